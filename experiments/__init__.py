@@ -1,0 +1,1 @@
+"""Studies and training scripts; each is a module run as ``python -m experiments.<name>``."""

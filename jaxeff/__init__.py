@@ -1,0 +1,1 @@
+"""Resource-efficient, robust and uncertainty-aware neural networks as JAX function transforms."""
