@@ -1,0 +1,290 @@
+"""Turn a Flax model into a pure function and a pytree of parameters.
+
+Everything in jaxeff reads functions ``f(params, *args)``. `functional` makes one from a Flax NNX
+module or a Flax Linen module and its variables, so that both kinds look the same from here on::
+
+    f, params = functional(nnx_model)
+    f, params = functional(linen_module, linen_module.init(key, x))
+    f, params, state = functional(nnx_model, mutable=True)
+
+Sharp edges:
+
+- What the model is now is what ``f`` computes. The module is read once: a later
+  ``model.train()``, ``model.eval()`` or parameter update does not reach ``f``.
+- With ``mutable=False`` (the default) batch statistics, random counters and every other state are
+  a snapshot closed over by ``f``, and updates to them are discarded. Rebuild ``f`` after
+  training. A dropout layer left in train mode draws the same mask on every call.
+- ``train``/``eval`` behaviour stays the model's own: call ``model.eval()`` first (NNX), or pass
+  the module's keyword such as ``train=False`` to ``f`` (Linen).
+- Each state leaf goes through ``checkpoint_name`` as ``jaxeff.state:<path>`` on its way in and
+  ``jaxeff.new_state:<path>`` on its way out. Readers of the jaxpr tell state from data by that
+  name; compiled code does not contain it.
+- A write to a *parameter* during the call is discarded, as is state that the call creates (sown
+  intermediates): ``new_state`` always has the structure of ``state``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal, overload
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from flax.core import unfreeze
+from jax.ad_checkpoint import checkpoint_name
+
+STATE_TAG = "jaxeff.state:"
+NEW_STATE_TAG = "jaxeff.new_state:"
+
+Params = dict[str, Any]
+State = dict[str, Any]
+Method = str | Callable[..., Any] | None
+# run(params by path, state by path, args, kwargs) -> (result, state by path after the call)
+_Run = Callable[[dict[str, Any], dict[str, Any], tuple, dict], tuple[Any, dict[str, Any]]]
+
+
+@overload
+def functional(
+    model: Any,
+    variables: Mapping[str, Any] | None = ...,
+    *,
+    mutable: Literal[False] = ...,
+    method: Method = ...,
+) -> tuple[Callable[..., Any], Params]: ...
+
+
+@overload
+def functional(
+    model: Any,
+    variables: Mapping[str, Any] | None = ...,
+    *,
+    mutable: Literal[True],
+    method: Method = ...,
+) -> tuple[Callable[..., tuple[Any, State]], Params, State]: ...
+
+
+def functional(
+    model: Any,
+    variables: Mapping[str, Any] | None = None,
+    *,
+    mutable: bool = False,
+    method: Method = None,
+) -> tuple[Callable[..., Any], Params] | tuple[Callable[..., Any], Params, State]:
+    """Return a Flax model as a pure function with its parameters.
+
+    Args:
+      model: A ``flax.nnx.Module``, or a ``flax.linen.Module``, bound or not. It is not changed.
+      variables: What ``model.init`` returned, for a Linen module that is not bound; it overrides
+        the variables of a bound one. Must be left out for NNX.
+      mutable: Whether the function takes and returns the model's state.
+      method: The method to call instead of ``__call__``: its name, or a function that takes the
+        module first.
+
+    Returns:
+      ``(f, params)`` with ``f(params, *args, **kwargs) -> y``; with ``mutable=True``
+      ``(f, params, state)`` with ``f(params, state, *args, **kwargs) -> (y, new_state)``.
+      ``params`` holds the trainable parameters only (``nnx.Param``, or Linen's ``"params"``
+      collection), ``state`` everything else; both are nested dicts of arrays with string keys, so
+      that a leaf's path reads ``blocks/1/lin/kernel``. Linen state is keyed by collection first
+      (``batch_stats/bn1/mean``). For Linen, a keyword ``rngs`` of ``f`` goes to ``Module.apply``.
+      A model of ``jax.ShapeDtypeStruct`` (``nnx.eval_shape``) gives a tree of those.
+
+    Raises:
+      TypeError: ``model`` is not a Flax module, or ``variables`` are given for NNX.
+      ValueError: A Linen module without variables, or state that has no values to close over.
+        ``f`` itself raises ``ValueError`` when its parameters or state don't fit the model,
+        naming the leaf, what was expected and what was given. Any float dtype fits a float leaf.
+    """
+    if isinstance(model, nnx.Module):
+        if variables is not None:
+            raise TypeError(
+                f"{type(model).__name__} is an NNX module, which holds its own variables: "
+                "call functional(model) without variables."
+            )
+        run, params, state = _read_nnx(model, method)
+    elif isinstance(model, nn.Module):
+        run, params, state = _read_linen(model, variables, method)
+    else:
+        raise TypeError(
+            f"functional() takes a flax.nnx.Module or a flax.linen.Module, not "
+            f"{type(model).__name__}; a pure function f(params, *args) needs no conversion."
+        )
+    name = type(model).__name__
+    expected_params = {path: _spec(leaf) for path, leaf in params.items()}
+    expected_state = {path: _spec(leaf) for path, leaf in state.items()}
+
+    def apply(params: Params, state: State, /, *args: Any, **kwargs: Any) -> tuple[Any, State]:
+        given = _fit(params, expected_params, "parameter", name)
+        before = _tag(_fit(state, expected_state, "state", name), STATE_TAG)
+        result, after = run(given, before, args, kwargs)
+        return result, _nest(_tag(after, NEW_STATE_TAG).items())
+
+    apply.__name__ = apply.__qualname__ = name
+    nested_params = _nest(params.items())
+    if mutable:
+        return apply, nested_params, _nest(state.items())
+
+    for path, leaf in state.items():
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            raise ValueError(
+                f"{name}: state {path!r} has a shape but no value to close over: "
+                "use mutable=True, or build the model with values."
+            )
+
+    def infer(params: Params, /, *args: Any, **kwargs: Any) -> Any:
+        given = _fit(params, expected_params, "parameter", name)
+        return run(given, _tag(state, STATE_TAG), args, kwargs)[0]
+
+    infer.__name__ = infer.__qualname__ = name
+    return infer, nested_params
+
+
+def _read_nnx(model: nnx.Module, method: Method) -> tuple[_Run, dict[str, Any], dict[str, Any]]:
+    """Split an NNX module into a runner, its parameters and its other variables, by path."""
+    graphdef, param_tree, rest_tree = nnx.split(model, nnx.Param, ...)
+    # Lists have integer keys in NNX; the original keys are needed to merge.
+    params, param_keys = _flatten_nnx(param_tree)
+    state, state_keys = _flatten_nnx(rest_tree)
+
+    def run(
+        params: dict[str, Any], state: dict[str, Any], args: tuple, kwargs: dict
+    ) -> tuple[Any, dict[str, Any]]:
+        leaves = [(param_keys[path], leaf) for path, leaf in params.items()]
+        leaves += [(state_keys[path], leaf) for path, leaf in state.items()]
+        module = nnx.merge(graphdef, nnx.from_flat_state(leaves))
+        result = _method_of(module, method)(*args, **kwargs)
+        after, _ = _flatten_nnx(nnx.split(module, nnx.Param, ...)[2])
+        return result, {path: after[path] for path in state}
+
+    return run, params, state
+
+
+def _flatten_nnx(tree: Any) -> tuple[dict[str, Any], dict[str, tuple]]:
+    """Return the arrays of an NNX state by path, and the path's original keys."""
+    leaves: dict[str, Any] = {}
+    keys: dict[str, tuple] = {}
+    for key, leaf in nnx.to_flat_state(tree):
+        path = "/".join(map(str, key))
+        leaves[path] = leaf.get_value() if isinstance(leaf, nnx.Variable) else leaf
+        keys[path] = key
+    return leaves, keys
+
+
+def _method_of(module: nnx.Module, method: Method) -> Callable[..., Any]:
+    if method is None:
+        return module  # type: ignore[return-value]
+    if isinstance(method, str):
+        return getattr(module, method)
+    return lambda *args, **kwargs: method(module, *args, **kwargs)
+
+
+def _read_linen(
+    model: nn.Module, variables: Mapping[str, Any] | None, method: Method
+) -> tuple[_Run, dict[str, Any], dict[str, Any]]:
+    """Split a Linen module and its variables into a runner, parameters and state, by path."""
+    name = type(model).__name__
+    if model.scope is not None:
+        model, bound = model.unbind()
+        variables = bound if variables is None else variables
+    if variables is None:
+        raise ValueError(
+            f"{name} is a Linen module without variables: "
+            "call functional(module, module.init(key, x)), or pass a bound module."
+        )
+    collections = dict(nn.meta.unbox(unfreeze(variables)))
+    if collections and "params" not in collections:
+        raise ValueError(
+            f"the variables for {name} hold {sorted(collections)} but no 'params': pass all that "
+            "module.init returned (add an empty 'params' if the module has no parameters)."
+        )
+    params = _flatten(collections.pop("params", {}))
+    state = _flatten(collections)
+    names = sorted(collections)
+
+    def run(
+        params: dict[str, Any], state: dict[str, Any], args: tuple, kwargs: dict
+    ) -> tuple[Any, dict[str, Any]]:
+        given = {**_nest(state.items()), "params": _nest(params.items())}
+        result, after = model.apply(given, *args, method=method, mutable=names, **kwargs)
+        flat = _flatten(nn.meta.unbox(unfreeze(after)))
+        return result, {path: flat[path] for path in state}
+
+    return run, params, state
+
+
+def _flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
+    """Return the leaves of nested mappings by path; anything but a mapping is a leaf."""
+    if not isinstance(tree, Mapping):
+        return {prefix: tree}
+    leaves: dict[str, Any] = {}
+    for key, child in tree.items():
+        leaves.update(_flatten(child, f"{prefix}/{key}" if prefix else str(key)))
+    return leaves
+
+
+def _nest(leaves: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Return nested dicts from (path, leaf) pairs."""
+    tree: dict[str, Any] = {}
+    for path, leaf in leaves:
+        *parents, last = path.split("/")
+        node = tree
+        for key in parents:
+            node = node.setdefault(key, {})
+        node[last] = leaf
+    return tree
+
+
+def _tag(leaves: dict[str, Any], prefix: str) -> dict[str, Any]:
+    return {path: checkpoint_name(leaf, prefix + path) for path, leaf in leaves.items()}
+
+
+def _spec(leaf: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf))
+
+
+def _fit(
+    tree: Any, expected: dict[str, jax.ShapeDtypeStruct], what: str, name: str
+) -> dict[str, jax.Array]:
+    """Return the leaves of ``tree`` in the model's order, or raise where they don't fit it."""
+    if not isinstance(tree, Mapping):
+        raise ValueError(
+            f"{name}: the {what}s must be a nested dict of arrays, not {type(tree).__name__}."
+        )
+    given = _flatten(tree) if tree else {}
+    for path, spec in expected.items():
+        if path not in given:
+            raise ValueError(
+                f"{name}: {what} {path!r} is missing, expected {_show(spec)}; "
+                f"given are {sorted(given)}."
+            )
+    for path, leaf in given.items():
+        if path not in expected:
+            raise ValueError(
+                f"{name}: {what} {path!r} is not one of the model's, which are {sorted(expected)}."
+            )
+        if not isinstance(leaf, (jax.Array, np.ndarray, np.generic, float, int)):
+            raise ValueError(
+                f"{name}: {what} {path!r} must be an array {_show(expected[path])}, not a "
+                f"{type(leaf).__name__}; random parameters go to a transform such as "
+                "jaxeff.moments(f), not to f."
+            )
+        if not _agrees(_spec(leaf), expected[path]):
+            raise ValueError(
+                f"{name}: {what} {path!r} must be {_show(expected[path])}, "
+                f"but {_show(_spec(leaf))} was given."
+            )
+    return {path: jnp.asarray(given[path]) for path in expected}
+
+
+def _agrees(given: jax.ShapeDtypeStruct, expected: jax.ShapeDtypeStruct) -> bool:
+    if given.shape != expected.shape:
+        return False
+    both_float = all(jnp.issubdtype(s.dtype, jnp.floating) for s in (given, expected))
+    return both_float or given.dtype == expected.dtype
+
+
+def _show(spec: jax.ShapeDtypeStruct) -> str:
+    return f"{spec.dtype}[{','.join(map(str, spec.shape))}]"
