@@ -1,0 +1,16 @@
+"""Image data for the experiments: standard formats from ``JAXEFF_DATA``, digits embedded.
+
+from jaxeff import data
+
+digits = data.load("digits")  # embedded; "mnist" and others need JAXEFF_DATA
+x = data.normalize(digits.train_images, "digits")
+ood = data.normalize(data.load("digits-ood").test_images, "digits")
+"""
+
+from jaxeff.data.augmentation import augment
+from jaxeff.data.catalogue import NAMES, available, load
+from jaxeff.data.dataset import Dataset
+from jaxeff.data.errors import DataError
+from jaxeff.data.normalization import normalize
+
+__all__ = ["NAMES", "DataError", "Dataset", "augment", "available", "load", "normalize"]
