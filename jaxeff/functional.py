@@ -144,10 +144,10 @@ def functional(
 
 def _read_nnx(model: nnx.Module, method: Method) -> tuple[_Run, dict[str, Any], dict[str, Any]]:
     """Split an NNX module into a runner, its parameters and its other variables, by path."""
-    graphdef, param_tree, rest_tree = nnx.split(model, nnx.Param, ...)
+    graphdef: nnx.GraphDef = nnx.split(model)[0]
     # Lists have integer keys in NNX; the original keys are needed to merge.
-    params, param_keys = _flatten_nnx(param_tree)
-    state, state_keys = _flatten_nnx(rest_tree)
+    params, param_keys = _flatten_nnx(nnx.state(model, nnx.Param))
+    state, state_keys = _flatten_nnx(nnx.state(model, nnx.Not(nnx.Param)))
 
     def run(
         params: dict[str, Any], state: dict[str, Any], args: tuple, kwargs: dict
@@ -156,7 +156,7 @@ def _read_nnx(model: nnx.Module, method: Method) -> tuple[_Run, dict[str, Any], 
         leaves += [(state_keys[path], leaf) for path, leaf in state.items()]
         module = nnx.merge(graphdef, nnx.from_flat_state(leaves))
         result = _method_of(module, method)(*args, **kwargs)
-        after, _ = _flatten_nnx(nnx.split(module, nnx.Param, ...)[2])
+        after, _ = _flatten_nnx(nnx.state(module, nnx.Not(nnx.Param)))
         return result, {path: after[path] for path in state}
 
     return run, params, state
@@ -194,7 +194,7 @@ def _read_linen(
             f"{name} is a Linen module without variables: "
             "call functional(module, module.init(key, x)), or pass a bound module."
         )
-    collections = dict(nn.meta.unbox(unfreeze(variables)))
+    collections = dict(nn.meta.unbox(unfreeze(dict(variables))))
     if collections and "params" not in collections:
         raise ValueError(
             f"the variables for {name} hold {sorted(collections)} but no 'params': pass all that "
