@@ -1,0 +1,103 @@
+"""The one file that knows JAX internals; everything else reads jaxprs through it.
+
+JAX's interpreter-facing API moves with its minor versions. `jax.extend.core` and
+`jax.extend.core.primitives` are public and used where they suffice; the private modules below are
+needed to keep source locations and name scopes when an equation is bound again, to read a name
+scope, and for two primitives that the public list lacks. A JAX upgrade is an edit of this file and of the pin in pyproject.toml.
+
+Sharp edge: `multiple_results` primitives bind to a list, all others to a bare value; `bind` below
+always returns a list.
+"""
+
+from typing import Any
+
+import jax
+from jax._src import source_info_util
+from jax._src.core import Atom, eval_jaxpr, jaxpr_as_fun
+from jax._src.lax.lax import composite_p, split_p
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+from jax.extend.core import primitives as primitives
+
+__all__ = [
+    "Atom",
+    "ClosedJaxpr",
+    "Jaxpr",
+    "JaxprEqn",
+    "Literal",
+    "Var",
+    "as_closed",
+    "bind",
+    "call_name",
+    "composite_p",
+    "eval_jaxpr",
+    "is_key",
+    "jaxpr_as_fun",
+    "primitives",
+    "scopes",
+    "source_line",
+    "split_p",
+    "sub_jaxprs",
+]
+
+
+def bind(eqn: JaxprEqn, *values: Any) -> list[Any]:
+    """Evaluates one equation on `values`, keeping its source location, name scope and context."""
+    params = eqn.primitive.get_bind_params(eqn.params)
+    stack = source_info_util.current_name_stack() + eqn.source_info.name_stack
+    with (
+        source_info_util.user_context(eqn.source_info.traceback, name_stack=stack),
+        eqn.ctx.manager,
+    ):
+        out = eqn.primitive.bind(*values, **params)
+    return list(out) if eqn.primitive.multiple_results else [out]
+
+
+def as_closed(jaxpr: Jaxpr | ClosedJaxpr) -> ClosedJaxpr:
+    """A closed jaxpr: remat and shard_map carry open ones."""
+    return jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, ())
+
+
+def sub_jaxprs(eqn: JaxprEqn) -> list[ClosedJaxpr]:
+    """Every jaxpr an equation carries in its parameters, in parameter order."""
+    found: list[ClosedJaxpr] = []
+    for value in eqn.params.values():
+        candidates = value if isinstance(value, tuple | list) else (value,)
+        found.extend(as_closed(c) for c in candidates if isinstance(c, Jaxpr | ClosedJaxpr))
+    return found
+
+
+def call_name(eqn: JaxprEqn) -> str:
+    """The name of the function a call equation came from, or the empty string."""
+    name = eqn.params.get("name", "")
+    return name if isinstance(name, str) else ""
+
+
+def scopes(eqn: JaxprEqn) -> tuple[tuple[str, ...], bool]:
+    """The name scopes around an equation, outermost first, and whether it was transposed.
+
+    Marks left by transformations (`jvp`, `vmap`) are dropped; `transposed` tells backward-pass
+    equations apart.
+    """
+    names: list[str] = []
+    transposed = False
+    for element in eqn.source_info.name_stack.stack:
+        if type(element).__name__ == "Scope":
+            names.append(element.name)
+        elif element.name == "transpose":
+            transposed = True
+    return tuple(names), transposed
+
+
+def source_line(eqn: JaxprEqn) -> str:
+    """Where in the user's code an equation was written, as `file:line (function)`."""
+    return source_info_util.summarize(eqn.source_info)
+
+
+def is_key(value: Any) -> bool:
+    """Whether a value is a PRNG key: a typed key, or a legacy `uint32[2]` array."""
+    dtype = getattr(value, "dtype", None)
+    if dtype is None:
+        return False
+    if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+        return True
+    return dtype == "uint32" and tuple(value.shape) == (2,)

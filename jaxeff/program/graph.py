@@ -1,0 +1,255 @@
+"""A function's equations in one flat list: values with roles, nodes with renamed variables.
+
+Calls that only structure the source (`jit`, composites, custom derivatives around a site) are read
+in place; `scan`, `while`, `cond` and `remat` stay nodes of their own and carry graphs. Every value
+knows its *role*: whether it depends on data, on parameters, on a PRNG key, or on nothing but
+constants; and a parameter-derived value knows which leaf it came from, through any chain of
+reshapes, transposes, conversions and fake quantization.
+
+Sharp edges:
+    A `custom_jvp` or `custom_vjp` with a site inside is read in place, so its gradient becomes that
+    of its primal; without one it stays a single node and keeps its gradient.
+    The first argument that is not a PRNG key holds the parameters.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntFlag
+from typing import Any
+
+from jax.ad_checkpoint import checkpoint_name
+
+from jaxeff import _compat
+from jaxeff._compat import ClosedJaxpr, JaxprEqn, Literal
+from jaxeff.program import primitives as prim
+
+STATE_TAG = "jaxeff.state:"
+NEW_STATE_TAG = "jaxeff.new_state:"
+state_tag = checkpoint_name
+
+
+class Role(IntFlag):
+    """What a value depends on; a value's role is the union of its inputs'."""
+
+    CONSTANT = 0
+    KEY = 1
+    PARAM = 2
+    STATE = 4
+    DATA = 8
+
+
+@dataclass(eq=False, slots=True)
+class Value:
+    """One array of the flattened function. Compared by identity.
+
+    Attributes:
+        aval: Its shape and dtype.
+        role: What it depends on.
+        path: For a value derived from parameters or state, the leaf it mainly came from.
+    """
+
+    aval: Any
+    role: Role = Role.CONSTANT
+    path: str = ""
+
+    @property
+    def is_data(self) -> bool:
+        """Whether it depends on an input that is neither parameter, state nor key."""
+        return bool(self.role & Role.DATA)
+
+    @property
+    def is_weight(self) -> bool:
+        """Whether it depends on parameters or state, and not on data."""
+        return bool(self.role & (Role.PARAM | Role.STATE)) and not self.is_data
+
+
+Atom = Value | Literal
+
+
+@dataclass(eq=False, slots=True)
+class Node:
+    """One equation with its variables renamed to the flattened function's values.
+
+    Attributes:
+        eqn: The equation; its own variables are those of the jaxpr it came from.
+        inputs: Values or literals.
+        outputs: Values.
+        calls: Names and identities of the calls around it, outermost first.
+        scopes: The name scopes around it, outermost first; empty for NNX.
+        graphs: The sub-functions of a control-flow node.
+        transposed: Whether it belongs to a backward pass.
+    """
+
+    eqn: JaxprEqn
+    inputs: tuple[Atom, ...]
+    outputs: tuple[Value, ...]
+    calls: tuple[tuple[str, int], ...] = ()
+    scopes: tuple[str, ...] = ()
+    graphs: tuple["Graph", ...] = ()
+    transposed: bool = False
+
+    @property
+    def primitive(self) -> Any:
+        """The JAX primitive."""
+        return self.eqn.primitive
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The primitive's parameters."""
+        return self.eqn.params
+
+    @property
+    def values(self) -> list[Value]:
+        """Its inputs without the literals."""
+        return [v for v in self.inputs if isinstance(v, Value)]
+
+
+@dataclass(eq=False, slots=True)
+class Graph:
+    """A flattened function: `inputs` and `constants` go in, `outputs` come out of `nodes`."""
+
+    inputs: tuple[Value, ...]
+    constants: dict[Value, Any]
+    nodes: list[Node]
+    outputs: tuple[Atom, ...]
+
+
+@dataclass
+class _Flattener:
+    nodes: list[Node] = field(default_factory=list)
+    constants: dict[Value, Any] = field(default_factory=dict)
+    call_count: int = 0
+
+    def read(
+        self,
+        closed: ClosedJaxpr,
+        arguments: Sequence[Atom],
+        calls: tuple[tuple[str, int], ...],
+        outer: tuple[str, ...],
+    ) -> list[Atom]:
+        env: dict[Any, Atom] = dict(zip(closed.jaxpr.invars, arguments, strict=True))
+        for var, const in zip(closed.jaxpr.constvars, closed.consts, strict=True):
+            value = Value(var.aval)
+            self.constants[value] = const
+            env[var] = value
+
+        def atom(a: Any) -> Atom:
+            return a if isinstance(a, Literal) else env[a]
+
+        for eqn in closed.jaxpr.eqns:
+            inputs = tuple(atom(a) for a in eqn.invars)
+            names, transposed = _compat.scopes(eqn)
+            names = outer + names
+            if _is_inlined(eqn):
+                self.call_count += 1
+                inner = (*calls, (_compat.call_name(eqn), self.call_count))
+                body = _compat.sub_jaxprs(eqn)[0]
+                results = self.read(body, inputs, inner, names)
+                env.update(zip(eqn.outvars, results, strict=True))
+                continue
+            role, path = _provenance(inputs)
+            if eqn.primitive is prim.NAME and eqn.params["name"].startswith(STATE_TAG):
+                role, path = Role.STATE, eqn.params["name"].removeprefix(STATE_TAG)
+            outputs = tuple(Value(v.aval, role, path) for v in eqn.outvars)
+            graphs = _sub_graphs(eqn, inputs, outputs)
+            env.update(zip(eqn.outvars, outputs, strict=True))
+            self.nodes.append(Node(eqn, inputs, outputs, calls, names, graphs, transposed))
+        return [atom(v) for v in closed.jaxpr.outvars]
+
+
+def flatten(closed: ClosedJaxpr, inputs: Sequence[Value]) -> Graph:
+    """Reads a jaxpr into a graph whose inputs have the given roles; unused nodes are dropped."""
+    flattener = _Flattener()
+    outputs = flattener.read(closed, inputs, (), ())
+    nodes = _used(flattener.nodes, outputs)
+    return Graph(tuple(inputs), flattener.constants, nodes, tuple(outputs))
+
+
+def has_site(closed: ClosedJaxpr) -> bool:
+    """Whether a jaxpr holds, at any depth, something a transform may want to see as a layer."""
+    sites = prim.LINEAR | set(prim.WINDOW)
+    return any(
+        eqn.primitive in sites or any(has_site(sub) for sub in _compat.sub_jaxprs(eqn))
+        for eqn in closed.jaxpr.eqns
+    )
+
+
+def _is_inlined(eqn: JaxprEqn) -> bool:
+    if eqn.primitive in prim.CALLS:
+        return True
+    return eqn.primitive in prim.CUSTOM and has_site(_compat.sub_jaxprs(eqn)[0])
+
+
+def _provenance(inputs: Sequence[Atom]) -> tuple[Role, str]:
+    """The union of the inputs' roles, and the path of the largest parameter-derived one."""
+    role, path, size = Role.CONSTANT, "", -1
+    for value in inputs:
+        if isinstance(value, Literal):
+            continue
+        role |= value.role
+        if value.path and value.aval.size > size:
+            path, size = value.path, value.aval.size
+    return role, path if not role & Role.DATA else ""
+
+
+def _sub_graphs(
+    eqn: JaxprEqn, inputs: Sequence[Atom], outputs: Sequence[Value]
+) -> tuple[Graph, ...]:
+    """Graphs of a control-flow equation; sets the roles of its outputs from their bodies."""
+    if eqn.primitive not in prim.CONTROL:
+        return ()
+    bodies = [_compat.as_closed(b) for b in _compat.sub_jaxprs(eqn)]
+    sources = [v if isinstance(v, Value) else Value(v.aval) for v in inputs]
+    if eqn.primitive is prim.p.cond_p:
+        graphs = [flatten(b, [_copy(v) for v in sources[1:]]) for b in bodies]
+    elif eqn.primitive is prim.p.remat_p:
+        graphs = [flatten(bodies[0], [_copy(v) for v in sources])]
+    elif eqn.primitive is prim.p.scan_p:
+        consts, carry = eqn.params["num_consts"], eqn.params["num_carry"]
+        graphs = [_loop_graph(bodies[0], sources, slice(consts, consts + carry))]
+    else:
+        n_cond, n_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+        state = sources[n_cond + n_body :]
+        body = _loop_graph(
+            eqn.params["body_jaxpr"],
+            sources[n_cond : n_cond + n_body] + state,
+            slice(n_body, None),
+        )
+        carried = list(body.inputs[n_body:])
+        test = flatten(eqn.params["cond_jaxpr"], [_copy(v) for v in sources[:n_cond] + carried])
+        graphs = [test, body]
+    for graph in graphs:
+        if len(graph.outputs) == len(outputs):
+            for inner, out in zip(graph.outputs, outputs, strict=True):
+                out.role |= inner.role if isinstance(inner, Value) else Role.CONSTANT
+                out.path = "" if out.is_data else out.path
+    return tuple(graphs)
+
+
+def _loop_graph(body: ClosedJaxpr, sources: Sequence[Value], carry: slice) -> Graph:
+    """Flattens a loop body, raising the carry's roles until they are those it produces."""
+    avals = [v.aval for v in body.jaxpr.invars]
+    values = [Value(a, s.role, s.path) for a, s in zip(avals, sources, strict=True)]
+    while True:
+        graph = flatten(body, values)
+        changed = False
+        for inner, out in zip(values[carry], graph.outputs, strict=False):
+            role = inner.role | (out.role if isinstance(out, Value) else Role.CONSTANT)
+            if role != inner.role:
+                inner.role, changed = role, True
+        if not changed:
+            return graph
+
+
+def _copy(value: Value) -> Value:
+    return Value(value.aval, value.role, value.path)
+
+
+def _used(nodes: Sequence[Node], outputs: Sequence[Atom]) -> list[Node]:
+    needed = {v for v in outputs if isinstance(v, Value)}
+    kept: list[Node] = []
+    for node in reversed(nodes):
+        if node.eqn.effects or any(v in needed for v in node.outputs):
+            kept.append(node)
+            needed.update(node.values)
+    return kept[::-1]

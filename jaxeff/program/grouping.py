@@ -1,0 +1,307 @@
+"""Groups a graph's nodes into layers.
+
+Nodes that another transform evaluated carry that layer's mark in their name scope and are taken
+together as they are; everything else is grouped by what it computes. The result is in an order in
+which it can run.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from jaxeff.program import primitives as prim
+from jaxeff.program.graph import NEW_STATE_TAG, Graph, Node, Role, Value
+from jaxeff.program.layers import Layer, Program
+from jaxeff.program.regions import split
+
+_MARK = re.compile(r"jaxeff\[(?P<kind>[a-z ]+)\]\((?P<site>.*)\)")
+
+
+def mark(kind: str, site: str) -> str:
+    """The name scope under which a transform evaluates a layer, so that a later one knows it."""
+    return f"jaxeff[{kind}]({site})"
+
+
+def group(graph: Graph, depth: int = 0) -> Program:
+    """The program of a graph; layers have no sites yet.
+
+    Args:
+        graph: Nodes with roles.
+        depth: How many marks around a node have been read already (inside a marked layer).
+    """
+    auxiliary = _state_updates(graph)
+    readers = _readers(graph)
+    marked, rest = _by_mark(graph.nodes, depth, auxiliary)
+    layers = [_marked_layer(key, nodes, readers, depth) for key, nodes in marked.items()]
+    for node in rest:
+        if node in auxiliary:
+            layer = _operand_layer(node, readers)
+            layer.auxiliary = True
+            layers.append(layer)
+    layers += _natural([n for n in rest if n not in auxiliary], readers)
+    layers = _inline_constants(layers, graph)
+    return Program(graph.inputs, graph.constants, tuple(_ordered(layers, graph)), graph.outputs)
+
+
+_Readers = dict[Value, set[Node | None]]
+
+
+def _readers(graph: Graph) -> _Readers:
+    """Who reads each value; `None` stands for the function's result."""
+    readers: _Readers = defaultdict(set)
+    for node in graph.nodes:
+        for value in node.values:
+            readers[value].add(node)
+    for value in graph.outputs:
+        if isinstance(value, Value):
+            readers[value].add(None)
+    return readers
+
+
+def _state_updates(graph: Graph) -> set[Node]:
+    """Nodes that only serve a new-state result: computed, but nobody's layer."""
+    readers = _readers(graph)
+    found: set[Node] = set()
+    for node in reversed(graph.nodes):
+        tagged = node.primitive is prim.NAME and node.params["name"].startswith(NEW_STATE_TAG)
+        uses = set().union(*(readers[v] for v in node.outputs))
+        if tagged or (uses and None not in uses and uses <= found):
+            found.add(node)
+    return found
+
+
+def _by_mark(
+    nodes: Sequence[Node], depth: int, auxiliary: set[Node]
+) -> tuple[dict[tuple[str, str], list[Node]], list[Node]]:
+    marked: dict[tuple[str, str], list[Node]] = defaultdict(list)
+    rest: list[Node] = []
+    for node in nodes:
+        marks = [m for s in node.scopes if (m := _MARK.fullmatch(s))]
+        if len(marks) > depth and not node.transposed and node not in auxiliary:
+            found = marks[depth]
+            marked[found["kind"], found["site"]].append(node)
+        else:
+            rest.append(node)
+    return marked, rest
+
+
+def _marked_layer(
+    key: tuple[str, str], nodes: list[Node], readers: _Readers, depth: int
+) -> Layer:
+    kind, site = key
+    layer = _layer(kind, nodes, readers)
+    layer.mark = site
+    inner = Graph(layer.inputs, {}, list(nodes), layer.outputs)
+    layer.programs = (group(inner, depth + 1),)
+    return layer
+
+
+def _layer(
+    kind: str, nodes: Sequence[Node], readers: _Readers, first: Value | None = None
+) -> Layer:
+    """A layer over nodes: reads what they don't produce, yields what others read."""
+    members, made = set(nodes), {v for n in nodes for v in n.outputs}
+    inputs = dict.fromkeys(v for n in nodes for v in n.values if v not in made)
+    outputs = [v for n in nodes for v in n.outputs if readers[v] - members]
+    if first is not None and first in outputs:
+        outputs = [first, *(v for v in outputs if v is not first)]
+    return Layer(kind, tuple(nodes), tuple(inputs), tuple(outputs))
+
+
+def _operand_layer(node: Node, readers: _Readers) -> Layer:
+    layer = _layer(_single_kind(node), [node], readers)
+    if node.graphs:
+        layer.kind, layer.programs = "control flow", tuple(group(g) for g in node.graphs)
+    return layer
+
+
+def _single_kind(node: Node) -> str:
+    if node.graphs:
+        return "control flow"
+    if node.primitive in prim.LINEAR:
+        return "linear"
+    if node.primitive in prim.WINDOW:
+        return "pooling"
+    if node.primitive in prim.REDUCTION:
+        return "reduction"
+    if node.primitive in prim.ELEMENTWISE | prim.CUSTOM:
+        return "elementwise"
+    return "shape" if node.primitive in prim.SHAPE else "other"
+
+
+@dataclass
+class _Region:
+    root: Value
+    nodes: list[Node]
+
+
+def _natural(nodes: Sequence[Node], readers: _Readers) -> list[Layer]:
+    layers: list[Layer] = []
+    taken: set[Node] = set()
+    regions: dict[Value, _Region] = {}
+    root_of: dict[Value, Value] = {}
+
+    for node in nodes:
+        if node in taken:
+            continue
+        sources = _sources(node)
+        roots = {root_of.get(v, v) for v in sources}
+        if node.primitive in prim.LINEAR:
+            layers.append(_linear(node, readers, taken))
+        elif node.primitive in prim.WINDOW:
+            layers.append(_pool(node, readers, taken))
+        elif len(roots) == 1 and _in_region(node, sources, root_of):
+            (root,) = roots
+            regions.setdefault(root, _Region(root, [])).nodes.append(node)
+            root_of.update(dict.fromkeys(node.outputs, root))
+        else:
+            layers.append(_operand_layer(node, readers))
+    for region in regions.values():
+        members = set(region.nodes)
+        elsewhere = {v for n in region.nodes for v in n.outputs if readers[v] - members}
+        for segment in split(region.nodes, region.root, elsewhere):
+            layers.append(_layer(segment.kind, segment.nodes, readers, segment.exit))
+    return _absorb_tags(layers, readers)
+
+
+def _sources(node: Node) -> list[Value]:
+    """The inputs that a node's result varies with: data where there is some, else parameters."""
+    data = [v for v in node.values if v.is_data]
+    return data or [v for v in node.values if v.is_weight]
+
+
+def _in_region(node: Node, sources: Sequence[Value], root_of: dict[Value, Value]) -> bool:
+    if node.graphs or len(node.outputs) != 1:
+        return False
+    if node.primitive in prim.ELEMENTWISE | prim.CUSTOM or node.primitive in prim.REDUCTION:
+        return True
+    if node.primitive is prim.NAME:
+        return True
+    # A reshape belongs to a region only when it brings a statistic back to its tensor.
+    statistic = sources[0] in root_of and sources[0].aval.size < root_of[sources[0]].aval.size
+    return node.primitive in prim.BROADCAST_BACK and statistic
+
+
+def _linear(node: Node, readers: _Readers, taken: set[Node]) -> Layer:
+    """A dot product or convolution, with the bias that is added to it."""
+    operands = [v for v in node.inputs if isinstance(v, Value) and v.is_data]
+    if not operands:
+        return _layer("linear", [node], readers)
+    if len(operands) == 2:
+        return _layer("contraction", [node], readers)
+    nodes, value = [node], node.outputs[0]
+    while (reader := _only_reader(value, readers)) is not None:
+        others = [v for v in reader.inputs if v is not value]
+        moves = reader.primitive in prim.SHAPE and not others and reader.primitive is not prim.NAME
+        adds = (
+            reader.primitive is prim.p.add_p
+            and len(others) == 1
+            and isinstance(others[0], Value)
+            and others[0].is_weight
+            and reader.outputs[0].aval.shape == value.aval.shape
+        )
+        if adds:
+            nodes.append(reader)
+            taken.update(nodes)
+            return _layer("linear", nodes, readers)
+        if not moves and reader.primitive is not prim.p.convert_element_type_p:
+            break
+        nodes.append(reader)
+        value = reader.outputs[0]
+    return _layer("linear", [node], readers)
+
+
+def _pool(node: Node, readers: _Readers, taken: set[Node]) -> Layer:
+    """A windowed reduction; a windowed sum together with its division by a constant."""
+    value = node.outputs[0]
+    reader = _only_reader(value, readers)
+    if (
+        node.primitive is prim.p.reduce_window_sum_p
+        and reader is not None
+        and reader.primitive in {prim.p.div_p, prim.p.mul_p}
+        and all(v is value or v.role == Role.CONSTANT for v in reader.values)
+        and reader.outputs[0].aval.shape == value.aval.shape
+    ):
+        taken.add(reader)
+        return _layer("pooling", [node, reader], readers)
+    return _layer("pooling", [node], readers)
+
+
+def _only_reader(value: Value, readers: _Readers) -> Node | None:
+    found = readers[value]
+    return next(iter(found)) if len(found) == 1 else None
+
+
+def _absorb_tags(layers: list[Layer], readers: _Readers) -> list[Layer]:
+    """Gives a tag that stands alone to the layer whose result it names."""
+    made_by = {v: layer for layer in layers for v in layer.outputs}
+    kept: list[Layer] = []
+    for layer in layers:
+        alone = all(n.primitive is prim.NAME for n in layer.nodes)
+        producer = made_by.get(layer.inputs[0]) if layer.inputs else None
+        if not alone or producer is None or readers[layer.inputs[0]] - set(layer.nodes):
+            kept.append(layer)
+            continue
+        producer.nodes += layer.nodes
+        producer.outputs = tuple(
+            layer.outputs[0] if v is layer.inputs[0] else v for v in producer.outputs
+        )
+        made_by[layer.outputs[0]] = producer
+    return kept
+
+
+def _inline_constants(layers: list[Layer], graph: Graph) -> list[Layer]:
+    """Moves what depends on nothing at all (a broadcast zero, an iota) into the layers using it."""
+
+    def is_constant(layer: Layer) -> bool:
+        values = [v for n in layer.nodes for v in (*n.values, *n.outputs)]
+        return not any(v.role for v in values) and not any(n.graphs for n in layer.nodes)
+
+    constant = [layer for layer in layers if is_constant(layer)]
+    maker = {v: n for layer in constant for n in layer.nodes for v in n.outputs}
+
+    def needed(values: Iterable[Value]) -> list[Node]:
+        found: dict[Node, None] = {}
+        for value in values:
+            if value in maker:
+                found.update(dict.fromkeys([*needed(maker[value].values), maker[value]]))
+        return list(found)
+
+    kept = [layer for layer in layers if layer not in set(constant)]
+    for layer in kept:
+        nodes = needed(layer.inputs)
+        if nodes and not any(n.graphs for n in layer.nodes):
+            made = {v for n in nodes for v in n.outputs}
+            extra = [v for n in nodes for v in n.values if v not in made]
+            inputs = [v for v in layer.inputs if v not in made]
+            layer.nodes = (*nodes, *layer.nodes)
+            layer.inputs = tuple(dict.fromkeys([*inputs, *extra]))
+    # What leaves the function, or enters a loop, stays a layer.
+    leaving = [v for v in graph.outputs if isinstance(v, Value)]
+    read = set(needed([*leaving, *(v for layer in kept for v in layer.inputs)]))
+    return kept + [layer for layer in constant if read & set(layer.nodes)]
+
+
+def _ordered(layers: Iterable[Layer], graph: Graph) -> list[Layer]:
+    """Topological order, earliest first node first."""
+    position = {node: i for i, node in enumerate(graph.nodes)}
+    pending = sorted(layers, key=lambda la: position[la.nodes[0]])
+    made_by = {v: layer for layer in pending for v in layer.outputs}
+    done: list[Layer] = []
+    placed: set[Layer] = set()
+    stack = pending[::-1]
+    while stack:
+        layer = stack[-1]
+        needed = {made_by[v] for v in layer.inputs if v in made_by} - placed - {layer}
+        if layer in placed:
+            stack.pop()
+        elif not needed:
+            placed.add(layer)
+            done.append(layer)
+            stack.pop()
+        else:
+            stack.extend(sorted(needed, key=lambda la: -position[la.nodes[0]]))
+            if len(stack) > 4 * len(pending) + len(graph.nodes) ** 2:
+                raise RuntimeError(f"The layers around {layer!r} depend on each other.")
+    return done

@@ -1,0 +1,168 @@
+"""Splits a connected region of functions of one tensor into layers.
+
+A region holds every node that depends on one data value (its root) through pointwise functions,
+reductions, and the reshapes that bring a reduction back to its tensor. A *cut* is a value that
+everything after it depends on alone: `relu(batch_norm(x))` has one in the middle, `x * sigmoid(x)`
+has none. Between cuts lie segments; neighbours are put together again where they are one layer in
+the field's terms (a chain of pointwise functions, softmax's centering, exponential and
+normalisation, a sum and its division), and kept apart where different parameters, a tag or another
+reader of the cut value separate them.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from jaxeff._compat import JaxprEqn, sub_jaxprs
+from jaxeff.program import primitives as prim
+from jaxeff.program.graph import Node, Role, Value
+
+
+@dataclass
+class Segment:
+    """Consecutive nodes between two cuts."""
+
+    nodes: list[Node]
+    root: Value
+    exit: Value
+
+    @property
+    def kind(self) -> str:
+        """The layer kind of these nodes."""
+        reduces = any(_reduces(n) for n in self.nodes)
+        if reduces and self.exit.aval.shape == self.root.aval.shape:
+            return "normalization"
+        if reduces:
+            return "reduction"
+        if all(n.primitive in prim.BROADCAST_BACK for n in self.nodes):
+            return "shape"
+        if any(v.role & Role.STATE and not v.is_data for n in self.nodes for v in n.values):
+            return "normalization"
+        return "elementwise"
+
+    @property
+    def owners(self) -> set[str]:
+        """The modules whose parameters or state the nodes read."""
+        return {owner(v.path) for n in self.nodes for v in n.values if v.is_weight and v.path}
+
+    @property
+    def is_scaling(self) -> bool:
+        """Whether it only multiplies or divides by constants."""
+        scale = {prim.p.div_p, prim.p.mul_p}
+        return all(n.primitive in scale and len(n.values) == 1 for n in self.nodes)
+
+
+def owner(path: str) -> str:
+    """The module a parameter belongs to: its path without the last part, unless that is all."""
+    return path.rpartition("/")[0] or path
+
+
+def split(nodes: Sequence[Node], root: Value, read_elsewhere: Collection[Value]) -> list[Segment]:
+    """Cuts a region into segments and merges those that form one layer.
+
+    Args:
+        nodes: The region's nodes in topological order.
+        root: The data value that they are functions of.
+        read_elsewhere: Values that nodes outside the region read, or that leave the function.
+
+    Returns:
+        Segments, each a future layer.
+    """
+    return [
+        segment
+        for component in _components(nodes, root)
+        for segment in _merge(_cut(component, root), read_elsewhere)
+    ]
+
+
+def _reduces(node: Node) -> bool:
+    # A custom-derivative call is one node; what it holds tells whether it reduces.
+    return _holds_reduction(node.eqn)
+
+
+def _holds_reduction(eqn: JaxprEqn) -> bool:
+    return eqn.primitive in prim.REDUCTION or any(
+        _holds_reduction(e) for sub in sub_jaxprs(eqn) for e in sub.jaxpr.eqns
+    )
+
+
+def _components(nodes: Sequence[Node], root: Value) -> list[list[Node]]:
+    """Connected components, links through the root not counting."""
+    groups: list[tuple[list[Node], set[Value]]] = []
+    for node in nodes:
+        touched = {v for v in node.values if v is not root and v.is_data} | set(node.outputs)
+        joined = [g for g in groups if g[1] & touched]
+        groups = [g for g in groups if not g[1] & touched]
+        members = [n for g in joined for n in g[0]]
+        groups.append(([*members, node], touched.union(*(g[1] for g in joined))))
+    order = {node: i for i, node in enumerate(nodes)}
+    return [sorted(members, key=order.__getitem__) for members, _ in groups]
+
+
+def _cut(nodes: Sequence[Node], root: Value) -> list[Segment]:
+    """Segments between the cuts of one connected component, side branches after the last apart."""
+    last_use = {v: i for i, node in enumerate(nodes) for v in node.values}
+    segments: list[Segment] = []
+    live: set[Value] = {root}
+    start = 0
+    for i, node in enumerate(nodes):
+        live = {v for v in live | set(node.outputs) if last_use.get(v, -1) > i}
+        if live == set(node.outputs) and len(live) == 1:
+            (value,) = live
+            segments.append(Segment(list(nodes[start : i + 1]), root, value))
+            root, start = value, i + 1
+    parts = _components(nodes[start:], root)
+    if len(parts) == 1:
+        return [*segments, Segment(parts[0], root, parts[0][-1].outputs[0])]
+    return segments + [s for part in parts for s in _cut(part, root)]
+
+
+def _merge(segments: list[Segment], read_elsewhere: Collection[Value]) -> list[Segment]:
+    merged: list[Segment] = []
+    for segment in segments:
+        previous = merged[-1] if merged else None
+        if previous is None or not _joins(previous, segment, read_elsewhere):
+            merged.append(segment)
+            continue
+        merged[-1] = _join(previous, segment)
+        # Softmax: a pointwise function between two normalisations belongs to both.
+        while len(merged) > 1 and _joins(merged[-2], merged[-1], read_elsewhere):
+            last = merged.pop()
+            merged[-1] = _join(merged[-1], last)
+    return _merge_sandwiches(merged, read_elsewhere)
+
+
+def _merge_sandwiches(
+    segments: list[Segment], read_elsewhere: Collection[Value]
+) -> list[Segment]:
+    for i in range(1, len(segments) - 1):
+        before, middle, after = segments[i - 1 : i + 2]
+        linked = before.exit is middle.root and middle.exit is after.root
+        private = before.exit not in read_elsewhere and middle.exit not in read_elsewhere
+        kinds = (before.kind, middle.kind, after.kind)
+        plain = not before.owners and not middle.owners
+        if linked and private and plain and kinds == ("normalization", "elementwise", before.kind):
+            whole = _join(_join(before, middle), after)
+            rest = [*segments[: i - 1], whole, *segments[i + 2 :]]
+            return _merge_sandwiches(rest, read_elsewhere)
+    return segments
+
+
+def _joins(a: Segment, b: Segment, read_elsewhere: Collection[Value]) -> bool:
+    if a.exit is not b.root or a.exit in read_elsewhere or a.nodes[-1].primitive is prim.NAME:
+        return False
+    kinds = (a.kind, b.kind)
+    if b.nodes[0].primitive is prim.NAME:
+        return True
+    if kinds == ("reduction", "shape"):
+        return b.nodes[0].primitive is prim.p.broadcast_in_dim_p
+    if kinds == ("reduction", "elementwise"):
+        return b.is_scaling and not b.owners
+    if kinds == ("normalization", "normalization"):
+        return not a.owners or not b.owners or a.owners == b.owners
+    if kinds in {("normalization", "elementwise"), ("elementwise", "normalization")}:
+        return bool(a.owners) and a.owners == b.owners
+    return kinds == ("elementwise", "elementwise") and a.owners == b.owners
+
+
+def _join(a: Segment, b: Segment) -> Segment:
+    return Segment(a.nodes + b.nodes, a.root, b.exit)

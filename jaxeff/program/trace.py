@@ -1,0 +1,126 @@
+"""Reads a pure function `f(params, *args)` into a `Program`.
+
+Sharp edges:
+    The first positional argument that is not a PRNG key holds the parameters; what follows is data.
+    Keyword arguments that are arrays count as data; other keyword arguments are static.
+    Reading is tracing: it costs a few milliseconds, so put transformed functions under `jax.jit`.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxeff import _compat
+from jaxeff.program import primitives as prim
+from jaxeff.program.graph import STATE_TAG, Graph, Role, Value, flatten
+from jaxeff.program.grouping import group
+from jaxeff.program.layers import Layer, Program
+from jaxeff.program.naming import name_layers
+
+# Collections a path may start with; they say what a leaf is for, not which module it belongs to.
+_COLLECTIONS = {"params": Role.PARAM, "batch_stats": Role.STATE}
+_MOMENTS = ("mean", "var")
+
+
+def trace(f: Callable[..., Any], params: Any, *args: Any, **kwargs: Any) -> Program:
+    """The program of `f` at the given argument shapes; values are not used.
+
+    Args:
+        f: A pure function of a parameter pytree and further arguments.
+        params: Arrays or `jax.ShapeDtypeStruct`s.
+        *args: More of them; PRNG keys may stand anywhere, before `params` too.
+        **kwargs: Arrays count as data, anything else is static.
+
+    Returns:
+        The program; `evaluate` runs it, `summary` prints it.
+
+    Raises:
+        TypeError: If there is no argument that could hold parameters.
+    """
+    everything = (params, *args)
+    arrays = {k: v for k, v in kwargs.items() if _is_array_tree(v)}
+    static = {k: v for k, v in kwargs.items() if k not in arrays}
+
+    def call(positional: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        return f(*positional, **named, **static)
+
+    closed, shape = jax.make_jaxpr(call, return_shape=True)(everything, arrays)
+    in_tree = jax.tree.structure((everything, arrays))
+    out_tree = jax.tree.structure(shape)
+    inputs = _input_values(everything, arrays, closed.jaxpr.invars)
+    graph = flatten(closed, inputs)
+    program = group(graph)
+    program = _with_input_sites(program, graph)
+    program.in_tree, program.out_tree = in_tree, out_tree
+    name_layers(program)
+    return program
+
+
+def _is_array_tree(value: Any) -> bool:
+    leaves = jax.tree.leaves(value)
+    return bool(leaves) and all(hasattr(x, "shape") and hasattr(x, "dtype") for x in leaves)
+
+
+def _input_values(
+    everything: Sequence[Any], arrays: dict[str, Any], invars: Sequence[Any]
+) -> list[Value]:
+    position = next((i for i, a in enumerate(everything) if not _compat.is_key(a)), None)
+    if position is None:
+        raise TypeError("No argument holds parameters: every argument is a PRNG key.")
+    values: list[Value] = []
+    leaves, _ = jax.tree.flatten_with_path((tuple(everything), arrays))
+    for (keypath, leaf), var in zip(leaves, invars, strict=True):
+        in_params = keypath[0].idx == 0 and keypath[1].idx == position
+        if in_params:
+            role, path = _leaf(keypath[2:])
+            values.append(Value(var.aval, role, path))
+        elif _compat.is_key(leaf):
+            values.append(Value(var.aval, Role.KEY))
+        else:
+            values.append(Value(var.aval, Role.DATA))
+    return values
+
+
+def _leaf(keypath: Sequence[Any]) -> tuple[Role, str]:
+    """Role and name of a parameter leaf; the two halves of a Gaussian leaf share its name."""
+    parts = [jax.tree_util.keystr((k,), simple=True) for k in keypath]
+    last = keypath[-1] if keypath else None
+    if isinstance(last, jax.tree_util.GetAttrKey) and last.name in _MOMENTS:
+        parts = parts[:-1]
+    role = Role.PARAM
+    if len(parts) > 1 and parts[0] in _COLLECTIONS:
+        role = _COLLECTIONS[parts[0]]
+        parts = parts[1:]
+    return role, "/".join(parts) or "params"
+
+
+def _with_input_sites(program: Program, graph: Graph) -> Program:
+    """Puts an identity layer behind every data argument that a layer reads."""
+    state = {
+        v
+        for n in graph.nodes
+        if n.primitive is prim.NAME and n.params["name"].startswith(STATE_TAG)
+        for v in n.values
+    }
+    layers: list[Layer] = []
+    renamed: dict[Value, Value] = {}
+    for value in program.inputs:
+        numeric = jnp.issubdtype(value.aval.dtype, jnp.number)
+        if value.is_data and numeric and value not in state:
+            inside = Value(value.aval, value.role)
+            renamed[value] = inside
+            layers.append(Layer("input", (), (value,), (inside,)))
+    if not renamed:
+        return program
+
+    def swap(v: Any) -> Any:
+        return renamed.get(v, v) if isinstance(v, Value) else v
+
+    for layer in program.layers:
+        layer.inputs = tuple(swap(v) for v in layer.inputs)
+        for node in layer.nodes:
+            node.inputs = tuple(swap(a) for a in node.inputs)
+    outputs = tuple(swap(v) for v in program.outputs)
+    return Program(program.inputs, program.constants, (*layers, *program.layers), outputs)
