@@ -1,0 +1,195 @@
+"""Uniform quantization of an array to b-bit integers: grids, integer codes, straight-through.
+
+A grid maps an integer code q to the value `(q + zero) * step`. Affine grids follow Galen: with
+n = 2^b - 1 steps over [low, high], `zero = round(low / step) + 2^(b-1)` and codes clamped to
+[-2^(b-1), 2^(b-1) - 1]; rounding is half to even. `fake_quantize` stays in floating point and has
+a gradient of exactly one everywhere (straight-through, also where values are clamped).
+
+Sharp edges:
+    An affine grid holds zero exactly, but its ends are moved by up to half a step for it. With one
+    bit this is coarse: the two values are multiples of `high - low`, so a range around zero becomes
+    lopsided; take a symmetric grid for one-bit weights.
+    A symmetric grid has an odd number of values, 2^b - 1 of them around zero. With one bit it has
+    none at zero: its two values are -m/2 and +m/2 for the range [-m, m], the sign of the input
+    (that of zero is positive) scaled to the middle of each half.
+    A range of no width keeps its one value exactly; values outside become it.
+    Grids are computed in float32 at least; a bfloat16 array is rounded once more to its own dtype.
+
+References:
+    Krieger et al., "Galen: Hardware-specific Automatic Compression of Neural Networks",
+    arXiv:2212.07818. Jacob et al., arXiv:1712.05877.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int8
+
+MAX_BITS = 8
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Grid:
+    """The values a quantized array can take: `(q + zero) * step` for lower <= q <= upper.
+
+    Attributes:
+        step: Distance of neighbouring values, positive.
+        zero: Added to a code before scaling; a whole number, or a half for one symmetric bit.
+        lower: Smallest code, a whole number.
+        upper: Largest code, a whole number.
+
+    All four broadcast against the array: scalars for one grid per tensor, size-one axes elsewhere.
+    """
+
+    step: Float[Array, "..."]
+    zero: Float[Array, "..."]
+    lower: Float[Array, "..."]
+    upper: Float[Array, "..."]
+
+
+def grid(
+    bits: int, low: Float[Array, "..."], high: Float[Array, "..."], symmetric: bool = False
+) -> Grid:
+    """The uniform grid of a range.
+
+    Args:
+        bits: 1 to 8.
+        low: Smallest value of the range; broadcasts against the array to quantize.
+        high: Largest value of the range, of the shape of `low`.
+        symmetric: Whether the grid is centred on zero; its range is then plus and minus
+            max(|low|, |high|).
+
+    Returns:
+        The grid, in float32 or the wider dtype of the range.
+
+    Raises:
+        ValueError: `bits` isn't between 1 and 8.
+    """
+    check_bits("bits", bits)
+    dtype = _wide(low, high)
+    low, high = jnp.asarray(low, dtype), jnp.asarray(high, dtype)
+    half = 2.0 ** (bits - 1)
+    # Steps are written so that fusing, and turning a division by a constant into a product, as
+    # compilers do, changes no bit: a step off by an ulp would move every value of the grid.
+    if symmetric:
+        high = jnp.maximum(jnp.abs(low), jnp.abs(high))
+        low = jnp.zeros_like(high)  # a range of no width is the value zero
+        step = high if bits == 1 else high * (1 / (half - 1))
+        zero = jnp.full_like(step, 0.5 if bits == 1 else 0.0)
+        ends = (-1.0, 0.0) if bits == 1 else (1 - half, half - 1)
+    else:
+        # Halves are exact: the difference of the ends can't overflow.
+        step = (0.5 * high - 0.5 * low) * (1 / (half - 0.5))
+        zero = jnp.round(low / jnp.where(step > 0, step, 1)) + half
+        ends = (-half, half - 1)
+    wide = step > 0
+    return Grid(
+        step=jnp.where(wide, step, 1),
+        zero=jnp.where(wide, zero, low),
+        lower=jnp.where(wide, jnp.full_like(step, ends[0]), 0),
+        upper=jnp.where(wide, jnp.full_like(step, ends[1]), 0),
+    )
+
+
+def quantize(x: Float[Array, "*shape"], grid: Grid) -> Int8[Array, "*shape"]:
+    """The int8 codes of the nearest grid values. NaN has no code; don't pass it.
+
+    Args:
+        x: Values to quantize.
+        grid: A grid that broadcasts against `x`.
+
+    Returns:
+        Codes between `grid.lower` and `grid.upper`, in the shape of `x`.
+    """
+    return _codes(x, grid).astype(jnp.int8)
+
+
+def dequantize(codes: Int8[Array, "*shape"], grid: Grid) -> Float[Array, "*shape"]:
+    """The grid values of integer codes.
+
+    Args:
+        codes: What `quantize` returned.
+        grid: The grid they were made with.
+
+    Returns:
+        Values in the grid's dtype, float32 at least.
+    """
+    return (jnp.asarray(codes, grid.step.dtype) + grid.zero) * grid.step
+
+
+def fake_quantize(
+    x: Float[Array, "*shape"],
+    bits: int,
+    low: Float[Array, "..."] | float,
+    high: Float[Array, "..."] | float,
+    symmetric: bool = False,
+) -> Float[Array, "*shape"]:
+    """Rounds to the nearest value of a uniform grid, with a straight-through gradient.
+
+    Args:
+        x: Values to quantize, a real floating-point array.
+        bits: 1 to 8.
+        low: Smallest value of the range; broadcasts against `x`.
+        high: Largest value of the range; broadcasts against `x`.
+        symmetric: Whether the grid is centred on zero.
+
+    Returns:
+        An array like `x` with at most 2^bits different values per range. Its derivative with
+        respect to `x` is one everywhere, with respect to the range zero.
+
+    Raises:
+        TypeError: `x` isn't real floating-point.
+        ValueError: `bits` isn't between 1 and 8.
+    """
+    x = jnp.asarray(x)
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        raise TypeError(f"Only real floating-point arrays can be fake-quantized, not {x.dtype}.")
+    to = grid(bits, jnp.asarray(low, x.dtype), jnp.asarray(high, x.dtype), symmetric)
+    rounded = ((_codes(x, to) + to.zero) * to.step).astype(x.dtype)
+    # Not x + stop_gradient(rounded - x): that sum rounds, and leaves the grid by an ulp.
+    return jax.lax.stop_gradient(rounded) + (x - jax.lax.stop_gradient(x))
+
+
+def value_range(
+    x: Float[Array, "*shape"], keep: Sequence[int] = ()
+) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
+    """The smallest and largest value of an array.
+
+    Args:
+        x: Any array that isn't empty.
+        keep: Axes that keep a range for each of their entries: none for one range per tensor, the
+            output channels of a weight, the batch axis of an activation.
+
+    Returns:
+        Two arrays that broadcast against `x`: size one along every axis that isn't kept.
+    """
+    kept = {axis % x.ndim for axis in keep}
+    axes = tuple(axis for axis in range(x.ndim) if axis not in kept)
+    return jnp.min(x, axes, keepdims=True), jnp.max(x, axes, keepdims=True)
+
+
+def check_bits(name: str, bits: Any) -> None:
+    """Checks a bit width.
+
+    Raises:
+        TypeError: It isn't an integer.
+        ValueError: It isn't between 1 and 8.
+    """
+    if not isinstance(bits, int) or isinstance(bits, bool):
+        raise TypeError(f"{name} must be an integer, not {bits!r}.")
+    if not 1 <= bits <= MAX_BITS:
+        raise ValueError(f"{name} must be between 1 and {MAX_BITS}, not {bits}.")
+
+
+def _codes(x: Array, grid: Grid) -> Array:
+    """Codes as floating-point numbers, so that NaN stays NaN."""
+    nearest = jnp.round(x.astype(grid.step.dtype) / grid.step - grid.zero)
+    return jnp.clip(nearest, grid.lower, grid.upper)
+
+
+def _wide(*arrays: Any) -> Any:
+    return jnp.promote_types(jnp.result_type(*arrays), jnp.float32)

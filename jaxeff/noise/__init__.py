@@ -1,0 +1,5 @@
+"""Analog noise: what imprecise hardware does to a network's values."""
+
+from jaxeff.noise.gaussian import Additive, Mixed, Multiplicative, Noise
+
+__all__ = ["Additive", "Mixed", "Multiplicative", "Noise"]
