@@ -2,11 +2,11 @@
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Key, Shaped, UInt32
+from jaxtyping import Array, PRNGKeyArray, Shaped
 
 
 def augment(
-    key: Key[Array, ""] | UInt32[Array, "2"],
+    key: PRNGKeyArray,
     images: Shaped[Array, "batch height width channels"],
     pad: int = 4,
     flip: bool = True,

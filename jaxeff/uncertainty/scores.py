@@ -1,0 +1,72 @@
+"""Accuracy and the proper scores of a point prediction: negative log-likelihood and Brier score.
+
+All take the probabilities ``[batch, classes]`` of the prediction itself. From samples that is their
+mean: ``probs.mean(0)``, or ``predictive_log_probs(logits)`` in log space.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+
+def accuracy(
+    probs: Float[Array, "batch classes"], labels: Int[Array, " batch"]
+) -> Float[Array, ""]:
+    """Share of inputs whose most probable class is the label (the first of equals counts).
+
+    Args:
+        probs: Class probabilities, or logits: only their order matters.
+        labels: True classes.
+
+    Returns:
+        0 to 1.
+    """
+    return (probs.argmax(-1) == labels).astype(probs.dtype).mean()
+
+
+def nll(probs: Float[Array, "batch classes"], labels: Int[Array, " batch"]) -> Float[Array, ""]:
+    """Mean negative log-likelihood in nats.
+
+    A label with probability 0 counts as the smallest normal number of the dtype (87 nats in
+    float32), so that one rounded-off probability can't make the mean infinite. `nll_from_log`
+    doesn't need that.
+
+    Args:
+        probs: Class probabilities.
+        labels: True classes.
+
+    Returns:
+        The mean over the batch.
+    """
+    return nll_from_log(jnp.log(jnp.maximum(probs, jnp.finfo(probs.dtype).tiny)), labels)
+
+
+def nll_from_log(
+    log_probs: Float[Array, "batch classes"], labels: Int[Array, " batch"]
+) -> Float[Array, ""]:
+    """Mean negative log-likelihood in nats, from log-probabilities (`predictive_log_probs`).
+
+    Args:
+        log_probs: Logarithms of the class probabilities.
+        labels: True classes.
+
+    Returns:
+        The mean over the batch.
+    """
+    return -jnp.take_along_axis(log_probs, labels[:, None], axis=-1).mean()
+
+
+def brier(probs: Float[Array, "batch classes"], labels: Int[Array, " batch"]) -> Float[Array, ""]:
+    """Brier score: mean squared distance of the probabilities to the one-hot label.
+
+    Summed over classes (Brier 1950), so 0 to 2; some libraries report half of it for two classes.
+
+    Args:
+        probs: Class probabilities.
+        labels: True classes.
+
+    Returns:
+        The mean over the batch.
+    """
+    onehot = jax.nn.one_hot(labels, probs.shape[-1], dtype=probs.dtype)
+    return ((probs - onehot) ** 2).sum(-1).mean()
