@@ -86,9 +86,7 @@ def _by_mark(
     return marked, rest
 
 
-def _marked_layer(
-    key: tuple[str, str], nodes: list[Node], readers: _Readers, depth: int
-) -> Layer:
+def _marked_layer(key: tuple[str, str], nodes: list[Node], readers: _Readers, depth: int) -> Layer:
     kind, site = key
     layer = _layer(kind, nodes, readers)
     layer.mark = site
@@ -176,7 +174,8 @@ def _in_region(node: Node, sources: Sequence[Value], root_of: dict[Value, Value]
         return False
     if node.primitive in prim.ELEMENTWISE | prim.CUSTOM or node.primitive in prim.REDUCTION:
         return True
-    if node.primitive is prim.NAME:
+    # vmap moves a tensor's axes beside those of its statistics.
+    if node.primitive in {prim.NAME, prim.p.transpose_p}:
         return True
     # A reshape belongs to a region only when it brings a statistic back to its tensor.
     statistic = sources[0] in root_of and sources[0].aval.size < root_of[sources[0]].aval.size

@@ -28,14 +28,17 @@ class Segment:
     @property
     def kind(self) -> str:
         """The layer kind of these nodes."""
-        reduces = any(_reduces(n) for n in self.nodes)
-        if reduces and self.exit.aval.shape == self.root.aval.shape:
-            return "normalization"
-        if reduces:
-            return "reduction"
-        if all(n.primitive in prim.BROADCAST_BACK for n in self.nodes):
+        if any(_reduces(n) for n in self.nodes):
+            same = self.exit.aval.size == self.root.aval.size
+            return "normalization" if same else "reduction"
+        moves = [n for n in self.nodes if n.primitive in prim.BROADCAST_BACK]
+        if len(moves) == len(self.nodes):
             return "shape"
-        if any(v.role & Role.STATE and not v.is_data for n in self.nodes for v in n.values):
+        if any(n.primitive is not prim.NAME for n in moves):
+            return "other"  # a tensor combined with a rearrangement of itself
+        if self.root.is_data and any(
+            v.role & Role.STATE and not v.is_data for n in self.nodes for v in n.values
+        ):
             return "normalization"
         return "elementwise"
 
@@ -131,9 +134,7 @@ def _merge(segments: list[Segment], read_elsewhere: Collection[Value]) -> list[S
     return _merge_sandwiches(merged, read_elsewhere)
 
 
-def _merge_sandwiches(
-    segments: list[Segment], read_elsewhere: Collection[Value]
-) -> list[Segment]:
+def _merge_sandwiches(segments: list[Segment], read_elsewhere: Collection[Value]) -> list[Segment]:
     for i in range(1, len(segments) - 1):
         before, middle, after = segments[i - 1 : i + 2]
         linked = before.exit is middle.root and middle.exit is after.root
