@@ -1,0 +1,48 @@
+"""Boards: where compiled libraries run, and how they are reached.
+
+``"local"`` is this process, ``"rpc://host:port"`` a machine that runs TVM's RPC server, and
+``"emulated"`` an ARM core in software (``"emulated:cortex-a53"`` names the core).
+"""
+
+from __future__ import annotations
+
+from jaxeff_export.boards import emulated
+from jaxeff_export.boards.board import Board, BoardError
+from jaxeff_export.boards.emulated import CORES, EmulatedBoard
+from jaxeff_export.boards.local import LocalBoard
+from jaxeff_export.boards.rpc import RpcBoard
+
+__all__ = [
+    "Board",
+    "BoardError",
+    "EmulatedBoard",
+    "LocalBoard",
+    "RpcBoard",
+    "emulated",
+    "make_board",
+]
+
+
+def make_board(spec: str | Board, *, cpu: str | None = None) -> Board:
+    """The board of a name, not yet connected; a `Board` is passed through.
+
+    Args:
+      spec: ``"local"``, ``"rpc://host:port"``, ``"emulated"``, ``"emulated:<core>"`` or a `Board`.
+      cpu: the core that a bare ``"emulated"`` stands for, if there is one of that name.
+
+    Raises:
+      BoardError: if the name has none of these forms.
+    """
+    if isinstance(spec, Board):
+        return spec
+    if spec == "local":
+        return LocalBoard()
+    if spec.startswith("rpc://"):
+        return RpcBoard.from_url(spec)
+    if spec == "emulated":
+        return EmulatedBoard(cpu if cpu in CORES else "cortex-a72")
+    if spec.startswith("emulated:"):
+        return EmulatedBoard(spec.partition(":")[2])
+    raise BoardError(
+        f"unknown board {spec!r}: use local, emulated, emulated:<core> or rpc://host:port"
+    )

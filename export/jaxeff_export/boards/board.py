@@ -1,0 +1,58 @@
+"""What every board offers: a place that takes a compiled library and runs it.
+
+A board is a context manager. Entering it connects (and starts whatever has to be started), leaving
+it tears everything down. Between the two, `load` hands back the library as a TVM module that lives
+on the board, whose functions run there.
+"""
+
+from __future__ import annotations
+
+import abc
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+
+class BoardError(RuntimeError):
+    """A board that cannot be set up, refuses, hangs, vanishes, or fails to run a library."""
+
+
+class Board(abc.ABC):
+    """A place to run compiled libraries.
+
+    Attributes:
+      name: how the board was asked for, for messages and results.
+      machine: its processor architecture (``"x86_64"``, ``"aarch64"``), or None if unknown.
+      untimed_because: why its timings mean nothing, or None if they mean something.
+    """
+
+    name: str
+    machine: str | None = None
+    untimed_because: str | None = None
+
+    @abc.abstractmethod
+    def __enter__(self) -> Self:
+        """Connects; raises `BoardError` if that fails, leaving nothing behind."""
+
+    @abc.abstractmethod
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Disconnects and removes whatever was put on the board."""
+
+    @property
+    @abc.abstractmethod
+    def device(self) -> Any:
+        """The TVM device that tensors are copied to."""
+
+    @abc.abstractmethod
+    def load(self, library: Path) -> Any:
+        """Copies a library to the board and loads it there: a ``tvm.runtime.Module``."""
+
+    def explain(self, error: Exception) -> str:
+        """One sentence on why a call on the board failed."""
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        return f"{type(error).__name__}: {lines[-1] if lines else 'no reason given'}"

@@ -1,0 +1,43 @@
+"""The board that is this very process."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from jaxeff_export.boards.board import Board
+from jaxeff_export.target import normalized_machine
+
+
+class LocalBoard(Board):
+    """Runs libraries in this process; there is nothing to connect to."""
+
+    def __init__(self) -> None:
+        self.name = "local"
+        self.machine = normalized_machine(platform.machine())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Nothing to tear down."""
+
+    @property
+    def device(self) -> Any:
+        """This machine's CPU."""
+        import tvm
+
+        return tvm.cpu()
+
+    def load(self, library: Path) -> Any:
+        """Loads the library into this process."""
+        import tvm
+
+        return tvm.runtime.load_module(str(library))
