@@ -1,0 +1,75 @@
+"""Relax to machine code for a CPU: passes, schedules, and the target's description.
+
+Sharp edge: a target without ``mcpu`` gets LLVM's lowest common denominator, so the host's is named
+here explicitly.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+import tvm
+from tvm import relax
+from tvm.target import Target
+from tvm.target.codegen import llvm_get_system_cpu
+
+from .scheduling import schedule_cpu
+
+
+def host_target() -> dict[str, object]:
+    """Describe this machine's processor as a TVM target."""
+    return {"kind": "llvm", "mcpu": llvm_get_system_cpu(), "num-cores": os.cpu_count() or 1}
+
+
+def compile_module(
+    mod: tvm.IRModule, target: Mapping[str, object] | None = None
+) -> relax.VMExecutable:
+    """Compile an imported module.
+
+    Args:
+        mod: a Relax module, such as ``import_stablehlo`` returns; it is not changed.
+        target: a TVM target as a mapping, e.g. ``{"kind": "llvm", "mtriple": "aarch64-linux-gnu",
+            "mcpu": "cortex-a72", "mattr": ["+neon"], "num-cores": 4}``; this machine by default.
+
+    Returns:
+        An executable for ``relax.VirtualMachine``, or for ``.export_library(path, cc=...)``.
+    """
+    where = Target({"fast-math-contract": True, **(target or host_target())})
+    with where, tvm.transform.PassContext(opt_level=3):
+        mod = _fuse(mod)
+        mod = schedule_cpu(mod, where)
+        return tvm.compile(mod, target=where, relax_pipeline=_lower())
+
+
+def _fuse(mod: tvm.IRModule) -> tvm.IRModule:
+    passes = [
+        relax.backend.DispatchSampling(),
+        relax.backend.DispatchSortScan(),
+        relax.transform.LegalizeOps(),
+        relax.transform.AnnotateTIROpPattern(),
+        relax.transform.FoldConstant(),
+        relax.transform.FuseOps(),
+        relax.transform.FuseTIR(),
+        relax.transform.DeadCodeElimination(),
+    ]
+    return tvm.transform.Sequential(passes)(mod)
+
+
+def _lower() -> tvm.transform.Pass:
+    """The rest of TVM's CPU pipeline: what follows fusion."""
+    return tvm.transform.Sequential(
+        [
+            relax.transform.RewriteDataflowReshape(),
+            relax.transform.ToNonDataflow(),
+            relax.transform.RemovePurityChecking(),
+            relax.transform.CallTIRRewrite(),
+            relax.transform.StaticPlanBlockMemory(),
+            relax.transform.LowerAllocTensor(),
+            relax.transform.KillAfterLastUse(),
+            relax.transform.LowerRuntimeBuiltin(),
+            relax.transform.ComputePrimValue(),
+            relax.transform.VMShapeLower(),
+            relax.transform.AttachGlobalSymbol(),
+        ]
+    )

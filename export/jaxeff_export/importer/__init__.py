@@ -1,0 +1,11 @@
+"""StableHLO to Relax: ``import_stablehlo``, and the errors it raises.
+
+How it works: ``source`` parses; ``graph`` flattens the module; ``emitter`` walks the graph and asks
+the rule of each operation, kept one family to a file (``scalars`` and ``numerics`` for elementwise
+ones, ``shapes``, ``contraction``, ``convolution``, ``reduction``, ``indexing``).
+"""
+
+from .errors import StableHLOParseError, UnsupportedOp, UnsupportedOpError
+from .module import import_stablehlo
+
+__all__ = ["StableHLOParseError", "UnsupportedOp", "UnsupportedOpError", "import_stablehlo"]

@@ -1,0 +1,28 @@
+"""Run as a script: read a StableHLO portable artifact on stdin, write its text to stdout.
+
+This is a process of its own because MLIR's bytecode reader can corrupt memory on damaged input.
+It must not import jaxeff_export (or JAX), so that it starts in a fraction of a second.
+"""
+
+import sys
+
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import chlo, sdy, stablehlo
+
+
+def main() -> int:
+    """Convert stdin to stdout; return the exit status."""
+    context = ir.Context()
+    for dialect in (stablehlo, chlo, sdy):
+        dialect.register_dialect(context)
+    context.allow_unregistered_dialects = True
+    try:
+        module = stablehlo.deserialize_portable_artifact(context, sys.stdin.buffer.read())
+    except ValueError:
+        return 1  # MLIR has written the reason to stderr
+    sys.stdout.write(module.operation.get_asm(enable_debug_info=True))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

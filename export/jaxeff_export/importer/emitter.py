@@ -1,0 +1,194 @@
+"""From the graph to Relax: demand-driven emission of tensors, and the table of rules.
+
+A rule is ``rule(emitter, node) -> list of Relax variables``, one for each result. Elementwise
+operations have no rule here: see ``elementwise``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from jaxlib.mlir import ir
+from tvm import relax, te
+from tvm.runtime import tensor as runtime_tensor
+
+from .elementwise import (
+    INDEXED,
+    MAX_REGION,
+    compute_region,
+    kept_values,
+    leaves_of,
+    region_of,
+)
+from .errors import Unsupported, UnsupportedOp, describe
+from .graph import Graph, Node, Value
+from .scalars import SCALAR_RULES
+
+Rule = Callable[["Emitter", Node], Sequence[relax.Expr]]
+CompositeRule = Callable[..., "relax.Expr | Sequence[relax.Expr]"]
+RULES: dict[str, Rule] = {}
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Register the lowering of one or more operations."""
+
+    def register(function: Rule) -> Rule:
+        for name in names:
+            RULES[name] = function
+        return function
+
+    return register
+
+
+def known_ops() -> set[str]:
+    """The names of all operations with a lowering."""
+    return {*RULES, *SCALAR_RULES, *INDEXED, "stablehlo.composite"}
+
+
+class Emitter:
+    """Emits the live part of a graph into a Relax dataflow block.
+
+    Attributes:
+        bb: the block builder; rules emit into it.
+        unsupported: what could not be taken, in program order.
+    """
+
+    def __init__(self, composites: Mapping[str, CompositeRule]):
+        self.bb = relax.BlockBuilder()
+        self.unsupported: list[UnsupportedOp] = []
+        self._composites = composites
+        self._emitted: dict[Value, relax.Expr] = {}
+
+    def emit(self, graph: Graph) -> None:
+        """Emit ``graph`` as the function ``main``."""
+        live = _live_nodes(graph)
+        parameters = [
+            relax.Var(f"arg{i}", relax.TensorType(value.type.shape, value.type.dtype))
+            for i, value in enumerate(graph.arguments)
+        ]
+        self._emitted.update(zip(graph.arguments, parameters, strict=True))
+        with self.bb.function("main", parameters):
+            with self.bb.dataflow():
+                for node in live:
+                    if node.name not in SCALAR_RULES and node.name not in INDEXED:
+                        self._emit_node(node)
+                outputs = [self.tensor(value) for value in graph.outputs]
+                result = outputs[0] if len(outputs) == 1 else relax.Tuple(outputs)
+                result = self.bb.emit_output(result)
+            self.bb.emit_func_output(result)
+
+    def tensor(self, value: Value) -> relax.Expr:
+        """Return the tensor of a value, emitting what it takes."""
+        if value not in self._emitted:
+            if value.constant is not None:
+                array = np.broadcast_to(value.constant, value.type.shape)
+                self._emitted[value] = constant(array)
+            elif value.type.size == 0:
+                self._emitted[value] = constant(np.empty(value.type.shape, value.type.numpy_dtype))
+            else:
+                self._emit_region(value)
+        return self._emitted[value]
+
+    def te(self, function: Callable, *operands: Value, name: str) -> relax.Var:
+        """Emit ``function``, which maps TE tensors of the operands to its result in TE."""
+        tensors = [self.tensor(operand) for operand in operands]
+        return self.bb.emit_te(function, *tensors, primfunc_name_hint=name)
+
+    def reshape(self, tensor: relax.Expr, shape: Sequence[int]) -> relax.Expr:
+        """Reshape a tensor if its shape is another."""
+        if tuple(int(d) for d in tensor.ty.shape) == tuple(shape):
+            return tensor
+        return self.bb.emit(relax.op.reshape(tensor, tuple(shape)))
+
+    def _emit_node(self, node: Node) -> None:
+        try:
+            if all(result.type.size == 0 for result in node.results) and node.results:
+                results: Sequence[relax.Expr] = [self.tensor(r) for r in node.results]
+            elif node.name == "stablehlo.composite":
+                results = self._emit_composite(node)
+            else:
+                results = RULES[node.name](self, node)
+        except Unsupported as error:
+            assert node.op is not None
+            self.unsupported.append(describe(node.op, str(error)))
+            results = [constant(np.zeros(r.type.shape, r.type.numpy_dtype)) for r in node.results]
+        self._emitted.update(zip(node.results, results, strict=True))
+
+    def _emit_composite(self, node: Node) -> Sequence[relax.Expr]:
+        attributes = _composite_attributes(node.op)
+        name = node.op.attributes["name"].value  # type: ignore[union-attr]
+        operands = [self.tensor(operand) for operand in node.operands]
+        results = self._composites[name](self.bb, *operands, **attributes)
+        return results if isinstance(results, Sequence) else [results]
+
+    def _emit_region(self, root: Value) -> None:
+        # Small tensors that are broadcast into the region, and constants, come first.
+        while True:
+            region = region_of(root, self._emitted)
+            pending = [leaf for leaf in leaves_of(region) if leaf not in self._emitted]
+            for leaf in pending:
+                self.tensor(leaf)
+            if not pending:
+                break
+        if len(region) > MAX_REGION:
+            region = region[:MAX_REGION]
+            inside = {value.node for value in region}
+            kept = [v for v in region if v.is_output or any(u not in inside for u in v.users)]
+            self._emit_kept(region, kept)
+            self._emit_region(root)
+            return
+        self._emit_kept(region, kept_values(region))
+
+    def _emit_kept(self, region: Sequence[Value], kept: Sequence[Value]) -> None:
+        leaves = leaves_of(region)
+
+        def function(*tensors: te.Tensor) -> object:
+            return compute_region(region, kept, leaves, *tensors)
+
+        result = self.te(function, *leaves, name=region[-1].node.name.rpartition(".")[2])  # type: ignore[union-attr]
+        if len(kept) == 1:
+            self._emitted[kept[0]] = result
+            return
+        for i, value in enumerate(kept):
+            self._emitted[value] = self.bb.emit(relax.TupleGetItem(result, i))
+
+
+def constant(array: np.ndarray) -> relax.Constant:
+    """Return an array as a Relax constant, keeping its rank and dtype."""
+    data = np.array(array, order="C", copy=True)
+    return relax.Constant(runtime_tensor(data))
+
+
+def _live_nodes(graph: Graph) -> list[Node]:
+    """Drop nodes that no output needs, and record every value's users."""
+    live: set[Node] = set()
+    stack = [value.node for value in graph.outputs if value.node is not None]
+    while stack:
+        node = stack.pop()
+        if node in live:
+            continue
+        live.add(node)
+        for operand in node.operands:
+            operand.users.append(node)
+            if operand.node is not None:
+                stack.append(operand.node)
+    return [node for node in graph.nodes if node in live]
+
+
+def _composite_attributes(op: ir.Operation | None) -> dict[str, object]:
+    """Read a composite's attributes: numbers, booleans, strings and arrays of them."""
+    assert op is not None
+    if "composite_attributes" not in op.attributes:
+        return {}
+    return {named.name: _python(named.attr) for named in op.attributes["composite_attributes"]}
+
+
+def _python(attribute: ir.Attribute) -> object:
+    if isinstance(attribute, ir.DenseElementsAttr):
+        return np.array(attribute)
+    if isinstance(attribute, ir.ArrayAttr):
+        return [_python(item) for item in attribute]
+    if hasattr(attribute, "value"):
+        return attribute.value
+    raise Unsupported(f"the composite attribute {attribute} is of an unknown kind")

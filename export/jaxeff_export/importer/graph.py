@@ -1,0 +1,246 @@
+"""The module as one flat dataflow graph: what the emitter reads.
+
+Calls are inlined (so repeated private functions become repeated nodes), composites are inlined
+unless they are known, branches become selects, and integer scalars known at import time are
+folded, which is what unrolls loops of a known trip count.
+
+Sharp edges: both branches of an ``if`` or ``case`` are computed (StableHLO is pure, so only time
+is lost); a loop is only taken when its trip count is known and unrolling it stays small.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Sequence
+
+import numpy as np
+from jaxlib.mlir import ir
+
+from .errors import StableHLOParseError, Unsupported, UnsupportedOp, describe
+from .folding import fold
+from .types import TensorType, dense_array, tensor_type
+
+MAX_UNROLLED_NODES = 20_000
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Value:
+    """One tensor of the graph: result ``index`` of ``node``, or an argument (node is None)."""
+
+    type: TensorType
+    node: Node | None = None
+    index: int = 0
+    constant: np.ndarray | None = None  # set for constants; 0-d stands for a splat
+    users: list[Node] = dataclasses.field(default_factory=list)
+    is_output: bool = False
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Node:
+    """One operation: its name, operands and results; ``op`` holds the attributes and regions."""
+
+    name: str
+    op: ir.Operation | None
+    operands: tuple[Value, ...]
+    results: tuple[Value, ...] = ()
+
+    @property
+    def result(self) -> Value:
+        """The only result."""
+        (value,) = self.results
+        return value
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Graph:
+    """A program: its arguments, its nodes in topological order, its outputs."""
+
+    arguments: tuple[Value, ...]
+    nodes: list[Node]
+    outputs: tuple[Value, ...]
+
+
+def splat(value: object, kind: TensorType) -> Value:
+    """Return a constant whose elements are all ``value``."""
+    return Value(kind, constant=np.asarray(value, dtype=kind.numpy_dtype))
+
+
+class GraphBuilder:
+    """Builds the :class:`Graph` of a module's public function, collecting what it cannot take."""
+
+    def __init__(self, module: ir.Module, known_ops: Collection[str], composites: Collection[str]):
+        self._functions = {
+            op.attributes["sym_name"].value: op.operation
+            for op in module.body.operations
+            if op.operation.name == "func.func"
+        }
+        self._known_ops = known_ops
+        self._composites = composites
+        self._nodes: list[Node] = []
+        self.unsupported: list[UnsupportedOp] = []
+
+    def build(self) -> Graph:
+        """Return the graph of the public function.
+
+        Raises:
+            StableHLOParseError: there is no single public function with a body.
+        """
+        function = self._public_function()
+        try:
+            kinds = [tensor_type(a.type) for a in function.regions[0].blocks[0].arguments]
+        except Unsupported as error:
+            self.unsupported.append(describe(function, f"argument of the public function: {error}"))
+            return Graph((), [], ())
+        arguments = tuple(Value(kind) for kind in kinds)
+        outputs = tuple(self._block(function.regions[0].blocks[0], arguments, {}))
+        for output in outputs:
+            output.is_output = True
+        return Graph(arguments, self._nodes, outputs)
+
+    def _public_function(self) -> ir.Operation:
+        public = [
+            f
+            for f in self._functions.values()
+            if "sym_visibility" not in f.attributes
+            or f.attributes["sym_visibility"].value == "public"
+        ]
+        if len(public) > 1:
+            public = [f for f in public if f.attributes["sym_name"].value == "main"]
+        if len(public) != 1 or not len(public[0].regions[0].blocks):
+            names = ", ".join(self._functions) or "none at all"
+            raise StableHLOParseError(
+                f"the module has no public function to import (its functions: {names}); mark one "
+                "as public, or name it main"
+            )
+        return public[0]
+
+    def _block(
+        self, block: ir.Block, arguments: Sequence[Value], outer: dict[ir.Value, Value]
+    ) -> list[Value]:
+        """Add the nodes of a block; return the values its terminator returns."""
+        env = dict(outer)
+        env.update(zip(block.arguments, arguments, strict=True))
+        for view in block.operations:
+            op = view.operation
+            operands = tuple(env[operand] for operand in op.operands)
+            if op.name in ("func.return", "stablehlo.return"):
+                return list(operands)
+            try:
+                results = self._operation(op, operands, env)
+            except Unsupported as error:
+                self.unsupported.append(describe(op, str(error)))
+                results = [_placeholder(result.type) for result in op.results]
+            env.update(zip(op.results, results, strict=True))
+        raise StableHLOParseError("a block of the module has no return")
+
+    def _operation(
+        self, op: ir.Operation, operands: tuple[Value, ...], env: dict[ir.Value, Value]
+    ) -> list[Value]:
+        kinds = [tensor_type(result.type) for result in op.results]
+        match op.name:
+            case "stablehlo.constant":
+                return [_constant(op.attributes["value"], kinds[0])]
+            case "func.call":
+                return self._call(op.attributes["callee"].value, operands)
+            case "stablehlo.composite" if op.attributes["name"].value not in self._composites:
+                return self._call(op.attributes["decomposition"].value, operands)
+            case "stablehlo.optimization_barrier":
+                return list(operands)
+            case "stablehlo.custom_call" if op.attributes["call_target_name"].value == "Sharding":
+                return list(operands)
+            case "stablehlo.if":
+                branches = [self._region(op, i, (), env) for i in (1, 0)]
+                return self._select_branch(operands[0], branches, op)
+            case "stablehlo.case":
+                count = len(op.regions)
+                branches = [self._region(op, i, (), env) for i in range(count)]
+                return self._select_branch(operands[0], branches, op)
+            case "stablehlo.while":
+                return self._unroll(op, operands, env)
+        folded = fold(op, [o.constant for o in operands], kinds)
+        if folded is not None:
+            return [splat(folded, kinds[0])]
+        if op.name not in self._known_ops:
+            raise Unsupported("no lowering to TVM is known")
+        return list(self._node(op.name, op, operands, kinds).results)
+
+    def _node(
+        self,
+        name: str,
+        op: ir.Operation | None,
+        operands: tuple[Value, ...],
+        kinds: Sequence[TensorType],
+    ) -> Node:
+        node = Node(name, op, operands)
+        node.results = tuple(Value(kind, node, i) for i, kind in enumerate(kinds))
+        self._nodes.append(node)
+        return node
+
+    def _call(self, name: str, operands: tuple[Value, ...]) -> list[Value]:
+        return self._block(self._functions[name].regions[0].blocks[0], operands, {})
+
+    def _region(
+        self,
+        op: ir.Operation,
+        index: int,
+        arguments: Sequence[Value],
+        env: dict[ir.Value, Value],
+    ) -> list[Value]:
+        return self._block(op.regions[index].blocks[0], arguments, env)
+
+    def _select_branch(
+        self, index: Value, branches: list[list[Value]], op: ir.Operation
+    ) -> list[Value]:
+        """Choose between branches that have all been computed; out of range means the last."""
+        if index.constant is not None:
+            i = int(index.constant)
+            return branches[i if 0 <= i < len(branches) else -1]
+        chosen = branches[-1]
+        for i, branch in reversed(list(enumerate(branches[:-1]))):
+            if index.type.dtype == "bool":  # branch 0 is the false one
+                hit = self._node("importer.not", op, (index,), [index.type]).result
+            else:
+                hit = self._node(
+                    "importer.equal",
+                    op,
+                    (index, splat(i, index.type)),
+                    [TensorType((), "bool")],
+                ).result
+            chosen = [
+                a if a is b else self._node("stablehlo.select", op, (hit, a, b), [a.type]).result
+                for a, b in zip(branch, chosen, strict=True)
+            ]
+        return chosen
+
+    def _unroll(
+        self, op: ir.Operation, operands: tuple[Value, ...], env: dict[ir.Value, Value]
+    ) -> list[Value]:
+        carried = list(operands)
+        start = len(self._nodes)
+        while True:
+            (proceed,) = self._region(op, 0, carried, env)
+            if proceed.constant is None:
+                raise Unsupported("the loop's trip count is not known at import time")
+            if not bool(proceed.constant):
+                return carried
+            carried = self._region(op, 1, carried, env)
+            if len(self._nodes) - start > MAX_UNROLLED_NODES:
+                raise Unsupported(f"unrolling the loop takes over {MAX_UNROLLED_NODES} operations")
+
+
+def _constant(attribute: ir.Attribute, kind: TensorType) -> Value:
+    if isinstance(attribute, ir.DenseElementsAttr) and (attribute.is_splat or kind.size == 1):
+        scalar = ir.DenseElementsAttr.get_splat(
+            ir.RankedTensorType.get([], attribute.type.element_type), attribute.get_splat_value()
+        )
+        return splat(dense_array(scalar), kind)
+    return Value(kind, constant=dense_array(attribute))
+
+
+def _placeholder(mlir_type: ir.Type) -> Value:
+    """Stand in for a result that could not be imported, so that the rest is still checked."""
+    try:
+        kind = tensor_type(mlir_type)
+    except Unsupported:
+        kind = TensorType((), "float32")
+    return Value(kind)

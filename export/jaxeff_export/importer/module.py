@@ -1,0 +1,49 @@
+"""The entry point: StableHLO in, a TVM module out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import tvm
+from jaxlib.mlir import ir
+
+# Each of these registers its family of rules.
+from . import contraction, convolution, indexing, reduction, shapes  # noqa: F401
+from .emitter import CompositeRule, Emitter, known_ops
+from .errors import UnsupportedOpError
+from .graph import GraphBuilder
+from .source import Source, load_module
+
+
+def import_stablehlo(
+    source: Source, *, composites: Mapping[str, CompositeRule] | None = None
+) -> tvm.IRModule:
+    """Import a StableHLO module into Relax.
+
+    Args:
+        source: StableHLO text, a portable artifact's bytes, an MLIR module, or an ``Exported``
+            from ``jax.export``.
+        composites: lowerings of ``stablehlo.composite`` by name, each called as
+            ``lowering(block_builder, *tensors, **attributes)`` and returning one Relax expression
+            or a list of them. Composites that are not named here are inlined.
+
+    Returns:
+        A module whose ``main`` takes the arguments of the public function in order, and returns
+        a tensor, or a tuple where the function has several results (or none).
+
+    Raises:
+        StableHLOParseError: the source cannot be read, or has no public function.
+        UnsupportedOpError: operations without a lowering; all of the module's are named.
+    """
+    composites = composites or {}
+    module = load_module(source)
+    builder = GraphBuilder(module, known_ops(), set(composites))
+    with module.context, ir.Location.unknown():
+        graph = builder.build()
+        emitter = Emitter(composites)
+        if not builder.unsupported:
+            emitter.emit(graph)
+    unsupported = builder.unsupported + emitter.unsupported
+    if unsupported:
+        raise UnsupportedOpError(unsupported)
+    return emitter.bb.get()

@@ -1,0 +1,136 @@
+"""Elementary functions of float32 as straight-line code that compilers vectorise.
+
+LLVM's own ``exp`` and friends become one library call per element. These are the classic
+range-reduction-and-polynomial forms (Cephes, S. Moshier, 1989), accurate to about 2 ulp, with NaN,
+infinities and signed zeros as IEEE asks. float64 goes to the C library.
+
+Sharp edge: results below the smallest normal number may be flushed to zero, as XLA's are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tvm import tirx
+from tvm.tirx import Expr
+
+from .scope import Scope
+
+_LOG2E = 1.44269504088896341
+_LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4
+_EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 0.5)
+_LOG = (
+    7.0376836292e-2,
+    -1.1514610310e-1,
+    1.1676998740e-1,
+    -1.2420140846e-1,
+    1.4249322787e-1,
+    -1.6668057665e-1,
+    2.0000714765e-1,
+    -2.4999993993e-1,
+    3.3333331174e-1,
+)
+_TANH = (
+    -5.70498872745e-3,
+    2.06390887954e-2,
+    -5.37397155531e-2,
+    1.33314422036e-1,
+    -3.33332819422e-1,
+)
+
+
+def _f32(value: float) -> Expr:
+    return tirx.const(value, "float32")
+
+
+def _i32(value: int) -> Expr:
+    return tirx.const(value, "int32")
+
+
+def _horner(s: Scope, x: Expr, coefficients: Sequence[float]) -> Expr:
+    total = _f32(coefficients[0])
+    for c in coefficients[1:]:
+        total = s.let(total * x + _f32(c))
+    return total
+
+
+def _power_of_two(s: Scope, n: Expr) -> Expr:
+    """2**n for an int32 ``n`` in [-126, 127]."""
+    return s.let(tirx.reinterpret("float32", (n + _i32(127)) << _i32(23)))
+
+
+def exp(s: Scope, x: Expr) -> Expr:
+    """e**x."""
+    low, high = _f32(-104.0), _f32(89.0)
+    y = s.let(tirx.Select(x > high, high, tirx.Select(x < low, low, x)))
+    y = s.let(tirx.Select(tirx.isnan(x), _f32(0.0), y))  # NaN to int is undefined
+    n = s.let(tirx.floor(y * _f32(_LOG2E) + _f32(0.5)))
+    r = s.let(y - n * _f32(_LN2_HIGH))
+    r = s.let(r - n * _f32(_LN2_LOW))
+    p = s.let(_horner(s, r, _EXP) * (r * r) + r + _f32(1.0))
+    # Two factors, so that 2**128 and the subnormals are reached without leaving the exponent range.
+    k = s.let(tirx.Cast("int32", n))
+    half = s.let(k >> _i32(1))
+    scaled = s.let(p * _power_of_two(s, half) * _power_of_two(s, s.let(k - half)))
+    return s.let(tirx.Select(tirx.isnan(x), x, scaled))
+
+
+def log(s: Scope, x: Expr) -> Expr:
+    """The natural logarithm."""
+    tiny = s.let(x < _f32(1.17549435e-38))
+    y = s.let(tirx.Select(tiny, x * _f32(2.0**23), x))
+    bits = s.let(tirx.reinterpret("int32", y))
+    exponent = s.let((bits >> _i32(23)) - _i32(126) - tirx.Select(tiny, _i32(23), _i32(0)))
+    mantissa = s.let(
+        tirx.reinterpret("float32", (bits & _i32(0x007FFFFF)) | _i32(0x3F000000))
+    )  # in [0.5, 1)
+    small = s.let(mantissa < _f32(0.70710678118))
+    e = s.let(tirx.Cast("float32", exponent - tirx.Select(small, _i32(1), _i32(0))))
+    m = s.let(tirx.Select(small, mantissa + mantissa, mantissa) - _f32(1.0))
+    z = s.let(m * m)
+    p = s.let(_horner(s, m, _LOG) * m * z + e * _f32(_LN2_LOW) - z * _f32(0.5))
+    value = s.let(m + p + e * _f32(_LN2_HIGH))
+    inf = _f32(float("inf"))
+    value = tirx.Select(x < inf, value, x)  # +inf and NaN
+    value = tirx.Select(tirx.EQ(x, _f32(0.0)), -inf, value)
+    return s.let(tirx.Select(x < _f32(0.0), _f32(float("nan")), value))
+
+
+def log1p(s: Scope, x: Expr) -> Expr:
+    """log(1 + x), accurate near zero (Kahan's correction of the rounding of 1 + x)."""
+    u = s.let(x + _f32(1.0))
+    d = s.let(u - _f32(1.0))
+    plain = s.let(tirx.Or(tirx.EQ(d, _f32(0.0)), tirx.Not(tirx.isfinite(u))))
+    corrected = s.let(log(s, u) * (x / tirx.Select(plain, _f32(1.0), d)))
+    return s.let(
+        tirx.Select(
+            tirx.EQ(x, _f32(-1.0)),
+            _f32(float("-inf")),
+            tirx.Select(plain, x, corrected),
+        )
+    )
+
+
+def expm1(s: Scope, x: Expr) -> Expr:
+    """exp(x) - 1: a polynomial near zero, the difference elsewhere."""
+    small = s.let(tirx.abs(x) < _f32(0.35))
+    y = s.let(tirx.Select(small, x, _f32(0.0)))
+    near = s.let(_horner(s, y, (1 / 5040, 1 / 720, 1 / 120, 1 / 24, 1 / 6, 0.5)) * (y * y) + y)
+    near = s.let(tirx.Select(tirx.EQ(x, _f32(0.0)), x, near))
+    return s.let(tirx.Select(small, near, exp(s, x) - _f32(1.0)))
+
+
+def tanh(s: Scope, x: Expr) -> Expr:
+    """The hyperbolic tangent."""
+    a = s.let(tirx.abs(x))
+    z = s.let(x * x)
+    near = s.let(_horner(s, z, _TANH) * z * x + x)
+    # 1 - 2 / (exp(2a) + 1) has the sign of x put back; at a > 9 it is 1 in float32.
+    far = s.let(_f32(1.0) - _f32(2.0) / (exp(s, s.let(a + a)) + _f32(1.0)))
+    far = s.let(tirx.Select(x < _f32(0.0), -far, far))
+    return s.let(tirx.Select(a < _f32(0.625), near, far))
+
+
+def logistic(s: Scope, x: Expr) -> Expr:
+    """1 / (1 + exp(-x))."""
+    return s.let(_f32(1.0) / (_f32(1.0) + exp(s, s.let(-x))))

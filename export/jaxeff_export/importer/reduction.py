@@ -1,0 +1,168 @@
+"""reduce and reduce_window with any body, over any number of operands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from jaxlib.mlir import ir
+from tvm import relax, te, tirx
+from tvm.tirx import Expr
+
+from .elementwise import immediate, is_immediate
+from .emitter import Emitter, rule
+from .errors import Unsupported
+from .graph import Node, Value
+from .regions import evaluate_region
+from .scope import Scope
+from .shapes import padded_index
+
+
+@rule("stablehlo.reduce")
+def _reduce(e: Emitter, node: Node) -> Sequence[relax.Expr]:
+    operands, inits = _halves(node.operands)
+    dims = sorted(node.op.attributes["dimensions"])
+    shape = operands[0].type.shape
+    if any(shape[d] == 0 for d in dims):
+        return _only_inits(e, node, inits)
+    result_shape = node.results[0].type.shape
+    kept = [d for d in range(len(shape)) if d not in dims]
+
+    def reduce(*tensors: te.Tensor) -> list[te.Tensor] | te.Tensor:
+        values, starts = tensors[: len(operands)], tensors[len(operands) :]
+        axes = [te.reduce_axis((0, shape[d]), name=f"k{d}") for d in dims]
+
+        def element(*index: Expr) -> Expr | tuple[Expr, ...]:
+            at: list = [None] * len(shape)
+            for d, i in [*zip(kept, index, strict=True), *zip(dims, axes, strict=True)]:
+                at[d] = i
+            reducer = region_reducer(node.op, inits, starts)
+            return reducer([x(*at) for x in values], axes)
+
+        if not axes:
+            raise Unsupported("a reduction over no dimension")
+        return te.compute(result_shape, element, name="reduce")
+
+    return _emit(e, node, reduce, operands, inits)
+
+
+@rule("stablehlo.reduce_window")
+def _reduce_window(e: Emitter, node: Node) -> Sequence[relax.Expr]:
+    operands, inits = _halves(node.operands)
+    shape = operands[0].type.shape
+    rank = len(shape)
+    attributes = node.op.attributes
+
+    def read(name: str) -> list[int]:
+        return list(attributes[name]) if name in attributes else [1] * rank
+
+    window, strides = list(attributes["window_dimensions"]), read("window_strides")
+    base, dilation = read("base_dilations"), read("window_dilations")
+    padding = np.zeros((rank, 2), int)
+    if "padding" in attributes:
+        padding = np.array(attributes["padding"]).reshape(rank, 2)
+    low = [int(p) for p in padding[:, 0]]
+    result_shape = node.results[0].type.shape
+    dims = [d for d in range(rank) if window[d] != 1]
+
+    def reduce(*tensors: te.Tensor) -> list[te.Tensor] | te.Tensor:
+        values, starts = tensors[: len(operands)], tensors[len(operands) :]
+        axes = {d: te.reduce_axis((0, window[d]), name=f"k{d}") for d in dims}
+        spread = [
+            (result_shape[d] - 1) * strides[d] + (window[d] - 1) * dilation[d] + 1
+            for d in range(rank)
+        ]
+
+        def start(k: int) -> Expr:
+            return immediate(inits[k]) if is_immediate(inits[k]) else starts[_rank(inits, k)]()
+
+        def element(*index: Expr) -> Expr | tuple[Expr, ...]:
+            at = [
+                i * strides[d] + (axes[d] * dilation[d] if d in axes else 0)
+                for d, i in enumerate(index)
+            ]
+            inside, source = padded_index(at, low, [b - 1 for b in base], shape, spread)
+            elements = [
+                x(*source) if inside is None else tirx.if_then_else(inside, x(*source), start(k))
+                for k, x in enumerate(values)
+            ]
+            if not axes:
+                scope = Scope()
+                initial = [start(k) for k in range(len(values))]
+                results = evaluate_region(node.op.regions[0], scope, [*initial, *elements])
+                return _one_or_tuple([scope.wrap(r) for r in results])
+            reducer = region_reducer(node.op, inits, starts)
+            return reducer(elements, list(axes.values()))
+
+        return te.compute(result_shape, element, name="reduce_window")
+
+    return _emit(e, node, reduce, operands, inits)
+
+
+def region_reducer(
+    op: ir.Operation, inits: Sequence[Value], starts: Sequence[te.Tensor]
+) -> Callable[[Sequence[Expr], Sequence[tirx.IterVar]], Expr | tuple[Expr, ...]]:
+    """The reducer of a body, started from the operation's initial values."""
+    region, count = op.regions[0], len(inits)
+
+    def combine(x, y):  # type: ignore[no-untyped-def]
+        accumulated, new = ([x], [y]) if count == 1 else (list(x), list(y))
+        scope = Scope()
+        results = evaluate_region(region, scope, [*accumulated, *new])
+        wrapped = [scope.wrap(r) for r in results]
+        return wrapped[0] if count == 1 else tuple(wrapped)
+
+    def identity(*dtypes: str):  # type: ignore[no-untyped-def]
+        values = [
+            immediate(v) if is_immediate(v) else tirx.const(0, t)
+            for v, t in zip(inits, dtypes, strict=True)
+        ]
+        return values[0] if count == 1 else tuple(values)
+
+    reducer = te.comm_reducer(combine, identity, name="body")
+    runtime_start = bool(starts)
+
+    def apply(elements, axes):  # type: ignore[no-untyped-def]
+        init = None
+        if runtime_start:
+            init = [
+                immediate(v) if is_immediate(v) else starts[_rank(inits, k)]()
+                for k, v in enumerate(inits)
+            ]
+        if count == 1:
+            return reducer(elements[0], axis=axes, init=init[0] if init else None)
+        return reducer(tuple(elements), axis=axes, init=init)
+
+    return apply
+
+
+def _emit(
+    e: Emitter, node: Node, function: Callable, operands: Sequence[Value], inits: Sequence[Value]
+) -> Sequence[relax.Expr]:
+    runtime = [v for v in inits if not is_immediate(v)]
+    name = node.name.rpartition(".")[2]
+    result = e.te(function, *operands, *runtime, name=name)
+    if len(node.results) == 1:
+        return [result]
+    return [e.bb.emit(relax.TupleGetItem(result, i)) for i in range(len(node.results))]
+
+
+def _only_inits(e: Emitter, node: Node, inits: Sequence[Value]) -> Sequence[relax.Expr]:
+    return [
+        e.bb.emit(relax.op.broadcast_to(e.tensor(init), result.type.shape))
+        for init, result in zip(inits, node.results, strict=True)
+    ]
+
+
+def _halves(values: Sequence[Value]) -> tuple[Sequence[Value], Sequence[Value]]:
+    half = len(values) // 2
+    return values[:half], values[half:]
+
+
+def _rank(inits: Sequence[Value], k: int) -> int:
+    """The position of initial value ``k`` among those that are known only at run time."""
+    return sum(not is_immediate(v) for v in inits[:k])
+
+
+def _one_or_tuple(values: list[Expr]) -> Expr | tuple[Expr, ...]:
+    return values[0] if len(values) == 1 else tuple(values)

@@ -1,0 +1,50 @@
+"""The bodies of reductions, scatters and sorts, evaluated on scalars."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jaxlib.mlir import ir
+from tvm import tirx
+from tvm.tirx import Expr
+
+from .errors import Unsupported
+from .scalars import SCALAR_RULES, ScalarOp, apply_scalar
+from .scope import Scope
+from .types import dense_array, tensor_type
+
+
+def evaluate_region(region: ir.Region, scope: Scope, arguments: Sequence[Expr]) -> list[Expr]:
+    """Apply a region of scalar operations to scalars.
+
+    Raises:
+        Unsupported: the region holds an operation that is not elementwise, or uses a value from
+            outside.
+    """
+    block = region.blocks[0]
+    env = dict(zip(block.arguments, arguments, strict=True))
+    for view in block.operations:
+        op = view.operation
+        if any(operand not in env for operand in op.operands):
+            raise Unsupported("its body uses a value from outside")
+        operands = [env[operand] for operand in op.operands]
+        if op.name == "stablehlo.return":
+            return operands
+        kind = tensor_type(op.results[0].type)
+        if op.name == "stablehlo.constant":
+            value = dense_array(op.attributes["value"])
+            if value.size != 1:
+                raise Unsupported("its body holds a constant that is not a scalar")
+            item = (
+                value.reshape(()).item() if kind.dtype != "bfloat16" else float(value.reshape(()))
+            )
+            env[op.results[0]] = tirx.const(item, kind.dtype)
+        elif op.name in ("stablehlo.reshape", "stablehlo.broadcast_in_dim") and kind.size == 1:
+            env[op.results[0]] = operands[0]
+        elif op.name in SCALAR_RULES:
+            same = len(op.operands) == 2 and op.operands[0] == op.operands[1]
+            info = ScalarOp(kind.dtype, op, same)
+            env[op.results[0]] = apply_scalar(op.name, scope, info, *operands)
+        else:
+            raise Unsupported(f"its body holds {op.name}, which is not elementwise")
+    raise Unsupported("its body returns nothing")

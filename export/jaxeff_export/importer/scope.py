@@ -1,0 +1,54 @@
+"""Scalar expressions with named intermediate values.
+
+Every rule for a scalar function writes its intermediates through :meth:`Scope.let`; the whole
+computation then becomes one nested ``Let`` that is linear in the number of operations, however
+often a value is used again.
+
+Sharp edges of TVM's scalar expressions, handled here and in ``scalars`` so that no rule has to:
+signed and unsigned 32- and 64-bit arithmetic is marked as never overflowing; ``x != x`` is
+simplified to false; 16-bit floats are computed in 32 bits and rounded once.
+"""
+
+from __future__ import annotations
+
+from tvm import tirx
+from tvm.tirx import Expr
+
+
+def dtype_of(expr: Expr) -> str:
+    """Return the dtype name of a scalar expression."""
+    return str(expr.ty.dtype)
+
+
+def is_float(dtype: str) -> bool:
+    """Tell floating-point dtypes (bfloat16 included) from integers and booleans."""
+    return "float" in dtype
+
+
+def bits_of(dtype: str) -> int:
+    """The width of an integer or floating-point dtype in bits."""
+    return 1 if dtype == "bool" else int("".join(c for c in dtype if c.isdigit()))
+
+
+class Scope:
+    """Collects ``let`` bindings and wraps a result in them."""
+
+    def __init__(self) -> None:
+        self._bindings: list[tuple[tirx.Var, Expr]] = []
+
+    def let(self, expr: Expr) -> Expr:
+        """Name ``expr`` so that using it several times computes it once."""
+        if isinstance(expr, tirx.Var | tirx.IntImm | tirx.FloatImm):
+            return expr
+        var = tirx.Var(f"v{len(self._bindings)}", dtype_of(expr))
+        self._bindings.append((var, expr))
+        return var
+
+    def wrap(self, result: Expr) -> Expr:
+        """Return ``result`` inside all bindings made so far."""
+        bindings = self._bindings
+        if bindings and result is bindings[-1][0]:
+            *bindings, (_, result) = bindings
+        for var, value in reversed(bindings):
+            result = tirx.Let(var, value, result)
+        return result

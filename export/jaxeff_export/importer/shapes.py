@@ -1,0 +1,167 @@
+"""Operations that only move elements."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from tvm import relax, te, tirx
+from tvm.tirx import Expr
+
+from .elementwise import immediate, is_immediate
+from .emitter import Emitter, rule
+from .graph import Node
+
+
+@rule("stablehlo.reshape")
+def _reshape(e: Emitter, node: Node) -> Sequence[relax.Expr]:
+    return [e.reshape(e.tensor(node.operands[0]), node.result.type.shape)]
+
+
+@rule("stablehlo.transpose")
+def _transpose(e: Emitter, node: Node) -> Sequence[relax.Expr]:
+    axes = list(node.op.attributes["permutation"])
+    operand = e.tensor(node.operands[0])
+    if axes == list(range(len(axes))):
+        return [operand]
+    return [e.bb.emit(relax.op.permute_dims(operand, axes))]
+
+
+@rule("stablehlo.slice")
+def _slice(e: Emitter, node: Node) -> Sequence[relax.Expr]:
+    starts = list(node.op.attributes["start_indices"])
+    strides = list(node.op.attributes["strides"])
+
+    def take(x: te.Tensor) -> te.Tensor:
+        return te.compute(
+            node.result.type.shape,
+            lambda *i: x(*(s + k * d for s, k, d in zip(starts, i, strides, strict=True))),
+            name="slice",
+        )
+
+    return [e.te(take, node.operands[0], name="slice")]
+
+
+@rule("stablehlo.reverse")
+def _reverse(e: Emitter, node: Node) -> Sequence[relax.Expr]:
+    dims = set(node.op.attributes["dimensions"])
+    shape = node.result.type.shape
+
+    def flip(x: te.Tensor) -> te.Tensor:
+        return te.compute(
+            shape,
+            lambda *i: x(*(shape[d] - 1 - k if d in dims else k for d, k in enumerate(i))),
+            name="reverse",
+        )
+
+    return [e.te(flip, node.operands[0], name="reverse")]
+
+
+@rule("stablehlo.concatenate")
+def _concatenate(e: Emitter, node: Node) -> Sequence[relax.Expr]:
+    axis = node.op.attributes["dimension"].value
+    tensors = [e.tensor(v) for v in node.operands if v.type.size]
+    if len(tensors) == 1:
+        return tensors
+    return [e.bb.emit(relax.op.concat(tensors, axis))]
+
+
+@rule("stablehlo.pad")
+def _pad(e: Emitter, node: Node) -> Sequence[relax.Expr]:
+    low = list(node.op.attributes["edge_padding_low"])
+    interior = list(node.op.attributes["interior_padding"])
+    operand, value = node.operands
+    result = node.result.type
+    if operand.type.size == 0:
+        fill = e.bb.emit(relax.op.broadcast_to(e.tensor(value), result.shape))
+        return [fill]
+
+    def pad(x: te.Tensor, fill: te.Tensor | None = None) -> te.Tensor:
+        def element(*index: Expr) -> Expr:
+            inside, at = padded_index(index, low, interior, operand.type.shape)
+            outside = immediate(value) if fill is None else fill()
+            return x(*at) if inside is None else tirx.if_then_else(inside, x(*at), outside)
+
+        return te.compute(result.shape, element, name="pad")
+
+    if is_immediate(value):
+        return [e.te(pad, operand, name="pad")]
+    return [e.te(pad, operand, value, name="pad")]
+
+
+def padded_index(
+    index: Sequence[Expr],
+    low: Sequence[int],
+    interior: Sequence[int],
+    shape: Sequence[int],
+    extent: Sequence[int] | None = None,
+) -> tuple[Expr | None, list[Expr]]:
+    """Map an index of a padded tensor to the tensor itself.
+
+    Args:
+        index: the position in the padded tensor.
+        low: elements of padding before the first, per dimension; may be negative.
+        interior: elements of padding between neighbours, per dimension.
+        shape: of the tensor without its padding.
+        extent: one more than the largest value of ``index``, where known: dimensions that need
+            no check are left out.
+
+    Returns:
+        The condition that the position holds an element (None: always), and the element's index.
+    """
+    conditions, at = [], []
+    for d, (i, lo, gap, size) in enumerate(zip(index, low, interior, shape, strict=True)):
+        position = i - lo if lo else i
+        if gap:
+            conditions.append(tirx.EQ(tirx.floormod(position, gap + 1), tirx.const(0, "int64")))
+            position_in = tirx.floordiv(position, gap + 1)
+        else:
+            position_in = position
+        covers = extent is not None and lo <= 0 and extent[d] - lo <= (size - 1) * (gap + 1) + 1
+        if lo > 0:
+            conditions.append(position >= 0)
+        if not covers:
+            conditions.append(position_in < size)
+        at.append(position_in)
+    return (tirx.all(*conditions) if conditions else None), at
+
+
+@rule("stablehlo.bitcast_convert")
+def _bitcast_convert(e: Emitter, node: Node) -> Sequence[relax.Expr]:
+    source, target = node.operands[0].type, node.result.type
+    narrow, wide = sorted((_bits(source.dtype), _bits(target.dtype)))
+
+    def same(x: te.Tensor) -> te.Tensor:
+        return te.compute(
+            target.shape, lambda *i: _reinterpret(target.dtype, x(*i)), name="bitcast"
+        )
+
+    def split(x: te.Tensor) -> te.Tensor:  # one wide element to several narrow ones
+        def element(*i: Expr) -> Expr:
+            bits = _reinterpret(f"uint{wide}", x(*i[:-1]))
+            shift = tirx.Cast(f"uint{wide}", i[-1] * narrow)
+            return _reinterpret(target.dtype, tirx.Cast(f"uint{narrow}", bits >> shift))
+
+        return te.compute(target.shape, element, name="bitcast")
+
+    def join(x: te.Tensor) -> te.Tensor:
+        def element(*i: Expr) -> Expr:
+            total = None
+            for k in range(wide // narrow):
+                bits = _reinterpret(f"uint{narrow}", x(*i, tirx.const(k, "int64")))
+                part = tirx.Cast(f"uint{wide}", bits) << tirx.const(k * narrow, f"uint{wide}")
+                total = part if total is None else total | part
+            return _reinterpret(target.dtype, total)
+
+        return te.compute(target.shape, element, name="bitcast")
+
+    several = split if _bits(source.dtype) == wide else join
+    return [e.te(same if narrow == wide else several, node.operands[0], name="bitcast")]
+
+
+def _reinterpret(dtype: str, x: Expr) -> Expr:
+    return x if str(x.ty.dtype) == dtype else tirx.reinterpret(dtype, x)
+
+
+def _bits(dtype: str) -> int:
+    return np.dtype(dtype).itemsize * 8 if dtype != "bfloat16" else 16

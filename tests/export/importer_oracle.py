@@ -1,0 +1,52 @@
+"""XLA as the oracle: run a JAX function through the importer and TVM, and compare."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import numpy as np
+import tvm
+from jaxeff_export.compilation import compile_module
+from jaxeff_export.importer import import_stablehlo
+from tvm import relax
+
+
+def run(module: tvm.IRModule, *args) -> list[np.ndarray]:
+    """Compile an imported module for this machine and call it."""
+    vm = relax.VirtualMachine(compile_module(module), tvm.cpu())
+    leaves = [tvm.runtime.tensor(np.array(leaf, order="C")) for leaf in jax.tree.leaves(args)]
+    result = vm["main"](*leaves)
+    return [result.numpy()] if hasattr(result, "numpy") else [r.numpy() for r in result]
+
+
+def export(function: Callable, *args) -> jax.export.Exported:
+    return jax.export.export(jax.jit(function))(*args)
+
+
+def assert_agrees(function: Callable, *args, rtol: float | None = None, atol: float = 0.0) -> None:
+    """Assert that TVM computes what XLA computes.
+
+    Integers and booleans must be equal. Floats may differ by ``rtol`` (a few units in the last
+    place of their dtype by default) and must agree on where they are NaN.
+    """
+    got = run(import_stablehlo(export(function, *args)), *args)
+    want = [np.asarray(leaf) for leaf in jax.tree.leaves(jax.jit(function)(*args))]
+    assert len(got) == len(want)
+    for ours, theirs in zip(got, want, strict=True):
+        assert ours.shape == theirs.shape
+        assert ours.dtype == theirs.dtype
+        assert_close(ours, theirs, rtol, atol)
+
+
+def assert_close(
+    ours: np.ndarray, theirs: np.ndarray, rtol: float | None = None, atol: float = 0.0
+) -> None:
+    """Compare two arrays of one dtype: exactly, or to a few units in the last place."""
+    if theirs.dtype.kind in "biu":
+        np.testing.assert_array_equal(ours, theirs)
+        return
+    tolerance = 8 * float(jax.numpy.finfo(theirs.dtype).eps) if rtol is None else rtol
+    np.testing.assert_allclose(
+        ours.astype(np.float64), theirs.astype(np.float64), rtol=tolerance, atol=atol
+    )

@@ -1,0 +1,67 @@
+"""Whole programs, against XLA."""
+
+from __future__ import annotations
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+from importer_oracle import assert_agrees
+
+
+def _normal(seed: int, *shape: int, scale: float = 1.0) -> jax.Array:
+    return scale * jax.random.normal(jax.random.key(seed), shape)
+
+
+def test_mlp():
+    sizes = (20, 16, 10)
+    params = [
+        {"w": _normal(i, a, b, scale=a**-0.5), "b": _normal(i + 9, b)}
+        for i, (a, b) in enumerate(itertools.pairwise(sizes))
+    ]
+
+    def mlp(params, x):
+        for layer in params[:-1]:
+            x = jax.nn.relu(x @ layer["w"] + layer["b"])
+        return jax.nn.log_softmax(x @ params[-1]["w"] + params[-1]["b"])
+
+    assert_agrees(mlp, params, _normal(3, 4, 20), rtol=1e-5, atol=1e-6)
+
+
+def test_lenet_in_plain_lax():
+    kernels = [_normal(0, 5, 5, 3, 6, scale=0.1), _normal(1, 5, 5, 6, 16, scale=0.1)]
+    dense = _normal(2, 400, 10, scale=0.05)
+
+    def pool(x):
+        return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+
+    def lenet(kernels, dense, x):
+        for kernel in kernels:
+            x = jax.lax.conv_general_dilated(
+                x, kernel, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
+            )
+            x = pool(jax.nn.relu(x))
+        return jax.nn.softmax(x.reshape(x.shape[0], -1) @ dense)
+
+    assert_agrees(lenet, kernels, dense, _normal(3, 2, 32, 32, 3), rtol=1e-4, atol=1e-6)
+
+
+def test_attention():
+    weights = {name: _normal(i, 16, 16, scale=0.25) for i, name in enumerate("qkvo")}
+
+    def attention(weights, tokens, table):
+        x = table[tokens]
+        mean = x.mean(-1, keepdims=True)
+        x = (x - mean) * jax.lax.rsqrt(((x - mean) ** 2).mean(-1, keepdims=True) + 1e-6)
+        q, k, v = (
+            jnp.einsum("btd,de->bte", x, weights[n]).reshape(2, 5, 4, 4).swapaxes(1, 2)
+            for n in "qkv"
+        )
+        scores = jnp.einsum("bhqd,bhkd->bhqk", q, k) / 2.0
+        mask = jnp.tril(jnp.ones((5, 5), bool))
+        weighted = jax.nn.softmax(jnp.where(mask, scores, -jnp.inf))
+        out = jnp.einsum("bhqk,bhkd->bhqd", weighted, v).swapaxes(1, 2).reshape(2, 5, 16)
+        return x + jax.nn.gelu(out @ weights["o"], approximate=False)
+
+    tokens = jnp.array([[1, 2, 3, 4, 5], [0, 0, 7, 7, 100]])
+    assert_agrees(attention, weights, tokens, _normal(8, 8, 16), rtol=1e-4, atol=1e-5)
