@@ -3,7 +3,8 @@
 JAX's interpreter-facing API moves with its minor versions. `jax.extend.core` and
 `jax.extend.core.primitives` are public and used where they suffice; the private modules below are
 needed to keep source locations and name scopes when an equation is bound again, to read a name
-scope, and for two primitives that the public list lacks. A JAX upgrade is an edit of this file and of the pin in pyproject.toml.
+scope, and for two primitives that the public list lacks. A JAX upgrade is an edit of this file and
+of the pin in pyproject.toml.
 
 Sharp edge: `multiple_results` primitives bind to a list, all others to a bare value; `bind` below
 always returns a list.
@@ -72,20 +73,19 @@ def call_name(eqn: JaxprEqn) -> str:
     return name if isinstance(name, str) else ""
 
 
-def scopes(eqn: JaxprEqn) -> tuple[tuple[str, ...], bool]:
-    """The name scopes around an equation, outermost first, and whether it was transposed.
+def scopes(eqn: JaxprEqn) -> tuple[str, ...]:
+    """The name scopes around an equation, outermost first, marks of `jvp` and `vmap` left out.
 
-    Marks left by transformations (`jvp`, `vmap`) are dropped; `transposed` tells backward-pass
-    equations apart.
+    Scopes inside a transposition are left out too: they name what the backward pass was derived
+    from, not what it is.
     """
     names: list[str] = []
-    transposed = False
     for element in eqn.source_info.name_stack.stack:
         if type(element).__name__ == "Scope":
             names.append(element.name)
         elif element.name == "transpose":
-            transposed = True
-    return tuple(names), transposed
+            break
+    return tuple(names)
 
 
 def source_line(eqn: JaxprEqn) -> str:

@@ -16,6 +16,7 @@ from jax import lax
 
 from jaxeff._compat import Literal
 from jaxeff.program import primitives as prim
+from jaxeff.program.grouping import UNNAMED
 from jaxeff.program.layers import Layer, Program
 
 Run = Callable[[Program, Any, Sequence[Any]], list[Any]]
@@ -171,7 +172,8 @@ def _cond(
     def unified(fn: Callable[[list[Any]], list[Any]]) -> Callable[[list[Any]], list[Any]]:
         return lambda inner: _promote_all(fn(inner), like, promote)
 
-    return lax.switch(index, [unified(b) for b in branches], operands)
+    with jax.named_scope(UNNAMED):  # switch clamps its index
+        return lax.switch(index, [unified(b) for b in branches], operands)
 
 
 def _remat(

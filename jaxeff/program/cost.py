@@ -3,7 +3,7 @@
 MACs count the products of dot products and convolutions, the measure of the source work; pointwise
 functions, pooling and additions count nothing. Padding counts as work, as in the usual formula
 (output size x kernel size x input channels / groups). A scan's body counts once per iteration, a
-cond counts its most expensive branch, and a while loop, whose trip count isn't known, one iteration.
+cond counts its most expensive branch, and a while loop (its trip count isn't known) one iteration.
 
 BOPs = MACs x activation bits x weight bits (Galen, arXiv 2212.07818); a layer that no quantization
 setting touches has the bits of its dtypes.

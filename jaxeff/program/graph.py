@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from enum import IntFlag
 from typing import Any
 
-from jax.ad_checkpoint import checkpoint_name
+import jax.numpy as jnp
 
 from jaxeff import _compat
 from jaxeff._compat import ClosedJaxpr, JaxprEqn, Literal
@@ -25,7 +25,6 @@ from jaxeff.program import primitives as prim
 
 STATE_TAG = "jaxeff.state:"
 NEW_STATE_TAG = "jaxeff.new_state:"
-state_tag = checkpoint_name
 
 
 class Role(IntFlag):
@@ -77,7 +76,6 @@ class Node:
         calls: Names and identities of the calls around it, outermost first.
         scopes: The name scopes around it, outermost first; empty for NNX.
         graphs: The sub-functions of a control-flow node.
-        transposed: Whether it belongs to a backward pass.
     """
 
     eqn: JaxprEqn
@@ -86,7 +84,6 @@ class Node:
     calls: tuple[tuple[str, int], ...] = ()
     scopes: tuple[str, ...] = ()
     graphs: tuple["Graph", ...] = ()
-    transposed: bool = False
 
     @property
     def primitive(self) -> Any:
@@ -138,8 +135,7 @@ class _Flattener:
 
         for eqn in closed.jaxpr.eqns:
             inputs = tuple(atom(a) for a in eqn.invars)
-            names, transposed = _compat.scopes(eqn)
-            names = outer + names
+            names = outer + _compat.scopes(eqn)
             if _is_inlined(eqn):
                 self.call_count += 1
                 inner = (*calls, (_compat.call_name(eqn), self.call_count))
@@ -149,11 +145,14 @@ class _Flattener:
                 continue
             role, path = _provenance(inputs)
             if eqn.primitive is prim.NAME and eqn.params["name"].startswith(STATE_TAG):
-                role, path = Role.STATE, eqn.params["name"].removeprefix(STATE_TAG)
+                # Counters and keys feed random numbers; they are nobody's weights.
+                numeric = jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.floating)
+                path = eqn.params["name"].removeprefix(STATE_TAG) if numeric else ""
+                role = Role.STATE if numeric else Role.KEY
             outputs = tuple(Value(v.aval, role, path) for v in eqn.outvars)
             graphs = _sub_graphs(eqn, inputs, outputs)
             env.update(zip(eqn.outvars, outputs, strict=True))
-            self.nodes.append(Node(eqn, inputs, outputs, calls, names, graphs, transposed))
+            self.nodes.append(Node(eqn, inputs, outputs, calls, names, graphs))
         return [atom(v) for v in closed.jaxpr.outvars]
 
 

@@ -23,6 +23,10 @@ def mark(kind: str, site: str) -> str:
     return f"jaxeff[{kind}]({site})"
 
 
+# Around what an interpreter adds that is nobody's layer.
+UNNAMED = mark("other", "")
+
+
 def group(graph: Graph, depth: int = 0) -> Program:
     """The program of a graph; layers have no sites yet.
 
@@ -30,7 +34,9 @@ def group(graph: Graph, depth: int = 0) -> Program:
         graph: Nodes with roles.
         depth: How many marks around a node have been read already (inside a marked layer).
     """
-    auxiliary = _state_updates(graph)
+    auxiliary = _state_updates(graph) | {
+        n for n in graph.nodes if UNNAMED in n.scopes and not n.graphs
+    }
     readers = _readers(graph)
     marked, rest = _by_mark(graph.nodes, depth, auxiliary)
     layers = [_marked_layer(key, nodes, readers, depth) for key, nodes in marked.items()]
@@ -78,7 +84,7 @@ def _by_mark(
     rest: list[Node] = []
     for node in nodes:
         marks = [m for s in node.scopes if (m := _MARK.fullmatch(s))]
-        if len(marks) > depth and not node.transposed and node not in auxiliary:
+        if len(marks) > depth and marks[depth]["site"] and node not in auxiliary:
             found = marks[depth]
             marked[found["kind"], found["site"]].append(node)
         else:

@@ -22,6 +22,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax.numpy as jnp
+
 from jaxeff import _compat
 from jaxeff._compat import Literal
 from jaxeff.program import primitives as prim
@@ -99,8 +101,10 @@ class Layer:
 
     @property
     def is_matchable(self) -> bool:
-        """Whether a pattern without a kind may select it."""
-        return bool(self.site) and (self.kind not in UNMATCHED_KINDS or bool(self.weights))
+        """Whether a pattern without a kind may select it: it computes real numbers."""
+        if not self.site or not jnp.issubdtype(self.outputs[0].aval.dtype, jnp.floating):
+            return False
+        return self.kind not in UNMATCHED_KINDS or bool(self.weights)
 
     def fn(self, *values: Any) -> tuple[Any, ...]:
         """Evaluates the layer as the traced function would, on arrays in the order of `inputs`."""

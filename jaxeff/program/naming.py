@@ -8,7 +8,6 @@ of `fc` is `fc#1`, the second unnamed ReLU is `relu_1`.
 """
 
 from collections import Counter
-from collections.abc import Iterable
 
 from jaxeff import _compat
 from jaxeff.program import primitives as prim
@@ -20,31 +19,29 @@ from jaxeff.program.regions import owner
 
 def name_layers(program: Program) -> None:
     """Sets `site`, `base` and `occurrence` of every layer, sub-programs included."""
+    layers = [layer for layer in program.walk() if _computes(layer)]
     counts: Counter[str] = Counter()
-    for layer in program.walk():
-        if layer.site or not _computes(layer):
-            continue
+    for layer in layers:
         if layer.mark:
             _set(layer, *_parse(layer.mark))
-            continue
-        base, indexed = _base(layer)
-        _set(layer, base, counts[base], indexed)
-        counts[base] += 1
+            counts[layer.base] = max(counts[layer.base], layer.occurrence + 1)
+    sizes = Counter(call for layer in layers for node in layer.nodes for call in node.calls)
+    for layer in layers:
+        if not layer.mark:
+            base, separator = _base(layer, sizes)
+            _set(layer, base, counts[base], separator)
+            counts[base] += 1
 
 
 def _computes(layer: Layer) -> bool:
-    if layer.kind in {"control flow", "input"}:
-        return any(v.is_data for v in layer.outputs)
-    tags = [t for n in layer.nodes if (t := _tag(n))]
-    internal = all(t.startswith((STATE_TAG, NEW_STATE_TAG)) for t in tags) and len(tags) == len(
-        layer.nodes
-    )
+    tags = [_tag(n) for n in layer.nodes]
+    internal = bool(tags) and all(t.startswith((STATE_TAG, NEW_STATE_TAG)) for t in tags)
     return any(v.is_data for v in layer.outputs) and not internal and not layer.auxiliary
 
 
-def _set(layer: Layer, base: str, occurrence: int, indexed: str) -> None:
+def _set(layer: Layer, base: str, occurrence: int, separator: str) -> None:
     layer.base, layer.occurrence = base, occurrence
-    layer.site = base if occurrence == 0 else f"{base}{indexed}{occurrence}"
+    layer.site = base if occurrence == 0 else f"{base}{separator}{occurrence}"
 
 
 def _parse(site: str) -> tuple[str, int, str]:
@@ -56,10 +53,12 @@ def _parse(site: str) -> tuple[str, int, str]:
     return site, 0, "#"
 
 
-def _base(layer: Layer) -> tuple[str, str]:
+def _base(layer: Layer, sizes: Counter[tuple[str, int]]) -> tuple[str, str]:
     """The name without its occurrence, and what separates the two."""
     if layer.kind == "input":
         return "input", "_"
+    if layer.kind == "control flow":
+        return layer.nodes[0].primitive.name.rstrip("0123456789"), "_"
     paths = [layer.inputs[i].path for i in layer.weights + layer.biases]
     if paths:
         return owner(paths[0]), "#"
@@ -68,14 +67,14 @@ def _base(layer: Layer) -> tuple[str, str]:
         if tag and not tag.startswith("jaxeff."):
             return tag, "#"
     scopes = [s for s in layer.nodes[0].scopes if not s.startswith("jaxeff[")]
-    return "/".join([*scopes[1:], _what(layer)]), "_"
+    return "/".join([*scopes[1:], _what(layer, sizes)]), "_"
 
 
 def _tag(node: Node) -> str:
     return node.params["name"] if node.primitive is prim.NAME else ""
 
 
-def _what(layer: Layer) -> str:
+def _what(layer: Layer, sizes: Counter[tuple[str, int]]) -> str:
     """A short name for what a layer does."""
     primitive = layer.nodes[0].primitive
     if layer.kind == "pooling":
@@ -87,7 +86,7 @@ def _what(layer: Layer) -> str:
         )
         return "mean" if scaled else prim.REDUCTION.get(primitive, "reduction")
     if layer.kind in {"elementwise", "normalization"}:
-        return _function_name(layer)
+        return _function_name(layer, sizes)
     if layer.kind == "contraction":
         return "contraction"
     if layer.kind == "linear":
@@ -95,17 +94,16 @@ def _what(layer: Layer) -> str:
     return primitive.name
 
 
-def _function_name(layer: Layer) -> str:
+def _function_name(layer: Layer, sizes: Counter[tuple[str, int]]) -> str:
     nodes = [n for n in layer.nodes if n.primitive is not prim.NAME]
     known = known_name(layer)
     if known:
         return known
-    shared = set.intersection(*(set(n.calls) for n in nodes)) if nodes else set()
-    if shared:
-        # The outermost call that holds the whole layer and nothing else is its name.
-        name = min(shared, key=lambda call: call[1])[0].strip("_")
-        if _is_name(name):
-            return name
+    # A call that holds this layer and nothing else is named after what it does.
+    own = Counter(call for node in layer.nodes for call in node.calls)
+    for name, _ in sorted((c for c in own if own[c] == sizes[c] >= len(nodes)), key=_by_id):
+        if _is_name(name.strip("_")):
+            return name.strip("_")
     if len(nodes) == 1:
         return _compat.call_name(nodes[0].eqn).strip("_") or nodes[0].primitive.name
     return "normalize" if layer.kind == "normalization" else "elementwise"
@@ -115,6 +113,5 @@ def _is_name(name: str) -> bool:
     return name.isidentifier() and not name.startswith("lambda")
 
 
-def all_names(layers: Iterable[Layer]) -> list[str]:
-    """The sites of layers, in order."""
-    return [layer.site for layer in layers if layer.site]
+def _by_id(call: tuple[str, int]) -> int:
+    return call[1]

@@ -1,8 +1,8 @@
 """Which setting a transform applies where.
 
 A spec maps patterns to settings: `{"conv*": Additive(0.3), "*:linear": Int(8), "fc3": None}`. A
-pattern is a glob over site names (`fnmatch`), optionally followed by `:kind`. The first pattern that
-matches a site wins; `None` leaves the site alone. `fc` matches every use of a shared layer `fc`,
+pattern is a glob over site names (`fnmatch`), optionally followed by `:kind`. The first pattern
+that matches a site wins; `None` leaves it alone. `fc` matches every use of a shared layer `fc`,
 `fc#1` its second use only. A pattern without a kind selects layers that compute; shape operations
 and control flow are selected by naming their kind.
 """
