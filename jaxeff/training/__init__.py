@@ -1,5 +1,27 @@
-"""Training: one jit-compiled optax loop for every experiment, and checkpoints of any pytree."""
+"""Training: one jit-compiled optax loop for every experiment, and checkpoints of any pytree.
+
+`fit` is the way in. `make_epoch` is its pure core, to be vmapped over replicates; `run_epochs`
+gives any such epoch progress, checkpoints and resuming.
+"""
 
 from jaxeff.training.checkpoint import CheckpointError, load_metadata, load_pytree, save_pytree
+from jaxeff.training.epoch import TrainState, init, make_epoch
+from jaxeff.training.fit import FitResult, fit
+from jaxeff.training.loop import DivergedError, run_epochs
+from jaxeff.training.losses import cross_entropy, stateless
 
-__all__ = ["CheckpointError", "load_metadata", "load_pytree", "save_pytree"]
+__all__ = [
+    "CheckpointError",
+    "DivergedError",
+    "FitResult",
+    "TrainState",
+    "cross_entropy",
+    "fit",
+    "init",
+    "load_metadata",
+    "load_pytree",
+    "make_epoch",
+    "run_epochs",
+    "save_pytree",
+    "stateless",
+]

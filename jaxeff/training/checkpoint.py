@@ -30,7 +30,7 @@ from safetensors.numpy import save_file
 
 FORMAT = 1
 _HEADER = "jaxeff"
-_CHECKSUM = "jaxeff.sha256"
+_DIGITS = 64  # of a SHA-256
 # Stored as they are; other dtypes (bfloat16, float8, …) are stored as integers of their size.
 _PLAIN = {
     *("float64", "float32", "float16", "int64", "int32", "int16", "int8", "bool"),
@@ -83,7 +83,8 @@ def save_pytree(
     }
     stored = {name: _to_plain(array) for name, array in arrays.items()}
     text = json.dumps(header)
-    entries = {_HEADER: text, _CHECKSUM: _digest(text, stored)}
+    # One entry, checksum first: safetensors writes several in no fixed order.
+    entries = {_HEADER: _digest(text, stored) + text}
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
     try:
@@ -151,13 +152,14 @@ def _read(path: Path) -> _File:
             stored = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
     except (SafetensorError, UnicodeDecodeError, OSError) as error:
         raise CheckpointError(f"the checkpoint {path} is damaged: {error}.") from error
-    if _HEADER not in entries or _CHECKSUM not in entries:
+    if _HEADER not in entries:
         raise CheckpointError(f"{path} is a safetensors file, but not one of jaxeff's.")
-    if _digest(entries[_HEADER], stored) != entries[_CHECKSUM]:
+    checksum, text = entries[_HEADER][:_DIGITS], entries[_HEADER][_DIGITS:]
+    if _digest(text, stored) != checksum:
         raise CheckpointError(
             f"the checkpoint {path} is damaged: its checksum differs from the recorded one."
         )
-    header = json.loads(entries[_HEADER])
+    header = json.loads(text)
     if header["format"] != FORMAT:
         raise CheckpointError(
             f"the checkpoint {path} has format {header['format']}; this version of jaxeff reads "

@@ -1,0 +1,136 @@
+"""`fit`: train a pytree of parameters on data in memory with any optax optimizer.
+
+    f, params = jaxeff.functional(model)
+    result = fit(
+        key, cross_entropy(f), params, (images, labels),
+        optimizer=optax.adam(1e-3), epochs=10, batch_size=128, checkpoint="run.safetensors",
+    )
+
+Each epoch is one compiled scan (`jaxeff.training.epoch`); progress, checkpoints, resuming and
+divergence are handled around it (`jaxeff.training.loop`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import optax
+
+from jaxeff.training.epoch import Loss, TrainState, count_examples, init, make_epoch
+from jaxeff.training.loop import History, run_epochs
+
+
+class FitResult(NamedTuple):
+    """A trained model.
+
+    Attributes:
+      params: The trained parameters.
+      state: The model's state after training, ``None`` if it has none.
+      opt_state: The optimizer's state.
+      history: One record per epoch: ``epoch``, ``loss`` and the metrics, as Python numbers.
+    """
+
+    params: Any
+    state: Any
+    opt_state: Any
+    history: History
+
+
+def fit(
+    key: jax.Array,
+    loss: Loss,
+    params: Any,
+    data: Any,
+    *,
+    optimizer: optax.GradientTransformation,
+    epochs: int,
+    batch_size: int,
+    state: Any = None,
+    eval_fn: Callable[[TrainState], Mapping[str, Any]] | None = None,
+    eval_every: int = 1,
+    on_epoch: Callable[[int, TrainState, dict[str, Any]], bool | None] | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    checkpoint_every: int = 1,
+    resume: bool = True,
+    settings: Mapping[str, Any] | None = None,
+    progress: bool = True,
+) -> FitResult:
+    """Minimize a loss over mini-batches.
+
+    Args:
+      key: Random key; the run is a function of it and of the other arguments.
+      loss: ``loss(key, params, state, batch, step) -> (loss, (metrics, new_state))``; see
+        `stateless` and `cross_entropy` for shorter forms.
+      params: Pytree of parameters to start from; it stays valid.
+      data: Pytree of arrays with a common first axis of examples, e.g. ``(images, labels)``.
+      optimizer: Any optax optimizer; schedules count updates, not epochs.
+      epochs: Passes over the data, including those before a resume.
+      batch_size: Examples per update; a last incomplete batch is left out of the epoch.
+      state: The model's mutable state, from ``functional(model, mutable=True)``.
+      eval_fn: ``eval_fn(train_state) -> metrics``, added to the epoch's record.
+      eval_every: Epochs between evaluations.
+      on_epoch: Called with the epoch's index, state and record; returning True stops the run.
+      checkpoint: File to keep the run in (safetensors).
+      checkpoint_every: Epochs between checkpoints.
+      resume: Whether to go on from ``checkpoint`` if it exists.
+      settings: What else defines the run, as JSON: learning rate, length of a schedule, noise
+        level. A checkpoint with other settings is refused.
+      progress: Whether to show a progress bar; only on a terminal.
+
+    Returns:
+      The trained parameters, state, optimizer state and history.
+
+    Raises:
+      DivergedError: A loss or parameter isn't finite; it names the epoch and carries the last
+        good state.
+      CheckpointError: The checkpoint is damaged, of another model or of another run.
+      TypeError: The loss doesn't return what it should.
+      ValueError: The data don't have a common first axis, or hold less than one batch.
+    """
+    epoch = make_epoch(loss, optimizer, batch_size)
+    start = init(params, optimizer, state)
+    _check_loss(loss, key, start, data, batch_size)
+    final, history = run_epochs(
+        key,
+        epoch,
+        start,
+        data,
+        epochs=epochs,
+        eval_fn=eval_fn,
+        eval_every=eval_every,
+        on_epoch=on_epoch,
+        checkpoint=checkpoint,
+        checkpoint_every=checkpoint_every,
+        resume=resume,
+        settings={**(settings or {}), "batch_size": batch_size},
+        progress=progress,
+    )
+    return FitResult(final.params, final.state, final.opt_state, history)
+
+
+def _check_loss(loss: Loss, key: jax.Array, start: TrainState, data: Any, batch_size: int) -> None:
+    """Hold a loss to its form on shapes alone, before anything is compiled."""
+    if count_examples(data) < batch_size:
+        return  # the epoch says so
+    batch = jax.tree.map(lambda leaf: leaf[:batch_size], data)
+    result = jax.eval_shape(loss, key, start.params, start.state, batch, start.step)
+    form = "loss(key, params, state, batch, step) must return (loss, (metrics, new_state))"
+    try:
+        value, (metrics, state) = result
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"{form}; wrap a loss(key, params, batch) in jaxeff.training.stateless."
+        ) from None
+    if getattr(value, "shape", None) != ():
+        raise TypeError(f"{form} with a scalar loss, not one of shape {list(value.shape)}.")
+    if not isinstance(metrics, dict):
+        raise TypeError(f"{form} with a dict of metrics, not a {type(metrics).__name__}.")
+    given: Any = jax.tree.structure(start.state)
+    returned: Any = jax.tree.structure(state)
+    if returned != given:
+        raise TypeError(
+            f"{form} with a state of the structure it was given: expected {given}, got {returned}."
+        )
