@@ -22,7 +22,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 
 @jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Gaussian:
     """Independent normal variables given by their means and variances.
 
@@ -59,7 +59,7 @@ class Gaussian:
         """The second raw moments, E[x^2] = mean^2 + var."""
         return self.mean * self.mean + self.var
 
-    def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
+    def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Array:
         """Draw independent samples.
 
         Args:
