@@ -1,5 +1,7 @@
 """Compression: fewer bits, fewer channels."""
 
+from jaxeff.compression.calibration import calibrate
+from jaxeff.compression.integer import Int
 from jaxeff.compression.quantization import (
     Grid,
     dequantize,
@@ -8,5 +10,16 @@ from jaxeff.compression.quantization import (
     quantize,
     value_range,
 )
+from jaxeff.compression.quantized import quantized
 
-__all__ = ["Grid", "dequantize", "fake_quantize", "grid", "quantize", "value_range"]
+__all__ = [
+    "Grid",
+    "Int",
+    "calibrate",
+    "dequantize",
+    "fake_quantize",
+    "grid",
+    "quantize",
+    "quantized",
+    "value_range",
+]

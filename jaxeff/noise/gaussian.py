@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxeff.settings import check_choice, check_number, register_setting, static
+from jaxeff.settings import check_broadcasts, check_choice, check_number, register_setting, static
 
 PLACES = ("output", "weights", "input")
 ORDERS = ("mul_add", "add_mul")
@@ -139,14 +139,5 @@ def _normal(key: PRNGKeyArray, x: Any) -> Array:
 
 def _level(name: str, sigma: Any, x: Any) -> Array:
     """The noise level in the dtype of `x`, so that it never promotes the result."""
-    shape = jnp.shape(x)
-    try:
-        fits = jnp.broadcast_shapes(jnp.shape(sigma), shape) == shape
-    except ValueError:
-        fits = False
-    if not fits:
-        raise ValueError(
-            f"{name} has shape {jnp.shape(sigma)}, which doesn't broadcast against the perturbed "
-            f"array of shape {shape}."
-        )
+    check_broadcasts(name, sigma, jnp.shape(x))
     return jnp.asarray(sigma).astype(jnp.result_type(x))

@@ -2,6 +2,7 @@
 
 from jaxeff.photonic.bose_einstein import MODES, BoseEinstein
 from jaxeff.photonic.chaotic_light import ChaoticLight, noise_sigma, sigma_bounds, slot_pattern
+from jaxeff.photonic.photonic import photonic
 from jaxeff.photonic.pooling import (
     gaussian_noise,
     physical_sample,
@@ -15,6 +16,7 @@ __all__ = [
     "ChaoticLight",
     "gaussian_noise",
     "noise_sigma",
+    "photonic",
     "physical_sample",
     "probabilistic_pooling",
     "quant_relu",

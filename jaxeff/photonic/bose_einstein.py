@@ -15,13 +15,17 @@ References:
     Nature Communications 15, 10445 (2024). Goodman, "Statistical Optics".
 """
 
+import warnings
 from typing import Any
 
-import distrax
 import jax
 import jax.numpy as jnp
 from jax.scipy.special import gammaln, xlog1py, xlogy
 from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+with warnings.catch_warnings():  # the TensorFlow Probability behind it reads a name JAX deprecated
+    warnings.simplefilter("ignore", DeprecationWarning)
+    import distrax
 
 MODES = 10.64  # measurement time over coherence time of the published set-up
 

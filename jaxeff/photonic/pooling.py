@@ -30,6 +30,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from jaxeff.compression.quantization import fake_quantize
 from jaxeff.photonic.bose_einstein import BoseEinstein
 from jaxeff.photonic.chaotic_light import ChaoticLight, noise_sigma, slot_pattern
+from jaxeff.settings import check_broadcasts
 
 
 def quant_relu(
@@ -110,7 +111,11 @@ def probabilistic_pooling(
 
     Returns:
         Noisy pooled activations, in the shape and dtype of `pool(x)`.
+
+    Raises:
+        ValueError: `light.noise` doesn't broadcast against the pooled activations.
     """
     intensity = pool(quant_relu(x, light.bits, light.full_scale))
+    check_broadcasts("ChaoticLight.noise", light.noise, intensity.shape)
     model = physical_sample if light.model == "physical" else gaussian_noise
     return model(key, intensity, light)

@@ -1,0 +1,156 @@
+"""`quantized`: a model computed with fake-quantized weights and activations.
+
+    g = quantized(f, {"*": Int(8), "fc3": None})
+    y = g(params, x)                                   # straight-through gradients
+
+Without a range, activations are quantized by their own smallest and largest value on every call;
+`calibrate` measures ranges once.
+
+Sharp edges:
+    Values stay floating-point numbers on an integer grid; `quantize` makes true int8 codes.
+    A straight-through gradient is one everywhere, also where a fixed range clamps.
+    Integer arrays are left alone.
+"""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxeff.compression.integer import Int
+from jaxeff.compression.quantization import fake_quantize, value_range
+from jaxeff.program import Layer, evaluate, plain, trace
+from jaxeff.program import primitives as prim
+from jaxeff.program.grouping import mark
+from jaxeff.program.spec import resolve
+from jaxeff.settings import check_applies
+
+
+def quantized(f: Callable[..., Any], spec: Mapping[str, Int | None]) -> Callable[..., Any]:
+    """Fake-quantizes the layers of a model.
+
+    Args:
+        f: A pure function `f(params, *args)`.
+        spec: Maps patterns of sites to `Int` settings; the first match wins and None leaves a
+            layer alone.
+
+    Returns:
+        A pure function `g(params, *args)` like `f`, with straight-through gradients.
+
+    Raises:
+        TypeError: A setting isn't an `Int`.
+        ValueError: On the first call: a pattern matches no site, or a setting has nothing to
+            quantize in any of its layers.
+    """
+    check_spec(spec)
+
+    def rule(settings: Mapping[str, Any], layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
+        setting = settings.get(layer.site)
+        if setting is None:
+            return plain(layer, key, *values)
+        inputs = list(values)
+        for i in _weights(layer, setting):
+            inputs[i] = _weight(layer, i, inputs[i], setting)
+        read = operands(layer, setting)
+        for operand, i in enumerate(read):
+            inputs[i] = _activation(layer.site, operand, len(read), inputs[i], setting)
+        outputs = plain(layer, key, *inputs)
+        if not (setting.activations and setting.at == "output"):
+            return outputs
+        count = len(outputs)
+        return [_activation(layer.site, i, count, y, setting) for i, y in enumerate(outputs)]
+
+    def g(*args: Any, **kwargs: Any) -> Any:
+        program = trace(f, *args, **kwargs)
+        settings = resolve(spec, program)
+        check_applies(settings, program.sites, applies, "an integer grid")
+        leaves = jax.tree.leaves((args, kwargs))
+        outputs = evaluate(program, functools.partial(rule, settings), None, leaves)
+        return jax.tree.unflatten(program.out_tree, outputs)
+
+    return g
+
+
+def check_spec(spec: Mapping[str, Any]) -> None:
+    """Checks that a spec holds `Int` settings or None.
+
+    Raises:
+        TypeError: It holds something else.
+    """
+    for pattern, setting in spec.items():
+        if setting is not None and not isinstance(setting, Int):
+            raise TypeError(
+                f"The setting of {pattern!r} must be an Int, such as Int(8), or None; not "
+                f"{setting!r}."
+            )
+
+
+def applies(layer: Layer, setting: Int) -> bool:
+    """Whether a setting quantizes anything in a layer."""
+    result = setting.activations and setting.at == "output"
+    return result or bool(_weights(layer, setting)) or bool(operands(layer, setting))
+
+
+def operands(layer: Layer, setting: Int) -> list[int]:
+    """The inputs of a layer that a setting quantizes as activations."""
+    reads = setting.activations and setting.at == "input" and _multiplies(layer)
+    return list(layer.data) if reads else []
+
+
+def _multiplies(layer: Layer) -> bool:
+    return layer.kind in {"linear", "contraction"}
+
+
+def _weights(layer: Layer, setting: Int) -> list[int]:
+    """The weights of a multiply-accumulate; an operand of the operation, never a bias."""
+    return list(layer.weights) if setting.weights and _multiplies(layer) else []
+
+
+def _channels(layer: Layer, index: int) -> tuple[int, ...]:
+    """The axes of a weight that make output channels: those not summed over."""
+    node = layer.op
+    assert node is not None
+    shape = layer.inputs[index].aval.shape
+    side = next(
+        (
+            side
+            for side, v in enumerate(node.inputs)
+            if not getattr(v, "is_data", False) and v.aval.shape == shape
+        ),
+        None,
+    )
+    if side is None:
+        raise ValueError(
+            f"The weight of {layer.site!r} has shape {shape} and reaches its "
+            f"{node.primitive.name} in another, so its output channels are unknown; use "
+            'per="tensor".'
+        )
+    if node.primitive is prim.p.dot_general_p:
+        summed = node.params["dimension_numbers"][0][side]
+        return tuple(axis for axis in range(len(shape)) if axis not in summed)
+    numbers = node.params["dimension_numbers"]
+    return (numbers.rhs_spec[0] if side == 1 else numbers.lhs_spec[0],)
+
+
+def _weight(layer: Layer, index: int, x: Any, setting: Int) -> Any:
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return x
+    keep = _channels(layer, index) if setting.per == "channel" else ()
+    with jax.named_scope(mark("quantize", f"{layer.site}/quantize_weights_{index}")):
+        low, high = value_range(x, keep)
+        symmetric = setting.is_symmetric("weights")
+        return fake_quantize(x, setting.width("weights"), low, high, symmetric)
+
+
+def _activation(site: str, operand: int, count: int, x: Any, setting: Int) -> Any:
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return x
+    with jax.named_scope(mark("quantize", f"{site}/quantize_{setting.at}_{operand}")):
+        bounds = setting.bounds(operand, count)
+        if bounds is None:
+            per_sample = setting.activations_per == "sample" and x.ndim > 1
+            bounds = value_range(x, (0,) if per_sample else ())
+        symmetric = setting.is_symmetric("activations")
+        return fake_quantize(x, setting.width("activations"), *bounds, symmetric)

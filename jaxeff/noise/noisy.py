@@ -1,0 +1,99 @@
+"""`noisy`: a model with analog noise at chosen layers, as a transform of its function.
+
+    g = noisy(f, {"conv*": Additive(0.3), "relu*": Multiplicative(0.1)})
+    y = g(key, params, x)
+
+Sharp edges:
+    Same key, same noise: split the key for another draw. A layer's noise depends only on the key
+    and the layer's name, so making another layer noisy doesn't change it.
+    `at="weights"` draws noise for every use of a weight, as an analog read-out would, and in every
+    iteration of a scan; biases of linear layers stay clean.
+    Integer and boolean values (an argmax, an index) are left alone.
+    An outer transform acts first on what enters a layer and last on what leaves it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import PRNGKeyArray
+
+from jaxeff.noise.gaussian import PLACES, Noise
+from jaxeff.program import Layer, evaluate, plain, trace
+from jaxeff.program.graph import Role
+from jaxeff.program.spec import resolve
+from jaxeff.settings import check_applies
+
+
+def noisy(f: Callable[..., Any], spec: Mapping[str, Noise | None]) -> Callable[..., Any]:
+    """Perturbs the layers of a model.
+
+    Args:
+        f: A pure function `f(params, *args)`.
+        spec: Maps patterns of sites to noise models; the first match wins and None leaves a layer
+            alone.
+
+    Returns:
+        A pure function `g(key, params, *args)` with the result of `f` under noise.
+
+    Raises:
+        TypeError: A setting isn't a noise model.
+        ValueError: On the first call: a pattern matches no site, or a noise model names weights
+            where none of its layers has any.
+    """
+    for pattern, setting in spec.items():
+        if setting is not None and not isinstance(setting, Noise):
+            raise TypeError(
+                f"The setting of {pattern!r} must be a noise model with a method perturb(key, x), "
+                f"such as Additive(0.3), or None; not {setting!r}."
+            )
+
+    def g(key: PRNGKeyArray, *args: Any, **kwargs: Any) -> Any:
+        program = trace(f, *args, **kwargs)
+        models = resolve(spec, program)
+        check_applies(models, program.sites, _applies, "noise to perturb")
+
+        def rule(layer: Layer, site_key: PRNGKeyArray, *values: Any) -> Sequence[Any]:
+            model = models.get(layer.site)
+            if model is None:
+                return plain(layer, site_key, *values)
+            inputs = list(values)
+            for i in _places(layer, model):
+                inputs[i] = _perturb(model, jax.random.fold_in(site_key, i), inputs[i])
+            outputs = plain(layer, site_key, *inputs)
+            if _at(model) != "output":
+                return outputs
+            return [
+                _perturb(model, jax.random.fold_in(site_key, i), y) for i, y in enumerate(outputs)
+            ]
+
+        leaves = jax.tree.leaves((args, kwargs))
+        return jax.tree.unflatten(program.out_tree, evaluate(program, rule, key, leaves))
+
+    return g
+
+
+def _at(model: Noise) -> str:
+    place = getattr(model, "at", "output")
+    if place not in PLACES:
+        raise ValueError(f"A noise model's `at` must be one of {PLACES}, not {place!r}.")
+    return place
+
+
+def _places(layer: Layer, model: Noise) -> list[int]:
+    """The inputs of a layer that a model perturbs."""
+    if _at(model) == "input":
+        return list(layer.data) if layer.kind != "input" else [0]
+    if _at(model) == "weights":
+        return [i for i in layer.weights if not layer.inputs[i].role & Role.STATE]
+    return []
+
+
+def _applies(layer: Layer, model: Noise) -> bool:
+    places = layer.outputs if _at(model) == "output" else _places(layer, model)
+    return bool(places)
+
+
+def _perturb(model: Noise, key: PRNGKeyArray, x: Any) -> Any:
+    return model.perturb(key, x) if jnp.issubdtype(jnp.result_type(x), jnp.floating) else x

@@ -1,0 +1,87 @@
+"""`photonic`: a model whose average pooling is carried by chaotic light, as a transform.
+
+    g = photonic(f, {"avg_pool*": ChaoticLight(noise=0.5, slots=8)})
+    y = g(key, params, x)
+
+Each matched pooling layer becomes quantized ReLU, average pooling and noise; see
+`jaxeff.photonic.pooling` for the two models and their limits. To learn the noise, build the setting
+from a trained parameter inside the loss: `ChaoticLight(noise=jax.nn.sigmoid(rho))`.
+
+Sharp edges:
+    Same key, same noise: split the key for another draw.
+    What enters a matched layer passes a ReLU; negative values are lost, as light can't carry them.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+from jaxtyping import PRNGKeyArray
+
+from jaxeff.photonic.chaotic_light import ChaoticLight
+from jaxeff.photonic.pooling import probabilistic_pooling
+from jaxeff.program import Layer, evaluate, plain, trace
+from jaxeff.program import primitives as prim
+from jaxeff.program.spec import resolve
+
+_SUMS = {prim.p.reduce_window_sum_p, prim.p.reduce_sum_p}
+_SCALES = {prim.p.div_p, prim.p.mul_p}
+
+
+def photonic(f: Callable[..., Any], spec: Mapping[str, ChaoticLight | None]) -> Callable[..., Any]:
+    """Carries average pooling layers of a model by chaotic light.
+
+    Args:
+        f: A pure function `f(params, *args)`.
+        spec: Maps patterns of average pooling sites to `ChaoticLight` settings; the first match
+            wins and None leaves a layer alone.
+
+    Returns:
+        A pure function `g(key, params, *args)` with the result of `f` under chaotic light.
+
+    Raises:
+        TypeError: A setting isn't a `ChaoticLight`.
+        ValueError: On the first call: a pattern matches no site, or one that isn't an average
+            pooling or a mean.
+    """
+    for pattern, setting in spec.items():
+        if setting is not None and not isinstance(setting, ChaoticLight):
+            raise TypeError(
+                f"The setting of {pattern!r} must be a ChaoticLight or None, not {setting!r}."
+            )
+
+    def g(key: PRNGKeyArray, *args: Any, **kwargs: Any) -> Any:
+        program = trace(f, *args, **kwargs)
+        lights = resolve(spec, program)
+        for layer in program.sites:
+            if lights.get(layer.site) is not None and not _is_average(layer):
+                raise ValueError(
+                    f"Chaotic light can carry average pooling only, but {layer.site!r} is "
+                    f"{layer.kind}; narrow the pattern, for example to 'avg_pool*'."
+                )
+
+        def rule(layer: Layer, site_key: PRNGKeyArray, *values: Any) -> Sequence[Any]:
+            light = lights.get(layer.site)
+            if light is None:
+                return plain(layer, site_key, *values)
+            (i,) = layer.data
+
+            def pool(x: Any) -> Any:
+                return layer.fn(*values[:i], x, *values[i + 1 :])[0]
+
+            return [probabilistic_pooling(site_key, values[i], light, pool)]
+
+        leaves = jax.tree.leaves((args, kwargs))
+        return jax.tree.unflatten(program.out_tree, evaluate(program, rule, key, leaves))
+
+    return g
+
+
+def _is_average(layer: Layer) -> bool:
+    found = {node.primitive for node in layer.nodes}
+    averages = bool(found & _SUMS) and bool(found & _SCALES)
+    return (
+        layer.kind in {"pooling", "reduction"}
+        and averages
+        and len(layer.data) == len(layer.outputs) == 1
+    )
