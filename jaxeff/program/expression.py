@@ -208,11 +208,10 @@ def _aligned(
 
 
 def _constant(value: Any) -> _Term:
-    array = np.asarray(value) if not hasattr(value, "aval") else value
-    if array.ndim == 0 and isinstance(array, np.ndarray):
-        return _Term(repr(array.item()), (), ())
-    shape = tuple(array.shape)
-    return _Term(f"<{array.dtype}{list(shape)}>", shape, (None,) * len(shape))
+    shape = tuple(np.shape(value))
+    if shape or isinstance(value, jax.core.Tracer):
+        return _Term(f"<{value.dtype}{list(shape)}>", shape, (None,) * len(shape))
+    return _Term(repr(np.asarray(value).item()), (), ())
 
 
 @functools.lru_cache(maxsize=16)

@@ -15,7 +15,7 @@ Sharp edges:
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntFlag
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax.numpy as jnp
 
@@ -62,7 +62,7 @@ class Value:
         return bool(self.role & (Role.PARAM | Role.STATE)) and not self.is_data
 
 
-Atom = Value | Literal
+Atom: TypeAlias = Any  # a Value, or one of JAX's literals
 
 
 @dataclass(eq=False, slots=True)

@@ -59,9 +59,9 @@ def _readers(graph: Graph) -> _Readers:
     for node in graph.nodes:
         for value in node.values:
             readers[value].add(node)
-    for value in graph.outputs:
-        if isinstance(value, Value):
-            readers[value].add(None)
+    for result in graph.outputs:
+        if isinstance(result, Value):
+            readers[result].add(None)
     return readers
 
 

@@ -104,7 +104,8 @@ class Layer:
         """Whether a pattern without a kind may select it: it computes real numbers."""
         if not self.site or not jnp.issubdtype(self.outputs[0].aval.dtype, jnp.floating):
             return False
-        return self.kind not in UNMATCHED_KINDS or bool(self.weights)
+        look_up = self.kind == "shape" and bool(self.weights)
+        return look_up or self.kind not in UNMATCHED_KINDS
 
     def fn(self, *values: Any) -> tuple[Any, ...]:
         """Evaluates the layer as the traced function would, on arrays in the order of `inputs`."""

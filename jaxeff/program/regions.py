@@ -29,8 +29,7 @@ class Segment:
     def kind(self) -> str:
         """The layer kind of these nodes."""
         if any(_reduces(n) for n in self.nodes):
-            same = self.exit.aval.size == self.root.aval.size
-            return "normalization" if same else "reduction"
+            return "normalization" if self._recombines() else "reduction"
         moves = [n for n in self.nodes if n.primitive in prim.BROADCAST_BACK]
         if len(moves) == len(self.nodes):
             return "shape"
@@ -41,6 +40,23 @@ class Segment:
         ):
             return "normalization"
         return "elementwise"
+
+    def _recombines(self) -> bool:
+        """Whether a tensor meets its own statistic again."""
+        statistics: set[Value] = set()
+        for node in self.nodes:
+            data = [v for v in node.values if v.is_data or not self.root.is_data]
+            derived = [v in statistics for v in data]
+            if any(derived) and not all(derived):
+                return True
+            if any(derived) or node.primitive in prim.REDUCTION:
+                statistics.update(node.outputs)
+            elif _reduces(node):  # a custom-derivative call: both happen inside, or neither
+                same = node.outputs[0].aval.shape == data[0].aval.shape
+                if same:
+                    return True
+                statistics.update(node.outputs)
+        return False
 
     @property
     def owners(self) -> set[str]:

@@ -1,0 +1,182 @@
+"""Site names last: whatever wraps the model, a layer is called what it was called."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import linen, nnx
+from jax.ad_checkpoint import checkpoint_name
+
+from jaxeff.functional import functional
+from jaxeff.nn import MLP, LeNet5
+from jaxeff.program import evaluate, plain, trace
+
+LENET_SITES = [
+    "input", "conv1", "relu", "max_pool", "conv2", "relu_1", "max_pool_1",
+    "fc1", "relu_2", "fc2", "relu_3", "fc3",
+]  # fmt: skip
+
+
+def names(f, *args, **kwargs):
+    return [s.site for s in trace(f, *args, **kwargs).sites if s.is_matchable]
+
+
+@pytest.fixture(scope="module")
+def lenet():
+    f, params = functional(LeNet5(rngs=nnx.Rngs(0)))
+    return f, params, jnp.ones((2, 28, 28, 1))
+
+
+def over_batch(f):
+    return lambda p, x: jax.vmap(lambda row: f(p, row[None])[0])(x)
+
+
+def interpreted(f):
+    def g(params, x):
+        program = trace(f, params, x)
+        values = jax.tree.leaves((params, x))
+        return jax.tree.unflatten(program.out_tree, evaluate(program, plain, None, values))
+
+    return g
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda f: f,
+        jax.jit,
+        jax.checkpoint,
+        over_batch,
+        interpreted,
+        lambda f: interpreted(interpreted(f)),
+        lambda f: jax.jit(interpreted(jax.checkpoint(jax.jit(f)))),
+        lambda f: over_batch(interpreted(f)),
+    ],
+    ids=["plain", "jit", "remat", "vmap", "interpreted", "twice", "nested", "vmap-interpreted"],
+)
+def test_wrapping_keeps_names(lenet, wrap):
+    f, params, x = lenet
+    assert names(wrap(f), params, x) == LENET_SITES
+
+
+def test_names_of_the_forward_pass_survive_grad(lenet):
+    f, params, x = lenet
+
+    def loss(p, x):
+        return f(p, x).sum()
+
+    found = names(jax.value_and_grad(loss), params, x)
+    assert [n for n in found if n in LENET_SITES] == LENET_SITES
+    assert found == names(jax.jit(jax.value_and_grad(interpreted(loss))), params, x)[: len(found)]
+
+
+class Reuse(linen.Module):
+    """Every case in which Linen's own name stack is empty, repeated or wrong."""
+
+    @linen.compact
+    def __call__(self, x):
+        shared = linen.Dense(4, name="shared")
+        x = shared(linen.relu(shared(x)))
+        jitted = linen.jit(linen.Dense)
+        x = jitted(4, name="b")(linen.relu(jitted(4, name="a")(x)))
+        x = linen.remat(linen.Dense)(4, name="r")(x)
+        return linen.Dense(3)(linen.softmax(x))
+
+
+def test_linen_reuse_jit_and_remat():
+    module = Reuse()
+    x = jnp.ones((2, 4))
+    f, params = functional(module, module.init(jax.random.key(0), x))
+    expected = ["input", "shared", "relu", "shared#1", "a", "relu_1", "b", "r", "softmax"]
+    assert names(f, params, x) == [*expected, "Dense_0"]
+
+
+class Stack(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        scan = linen.scan(
+            lambda m, c, _: (linen.relu(m(c)), None),
+            variable_axes={"params": 0},
+            split_rngs={"params": True},
+            length=3,
+        )
+        return scan(linen.Dense(4, name="layer"), x, None)[0]
+
+
+def test_linen_scan_names_its_body():
+    module = Stack()
+    x = jnp.ones((2, 4))
+    f, params = functional(module, module.init(jax.random.key(0), x))
+    assert names(f, params, x) == ["input", "layer", "relu"]
+
+
+def test_nnx_and_linen_agree():
+    class Net(linen.Module):
+        @linen.compact
+        def __call__(self, x):
+            for i in (1, 2):
+                x = linen.relu(linen.Dense(5, name=f"fc{i}")(x))
+            return linen.Dense(3, name="fc3")(x)
+
+    x = jnp.ones((2, 4))
+    module = Net()
+    f_linen, p_linen = functional(module, module.init(jax.random.key(0), x))
+    f_nnx, p_nnx = functional(MLP((4, 5, 5, 3), rngs=nnx.Rngs(0)))
+    assert names(f_linen, p_linen, x) == names(f_nnx, p_nnx, x)
+
+
+def test_control_flow_and_nested_lists():
+    def f(p, x):
+        x = jax.lax.cond(x.sum() > 0, lambda v: jax.nn.relu(v @ p["a"]), lambda v: v @ p["b"], x)
+        x = jax.lax.fori_loop(0, 3, lambda _, v: jax.nn.silu(v @ p["layers"][1]["w"]), x)
+        limit = lambda v: v.sum() < 10.0  # noqa: E731
+        return jax.lax.while_loop(limit, lambda v: v @ p["c"] + 1.0, x)
+
+    w = jnp.eye(4)
+    params = {"a": w, "b": w, "c": w, "layers": [{}, {"w": w}]}
+    x = jnp.ones((2, 4))
+    found = names(f, params, x)
+    assert {"a", "b", "c", "layers/1", "relu", "silu"} <= set(found)
+    assert found == names(interpreted(f), params, x)
+
+
+def test_tags_name_layers_without_weights():
+    def f(p, x):
+        return checkpoint_name(jnp.sin(x @ p["w"]), "wave") + 1.0
+
+    assert names(f, {"w": jnp.eye(3)}, jnp.ones((2, 3))) == ["input", "w", "wave", "add"]
+
+
+def test_closed_over_constants_are_operands():
+    basis = jax.random.normal(jax.random.key(0), (4, 4))
+
+    def f(p, x):
+        return jax.nn.softmax(2.0 * (x @ basis @ p["w"]))
+
+    found = names(f, {"w": jnp.eye(4)}, jnp.ones((2, 4)))
+    assert found == ["input", "linear", "w", "mul", "softmax"]
+
+
+def test_mutable_state_and_dropout_are_no_sites():
+    f, params, state = functional(MLP((6, 5, 3), batch_norm=True, rngs=nnx.Rngs(0)), mutable=True)
+    x = jnp.ones((2, 6))
+    assert names(f, params, state, x) == ["input", "fc1", "bn1", "relu", "fc2"]
+    net = nnx.Sequential(
+        nnx.Linear(4, 4, rngs=nnx.Rngs(0)),
+        nnx.Dropout(0.5, rngs=nnx.Rngs(1)),
+        nnx.Linear(4, 2, rngs=nnx.Rngs(2)),
+    )
+    f, params, state = functional(net, mutable=True)
+    found = names(f, params, state, jnp.ones((2, 4)))
+    assert [n for n in found if n.startswith("layers")] == ["layers/0", "layers/2"]
+
+
+def test_key_arguments_come_first_or_anywhere():
+    def f(key, p, x):
+        return x @ p["w"] + jax.random.normal(key, x.shape)
+
+    x = jnp.ones((2, 3))
+    assert "w" in names(f, jax.random.key(0), {"w": jnp.eye(3)}, x)
+    last = functools.partial(lambda p, x, key: f(key, p, x))
+    assert "w" in names(last, {"w": jnp.eye(3)}, x, jax.random.key(0))
