@@ -1,1 +1,64 @@
-"""StableHLO export: from a JAX function to a library for this machine or an ARM board."""
+"""StableHLO export: from a JAX function to a library for this machine or an ARM board.
+
+    bundle = jaxeff_export.deploy(f, (params, x), target="cortex-a72", path="lenet")
+    bundle.check("emulated")
+    bundle.run(x, board="rpc://raspberrypi:9090")
+
+This is the only room that imports TVM, and it does so only when something is compiled or run.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from jaxeff_export.artifact import Artifact, ArtifactError, export
+from jaxeff_export.boards import Board, BoardError
+from jaxeff_export.bundle import Bundle, BundleError
+from jaxeff_export.deploy import deploy
+from jaxeff_export.signature import SignatureError
+from jaxeff_export.target import ARM_TARGETS, TargetError, resolve_target, target_names
+from jaxeff_export.toolchain import ToolchainError
+
+if TYPE_CHECKING:
+    from jaxeff_export.compilation import compile_module
+    from jaxeff_export.importer import (
+        StableHLOParseError,
+        UnsupportedOpError,
+        import_stablehlo,
+    )
+
+__all__ = [
+    "ARM_TARGETS",
+    "Artifact",
+    "ArtifactError",
+    "Board",
+    "BoardError",
+    "Bundle",
+    "BundleError",
+    "SignatureError",
+    "StableHLOParseError",
+    "TargetError",
+    "ToolchainError",
+    "UnsupportedOpError",
+    "compile_module",
+    "deploy",
+    "export",
+    "import_stablehlo",
+    "resolve_target",
+    "target_names",
+]
+
+# What imports TVM on import, and where it is.
+_NEED_TVM = {
+    "compile_module": "jaxeff_export.compilation",
+    "import_stablehlo": "jaxeff_export.importer",
+    "StableHLOParseError": "jaxeff_export.importer",
+    "UnsupportedOpError": "jaxeff_export.importer",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _NEED_TVM:
+        return getattr(import_module(_NEED_TVM[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -129,12 +129,17 @@ def missing_features(target: Mapping[str, Any]) -> tuple[str, ...]:
     reported = _reported_features()
     if not reported or target_machine(target) != normalized_machine(platform.machine()):
         return ()
-    wanted = _llvm_features(target)
-    return tuple(
-        name
-        for name, kernel_name in _KERNEL_NAMES.items()
-        if name in wanted and kernel_name not in reported
-    )
+    wanted = arithmetic_features(target)
+    return tuple(sorted(name for name in wanted if _KERNEL_NAMES[name] not in reported))
+
+
+def arithmetic_features(target: Mapping[str, Any]) -> frozenset[str]:
+    """The features of `target`, as LLVM names them, that matter for dense arithmetic."""
+    import tvm
+    from tvm.target import codegen
+
+    features = codegen.llvm_get_cpu_features(tvm.target.Target(dict(target)))
+    return frozenset(_KERNEL_NAMES) & {str(name) for name in features}
 
 
 def _host() -> Target:
@@ -149,13 +154,6 @@ def _host() -> Target:
     if masked:
         target["mattr"] = [f"-{name}" for name in masked]
     return target
-
-
-def _llvm_features(target: Mapping[str, Any]) -> set[str]:
-    import tvm
-    from tvm.target import codegen
-
-    return {str(name) for name in codegen.llvm_get_cpu_features(tvm.target.Target(dict(target)))}
 
 
 def _reported_features() -> frozenset[str]:

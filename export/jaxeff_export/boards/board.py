@@ -8,6 +8,7 @@ on the board, whose functions run there.
 from __future__ import annotations
 
 import abc
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -51,6 +52,10 @@ class Board(abc.ABC):
     @abc.abstractmethod
     def load(self, library: Path) -> Any:
         """Copies a library to the board and loads it there: a ``tvm.runtime.Module``."""
+
+    def lacks(self, target: Mapping[str, Any]) -> tuple[str, ...]:
+        """CPU features that code for `target` may use and the board is known not to have."""
+        return ()
 
     def explain(self, error: Exception) -> str:
         """One sentence on why a call on the board failed."""

@@ -4,11 +4,11 @@ It answers exactly as a board at ``rpc://`` does, so what runs here runs there; 
 instructions a real core would, so its results hold for the real board. It is for correctness only:
 the time an emulator takes says nothing about a board, and timing on it is refused.
 
-Call `prepare` once; it downloads what the board runs. Starting takes five to ten seconds (an emulated Python importing TVM's runtime), so open one board
-and run many bundles on it.
+Call `prepare` once; it downloads what the board runs. Starting takes a few seconds (an emulated
+Python importing TVM's runtime), so open one board and run many bundles on it.
 
-Sharp edge: the emulated core has only its own instructions. A library for a newer core (A76) dies
-on an older one (A72), as it would on a real board; pick the core with ``emulated:cortex-a76``.
+Sharp edge: the emulated core has only its own instructions. A library for a newer core (A76) is
+refused on an older one (A72), where it would die; pick the core with ``emulated:cortex-a76``.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
@@ -28,11 +29,12 @@ from typing import IO, Any, Self
 from jaxeff_export.boards.board import Board, BoardError
 from jaxeff_export.boards.rpc import RpcBoard
 from jaxeff_export.boards.sysroot import Sysroot, prepare
+from jaxeff_export.target import ARM_TARGETS, arithmetic_features
 from jaxeff_export.toolchain import find_emulator
 
 __all__ = ["CORES", "EmulatedBoard", "prepare"]
 
-CORES = ("cortex-a53", "cortex-a72", "cortex-a76")
+CORES = tuple(ARM_TARGETS)
 
 
 class EmulatedBoard(Board):
@@ -61,6 +63,7 @@ class EmulatedBoard(Board):
         self.cpu = cpu
         self.name = f"emulated:{cpu}"
         self.machine = "aarch64"
+        self._target = ARM_TARGETS[cpu]
         self._start_timeout = start_timeout
         self._session_timeout = session_timeout
         self._server: subprocess.Popen[bytes] | None = None
@@ -113,9 +116,13 @@ class EmulatedBoard(Board):
         """Uploads the library and loads it into the emulated machine."""
         return self._connected().load(library)
 
+    def lacks(self, target: Mapping[str, Any]) -> tuple[str, ...]:
+        """What the emulated core does not have."""
+        return tuple(sorted(arithmetic_features(target) - arithmetic_features(self._target)))
+
     def explain(self, error: Exception) -> str:
         """Adds what the emulated server printed last, where the crash itself is told."""
-        reason = super().explain(error)
+        reason = self._connected().explain(error)
         last = self._last_words()
         return f"{reason} ({last})" if last else reason
 
@@ -129,7 +136,7 @@ class EmulatedBoard(Board):
         script = Path(__file__).with_name("device_server.py")
         # Boards that start at the same moment begin their search for a port at different places.
         first = random.SystemRandom().randrange(20000, 60000, 100)
-        self._log = tempfile.TemporaryFile()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed by _stop)
         self._server = subprocess.Popen(
             sysroot.command(self.cpu, [str(script), str(first), str(first + 100)]),
             stdin=subprocess.PIPE,
@@ -162,7 +169,8 @@ class EmulatedBoard(Board):
         server, self._server = self._server, None
         self._remote = None
         if server is not None:
-            assert server.stdin is not None and server.stdout is not None
+            assert server.stdin is not None
+            assert server.stdout is not None
             with contextlib.suppress(OSError):
                 server.stdin.close()  # the server ends its sessions, then itself
             with contextlib.suppress(subprocess.TimeoutExpired):

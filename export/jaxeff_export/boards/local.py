@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from jaxeff_export.boards.board import Board
-from jaxeff_export.target import normalized_machine
+from jaxeff_export.target import missing_features, normalized_machine
 
 
 class LocalBoard(Board):
@@ -41,3 +42,7 @@ class LocalBoard(Board):
         import tvm
 
         return tvm.runtime.load_module(str(library))
+
+    def lacks(self, target: Mapping[str, Any]) -> tuple[str, ...]:
+        """What the kernel of this machine does not report."""
+        return missing_features(target)

@@ -4,7 +4,8 @@ On the board, ``python -m tvm.exec.rpc_server --host 0.0.0.0 --port 9090`` is en
 
 Sharp edges: TVM's RPC server lets whoever reaches its port run anything; keep it inside a trusted
 network. The session's time limit covers the whole session, not one call. TVM's client has no
-time-out of its own while connecting, so a knock that has one goes first; the server logs it as a mismatched key.
+time-out of its own while connecting, so a knock that has one goes first; the server logs it as a
+mismatched key.
 """
 
 from __future__ import annotations
@@ -101,6 +102,16 @@ class RpcBoard(Board):
         session.upload(str(library), target=file_name)
         self._uploaded.append(file_name)
         return session.load_module(file_name)
+
+    def explain(self, error: Exception) -> str:
+        """Tells a lost connection from a failed call."""
+        reason = super().explain(error)
+        if "SockChannel" not in reason:
+            return reason
+        return (
+            "the connection was lost; the session's process on the board ended (killed, out of "
+            f"memory, or an instruction its processor lacks) or the network did: {reason}"
+        )
 
     def _live_session(self) -> Any:
         if self._session is None:

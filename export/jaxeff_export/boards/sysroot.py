@@ -201,10 +201,10 @@ def _unpack_debian(destination: Path, state: Path, say: Progress) -> None:
         "apt could not download the arm64 packages",
     )
     say("unpacking it")
-    for package in sorted((state / "archives").glob("*.deb")):
+    for file in sorted((state / "archives").glob("*.deb")):
         _run(
-            ["dpkg-deb", "--extract", str(package), str(destination)],
-            f"{package.name} does not unpack; delete {state} and try again",
+            ["dpkg-deb", "--extract", str(file), str(destination)],
+            f"{file.name} does not unpack; delete {state} and try again",
         )
 
 

@@ -1,0 +1,196 @@
+"""From a JAX function to a StableHLO artifact: the portable half of an export.
+
+`export` lowers ``f(*args)`` for fixed shapes with ``jax.export`` and keeps what the StableHLO
+module itself forgets: the names of the arguments (pytree paths), and the structure of the result.
+
+Saved, an artifact is one zip file: ``model.stablehlo`` (the portable MLIR bytecode, for any
+StableHLO consumer), ``model.jax`` (the same with JAX's calling convention, for ``artifact.call``)
+and ``artifact.json`` (names, shapes, dtypes, versions, checksums).
+
+Sharp edges: shapes are static. Arguments the function does not use are kept, so that the module's
+arguments are the function's. Arrays that `f` closes over become constants of the module: pass what
+should stay exchangeable as an argument.
+"""
+
+from __future__ import annotations
+
+import io
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+
+from jaxeff_export.archive import digest, new_file, sealed, unsealed
+from jaxeff_export.signature import TensorSpec, argument_names, flatten_named
+from jaxeff_export.structure import Description, describe
+
+FORMAT = "jaxeff-artifact"
+FORMAT_VERSION = 1
+
+_MODULE, _CALLABLE, _INDEX = "model.stablehlo", "model.jax", "artifact.json"
+
+
+class ArtifactError(ValueError):
+    """A file that is no artifact, a damaged one, or one of another format version."""
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A function lowered to StableHLO for fixed shapes.
+
+    Attributes:
+      stablehlo: the module as a StableHLO portable artifact (MLIR bytecode, versioned).
+      exported: the module with JAX's calling convention, as ``jax.export`` serializes it.
+      arguments: the names of the function's arguments.
+      inputs: the flattened arguments, in the module's order.
+      outputs: the flattened results, in the module's order.
+      structure: the description of the result's pytree.
+      versions: of the packages that made it.
+    """
+
+    stablehlo: bytes = field(repr=False)
+    exported: bytes = field(repr=False)
+    arguments: tuple[str, ...]
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    structure: Description = field(repr=False)
+    versions: Mapping[str, str] = field(repr=False)
+
+    @property
+    def text(self) -> str:
+        """The module as MLIR text, for reading."""
+        return str(jax.export.deserialize(bytearray(self.exported)).mlir_module())
+
+    def call(self, *leaves: Any) -> list[Any]:
+        """Runs the module with JAX on flattened arguments; returns the flattened results."""
+        return list(jax.export.deserialize(bytearray(self.exported)).call(*leaves))
+
+    def to_bytes(self) -> bytes:
+        """The content of the file that `save` writes."""
+        files = {_MODULE: self.stablehlo, _CALLABLE: self.exported}
+        index = {
+            "format": FORMAT,
+            "format_version": FORMAT_VERSION,
+            "versions": dict(self.versions),
+            "arguments": list(self.arguments),
+            "inputs": [spec.to_json() for spec in self.inputs],
+            "outputs": [spec.to_json() for spec in self.outputs],
+            "structure": self.structure,
+            "files": {name: digest(content) for name, content in files.items()},
+        }
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+            # A fixed date, so that equal artifacts are equal files.
+            for name, content in {**files, _INDEX: sealed(index)}.items():
+                member = zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))
+                archive.writestr(member, content, zipfile.ZIP_DEFLATED)
+        return buffer.getvalue()
+
+    def save(self, path: str | Path) -> Path:
+        """Writes the artifact to one file, whole or not at all."""
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with new_file(path) as temporary:
+            temporary.write_bytes(self.to_bytes())
+        return path
+
+    @classmethod
+    def from_bytes(cls, data: bytes, name: str = "the artifact") -> Artifact:
+        """The artifact of `to_bytes`.
+
+        Raises:
+          ArtifactError: naming `name` and what is wrong with it.
+        """
+        try:
+            with zipfile.ZipFile(io.BytesIO(data)) as archive:
+                index = unsealed(archive.read(_INDEX))
+                if index["format"] != FORMAT:
+                    raise ArtifactError(f"{name} is a {index['format']}, not a {FORMAT}")
+                if index["format_version"] != FORMAT_VERSION:
+                    raise ArtifactError(
+                        f"{name} has format version {index['format_version']}, this jaxeff reads "
+                        f"{FORMAT_VERSION}; export it again"
+                    )
+                files = {part: archive.read(part) for part in (_MODULE, _CALLABLE)}
+            for part, content in files.items():
+                if digest(content) != index["files"][part]:
+                    raise ArtifactError(f"{name} is damaged: the checksum of {part} differs")
+            return cls(
+                stablehlo=files[_MODULE],
+                exported=files[_CALLABLE],
+                arguments=tuple(index["arguments"]),
+                inputs=tuple(TensorSpec.from_json(item) for item in index["inputs"]),
+                outputs=tuple(TensorSpec.from_json(item) for item in index["outputs"]),
+                structure=index["structure"],
+                versions=index["versions"],
+            )
+        except ArtifactError:
+            raise
+        except (zipfile.BadZipFile, KeyError, ValueError, EOFError, OSError) as error:
+            raise ArtifactError(f"{name} is damaged or no artifact: {error}") from error
+        except (zlib.error, NotImplementedError, RuntimeError, TypeError) as error:
+            raise ArtifactError(f"{name} is damaged: {error}") from error
+
+    @classmethod
+    def load(cls, path: str | Path) -> Artifact:
+        """Reads a saved artifact.
+
+        Raises:
+          ArtifactError: if the file is missing, cut short, altered, or of another format version.
+        """
+        path = Path(path)
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise ArtifactError(f"{path} cannot be read: {error.strerror}") from error
+        return cls.from_bytes(data, str(path))
+
+
+def export(f: Callable[..., Any], example_args: Sequence[Any]) -> Artifact:
+    """Lowers ``f(*example_args)`` to StableHLO.
+
+    Args:
+      f: a pure function of arrays and pytrees of arrays, jitted or not.
+      example_args: its arguments; only shapes and dtypes matter, so leaves may also be
+        ``jax.ShapeDtypeStruct``.
+
+    Returns:
+      The artifact, lowered for CPUs.
+
+    Raises:
+      SignatureError: if a leaf of the arguments is no array.
+      TypeError: if the result's structure cannot be written down.
+    """
+    names = argument_names(f, len(example_args))
+    leaves, inputs = flatten_named(example_args, names)
+    treedef = jax.tree.structure(tuple(example_args))
+    abstract = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
+
+    def flat(*flat_args: Any) -> tuple[Any, ...]:
+        result = f(*jax.tree.unflatten(treedef, flat_args))
+        return tuple(jnp.asarray(leaf) for leaf in jax.tree.leaves(result))
+
+    result = jax.eval_shape(f, *jax.tree.unflatten(treedef, abstract))
+    _, outputs = flatten_named([result], ["result"])
+    exported = jax.export.export(jax.jit(flat, keep_unused=True), platforms=["cpu"])(*abstract)
+    return Artifact(
+        stablehlo=exported.mlir_module_serialized,
+        exported=bytes(exported.serialize()),
+        arguments=names,
+        inputs=tuple(inputs),
+        outputs=tuple(outputs),
+        structure=describe(result),
+        versions=package_versions("jaxeff", "jax", "jaxlib"),
+    )
+
+
+def package_versions(*names: str) -> dict[str, str]:
+    """The installed versions of packages."""
+    return {name: metadata.version(name) for name in names}

@@ -1,0 +1,322 @@
+"""A deployed model: one folder with all that running it takes, and the proof that it runs right.
+
+    library.so        the compiled function, taking the parameters and the data
+    parameters.npz    the bound arrays (a trained posterior), no pickle
+    artifact.zip      the StableHLO artifact the library was compiled from
+    selfcheck.npz     inputs, and the outputs JAX computed from them
+    manifest.json     shapes, dtypes, target, versions, and the checksum of every file
+
+Sharp edges: loading a library runs native code, so load bundles only from where you would install
+programs from; the checksums guard against damage, not against malice. A bundle runs with the TVM
+version that compiled it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxeff_export.archive import digest, new_folder
+from jaxeff_export.arrays import pack_arrays, unpack_arrays
+from jaxeff_export.artifact import Artifact, ArtifactError
+from jaxeff_export.boards import Board, make_board
+from jaxeff_export.manifest import BundleError, Manifest
+from jaxeff_export.runner import OperatorTime, Runner, Timing, require_timed
+from jaxeff_export.selfcheck import SelfCheck
+
+__all__ = ["Bundle", "BundleError"]
+
+LIBRARY, PARAMETERS, ARTIFACT, SELFCHECK = (
+    "library.so",
+    "parameters.npz",
+    "artifact.zip",
+    "selfcheck.npz",
+)
+MANIFEST = "manifest.json"
+_FILES = (LIBRARY, PARAMETERS, ARTIFACT, SELFCHECK)
+
+
+class Bundle:
+    """A compiled model in a folder; made by `deploy` or `Bundle.load`.
+
+    Attributes:
+      folder: where its files are.
+      manifest: what they hold.
+    """
+
+    def __init__(self, folder: Path, manifest: Manifest, treedef: Any = None) -> None:
+        self.folder = folder
+        self.manifest = manifest
+        self._treedef = treedef
+        self._local: Runner | None = None
+
+    def __repr__(self) -> str:
+        return f"Bundle({str(self.folder)!r}, target={self.manifest.target_name!r})"
+
+    @classmethod
+    def load(cls, path: str | Path) -> Bundle:
+        """Opens a bundle and checks every file of it.
+
+        Raises:
+          BundleError: naming the file that is missing, damaged, cut short, or of another version.
+        """
+        folder = Path(path)
+        if not folder.is_dir():
+            raise BundleError(f"{folder} is no bundle: it is not a folder")
+        try:
+            data = (folder / MANIFEST).read_bytes()
+        except OSError as error:
+            raise BundleError(f"{folder} is no bundle: it has no readable {MANIFEST}") from error
+        try:
+            bundle = cls(folder, Manifest.from_bytes(data))
+            for name in _FILES:
+                bundle._read(name)
+            _ = bundle.parameters, bundle.recorded, bundle.artifact
+        except BundleError as error:
+            raise BundleError(f"{folder}: {error}") from error
+        return bundle
+
+    def save(self, path: str | Path) -> Bundle:
+        """Copies the bundle to another folder, whole or not at all; returns the copy.
+
+        Raises:
+          BundleError: if a file of this bundle was damaged meanwhile.
+          FileExistsError: if `path` holds something that is no bundle.
+        """
+        path = Path(path)
+        with new_folder(path, MANIFEST) as folder:
+            for name in _FILES:
+                (folder / name).write_bytes(self._read(name))
+            (folder / MANIFEST).write_bytes(self.manifest.to_bytes())
+        return Bundle(path, self.manifest, self._treedef)
+
+    @property
+    def artifact(self) -> Artifact:
+        """The StableHLO artifact the library was compiled from."""
+        try:
+            return Artifact.from_bytes(self._read(ARTIFACT), ARTIFACT)
+        except ArtifactError as error:
+            raise BundleError(str(error)) from error
+
+    @property
+    def parameters(self) -> list[np.ndarray]:
+        """The bound arrays, in the order of ``manifest.parameters``."""
+        return self._arrays(PARAMETERS, self.manifest.parameters)
+
+    @property
+    def recorded(self) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """The self-check's flattened inputs and JAX's flattened outputs."""
+        inputs, outputs = self.manifest.inputs, self.manifest.outputs
+        arrays = self._arrays(SELFCHECK, (*inputs, *outputs))
+        return arrays[: len(inputs)], arrays[len(inputs) :]
+
+    @contextlib.contextmanager
+    def on(self, board: str | Board = "local") -> Iterator[Runner]:
+        """The bundle loaded on a board, for many calls.
+
+        Args:
+          board: ``"local"``, ``"emulated"``, ``"rpc://host:port"``, or an open `Board`, which
+            stays open.
+
+        Raises:
+          BundleError: if the library is for another processor or another TVM.
+          BoardError: if the board cannot be reached or set up.
+        """
+        place = make_board(board, cpu=self.manifest.target.get("mcpu"))
+        self._require_fit(place)
+        with contextlib.ExitStack() as stack:
+            if not isinstance(board, Board):
+                stack.enter_context(place)
+            runner = self._runner(place)
+            try:
+                yield runner
+            finally:
+                del runner
+
+    def run(self, *inputs: Any, board: str | Board = "local") -> Any:
+        """Calls the function on data inputs; the parameters are in the bundle.
+
+        Returns:
+          What the function returned under JAX, with numpy arrays as leaves.
+
+        Raises:
+          SignatureError: naming an input of another shape or dtype than it was compiled for.
+          BundleError: if the bundle does not fit the board.
+          BoardError: if the board fails.
+        """
+        with self._place(board) as runner:
+            return runner.run(*inputs)
+
+    def check(self, board: str | Board = "local") -> SelfCheck:
+        """Replays the recorded pair on a board: whether it computes what JAX computed."""
+        with self._place(board) as runner:
+            return runner.check()
+
+    def benchmark(self, board: str | Board = "local", number: int = 10, repeat: int = 10) -> Timing:
+        """Times the function on a board; ``.median_ms`` is the figure to quote.
+
+        Raises:
+          BoardError: on the emulated board, whose timings mean nothing.
+        """
+        require_timed(make_board(board))
+        with self._place(board) as runner:
+            return runner.benchmark(number, repeat)
+
+    def profile(self, board: str | Board = "local", number: int = 10) -> tuple[OperatorTime, ...]:
+        """The time per compiled operator, slowest first; on the local board only."""
+        with self._place(board) as runner:
+            return runner.profile(number)
+
+    @contextlib.contextmanager
+    def _place(self, board: str | Board) -> Iterator[Runner]:
+        """As `on`, but keeps the library loaded in this process between local calls."""
+        if board != "local":
+            with self.on(board) as runner:
+                yield runner
+            return
+        if self._local is None:
+            place = make_board("local")
+            self._require_fit(place)
+            self._local = self._runner(place)
+        yield self._local
+
+    def _runner(self, board: Board) -> Runner:
+        self._read(LIBRARY)  # a library damaged since would take the process down
+        return Runner(
+            self.manifest,
+            self.folder / LIBRARY,
+            self.parameters,
+            self.recorded,
+            board,
+            self._treedef,
+        )
+
+    def _require_fit(self, board: Board) -> None:
+        manifest = self.manifest
+        if board.machine is not None and board.machine != manifest.machine:
+            raise BundleError(
+                f"the library is for {manifest.machine} ({manifest.target_name}), the board "
+                f"{board.name} is {board.machine}; run it on a board of its kind (emulated runs "
+                "aarch64), or deploy for this one"
+            )
+        if lacking := board.lacks(manifest.target):
+            raise BundleError(
+                f"the library was compiled for {manifest.target.get('mcpu')}, the board "
+                f"{board.name} lacks its {', '.join(lacking)}; deploy for this board's processor"
+            )
+        made, here = manifest.versions["apache-tvm"], metadata.version("apache-tvm")
+        if made != here:
+            raise BundleError(
+                f"the library was compiled by TVM {made}, this is TVM {here}; deploy it again "
+                f"or install apache-tvm=={made}"
+            )
+
+    def _arrays(self, name: str, specs: Sequence[Any]) -> list[np.ndarray]:
+        try:
+            return unpack_arrays(self._read(name), specs)
+        except BundleError:
+            raise
+        except ValueError as error:
+            raise BundleError(f"{name} is damaged: {error}") from error
+
+    def _read(self, name: str) -> bytes:
+        """A file's content, if it is what the manifest says."""
+        try:
+            facts: Mapping[str, Any] = self.manifest.files[name]
+            data = (self.folder / name).read_bytes()
+        except KeyError:
+            raise BundleError(f"{MANIFEST} does not list {name}") from None
+        except OSError as error:
+            raise BundleError(f"{name} is missing or unreadable ({error.strerror})") from error
+        if len(data) != facts["size"]:
+            raise BundleError(
+                f"{name} is damaged: it has {len(data)} bytes instead of {facts['size']}"
+            )
+        if digest(data) != facts["sha256"]:
+            raise BundleError(f"{name} is damaged: its checksum differs from the manifest's")
+        return data
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What a bundle is put together from.
+
+    Attributes:
+      library: the compiled library's file; it is copied.
+      artifact: what it was compiled from.
+      parameters: the values of the artifact's first inputs, which the bundle binds.
+      inputs: the values of the others, for the self-check.
+      outputs: what JAX computed from them.
+      target_name: the target as it was asked for.
+      target: the TVM target dict.
+      machine: the library's processor architecture.
+      versions: of the packages that made it.
+      treedef: the exact structure of results, if this process knows it.
+    """
+
+    library: Path
+    artifact: Artifact
+    parameters: Sequence[np.ndarray]
+    inputs: Sequence[np.ndarray]
+    outputs: Sequence[np.ndarray]
+    target_name: str
+    target: Mapping[str, Any]
+    machine: str
+    versions: Mapping[str, str]
+    treedef: Any = None
+
+
+def write_bundle(parts: Parts, path: str | Path | None = None) -> Bundle:
+    """Puts a bundle's parts into a folder, whole or not at all.
+
+    Args:
+      parts: what goes in.
+      path: the folder; None for a temporary one that lives as long as the bundle object.
+
+    Raises:
+      FileExistsError: if `path` holds something that is no bundle.
+    """
+    if path is None:
+        home = Path(tempfile.mkdtemp(prefix="jaxeff-bundle-"))
+        try:
+            bundle = write_bundle(parts, home / "bundle")
+        except BaseException:
+            shutil.rmtree(home, ignore_errors=True)
+            raise
+        weakref.finalize(bundle, shutil.rmtree, home, ignore_errors=True)
+        return bundle
+    path = Path(path)
+    bound = len(parts.parameters)
+    artifact = parts.artifact
+    with new_folder(path, MANIFEST) as folder:
+        shutil.copyfile(parts.library, folder / LIBRARY)
+        (folder / PARAMETERS).write_bytes(pack_arrays(parts.parameters))
+        (folder / SELFCHECK).write_bytes(pack_arrays([*parts.inputs, *parts.outputs]))
+        (folder / ARTIFACT).write_bytes(artifact.to_bytes())
+        files = {}
+        for name in _FILES:
+            content = (folder / name).read_bytes()
+            files[name] = {"size": len(content), "sha256": digest(content)}
+        manifest = Manifest(
+            target_name=parts.target_name,
+            target=parts.target,
+            machine=parts.machine,
+            arguments=artifact.arguments[1:],
+            parameters=artifact.inputs[:bound],
+            inputs=artifact.inputs[bound:],
+            outputs=artifact.outputs,
+            structure=artifact.structure,
+            versions=parts.versions,
+            files=files,
+        )
+        (folder / MANIFEST).write_bytes(manifest.to_bytes())
+    return Bundle(path, manifest, parts.treedef)

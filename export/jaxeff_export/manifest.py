@@ -1,0 +1,108 @@
+"""The manifest of a bundle: what the files are, what goes in and out, and what made them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from jaxeff_export.archive import sealed, unsealed
+from jaxeff_export.signature import TensorSpec
+from jaxeff_export.structure import Description, count_leaves
+
+FORMAT = "jaxeff-bundle"
+FORMAT_VERSION = 1
+
+
+class BundleError(ValueError):
+    """A folder that is no bundle, a damaged bundle, or one that cannot run where it should."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Everything about a bundle except its bulk.
+
+    Attributes:
+      target_name: the target as it was asked for.
+      target: the TVM target dict the library was compiled for.
+      machine: the processor architecture of the library.
+      arguments: the names of the data arguments, which `run` takes.
+      parameters: the bound arrays, which come first in the library's arguments.
+      inputs: the flattened data arguments, which come after them.
+      outputs: the flattened results.
+      structure: the description of the result's pytree.
+      versions: of the packages that made the bundle.
+      files: per file name its size in bytes and SHA-256.
+    """
+
+    target_name: str
+    target: Mapping[str, Any]
+    machine: str
+    arguments: tuple[str, ...]
+    parameters: tuple[TensorSpec, ...]
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    structure: Description = field(repr=False)
+    versions: Mapping[str, str]
+    files: Mapping[str, Mapping[str, Any]] = field(repr=False)
+
+    def to_bytes(self) -> bytes:
+        """The content of ``manifest.json``, with a checksum of itself."""
+        return sealed(
+            {
+                "format": FORMAT,
+                "format_version": FORMAT_VERSION,
+                "target_name": self.target_name,
+                "target": dict(self.target),
+                "machine": self.machine,
+                "arguments": list(self.arguments),
+                "parameters": [spec.to_json() for spec in self.parameters],
+                "inputs": [spec.to_json() for spec in self.inputs],
+                "outputs": [spec.to_json() for spec in self.outputs],
+                "structure": self.structure,
+                "versions": dict(self.versions),
+                "files": {name: dict(facts) for name, facts in self.files.items()},
+            }
+        )
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Manifest:
+        """The manifest of `to_bytes`.
+
+        Raises:
+          BundleError: if it is damaged, of another kind, or of another format version.
+        """
+        try:
+            content = unsealed(data)
+        except ValueError as error:
+            raise BundleError(f"manifest.json is damaged: {error}") from error
+        if content.get("format") != FORMAT:
+            raise BundleError(f"manifest.json is of a {content.get('format')!r}, not a {FORMAT}")
+        if content.get("format_version") != FORMAT_VERSION:
+            raise BundleError(
+                f"manifest.json has format version {content.get('format_version')}, this jaxeff "
+                f"reads {FORMAT_VERSION}; deploy the model again"
+            )
+        try:
+            manifest = cls(
+                target_name=content["target_name"],
+                target=content["target"],
+                machine=content["machine"],
+                arguments=tuple(content["arguments"]),
+                parameters=_specs(content["parameters"]),
+                inputs=_specs(content["inputs"]),
+                outputs=_specs(content["outputs"]),
+                structure=content["structure"],
+                versions=content["versions"],
+                files=content["files"],
+            )
+            leaves = count_leaves(manifest.structure)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise BundleError(f"manifest.json lacks an entry: {error}") from error
+        if leaves != len(manifest.outputs):
+            raise BundleError("manifest.json contradicts itself: structure and outputs differ")
+        return manifest
+
+
+def _specs(items: list[dict[str, Any]]) -> tuple[TensorSpec, ...]:
+    return tuple(TensorSpec.from_json(item) for item in items)
