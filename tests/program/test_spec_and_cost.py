@@ -42,7 +42,7 @@ def test_a_pattern_without_a_match_lists_the_sites(program, pattern):
 
 @pytest.mark.parametrize("pattern", ["conv1:convolution", 3])
 def test_nonsense_patterns_are_errors(program, pattern):
-    with pytest.raises(SpecError, match="kind|strings"):
+    with pytest.raises(SpecError, match=r"kind|strings"):
         resolve({pattern: 1}, program)
 
 
