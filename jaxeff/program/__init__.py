@@ -3,6 +3,7 @@
 from jaxeff.program.cost import Cost, LayerCost, cost
 from jaxeff.program.evaluation import evaluate, plain, site_key
 from jaxeff.program.expression import axis_order, expression, expression_of
+from jaxeff.program.interpret import interpret
 from jaxeff.program.layers import KINDS, Layer, Program
 from jaxeff.program.spec import SpecError, resolve
 from jaxeff.program.summary import Summary, sites, summary
@@ -21,6 +22,7 @@ __all__ = [
     "evaluate",
     "expression",
     "expression_of",
+    "interpret",
     "plain",
     "resolve",
     "site_key",

@@ -6,7 +6,7 @@ Sharp edges:
     Reading is tracing: it costs a few milliseconds, so put transformed functions under `jax.jit`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -40,7 +40,7 @@ def trace(f: Callable[..., Any], params: Any, *args: Any, **kwargs: Any) -> Prog
         TypeError: If there is no argument that could hold parameters.
     """
     everything = (params, *args)
-    arrays = {k: v for k, v in kwargs.items() if _is_array_tree(v)}
+    arrays = _array_arguments(kwargs)
     static = {k: v for k, v in kwargs.items() if k not in arrays}
 
     def call(positional: tuple[Any, ...], named: dict[str, Any]) -> Any:
@@ -56,6 +56,15 @@ def trace(f: Callable[..., Any], params: Any, *args: Any, **kwargs: Any) -> Prog
     program.in_tree, program.out_tree = in_tree, out_tree
     name_layers(program)
     return program
+
+
+def argument_leaves(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """The leaves of the arguments of a call, in the order of the traced program's inputs."""
+    return jax.tree.leaves((tuple(args), _array_arguments(kwargs)))
+
+
+def _array_arguments(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in kwargs.items() if _is_array_tree(v)}
 
 
 def _is_array_tree(value: Any) -> bool:
