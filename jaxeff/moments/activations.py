@@ -108,7 +108,7 @@ def cosine(x: Random) -> Gaussian:
 
 
 def _wave(x: Gaussian, value: Array, slope: Array) -> Gaussian:
-    """exp(-v/2) f(m); the variance (1 - q) ((1 - q) / 2 + q f'(m)^2), q = exp(-v), sums positives."""
+    """Mean exp(-v/2) f(m), variance (1 - q) ((1 - q) / 2 + q f'(m)^2) with q = exp(-v)."""
     lost = -jnp.expm1(-x.var)
     return Gaussian(
         jnp.exp(-0.5 * x.var) * value, lost * (0.5 * lost + jnp.exp(-x.var) * slope * slope)

@@ -101,7 +101,7 @@ def log_normal_parameters(
 
 
 def log(x: Random) -> Gaussian:
-    """Moments of log(x), `x` taken as log-normal; NaN where its mean is negative."""
+    """The logarithm's moments, `x` taken as log-normal; NaN where its mean is negative."""
     mu, var = log_normal_parameters(x)
     return Gaussian(jnp.where(x.mean < 0, jnp.nan, mu), var)
 

@@ -17,6 +17,7 @@ Sharp edges
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import jax.numpy as jnp
@@ -110,7 +111,7 @@ def _truncated_moments(
         )
     ends.append((zero, zero, one, zero))
     intervals = []
-    for (a, pa, la, ua), (b, pb, lb, ub) in zip(ends[:-1], ends[1:], strict=True):
+    for (a, pa, la, ua), (b, pb, lb, ub) in itertools.pairwise(ends):
         # Differences of upper tails right of the mean, of lower tails left of it: far from the
         # mean the other difference would be rounding, multiplied by a large polynomial.
         moments = [jnp.where(a > 0, ua - ub, lb - la), pa - pb]

@@ -18,6 +18,7 @@ Sharp edges
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -54,7 +55,7 @@ def gauss_hermite(fn: Callable[[Array], Any], x: Random, nodes: int = HERMITE_NO
     shape = (nodes,) + (1,) * x.ndim
     z = jnp.asarray(z * np.sqrt(2), x.dtype).reshape(shape)
     weight = jnp.asarray(weight / np.sqrt(np.pi), x.dtype).reshape(shape)
-    return _integrate(fn, x, z, weight)
+    return _integrate(fn, x, [(z, weight)])
 
 
 def gauss_legendre(
@@ -85,12 +86,11 @@ def gauss_legendre(
     # The integral doesn't depend on where it is split, so neither should its gradient.
     inner = [lax.stop_gradient(jnp.clip((k - x.mean) / std, -_REACH, _REACH)) for k in kinks]
     ends = [-reach, *inner, reach]
-    points, masses = [], []
-    for lo, hi in zip(ends[:-1], ends[1:], strict=True):
+    pieces = []
+    for lo, hi in itertools.pairwise(ends):
         z = lo + (hi - lo) * t
-        points.append(z)
-        masses.append(weight * (hi - lo) * jnp.exp(-0.5 * z * z) * _INV_SQRT_2PI)
-    return _integrate(fn, x, jnp.concatenate(points), jnp.concatenate(masses))
+        pieces.append((z, weight * (hi - lo) * jnp.exp(-0.5 * z * z) * _INV_SQRT_2PI))
+    return _integrate(fn, x, pieces)
 
 
 def _floored_std(x: Gaussian) -> Float[Array, "*shape"]:
@@ -99,21 +99,21 @@ def _floored_std(x: Gaussian) -> Float[Array, "*shape"]:
     return jnp.sqrt(jnp.maximum(x.var, floor * floor))
 
 
-def _integrate(
-    fn: Callable[[Array], Any], x: Gaussian, z: Float[Array, "nodes *shape"], weight: Array
-) -> Any:
-    """Moments of fn(mean + std z) under the node weights."""
+def _integrate(fn: Callable[[Array], Any], x: Gaussian, pieces: Sequence[tuple]) -> Any:
+    """Moments of fn(mean + std z) under (z, weight) pairs with the nodes on a leading axis."""
     std = _floored_std(x)
     ratio = x.var / (std * std)  # 1 above the floor
     centre = fn(x.mean)
-    values = jax.vmap(fn)(x.mean + std * z)
+    values = [jax.vmap(fn)(x.mean + std * z) for z, _ in pieces]
 
-    def moments(at_mean: Array, at_nodes: Array) -> Array | Gaussian:
+    def moments(at_mean: Array, *at_nodes: Array) -> Array | Gaussian:
         if not jnp.issubdtype(at_mean.dtype, jnp.floating):
             return at_mean
-        delta = at_nodes - at_mean
-        first = jnp.sum(weight * delta, 0)
-        second = jnp.sum(weight * delta * delta, 0)
+        first, second = jnp.zeros_like(at_mean), jnp.zeros_like(at_mean)
+        for value, (_, weight) in zip(at_nodes, pieces, strict=True):
+            delta = value - at_mean
+            first += jnp.sum(weight * delta, 0)
+            second += jnp.sum(weight * delta * delta, 0)
         return Gaussian(at_mean + ratio * first, ratio * jnp.maximum(second - first * first, 0))
 
-    return jax.tree.map(moments, centre, values)
+    return jax.tree.map(moments, centre, *values)
