@@ -1,11 +1,291 @@
-"""Default CPU schedules: good loops without tuning."""
+"""Default CPU schedules: good loops without tuning.
+
+Three kinds of kernel, told apart by their blocks:
+
+- a contraction (a block that reduces a product: matmul, convolution) gets a register tile: the
+  innermost output dimension in vectors, the next ones unrolled, the reduction around them, and
+  what follows it (bias, activation) applied while the tile is in registers;
+- other reductions (pooling, sums) get the innermost output dimension vectorised;
+- elementwise kernels are one vectorised loop.
+
+Outer loops run in parallel when the kernel is worth a thread. A kernel whose shape the rules below
+do not foresee keeps its plain loops.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
 import tvm
+import tvm_ffi
+from tvm import s_tir, tirx
+from tvm.s_tir.schedule import LoopRV, SBlockRV, Schedule
 from tvm.target import Target
+from tvm.target.codegen import llvm_get_vector_width
+
+PARALLEL_WORK = 60_000  # multiply-adds; waking a thread costs some microseconds
+_STACK_FLOATS = 240  # TVM keeps a local buffer on the stack below 1024 bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """What the schedules need to know of the processor."""
+
+    lanes: int  # float32 elements in a vector register
+    registers: int
+    cores: int
+
+    @classmethod
+    def of(cls, target: Target) -> Machine:
+        """Read a target."""
+        lanes = max(int(llvm_get_vector_width(target)) // 32, 4)
+        many = lanes == 16 or "aarch64" in str(target.attrs.get("mtriple", ""))
+        return cls(lanes, 32 if many else 16, int(target.attrs.get("num-cores", 1)))
 
 
 def schedule_cpu(mod: tvm.IRModule, target: Target) -> tvm.IRModule:
-    """Schedule every kernel of a module."""
-    return mod
+    """Schedule every kernel of a module; those that resist stay as they are."""
+    machine = Machine.of(target)
+    scheduled = {}
+    for name, function in mod.functions_items():
+        if isinstance(function, tirx.PrimFunc) and "tirx.is_scheduled" not in function.attrs:
+            scheduled[name] = _schedule_function(function, machine)
+    result = mod.clone()
+    for name, function in scheduled.items():
+        result[name] = function
+    return result
+
+
+def _schedule_function(function: tirx.PrimFunc, machine: Machine) -> tirx.PrimFunc:
+    for attempt in (_schedule, _schedule_simple):
+        try:
+            sch = Schedule(tvm.IRModule({"main": function}))
+            attempt(sch, machine)
+            return sch.mod["main"].with_attr("tirx.is_scheduled", True)
+        except (s_tir.ScheduleError, _NotForeseenError):
+            continue
+    return function
+
+
+class _NotForeseenError(Exception):
+    """The kernel does not have the form a schedule is for."""
+
+
+def _schedule(sch: Schedule, machine: Machine) -> None:
+    _inline(sch)
+    blocks = sch.get_child_blocks(sch.get_sblock("root"))
+    contractions = [b for b in blocks if _is_contraction(sch, b)]
+    if len(contractions) > 1:
+        raise _NotForeseenError
+    for block in contractions:
+        epilogue = _epilogue(sch, block)
+        taken = (sch.get(block), sch.get(epilogue))
+        blocks = [b for b in blocks if not any(sch.get(b).same_as(t) for t in taken)]
+        _tile_reduction(sch, block, epilogue, machine)
+    _schedule_rest(sch, blocks, machine)
+
+
+def _schedule_simple(sch: Schedule, machine: Machine) -> None:
+    _schedule_rest(sch, sch.get_child_blocks(sch.get_sblock("root")), machine)
+
+
+def _schedule_rest(sch: Schedule, blocks: list[SBlockRV], machine: Machine) -> None:
+    for block in blocks:
+        if _is_reduction(sch, block):
+            _schedule_reduction(sch, block, machine)
+        else:
+            _schedule_spatial(sch, block, machine)
+
+
+def _inline(sch: Schedule) -> None:
+    """Inline elementwise producers into their consumer; padding stays (it would be branches)."""
+    root = sch.get_sblock("root")
+    for block in sch.get_child_blocks(root):
+        if _is_reduction(sch, block) or _has_branch(sch, block):
+            continue
+        consumers = sch.get_consumers(block)
+        if len(consumers) != 1 or (
+            len(sch.get_loops(block)) and _is_contraction(sch, consumers[0])
+        ):
+            continue
+        try:
+            sch.compute_inline(block)
+        except s_tir.ScheduleError:
+            continue
+
+
+def _is_reduction(sch: Schedule, block: SBlockRV) -> bool:
+    return any(v.iter_type == tirx.IterVar.CommReduce for v in sch.get(block).iter_vars)
+
+
+def _is_contraction(sch: Schedule, block: SBlockRV) -> bool:
+    """Tell whether a block accumulates a product of two tensors."""
+    if not _is_reduction(sch, block):
+        return False
+    body = sch.get(block).body
+    if not isinstance(body, tirx.BufferStore) or not isinstance(body.value, tirx.Add):
+        return False
+    return len(sch.get(block).reads) == 2 and _contains(body.value.b, tirx.Mul)
+
+
+def _has_branch(sch: Schedule, block: SBlockRV) -> bool:
+    """Tell whether a block tests bounds, as padding does."""
+
+    return _contains(
+        sch.get(block).body,
+        tvm.ir.Call,
+        lambda call: getattr(call.op, "name", "") == "tirx.if_then_else",
+    )
+
+
+def _names_integers(sch: Schedule, block: SBlockRV) -> bool:
+    """Tell whether a block binds integers: TVM cannot analyse these as vectors; LLVM can."""
+    return _contains(sch.get(block).body, tirx.Let, lambda let: "int" in str(let.var.ty.dtype))
+
+
+def _contains(tree: object, kind: type, test: Callable[[Any], bool] = lambda _: True) -> bool:
+    found = []
+    tvm_ffi.structural_walk(tree, (kind, lambda node: found.append(test(node))), order="post")
+    return any(found)
+
+
+def _epilogue(sch: Schedule, block: SBlockRV) -> SBlockRV:
+    """The elementwise block that follows a contraction, or a copy out of registers."""
+    consumers = sch.get_consumers(block)
+    if len(consumers) == 1 and not _is_reduction(sch, consumers[0]):
+        ours = _extents(sch, [x for x, k in _loops(sch, block) if k == "S"])
+        theirs = _extents(sch, sch.get_loops(consumers[0]))
+        if ours == theirs:
+            return consumers[0]
+    if consumers:
+        raise _NotForeseenError
+    sch.cache_write(block, 0, "local")
+    (copy,) = sch.get_consumers(block)
+    return copy
+
+
+def _loops(sch: Schedule, block: SBlockRV) -> list[tuple[LoopRV, str]]:
+    """A block's loops, each S (spatial) or R (reduction); loops and iterators must match."""
+    loops = sch.get_loops(block)
+    kinds = sch.get(block).iter_vars
+    if len(loops) != len(kinds):
+        raise _NotForeseenError
+    reduce = tirx.IterVar.CommReduce
+    return [
+        (loop, "R" if v.iter_type == reduce else "S") for loop, v in zip(loops, kinds, strict=True)
+    ]
+
+
+def _extents(sch: Schedule, loops: list[LoopRV]) -> list[int]:
+    extents = [sch.get(loop).extent for loop in loops]
+    if not all(isinstance(n, tirx.IntImm) for n in extents):
+        raise _NotForeseenError
+    return [int(n) for n in extents]
+
+
+def _tile_reduction(sch: Schedule, block: SBlockRV, epilogue: SBlockRV, machine: Machine) -> None:
+    spatial = sch.get_loops(epilogue)
+    extents = _extents(sch, spatial)
+    reduced = math.prod(_extents(sch, [x for x, k in _loops(sch, block) if k == "R"]))
+    if not extents:
+        return
+    columns, rows = _register_tile(extents, machine)
+
+    outer, inner = [], []
+    for loop, extent, tile in zip(spatial, extents, [*rows, columns], strict=True):
+        if tile == extent:
+            o, i = sch.split(loop, [1, tile])
+        else:
+            o, i = sch.split(loop, [extent // tile, tile])
+        outer.append(o)
+        inner.append(i)
+    sch.reorder(*outer, *inner)
+    sch.compute_at(block, outer[-1], preserve_unit_loops=True)
+    work = math.prod(extents) * reduced
+    fused = sch.fuse(*outer)
+    if work >= PARALLEL_WORK and machine.cores > 1:
+        sch.parallel(fused)
+    for loop in inner[:-1]:
+        sch.unroll(loop)
+    if not _names_integers(sch, epilogue):
+        sch.vectorize(inner[-1])
+
+    loops = sch.get_loops(block)[1:]
+    count = len(extents)
+    tile_loops, reduce_loops = loops[:count], loops[count:]
+    sch.reorder(*reduce_loops, *tile_loops)
+    for loop in tile_loops[:-1]:
+        sch.unroll(loop)
+    if not _names_integers(sch, block):
+        sch.vectorize(tile_loops[-1])
+    init = sch.decompose_reduction(block, reduce_loops[0])
+    init_loops = sch.get_loops(init)[-count:]
+    for loop in init_loops[:-1]:
+        sch.unroll(loop)
+    sch.vectorize(init_loops[-1])
+
+
+def _register_tile(extents: list[int], machine: Machine) -> tuple[int, list[int]]:
+    """Choose the vectorised width of the last dimension, and the unrolled size of each other."""
+    width = extents[-1]
+    most = 4 * machine.lanes
+    columns = max(
+        (d for d in _divisors(width) if d <= most), key=lambda d: (_fill(d, machine.lanes), d)
+    )
+    vectors = math.ceil(columns / machine.lanes)
+    budget = min(machine.registers - 4 - vectors, 16) // vectors
+    budget = max(1, min(budget, _STACK_FLOATS // columns))
+    rows = [1] * (len(extents) - 1)
+    for d in reversed(range(len(rows))):
+        rows[d] = max(n for n in _divisors(extents[d]) if n <= budget)
+        budget //= rows[d]
+    return columns, rows
+
+
+def _fill(columns: int, lanes: int) -> float:
+    """The fraction of vector lanes that do useful work."""
+    return columns / (math.ceil(columns / lanes) * lanes)
+
+
+def _divisors(n: int) -> list[int]:
+    return [d for d in range(1, n + 1) if n % d == 0]
+
+
+def _schedule_reduction(sch: Schedule, block: SBlockRV, machine: Machine) -> None:
+    loops = _loops(sch, block)
+    spatial = [x for x, k in loops if k == "S"]
+    if not spatial or len(sch.get(block).writes) != 1:
+        return
+    if _last_index_is_spatial(sch, block) and not sch.get_consumers(block):
+        _tile_reduction(sch, block, _epilogue(sch, block), machine)
+        return
+    extents = _extents(sch, spatial)
+    work = math.prod(extents) * math.prod(_extents(sch, [x for x, k in loops if k == "R"]))
+    if work >= PARALLEL_WORK and machine.cores > 1:
+        sch.parallel(spatial[0] if extents[0] > 1 else sch.fuse(*spatial))
+
+
+def _last_index_is_spatial(sch: Schedule, block: SBlockRV) -> bool:
+    """Tell whether neighbours in the output come from neighbours in every input."""
+    iters = sch.get(block).iter_vars
+    spatial = [v.var for v in iters if v.iter_type != tirx.IterVar.CommReduce]
+    for read in sch.get(block).reads:
+        if not read.region:
+            continue
+        index = read.region[-1].min
+        if not _contains(index, tirx.Var, lambda v: v.same_as(spatial[-1])):
+            return False
+    return True
+
+
+def _schedule_spatial(sch: Schedule, block: SBlockRV, machine: Machine) -> None:
+    loops = sch.get_loops(block)
+    if not loops:
+        return
+    extents = _extents(sch, loops)
+    work = math.prod(extents)
+    if work >= PARALLEL_WORK and machine.cores > 1 and len(loops) > 1:
+        sch.parallel(sch.fuse(*loops[:-1]))

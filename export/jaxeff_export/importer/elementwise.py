@@ -149,7 +149,9 @@ def _element(
             return scalars[value]
         if is_immediate(value):
             return immediate(value)
-        scalars[value] = scope.let(tensor_of[value](*indices))
+        # The predicate of a select and the bounds of a clamp may be scalars beside tensors.
+        at = indices if value.type.shape else ()
+        scalars[value] = scope.let(tensor_of[value](*at))
         return scalars[value]
 
     for value in region:

@@ -28,6 +28,9 @@ def _reduce(e: Emitter, node: Node) -> Sequence[relax.Expr]:
     result_shape = node.results[0].type.shape
     kept = [d for d in range(len(shape)) if d not in dims]
 
+    if _in_lanes(node, inits, dims, shape):
+        return _reduce_in_lanes(e, node, inits, dims)
+
     def reduce(*tensors: te.Tensor) -> list[te.Tensor] | te.Tensor:
         values, starts = tensors[: len(operands)], tensors[len(operands) :]
         axes = [te.reduce_axis((0, shape[d]), name=f"k{d}") for d in dims]
@@ -97,6 +100,66 @@ def _reduce_window(e: Emitter, node: Node) -> Sequence[relax.Expr]:
         return te.compute(result_shape, element, name="reduce_window")
 
     return _emit(e, node, reduce, operands, inits)
+
+
+_LANES = 32  # partial results of a reduction along the innermost dimension
+_IDENTITY: dict[str, Callable[[np.dtype], object]] = {
+    "stablehlo.add": lambda dtype: 0,
+    "stablehlo.multiply": lambda dtype: 1,
+    "stablehlo.maximum": lambda dtype: _lowest(dtype),
+    "stablehlo.minimum": lambda dtype: -_lowest(dtype) if dtype.kind == "f" else None,
+}
+
+
+def _lowest(dtype: np.dtype) -> object:
+    return -np.inf if dtype.kind == "f" else np.iinfo(dtype).min
+
+
+def _in_lanes(
+    node: Node, inits: Sequence[Value], dims: Sequence[int], shape: Sequence[int]
+) -> bool:
+    """Tell whether partial results may be kept: one operand, and a known identity to start from.
+
+    Vector units need independent partial results, and sums of many terms are more accurate so.
+    """
+    if len(inits) != 1 or not dims or dims[-1] != len(shape) - 1:
+        return False
+    if shape[-1] < 2 * _LANES or shape[-1] % _LANES or inits[0].type.dtype not in _LANE_DTYPES:
+        return False
+    body = [view.operation.name for view in node.op.regions[0].blocks[0].operations]
+    if len(body) != 2 or body[0] not in _IDENTITY or not is_immediate(inits[0]):
+        return False
+    return bool(inits[0].constant == _IDENTITY[body[0]](inits[0].type.numpy_dtype))
+
+
+_LANE_DTYPES = ("float32", "float64", "int32")
+
+
+def _reduce_in_lanes(
+    e: Emitter, node: Node, inits: Sequence[Value], dims: Sequence[int]
+) -> Sequence[relax.Expr]:
+    """Reduce to one partial result per lane, then reduce the lanes."""
+    shape = node.operands[0].type.shape
+    kept = [d for d in range(len(shape)) if d not in dims]
+    kept_shape = [shape[d] for d in kept]
+
+    def reduce(x: te.Tensor) -> te.Tensor:
+        reducer = region_reducer(node.op, inits, [])
+        axes = [te.reduce_axis((0, shape[d]), name=f"k{d}") for d in dims[:-1]]
+        chunk = te.reduce_axis((0, shape[-1] // _LANES), name="chunk")
+
+        def partial(*index: Expr) -> Expr:
+            at: list = [None] * len(shape)
+            for d, i in [*zip(kept, index[:-1], strict=True), *zip(dims[:-1], axes, strict=True)]:
+                at[d] = i
+            at[-1] = chunk * _LANES + index[-1]
+            return reducer([x(*at)], [*axes, chunk])
+
+        lanes = te.compute([*kept_shape, _LANES], partial, name="lanes")
+        lane = te.reduce_axis((0, _LANES), name="lane")
+        return te.compute(kept_shape, lambda *i: reducer([lanes(*i, lane)], [lane]), name="reduce")
+
+    return [e.te(reduce, node.operands[0], name="reduce")]
 
 
 def region_reducer(
