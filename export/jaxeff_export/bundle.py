@@ -140,7 +140,7 @@ class Bundle:
             try:
                 yield runner
             finally:
-                del runner
+                runner.close()
 
     def run(self, *inputs: Any, board: str | Board = "local") -> Any:
         """Calls the function on data inputs; the parameters are in the bundle.

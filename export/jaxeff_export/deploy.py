@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxeff_export.artifact import export, package_versions
 from jaxeff_export.bundle import Bundle, Parts, write_bundle
-from jaxeff_export.signature import SignatureError
+from jaxeff_export.signature import SignatureError, dtype_of
 from jaxeff_export.target import resolve_target, target_machine
 from jaxeff_export.toolchain import ToolchainError, find_linker
 
@@ -56,13 +56,13 @@ def deploy(
         raise SignatureError("example_args is empty; give (params, *inputs)")
     resolved = resolve_target(target)
     linker = find_linker(resolved)
-    values = [np.asarray(leaf) for leaf in _concrete(example_args)]
+    leaves = _concrete(example_args)
     bound = len(jax.tree.leaves(example_args[0]))
 
     artifact = export(f, example_args)
     values = [
-        value.astype(spec.dtype, copy=False)
-        for value, spec in zip(values, artifact.inputs, strict=True)
+        np.asarray(leaf).astype(dtype_of(spec.dtype), copy=False)
+        for leaf, spec in zip(leaves, artifact.inputs, strict=True)
     ]
     outputs, treedef = _reference(f, example_args, [spec.name for spec in artifact.outputs])
 

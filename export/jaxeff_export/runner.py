@@ -107,8 +107,15 @@ class Runner:
         def load() -> Any:
             return relax.VirtualMachine(board.load(library), board.device)
 
+        self._closed = False
         self._machine = self._on_board("load the library", load)
         self._parameters = self._on_board("take the parameters", lambda: self._put(parameters))
+
+    def close(self) -> None:
+        """Lets go of everything on the board; a remote session ends only when nobody holds it."""
+        self._closed = True
+        self._machine = None
+        self._parameters = []
 
     def run(self, *inputs: Any) -> Any:
         """Calls the function on data inputs.
@@ -200,10 +207,13 @@ class Runner:
         def call() -> list[np.ndarray]:
             self._set_inputs(leaves)
             self._machine.invoke_stateful("main")
-            results = self._machine.get_outputs("main")
-            if not isinstance(results, tuple):
-                results = (results,)
-            return [result.numpy() for result in results]
+            # The virtual machine's own get_outputs is a recursive closure, a cycle that would keep
+            # a remote session alive until some later garbage collection.
+            get_output = self._machine.module["get_output"]
+            count = int(self._machine.module["get_output_arity"]("main"))
+            if count < 0:
+                return [get_output("main").numpy()]
+            return [get_output("main", index).numpy() for index in range(count)]
 
         results = self._on_board("run the library", call)
         return [
@@ -221,6 +231,10 @@ class Runner:
         return [tvm.runtime.tensor(np.asarray(array), device=device) for array in arrays]
 
     def _on_board(self, what: str, action: Callable[[], _T]) -> _T:
+        if self._closed:
+            raise BoardError(
+                f"{self._board.name} was left; use the runner inside its with statement"
+            )
         try:
             return action()
         except BoardError:

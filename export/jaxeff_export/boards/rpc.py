@@ -99,7 +99,7 @@ class RpcBoard(Board):
         """Uploads the library and loads it on the board."""
         session = self._live_session()
         file_name = f"{len(self._uploaded)}-{library.name}"
-        session.upload(str(library), target=file_name)
+        session.upload(bytearray(library.read_bytes()), target=file_name)
         self._uploaded.append(file_name)
         return session.load_module(file_name)
 

@@ -1,0 +1,224 @@
+"""Boards: each runs the same bundle to the same result, and fails with one clear error."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import jaxeff_export.boards
+import numpy as np
+import psutil
+import pytest
+from jaxeff_export import BoardError, Bundle, BundleError, ToolchainError, deploy
+from jaxeff_export.boards import EmulatedBoard, LocalBoard, RpcBoard, emulated, make_board
+from small_network import inputs, mlp, parameters
+
+SERVER = Path(jaxeff_export.boards.__file__).with_name("device_server.py")
+
+
+@pytest.fixture(scope="module")
+def for_host(tmp_path_factory):
+    return deploy(mlp, (parameters(), inputs()), path=tmp_path_factory.mktemp("host") / "mlp")
+
+
+@pytest.fixture(scope="module")
+def for_a72(arm_linker, tmp_path_factory):
+    path = tmp_path_factory.mktemp("a72") / "mlp"
+    deploy(mlp, (parameters(), inputs()), target="cortex-a72", path=path)
+    return Bundle.load(path)
+
+
+@pytest.fixture
+def server():
+    """A TVM RPC server on this machine; yields its port."""
+    first = 20000 + 100 * (os.getpid() % 300)
+    process = subprocess.Popen(
+        [sys.executable, str(SERVER), str(first), str(first + 100)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    with process:
+        yield int(process.stdout.readline().split()[-1])
+
+
+def test_names_of_boards():
+    assert isinstance(make_board("local"), LocalBoard)
+    assert make_board("rpc://pi:9090").name == "rpc://pi:9090"
+    assert make_board("emulated").name == "emulated:cortex-a72"
+    assert make_board("emulated", cpu="cortex-a53").name == "emulated:cortex-a53"
+    assert make_board("emulated", cpu="znver4").name == "emulated:cortex-a72"
+    assert make_board("emulated:cortex-a76").name == "emulated:cortex-a76"
+    board = LocalBoard()
+    assert make_board(board) is board
+    for spec, message in [
+        ("pi", "unknown board 'pi': use local, emulated"),
+        ("rpc://pi", "write rpc://host:port"),
+        ("rpc://pi:port", "write rpc://host:port"),
+        ("emulated:cortex-m4", "there are cortex-a53, cortex-a72, cortex-a76"),
+    ]:
+        with pytest.raises(BoardError, match=message):
+            make_board(spec)
+
+
+def test_a_board_across_rpc_agrees_with_the_local_one(for_host, server):
+    x = inputs(seed=3)
+    with RpcBoard("127.0.0.1", server) as board, for_host.on(board) as runner:
+        assert runner.check().passed
+        remote = runner.run(x)
+        timing = runner.benchmark(number=2, repeat=3)
+        with pytest.raises(BoardError, match="cannot be profiled"):
+            runner.profile()
+    local = for_host.run(x)
+    assert jax.tree.structure(remote) == jax.tree.structure(local)
+    for ours, theirs in zip(jax.tree.leaves(remote), jax.tree.leaves(local), strict=True):
+        np.testing.assert_array_equal(ours, theirs)  # the same library on the same processor
+    assert len(timing.times_ms) == 3
+    # A second session on the same server, by address.
+    assert for_host.check(f"rpc://127.0.0.1:{server}").passed
+
+
+def test_nobody_there():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with pytest.raises(BoardError, match=rf"nothing answers at 127\.0\.0\.1:{port}"):
+        RpcBoard("127.0.0.1", port, connect_timeout=2).__enter__()
+
+
+def test_somebody_silent_there():
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        board = RpcBoard("127.0.0.1", silent.getsockname()[1], connect_timeout=0.5)
+        started = time.monotonic()
+        with pytest.raises(BoardError, match=r"did not answer within 0\.5 s"):
+            board.__enter__()
+        assert time.monotonic() - started < 5
+
+
+def test_a_board_outside_its_with_statement(for_host):
+    with pytest.raises(BoardError, match="use it in a with statement"):
+        for_host.run(inputs(), board=RpcBoard("127.0.0.1", 9))
+
+
+def test_emulated_board_not_set_up(monkeypatch, tmp_path):
+    monkeypatch.setattr(emulated, "find_emulator", lambda: "qemu")
+    monkeypatch.setenv("JAXEFF_CACHE", str(tmp_path))
+    with pytest.raises(BoardError, match=r"not set up yet.*emulated\.prepare\(\)"):
+        EmulatedBoard().__enter__()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_preparing_without_tools_names_them(monkeypatch, tmp_path):
+    monkeypatch.setenv("JAXEFF_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ToolchainError, match="apt-get install qemu-user"):
+        emulated.prepare(progress=None)
+    qemu = tmp_path / "qemu-aarch64"
+    qemu.touch(mode=0o755)
+    with pytest.raises(BoardError, match=r"apt-get not found.*Debian"):
+        emulated.prepare(progress=None)
+    left = {entry.name for entry in (tmp_path / "cache").rglob("*")}
+    assert not {"root", "root.unfinished", "site-packages", "ready"} & left
+
+
+def test_timing_an_emulated_board_is_refused(for_host):
+    with pytest.raises(BoardError, match="not timed: it is emulated"):
+        for_host.benchmark("emulated")
+
+
+@pytest.mark.arm
+def test_the_emulated_board_agrees_with_jax_and_numpy(for_a72, emulated_board):
+    x = np.asarray(inputs(seed=9))
+    with for_a72.on(emulated_board) as runner:
+        check = runner.check()
+        result = runner.run(x)
+        with pytest.raises(BoardError, match="not timed: it is emulated"):
+            runner.benchmark()
+    assert check.passed, str(check)
+    assert check.board == "emulated:cortex-a72"
+
+    p = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), parameters())
+    hidden = np.maximum(x.astype(np.float64) @ p["w1"].mean + p["b1"], 0)
+    logits = hidden @ p["w2"]
+    eps = np.finfo(np.float32).eps
+    np.testing.assert_allclose(result["hidden"][0], hidden, atol=16 * eps * np.abs(hidden).max())
+    mean = result["logits"].mean
+    np.testing.assert_allclose(mean, logits, atol=64 * eps * np.abs(logits).max())
+    # An absolute error d in the exponent is a relative error d in the result.
+    slack = 64 * eps * (1 + 0.1 * np.abs(logits).max())
+    np.testing.assert_allclose(result["logits"].var, np.exp(0.1 * logits), rtol=slack)
+
+
+@pytest.mark.arm
+def test_the_other_way_round_is_refused(for_a72, for_host, emulated_board):
+    with pytest.raises(BundleError, match=r"for aarch64 \(cortex-a72\), the board local"):
+        for_a72.run(inputs())
+    with pytest.raises(BundleError, match=r"the board emulated:cortex-a72 is aarch64"):
+        for_host.run(inputs(), board=emulated_board)
+
+
+@pytest.mark.arm
+def test_a_newer_core_is_refused_by_an_older_one_and_runs_on_its_own(
+    arm_linker, emulated_board, tmp_path
+):
+    bundle = deploy(mlp, (parameters(), inputs()), target="cortex-a76", path=tmp_path / "a76")
+    with pytest.raises(BundleError, match=r"compiled for cortex-a76.*lacks its .*dotprod"):
+        bundle.check(emulated_board)
+    check = bundle.check("emulated")
+    assert check.passed
+    assert check.board == "emulated:cortex-a76"
+
+
+@pytest.mark.arm
+def test_a_board_that_dies_is_a_clear_error_and_leaves_nothing(for_a72, emulator):
+    board = EmulatedBoard()
+    with board:
+        server = psutil.Process(board._server.pid)
+        with for_a72.on(board) as runner:
+            assert runner.check().passed
+            family = [server, *server.children(recursive=True)]
+            assert len(family) > 1
+            for session in family[1:]:
+                session.send_signal(signal.SIGKILL)
+            with pytest.raises(BoardError, match=r"could not run the library: the connection"):
+                runner.run(inputs())
+    assert not any(_alive(process) for process in family)
+    with pytest.raises(BoardError, match="was left; use the runner inside"):
+        runner.run(inputs())
+    with board, for_a72.on(board) as runner:  # and it can be started again
+        assert runner.check().passed
+
+
+@pytest.mark.arm
+def test_no_orphans_when_the_parent_is_killed(emulator):
+    code = (
+        "import os\n"
+        "from jaxeff_export.boards import EmulatedBoard\n"
+        "with EmulatedBoard() as board:\n"
+        "    print(board._server.pid, flush=True)\n"
+        "    os.kill(os.getpid(), 9)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert done.returncode == -signal.SIGKILL
+    with contextlib.suppress(psutil.NoSuchProcess):
+        server = psutil.Process(int(done.stdout))
+        deadline = time.monotonic() + 10
+        while _alive(server) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not _alive(server)
+
+
+@pytest.mark.arm
+def test_preparing_twice_does_nothing(emulator, monkeypatch):
+    said = []
+    monkeypatch.setattr("jaxeff_export.boards.sysroot.subprocess", None)  # any use would raise
+    assert emulated.prepare(progress=said.append).ready
+    assert said == []
+
+
+def _alive(process):
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE

@@ -1,0 +1,280 @@
+"""Bundles: right results in the right structure, and a clear refusal of everything else."""
+
+import dataclasses
+import gc
+import os
+import shutil
+
+import jax
+import jax.numpy as jnp
+import jaxeff_export
+import jaxeff_export.target
+import ml_dtypes
+import numpy as np
+import pytest
+from jaxeff_export import Bundle, BundleError, SignatureError, ToolchainError, deploy
+from jaxeff_export.archive import digest, sealed, unsealed
+from jaxeff_export.arrays import pack_arrays
+from jaxeff_export.bundle import _FILES, MANIFEST
+from small_network import inputs, mlp, parameters
+
+from jaxeff.moments import Gaussian
+
+# Float32 sums of 16 products, reordered: the worst case is 16 roundings of the largest partial sum.
+ROUNDING = 16 * np.finfo(np.float32).eps
+
+
+@pytest.fixture(scope="module")
+def deployed(tmp_path_factory):
+    return deploy(mlp, (parameters(), inputs()), path=tmp_path_factory.mktemp("bundles") / "mlp")
+
+
+@pytest.fixture
+def folder(deployed, tmp_path):
+    """A copy to damage."""
+    return shutil.copytree(deployed.folder, tmp_path / "copy")
+
+
+def reseal(folder, **changes):
+    """Rewrites the manifest consistently: a well-formed bundle that says something else."""
+    manifest = dataclasses.replace(Bundle.load(folder).manifest, **changes)
+    (folder / MANIFEST).write_bytes(manifest.to_bytes())
+
+
+def rewrite(folder, name, content):
+    """Replaces a file and its checksum."""
+    manifest = Bundle.load(folder).manifest
+    files = {**manifest.files, name: {"size": len(content), "sha256": digest(content)}}
+    (folder / name).write_bytes(content)
+    manifest = dataclasses.replace(manifest, files=files)
+    (folder / MANIFEST).write_bytes(manifest.to_bytes())
+
+
+def assert_close(ours, theirs):
+    assert jax.tree.structure(ours) == jax.tree.structure(theirs)
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_allclose(a, b, rtol=0, atol=ROUNDING * float(np.abs(b).max()) * 4)
+
+
+def test_runs_as_jax_does_on_inputs_it_was_not_made_with(deployed):
+    x = inputs(seed=7)
+    assert_close(deployed.run(x), mlp(parameters(), x))
+    assert_close(deployed.run(np.asarray(x)), mlp(parameters(), x))
+
+
+def test_a_loaded_bundle_rebuilds_the_structure_from_its_description(deployed):
+    x = inputs(seed=7)
+    result = Bundle.load(deployed.folder).run(x)
+    assert isinstance(result["logits"], Gaussian)
+    assert_close(result, mlp(parameters(), x))
+
+
+def test_parameters_are_bound_at_run_time_not_compiled_in(folder):
+    other = parameters(seed=5)
+    rewrite(folder, "parameters.npz", pack_arrays([np.asarray(v) for v in jax.tree.leaves(other)]))
+    x = inputs(seed=7)
+    assert_close(Bundle.load(folder).run(x), mlp(other, x))
+
+
+def test_self_check_passes_and_can_fail(deployed, folder):
+    check = deployed.check()
+    assert check.passed
+    assert 0 <= check.max_abs_error < 1e-4
+    assert "agrees" in str(check)
+
+    recorded_inputs, outputs = deployed.recorded
+    wrong = [*outputs[:-1], outputs[-1] + np.float32(0.5)]
+    rewrite(folder, "selfcheck.npz", pack_arrays([*recorded_inputs, *wrong]))
+    failed = Bundle.load(folder).check()
+    assert not failed.passed
+    assert "result['logits'].var" in str(failed)
+    assert failed.max_abs_error == pytest.approx(0.5, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda x: (x[0],), r"input x has shape \(8,\).*compiled for \(2, 8\)"),
+        (lambda x: (np.asarray(x, np.float64),), r"input x has dtype float64.*float32"),
+        (lambda x: (), r"0 inputs were given, 1 are expected: x"),
+        (lambda x: (x, x), r"2 inputs were given"),
+        (lambda x: (Gaussian(x, x),), r"input x\.mean is not expected"),
+        (lambda x: (None,), r"input x is missing"),
+    ],
+)
+def test_wrong_inputs_are_named(deployed, change, message):
+    with pytest.raises(SignatureError, match=message):
+        deployed.run(*change(inputs()))
+
+
+@pytest.mark.parametrize("name", [*_FILES, MANIFEST])
+@pytest.mark.parametrize("damage", ["first", "middle", "last", "cut", "empty", "missing"])
+def test_damage_is_refused_and_the_file_named(folder, name, damage):
+    file = folder / name
+    content = bytearray(file.read_bytes())
+    if damage == "missing":
+        file.unlink()
+    elif damage in ("cut", "empty"):
+        file.write_bytes(content[: len(content) // 2] if damage == "cut" else b"")
+    else:
+        position = {"first": 0, "middle": len(content) // 2, "last": len(content) - 1}[damage]
+        content[position] ^= 0x01
+        file.write_bytes(content)
+    with pytest.raises(BundleError, match=name.replace(".", r"\.")):
+        Bundle.load(folder)
+
+
+def test_every_byte_of_the_manifest_counts(folder):
+    """A digit changed in a shape is valid JSON; only the manifest's own checksum tells."""
+    file = folder / MANIFEST
+    content = file.read_bytes()
+    assert content.count(b"16") > 1
+    file.write_bytes(content.replace(b"16", b"17", 1))
+    with pytest.raises(BundleError, match=r"manifest\.json is damaged: its checksum"):
+        Bundle.load(folder)
+
+
+def test_a_library_damaged_after_loading_is_not_run(folder):
+    bundle = Bundle.load(folder)
+    (folder / "library.so").write_bytes(b"\x7fELF")
+    with pytest.raises(BundleError, match=r"library\.so is damaged"):
+        bundle.run(inputs())
+
+
+def test_another_format_version_is_refused(folder):
+    content = unsealed((folder / MANIFEST).read_bytes())
+    (folder / MANIFEST).write_bytes(sealed({**content, "format_version": 2}))
+    with pytest.raises(BundleError, match=r"format version 2, this jaxeff reads 1"):
+        Bundle.load(folder)
+
+
+def test_another_architecture_is_refused(folder):
+    reseal(folder, machine="riscv64", target_name="some-riscv")
+    with pytest.raises(BundleError, match=r"for riscv64 \(some-riscv\), the board local is"):
+        Bundle.load(folder).run(inputs())
+
+
+def test_a_processor_without_the_instructions_is_refused(deployed, monkeypatch):
+    monkeypatch.setattr(jaxeff_export.target, "_reported_features", lambda: frozenset({"none"}))
+    with pytest.raises(BundleError, match=r"the board local lacks its .*; deploy for this"):
+        Bundle.load(deployed.folder).run(inputs())
+
+
+def test_another_tvm_is_refused(folder):
+    versions = {**Bundle.load(folder).manifest.versions, "apache-tvm": "0.1"}
+    reseal(folder, versions=versions)
+    with pytest.raises(BundleError, match=r"compiled by TVM 0\.1, this is TVM"):
+        Bundle.load(folder).run(inputs())
+
+
+def test_what_is_no_bundle_is_refused(tmp_path):
+    with pytest.raises(BundleError, match="not a folder"):
+        Bundle.load(tmp_path / "nothing")
+    with pytest.raises(BundleError, match=r"no readable manifest\.json"):
+        Bundle.load(tmp_path)
+
+
+def test_saving_copies_whole_or_not_at_all(deployed, tmp_path, monkeypatch):
+    copy = deployed.save(tmp_path / "copy")
+    assert_close(copy.run(inputs()), mlp(parameters(), inputs()))
+    deployed.save(tmp_path / "copy")  # a bundle may be replaced
+    assert [entry.name for entry in tmp_path.iterdir()] == ["copy"]
+
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "precious").write_text("data")
+    with pytest.raises(FileExistsError, match="holds other files"):
+        deployed.save(foreign)
+    assert [entry.name for entry in foreign.iterdir()] == ["precious"]
+
+
+def test_nothing_half_written_is_left(tmp_path, monkeypatch):
+    def broken(arrays):
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("jaxeff_export.bundle.pack_arrays", broken)
+    with pytest.raises(OSError, match="no space"):
+        deploy(mlp, (parameters(), inputs()), path=tmp_path / "mlp")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_temporary_bundle_goes_with_its_object():
+    bundle = deploy(mlp, (parameters(), inputs()))
+    folder = bundle.folder
+    assert bundle.check().passed
+    del bundle
+    gc.collect()
+    assert not folder.exists()
+
+
+def test_benchmark_and_profile(deployed):
+    timing = deployed.benchmark(number=3, repeat=4)
+    assert len(timing.times_ms) == 4
+    assert 0 < min(timing.times_ms) <= timing.median_ms <= max(timing.times_ms)
+    with pytest.raises(ValueError, match="must be positive"):
+        deployed.benchmark(number=0)
+
+    operators = deployed.profile(number=2)
+    assert sum(operator.share for operator in operators) == pytest.approx(1)
+    assert all(operator.calls >= 1 and operator.ms > 0 for operator in operators)
+    # Profiling leaves the bundle as it was.
+    assert deployed.check().passed
+
+
+@pytest.mark.parametrize(
+    "dtype", ["float64", "float16", "bfloat16", "int32", "int8", "uint8", "bool"]
+)
+def test_dtypes_survive_the_road(dtype, tmp_path):
+    kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    with jax.enable_x64(True):
+        p = jnp.asarray(np.array([1, 0, 3]), kind)
+        x = jnp.asarray(np.array([2, 1, 0]), kind)
+        bundle = deploy(lambda p, x: (p, jnp.concatenate([x, p])), (p, x), path=tmp_path / "b")
+    loaded = Bundle.load(tmp_path / "b")
+    first, second = loaded.run(np.asarray(x))
+    assert first.dtype == second.dtype == kind
+    np.testing.assert_array_equal(first, np.asarray(p))
+    np.testing.assert_array_equal(second, np.concatenate([x, p]))
+    assert bundle.check().max_abs_error == 0
+
+
+def test_scalars_and_no_parameters(tmp_path):
+    bundle = deploy(
+        lambda p, a, b: a * 2 + b.sum(), ({}, 3.0, jnp.arange(3.0)), path=tmp_path / "b"
+    )
+    result = bundle.run(np.float32(1.5), np.float32([1, 2, 3]))
+    assert result.shape == ()
+    assert result == np.float32(9.0)
+
+
+def test_deploy_refuses_what_it_cannot_check(tmp_path):
+    p, x = parameters(), inputs()
+    with pytest.raises(SignatureError, match=r"NaN in result from the example"):
+        deploy(lambda p, x: jnp.log(x), (p, -jnp.abs(x)), path=tmp_path / "b")
+    with pytest.raises(SignatureError, match="with values"):
+        deploy(mlp, (p, jax.ShapeDtypeStruct((2, 8), jnp.float32)), path=tmp_path / "b")
+    with pytest.raises(SignatureError, match=r"params\['key'\] is a typed PRNG key"):
+        deploy(lambda params, x: x, ({"key": jax.random.key(0)}, x), path=tmp_path / "b")
+    with pytest.raises(SignatureError, match=r"params\['act'\] is a str"):
+        deploy(lambda params, x: x, ({"act": "relu"}, x), path=tmp_path / "b")
+    with pytest.raises(SignatureError, match="example_args is empty"):
+        deploy(mlp, ())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_linker_is_named_before_the_work(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for target, package in (("host", "gcc"), ("cortex-a72", "gcc-aarch64-linux-gnu")):
+        with pytest.raises(ToolchainError, match=rf"apt-get install {package}"):
+            deploy(mlp, (parameters(), inputs()), target=target)
+
+
+def test_a_failing_linker_leaves_nothing(monkeypatch, tmp_path):
+    linker = tmp_path / "cc"
+    linker.write_text("#!/bin/sh\necho the disk is on fire >&2\nexit 1\n")
+    linker.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(ToolchainError, match="could not link the library"):
+        deploy(mlp, (parameters(), inputs()), path=tmp_path / "bundle")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["cc"]

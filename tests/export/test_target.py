@@ -1,0 +1,89 @@
+"""Targets and tools: named ones resolve, unknown ones are refused with the way out."""
+
+import platform
+import subprocess
+import sys
+
+import jaxeff_export.target
+import pytest
+from jaxeff_export import ARM_TARGETS, TargetError, ToolchainError, resolve_target, target_names
+from jaxeff_export.target import arithmetic_features, normalized_machine, target_machine
+from jaxeff_export.toolchain import find_emulator, find_linker
+
+
+def test_the_host_names_its_processor():
+    host = resolve_target("host")
+    assert host["mcpu"] not in ("", "generic")
+    assert host["num-cores"] >= 1
+    assert target_machine(host) == normalized_machine(platform.machine())
+
+
+@pytest.mark.parametrize("name", ARM_TARGETS)
+def test_arm_targets(name):
+    target = resolve_target(name)
+    assert target["mcpu"] == name
+    assert target_machine(target) == "aarch64"
+    assert "neon" in arithmetic_features(target)
+    target["mattr"].clear()  # a fresh copy each time
+    assert resolve_target(name)["mattr"]
+
+
+def test_newer_cores_have_more():
+    features = [arithmetic_features(resolve_target(f"cortex-a{core}")) for core in (53, 72, 76)]
+    assert features[0] == features[1] < features[2]
+    assert "dotprod" in features[2]
+
+
+def test_a_dict_is_checked_and_copied():
+    given = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a57"}
+    resolved = resolve_target(given)
+    assert resolved == given
+    assert resolved is not given
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("cortex-m4", "use one of " + ", ".join(target_names())),
+        ({"kind": "llvm", "mcpu": "cortex-z9", "mtriple": "aarch64-linux-gnu"}, "cortex-z9"),
+        ({"kind": "lvm"}, 'Target kind "lvm" is not defined'),
+        ({"mcpu": "cortex-a72"}, "TVM refuses"),
+    ],
+)
+def test_unknown_targets(target, message):
+    with pytest.raises(TargetError, match=message):
+        resolve_target(target)
+
+
+def test_masked_instructions_are_switched_off(monkeypatch):
+    """A virtual machine whose processor model promises more than its kernel reports."""
+    plain = resolve_target("host")
+    monkeypatch.setattr(jaxeff_export.target, "_reported_features", lambda: frozenset({"none"}))
+    masked = resolve_target("host")
+    promised = arithmetic_features(plain)
+    assert promised
+    assert set(masked["mattr"]) == {f"-{name}" for name in promised}
+    assert not arithmetic_features(masked)
+
+
+def test_missing_tools_say_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ToolchainError, match=r"qemu-aarch64 not found.*apt-get install qemu-user"):
+        find_emulator()
+    with pytest.raises(ToolchainError, match="apt-get install gcc-aarch64-linux-gnu"):
+        find_linker(resolve_target("cortex-a72"))
+    with pytest.raises(ToolchainError, match="no linker is known for riscv64"):
+        find_linker({"kind": "llvm", "mtriple": "riscv64-linux-gnu"})
+
+
+@pytest.mark.parametrize("package", ["jaxeff", "jaxeff_export"])
+def test_importing_does_not_import_tvm(package):
+    code = f"import sys, {package}; sys.exit('tvm' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_public_names_exist():
+    for name in jaxeff_export.__all__:
+        assert getattr(jaxeff_export, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        jaxeff_export.nonsense  # noqa: B018
