@@ -4,6 +4,7 @@
 gives any such epoch progress, checkpoints and resuming.
 """
 
+from jaxeff.training.canonical import canonical_convolutions
 from jaxeff.training.checkpoint import CheckpointError, load_metadata, load_pytree, save_pytree
 from jaxeff.training.epoch import TrainState, init, make_epoch
 from jaxeff.training.fit import FitResult, fit
@@ -15,6 +16,7 @@ __all__ = [
     "DivergedError",
     "FitResult",
     "TrainState",
+    "canonical_convolutions",
     "cross_entropy",
     "fit",
     "init",

@@ -13,7 +13,9 @@ anything its loss closes over::
     jax.jit(jax.vmap(train))(keys, noise_levels)
 
 Sharp edges: the data lie on the device as a whole and batches are gathered inside the scan; the
-last ``n mod batch_size`` examples of an epoch's permutation are left out of that epoch.
+last ``n mod batch_size`` examples of an epoch's permutation are left out of that epoch. Convolutions
+vmapped over weights are grouped convolutions, which CPUs run slowly: there, trainings of such nets
+one after the other take half the time of one vmapped program.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ import jax
 import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Int, Key
+
+from jaxeff.training.canonical import canonical_convolutions
 
 Metrics = dict[str, Any]
 Epoch = Callable[["TrainState", Any, Any], tuple["TrainState", Metrics]]
@@ -105,9 +109,13 @@ def make_epoch(loss: Loss, optimizer: optax.GradientTransformation, batch_size: 
         shuffle_key, loss_key = jax.random.split(key)
         order = jax.random.permutation(shuffle_key, n)[: steps * batch_size]
 
+        # Inside a loop, XLA's CPU compiler has fast convolutions for this layout only: the scan is
+        # 4.5 times slower without it on LeNet-5. Other compilers choose layouts themselves.
+        quick = canonical_convolutions(update) if jax.default_backend() == "cpu" else update
+
         def step(carry: TrainState, inputs: tuple) -> tuple[TrainState, Metrics]:
             key, rows = inputs
-            return update(carry, key, jax.tree.map(lambda leaf: leaf[rows], data))
+            return quick(carry, key, jax.tree.map(lambda leaf: leaf[rows], data))
 
         inputs = (jax.random.split(loss_key, steps), order.reshape(steps, batch_size))
         carry, metrics = jax.lax.scan(step, carry, inputs)
