@@ -13,9 +13,9 @@ anything its loss closes over::
     jax.jit(jax.vmap(train))(keys, noise_levels)
 
 Sharp edges: the data lie on the device as a whole and batches are gathered inside the scan; the
-last ``n mod batch_size`` examples of an epoch's permutation are left out of that epoch. Convolutions
-vmapped over weights are grouped convolutions, which CPUs run slowly: there, trainings of such nets
-one after the other take half the time of one vmapped program.
+last ``n mod batch_size`` examples of an epoch's permutation are left out of that epoch.
+Convolutions vmapped over weights are grouped convolutions, which CPUs run slowly: there, three
+trainings of LeNet-5 one after the other took half the time of one vmapped program.
 """
 
 from __future__ import annotations
