@@ -58,7 +58,7 @@ def calibrate(
         raise ValueError(f"percentile must be above 50 and at most 100, not {percentile}.")
     seen: dict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
     settings: dict[str, Int | None] = {}
-    measured: set[str] = set()
+    measured: dict[str, None] = {}  # in order
 
     def record(site: str, operand: int, low: Any, high: Any) -> None:
         seen[site, operand].append((float(low), float(high)))
@@ -77,7 +77,7 @@ def calibrate(
                 return outputs
             read = [values[i] for i in operands(layer, setting)]
             for operand, x in enumerate(outputs if setting.at == "output" else read):
-                measured.add(layer.site)
+                measured[layer.site] = None
                 if jnp.issubdtype(x.dtype, jnp.floating):
                     ends = jnp.percentile(x, jnp.array([100 - percentile, percentile]))
                     io_callback(

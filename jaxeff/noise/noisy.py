@@ -6,8 +6,9 @@
 Sharp edges:
     Same key, same noise: split the key for another draw. A layer's noise depends only on the key
     and the layer's name, so making another layer noisy doesn't change it.
-    `at="weights"` draws noise for every use of a weight, as an analog read-out would, and in every
-    iteration of a scan; biases of linear layers stay clean.
+    `at="weights"` acts on the weights of dense and convolution layers, never on biases or on a
+    normalization's scale. It draws noise for every use of a weight, as an analog read-out would,
+    and in every iteration of a scan.
     Integer and boolean values (an argmax, an index) are left alone.
     An outer transform acts first on what enters a layer and last on what leaves it.
 """
@@ -21,7 +22,6 @@ from jaxtyping import PRNGKeyArray
 
 from jaxeff.noise.gaussian import PLACES, Noise
 from jaxeff.program import Layer, evaluate, plain, trace
-from jaxeff.program.graph import Role
 from jaxeff.program.spec import resolve
 from jaxeff.settings import check_applies
 
@@ -86,7 +86,7 @@ def _places(layer: Layer, model: Noise) -> list[int]:
     if _at(model) == "input":
         return list(layer.data) if layer.kind != "input" else [0]
     if _at(model) == "weights":
-        return [i for i in layer.weights if not layer.inputs[i].role & Role.STATE]
+        return list(layer.weights) if layer.kind == "linear" else []
     return []
 
 
