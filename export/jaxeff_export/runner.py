@@ -19,7 +19,7 @@ import numpy as np
 from jaxeff_export.boards import Board, BoardError, LocalBoard
 from jaxeff_export.manifest import Manifest
 from jaxeff_export.selfcheck import SelfCheck, compare
-from jaxeff_export.signature import check_leaves
+from jaxeff_export.signature import SignatureError, check_array, check_leaves
 from jaxeff_export.structure import rebuild
 
 _T = TypeVar("_T")
@@ -135,6 +135,21 @@ class Runner:
         if self._treedef is not None:
             return self._treedef.unflatten(results)
         return rebuild(manifest.structure, results)
+
+    def run_leaves(self, leaves: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Calls the function on flattened inputs and returns flattened results.
+
+        Args:
+          leaves: one array per ``manifest.inputs``, in that order.
+
+        Raises:
+          SignatureError: naming an input of another shape or dtype than it was compiled for.
+          BoardError: if the board fails.
+        """
+        specs = self._manifest.inputs
+        if len(leaves) != len(specs):
+            raise SignatureError(f"{len(leaves)} arrays were given, {len(specs)} are expected")
+        return self._call([check_array(*pair) for pair in zip(leaves, specs, strict=True)])
 
     def check(self) -> SelfCheck:
         """Replays the recorded inputs and compares the results with JAX's recorded ones."""

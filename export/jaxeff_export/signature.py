@@ -144,19 +144,26 @@ def check_leaves(
                 raise SignatureError(
                     f"input {full} is not expected; expected are {', '.join(wanted)}"
                 )
-            array = np.asarray(leaf)
-            spec = wanted[full]
-            if tuple(array.shape) != spec.shape:
-                raise SignatureError(
-                    f"input {full} has shape {tuple(array.shape)}, the library was compiled for "
-                    f"{spec.shape}; deploy again with an example of the shape you need"
-                )
-            if array.dtype != dtype_of(spec.dtype):
-                raise SignatureError(
-                    f"input {full} has dtype {array.dtype}, the library was compiled for "
-                    f"{spec.dtype}; convert it with .astype({spec.dtype!r})"
-                )
-            given[full] = array
+            given[full] = check_array(np.asarray(leaf), wanted[full])
     if missing := [name for name in wanted if name not in given]:
         raise SignatureError(f"input {missing[0]} is missing; expected are {', '.join(wanted)}")
     return [given[spec.name] for spec in expected]
+
+
+def check_array(array: np.ndarray, spec: TensorSpec) -> np.ndarray:
+    """The array, if it has the shape and the dtype of `spec`.
+
+    Raises:
+      SignatureError: naming the input and what it is instead.
+    """
+    if tuple(array.shape) != spec.shape:
+        raise SignatureError(
+            f"input {spec.name} has shape {tuple(array.shape)}, the library was compiled for "
+            f"{spec.shape}; deploy again with an example of the shape you need"
+        )
+    if array.dtype != dtype_of(spec.dtype):
+        raise SignatureError(
+            f"input {spec.name} has dtype {array.dtype}, the library was compiled for "
+            f"{spec.dtype}; convert it with .astype({spec.dtype!r})"
+        )
+    return array
