@@ -1,1 +1,42 @@
-"""Resource-efficient, robust and uncertainty-aware neural networks as JAX function transforms."""
+"""Resource-efficient, robust and uncertainty-aware neural networks as JAX function transforms.
+
+    f, params = jaxeff.functional(model)                   # NNX or Linen -> pure function and pytree
+    jaxeff.summary(f, params, x)                           # the layers and what they cost
+    jaxeff.noisy(f, {"conv*": Additive(0.3)})              # g(key, params, x)
+    jaxeff.quantized(f, {"*:linear": Int(8)})              # g(params, x)
+    jaxeff.moments(f)                                      # g(params, x), any leaf may be Gaussian
+    jaxeff.photonic(f, {"avg_pool*": ChaoticLight(0.5)})   # g(key, params, x)
+
+Settings and everything else live in the rooms: `jaxeff.noise`, `jaxeff.compression`,
+`jaxeff.bayes`, `jaxeff.uncertainty`, `jaxeff.data`, `jaxeff.nn`, `jaxeff.training`.
+
+Sharp edge: `jaxeff.moments`, `jaxeff.photonic` and `jaxeff.functional` are functions that share
+their name with the room they come from; import from such a room by its path
+(`from jaxeff.moments import Gaussian`).
+"""
+
+from jaxeff.compression import Int, quantized
+from jaxeff.functional import functional
+from jaxeff.moments import Gaussian
+from jaxeff.noise import Additive, Mixed, Multiplicative, noisy
+from jaxeff.photonic import ChaoticLight, photonic
+from jaxeff.program import cost, sites, summary, trace
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Additive",
+    "ChaoticLight",
+    "Gaussian",
+    "Int",
+    "Mixed",
+    "Multiplicative",
+    "cost",
+    "functional",
+    "noisy",
+    "photonic",
+    "quantized",
+    "sites",
+    "summary",
+    "trace",
+]

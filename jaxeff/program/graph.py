@@ -147,7 +147,7 @@ class _Flattener:
             if eqn.primitive is prim.NAME and eqn.params["name"].startswith(STATE_TAG):
                 # Counters and keys feed random numbers; they are nobody's weights.
                 numeric = jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.floating)
-                path = eqn.params["name"].removeprefix(STATE_TAG) if numeric else ""
+                path = _state_path(eqn.params["name"]) if numeric else ""
                 role = Role.STATE if numeric else Role.KEY
             outputs = tuple(Value(v.aval, role, path) for v in eqn.outvars)
             graphs = _sub_graphs(eqn, inputs, outputs)
@@ -238,6 +238,11 @@ def _loop_graph(body: ClosedJaxpr, sources: Sequence[Value], carry: slice) -> Gr
                 inner.role, changed = role, True
         if not changed:
             return graph
+
+
+def _state_path(tag: str) -> str:
+    """The path in a state tag, without Linen's collection name."""
+    return tag.removeprefix(STATE_TAG).removeprefix("batch_stats/")
 
 
 def _copy(value: Value) -> Value:

@@ -1,0 +1,307 @@
+"""The five laws of DESIGN: what holds for every transform, whatever it does."""
+
+import functools
+import itertools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen, nnx
+
+import jaxeff
+from jaxeff.compression import Int
+from jaxeff.noise import Additive, Multiplicative
+from jaxeff.photonic import ChaoticLight
+
+KEY = jax.random.key(0)
+X = jax.random.normal(jax.random.key(1), (4, 8, 8, 1))
+
+
+class Net(nnx.Module):
+    """Convolution, ReLU, average pooling, dense: a site for every transform."""
+
+    def __init__(self, rngs):
+        self.conv = nnx.Conv(1, 3, (3, 3), rngs=rngs)
+        self.fc = nnx.Linear(48, 5, rngs=rngs)
+
+    def __call__(self, x):
+        x = nnx.avg_pool(nnx.relu(self.conv(x)), (2, 2), strides=(2, 2))
+        return self.fc(x.reshape(x.shape[0], -1))
+
+
+class LinenNet(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        x = linen.relu(linen.Conv(3, (3, 3), name="conv")(x))
+        x = linen.avg_pool(x, (2, 2), strides=(2, 2))
+        return linen.Dense(5, name="fc")(x.reshape(x.shape[0], -1))
+
+
+F, PARAMS = jaxeff.functional(Net(nnx.Rngs(0)))
+MATCHED = ["conv", "relu", "avg_pool", "fc"]
+
+
+class Transform(NamedTuple):
+    """A transform with a spec, in the form g(key, params, x) whether it takes a key or not."""
+
+    apply: Callable[..., Any]
+    empty: Callable[..., Any]
+    keyed: bool
+
+    def call(self, f, key, params, x, form="apply"):
+        g = getattr(self, form)(f)
+        return g(key, params, x) if self.keyed else g(params, x)
+
+
+def gaussian(params):
+    return jax.tree.map(lambda w: jaxeff.Gaussian(w, 0.01 + 0.1 * w**2), params)
+
+
+def moments(f):
+    """Moments of random weights, as a function of plain ones."""
+    return lambda params, x: jaxeff.moments(f)(gaussian(params), x)
+
+
+NOISE = {"conv": Additive(0.3), "relu": Multiplicative(0.1), "fc": Additive(0.2, at="weights")}
+LIGHT = {"avg_pool*": ChaoticLight(noise=0.7, cap=4.0)}
+
+TRANSFORMS = {
+    "noisy": Transform(
+        lambda f: jaxeff.noisy(f, NOISE), lambda f: jaxeff.noisy(f, {}), keyed=True
+    ),
+    "quantized": Transform(
+        lambda f: jaxeff.quantized(f, {"conv": Int(4), "*:linear": Int(6)}),
+        lambda f: jaxeff.quantized(f, {}),
+        keyed=False,
+    ),
+    "moments": Transform(
+        moments, lambda f: lambda p, x: jaxeff.moments(f)(p, x).mean, keyed=False
+    ),
+    "photonic": Transform(
+        lambda f: jaxeff.photonic(f, LIGHT), lambda f: jaxeff.photonic(f, {}), keyed=True
+    ),
+}
+every = pytest.mark.parametrize("name", TRANSFORMS)
+
+
+def leaves(result):
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(result)]
+
+
+def assert_same(a, b, **tolerance):
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    for u, v in zip(leaves(a), leaves(b), strict=True):
+        np.testing.assert_allclose(u, v, **tolerance)
+
+
+# Law 1 -------------------------------------------------------------------------------------------
+
+
+@every
+@pytest.mark.parametrize("compiled", [False, True])
+def test_an_empty_spec_is_the_function_bit_for_bit(name, compiled):
+    wrap = jax.jit if compiled else lambda f: f
+    g = wrap(functools.partial(TRANSFORMS[name].call, F, form="empty"))
+    np.testing.assert_array_equal(g(KEY, PARAMS, X), wrap(F)(PARAMS, X))
+
+
+def test_moments_of_deterministic_inputs_have_zero_variance():
+    out = jaxeff.moments(F)(PARAMS, X)
+    np.testing.assert_array_equal(out.mean, F(PARAMS, X))
+    np.testing.assert_array_equal(out.var, np.zeros_like(out.mean))
+
+
+@every
+def test_a_spec_that_leaves_everything_alone_changes_nothing(name):
+    if name == "moments":
+        pytest.skip("moments has no spec")
+    transform = getattr(jaxeff, name)
+    g = transform(F, {"*": None})
+    out = g(KEY, PARAMS, X) if TRANSFORMS[name].keyed else g(PARAMS, X)
+    np.testing.assert_array_equal(out, F(PARAMS, X))
+
+
+# Law 2 -------------------------------------------------------------------------------------------
+
+
+def under_scan(f):
+    def g(params, x):
+        return jax.lax.scan(lambda c, row: (c, f(params, row[None])[0]), 0.0, x)[1]
+
+    return g
+
+
+WRAPPERS = {
+    "jit": jax.jit,
+    "remat": jax.checkpoint,
+    "nested": lambda f: jax.jit(jax.checkpoint(jax.jit(f))),
+    "cond": lambda f: lambda p, x: jax.lax.cond(x.sum() < 1e9, f, lambda p, x: 0.0 * f(p, x), p, x),
+}
+
+
+@every
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_wrapping_the_function_changes_nothing(name, wrapper):
+    transform = TRANSFORMS[name]
+    plain = transform.call(F, KEY, PARAMS, X)
+    wrapped = transform.call(WRAPPERS[wrapper](F), KEY, PARAMS, X)
+    assert_same(plain, wrapped, rtol=1e-5, atol=1e-5)
+
+
+@every
+def test_a_scan_over_rows_runs_the_body_under_the_rule(name):
+    transform = TRANSFORMS[name]
+    rows = transform.call(under_scan(F), KEY, PARAMS, X)
+    assert leaves(rows)[0].shape == (4, 5)
+    if not transform.keyed:
+        one_by_one = [transform.call(F, KEY, PARAMS, row[None]) for row in X]
+        expected = jax.tree.map(lambda *r: jnp.concatenate(r), *one_by_one)
+        assert_same(rows, expected, rtol=1e-5, atol=1e-5)
+    else:
+        same = jnp.broadcast_to(X[:1], X.shape)
+        drawn = leaves(transform.call(under_scan(F), KEY, PARAMS, same))[0]
+        assert len(np.unique(drawn[:, 0])) == 4  # a key per iteration
+
+
+@every
+def test_jit_equals_eager_and_traces_once(name):
+    transform, calls = TRANSFORMS[name], []
+
+    def counted(params, x):
+        calls.append(1)
+        return F(params, x)
+
+    g = jax.jit(functools.partial(transform.call, counted))
+    out = g(KEY, PARAMS, X)
+    for i in range(3):
+        g(jax.random.key(i), PARAMS, X + i)
+    assert len(calls) == 1
+    assert_same(out, transform.call(F, KEY, PARAMS, X), rtol=1e-5, atol=1e-5)
+
+
+@every
+def test_vmap_equals_a_loop(name):
+    transform = TRANSFORMS[name]
+    keys = jax.random.split(KEY, 3)
+    params = jax.vmap(lambda s: jax.tree.map(lambda w: s * w, PARAMS))(jnp.arange(1.0, 4.0))
+    out = jax.vmap(functools.partial(transform.call, F), in_axes=(0, 0, None))(keys, params, X)
+    each = [
+        transform.call(F, keys[i], jax.tree.map(lambda w, i=i: w[i], params), X) for i in range(3)
+    ]
+    assert_same(out, jax.tree.map(lambda *r: jnp.stack(r), *each), rtol=1e-5, atol=1e-5)
+
+
+@every
+def test_gradients_are_finite_jit_and_agree_with_the_forward_derivative(name):
+    transform = TRANSFORMS[name]
+
+    def loss(params):
+        return sum(jnp.sum(v**2) for v in jax.tree.leaves(transform.call(F, KEY, params, X)))
+
+    gradient = jax.grad(loss)(PARAMS)
+    assert all(np.isfinite(leaf).all() and np.abs(leaf).max() > 0 for leaf in leaves(gradient))
+    assert_same(gradient, jax.jit(jax.grad(loss))(PARAMS), rtol=1e-4, atol=1e-4)
+    direction = jax.tree.map(lambda w: jnp.cos(jnp.arange(w.size)).reshape(w.shape), PARAMS)
+    forward = jax.jvp(loss, (PARAMS,), (direction,))[1]
+    products = jax.tree.map(lambda a, b: jnp.sum(a * b), gradient, direction)
+    np.testing.assert_allclose(forward, sum(jax.tree.leaves(products)), rtol=1e-3)
+
+
+@every
+def test_nnx_and_linen_give_the_same(name):
+    module = LinenNet()
+    f, params = jaxeff.functional(module, module.init(KEY, X))
+    transform = TRANSFORMS[name]
+    assert jax.tree.structure(params) == jax.tree.structure(PARAMS)
+    assert_same(
+        transform.call(f, KEY, PARAMS, X),
+        transform.call(F, KEY, PARAMS, X),
+        rtol=1e-5,
+        atol=1e-5,
+    )
+
+
+# Law 3 -------------------------------------------------------------------------------------------
+
+
+@every
+def test_same_key_same_result(name):
+    transform = TRANSFORMS[name]
+    assert_same(transform.call(F, KEY, PARAMS, X), transform.call(F, KEY, PARAMS, X), rtol=0)
+    if transform.keyed:
+        other = transform.call(F, jax.random.key(7), PARAMS, X)
+        assert not np.allclose(leaves(other)[0], leaves(transform.call(F, KEY, PARAMS, X))[0])
+
+
+def test_a_sites_noise_does_not_depend_on_the_others():
+    clean = F(PARAMS, X)
+    fc = {"fc": Additive(0.2)}
+    alone = jaxeff.noisy(F, fc)(KEY, PARAMS, X) - clean
+    conv = {"conv": Additive(0.3)}
+    with_conv = jaxeff.noisy(F, conv)(KEY, PARAMS, X)
+    both = jaxeff.noisy(F, conv | fc)(KEY, PARAMS, X)
+    np.testing.assert_allclose(both - with_conv, alone, atol=1e-5)
+
+
+def test_uses_of_a_shared_layer_have_noise_of_their_own():
+    def f(params, x):
+        return jnp.stack([x @ params["fc"]["w"], x @ params["fc"]["w"]])
+
+    out = jaxeff.noisy(f, {"fc": Additive(1.0)})(KEY, {"fc": {"w": jnp.eye(3)}}, jnp.ones((2, 3)))
+    assert not np.allclose(out[0], out[1])
+
+
+# Law 4 -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("outer", "inner"), list(itertools.product(TRANSFORMS, repeat=2)))
+def test_transforms_compose_and_names_survive(outer, inner):
+    first, second = TRANSFORMS[inner], TRANSFORMS[outer]
+    g = first.apply(F)
+    arguments = (KEY, PARAMS, X) if first.keyed else (PARAMS, X)
+    names = [layer.site for layer in jaxeff.trace(g, *arguments).sites if layer.is_matchable]
+    assert [n for n in names if n in MATCHED] == MATCHED
+    h = second.apply(g)
+    if outer == "moments" and inner == "moments":
+        pytest.skip("moments of moments: a Gaussian leaf holds arrays, not Gaussians")
+    out = h(jax.random.key(3), *arguments) if second.keyed else h(*arguments)
+    assert all(np.isfinite(leaf).all() for leaf in leaves(out))
+    assert leaves(out)[0].shape == (4, 5)
+    kind = jaxeff.Gaussian if "moments" in (outer, inner) else jax.Array
+    assert isinstance(out, kind)
+    if kind is jaxeff.Gaussian:
+        assert (np.asarray(out.var) >= 0).all()
+
+
+def test_composition_is_the_sum_of_its_parts():
+    both = jaxeff.noisy(
+        jaxeff.quantized(F, {"fc": Int(3, activations=False)}), {"fc": Additive(0.2)}
+    )
+    only = jaxeff.quantized(F, {"fc": Int(3, activations=False)})
+    noise = jaxeff.noisy(F, {"fc": Additive(0.2)})(KEY, PARAMS, X) - F(PARAMS, X)
+    np.testing.assert_allclose(both(KEY, PARAMS, X) - only(PARAMS, X), noise, atol=1e-5)
+
+
+# Law 5 -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("primitive", "function"),
+    [
+        ("sort", jnp.sort),
+        ("cholesky", lambda y: jnp.linalg.cholesky(y @ y.T + jnp.eye(4))),
+        ("fft", lambda y: jnp.abs(jnp.fft.fft(y))),
+    ],
+)
+def test_an_unknown_primitive_meeting_a_random_value_is_named(primitive, function):
+    def f(params, x):
+        return function(x @ params["fc"]["w"])
+
+    params = {"fc": {"w": jnp.eye(4)}}
+    x = jnp.ones((4, 4))
+    np.testing.assert_array_equal(jaxeff.moments(f)(params, x).mean, f(params, x))
+    with pytest.raises(NotImplementedError, match=primitive):
+        jaxeff.moments(f)(gaussian(params), x)
