@@ -15,7 +15,14 @@ import numpy as np
 import psutil
 import pytest
 from jaxeff_export import BoardError, Bundle, BundleError, ToolchainError, deploy
-from jaxeff_export.boards import EmulatedBoard, LocalBoard, RpcBoard, emulated, make_board
+from jaxeff_export.boards import (
+    EmulatedBoard,
+    LocalBoard,
+    RpcBoard,
+    emulated,
+    make_board,
+    sysroot,
+)
 from small_network import inputs, mlp, parameters
 
 SERVER = Path(jaxeff_export.boards.__file__).with_name("device_server.py")
@@ -222,3 +229,19 @@ def test_preparing_twice_does_nothing(emulator, monkeypatch):
 
 def _alive(process):
     return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
+def test_an_interrupted_step_is_started_over_and_a_finished_one_kept(tmp_path):
+    finished = tmp_path / "root"
+    with pytest.raises(KeyboardInterrupt), sysroot._step(finished) as folder:
+        (folder / "half").touch()
+        raise KeyboardInterrupt
+    assert list(tmp_path.iterdir()) == []
+    # A killed process cannot clean up: its leftovers must not be taken for a result.
+    (tmp_path / "root.unfinished").mkdir()
+    (tmp_path / "root.unfinished" / "half").touch()
+    with sysroot._step(finished) as folder:
+        (folder / "whole").touch()
+    assert [entry.name for entry in tmp_path.rglob("*")] == ["root", "whole"]
+    with sysroot._step(finished) as folder:
+        assert folder is None
