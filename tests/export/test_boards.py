@@ -233,9 +233,14 @@ def _alive(process):
 
 def test_an_interrupted_step_is_started_over_and_a_finished_one_kept(tmp_path):
     finished = tmp_path / "root"
-    with pytest.raises(KeyboardInterrupt), sysroot._step(finished) as folder:
-        (folder / "half").touch()
-        raise KeyboardInterrupt
+
+    def interrupted():
+        with sysroot._step(finished) as folder:
+            (folder / "half").touch()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     assert list(tmp_path.iterdir()) == []
     # A killed process cannot clean up: its leftovers must not be taken for a result.
     (tmp_path / "root.unfinished").mkdir()
