@@ -152,5 +152,6 @@ def _activation(site: str, operand: int, count: int, x: Any, setting: Int) -> An
         if bounds is None:
             per_sample = setting.activations_per == "sample" and x.ndim > 1
             bounds = value_range(x, (0,) if per_sample else ())
+        low, high = bounds
         symmetric = setting.is_symmetric("activations")
-        return fake_quantize(x, setting.width("activations"), *bounds, symmetric)
+        return fake_quantize(x, setting.width("activations"), low, high, symmetric)

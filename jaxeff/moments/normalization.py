@@ -33,18 +33,7 @@ class _Statistics(NamedTuple):
     covariance: Array
 
 
-def layer_norm(x: Random, axes: tuple[int, ...] = (-1,), eps: float | Array = 1e-5) -> Gaussian:
-    """Moments of (x - mean(x)) / sqrt(var(x) + eps), statistics over `axes`, no scale or bias.
-
-    Args:
-        x: Random input.
-        axes: The axes the statistics are taken over.
-        eps: Added to the variance.
-
-    Returns:
-        Mean and variance, shaped like `x`.
-    """
-    x = to_variance(x)
+def _centred_statistics(x: Gaussian, axes: tuple[int, ...], eps: float | Array) -> _Statistics:
     n = _count(x, axes)
 
     def average(value: Array) -> Array:
@@ -58,7 +47,33 @@ def layer_norm(x: Random, axes: tuple[int, ...] = (-1,), eps: float | Array = 1e
     trace = average(x.var * x.var) * (1 - 2 / n) + mean_var * mean_var / n
     power_var = (2 * trace + 4 * average(weighted * centre)) / n
     covariance = 2 / n * (weighted - average(weighted))
-    return _quotient(_Statistics(centre, var, power, power_var, covariance))
+    return _Statistics(centre, var, power, power_var, covariance)
+
+
+def _raw_statistics(x: Gaussian, axes: tuple[int, ...], eps: float | Array) -> _Statistics:
+    n = _count(x, axes)
+
+    def average(value: Array) -> Array:
+        return jnp.mean(value, axes, keepdims=True)
+
+    power = average(x.second_moment) + eps
+    weighted = x.var * x.mean
+    power_var = (2 * average(x.var * x.var) + 4 * average(weighted * x.mean)) / n
+    return _Statistics(x.mean, x.var, power, power_var, 2 / n * weighted)
+
+
+def layer_norm(x: Random, axes: tuple[int, ...] = (-1,), eps: float | Array = 1e-5) -> Gaussian:
+    """Moments of (x - mean(x)) / sqrt(var(x) + eps), statistics over `axes`, no scale or bias.
+
+    Args:
+        x: Random input.
+        axes: The axes the statistics are taken over.
+        eps: Added to the variance.
+
+    Returns:
+        Mean and variance, shaped like `x`.
+    """
+    return _quotient(_centred_statistics(to_variance(x), axes, eps))
 
 
 def rms_norm(x: Random, axes: tuple[int, ...] = (-1,), eps: float | Array = 1e-6) -> Gaussian:
@@ -72,16 +87,25 @@ def rms_norm(x: Random, axes: tuple[int, ...] = (-1,), eps: float | Array = 1e-6
     Returns:
         Mean and variance, shaped like `x`.
     """
-    x = to_variance(x)
-    n = _count(x, axes)
+    return _quotient(_raw_statistics(to_variance(x), axes, eps))
 
-    def average(value: Array) -> Array:
-        return jnp.mean(value, axes, keepdims=True)
 
-    power = average(x.second_moment) + eps
-    weighted = x.var * x.mean
-    power_var = (2 * average(x.var * x.var) + 4 * average(weighted * x.mean)) / n
-    return _quotient(_Statistics(x.mean, x.var, power, power_var, 2 / n * weighted))
+def centred(x: Random, axes: tuple[int, ...]) -> Gaussian:
+    """Exact moments of x - mean(x) over `axes`, shaped like `x`."""
+    s = _centred_statistics(to_variance(x), axes, 0.0)
+    return Gaussian(s.centre, s.var)
+
+
+def variance(x: Random, axes: tuple[int, ...], eps: float = 0.0) -> Gaussian:
+    """Exact moments of the variance of the entries over `axes`, plus eps; axes kept with size 1."""
+    s = _centred_statistics(to_variance(x), axes, eps)
+    return Gaussian(s.power, s.power_var)
+
+
+def mean_square(x: Random, axes: tuple[int, ...], eps: float = 0.0) -> Gaussian:
+    """Exact moments of the mean square of the entries over `axes`, plus eps; axes kept."""
+    s = _raw_statistics(to_variance(x), axes, eps)
+    return Gaussian(s.power, s.power_var)
 
 
 def _count(x: Gaussian, axes: tuple[int, ...]) -> int:

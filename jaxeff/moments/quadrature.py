@@ -29,7 +29,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from jaxeff.moments.gaussian import Gaussian
-from jaxeff.moments.raw import Random, to_variance
+from jaxeff.moments.raw import Random, is_random, to_variance
 
 HERMITE_NODES = 32
 LEGENDRE_NODES = 20
@@ -91,6 +91,34 @@ def gauss_legendre(
         z = lo + (hi - lo) * t
         pieces.append((z, weight * (hi - lo) * jnp.exp(-0.5 * z * z) * _INV_SQRT_2PI))
     return _integrate(fn, x, pieces)
+
+
+def gauss_pair(
+    fn: Callable[[Array, Array], Any], x: Random, y: Random, kinks: Sequence[float] = (0.0,)
+) -> Any:
+    """Moments of `fn(x, y)` for independent operands: Legendre over `x`, Hermite over `y`.
+
+    Args:
+        fn: A pointwise function of two arrays of one shape.
+        x: The operand in which `fn` may have kinks.
+        y: The operand in which `fn` is close to a polynomial (a slope, a scale); 8 nodes.
+        kinks: Kinks in `x`.
+
+    Returns:
+        `fn`'s output tree with a `Gaussian` for each floating-point leaf.
+    """
+
+    def given(value: Array) -> Any:
+        moments = gauss_legendre(lambda point: fn(point, value), x, kinks)
+        return jax.tree.map(lambda g: (g.mean, g.var), moments, is_leaf=is_random)
+
+    outer = gauss_hermite(given, y, 8)
+    # The law of total variance: variance of the means plus mean of the variances.
+    return jax.tree.map(
+        lambda pair: Gaussian(pair[0].mean, pair[0].var + pair[1].mean),
+        outer,
+        is_leaf=lambda t: isinstance(t, tuple) and len(t) == 2 and is_random(t[0]),
+    )
 
 
 def _floored_std(x: Gaussian) -> Float[Array, "*shape"]:

@@ -4,9 +4,11 @@ They are built anew through `jax.lax` and `jax.checkpoint` rather than bound aga
 parameters change between JAX versions, and a body's values may be pytrees where the traced function
 had arrays. A carry whose structure the body changes (it becomes random) is promoted until it
 doesn't.
+
+A scan's body gets a key per iteration, a while loop's too; remat and cond pass the key through, for
+every site inside has a name of its own.
 """
 
-import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -29,8 +31,6 @@ def run(
     """Evaluates a control-flow layer; `body(program, key, values)` runs one of its programs."""
     (node,) = layer.nodes
     arguments = _in_order(layer, values)
-    if key is not None and layer.site:
-        key = jax.random.fold_in(key, zlib.crc32(layer.site.encode()))
     builders = {
         prim.p.scan_p: _scan,
         prim.p.while_p: _while,

@@ -16,7 +16,7 @@ from tvm.tirx import Expr
 
 from .graph import Node, Value
 from .scalars import SCALAR_RULES, ScalarOp, apply_scalar
-from .scope import Scope
+from .scope import Scope, load, store
 
 INDEXED = ("stablehlo.broadcast_in_dim", "stablehlo.iota")
 MAX_REGION = 128  # nodes; TVM walks nested lets recursively
@@ -151,26 +151,27 @@ def _element(
             return immediate(value)
         # The predicate of a select and the bounds of a clamp may be scalars beside tensors.
         at = indices if value.type.shape else ()
-        scalars[value] = scope.let(tensor_of[value](*at))
+        scalars[value] = scope.let(load(tensor_of[value](*at)))
         return scalars[value]
 
     for value in region:
         if value in needed:
             scalars[value] = _apply(scope, value, scalar, tensor_of, indices)
-    return scope.wrap(scalars[root])
+    return store(scope.wrap(scalars[root]), root.type.dtype)
 
 
 def _apply(scope, value, scalar, tensor_of, indices) -> Expr:  # type: ignore[no-untyped-def]
     node = value.node
     if node.name == "stablehlo.iota":
         dimension = node.op.attributes["iota_dimension"].value
-        return scope.let(tirx.Cast(value.type.dtype, indices[dimension]))
+        counter = ScalarOp(value.type.dtype, None)
+        return apply_scalar("stablehlo.convert", scope, counter, indices[dimension])
     if node.name == "stablehlo.broadcast_in_dim":
         source, dims = broadcast_source(value)
         if is_immediate(source):
             return immediate(source)
         at = [tirx.const(0, "int64") if d is None else indices[d] for d in dims]
-        return scope.let(tensor_of[source](*at))
+        return scope.let(load(tensor_of[source](*at)))
     return apply_scalar(
         node.name, scope, scalar_op(node, value), *(scalar(operand) for operand in node.operands)
     )
@@ -183,11 +184,11 @@ def scalar_op(node: Node, value: Value) -> ScalarOp:
 
 
 def immediate(value: Value) -> Expr:
-    """Return a splat constant as a scalar literal."""
+    """Return a splat constant as a scalar literal, as scopes hold it."""
     assert value.constant is not None
     kind = value.type.dtype
     item = value.constant.item() if kind != "bfloat16" else float(value.constant)
-    return tirx.const(item, kind)
+    return tirx.const(item, "float32" if kind == "bfloat16" else kind)
 
 
 def _needed(region: Sequence[Value], root: Value) -> set[Value]:

@@ -100,15 +100,10 @@ def log1p(s: Scope, x: Expr) -> Expr:
     """log(1 + x), accurate near zero (Kahan's correction of the rounding of 1 + x)."""
     u = s.let(x + _f32(1.0))
     d = s.let(u - _f32(1.0))
-    plain = s.let(tirx.Or(tirx.EQ(d, _f32(0.0)), tirx.Not(tirx.isfinite(u))))
-    corrected = s.let(log(s, u) * (x / tirx.Select(plain, _f32(1.0), d)))
-    return s.let(
-        tirx.Select(
-            tirx.EQ(x, _f32(-1.0)),
-            _f32(float("-inf")),
-            tirx.Select(plain, x, corrected),
-        )
-    )
+    tiny = s.let(tirx.EQ(d, _f32(0.0)))
+    ratio = s.let(x / tirx.Select(tiny, _f32(1.0), d))
+    ratio = s.let(tirx.Select(tirx.isfinite(u), ratio, _f32(1.0)))
+    return s.let(tirx.Select(tiny, x, log(s, u) * ratio))
 
 
 def expm1(s: Scope, x: Expr) -> Expr:

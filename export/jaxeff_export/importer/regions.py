@@ -8,14 +8,16 @@ from jaxlib.mlir import ir
 from tvm import tirx
 from tvm.tirx import Expr
 
+from .elementwise import immediate
 from .errors import Unsupported
+from .graph import splat
 from .scalars import SCALAR_RULES, ScalarOp, apply_scalar
 from .scope import Scope
 from .types import dense_array, tensor_type
 
 
 def evaluate_region(region: ir.Region, scope: Scope, arguments: Sequence[Expr]) -> list[Expr]:
-    """Apply a region of scalar operations to scalars.
+    """Apply a region of scalar operations to scalars, as scopes hold these.
 
     Raises:
         Unsupported: the region holds an operation that is not elementwise, or uses a value from
@@ -35,10 +37,7 @@ def evaluate_region(region: ir.Region, scope: Scope, arguments: Sequence[Expr]) 
             value = dense_array(op.attributes["value"])
             if value.size != 1:
                 raise Unsupported("its body holds a constant that is not a scalar")
-            item = (
-                value.reshape(()).item() if kind.dtype != "bfloat16" else float(value.reshape(()))
-            )
-            env[op.results[0]] = tirx.const(item, kind.dtype)
+            env[op.results[0]] = immediate(splat(value.reshape(()), kind))
         elif op.name in ("stablehlo.reshape", "stablehlo.broadcast_in_dim") and kind.size == 1:
             env[op.results[0]] = operands[0]
         elif op.name in SCALAR_RULES:

@@ -9,6 +9,7 @@ taken where the specification leaves one (division by zero, out-of-range convers
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 
 from jaxlib.mlir import ir
@@ -55,25 +56,39 @@ def scalar_rule(*names: str, cost: int = 1) -> Callable[[ScalarRule], ScalarRule
 
 
 def apply_scalar(name: str, s: Scope, op: ScalarOp, *operands: Expr) -> Expr:
-    """Apply the rule of ``name``, computing 16-bit floats in 32 bits."""
-    narrow = any(dtype_of(x) in ("float16", "bfloat16") for x in operands)
-    if narrow and name not in _EXACT_IN_ANY_DTYPE:
-        operands = tuple(_widen(s, x) for x in operands)
-        wide = dataclasses.replace(op, dtype=_wide(op.dtype))
-        result = s.let(SCALAR_RULES[name].rule(s, wide, *operands))
-        return result if wide.dtype == op.dtype else s.let(tirx.Cast(op.dtype, result))
-    return s.let(SCALAR_RULES[name].rule(s, op, *operands))
+    """Apply the rule of ``name``, computing 16-bit floats in 32 bits and rounding once."""
+    entry = SCALAR_RULES[name]
+    if name in _EXACT_IN_ANY_DTYPE:
+        return s.let(entry.rule(s, op, *operands))
+    operands = tuple(_widen(s, x) for x in operands)
+    if op.dtype not in ("float16", "bfloat16"):
+        return s.let(entry.rule(s, op, *operands))
+    wide = s.let(entry.rule(s, dataclasses.replace(op, dtype="float32"), *operands))
+    return _narrow(s, wide, op.dtype)
 
 
-_EXACT_IN_ANY_DTYPE = ("stablehlo.convert", "stablehlo.bitcast_convert", "stablehlo.select")
-
-
-def _wide(dtype: str) -> str:
-    return "float32" if dtype in ("float16", "bfloat16") else dtype
+_EXACT_IN_ANY_DTYPE = ("stablehlo.convert", "stablehlo.select")
 
 
 def _widen(s: Scope, x: Expr) -> Expr:
-    return s.let(tirx.Cast("float32", x)) if dtype_of(x) in ("float16", "bfloat16") else x
+    return s.let(tirx.Cast("float32", x)) if dtype_of(x) == "float16" else x
+
+
+def _narrow(s: Scope, x: Expr, dtype: str) -> Expr:
+    """Round a float32 to a 16-bit float, as it is held in a scope."""
+    if dtype == "bfloat16":
+        return s.let(_round_to(s, x, 8, 7))
+    return s.let(tirx.Cast(dtype, x))
+
+
+def _visible_zero(x: Expr) -> Expr:
+    """Hide a literal zero from TVM, which takes 0 * x for 0 and x + 0 for x; LLVM sees it."""
+    if isinstance(x, tirx.FloatImm) and x.value == 0:
+        bits = bits_of(dtype_of(x))
+        negative = math.copysign(1.0, x.value) < 0
+        raw = tirx.const(1 << (bits - 1) if negative else 0, f"uint{bits}")
+        return tirx.reinterpret(dtype_of(x), raw)
+    return x
 
 
 def _wrapping(dtype: str) -> bool:
@@ -105,7 +120,9 @@ def _join(s: Scope, low: Expr, high: Expr, dtype: str) -> Expr:
 def _add(s: Scope, op: ScalarOp, a: Expr, b: Expr) -> Expr:
     if op.dtype == "bool":
         return tirx.Or(a, b)
-    if is_float(op.dtype) or not _wrapping(op.dtype):
+    if is_float(op.dtype):
+        return _visible_zero(a) + _visible_zero(b)
+    if not _wrapping(op.dtype):
         return a + b
     if bits_of(op.dtype) == 32:
         return _wrap32(lambda x, y: x + y, op.dtype, a, b)
@@ -118,9 +135,7 @@ def _add(s: Scope, op: ScalarOp, a: Expr, b: Expr) -> Expr:
 def _subtract(s: Scope, op: ScalarOp, a: Expr, b: Expr) -> Expr:
     if is_float(op.dtype):
         if op.same_operands:  # inf - inf is NaN
-            return tirx.Select(
-                tirx.isfinite(a), tirx.const(0, op.dtype), a * tirx.const(0, op.dtype)
-            )
+            return tirx.abs(a) * _visible_zero(tirx.const(0.0, op.dtype))
         return a - b
     if not _wrapping(op.dtype):
         return a - b
@@ -137,7 +152,9 @@ def _subtract(s: Scope, op: ScalarOp, a: Expr, b: Expr) -> Expr:
 def _multiply(s: Scope, op: ScalarOp, a: Expr, b: Expr) -> Expr:
     if op.dtype == "bool":
         return tirx.And(a, b)
-    if is_float(op.dtype) or not _wrapping(op.dtype):
+    if is_float(op.dtype):
+        return _visible_zero(a) * _visible_zero(b)
+    if not _wrapping(op.dtype):
         return a * b
     if bits_of(op.dtype) == 32:
         return _wrap32(lambda x, y: x * y, op.dtype, a, b)  # |product| <= 2**62
@@ -157,7 +174,7 @@ def _divide(s: Scope, op: ScalarOp, a: Expr, b: Expr) -> Expr:
                 tirx.const(1, op.dtype),
                 tirx.const(float("nan"), op.dtype),
             )
-        return a / b
+        return _visible_zero(a) / _visible_zero(b)
     quotient, _ = _integer_division(s, op.dtype, a, b)
     return quotient
 
@@ -165,7 +182,7 @@ def _divide(s: Scope, op: ScalarOp, a: Expr, b: Expr) -> Expr:
 @scalar_rule("stablehlo.remainder", cost=8)
 def _remainder(s: Scope, op: ScalarOp, a: Expr, b: Expr) -> Expr:
     if is_float(op.dtype):
-        return tirx.fmod(a, b)
+        return _library("fmod")(s, a, b)
     _, remainder = _integer_division(s, op.dtype, a, b)
     return remainder
 
@@ -173,7 +190,7 @@ def _remainder(s: Scope, op: ScalarOp, a: Expr, b: Expr) -> Expr:
 def _integer_division(s: Scope, dtype: str, a: Expr, b: Expr) -> tuple[Expr, Expr]:
     """Truncating division; x / 0 is all ones, x rem 0 is x, and min / -1 wraps to min."""
     zero, one = tirx.const(0, dtype), tirx.const(1, dtype)
-    by_zero = s.let(tirx.EQ(b, zero))
+    by_zero = s.let(compare("EQ", b, zero))
     divisor = s.let(tirx.Select(by_zero, one, b))
     if dtype.startswith("uint"):
         ones = tirx.const(2 ** bits_of(dtype) - 1, dtype)
@@ -181,7 +198,7 @@ def _integer_division(s: Scope, dtype: str, a: Expr, b: Expr) -> tuple[Expr, Exp
         remainder = s.let(tirx.truncmod(a, divisor))
         return tirx.Select(by_zero, ones, quotient), tirx.Select(by_zero, a, remainder)
     minimum, minus_one = tirx.min_value(dtype), tirx.const(-1, dtype)
-    overflow = s.let(tirx.And(tirx.EQ(a, minimum), tirx.EQ(b, minus_one)))
+    overflow = s.let(tirx.And(compare("EQ", a, minimum), compare("EQ", b, minus_one)))
     divisor = s.let(tirx.Select(overflow, one, divisor))
     quotient = s.let(tirx.truncdiv(a, divisor))
     remainder = s.let(tirx.truncmod(a, divisor))
@@ -193,7 +210,7 @@ def _maximum(s: Scope, op: ScalarOp, a: Expr, b: Expr) -> Expr:
     if op.dtype == "bool":
         return tirx.Or(a, b)
     if not is_float(op.dtype):
-        return tirx.Select(a > b, a, b)
+        return tirx.Select(compare("GT", a, b), a, b)
     return _extremum(a > b, a, b)
 
 
@@ -202,7 +219,7 @@ def _minimum(s: Scope, op: ScalarOp, a: Expr, b: Expr) -> Expr:
     if op.dtype == "bool":
         return tirx.And(a, b)
     if not is_float(op.dtype):
-        return tirx.Select(a < b, a, b)
+        return tirx.Select(compare("LT", a, b), a, b)
     return _extremum(a < b, a, b)
 
 
@@ -231,17 +248,18 @@ def _abs(s: Scope, op: ScalarOp, x: Expr) -> Expr:
         return tirx.abs(x)
     if op.dtype.startswith("uint"):
         return x
-    return tirx.Select(x < tirx.const(0, op.dtype), _negate(s, op, x), x)
+    return tirx.Select(compare("LT", x, tirx.const(0, op.dtype)), _negate(s, op, x), x)
 
 
 @scalar_rule("stablehlo.sign")
 def _sign(s: Scope, op: ScalarOp, x: Expr) -> Expr:
     zero, one = tirx.const(0, op.dtype), tirx.const(1, op.dtype)
+    above = compare("GT", x, zero)
     if op.dtype.startswith("uint"):
-        return tirx.Select(x > zero, one, zero)
+        return tirx.Select(above, one, zero)
     minus = tirx.const(-1, op.dtype)
     # Neither above nor below zero: signed zeros and NaN are returned as they are.
-    return tirx.Select(x > zero, one, tirx.Select(x < zero, minus, x))
+    return tirx.Select(above, one, tirx.Select(compare("LT", x, zero), minus, x))
 
 
 @scalar_rule("stablehlo.compare")
@@ -261,10 +279,14 @@ def compare(direction: str, a: Expr, b: Expr, *, same: bool = False) -> Expr:
     dtype = dtype_of(a)
     if dtype == "bool":
         a, b = tirx.Cast("uint8", a), tirx.Cast("uint8", b)
+    elif dtype in ("int32", "int64"):
+        a, b = _biased(a, dtype), _biased(b, dtype)
     if same and is_float(dtype):
         if direction in ("EQ", "LE", "GE"):
-            return tirx.Not(tirx.isnan(a))
+            return _negation(tirx.isnan(a))
         return tirx.isnan(a) if direction == "NE" else tirx.const(False, "bool")
+    if direction == "NE" and is_float(dtype):  # TVM's is false for NaN
+        return _negation(tirx.EQ(a, b))
     node = {
         "EQ": tirx.EQ,
         "NE": tirx.NE,
@@ -274,6 +296,19 @@ def compare(direction: str, a: Expr, b: Expr, *, same: bool = False) -> Expr:
         "GE": tirx.GE,
     }[direction]
     return node(a, b)
+
+
+def _biased(x: Expr, dtype: str) -> Expr:
+    """Map a signed integer to the unsigned one of the same rank.
+
+    TVM takes int32 and int64 for loop indices, and simplifies comparisons of these as if nothing
+    overflowed: ``x == -2**31`` becomes false. Unsigned integers are left alone; LLVM undoes this.
+    """
+    bits = bits_of(dtype)
+    sign = 1 << (bits - 1)
+    if isinstance(x, tirx.IntImm):
+        return tirx.const((int(x.value) + sign) % (1 << bits), f"uint{bits}")
+    return _unsigned(x, bits) ^ tirx.const(sign, f"uint{bits}")
 
 
 def _total_order(s: Scope, x: Expr) -> Expr:
@@ -308,12 +343,17 @@ def _xor(s: Scope, op: ScalarOp, a: Expr, b: Expr) -> Expr:
 
 @scalar_rule("stablehlo.not", "importer.not")
 def _not(s: Scope, op: ScalarOp, x: Expr) -> Expr:
-    return tirx.EQ(tirx.Cast("uint8", x), tirx.const(0, "uint8")) if op.dtype == "bool" else ~x
+    return _negation(x) if op.dtype == "bool" else ~x
+
+
+def _negation(x: Expr) -> Expr:
+    """Negate a condition: TVM turns ``not (a < b)`` into ``b <= a``, which is wrong for NaN."""
+    return tirx.EQ(tirx.Cast("uint8", x), tirx.const(0, "uint8"))
 
 
 @scalar_rule("importer.equal")
 def _equal(s: Scope, op: ScalarOp, a: Expr, b: Expr) -> Expr:
-    return tirx.EQ(a, b)
+    return compare("EQ", a, b)
 
 
 @scalar_rule("stablehlo.shift_left", cost=2)
@@ -459,18 +499,17 @@ def _integer_power(s: Scope, op: ScalarOp, a: Expr, b: Expr) -> Expr:
     zero, one = tirx.const(0, op.dtype), tirx.const(1, op.dtype)
     result, square = one, a
     for bit in range(bits_of(op.dtype)):
-        odd = tirx.NE((b >> tirx.const(bit, op.dtype)) & one, zero)
+        odd = compare("NE", (b >> tirx.const(bit, op.dtype)) & one, zero)
         product = s.let(_multiply(s, op, result, square))
         result = s.let(tirx.Select(odd, product, result))
         square = s.let(_multiply(s, op, square, square))
     if op.dtype.startswith("uint"):
         return result
     minus = tirx.const(-1, op.dtype)
-    even = tirx.EQ(b & one, zero)
-    fraction = tirx.Select(
-        tirx.EQ(a, one), one, tirx.Select(tirx.EQ(a, minus), tirx.Select(even, one, minus), zero)
-    )
-    return tirx.Select(b < zero, fraction, result)
+    even = compare("EQ", b & one, zero)
+    unit = tirx.Select(compare("EQ", a, minus), tirx.Select(even, one, minus), zero)
+    fraction = tirx.Select(compare("EQ", a, one), one, unit)
+    return tirx.Select(compare("LT", b, zero), fraction, result)
 
 
 @scalar_rule("stablehlo.atan2", cost=30)
@@ -480,17 +519,18 @@ def _atan2(s: Scope, op: ScalarOp, a: Expr, b: Expr) -> Expr:
 
 @scalar_rule("stablehlo.convert", cost=1)
 def _convert(s: Scope, op: ScalarOp, x: Expr) -> Expr:
+    x = _widen(s, x)
     source, target = dtype_of(x), op.dtype
+    if target in ("float16", "bfloat16"):
+        if source != "float32":
+            x = s.let(tirx.Cast("float32", x))
+        return _narrow(s, x, target)
     if source == target:
         return x
-    if source in ("float16", "bfloat16") and target != "float32":
-        return _convert(s, op, s.let(tirx.Cast("float32", x)))
     if target == "bool":
-        return tirx.NE(x, tirx.const(0, source))
+        return compare("NE", x, tirx.const(0, source))
     if is_float(source) and not is_float(target):
         return _saturate(s, x, source, target)
-    if target in ("float16", "bfloat16") and source != "float32":
-        x = s.let(tirx.Cast("float32", x))
     return tirx.Cast(target, x)
 
 

@@ -6,7 +6,8 @@ often a value is used again.
 
 Sharp edges of TVM's scalar expressions, handled here and in ``scalars`` so that no rule has to:
 signed and unsigned 32- and 64-bit arithmetic is marked as never overflowing; ``x != x`` is
-simplified to false; 16-bit floats are computed in 32 bits and rounded once.
+simplified to false; 16-bit floats are computed in 32 bits and rounded once. TVM cannot bind a
+bfloat16 to a name, so a scope holds these as float32 values that bfloat16 represents.
 """
 
 from __future__ import annotations
@@ -28,6 +29,16 @@ def is_float(dtype: str) -> bool:
 def bits_of(dtype: str) -> int:
     """The width of an integer or floating-point dtype in bits."""
     return 1 if dtype == "bool" else int("".join(c for c in dtype if c.isdigit()))
+
+
+def load(element: Expr) -> Expr:
+    """Return a tensor's element as scopes hold it: bfloat16 as float32, everything else as is."""
+    return tirx.Cast("float32", element) if dtype_of(element) == "bfloat16" else element
+
+
+def store(scalar: Expr, dtype: str) -> Expr:
+    """Return a scope's scalar as an element of a tensor of ``dtype``: the inverse of ``load``."""
+    return tirx.Cast("bfloat16", scalar) if dtype == "bfloat16" else scalar
 
 
 class Scope:
