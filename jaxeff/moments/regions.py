@@ -1,0 +1,258 @@
+"""Moments of a region of functions of one tensor, integrated as a whole.
+
+`x * sigmoid(x)` primitive by primitive would treat its factors as independent and give a mean of 0
+where it is 0.21. So a region with one random tensor is evaluated as one function:
+
+1. what doesn't depend on the tensor is evaluated first (it may be random: a scale, a slope);
+2. a region with reductions is read by `statistics` (softmax, layer norm, ...);
+3. a pointwise region is stripped of affine steps at both ends, exact one by one, and its core is a
+   primitive with a closed form, a piecewise polynomial (`polynomial`), or integrated by quadrature.
+
+Sharp edges
+- A core with one further random operand (a random PReLU slope) is integrated over both; with more
+  it is an error.
+- Rounding and remainders have too many jumps for quadrature and are an error; quantization that
+  `jaxeff.quantized` put there is known and keeps the variance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from jaxeff import _compat
+from jaxeff._compat import Literal
+from jaxeff._compat import primitives as p
+from jaxeff.moments import statistics
+from jaxeff.moments.errors import AtMean, no_rule
+from jaxeff.moments.gaussian import Gaussian
+from jaxeff.moments.piecewise import piecewise, relu
+from jaxeff.moments.polynomial import VARIABLE, Constant, Pieces, Reader, constant
+from jaxeff.moments.primitives import UNARY, Rule
+from jaxeff.moments.propagation import Environment, propagate, step
+from jaxeff.moments.quadrature import gauss_legendre, gauss_pair
+from jaxeff.moments.raw import is_random
+from jaxeff.program import primitives as prim
+from jaxeff.program.graph import Node, Value
+from jaxeff.program.layers import Layer, run_nodes
+
+_AFFINE = {
+    p.add_p, p.sub_p, p.mul_p, p.div_p, p.neg_p, p.copy_p, p.name_p, p.stop_gradient_p,
+    p.add_jaxvals_p, p.convert_element_type_p,
+}  # fmt: skip
+_STAIRCASE = {p.round_p, p.floor_p, p.ceil_p, p.rem_p}
+_CONSTANT_MOVES = {p.broadcast_in_dim_p, p.reshape_p, p.iota_p}
+_MAX_KINKS = 4
+
+
+def region(layer: Layer, values: Sequence[Any], rules: Mapping[Any, Rule]) -> list[Any]:
+    """The moments of an elementwise, normalization or reduction layer.
+
+    Args:
+        layer: A layer with at least one random input.
+        values: Its inputs, arrays or random arrays.
+        rules: The user's rules by primitive.
+
+    Returns:
+        Its outputs.
+
+    Raises:
+        MomentsError: Something in it has no rule.
+    """
+    env = Environment.of(layer, values, rules)
+    root = _root(layer, env)
+    if root is None:
+        propagate(layer.nodes, env)
+        return [env.read(v) for v in layer.outputs]
+    inside = _dependent(layer.nodes, root)
+    propagate([n for n in layer.nodes if n not in inside], env)
+    nodes = [n for n in layer.nodes if n in inside]
+    if any(n.primitive in prim.REDUCTION for n in nodes):
+        _with_statistics(nodes, root, env)
+    else:
+        _pointwise(nodes, root, layer.outputs, env)
+    return [env.read(v) for v in layer.outputs]
+
+
+def _root(layer: Layer, env: Environment) -> Value | None:
+    """The random input the layer is a function of; None if there are several to choose from."""
+    random = [v for v in layer.inputs if is_random(env.values[v])]
+    data = [v for v in random if v.is_data]
+    candidates = data or random
+    return candidates[0] if len(candidates) == 1 else None
+
+
+def _dependent(nodes: Sequence[Node], root: Value) -> set[Node]:
+    reached, found = {root}, set()
+    for node in nodes:
+        if any(v in reached for v in node.values):
+            reached.update(node.outputs)
+            found.add(node)
+    return found
+
+
+def _with_statistics(nodes: Sequence[Node], root: Value, env: Environment) -> None:
+    """Follows the tensor's statistics symbolically until they make a known function."""
+    tensor = env.values[root]
+    symbols: dict[Any, statistics.Statistic] = {root: statistics.tensor(tensor)}
+    sources = env.sources[root]
+
+    def settle(atom: Any) -> None:
+        """Turns a symbol into its moments."""
+        if isinstance(atom, Value) and atom in symbols and atom is not root:
+            found = statistics.moments(symbols[atom], tensor)
+            if found is not None:
+                env.values[atom], env.sources[atom] = found, sources
+
+    for node in nodes:
+        operands = [
+            symbols[a] if isinstance(a, Value) and a in symbols else env.read(a)
+            for a in node.inputs
+        ]
+        symbolic = any(isinstance(o, statistics.Statistic) for o in operands)
+        settled = any(root in env.sources.get(a, ()) for a in node.values if a not in symbols)
+        if symbolic and not settled and len(node.outputs) == 1:
+            numbers = [env.number(a) for a in node.inputs]
+            symbol = statistics.read(node, operands, numbers)
+            if symbol is not None:
+                symbols[node.outputs[0]] = symbol
+                continue
+        for atom in node.inputs:
+            settle(atom)
+        if any(a in symbols and a not in env.values for a in node.values):
+            raise no_rule(node, env.site, "uses statistics of a random tensor in an unknown way")
+        step(node, env)
+    for value in [v for n in nodes for v in n.outputs]:
+        settle(value)
+
+
+def _pointwise(
+    nodes: Sequence[Node], root: Value, outputs: Sequence[Value], env: Environment
+) -> None:
+    if any(n.primitive in env.rules for n in nodes):
+        propagate(nodes, env)
+        return
+    nodes = list(nodes)
+    while nodes and _is_affine(nodes[0], root, nodes, outputs, env):
+        node = nodes.pop(0)
+        step(node, env)
+        (root,) = node.outputs
+    tail: list[Node] = []
+    end = outputs[0]
+    while len(outputs) == 1 and nodes:
+        last = nodes[-1]
+        inner = [v for v in last.values if v is root or _made_by(v, nodes[:-1])]
+        if end not in last.outputs or len(inner) != 1 or last.primitive not in _AFFINE:
+            break
+        if not _is_affine(last, inner[0], nodes, (), env):
+            break
+        tail.insert(0, nodes.pop())
+        (end,) = inner
+    if nodes:
+        _core(nodes, root, [end] if tail else list(outputs), env)
+    propagate(tail, env)
+
+
+def _made_by(value: Value, nodes: Sequence[Node]) -> bool:
+    return any(value in n.outputs for n in nodes)
+
+
+def _is_affine(
+    node: Node, variable: Value, nodes: Sequence[Node], outputs: Sequence[Value], env: Environment
+) -> bool:
+    """Whether `node` alone reads `variable`, as an affine function of it."""
+    readers = [n for n in nodes if variable in n.values]
+    if readers != [node] or variable in outputs or node.primitive not in _AFFINE:
+        return False
+    if sum(a is variable for a in node.inputs) != 1:
+        return False
+    floating = jnp.issubdtype(node.outputs[0].aval.dtype, jnp.floating)
+    if node.primitive is p.div_p:
+        return floating and node.inputs[0] is variable
+    return floating
+
+
+def _core(nodes: list[Node], root: Value, outputs: Sequence[Value], env: Environment) -> None:
+    """Integrates a pointwise function of the root."""
+    x = env.values[root]
+    made = {v for n in nodes for v in n.outputs}
+    others = list(dict.fromkeys(v for n in nodes for v in n.values if v not in made))
+    others.remove(root)
+    random = [v for v in others if is_random(env.values[v])]
+    shared = any(env.sources[v] & env.sources[root] for v in random)
+    unknown = _first_unknown(nodes)
+    if unknown is not None or len(random) > 1 or shared:
+        reason = "has no moment rule" if unknown else "combines several random values"
+        raise no_rule(unknown or nodes[-1], env.site, reason)
+    sources = env.sources[root].union(*(env.sources[v] for v in random))
+    fixed = [v for v in others if v not in random]
+    values = [env.values[v] for v in fixed]
+    kinks: set[float] = set()
+    if not random:
+        if len(nodes) == 1 and nodes[0].primitive in UNARY:
+            env.write(nodes[0].outputs, [UNARY[nodes[0].primitive](x)], sources)
+            return
+        found, kinks = _closed_form(nodes, root, outputs, env)
+        if found is not None:
+            env.write(outputs, found, sources)
+            return
+    points = tuple(sorted(kinks)) if 0 < len(kinks) <= _MAX_KINKS else (0.0,)
+
+    def fn(*variables: Any) -> tuple[Any, ...]:
+        return run_nodes(nodes, [root, *random, *fixed], [*variables, *values], outputs)
+
+    if random:
+        results = gauss_pair(fn, x, env.values[random[0]], points)
+    else:
+        results = gauss_legendre(fn, x, points)
+    env.write(outputs, [r if is_random(r) else AtMean(r) for r in results], sources)
+
+
+def _closed_form(
+    nodes: Sequence[Node], root: Value, outputs: Sequence[Value], env: Environment
+) -> tuple[list[Any] | None, set[float]]:
+    """The moments if the core is a piecewise polynomial; and the kinks found either way."""
+    reader = Reader()
+    symbols: dict[Any, Any] = {root: VARIABLE}
+
+    def read(atom: Any) -> Any:
+        if isinstance(atom, Literal):
+            return constant(atom.val)
+        return symbols.get(atom) or Constant(env.values[atom], env.number(atom))
+
+    for node in nodes:
+        results = reader.equation(node.eqn, [read(a) for a in node.inputs])
+        symbols.update(zip(node.outputs, results, strict=True))
+    x = env.values[root]
+    found = [_moments(symbols[v], v, x) for v in outputs]
+    return (None if None in found else found), reader.kinks
+
+
+def _moments(symbol: Any, value: Value, x: Any) -> Any:
+    if not isinstance(symbol, Pieces):
+        return None
+    if any(isinstance(v, bool) for v in symbol.values):
+        mask = jnp.full(x.shape, symbol.values[0])
+        for knot, truth in zip(symbol.breaks, symbol.values[1:], strict=True):
+            mask = jnp.where(x.mean > knot, truth, mask)
+        return AtMean(mask)
+    if symbol == Pieces((0.0,), ((0.0,), (0.0, 1.0))):
+        return relu(x)
+    moments = piecewise(x, symbol.breaks, symbol.values)
+    dtype = value.aval.dtype
+    return Gaussian(moments.mean.astype(dtype), moments.var.astype(dtype))
+
+
+def _first_unknown(nodes: Sequence[Node]) -> Node | None:
+    return next((n for n in nodes if not _is_pointwise(n.eqn)), None)
+
+
+def _is_pointwise(eqn: Any) -> bool:
+    if eqn.primitive in prim.CALLS | prim.CUSTOM:
+        return all(_is_pointwise(e) for e in _compat.sub_jaxprs(eqn)[0].jaxpr.eqns)
+    if eqn.primitive in _CONSTANT_MOVES:
+        return all(getattr(a.aval, "shape", ()) == () for a in eqn.invars)
+    known = eqn.primitive in prim.ELEMENTWISE or eqn.primitive is p.name_p
+    return known and eqn.primitive not in _STAIRCASE
