@@ -102,13 +102,13 @@ def test_relu_outputs_with_a_constant_range(params):
 
 def test_none_leaves_a_layer_alone_and_more_bits_are_closer(lenet):
     f, params, x = lenet
-    clean = f(params, x)
+    clean = jax.jit(f)(params, x)
     everything_but = {"conv*": None, "fc*": None, "*": Int(1, at="output", activations=False)}
     with pytest.raises(ValueError, match="nothing for an integer grid"):
         quantized(f, everything_but)(params, x)
     errors = [
-        float(jnp.abs(quantized(f, {"fc3": None, "*": Int(b)})(params, x) - clean).max())
-        for b in (2, 4, 6, 8)
+        float(jnp.abs(jax.jit(quantized(f, spec))(params, x) - clean).max())
+        for spec in ({"fc3": None, "*": Int(bits)} for bits in (2, 5, 8))
     ]
     assert errors == sorted(errors, reverse=True)
     assert errors[-1] < 0.02 * float(jnp.abs(clean).max())
@@ -156,9 +156,9 @@ def test_linen_and_ranges_of_an_ensemble():
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *members)
     # Weights only: an activation that rounding noise moves across a tie would move the result.
     spec = {"*": Int(3, activations=False)}
-    g = quantized(f, spec)
-    outside = jax.vmap(g, (0, None))(stacked, x)
-    inside = quantized(jax.vmap(f, (0, None)), spec)(stacked, x)
+    g = jax.jit(quantized(f, spec))
+    outside = jax.jit(jax.vmap(g, (0, None)))(stacked, x)
+    inside = jax.jit(quantized(jax.vmap(f, (0, None)), spec))(stacked, x)
     for i, member in enumerate(members):
         np.testing.assert_allclose(outside[i], g(member, x), rtol=1e-4, atol=1e-4)
         np.testing.assert_allclose(inside[i], g(member, x), rtol=1e-4, atol=1e-4)
@@ -170,9 +170,9 @@ def test_attention_contractions_are_quantized():
     x = jax.random.normal(jax.random.key(0), (2, 8, 8))
     sites = [s.site for s in trace(f, params, x).sites if s.kind == "contraction"]
     assert sites
-    clean = f(params, x)
+    clean = jax.jit(f)(params, x)
     for bits in (2, 8):
-        out = quantized(f, {"*:contraction": Int(bits)})(params, x)
+        out = jax.jit(quantized(f, {"*:contraction": Int(bits)}))(params, x)
         assert (out != clean).any()
     np.testing.assert_allclose(out, clean, atol=0.1 * float(jnp.abs(clean).max()))
 
