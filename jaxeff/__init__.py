@@ -17,7 +17,7 @@ their name with the room they come from; import from such a room by its path
 
 from jaxeff.compression import Int, quantized
 from jaxeff.functional import functional
-from jaxeff.moments import Gaussian
+from jaxeff.moments import Gaussian, moments
 from jaxeff.noise import Additive, Mixed, Multiplicative, noisy
 from jaxeff.photonic import ChaoticLight, photonic
 from jaxeff.program import cost, sites, summary, trace
@@ -33,6 +33,7 @@ __all__ = [
     "Multiplicative",
     "cost",
     "functional",
+    "moments",
     "noisy",
     "photonic",
     "quantized",

@@ -1,0 +1,1 @@
+"""The main job, end to end; run it with `python -m experiments.quickstart`."""

@@ -1,0 +1,148 @@
+"""The same functions as compiled libraries, for this machine and for an ARM Cortex-A72."""
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jaxeff_export
+import numpy as np
+from jaxeff_export import BoardError, ToolchainError, resolve_target
+from jaxeff_export.boards import emulated
+from jaxeff_export.toolchain import find_emulator, find_linker
+from rich.console import Console
+
+import jaxeff
+from experiments.quickstart.evaluation import Outcome, record
+from experiments.quickstart.recipe import Sets, Settings, split
+from experiments.quickstart.training import Models
+from jaxeff.bayes import sample
+
+ARM = "cortex-a72"
+
+
+@dataclass(frozen=True)
+class Libraries:
+    """Compiled bundles by method and target, and the JAX functions they were made from.
+
+    Attributes:
+        functions: Per method, the function `g(params, x)` and its parameters.
+        bundles: Per (method, target).
+    """
+
+    functions: dict[str, tuple[Any, Any]]
+    bundles: dict[tuple[str, str], Any]
+
+
+def compile_all(
+    key: jax.Array, settings: Settings, sets: Sets, models: Models, arm: bool, console: Console
+) -> Libraries:
+    """Exports and compiles the three methods for every target."""
+    step = jax.jit(models.f)
+
+    def svi30(weights: Any, x: Any) -> Any:
+        draws = [jax.tree.map(lambda w, i=i: w[i], weights) for i in range(settings.samples)]
+        return jnp.stack([step(w, x) for w in draws], axis=1)
+
+    weights = sample(split(key, "samples"), models.posterior, settings.samples)
+    functions = {
+        "deterministic": (models.f, models.params),
+        "moments": (jaxeff.moments(models.f), models.posterior),
+        "svi30": (svi30, weights),
+    }
+    x = sets.test_images[: settings.batch]
+    bundles = {}
+    for target in ("host", ARM) if arm and _arm_tools(console) else ("host",):
+        for method, (function, params) in functions.items():
+            if target == ARM and method == "svi30":
+                continue  # 30 times the deterministic net: emulating it shows nothing new
+            with console.status(f"compiling {method} for {target}"):
+                bundles[method, target] = jaxeff_export.deploy(function, (params, x), target=target)
+            console.print(f"compiled {method} for {target}")
+    return Libraries(functions, bundles)
+
+
+def measure(
+    key: jax.Array,
+    settings: Settings,
+    sets: Sets,
+    models: Models,
+    libraries: Libraries,
+    outcome: Outcome,
+    console: Console,
+) -> None:
+    """Runs every library, compares it with JAX, and records its figures."""
+    del models
+    for (method, target), bundle in libraries.bundles.items():
+        function, params = libraries.functions[method]
+        reference = jax.jit(function)
+        name = f"{method}_tvm" if target == "host" else f"{method}_{target}"
+        if target == "host":
+            with console.status(f"running {name} on the test set"):
+                inside, outside = (
+                    _run(bundle.run, images, settings.batch)
+                    for images in (sets.test_images, sets.ood_images)
+                )
+            if method != "svi30":
+                inside, outside = (_one_sample(out) for out in (inside, outside))
+            record(outcome, name, key, settings, sets, inside, outside)
+            found, images = (
+                _run(bundle.run, sets.test_images[: 10 * settings.batch], settings.batch),
+                10,
+            )
+        else:
+            with console.status(f"running {name} on an emulated {target}"):
+                images = settings.emulated_batches
+                with bundle.on("emulated") as runner:
+                    some = sets.test_images[: images * settings.batch]
+                    found = _run(runner.run, some, settings.batch)
+            outcome.methods[name] = {}
+        batches = sets.test_images[: images * settings.batch]
+        expected = _run(functools.partial(reference, params), batches, settings.batch)
+        outcome.methods[name].update(_agreement(found, expected))
+    console.print(f"{len(libraries.bundles)} libraries compared with JAX")
+
+
+def _run(call: Any, images: Any, batch: int) -> Any:
+    """Calls a function of fixed batch size on images; what doesn't fill a batch is padded."""
+    parts = []
+    for start in range(0, len(images), batch):
+        part = np.asarray(images[start : start + batch])
+        filled = np.zeros((batch, *part.shape[1:]), part.dtype)
+        filled[: len(part)] = part
+        keep = slice(len(part))
+        parts.append(jax.tree.map(lambda a, keep=keep: np.asarray(a)[keep], call(filled)))
+    return jax.tree.map(lambda *xs: jnp.concatenate(xs), *parts)
+
+
+def _one_sample(out: Any) -> Any:
+    return out if isinstance(out, jaxeff.Gaussian) else out[:, None]
+
+
+def _agreement(found: Any, expected: Any) -> dict[str, Any]:
+    """Largest difference, absolute and relative to the largest entry of its array."""
+    absolute, relative = 0.0, 0.0
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        error = float(jnp.abs(a - b).max())
+        absolute = max(absolute, error)
+        relative = max(relative, error / float(jnp.abs(b).max()))
+    # A sum of n float32 terms rounds to about sqrt(n) eps; LeNet-5 sums at most 400, four times.
+    bound = 4 * 400**0.5 * float(jnp.finfo(jnp.float32).eps)
+    return {
+        "max_abs_error": absolute,
+        "max_rel_error": relative,
+        "agrees": relative < bound,
+    }
+
+
+def _arm_tools(console: Console) -> bool:
+    """Whether ARM libraries can be linked and run here; says what is missing if they can't."""
+    try:
+        find_linker(resolve_target(ARM))
+        find_emulator()
+        emulated.prepare(progress=console.print)
+    except (ToolchainError, BoardError) as error:
+        console.print(f"[bold red]no ARM part:[/] {error}")
+        return False
+    return True
