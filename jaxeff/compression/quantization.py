@@ -72,20 +72,19 @@ def grid(
     check_bits("bits", bits)
     dtype = _wide(low, high)
     low, high = jnp.asarray(low, dtype), jnp.asarray(high, dtype)
+    ends = _ends(bits, symmetric)
     half = 2.0 ** (bits - 1)
     # Steps are written so that fusing, and turning a division by a constant into a product, as
     # compilers do, changes no bit: a step off by an ulp would move every value of the grid.
     if symmetric:
         high = jnp.maximum(jnp.abs(low), jnp.abs(high))
-        low = jnp.zeros_like(high)  # a range of no width is the value zero
+        low = 0 * high  # a range of no width is the value zero; one of NaN stays NaN
         step = high if bits == 1 else high * (1 / (half - 1))
         zero = jnp.full_like(step, 0.5 if bits == 1 else 0.0)
-        ends = (-1.0, 0.0) if bits == 1 else (1 - half, half - 1)
     else:
         # Halves are exact: the difference of the ends can't overflow.
         step = (0.5 * high - 0.5 * low) * (1 / (half - 0.5))
         zero = jnp.round(low / jnp.where(step > 0, step, 1)) + half
-        ends = (-half, half - 1)
     wide = step > 0
     return Grid(
         step=jnp.where(wide, step, 1),
@@ -105,7 +104,7 @@ def quantize(x: Float[Array, "*shape"], grid: Grid) -> Int8[Array, "*shape"]:
     Returns:
         Codes between `grid.lower` and `grid.upper`, in the shape of `x`.
     """
-    return _codes(x, grid).astype(jnp.int8)
+    return _codes(x, grid, (grid.lower, grid.upper)).astype(jnp.int8)
 
 
 def dequantize(codes: Int8[Array, "*shape"], grid: Grid) -> Float[Array, "*shape"]:
@@ -127,6 +126,7 @@ def fake_quantize(
     low: Float[Array, "..."] | float,
     high: Float[Array, "..."] | float,
     symmetric: bool = False,
+    covered: bool = False,
 ) -> Float[Array, "*shape"]:
     """Rounds to the nearest value of a uniform grid, with a straight-through gradient.
 
@@ -136,6 +136,8 @@ def fake_quantize(
         low: Smallest value of the range; broadcasts against `x`.
         high: Largest value of the range; broadcasts against `x`.
         symmetric: Whether the grid is centred on zero.
+        covered: Whether the range is known to hold every value of `x`, as `value_range` does. The
+            result is the same, for one operation per element less.
 
     Returns:
         An array like `x` with at most 2^bits different values per range. Its derivative with
@@ -149,7 +151,10 @@ def fake_quantize(
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise TypeError(f"Only real floating-point arrays can be fake-quantized, not {x.dtype}.")
     to = grid(bits, jnp.asarray(low, x.dtype), jnp.asarray(high, x.dtype), symmetric)
-    rounded = ((_codes(x, to) + to.zero) * to.step).astype(x.dtype)
+    # Where nothing lies outside a range of no width, its ends need not be an array: XLA clamps
+    # between two constants in one operation.
+    codes = _codes(x, to, _ends(bits, symmetric) if covered else (to.lower, to.upper))
+    rounded = ((codes + to.zero) * to.step).astype(x.dtype)
     # Not x + stop_gradient(rounded - x): that sum rounds, and leaves the grid by an ulp.
     return jax.lax.stop_gradient(rounded) + (x - jax.lax.stop_gradient(x))
 
@@ -185,10 +190,18 @@ def check_bits(name: str, bits: Any) -> None:
         raise ValueError(f"{name} must be between 1 and {MAX_BITS}, not {bits}.")
 
 
-def _codes(x: Array, grid: Grid) -> Array:
+def _ends(bits: int, symmetric: bool) -> tuple[float, float]:
+    """The smallest and largest code."""
+    half = 2.0 ** (bits - 1)
+    if symmetric:
+        return (-1.0, 0.0) if bits == 1 else (1 - half, half - 1)
+    return -half, half - 1
+
+
+def _codes(x: Array, grid: Grid, ends: tuple[Any, Any]) -> Array:
     """Codes as floating-point numbers, so that NaN stays NaN."""
     nearest = jnp.round(x.astype(grid.step.dtype) / grid.step - grid.zero)
-    return jnp.clip(nearest, grid.lower, grid.upper)
+    return jnp.clip(nearest, *ends)
 
 
 def _wide(*arrays: Any) -> Any:

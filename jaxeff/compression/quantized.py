@@ -141,7 +141,7 @@ def _weight(layer: Layer, index: int, x: Any, setting: Int) -> Any:
     with jax.named_scope(mark("quantize", f"{layer.site}/quantize_weights_{index}")):
         low, high = value_range(x, keep)
         symmetric = setting.is_symmetric("weights")
-        return fake_quantize(x, setting.width("weights"), low, high, symmetric)
+        return fake_quantize(x, setting.width("weights"), low, high, symmetric, covered=True)
 
 
 def _activation(site: str, operand: int, count: int, x: Any, setting: Int) -> Any:
@@ -149,9 +149,10 @@ def _activation(site: str, operand: int, count: int, x: Any, setting: Int) -> An
         return x
     with jax.named_scope(mark("quantize", f"{site}/quantize_{setting.at}_{operand}")):
         bounds = setting.bounds(operand, count)
+        covered = bounds is None
         if bounds is None:
             per_sample = setting.activations_per == "sample" and x.ndim > 1
             bounds = value_range(x, (0,) if per_sample else ())
         low, high = bounds
         symmetric = setting.is_symmetric("activations")
-        return fake_quantize(x, setting.width("activations"), low, high, symmetric)
+        return fake_quantize(x, setting.width("activations"), low, high, symmetric, covered)

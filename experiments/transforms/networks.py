@@ -1,0 +1,89 @@
+"""The reference networks written out by hand, over whatever a layer is to be.
+
+Each function is the forward pass of the network of that name in `jaxeff.nn`, with its parameter
+names, spelled in five operations of `layers`: `conv`, `dense`, `relu`, `batch_norm`, `max_pool`,
+plus `add` and `mean` for ResNet. `handwritten` gives those operations for each transform.
+"""
+
+from typing import Any, Protocol
+
+
+class Layers(Protocol):
+    """The operations that a hand-written forward pass is made of."""
+
+    def conv(self, params: Any, x: Any, stride: int, padding: Any) -> Any:
+        """Convolution with `params["kernel"]` and, where there is one, `params["bias"]`."""
+
+    def dense(self, params: Any, x: Any) -> Any:
+        """Dense layer."""
+
+    def batch_norm(self, params: Any, state: Any, x: Any) -> Any:
+        """Batch norm with its running statistics."""
+
+    def relu(self, x: Any) -> Any:
+        """Rectifier."""
+
+    def max_pool(self, x: Any, size: int, stride: int, padding: int) -> Any:
+        """Max pooling over square windows."""
+
+    def add(self, x: Any, y: Any) -> Any:
+        """Residual sum."""
+
+    def mean(self, x: Any) -> Any:
+        """Mean over height and width."""
+
+    def flatten(self, x: Any) -> Any:
+        """Everything but the batch axis in one."""
+
+
+def mlp(layers: Layers, params: Any, state: Any, x: Any) -> Any:
+    """The MLP with dense layers `fc1` to `fc3`."""
+    del state
+    x = layers.relu(layers.dense(params["fc1"], x))
+    x = layers.relu(layers.dense(params["fc2"], x))
+    return layers.dense(params["fc3"], x)
+
+
+def lenet5(layers: Layers, params: Any, state: Any, x: Any) -> Any:
+    """LeNet-5 with max pooling, `conv1` padded to keep its size."""
+    del state
+    x = layers.relu(layers.conv(params["conv1"], x, 1, "SAME"))
+    x = layers.max_pool(x, 2, 2, 0)
+    x = layers.relu(layers.conv(params["conv2"], x, 1, "VALID"))
+    x = layers.max_pool(x, 2, 2, 0)
+    x = layers.flatten(x)
+    x = layers.relu(layers.dense(params["fc1"], x))
+    x = layers.relu(layers.dense(params["fc2"], x))
+    return layers.dense(params["fc3"], x)
+
+
+def resnet18(layers: Layers, params: Any, state: Any, x: Any) -> Any:
+    """ResNet-18 with batch norm; the stem is told by the first kernel's size."""
+    imagenet = params["conv1"]["kernel"].shape[0] == 7
+    x = layers.conv(params["conv1"], x, 2, _pad(3)) if imagenet else layers.conv(
+        params["conv1"], x, 1, _pad(1)
+    )
+    x = layers.relu(layers.batch_norm(params["bn1"], state["bn1"], x))
+    if imagenet:
+        x = layers.max_pool(x, 3, 2, 1)
+    for stage in range(1, 5):
+        for block in ("0", "1"):
+            stride = 2 if stage > 1 and block == "0" else 1
+            name = f"stage{stage}"
+            x = _block(layers, params[name][block], state[name][block], x, stride)
+    return layers.dense(params["fc"], layers.mean(x))
+
+
+def _block(layers: Layers, params: Any, state: Any, x: Any, stride: int) -> Any:
+    y = layers.conv(params["conv1"], x, stride, _pad(1))
+    y = layers.relu(layers.batch_norm(params["bn1"], state["bn1"], y))
+    y = layers.conv(params["conv2"], y, 1, _pad(1))
+    y = layers.batch_norm(params["bn2"], state["bn2"], y)
+    if "shortcut" in params:
+        x = layers.conv(params["shortcut"], x, stride, _pad(0))
+        x = layers.batch_norm(params["bn_shortcut"], state["bn_shortcut"], x)
+    return layers.relu(layers.add(x, y))
+
+
+def _pad(width: int) -> list[tuple[int, int]]:
+    return [(width, width), (width, width)]
