@@ -45,6 +45,24 @@ def cdf(z: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     return 0.5 * lax.erfc(-_SQRT_HALF * z)
 
 
+# Mills' ratio Q(a) / phi(a) = t P(t), t = 1 / (1 + 0.28 a), coefficients of P in ascending order:
+# our least-maximum fit, relative error 9e-8 for 0 <= a <= 40. One exponential then gives density
+# and tail, at a quarter of the instructions of an error function.
+_MILLS_SCALE = 0.28
+_MILLS = (
+    0.28000021, 0.27997534, 0.25864902, 0.20776704, 0.18948626, -0.03112368, 0.24950691,
+    -0.24576573, 0.06481888,
+)  # fmt: skip
+
+
+def _mills_ratio(a: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    t = 1 / (1 + _MILLS_SCALE * a)
+    ratio = jnp.full_like(a, _MILLS[-1])
+    for coefficient in reversed(_MILLS[:-1]):
+        ratio = ratio * t + coefficient
+    return t * ratio
+
+
 def tail(a: Float[Array, "*shape"]) -> Tail:
     """Density, upper tail and expected exceedance at `a >= 0`.
 
@@ -56,7 +74,8 @@ def tail(a: Float[Array, "*shape"]) -> Tail:
     """
     a = jnp.minimum(a, _LIMIT)
     density = pdf(a)
-    prob = 0.5 * lax.erfc(_SQRT_HALF * a)
+    double = a.dtype == jnp.float64
+    prob = 0.5 * lax.erfc(_SQRT_HALF * a) if double else density * _mills_ratio(a)
     return Tail(density, prob, jnp.maximum(density - a * prob, 0))
 
 

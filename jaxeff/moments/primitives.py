@@ -22,8 +22,8 @@ from typing import Any
 import jax.numpy as jnp
 
 from jaxeff import _compat
-from jaxeff._compat import split_p
 from jaxeff._compat import primitives as p
+from jaxeff._compat import split_p
 from jaxeff.moments import activations, arithmetic, clark, pooling
 from jaxeff.moments.gaussian import Gaussian
 from jaxeff.moments.linear import bilinear

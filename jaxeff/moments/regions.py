@@ -26,6 +26,7 @@ from jaxeff import _compat
 from jaxeff._compat import Literal
 from jaxeff._compat import primitives as p
 from jaxeff.moments import statistics
+from jaxeff.moments.arithmetic import map_linear
 from jaxeff.moments.errors import AtMean, no_rule
 from jaxeff.moments.gaussian import Gaussian
 from jaxeff.moments.piecewise import piecewise, relu
@@ -204,7 +205,8 @@ def _core(nodes: list[Node], root: Value, outputs: Sequence[Value], env: Environ
         return run_nodes(nodes, [root, *random, *fixed], [*variables, *values], outputs)
 
     if random:
-        results = gauss_pair(fn, x, env.values[random[0]], points)
+        other = map_linear(lambda a: jnp.broadcast_to(a, x.shape), env.values[random[0]])
+        results = gauss_pair(fn, x, other, points)
     else:
         results = gauss_legendre(fn, x, points)
     env.write(outputs, [r if is_random(r) else AtMean(r) for r in results], sources)

@@ -20,20 +20,26 @@ Sharp edges
 - Outputs are returned with diagonal covariance, though probabilities are negatively correlated
   (their mean probabilities add up to 1 within 2 %), and as a mean and variance, though the
   distribution on [0, 1] is far from Gaussian at high variance.
-- It costs about 160 exponentials per entry: nothing for logits, noticeable for long attention.
+- It costs about 60 exponentials per entry: nothing for logits, noticeable for long attention.
 """
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array
 
 from jaxeff.moments.arithmetic import negate
 from jaxeff.moments.gaussian import Gaussian
+from jaxeff.moments.normal import tail
 from jaxeff.moments.quadrature import gauss_legendre
 from jaxeff.moments.raw import Random, to_variance
 
+# A mixture of normal CDFs Phi(scale x) that is the sigmoid within 6.2e-6 (our least-maximum fit,
+# after Monahan and Stefanski 1992).
+_MIXTURE_WEIGHTS = (0.09636922, 0.4466386, 0.38951286, 0.06747932)
+_MIXTURE_SCALES = (1.03590072, 0.70959706, 0.48248666, 0.32494155)
 _NOTHING = -1e4  # its exponential is zero in every dtype, its square is finite
 
 
@@ -82,21 +88,44 @@ def _centred(x: Random, axis: int) -> tuple[Array, Array, Gaussian]:
     """Largest mean; how far each mean lay below what counts; entries less the largest mean."""
     x = to_variance(x)
     mean, var = jnp.moveaxis(x.mean, axis, -1), jnp.moveaxis(x.var, axis, -1)
-    top = jax.lax.stop_gradient(jnp.max(mean, -1, keepdims=True))
+    top = lax.stop_gradient(jnp.max(mean, -1, keepdims=True))
     top = jnp.where(jnp.isfinite(top), top, 0)
     kept = jnp.maximum(mean - top, _NOTHING)
     return top, (mean - top) - kept, Gaussian(kept, var)
 
 
 def _log_add(x: Gaussian, y: Gaussian) -> Gaussian:
-    """Moments of log(exp(x) + exp(y)) for independent x and y."""
+    """Moments of log(exp(x) + exp(y)) for independent x and y.
+
+    The sigmoid is a mixture of normal CDFs, so the expectations of softplus and of its derivatives
+    are closed forms, and Var f(d) = sum_k v^k / k! (E f^(k)(d))^2, an expansion in Hermite
+    polynomials, whose terms beyond the sixth are below 2 % of the standard deviation.
+    """
     swap = x.mean > y.mean
-    low_mean, high_mean = jnp.where(swap, y.mean, x.mean), jnp.where(swap, x.mean, y.mean)
-    high_var = jnp.where(swap, x.var, y.var)
-    distance = Gaussian(low_mean - high_mean, x.var + y.var)
-    gain, share = gauss_legendre(lambda d: (jax.nn.softplus(d), jax.nn.sigmoid(d)), distance)
-    var = high_var * (1 - 2 * share.mean) + gain.var
-    return Gaussian(high_mean + gain.mean, jnp.maximum(var, 0))
+    m = jnp.where(swap, y.mean - x.mean, x.mean - y.mean)
+    high_mean, high_var = jnp.where(swap, x.mean, y.mean), jnp.where(swap, x.var, y.var)
+    v = x.var + y.var
+    shape = (-1,) + (1,) * m.ndim
+    weight = jnp.asarray(_MIXTURE_WEIGHTS, m.dtype)
+    scale = jnp.asarray(_MIXTURE_SCALES, m.dtype).reshape(shape)
+    g = scale * lax.rsqrt(1 + scale * scale * v)
+    t = jnp.minimum(-m * g, 40)
+    density, below, exceedance = tail(t)
+    terms = [exceedance / g, below]
+    power = density
+    for hermite in (1.0, t, t * t - 1, t * (t * t - 3), t**4 - 6 * t * t + 3):
+        power = power * g
+        terms.append(power * hermite)
+    # One contraction over the mixture, so that XLA computes the terms once.
+    gain, share, *slopes = jnp.tensordot(
+        weight, jnp.stack(terms, 1), 1, precision=lax.Precision.HIGHEST
+    )
+    spread, factor = v * share * share, v
+    for k, slope in enumerate(slopes):
+        factor = factor * v / (k + 2)
+        spread += factor * slope * slope
+    var = high_var * (1 - 2 * share) + spread
+    return Gaussian(high_mean + gain, jnp.maximum(var, 0))
 
 
 def _levels(entries: Gaussian) -> list[Gaussian]:

@@ -100,7 +100,7 @@ def read(node: Node, operands: Sequence[Any], numbers: Sequence[float | None]) -
         (s,) = operands
         return _unary(node, s, shape)
     if primitive is p.select_n_p:
-        which, no, yes = operands
+        which, _, yes = operands
         guards = isinstance(which, Statistic) and which.name == "finite" and numbers[1] == 0
         return yes if guards and isinstance(yes, Statistic) and yes.name == "max" else None
     if len(operands) != 2:
