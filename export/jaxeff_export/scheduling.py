@@ -26,7 +26,10 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV, Schedule
 from tvm.target import Target
 from tvm.target.codegen import llvm_get_vector_width
 
+from .locals import SHORT, count_lets
+
 PARALLEL_WORK = 60_000  # multiply-adds; waking a thread costs some microseconds
+_CHEAP = 24  # expression nodes that may be repeated rather than stored
 _STACK_FLOATS = 240  # TVM keeps a local buffer on the stack below 1024 bytes
 
 
@@ -111,10 +114,26 @@ def _inline(sch: Schedule) -> None:
             len(sch.get_loops(block)) and _is_contraction(sch, consumers[0])
         ):
             continue
+        if _grows(sch, block, consumers[0]):
+            continue
         try:
             sch.compute_inline(block)
         except s_tir.ScheduleError:
             continue
+
+
+def _grows(sch: Schedule, block: SBlockRV, consumer: SBlockRV) -> bool:
+    """Tell whether inlining would repeat work: the consumer reads the value more than once.
+
+    A chain of such values (a polynomial, an error function) would double at every link.
+    """
+    (written,) = sch.get(block).writes
+
+    def reads_it(node: Any) -> bool:
+        return type(node).__name__ == "BufferLoad" and node.buffer.same_as(written.buffer)
+
+    reads = _count(sch.get(consumer).body, object, reads_it)
+    return reads > 1 and reads * _count(sch.get(block).body, object) > _CHEAP
 
 
 def _is_reduction(sch: Schedule, block: SBlockRV) -> bool:
@@ -133,7 +152,6 @@ def _is_contraction(sch: Schedule, block: SBlockRV) -> bool:
 
 def _has_branch(sch: Schedule, block: SBlockRV) -> bool:
     """Tell whether a block tests bounds, as padding does."""
-
     return _contains(
         sch.get(block).body,
         tvm.ir.Call,
@@ -141,15 +159,24 @@ def _has_branch(sch: Schedule, block: SBlockRV) -> bool:
     )
 
 
-def _names_integers(sch: Schedule, block: SBlockRV) -> bool:
-    """Tell whether a block binds integers: TVM cannot analyse these as vectors; LLVM can."""
-    return _contains(sch.get(block).body, tirx.Let, lambda let: "int" in str(let.var.ty.dtype))
+def _vectorizable(sch: Schedule, block: SBlockRV) -> bool:
+    """Tell whether TVM may vectorise a block; LLVM vectorises what is left to it.
+
+    TVM cannot analyse named integers as vectors, and longer chains of lets become local variables.
+    """
+    body = sch.get(block).body
+    integers = _contains(body, tirx.Let, lambda let: "int" in str(let.var.ty.dtype))
+    return not integers and count_lets(body) <= SHORT
 
 
 def _contains(tree: object, kind: type, test: Callable[[Any], bool] = lambda _: True) -> bool:
-    found = []
+    return _count(tree, kind, test) > 0
+
+
+def _count(tree: object, kind: type, test: Callable[[Any], bool] = lambda _: True) -> int:
+    found: list[bool] = []
     tvm_ffi.structural_walk(tree, (kind, lambda node: found.append(test(node))), order="post")
-    return any(found)
+    return sum(map(bool, found))
 
 
 def _epilogue(sch: Schedule, block: SBlockRV) -> SBlockRV:
@@ -162,7 +189,7 @@ def _epilogue(sch: Schedule, block: SBlockRV) -> SBlockRV:
             return consumers[0]
     if consumers:
         raise _NotForeseenError
-    sch.cache_write(block, 0, "local")
+    sch.cache_write(block, 0, "global")
     (copy,) = sch.get_consumers(block)
     return copy
 
@@ -210,7 +237,7 @@ def _tile_reduction(sch: Schedule, block: SBlockRV, epilogue: SBlockRV, machine:
         sch.parallel(fused)
     for loop in inner[:-1]:
         sch.unroll(loop)
-    if not _names_integers(sch, epilogue):
+    if _vectorizable(sch, epilogue):
         sch.vectorize(inner[-1])
 
     loops = sch.get_loops(block)[1:]
@@ -219,7 +246,7 @@ def _tile_reduction(sch: Schedule, block: SBlockRV, epilogue: SBlockRV, machine:
     sch.reorder(*reduce_loops, *tile_loops)
     for loop in tile_loops[:-1]:
         sch.unroll(loop)
-    if not _names_integers(sch, block):
+    if _vectorizable(sch, block):
         sch.vectorize(tile_loops[-1])
     init = sch.decompose_reduction(block, reduce_loops[0])
     init_loops = sch.get_loops(init)[-count:]

@@ -13,8 +13,8 @@ from .elementwise import immediate, is_immediate
 from .emitter import Emitter, rule
 from .errors import Unsupported
 from .graph import Node, Value
-from .regions import evaluate_region
-from .scope import Scope
+from .regions import accumulator, evaluate_region
+from .scope import Scope, dtype_of, load
 from .shapes import padded_index
 
 
@@ -40,11 +40,11 @@ def _reduce(e: Emitter, node: Node) -> Sequence[relax.Expr]:
             for d, i in [*zip(kept, index, strict=True), *zip(dims, axes, strict=True)]:
                 at[d] = i
             reducer = region_reducer(node.op, inits, starts)
-            return reducer([x(*at) for x in values], axes)
+            return reducer([_wide(x(*at)) for x in values], axes)
 
         if not axes:
             raise Unsupported("a reduction over no dimension")
-        return te.compute(result_shape, element, name="reduce")
+        return _narrowed(node, te.compute(result_shape, element, name="reduce"))
 
     return _emit(e, node, reduce, operands, inits)
 
@@ -76,8 +76,7 @@ def _reduce_window(e: Emitter, node: Node) -> Sequence[relax.Expr]:
             for d in range(rank)
         ]
 
-        def start(k: int) -> Expr:
-            return immediate(inits[k]) if is_immediate(inits[k]) else starts[_rank(inits, k)]()
+        initial = _initial(inits, starts)
 
         def element(*index: Expr) -> Expr | tuple[Expr, ...]:
             at = [
@@ -85,19 +84,21 @@ def _reduce_window(e: Emitter, node: Node) -> Sequence[relax.Expr]:
                 for d, i in enumerate(index)
             ]
             inside, source = padded_index(at, low, [b - 1 for b in base], shape, spread)
-            elements = [
-                x(*source) if inside is None else tirx.if_then_else(inside, x(*source), start(k))
-                for k, x in enumerate(values)
-            ]
+            elements = [_wide(x(*source)) for x in values]
+            if inside is not None:
+                elements = [
+                    tirx.if_then_else(inside, x, start)
+                    for x, start in zip(elements, initial, strict=True)
+                ]
             if not axes:
                 scope = Scope()
-                initial = [start(k) for k in range(len(values))]
-                results = evaluate_region(node.op.regions[0], scope, [*initial, *elements])
+                arguments = [*initial, *elements]
+                results = evaluate_region(node.op.regions[0], scope, arguments, wide=True)
                 return _one_or_tuple([scope.wrap(r) for r in results])
             reducer = region_reducer(node.op, inits, starts)
             return reducer(elements, list(axes.values()))
 
-        return te.compute(result_shape, element, name="reduce_window")
+        return _narrowed(node, te.compute(result_shape, element, name="reduce_window"))
 
     return _emit(e, node, reduce, operands, inits)
 
@@ -166,37 +167,56 @@ def region_reducer(
     op: ir.Operation, inits: Sequence[Value], starts: Sequence[te.Tensor]
 ) -> Callable[[Sequence[Expr], Sequence[tirx.IterVar]], Expr | tuple[Expr, ...]]:
     """The reducer of a body, started from the operation's initial values."""
-    region, count = op.regions[0], len(inits)
+    region, count, initial = op.regions[0], len(inits), _initial(inits, starts)
 
     def combine(x, y):  # type: ignore[no-untyped-def]
         accumulated, new = ([x], [y]) if count == 1 else (list(x), list(y))
         scope = Scope()
-        results = evaluate_region(region, scope, [*accumulated, *new])
+        results = evaluate_region(region, scope, [*accumulated, *new], wide=True)
         wrapped = [scope.wrap(r) for r in results]
         return wrapped[0] if count == 1 else tuple(wrapped)
 
     def identity(*dtypes: str):  # type: ignore[no-untyped-def]
         values = [
-            immediate(v) if is_immediate(v) else tirx.const(0, t)
-            for v, t in zip(inits, dtypes, strict=True)
+            start if is_immediate(v) else tirx.const(0, t)
+            for v, start, t in zip(inits, initial, dtypes, strict=True)
         ]
-        return values[0] if count == 1 else tuple(values)
+        return _one_or_tuple(values)
 
     reducer = te.comm_reducer(combine, identity, name="body")
-    runtime_start = bool(starts)
 
     def apply(elements, axes):  # type: ignore[no-untyped-def]
-        init = None
-        if runtime_start:
-            init = [
-                immediate(v) if is_immediate(v) else starts[_rank(inits, k)]()
-                for k, v in enumerate(inits)
-            ]
+        init = initial if starts else None
         if count == 1:
             return reducer(elements[0], axis=axes, init=init[0] if init else None)
         return reducer(tuple(elements), axis=axes, init=init)
 
     return apply
+
+
+def _initial(inits: Sequence[Value], starts: Sequence[te.Tensor]) -> list[Expr]:
+    """The initial values, in the accumulators' dtypes; ``starts`` are the runtime ones."""
+    remaining = iter(starts)
+    return [_wide(immediate(v) if is_immediate(v) else next(remaining)()) for v in inits]
+
+
+def _wide(x: Expr) -> Expr:
+    x = load(x)
+    return tirx.Cast("float32", x) if dtype_of(x) == "float16" else x
+
+
+def _narrowed(node: Node, totals: te.Tensor | list[te.Tensor]) -> te.Tensor | list[te.Tensor]:
+    """Round accumulators to the dtypes of the results."""
+    tensors = [totals] if isinstance(totals, te.Tensor) else list(totals)
+    rounded = [
+        total
+        if accumulator(r.type.dtype) == r.type.dtype
+        else te.compute(
+            r.type.shape, lambda *i, x=total, t=r.type.dtype: tirx.Cast(t, x(*i)), name="round"
+        )
+        for r, total in zip(node.results, tensors, strict=True)
+    ]
+    return rounded[0] if len(rounded) == 1 else rounded
 
 
 def _emit(
@@ -220,11 +240,6 @@ def _only_inits(e: Emitter, node: Node, inits: Sequence[Value]) -> Sequence[rela
 def _halves(values: Sequence[Value]) -> tuple[Sequence[Value], Sequence[Value]]:
     half = len(values) // 2
     return values[:half], values[half:]
-
-
-def _rank(inits: Sequence[Value], k: int) -> int:
-    """The position of initial value ``k`` among those that are known only at run time."""
-    return sum(not is_immediate(v) for v in inits[:k])
 
 
 def _one_or_tuple(values: list[Expr]) -> Expr | tuple[Expr, ...]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jaxlib.mlir import ir
-from tvm import tirx
 from tvm.tirx import Expr
 
 from .elementwise import immediate
@@ -13,11 +12,23 @@ from .errors import Unsupported
 from .graph import splat
 from .scalars import SCALAR_RULES, ScalarOp, apply_scalar
 from .scope import Scope
-from .types import dense_array, tensor_type
+from .types import TensorType, dense_array, tensor_type
 
 
-def evaluate_region(region: ir.Region, scope: Scope, arguments: Sequence[Expr]) -> list[Expr]:
+def evaluate_region(
+    region: ir.Region, scope: Scope, arguments: Sequence[Expr], *, wide: bool = False
+) -> list[Expr]:
     """Apply a region of scalar operations to scalars, as scopes hold these.
+
+    Args:
+        region: has one block of elementwise operations.
+        scope: takes the intermediate values.
+        arguments: one scalar for each argument of the block.
+        wide: compute 16-bit floats in 32 bits throughout, as reductions do; arguments and results
+            are then float32 too.
+
+    Returns:
+        One scalar for each result.
 
     Raises:
         Unsupported: the region holds an operation that is not elementwise, or uses a value from
@@ -33,6 +44,8 @@ def evaluate_region(region: ir.Region, scope: Scope, arguments: Sequence[Expr]) 
         if op.name == "stablehlo.return":
             return operands
         kind = tensor_type(op.results[0].type)
+        if wide:
+            kind = TensorType(kind.shape, accumulator(kind.dtype))
         if op.name == "stablehlo.constant":
             value = dense_array(op.attributes["value"])
             if value.size != 1:
@@ -47,3 +60,8 @@ def evaluate_region(region: ir.Region, scope: Scope, arguments: Sequence[Expr]) 
         else:
             raise Unsupported(f"its body holds {op.name}, which is not elementwise")
     raise Unsupported("its body returns nothing")
+
+
+def accumulator(dtype: str) -> str:
+    """The dtype in which reductions to ``dtype`` are carried out."""
+    return "float32" if dtype in ("float16", "bfloat16") else dtype

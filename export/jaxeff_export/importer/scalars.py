@@ -77,7 +77,8 @@ def _widen(s: Scope, x: Expr) -> Expr:
 def _narrow(s: Scope, x: Expr, dtype: str) -> Expr:
     """Round a float32 to a 16-bit float, as it is held in a scope."""
     if dtype == "bfloat16":
-        return s.let(_round_to(s, x, 8, 7))
+        nan = tirx.const(float("nan"), "float32")  # whose upper half is a NaN too
+        return s.let(tirx.Select(tirx.isnan(x), nan, _round_to(s, x, 8, 7)))
     return s.let(tirx.Cast(dtype, x))
 
 
@@ -85,9 +86,8 @@ def _visible_zero(x: Expr) -> Expr:
     """Hide a literal zero from TVM, which takes 0 * x for 0 and x + 0 for x; LLVM sees it."""
     if isinstance(x, tirx.FloatImm) and x.value == 0:
         bits = bits_of(dtype_of(x))
-        negative = math.copysign(1.0, x.value) < 0
-        raw = tirx.const(1 << (bits - 1) if negative else 0, f"uint{bits}")
-        return tirx.reinterpret(dtype_of(x), raw)
+        minus_zero = tirx.reinterpret(dtype_of(x), tirx.const(1 << (bits - 1), f"uint{bits}"))
+        return minus_zero if math.copysign(1.0, x.value) < 0 else tirx.abs(minus_zero)
     return x
 
 

@@ -33,12 +33,18 @@ def bits_of(dtype: str) -> int:
 
 def load(element: Expr) -> Expr:
     """Return a tensor's element as scopes hold it: bfloat16 as float32, everything else as is."""
-    return tirx.Cast("float32", element) if dtype_of(element) == "bfloat16" else element
+    if dtype_of(element) != "bfloat16":
+        return element
+    bits = tirx.Cast("uint32", tirx.reinterpret("uint16", element))
+    return tirx.reinterpret("float32", bits << tirx.const(16, "uint32"))
 
 
 def store(scalar: Expr, dtype: str) -> Expr:
     """Return a scope's scalar as an element of a tensor of ``dtype``: the inverse of ``load``."""
-    return tirx.Cast("bfloat16", scalar) if dtype == "bfloat16" else scalar
+    if dtype != "bfloat16":
+        return scalar
+    bits = tirx.reinterpret("uint32", scalar) >> tirx.const(16, "uint32")
+    return tirx.reinterpret("bfloat16", tirx.Cast("uint16", bits))
 
 
 class Scope:

@@ -11,6 +11,7 @@ from tvm.tirx import Expr
 from .elementwise import immediate, is_immediate
 from .emitter import Emitter, rule
 from .graph import Node
+from .scope import store
 
 
 @rule("stablehlo.reshape")
@@ -79,7 +80,7 @@ def _pad(e: Emitter, node: Node) -> Sequence[relax.Expr]:
     def pad(x: te.Tensor, fill: te.Tensor | None = None) -> te.Tensor:
         def element(*index: Expr) -> Expr:
             inside, at = padded_index(index, low, interior, operand.type.shape)
-            outside = immediate(value) if fill is None else fill()
+            outside = store(immediate(value), result.dtype) if fill is None else fill()
             return x(*at) if inside is None else tirx.if_then_else(inside, x(*at), outside)
 
         return te.compute(result.shape, element, name="pad")
