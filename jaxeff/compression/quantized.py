@@ -21,8 +21,9 @@ import jax.numpy as jnp
 
 from jaxeff.compression.integer import Int
 from jaxeff.compression.quantization import fake_quantize, value_range
-from jaxeff.program import Layer, evaluate, plain, trace
+from jaxeff.program import Layer, Program, interpret, plain
 from jaxeff.program import primitives as prim
+from jaxeff.program.evaluation import Rule
 from jaxeff.program.grouping import mark
 from jaxeff.program.spec import resolve
 from jaxeff.settings import check_applies
@@ -63,12 +64,12 @@ def quantized(f: Callable[..., Any], spec: Mapping[str, Int | None]) -> Callable
         return [_activation(layer.site, i, count, y, setting) for i, y in enumerate(outputs)]
 
     def g(*args: Any, **kwargs: Any) -> Any:
-        program = trace(f, *args, **kwargs)
-        settings = resolve(spec, program)
-        check_applies(settings, program.sites, applies, "an integer grid")
-        leaves = jax.tree.leaves((args, kwargs))
-        outputs = evaluate(program, functools.partial(rule, settings), None, leaves)
-        return jax.tree.unflatten(program.out_tree, outputs)
+        def make_rule(program: Program) -> Rule | None:
+            settings = resolve(spec, program)
+            check_applies(settings, program.sites, applies, "an integer grid")
+            return functools.partial(rule, settings) if settings else None
+
+        return interpret(f, make_rule, None, args, kwargs)
 
     return g
 

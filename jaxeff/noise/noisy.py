@@ -10,9 +10,11 @@ Sharp edges:
     normalization's scale. It draws noise for every use of a weight, as an analog read-out would,
     and in every iteration of a scan.
     Integer and boolean values (an argmax, an index) are left alone.
-    An outer transform acts first on what enters a layer and last on what leaves it.
+    An outer transform acts first on what enters a layer and last on what leaves it; around
+    `moments`, noise shifts means and leaves variances alone.
 """
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -21,7 +23,8 @@ import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
 from jaxeff.noise.gaussian import PLACES, Noise
-from jaxeff.program import Layer, evaluate, plain, trace
+from jaxeff.program import Layer, Program, interpret, plain
+from jaxeff.program.evaluation import Rule
 from jaxeff.program.spec import resolve
 from jaxeff.settings import check_applies
 
@@ -50,11 +53,14 @@ def noisy(f: Callable[..., Any], spec: Mapping[str, Noise | None]) -> Callable[.
             )
 
     def g(key: PRNGKeyArray, *args: Any, **kwargs: Any) -> Any:
-        program = trace(f, *args, **kwargs)
-        models = resolve(spec, program)
-        check_applies(models, program.sites, _applies, "noise to perturb")
+        def make_rule(program: Program) -> Rule | None:
+            models = resolve(spec, program)
+            check_applies(models, program.sites, _applies, "noise to perturb")
+            return functools.partial(rule, models) if models else None
 
-        def rule(layer: Layer, site_key: PRNGKeyArray, *values: Any) -> Sequence[Any]:
+        def rule(
+            models: Mapping[str, Noise], layer: Layer, site_key: PRNGKeyArray, *values: Any
+        ) -> Sequence[Any]:
             model = models.get(layer.site)
             if model is None:
                 return plain(layer, site_key, *values)
@@ -65,11 +71,13 @@ def noisy(f: Callable[..., Any], spec: Mapping[str, Noise | None]) -> Callable[.
             if _at(model) != "output":
                 return outputs
             return [
-                _perturb(model, jax.random.fold_in(site_key, i), y) for i, y in enumerate(outputs)
+                y
+                if layer.outputs[i].spread
+                else _perturb(model, jax.random.fold_in(site_key, i), y)
+                for i, y in enumerate(outputs)
             ]
 
-        leaves = jax.tree.leaves((args, kwargs))
-        return jax.tree.unflatten(program.out_tree, evaluate(program, rule, key, leaves))
+        return interpret(f, make_rule, key, args, kwargs)
 
     return g
 

@@ -12,16 +12,17 @@ Sharp edges:
     What enters a matched layer passes a ReLU; negative values are lost, as light can't carry them.
 """
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax
 from jaxtyping import PRNGKeyArray
 
 from jaxeff.photonic.chaotic_light import ChaoticLight
 from jaxeff.photonic.pooling import probabilistic_pooling
-from jaxeff.program import Layer, evaluate, plain, trace
+from jaxeff.program import Layer, Program, interpret, plain
 from jaxeff.program import primitives as prim
+from jaxeff.program.evaluation import Rule
 from jaxeff.program.spec import resolve
 
 _SUMS = {prim.p.reduce_window_sum_p, prim.p.reduce_sum_p}
@@ -51,28 +52,36 @@ def photonic(f: Callable[..., Any], spec: Mapping[str, ChaoticLight | None]) -> 
             )
 
     def g(key: PRNGKeyArray, *args: Any, **kwargs: Any) -> Any:
-        program = trace(f, *args, **kwargs)
-        lights = resolve(spec, program)
-        for layer in program.sites:
-            if lights.get(layer.site) is not None and not _is_average(layer):
-                raise ValueError(
-                    f"Chaotic light can carry average pooling only, but {layer.site!r} is "
-                    f"{layer.kind}; narrow the pattern, for example to 'avg_pool*'."
-                )
+        def make_rule(program: Program) -> Rule | None:
+            lights = resolve(spec, program)
+            for layer in program.sites:
+                if layer.site in lights and not _is_average(layer):
+                    raise ValueError(
+                        f"Chaotic light can carry average pooling only, but {layer.site!r} is "
+                        f"{layer.kind}; narrow the pattern, for example to 'avg_pool*'."
+                    )
+            return functools.partial(rule, lights) if lights else None
 
-        def rule(layer: Layer, site_key: PRNGKeyArray, *values: Any) -> Sequence[Any]:
+        def rule(
+            lights: Mapping[str, ChaoticLight],
+            layer: Layer,
+            site_key: PRNGKeyArray,
+            *values: Any,
+        ) -> Sequence[Any]:
             light = lights.get(layer.site)
             if light is None:
                 return plain(layer, site_key, *values)
-            (i,) = layer.data
+            (i,) = (i for i in layer.data if not layer.inputs[i].spread)
+            (carried,) = (i for i, v in enumerate(layer.outputs) if not v.spread)
 
             def pool(x: Any) -> Any:
-                return layer.fn(*values[:i], x, *values[i + 1 :])[0]
+                return layer.fn(*values[:i], x, *values[i + 1 :])[carried]
 
-            return [probabilistic_pooling(site_key, values[i], light, pool)]
+            outputs = list(layer.fn(*values))
+            outputs[carried] = probabilistic_pooling(site_key, values[i], light, pool)
+            return outputs
 
-        leaves = jax.tree.leaves((args, kwargs))
-        return jax.tree.unflatten(program.out_tree, evaluate(program, rule, key, leaves))
+        return interpret(f, make_rule, key, args, kwargs)
 
     return g
 
@@ -80,8 +89,7 @@ def photonic(f: Callable[..., Any], spec: Mapping[str, ChaoticLight | None]) -> 
 def _is_average(layer: Layer) -> bool:
     found = {node.primitive for node in layer.nodes}
     averages = bool(found & _SUMS) and bool(found & _SCALES)
-    return (
-        layer.kind in {"pooling", "reduction"}
-        and averages
-        and len(layer.data) == len(layer.outputs) == 1
-    )
+    carried = [i for i in layer.data if not layer.inputs[i].spread]
+    results = [v for v in layer.outputs if not v.spread]
+    single = len(carried) == len(results) == 1
+    return layer.kind in {"pooling", "reduction"} and averages and single

@@ -30,6 +30,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from jaxeff.compression.quantization import fake_quantize
 from jaxeff.photonic.bose_einstein import BoseEinstein
 from jaxeff.photonic.chaotic_light import ChaoticLight, noise_sigma, slot_pattern
+from jaxeff.program.grouping import mark
 from jaxeff.settings import check_broadcasts
 
 
@@ -47,7 +48,10 @@ def quant_relu(
         Values in [0, top]; the gradient is one inside the range and zero outside.
     """
     clipped = jnp.minimum(jax.nn.relu(x), jnp.asarray(top, x.dtype))
-    return clipped if bits is None else fake_quantize(clipped, bits, 0.0, top)
+    if bits is None:
+        return clipped
+    with jax.named_scope(mark("quantize", "levels")):
+        return fake_quantize(clipped, bits, 0.0, top)
 
 
 def gaussian_noise(
@@ -118,4 +122,6 @@ def probabilistic_pooling(
     intensity = pool(quant_relu(x, light.bits, light.full_scale))
     check_broadcasts("ChaoticLight.noise", light.noise, intensity.shape)
     model = physical_sample if light.model == "physical" else gaussian_noise
-    return model(key, intensity, light)
+    # `moments` takes what is marked so at the mean: the read-out shifts it and keeps its variance.
+    with jax.named_scope(mark("quantize", "light")):
+        return model(key, intensity, light)

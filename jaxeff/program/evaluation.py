@@ -19,10 +19,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import PRNGKeyArray
 
 from jaxeff._compat import Literal
 from jaxeff.program import control
+from jaxeff.program.graph import SPREAD_TAG
 from jaxeff.program.grouping import mark
 from jaxeff.program.layers import Layer, Program
 
@@ -76,8 +78,18 @@ def evaluate(
             )
             with scope:
                 outputs = rule(layer, site_key(key, layer), *arguments)
+                outputs = [_tag_spread(value) for value in outputs]
         env.update(zip(layer.outputs, outputs, strict=True))
     return [v.val if isinstance(v, Literal) else env[v] for v in program.outputs]
+
+
+def _tag_spread(value: Any) -> Any:
+    """Marks all but the first leaf of a distribution, so that a later transform knows the mean."""
+    leaves, structure = jax.tree.flatten(value)
+    if len(leaves) < 2:
+        return value
+    tagged = [checkpoint_name(leaf, SPREAD_TAG) for leaf in leaves[1:]]
+    return jax.tree.unflatten(structure, [leaves[0], *tagged])
 
 
 def plain(layer: Layer, key: PRNGKeyArray | None, *values: Any) -> Sequence[Any]:

@@ -25,6 +25,7 @@ from jaxeff.program import primitives as prim
 
 STATE_TAG = "jaxeff.state:"
 NEW_STATE_TAG = "jaxeff.new_state:"
+SPREAD_TAG = "jaxeff.spread"
 
 
 class Role(IntFlag):
@@ -45,11 +46,14 @@ class Value:
         aval: Its shape and dtype.
         role: What it depends on.
         path: For a value derived from parameters or state, the leaf it mainly came from.
+        spread: Whether it describes another value's distribution (a variance) rather than being
+            one, because a transform has put a distribution in an array's place.
     """
 
     aval: Any
     role: Role = Role.CONSTANT
     path: str = ""
+    spread: bool = False
 
     @property
     def is_data(self) -> bool:
@@ -149,7 +153,7 @@ class _Flattener:
                 numeric = jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.floating)
                 path = _state_path(eqn.params["name"]) if numeric else ""
                 role = Role.STATE if numeric else Role.KEY
-            outputs = tuple(Value(v.aval, role, path) for v in eqn.outvars)
+            outputs = tuple(Value(v.aval, role, path, _spreads(eqn, inputs)) for v in eqn.outvars)
             graphs = _sub_graphs(eqn, inputs, outputs)
             env.update(zip(eqn.outvars, outputs, strict=True))
             self.nodes.append(Node(eqn, inputs, outputs, calls, names, graphs))
@@ -191,6 +195,13 @@ def _provenance(inputs: Sequence[Atom]) -> tuple[Role, str]:
     return role, path if not role & Role.DATA else ""
 
 
+def _spreads(eqn: JaxprEqn, inputs: Sequence[Atom]) -> bool:
+    if eqn.primitive is prim.NAME and eqn.params["name"] == SPREAD_TAG:
+        return True
+    values = [v for v in inputs if isinstance(v, Value)]
+    return bool(values) and all(v.spread for v in values)
+
+
 def _sub_graphs(
     eqn: JaxprEqn, inputs: Sequence[Atom], outputs: Sequence[Value]
 ) -> tuple[Graph, ...]:
@@ -228,7 +239,7 @@ def _sub_graphs(
 def _loop_graph(body: ClosedJaxpr, sources: Sequence[Value], carry: slice) -> Graph:
     """Flattens a loop body, raising the carry's roles until they are those it produces."""
     avals = [v.aval for v in body.jaxpr.invars]
-    values = [Value(a, s.role, s.path) for a, s in zip(avals, sources, strict=True)]
+    values = [Value(a, s.role, s.path, s.spread) for a, s in zip(avals, sources, strict=True)]
     while True:
         graph = flatten(body, values)
         changed = False
@@ -246,7 +257,7 @@ def _state_path(tag: str) -> str:
 
 
 def _copy(value: Value) -> Value:
-    return Value(value.aval, value.role, value.path)
+    return Value(value.aval, value.role, value.path, value.spread)
 
 
 def _used(nodes: Sequence[Node], outputs: Sequence[Atom]) -> list[Node]:

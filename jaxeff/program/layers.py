@@ -11,7 +11,7 @@ Kinds:
     normalization  a tensor recombined with its own statistics (softmax, layer norm, batch norm in
                    training), or with running ones (batch norm in inference)
     shape          moves elements without changing them; an embedding look-up too
-    quantize       a rounding that another transform put there
+    quantize       a rounding or a physical read-out that another transform put there
     control flow   scan, while, cond, remat: holds programs of its own
     other          anything else
 

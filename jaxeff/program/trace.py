@@ -84,11 +84,11 @@ def _input_values(
         in_params = keypath[0].idx == 0 and keypath[1].idx == position
         if in_params:
             role, path = _leaf(keypath[2:])
-            values.append(Value(var.aval, role, path))
+            values.append(Value(var.aval, role, path, _is_variance(keypath)))
         elif _compat.is_key(leaf):
             values.append(Value(var.aval, Role.KEY))
         else:
-            values.append(Value(var.aval, Role.DATA))
+            values.append(Value(var.aval, Role.DATA, spread=_is_variance(keypath)))
     return values
 
 
@@ -105,6 +105,11 @@ def _leaf(keypath: Sequence[Any]) -> tuple[Role, str]:
     return role, "/".join(parts) or "params"
 
 
+def _is_variance(keypath: Sequence[Any]) -> bool:
+    last = keypath[-1] if keypath else None
+    return isinstance(last, jax.tree_util.GetAttrKey) and last.name == "var"
+
+
 def _with_input_sites(program: Program, graph: Graph) -> Program:
     """Puts an identity layer behind every data argument that a layer reads."""
     state = {
@@ -118,18 +123,28 @@ def _with_input_sites(program: Program, graph: Graph) -> Program:
     for value in program.inputs:
         numeric = jnp.issubdtype(value.aval.dtype, jnp.number)
         if value.is_data and numeric and value not in state:
-            inside = Value(value.aval, value.role)
+            inside = Value(value.aval, value.role, spread=value.spread)
             renamed[value] = inside
             layers.append(Layer("input", (), (value,), (inside,)))
     if not renamed:
         return program
 
+    _rename(program, renamed)
+    return Program(program.inputs, program.constants, (*layers, *program.layers), program.outputs)
+
+
+def _rename(program: Program, renamed: dict[Value, Value]) -> None:
+    """Replaces values everywhere in a program but among its inputs."""
+
     def swap(v: Any) -> Any:
         return renamed.get(v, v) if isinstance(v, Value) else v
 
+    program.outputs = tuple(swap(v) for v in program.outputs)
     for layer in program.layers:
         layer.inputs = tuple(swap(v) for v in layer.inputs)
         for node in layer.nodes:
             node.inputs = tuple(swap(a) for a in node.inputs)
-    outputs = tuple(swap(v) for v in program.outputs)
-    return Program(program.inputs, program.constants, (*layers, *program.layers), outputs)
+        if layer.mark:  # its inside shares its values; a loop's body has values of its own
+            for inside in layer.programs:
+                inside.inputs = tuple(swap(v) for v in inside.inputs)
+                _rename(inside, renamed)
