@@ -1,6 +1,6 @@
 """FLOPs and bytes of transformed networks beside hand-written ones, as XLA counts them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,19 +8,31 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.stages import Compiled
 
 import jaxeff
 from experiments.transforms import handwritten, networks
 from jaxeff.compression import Int, quantized
 from jaxeff.moments import Gaussian, moments
 from jaxeff.nn import MLP, LeNet5, ResNet18
-from jaxeff.noise import Additive, Multiplicative, noisy
+from jaxeff.noise import Additive, Multiplicative, Noise, noisy
 from jaxeff.program.evaluation import site_key
 
 TRANSFORMS = ("noisy", "quantized", "moments")
 ADD, MUL, BITS = 0.1, 0.05, 8
-NOISE = {"*:linear": Additive(ADD), "relu*": Multiplicative(MUL)}
+NOISE: dict[str, Noise | None] = {"*:linear": Additive(ADD), "relu*": Multiplicative(MUL)}
 GRID = {"*:linear": Int(BITS)}
+# Per name: the Flax model, the same by hand, and the shape of an input.
+NETS: dict[str, tuple[Callable[[nnx.Rngs], Any], Callable[..., Any], tuple[int, ...]]] = {
+    "mlp": (lambda rngs: MLP((784, 100, 100, 10), rngs=rngs), networks.mlp, (784,)),
+    "lenet5": (lambda rngs: LeNet5(rngs=rngs), networks.lenet5, (28, 28, 1)),
+    "resnet18-imagenet": (
+        lambda rngs: ResNet18(stem="imagenet", rngs=rngs), networks.resnet18, (32, 32, 3)
+    ),
+    "resnet18-cifar": (
+        lambda rngs: ResNet18(stem="cifar", rngs=rngs), networks.resnet18, (32, 32, 3)
+    ),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -48,17 +60,11 @@ def subject(name: str, batch: int) -> Subject:
     """A reference network with random parameters and batch statistics, and a random batch.
 
     Args:
-        name: mlp, lenet5, resnet18-imagenet or resnet18-cifar.
+        name: One of `NETS`.
         batch: Images in the batch.
     """
-    rngs = nnx.Rngs(0)
-    if name == "mlp":
-        model, by_hand, shape = MLP((784, 100, 100, 10), rngs=rngs), networks.mlp, (784,)
-    elif name == "lenet5":
-        model, by_hand, shape = LeNet5(rngs=rngs), networks.lenet5, (28, 28, 1)
-    else:
-        stem = name.removeprefix("resnet18-")
-        model, by_hand, shape = ResNet18(stem=stem, rngs=rngs), networks.resnet18, (32, 32, 3)
+    make, by_hand, shape = NETS[name]
+    model = make(nnx.Rngs(0))
     model.eval()
     for i, (_, module) in enumerate(nnx.iter_graph(model)):
         if isinstance(module, nnx.BatchNorm):
@@ -84,7 +90,7 @@ def pair(net: Subject, transform: str) -> tuple[Callable[..., Any], Callable[...
     """The transformed function, the hand-written one, and the arguments of both."""
     if transform == "noisy":
         args = (jax.random.key(7), net.params, net.x)
-        return noisy(net.f, NOISE), _noisy_by_hand(net, _split), args
+        return noisy(net.f, NOISE), _noisy_by_hand(net), args
     if transform == "quantized":
         return (
             quantized(net.f, GRID),
@@ -99,53 +105,47 @@ def moments_by_hand(net: Subject, layers: Any = handwritten.Moments) -> Callable
     return lambda p, x: Gaussian(*net.by_hand(layers(), p, net.state, x))
 
 
-def _noisy_by_hand(
-    net: Subject, keys: Callable[[jax.Array, Subject], Iterator[jax.Array]]
-) -> Callable[..., Any]:
-    return lambda key, p, x: net.by_hand(
-        handwritten.Noisy(keys(key, net), ADD, MUL), p, net.state, x
-    )
+def _noisy_by_hand(net: Subject) -> Callable[..., Any]:
+    """Hand-written noise, drawn from the keys that `noisy` gives its sites."""
+    sites = jaxeff.trace(net.f, net.params, net.x).sites
+    noisy_sites = [s for s in sites if s.kind == "linear" or s.base.startswith("relu")]
 
+    def function(key: jax.Array, params: Any, x: jax.Array) -> Any:
+        of_sites = (site_key(key, layer) for layer in noisy_sites)
+        keys = (jax.random.fold_in(k, 0) for k in of_sites if k is not None)
+        return net.by_hand(handwritten.Noisy(keys, ADD, MUL), params, net.state, x)
 
-def _split(key: jax.Array, net: Subject) -> Iterator[jax.Array]:
-    return iter(jax.random.split(key, len(_noisy_sites(net))))
-
-
-def _of_sites(key: jax.Array, net: Subject) -> Iterator[jax.Array]:
-    """The keys that `noisy` gives its sites."""
-    for layer in _noisy_sites(net):
-        yield jax.random.fold_in(site_key(key, layer), 0)
-
-
-def _noisy_sites(net: Subject) -> list[Any]:
-    layers = jaxeff.trace(net.f, net.params, net.x).sites
-    return [s for s in layers if s.kind == "linear" or s.base.startswith("relu")]
+    return function
 
 
 def compare(net: Subject, transform: str) -> dict[str, Any]:
     """One row: XLA's counts for both, their ratios, and how far their results are apart."""
     ours, by_hand, args = pair(net, transform)
     row: dict[str, Any] = {"net": net.name, "batch": len(net.x), "transform": transform}
-    counts = {}
-    for name, function in (("ours", ours), ("by_hand", by_hand)):
-        counts[name] = count(function, args)
-    for what in ("flops", "bytes", "transcendentals"):
-        row[what] = counts["ours"][what]
-        row[f"{what}_by_hand"] = counts["by_hand"][what]
-        if counts["by_hand"][what]:
-            row[f"{what}_ratio"] = row[what] / row[f"{what}_by_hand"]
-    if transform == "noisy":
-        by_hand = _noisy_by_hand(net, _of_sites)
-    row["difference"] = difference(jax.jit(ours)(*args), jax.jit(by_hand)(*args))
+    compiled, by_hand = compile_for(ours, args), compile_for(by_hand, args)
+    counts, expected = count(compiled), count(by_hand)
+    for what, number in counts.items():
+        row[what], row[f"{what}_by_hand"] = number, expected[what]
+        if expected[what]:
+            row[f"{what}_ratio"] = number / expected[what]
+    if transform == "moments":
+        textbook = compile_for(moments_by_hand(net, handwritten.TextbookMoments), args)
+        row["flops_textbook_ratio"] = counts["flops"] / count(textbook)["flops"]
+    row["difference"] = difference(compiled(*args), by_hand(*args))
     return row
 
 
-def count(function: Callable[..., Any], args: tuple) -> dict[str, float]:
-    """XLA's FLOPs, bytes accessed and transcendental operations of a jitted function."""
-    analysis = jax.jit(function).lower(*args).compile().cost_analysis()
+def compile_for(function: Callable[..., Any], args: tuple) -> Compiled:
+    """The executable of a jitted function."""
+    return jax.jit(function).lower(*args).compile()
+
+
+def count(compiled: Compiled) -> dict[str, float]:
+    """XLA's FLOPs, bytes accessed and transcendental operations of an executable."""
+    analysis = compiled.cost_analysis() or {}
     return {
-        "flops": analysis["flops"],
-        "bytes": analysis["bytes accessed"],
+        "flops": analysis.get("flops", 0.0),
+        "bytes": analysis.get("bytes accessed", 0.0),
         "transcendentals": analysis.get("transcendentals", 0.0),
     }
 

@@ -1,9 +1,9 @@
 """The transforms' layers as one would write them by hand, for one network at a time, in `jax.lax`.
 
-The yardstick of `experiments.transforms`: no tracing, no rules, no jaxeff, only what has to be
-computed. Formulas are the ones that are safe in float32, as the transforms' are; `TextbookMoments`
-has the shorter ones of the literature (E[x^2] - E[x]^2), whose variances vanish in rounding where
-the mean is large, to show what that safety costs.
+The yardstick of `experiments.transforms`: no tracing and no rules, only what has to be computed.
+`Moments` calls the special functions of `jaxeff.moments.normal` as it would call `lax.erf`, and has
+the formulas that are safe in float32; `TextbookMoments` has those of the literature, E[x^2] -
+E[x]^2, whose variances drown in rounding where the mean is large, to show what that safety costs.
 """
 
 import functools
@@ -13,6 +13,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+
+from jaxeff.moments.normal import inverse_std, tail
 
 Pair = tuple[jax.Array, jax.Array]  # mean and variance
 _EPSILON = 1e-5  # of batch norm
@@ -156,10 +158,10 @@ class Moments:
         )
 
     def relu(self, x: Pair) -> Pair:
-        """The rectified Gaussian, from the tail of |mean| / std so that nothing cancels."""
+        """The rectified Gaussian, from the tail beyond its mean so that nothing cancels."""
         mean, var = x
-        inverse, t, tail, excess = _standardised(mean, var)
-        share = jnp.where(mean > 0, 1 - tail, tail) - excess * (t + excess)
+        inverse, t, beyond, excess = _standardised(mean, var)
+        share = jnp.where(mean > 0, 1 - beyond, beyond) - excess * (t + excess)
         return (
             jnp.maximum(mean, 0) + var * inverse * excess,
             var * jnp.maximum(share, 0),
@@ -168,9 +170,9 @@ class Moments:
     def maximum(self, x: Pair, y: Pair) -> Pair:
         """Clark's maximum of two independent Gaussians, arranged the same way."""
         distance, total = x[0] - y[0], x[1] + y[1]
-        inverse, t, tail, excess = _standardised(distance, total)
+        inverse, t, beyond, excess = _standardised(distance, total)
         high = jnp.where(distance >= 0, x[1], y[1])
-        var = high - (2 * high - total) * tail - total * excess * (t + excess)
+        var = high - (2 * high - total) * beyond - total * excess * (t + excess)
         return jnp.maximum(x[0], y[0]) + total * inverse * excess, jnp.maximum(var, 0)
 
     def max_pool(self, x: Pair, size: int, stride: int, padding: int) -> Pair:
@@ -181,7 +183,7 @@ class Moments:
             mean, var = jnp.pad(mean, pads, constant_values=-1e18), jnp.pad(var, pads)
         for axis in (1, 2):
             stop = mean.shape[axis] - size + 1
-            parts = [
+            parts: list[Any] = [
                 tuple(lax.slice_in_dim(m, i, stop + i, stride, axis) for m in (mean, var))
                 for i in range(size)
             ]
@@ -229,8 +231,7 @@ class TextbookMoments(Moments):
 
 def _standardised(mean: jax.Array, var: jax.Array) -> tuple[jax.Array, ...]:
     """1 / std, t = |mean| / std, the normal's tail beyond t, and its mean excess over t."""
-    inverse = lax.rsqrt(var + jnp.finfo(var.dtype).eps ** 2)
-    t = jnp.minimum(jnp.abs(mean) * inverse, 40.0)
-    tail = 0.5 * lax.erfc(t * 0.5**0.5)
-    excess = jnp.maximum(jnp.exp(-0.5 * t**2) * (0.5 / jnp.pi) ** 0.5 - t * tail, 0)
-    return inverse, t, tail, excess
+    inverse = inverse_std(var)
+    t = jnp.minimum(jnp.abs(mean) * inverse, 40)
+    _, beyond, excess = tail(t)
+    return inverse, t, beyond, excess

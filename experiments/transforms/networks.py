@@ -60,8 +60,10 @@ def lenet5(layers: Layers, params: Any, state: Any, x: Any) -> Any:
 def resnet18(layers: Layers, params: Any, state: Any, x: Any) -> Any:
     """ResNet-18 with batch norm; the stem is told by the first kernel's size."""
     imagenet = params["conv1"]["kernel"].shape[0] == 7
-    x = layers.conv(params["conv1"], x, 2, _pad(3)) if imagenet else layers.conv(
-        params["conv1"], x, 1, _pad(1)
+    x = (
+        layers.conv(params["conv1"], x, 2, _pad(3))
+        if imagenet
+        else layers.conv(params["conv1"], x, 1, _pad(1))
     )
     x = layers.relu(layers.batch_norm(params["bn1"], state["bn1"], x))
     if imagenet:

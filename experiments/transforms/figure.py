@@ -1,0 +1,70 @@
+"""One picture: cost over hand-written, and the moment pass over sampling."""
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+
+_LABELS = {
+    "deterministic": "one deterministic pass",
+    "draw_map": "drawn per call, one by one",
+    "draw_vmap": "drawn per call, vmapped",
+    "drawn_map": "drawn before, one by one",
+    "drawn_vmap": "drawn before, vmapped",
+    "drawn_unrolled": "drawn before, unrolled",
+}
+
+
+def draw(
+    costs: list[dict[str, Any]],
+    timings: list[dict[str, Any]],
+    targets: tuple[float, float],
+    path: Path,
+) -> Path:
+    """Draws the rows of `cost` and `latency`; the targets are speed-ups over both samplings."""
+    figure, axes = plt.subplots(1, 3, figsize=(15, 4.2), layout="constrained")
+    _costs(axes[0], costs)
+    for axis, net in zip(axes[1:], ("lenet5", "mlp"), strict=True):
+        _latency(axis, [row for row in timings if row["net"] == net], targets)
+        axis.set_title(f"{net}: 30 samples over one moment pass", fontsize=10)
+    axes[2].legend(fontsize=8, loc="upper right")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+    return path
+
+
+def _costs(axis: Axes, rows: list[dict[str, Any]]) -> None:
+    names = [f"{row['net']}\n{row['transform']}" for row in rows]
+    places = np.arange(len(rows))
+    for i, what in enumerate(("flops", "bytes")):
+        excess = [100 * (row[f"{what}_ratio"] - 1) for row in rows]
+        axis.barh(places + 0.2 - 0.4 * i, excess, 0.4, label="FLOPs" if what == "flops" else what)
+    axis.axvline(2, color="gray", linestyle=":")
+    axis.axvline(0, color="black", linewidth=0.8)
+    axis.set_yticks(places, names, fontsize=7)
+    axis.invert_yaxis()
+    low, high = axis.get_xlim()
+    axis.set_xlim(min(low, -3), max(high, 3))
+    axis.set_xlabel("% more than written by hand (XLA's count; limit dotted)")
+    axis.set_title("cost of the transforms", fontsize=10)
+    axis.legend(fontsize=8, loc="best")
+
+
+def _latency(axis: Axes, rows: list[dict[str, Any]], targets: tuple[float, float]) -> None:
+    batches = sorted({row["batch"] for row in rows})
+    width = 0.8 / len(_LABELS)
+    for i, (method, label) in enumerate(_LABELS.items()):
+        times = {row["batch"]: row["times_moments"] for row in rows if row["method"] == method}
+        places = np.arange(len(batches)) + (i - len(_LABELS) / 2 + 0.5) * width
+        bars = axis.bar(places, [times[b] for b in batches], width, label=label, color=f"C{i}")
+        axis.bar_label(bars, fmt="%.2g", fontsize=6)
+    axis.axhline(1, color="black", linewidth=0.8)
+    for target, color in zip(targets, ("C1", "C3"), strict=True):
+        axis.axhline(target, color=color, linestyle=":")
+    axis.set_yscale("log")
+    axis.margins(y=0.1)
+    axis.set_xticks(range(len(batches)), [f"batch {b}" for b in batches])
+    axis.set_ylabel("times the moment pass (targets dotted)")

@@ -1,0 +1,63 @@
+"""Every notebook runs from its first cell to its last, in this interpreter, and is kept bare.
+
+nbclient runs in a process of its own: it leaves sockets and event loops to the garbage collector,
+which would warn in whatever test comes next.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+
+NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
+EXECUTE = "from nbclient.cli import NbClientApp; NbClientApp.launch_instance()"
+
+
+def code_cells(path):
+    return [c for c in nbformat.read(path, as_version=4).cells if c.cell_type == "code"]
+
+
+@pytest.fixture
+def environment(tmp_path):
+    """One in which the kernel python3 is the interpreter that runs the tests."""
+    kernel = tmp_path / "jupyter" / "kernels" / "python3"
+    kernel.mkdir(parents=True)
+    argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    spec = {"argv": argv, "display_name": "Python 3", "language": "python"}
+    (kernel / "kernel.json").write_text(json.dumps(spec))
+    return {
+        **os.environ,
+        "JUPYTER_PATH": str(tmp_path / "jupyter"),
+        "IPYTHONDIR": str(tmp_path / "ipython"),
+        "MPLBACKEND": "module://matplotlib_inline.backend_inline",
+        "JAX_PLATFORMS": "cpu",
+    }
+
+
+def test_there_are_notebooks():
+    assert NOTEBOOKS
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_no_output_is_kept(path):
+    assert all(not c.outputs and c.execution_count is None for c in code_cells(path))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_runs(path, tmp_path, environment):
+    notebook = nbformat.read(path, as_version=4)
+    notebook.cells.append(nbformat.v4.new_code_cell("import sys; print(sys.executable)"))
+    copy = tmp_path / path.name
+    nbformat.write(notebook, copy)
+    command = [sys.executable, "-c", EXECUTE, str(copy), "--inplace", "--kernel_name=python3"]
+    run = subprocess.run(
+        command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=900
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    *cells, last = code_cells(copy)
+    assert last.outputs[0]["text"].strip() == sys.executable
+    assert any("image/png" in o.get("data", {}) for c in cells for o in c.outputs)
