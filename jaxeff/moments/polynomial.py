@@ -122,6 +122,22 @@ class Reader:
         return [Constant(v, float(r)) for v, r in zip(arrays, results, strict=True)]
 
 
+def is_nondecreasing(x: Pieces) -> bool:
+    """Whether a piecewise linear function with known coefficients never decreases."""
+    linear = all(
+        isinstance(v, tuple) and len(v) <= 2 and all(isinstance(c, float) for c in v)
+        for v in x.values
+    )
+    if not linear or any(len(v) == 2 and v[1] < 0 for v in x.values):
+        return False
+    steps = zip(x.breaks, itertools.pairwise(x.values), strict=True)
+    return all(_at(above, b) >= _at(below, b) - 1e-6 for b, (below, above) in steps)
+
+
+def _at(coefficients: tuple, t: float) -> float:
+    return sum(c * t**i for i, c in enumerate(coefficients))
+
+
 class _NotPolynomialError(Exception):
     """The result is no piecewise polynomial of degree two or less with known breakpoints."""
 
@@ -249,8 +265,7 @@ def _choose(compare: Callable[[float, float], Any]) -> Callable[..., Pieces]:
 
 
 def _decide(compare: Callable[[float, float], Any], t: float, a: Any, b: Any) -> Any:
-    u, v = (sum(c * t**i for i, c in enumerate(poly)) for poly in (a, b))
-    verdict = compare(u, v)
+    verdict = compare(_at(a, t), _at(b, t))
     return verdict if isinstance(verdict, bool) else (a, b)[verdict]
 
 

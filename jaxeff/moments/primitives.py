@@ -28,7 +28,7 @@ from jaxeff.moments import activations, arithmetic, clark, pooling
 from jaxeff.moments.gaussian import Gaussian
 from jaxeff.moments.linear import bilinear
 from jaxeff.moments.quadrature import gauss_legendre
-from jaxeff.moments.raw import is_random, to_variance
+from jaxeff.moments.raw import Activated, is_random, to_variance
 from jaxeff.program.graph import Node
 
 Rule = Callable[..., Sequence[Any]]
@@ -36,7 +36,7 @@ Rule = Callable[..., Sequence[Any]]
 MOVING = {
     p.add_jaxvals_p, p.broadcast_in_dim_p, p.concatenate_p, p.copy_p, p.cumsum_p,
     p.dynamic_slice_p, p.dynamic_update_slice_p, p.gather_p, p.name_p, p.pad_p,
-    p.reduce_precision_p, p.reduce_sum_p, p.reduce_window_sum_p, p.reshape_p, p.rev_p,
+    p.reduce_precision_p, p.reduce_sum_p, p.reshape_p, p.rev_p,
     p.scatter_add_p, p.scatter_p, p.select_n_p, p.sharding_constraint_p, p.slice_p, split_p,
     p.squeeze_p, p.stop_gradient_p, p.transpose_p,
 }  # fmt: skip
@@ -65,23 +65,31 @@ def _convert(node: Node, x: Any) -> list[Any]:
     return moving(node, x)
 
 
-def _reduce(reduce: Callable[..., Gaussian]) -> Rule:
+def _sum_window(node: Node, x: Any) -> list[Any]:
+    return [pooling.window_sum(to_variance(x), _read_window(node))]
+
+
+def _extremum(fn: Callable[..., Gaussian], describe: Callable[[Node], Any]) -> Rule:
+    """A maximum or minimum over axes or windows; it commutes with a nondecreasing function."""
+
     def rule(node: Node, x: Any) -> list[Any]:
-        return [reduce(to_variance(x), tuple(node.params["axes"]))]
+        if isinstance(x, Activated):
+            return [x.apply(fn(x.before, describe(node)))]
+        return [fn(to_variance(x), describe(node))]
 
     return rule
 
 
-def _window(reduce: Callable[..., Gaussian]) -> Rule:
-    def rule(node: Node, x: Any) -> list[Any]:
-        q = node.params
-        window = pooling.window(
-            q["window_dimensions"], q["window_strides"], q["padding"], q["base_dilation"],
-            q["window_dilation"],
-        )  # fmt: skip
-        return [reduce(to_variance(x), window)]
+def _axes(node: Node) -> tuple[int, ...]:
+    return tuple(node.params["axes"])
 
-    return rule
+
+def _read_window(node: Node) -> pooling.Window:
+    q = node.params
+    return pooling.window(
+        q["window_dimensions"], q["window_strides"], q["padding"], q["base_dilation"],
+        q["window_dilation"],
+    )  # fmt: skip
 
 
 def _single(fn: Callable[..., Any]) -> Rule:
@@ -174,10 +182,11 @@ RULES: dict[Any, Rule] = {
     p.clamp_p: _clamp,
     p.integer_pow_p: _integer_pow,
     p.pow_p: _pow,
-    p.reduce_max_p: _reduce(clark.reduce_max),
-    p.reduce_min_p: _reduce(clark.reduce_min),
-    p.reduce_window_max_p: _window(pooling.window_max),
-    p.reduce_window_min_p: _window(pooling.window_min),
+    p.reduce_max_p: _extremum(clark.reduce_max, _axes),
+    p.reduce_min_p: _extremum(clark.reduce_min, _axes),
+    p.reduce_window_max_p: _extremum(pooling.window_max, _read_window),
+    p.reduce_window_min_p: _extremum(pooling.window_min, _read_window),
+    p.reduce_window_sum_p: _sum_window,
 }
 
 # Applied to one value twice, an operation on independents becomes a function of one variable.

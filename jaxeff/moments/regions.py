@@ -30,11 +30,11 @@ from jaxeff.moments.arithmetic import map_linear
 from jaxeff.moments.errors import AtMean, no_rule
 from jaxeff.moments.gaussian import Gaussian
 from jaxeff.moments.piecewise import piecewise, relu
-from jaxeff.moments.polynomial import VARIABLE, Constant, Pieces, Reader, constant
+from jaxeff.moments.polynomial import VARIABLE, Constant, Pieces, Reader, constant, is_nondecreasing
 from jaxeff.moments.primitives import UNARY, Rule
 from jaxeff.moments.propagation import Environment, propagate, step
 from jaxeff.moments.quadrature import gauss_legendre, gauss_pair
-from jaxeff.moments.raw import is_random
+from jaxeff.moments.raw import Activated, is_random, to_variance
 from jaxeff.program import primitives as prim
 from jaxeff.program.graph import Node, Value
 from jaxeff.program.layers import Layer, run_nodes
@@ -240,11 +240,18 @@ def _moments(symbol: Any, value: Value, x: Any) -> Any:
         for knot, truth in zip(symbol.breaks, symbol.values[1:], strict=True):
             mask = jnp.where(x.mean > knot, truth, mask)
         return AtMean(mask)
-    if symbol == Pieces((0.0,), ((0.0,), (0.0, 1.0))):
-        return relu(x)
-    moments = piecewise(x, symbol.breaks, symbol.values)
     dtype = value.aval.dtype
-    return Gaussian(moments.mean.astype(dtype), moments.var.astype(dtype))
+
+    def apply(x: Gaussian) -> Gaussian:
+        if symbol == Pieces((0.0,), ((0.0,), (0.0, 1.0))):
+            return relu(x)
+        moments = piecewise(x, symbol.breaks, symbol.values)
+        return Gaussian(moments.mean.astype(dtype), moments.var.astype(dtype))
+
+    result = apply(x)
+    if is_nondecreasing(symbol):
+        return Activated(result.mean, result.var, to_variance(x), apply)
+    return result
 
 
 def _first_unknown(nodes: Sequence[Node]) -> Node | None:

@@ -143,11 +143,12 @@ def _layer(
     if layer.kind in _REGIONS:
         outputs = region(layer, values, rules)
     else:
+        if form == "raw" and layer.kind in {"linear", "contraction"}:
+            data = [i in layer.data and is_random(v) for i, v in enumerate(values)]
+            values = [to_raw(v) if d else v for d, v in zip(data, values, strict=True)]
         env = Environment.of(layer, values, rules)
         propagate(layer.nodes, env)
         outputs = [env.read(v) for v in layer.outputs]
-    if form == "raw" and layer.kind in {"elementwise", "pooling"}:
-        return [to_raw(v) if is_random(v) else v for v in outputs]
     return outputs
 
 
