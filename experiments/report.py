@@ -8,7 +8,9 @@ all.
 import json
 import os
 import platform
+import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -19,6 +21,11 @@ from rich.console import Console
 from rich.table import Table
 
 _PACKAGES = ("jaxeff", "jax", "jaxlib", "flax", "optax", "numpyro", "apache-tvm", "numpy")
+
+
+def make_console() -> Console:
+    """A console that is wide enough for a table where the output isn't a terminal."""
+    return Console() if sys.stdout.isatty() else Console(width=130)
 
 
 @dataclass
@@ -41,9 +48,7 @@ class Report:
 
     def check(self, name: str, source: Any, ours: Any, passed: Any) -> None:
         """Records a claim; `source` is None where the source reports no number."""
-        self.checks.append(
-            {"name": name, "source": source, "ours": ours, "passed": bool(passed)}
-        )
+        self.checks.append({"name": name, "source": source, "ours": ours, "passed": bool(passed)})
 
     def save(self, path: Path) -> Path:
         """Writes the JSON, atomically."""
@@ -70,12 +75,28 @@ class Report:
         console.print(table)
 
 
-def show_rows(console: Console, title: str, rows: list[dict[str, Any]]) -> None:
-    """Prints flat records as a table whose columns are the union of their keys."""
+def show_rows(
+    console: Console,
+    title: str,
+    rows: Sequence[Mapping[str, Any]],
+    columns: Sequence[str] | None = None,
+) -> None:
+    """Prints flat records as a table.
+
+    Args:
+        console: Where to.
+        title: Above the table.
+        rows: The records; a missing entry is an empty cell.
+        columns: The keys to show; all of them if None.
+    """
     table = Table(title=title)
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    for column in columns:
-        table.add_column(column.replace("_", " "), justify="left" if column == "method" else "right")
+    columns = columns or list(dict.fromkeys(key for row in rows for key in row))
+    for i, column in enumerate(columns):
+        table.add_column(
+            column.replace("_", " "),
+            justify="right" if i else "left",
+            no_wrap=True,
+        )
     for row in rows:
         table.add_row(*(_cell(row.get(column)) for column in columns))
     console.print(table)

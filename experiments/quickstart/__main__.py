@@ -17,11 +17,11 @@ from typing import Annotated
 
 import jax
 import typer
-from rich.console import Console
 
 from experiments.quickstart import compiled, evaluation, figure, latency, recipe, training
-from experiments.report import Report, show_rows
+from experiments.report import Report, make_console, show_rows
 
+COLUMNS = ("method", "accuracy", "nll", "ece", "auroc", "latency_ms", "max_abs_error")
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
@@ -48,7 +48,7 @@ def main(
     ] = True,
 ) -> None:
     """Train, propagate, compile, check and compare: the whole road in one command."""
-    console = Console()
+    console = make_console()
     settings = recipe.choose(data, fast)
     name = f"quickstart-{settings.data}{'-fast' if fast else ''}"
     key = jax.random.key(seed)
@@ -76,7 +76,7 @@ def main(
     path = report.save(json or results / f"{name}.json")
     picture = figure.draw(outcome, settings, results / f"{name}.png")
 
-    show_rows(console, f"LeNet-5 on {settings.data}, batch {settings.batch}", report.rows)
+    show_rows(console, f"LeNet-5 on {settings.data}, batch {settings.batch}", report.rows, COLUMNS)
     report.show_checks(console)
     console.print(f"[bold]{path}[/bold], [bold]{picture}[/bold]")
 

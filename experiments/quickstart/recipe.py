@@ -21,8 +21,11 @@ class Settings:
         ood: Out-of-domain data set.
         pretrain_epochs: Epochs of the point estimate, from which SVI starts.
         epochs: Epochs of SVI (the source: 1000, from scratch).
+        pretrain_rate: Learning rate of Adam for the point estimate, decayed by a cosine.
+        rate: The same for SVI (the source: 1e-3, constant).
         batch_size: Images per training step (the source: 100).
-        learning_rate: Of Adam, at the start of a cosine schedule (the source: 1e-3, constant).
+        prior: Standard deviation of the weights' prior, or a rule's name.
+        init_scale: Standard deviation the posterior starts with (the source: 1e-4).
         kl: Final weight of the annealed KL term (the source: 0.25).
         samples: Weight samples of the SVI predictions.
         logit_samples: Draws from the moment pass' Gaussian logits.
@@ -35,8 +38,10 @@ class Settings:
     ood: str
     pretrain_epochs: int
     epochs: int
-    batch_size: int = 100
-    learning_rate: float = 1e-3
+    pretrain_rate: float
+    rate: float
+    batch_size: int
+    prior: float | str
     init_scale: float = 1e-2
     kl: float = 0.25
     samples: int = 30
@@ -48,6 +53,11 @@ class Settings:
     def as_dict(self) -> dict[str, Any]:
         """The settings as a flat record."""
         return dataclasses.asdict(self)
+
+    def training(self) -> dict[str, Any]:
+        """What training depends on: a checkpoint made with anything else is of another run."""
+        evaluation = {"samples", "logit_samples", "batch", "images", "emulated_batches"}
+        return {k: v for k, v in self.as_dict().items() if k not in evaluation}
 
 
 @dataclass(frozen=True)
@@ -62,8 +72,26 @@ class Sets:
 
 
 RECIPES = {
-    "mnist": Settings("mnist", "fashion-mnist", pretrain_epochs=3, epochs=12),
-    "digits": Settings("digits", "digits-ood", pretrain_epochs=40, epochs=120),
+    "mnist": Settings(
+        data="mnist",
+        ood="fashion-mnist",
+        pretrain_epochs=2,
+        epochs=6,
+        pretrain_rate=2e-3,
+        rate=3e-3,
+        batch_size=100,
+        prior=1.0,
+    ),
+    "digits": Settings(
+        data="digits",
+        ood="digits-ood",
+        pretrain_epochs=20,
+        epochs=60,
+        pretrain_rate=2e-3,
+        rate=2e-3,
+        batch_size=50,
+        prior="fan_in",
+    ),
 }
 
 

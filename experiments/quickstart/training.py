@@ -35,9 +35,10 @@ def train(
     data = (sets.train_images, sets.train_labels)
     steps = len(sets.train_labels) // settings.batch_size
     folder.mkdir(parents=True, exist_ok=True)
+    recorded = settings.training()  # a checkpoint of other settings is refused
 
-    def adam(epochs: int) -> optax.GradientTransformation:
-        return optax.adam(optax.cosine_decay_schedule(settings.learning_rate, epochs * steps))
+    def adam(rate: float, epochs: int) -> optax.GradientTransformation:
+        return optax.adam(optax.cosine_decay_schedule(rate, epochs * steps))
 
     console.print(f"point estimate, {settings.pretrain_epochs} epochs")
     point = fit(
@@ -45,11 +46,11 @@ def train(
         cross_entropy(f),
         params,
         data,
-        optimizer=adam(settings.pretrain_epochs),
+        optimizer=adam(settings.pretrain_rate, settings.pretrain_epochs),
         epochs=settings.pretrain_epochs,
         batch_size=settings.batch_size,
         checkpoint=folder / "point.safetensors",
-        settings={"learning_rate": settings.learning_rate, "epochs": settings.pretrain_epochs},
+        settings=recorded,
         resume=resume,
     )
     console.print(f"stochastic variational inference, {settings.epochs} epochs")
@@ -60,11 +61,12 @@ def train(
         data,
         epochs=settings.epochs,
         batch_size=settings.batch_size,
+        prior=settings.prior,
         kl=settings.kl,
         init_scale=settings.init_scale,
-        optimizer=adam(settings.epochs),
+        optimizer=adam(settings.rate, settings.epochs),
         checkpoint=folder / "svi.safetensors",
-        settings={"learning_rate": settings.learning_rate, "epochs": settings.epochs},
+        settings=recorded,
         resume=resume,
     )
     return Models(f, point.params, result.posterior)
