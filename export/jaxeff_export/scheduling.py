@@ -162,9 +162,13 @@ def _has_branch(sch: Schedule, block: SBlockRV) -> bool:
 def _vectorizable(sch: Schedule, block: SBlockRV) -> bool:
     """Tell whether TVM may vectorise a block; LLVM vectorises what is left to it.
 
-    TVM cannot analyse named integers as vectors, and longer chains of lets become local variables.
+    TVM cannot analyse named integers as vectors, mistypes vectors of booleans, and longer chains of
+    lets become local variables.
     """
     body = sch.get(block).body
+    buffers = [region.source for region in (*sch.get(block).reads, *sch.get(block).writes)]
+    if any(str(buffer.ty.dtype) == "bool" for buffer in buffers):
+        return False
     integers = _contains(body, tirx.Let, lambda let: "int" in str(let.var.ty.dtype))
     return not integers and count_lets(body) <= SHORT
 

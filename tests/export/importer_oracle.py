@@ -20,17 +20,23 @@ def run(module: tvm.IRModule, *args) -> list[np.ndarray]:
     return [result.numpy()] if hasattr(result, "numpy") else [r.numpy() for r in result]
 
 
-def export(function: Callable, *args) -> jax.export.Exported:
-    return jax.export.export(jax.jit(function))(*args)
+def export(function: Callable, *args, keep_unused: bool = False) -> jax.export.Exported:
+    return jax.export.export(jax.jit(function, keep_unused=keep_unused))(*args)
 
 
-def assert_agrees(function: Callable, *args, rtol: float | None = None, atol: float = 0.0) -> None:
+def assert_agrees(
+    function: Callable,
+    *args,
+    rtol: float | None = None,
+    atol: float = 0.0,
+    keep_unused: bool = False,
+) -> None:
     """Assert that TVM computes what XLA computes.
 
     Integers and booleans must be equal. Floats may differ by ``rtol`` (a few units in the last
     place of their dtype by default) and must agree on where they are NaN.
     """
-    got = run(import_stablehlo(export(function, *args)), *args)
+    got = run(import_stablehlo(export(function, *args, keep_unused=keep_unused)), *args)
     want = [np.asarray(leaf) for leaf in jax.tree.leaves(jax.jit(function)(*args))]
     assert len(got) == len(want)
     for ours, theirs in zip(got, want, strict=True):

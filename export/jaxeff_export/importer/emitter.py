@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from jaxlib.mlir import ir
-from tvm import relax, te
+from tvm import relax, te, tirx
 from tvm.runtime import tensor as runtime_tensor
 
 from .elementwise import (
@@ -24,6 +24,7 @@ from .elementwise import (
 from .errors import Unsupported, UnsupportedOp, describe
 from .graph import Graph, Node, Value
 from .scalars import SCALAR_RULES
+from .types import TensorType
 
 Rule = Callable[["Emitter", Node], Sequence[relax.Expr]]
 CompositeRule = Callable[..., "relax.Expr | Sequence[relax.Expr]"]
@@ -59,6 +60,7 @@ class Emitter:
         self.unsupported: list[UnsupportedOp] = []
         self._composites = composites
         self._emitted: dict[Value, relax.Expr] = {}
+        self._parameters: list[relax.Var] = []
 
     def emit(self, graph: Graph) -> None:
         """Emit ``graph`` as the function ``main``."""
@@ -67,6 +69,7 @@ class Emitter:
             relax.Var(f"arg{i}", relax.TensorType(value.type.shape, value.type.dtype))
             for i, value in enumerate(graph.arguments)
         ]
+        self._parameters = parameters
         self._emitted.update(zip(graph.arguments, parameters, strict=True))
         with self.bb.function("main", parameters):
             with self.bb.dataflow():
@@ -81,14 +84,28 @@ class Emitter:
     def tensor(self, value: Value) -> relax.Expr:
         """Return the tensor of a value, emitting what it takes."""
         if value not in self._emitted:
-            if value.constant is not None:
+            if value.constant is not None and value.type.size:
                 array = np.broadcast_to(value.constant, value.type.shape)
                 self._emitted[value] = constant(array)
             elif value.type.size == 0:
-                self._emitted[value] = constant(np.empty(value.type.shape, value.type.numpy_dtype))
+                self._emitted[value] = self._empty(value.type)
             else:
                 self._emit_region(value)
         return self._emitted[value]
+
+    def _empty(self, kind: TensorType) -> relax.Expr:
+        """A tensor of no elements.
+
+        TVM cannot load these as constants, and would make constants of what depends on nothing:
+        so it is computed "from" an argument.
+        """
+        if not self._parameters:
+            return self.bb.emit(relax.op.zeros(kind.shape, kind.dtype))
+
+        def nothing(_: te.Tensor) -> te.Tensor:
+            return te.compute(kind.shape, lambda *_: tirx.const(0, kind.dtype), name="empty")
+
+        return self.bb.emit_te(nothing, self._parameters[0], primfunc_name_hint="empty")
 
     def te(self, function: Callable, *operands: Value, name: str) -> relax.Var:
         """Emit ``function``, which maps TE tensors of the operands to its result in TE."""
@@ -154,10 +171,10 @@ class Emitter:
             self._emitted[value] = self.bb.emit(relax.TupleGetItem(result, i))
 
 
-def constant(array: np.ndarray) -> relax.Constant:
+def constant(array: np.ndarray) -> relax.Expr:
     """Return an array as a Relax constant, keeping its rank and dtype."""
-    data = np.array(array, order="C", copy=True)
-    return relax.Constant(runtime_tensor(data))
+    data = np.array(array, order="C", copy=True)  # np.ascontiguousarray would drop rank 0
+    return relax.const(runtime_tensor(data))
 
 
 def _live_nodes(graph: Graph) -> list[Node]:

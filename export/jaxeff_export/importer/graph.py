@@ -136,10 +136,9 @@ class GraphBuilder:
     def _operation(
         self, op: ir.Operation, operands: tuple[Value, ...], env: dict[ir.Value, Value]
     ) -> list[Value]:
-        kinds = [tensor_type(result.type) for result in op.results]
         match op.name:
             case "stablehlo.constant":
-                return [_constant(op.attributes["value"], kinds[0])]
+                return [_constant(op.attributes["value"], tensor_type(op.results[0].type))]
             case "func.call":
                 return self._call(op.attributes["callee"].value, operands)
             case "stablehlo.composite" if op.attributes["name"].value not in self._composites:
@@ -157,11 +156,14 @@ class GraphBuilder:
                 return self._select_branch(operands[0], branches, op)
             case "stablehlo.while":
                 return self._unroll(op, operands, env)
+        if op.name not in self._known_ops:
+            raise Unsupported("no lowering to TVM is known")
+        kinds = [tensor_type(result.type) for result in op.results]
+        for operand in op.operands:
+            tensor_type(operand.type)
         folded = fold(op, [o.constant for o in operands], kinds)
         if folded is not None:
             return [splat(folded, kinds[0])]
-        if op.name not in self._known_ops:
-            raise Unsupported("no lowering to TVM is known")
         return list(self._node(op.name, op, operands, kinds).results)
 
     def _node(

@@ -16,6 +16,7 @@ from .graph import Node, Value
 from .regions import accumulator, evaluate_region
 from .scope import Scope, dtype_of, load
 from .shapes import padded_index
+from .types import TensorType
 
 
 @rule("stablehlo.reduce")
@@ -32,7 +33,7 @@ def _reduce(e: Emitter, node: Node) -> Sequence[relax.Expr]:
         return _reduce_in_lanes(e, node, inits, dims)
 
     def reduce(*tensors: te.Tensor) -> list[te.Tensor] | te.Tensor:
-        values, starts = tensors[: len(operands)], tensors[len(operands) :]
+        values, starts = tensors[: len(operands)], _widened(tensors[len(operands) :])
         axes = [te.reduce_axis((0, shape[d]), name=f"k{d}") for d in dims]
 
         def element(*index: Expr) -> Expr | tuple[Expr, ...]:
@@ -69,7 +70,7 @@ def _reduce_window(e: Emitter, node: Node) -> Sequence[relax.Expr]:
     dims = [d for d in range(rank) if window[d] != 1]
 
     def reduce(*tensors: te.Tensor) -> list[te.Tensor] | te.Tensor:
-        values, starts = tensors[: len(operands)], tensors[len(operands) :]
+        values, starts = tensors[: len(operands)], _widened(tensors[len(operands) :])
         axes = {d: te.reduce_axis((0, window[d]), name=f"k{d}") for d in dims}
         spread = [
             (result_shape[d] - 1) * strides[d] + (window[d] - 1) * dilation[d] + 1
@@ -91,10 +92,11 @@ def _reduce_window(e: Emitter, node: Node) -> Sequence[relax.Expr]:
                     for x, start in zip(elements, initial, strict=True)
                 ]
             if not axes:
-                scope = Scope()
                 arguments = [*initial, *elements]
-                results = evaluate_region(node.op.regions[0], scope, arguments, wide=True)
-                return _one_or_tuple([scope.wrap(r) for r in results])
+                region = node.op.regions[0]
+                return _one_or_tuple(
+                    [_region_result(region, k, arguments) for k in range(len(values))]
+                )
             reducer = region_reducer(node.op, inits, starts)
             return reducer(elements, list(axes.values()))
 
@@ -145,7 +147,6 @@ def _reduce_in_lanes(
     kept_shape = [shape[d] for d in kept]
 
     def reduce(x: te.Tensor) -> te.Tensor:
-        reducer = region_reducer(node.op, inits, [])
         axes = [te.reduce_axis((0, shape[d]), name=f"k{d}") for d in dims[:-1]]
         chunk = te.reduce_axis((0, shape[-1] // _LANES), name="chunk")
 
@@ -154,11 +155,12 @@ def _reduce_in_lanes(
             for d, i in [*zip(kept, index[:-1], strict=True), *zip(dims[:-1], axes, strict=True)]:
                 at[d] = i
             at[-1] = chunk * _LANES + index[-1]
-            return reducer([x(*at)], [*axes, chunk])
+            return region_reducer(node.op, inits, [])([x(*at)], [*axes, chunk])
 
         lanes = te.compute([*kept_shape, _LANES], partial, name="lanes")
         lane = te.reduce_axis((0, _LANES), name="lane")
-        return te.compute(kept_shape, lambda *i: reducer([lanes(*i, lane)], [lane]), name="reduce")
+        total = region_reducer(node.op, inits, [])
+        return te.compute(kept_shape, lambda *i: total([lanes(*i, lane)], [lane]), name="reduce")
 
     return [e.te(reduce, node.operands[0], name="reduce")]
 
@@ -171,10 +173,9 @@ def region_reducer(
 
     def combine(x, y):  # type: ignore[no-untyped-def]
         accumulated, new = ([x], [y]) if count == 1 else (list(x), list(y))
-        scope = Scope()
-        results = evaluate_region(region, scope, [*accumulated, *new], wide=True)
-        wrapped = [scope.wrap(r) for r in results]
-        return wrapped[0] if count == 1 else tuple(wrapped)
+        return _one_or_tuple(
+            [_region_result(region, k, [*accumulated, *new]) for k in range(count)]
+        )
 
     def identity(*dtypes: str):  # type: ignore[no-untyped-def]
         values = [
@@ -194,10 +195,27 @@ def region_reducer(
     return apply
 
 
+def _region_result(region: ir.Region, k: int, arguments: Sequence[Expr]) -> Expr:
+    """Result ``k`` of a body; each has names of its own, as TVM wants every name bound once."""
+    scope = Scope()
+    return scope.wrap(evaluate_region(region, scope, arguments, wide=True)[k])
+
+
 def _initial(inits: Sequence[Value], starts: Sequence[te.Tensor]) -> list[Expr]:
-    """The initial values, in the accumulators' dtypes; ``starts`` are the runtime ones."""
+    """The initial values; ``starts`` are those known at run time only (TVM wants plain loads)."""
     remaining = iter(starts)
     return [_wide(immediate(v) if is_immediate(v) else next(remaining)()) for v in inits]
+
+
+def _widened(starts: Sequence[te.Tensor]) -> list[te.Tensor]:
+    """Convert scalar tensors to the accumulators' dtypes."""
+
+    def widened(start: te.Tensor) -> te.Tensor:
+        if accumulator(start.dtype) == start.dtype:
+            return start
+        return te.compute((), lambda *_: _wide(start()), name="start")
+
+    return [widened(start) for start in starts]
 
 
 def _wide(x: Expr) -> Expr:
@@ -208,14 +226,7 @@ def _wide(x: Expr) -> Expr:
 def _narrowed(node: Node, totals: te.Tensor | list[te.Tensor]) -> te.Tensor | list[te.Tensor]:
     """Round accumulators to the dtypes of the results."""
     tensors = [totals] if isinstance(totals, te.Tensor) else list(totals)
-    rounded = [
-        total
-        if accumulator(r.type.dtype) == r.type.dtype
-        else te.compute(
-            r.type.shape, lambda *i, x=total, t=r.type.dtype: tirx.Cast(t, x(*i)), name="round"
-        )
-        for r, total in zip(node.results, tensors, strict=True)
-    ]
+    rounded = [_rounded(total, r.type) for r, total in zip(node.results, tensors, strict=True)]
     return rounded[0] if len(rounded) == 1 else rounded
 
 
@@ -240,6 +251,12 @@ def _only_inits(e: Emitter, node: Node, inits: Sequence[Value]) -> Sequence[rela
 def _halves(values: Sequence[Value]) -> tuple[Sequence[Value], Sequence[Value]]:
     half = len(values) // 2
     return values[:half], values[half:]
+
+
+def _rounded(total: te.Tensor, kind: TensorType) -> te.Tensor:
+    if accumulator(kind.dtype) == kind.dtype:
+        return total
+    return te.compute(kind.shape, lambda *i: tirx.Cast(kind.dtype, total(*i)), name="round")
 
 
 def _one_or_tuple(values: list[Expr]) -> Expr | tuple[Expr, ...]:

@@ -114,8 +114,9 @@ def padded_index(
     for d, (i, lo, gap, size) in enumerate(zip(index, low, interior, shape, strict=True)):
         position = i - lo if lo else i
         if gap:
-            conditions.append(tirx.EQ(tirx.floormod(position, gap + 1), tirx.const(0, "int64")))
-            position_in = tirx.floordiv(position, gap + 1)
+            step = tirx.const(gap + 1, "int64")
+            conditions.append(tirx.EQ(tirx.floormod(position, step), tirx.const(0, "int64")))
+            position_in = tirx.floordiv(position, step)
         else:
             position_in = position
         covers = extent is not None and lo <= 0 and extent[d] - lo <= (size - 1) * (gap + 1) + 1
