@@ -1,11 +1,11 @@
 """Resource-efficient, robust and uncertainty-aware neural networks as JAX function transforms.
 
-    f, params = jaxeff.functional(model)                   # NNX or Linen -> pure function and pytree
-    jaxeff.summary(f, params, x)                           # the layers and what they cost
-    jaxeff.noisy(f, {"conv*": Additive(0.3)})              # g(key, params, x)
-    jaxeff.quantized(f, {"*:linear": Int(8)})              # g(params, x)
-    jaxeff.moments(f)                                      # g(params, x), any leaf may be Gaussian
-    jaxeff.photonic(f, {"avg_pool*": ChaoticLight(0.5)})   # g(key, params, x)
+    f, params = jaxeff.functional(model)                  # NNX or Linen -> pure function, pytree
+    jaxeff.summary(f, params, x)                          # the layers and what they cost
+    jaxeff.noisy(f, {"conv*": Additive(0.3)})             # g(key, params, x)
+    jaxeff.quantized(f, {"*:linear": Int(8)})             # g(params, x)
+    jaxeff.moments(f)                                     # g(params, x), any leaf may be Gaussian
+    jaxeff.photonic(f, {"avg_pool*": ChaoticLight(0.5)})  # g(key, params, x)
 
 Settings and everything else live in the rooms: `jaxeff.noise`, `jaxeff.compression`,
 `jaxeff.bayes`, `jaxeff.uncertainty`, `jaxeff.data`, `jaxeff.nn`, `jaxeff.training`.

@@ -99,13 +99,14 @@ def record(
     outside: Any,
 ) -> None:
     """Adds a method from its outputs: Gaussian logits, or logits `[images, samples, classes]`."""
-    logits = [
-        sample_logits(split(key, "logits"), out, settings.logit_samples)
-        if isinstance(out, Gaussian)
-        else jnp.swapaxes(out, 0, 1)
-        for out in (inside, outside)
-    ]
-    outcome.methods[method], outcome.scores[method] = metrics(*logits, sets)
+
+    def samples(out: Any) -> Float[Array, "samples n 10"]:
+        if isinstance(out, Gaussian):
+            return sample_logits(split(key, "logits"), out, settings.logit_samples)
+        return jnp.swapaxes(out, 0, 1)
+
+    figures, scores = metrics(samples(inside), samples(outside), sets)
+    outcome.methods[method], outcome.scores[method] = figures, scores
 
 
 def check(report: Report, outcome: Outcome, settings: Settings) -> None:

@@ -30,7 +30,7 @@ def draw(outcome: Outcome, settings: Settings, path: Path) -> Path:
 
 def _histogram(axis: Axes, outcome: Outcome, method: str, settings: Settings) -> None:
     inside, outside = (np.asarray(s) for s in outcome.scores[method])
-    bins = np.linspace(0, max(inside.max(), outside.max()), 40)
+    bins = np.linspace(0, max(inside.max(), outside.max()), 40).tolist()
     axis.hist(inside, bins, density=True, alpha=0.6, label=settings.data)
     axis.hist(outside, bins, density=True, alpha=0.6, label=settings.ood)
     axis.set_yscale("log")
