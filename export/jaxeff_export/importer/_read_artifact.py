@@ -20,7 +20,7 @@ def main() -> int:
         module = stablehlo.deserialize_portable_artifact(context, sys.stdin.buffer.read())
     except ValueError:
         return 1  # MLIR has written the reason to stderr
-    sys.stdout.write(module.operation.get_asm(enable_debug_info=True))
+    sys.stdout.write(str(module.operation.get_asm(enable_debug_info=True)))
     return 0
 
 

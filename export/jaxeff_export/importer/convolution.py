@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 from tvm import relax, te, tirx
 from tvm.tirx import Expr
 
+from .attributes import attribute, integers, padding
 from .contraction import summation
 from .emitter import Emitter, rule
 from .graph import Node
@@ -32,22 +32,15 @@ class Window:
     @classmethod
     def of(cls, op: ir.Operation, spatial: int) -> Window:
         """Read the attributes of a ``stablehlo.convolution``."""
-        attributes = op.attributes
-
-        def read(name: str, default: int) -> list:
-            return list(attributes[name]) if name in attributes else [default] * spatial
-
-        pairs = np.zeros((spatial, 2), int)
-        if "padding" in attributes:
-            pairs = np.array(attributes["padding"]).reshape(spatial, 2)
+        ones = [1] * spatial
         return cls(
-            strides=read("window_strides", 1),
-            padding=[(int(a), int(b)) for a, b in pairs],
-            lhs_dilation=read("lhs_dilation", 1),
-            rhs_dilation=read("rhs_dilation", 1),
-            reversal=[bool(r) for r in read("window_reversal", 0)],
-            feature_groups=attributes["feature_group_count"].value,
-            batch_groups=attributes["batch_group_count"].value,
+            strides=integers(op, "window_strides", ones),
+            padding=padding(op, spatial),
+            lhs_dilation=integers(op, "lhs_dilation", ones),
+            rhs_dilation=integers(op, "rhs_dilation", ones),
+            reversal=[bool(r) for r in integers(op, "window_reversal", [0] * spatial)],
+            feature_groups=attribute(op, "feature_group_count"),
+            batch_groups=attribute(op, "batch_group_count"),
         )
 
 

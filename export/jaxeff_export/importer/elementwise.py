@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from tvm import te, tirx
 from tvm.tirx import Expr
 
+from .attributes import attribute, integers
 from .graph import Node, Value
 from .scalars import SCALAR_RULES, ScalarOp, apply_scalar
 from .scope import Scope, load, store
@@ -110,7 +111,7 @@ def broadcast_source(value: Value) -> tuple[Value, tuple[int | None, ...]]:
     dims: list[int | None] = list(range(len(value.type.shape)))
     while value.node is not None and value.node.name == "stablehlo.broadcast_in_dim":
         source = value.node.operands[0]
-        mapped = value.node.op.attributes["broadcast_dimensions"]
+        mapped = integers(value.node.op, "broadcast_dimensions")
         dims = [
             dims[d] if source.type.shape[i] == value.type.shape[d] else None
             for i, d in enumerate(mapped)
@@ -130,7 +131,7 @@ def compute_region(
         results = tuple(_element(region, value, tensor_of, indices) for value in kept)
         return results[0] if len(results) == 1 else results
 
-    return te.compute(shape, body, name=_name(region))
+    return te.compute(shape, body, name=region_name(region))
 
 
 def _element(
@@ -163,7 +164,7 @@ def _element(
 def _apply(scope, value, scalar, tensor_of, indices) -> Expr:  # type: ignore[no-untyped-def]
     node = value.node
     if node.name == "stablehlo.iota":
-        dimension = node.op.attributes["iota_dimension"].value
+        dimension = attribute(node.op, "iota_dimension")
         counter = ScalarOp(value.type.dtype, None)
         return apply_scalar("stablehlo.convert", scope, counter, indices[dimension])
     if node.name == "stablehlo.broadcast_in_dim":
@@ -202,6 +203,7 @@ def _needed(region: Sequence[Value], root: Value) -> set[Value]:
     return needed
 
 
-def _name(region: Sequence[Value]) -> str:
+def region_name(region: Sequence[Value]) -> str:
+    """Name a region after its last operation."""
     names = [v.node.name.rpartition(".")[2] for v in region if v.node]
     return names[-1] if len(names) == 1 else f"region_{names[-1]}"

@@ -7,18 +7,21 @@ operations have no rule here: see ``elementwise``.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from jaxlib.mlir import ir
 from tvm import relax, te, tirx
 from tvm.runtime import tensor as runtime_tensor
 
+from .attributes import attribute
 from .elementwise import (
     INDEXED,
     MAX_REGION,
     compute_region,
     kept_values,
     leaves_of,
+    region_name,
     region_of,
 )
 from .errors import Unsupported, UnsupportedOp, describe
@@ -127,14 +130,13 @@ class Emitter:
             else:
                 results = RULES[node.name](self, node)
         except Unsupported as error:
-            assert node.op is not None
             self.unsupported.append(describe(node.op, str(error)))
             results = [constant(np.zeros(r.type.shape, r.type.numpy_dtype)) for r in node.results]
         self._emitted.update(zip(node.results, results, strict=True))
 
     def _emit_composite(self, node: Node) -> Sequence[relax.Expr]:
         attributes = _composite_attributes(node.op)
-        name = node.op.attributes["name"].value  # type: ignore[union-attr]
+        name = attribute(node.op, "name")
         operands = [self.tensor(operand) for operand in node.operands]
         results = self._composites[name](self.bb, *operands, **attributes)
         return results if isinstance(results, Sequence) else [results]
@@ -163,7 +165,7 @@ class Emitter:
         def function(*tensors: te.Tensor) -> object:
             return compute_region(region, kept, leaves, *tensors)
 
-        result = self.te(function, *leaves, name=region[-1].node.name.rpartition(".")[2])  # type: ignore[union-attr]
+        result = self.te(function, *leaves, name=region_name(region))
         if len(kept) == 1:
             self._emitted[kept[0]] = result
             return
@@ -193,19 +195,19 @@ def _live_nodes(graph: Graph) -> list[Node]:
     return [node for node in graph.nodes if node in live]
 
 
-def _composite_attributes(op: ir.Operation | None) -> dict[str, object]:
+def _composite_attributes(op: ir.Operation) -> dict[str, object]:
     """Read a composite's attributes: numbers, booleans, strings and arrays of them."""
-    assert op is not None
     if "composite_attributes" not in op.attributes:
         return {}
-    return {named.name: _python(named.attr) for named in op.attributes["composite_attributes"]}
+    named: Any = op.attributes["composite_attributes"]
+    return {item.name: _python(item.attr) for item in named}
 
 
-def _python(attribute: ir.Attribute) -> object:
-    if isinstance(attribute, ir.DenseElementsAttr):
-        return np.array(attribute)
-    if isinstance(attribute, ir.ArrayAttr):
-        return [_python(item) for item in attribute]
-    if hasattr(attribute, "value"):
-        return attribute.value
-    raise Unsupported(f"the composite attribute {attribute} is of an unknown kind")
+def _python(item: Any) -> object:
+    if isinstance(item, ir.DenseElementsAttr):
+        return np.array(item)
+    if isinstance(item, ir.ArrayAttr):
+        return [_python(part) for part in item]
+    if hasattr(item, "value"):
+        return item.value
+    raise Unsupported(f"the composite attribute {item} is of an unknown kind")

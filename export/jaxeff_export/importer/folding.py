@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import stablehlo
 
+from .attributes import direction
 from .types import TensorType
 
 _COMPARE: dict[str, Callable] = {
@@ -53,17 +53,16 @@ def fold(
     ):
         return None
     if op.name == "stablehlo.compare":
-        direction = stablehlo.ComparisonDirectionAttr(op.attributes["comparison_direction"]).value
-        return np.asarray(_COMPARE[direction](*constants))
+        return np.asarray(_COMPARE[direction(op)](*constants))
     if op.name not in _FOLD:
         return None
     if kinds[0].dtype == "bool" and op.name in ("stablehlo.subtract", "stablehlo.negate"):
         return None
     with np.errstate(over="ignore"):
-        value = np.asarray(_FOLD[op.name](*constants))
+        folded = np.asarray(_FOLD[op.name](*constants))
     if op.name == "stablehlo.convert" and kinds[0].dtype == "bool":
-        return value != 0
-    return value.astype(kinds[0].numpy_dtype)
+        return folded != 0
+    return folded.astype(kinds[0].numpy_dtype)
 
 
 def _integral(dtype: str) -> bool:

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Sequence
+from typing import Any
 
 import numpy as np
 from jaxlib.mlir import ir
 
+from .attributes import attribute
 from .errors import StableHLOParseError, Unsupported, UnsupportedOp, describe
 from .folding import fold
 from .types import TensorType, dense_array, tensor_type
@@ -40,7 +42,7 @@ class Node:
     """One operation: its name, operands and results; ``op`` holds the attributes and regions."""
 
     name: str
-    op: ir.Operation | None
+    op: ir.Operation
     operands: tuple[Value, ...]
     results: tuple[Value, ...] = ()
 
@@ -60,9 +62,9 @@ class Graph:
     outputs: tuple[Value, ...]
 
 
-def splat(value: object, kind: TensorType) -> Value:
+def splat(item: object, kind: TensorType) -> Value:
     """Return a constant whose elements are all ``value``."""
-    return Value(kind, constant=np.asarray(value, dtype=kind.numpy_dtype))
+    return Value(kind, constant=np.asarray(item, dtype=kind.numpy_dtype))
 
 
 class GraphBuilder:
@@ -70,7 +72,7 @@ class GraphBuilder:
 
     def __init__(self, module: ir.Module, known_ops: Collection[str], composites: Collection[str]):
         self._functions = {
-            op.attributes["sym_name"].value: op.operation
+            attribute(op.operation, "sym_name"): op.operation
             for op in module.body.operations
             if op.operation.name == "func.func"
         }
@@ -101,11 +103,10 @@ class GraphBuilder:
         public = [
             f
             for f in self._functions.values()
-            if "sym_visibility" not in f.attributes
-            or f.attributes["sym_visibility"].value == "public"
+            if "sym_visibility" not in f.attributes or attribute(f, "sym_visibility") == "public"
         ]
         if len(public) > 1:
-            public = [f for f in public if f.attributes["sym_name"].value == "main"]
+            public = [f for f in public if attribute(f, "sym_name") == "main"]
         if len(public) != 1 or not len(public[0].regions[0].blocks):
             names = ", ".join(self._functions) or "none at all"
             raise StableHLOParseError(
@@ -140,12 +141,12 @@ class GraphBuilder:
             case "stablehlo.constant":
                 return [_constant(op.attributes["value"], tensor_type(op.results[0].type))]
             case "func.call":
-                return self._call(op.attributes["callee"].value, operands)
-            case "stablehlo.composite" if op.attributes["name"].value not in self._composites:
-                return self._call(op.attributes["decomposition"].value, operands)
+                return self._call(attribute(op, "callee"), operands)
+            case "stablehlo.composite" if attribute(op, "name") not in self._composites:
+                return self._call(attribute(op, "decomposition"), operands)
             case "stablehlo.optimization_barrier":
                 return list(operands)
-            case "stablehlo.custom_call" if op.attributes["call_target_name"].value == "Sharding":
+            case "stablehlo.custom_call" if attribute(op, "call_target_name") == "Sharding":
                 return list(operands)
             case "stablehlo.if":
                 branches = [self._region(op, i, (), env) for i in (1, 0)]
@@ -169,7 +170,7 @@ class GraphBuilder:
     def _node(
         self,
         name: str,
-        op: ir.Operation | None,
+        op: ir.Operation,
         operands: tuple[Value, ...],
         kinds: Sequence[TensorType],
     ) -> Node:
@@ -230,13 +231,13 @@ class GraphBuilder:
                 raise Unsupported(f"unrolling the loop takes over {MAX_UNROLLED_NODES} operations")
 
 
-def _constant(attribute: ir.Attribute, kind: TensorType) -> Value:
-    if isinstance(attribute, ir.DenseElementsAttr) and (attribute.is_splat or kind.size == 1):
+def _constant(elements: Any, kind: TensorType) -> Value:
+    if isinstance(elements, ir.DenseElementsAttr) and (elements.is_splat or kind.size == 1):
         scalar = ir.DenseElementsAttr.get_splat(
-            ir.RankedTensorType.get([], attribute.type.element_type), attribute.get_splat_value()
+            ir.RankedTensorType.get([], elements.type.element_type), elements.get_splat_value()
         )
         return splat(dense_array(scalar), kind)
-    return Value(kind, constant=dense_array(attribute))
+    return Value(kind, constant=dense_array(elements))
 
 
 def _placeholder(mlir_type: ir.Type) -> Value:

@@ -8,6 +8,7 @@ from jaxlib.mlir.dialects import stablehlo
 from tvm import relax, te, tirx
 from tvm.tirx import Expr
 
+from .attributes import integers
 from .elementwise import immediate, is_immediate
 from .emitter import Emitter, rule
 from .graph import Node, Value
@@ -16,7 +17,7 @@ from .graph import Node, Value
 @rule("stablehlo.gather")
 def _gather(e: Emitter, node: Node) -> Sequence[relax.Expr]:
     numbers = stablehlo.GatherDimensionNumbers(node.op.attributes["dimension_numbers"])
-    sizes = list(node.op.attributes["slice_sizes"])
+    sizes = integers(node.op, "slice_sizes")
     operand, indices = node.operands
     shape, vector_dim = operand.type.shape, numbers.index_vector_dim
     offset_dims = list(numbers.offset_dims)

@@ -9,6 +9,7 @@ from jaxlib.mlir import ir
 from tvm import relax, te, tirx
 from tvm.tirx import Expr
 
+from .attributes import integers, padding
 from .elementwise import immediate, is_immediate
 from .emitter import Emitter, rule
 from .errors import Unsupported
@@ -22,7 +23,7 @@ from .types import TensorType
 @rule("stablehlo.reduce")
 def _reduce(e: Emitter, node: Node) -> Sequence[relax.Expr]:
     operands, inits = _halves(node.operands)
-    dims = sorted(node.op.attributes["dimensions"])
+    dims = sorted(integers(node.op, "dimensions"))
     shape = operands[0].type.shape
     if any(shape[d] == 0 for d in dims):
         return _only_inits(e, node, inits)
@@ -55,17 +56,12 @@ def _reduce_window(e: Emitter, node: Node) -> Sequence[relax.Expr]:
     operands, inits = _halves(node.operands)
     shape = operands[0].type.shape
     rank = len(shape)
-    attributes = node.op.attributes
-
-    def read(name: str) -> list[int]:
-        return list(attributes[name]) if name in attributes else [1] * rank
-
-    window, strides = list(attributes["window_dimensions"]), read("window_strides")
-    base, dilation = read("base_dilations"), read("window_dilations")
-    padding = np.zeros((rank, 2), int)
-    if "padding" in attributes:
-        padding = np.array(attributes["padding"]).reshape(rank, 2)
-    low = [int(p) for p in padding[:, 0]]
+    ones = [1] * rank
+    window = integers(node.op, "window_dimensions")
+    strides = integers(node.op, "window_strides", ones)
+    base = integers(node.op, "base_dilations", ones)
+    dilation = integers(node.op, "window_dilations", ones)
+    low = [before for before, _ in padding(node.op, rank)]
     result_shape = node.results[0].type.shape
     dims = [d for d in range(rank) if window[d] != 1]
 
@@ -110,12 +106,16 @@ _IDENTITY: dict[str, Callable[[np.dtype], object]] = {
     "stablehlo.add": lambda dtype: 0,
     "stablehlo.multiply": lambda dtype: 1,
     "stablehlo.maximum": lambda dtype: _lowest(dtype),
-    "stablehlo.minimum": lambda dtype: -_lowest(dtype) if dtype.kind == "f" else None,
+    "stablehlo.minimum": lambda dtype: _highest(dtype),
 }
 
 
 def _lowest(dtype: np.dtype) -> object:
     return -np.inf if dtype.kind == "f" else np.iinfo(dtype).min
+
+
+def _highest(dtype: np.dtype) -> object:
+    return np.inf if dtype.kind == "f" else np.iinfo(dtype).max
 
 
 def _in_lanes(

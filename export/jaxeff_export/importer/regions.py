@@ -35,7 +35,7 @@ def evaluate_region(
             outside.
     """
     block = region.blocks[0]
-    env = dict(zip(block.arguments, arguments, strict=True))
+    env: dict[ir.Value, Expr] = dict(zip(block.arguments, arguments, strict=True))
     for view in block.operations:
         op = view.operation
         if any(operand not in env for operand in op.operands):

@@ -11,13 +11,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
+from typing import Any
 
-from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import stablehlo
 from tvm import tirx
 from tvm.tirx import Expr
 
 from . import numerics
+from .attributes import attribute, compares_total_order, direction
 from .scope import Scope, bits_of, dtype_of, is_float
 
 
@@ -26,7 +26,7 @@ class ScalarOp:
     """What a scalar rule may ask of its operation."""
 
     dtype: str  # of the result
-    op: ir.Operation | None
+    op: Any
     same_operands: bool = False  # x op x: TVM must not simplify it as if x were never NaN
 
 
@@ -264,14 +264,9 @@ def _sign(s: Scope, op: ScalarOp, x: Expr) -> Expr:
 
 @scalar_rule("stablehlo.compare")
 def _compare(s: Scope, op: ScalarOp, a: Expr, b: Expr) -> Expr:
-    attributes = op.op.attributes
-    direction = stablehlo.ComparisonDirectionAttr(attributes["comparison_direction"]).value
-    kind = "NOTYPE"
-    if "compare_type" in attributes:
-        kind = stablehlo.ComparisonTypeAttr(attributes["compare_type"]).value
-    if kind == "TOTALORDER" and is_float(dtype_of(a)):
+    if is_float(dtype_of(a)) and compares_total_order(op.op):
         a, b = _total_order(s, a), _total_order(s, b)
-    return compare(direction, a, b, same=op.same_operands)
+    return compare(direction(op.op), a, b, same=op.same_operands)
 
 
 def compare(direction: str, a: Expr, b: Expr, *, same: bool = False) -> Expr:
@@ -554,8 +549,8 @@ def _saturate(s: Scope, x: Expr, source: str, target: str) -> Expr:
 
 @scalar_rule("stablehlo.reduce_precision", cost=8)
 def _reduce_precision(s: Scope, op: ScalarOp, x: Expr) -> Expr:
-    exponent = op.op.attributes["exponent_bits"].value
-    mantissa = op.op.attributes["mantissa_bits"].value
+    exponent = attribute(op.op, "exponent_bits")
+    mantissa = attribute(op.op, "mantissa_bits")
     return _round_to(s, x, exponent, mantissa)
 
 

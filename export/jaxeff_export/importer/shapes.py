@@ -8,6 +8,7 @@ import numpy as np
 from tvm import relax, te, tirx
 from tvm.tirx import Expr
 
+from .attributes import attribute, integers
 from .elementwise import immediate, is_immediate
 from .emitter import Emitter, rule
 from .graph import Node
@@ -21,7 +22,7 @@ def _reshape(e: Emitter, node: Node) -> Sequence[relax.Expr]:
 
 @rule("stablehlo.transpose")
 def _transpose(e: Emitter, node: Node) -> Sequence[relax.Expr]:
-    axes = list(node.op.attributes["permutation"])
+    axes = integers(node.op, "permutation")
     operand = e.tensor(node.operands[0])
     if axes == list(range(len(axes))):
         return [operand]
@@ -30,8 +31,8 @@ def _transpose(e: Emitter, node: Node) -> Sequence[relax.Expr]:
 
 @rule("stablehlo.slice")
 def _slice(e: Emitter, node: Node) -> Sequence[relax.Expr]:
-    starts = list(node.op.attributes["start_indices"])
-    strides = list(node.op.attributes["strides"])
+    starts = integers(node.op, "start_indices")
+    strides = integers(node.op, "strides")
 
     def take(x: te.Tensor) -> te.Tensor:
         return te.compute(
@@ -45,7 +46,7 @@ def _slice(e: Emitter, node: Node) -> Sequence[relax.Expr]:
 
 @rule("stablehlo.reverse")
 def _reverse(e: Emitter, node: Node) -> Sequence[relax.Expr]:
-    dims = set(node.op.attributes["dimensions"])
+    dims = set(integers(node.op, "dimensions"))
     shape = node.result.type.shape
 
     def flip(x: te.Tensor) -> te.Tensor:
@@ -60,7 +61,7 @@ def _reverse(e: Emitter, node: Node) -> Sequence[relax.Expr]:
 
 @rule("stablehlo.concatenate")
 def _concatenate(e: Emitter, node: Node) -> Sequence[relax.Expr]:
-    axis = node.op.attributes["dimension"].value
+    axis = attribute(node.op, "dimension")
     tensors = [e.tensor(v) for v in node.operands if v.type.size]
     if len(tensors) == 1:
         return tensors
@@ -69,8 +70,8 @@ def _concatenate(e: Emitter, node: Node) -> Sequence[relax.Expr]:
 
 @rule("stablehlo.pad")
 def _pad(e: Emitter, node: Node) -> Sequence[relax.Expr]:
-    low = list(node.op.attributes["edge_padding_low"])
-    interior = list(node.op.attributes["interior_padding"])
+    low = integers(node.op, "edge_padding_low")
+    interior = integers(node.op, "interior_padding")
     operand, value = node.operands
     result = node.result.type
     if operand.type.size == 0:

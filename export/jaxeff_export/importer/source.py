@@ -9,16 +9,17 @@ from __future__ import annotations
 import pathlib
 import subprocess
 import sys
+from typing import TypeAlias
 
 import jax.interpreters.mlir as jax_mlir
-from jax import export
+from jax.export import Exported
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 from jaxlib.mlir.passmanager import PassManager
 
 from .errors import StableHLOParseError
 
-Source = str | bytes | ir.Module | export.Exported
+Source: TypeAlias = str | bytes | ir.Module | Exported
 
 _BYTECODE_MAGIC = b"ML\xefR"
 
@@ -37,7 +38,7 @@ def load_module(source: Source) -> ir.Module:
         StableHLOParseError: the source cannot be read; the message says at which position.
         TypeError: the source is of another type.
     """
-    if isinstance(source, export.Exported):
+    if isinstance(source, Exported):
         text = source.mlir_module()
     elif isinstance(source, ir.Module):
         text = source.operation.get_asm(enable_debug_info=True)

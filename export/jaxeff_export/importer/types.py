@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -47,7 +48,7 @@ def numpy_dtype(dtype: str) -> np.dtype:
     return _NUMPY.get(dtype) or np.dtype(dtype)
 
 
-def tensor_type(mlir_type: ir.Type) -> TensorType:
+def tensor_type(mlir_type: Any) -> TensorType:
     """Read a ranked, static tensor type.
 
     Raises:
@@ -63,7 +64,7 @@ def tensor_type(mlir_type: ir.Type) -> TensorType:
     return TensorType(tuple(mlir_type.shape), _DTYPES[element])
 
 
-def dense_array(attribute: ir.Attribute) -> np.ndarray:
+def dense_array(attribute: Any) -> np.ndarray:
     """Read a dense elements attribute into an array of its exact shape and dtype.
 
     Raises:
@@ -77,7 +78,7 @@ def dense_array(attribute: ir.Attribute) -> np.ndarray:
     return np.array(attribute, dtype=kind.numpy_dtype).reshape(kind.shape)
 
 
-def _bit_pattern(attribute: ir.Attribute, kind: TensorType) -> np.ndarray:
+def _bit_pattern(attribute: Any, kind: TensorType) -> np.ndarray:
     """Read 16-bit floats that the bindings cannot, by way of StableHLO's own interpreter."""
     dims = "".join(f"{d}x" for d in kind.shape)
     text = f"""func.func @main() -> tensor<{dims}ui16> {{
