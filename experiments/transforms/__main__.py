@@ -123,18 +123,15 @@ def judge(rows: list[dict[str, Any]], report: Report) -> None:
 
 
 def _short(row: dict[str, Any]) -> dict[str, Any]:
-    kept = (
-        "net",
-        "batch",
-        "transform",
-        "flops",
-        "flops_ratio",
-        "bytes",
-        "bytes_ratio",
-        "flops_textbook_ratio",
-        "difference",
-    )
-    return {k: row.get(k) for k in kept}
+    return {
+        "net": f"{row['net']} x {row['batch']}",
+        "transform": row["transform"],
+        "MFLOPs": row["flops"] / 1e6,
+        "ratio": row["flops_ratio"],
+        "MB": row["bytes"] / 1e6,
+        "ratio ": row["bytes_ratio"],
+        "differ by": row["difference"],
+    }
 
 
 if __name__ == "__main__":

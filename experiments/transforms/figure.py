@@ -60,7 +60,7 @@ def _latency(axis: Axes, rows: list[dict[str, Any]], targets: tuple[float, float
         times = {row["batch"]: row["times_moments"] for row in rows if row["method"] == method}
         places = np.arange(len(batches)) + (i - len(_LABELS) / 2 + 0.5) * width
         bars = axis.bar(places, [times[b] for b in batches], width, label=label, color=f"C{i}")
-        axis.bar_label(bars, fmt="%.2g", fontsize=6)
+        axis.bar_label(bars, fmt="%.3g", fontsize=6)
     axis.axhline(1, color="black", linewidth=0.8)
     for target, color in zip(targets, ("C1", "C3"), strict=True):
         axis.axhline(target, color=color, linestyle=":")

@@ -53,6 +53,10 @@ class Plain:
         window, strides = (1, size, size, 1), (1, stride, stride, 1)
         return lax.reduce_window(x, -jnp.inf, lax.max, window, strides, pads)
 
+    def relu_max_pool(self, x: Any, size: int, stride: int, padding: int) -> Any:
+        """One after the other."""
+        return self.max_pool(self.relu(x), size, stride, padding)
+
     def add(self, x: Any, y: Any) -> Any:
         """Sum."""
         return x + y
@@ -168,9 +172,13 @@ class Moments:
         )
 
     def maximum(self, x: Pair, y: Pair) -> Pair:
-        """Clark's maximum of two independent Gaussians, arranged the same way."""
-        distance, total = x[0] - y[0], x[1] + y[1]
-        inverse, t, beyond, excess = _standardised(distance, total)
+        """Clark's maximum of two independent Gaussians, arranged the same way.
+
+        Means may be infinite, as of masked entries; neither value nor gradient is NaN then.
+        """
+        distance, total = jnp.where(x[0] == y[0], 0, x[0] - y[0]), x[1] + y[1]
+        finite = jnp.minimum(jnp.abs(distance), jnp.finfo(distance.dtype).max)
+        inverse, t, beyond, excess = _standardised(finite, total)
         high = jnp.where(distance >= 0, x[1], y[1])
         var = high - (2 * high - total) * beyond - total * excess * (t + excess)
         return jnp.maximum(x[0], y[0]) + total * inverse * excess, jnp.maximum(var, 0)
@@ -189,6 +197,10 @@ class Moments:
             ]
             mean, var = functools.reduce(self.maximum, parts)
         return mean, var
+
+    def relu_max_pool(self, x: Pair, size: int, stride: int, padding: int) -> Pair:
+        """Pools first: the result is the same, its inputs are Gaussian still, the rest is less."""
+        return self.relu(self.max_pool(x, size, stride, padding))
 
     def add(self, x: Pair, y: Pair) -> Pair:
         """Sum of independents."""
@@ -217,6 +229,10 @@ class TextbookMoments(Moments):
         second = (var + mean**2) * below + mean * density
         return first, second - first**2
 
+    def relu_max_pool(self, x: Pair, size: int, stride: int, padding: int) -> Pair:
+        """Pools rectified values, as if they were Gaussian."""
+        return self.max_pool(self.relu(x), size, stride, padding)
+
     def maximum(self, x: Pair, y: Pair) -> Pair:
         """Clark's maximum by its first two raw moments."""
         (m1, v1), (m2, v2) = x, y
@@ -230,7 +246,7 @@ class TextbookMoments(Moments):
 
 
 def _standardised(mean: jax.Array, var: jax.Array) -> tuple[jax.Array, ...]:
-    """1 / std, t = |mean| / std, the normal's tail beyond t, and its mean excess over t."""
+    """1 / std, t = |mean| / std up to 40, the normal tail beyond t, and its mean excess over t."""
     inverse = inverse_std(var)
     t = jnp.minimum(jnp.abs(mean) * inverse, 40)
     _, beyond, excess = tail(t)

@@ -1,8 +1,7 @@
 """The reference networks written out by hand, over whatever a layer is to be.
 
 Each function is the forward pass of the network of that name in `jaxeff.nn`, with its parameter
-names, spelled in five operations of `layers`: `conv`, `dense`, `relu`, `batch_norm`, `max_pool`,
-plus `add` and `mean` for ResNet. `handwritten` gives those operations for each transform.
+names, spelled in the operations that `Layers` lists; `handwritten` has them for each transform.
 """
 
 from typing import Any, Protocol
@@ -23,8 +22,8 @@ class Layers(Protocol):
     def relu(self, x: Any) -> Any:
         """Rectifier."""
 
-    def max_pool(self, x: Any, size: int, stride: int, padding: int) -> Any:
-        """Max pooling over square windows."""
+    def relu_max_pool(self, x: Any, size: int, stride: int, padding: int) -> Any:
+        """Rectifier, then max pooling."""
 
     def add(self, x: Any, y: Any) -> Any:
         """Residual sum."""
@@ -47,10 +46,8 @@ def mlp(layers: Layers, params: Any, state: Any, x: Any) -> Any:
 def lenet5(layers: Layers, params: Any, state: Any, x: Any) -> Any:
     """LeNet-5 with max pooling, `conv1` padded to keep its size."""
     del state
-    x = layers.relu(layers.conv(params["conv1"], x, 1, "SAME"))
-    x = layers.max_pool(x, 2, 2, 0)
-    x = layers.relu(layers.conv(params["conv2"], x, 1, "VALID"))
-    x = layers.max_pool(x, 2, 2, 0)
+    x = layers.relu_max_pool(layers.conv(params["conv1"], x, 1, "SAME"), 2, 2, 0)
+    x = layers.relu_max_pool(layers.conv(params["conv2"], x, 1, "VALID"), 2, 2, 0)
     x = layers.flatten(x)
     x = layers.relu(layers.dense(params["fc1"], x))
     x = layers.relu(layers.dense(params["fc2"], x))
@@ -65,9 +62,8 @@ def resnet18(layers: Layers, params: Any, state: Any, x: Any) -> Any:
         if imagenet
         else layers.conv(params["conv1"], x, 1, _pad(1))
     )
-    x = layers.relu(layers.batch_norm(params["bn1"], state["bn1"], x))
-    if imagenet:
-        x = layers.max_pool(x, 3, 2, 1)
+    x = layers.batch_norm(params["bn1"], state["bn1"], x)
+    x = layers.relu_max_pool(x, 3, 2, 1) if imagenet else layers.relu(x)
     for stage in range(1, 5):
         for block in ("0", "1"):
             stride = 2 if stage > 1 and block == "0" else 1
