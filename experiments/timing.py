@@ -13,7 +13,10 @@ import jax
 
 
 def interleaved(
-    calls: Mapping[str, Callable[[], Any]], rounds: int = 15, seconds: float = 0.02
+    calls: Mapping[str, Callable[[], Any]],
+    rounds: int = 15,
+    seconds: float = 0.02,
+    relative_to: str | None = None,
 ) -> dict[str, dict[str, float]]:
     """Median and spread of each call's time, in milliseconds.
 
@@ -21,9 +24,12 @@ def interleaved(
         calls: Functions of nothing; JAX results are waited for.
         rounds: How often each is measured.
         seconds: About how long one measurement takes: fast calls are repeated to fill it.
+        relative_to: The name of the call that the others are compared with.
 
     Returns:
-        Per name, `ms` (the median) and `spread` (the interquartile range).
+        Per name, `ms` (the median) and `spread` (the interquartile range); with `relative_to` also
+        `ratio`, the median over rounds of the time over that of the named call in the same round:
+        whatever slows the machine for a while slows both.
     """
     repeats = {}
     for name, call in calls.items():
@@ -33,7 +39,12 @@ def interleaved(
     for _ in range(rounds):
         for name, call in calls.items():
             times[name].append(1e3 * _once(call, repeats[name]))
-    return {name: _summary(values) for name, values in times.items()}
+    summaries = {name: _summary(values) for name, values in times.items()}
+    if relative_to is not None:
+        for name, values in times.items():
+            ratios = [v / base for v, base in zip(values, times[relative_to], strict=True)]
+            summaries[name]["ratio"] = statistics.median(ratios)
+    return summaries
 
 
 def _once(call: Callable[[], Any], repeats: int) -> float:

@@ -24,12 +24,13 @@ def draw(
     path: Path,
 ) -> Path:
     """Draws the rows of `cost` and `latency`; the targets are speed-ups over both samplings."""
-    figure, axes = plt.subplots(1, 3, figsize=(15, 4.2), layout="constrained")
+    figure, axes = plt.subplots(1, 3, figsize=(16, 4.6), layout="constrained")
     _costs(axes[0], costs)
     for axis, net in zip(axes[1:], ("lenet5", "mlp"), strict=True):
         _latency(axis, [row for row in timings if row["net"] == net], targets)
         axis.set_title(f"{net}: 30 samples over one moment pass", fontsize=10)
-    axes[2].legend(fontsize=8, loc="upper right")
+    handles, labels = axes[2].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower right", ncols=len(labels), fontsize=8)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
     plt.close(figure)
@@ -41,7 +42,9 @@ def _costs(axis: Axes, rows: list[dict[str, Any]]) -> None:
     places = np.arange(len(rows))
     for i, what in enumerate(("flops", "bytes")):
         excess = [100 * (row[f"{what}_ratio"] - 1) for row in rows]
-        axis.barh(places + 0.2 - 0.4 * i, excess, 0.4, label="FLOPs" if what == "flops" else what)
+        where = places - 0.2 + 0.4 * i
+        bars = axis.barh(where, excess, 0.4, label="FLOPs" if what == "flops" else what)
+        axis.bar_label(bars, fmt="%.1f", fontsize=6, padding=2)
     axis.axvline(2, color="gray", linestyle=":")
     axis.axvline(0, color="black", linewidth=0.8)
     axis.set_yticks(places, names, fontsize=7)

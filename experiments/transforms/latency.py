@@ -57,9 +57,8 @@ def contestants(net: Subject) -> dict[str, Callable[[], Any]]:
 
 
 def measure(net: Subject, rounds: int) -> list[dict[str, Any]]:
-    """One row per contestant: milliseconds per call, and how many times the moment pass' it is."""
-    timings = interleaved(contestants(net), rounds)
-    base = timings["moments"]["ms"]
+    """One row per contestant: milliseconds per call, and over the moment pass of the same round."""
+    timings = interleaved(contestants(net), rounds, relative_to="moments")
     return [
         {
             "net": net.name,
@@ -67,7 +66,7 @@ def measure(net: Subject, rounds: int) -> list[dict[str, Any]]:
             "method": name,
             "ms": timing["ms"],
             "spread_ms": timing["spread"],
-            "times_moments": timing["ms"] / base,
+            "times_moments": timing["ratio"],
         }
         for name, timing in timings.items()
     ]
