@@ -191,8 +191,6 @@ def _epilogue(sch: Schedule, block: SBlockRV) -> SBlockRV:
         theirs = _extents(sch, sch.get_loops(consumers[0]))
         if ours == theirs:
             return consumers[0]
-    if consumers:
-        raise _NotForeseenError
     sch.cache_write(block, 0, "global")
     (copy,) = sch.get_consumers(block)
     return copy
@@ -314,7 +312,7 @@ def _last_index_is_spatial(sch: Schedule, block: SBlockRV) -> bool:
 
 def _schedule_spatial(sch: Schedule, block: SBlockRV, machine: Machine) -> None:
     loops = sch.get_loops(block)
-    if not loops:
+    if not loops or sch.get(loops[0]).kind == tirx.ForKind.PARALLEL:  # shared with another block
         return
     extents = _extents(sch, loops)
     work = math.prod(extents)

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 from importer_oracle import assert_agrees
 
+import jaxeff
+
 
 def _normal(seed: int, *shape: int, scale: float = 1.0) -> jax.Array:
     return scale * jax.random.normal(jax.random.key(seed), shape)
@@ -65,3 +67,32 @@ def test_attention():
 
     tokens = jnp.array([[1, 2, 3, 4, 5], [0, 0, 7, 7, 100]])
     assert_agrees(attention, weights, tokens, _normal(8, 8, 16), rtol=1e-4, atol=1e-5)
+
+
+def test_residual_block_with_batch_norm():
+    kernels = [_normal(i, 3, 3, 8, 8, scale=0.1) for i in range(2)]
+    norm = {"mean": _normal(2, 8), "var": jnp.abs(_normal(3, 8)) + 0.5, "scale": _normal(4, 8)}
+
+    def convolve(x, kernel, stride=1):
+        return jax.lax.conv_general_dilated(
+            x, kernel, (stride, stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+
+    def block(kernels, norm, x):
+        y = (convolve(x, kernels[0], 2) - norm["mean"]) * jax.lax.rsqrt(norm["var"] + 1e-5)
+        y = convolve(jax.nn.relu(y * norm["scale"]), kernels[1])
+        return jax.nn.relu(y + x[:, ::2, ::2]).mean((1, 2))
+
+    assert_agrees(block, kernels, norm, _normal(5, 2, 9, 9, 8), rtol=1e-4, atol=1e-5)
+
+
+def test_moment_pass():
+    params = {
+        "w1": jaxeff.Gaussian(_normal(0, 12, 16, scale=0.3), jnp.full((12, 16), 0.01)),
+        "w2": jaxeff.Gaussian(_normal(1, 16, 4, scale=0.3), jnp.full((16, 4), 0.01)),
+    }
+
+    def network(params, x):
+        return jax.nn.relu(x @ params["w1"]) @ params["w2"]
+
+    assert_agrees(jaxeff.moments(network), params, _normal(2, 3, 12), rtol=1e-4, atol=1e-5)

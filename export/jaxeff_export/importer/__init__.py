@@ -1,7 +1,7 @@
 """StableHLO to Relax: ``import_stablehlo``, and the errors it raises.
 
 How it works: ``source`` parses; ``graph`` flattens the module; ``emitter`` walks the graph and asks
-the rule of each operation, kept one family to a file (``scalars`` and ``numerics`` for elementwise
+the rule of each operation, kept one family to a file (``scalar_*`` and ``numerics`` for elementwise
 ones, ``shapes``, ``contraction``, ``convolution``, ``reduction``, ``indexing``).
 """
 

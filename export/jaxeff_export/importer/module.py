@@ -8,7 +8,18 @@ import tvm
 from jaxlib.mlir import ir
 
 # Each of these registers its family of rules.
-from . import contraction, convolution, indexing, reduction, shapes  # noqa: F401
+from . import (  # noqa: F401
+    contraction,
+    convolution,
+    indexing,
+    reduction,
+    scalar_arithmetic,
+    scalar_bits,
+    scalar_comparison,
+    scalar_conversion,
+    scalar_functions,
+    shapes,
+)
 from .emitter import CompositeRule, Emitter, known_ops
 from .errors import UnsupportedOpError
 from .graph import GraphBuilder

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from tvm import tirx
 from tvm.tirx import Expr
 
-from .scope import Scope
+from .scope import Scope, bits_of, dtype_of
 
 _LOG2E = 1.44269504088896341
 _LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4
@@ -129,3 +129,34 @@ def tanh(s: Scope, x: Expr) -> Expr:
 def logistic(s: Scope, x: Expr) -> Expr:
     """1 / (1 + exp(-x))."""
     return s.let(_f32(1.0) / (_f32(1.0) + exp(s, s.let(-x))))
+
+
+def round_to(s: Scope, x: Expr, exponent_bits: int, mantissa_bits: int) -> Expr:
+    """Round a float32 or float64 to fewer bits, to nearest even; overflow goes to infinity."""
+    dtype = dtype_of(x)
+    width = bits_of(dtype)
+    own_mantissa, own_exponent = (23, 8) if width == 32 else (52, 11)
+    kind = f"uint{width}"
+
+    def const(value: int) -> Expr:
+        return tirx.const(value, kind)
+
+    raw = s.let(tirx.reinterpret(kind, x))
+    sign = s.let(raw & const(1 << (width - 1)))
+    magnitude = s.let(raw & const((1 << (width - 1)) - 1))
+    drop = own_mantissa - mantissa_bits
+    if drop > 0:
+        last = s.let((magnitude >> const(drop)) & const(1))
+        magnitude = s.let(magnitude + const((1 << (drop - 1)) - 1) + last)
+        magnitude = s.let(magnitude & const(((1 << (width - 1)) - 1) & ~((1 << drop) - 1)))
+    if exponent_bits < own_exponent:
+        bias, own_bias = (1 << (exponent_bits - 1)) - 1, (1 << (own_exponent - 1)) - 1
+        largest = ((own_bias + bias) << own_mantissa) | (
+            ((1 << own_mantissa) - 1) & ~((1 << max(drop, 0)) - 1)
+        )
+        smallest = (own_bias - bias + 1) << own_mantissa
+        infinity = ((1 << own_exponent) - 1) << own_mantissa
+        magnitude = s.let(tirx.Select(magnitude > const(largest), const(infinity), magnitude))
+        magnitude = s.let(tirx.Select(magnitude < const(smallest), const(0), magnitude))
+    rounded = tirx.reinterpret(dtype, s.let(sign | magnitude))
+    return tirx.Select(tirx.isnan(x), x, rounded)

@@ -1,4 +1,4 @@
-"""The bodies of reductions, scatters and sorts, evaluated on scalars."""
+"""The bodies of reductions, evaluated on scalars."""
 
 from __future__ import annotations
 
