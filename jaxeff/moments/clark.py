@@ -9,8 +9,9 @@ where hi is the operand with the larger mean, Q the normal tail and h(t) = phi(t
 than two operands are reduced in a balanced tree, each result taken as Gaussian again.
 
 Sharp edges
-- The tree underestimates the variance of the maximum of four: by 5 % for four alike, up to 11 %
-  for unequal ones (measured in the tests). Its mean is within 1 % of a standard deviation.
+- The tree underestimates the variance of the maximum: of four alike by 5 %, of nine by 15 %, of
+  sixteen by 27 %; of unequal ones less on the whole, but up to 21 % and 31 % for four and nine.
+  Its mean is within 0.03, 0.07 and 0.1 standard deviations.
 - The source adds 1e-4 to a^2; here only the square of the machine epsilon is added, and the
   correction is scaled so that variances of zero give exactly the deterministic maximum.
 """
@@ -44,11 +45,12 @@ def maximum(x: Value, y: Value) -> Array | Gaussian:
     if not is_random(x) and not is_random(y):
         return jnp.maximum(x, y)
     x, y = _as_gaussian(x), _as_gaussian(y)
-    lowest = jnp.finfo(x.dtype).min / 4  # keeps 0 * inf out of the gradients
-    distance = jnp.clip(x.mean, lowest, -lowest) - jnp.clip(y.mean, lowest, -lowest)
+    # Equal infinities have no distance, and one of them a finite one: no 0 * inf in gradients.
+    distance = jnp.where(x.mean == y.mean, 0, x.mean - y.mean)
+    gap = jnp.minimum(jnp.abs(distance), jnp.finfo(x.dtype).max)
     total = x.var + y.var
     scale = inverse_std(total)
-    t = jnp.minimum(jnp.abs(distance) * scale, 40)
+    t = jnp.minimum(gap * scale, 40)
     _, prob, h = tail(t)
     high = jnp.where(distance >= 0, x.var, y.var)
     low = total - high

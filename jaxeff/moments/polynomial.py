@@ -111,15 +111,26 @@ class Reader:
 
     def _constants(self, eqn: Any, operands: Sequence[Any]) -> list[Symbol]:
         arrays = _compat.bind(eqn, *(o.array for o in operands))
-        numbers = [o.number for o in operands]
-        if None in numbers or eqn.primitive not in _UNIFORM | prim.ELEMENTWISE:
-            return [Constant(v) for v in arrays]
-        if eqn.primitive in _UNIFORM:
-            return [Constant(v, numbers[0]) for v in arrays]
-        scalars = [np.asarray(o.number, o.array.dtype) for o in operands]
-        with jax.ensure_compile_time_eval():
-            results = _compat.bind(eqn, *scalars)
-        return [Constant(v, float(r)) for v, r in zip(arrays, results, strict=True)]
+        number = known_number(eqn, [o.number for o in operands])
+        return [Constant(v, number) for v in arrays]
+
+
+def known_number(eqn: Any, numbers: Sequence[float | None]) -> float | None:
+    """The number an equation's result is everywhere, if its operands' numbers tell.
+
+    Args:
+        eqn: An equation of deterministic operands.
+        numbers: For each operand the number it is everywhere, or None.
+    """
+    if None in numbers or not numbers or len(eqn.outvars) != 1:
+        return None
+    if eqn.primitive in _UNIFORM:
+        return numbers[0]
+    if eqn.primitive not in prim.ELEMENTWISE:
+        return None
+    scalars = [np.asarray(n, v.aval.dtype) for n, v in zip(numbers, eqn.invars, strict=True)]
+    with jax.ensure_compile_time_eval():
+        return float(_compat.bind(eqn, *scalars)[0])
 
 
 def is_nondecreasing(x: Pieces) -> bool:
@@ -298,6 +309,8 @@ def _sign(eqn: Any, x: Pieces) -> Pieces:
 
 
 def _select(eqn: Any, which: Symbol, *cases: Symbol) -> Pieces:
+    if isinstance(which, Constant) and which.number is not None:
+        return _pieces(cases[int(which.number)])
     if not isinstance(which, Pieces) or len(cases) != 2:
         raise _NotPolynomialError
     no, yes = (_pieces(c) for c in cases)

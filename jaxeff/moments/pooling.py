@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array
 
@@ -65,7 +66,7 @@ def window_sum(x: Gaussian, win: Window) -> Gaussian:
     def total(value: Array) -> Array:
         return lax.reduce_window(
             value,
-            jnp.zeros((), value.dtype),
+            np.zeros((), value.dtype),  # a concrete zero: only then a sum, with a gradient
             lax.add,
             win.size,
             win.strides,

@@ -36,7 +36,7 @@ Rule = Callable[..., Sequence[Any]]
 MOVING = {
     p.add_jaxvals_p, p.broadcast_in_dim_p, p.concatenate_p, p.copy_p, p.cumsum_p,
     p.dynamic_slice_p, p.dynamic_update_slice_p, p.gather_p, p.name_p, p.pad_p,
-    p.reduce_precision_p, p.reduce_sum_p, p.reshape_p, p.rev_p,
+    p.reduce_precision_p, p.reduce_sum_p, p.reduce_window_sum_p, p.reshape_p, p.rev_p,
     p.scatter_add_p, p.scatter_p, p.select_n_p, p.sharding_constraint_p, p.slice_p, split_p,
     p.squeeze_p, p.stop_gradient_p, p.transpose_p,
 }  # fmt: skip
@@ -63,10 +63,6 @@ def _contraction(node: Node, x: Any, w: Any) -> list[Any]:
 
 def _convert(node: Node, x: Any) -> list[Any]:
     return moving(node, x)
-
-
-def _sum_window(node: Node, x: Any) -> list[Any]:
-    return [pooling.window_sum(to_variance(x), _read_window(node))]
 
 
 def _extremum(fn: Callable[..., Gaussian], describe: Callable[[Node], Any]) -> Rule:
@@ -186,7 +182,6 @@ RULES: dict[Any, Rule] = {
     p.reduce_min_p: _extremum(clark.reduce_min, _axes),
     p.reduce_window_max_p: _extremum(pooling.window_max, _read_window),
     p.reduce_window_min_p: _extremum(pooling.window_min, _read_window),
-    p.reduce_window_sum_p: _sum_window,
 }
 
 # Applied to one value twice, an operation on independents becomes a function of one variable.

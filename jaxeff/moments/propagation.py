@@ -16,9 +16,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from jaxeff import _compat
 from jaxeff._compat import Literal
 from jaxeff.moments.errors import AtMean, MomentsError, no_rule
+from jaxeff.moments.polynomial import known_number
 from jaxeff.moments.primitives import DISCRETE, RULES, Rule, twice
 from jaxeff.moments.raw import is_random
 from jaxeff.program import primitives as prim
@@ -58,7 +61,7 @@ class Environment:
     def number(self, atom: Any) -> float | None:
         """The number an operand is everywhere, where that is known while tracing."""
         if isinstance(atom, Literal):
-            return float(atom.val)
+            return float(atom.val) if np.ndim(atom.val) == 0 else None
         return self.numbers.get(atom)
 
     def sources_of(self, atoms: Sequence[Any]) -> frozenset:
@@ -92,7 +95,7 @@ def step(node: Node, env: Environment) -> None:
         raise no_rule(node, env.site, "computes with a discrete function of a random value")
     if not any(is_random(o) for o in operands):
         env.write(node.outputs, _compat.bind(node.eqn, *operands), frozenset())
-        number = env.number(node.inputs[0]) if node.primitive in _UNIFORM else None
+        number = known_number(node.eqn, [env.number(a) for a in node.inputs])
         if number is not None:
             env.numbers[node.outputs[0]] = number
         return
@@ -132,11 +135,6 @@ def shares_source(node: Node, env: Environment) -> bool:
         seen |= sources
     return False
 
-
-# These make a uniform array of a number.
-_UNIFORM = {
-    prim.p.broadcast_in_dim_p, prim.p.reshape_p, prim.p.copy_p, prim.p.convert_element_type_p,
-}  # fmt: skip
 
 # These only put entries side by side: no entry meets another.
 _MOVES = {prim.p.concatenate_p, prim.p.dynamic_update_slice_p, prim.p.pad_p, prim.p.select_n_p}

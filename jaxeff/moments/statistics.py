@@ -101,6 +101,9 @@ def read(node: Node, operands: Sequence[Any], numbers: Sequence[float | None]) -
         return _unary(node, s, shape)
     if primitive is p.select_n_p:
         which, _, yes = operands
+        if numbers[0] is not None:
+            chosen = operands[1 + int(numbers[0])]
+            return chosen if isinstance(chosen, Statistic) else None
         guards = isinstance(which, Statistic) and which.name == "finite" and numbers[1] == 0
         return yes if guards and isinstance(yes, Statistic) and yes.name == "max" else None
     if len(operands) != 2:
