@@ -10,6 +10,7 @@ Sharp edge: `multiple_results` primitives bind to a list, all others to a bare v
 always returns a list.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -32,8 +33,10 @@ __all__ = [
     "composite_p",
     "eval_jaxpr",
     "is_key",
+    "is_transposed",
     "jaxpr_as_fun",
     "primitives",
+    "primitives_in",
     "scopes",
     "source_line",
     "split_p",
@@ -67,6 +70,14 @@ def sub_jaxprs(eqn: JaxprEqn) -> list[ClosedJaxpr]:
     return found
 
 
+def primitives_in(closed: ClosedJaxpr) -> Iterator[Any]:
+    """The primitives of a jaxpr at any depth."""
+    for eqn in closed.jaxpr.eqns:
+        yield eqn.primitive
+        for sub in sub_jaxprs(eqn):
+            yield from primitives_in(sub)
+
+
 def call_name(eqn: JaxprEqn) -> str:
     """The name of the function a call equation came from, or the empty string."""
     name = eqn.params.get("name", "")
@@ -86,6 +97,14 @@ def scopes(eqn: JaxprEqn) -> tuple[str, ...]:
         elif element.name == "transpose":
             break
     return tuple(names)
+
+
+def is_transposed(eqn: JaxprEqn) -> bool:
+    """Whether an equation is part of a backward pass, as far as its own name scope tells.
+
+    The equations inside a transposed call (jit, scan, remat) don't say so themselves.
+    """
+    return any(element.name == "transpose" for element in eqn.source_info.name_stack.stack)
 
 
 def source_line(eqn: JaxprEqn) -> str:

@@ -72,7 +72,7 @@ def evaluate(
             outputs = control.run(layer, key, arguments, run, promote)
         else:
             scope = (
-                jax.named_scope(mark(layer.kind, layer.site))
+                jax.named_scope(mark(layer.kind, layer.site, layer.occurrence))
                 if layer.site and layer.kind != "input"
                 else contextlib.nullcontext()
             )

@@ -9,6 +9,9 @@ reshapes, transposes, conversions and fake quantization.
 Sharp edges:
     A `custom_jvp` or `custom_vjp` with a site inside is read in place, so its gradient becomes that
     of its primal; without one it stays a single node and keeps its gradient.
+    The function inside a `shard_map` (and so a `pmap`) is not read: it stays one layer of kind
+    `other` and runs as it is. Transform the function first and shard the result.
+    What a backward pass holds has no name scopes: they would name what it was derived from.
     The first argument that is not a PRNG key holds the parameters.
 """
 
@@ -127,6 +130,7 @@ class _Flattener:
         arguments: Sequence[Atom],
         calls: tuple[tuple[str, int], ...],
         outer: tuple[str, ...],
+        backward: bool,
     ) -> list[Atom]:
         env: dict[Any, Atom] = dict(zip(closed.jaxpr.invars, arguments, strict=True))
         for var, const in zip(closed.jaxpr.constvars, closed.consts, strict=True):
@@ -139,12 +143,14 @@ class _Flattener:
 
         for eqn in closed.jaxpr.eqns:
             inputs = tuple(atom(a) for a in eqn.invars)
-            names = outer + _compat.scopes(eqn)
+            # What a backward pass holds isn't what it was derived from, whatever its scopes say.
+            transposed = backward or _compat.is_transposed(eqn)
+            names = outer if backward else outer + _compat.scopes(eqn)
             if _is_inlined(eqn):
                 self.call_count += 1
                 inner = (*calls, (_compat.call_name(eqn), self.call_count))
                 body = _compat.sub_jaxprs(eqn)[0]
-                results = self.read(body, inputs, inner, names)
+                results = self.read(body, inputs, inner, names, transposed)
                 env.update(zip(eqn.outvars, results, strict=True))
                 continue
             role, path = _provenance(inputs)
@@ -154,16 +160,22 @@ class _Flattener:
                 path = _state_path(eqn.params["name"]) if numeric else ""
                 role = Role.STATE if numeric else Role.KEY
             outputs = tuple(Value(v.aval, role, path, _spreads(eqn, inputs)) for v in eqn.outvars)
-            graphs = _sub_graphs(eqn, inputs, outputs)
+            graphs = _sub_graphs(eqn, inputs, outputs, transposed)
             env.update(zip(eqn.outvars, outputs, strict=True))
             self.nodes.append(Node(eqn, inputs, outputs, calls, names, graphs))
         return [atom(v) for v in closed.jaxpr.outvars]
 
 
-def flatten(closed: ClosedJaxpr, inputs: Sequence[Value]) -> Graph:
-    """Reads a jaxpr into a graph whose inputs have the given roles; unused nodes are dropped."""
+def flatten(closed: ClosedJaxpr, inputs: Sequence[Value], backward: bool = False) -> Graph:
+    """Reads a jaxpr into a graph whose inputs have the given roles; unused nodes are dropped.
+
+    Args:
+        closed: The jaxpr.
+        inputs: One value per input.
+        backward: Whether it is the body of a transposed call: its name scopes don't count.
+    """
     flattener = _Flattener()
-    outputs = flattener.read(closed, inputs, (), ())
+    outputs = flattener.read(closed, inputs, (), (), backward)
     nodes = _used(flattener.nodes, outputs)
     return Graph(tuple(inputs), flattener.constants, nodes, tuple(outputs))
 
@@ -203,7 +215,7 @@ def _spreads(eqn: JaxprEqn, inputs: Sequence[Atom]) -> bool:
 
 
 def _sub_graphs(
-    eqn: JaxprEqn, inputs: Sequence[Atom], outputs: Sequence[Value]
+    eqn: JaxprEqn, inputs: Sequence[Atom], outputs: Sequence[Value], backward: bool
 ) -> tuple[Graph, ...]:
     """Graphs of a control-flow equation; sets the roles of its outputs from their bodies."""
     if eqn.primitive not in prim.CONTROL:
@@ -211,12 +223,12 @@ def _sub_graphs(
     bodies = [_compat.as_closed(b) for b in _compat.sub_jaxprs(eqn)]
     sources = [v if isinstance(v, Value) else Value(v.aval) for v in inputs]
     if eqn.primitive is prim.p.cond_p:
-        graphs = [flatten(b, [_copy(v) for v in sources[1:]]) for b in bodies]
+        graphs = [flatten(b, [_copy(v) for v in sources[1:]], backward) for b in bodies]
     elif eqn.primitive is prim.p.remat_p:
-        graphs = [flatten(bodies[0], [_copy(v) for v in sources])]
+        graphs = [flatten(bodies[0], [_copy(v) for v in sources], backward)]
     elif eqn.primitive is prim.p.scan_p:
         consts, carry = eqn.params["num_consts"], eqn.params["num_carry"]
-        graphs = [_loop_graph(bodies[0], sources, slice(consts, consts + carry))]
+        graphs = [_loop_graph(bodies[0], sources, slice(consts, consts + carry), backward)]
     else:
         n_cond, n_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
         state = sources[n_cond + n_body :]
@@ -224,9 +236,11 @@ def _sub_graphs(
             eqn.params["body_jaxpr"],
             sources[n_cond : n_cond + n_body] + state,
             slice(n_body, None),
+            backward,
         )
         carried = list(body.inputs[n_body:])
-        test = flatten(eqn.params["cond_jaxpr"], [_copy(v) for v in sources[:n_cond] + carried])
+        tested = [_copy(v) for v in sources[:n_cond] + carried]
+        test = flatten(eqn.params["cond_jaxpr"], tested, backward)
         graphs = [test, body]
     for graph in graphs:
         if len(graph.outputs) == len(outputs):
@@ -236,12 +250,12 @@ def _sub_graphs(
     return tuple(graphs)
 
 
-def _loop_graph(body: ClosedJaxpr, sources: Sequence[Value], carry: slice) -> Graph:
+def _loop_graph(body: ClosedJaxpr, sources: Sequence[Value], carry: slice, backward: bool) -> Graph:
     """Flattens a loop body, raising the carry's roles until they are those it produces."""
     avals = [v.aval for v in body.jaxpr.invars]
     values = [Value(a, s.role, s.path, s.spread) for a, s in zip(avals, sources, strict=True)]
     while True:
-        graph = flatten(body, values)
+        graph = flatten(body, values, backward)
         changed = False
         for inner, out in zip(values[carry], graph.outputs, strict=False):
             role = inner.role | (out.role if isinstance(out, Value) else Role.CONSTANT)

@@ -10,18 +10,28 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from jaxeff import _compat
 from jaxeff.program import primitives as prim
 from jaxeff.program.graph import NEW_STATE_TAG, Graph, Node, Role, Value
 from jaxeff.program.layers import Layer, Program
 from jaxeff.program.regions import split
 
-_MARK = re.compile(r"jaxeff\[(?P<kind>[a-z ]+)\]\((?P<site>.*)\)")
+_MARK = re.compile(r"jaxeff\[(?P<kind>[a-z ]+)#(?P<occurrence>\d+)\]\((?P<site>.*)\)", re.DOTALL)
 
 
-def mark(kind: str, site: str) -> str:
+def mark(kind: str, site: str, occurrence: int = 0) -> str:
     """The name scope under which a transform evaluates a layer, so that a later one knows it."""
-    return f"jaxeff[{kind}]({site})"
+    return f"jaxeff[{kind}#{occurrence}]({site})"
 
+
+# What may stand in a function with derivatives of its own that is a function of one tensor.
+_POINTWISE = (
+    prim.ELEMENTWISE
+    | prim.REDUCTION.keys()
+    | prim.CALLS
+    | prim.CUSTOM
+    | {prim.p.broadcast_in_dim_p, prim.NAME}
+)
 
 # Around what an interpreter adds that is nobody's layer.
 UNNAMED = mark("other", "")
@@ -39,7 +49,7 @@ def group(graph: Graph, depth: int = 0) -> Program:
     }
     readers = _readers(graph)
     marked, rest = _by_mark(graph.nodes, depth, auxiliary)
-    layers = [_marked_layer(key, nodes, readers, depth) for key, nodes in marked.items()]
+    layers = [_marked_layer(found, nodes, readers, depth) for found, nodes in marked]
     for node in rest:
         if node in auxiliary:
             layer = _operand_layer(node, readers)
@@ -51,6 +61,7 @@ def group(graph: Graph, depth: int = 0) -> Program:
 
 
 _Readers = dict[Value, set[Node | None]]
+_Mark = tuple[str, ...]  # kind, site, occurrence
 
 
 def _readers(graph: Graph) -> _Readers:
@@ -79,23 +90,39 @@ def _state_updates(graph: Graph) -> set[Node]:
 
 def _by_mark(
     nodes: Sequence[Node], depth: int, auxiliary: set[Node]
-) -> tuple[dict[tuple[str, str], list[Node]], list[Node]]:
-    marked: dict[tuple[str, str], list[Node]] = defaultdict(list)
+) -> tuple[list[tuple[_Mark, list[Node]]], list[Node]]:
+    """Runs of nodes with the same mark, and the nodes without one.
+
+    A mark that comes again after another, or that reads what others made of its run, is another
+    use of that layer.
+    """
+    runs: list[tuple[_Mark, list[Node]]] = []
     rest: list[Node] = []
+    made: set[Value] = set()  # by the last run
+    beyond: set[Value] = set()  # by others, from what the last run made
     for node in nodes:
         marks = [m for s in node.scopes if (m := _MARK.fullmatch(s))]
-        if len(marks) > depth and marks[depth]["site"] and node not in auxiliary:
-            found = marks[depth]
-            marked[found["kind"], found["site"]].append(node)
-        else:
+        is_marked = len(marks) > depth and marks[depth]["site"] and node not in auxiliary
+        if not is_marked:
             rest.append(node)
-    return marked, rest
+            if not made.isdisjoint(node.values) or not beyond.isdisjoint(node.values):
+                beyond.update(node.outputs)
+            continue
+        found = marks[depth].group("kind", "site", "occurrence")
+        if not runs or runs[-1][0] != found or not beyond.isdisjoint(node.values):
+            runs.append((found, []))
+            made, beyond = set(), set()
+        runs[-1][1].append(node)
+        made.update(node.outputs)
+    return runs, rest
 
 
-def _marked_layer(key: tuple[str, str], nodes: list[Node], readers: _Readers, depth: int) -> Layer:
-    kind, site = key
+def _marked_layer(found: _Mark, nodes: list[Node], readers: _Readers, depth: int) -> Layer:
+    kind, site, occurrence = found
     layer = _layer(kind, nodes, readers)
-    layer.mark = site
+    layer.mark, layer.occurrence = site, int(occurrence)
+    # One character stands between the base and the occurrence.
+    layer.base = site[: -len(occurrence) - 1] if layer.occurrence else site
     inner = Graph(layer.inputs, {}, list(nodes), layer.outputs)
     layer.programs = (group(inner, depth + 1),)
     return layer
@@ -129,7 +156,9 @@ def _single_kind(node: Node) -> str:
         return "pooling"
     if node.primitive in prim.REDUCTION:
         return "reduction"
-    if node.primitive in prim.ELEMENTWISE | prim.CUSTOM:
+    if node.primitive in prim.ELEMENTWISE or (
+        node.primitive in prim.CUSTOM and _is_pointwise(node)
+    ):
         return "elementwise"
     return "shape" if node.primitive in prim.SHAPE else "other"
 
@@ -145,6 +174,8 @@ def _natural(nodes: Sequence[Node], readers: _Readers) -> list[Layer]:
     taken: set[Node] = set()
     regions: dict[Value, _Region] = {}
     root_of: dict[Value, Value] = {}
+    statistics: set[Value] = set()
+    free = set(nodes)
 
     for node in nodes:
         if node in taken:
@@ -152,11 +183,15 @@ def _natural(nodes: Sequence[Node], readers: _Readers) -> list[Layer]:
         sources = _sources(node)
         roots = {root_of.get(v, v) for v in sources}
         if node.primitive in prim.LINEAR:
-            layers.append(_linear(node, readers, taken))
+            layers.append(_linear(node, readers, free, taken))
         elif node.primitive in prim.WINDOW:
-            layers.append(_pool(node, readers, taken))
-        elif len(roots) == 1 and _in_region(node, sources, root_of):
+            layers.append(_pool(node, readers, free, taken))
+        elif len(roots) == 1 and _in_region(node, sources, statistics):
             (root,) = roots
+            is_back = sorted(node.outputs[0].aval.shape) == sorted(root.aval.shape)
+            derived = all(v in statistics for v in sources) and not is_back
+            if node.primitive in prim.REDUCTION or derived:
+                statistics.update(node.outputs)
             regions.setdefault(root, _Region(root, [])).nodes.append(node)
             root_of.update(dict.fromkeys(node.outputs, root))
         else:
@@ -175,20 +210,32 @@ def _sources(node: Node) -> list[Value]:
     return data or [v for v in node.values if v.is_weight]
 
 
-def _in_region(node: Node, sources: Sequence[Value], root_of: dict[Value, Value]) -> bool:
+def _in_region(node: Node, sources: Sequence[Value], statistics: set[Value]) -> bool:
     if node.graphs or len(node.outputs) != 1:
         return False
-    if node.primitive in prim.ELEMENTWISE | prim.CUSTOM or node.primitive in prim.REDUCTION:
+    if node.primitive in prim.ELEMENTWISE or node.primitive in prim.REDUCTION:
         return True
+    if node.primitive in prim.CUSTOM:
+        return _is_pointwise(node)
     # vmap moves a tensor's axes beside those of its statistics.
     if node.primitive in {prim.NAME, prim.p.transpose_p}:
         return True
     # A reshape belongs to a region only when it brings a statistic back to its tensor.
-    statistic = sources[0] in root_of and sources[0].aval.size < root_of[sources[0]].aval.size
-    return node.primitive in prim.BROADCAST_BACK and statistic
+    return node.primitive in prim.BROADCAST_BACK and sources[0] in statistics
 
 
-def _linear(node: Node, readers: _Readers, taken: set[Node]) -> Layer:
+def _is_pointwise(node: Node) -> bool:
+    """Whether a custom-derivative call holds pointwise functions and statistics only."""
+    (body, *_) = _compat.sub_jaxprs(node.eqn)
+    found = set(_compat.primitives_in(body))
+    if found & prim.REDUCTION.keys():
+        found -= prim.BROADCAST_BACK
+    elif node.outputs[0].aval.shape not in [v.aval.shape for v in node.values]:
+        return False
+    return found <= _POINTWISE
+
+
+def _linear(node: Node, readers: _Readers, free: set[Node], taken: set[Node]) -> Layer:
     """A dot product or convolution, with the bias that is added to it."""
     operands = [v for v in node.inputs if isinstance(v, Value) and v.is_data]
     if not operands:
@@ -196,7 +243,7 @@ def _linear(node: Node, readers: _Readers, taken: set[Node]) -> Layer:
     if len(operands) == 2:
         return _layer("contraction", [node], readers)
     nodes, value = [node], node.outputs[0]
-    while (reader := _only_reader(value, readers)) is not None:
+    while (reader := _only_reader(value, readers, free)) and len(reader.outputs) == 1:
         others = [v for v in reader.inputs if v is not value]
         moves = reader.primitive in prim.SHAPE and not others and reader.primitive is not prim.NAME
         adds = (
@@ -217,10 +264,10 @@ def _linear(node: Node, readers: _Readers, taken: set[Node]) -> Layer:
     return _layer("linear", [node], readers)
 
 
-def _pool(node: Node, readers: _Readers, taken: set[Node]) -> Layer:
+def _pool(node: Node, readers: _Readers, free: set[Node], taken: set[Node]) -> Layer:
     """A windowed reduction; a windowed sum together with its division by a constant."""
     value = node.outputs[0]
-    reader = _only_reader(value, readers)
+    reader = _only_reader(value, readers, free)
     if (
         node.primitive is prim.p.reduce_window_sum_p
         and reader is not None
@@ -233,9 +280,11 @@ def _pool(node: Node, readers: _Readers, taken: set[Node]) -> Layer:
     return _layer("pooling", [node], readers)
 
 
-def _only_reader(value: Value, readers: _Readers) -> Node | None:
+def _only_reader(value: Value, readers: _Readers, free: set[Node]) -> Node | None:
+    """The one node that reads a value, unless it belongs to a layer marked before."""
     found = readers[value]
-    return next(iter(found)) if len(found) == 1 else None
+    reader = next(iter(found)) if len(found) == 1 else None
+    return reader if reader in free else None
 
 
 def _absorb_tags(layers: list[Layer], readers: _Readers) -> list[Layer]:
@@ -266,14 +315,20 @@ def _inline_constants(layers: list[Layer], graph: Graph) -> list[Layer]:
     constant = [layer for layer in layers if is_constant(layer)]
     maker = {v: n for layer in constant for n in layer.nodes for v in n.outputs}
 
-    def needed(values: Iterable[Value]) -> list[Node]:
-        found: dict[Node, None] = {}
-        for value in values:
-            if value in maker:
-                found.update(dict.fromkeys([*needed(maker[value].values), maker[value]]))
-        return list(found)
+    position = {node: i for i, node in enumerate(graph.nodes)}
 
-    kept = [layer for layer in layers if layer not in set(constant)]
+    def needed(values: Iterable[Value]) -> list[Node]:
+        found: set[Node] = set()
+        stack = [maker[v] for v in values if v in maker]
+        while stack:
+            node = stack.pop()
+            if node not in found:
+                found.add(node)
+                stack += [maker[v] for v in node.values if v in maker]
+        return sorted(found, key=position.__getitem__)
+
+    aside = set(constant)
+    kept = [layer for layer in layers if layer not in aside]
     for layer in kept:
         nodes = needed(layer.inputs)
         if nodes and not any(n.graphs for n in layer.nodes):
@@ -291,7 +346,7 @@ def _inline_constants(layers: list[Layer], graph: Graph) -> list[Layer]:
 def _ordered(layers: Iterable[Layer], graph: Graph) -> list[Layer]:
     """Topological order, earliest first node first."""
     position = {node: i for i, node in enumerate(graph.nodes)}
-    pending = sorted(layers, key=lambda la: position[la.nodes[0]])
+    pending = sorted(layers, key=lambda la: position[la.head])
     made_by = {v: layer for layer in pending for v in layer.outputs}
     done: list[Layer] = []
     placed: set[Layer] = set()
@@ -306,7 +361,7 @@ def _ordered(layers: Iterable[Layer], graph: Graph) -> list[Layer]:
             done.append(layer)
             stack.pop()
         else:
-            stack.extend(sorted(needed, key=lambda la: -position[la.nodes[0]]))
+            stack.extend(sorted(needed, key=lambda la: -position[la.head]))
             if len(stack) > 4 * len(pending) + len(graph.nodes) ** 2:
                 raise RuntimeError(f"The layers around {layer!r} depend on each other.")
     return done

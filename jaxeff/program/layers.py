@@ -100,6 +100,11 @@ class Layer:
         return next((n for n in self.nodes if n.primitive in prim.LINEAR), None)
 
     @property
+    def head(self) -> Node:
+        """The first node that does more than prepare a constant."""
+        return next((n for n in self.nodes if any(v.role for v in n.outputs)), self.nodes[0])
+
+    @property
     def is_matchable(self) -> bool:
         """Whether a pattern without a kind may select it: it computes real numbers."""
         if not self.site or not jnp.issubdtype(self.outputs[0].aval.dtype, jnp.floating):

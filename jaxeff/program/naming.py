@@ -20,17 +20,20 @@ from jaxeff.program.regions import owner
 def name_layers(program: Program) -> None:
     """Sets `site`, `base` and `occurrence` of every layer, sub-programs included."""
     layers = [layer for layer in program.walk() if _computes(layer)]
+    taken: set[str] = set()
+    unnamed: list[Layer] = []
+    for layer in layers:
+        if layer.mark and layer.mark not in taken:
+            layer.site = layer.mark
+            taken.add(layer.site)
+        else:
+            unnamed.append(layer)
     counts: Counter[str] = Counter()
-    for layer in layers:
-        if layer.mark:
-            _set(layer, *_parse(layer.mark))
-            counts[layer.base] = max(counts[layer.base], layer.occurrence + 1)
     sizes = Counter(call for layer in layers for node in layer.nodes for call in node.calls)
-    for layer in layers:
-        if not layer.mark:
-            base, separator = _base(layer, sizes)
-            _set(layer, base, counts[base], separator)
-            counts[base] += 1
+    for layer in unnamed:
+        # A second use of a marked layer is another occurrence of it.
+        base, separator = (layer.base, _separator(layer)) if layer.mark else _base(layer, sizes)
+        _name(layer, base, separator, counts, taken)
 
 
 def _computes(layer: Layer) -> bool:
@@ -39,18 +42,23 @@ def _computes(layer: Layer) -> bool:
     return any(v.is_data for v in layer.outputs) and not internal and not layer.auxiliary
 
 
-def _set(layer: Layer, base: str, occurrence: int, separator: str) -> None:
-    layer.base, layer.occurrence = base, occurrence
-    layer.site = base if occurrence == 0 else f"{base}{separator}{occurrence}"
+def _name(layer: Layer, base: str, separator: str, counts: Counter[str], taken: set[str]) -> None:
+    """Sets the first free name; a module may be called what an occurrence would be."""
+    while True:
+        occurrence = counts[base]
+        counts[base] += 1
+        site = base if occurrence == 0 else f"{base}{separator}{occurrence}"
+        if site not in taken:
+            break
+    layer.base, layer.occurrence, layer.site = base, occurrence, site
+    taken.add(site)
 
 
-def _parse(site: str) -> tuple[str, int, str]:
-    """Splits a recorded name into base, occurrence and separator."""
-    for separator in "#_":
-        base, found, number = site.rpartition(separator)
-        if found and number.isdigit() and int(number) > 0:
-            return base, int(number), separator
-    return site, 0, "#"
+def _separator(layer: Layer) -> str:
+    """What stands between base and occurrence in the name of a layer marked before."""
+    if layer.occurrence:
+        return layer.mark[len(layer.base)]
+    return "#" if layer.weights + layer.biases else "_"
 
 
 def _base(layer: Layer, sizes: Counter[tuple[str, int]]) -> tuple[str, str]:
@@ -66,7 +74,7 @@ def _base(layer: Layer, sizes: Counter[tuple[str, int]]) -> tuple[str, str]:
         tag = _tag(node)
         if tag and not tag.startswith("jaxeff."):
             return tag, "#"
-    scopes = [s for s in layer.nodes[0].scopes if not s.startswith("jaxeff[")]
+    scopes = [s for s in layer.head.scopes if not s.startswith("jaxeff[")]
     return "/".join([*scopes[1:], _what(layer, sizes)]), "_"
 
 
@@ -76,9 +84,9 @@ def _tag(node: Node) -> str:
 
 def _what(layer: Layer, sizes: Counter[tuple[str, int]]) -> str:
     """A short name for what a layer does."""
-    primitive = layer.nodes[0].primitive
+    primitive = layer.head.primitive
     if layer.kind == "pooling":
-        average = primitive is prim.p.reduce_window_sum_p and len(layer.nodes) > 1
+        average = primitive is prim.p.reduce_window_sum_p and layer.nodes[-1] is not layer.head
         return "avg_pool" if average else prim.WINDOW[primitive]
     if layer.kind == "reduction":
         scaled = primitive is prim.p.reduce_sum_p and any(

@@ -9,10 +9,12 @@ normalisation, a sum and its division), and kept apart where different parameter
 reader of the cut value separate them.
 """
 
+import functools
+from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from jaxeff._compat import JaxprEqn, sub_jaxprs
+from jaxeff import _compat
 from jaxeff.program import primitives as prim
 from jaxeff.program.graph import Node, Role, Value
 
@@ -25,7 +27,7 @@ class Segment:
     root: Value
     exit: Value
 
-    @property
+    @functools.cached_property
     def kind(self) -> str:
         """The layer kind of these nodes."""
         if any(_reduces(n) for n in self.nodes):
@@ -58,7 +60,7 @@ class Segment:
                 statistics.update(node.outputs)
         return False
 
-    @property
+    @functools.cached_property
     def owners(self) -> set[str]:
         """The modules whose parameters or state the nodes read."""
         return {owner(v.path) for n in self.nodes for v in n.values if v.is_weight and v.path}
@@ -95,30 +97,39 @@ def split(nodes: Sequence[Node], root: Value, read_elsewhere: Collection[Value])
 
 def _reduces(node: Node) -> bool:
     # A custom-derivative call is one node; what it holds tells whether it reduces.
-    return _holds_reduction(node.eqn)
-
-
-def _holds_reduction(eqn: JaxprEqn) -> bool:
-    return eqn.primitive in prim.REDUCTION or any(
-        _holds_reduction(e) for sub in sub_jaxprs(eqn) for e in sub.jaxpr.eqns
-    )
+    if node.primitive in prim.CUSTOM:
+        bodies = _compat.sub_jaxprs(node.eqn)
+        return any(p in prim.REDUCTION for body in bodies for p in _compat.primitives_in(body))
+    return node.primitive in prim.REDUCTION
 
 
 def _components(nodes: Sequence[Node], root: Value) -> list[list[Node]]:
     """Connected components, links through the root not counting."""
-    groups: list[tuple[list[Node], set[Value]]] = []
+
+    def joints(node: Node) -> list[Value]:
+        return [v for v in node.values if v is not root and v.is_data] + list(node.outputs)
+
+    linked: dict[Value, list[Node]] = defaultdict(list)
     for node in nodes:
-        touched = {v for v in node.values if v is not root and v.is_data} | set(node.outputs)
-        joined = [g for g in groups if g[1] & touched]
-        groups = [g for g in groups if not g[1] & touched]
-        members = [n for g in joined for n in g[0]]
-        groups.append(([*members, node], touched.union(*(g[1] for g in joined))))
-    order = {node: i for i, node in enumerate(nodes)}
-    return [sorted(members, key=order.__getitem__) for members, _ in groups]
+        for value in joints(node):
+            linked[value].append(node)
+    component: dict[Node, int] = {}
+    for number, first in enumerate(nodes):
+        stack = [first]
+        while stack:
+            node = stack.pop()
+            if node not in component:
+                component[node] = number
+                for value in joints(node):
+                    stack += linked.pop(value, ())
+    members: dict[int, list[Node]] = defaultdict(list)
+    for node in nodes:
+        members[component[node]].append(node)
+    return list(members.values())
 
 
 def _cut(nodes: Sequence[Node], root: Value) -> list[Segment]:
-    """Segments between the cuts of one connected component, side branches after the last apart."""
+    """Segments between the cuts of one connected component, those after the last one apart."""
     last_use = {v: i for i, node in enumerate(nodes) for v in node.values}
     segments: list[Segment] = []
     live: set[Value] = {root}
@@ -136,6 +147,8 @@ def _cut(nodes: Sequence[Node], root: Value) -> list[Segment]:
 
 
 def _merge(segments: list[Segment], read_elsewhere: Collection[Value]) -> list[Segment]:
+    roots = Counter(s.root for s in segments)
+    read_elsewhere = {*read_elsewhere, *(v for v in roots if roots[v] > 1)}
     merged: list[Segment] = []
     for segment in segments:
         previous = merged[-1] if merged else None
@@ -182,4 +195,9 @@ def _joins(a: Segment, b: Segment, read_elsewhere: Collection[Value]) -> bool:
 
 
 def _join(a: Segment, b: Segment) -> Segment:
+    if a.kind == b.kind == "elementwise" and a.owners == b.owners:
+        # The same kind again, known without looking at a long chain each time it grows.
+        a.nodes += b.nodes
+        a.exit = b.exit
+        return a
     return Segment(a.nodes + b.nodes, a.root, b.exit)
