@@ -101,10 +101,6 @@ def _axis_max(x: Gaussian, axis: int, size: int, stride: int, dilation: int) -> 
     count = (x.shape[axis] - span) // stride + 1
 
     def shifted(value: Array, offset: int) -> Array:
-        if stride == size and dilation == 1:  # a plain slice of a reshape vectorises better
-            value = lax.slice_in_dim(value, 0, count * size, axis=axis)
-            value = value.reshape(*value.shape[:axis], count, size, *value.shape[axis + 1 :])
-            return lax.index_in_dim(value, offset, axis + 1, keepdims=False)
         stop = offset + (count - 1) * stride + 1
         return lax.slice_in_dim(value, offset, stop, stride, axis)
 
