@@ -34,7 +34,8 @@ from jaxeff.moments.raw import RawMoments, is_random, to_raw, to_variance
 from jaxeff.moments.regions import region
 from jaxeff.program import Layer, evaluate, plain, trace
 
-_REGIONS = {"elementwise", "normalization", "reduction", "other"}
+_REGIONS = {"elementwise", "normalization", "reduction"}
+_DISCRETE = "computes with a discrete function of a random value"
 _FORMS = ("variance", "raw")
 
 
@@ -135,6 +136,8 @@ def _layer(
         return plain(layer, key, *values)
     if not random:
         return _discrete(layer, values)
+    if any(isinstance(v, AtMean) for v in values):
+        raise no_rule(layer.nodes[-1], layer.site, _DISCRETE)
     if layer.kind == "quantize":
         return _quantize(layer, values)
     if layer.mark and layer.programs:
@@ -157,9 +160,7 @@ def _discrete(layer: Layer, values: Sequence[Any]) -> list[Any]:
     outputs = layer.fn(*(at_mean(v) for v in values))
     for output in outputs:
         if jnp.issubdtype(jnp.result_type(output), jnp.inexact):
-            raise no_rule(
-                layer.nodes[-1], layer.site, "computes with a discrete function of a random value"
-            )
+            raise no_rule(layer.nodes[-1], layer.site, _DISCRETE)
     return [AtMean(v) for v in outputs]
 
 
