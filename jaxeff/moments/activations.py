@@ -134,9 +134,9 @@ def normal_cdf(x: Random, nodes: int = 16) -> Gaussian:
     a = x.mean * spread
     # asin(v / (1 + v)) through its tangent, whose gradient is finite where v / (1 + v) rounds to 1
     angle = jnp.arctan2(x.var, _safe_sqrt(1 + 2 * x.var))
-    t, weight = np.polynomial.legendre.leggauss(nodes)
-    t = jnp.asarray(0.5 * (t + 1), x.dtype).reshape((-1,) + (1,) * x.ndim)
-    weight = jnp.asarray(0.5 * weight, x.dtype).reshape(t.shape)
+    roots, masses = np.polynomial.legendre.leggauss(nodes)
+    t = jnp.asarray(0.5 * (roots + 1), x.dtype).reshape((-1,) + (1,) * x.ndim)
+    weight = jnp.asarray(0.5 * masses, x.dtype).reshape(t.shape)
     density = jnp.exp(-a * a / (1 + jnp.sin(angle * t)))
     return Gaussian(cdf(a), angle / (2 * np.pi) * jnp.sum(weight * density, 0))
 

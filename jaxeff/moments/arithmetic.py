@@ -15,6 +15,7 @@ Sharp edges
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import overload
 
 import jax.numpy as jnp
 from jax import lax
@@ -31,11 +32,19 @@ def mean_of(x: Value) -> Array:
     return x.mean if is_random(x) else x
 
 
+@overload
+def map_linear(op: Callable[[Array], Array], x: Random) -> Gaussian: ...
+@overload
+def map_linear(op: Callable[[Array], Array], x: Array) -> Array: ...
 def map_linear(op: Callable[[Array], Array], x: Value) -> Array | Gaussian:
     """Apply `op`, which only moves, copies or drops entries, to mean and variance alike."""
     return Gaussian(op(x.mean), op(x.var)) if is_random(x) else op(x)
 
 
+@overload
+def negate(x: Random) -> Gaussian: ...
+@overload
+def negate(x: Array) -> Array: ...
 def negate(x: Value) -> Array | Gaussian:
     """Moments of -x."""
     return Gaussian(-x.mean, x.var) if is_random(x) else -x
@@ -53,15 +62,20 @@ def subtract(x: Value, y: Value) -> Array | Gaussian:
     return add(x, negate(y))
 
 
+@overload
+def multiply(x: Random, y: Value) -> Gaussian: ...
+@overload
+def multiply(x: Value, y: Random) -> Gaussian: ...
+@overload
+def multiply(x: Array, y: Array) -> Array: ...
 def multiply(x: Value, y: Value) -> Array | Gaussian:
     """Moments of x * y for independent operands."""
-    match is_random(x), is_random(y):
-        case False, False:
+    if not is_random(x):
+        if not is_random(y):
             return x * y
-        case True, False:
-            return Gaussian(x.mean * y, x.var * (y * y))
-        case False, True:
-            return Gaussian(x * y.mean, (x * x) * y.var)
+        return Gaussian(x * y.mean, (x * x) * y.var)
+    if not is_random(y):
+        return Gaussian(x.mean * y, x.var * (y * y))
     return Gaussian(x.mean * y.mean, x.second_moment * y.var + x.var * (y.mean * y.mean))
 
 

@@ -18,6 +18,8 @@ Sharp edges
 
 from __future__ import annotations
 
+from typing import overload
+
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
@@ -25,13 +27,19 @@ from jaxtyping import Array
 from jaxeff.moments.arithmetic import Value, negate
 from jaxeff.moments.gaussian import Gaussian
 from jaxeff.moments.normal import inverse_std, tail
-from jaxeff.moments.raw import is_random
+from jaxeff.moments.raw import Random, is_random
 
 
 def _as_gaussian(x: Value) -> Gaussian:
     return Gaussian(x.mean, x.var) if is_random(x) else Gaussian(x, jnp.zeros_like(x))
 
 
+@overload
+def maximum(x: Random, y: Value) -> Gaussian: ...
+@overload
+def maximum(x: Value, y: Random) -> Gaussian: ...
+@overload
+def maximum(x: Array, y: Array) -> Array: ...
 def maximum(x: Value, y: Value) -> Array | Gaussian:
     """Moments of max(x, y) for independent operands (Clark 1961).
 

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
+from typing_extensions import TypeIs
 
 
 @jax.tree_util.register_dataclass
@@ -77,7 +78,7 @@ class Gaussian:
         return self.mean + std * noise
 
 
-def is_gaussian(x: Any) -> bool:
+def is_gaussian(x: Any) -> TypeIs[Gaussian]:
     """Whether `x` is a `Gaussian`: the `is_leaf` of every `jax.tree` call that must keep them."""
     return isinstance(x, Gaussian)
 

@@ -43,13 +43,12 @@ def bilinear(op: Bilinear, x: Array | Random, w: Array | Random) -> Array | Gaus
     Returns:
         The moments of `op(x, w)`, or `op(x, w)` itself where nothing is random.
     """
-    match is_random(x), is_random(w):
-        case False, False:
+    if not is_random(x):
+        if not is_random(w):
             return op(x, w)
-        case True, False:
-            return Gaussian(op(x.mean, w), op(x.var, w * w))
-        case False, True:
-            return Gaussian(op(x, w.mean), op(x * x, w.var))
+        return Gaussian(op(x, w.mean), op(x * x, w.var))
+    if not is_random(w):
+        return Gaussian(op(x.mean, w), op(x.var, w * w))
     mean = op(x.mean, w.mean)
     if isinstance(x, RawMoments):
         second = op(x.second_moment, w.second_moment)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
@@ -90,7 +91,7 @@ def piecewise(
     return Gaussian(at_mean + ratio * first, ratio * jnp.maximum(second - first * first, 0))
 
 
-def _expand(piece: Coefficients, mean: Float[Array, "*shape"]) -> list[Array]:
+def _expand(piece: Coefficients, mean: Float[Array, "*shape"]) -> list[Any]:
     """The coefficients of a polynomial in (x - mean)."""
     c0, c1, c2 = (*piece, 0.0, 0.0)[:3] if len(piece) < 3 else piece
     constant = c0 + mean * (c1 + mean * c2)

@@ -50,11 +50,11 @@ def gauss_hermite(fn: Callable[[Array], Any], x: Random, nodes: int = HERMITE_NO
         `fn`'s output tree with a `Gaussian` for each floating-point leaf; others are evaluated
         at the mean.
     """
-    z, weight = np.polynomial.hermite.hermgauss(nodes)
+    roots, masses = np.polynomial.hermite.hermgauss(nodes)
     x = to_variance(x)
     shape = (nodes,) + (1,) * x.ndim
-    z = jnp.asarray(z * np.sqrt(2), x.dtype).reshape(shape)
-    weight = jnp.asarray(weight / np.sqrt(np.pi), x.dtype).reshape(shape)
+    z = jnp.asarray(roots * np.sqrt(2), x.dtype).reshape(shape)
+    weight = jnp.asarray(masses / np.sqrt(np.pi), x.dtype).reshape(shape)
     return _integrate(fn, x, [(z, weight)])
 
 
@@ -76,12 +76,12 @@ def gauss_legendre(
     Returns:
         As `gauss_hermite`.
     """
-    t, weight = np.polynomial.legendre.leggauss(nodes)
+    roots, masses = np.polynomial.legendre.leggauss(nodes)
     x = to_variance(x)
     std = _floored_std(x)
     shape = (nodes,) + (1,) * x.ndim
-    t = jnp.asarray(0.5 * (t + 1), x.dtype).reshape(shape)
-    weight = jnp.asarray(0.5 * weight, x.dtype).reshape(shape)
+    t = jnp.asarray(0.5 * (roots + 1), x.dtype).reshape(shape)
+    weight = jnp.asarray(0.5 * masses, x.dtype).reshape(shape)
     reach = jnp.full(x.shape, _REACH, x.dtype)
     # The integral doesn't depend on where it is split, so neither should its gradient.
     inner = [lax.stop_gradient(jnp.clip((k - x.mean) / std, -_REACH, _REACH)) for k in kinks]

@@ -25,6 +25,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
+from typing_extensions import TypeIs
 
 from jaxeff.moments.gaussian import Gaussian
 
@@ -80,7 +81,7 @@ class Activated(Gaussian):
 Random = Gaussian | RawMoments
 
 
-def is_random(x: Any) -> bool:
+def is_random(x: Any) -> TypeIs[Random]:
     """Whether `x` is a random array in either representation."""
     return isinstance(x, Gaussian | RawMoments)
 

@@ -147,8 +147,9 @@ def _layer(
         outputs = region(layer, values, rules)
     else:
         if form == "raw" and layer.kind in {"linear", "contraction"}:
-            data = [i in layer.data and is_random(v) for i, v in enumerate(values)]
-            values = [to_raw(v) if d else v for d, v in zip(data, values, strict=True)]
+            values = tuple(
+                to_raw(v) if is_random(v) and i in layer.data else v for i, v in enumerate(values)
+            )
         env = Environment.of(layer, values, rules)
         propagate(layer.nodes, env)
         outputs = [env.read(v) for v in layer.outputs]

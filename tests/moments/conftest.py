@@ -71,7 +71,7 @@ _CUTS = (-6.0, -3.0, -1.0, -0.5, -0.25, 0.0, 0.5, 0.7, 1.0, 3.0, 6.0)
 
 
 def exact(f: Callable[[Any], Any], mean: np.ndarray, std: np.ndarray) -> tuple[Any, Any]:
-    """Moments of f(x) by Gauss-Legendre on twelve pieces of +-12 standard deviations, in float64."""
+    """Moments of f(x) by Gauss-Legendre in pieces over +-12 standard deviations, in float64."""
     with jax.enable_x64():
         ends = [np.clip(c, mean - 12 * std, mean + 12 * std) for c in (-np.inf, *_CUTS, np.inf)]
         width = [hi - lo for lo, hi in itertools.pairwise(ends)]
