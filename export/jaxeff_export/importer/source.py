@@ -19,6 +19,10 @@ from jaxlib.mlir.passmanager import PassManager
 
 from .errors import StableHLOParseError
 
+# Damage can send MLIR's reader into an endless loop; a sound artifact takes a fraction of this.
+_READ_SECONDS = 20.0
+_READ_BYTES_PER_SECOND = 1e6
+
 Source: TypeAlias = str | bytes | ir.Module | Exported
 
 _BYTECODE_MAGIC = b"ML\xefR"
@@ -80,9 +84,19 @@ def _artifact_text(data: bytes) -> str:
                 f"with {_BYTECODE_MAGIC!r}) nor UTF-8 text"
             ) from error
     reader = pathlib.Path(__file__).with_name("_read_artifact.py")
-    child = subprocess.run(
-        [sys.executable, "-I", str(reader)], input=data, capture_output=True, check=False
-    )
+    try:
+        child = subprocess.run(
+            [sys.executable, "-I", str(reader)],
+            input=data,
+            capture_output=True,
+            check=False,
+            timeout=_READ_SECONDS + len(data) / _READ_BYTES_PER_SECOND,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise StableHLOParseError(
+            f"the {len(data)} bytes are not a readable StableHLO artifact (damaged): the reader "
+            f"did not finish within {error.timeout:.0f} s"
+        ) from error
     if child.returncode != 0:
         reason = _one_line(child.stderr.decode("utf-8", "replace")) or "the reader crashed on it"
         raise StableHLOParseError(
