@@ -1,7 +1,7 @@
 """Functions easily read wrongly: uses of uses, backward passes, unit axes, long chains."""
 
+import cProfile
 import functools
-import time
 
 import jax
 import jax.numpy as jnp
@@ -188,10 +188,12 @@ def test_a_custom_derivative_with_statistics_inside_is_a_normalization():
     assert list(found.values()) == ["input", "linear", "normalization"]
 
 
-def seconds(f, *args):
-    start = time.process_time()
-    trace(f, *args)
-    return time.process_time() - start
+def calls(f, *args):
+    """How many function calls reading takes."""
+    profile = cProfile.Profile()
+    with profile:
+        trace(f, *args)
+    return sum(entry.callcount for entry in profile.getstats())
 
 
 def grown(step, count):
@@ -206,20 +208,18 @@ CHAINS = {
 
 
 @pytest.mark.parametrize("name", CHAINS)
-def test_reading_time_grows_with_the_function_and_no_faster(name):
-    step = CHAINS[name]
-    seconds(grown(step, 10), PARAMS, X)
-    short = min(seconds(grown(step, 150), PARAMS, X) for _ in range(3))
-    # Eight times as long: a quadratic reader takes 64 times as long.
-    assert seconds(grown(step, 1200), PARAMS, X) < 30 * short
+def test_reading_work_grows_with_the_function_and_no_faster(name):
+    short, long = (calls(grown(CHAINS[name], n), PARAMS, X) for n in (100, 800))
+    # Eight times as long: a quadratic reader makes 64 times as many calls.
+    assert long < 12 * short
 
 
-def test_long_and_branching_constants_are_read_in_time():
+def test_long_and_branching_constants_are_read():
     def f(p, x):
         constant = functools.reduce(lambda c, _: jnp.cos(c) + c * 0.1, range(1500), jnp.ones(6))
         return x * p + constant
 
-    assert seconds(f, jnp.float32(2), X) < 60
+    # Read by recursion this overflows the stack, and by following every path it never ends.
     assert len(trace(f, jnp.float32(2), X).sites) == 3
 
 
