@@ -24,10 +24,9 @@ import jax.numpy as jnp
 
 from jaxeff import _compat
 from jaxeff._compat import ClosedJaxpr, JaxprEqn, Literal
+from jaxeff.functional import STATE_TAG
 from jaxeff.program import primitives as prim
 
-STATE_TAG = "jaxeff.state:"
-NEW_STATE_TAG = "jaxeff.new_state:"
 SPREAD_TAG = "jaxeff.spread"
 
 

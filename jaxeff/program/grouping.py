@@ -11,8 +11,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from jaxeff import _compat
+from jaxeff.functional import NEW_STATE_TAG
 from jaxeff.program import primitives as prim
-from jaxeff.program.graph import NEW_STATE_TAG, Graph, Node, Role, Value
+from jaxeff.program.graph import Graph, Node, Role, Value
 from jaxeff.program.layers import Layer, Program
 from jaxeff.program.regions import split
 

@@ -10,9 +10,10 @@ of `fc` is `fc#1`, the second unnamed ReLU is `relu_1`.
 from collections import Counter
 
 from jaxeff import _compat
+from jaxeff.functional import NEW_STATE_TAG, STATE_TAG
 from jaxeff.program import primitives as prim
 from jaxeff.program.expression import known_name
-from jaxeff.program.graph import NEW_STATE_TAG, STATE_TAG, Node
+from jaxeff.program.graph import Node
 from jaxeff.program.layers import Layer, Program
 from jaxeff.program.regions import owner
 

@@ -13,8 +13,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxeff import _compat
+from jaxeff.functional import STATE_TAG
 from jaxeff.program import primitives as prim
-from jaxeff.program.graph import STATE_TAG, Graph, Role, Value, flatten
+from jaxeff.program.graph import Graph, Role, Value, flatten
 from jaxeff.program.grouping import group
 from jaxeff.program.layers import Layer, Program
 from jaxeff.program.naming import name_layers
