@@ -14,7 +14,7 @@ from tvm import relax
 from tvm.target import Target
 from tvm.target.codegen import llvm_get_system_cpu
 
-from .locals import lets_to_locals
+from .locals import lets_to_locals, locals_to_lets
 from .scheduling import schedule_cpu
 
 
@@ -38,7 +38,7 @@ def compile_module(
     """
     where = Target({"fast-math-contract": True, **(target or host_target())})
     with where, tvm.transform.PassContext(opt_level=3):
-        mod = _fuse(mod)
+        mod = _fuse(locals_to_lets(mod))
         mod = lets_to_locals(schedule_cpu(mod, where))
         return tvm.compile(mod, target=where, relax_pipeline=_lower())
 

@@ -1,28 +1,33 @@
-"""Turn chains of scalar lets into local variables.
+"""Chains of scalar lets and local variables, and how to turn one into the other.
 
-Kernels name their intermediate scalars with nested ``Let`` expressions. Several of TVM's lowering
-passes take time exponential in the length of such a chain, so the last step before lowering stores
-each intermediate in a one-element local buffer instead; LLVM turns these into registers.
+Kernels name their intermediate scalars with nested ``Let`` expressions: that is what TVM's
+schedules can inline and vectorise. Several of TVM's lowering passes take time exponential in the
+length of such a chain, so before lowering each intermediate of a long chain is stored in a
+one-element local buffer instead; LLVM turns these into registers. An imported module holds locals
+too, so that any TVM pipeline can lower it; ours turns them back into lets first.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
+from tvm.s_tir.analysis import get_sblock_access_region
 from tvm.tirx import Expr
 
 SHORT = 4  # lets that may stay: what vectorised loops hold
 
 
 def lets_to_locals(mod: tvm.IRModule) -> tvm.IRModule:
-    """Rewrite every kernel of a module."""
-    result = mod.clone()
-    for name, function in mod.functions_items():
-        if isinstance(function, tirx.PrimFunc):
-            body = tvm_ffi.structural_map(function.body, (s_tir.SBlock, _rewrite_block))
-            result[name] = function.with_body(body)
-    return result
+    """Rewrite the long chains of every kernel of a module into local variables."""
+    return _rewrite(mod, _to_locals)
+
+
+def locals_to_lets(mod: tvm.IRModule) -> tvm.IRModule:
+    """Undo :func:`lets_to_locals`, for kernels that are not scheduled yet."""
+    return _rewrite(mod, _to_lets)
 
 
 def count_lets(tree: object) -> int:
@@ -32,21 +37,96 @@ def count_lets(tree: object) -> int:
     return len(found)
 
 
-def _rewrite_block(block: s_tir.SBlock) -> s_tir.SBlock:
+def _rewrite(mod: tvm.IRModule, rewrite: Callable[[tirx.PrimFunc], tirx.PrimFunc]) -> tvm.IRModule:
+    result = mod.clone()
+    for name, function in mod.functions_items():
+        if isinstance(function, tirx.PrimFunc):
+            result[name] = rewrite(function)
+    return result
+
+
+def _to_locals(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    if not _has_long_chain(function.body):
+        return function
+    body = tvm_ffi.structural_map(function.body, (s_tir.SBlock, _block_to_locals))
+    if _has_long_chain(body):  # stores inside loops of their own: imperative kernels
+        body = tvm_ffi.structural_map(body, (tirx.BufferStore, _store_to_locals))
+    return function.with_body(body)
+
+
+def _has_long_chain(body: tirx.Stmt) -> bool:
+    found: list[bool] = []
+    tvm_ffi.structural_walk(
+        body, (tirx.BufferStore, lambda store: found.append(count_lets(store) > SHORT))
+    )
+    return any(found)
+
+
+def _block_to_locals(block: s_tir.SBlock) -> s_tir.SBlock:
     store = block.body
     if not isinstance(store, tirx.BufferStore) or count_lets(store) <= SHORT:
         return block
+    stores, buffers = _flat(store)
+    return _with_body(block, tirx.SeqStmt(stores), [*block.alloc_buffers, *buffers])
+
+
+def _store_to_locals(store: tirx.BufferStore) -> tirx.Stmt:
+    if count_lets(store) <= SHORT:
+        return store
+    stores, buffers = _flat(store)
+    if not buffers:  # the lets are inside branches
+        return store
+    body = tirx.SeqStmt(stores)
+    bare = s_tir.SBlock([], [], [], "chain", body, alloc_buffers=buffers)
+    reads, writes, _ = get_sblock_access_region(bare, {})
+    block = s_tir.SBlock([], reads, writes, "chain", body, alloc_buffers=buffers)
+    return s_tir.SBlockRealize([], True, block)
+
+
+def _flat(store: tirx.BufferStore) -> tuple[list[tirx.Stmt], list[tirx.Buffer]]:
     chain = _Chain()
     value = chain.flatten(store.value)
-    store = tirx.BufferStore(store.buffer, value, store.indices)
+    last = tirx.BufferStore(store.buffer, value, store.indices)
+    return [*chain.stores, last], chain.buffers
+
+
+def _to_lets(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    if "tirx.is_scheduled" in function.attrs:
+        return function
+    return function.with_body(tvm_ffi.structural_map(function.body, (s_tir.SBlock, _block_to_lets)))
+
+
+def _block_to_lets(block: s_tir.SBlock) -> s_tir.SBlock:
+    if not isinstance(block.body, tirx.SeqStmt) or not block.alloc_buffers:
+        return block
+    *stores, last = block.body.seq
+    locals_ = {buffer: tirx.Var(buffer.name, str(buffer.dtype)) for buffer in block.alloc_buffers}
+    if not isinstance(last, tirx.BufferStore) or len(stores) != len(locals_):
+        return block
+    if not all(isinstance(s, tirx.BufferStore) and s.buffer in locals_ for s in stores):
+        return block
+
+    def named(load: tvm.ir.TensorLoad) -> Expr:
+        return locals_.get(load.source, load)
+
+    value = tvm_ffi.structural_map(last.value, (tvm.ir.TensorLoad, named))
+    for store in reversed(stores):
+        bound = tvm_ffi.structural_map(store.value, (tvm.ir.TensorLoad, named))
+        value = tirx.Let(locals_[store.buffer], bound, value)
+    return _with_body(block, tirx.BufferStore(last.buffer, value, last.indices), [])
+
+
+def _with_body(
+    block: s_tir.SBlock, body: tirx.Stmt, alloc_buffers: list[tirx.Buffer]
+) -> s_tir.SBlock:
     return s_tir.SBlock(
         block.iter_vars,
         block.reads,
         block.writes,
         block.name_hint,
-        tirx.SeqStmt([*chain.stores, store]),
+        body,
         block.init,
-        [*block.alloc_buffers, *chain.buffers],
+        alloc_buffers,
         block.match_buffers,
         block.annotations,
     )

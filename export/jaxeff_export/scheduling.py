@@ -130,7 +130,7 @@ def _grows(sch: Schedule, block: SBlockRV, consumer: SBlockRV) -> bool:
     (written,) = sch.get(block).writes
 
     def reads_it(node: Any) -> bool:
-        return type(node).__name__ == "BufferLoad" and node.buffer.same_as(written.buffer)
+        return isinstance(node, tvm.ir.TensorLoad) and node.source.same_as(written.source)
 
     reads = _count(sch.get(consumer).body, object, reads_it)
     return reads > 1 and reads * _count(sch.get(block).body, object) > _CHEAP

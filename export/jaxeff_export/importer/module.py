@@ -20,6 +20,7 @@ from . import (  # noqa: F401
     scalar_functions,
     shapes,
 )
+from ..locals import lets_to_locals
 from .emitter import CompositeRule, Emitter, known_ops
 from .errors import UnsupportedOpError
 from .graph import GraphBuilder
@@ -57,4 +58,4 @@ def import_stablehlo(
     unsupported = builder.unsupported + emitter.unsupported
     if unsupported:
         raise UnsupportedOpError(unsupported)
-    return emitter.bb.get()
+    return lets_to_locals(emitter.bb.get())
