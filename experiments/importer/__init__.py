@@ -1,0 +1,1 @@
+"""What the importer covers, case by case, XLA being the oracle."""

@@ -1,0 +1,78 @@
+"""The coverage study: what is close, what a crash and a hang leave behind, and resuming."""
+
+import json
+
+import ml_dtypes
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from experiments.importer import __main__ as study
+from experiments.importer import suites
+from experiments.importer.judging import judge
+
+DIFFICULT = """
+import ctypes, time
+import numpy as np
+from experiments.importer.harnesses import Case
+
+def crash():
+    ctypes.string_at(0)
+
+def hang():
+    time.sleep(100)
+
+def good():
+    return (lambda x: x + 1), [np.arange(3)]
+
+def cases():
+    builds = {"a": good, "b": crash, "c": good, "d": hang, "e": good}
+    return {name: Case("group", name, build) for name, build in builds.items()}
+"""
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "outcome"),
+    [
+        ([1.0, np.nan, np.inf, -0.0], [1.0, np.nan, np.inf, -0.0], "ok"),
+        ([1 + 3e-7], [1.0], "ok"),
+        ([1 + 6e-6], [1.0], "rounding"),
+        ([1e-40], [0.0], "ok"),
+        ([1.1], [1.0], "wrong"),
+        ([0.0], [-0.0], "wrong"),
+        ([np.nan], [1.0], "wrong"),
+        ([np.inf], [-np.inf], "wrong"),
+        ([np.inf], [3e38], "wrong"),
+    ],
+)
+def test_floats(ours, theirs, outcome):
+    assert judge([np.float32(ours)], [np.float32(theirs)]).outcome == outcome
+
+
+def test_other_types():
+    ones = np.ones(2, ml_dtypes.bfloat16)
+    assert judge([ones + ones / 128], [ones]).ulps == 1
+    assert judge([np.int8([1, 2])], [np.int8([1, 3])]).outcome == "wrong"
+    assert "dtype" in judge([np.int8([1])], [np.int16([1])]).message
+    assert judge([ones], [ones, ones]).outcome == "wrong"
+    assert judge([np.zeros(0, np.float64)], [np.zeros(0, np.float64)]).outcome == "ok"
+
+
+def test_survives_crashes_and_hangs_and_resumes(tmp_path, monkeypatch):
+    (tmp_path / "difficult_cases.py").write_text(DIFFICULT)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(suites.SUITES, "difficult", "difficult_cases:cases")
+    path = tmp_path / "out.json"
+    arguments = ["--suite", "difficult", "--json", str(path), "--seconds", "8"]
+    done = CliRunner().invoke(study.app, arguments, catch_exceptions=False)
+    assert done.exit_code == 0
+    report = json.loads(path.read_text())
+    outcomes = {row["case"]: row["outcome"] for row in report["rows"]}
+    assert outcomes == {"a": "ok", "b": "crash", "c": "ok", "d": "timeout", "e": "ok"}
+    assert [check["passed"] for check in report["checks"]] == [False, False]
+    assert report["summary"][-1]["ok"] == 3
+
+    with path.with_suffix(".jsonl").open("a") as file:
+        file.write('\n{"case": "a", "outc')
+    CliRunner().invoke(study.app, arguments, catch_exceptions=False)
+    assert json.loads(path.read_text())["rows"] == report["rows"]
