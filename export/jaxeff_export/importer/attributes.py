@@ -43,3 +43,14 @@ def compares_total_order(op: ir.Operation) -> bool:
         return False
     found: Any = stablehlo.ComparisonTypeAttr(op.attributes["compare_type"])
     return found.value == "TOTALORDER"
+
+
+def backend_integer(op: ir.Operation, name: str) -> int:
+    """Return an integer (or the code of a letter) of a custom call's backend configuration."""
+    config: Any = op.attributes["mhlo.backend_config"]
+    return int(config[name].value)
+
+
+def enumerator(op: ir.Operation, name: str) -> str:
+    """Return the name that an attribute of an enumeration holds, such as TRANSPOSE."""
+    return str(op.attributes[name]).rpartition(" ")[2].rstrip(">")

@@ -26,6 +26,7 @@ from .elementwise import (
 )
 from .errors import Unsupported, UnsupportedOp, describe
 from .graph import Graph, Node, Value
+from .loops import kernel
 from .scalars import SCALAR_RULES
 from .types import TensorType
 
@@ -114,6 +115,18 @@ class Emitter:
         """Emit ``function``, which maps TE tensors of the operands to its result in TE."""
         tensors = [self.tensor(operand) for operand in operands]
         return self.bb.emit_te(function, *tensors, primfunc_name_hint=name)
+
+    def kernel(self, body: Callable[..., None], node: Node, *, name: str) -> list[relax.Expr]:
+        """Emit an imperative kernel that reads all operands of a node and writes its results."""
+        results = [(value.type.shape, value.type.dtype) for value in node.results]
+
+        def function(*operands: te.Tensor) -> object:
+            return kernel(body, operands, results, name)
+
+        written = self.te(function, *node.operands, name=name)
+        if len(results) == 1:
+            return [written]
+        return [self.bb.emit(relax.TupleGetItem(written, i)) for i in range(len(results))]
 
     def reshape(self, tensor: relax.Expr, shape: Sequence[int]) -> relax.Expr:
         """Reshape a tensor if its shape is another."""

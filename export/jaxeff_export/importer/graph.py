@@ -18,6 +18,7 @@ import numpy as np
 from jaxlib.mlir import ir
 
 from .attributes import attribute
+from .custom_calls import is_annotation, node_name
 from .errors import StableHLOParseError, Unsupported, UnsupportedOp, describe
 from .folding import fold
 from .types import TensorType, dense_array, tensor_type
@@ -146,8 +147,8 @@ class GraphBuilder:
                 return self._call(attribute(op, "decomposition"), operands)
             case "stablehlo.optimization_barrier":
                 return list(operands)
-            case "stablehlo.custom_call" if attribute(op, "call_target_name") == "Sharding":
-                return list(operands)
+            case "stablehlo.custom_call" if is_annotation(op):
+                return list(operands[: len(op.results)])
             case "stablehlo.if":
                 branches = [self._region(op, i, (), env) for i in (1, 0)]
                 return self._select_branch(operands[0], branches, op)
@@ -157,7 +158,10 @@ class GraphBuilder:
                 return self._select_branch(operands[0], branches, op)
             case "stablehlo.while":
                 return self._unroll(op, operands, env)
-        if op.name not in self._known_ops:
+        name = op.name
+        if name == "stablehlo.custom_call":
+            name = node_name(op, self._known_ops)
+        elif name not in self._known_ops:
             raise Unsupported("no lowering to TVM is known")
         kinds = [tensor_type(result.type) for result in op.results]
         for operand in op.operands:
@@ -165,7 +169,7 @@ class GraphBuilder:
         folded = fold(op, [o.constant for o in operands], kinds)
         if folded is not None:
             return [splat(folded, kinds[0])]
-        return list(self._node(op.name, op, operands, kinds).results)
+        return list(self._node(name, op, operands, kinds).results)
 
     def _node(
         self,

@@ -9,6 +9,7 @@ from jaxlib.mlir import ir
 
 # Each of these registers its family of rules.
 from . import (  # noqa: F401
+    cholesky,
     contraction,
     convolution,
     indexing,
@@ -19,6 +20,7 @@ from . import (  # noqa: F401
     scalar_conversion,
     scalar_functions,
     shapes,
+    triangular,
 )
 from ..locals import lets_to_locals
 from .emitter import CompositeRule, Emitter, known_ops
