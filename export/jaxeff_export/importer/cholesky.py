@@ -9,7 +9,7 @@ from tvm import relax, te, tirx
 from .attributes import attribute, backend_integer
 from .emitter import Emitter, rule
 from .graph import Node
-from .loops import Code, View, converted, kernel
+from .matrix_loops import Code, View, converted, kernel
 from .regions import accumulator
 
 

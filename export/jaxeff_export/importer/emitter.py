@@ -26,7 +26,7 @@ from .elementwise import (
 )
 from .errors import Unsupported, UnsupportedOp, describe
 from .graph import Graph, Node, Value
-from .loops import kernel
+from .matrix_loops import kernel
 from .scalars import SCALAR_RULES
 from .types import TensorType
 

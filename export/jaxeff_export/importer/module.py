@@ -7,6 +7,8 @@ from collections.abc import Mapping
 import tvm
 from jaxlib.mlir import ir
 
+from ..locals import lets_to_locals
+
 # Each of these registers its family of rules.
 from . import (  # noqa: F401
     cholesky,
@@ -22,7 +24,6 @@ from . import (  # noqa: F401
     shapes,
     triangular,
 )
-from ..locals import lets_to_locals
 from .emitter import CompositeRule, Emitter, known_ops
 from .errors import UnsupportedOpError
 from .graph import GraphBuilder

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+
 from tvm import relax, te
 
 from .attributes import attribute, backend_integer, enumerator
 from .emitter import Emitter, rule
 from .graph import Node
-from .loops import Code, View, converted, kernel
+from .matrix_loops import Code, View, converted, kernel
 from .regions import accumulator
 
 

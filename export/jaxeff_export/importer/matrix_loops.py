@@ -1,8 +1,7 @@
-"""Imperative kernels: loops, conditions and local variables written as one TIR statement.
+"""Matrix algorithms as imperative kernels: loops that read and write views of tensors.
 
-For what is no expression per element: factorizations, recurrences, searches. A kernel is written
-with :func:`kernel`, which hands the function a :class:`Code` to write into and one :class:`View`
-per tensor::
+A kernel is written with :func:`kernel`, which hands a function the :class:`Code` to write into and
+one :class:`View` per tensor::
 
     def body(code: Code, x: View, total: View) -> None:
         with code.loop(n) as i:
@@ -16,7 +15,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 from tvm import s_tir, te, tirx
 from tvm.tirx import Expr
@@ -24,7 +23,7 @@ from tvm.tirx import Expr
 from .scalars import ScalarOp, apply_scalar
 from .scope import Scope, load, store
 
-Index = Expr | int
+Index: TypeAlias = "Expr | int"
 
 
 class Code:
@@ -76,7 +75,7 @@ class Code:
     def local(self, dtype: str, *shape: int) -> View:
         """Declare a local tensor; a scalar variable if no shape is given."""
         name = f"local{len(self._locals)}"
-        buffer = tirx.decl_buffer([_int64(n) for n in shape or (1,)], dtype, name)
+        buffer = _buffer(shape or (1,), dtype, name)
         self._locals.append(buffer)
         return View(self, buffer, lambda *index: index if shape else (0,))
 
@@ -121,7 +120,7 @@ class View:
         return self.map(lambda *index: (*leading, *index))
 
     @property
-    def T(self) -> View:  # noqa: N802
+    def T(self) -> View:
         """View a matrix transposed."""
         return self.map(lambda i, j: (j, i))
 
@@ -142,9 +141,15 @@ def kernel(
         body(code, *(View(code, buffer) for buffer in itertools.chain(ins, outs)))
         return code.finish()
 
-    shapes = [tuple(shape) for shape, _ in results]
-    dtypes = [dtype for _, dtype in results]
-    return te.extern(shapes, list(operands), statement, name=name, dtype=dtypes)
+    return te.extern(
+        [tuple(shape) for shape, _ in results],
+        list(operands),
+        statement,
+        name=name,
+        dtype=[dtype for _, dtype in results],
+        in_buffers=[_buffer(x.shape, x.dtype, f"x{i}") for i, x in enumerate(operands)],
+        out_buffers=[_buffer(*result, f"y{i}") for i, result in enumerate(results)],
+    )
 
 
 def converted(tensor: te.Tensor, dtype: str) -> te.Tensor:
@@ -159,6 +164,10 @@ def converted(tensor: te.Tensor, dtype: str) -> te.Tensor:
         return store(scope.wrap(value), dtype)
 
     return te.compute(tensor.shape, element, name="convert")
+
+
+def _buffer(shape: Sequence[Index], dtype: str, name: str) -> tirx.Buffer:
+    return tirx.decl_buffer([_int64(n) for n in shape], dtype, name)
 
 
 def _int64(index: Index) -> Expr:
