@@ -21,6 +21,7 @@ from . import (  # noqa: F401
     scalar_comparison,
     scalar_conversion,
     scalar_functions,
+    scattering,
     shapes,
     triangular,
 )
