@@ -15,7 +15,7 @@ from tvm.target import Target
 from tvm.target.codegen import llvm_get_system_cpu
 
 from .locals import lets_to_locals, locals_to_lets
-from .scheduling import schedule_cpu
+from .scheduling import Machine, schedule_cpu
 
 
 def host_target() -> dict[str, object]:
@@ -39,7 +39,7 @@ def compile_module(
     where = Target({"fast-math-contract": True, **(target or host_target())})
     with where, tvm.transform.PassContext(opt_level=3):
         mod = _fuse(locals_to_lets(mod))
-        mod = lets_to_locals(schedule_cpu(mod, where))
+        mod = lets_to_locals(schedule_cpu(mod, Machine.of(where)))
         return tvm.compile(mod, target=where, relax_pipeline=_lower())
 
 

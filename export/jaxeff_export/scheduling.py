@@ -49,9 +49,11 @@ class Machine:
         return cls(lanes, 32 if many else 16, int(target.attrs.get("num-cores", 1)))
 
 
-def schedule_cpu(mod: tvm.IRModule, target: Target) -> tvm.IRModule:
+ANY_MACHINE = Machine(lanes=8, registers=16, cores=1)
+
+
+def schedule_cpu(mod: tvm.IRModule, machine: Machine) -> tvm.IRModule:
     """Schedule every kernel of a module; those that resist stay as they are."""
-    machine = Machine.of(target)
     scheduled = {}
     for name, function in mod.functions_items():
         if isinstance(function, tirx.PrimFunc) and "tirx.is_scheduled" not in function.attrs:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import tvm
 from jaxlib.mlir import ir
 from tvm import relax, te, tirx
 from tvm.runtime import tensor as runtime_tensor
@@ -62,27 +63,50 @@ class Emitter:
     def __init__(self, composites: Mapping[str, CompositeRule]):
         self.bb = relax.BlockBuilder()
         self.unsupported: list[UnsupportedOp] = []
-        self._composites = composites
+        self.composites = composites
         self._emitted: dict[Value, relax.Expr] = {}
         self._parameters: list[relax.Var] = []
 
     def emit(self, graph: Graph) -> None:
         """Emit ``graph`` as the function ``main``."""
-        live = _live_nodes(graph)
+        self._function(graph, graph.arguments, graph.outputs, unpack=True)
+
+    def emit_body(
+        self, graph: Graph, captured: Sequence[Value], outputs: Sequence[Value]
+    ) -> tvm.IRModule:
+        """Emit the body of a loop or branch in a module of its own.
+
+        Args:
+            graph: the body.
+            captured: what it takes after its arguments.
+            outputs: the values to return.
+
+        Returns:
+            A module whose ``main`` takes arguments and captured values, and returns a tuple.
+        """
+        body = Emitter(self.composites)
+        body._function(graph, [*graph.arguments, *captured], outputs, unpack=False)
+        self.unsupported += body.unsupported
+        return body.bb.get()
+
+    def _function(
+        self, graph: Graph, arguments: Sequence[Value], outputs: Sequence[Value], *, unpack: bool
+    ) -> None:
+        live = _live_nodes(graph, outputs)
         parameters = [
             relax.Var(f"arg{i}", relax.TensorType(value.type.shape, value.type.dtype))
-            for i, value in enumerate(graph.arguments)
+            for i, value in enumerate(arguments)
         ]
         self._parameters = parameters
-        self._emitted.update(zip(graph.arguments, parameters, strict=True))
+        self._emitted.update(zip(arguments, parameters, strict=True))
         with self.bb.function("main", parameters):
             with self.bb.dataflow():
                 for node in live:
                     if node.name not in SCALAR_RULES and node.name not in INDEXED:
                         self._emit_node(node)
-                outputs = [self.tensor(value) for value in graph.outputs]
-                result = outputs[0] if len(outputs) == 1 else relax.Tuple(outputs)
-                result = self.bb.emit_output(result)
+                tensors = [self.tensor(value) for value in outputs]
+                alone = unpack and len(tensors) == 1
+                result = self.bb.emit_output(tensors[0] if alone else relax.Tuple(tensors))
             self.bb.emit_func_output(result)
 
     def tensor(self, value: Value) -> relax.Expr:
@@ -151,7 +175,7 @@ class Emitter:
         attributes = _composite_attributes(node.op)
         name = attribute(node.op, "name")
         operands = [self.tensor(operand) for operand in node.operands]
-        results = self._composites[name](self.bb, *operands, **attributes)
+        results = self.composites[name](self.bb, *operands, **attributes)
         return results if isinstance(results, Sequence) else [results]
 
     def _emit_region(self, root: Value) -> None:
@@ -192,19 +216,21 @@ def constant(array: np.ndarray) -> relax.Expr:
     return relax.const(runtime_tensor(data))
 
 
-def _live_nodes(graph: Graph) -> list[Node]:
+def _live_nodes(graph: Graph, outputs: Sequence[Value]) -> list[Node]:
     """Drop nodes that no output needs, and record every value's users."""
+    inside = set(graph.nodes)
     live: set[Node] = set()
-    stack = [value.node for value in graph.outputs if value.node is not None]
+    stack = [value.node for value in outputs]
     while stack:
         node = stack.pop()
-        if node in live:
+        if node is None or node in live or node not in inside:
             continue
         live.add(node)
         for operand in node.operands:
             operand.users.append(node)
-            if operand.node is not None:
-                stack.append(operand.node)
+            stack.append(operand.node)
+    for value in outputs:
+        value.is_output = True
     return [node for node in graph.nodes if node in live]
 
 

@@ -1,11 +1,12 @@
 """The module as one flat dataflow graph: what the emitter reads.
 
 Calls are inlined (so repeated private functions become repeated nodes), composites are inlined
-unless they are known, branches become selects, and integer scalars known at import time are
-folded, which is what unrolls loops of a known trip count.
+unless they are known, and integer scalars known at import time are folded. Loops that stay small
+are unrolled, and branches that are cheap become selects; other loops and branches are nodes that
+hold graphs of their own.
 
-Sharp edges: both branches of an ``if`` or ``case`` are computed (StableHLO is pure, so only time
-is lost); a loop is only taken when its trip count is known and unrolling it stays small.
+Sharp edge: both branches of a cheap ``if`` or ``case`` are computed (StableHLO is pure, so only
+time is lost).
 """
 
 from __future__ import annotations
@@ -21,9 +22,12 @@ from .attributes import attribute
 from .custom_calls import is_annotation, node_name
 from .errors import StableHLOParseError, Unsupported, UnsupportedOp, describe
 from .folding import fold
+from .scalars import SCALAR_RULES
 from .types import TensorType, dense_array, tensor_type
 
-MAX_UNROLLED_NODES = 20_000
+MAX_UNROLLED_NODES = 400
+MAX_SELECTED_NODES = 32
+_MOVES = ("stablehlo.broadcast_in_dim", "stablehlo.iota", "stablehlo.reshape")
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -46,6 +50,7 @@ class Node:
     op: ir.Operation
     operands: tuple[Value, ...]
     results: tuple[Value, ...] = ()
+    bodies: tuple[Graph, ...] = ()  # of a loop or branch; its last operands are what these capture
 
     @property
     def result(self) -> Value:
@@ -61,6 +66,15 @@ class Graph:
     arguments: tuple[Value, ...]
     nodes: list[Node]
     outputs: tuple[Value, ...]
+
+    def captured(self) -> list[Value]:
+        """The values from outside that the nodes and outputs use, constants left out."""
+        inside = set(self.nodes)
+        found: dict[Value, None] = {}
+        for value in [*(o for node in self.nodes for o in node.operands), *self.outputs]:
+            if value.constant is None and value.node not in inside:
+                found[value] = None
+        return [value for value in found if value not in self.arguments]
 
 
 def splat(item: object, kind: TensorType) -> Value:
@@ -96,8 +110,6 @@ class GraphBuilder:
             return Graph((), [], ())
         arguments = tuple(Value(kind) for kind in kinds)
         outputs = tuple(self._block(function.regions[0].blocks[0], arguments, {}))
-        for output in outputs:
-            output.is_output = True
         return Graph(arguments, self._nodes, outputs)
 
     def _public_function(self) -> ir.Operation:
@@ -150,14 +162,12 @@ class GraphBuilder:
             case "stablehlo.custom_call" if is_annotation(op):
                 return list(operands[: len(op.results)])
             case "stablehlo.if":
-                branches = [self._region(op, i, (), env) for i in (1, 0)]
-                return self._select_branch(operands[0], branches, op)
+                return self._branch(op, operands[0], (1, 0), env)  # branch 0 is the false one
             case "stablehlo.case":
-                count = len(op.regions)
-                branches = [self._region(op, i, (), env) for i in range(count)]
-                return self._select_branch(operands[0], branches, op)
+                return self._branch(op, operands[0], range(len(op.regions)), env)
             case "stablehlo.while":
-                return self._unroll(op, operands, env)
+                unrolled = self._unroll(op, operands, env)
+                return self._loop(op, operands, env) if unrolled is None else unrolled
         name = op.name
         if name == "stablehlo.custom_call":
             name = node_name(op, self._known_ops)
@@ -195,16 +205,51 @@ class GraphBuilder:
     ) -> list[Value]:
         return self._block(op.regions[index].blocks[0], arguments, env)
 
-    def _select_branch(
-        self, index: Value, branches: list[list[Value]], op: ir.Operation
+    def _subgraph(
+        self, op: ir.Operation, index: int, arguments: Sequence[Value], env: dict[ir.Value, Value]
+    ) -> Graph:
+        """Build region ``index`` as a graph of its own; arguments without a node are its own."""
+        outer, self._nodes = self._nodes, []
+        try:
+            outputs = self._region(op, index, arguments, env)
+            return Graph(tuple(arguments), self._nodes, tuple(outputs))
+        finally:
+            self._nodes = outer
+
+    def _control(
+        self,
+        name: str,
+        op: ir.Operation,
+        operands: Sequence[Value],
+        bodies: Sequence[Graph],
+        kinds: Sequence[TensorType],
     ) -> list[Value]:
-        """Choose between branches that have all been computed; out of range means the last."""
+        captured = dict.fromkeys(value for body in bodies for value in body.captured())
+        node = self._node(name, op, (*operands, *captured), kinds)
+        node.bodies = tuple(bodies)
+        return list(node.results)
+
+    def _branch(
+        self, op: ir.Operation, index: Value, regions: Sequence[int], env: dict[ir.Value, Value]
+    ) -> list[Value]:
+        """Choose between the results of regions; an index out of range means the last."""
         if index.constant is not None:
             i = int(index.constant)
-            return branches[i if 0 <= i < len(branches) else -1]
-        chosen = branches[-1]
+            return self._region(op, regions[i if 0 <= i < len(regions) else -1], (), env)
+        branches = [self._subgraph(op, i, (), env) for i in regions]
+        nodes = [node for branch in branches for node in branch.nodes]
+        if len(nodes) <= MAX_SELECTED_NODES and all(_is_cheap(n) for n in nodes):
+            self._nodes += nodes
+            return self._select(op, index, [branch.outputs for branch in branches])
+        kinds = [tensor_type(result.type) for result in op.results]
+        return self._control("importer.branch", op, [index], branches, kinds)
+
+    def _select(
+        self, op: ir.Operation, index: Value, branches: Sequence[Sequence[Value]]
+    ) -> list[Value]:
+        chosen = list(branches[-1])
         for i, branch in reversed(list(enumerate(branches[:-1]))):
-            if index.type.dtype == "bool":  # branch 0 is the false one
+            if index.type.dtype == "bool":
                 hit = self._node("importer.not", op, (index,), [index.type]).result
             else:
                 hit = self._node(
@@ -221,18 +266,42 @@ class GraphBuilder:
 
     def _unroll(
         self, op: ir.Operation, operands: tuple[Value, ...], env: dict[ir.Value, Value]
-    ) -> list[Value]:
+    ) -> list[Value] | None:
+        """Return a loop's results if its trip count is known and small, else None."""
         carried = list(operands)
-        start = len(self._nodes)
-        while True:
+        start, refused = len(self._nodes), len(self.unsupported)
+        while len(self._nodes) - start <= MAX_UNROLLED_NODES and len(self.unsupported) == refused:
             (proceed,) = self._region(op, 0, carried, env)
             if proceed.constant is None:
-                raise Unsupported("the loop's trip count is not known at import time")
+                break
             if not bool(proceed.constant):
                 return carried
             carried = self._region(op, 1, carried, env)
-            if len(self._nodes) - start > MAX_UNROLLED_NODES:
-                raise Unsupported(f"unrolling the loop takes over {MAX_UNROLLED_NODES} operations")
+        del self._nodes[start:]
+        del self.unsupported[refused:]
+        return None
+
+    def _loop(
+        self, op: ir.Operation, operands: tuple[Value, ...], env: dict[ir.Value, Value]
+    ) -> list[Value]:
+        """Add a loop; what its body hands on unchanged is not carried."""
+        block = op.regions[1].blocks[0]
+        returned = list(block.operations)[-1].operands
+        unchanged = [a == r for a, r in zip(block.arguments, returned, strict=True)]
+        arguments = [o if u else Value(o.type) for o, u in zip(operands, unchanged, strict=True)]
+        bodies = [self._subgraph(op, i, arguments, env) for i in (0, 1)]
+        carried = [i for i, u in enumerate(unchanged) if not u]
+        for body in bodies:
+            body.arguments = tuple(arguments[i] for i in carried)
+        bodies[1].outputs = tuple(bodies[1].outputs[i] for i in carried)
+        inits = [operands[i] for i in carried]
+        results = self._control("importer.loop", op, inits, bodies, [o.type for o in inits])
+        final = iter(results)
+        return [o if u else next(final) for o, u in zip(operands, unchanged, strict=True)]
+
+
+def _is_cheap(node: Node) -> bool:
+    return node.name in SCALAR_RULES or node.name in _MOVES
 
 
 def _constant(elements: Any, kind: TensorType) -> Value:

@@ -13,6 +13,7 @@ from ..locals import lets_to_locals
 from . import (  # noqa: F401
     cholesky,
     contraction,
+    control,
     convolution,
     indexing,
     reduction,

@@ -32,6 +32,11 @@ class TensorType:
     shape: tuple[int, ...]
     dtype: str
 
+    @classmethod
+    def of(cls, ty: Any) -> TensorType:
+        """Read the type of a TVM buffer or Relax tensor."""
+        return cls(tuple(int(n) for n in ty.shape), str(ty.dtype))
+
     @property
     def size(self) -> int:
         """The number of elements."""
