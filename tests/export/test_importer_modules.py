@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import random
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tvm
 from importer_oracle import assert_agrees, export, run
 from jax import lax
 from jaxeff_export.importer import StableHLOParseError, UnsupportedOpError, import_stablehlo
@@ -121,34 +118,16 @@ def test_unsupported_operations_are_reported_together():
 
 
 def test_text_that_does_not_parse_says_where():
-    with pytest.raises(StableHLOParseError, match=r'"-":2:\d+'):
+    with pytest.raises(StableHLOParseError, match=r"line 2, column \d+"):
         import_stablehlo("func.func public @main() {\n  what is this\n}")
 
 
 @pytest.mark.parametrize("text", ["", "module {}"])
 def test_module_without_a_public_function(text):
-    with pytest.raises(StableHLOParseError, match="no public function"):
+    with pytest.raises(StableHLOParseError, match="no single public function"):
         import_stablehlo(text)
 
 
 def test_bytes_that_are_no_artifact():
     with pytest.raises(StableHLOParseError, match="neither"):
         import_stablehlo(b"\xff\xfe\x00")
-
-
-def test_damaged_artifacts_never_crash():
-    artifact = export(_double, X).mlir_module_serialized
-    rng = random.Random(0)
-    damaged = [artifact[: len(artifact) // 2], artifact[:5]]
-    for _ in range(10):
-        data = bytearray(artifact)
-        for _ in range(4):
-            data[rng.randrange(len(data))] = rng.randrange(256)
-        damaged.append(bytes(data))
-    refused = 0
-    for data in damaged:
-        try:
-            assert isinstance(import_stablehlo(data), tvm.IRModule)
-        except (StableHLOParseError, UnsupportedOpError):
-            refused += 1
-    assert refused >= 2

@@ -20,16 +20,20 @@ from .elementwise import (
     INDEXED,
     MAX_REGION,
     compute_region,
+    immediate,
     kept_values,
     leaves_of,
     region_name,
     region_of,
 )
-from .errors import Unsupported, UnsupportedOp, describe
+from .errors import Unsupported, UnsupportedOp, UnsupportedOpError, describe, failure
 from .graph import Graph, Node, Value
 from .matrix_loops import kernel
 from .scalars import SCALAR_RULES
+from .scope import store
 from .types import TensorType
+
+MAX_STORED_SPLAT = 4096  # elements
 
 Rule = Callable[["Emitter", Node], Sequence[relax.Expr]]
 CompositeRule = Callable[..., "relax.Expr | Sequence[relax.Expr]"]
@@ -112,11 +116,10 @@ class Emitter:
     def tensor(self, value: Value) -> relax.Expr:
         """Return the tensor of a value, emitting what it takes."""
         if value not in self._emitted:
-            if value.constant is not None and value.type.size:
-                array = np.broadcast_to(value.constant, value.type.shape)
-                self._emitted[value] = constant(array)
-            elif value.type.size == 0:
+            if value.type.size == 0:
                 self._emitted[value] = self._empty(value.type)
+            elif value.constant is not None:
+                self._emitted[value] = self._constant(value)
             else:
                 self._emit_region(value)
         return self._emitted[value]
@@ -134,6 +137,19 @@ class Emitter:
             return te.compute(kind.shape, lambda *_: tirx.const(0, kind.dtype), name="empty")
 
         return self.bb.emit_te(nothing, self._parameters[0], primfunc_name_hint="empty")
+
+    def _constant(self, value: Value) -> relax.Expr:
+        """A constant; a large one whose elements are all the same is filled at run time."""
+        assert value.constant is not None
+        if value.constant.ndim or value.type.size <= MAX_STORED_SPLAT:
+            return constant(np.broadcast_to(value.constant, value.type.shape))
+        element = store(immediate(value), value.type.dtype)
+        shape = value.type.shape
+
+        def fill() -> te.Tensor:
+            return te.compute(shape, lambda *_: element, name="splat")
+
+        return self.bb.emit_te(fill, primfunc_name_hint="splat")
 
     def te(self, function: Callable, *operands: Value, name: str) -> relax.Var:
         """Emit ``function``, which maps TE tensors of the operands to its result in TE."""
@@ -168,7 +184,13 @@ class Emitter:
                 results = RULES[node.name](self, node)
         except Unsupported as error:
             self.unsupported.append(describe(node.op, str(error)))
-            results = [constant(np.zeros(r.type.shape, r.type.numpy_dtype)) for r in node.results]
+            results = [
+                self.bb.emit(relax.op.zeros(r.type.shape, r.type.dtype)) for r in node.results
+            ]
+        except UnsupportedOpError:
+            raise
+        except Exception as error:
+            raise failure(node.op, error) from error
         self._emitted.update(zip(node.results, results, strict=True))
 
     def _emit_composite(self, node: Node) -> Sequence[relax.Expr]:
@@ -202,7 +224,13 @@ class Emitter:
         def function(*tensors: te.Tensor) -> object:
             return compute_region(region, kept, leaves, *tensors)
 
-        result = self.te(function, *leaves, name=region_name(region))
+        try:
+            result = self.te(function, *leaves, name=region_name(region))
+        except Unsupported:
+            raise
+        except Exception as error:
+            assert region[-1].node is not None
+            raise failure(region[-1].node.op, error) from error
         if len(kept) == 1:
             self._emitted[kept[0]] = result
             return

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Sequence
 
 from jaxlib.mlir import ir
 
-_POSITION = re.compile(r'"([^"]+)":(\d+):(\d+)')
-_NAME = re.compile(r'loc\("([^"]+)"')
+_MAX_LOCATIONS = 1000  # parts of one location that are looked at; damaged ones can be endless
 
 
 class StableHLOParseError(ValueError):
@@ -64,15 +62,35 @@ class Unsupported(Exception):
 
 def source_location(op: ir.Operation) -> str:
     """Say where in the JAX source ``op`` came from, as ``file:line:column (name)``."""
-    text = str(op.location)
-    position = _POSITION.search(text)
-    name = _NAME.search(text)
-    if position is None:
-        return name.group(1) if name else "unknown location"
-    where = ":".join(position.groups())
-    if name and name.group(1) != position.group(1):
-        return f"{where} ({name.group(1)})"
-    return where
+    return position_of(op.location)
+
+
+def position_of(location: ir.Location) -> str:
+    """Say what a location tells: ``file:line:column (name)``, as much of it as there is.
+
+    The file is the innermost of a call stack, the name the outermost. A position in the module's
+    own text, which has no file, is ``line 1, column 2``.
+    """
+    name = ""
+    pending = [location]
+    for _ in range(_MAX_LOCATIONS):
+        if not pending:
+            break
+        part = pending.pop()
+        if isinstance(part, ir.NameLoc):
+            name = name or part.name_str
+            pending.append(part.child_loc)
+        elif isinstance(part, ir.CallSiteLoc):
+            pending += [part.caller, part.callee]
+        elif isinstance(part, ir.FusedLoc):
+            pending += reversed(part.locations)
+        elif isinstance(part, ir.FileLineColLoc):
+            if part.filename == "-":
+                where = f"line {part.start_line}, column {part.start_col}"
+            else:
+                where = f"{part.filename}:{part.start_line}:{part.start_col}"
+            return f"{where} ({name})" if name else where
+    return name or "unknown location"
 
 
 def describe(op: ir.Operation, reason: str) -> UnsupportedOp:
@@ -80,3 +98,9 @@ def describe(op: ir.Operation, reason: str) -> UnsupportedOp:
     operands = ", ".join(str(operand.type) for operand in op.operands)
     results = ", ".join(str(result.type) for result in op.results)
     return UnsupportedOp(op.name, f"({operands}) -> ({results})", source_location(op), reason)
+
+
+def failure(op: ir.Operation, error: Exception) -> UnsupportedOpError:
+    """Say that lowering ``op`` failed in a way that its rule did not foresee."""
+    reason = " ".join(f"{type(error).__name__}: {error}".split())[-300:]
+    return UnsupportedOpError([describe(op, f"its lowering failed ({reason})")])

@@ -19,13 +19,23 @@ import numpy as np
 from jaxlib.mlir import ir
 
 from .attributes import attribute
+from .calls import refuse_endless_calls
 from .custom_calls import is_annotation, node_name
-from .errors import StableHLOParseError, Unsupported, UnsupportedOp, describe
+from .errors import (
+    StableHLOParseError,
+    Unsupported,
+    UnsupportedOp,
+    UnsupportedOpError,
+    describe,
+    failure,
+    source_location,
+)
 from .folding import fold
 from .scalars import SCALAR_RULES
 from .types import TensorType, dense_array, tensor_type
 
 MAX_UNROLLED_NODES = 400
+MAX_TURNS = 10_000  # of all loops together, so that loops in loops take no longer
 MAX_SELECTED_NODES = 32
 _MOVES = ("stablehlo.broadcast_in_dim", "stablehlo.iota", "stablehlo.reshape")
 
@@ -94,6 +104,7 @@ class GraphBuilder:
         self._known_ops = known_ops
         self._composites = composites
         self._nodes: list[Node] = []
+        self._turns = 0  # iterations unrolled, those that were given up included
         self.unsupported: list[UnsupportedOp] = []
 
     def build(self) -> Graph:
@@ -103,6 +114,7 @@ class GraphBuilder:
             StableHLOParseError: there is no single public function with a body.
         """
         function = self._public_function()
+        refuse_endless_calls(function, self._functions)
         try:
             kinds = [tensor_type(a.type) for a in function.regions[0].blocks[0].arguments]
         except Unsupported as error:
@@ -123,8 +135,8 @@ class GraphBuilder:
         if len(public) != 1 or not len(public[0].regions[0].blocks):
             names = ", ".join(self._functions) or "none at all"
             raise StableHLOParseError(
-                f"the module has no public function to import (its functions: {names}); mark one "
-                "as public, or name it main"
+                f"the module has no single public function to import (its functions: {names}); "
+                "mark one as public, or name it main"
             )
         return public[0]
 
@@ -141,11 +153,18 @@ class GraphBuilder:
                 return list(operands)
             try:
                 results = self._operation(op, operands, env)
+            except (StableHLOParseError, UnsupportedOpError):
+                raise
             except Unsupported as error:
                 self.unsupported.append(describe(op, str(error)))
                 results = [_placeholder(result.type) for result in op.results]
+            except Exception as error:
+                raise failure(op, error) from error
             env.update(zip(op.results, results, strict=True))
-        raise StableHLOParseError("a block of the module has no return")
+        raise StableHLOParseError(
+            f"{source_location(op)}: the block ends in {op.name} instead of a return; only "
+            "StableHLO's own control flow is read"
+        )
 
     def _operation(
         self, op: ir.Operation, operands: tuple[Value, ...], env: dict[ir.Value, Value]
@@ -270,12 +289,17 @@ class GraphBuilder:
         """Return a loop's results if its trip count is known and small, else None."""
         carried = list(operands)
         start, refused = len(self._nodes), len(self.unsupported)
-        while len(self._nodes) - start <= MAX_UNROLLED_NODES and len(self.unsupported) == refused:
+        while (
+            len(self._nodes) - start <= MAX_UNROLLED_NODES
+            and len(self.unsupported) == refused
+            and self._turns <= MAX_TURNS
+        ):
             (proceed,) = self._region(op, 0, carried, env)
             if proceed.constant is None:
                 break
             if not bool(proceed.constant):
                 return carried
+            self._turns += 1
             carried = self._region(op, 1, carried, env)
         del self._nodes[start:]
         del self.unsupported[refused:]

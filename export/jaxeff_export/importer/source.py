@@ -1,7 +1,7 @@
 """Turn any accepted source into a verified MLIR module.
 
-Sharp edge: MLIR's bytecode reader is not safe on damaged bytes (it can corrupt the heap), so
-artifacts are read in a child process; text is parsed in this one.
+Sharp edges: MLIR's bytecode reader is not safe on damaged bytes (it can corrupt the heap), so
+artifacts are read in a child process. Text is parsed in this one, after ``hazards`` has seen it.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 from jaxlib.mlir.passmanager import PassManager
 
-from .errors import StableHLOParseError
+from .artifact_layout import MAGIC, layout_fault, newer_version
+from .errors import StableHLOParseError, position_of
+from .hazards import position, refuse_hazards
 
 # Damage can send MLIR's reader into an endless loop; a sound artifact takes a fraction of this.
-_READ_SECONDS = 20.0
+_READ_SECONDS = 15.0
 _READ_BYTES_PER_SECOND = 1e6
 
 Source: TypeAlias = str | bytes | ir.Module | Exported
-
-_BYTECODE_MAGIC = b"ML\xefR"
 
 
 def load_module(source: Source) -> ir.Module:
@@ -43,13 +43,14 @@ def load_module(source: Source) -> ir.Module:
         TypeError: the source is of another type.
     """
     if isinstance(source, Exported):
-        text = source.mlir_module()
+        text = source.mlir_module().encode()
     elif isinstance(source, ir.Module):
-        text = source.operation.get_asm(enable_debug_info=True)
+        text = source.operation.get_asm(enable_debug_info=True).encode()
     elif isinstance(source, bytes | bytearray | memoryview):
-        text = _artifact_text(bytes(source))
+        data = bytes(source)
+        text = _artifact_text(data) if data.startswith(MAGIC) else data
     elif isinstance(source, str):
-        text = source
+        text = source.encode("utf-8", "surrogatepass")  # what is not UTF-8 is refused below
     else:
         raise TypeError(
             "import_stablehlo takes StableHLO text, portable-artifact bytes, an MLIR module or a "
@@ -58,7 +59,9 @@ def load_module(source: Source) -> ir.Module:
     return _parse(text)
 
 
-def _parse(text: str) -> ir.Module:
+def _parse(text: bytes) -> ir.Module:
+    _refuse_other_encodings(text)
+    refuse_hazards(text)
     context = jax_mlir.make_ir_context()
     with context, ir.Location.unknown():
         try:
@@ -69,20 +72,30 @@ def _parse(text: str) -> ir.Module:
             PassManager.parse(pipeline).run(module.operation)
         except ir.MLIRError as error:
             raise StableHLOParseError(
-                f"the source is not valid StableHLO: {_one_line(str(error))}"
+                f"the source is not valid StableHLO: {_diagnosis(error)}"
+            ) from error
+        except ValueError as error:  # the bindings' own
+            raise StableHLOParseError(
+                f"the source is not valid StableHLO, at a position that MLIR does not tell: {error}"
             ) from error
     return module
 
 
-def _artifact_text(data: bytes) -> str:
-    if not data.startswith(_BYTECODE_MAGIC):
-        try:
-            return data.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise StableHLOParseError(
-                f"the {len(data)} bytes are neither a StableHLO portable artifact (these start "
-                f"with {_BYTECODE_MAGIC!r}) nor UTF-8 text"
-            ) from error
+def _refuse_other_encodings(text: bytes) -> None:
+    try:
+        text.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise StableHLOParseError(
+            f"the {len(text)} bytes are neither a StableHLO portable artifact (these start with "
+            f"{MAGIC!r}) nor UTF-8 text: {position(text, error.start)}: byte "
+            f"0x{text[error.start]:02x}"
+        ) from error
+
+
+def _artifact_text(data: bytes) -> bytes:
+    fault = layout_fault(data)
+    if fault is not None:
+        raise _unreadable(data, fault)
     reader = pathlib.Path(__file__).with_name("_read_artifact.py")
     try:
         child = subprocess.run(
@@ -93,17 +106,35 @@ def _artifact_text(data: bytes) -> str:
             timeout=_READ_SECONDS + len(data) / _READ_BYTES_PER_SECOND,
         )
     except subprocess.TimeoutExpired as error:
-        raise StableHLOParseError(
-            f"the {len(data)} bytes are not a readable StableHLO artifact (damaged): the reader "
-            f"did not finish within {error.timeout:.0f} s"
-        ) from error
+        reason = f"the reader did not finish within {error.timeout:.0f} s"
+        raise _unreadable(data, f"within {len(data)} bytes: {reason}") from error
     if child.returncode != 0:
         reason = _one_line(child.stderr.decode("utf-8", "replace")) or "the reader crashed on it"
-        raise StableHLOParseError(
-            f"the {len(data)} bytes are not a readable StableHLO artifact (truncated, damaged or "
-            f"of a newer version): {reason}"
+        raise _unreadable(data, f"within {len(data)} bytes: {reason}")
+    return child.stdout
+
+
+def _unreadable(data: bytes, reason: str) -> StableHLOParseError:
+    newer = newer_version(data)
+    if newer is not None:
+        return StableHLOParseError(
+            f"the artifact was written by StableHLO {newer}, newer than the "
+            f"{stablehlo.get_current_version()} of this jaxlib; update jaxlib, or serialize the "
+            f"module for the older version ({reason})"
         )
-    return child.stdout.decode("utf-8")
+    return StableHLOParseError(
+        "the bytes are not a readable StableHLO artifact (truncated or damaged; make it again): "
+        f"{reason}"
+    )
+
+
+def _diagnosis(error: ir.MLIRError) -> str:
+    """Say what MLIR found wrong and where: the first complaints, each with its position."""
+    found = [
+        f"{position_of(ir.Location.from_attr(d.location.attr))}: {d.message}"
+        for d in error.error_diagnostics[:3]
+    ]
+    return _one_line("; ".join(found) or str(error))
 
 
 def _one_line(text: str) -> str:
