@@ -4,7 +4,10 @@ from collections.abc import Iterable, Sequence
 
 from experiments.importer.harnesses import Case
 
-SUITES = {"harnesses": "experiments.importer.harnesses:cases"}
+SUITES = {
+    "harnesses": "experiments.importer.harnesses:cases",
+    "values": "experiments.importer.values:cases",
+}
 
 
 def choose(cases: Iterable[Case], groups: Sequence[str], most: int | None) -> list[Case]:

@@ -38,6 +38,7 @@ _UNARY = {
     "round_even": lambda x: lax.round(x, lax.RoundingMethod.TO_NEAREST_EVEN),
     "round_away": lambda x: lax.round(x, lax.RoundingMethod.AWAY_FROM_ZERO),
     "relu": jax.nn.relu,
+    "times_zero": lambda x: x * 0,
     "self_minus": lambda x: x - x,
     "self_over": lambda x: x / x,
     "is_nan": lambda x: x != x,
@@ -60,6 +61,7 @@ _BINARY = {
     "select": lambda x, y: lax.select(x > y, x, y),
     "clamp": lambda x, y: lax.clamp(-jnp.abs(y), x, jnp.abs(y)),
     "max_one": lambda x, y: jnp.maximum(x, jnp.ones((), x.dtype)),
+    "clip": lambda x, y: jnp.clip(x, -0.0, 0.0) if jnp.issubdtype(x.dtype, jnp.floating) else x,
 }
 _INTEGER_UNARY = {
     **{name: getattr(lax, name) for name in ("neg", "sign", "bitwise_not", "population_count")},
@@ -133,6 +135,8 @@ def _check(dtype: str, *operands: np.ndarray) -> None:
                     finfo and _ULPS[str(theirs.dtype)] * float(finfo.eps),
                     finfo and float(finfo.tiny),
                 )
+                zeros = (ours.numpy() == 0) & (theirs == 0) if finfo else np.False_
+                assert not np.any(zeros & (np.signbit(ours.numpy()) != np.signbit(theirs))), "-0"
             except AssertionError as error:
                 wrong.append(f"{name} of {dtype}: {error}")
     assert not wrong, "\n".join(wrong)

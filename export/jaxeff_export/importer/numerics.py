@@ -30,12 +30,20 @@ _LOG = (
     -2.4999993993e-1,
     3.3333331174e-1,
 )
-_TANH = (
-    -5.70498872745e-3,
-    2.06390887954e-2,
-    -5.37397155531e-2,
-    1.33314422036e-1,
-    -3.33332819422e-1,
+_TANH_ODD = (
+    -2.76076847742355e-16,
+    2.00018790482477e-13,
+    -8.60467152213735e-11,
+    5.12229709037114e-08,
+    1.48572235717979e-05,
+    6.37261928875436e-04,
+    4.89352455891786e-03,
+)
+_TANH_EVEN = (
+    1.19825839466702e-06,
+    1.18534705686654e-04,
+    2.26843463243900e-03,
+    4.89352518554385e-03,
 )
 
 
@@ -107,23 +115,21 @@ def log1p(s: Scope, x: Expr) -> Expr:
 
 
 def expm1(s: Scope, x: Expr) -> Expr:
-    """exp(x) - 1: a polynomial near zero, the difference elsewhere."""
-    small = s.let(tirx.abs(x) < _f32(0.35))
-    y = s.let(tirx.Select(small, x, _f32(0.0)))
-    near = s.let(_horner(s, y, (1 / 5040, 1 / 720, 1 / 120, 1 / 24, 1 / 6, 0.5)) * (y * y) + y)
-    near = s.let(tirx.Select(tirx.EQ(x, _f32(0.0)), x, near))
-    return s.let(tirx.Select(small, near, exp(s, x) - _f32(1.0)))
+    """exp(x) - 1, which near zero is tanh(x / 2) * (exp(x) + 1)."""
+    e = exp(s, x)
+    half = s.let(x * _f32(0.5))
+    near = s.let(tanh(s, half) * s.let(e + _f32(1.0)))
+    far = s.let(e - _f32(1.0))
+    return s.let(tirx.Select(tirx.abs(x) < _f32(0.5), near, far))
 
 
 def tanh(s: Scope, x: Expr) -> Expr:
-    """The hyperbolic tangent."""
-    a = s.let(tirx.abs(x))
-    z = s.let(x * x)
-    near = s.let(_horner(s, z, _TANH) * z * x + x)
-    # 1 - 2 / (exp(2a) + 1) has the sign of x put back; at a > 9 it is 1 in float32.
-    far = s.let(_f32(1.0) - _f32(2.0) / (exp(s, s.let(a + a)) + _f32(1.0)))
-    far = s.let(tirx.Select(x < _f32(0.0), -far, far))
-    return s.let(tirx.Select(a < _f32(0.625), near, far))
+    """The hyperbolic tangent: XLA's rational function, so that results agree with XLA's."""
+    limit = _f32(7.99881172180175781)
+    y = s.let(tirx.Select(x > limit, limit, tirx.Select(x < -limit, -limit, x)))
+    z = s.let(y * y)
+    value = s.let(y * _horner(s, z, _TANH_ODD) / _horner(s, z, _TANH_EVEN))
+    return s.let(tirx.Select(tirx.abs(x) < _f32(0.0004), x, value))
 
 
 def logistic(s: Scope, x: Expr) -> Expr:

@@ -55,7 +55,7 @@ def evaluate_region(
             env[op.results[0]] = operands[0]
         elif op.name in SCALAR_RULES:
             same = len(op.operands) == 2 and op.operands[0] == op.operands[1]
-            info = ScalarOp(kind.dtype, op, same)
+            info = ScalarOp(kind.dtype, op, same, in_reduction=wide)
             env[op.results[0]] = apply_scalar(op.name, scope, info, *operands)
         else:
             raise Unsupported(f"its body holds {op.name}, which is not elementwise")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from tvm import tirx
@@ -129,7 +130,7 @@ def _maximum(s: Scope, op: ScalarOp, a: Expr, b: Expr) -> Expr:
         return tirx.Or(a, b)
     if not is_float(op.dtype):
         return tirx.Select(compare("GT", a, b), a, b)
-    return _extremum(a > b, a, b)
+    return _extremum(s, op, True, a, b)
 
 
 @scalar_rule("stablehlo.minimum")
@@ -138,14 +139,24 @@ def _minimum(s: Scope, op: ScalarOp, a: Expr, b: Expr) -> Expr:
         return tirx.And(a, b)
     if not is_float(op.dtype):
         return tirx.Select(compare("LT", a, b), a, b)
-    return _extremum(a < b, a, b)
+    return _extremum(s, op, False, a, b)
 
 
-def _extremum(better: Expr, a: Expr, b: Expr) -> Expr:
-    """Choose ``a`` when it is better or NaN; a NaN in ``b`` is never beaten."""
-    if isinstance(a, tirx.FloatImm):  # a constant that is not NaN needs one comparison only
-        return tirx.Select(better, a, b)
-    return tirx.Select(tirx.Or(better, tirx.isnan(a)), a, b)
+def _extremum(s: Scope, op: ScalarOp, is_maximum: bool, a: Expr, b: Expr) -> Expr:
+    """Choose the better one; a NaN is never beaten, and 0 is more than -0."""
+    strictly, weakly = (tirx.GT, tirx.GE) if is_maximum else (tirx.LT, tirx.LE)
+    if isinstance(b, tirx.FloatImm):
+        a, b = b, a
+    if isinstance(a, tirx.FloatImm) and not math.isnan(a.value):  # one comparison is enough
+        positive = math.copysign(1.0, a.value) > 0
+        better = weakly if positive == is_maximum else strictly
+        return tirx.Select(better(a, b), a, b)
+    if not op.in_reduction:  # equal numbers have equal bits, except for zeros: join the signs
+        bits = f"uint{bits_of(op.dtype)}"
+        raw_a, raw_b = tirx.reinterpret(bits, a), tirx.reinterpret(bits, b)
+        tie = tirx.reinterpret(op.dtype, raw_a & raw_b if is_maximum else raw_a | raw_b)
+        b = s.let(tirx.Select(tirx.EQ(a, b), tie, b))
+    return tirx.Select(tirx.Or(strictly(a, b), tirx.isnan(a)), a, b)
 
 
 @scalar_rule("stablehlo.clamp", cost=2)

@@ -28,6 +28,7 @@ class ScalarOp:
     dtype: str  # of the result
     op: Any
     same_operands: bool = False  # x op x: TVM must not simplify it as if x were never NaN
+    in_reduction: bool = False  # whose order is free, and so is which of two zeros it keeps
 
 
 ScalarRule = Callable[..., Expr]
@@ -72,6 +73,8 @@ _EXACT_IN_ANY_DTYPE = ("stablehlo.convert", "stablehlo.select")
 
 def widen(s: Scope, x: Expr) -> Expr:
     """Return a float16 as float32, everything else as it is."""
+    if isinstance(x, tirx.FloatImm):
+        return tirx.const(x.value, "float32" if dtype_of(x) == "float16" else dtype_of(x))
     return s.let(tirx.Cast("float32", x)) if dtype_of(x) == "float16" else x
 
 
