@@ -46,8 +46,7 @@ def _potrf(e: Emitter, node: Node) -> Sequence[relax.Expr]:
     def body(code: Code, matrices: View, factors: View, infos: View) -> None:
         with code.loops(batch) as at:
             a, factor = matrices.at(*at), factors.at(*at)
-            with code.loops((n, n)) as (i, j):
-                factor[i, j] = a[i, j]
+            code.copy(a, factor, (n, n))
             factorize(code, factor if lower else factor.T, n, infos.at(*at))
 
     return e.kernel(body, node, name="potrf")

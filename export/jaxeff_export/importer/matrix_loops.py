@@ -48,7 +48,7 @@ class Code:
         self.write(tirx.For(i, _int64(0), extent, tirx.ForKind.SERIAL, inside()))
 
     @contextmanager
-    def loops(self, shape: Sequence[int]) -> Iterator[tuple[tirx.Var, ...]]:
+    def loops(self, shape: Sequence[Index]) -> Iterator[tuple[tirx.Var, ...]]:
         """Repeat what is written inside for every index of ``shape``."""
         index = tuple(tirx.Var(f"i{d}", "int64") for d in range(len(shape)))
         with self._nested() as inside:
@@ -78,6 +78,23 @@ class Code:
         buffer = _buffer(shape or (1,), dtype, name)
         self._locals.append(buffer)
         return View(self, buffer, lambda *index: index if shape else (0,))
+
+    def copy(self, source: View, target: View, shape: Sequence[Index]) -> None:
+        """Copy all elements of ``source``."""
+        with self.loops(shape) as index:
+            target[index] = source[index]
+
+    def exchange(self, x: View, y: View) -> None:
+        """Exchange two scalars."""
+        held = self.local(x.dtype)
+        held[()] = x[()]
+        x[()] = y[()]
+        y[()] = held[()]
+
+    def swap(self, x: View, y: View, length: Index) -> None:
+        """Exchange two vectors."""
+        with self.loop(length) as i:
+            self.exchange(x.at(i), y.at(i))
 
     def finish(self) -> tirx.Stmt:
         """Return the statement written so far."""
@@ -118,6 +135,10 @@ class View:
     def at(self, *leading: Index) -> View:
         """View the part of this tensor at a leading index."""
         return self.map(lambda *index: (*leading, *index))
+
+    def shifted(self, *offsets: Index) -> View:
+        """View this tensor from a later first element."""
+        return self.map(lambda *index: tuple(i + k for i, k in zip(index, offsets, strict=True)))
 
     @property
     def T(self) -> View:

@@ -46,8 +46,7 @@ def _solve(
     def body(code: Code, matrices: View, right: View, solutions: View) -> None:
         with code.loops(batch) as at:
             a, b, x = matrices.at(*at), right.at(*at), solutions.at(*at)
-            with code.loops((rows, columns)) as (i, j):
-                x[i, j] = b[i, j]
+            code.copy(b, x, (rows, columns))
             if left:
                 a = a.T if transposed else a
                 substitute(code, a, x, (rows, columns), lower=lower != transposed, unit=unit)
