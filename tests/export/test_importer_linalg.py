@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from importer_oracle import assert_agrees
+from importer_oracle import assert_agrees, export
 from jax import lax
+from jaxeff_export.importer import UnsupportedOpError, import_stablehlo
 
 
 def _normal(*shape, dtype="float32", seed=0):
@@ -53,3 +54,71 @@ def test_double_precision():
             lambda x, y: (jnp.linalg.cholesky(x), jax.scipy.linalg.solve_triangular(x, y)),
             x, y, rtol=1e-12,
         )  # fmt: skip
+
+
+def test_lu_with_partial_pivoting():
+    singular = jnp.array([[0.0, 1, 2], [0, 3, 4], [0, 5, 6]])
+
+    def factors(x, wide, tall, singular):
+        return [lax.linalg.lu(a) for a in (x, wide, tall, singular)], jnp.linalg.det(singular)
+
+    assert_agrees(
+        factors, _normal(2, 5, 5), _normal(3, 5), _normal(5, 3), singular, rtol=1e-4, atol=1e-5
+    )
+
+
+def test_solvers():
+    def solutions(a, b):
+        return jnp.linalg.inv(a), jnp.linalg.solve(a, b), jnp.linalg.slogdet(a)
+
+    assert_agrees(solutions, _normal(2, 4, 4), _normal(2, 4, 3), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(5, 3), (2, 3, 5), (1, 1)])
+def test_qr(shape):
+    def factors(x):
+        return [jnp.linalg.qr(x, mode=mode) for mode in ("reduced", "complete", "r")]
+
+    assert_agrees(factors, _normal(*shape), rtol=1e-4, atol=1e-5)
+
+
+def test_reductions_to_hessenberg_and_tridiagonal_form():
+    def reductions(x):
+        tridiagonal = [lax.linalg.tridiagonal(x, lower=lower) for lower in (True, False)]
+        return lax.linalg.hessenberg(x), tridiagonal
+
+    assert_agrees(reductions, _normal(5, 5), rtol=1e-4, atol=1e-5)
+
+
+def test_tridiagonal_solve():
+    diagonals = [_normal(3, 6, seed=seed) for seed in range(3)]
+    diagonals[1] = diagonals[1].at[2].set(0).at[:, 1].divide(8)  # rows change places; one singular
+    assert_agrees(
+        lax.linalg.tridiagonal_solve, *diagonals, _normal(3, 6, 2, seed=3), rtol=1e-3, atol=1e-4
+    )
+
+
+def test_matrices_without_elements():
+    def factors(x, y):
+        return jnp.linalg.cholesky(x), jnp.linalg.qr(y), jnp.linalg.inv(x)
+
+    assert_agrees(factors, jnp.zeros((2, 0, 0)), jnp.zeros((0, 3)))
+
+
+def test_custom_calls_without_a_lowering_are_named():
+    def function(x):
+        return jnp.linalg.eigvals(x), lax.linalg.schur(x)
+
+    with pytest.raises(UnsupportedOpError, match=r"lapack_sgeev_ffi.*: .*eigh") as caught:
+        import_stablehlo(export(function, _normal(3, 3)))
+    assert "lapack_sgees_ffi" in str(caught.value)
+
+
+def test_annotations_are_passed_over():
+    mesh = jax.make_mesh((1,), ("x",))
+
+    def constrained(x):
+        sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
+        return lax.with_sharding_constraint(x, sharding) + 1
+
+    assert_agrees(constrained, _normal(2, 3))

@@ -139,9 +139,7 @@ def reflector(code: Code, first: View, rest: View, length: Index, tau: View) -> 
         first[()] = norm[()]
 
 
-def reflect(
-    code: Code, a: View, shape: tuple[Index, Index], v: View, tau: Expr, row: View
-) -> None:
+def reflect(code: Code, a: View, shape: tuple[Index, Index], v: View, tau: Expr, row: View) -> None:
     """Reflect the rows of ``a``: the first, and ``shape[0]`` more whose weights are in ``v``.
 
     ``row`` is room for ``shape[1]`` elements.

@@ -32,9 +32,9 @@ def _getrf(e: Emitter, node: Node) -> Sequence[relax.Expr]:
                     code.swap(a.at(k), a.at(choice[()]), columns)
                 with code.when(tirx.And(a[k, k] == tirx.const(0, a.dtype), info[()] == 0)):
                     info[()] = tirx.Cast("int32", k + 1)
-                with code.when(a[k, k] != tirx.const(0, a.dtype)):
-                    with code.loop(rows, k + 1) as i:
-                        a[i, k] = a[i, k] / a[k, k]
+                nonzero = a[k, k] != tirx.const(0, a.dtype)
+                with code.when(nonzero), code.loop(rows, k + 1) as i:
+                    a[i, k] = a[i, k] / a[k, k]
                 with code.loop(rows, k + 1) as i, code.loop(columns, k + 1) as j:
                     a[i, j] = a[i, j] - a[i, k] * a[k, j]
 
