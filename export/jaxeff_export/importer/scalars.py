@@ -97,6 +97,6 @@ def visible_zero(x: Expr) -> Expr:
 
 def unsigned(x: Expr, bits: int) -> Expr:
     """Return an integer's bits as an unsigned integer."""
-    if isinstance(x, tirx.IntImm):  # TVM refuses to convert a negative literal
-        return tirx.const(int(x.value) % (1 << bits), f"uint{bits}")
+    if dtype_of(x) == f"int{bits}":  # TVM refuses to convert what it finds to be negative
+        return tirx.reinterpret(f"uint{bits}", x)
     return tirx.Cast(f"uint{bits}", x)
