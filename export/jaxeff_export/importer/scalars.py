@@ -97,6 +97,12 @@ def visible_zero(x: Expr) -> Expr:
 
 def unsigned(x: Expr, bits: int) -> Expr:
     """Return an integer's bits as an unsigned integer."""
-    if dtype_of(x) == f"int{bits}":  # TVM refuses to convert what it finds to be negative
-        return tirx.reinterpret(f"uint{bits}", x)
-    return tirx.Cast(f"uint{bits}", x)
+    dtype = f"uint{bits}"
+    if isinstance(x, tirx.IntImm):
+        return tirx.const(int(x.value) % (1 << bits), dtype)
+    if dtype_of(x) != f"int{bits}":
+        return tirx.Cast(dtype, x)
+    # TVM refuses to convert what it finds to be a negative constant; LLVM sees through this.
+    one = tirx.const(1, f"int{bits}")
+    upper = (x >> one) & tirx.const((1 << (bits - 1)) - 1, f"int{bits}")
+    return (tirx.Cast(dtype, upper) << tirx.const(1, dtype)) | tirx.Cast(dtype, x & one)
