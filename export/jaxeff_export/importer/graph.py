@@ -171,7 +171,8 @@ class GraphBuilder:
     ) -> list[Value]:
         match op.name:
             case "stablehlo.constant":
-                return [_constant(op.attributes["value"], tensor_type(op.results[0].type))]
+                kind = tensor_type(op.results[0].type)
+                return [_constant(op.attributes["value"], kind)]
             case "func.call":
                 return self._call(attribute(op, "callee"), operands)
             case "stablehlo.composite" if attribute(op, "name") not in self._composites:
