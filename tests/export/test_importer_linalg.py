@@ -115,7 +115,7 @@ def test_custom_calls_without_a_lowering_are_named():
 
 
 def test_annotations_are_passed_over():
-    mesh = jax.make_mesh((1,), ("x",))
+    mesh = jax.make_mesh((1,), ("x",), (jax.sharding.AxisType.Auto,))
 
     def constrained(x):
         sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
