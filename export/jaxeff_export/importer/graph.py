@@ -177,7 +177,7 @@ class GraphBuilder:
                 return self._call(attribute(op, "callee"), operands)
             case "stablehlo.composite" if attribute(op, "name") not in self._composites:
                 return self._call(attribute(op, "decomposition"), operands)
-            case "stablehlo.optimization_barrier":
+            case "stablehlo.optimization_barrier" | "sdy.sharding_constraint" | "sdy.reshard":
                 return list(operands)
             case "stablehlo.custom_call" if is_annotation(op):
                 return list(operands[: len(op.results)])
