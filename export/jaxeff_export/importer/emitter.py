@@ -38,6 +38,7 @@ MAX_STORED_SPLAT = 4096  # elements
 Rule = Callable[["Emitter", Node], Sequence[relax.Expr]]
 CompositeRule = Callable[..., "relax.Expr | Sequence[relax.Expr]"]
 RULES: dict[str, Rule] = {}
+_OPAQUE = 8  # TVM's OpPatternKind.kOpaque
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
@@ -151,10 +152,16 @@ class Emitter:
 
         return self.bb.emit_te(fill, primfunc_name_hint="splat")
 
-    def te(self, function: Callable, *operands: Value, name: str) -> relax.Var:
-        """Emit ``function``, which maps TE tensors of the operands to its result in TE."""
+    def te(self, function: Callable, *operands: Value, name: str, alone: bool = False) -> relax.Var:
+        """Emit ``function``, which maps TE tensors of the operands to its result in TE.
+
+        A kernel that is ``alone`` is not fused with its neighbours.
+        """
         tensors = [self.tensor(operand) for operand in operands]
-        return self.bb.emit_te(function, *tensors, primfunc_name_hint=name)
+        attributes = {"op_pattern": _OPAQUE} if alone else None
+        return self.bb.emit_te(
+            function, *tensors, primfunc_name_hint=name, primfunc_attrs=attributes
+        )
 
     def kernel(self, body: Callable[..., None], node: Node, *, name: str) -> list[relax.Expr]:
         """Emit an imperative kernel that reads all operands of a node and writes its results."""
@@ -213,12 +220,14 @@ class Emitter:
             region = region[:MAX_REGION]
             inside = {value.node for value in region}
             kept = [v for v in region if v.is_output or any(u not in inside for u in v.users)]
-            self._emit_kept(region, kept)
+            self._emit_kept(region, kept, alone=True)
             self._emit_region(root)
             return
         self._emit_kept(region, kept_values(region))
 
-    def _emit_kept(self, region: Sequence[Value], kept: Sequence[Value]) -> None:
+    def _emit_kept(
+        self, region: Sequence[Value], kept: Sequence[Value], *, alone: bool = False
+    ) -> None:
         leaves = leaves_of(region)
 
         def function(*tensors: te.Tensor) -> object:
@@ -231,6 +240,8 @@ class Emitter:
         except Exception as error:
             assert region[-1].node is not None
             raise failure(region[-1].node.op, error) from error
+=======
+        result = self.te(function, *leaves, name=region_name(region), alone=alone)
         if len(kept) == 1:
             self._emitted[kept[0]] = result
             return
