@@ -234,14 +234,12 @@ class Emitter:
             return compute_region(region, kept, leaves, *tensors)
 
         try:
-            result = self.te(function, *leaves, name=region_name(region))
+            result = self.te(function, *leaves, name=region_name(region), alone=alone)
         except Unsupported:
             raise
         except Exception as error:
             assert region[-1].node is not None
             raise failure(region[-1].node.op, error) from error
-=======
-        result = self.te(function, *leaves, name=region_name(region), alone=alone)
         if len(kept) == 1:
             self._emitted[kept[0]] = result
             return
