@@ -21,21 +21,30 @@ from tvm import s_tir, te, tirx
 from tvm.tirx import Expr
 
 from .scalars import ScalarOp, apply_scalar
-from .scope import Scope, load, store
+from .scope import Scope, dtype_of, load, store
 
 Index: TypeAlias = "Expr | int"
 
 
-class Code:
+class Code(Scope):
     """A statement being written, and the local variables it needs."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._open: list[list[tirx.Stmt]] = [[]]
         self._locals: list[tirx.Buffer] = []
 
     def write(self, statement: tirx.Stmt) -> None:
         """Append a statement."""
         self._open[-1].append(statement)
+
+    def let(self, expr: Expr) -> Expr:
+        """Evaluate ``expr`` here, and name its value."""
+        if isinstance(expr, tirx.Var | tirx.IntImm | tirx.FloatImm):
+            return expr
+        variable = self.local(dtype_of(expr))
+        variable[()] = expr
+        return variable[()]
 
     @contextmanager
     def loop(self, stop: Index, start: Index = 0) -> Iterator[Expr]:

@@ -18,6 +18,7 @@ from . import (  # noqa: F401
     householder,
     indexing,
     lu,
+    random_bits,
     reduction,
     scalar_arithmetic,
     scalar_bits,
