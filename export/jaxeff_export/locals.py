@@ -2,8 +2,8 @@
 
 Kernels name their intermediate scalars with nested ``Let`` expressions: that is what TVM's
 schedules can inline and vectorise. Several of TVM's lowering passes take time exponential in the
-length of such a chain, so before lowering each intermediate of a long chain is stored in a
-one-element local buffer instead; LLVM turns these into registers. An imported module holds locals
+length of such a chain, so before lowering each intermediate of a long chain, or of one that holds
+integers, is stored in a one-element local buffer instead; LLVM turns these into registers. An imported module holds locals
 too, so that any TVM pipeline can lower it; ours turns them back into lets first.
 """
 
@@ -56,22 +56,27 @@ def _to_locals(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
 def _has_long_chain(body: tirx.Stmt) -> bool:
     found: list[bool] = []
-    tvm_ffi.structural_walk(
-        body, (tirx.BufferStore, lambda store: found.append(count_lets(store) > SHORT))
-    )
+    tvm_ffi.structural_walk(body, (tirx.BufferStore, lambda store: found.append(_is_long(store))))
     return any(found)
+
+
+def _is_long(store: tirx.BufferStore) -> bool:
+    """Tell whether a store's lets must go: named integers too, whose bounds TVM gets wrong."""
+    names: list[str] = []
+    tvm_ffi.structural_walk(store, (tirx.Let, lambda let: names.append(str(let.var.ty.dtype))))
+    return len(names) > SHORT or not all("float" in name for name in names)
 
 
 def _block_to_locals(block: s_tir.SBlock) -> s_tir.SBlock:
     store = block.body
-    if not isinstance(store, tirx.BufferStore) or count_lets(store) <= SHORT:
+    if not isinstance(store, tirx.BufferStore) or not _is_long(store):
         return block
     stores, buffers = _flat(store)
     return _with_body(block, tirx.SeqStmt(stores), [*block.alloc_buffers, *buffers])
 
 
 def _store_to_locals(store: tirx.BufferStore) -> tirx.Stmt:
-    if count_lets(store) <= SHORT:
+    if not _is_long(store):
         return store
     stores, buffers = _flat(store)
     if not buffers:  # the lets are inside branches
