@@ -3,8 +3,9 @@
 Kernels name their intermediate scalars with nested ``Let`` expressions: that is what TVM's
 schedules can inline and vectorise. Several of TVM's lowering passes take time exponential in the
 length of such a chain, so before lowering each intermediate of a long chain, or of one that holds
-integers, is stored in a one-element local buffer instead; LLVM turns these into registers. An imported module holds locals
-too, so that any TVM pipeline can lower it; ours turns them back into lets first.
+integers, is stored in a one-element local buffer instead; LLVM turns these into registers. An
+imported module holds locals too, so that any TVM pipeline can lower it; ours turns them back into
+lets first.
 """
 
 from __future__ import annotations

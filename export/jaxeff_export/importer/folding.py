@@ -1,4 +1,8 @@
-"""Fold integer and boolean scalars at import time: loop counters, trip counts, static indices."""
+"""Fold small constants at import time: loop counters, trip counts, static indices, tables.
+
+Only integers and booleans are computed with (their arithmetic is exact and the same everywhere);
+constants of any dtype are moved about.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from jaxlib.mlir import ir
 
-from .attributes import direction
+from .attributes import attribute, direction, integers
 from .types import TensorType
 
 _COMPARE: dict[str, Callable] = {
@@ -32,37 +36,78 @@ _FOLD: dict[str, Callable] = {
     "stablehlo.select": np.where,
     "stablehlo.clamp": lambda low, x, high: np.minimum(np.maximum(x, low), high),
     "stablehlo.convert": lambda x: x,
-    "stablehlo.reshape": lambda x: x,
-    "stablehlo.broadcast_in_dim": lambda x: x,
 }
-_ANY_DTYPE = ("stablehlo.reshape", "stablehlo.broadcast_in_dim")
+_SPLATS = ("stablehlo.reshape", "stablehlo.broadcast_in_dim", "stablehlo.slice")
+_MOVE: dict[str, Callable[..., np.ndarray]] = {
+    "stablehlo.reshape": lambda op, kind, x: x.reshape(kind.shape),
+    "stablehlo.slice": lambda op, kind, x: x[tuple(map(slice, *_slice_bounds(op)))],
+    "stablehlo.concatenate": lambda op, kind, *xs: np.concatenate(xs, attribute(op, "dimension")),
+    "stablehlo.transpose": lambda op, kind, x: x.transpose(integers(op, "permutation")),
+    "stablehlo.dynamic_slice": lambda op, kind, x, *starts: x[
+        tuple(
+            slice(begin, begin + size)
+            for start, size, n in zip(starts, kind.shape, x.shape, strict=True)
+            for begin in [min(max(int(start), 0), n - size)]
+        )
+    ],
+}
+MAX_FOLDED = 1024  # elements
 
 
 def fold(
-    op: ir.Operation, constants: Sequence[np.ndarray | None], kinds: Sequence[TensorType]
+    op: ir.Operation,
+    operands: Sequence[np.ndarray | None],
+    shapes: Sequence[tuple[int, ...]],
+    kinds: Sequence[TensorType],
 ) -> np.ndarray | None:
-    """Return the value of ``op`` on splat constants as a 0-d array, or None if it isn't folded.
+    """Return the value of ``op`` on constants, or None if it isn't folded.
 
-    Only integers and booleans are folded (their arithmetic is exact and the same everywhere);
-    moving a splat of any dtype is.
+    Args:
+        op: the operation.
+        operands: the constants it is applied to, of rank 0 for a splat; None for what is unknown.
+        shapes: the operands' shapes.
+        kinds: the types of its results.
+
+    Returns:
+        An array of the result's shape, or of rank 0 where all elements are the same.
     """
-    if len(kinds) != 1 or not constants or any(c is None or c.ndim for c in constants):
+    if len(kinds) != 1 or not operands:
         return None
-    if op.name not in _ANY_DTYPE and not (
-        _integral(kinds[0].dtype) and all(c.dtype.kind in "biu" for c in constants)  # type: ignore[union-attr]
-    ):
+    (kind,) = kinds
+    constants = [c for c in operands if c is not None]
+    if len(constants) < len(operands):
+        return None
+    if all(c.ndim == 0 for c in constants):
+        if op.name in _SPLATS:
+            return constants[0]
+    elif kind.size > MAX_FOLDED or any(c.size > MAX_FOLDED for c in constants):
+        return None
+    if op.name in _MOVE and kind.size <= MAX_FOLDED:
+        full = [np.broadcast_to(c, shape) for c, shape in zip(constants, shapes, strict=True)]
+        return _MOVE[op.name](op, kind, *full).astype(kind.numpy_dtype)
+    return _computed(op, kind, constants)
+
+
+def _computed(
+    op: ir.Operation, kind: TensorType, constants: Sequence[np.ndarray]
+) -> np.ndarray | None:
+    if not _integral(kind.dtype) or not all(c.dtype.kind in "biu" for c in constants):
         return None
     if op.name == "stablehlo.compare":
         return np.asarray(_COMPARE[direction(op)](*constants))
     if op.name not in _FOLD:
         return None
-    if kinds[0].dtype == "bool" and op.name in ("stablehlo.subtract", "stablehlo.negate"):
+    if kind.dtype == "bool" and op.name in ("stablehlo.subtract", "stablehlo.negate"):
         return None
     with np.errstate(over="ignore"):
         folded = np.asarray(_FOLD[op.name](*constants))
-    if op.name == "stablehlo.convert" and kinds[0].dtype == "bool":
+    if op.name == "stablehlo.convert" and kind.dtype == "bool":
         return folded != 0
-    return folded.astype(kinds[0].numpy_dtype)
+    return folded.astype(kind.numpy_dtype)
+
+
+def _slice_bounds(op: ir.Operation) -> list[list[int]]:
+    return [integers(op, name) for name in ("start_indices", "limit_indices", "strides")]
 
 
 def _integral(dtype: str) -> bool:

@@ -196,7 +196,7 @@ class GraphBuilder:
         kinds = [tensor_type(result.type) for result in op.results]
         for operand in op.operands:
             tensor_type(operand.type)
-        folded = fold(op, [o.constant for o in operands], kinds)
+        folded = fold(op, [o.constant for o in operands], [o.type.shape for o in operands], kinds)
         if folded is not None:
             return [splat(folded, kinds[0])]
         return list(self._node(name, op, operands, kinds).results)
