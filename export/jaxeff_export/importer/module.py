@@ -27,6 +27,7 @@ from . import (  # noqa: F401
     scalar_functions,
     scattering,
     shapes,
+    sorting,
     triangular,
 )
 from .emitter import CompositeRule, Emitter, known_ops

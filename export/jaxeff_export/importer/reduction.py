@@ -12,8 +12,8 @@ from tvm.tirx import Expr
 from .attributes import integers, padding
 from .elementwise import immediate, is_immediate
 from .emitter import Emitter, rule
-from .errors import Unsupported
 from .graph import Node, Value
+from .loops import Array, Block, kernel, loop
 from .regions import accumulator, evaluate_region
 from .scope import Scope, dtype_of, load
 from .shapes import padded_index
@@ -27,6 +27,8 @@ def _reduce(e: Emitter, node: Node) -> Sequence[relax.Expr]:
     shape = operands[0].type.shape
     if any(shape[d] == 0 for d in dims):
         return _only_inits(e, node, inits)
+    if not dims:
+        return apply_elementwise(e, node, [*inits, *operands])
     result_shape = node.results[0].type.shape
     kept = [d for d in range(len(shape)) if d not in dims]
 
@@ -44,11 +46,29 @@ def _reduce(e: Emitter, node: Node) -> Sequence[relax.Expr]:
             reducer = region_reducer(node.op, inits, starts)
             return reducer([_wide(x(*at)) for x in values], axes)
 
-        if not axes:
-            raise Unsupported("a reduction over no dimension")
         return _narrowed(node, te.compute(result_shape, element, name="reduce"))
 
     return _emit(e, node, reduce, operands, inits)
+
+
+@rule("stablehlo.map")
+def _map(e: Emitter, node: Node) -> Sequence[relax.Expr]:
+    return apply_elementwise(e, node, node.operands)
+
+
+def apply_elementwise(e: Emitter, node: Node, operands: Sequence[Value]) -> Sequence[relax.Expr]:
+    """Apply an operation's body to every element of its operands (scalars go to all)."""
+
+    def body(block: Block, reads: list[Array], writes: list[Array]) -> None:
+        def element(inner: Block, at: list[Expr]) -> None:
+            arguments = [x(*at) if x.shape else x() for x in reads]
+            values = evaluate_region(node.op.regions[0], inner, arguments)
+            inner.add(*(y.set(v, *at) for y, v in zip(writes, values, strict=True)))
+
+        block.add(loop(node.results[0].type.shape, element))
+
+    name = node.name.rpartition(".")[2]
+    return kernel(e, name, operands, [r.type for r in node.results], body)
 
 
 @rule("stablehlo.reduce_window")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from jaxlib.mlir import ir
 from tvm.tirx import Expr
 
+from .attributes import attribute
 from .elementwise import immediate
 from .errors import Unsupported
 from .graph import splat
@@ -38,19 +40,22 @@ def evaluate_region(
     env: dict[ir.Value, Expr] = dict(zip(block.arguments, arguments, strict=True))
     for view in block.operations:
         op = view.operation
-        if any(operand not in env for operand in op.operands):
-            raise Unsupported("its body uses a value from outside")
+        for operand in op.operands:
+            if operand not in env:
+                env[operand] = _outer_constant(operand, wide)
         operands = [env[operand] for operand in op.operands]
-        if op.name == "stablehlo.return":
+        if op.name in ("stablehlo.return", "func.return"):
             return operands
+        if op.name == "func.call":
+            callee = _function(op, attribute(op, "callee"))
+            results = evaluate_region(callee, scope, operands, wide=wide)
+            env.update(zip(op.results, results, strict=True))
+            continue
         kind = tensor_type(op.results[0].type)
         if wide:
             kind = TensorType(kind.shape, accumulator(kind.dtype))
         if op.name == "stablehlo.constant":
-            value = dense_array(op.attributes["value"])
-            if value.size != 1:
-                raise Unsupported("its body holds a constant that is not a scalar")
-            env[op.results[0]] = immediate(splat(value.reshape(()), kind))
+            env[op.results[0]] = _constant(op, kind)
         elif op.name in ("stablehlo.reshape", "stablehlo.broadcast_in_dim") and kind.size == 1:
             env[op.results[0]] = operands[0]
         elif op.name in SCALAR_RULES:
@@ -60,6 +65,35 @@ def evaluate_region(
         else:
             raise Unsupported(f"its body holds {op.name}, which is not elementwise")
     raise Unsupported("its body returns nothing")
+
+
+def _outer_constant(value: Any, wide: bool) -> Expr:
+    """A constant that stands before the operation whose region uses it."""
+    op = getattr(value.owner, "operation", None)
+    if op is None or op.name != "stablehlo.constant":
+        raise Unsupported("its body uses a value from outside")
+    kind = tensor_type(value.type)
+    return _constant(op, TensorType(kind.shape, accumulator(kind.dtype)) if wide else kind)
+
+
+def _constant(op: ir.Operation, kind: TensorType) -> Expr:
+    value = dense_array(op.attributes["value"])
+    if value.size != 1:
+        raise Unsupported("its body holds a constant that is not a scalar")
+    return immediate(splat(value.reshape(()), kind))
+
+
+def called_regions(op: ir.Operation) -> list[ir.Region]:
+    """The bodies of the functions that a custom call names."""
+    names: Any = op.attributes["called_computations"]
+    return [_function(op, name.value) for name in names]
+
+
+def _function(op: ir.Operation, name: str) -> ir.Region:
+    top: Any = op
+    while top.parent is not None:
+        top = top.parent.operation
+    return ir.SymbolTable(top)[name].regions[0]
 
 
 def accumulator(dtype: str) -> str:
