@@ -43,7 +43,7 @@ def refuse_endless_calls(function: ir.Operation, functions: Mapping[str, ir.Oper
 
     def inlined(function: ir.Operation) -> _Inlined:
         total = _Inlined()
-        for op, depth in _operations(function):
+        for op, depth in operations(function):
             total.operations += 1
             total.depth = max(total.depth, depth)
             try:
@@ -80,7 +80,7 @@ def refuse_endless_calls(function: ir.Operation, functions: Mapping[str, ir.Oper
     inlined(function)
 
 
-def _operations(op: ir.Operation) -> Iterator[tuple[ir.Operation, int]]:
+def operations(op: ir.Operation) -> Iterator[tuple[ir.Operation, int]]:
     """All operations inside ``op``, each with how many regions it is in."""
     pending = [(op, 0)]
     while pending:

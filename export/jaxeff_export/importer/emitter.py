@@ -235,8 +235,9 @@ class Emitter:
 
         try:
             result = self.te(function, *leaves, name=region_name(region), alone=alone)
-        except Unsupported:
-            raise
+        except Unsupported as error:
+            assert region[-1].node is not None
+            raise UnsupportedOpError([describe(region[-1].node.op, str(error))]) from error
         except Exception as error:
             assert region[-1].node is not None
             raise failure(region[-1].node.op, error) from error

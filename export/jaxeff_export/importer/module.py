@@ -18,6 +18,7 @@ from . import (  # noqa: F401
     householder,
     indexing,
     lu,
+    mapping,
     random_bits,
     reduction,
     scalar_arithmetic,

@@ -7,6 +7,7 @@ artifacts are read in a child process. Text is parsed in this one, after ``hazar
 from __future__ import annotations
 
 import pathlib
+import re
 import subprocess
 import sys
 from typing import TypeAlias
@@ -19,11 +20,18 @@ from jaxlib.mlir.passmanager import PassManager
 
 from .artifact_layout import MAGIC, layout_fault, newer_version
 from .errors import StableHLOParseError, position_of
+from .expansions import LEGALIZE_CHLO, expand
 from .hazards import position, refuse_hazards
 
 # Damage can send MLIR's reader into an endless loop; a sound artifact takes a fraction of this.
 _READ_SECONDS = 15.0
 _READ_BYTES_PER_SECOND = 1e6
+
+_MAKE_STATIC = (
+    "builtin.module(func.func(shape-legalize-to-stablehlo,stablehlo-canonicalize-dynamism),"
+    "stablehlo-refine-shapes,func.func(stablehlo-canonicalize-dynamism))"
+)
+_DYNAMIC = re.compile(rb"\bdynamic_(?!slice|update_slice)|\breal_dynamic_slice|\?x|\bshape\.")
 
 Source: TypeAlias = str | bytes | ir.Module | Exported
 
@@ -67,9 +75,10 @@ def _parse(text: bytes) -> ir.Module:
         try:
             module = ir.Module.parse(text)
             stablehlo.register_stablehlo_passes()
-            # jaxlib's CHLO decompositions are XLA's own, so the numbers agree with XLA's.
-            pipeline = "builtin.module(func.func(chlo-legalize-to-stablehlo))"
-            PassManager.parse(pipeline).run(module.operation)
+            PassManager.parse(LEGALIZE_CHLO).run(module.operation)
+            expand(module)
+            if _DYNAMIC.search(text):
+                PassManager.parse(_MAKE_STATIC).run(module.operation)
         except ir.MLIRError as error:
             raise StableHLOParseError(
                 f"the source is not valid StableHLO: {_diagnosis(error)}"
