@@ -120,3 +120,29 @@ def test_a_million_iterations(ours):
     arguments = [tvm.runtime.tensor(np.array(a)) for a in (X[0, :2], np.int32(1_000_000))]
     result = relax.VirtualMachine(built, tvm.cpu())["main"](*arguments).numpy()
     assert_close(result, np.asarray(jax.jit(f)(X[0, :2], np.int32(1_000_000))), rtol=1e-4)
+
+
+def test_state_is_written_over_only_when_nothing_needs_it_any_more():
+    """Elementwise updates and scatters of state that other kernels of the body read too."""
+    big = jnp.asarray(np.random.default_rng(2).normal(size=(8, 9)), jnp.float32)
+
+    def f(x, n):
+        def step(i, state):
+            a, b, c, d, e = state
+            new_a = a * 0.5 + b  # reads b, which is replaced as well
+            new_b = b - 0.1 * a
+            new_c = c.at[i % 8].add(a[0]).at[(i + 1) % 8, 2].set(1.5)
+            new_d = d + c[::-1]  # reads c out of order
+            new_e = (e @ e.T) @ e * 0.01 + e  # reads e as a whole and by element
+            return new_a, new_b, new_c, new_d, new_e
+
+        return lax.fori_loop(0, n, step, (x, x + 1, x - 1, x * 2, x * 0.1))
+
+    def crossed(x, n):  # each reads the other after it would have been written
+        def step(i, state):
+            a, b = state
+            return a.at[i % 8].set(b[i % 8] + 1), b.at[(i + 1) % 8].set(a[i % 8] * 0.5)
+
+        return lax.fori_loop(0, n, step, (x, x * 3))
+
+    assert_agrees(lambda x, n: (f(x, n), crossed(x, n)), big, np.int32(30), rtol=1e-4, atol=1e-4)

@@ -13,6 +13,7 @@ from tvm import relax, tirx
 
 from .emitter import Emitter, rule
 from .graph import Graph, Node, Value
+from .in_place import write_over
 from .indexing import clamped
 from .kernel import Kernel, copy, declare, nest
 from .types import TensorType
@@ -32,7 +33,11 @@ def _loop(e: Emitter, node: Node) -> Sequence[relax.Expr]:
     test, (found,) = kernel.inline(e.emit_body(cond, captured, cond.outputs), [*state, *outside])
     advance = _sequence(_advance(e, kernel, body, captured, state, outside))
     going = tirx.BufferLoad(proceed, [])
-    turn = [*test, copy(found, proceed), tirx.IfThenElse(going, advance, None)]
+    turn = [
+        *(step.statement for step in test),
+        copy(found, proceed),
+        tirx.IfThenElse(going, advance, None),
+    ]
     loop = tirx.While(going, _sequence(turn))
     begin = [copy(start, carried) for start, carried in zip(starts, state, strict=True)]
     begin.append(tirx.BufferStore(proceed, tirx.const(True, "bool"), []))
@@ -51,23 +56,28 @@ def _advance(
     """One iteration: compute everything from the old state, then replace the state."""
     updates = [_update_in_place(body, i) for i in range(len(state))]
     wanted: list[Value] = []
-    for output, update in zip(body.outputs, updates, strict=True):
+    replaces: list[tirx.Buffer | None] = []
+    for output, update, carried in zip(body.outputs, updates, state, strict=True):
         wanted += [output] if update is None else update.operands[1:]
-    statements, results = kernel.inline(e.emit_body(body, captured, wanted), [*state, *outside])
-    remaining = iter(results)
+        replaces += [carried] if update is None else [None] * (len(update.operands) - 1)
+    steps, results = kernel.inline(e.emit_body(body, captured, wanted), [*state, *outside])
+    steps, done = write_over(steps, results, replaces)
+    before: list[tirx.Stmt] = []
     written: list[tirx.Stmt] = []
     replaced: list[tirx.Stmt] = []
+    remaining = iter(zip(results, done, strict=True))
     for carried, update in zip(state, updates, strict=True):
-        if update is None:
-            new = next(remaining)
-            if new in state:  # it may be replaced before it is read
-                old, new = new, kernel.allocate(TensorType.of(new.ty), "old")
-                statements.append(copy(old, new))
-            replaced.append(copy(new, carried))
-        else:
-            new, *at = [next(remaining) for _ in update.operands[1:]]
+        if update is not None:
+            new, *at = [next(remaining)[0] for _ in update.operands[1:]]
             written.append(_write(new, at, carried))
-    return [*statements, *written, *replaced]
+            continue
+        new, is_done = next(remaining)
+        if new in state:  # it may be replaced before it is read
+            old, new = new, kernel.allocate(TensorType.of(new.ty), "old")
+            before.append(copy(old, new))
+        if not is_done:
+            replaced.append(copy(new, carried))
+    return [*before, *(step.statement for step in steps), *written, *replaced]
 
 
 def _update_in_place(body: Graph, i: int) -> Node | None:
@@ -108,8 +118,9 @@ def _branch(e: Emitter, node: Node) -> Sequence[relax.Expr]:
     branches = []
     for graph in node.bodies:
         body = e.emit_body(graph, captured, graph.outputs)
-        statements, results = kernel.inline(body, outside)
-        branches.append(_sequence([*statements, *map(copy, results, outputs)]))
+        steps, results = kernel.inline(body, outside)
+        kernels = [step.statement for step in steps]
+        branches.append(_sequence([*kernels, *map(copy, results, outputs)]))
     which = tirx.BufferLoad(chosen, [])
     chain = branches[-1]
     for i, branch in reversed(list(enumerate(branches[:-1]))):

@@ -14,6 +14,7 @@ from tvm import relax, s_tir, tirx
 
 from ..locals import lets_to_locals
 from ..scheduling import ANY_MACHINE, schedule_cpu
+from .in_place import Step
 from .types import TensorType
 
 
@@ -40,15 +41,15 @@ class Kernel:
 
     def inline(
         self, module: tvm.IRModule, inputs: Sequence[tirx.Buffer]
-    ) -> tuple[list[tirx.Stmt], list[tirx.Buffer]]:
-        """Return the statements of a body and the buffers that hold its results.
+    ) -> tuple[list[Step], list[tirx.Buffer]]:
+        """Return the kernels of a body and the buffers that hold its results.
 
         Args:
             module: as ``Emitter.emit_body`` returns it.
             inputs: one buffer for each parameter of its ``main``.
 
         Returns:
-            The statements, and one buffer for each result: an input where that is the result.
+            The kernels, and one buffer for each result: an input where that is the result.
         """
         return _Body(self, _scheduled(module)).inline(inputs)
 
@@ -107,9 +108,9 @@ class _Body:
         self._kernel = kernel
         self._module = module
         self._values: dict[relax.Var, tirx.Buffer | list[tirx.Buffer]] = {}
-        self._statements: list[tirx.Stmt] = []
+        self._steps: list[Step] = []
 
-    def inline(self, inputs: Sequence[tirx.Buffer]) -> tuple[list[tirx.Stmt], list[tirx.Buffer]]:
+    def inline(self, inputs: Sequence[tirx.Buffer]) -> tuple[list[Step], list[tirx.Buffer]]:
         main = self._module["main"]
         self._values.update(zip(main.params, inputs, strict=True))
         for block in main.body.blocks:
@@ -117,7 +118,7 @@ class _Body:
                 self._values[binding.var] = self._binding(binding)
         results = self._value(main.body.body)
         assert isinstance(results, list)
-        return self._statements, results
+        return self._steps, results
 
     def _binding(self, binding: relax.Binding) -> tirx.Buffer | list[tirx.Buffer]:
         value = binding.value
@@ -146,9 +147,9 @@ class _Body:
         types = var.ty.fields if tuple_type else [var.ty]
         results = [self._kernel.allocate(TensorType.of(ty), name.name_hint) for ty in types]
         function = s_tir.renew_defs(self._module[name])
-        buffers = [*(self._value(a) for a in arguments.fields), *results]
-        place = dict(zip(function.params, buffers, strict=True))
+        taken = [self._value(a) for a in arguments.fields]
+        place = dict(zip(function.params, [*taken, *results], strict=True))
         body = tvm_ffi.structural_map(function.body, (tirx.Var, lambda v: place.get(v, v)))
         self._kernel.adopt(body.block.alloc_buffers)
-        self._statements.append(body.block.body)
+        self._steps.append(Step(body.block.body, tuple(taken), tuple(results)))  # type: ignore[arg-type]
         return results if tuple_type else results[0]
