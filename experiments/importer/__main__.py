@@ -3,7 +3,8 @@
     python -m experiments.importer [--fast] [--group G]... [--compiler plain] [--json PATH]
 
 Each case is exported by JAX, run by XLA, imported, compiled by TVM, run and compared, in a worker
-process that a crash or a hang can't take the study with. Every case ends as one of
+process that a crash or a hang can't take the study with. The programs (`--suite programs`) are
+also timed beside XLA. Every case ends as one of
 
 - ok: equal, or floats within three units in the last place;
 - rounding: floats further apart, within the tolerances of JAX's own tests;
@@ -33,6 +34,8 @@ GOOD = ("ok", "rounding")
 BAD = ("wrong", "unsupported", "import error", "compile error", "run error", "crash", "timeout")
 TARGET = 2558 / 2578  # of the official cases
 FAST = 2  # cases of each group
+SLOWEST = 10  # shown, of the cases that are timed
+TIMES = ("case", "import_s", "compile_s", "xla_ms", "tvm_ms", "ratio")
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -99,6 +102,9 @@ def main(
     report.extra["summary"] = summary
     judge(summary, len(cases) - len(rows), report)
     show_rows(console, f"{suite}, {compiler}", summary)
+    timed = sorted((row for row in rows if "ratio" in row), key=lambda row: -row["ratio"])
+    if timed:
+        show_rows(console, "Slowest beside XLA", timed[:SLOWEST], TIMES)
     report.show_checks(console)
     console.print(f"[bold]{report.save(path)}[/bold]")
 

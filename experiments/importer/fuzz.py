@@ -21,7 +21,7 @@ from typing import Annotated, Any
 
 import typer
 
-from experiments.importer import programs
+from experiments.importer import sound_programs
 from experiments.importer.hostile import HOSTILE_TEXTS, hostile_artifacts
 from experiments.importer.mutations import damaged_artifacts, damaged_texts
 from experiments.report import Report, make_console, show_rows
@@ -93,7 +93,7 @@ class Importer:
 def sources(texts: int, artifacts: int, seed: int) -> Iterator[tuple[str, str, Source]]:
     """What is imported: its kind, its name, and itself."""
     rng = random.Random(seed)
-    sound, binary = programs.texts(), programs.artifacts()
+    sound, binary = sound_programs.texts(), sound_programs.artifacts()
     yield from (("sound", name, text) for name, text in sound.items())
     yield from (("sound", name, data) for name, data in binary.items())
     yield from (("hostile text", name, text) for name, text in HOSTILE_TEXTS.items())

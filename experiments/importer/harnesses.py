@@ -17,11 +17,15 @@ class Case:
         group: What it belongs to: a primitive, or a kind of program.
         name: Unique among all cases.
         build: Returns the function and the arguments to call it with.
+        wide: Whether JAX's 64-bit types are on.
+        timed: Whether its run time is measured beside XLA's.
     """
 
     group: str
     name: str
     build: Callable[[], tuple[Callable, Sequence[Any]]]
+    wide: bool = True
+    timed: bool = False
 
 
 @cache

@@ -6,6 +6,7 @@ from experiments.importer.harnesses import Case
 
 SUITES = {
     "harnesses": "experiments.importer.harnesses:cases",
+    "programs": "experiments.importer.programs:cases",
     "values": "experiments.importer.values:cases",
 }
 

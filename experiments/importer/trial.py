@@ -13,6 +13,7 @@ from tvm import relax
 
 from experiments.importer.harnesses import Case
 from experiments.importer.judging import judge
+from experiments.timing import interleaved
 
 TYPES = {
     "bool",
@@ -35,8 +36,14 @@ def run_case(case: Case, compiler: str, constants: bool, say: Callable[[str], No
         say: Called with the name of each stage before it begins.
 
     Returns:
-        `outcome`, `message`, `ulps` and the seconds that importing and compiling took.
+        `outcome`, `message`, `ulps` and the seconds that importing and compiling took; of timed
+        cases also the milliseconds of a run here and in XLA, and their ratio.
     """
+    with jax.enable_x64(case.wide):
+        return _run_case(case, compiler, constants, say)
+
+
+def _run_case(case: Case, compiler: str, constants: bool, say: Callable[[str], None]) -> dict:
     say("exporting")
     try:
         exported, arguments, expected = _oracle(case, constants)
@@ -49,7 +56,8 @@ def run_case(case: Case, compiler: str, constants: bool, say: Callable[[str], No
         say("compiling")
         executable = _timed(row, "compile_s", COMPILERS[compiler], module)
         say("running")
-        results = _call(executable, arguments)
+        run = _Run(executable, arguments)
+        results = run.results()
     except UnsupportedOpError as error:
         return row | {"outcome": "unsupported", "message": _short(error, "; ")}
     except (StableHLOParseError, Exception) as error:
@@ -57,7 +65,11 @@ def run_case(case: Case, compiler: str, constants: bool, say: Callable[[str], No
         message = f"{type(error).__name__}: {_short(error)}"
         return row | {"outcome": f"{stage} error", "message": message}
     verdict = judge(results, expected)
-    return row | {"outcome": verdict.outcome, "message": verdict.message, "ulps": verdict.ulps}
+    row |= {"outcome": verdict.outcome, "message": verdict.message, "ulps": verdict.ulps}
+    if case.timed:
+        say("timing")
+        row |= _times(exported, arguments, run)
+    return row
 
 
 class _LeftOut(Exception):
@@ -90,10 +102,33 @@ def _oracle(
     return exported, given, [np.asarray(leaf) for leaf in expected]
 
 
-def _call(executable: relax.VMExecutable, arguments: Sequence[np.ndarray]) -> list[np.ndarray]:
-    machine = relax.VirtualMachine(executable, tvm.cpu())
-    results = machine["main"](*(tvm.runtime.tensor(a) for a in arguments))
-    return [results.numpy()] if hasattr(results, "numpy") else [r.numpy() for r in results]
+class _Run:
+    """A compiled program together with its arguments."""
+
+    def __init__(self, executable: relax.VMExecutable, arguments: Sequence[np.ndarray]):
+        self._main = relax.VirtualMachine(executable, tvm.cpu())["main"]
+        self._arguments = [tvm.runtime.tensor(a) for a in arguments]
+
+    def __call__(self) -> Any:
+        return self._main(*self._arguments)
+
+    def results(self) -> list[np.ndarray]:
+        results = self()
+        return [results.numpy()] if hasattr(results, "numpy") else [r.numpy() for r in results]
+
+
+def _times(exported: jax.export.Exported, arguments: Sequence[np.ndarray], run: _Run) -> dict:
+    """Milliseconds of XLA and of TVM, and how many times longer TVM takes."""
+    leaves = [jax.device_put(a) for a in arguments]
+    given = jax.tree.unflatten(exported.in_tree, leaves)
+    theirs = jax.jit(exported.call).lower(*given[0], **given[1]).compile()
+    calls: dict[str, Callable[[], Any]] = {"xla": lambda: theirs(*given[0], **given[1]), "tvm": run}
+    times = interleaved(calls, rounds=5, seconds=0.01, relative_to="xla")
+    return {
+        "xla_ms": times["xla"]["ms"],
+        "tvm_ms": times["tvm"]["ms"],
+        "ratio": times["tvm"]["ratio"],
+    }
 
 
 def _timed(row: dict, key: str, call: Callable, argument: Any) -> Any:

@@ -8,8 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from experiments.importer import __main__ as study
-from experiments.importer import suites
+from experiments.importer import programs, suites
 from experiments.importer.judging import judge
+from experiments.importer.trial import run_case
 
 DIFFICULT = """
 import ctypes, time
@@ -76,3 +77,10 @@ def test_survives_crashes_and_hangs_and_resumes(tmp_path, monkeypatch):
         file.write('\n{"case": "a", "outc')
     CliRunner().invoke(study.app, arguments, catch_exceptions=False)
     assert json.loads(path.read_text())["rows"] == report["rows"]
+
+
+def test_programs_are_timed_beside_xla():
+    program = programs.cases()["unsigned dot"]
+    row = run_case(program, "pipeline", constants=False, say=lambda stage: None)
+    assert row["outcome"] == "ok"
+    assert row["ratio"] == pytest.approx(row["tvm_ms"] / row["xla_ms"], rel=10)

@@ -8,7 +8,7 @@ import pytest
 from jaxeff_export.importer import StableHLOParseError, import_stablehlo
 
 from experiments.importer.fuzz import Importer, judge, sources
-from experiments.importer.programs import artifacts
+from experiments.importer.sound_programs import artifacts
 
 NEWER = b"StableHLO_v9.17.0"
 
