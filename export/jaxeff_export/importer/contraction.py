@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from jaxlib.mlir.dialects import stablehlo
 from tvm import relax, te, tirx
 from tvm.tirx import Expr
 
+from .attributes import integers
 from .emitter import Emitter, constant, rule
-from .graph import Node
+from .graph import Node, Value
+from .lanes import lanes_of
 from .scalars import ScalarOp, apply_scalar
 from .scope import Scope, is_float
+
+_TRANSPOSED_ROWS = 8  # so many rows pay for transposing the other operand
 
 
 @rule("stablehlo.dot_general")
@@ -33,6 +38,10 @@ def _dot_general(e: Emitter, node: Node) -> Sequence[relax.Expr]:
     if 0 in extents:
         return [constant(np.zeros(result.shape, result.numpy_dtype))]
 
+    if lhs_contract == [len(lhs.type.shape) - 1] and not batch and len(rhs_free) <= 1:
+        emitted = _emit_inner(e, node, lhs, rhs, rhs_contract[0])
+        if emitted is not None:
+            return [emitted]
     leading = list(range(batch))
     native = result.dtype in ("float32", "float64") and lhs.type.dtype == rhs.type.dtype
     native = native and lhs.type.dtype == result.dtype
@@ -76,6 +85,54 @@ def _dot_general(e: Emitter, node: Node) -> Sequence[relax.Expr]:
         return te.compute(result.shape, lambda *i: tirx.Cast(result.dtype, total(*i)), name="round")
 
     return [e.te(contract, lhs, rhs, name="contraction")]
+
+
+def _emit_inner(
+    e: Emitter, node: Node, lhs: Value, rhs: Value, contracted: int
+) -> relax.Expr | None:
+    """Emit a product of which both operands are contracted along their innermost dimension.
+
+    Returns:
+        The product, or None where another layout of the loops is better.
+    """
+    dtype = node.result.type.dtype
+    if dtype not in ("float32", "float64") or not lhs.type.dtype == rhs.type.dtype == dtype:
+        return None
+    rows = math.prod(lhs.type.shape[:-1])
+    innermost = contracted == len(rhs.type.shape) - 1
+    if innermost and len(rhs.type.shape) == 2 and rows >= _TRANSPOSED_ROWS:
+        right = e.bb.emit(relax.op.permute_dims(e.tensor(rhs)))
+        return e.bb.emit(relax.op.matmul(e.tensor(lhs), right))
+    if not innermost:  # it may be a transpose of what was
+        source = rhs.node
+        if source is None or source.name != "stablehlo.transpose" or rows >= _TRANSPOSED_ROWS:
+            return None
+        if integers(source.op, "permutation") != [1, 0]:
+            return None
+        rhs = source.operands[0]
+    lanes = lanes_of(lhs.type.shape[-1])
+    return e.te(_inner_products(lanes), lhs, rhs, name="contraction") if lanes else None
+
+
+def _inner_products(lanes: int) -> Callable[[te.Tensor, te.Tensor], te.Tensor]:
+    """Contract the innermost dimensions of two tensors, with one partial result per lane."""
+
+    def contract(a: te.Tensor, b: te.Tensor) -> te.Tensor:
+        *rows, length = a.shape
+        columns = list(b.shape[:-1])
+        chunk = te.reduce_axis((0, length // lanes), name="chunk")
+
+        def partial(*index: Expr) -> Expr:
+            k = chunk * lanes + index[-1]
+            return te.sum(a(*index[: len(rows)], k) * b(*index[len(rows) : -1], k), axis=chunk)
+
+        partials = te.compute([*rows, *columns, lanes], partial, name="lanes")
+        lane = te.reduce_axis((0, lanes), name="lane")
+        return te.compute(
+            [*rows, *columns], lambda *i: te.sum(partials(*i, lane), axis=lane), name="contraction"
+        )
+
+    return contract
 
 
 def summation(dtype: str, x: Expr, y: Expr, axes: Sequence[tirx.IterVar]) -> Expr:

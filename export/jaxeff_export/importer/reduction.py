@@ -13,6 +13,7 @@ from .attributes import integers, padding
 from .elementwise import immediate, is_immediate
 from .emitter import Emitter, rule
 from .graph import Node, Value
+from .lanes import lanes_of
 from .loops import Array, Block, kernel, loop
 from .regions import accumulator, evaluate_region
 from .scope import Scope, dtype_of, load
@@ -121,7 +122,6 @@ def _reduce_window(e: Emitter, node: Node) -> Sequence[relax.Expr]:
     return _emit(e, node, reduce, operands, inits)
 
 
-_LANES = 32  # partial results of a reduction along the innermost dimension
 _IDENTITY: dict[str, Callable[[np.dtype], object]] = {
     "stablehlo.add": lambda dtype: 0,
     "stablehlo.multiply": lambda dtype: 1,
@@ -141,13 +141,10 @@ def _highest(dtype: np.dtype) -> object:
 def _in_lanes(
     node: Node, inits: Sequence[Value], dims: Sequence[int], shape: Sequence[int]
 ) -> bool:
-    """Tell whether partial results may be kept: one operand, and a known identity to start from.
-
-    Vector units need independent partial results, and sums of many terms are more accurate so.
-    """
+    """Tell whether partial results may be kept: one operand, and a known identity to start from."""
     if len(inits) != 1 or not dims or dims[-1] != len(shape) - 1:
         return False
-    if shape[-1] < 2 * _LANES or shape[-1] % _LANES or inits[0].type.dtype not in _LANE_DTYPES:
+    if lanes_of(shape[-1]) is None or inits[0].type.dtype not in _LANE_DTYPES:
         return False
     body = [view.operation.name for view in node.op.regions[0].blocks[0].operations]
     if len(body) != 2 or body[0] not in _IDENTITY or not is_immediate(inits[0]):
@@ -165,22 +162,24 @@ def _reduce_in_lanes(
     shape = node.operands[0].type.shape
     kept = [d for d in range(len(shape)) if d not in dims]
     kept_shape = [shape[d] for d in kept]
+    lanes = lanes_of(shape[-1])
+    assert lanes is not None
 
     def reduce(x: te.Tensor) -> te.Tensor:
         axes = [te.reduce_axis((0, shape[d]), name=f"k{d}") for d in dims[:-1]]
-        chunk = te.reduce_axis((0, shape[-1] // _LANES), name="chunk")
+        chunk = te.reduce_axis((0, shape[-1] // lanes), name="chunk")
 
         def partial(*index: Expr) -> Expr:
             at: list = [None] * len(shape)
             for d, i in [*zip(kept, index[:-1], strict=True), *zip(dims[:-1], axes, strict=True)]:
                 at[d] = i
-            at[-1] = chunk * _LANES + index[-1]
+            at[-1] = chunk * lanes + index[-1]
             return region_reducer(node.op, inits, [])([x(*at)], [*axes, chunk])
 
-        lanes = te.compute([*kept_shape, _LANES], partial, name="lanes")
-        lane = te.reduce_axis((0, _LANES), name="lane")
+        partials = te.compute([*kept_shape, lanes], partial, name="lanes")
+        lane = te.reduce_axis((0, lanes), name="lane")
         total = region_reducer(node.op, inits, [])
-        return te.compute(kept_shape, lambda *i: total([lanes(*i, lane)], [lane]), name="reduce")
+        return te.compute(kept_shape, lambda *i: total([partials(*i, lane)], [lane]), name="reduce")
 
     return [e.te(reduce, node.operands[0], name="reduce")]
 

@@ -1,0 +1,26 @@
+"""How many partial results a reduction along the innermost dimension keeps.
+
+Vector units need independent partial results, and sums of many terms are more accurate so.
+"""
+
+from __future__ import annotations
+
+import math
+
+_VECTOR = 8
+_MOST = 64
+
+
+def lanes_of(length: int) -> int | None:
+    """Return into how many lanes ``length`` elements divide well, or None if they do not.
+
+    The lanes fill vectors as well as they can: 32 of 512, 50 of 500.
+    """
+    divisors = [d for d in range(_VECTOR, _MOST + 1) if length % d == 0 and length >= 2 * d]
+    if not divisors:
+        return None
+
+    def fill(lanes: int) -> float:
+        return lanes / (math.ceil(lanes / _VECTOR) * _VECTOR)
+
+    return max(divisors, key=lambda d: (fill(d), -abs(d - 32)))
