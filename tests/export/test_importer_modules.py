@@ -131,3 +131,15 @@ def test_module_without_a_public_function(text):
 def test_bytes_that_are_no_artifact():
     with pytest.raises(StableHLOParseError, match="neither"):
         import_stablehlo(b"\xff\xfe\x00")
+
+
+def test_constants_of_every_bfloat16():
+    bits = np.arange(2**16, dtype=np.uint16)
+    many = bits.view(jnp.bfloat16.dtype)  # long constants are printed otherwise than short ones
+    few = [many[i : i + 16] for i in (0, 0x3F80, 0x7F78, 0x7F90, 0x8000, 0xFF78)]
+
+    def constants():
+        return [lax.bitcast_convert_type(jnp.asarray(c), jnp.uint16) for c in (many, *few)]
+
+    for got, want in zip(run(import_stablehlo(export(constants))), [many, *few], strict=True):
+        np.testing.assert_array_equal(got, want.view(np.uint16))

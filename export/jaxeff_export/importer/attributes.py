@@ -8,11 +8,19 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
+from .errors import StableHLOParseError, source_location
+
 
 def attribute(op: ir.Operation, name: str) -> Any:
     """Return the value of an integer, boolean, string or symbol attribute."""
     found: Any = op.attributes[name]
-    return found.value
+    try:
+        return found.value
+    except RuntimeError as error:  # how the bindings say that a string is not UTF-8
+        raise StableHLOParseError(
+            f"{source_location(op)}: the attribute {name} of {op.name} is damaged: {error}; make "
+            "the module again"
+        ) from error
 
 
 def integers(op: ir.Operation, name: str, default: list[int] | None = None) -> list[int]:

@@ -78,7 +78,7 @@ def position_of(location: ir.Location) -> str:
             break
         part = pending.pop()
         if isinstance(part, ir.NameLoc):
-            name = name or part.name_str
+            name = name or _name(part)
             pending.append(part.child_loc)
         elif isinstance(part, ir.CallSiteLoc):
             pending += [part.caller, part.callee]
@@ -91,6 +91,13 @@ def position_of(location: ir.Location) -> str:
                 where = f"{part.filename}:{part.start_line}:{part.start_col}"
             return f"{where} ({name})" if name else where
     return name or "unknown location"
+
+
+def _name(location: ir.NameLoc) -> str:
+    try:
+        return location.name_str
+    except RuntimeError:  # how the bindings say that a string is not UTF-8
+        return "a name that is not UTF-8"
 
 
 def describe(op: ir.Operation, reason: str) -> UnsupportedOp:

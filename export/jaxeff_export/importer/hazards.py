@@ -26,41 +26,52 @@ _OPAQUE = re.compile(rb'"[^"\\\n]*(?:\\.[^"\\\n]*)*"|//[^\n]*|->')
 _TOKEN = re.compile(_OPAQUE.pattern + rb"|[\[\](){}<>]")
 _ALIAS = re.compile(rb"^[ \t]*([#!][\w$.-]+)[ \t]*=([^\n]*)", re.MULTILINE)
 _ALIAS_NAME = re.compile(rb"[#!][\w$.-]+")
-_AFFINE = re.compile(_OPAQUE.pattern + rb"|(?P<found>\baffine_(?:map|set)\b)")
+_AFFINE = re.compile(rb"(?P<found>\baffine_(?:map|set)\b)")
 _DIMENSION_NUMBER = re.compile(
     rb"(?:dim_numbers\s*=\s*|#stablehlo\.conv<\s*)[^>\n]*?(?P<found>\d{%d,})"
     % (MAX_DIMENSION_NUMBER + 1)
 )
 
 
-def refuse_hazards(text: bytes) -> None:
+def without_strings(text: bytes) -> bytes:
+    """Return ``text`` without strings, comments and arrows: short, whatever constants it holds."""
+    return _OPAQUE.sub(b"", text)
+
+
+def refuse_hazards(text: bytes, bare: bytes) -> None:
     """Check that MLIR's parser can be trusted with ``text``.
+
+    Args:
+        text: the source.
+        bare: the source without strings.
 
     Raises:
         StableHLOParseError: it cannot; the message says why and at which line and column.
     """
-    plain = _OPAQUE.sub(b"", text)
-    brackets = np.frombuffer(plain.translate(None, _NOT_BRACKETS), np.uint8)
-    if brackets.size > MAX_NESTING and np.cumsum(_STEPS[brackets], dtype=np.int64).max() > (
-        MAX_NESTING
-    ):
+    brackets = np.frombuffer(bare.translate(None, _NOT_BRACKETS), np.uint8)
+    if len(brackets) > MAX_NESTING:
+        depths = np.cumsum(_STEPS[brackets], dtype=np.int64)
+        if depths.max() > MAX_NESTING:
+            raise _refusal(
+                text,
+                _deepest(text),
+                f"brackets nest more than {MAX_NESTING} deep; StableHLO that a compiler wrote "
+                "nests less than a hundred",
+            )
+    if _AFFINE.search(bare):
         raise _refusal(
-            text, _deepest(text), f"brackets nest more than {MAX_NESTING} deep; StableHLO that a "
-            "compiler wrote nests less than a hundred"
-        )  # fmt: skip
-    if b"affine_" in plain:
-        for match in _AFFINE.finditer(text):
-            if match["found"]:
-                raise _refusal(
-                    text, match.start("found"), "affine maps and sets are no part of StableHLO; "
-                    "lower the module to StableHLO, or remove the attribute"
-                )  # fmt: skip
-    for match in _DIMENSION_NUMBER.finditer(text):
+            text,
+            _first(_AFFINE, text),
+            "affine maps and sets are no part of StableHLO; lower the module to StableHLO, or "
+            "remove the attribute",
+        )
+    if _DIMENSION_NUMBER.search(bare):
         raise _refusal(
-            text, match.start("found"), f"{match['found'].decode()[:20]} is not the number of a "
-            "convolution's dimension; a tensor has fewer dimensions"
-        )  # fmt: skip
-    _refuse_expansion(text)
+            text,
+            _first(_DIMENSION_NUMBER, text),
+            "this is not the number of a convolution's dimension; a tensor has fewer dimensions",
+        )
+    _refuse_expansion(text, bare)
 
 
 def position(text: bytes, offset: int) -> str:
@@ -69,16 +80,23 @@ def position(text: bytes, offset: int) -> str:
     return f"line {line}, column {column}"
 
 
-def _refuse_expansion(text: bytes) -> None:
+def _refuse_expansion(text: bytes, bare: bytes) -> None:
     expansions: dict[bytes, int] = {}
-    for match in _ALIAS.finditer(text):
-        named = _ALIAS_NAME.findall(match[2])
-        expansions[match[1]] = 1 + sum(expansions.get(name, 1) for name in named)
-        if expansions[match[1]] > MAX_EXPANSION:
+    for match in _ALIAS.finditer(bare):
+        alias, body = match.groups()
+        expansions[alias] = 1 + sum(expansions.get(a, 1) for a in _ALIAS_NAME.findall(body))
+        if expansions[alias] > MAX_EXPANSION:
             raise _refusal(
-                text, match.start(1), f"the alias {match[1].decode()} stands for more than "
-                f"{MAX_EXPANSION} others; write the module without aliases"
-            )  # fmt: skip
+                text,
+                text.index(alias),
+                f"the alias {alias.decode()} stands for more than {MAX_EXPANSION} others; write "
+                "the module without aliases",
+            )
+
+
+def _first(pattern: re.Pattern[bytes], text: bytes) -> int:
+    match = pattern.search(text)
+    return match.start("found") if match else 0
 
 
 def _deepest(text: bytes) -> int:

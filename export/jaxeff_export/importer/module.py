@@ -18,7 +18,6 @@ from . import (  # noqa: F401
     householder,
     indexing,
     lu,
-    mapping,
     random_bits,
     reduction,
     scalar_arithmetic,

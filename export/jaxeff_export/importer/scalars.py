@@ -68,7 +68,7 @@ def apply_scalar(name: str, s: Scope, op: ScalarOp, *operands: Expr) -> Expr:
     return narrow(s, wide, op.dtype)
 
 
-_EXACT_IN_ANY_DTYPE = ("stablehlo.convert", "stablehlo.map", "stablehlo.select")
+_EXACT_IN_ANY_DTYPE = ("stablehlo.convert", "stablehlo.select")
 
 
 def widen(s: Scope, x: Expr) -> Expr:

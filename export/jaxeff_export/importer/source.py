@@ -7,7 +7,6 @@ artifacts are read in a child process. Text is parsed in this one, after ``hazar
 from __future__ import annotations
 
 import pathlib
-import re
 import subprocess
 import sys
 from typing import TypeAlias
@@ -21,7 +20,7 @@ from jaxlib.mlir.passmanager import PassManager
 from .artifact_layout import MAGIC, layout_fault, newer_version
 from .errors import StableHLOParseError, position_of
 from .expansions import LEGALIZE_CHLO, expand
-from .hazards import position, refuse_hazards
+from .hazards import position, refuse_hazards, without_strings
 
 # Damage can send MLIR's reader into an endless loop; a sound artifact takes a fraction of this.
 _READ_SECONDS = 15.0
@@ -31,7 +30,12 @@ _MAKE_STATIC = (
     "builtin.module(func.func(shape-legalize-to-stablehlo,stablehlo-canonicalize-dynamism),"
     "stablehlo-refine-shapes,func.func(stablehlo-canonicalize-dynamism))"
 )
-_DYNAMIC = re.compile(rb"\bdynamic_(?!slice|update_slice)|\breal_dynamic_slice|\?x|\bshape\.")
+_DYNAMIC = (
+    *(b"dynamic_" + name for name in (b"broad", b"conv", b"gather", b"iota", b"pad", b"reshape")),
+    b"real_dynamic_slice",
+    b"shape.",
+    b"?x",
+)
 
 Source: TypeAlias = str | bytes | ir.Module | Exported
 
@@ -69,7 +73,8 @@ def load_module(source: Source) -> ir.Module:
 
 def _parse(text: bytes) -> ir.Module:
     _refuse_other_encodings(text)
-    refuse_hazards(text)
+    bare = without_strings(text)
+    refuse_hazards(text, bare)
     context = jax_mlir.make_ir_context()
     with context, ir.Location.unknown():
         try:
@@ -77,7 +82,7 @@ def _parse(text: bytes) -> ir.Module:
             stablehlo.register_stablehlo_passes()
             PassManager.parse(LEGALIZE_CHLO).run(module.operation)
             expand(module)
-            if _DYNAMIC.search(text):
+            if any(word in text for word in _DYNAMIC):
                 PassManager.parse(_MAKE_STATIC).run(module.operation)
         except ir.MLIRError as error:
             raise StableHLOParseError(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import stablehlo
 
 from .errors import Unsupported
 
@@ -22,6 +22,7 @@ _DTYPES = {
     "f32": "float32",
     "f64": "float64",
 }
+_ELEMENT = re.compile(r"0x[0-9A-Fa-f]+|[-+\d.][-+\d.eE]*")
 _NUMPY = {"bfloat16": np.dtype(ml_dtypes.bfloat16)}
 
 
@@ -79,18 +80,31 @@ def dense_array(attribute: Any) -> np.ndarray:
     if not isinstance(attribute, ir.DenseElementsAttr):
         raise Unsupported(f"constants stored as {type(attribute).__name__} are not read")
     if kind.dtype == "bfloat16":
-        return _bit_pattern(attribute, kind).view(kind.numpy_dtype)
+        return _printed(attribute, kind)
     return np.array(attribute, dtype=kind.numpy_dtype).reshape(kind.shape)
 
 
-def _bit_pattern(attribute: Any, kind: TensorType) -> np.ndarray:
-    """Read 16-bit floats that the bindings cannot, by way of StableHLO's own interpreter."""
-    dims = "".join(f"{d}x" for d in kind.shape)
-    text = f"""func.func @main() -> tensor<{dims}ui16> {{
-        %0 = stablehlo.constant {attribute}
-        %1 = stablehlo.bitcast_convert %0 : ({attribute.type}) -> tensor<{dims}ui16>
-        return %1 : tensor<{dims}ui16>
-    }}"""
-    module = ir.Module.parse(text, attribute.context)
-    (bits,) = stablehlo.eval_module(module, [])
-    return np.array(bits, dtype=np.uint16).reshape(kind.shape)
+def _printed(attribute: Any, kind: TensorType) -> np.ndarray:
+    """Read floats that the bindings cannot from how MLIR prints them.
+
+    Many elements are one hexadecimal string of their bytes. Few are decimal numbers that determine
+    the element, or, where there is no such number, the element's bits in hexadecimal.
+    """
+    text = str(attribute)
+    body = text[len("dense<") : text.rindex("> : ")]
+    if body.startswith('"0x'):
+        elements = np.frombuffer(bytes.fromhex(body[3:-1]), kind.numpy_dtype)
+    else:
+        bits = np.dtype(f"u{kind.numpy_dtype.itemsize}")
+        elements = np.array(
+            [
+                np.array(int(item, 16), bits).view(kind.numpy_dtype)
+                if item.startswith("0x")
+                else np.array(float(item), kind.numpy_dtype)
+                for item in _ELEMENT.findall(body)
+            ],
+            kind.numpy_dtype,
+        )
+    if elements.size == 1:
+        return np.full(kind.shape, elements[0], kind.numpy_dtype)
+    return elements.reshape(kind.shape)
