@@ -122,3 +122,41 @@ def test_annotations_are_passed_over():
         return lax.with_sharding_constraint(x, sharding) + 1
 
     assert_agrees(constrained, _normal(2, 3))
+
+
+def test_symmetric_eigenvectors_have_the_signs_of_lapack():
+    def decompositions(x, y):
+        return jnp.linalg.eigh(x), jnp.linalg.eigh(y, UPLO="U"), jnp.linalg.eigvalsh(-x)
+
+    x = _definite(2, 6, 6).at[1, 2:].set(0).at[1, :, 2:].set(0)  # eigenvalues of zero
+    assert_agrees(decompositions, x, _normal(4, 4), rtol=1e-3, atol=1e-4)
+
+
+def test_symmetric_decompositions_of_larger_matrices():
+    def rebuilt(x):
+        values, vectors = jnp.linalg.eigh(x)
+        return values, (vectors * values) @ vectors.T, vectors.T @ vectors
+
+    failing = jnp.full((2, 2), jnp.nan)
+    assert_agrees(lambda x, y: (rebuilt(x), jnp.linalg.eigh(y)), _definite(40, 40), failing,
+                  rtol=1e-4, atol=1e-4)  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", [(5, 5), (2, 7, 3), (9, 12), (3, 8)])
+def test_singular_vectors_have_the_signs_of_lapack(shape):
+    def decompositions(x):
+        thin = jnp.linalg.svd(x, full_matrices=False)
+        return jnp.linalg.svd(x), thin, jnp.linalg.svd(x, compute_uv=False)
+
+    assert_agrees(decompositions, _normal(*shape), rtol=1e-3, atol=1e-4)
+
+
+def test_singular_values_of_deficient_matrices():
+    def values(*matrices):
+        return [(jnp.linalg.svd(x, compute_uv=False), jnp.linalg.pinv(x)) for x in matrices]
+
+    rank_one = jnp.outer(jnp.arange(1.0, 6), jnp.arange(1.0, 4))
+    assert_agrees(
+        values, rank_one, jnp.zeros((3, 3)), jnp.eye(4), jnp.full((2, 2), jnp.nan),
+        rtol=1e-4, atol=1e-5,
+    )  # fmt: skip

@@ -107,7 +107,7 @@ class Code(Scope):
 
     def finish(self) -> tirx.Stmt:
         """Return the statement written so far."""
-        body = tirx.SeqStmt(self._open[0]) if len(self._open[0]) != 1 else self._open[0][0]
+        body = _sequence(self._open[0])
         if not self._locals:
             return body
         block = s_tir.SBlock([], [], [], "local", body, alloc_buffers=self._locals)
@@ -117,7 +117,7 @@ class Code(Scope):
     def _nested(self) -> Iterator[Callable[[], tirx.Stmt]]:
         statements: list[tirx.Stmt] = []
         self._open.append(statements)
-        yield lambda: statements[0] if len(statements) == 1 else tirx.SeqStmt(statements)
+        yield lambda: _sequence(statements)
         self._open.pop()
 
 
@@ -194,6 +194,12 @@ def converted(tensor: te.Tensor, dtype: str) -> te.Tensor:
         return store(scope.wrap(value), dtype)
 
     return te.compute(tensor.shape, element, name="convert")
+
+
+def _sequence(statements: list[tirx.Stmt]) -> tirx.Stmt:
+    if not statements:
+        return tirx.Evaluate(tirx.const(0, "int32"))
+    return statements[0] if len(statements) == 1 else tirx.SeqStmt(statements)
 
 
 def _buffer(shape: Sequence[Index], dtype: str, name: str) -> tirx.Buffer:

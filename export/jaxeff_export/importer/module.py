@@ -15,6 +15,7 @@ from . import (  # noqa: F401
     contraction,
     control,
     convolution,
+    eigen,
     householder,
     indexing,
     lu,
@@ -27,6 +28,7 @@ from . import (  # noqa: F401
     scalar_functions,
     scattering,
     shapes,
+    singular,
     sorting,
     triangular,
 )
