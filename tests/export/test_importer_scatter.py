@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hypothesis
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -83,3 +84,24 @@ def test_indexed_updates_of_arrays():
         )
 
     assert_agrees(updates, x, index, u)
+
+
+@FEW
+@given(data=st.data(), shape=st.lists(st.integers(2, 7), min_size=1, max_size=3))
+def test_select_and_scatter(data, shape):
+    x = _integers(shape, data.draw(st.sampled_from(["float32", "float16", "bfloat16"])), 0)
+    window = [data.draw(st.integers(1, 3)) for _ in shape]
+    strides = [data.draw(st.integers(1, 3)) for _ in shape]
+    padding = data.draw(st.sampled_from(["SAME", "VALID"]))
+    hypothesis.assume(padding == "SAME" or all(w <= n for w, n in zip(window, shape, strict=True)))
+
+    def gradients(x):
+        def pool(init, of):
+            return lambda x: lax.reduce_window(x, init, of, window, strides, padding)
+
+        top, back = jax.vjp(pool(-jnp.inf, lax.max), x)
+        bottom, back_min = jax.vjp(pool(jnp.inf, lax.min), x)
+        tangent = jax.jvp(pool(-jnp.inf, lax.max), (x,), (x + 1,))[1]
+        return back(top + 1), back_min(bottom + 2), tangent
+
+    assert_agrees(gradients, x)

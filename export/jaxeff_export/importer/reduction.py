@@ -9,14 +9,15 @@ from jaxlib.mlir import ir
 from tvm import relax, te, tirx
 from tvm.tirx import Expr
 
+from .accumulation import accumulate
 from .attributes import integers, padding
 from .elementwise import immediate, is_immediate
 from .emitter import Emitter, rule
 from .graph import Node, Value
 from .lanes import lanes_of
-from .loops import Array, Block, kernel, loop
 from .regions import accumulator, evaluate_region
-from .scope import Scope, dtype_of, load
+from .scalars import narrow
+from .scope import Scope, dtype_of, load, store
 from .shapes import padded_index
 from .types import TensorType
 
@@ -28,48 +29,28 @@ def _reduce(e: Emitter, node: Node) -> Sequence[relax.Expr]:
     shape = operands[0].type.shape
     if any(shape[d] == 0 for d in dims):
         return _only_inits(e, node, inits)
-    if not dims:
-        return apply_elementwise(e, node, [*inits, *operands])
-    result_shape = node.results[0].type.shape
     kept = [d for d in range(len(shape)) if d not in dims]
 
+    def position(index: Sequence[Expr], axes: Sequence[Expr]) -> list[Expr]:
+        order = dict(zip([*kept, *dims], [*index, *axes], strict=True))
+        return [order[d] for d in range(len(shape))]
+
+    if not dims or not _one_of_a_kind(operands, inits):
+        return accumulate(e, node, [shape[d] for d in dims], lambda i, k: (None, position(i, k)))
     if _in_lanes(node, inits, dims, shape):
         return _reduce_in_lanes(e, node, inits, dims)
 
-    def reduce(*tensors: te.Tensor) -> list[te.Tensor] | te.Tensor:
-        values, starts = tensors[: len(operands)], _widened(tensors[len(operands) :])
+    def reduce(x: te.Tensor, *starts: te.Tensor) -> te.Tensor:
         axes = [te.reduce_axis((0, shape[d]), name=f"k{d}") for d in dims]
+        reducer = region_reducer(node.op, inits[0], _widened(starts))
+        total = te.compute(
+            node.result.type.shape,
+            lambda *i: reducer(_wide(x(*position(i, axes))), axes),
+            name="reduce",
+        )
+        return _rounded(total, node.result.type)
 
-        def element(*index: Expr) -> Expr | tuple[Expr, ...]:
-            at: list = [None] * len(shape)
-            for d, i in [*zip(kept, index, strict=True), *zip(dims, axes, strict=True)]:
-                at[d] = i
-            reducer = region_reducer(node.op, inits, starts)
-            return reducer([_wide(x(*at)) for x in values], axes)
-
-        return _narrowed(node, te.compute(result_shape, element, name="reduce"))
-
-    return _emit(e, node, reduce, operands, inits)
-
-
-@rule("stablehlo.map")
-def _map(e: Emitter, node: Node) -> Sequence[relax.Expr]:
-    return apply_elementwise(e, node, node.operands)
-
-
-def apply_elementwise(e: Emitter, node: Node, operands: Sequence[Value]) -> Sequence[relax.Expr]:
-    """Apply an operation's body to every element of its operands (scalars go to all)."""
-
-    def body(block: Block, reads: list[Array], writes: list[Array]) -> None:
-        def element(inner: Block, at: list[Expr]) -> None:
-            arguments = [x(*at) if x.shape else x() for x in reads]
-            values = evaluate_region(node.op.regions[0], inner, arguments)
-            inner.add(*(y.set(v, *at) for y, v in zip(writes, values, strict=True)))
-
-        block.add(loop(node.results[0].type.shape, element))
-
-    name = node.name.rpartition(".")[2]
-    return kernel(e, name, operands, [r.type for r in node.results], body)
+    return _emit(e, node, reduce)
 
 
 @rule("stablehlo.reduce_window")
@@ -86,40 +67,42 @@ def _reduce_window(e: Emitter, node: Node) -> Sequence[relax.Expr]:
     result_shape = node.results[0].type.shape
     dims = [d for d in range(rank) if window[d] != 1]
 
-    def reduce(*tensors: te.Tensor) -> list[te.Tensor] | te.Tensor:
-        values, starts = tensors[: len(operands)], _widened(tensors[len(operands) :])
-        axes = {d: te.reduce_axis((0, window[d]), name=f"k{d}") for d in dims}
-        spread = [
-            (result_shape[d] - 1) * strides[d] + (window[d] - 1) * dilation[d] + 1
-            for d in range(rank)
+    spread = [
+        (result_shape[d] - 1) * strides[d] + (window[d] - 1) * dilation[d] + 1 for d in range(rank)
+    ]
+
+    def source(index: Sequence[Expr], axes: Sequence[Expr]) -> tuple[Expr | None, list[Expr]]:
+        offset = dict(zip(dims, axes, strict=True))
+        at = [
+            i * strides[d] + (offset[d] * dilation[d] if d in offset else 0)
+            for d, i in enumerate(index)
         ]
+        return padded_index(at, low, [b - 1 for b in base], shape, spread)
 
-        initial = _initial(inits, starts)
+    if not dims or not _one_of_a_kind(operands, inits):
+        return accumulate(e, node, [window[d] for d in dims], source)
 
-        def element(*index: Expr) -> Expr | tuple[Expr, ...]:
-            at = [
-                i * strides[d] + (axes[d] * dilation[d] if d in axes else 0)
-                for d, i in enumerate(index)
-            ]
-            inside, source = padded_index(at, low, [b - 1 for b in base], shape, spread)
-            elements = [_wide(x(*source)) for x in values]
+    def reduce(x: te.Tensor, *starts: te.Tensor) -> te.Tensor:
+        axes = [te.reduce_axis((0, window[d]), name=f"k{d}") for d in dims]
+        widened = _widened(starts)
+        reducer = region_reducer(node.op, inits[0], widened)
+
+        def element(*index: Expr) -> Expr:
+            inside, place = source(index, axes)
+            found = _wide(x(*place))
             if inside is not None:
-                elements = [
-                    tirx.if_then_else(inside, x, start)
-                    for x, start in zip(elements, initial, strict=True)
-                ]
-            if not axes:
-                arguments = [*initial, *elements]
-                region = node.op.regions[0]
-                return _one_or_tuple(
-                    [_region_result(region, k, arguments) for k in range(len(values))]
-                )
-            reducer = region_reducer(node.op, inits, starts)
-            return reducer(elements, list(axes.values()))
+                found = tirx.if_then_else(inside, found, _initial(inits[0], widened))
+            return reducer(found, axes)
 
-        return _narrowed(node, te.compute(result_shape, element, name="reduce_window"))
+        total = te.compute(result_shape, element, name="reduce_window")
+        return _rounded(total, node.result.type)
 
-    return _emit(e, node, reduce, operands, inits)
+    return _emit(e, node, reduce)
+
+
+def _one_of_a_kind(operands: Sequence[Value], inits: Sequence[Value]) -> bool:
+    """Tell whether there is one operand, reduced in its own dtype."""
+    return len(operands) == 1 and operands[0].type.dtype == inits[0].type.dtype
 
 
 _IDENTITY: dict[str, Callable[[np.dtype], object]] = {
@@ -141,8 +124,8 @@ def _highest(dtype: np.dtype) -> object:
 def _in_lanes(
     node: Node, inits: Sequence[Value], dims: Sequence[int], shape: Sequence[int]
 ) -> bool:
-    """Tell whether partial results may be kept: one operand, and a known identity to start from."""
-    if len(inits) != 1 or not dims or dims[-1] != len(shape) - 1:
+    """Tell whether partial results may be kept: there is a known identity to start from."""
+    if dims[-1] != len(shape) - 1:
         return False
     if lanes_of(shape[-1]) is None or inits[0].type.dtype not in _LANE_DTYPES:
         return False
@@ -174,56 +157,37 @@ def _reduce_in_lanes(
             for d, i in [*zip(kept, index[:-1], strict=True), *zip(dims[:-1], axes, strict=True)]:
                 at[d] = i
             at[-1] = chunk * lanes + index[-1]
-            return region_reducer(node.op, inits, [])([x(*at)], [*axes, chunk])
+            return region_reducer(node.op, inits[0], [])(x(*at), [*axes, chunk])
 
         partials = te.compute([*kept_shape, lanes], partial, name="lanes")
         lane = te.reduce_axis((0, lanes), name="lane")
-        total = region_reducer(node.op, inits, [])
-        return te.compute(kept_shape, lambda *i: total([partials(*i, lane)], [lane]), name="reduce")
+        total = region_reducer(node.op, inits[0], [])
+        return te.compute(kept_shape, lambda *i: total(partials(*i, lane), [lane]), name="reduce")
 
     return [e.te(reduce, node.operands[0], name="reduce")]
 
 
 def region_reducer(
-    op: ir.Operation, inits: Sequence[Value], starts: Sequence[te.Tensor]
-) -> Callable[[Sequence[Expr], Sequence[tirx.IterVar]], Expr | tuple[Expr, ...]]:
-    """The reducer of a body, started from the operation's initial values."""
-    region, count, initial = op.regions[0], len(inits), _initial(inits, starts)
+    op: ir.Operation, init: Value, starts: Sequence[te.Tensor]
+) -> Callable[[Expr, Sequence[tirx.IterVar]], Expr]:
+    """The reducer of a body, started from the operation's initial value."""
+    region, initial = op.regions[0], _initial(init, starts)
 
-    def combine(x, y):  # type: ignore[no-untyped-def]
-        accumulated, new = ([x], [y]) if count == 1 else (list(x), list(y))
-        return _one_or_tuple(
-            [_region_result(region, k, [*accumulated, *new]) for k in range(count)]
-        )
+    def combine(accumulated: Expr, new: Expr) -> Expr:
+        scope = Scope()
+        (result,) = evaluate_region(region, scope, [accumulated, new], wide=True)
+        return scope.wrap(result)
 
-    def identity(*dtypes: str):  # type: ignore[no-untyped-def]
-        values = [
-            start if is_immediate(v) else tirx.const(0, t)
-            for v, start, t in zip(inits, initial, dtypes, strict=True)
-        ]
-        return _one_or_tuple(values)
+    def identity(dtype: str) -> Expr:
+        return tirx.const(0, dtype) if starts else initial
 
     reducer = te.comm_reducer(combine, identity, name="body")
-
-    def apply(elements, axes):  # type: ignore[no-untyped-def]
-        init = initial if starts else None
-        if count == 1:
-            return reducer(elements[0], axis=axes, init=init[0] if init else None)
-        return reducer(tuple(elements), axis=axes, init=init)
-
-    return apply
+    return lambda element, axes: reducer(element, axis=axes, init=initial if starts else None)
 
 
-def _region_result(region: ir.Region, k: int, arguments: Sequence[Expr]) -> Expr:
-    """Result ``k`` of a body; each has names of its own, as TVM wants every name bound once."""
-    scope = Scope()
-    return scope.wrap(evaluate_region(region, scope, arguments, wide=True)[k])
-
-
-def _initial(inits: Sequence[Value], starts: Sequence[te.Tensor]) -> list[Expr]:
-    """The initial values; ``starts`` are those known at run time only (TVM wants plain loads)."""
-    remaining = iter(starts)
-    return [_wide(immediate(v) if is_immediate(v) else next(remaining)()) for v in inits]
+def _initial(init: Value, starts: Sequence[te.Tensor]) -> Expr:
+    """The initial value; ``starts`` holds it if known at run time only (TVM wants a plain load)."""
+    return _wide(starts[0]() if starts else immediate(init))
 
 
 def _widened(starts: Sequence[te.Tensor]) -> list[te.Tensor]:
@@ -242,22 +206,22 @@ def _wide(x: Expr) -> Expr:
     return tirx.Cast("float32", x) if dtype_of(x) == "float16" else x
 
 
-def _narrowed(node: Node, totals: te.Tensor | list[te.Tensor]) -> te.Tensor | list[te.Tensor]:
-    """Round accumulators to the dtypes of the results."""
-    tensors = [totals] if isinstance(totals, te.Tensor) else list(totals)
-    rounded = [_rounded(total, r.type) for r, total in zip(node.results, tensors, strict=True)]
-    return rounded[0] if len(rounded) == 1 else rounded
+def _rounded(total: te.Tensor, kind: TensorType) -> te.Tensor:
+    """Round accumulators to the dtype of the result."""
+    if accumulator(kind.dtype) == kind.dtype:
+        return total
+
+    def element(*index: Expr) -> Expr:
+        scope = Scope()
+        return store(scope.wrap(narrow(scope, total(*index), kind.dtype)), kind.dtype)
+
+    return te.compute(kind.shape, element, name="round")
 
 
-def _emit(
-    e: Emitter, node: Node, function: Callable, operands: Sequence[Value], inits: Sequence[Value]
-) -> Sequence[relax.Expr]:
-    runtime = [v for v in inits if not is_immediate(v)]
-    name = node.name.rpartition(".")[2]
-    result = e.te(function, *operands, *runtime, name=name)
-    if len(node.results) == 1:
-        return [result]
-    return [e.bb.emit(relax.TupleGetItem(result, i)) for i in range(len(node.results))]
+def _emit(e: Emitter, node: Node, function: Callable) -> Sequence[relax.Expr]:
+    """Emit a function of the operand and, if known at run time only, the initial value."""
+    runtime = [v for v in node.operands if not is_immediate(v) or v is node.operands[0]]
+    return [e.te(function, *runtime, name=node.name.rpartition(".")[2])]
 
 
 def _only_inits(e: Emitter, node: Node, inits: Sequence[Value]) -> Sequence[relax.Expr]:
@@ -270,13 +234,3 @@ def _only_inits(e: Emitter, node: Node, inits: Sequence[Value]) -> Sequence[rela
 def _halves(values: Sequence[Value]) -> tuple[Sequence[Value], Sequence[Value]]:
     half = len(values) // 2
     return values[:half], values[half:]
-
-
-def _rounded(total: te.Tensor, kind: TensorType) -> te.Tensor:
-    if accumulator(kind.dtype) == kind.dtype:
-        return total
-    return te.compute(kind.shape, lambda *i: tirx.Cast(kind.dtype, total(*i)), name="round")
-
-
-def _one_or_tuple(values: list[Expr]) -> Expr | tuple[Expr, ...]:
-    return values[0] if len(values) == 1 else tuple(values)

@@ -1,4 +1,4 @@
-"""scatter: updates are applied one after the other, in order."""
+"""scatter and select_and_scatter: updates are applied one after the other, in order."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from jaxlib.mlir.dialects import stablehlo
 from tvm import relax, tirx
 from tvm.tirx import Expr, Stmt
 
+from .attributes import integers, padding
 from .emitter import Emitter, rule
 from .graph import Node
 from .loops import Array, Block, every, index, kernel, loop, when
 from .regions import evaluate_region
+from .scalar_comparison import negation
 
 
 @rule("stablehlo.scatter")
@@ -82,7 +84,7 @@ def combine(
     place: Sequence[Expr],
 ) -> None:
     """Apply a region to scalars and write what it returns."""
-    values = evaluate_region(region, block, arguments)
+    values = evaluate_region(region, block, [block.let(x) for x in arguments])
     block.add(*(x.set(v, *place) for x, v in zip(results, values, strict=True)))
 
 
@@ -93,3 +95,52 @@ def copied(sources: Sequence[Array], targets: Sequence[Array]) -> Stmt:
         block.add(*(y.set(x(*at), *at) for x, y in zip(sources, targets, strict=True)))
 
     return loop(targets[0].shape, copy)
+
+
+@rule("stablehlo.select_and_scatter")
+def _select_and_scatter(e: Emitter, node: Node) -> Sequence[relax.Expr]:
+    operand, source, _ = node.operands
+    shape = operand.type.shape
+    ones = [1] * len(shape)
+    window = integers(node.op, "window_dimensions", ones)
+    strides = integers(node.op, "window_strides", ones)
+    low = [before for before, _ in padding(node.op, len(shape))]
+    select, scatter = node.op.regions
+
+    def body(block: Block, reads: list[Array], writes: list[Array]) -> None:
+        x, news, init = reads
+        (y,) = writes
+        block.add(loop(shape, lambda inner, at: inner.add(y.set(init(), *at))))
+
+        def apply(inner: Block, point: list[Expr]) -> None:
+            corner = [inner.let(i * s - lo) for i, s, lo in zip(point, strides, low, strict=True)]
+            found = inner.variable(tirx.const(False, "bool"), "found")
+            best = inner.variable(x(*[index(0)] * len(shape)), "best")
+            place = [inner.variable(index(0), "place") for _ in shape]
+
+            def visit(visited: Block, offset: list[Expr]) -> None:
+                at = [c + o for c, o in zip(corner, offset, strict=True)]
+                inside = [
+                    tirx.all(i >= 0, i < index(n))
+                    for i, n, w, s, lo in zip(at, shape, window, strides, low, strict=True)
+                    if (w, s, lo) != (1, 1, 0)
+                ]
+                visited.add(when(every(inside), lambda b: consider(b, at)))
+
+            def consider(seen: Block, at: list[Expr]) -> None:
+                new = seen.let(x(*at))
+                (keep,) = evaluate_region(select, seen, [best(), new])
+                take = tirx.Or(negation(found()), negation(keep))
+                chosen = [p.set(i) for p, i in zip(place, at, strict=True)]
+                update = [best.set(new), found.set(tirx.const(True, "bool")), *chosen]
+                seen.add(when(take, lambda b: b.add(*update)))
+
+            def scattered(b: Block) -> None:
+                at = [p() for p in place]
+                combine(b, scatter, [y(*at), news(*point)], writes, at)
+
+            inner.add(loop(window, visit), when(found(), scattered))
+
+        block.add(loop(source.type.shape, apply))
+
+    return kernel(e, "select_and_scatter", node.operands, [node.result.type], body)
