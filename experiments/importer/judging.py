@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 ULPS = 3
-# Relative, and absolute for what is smaller than one.
+# Relative to the value, to one, and to half of the other values: sums of large terms cancel.
 TOLERANCE = {"float16": 2e-3, "bfloat16": 2e-2, "float32": 1e-5, "float64": 1e-14}
 
 
@@ -57,7 +57,8 @@ def _judge_one(ours: np.ndarray, theirs: np.ndarray) -> Verdict:
     wide, wanted = ours.astype(np.float64), theirs.astype(np.float64)
     tolerance = TOLERANCE[theirs.dtype.name]
     with np.errstate(invalid="ignore"):
-        close = abs(wide - wanted) <= tolerance * (1 + abs(wanted))
+        typical = np.median(abs(wanted[np.isfinite(wanted)]))
+        close = abs(wide - wanted) <= tolerance * (1 + typical + abs(wanted))
     verdict = _differing("values", ~(close | nan | infinite), ours, theirs)
     if verdict.outcome == "ok":
         return Verdict("rounding", f"{ulps} units in the last place", ulps)

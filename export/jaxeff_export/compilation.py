@@ -38,18 +38,25 @@ def compile_module(
     """
     where = Target({"fast-math-contract": True, **(target or host_target())})
     with where, tvm.transform.PassContext(opt_level=3):
-        mod = _fuse(locals_to_lets(mod))
+        mod = _fuse(locals_to_lets(_fold(mod)))
         mod = lets_to_locals(schedule_cpu(mod, Machine.of(where)))
         return tvm.compile(mod, target=where, relax_pipeline=_lower())
 
 
-def _fuse(mod: tvm.IRModule) -> tvm.IRModule:
+def _fold(mod: tvm.IRModule) -> tvm.IRModule:
+    """What depends on constants only, computed now: kernels still hold locals, so they compile."""
     passes = [
         relax.backend.DispatchSampling(),
         relax.backend.DispatchSortScan(),
         relax.transform.LegalizeOps(),
-        relax.transform.AnnotateTIROpPattern(),
         relax.transform.FoldConstant(),
+    ]
+    return tvm.transform.Sequential(passes)(mod)
+
+
+def _fuse(mod: tvm.IRModule) -> tvm.IRModule:
+    passes = [
+        relax.transform.AnnotateTIROpPattern(),
         relax.transform.FuseOps(),
         relax.transform.FuseTIR(),
         relax.transform.DeadCodeElimination(),

@@ -143,3 +143,8 @@ def test_constants_of_every_bfloat16():
 
     for got, want in zip(run(import_stablehlo(export(constants))), [many, *few], strict=True):
         np.testing.assert_array_equal(got, want.view(np.uint16))
+
+
+def test_programs_of_constants():
+    values = jnp.asarray([0.1, 1.5, 3.0], jnp.bfloat16)
+    assert_agrees(lambda: (jnp.arcsinh(values), lax.acosh(values + 1), jnp.cosh(values)))
