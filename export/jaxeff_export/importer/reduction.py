@@ -15,6 +15,7 @@ from .elementwise import immediate, is_immediate
 from .emitter import Emitter, rule
 from .graph import Node, Value
 from .lanes import lanes_of
+from .prefix import emit_running, running_dimension
 from .regions import accumulator, evaluate_region
 from .scalars import narrow
 from .scope import Scope, dtype_of, load, store
@@ -56,6 +57,9 @@ def _reduce(e: Emitter, node: Node) -> Sequence[relax.Expr]:
 @rule("stablehlo.reduce_window")
 def _reduce_window(e: Emitter, node: Node) -> Sequence[relax.Expr]:
     operands, inits = _halves(node.operands)
+    running = running_dimension(node)
+    if running is not None and (operation := _plain_body(node, inits)):
+        return emit_running(e, node, operation, *running)
     shape = operands[0].type.shape
     rank = len(shape)
     ones = [1] * rank
@@ -114,25 +118,30 @@ _IDENTITY: dict[str, Callable[[np.dtype], object]] = {
 
 
 def _lowest(dtype: np.dtype) -> object:
-    return -np.inf if dtype.kind == "f" else np.iinfo(dtype).min
+    return np.iinfo(dtype).min if dtype.kind in "iu" else -np.inf
 
 
 def _highest(dtype: np.dtype) -> object:
-    return np.inf if dtype.kind == "f" else np.iinfo(dtype).max
+    return np.iinfo(dtype).max if dtype.kind in "iu" else np.inf
 
 
 def _in_lanes(
     node: Node, inits: Sequence[Value], dims: Sequence[int], shape: Sequence[int]
 ) -> bool:
     """Tell whether partial results may be kept: there is a known identity to start from."""
-    if dims[-1] != len(shape) - 1:
+    if dims[-1] != len(shape) - 1 or lanes_of(shape[-1]) is None:
         return False
-    if lanes_of(shape[-1]) is None or inits[0].type.dtype not in _LANE_DTYPES:
-        return False
+    return inits[0].type.dtype in _LANE_DTYPES and _plain_body(node, inits) is not None
+
+
+def _plain_body(node: Node, inits: Sequence[Value]) -> str | None:
+    """The operation that a body consists of, if it starts from that operation's identity."""
     body = [view.operation.name for view in node.op.regions[0].blocks[0].operations]
-    if len(body) != 2 or body[0] not in _IDENTITY or not is_immediate(inits[0]):
-        return False
-    return bool(inits[0].constant == _IDENTITY[body[0]](inits[0].type.numpy_dtype))
+    if len(inits) != 1 or len(body) != 2 or body[0] not in _IDENTITY or not is_immediate(inits[0]):
+        return None
+    dtype = inits[0].type.numpy_dtype
+    same = dtype.kind != "b" and inits[0].constant == _IDENTITY[body[0]](dtype)
+    return body[0] if same else None
 
 
 _LANE_DTYPES = ("float32", "float64", "int32")
