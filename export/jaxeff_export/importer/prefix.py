@@ -21,6 +21,9 @@ from .scalars import ScalarOp, apply_scalar
 from .scope import dtype_of
 
 
+_LITERAL = 64
+
+
 def running_dimension(node: Node) -> tuple[int, bool] | None:
     """The dimension along which a ``reduce_window`` runs on, and whether it runs backwards.
 
@@ -41,7 +44,10 @@ def running_dimension(node: Node) -> tuple[int, bool] | None:
         return None
     if pads[d] not in ((n - 1, 0), (0, n - 1)):
         return None
-    return d, pads[d] == (0, n - 1)
+    backwards = pads[d] == (0, n - 1)
+    if backwards and node.result.type.dtype in ("float16", "bfloat16") and n <= _LITERAL:
+        return None  # each window is summed forwards, and every sum rounded
+    return d, backwards
 
 
 def emit_running(
