@@ -73,14 +73,13 @@ def networks() -> dict[str, Program]:
         "MLP, batch 10": (MLP((784, 100, 100, 10), rngs=nnx.Rngs(0)), (10, 784)),
         "LeNet-5, batch 10": (LeNet5(rngs=nnx.Rngs(0)), (10, 28, 28, 1)),
         "ResNet-18, batch 1": (ResNet18(rngs=nnx.Rngs(0)), (1, 32, 32, 3)),
-        "transformer, batch 4": (TransformerEncoder(rngs=nnx.Rngs(0)), None),
+        "transformer, batch 4": (TransformerEncoder(rngs=nnx.Rngs(0)), (4, 8, 8)),
     }
     programs: dict[str, Program] = {}
     for name, (model, shape) in models.items():
         model.eval()
         f, params = jaxeff.functional(model)
-        x = np.ones((4, 16), np.int32) if shape is None else _normal(*shape)
-        programs[name] = (f, (params, x))
+        programs[name] = (f, (params, _normal(*shape)))
     f, (params, x) = programs["LeNet-5, batch 10"]
     programs["LeNet-5, gradient"] = (
         lambda p, x: jax.grad(lambda p: jnp.sum(f(p, x) ** 2))(p),

@@ -20,7 +20,6 @@ from .loops import Array, Block, index, kernel, loop
 from .scalars import ScalarOp, apply_scalar
 from .scope import dtype_of
 
-
 _LITERAL = 64
 
 
