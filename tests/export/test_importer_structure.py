@@ -240,3 +240,20 @@ def test_scalars_and_bit_casts():
         return a * 2, a > 1, x, y, lax.bitcast_convert_type(y, jnp.int32), jnp.float32(3), i
 
     assert_agrees(scalars, jnp.float32(1.5), jnp.array([-(2**31), 77]))
+
+
+def test_cumulative_reductions():
+    x = jax.random.normal(jax.random.key(0), (3, 40, 2))
+
+    def cumulative(x):
+        low = x.astype(jnp.bfloat16)
+        return (
+            jnp.cumsum(x, 1),
+            lax.cumsum(x, 1, reverse=True),
+            lax.cumlogsumexp(x, 1),
+            lax.cummax(low, 0),
+            lax.cummin(low, 2, reverse=True),
+            jnp.cumprod((x > 0).astype("int8") * 3, 1),
+        )
+
+    assert_agrees(cumulative, x, rtol=1e-5, atol=1e-5)
