@@ -20,6 +20,17 @@ from jaxlib.mlir import ir
 
 from .attributes import attribute
 from .calls import refuse_endless_calls
+from .complex_numbers import (
+    Complex,
+    Operand,
+    Parts,
+    constant_parts,
+    flattened,
+    is_complex,
+    paired,
+    part_type,
+    rewrite,
+)
 from .custom_calls import is_annotation, node_name
 from .errors import (
     StableHLOParseError,
@@ -104,6 +115,7 @@ class GraphBuilder:
         self._known_ops = known_ops
         self._composites = composites
         self._nodes: list[Node] = []
+        self._templates: list[ir.Module] = []  # of operations that the module itself lacks
         self._turns = 0  # iterations unrolled, those that were given up included
         self.unsupported: list[UnsupportedOp] = []
 
@@ -122,6 +134,9 @@ class GraphBuilder:
             return Graph((), [], ())
         arguments = tuple(Value(kind) for kind in kinds)
         outputs = tuple(self._block(function.regions[0].blocks[0], arguments, {}))
+        if any(isinstance(output, Complex) for output in outputs):
+            reason = "result of the public function: TVM has no complex types"
+            self.unsupported.append(describe(function, reason))
         return Graph(arguments, self._nodes, outputs)
 
     def _public_function(self) -> ir.Operation:
@@ -170,6 +185,10 @@ class GraphBuilder:
         self, op: ir.Operation, operands: tuple[Value, ...], env: dict[ir.Value, Value]
     ) -> list[Value]:
         match op.name:
+            case "stablehlo.constant" if is_complex(op.results[0].type):
+                kind = part_type(op.results[0].type)
+                real, imaginary = (Value(kind, constant=part) for part in constant_parts(op))
+                return [Complex(real, imaginary)]
             case "stablehlo.constant":
                 kind = tensor_type(op.results[0].type)
                 return [_constant(op.attributes["value"], kind)]
@@ -192,6 +211,8 @@ class GraphBuilder:
             case "stablehlo.while":
                 unrolled = self._unroll(op, operands, env)
                 return self._loop(op, operands, env) if unrolled is None else unrolled
+        if any(is_complex(value.type) for value in (*op.operands, *op.results)):
+            return rewrite(Parts(op, self._node, splat, self._templates), operands)
         name = op.name
         if name == "stablehlo.custom_call":
             name = node_name(op, self._known_ops)
@@ -261,12 +282,17 @@ class GraphBuilder:
             i = int(index.constant)
             return self._region(op, regions[i if 0 <= i < len(regions) else -1], (), env)
         branches = [self._subgraph(op, i, (), env) for i in regions]
+        chosen = branches[0].outputs
+        for branch in branches:
+            branch.outputs = tuple(flattened(branch.outputs))
         nodes = [node for branch in branches for node in branch.nodes]
         if len(nodes) <= MAX_SELECTED_NODES and all(_is_cheap(n) for n in nodes):
             self._nodes += nodes
-            return self._select(op, index, [branch.outputs for branch in branches])
-        kinds = [tensor_type(result.type) for result in op.results]
-        return self._control("importer.branch", op, [index], branches, kinds)
+            results = self._select(op, index, [branch.outputs for branch in branches])
+        else:
+            kinds = [output.type for output in branches[0].outputs]
+            results = self._control("importer.branch", op, [index], branches, kinds)
+        return paired(results, chosen)
 
     def _select(
         self, op: ir.Operation, index: Value, branches: Sequence[Sequence[Value]]
@@ -317,15 +343,16 @@ class GraphBuilder:
         block = op.regions[1].blocks[0]
         returned = list(block.operations)[-1].operands
         unchanged = [a == r for a, r in zip(block.arguments, returned, strict=True)]
-        arguments = [o if u else Value(o.type) for o, u in zip(operands, unchanged, strict=True)]
+        fresh = paired([Value(o.type) for o in flattened(operands)], operands)
+        arguments = [o if u else f for o, u, f in zip(operands, unchanged, fresh, strict=True)]
         bodies = [self._subgraph(op, i, arguments, env) for i in (0, 1)]
         carried = [i for i, u in enumerate(unchanged) if not u]
         for body in bodies:
-            body.arguments = tuple(arguments[i] for i in carried)
-        bodies[1].outputs = tuple(bodies[1].outputs[i] for i in carried)
-        inits = [operands[i] for i in carried]
+            body.arguments = tuple(flattened(arguments[i] for i in carried))
+        bodies[1].outputs = tuple(flattened(bodies[1].outputs[i] for i in carried))
+        inits = flattened(operands[i] for i in carried)
         results = self._control("importer.loop", op, inits, bodies, [o.type for o in inits])
-        final = iter(results)
+        final = iter(paired(results, [operands[i] for i in carried]))
         return [o if u else next(final) for o, u in zip(operands, unchanged, strict=True)]
 
 

@@ -16,6 +16,7 @@ from . import (  # noqa: F401
     control,
     convolution,
     eigen,
+    fourier,
     householder,
     indexing,
     lu,

@@ -85,26 +85,29 @@ def dense_array(attribute: Any) -> np.ndarray:
 
 
 def _printed(attribute: Any, kind: TensorType) -> np.ndarray:
-    """Read floats that the bindings cannot from how MLIR prints them.
+    """Read floats that the bindings cannot from how MLIR prints them."""
+    elements = printed_elements(str(attribute), kind.numpy_dtype)
+    if elements.size == 1:
+        return np.full(kind.shape, elements[0], kind.numpy_dtype)
+    return elements.reshape(kind.shape)
+
+
+def printed_elements(text: str, dtype: np.dtype) -> np.ndarray:
+    """Return the floats of a dense elements attribute that MLIR has printed, in order.
 
     Many elements are one hexadecimal string of their bytes. Few are decimal numbers that determine
     the element, or, where there is no such number, the element's bits in hexadecimal.
     """
-    text = str(attribute)
-    body = text[len("dense<") : text.rindex("> : ")]
+    body = text[text.index("dense<") + len("dense<") : text.rindex("> : ")]
     if body.startswith('"0x'):
-        elements = np.frombuffer(bytes.fromhex(body[3:-1]), kind.numpy_dtype)
-    else:
-        bits = np.dtype(f"u{kind.numpy_dtype.itemsize}")
-        elements = np.array(
-            [
-                np.array(int(item, 16), bits).view(kind.numpy_dtype)
-                if item.startswith("0x")
-                else np.array(float(item), kind.numpy_dtype)
-                for item in _ELEMENT.findall(body)
-            ],
-            kind.numpy_dtype,
-        )
-    if elements.size == 1:
-        return np.full(kind.shape, elements[0], kind.numpy_dtype)
-    return elements.reshape(kind.shape)
+        return np.frombuffer(bytes.fromhex(body[3:-1]), dtype)
+    bits = np.dtype(f"u{dtype.itemsize}")
+    return np.array(
+        [
+            np.array(int(item, 16), bits).view(dtype)
+            if item.startswith("0x")
+            else np.array(float(item), dtype)
+            for item in _ELEMENT.findall(body)
+        ],
+        dtype,
+    )
