@@ -6,80 +6,15 @@ operations on the parts. Only arguments and results of the module itself have to
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
-import numpy as np
 from jaxlib.mlir import ir
 
 from .attributes import direction, integers
 from .errors import Unsupported
-from .types import TensorType, printed_elements, tensor_type
-
-if TYPE_CHECKING:
-    from .graph import Value
-
-_PARTS = {"complex<f32>": ("f32", "float32"), "complex<f64>": ("f64", "float64")}
-
-
-@dataclasses.dataclass(eq=False, slots=True)
-class Complex:
-    """The two parts of a complex tensor."""
-
-    real: Value
-    imaginary: Value
-    constant: None = None
-
-    @property
-    def type(self) -> TensorType:
-        """The type of each part."""
-        return self.real.type
-
-
-Operand: TypeAlias = "Value | Complex"
-
-
-def is_complex(mlir_type: ir.Type) -> bool:
-    """Tell whether a type is a tensor of complex numbers."""
-    return isinstance(mlir_type, ir.RankedTensorType) and isinstance(
-        mlir_type.element_type, ir.ComplexType
-    )
-
-
-def part_type(mlir_type: Any) -> TensorType:
-    """Return the type of either part of a complex tensor, and of a real one that of itself."""
-    if not is_complex(mlir_type):
-        return tensor_type(mlir_type)
-    element = str(mlir_type.element_type)
-    if element not in _PARTS:
-        raise Unsupported(f"TVM has no type for the parts of {element}")
-    if not mlir_type.has_static_shape:
-        raise Unsupported(f"the shape of {mlir_type} is dynamic")
-    return TensorType(tuple(mlir_type.shape), _PARTS[element][1])
-
-
-def constant_parts(op: ir.Operation) -> list[np.ndarray]:
-    """Read a complex constant, which the bindings cannot, from how MLIR prints it."""
-    kind = part_type(op.results[0].type)
-    flat = printed_elements(str(op), kind.numpy_dtype).reshape(-1, 2)
-    if len(flat) == 1:
-        return [np.asarray(flat[0, k]) for k in range(2)]
-    return [flat[:, k].reshape(kind.shape) for k in range(2)]
-
-
-def flattened(values: Iterable[Operand]) -> list[Value]:
-    """Return values with pairs taken apart."""
-    flat: list[Value] = []
-    for value in values:
-        flat += [value.real, value.imaginary] if isinstance(value, Complex) else [value]
-    return flat
-
-
-def paired(flat: Iterable[Value], like: Iterable[Operand]) -> list[Operand]:
-    """Put values together again: the inverse of :func:`flattened`."""
-    rest = iter(flat)
-    return [Complex(next(rest), next(rest)) if isinstance(v, Complex) else next(rest) for v in like]
+from .graph import Complex, Value, splat
+from .types import TensorType, is_complex, part_type, tensor_type
 
 
 class Parts:
@@ -89,11 +24,10 @@ class Parts:
         self,
         op: ir.Operation,
         add_node: Callable[..., Any],
-        splat: Callable[..., Value],
         modules: list[ir.Module],
     ):
         self.op = op
-        self._add_node, self._splat, self._modules = add_node, splat, modules
+        self._add_node, self._modules = add_node, modules
 
     def __call__(
         self,
@@ -110,7 +44,7 @@ class Parts:
 
     def same(self, number: float, like: Value) -> Value:
         """A constant of the type of ``like``."""
-        return self._splat(number, like.type)
+        return splat(number, like.type)
 
     def equal(self, x: Value, y: Value) -> Value:
         """Compare two real tensors."""
@@ -133,22 +67,33 @@ class Parts:
         return results
 
 
-def rewrite(parts: Parts, operands: Sequence[Operand]) -> list[Operand]:
+def rewrite(
+    op: ir.Operation,
+    operands: Sequence[Value],
+    add_node: Callable[..., Any],
+    modules: list[ir.Module],
+) -> list[Value]:
     """Return the results of an operation on complex tensors.
+
+    Args:
+        op: the operation.
+        operands: its operands, the complex ones as pairs.
+        add_node: adds a node of the graph for its name, operation, operands and result types.
+        modules: takes what owns the operations that are made here.
 
     Raises:
         Unsupported: there is no rule for it.
     """
-    op = parts.op
+    parts = Parts(op, add_node, modules)
     name = op.name.removeprefix("stablehlo.")
     pairs = [
-        Complex(value, value) if is_complex(o.type) and not isinstance(value, Complex) else value
+        Complex.of(value, value) if is_complex(o.type) and not isinstance(value, Complex) else value
         for value, o in zip(operands, op.operands, strict=True)
     ]  # what could not be imported has no parts, and was reported
     if name in _MOVES:
         kind = part_type(op.results[0].type)
         return [
-            Complex(
+            Complex.of(
                 *(
                     parts(name, *(getattr(p, k) if isinstance(p, Complex) else p for p in pairs),
                           kind=kind)
@@ -165,11 +110,14 @@ _MOVES = (
     "broadcast_in_dim", "reshape", "slice", "transpose", "concatenate", "reverse", "pad", "gather",
     "dynamic_slice", "dynamic_update_slice", "select",
 )  # fmt: skip
-_RULES: dict[str, Callable[..., Operand]] = {}
+_RULES: dict[str, Callable[..., Value]] = {}
 
 
-def _complex_rule(name: str) -> Callable[[Callable[..., Operand]], Callable[..., Operand]]:
-    def register(function: Callable[..., Operand]) -> Callable[..., Operand]:
+_Rule = TypeVar("_Rule", bound=Callable[..., Value])
+
+
+def _complex_rule(name: str) -> Callable[[_Rule], _Rule]:
+    def register(function: _Rule) -> _Rule:
         _RULES[name] = function
         return function
 
@@ -177,51 +125,51 @@ def _complex_rule(name: str) -> Callable[[Callable[..., Operand]], Callable[...,
 
 
 @_complex_rule("complex")
-def _complex(p: Parts, real: Value, imaginary: Value) -> Operand:
-    return Complex(real, imaginary)
+def _complex(p: Parts, real: Value, imaginary: Value) -> Value:
+    return Complex.of(real, imaginary)
 
 
 @_complex_rule("real")
-def _real(p: Parts, z: Complex) -> Operand:
+def _real(p: Parts, z: Complex) -> Value:
     return z.real
 
 
 @_complex_rule("imag")
-def _imag(p: Parts, z: Complex) -> Operand:
+def _imag(p: Parts, z: Complex) -> Value:
     return z.imaginary
 
 
 @_complex_rule("convert")
-def _convert(p: Parts, z: Operand) -> Operand:
+def _convert(p: Parts, z: Value) -> Value:
     kind = part_type(p.op.results[0].type)
     real = p("convert", z.real if isinstance(z, Complex) else z, kind=kind)
     if not is_complex(p.op.results[0].type):
         return real
     if isinstance(z, Complex):
-        return Complex(real, p("convert", z.imaginary, kind=kind))
-    return Complex(real, p.same(0.0, real))
+        return Complex.of(real, p("convert", z.imaginary, kind=kind))
+    return Complex.of(real, p.same(0.0, real))
 
 
 @_complex_rule("add")
 def _add(p: Parts, x: Complex, y: Complex) -> Complex:
-    return Complex(p("add", x.real, y.real), p("add", x.imaginary, y.imaginary))
+    return Complex.of(p("add", x.real, y.real), p("add", x.imaginary, y.imaginary))
 
 
 @_complex_rule("subtract")
 def _subtract(p: Parts, x: Complex, y: Complex) -> Complex:
-    return Complex(p("subtract", x.real, y.real), p("subtract", x.imaginary, y.imaginary))
+    return Complex.of(p("subtract", x.real, y.real), p("subtract", x.imaginary, y.imaginary))
 
 
 @_complex_rule("negate")
 def _negate(p: Parts, z: Complex) -> Complex:
-    return Complex(p("negate", z.real), p("negate", z.imaginary))
+    return Complex.of(p("negate", z.real), p("negate", z.imaginary))
 
 
 def _bilinear(p: Parts, name: str, x: Complex, y: Complex, kind: TensorType) -> Complex:
     def product(a: Value, b: Value) -> Value:
         return p(name, a, b, kind=kind)
 
-    return Complex(
+    return Complex.of(
         p("subtract", product(x.real, y.real), product(x.imaginary, y.imaginary)),
         p("add", product(x.real, y.imaginary), product(x.imaginary, y.real)),
     )
@@ -245,11 +193,11 @@ def _convolution(p: Parts, x: Complex, y: Complex) -> Complex:
 @_complex_rule("divide")
 def _divide(p: Parts, x: Complex, y: Complex) -> Complex:
     largest = p("maximum", p("abs", y.real), p("abs", y.imaginary))
-    scaled = Complex(p("divide", y.real, largest), p("divide", y.imaginary, largest))
+    scaled = Complex.of(p("divide", y.real, largest), p("divide", y.imaginary, largest))
     squares = (p("multiply", part, part) for part in (scaled.real, scaled.imaginary))
     size = p("multiply", p("add", *squares), largest)
-    above = _multiply(p, x, Complex(scaled.real, p("negate", scaled.imaginary)))
-    return Complex(p("divide", above.real, size), p("divide", above.imaginary, size))
+    above = _multiply(p, x, Complex.of(scaled.real, p("negate", scaled.imaginary)))
+    return Complex.of(p("divide", above.real, size), p("divide", above.imaginary, size))
 
 
 @_complex_rule("abs")
@@ -268,19 +216,19 @@ def _sign(p: Parts, z: Complex) -> Complex:
     size = _abs(p, z)
     is_zero = p.equal(size, p.same(0.0, size))
     divisor = p("select", is_zero, p.same(1.0, size), size, kind=size.type)
-    return Complex(p("divide", z.real, divisor), p("divide", z.imaginary, divisor))
+    return Complex.of(p("divide", z.real, divisor), p("divide", z.imaginary, divisor))
 
 
 @_complex_rule("exponential")
 def _exponential(p: Parts, z: Complex) -> Complex:
     size = p("exponential", z.real)
     cosine, sine = p("cosine", z.imaginary), p("sine", z.imaginary)
-    return Complex(p("multiply", size, cosine), p("multiply", size, sine))
+    return Complex.of(p("multiply", size, cosine), p("multiply", size, sine))
 
 
 @_complex_rule("log")
 def _log(p: Parts, z: Complex) -> Complex:
-    return Complex(p("log", _abs(p, z)), p("atan2", z.imaginary, z.real))
+    return Complex.of(p("log", _abs(p, z)), p("atan2", z.imaginary, z.real))
 
 
 @_complex_rule("power")
@@ -299,7 +247,7 @@ def _sqrt(p: Parts, z: Complex) -> Complex:
     right = p.equal(p("abs", z.real), z.real)
     lower = p.equal(p("abs", z.imaginary), p("negate", z.imaginary))
     turned = p("select", lower, p("negate", main), main, kind=main.type)
-    return Complex(
+    return Complex.of(
         p("select", right, main, p("abs", other), kind=main.type),
         p("select", right, other, turned, kind=main.type),
     )
@@ -319,33 +267,34 @@ def _reduce(p: Parts, x: Complex, start: Complex) -> Complex:
     if body != ["stablehlo.add", "stablehlo.return"]:
         raise Unsupported("complex numbers can only be summed")
     kind = part_type(p.op.results[0].type)
-    element = _PARTS[str(p.op.results[0].type.element_type)][0]
+    element = {"float32": "f32", "float64": "f64"}[kind.dtype]
     source, target = (
-        f"tensor<{''.join(f'{d}x' for d in shape)}{element}>" for shape in (x.type.shape, kind.shape)
+        f"tensor<{''.join(f'{d}x' for d in shape)}{element}>"
+        for shape in (x.type.shape, kind.shape)
     )
     op = p.template(
         _SUM.format(
             source=source, target=target, element=element, dims=integers(p.op, "dimensions")
         )
     )
-    return Complex(
+    return Complex.of(
         p("reduce", x.real, start.real, kind=kind, op=op),
         p("reduce", x.imaginary, start.imaginary, kind=kind, op=op),
     )
 
 
 @_complex_rule("fft")
-def _fft(p: Parts, x: Operand) -> Operand:
+def _fft(p: Parts, x: Value) -> Value:
     result = p.op.results[0].type
     kind = part_type(result)
     operands = [x.real, x.imaginary] if isinstance(x, Complex) else [x]
     if not is_complex(result):
         return p.fft(operands, [kind])[0]
-    return Complex(*p.fft(operands, [kind, kind]))
+    return Complex.of(*p.fft(operands, [kind, kind]))
 
 
-_SUM = """func.func @main(%x: {source}, %start: tensor<{element}>) -> {target} {{
+_SUM = """func.func @main(%x: tensor<{source}>, %start: tensor<{element}>) -> tensor<{target}> {{
   %0 = stablehlo.reduce(%x init: %start) applies stablehlo.add across dimensions = {dims}
-    : ({source}, tensor<{element}>) -> {target}
-  return %0 : {target}
+    : (tensor<{source}>, tensor<{element}>) -> tensor<{target}>
+  return %0 : tensor<{target}>
 }}"""

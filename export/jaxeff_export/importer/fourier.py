@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 import numpy as np
 from tvm import relax, te, tirx
-from tvm.tirx import Expr
 
 from .attributes import enumerator, integers
 from .emitter import Emitter, rule

@@ -12,7 +12,7 @@ time is lost).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,17 +20,6 @@ from jaxlib.mlir import ir
 
 from .attributes import attribute
 from .calls import refuse_endless_calls
-from .complex_numbers import (
-    Complex,
-    Operand,
-    Parts,
-    constant_parts,
-    flattened,
-    is_complex,
-    paired,
-    part_type,
-    rewrite,
-)
 from .custom_calls import is_annotation, node_name
 from .errors import (
     StableHLOParseError,
@@ -43,7 +32,14 @@ from .errors import (
 )
 from .folding import fold
 from .scalars import SCALAR_RULES
-from .types import TensorType, dense_array, tensor_type
+from .types import (
+    TensorType,
+    constant_parts,
+    dense_array,
+    is_complex,
+    part_type,
+    tensor_type,
+)
 
 MAX_UNROLLED_NODES = 400
 MAX_TURNS = 10_000  # of all loops together, so that loops in loops take no longer
@@ -98,6 +94,44 @@ class Graph:
         return [value for value in found if value not in self.arguments]
 
 
+@dataclasses.dataclass(eq=False, slots=True)
+class Complex(Value):
+    """The two parts of a complex tensor, each of which has its ``type``."""
+
+    parts: tuple[Value, ...] = ()
+
+    @classmethod
+    def of(cls, real: Value, imaginary: Value) -> Complex:
+        """Pair two parts."""
+        return cls(real.type, parts=(real, imaginary))
+
+    @property
+    def real(self) -> Value:
+        """The real part."""
+        return self.parts[0]
+
+    @property
+    def imaginary(self) -> Value:
+        """The imaginary part."""
+        return self.parts[1]
+
+
+def flattened(values: Iterable[Value]) -> list[Value]:
+    """Return values with pairs taken apart."""
+    flat: list[Value] = []
+    for value in values:
+        flat += value.parts if isinstance(value, Complex) else [value]
+    return flat
+
+
+def paired(flat: Iterable[Value], like: Iterable[Value]) -> list[Value]:
+    """Put values together again: the inverse of :func:`flattened`."""
+    rest = iter(flat)
+    return [
+        Complex.of(next(rest), next(rest)) if isinstance(v, Complex) else next(rest) for v in like
+    ]
+
+
 def splat(item: object, kind: TensorType) -> Value:
     """Return a constant whose elements are all ``value``."""
     return Value(kind, constant=np.asarray(item, dtype=kind.numpy_dtype))
@@ -106,7 +140,13 @@ def splat(item: object, kind: TensorType) -> Value:
 class GraphBuilder:
     """Builds the :class:`Graph` of a module's public function, collecting what it cannot take."""
 
-    def __init__(self, module: ir.Module, known_ops: Collection[str], composites: Collection[str]):
+    def __init__(
+        self,
+        module: ir.Module,
+        known_ops: Collection[str],
+        composites: Collection[str],
+        rewrite_complex: Callable[..., list[Value]],
+    ):
         self._functions = {
             attribute(op.operation, "sym_name"): op.operation
             for op in module.body.operations
@@ -114,6 +154,7 @@ class GraphBuilder:
         }
         self._known_ops = known_ops
         self._composites = composites
+        self._rewrite_complex = rewrite_complex
         self._nodes: list[Node] = []
         self._templates: list[ir.Module] = []  # of operations that the module itself lacks
         self._turns = 0  # iterations unrolled, those that were given up included
@@ -188,7 +229,7 @@ class GraphBuilder:
             case "stablehlo.constant" if is_complex(op.results[0].type):
                 kind = part_type(op.results[0].type)
                 real, imaginary = (Value(kind, constant=part) for part in constant_parts(op))
-                return [Complex(real, imaginary)]
+                return [Complex.of(real, imaginary)]
             case "stablehlo.constant":
                 kind = tensor_type(op.results[0].type)
                 return [_constant(op.attributes["value"], kind)]
@@ -212,7 +253,7 @@ class GraphBuilder:
                 unrolled = self._unroll(op, operands, env)
                 return self._loop(op, operands, env) if unrolled is None else unrolled
         if any(is_complex(value.type) for value in (*op.operands, *op.results)):
-            return rewrite(Parts(op, self._node, splat, self._templates), operands)
+            return self._rewrite_complex(op, operands, self._node, self._templates)
         name = op.name
         if name == "stablehlo.custom_call":
             name = node_name(op, self._known_ops)

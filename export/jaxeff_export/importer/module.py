@@ -33,6 +33,7 @@ from . import (  # noqa: F401
     sorting,
     triangular,
 )
+from .complex_numbers import rewrite
 from .emitter import CompositeRule, Emitter, known_ops
 from .errors import UnsupportedOpError
 from .graph import GraphBuilder
@@ -61,7 +62,7 @@ def import_stablehlo(
     """
     composites = composites or {}
     module = load_module(source)
-    builder = GraphBuilder(module, known_ops(), set(composites))
+    builder = GraphBuilder(module, known_ops(), set(composites), rewrite)
     with module.context, ir.Location.unknown():
         graph = builder.build()
         emitter = Emitter(composites)

@@ -22,6 +22,7 @@ _DTYPES = {
     "f32": "float32",
     "f64": "float64",
 }
+_PARTS = {"complex<f32>": "float32", "complex<f64>": "float64"}
 _ELEMENT = re.compile(r"0x[0-9A-Fa-f]+|[-+\d.][-+\d.eE]*")
 _NUMPY = {"bfloat16": np.dtype(ml_dtypes.bfloat16)}
 
@@ -68,6 +69,34 @@ def tensor_type(mlir_type: Any) -> TensorType:
     if not mlir_type.has_static_shape:
         raise Unsupported(f"the shape of {mlir_type} is dynamic")
     return TensorType(tuple(mlir_type.shape), _DTYPES[element])
+
+
+def is_complex(mlir_type: ir.Type) -> bool:
+    """Tell whether a type is a tensor of complex numbers."""
+    return isinstance(mlir_type, ir.RankedTensorType) and isinstance(
+        mlir_type.element_type, ir.ComplexType
+    )
+
+
+def part_type(mlir_type: Any) -> TensorType:
+    """Return the type of either part of a complex tensor, and of a real one that of itself."""
+    if not is_complex(mlir_type):
+        return tensor_type(mlir_type)
+    element = str(mlir_type.element_type)
+    if element not in _PARTS:
+        raise Unsupported(f"TVM has no type for the parts of {element}")
+    if not mlir_type.has_static_shape:
+        raise Unsupported(f"the shape of {mlir_type} is dynamic")
+    return TensorType(tuple(mlir_type.shape), _PARTS[element])
+
+
+def constant_parts(op: ir.Operation) -> list[np.ndarray]:
+    """Read a complex constant, which the bindings cannot, from how MLIR prints it."""
+    kind = part_type(op.results[0].type)
+    flat = printed_elements(str(op), kind.numpy_dtype).reshape(-1, 2)
+    if len(flat) == 1:
+        return [np.asarray(flat[0, k]) for k in range(2)]
+    return [flat[:, k].reshape(kind.shape) for k in range(2)]
 
 
 def dense_array(attribute: Any) -> np.ndarray:
