@@ -268,10 +268,7 @@ def _reduce(p: Parts, x: Complex, start: Complex) -> Complex:
         raise Unsupported("complex numbers can only be summed")
     kind = part_type(p.op.results[0].type)
     element = {"float32": "f32", "float64": "f64"}[kind.dtype]
-    source, target = (
-        f"tensor<{''.join(f'{d}x' for d in shape)}{element}>"
-        for shape in (x.type.shape, kind.shape)
-    )
+    source, target = ("x".join([*map(str, shape), element]) for shape in (x.type.shape, kind.shape))
     op = p.template(
         _SUM.format(
             source=source, target=target, element=element, dims=integers(p.op, "dimensions")
