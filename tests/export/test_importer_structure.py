@@ -142,11 +142,13 @@ def test_reduce(data, shape, dtype):
             jnp.argmin(x, dims[-1]),
             (x > 0).any(dims),
             (x > 0).all(dims),
-            lax.reduce(x, start, lax.add, dims),
+            lax.reduce(x, start, lax.mul, dims),
+            lax.reduce(x, jnp.asarray(3, x.dtype), lax.min, dims),
+            lax.reduce(x, start, lax.max, dims),
             lax.reduce((x, x), (zero, jnp.asarray(lowest[0], x.dtype)), pair, dims),
         )
 
-    assert_agrees(reductions, x, jnp.asarray(0, dtype))
+    assert_agrees(reductions, x, jnp.asarray(1, dtype))
 
 
 @FEW

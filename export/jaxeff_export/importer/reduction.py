@@ -36,14 +36,14 @@ def _reduce(e: Emitter, node: Node) -> Sequence[relax.Expr]:
         order = dict(zip([*kept, *dims], [*index, *axes], strict=True))
         return [order[d] for d in range(len(shape))]
 
-    if not dims or not _one_of_a_kind(operands, inits):
+    if not dims or not _is_plain(operands, inits):
         return accumulate(e, node, [shape[d] for d in dims], lambda i, k: (None, position(i, k)))
     if _in_lanes(node, inits, dims, shape):
         return _reduce_in_lanes(e, node, inits, dims)
 
-    def reduce(x: te.Tensor, *starts: te.Tensor) -> te.Tensor:
+    def reduce(x: te.Tensor) -> te.Tensor:
         axes = [te.reduce_axis((0, shape[d]), name=f"k{d}") for d in dims]
-        reducer = region_reducer(node.op, inits[0], _widened(starts))
+        reducer = region_reducer(node.op, inits[0])
         total = te.compute(
             node.result.type.shape,
             lambda *i: reducer(_wide(x(*position(i, axes))), axes),
@@ -51,7 +51,7 @@ def _reduce(e: Emitter, node: Node) -> Sequence[relax.Expr]:
         )
         return _rounded(total, node.result.type)
 
-    return _emit(e, node, reduce)
+    return [e.te(reduce, operands[0], name="reduce")]
 
 
 @rule("stablehlo.reduce_window")
@@ -83,30 +83,30 @@ def _reduce_window(e: Emitter, node: Node) -> Sequence[relax.Expr]:
         ]
         return padded_index(at, low, [b - 1 for b in base], shape, spread)
 
-    if not dims or not _one_of_a_kind(operands, inits):
+    if not dims or not _is_plain(operands, inits):
         return accumulate(e, node, [window[d] for d in dims], source)
 
-    def reduce(x: te.Tensor, *starts: te.Tensor) -> te.Tensor:
+    def reduce(x: te.Tensor) -> te.Tensor:
         axes = [te.reduce_axis((0, window[d]), name=f"k{d}") for d in dims]
-        widened = _widened(starts)
-        reducer = region_reducer(node.op, inits[0], widened)
+        reducer = region_reducer(node.op, inits[0])
 
         def element(*index: Expr) -> Expr:
             inside, place = source(index, axes)
             found = _wide(x(*place))
             if inside is not None:
-                found = tirx.if_then_else(inside, found, _initial(inits[0], widened))
+                found = tirx.if_then_else(inside, found, _wide(immediate(inits[0])))
             return reducer(found, axes)
 
         total = te.compute(result_shape, element, name="reduce_window")
         return _rounded(total, node.result.type)
 
-    return _emit(e, node, reduce)
+    return [e.te(reduce, operands[0], name="reduce_window")]
 
 
-def _one_of_a_kind(operands: Sequence[Value], inits: Sequence[Value]) -> bool:
-    """Tell whether there is one operand, reduced in its own dtype."""
-    return len(operands) == 1 and operands[0].type.dtype == inits[0].type.dtype
+def _is_plain(operands: Sequence[Value], inits: Sequence[Value]) -> bool:
+    """Tell whether TVM's reducers serve: one operand, its own dtype, a constant to start from."""
+    same = len(operands) == 1 and operands[0].type.dtype == inits[0].type.dtype
+    return same and is_immediate(inits[0])
 
 
 _IDENTITY: dict[str, Callable[[np.dtype], object]] = {
@@ -166,48 +166,26 @@ def _reduce_in_lanes(
             for d, i in [*zip(kept, index[:-1], strict=True), *zip(dims[:-1], axes, strict=True)]:
                 at[d] = i
             at[-1] = chunk * lanes + index[-1]
-            return region_reducer(node.op, inits[0], [])(x(*at), [*axes, chunk])
+            return region_reducer(node.op, inits[0])(x(*at), [*axes, chunk])
 
         partials = te.compute([*kept_shape, lanes], partial, name="lanes")
         lane = te.reduce_axis((0, lanes), name="lane")
-        total = region_reducer(node.op, inits[0], [])
+        total = region_reducer(node.op, inits[0])
         return te.compute(kept_shape, lambda *i: total(partials(*i, lane), [lane]), name="reduce")
 
     return [e.te(reduce, node.operands[0], name="reduce")]
 
 
-def region_reducer(
-    op: ir.Operation, init: Value, starts: Sequence[te.Tensor]
-) -> Callable[[Expr, Sequence[tirx.IterVar]], Expr]:
-    """The reducer of a body, started from the operation's initial value."""
-    region, initial = op.regions[0], _initial(init, starts)
+def region_reducer(op: ir.Operation, init: Value) -> Callable[[Expr, Sequence[tirx.IterVar]], Expr]:
+    """The reducer of a body, started from a constant."""
 
     def combine(accumulated: Expr, new: Expr) -> Expr:
         scope = Scope()
-        (result,) = evaluate_region(region, scope, [accumulated, new], wide=True)
+        (result,) = evaluate_region(op.regions[0], scope, [accumulated, new], wide=True)
         return scope.wrap(result)
 
-    def identity(dtype: str) -> Expr:
-        return tirx.const(0, dtype) if starts else initial
-
-    reducer = te.comm_reducer(combine, identity, name="body")
-    return lambda element, axes: reducer(element, axis=axes, init=initial if starts else None)
-
-
-def _initial(init: Value, starts: Sequence[te.Tensor]) -> Expr:
-    """The initial value; ``starts`` holds it if known at run time only (TVM wants a plain load)."""
-    return _wide(starts[0]() if starts else immediate(init))
-
-
-def _widened(starts: Sequence[te.Tensor]) -> list[te.Tensor]:
-    """Convert scalar tensors to the accumulators' dtypes."""
-
-    def widened(start: te.Tensor) -> te.Tensor:
-        if accumulator(start.dtype) == start.dtype:
-            return start
-        return te.compute((), lambda *_: _wide(start()), name="start")
-
-    return [widened(start) for start in starts]
+    reducer = te.comm_reducer(combine, lambda _: _wide(immediate(init)), name="body")
+    return lambda element, axes: reducer(element, axis=axes)
 
 
 def _wide(x: Expr) -> Expr:
@@ -225,12 +203,6 @@ def _rounded(total: te.Tensor, kind: TensorType) -> te.Tensor:
         return store(scope.wrap(narrow(scope, total(*index), kind.dtype)), kind.dtype)
 
     return te.compute(kind.shape, element, name="round")
-
-
-def _emit(e: Emitter, node: Node, function: Callable) -> Sequence[relax.Expr]:
-    """Emit a function of the operand and, if known at run time only, the initial value."""
-    runtime = [v for v in node.operands if not is_immediate(v) or v is node.operands[0]]
-    return [e.te(function, *runtime, name=node.name.rpartition(".")[2])]
 
 
 def _only_inits(e: Emitter, node: Node, inits: Sequence[Value]) -> Sequence[relax.Expr]:
