@@ -252,11 +252,11 @@ class GraphBuilder:
             case "stablehlo.while":
                 unrolled = self._unroll(op, operands, env)
                 return self._loop(op, operands, env) if unrolled is None else unrolled
-        if any(is_complex(value.type) for value in (*op.operands, *op.results)):
-            return self._rewrite_complex(op, operands, self._node, self._templates)
         name = op.name
         if name == "stablehlo.custom_call":
             name = node_name(op, self._known_ops)
+        elif any(is_complex(value.type) for value in (*op.operands, *op.results)):
+            return self._rewrite_complex(op, operands, self._node, self._templates)
         elif name not in self._known_ops:
             raise Unsupported("no lowering to TVM is known")
         kinds = [tensor_type(result.type) for result in op.results]
