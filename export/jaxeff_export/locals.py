@@ -18,7 +18,7 @@ from tvm import s_tir, tirx
 from tvm.s_tir.analysis import get_sblock_access_region
 from tvm.tirx import Expr
 
-SHORT = 4  # lets that may stay: what vectorised loops hold
+SHORT = 4  # lets that may stay
 
 
 def lets_to_locals(mod: tvm.IRModule) -> tvm.IRModule:
@@ -31,11 +31,15 @@ def locals_to_lets(mod: tvm.IRModule) -> tvm.IRModule:
     return _rewrite(mod, _to_lets)
 
 
-def count_lets(tree: object) -> int:
-    """Count the lets in a statement or expression."""
-    found: list[object] = []
-    tvm_ffi.structural_walk(tree, (tirx.Let, found.append))
-    return len(found)
+def becomes_locals(tree: object) -> bool:
+    """Tell whether a statement's lets must go: all but a few that name floats.
+
+    TVM gets the bounds of named integers wrong. It vectorises loops around lets, but not around
+    local variables.
+    """
+    names: list[str] = []
+    tvm_ffi.structural_walk(tree, (tirx.Let, lambda let: names.append(str(let.var.ty.dtype))))
+    return len(names) > SHORT or not all("float" in name for name in names)
 
 
 def _rewrite(mod: tvm.IRModule, rewrite: Callable[[tirx.PrimFunc], tirx.PrimFunc]) -> tvm.IRModule:
@@ -57,27 +61,22 @@ def _to_locals(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
 def _has_long_chain(body: tirx.Stmt) -> bool:
     found: list[bool] = []
-    tvm_ffi.structural_walk(body, (tirx.BufferStore, lambda store: found.append(_is_long(store))))
+    tvm_ffi.structural_walk(
+        body, (tirx.BufferStore, lambda store: found.append(becomes_locals(store)))
+    )
     return any(found)
-
-
-def _is_long(store: tirx.BufferStore) -> bool:
-    """Tell whether a store's lets must go: named integers too, whose bounds TVM gets wrong."""
-    names: list[str] = []
-    tvm_ffi.structural_walk(store, (tirx.Let, lambda let: names.append(str(let.var.ty.dtype))))
-    return len(names) > SHORT or not all("float" in name for name in names)
 
 
 def _block_to_locals(block: s_tir.SBlock) -> s_tir.SBlock:
     store = block.body
-    if not isinstance(store, tirx.BufferStore) or not _is_long(store):
+    if not isinstance(store, tirx.BufferStore) or not becomes_locals(store):
         return block
     stores, buffers = _flat(store)
     return _with_body(block, tirx.SeqStmt(stores), [*block.alloc_buffers, *buffers])
 
 
 def _store_to_locals(store: tirx.BufferStore) -> tirx.Stmt:
-    if not _is_long(store):
+    if not becomes_locals(store):
         return store
     stores, buffers = _flat(store)
     if not buffers:  # the lets are inside branches

@@ -26,7 +26,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV, Schedule
 from tvm.target import Target
 from tvm.target.codegen import llvm_get_vector_width
 
-from .locals import SHORT, count_lets
+from .locals import becomes_locals
 
 PARALLEL_WORK = 60_000  # multiply-adds; waking a thread costs some microseconds
 _CHEAP = 24  # expression nodes that may be repeated rather than stored
@@ -164,15 +164,13 @@ def _has_branch(sch: Schedule, block: SBlockRV) -> bool:
 def _vectorizable(sch: Schedule, block: SBlockRV) -> bool:
     """Tell whether TVM may vectorise a block; LLVM vectorises what is left to it.
 
-    TVM cannot analyse named integers as vectors, mistypes vectors of booleans, and longer chains of
-    lets become local variables.
+    TVM mistypes vectors of booleans, and cannot have local variables in a vector's lanes.
     """
     body = sch.get(block).body
     buffers = [region.source for region in (*sch.get(block).reads, *sch.get(block).writes)]
     if any(str(buffer.ty.dtype) == "bool" for buffer in buffers):
         return False
-    integers = _contains(body, tirx.Let, lambda let: "int" in str(let.var.ty.dtype))
-    return not integers and count_lets(body) <= SHORT
+    return not becomes_locals(body)
 
 
 def _contains(tree: object, kind: type, test: Callable[[Any], bool] = lambda _: True) -> bool:

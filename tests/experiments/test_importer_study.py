@@ -83,4 +83,4 @@ def test_programs_are_timed_beside_xla():
     program = programs.cases()["unsigned dot"]
     row = run_case(program, "pipeline", constants=False, say=lambda stage: None)
     assert row["outcome"] == "ok"
-    assert row["ratio"] == pytest.approx(row["tvm_ms"] / row["xla_ms"], rel=10)
+    assert min(row["xla_ms"], row["tvm_ms"], row["ratio"]) > 0

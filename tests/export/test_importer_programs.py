@@ -96,3 +96,14 @@ def test_moment_pass():
         return jax.nn.relu(x @ params["w1"]) @ params["w2"]
 
     assert_agrees(jaxeff.moments(network), params, _normal(2, 3, 12), rtol=1e-4, atol=1e-5)
+
+
+def test_dense_gradient_through_a_comparison():
+    def gradient(x, w, g):
+        return jax.vjp(lambda w: jax.nn.relu(x @ w), w)[1](g)[0], jnp.where(x @ w > 0, g, 0)
+
+    for width in (3, 16):  # the comparison ends the product's vectorised loop
+        assert_agrees(
+            gradient, _normal(0, 4, 4), _normal(1, 4, width), _normal(2, 4, width), rtol=1e-5,
+            atol=1e-6,
+        )  # fmt: skip
