@@ -44,6 +44,17 @@ def test_roots_and_sizes_at_the_edges():
     assert_agrees(edges, real, imaginary, rtol=1e-5)
 
 
+def test_sums_and_updates():
+    def sums(x, i):
+        z = lax.complex(x, x * 2 + 1)
+        return [
+            _parts(part)
+            for part in (z.sum(), z.mean(0), jnp.cumsum(z, 1), z.at[i].set(1j), z.at[:, 1:].add(1))
+        ]
+
+    assert_agrees(sums, _normal(3, 4), jnp.array([2, 0]), rtol=1e-5, atol=1e-5)
+
+
 def test_loops_and_branches():
     def control(x, count):
         start = lax.complex(x, 1 - x)

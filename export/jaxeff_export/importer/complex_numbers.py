@@ -6,15 +6,18 @@ operations on the parts. Only arguments and results of the module itself have to
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from jaxlib.mlir import ir
 
-from .attributes import direction, integers
+from .attributes import direction
 from .errors import Unsupported
 from .graph import Complex, Value, splat
 from .types import TensorType, is_complex, part_type, tensor_type
+
+_COMPLEX = re.compile(r"complex<(f32|f64)>")
 
 
 class Parts:
@@ -52,9 +55,19 @@ class Parts:
         result: Value = self._add_node("importer.equal", self.op, (x, y), [kind]).result
         return result
 
-    def template(self, text: str) -> ir.Operation:
-        """Return the one operation of a function, for its attributes and body."""
-        module = ir.Module.parse(text)
+    def template(self) -> ir.Operation:
+        """Return the same operation on real tensors, for its attributes and body."""
+        text = self.op.get_asm(print_generic_op_form=True, use_local_scope=True)
+        _, text = text.split("(", 1)[1].split(")", 1)  # what follows the operands
+        names = [f"%x{i}" for i in range(len(self.op.operands))]
+        arguments = ", ".join(
+            f"{n}: {o.type}" for n, o in zip(names, self.op.operands, strict=True)
+        )
+        whole = f"""func.func @main({arguments}) {{
+          "{self.op.name}"({", ".join(names)}){text}
+          return
+        }}"""
+        module = ir.Module.parse(_COMPLEX.sub(r"\1", whole))
         self._modules.append(module)  # which owns the operation
         function = module.body.operations[0].operation
         found: ir.Operation = function.regions[0].blocks[0].operations[0].operation
@@ -91,19 +104,22 @@ def rewrite(
         for value, o in zip(operands, op.operands, strict=True)
     ]  # what could not be imported has no parts, and was reported
     if name in _MOVES:
-        kind = part_type(op.results[0].type)
-        return [
-            Complex.of(
-                *(
-                    parts(name, *(getattr(p, k) if isinstance(p, Complex) else p for p in pairs),
-                          kind=kind)
-                    for k in ("real", "imaginary")
-                )
-            )
-        ]  # fmt: skip
+        return [_by_parts(parts, name, pairs)]
     if name not in _RULES:
         raise Unsupported("there is no lowering of it for complex numbers")
     return [_RULES[name](parts, *pairs)]
+
+
+def _by_parts(
+    p: Parts, name: str, operands: Sequence[Value], op: ir.Operation | None = None
+) -> Complex:
+    """Apply an operation to the real parts, and to the imaginary ones."""
+    kind = part_type(p.op.results[0].type)
+    real, imaginary = (
+        p(name, *(o.parts[k] if isinstance(o, Complex) else o for o in operands), kind=kind, op=op)
+        for k in range(2)
+    )
+    return Complex.of(real, imaginary)
 
 
 _MOVES = (
@@ -261,23 +277,17 @@ def _compare(p: Parts, x: Complex, y: Complex) -> Value:
     return p("and" if direction(p.op) == "EQ" else "or", *both)
 
 
-@_complex_rule("reduce")
-def _reduce(p: Parts, x: Complex, start: Complex) -> Complex:
-    body = [view.operation.name for view in p.op.regions[0].blocks[0].operations]
-    if body != ["stablehlo.add", "stablehlo.return"]:
-        raise Unsupported("complex numbers can only be summed")
-    kind = part_type(p.op.results[0].type)
-    element = {"float32": "f32", "float64": "f64"}[kind.dtype]
-    source, target = ("x".join([*map(str, shape), element]) for shape in (x.type.shape, kind.shape))
-    op = p.template(
-        _SUM.format(
-            source=source, target=target, element=element, dims=integers(p.op, "dimensions")
-        )
-    )
-    return Complex.of(
-        p("reduce", x.real, start.real, kind=kind, op=op),
-        p("reduce", x.imaginary, start.imaginary, kind=kind, op=op),
-    )
+def _accumulate(p: Parts, *operands: Value) -> Complex:
+    """Sum, or replace, the parts each by themselves: a sum of complex numbers never mixes them."""
+    body = {view.operation.name for view in p.op.regions[0].blocks[0].operations}
+    if not body <= {"stablehlo.add", "stablehlo.return"}:
+        raise Unsupported("complex numbers can only be summed or replaced")
+    name, op = p.op.name.removeprefix("stablehlo."), p.template()
+    return _by_parts(p, name, operands, op)
+
+
+for _name in ("reduce", "reduce_window", "scatter"):
+    _complex_rule(_name)(_accumulate)
 
 
 @_complex_rule("fft")
@@ -288,10 +298,3 @@ def _fft(p: Parts, x: Value) -> Value:
     if not is_complex(result):
         return p.fft(operands, [kind])[0]
     return Complex.of(*p.fft(operands, [kind, kind]))
-
-
-_SUM = """func.func @main(%x: tensor<{source}>, %start: tensor<{element}>) -> tensor<{target}> {{
-  %0 = stablehlo.reduce(%x init: %start) applies stablehlo.add across dimensions = {dims}
-    : (tensor<{source}>, tensor<{element}>) -> tensor<{target}>
-  return %0 : tensor<{target}>
-}}"""
