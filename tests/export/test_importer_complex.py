@@ -25,7 +25,8 @@ def test_arithmetic():
         a, b = lax.complex(x, y), lax.complex(y, x + 1)
         results = [
             a + b, a - b, a * b, a / b, -a, jnp.conj(a), jnp.exp(a), jnp.log(a), a**2, a**b,
-            jnp.where(x > 0, a, b), a @ b.T, a.sum(0), a[1:, ::2].T, jnp.concatenate([a, b]),
+            jnp.sin(a), jnp.cos(a), lax.rsqrt(a), jnp.where(x > 0, a, b), a @ b.T, a.sum(0),
+            a[1:, ::2].T, jnp.concatenate([a, b]),
             jnp.pad(a, 1), a.reshape(-1)[jnp.array([0, 5])], lax.dynamic_slice(a, (1, 1), (2, 2)),
             jnp.array([1 + 2j, 3 - 1j, jnp.inf]) * a, 1j * a, jnp.sign(a), a.astype("complex64"),
         ]  # fmt: skip

@@ -252,6 +252,37 @@ def _power(p: Parts, x: Complex, y: Complex) -> Complex:
     return _exponential(p, _multiply(p, y, _log(p, x)))
 
 
+@_complex_rule("sine")
+def _sine(p: Parts, z: Complex) -> Complex:
+    rising, falling = _hyperbolic(p, z.imaginary)
+    real = p("multiply", p("sine", z.real), rising)
+    return Complex.of(real, p("multiply", p("cosine", z.real), falling))
+
+
+@_complex_rule("cosine")
+def _cosine(p: Parts, z: Complex) -> Complex:
+    rising, falling = _hyperbolic(p, z.imaginary)
+    real = p("multiply", p("cosine", z.real), rising)
+    return Complex.of(real, p("negate", p("multiply", p("sine", z.real), falling)))
+
+
+def _hyperbolic(p: Parts, x: Value) -> tuple[Value, Value]:
+    """The hyperbolic cosine and sine."""
+    up, down = (p("exponential_minus_one", y) for y in (x, p("negate", x)))
+    half, one = p.same(0.5, x), p.same(1.0, x)
+    return (
+        p("add", p("multiply", half, p("add", up, down)), one),
+        p("multiply", half, p("subtract", up, down)),
+    )
+
+
+@_complex_rule("rsqrt")
+def _rsqrt(p: Parts, z: Complex) -> Complex:
+    root = _sqrt(p, z)
+    one = p.same(1.0, z.real)
+    return _divide(p, Complex.of(one, p.same(0.0, one)), root)
+
+
 @_complex_rule("sqrt")
 def _sqrt(p: Parts, z: Complex) -> Complex:
     """The root in the right half plane: what is added to the size has its sign, so is not lost."""
