@@ -53,6 +53,8 @@ class Code(Scope):
         i = tirx.Var("i", "int64")
         with self._nested() as inside:
             yield i + _int64(start)
+        if isinstance(stop, int) and isinstance(start, int):
+            stop = max(stop, start)  # TVM refuses negative extents
         extent = _int64(stop) - _int64(start)
         self.write(tirx.For(i, _int64(0), extent, tirx.ForKind.SERIAL, inside()))
 
