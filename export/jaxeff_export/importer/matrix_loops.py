@@ -86,7 +86,7 @@ class Code(Scope):
     def local(self, dtype: str, *shape: int) -> View:
         """Declare a local tensor; a scalar variable if no shape is given."""
         name = f"local{len(self._locals)}"
-        buffer = _buffer(shape or (1,), dtype, name)
+        buffer = _buffer([max(n, 1) for n in shape or (1,)], dtype, name)
         self._locals.append(buffer)
         return View(self, buffer, lambda *index: index if shape else (0,))
 
