@@ -146,3 +146,15 @@ def test_state_is_written_over_only_when_nothing_needs_it_any_more():
         return lax.fori_loop(0, n, step, (x, x * 3))
 
     assert_agrees(lambda x, n: (f(x, n), crossed(x, n)), big, np.int32(30), rtol=1e-4, atol=1e-4)
+
+
+def test_broadcasts_from_outside_are_read_in_place():
+    def f(x, w, n):
+        wide = jnp.broadcast_to(w, (6, 5))  # used inside, elementwise and whole
+
+        def step(i, c):
+            return jnp.tanh(c * wide + (wide * 2) @ x.T[:, :5] + wide.sum())
+
+        return lax.fori_loop(0, n, step, x)
+
+    assert_agrees(f, X, X[0], np.int32(12), rtol=1e-4, atol=1e-5)

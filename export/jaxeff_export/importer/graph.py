@@ -42,9 +42,11 @@ from .types import (
 )
 
 MAX_UNROLLED_NODES = 400
+MAX_UNROLLED_TURNS = 8  # more would update the outputs of a scan by copying them each time
 MAX_TURNS = 10_000  # of all loops together, so that loops in loops take no longer
 MAX_SELECTED_NODES = 32
-_MOVES = ("stablehlo.broadcast_in_dim", "stablehlo.iota", "stablehlo.reshape")
+_BROADCAST = "stablehlo.broadcast_in_dim"
+_MOVES = (_BROADCAST, "stablehlo.iota", "stablehlo.reshape")
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -85,10 +87,15 @@ class Graph:
     outputs: tuple[Value, ...]
 
     def captured(self) -> list[Value]:
-        """The values from outside that the nodes and outputs use, constants left out."""
+        """The values from outside that the nodes and outputs use.
+
+        Constants are left out, and of broadcasts the source is taken: they are read in place.
+        """
         inside = set(self.nodes)
         found: dict[Value, None] = {}
         for value in [*(o for node in self.nodes for o in node.operands), *self.outputs]:
+            while value.node and value.node not in inside and value.node.name == _BROADCAST:
+                value = value.node.operands[0]
             if value.constant is None and value.node not in inside:
                 found[value] = None
         return [value for value in found if value not in self.arguments]
@@ -361,11 +368,13 @@ class GraphBuilder:
         """Return a loop's results if its trip count is known and small, else None."""
         carried = list(operands)
         start, refused = len(self._nodes), len(self.unsupported)
-        while (
-            len(self._nodes) - start <= MAX_UNROLLED_NODES
-            and len(self.unsupported) == refused
-            and self._turns <= MAX_TURNS
-        ):
+        for _ in range(MAX_UNROLLED_TURNS + 1):
+            if (
+                len(self._nodes) - start > MAX_UNROLLED_NODES
+                or len(self.unsupported) > refused
+                or self._turns > MAX_TURNS
+            ):
+                break
             (proceed,) = self._region(op, 0, carried, env)
             if proceed.constant is None:
                 break
