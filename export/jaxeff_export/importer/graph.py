@@ -12,7 +12,7 @@ time is lost).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -144,6 +144,37 @@ def splat(item: object, kind: TensorType) -> Value:
     return Value(kind, constant=np.asarray(item, dtype=kind.numpy_dtype))
 
 
+def functions_of(module: ir.Module) -> dict[str, ir.Operation]:
+    """Return the functions of a module by name."""
+    return {
+        attribute(op.operation, "sym_name"): op.operation
+        for op in module.body.operations
+        if op.operation.name == "func.func"
+    }
+
+
+def public_function(functions: Mapping[str, ir.Operation]) -> ir.Operation:
+    """Return the function that a module is imported for.
+
+    Raises:
+        StableHLOParseError: there is no single public function with a body.
+    """
+    public = [
+        f
+        for f in functions.values()
+        if "sym_visibility" not in f.attributes or attribute(f, "sym_visibility") == "public"
+    ]
+    if len(public) > 1:
+        public = [f for f in public if attribute(f, "sym_name") == "main"]
+    if len(public) != 1 or not len(public[0].regions[0].blocks):
+        names = ", ".join(functions) or "none at all"
+        raise StableHLOParseError(
+            f"the module has no single public function to import (its functions: {names}); "
+            "mark one as public, or name it main"
+        )
+    return public[0]
+
+
 class GraphBuilder:
     """Builds the :class:`Graph` of a module's public function, collecting what it cannot take."""
 
@@ -154,11 +185,7 @@ class GraphBuilder:
         composites: Collection[str],
         rewrite_complex: Callable[..., list[Value]],
     ):
-        self._functions = {
-            attribute(op.operation, "sym_name"): op.operation
-            for op in module.body.operations
-            if op.operation.name == "func.func"
-        }
+        self._functions = functions_of(module)
         self._known_ops = known_ops
         self._composites = composites
         self._rewrite_complex = rewrite_complex
@@ -173,7 +200,7 @@ class GraphBuilder:
         Raises:
             StableHLOParseError: there is no single public function with a body.
         """
-        function = self._public_function()
+        function = public_function(self._functions)
         refuse_endless_calls(function, self._functions)
         try:
             kinds = [tensor_type(a.type) for a in function.regions[0].blocks[0].arguments]
@@ -186,22 +213,6 @@ class GraphBuilder:
             reason = "result of the public function: TVM has no complex types"
             self.unsupported.append(describe(function, reason))
         return Graph(arguments, self._nodes, outputs)
-
-    def _public_function(self) -> ir.Operation:
-        public = [
-            f
-            for f in self._functions.values()
-            if "sym_visibility" not in f.attributes or attribute(f, "sym_visibility") == "public"
-        ]
-        if len(public) > 1:
-            public = [f for f in public if attribute(f, "sym_name") == "main"]
-        if len(public) != 1 or not len(public[0].regions[0].blocks):
-            names = ", ".join(self._functions) or "none at all"
-            raise StableHLOParseError(
-                f"the module has no single public function to import (its functions: {names}); "
-                "mark one as public, or name it main"
-            )
-        return public[0]
 
     def _block(
         self, block: ir.Block, arguments: Sequence[Value], outer: dict[ir.Value, Value]

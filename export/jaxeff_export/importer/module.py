@@ -35,9 +35,11 @@ from . import (  # noqa: F401
 )
 from .complex_numbers import rewrite
 from .emitter import CompositeRule, Emitter, known_ops
-from .errors import UnsupportedOpError
-from .graph import GraphBuilder
-from .source import Source, load_module
+from .errors import Unsupported, UnsupportedOpError, describe
+from .graph import GraphBuilder, functions_of, public_function
+from .source import Source, legalize, load_module, of_size
+from .symbolic import generalize
+from .types import is_dynamic
 
 
 def import_stablehlo(
@@ -47,7 +49,7 @@ def import_stablehlo(
 
     Args:
         source: StableHLO text, a portable artifact's bytes, an MLIR module, or an ``Exported``
-            from ``jax.export``.
+            from ``jax.export``. Dynamic dimensions of the arguments become one symbolic size.
         composites: lowerings of ``stablehlo.composite`` by name, each called as
             ``lowering(block_builder, *tensors, **attributes)`` and returning one Relax expression
             or a list of them. Composites that are not named here are inlined.
@@ -60,8 +62,24 @@ def import_stablehlo(
         StableHLOParseError: the source cannot be read, or has no public function.
         UnsupportedOpError: operations without a lowering; all of the module's are named.
     """
-    composites = composites or {}
     module = load_module(source)
+    with module.context:
+        function = public_function(functions_of(module))
+        arguments = [argument.type for argument in function.regions[0].blocks[0].arguments]
+    if not any(is_dynamic(kind) for kind in arguments):
+        legalize(module)
+        return _import(module, composites or {})
+
+    def import_at(size: int) -> tvm.IRModule:
+        return _import(of_size(module, arguments, size), composites or {})
+
+    try:
+        return generalize(import_at)
+    except Unsupported as error:
+        raise UnsupportedOpError([describe(function, str(error))]) from error
+
+
+def _import(module: ir.Module, composites: Mapping[str, CompositeRule]) -> tvm.IRModule:
     builder = GraphBuilder(module, known_ops(), set(composites), rewrite)
     with module.context, ir.Location.unknown():
         graph = builder.build()

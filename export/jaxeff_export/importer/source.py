@@ -6,9 +6,11 @@ artifacts are read in a child process. Text is parsed in this one, after ``hazar
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
 import jax.interpreters.mlir as jax_mlir
@@ -18,9 +20,11 @@ from jaxlib.mlir.dialects import stablehlo
 from jaxlib.mlir.passmanager import PassManager
 
 from .artifact_layout import MAGIC, layout_fault, newer_version
-from .errors import StableHLOParseError, position_of
+from .calls import operations
+from .errors import StableHLOParseError, Unsupported, position_of
 from .expansions import LEGALIZE_CHLO, expand
 from .hazards import position, refuse_hazards, without_strings
+from .types import is_dynamic
 
 # Damage can send MLIR's reader into an endless loop; a sound artifact takes a fraction of this.
 _READ_SECONDS = 15.0
@@ -30,18 +34,20 @@ _MAKE_STATIC = (
     "builtin.module(func.func(shape-legalize-to-stablehlo,stablehlo-canonicalize-dynamism),"
     "stablehlo-refine-shapes,func.func(stablehlo-canonicalize-dynamism))"
 )
-_DYNAMIC = (
-    *(b"dynamic_" + name for name in (b"broad", b"conv", b"gather", b"iota", b"pad", b"reshape")),
-    b"real_dynamic_slice",
-    b"shape.",
-    b"?x",
+_CHECK_SHAPES = "builtin.module(func.func(stablehlo-check-shape-assertions))"
+_DYNAMIC = tuple(
+    f"stablehlo.{name}"
+    for name in (
+        *("dynamic_broadcast_in_dim", "dynamic_conv", "dynamic_gather", "dynamic_iota"),
+        *("dynamic_pad", "dynamic_reshape", "real_dynamic_slice"),
+    )
 )
 
 Source: TypeAlias = str | bytes | ir.Module | Exported
 
 
 def load_module(source: Source) -> ir.Module:
-    """Parse ``source`` and lower its CHLO operations to StableHLO.
+    """Parse ``source``.
 
     Args:
         source: StableHLO text, the bytes of a portable artifact, an MLIR module (left
@@ -71,28 +77,69 @@ def load_module(source: Source) -> ir.Module:
     return _parse(text)
 
 
+def legalize(module: ir.Module) -> None:
+    """Lower CHLO, deprecated operations and known dynamism to plain StableHLO, in place.
+
+    Raises:
+        StableHLOParseError: that fails; the message says at which position.
+    """
+    with module.context, ir.Location.unknown(), _diagnosed():
+        PassManager.parse(LEGALIZE_CHLO).run(module.operation)
+        expand(module)
+        if any(
+            op.name in _DYNAMIC or any(is_dynamic(result.type) for result in op.results)
+            for op, _ in operations(module.operation)
+        ):
+            PassManager.parse(_MAKE_STATIC).run(module.operation)
+
+
+def of_size(module: ir.Module, arguments: Sequence[ir.Type], size: int) -> ir.Module:
+    """Return a copy in which every dynamic dimension of the arguments has one size.
+
+    Args:
+        module: not yet legalized.
+        arguments: the types of the public function's arguments.
+        size: of each of their dynamic dimensions.
+
+    Raises:
+        Unsupported: the module does not accept that.
+    """
+    text = module.operation.get_asm(enable_debug_info=True)
+    types = ",".join(str(kind).replace("?", str(size)) for kind in arguments)
+    refine = f"builtin.module(stablehlo-refine-arguments{{types={types}}},stablehlo-refine-shapes)"
+    with jax_mlir.make_ir_context(), ir.Location.unknown():
+        copy = ir.Module.parse(text)
+        try:
+            PassManager.parse(refine).run(copy.operation)
+            PassManager.parse(_CHECK_SHAPES).run(copy.operation)
+        except ir.MLIRError as error:
+            raise Unsupported(f"with all dynamic dimensions {size}: {_diagnosis(error)}") from error
+    legalize(copy)
+    return copy
+
+
 def _parse(text: bytes) -> ir.Module:
     _refuse_other_encodings(text)
-    bare = without_strings(text)
-    refuse_hazards(text, bare)
-    context = jax_mlir.make_ir_context()
-    with context, ir.Location.unknown():
-        try:
-            module = ir.Module.parse(text)
-            stablehlo.register_stablehlo_passes()
-            PassManager.parse(LEGALIZE_CHLO).run(module.operation)
-            expand(module)
-            if any(word in text for word in _DYNAMIC):
-                PassManager.parse(_MAKE_STATIC).run(module.operation)
-        except ir.MLIRError as error:
-            raise StableHLOParseError(
-                f"the source is not valid StableHLO: {_diagnosis(error)}"
-            ) from error
-        except ValueError as error:  # the bindings' own
-            raise StableHLOParseError(
-                f"the source is not valid StableHLO, at a position that MLIR does not tell: {error}"
-            ) from error
-    return module
+    refuse_hazards(text, without_strings(text))
+    stablehlo.register_stablehlo_passes()
+    with jax_mlir.make_ir_context(), ir.Location.unknown(), _diagnosed():
+        return ir.Module.parse(text)
+
+
+@contextlib.contextmanager
+def _diagnosed() -> Iterator[None]:
+    try:
+        yield
+    except ir.MLIRError as error:
+        raise StableHLOParseError(
+            f"the source is not valid StableHLO: {_diagnosis(error)}"
+        ) from error
+    except StableHLOParseError:
+        raise
+    except ValueError as error:  # the bindings' own
+        raise StableHLOParseError(
+            f"the source is not valid StableHLO, at a position that MLIR does not tell: {error}"
+        ) from error
 
 
 def _refuse_other_encodings(text: bytes) -> None:

@@ -99,6 +99,11 @@ def constant_parts(op: ir.Operation) -> list[np.ndarray]:
     return [flat[:, k].reshape(kind.shape) for k in range(2)]
 
 
+def is_dynamic(mlir_type: Any) -> bool:
+    """Tell whether a type is a ranked tensor with dynamic dimensions."""
+    return isinstance(mlir_type, ir.RankedTensorType) and not mlir_type.has_static_shape
+
+
 def dense_array(attribute: Any) -> np.ndarray:
     """Read a dense elements attribute into an array of its exact shape and dtype.
 
