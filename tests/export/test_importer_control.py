@@ -158,3 +158,12 @@ def test_broadcasts_from_outside_are_read_in_place():
         return lax.fori_loop(0, n, step, x)
 
     assert_agrees(f, X, X[0], np.int32(12), rtol=1e-4, atol=1e-5)
+
+
+def test_a_product_reads_what_was_transposed_outside():
+    def f(x, w):
+        moved = w.T
+        return lax.fori_loop(0, 700, lambda i, c: jnp.tanh(c @ moved + x), x)
+
+    weights = jnp.asarray(np.random.default_rng(2).normal(size=(16, 16)), jnp.float32)
+    assert_agrees(f, weights[:1], 0.1 * weights, rtol=1e-5, atol=1e-6)

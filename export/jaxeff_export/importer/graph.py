@@ -89,7 +89,8 @@ class Graph:
     def captured(self) -> list[Value]:
         """The values from outside that the nodes and outputs use.
 
-        Constants are left out, and of broadcasts the source is taken: they are read in place.
+        Constants are left out, and of broadcasts the source is taken: they are read in place. Some
+        products read what was transposed, so that is taken, too.
         """
         inside = set(self.nodes)
         found: dict[Value, None] = {}
@@ -98,6 +99,8 @@ class Graph:
                 value = value.node.operands[0]
             if value.constant is None and value.node not in inside:
                 found[value] = None
+                if value.node and value.node.name == "stablehlo.transpose":
+                    found.update(dict.fromkeys(value.node.operands))
         return [value for value in found if value not in self.arguments]
 
 
