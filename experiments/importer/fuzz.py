@@ -29,7 +29,7 @@ from experiments.report import Report, make_console, show_rows
 SECONDS = 20.0
 POSITION = re.compile(
     r"line \d+, column \d+|\d+:\d+|bytes? \d+|\d+ bytes|unknown location|\) at |public function"
-    r"|valid StableHLO: [^:]+: "
+    r"|valid StableHLO: .+: "
 )
 Source = str | bytes
 
