@@ -15,6 +15,7 @@ from tvm import te, tirx
 from tvm.tirx import Expr
 
 from .attributes import attribute, integers
+from .float8 import FORMATS
 from .graph import Node, Value
 from .scalars import SCALAR_RULES, ScalarOp, apply_scalar
 from .scope import Scope, load, store
@@ -188,8 +189,9 @@ def immediate(value: Value) -> Expr:
     """Return a splat constant as a scalar literal, as scopes hold it."""
     assert value.constant is not None
     kind = value.type.dtype
-    item = value.constant.item() if kind != "bfloat16" else float(value.constant)
-    return tirx.const(item, "float32" if kind == "bfloat16" else kind)
+    if kind == "bfloat16" or kind in FORMATS:
+        return tirx.const(float(value.constant), "float32")
+    return tirx.const(value.constant.item(), kind)
 
 
 def _needed(region: Sequence[Value], root: Value) -> set[Value]:

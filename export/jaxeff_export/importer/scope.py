@@ -15,6 +15,8 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.tirx import Expr
 
+from .float8 import FORMATS, decode, encode
+
 
 def dtype_of(expr: Expr) -> str:
     """Return the dtype name of a scalar expression."""
@@ -32,7 +34,9 @@ def bits_of(dtype: str) -> int:
 
 
 def load(element: Expr) -> Expr:
-    """Return a tensor's element as scopes hold it: bfloat16 as float32, everything else as is."""
+    """Return a tensor's element as scopes hold it: bfloat16 and float8 as float32."""
+    if dtype_of(element) in FORMATS:
+        return decode(element, FORMATS[dtype_of(element)])
     if dtype_of(element) != "bfloat16":
         return element
     bits = tirx.Cast("uint32", tirx.reinterpret("uint16", element))
@@ -41,6 +45,8 @@ def load(element: Expr) -> Expr:
 
 def store(scalar: Expr, dtype: str) -> Expr:
     """Return a scope's scalar as an element of a tensor of ``dtype``: the inverse of ``load``."""
+    if dtype in FORMATS:
+        return encode(scalar, FORMATS[dtype], dtype)
     if dtype != "bfloat16":
         return scalar
     bits = tirx.reinterpret("uint32", scalar) >> tirx.const(16, "uint32")

@@ -21,10 +21,16 @@ _DTYPES = {
     "bf16": "bfloat16",
     "f32": "float32",
     "f64": "float64",
+    "f8E4M3FN": "float8_e4m3fn",
+    "f8E5M2": "float8_e5m2",
 }
 _PARTS = {"complex<f32>": "float32", "complex<f64>": "float64"}
 _ELEMENT = re.compile(r"0x[0-9A-Fa-f]+|[-+\d.][-+\d.eE]*")
-_NUMPY = {"bfloat16": np.dtype(ml_dtypes.bfloat16)}
+_NUMPY = {
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+    "float8_e4m3fn": np.dtype(ml_dtypes.float8_e4m3fn),
+    "float8_e5m2": np.dtype(ml_dtypes.float8_e5m2),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +119,7 @@ def dense_array(attribute: Any) -> np.ndarray:
     kind = tensor_type(attribute.type)
     if not isinstance(attribute, ir.DenseElementsAttr):
         raise Unsupported(f"constants stored as {type(attribute).__name__} are not read")
-    if kind.dtype == "bfloat16":
+    if kind.dtype in _NUMPY:
         return _printed(attribute, kind)
     return np.array(attribute, dtype=kind.numpy_dtype).reshape(kind.shape)
 
