@@ -32,6 +32,10 @@ def _functions(v: jax.Array) -> tuple[jax.Array, ...]:
     return inner(inner(v)), lax.lgamma(v), lax.top_k(v, 2)[1], half, jnp.cumsum(v), v.astype(int)
 
 
+def _polymorphic(x: jax.Array) -> tuple[jax.Array, ...]:
+    return x.reshape(x.shape[0] * 2, 2) + x.mean(), jnp.arange(x.shape[0]), jnp.pad(x, 1)
+
+
 _TEXT = """module @written {
   func.func public @main(%x: tensor<2x3xf32> loc("x"), %p: tensor<i1>) -> tensor<2x3xf32> {
     %c = stablehlo.constant dense<[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]> : tensor<2x3xf32>
@@ -73,7 +77,10 @@ def exported() -> dict[str, jax.export.Exported]:
         "indexing": (_indexing, _V, np.array([1, 9, -3], np.int32)),
         "functions": (_functions, _V),
     }
-    return {name: jax.export.export(jax.jit(f))(*args) for name, (f, *args) in calls.items()}
+    programs = {name: jax.export.export(jax.jit(f))(*args) for name, (f, *args) in calls.items()}
+    (batch,) = jax.export.symbolic_shape("batch")
+    kind = jax.ShapeDtypeStruct((batch, 4), jnp.float32)
+    return programs | {"polymorphic": jax.export.export(jax.jit(_polymorphic))(kind)}
 
 
 def texts() -> dict[str, str]:

@@ -35,7 +35,7 @@ from . import (  # noqa: F401
 )
 from .complex_numbers import rewrite
 from .emitter import CompositeRule, Emitter, known_ops
-from .errors import Unsupported, UnsupportedOpError, describe
+from .errors import StableHLOParseError, Unsupported, UnsupportedOpError, describe, failure
 from .graph import GraphBuilder, functions_of, public_function
 from .source import Source, legalize, load_module, of_size
 from .symbolic import generalize
@@ -75,8 +75,12 @@ def import_stablehlo(
 
     try:
         return generalize(import_at)
+    except (StableHLOParseError, UnsupportedOpError):
+        raise
     except Unsupported as error:
         raise UnsupportedOpError([describe(function, str(error))]) from error
+    except Exception as error:
+        raise failure(function, error) from error
 
 
 def _import(module: ir.Module, composites: Mapping[str, CompositeRule]) -> tvm.IRModule:
