@@ -1,5 +1,7 @@
 """Sound programs that the fuzzer damages: small, and together of every kind that modules have."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -69,6 +71,7 @@ _TEXT = """module @written {
 """
 
 
+@functools.cache
 def exported() -> dict[str, jax.export.Exported]:
     """JAX programs, by name."""
     calls = {
