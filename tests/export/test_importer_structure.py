@@ -233,6 +233,7 @@ def test_zero_sized_tensors():
         return x + 1, x.sum(0), x.T @ x, jnp.concatenate([x, y]), y[:0], x.max(1)
 
     assert_agrees(empty, x, jnp.ones((2, 3)))
+    assert_agrees(lambda: (jnp.sin(x), x.T, jnp.arange(3)))
 
 
 def test_scalars_and_bit_casts():

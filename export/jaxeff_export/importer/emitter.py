@@ -129,10 +129,11 @@ class Emitter:
         """A tensor of no elements.
 
         TVM cannot load these as constants, and would make constants of what depends on nothing:
-        so it is computed "from" an argument.
+        so it is computed "from" an argument. Without arguments it is memory that nothing writes.
         """
         if not self._parameters:
-            return self.bb.emit(relax.op.zeros(kind.shape, kind.dtype))
+            shape = relax.ShapeExpr(kind.shape)
+            return self.bb.emit(relax.op.builtin.alloc_tensor(shape, kind.dtype, 0))
 
         def nothing(_: te.Tensor) -> te.Tensor:
             return te.compute(kind.shape, lambda *_: tirx.const(0, kind.dtype), name="empty")
