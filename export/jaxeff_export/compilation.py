@@ -16,6 +16,7 @@ from tvm.target.codegen import llvm_get_system_cpu
 
 from .locals import lets_to_locals, locals_to_lets
 from .scheduling import Machine, schedule_cpu
+from .storage import narrow_floats_to_bits
 
 
 def host_target() -> dict[str, object]:
@@ -39,7 +40,8 @@ def compile_module(
     where = Target({"fast-math-contract": True, **(target or host_target())})
     with where, tvm.transform.PassContext(opt_level=3):
         mod = _fuse(locals_to_lets(_fold(mod)))
-        mod = lets_to_locals(schedule_cpu(mod, Machine.of(where)))
+        mod = narrow_floats_to_bits(schedule_cpu(mod, Machine.of(where)))
+        mod = lets_to_locals(mod)
         return tvm.compile(mod, target=where, relax_pipeline=_lower())
 
 

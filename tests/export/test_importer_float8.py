@@ -8,7 +8,10 @@ import pytest
 from importer_oracle import export, run
 from jaxeff_export.importer import import_stablehlo
 
-DTYPES = (jnp.float8_e4m3fn, jnp.float8_e5m2)
+DTYPES = (
+    jnp.float8_e3m4, jnp.float8_e4m3, jnp.float8_e4m3b11fnuz, jnp.float8_e4m3fn,
+    jnp.float8_e4m3fnuz, jnp.float8_e5m2, jnp.float8_e5m2fnuz,
+)  # fmt: skip
 HALVES = np.arange(2**16, dtype=np.uint16).view(np.float16)
 
 

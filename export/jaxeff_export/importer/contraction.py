@@ -14,6 +14,8 @@ from .attributes import integers
 from .emitter import Emitter, constant, rule
 from .graph import Node, Value
 from .lanes import lanes_of
+from .narrow_floats import load
+from .regions import accumulator, rounded
 from .scalars import ScalarOp, apply_scalar
 from .scope import Scope, is_float
 
@@ -56,7 +58,7 @@ def _dot_general(e: Emitter, node: Node) -> Sequence[relax.Expr]:
         left = e.tensor(lhs)
         return [e.bb.emit(relax.op.matmul(left, e.tensor(rhs)))]
 
-    accumulate = "float32" if result.dtype in ("float16", "bfloat16") else result.dtype
+    accumulate = accumulator(result.dtype)
 
     def contract(a: te.Tensor, b: te.Tensor) -> te.Tensor:
         axes = [te.reduce_axis((0, n), name=f"k{i}") for i, n in enumerate(extents)]
@@ -76,13 +78,13 @@ def _dot_general(e: Emitter, node: Node) -> Sequence[relax.Expr]:
                 (rhs_free, right),
                 (rhs_contract, axes),
             )
-            x, y = tirx.Cast(accumulate, a(*at_a)), tirx.Cast(accumulate, b(*at_b))
+            x, y = tirx.Cast(accumulate, load(a(*at_a))), tirx.Cast(accumulate, load(b(*at_b)))
             return summation(accumulate, x, y, axes)
 
         total = te.compute(result.shape, element, name="contraction")
         if accumulate == result.dtype:
             return total
-        return te.compute(result.shape, lambda *i: tirx.Cast(result.dtype, total(*i)), name="round")
+        return rounded(total, result)
 
     return [e.te(contract, lhs, rhs, name="contraction")]
 

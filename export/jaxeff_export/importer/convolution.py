@@ -14,6 +14,9 @@ from .attributes import attribute, integers, padding
 from .contraction import summation
 from .emitter import Emitter, rule
 from .graph import Node
+from .narrow_floats import load
+from .regions import accumulator, rounded
+from .scope import dtype_of
 from .shapes import padded_index
 
 
@@ -109,7 +112,7 @@ def _direct(node: Node, numbers, window: Window):  # type: ignore[no-untyped-def
     """A convolution of any rank and attributes as one reduction over a padded input."""
     lhs, rhs = node.operands
     result = node.result.type
-    accumulate = "float32" if result.dtype in ("float16", "bfloat16") else result.dtype
+    accumulate = accumulator(result.dtype)
     in_spatial = list(numbers.input_spatial_dimensions)
     kernel_spatial = list(numbers.kernel_spatial_dimensions)
     in_batch, in_feature = numbers.input_batch_dimension, numbers.input_feature_dimension
@@ -151,13 +154,13 @@ def _direct(node: Node, numbers, window: Window):  # type: ignore[no-untyped-def
                 out = index[numbers.output_spatial_dimensions[k]]
                 at_x[in_spatial[k]] = out * window.strides[k] + tap * window.rhs_dilation[k]
                 at_w[kernel_spatial[k]] = kernel_size[k] - 1 - tap if window.reversal[k] else tap
-            a, b = tirx.Cast(accumulate, data(*at_x)), tirx.Cast(accumulate, w(*at_w))
+            a, b = tirx.Cast(accumulate, load(data(*at_x))), tirx.Cast(accumulate, load(w(*at_w)))
             return summation(accumulate, a, b, [channel, *taps])
 
         total = te.compute(result.shape, element, name="convolution")
         if accumulate == result.dtype:
             return total
-        return te.compute(result.shape, lambda *i: tirx.Cast(result.dtype, total(*i)), name="round")
+        return rounded(total, result)
 
     return convolve
 
@@ -167,6 +170,7 @@ def _padded(
 ) -> Expr:
     shape = [int(d) for d in x.shape]
     inside, at = padded_index(index, low, interior, shape)
+    element = load(x(*at))
     if inside is None:
-        return x(*at)
-    return tirx.if_then_else(inside, x(*at), tirx.const(0, x.dtype))
+        return element
+    return tirx.if_then_else(inside, element, tirx.const(0, dtype_of(element)))

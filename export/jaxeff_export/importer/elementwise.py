@@ -15,10 +15,10 @@ from tvm import te, tirx
 from tvm.tirx import Expr
 
 from .attributes import attribute, integers
-from .float8 import FORMATS
 from .graph import Node, Value
+from .narrow_floats import held, load, store
 from .scalars import SCALAR_RULES, ScalarOp, apply_scalar
-from .scope import Scope, load, store
+from .scope import Scope
 
 INDEXED = ("stablehlo.broadcast_in_dim", "stablehlo.iota")
 MAX_REGION = 128  # nodes; TVM walks nested lets recursively
@@ -159,7 +159,7 @@ def _element(
     for value in region:
         if value in needed:
             scalars[value] = _apply(scope, value, scalar, tensor_of, indices)
-    return store(scope.wrap(scalars[root]), root.type.dtype)
+    return scope.wrap(store(scalars[root], root.type.dtype))
 
 
 def _apply(scope, value, scalar, tensor_of, indices) -> Expr:  # type: ignore[no-untyped-def]
@@ -189,9 +189,8 @@ def immediate(value: Value) -> Expr:
     """Return a splat constant as a scalar literal, as scopes hold it."""
     assert value.constant is not None
     kind = value.type.dtype
-    if kind == "bfloat16" or kind in FORMATS:
-        return tirx.const(float(value.constant), "float32")
-    return tirx.const(value.constant.item(), kind)
+    item = value.constant.item() if held(kind) == kind else float(value.constant)
+    return tirx.const(item, held(kind))
 
 
 def _needed(region: Sequence[Value], root: Value) -> set[Value]:

@@ -29,8 +29,8 @@ from .elementwise import (
 from .errors import Unsupported, UnsupportedOp, UnsupportedOpError, describe, failure
 from .graph import Graph, Node, Value
 from .matrix_loops import kernel
+from .narrow_floats import store
 from .scalars import SCALAR_RULES
-from .scope import store
 from .types import TensorType
 
 MAX_STORED_SPLAT = 4096  # elements

@@ -19,7 +19,8 @@ from tvm.tirx import Expr, Stmt
 from .elementwise import immediate, is_immediate
 from .emitter import Emitter
 from .graph import Value
-from .scope import Scope, dtype_of, load, store
+from .narrow_floats import held, load, store
+from .scope import Scope, dtype_of
 from .types import TensorType
 
 
@@ -93,8 +94,8 @@ class Block(Scope):
         return variable
 
     def array(self, shape: Sequence[int], dtype: str, name: str) -> Array:
-        """Declare temporary memory; bfloat16 is held in it as float32."""
-        dtype = "float32" if dtype == "bfloat16" else dtype
+        """Declare temporary memory; narrow floats are held in it as in a scope."""
+        dtype = held(dtype)
         buffer = tirx.decl_buffer([index(n) for n in shape], dtype, name)
         self.add(tirx.AllocBuffer(buffer))
         return Array(shape, dtype, buffer)

@@ -20,8 +20,9 @@ from typing import Any, TypeAlias
 from tvm import s_tir, te, tirx
 from tvm.tirx import Expr
 
+from .narrow_floats import load, store
 from .scalars import ScalarOp, apply_scalar
-from .scope import Scope, dtype_of, load, store
+from .scope import Scope, dtype_of
 
 Index: TypeAlias = "Expr | int"
 
@@ -193,7 +194,7 @@ def converted(tensor: te.Tensor, dtype: str) -> te.Tensor:
         scope = Scope()
         target = ScalarOp(dtype, None)
         value = apply_scalar("stablehlo.convert", scope, target, load(tensor(*index)))
-        return store(scope.wrap(value), dtype)
+        return scope.wrap(store(value, dtype))
 
     return te.compute(tensor.shape, element, name="convert")
 

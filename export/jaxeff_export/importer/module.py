@@ -8,6 +8,7 @@ import tvm
 from jaxlib.mlir import ir
 
 from ..locals import lets_to_locals
+from ..storage import narrow_floats_to_bits
 
 # Each of these registers its family of rules.
 from . import (  # noqa: F401
@@ -93,4 +94,4 @@ def _import(module: ir.Module, composites: Mapping[str, CompositeRule]) -> tvm.I
     unsupported = builder.unsupported + emitter.unsupported
     if unsupported:
         raise UnsupportedOpError(unsupported)
-    return lets_to_locals(emitter.bb.get())
+    return narrow_floats_to_bits(lets_to_locals(emitter.bb.get()))

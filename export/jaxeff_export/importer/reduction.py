@@ -15,12 +15,11 @@ from .elementwise import immediate, is_immediate
 from .emitter import Emitter, rule
 from .graph import Node, Value
 from .lanes import lanes_of
+from .narrow_floats import load
 from .prefix import emit_running, running_dimension
-from .regions import accumulator, evaluate_region
-from .scalars import narrow
-from .scope import Scope, dtype_of, load, store
+from .regions import evaluate_region, rounded
+from .scope import Scope, dtype_of
 from .shapes import padded_index
-from .types import TensorType
 
 
 @rule("stablehlo.reduce")
@@ -49,7 +48,7 @@ def _reduce(e: Emitter, node: Node) -> Sequence[relax.Expr]:
             lambda *i: reducer(_wide(x(*position(i, axes))), axes),
             name="reduce",
         )
-        return _rounded(total, node.result.type)
+        return rounded(total, node.result.type)
 
     return [e.te(reduce, operands[0], name="reduce")]
 
@@ -98,7 +97,7 @@ def _reduce_window(e: Emitter, node: Node) -> Sequence[relax.Expr]:
             return reducer(found, axes)
 
         total = te.compute(result_shape, element, name="reduce_window")
-        return _rounded(total, node.result.type)
+        return rounded(total, node.result.type)
 
     return [e.te(reduce, operands[0], name="reduce_window")]
 
@@ -191,18 +190,6 @@ def region_reducer(op: ir.Operation, init: Value) -> Callable[[Expr, Sequence[ti
 def _wide(x: Expr) -> Expr:
     x = load(x)
     return tirx.Cast("float32", x) if dtype_of(x) == "float16" else x
-
-
-def _rounded(total: te.Tensor, kind: TensorType) -> te.Tensor:
-    """Round accumulators to the dtype of the result."""
-    if accumulator(kind.dtype) == kind.dtype:
-        return total
-
-    def element(*index: Expr) -> Expr:
-        scope = Scope()
-        return store(scope.wrap(narrow(scope, total(*index), kind.dtype)), kind.dtype)
-
-    return te.compute(kind.shape, element, name="round")
 
 
 def _only_inits(e: Emitter, node: Node, inits: Sequence[Value]) -> Sequence[relax.Expr]:

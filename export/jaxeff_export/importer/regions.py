@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxlib.mlir import ir
+from tvm import te
 from tvm.tirx import Expr
 
 from .attributes import attribute
 from .elementwise import immediate
 from .errors import Unsupported
 from .graph import splat
-from .scalars import SCALAR_RULES, ScalarOp, apply_scalar
+from .narrow_floats import NARROW, store
+from .scalars import SCALAR_RULES, ScalarOp, apply_scalar, narrow
 from .scope import Scope
 from .types import TensorType, dense_array, tensor_type
 
@@ -98,4 +100,16 @@ def _function(op: ir.Operation, name: str) -> ir.Region:
 
 def accumulator(dtype: str) -> str:
     """The dtype in which reductions to ``dtype`` are carried out."""
-    return "float32" if dtype in ("float16", "bfloat16") else dtype
+    return "float32" if dtype in NARROW else dtype
+
+
+def rounded(total: te.Tensor, kind: TensorType) -> te.Tensor:
+    """Round accumulators to the dtype of the result."""
+    if accumulator(kind.dtype) == kind.dtype:
+        return total
+
+    def element(*index: Expr) -> Expr:
+        scope = Scope()
+        return scope.wrap(store(narrow(scope, total(*index), kind.dtype), kind.dtype))
+
+    return te.compute(kind.shape, element, name="round")

@@ -6,7 +6,7 @@ from tvm import tirx
 from tvm.tirx import Expr
 
 from .attributes import attribute
-from .float8 import FORMATS
+from .narrow_floats import NARROW
 from .numerics import round_to
 from .scalar_comparison import compare
 from .scalars import ScalarOp, narrow, scalar_rule, widen
@@ -17,7 +17,7 @@ from .scope import Scope, bits_of, dtype_of, is_float
 def _convert(s: Scope, op: ScalarOp, x: Expr) -> Expr:
     x = widen(s, x)
     source, target = dtype_of(x), op.dtype
-    if target in ("float16", "bfloat16", *FORMATS):
+    if target in NARROW:
         if source != "float32":
             x = s.let(tirx.Cast("float32", x))
         return narrow(s, x, target)

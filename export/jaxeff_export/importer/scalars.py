@@ -17,8 +17,7 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx import Expr
 
-from .float8 import FORMATS, Format
-from .numerics import round_to
+from .narrow_floats import NARROW, round_narrow
 from .scope import Scope, bits_of, dtype_of
 
 
@@ -58,12 +57,12 @@ def scalar_rule(*names: str, cost: int = 1) -> Callable[[ScalarRule], ScalarRule
 
 
 def apply_scalar(name: str, s: Scope, op: ScalarOp, *operands: Expr) -> Expr:
-    """Apply the rule of ``name``, computing 16-bit floats in 32 bits and rounding once."""
+    """Apply the rule of ``name``, computing narrow floats in 32 bits and rounding once."""
     entry = SCALAR_RULES[name]
     if name in _EXACT_IN_ANY_DTYPE:
         return s.let(entry.rule(s, op, *operands))
     operands = tuple(widen(s, x) for x in operands)
-    if op.dtype not in ("float16", "bfloat16", *FORMATS):
+    if op.dtype not in NARROW:
         return s.let(entry.rule(s, op, *operands))
     wide = s.let(entry.rule(s, dataclasses.replace(op, dtype="float32"), *operands))
     return narrow(s, wide, op.dtype)
@@ -80,30 +79,8 @@ def widen(s: Scope, x: Expr) -> Expr:
 
 
 def narrow(s: Scope, x: Expr, dtype: str) -> Expr:
-    """Round a float32 to a 16-bit float, as it is held in a scope."""
-    if dtype == "bfloat16":
-        nan = tirx.const(float("nan"), "float32")  # whose upper half is a NaN too
-        return s.let(tirx.Select(tirx.isnan(x), nan, round_to(s, x, 8, 7)))
-    if dtype in FORMATS:
-        return _narrow_to_float8(s, x, FORMATS[dtype])
-    return s.let(tirx.Cast(dtype, x))
-
-
-def _narrow_to_float8(s: Scope, x: Expr, kind: Format) -> Expr:
-    """Round to an eight-bit float: below the normal numbers to a multiple of the least one."""
-    x = s.let(x)
-    steps = tirx.const(2.0**kind.mantissa / kind.smallest_normal, "float32")
-    least = tirx.const(kind.smallest_normal * 2.0**-kind.mantissa, "float32")
-    rounded = s.let(round_to(s, x, 8, kind.mantissa))
-    size = s.let(tirx.abs(x))
-    is_tiny = s.let(size < tirx.const(kind.smallest_normal, "float32"))
-    in_range = s.let(tirx.Select(is_tiny, x, tirx.const(0.0, "float32")))
-    tiny = s.let(tirx.nearbyint(in_range * steps) * least)
-    beyond = s.let(tirx.abs(rounded) > tirx.const(kind.largest, "float32"))
-    sign = s.let(tirx.reinterpret("uint32", x) & tirx.const(1 << 31, "uint32"))
-    overflow = tirx.const(0x7F800000 if kind.has_infinity else 0x7FC00000, "uint32")
-    value = s.let(tirx.Select(beyond, tirx.reinterpret("float32", sign | overflow), rounded))
-    return s.let(tirx.Select(is_tiny, tiny, value))
+    """Round a float32 to a narrow float, as it is held in a scope."""
+    return s.let(tirx.Cast(dtype, x) if dtype == "float16" else round_narrow(s, x, dtype))
 
 
 def visible_zero(x: Expr) -> Expr:

@@ -6,16 +6,15 @@ often a value is used again.
 
 Sharp edges of TVM's scalar expressions, handled here and in ``scalars`` so that no rule has to:
 signed and unsigned 32- and 64-bit arithmetic is marked as never overflowing; ``x != x`` is
-simplified to false; 16-bit floats are computed in 32 bits and rounded once. TVM cannot bind a
-bfloat16 to a name, so a scope holds these as float32 values that bfloat16 represents.
+simplified to false; narrow floats are computed in 32 bits and rounded once (``narrow_floats``).
 """
 
 from __future__ import annotations
 
+import re
+
 from tvm import tirx
 from tvm.tirx import Expr
-
-from .float8 import FORMATS, decode, encode
 
 
 def dtype_of(expr: Expr) -> str:
@@ -30,27 +29,8 @@ def is_float(dtype: str) -> bool:
 
 def bits_of(dtype: str) -> int:
     """The width of an integer or floating-point dtype in bits."""
-    return 1 if dtype == "bool" else int("".join(c for c in dtype if c.isdigit()))
-
-
-def load(element: Expr) -> Expr:
-    """Return a tensor's element as scopes hold it: bfloat16 and float8 as float32."""
-    if dtype_of(element) in FORMATS:
-        return decode(element, FORMATS[dtype_of(element)])
-    if dtype_of(element) != "bfloat16":
-        return element
-    bits = tirx.Cast("uint32", tirx.reinterpret("uint16", element))
-    return tirx.reinterpret("float32", bits << tirx.const(16, "uint32"))
-
-
-def store(scalar: Expr, dtype: str) -> Expr:
-    """Return a scope's scalar as an element of a tensor of ``dtype``: the inverse of ``load``."""
-    if dtype in FORMATS:
-        return encode(scalar, FORMATS[dtype], dtype)
-    if dtype != "bfloat16":
-        return scalar
-    bits = tirx.reinterpret("uint32", scalar) >> tirx.const(16, "uint32")
-    return tirx.reinterpret("bfloat16", tirx.Cast("uint16", bits))
+    found = re.search(r"\d+", dtype)
+    return int(found.group()) if found else 1  # bool
 
 
 class Scope:

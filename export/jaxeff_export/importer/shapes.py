@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 from tvm import relax, te, tirx
 from tvm.tirx import Expr
 
@@ -12,7 +11,8 @@ from .attributes import attribute, integers
 from .elementwise import immediate, is_immediate
 from .emitter import Emitter, rule
 from .graph import Node
-from .scope import store
+from .narrow_floats import store
+from .scope import bits_of
 
 
 @rule("stablehlo.reshape")
@@ -132,7 +132,7 @@ def padded_index(
 @rule("stablehlo.bitcast_convert")
 def _bitcast_convert(e: Emitter, node: Node) -> Sequence[relax.Expr]:
     source, target = node.operands[0].type, node.result.type
-    narrow, wide = sorted((_bits(source.dtype), _bits(target.dtype)))
+    narrow, wide = sorted((bits_of(source.dtype), bits_of(target.dtype)))
 
     def same(x: te.Tensor) -> te.Tensor:
         return te.compute(
@@ -158,13 +158,9 @@ def _bitcast_convert(e: Emitter, node: Node) -> Sequence[relax.Expr]:
 
         return te.compute(target.shape, element, name="bitcast")
 
-    several = split if _bits(source.dtype) == wide else join
+    several = split if bits_of(source.dtype) == wide else join
     return [e.te(same if narrow == wide else several, node.operands[0], name="bitcast")]
 
 
 def _reinterpret(dtype: str, x: Expr) -> Expr:
     return x if str(x.ty.dtype) == dtype else tirx.reinterpret(dtype, x)
-
-
-def _bits(dtype: str) -> int:
-    return np.dtype(dtype).itemsize * 8 if dtype != "bfloat16" else 16

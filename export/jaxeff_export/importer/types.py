@@ -19,17 +19,22 @@ _DTYPES = {
     **{f"ui{bits}": f"uint{bits}" for bits in (8, 16, 32, 64)},
     "f16": "float16",
     "bf16": "bfloat16",
+    "f8E3M4": "float8_e3m4",
+    "f8E4M3": "float8_e4m3",
+    "f8E4M3B11FNUZ": "float8_e4m3b11fnuz",
+    "f8E4M3FN": "float8_e4m3fn",
+    "f8E4M3FNUZ": "float8_e4m3fnuz",
+    "f8E5M2": "float8_e5m2",
+    "f8E5M2FNUZ": "float8_e5m2fnuz",
     "f32": "float32",
     "f64": "float64",
-    "f8E4M3FN": "float8_e4m3fn",
-    "f8E5M2": "float8_e5m2",
 }
 _PARTS = {"complex<f32>": "float32", "complex<f64>": "float64"}
 _ELEMENT = re.compile(r"0x[0-9A-Fa-f]+|[-+\d.][-+\d.eE]*")
 _NUMPY = {
-    "bfloat16": np.dtype(ml_dtypes.bfloat16),
-    "float8_e4m3fn": np.dtype(ml_dtypes.float8_e4m3fn),
-    "float8_e5m2": np.dtype(ml_dtypes.float8_e5m2),
+    name: np.dtype(getattr(ml_dtypes, name))
+    for name in _DTYPES.values()
+    if name == "bfloat16" or name.startswith("float8")
 }
 
 
