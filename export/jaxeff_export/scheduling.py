@@ -30,7 +30,9 @@ from .locals import becomes_locals
 
 PARALLEL_WORK = 60_000  # multiply-adds; waking a thread costs some microseconds
 _CHEAP = 24  # expression nodes that may be repeated rather than stored
-_STACK_FLOATS = 240  # TVM keeps a local buffer on the stack below 1024 bytes
+_ACCUMULATORS = 20  # of 32 registers; the rest hold operands
+_VECTORS = 2  # side by side in a tile, if there are rows enough
+_STACK_FLOATS = 256  # TVM keeps a local buffer on the stack below 1024 bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -221,14 +223,11 @@ def _tile_reduction(sch: Schedule, block: SBlockRV, epilogue: SBlockRV, machine:
     reduced = math.prod(_extents(sch, [x for x, k in _loops(sch, block) if k == "R"]))
     if not extents:
         return
-    columns, rows = _register_tile(extents, machine)
+    tile = _register_tile(extents, machine)
 
     outer, inner = [], []
-    for loop, extent, tile in zip(spatial, extents, [*rows, columns], strict=True):
-        if tile == extent:
-            o, i = sch.split(loop, [1, tile])
-        else:
-            o, i = sch.split(loop, [extent // tile, tile])
+    for loop, extent, size in zip(spatial, extents, [*tile.rows, tile.columns], strict=True):
+        o, i = sch.split(loop, [extent // size, size])
         outer.append(o)
         inner.append(i)
     sch.reorder(*outer, *inner)
@@ -237,46 +236,57 @@ def _tile_reduction(sch: Schedule, block: SBlockRV, epilogue: SBlockRV, machine:
     fused = sch.fuse(*outer)
     if work >= PARALLEL_WORK and machine.cores > 1:
         sch.parallel(fused)
-    for loop in inner[:-1]:
-        sch.unroll(loop)
-    if _vectorizable(sch, epilogue):
-        sch.vectorize(inner[-1])
+    _in_registers(sch, epilogue, inner, tile)
 
     loops = sch.get_loops(block)[1:]
-    count = len(extents)
-    tile_loops, reduce_loops = loops[:count], loops[count:]
+    tile_loops, reduce_loops = loops[: len(extents)], loops[len(extents) :]
     sch.reorder(*reduce_loops, *tile_loops)
-    for loop in tile_loops[:-1]:
+    _in_registers(sch, block, tile_loops, tile)
+    init = sch.decompose_reduction(block, reduce_loops[0])
+    for loop in sch.get_loops(init)[-len(extents) - 1 : -1]:
+        sch.unroll(loop)
+    sch.vectorize(sch.get_loops(init)[-1])
+
+
+@dataclasses.dataclass(frozen=True)
+class _Tile:
+    """What is computed in registers at once: rows of each outer dimension, and vectors."""
+
+    rows: list[int]
+    vectors: int
+    width: int  # elements of the last dimension in a vector
+
+    @property
+    def columns(self) -> int:
+        return self.vectors * self.width
+
+
+def _in_registers(sch: Schedule, block: SBlockRV, loops: list[LoopRV], tile: _Tile) -> None:
+    """Unroll the loops over a tile and vectorise the innermost elements."""
+    vectors, lanes = sch.split(loops[-1], [tile.vectors, tile.width])
+    for loop in [*loops[:-1], vectors]:
         sch.unroll(loop)
     if _vectorizable(sch, block):
-        sch.vectorize(tile_loops[-1])
-    init = sch.decompose_reduction(block, reduce_loops[0])
-    init_loops = sch.get_loops(init)[-count:]
-    for loop in init_loops[:-1]:
-        sch.unroll(loop)
-    sch.vectorize(init_loops[-1])
+        sch.vectorize(lanes)
 
 
-def _register_tile(extents: list[int], machine: Machine) -> tuple[int, list[int]]:
-    """Choose the vectorised width of the last dimension, and the unrolled size of each other."""
-    width = extents[-1]
-    most = 4 * machine.lanes
-    columns = max(
-        (d for d in _divisors(width) if d <= most), key=lambda d: (_fill(d, machine.lanes), d)
-    )
-    vectors = math.ceil(columns / machine.lanes)
-    budget = min(machine.registers - 4 - vectors, 16) // vectors
-    budget = max(1, min(budget, _STACK_FLOATS // columns))
+def _register_tile(extents: list[int], machine: Machine) -> _Tile:
+    """Choose what to compute at once.
+
+    Vectors fill a register as well as they can; wider ones than a register are not promoted to
+    registers unless their width is a power of two, which costs a factor of ten.
+    """
+    width = max(d for d in _divisors(extents[-1]) if d <= machine.lanes)
+    across = _divisors(extents[-1] // width)
+    budget = min(_ACCUMULATORS * machine.registers // 32, _STACK_FLOATS // width)
+    vectors = max(d for d in across if d <= _VECTORS)
+    left = max(1, budget // vectors)
     rows = [1] * (len(extents) - 1)
     for d in reversed(range(len(rows))):
-        rows[d] = max(n for n in _divisors(extents[d]) if n <= budget)
-        budget //= rows[d]
-    return columns, rows
-
-
-def _fill(columns: int, lanes: int) -> float:
-    """The fraction of vector lanes that do useful work."""
-    return columns / (math.ceil(columns / lanes) * lanes)
+        rows[d] = max(n for n in _divisors(extents[d]) if n <= left)
+        left //= rows[d]
+    vectors = max(d for d in across if d <= max(vectors, budget // math.prod(rows)))
+    return _Tile(rows, vectors, width)
 
 
 def _divisors(n: int) -> list[int]:
