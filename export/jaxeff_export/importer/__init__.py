@@ -2,10 +2,9 @@
 
 How it works: ``source`` parses; ``graph`` flattens the module; ``emitter`` walks the graph and asks
 the rule of each operation, kept one family to a file (``scalar_*`` and ``numerics`` for elementwise
-ones, ``shapes``, ``contraction``, ``convolution``, ``reduction``, ``indexing``; ``cholesky``,
-``triangular``, ``lu``, ``householder``, ``eigen`` and ``singular`` for what JAX asks of LAPACK,
-written with ``matrix_loops``; ``random_bits``; ``fourier``, and ``complex_numbers``, which makes
-pairs of real tensors of complex ones while the graph is built).
+ones, ``shapes``, ``contraction``, ``convolution``, ``reduction``, ``indexing``; ``scattering``,
+``sorting``, ``linalg``, ``random_bits`` and ``fourier``, whose kernels are written with ``loops``;
+``complex_numbers``, which makes pairs of real tensors of complex ones while the graph is built).
 """
 
 from .errors import StableHLOParseError, UnsupportedOp, UnsupportedOpError

@@ -13,12 +13,12 @@ from tvm.tirx import Expr
 
 from .emitter import Emitter, rule
 from .graph import Node
-from .loops import Array, Block, kernel, loop
+from .loops import Code, View
 from .regions import accumulator, evaluate_region
 from .scalars import ScalarOp, apply_scalar
 from .scope import dtype_of
 
-Source = Callable[[list[Expr], list[Expr]], tuple[Expr | None, list[Expr]]]
+Source = Callable[[Sequence[Expr], Sequence[Expr]], tuple[Expr | None, list[Expr]]]
 
 
 def accumulate(
@@ -39,54 +39,46 @@ def accumulate(
     count = len(node.results)
     region = node.op.regions[0]
 
-    def body(block: Block, reads: list[Array], writes: list[Array]) -> None:
-        values, starts = reads[:count], reads[count:]
-
-        def element(outer: Block, at: list[Expr]) -> None:
-            initial = [outer.let(_converted(outer, x(), accumulator(x.dtype))) for x in starts]
-            totals = [outer.variable(x, "total") for x in initial]
-
-            def step(inner: Block, k: list[Expr]) -> None:
+    def body(code: Code, *views: View) -> None:
+        values, starts, writes = views[:count], views[count : 2 * count], views[2 * count :]
+        with code.loops(node.results[0].type.shape) as at:
+            initial = [code.let(_converted(code, x[()], accumulator(x.dtype))) for x in starts]
+            totals = [code.variable(x) for x in initial]
+            with code.loops(extents) as k:
                 inside, place = source(at, k)
-                arguments = [inner.let(total()) for total in totals]
+                arguments = [code.let(total[()]) for total in totals]
                 for x, start in zip(values, initial, strict=True):
-                    found = x(*place) if inside is None else _guarded(inner, inside, x, place)
-                    new = _converted(inner, found, dtype_of(start))
+                    found = x[*place] if inside is None else _guarded(code, inside, x, place)
+                    new = _converted(code, found, dtype_of(start))
                     arguments.append(new if inside is None else tirx.Select(inside, new, start))
-                results = evaluate_region(region, inner, arguments, wide=True)
-                inner.add(*(t.set(r) for t, r in zip(totals, results, strict=True)))
-
-            outer.add(loop(extents, step))
+                results = evaluate_region(region, code, arguments, wide=True)
+                for total, result in zip(totals, results, strict=True):
+                    total[()] = result
             for y, total in zip(writes, totals, strict=True):
-                outer.add(y.set(_converted(outer, total(), y.dtype), *at))
+                y[*at] = _converted(code, total[()], y.dtype)
 
-        block.add(loop(node.results[0].type.shape, element))
-
-    name = node.name.rpartition(".")[2]
-    return kernel(e, name, node.operands, [r.type for r in node.results], body)
+    return e.kernel(body, node, name=node.name.rpartition(".")[2])
 
 
-def _guarded(block: Block, inside: Expr, x: Array, place: Sequence[Expr]) -> Expr:
+def _guarded(code: Code, inside: Expr, x: View, place: Sequence[Expr]) -> Expr:
     """Read an element, or some zero where the index is out of bounds."""
-    element = x(*place)
-    return block.let(tirx.if_then_else(inside, element, tirx.const(0, dtype_of(element))))
+    element = x[*place]
+    return code.let(tirx.if_then_else(inside, element, tirx.const(0, dtype_of(element))))
 
 
-def _converted(block: Block, x: Expr, dtype: str) -> Expr:
+def _converted(code: Code, x: Expr, dtype: str) -> Expr:
     """Convert a scalar; to bfloat16, which scopes hold as float32, it is rounded."""
     if dtype_of(x) == dtype:
         return x
-    return apply_scalar("stablehlo.convert", block, ScalarOp(dtype, None), x)
+    return apply_scalar("stablehlo.convert", code, ScalarOp(dtype, None), x)
 
 
 @rule("stablehlo.map")
 def _map(e: Emitter, node: Node) -> Sequence[relax.Expr]:
-    def body(block: Block, reads: list[Array], writes: list[Array]) -> None:
-        def element(inner: Block, at: list[Expr]) -> None:
-            arguments = [inner.let(x(*at)) for x in reads]
-            values = evaluate_region(node.op.regions[0], inner, arguments)
-            inner.add(*(y.set(v, *at) for y, v in zip(writes, values, strict=True)))
+    def body(code: Code, *views: View) -> None:
+        *reads, y = views
+        with code.loops(node.result.type.shape) as at:
+            arguments = [code.let(x[*at]) for x in reads]
+            (y[*at],) = evaluate_region(node.op.regions[0], code, arguments)
 
-        block.add(loop(node.result.type.shape, element))
-
-    return kernel(e, "map", node.operands, [node.result.type], body)
+    return e.kernel(body, node, name="map")

@@ -15,7 +15,7 @@ from .emitter import Emitter, rule
 from .graph import Graph, Node, Value
 from .in_place import write_over
 from .indexing import clamped
-from .kernel import Kernel, copy, declare, nest
+from .kernel import Kernel, copy, declare
 from .types import TensorType
 
 
@@ -99,13 +99,11 @@ def _update_in_place(body: Graph, i: int) -> Node | None:
 
 
 def _write(new: tirx.Buffer, at: Sequence[tirx.Buffer], carried: tirx.Buffer) -> tirx.Stmt:
-    loops = [tirx.Var(f"i{d}", "int64") for d in range(len(at))]
     begin = [
         clamped(tirx.BufferLoad(start, []), int(n) - int(w))
         for start, n, w in zip(at, carried.ty.shape, new.ty.shape, strict=True)
     ]
-    indices = [b + loop for b, loop in zip(begin, loops, strict=True)]
-    return nest(loops, new.ty.shape, carried, tirx.BufferLoad(new, loops), indices)
+    return copy(new, carried, begin)
 
 
 @rule("importer.branch")

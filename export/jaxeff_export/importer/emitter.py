@@ -21,6 +21,7 @@ from .elementwise import (
     MAX_REGION,
     compute_region,
     immediate,
+    is_immediate,
     kept_values,
     leaves_of,
     region_name,
@@ -28,7 +29,7 @@ from .elementwise import (
 )
 from .errors import Unsupported, UnsupportedOp, UnsupportedOpError, describe, failure
 from .graph import Graph, Node, Value
-from .matrix_loops import kernel
+from .loops import kernel
 from .narrow_floats import store
 from .scalars import SCALAR_RULES
 from .types import TensorType
@@ -165,13 +166,18 @@ class Emitter:
         )
 
     def kernel(self, body: Callable[..., None], node: Node, *, name: str) -> list[relax.Expr]:
-        """Emit an imperative kernel that reads all operands of a node and writes its results."""
+        """Emit an imperative kernel that reads all operands of a node and writes its results.
+
+        Splat constants among the operands become literals.
+        """
         results = [(value.type.shape, value.type.dtype) for value in node.results]
 
-        def function(*operands: te.Tensor) -> object:
+        def function(*tensors: te.Tensor) -> object:
+            rest = iter(tensors)
+            operands = [immediate(v) if is_immediate(v) else next(rest) for v in node.operands]
             return kernel(body, operands, results, name)
 
-        written = self.te(function, *node.operands, name=name)
+        written = self.te(function, *(v for v in node.operands if not is_immediate(v)), name=name)
         if len(results) == 1:
             return [written]
         return [self.bb.emit(relax.TupleGetItem(written, i)) for i in range(len(results))]

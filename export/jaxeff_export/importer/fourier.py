@@ -14,7 +14,7 @@ from tvm import relax, te, tirx
 from .attributes import enumerator, integers
 from .emitter import Emitter, rule
 from .graph import Node, Value
-from .matrix_loops import Code, View, kernel
+from .loops import Code, View, kernel
 from .types import TensorType
 
 

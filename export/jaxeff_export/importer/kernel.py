@@ -15,6 +15,7 @@ from tvm import relax, s_tir, tirx
 from ..locals import lets_to_locals
 from ..scheduling import ANY_MACHINE, schedule_cpu
 from .in_place import Step
+from .loops import Code, View
 from .types import TensorType
 
 
@@ -68,25 +69,16 @@ def declare(kind: TensorType, name: str) -> tirx.Buffer:
     return tirx.decl_buffer([tirx.const(n, "int64") for n in kind.shape], kind.dtype, name)
 
 
-def copy(source: tirx.Buffer, target: tirx.Buffer) -> tirx.Stmt:
-    """Copy one buffer into another of its shape."""
-    loops = [tirx.Var(f"i{d}", "int64") for d in range(len(source.ty.shape))]
-    return nest(loops, source.ty.shape, target, tirx.BufferLoad(source, loops), loops)
-
-
-def nest(
-    loops: Sequence[tirx.Var],
-    extents: Sequence[tirx.Expr],
-    target: tirx.Buffer,
-    value: tirx.Expr,
-    indices: Sequence[tirx.Expr],
+def copy(
+    source: tirx.Buffer, target: tirx.Buffer, offsets: Sequence[tirx.Expr] | None = None
 ) -> tirx.Stmt:
-    """Store ``value`` at ``indices`` of a buffer, for every value of the loop variables."""
-    statement: tirx.Stmt = tirx.BufferStore(target, value, list(indices))
-    zero = tirx.const(0, "int64")
-    for loop, extent in reversed(list(zip(loops, extents, strict=True))):
-        statement = tirx.For(loop, zero, extent, tirx.ForKind.SERIAL, statement)
-    return statement
+    """Copy one buffer into another: into all of it, or into a part that starts at ``offsets``."""
+    code = Code()
+    part = View(code, target)
+    if offsets is not None:
+        part = part.shifted(*offsets)
+    code.copy(View(code, source), part, source.ty.shape)
+    return code.finish()
 
 
 def _scheduled(module: tvm.IRModule) -> tvm.IRModule:

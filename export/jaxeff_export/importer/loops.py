@@ -1,204 +1,253 @@
-"""Building blocks of imperative kernels: statements, local variables, loops.
+"""Imperative kernels: loops and branches that read and write views of tensors.
 
 Some operations are no pure function of the output's index: a scatter writes where its indices say,
-a sort moves elements about. Their kernels are written with these few blocks, each of which is an
-ordinary statement of TVM: nothing here depends on the target, and a kernel may itself become part
-of a larger loop.
+a sort moves elements about, a factorization overwrites a matrix. Their kernels are written by a
+function that is handed the :class:`Code` to write into and one :class:`View` per tensor::
 
-Scalars live in one-element local buffers, which LLVM turns into registers; TVM takes time
-exponential in chains of named values (``Let`` and ``Bind`` alike).
+    def body(code: Code, x: View, total: View) -> None:
+        with code.loop(n) as i:
+            total[()] = total[()] + x[i]
+
+    te_tensor = kernel(body, [x], [((), "float32")], name="total")
+
+What is written are ordinary statements of TVM, so nothing depends on the target, and a kernel may
+become part of a larger loop. Scalars live in one-element local buffers, which LLVM turns into
+registers; TVM takes time exponential in chains of named values (``Let`` and ``Bind`` alike).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeAlias
 
-from tvm import relax, te, tirx
-from tvm.tirx import Expr, Stmt
+from tvm import te, tirx
+from tvm.tirx import Expr
 
-from .elementwise import immediate, is_immediate
-from .emitter import Emitter
-from .graph import Value
 from .narrow_floats import held, load, store
 from .scope import Scope, dtype_of
-from .types import TensorType
+
+Index: TypeAlias = "Expr | int"
 
 
-def index(value: int) -> Expr:
-    """Return an integer as a literal of the dtype of indices."""
-    return tirx.const(value, "int64")
-
-
-class Array:
-    """A tensor that a kernel reads or writes, whose elements are as scopes hold scalars."""
-
-    def __init__(self, shape: Sequence[int], dtype: str, buffer: tirx.Buffer):
-        self.shape = tuple(shape)
-        self.dtype = dtype
-        self._buffer = buffer
-
-    def __call__(self, *at: Expr) -> Expr:
-        """Read an element."""
-        return load(tirx.BufferLoad(self._buffer, list(at)))
-
-    def set(self, value: Expr, *at: Expr) -> Stmt:
-        """Write an element."""
-        return tirx.BufferStore(self._buffer, store(value, self.dtype), list(at))
-
-
-class Splat(Array):
-    """A tensor whose elements are all one constant: it needs no memory."""
-
-    def __init__(self, value: Value):
-        self.shape = value.type.shape
-        self.dtype = value.type.dtype
-        self._element = immediate(value)
-
-    def __call__(self, *at: Expr) -> Expr:
-        """Read an element."""
-        return self._element
-
-
-class Variable:
-    """A scalar of a block that may change: call it for its value."""
-
-    def __init__(self, dtype: str, name: str):
-        self.buffer = tirx.decl_buffer((index(1),), dtype, name, scope="local")
-
-    def __call__(self) -> Expr:
-        """Read the variable."""
-        return tirx.BufferLoad(self.buffer, [index(0)])
-
-    def set(self, value: Expr) -> Stmt:
-        """Assign to the variable."""
-        return tirx.BufferStore(self.buffer, value, [index(0)])
-
-
-class Block(Scope):
-    """A sequence of statements, and the scope of the scalars that they name."""
+class Code(Scope):
+    """A statement being written, and the scope of the scalars that it names."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._statements: list[Stmt] = []
+        self._open: list[list[tirx.Stmt]] = [[]]
+
+    def write(self, statement: tirx.Stmt) -> None:
+        """Append a statement."""
+        self._open[-1].append(statement)
 
     def let(self, expr: Expr) -> Expr:
         """Evaluate ``expr`` here, and name its value."""
         if isinstance(expr, tirx.Var | tirx.IntImm | tirx.FloatImm):
             return expr
-        return self.variable(expr)()
+        return self.variable(expr)[()]
 
-    def variable(self, initial: Expr, name: str = "v") -> Variable:
-        """Declare a variable of the dtype of its initial value."""
-        variable = Variable(dtype_of(initial), name)
-        self.add(tirx.AllocBuffer(variable.buffer), variable.set(initial))
+    def variable(self, initial: Expr) -> View:
+        """Declare a scalar that may change, of the dtype of its initial value."""
+        variable = self.local(dtype_of(initial))
+        variable[()] = initial
         return variable
 
-    def array(self, shape: Sequence[int], dtype: str, name: str) -> Array:
-        """Declare temporary memory; narrow floats are held in it as in a scope."""
-        dtype = held(dtype)
-        buffer = tirx.decl_buffer([index(n) for n in shape], dtype, name)
-        self.add(tirx.AllocBuffer(buffer))
-        return Array(shape, dtype, buffer)
+    def local(self, dtype: str, *shape: int) -> View:
+        """Declare a local tensor, which holds elements as scopes do; a scalar without a shape."""
+        scope = "global" if shape else "local"
+        buffer = _buffer([max(n, 1) for n in shape or (1,)], held(dtype), "local", scope)
+        self.write(tirx.AllocBuffer(buffer))
+        return View(self, buffer, None if shape else lambda *index: (*index, 0))
 
-    def add(self, *statements: Stmt) -> None:
-        """Append statements."""
-        self._statements += statements
+    @contextmanager
+    def loop(self, stop: Index, start: Index = 0) -> Iterator[Expr]:
+        """Repeat what is written inside for every integer from ``start`` up to ``stop``."""
+        # Loops in TIR start at zero: TVM's own shifting of others forgets the loops inside.
+        i = tirx.Var("i", "int64")
+        with self._nested() as inside:
+            yield i + int64(start)
+        if isinstance(stop, int) and isinstance(start, int):
+            stop = max(stop, start)  # TVM refuses negative extents
+        self.write(_for(i, int64(stop) - int64(start), inside()))
 
-    def statement(self) -> Stmt:
-        """The whole sequence as one statement."""
-        if len(self._statements) == 1:
-            return self._statements[0]
-        return tirx.SeqStmt(self._statements)
+    @contextmanager
+    def loops(self, shape: Sequence[Index]) -> Iterator[tuple[tirx.Var, ...]]:
+        """Repeat what is written inside for every index of ``shape``."""
+        index = tuple(tirx.Var(f"i{d}", "int64") for d in range(len(shape)))
+        with self._nested() as inside:
+            yield index
+        body = inside()
+        for i, extent in reversed(list(zip(index, shape, strict=True))):
+            body = _for(i, int64(extent), body)
+        self.write(body)
+
+    @contextmanager
+    def loop_while(self, condition: Expr) -> Iterator[None]:
+        """Repeat what is written inside while ``condition`` holds; it is read again each time."""
+        with self._nested() as inside:
+            yield
+        self.write(tirx.While(condition, inside()))
+
+    @contextmanager
+    def when(self, *conditions: Expr) -> Iterator[None]:
+        """Do what is written inside only if all conditions hold."""
+        with self._nested() as inside:
+            yield
+        self.write(
+            tirx.IfThenElse(tirx.all(*conditions), inside(), None) if conditions else inside()
+        )
+
+    def copy(self, source: View, target: View, shape: Sequence[Index]) -> None:
+        """Copy all elements of ``source``."""
+        with self.loops(shape) as index:
+            if source.dtype == target.dtype:
+                target.put(source.get(index), index)
+            else:  # one is a local that holds narrow floats
+                target[index] = source[index]
+
+    def exchange(self, x: View, y: View) -> None:
+        """Exchange two scalars."""
+        first = self.let(x[()])
+        x[()] = y[()]
+        y[()] = first
+
+    def swap(self, x: View, y: View, length: Index) -> None:
+        """Exchange two vectors."""
+        with self.loop(length) as i:
+            self.exchange(x.at(i), y.at(i))
+
+    def finish(self) -> tirx.Stmt:
+        """Return the statement written so far."""
+        return _sequence(self._open[0])
+
+    @contextmanager
+    def _nested(self) -> Iterator[Callable[[], tirx.Stmt]]:
+        statements: list[tirx.Stmt] = []
+        self._open.append(statements)
+        yield lambda: _sequence(statements)
+        self._open.pop()
 
 
-def loop(extents: Sequence[int | Expr], body: Callable[[Block, list[Expr]], None]) -> Stmt:
-    """Nested loops from zero to ``extents``; ``body`` fills a block for one index of them."""
-    counters = [tirx.Var(f"i{d}", "int64") for d in range(len(extents))]
-    inner = Block()
-    body(inner, list(counters))
-    statement = inner.statement()
-    for counter, extent in reversed(list(zip(counters, extents, strict=True))):
-        stop = index(extent) if isinstance(extent, int) else extent
-        statement = tirx.For(counter, index(0), stop, tirx.ForKind.SERIAL, statement)
-    return statement
+class View:
+    """A tensor as a kernel sees it: ``view[i, j]`` reads, ``view[i, j] = x`` writes.
+
+    Scalars are as scopes hold them.
+    """
+
+    def __init__(self, code: Code, buffer: tirx.Buffer, place: Callable[..., Any] | None = None):
+        self.dtype = str(buffer.dtype)
+        self._code = code
+        self._buffer = buffer
+        self._place = place or (lambda *index: index)
+
+    def __getitem__(self, index: Any) -> Expr:
+        return load(self.get(index if isinstance(index, tuple) else (index,)))
+
+    def __setitem__(self, index: Any, value: Expr) -> None:
+        self.put(store(value, self.dtype), index if isinstance(index, tuple) else (index,))
+
+    def get(self, index: Sequence[Index]) -> Expr:
+        """Read an element as the tensor holds it."""
+        return tirx.BufferLoad(self._buffer, self._at(index))
+
+    def put(self, element: Expr, index: Sequence[Index]) -> None:
+        """Write an element as the tensor holds it."""
+        self._code.write(tirx.BufferStore(self._buffer, element, self._at(index)))
+
+    def map(self, place: Callable[..., Any]) -> View:
+        """View this tensor through ``place``, which maps an index of the result to one of this."""
+        inner = self._place
+        return View(self._code, self._buffer, lambda *index: inner(*place(*index)))
+
+    def at(self, *leading: Index) -> View:
+        """View the part of this tensor at a leading index."""
+        return self.map(lambda *index: (*leading, *index))
+
+    def shifted(self, *offsets: Index) -> View:
+        """View this tensor from a later first element."""
+        return self.map(lambda *index: tuple(i + k for i, k in zip(index, offsets, strict=True)))
+
+    @property
+    def T(self) -> View:
+        """View a matrix transposed."""
+        return self.map(lambda i, j: (j, i))
+
+    def _at(self, index: Sequence[Index]) -> list[Expr]:
+        return [int64(i) for i in self._place(*index)]
 
 
-def repeat(condition: Expr, body: Callable[[Block], None]) -> Stmt:
-    """Repeat a block while a condition, which reads variables, holds."""
-    inner = Block()
-    body(inner)
-    return tirx.While(condition, inner.statement())
+class Splat(View):
+    """A tensor whose elements are all one constant, which needs no memory."""
 
+    def __init__(self, element: Expr):
+        self.dtype = dtype_of(element)
+        self._element = element
 
-def when(
-    condition: Expr,
-    then: Callable[[Block], None],
-    otherwise: Callable[[Block], None] | None = None,
-) -> Stmt:
-    """Fill a block that runs if a condition holds, and perhaps one that runs if not."""
-    yes, no = Block(), Block()
-    then(yes)
-    if otherwise is not None:
-        otherwise(no)
-    return tirx.IfThenElse(
-        condition, yes.statement(), None if otherwise is None else no.statement()
-    )
+    def get(self, index: Sequence[Index]) -> Expr:
+        """Read an element."""
+        return self._element
 
-
-def every(conditions: Sequence[Expr]) -> Expr:
-    """Tell whether all of the conditions hold."""
-    return tirx.all(*conditions) if conditions else tirx.const(True, "bool")
+    def map(self, place: Callable[..., Any]) -> View:
+        """View this tensor in any way: it is the same."""
+        return self
 
 
 def kernel(
-    e: Emitter,
+    body: Callable[..., None],
+    operands: Sequence[te.Tensor | Expr],
+    results: Sequence[tuple[Sequence[int], str]],
     name: str,
-    inputs: Sequence[Value],
-    results: Sequence[TensorType],
-    body: Callable[[Block, list[Array], list[Array]], None],
-) -> list[relax.Expr]:
-    """Emit an imperative kernel.
+) -> te.Tensor | list[te.Tensor]:
+    """Emit an imperative kernel in TE.
 
     Args:
-        e: where to.
+        body: called as ``body(code, *views of the operands, *views of the results)``.
+        operands: what it reads; a scalar stands for a tensor of such elements.
+        results: the shapes and dtypes of what it writes.
         name: of the kernel.
-        inputs: the values it reads; splat constants among them become literals.
-        results: the types of the tensors it writes.
-        body: fills a block, given the inputs and the results.
 
     Returns:
         The results.
     """
-    tensors = [value for value in inputs if not is_immediate(value)]
+    tensors = [x for x in operands if isinstance(x, te.Tensor)]
 
-    def extern(*arguments: te.Tensor) -> te.Tensor | list[te.Tensor]:
-        def build(ins: Sequence[tirx.Buffer], outs: Sequence[tirx.Buffer]) -> Stmt:
-            buffers = iter(ins)
-            reads = [
-                Splat(v) if is_immediate(v) else Array(v.type.shape, v.type.dtype, next(buffers))
-                for v in inputs
-            ]
-            writes = [Array(k.shape, k.dtype, out) for k, out in zip(results, outs, strict=True)]
-            block = Block()
-            body(block, reads, writes)
-            return block.statement()
+    def statement(ins: Sequence[tirx.Buffer], outs: Sequence[tirx.Buffer]) -> tirx.Stmt:
+        code = Code()
+        buffers = itertools.chain(ins, outs)
+        reads = [
+            View(code, next(buffers)) if isinstance(x, te.Tensor) else Splat(x) for x in operands
+        ]
+        body(code, *reads, *(View(code, buffer) for buffer in buffers))
+        return code.finish()
 
-        return te.extern(
-            [kind.shape for kind in results],
-            list(arguments),
-            build,
-            name=name,
-            dtype=[kind.dtype for kind in results],
-            in_buffers=[_buffer(x.shape, x.dtype, f"x{i}") for i, x in enumerate(arguments)],
-            out_buffers=[_buffer(k.shape, k.dtype, f"y{i}") for i, k in enumerate(results)],
-        )
-
-    emitted = e.te(extern, *tensors, name=name)
-    if len(results) == 1:
-        return [emitted]
-    return [e.bb.emit(relax.TupleGetItem(emitted, i)) for i in range(len(results))]
+    return te.extern(
+        [tuple(shape) for shape, _ in results],
+        tensors,
+        statement,
+        name=name,
+        dtype=[dtype for _, dtype in results],
+        in_buffers=[_buffer(x.shape, x.dtype, f"x{i}") for i, x in enumerate(tensors)],
+        out_buffers=[_buffer(*result, f"y{i}") for i, result in enumerate(results)],
+    )
 
 
-def _buffer(shape: Sequence[int | Expr], dtype: str, name: str) -> tirx.Buffer:
+def int64(index: Index) -> Expr:
+    """Return an integer as an expression of the dtype of indices."""
+    return tirx.const(index, "int64") if isinstance(index, int) else index
+
+
+def _for(i: tirx.Var, extent: Expr, body: tirx.Stmt) -> tirx.Stmt:
+    return tirx.For(i, int64(0), extent, tirx.ForKind.SERIAL, body)
+
+
+def _sequence(statements: list[tirx.Stmt]) -> tirx.Stmt:
+    if not statements:
+        return tirx.Evaluate(tirx.const(0, "int32"))
+    return statements[0] if len(statements) == 1 else tirx.SeqStmt(statements)
+
+
+def _buffer(shape: Sequence[Index], dtype: str, name: str, scope: str = "global") -> tirx.Buffer:
     """Declare a buffer without an offset, which ``te.extern`` would make a parameter."""
-    return tirx.decl_buffer([index(n) if isinstance(n, int) else n for n in shape], dtype, name)
+    return tirx.decl_buffer([int64(n) for n in shape], dtype, name, scope=scope)

@@ -12,15 +12,12 @@ from ..storage import narrow_floats_to_bits
 
 # Each of these registers its family of rules.
 from . import (  # noqa: F401
-    cholesky,
     contraction,
     control,
     convolution,
-    eigen,
     fourier,
-    householder,
     indexing,
-    lu,
+    linalg,
     random_bits,
     reduction,
     scalar_arithmetic,
@@ -30,9 +27,7 @@ from . import (  # noqa: F401
     scalar_functions,
     scattering,
     shapes,
-    singular,
     sorting,
-    triangular,
 )
 from .complex_numbers import rewrite
 from .emitter import CompositeRule, Emitter, known_ops

@@ -16,7 +16,7 @@ from tvm.tirx import Expr
 from .attributes import integers, padding
 from .emitter import Emitter
 from .graph import Node
-from .loops import Array, Block, index, kernel, loop
+from .loops import Code, View
 from .scalars import ScalarOp, apply_scalar
 from .scope import dtype_of
 
@@ -58,32 +58,18 @@ def emit_running(
     summed = operation in ("stablehlo.add", "stablehlo.multiply")
     wide = "float64" if summed and kind.dtype == "float32" else kind.dtype
 
-    def body(block: Block, reads: Sequence[Array], writes: Sequence[Array]) -> None:
-        (x, _), (y,) = reads, writes
+    def body(code: Code, x: View, _: View, y: View) -> None:
+        total = code.local(wide, *after)
+        with code.loops(before) as outer, code.loop(n) as step:
+            i = n - 1 - step if backwards else step
+            with code.loops(after) as k:
+                value = _converted(x[*outer, i, *k], wide)
+                kind = ScalarOp(wide, None)
+                continued = apply_scalar(operation, code, kind, total[k], value)
+                total[k] = tirx.if_then_else(step == 0, value, continued)
+                y[*outer, i, *k] = _converted(total[k], y.dtype)
 
-        def lines(line: Block, outer: Sequence[Expr]) -> None:
-            total = line.array(after or (1,), wide, "running")
-
-            def advance(step: Block, i: Sequence[Expr]) -> None:
-                at = index(n - 1) - i[0] if backwards else i[0]
-
-                def element(inner: Block, k: Sequence[Expr]) -> None:
-                    where = k or [index(0)]
-                    value = _converted(x(*outer, at, *k), wide)
-                    continued = apply_scalar(
-                        operation, inner, ScalarOp(wide, None), total(*where), value
-                    )
-                    first = tirx.if_then_else(i[0] == 0, value, continued)
-                    inner.add(total.set(first, *where))
-                    inner.add(y.set(_converted(total(*where), y.dtype), *outer, at, *k))
-
-                step.add(loop(after, element))
-
-            line.add(loop([n], advance))
-
-        block.add(loop(before, lines))
-
-    return kernel(e, operation.rpartition(".")[2], node.operands, [kind], body)
+    return e.kernel(body, node, name=operation.rpartition(".")[2])
 
 
 def _converted(x: Expr, dtype: str) -> Expr:

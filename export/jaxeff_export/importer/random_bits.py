@@ -18,7 +18,7 @@ from .attributes import enumerator
 from .emitter import Emitter, rule
 from .errors import Unsupported
 from .graph import Node
-from .matrix_loops import Code, View, kernel
+from .loops import Code, View, kernel
 from .scalars import ScalarOp, apply_scalar
 from .scope import bits_of, is_float
 from .types import TensorType

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 from tvm import relax, tirx
-from tvm.tirx import Expr, Stmt
+from tvm.tirx import Expr
 
 from .attributes import integers, padding
 from .emitter import Emitter, rule
 from .graph import Node
-from .loops import Array, Block, every, index, kernel, loop, when
+from .loops import Code, Index, View, int64
 from .regions import evaluate_region
 from .scalar_comparison import negation
 
@@ -21,6 +21,7 @@ from .scalar_comparison import negation
 def _scatter(e: Emitter, node: Node) -> Sequence[relax.Expr]:
     count = len(node.results)
     operands, updates = node.operands[:count], node.operands[count + 1 :]
+    start_rank = len(node.operands[count].type.shape)
     if updates[0].type.size == 0:
         return [e.tensor(operand) for operand in operands]
     numbers = stablehlo.ScatterDimensionNumbers(node.op.attributes["scatter_dimension_numbers"])
@@ -37,64 +38,47 @@ def _scatter(e: Emitter, node: Node) -> Sequence[relax.Expr]:
     index_map = list(numbers.scattered_dims_to_operand_dims)
     vector_dim = numbers.index_vector_dim
 
-    def body(block: Block, reads: list[Array], writes: list[Array]) -> None:
-        inputs, starts, news = reads[:count], reads[count], reads[count + 1 :]
-        block.add(copied(inputs, writes))
-
-        def apply(inner: Block, point: list[Expr]) -> None:
-            at: list[Expr] = [index(0)] * len(shape)
+    def body(code: Code, *views: View) -> None:
+        inputs, starts = views[:count], views[count]
+        news, writes = views[count + 1 : 2 * count + 1], views[2 * count + 1 :]
+        for x, y in zip(inputs, writes, strict=True):
+            code.copy(x, y, shape)
+        with code.loops([update_shape[d] for d in scatter_dims]) as point:
+            at: list[Expr] = [int64(0)] * len(shape)
             for k, d in enumerate(index_map):
-                component = list(point)
-                if vector_dim < len(starts.shape):
-                    component.insert(vector_dim, index(k))
-                at[d] = inner.let(tirx.Cast("int64", starts(*component)))
+                component: list[Index] = list(point)
+                if vector_dim < start_rank:
+                    component.insert(vector_dim, k)
+                at[d] = code.let(tirx.Cast("int64", starts[*component]))
             for d, b in zip(batching, indices_batching, strict=True):
                 at[d] = point[b if b < vector_dim else b - 1]
             inside = [
-                tirx.all(at[d] >= 0, at[d] <= index(shape[d] - extents[d])) for d in index_map
+                tirx.all(at[d] >= 0, at[d] <= int64(shape[d] - extents[d])) for d in index_map
             ]
-
-            def update(window: Block, offset: list[Expr]) -> None:
+            window = [update_shape[d] for d in update_window_dims]
+            with code.when(*inside), code.loops(window) as offset:
                 place, source = list(at), list(offset)
                 for d, o in zip(window_dims, offset, strict=True):
                     place[d] = at[d] + o if d in index_map else o
                 for d, p in zip(scatter_dims, point, strict=True):
                     source.insert(d, p)
-                combine(
-                    window,
-                    node.op.regions[0],
-                    [x(*place) for x in writes] + [x(*source) for x in news],
-                    writes,
-                    place,
-                )
+                old, new = [y[*place] for y in writes], [x[*source] for x in news]
+                _combine(code, node.op.regions[0], [*old, *new], writes, place)
 
-            window_shape = [update_shape[d] for d in update_window_dims]
-            inner.add(when(every(inside), lambda b: b.add(loop(window_shape, update))))
-
-        block.add(loop([update_shape[d] for d in scatter_dims], apply))
-
-    return kernel(e, "scatter", node.operands, [r.type for r in node.results], body)
+    return e.kernel(body, node, name="scatter")
 
 
-def combine(
-    block: Block,
+def _combine(
+    code: Code,
     region: ir.Region,
     arguments: Sequence[Expr],
-    results: Sequence[Array],
+    results: Sequence[View],
     place: Sequence[Expr],
 ) -> None:
     """Apply a region to scalars and write what it returns."""
-    values = evaluate_region(region, block, [block.let(x) for x in arguments])
-    block.add(*(x.set(v, *place) for x, v in zip(results, values, strict=True)))
-
-
-def copied(sources: Sequence[Array], targets: Sequence[Array]) -> Stmt:
-    """Copy tensors of one shape."""
-
-    def copy(block: Block, at: list[Expr]) -> None:
-        block.add(*(y.set(x(*at), *at) for x, y in zip(sources, targets, strict=True)))
-
-    return loop(targets[0].shape, copy)
+    values = evaluate_region(region, code, [code.let(x) for x in arguments])
+    for y, value in zip(results, values, strict=True):
+        y[*place] = value
 
 
 @rule("stablehlo.select_and_scatter")
@@ -107,40 +91,31 @@ def _select_and_scatter(e: Emitter, node: Node) -> Sequence[relax.Expr]:
     low = [before for before, _ in padding(node.op, len(shape))]
     select, scatter = node.op.regions
 
-    def body(block: Block, reads: list[Array], writes: list[Array]) -> None:
-        x, news, init = reads
-        (y,) = writes
-        block.add(loop(shape, lambda inner, at: inner.add(y.set(init(), *at))))
-
-        def apply(inner: Block, point: list[Expr]) -> None:
-            corner = [inner.let(i * s - lo) for i, s, lo in zip(point, strides, low, strict=True)]
-            found = inner.variable(tirx.const(False, "bool"), "found")
-            best = inner.variable(x(*[index(0)] * len(shape)), "best")
-            place = [inner.variable(index(0), "place") for _ in shape]
-
-            def visit(visited: Block, offset: list[Expr]) -> None:
+    def body(code: Code, x: View, news: View, init: View, y: View) -> None:
+        with code.loops(shape) as everywhere:
+            y[*everywhere] = init[()]
+        with code.loops(source.type.shape) as point:
+            corner = [code.let(i * s - lo) for i, s, lo in zip(point, strides, low, strict=True)]
+            found = code.variable(tirx.const(False, "bool"))
+            best = code.variable(x[(0,) * len(shape)])
+            place = [code.variable(int64(0)) for _ in shape]
+            with code.loops(window) as offset:
                 at = [c + o for c, o in zip(corner, offset, strict=True)]
                 inside = [
-                    tirx.all(i >= 0, i < index(n))
+                    tirx.all(i >= 0, i < int64(n))
                     for i, n, w, s, lo in zip(at, shape, window, strides, low, strict=True)
                     if (w, s, lo) != (1, 1, 0)
                 ]
-                visited.add(when(every(inside), lambda b: consider(b, at)))
+                with code.when(*inside):
+                    new = code.let(x[*at])
+                    (keep,) = evaluate_region(select, code, [best[()], new])
+                    with code.when(tirx.Or(negation(found[()]), negation(keep))):
+                        best[()] = new
+                        found[()] = tirx.const(True, "bool")
+                        for p, i in zip(place, at, strict=True):
+                            p[()] = i
+            with code.when(found[()]):
+                target = [p[()] for p in place]
+                _combine(code, scatter, [y[*target], news[*point]], [y], target)
 
-            def consider(seen: Block, at: list[Expr]) -> None:
-                new = seen.let(x(*at))
-                (keep,) = evaluate_region(select, seen, [best(), new])
-                take = tirx.Or(negation(found()), negation(keep))
-                chosen = [p.set(i) for p, i in zip(place, at, strict=True)]
-                update = [best.set(new), found.set(tirx.const(True, "bool")), *chosen]
-                seen.add(when(take, lambda b: b.add(*update)))
-
-            def scattered(b: Block) -> None:
-                at = [p() for p in place]
-                combine(b, scatter, [y(*at), news(*point)], writes, at)
-
-            inner.add(loop(window, visit), when(found(), scattered))
-
-        block.add(loop(source.type.shape, apply))
-
-    return kernel(e, "select_and_scatter", node.operands, [node.result.type], body)
+    return e.kernel(body, node, name="select_and_scatter")

@@ -12,7 +12,7 @@ from tvm.tirx import Expr
 from .attributes import attribute
 from .emitter import Emitter, rule
 from .graph import Node
-from .loops import Array, Block, Variable, index, kernel, loop, repeat
+from .loops import Code, View, int64
 from .regions import called_regions, evaluate_region
 
 
@@ -34,88 +34,69 @@ def _approx_top_k(e: Emitter, node: Node) -> Sequence[relax.Expr]:
 
 def _sorted(e: Emitter, node: Node, dimension: int, comparator: ir.Region) -> Sequence[relax.Expr]:
     """Sort operands together; as many of the first elements are kept as the results have."""
-    operands = node.operands[: len(node.results)]
-    shape = operands[0].type.shape
+    count = len(node.results)
+    shape = node.operands[0].type.shape
     length, kept = shape[dimension], node.results[0].type.shape[dimension]
 
-    def body(block: Block, reads: list[Array], writes: list[Array]) -> None:
+    def body(code: Code, *views: View) -> None:
+        reads, writes = views[:count], views[-count:]
         # Two halves: each pass merges from one into the other.
-        halves = [block.array([2 * length], x.dtype, "halves") for x in reads]
+        halves = [code.local(x.dtype, 2 * length) for x in reads]
+        with code.loops([n for d, n in enumerate(shape) if d != dimension]) as others:
 
-        def sort_row(row: Block, others: list[Expr]) -> None:
-            def at(i: Expr) -> list[Expr]:
-                return [*others[:dimension], i, *others[dimension:]]
+            def row(x: View) -> View:
+                return x.map(lambda i: (*others[:dimension], i, *others[dimension:]))
 
-            def enter(inner: Block, i: list[Expr]) -> None:
-                inner.add(*(h.set(x(*at(*i)), *i) for h, x in zip(halves, reads, strict=True)))
+            for x, half in zip(reads, halves, strict=True):
+                code.copy(row(x), half, (length,))
+            start = _merge_passes(code, comparator, halves, length)
+            for half, y in zip(halves, writes, strict=True):
+                code.copy(half.shifted(start), row(y), (kept,))
 
-            row.add(loop([length], enter))
-            offset = _merge_passes(row, comparator, halves, length)
-
-            def leave(inner: Block, i: list[Expr]) -> None:
-                source = offset() + i[0]
-                inner.add(*(y.set(h(source), *at(*i)) for h, y in zip(halves, writes, strict=True)))
-
-            row.add(loop([kept], leave))
-
-        block.add(loop([n for d, n in enumerate(shape) if d != dimension], sort_row))
-
-    return kernel(e, "sort", operands, [r.type for r in node.results], body)
+    return e.kernel(body, node, name="sort")
 
 
-def _merge_passes(
-    block: Block, comparator: ir.Region, halves: Sequence[Array], length: int
-) -> Variable:
+def _merge_passes(code: Code, comparator: ir.Region, halves: Sequence[View], length: int) -> Expr:
     """Merge sorted runs of doubling width; return where the sorted half begins."""
-    end = index(length)
-    width = block.variable(index(1), "width")
-    source = block.variable(index(0), "source")
-
-    def one_pass(inner: Block) -> None:
-        target = inner.let(end - source())
-
-        def one_merge(merge: Block, counters: list[Expr]) -> None:
-            low = merge.let(counters[0] * (width() * 2))
-            middle = merge.let(tirx.min(low + width(), end))
-            high = merge.let(tirx.min(low + width() * 2, end))
-            _merge(merge, comparator, halves, (source(), target), (low, middle, high))
-
-        runs = inner.let(tirx.floordiv(end + width() * 2 - 1, width() * 2))
-        inner.add(loop([runs], one_merge), width.set(width() * 2), source.set(target))
-
-    block.add(repeat(width() < end, one_pass))
-    return source
+    end = int64(length)
+    width, source = code.variable(int64(1)), code.variable(int64(0))
+    with code.loop_while(width[()] < end):
+        target = code.let(end - source[()])
+        with code.loop(tirx.floordiv(end + width[()] * 2 - 1, width[()] * 2)) as run:
+            low = code.let(run * (width[()] * 2))
+            middle = code.let(tirx.min(low + width[()], end))
+            high = code.let(tirx.min(low + width[()] * 2, end))
+            _merge(code, comparator, halves, (source[()], target), (low, middle, high))
+        width[()] = width[()] * 2
+        source[()] = target
+    return source[()]
 
 
 def _merge(
-    block: Block,
+    code: Code,
     comparator: ir.Region,
-    halves: Sequence[Array],
+    halves: Sequence[View],
     offsets: tuple[Expr, Expr],
     bounds: tuple[Expr, Expr, Expr],
 ) -> None:
     """Merge two neighbouring runs; of equal elements the left one comes first."""
     source, target = offsets
     low, middle, high = bounds
-    left, right = block.variable(low, "left"), block.variable(middle, "right")
-    out = block.variable(target + low, "out")
+    left, right, out = code.variable(low), code.variable(middle), code.variable(target + low)
 
-    def take(inner: Block, i: Expr) -> None:
-        inner.add(*(h.set(h(source + i), out()) for h in halves), out.set(out() + 1))
+    def take(i: Expr) -> None:
+        for half in halves:
+            half[out[()]] = half[source + i]
+        out[()] = out[()] + 1
 
-    def take_first(inner: Block) -> None:
-        pairs = [x for h in halves for x in (h(source + right()), h(source + left()))]
-        (precedes,) = evaluate_region(comparator, inner, pairs)
-        step = inner.let(tirx.Cast("int64", precedes))
-        take(inner, tirx.Select(step > 0, right(), left()))
-        inner.add(right.set(right() + step), left.set(left() + 1 - step))
-
-    def take_rest(inner: Block, rest: Variable) -> None:
-        take(inner, rest())
-        inner.add(rest.set(rest() + 1))
-
-    block.add(
-        repeat(tirx.And(left() < middle, right() < high), take_first),
-        repeat(left() < middle, lambda inner: take_rest(inner, left)),
-        repeat(right() < high, lambda inner: take_rest(inner, right)),
-    )
+    with code.loop_while(tirx.And(left[()] < middle, right[()] < high)):
+        pairs = [x for half in halves for x in (half[source + right[()]], half[source + left[()]])]
+        (precedes,) = evaluate_region(comparator, code, pairs)
+        step = code.let(tirx.Cast("int64", precedes))
+        take(tirx.Select(step > 0, right[()], left[()]))
+        right[()] = right[()] + step
+        left[()] = left[()] + 1 - step
+    for rest, stop in ((left, middle), (right, high)):
+        with code.loop_while(rest[()] < stop):
+            take(rest[()])
+            rest[()] = rest[()] + 1

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 from tvm import relax, te, tirx
 
-from .attributes import attribute, backend_integer
-from .emitter import Emitter, rule
-from .graph import Node
-from .matrix_loops import Code, View, converted, kernel
-from .regions import accumulator
+from ..attributes import attribute, backend_integer
+from ..emitter import Emitter, rule
+from ..graph import Node
+from ..loops import Code, View, kernel
+from ..regions import accumulator
+from .precision import converted
 
 
 @rule("stablehlo.cholesky")

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from tvm import relax, tirx
 
-from .emitter import Emitter, rule
-from .graph import Node
-from .matrix_loops import Code, View
+from ..emitter import Emitter, rule
+from ..graph import Node
+from ..loops import Code, View
 
 
 @rule("custom_call @lapack_sgetrf_ffi", "custom_call @lapack_dgetrf_ffi")

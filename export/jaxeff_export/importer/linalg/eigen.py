@@ -13,11 +13,11 @@ import numpy as np
 from tvm import relax, tirx
 from tvm.tirx import Expr
 
-from .attributes import backend_integer
-from .emitter import Emitter, rule
-from .graph import Node
+from ..attributes import backend_integer
+from ..emitter import Emitter, rule
+from ..graph import Node
+from ..loops import Code, View
 from .householder import identity, reflect, tridiagonalize
-from .matrix_loops import Code, View
 from .rotations import rotate, rotation, signed
 
 _SWEEPS = 30  # per row, before the iteration is said to fail

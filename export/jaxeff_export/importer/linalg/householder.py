@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from tvm import relax, tirx
 from tvm.tirx import Expr
 
-from .attributes import backend_integer
-from .emitter import Emitter, rule
-from .graph import Node
-from .matrix_loops import Code, Index, View
+from ..attributes import backend_integer
+from ..emitter import Emitter, rule
+from ..graph import Node
+from ..loops import Code, Index, View
 
 
 @rule("custom_call @lapack_sgeqrf_ffi", "custom_call @lapack_dgeqrf_ffi")

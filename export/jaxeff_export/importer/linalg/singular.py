@@ -10,12 +10,12 @@ from collections.abc import Sequence
 
 from tvm import relax, tirx
 
-from .attributes import backend_integer
+from ..attributes import backend_integer
+from ..emitter import Emitter, rule
+from ..graph import Node
+from ..loops import Code, View
 from .bidiagonal import Sides, diagonalize, make_upper
-from .emitter import Emitter, rule
-from .graph import Node
 from .householder import identity, reflect, reflector
-from .matrix_loops import Code, View
 
 
 @rule("custom_call @lapack_sgesdd_ffi", "custom_call @lapack_dgesdd_ffi")

@@ -6,7 +6,7 @@ import numpy as np
 from tvm import tirx
 from tvm.tirx import Expr
 
-from .matrix_loops import Code, View
+from ..loops import Code, View
 from .rotations import rotate, rotation, signed
 
 
