@@ -8,14 +8,11 @@ a scatter is most of the work.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 
 import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
-
-MIN_SIZE = 32  # elements; copying less costs nothing
 
 
 @dataclasses.dataclass
@@ -50,7 +47,7 @@ def write_over(
         if old is None or old in results or results.count(result) > 1:
             continue
         at = next((k for k, step in enumerate(steps) if result in step.writes), None)
-        if at is None or not last[at] or _size(old) < MIN_SIZE:
+        if at is None or not last[at] or not old.ty.shape:  # copying a scalar costs nothing
             continue
         read_later = any(last[k] and old in steps[k].reads for k in range(at + 1, len(steps)))
         if not read_later and _may_alias(steps[at].statement, old, result):
@@ -60,10 +57,6 @@ def write_over(
         if is_last:
             moved.append(dataclasses.replace(step, statement=_renamed(step.statement, renamed)))
     return moved, [result in renamed for result in results]
-
-
-def _size(buffer: tirx.Buffer) -> int:
-    return math.prod(int(extent) for extent in buffer.ty.shape)
 
 
 def _may_alias(statement: tirx.Stmt, source: tirx.Buffer, target: tirx.Buffer) -> bool:
