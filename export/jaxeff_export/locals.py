@@ -37,9 +37,14 @@ def becomes_locals(tree: object) -> bool:
     TVM gets the bounds of named integers wrong. It vectorises loops around lets, but not around
     local variables.
     """
-    names: list[str] = []
-    tvm_ffi.structural_walk(tree, (tirx.Let, lambda let: names.append(str(let.var.ty.dtype))))
+    names = [str(let.var.ty.dtype) for let in _lets(tree)]
     return len(names) > SHORT or not all("float" in name for name in names)
+
+
+def _lets(tree: object) -> list[tirx.Let]:
+    found: list[tirx.Let] = []
+    tvm_ffi.structural_walk(tree, (tirx.Let, found.append))
+    return found
 
 
 def _rewrite(mod: tvm.IRModule, rewrite: Callable[[tirx.PrimFunc], tirx.PrimFunc]) -> tvm.IRModule:
@@ -79,8 +84,6 @@ def _store_to_locals(store: tirx.BufferStore) -> tirx.Stmt:
     if not becomes_locals(store):
         return store
     stores, buffers = _flat(store)
-    if not buffers:  # the lets are inside branches
-        return store
     body = tirx.SeqStmt(stores)
     bare = s_tir.SBlock([], [], [], "chain", body, alloc_buffers=buffers)
     reads, writes, _ = get_sblock_access_region(bare, {})
@@ -146,14 +149,12 @@ class _Chain:
         self._loads: dict[tirx.Var, Expr] = {}
 
     def flatten(self, expr: Expr) -> Expr:
-        """Return ``expr`` without lets that every evaluation reaches."""
+        """Return ``expr`` without lets."""
         while isinstance(expr, tirx.Let):
             value = self.flatten(expr.value)
-            zero = tirx.const(0, "int64")
-            local = tirx.decl_buffer((tirx.const(1, "int64"),), expr.var.ty.dtype, expr.var.name)
-            self.buffers.append(local)
-            self.stores.append(tirx.BufferStore(local, value, [zero]))
-            self._loads[expr.var] = tirx.BufferLoad(local, [zero])
+            local = self._local(expr.var.ty.dtype, expr.var.name)
+            self.stores.append(tirx.BufferStore(local, value, [_ZERO]))
+            self._loads[expr.var] = tirx.BufferLoad(local, [_ZERO])
             expr = expr.body
         return tvm_ffi.structural_mutate(
             expr,
@@ -165,7 +166,27 @@ class _Chain:
         )
 
     def _call(self, call: tvm.ir.Call, mutator: object) -> Expr:
-        if getattr(call.op, "name", "") != "tirx.if_then_else":
+        if getattr(call.op, "name", "") != "prim.if_then_else" or not _lets(call):
             return mutator.default_mutate(call)  # type: ignore[attr-defined]
-        # What a branch computes must not be hoisted out of it; names from outside still apply.
-        return tvm_ffi.structural_map(call, (tirx.Var, lambda var: self._loads.get(var, var)))
+        # What a branch computes must stay in it: it may read out of bounds elsewhere.
+        condition, *arms = call.args
+        condition = self.flatten(condition)
+        chosen = self._local(call.ty.dtype, "chosen")
+        branches = tirx.IfThenElse(condition, *(self._branch(arm, chosen) for arm in arms))
+        self.stores.append(branches)
+        return tirx.BufferLoad(chosen, [_ZERO])
+
+    def _branch(self, arm: Expr, chosen: tirx.Buffer) -> tirx.Stmt:
+        outer, self.stores = self.stores, []
+        value = self.flatten(arm)
+        stores, self.stores = self.stores, outer
+        last = tirx.BufferStore(chosen, value, [_ZERO])
+        return tirx.SeqStmt([*stores, last]) if stores else last
+
+    def _local(self, dtype: str, name: str) -> tirx.Buffer:
+        local = tirx.decl_buffer((tirx.const(1, "int64"),), dtype, name)
+        self.buffers.append(local)
+        return local
+
+
+_ZERO = tirx.const(0, "int64")

@@ -144,7 +144,7 @@ def test_reduce(data, shape, dtype):
             (x > 0).all(dims),
             lax.reduce(x, start, lax.mul, dims),
             lax.reduce(x, jnp.asarray(3, x.dtype), lax.min, dims),
-            lax.reduce(x, start, lax.max, dims),
+            lax.reduce(x, jnp.min(x), lax.max, dims),  # of one element, XLA ignores the start
             lax.reduce((x, x), (zero, jnp.asarray(lowest[0], x.dtype)), pair, dims),
         )
 
@@ -260,3 +260,8 @@ def test_cumulative_reductions():
         )
 
     assert_agrees(cumulative, x, rtol=1e-5, atol=1e-5)
+
+
+def test_arithmetic_is_not_done_out_of_bounds():
+    x = jnp.arange(20.0)  # two million numbers before the argument is no memory of this process
+    assert_agrees(lambda x: jnp.pad(jnp.tanh(x) * jnp.exp(-x), (2_000_000, 3))[5:] * 2, x)
