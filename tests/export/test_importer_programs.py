@@ -107,3 +107,19 @@ def test_dense_gradient_through_a_comparison():
             gradient, _normal(0, 4, 4), _normal(1, 4, width), _normal(2, 4, width), rtol=1e-5,
             atol=1e-6,
         )  # fmt: skip
+
+
+def test_mixed_precision():
+    """Kernels of bfloat16 one after another, at top level and in a loop."""
+
+    def f(x, w):
+        low = x.astype(jnp.bfloat16)
+        dense = jax.nn.relu(low @ w.astype(jnp.bfloat16))
+
+        def step(i, state):
+            product = jnp.where(state > 0, state, 0.5 * state) @ w[:, :12].astype(jnp.bfloat16)
+            return jax.nn.softmax(product) + low
+
+        return dense, dense.astype(jnp.float32), jax.lax.fori_loop(0, 60, step, low)
+
+    assert_agrees(f, _normal(0, 4, 12), _normal(1, 12, 16), rtol=0.01, atol=0.01)

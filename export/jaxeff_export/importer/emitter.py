@@ -30,7 +30,7 @@ from .elementwise import (
 from .errors import Unsupported, UnsupportedOp, UnsupportedOpError, describe, failure
 from .graph import Graph, Node, Value
 from .loops import kernel
-from .narrow_floats import store
+from .narrow_floats import HELD_AS_FLOAT32, store
 from .scalars import SCALAR_RULES
 from .types import TensorType
 
@@ -157,9 +157,10 @@ class Emitter:
     def te(self, function: Callable, *operands: Value, name: str, alone: bool = False) -> relax.Var:
         """Emit ``function``, which maps TE tensors of the operands to its result in TE.
 
-        A kernel that is ``alone`` is not fused with its neighbours.
+        A kernel that is ``alone`` is not fused with its neighbours, nor is one of narrow floats.
         """
         tensors = [self.tensor(operand) for operand in operands]
+        alone = alone or any(operand.type.dtype in HELD_AS_FLOAT32 for operand in operands)
         attributes = {"op_pattern": _OPAQUE} if alone else None
         return self.bb.emit_te(
             function, *tensors, primfunc_name_hint=name, primfunc_attrs=attributes
@@ -236,6 +237,7 @@ class Emitter:
         self, region: Sequence[Value], kept: Sequence[Value], *, alone: bool = False
     ) -> None:
         leaves = leaves_of(region)
+        alone = alone or any(value.type.dtype in HELD_AS_FLOAT32 for value in kept)
 
         def function(*tensors: te.Tensor) -> object:
             return compute_region(region, kept, leaves, *tensors)

@@ -16,6 +16,7 @@ from ..locals import lets_to_locals
 from ..scheduling import ANY_MACHINE, schedule_cpu
 from .in_place import Step
 from .loops import Code, View
+from .narrow_floats import HELD_AS_FLOAT32
 from .types import TensorType
 
 
@@ -24,16 +25,21 @@ class Kernel:
 
     Attributes:
         constants: tensors known at import time, which become parameters.
+        spilled: temporaries that become further results: TVM would make float32 of them.
     """
 
     def __init__(self) -> None:
         self.constants: dict[tvm.ir.GenericConst, tirx.Buffer] = {}
+        self.spilled: list[tirx.Buffer] = []
         self._allocated: list[tirx.Buffer] = []
 
     def allocate(self, kind: TensorType, name: str) -> tirx.Buffer:
         """Return a new buffer that lives as long as the function runs."""
         buffer = declare(kind, name)
-        self.adopt([buffer])
+        if kind.dtype in HELD_AS_FLOAT32:
+            self.spilled.append(buffer)
+        else:
+            self.adopt([buffer])
         return buffer
 
     def adopt(self, buffers: Sequence[tirx.Buffer]) -> None:
@@ -57,10 +63,11 @@ class Kernel:
     def function(
         self, inputs: Sequence[tirx.Buffer], outputs: Sequence[tirx.Buffer], body: tirx.Stmt
     ) -> tirx.PrimFunc:
-        """Return the finished function; it takes inputs, constants and outputs."""
+        """Return the finished function: it takes inputs, constants, outputs and what is spilled."""
         root = s_tir.SBlock([], [], [], "root", body, alloc_buffers=self._allocated)
         return tirx.PrimFunc(
-            [*inputs, *self.constants.values(), *outputs], s_tir.SBlockRealize([], True, root)
+            [*inputs, *self.constants.values(), *outputs, *self.spilled],
+            s_tir.SBlockRealize([], True, root),
         ).with_attr({"s_tir": True, "tirx.noalias": True, "tirx.is_scheduled": True})
 
 

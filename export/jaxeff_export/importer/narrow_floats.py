@@ -3,6 +3,9 @@
 TVM computes with none of them: a bfloat16 cannot be bound to a name, and 8-bit floats are bytes to
 most of TVM. So a scope's float32 is always one that the narrow type represents: results are
 rounded by ``round_narrow``, written by ``store`` (which is exact) and read by ``load``.
+
+Sharp edge: TVM turns buffers of these types that lie inside a kernel into float32, so ``load`` and
+``store`` work on parameters only. Kernels of these types are not fused.
 """
 
 from __future__ import annotations
