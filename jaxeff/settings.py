@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 T = TypeVar("T")
@@ -114,7 +115,7 @@ def check_broadcasts(name: str, value: Any, shape: tuple[int, ...]) -> None:
         ValueError: It doesn't, or would enlarge it.
     """
     try:
-        fits = np.broadcast_shapes(np.shape(value), shape) == shape
+        fits = jnp.broadcast_shapes(np.shape(value), shape) == shape
     except ValueError:
         fits = False
     if not fits:

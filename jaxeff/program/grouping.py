@@ -6,7 +6,7 @@ which it can run.
 """
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -189,7 +189,8 @@ def _natural(nodes: Sequence[Node], readers: _Readers) -> list[Layer]:
             layers.append(_pool(node, readers, free, taken))
         elif len(roots) == 1 and _in_region(node, sources, statistics):
             (root,) = roots
-            is_back = sorted(node.outputs[0].aval.shape) == sorted(root.aval.shape)
+            # Counted, not sorted: symbolic sizes have no order.
+            is_back = Counter(node.outputs[0].aval.shape) == Counter(root.aval.shape)
             derived = all(v in statistics for v in sources) and not is_back
             if node.primitive in prim.REDUCTION or derived:
                 statistics.update(node.outputs)

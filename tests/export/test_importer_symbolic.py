@@ -14,7 +14,7 @@ from jaxeff_export.compilation import compile_module
 from jaxeff_export.importer import UnsupportedOpError, import_stablehlo
 from tvm import relax
 
-from jaxeff import functional
+from jaxeff import Additive, Gaussian, Int, functional, moments, noisy, quantized
 from jaxeff.nn import MLP, LeNet5, ResNet18, TransformerEncoder
 
 W = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
@@ -47,7 +47,31 @@ def _network(model):
     return lambda x: f(params, x)
 
 
+def _transformed(transform):
+    """A transform of a small network that knows its weights and its key."""
+    model = MLP((6, 8, 3), rngs=nnx.Rngs(0))
+    f, params = functional(model)[:2]
+    return transform(f, params)
+
+
+def _moments(f, params):
+    posterior = jax.tree.map(lambda w: Gaussian(w, jnp.full_like(w, 1e-3)), params)
+    return lambda x: moments(f)(posterior, x.reshape(x.shape[0], -1))
+
+
+def _noisy(f, params):
+    perturbed = noisy(f, {"*": Additive(0.1)})
+    return lambda x: perturbed(jax.random.key(0), params, x.reshape(x.shape[0], -1))
+
+
+def _quantized(f, params):
+    return lambda x: quantized(f, {"*": Int(8)})(params, x.reshape(x.shape[0], -1))
+
+
 PROGRAMS = {
+    "moments": (lambda: _transformed(_moments), (2, 3)),
+    "noisy": (lambda: _transformed(_noisy), (2, 3)),
+    "quantized": (lambda: _transformed(_quantized), (2, 3)),
     "operations": (lambda: _rooms, (2, 3)),
     "mlp": (lambda: _network(MLP((784, 100, 10), rngs=nnx.Rngs(0))), (28, 28, 1)),
     "lenet": (lambda: _network(LeNet5(rngs=nnx.Rngs(0))), (28, 28, 1)),
