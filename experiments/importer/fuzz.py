@@ -71,6 +71,7 @@ class Importer:
             return self._pipe.recv()
         except EOFError:
             child = self._child
+            assert child is not None
             child.join()
             self._child = None
             return "crashed", f"exit status {child.exitcode}"

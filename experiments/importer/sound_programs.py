@@ -1,6 +1,7 @@
 """Sound programs that the fuzzer damages: small, and together of every kind that modules have."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -74,7 +75,7 @@ _TEXT = """module @written {
 @functools.cache
 def exported() -> dict[str, jax.export.Exported]:
     """JAX programs, by name."""
-    calls = {
+    calls: dict[str, tuple[Any, ...]] = {
         "network": (_network, _X, np.ones((3, 3, 3, 2), np.float32)),
         "control": (_control, _V, np.int32(5)),
         "indexing": (_indexing, _V, np.array([1, 9, -3], np.int32)),
