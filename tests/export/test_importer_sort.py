@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from importer_oracle import assert_agrees, run
@@ -43,6 +44,33 @@ def test_order_of_nan_and_zeros():
         return jnp.sort(x), jnp.argsort(x, descending=True), lax.top_k(x, 4), jnp.lexsort(x)
 
     assert_agrees(sorts, x)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])
+def test_first_elements_of_a_sort(dtype):
+    """Slices of a sort: only what they read is kept in order, with its ties and NaN."""
+    x = np.random.default_rng(0).integers(-4, 4, (5, 90)).astype("float32")
+    x[1], x[2] = np.sort(x[1]), -np.sort(-x[2])
+    if dtype != "int32":
+        x[3, ::7], x[3, 1::7], x[4] = np.nan, -np.nan, np.where(x[4] > 0, -0.0, 0.0)
+
+    def firsts(x):
+        return (
+            [lax.top_k(x, k) for k in (1, 5, 64, 65, 90)],
+            lax.top_k(x, 2, axis=0),
+            jnp.sort(x)[:, 3:7],
+            jnp.argsort(x, descending=True)[:4, :2],
+        )
+
+    assert_agrees(firsts, jnp.asarray(x).astype(dtype))
+
+
+def test_sort_that_is_sliced_and_returned():
+    def both(x):
+        ordered = jnp.sort(x)
+        return ordered, ordered[:2]
+
+    assert_agrees(both, jnp.array([3.0, 1, 2, 5, 4]))
 
 
 def test_comparator_that_is_no_known_one():
