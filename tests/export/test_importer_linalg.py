@@ -105,6 +105,11 @@ def test_matrices_without_elements():
     assert_agrees(factors, jnp.zeros((2, 0, 0)), jnp.zeros((0, 3)))
 
 
+def test_factorizations_of_nothing_are_left_out():
+    module = import_stablehlo(export(jnp.linalg.eigh, jnp.zeros((0, 0))))
+    assert {name.name_hint.rstrip("1") for name in module.get_global_vars()} == {"main", "empty"}
+
+
 def test_custom_calls_without_a_lowering_are_named():
     def function(x):
         return jnp.linalg.eigvals(x), lax.linalg.schur(x)

@@ -191,10 +191,8 @@ class Emitter:
 
     def _emit_node(self, node: Node) -> None:
         try:
-            if all(result.type.size == 0 for result in node.results) and node.results:
-                results: Sequence[relax.Expr] = [self.tensor(r) for r in node.results]
-            elif node.name == "stablehlo.composite":
-                results = self._emit_composite(node)
+            if node.name == "stablehlo.composite":
+                results: Sequence[relax.Expr] = self._emit_composite(node)
             else:
                 results = RULES[node.name](self, node)
         except Unsupported as error:
@@ -264,10 +262,13 @@ def constant(array: np.ndarray) -> relax.Expr:
 
 
 def _live_nodes(graph: Graph, outputs: Sequence[Value]) -> list[Node]:
-    """Drop nodes that no output needs, and record every value's users."""
+    """Drop nodes that no output needs, and record every value's users.
+
+    A tensor of no elements needs no node.
+    """
     inside = set(graph.nodes)
     live: set[Node] = set()
-    stack = [value.node for value in outputs]
+    stack = [value.node for value in outputs if value.type.size]
     while stack:
         node = stack.pop()
         if node is None or node in live or node not in inside:
@@ -275,7 +276,8 @@ def _live_nodes(graph: Graph, outputs: Sequence[Value]) -> list[Node]:
         live.add(node)
         for operand in node.operands:
             operand.users.append(node)
-            stack.append(operand.node)
+            if operand.type.size:
+                stack.append(operand.node)
     for value in outputs:
         value.is_output = True
     return [node for node in graph.nodes if node in live]
