@@ -6,7 +6,9 @@ import itertools
 
 import jax
 import jax.numpy as jnp
+import tvm
 from importer_oracle import assert_agrees
+from jaxeff_export.importer import import_stablehlo
 
 import jaxeff
 
@@ -123,3 +125,12 @@ def test_mixed_precision():
         return dense, dense.astype(jnp.float32), jax.lax.fori_loop(0, 60, step, low)
 
     assert_agrees(f, _normal(0, 4, 12), _normal(1, 12, 16), rtol=0.01, atol=0.01)
+
+
+def test_a_small_product_compiles_for_any_processor():
+    """LLVM's vectoriser makes invalid code of 4 by 3 sums of 16 terms in 8 lanes."""
+    exported = jax.export.export(jax.jit(lambda x, y: x @ y.T))(
+        jnp.ones((4, 16)), jnp.ones((3, 16))
+    )
+    executable = tvm.compile(import_stablehlo(exported), target="llvm")
+    assert "main" in executable.stats()

@@ -9,6 +9,7 @@ import math
 
 _VECTOR = 8
 _MOST = 64
+_TURNS = 4  # at least; LLVM's vectoriser breaks some products of fewer, once these are unrolled
 
 
 def lanes_of(length: int) -> int | None:
@@ -16,7 +17,7 @@ def lanes_of(length: int) -> int | None:
 
     The lanes fill vectors as well as they can: 32 of 512, 50 of 500.
     """
-    divisors = [d for d in range(_VECTOR, _MOST + 1) if length % d == 0 and length >= 2 * d]
+    divisors = [d for d in range(_VECTOR, _MOST + 1) if length % d == 0 and length >= _TURNS * d]
     if not divisors:
         return None
 
