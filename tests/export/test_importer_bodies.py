@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
-from importer_oracle import run
+from importer_oracle import assert_agrees, export, run
+from jax import lax
 from jaxeff_export.importer import import_stablehlo
 
 
@@ -86,3 +88,43 @@ def test_map_and_windows_of_one_element():
     np.testing.assert_array_equal(less, [True, False, False])  # 512 + 1 is 512 in bfloat16
     np.testing.assert_array_equal(total.astype(np.float32), [2, 512, np.nan])
     np.testing.assert_array_equal(product, 7 * y)
+
+
+def _running(x, init, body, *, backwards=False):
+    n = jax.tree.leaves(x)[0].shape[1]
+    pads = [(0, 0), (0, n - 1) if backwards else (n - 1, 0)]
+    return lax.reduce_window(x, init, body, (1, n), (1, 1), pads)
+
+
+def test_running_windows_of_any_body():
+    def larger(a, b):
+        first = (a[0] > b[0]) | ((a[0] == b[0]) & (a[1] < b[1]))
+        return jnp.where(first, a[0], b[0]), jnp.where(first, a[1], b[1])
+
+    def windows(x, i):
+        flags = x > 1
+        return (
+            [lax.cumlogsumexp(x, axis, reverse=reverse) for axis in (0, 1) for reverse in (0, 1)],
+            [lax.cumlogsumexp(x.astype(d), 1) for d in ("bfloat16", "float16")],
+            _running((x, i), (-jnp.inf, 2**31 - 1), larger),
+            _running((x, i), (-jnp.inf, 2**31 - 1), larger, backwards=True),
+            _running(flags, False, lambda a, b: a | b),
+            _running(flags, False, lambda a, b: a ^ b, backwards=True),
+            _running(i, i[0, 0] - 1, lambda a, b: a * b % 7),
+        )
+
+    x = np.random.default_rng(0).normal(size=(3, 12)).round(1).astype(np.float32)
+    x[1, 4:] = -np.inf
+    i = jnp.broadcast_to(jnp.arange(2, 14, dtype=jnp.int32), x.shape)
+    assert_agrees(windows, jnp.asarray(x), i)
+
+
+def test_running_windows_whose_padding_counts():
+    def windows(x):
+        return _running(x, 1, lax.add), _running(x, x[0, 0], lax.add, backwards=True)
+
+    x = np.arange(2, 14, dtype=np.int32).reshape(2, 6)
+    forward, backward = run(import_stablehlo(export(windows, x)), x)
+    padding = np.arange(6, 0, -1)  # and the initial value
+    np.testing.assert_array_equal(forward, x.cumsum(1) + padding)
+    np.testing.assert_array_equal(backward, x[:, ::-1].cumsum(1)[:, ::-1] + 2 * padding[::-1])

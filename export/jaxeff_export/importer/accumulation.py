@@ -36,28 +36,39 @@ def accumulate(
     Returns:
         The results.
     """
-    count = len(node.results)
-    region = node.op.regions[0]
 
     def body(code: Code, *views: View) -> None:
-        values, starts, writes = views[:count], views[count : 2 * count], views[2 * count :]
-        with code.loops(node.results[0].type.shape) as at:
-            initial = [code.let(_converted(code, x[()], accumulator(x.dtype))) for x in starts]
-            totals = [code.variable(x) for x in initial]
-            with code.loops(extents) as k:
-                inside, place = source(at, k)
-                arguments = [code.let(total[()]) for total in totals]
-                for x, start in zip(values, initial, strict=True):
-                    found = x[*place] if inside is None else _guarded(code, inside, x, place)
-                    new = _converted(code, found, dtype_of(start))
-                    arguments.append(new if inside is None else tirx.Select(inside, new, start))
-                results = evaluate_region(region, code, arguments, wide=True)
-                for total, result in zip(totals, results, strict=True):
-                    total[()] = result
-            for y, total in zip(writes, totals, strict=True):
-                y[*at] = _converted(code, total[()], y.dtype)
+        fold(code, node, views, extents, source)
 
     return e.kernel(body, node, name=node.name.rpartition(".")[2])
+
+
+def fold(
+    code: Code, node: Node, views: Sequence[View], extents: Sequence[int], source: Source
+) -> None:
+    """Write what :func:`accumulate` does: ``views`` are the node's operands and results."""
+    count = len(node.results)
+    values, starts, writes = views[:count], views[count : 2 * count], views[2 * count :]
+    with code.loops(node.results[0].type.shape) as at:
+        initial = widened(code, starts)
+        totals = [code.variable(x) for x in initial]
+        with code.loops(extents) as k:
+            inside, place = source(at, k)
+            arguments = [code.let(total[()]) for total in totals]
+            for x, start in zip(values, initial, strict=True):
+                found = x[*place] if inside is None else _guarded(code, inside, x, place)
+                new = converted(code, found, dtype_of(start))
+                arguments.append(new if inside is None else tirx.Select(inside, new, start))
+            results = evaluate_region(node.op.regions[0], code, arguments, wide=True)
+            for total, result in zip(totals, results, strict=True):
+                total[()] = result
+        for y, total in zip(writes, totals, strict=True):
+            y[*at] = converted(code, total[()], y.dtype)
+
+
+def widened(code: Code, starts: Sequence[View]) -> list[Expr]:
+    """Read initial values in the dtypes of accumulators."""
+    return [code.let(converted(code, x[()], accumulator(x.dtype))) for x in starts]
 
 
 def _guarded(code: Code, inside: Expr, x: View, place: Sequence[Expr]) -> Expr:
@@ -66,7 +77,7 @@ def _guarded(code: Code, inside: Expr, x: View, place: Sequence[Expr]) -> Expr:
     return code.let(tirx.if_then_else(inside, element, tirx.const(0, dtype_of(element))))
 
 
-def _converted(code: Code, x: Expr, dtype: str) -> Expr:
+def converted(code: Code, x: Expr, dtype: str) -> Expr:
     """Convert a scalar; to bfloat16, which scopes hold as float32, it is rounded."""
     if dtype_of(x) == dtype:
         return x

@@ -9,14 +9,15 @@ from jaxlib.mlir import ir
 from tvm import relax, te, tirx
 from tvm.tirx import Expr
 
-from .accumulation import accumulate
+from .accumulation import accumulate, fold
 from .attributes import integers, padding
 from .elementwise import immediate, is_immediate
 from .emitter import Emitter, rule
 from .graph import Node, Value
 from .lanes import lanes_of
+from .loops import Code, View
 from .narrow_floats import load
-from .prefix import emit_running, running_dimension
+from .prefix import emit_running, emit_running_body, running_dimension
 from .regions import evaluate_region, rounded
 from .scope import Scope, dtype_of
 from .shapes import padded_index
@@ -82,8 +83,15 @@ def _reduce_window(e: Emitter, node: Node) -> Sequence[relax.Expr]:
         ]
         return padded_index(at, low, [b - 1 for b in base], shape, spread)
 
+    extents = [window[d] for d in dims]
+    if running is not None:
+
+        def literally(code: Code, views: Sequence[View]) -> None:
+            fold(code, node, views, extents, source)
+
+        return emit_running_body(e, node, *running, literally)
     if not dims or not _is_plain(operands, inits):
-        return accumulate(e, node, [window[d] for d in dims], source)
+        return accumulate(e, node, extents, source)
 
     def reduce(x: te.Tensor) -> te.Tensor:
         axes = [te.reduce_axis((0, window[d]), name=f"k{d}") for d in dims]
