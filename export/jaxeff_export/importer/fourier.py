@@ -14,8 +14,9 @@ from tvm import relax, te, tirx
 from .attributes import enumerator, integers
 from .emitter import Emitter, rule
 from .graph import Node, Value
-from .loops import Code, View, kernel
+from .loops import Code, kernel
 from .types import TensorType
+from .views import View
 
 
 @rule("importer.fft")

@@ -15,9 +15,10 @@ from tvm import relax, s_tir, tirx
 from ..locals import lets_to_locals
 from ..scheduling import ANY_MACHINE, schedule_cpu
 from .in_place import Step
-from .loops import Code, View
+from .loops import Code
 from .narrow_floats import HELD_AS_FLOAT32
 from .types import TensorType
+from .views import View
 
 
 class Kernel:
@@ -81,10 +82,10 @@ def copy(
 ) -> tirx.Stmt:
     """Copy one buffer into another: into all of it, or into a part that starts at ``offsets``."""
     code = Code()
-    part = View(code, target)
+    part = View(code.write, target)
     if offsets is not None:
         part = part.shifted(*offsets)
-    code.copy(View(code, source), part, source.ty.shape)
+    code.copy(View(code.write, source), part, source.ty.shape)
     return code.finish()
 
 

@@ -20,15 +20,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeAlias
 
 from tvm import te, tirx
 from tvm.tirx import Expr
 
-from .narrow_floats import held, load, store
+from .narrow_floats import held
 from .scope import Scope, dtype_of
-
-Index: TypeAlias = "Expr | int"
+from .views import Index, Splat, View, declare, int64
 
 
 class Code(Scope):
@@ -57,9 +55,9 @@ class Code(Scope):
     def local(self, dtype: str, *shape: int) -> View:
         """Declare a local tensor, which holds elements as scopes do; a scalar without a shape."""
         scope = "global" if shape else "local"
-        buffer = _buffer([max(n, 1) for n in shape or (1,)], held(dtype), "local", scope)
+        buffer = declare([max(n, 1) for n in shape or (1,)], held(dtype), "local", scope)
         self.write(tirx.AllocBuffer(buffer))
-        return View(self, buffer, None if shape else lambda *index: (*index, 0))
+        return View(self.write, buffer, None if shape else lambda *index: (*index, 0))
 
     @contextmanager
     def loop(self, stop: Index, start: Index = 0) -> Iterator[Expr]:
@@ -130,70 +128,6 @@ class Code(Scope):
         self._open.pop()
 
 
-class View:
-    """A tensor as a kernel sees it: ``view[i, j]`` reads, ``view[i, j] = x`` writes.
-
-    Scalars are as scopes hold them.
-    """
-
-    def __init__(self, code: Code, buffer: tirx.Buffer, place: Callable[..., Any] | None = None):
-        self.dtype = str(buffer.dtype)
-        self._code = code
-        self._buffer = buffer
-        self._place = place or (lambda *index: index)
-
-    def __getitem__(self, index: Any) -> Expr:
-        return load(self.get(index if isinstance(index, tuple) else (index,)))
-
-    def __setitem__(self, index: Any, value: Expr) -> None:
-        self.put(store(value, self.dtype), index if isinstance(index, tuple) else (index,))
-
-    def get(self, index: Sequence[Index]) -> Expr:
-        """Read an element as the tensor holds it."""
-        return tirx.BufferLoad(self._buffer, self._at(index))
-
-    def put(self, element: Expr, index: Sequence[Index]) -> None:
-        """Write an element as the tensor holds it."""
-        self._code.write(tirx.BufferStore(self._buffer, element, self._at(index)))
-
-    def map(self, place: Callable[..., Any]) -> View:
-        """View this tensor through ``place``, which maps an index of the result to one of this."""
-        inner = self._place
-        return View(self._code, self._buffer, lambda *index: inner(*place(*index)))
-
-    def at(self, *leading: Index) -> View:
-        """View the part of this tensor at a leading index."""
-        return self.map(lambda *index: (*leading, *index))
-
-    def shifted(self, *offsets: Index) -> View:
-        """View this tensor from a later first element."""
-        return self.map(lambda *index: tuple(i + k for i, k in zip(index, offsets, strict=True)))
-
-    @property
-    def T(self) -> View:
-        """View a matrix transposed."""
-        return self.map(lambda i, j: (j, i))
-
-    def _at(self, index: Sequence[Index]) -> list[Expr]:
-        return [int64(i) for i in self._place(*index)]
-
-
-class Splat(View):
-    """A tensor whose elements are all one constant, which needs no memory."""
-
-    def __init__(self, element: Expr):
-        self.dtype = dtype_of(element)
-        self._element = element
-
-    def get(self, index: Sequence[Index]) -> Expr:
-        """Read an element."""
-        return self._element
-
-    def map(self, place: Callable[..., Any]) -> View:
-        """View this tensor in any way: it is the same."""
-        return self
-
-
 def kernel(
     body: Callable[..., None],
     operands: Sequence[te.Tensor | Expr],
@@ -217,9 +151,10 @@ def kernel(
         code = Code()
         buffers = itertools.chain(ins, outs)
         reads = [
-            View(code, next(buffers)) if isinstance(x, te.Tensor) else Splat(x) for x in operands
+            View(code.write, next(buffers)) if isinstance(x, te.Tensor) else Splat(x)
+            for x in operands
         ]
-        body(code, *reads, *(View(code, buffer) for buffer in buffers))
+        body(code, *reads, *(View(code.write, buffer) for buffer in buffers))
         return code.finish()
 
     return te.extern(
@@ -228,14 +163,9 @@ def kernel(
         statement,
         name=name,
         dtype=[dtype for _, dtype in results],
-        in_buffers=[_buffer(x.shape, x.dtype, f"x{i}") for i, x in enumerate(tensors)],
-        out_buffers=[_buffer(*result, f"y{i}") for i, result in enumerate(results)],
+        in_buffers=[declare(x.shape, x.dtype, f"x{i}") for i, x in enumerate(tensors)],
+        out_buffers=[declare(*result, f"y{i}") for i, result in enumerate(results)],
     )
-
-
-def int64(index: Index) -> Expr:
-    """Return an integer as an expression of the dtype of indices."""
-    return tirx.const(index, "int64") if isinstance(index, int) else index
 
 
 def _for(i: tirx.Var, extent: Expr, body: tirx.Stmt) -> tirx.Stmt:
@@ -246,8 +176,3 @@ def _sequence(statements: list[tirx.Stmt]) -> tirx.Stmt:
     if not statements:
         return tirx.Evaluate(tirx.const(0, "int32"))
     return statements[0] if len(statements) == 1 else tirx.SeqStmt(statements)
-
-
-def _buffer(shape: Sequence[Index], dtype: str, name: str, scope: str = "global") -> tirx.Buffer:
-    """Declare a buffer without an offset, which ``te.extern`` would make a parameter."""
-    return tirx.decl_buffer([int64(n) for n in shape], dtype, name, scope=scope)

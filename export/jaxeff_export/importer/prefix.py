@@ -18,12 +18,13 @@ from .accumulation import converted, widened
 from .attributes import integers, padding
 from .emitter import Emitter
 from .graph import Node
-from .loops import Code, View
+from .loops import Code
 from .narrow_floats import NARROW
 from .regions import accumulator, evaluate_region
 from .scalar_comparison import compare
 from .scalars import ScalarOp, apply_scalar
 from .scope import dtype_of
+from .views import View
 
 _LITERAL = 64
 

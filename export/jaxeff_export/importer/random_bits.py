@@ -18,10 +18,11 @@ from .attributes import enumerator
 from .emitter import Emitter, rule
 from .errors import Unsupported
 from .graph import Node
-from .loops import Code, View, kernel
+from .loops import Code, kernel
 from .scalars import ScalarOp, apply_scalar
 from .scope import bits_of, is_float
 from .types import TensorType
+from .views import View
 
 Words = list[Expr]  # of 32 bits
 Place = Callable[[Sequence[Expr]], tuple[Expr, Expr]]  # index of an element -> block, first word

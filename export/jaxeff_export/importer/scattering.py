@@ -12,9 +12,10 @@ from tvm.tirx import Expr
 from .attributes import integers, padding
 from .emitter import Emitter, rule
 from .graph import Node
-from .loops import Code, Index, View, int64
+from .loops import Code
 from .regions import evaluate_region
 from .scalar_comparison import negation
+from .views import Index, View, int64
 
 
 @rule("stablehlo.scatter")

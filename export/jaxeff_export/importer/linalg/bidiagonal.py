@@ -6,7 +6,8 @@ import numpy as np
 from tvm import tirx
 from tvm.tirx import Expr
 
-from ..loops import Code, View
+from ..loops import Code
+from ..views import View
 from .rotations import rotate, rotation, signed
 
 

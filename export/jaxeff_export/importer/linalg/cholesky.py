@@ -9,8 +9,9 @@ from tvm import relax, te, tirx
 from ..attributes import attribute, backend_integer
 from ..emitter import Emitter, rule
 from ..graph import Node
-from ..loops import Code, View, kernel
+from ..loops import Code, kernel
 from ..regions import accumulator
+from ..views import View
 from .precision import converted
 
 

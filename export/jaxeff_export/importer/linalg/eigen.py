@@ -16,7 +16,8 @@ from tvm.tirx import Expr
 from ..attributes import backend_integer
 from ..emitter import Emitter, rule
 from ..graph import Node
-from ..loops import Code, View
+from ..loops import Code
+from ..views import View
 from .householder import identity, reflect, tridiagonalize
 from .rotations import rotate, rotation, signed
 

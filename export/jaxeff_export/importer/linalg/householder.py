@@ -14,7 +14,8 @@ from tvm.tirx import Expr
 from ..attributes import backend_integer
 from ..emitter import Emitter, rule
 from ..graph import Node
-from ..loops import Code, Index, View
+from ..loops import Code
+from ..views import Index, View
 
 
 @rule("custom_call @lapack_sgeqrf_ffi", "custom_call @lapack_dgeqrf_ffi")

@@ -8,7 +8,8 @@ from tvm import relax, tirx
 
 from ..emitter import Emitter, rule
 from ..graph import Node
-from ..loops import Code, View
+from ..loops import Code
+from ..views import View
 
 
 @rule("custom_call @lapack_sgetrf_ffi", "custom_call @lapack_dgetrf_ffi")

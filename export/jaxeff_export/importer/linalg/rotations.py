@@ -5,7 +5,8 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.tirx import Expr
 
-from ..loops import Code, Index, View
+from ..loops import Code
+from ..views import Index, View
 
 
 def rotation(code: Code, f: Expr, g: Expr, c: View, s: View, r: View) -> None:

@@ -13,7 +13,8 @@ from tvm import relax, tirx
 from ..attributes import backend_integer
 from ..emitter import Emitter, rule
 from ..graph import Node
-from ..loops import Code, View
+from ..loops import Code
+from ..views import View
 from .bidiagonal import Sides, diagonalize, make_upper
 from .householder import identity, reflect, reflector
 
