@@ -1,4 +1,4 @@
-"""Which functions a module's public function calls, checked before they are inlined.
+"""A module's functions: which one is public, and which it calls, checked before they are inlined.
 
 The importer inlines every call, so that what it builds can be exponentially larger than the text,
 and recursion would never end. Both are found here in time linear in the text.
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from jaxlib.mlir import ir
 
 from .attributes import attribute
-from .errors import Unsupported, UnsupportedOpError, describe
+from .errors import StableHLOParseError, Unsupported, UnsupportedOpError, describe
 
 MAX_OPERATIONS = 500_000
 MAX_DEPTH = 100  # regions and calls in one another; the importer recurses into them
@@ -26,6 +26,37 @@ class _Inlined:
 
     operations: int = 0
     depth: int = 0
+
+
+def functions_of(module: ir.Module) -> dict[str, ir.Operation]:
+    """Return the functions of a module by name."""
+    return {
+        attribute(op.operation, "sym_name"): op.operation
+        for op in module.body.operations
+        if op.operation.name == "func.func"
+    }
+
+
+def public_function(functions: Mapping[str, ir.Operation]) -> ir.Operation:
+    """Return the function that a module is imported for.
+
+    Raises:
+        StableHLOParseError: there is no single public function with a body.
+    """
+    public = [
+        f
+        for f in functions.values()
+        if "sym_visibility" not in f.attributes or attribute(f, "sym_visibility") == "public"
+    ]
+    if len(public) > 1:
+        public = [f for f in public if attribute(f, "sym_name") == "main"]
+    if len(public) != 1 or not len(public[0].regions[0].blocks):
+        names = ", ".join(functions) or "none at all"
+        raise StableHLOParseError(
+            f"the module has no single public function to import (its functions: {names}); "
+            "mark one as public, or name it main"
+        )
+    return public[0]
 
 
 def refuse_endless_calls(function: ir.Operation, functions: Mapping[str, ir.Operation]) -> None:

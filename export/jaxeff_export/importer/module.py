@@ -29,10 +29,11 @@ from . import (  # noqa: F401
     shapes,
     sorting,
 )
+from .building import GraphBuilder
+from .calls import functions_of, public_function
 from .complex_numbers import rewrite
 from .emitter import CompositeRule, Emitter, known_ops
 from .errors import StableHLOParseError, Unsupported, UnsupportedOpError, describe, failure
-from .graph import GraphBuilder, functions_of, public_function
 from .source import Source, legalize, load_module, of_size
 from .symbolic import generalize
 from .types import is_dynamic
