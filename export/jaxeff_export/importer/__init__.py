@@ -1,10 +1,11 @@
 """StableHLO to Relax: ``import_stablehlo``, and the errors it raises.
 
-How it works: ``source`` parses; ``graph`` flattens the module; ``emitter`` walks the graph and asks
-the rule of each operation, kept one family to a file (``scalar_*`` and ``numerics`` for elementwise
-ones, ``shapes``, ``contraction``, ``convolution``, ``reduction``, ``indexing``; ``scattering``,
-``sorting``, ``linalg``, ``random_bits`` and ``fourier``, whose kernels are written with ``loops``;
-``complex_numbers``, which makes pairs of real tensors of complex ones while the graph is built).
+How it works (``README.md`` beside this file says more): ``reading`` parses and guards;
+``building`` makes one flat ``graph`` of the module; ``emitter`` walks it and asks the rule of each
+operation. Rules are kept one family to a file: ``scalar`` for elementwise operations; ``shapes``,
+``contraction``, ``convolution``, ``reduction``, ``indexing``; ``scattering``, ``sorting``,
+``linalg``, ``random_bits`` and ``fourier``, whose kernels are written with ``loops``; ``control``
+for loops and branches; ``complex_numbers``, which makes pairs of real tensors of complex ones.
 """
 
 from .errors import StableHLOParseError, UnsupportedOp, UnsupportedOpError

@@ -15,8 +15,8 @@ from .emitter import Emitter, rule
 from .graph import Node
 from .loops import Code
 from .regions import accumulator, evaluate_region
-from .scalars import ScalarOp, apply_scalar
-from .scope import dtype_of
+from .scalar.rules import ScalarOp, apply_scalar
+from .scalar.scope import dtype_of
 from .views import View
 
 Source = Callable[[Sequence[Expr], Sequence[Expr]], tuple[Expr | None, list[Expr]]]

@@ -17,7 +17,6 @@ from typing import Any
 from jaxlib.mlir import ir
 
 from .attributes import attribute
-from .calls import functions_of, public_function, refuse_endless_calls
 from .custom_calls import is_annotation, node_name
 from .errors import (
     StableHLOParseError,
@@ -30,7 +29,8 @@ from .errors import (
 )
 from .folding import fold
 from .graph import Complex, Graph, Node, Value, flattened, paired, splat
-from .scalars import SCALAR_RULES
+from .reading.functions import functions_of, public_function, refuse_endless_calls
+from .scalar.rules import SCALAR_RULES
 from .types import (
     TensorType,
     constant_parts,

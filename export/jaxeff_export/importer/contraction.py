@@ -14,10 +14,10 @@ from .attributes import integers
 from .emitter import Emitter, constant, rule
 from .graph import Node, Value
 from .lanes import lanes_of
-from .narrow_floats import load
 from .regions import accumulator, rounded
-from .scalars import ScalarOp, apply_scalar
-from .scope import Scope, is_float
+from .scalar.narrow_floats import load
+from .scalar.rules import ScalarOp, apply_scalar
+from .scalar.scope import Scope, is_float
 
 _TRANSPOSED_ROWS = 8  # so many rows pay for transposing the other operand
 

@@ -14,9 +14,9 @@ from .attributes import attribute, integers, padding
 from .contraction import summation
 from .emitter import Emitter, rule
 from .graph import Node
-from .narrow_floats import load
 from .regions import accumulator, rounded
-from .scope import dtype_of
+from .scalar.narrow_floats import load
+from .scalar.scope import dtype_of
 from .shapes import padded_index
 
 

@@ -16,9 +16,9 @@ from tvm.tirx import Expr
 
 from .attributes import attribute, integers
 from .graph import Node, Value
-from .narrow_floats import held, load, store
-from .scalars import SCALAR_RULES, ScalarOp, apply_scalar
-from .scope import Scope
+from .scalar.narrow_floats import held, load, store
+from .scalar.rules import SCALAR_RULES, ScalarOp, apply_scalar
+from .scalar.scope import Scope
 
 INDEXED = ("stablehlo.broadcast_in_dim", "stablehlo.iota")
 MAX_REGION = 128  # nodes; TVM walks nested lets recursively

@@ -30,8 +30,8 @@ from .elementwise import (
 from .errors import Unsupported, UnsupportedOp, UnsupportedOpError, describe, failure
 from .graph import Graph, Node, Value
 from .loops import kernel
-from .narrow_floats import HELD_AS_FLOAT32, store
-from .scalars import SCALAR_RULES
+from .scalar.narrow_floats import HELD_AS_FLOAT32, store
+from .scalar.rules import SCALAR_RULES
 from .types import TensorType
 
 MAX_STORED_SPLAT = 4096  # elements

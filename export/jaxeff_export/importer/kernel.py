@@ -16,7 +16,7 @@ from ..locals import lets_to_locals
 from ..scheduling import ANY_MACHINE, schedule_cpu
 from .in_place import Step
 from .loops import Code
-from .narrow_floats import HELD_AS_FLOAT32
+from .scalar.narrow_floats import HELD_AS_FLOAT32
 from .types import TensorType
 from .views import View
 

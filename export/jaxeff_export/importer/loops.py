@@ -24,8 +24,8 @@ from contextlib import contextmanager
 from tvm import te, tirx
 from tvm.tirx import Expr
 
-from .narrow_floats import held
-from .scope import Scope, dtype_of
+from .scalar.narrow_floats import held
+from .scalar.scope import Scope, dtype_of
 from .views import Index, Splat, View, declare, int64
 
 

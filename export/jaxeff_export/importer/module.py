@@ -20,21 +20,17 @@ from . import (  # noqa: F401
     linalg,
     random_bits,
     reduction,
-    scalar_arithmetic,
-    scalar_bits,
-    scalar_comparison,
-    scalar_conversion,
-    scalar_functions,
     scattering,
     shapes,
     sorting,
 )
 from .building import GraphBuilder
-from .calls import functions_of, public_function
 from .complex_numbers import rewrite
 from .emitter import CompositeRule, Emitter, known_ops
 from .errors import StableHLOParseError, Unsupported, UnsupportedOpError, describe, failure
-from .source import Source, legalize, load_module, of_size
+from .reading.functions import functions_of, public_function
+from .reading.source import Source, legalize, load_module, of_size
+from .scalar import arithmetic, bits, comparison, conversion, functions  # noqa: F401
 from .symbolic import generalize
 from .types import is_dynamic
 

@@ -19,11 +19,11 @@ from .attributes import integers, padding
 from .emitter import Emitter
 from .graph import Node
 from .loops import Code
-from .narrow_floats import NARROW
 from .regions import accumulator, evaluate_region
-from .scalar_comparison import compare
-from .scalars import ScalarOp, apply_scalar
-from .scope import dtype_of
+from .scalar.comparison import compare
+from .scalar.narrow_floats import NARROW
+from .scalar.rules import ScalarOp, apply_scalar
+from .scalar.scope import dtype_of
 from .views import View
 
 _LITERAL = 64

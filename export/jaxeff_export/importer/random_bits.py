@@ -19,8 +19,8 @@ from .emitter import Emitter, rule
 from .errors import Unsupported
 from .graph import Node
 from .loops import Code, kernel
-from .scalars import ScalarOp, apply_scalar
-from .scope import bits_of, is_float
+from .scalar.rules import ScalarOp, apply_scalar
+from .scalar.scope import bits_of, is_float
 from .types import TensorType
 from .views import View
 

@@ -16,10 +16,10 @@ from .emitter import Emitter, rule
 from .graph import Node, Value
 from .lanes import lanes_of
 from .loops import Code
-from .narrow_floats import load
 from .prefix import emit_running, emit_running_body, running_dimension
 from .regions import evaluate_region, rounded
-from .scope import Scope, dtype_of
+from .scalar.narrow_floats import load
+from .scalar.scope import Scope, dtype_of
 from .shapes import padded_index
 from .views import View
 

@@ -13,9 +13,9 @@ from .attributes import attribute
 from .elementwise import immediate
 from .errors import Unsupported
 from .graph import splat
-from .narrow_floats import NARROW, store
-from .scalars import SCALAR_RULES, ScalarOp, apply_scalar, narrow
-from .scope import Scope
+from .scalar.narrow_floats import NARROW, store
+from .scalar.rules import SCALAR_RULES, ScalarOp, apply_scalar, narrow
+from .scalar.scope import Scope
 from .types import TensorType, dense_array, tensor_type
 
 

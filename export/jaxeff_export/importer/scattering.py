@@ -14,7 +14,7 @@ from .emitter import Emitter, rule
 from .graph import Node
 from .loops import Code
 from .regions import evaluate_region
-from .scalar_comparison import negation
+from .scalar.comparison import negation
 from .views import Index, View, int64
 
 

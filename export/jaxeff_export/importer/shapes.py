@@ -11,8 +11,8 @@ from .attributes import attribute, integers
 from .elementwise import immediate, is_immediate
 from .emitter import Emitter, rule
 from .graph import Node
-from .narrow_floats import store
-from .scope import bits_of
+from .scalar.narrow_floats import store
+from .scalar.scope import bits_of
 
 
 @rule("stablehlo.reshape")

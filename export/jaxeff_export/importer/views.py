@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 from tvm import tirx
 from tvm.tirx import Expr
 
-from .narrow_floats import load, store
-from .scope import dtype_of
+from .scalar.narrow_floats import load, store
+from .scalar.scope import dtype_of
 
 Index: TypeAlias = "Expr | int"
 

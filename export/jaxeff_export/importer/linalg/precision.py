@@ -5,9 +5,9 @@ from __future__ import annotations
 from tvm import te
 from tvm.tirx import Expr
 
-from ..narrow_floats import load, store
-from ..scalars import ScalarOp, apply_scalar
-from ..scope import Scope
+from ..scalar.narrow_floats import load, store
+from ..scalar.rules import ScalarOp, apply_scalar
+from ..scalar.scope import Scope
 
 
 def converted(tensor: te.Tensor, dtype: str) -> te.Tensor:

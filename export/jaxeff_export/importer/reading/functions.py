@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 
 from jaxlib.mlir import ir
 
-from .attributes import attribute
-from .errors import StableHLOParseError, Unsupported, UnsupportedOpError, describe
+from ...attributes import attribute
+from ..errors import StableHLOParseError, Unsupported, UnsupportedOpError, describe
 
 MAX_OPERATIONS = 500_000
 MAX_DEPTH = 100  # regions and calls in one another; the importer recurses into them

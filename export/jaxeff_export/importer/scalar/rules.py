@@ -1,10 +1,10 @@
 """One rule per elementwise operation, on scalars.
 
-The rules are in ``scalar_arithmetic``, ``scalar_comparison``, ``scalar_bits``, ``scalar_functions``
-and ``scalar_conversion``. The same table serves whole tensors (``elementwise``) and the bodies of
-reductions. A rule is ``rule(scope, op, *operands)``: ``op`` says the result dtype and holds the
-attributes. What each must get exactly right is in the StableHLO specification; XLA's choices are
-taken where the specification leaves one (division by zero, out-of-range conversions).
+The rules are in ``arithmetic``, ``comparison``, ``bits``, ``functions`` and ``conversion``. The same
+table serves whole tensors (``elementwise``) and the bodies of reductions. A rule is ``rule(scope,
+op, *operands)``: ``op`` says the result dtype and holds the attributes. What each must get exactly
+right is in the StableHLO specification; XLA's choices are taken where the specification leaves one
+(division by zero, out-of-range conversions).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Every rule for a scalar function writes its intermediates through :meth:`Scope.l
 computation then becomes one nested ``Let`` that is linear in the number of operations, however
 often a value is used again.
 
-Sharp edges of TVM's scalar expressions, handled here and in ``scalars`` so that no rule has to:
+Sharp edges of TVM's scalar expressions, handled here and in ``rules`` so that no rule has to:
 signed and unsigned 32- and 64-bit arithmetic is marked as never overflowing; ``x != x`` is
 simplified to false; narrow floats are computed in 32 bits and rounded once (``narrow_floats``).
 """

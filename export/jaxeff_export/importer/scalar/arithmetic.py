@@ -8,9 +8,9 @@ from collections.abc import Callable
 from tvm import tirx
 from tvm.tirx import Expr
 
-from .scalar_comparison import compare
-from .scalar_functions import library
-from .scalars import ScalarOp, scalar_rule, unsigned, visible_zero
+from ..comparison import compare
+from .functions import library
+from .rules import ScalarOp, scalar_rule, unsigned, visible_zero
 from .scope import Scope, bits_of, is_float
 
 

@@ -19,10 +19,10 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func
 from jaxlib.mlir.passmanager import PassManager
 
-from .attributes import attribute, integers
-from .calls import operations
-from .errors import Unsupported
-from .types import TensorType, tensor_type
+from ...attributes import attribute, integers
+from ..errors import Unsupported
+from ..types import TensorType, tensor_type
+from .functions import operations
 
 Expansion = Callable[..., "jax.Array | Sequence[jax.Array]"]
 # jaxlib's CHLO decompositions are XLA's own, so the numbers agree with XLA's.

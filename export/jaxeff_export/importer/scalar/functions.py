@@ -8,7 +8,7 @@ from tvm import tirx
 from tvm.tirx import Expr
 
 from . import numerics
-from .scalars import ScalarOp, scalar_rule
+from .rules import ScalarOp, scalar_rule
 from .scope import Scope, dtype_of
 
 

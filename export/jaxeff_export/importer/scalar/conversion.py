@@ -5,11 +5,11 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.tirx import Expr
 
-from .attributes import attribute
+from ...attributes import attribute
+from .comparison import compare
 from .narrow_floats import NARROW
 from .numerics import round_to
-from .scalar_comparison import compare
-from .scalars import ScalarOp, narrow, scalar_rule, widen
+from .rules import ScalarOp, narrow, scalar_rule, widen
 from .scope import Scope, bits_of, dtype_of, is_float
 
 

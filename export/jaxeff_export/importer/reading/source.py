@@ -19,12 +19,12 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 from jaxlib.mlir.passmanager import PassManager
 
+from ..errors import StableHLOParseError, Unsupported, position_of
+from ..types import is_dynamic
 from .artifact_layout import MAGIC, layout_fault, newer_version
-from .calls import operations
-from .errors import StableHLOParseError, Unsupported, position_of
 from .expansions import LEGALIZE_CHLO, expand
+from .functions import operations
 from .hazards import position, refuse_hazards, without_strings
-from .types import is_dynamic
 
 # Damage can send MLIR's reader into an endless loop; a sound artifact takes a fraction of this.
 _READ_SECONDS = 15.0

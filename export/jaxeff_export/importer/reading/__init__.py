@@ -1,0 +1,1 @@
+"""From any accepted source to a legal StableHLO module: guards, parsing, expansions."""
