@@ -19,7 +19,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func
 from jaxlib.mlir.passmanager import PassManager
 
-from ...attributes import attribute, integers
+from ..attributes import attribute, integers
 from ..errors import Unsupported
 from ..types import TensorType, tensor_type
 from .functions import operations

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 
 from jaxlib.mlir import ir
 
-from ...attributes import attribute
+from ..attributes import attribute
 from ..errors import StableHLOParseError, Unsupported, UnsupportedOpError, describe
 
 MAX_OPERATIONS = 500_000

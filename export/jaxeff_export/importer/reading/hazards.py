@@ -11,7 +11,7 @@ import re
 
 import numpy as np
 
-from ...errors import StableHLOParseError
+from ..errors import StableHLOParseError
 
 MAX_NESTING = 500  # brackets; MLIR overflows an 8 MB stack from about 3,000
 MAX_EXPANSION = 1_000_000  # aliases in one alias, those that its aliases name included

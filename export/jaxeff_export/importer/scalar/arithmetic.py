@@ -8,7 +8,7 @@ from collections.abc import Callable
 from tvm import tirx
 from tvm.tirx import Expr
 
-from ..comparison import compare
+from .comparison import compare
 from .functions import library
 from .rules import ScalarOp, scalar_rule, unsigned, visible_zero
 from .scope import Scope, bits_of, is_float

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.tirx import Expr
 
-from ..rules import ScalarOp, scalar_rule, unsigned
+from .rules import ScalarOp, scalar_rule, unsigned
 from .scope import Scope, bits_of
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.tirx import Expr
 
-from ...attributes import attribute
+from ..attributes import attribute
 from .comparison import compare
 from .narrow_floats import NARROW
 from .numerics import round_to

@@ -1,6 +1,6 @@
 """One rule per elementwise operation, on scalars.
 
-The rules are in ``arithmetic``, ``comparison``, ``bits``, ``functions`` and ``conversion``. The same
+The rules are in ``arithmetic``, ``comparison``, ``bits``, ``functions`` and ``conversion``. One
 table serves whole tensors (``elementwise``) and the bodies of reductions. A rule is ``rule(scope,
 op, *operands)``: ``op`` says the result dtype and holds the attributes. What each must get exactly
 right is in the StableHLO specification; XLA's choices are taken where the specification leaves one
