@@ -29,6 +29,8 @@ from tvm.target.codegen import llvm_get_vector_width
 from .locals import becomes_locals
 
 PARALLEL_WORK = 60_000  # multiply-adds; waking a thread costs some microseconds
+_DEAR = 200  # expression nodes; computing them takes longer than copying what they read
+_LONG = 64  # turns of a loop that is worth vectorising
 _CHEAP = 24  # expression nodes that may be repeated rather than stored
 _ACCUMULATORS = 20  # of 32 registers; the rest hold operands
 _VECTORS = 2  # side by side in a tile, if there are rows enough
@@ -108,17 +110,17 @@ def _schedule_rest(sch: Schedule, blocks: list[SBlockRV], machine: Machine) -> N
 
 
 def _inline(sch: Schedule) -> None:
-    """Inline elementwise producers into their consumer; padding stays (it would be branches)."""
+    """Inline elementwise producers into their consumer."""
     root = sch.get_sblock("root")
     for block in sch.get_child_blocks(root):
-        if _is_reduction(sch, block) or _has_branch(sch, block):
+        if _is_reduction(sch, block):
             continue
         consumers = sch.get_consumers(block)
         if len(consumers) != 1 or (
             len(sch.get_loops(block)) and _is_contraction(sch, consumers[0])
         ):
             continue
-        if _grows(sch, block, consumers[0]):
+        if _grows(sch, block, consumers[0]) or _scatters_loads(sch, block, consumers[0]):
             continue
         try:
             sch.compute_inline(block)
@@ -140,6 +142,20 @@ def _grows(sch: Schedule, block: SBlockRV, consumer: SBlockRV) -> bool:
     return reads > 1 and reads * _count(sch.get(block).body, object) > _CHEAP
 
 
+def _scatters_loads(sch: Schedule, block: SBlockRV, consumer: SBlockRV) -> bool:
+    """Tell whether a slice or the like is better copied: its consumer computes long in vectors."""
+    store = sch.get(block).body
+    return (
+        _is_dear(sch, consumer)
+        and isinstance(store, tirx.BufferStore)
+        and isinstance(store.value, tvm.ir.TensorLoad)
+    )
+
+
+def _is_dear(sch: Schedule, block: SBlockRV) -> bool:
+    return _count(sch.get(block).body, object) > _DEAR
+
+
 def _is_reduction(sch: Schedule, block: SBlockRV) -> bool:
     return any(v.iter_type == tirx.IterVar.CommReduce for v in sch.get(block).iter_vars)
 
@@ -152,15 +168,6 @@ def _is_contraction(sch: Schedule, block: SBlockRV) -> bool:
     if not isinstance(body, tirx.BufferStore) or not isinstance(body.value, tirx.Add):
         return False
     return len(sch.get(block).reads) == 2 and _contains(body.value.b, tirx.Mul)
-
-
-def _has_branch(sch: Schedule, block: SBlockRV) -> bool:
-    """Tell whether a block tests bounds, as padding does."""
-    return _contains(
-        sch.get(block).body,
-        tvm.ir.Call,
-        lambda call: getattr(call.op, "name", "") == "tirx.if_then_else",
-    )
 
 
 def _vectorizable(sch: Schedule, block: SBlockRV) -> bool:
@@ -326,5 +333,9 @@ def _schedule_spatial(sch: Schedule, block: SBlockRV, machine: Machine) -> None:
         return
     extents = _extents(sch, loops)
     work = math.prod(extents)
+    if _is_dear(sch, block):  # LLVM vectorises the innermost loop, so it has to be a long one
+        while len(loops) > 1 and extents[-1] < _LONG:
+            extents[-2:] = [extents[-2] * extents[-1]]
+            loops[-2:] = [sch.fuse(*loops[-2:])]
     if work >= PARALLEL_WORK and machine.cores > 1 and len(loops) > 1:
         sch.parallel(sch.fuse(*loops[:-1]))
