@@ -7,7 +7,8 @@ Four tables, each timed in one run in interleaved rounds:
 - networks: forward and training passes, TVM beside XLA;
 - operators: the imported dense layer, convolution and pooling beside the same operator written by
   hand in Relax, both through the same pipeline: an importer that handed TVM piles of loops instead
-  of its operators would show here;
+  of its operators would show here (max pooling keeps NaN, which Relax's own drops, and pays for it
+  with a second comparison);
 - loops: scans and while loops, TVM beside XLA;
 - size: seconds of importing chains of up to 20,000 operations.
 """
@@ -235,11 +236,12 @@ def _check(report: Report) -> None:
     resnet = rows["ResNet-18, batch 1"]
     seconds = resnet["import_s"] + resnet["compile_s"]
     report.check("ResNet-18 imported and built in 10 s", None, seconds, seconds < SECONDS_RESNET)
-    for table, limit in (("loop", SLOWER_THAN_XLA), ("operator", SLOWER_THAN_HAND)):
-        of_table = [row for row in report.rows if row["table"] == table]
-        worst = max(of_table, key=lambda row: row["ratio"])
-        claim = f"slowest {table}, {worst['name']}: at most {limit} times"
-        report.check(claim, None, worst["ratio"], worst["ratio"] <= limit)
+    slowest = max((r for r in report.rows if r["table"] == "loop"), key=lambda row: row["ratio"])
+    limits = {row["name"]: SLOWER_THAN_HAND for row in report.rows if row["table"] == "operator"}
+    limits[slowest["name"]] = SLOWER_THAN_XLA
+    for name, limit in limits.items():
+        ratio = rows[name]["ratio"]
+        report.check(f"{name}: at most {limit} times", None, ratio, ratio <= limit)
     sizes = [row["ms_per_operation"] for row in report.rows if row["table"] == "size"]
     growth = sizes[-1] / sizes[0]
     report.check(
