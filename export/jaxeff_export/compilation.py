@@ -39,7 +39,7 @@ def compile_module(
     """
     where = Target({"fast-math-contract": True, **(target or host_target())})
     with where, tvm.transform.PassContext(opt_level=3):
-        mod = _fuse(locals_to_lets(_fold(mod)))
+        mod = fuse(locals_to_lets(_fold(mod)))
         mod = narrow_floats_to_bits(schedule_cpu(mod, Machine.of(where)))
         mod = lets_to_locals(mod)
         return tvm.compile(mod, target=where, relax_pipeline=_lower())
@@ -56,7 +56,8 @@ def _fold(mod: tvm.IRModule) -> tvm.IRModule:
     return tvm.transform.Sequential(passes)(mod)
 
 
-def _fuse(mod: tvm.IRModule) -> tvm.IRModule:
+def fuse(mod: tvm.IRModule) -> tvm.IRModule:
+    """Make one kernel of each group of kernels that belong together."""
     passes = [
         relax.transform.AnnotateTIROpPattern(),
         relax.transform.FuseOps(),

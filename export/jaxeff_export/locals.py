@@ -10,25 +10,25 @@ lets first.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.s_tir.analysis import get_sblock_access_region
 from tvm.tirx import Expr
 
+from .kernels import map_kernels
+
 SHORT = 4  # lets that may stay
 
 
 def lets_to_locals(mod: tvm.IRModule) -> tvm.IRModule:
     """Rewrite the long chains of every kernel of a module into local variables."""
-    return _rewrite(mod, _to_locals)
+    return map_kernels(mod, _to_locals)
 
 
 def locals_to_lets(mod: tvm.IRModule) -> tvm.IRModule:
     """Undo :func:`lets_to_locals`, for kernels that are not scheduled yet."""
-    return _rewrite(mod, _to_lets)
+    return map_kernels(mod, _to_lets)
 
 
 def becomes_locals(tree: object) -> bool:
@@ -45,14 +45,6 @@ def _lets(tree: object) -> list[tirx.Let]:
     found: list[tirx.Let] = []
     tvm_ffi.structural_walk(tree, (tirx.Let, found.append))
     return found
-
-
-def _rewrite(mod: tvm.IRModule, rewrite: Callable[[tirx.PrimFunc], tirx.PrimFunc]) -> tvm.IRModule:
-    result = mod.clone()
-    for name, function in mod.functions_items():
-        if isinstance(function, tirx.PrimFunc):
-            result[name] = rewrite(function)
-    return result
 
 
 def _to_locals(function: tirx.PrimFunc) -> tirx.PrimFunc:

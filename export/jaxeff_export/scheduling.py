@@ -26,6 +26,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV, Schedule
 from tvm.target import Target
 from tvm.target.codegen import llvm_get_vector_width
 
+from .kernels import map_kernels
 from .locals import becomes_locals
 
 PARALLEL_WORK = 60_000  # multiply-adds; waking a thread costs some microseconds
@@ -58,17 +59,12 @@ ANY_MACHINE = Machine(lanes=8, registers=16, cores=1)
 
 def schedule_cpu(mod: tvm.IRModule, machine: Machine) -> tvm.IRModule:
     """Schedule every kernel of a module; those that resist stay as they are."""
-    scheduled = {}
-    for name, function in mod.functions_items():
-        if isinstance(function, tirx.PrimFunc) and "tirx.is_scheduled" not in function.attrs:
-            scheduled[name] = _schedule_function(function, machine)
-    result = mod.clone()
-    for name, function in scheduled.items():
-        result[name] = function
-    return result
+    return map_kernels(mod, lambda function: _schedule_function(function, machine))
 
 
 def _schedule_function(function: tirx.PrimFunc, machine: Machine) -> tirx.PrimFunc:
+    if "tirx.is_scheduled" in function.attrs:
+        return function
     for attempt in (_schedule, _schedule_simple):
         try:
             sch = Schedule(tvm.IRModule({"main": function}))

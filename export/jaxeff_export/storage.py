@@ -15,6 +15,8 @@ import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.tirx import Expr
 
+from .kernels import map_kernels
+
 _NARROW = {
     name: np.dtype(getattr(ml_dtypes, name))
     for name in dir(ml_dtypes)
@@ -24,11 +26,7 @@ _NARROW = {
 
 def narrow_floats_to_bits(mod: tvm.IRModule) -> tvm.IRModule:
     """Rewrite the narrow floats inside every kernel of a module; arguments stay what they are."""
-    result = mod.clone()
-    for name, function in mod.functions_items():
-        if isinstance(function, tirx.PrimFunc):
-            result[name] = _rewritten(function)
-    return result
+    return map_kernels(mod, _rewritten)
 
 
 def _rewritten(function: tirx.PrimFunc) -> tirx.PrimFunc:

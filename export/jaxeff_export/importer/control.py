@@ -141,9 +141,7 @@ def _call(
     types += [relax.TensorType(b.ty.shape, str(b.ty.dtype)) for b in kernel.spilled]
     callee = e.bb.add_func(function, name)
     result = e.bb.emit(relax.call_tir(callee, arguments, types if len(types) > 1 else types[0]))
-    if len(types) == 1:
-        return [result]
-    return [e.bb.emit(relax.TupleGetItem(result, i)) for i in range(len(kinds))]
+    return e.unpack(result, len(kinds))
 
 
 def _sequence(statements: Sequence[tirx.Stmt]) -> tirx.Stmt:

@@ -179,9 +179,13 @@ class Emitter:
             return kernel(body, operands, results, name)
 
         written = self.te(function, *(v for v in node.operands if not is_immediate(v)), name=name)
-        if len(results) == 1:
-            return [written]
-        return [self.bb.emit(relax.TupleGetItem(written, i)) for i in range(len(results))]
+        return self.unpack(written, len(results))
+
+    def unpack(self, result: relax.Expr, count: int) -> list[relax.Expr]:
+        """Return the first ``count`` tensors of a kernel's result: a tuple, or the only tensor."""
+        if not isinstance(result.ty, relax.TupleType):
+            return [result]
+        return [self.bb.emit(relax.TupleGetItem(result, i)) for i in range(count)]
 
     def reshape(self, tensor: relax.Expr, shape: Sequence[int]) -> relax.Expr:
         """Reshape a tensor if its shape is another."""
@@ -248,11 +252,7 @@ class Emitter:
         except Exception as error:
             assert region[-1].node is not None
             raise failure(region[-1].node.op, error) from error
-        if len(kept) == 1:
-            self._emitted[kept[0]] = result
-            return
-        for i, value in enumerate(kept):
-            self._emitted[value] = self.bb.emit(relax.TupleGetItem(result, i))
+        self._emitted.update(zip(kept, self.unpack(result, len(kept)), strict=True))
 
 
 def constant(array: np.ndarray) -> relax.Expr:

@@ -100,9 +100,7 @@ def _along(
         return kernel(body, tensors, [(result.shape, result.dtype)] * count, "fft")
 
     written = e.bb.emit_te(transform, *parts, e.tensor(roots), primfunc_name_hint="fft")
-    if count == 1:
-        return [written]
-    return [e.bb.emit(relax.TupleGetItem(written, i)) for i in range(count)]
+    return e.unpack(written, count)
 
 
 def _pass(code: Code, x: View, y: View, roots: View, n: int, done: int, factor: int) -> None:

@@ -12,6 +12,7 @@ import tvm
 import tvm_ffi
 from tvm import relax, s_tir, tirx
 
+from ..compilation import fuse
 from ..locals import lets_to_locals
 from ..scheduling import ANY_MACHINE, schedule_cpu
 from .in_place import Step
@@ -90,14 +91,7 @@ def copy(
 
 
 def _scheduled(module: tvm.IRModule) -> tvm.IRModule:
-    passes = [
-        relax.transform.LegalizeOps(),
-        relax.transform.AnnotateTIROpPattern(),
-        relax.transform.FuseOps(),
-        relax.transform.FuseTIR(),
-        relax.transform.DeadCodeElimination(),
-    ]
-    fused = tvm.transform.Sequential(passes)(module)
+    fused = fuse(relax.transform.LegalizeOps()(module))
     return lets_to_locals(schedule_cpu(fused, ANY_MACHINE))
 
 

@@ -64,7 +64,7 @@ def _rng_bit_generator(e: Emitter, node: Node) -> Sequence[relax.Expr]:
         return [new_state, _assemble(words, result, place)]
 
     both = e.te(generate, node.operands[0], name="rng_bit_generator")
-    return [e.bb.emit(relax.TupleGetItem(both, i)) for i in range(2)]
+    return e.unpack(both, 2)
 
 
 @rule("stablehlo.rng")

@@ -74,12 +74,7 @@ def tensor_type(mlir_type: Any) -> TensorType:
     """
     if not isinstance(mlir_type, ir.RankedTensorType):
         raise Unsupported(f"the type {mlir_type} is not a tensor")
-    element = str(mlir_type.element_type)
-    if element not in _DTYPES:
-        raise Unsupported(f"TVM has no element type {element}")
-    if not mlir_type.has_static_shape:
-        raise Unsupported(f"the shape of {mlir_type} is dynamic")
-    return TensorType(tuple(mlir_type.shape), _DTYPES[element])
+    return _static(mlir_type, _DTYPES, "element type")
 
 
 def is_complex(mlir_type: ir.Type) -> bool:
@@ -93,12 +88,16 @@ def part_type(mlir_type: Any) -> TensorType:
     """Return the type of either part of a complex tensor, and of a real one that of itself."""
     if not is_complex(mlir_type):
         return tensor_type(mlir_type)
+    return _static(mlir_type, _PARTS, "type for the parts of")
+
+
+def _static(mlir_type: Any, dtypes: dict[str, str], what: str) -> TensorType:
     element = str(mlir_type.element_type)
-    if element not in _PARTS:
-        raise Unsupported(f"TVM has no type for the parts of {element}")
+    if element not in dtypes:
+        raise Unsupported(f"TVM has no {what} {element}")
     if not mlir_type.has_static_shape:
         raise Unsupported(f"the shape of {mlir_type} is dynamic")
-    return TensorType(tuple(mlir_type.shape), _PARTS[element])
+    return TensorType(tuple(mlir_type.shape), dtypes[element])
 
 
 def constant_parts(op: ir.Operation) -> list[np.ndarray]:

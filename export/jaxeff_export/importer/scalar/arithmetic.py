@@ -126,24 +126,20 @@ def _integer_division(s: Scope, dtype: str, a: Expr, b: Expr) -> tuple[Expr, Exp
 
 @scalar_rule("stablehlo.maximum")
 def _maximum(s: Scope, op: ScalarOp, a: Expr, b: Expr) -> Expr:
-    if op.dtype == "bool":
-        return tirx.Or(a, b)
-    if not is_float(op.dtype):
-        return tirx.Select(compare("GT", a, b), a, b)
     return _extremum(s, op, True, a, b)
 
 
 @scalar_rule("stablehlo.minimum")
 def _minimum(s: Scope, op: ScalarOp, a: Expr, b: Expr) -> Expr:
-    if op.dtype == "bool":
-        return tirx.And(a, b)
-    if not is_float(op.dtype):
-        return tirx.Select(compare("LT", a, b), a, b)
     return _extremum(s, op, False, a, b)
 
 
 def _extremum(s: Scope, op: ScalarOp, is_maximum: bool, a: Expr, b: Expr) -> Expr:
     """Choose the better one; a NaN is never beaten, and 0 is more than -0."""
+    if op.dtype == "bool":
+        return tirx.Or(a, b) if is_maximum else tirx.And(a, b)
+    if not is_float(op.dtype):
+        return tirx.Select(compare("GT" if is_maximum else "LT", a, b), a, b)
     strictly, weakly = (tirx.GT, tirx.GE) if is_maximum else (tirx.LT, tirx.LE)
     if isinstance(b, tirx.FloatImm):
         a, b = b, a
