@@ -33,7 +33,7 @@ def test_nothing_crashes_or_hangs_or_escapes(importer):
 def test_a_cut_artifact_says_at_which_byte():
     artifact = artifacts()["network"]
     with pytest.raises(StableHLOParseError, match=r"byte \d+: the \w+ section should have \d+ by"):
-        import_stablehlo(artifact[: len(artifact) // 2])
+        import_stablehlo(artifact[:-300])  # within the strings, however long its locations are
 
 
 def test_a_newer_artifact_says_its_version():
