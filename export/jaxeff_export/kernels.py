@@ -1,11 +1,13 @@
-"""The kernels of a module: its TIR functions."""
+"""The kernels of a module, its TIR functions, and what their blocks do."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import tvm
-from tvm import tirx
+import tvm_ffi
+from tvm import s_tir, tirx
 
 
 def map_kernels(
@@ -17,3 +19,34 @@ def map_kernels(
         if isinstance(function, tirx.PrimFunc):
             result[name] = rewrite(function)
     return result
+
+
+def stores_of(body: tirx.Stmt) -> list[tirx.BufferStore] | None:
+    """The stores of a block that does nothing but store, one to each result; else None."""
+    statements = list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
+    return statements if all(isinstance(s, tirx.BufferStore) for s in statements) else None
+
+
+def is_contraction(block: s_tir.SBlock) -> bool:
+    """Tell whether a block accumulates products of tensors, in each of its results."""
+    if block.init is None:
+        return False
+    stores = stores_of(block.body)
+    sources = {region.source for region in block.reads} - {r.source for r in block.writes}
+    return (
+        stores is not None
+        and len(sources) >= 2
+        and all(isinstance(s.value, tirx.Add) and contains(s.value.b, tirx.Mul) for s in stores)
+    )
+
+
+def contains(tree: object, kind: type, test: Callable[[Any], bool] = lambda _: True) -> bool:
+    """Tell whether a tree has a node of a kind that passes a test."""
+    return count(tree, kind, test) > 0
+
+
+def count(tree: object, kind: type, test: Callable[[Any], bool] = lambda _: True) -> int:
+    """Count a tree's nodes of a kind that pass a test."""
+    found: list[bool] = []
+    tvm_ffi.structural_walk(tree, (kind, lambda node: found.append(test(node))), order="post")
+    return sum(map(bool, found))

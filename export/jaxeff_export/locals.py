@@ -16,7 +16,7 @@ from tvm import s_tir, tirx
 from tvm.s_tir.analysis import get_sblock_access_region
 from tvm.tirx import Expr
 
-from .kernels import map_kernels
+from .kernels import map_kernels, stores_of
 
 SHORT = 4  # lets that may stay
 
@@ -65,11 +65,13 @@ def _has_long_chain(body: tirx.Stmt) -> bool:
 
 
 def _block_to_locals(block: s_tir.SBlock) -> s_tir.SBlock:
-    store = block.body
-    if not isinstance(store, tirx.BufferStore) or not becomes_locals(store):
+    stores = stores_of(block.body)
+    if stores is None or not becomes_locals(block.body):
         return block
-    stores, buffers = _flat(store)
-    return _with_body(block, tirx.SeqStmt(stores), [*block.alloc_buffers, *buffers])
+    flat = [_flat(store) for store in stores]
+    body = tirx.SeqStmt([statement for statements, _ in flat for statement in statements])
+    buffers = [buffer for _, locals_ in flat for buffer in locals_]
+    return _with_body(block, body, [*block.alloc_buffers, *buffers])
 
 
 def _store_to_locals(store: tirx.BufferStore) -> tirx.Stmt:

@@ -16,17 +16,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV, Schedule
 from tvm.target import Target
 from tvm.target.codegen import llvm_get_vector_width
 
-from .kernels import map_kernels
+from .joining import join_siblings
+from .kernels import contains, count, is_contraction, map_kernels
 from .locals import becomes_locals
 
 PARALLEL_WORK = 60_000  # multiply-adds; waking a thread costs some microseconds
@@ -65,9 +64,10 @@ def schedule_cpu(mod: tvm.IRModule, machine: Machine) -> tvm.IRModule:
 def _schedule_function(function: tirx.PrimFunc, machine: Machine) -> tirx.PrimFunc:
     if "tirx.is_scheduled" in function.attrs:
         return function
+    joined = join_siblings(function)
     for attempt in (_schedule, _schedule_simple):
         try:
-            sch = Schedule(tvm.IRModule({"main": function}))
+            sch = Schedule(tvm.IRModule({"main": joined}))
             attempt(sch, machine)
             return sch.mod["main"].with_attr("tirx.is_scheduled", True)
         except (s_tir.ScheduleError, _NotForeseenError):
@@ -86,10 +86,8 @@ def _schedule(sch: Schedule, machine: Machine) -> None:
     if len(contractions) > 1:
         raise _NotForeseenError
     for block in contractions:
-        epilogue = _epilogue(sch, block)
-        taken = (sch.get(block), sch.get(epilogue))
+        taken = [sch.get(b) for b in (block, *_tile_reduction(sch, block, machine))]
         blocks = [b for b in blocks if not any(sch.get(b).same_as(t) for t in taken)]
-        _tile_reduction(sch, block, epilogue, machine)
     _schedule_rest(sch, blocks, machine)
 
 
@@ -109,7 +107,7 @@ def _inline(sch: Schedule) -> None:
     """Inline elementwise producers into their consumer."""
     root = sch.get_sblock("root")
     for block in sch.get_child_blocks(root):
-        if _is_reduction(sch, block):
+        if _is_reduction(sch, block) or len(sch.get(block).writes) != 1:
             continue
         consumers = sch.get_consumers(block)
         if len(consumers) != 1 or (
@@ -134,8 +132,8 @@ def _grows(sch: Schedule, block: SBlockRV, consumer: SBlockRV) -> bool:
     def reads_it(node: Any) -> bool:
         return isinstance(node, tvm.ir.TensorLoad) and node.source.same_as(written.source)
 
-    reads = _count(sch.get(consumer).body, object, reads_it)
-    return reads > 1 and reads * _count(sch.get(block).body, object) > _CHEAP
+    reads = count(sch.get(consumer).body, object, reads_it)
+    return reads > 1 and reads * count(sch.get(block).body, object) > _CHEAP
 
 
 def _scatters_loads(sch: Schedule, block: SBlockRV, consumer: SBlockRV) -> bool:
@@ -149,7 +147,7 @@ def _scatters_loads(sch: Schedule, block: SBlockRV, consumer: SBlockRV) -> bool:
 
 
 def _is_dear(sch: Schedule, block: SBlockRV) -> bool:
-    return _count(sch.get(block).body, object) > _DEAR
+    return count(sch.get(block).body, object) > _DEAR
 
 
 def _is_reduction(sch: Schedule, block: SBlockRV) -> bool:
@@ -157,13 +155,7 @@ def _is_reduction(sch: Schedule, block: SBlockRV) -> bool:
 
 
 def _is_contraction(sch: Schedule, block: SBlockRV) -> bool:
-    """Tell whether a block accumulates a product of two tensors."""
-    if not _is_reduction(sch, block):
-        return False
-    body = sch.get(block).body
-    if not isinstance(body, tirx.BufferStore) or not isinstance(body.value, tirx.Add):
-        return False
-    return len(sch.get(block).reads) == 2 and _contains(body.value.b, tirx.Mul)
+    return is_contraction(sch.get(block))
 
 
 def _vectorizable(sch: Schedule, block: SBlockRV) -> bool:
@@ -178,27 +170,18 @@ def _vectorizable(sch: Schedule, block: SBlockRV) -> bool:
     return not becomes_locals(body)
 
 
-def _contains(tree: object, kind: type, test: Callable[[Any], bool] = lambda _: True) -> bool:
-    return _count(tree, kind, test) > 0
+def _epilogue(sch: Schedule, block: SBlockRV) -> list[SBlockRV]:
+    """What takes a tile out of registers: the elementwise block that follows, or copies.
 
-
-def _count(tree: object, kind: type, test: Callable[[Any], bool] = lambda _: True) -> int:
-    found: list[bool] = []
-    tvm_ffi.structural_walk(tree, (kind, lambda node: found.append(test(node))), order="post")
-    return sum(map(bool, found))
-
-
-def _epilogue(sch: Schedule, block: SBlockRV) -> SBlockRV:
-    """The elementwise block that follows a contraction, or a copy out of registers."""
+    A long chain of scalars is no epilogue: it runs fastest in a flat loop of its own.
+    """
     consumers = sch.get_consumers(block)
     if len(consumers) == 1 and not _is_reduction(sch, consumers[0]):
         ours = _extents(sch, [x for x, k in _loops(sch, block) if k == "S"])
         theirs = _extents(sch, sch.get_loops(consumers[0]))
-        if ours == theirs:
-            return consumers[0]
-    sch.cache_write(block, 0, "global")
-    (copy,) = sch.get_consumers(block)
-    return copy
+        if ours == theirs and not becomes_locals(sch.get(consumers[0]).body):
+            return consumers
+    return [sch.cache_write(block, i, "global") for i in range(len(sch.get(block).writes))]
 
 
 def _loops(sch: Schedule, block: SBlockRV) -> list[tuple[LoopRV, str]]:
@@ -220,35 +203,36 @@ def _extents(sch: Schedule, loops: list[LoopRV]) -> list[int]:
     return [int(n) for n in extents]
 
 
-def _tile_reduction(sch: Schedule, block: SBlockRV, epilogue: SBlockRV, machine: Machine) -> None:
-    spatial = sch.get_loops(epilogue)
+def _tile_reduction(sch: Schedule, block: SBlockRV, machine: Machine) -> list[SBlockRV]:
+    """Compute a reduction tile by tile in registers; returns the blocks it took along."""
+    loops = _loops(sch, block)
+    spatial = [loop for loop, kind in loops if kind == "S"]
+    reduce_loops = [loop for loop, kind in loops if kind == "R"]
     extents = _extents(sch, spatial)
-    reduced = math.prod(_extents(sch, [x for x, k in _loops(sch, block) if k == "R"]))
+    work = math.prod(extents) * math.prod(_extents(sch, reduce_loops))
     if not extents:
-        return
-    tile = _register_tile(extents, machine)
+        return []
+    epilogue = _epilogue(sch, block)
+    tile = _register_tile(extents, machine, len(sch.get(block).writes))
 
     outer, inner = [], []
     for loop, extent, size in zip(spatial, extents, [*tile.rows, tile.columns], strict=True):
         o, i = sch.split(loop, [extent // size, size])
         outer.append(o)
         inner.append(i)
-    sch.reorder(*outer, *inner)
-    sch.compute_at(block, outer[-1], preserve_unit_loops=True)
-    work = math.prod(extents) * reduced
+    sch.reorder(*outer, *reduce_loops, *inner)
     fused = sch.fuse(*outer)
+    for following in epilogue:
+        sch.reverse_compute_at(following, fused, preserve_unit_loops=True)
+        _in_registers(sch, following, sch.get_loops(following)[1:], tile)
+    _in_registers(sch, block, inner, tile)
     if work >= PARALLEL_WORK and machine.cores > 1:
         sch.parallel(fused)
-    _in_registers(sch, epilogue, inner, tile)
-
-    loops = sch.get_loops(block)[1:]
-    tile_loops, reduce_loops = loops[: len(extents)], loops[len(extents) :]
-    sch.reorder(*reduce_loops, *tile_loops)
-    _in_registers(sch, block, tile_loops, tile)
     init = sch.decompose_reduction(block, reduce_loops[0])
     for loop in sch.get_loops(init)[-len(extents) - 1 : -1]:
         sch.unroll(loop)
     sch.vectorize(sch.get_loops(init)[-1])
+    return epilogue
 
 
 @dataclasses.dataclass(frozen=True)
@@ -273,15 +257,15 @@ def _in_registers(sch: Schedule, block: SBlockRV, loops: list[LoopRV], tile: _Ti
         sch.vectorize(lanes)
 
 
-def _register_tile(extents: list[int], machine: Machine) -> _Tile:
-    """Choose what to compute at once.
+def _register_tile(extents: list[int], machine: Machine, results: int = 1) -> _Tile:
+    """Choose what to compute at once, of each result.
 
     Vectors fill a register as well as they can; wider ones than a register are not promoted to
     registers unless their width is a power of two, which costs a factor of ten.
     """
     width = max(d for d in _divisors(extents[-1]) if d <= machine.lanes)
     across = _divisors(extents[-1] // width)
-    budget = min(_ACCUMULATORS * machine.registers // 32, _STACK_FLOATS // width)
+    budget = min(_ACCUMULATORS * machine.registers // 32 // results, _STACK_FLOATS // width)
     vectors = max(d for d in across if d <= _VECTORS)
     left = max(1, budget // vectors)
     rows = [1] * (len(extents) - 1)
@@ -302,7 +286,7 @@ def _schedule_reduction(sch: Schedule, block: SBlockRV, machine: Machine) -> Non
     if not spatial or len(sch.get(block).writes) != 1:
         return
     if _last_index_is_spatial(sch, block) and not sch.get_consumers(block):
-        _tile_reduction(sch, block, _epilogue(sch, block), machine)
+        _tile_reduction(sch, block, machine)
         return
     extents = _extents(sch, spatial)
     work = math.prod(extents) * math.prod(_extents(sch, [x for x, k in loops if k == "R"]))
@@ -318,7 +302,7 @@ def _last_index_is_spatial(sch: Schedule, block: SBlockRV) -> bool:
         if not read.region:
             continue
         index = read.region[-1].min
-        if not _contains(index, tirx.Var, lambda v: v.same_as(spatial[-1])):
+        if not contains(index, tirx.Var, lambda v: v.same_as(spatial[-1])):
             return False
     return True
 

@@ -1,0 +1,172 @@
+"""Sibling blocks become one: several results from a single walk over the same operands.
+
+The mean and the variance of a layer read the same operands at the same indices. As two blocks
+every load, and every term the two share, is paid twice; as one block with two stores they are paid
+once, and a contraction keeps both of its accumulators in registers. TE cannot say this: it makes a
+block of every result.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import tvm_ffi
+from tvm import ir, s_tir, tirx
+
+from .kernels import is_contraction, stores_of
+
+
+def join_siblings(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Join the blocks of a kernel that walk the same loops over common operands.
+
+    Contractions are joined with contractions and elementwise blocks with elementwise ones; a
+    kernel whose blocks are not plain loop nests stays as it is.
+
+    Args:
+        function: a kernel that is not scheduled yet.
+
+    Returns:
+        The kernel with fewer blocks and the same results.
+    """
+    root = function.body.block
+    statements = root.body.seq if isinstance(root.body, tirx.SeqStmt) else [root.body]
+    nests = [nest for statement in statements for nest in _nests_of(statement, [])]
+    if any(nest is None for nest in nests):
+        return function
+    joined = _join([nest for nest in nests if nest is not None])
+    if len(joined) == len(nests):
+        return function
+    nested = [nest.statement() for nest in joined]
+    body = tirx.SeqStmt(nested) if len(nested) > 1 else nested[0]
+    block = s_tir.SBlock(
+        [], root.reads, root.writes, root.name_hint, body, alloc_buffers=root.alloc_buffers
+    )
+    return function.with_body(s_tir.SBlockRealize([], True, block))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Nest:
+    """Serial loops, one to an iterator, around one block."""
+
+    loops: tuple[tirx.For, ...]
+    block: s_tir.SBlock
+
+    @property
+    def walk(self) -> tuple[object, ...]:
+        """What two nests must have in common: extents and kinds of their loops."""
+        return tuple(
+            (int(loop.extent), int(v.iter_type))
+            for loop, v in zip(self.loops, self.block.iter_vars, strict=True)
+        )
+
+    @property
+    def sources(self) -> set[tirx.Var]:
+        """The buffers it reads."""
+        return {region.source for region in self.block.reads} - self.targets
+
+    @property
+    def targets(self) -> set[tirx.Var]:
+        """The buffers it writes."""
+        return {region.source for region in self.block.writes}
+
+    def statement(self) -> tirx.Stmt:
+        """The nest as a statement."""
+        variables = [loop.loop_var for loop in self.loops]
+        body: tirx.Stmt = s_tir.SBlockRealize(variables, True, self.block)
+        for loop in reversed(self.loops):
+            body = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body)
+        return body
+
+
+def _nests_of(statement: tirx.Stmt, loops: Sequence[tirx.For]) -> list[_Nest | None]:
+    """The loop nests of a statement; None for one of another form."""
+    if isinstance(statement, tirx.For):
+        plain = statement.kind == tirx.ForKind.SERIAL and isinstance(statement.extent, tirx.IntImm)
+        return _nests_of(statement.body, [*loops, statement]) if plain else [None]
+    if isinstance(statement, tirx.SeqStmt) and loops:  # several results of one computation
+        return [nest for part in statement.seq for nest in _nests_of(part, loops)]
+    if not isinstance(statement, s_tir.SBlockRealize):
+        return [None]
+    block = statement.block
+    variables = [loop.loop_var for loop in loops]
+    simple = len(variables) == len(statement.iter_values) and all(
+        isinstance(value, tirx.Var) and value.same_as(variable)
+        for value, variable in zip(statement.iter_values, variables, strict=True)
+    )
+    if not simple or block.alloc_buffers or block.match_buffers:
+        return [None]
+    return [_Nest(tuple(loops), block)]
+
+
+def _join(nests: list[_Nest]) -> list[_Nest]:
+    """Join what can be joined, earlier nests first."""
+    done: list[_Nest] = []
+    for nest in nests:
+        for i, earlier in enumerate(done):
+            if not _are_siblings(earlier, nest):
+                continue
+            between = done[i + 1 :]
+            if not any(other.targets & nest.sources for other in between):
+                done[i] = _joined(earlier, nest)  # all it reads is there by then
+                break
+            if not any(other.sources & earlier.targets for other in between):
+                del done[i]
+                done.append(_joined(earlier, nest))
+                break
+        else:
+            done.append(nest)
+    return done
+
+
+def _are_siblings(first: _Nest, second: _Nest) -> bool:
+    if first.walk != second.walk or second.sources & first.targets:
+        return False
+    if not first.sources & second.sources:
+        return False
+    reduces = [nest.block.init is not None for nest in (first, second)]
+    if any(reduces):
+        return all(is_contraction(nest.block) for nest in (first, second))
+    return all(stores_of(nest.block.body) is not None for nest in (first, second))
+
+
+def _joined(first: _Nest, second: _Nest) -> _Nest:
+    """One nest that does the work of two."""
+    names = {
+        theirs.var: ours.var
+        for ours, theirs in zip(first.block.iter_vars, second.block.iter_vars, strict=True)
+    }
+
+    def renamed(node: Any) -> Any:
+        return tvm_ffi.structural_map(node, (tirx.Var, lambda var: names.get(var, var)))
+
+    ours, theirs = first.block, second.block
+    init = None
+    if ours.init is not None:
+        init = tirx.SeqStmt([*_flat(ours.init), *_flat(renamed(theirs.init))])
+    reads = _united([*ours.reads, *(renamed(region) for region in theirs.reads)])
+    block = s_tir.SBlock(
+        ours.iter_vars,
+        reads,
+        [*ours.writes, *(renamed(region) for region in theirs.writes)],
+        f"{ours.name_hint}_{theirs.name_hint}",
+        tirx.SeqStmt([*_flat(ours.body), *_flat(renamed(theirs.body))]),
+        init,
+    )
+    return _Nest(first.loops, block)
+
+
+def _flat(body: tirx.Stmt) -> list[tirx.Stmt]:
+    return list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
+
+
+def _united(regions: Sequence[tirx.BufferRegion]) -> list[tirx.BufferRegion]:
+    """One region to a buffer: TVM forgets all but the first when it fuses kernels."""
+    united: dict[tirx.Var, tirx.BufferRegion] = {}
+    for region in regions:
+        known = united.setdefault(region.source, region)
+        if not tvm_ffi.structural_equal(known, region, map_free_vars=False):
+            whole = [ir.Range(0, extent) for extent in region.source.shape]
+            united[region.source] = tirx.BufferRegion(region.source, whole)
+    return list(united.values())
