@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 import tvm
@@ -44,6 +45,7 @@ class Machine:
     lanes: int  # float32 elements in a vector register
     registers: int
     cores: int
+    tiling: Tiling | None = None  # what tuning tries; the rules below by default
 
     @classmethod
     def of(cls, target: Target) -> Machine:
@@ -64,15 +66,23 @@ def schedule_cpu(mod: tvm.IRModule, machine: Machine) -> tvm.IRModule:
 def _schedule_function(function: tirx.PrimFunc, machine: Machine) -> tirx.PrimFunc:
     if "tirx.is_scheduled" in function.attrs:
         return function
-    joined = join_siblings(function)
+    sch = schedule_kernel(join_siblings(function), machine)
+    return sch.mod["main"].with_attr("tirx.is_scheduled", True) if sch else function
+
+
+def schedule_kernel(function: tirx.PrimFunc, machine: Machine) -> Schedule | None:
+    """Schedule one kernel whose siblings are joined; None if it resists.
+
+    The trace of the schedule can be applied to the same kernel again.
+    """
     for attempt in (_schedule, _schedule_simple):
         try:
-            sch = Schedule(tvm.IRModule({"main": joined}))
+            sch = Schedule(tvm.IRModule({"main": function}))
             attempt(sch, machine)
-            return sch.mod["main"].with_attr("tirx.is_scheduled", True)
+            return sch
         except (s_tir.ScheduleError, _NotForeseenError):
             continue
-    return function
+    return None
 
 
 class _NotForeseenError(Exception):
@@ -213,7 +223,7 @@ def _tile_reduction(sch: Schedule, block: SBlockRV, machine: Machine) -> list[SB
     if not extents:
         return []
     epilogue = _epilogue(sch, block)
-    tile = _register_tile(extents, machine, len(sch.get(block).writes))
+    tile = (machine.tiling or _register_tile)(extents, machine, len(sch.get(block).writes))
 
     outer, inner = [], []
     for loop, extent, size in zip(spatial, extents, [*tile.rows, tile.columns], strict=True):
@@ -236,7 +246,7 @@ def _tile_reduction(sch: Schedule, block: SBlockRV, machine: Machine) -> list[SB
 
 
 @dataclasses.dataclass(frozen=True)
-class _Tile:
+class Tile:
     """What is computed in registers at once: rows of each outer dimension, and vectors."""
 
     rows: list[int]
@@ -245,10 +255,14 @@ class _Tile:
 
     @property
     def columns(self) -> int:
+        """Elements of the last dimension."""
         return self.vectors * self.width
 
 
-def _in_registers(sch: Schedule, block: SBlockRV, loops: list[LoopRV], tile: _Tile) -> None:
+Tiling = Callable[[list[int], Machine, int], Tile]  # of extents, for so many results
+
+
+def _in_registers(sch: Schedule, block: SBlockRV, loops: list[LoopRV], tile: Tile) -> None:
     """Unroll the loops over a tile and vectorise the innermost elements."""
     vectors, lanes = sch.split(loops[-1], [tile.vectors, tile.width])
     for loop in [*loops[:-1], vectors]:
@@ -257,7 +271,7 @@ def _in_registers(sch: Schedule, block: SBlockRV, loops: list[LoopRV], tile: _Ti
         sch.vectorize(lanes)
 
 
-def _register_tile(extents: list[int], machine: Machine, results: int = 1) -> _Tile:
+def _register_tile(extents: list[int], machine: Machine, results: int) -> Tile:
     """Choose what to compute at once, of each result.
 
     Vectors fill a register as well as they can; wider ones than a register are not promoted to
@@ -273,7 +287,7 @@ def _register_tile(extents: list[int], machine: Machine, results: int = 1) -> _T
         rows[d] = max(n for n in _divisors(extents[d]) if n <= left)
         left //= rows[d]
     vectors = max(d for d in across if d <= max(vectors, budget // math.prod(rows)))
-    return _Tile(rows, vectors, width)
+    return Tile(rows, vectors, width)
 
 
 def _divisors(n: int) -> list[int]:
