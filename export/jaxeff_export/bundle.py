@@ -30,8 +30,9 @@ from jaxeff_export.arrays import pack_arrays, unpack_arrays
 from jaxeff_export.artifact import Artifact, ArtifactError
 from jaxeff_export.boards import Board, make_board
 from jaxeff_export.manifest import BundleError, Manifest
-from jaxeff_export.runner import OperatorTime, Runner, Timing, require_timed
+from jaxeff_export.runner import Runner
 from jaxeff_export.selfcheck import SelfCheck
+from jaxeff_export.timing import OperatorTime, Timing, require_timed
 
 __all__ = ["Bundle", "BundleError"]
 
@@ -124,8 +125,8 @@ class Bundle:
         """The bundle loaded on a board, for many calls.
 
         Args:
-          board: ``"local"``, ``"emulated"``, ``"rpc://host:port"``, or an open `Board`, which
-            stays open.
+          board: ``"local"``, ``"emulated"``, ``"rpc://host:port"``, ``"rpc://tracker:port/key"``,
+            or an open `Board`, which stays open.
 
         Raises:
           BundleError: if the library is for another processor or another TVM.
@@ -172,7 +173,12 @@ class Bundle:
             return runner.benchmark(number, repeat)
 
     def profile(self, board: str | Board = "local", number: int = 10) -> tuple[OperatorTime, ...]:
-        """The time per compiled operator, slowest first; on the local board only."""
+        """The time per compiled operator on a board, slowest first.
+
+        Raises:
+          BoardError: on the emulated board, whose timings mean nothing.
+        """
+        require_timed(make_board(board))
         with self._place(board) as runner:
             return runner.profile(number)
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from jaxeff_export.artifact import export, package_versions
 from jaxeff_export.bundle import Bundle, Parts, write_bundle
+from jaxeff_export.instrument import instrument_sources
 from jaxeff_export.signature import SignatureError, dtype_of
 from jaxeff_export.target import resolve_target, target_machine
 from jaxeff_export.toolchain import ToolchainError, find_linker
@@ -70,7 +71,9 @@ def deploy(
     with tempfile.TemporaryDirectory(prefix="jaxeff-link-") as workspace:
         library = Path(workspace) / "library.so"
         try:
-            executable.export_library(str(library), workspace_dir=workspace, cc=linker)
+            executable.export_library(
+                str(library), workspace_dir=workspace, cc=linker, **instrument_sources()
+            )
         except RuntimeError as error:
             lines = str(error).strip().splitlines() or ["it gives no reason"]
             raise ToolchainError(f"{linker} could not link the library: {lines[-1]}") from error

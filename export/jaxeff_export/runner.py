@@ -6,71 +6,24 @@ after its board was left.
 
 from __future__ import annotations
 
-import statistics
+import logging
 import time
-from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
-from jaxeff_export.boards import Board, BoardError, LocalBoard
-from jaxeff_export.manifest import Manifest
+from jaxeff_export.boards import Board, BoardError, BoardLost
+from jaxeff_export.instrument import Instrument
+from jaxeff_export.manifest import BundleError, Manifest
 from jaxeff_export.selfcheck import SelfCheck, compare
 from jaxeff_export.signature import SignatureError, check_array, check_leaves
 from jaxeff_export.structure import rebuild
+from jaxeff_export.timing import OperatorTime, Timing, operator_times, require_timed
 
+_log = logging.getLogger(__name__)
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True)
-class Timing:
-    """How long one call takes on a board.
-
-    Attributes:
-      board: where it was measured.
-      number: calls per measurement, of which the mean is taken.
-      times_ms: one mean per repetition, in milliseconds.
-    """
-
-    board: str
-    number: int
-    times_ms: tuple[float, ...]
-
-    @property
-    def median_ms(self) -> float:
-        """The median over the repetitions, in milliseconds."""
-        return statistics.median(self.times_ms)
-
-    @property
-    def spread_ms(self) -> float:
-        """Slowest minus fastest repetition, in milliseconds."""
-        return max(self.times_ms) - min(self.times_ms)
-
-
-@dataclass(frozen=True)
-class OperatorTime:
-    """The time spent in one compiled operator, per call of the whole function.
-
-    Attributes:
-      name: of the compiled operator.
-      calls: how often it runs per call of the function.
-      ms: milliseconds, all its calls together.
-      share: of the sum over all operators, 0 to 1.
-    """
-
-    name: str
-    calls: float
-    ms: float
-    share: float
-
-
-def require_timed(board: Board) -> None:
-    """Raises `BoardError` if timings on `board` mean nothing."""
-    if board.untimed_because:
-        raise BoardError(f"{board.name} is not timed: {board.untimed_because}")
 
 
 class Runner:
@@ -97,25 +50,26 @@ class Runner:
         board: Board,
         treedef: Any = None,
     ) -> None:
-        from tvm import relax
-
         self._manifest = manifest
+        self._library = library
+        self._bound = parameters
         self._recorded = recorded
         self._board = board
         self._treedef = treedef
 
-        def load() -> Any:
-            return relax.VirtualMachine(board.load(library), board.device)
-
         self._closed = False
-        self._machine = self._on_board("load the library", load)
-        self._parameters = self._on_board("take the parameters", lambda: self._put(parameters))
+        self._loaded: Any = None
+        self._machine: Any = None
+        self._parameters: list[Any] = []
+        self._on_board(
+            f"load the library, which is for {manifest.machine} ({manifest.target_name})",
+            lambda: None,
+        )
 
     def close(self) -> None:
         """Lets go of everything on the board; a remote session ends only when nobody holds it."""
         self._closed = True
-        self._machine = None
-        self._parameters = []
+        self._let_go()
 
     def run(self, *inputs: Any) -> Any:
         """Calls the function on data inputs.
@@ -187,36 +141,23 @@ class Runner:
           number: calls of the function to average over.
 
         Raises:
-          BoardError: on boards other than ``local``, which TVM cannot instrument.
+          BoardError: if timings on this board mean nothing, or it fails.
         """
-        if not isinstance(self._board, LocalBoard):
-            raise BoardError(f"{self._board.name} cannot be profiled: only local can")
-        seconds: dict[str, float] = defaultdict(float)
-        calls: dict[str, int] = defaultdict(int)
-        started = 0.0
+        require_timed(self._board)
+        if number < 1:
+            raise ValueError(f"number must be positive, got {number}")
 
-        def instrument(function: Any, name: str, before: bool, result: Any, *args: Any) -> int:
-            nonlocal started
-            if before:
-                started = time.perf_counter()
-            else:
-                seconds[name] += time.perf_counter() - started
-                calls[name] += 1
-            return 0  # carry on
-
-        self._call(self._recorded[0])  # warm-up
-        self._machine.set_instrument(instrument)
-        try:
+        def measure() -> list[tuple[str, int, int]]:
+            # A virtual machine of its own: the one that serves stays without an instrument.
+            machine, instrument = self._new_machine(), Instrument(self._loaded)
+            machine.set_input("main", *self._parameters, *self._put(self._recorded[0]))
+            machine.invoke_stateful("main")  # warm-up
+            instrument.attach(machine)
             for _ in range(number):
-                self._machine.invoke_stateful("main")
-        finally:
-            self._machine.set_instrument(lambda *_: 0)
-        operators = {name: spent for name, spent in seconds.items() if "builtin" not in name}
-        total = sum(operators.values()) or 1.0
-        return tuple(
-            OperatorTime(name, calls[name] / number, 1000.0 * spent / number, spent / total)
-            for name, spent in sorted(operators.items(), key=lambda item: -item[1])
-        )
+                machine.invoke_stateful("main")
+            return instrument.read()
+
+        return operator_times(self._on_board("profile the library", measure), number)
 
     def _call(self, leaves: Sequence[np.ndarray]) -> list[np.ndarray]:
         def call() -> list[np.ndarray]:
@@ -245,15 +186,55 @@ class Runner:
         device = self._board.device
         return [tvm.runtime.tensor(np.asarray(array), device=device) for array in arrays]
 
+    def _load(self) -> None:
+        self._loaded = self._board.load(self._library)
+        self._machine = self._new_machine()
+        self._parameters = self._put(self._bound)
+
+    def _new_machine(self) -> Any:
+        from tvm.runtime.vm import VirtualMachine
+
+        return VirtualMachine(self._loaded, self._board.device)
+
     def _on_board(self, what: str, action: Callable[[], _T]) -> _T:
+        """Does something on the board, again if the connection is lost meanwhile."""
+        board = self._board
         if self._closed:
-            raise BoardError(
-                f"{self._board.name} was left; use the runner inside its with statement"
-            )
+            raise BoardError(f"{board.name} was left; use the runner inside its with statement")
+        lost: list[str] = []
+        while True:
+            try:
+                if lost:
+                    board.reconnect()
+                return self._attempt(what, action)
+            except BoardLost as error:
+                self._let_go()
+                lost.append(str(error))
+                if len(lost) == board.attempts:
+                    raise BoardError(_given_up(lost)) from error
+                _log.warning("%s; attempt %d of %d follows", error, len(lost) + 1, board.attempts)
+
+    def _attempt(self, what: str, action: Callable[[], _T]) -> _T:
+        started = time.monotonic()
         try:
+            if self._machine is None:
+                self._load()
             return action()
-        except BoardError:
+        except (BoardError, BundleError):
             raise
         except Exception as error:
-            reason = self._board.explain(error)
-            raise BoardError(f"{self._board.name} could not {what}: {reason}") from error
+            failure = self._board.failure(error, started)
+            message = f"{self._board.name} could not {what}: {failure}"
+            raise type(failure)(message) from error
+
+    def _let_go(self) -> None:
+        self._machine = None
+        self._loaded = None
+        self._parameters = []
+
+
+def _given_up(lost: Sequence[str]) -> str:
+    """Why a call failed whose every attempt lost the connection."""
+    if len(lost) == 1:
+        return lost[0]
+    return f"{lost[0]} (given up after {len(lost)} attempts; the last: {lost[-1]})"

@@ -24,6 +24,8 @@ from jaxeff_export.boards import (
     sysroot,
 )
 from small_network import inputs, mlp, parameters
+from tvm.rpc import Server
+from tvm.rpc.tracker import Tracker
 
 SERVER = Path(jaxeff_export.boards.__file__).with_name("device_server.py")
 
@@ -41,8 +43,8 @@ def for_a72(arm_linker, tmp_path_factory):
 
 
 @pytest.fixture
-def server():
-    """A TVM RPC server on this machine; yields its port."""
+def server_process():
+    """A TVM RPC server on this machine; yields its process and its port."""
     first = 20000 + 100 * (os.getpid() % 300)
     process = subprocess.Popen(
         [sys.executable, str(SERVER), str(first), str(first + 100)],
@@ -51,12 +53,38 @@ def server():
         start_new_session=True,
     )
     with process:
-        yield int(process.stdout.readline().split()[-1])
+        yield process, int(process.stdout.readline().split()[-1])
+
+
+@pytest.fixture
+def server(server_process):
+    """The port of a TVM RPC server on this machine."""
+    return server_process[1]
+
+
+@pytest.fixture
+def fleet():
+    """A tracker's port and two servers that registered with it as ``pi``."""
+    first = 50000 + 50 * (os.getpid() % 300)
+    tracker = Tracker("127.0.0.1", first, first + 10, silent=True)
+    at = {"tracker_addr": ("127.0.0.1", tracker.port), "custom_addr": "127.0.0.1"}
+    ports = {"port": first + 10, "port_end": first + 50}
+    servers = [Server("127.0.0.1", key="pi", silent=True, **ports, **at) for _ in range(2)]
+    yield tracker.port, servers
+    for process in (*servers, tracker):
+        process.terminate()
+
+
+def sessions_of(servers):
+    """The processes that serve open sessions."""
+    families = [psutil.Process(s.proc._proc.pid).children(recursive=True) for s in servers]
+    return [process for family in families for process in family if _alive(process)]
 
 
 def test_names_of_boards():
     assert isinstance(make_board("local"), LocalBoard)
     assert make_board("rpc://pi:9090").name == "rpc://pi:9090"
+    assert make_board("rpc://hub:9190/pi4?session_timeout=60").name == "rpc://hub:9190/pi4"
     assert make_board("emulated").name == "emulated:cortex-a72"
     assert make_board("emulated", cpu="cortex-a53").name == "emulated:cortex-a53"
     assert make_board("emulated", cpu="znver4").name == "emulated:cortex-a72"
@@ -67,6 +95,9 @@ def test_names_of_boards():
         ("pi", "unknown board 'pi': use local, emulated"),
         ("rpc://pi", "write rpc://host:port"),
         ("rpc://pi:port", "write rpc://host:port"),
+        ("rpc://pi:9190/a/b", "write rpc://host:port"),
+        ("rpc://pi:9090?timeout=3", "timeout=3 is no option; there are connect_timeout and"),
+        ("rpc://pi:9090?session_timeout=soon", "is no board address"),
         ("emulated:cortex-m4", "there are cortex-a53, cortex-a72, cortex-a76"),
     ]:
         with pytest.raises(BoardError, match=message):
@@ -79,15 +110,78 @@ def test_a_board_across_rpc_agrees_with_the_local_one(for_host, server):
         assert runner.check().passed
         remote = runner.run(x)
         timing = runner.benchmark(number=2, repeat=3)
-        with pytest.raises(BoardError, match="cannot be profiled"):
-            runner.profile()
+        profile = runner.profile(number=5)
     local = for_host.run(x)
     assert jax.tree.structure(remote) == jax.tree.structure(local)
     for ours, theirs in zip(jax.tree.leaves(remote), jax.tree.leaves(local), strict=True):
         np.testing.assert_array_equal(ours, theirs)  # the same library on the same processor
     assert len(timing.times_ms) == 3
+    assert {operator.name for operator in profile} == {
+        operator.name for operator in for_host.profile(number=5)
+    }
+    assert all(operator.calls == 1 for operator in profile)
     # A second session on the same server, by address.
     assert for_host.check(f"rpc://127.0.0.1:{server}").passed
+
+
+def test_a_tracked_board_that_dies_in_the_middle_is_replaced_by_another(for_host, fleet, caplog):
+    tracker, servers = fleet
+    with make_board(f"rpc://127.0.0.1:{tracker}/pi") as board:
+        board._pause = 0.1
+        with for_host.on(board) as runner:
+            assert runner.check().passed
+            (serving,) = sessions_of(servers)
+            serving.kill()
+            assert runner.check().passed
+            assert "lost; the session's process" in caplog.text
+            assert "attempt 2 of 3 follows" in caplog.text
+            for session in sessions_of(servers):
+                session.kill()
+            with pytest.raises(BoardError, match=r"lost.*given up after 3 attempts; the last:"):
+                runner.run(inputs())
+
+
+def test_a_tracker_names_what_it_lacks(fleet):
+    tracker, servers = fleet
+    for spec, message in [
+        (f"rpc://127.0.0.1:{tracker}/pi5", "the tracker has no board 'pi5'; it has pi"),
+        (f"rpc://127.0.0.1:{tracker}", "is no TVM RPC server .* a tracker's boards are rpc://"),
+        (f"rpc://127.0.0.1:{servers[0].port}/pi", "is no TVM RPC tracker"),
+    ]:
+        with pytest.raises(BoardError, match=message):
+            make_board(spec).__enter__()
+    url = f"rpc://127.0.0.1:{tracker}/pi?connect_timeout=0.5"
+    with make_board(url), make_board(url), pytest.raises(BoardError, match="no board 'pi' became"):
+        make_board(url).__enter__()
+
+
+def test_a_board_that_hangs_is_given_up_when_its_session_ends(for_host, server_process):
+    process, port = server_process
+    with (
+        make_board(f"rpc://127.0.0.1:{port}?session_timeout=2") as board,
+        for_host.on(board) as runner,
+    ):
+        assert runner.check().passed
+        os.killpg(process.pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(BoardError, match=r"no answer before the session's 2 s ran out"):
+                runner.run(inputs())
+        finally:
+            os.killpg(process.pid, signal.SIGCONT)
+
+
+def test_a_session_that_ended_while_idle_is_opened_again(for_host, server):
+    with make_board(f"rpc://127.0.0.1:{server}?session_timeout=2") as board:
+        board._pause = 0.1
+        with for_host.on(board) as runner:
+            time.sleep(2.2)
+            assert runner.check().passed
+
+
+@pytest.mark.arm
+def test_a_library_for_another_architecture_is_refused_across_rpc(for_a72, server):
+    with pytest.raises(BoardError, match=r"could not load the library, which is for aarch64 \(cor"):
+        for_a72.check(f"rpc://127.0.0.1:{server}")
 
 
 def test_nobody_there():
@@ -138,13 +232,16 @@ def test_timing_an_emulated_board_is_refused(for_host):
 
 
 @pytest.mark.arm
-def test_the_emulated_board_agrees_with_jax_and_numpy(for_a72, emulated_board):
+def test_the_emulated_board_agrees_with_jax_and_numpy(for_a72, emulated_board, monkeypatch):
     x = np.asarray(inputs(seed=9))
     with for_a72.on(emulated_board) as runner:
         check = runner.check()
         result = runner.run(x)
-        with pytest.raises(BoardError, match="not timed: it is emulated"):
-            runner.benchmark()
+        for timed in (runner.benchmark, runner.profile):
+            with pytest.raises(BoardError, match="not timed: it is emulated"):
+                timed()
+        monkeypatch.setattr(emulated_board, "untimed_because", None)
+        assert all(operator.calls == 1 for operator in runner.profile(number=2))
     assert check.passed, str(check)
     assert check.board == "emulated:cortex-a72"
 

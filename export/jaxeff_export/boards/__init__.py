@@ -1,23 +1,26 @@
 """Boards: where compiled libraries run, and how they are reached.
 
-``"local"`` is this process, ``"rpc://host:port"`` a machine that runs TVM's RPC server, and
+``"local"`` is this process, ``"rpc://host:port"`` a machine that runs TVM's RPC server,
+``"rpc://host:port/key"`` any free board that registered with a tracker under that key, and
 ``"emulated"`` an ARM core in software (``"emulated:cortex-a53"`` names the core).
 """
 
 from __future__ import annotations
 
 from jaxeff_export.boards import emulated
-from jaxeff_export.boards.board import Board, BoardError
+from jaxeff_export.boards.board import Board, BoardError, BoardLost
 from jaxeff_export.boards.emulated import CORES, EmulatedBoard
 from jaxeff_export.boards.local import LocalBoard
-from jaxeff_export.boards.rpc import RpcBoard
+from jaxeff_export.boards.rpc import RpcBoard, TrackedBoard
 
 __all__ = [
     "Board",
     "BoardError",
+    "BoardLost",
     "EmulatedBoard",
     "LocalBoard",
     "RpcBoard",
+    "TrackedBoard",
     "emulated",
     "make_board",
 ]
@@ -27,7 +30,8 @@ def make_board(spec: str | Board, *, cpu: str | None = None) -> Board:
     """The board of a name, not yet connected; a `Board` is passed through.
 
     Args:
-      spec: ``"local"``, ``"rpc://host:port"``, ``"emulated"``, ``"emulated:<core>"`` or a `Board`.
+      spec: ``"local"``, ``"rpc://host:port"``, ``"rpc://host:port/key"``, ``"emulated"``,
+        ``"emulated:<core>"`` or a `Board`.
       cpu: the core that a bare ``"emulated"`` stands for, if there is one of that name.
 
     Raises:
@@ -44,5 +48,6 @@ def make_board(spec: str | Board, *, cpu: str | None = None) -> Board:
     if spec.startswith("emulated:"):
         return EmulatedBoard(spec.partition(":")[2])
     raise BoardError(
-        f"unknown board {spec!r}: use local, emulated, emulated:<core> or rpc://host:port"
+        f"unknown board {spec!r}: use local, emulated, emulated:<core>, rpc://host:port, or "
+        "rpc://tracker:port/key"
     )

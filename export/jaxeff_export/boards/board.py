@@ -18,6 +18,10 @@ class BoardError(RuntimeError):
     """A board that cannot be set up, refuses, hangs, vanishes, or fails to run a library."""
 
 
+class BoardLost(BoardError):
+    """A board whose connection ended; another attempt may succeed."""
+
+
 class Board(abc.ABC):
     """A place to run compiled libraries.
 
@@ -25,11 +29,13 @@ class Board(abc.ABC):
       name: how the board was asked for, for messages and results.
       machine: its processor architecture (``"x86_64"``, ``"aarch64"``), or None if unknown.
       untimed_because: why its timings mean nothing, or None if they mean something.
+      attempts: how often a call is tried in all when the connection to the board is lost.
     """
 
     name: str
     machine: str | None = None
     untimed_because: str | None = None
+    attempts: int = 1
 
     @abc.abstractmethod
     def __enter__(self) -> Self:
@@ -56,6 +62,26 @@ class Board(abc.ABC):
     def lacks(self, target: Mapping[str, Any]) -> tuple[str, ...]:
         """CPU features that code for `target` may use and the board is known not to have."""
         return ()
+
+    def reconnect(self) -> None:
+        """Connects again after the connection was lost.
+
+        Raises:
+          BoardLost: if that fails; it may be tried again.
+        """
+        raise BoardLost(f"{self.name} does not reconnect")
+
+    def failure(self, error: Exception, started: float) -> BoardError:
+        """What a failed call says about the board.
+
+        Args:
+          error: what the call raised.
+          started: when it began, by ``time.monotonic``.
+
+        Returns:
+          `BoardLost` where another attempt on a new connection makes sense, else `BoardError`.
+        """
+        return BoardError(self.explain(error))
 
     def explain(self, error: Exception) -> str:
         """One sentence on why a call on the board failed."""

@@ -120,11 +120,11 @@ class EmulatedBoard(Board):
         """What the emulated core does not have."""
         return tuple(sorted(arithmetic_features(target) - arithmetic_features(self._target)))
 
-    def explain(self, error: Exception) -> str:
+    def failure(self, error: Exception, started: float) -> BoardError:
         """Adds what the emulated server printed last, where the crash itself is told."""
-        reason = self._connected().explain(error)
+        reason = self._connected().failure(error, started)
         last = self._last_words()
-        return f"{reason} ({last})" if last else reason
+        return BoardError(f"{reason} ({last})" if last else str(reason))
 
     def _connected(self) -> RpcBoard:
         if self._remote is None:

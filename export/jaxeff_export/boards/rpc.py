@@ -1,25 +1,31 @@
 """Boards reached over the network: TVM's RPC server runs on the board.
 
-On the board, ``python -m tvm.exec.rpc_server --host 0.0.0.0 --port 9090`` is enough.
+On the board, ``python -m tvm.exec.rpc_server --host 0.0.0.0 --port 9090`` is enough for
+``rpc://board:9090``. Several boards register at a tracker (``python -m tvm.exec.rpc_tracker
+--host 0.0.0.0 --port 9190``; on each board ``python -m tvm.exec.rpc_server --tracker=tracker:9190
+--key=pi4``), and ``rpc://tracker:9190/pi4`` is whichever of them is free.
 
 Sharp edges: TVM's RPC server lets whoever reaches its port run anything; keep it inside a trusted
-network. The session's time limit covers the whole session, not one call. TVM's client has no
-time-out of its own while connecting, so a knock that has one goes first; the server logs it as a
-mismatched key.
+network. The session's time limit covers the whole session, not one call. A TVM server whose
+session was killed (out of memory, say) accepts nobody after it and has to be started again; a
+tracker's other boards take over meanwhile.
 """
 
 from __future__ import annotations
 
 import contextlib
-import secrets
-import socket
-import struct
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
-from jaxeff_export.boards.board import Board, BoardError
+from jaxeff_export.boards.board import Board, BoardError, BoardLost
+from jaxeff_export.boards.connecting import Session, connect, request_board
+
+_FORMS = "rpc://host:port for a board, rpc://host:port/key for a tracker's boards of that key"
+_SIGNS_OF_LOSS = ("SockChannel", "RPCSessionTimeoutError")
+_OPTIONS = ("connect_timeout", "session_timeout")
 
 
 class RpcBoard(Board):
@@ -29,8 +35,10 @@ class RpcBoard(Board):
       host: name or address.
       port: TCP port of TVM's RPC server.
       connect_timeout: seconds until an unanswered connection is given up.
-      session_timeout: seconds after which the board ends the session; 0 for never.
+      session_timeout: seconds after which the session is ended; 0 for never.
       key: the server's device key, if it was started with one.
+      attempts: how often a call is tried in all when the connection is lost.
+      pause: seconds between two attempts.
     """
 
     def __init__(
@@ -41,18 +49,27 @@ class RpcBoard(Board):
         connect_timeout: float = 20.0,
         session_timeout: float = 3600.0,
         key: str = "",
+        attempts: int = 3,
+        pause: float = 2.0,
     ) -> None:
         self.name = f"rpc://{host}:{port}"
+        self.attempts = attempts
         self._address = (host, port)
         self._connect_timeout = connect_timeout
         self._session_timeout = session_timeout
         self._key = key
-        self._session: Any = None
+        self._pause = pause
+        self._session: Session | None = None
+        self._ends = float("inf")
         self._uploaded: list[str] = []
 
     @classmethod
     def from_url(cls, url: str) -> RpcBoard:
-        """The board of an ``rpc://host:port`` address.
+        """The board of an address.
+
+        Args:
+          url: ``rpc://host:port`` for a board, ``rpc://host:port/key`` for any free one of a
+            tracker; ``?session_timeout=60&connect_timeout=5`` (seconds) may follow.
 
         Raises:
           BoardError: if the address has another form.
@@ -60,20 +77,26 @@ class RpcBoard(Board):
         parts = urlsplit(url)
         try:
             port = parts.port
+            given = dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
+            limits: dict[str, Any] = {name: float(value) for name, value in given.items()}
         except ValueError:
             port = None
-        if parts.scheme != "rpc" or not parts.hostname or port is None:
-            raise BoardError(f"{url!r} is no board address; write rpc://host:port")
-        return cls(parts.hostname, port)
+        key = parts.path.strip("/")
+        if parts.scheme != "rpc" or not parts.hostname or port is None or "/" in key:
+            raise BoardError(f"{url!r} is no board address; write {_FORMS}")
+        for name, seconds in limits.items():
+            if name not in _OPTIONS or not 0 <= seconds < float("inf"):
+                raise BoardError(
+                    f"{url!r}: {name}={seconds:g} is no option; "
+                    f"there are {' and '.join(_OPTIONS)}, in seconds"
+                )
+        if key:
+            return TrackedBoard(parts.hostname, port, key, **limits)
+        return cls(parts.hostname, port, **limits)
 
     def __enter__(self) -> Self:
-        self._session = connect(
-            self._address,
-            connect_timeout=self._connect_timeout,
-            session_timeout=self._session_timeout,
-            key=self._key,
-            name=self.name,
-        )
+        self._session = self._connect()
+        self._ends = time.monotonic() + (self._session_timeout or float("inf"))
         return self
 
     def __exit__(
@@ -88,7 +111,8 @@ class RpcBoard(Board):
         if session is not None:
             for file_name in uploaded:
                 with contextlib.suppress(Exception):
-                    session.remove(file_name)
+                    session.remote.remove(file_name)
+            session.close()
 
     @property
     def device(self) -> Any:
@@ -103,69 +127,70 @@ class RpcBoard(Board):
         self._uploaded.append(file_name)
         return session.load_module(file_name)
 
-    def explain(self, error: Exception) -> str:
-        """Tells a lost connection from a failed call."""
-        reason = super().explain(error)
-        if "SockChannel" not in reason:
-            return reason
-        return (
+    def failure(self, error: Exception, started: float) -> BoardError:
+        """Tells a lost connection and an expired session from a failed call."""
+        reason = self.explain(error)
+        cut = self._session is not None and self._session.cut
+        if not cut and not any(sign in reason for sign in _SIGNS_OF_LOSS):
+            return BoardError(reason)
+        if started >= self._ends:
+            return BoardLost(f"the session ended while idle, after {self._session_timeout:g} s")
+        if time.monotonic() >= self._ends:
+            return BoardError(
+                f"no answer before the session's {self._session_timeout:g} s ran out; the board "
+                f"hangs, or the call takes longer: {self.name}?session_timeout=SECONDS allows more"
+            )
+        return BoardLost(
             "the connection was lost; the session's process on the board ended (killed, out of "
             f"memory, or an instruction its processor lacks) or the network did: {reason}"
+        )
+
+    def reconnect(self) -> None:
+        """Opens a new session after a pause; what was on the board is gone."""
+        self.__exit__(None, None, None)
+        time.sleep(self._pause)
+        try:
+            self.__enter__()
+        except BoardError as error:
+            raise BoardLost(str(error)) from error
+
+    def _connect(self) -> Session:
+        return connect(
+            self._address,
+            connect_timeout=self._connect_timeout,
+            session_timeout=self._session_timeout,
+            key=self._key,
+            name=self.name,
         )
 
     def _live_session(self) -> Any:
         if self._session is None:
             raise BoardError(f"{self.name} is not connected; use it in a with statement")
-        return self._session
+        return self._session.remote
 
 
-def connect(
-    address: tuple[str, int],
-    *,
-    connect_timeout: float,
-    session_timeout: float,
-    key: str,
-    name: str,
-) -> Any:
-    """Opens a TVM RPC session within a time limit.
+class TrackedBoard(RpcBoard):
+    """Whichever board of a device key is free at a tracker; another one if it is lost.
 
-    Raises:
-      BoardError: if nobody listens there, nobody answers in time, or the answer is not TVM's.
+    Args:
+      host: the tracker's name or address.
+      port: the tracker's TCP port.
+      key: the device key that the boards registered under.
+      **limits: as for `RpcBoard`.
     """
-    from tvm import rpc
 
-    host, port = address
-    _knock(address, connect_timeout, name)
-    try:
-        return rpc.connect(host, port, key, session_timeout=session_timeout)
-    except Exception as error:
-        reason = (str(error).strip().splitlines() or ["no reason given"])[-1]
-        raise BoardError(f"{name}: {host}:{port} refuses the session: {reason}") from error
+    def __init__(self, host: str, port: int, key: str, **limits: Any) -> None:
+        super().__init__(host, port, key=key, **limits)
+        self.name = f"rpc://{host}:{port}/{key}"
 
-
-def _knock(address: tuple[str, int], timeout: float, name: str) -> None:
-    """Makes sure, within a time limit, that a TVM RPC server is there and free.
-
-    It knocks with a device key that no server has and expects to be turned away: a client that
-    goes through the handshake and then hangs up would end TVM's server.
-    """
-    from tvm.rpc import base
-
-    host, port = address
-    try:
-        with socket.create_connection(address, timeout=timeout) as connection:
-            greeting = f"client:{secrets.token_hex(8)}".encode()
-            connection.sendall(struct.pack("<ii", base.RPC_MAGIC, len(greeting)) + greeting)
-            answer = struct.unpack("<i", base.recvall(connection, 4))[0]
-    except TimeoutError:
-        raise BoardError(
-            f"{name}: {host}:{port} did not answer within {timeout:g} s; "
-            "it may be switched off, serving somebody else, or be no TVM RPC server"
-        ) from None
-    except OSError as error:
-        raise BoardError(
-            f"{name}: nothing answers at {host}:{port} ({error}); "
-            "is TVM's RPC server running there (python -m tvm.exec.rpc_server)?"
-        ) from error
-    if answer != base.RPC_CODE_MISMATCH:
-        raise BoardError(f"{name}: {host}:{port} is no TVM RPC server")
+    def _connect(self) -> Session:
+        address, match_key = request_board(
+            self._address, self._key, timeout=self._connect_timeout, name=self.name
+        )
+        return connect(
+            address,
+            connect_timeout=self._connect_timeout,
+            session_timeout=self._session_timeout,
+            key=match_key,
+            name=self.name,
+        )

@@ -1,0 +1,217 @@
+"""Opening TVM RPC sessions within time limits, and ending those that outlive theirs.
+
+TVM's client waits forever: for a silent peer while connecting, for a tracker without a free board,
+and for a board that hangs or was unplugged in the middle of a call. Here every wait has an end. A
+knock with a time limit goes before the connection (the server logs it as a mismatched key), the
+tracker is asked in TVM's own words but over a socket that times out, and an open session's socket
+is watched: keep-alive probes notice a board that is gone, a timer one that is stuck.
+
+Sharp edge: TVM hands out no socket, so it is found among this process's open files, which works on
+Linux; elsewhere sessions are not watched from this side.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+import struct
+import threading
+from pathlib import Path
+from typing import Any
+
+from jaxeff_export.boards.board import BoardError
+
+Address = tuple[str, int]
+
+_GRACE = 3.0  # seconds that the server has to end an expired session before this side does
+_KEEP_ALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
+_UNACKNOWLEDGED_MS = 30_000
+
+
+class Session:
+    """An open session and the watch over it.
+
+    Attributes:
+      remote: TVM's ``RPCSession``.
+      cut: whether the time limit was enforced from this side, because the board did not.
+    """
+
+    def __init__(self, remote: Any, connection: socket.socket | None, limit: float) -> None:
+        self.remote = remote
+        self.cut = False
+        self._connection = connection
+        self._timer: threading.Timer | None = None
+        if connection is not None:
+            _keep_alive(connection)
+            if limit > 0:
+                self._timer = threading.Timer(limit + _GRACE, self._end)
+                self._timer.daemon = True
+                self._timer.start()
+
+    def close(self) -> None:
+        """Lets go of the session; it ends once nothing on the board is referred to any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._connection is not None:
+            self._connection.close()
+        self.remote = None
+
+    def _end(self) -> None:
+        assert self._connection is not None
+        self.cut = True
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+
+
+def connect(
+    address: Address, *, connect_timeout: float, session_timeout: float, key: str, name: str
+) -> Session:
+    """Opens a TVM RPC session.
+
+    Args:
+      address: host and port of TVM's RPC server.
+      connect_timeout: seconds until an unanswered connection is given up.
+      session_timeout: seconds after which the session is ended; 0 for never.
+      key: the server's device key, or the match key that a tracker handed out.
+      name: of the board, for messages.
+
+    Raises:
+      BoardError: if nobody listens there, nobody answers in time, or the answer is not TVM's.
+    """
+    from tvm import rpc
+
+    host, port = address
+    _knock(address, connect_timeout, name)
+    before = _open_sockets()
+    try:
+        remote = rpc.connect(host, port, key, session_timeout=session_timeout)
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or ["no reason given"])[-1]
+        raise BoardError(f"{name}: {host}:{port} refuses the session: {reason}") from error
+    return Session(remote, _socket_to(address, _open_sockets() - before), session_timeout)
+
+
+def request_board(tracker: Address, key: str, *, timeout: float, name: str) -> tuple[Address, str]:
+    """Asks a tracker for a free board.
+
+    Args:
+      tracker: host and port of TVM's RPC tracker.
+      key: the boards' device key.
+      timeout: seconds to wait for an answer, and for a board to become free.
+      name: of the board, for messages.
+
+    Returns:
+      The board's address and the match key it expects.
+
+    Raises:
+      BoardError: if no tracker answers there, it knows no such board, or all are busy.
+    """
+    from tvm.rpc import base
+
+    host, port = tracker
+    connected = asked = False
+    try:
+        with socket.create_connection(tracker, timeout=timeout) as connection:
+            connected = True
+            connection.sendall(struct.pack("<i", base.RPC_TRACKER_MAGIC))
+            if struct.unpack("<i", base.recvall(connection, 4))[0] != base.RPC_TRACKER_MAGIC:
+                raise ConnectionError("it answers, but not as a tracker")
+            base.sendjson(connection, [base.TrackerCode.SUMMARY])
+            known = _known_keys(base.recvjson(connection)[1])
+            if key not in known:
+                raise BoardError(
+                    f"{name}: the tracker has no board {key!r}; "
+                    f"it has {', '.join(sorted(known)) or 'none at all'}"
+                )
+            base.sendjson(connection, [base.TrackerCode.REQUEST, key, "", 1])
+            asked = True
+            code, (board_host, board_port, match_key) = base.recvjson(connection)
+            if code != base.TrackerCode.SUCCESS:
+                raise BoardError(f"{name}: the tracker refuses a board {key!r}")
+    except TimeoutError:
+        waiting = f"no board {key!r} became free" if asked else f"{host}:{port} did not answer"
+        raise BoardError(f"{name}: {waiting} within {timeout:g} s") from None
+    except OSError as error:
+        if connected:
+            raise BoardError(
+                f"{name}: {host}:{port} is no TVM RPC tracker ({error}); "
+                f"a board that needs none is rpc://{host}:{port}"
+            ) from error
+        raise BoardError(
+            f"{name}: nothing answers at {host}:{port} ({error}); "
+            "is it running there (python -m tvm.exec.rpc_tracker)?"
+        ) from error
+    return (board_host, board_port), match_key
+
+
+def _known_keys(summary: dict[str, Any]) -> set[str]:
+    return {str(server["key"]).removeprefix("server:") for server in summary["server_info"]}
+
+
+def _knock(address: Address, timeout: float, name: str) -> None:
+    """Makes sure, within a time limit, that a TVM RPC server is there and free.
+
+    It knocks with a device key that no server has and expects to be turned away: a client that
+    goes through the handshake and then hangs up would end TVM's server.
+    """
+    from tvm.rpc import base
+
+    host, port = address
+    connected = False
+    try:
+        with socket.create_connection(address, timeout=timeout) as connection:
+            connected = True
+            greeting = f"client:{secrets.token_hex(8)}".encode()
+            connection.sendall(struct.pack("<ii", base.RPC_MAGIC, len(greeting)) + greeting)
+            if struct.unpack("<i", base.recvall(connection, 4))[0] != base.RPC_CODE_MISMATCH:
+                raise ConnectionError("it answers, but not as a server")
+    except TimeoutError:
+        raise BoardError(
+            f"{name}: {host}:{port} did not answer within {timeout:g} s; it may be switched off, "
+            "serving somebody else, stuck after a crash, or be no TVM RPC server"
+        ) from None
+    except OSError as error:
+        if connected:
+            raise BoardError(
+                f"{name}: {host}:{port} is no TVM RPC server ({error}); "
+                f"a tracker's boards are rpc://{host}:{port}/key"
+            ) from error
+        raise BoardError(
+            f"{name}: nothing answers at {host}:{port} ({error}); "
+            "is TVM's RPC server running there (python -m tvm.exec.rpc_server)?"
+        ) from error
+
+
+def _open_sockets() -> set[str]:
+    """The names under ``/proc/self/fd`` that are sockets, each with the socket's number."""
+    found = set()
+    for entry in Path("/proc/self/fd").glob("*"):
+        with contextlib.suppress(OSError):
+            if (target := os.readlink(entry)).startswith("socket:"):
+                found.add(f"{entry.name} {target}")
+    return found
+
+
+def _socket_to(address: Address, candidates: set[str]) -> socket.socket | None:
+    """A second handle of the candidate that is connected to `address`."""
+    host, port = address
+    with contextlib.suppress(OSError):
+        peers = {info[4][:2] for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
+        for candidate in candidates:
+            with contextlib.suppress(OSError):
+                connection = socket.socket(fileno=os.dup(int(candidate.split()[0])))
+                if connection.getpeername()[:2] in peers:
+                    return connection
+                connection.close()
+    return None
+
+
+def _keep_alive(connection: socket.socket) -> None:
+    """Has the operating system notice, within half a minute, that the other end is gone."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    options = {**_KEEP_ALIVE, "TCP_USER_TIMEOUT": _UNACKNOWLEDGED_MS}
+    for option, value in options.items():
+        if hasattr(socket, option):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
