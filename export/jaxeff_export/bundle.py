@@ -1,7 +1,8 @@
 """A deployed model: one folder with all that running it takes, and the proof that it runs right.
 
-    library.so        the compiled function, taking the parameters and the data
+    library.so        the compiled function, taking what is bound and the data
     parameters.npz    the bound arrays (a trained posterior), no pickle
+    derived.npz       what the function computes of them alone (squares of weights), computed once
     artifact.zip      the StableHLO artifact the library was compiled from
     selfcheck.npz     inputs, and the outputs JAX computed from them
     manifest.json     shapes, dtypes, target, versions, and the checksum of every file
@@ -32,18 +33,20 @@ from jaxeff_export.boards import Board, make_board
 from jaxeff_export.manifest import BundleError, Manifest
 from jaxeff_export.runner import Runner
 from jaxeff_export.selfcheck import SelfCheck
+from jaxeff_export.signature import TensorSpec
 from jaxeff_export.timing import OperatorTime, Timing, require_timed
 
 __all__ = ["Bundle", "BundleError"]
 
-LIBRARY, PARAMETERS, ARTIFACT, SELFCHECK = (
+LIBRARY, PARAMETERS, DERIVED, ARTIFACT, SELFCHECK = (
     "library.so",
     "parameters.npz",
+    "derived.npz",
     "artifact.zip",
     "selfcheck.npz",
 )
 MANIFEST = "manifest.json"
-_FILES = (LIBRARY, PARAMETERS, ARTIFACT, SELFCHECK)
+_FILES = (LIBRARY, PARAMETERS, DERIVED, ARTIFACT, SELFCHECK)
 
 
 class Bundle:
@@ -81,7 +84,7 @@ class Bundle:
             bundle = cls(folder, Manifest.from_bytes(data))
             for name in _FILES:
                 bundle._read(name)
-            _ = bundle.parameters, bundle.recorded, bundle.artifact
+            _ = bundle.operands, bundle.recorded, bundle.artifact
         except BundleError as error:
             raise BundleError(f"{folder}: {error}") from error
         return bundle
@@ -112,6 +115,12 @@ class Bundle:
     def parameters(self) -> list[np.ndarray]:
         """The bound arrays, in the order of ``manifest.parameters``."""
         return self._arrays(PARAMETERS, self.manifest.parameters)
+
+    @property
+    def operands(self) -> list[np.ndarray]:
+        """What the library takes before the data: parameters, and arrays derived from them."""
+        bound = [*self.parameters, *self._arrays(DERIVED, self.manifest.derived)]
+        return [bound[index] for index in self.manifest.operands]
 
     @property
     def recorded(self) -> tuple[list[np.ndarray], list[np.ndarray]]:
@@ -200,7 +209,7 @@ class Bundle:
         return Runner(
             self.manifest,
             self.folder / LIBRARY,
-            self.parameters,
+            self.operands,
             self.recorded,
             board,
             self._treedef,
@@ -260,6 +269,8 @@ class Parts:
       library: the compiled library's file; it is copied.
       artifact: what it was compiled from.
       parameters: the values of the artifact's first inputs, which the bundle binds.
+      derived: the arrays computed from them.
+      operands: what the library takes first, as indices into parameters followed by derived arrays.
       inputs: the values of the others, for the self-check.
       outputs: what JAX computed from them.
       target_name: the target as it was asked for.
@@ -272,6 +283,8 @@ class Parts:
     library: Path
     artifact: Artifact
     parameters: Sequence[np.ndarray]
+    derived: Sequence[np.ndarray]
+    operands: tuple[int, ...]
     inputs: Sequence[np.ndarray]
     outputs: Sequence[np.ndarray]
     target_name: str
@@ -306,6 +319,7 @@ def write_bundle(parts: Parts, path: str | Path | None = None) -> Bundle:
     with new_folder(path, MANIFEST) as folder:
         shutil.copyfile(parts.library, folder / LIBRARY)
         (folder / PARAMETERS).write_bytes(pack_arrays(parts.parameters))
+        (folder / DERIVED).write_bytes(pack_arrays(parts.derived))
         (folder / SELFCHECK).write_bytes(pack_arrays([*parts.inputs, *parts.outputs]))
         (folder / ARTIFACT).write_bytes(artifact.to_bytes())
         files = {}
@@ -318,6 +332,11 @@ def write_bundle(parts: Parts, path: str | Path | None = None) -> Bundle:
             machine=parts.machine,
             arguments=artifact.arguments[1:],
             parameters=artifact.inputs[:bound],
+            derived=tuple(
+                TensorSpec(f"derived[{index}]", array.shape, str(array.dtype))
+                for index, array in enumerate(parts.derived)
+            ),
+            operands=parts.operands,
             inputs=artifact.inputs[bound:],
             outputs=artifact.outputs,
             structure=artifact.structure,

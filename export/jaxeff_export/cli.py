@@ -40,6 +40,7 @@ def inspect(bundle: BundlePath) -> None:
         table.add_column(heading)
     groups: tuple[tuple[str, tuple[TensorSpec, ...]], ...] = (
         ("parameter", manifest.parameters),
+        ("derived", manifest.derived),
         ("input", manifest.inputs),
         ("output", manifest.outputs),
     )

@@ -1,7 +1,8 @@
 """From a function and its trained parameters to a bundle: the whole road in one call.
 
-export (JAX to StableHLO), import (StableHLO to Relax), compile (Relax to machine code), link, and
-record what JAX itself computes, so that every board can be checked against it.
+export (JAX to StableHLO), import (StableHLO to Relax), compute what depends on the parameters
+alone, compile the rest (Relax to machine code), link, and record what JAX itself computes, so that
+every board can be checked against it.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -20,6 +21,9 @@ from jaxeff_export.instrument import instrument_sources
 from jaxeff_export.signature import SignatureError, dtype_of
 from jaxeff_export.target import resolve_target, target_machine
 from jaxeff_export.toolchain import ToolchainError, find_linker
+
+if TYPE_CHECKING:
+    from jaxeff_export.lifting import Lifted
 
 
 def deploy(
@@ -52,6 +56,7 @@ def deploy(
     """
     from jaxeff_export.compilation import compile_module
     from jaxeff_export.importer import import_stablehlo
+    from jaxeff_export.lifting import lift_parameters
 
     if not example_args:
         raise SignatureError("example_args is empty; give (params, *inputs)")
@@ -67,7 +72,8 @@ def deploy(
     ]
     outputs, treedef = _reference(f, example_args, [spec.name for spec in artifact.outputs])
 
-    executable = compile_module(import_stablehlo(artifact.stablehlo), resolved)
+    lifted = lift_parameters(import_stablehlo(artifact.stablehlo), bound)
+    executable = compile_module(lifted.main, resolved)
     with tempfile.TemporaryDirectory(prefix="jaxeff-link-") as workspace:
         library = Path(workspace) / "library.so"
         try:
@@ -81,6 +87,8 @@ def deploy(
             library=library,
             artifact=artifact,
             parameters=values[:bound],
+            derived=_derived(lifted, values[:bound]),
+            operands=lifted.operands,
             inputs=values[bound:],
             outputs=outputs,
             target_name=target if isinstance(target, str) else str(resolved.get("mcpu", "custom")),
@@ -100,6 +108,19 @@ def _concrete(example_args: Sequence[Any]) -> list[Any]:
             "self-check it records; export takes shapes alone"
         )
     return leaves
+
+
+def _derived(lifted: Lifted, parameters: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """What depends on the parameters alone, computed on this machine whatever the target."""
+    import tvm
+
+    from jaxeff_export.compilation import compile_module
+
+    if lifted.derive is None:
+        return []
+    machine = tvm.relax.VirtualMachine(compile_module(lifted.derive), tvm.cpu())
+    arrays = machine["main"](*(tvm.runtime.tensor(value) for value in parameters))
+    return [array.numpy() for array in arrays]
 
 
 def _reference(

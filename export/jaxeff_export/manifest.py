@@ -11,7 +11,7 @@ from jaxeff_export.signature import TensorSpec
 from jaxeff_export.structure import Description, count_leaves
 
 FORMAT = "jaxeff-bundle"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 class BundleError(ValueError):
@@ -27,7 +27,10 @@ class Manifest:
       target: the TVM target dict the library was compiled for.
       machine: the processor architecture of the library.
       arguments: the names of the data arguments, which `run` takes.
-      parameters: the bound arrays, which come first in the library's arguments.
+      parameters: the bound arrays.
+      derived: the arrays computed from them when the bundle was made.
+      operands: what the library takes first, as indices into the parameters followed by the derived
+        arrays.
       inputs: the flattened data arguments, which come after them.
       outputs: the flattened results.
       structure: the description of the result's pytree.
@@ -40,6 +43,8 @@ class Manifest:
     machine: str
     arguments: tuple[str, ...]
     parameters: tuple[TensorSpec, ...]
+    derived: tuple[TensorSpec, ...]
+    operands: tuple[int, ...]
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     structure: Description = field(repr=False)
@@ -57,6 +62,8 @@ class Manifest:
                 "machine": self.machine,
                 "arguments": list(self.arguments),
                 "parameters": [spec.to_json() for spec in self.parameters],
+                "derived": [spec.to_json() for spec in self.derived],
+                "operands": list(self.operands),
                 "inputs": [spec.to_json() for spec in self.inputs],
                 "outputs": [spec.to_json() for spec in self.outputs],
                 "structure": self.structure,
@@ -90,6 +97,8 @@ class Manifest:
                 machine=content["machine"],
                 arguments=tuple(content["arguments"]),
                 parameters=_specs(content["parameters"]),
+                derived=_specs(content["derived"]),
+                operands=tuple(content["operands"]),
                 inputs=_specs(content["inputs"]),
                 outputs=_specs(content["outputs"]),
                 structure=content["structure"],
@@ -101,6 +110,9 @@ class Manifest:
             raise BundleError(f"manifest.json lacks an entry: {error}") from error
         if leaves != len(manifest.outputs):
             raise BundleError("manifest.json contradicts itself: structure and outputs differ")
+        bound = range(len(manifest.parameters) + len(manifest.derived))
+        if any(index not in bound for index in manifest.operands):
+            raise BundleError("manifest.json contradicts itself: an operand is no bound array")
         return manifest
 
 

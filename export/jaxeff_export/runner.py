@@ -1,4 +1,4 @@
-"""A bundle on a board: loaded once, its parameters resident there, ready to be called.
+"""A bundle on a board: loaded once, what it binds resident there, ready to be called.
 
 Sharp edge: objects on a remote board live as long as the connection. A runner must not be used
 after its board was left.
@@ -32,7 +32,7 @@ class Runner:
     Args:
       manifest: the bundle's.
       library: the compiled library's file.
-      parameters: the bound arrays, in the manifest's order.
+      operands: the arrays the library takes before the data.
       recorded: the self-check's flattened inputs and outputs.
       board: an open board.
       treedef: the exact structure of results, where this process knows it.
@@ -45,14 +45,14 @@ class Runner:
         self,
         manifest: Manifest,
         library: Path,
-        parameters: Sequence[np.ndarray],
+        operands: Sequence[np.ndarray],
         recorded: tuple[list[np.ndarray], list[np.ndarray]],
         board: Board,
         treedef: Any = None,
     ) -> None:
         self._manifest = manifest
         self._library = library
-        self._bound = parameters
+        self._bound = operands
         self._recorded = recorded
         self._board = board
         self._treedef = treedef
@@ -60,7 +60,7 @@ class Runner:
         self._closed = False
         self._loaded: Any = None
         self._machine: Any = None
-        self._parameters: list[Any] = []
+        self._operands: list[Any] = []
         self._on_board(
             f"load the library, which is for {manifest.machine} ({manifest.target_name})",
             lambda: None,
@@ -150,7 +150,7 @@ class Runner:
         def measure() -> list[tuple[str, int, int]]:
             # A virtual machine of its own: the one that serves stays without an instrument.
             machine, instrument = self._new_machine(), Instrument(self._loaded)
-            machine.set_input("main", *self._parameters, *self._put(self._recorded[0]))
+            machine.set_input("main", *self._operands, *self._put(self._recorded[0]))
             machine.invoke_stateful("main")  # warm-up
             instrument.attach(machine)
             for _ in range(number):
@@ -178,7 +178,7 @@ class Runner:
         ]
 
     def _set_inputs(self, leaves: Sequence[np.ndarray]) -> None:
-        self._machine.set_input("main", *self._parameters, *self._put(leaves))
+        self._machine.set_input("main", *self._operands, *self._put(leaves))
 
     def _put(self, arrays: Sequence[np.ndarray]) -> list[Any]:
         import tvm
@@ -189,7 +189,7 @@ class Runner:
     def _load(self) -> None:
         self._loaded = self._board.load(self._library)
         self._machine = self._new_machine()
-        self._parameters = self._put(self._bound)
+        self._operands = self._put(self._bound)
 
     def _new_machine(self) -> Any:
         from tvm.runtime.vm import VirtualMachine
@@ -230,7 +230,7 @@ class Runner:
     def _let_go(self) -> None:
         self._machine = None
         self._loaded = None
-        self._parameters = []
+        self._operands = []
 
 
 def _given_up(lost: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""A small function with a posterior in, a pytree out, and nothing the importer could stumble on."""
+"""A small function with a posterior in, a pytree out, and squares of weights to be lifted."""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,11 @@ from jaxeff.moments import Gaussian
 def mlp(params, x):
     hidden = jax.nn.relu(x @ params["w1"].mean + params["b1"])
     out = hidden @ params["w2"]
-    return {"logits": Gaussian(out, jnp.exp(0.1 * out)), "hidden": (hidden, [hidden.sum()])}
+    spread = jnp.square(hidden) @ jnp.square(params["w2"])
+    return {
+        "logits": Gaussian(out, jnp.exp(0.1 * out) + spread),
+        "hidden": (hidden, [hidden.sum()]),
+    }
 
 
 def parameters(seed=0):

@@ -73,8 +73,19 @@ def test_a_loaded_bundle_rebuilds_the_structure_from_its_description(deployed):
 def test_parameters_are_bound_at_run_time_not_compiled_in(folder):
     other = parameters(seed=5)
     rewrite(folder, "parameters.npz", pack_arrays([np.asarray(v) for v in jax.tree.leaves(other)]))
+    rewrite(folder, "derived.npz", pack_arrays([np.square(other["w2"])]))
     x = inputs(seed=7)
     assert_close(Bundle.load(folder).run(x), mlp(other, x))
+
+
+def test_squares_of_weights_are_in_the_bundle_and_not_in_the_library(deployed):
+    (derived,) = deployed.manifest.derived
+    assert (derived.shape, derived.dtype) == ((16, 4), "float32")
+    names = [spec.name for spec in deployed.manifest.parameters]
+    taken = [names[i] for i in deployed.manifest.operands if i < len(names)]
+    assert taken == ["params['b1']", "params['w1'].mean", "params['w2']"]
+    *_, w2, square = deployed.operands
+    np.testing.assert_array_equal(square, np.square(w2))
 
 
 def test_self_check_passes_and_can_fail(deployed, folder):
@@ -135,6 +146,18 @@ def test_every_byte_of_the_manifest_counts(folder):
         Bundle.load(folder)
 
 
+def test_a_manifest_and_arrays_that_do_not_fit_are_refused(folder):
+    rewrite(folder, "derived.npz", pack_arrays([np.zeros((4, 16), np.float32)]))
+    with pytest.raises(BundleError, match=r"derived\.npz is damaged: .*\(4, 16\), not \(16, 4\)"):
+        Bundle.load(folder)
+
+
+def test_an_operand_that_is_not_bound_is_refused(folder):
+    reseal(folder, operands=(0, 99))
+    with pytest.raises(BundleError, match="an operand is no bound array"):
+        Bundle.load(folder)
+
+
 def test_a_library_damaged_after_loading_is_not_run(folder):
     bundle = Bundle.load(folder)
     (folder / "library.so").write_bytes(b"\x7fELF")
@@ -144,8 +167,8 @@ def test_a_library_damaged_after_loading_is_not_run(folder):
 
 def test_another_format_version_is_refused(folder):
     content = unsealed((folder / MANIFEST).read_bytes())
-    (folder / MANIFEST).write_bytes(sealed({**content, "format_version": 2}))
-    with pytest.raises(BundleError, match=r"format version 2, this jaxeff reads 1"):
+    (folder / MANIFEST).write_bytes(sealed({**content, "format_version": 3}))
+    with pytest.raises(BundleError, match=r"format version 3, this jaxeff reads 2"):
         Bundle.load(folder)
 
 

@@ -22,7 +22,14 @@ def call(*arguments):
 def test_inspect(folder):
     result = call("inspect", folder)
     assert result.exit_code == 0
-    for text in ("params['w1'].mean", "8×16", "result['logits'].var", "library.so", "intact"):
+    for text in (
+        "params['w1'].mean",
+        "8×16",
+        "derived[0]",
+        "result['logits'].var",
+        "library.so",
+        "intact",
+    ):
         assert text in result.stdout
 
 

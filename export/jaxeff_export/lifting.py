@@ -1,0 +1,142 @@
+"""What a function computes of its parameters alone, taken out of it.
+
+A bundle binds the parameters, so the squares of weights, transposed and converted weights, and sums
+over them need computing once, when the bundle is made, and not in every call.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import tvm
+from tvm import relax, tirx
+
+GROWTH = 2  # how many times the bytes it is computed from a derived array may take
+
+
+@dataclasses.dataclass(frozen=True)
+class Lifted:
+    """A module in two parts.
+
+    Attributes:
+        main: a module whose ``main`` takes the `operands`, and after them the data.
+        derive: a module whose ``main`` takes the parameters and returns a tuple of derived arrays;
+            None if there are none.
+        operands: what ``main`` takes first, as indices into parameters followed by derived arrays;
+            parameters it has no use for are left out.
+    """
+
+    main: tvm.IRModule
+    derive: tvm.IRModule | None
+    operands: tuple[int, ...]
+
+
+def lift_parameters(mod: tvm.IRModule, count: int) -> Lifted:
+    """Split a module into what depends on its parameters alone and the rest.
+
+    Derived arrays that are much larger than what they come from (a broadcast) stay where they are
+    used, and so do views, which cost nothing.
+
+    Args:
+        mod: an imported module; it is not changed.
+        count: how many of the first arguments of ``main`` are parameters.
+    """
+    main = mod["main"]
+    parameters, inputs = list(main.params[:count]), list(main.params[count:])
+    (block,) = main.body.blocks
+    sources = _sources(block.bindings, parameters, inputs)
+
+    result = main.body.body
+    kept, lifted, used = _partition(block.bindings, sources, result)
+    derived = [relax.Var(f"derived{i}", binding.var.ty) for i, binding in enumerate(lifted)]
+    named = [relax.VarBinding(b.var, new) for b, new in zip(lifted, derived, strict=True)]
+    available = [*parameters, *derived]
+    operands = tuple(i for i, v in enumerate(available) if i >= count or v in used)
+    body = relax.SeqExpr([relax.DataflowBlock([*named, *kept])], result)
+    params = [*(available[i] for i in operands), *inputs]
+    rest = relax.Function(params, body, main.ret_ty, main.is_pure, main.attrs)
+    derive = _derivation(block.bindings, parameters, lifted)
+    return Lifted(_with_main(mod, rest), _with_main(mod, derive) if lifted else None, operands)
+
+
+_Sources = dict[relax.Var, frozenset[relax.Var] | None]
+
+
+def _sources(
+    bindings: list[relax.VarBinding], parameters: list[relax.Var], inputs: list[relax.Var]
+) -> _Sources:
+    """Per variable the parameters it is computed from, or None where data takes part."""
+    sources: _Sources = {parameter: frozenset([parameter]) for parameter in parameters}
+    sources |= dict.fromkeys(inputs)
+    for binding in bindings:
+        found: frozenset[relax.Var] | None = frozenset()
+        for var in relax.analysis.free_vars(binding.value):
+            theirs = sources[var]
+            found = None if found is None or theirs is None else found | theirs
+        sources[binding.var] = found
+    return sources
+
+
+def _partition(
+    bindings: list[relax.VarBinding], sources: _Sources, result: relax.Var
+) -> tuple[list[relax.VarBinding], list[relax.VarBinding], set[relax.Var]]:
+    """The bindings that stay, those whose values are derived arrays, and what is used of either."""
+    used = {result}
+    kept, lifted = [], []
+    for binding in reversed(bindings):
+        if binding.var not in used:
+            continue
+        if _is_worth_lifting(binding, sources[binding.var]):
+            lifted.append(binding)
+        else:
+            kept.append(binding)
+            used.update(relax.analysis.free_vars(binding.value))
+    return kept[::-1], lifted[::-1], used
+
+
+def _is_worth_lifting(binding: relax.VarBinding, sources: frozenset[relax.Var] | None) -> bool:
+    if not sources or not isinstance(binding.var.ty, relax.TensorType) or _is_view(binding.value):
+        return False
+    size, *theirs = (_bytes(var) for var in (binding.var, *sources))
+    return size is not None and None not in theirs and size <= GROWTH * sum(filter(None, theirs))
+
+
+def _is_view(value: relax.Expr) -> bool:
+    if isinstance(value, relax.Var):
+        return True
+    return isinstance(value, tvm.ir.Call) and value.op == tvm.ir.Op.get("relax.reshape")
+
+
+def _bytes(var: relax.Var) -> int | None:
+    """The size of a tensor, or None where it is not known before the call."""
+    shape = var.ty.shape
+    if not isinstance(shape, relax.ShapeExpr) or not all(isinstance(n, tirx.IntImm) for n in shape):
+        return None
+    return math.prod(int(n) for n in shape) * tvm.DataType(var.ty.dtype).itemsize
+
+
+def _derivation(
+    bindings: list[relax.VarBinding], parameters: list[relax.Var], lifted: list[relax.VarBinding]
+) -> relax.Function:
+    """A function from parameters to derived arrays."""
+    used = {binding.var for binding in lifted}
+    needed = []
+    for binding in reversed(bindings):
+        if binding.var in used:
+            needed.append(binding)
+            used.update(relax.analysis.free_vars(binding.value))
+    arrays = relax.Tuple([binding.var for binding in lifted])
+    kind = relax.TupleType([binding.var.ty for binding in lifted])
+    result = relax.Var("derived", kind)
+    block = relax.DataflowBlock([*needed[::-1], relax.VarBinding(result, arrays)])
+    return relax.Function(parameters, relax.SeqExpr([block], result), kind).with_attr(
+        "global_symbol", "main"
+    )
+
+
+def _with_main(mod: tvm.IRModule, function: relax.Function) -> tvm.IRModule:
+    result = mod.clone()
+    result["main"] = function
+    passes = [relax.transform.CanonicalizeBindings(), relax.transform.DeadCodeElimination()]
+    return tvm.transform.Sequential(passes)(result)
