@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from jaxeff_export.artifact import Artifact, ArtifactError, export
 from jaxeff_export.boards import Board, BoardError
 from jaxeff_export.bundle import Bundle, BundleError
-from jaxeff_export.deploy import deploy
+from jaxeff_export.deploy import deploy, deploy_artifact
 from jaxeff_export.signature import SignatureError
 from jaxeff_export.target import ARM_TARGETS, TargetError, resolve_target, target_names
 from jaxeff_export.toolchain import ToolchainError
@@ -43,6 +43,7 @@ __all__ = [
     "UnsupportedOpError",
     "compile_module",
     "deploy",
+    "deploy_artifact",
     "export",
     "import_stablehlo",
     "resolve_target",

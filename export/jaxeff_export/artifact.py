@@ -64,6 +64,16 @@ class Artifact:
     versions: Mapping[str, str] = field(repr=False)
 
     @property
+    def parameter_count(self) -> int:
+        """How many of the inputs are leaves of the first argument, a bundle's parameters."""
+        first = self.arguments[0] if self.arguments else ""
+        paths = (spec.name.removeprefix(first) for spec in self.inputs)
+        return sum(
+            spec.name.startswith(first) and path[:1] in ("", "[", ".")
+            for spec, path in zip(self.inputs, paths, strict=True)
+        )
+
+    @property
     def text(self) -> str:
         """The module as MLIR text, for reading."""
         return str(jax.export.deserialize(bytearray(self.exported)).mlir_module())

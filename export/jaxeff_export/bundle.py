@@ -5,6 +5,7 @@
     derived.npz       what the function computes of them alone (squares of weights), computed once
     artifact.zip      the StableHLO artifact the library was compiled from
     selfcheck.npz     inputs, and the outputs JAX computed from them
+    run.py            runs the bundle on a device that has TVM's runtime and numpy, nothing else
     manifest.json     shapes, dtypes, target, versions, and the checksum of every file
 
 Sharp edges: loading a library runs native code, so load bundles only from where you would install
@@ -15,11 +16,7 @@ version that compiled it.
 from __future__ import annotations
 
 import contextlib
-import shutil
-import tempfile
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -27,26 +24,26 @@ from typing import Any
 import numpy as np
 
 from jaxeff_export.archive import digest, new_folder
-from jaxeff_export.arrays import pack_arrays, unpack_arrays
+from jaxeff_export.arrays import unpack_arrays
 from jaxeff_export.artifact import Artifact, ArtifactError
 from jaxeff_export.boards import Board, make_board
 from jaxeff_export.manifest import BundleError, Manifest
 from jaxeff_export.runner import Runner
 from jaxeff_export.selfcheck import SelfCheck
-from jaxeff_export.signature import TensorSpec
 from jaxeff_export.timing import OperatorTime, Timing, require_timed
 
 __all__ = ["Bundle", "BundleError"]
 
-LIBRARY, PARAMETERS, DERIVED, ARTIFACT, SELFCHECK = (
+LIBRARY, PARAMETERS, DERIVED, ARTIFACT, SELFCHECK, PROGRAM = (
     "library.so",
     "parameters.npz",
     "derived.npz",
     "artifact.zip",
     "selfcheck.npz",
+    "run.py",
 )
 MANIFEST = "manifest.json"
-_FILES = (LIBRARY, PARAMETERS, DERIVED, ARTIFACT, SELFCHECK)
+FILES = (LIBRARY, PARAMETERS, DERIVED, ARTIFACT, SELFCHECK, PROGRAM)
 
 
 class Bundle:
@@ -82,7 +79,7 @@ class Bundle:
             raise BundleError(f"{folder} is no bundle: it has no readable {MANIFEST}") from error
         try:
             bundle = cls(folder, Manifest.from_bytes(data))
-            for name in _FILES:
+            for name in FILES:
                 bundle._read(name)
             _ = bundle.operands, bundle.recorded, bundle.artifact
         except BundleError as error:
@@ -98,7 +95,7 @@ class Bundle:
         """
         path = Path(path)
         with new_folder(path, MANIFEST) as folder:
-            for name in _FILES:
+            for name in FILES:
                 (folder / name).write_bytes(self._read(name))
             (folder / MANIFEST).write_bytes(self.manifest.to_bytes())
         return Bundle(path, self.manifest, self._treedef)
@@ -259,89 +256,3 @@ class Bundle:
         if digest(data) != facts["sha256"]:
             raise BundleError(f"{name} is damaged: its checksum differs from the manifest's")
         return data
-
-
-@dataclass(frozen=True, kw_only=True)
-class Parts:
-    """What a bundle is put together from.
-
-    Attributes:
-      library: the compiled library's file; it is copied.
-      artifact: what it was compiled from.
-      parameters: the values of the artifact's first inputs, which the bundle binds.
-      derived: the arrays computed from them.
-      operands: what the library takes first, as indices into parameters followed by derived arrays.
-      inputs: the values of the others, for the self-check.
-      outputs: what JAX computed from them.
-      target_name: the target as it was asked for.
-      target: the TVM target dict.
-      machine: the library's processor architecture.
-      versions: of the packages that made it.
-      treedef: the exact structure of results, if this process knows it.
-    """
-
-    library: Path
-    artifact: Artifact
-    parameters: Sequence[np.ndarray]
-    derived: Sequence[np.ndarray]
-    operands: tuple[int, ...]
-    inputs: Sequence[np.ndarray]
-    outputs: Sequence[np.ndarray]
-    target_name: str
-    target: Mapping[str, Any]
-    machine: str
-    versions: Mapping[str, str]
-    treedef: Any = None
-
-
-def write_bundle(parts: Parts, path: str | Path | None = None) -> Bundle:
-    """Puts a bundle's parts into a folder, whole or not at all.
-
-    Args:
-      parts: what goes in.
-      path: the folder; None for a temporary one that lives as long as the bundle object.
-
-    Raises:
-      FileExistsError: if `path` holds something that is no bundle.
-    """
-    if path is None:
-        home = Path(tempfile.mkdtemp(prefix="jaxeff-bundle-"))
-        try:
-            bundle = write_bundle(parts, home / "bundle")
-        except BaseException:
-            shutil.rmtree(home, ignore_errors=True)
-            raise
-        weakref.finalize(bundle, shutil.rmtree, home, ignore_errors=True)
-        return bundle
-    path = Path(path)
-    bound = len(parts.parameters)
-    artifact = parts.artifact
-    with new_folder(path, MANIFEST) as folder:
-        shutil.copyfile(parts.library, folder / LIBRARY)
-        (folder / PARAMETERS).write_bytes(pack_arrays(parts.parameters))
-        (folder / DERIVED).write_bytes(pack_arrays(parts.derived))
-        (folder / SELFCHECK).write_bytes(pack_arrays([*parts.inputs, *parts.outputs]))
-        (folder / ARTIFACT).write_bytes(artifact.to_bytes())
-        files = {}
-        for name in _FILES:
-            content = (folder / name).read_bytes()
-            files[name] = {"size": len(content), "sha256": digest(content)}
-        manifest = Manifest(
-            target_name=parts.target_name,
-            target=parts.target,
-            machine=parts.machine,
-            arguments=artifact.arguments[1:],
-            parameters=artifact.inputs[:bound],
-            derived=tuple(
-                TensorSpec(f"derived[{index}]", array.shape, str(array.dtype))
-                for index, array in enumerate(parts.derived)
-            ),
-            operands=parts.operands,
-            inputs=artifact.inputs[bound:],
-            outputs=artifact.outputs,
-            structure=artifact.structure,
-            versions=parts.versions,
-            files=files,
-        )
-        (folder / MANIFEST).write_bytes(manifest.to_bytes())
-    return Bundle(path, manifest, parts.treedef)

@@ -9,21 +9,26 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
-from jaxeff_export.artifact import export, package_versions
-from jaxeff_export.bundle import Bundle, Parts, write_bundle
+from jaxeff_export.artifact import Artifact, export, package_versions
+from jaxeff_export.assembly import Parts, write_bundle
+from jaxeff_export.bundle import Bundle
 from jaxeff_export.instrument import instrument_sources
-from jaxeff_export.signature import SignatureError, dtype_of
-from jaxeff_export.target import resolve_target, target_machine
+from jaxeff_export.signature import SignatureError, check_array, dtype_of
+from jaxeff_export.target import kernel_features, resolve_target, target_machine
 from jaxeff_export.toolchain import ToolchainError, find_linker
 
 if TYPE_CHECKING:
     from jaxeff_export.lifting import Lifted
+
+
+Progress = Callable[[str], None]
 
 
 def deploy(
@@ -31,6 +36,8 @@ def deploy(
     example_args: Sequence[Any],
     target: str | Mapping[str, Any] = "host",
     path: str | Path | None = None,
+    *,
+    progress: Progress | None = None,
 ) -> Bundle:
     """Compiles ``f(params, *inputs)`` into a bundle.
 
@@ -43,6 +50,7 @@ def deploy(
         dict.
       path: the bundle's folder, written whole or not at all; None for a temporary one that lives
         as long as the returned object.
+      progress: called with one line per step.
 
     Returns:
       The bundle; ``bundle.run(*inputs, board=...)`` calls it.
@@ -54,50 +62,136 @@ def deploy(
         example has NaN, which nothing can be checked against.
       UnsupportedOpError: if the function uses an operation the importer does not know.
     """
-    from jaxeff_export.compilation import compile_module
-    from jaxeff_export.importer import import_stablehlo
-    from jaxeff_export.lifting import lift_parameters
-
     if not example_args:
         raise SignatureError("example_args is empty; give (params, *inputs)")
-    resolved = resolve_target(target)
-    linker = find_linker(resolved)
+    place = _Target.of(target)
     leaves = _concrete(example_args)
-    bound = len(jax.tree.leaves(example_args[0]))
-
+    say = progress or _silence
+    say("exporting to StableHLO")
     artifact = export(f, example_args)
     values = [
         np.asarray(leaf).astype(dtype_of(spec.dtype), copy=False)
         for leaf, spec in zip(leaves, artifact.inputs, strict=True)
     ]
-    outputs, treedef = _reference(f, example_args, [spec.name for spec in artifact.outputs])
+    say("computing the reference with JAX")
+    results, treedef = jax.tree.flatten(jax.jit(f)(*example_args))
+    outputs = _reference(artifact, results)
+    example = _Example(artifact, values, len(jax.tree.leaves(example_args[0])), outputs, treedef)
+    return _build(example, place, path, say)
 
-    lifted = lift_parameters(import_stablehlo(artifact.stablehlo), bound)
-    executable = compile_module(lifted.main, resolved)
+
+def deploy_artifact(
+    artifact: Artifact,
+    arrays: Mapping[str, np.ndarray],
+    target: str | Mapping[str, Any] = "host",
+    path: str | Path | None = None,
+    *,
+    progress: Progress | None = None,
+) -> Bundle:
+    """Compiles a saved artifact into a bundle; its first argument is the parameters.
+
+    Args:
+      artifact: what `export` made.
+      arrays: the parameters and an example of the inputs, one array per name in
+        ``artifact.inputs``.
+      target: as for `deploy`.
+      path: as for `deploy`.
+      progress: as for `deploy`.
+
+    Returns:
+      The bundle.
+
+    Raises:
+      SignatureError: naming an array that is missing or of another shape or dtype.
+      TargetError: if the target is unknown.
+      ToolchainError: if no linker for it is installed, or linking fails.
+      UnsupportedOpError: if the artifact uses an operation the importer does not know.
+    """
+    place = _Target.of(target)
+    say = progress or _silence
+    if missing := [spec.name for spec in artifact.inputs if spec.name not in arrays]:
+        raise SignatureError(
+            f"{len(missing)} of the artifact's {len(artifact.inputs)} arrays are missing, "
+            f"first {missing[0]}"
+        )
+    values = [check_array(np.asarray(arrays[spec.name]), spec) for spec in artifact.inputs]
+    say("computing the reference with JAX")
+    outputs = _reference(artifact, artifact.call(*values))
+    example = _Example(artifact, values, artifact.parameter_count, outputs)
+    return _build(example, place, path, say)
+
+
+def _silence(line: str) -> None:
+    """Shows no progress."""
+
+
+@dataclass(frozen=True)
+class _Target:
+    """What is compiled for, and with which linker."""
+
+    name: str
+    settings: Mapping[str, Any]
+    linker: str
+
+    @classmethod
+    def of(cls, target: str | Mapping[str, Any]) -> _Target:
+        resolved = resolve_target(target)
+        name = target if isinstance(target, str) else str(resolved.get("mcpu", "custom"))
+        return cls(name, resolved, find_linker(resolved))
+
+
+@dataclass(frozen=True)
+class _Example:
+    """An artifact with values for its inputs, the first `bound` of them parameters."""
+
+    artifact: Artifact
+    values: Sequence[np.ndarray]
+    bound: int
+    outputs: Sequence[np.ndarray]
+    treedef: Any = None
+
+
+def _build(example: _Example, target: _Target, path: str | Path | None, say: Progress) -> Bundle:
+    from jaxeff_export.compilation import compile_module
+    from jaxeff_export.importer import import_stablehlo
+    from jaxeff_export.lifting import lift_parameters
+
+    say("importing StableHLO")
+    module = import_stablehlo(example.artifact.stablehlo)
+    parameters = example.values[: example.bound]
+    lifted = lift_parameters(module, example.bound)
+    say(f"compiling for {target.name}")
+    executable = compile_module(lifted.main, target.settings)
     with tempfile.TemporaryDirectory(prefix="jaxeff-link-") as workspace:
         library = Path(workspace) / "library.so"
-        try:
-            executable.export_library(
-                str(library), workspace_dir=workspace, cc=linker, **instrument_sources()
-            )
-        except RuntimeError as error:
-            lines = str(error).strip().splitlines() or ["it gives no reason"]
-            raise ToolchainError(f"{linker} could not link the library: {lines[-1]}") from error
+        say("linking")
+        _link(executable, library, target.linker)
         parts = Parts(
             library=library,
-            artifact=artifact,
-            parameters=values[:bound],
-            derived=_derived(lifted, values[:bound]),
+            artifact=example.artifact,
+            parameters=parameters,
+            derived=_derived(lifted, parameters),
             operands=lifted.operands,
-            inputs=values[bound:],
-            outputs=outputs,
-            target_name=target if isinstance(target, str) else str(resolved.get("mcpu", "custom")),
-            target=resolved,
-            machine=target_machine(resolved),
+            inputs=example.values[example.bound :],
+            outputs=example.outputs,
+            target_name=target.name,
+            target=target.settings,
+            machine=target_machine(target.settings),
+            processor_features=kernel_features(target.settings),
             versions=package_versions("jaxeff", "jax", "jaxlib", "apache-tvm", "apache-tvm-ffi"),
-            treedef=treedef,
+            treedef=example.treedef,
         )
         return write_bundle(parts, path)
+
+
+def _link(executable: Any, library: Path, linker: str) -> None:
+    try:
+        executable.export_library(
+            str(library), workspace_dir=str(library.parent), cc=linker, **instrument_sources()
+        )
+    except RuntimeError as error:
+        lines = str(error).strip().splitlines() or ["it gives no reason"]
+        raise ToolchainError(f"{linker} could not link the library: {lines[-1]}") from error
 
 
 def _concrete(example_args: Sequence[Any]) -> list[Any]:
@@ -123,16 +217,13 @@ def _derived(lifted: Lifted, parameters: Sequence[np.ndarray]) -> list[np.ndarra
     return [array.numpy() for array in arrays]
 
 
-def _reference(
-    f: Callable[..., Any], example_args: Sequence[Any], names: Sequence[str]
-) -> tuple[list[np.ndarray], Any]:
-    """What JAX computes from the example, and the structure it comes in."""
-    leaves, treedef = jax.tree.flatten(jax.jit(f)(*example_args))
-    outputs = [np.asarray(leaf) for leaf in leaves]
-    for name, output in zip(names, outputs, strict=True):
+def _reference(artifact: Artifact, results: Sequence[Any]) -> list[np.ndarray]:
+    """What JAX computes from the example, if it can be compared with."""
+    outputs = [np.asarray(leaf) for leaf in results]
+    for spec, output in zip(artifact.outputs, outputs, strict=True):
         if np.isnan(output.astype(np.complex128)).any():
             raise SignatureError(
-                f"JAX computes NaN in {name} from the example, and nothing can be checked against "
-                "that; give example inputs the function is defined for"
+                f"JAX computes NaN in {spec.name} from the example, and nothing can be checked "
+                "against that; give example inputs the function is defined for"
             )
-    return outputs, treedef
+    return outputs

@@ -26,6 +26,7 @@ class Manifest:
       target_name: the target as it was asked for.
       target: the TVM target dict the library was compiled for.
       machine: the processor architecture of the library.
+      processor_features: what the library may use of it, as /proc/cpuinfo names it.
       arguments: the names of the data arguments, which `run` takes.
       parameters: the bound arrays.
       derived: the arrays computed from them when the bundle was made.
@@ -41,6 +42,7 @@ class Manifest:
     target_name: str
     target: Mapping[str, Any]
     machine: str
+    processor_features: tuple[str, ...]
     arguments: tuple[str, ...]
     parameters: tuple[TensorSpec, ...]
     derived: tuple[TensorSpec, ...]
@@ -60,6 +62,7 @@ class Manifest:
                 "target_name": self.target_name,
                 "target": dict(self.target),
                 "machine": self.machine,
+                "processor_features": list(self.processor_features),
                 "arguments": list(self.arguments),
                 "parameters": [spec.to_json() for spec in self.parameters],
                 "derived": [spec.to_json() for spec in self.derived],
@@ -95,6 +98,7 @@ class Manifest:
                 target_name=content["target_name"],
                 target=content["target"],
                 machine=content["machine"],
+                processor_features=tuple(content["processor_features"]),
                 arguments=tuple(content["arguments"]),
                 parameters=_specs(content["parameters"]),
                 derived=_specs(content["derived"]),

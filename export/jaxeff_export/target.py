@@ -142,6 +142,11 @@ def arithmetic_features(target: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(_KERNEL_NAMES) & {str(name) for name in features}
 
 
+def kernel_features(target: Mapping[str, Any]) -> tuple[str, ...]:
+    """The features that code for `target` may use, as /proc/cpuinfo names them."""
+    return tuple(sorted(_KERNEL_NAMES[name] for name in arithmetic_features(target)))
+
+
 def _host() -> Target:
     from tvm.target import codegen
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
+from jaxeff_export import Bundle, deploy
 from jaxeff_export.boards import BoardError, EmulatedBoard, emulated
 from jaxeff_export.target import resolve_target
 from jaxeff_export.toolchain import ToolchainError, find_emulator, find_linker
@@ -25,6 +26,15 @@ def _unavailable(reason: str) -> NoReturn:
     if os.environ.get("JAXEFF_REQUIRE_ARM") == "1":
         pytest.fail(f"JAXEFF_REQUIRE_ARM=1, but {reason}", pytrace=False)
     pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def deployed_mlp(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """A small network compiled for this machine, not to be damaged."""
+    from small_network import inputs, mlp, parameters
+
+    path = tmp_path_factory.mktemp("deployed") / "mlp"
+    return deploy(mlp, (parameters(), inputs()), path=path)
 
 
 @pytest.fixture(scope="session")

@@ -31,11 +31,6 @@ SERVER = Path(jaxeff_export.boards.__file__).with_name("device_server.py")
 
 
 @pytest.fixture(scope="module")
-def for_host(tmp_path_factory):
-    return deploy(mlp, (parameters(), inputs()), path=tmp_path_factory.mktemp("host") / "mlp")
-
-
-@pytest.fixture(scope="module")
 def for_a72(arm_linker, tmp_path_factory):
     path = tmp_path_factory.mktemp("a72") / "mlp"
     deploy(mlp, (parameters(), inputs()), target="cortex-a72", path=path)
@@ -104,31 +99,33 @@ def test_names_of_boards():
             make_board(spec)
 
 
-def test_a_board_across_rpc_agrees_with_the_local_one(for_host, server):
+def test_a_board_across_rpc_agrees_with_the_local_one(deployed_mlp, server):
     x = inputs(seed=3)
-    with RpcBoard("127.0.0.1", server) as board, for_host.on(board) as runner:
+    with RpcBoard("127.0.0.1", server) as board, deployed_mlp.on(board) as runner:
         assert runner.check().passed
         remote = runner.run(x)
         timing = runner.benchmark(number=2, repeat=3)
         profile = runner.profile(number=5)
-    local = for_host.run(x)
+    local = deployed_mlp.run(x)
     assert jax.tree.structure(remote) == jax.tree.structure(local)
     for ours, theirs in zip(jax.tree.leaves(remote), jax.tree.leaves(local), strict=True):
         np.testing.assert_array_equal(ours, theirs)  # the same library on the same processor
     assert len(timing.times_ms) == 3
     assert {operator.name for operator in profile} == {
-        operator.name for operator in for_host.profile(number=5)
+        operator.name for operator in deployed_mlp.profile(number=5)
     }
     assert all(operator.calls == 1 for operator in profile)
     # A second session on the same server, by address.
-    assert for_host.check(f"rpc://127.0.0.1:{server}").passed
+    assert deployed_mlp.check(f"rpc://127.0.0.1:{server}").passed
 
 
-def test_a_tracked_board_that_dies_in_the_middle_is_replaced_by_another(for_host, fleet, caplog):
+def test_a_tracked_board_that_dies_in_the_middle_is_replaced_by_another(
+    deployed_mlp, fleet, caplog
+):
     tracker, servers = fleet
     with make_board(f"rpc://127.0.0.1:{tracker}/pi") as board:
         board._pause = 0.1
-        with for_host.on(board) as runner:
+        with deployed_mlp.on(board) as runner:
             assert runner.check().passed
             (serving,) = sessions_of(servers)
             serving.kill()
@@ -155,11 +152,11 @@ def test_a_tracker_names_what_it_lacks(fleet):
         make_board(url).__enter__()
 
 
-def test_a_board_that_hangs_is_given_up_when_its_session_ends(for_host, server_process):
+def test_a_board_that_hangs_is_given_up_when_its_session_ends(deployed_mlp, server_process):
     process, port = server_process
     with (
         make_board(f"rpc://127.0.0.1:{port}?session_timeout=2") as board,
-        for_host.on(board) as runner,
+        deployed_mlp.on(board) as runner,
     ):
         assert runner.check().passed
         os.killpg(process.pid, signal.SIGSTOP)
@@ -170,10 +167,10 @@ def test_a_board_that_hangs_is_given_up_when_its_session_ends(for_host, server_p
             os.killpg(process.pid, signal.SIGCONT)
 
 
-def test_a_session_that_ended_while_idle_is_opened_again(for_host, server):
+def test_a_session_that_ended_while_idle_is_opened_again(deployed_mlp, server):
     with make_board(f"rpc://127.0.0.1:{server}?session_timeout=2") as board:
         board._pause = 0.1
-        with for_host.on(board) as runner:
+        with deployed_mlp.on(board) as runner:
             time.sleep(2.2)
             assert runner.check().passed
 
@@ -200,9 +197,9 @@ def test_somebody_silent_there():
         assert time.monotonic() - started < 5
 
 
-def test_a_board_outside_its_with_statement(for_host):
+def test_a_board_outside_its_with_statement(deployed_mlp):
     with pytest.raises(BoardError, match="use it in a with statement"):
-        for_host.run(inputs(), board=RpcBoard("127.0.0.1", 9))
+        deployed_mlp.run(inputs(), board=RpcBoard("127.0.0.1", 9))
 
 
 def test_emulated_board_not_set_up(monkeypatch, tmp_path):
@@ -226,9 +223,9 @@ def test_preparing_without_tools_names_them(monkeypatch, tmp_path):
     assert not {"root", "root.unfinished", "site-packages", "ready"} & left
 
 
-def test_timing_an_emulated_board_is_refused(for_host):
+def test_timing_an_emulated_board_is_refused(deployed_mlp):
     with pytest.raises(BoardError, match="not timed: it is emulated"):
-        for_host.benchmark("emulated")
+        deployed_mlp.benchmark("emulated")
 
 
 @pytest.mark.arm
@@ -259,11 +256,11 @@ def test_the_emulated_board_agrees_with_jax_and_numpy(for_a72, emulated_board, m
 
 
 @pytest.mark.arm
-def test_the_other_way_round_is_refused(for_a72, for_host, emulated_board):
+def test_the_other_way_round_is_refused(for_a72, deployed_mlp, emulated_board):
     with pytest.raises(BundleError, match=r"for aarch64 \(cortex-a72\), the board local"):
         for_a72.run(inputs())
     with pytest.raises(BundleError, match=r"the board emulated:cortex-a72 is aarch64"):
-        for_host.run(inputs(), board=emulated_board)
+        deployed_mlp.run(inputs(), board=emulated_board)
 
 
 @pytest.mark.arm

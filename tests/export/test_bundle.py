@@ -15,7 +15,7 @@ import pytest
 from jaxeff_export import Bundle, BundleError, SignatureError, ToolchainError, deploy
 from jaxeff_export.archive import digest, sealed, unsealed
 from jaxeff_export.arrays import pack_arrays
-from jaxeff_export.bundle import _FILES, MANIFEST
+from jaxeff_export.bundle import FILES, MANIFEST
 from small_network import inputs, mlp, parameters
 
 from jaxeff.moments import Gaussian
@@ -119,7 +119,7 @@ def test_wrong_inputs_are_named(deployed, change, message):
         deployed.run(*change(inputs()))
 
 
-@pytest.mark.parametrize("name", [*_FILES, MANIFEST])
+@pytest.mark.parametrize("name", [*FILES, MANIFEST])
 @pytest.mark.parametrize("damage", ["first", "middle", "last", "cut", "empty", "missing"])
 def test_damage_is_refused_and_the_file_named(folder, name, damage):
     file = folder / name
@@ -216,7 +216,7 @@ def test_nothing_half_written_is_left(tmp_path, monkeypatch):
     def broken(arrays):
         raise OSError("no space left on device")
 
-    monkeypatch.setattr("jaxeff_export.bundle.pack_arrays", broken)
+    monkeypatch.setattr("jaxeff_export.assembly.pack_arrays", broken)
     with pytest.raises(OSError, match="no space"):
         deploy(mlp, (parameters(), inputs()), path=tmp_path / "mlp")
     assert list(tmp_path.iterdir()) == []

@@ -2,17 +2,14 @@
 
 import numpy as np
 import pytest
-from jaxeff_export import deploy
 from jaxeff_export.cli import app
 from small_network import inputs, mlp, parameters
 from typer.testing import CliRunner
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("cli") / "mlp"
-    deploy(mlp, (parameters(), inputs()), path=path)
-    return path
+@pytest.fixture
+def folder(deployed_mlp):
+    return deployed_mlp.folder
 
 
 def call(*arguments):

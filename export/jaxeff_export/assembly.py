@@ -1,0 +1,122 @@
+"""Putting a bundle together: its files, written whole or not at all."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxeff_export.archive import digest, new_folder
+from jaxeff_export.arrays import pack_arrays
+from jaxeff_export.artifact import Artifact
+from jaxeff_export.bundle import (
+    ARTIFACT,
+    DERIVED,
+    FILES,
+    LIBRARY,
+    MANIFEST,
+    PARAMETERS,
+    PROGRAM,
+    SELFCHECK,
+    Bundle,
+)
+from jaxeff_export.manifest import Manifest
+from jaxeff_export.signature import TensorSpec
+
+_PROGRAM = Path(__file__).with_name("device_runner.py")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What a bundle is put together from.
+
+    Attributes:
+      library: the compiled library's file; it is copied.
+      artifact: what it was compiled from.
+      parameters: the values of the artifact's first inputs, which the bundle binds.
+      derived: the arrays computed from them.
+      operands: what the library takes first, as indices into parameters followed by derived arrays.
+      inputs: the values of the others, for the self-check.
+      outputs: what JAX computed from them.
+      target_name: the target as it was asked for.
+      target: the TVM target dict.
+      machine: the library's processor architecture.
+      processor_features: what the library may use of it, as /proc/cpuinfo names it.
+      versions: of the packages that made it.
+      treedef: the exact structure of results, if this process knows it.
+    """
+
+    library: Path
+    artifact: Artifact
+    parameters: Sequence[np.ndarray]
+    derived: Sequence[np.ndarray]
+    operands: tuple[int, ...]
+    inputs: Sequence[np.ndarray]
+    outputs: Sequence[np.ndarray]
+    target_name: str
+    target: Mapping[str, Any]
+    machine: str
+    processor_features: tuple[str, ...]
+    versions: Mapping[str, str]
+    treedef: Any = None
+
+
+def write_bundle(parts: Parts, path: str | Path | None = None) -> Bundle:
+    """Puts a bundle's parts into a folder, whole or not at all.
+
+    Args:
+      parts: what goes in.
+      path: the folder; None for a temporary one that lives as long as the bundle object.
+
+    Raises:
+      FileExistsError: if `path` holds something that is no bundle.
+    """
+    if path is None:
+        home = Path(tempfile.mkdtemp(prefix="jaxeff-bundle-"))
+        try:
+            bundle = write_bundle(parts, home / "bundle")
+        except BaseException:
+            shutil.rmtree(home, ignore_errors=True)
+            raise
+        weakref.finalize(bundle, shutil.rmtree, home, ignore_errors=True)
+        return bundle
+    path = Path(path)
+    bound = len(parts.parameters)
+    artifact = parts.artifact
+    with new_folder(path, MANIFEST) as folder:
+        shutil.copyfile(parts.library, folder / LIBRARY)
+        (folder / PARAMETERS).write_bytes(pack_arrays(parts.parameters))
+        (folder / DERIVED).write_bytes(pack_arrays(parts.derived))
+        (folder / SELFCHECK).write_bytes(pack_arrays([*parts.inputs, *parts.outputs]))
+        (folder / ARTIFACT).write_bytes(artifact.to_bytes())
+        shutil.copyfile(_PROGRAM, folder / PROGRAM)
+        files = {}
+        for name in FILES:
+            content = (folder / name).read_bytes()
+            files[name] = {"size": len(content), "sha256": digest(content)}
+        manifest = Manifest(
+            target_name=parts.target_name,
+            target=parts.target,
+            machine=parts.machine,
+            processor_features=parts.processor_features,
+            arguments=artifact.arguments[1:],
+            parameters=artifact.inputs[:bound],
+            derived=tuple(
+                TensorSpec(f"derived[{index}]", array.shape, str(array.dtype))
+                for index, array in enumerate(parts.derived)
+            ),
+            operands=parts.operands,
+            inputs=artifact.inputs[bound:],
+            outputs=artifact.outputs,
+            structure=artifact.structure,
+            versions=parts.versions,
+            files=files,
+        )
+        (folder / MANIFEST).write_bytes(manifest.to_bytes())
+    return Bundle(path, manifest, parts.treedef)

@@ -1,0 +1,308 @@
+#!/usr/bin/env python3
+"""Runs the bundle that this file lies in, on this machine.
+
+    python run.py                           check the results against what JAX computed
+    python run.py inputs.npz outputs.npz    call the function on arrays from a file
+    python run.py --benchmark --profile     time the whole and each compiled operator
+
+It needs numpy and TVM's runtime, of the version the bundle was compiled with, and nothing else:
+    pip install numpy apache-tvm==VERSION apache-tvm-ffi==VERSION    (inspect names the versions)
+
+Every bundle has a copy of this file. Sharp edge: loading a library runs native code; the checksums
+guard against damage, not against malice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib.metadata
+import io
+import json
+import os
+import platform
+import statistics
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+
+FORMAT, FORMAT_VERSION = "jaxeff-bundle", 2
+
+
+class Refused(Exception):
+    """What this file cannot do, in one line."""
+
+
+def read_manifest(folder: Path) -> dict:
+    """The bundle's manifest, if it is whole and of the version that this file reads."""
+    try:
+        document = json.loads((folder / "manifest.json").read_bytes())
+        checksum = document.pop("sha256")
+    except OSError as error:
+        raise Refused(f"{folder} is no bundle: manifest.json: {error.strerror}") from error
+    except (ValueError, KeyError, AttributeError) as error:
+        raise Refused("manifest.json is damaged") from error
+    canonical = json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
+    if hashlib.sha256(canonical).hexdigest() != checksum:
+        raise Refused("manifest.json is damaged: its checksum does not match its content")
+    if (document["format"], document["format_version"]) != (FORMAT, FORMAT_VERSION):
+        raise Refused(f"manifest.json is not of a {FORMAT}, version {FORMAT_VERSION}")
+    return document
+
+
+def read_file(folder: Path, manifest: dict, name: str) -> bytes:
+    """A file's content, if it is what the manifest says."""
+    try:
+        data = (folder / name).read_bytes()
+    except OSError as error:
+        raise Refused(f"{name} is missing or unreadable ({error.strerror})") from error
+    if hashlib.sha256(data).hexdigest() != manifest["files"][name]["sha256"]:
+        raise Refused(f"{name} is damaged: its checksum differs from the manifest's")
+    return data
+
+
+def require_fit(manifest: dict) -> None:
+    """Refuses a library for another architecture, processor, or version of TVM."""
+    known = {"arm64": "aarch64", "amd64": "x86_64"}
+    here = known.get(platform.machine().lower(), platform.machine().lower())
+    made_for = f"{manifest['machine']} ({manifest['target_name']})"
+    if here != manifest["machine"]:
+        raise Refused(f"the library is for {made_for}, this machine is {here}")
+    reported = processor_features(here)
+    if lacking := sorted(set(manifest["processor_features"]) - reported if reported else ()):
+        raise Refused(f"the library is for {made_for}, this processor lacks {', '.join(lacking)}")
+    made = manifest["versions"]["apache-tvm"]
+    try:
+        installed = importlib.metadata.version("apache-tvm")
+    except importlib.metadata.PackageNotFoundError:
+        raise Refused(f"TVM is not installed: pip install {' '.join(wanted(manifest))}") from None
+    if installed != made:
+        raise Refused(
+            f"the library was compiled by TVM {made}, this is TVM {installed}: "
+            f"pip install {' '.join(wanted(manifest))}"
+        )
+
+
+def wanted(manifest: dict) -> list[str]:
+    """What pip has to install for the bundle to run."""
+    versions = manifest["versions"]
+    return [f"{name}=={versions[name]}" for name in ("apache-tvm", "apache-tvm-ffi")]
+
+
+def processor_features(machine: str) -> set[str]:
+    """What the kernel reports the processor to have; empty where it reports nothing."""
+    key = "Features" if machine == "aarch64" else "flags"
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return set()
+    found = [line.partition(":")[2] for line in lines if line.partition(":")[0].strip() == key]
+    return set(found[0].split()) if found else set()
+
+
+def dtype_of(name: str) -> np.dtype:
+    """The dtype of a name; ml_dtypes (which TVM brings along) knows bfloat16 and its like."""
+    try:
+        return np.dtype(name)
+    except TypeError:
+        import ml_dtypes
+
+        return np.dtype(getattr(ml_dtypes, name))
+
+
+def unpack(data: bytes, specs: list[dict]) -> list[np.ndarray]:
+    """The arrays of an npz file of the bundle."""
+    with np.load(io.BytesIO(data), allow_pickle=False) as archive:
+        stored = [archive[f"{index:05d}"] for index in range(len(specs))]
+    return [
+        array.view(dtype_of(spec["dtype"])).reshape(spec["shape"])
+        for array, spec in zip(stored, specs, strict=True)
+    ]
+
+
+def read_inputs(path: str, specs: list[dict]) -> list[np.ndarray]:
+    """The arrays of a user's npz file, one per input name."""
+    arrays = []
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            for spec in specs:
+                if spec["name"] not in archive:
+                    names = ", ".join(one["name"] for one in specs)
+                    raise Refused(f"{path} has no array {spec['name']}; it needs {names}")
+                arrays.append(archive[spec["name"]])
+    except (OSError, ValueError, AttributeError, TypeError, zipfile.BadZipFile) as error:
+        raise Refused(f"{path} is no readable npz file: {error}") from error
+    for array, spec in zip(arrays, specs, strict=True):
+        given = (list(array.shape), str(array.dtype))
+        if given != (spec["shape"], spec["dtype"]):
+            raise Refused(
+                f"input {spec['name']} is {given[1]}{given[0]}, the library was compiled for "
+                f"{spec['dtype']}{spec['shape']}"
+            )
+    return arrays
+
+
+class Model:
+    """The bundle in a folder, loaded into this process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.manifest = manifest = read_manifest(folder)
+        require_fit(manifest)
+        files = {name: read_file(folder, manifest, name) for name in manifest["files"]}
+        bound = unpack(files["parameters.npz"], manifest["parameters"])
+        bound += unpack(files["derived.npz"], manifest["derived"])
+        recorded = unpack(files["selfcheck.npz"], manifest["inputs"] + manifest["outputs"])
+        self.inputs = recorded[: len(manifest["inputs"])]
+        self.expected = recorded[len(manifest["inputs"]) :]
+
+        os.environ.setdefault("TVM_USE_RUNTIME_LIB", "1")  # the compiler is not needed here
+        import tvm
+        from tvm.runtime.vm import VirtualMachine
+
+        self._tensor, self._device = tvm.runtime.tensor, tvm.cpu()
+        self._library = tvm.runtime.load_module(str(folder / "library.so"))
+        self._machine = VirtualMachine(self._library, self._device)
+        self._operands = [self._tensor(bound[index]) for index in manifest["operands"]]
+
+    def set_inputs(self, arrays: list[np.ndarray]) -> None:
+        """Says what the next calls are to work on."""
+        self._machine.set_input("main", *self._operands, *map(self._tensor, arrays))
+
+    def run(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
+        """The results of a call."""
+        self.set_inputs(arrays)
+        self._machine.invoke_stateful("main")
+        results = self._machine.get_outputs("main")
+        results = results if isinstance(results, tuple) else (results,)
+        shapes = [spec["shape"] for spec in self.manifest["outputs"]]
+        return [result.numpy().reshape(s) for result, s in zip(results, shapes, strict=True)]
+
+    def check(self) -> bool:
+        """Replays the recorded inputs; prints how far the results are from JAX's."""
+        passed = True
+        for spec, ours, theirs in zip(
+            self.manifest["outputs"], self.run(self.inputs), self.expected, strict=True
+        ):
+            error, allowed = deviation(ours, theirs)
+            good = error <= allowed
+            passed = passed and good
+            verdict = "agrees" if good else "DISAGREES"
+            print(f"{spec['name']}: {verdict} with JAX, max abs error {error:.3g}")
+        return passed
+
+    def benchmark(self, number: int, repeat: int) -> None:
+        """Times the function on the recorded inputs and prints the median."""
+        self.set_inputs(self.inputs)
+        timer = self._machine.time_evaluator(
+            "invoke_stateful", self._device, number=number, repeat=repeat
+        )
+        times = [1000 * seconds for seconds in timer("main").results]
+        print(
+            f"median {statistics.median(times):.4g} ms over {repeat} x {number} calls, "
+            f"spread {max(times) - min(times):.2g} ms"
+        )
+
+    def profile(self, number: int) -> None:
+        """Prints the time per compiled operator."""
+        self.run(self.inputs)
+        register = self._library.get_function("profile_register", True)
+        entry = self._library.get_function("profile_entry", True)
+        self._machine.module["set_instrument"](register())
+        for _ in range(number):
+            self._machine.invoke_stateful("main")
+        self._machine.set_instrument(lambda *_: 0)
+        rows = []
+        index = 0
+        while line := entry(index):
+            calls, nanoseconds, name = line.split(" ", 2)
+            if not name.startswith("vm.builtin"):
+                rows.append((int(nanoseconds) / number / 1e6, int(calls) / number, name))
+            index += 1
+        total = sum(row[0] for row in rows) or 1.0
+        print(f"{'ms':>10} {'share':>6} {'calls':>6}  operator")
+        for milliseconds, calls, name in sorted(rows, reverse=True):
+            print(f"{milliseconds:10.4f} {milliseconds / total:6.1%} {calls:6g}  {name}")
+
+
+def deviation(ours: np.ndarray, theirs: np.ndarray) -> tuple[float, float]:
+    """The largest error against JAX's result, and what passes as rounding."""
+    wide = np.complex128 if theirs.dtype.kind == "c" else np.float64
+    a, b = np.asarray(ours, wide), np.asarray(theirs, wide)
+    finite = np.isfinite(b)
+    if a.shape != b.shape or not np.array_equal(a[~finite], b[~finite]):
+        return float("nan"), 0.0
+    error = float(np.max(np.abs(a - b), where=finite, initial=0.0))
+    if theirs.dtype.kind in "biu":
+        return error, 0.0
+    if theirs.dtype.kind in "fc":
+        precision = float(np.finfo(theirs.dtype).eps)
+    else:
+        import ml_dtypes
+
+        precision = float(ml_dtypes.finfo(theirs.dtype).eps)
+    scale = float(np.max(np.abs(b), where=finite, initial=0.0))
+    return error, precision * (1000.0 if precision < 1e-6 else 8.0) * scale
+
+
+def write_outputs(path: str, named: dict[str, np.ndarray]) -> None:
+    """Writes an npz file, whole or not at all."""
+    unfinished = Path(path + ".unfinished")
+    try:
+        with unfinished.open("wb") as file:
+            np.savez(file, allow_pickle=False, **named)
+        unfinished.replace(path)
+    except OSError as error:
+        unfinished.unlink(missing_ok=True)
+        raise Refused(f"{path} cannot be written: {error.strerror}") from error
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    folder = Path(__file__).resolve().parent
+    parser = argparse.ArgumentParser(
+        description="Run the bundle that this file lies in; without arguments, check it."
+    )
+    parser.add_argument("inputs", nargs="?", help="an npz file, one array per input name")
+    parser.add_argument("outputs", nargs="?", help="the npz file to write, one array per result")
+    parser.add_argument("--check", action="store_true", help="compare with what JAX computed")
+    parser.add_argument("--benchmark", action="store_true", help="time the function")
+    parser.add_argument("--profile", action="store_true", help="time each compiled operator")
+    parser.add_argument("--number", type=int, default=10, help="calls per measurement (10)")
+    parser.add_argument("--repeat", type=int, default=10, help="measurements (10)")
+    parser.add_argument("--threads", type=int, help="threads to use (all cores)")
+    parser.add_argument("--bundle", type=Path, default=folder, help="another bundle's folder")
+    given = parser.parse_args()
+    if (given.inputs is None) != (given.outputs is None):
+        parser.error("give both inputs.npz and outputs.npz")
+    if min(given.number, given.repeat, given.threads or 1) < 1:
+        parser.error("--number, --repeat and --threads must be positive")
+    return given
+
+
+def main() -> int:
+    """Does what the command line asks for; the exit status."""
+    given = arguments()
+    if given.threads:
+        os.environ["TVM_NUM_THREADS"] = str(given.threads)
+    try:
+        model = Model(given.bundle)
+        if given.inputs is not None:
+            results = model.run(read_inputs(given.inputs, model.manifest["inputs"]))
+            names = [spec["name"] for spec in model.manifest["outputs"]]
+            write_outputs(given.outputs, dict(zip(names, results, strict=True)))
+        if given.benchmark:
+            model.benchmark(given.number, given.repeat)
+        if given.profile:
+            model.profile(given.number)
+        if given.check or not (given.inputs or given.benchmark or given.profile):
+            return 0 if model.check() else 1
+    except Refused as refused:
+        print(f"error: {refused}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
