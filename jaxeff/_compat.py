@@ -3,21 +3,24 @@
 JAX's interpreter-facing API moves with its minor versions. `jax.extend.core` and
 `jax.extend.core.primitives` are public and used where they suffice; the private modules below are
 needed to keep source locations and name scopes when an equation is bound again, to read a name
-scope, and for two primitives that the public list lacks. A JAX upgrade is an edit of this file and
-of the pin in pyproject.toml.
+scope, for two primitives that the public list lacks, and for a call that is lowered one way for
+export and another way otherwise. A JAX upgrade is an edit of this file and of the pin in
+pyproject.toml.
 
 Sharp edge: `multiple_results` primitives bind to a list, all others to a bare value; `bind` below
 always returns a list.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 from jax._src import source_info_util
-from jax._src.core import Atom, eval_jaxpr, jaxpr_as_fun
+from jax._src.core import Atom, eval_jaxpr, jaxpr_as_fun, set_current_trace, trace_ctx
+from jax._src.interpreters import mlir
+from jax._src.interpreters.partial_eval import DynamicJaxprTrace
 from jax._src.lax.lax import composite_p, split_p
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Var
 from jax.extend.core import primitives as primitives
 
 __all__ = [
@@ -32,6 +35,8 @@ __all__ = [
     "call_name",
     "composite_p",
     "eval_jaxpr",
+    "export_composite",
+    "export_composite_p",
     "is_key",
     "is_transposed",
     "jaxpr_as_fun",
@@ -120,3 +125,81 @@ def is_key(value: Any) -> bool:
     if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
         return True
     return dtype == "uint32" and tuple(value.shape) == (2,)
+
+
+class _ExportComposite(Primitive):
+    """A call of a jaxpr that is a `stablehlo.composite` where it is lowered for export.
+
+    Only a function that is being staged out holds it; every interpreter (evaluation, derivatives,
+    vmap) gets the equations of the jaxpr instead, so it needs no rules of its own.
+    """
+
+    multiple_results = True
+
+    def bind_with_trace(self, trace: Any, args: Any, avals: Any, params: Any, /) -> Any:
+        if isinstance(trace, DynamicJaxprTrace):
+            return super().bind_with_trace(trace, args, avals, params)
+        with set_current_trace(trace):
+            return jaxpr_as_fun(params["jaxpr"])(*args)
+
+
+export_composite_p = _ExportComposite("export_composite")
+export_composite_p.def_abstract_eval(lambda *args, jaxpr, **params: jaxpr.out_avals)
+
+
+def export_composite(
+    fn: Callable[..., Sequence[Any]],
+    operands: Sequence[Any],
+    operator: str,
+    attributes: Mapping[str, Any],
+) -> Sequence[Any]:
+    """Calls `fn(*operands)`, as a `stablehlo.composite` where that is lowered for export.
+
+    Args:
+        fn: Returns a sequence of arrays. It closes over no traced value.
+        operands: Arrays.
+        operator: The composite's name.
+        attributes: Its attributes: strings, integers, floats and tuples of them.
+    """
+    if not isinstance(trace_ctx.trace, DynamicJaxprTrace):
+        return fn(*operands)
+    return export_composite_p.bind(
+        *operands,
+        jaxpr=jax.make_jaxpr(fn)(*operands),
+        operator=operator,
+        attributes=tuple(attributes.items()),
+    )
+
+
+def _lower_export_composite(
+    ctx: Any, *args: Any, jaxpr: Any, operator: str, attributes: Any
+) -> Sequence[Any]:
+    # A function called in a module of symbolic sizes takes those sizes as further operands.
+    symbolic = ctx.module_context.shape_poly_state.dim_vars
+    if ctx.module_context.lowering_parameters.for_export and not symbolic:
+        return mlir.lower_fun(_composite(jaxpr, operator, attributes))(ctx, *args)
+    results, tokens = mlir.jaxpr_subcomp(
+        ctx.module_context,
+        jaxpr.jaxpr,
+        ctx.name_stack,
+        ctx.tokens_in,
+        mlir.ir_consts(jaxpr.consts, [v.aval for v in jaxpr.jaxpr.constvars]),
+        *args,
+        dim_var_values=ctx.dim_var_values,
+        const_lowering=ctx.const_lowering,
+        outer_traceback=ctx.traceback,
+    )
+    ctx.set_tokens_out(tokens)
+    return results
+
+
+def _composite(jaxpr: Any, operator: str, attributes: Any) -> Callable[..., Sequence[Any]]:
+    def call(*operands: Any) -> Sequence[Any]:
+        return jax.lax.composite(
+            lambda *values, **_: tuple(jaxpr_as_fun(jaxpr)(*values)), name=operator, version=1
+        )(*operands, **dict(attributes))
+
+    return call
+
+
+mlir.register_lowering(export_composite_p, _lower_export_composite, cacheable=False)

@@ -28,6 +28,7 @@ import jax.numpy as jnp
 
 from jaxeff.moments.errors import AtMean, MomentsError, at_mean, no_rule
 from jaxeff.moments.gaussian import Gaussian, check_gaussian, is_gaussian
+from jaxeff.moments.joint import linear, with_bias_vectors
 from jaxeff.moments.primitives import Rule
 from jaxeff.moments.propagation import Environment, propagate
 from jaxeff.moments.raw import RawMoments, is_random, to_raw, to_variance
@@ -79,6 +80,7 @@ def moments(
         if not any(is_gaussian(v) for v in jax.tree.leaves((args, kwargs), is_leaf=is_gaussian)):
             return jax.tree.map(_result, f(*means, **named))
         program = trace(f, *means, **named)
+        with_bias_vectors(program)
         positions = range(program.in_tree.num_leaves)
         arrays = jax.tree.unflatten(program.in_tree, positions)[1]
         values = jax.tree.leaves((args, {k: kwargs[k] for k in arrays}), is_leaf=is_gaussian)
@@ -150,6 +152,9 @@ def _layer(
             values = tuple(
                 to_raw(v) if is_random(v) and i in layer.data else v for i, v in enumerate(values)
             )
+        joint = linear(layer, values, rules) if layer.kind == "linear" else None
+        if joint is not None:
+            return joint
         env = Environment.of(layer, values, rules)
         propagate(layer.nodes, env)
         outputs = [env.read(v) for v in layer.outputs]

@@ -4,7 +4,7 @@ A primitive that is in none of these sets is `other`: it runs as it is on plain 
 transform that must understand it (moments of a random value) reports it by name.
 """
 
-from jaxeff._compat import composite_p, split_p
+from jaxeff._compat import composite_p, export_composite_p, split_p
 from jaxeff._compat import primitives as p
 
 LINEAR = {p.dot_general_p, p.conv_general_dilated_p}
@@ -49,7 +49,7 @@ SHAPE = {
 BROADCAST_BACK = {p.broadcast_in_dim_p, p.reshape_p, p.squeeze_p, p.transpose_p, p.name_p}
 
 # Calls whose body is read in place; custom_jvp and custom_vjp only when a site is inside.
-CALLS = {p.jit_p, p.closed_call_p, p.call_p, composite_p}
+CALLS = {p.jit_p, p.closed_call_p, p.call_p, composite_p, export_composite_p}
 CUSTOM = {p.custom_jvp_call_p, p.custom_vjp_call_p}
 CONTROL = {p.scan_p, p.while_p, p.cond_p, p.remat_p}
 NAME = p.name_p

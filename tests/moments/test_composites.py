@@ -1,0 +1,224 @@
+"""What an export keeps together: names, operands and attributes that operator libraries rely on."""
+
+import re
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jaxeff.functional import functional
+from jaxeff.moments import Gaussian, moments
+from jaxeff.nn import MLP, LeNet5, ResNet18
+
+_COMPOSITE = re.compile(
+    r'stablehlo\.composite "(?P<name>[^"]*)"[^{]*\{(?:composite_attributes = \{(?P<given>.*?)\}, )?'
+    r"decomposition = .*? : \((?P<operands>.*?)\) ->"
+)
+
+
+def exported(f, *args):
+    """`f` lowered for export, having been written out and read back."""
+    leaves, structure = jax.tree.flatten(args)
+
+    def flat(*leaves):
+        return jax.tree.leaves(f(*structure.unflatten(leaves)))
+
+    made = jax.export.export(jax.jit(flat), platforms=["cpu"])(*leaves)
+    return jax.export.deserialize(made.serialize())
+
+
+def composites(f, *args):
+    """Name, attributes and operand shapes of each composite in an export of `f`, in order."""
+    found = []
+    for match in _COMPOSITE.finditer(str(exported(f, *args).mlir_module())):
+        given = dict(re.findall(r"(\w+) = (\[.*?\]|[^,]+)", match["given"] or ""))
+        attributes = {k: v.strip('"').removesuffix(" : i64") for k, v in given.items()}
+        shapes = re.findall(r"tensor<(?:(\w+)x)?\w+?>", match["operands"])
+        found.append((match["name"], attributes, shapes))
+    return found
+
+
+def posterior(params):
+    return jax.tree.map(lambda p: Gaussian(p, (0.05 * jnp.abs(p) + 0.01) ** 2), params)
+
+
+def array(*shape, seed=0):
+    return jax.random.normal(jax.random.key(seed), shape)
+
+
+def random(*shape, seed=0):
+    return Gaussian(array(*shape, seed=seed), jnp.full(shape, 0.1))
+
+
+# Whole networks ----------------------------------------------------------------------------------
+
+
+def linear_layers(f, *args):
+    kinds = {"jaxeff.pfp_dense", "jaxeff.pfp_conv2d"}
+    return [found for found in composites(f, *args) if found[0] in kinds]
+
+
+@pytest.mark.parametrize("form", ["variance", "raw"])
+def test_the_dense_layers_of_an_mlp(form):
+    f, params = functional(MLP((6, 5, 4), rngs=nnx.Rngs(0)))
+    known = {"weight": "variance", "bias": "variance"}
+    assert linear_layers(moments(f, form=form), posterior(params), array(3, 6)) == [
+        ("jaxeff.pfp_dense", {"input": "deterministic", **known}, ["3x6", "6x5", "6x5", "5", "5"]),
+        ("jaxeff.pfp_dense", {"input": form, **known}, ["3x5", "3x5", "5x4", "5x4", "4", "4"]),
+    ]
+
+
+def test_the_convolutions_of_lenet():
+    f, params = functional(LeNet5(size=28, rngs=nnx.Rngs(0)))
+    found = linear_layers(moments(f), posterior(params), jnp.ones((2, 28, 28, 1)))
+    assert [name for name, *_ in found] == ["jaxeff.pfp_conv2d"] * 2 + ["jaxeff.pfp_dense"] * 3
+    assert found[0][1] == {
+        "input": "deterministic", "weight": "variance", "bias": "variance", "strides": "[1, 1]",
+        "padding": "[2, 2, 2, 2]", "dilation": "[1, 1]", "groups": "1",
+    }  # fmt: skip
+    assert found[1][2] == ["2x14x14x6", "2x14x14x6", "5x5x6x16", "5x5x6x16", "16", "16"]
+
+
+def test_the_strided_convolutions_of_a_residual_network():
+    f, params = functional(ResNet18(rngs=nnx.Rngs(0)))
+    found = linear_layers(moments(f), posterior(params), jnp.ones((1, 32, 32, 3)))
+    names = [name for name, *_ in found]
+    assert names == ["jaxeff.pfp_conv2d"] * 20 + ["jaxeff.pfp_dense"]
+    assert {a["bias"] for _, a, _ in found[:-1]} == {"none"}
+    assert [a["strides"] for _, a, _ in found[:-1]].count("[2, 2]") == 7
+
+
+# Forms of a layer --------------------------------------------------------------------------------
+
+
+def dense(params, x):
+    return x @ params["w"] + params["b"]
+
+
+def strided(params, x):
+    return jax.lax.conv_general_dilated(
+        x, params["w"], (2, 1), [(1, 0), (2, 3)], rhs_dilation=(1, 2), feature_group_count=2,
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+    ) + params["b"]  # fmt: skip
+
+
+LAYERS = {
+    "everything random": (dense, random(4, 3), random(3), random(2, 4), "variance"),
+    "input deterministic": (dense, random(4, 3), random(3), array(2, 4), "deterministic"),
+    "weight deterministic": (dense, array(4, 3), random(3), random(2, 4), "variance"),
+    "bias deterministic": (dense, random(4, 3), array(3), random(2, 4), "variance"),
+    "bias alone deterministic": (dense, random(4, 3), array(3), array(2, 4), "deterministic"),
+    "a vector": (dense, random(4, 3), random(3), random(4), "variance"),
+    "a batch of sequences": (dense, random(4, 3), random(3), random(2, 5, 4), "variance"),
+    "convolution": (strided, random(3, 2, 1, 4), random(4), random(1, 5, 6, 2), "variance"),
+    "first convolution": (
+        strided,
+        random(3, 2, 1, 4),
+        array(4),
+        array(1, 5, 6, 2),
+        "deterministic",
+    ),
+}
+
+
+@pytest.mark.parametrize("form", ["variance", "raw"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_is_one_composite_and_its_decomposition_the_rule(name, form):
+    f, w, b, x, given = LAYERS[name]
+    g = moments(f, form=form)
+    params = {"w": w, "b": b}
+    ((operator, attributes, shapes),) = composites(g, params, x)
+    assert operator == ("jaxeff.pfp_dense" if f is dense else "jaxeff.pfp_conv2d")
+    kinds = {True: "variance", False: "deterministic"}
+    assert attributes["input"] == ("raw" if form == "raw" and given == "variance" else given)
+    assert attributes["weight"] == kinds[isinstance(w, Gaussian)]
+    assert attributes["bias"] == kinds[isinstance(b, Gaussian)]
+    leaves = jax.tree.leaves((x, w, b))
+    assert shapes == ["x".join(map(str, leaf.shape)) for leaf in leaves]
+    called = exported(g, params, x).call(*jax.tree.leaves((params, x)))
+    for got, want in zip(called, jax.tree.leaves(jax.jit(g)(params, x)), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+def test_the_attributes_of_a_convolution():
+    f, w, b, x, _ = LAYERS["convolution"]
+    ((_, attributes, _),) = composites(moments(f), {"w": w, "b": b}, x)
+    geometry = {k: attributes[k] for k in ("strides", "padding", "dilation", "groups")}
+    assert geometry == {
+        "strides": "[2, 1]", "padding": "[1, 0, 2, 3]", "dilation": "[1, 2]", "groups": "2",
+    }  # fmt: skip
+
+
+def test_a_layer_in_a_loop_is_a_composite_of_its_body():
+    def f(params, x):
+        return jax.lax.scan(lambda h, _: (dense(params, h), None), x, length=3)[0]
+
+    params = {"w": random(4, 4), "b": random(4)}
+    (found,) = composites(moments(f), params, array(2, 4))
+    assert found[1] == {"input": "variance", "weight": "variance", "bias": "variance"}
+
+
+# Everything else ---------------------------------------------------------------------------------
+
+OTHERS = {
+    "a batched product": (
+        lambda w, x: jnp.einsum("bij,bjk->bik", x, w), random(2, 4, 3), (2, 5, 4)
+    ),
+    "weights on the left": (lambda w, x: w @ x, random(3, 4), (4, 5)),
+    "a transposed convolution": (
+        lambda w, x: jax.lax.conv_transpose(x, w, (2, 2), "SAME"), random(3, 3, 1, 2), (1, 4, 4, 1)
+    ),
+    "a convolution over one axis": (
+        lambda w, x: jax.lax.conv_general_dilated(
+            x, w, (1,), "SAME", dimension_numbers=("NWC", "WIO", "NWC")
+        ),
+        random(3, 1, 2), (1, 6, 1),
+    ),
+    "another layout": (
+        lambda w, x: jax.lax.conv_general_dilated(x, w, (1, 1), "SAME"),
+        random(2, 1, 3, 3), (1, 1, 4, 4),
+    ),
+    "half precision": (
+        lambda w, x: x.astype(jnp.bfloat16) @ w,
+        jax.tree.map(lambda a: a.astype(jnp.bfloat16), random(4, 3)), (2, 4),
+    ),
+    "a bias for every entry": (lambda w, x: x @ jnp.ones((4, 3)) + w, random(2, 3), (2, 4)),
+    "only the bias random": (lambda w, x: x @ jnp.ones((4, 3)) + w, random(3), (2, 4)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_layer_of_another_form_is_exported_without_a_composite(name):
+    f, w, shape = OTHERS[name]
+    assert composites(moments(f), w, array(*shape)) == []
+
+
+def test_a_rule_of_the_users_own_is_not_replaced():
+    def mine(node, x, w):
+        return [Gaussian(x @ w.mean, jnp.ones((2, 3)))]
+
+    g = moments(lambda w, x: x @ w, rules={jax.lax.dot_general_p: mine})
+    assert composites(g, random(4, 3), array(2, 4)) == []
+
+
+def test_a_transformed_function_is_exported_without_composites():
+    def loss(w, x):
+        return moments(lambda w, x: x @ w)(w, x).var.sum()
+
+    assert composites(jax.grad(loss), random(4, 3), array(2, 4)) == []
+    assert composites(jax.vmap(loss, (None, 0)), random(4, 3), array(5, 2, 4)) == []
+
+
+def test_symbolic_sizes_are_exported_without_composites():
+    (batch,) = jax.export.symbolic_shape("b")
+    x = jax.ShapeDtypeStruct((batch, 4), jnp.float32)
+    assert composites(moments(lambda w, x: x @ w), random(4, 3), x) == []
+
+
+def test_what_is_not_exported_holds_no_call():
+    f, params = functional(MLP((6, 5, 4), rngs=nnx.Rngs(0)))
+    text = jax.jit(moments(f)).lower(posterior(params), array(3, 6)).as_text()
+    assert "composite" not in text
