@@ -16,6 +16,7 @@ from jaxeff_export.artifact import Artifact, ArtifactError, export
 from jaxeff_export.boards import Board, BoardError
 from jaxeff_export.bundle import Bundle, BundleError
 from jaxeff_export.deploy import deploy, deploy_artifact
+from jaxeff_export.fleet import Outcome, on_boards
 from jaxeff_export.signature import SignatureError
 from jaxeff_export.target import ARM_TARGETS, TargetError, resolve_target, target_names
 from jaxeff_export.toolchain import ToolchainError
@@ -36,6 +37,7 @@ __all__ = [
     "BoardError",
     "Bundle",
     "BundleError",
+    "Outcome",
     "SignatureError",
     "StableHLOParseError",
     "TargetError",
@@ -46,6 +48,7 @@ __all__ = [
     "deploy_artifact",
     "export",
     "import_stablehlo",
+    "on_boards",
     "resolve_target",
     "target_names",
 ]

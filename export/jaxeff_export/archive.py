@@ -62,6 +62,14 @@ def new_file(path: Path) -> Iterator[Path]:
         raise
 
 
+def require_free(path: Path, mark: str) -> None:
+    """Raises `FileExistsError` where `new_folder` would."""
+    if path.is_symlink() or (path.exists() and not path.is_dir()):
+        raise FileExistsError(f"{path} exists and is not a folder; choose another path")
+    if path.is_dir() and any(path.iterdir()) and not (path / mark).is_file():
+        raise FileExistsError(f"{path} holds other files (no {mark}); choose another path")
+
+
 @contextlib.contextmanager
 def new_folder(path: Path, mark: str) -> Iterator[Path]:
     """Yields a temporary folder beside `path` that takes its place when the block succeeds.
@@ -74,10 +82,7 @@ def new_folder(path: Path, mark: str) -> Iterator[Path]:
       FileExistsError: if something else is at `path`.
     """
     path = path.absolute()
-    if path.is_symlink() or (path.exists() and not path.is_dir()):
-        raise FileExistsError(f"{path} exists and is not a folder; choose another path")
-    if path.is_dir() and any(path.iterdir()) and not (path / mark).is_file():
-        raise FileExistsError(f"{path} holds other files (no {mark}); choose another path")
+    require_free(path, mark)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     try:

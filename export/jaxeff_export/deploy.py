@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+from jaxeff_export.archive import require_free
 from jaxeff_export.artifact import Artifact, export, package_versions
 from jaxeff_export.assembly import Parts, write_bundle
-from jaxeff_export.bundle import Bundle
+from jaxeff_export.bundle import MANIFEST, Bundle
 from jaxeff_export.instrument import instrument_sources
 from jaxeff_export.signature import SignatureError, check_array, dtype_of
 from jaxeff_export.target import kernel_features, resolve_target, target_machine
@@ -60,6 +61,7 @@ def deploy(
       ToolchainError: if no linker for it is installed, or linking fails.
       SignatureError: if an argument holds something else than arrays, or JAX's result on the
         example has NaN, which nothing can be checked against.
+      FileExistsError: if `path` holds something that is no bundle.
       UnsupportedOpError: if the function uses an operation the importer does not know.
     """
     if not example_args:
@@ -105,6 +107,7 @@ def deploy_artifact(
       SignatureError: naming an array that is missing or of another shape or dtype.
       TargetError: if the target is unknown.
       ToolchainError: if no linker for it is installed, or linking fails.
+      FileExistsError: if `path` holds something that is no bundle.
       UnsupportedOpError: if the artifact uses an operation the importer does not know.
     """
     place = _Target.of(target)
@@ -156,6 +159,8 @@ def _build(example: _Example, target: _Target, path: str | Path | None, say: Pro
     from jaxeff_export.importer import import_stablehlo
     from jaxeff_export.lifting import lift_parameters
 
+    if path is not None:
+        require_free(Path(path), MANIFEST)
     say("importing StableHLO")
     module = import_stablehlo(example.artifact.stablehlo)
     parameters = example.values[: example.bound]

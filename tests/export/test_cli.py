@@ -1,7 +1,14 @@
 """The command line: what it prints, and that a failure is one line and an exit status."""
 
+import json
+import shutil
+import socket
+import sys
+
+import jax
 import numpy as np
 import pytest
+from jaxeff_export import Bundle, export
 from jaxeff_export.cli import app
 from small_network import inputs, mlp, parameters
 from typer.testing import CliRunner
@@ -12,31 +19,70 @@ def folder(deployed_mlp):
     return deployed_mlp.folder
 
 
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory):
+    """A saved artifact, its arrays beside it."""
+    path = tmp_path_factory.mktemp("cli") / "mlp.zip"
+    exported = export(mlp, (parameters(), inputs()))
+    exported.save(path)
+    leaves = jax.tree.leaves((parameters(), inputs()))
+    named = {spec.name: leaf for spec, leaf in zip(exported.inputs, leaves, strict=True)}
+    np.savez(path.with_suffix(".npz"), **named)
+    return path
+
+
 def call(*arguments):
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
-def test_inspect(folder):
+def refused(result, message):
+    """Whether a command failed with one line that says so."""
+    assert result.exit_code == 1, result.output
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+    return True
+
+
+def test_help_names_the_commands_and_their_arguments():
+    listed = call("--help").stdout
+    for command in ("compile", "inspect", "check", "run", "benchmark", "profile", "prepare"):
+        assert command in listed
+        assert "--help" in call(command, "--help").stdout
+    assert "rpc://tracker:port/key" in listed
+
+
+def test_inspect(folder, artifact):
     result = call("inspect", folder)
     assert result.exit_code == 0
-    for text in (
-        "params['w1'].mean",
-        "8×16",
-        "derived[0]",
-        "result['logits'].var",
-        "library.so",
-        "intact",
-    ):
+    for text in ("params['w1'].mean", "8×16", "result['logits'].var", "library.so", "intact"):
         assert text in result.stdout
+    result = call("inspect", artifact)
+    assert result.exit_code == 0
+    assert [line.split()[1] for line in result.stdout.splitlines() if "params['b1']" in line] == [
+        "parameter"
+    ]
 
 
-def test_check_and_benchmark(folder):
+def test_check_benchmark_and_profile(folder, deployed_mlp):
     result = call("check", folder)
     assert result.exit_code == 0
     assert "local agrees with JAX" in result.stdout
     result = call("benchmark", folder, "--number", 2, "--repeat", 3)
     assert result.exit_code == 0
     assert "over 3 × 2 calls" in result.stdout
+    result = call("profile", folder)
+    assert result.exit_code == 0
+    for operator in deployed_mlp.profile(number=1):
+        assert operator.name in result.stdout
+
+
+def test_a_board_that_fails_does_not_cost_the_others(folder):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        gone = f"rpc://127.0.0.1:{free.getsockname()[1]}"
+    for command, result_of_local in (("check", "local agrees"), ("benchmark", "local")):
+        result = call(command, folder, "--board", gone, "--board", "local", "--board", "local")
+        assert refused(result, f"{gone}: nothing answers at")
+        assert result.stdout.count(result_of_local) == 2
 
 
 def test_run(folder, tmp_path):
@@ -51,25 +97,80 @@ def test_run(folder, tmp_path):
         )
 
 
+def test_compile_an_artifact(artifact, folder, tmp_path):
+    arrays = ("--arrays", artifact.with_suffix(".npz"))
+    result = call("compile", artifact, tmp_path / "mlp", *arrays)
+    assert result.exit_code == 0, result.output
+    for step in ("importing StableHLO", "compiling for host", "linking"):
+        assert step in result.stdout
+    made, direct = Bundle.load(tmp_path / "mlp"), Bundle.load(folder)
+    assert made.check().passed
+    assert made.manifest.parameters == direct.manifest.parameters
+    ours, theirs = made.run(inputs(seed=5)), direct.run(inputs(seed=5))
+    assert jax.tree.structure(ours) == jax.tree.structure(theirs)
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_compile_a_function_of_a_module(tmp_path, monkeypatch):
+    (tmp_path / "my_models.py").write_text(
+        "import jax.numpy as jnp\n"
+        "def double():\n"
+        "    return lambda p, x: p * x, (jnp.float32(2), jnp.arange(3.0))\n"
+        "def nothing():\n"
+        "    return 1\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    result = call("compile", "my_models:double", "double")
+    assert result.exit_code == 0, result.output
+    doubled = Bundle.load("double").run(np.float32([1, 2, 3]))
+    np.testing.assert_array_equal(doubled, np.float32([2, 4, 6]))
+    for source in ("my_models:nothing", "my_models:missing", "no_such_module:f"):
+        assert refused(
+            call("compile", source, "b"), f"{source} gives no (f, (parameters, *inputs))"
+        )
+    monkeypatch.delitem(sys.modules, "my_models")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("inspect", "nothing"), "nothing is no bundle"),
+        (("inspect", "BAD"), "bad.npz is damaged or no artifact"),
         (("check", "BUNDLE", "--board", "pi"), "unknown board 'pi'"),
+        (("check", "DAMAGED"), "library.so is damaged"),
         (("benchmark", "BUNDLE", "--board", "emulated"), "is not timed"),
-        (("benchmark", "BUNDLE", "--number", "0"), "must be positive"),
+        (("profile", "BUNDLE", "--board", "emulated"), "is not timed"),
+        (("profile", "BUNDLE", "--board", "rpc://127.0.0.1:1"), "nothing answers at 127.0.0.1:1"),
         (("run", "BUNDLE", "BAD", "out.npz"), "has no array x"),
         (("run", "BUNDLE", "WRONG", "out.npz"), "input x has shape (3,)"),
         (("run", "BUNDLE", "nothing.npz", "out.npz"), "nothing.npz is no readable npz"),
+        (("compile", "nothing.zip", "b"), "nothing.zip cannot be read"),
+        (("compile", "ARTIFACT", "b"), "no npz file was given, so there is no array params['b1']"),
+        (("compile", "ARTIFACT", "b", "--arrays", "BAD"), "bad.npz has no array params['b1']"),
+        (("compile", "ARTIFACT", "b", "--target", "pi"), "unknown target 'pi'"),
+        (("compile", "ARTIFACT", "b", "--target", "{llvm"), "--target is no JSON"),
+        (("compile", "ARTIFACT", "b", "--arrays", "ARRAYS", "--target", "NOCPU"), "LLVM knows no"),
+        (("compile", "ARTIFACT", ".", "--arrays", "ARRAYS"), "holds other files"),
     ],
 )
-def test_failures_are_one_line(folder, tmp_path, monkeypatch, arguments, message):
+def test_failures_are_one_line(folder, artifact, tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
     np.savez("bad.npz", y=np.zeros(3))
     np.savez("wrong.npz", x=np.zeros(3))
-    names = {"BUNDLE": folder, "BAD": "bad.npz", "WRONG": "wrong.npz"}
-    result = call(*(names.get(argument, argument) for argument in arguments))
-    assert result.exit_code == 1
-    assert message in result.stderr
-    assert result.stderr.count("\n") == 1
-    assert not (tmp_path / "out.npz").exists()
+    if "DAMAGED" in arguments:
+        shutil.copytree(folder, "damaged")
+        (tmp_path / "damaged" / "library.so").write_bytes(b"\x7fELF")
+    names = {
+        "BUNDLE": folder,
+        "DAMAGED": "damaged",
+        "BAD": "bad.npz",
+        "WRONG": "wrong.npz",
+        "ARTIFACT": artifact,
+        "ARRAYS": artifact.with_suffix(".npz"),
+        "NOCPU": json.dumps({"kind": "llvm", "mcpu": "abacus"}),
+    }
+    before = sorted(tmp_path.iterdir())
+    assert refused(call(*(names.get(argument, argument) for argument in arguments)), message)
+    assert sorted(tmp_path.iterdir()) == before

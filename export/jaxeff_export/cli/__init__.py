@@ -1,0 +1,44 @@
+"""The command line: from an exported function to a bundle, and bundles on boards.
+
+    jaxeff-export compile lenet.zip lenet --arrays posterior.npz --target cortex-a72
+    jaxeff-export check lenet --board emulated
+    jaxeff-export benchmark lenet --board rpc://pi-a:9090 --board rpc://pi-b:9090
+
+Every command is a function in a file of this folder and says in its docstring, which is its
+``--help``, what it does.
+"""
+
+import typer
+
+from jaxeff_export.cli.compiling import compile_bundle
+from jaxeff_export.cli.inspecting import inspect
+from jaxeff_export.cli.preparing import prepare
+from jaxeff_export.cli.running import check, run
+from jaxeff_export.cli.timing import benchmark, profile
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    help=(
+        "Compile exported functions for this machine or an ARM board, and run, check and time "
+        "them there.\n\n"
+        "A **bundle** is a folder with the compiled library, its parameters, and inputs with the "
+        "results JAX computed from them. A **board** is where it runs:\n\n"
+        "* `local`: this process\n\n"
+        "* `rpc://host:port`: a machine running `python -m tvm.exec.rpc_server`\n\n"
+        "* `rpc://tracker:port/key`: any free machine of a `python -m tvm.exec.rpc_tracker`\n\n"
+        "* `emulated`, `emulated:cortex-a53`: an ARM core in software, for correctness only\n\n"
+        "RPC boards take `?session_timeout=60&connect_timeout=5`, in seconds."
+    ),
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
+app.command(name="compile")(compile_bundle)
+app.command()(inspect)
+app.command()(check)
+app.command()(run)
+app.command()(benchmark)
+app.command()(profile)
+app.command()(prepare)

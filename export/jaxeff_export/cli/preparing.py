@@ -1,0 +1,12 @@
+"""``prepare``: what the emulated board needs."""
+
+from __future__ import annotations
+
+from jaxeff_export.boards import emulated
+from jaxeff_export.cli.terminal import console, failures_in_one_line
+
+
+def prepare() -> None:
+    """Download what the emulated board needs (150 MB), once per version of TVM."""
+    with failures_in_one_line():
+        emulated.prepare(progress=console.print)

@@ -1,0 +1,83 @@
+"""How commands talk: tables and progress on standard output, one line per failure on the other."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+BundlePath = Annotated[Path, typer.Argument(help="The bundle's folder.")]
+BoardName = Annotated[
+    str,
+    typer.Option(help="local, emulated[:core], rpc://host:port or rpc://tracker:port/key."),
+]
+BoardNames = Annotated[
+    list[str],
+    typer.Option(
+        "--board",
+        help="local, emulated[:core], rpc://host:port or rpc://tracker:port/key; "
+        "may be repeated for several boards at once.",
+    ),
+]
+
+# What goes into a file or a pipe is not folded at the width of some terminal.
+console = Console(width=None if sys.stdout.isatty() else 160)
+
+
+def table(*headings: str, title: str | None = None) -> Table:
+    """An empty table; numbers belong into columns whose heading ends in a unit or a count."""
+    made = Table(title=title, title_justify="left")
+    for heading in headings:
+        numeric = heading in ("calls", "share") or heading.endswith(" ms")
+        made.add_column(heading, justify="right" if numeric else "left", overflow="fold")
+    return made
+
+
+def complain(message: object) -> None:
+    """One line on standard error."""
+    line = " ".join(str(message).split())
+    Console(stderr=True).print(f"error: {line}", style="red", markup=False, soft_wrap=True)
+
+
+@contextlib.contextmanager
+def failures_in_one_line() -> Iterator[None]:
+    """Turns this package's errors, and the file system's, into a line and exit status 1.
+
+    Anything else is a defect and keeps its traceback.
+    """
+    try:
+        yield
+    except Exception as error:
+        ours = type(error).__module__.partition(".")[0] == "jaxeff_export"
+        if not ours and not isinstance(error, OSError):
+            raise
+        complain(error)
+        raise typer.Exit(code=1) from error
+
+
+@contextlib.contextmanager
+def steps() -> Iterator[Callable[[str], None]]:
+    """Yields what to call with each step's name; a finished step is printed with its duration."""
+    running: list[tuple[str, float]] = []
+
+    def finish() -> None:
+        if running:
+            name, started = running.pop()
+            console.print(f"{name}: {time.perf_counter() - started:.1f} s", highlight=False)
+
+    with console.status("starting") as status:
+
+        def step(name: str) -> None:
+            finish()
+            running.append((name, time.perf_counter()))
+            status.update(name)
+
+        yield step
+        finish()

@@ -1,0 +1,71 @@
+"""``benchmark`` and ``profile``: how long a bundle takes on boards."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from jaxeff_export.bundle import Bundle
+from jaxeff_export.cli.terminal import (
+    BoardName,
+    BoardNames,
+    BundlePath,
+    complain,
+    console,
+    failures_in_one_line,
+    table,
+)
+from jaxeff_export.fleet import on_boards
+
+_BAR = 24  # characters of a whole
+
+Number = Annotated[int, typer.Option(min=1, help="Calls per measurement.")]
+Repeat = Annotated[int, typer.Option(min=1, help="Measurements, of which the median counts.")]
+
+
+def benchmark(
+    bundle: BundlePath,
+    boards: BoardNames = ["local"],  # noqa: B006
+    number: Number = 10,
+    repeat: Repeat = 10,
+) -> None:
+    """Time one call on boards, parameters and inputs resident there.
+
+    A board that fails does not cost the others' results; the exit status is 1 then.
+    """
+    with failures_in_one_line():
+        loaded = Bundle.load(bundle)
+        with console.status(f"timing on {', '.join(boards)}"):
+            outcomes = on_boards(
+                loaded, boards, lambda runner: runner.benchmark(number, repeat), timed=True
+            )
+    made = table("board", "median ms", "fastest ms", "slowest ms", title=str(bundle))
+    for outcome in outcomes:
+        if outcome.result is None:
+            complain(outcome.error)
+            made.add_row(outcome.board, "failed", "", "")
+        else:
+            timing = outcome.result
+            figures = (timing.median_ms, min(timing.times_ms), max(timing.times_ms))
+            made.add_row(outcome.board, *(f"{figure:.4g}" for figure in figures))
+    if any(outcome.result is not None for outcome in outcomes):
+        made.caption = f"over {repeat} × {number} calls"
+        console.print(made, markup=False)
+    if any(outcome.result is None for outcome in outcomes):
+        raise typer.Exit(code=1)
+
+
+def profile(bundle: BundlePath, board: BoardName = "local", number: Number = 10) -> None:
+    """Show the time per compiled operator on a board, slowest first."""
+    with failures_in_one_line():
+        loaded = Bundle.load(bundle)
+        with console.status(f"profiling on {board}"):
+            operators = loaded.profile(board, number)
+    made = table("operator", "calls", "total ms", "share", "", title=f"{bundle} on {board}")
+    for operator in operators:
+        bar = "█" * round(_BAR * operator.share)
+        row = (operator.name, f"{operator.calls:g}", f"{operator.ms:.4g}", f"{operator.share:.1%}")
+        made.add_row(*row, bar)
+    made.caption = f"{sum(operator.ms for operator in operators):.4g} ms in all, per call"
+    console.print(made, markup=False)
