@@ -175,19 +175,37 @@ def _reported_features() -> frozenset[str]:
 
 
 def _checked(target: Target) -> Target:
-    import tvm
     from tvm.target import codegen
 
-    try:
-        checked = tvm.target.Target(target)
-    except Exception as error:
-        reason = (str(error).strip().splitlines() or ["no reason given"])[0]
-        raise TargetError(f"TVM refuses the target {target}: {reason}") from error
-    if target.get("kind") == "llvm" and "mcpu" in target:
-        known = {str(name) for name in codegen.llvm_get_cpu_archlist(checked)}
+    if target.get("kind", "llvm") != "llvm":
+        raise TargetError(f"targets are CPUs, of kind 'llvm', not {target['kind']!r}")
+    # The CPU is left out at first: given one it does not know, LLVM writes to standard error.
+    bare = _accepted({key: value for key, value in target.items() if key not in ("mcpu", "mattr")})
+    if (cores := target.get("num-cores", 1)) < 1:
+        raise TargetError(f"num-cores is {cores}; it must be positive")
+    if "mcpu" in target:
+        known = {str(name) for name in codegen.llvm_get_cpu_archlist(bare)}
         if target["mcpu"] not in known:
             raise TargetError(
                 f"LLVM knows no CPU {target['mcpu']!r} for {target_machine(target)}; "
                 f"it knows {', '.join(sorted(known)[:12])}, … ({len(known)} in all)"
             )
+    checked = _accepted(target)
+    features = {str(name) for name in codegen.llvm_get_cpu_features(checked)}
+    for attribute in target.get("mattr", ()):
+        if attribute.startswith("+") and attribute[1:] not in features:
+            raise TargetError(
+                f"LLVM knows no feature {attribute!r} of {target.get('mcpu', 'this CPU')}"
+            )
     return target
+
+
+def _accepted(target: Target) -> Any:
+    """TVM's object of a target dict."""
+    import tvm
+
+    try:
+        return tvm.target.Target(target)
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or ["no reason given"])[0]
+        raise TargetError(f"TVM refuses the target {target}: {reason}") from error

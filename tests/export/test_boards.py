@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -14,11 +15,12 @@ import jaxeff_export.boards
 import numpy as np
 import psutil
 import pytest
-from jaxeff_export import BoardError, Bundle, BundleError, ToolchainError, deploy
+from jaxeff_export import BoardError, Bundle, BundleError, ToolchainError, deploy, on_boards
 from jaxeff_export.boards import (
     EmulatedBoard,
     LocalBoard,
     RpcBoard,
+    connecting,
     emulated,
     make_board,
     sysroot,
@@ -197,6 +199,33 @@ def test_somebody_silent_there():
         assert time.monotonic() - started < 5
 
 
+@pytest.mark.parametrize("key", ["", "/pi"])
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
+def test_somebody_else_there(answer, key):
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+
+        def reply():
+            connection, _ = stranger.accept()
+            with connection:
+                connection.recv(64)
+                connection.sendall(answer)
+
+        thread = threading.Thread(target=reply)
+        thread.start()
+        with pytest.raises(BoardError, match="is no TVM RPC " + ("tracker" if key else "server")):
+            make_board(f"rpc://127.0.0.1:{stranger.getsockname()[1]}{key}").__enter__()
+        thread.join()
+
+
+def test_somebody_faster_there(server, monkeypatch):
+    """Two clients knock at a free server, which then serves one of them."""
+    url = f"rpc://127.0.0.1:{server}?connect_timeout=0.5"
+    with make_board(url):
+        monkeypatch.setattr(connecting, "_knock", lambda *_: None)
+        with pytest.raises(BoardError, match=r"did not answer within 0\.5 s"):
+            make_board(url).__enter__()
+
+
 def test_a_board_outside_its_with_statement(deployed_mlp):
     with pytest.raises(BoardError, match="use it in a with statement"):
         deployed_mlp.run(inputs(), board=RpcBoard("127.0.0.1", 9))
@@ -253,6 +282,19 @@ def test_the_emulated_board_agrees_with_jax_and_numpy(for_a72, emulated_board, m
     slack = 64 * eps * (1 + 0.1 * np.abs(logits).max())
     variance = np.exp(0.1 * logits) + np.square(hidden) @ np.square(p["w2"])
     np.testing.assert_allclose(result["logits"].var, variance, rtol=slack)
+
+
+@pytest.mark.arm
+def test_every_emulated_core_runs_the_oldest_ones_library_all_at_once(
+    arm_linker, emulator, tmp_path
+):
+    bundle = deploy(mlp, (parameters(), inputs()), target="cortex-a53", path=tmp_path / "a53")
+    cores = [f"emulated:{core}" for core in emulated.CORES]
+    outcomes = on_boards(bundle, [*cores, "local"], lambda runner: runner.check())
+    assert [outcome.board for outcome in outcomes] == [*cores, "local"]
+    assert all(outcome.result.passed for outcome in outcomes[:-1])
+    assert isinstance(outcomes[-1].error, BundleError)
+    assert outcomes[-1].result is None
 
 
 @pytest.mark.arm

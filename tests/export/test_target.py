@@ -46,13 +46,21 @@ def test_a_dict_is_checked_and_copied():
     [
         ("cortex-m4", "use one of " + ", ".join(target_names())),
         ({"kind": "llvm", "mcpu": "cortex-z9", "mtriple": "aarch64-linux-gnu"}, "cortex-z9"),
-        ({"kind": "lvm"}, 'Target kind "lvm" is not defined'),
+        ({"kind": "cuda"}, "targets are CPUs, of kind 'llvm', not 'cuda'"),
+        (
+            {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mattr": ["+abacus"]},
+            "knows no feature '\\+abacus'",
+        ),
+        ({"kind": "llvm", "mattr": "+neon"}, "TVM refuses"),
+        ({"kind": "llvm", "num-cores": 0}, "num-cores is 0; it must be positive"),
+        ({"kind": "llvm", "colour": "red"}, "TVM refuses.*colour"),
         ({"mcpu": "cortex-a72"}, "TVM refuses"),
     ],
 )
-def test_unknown_targets(target, message):
+def test_unknown_targets(target, message, capfd):
     with pytest.raises(TargetError, match=message):
         resolve_target(target)
+    assert "mcpu" not in capfd.readouterr().err  # LLVM has nothing to add
 
 
 def test_masked_instructions_are_switched_off(monkeypatch):

@@ -1,10 +1,9 @@
 """Opening TVM RPC sessions within time limits, and ending those that outlive theirs.
 
-TVM's client waits forever: for a silent peer while connecting, for a tracker without a free board,
-and for a board that hangs or was unplugged in the middle of a call. Here every wait has an end. A
-knock with a time limit goes before the connection (the server logs it as a mismatched key), the
-tracker is asked in TVM's own words but over a socket that times out, and an open session's socket
-is watched: keep-alive probes notice a board that is gone, a timer one that is stuck.
+TVM's client waits forever: for a silent peer while connecting, and for a board that hangs or was
+unplugged in the middle of a call. Here every wait has an end. A knock with a time limit goes before
+the connection (the server logs it as a mismatched key), and an open session's socket is watched:
+keep-alive probes notice a board that is gone, a timer one that is stuck.
 
 Sharp edge: TVM hands out no socket, so it is found among this process's open files, which works on
 Linux; elsewhere sessions are not watched from this side.
@@ -18,6 +17,7 @@ import secrets
 import socket
 import struct
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -85,69 +85,44 @@ def connect(
     host, port = address
     _knock(address, connect_timeout, name)
     before = _open_sockets()
-    try:
-        remote = rpc.connect(host, port, key, session_timeout=session_timeout)
-    except Exception as error:
-        reason = (str(error).strip().splitlines() or ["no reason given"])[-1]
-        raise BoardError(f"{name}: {host}:{port} refuses the session: {reason}") from error
+    with _ended_after(connect_timeout, address, before) as stuck:
+        try:
+            remote = rpc.connect(host, port, key, session_timeout=session_timeout)
+        except Exception as error:
+            if stuck:
+                raise BoardError(_silent(name, address, connect_timeout)) from error
+            reason = (str(error).strip().splitlines() or ["no reason given"])[-1]
+            raise BoardError(f"{name}: {host}:{port} refuses the session: {reason}") from error
     return Session(remote, _socket_to(address, _open_sockets() - before), session_timeout)
 
 
-def request_board(tracker: Address, key: str, *, timeout: float, name: str) -> tuple[Address, str]:
-    """Asks a tracker for a free board.
+@contextlib.contextmanager
+def _ended_after(
+    seconds: float, address: Address, before: set[str]
+) -> Iterator[list[socket.socket]]:
+    """Ends a connection that is still being opened when the time is up.
 
-    Args:
-      tracker: host and port of TVM's RPC tracker.
-      key: the boards' device key.
-      timeout: seconds to wait for an answer, and for a board to become free.
-      name: of the board, for messages.
+    It is, although the server was free at the knock, if somebody else was faster since.
 
-    Returns:
-      The board's address and the match key it expects.
-
-    Raises:
-      BoardError: if no tracker answers there, it knows no such board, or all are busy.
+    Yields:
+      A list that then holds the connection.
     """
-    from tvm.rpc import base
+    stuck: list[socket.socket] = []
 
-    host, port = tracker
-    connected = asked = False
+    def end() -> None:
+        if connection := _socket_to(address, _open_sockets() - before):
+            stuck.append(connection)
+            connection.shutdown(socket.SHUT_RDWR)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
     try:
-        with socket.create_connection(tracker, timeout=timeout) as connection:
-            connected = True
-            connection.sendall(struct.pack("<i", base.RPC_TRACKER_MAGIC))
-            if struct.unpack("<i", base.recvall(connection, 4))[0] != base.RPC_TRACKER_MAGIC:
-                raise ConnectionError("it answers, but not as a tracker")
-            base.sendjson(connection, [base.TrackerCode.SUMMARY])
-            known = _known_keys(base.recvjson(connection)[1])
-            if key not in known:
-                raise BoardError(
-                    f"{name}: the tracker has no board {key!r}; "
-                    f"it has {', '.join(sorted(known)) or 'none at all'}"
-                )
-            base.sendjson(connection, [base.TrackerCode.REQUEST, key, "", 1])
-            asked = True
-            code, (board_host, board_port, match_key) = base.recvjson(connection)
-            if code != base.TrackerCode.SUCCESS:
-                raise BoardError(f"{name}: the tracker refuses a board {key!r}")
-    except TimeoutError:
-        waiting = f"no board {key!r} became free" if asked else f"{host}:{port} did not answer"
-        raise BoardError(f"{name}: {waiting} within {timeout:g} s") from None
-    except OSError as error:
-        if connected:
-            raise BoardError(
-                f"{name}: {host}:{port} is no TVM RPC tracker ({error}); "
-                f"a board that needs none is rpc://{host}:{port}"
-            ) from error
-        raise BoardError(
-            f"{name}: nothing answers at {host}:{port} ({error}); "
-            "is it running there (python -m tvm.exec.rpc_tracker)?"
-        ) from error
-    return (board_host, board_port), match_key
-
-
-def _known_keys(summary: dict[str, Any]) -> set[str]:
-    return {str(server["key"]).removeprefix("server:") for server in summary["server_info"]}
+        yield stuck
+    finally:
+        timer.cancel()
+        for connection in stuck:
+            connection.close()
 
 
 def _knock(address: Address, timeout: float, name: str) -> None:
@@ -168,10 +143,7 @@ def _knock(address: Address, timeout: float, name: str) -> None:
             if struct.unpack("<i", base.recvall(connection, 4))[0] != base.RPC_CODE_MISMATCH:
                 raise ConnectionError("it answers, but not as a server")
     except TimeoutError:
-        raise BoardError(
-            f"{name}: {host}:{port} did not answer within {timeout:g} s; it may be switched off, "
-            "serving somebody else, stuck after a crash, or be no TVM RPC server"
-        ) from None
+        raise BoardError(_silent(name, address, timeout)) from None
     except OSError as error:
         if connected:
             raise BoardError(
@@ -182,6 +154,13 @@ def _knock(address: Address, timeout: float, name: str) -> None:
             f"{name}: nothing answers at {host}:{port} ({error}); "
             "is TVM's RPC server running there (python -m tvm.exec.rpc_server)?"
         ) from error
+
+
+def _silent(name: str, address: Address, timeout: float) -> str:
+    return (
+        f"{name}: {address[0]}:{address[1]} did not answer within {timeout:g} s; it may be "
+        "switched off, serving somebody else, stuck after a crash, or be no TVM RPC server"
+    )
 
 
 def _open_sockets() -> set[str]:

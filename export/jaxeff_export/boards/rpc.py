@@ -21,7 +21,8 @@ from typing import Any, Self
 from urllib.parse import parse_qsl, urlsplit
 
 from jaxeff_export.boards.board import Board, BoardError, BoardLost
-from jaxeff_export.boards.connecting import Session, connect, request_board
+from jaxeff_export.boards.connecting import Session, connect
+from jaxeff_export.boards.tracker import request_board
 
 _FORMS = "rpc://host:port for a board, rpc://host:port/key for a tracker's boards of that key"
 _SIGNS_OF_LOSS = ("SockChannel", "RPCSessionTimeoutError")
