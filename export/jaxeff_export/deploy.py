@@ -158,11 +158,12 @@ def _build(example: _Example, target: _Target, path: str | Path | None, say: Pro
     from jaxeff_export.compilation import compile_module
     from jaxeff_export.importer import import_stablehlo
     from jaxeff_export.lifting import lift_parameters
+    from jaxeff_export.operators import OPERATORS
 
     if path is not None:
         require_free(Path(path), MANIFEST)
     say("importing StableHLO")
-    module = import_stablehlo(example.artifact.stablehlo)
+    module = import_stablehlo(example.artifact.stablehlo, composites=OPERATORS)
     parameters = example.values[: example.bound]
     lifted = lift_parameters(module, example.bound)
     say(f"compiling for {target.name}")

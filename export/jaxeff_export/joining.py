@@ -19,10 +19,11 @@ from .kernels import is_contraction, stores_of
 
 
 def join_siblings(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Join the blocks of a kernel that walk the same loops over common operands.
+    """Join the blocks of a kernel that walk the same loops.
 
-    Contractions are joined with contractions and elementwise blocks with elementwise ones; a
-    kernel whose blocks are not plain loop nests stays as it is.
+    Contractions are joined with contractions, and elementwise blocks with those that read the
+    same tensor, or results of the same block. A kernel whose blocks are not plain loop nests stays
+    as it is.
 
     Args:
         function: a kernel that is not scheduled yet.
@@ -100,35 +101,52 @@ def _nests_of(statement: tirx.Stmt, loops: Sequence[tirx.For]) -> list[_Nest | N
     return [_Nest(tuple(loops), block)]
 
 
-def _join(nests: list[_Nest]) -> list[_Nest]:
-    """Join what can be joined, earlier nests first."""
+def _join(nests: Sequence[_Nest]) -> list[_Nest]:
+    """Join what can be joined, and put the rest where its operands are ready."""
     done: list[_Nest] = []
     for nest in nests:
         for i, earlier in enumerate(done):
-            if not _are_siblings(earlier, nest):
-                continue
-            between = done[i + 1 :]
-            if not any(other.targets & nest.sources for other in between):
-                done[i] = _joined(earlier, nest)  # all it reads is there by then
-                break
-            if not any(other.sources & earlier.targets for other in between):
-                del done[i]
-                done.append(_joined(earlier, nest))
+            if _are_siblings(earlier, nest, done) and not _feeds(earlier, nest, done):
+                done[i] = _joined(earlier, nest)
                 break
         else:
             done.append(nest)
-    return done
+    return _in_order(done)
 
 
-def _are_siblings(first: _Nest, second: _Nest) -> bool:
-    if first.walk != second.walk or second.sources & first.targets:
+def _feeds(first: _Nest, second: _Nest, others: Sequence[_Nest]) -> bool:
+    """Tell whether one nest works on what comes of another, by whatever way."""
+    reached, ways = set(first.targets), [other for other in others if other is not first]
+    while True:
+        next_ = [other for other in ways if other.sources & reached]
+        if not next_:
+            return bool(second.sources & reached)
+        for other in next_:
+            reached |= other.targets
+            ways.remove(other)
+
+
+def _in_order(nests: Sequence[_Nest]) -> list[_Nest]:
+    """Sort nests so that what is read was written before, else as they are."""
+    ordered: list[_Nest] = []
+    waiting = list(nests)
+    while waiting:
+        missing = set().union(*(nest.targets for nest in waiting))
+        ready = next(nest for nest in waiting if not nest.sources & missing)
+        ordered.append(ready)
+        waiting.remove(ready)
+    return ordered
+
+
+def _are_siblings(first: _Nest, second: _Nest, others: Sequence[_Nest]) -> bool:
+    if first.walk != second.walk:
         return False
-    if not first.sources & second.sources:
-        return False
-    reduces = [nest.block.init is not None for nest in (first, second)]
-    if any(reduces):
+    if any(nest.block.init is not None for nest in (first, second)):
         return all(is_contraction(nest.block) for nest in (first, second))
-    return all(stores_of(nest.block.body) is not None for nest in (first, second))
+    related = first.sources & second.sources or any(
+        other.targets & first.sources and other.targets & second.sources for other in others
+    )
+    return bool(related) and all(stores_of(n.block.body) is not None for n in (first, second))
 
 
 def _joined(first: _Nest, second: _Nest) -> _Nest:

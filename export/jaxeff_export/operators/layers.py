@@ -1,0 +1,90 @@
+"""What the operands of a probabilistic layer are: its input, weights and bias, each in its form."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from tvm import te, tirx
+
+DETERMINISTIC, VARIANCE, RAW, NONE = "deterministic", "variance", "raw", "none"
+
+
+@dataclasses.dataclass(frozen=True)
+class Moments:
+    """A random tensor in TE.
+
+    Attributes:
+        mean: E[x].
+        spread: Var[x], or E[x^2] where the layer says ``raw``; None for a deterministic tensor.
+    """
+
+    mean: te.Tensor
+    spread: te.Tensor | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """The forms a layer's operands come in, as the composite's attributes name them.
+
+    Attributes:
+        input: ``deterministic`` (the first layer), ``variance`` or ``raw`` (E[x^2]).
+        weight: ``deterministic`` or ``variance``.
+        bias: ``none``, ``deterministic`` or ``variance``.
+    """
+
+    input: str = VARIANCE
+    weight: str = VARIANCE
+    bias: str = NONE
+
+    def __post_init__(self) -> None:
+        known = {
+            "input": (DETERMINISTIC, VARIANCE, RAW),
+            "weight": (DETERMINISTIC, VARIANCE),
+            "bias": (NONE, DETERMINISTIC, VARIANCE),
+        }
+        for name, forms in known.items():
+            if getattr(self, name) not in forms:
+                raise ValueError(f"{name} {getattr(self, name)!r} is unknown; it is one of {forms}")
+        if self.input == self.weight == DETERMINISTIC:
+            raise ValueError("nothing is random: input and weight are both deterministic")
+
+    def operands(self, tensors: Sequence[te.Tensor]) -> tuple[Moments, Moments, Moments | None]:
+        """Sort a composite's operands into input, weight and bias.
+
+        Raises:
+            ValueError: another number of operands than these forms have.
+        """
+        rest = list(tensors)
+        forms = [f for f in (self.input, self.weight, self.bias) if f != NONE]
+        if len(rest) != sum(1 + (form != DETERMINISTIC) for form in forms):
+            raise ValueError(f"{len(rest)} operands do not make {self}")
+        found = [
+            Moments(rest.pop(0), rest.pop(0) if form != DETERMINISTIC else None) for form in forms
+        ]
+        return found[0], found[1], found[2] if len(found) > 2 else None
+
+
+def moments_of_product(
+    form: Form, x: Sequence[tirx.Expr], w: Sequence[tirx.Expr]
+) -> tuple[tirx.Expr, tirx.Expr]:
+    """The terms that one pair of entries adds to the mean and to the variance of a layer.
+
+    Args:
+        form: the layer's.
+        x: the scalars that ``input_scalars`` lists for the form.
+        w: the mean of the weight, and its variance (E[w^2] in the raw form) if it has one.
+
+    The variance form adds products of non-negative numbers only. In the raw form E[xw]^2 is
+    subtracted, and the product of the means is computed once for both.
+    """
+    product = x[0] * w[0]
+    if form.weight == DETERMINISTIC:
+        if form.input == RAW:
+            return product, x[1] * (w[0] * w[0]) - product * product
+        return product, x[1] * (w[0] * w[0])
+    if form.input == DETERMINISTIC:
+        return product, x[1] * w[1]
+    if form.input == RAW:
+        return product, x[1] * w[1] - product * product
+    return product, x[1] * w[1] + x[2] * (w[0] * w[0])
