@@ -9,7 +9,7 @@ block of every result.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tvm_ffi
@@ -18,7 +18,7 @@ from tvm import ir, s_tir, tirx
 from .kernels import is_contraction, stores_of
 
 
-def join_siblings(function: tirx.PrimFunc) -> tirx.PrimFunc:
+def join_siblings(function: tirx.PrimFunc, worth: Callable[[s_tir.SBlock], bool]) -> tirx.PrimFunc:
     """Join the blocks of a kernel that walk the same loops.
 
     Contractions are joined with contractions, and elementwise blocks with those that read the
@@ -27,6 +27,7 @@ def join_siblings(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
     Args:
         function: a kernel that is not scheduled yet.
+        worth: which blocks to join.
 
     Returns:
         The kernel with fewer blocks and the same results.
@@ -36,7 +37,7 @@ def join_siblings(function: tirx.PrimFunc) -> tirx.PrimFunc:
     nests = [nest for statement in statements for nest in _nests_of(statement, [])]
     if any(nest is None for nest in nests):
         return function
-    joined = _join([nest for nest in nests if nest is not None])
+    joined = _join([nest for nest in nests if nest is not None], worth)
     if len(joined) == len(nests):
         return function
     nested = [nest.statement() for nest in joined]
@@ -101,11 +102,13 @@ def _nests_of(statement: tirx.Stmt, loops: Sequence[tirx.For]) -> list[_Nest | N
     return [_Nest(tuple(loops), block)]
 
 
-def _join(nests: Sequence[_Nest]) -> list[_Nest]:
+def _join(nests: Sequence[_Nest], worth: Callable[[s_tir.SBlock], bool]) -> list[_Nest]:
     """Join what can be joined, and put the rest where its operands are ready."""
     done: list[_Nest] = []
     for nest in nests:
         for i, earlier in enumerate(done):
+            if not worth(earlier.block) or not worth(nest.block):
+                continue
             if _are_siblings(earlier, nest, done) and not _feeds(earlier, nest, done):
                 done[i] = _joined(earlier, nest)
                 break

@@ -17,7 +17,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
 
 import tvm
 from tvm import s_tir, tirx
@@ -25,14 +24,11 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV, Schedule
 from tvm.target import Target
 from tvm.target.codegen import llvm_get_vector_width
 
-from .joining import join_siblings
-from .kernels import contains, count, is_contraction, map_kernels
+from .kernels import contains, is_contraction, map_kernels
 from .locals import becomes_locals
+from .merging import LONG, is_dear, merge_blocks
 
 PARALLEL_WORK = 60_000  # multiply-adds; waking a thread costs some microseconds
-_DEAR = 200  # expression nodes; computing them takes longer than copying what they read
-_LONG = 64  # turns of a loop that is worth vectorising
-_CHEAP = 24  # expression nodes that may be repeated rather than stored
 _ACCUMULATORS = 20  # of 32 registers; the rest hold operands
 _VECTORS = 2  # side by side in a tile, if there are rows enough
 _STACK_FLOATS = 256  # TVM keeps a local buffer on the stack below 1024 bytes
@@ -66,12 +62,12 @@ def schedule_cpu(mod: tvm.IRModule, machine: Machine) -> tvm.IRModule:
 def _schedule_function(function: tirx.PrimFunc, machine: Machine) -> tirx.PrimFunc:
     if "tirx.is_scheduled" in function.attrs:
         return function
-    sch = schedule_kernel(join_siblings(function), machine)
+    sch = schedule_kernel(merge_blocks(function), machine)
     return sch.mod["main"].with_attr("tirx.is_scheduled", True) if sch else function
 
 
 def schedule_kernel(function: tirx.PrimFunc, machine: Machine) -> Schedule | None:
-    """Schedule one kernel whose siblings are joined; None if it resists.
+    """Schedule one kernel whose blocks are merged; None if it resists.
 
     The trace of the schedule can be applied to the same kernel again.
     """
@@ -90,7 +86,6 @@ class _NotForeseenError(Exception):
 
 
 def _schedule(sch: Schedule, machine: Machine) -> None:
-    _inline(sch)
     blocks = sch.get_child_blocks(sch.get_sblock("root"))
     contractions = [b for b in blocks if _is_contraction(sch, b)]
     if len(contractions) > 1:
@@ -111,53 +106,6 @@ def _schedule_rest(sch: Schedule, blocks: list[SBlockRV], machine: Machine) -> N
             _schedule_reduction(sch, block, machine)
         else:
             _schedule_spatial(sch, block, machine)
-
-
-def _inline(sch: Schedule) -> None:
-    """Inline elementwise producers into their consumer."""
-    root = sch.get_sblock("root")
-    for block in sch.get_child_blocks(root):
-        if _is_reduction(sch, block) or len(sch.get(block).writes) != 1:
-            continue
-        consumers = sch.get_consumers(block)
-        if len(consumers) != 1 or (
-            len(sch.get_loops(block)) and _is_contraction(sch, consumers[0])
-        ):
-            continue
-        if _grows(sch, block, consumers[0]) or _scatters_loads(sch, block, consumers[0]):
-            continue
-        try:
-            sch.compute_inline(block)
-        except s_tir.ScheduleError:
-            continue
-
-
-def _grows(sch: Schedule, block: SBlockRV, consumer: SBlockRV) -> bool:
-    """Tell whether inlining would repeat work: the consumer reads the value more than once.
-
-    A chain of such values (a polynomial, an error function) would double at every link.
-    """
-    (written,) = sch.get(block).writes
-
-    def reads_it(node: Any) -> bool:
-        return isinstance(node, tvm.ir.TensorLoad) and node.source.same_as(written.source)
-
-    reads = count(sch.get(consumer).body, object, reads_it)
-    return reads > 1 and reads * count(sch.get(block).body, object) > _CHEAP
-
-
-def _scatters_loads(sch: Schedule, block: SBlockRV, consumer: SBlockRV) -> bool:
-    """Tell whether a slice or the like is better copied: its consumer computes long in vectors."""
-    store = sch.get(block).body
-    return (
-        _is_dear(sch, consumer)
-        and isinstance(store, tirx.BufferStore)
-        and isinstance(store.value, tvm.ir.TensorLoad)
-    )
-
-
-def _is_dear(sch: Schedule, block: SBlockRV) -> bool:
-    return count(sch.get(block).body, object) > _DEAR
 
 
 def _is_reduction(sch: Schedule, block: SBlockRV) -> bool:
@@ -327,8 +275,8 @@ def _schedule_spatial(sch: Schedule, block: SBlockRV, machine: Machine) -> None:
         return
     extents = _extents(sch, loops)
     work = math.prod(extents)
-    if _is_dear(sch, block):  # LLVM vectorises the innermost loop, so it has to be a long one
-        while len(loops) > 1 and extents[-1] < _LONG:
+    if is_dear(sch.get(block)):  # LLVM vectorises the innermost loop, so it has to be a long one
+        while len(loops) > 1 and extents[-1] < LONG:
             extents[-2:] = [extents[-2] * extents[-1]]
             loops[-2:] = [sch.fuse(*loops[-2:])]
     if work >= PARALLEL_WORK and machine.cores > 1 and len(loops) > 1:

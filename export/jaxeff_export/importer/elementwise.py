@@ -64,20 +64,72 @@ def _region_operands(value: Value) -> Sequence[Value]:
     return value.node.operands
 
 
-def kept_values(region: Sequence[Value]) -> list[Value]:
-    """Choose which values of a region get a tensor: its root, and what is dear and used outside."""
+def with_siblings(
+    region: list[Value], emitted: dict[Value, object]
+) -> tuple[list[Value], list[Value]]:
+    """Add what else is computed from a region's values and can be computed in the same loop.
+
+    The mean and the variance of an activation share most of their terms, but neither needs the
+    other: emitted one by one, the shared terms would go through memory or be computed twice.
+
+    Returns:
+        The larger region, in topological order, and its roots: the values that need a tensor.
+    """
+    roots, order = [region[-1]], dict.fromkeys(region)
+    for value in _needing_tensors(region, emitted):
+        added = [v for v in region_of(value, emitted) if v not in order]
+        ready = all(leaf in emitted for leaf in leaves_of([*order, *added]))
+        if ready and len(order) + len(added) <= MAX_REGION:
+            order.update(dict.fromkeys(added))
+            roots.append(value)
+    return list(order), roots
+
+
+def _needing_tensors(region: Sequence[Value], emitted: dict[Value, object]) -> list[Value]:
+    """The elementwise values downstream of a region that something else wants as a tensor."""
+    found: list[Value] = []
+    seen = set(region)
+    stack = list(region)
+    while stack and len(seen) < 2 * MAX_REGION:
+        for user in stack.pop().users:
+            for value in user.results:
+                if value in seen or value in emitted or not _in_loop(value, region[-1]):
+                    continue
+                seen.add(value)
+                stack.append(value)
+                if value.is_output or not all(
+                    _in_loop(result, value) for u in value.users for result in u.results
+                ):
+                    found.append(value)
+    return found
+
+
+def _in_loop(value: Value, other: Value) -> bool:
+    """Tell whether a value is computed element by element, in the same loop as another."""
+    return (
+        is_elementwise(value)
+        and bool(_region_operands(value))
+        and value.type.shape == other.type.shape
+    )
+
+
+def kept_values(region: Sequence[Value], roots: Sequence[Value]) -> list[Value]:
+    """Choose which values of a region get a tensor: its roots, and what is dear and used outside.
+
+    The last root to be computed comes last.
+    """
     inside = {value.node for value in region}
     costs: dict[Value, int] = {}
     kept = []
-    for value in region[:-1]:
+    for value in region:
         entry = SCALAR_RULES.get(value.node.name) if value.node else None
         own = entry.cost if entry else 0
         costs[value] = own + sum(costs.get(o, 0) for o in set(_region_operands(value)))
         outside = value.is_output or any(user not in inside for user in value.users)
-        if outside and costs[value] >= KEEP_COST:
+        if value in roots or (outside and costs[value] >= KEEP_COST):
             kept.append(value)
             costs[value] = 0
-    return [*kept, region[-1]]
+    return kept
 
 
 def leaves_of(region: Sequence[Value]) -> list[Value]:

@@ -26,6 +26,7 @@ from .elementwise import (
     leaves_of,
     region_name,
     region_of,
+    with_siblings,
 )
 from .errors import Unsupported, UnsupportedOp, UnsupportedOpError, describe, failure
 from .graph import Graph, Node, Value
@@ -233,7 +234,8 @@ class Emitter:
             self._emit_kept(region, kept, alone=True)
             self._emit_region(root)
             return
-        self._emit_kept(region, kept_values(region))
+        region, roots = with_siblings(region, self._emitted)
+        self._emit_kept(region, kept_values(region, roots))
 
     def _emit_kept(
         self, region: Sequence[Value], kept: Sequence[Value], *, alone: bool = False

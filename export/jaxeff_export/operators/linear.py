@@ -123,7 +123,7 @@ def _layer(
     weights = [w.mean]
     if w.spread is not None:
         raw = form.input == RAW and form.weight == VARIANCE
-        weights.append(_second_moment(w) if raw else w.spread)
+        weights.append(_second_moment(w.mean, w.spread) if raw else w.spread)
 
     def contraction(part: int, name: str) -> te.Tensor:
         axes = [te.reduce_axis((0, extent), name=f"k{i}") for i, extent in enumerate(depth)]
@@ -152,7 +152,5 @@ def _plus(total: te.Tensor, offset: te.Tensor) -> te.Tensor:
     return te.compute(total.shape, lambda *at: total(*at) + offset(at[-1]), name="plus")
 
 
-def _second_moment(w: Moments) -> te.Tensor:
-    return te.compute(
-        w.mean.shape, lambda *at: w.mean(*at) * w.mean(*at) + w.spread(*at), name="w2"
-    )
+def _second_moment(mean: te.Tensor, spread: te.Tensor) -> te.Tensor:
+    return te.compute(mean.shape, lambda *at: mean(*at) * mean(*at) + spread(*at), name="second")
