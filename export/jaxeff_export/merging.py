@@ -59,6 +59,8 @@ def _grows(sch: Schedule, block: SBlockRV, consumer: SBlockRV) -> bool:
 
     A chain of such values (a polynomial, an error function) would double at every link.
     """
+    if _copied(sch.get(block)) is not None:
+        return False
     (written,) = sch.get(block).writes
 
     def reads_it(node: Any) -> bool:
@@ -73,11 +75,8 @@ def _scatters_loads(sch: Schedule, block: SBlockRV, consumer: SBlockRV) -> bool:
 
     Rows that stay whole can be read in place.
     """
-    store = sch.get(block).body
-    if not is_dear(sch.get(consumer)) or not isinstance(store, tirx.BufferStore):
-        return False
-    load = store.value
-    if not isinstance(load, tvm.ir.TensorLoad):
+    load = _copied(sch.get(block))
+    if load is None or not is_dear(sch.get(consumer)):
         return False
     whole = 1
     iters, shape = sch.get(block).iter_vars, load.source.shape
@@ -88,3 +87,10 @@ def _scatters_loads(sch: Schedule, block: SBlockRV, consumer: SBlockRV) -> bool:
         if not tvm_ffi.structural_equal(v.dom.extent, extent):
             break
     return whole < LONG
+
+
+def _copied(block: s_tir.SBlock) -> tvm.ir.TensorLoad | None:
+    """What a block copies, if that is all it does."""
+    store = block.body
+    loads = isinstance(store, tirx.BufferStore) and isinstance(store.value, tvm.ir.TensorLoad)
+    return store.value if loads else None

@@ -7,7 +7,7 @@ h and the upper tail Q, at a >= 0 only, removes the cancellation of the textbook
 deviations), so the rules work on variances directly.
 
 Sharp edges
-- Standardised arguments are clipped at 40, where the density underflows in float64 too.
+- Standardised arguments end at 40, where the density underflows in float64 too (10 in float32).
 - A standard deviation below one unit in the last place of 1 can't be told from zero:
   `inverse_std` adds its square to the variance, so results and gradients stay finite at a
   variance of exactly zero. A rule multiplies by `var * inverse_std**2`, which is 0 there, instead
@@ -23,6 +23,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 _LIMIT = 40.0
+_FLOAT32_LIMIT = 10.0  # products of smaller densities are subnormal: slow, and lost in any sum
 _SQRT_HALF = 0.7071067811865476
 _INV_SQRT_2PI = 0.3989422804014327
 
@@ -64,13 +65,15 @@ def tail(a: Float[Array, "*shape"]) -> Tail:
     """Density, upper tail and expected exceedance at `a >= 0`.
 
     Args:
-        a: Standardised distances, non-negative; clipped at 40.
+        a: Standardised distances, non-negative. All three are zero from 40 on, in float32 from 10
+            on, where they are below 1e-22.
 
     Returns:
         phi(a), Q(a) = 1 - Phi(a) and h(a) = phi(a) - a Q(a), all finite and non-negative.
     """
-    a = jnp.minimum(a, _LIMIT)
-    density = pdf(a)
+    limit = _LIMIT if a.dtype == jnp.float64 else _FLOAT32_LIMIT
+    a = jnp.minimum(a, limit)
+    density = jnp.where(a < limit, pdf(a), 0)
     if a.dtype == jnp.float64:
         prob = 0.5 * lax.erfc(_SQRT_HALF * a)
     else:
