@@ -23,7 +23,13 @@ _CHEAP = 24  # expression nodes that may be repeated rather than stored
 
 
 def merge_blocks(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Inline and join the blocks of a kernel that is not scheduled yet."""
+    """Inline and join the blocks of a kernel that is not scheduled yet.
+
+    Imperative kernels, which have no root around their blocks, stay as they are.
+    """
+    body = function.body
+    if not isinstance(body, s_tir.SBlockRealize) or body.block.name_hint != "root":
+        return function
     joined = join_siblings(function, lambda block: is_contraction(block) or is_dear(block))
     sch = Schedule(tvm.IRModule({"main": joined}))
     _inline(sch)
