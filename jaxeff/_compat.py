@@ -11,6 +11,7 @@ Sharp edge: `multiple_results` primitives bind to a list, all others to a bare v
 always returns a list.
 """
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -194,12 +195,15 @@ def _lower_export_composite(
 
 
 def _composite(jaxpr: Any, operator: str, attributes: Any) -> Callable[..., Sequence[Any]]:
-    def call(*operands: Any) -> Sequence[Any]:
-        return jax.lax.composite(
-            lambda *values, **_: tuple(jaxpr_as_fun(jaxpr)(*values)), name=operator, version=1
-        )(*operands, **dict(attributes))
-
-    return call
+    # Not through `lax.composite`, which makes operands of the jaxpr's constants.
+    flat = [(name, jax.tree.flatten(value)) for name, value in attributes]
+    return functools.partial(
+        composite_p.bind,
+        name=operator,
+        attributes=tuple((name, tuple(leaves), tree) for name, (leaves, tree) in flat),
+        version=1,
+        jaxpr=jaxpr,
+    )
 
 
 mlir.register_lowering(export_composite_p, _lower_export_composite, cacheable=False)

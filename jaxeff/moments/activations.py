@@ -27,6 +27,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array
 
+from jaxeff.moments.composites import activation
 from jaxeff.moments.gaussian import Gaussian
 from jaxeff.moments.normal import cdf
 from jaxeff.moments.piecewise import piecewise, relu
@@ -81,29 +82,29 @@ def step(x: Random) -> Gaussian:
     return piecewise(x, (0.0,), ((0.0,), (1.0,)))
 
 
-def square(x: Random) -> Gaussian:
+@activation("pfp_square")
+def square(x: Gaussian) -> Gaussian:
     """Moments of x^2."""
-    x = to_variance(x)
     power = x.mean * x.mean
     return Gaussian(power + x.var, x.var * (2 * x.var + 4 * power))
 
 
-def exponential(x: Random) -> Gaussian:
+@activation("pfp_exp")
+def exponential(x: Gaussian) -> Gaussian:
     """Moments of exp(x), log-normal."""
-    x = to_variance(x)
     mean = jnp.exp(x.mean + 0.5 * x.var)
     return Gaussian(mean, mean * mean * jnp.expm1(x.var))
 
 
-def sine(x: Random) -> Gaussian:
+@activation("pfp_sin")
+def sine(x: Gaussian) -> Gaussian:
     """Moments of sin(x)."""
-    x = to_variance(x)
     return _wave(x, jnp.sin(x.mean), jnp.cos(x.mean))
 
 
-def cosine(x: Random) -> Gaussian:
+@activation("pfp_cos")
+def cosine(x: Gaussian) -> Gaussian:
     """Moments of cos(x)."""
-    x = to_variance(x)
     return _wave(x, jnp.cos(x.mean), jnp.sin(x.mean))
 
 
@@ -145,9 +146,9 @@ def _safe_sqrt(x: Array) -> Array:
     return jnp.sqrt(jnp.maximum(x, 0))
 
 
-def error_function(x: Random) -> Gaussian:
+@activation("pfp_erf")
+def error_function(x: Gaussian) -> Gaussian:
     """Moments of erf(x) = 2 Phi(sqrt(2) x) - 1; the mean is erf(m / sqrt(1 + 2 v))."""
-    x = to_variance(x)
     phi = normal_cdf(Gaussian(2**0.5 * x.mean, 2 * x.var))
     return Gaussian(lax.erf(x.mean * lax.rsqrt(1 + 2 * x.var)), 4 * phi.var)
 

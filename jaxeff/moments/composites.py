@@ -14,6 +14,13 @@ Names, operands and attributes are a contract with `jaxeff_export.operators`:
         bias             "none" | "deterministic" | "variance"
     jaxeff.pfp_conv2d    the same operands; x NHWC, w HWIO, b (C,)
         input, weight, bias; strides, dilation, groups; padding (low, high per axis, in one list)
+    jaxeff.pfp_max_pool  mean var; any rank, padded with what is never a maximum
+        size, strides; padding
+    jaxeff.pfp_avg_pool  mean var; any rank, padded with zeros and divided by the window's size
+        size, strides; padding
+    jaxeff.pfp_relu (pfp_exp, pfp_sin, pfp_cos, pfp_erf, pfp_square)  mean var
+    jaxeff.pfp_piecewise mean var; a polynomial between each two neighbouring breaks
+        breaks; coefficients (constant, linear and quadratic of each piece, in one list)
 
 Every result is (mean, variance); operands and results are of one dtype, float32 or float64.
 
@@ -22,20 +29,24 @@ Sharp edges
   random are exported without a composite.
 - Under `jax.grad`, `jax.vmap` and other transforms of the propagated function the rule is
   transformed, so there is no composite either; nor is there in a module of symbolic sizes.
+- Max pooling is taken before a ReLU that precedes it (`raw.Activated`), so it comes first in an
+  export too.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
+import jax.numpy as jnp
 from jaxtyping import Array
 
 from jaxeff import _compat
 from jaxeff.moments.gaussian import Gaussian
+from jaxeff.moments.raw import Random, to_variance
 
-Attribute = str | int | tuple[int, ...]
+Attribute = str | int | tuple[int, ...] | tuple[float, ...]
 
 _DTYPES = ("float32", "float64")
 
@@ -51,7 +62,7 @@ def composite(
         *operands: Arrays. Unless all are of one dtype, float32 or float64, there is no composite.
         **attributes: What an operator has to know beside the operands' shapes.
     """
-    if not is_uniform(operands):
+    if not _is_uniform(operands):
         return rule(*operands)
 
     def moments(*values: Array) -> tuple[Array, Array]:
@@ -61,7 +72,21 @@ def composite(
     return Gaussian(*_compat.export_composite(moments, operands, f"jaxeff.{name}", attributes))
 
 
-def is_uniform(operands: Sequence[Any]) -> bool:
+def activation(name: str) -> Callable[[Callable[[Gaussian], Gaussian]], Callable]:
+    """Makes the moments of a function of one random array the composite `jaxeff.<name>`."""
+
+    def decorate(rule: Callable[[Gaussian], Gaussian]) -> Callable[[Random], Gaussian]:
+        @functools.wraps(rule)
+        def moments(x: Random) -> Gaussian:
+            x = to_variance(x)
+            return composite(name, lambda mean, var: rule(Gaussian(mean, var)), x.mean, x.var)
+
+        return moments
+
+    return decorate
+
+
+def _is_uniform(operands: Sequence[Any]) -> bool:
     """Whether arrays are all of one dtype that operators are made for."""
-    dtypes = {str(np.dtype(operand.dtype)) for operand in operands}
+    dtypes = {str(jnp.result_type(operand)) for operand in operands}
     return len(dtypes) == 1 and dtypes <= set(_DTYPES)

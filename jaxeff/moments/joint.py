@@ -1,4 +1,4 @@
-"""Dense and convolution layers with their bias, as one composite each.
+"""Layers of several equations that are one composite: linear ones with their bias, average pooling.
 
 The reader of programs gives a linear layer its bias as it is added, broadcast to the shape of the
 result. `with_bias_vectors` gives it the vector instead, so that the layer is one function of the
@@ -7,20 +7,24 @@ arrays an operator wants; `linear` evaluates such a layer.
 Sharp edges
 - Only dot products `x (..., K) . w (K, N)` and 2-d convolutions NHWC, HWIO are recognised, with a
   bias over the last axis or none. Anything else is left to `propagation`.
+- An average pooling divides by the window's size; one that counts what it averages is left too.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 
+from jaxeff._compat import Literal
 from jaxeff._compat import primitives as p
 from jaxeff.moments.composites import Attribute, composite
 from jaxeff.moments.gaussian import Gaussian
-from jaxeff.moments.primitives import Rule
+from jaxeff.moments.pooling import window_mean
+from jaxeff.moments.primitives import Rule, read_window
 from jaxeff.moments.propagation import Environment, propagate
 from jaxeff.moments.raw import RawMoments, is_random, to_variance
 from jaxeff.program import Layer, Program
@@ -92,19 +96,39 @@ def _drop_unread(program: Program, candidates: set[Layer]) -> None:
     program.layers = tuple(kept)
 
 
-def linear(layer: Layer, values: Sequence[Any], rules: Mapping[Any, Rule]) -> list[Any] | None:
-    """The moments of a linear layer as one composite.
+def joint(layer: Layer, values: Sequence[Any], rules: Mapping[Any, Rule]) -> list[Any] | None:
+    """The moments of a layer of several equations as one composite.
 
     Args:
-        layer: A layer of kind "linear", after `with_bias_vectors`.
+        layer: A layer with a random input, after `with_bias_vectors`.
         values: Its inputs, arrays or random arrays; `RawMoments` are handed on as such.
         rules: The user's rules by primitive.
 
     Returns:
         Its one output, or None where the layer isn't of a form that operators are made for.
     """
+    if any(node.primitive in rules for node in layer.nodes):
+        return None
+    if layer.kind == "pooling":
+        return _average(layer, values)
+    return _linear(layer, values) if layer.kind == "linear" else None
+
+
+def _average(layer: Layer, values: Sequence[Any]) -> list[Any] | None:
+    if len(layer.nodes) != 2 or len(layer.outputs) != 1:
+        return None
+    total, quotient = layer.nodes
+    if total.primitive is not p.reduce_window_sum_p or quotient.primitive is not p.div_p:
+        return None
+    window, count = read_window(total), quotient.inputs[1]
+    if not isinstance(count, Literal) or count.val != math.prod(window.size):
+        return None
+    return [window_mean(to_variance(values[0]), window)]
+
+
+def _linear(layer: Layer, values: Sequence[Any]) -> list[Any] | None:
     form = _form(layer)
-    if form is None or any(node.primitive in rules for node in layer.nodes):
+    if form is None:
         return None
     given = dict(zip(layer.inputs, values, strict=True))
     operands = [_forget(given[v]) for v in form.operands]
@@ -116,7 +140,7 @@ def linear(layer: Layer, values: Sequence[Any], rules: Mapping[Any, Rule]) -> li
     def rule(*arrays: Any) -> Gaussian:
         parts = jax.tree.unflatten(structure, arrays)
         rebuilt = dict(zip(form.operands, parts, strict=True))
-        env = Environment.of(layer, [rebuilt[v] for v in layer.inputs], rules)
+        env = Environment.of(layer, [rebuilt[v] for v in layer.inputs], {})
         with jax.named_scope(UNNAMED):  # as without `with_bias_vectors`, it is no part of the layer
             propagate(form.broadcast, env)
         propagate(form.sum, env)
@@ -192,11 +216,12 @@ def _operator(op: Node) -> tuple[str, dict[str, Attribute]] | None:
         return ("pfp_dense", {}) if w.ndim == 2 and q["dimension_numbers"] == matrix else None
     layout = (_NHWC, _HWIO, _NHWC)
     plain = tuple(q["dimension_numbers"]) == layout and q["batch_group_count"] == 1
-    if not plain or any(d != 1 for d in q["lhs_dilation"]):
+    padding = tuple(edge for edges in q["padding"] for edge in edges)
+    if not plain or any(d != 1 for d in q["lhs_dilation"]) or any(edge < 0 for edge in padding):
         return None
     return "pfp_conv2d", {
         "strides": tuple(q["window_strides"]),
-        "padding": tuple(edge for edges in q["padding"] for edge in edges),
+        "padding": padding,
         "dilation": tuple(q["rhs_dilation"]),
         "groups": q["feature_group_count"],
     }

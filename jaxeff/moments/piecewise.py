@@ -25,6 +25,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
+from jaxeff.moments.composites import activation, composite
 from jaxeff.moments.gaussian import Gaussian
 from jaxeff.moments.normal import inverse_std, tail
 from jaxeff.moments.raw import Random, to_variance
@@ -32,13 +33,13 @@ from jaxeff.moments.raw import Random, to_variance
 Coefficients = Sequence[float | Array]
 
 
-def relu(x: Random) -> Gaussian:
+@activation("pfp_relu")
+def relu(x: Gaussian) -> Gaussian:
     """Moments of max(x, 0), one exponential and one error function per entry.
 
     The mean is max(m, 0) + s h(|t|) and the variance s^2 (Phi(t) - h(|t|) (|t| + h(|t|))) with
     t = m / s: the source's equation pfp_relu, rearranged so that nothing cancels.
     """
-    x = to_variance(x)
     scale = inverse_std(x.var)
     t = jnp.minimum(jnp.abs(x.mean) * scale, 40)
     _, prob, h = tail(t)
@@ -73,6 +74,24 @@ def piecewise(
             f"two or less, got {[len(p) - 1 for p in pieces]}."
         )
     x = to_variance(x)
+
+    def rule(mean: Array, var: Array) -> Gaussian:
+        return _piecewise(Gaussian(mean, var), breaks, pieces)
+
+    coefficients = [c for piece in pieces for c in (*piece, 0.0, 0.0)[:3]]
+    numbers = [float(v) for v in (*breaks, *coefficients) if isinstance(v, int | float)]
+    if len(numbers) < len(breaks) + len(coefficients):
+        return rule(x.mean, x.var)
+    shape = {
+        "breaks": tuple(numbers[: len(breaks)]),
+        "coefficients": tuple(numbers[len(breaks) :]),
+    }
+    return composite("pfp_piecewise", rule, x.mean, x.var, **shape)
+
+
+def _piecewise(
+    x: Gaussian, breaks: Sequence[float | Array], pieces: Sequence[Coefficients]
+) -> Gaussian:
     mean, scale = x.mean, inverse_std(x.var)
     std = lax.reciprocal(scale)
     centred = [_expand(piece, mean) for piece in pieces]

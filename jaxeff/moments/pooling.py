@@ -10,6 +10,7 @@ Sharp edges
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,6 +21,7 @@ from jaxtyping import Array
 
 from jaxeff.moments.arithmetic import negate
 from jaxeff.moments.clark import maximum
+from jaxeff.moments.composites import Attribute, composite
 from jaxeff.moments.gaussian import Gaussian
 
 
@@ -40,6 +42,14 @@ class Window:
     padding: tuple[tuple[int, int], ...]
     base_dilation: tuple[int, ...]
     window_dilation: tuple[int, ...]
+
+    @property
+    def attributes(self) -> dict[str, Attribute] | None:
+        """What a composite says of it; None if it is dilated or cuts entries off."""
+        edges = tuple(edge for edges in self.padding for edge in edges)
+        if {*self.base_dilation, *self.window_dilation} - {1} or any(edge < 0 for edge in edges):
+            return None
+        return {"size": self.size, "strides": self.strides, "padding": edges}
 
 
 def window(
@@ -80,6 +90,29 @@ def window_sum(x: Gaussian, win: Window) -> Gaussian:
 
 def window_max(x: Gaussian, win: Window) -> Gaussian:
     """Moments of `lax.reduce_window` with a maximum (max pooling)."""
+
+    def rule(mean: Array, var: Array) -> Gaussian:
+        return _window_max(Gaussian(mean, var), win)
+
+    if win.attributes is None:
+        return rule(x.mean, x.var)
+    return composite("pfp_max_pool", rule, x.mean, x.var, **win.attributes)
+
+
+def window_mean(x: Gaussian, win: Window) -> Gaussian:
+    """Moments of the window's sum divided by its size (average pooling, padding included)."""
+    count = math.prod(win.size)
+
+    def rule(mean: Array, var: Array) -> Gaussian:
+        total = window_sum(Gaussian(mean, var), win)
+        return Gaussian(total.mean / count, total.var / (count * count))
+
+    if win.attributes is None:
+        return rule(x.mean, x.var)
+    return composite("pfp_avg_pool", rule, x.mean, x.var, **win.attributes)
+
+
+def _window_max(x: Gaussian, win: Window) -> Gaussian:
     config = [
         (lo, hi, dilation - 1)
         for (lo, hi), dilation in zip(win.padding, win.base_dilation, strict=True)

@@ -80,7 +80,8 @@ def _axes(node: Node) -> tuple[int, ...]:
     return tuple(node.params["axes"])
 
 
-def _read_window(node: Node) -> pooling.Window:
+def read_window(node: Node) -> pooling.Window:
+    """The window of a windowed reduction."""
     q = node.params
     return pooling.window(
         q["window_dimensions"], q["window_strides"], q["padding"], q["base_dilation"],
@@ -180,8 +181,8 @@ RULES: dict[Any, Rule] = {
     p.pow_p: _pow,
     p.reduce_max_p: _extremum(clark.reduce_max, _axes),
     p.reduce_min_p: _extremum(clark.reduce_min, _axes),
-    p.reduce_window_max_p: _extremum(pooling.window_max, _read_window),
-    p.reduce_window_min_p: _extremum(pooling.window_min, _read_window),
+    p.reduce_window_max_p: _extremum(pooling.window_max, read_window),
+    p.reduce_window_min_p: _extremum(pooling.window_min, read_window),
 }
 
 # Applied to one value twice, an operation on independents becomes a function of one variable.

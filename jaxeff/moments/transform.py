@@ -28,7 +28,7 @@ import jax.numpy as jnp
 
 from jaxeff.moments.errors import AtMean, MomentsError, at_mean, no_rule
 from jaxeff.moments.gaussian import Gaussian, check_gaussian, is_gaussian
-from jaxeff.moments.joint import linear, with_bias_vectors
+from jaxeff.moments.joint import joint, with_bias_vectors
 from jaxeff.moments.primitives import Rule
 from jaxeff.moments.propagation import Environment, propagate
 from jaxeff.moments.raw import RawMoments, is_random, to_raw, to_variance
@@ -152,9 +152,9 @@ def _layer(
             values = tuple(
                 to_raw(v) if is_random(v) and i in layer.data else v for i, v in enumerate(values)
             )
-        joint = linear(layer, values, rules) if layer.kind == "linear" else None
-        if joint is not None:
-            return joint
+        whole = joint(layer, values, rules)
+        if whole is not None:
+            return whole
         env = Environment.of(layer, values, rules)
         propagate(layer.nodes, env)
         outputs = [env.read(v) for v in layer.outputs]

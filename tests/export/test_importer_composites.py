@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from importer_oracle import run
 from jaxeff_export import Artifact, export
 from jaxeff_export.importer import import_stablehlo
@@ -14,6 +15,10 @@ WEIGHT = Gaussian(
     jax.random.normal(jax.random.key(0), (4, 3)), jnp.linspace(0.1, 1, 12).reshape(4, 3)
 )
 X = jax.random.normal(jax.random.key(1), (2, 4))
+
+
+def pooled(params, x):
+    return nnx.max_pool(jax.nn.relu(x + params), (2, 2), (2, 2))
 
 
 def dense(params, x):
@@ -37,3 +42,24 @@ def test_a_saved_artifact_hands_its_layers_to_an_operator_library():
         np.testing.assert_allclose(got[1], expected.var, rtol=1e-5)
     attributes = {"input": "deterministic", "weight": "variance", "bias": "none"}
     assert calls == [([(2, 4), (4, 3), (4, 3)], attributes)]
+
+
+def test_attributes_arrive_as_numbers():
+    calls = {}
+
+    def pool(bb, mean, var, **attributes):
+        calls["pool"] = attributes
+        return [
+            bb.emit(relax.op.strided_slice(t, [1, 2], [0, 0], [4, 4], [2, 2])) for t in (mean, var)
+        ]
+
+    def relu(bb, mean, var, **attributes):
+        calls["relu"] = attributes
+        return [mean, var]
+
+    posterior = Gaussian(jnp.zeros((1, 4, 4, 2)), jnp.ones((1, 4, 4, 2)))
+    artifact = export(moments(pooled), (posterior, jnp.ones((1, 4, 4, 2))))
+    operators = {"jaxeff.pfp_max_pool": pool, "jaxeff.pfp_relu": relu}
+    import_stablehlo(artifact.stablehlo, composites=operators)
+    window = {"size": [1, 2, 2, 1], "strides": [1, 2, 2, 1], "padding": [0] * 8}
+    assert calls == {"pool": window, "relu": {}}

@@ -1,6 +1,7 @@
 """What an export keeps together: names, operands and attributes that operator libraries rely on."""
 
 import re
+from collections import Counter
 
 import jax
 import jax.export
@@ -56,39 +57,42 @@ def random(*shape, seed=0):
 # Whole networks ----------------------------------------------------------------------------------
 
 
-def linear_layers(f, *args):
-    kinds = {"jaxeff.pfp_dense", "jaxeff.pfp_conv2d"}
-    return [found for found in composites(f, *args) if found[0] in kinds]
-
-
 @pytest.mark.parametrize("form", ["variance", "raw"])
-def test_the_dense_layers_of_an_mlp(form):
+def test_the_layers_of_an_mlp(form):
     f, params = functional(MLP((6, 5, 4), rngs=nnx.Rngs(0)))
     known = {"weight": "variance", "bias": "variance"}
-    assert linear_layers(moments(f, form=form), posterior(params), array(3, 6)) == [
+    assert composites(moments(f, form=form), posterior(params), array(3, 6)) == [
         ("jaxeff.pfp_dense", {"input": "deterministic", **known}, ["3x6", "6x5", "6x5", "5", "5"]),
+        ("jaxeff.pfp_relu", {}, ["3x5", "3x5"]),
         ("jaxeff.pfp_dense", {"input": form, **known}, ["3x5", "3x5", "5x4", "5x4", "4", "4"]),
     ]
 
 
-def test_the_convolutions_of_lenet():
+def test_the_layers_of_lenet():
     f, params = functional(LeNet5(size=28, rngs=nnx.Rngs(0)))
-    found = linear_layers(moments(f), posterior(params), jnp.ones((2, 28, 28, 1)))
-    assert [name for name, *_ in found] == ["jaxeff.pfp_conv2d"] * 2 + ["jaxeff.pfp_dense"] * 3
+    found = composites(moments(f), posterior(params), jnp.ones((2, 28, 28, 1)))
+    assert [name.removeprefix("jaxeff.pfp_") for name, *_ in found] == [
+        "conv2d", "max_pool", "relu", "conv2d", "max_pool", "relu",
+        "dense", "relu", "dense", "relu", "dense",
+    ]  # fmt: skip
     assert found[0][1] == {
         "input": "deterministic", "weight": "variance", "bias": "variance", "strides": "[1, 1]",
         "padding": "[2, 2, 2, 2]", "dilation": "[1, 1]", "groups": "1",
     }  # fmt: skip
-    assert found[1][2] == ["2x14x14x6", "2x14x14x6", "5x5x6x16", "5x5x6x16", "16", "16"]
+    window = {"size": "[1, 2, 2, 1]", "strides": "[1, 2, 2, 1]"}
+    padding = {"padding": "[0, 0, 0, 0, 0, 0, 0, 0]"}
+    assert found[1][1:] == ({**window, **padding}, ["2x28x28x6", "2x28x28x6"])
+    assert found[3][2] == ["2x14x14x6", "2x14x14x6", "5x5x6x16", "5x5x6x16", "16", "16"]
 
 
-def test_the_strided_convolutions_of_a_residual_network():
+def test_the_layers_of_a_residual_network():
     f, params = functional(ResNet18(rngs=nnx.Rngs(0)))
-    found = linear_layers(moments(f), posterior(params), jnp.ones((1, 32, 32, 3)))
-    names = [name for name, *_ in found]
-    assert names == ["jaxeff.pfp_conv2d"] * 20 + ["jaxeff.pfp_dense"]
-    assert {a["bias"] for _, a, _ in found[:-1]} == {"none"}
-    assert [a["strides"] for _, a, _ in found[:-1]].count("[2, 2]") == 7
+    found = composites(moments(f), posterior(params), jnp.ones((1, 32, 32, 3)))
+    names = Counter(name.removeprefix("jaxeff.pfp_") for name, *_ in found)
+    assert names == {"conv2d": 20, "dense": 1, "relu": 17, "max_pool": 1}
+    convolutions = [a for name, a, _ in found if name == "jaxeff.pfp_conv2d"]
+    assert {a["bias"] for a in convolutions} == {"none"}
+    assert [a["strides"] for a in convolutions].count("[2, 2]") == 7
 
 
 # Forms of a layer --------------------------------------------------------------------------------
@@ -161,6 +165,56 @@ def test_a_layer_in_a_loop_is_a_composite_of_its_body():
     assert found[1] == {"input": "variance", "weight": "variance", "bias": "variance"}
 
 
+# Pooling and activations -------------------------------------------------------------------------
+
+
+def check_decomposition(f, x):
+    """The one composite of `f`, after its export has been called."""
+    g = moments(lambda _, x: f(x))
+    ((operator, attributes, shapes),) = composites(g, {}, x)
+    assert shapes == ["x".join(map(str, x.shape))] * 2
+    want = jax.tree.leaves(jax.jit(g)({}, x))
+    for got, expected in zip(exported(g, {}, x).call(*jax.tree.leaves(x)), want, strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-6)
+    return operator, attributes
+
+
+@pytest.mark.parametrize("kind", ["max", "avg"])
+def test_pooling_with_its_window(kind):
+    pool = {"max": nnx.max_pool, "avg": nnx.avg_pool}[kind]
+    found = check_decomposition(lambda x: pool(x, (3, 2), (2, 1), "SAME"), random(1, 5, 4, 2))
+    window = {"size": "[1, 3, 2, 1]", "strides": "[1, 2, 1, 1]"}
+    padding = {"padding": "[0, 0, 1, 1, 0, 1, 0, 0]"}
+    assert found == (f"jaxeff.pfp_{kind}_pool", {**window, **padding})
+
+
+ACTIVATIONS = {
+    "relu": jax.nn.relu,
+    "exp": jnp.exp,
+    "sin": jnp.sin,
+    "cos": jnp.cos,
+    "square": jnp.square,
+}
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_an_activation_in_closed_form(name):
+    assert check_decomposition(ACTIVATIONS[name], random(3, 4)) == (f"jaxeff.pfp_{name}", {})
+
+
+def test_constants_of_a_rule_are_no_operands():
+    """The nodes of an integral; beside it stands JAX's own error function."""
+    (found, _) = composites(moments(lambda _, x: jax.lax.erf(x)), {}, random(3, 4))
+    assert found == ("jaxeff.pfp_erf", {}, ["3x4", "3x4"])
+
+
+def test_a_piecewise_polynomial_with_its_coefficients():
+    name, attributes = check_decomposition(lambda x: jnp.where(x > 2, 6, 0.5 * x), random(3, 4))
+    assert name == "jaxeff.pfp_piecewise"
+    numbers = {k: [float(n) for n in v[1:-1].split(", ")] for k, v in attributes.items()}
+    assert numbers == {"breaks": [2], "coefficients": [0, 0.5, 0, 6, 0, 0]}
+
+
 # Everything else ---------------------------------------------------------------------------------
 
 OTHERS = {
@@ -184,6 +238,19 @@ OTHERS = {
     "half precision": (
         lambda w, x: x.astype(jnp.bfloat16) @ w,
         jax.tree.map(lambda a: a.astype(jnp.bfloat16), random(4, 3)), (2, 4),
+    ),
+    "dilated pooling": (
+        lambda w, x: jax.lax.reduce_window(
+            x + w, -jnp.inf, jax.lax.max, (1, 2), (1, 1), "VALID", window_dilation=(1, 2)
+        ),
+        random(2, 6), (2, 6),
+    ),
+    "an average of what isn't padding": (
+        lambda w, x: nnx.avg_pool(x + w, (3,), padding="SAME", count_include_pad=False),
+        random(2, 6, 1), (2, 6, 1),
+    ),
+    "a slope for every entry": (
+        lambda w, x: jax.nn.leaky_relu(x + w, jnp.linspace(0, 1, 6)), random(2, 6), (2, 6)
     ),
     "a bias for every entry": (lambda w, x: x @ jnp.ones((4, 3)) + w, random(2, 3), (2, 4)),
     "only the bias random": (lambda w, x: x @ jnp.ones((4, 3)) + w, random(3), (2, 4)),
