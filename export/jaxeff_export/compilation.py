@@ -14,9 +14,11 @@ from tvm import relax
 from tvm.target import Target
 from tvm.target.codegen import llvm_get_system_cpu
 
+from .lifting import Lifted, lift_parameters
 from .locals import lets_to_locals, locals_to_lets
 from .scheduling import Machine, schedule_cpu
 from .storage import narrow_floats_to_bits
+from .widening import widen_contractions
 
 
 def host_target() -> dict[str, object]:
@@ -43,6 +45,25 @@ def compile_module(
         mod = narrow_floats_to_bits(schedule_cpu(mod, Machine.of(where)))
         mod = lets_to_locals(mod)
         return tvm.compile(mod, target=where, relax_pipeline=_lower())
+
+
+def bind_parameters(
+    mod: tvm.IRModule, count: int, target: Mapping[str, object] | None = None
+) -> Lifted:
+    """Split an imported module into what depends on its parameters alone and the rest.
+
+    Args:
+        mod: a Relax module, such as ``import_stablehlo`` returns; it is not changed.
+        count: how many of the first arguments of ``main`` are parameters.
+        target: as for `compile_module`; weights are laid out for it.
+
+    Returns:
+        Both parts, each to be compiled.
+    """
+    where = Target(target or host_target())
+    with where, tvm.transform.PassContext(opt_level=3):
+        mod = relax.transform.RewriteDataflowReshape()(_fold(mod))
+        return lift_parameters(widen_contractions(mod, count, Machine.of(where).lanes), count)
 
 
 def _fold(mod: tvm.IRModule) -> tvm.IRModule:

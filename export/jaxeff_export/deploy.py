@@ -155,9 +155,8 @@ class _Example:
 
 
 def _build(example: _Example, target: _Target, path: str | Path | None, say: Progress) -> Bundle:
-    from jaxeff_export.compilation import compile_module
+    from jaxeff_export.compilation import bind_parameters, compile_module
     from jaxeff_export.importer import import_stablehlo
-    from jaxeff_export.lifting import lift_parameters
     from jaxeff_export.operators import OPERATORS
 
     if path is not None:
@@ -165,8 +164,8 @@ def _build(example: _Example, target: _Target, path: str | Path | None, say: Pro
     say("importing StableHLO")
     module = import_stablehlo(example.artifact.stablehlo, composites=OPERATORS)
     parameters = example.values[: example.bound]
-    lifted = lift_parameters(module, example.bound)
     say(f"compiling for {target.name}")
+    lifted = bind_parameters(module, example.bound, target.settings)
     executable = compile_module(lifted.main, target.settings)
     with tempfile.TemporaryDirectory(prefix="jaxeff-link-") as workspace:
         library = Path(workspace) / "library.so"

@@ -21,6 +21,14 @@ def map_kernels(
     return result
 
 
+def root_of(function: tirx.PrimFunc) -> s_tir.SBlock | None:
+    """The root around a kernel's blocks, which imperative kernels do not have."""
+    body = function.body
+    if not isinstance(body, s_tir.SBlockRealize) or body.block.name_hint != "root":
+        return None
+    return body.block
+
+
 def stores_of(body: tirx.Stmt) -> list[tirx.BufferStore] | None:
     """The stores of a block that does nothing but store, one to each result; else None."""
     statements = list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]

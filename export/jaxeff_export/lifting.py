@@ -45,7 +45,7 @@ def lift_parameters(mod: tvm.IRModule, count: int) -> Lifted:
     main = mod["main"]
     parameters, inputs = list(main.params[:count]), list(main.params[count:])
     (block,) = main.body.blocks
-    sources = _sources(block.bindings, parameters, inputs)
+    sources = sources_of(main, count)
 
     result = main.body.body
     kept, lifted, used = _partition(block.bindings, sources, result)
@@ -60,16 +60,15 @@ def lift_parameters(mod: tvm.IRModule, count: int) -> Lifted:
     return Lifted(_with_main(mod, rest), _with_main(mod, derive) if lifted else None, operands)
 
 
-_Sources = dict[relax.Var, frozenset[relax.Var] | None]
+Sources = dict[relax.Var, frozenset[relax.Var] | None]
 
 
-def _sources(
-    bindings: list[relax.VarBinding], parameters: list[relax.Var], inputs: list[relax.Var]
-) -> _Sources:
+def sources_of(main: relax.Function, count: int) -> Sources:
     """Per variable the parameters it is computed from, or None where data takes part."""
-    sources: _Sources = {parameter: frozenset([parameter]) for parameter in parameters}
-    sources |= dict.fromkeys(inputs)
-    for binding in bindings:
+    sources: Sources = {parameter: frozenset([parameter]) for parameter in main.params[:count]}
+    sources |= dict.fromkeys(main.params[count:])
+    (block,) = main.body.blocks
+    for binding in block.bindings:
         found: frozenset[relax.Var] | None = frozenset()
         for var in relax.analysis.free_vars(binding.value):
             theirs = sources[var]
@@ -79,7 +78,7 @@ def _sources(
 
 
 def _partition(
-    bindings: list[relax.VarBinding], sources: _Sources, result: relax.Var
+    bindings: list[relax.VarBinding], sources: Sources, result: relax.Var
 ) -> tuple[list[relax.VarBinding], list[relax.VarBinding], set[relax.Var]]:
     """The bindings that stay, those whose values are derived arrays, and what is used of either."""
     used = {result}
@@ -87,7 +86,7 @@ def _partition(
     for binding in reversed(bindings):
         if binding.var not in used:
             continue
-        if _is_worth_lifting(binding, sources[binding.var]):
+        if not _is_view(binding.value) and stays_small(binding.var, sources):
             lifted.append(binding)
         else:
             kept.append(binding)
@@ -95,10 +94,12 @@ def _partition(
     return kept[::-1], lifted[::-1], used
 
 
-def _is_worth_lifting(binding: relax.VarBinding, sources: frozenset[relax.Var] | None) -> bool:
-    if not sources or not isinstance(binding.var.ty, relax.TensorType) or _is_view(binding.value):
+def stays_small(value: relax.Expr, sources: Sources) -> bool:
+    """Tell whether an array depends on parameters alone and is not much larger than they are."""
+    parameters = sources.get(value)
+    if not parameters or not isinstance(value.ty, relax.TensorType):
         return False
-    size, *theirs = (_bytes(var) for var in (binding.var, *sources))
+    size, *theirs = (_bytes(var) for var in (value, *parameters))
     return size is not None and None not in theirs and size <= GROWTH * sum(filter(None, theirs))
 
 

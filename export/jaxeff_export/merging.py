@@ -15,7 +15,7 @@ from tvm import s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV, Schedule
 
 from .joining import join_siblings
-from .kernels import count, is_contraction
+from .kernels import count, is_contraction, root_of
 
 LONG = 64  # turns of a loop that is worth vectorising
 _DEAR = 200  # expression nodes; computing them takes longer than copying what they read
@@ -27,8 +27,7 @@ def merge_blocks(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
     Imperative kernels, which have no root around their blocks, stay as they are.
     """
-    body = function.body
-    if not isinstance(body, s_tir.SBlockRealize) or body.block.name_hint != "root":
+    if root_of(function) is None:
         return function
     joined = join_siblings(function, lambda block: is_contraction(block) or is_dear(block))
     sch = Schedule(tvm.IRModule({"main": joined}))

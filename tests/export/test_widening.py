@@ -1,0 +1,73 @@
+"""Padded weights: the same results, from contractions over whole vectors."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from importer_oracle import assert_close, export, run
+from jaxeff_export.compilation import host_target
+from jaxeff_export.importer import import_stablehlo
+from jaxeff_export.lifting import lift_parameters
+from jaxeff_export.widening import widen_contractions
+from tvm import relax
+from tvm.target import Target
+
+LANES = 8  # whatever machine the tests run on
+
+
+def array(*shape):
+    return np.random.default_rng(len(shape)).standard_normal(shape).astype(np.float32)
+
+
+def derived_shapes(function, parameter, *inputs):
+    """The shapes of what is bound besides the parameter; results are checked against XLA."""
+    exported = export(function, parameter, *inputs, keep_unused=True)
+    with Target(host_target()):
+        kernels = relax.transform.LegalizeOps()(import_stablehlo(exported))
+    parts = lift_parameters(widen_contractions(kernels, 1, LANES), 1)
+    derived = run(parts.derive, parameter) if parts.derive else []
+    operands = [[parameter, *derived][index] for index in parts.operands]
+    expected = jax.tree.leaves(jax.jit(function)(parameter, *inputs))
+    for ours, theirs in zip(run(parts.main, *operands, *inputs), expected, strict=True):
+        assert_close(ours, np.asarray(theirs), rtol=1e-5, atol=1e-5)
+    return [a.shape for a in derived]
+
+
+def dense(w, x):
+    return jax.nn.relu(x @ w)
+
+
+def convolution(w, x, groups=1):
+    dims = ("NHWC", "HWIO", "NHWC")
+    return jax.lax.conv_general_dilated(
+        x, w, (1, 2), "SAME", dimension_numbers=dims, feature_group_count=groups
+    )
+
+
+@pytest.mark.parametrize(("columns", "padded"), [(9, 16), (13, 16), (20, 24), (33, 40)])
+def test_odd_widths_are_padded_to_whole_vectors(columns, padded):
+    assert derived_shapes(dense, array(12, columns), array(5, 12)) == [(12, padded)]
+
+
+@pytest.mark.parametrize("columns", [1, 5, 8, 16, 24])
+def test_whole_vectors_and_single_ones_stay(columns):
+    assert derived_shapes(dense, array(12, columns), array(5, 12)) == []
+
+
+def test_convolutions_and_transposed_weights():
+    w, x = array(3, 3, 2, 10), array(2, 6, 7, 2)
+    assert derived_shapes(convolution, w, x) == [(3, 3, 2, 16)]
+    assert derived_shapes(lambda w, x: x @ w.T + 1.0, array(10, 12), array(5, 12)) == [(12, 16)]
+
+
+def test_weights_used_twice_are_padded_once():
+    def both(w, x):
+        return x @ w, (x * 2) @ w, jnp.square(x) @ jnp.square(w)
+
+    assert derived_shapes(both, array(12, 10), array(5, 12)) == [(12, 16), (12, 16)]
+
+
+def test_what_has_no_columns_of_weights_stays():
+    assert derived_shapes(lambda w, x: w @ x, array(5, 12), array(12, 10)) == []
+    grouped = jax.tree_util.Partial(convolution, groups=2)
+    assert derived_shapes(grouped, array(3, 3, 2, 10), array(2, 6, 7, 4)) == []
