@@ -15,7 +15,7 @@
 
 #include <tvm/ffi/c_api.h>
 
-enum { MAX_OPERATORS = 1024, MAX_NAME = 160 };
+enum { MAX_OPERATORS = 1024, MAX_NAME = 512 };
 
 typedef struct {
   char name[MAX_NAME];
@@ -56,7 +56,11 @@ static void record(const TVMFFIAny* name, int64_t nanoseconds) {
                                     operators[index].name[text.size] != '\0')) {
     ++index;
   }
-  if (index == MAX_OPERATORS) return;
+  if (index == operator_count && index >= MAX_OPERATORS - 1) {
+    index = MAX_OPERATORS - 1; /* no room: whatever comes now shares the last entry */
+    text.data = "(others)";
+    text.size = strlen(text.data);
+  }
   if (index == operator_count) {
     memcpy(operators[index].name, text.data, text.size);
     ++operator_count;
@@ -89,7 +93,7 @@ static int make_instrument(void* self, const TVMFFIAny* args, int32_t count, TVM
   (void)args;
   (void)count;
   if (failed) return failed;
-  memset(operators, 0, sizeof(operators));
+  memset(operators, 0, (size_t)operator_count * sizeof(Operator));
   operator_count = 0;
   running = 0;
   result->type_index = kTVMFFIFunction;

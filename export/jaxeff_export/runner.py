@@ -1,5 +1,8 @@
 """A bundle on a board: loaded once, what it binds resident there, ready to be called.
 
+A call whose connection to the board is lost is repeated on a new one, with the library and the
+arrays uploaded again, as often as the board allows (``board.attempts``).
+
 Sharp edge: objects on a remote board live as long as the connection. A runner must not be used
 after its board was left.
 """

@@ -146,6 +146,8 @@ def test_compile_a_function_of_a_module(tmp_path, monkeypatch):
         (("run", "BUNDLE", "BAD", "out.npz"), "has no array x"),
         (("run", "BUNDLE", "WRONG", "out.npz"), "input x has shape (3,)"),
         (("run", "BUNDLE", "nothing.npz", "out.npz"), "nothing.npz is no readable npz"),
+        (("run", "BUNDLE", "WRONG", "nowhere/out.npz"), "there is no folder nowhere"),
+        (("run", "BUNDLE", "WRONG", "."), "is a folder; name a file"),
         (("compile", "nothing.zip", "b"), "nothing.zip cannot be read"),
         (("compile", "ARTIFACT", "b"), "no npz file was given, so there is no array params['b1']"),
         (("compile", "ARTIFACT", "b", "--arrays", "BAD"), "bad.npz has no array params['b1']"),

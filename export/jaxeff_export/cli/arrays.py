@@ -36,6 +36,14 @@ def read_arrays(paths: Sequence[Path], specs: Sequence[TensorSpec]) -> list[np.n
     return [_named(found[spec.name], spec) for spec in specs]
 
 
+def require_place(path: Path) -> None:
+    """Raises `OSError` where `write_arrays` could not write; to be asked before the work."""
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder; name a file")
+    if not path.absolute().parent.is_dir():
+        raise FileNotFoundError(f"{path} cannot be written: there is no folder {path.parent}")
+
+
 def write_arrays(path: Path, specs: Sequence[TensorSpec], arrays: Sequence[np.ndarray]) -> None:
     """Writes an npz file with one array per spec, whole or not at all."""
     named = {spec.name: array for spec, array in zip(specs, arrays, strict=True)}

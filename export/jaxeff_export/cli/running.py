@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from jaxeff_export.bundle import Bundle
-from jaxeff_export.cli.arrays import read_arrays, write_arrays
+from jaxeff_export.cli.arrays import read_arrays, require_place, write_arrays
 from jaxeff_export.cli.terminal import (
     BoardName,
     BoardNames,
@@ -28,6 +28,7 @@ def run(
 ) -> None:
     """Call the function on arrays from a file; `inspect` shows their names."""
     with failures_in_one_line():
+        require_place(outputs)
         loaded = Bundle.load(bundle)
         manifest = loaded.manifest
         arrays = read_arrays([inputs], manifest.inputs)
