@@ -37,21 +37,34 @@ _HWIO = (3, 2, 0, 1)
 
 def with_bias_vectors(program: Program) -> None:
     """Lets linear layers read the vectors that their biases are broadcast from, in place."""
+    _absorb(program, {})
+
+
+def _absorb(program: Program, outside: Mapping[Value, Layer]) -> list[Value]:
+    """`with_bias_vectors`; returns the vectors that have to come from outside the program."""
     made = {v: layer for layer in program.layers if not layer.site for v in layer.outputs}
+    known = {v for layer in program.layers for v in layer.outputs} | set(program.inputs)
+    needed: list[Value] = []
     absorbed: set[Layer] = set()
     for layer in program.layers:
         for inside in layer.programs:
-            with_bias_vectors(inside)
+            vectors = _absorb(inside, {**outside, **made} if layer.mark else {})
+            if layer.mark:  # its inside shares its values
+                layer.inputs = tuple(dict.fromkeys([*layer.inputs, *vectors]))
+                inside.inputs = layer.inputs
+            needed += vectors
         add = _bias_sum(layer)
         for value in add.values if add else ():
-            steps = _broadcast_of_vector(value, made)
+            steps = _broadcast_of_vector(value, {**outside, **made})
             if value in layer.inputs and steps:
                 nodes = [step.nodes[0] for step in steps]
                 vector = nodes[0].values[0]
                 layer.inputs = tuple(vector if v is value else v for v in layer.inputs)
                 layer.nodes = (*nodes, *layer.nodes)
                 absorbed.update(steps)
+                needed.append(vector)
     _drop_unread(program, absorbed)
+    return [v for v in needed if v not in known]
 
 
 def _bias_sum(layer: Layer) -> Node | None:
@@ -198,7 +211,7 @@ def _form(layer: Layer) -> _Form | None:
         if value not in node.outputs or not _is_broadcast([node]):
             return None
         (value,) = node.values
-    if value not in layer.inputs or value.aval.ndim != 1:
+    if value not in layer.inputs or value.aval.shape != add.outputs[0].aval.shape[-1:]:
         return None
     return _Form(*known, (*op.values, value), tuple(broadcast), (op, add))
 

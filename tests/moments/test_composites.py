@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from jaxeff.compression import Int, quantized
 from jaxeff.functional import functional
 from jaxeff.moments import Gaussian, moments
 from jaxeff.nn import MLP, LeNet5, ResNet18
@@ -66,6 +67,15 @@ def test_the_layers_of_an_mlp(form):
         ("jaxeff.pfp_relu", {}, ["3x5", "3x5"]),
         ("jaxeff.pfp_dense", {"input": form, **known}, ["3x5", "3x5", "5x4", "5x4", "4", "4"]),
     ]
+
+
+def test_the_layers_of_a_quantized_network():
+    """They stand within the layers that quantization made, their biases without."""
+    f, params = functional(MLP((6, 5, 4), rngs=nnx.Rngs(0)))
+    found = composites(moments(quantized(f, {"*": Int(8)})), posterior(params), array(3, 6))
+    shapes = {name: shapes for name, _, shapes in found}
+    assert [name.removeprefix("jaxeff.pfp_") for name, *_ in found] == ["dense", "relu", "dense"]
+    assert shapes["jaxeff.pfp_dense"] == ["3x5", "3x5", "5x4", "5x4", "4", "4"]
 
 
 def test_the_layers_of_lenet():
@@ -251,6 +261,15 @@ OTHERS = {
     ),
     "a slope for every entry": (
         lambda w, x: jax.nn.leaky_relu(x + w, jnp.linspace(0, 1, 6)), random(2, 6), (2, 6)
+    ),
+    "a convolution that crops": (
+        lambda w, x: jax.lax.conv_general_dilated(
+            x, w, (1, 1), [(-1, 0), (0, 0)], dimension_numbers=("NHWC", "HWIO", "NHWC")
+        ),
+        random(2, 2, 1, 2), (1, 5, 5, 1),
+    ),
+    "one bias for all": (
+        lambda p, x: x @ p["w"] + p["b"], {"w": random(4, 3), "b": random(1)}, (2, 4)
     ),
     "a bias for every entry": (lambda w, x: x @ jnp.ones((4, 3)) + w, random(2, 3), (2, 4)),
     "only the bias random": (lambda w, x: x @ jnp.ones((4, 3)) + w, random(3), (2, 4)),
