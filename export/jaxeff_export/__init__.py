@@ -20,6 +20,8 @@ from jaxeff_export.fleet import Outcome, on_boards
 from jaxeff_export.signature import SignatureError
 from jaxeff_export.target import ARM_TARGETS, TargetError, resolve_target, target_names
 from jaxeff_export.toolchain import ToolchainError
+from jaxeff_export.tuning import TuningError
+from jaxeff_export.tuning.tune import tune
 
 if TYPE_CHECKING:
     from jaxeff_export.compilation import compile_module
@@ -42,6 +44,7 @@ __all__ = [
     "StableHLOParseError",
     "TargetError",
     "ToolchainError",
+    "TuningError",
     "UnsupportedOpError",
     "compile_module",
     "deploy",
@@ -51,6 +54,7 @@ __all__ = [
     "on_boards",
     "resolve_target",
     "target_names",
+    "tune",
 ]
 
 # What imports TVM on import, and where it is.

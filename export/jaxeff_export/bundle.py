@@ -52,12 +52,13 @@ class Bundle:
     Attributes:
       folder: where its files are.
       manifest: what they hold.
+      treedef: the exact structure of results, if this process knows it.
     """
 
     def __init__(self, folder: Path, manifest: Manifest, treedef: Any = None) -> None:
         self.folder = folder
         self.manifest = manifest
-        self._treedef = treedef
+        self.treedef = treedef
         self._local: Runner | None = None
 
     def __repr__(self) -> str:
@@ -98,7 +99,7 @@ class Bundle:
             for name in FILES:
                 (folder / name).write_bytes(self._read(name))
             (folder / MANIFEST).write_bytes(self.manifest.to_bytes())
-        return Bundle(path, self.manifest, self._treedef)
+        return Bundle(path, self.manifest, self.treedef)
 
     @property
     def artifact(self) -> Artifact:
@@ -209,7 +210,7 @@ class Bundle:
             self.operands,
             self.recorded,
             board,
-            self._treedef,
+            self.treedef,
         )
 
     def _require_fit(self, board: Board) -> None:

@@ -7,13 +7,14 @@ here explicitly.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 from tvm.target import Target
 from tvm.target.codegen import llvm_get_system_cpu
 
+from .kernels import map_kernels
 from .lifting import Lifted, lift_parameters
 from .locals import lets_to_locals, locals_to_lets
 from .scheduling import Machine, schedule_cpu
@@ -27,7 +28,9 @@ def host_target() -> dict[str, object]:
 
 
 def compile_module(
-    mod: tvm.IRModule, target: Mapping[str, object] | None = None
+    mod: tvm.IRModule,
+    target: Mapping[str, object] | None = None,
+    tuned: Callable[[tirx.PrimFunc], tirx.PrimFunc] | None = None,
 ) -> relax.VMExecutable:
     """Compile an imported module.
 
@@ -35,15 +38,18 @@ def compile_module(
         mod: a Relax module, such as ``import_stablehlo`` returns; it is not changed.
         target: a TVM target as a mapping, e.g. ``{"kind": "llvm", "mtriple": "aarch64-linux-gnu",
             "mcpu": "cortex-a72", "mattr": ["+neon"], "num-cores": 4}``; this machine by default.
+        tuned: schedules the kernels it knows a better schedule for than the default one, and
+            returns the others as they are; see `jaxeff_export.tuning`.
 
     Returns:
         An executable for ``relax.VirtualMachine``, or for ``.export_library(path, cc=...)``.
     """
-    where = Target({"fast-math-contract": True, **(target or host_target())})
+    where = compilation_target(target or host_target())
     with where, tvm.transform.PassContext(opt_level=3):
-        mod = fuse(locals_to_lets(_fold(mod)))
-        mod = narrow_floats_to_bits(schedule_cpu(mod, Machine.of(where)))
-        mod = lets_to_locals(mod)
+        mod = fused_kernels(mod, where)
+        if tuned:
+            mod = map_kernels(mod, tuned)
+        mod = ready_to_lower(schedule_cpu(mod, Machine.of(where)))
         return tvm.compile(mod, target=where, relax_pipeline=_lower())
 
 
@@ -64,6 +70,22 @@ def bind_parameters(
     with where, tvm.transform.PassContext(opt_level=3):
         mod = relax.transform.RewriteDataflowReshape()(_fold(mod))
         return lift_parameters(widen_contractions(mod, count, Machine.of(where).lanes), count)
+
+
+def compilation_target(target: Mapping[str, object]) -> Target:
+    """The target as kernels are compiled for it: sums of products may be fused."""
+    return Target({"fast-math-contract": True, **target})
+
+
+def fused_kernels(mod: tvm.IRModule, target: Target) -> tvm.IRModule:
+    """An imported module with the kernels that will be compiled, not scheduled yet."""
+    with target, tvm.transform.PassContext(opt_level=3):
+        return fuse(locals_to_lets(_fold(mod)))
+
+
+def ready_to_lower(mod: tvm.IRModule) -> tvm.IRModule:
+    """Scheduled kernels in the form that TVM lowers right and fast."""
+    return lets_to_locals(narrow_floats_to_bits(mod))
 
 
 def _fold(mod: tvm.IRModule) -> tvm.IRModule:

@@ -7,29 +7,18 @@ every board can be checked against it.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
 
-from jaxeff_export.archive import require_free
-from jaxeff_export.artifact import Artifact, export, package_versions
-from jaxeff_export.assembly import Parts, write_bundle
-from jaxeff_export.bundle import MANIFEST, Bundle
-from jaxeff_export.instrument import instrument_sources
+from jaxeff_export.artifact import Artifact, export
+from jaxeff_export.building import Example, NamedTarget, Progress, build
+from jaxeff_export.bundle import Bundle
 from jaxeff_export.signature import SignatureError, check_array, dtype_of
-from jaxeff_export.target import kernel_features, resolve_target, target_machine
-from jaxeff_export.toolchain import ToolchainError, find_linker
-
-if TYPE_CHECKING:
-    from jaxeff_export.lifting import Lifted
-
-
-Progress = Callable[[str], None]
+from jaxeff_export.tuning.database import TuningDatabase
 
 
 def deploy(
@@ -38,6 +27,7 @@ def deploy(
     target: str | Mapping[str, Any] = "host",
     path: str | Path | None = None,
     *,
+    database: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Bundle:
     """Compiles ``f(params, *inputs)`` into a bundle.
@@ -51,6 +41,8 @@ def deploy(
         dict.
       path: the bundle's folder, written whole or not at all; None for a temporary one that lives
         as long as the returned object.
+      database: a folder that `tune` filled: kernels it knows for this target get the schedules
+        found there, the others the default ones.
       progress: called with one line per step.
 
     Returns:
@@ -62,11 +54,13 @@ def deploy(
       SignatureError: if an argument holds something else than arrays, or JAX's result on the
         example has NaN, which nothing can be checked against.
       FileExistsError: if `path` holds something that is no bundle.
+      TuningError: if `database` is none, damaged, or of another TVM version.
       UnsupportedOpError: if the function uses an operation the importer does not know.
     """
     if not example_args:
         raise SignatureError("example_args is empty; give (params, *inputs)")
-    place = _Target.of(target)
+    place = NamedTarget.of(target)
+    records = None if database is None else TuningDatabase(database)
     leaves = _concrete(example_args)
     say = progress or _silence
     say("exporting to StableHLO")
@@ -78,8 +72,8 @@ def deploy(
     say("computing the reference with JAX")
     results, treedef = jax.tree.flatten(jax.jit(f)(*example_args))
     outputs = _reference(artifact, results)
-    example = _Example(artifact, values, len(jax.tree.leaves(example_args[0])), outputs, treedef)
-    return _build(example, place, path, say)
+    example = Example(artifact, values, len(jax.tree.leaves(example_args[0])), outputs, treedef)
+    return build(example, place, path, say, records)
 
 
 def deploy_artifact(
@@ -88,6 +82,7 @@ def deploy_artifact(
     target: str | Mapping[str, Any] = "host",
     path: str | Path | None = None,
     *,
+    database: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Bundle:
     """Compiles a saved artifact into a bundle; its first argument is the parameters.
@@ -98,6 +93,7 @@ def deploy_artifact(
         ``artifact.inputs``.
       target: as for `deploy`.
       path: as for `deploy`.
+      database: as for `deploy`.
       progress: as for `deploy`.
 
     Returns:
@@ -108,9 +104,11 @@ def deploy_artifact(
       TargetError: if the target is unknown.
       ToolchainError: if no linker for it is installed, or linking fails.
       FileExistsError: if `path` holds something that is no bundle.
+      TuningError: if `database` is none, damaged, or of another TVM version.
       UnsupportedOpError: if the artifact uses an operation the importer does not know.
     """
-    place = _Target.of(target)
+    place = NamedTarget.of(target)
+    records = None if database is None else TuningDatabase(database)
     say = progress or _silence
     if missing := [spec.name for spec in artifact.inputs if spec.name not in arrays]:
         raise SignatureError(
@@ -120,83 +118,12 @@ def deploy_artifact(
     values = [check_array(np.asarray(arrays[spec.name]), spec) for spec in artifact.inputs]
     say("computing the reference with JAX")
     outputs = _reference(artifact, artifact.call(*values))
-    example = _Example(artifact, values, artifact.parameter_count, outputs)
-    return _build(example, place, path, say)
+    example = Example(artifact, values, artifact.parameter_count, outputs)
+    return build(example, place, path, say, records)
 
 
 def _silence(line: str) -> None:
     """Shows no progress."""
-
-
-@dataclass(frozen=True)
-class _Target:
-    """What is compiled for, and with which linker."""
-
-    name: str
-    settings: Mapping[str, Any]
-    linker: str
-
-    @classmethod
-    def of(cls, target: str | Mapping[str, Any]) -> _Target:
-        resolved = resolve_target(target)
-        name = target if isinstance(target, str) else str(resolved.get("mcpu", "custom"))
-        return cls(name, resolved, find_linker(resolved))
-
-
-@dataclass(frozen=True)
-class _Example:
-    """An artifact with values for its inputs, the first `bound` of them parameters."""
-
-    artifact: Artifact
-    values: Sequence[np.ndarray]
-    bound: int
-    outputs: Sequence[np.ndarray]
-    treedef: Any = None
-
-
-def _build(example: _Example, target: _Target, path: str | Path | None, say: Progress) -> Bundle:
-    from jaxeff_export.compilation import bind_parameters, compile_module
-    from jaxeff_export.importer import import_stablehlo
-    from jaxeff_export.operators import OPERATORS
-
-    if path is not None:
-        require_free(Path(path), MANIFEST)
-    say("importing StableHLO")
-    module = import_stablehlo(example.artifact.stablehlo, composites=OPERATORS)
-    parameters = example.values[: example.bound]
-    say(f"compiling for {target.name}")
-    lifted = bind_parameters(module, example.bound, target.settings)
-    executable = compile_module(lifted.main, target.settings)
-    with tempfile.TemporaryDirectory(prefix="jaxeff-link-") as workspace:
-        library = Path(workspace) / "library.so"
-        say("linking")
-        _link(executable, library, target.linker)
-        parts = Parts(
-            library=library,
-            artifact=example.artifact,
-            parameters=parameters,
-            derived=_derived(lifted, parameters),
-            operands=lifted.operands,
-            inputs=example.values[example.bound :],
-            outputs=example.outputs,
-            target_name=target.name,
-            target=target.settings,
-            machine=target_machine(target.settings),
-            processor_features=kernel_features(target.settings),
-            versions=package_versions("jaxeff", "jax", "jaxlib", "apache-tvm", "apache-tvm-ffi"),
-            treedef=example.treedef,
-        )
-        return write_bundle(parts, path)
-
-
-def _link(executable: Any, library: Path, linker: str) -> None:
-    try:
-        executable.export_library(
-            str(library), workspace_dir=str(library.parent), cc=linker, **instrument_sources()
-        )
-    except RuntimeError as error:
-        lines = str(error).strip().splitlines() or ["it gives no reason"]
-        raise ToolchainError(f"{linker} could not link the library: {lines[-1]}") from error
 
 
 def _concrete(example_args: Sequence[Any]) -> list[Any]:
@@ -207,19 +134,6 @@ def _concrete(example_args: Sequence[Any]) -> list[Any]:
             "self-check it records; export takes shapes alone"
         )
     return leaves
-
-
-def _derived(lifted: Lifted, parameters: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """What depends on the parameters alone, computed on this machine whatever the target."""
-    import tvm
-
-    from jaxeff_export.compilation import compile_module
-
-    if lifted.derive is None:
-        return []
-    machine = tvm.relax.VirtualMachine(compile_module(lifted.derive), tvm.cpu())
-    arrays = machine["main"](*(tvm.runtime.tensor(value) for value in parameters))
-    return [array.numpy() for array in arrays]
 
 
 def _reference(artifact: Artifact, results: Sequence[Any]) -> list[np.ndarray]:

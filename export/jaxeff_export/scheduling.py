@@ -225,20 +225,21 @@ def _register_tile(extents: list[int], machine: Machine, results: int) -> Tile:
     Vectors fill a register as well as they can; wider ones than a register are not promoted to
     registers unless their width is a power of two, which costs a factor of ten.
     """
-    width = max(d for d in _divisors(extents[-1]) if d <= machine.lanes)
-    across = _divisors(extents[-1] // width)
+    width = max(d for d in divisors(extents[-1]) if d <= machine.lanes)
+    across = divisors(extents[-1] // width)
     budget = min(_ACCUMULATORS * machine.registers // 32 // results, _STACK_FLOATS // width)
     vectors = max(d for d in across if d <= _VECTORS)
     left = max(1, budget // vectors)
     rows = [1] * (len(extents) - 1)
     for d in reversed(range(len(rows))):
-        rows[d] = max(n for n in _divisors(extents[d]) if n <= left)
+        rows[d] = max(n for n in divisors(extents[d]) if n <= left)
         left //= rows[d]
     vectors = max(d for d in across if d <= max(vectors, budget // math.prod(rows)))
     return Tile(rows, vectors, width)
 
 
-def _divisors(n: int) -> list[int]:
+def divisors(n: int) -> list[int]:
+    """What divides `n`, in rising order."""
     return [d for d in range(1, n + 1) if n % d == 0]
 
 

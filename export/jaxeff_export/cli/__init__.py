@@ -15,6 +15,7 @@ from jaxeff_export.cli.inspecting import inspect
 from jaxeff_export.cli.preparing import prepare
 from jaxeff_export.cli.running import check, run
 from jaxeff_export.cli.timing import benchmark, profile
+from jaxeff_export.cli.tuning import tune
 
 __all__ = ["app"]
 
@@ -41,4 +42,5 @@ app.command()(check)
 app.command()(run)
 app.command()(benchmark)
 app.command()(profile)
+app.command()(tune)
 app.command()(prepare)

@@ -12,10 +12,11 @@ from typing import Annotated, Any
 import typer
 
 from jaxeff_export.artifact import Artifact
+from jaxeff_export.building import Progress
 from jaxeff_export.bundle import Bundle
 from jaxeff_export.cli.arrays import read_arrays
 from jaxeff_export.cli.terminal import console, failures_in_one_line, steps
-from jaxeff_export.deploy import Progress, deploy, deploy_artifact
+from jaxeff_export.deploy import deploy, deploy_artifact
 from jaxeff_export.signature import SignatureError
 from jaxeff_export.target import TargetError, resolve_target, target_names
 
@@ -39,6 +40,10 @@ def compile_bundle(
     target: Annotated[
         str, typer.Option(help=f"{', '.join(target_names())}, or a TVM target as JSON.")
     ] = "host",
+    database: Annotated[
+        Path | None,
+        typer.Option(help="A folder that tune filled, for faster schedules where it knows some."),
+    ] = None,
 ) -> None:
     """Compile a function into a bundle.
 
@@ -49,7 +54,7 @@ def compile_bundle(
     with failures_in_one_line():
         resolved = _target(target)
         with steps() as step:
-            made = _compile(source, arrays or [], resolved, bundle, step)
+            made = _compile(source, arrays or [], resolved, bundle, database, step)
         console.print(f"{bundle} is compiled for {made.manifest.target_name}", markup=False)
 
 
@@ -58,16 +63,17 @@ def _compile(
     arrays: list[Path],
     target: str | Mapping[str, Any],
     path: Path,
+    database: Path | None,
     progress: Progress,
 ) -> Bundle:
     module, colon, function = source.partition(":")
     if colon and not Path(source).exists():
         f, example = _model(module, function)
-        return deploy(f, example, target, path, progress=progress)
+        return deploy(f, example, target, path, database=database, progress=progress)
     artifact = Artifact.load(source)
     values = read_arrays(arrays, artifact.inputs)
     named = {spec.name: value for spec, value in zip(artifact.inputs, values, strict=True)}
-    return deploy_artifact(artifact, named, target, path, progress=progress)
+    return deploy_artifact(artifact, named, target, path, database=database, progress=progress)
 
 
 def _target(given: str) -> str | Mapping[str, Any]:

@@ -1,0 +1,180 @@
+"""From an exported function and values for its inputs to a bundle: import, compile, link, write.
+
+`deploy` builds what it has just exported, `tune` what a bundle was built from.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jaxeff_export.archive import require_free
+from jaxeff_export.artifact import Artifact, package_versions
+from jaxeff_export.assembly import Parts, write_bundle
+from jaxeff_export.bundle import MANIFEST, Bundle
+from jaxeff_export.instrument import instrument_sources
+from jaxeff_export.target import kernel_features, resolve_target, target_machine
+from jaxeff_export.toolchain import ToolchainError, find_linker
+from jaxeff_export.tuning.database import TuningDatabase
+
+if TYPE_CHECKING:
+    from jaxeff_export.lifting import Lifted
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class NamedTarget:
+    """What is compiled for, and with which linker.
+
+    Attributes:
+      name: the target as it was asked for.
+      settings: the TVM target dict.
+      linker: a C compiler for it.
+    """
+
+    name: str
+    settings: Mapping[str, Any]
+    linker: str
+
+    @classmethod
+    def of(cls, target: str | Mapping[str, Any]) -> NamedTarget:
+        """A target by name or as a dict.
+
+        Raises:
+          TargetError: if it is unknown.
+          ToolchainError: if no linker for it is installed.
+        """
+        resolved = resolve_target(target)
+        name = target if isinstance(target, str) else str(resolved.get("mcpu", "custom"))
+        return cls(name, resolved, find_linker(resolved))
+
+    @classmethod
+    def of_bundle(cls, bundle: Bundle) -> NamedTarget:
+        """The target that a bundle was compiled for."""
+        settings = bundle.manifest.target
+        return cls(bundle.manifest.target_name, settings, find_linker(settings))
+
+
+@dataclass(frozen=True)
+class Example:
+    """An artifact with values for its inputs.
+
+    Attributes:
+      artifact: the exported function.
+      values: of all its inputs.
+      bound: how many of the first of them are parameters.
+      outputs: what JAX computed from the values.
+      treedef: the exact structure of results, if this process knows it.
+    """
+
+    artifact: Artifact
+    values: Sequence[np.ndarray]
+    bound: int
+    outputs: Sequence[np.ndarray]
+    treedef: Any = None
+
+    @classmethod
+    def of_bundle(cls, bundle: Bundle) -> Example:
+        """What a bundle was built from."""
+        parameters = bundle.parameters
+        inputs, outputs = bundle.recorded
+        values = [*parameters, *inputs]
+        return cls(bundle.artifact, values, len(parameters), outputs, bundle.treedef)
+
+
+def lift(example: Example, target: NamedTarget) -> Lifted:
+    """The imported function, what depends on its parameters alone apart from the rest.
+
+    Raises:
+      UnsupportedOpError: if the artifact uses an operation the importer does not know.
+    """
+    from jaxeff_export.compilation import bind_parameters
+    from jaxeff_export.importer import import_stablehlo
+    from jaxeff_export.operators import OPERATORS
+
+    module = import_stablehlo(example.artifact.stablehlo, composites=OPERATORS)
+    return bind_parameters(module, example.bound, target.settings)
+
+
+def build(
+    example: Example,
+    target: NamedTarget,
+    path: str | Path | None,
+    say: Progress,
+    database: TuningDatabase | None = None,
+) -> Bundle:
+    """Compiles and links a library, and writes a bundle around it.
+
+    Args:
+      example: what to build.
+      target: what to build it for.
+      path: the bundle's folder; None for a temporary one.
+      say: called with one line per step.
+      database: whose schedules replace the default ones where it has better ones.
+
+    Raises:
+      FileExistsError: if `path` holds something that is no bundle.
+      ToolchainError: if linking fails.
+      TuningError: if the database is damaged.
+      UnsupportedOpError: if the artifact uses an operation the importer does not know.
+    """
+    from jaxeff_export.compilation import compile_module
+    from jaxeff_export.tuning.schedules import tuned_schedules
+
+    if path is not None:
+        require_free(Path(path), MANIFEST)
+    tuned = None if database is None else tuned_schedules(database, target.settings)
+    say("importing StableHLO")
+    lifted = lift(example, target)
+    parameters = example.values[: example.bound]
+    say(f"compiling for {target.name}")
+    executable = compile_module(lifted.main, target.settings, tuned)
+    with tempfile.TemporaryDirectory(prefix="jaxeff-link-") as workspace:
+        library = Path(workspace) / "library.so"
+        say("linking")
+        _link(executable, library, target.linker)
+        parts = Parts(
+            library=library,
+            artifact=example.artifact,
+            parameters=parameters,
+            derived=_derived(lifted, parameters),
+            operands=lifted.operands,
+            inputs=example.values[example.bound :],
+            outputs=example.outputs,
+            target_name=target.name,
+            target=target.settings,
+            machine=target_machine(target.settings),
+            processor_features=kernel_features(target.settings),
+            versions=package_versions("jaxeff", "jax", "jaxlib", "apache-tvm", "apache-tvm-ffi"),
+            treedef=example.treedef,
+        )
+        return write_bundle(parts, path)
+
+
+def _link(executable: Any, library: Path, linker: str) -> None:
+    try:
+        executable.export_library(
+            str(library), workspace_dir=str(library.parent), cc=linker, **instrument_sources()
+        )
+    except RuntimeError as error:
+        lines = str(error).strip().splitlines() or ["it gives no reason"]
+        raise ToolchainError(f"{linker} could not link the library: {lines[-1]}") from error
+
+
+def _derived(lifted: Lifted, parameters: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """What depends on the parameters alone, computed on this machine whatever the target."""
+    import tvm
+
+    from jaxeff_export.compilation import compile_module
+
+    if lifted.derive is None:
+        return []
+    machine = tvm.relax.VirtualMachine(compile_module(lifted.derive), tvm.cpu())
+    arrays = machine["main"](*(tvm.runtime.tensor(value) for value in parameters))
+    return [array.numpy() for array in arrays]

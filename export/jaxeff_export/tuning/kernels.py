@@ -1,0 +1,124 @@
+"""Which kernels of a module are tuned, and how they are told apart."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import s_tir, tirx
+from tvm.s_tir import meta_schedule as ms
+
+from jaxeff_export.kernels import contains, is_contraction
+from jaxeff_export.merging import merge_blocks
+from jaxeff_export.tuning.errors import TuningError
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel as tuning sees it.
+
+    Attributes:
+      name: of its function in the module.
+      function: the function, blocks merged and not scheduled.
+      workload: its structural hash, equal for equal kernels of other modules.
+    """
+
+    name: str
+    function: tirx.PrimFunc
+    workload: str
+
+    @property
+    def module(self) -> tvm.IRModule:
+        """The kernel alone, as MetaSchedule wants it."""
+        return tvm.IRModule({"main": self.function})
+
+    @property
+    def outputs(self) -> list[int]:
+        """The positions of the arguments it writes."""
+        written: list[tirx.Var] = []
+        tvm_ffi.structural_walk(
+            self.function.body, (tirx.BufferStore, lambda store: written.append(store.buffer))
+        )
+        return [
+            index
+            for index, parameter in enumerate(self.function.params)
+            if any(parameter.same_as(buffer) for buffer in written)
+        ]
+
+
+def kernel_of(name: str, function: tirx.PrimFunc) -> Kernel:
+    """A function of a module, before it is scheduled, as a kernel."""
+    merged = merge_blocks(function)
+    return Kernel(name, merged, workload_of(merged))
+
+
+def workload_of(function: tirx.PrimFunc) -> str:
+    """The structural hash of a kernel whose blocks are merged."""
+    return str(ms.database.Workload(tvm.IRModule({"main": function})).as_json()[0])
+
+
+def select(
+    mod: tvm.IRModule, include: Sequence[str] | None, exclude: Sequence[str]
+) -> list[Kernel]:
+    """The kernels of a fused module to tune, each workload once.
+
+    Args:
+      mod: a module whose kernels are not scheduled.
+      include: glob patterns of names; None for the kernels that contract (layers). Elementwise
+        kernels and pooling are only tuned if they are asked for by name: MetaSchedule loses much
+        time with the former and spoils the latter.
+      exclude: glob patterns of names to leave out.
+
+    Raises:
+      TuningError: if a pattern matches no kernel, or no kernel is left.
+    """
+    functions = {
+        key.name_hint: function
+        for key, function in mod.functions_items()
+        if isinstance(function, tirx.PrimFunc) and _is_tunable(function)
+    }
+    for pattern in (*(include or ()), *exclude):
+        if not _matching(functions, [pattern]):
+            raise TuningError(f"no kernel is named {pattern!r}; there are {_listed(functions)}")
+    if include is None:
+        chosen = {
+            name
+            for name, function in functions.items()
+            if contains(function.body, s_tir.SBlock, is_contraction)
+        }
+    else:
+        chosen = _matching(functions, include)
+    chosen -= _matching(functions, exclude)
+    if not chosen:
+        raise TuningError(
+            f"nothing is left to tune; the kernels are {_listed(functions)}, and without patterns "
+            "those that multiply and accumulate are tuned"
+        )
+    found: dict[str, Kernel] = {}
+    for name in sorted(chosen):
+        kernel = kernel_of(name, functions[name])
+        found.setdefault(kernel.workload, kernel)
+    return list(found.values())
+
+
+def _is_tunable(function: tirx.PrimFunc) -> bool:
+    """Tell whether a kernel takes tensors of known shapes and has no schedule of its own."""
+    if "tirx.is_scheduled" in function.attrs:
+        return False
+    types: list[Any] = [parameter.ty for parameter in function.params]
+    return all(
+        hasattr(kind, "shape") and all(isinstance(n, tirx.IntImm) for n in kind.shape)
+        for kind in types
+    )
+
+
+def _matching(names: Iterable[str], patterns: Sequence[str]) -> set[str]:
+    return {name for name in names for pattern in patterns if fnmatch.fnmatchcase(name, pattern)}
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names)) or "none with fixed shapes"

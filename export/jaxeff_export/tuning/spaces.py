@@ -1,0 +1,154 @@
+"""Where candidates come from.
+
+``tiles`` is the space of this project's own schedules: every register tile that could be worth a
+measurement, the most promising first. It knows joint kernels and takes seconds to minutes.
+``metaschedule`` is TVM's general space with its evolutionary search, for kernels that the own
+schedules do not foresee and for those who have hours; it tiles no kernel with several results.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+from tvm.s_tir import meta_schedule as ms
+from tvm.s_tir.schedule import Schedule
+from tvm.target import Target
+
+from jaxeff_export.scheduling import Machine, Tile, divisors, schedule_kernel
+from jaxeff_export.tuning.kernels import Kernel
+
+_POPULATION = 256
+
+
+class Space(Protocol):
+    """A source of candidates that may learn from measurements."""
+
+    def propose(self, count: int) -> list[Schedule]:
+        """At most `count` candidates that were not proposed before; none when there are no more."""
+
+    def learn(self, seconds: Sequence[float | None]) -> None:
+        """Take the times of the last proposal; None for a candidate that failed."""
+
+
+class Tiles:
+    """The own schedule of a kernel, with every tile worth a measurement.
+
+    Args:
+      kernel: the kernel.
+      machine: the processor.
+      known: tells candidates that need not be proposed.
+    """
+
+    def __init__(self, kernel: Kernel, machine: Machine, known: Callable[[Schedule], bool]) -> None:
+        self._candidates = _tiled(kernel, machine, known)
+
+    def propose(self, count: int) -> list[Schedule]:
+        """The next ones, in the order of promise."""
+        return list(itertools.islice(self._candidates, count))
+
+    def learn(self, seconds: Sequence[float | None]) -> None:
+        """Nothing: the order is fixed."""
+
+
+class PostOrderApply:
+    """MetaSchedule's general space and evolutionary search, without a learned cost model.
+
+    Args:
+      kernel: the kernel.
+      target: as kernels are compiled for it.
+      database: what it has measured; the best of it are parents of what comes.
+      trials: how many candidates will be asked for in all.
+      batch: how many at once.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        target: Target,
+        database: ms.database.Database,
+        trials: int,
+        batch: int,
+    ) -> None:
+        search = ms.search_strategy.EvolutionarySearch(
+            population_size=_POPULATION, init_min_unmeasured=batch
+        )
+        self._context = ms.TuneContext(
+            kernel.module,
+            target=target,
+            space_generator=ms.space_generator.PostOrderApply(),
+            search_strategy=search,
+            task_name=kernel.name,
+            rand_state=1 + len(database),
+        )
+        self._context.pre_tuning(trials, batch, database=database)
+        self._proposed: list[ms.MeasureCandidate] = []
+
+    def propose(self, count: int) -> list[Schedule]:
+        """The next generation."""
+        self._proposed = list(self._context.generate_measure_candidates() or [])[:count]
+        return [candidate.sch for candidate in self._proposed]
+
+    def learn(self, seconds: Sequence[float | None]) -> None:
+        """Tell the search how fit the generation was."""
+        results = [
+            ms.runner.RunnerResult([s], None) if s else ms.runner.RunnerResult(None, "failed")
+            for s in seconds
+        ]
+        self._context.notify_runner_results(self._proposed, results)
+
+
+def tiles(extents: Sequence[int], machine: Machine, results: int) -> list[Tile]:
+    """The tiles worth a measurement, the most promising first.
+
+    A tile should fill the registers, and load little for each multiplication: so many rows and so
+    many vectors that their sum is small for their product.
+
+    Args:
+      extents: of the output's dimensions.
+      machine: the processor.
+      results: how many outputs are computed at once; each needs registers of its own.
+    """
+    *outer, last = extents
+    found = []
+    for width in (d for d in divisors(last) if d <= machine.lanes):
+        for vectors in divisors(last // width):
+            room = machine.registers // (vectors * results)
+            for rows in itertools.product(*(_at_most(divisors(n), room) for n in outer)):
+                if math.prod(rows) <= room:
+                    found.append(Tile(list(rows), vectors, width))
+    return sorted(found, key=lambda tile: (_loads(tile), -tile.rows[-1] if tile.rows else 0))
+
+
+def _loads(tile: Tile) -> float:
+    """Loads per product that a tile computes."""
+    rows = math.prod(tile.rows)
+    return (rows + tile.vectors) / (rows * tile.columns)
+
+
+def _at_most(numbers: Sequence[int], limit: int) -> list[int]:
+    return [n for n in numbers if n <= limit]
+
+
+def _tiled(
+    kernel: Kernel, machine: Machine, known: Callable[[Schedule], bool]
+) -> Iterator[Schedule]:
+    """The kernel's schedules, one per tile; every contraction of a kernel is tiled alike."""
+    asked: list[tuple[list[int], int]] = []
+
+    def first(extents: list[int], _: Machine, results: int) -> Tile:
+        asked.append((extents, results))
+        return Tile([1] * (len(extents) - 1), 1, 1)
+
+    schedule_kernel(kernel.function, dataclasses.replace(machine, tiling=first))
+    if not asked:
+        return
+    extents, results = asked[0]
+    for tile in tiles(extents, machine, results):
+        chosen = dataclasses.replace(machine, tiling=lambda *_, tile=tile: tile)
+        schedule = schedule_kernel(kernel.function, chosen)
+        if schedule is not None and not known(schedule):
+            yield schedule
