@@ -74,11 +74,12 @@ class _Nest:
         return {region.source for region in self.block.writes}
 
     def statement(self) -> tirx.Stmt:
-        """The nest as a statement."""
-        variables = [loop.loop_var for loop in self.loops]
+        """The nest as a statement, with loop variables of its own."""
+        names = [loop.loop_var for loop in self.loops]
+        variables = [tirx.Var(name.name, name.ty.dtype) for name in names]
         body: tirx.Stmt = s_tir.SBlockRealize(variables, True, self.block)
-        for loop in reversed(self.loops):
-            body = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body)
+        for loop, variable in reversed(list(zip(self.loops, variables, strict=True))):
+            body = tirx.For(variable, loop.min, loop.extent, loop.kind, body)
         return body
 
 

@@ -9,12 +9,12 @@ from typing import Any
 from tvm import relax, te
 
 from . import linear
-from .layers import Form
+from .layers import DETERMINISTIC, RAW, Form
 
 _FUSES_WHAT_FOLLOWS = 4  # TVM's OpPatternKind.kOutEWiseFusable
 
 
-def _emit(
+def emit_operator(
     bb: relax.BlockBuilder,
     operator: Callable[..., list[te.Tensor]],
     *tensors: relax.Expr,
@@ -34,17 +34,13 @@ def _dense(
     bb: relax.BlockBuilder, *tensors: relax.Expr, input: str, weight: str, bias: str
 ) -> list[relax.Expr]:
     form = Form(input, weight, bias)
-    leading = [int(n) for n in tensors[0].ty.shape][:-1]
-    depth = int(tensors[0].ty.shape[-1])
-    columns = int(tensors[1 + (input != "deterministic")].ty.shape[1])
-
-    def flat(tensor: relax.Expr) -> relax.Expr:
-        return bb.emit(relax.op.reshape(tensor, (math.prod(leading), depth)))
-
+    x, rest = list(tensors[: form.inputs]), _weights(bb, form, tensors)
+    *leading, depth = (int(n) for n in x[0].ty.shape)
+    columns = int(rest[0].ty.shape[1])
     if len(leading) != 1:
-        inputs = 1 + (input != "deterministic")
-        tensors = (*(flat(t) for t in tensors[:inputs]), *tensors[inputs:])
-    results = _emit(bb, lambda *t: linear.dense(form, *t), *tensors, name="pfp_dense")
+        flat = (math.prod(leading), depth)
+        x = [bb.emit(relax.op.reshape(tensor, flat)) for tensor in x]
+    results = emit_operator(bb, lambda *t: linear.dense(form, *t), *x, *rest, name="pfp_dense")
     if len(leading) != 1:
         results = [bb.emit(relax.op.reshape(r, (*leading, columns))) for r in results]
     return results
@@ -73,7 +69,25 @@ def _conv2d(
             groups=int(groups),
         )
 
-    return _emit(bb, operator, *tensors, name="pfp_conv2d")
+    x = tensors[: form.inputs]
+    return emit_operator(bb, operator, *x, *_weights(bb, form, tensors), name="pfp_conv2d")
+
+
+def _weights(bb: relax.BlockBuilder, form: Form, tensors: Sequence[relax.Expr]) -> list[relax.Expr]:
+    """Weights and bias, with E[w^2] for Var[w] in the raw form.
+
+    It is computed by a kernel of its own: where weights are parameters, once and for all.
+    """
+    mean, *rest = tensors[form.inputs :]
+    if form.input != RAW or form.weight == DETERMINISTIC:
+        return [mean, *rest]
+
+    def second_moment(mean: te.Tensor, var: te.Tensor) -> te.Tensor:
+        return te.compute(mean.shape, lambda *at: mean(*at) * mean(*at) + var(*at), name="second")
+
+    variance, *bias = rest
+    second = bb.emit_te(second_moment, mean, variance, primfunc_name_hint="second_moment")
+    return [mean, second, *bias]
 
 
 OPERATORS: Mapping[str, Callable[..., Any]] = {

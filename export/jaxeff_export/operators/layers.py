@@ -16,7 +16,7 @@ class Moments:
 
     Attributes:
         mean: E[x].
-        spread: Var[x], or E[x^2] where the layer says ``raw``; None for a deterministic tensor.
+        spread: Var[x], or E[x^2] in the raw form; None for a deterministic tensor.
     """
 
     mean: te.Tensor
@@ -28,7 +28,8 @@ class Form:
     """The forms a layer's operands come in, as the composite's attributes name them.
 
     Attributes:
-        input: ``deterministic`` (the first layer), ``variance`` or ``raw`` (E[x^2]).
+        input: ``deterministic`` (the first layer), ``variance``, or ``raw``: E[x^2], and random
+            weights come as E[w^2] too.
         weight: ``deterministic`` or ``variance``.
         bias: ``none``, ``deterministic`` or ``variance``.
     """
@@ -48,6 +49,11 @@ class Form:
                 raise ValueError(f"{name} {getattr(self, name)!r} is unknown; it is one of {forms}")
         if self.input == self.weight == DETERMINISTIC:
             raise ValueError("nothing is random: input and weight are both deterministic")
+
+    @property
+    def inputs(self) -> int:
+        """How many of the operands are the input's."""
+        return 1 if self.input == DETERMINISTIC else 2
 
     def operands(self, tensors: Sequence[te.Tensor]) -> tuple[Moments, Moments, Moments | None]:
         """Sort a composite's operands into input, weight and bias.

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from tvm import te, tirx
 
 from .inputs import input_tensors
-from .layers import RAW, VARIANCE, Form, Moments, moments_of_product
+from .layers import RAW, Form, Moments, moments_of_product
 
 At = Callable[[Sequence[tirx.Expr], Sequence[tirx.IterVar]], Sequence[tirx.Expr]]
 
@@ -104,7 +104,8 @@ def _inside(top: int, left: int, height: int, width: int) -> Callable[..., tirx.
         n, h, w, c = at
         h, w = h - top, w - left
         inside = tirx.all(h >= 0, h < height, w >= 0, w < width)
-        return tirx.if_then_else(inside, value(n, h, w, c), tirx.const(0, "float32"))
+        read = value(n, h, w, c)
+        return tirx.if_then_else(inside, read, tirx.const(0, read.ty.dtype))
 
     return element
 
@@ -120,10 +121,7 @@ def _layer(
     at_weight: At,
 ) -> list[te.Tensor]:
     """Both contractions, and the bias."""
-    weights = [w.mean]
-    if w.spread is not None:
-        raw = form.input == RAW and form.weight == VARIANCE
-        weights.append(_second_moment(w.mean, w.spread) if raw else w.spread)
+    weights = [w.mean] if w.spread is None else [w.mean, w.spread]
 
     def contraction(part: int, name: str) -> te.Tensor:
         axes = [te.reduce_axis((0, extent), name=f"k{i}") for i, extent in enumerate(depth)]
@@ -140,7 +138,7 @@ def _layer(
 
     mean, var = contraction(0, "mean"), contraction(1, "var")
     if form.input == RAW:  # the difference may round below zero
-        least = tirx.const(0, "float32")
+        least = tirx.const(0, var.dtype)
         var = te.compute(shape, lambda *at: tirx.max(var(*at), least), name="var_clamped")
     if bias is None:
         return [mean, var]
@@ -150,7 +148,3 @@ def _layer(
 def _plus(total: te.Tensor, offset: te.Tensor) -> te.Tensor:
     """Add a vector along the last axis."""
     return te.compute(total.shape, lambda *at: total(*at) + offset(at[-1]), name="plus")
-
-
-def _second_moment(mean: te.Tensor, spread: te.Tensor) -> te.Tensor:
-    return te.compute(mean.shape, lambda *at: mean(*at) * mean(*at) + spread(*at), name="second")

@@ -1,0 +1,237 @@
+"""The joint operators against numpy, in every form, and compiled moment passes against JAX."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tvm
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax import lax
+from jaxeff_export import deploy
+from jaxeff_export.compilation import compile_module
+from jaxeff_export.operators import OPERATORS, Form
+from jaxeff_export.operators.manual import Optimizations, dense_kernel
+from jaxeff_export.operators.modules import dense_module
+from scipy import special
+from tvm import relax
+
+import jaxeff
+from jaxeff.moments import Gaussian
+from jaxeff.moments.clark import maximum
+from jaxeff.moments.normal import tail
+from jaxeff.moments.piecewise import relu
+
+FORMS = [
+    Form(x, w, b)
+    for x in ("deterministic", "variance", "raw")
+    for w in ("deterministic", "variance")
+    for b in ("none", "deterministic", "variance")
+    if (x, w) != ("deterministic", "deterministic")
+]
+
+
+def run(mod: tvm.IRModule, *arrays: np.ndarray) -> list[np.ndarray]:
+    machine = relax.VirtualMachine(compile_module(mod), tvm.cpu())
+    return [r.numpy() for r in machine["main"](*map(tvm.runtime.tensor, arrays))]
+
+
+def operands(form: Form, x_shape, w_shape, scale=1.0, dtype="float32"):
+    """Mean and variance of input, weight and bias, and the operands that hand them over."""
+    rng = np.random.default_rng(0)
+    pairs, given_ = [], []
+    for shape, kind in ((x_shape, form.input), (w_shape, form.weight), (w_shape[-1:], form.bias)):
+        mean = rng.normal(size=shape).astype(dtype)
+        var = (scale * rng.uniform(0.1, 1.0, shape)).astype(dtype)
+        if kind in ("none", "deterministic"):
+            var = np.zeros_like(var)
+        if kind == "none":
+            mean = np.zeros_like(mean)
+        else:
+            given_.append(mean)
+        if kind == "variance":
+            given_.append(var)
+        if kind == "raw":
+            given_.append(mean * mean + var)
+        pairs.append((np.float64(mean), np.float64(var)))
+    return pairs, given_
+
+
+def emitted(name: str, arrays: list[np.ndarray], **attributes) -> list[np.ndarray]:
+    bb = relax.BlockBuilder()
+    arguments = [
+        relax.Var(f"x{i}", relax.TensorType(a.shape, str(a.dtype))) for i, a in enumerate(arrays)
+    ]
+    with bb.function("main", arguments):
+        with bb.dataflow():
+            results = OPERATORS[name](bb, *arguments, **attributes)
+            output = bb.emit_output(relax.Tuple(results))
+        bb.emit_func_output(output)
+    return run(bb.get(), *arrays)
+
+
+def expected(op, pairs):
+    (x, vx), (w, vw), (b, vb) = pairs
+    return op(x, w) + b, op(x * x, vw) + op(vx, w * w) + op(vx, vw) + vb
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda f: f"{f.input}-{f.weight}-{f.bias}")
+def test_dense_forms(form):
+    pairs, arrays = operands(form, (3, 40), (40, 18))
+    results = emitted("jaxeff.pfp_dense", arrays, **vars(form))
+    for ours, theirs in zip(results, expected(np.matmul, pairs), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    rows=st.integers(1, 13),
+    depth=st.integers(1, 70),
+    columns=st.sampled_from([1, 3, 6, 10, 16, 17, 33, 100, 112]),
+    leading=st.sampled_from([(), (2,), (2, 1)]),
+    dtype=st.sampled_from(["float32", "float64"]),
+)
+def test_dense_shapes(rows, depth, columns, leading, dtype):
+    form = Form("variance", "variance", "variance")
+    pairs, arrays = operands(form, (*leading, rows, depth), (depth, columns), dtype=dtype)
+    mean, var = emitted("jaxeff.pfp_dense", arrays, **vars(form))
+    assert mean.dtype == var.dtype == dtype
+    for ours, theirs in zip((mean, var), expected(np.matmul, pairs), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+@settings(max_examples=8, deadline=None)
+@given(data=st.data())
+def test_convolutions(data):
+    draw = data.draw
+    groups = draw(st.sampled_from([1, 1, 2]))
+    channels, features = groups * draw(st.integers(1, 3)), groups * draw(st.integers(1, 9))
+    size, kernel = draw(st.tuples(st.integers(5, 9), st.integers(5, 9))), draw(st.integers(1, 3))
+    strides, dilation = draw(st.tuples(*[st.integers(1, 2)] * 2)), draw(st.integers(1, 2))
+    padding = draw(st.tuples(*[st.integers(0, 2)] * 4))
+    form = draw(st.sampled_from(FORMS))
+    x_shape, w_shape = (2, *size, channels), (kernel, kernel, channels // groups, features)
+    pairs, arrays = operands(form, x_shape, w_shape)
+
+    def convolve(x, w):
+        with jax.enable_x64(True):
+            result = lax.conv_general_dilated(
+                x,
+                w,
+                strides,
+                [padding[:2], padding[2:]],
+                rhs_dilation=(dilation, dilation),
+                dimension_numbers=("NHWC", "HWIO", "NHWC"),
+                feature_group_count=groups,
+            )
+            return np.asarray(result)
+
+    results = emitted(
+        "jaxeff.pfp_conv2d",
+        arrays,
+        **vars(form),
+        strides=strides,
+        padding=padding,
+        dilation=(dilation, dilation),
+        groups=groups,
+    )
+    for ours, theirs in zip(results, expected(convolve, pairs), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-30, 1e-12])
+def test_zero_and_tiny_variances(scale):
+    form = Form("variance", "variance", "variance")
+    pairs, arrays = operands(form, (4, 30), (30, 20), scale)
+    mean, var = emitted("jaxeff.pfp_dense", arrays, **vars(form))
+    assert np.isfinite(mean).all()
+    np.testing.assert_allclose(var, expected(np.matmul, pairs)[1], rtol=1e-5, atol=1e-36)
+    form = Form("raw", "variance", "none")
+    _, arrays = operands(form, (4, 30), (30, 20), scale)
+    assert (emitted("jaxeff.pfp_dense", arrays, **vars(form))[1] >= 0).all()
+
+
+def test_separate_kernels_give_the_same():
+    _, arrays = operands(Form(), (5, 32), (32, 16))
+    joint, separate = (run(dense_module(5, 32, 16, joint=j), *arrays) for j in (True, False))
+    for a, b in zip(joint, separate, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "on",
+    [
+        (),
+        ("tiling",),
+        ("reordering",),
+        ("vectorization",),
+        ("parallelization",),
+        ("unrolling",),
+        ("reordering", "vectorization", "parallelization", "unrolling"),
+        ("tiling", "reordering", "vectorization", "parallelization", "unrolling"),
+    ],
+    ids="+".join,
+)
+def test_manual_optimizations_give_the_same(on):
+    pairs, arrays = operands(Form(), (10, 48), (48, 20))
+    kernel = dense_kernel(10, 48, 20, Optimizations(**dict.fromkeys(on, True)), lanes=4)
+    compiled = tvm.compile(
+        tvm.IRModule({"main": kernel.with_attr("global_symbol", "main")}), "llvm"
+    )
+    results = [tvm.runtime.tensor(np.zeros((10, 20), "float32")) for _ in range(2)]
+    compiled["main"](*map(tvm.runtime.tensor, arrays), *results)
+    for ours, theirs in zip(results, expected(np.matmul, pairs), strict=True):
+        np.testing.assert_allclose(ours.numpy(), theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_forms_are_checked():
+    with pytest.raises(ValueError, match="'exact' is unknown"):
+        Form(input="exact")
+    with pytest.raises(ValueError, match="nothing is random"):
+        Form("deterministic", "deterministic")
+    with pytest.raises(ValueError, match="3 operands do not make"):
+        Form().operands([None] * 3)
+
+
+def test_a_layer_becomes_one_kernel_of_two_results():
+    """The joint operator is one kernel; so is an activation, which has no operator of its own."""
+    params = {"w": Gaussian(jnp.ones((20, 16)), jnp.ones((20, 16)))}
+    f = jaxeff.moments(lambda p, x: jax.nn.relu(x @ p["w"]))
+    bundle = deploy(f, (params, jnp.ones((2, 20))))
+    names = [operator.name for operator in bundle.profile(number=1)]
+    assert len(names) == 2
+    assert sum("pfp_dense" in name for name in names) == 1
+
+
+def test_compiled_tails_are_as_exact_as_stated():
+    """Density, tail and exceedance to 1e-6 relative; zero from 10 standard deviations on."""
+    a = np.linspace(0, 12, 4801, dtype="float32")
+    bundle = deploy(lambda _, a: tuple(tail(a)), ((), a))
+    pdf, prob, _ = bundle.run(a)
+    near = a < 10
+    exact = np.float64(a[near])
+    reference = np.exp(-0.5 * exact**2) / np.sqrt(2 * np.pi)
+    # rounding a * a moves the exponential by up to a^2 / 2 units in the last place
+    bound = 2e-7 * (1 + exact**2 / 2)
+    assert (np.abs(pdf[near] / reference - 1) < bound).all()
+    assert (np.abs(prob[near] / special.ndtr(-exact) - 1) < bound).all()
+    assert not pdf[~near].any()
+    assert not prob[~near].any()
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-30, 1e-10, 1.0, 1e10])
+def test_compiled_activations_stay_finite(scale):
+    rng = np.random.default_rng(1)
+    mean, other = rng.normal(size=(2, 500)).astype("float32")
+    var = (scale * rng.uniform(0, 1, 500)).astype("float32")
+
+    def f(_, m, n, v):
+        pair = maximum(Gaussian(m, v), Gaussian(n, v))
+        return relu(Gaussian(m, v)), pair
+
+    bundle = deploy(f, ((), mean, other, var))
+    assert bundle.check().passed
+    for leaf in jax.tree.leaves(bundle.run(mean, other, var)):
+        assert np.isfinite(leaf).all()
