@@ -144,6 +144,7 @@ class Bundle:
         with contextlib.ExitStack() as stack:
             if not isinstance(board, Board):
                 stack.enter_context(place)
+                self._require_fit(place)  # now that it can be asked
             runner = self._runner(place)
             try:
                 yield runner

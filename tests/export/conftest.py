@@ -47,6 +47,16 @@ def arm_linker() -> str:
 
 
 @pytest.fixture(scope="session")
+def mlp_for_a72(arm_linker: str, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """The same network compiled for a Cortex-A72, as read back from its folder."""
+    from small_network import inputs, mlp, parameters
+
+    path = tmp_path_factory.mktemp("deployed") / "mlp-a72"
+    deploy(mlp, (parameters(), inputs()), target="cortex-a72", path=path)
+    return Bundle.load(path)
+
+
+@pytest.fixture(scope="session")
 def emulator() -> None:
     """A prepared emulated board, or a skip."""
     try:

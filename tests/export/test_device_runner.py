@@ -9,10 +9,10 @@ import sys
 import jax
 import numpy as np
 import pytest
-from jaxeff_export import Bundle, deploy, device_runner
+from jaxeff_export import Bundle, device_runner
 from jaxeff_export.boards.sysroot import Sysroot
 from jaxeff_export.bundle import FILES, MANIFEST, PROGRAM
-from small_network import inputs, mlp, parameters
+from small_network import inputs
 
 # Neither JAX nor this library: what a device has.
 BARE = """
@@ -73,11 +73,10 @@ def test_it_runs_without_jax_and_without_this_library(deployed_mlp, tmp_path):
 
 
 @pytest.mark.arm
-def test_it_runs_on_the_emulated_board(arm_linker, emulator, tmp_path):
-    deploy(mlp, (parameters(), inputs()), target="cortex-a72", path=tmp_path / "a72")
+def test_it_runs_on_the_emulated_board(mlp_for_a72, emulator):
     sysroot = Sysroot.default()
     done = subprocess.run(
-        sysroot.command("cortex-a72", [str(tmp_path / "a72" / PROGRAM)]),
+        sysroot.command("cortex-a72", [str(mlp_for_a72.folder / PROGRAM)]),
         env=sysroot.environment(),
         capture_output=True,
         text=True,

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -22,6 +23,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from jaxeff_export.boards.board import Board, BoardError, BoardLost
 from jaxeff_export.boards.connecting import Session, connect
+from jaxeff_export.boards.processor import MODALIAS, lacking
 from jaxeff_export.boards.tracker import request_board
 
 _FORMS = "rpc://host:port for a board, rpc://host:port/key for a tracker's boards of that key"
@@ -127,6 +129,16 @@ class RpcBoard(Board):
         session.upload(bytearray(library.read_bytes()), target=file_name)
         self._uploaded.append(file_name)
         return session.load_module(file_name)
+
+    def lacks(self, target: Mapping[str, Any]) -> tuple[str, ...]:
+        """What the board's kernel says its processor does not have, if it says anything."""
+        if self._session is None:
+            return ()
+        try:
+            said = bytes(self._session.remote.download(MODALIAS)).decode("ascii", "replace")
+            return lacking(said, target)
+        except Exception:
+            return ()  # not Linux, or an old one; whatever else is wrong shows when it runs
 
     def failure(self, error: Exception, started: float) -> BoardError:
         """Tells a lost connection and an expired session from a failed call."""
