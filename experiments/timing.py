@@ -6,10 +6,15 @@ without another from the same run.
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+
+Meter = Callable[[int], float]
+"""`meter(n)`: seconds per call, measured over n calls in a row."""
+SLOW, SLOW_ROUNDS = 1.0, 3
+"""A call of more than so many seconds is measured in the first so many rounds only."""
 
 
 def interleaved(
@@ -31,30 +36,58 @@ def interleaved(
         `ratio`, the median over rounds of the time over that of the named call in the same round:
         whatever slows the machine for a while slows both.
     """
-    repeats = {}
-    for name, call in calls.items():
-        _once(call, 1)
-        repeats[name] = max(1, int(seconds / max(_once(call, 1), 1e-7)))
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(rounds):
-        for name, call in calls.items():
-            times[name].append(1e3 * _once(call, repeats[name]))
-    summaries = {name: _summary(values) for name, values in times.items()}
+    times = measure_rounds({name: metered(call) for name, call in calls.items()}, rounds, seconds)
+    summaries = {name: summary(values) for name, values in times.items()}
     if relative_to is not None:
         for name, values in times.items():
-            ratios = [v / base for v, base in zip(values, times[relative_to], strict=True)]
-            summaries[name]["ratio"] = statistics.median(ratios)
+            summaries[name]["ratio"] = ratio(values, times[relative_to])
     return summaries
 
 
-def _once(call: Callable[[], Any], repeats: int) -> float:
-    start = time.perf_counter()
-    for _ in range(repeats):
-        result = call()
-    jax.block_until_ready(result)
-    return (time.perf_counter() - start) / repeats
+def metered(call: Callable[[], Any]) -> Meter:
+    """A meter of a function of nothing; JAX results are waited for."""
+
+    def meter(repeats: int) -> float:
+        start = time.perf_counter()
+        for _ in range(repeats):
+            result = call()
+        jax.block_until_ready(result)
+        return (time.perf_counter() - start) / repeats
+
+    return meter
 
 
-def _summary(values: list[float]) -> dict[str, float]:
-    quarters = statistics.quantiles(values, n=4) if len(values) > 1 else [values[0]] * 3
-    return {"ms": statistics.median(values), "spread": quarters[2] - quarters[0]}
+def measure_rounds(
+    meters: Mapping[str, Meter], rounds: int, seconds: float = 0.02
+) -> dict[str, list[float]]:
+    """The milliseconds of each, round by round.
+
+    Args:
+        meters: What is measured.
+        rounds: How often.
+        seconds: About how long one measurement takes.
+    """
+    repeats = {}
+    for name, meter in meters.items():
+        first = meter(1)
+        again = first if first > 5 * SLOW else meter(1)  # the first call may compile
+        repeats[name] = max(1, int(seconds / max(again, 1e-7)))
+        if again > SLOW:
+            repeats[name] = 0
+    times: dict[str, list[float]] = {name: [] for name in meters}
+    for i in range(rounds):
+        for name, meter in meters.items():
+            if repeats[name] or i < SLOW_ROUNDS:
+                times[name].append(1e3 * meter(repeats[name] or 1))
+    return times
+
+
+def ratio(times: Sequence[float], base: Sequence[float]) -> float:
+    """The median of the quotients of the same rounds; a slow one has the first rounds only."""
+    return statistics.median(a / b for a, b in zip(times, base, strict=False))
+
+
+def summary(times: Sequence[float]) -> dict[str, float]:
+    """The median and the interquartile range."""
+    quarters = statistics.quantiles(times, n=4) if len(times) > 1 else [times[0]] * 3
+    return {"ms": statistics.median(times), "spread": quarters[2] - quarters[0]}

@@ -1,0 +1,1 @@
+"""What a prediction costs; run it with `python -m experiments.latency`."""

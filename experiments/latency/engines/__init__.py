@@ -1,0 +1,88 @@
+"""The engines that are timed: each module says what it runs a network's methods with.
+
+A module has `contestants(net, methods, setup)`, which yields a `Contestant` per method it knows.
+Those in `OPTIONAL` need packages that the project doesn't: they are left out where they can't be
+imported.
+"""
+
+import importlib
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+from experiments.latency.networks import Subject
+from experiments.timing import Meter
+
+ENGINES = ("xla", "tvm", "numpyro", "pyro", "onnxruntime", "iree")
+OPTIONAL = {"pyro": ("torch", "pyro"), "onnxruntime": ("onnx", "onnxruntime"), "iree": ("iree",)}
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How engines are to run.
+
+    Attributes:
+        threads: Threads of each; the process is confined to as many cores.
+        database: A folder of tuning records for TVM, if there is one.
+    """
+
+    threads: int
+    database: Path | None = None
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """One way of predicting, ready to be timed.
+
+    Attributes:
+        method: One of `networks.METHODS`.
+        engine: What runs it, as rows name it.
+        meter: Times it.
+        error: The largest deviation from JAX's float32 result, each output's relative to its own
+            largest magnitude; None where results are random.
+        form: Which of several forms of the same method and engine it is; the fastest counts.
+    """
+
+    method: str
+    engine: str
+    meter: Meter
+    error: float | None = None
+    form: str = ""
+
+    @property
+    def name(self) -> str:
+        """Unique in a contest."""
+        return "/".join(part for part in (self.method, self.engine, self.form) if part)
+
+
+class Engine(Protocol):
+    """A module of this package."""
+
+    contestants: Callable[[Subject, Collection[str], Setup], Iterator[Contestant]]
+
+
+def available(names: Collection[str] = ENGINES) -> list[str]:
+    """Those of the named engines that can be imported here."""
+    return [
+        name
+        for name in names
+        if all(find_spec(package) is not None for package in OPTIONAL.get(name, ()))
+    ]
+
+
+def load(name: str) -> Any:
+    """The module of an engine."""
+    return importlib.import_module(f"{__name__}.with_{name}")
+
+
+def deviation(found: Any, expected: Any) -> float:
+    """The largest difference of two results, each leaf's relative to its largest magnitude."""
+    pairs = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
+    return max(
+        float(np.max(np.abs(np.asarray(a) - np.asarray(b))) / np.max(np.abs(b))) for a, b in pairs
+    )

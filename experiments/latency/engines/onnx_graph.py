@@ -1,0 +1,186 @@
+"""The networks as ONNX graphs: the hand-written forward passes of `experiments.transforms`.
+
+`Deterministic` and `Moments` give the layers their ONNX operators. Moments use ONNX's own `Erf`
+and the textbook's raw moments, as someone writing this graph would: spelled in additions and
+multiplications, as jaxeff has it for compilers that fuse, it would take a runtime that doesn't
+fuse several times as long. Images are in ONNX's order, channels before height and width.
+"""
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from experiments.transforms import networks
+
+OPSET = 18
+Pair = tuple[str, str]
+
+
+class Deterministic:
+    """Layers as ONNX operators; values are names of tensors."""
+
+    def __init__(self) -> None:
+        self.nodes: list[onnx.NodeProto] = []
+        self.constants: list[onnx.TensorProto] = []
+
+    def node(self, kind: str, *inputs: Any, **attributes: Any) -> str:
+        """Adds an operator; inputs that aren't names become constants."""
+        names = [i if isinstance(i, str) else self.constant(i) for i in inputs]
+        output = f"t{len(self.nodes)}"
+        self.nodes.append(helper.make_node(kind, names, [output], **attributes))
+        return output
+
+    def constant(self, value: Any) -> str:
+        """Adds a constant: float32, or integers as they are."""
+        array = np.asarray(value)
+        if not np.issubdtype(array.dtype, np.integer):
+            array = array.astype(np.float32)
+        name = f"c{len(self.constants)}"
+        self.constants.append(numpy_helper.from_array(array, name))
+        return name
+
+    def convolve(self, x: str, kernel: Any, bias: Any, stride: int, padding: Any) -> str:
+        """Convolution with a kernel in JAX's order."""
+        inputs = (x, np.transpose(kernel, (3, 2, 0, 1)), *(() if bias is None else (bias,)))
+        auto = {"SAME": "SAME_UPPER", "VALID": "VALID"}[padding]
+        return self.node("Conv", *inputs, auto_pad=auto, strides=[stride, stride])
+
+    def multiply(self, x: str, kernel: Any, bias: Any) -> str:
+        """Matrix product."""
+        return self.node("Gemm", x, kernel, *(() if bias is None else (bias,)))
+
+    def conv(self, params: Any, x: Any, stride: int, padding: Any) -> Any:
+        """Convolution."""
+        return self.convolve(x, params["kernel"], params["bias"], stride, padding)
+
+    def dense(self, params: Any, x: Any) -> Any:
+        """Dense layer."""
+        return self.multiply(x, params["kernel"], params["bias"])
+
+    def relu(self, x: Any) -> Any:
+        """Rectifier."""
+        return self.node("Relu", x)
+
+    def relu_max_pool(self, x: Any, size: int, stride: int, padding: int) -> Any:
+        """Rectifier, then max pooling."""
+        window = {"kernel_shape": [size, size], "strides": [stride, stride]}
+        return self.node("MaxPool", self.relu(x), pads=[padding] * 4, **window)
+
+    def flatten(self, x: Any) -> Any:
+        """Everything but the batch axis in one, in JAX's order."""
+        return self.node("Flatten", self.node("Transpose", x, perm=[0, 2, 3, 1]))
+
+    def batch_norm(self, params: Any, state: Any, x: Any) -> Any:
+        """No network here has it."""
+        raise NotImplementedError
+
+    def add(self, x: Any, y: Any) -> Any:
+        """No network here has residual sums."""
+        raise NotImplementedError
+
+    def mean(self, x: Any) -> Any:
+        """No network here averages."""
+        raise NotImplementedError
+
+
+class Moments(Deterministic):
+    """Means with variances after linear layers and pooling, with second moments after ReLU."""
+
+    def conv(self, params: Any, x: Any, stride: int, padding: Any) -> Pair:
+        """Convolution, `_linear`."""
+        op = functools.partial(self.convolve, stride=stride, padding=padding)
+        return self._linear(op, params, x)
+
+    def dense(self, params: Any, x: Any) -> Pair:
+        """Dense layer, `_linear`."""
+        return self._linear(self.multiply, params, x)
+
+    def _linear(self, op: Any, params: Any, x: str | Pair) -> Pair:
+        kernel, bias = params["kernel"], params["bias"]
+        if isinstance(x, str):  # the network's input has no variance
+            squares = self.node("Mul", x, x)
+            return op(x, kernel.mean, bias.mean), op(squares, kernel.var, bias.var)
+        mean, second = x
+        raw = op(second, kernel.var + np.square(kernel.mean), bias.var)
+        square = op(self.node("Mul", mean, mean), np.square(kernel.mean), None)
+        return op(mean, kernel.mean, bias.mean), self.node("Sub", raw, square)
+
+    def relu(self, x: Pair) -> Pair:
+        """Rectified Gaussian: mean and second moment."""
+        mean, var = x
+        below, density = self._standardised(mean, var)
+        first = self.node("Add", self.node("Mul", mean, below), density)
+        square = self.node("Add", self.node("Mul", mean, mean), var)
+        second = self.node("Mul", square, below)
+        return first, self.node("Add", second, self.node("Mul", mean, density))
+
+    def relu_max_pool(self, x: Pair, size: int, stride: int, padding: int) -> Pair:
+        """Clark's maxima, along height, then along width; rectified afterwards, as jaxeff does."""
+        if (size, stride, padding) != (2, 2, 0):
+            raise NotImplementedError
+        for axis in (2, 3):
+            first, second = ([self._every_other(part, i, axis) for part in x] for i in (0, 1))
+            x = self._maximum(first, second)
+        return self.relu(x)
+
+    def flatten(self, x: Pair) -> Pair:
+        """Both parts."""
+        mean, second = x
+        return super().flatten(mean), super().flatten(second)
+
+    def _every_other(self, x: str, start: int, axis: int) -> str:
+        return self.node("Slice", x, [start], [np.iinfo(np.int64).max], [axis], [2])
+
+    def _maximum(self, x: Sequence[str], y: Sequence[str]) -> Pair:
+        (m1, v1), (m2, v2) = x, y
+        distance = self.node("Sub", m1, m2)
+        above, density = self._standardised(distance, self.node("Add", v1, v2))
+        mean = self.node("Add", self._mix(m1, m2, above), density)
+        s1, s2 = (self.node("Add", self.node("Mul", m, m), v) for m, v in (x, y))
+        third = self.node("Mul", self.node("Add", m1, m2), density)
+        second = self.node("Add", self._mix(s1, s2, above), third)
+        return mean, self.node("Sub", second, self.node("Mul", mean, mean))
+
+    def _mix(self, a: str, b: str, share: str) -> str:
+        difference = self.node("Mul", self.node("Sub", a, b), share)
+        return self.node("Add", b, difference)
+
+    def _standardised(self, mean: str, var: str) -> tuple[str, str]:
+        """Φ(mean / std), and std φ(mean / std)."""
+        std = self.node("Sqrt", self.node("Add", var, 1e-12))
+        t = self.node("Mul", self.node("Div", mean, std), math.sqrt(0.5))
+        below = self.node("Mul", self.node("Add", self.node("Erf", t), 1.0), 0.5)
+        bell = self.node("Exp", self.node("Neg", self.node("Mul", t, t)))
+        return below, self.node("Mul", self.node("Mul", bell, std), (2 * math.pi) ** -0.5)
+
+
+def build(model: str, params: Any, shape: Sequence[int], moments: bool) -> onnx.ModelProto:
+    """The graph of a network.
+
+    Args:
+        model: `mlp` or `lenet5`.
+        params: Its parameters, Gaussian ones for `moments`.
+        shape: Of the input, batch first, channels last.
+        moments: Whether means and variances are propagated; the outputs are then both.
+    """
+    layers = Moments() if moments else Deterministic()
+    x = "x"
+    if len(shape) == 4:  # one channel: the order of the axes is all that changes
+        x = layers.node("Transpose", x, perm=[0, 3, 1, 2])
+    outputs = {"mlp": networks.mlp, "lenet5": networks.lenet5}[model](layers, params, None, x)
+    names = [outputs] if isinstance(outputs, str) else list(outputs)
+    graph = helper.make_graph(
+        layers.nodes,
+        model,
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info(n, TensorProto.FLOAT, (shape[0], "out")) for n in names],
+        layers.constants,
+    )
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=10)
+    onnx.checker.check_model(made)
+    return made

@@ -1,0 +1,30 @@
+"""TVM through `jaxeff_export.deploy`: with its default schedules, and with tuned ones."""
+
+from collections.abc import Collection, Iterator, Mapping
+
+import jaxeff_export
+from jaxeff_export import Bundle, resolve_target
+
+from experiments.latency.engines import Contestant, Setup
+from experiments.latency.networks import Subject
+from experiments.timing import Meter
+
+
+def contestants(net: Subject, methods: Collection[str], setup: Setup) -> Iterator[Contestant]:
+    """Every method; the bundle's self-check says how far its results are from JAX's."""
+    for method in methods:
+        for engine, bundle in bundles(net, method, setup).items():
+            error = bundle.check().max_relative_error
+            yield Contestant(method, engine, meter_of(bundle), error)
+
+
+def bundles(net: Subject, method: str, setup: Setup) -> Mapping[str, Bundle]:
+    """A method's bundles, for this processor and as many threads as there are to be."""
+    g, params = net.program(method)
+    target = {**resolve_target("host"), "num-cores": setup.threads}
+    return {"tvm_untuned": jaxeff_export.deploy(g, (params, net.x), target=target)}
+
+
+def meter_of(bundle: Bundle) -> Meter:
+    """Times a bundle by TVM's own clock: inputs are on the device, results stay there."""
+    return lambda repeats: bundle.benchmark("local", number=repeats, repeat=1).median_ms / 1e3

@@ -1,0 +1,52 @@
+"""What the machine and the engines can do at best, to read the other figures by."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jaxeff_export
+from jaxeff_export import resolve_target
+
+from experiments.latency.engines import Setup
+from experiments.latency.engines.with_tvm import meter_of
+from experiments.timing import measure_rounds, metered, summary
+
+SIDE = 1024
+
+
+def measure(setup: Setup, rounds: int) -> list[dict[str, Any]]:
+    """Times a large matrix product, and calls that do nothing.
+
+    Returns:
+        Rows of the model `machine`: `matmul`, whose `macs` per time is the peak that a network can
+        be held against, and `dispatch`, what a call costs on top of its arithmetic.
+    """
+    square = jax.random.normal(jax.random.key(0), (SIDE, SIDE))
+    small = jnp.ones(1)
+    target = {**resolve_target("host"), "num-cores": setup.threads}
+    bundle = jaxeff_export.deploy(lambda p, x: x + p, (small, small), target=target)
+    meters = {
+        ("matmul", "xla"): metered(_jitted(jnp.matmul, square, square)),
+        ("dispatch", "xla"): metered(_jitted(jnp.add, small, small)),
+        ("dispatch", "tvm_untuned"): meter_of(bundle),
+    }
+    times = measure_rounds({"/".join(place): meter for place, meter in meters.items()}, rounds)
+    macs = {"matmul": SIDE**3, "dispatch": 0}
+    return [
+        {
+            "model": "machine",
+            "method": method,
+            "engine": engine,
+            "batch": 1,
+            "threads": setup.threads,
+            **summary(times[f"{method}/{engine}"]),
+            "macs": macs[method],
+        }
+        for method, engine in meters
+    ]
+
+
+def _jitted(f: Callable[..., Any], *args: Any) -> Callable[[], Any]:
+    compiled = jax.jit(f).lower(*args).compile()
+    return lambda: compiled(*args)

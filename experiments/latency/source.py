@@ -1,0 +1,85 @@
+"""What the source measured (its tables, in milliseconds), and how its set-up differs from ours."""
+
+# Per model, batch and processor: deterministic untuned and tuned; 30 samples in Pyro; the moment
+# pass untuned and tuned.
+MAIN = {
+    ("mlp", 10, "A53"): (14.02, 0.933, None, 15.26, 4.989),
+    ("mlp", 10, "A72"): (4.59, 0.186, 734.74, 3.75, 0.742),
+    ("mlp", 10, "A76"): (1.64, 0.071, 307.52, 1.89, 0.341),
+    ("mlp", 100, "A53"): (137.80, 6.565, None, 147.61, 15.358),
+    ("mlp", 100, "A72"): (45.81, 1.134, 775.32, 36.33, 5.182),
+    ("mlp", 100, "A76"): (16.30, 0.230, 306.89, 18.60, 1.200),
+    ("lenet5", 10, "A53"): (21.14, 4.726, None, 76.09, 35.159),
+    ("lenet5", 10, "A72"): (6.89, 0.754, 1196.42, 21.23, 10.022),
+    ("lenet5", 10, "A76"): (3.16, 0.347, 801.40, 9.63, 3.897),
+    ("lenet5", 100, "A53"): (209.28, 41.697, None, 801.33, 383.680),
+    ("lenet5", 100, "A72"): (70.08, 9.524, 2708.16, 240.94, 116.330),
+    ("lenet5", 100, "A76"): (31.51, 3.131, 2488.73, 119.76, 45.039),
+}
+COLUMNS = (
+    ("deterministic", "tvm_untuned"),
+    ("deterministic", "tvm"),
+    ("svi30", "pyro"),
+    ("moments", "tvm_untuned"),
+    ("moments", "tvm"),
+)
+# Per model and processor: the deterministic net, ten heads, ten networks, untuned and tuned.
+ENSEMBLES = {
+    ("sine", "A72"): {"naive": (9.14, 25.93, 91.43), "tuned": (0.99, 2.93, 9.92)},
+    ("sine", "A76"): {"naive": (4.05, 11.31, 40.53), "tuned": (0.46, 1.22, 4.58)},
+    ("lenet5_valid", "A72"): {"naive": (59.43, 62.41, 594.31), "tuned": (8.17, 7.94, 81.69)},
+    ("lenet5_valid", "A76"): {"naive": (26.50, 27.88, 265.04), "tuned": (2.55, 2.96, 25.49)},
+}
+ENSEMBLE_METHODS = ("deterministic", "multihead", "ensemble")
+# Per batch: the moment pass and ten heads of LeNet-5 on a Cortex-A72 and on an A76, both tuned.
+MOMENTS_AND_HEADS = {
+    1: (1.23, 0.51, 0.50, 0.27),
+    8: (7.77, 0.91, 3.03, 0.41),
+    16: (15.58, 1.32, 6.33, 0.46),
+    32: (32.91, 2.71, 13.60, 0.63),
+    64: (70.82, 4.89, 27.46, 1.11),
+    128: (150.72, 8.00, 61.92, 2.93),
+}
+FASTER_AT_ONE, FASTER_AT_256 = (550, 4200), (13, 112)
+"""The moment pass over 30 samples in Pyro, lowest and highest, at batch 1 and at batch 256."""
+SHARES = {
+    "mlp": {"dense layers": 0.775, "ReLU": 0.074, "overhead": 0.151},
+    "lenet5": {
+        "convolutions": 0.257, "ReLU": 0.232, "max pool": 0.397, "dense layers": 0.111,
+        "overhead": 0.003,
+    },
+}  # fmt: skip
+"""Of the untuned moment pass at batch 10, on a Cortex-A72."""
+
+DIFFERENCES = (
+    "The source's processors are ARM Cortex-A53, A72 and A76 with four cores; this is the machine "
+    "named in `versions`, confined to as many cores as there are threads. Compare ratios.",
+    "XLA, ONNX Runtime, IREE, Pyro and NumPyro are called from Python, as their users do; TVM by "
+    "its own clock. The rows `dispatch` of the model `machine` say what that makes.",
+    "Weights are random, their variances 1e-4 + 1e-2 w^2; no engine's speed depends on them.",
+    "The source pools after ReLU. jaxeff pools first, which is the same function of the samples.",
+    "The source doesn't describe the heads of its sine network; ours have ten hidden units each.",
+)
+
+
+def main_ms(model: str, method: str, engine: str, batch: int, processor: str) -> float | None:
+    """A cell of the source's main table."""
+    cells = MAIN.get((model, batch, processor))
+    if cells is None or (method, engine) not in COLUMNS:
+        return None
+    return cells[COLUMNS.index((method, engine))]
+
+
+def main_ratio(model: str, batch: int, over: str, method: str, engine: str) -> float | None:
+    """Tuned moment pass or Pyro over another tuned method, on the Cortex-A72.
+
+    Args:
+        model: The network.
+        batch: Inputs per prediction.
+        over: The method in the denominator.
+        method: That in the numerator.
+        engine: Its engine.
+    """
+    above = main_ms(model, method, engine, batch, "A72")
+    below = main_ms(model, over, "tvm", batch, "A72")
+    return above / below if above and below else None

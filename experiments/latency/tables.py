@@ -1,0 +1,118 @@
+"""The tables that are printed, ours beside the source's."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+
+from experiments.latency import source
+from experiments.latency.profiling import ORDER, OVERHEAD
+from experiments.report import show_rows
+
+Row = Mapping[str, Any]
+ENGINES = ("tvm", "tvm_untuned", "onnxruntime", "iree", "xla", "pyro", "numpyro_jit", "numpyro")
+"""In the order of columns and bars; other engines are the slower forms of one of these."""
+PLACE = ("model", "batch", "threads", "method")
+
+
+def show(rows: Sequence[Row], console: Console) -> None:
+    """Prints every table that there are rows for."""
+    for table, show_table in _TABLES.items():
+        own = [row for row in rows if row["table"] == table]
+        if own:
+            show_table(own, console)
+
+
+def _machine(rows: Sequence[Row], console: Console) -> None:
+    for row in rows:
+        threads = f"{row['threads']} thread(s)"
+        if row["macs"]:
+            peak = f"{row['macs'] / row['ms'] / 1e6:.1f} GMAC/s"
+            console.print(f"{threads}: {row['method']} by {row['engine']}: {peak}")
+        else:
+            microseconds = f"{1e3 * row['ms']:.1f} us"
+            console.print(f"{threads}: {row['method']} by {row['engine']}: {microseconds}")
+
+
+def _main(rows: Sequence[Row], console: Console) -> None:
+    lines = [line | _source(line) for line in _by_engine(rows)]
+    show_rows(
+        console, "milliseconds; the source's on a Cortex-A72, tuned (30 samples: Pyro)", lines
+    )
+    ratios = _by_engine(rows, "over_xla")
+    show_rows(console, "over XLA, medians of the same rounds", ratios)
+    show_rows(console, "over our moment pass", _by_engine(rows, "over_moments"))
+
+
+def _curve(rows: Sequence[Row], console: Console) -> None:
+    per_image = [{**row, "ms": row["ms"] / row["batch"]} for row in rows]
+    show_rows(console, "milliseconds per image", _by_engine(per_image))
+    sampled = [row for row in rows if row["method"] == "svi30"]
+    show_rows(console, "30 samples over our moment pass", _by_engine(sampled, "over_moments"))
+
+
+def _ensembles(rows: Sequence[Row], console: Console) -> None:
+    lines = []
+    for line in _by_engine(rows):
+        cells = source.ENSEMBLES.get((line["model"], "A72"))
+        if cells and line["method"] in source.ENSEMBLE_METHODS and line["batch"] >= 128:
+            at = source.ENSEMBLE_METHODS.index(line["method"])
+            line |= {"A72_naive": cells["naive"][at], "A72_tuned": cells["tuned"][at]}
+        elif line["model"] == "lenet5_valid":
+            both = source.MOMENTS_AND_HEADS[line["batch"]]
+            line |= {"A72_tuned": both[line["method"] == "multihead"]}
+        lines.append(line)
+    title = "ensembles, milliseconds; the source's on a Cortex-A72 with four threads"
+    show_rows(console, title, lines)
+
+
+def _profile(rows: Sequence[Row], console: Console) -> None:
+    places = dict.fromkeys((row["model"], row["engine"]) for row in rows)
+    for model, engine in places:
+        own = [row for row in rows if (row["model"], row["engine"]) == (model, engine)]
+        lines = [{**row, "operator": _shortened(row["operator"])} for row in own]
+        title = f"moment pass of {model} by {engine}, batch {own[0]['batch']}"
+        show_rows(console, title, lines, ("operator", "kind", "calls", "ms", "share"))
+        shares = kinds(own)
+        theirs = source.SHARES[model]
+        beside = [{"kind": k, "share": v, "A72": theirs.get(k)} for k, v in shares.items()]
+        show_rows(console, f"shares of {model}, the source's before tuning", beside)
+
+
+def kinds(rows: Iterable[Row]) -> dict[str, float]:
+    """The shares of a profile by kind of operator; the overhead is never negative."""
+    shares = dict.fromkeys(ORDER, 0.0)
+    for row in rows:
+        shares[row["kind"]] += row["share"]
+    shares[OVERHEAD] = max(shares[OVERHEAD], 0.0)
+    return {kind: share for kind, share in shares.items() if share or kind == OVERHEAD}
+
+
+def _by_engine(rows: Sequence[Row], value: str = "ms") -> list[dict[str, Any]]:
+    """A line per model, batch, threads and method, a column per engine."""
+    lines: dict[tuple[Any, ...], dict[str, Any]] = {}
+    there = [e for e in ENGINES if any(r["engine"] == e and r.get(value) for r in rows)]
+    for row in rows:
+        if row["engine"] in there and value in row:
+            place = tuple(row[key] for key in PLACE)
+            empty = dict(zip(PLACE, place, strict=True)) | dict.fromkeys(there)
+            lines.setdefault(place, empty)[row["engine"]] = row[value]
+    return list(lines.values())
+
+
+def _source(line: Row) -> dict[str, float | None]:
+    engine = "pyro" if line["method"] == "svi30" else "tvm"
+    return {"A72": source.main_ms(line["model"], line["method"], engine, line["batch"], "A72")}
+
+
+def _shortened(name: str, length: int = 60) -> str:
+    return name if len(name) <= length else f"{name[: length - 1]}…"
+
+
+_TABLES = {
+    "machine": _machine,
+    "main": _main,
+    "curve": _curve,
+    "ensembles": _ensembles,
+    "profile": _profile,
+}
