@@ -16,10 +16,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-from jax._src import source_info_util
+from jax._src import api_util, source_info_util
+from jax._src import linear_util as lu
 from jax._src.core import Atom, eval_jaxpr, jaxpr_as_fun, set_current_trace, trace_ctx
 from jax._src.interpreters import mlir
-from jax._src.interpreters.partial_eval import DynamicJaxprTrace
+from jax._src.interpreters.partial_eval import DynamicJaxprTrace, trace_to_jaxpr_dynamic
 from jax._src.lax.lax import composite_p, split_p
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Var
 from jax.extend.core import primitives as primitives
@@ -164,9 +165,14 @@ def export_composite(
     """
     if not isinstance(trace_ctx.trace, DynamicJaxprTrace):
         return fn(*operands)
+    # `jax.make_jaxpr` is a jit of its own: it would slow the tracing of moments by a third.
+    debug_info = api_util.debug_info("export_composite", fn, tuple(operands), {})
+    jaxpr, _, consts = trace_to_jaxpr_dynamic(
+        lu.wrap_init(fn, debug_info=debug_info), [jax.typeof(x) for x in operands]
+    )
     return export_composite_p.bind(
         *operands,
-        jaxpr=jax.make_jaxpr(fn)(*operands),
+        jaxpr=ClosedJaxpr(jaxpr, consts),
         operator=operator,
         attributes=tuple(attributes.items()),
     )

@@ -180,7 +180,9 @@ class Bundle:
         with self._place(board) as runner:
             return runner.benchmark(number, repeat)
 
-    def profile(self, board: str | Board = "local", number: int = 10) -> tuple[OperatorTime, ...]:
+    def profile(
+        self, board: str | Board = "local", number: int = 10, repeat: int = 5
+    ) -> tuple[OperatorTime, ...]:
         """The time per compiled operator on a board, slowest first.
 
         Raises:
@@ -188,7 +190,7 @@ class Bundle:
         """
         require_timed(make_board(board))
         with self._place(board) as runner:
-            return runner.profile(number)
+            return runner.profile(number, repeat)
 
     @contextlib.contextmanager
     def _place(self, board: str | Board) -> Iterator[Runner]:

@@ -204,26 +204,37 @@ class Model:
             f"spread {max(times) - min(times):.2g} ms"
         )
 
-    def profile(self, number: int) -> None:
-        """Prints the time per compiled operator."""
+    def profile(self, number: int, repeat: int) -> None:
+        """Prints the time per compiled operator: mean over `number` calls, median over `repeat`."""
         self.run(self.inputs)
         register = self._library.get_function("profile_register", True)
-        entry = self._library.get_function("profile_entry", True)
-        self._machine.module["set_instrument"](register())
-        for _ in range(number):
-            self._machine.invoke_stateful("main")
+        times: dict[str, list[float]] = {}
+        calls: dict[str, float] = {}
+        for _ in range(repeat):
+            self._machine.module["set_instrument"](register())
+            for _ in range(number):
+                self._machine.invoke_stateful("main")
+            for count, nanoseconds, name in self._recorded():
+                times.setdefault(name, []).append(nanoseconds / number / 1e6)
+                calls[name] = count / number
         self._machine.set_instrument(lambda *_: 0)
-        rows = []
+        medians = {name: statistics.median(values) for name, values in times.items()}
+        total = sum(medians.values()) or 1.0
+        print(f"{'ms':>10} {'share':>6} {'calls':>6}  operator")
+        for name, value in sorted(medians.items(), key=lambda item: -item[1]):
+            print(f"{value:10.4g} {value / total:6.1%} {calls[name]:6g}  {name}")
+
+    def _recorded(self) -> list[tuple[int, int, str]]:
+        """Calls, nanoseconds and name of each operator that ran since the instrument was set."""
+        entry = self._library.get_function("profile_entry", True)
+        recorded = []
         index = 0
         while line := entry(index):
             calls, nanoseconds, name = line.split(" ", 2)
             if not name.startswith("vm.builtin"):
-                rows.append((int(nanoseconds) / number / 1e6, int(calls) / number, name))
+                recorded.append((int(calls), int(nanoseconds), name))
             index += 1
-        total = sum(row[0] for row in rows) or 1.0
-        print(f"{'ms':>10} {'share':>6} {'calls':>6}  operator")
-        for milliseconds, calls, name in sorted(rows, reverse=True):
-            print(f"{milliseconds:10.4f} {milliseconds / total:6.1%} {calls:6g}  {name}")
+        return recorded
 
 
 def deviation(ours: np.ndarray, theirs: np.ndarray) -> tuple[float, float]:
@@ -295,7 +306,7 @@ def main() -> int:
         if given.benchmark:
             model.benchmark(given.number, given.repeat)
         if given.profile:
-            model.profile(given.number)
+            model.profile(given.number, given.repeat)
         if given.check or not (given.inputs or given.benchmark or given.profile):
             return 0 if model.check() else 1
     except Refused as refused:

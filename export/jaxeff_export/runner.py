@@ -125,8 +125,7 @@ class Runner:
           BoardError: if timings on this board mean nothing, or it fails.
         """
         require_timed(self._board)
-        if number < 1 or repeat < 1:
-            raise ValueError(f"number and repeat must be positive, got {number} and {repeat}")
+        _require_positive(number, repeat)
 
         def measure() -> tuple[float, ...]:
             self._set_inputs(self._recorded[0])
@@ -137,28 +136,31 @@ class Runner:
 
         return Timing(self._board.name, number, self._on_board("time the library", measure))
 
-    def profile(self, number: int = 10) -> tuple[OperatorTime, ...]:
+    def profile(self, number: int = 10, repeat: int = 5) -> tuple[OperatorTime, ...]:
         """The time per compiled operator on the recorded inputs, slowest first.
 
         Args:
-          number: calls of the function to average over.
+          number: calls of the function per measurement, of which the mean is taken.
+          repeat: measurements, of which the median is taken.
 
         Raises:
           BoardError: if timings on this board mean nothing, or it fails.
         """
         require_timed(self._board)
-        if number < 1:
-            raise ValueError(f"number must be positive, got {number}")
+        _require_positive(number, repeat)
 
-        def measure() -> list[tuple[str, int, int]]:
+        def measure() -> list[list[tuple[str, int, int]]]:
             # A virtual machine of its own: the one that serves stays without an instrument.
             machine, instrument = self._new_machine(), Instrument(self._loaded)
             machine.set_input("main", *self._operands, *self._put(self._recorded[0]))
             machine.invoke_stateful("main")  # warm-up
-            instrument.attach(machine)
-            for _ in range(number):
-                machine.invoke_stateful("main")
-            return instrument.read()
+            measurements = []
+            for _ in range(repeat):
+                instrument.attach(machine)
+                for _ in range(number):
+                    machine.invoke_stateful("main")
+                measurements.append(instrument.read())
+            return measurements
 
         return operator_times(self._on_board("profile the library", measure), number)
 
@@ -234,6 +236,11 @@ class Runner:
         self._machine = None
         self._loaded = None
         self._operands = []
+
+
+def _require_positive(number: int, repeat: int) -> None:
+    if number < 1 or repeat < 1:
+        raise ValueError(f"number and repeat must be positive, got {number} and {repeat}")
 
 
 def _given_up(lost: Sequence[str]) -> str:

@@ -24,11 +24,12 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV, Schedule
 from tvm.target import Target
 from tvm.target.codegen import llvm_get_vector_width
 
-from .kernels import contains, is_contraction, map_kernels
+from .kernels import contains, count, is_contraction, map_kernels
 from .locals import becomes_locals
 from .merging import LONG, is_dear, merge_blocks
 
 PARALLEL_WORK = 60_000  # multiply-adds; waking a thread costs some microseconds
+_NODES = 16  # expression nodes of a multiply-add: two loads and their indices
 _ACCUMULATORS = 20  # of 32 registers; the rest hold operands
 _VECTORS = 2  # side by side in a tile, if there are rows enough
 _STACK_FLOATS = 256  # TVM keeps a local buffer on the stack below 1024 bytes
@@ -167,7 +168,8 @@ def _tile_reduction(sch: Schedule, block: SBlockRV, machine: Machine) -> list[SB
     spatial = [loop for loop, kind in loops if kind == "S"]
     reduce_loops = [loop for loop, kind in loops if kind == "R"]
     extents = _extents(sch, spatial)
-    work = math.prod(extents) * math.prod(_extents(sch, reduce_loops))
+    turns = math.prod(extents) * math.prod(_extents(sch, reduce_loops))
+    work = turns * count(sch.get(block).body, tirx.Mul)
     if not extents:
         return []
     epilogue = _epilogue(sch, block)
@@ -275,7 +277,7 @@ def _schedule_spatial(sch: Schedule, block: SBlockRV, machine: Machine) -> None:
     if not loops or sch.get(loops[0]).kind == tirx.ForKind.PARALLEL:  # shared with another block
         return
     extents = _extents(sch, loops)
-    work = math.prod(extents)
+    work = math.prod(extents) * max(1, count(sch.get(block).body, object) // _NODES)
     if is_dear(sch.get(block)):  # LLVM vectorises the innermost loop, so it has to be a long one
         while len(loops) > 1 and extents[-1] < LONG:
             extents[-2:] = [extents[-2] * extents[-1]]

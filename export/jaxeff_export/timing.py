@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jaxeff_export.boards import Board, BoardError
@@ -58,18 +59,28 @@ def require_timed(board: Board) -> None:
 
 
 def operator_times(
-    recorded: Iterable[tuple[str, int, int]], number: int
+    measurements: Sequence[Sequence[tuple[str, int, int]]], number: int
 ) -> tuple[OperatorTime, ...]:
-    """The times of what an instrument recorded over `number` calls, slowest first.
+    """The times of what an instrument recorded, slowest first.
 
     Args:
-      recorded: name, calls and nanoseconds per operator; the virtual machine's own builtins among
-        them are left out.
-      number: calls of the whole function.
+      measurements: what it recorded over `number` calls, as often as that was measured: name, calls
+        and nanoseconds per operator. The virtual machine's own builtins are left out.
+      number: calls of the whole function per measurement.
+
+    Returns:
+      Per operator the median over the measurements, which a disturbed one does not move.
     """
-    own = [entry for entry in recorded if not entry[0].startswith("vm.builtin")]
-    total = sum(nanoseconds for _, _, nanoseconds in own) or 1
+    calls: dict[str, int] = {}
+    spent: dict[str, list[int]] = defaultdict(list)
+    for recorded in measurements:
+        for name, count, nanoseconds in recorded:
+            if not name.startswith("vm.builtin"):
+                calls[name] = count
+                spent[name].append(nanoseconds)
+    medians = {name: statistics.median(times) for name, times in spent.items()}
+    total = sum(medians.values()) or 1
     return tuple(
-        OperatorTime(name, calls / number, nanoseconds / number / 1e6, nanoseconds / total)
-        for name, calls, nanoseconds in sorted(own, key=lambda entry: -entry[2])
+        OperatorTime(name, calls[name] / number, time / number / 1e6, time / total)
+        for name, time in sorted(medians.items(), key=lambda item: -item[1])
     )

@@ -1,14 +1,16 @@
-"""Weights padded to whole vectors, so that no contraction computes in odd widths.
+"""Operands padded to whole vectors, so that no contraction computes in odd widths.
 
 A layer of 100 features fills 6 1/4 vectors of 16 lanes: computed in equal vectors those have 10
 lanes, and a prime number of features leaves scalars. Weights belong to the bundle, so they can be
 padded with zeros once; the contraction then runs over whole vectors, aligned in memory, and only
-real columns are read from its result.
+real columns are read from its result. Data has to be padded in every call, which pays where it is
+used for many rows and equal vectors would be short.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -20,11 +22,13 @@ from .kernels import contains, is_contraction, root_of
 from .lifting import Sources, sources_of, stays_small
 
 FUSES_WHAT_FOLLOWS = 4  # TVM's OpPatternKind.kOutEWiseFusable
+SHORT = 3  # times the number of vectors, if they are all of one width
+MANY_ROWS = 8  # that an operand is used for, so that padding it in every call pays
 _Buffers = Mapping[tirx.Buffer, tirx.Buffer]
 
 
 def widen_contractions(mod: tvm.IRModule, parameters: int, lanes: int) -> tvm.IRModule:
-    """Let contractions with parameters work on whole vectors.
+    """Let contractions work on whole vectors.
 
     Args:
         mod: a module of kernels (operators are legalised); it is not changed.
@@ -32,7 +36,7 @@ def widen_contractions(mod: tvm.IRModule, parameters: int, lanes: int) -> tvm.IR
         lanes: float32 elements in a vector register.
 
     Returns:
-        A module that computes the same and pads parameters on the way, for `lift_parameters`.
+        A module that computes the same and pads operands on the way, for `lift_parameters`.
     """
     main = mod["main"]
     (block,) = main.body.blocks
@@ -114,10 +118,18 @@ def _widened(function: tirx.PrimFunc, weights: Collection[int], lanes: int) -> _
     written = {buffer for nest in nests.values() for buffer in nest.written}
     across = {buffer for nest in nests.values() for buffer in nest.across}
     padded = across - written
-    if not padded <= {function.params[i] for i in weights}:
+    width = widths.pop()
+    columns = -(-width // lanes) * lanes
+    paddable = {function.params[i] for i in weights}
+    if _in_equal_vectors(width, lanes) >= SHORT * columns // lanes:
+        paddable |= {
+            parameter
+            for parameter in function.params
+            if all(nest.rows(parameter) >= MANY_ROWS for nest in nests.values())
+        }
+    if not padded <= paddable:
         return None
 
-    columns = -(-widths.pop() // lanes) * lanes
     wide = {buffer: _with_columns(buffer, columns) for buffer in across | written}
     for i, nest in nests.items():
         statements[i] = nest.over(columns, wide)
@@ -135,7 +147,12 @@ def _widened(function: tirx.PrimFunc, weights: Collection[int], lanes: int) -> _
     )
     if "op_pattern" not in kernel.attrs:
         kernel = kernel.with_attr("op_pattern", FUSES_WHAT_FOLLOWS)
-    return _Wide(kernel, [i for i in weights if function.params[i] in padded], columns)
+    return _Wide(kernel, [i for i, p in enumerate(function.params) if p in padded], columns)
+
+
+def _in_equal_vectors(width: int, lanes: int) -> int:
+    """How many vectors of one width make so many columns."""
+    return min(n for n in range(1, width + 1) if width % n == 0 and width // n <= lanes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,6 +204,17 @@ class _Nest:
         """The results."""
         return {region.source for region in self.block.writes}
 
+    def rows(self, buffer: tirx.Buffer) -> int:
+        """How many rows of a result an element of a buffer is used for."""
+        indices = [at for source, at in _accesses(self.block) if source.same_as(buffer)]
+        extents = [
+            int(v.dom.extent)
+            for v in self.block.iter_vars
+            if v.iter_type == tirx.IterVar.DataPar
+            and not any(_uses(index, v) for at in indices for index in at)
+        ]
+        return math.prod(extents)
+
     def over(self, columns: int, wide: _Buffers) -> tirx.Stmt:
         """The nest over more columns, on wide buffers."""
         extent = tirx.const(columns, self.column.dom.extent.ty.dtype)
@@ -213,17 +241,8 @@ class _Nest:
 
 def _buffers_across(block: s_tir.SBlock, column: tirx.IterVar) -> frozenset[tirx.Buffer] | None:
     """The buffers a block accesses from column to column; None if not by their last index alone."""
-    accesses: list[tuple[tirx.Buffer, Any]] = []
-    for part in (block.body, block.init):
-        tvm_ffi.structural_walk(
-            part,
-            [
-                (ir.TensorLoad, lambda node: accesses.append((node.source, node.indices))),
-                (tirx.BufferStore, lambda node: accesses.append((node.buffer, node.indices))),
-            ],
-        )
     found = set()
-    for buffer, indices in accesses:
+    for buffer, indices in _accesses(block):
         if not any(_uses(index, column) for index in indices):
             continue
         *others, last = indices
@@ -235,8 +254,22 @@ def _buffers_across(block: s_tir.SBlock, column: tirx.IterVar) -> frozenset[tirx
     return frozenset(found)
 
 
-def _uses(index: Any, column: tirx.IterVar) -> bool:
-    return contains(index, tirx.Var, lambda v: v.same_as(column.var))
+def _accesses(block: s_tir.SBlock) -> list[tuple[tirx.Buffer, Any]]:
+    """The buffers a block reads and writes, each with its indices."""
+    found: list[tuple[tirx.Buffer, Any]] = []
+    for part in (block.body, block.init):
+        tvm_ffi.structural_walk(
+            part,
+            [
+                (ir.TensorLoad, lambda node: found.append((node.source, node.indices))),
+                (tirx.BufferStore, lambda node: found.append((node.buffer, node.indices))),
+            ],
+        )
+    return found
+
+
+def _uses(index: Any, iterator: tirx.IterVar) -> bool:
+    return contains(index, tirx.Var, lambda v: v.same_as(iterator.var))
 
 
 def _with_columns(buffer: tirx.Buffer, columns: int) -> tirx.Buffer:

@@ -154,7 +154,7 @@ def test_a_session_that_ended_while_idle_is_opened_again(deployed_mlp, server):
 
 @pytest.mark.arm
 def test_a_library_for_another_architecture_is_refused_across_rpc(mlp_for_a72, server):
-    with pytest.raises(BoardError, match=r"could not load the library, which is for aarch64 \(cor"):
+    with pytest.raises(BoardError, match=r"for aarch64 \(cortex-a72\): its loader refuses"):
         mlp_for_a72.check(f"rpc://127.0.0.1:{server}")
 
 

@@ -235,8 +235,9 @@ def test_benchmark_and_profile(deployed):
     timing = deployed.benchmark(number=3, repeat=4)
     assert len(timing.times_ms) == 4
     assert 0 < min(timing.times_ms) <= timing.median_ms <= max(timing.times_ms)
-    with pytest.raises(ValueError, match="must be positive"):
-        deployed.benchmark(number=0)
+    for timed in (deployed.benchmark, deployed.profile):
+        with pytest.raises(ValueError, match="must be positive"):
+            timed(number=0)
 
     operators = deployed.profile(number=2)
     assert sum(operator.share for operator in operators) == pytest.approx(1)

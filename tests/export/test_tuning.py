@@ -25,6 +25,7 @@ from jaxeff_export.compilation import compilation_target, fused_kernels
 from jaxeff_export.scheduling import Machine
 from jaxeff_export.tuning import measuring
 from jaxeff_export.tuning.database import HEADER, TuningDatabase
+from jaxeff_export.tuning.interrupts import held_interrupts
 from jaxeff_export.tuning.kernels import select
 from jaxeff_export.tuning.lines import read_lines
 from jaxeff_export.tuning.schedules import tuned_schedules
@@ -258,6 +259,22 @@ def test_candidates_that_compute_something_else_are_refused(kernel):
         spoiled.flat[0] = wrong
         with pytest.raises(measuring.CandidateError, match="something else"):
             measuring.timed(module, tvm.cpu(), [draws[0], (draws[1][0], {2: spoiled})])
+
+
+def test_an_interrupt_waits_for_tvm_and_keeps_its_name():
+    reached = []
+
+    def interrupted():
+        with held_interrupts():
+            signal.raise_signal(signal.SIGINT)
+            reached.append(True)
+            raise RuntimeError("what TVM makes of processes that were interrupted")
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert reached
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
 
 
 class Flaky(Board):

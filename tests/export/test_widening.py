@@ -1,4 +1,4 @@
-"""Padded weights: the same results, from contractions over whole vectors."""
+"""Padded operands: the same results, from contractions over whole vectors."""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ from jaxeff_export.compilation import host_target
 from jaxeff_export.importer import import_stablehlo
 from jaxeff_export.lifting import lift_parameters
 from jaxeff_export.widening import widen_contractions
-from tvm import relax
+from tvm import relax, tirx
 from tvm.target import Target
 
 LANES = 8  # whatever machine the tests run on
@@ -19,8 +19,8 @@ def array(*shape):
     return np.random.default_rng(len(shape)).standard_normal(shape).astype(np.float32)
 
 
-def derived_shapes(function, parameter, *inputs):
-    """The shapes of what is bound besides the parameter; results are checked against XLA."""
+def widened(function, parameter, *inputs):
+    """The widened module in two parts, checked together against XLA; the derived arrays."""
     exported = export(function, parameter, *inputs, keep_unused=True)
     with Target(host_target()):
         kernels = relax.transform.LegalizeOps()(import_stablehlo(exported))
@@ -30,7 +30,11 @@ def derived_shapes(function, parameter, *inputs):
     expected = jax.tree.leaves(jax.jit(function)(parameter, *inputs))
     for ours, theirs in zip(run(parts.main, *operands, *inputs), expected, strict=True):
         assert_close(ours, np.asarray(theirs), rtol=1e-5, atol=1e-5)
-    return [a.shape for a in derived]
+    return parts, derived
+
+
+def derived_shapes(function, parameter, *inputs):
+    return [a.shape for a in widened(function, parameter, *inputs)[1]]
 
 
 def dense(w, x):
@@ -67,7 +71,26 @@ def test_weights_used_twice_are_padded_once():
     assert derived_shapes(both, array(12, 10), array(5, 12)) == [(12, 16), (12, 16)]
 
 
-def test_what_has_no_columns_of_weights_stays():
-    assert derived_shapes(lambda w, x: w @ x, array(5, 12), array(12, 10)) == []
+@pytest.mark.parametrize(
+    ("rows", "columns", "padded"),
+    [(8, 13, True), (9, 34, True), (7, 13, False), (8, 20, False), (8, 10, False)],
+)
+def test_data_is_padded_where_it_is_used_much_and_equal_vectors_are_short(rows, columns, padded):
+    def scores(queries, keys):
+        return queries @ jnp.swapaxes(keys, 1, 2)
+
+    parts, derived = widened(scores, array(2, rows, 12), array(2, columns, 12))
+    assert derived == []
+    operands = {
+        tuple(int(n) for n in parameter.ty.shape)
+        for function in parts.main.functions.values()
+        if isinstance(function, tirx.PrimFunc)
+        for parameter in function.params
+    }
+    whole = -(-columns // LANES) * LANES
+    assert ((2, 12, whole) in operands) == padded
+
+
+def test_groups_of_channels_stay():
     grouped = jax.tree_util.Partial(convolution, groups=2)
     assert derived_shapes(grouped, array(3, 3, 2, 10), array(2, 6, 7, 4)) == []

@@ -27,7 +27,8 @@ from jaxeff_export.boards.processor import MODALIAS, lacking
 from jaxeff_export.boards.tracker import request_board
 
 _FORMS = "rpc://host:port for a board, rpc://host:port/key for a tracker's boards of that key"
-_SIGNS_OF_LOSS = ("SockChannel", "RPCSessionTimeoutError")
+# In TVM's messages: a broken socket, a closed one, and the server's farewell when the time is up.
+_SIGNS_OF_LOSS = ("SockChannel", "code == RPCCode::kReturn", "RPCSessionTimeoutError")
 _OPTIONS = ("connect_timeout", "session_timeout")
 
 
@@ -145,6 +146,8 @@ class RpcBoard(Board):
         reason = self.explain(error)
         cut = self._session is not None and self._session.cut
         if not cut and not any(sign in reason for sign in _SIGNS_OF_LOSS):
+            if "Failed to load dynamic shared library" in reason:
+                reason = f"its loader refuses the file; is it a board of that kind? ({reason})"
             return BoardError(reason)
         if started >= self._ends:
             return BoardLost(f"the session ended while idle, after {self._session_timeout:g} s")

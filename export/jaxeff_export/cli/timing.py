@@ -56,12 +56,14 @@ def benchmark(
         raise typer.Exit(code=1)
 
 
-def profile(bundle: BundlePath, board: BoardName = "local", number: Number = 10) -> None:
+def profile(
+    bundle: BundlePath, board: BoardName = "local", number: Number = 10, repeat: Repeat = 5
+) -> None:
     """Show the time per compiled operator on a board, slowest first."""
     with failures_in_one_line():
         loaded = Bundle.load(bundle)
         with console.status(f"profiling on {board}"):
-            operators = loaded.profile(board, number)
+            operators = loaded.profile(board, number, repeat)
     made = table("operator", "calls", "total ms", "share", "", title=f"{bundle} on {board}")
     for operator in operators:
         bar = "█" * round(_BAR * operator.share)

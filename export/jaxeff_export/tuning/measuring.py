@@ -26,6 +26,7 @@ from tvm.s_tir.schedule import Schedule
 from jaxeff_export.boards import Board, BoardLost
 from jaxeff_export.building import NamedTarget
 from jaxeff_export.compilation import compilation_target, ready_to_lower
+from jaxeff_export.tuning.interrupts import held_interrupts
 from jaxeff_export.tuning.kernels import Kernel
 
 _TIMEOUT = 30.0  # seconds for one build, and for one measurement
@@ -75,7 +76,8 @@ class Bench:
             ms.builder.BuilderInput(entry_module(schedule.mod), self._target)
             for schedule in schedules
         ]
-        results = self._builder.build(inputs)
+        with held_interrupts():
+            results = self._builder.build(inputs)
         self._note([result.error_msg for result in results])
         return [Path(str(r.artifact_path)) if r.artifact_path else None for r in results]
 
@@ -84,7 +86,8 @@ class Bench:
         if library is None:
             return None
         try:
-            return self._time(library)
+            with held_interrupts():
+                return self._time(library)
         except CandidateError as error:
             self._note([str(error)])
             return None
