@@ -22,7 +22,7 @@ import tvm
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV, Schedule
 from tvm.target import Target
-from tvm.target.codegen import llvm_get_vector_width
+from tvm.target.codegen import llvm_cpu_has_features
 
 from .kernels import contains, count, is_contraction, map_kernels
 from .locals import becomes_locals
@@ -46,10 +46,12 @@ class Machine:
 
     @classmethod
     def of(cls, target: Target) -> Machine:
-        """Read a target."""
-        lanes = max(int(llvm_get_vector_width(target)) // 32, 4)
-        many = lanes == 16 or "aarch64" in str(target.attrs.get("mtriple", ""))
-        return cls(lanes, 32 if many else 16, int(target.attrs.get("num-cores", 1)))
+        """Read a target; its features, as TVM gives every x86 the vectors of AVX-512."""
+        cores = int(target.attrs.get("num-cores", 1))
+        for feature, lanes, registers in (("avx512f", 16, 32), ("avx", 8, 16), ("neon", 4, 32)):
+            if llvm_cpu_has_features(feature, target):
+                return cls(lanes, registers, cores)
+        return cls(4, 16, cores)
 
 
 ANY_MACHINE = Machine(lanes=8, registers=16, cores=1)
