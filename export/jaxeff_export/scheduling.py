@@ -182,6 +182,8 @@ def _tile_reduction(sch: Schedule, block: SBlockRV, machine: Machine) -> list[SB
         o, i = sch.split(loop, [extent // size, size])
         outer.append(o)
         inner.append(i)
+    if tile.columns_first:
+        outer = [outer[-1], *outer[:-1]]
     sch.reorder(*outer, *reduce_loops, *inner)
     fused = sch.fuse(*outer)
     for following in epilogue:
@@ -204,6 +206,7 @@ class Tile:
     rows: list[int]
     vectors: int
     width: int  # elements of the last dimension in a vector
+    columns_first: bool = False  # walk the last dimension outermost: its weights stay in the cache
 
     @property
     def columns(self) -> int:

@@ -71,7 +71,7 @@ class Session:
         target = compilation_target(self.target)
         default = schedule_kernel(kernel.function, Machine.of(target)) or Schedule(kernel.module)
         records = Records(kernel, self.database.records(self.target, self.space), target)
-        records.known.add(records.key(default))
+        records.is_new(default)
         source = self._source(kernel, records, target)
         batch = self._next(source, records)
         earlier = self.database.choices(self.target).get(kernel.workload)
@@ -102,8 +102,7 @@ class Session:
 
     def _source(self, kernel: Kernel, records: Records, target: Target) -> Space:
         if self.space == "tiles":
-            machine = Machine.of(target)
-            return Tiles(kernel, machine, lambda schedule: records.key(schedule) in records.known)
+            return Tiles(kernel, Machine.of(target), records.is_new)
         left = max(self.trials - records.count, 1)
         return PostOrderApply(kernel, target, records.database, left, min(left, _BATCH))
 
@@ -159,14 +158,13 @@ class Records:
 
     Attributes:
       database: MetaSchedule's.
-      known: keys of the schedules that need no measurement.
       count: how many candidates were measured, failures included.
       best: seconds of the fastest, None if all failed.
     """
 
     def __init__(self, kernel: Kernel, database: ms.database.JSONDatabase, target: Target) -> None:
         self.database = database
-        self.known: set[str] = set()
+        self._met: set[str] = set()
         self.count = 0
         self.best: float | None = None
         self._workload = database.commit_workload(kernel.module)
@@ -178,6 +176,13 @@ class Records:
     def key(self, schedule: Schedule) -> str:
         """What tells schedules of the kernel apart."""
         return self._key(ms.database.TuningRecord(schedule.trace, self._workload))
+
+    def is_new(self, schedule: Schedule) -> bool:
+        """Tell whether a schedule was neither measured nor asked about before."""
+        key = self.key(schedule)
+        new = key not in self._met
+        self._met.add(key)
+        return new
 
     def add(self, schedule: Schedule, seconds: float | None) -> None:
         """Commit a measurement; None for a candidate that failed."""
@@ -197,7 +202,7 @@ class Records:
         return [record.as_json()[0] for record in best if not has_failed(_seconds(record))]
 
     def _note(self, record: ms.database.TuningRecord) -> None:
-        self.known.add(self._key(record))
+        self._met.add(self._key(record))
         self.count += 1
         seconds = _seconds(record)
         if not has_failed(seconds) and (self.best is None or seconds < self.best):

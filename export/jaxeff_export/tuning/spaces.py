@@ -1,7 +1,8 @@
 """Where candidates come from.
 
 ``tiles`` is the space of this project's own schedules: every register tile that could be worth a
-measurement, the most promising first. It knows joint kernels and takes seconds to minutes.
+measurement, in both orders of the loops around it, the most promising first. It knows joint
+kernels and takes seconds to minutes.
 ``metaschedule`` is TVM's general space with its evolutionary search, for kernels that the own
 schedules do not foresee and for those who have hours; it tiles no kernel with several results.
 """
@@ -22,6 +23,7 @@ from jaxeff_export.scheduling import Machine, Tile, divisors, schedule_kernel
 from jaxeff_export.tuning.kernels import Kernel
 
 _POPULATION = 256
+_SERIAL = 4
 
 
 class Space(Protocol):
@@ -40,11 +42,13 @@ class Tiles:
     Args:
       kernel: the kernel.
       machine: the processor.
-      known: tells candidates that need not be proposed.
+      is_new: tells whether a candidate was not met before, and remembers it.
     """
 
-    def __init__(self, kernel: Kernel, machine: Machine, known: Callable[[Schedule], bool]) -> None:
-        self._candidates = _tiled(kernel, machine, known)
+    def __init__(
+        self, kernel: Kernel, machine: Machine, is_new: Callable[[Schedule], bool]
+    ) -> None:
+        self._candidates = _tiled(kernel, machine, is_new)
 
     def propose(self, count: int) -> list[Schedule]:
         """The next ones, in the order of promise."""
@@ -123,6 +127,23 @@ def tiles(extents: Sequence[int], machine: Machine, results: int) -> list[Tile]:
     return sorted(found, key=lambda tile: (_loads(tile), -tile.rows[-1] if tile.rows else 0))
 
 
+def _decisions(
+    extents: Sequence[int], machine: Machine, results: int
+) -> Iterator[tuple[Tile, int]]:
+    """Tiles, each with both orders of the outer loops, and how many cores may share the work.
+
+    The most promising tiles are tried on one core too, for kernels that are not worth a thread.
+    """
+    for rank, tile in enumerate(tiles(extents, machine, results)):
+        orders = [tile]
+        if tile.columns < extents[-1]:
+            orders.append(dataclasses.replace(tile, columns_first=True))
+        for ordered in orders:
+            yield ordered, machine.cores
+            if machine.cores > 1 and rank < _SERIAL:
+                yield ordered, 1
+
+
 def _loads(tile: Tile) -> float:
     """Loads per product that a tile computes."""
     rows = math.prod(tile.rows)
@@ -134,7 +155,7 @@ def _at_most(numbers: Sequence[int], limit: int) -> list[int]:
 
 
 def _tiled(
-    kernel: Kernel, machine: Machine, known: Callable[[Schedule], bool]
+    kernel: Kernel, machine: Machine, is_new: Callable[[Schedule], bool]
 ) -> Iterator[Schedule]:
     """The kernel's schedules, one per tile; every contraction of a kernel is tiled alike."""
     asked: list[tuple[list[int], int]] = []
@@ -147,8 +168,8 @@ def _tiled(
     if not asked:
         return
     extents, results = asked[0]
-    for tile in tiles(extents, machine, results):
-        chosen = dataclasses.replace(machine, tiling=lambda *_, tile=tile: tile)
+    for tile, cores in _decisions(extents, machine, results):
+        chosen = dataclasses.replace(machine, cores=cores, tiling=lambda *_, tile=tile: tile)
         schedule = schedule_kernel(kernel.function, chosen)
-        if schedule is not None and not known(schedule):
+        if schedule is not None and is_new(schedule):
             yield schedule
