@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, as_completed
 from dataclasses import dataclass
+from threading import Thread
 from typing import Generic, TypeVar
 
 from jaxeff_export.boards import Board, BoardError, make_board
@@ -36,6 +37,7 @@ def on_boards(
     work: Callable[[Runner], _T],
     *,
     timed: bool = False,
+    report: Callable[[Outcome[_T]], None] | None = None,
 ) -> tuple[Outcome[_T], ...]:
     """Does the same with a bundle on several boards at once.
 
@@ -46,20 +48,37 @@ def on_boards(
       boards: boards as `Bundle.on` takes them; a tracker's boards may be named several times.
       work: what to do, e.g. ``lambda runner: runner.benchmark()``; called in a thread per board.
       timed: whether the work is timing, which boards are refused that cannot be timed.
+      report: called with each outcome as soon as there is one; a board that hangs is only given up
+        when its session's time is up.
 
     Returns:
       One outcome per board, in order.
     """
 
-    def one(board: str | Board) -> Outcome[_T]:
-        name = board.name if isinstance(board, Board) else board
+    def one(board: str | Board, future: Future[Outcome[_T]]) -> None:
         try:
-            if timed:
-                require_timed(make_board(board))
-            with bundle.on(board) as runner:
-                return Outcome(name, work(runner), None)
-        except (BoardError, BundleError) as error:
-            return Outcome(name, None, error)
+            future.set_result(_outcome(bundle, board, work, timed))
+        except BaseException as error:
+            future.set_exception(error)
 
-    with ThreadPoolExecutor(max_workers=max(1, len(boards))) as threads:
-        return tuple(threads.map(one, boards))
+    futures: list[Future[Outcome[_T]]] = [Future() for _ in boards]
+    for pair in zip(boards, futures, strict=True):
+        # Daemons: whoever interrupts the waiting does not want to wait for a board that hangs.
+        Thread(target=one, args=pair, daemon=True).start()
+    for future in as_completed(futures):
+        if report is not None:
+            report(future.result())
+    return tuple(future.result() for future in futures)
+
+
+def _outcome(
+    bundle: Bundle, board: str | Board, work: Callable[[Runner], _T], timed: bool
+) -> Outcome[_T]:
+    name = board.name if isinstance(board, Board) else board
+    try:
+        if timed:
+            require_timed(make_board(board))
+        with bundle.on(board) as runner:
+            return Outcome(name, work(runner), None)
+    except (BoardError, BundleError) as error:
+        return Outcome(name, None, error)

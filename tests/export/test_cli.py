@@ -79,10 +79,15 @@ def test_check_benchmark_and_profile(folder, deployed_mlp):
 def test_a_board_that_fails_does_not_cost_the_others(folder):
     with socket.create_server(("127.0.0.1", 0)) as free:
         gone = f"rpc://127.0.0.1:{free.getsockname()[1]}"
-    for command, result_of_local in (("check", "local agrees"), ("benchmark", "local")):
-        result = call(command, folder, "--board", gone, "--board", "local", "--board", "local")
-        assert refused(result, f"{gone}: nothing answers at")
-        assert result.stdout.count(result_of_local) == 2
+    boards = ("--board", gone, "--board", "local", "--board", "local")
+    result = call("check", folder, *boards)
+    assert refused(result, f"{gone}: nothing answers at")
+    assert result.stdout.count("local agrees with JAX") == 2
+    result = call("benchmark", folder, *boards)
+    assert refused(result, f"{gone}: nothing answers at")
+    assert result.stdout.count("local: median") == 2
+    table = [line for line in result.stdout.splitlines() if line.startswith("│")]
+    assert ["failed" in row for row in table] == [True, False, False]
 
 
 def test_run(folder, tmp_path):

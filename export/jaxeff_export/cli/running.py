@@ -17,7 +17,8 @@ from jaxeff_export.cli.terminal import (
     console,
     failures_in_one_line,
 )
-from jaxeff_export.fleet import on_boards
+from jaxeff_export.fleet import Outcome, on_boards
+from jaxeff_export.selfcheck import SelfCheck
 
 
 def run(
@@ -46,11 +47,13 @@ def check(bundle: BundlePath, boards: BoardNames = ["local"]) -> None:  # noqa: 
     with failures_in_one_line():
         loaded = Bundle.load(bundle)
         with console.status(f"checking on {', '.join(boards)}"):
-            outcomes = on_boards(loaded, boards, lambda runner: runner.check())
-    for outcome in outcomes:
-        if outcome.result is None:
-            complain(outcome.error)
-        else:
-            console.print(str(outcome.result), markup=False)
+            outcomes = on_boards(loaded, boards, lambda runner: runner.check(), report=_announce)
     if not all(outcome.result is not None and outcome.result.passed for outcome in outcomes):
         raise typer.Exit(code=1)
+
+
+def _announce(outcome: Outcome[SelfCheck]) -> None:
+    if outcome.result is None:
+        complain(outcome.error)
+    else:
+        console.print(str(outcome.result), markup=False)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
+from rich.table import Table
 
 from jaxeff_export.bundle import Bundle
 from jaxeff_export.cli.terminal import (
@@ -16,7 +18,8 @@ from jaxeff_export.cli.terminal import (
     failures_in_one_line,
     table,
 )
-from jaxeff_export.fleet import on_boards
+from jaxeff_export.fleet import Outcome, on_boards
+from jaxeff_export.timing import Timing
 
 _BAR = 24  # characters of a whole
 
@@ -32,28 +35,47 @@ def benchmark(
 ) -> None:
     """Time one call on boards, parameters and inputs resident there.
 
-    A board that fails does not cost the others' results; the exit status is 1 then.
+    Each board's figures are shown as soon as they are there. A board that fails does not cost the
+    others' results; the exit status is 1 then.
     """
     with failures_in_one_line():
         loaded = Bundle.load(bundle)
         with console.status(f"timing on {', '.join(boards)}"):
             outcomes = on_boards(
-                loaded, boards, lambda runner: runner.benchmark(number, repeat), timed=True
+                loaded,
+                boards,
+                lambda runner: runner.benchmark(number, repeat),
+                timed=True,
+                report=_announce,
             )
-    made = table("board", "median ms", "fastest ms", "slowest ms", title=str(bundle))
-    for outcome in outcomes:
-        if outcome.result is None:
-            complain(outcome.error)
-            made.add_row(outcome.board, "failed", "", "")
-        else:
-            timing = outcome.result
-            figures = (timing.median_ms, min(timing.times_ms), max(timing.times_ms))
-            made.add_row(outcome.board, *(f"{figure:.4g}" for figure in figures))
-    if any(outcome.result is not None for outcome in outcomes):
-        made.caption = f"over {repeat} × {number} calls"
-        console.print(made, markup=False)
+    if len(outcomes) > 1:
+        console.print(_comparison(str(bundle), outcomes), markup=False)
     if any(outcome.result is None for outcome in outcomes):
         raise typer.Exit(code=1)
+
+
+def _announce(outcome: Outcome[Timing]) -> None:
+    if (timing := outcome.result) is None:
+        complain(outcome.error)
+        return
+    console.print(
+        f"{outcome.board}: median {timing.median_ms:.4g} ms over "
+        f"{len(timing.times_ms)} × {timing.number} calls, "
+        f"{min(timing.times_ms):.4g} to {max(timing.times_ms):.4g} ms",
+        markup=False,
+        highlight=False,
+    )
+
+
+def _comparison(title: str, outcomes: Sequence[Outcome[Timing]]) -> Table:
+    made = table("board", "median ms", "fastest ms", "slowest ms", title=title)
+    for outcome in outcomes:
+        if (timing := outcome.result) is None:
+            made.add_row(outcome.board, "failed", "", "")
+        else:
+            figures = (timing.median_ms, min(timing.times_ms), max(timing.times_ms))
+            made.add_row(outcome.board, *(f"{figure:.4g}" for figure in figures))
+    return made
 
 
 def profile(
