@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tvm
+from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
@@ -23,6 +24,7 @@ from jaxeff.moments import Gaussian
 from jaxeff.moments.clark import maximum
 from jaxeff.moments.normal import tail
 from jaxeff.moments.piecewise import relu
+from jaxeff.nn import LeNet5
 
 FORMS = [
     Form(x, w, b)
@@ -235,3 +237,32 @@ def test_compiled_activations_stay_finite(scale):
     assert bundle.check().passed
     for leaf in jax.tree.leaves(bundle.run(mean, other, var)):
         assert np.isfinite(leaf).all()
+
+
+@pytest.fixture(scope="module")
+def lenet():
+    """LeNet-5's moment pass, and what JAX makes of two images."""
+    f, params = jaxeff.functional(LeNet5(rngs=nnx.Rngs(0)))
+    belief = jax.tree.map(lambda w: Gaussian(w, 1e-3 + 0.01 * w * w), params)
+    x = jax.random.uniform(jax.random.key(1), (2, 28, 28, 1))
+    g = jaxeff.moments(f)
+    return g, (belief, x), jax.jit(g)(belief, x)
+
+
+def assert_within_1e_5(ours, theirs):
+    """Of the variance entry by entry; of the mean, which may be near zero, of its scale."""
+    np.testing.assert_allclose(ours.var, theirs.var, rtol=1e-5)
+    scale = np.abs(theirs.mean).max()
+    np.testing.assert_allclose(ours.mean, theirs.mean, rtol=0, atol=1e-5 * scale)
+
+
+def test_lenet_on_the_host(lenet):
+    g, args, theirs = lenet
+    assert_within_1e_5(deploy(g, args).run(args[1]), theirs)
+
+
+@pytest.mark.arm
+def test_lenet_on_an_emulated_a72(lenet, arm_linker, emulated_board):
+    g, args, theirs = lenet
+    bundle = deploy(g, args, target="cortex-a72")
+    assert_within_1e_5(bundle.run(args[1], board=emulated_board), theirs)
