@@ -91,9 +91,19 @@ def test_a_faster_schedule_is_used_for_its_kernel_and_target_only(tuned_folder, 
     [((1.0, 0.5, 0.4), "b"), ((1.0, 1.1, 2.0), None), ((1.0, 0.99), None), ((1.0,), None)],
 )
 def test_a_schedule_is_chosen_only_where_it_beats_the_default(times, winner):
-    choice = chosen("kernel", ["a", "b"][: len(times) - 1], times, 3, "tiles")
+    choice = chosen("kernel", "default", ["a", "b"][: len(times) - 1], times, 3, "tiles")
     assert choice.trace == winner
     assert choice.microseconds <= choice.default_microseconds
+
+
+def test_a_choice_against_another_default_schedule_is_made_again(copy, kernel):
+    choices = one(copy, "choices.jsonl")
+    (choice,) = read_lines(choices)
+    choices.write_text(json.dumps(choice | {"default": "of an older version"}) + "\n")
+    database = TuningDatabase(copy)
+    assert tuned_schedules(database, TARGET)(kernel.function).same_as(kernel.function)
+    assert session(copy, Bench(first=2e-3), 8).tune(kernel).default == choice["default"]
+    assert not tuned_schedules(database, TARGET)(kernel.function).same_as(kernel.function)
 
 
 def test_a_kernel_whose_candidates_all_fail_keeps_its_default(tmp_path, kernel):

@@ -46,7 +46,8 @@ class Choice:
       workload: the structural hash of the kernel.
       trace: the schedule that beat the default one, as MetaSchedule writes it; None if none did.
       microseconds: one call of the kernel so scheduled.
-      default_microseconds: one call with the default schedule, measured alternately.
+      default: a digest of the default schedule it was compared with.
+      default_microseconds: one call with that, measured alternately.
       trials: how many candidates had been measured by then.
       space: where they came from.
     """
@@ -54,6 +55,7 @@ class Choice:
     workload: str
     trace: Any
     microseconds: float
+    default: str
     default_microseconds: float
     trials: int
     space: str

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,12 +13,12 @@ from tvm.s_tir.schedule import Schedule
 from tvm.target import Target
 
 from jaxeff_export.compilation import compilation_target
-from jaxeff_export.scheduling import Machine, schedule_kernel
+from jaxeff_export.scheduling import Machine
 from jaxeff_export.tuning.database import Choice, TuningDatabase, has_failed
 from jaxeff_export.tuning.errors import TuningError
 from jaxeff_export.tuning.kernels import Kernel
 from jaxeff_export.tuning.measuring import Bench
-from jaxeff_export.tuning.schedules import replayed
+from jaxeff_export.tuning.schedules import default_schedule, digest_of, replayed, trace_digest
 from jaxeff_export.tuning.spaces import PostOrderApply, Space, Tiles
 
 _BATCH = 32  # built at once: the processes that build are started anew for every batch
@@ -69,19 +68,48 @@ class Session:
           TuningError: if not even the default schedule can be measured.
         """
         target = compilation_target(self.target)
-        default = schedule_kernel(kernel.function, Machine.of(target)) or Schedule(kernel.module)
+        default = default_schedule(kernel, Machine.of(target))
         records = Records(kernel, self.database.records(self.target, self.space), target)
+        key = records.key(default)
         records.is_new(default)
         source = self._source(kernel, records, target)
         batch = self._next(source, records)
-        earlier = self.database.choices(self.target).get(kernel.workload)
-        if earlier and not batch and (earlier.space, earlier.trials) == (self.space, records.count):
-            self.watcher.decide(kernel.name, earlier)
-            return earlier
-        self.watcher.begin(kernel.name, records.count, self.trials)
-        self.bench.take(kernel)
-        libraries = Libraries(self.bench, records)
-        default_seconds = self._default_seconds(kernel, libraries.of([default, *batch])[0])
+        choice = self.database.choices(self.target).get(kernel.workload)
+        if batch or not choice or not self._still_holds(choice, key, records.count):
+            libraries = Libraries(self.bench, records)
+            self.bench.take(kernel)
+            self.watcher.begin(kernel.name, records.count, self.trials)
+            self._measure(source, batch, default, records, libraries)
+            finalists = records.finalists(_FINALISTS)
+            if choice and choice.trace is not None and choice.trace not in finalists:
+                finalists.append(choice.trace)
+            schedules = [default, *(replayed(kernel, trace) for trace in finalists)]
+            times = self._duel(libraries.of(schedules))
+            choice = chosen(kernel.workload, key, finalists, times, records.count, self.space)
+            self.database.choose(self.target, choice)
+        self.watcher.decide(kernel.name, choice)
+        return choice
+
+    def _still_holds(self, choice: Choice, default: str, count: int) -> bool:
+        """Tell whether nothing was measured or changed since a choice was made."""
+        made = (choice.space, choice.default, choice.trials)
+        return made == (self.space, default, count)
+
+    def _measure(
+        self,
+        source: Space,
+        batch: list[Schedule],
+        default: Schedule,
+        records: Records,
+        libraries: Libraries,
+    ) -> None:
+        """Measure the default schedule, and candidates until there are enough."""
+        default_seconds = self.bench.seconds(libraries.of([default, *batch])[0])
+        if default_seconds is None:
+            raise TuningError(
+                f"the default schedule of {records.kernel.name} cannot be measured: "
+                f"{self.bench.reason}; exclude {records.kernel.name} to tune the others"
+            )
         while batch:
             seconds = []
             for schedule, library in zip(batch, libraries.of(batch), strict=True):
@@ -90,15 +118,6 @@ class Session:
                 self.watcher.advance(records.best, default_seconds)
             source.learn(seconds)
             batch = self._next(source, records)
-        finalists = records.finalists(_FINALISTS)
-        if earlier and earlier.trace is not None and earlier.trace not in finalists:
-            finalists.append(earlier.trace)
-        schedules = [default, *(replayed(kernel, trace) for trace in finalists)]
-        times = self._duel(libraries.of(schedules))
-        choice = chosen(kernel.workload, finalists, times, records.count, self.space)
-        self.database.choose(self.target, choice)
-        self.watcher.decide(kernel.name, choice)
-        return choice
 
     def _source(self, kernel: Kernel, records: Records, target: Target) -> Space:
         if self.space == "tiles":
@@ -110,15 +129,6 @@ class Session:
         left = self.trials - records.count
         return source.propose(min(left, _BATCH)) if left > 0 else []
 
-    def _default_seconds(self, kernel: Kernel, library: Path | None) -> float:
-        seconds = self.bench.seconds(library)
-        if seconds is None:
-            raise TuningError(
-                f"the default schedule of {kernel.name} cannot be measured: "
-                f"{self.bench.reason}; exclude {kernel.name} to tune the others"
-            )
-        return seconds
-
     def _duel(self, libraries: Sequence[Path | None]) -> list[float]:
         """Measure several in turn, so that whatever slows the machine slows all."""
         rounds = [[self.bench.seconds(library) for library in libraries] for _ in range(_ROUNDS)]
@@ -129,25 +139,32 @@ class Session:
 
 
 def chosen(
-    workload: str, finalists: Sequence[Any], times: Sequence[float], trials: int, space: str
+    workload: str,
+    default: str,
+    finalists: Sequence[Any],
+    times: Sequence[float],
+    trials: int,
+    space: str,
 ) -> Choice:
     """The decision for a kernel: the fastest finalist if it beats the default schedule.
 
     Args:
       workload: the kernel's hash.
+      default: a digest of the default schedule.
       finalists: recorded schedules.
       times: seconds of the default schedule, and then of each finalist.
       trials: how many candidates were measured.
       space: where they came from.
     """
-    default, *others = times
-    best = min(others, default=default)
-    beats = best < _MARGIN * default
+    untuned, *others = times
+    best = min(others, default=untuned)
+    beats = best < _MARGIN * untuned
     return Choice(
         workload=workload,
         trace=finalists[others.index(best)] if beats else None,
-        microseconds=1e6 * (best if beats else default),
-        default_microseconds=1e6 * default,
+        microseconds=1e6 * (best if beats else untuned),
+        default=default,
+        default_microseconds=1e6 * untuned,
         trials=trials,
         space=space,
     )
@@ -157,12 +174,14 @@ class Records:
     """What a database knows of one kernel.
 
     Attributes:
+      kernel: the kernel.
       database: MetaSchedule's.
       count: how many candidates were measured, failures included.
       best: seconds of the fastest, None if all failed.
     """
 
     def __init__(self, kernel: Kernel, database: ms.database.JSONDatabase, target: Target) -> None:
+        self.kernel = kernel
         self.database = database
         self._met: set[str] = set()
         self.count = 0
@@ -175,7 +194,7 @@ class Records:
 
     def key(self, schedule: Schedule) -> str:
         """What tells schedules of the kernel apart."""
-        return self._key(ms.database.TuningRecord(schedule.trace, self._workload))
+        return digest_of(self.kernel, schedule)
 
     def is_new(self, schedule: Schedule) -> bool:
         """Tell whether a schedule was neither measured nor asked about before."""
@@ -202,14 +221,11 @@ class Records:
         return [record.as_json()[0] for record in best if not has_failed(_seconds(record))]
 
     def _note(self, record: ms.database.TuningRecord) -> None:
-        self._met.add(self._key(record))
+        self._met.add(trace_digest(record.as_json()[0]))
         self.count += 1
         seconds = _seconds(record)
         if not has_failed(seconds) and (self.best is None or seconds < self.best):
             self.best = seconds
-
-    def _key(self, record: ms.database.TuningRecord) -> str:
-        return json.dumps(record.as_json()[0])
 
 
 def _seconds(record: ms.database.TuningRecord) -> float:

@@ -22,7 +22,7 @@ from tvm.target import Target
 from jaxeff_export.scheduling import Machine, Tile, divisors, schedule_kernel
 from jaxeff_export.tuning.kernels import Kernel
 
-_POPULATION = 256
+_POPULATION = 64  # more cost seconds a batch, and without a cost model they are drawn by chance
 _SERIAL = 4
 
 
