@@ -23,7 +23,7 @@ from jaxeff_export.building import Example, NamedTarget, lift
 from jaxeff_export.cli import app
 from jaxeff_export.compilation import compilation_target, fused_kernels
 from jaxeff_export.scheduling import Machine
-from jaxeff_export.tuning import measuring
+from jaxeff_export.tuning import checking, measuring
 from jaxeff_export.tuning.database import HEADER, TuningDatabase
 from jaxeff_export.tuning.interrupts import held_interrupts
 from jaxeff_export.tuning.kernels import select
@@ -261,14 +261,14 @@ def test_boards_that_cannot_tell_are_refused(bundle, tmp_path):
 
 
 def test_candidates_that_compute_something_else_are_refused(kernel):
-    module = tvm.compile(measuring.entry_module(kernel.module), target=PLAIN).jit()
-    draws = measuring.draws_of(kernel)
-    assert measuring.timed(module, tvm.cpu(), draws) > 0
+    module = tvm.compile(checking.entry_module(kernel.module), target=PLAIN).jit()
+    draws = checking.draws_of(kernel)
+    assert checking.timed(module, tvm.cpu(), draws) > 0
     for wrong in (np.nan, 1e3):
         spoiled = np.array(draws[1][1][2])
         spoiled.flat[0] = wrong
-        with pytest.raises(measuring.CandidateError, match="something else"):
-            measuring.timed(module, tvm.cpu(), [draws[0], (draws[1][0], {2: spoiled})])
+        with pytest.raises(checking.CandidateError, match="something else"):
+            checking.timed(module, tvm.cpu(), [draws[0], (draws[1][0], {2: spoiled})])
 
 
 def test_an_interrupt_waits_for_tvm_and_keeps_its_name():
@@ -319,10 +319,10 @@ class Flaky(Board):
 
 def test_a_lost_board_is_tried_again_and_a_candidate_that_loses_it_is_dropped(kernel, tmp_path):
     library = tmp_path / "kernel.so"
-    tvm.compile(measuring.entry_module(kernel.module), target=PLAIN).export_library(str(library))
-    (tmp_path / measuring.ARGUMENTS).write_bytes(pickle.dumps(measuring.draws_of(kernel)))
+    tvm.compile(checking.entry_module(kernel.module), target=PLAIN).export_library(str(library))
+    (tmp_path / measuring.ARGUMENTS).write_bytes(pickle.dumps(checking.draws_of(kernel)))
     assert measuring.remote_timer(Flaky(1), tmp_path)(library) > 0
-    with pytest.raises(measuring.CandidateError, match="gone"):
+    with pytest.raises(checking.CandidateError, match="gone"):
         measuring.remote_timer(Flaky(2), tmp_path)(library)
     with pytest.raises(BoardLost, match="gone for good"):
         measuring.remote_timer(Flaky(5), tmp_path)(library)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 HEADER = "jaxeff-tuning.json"
 _FORMAT = "jaxeff-tuning"
 _FORMAT_VERSION = 1
-_FAILED = 1e9  # seconds; MetaSchedule's own sign of a failure is 1e10
+FAILED = 1e10  # seconds, MetaSchedule's sign of a candidate that failed
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ class TuningDatabase:
 
 def has_failed(seconds: float) -> bool:
     """Tell whether a recorded time is that of a candidate that failed."""
-    return seconds >= _FAILED
+    return seconds >= 0.1 * FAILED
 
 
 def _header() -> dict[str, Any]:
