@@ -46,6 +46,7 @@ class Session:
         if connection is not None:
             _keep_alive(connection)
             if limit > 0:
+                _bound_waiting(connection, limit + _GRACE)
                 self._timer = threading.Timer(limit + _GRACE, self._end)
                 self._timer.daemon = True
                 self._timer.start()
@@ -185,6 +186,18 @@ def _socket_to(address: Address, candidates: set[str]) -> socket.socket | None:
                     return connection
                 connection.close()
     return None
+
+
+def _bound_waiting(connection: socket.socket, seconds: float) -> None:
+    """Lets no single wait for the board last longer.
+
+    The timer alone is not enough: TVM asks the board to free objects while it holds Python's global
+    lock, and no timer runs then.
+    """
+    whole = int(seconds)
+    duration = struct.pack("ll", whole, int(1e6 * (seconds - whole)))
+    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        connection.setsockopt(socket.SOL_SOCKET, option, duration)
 
 
 def _keep_alive(connection: socket.socket) -> None:
