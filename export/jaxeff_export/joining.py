@@ -32,20 +32,39 @@ def join_siblings(function: tirx.PrimFunc, worth: Callable[[s_tir.SBlock], bool]
     Returns:
         The kernel with fewer blocks and the same results.
     """
-    root = function.body.block
-    statements = root.body.seq if isinstance(root.body, tirx.SeqStmt) else [root.body]
-    nests = [nest for statement in statements for nest in _nests_of(statement, [])]
-    if any(nest is None for nest in nests):
-        return function
-    joined = _join([nest for nest in nests if nest is not None], worth)
+    nests = _nests(function)
+    joined = _join(nests, worth)
     if len(joined) == len(nests):
         return function
+    root = function.body.block
     nested = [nest.statement() for nest in joined]
     body = tirx.SeqStmt(nested) if len(nested) > 1 else nested[0]
     block = s_tir.SBlock(
         [], root.reads, root.writes, root.name_hint, body, alloc_buffers=root.alloc_buffers
     )
     return function.with_body(s_tir.SBlockRealize([], True, block))
+
+
+def is_plain(function: tirx.PrimFunc) -> bool:
+    """Tell whether a kernel is nothing but loop nests around blocks, one after the other.
+
+    In others, such as loops that carry a state, a buffer changes while the kernel runs: no block
+    may be moved there.
+    """
+    body = function.body
+    if not isinstance(body, s_tir.SBlockRealize) or body.block.name_hint != "root":
+        return False
+    nests = _nests(function)
+    written = [target for nest in nests for target in nest.targets]
+    return bool(nests) and len(written) == len(set(written))
+
+
+def _nests(function: tirx.PrimFunc) -> list[_Nest]:
+    """The loop nests of a kernel; none if there is anything else in it."""
+    body = function.body.block.body
+    statements = body.seq if isinstance(body, tirx.SeqStmt) else [body]
+    nests = [nest for statement in statements for nest in _nests_of(statement, [])]
+    return [] if any(nest is None for nest in nests) else [nest for nest in nests if nest]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,8 +14,8 @@ import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV, Schedule
 
-from .joining import join_siblings
-from .kernels import count, is_contraction, root_of
+from .joining import is_plain, join_siblings
+from .kernels import count, is_contraction
 
 LONG = 64  # turns of a loop that is worth vectorising
 _DEAR = 200  # expression nodes; computing them takes longer than copying what they read
@@ -25,9 +25,9 @@ _CHEAP = 24  # expression nodes that may be repeated rather than stored
 def merge_blocks(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Inline and join the blocks of a kernel that is not scheduled yet.
 
-    Imperative kernels, which have no root around their blocks, stay as they are.
+    Others than plain kernels stay as they are.
     """
-    if root_of(function) is None:
+    if not is_plain(function):
         return function
     joined = join_siblings(function, lambda block: is_contraction(block) or is_dear(block))
     sch = Schedule(tvm.IRModule({"main": joined}))

@@ -167,3 +167,9 @@ def test_a_product_reads_what_was_transposed_outside():
 
     weights = jnp.asarray(np.random.default_rng(2).normal(size=(16, 16)), jnp.float32)
     assert_agrees(f, weights[:1], 0.1 * weights, rtol=1e-5, atol=1e-6)
+
+
+def test_a_state_is_not_overwritten_before_its_last_reader():
+    """Both results come of one loop, and the first takes the place of what the second reads."""
+    x = np.arange(1, 21, dtype=np.int32)
+    assert_agrees(jnp.gcd, x, np.array([3, 2, 5, 7, 1] * 4, np.int32))

@@ -67,7 +67,8 @@ def _may_alias(statement: tirx.Stmt, source: tirx.Buffer, target: tirx.Buffer) -
         loads = _loads(block.body, source)
         stores = _stores(block.body, target)
         spatial = all(v.iter_type == tirx.IterVar.DataPar for v in block.iter_vars)
-        if stores and spatial and block.init is None:
+        overwritten = _reads_after_writing(block.body, source, target)
+        if stores and spatial and block.init is None and not overwritten:
             fine += sum(all(_same(load, store) for store in stores) for load in loads)
     inside = sum(len(_stores(block.body, target)) for block in leaves)
     stores = _stores(statement, target)
@@ -79,6 +80,13 @@ def _may_alias(statement: tirx.Stmt, source: tirx.Buffer, target: tirx.Buffer) -
             for s in stores
         )
     return fine == len(_loads(statement, source))
+
+
+def _reads_after_writing(body: tirx.Stmt, source: tirx.Buffer, target: tirx.Buffer) -> bool:
+    """Tell whether a block of several stores reads one buffer after it has written another."""
+    statements = list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
+    first = next((i for i, s in enumerate(statements) if _stores(s, target)), len(statements))
+    return any(_loads(statement, source) for statement in statements[first + 1 :])
 
 
 def _same(load: tvm.ir.TensorLoad, store: tirx.BufferStore) -> bool:
