@@ -13,7 +13,7 @@ import jax
 
 Meter = Callable[[int], float]
 """`meter(n)`: seconds per call, measured over n calls in a row."""
-SLOW, SLOW_ROUNDS = 1.0, 3
+SLOW, SLOW_ROUNDS = 1.0, 2
 """A call of more than so many seconds is measured in the first so many rounds only."""
 
 

@@ -5,7 +5,8 @@
 1. the main table: MLP 784-100-100-10 and LeNet-5 at batch 1, 10 and 100, with one thread and two;
 2. latency per image and speed-up over sampling, at batch 1 to 256;
 3. ten-head networks, deep ensembles, and ten heads beside the moment pass;
-4. where the time of the moment pass goes, operator by operator.
+4. where the time of the moment pass goes, operator by operator;
+5. the forms of the dense operator, and its optimizations switched on and off.
 
 XLA and TVM (`jaxeff_export.deploy`) are always there, NumPyro's `Predictive` too; Pyro, ONNX
 Runtime and IREE where they can be imported (`pip install "jaxeff[benchmark]"`). Everything of one
@@ -47,6 +48,10 @@ def main(
     threads: Annotated[
         list[int] | None, typer.Option(help="Threads; may be repeated; 1 and 2 if unset", min=1)
     ] = None,
+    trials: Annotated[
+        int | None,
+        typer.Option(help="Candidates per kernel to tune with; 16 if unset, 0 with --fast", min=0),
+    ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure everything again")] = False,
 ) -> None:
     """Measure latency, side by side, and hold it to the figures to reach."""
@@ -54,12 +59,15 @@ def main(
     name = f"latency{'-fast' if fast else ''}"
     rounds = rounds or (5 if fast else 21)
     counts = threads or [n for n in ((1,) if fast else (1, 2)) if n <= len(cores())]
-    report = Report("latency", {"fast": fast, "rounds": rounds, "threads": counts})
+    trials = (0 if fast else 16) if trials is None else trials
+    config = {"fast": fast, "rounds": rounds, "threads": counts, "trials": trials}
+    report = Report("latency", config)
     for engine in sorted(set(OPTIONAL) - set(available())):
         console.print(f"without {engine}, which is not installed")
 
     path = json or results / f"{name}.json"
-    report.rows = measure(plan(fast, rounds, counts), path.with_suffix(".jsonl"), fresh, console)
+    tasks = plan(fast, rounds, counts, trials)
+    report.rows = measure(tasks, path, fresh, console)
     judging.judge(report.rows, report)
     report.extra = {"samples": networks.SAMPLES, "differences": list(source.DIFFERENCES)}
     report.save(path)
@@ -72,8 +80,16 @@ def main(
     console.print(*(f"[bold]{p}[/bold]" for p in (path, *pictures)), sep=", ")
 
 
-def measure(tasks: list[Task], kept: Path, fresh: bool, console: Console) -> list[dict[str, Any]]:
-    """The rows of every task, those that were kept from an earlier run as they are."""
+def measure(tasks: list[Task], path: Path, fresh: bool, console: Console) -> list[dict[str, Any]]:
+    """The rows of every task, those that were kept from an earlier run as they are.
+
+    Args:
+        tasks: What to measure.
+        path: The JSON; rows and tuning records are kept beside it.
+        fresh: Whether to forget the rows. Tuning records are kept.
+        console: Where progress goes.
+    """
+    kept, database = path.with_suffix(".jsonl"), path.with_suffix(".tuning")
     if fresh:
         kept.unlink(missing_ok=True)
     known = _read(kept)
@@ -83,7 +99,8 @@ def measure(tasks: list[Task], kept: Path, fresh: bool, console: Console) -> lis
         console.print(f"{len(tasks) - len(todo)} of {len(tasks)} tasks were measured before")
     with kept.open("a") as file, _progress(console) as progress:
         bar = progress.add_task("starting", total=len(todo))
-        for task, rows in run_all(todo, lambda task: progress.update(bar, description=task.name)):
+        started = lambda task: progress.update(bar, description=task.name)  # noqa: E731
+        for task, rows in run_all(todo, database, started):
             known[_key(task)] = rows
             line = {"task": task.as_dict(), "rows": rows}
             file.write("\n" + json_format.dumps(line))  # never onto half a line

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 from experiments.latency import source
+from experiments.latency.operators import switched
 from experiments.latency.profiling import ORDER
 from experiments.latency.tables import ENGINES, kinds
 
@@ -40,6 +41,7 @@ def draw(content: Mapping[str, Any], stem: Path) -> list[Path]:
     """
     rows = content["rows"]
     tables = {"main": _main, "curve": _curve, "ensembles": _ensembles, "profile": _profile}
+    tables |= {"forms": _forms, "optimizations": _optimizations}
     paths = []
     for table, plot in tables.items():
         own = [row for row in rows if row["table"] == table]
@@ -157,6 +159,7 @@ def _ensembles(rows: Sequence[Row]) -> Figure:
             labels.append(f"{TITLES[model]}\nbatch {most}\n{METHODS[method]}")
     left.set_xticks(places, labels, fontsize=7)
     left.set_ylabel("times one deterministic network")
+    left.margins(y=0.25)
     _unique_legend(left)
     for engine in ("tvm", "tvm_untuned", "xla"):
         place = (engine, "lenet5_valid")
@@ -213,6 +216,52 @@ def _profile(rows: Sequence[Row]) -> Figure:
         axis.set_xlabel("share of the moment pass")
     _legend(figure, axes, list(KINDS))
     return figure
+
+
+def _forms(rows: Sequence[Row]) -> Figure:
+    """The forms of the dense operator, relative to the joint one with second moments."""
+    figure, axis = plt.subplots(figsize=(7.5, 3.4), layout="constrained")
+    layers, forms = _values(rows, "layer"), _values(rows, "form")
+    for k, form in enumerate(forms):
+        values = [row["over_joint"] for row in rows if row["form"] == form]
+        places = np.arange(len(layers)) + 0.2 * (k - (len(forms) - 1) / 2)
+        bar = axis.bar(places, values, 0.19, label=form, color=f"C{k}")
+        axis.bar_label(bar, fmt="%.2f", fontsize=7)
+    axis.set_xticks(range(len(layers)), layers)
+    axis.set_ylabel("time over joint, second moments")
+    axis.set_title(f"forms of the dense operator, batch {rows[0]['batch']}", fontsize=10)
+    axis.margins(y=0.12)
+    figure.legend(fontsize=8, loc="outside lower center", ncols=2)
+    return figure
+
+
+def _optimizations(rows: Sequence[Row]) -> Figure:
+    """What each optimization of the dense operator brings, ours beside the source's."""
+    figure, axis = plt.subplots(figsize=(9, 3.6), layout="constrained")
+    lines = switched(rows)
+    names = [f"{line['optimization']}\n{_others(line['others'])}" for line in lines]
+    places = np.arange(len(lines))
+    theirs = [without / with_it for without, with_it in source.OPTIMIZATIONS]
+    threads = rows[0]["threads"]
+    here = f"here, {threads} thread{'s' if threads > 1 else ''}"
+    for k, (label, values) in enumerate(
+        ((here, [line["speedup"] for line in lines]), ("source, A72, 4 threads", theirs))
+    ):
+        color = ("C1", "gray")[k]
+        bar = axis.bar(places + 0.4 * (k - 0.5), values, 0.38, label=label, color=color)
+        axis.bar_label(bar, fmt="%.2g", fontsize=7)
+    axis.axhline(1, color="black", linewidth=0.8)
+    axis.set_yscale("log")
+    axis.margins(y=0.12)
+    axis.set_xticks(places, names, fontsize=7)
+    axis.set_ylabel("times faster with it")
+    axis.set_title(f"optimizations of the dense operator, batch {rows[0]['batch']}", fontsize=10)
+    axis.legend(fontsize=8)
+    return figure
+
+
+def _others(others: str) -> str:
+    return f"others {others}" if others else "on"
 
 
 def _values(rows: Sequence[Row], key: str) -> list[Any]:

@@ -5,6 +5,7 @@ from typing import Any
 
 from experiments.latency import source
 from experiments.latency.contest import OURS
+from experiments.latency.operators import DEFAULT
 from experiments.report import Report
 
 Row = Mapping[str, Any]
@@ -33,6 +34,7 @@ def judge(rows: Iterable[Row], report: Report) -> None:
             _judge_curve(row, report)
         if row["table"] == "ensembles":
             _judge_ensembles(row, rows, report)
+    _judge_operators(rows, report)
     errors = [row["error"] for row in rows if row["engine"] in OURS and "error" in row]
     if errors:
         worst, claim = max(errors), f"{len(errors)} compiled results within {AGREEMENT} of JAX"
@@ -86,14 +88,31 @@ def _judge_curve(row: Row, report: Report) -> None:
     report.check(f"{claim}: at least {limits[0]}", span, ours, ours >= limits[0])
 
 
+def _judge_operators(rows: Iterable[Row], report: Report) -> None:
+    rows = list(rows)
+    for row in rows:
+        if row["table"] == "forms" and row["form"] == "separate, variances":
+            claim = f"dense {row['layer']}: joint with second moments is the faster form"
+            report.check(claim, "yes", row["over_joint"], row["over_joint"] >= 1)
+    manual = [row for row in rows if row["table"] == "optimizations"]
+    if manual:
+        theirs = max(without / with_it for without, with_it in source.OPTIMIZATIONS)
+        best_of = {row["optimizations"]: row["speedup"] for row in manual}
+        default = best_of.pop(DEFAULT)
+        ours = max(best_of.values())
+        claim = f"the best optimizations of the dense operator: at least {theirs:.3g} times faster"
+        report.check(claim, theirs, ours, ours >= theirs)
+        claim = "the default schedule over the best of them: at most 1"
+        report.check(claim, None, ours / default, ours / default <= 1)
+
+
 def _judge_ensembles(row: Row, rows: Iterable[Row], report: Report) -> None:
     place = {k: row[k] for k in ("table", "model", "batch", "threads", "engine")}
     if best(rows, **place | {"method": row["method"]}) is not row or row["method"] != "multihead":
         return
     where = f"{row['model']}, batch {row['batch']}"
     if (several := best(rows, **place, method="ensemble")) is not None:
-        naive, tuned = (source.ENSEMBLES[row["model"], "A72"][k] for k in ("naive", "tuned"))
-        del naive
+        tuned = source.ENSEMBLES[row["model"], "A72"]["tuned"]
         ours, limit = several["ms"] / row["ms"], HEADS_FASTER[row["model"]]
         claim = f"{where}: ten networks over ten heads: at least {limit}"
         report.check(claim, tuned[2] / tuned[1], ours, ours >= limit)

@@ -25,6 +25,8 @@ from jaxeff.bayes import sample
 from jaxeff.nn import MLP, LeNet5
 
 METHODS = ("deterministic", "svi30", "moments", "multihead", "ensemble")
+SEVERAL = ("svi30", "ensemble")
+"""Those of several networks."""
 SAMPLES = 30
 MEMBERS = 10
 CLASSES = 10

@@ -42,6 +42,12 @@ MOMENTS_AND_HEADS = {
 }
 FASTER_AT_ONE, FASTER_AT_256 = (550, 4200), (13, 112)
 """The moment pass over 30 samples in Pyro, lowest and highest, at batch 1 and at batch 256."""
+# Without and with, in the order of `operators.switched`: each alone, each among the others, all.
+OPTIMIZATIONS = (
+    (3.672, 0.747), (3.681, 1.940), (3.681, 8.837), (3.681, 0.729), (3.681, 1.967),
+    (0.754, 4.237), (0.750, 0.743), (0.759, 0.743), (1.953, 0.743), (3.042, 0.743),
+    (3.760, 0.743),
+)  # fmt: skip
 SHARES = {
     "mlp": {"dense layers": 0.775, "ReLU": 0.074, "overhead": 0.151},
     "lenet5": {

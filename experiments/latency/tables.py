@@ -6,6 +6,7 @@ from typing import Any
 from rich.console import Console
 
 from experiments.latency import source
+from experiments.latency.operators import DEFAULT, switched
 from experiments.latency.profiling import ORDER, OVERHEAD
 from experiments.report import show_rows
 
@@ -79,6 +80,30 @@ def _profile(rows: Sequence[Row], console: Console) -> None:
         show_rows(console, f"shares of {model}, the source's before tuning", beside)
 
 
+def _forms(rows: Sequence[Row], console: Console) -> None:
+    lines: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        line = lines.setdefault(row["layer"], {"dense layer": row["layer"]})
+        line[row["form"]] = row["ms"]
+    show_rows(
+        console, f"forms of the dense operator, batch {rows[0]['batch']}, ms", [*lines.values()]
+    )
+
+
+def _optimizations(rows: Sequence[Row], console: Console) -> None:
+    theirs = [
+        dict(zip(("A72_without", "A72_with"), ms, strict=True)) for ms in source.OPTIMIZATIONS
+    ]
+    lines = [a | b for a, b in zip(switched(rows), theirs, strict=True)]
+    for line in lines:
+        line["A72_speedup"] = line["A72_without"] / line["A72_with"]
+    threads = rows[0]["threads"]
+    title = f"the dense operator of an MLP, batch {rows[0]['batch']}, {threads} thread(s), ms"
+    show_rows(console, title, lines)
+    (default,) = (row for row in rows if row["optimizations"] == DEFAULT)
+    console.print(f"default schedule: {default['ms']:.4g} ms, {default['speedup']:.3g} times")
+
+
 def kinds(rows: Iterable[Row]) -> dict[str, float]:
     """The shares of a profile by kind of operator; the overhead is never negative."""
     shares = dict.fromkeys(ORDER, 0.0)
@@ -115,4 +140,6 @@ _TABLES = {
     "curve": _curve,
     "ensembles": _ensembles,
     "profile": _profile,
+    "forms": _forms,
+    "optimizations": _optimizations,
 }

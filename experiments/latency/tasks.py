@@ -8,14 +8,19 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
-from experiments.latency import contest, machine, networks, profiling
+from experiments.latency import contest, machine, networks, operators, profiling
 from experiments.latency.engines import Setup, available
 
 NETS = ("mlp", "lenet5")
+OPERATORS = {
+    "forms": operators.measure_forms,
+    "optimizations": operators.measure_optimizations,
+}
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,7 @@ class Task:
         methods: What is predicted with.
         engines: What runs it.
         rounds: How often each is timed.
+        trials: Candidates per kernel to tune with; none: nothing is tuned.
     """
 
     table: str
@@ -39,6 +45,7 @@ class Task:
     methods: tuple[str, ...]
     engines: tuple[str, ...]
     rounds: int
+    trials: int = 0
 
     @property
     def name(self) -> str:
@@ -51,61 +58,77 @@ class Task:
         return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
 
 
-def plan(fast: bool, rounds: int, threads: Sequence[int]) -> list[Task]:
+def plan(fast: bool, rounds: int, threads: Sequence[int], trials: int = 0) -> list[Task]:
     """Everything that is measured, in order.
 
     Args:
-        fast: Batch 10 and few others, the numbers of threads given.
+        fast: Batch 10 and few others.
         rounds: How often each is timed.
-        threads: The numbers of threads.
+        threads: The numbers of threads; what isn't measured with each takes the first, and the
+            manual optimizations, one of which is parallelization, the last.
+        trials: Candidates per kernel to tune with, for the main table and the profile.
     """
-    everyone = tuple(available())
-    compilers: tuple[str, ...] = ("xla", "tvm")
+    first, last = threads[0], threads[-1]
     tasks = []
     for count in threads:
-        base = Task("machine", "machine", 1, count, (), (), rounds)
-        tasks.append(base)
-        for model in NETS:
-            for batch in (10,) if fast else (1, 10, 100):
-                tasks.append(Task("main", model, batch, count, networks.METHODS, everyone, rounds))
-    first = threads[0]
-    samplers = tuple(e for e in ("xla", "tvm", "pyro") if e in everyone)
-    curve = (1, 16, 256) if fast else tuple(2**i for i in range(9))
-    for model in NETS:
-        for batch in curve:
-            both = ("svi30", "moments")
-            tasks.append(Task("curve", model, batch, first, both, samplers, rounds))
-    one_pass = tuple(m for m in networks.METHODS if m not in ("svi30", "moments"))
-    tasks.append(Task("ensembles", "sine", 1000, first, one_pass, compilers, rounds))
-    for batch in (128,) if fast else (1, 8, 16, 32, 64, 128):
-        methods = (*one_pass, "moments") if batch == 128 else ("moments", "multihead")
-        tasks.append(Task("ensembles", "lenet5_valid", batch, first, methods, compilers, rounds))
-    for model in NETS:
-        tasks.append(Task("profile", model, 10, first, ("moments",), ("tvm",), rounds))
-    return tasks
+        tasks.append(Task("machine", "machine", 1, count, (), (), rounds))
+        tasks += _main(fast, Task("main", "", 0, count, (), (), rounds, trials))
+    tasks += _curves(fast, Task("curve", "", 0, first, (), (), rounds))
+    tasks += _ensembles(fast, Task("ensembles", "", 0, first, (), (), rounds))
+    profile = Task("profile", "", 10, first, ("moments",), ("tvm",), rounds, trials)
+    tasks += [replace(profile, model=model) for model in NETS]
+    forms = Task("forms", "mlp", 10, first, ("moments",), ("tvm",), rounds)
+    return [*tasks, forms, replace(forms, table="optimizations", threads=last)]
 
 
-def run(task: Task) -> list[dict[str, Any]]:
+def _main(fast: bool, task: Task) -> list[Task]:
+    task = replace(task, methods=networks.METHODS, engines=tuple(available()))
+    batches = (10,) if fast else (1, 10, 100)
+    return [replace(task, model=model, batch=batch) for model in NETS for batch in batches]
+
+
+def _curves(fast: bool, task: Task) -> list[Task]:
+    samplers = tuple(engine for engine in ("xla", "tvm", "pyro") if engine in available())
+    task = replace(task, methods=("svi30", "moments"), engines=samplers)
+    batches = (1, 256) if fast else tuple(2**i for i in range(9))
+    return [replace(task, model=model, batch=batch) for model in NETS for batch in batches]
+
+
+def _ensembles(fast: bool, task: Task) -> list[Task]:
+    members = ("deterministic", "multihead", "ensemble")
+    task = replace(task, model="sine", batch=1000, methods=members, engines=("xla", "tvm"))
+    beside = replace(task, model="lenet5_valid", methods=("moments", "multihead"))
+    batches = () if fast else (1, 8, 16, 32, 64)
+    largest = replace(beside, batch=128, methods=(*members, "moments"))
+    return [task, *(replace(beside, batch=batch) for batch in batches), largest]
+
+
+def run(task: Task, database: Path | None) -> list[dict[str, Any]]:
     """Measures a task in this process; one row per measured thing."""
-    setup = Setup(task.threads)
+    setup = Setup(task.threads, database if task.trials else None, task.trials)
     if task.table == "machine":
         rows = machine.measure(setup, task.rounds)
-    elif task.table == "profile":
-        net = networks.subject(task.model, task.batch)
-        rows = profiling.measure(net, task.methods, setup, task.rounds)
+    elif task.table in OPERATORS:
+        rows = OPERATORS[task.table](task.batch, setup, task.rounds)
     else:
         net = networks.subject(task.model, task.batch)
-        rows = contest.hold(net, task.engines, task.methods, setup, task.rounds)
+        if task.table == "profile":
+            rows = profiling.measure(net, task.methods, setup, task.rounds)
+        else:
+            rows = contest.hold(net, task.engines, task.methods, setup, task.rounds)
     return [{"table": task.table, **row} for row in rows]
 
 
 def run_all(
-    tasks: Sequence[Task], before: Callable[[Task], Any] = lambda task: None
+    tasks: Sequence[Task],
+    database: Path | None = None,
+    before: Callable[[Task], Any] = lambda task: None,
 ) -> Iterator[tuple[Task, list[dict[str, Any]]]]:
     """Measures tasks one after the other, those of as many threads in one process.
 
     Args:
         tasks: What to measure.
+        database: A folder for tuning records.
         before: Called with each task when it starts.
 
     Raises:
@@ -118,7 +141,7 @@ def run_all(
                     continue
                 before(task)
                 try:
-                    yield task, pool.submit(run, task).result()
+                    yield task, pool.submit(run, task, database).result()
                 except BrokenProcessPool as error:
                     died = f"the process that measured {task.name!r} died; run again to go on"
                     raise RuntimeError(died) from error

@@ -8,7 +8,17 @@ import pytest
 from typer.testing import CliRunner
 
 from experiments.latency import __main__ as study
-from experiments.latency import contest, engines, figure, judging, machine, networks, profiling
+from experiments.latency import (
+    contest,
+    engines,
+    figure,
+    judging,
+    machine,
+    networks,
+    operators,
+    profiling,
+    source,
+)
 from experiments.latency.engines import Contestant, Setup
 from experiments.latency.tasks import Task, plan
 from experiments.report import Report
@@ -66,7 +76,7 @@ def test_slow_calls_are_measured_in_the_first_rounds_only():
     calls = []
     meters = {"slow": lambda n: calls.append(n) or 2.0, "fast": lambda n: 0.001}
     times = measure_rounds(meters, rounds=5)
-    assert {name: len(values) for name, values in times.items()} == {"slow": 3, "fast": 5}
+    assert {name: len(values) for name, values in times.items()} == {"slow": 2, "fast": 5}
     assert set(calls) == {1}
 
 
@@ -122,6 +132,35 @@ def test_operators_are_told_apart():
     assert list(kinds.values()) == ["convolutions", "dense layers", "ReLU"]
 
 
+def test_operators_are_measured(monkeypatch):
+    for name in ("LAYERS", "PADDED"):
+        monkeypatch.setattr(operators, name, ((8, 16),))
+    rows = operators.measure_forms(2, SETUP, rounds=1)
+    assert [row["form"] for row in rows] == list(operators.FORMS)
+    assert rows[0]["over_joint"] == 1
+    rows = operators.measure_optimizations(2, SETUP, rounds=1)
+    assert {row["optimizations"] for row in rows} == {*operators.choices(), operators.DEFAULT}
+    assert all(row["ms"] > 0 for row in rows)
+
+
+def test_an_optimization_is_switched_alone_and_among_the_others():
+    made = operators.choices()
+    times = {name: float(i) for i, name in enumerate([*made, operators.DEFAULT], 1)}
+    rows = [{"optimizations": name, "ms": ms} for name, ms in times.items()]
+    lines = {(line["optimization"], line["others"]): line for line in operators.switched(rows)}
+    assert len(lines) == len(source.OPTIMIZATIONS)
+    on = lines["unrolling", "on"]
+    less = made["all, unrolling the other way"]
+    assert (less.reordering, less.unrolling, less.tiling) == (True, False, False)
+    assert (on["without_ms"], on["with_ms"]) == (
+        times["all, unrolling the other way"],
+        times["all"],
+    )
+    tiled = lines["tiling", "on"]  # the only one that "all" is without
+    assert made["all, tiling the other way"].tiling
+    assert tiled["with_ms"] == times["all, tiling the other way"]
+
+
 def test_plans_hold_the_main_table_whole():
     tasks = [task for task in plan(False, 21, (1, 2)) if task.table == "main"]
     places = {(task.model, task.batch, task.threads) for task in tasks}
@@ -133,7 +172,7 @@ def test_runs_goes_on_and_draws(tmp_path, monkeypatch):
     methods = ("deterministic", "moments")
     tasks = [
         Task("main", "mlp", 2, 1, methods, ("xla", "tvm"), 1),
-        Task("profile", "mlp", 2, 1, ("moments",), ("tvm",), 1),
+        Task("profile", "mlp", 2, 1, ("moments",), ("tvm",), 1, trials=1),
     ]
     monkeypatch.setattr(study, "plan", lambda *_: tasks)
     path = tmp_path / "out.json"
@@ -145,15 +184,16 @@ def test_runs_goes_on_and_draws(tmp_path, monkeypatch):
         ("main", "xla"),
         ("main", "tvm_untuned"),
         ("profile", "tvm_untuned"),
+        ("profile", "tvm"),
     }
-    profile = [r for r in content["rows"] if r["table"] == "profile"]
+    profile = [r for r in content["rows"] if (r["table"], r["engine"]) == ("profile", "tvm")]
     assert sum(r["share"] for r in profile) == pytest.approx(1)
     assert all(p.read_bytes().startswith(b"\x89PNG") for p in tmp_path.glob("latency-fast-*.png"))
 
     kept = path.with_suffix(".jsonl")
     with kept.open("a") as file:
         file.write('\n{"task": {"table": "ma')
-    monkeypatch.setattr(study, "run_all", lambda todo, before: iter([] if not todo else [None]))
+    monkeypatch.setattr(study, "run_all", lambda todo, *_: iter([] if not todo else [None]))
     CliRunner().invoke(study.app, arguments, catch_exceptions=False)
     assert json.loads(path.read_text())["rows"] == content["rows"]
 

@@ -28,11 +28,13 @@ class Setup:
 
     Attributes:
         threads: Threads of each; the process is confined to as many cores.
-        database: A folder of tuning records for TVM, if there is one.
+        database: A folder for TVM's tuning records; without one nothing is tuned.
+        trials: Candidates per kernel.
     """
 
     threads: int
     database: Path | None = None
+    trials: int = 0
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,7 @@ import jax
 import numpy as np
 
 from experiments.latency.engines import Contestant, Setup, deviation
-from experiments.latency.engines.with_xla import SEVERAL
-from experiments.latency.networks import Subject
+from experiments.latency.networks import SEVERAL, Subject
 from experiments.timing import metered
 
 FLAGS = ("--iree-llvmcpu-target-cpu=host", "--iree-opt-level=O3")

@@ -8,8 +8,7 @@ import onnxruntime
 
 from experiments.latency.engines import Contestant, Setup, deviation
 from experiments.latency.engines.onnx_graph import build
-from experiments.latency.engines.with_xla import SEVERAL
-from experiments.latency.networks import Subject
+from experiments.latency.networks import SEVERAL, Subject
 from experiments.timing import metered
 
 

@@ -4,9 +4,10 @@ from collections.abc import Collection, Iterator, Mapping
 
 import jaxeff_export
 from jaxeff_export import Bundle, resolve_target
+from jaxeff_export.tuning.tune import tune
 
 from experiments.latency.engines import Contestant, Setup
-from experiments.latency.networks import Subject
+from experiments.latency.networks import SEVERAL, Subject
 from experiments.timing import Meter
 
 
@@ -22,7 +23,18 @@ def bundles(net: Subject, method: str, setup: Setup) -> Mapping[str, Bundle]:
     """A method's bundles, for this processor and as many threads as there are to be."""
     g, params = net.program(method)
     target = {**resolve_target("host"), "num-cores": setup.threads}
-    return {"tvm_untuned": jaxeff_export.deploy(g, (params, net.x), target=target)}
+    untuned = jaxeff_export.deploy(g, (params, net.x), target=target)
+    if setup.database is None:
+        return {"tvm_untuned": untuned}
+    # Several networks have the kernels of one, and are much slower to search through.
+    if method not in SEVERAL:
+        return {
+            "tvm_untuned": untuned,
+            "tvm": tune(untuned, setup.database, trials=setup.trials),
+        }
+    database = setup.database if setup.database.exists() else None
+    tuned = jaxeff_export.deploy(g, (params, net.x), target=target, database=database)
+    return {"tvm_untuned": untuned, "tvm": tuned}
 
 
 def meter_of(bundle: Bundle) -> Meter:

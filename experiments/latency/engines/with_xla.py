@@ -10,10 +10,8 @@ from typing import Any
 import jax
 
 from experiments.latency.engines import Contestant, Setup
-from experiments.latency.networks import Subject
+from experiments.latency.networks import SEVERAL, Subject
 from experiments.timing import metered
-
-SEVERAL = ("svi30", "ensemble")
 
 
 def contestants(net: Subject, methods: Collection[str], setup: Setup) -> Iterator[Contestant]:

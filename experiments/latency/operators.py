@@ -1,0 +1,147 @@
+"""Single operators: the forms of the dense layer, and its optimizations switched on one by one.
+
+The source measures both on a Cortex-A72, the optimizations for the joint operator in a three-layer
+MLP at batch 10; here it is the three layers of that MLP, one after the other. Its stochastic tuning
+of the optimizations has no counterpart: tile sizes and unrolling are fixed. Beside them is the
+default schedule, with which deployed networks run.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tvm
+from jaxeff_export.compilation import compile_module
+from jaxeff_export.operators import Form
+from jaxeff_export.operators.manual import Optimizations, dense_kernel
+from jaxeff_export.operators.modules import dense_module
+from jaxeff_export.target import resolve_target
+from tvm import relax
+
+from experiments.latency.engines import Setup
+from experiments.timing import Meter, measure_rounds, ratio, summary
+
+LAYERS = ((784, 100), (100, 100), (100, 10))
+PADDED = ((784, 112), (112, 112), (112, 16))
+"""The same layers with whole vectors of 16, as bundles pad their weights."""
+FORMS = {
+    "joint, second moments": (Form("raw"), True),
+    "joint, variances": (Form("variance"), True),
+    "separate, second moments": (Form("raw"), False),
+    "separate, variances": (Form("variance"), False),
+}
+SWITCHES = ("tiling", "reordering", "vectorization", "parallelization", "unrolling")
+DEFAULT = "default schedule"
+ALL = "all"
+"""All optimizations but tiling, as the source's best."""
+
+
+def choices() -> dict[str, Optimizations]:
+    """Every combination that the source's table needs, by name."""
+    on = {switch: switch != "tiling" for switch in SWITCHES}
+    made = {"none": Optimizations(), ALL: Optimizations(**on)}
+    for switch in SWITCHES:
+        made[switch] = Optimizations(**{switch: True})
+        made[f"{ALL}, {switch} the other way"] = Optimizations(**on | {switch: not on[switch]})
+    return made
+
+
+def measure_forms(batch: int, setup: Setup, rounds: int) -> list[dict[str, Any]]:
+    """A row per form and layer: `layer`, `form`, and `over_joint`, over the first form."""
+    rows = []
+    for depth, columns in PADDED:
+        meters = {
+            name: _module_meter(dense_module(batch, depth, columns, form, joint=joint), setup)
+            for name, (form, joint) in FORMS.items()
+        }
+        times = measure_rounds(meters, rounds)
+        for name, values in times.items():
+            relative = ratio(values, times[next(iter(FORMS))])
+            layer = {"layer": f"{depth} to {columns}", "form": name, "over_joint": relative}
+            rows.append({**_place("mlp", batch, setup), **layer, **summary(values)})
+    return rows
+
+
+def measure_optimizations(batch: int, setup: Setup, rounds: int) -> list[dict[str, Any]]:
+    """A row per combination, all three layers together, and one of the default schedule.
+
+    Columns: `optimizations`, and `speedup` over none of them.
+    """
+    layers: dict[str, list[Meter]] = {}
+    for depth, columns in LAYERS:
+        for name, optimizations in choices().items():
+            kernel = dense_kernel(batch, depth, columns, optimizations, form=Form("raw"))
+            layers.setdefault(name, []).append(_kernel_meter(kernel, setup))
+        module = dense_module(batch, depth, columns, Form("raw"))
+        layers.setdefault(DEFAULT, []).append(_module_meter(module, setup))
+    times = measure_rounds({name: _together(meters) for name, meters in layers.items()}, rounds)
+    return [
+        {
+            **_place("mlp", batch, setup),
+            "optimizations": name,
+            **summary(values),
+            "speedup": ratio(times["none"], values),
+        }
+        for name, values in times.items()
+    ]
+
+
+def switched(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The source's table of the rows: each optimization off and on, the others off and on."""
+    ms = {row["optimizations"]: row["ms"] for row in rows}
+    lines = []
+    for others in ("off", "on"):
+        for switch in SWITCHES:
+            without, with_it = ms["none"], ms[switch]
+            if others == "on":
+                without, with_it = ms[f"{ALL}, {switch} the other way"], ms[ALL]
+                if switch == "tiling":  # the only one that is off in "all"
+                    without, with_it = with_it, without
+            line = {"optimization": switch, "others": others, "without_ms": without}
+            lines.append(line | {"with_ms": with_it, "speedup": without / with_it})
+    line = {"optimization": "all but tiling", "others": "", "without_ms": ms["none"]}
+    return [*lines, line | {"with_ms": ms[ALL], "speedup": ms["none"] / ms[ALL]}]
+
+
+def _place(model: str, batch: int, setup: Setup) -> dict[str, Any]:
+    place = {"model": model, "method": "moments", "engine": "tvm_untuned"}
+    return {**place, "batch": batch, "threads": setup.threads}
+
+
+def _together(meters: Sequence[Meter]) -> Meter:
+    return lambda repeats: sum(meter(repeats) for meter in meters)
+
+
+def _target(setup: Setup) -> dict[str, Any]:
+    return {**resolve_target("host"), "num-cores": setup.threads}
+
+
+def _module_meter(module: tvm.IRModule, setup: Setup) -> Meter:
+    """Times a module of one operator, by TVM's clock."""
+    machine = relax.VirtualMachine(compile_module(module, _target(setup)), tvm.cpu())
+    arguments = [_random(p.ty.shape) for p in module["main"].params]
+    machine.set_input("main", *arguments)
+
+    def meter(repeats: int) -> float:
+        timed = machine.time_evaluator("invoke_stateful", tvm.cpu(), number=repeats, repeat=1)
+        return float(timed("main").mean)
+
+    return meter
+
+
+def _kernel_meter(kernel: tvm.tirx.PrimFunc, setup: Setup) -> Meter:
+    """Times a kernel that is scheduled already, by TVM's clock."""
+    target = tvm.target.Target({"fast-math-contract": True, **_target(setup)})
+    library = tvm.compile(tvm.IRModule({"main": kernel}), target=target)
+    arguments = [_random(parameter.ty.shape) for parameter in kernel.params]
+
+    def meter(repeats: int) -> float:
+        timed = library.mod.time_evaluator("main", tvm.cpu(), number=repeats, repeat=1)
+        return float(timed(*arguments).mean)
+
+    return meter
+
+
+def _random(shape: Sequence[Any]) -> Any:
+    values = np.random.default_rng(0).uniform(0.1, 1.0, [int(n) for n in shape])
+    return tvm.runtime.tensor(values.astype(np.float32))
