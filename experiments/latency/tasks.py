@@ -5,11 +5,13 @@ they may use, or the environment, when they first run.
 """
 
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, replace
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +92,7 @@ def _main(fast: bool, task: Task) -> list[Task]:
 def _curves(fast: bool, task: Task) -> list[Task]:
     samplers = tuple(engine for engine in ("xla", "tvm", "pyro") if engine in available())
     task = replace(task, methods=("svi30", "moments"), engines=samplers)
-    batches = (1, 256) if fast else tuple(2**i for i in range(9))
+    batches = (1, 32) if fast else tuple(2**i for i in range(9))
     return [replace(task, model=model, batch=batch) for model in NETS for batch in batches]
 
 
@@ -153,9 +155,18 @@ def cores() -> list[int]:
 
 
 def _confine(threads: int) -> None:
+    """What a worker does first: keep to its cores, and end when whoever started it is killed."""
+    parent = parent_process()
+    assert parent is not None
+    threading.Thread(target=_end_after, args=(parent.sentinel,), daemon=True).start()
     allowed = cores()
     if len(allowed) < threads:
         raise RuntimeError(f"{threads} threads were asked for, there are {len(allowed)} cores")
     os.sched_setaffinity(0, allowed[:threads])
     for name in ("TVM_NUM_THREADS", "OMP_NUM_THREADS", "NPROC"):
         os.environ[name] = str(threads)
+
+
+def _end_after(sentinel: int) -> None:
+    wait([sentinel])
+    os._exit(1)
