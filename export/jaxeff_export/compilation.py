@@ -11,9 +11,11 @@ from collections.abc import Callable, Mapping
 
 import tvm
 from tvm import relax, tirx
+from tvm.relax import vm_build
 from tvm.target import Target
 from tvm.target.codegen import llvm_get_system_cpu
 
+from .instrument import OPERATOR_BY_OPERATOR
 from .kernels import map_kernels
 from .lifting import Lifted, lift_parameters
 from .locals import lets_to_locals, locals_to_lets
@@ -50,7 +52,30 @@ def compile_module(
         if tuned:
             mod = map_kernels(mod, tuned)
         mod = ready_to_lower(schedule_cpu(mod, Machine.of(where)))
-        return tvm.compile(mod, target=where, relax_pipeline=_lower())
+        return _link(_lower()(mod), where)
+
+
+def _link(mod: tvm.IRModule, where: Target) -> relax.VMExecutable:
+    """Machine code for the kernels and for ``main``, which calls them without an interpreter.
+
+    ``OPERATOR_BY_OPERATOR`` is the same function for TVM's interpreter, which costs about half a
+    microsecond a kernel, but can be watched. ``relax.build`` makes one or the other, so its steps
+    are taken here.
+    """
+    builder = relax.ExecBuilder()
+    main = mod["main"]
+    watched = main.with_attr("global_symbol", OPERATOR_BY_OPERATOR)
+    kernels = {name: f for name, f in mod.functions_items() if isinstance(f, tirx.PrimFunc)}
+    interpreted = tvm.IRModule({**kernels, tvm.ir.GlobalVar(OPERATOR_BY_OPERATOR): watched})
+    vm_build._vmcodegen(builder, interpreted, "bytecode")
+    compiled = vm_build._vmcodegen(builder, mod, "compiled")
+    return vm_build._vmlink(
+        builder=builder,
+        target=where,
+        tir_mod=vm_build._filter_tir(compiled),
+        tir_pipeline="default",
+        params=dict(mod.attrs.get("const_name_to_constant", {})) if mod.attrs else {},
+    )
 
 
 def bind_parameters(

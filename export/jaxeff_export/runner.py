@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from jaxeff_export.boards import Board, BoardError, BoardLost
-from jaxeff_export.instrument import Instrument
+from jaxeff_export.instrument import OPERATOR_BY_OPERATOR, Instrument
 from jaxeff_export.manifest import BundleError, Manifest
 from jaxeff_export.selfcheck import SelfCheck, compare
 from jaxeff_export.signature import SignatureError, check_array, check_leaves
@@ -152,13 +152,14 @@ class Runner:
         def measure() -> list[list[tuple[str, int, int]]]:
             # A virtual machine of its own: the one that serves stays without an instrument.
             machine, instrument = self._new_machine(), Instrument(self._loaded)
-            machine.set_input("main", *self._operands, *self._put(self._recorded[0]))
-            machine.invoke_stateful("main")  # warm-up
+            arrays = [*self._operands, *self._put(self._recorded[0])]
+            machine.set_input(OPERATOR_BY_OPERATOR, *arrays)
+            machine.invoke_stateful(OPERATOR_BY_OPERATOR)  # warm-up
             measurements = []
             for _ in range(repeat):
                 instrument.attach(machine)
                 for _ in range(number):
-                    machine.invoke_stateful("main")
+                    machine.invoke_stateful(OPERATOR_BY_OPERATOR)
                 measurements.append(instrument.read())
             return measurements
 
