@@ -25,7 +25,7 @@ import tvm
 import typer
 from flax import nnx
 from jax import lax
-from jaxeff_export.compilation import compile_module
+from jaxeff_export.compiler.compilation import compile_module
 from jaxeff_export.importer import import_stablehlo
 from tvm import relax
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import tvm
-from jaxeff_export.compilation import compile_module
+from jaxeff_export.compiler.compilation import compile_module
 from jaxeff_export.operators import Form
 from jaxeff_export.operators.manual import Optimizations, dense_kernel
 from jaxeff_export.operators.modules import dense_module

@@ -24,7 +24,7 @@ from jaxeff_export.tuning import TuningError
 from jaxeff_export.tuning.tune import tune
 
 if TYPE_CHECKING:
-    from jaxeff_export.compilation import compile_module
+    from jaxeff_export.compiler.compilation import compile_module
     from jaxeff_export.importer import (
         StableHLOParseError,
         UnsupportedOpError,
@@ -59,7 +59,7 @@ __all__ = [
 
 # What imports TVM on import, and where it is.
 _NEED_TVM = {
-    "compile_module": "jaxeff_export.compilation",
+    "compile_module": "jaxeff_export.compiler.compilation",
     "import_stablehlo": "jaxeff_export.importer",
     "StableHLOParseError": "jaxeff_export.importer",
     "UnsupportedOpError": "jaxeff_export.importer",

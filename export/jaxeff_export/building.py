@@ -23,7 +23,7 @@ from jaxeff_export.toolchain import ToolchainError, find_linker
 from jaxeff_export.tuning.database import TuningDatabase
 
 if TYPE_CHECKING:
-    from jaxeff_export.lifting import Lifted
+    from jaxeff_export.compiler.lifting import Lifted
 
 Progress = Callable[[str], None]
 
@@ -94,7 +94,7 @@ def lift(example: Example, target: NamedTarget) -> Lifted:
     Raises:
       UnsupportedOpError: if the artifact uses an operation the importer does not know.
     """
-    from jaxeff_export.compilation import bind_parameters
+    from jaxeff_export.compiler.compilation import bind_parameters
     from jaxeff_export.importer import import_stablehlo
     from jaxeff_export.operators import OPERATORS
 
@@ -124,7 +124,7 @@ def build(
       TuningError: if the database is damaged.
       UnsupportedOpError: if the artifact uses an operation the importer does not know.
     """
-    from jaxeff_export.compilation import compile_module
+    from jaxeff_export.compiler.compilation import compile_module
     from jaxeff_export.tuning.schedules import tuned_schedules
 
     if path is not None:
@@ -171,7 +171,7 @@ def _derived(lifted: Lifted, parameters: Sequence[np.ndarray]) -> list[np.ndarra
     """What depends on the parameters alone, computed on this machine whatever the target."""
     import tvm
 
-    from jaxeff_export.compilation import compile_module
+    from jaxeff_export.compiler.compilation import compile_module
 
     if lifted.derive is None:
         return []

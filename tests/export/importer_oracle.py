@@ -7,7 +7,7 @@ from collections.abc import Callable
 import jax
 import numpy as np
 import tvm
-from jaxeff_export.compilation import compile_module
+from jaxeff_export.compiler.compilation import compile_module
 from jaxeff_export.importer import import_stablehlo
 from tvm import relax
 

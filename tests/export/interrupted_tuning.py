@@ -10,7 +10,7 @@ import sys
 import jax
 import jax.numpy as jnp
 from jaxeff_export import export
-from jaxeff_export.compilation import (
+from jaxeff_export.compiler.compilation import (
     bind_parameters,
     compilation_target,
     fused_kernels,

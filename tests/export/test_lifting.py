@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from importer_oracle import assert_close, export, run
+from jaxeff_export.compiler.lifting import lift_parameters
 from jaxeff_export.importer import import_stablehlo
-from jaxeff_export.lifting import lift_parameters
 
 W = np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)
 B = np.array([0.5, -2.0, 1.5], np.float32)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 from jaxeff_export import deploy
-from jaxeff_export.compilation import compile_module
+from jaxeff_export.compiler.compilation import compile_module
 from jaxeff_export.operators import OPERATORS, Form
 from jaxeff_export.operators.manual import Optimizations, dense_kernel
 from jaxeff_export.operators.modules import dense_module

@@ -1,7 +1,7 @@
 """Default schedules: what they know of a processor."""
 
 import pytest
-from jaxeff_export.scheduling import Machine
+from jaxeff_export.compiler.scheduling import Machine
 from tvm.target import Target
 
 

@@ -21,8 +21,8 @@ from jaxeff_export import Board, BoardError, Bundle, TuningError, deploy, tune
 from jaxeff_export.boards.board import BoardLost
 from jaxeff_export.building import Example, NamedTarget, lift
 from jaxeff_export.cli import app
-from jaxeff_export.compilation import compilation_target, fused_kernels
-from jaxeff_export.scheduling import Machine
+from jaxeff_export.compiler.compilation import compilation_target, fused_kernels
+from jaxeff_export.compiler.scheduling import Machine
 from jaxeff_export.tuning import checking, measuring
 from jaxeff_export.tuning.database import HEADER, TuningDatabase
 from jaxeff_export.tuning.interrupts import held_interrupts

@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from importer_oracle import assert_close, export, run
-from jaxeff_export.compilation import host_target
+from jaxeff_export.compiler.compilation import host_target
+from jaxeff_export.compiler.lifting import lift_parameters
+from jaxeff_export.compiler.widening import widen_contractions
 from jaxeff_export.importer import import_stablehlo
-from jaxeff_export.lifting import lift_parameters
-from jaxeff_export.widening import widen_contractions
 from tvm import relax, tirx
 from tvm.target import Target
 

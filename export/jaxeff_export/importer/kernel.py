@@ -12,9 +12,9 @@ import tvm
 import tvm_ffi
 from tvm import relax, s_tir, tirx
 
-from ..compilation import fuse
-from ..locals import lets_to_locals
-from ..scheduling import ANY_MACHINE, schedule_cpu
+from ..compiler.compilation import fuse
+from ..compiler.locals import lets_to_locals
+from ..compiler.scheduling import ANY_MACHINE, schedule_cpu
 from .in_place import Step
 from .loops import Code
 from .scalar.narrow_floats import HELD_AS_FLOAT32

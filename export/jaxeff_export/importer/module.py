@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import tvm
 from jaxlib.mlir import ir
 
-from ..locals import lets_to_locals
-from ..storage import narrow_floats_to_bits
+from ..compiler.locals import lets_to_locals
+from ..compiler.storage import narrow_floats_to_bits
 
 # Each of these registers its family of rules.
 from . import (  # noqa: F401

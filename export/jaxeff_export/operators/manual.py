@@ -1,7 +1,7 @@
 """The textbook optimizations of the dense operator, each of which can be switched on and off.
 
 They are here to be measured one by one, as the source did (its table of manual optimizations);
-``jaxeff_export.scheduling`` has what deployed networks run with.
+``jaxeff_export.compiler.scheduling`` has what deployed networks run with.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import tvm
 from tvm import te, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV, Schedule
 
-from ..joining import join_siblings
-from ..kernels import is_contraction
+from ..compiler.joining import join_siblings
+from ..compiler.kernels import is_contraction
 from . import linear
 from .layers import Form
 

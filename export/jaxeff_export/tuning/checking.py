@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 import tvm
 
-from jaxeff_export.compilation import ready_to_lower
+from jaxeff_export.compiler.compilation import ready_to_lower
 from jaxeff_export.tuning.kernels import Kernel
 
 _MILLISECONDS = 10  # one repetition lasts at least that

@@ -12,8 +12,8 @@ import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.s_tir import meta_schedule as ms
 
-from jaxeff_export.kernels import contains, is_contraction
-from jaxeff_export.merging import merge_blocks
+from jaxeff_export.compiler.kernels import contains, is_contraction
+from jaxeff_export.compiler.merging import merge_blocks
 from jaxeff_export.tuning.errors import TuningError
 
 

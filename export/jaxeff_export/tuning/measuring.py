@@ -20,7 +20,7 @@ from tvm.s_tir.schedule import Schedule
 
 from jaxeff_export.boards import Board, BoardLost
 from jaxeff_export.building import NamedTarget
-from jaxeff_export.compilation import compilation_target
+from jaxeff_export.compiler.compilation import compilation_target
 from jaxeff_export.tuning.checking import CandidateError, draws_of, entry_module, timed
 from jaxeff_export.tuning.interrupts import held_interrupts
 from jaxeff_export.tuning.kernels import Kernel

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 from tvm.s_tir.schedule import Schedule
 from tvm.target import Target
 
-from jaxeff_export.compilation import compilation_target
-from jaxeff_export.scheduling import Machine
+from jaxeff_export.compiler.compilation import compilation_target
+from jaxeff_export.compiler.scheduling import Machine
 from jaxeff_export.tuning.database import FAILED, Choice, TuningDatabase
 from jaxeff_export.tuning.errors import TuningError
 from jaxeff_export.tuning.kernels import Kernel

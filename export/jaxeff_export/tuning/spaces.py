@@ -19,7 +19,7 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.schedule import Schedule
 from tvm.target import Target
 
-from jaxeff_export.scheduling import Machine, Tile, divisors, schedule_kernel
+from jaxeff_export.compiler.scheduling import Machine, Tile, divisors, schedule_kernel
 from jaxeff_export.tuning.kernels import Kernel
 
 _POPULATION = 64  # more cost seconds a batch, and without a cost model they are drawn by chance

@@ -99,7 +99,7 @@ def tune(
 def _kernels(
     example: Example, target: NamedTarget, include: Sequence[str] | None, exclude: Sequence[str]
 ) -> list[Kernel]:
-    from jaxeff_export.compilation import compilation_target, fused_kernels
+    from jaxeff_export.compiler.compilation import compilation_target, fused_kernels
     from jaxeff_export.tuning.kernels import select
 
     fused = fused_kernels(lift(example, target).main, compilation_target(target.settings))

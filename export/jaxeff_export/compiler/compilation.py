@@ -15,7 +15,7 @@ from tvm.relax import vm_build
 from tvm.target import Target
 from tvm.target.codegen import llvm_get_system_cpu
 
-from .instrument import OPERATOR_BY_OPERATOR
+from ..instrument import OPERATOR_BY_OPERATOR
 from .kernels import map_kernels
 from .lifting import Lifted, lift_parameters
 from .locals import lets_to_locals, locals_to_lets
