@@ -5,7 +5,7 @@
 1. the main table: MLP 784-100-100-10 and LeNet-5 at batch 1, 10 and 100, with one thread and two;
 2. latency per image and speed-up over sampling, at batch 1 to 256;
 3. ten-head networks, deep ensembles, and ten heads beside the moment pass;
-4. where the time of the moment pass goes, operator by operator;
+4. where the time of the moment pass goes, operator by operator, and max pooling in two forms;
 5. the forms of the dense operator, and its optimizations switched on and off.
 
 XLA and TVM (`jaxeff_export.deploy`) are always there, NumPyro's `Predictive` too; Pyro, ONNX

@@ -6,6 +6,7 @@ from typing import Any
 from experiments.latency import source
 from experiments.latency.contest import OURS
 from experiments.latency.operators import DEFAULT
+from experiments.latency.pooling import BY_ROWS, GENERIC
 from experiments.report import Report
 
 Row = Mapping[str, Any]
@@ -34,6 +35,8 @@ def judge(rows: Iterable[Row], report: Report) -> None:
             _judge_curve(row, report)
         if row["table"] == "ensembles":
             _judge_ensembles(row, rows, report)
+        if row["table"] == "pooling":
+            _judge_pooling(row, report)
     _judge_operators(rows, report)
     errors = [row["error"] for row in rows if row["engine"] in OURS and "error" in row]
     if errors:
@@ -86,6 +89,15 @@ def _judge_curve(row: Row, report: Report) -> None:
     claim = f"{row['model']}, batch {row['batch']}: 30 samples in Pyro over moments"
     ours, span = row["over_moments"], f"{limits[0]} to {limits[1]}"
     report.check(f"{claim}: at least {limits[0]}", span, ours, ours >= limits[0])
+
+
+def _judge_pooling(row: Row, report: Report) -> None:
+    place = row["implementation"], row["part"], row["engine"]
+    if row["implementation"] == BY_ROWS:
+        theirs = source.POOLING[place] / source.POOLING[(GENERIC, *place[1:])]
+        claim = f"max pooling by rows over the generic one, {row['part']}, {row['engine']}"
+        ours = row["over_generic"]
+        report.check(f"{claim}: at most {theirs:.3g}", theirs, ours, ours <= theirs)
 
 
 def _judge_operators(rows: Iterable[Row], report: Report) -> None:

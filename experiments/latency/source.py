@@ -48,6 +48,16 @@ OPTIMIZATIONS = (
     (0.754, 4.237), (0.750, 0.743), (0.759, 0.743), (1.953, 0.743), (3.042, 0.743),
     (3.760, 0.743),
 )  # fmt: skip
+# Max pools and entire LeNet-5, batch 10, on a Cortex-A72: generic and vectorised, nothing tuned and
+# all but the pools.
+POOLING = {
+    ("generic", "max pools", "tvm_untuned"): 12.09,
+    ("generic", "network", "tvm_untuned"): 29.13,
+    ("generic", "network", "tvm"): 17.82,
+    ("by rows", "max pools", "tvm_untuned"): 3.54,
+    ("by rows", "network", "tvm_untuned"): 21.10,
+    ("by rows", "network", "tvm"): 9.79,
+}
 SHARES = {
     "mlp": {"dense layers": 0.775, "ReLU": 0.074, "overhead": 0.151},
     "lenet5": {

@@ -104,6 +104,16 @@ def _optimizations(rows: Sequence[Row], console: Console) -> None:
     console.print(f"default schedule: {default['ms']:.4g} ms, {default['speedup']:.3g} times")
 
 
+def _pooling(rows: Sequence[Row], console: Console) -> None:
+    lines = [
+        {**row, "A72": source.POOLING[row["implementation"], row["part"], row["engine"]]}
+        for row in rows
+    ]
+    title = f"max pooling in the moment pass of LeNet-5, batch {rows[0]['batch']}, ms"
+    columns = ("part", "implementation", "engine", "ms", "over_generic", "A72")
+    show_rows(console, title, lines, columns)
+
+
 def kinds(rows: Iterable[Row]) -> dict[str, float]:
     """The shares of a profile by kind of operator; the overhead is never negative."""
     shares = dict.fromkeys(ORDER, 0.0)
@@ -140,6 +150,7 @@ _TABLES = {
     "curve": _curve,
     "ensembles": _ensembles,
     "profile": _profile,
+    "pooling": _pooling,
     "forms": _forms,
     "optimizations": _optimizations,
 }

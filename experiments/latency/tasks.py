@@ -15,7 +15,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from experiments.latency import contest, machine, networks, operators, profiling
+from experiments.latency import contest, machine, networks, operators, pooling, profiling
 from experiments.latency.engines import Setup, available
 
 NETS = ("mlp", "lenet5")
@@ -79,6 +79,7 @@ def plan(fast: bool, rounds: int, threads: Sequence[int], trials: int = 0) -> li
     tasks += _ensembles(fast, Task("ensembles", "", 0, first, (), (), rounds))
     profile = Task("profile", "", 10, first, ("moments",), ("tvm",), rounds, trials)
     tasks += [replace(profile, model=model) for model in NETS]
+    tasks.append(replace(profile, table="pooling", model="lenet5"))
     forms = Task("forms", "mlp", 10, first, ("moments",), ("tvm",), rounds)
     return [*tasks, forms, replace(forms, table="optimizations", threads=last)]
 
@@ -114,7 +115,9 @@ def run(task: Task, database: Path | None) -> list[dict[str, Any]]:
         rows = OPERATORS[task.table](task.batch, setup, task.rounds)
     else:
         net = networks.subject(task.model, task.batch)
-        if task.table == "profile":
+        if task.table == "pooling":
+            rows = pooling.measure(net, setup, task.rounds)
+        elif task.table == "profile":
             rows = profiling.measure(net, task.methods, setup, task.rounds)
         else:
             rows = contest.hold(net, task.engines, task.methods, setup, task.rounds)
