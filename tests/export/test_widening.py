@@ -9,7 +9,7 @@ from jaxeff_export.compiler.compilation import host_target
 from jaxeff_export.compiler.lifting import lift_parameters
 from jaxeff_export.compiler.widening import widen_contractions
 from jaxeff_export.importer import import_stablehlo
-from tvm import relax, tirx
+from tvm import relax, te, tirx
 from tvm.target import Target
 
 LANES = 8  # whatever machine the tests run on
@@ -94,3 +94,24 @@ def test_data_is_padded_where_it_is_used_much_and_equal_vectors_are_short(rows, 
 def test_groups_of_channels_stay():
     grouped = jax.tree_util.Partial(convolution, groups=2)
     assert derived_shapes(grouped, array(3, 3, 2, 10), array(2, 6, 7, 4)) == []
+
+
+def test_a_kernel_may_read_its_own_result():
+    def product_and_double(w, x):
+        k = te.reduce_axis((0, 12), name="k")
+        product = te.compute((5, 10), lambda i, j: te.sum(x[i, k] * w[k, j], axis=k))
+        return [product, te.compute((5, 10), lambda i, j: product[i, j] * 2.0)]
+
+    w, x = array(12, 10), array(5, 12)
+    arguments = [relax.Var("array", relax.TensorType(a.shape, "float32")) for a in (w, x)]
+    bb = relax.BlockBuilder()
+    with bb.function("main", arguments):
+        with bb.dataflow():
+            output = bb.emit_output(bb.emit_te(product_and_double, *arguments))
+        bb.emit_func_output(output)
+    parts = lift_parameters(widen_contractions(bb.get(), 1, LANES), 1)
+    (wide,) = run(parts.derive, w)
+    assert wide.shape == (12, 16)
+    product, double = run(parts.main, wide, x)
+    np.testing.assert_allclose(product, x @ w, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(double, 2 * (x @ w), rtol=0, atol=1e-5)

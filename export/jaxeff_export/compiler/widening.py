@@ -134,14 +134,13 @@ def _widened(function: tirx.PrimFunc, weights: Collection[int], lanes: int) -> _
     for i, nest in nests.items():
         statements[i] = nest.over(columns, wide)
     # What follows reads real columns only.
+    statements = [_renamed(statement, wide) for statement in statements]
     results = [buffer for buffer in function.params if buffer in written]
-    inner = {buffer: new for buffer, new in wide.items() if buffer not in results}
-    statements = [_renamed(statement, inner) for statement in statements]
     statements += [_cut(wide[result], result) for result in results]
-    own = [inner.get(buffer, buffer) for buffer in root.alloc_buffers]
+    own = [wide.get(buffer, buffer) for buffer in root.alloc_buffers]
     own += [wide[result] for result in results]
     body = s_tir.SBlock([], [], [], root.name_hint, tirx.SeqStmt(statements), alloc_buffers=own)
-    params = [inner.get(parameter, parameter) for parameter in function.params]
+    params = [p if p in written else wide.get(p, p) for p in function.params]
     kernel = tirx.PrimFunc(
         params, s_tir.SBlockRealize([], True, body), function.ret_type, function.attrs
     )
