@@ -15,11 +15,11 @@ import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from importer_oracle import assert_close, export
+from importer_oracle import assert_close, export, run
 from jax import lax
 from jaxeff_export.compiler.compilation import compile_module
 from jaxeff_export.importer import import_stablehlo
-from tvm import relax
+from tvm import relax, tirx
 
 FLOATS = ("float32", "float16", "bfloat16", "float64")
 SIGNED = ("int8", "int16", "int32", "int64")
@@ -199,3 +199,17 @@ def test_any_values(dtype, data):
     operands = data.draw(st.tuples(_arrays(dtype), _arrays(dtype)))
     _check(dtype, operands[0])
     _check(dtype, *operands)
+
+
+def test_results_that_share_terms_and_read_constants_come_from_one_loop():
+    scale, shift = np.arange(1.0, 6.0, dtype=np.float32), np.linspace(2, 3, 5, dtype=np.float32)
+
+    def both(x):
+        shared = jnp.exp(jnp.tanh(x))
+        return shared * scale, jnp.sin(shared) / shift
+
+    x = np.linspace(-2, 2, 15, dtype=np.float32).reshape(3, 5)
+    module = import_stablehlo(export(both, x))
+    assert sum(isinstance(f, tirx.PrimFunc) for f in module.functions.values()) == 1
+    for ours, theirs in zip(run(module, x), jax.jit(both)(x), strict=True):
+        assert_close(ours, np.asarray(theirs), rtol=1e-6)

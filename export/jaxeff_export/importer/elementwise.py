@@ -78,7 +78,7 @@ def with_siblings(
     roots, order = [region[-1]], dict.fromkeys(region)
     for value in _needing_tensors(region, emitted):
         added = [v for v in region_of(value, emitted) if v not in order]
-        ready = all(leaf in emitted for leaf in leaves_of([*order, *added]))
+        ready = all(v in emitted or v.constant is not None for v in leaves_of([*order, *added]))
         if ready and len(order) + len(added) <= MAX_REGION:
             order.update(dict.fromkeys(added))
             roots.append(value)
