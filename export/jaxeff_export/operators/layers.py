@@ -10,6 +10,11 @@ from tvm import te, tirx
 DETERMINISTIC, VARIANCE, RAW, NONE = "deterministic", "variance", "raw", "none"
 
 
+def tensors_in(kind: str) -> int:
+    """How many tensors an operand of a form is."""
+    return {NONE: 0, DETERMINISTIC: 1}.get(kind, 2)
+
+
 @dataclasses.dataclass(frozen=True)
 class Moments:
     """A random tensor in TE.
@@ -53,7 +58,7 @@ class Form:
     @property
     def inputs(self) -> int:
         """How many of the operands are the input's."""
-        return 1 if self.input == DETERMINISTIC else 2
+        return tensors_in(self.input)
 
     def operands(self, tensors: Sequence[te.Tensor]) -> tuple[Moments, Moments, Moments | None]:
         """Sort a composite's operands into input, weight and bias.
@@ -62,12 +67,10 @@ class Form:
             ValueError: another number of operands than these forms have.
         """
         rest = list(tensors)
-        forms = [f for f in (self.input, self.weight, self.bias) if f != NONE]
-        if len(rest) != sum(1 + (form != DETERMINISTIC) for form in forms):
+        counts = [n for kind in (self.input, self.weight, self.bias) if (n := tensors_in(kind))]
+        if len(rest) != sum(counts):
             raise ValueError(f"{len(rest)} operands do not make {self}")
-        found = [
-            Moments(rest.pop(0), rest.pop(0) if form != DETERMINISTIC else None) for form in forms
-        ]
+        found = [Moments(rest.pop(0), rest.pop(0) if n == 2 else None) for n in counts]
         return found[0], found[1], found[2] if len(found) > 2 else None
 
 
@@ -78,7 +81,7 @@ def moments_of_product(
 
     Args:
         form: the layer's.
-        x: the scalars that ``input_scalars`` lists for the form.
+        x: the scalars that ``input_tensors`` lists for the form.
         w: the mean of the weight, and its variance (E[w^2] in the raw form) if it has one.
 
     The variance form adds products of non-negative numbers only. In the raw form E[xw]^2 is

@@ -15,7 +15,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV, Schedule
 from ..compiler.joining import join_siblings
 from ..compiler.kernels import is_contraction
 from . import linear
-from .layers import Form
+from .layers import Form, tensors_in
 
 _TILE_ROWS, _TILE_COLUMNS, _TILE_DEPTH = 5, 20, 16
 _UNROLLED = 8
@@ -64,18 +64,14 @@ def dense_kernel(
         mean and variance (M, N), all float32.
     """
     form = form or Form()
-    x = [te.placeholder((rows, depth), name=f"x{i}") for i in range(_parts(form.input))]
-    w = [te.placeholder((depth, columns), name=f"w{i}") for i in range(_parts(form.weight))]
+    x = [te.placeholder((rows, depth), name=f"x{i}") for i in range(tensors_in(form.input))]
+    w = [te.placeholder((depth, columns), name=f"w{i}") for i in range(tensors_in(form.weight))]
     plain = te.create_prim_func([*x, *w, *linear.dense(form, *x, *w)])
     sch = Schedule(tvm.IRModule({"main": join_siblings(plain, lambda block: True)}))
     blocks = sch.get_child_blocks(sch.get_sblock("root"))
     (block,) = (b for b in blocks if is_contraction(sch.get(b)))
     _schedule(sch, block, optimizations, lanes)
     return sch.mod["main"]
-
-
-def _parts(kind: str) -> int:
-    return 1 if kind == "deterministic" else 2
 
 
 def _schedule(sch: Schedule, block: SBlockRV, on: Optimizations, lanes: int) -> None:

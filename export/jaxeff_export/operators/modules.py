@@ -7,7 +7,7 @@ from tvm import relax, te
 
 from . import linear
 from .composites import emit_operator
-from .layers import DETERMINISTIC, NONE, Form
+from .layers import Form, tensors_in
 
 
 def dense_module(
@@ -32,9 +32,7 @@ def dense_module(
         ((depth, columns), form.weight),
         ((columns,), form.bias),
     ]
-    shapes = [
-        shape for shape, kind in parts for _ in range({NONE: 0, DETERMINISTIC: 1}.get(kind, 2))
-    ]
+    shapes = [shape for shape, kind in parts for _ in range(tensors_in(kind))]
     arguments = [relax.Var(f"x{i}", relax.TensorType(s, "float32")) for i, s in enumerate(shapes)]
     bb = relax.BlockBuilder()
     with bb.function("main", arguments):
