@@ -179,6 +179,7 @@ def _checked(target: Target) -> Target:
 
     if target.get("kind", "llvm") != "llvm":
         raise TargetError(f"targets are CPUs, of kind 'llvm', not {target['kind']!r}")
+    _require_backend(target)
     # The CPU is left out at first: given one it does not know, LLVM writes to standard error.
     bare = _accepted({key: value for key, value in target.items() if key not in ("mcpu", "mattr")})
     if (cores := target.get("num-cores", 1)) < 1:
@@ -198,6 +199,19 @@ def _checked(target: Target) -> Target:
                 f"LLVM knows no feature {attribute!r} of {target.get('mcpu', 'this CPU')}"
             )
     return target
+
+
+def _require_backend(target: Target) -> None:
+    """Raises `TargetError` for a triple LLVM has no backend for, which TVM would crash on."""
+    from tvm.target import codegen
+
+    machine = target_machine(target)
+    backends = tuple(str(name) for name in codegen.llvm_get_targets())
+    if not machine.startswith(backends):  # armv7l is arm
+        raise TargetError(
+            f"LLVM knows no processor {machine!r} (of mtriple {target.get('mtriple')!r}); "
+            f"write a triple such as {_ARM!r}"
+        )
 
 
 def _accepted(target: Target) -> Any:

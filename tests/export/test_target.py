@@ -55,6 +55,7 @@ def test_a_dict_is_checked_and_copied():
         ({"kind": "llvm", "num-cores": 0}, "num-cores is 0; it must be positive"),
         ({"kind": "llvm", "colour": "red"}, "TVM refuses.*colour"),
         ({"mcpu": "cortex-a72"}, "TVM refuses"),
+        ({"kind": "llvm", "mtriple": "abacus-linux-gnu"}, "no processor 'abacus'"),
     ],
 )
 def test_unknown_targets(target, message, capfd):
