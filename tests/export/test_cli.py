@@ -124,6 +124,8 @@ def test_compile_a_function_of_a_module(tmp_path, monkeypatch):
         "    return lambda p, x: p * x, (jnp.float32(2), jnp.arange(3.0))\n"
         "def nothing():\n"
         "    return 1\n"
+        "def unequal():\n"
+        "    return lambda p, x: p + x, (jnp.ones(2), jnp.ones(3))\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -135,6 +137,7 @@ def test_compile_a_function_of_a_module(tmp_path, monkeypatch):
         assert refused(
             call("compile", source, "b"), f"{source} gives no (f, (parameters, *inputs))"
         )
+    assert refused(call("compile", "my_models:unequal", "b"), "fails on its example: TypeError")
     monkeypatch.delitem(sys.modules, "my_models")
 
 
@@ -159,6 +162,7 @@ def test_compile_a_function_of_a_module(tmp_path, monkeypatch):
         (("compile", "ARTIFACT", "b", "--target", "pi"), "unknown target 'pi'"),
         (("compile", "ARTIFACT", "b", "--target", "{llvm"), "--target is no JSON"),
         (("compile", "ARTIFACT", "b", "--arrays", "ARRAYS", "--target", "NOCPU"), "LLVM knows no"),
+        (("compile", "ARTIFACT", "b", "--database", "nowhere"), "there is no folder nowhere"),
         (("compile", "ARTIFACT", ".", "--arrays", "ARRAYS"), "holds other files"),
     ],
 )

@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
+import jax
 import typer
 
 from jaxeff_export.artifact import Artifact
@@ -17,8 +18,9 @@ from jaxeff_export.bundle import Bundle
 from jaxeff_export.cli.arrays import read_arrays
 from jaxeff_export.cli.terminal import console, failures_in_one_line, steps
 from jaxeff_export.deploy import deploy, deploy_artifact
-from jaxeff_export.signature import SignatureError
+from jaxeff_export.signature import SignatureError, argument_names, flatten_named
 from jaxeff_export.target import TargetError, resolve_target, target_names
+from jaxeff_export.tuning.errors import TuningError
 
 
 def compile_bundle(
@@ -66,9 +68,12 @@ def _compile(
     database: Path | None,
     progress: Progress,
 ) -> Bundle:
+    if database is not None and not database.is_dir():
+        raise TuningError(f"there is no folder {database}; tune a bundle with --database first")
     module, colon, function = source.partition(":")
     if colon and not Path(source).exists():
         f, example = _model(module, function)
+        _require_call(source, f, example)
         return deploy(f, example, target, path, database=database, progress=progress)
     artifact = Artifact.load(source)
     values = read_arrays(arrays, artifact.inputs)
@@ -101,3 +106,14 @@ def _model(module: str, function: str) -> tuple[Any, Any]:
     if not callable(f) or not isinstance(example, tuple | list):
         raise SignatureError(f"{where} gives no (f, (parameters, *inputs)), but {type(made)}")
     return f, example
+
+
+def _require_call(where: str, f: Callable[..., Any], example: Sequence[Any]) -> None:
+    """Raises `SignatureError` where the user's function fails on the user's own example."""
+    flatten_named(example, argument_names(f, len(example)))  # names what is no array
+    try:
+        jax.eval_shape(f, *example)
+    except Exception as error:
+        raise SignatureError(
+            f"the function of {where} fails on its example: {type(error).__name__}: {error}"
+        ) from error
