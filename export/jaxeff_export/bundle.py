@@ -43,6 +43,7 @@ LIBRARY, PARAMETERS, DERIVED, ARTIFACT, SELFCHECK, PROGRAM = (
     "run.py",
 )
 MANIFEST = "manifest.json"
+_RENEW = "copy the bundle again, or deploy the model again"
 FILES = (LIBRARY, PARAMETERS, DERIVED, ARTIFACT, SELFCHECK, PROGRAM)
 
 
@@ -252,11 +253,15 @@ class Bundle:
         except KeyError:
             raise BundleError(f"{MANIFEST} does not list {name}") from None
         except OSError as error:
-            raise BundleError(f"{name} is missing or unreadable ({error.strerror})") from error
+            raise BundleError(
+                f"{name} is missing or unreadable ({error.strerror}); {_RENEW}"
+            ) from error
         if len(data) != facts["size"]:
             raise BundleError(
-                f"{name} is damaged: it has {len(data)} bytes instead of {facts['size']}"
+                f"{name} is damaged: it has {len(data)} bytes instead of {facts['size']}; {_RENEW}"
             )
         if digest(data) != facts["sha256"]:
-            raise BundleError(f"{name} is damaged: its checksum differs from the manifest's")
+            raise BundleError(
+                f"{name} is damaged: its checksum differs from the manifest's; {_RENEW}"
+            )
         return data

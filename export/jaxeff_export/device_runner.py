@@ -42,11 +42,14 @@ def read_manifest(folder: Path) -> dict:
         checksum = document.pop("sha256")
     except OSError as error:
         raise Refused(f"{folder} is no bundle: manifest.json: {error.strerror}") from error
-    except (ValueError, KeyError, AttributeError) as error:
-        raise Refused("manifest.json is damaged") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Refused("manifest.json is damaged; copy the bundle again") from error
     canonical = json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
     if hashlib.sha256(canonical).hexdigest() != checksum:
-        raise Refused("manifest.json is damaged: its checksum does not match its content")
+        raise Refused(
+            "manifest.json is damaged: its checksum does not match its content; "
+            "copy the bundle again"
+        )
     if (document["format"], document["format_version"]) != (FORMAT, FORMAT_VERSION):
         raise Refused(f"manifest.json is not of a {FORMAT}, version {FORMAT_VERSION}")
     return document
@@ -57,9 +60,13 @@ def read_file(folder: Path, manifest: dict, name: str) -> bytes:
     try:
         data = (folder / name).read_bytes()
     except OSError as error:
-        raise Refused(f"{name} is missing or unreadable ({error.strerror})") from error
+        raise Refused(
+            f"{name} is missing or unreadable ({error.strerror}); copy the bundle again"
+        ) from error
     if hashlib.sha256(data).hexdigest() != manifest["files"][name]["sha256"]:
-        raise Refused(f"{name} is damaged: its checksum differs from the manifest's")
+        raise Refused(
+            f"{name} is damaged: its checksum differs from the manifest's; copy the bundle again"
+        )
     return data
 
 

@@ -96,6 +96,11 @@ def test_damage_is_refused_and_the_file_named(folder, capsys, monkeypatch, name)
     assert name in refusal(capsys, monkeypatch, folder)
 
 
+def test_a_manifest_that_is_no_object_is_refused(folder, capsys, monkeypatch):
+    (folder / MANIFEST).write_text("[]")
+    assert f"{MANIFEST} is damaged" in refusal(capsys, monkeypatch, folder)
+
+
 def test_a_wrong_result_is_an_exit_status(folder, capsys, monkeypatch):
     monkeypatch.setenv("TVM_USE_RUNTIME_LIB", "1")  # so that what it sets is undone
     monkeypatch.setattr(sys, "argv", ["run.py", "--bundle", str(folder)])
