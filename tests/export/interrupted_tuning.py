@@ -14,14 +14,14 @@ from jaxeff_export.compiler.compilation import (
     bind_parameters,
     compilation_target,
     fused_kernels,
-    host_target,
 )
 from jaxeff_export.importer import import_stablehlo
+from jaxeff_export.target import resolve_target
 from jaxeff_export.tuning.database import TuningDatabase
 from jaxeff_export.tuning.kernels import select
 from jaxeff_export.tuning.session import Session
 
-TARGET = {**host_target(), "num-cores": 1}
+TARGET = {**resolve_target("host"), "num-cores": 1}
 
 
 class Bench:

@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from importer_oracle import assert_close, export, run
-from jaxeff_export.compiler.compilation import host_target
 from jaxeff_export.compiler.lifting import lift_parameters
 from jaxeff_export.compiler.widening import widen_contractions
 from jaxeff_export.importer import import_stablehlo
+from jaxeff_export.target import resolve_target
 from tvm import relax, te, tirx
 from tvm.target import Target
 
@@ -22,7 +22,7 @@ def array(*shape):
 def widened(function, parameter, *inputs):
     """The widened module in two parts, checked together against XLA; the derived arrays."""
     exported = export(function, parameter, *inputs, keep_unused=True)
-    with Target(host_target()):
+    with Target(resolve_target("host")):
         kernels = relax.transform.LegalizeOps()(import_stablehlo(exported))
     parts = lift_parameters(widen_contractions(kernels, 1, LANES), 1)
     derived = run(parts.derive, parameter) if parts.derive else []

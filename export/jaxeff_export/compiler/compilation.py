@@ -1,32 +1,22 @@
-"""Relax to machine code for a CPU: passes, schedules, and the target's description.
-
-Sharp edge: a target without ``mcpu`` gets LLVM's lowest common denominator, so the host's is named
-here explicitly.
-"""
+"""Relax to machine code for a CPU: passes, schedules, and the target's description."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 
 import tvm
 from tvm import relax, tirx
 from tvm.relax import vm_build
 from tvm.target import Target
-from tvm.target.codegen import llvm_get_system_cpu
 
 from ..instrument import OPERATOR_BY_OPERATOR
+from ..target import resolve_target
 from .kernels import map_kernels
 from .lifting import Lifted, lift_parameters
 from .locals import lets_to_locals, locals_to_lets
 from .scheduling import Machine, schedule_cpu
 from .storage import narrow_floats_to_bits
 from .widening import widen_contractions
-
-
-def host_target() -> dict[str, object]:
-    """Describe this machine's processor as a TVM target."""
-    return {"kind": "llvm", "mcpu": llvm_get_system_cpu(), "num-cores": os.cpu_count() or 1}
 
 
 def compile_module(
@@ -46,7 +36,7 @@ def compile_module(
     Returns:
         An executable for ``relax.VirtualMachine``, or for ``.export_library(path, cc=...)``.
     """
-    where = compilation_target(target or host_target())
+    where = compilation_target(target or resolve_target("host"))
     with where, tvm.transform.PassContext(opt_level=3):
         mod = fused_kernels(mod, where)
         if tuned:
@@ -91,7 +81,7 @@ def bind_parameters(
     Returns:
         Both parts, each to be compiled.
     """
-    where = Target(target or host_target())
+    where = Target(target or resolve_target("host"))
     with where, tvm.transform.PassContext(opt_level=3):
         mod = relax.transform.RewriteDataflowReshape()(_fold(mod))
         return lift_parameters(widen_contractions(mod, count, Machine.of(where).lanes), count)

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import tvm_ffi
 from tvm import ir, s_tir, tirx
 
-from .kernels import is_contraction, stores_of
+from .kernels import is_contraction, renamed, root_of, statements_of, stores_of
 
 
 def join_siblings(function: tirx.PrimFunc, worth: Callable[[s_tir.SBlock], bool]) -> tirx.PrimFunc:
@@ -51,8 +50,7 @@ def is_plain(function: tirx.PrimFunc) -> bool:
     In others, such as loops that carry a state, a buffer changes while the kernel runs: no block
     may be moved there.
     """
-    body = function.body
-    if not isinstance(body, s_tir.SBlockRealize) or body.block.name_hint != "root":
+    if root_of(function) is None:
         return False
     nests = _nests(function)
     written = [target for nest in nests for target in nest.targets]
@@ -61,8 +59,7 @@ def is_plain(function: tirx.PrimFunc) -> bool:
 
 def _nests(function: tirx.PrimFunc) -> list[_Nest]:
     """The loop nests of a kernel; none if there is anything else in it."""
-    body = function.body.block.body
-    statements = body.seq if isinstance(body, tirx.SeqStmt) else [body]
+    statements = statements_of(function.body.block.body)
     nests = [nest for statement in statements for nest in _nests_of(statement, [])]
     return [] if any(nest is None for nest in nests) else [nest for nest in nests if nest]
 
@@ -178,28 +175,22 @@ def _joined(first: _Nest, second: _Nest) -> _Nest:
         theirs.var: ours.var
         for ours, theirs in zip(first.block.iter_vars, second.block.iter_vars, strict=True)
     }
-
-    def renamed(node: Any) -> Any:
-        return tvm_ffi.structural_map(node, (tirx.Var, lambda var: names.get(var, var)))
-
     ours, theirs = first.block, second.block
     init = None
     if ours.init is not None:
-        init = tirx.SeqStmt([*_flat(ours.init), *_flat(renamed(theirs.init))])
-    reads = _united([*ours.reads, *(renamed(region) for region in theirs.reads)])
+        init = tirx.SeqStmt(
+            [*statements_of(ours.init), *statements_of(renamed(theirs.init, names))]
+        )
+    reads = _united([*ours.reads, *(renamed(region, names) for region in theirs.reads)])
     block = s_tir.SBlock(
         ours.iter_vars,
         reads,
-        [*ours.writes, *(renamed(region) for region in theirs.writes)],
+        [*ours.writes, *(renamed(region, names) for region in theirs.writes)],
         f"{ours.name_hint}_{theirs.name_hint}",
-        tirx.SeqStmt([*_flat(ours.body), *_flat(renamed(theirs.body))]),
+        tirx.SeqStmt([*statements_of(ours.body), *statements_of(renamed(theirs.body, names))]),
         init,
     )
     return _Nest(first.loops, block)
-
-
-def _flat(body: tirx.Stmt) -> list[tirx.Stmt]:
-    return list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
 
 
 def _united(regions: Sequence[tirx.BufferRegion]) -> list[tirx.BufferRegion]:

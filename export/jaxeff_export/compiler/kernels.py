@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
+
+FUSES_WHAT_FOLLOWS = 4  # TVM's OpPatternKind.kOutEWiseFusable
 
 
 def map_kernels(
@@ -29,9 +31,19 @@ def root_of(function: tirx.PrimFunc) -> s_tir.SBlock | None:
     return body.block
 
 
+def statements_of(body: tirx.Stmt) -> list[tirx.Stmt]:
+    """The statements that a body is a sequence of: itself if it is none."""
+    return list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
+
+
+def renamed(node: Any, names: Mapping[tirx.Var, tirx.Var]) -> Any:
+    """A statement or expression with other variables or buffers in place of some."""
+    return tvm_ffi.structural_map(node, (tirx.Var, lambda var: names.get(var, var)))
+
+
 def stores_of(body: tirx.Stmt) -> list[tirx.BufferStore] | None:
     """The stores of a block that does nothing but store, one to each result; else None."""
-    statements = list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
+    statements = statements_of(body)
     return statements if all(isinstance(s, tirx.BufferStore) for s in statements) else None
 
 

@@ -18,10 +18,16 @@ import tvm
 import tvm_ffi
 from tvm import ir, relax, s_tir, tirx
 
-from .kernels import contains, is_contraction, root_of
+from .kernels import (
+    FUSES_WHAT_FOLLOWS,
+    contains,
+    is_contraction,
+    renamed,
+    root_of,
+    statements_of,
+)
 from .lifting import Sources, sources_of, stays_small
 
-FUSES_WHAT_FOLLOWS = 4  # TVM's OpPatternKind.kOutEWiseFusable
 SHORT = 3  # times the number of vectors, if they are all of one width
 MANY_ROWS = 8  # that an operand is used for, so that padding it in every call pays
 _Buffers = Mapping[tirx.Buffer, tirx.Buffer]
@@ -110,7 +116,7 @@ def _widened(function: tirx.PrimFunc, weights: Collection[int], lanes: int) -> _
     root = root_of(function)
     if root is None:
         return None
-    statements = list(root.body.seq) if isinstance(root.body, tirx.SeqStmt) else [root.body]
+    statements = statements_of(root.body)
     nests = {i: nest for i, s in enumerate(statements) if (nest := _Nest.of(s)) is not None}
     widths = {nest.width for nest in nests.values()}
     if len(widths) != 1 or not all(n > lanes and n % lanes for n in widths):
@@ -134,7 +140,7 @@ def _widened(function: tirx.PrimFunc, weights: Collection[int], lanes: int) -> _
     for i, nest in nests.items():
         statements[i] = nest.over(columns, wide)
     # What follows reads real columns only.
-    statements = [_renamed(statement, wide) for statement in statements]
+    statements = [renamed(statement, wide) for statement in statements]
     results = [buffer for buffer in function.params if buffer in written]
     statements += [_cut(wide[result], result) for result in results]
     own = [wide.get(buffer, buffer) for buffer in root.alloc_buffers]
@@ -235,7 +241,7 @@ class _Nest:
             )
 
         longer = tvm_ffi.structural_map(self.statement, [(tirx.For, loop), (s_tir.SBlock, block)])
-        return _renamed(longer, wide)
+        return renamed(longer, wide)
 
 
 def _buffers_across(block: s_tir.SBlock, column: tirx.IterVar) -> frozenset[tirx.Buffer] | None:
@@ -275,10 +281,6 @@ def _with_columns(buffer: tirx.Buffer, columns: int) -> tirx.Buffer:
     *others, last = buffer.shape
     shape = [*others, tirx.const(columns, last.ty.dtype)]
     return tirx.decl_buffer(shape, buffer.dtype, f"{buffer.name}_wide")
-
-
-def _renamed(node: Any, names: _Buffers) -> Any:
-    return tvm_ffi.structural_map(node, (tirx.Var, lambda var: names.get(var, var)))
 
 
 def _cut(wide: tirx.Buffer, result: tirx.Buffer) -> tirx.Stmt:

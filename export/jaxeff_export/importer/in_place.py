@@ -14,6 +14,8 @@ import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
 
+from ..compiler.kernels import statements_of
+
 
 @dataclasses.dataclass
 class Step:
@@ -84,7 +86,7 @@ def _may_alias(statement: tirx.Stmt, source: tirx.Buffer, target: tirx.Buffer) -
 
 def _reads_after_writing(body: tirx.Stmt, source: tirx.Buffer, target: tirx.Buffer) -> bool:
     """Tell whether a block of several stores reads one buffer after it has written another."""
-    statements = list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
+    statements = statements_of(body)
     first = next((i for i, s in enumerate(statements) if _stores(s, target)), len(statements))
     return any(_loads(statement, source) for statement in statements[first + 1 :])
 

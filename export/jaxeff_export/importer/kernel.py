@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import tvm
-import tvm_ffi
 from tvm import relax, s_tir, tirx
 
 from ..compiler.compilation import fuse
+from ..compiler.kernels import renamed
 from ..compiler.locals import lets_to_locals
 from ..compiler.scheduling import ANY_MACHINE, schedule_cpu
 from .in_place import Step
@@ -143,7 +143,7 @@ class _Body:
         function = s_tir.renew_defs(self._module[name])
         taken = [self._value(a) for a in arguments.fields]
         place = dict(zip(function.params, [*taken, *results], strict=True))
-        body = tvm_ffi.structural_map(function.body, (tirx.Var, lambda v: place.get(v, v)))
+        body = renamed(function.body, place)
         self._kernel.adopt(body.block.alloc_buffers)
         self._steps.append(Step(body.block.body, tuple(taken), tuple(results)))  # type: ignore[arg-type]
         return results if tuple_type else results[0]

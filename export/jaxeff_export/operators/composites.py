@@ -8,10 +8,9 @@ from typing import Any
 
 from tvm import relax, te
 
+from ..compiler.kernels import FUSES_WHAT_FOLLOWS
 from . import linear
 from .layers import DETERMINISTIC, RAW, Form
-
-_FUSES_WHAT_FOLLOWS = 4  # TVM's OpPatternKind.kOutEWiseFusable
 
 
 def emit_operator(
@@ -25,7 +24,7 @@ def emit_operator(
         operator,
         *tensors,
         primfunc_name_hint=name,
-        primfunc_attrs={"op_pattern": _FUSES_WHAT_FOLLOWS},
+        primfunc_attrs={"op_pattern": FUSES_WHAT_FOLLOWS},
     )
     return [bb.emit(relax.TupleGetItem(result, i)) for i in range(2)]
 
@@ -52,22 +51,12 @@ def _conv2d(
     input: str,
     weight: str,
     bias: str,
-    strides: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
+    **window: Any,
 ) -> list[relax.Expr]:
     form = Form(input, weight, bias)
 
     def operator(*operands: te.Tensor) -> list[te.Tensor]:
-        return linear.conv2d(
-            form,
-            *operands,
-            strides=[int(n) for n in strides],
-            padding=[int(n) for n in padding],
-            dilation=[int(n) for n in dilation],
-            groups=int(groups),
-        )
+        return linear.conv2d(form, *operands, **window)
 
     x = tensors[: form.inputs]
     return emit_operator(bb, operator, *x, *_weights(bb, form, tensors), name="pfp_conv2d")

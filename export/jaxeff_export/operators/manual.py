@@ -14,6 +14,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV, Schedule
 
 from ..compiler.joining import join_siblings
 from ..compiler.kernels import is_contraction
+from ..compiler.scheduling import divisors
 from . import linear
 from .layers import Form, tensors_in
 
@@ -110,5 +111,4 @@ def _vectorize_last(sch: Schedule, block: SBlockRV) -> None:
 
 
 def _divisor(sch: Schedule, loop: LoopRV, most: int) -> int:
-    extent = int(sch.get(loop).extent)
-    return max(d for d in range(1, min(most, extent) + 1) if extent % d == 0)
+    return max(d for d in divisors(int(sch.get(loop).extent)) if d <= most)
