@@ -5,8 +5,27 @@ logits = predict(key, f, result.posterior, x, samples=30)  # [samples, batch, cl
 jaxeff.moments(f)(result.posterior, x)                      # one pass instead of 30
 """
 
-from jaxeff.bayes.predictive import check_posterior, draw, predict, sample
+from jaxeff.bayes.posterior import (
+    Draws,
+    Posterior,
+    check_posterior,
+    draw,
+    sample,
+    to_gaussians,
+)
+from jaxeff.bayes.predictive import predict
 from jaxeff.bayes.prior import prior_scales
 from jaxeff.bayes.svi import SVIResult, svi
 
-__all__ = ["SVIResult", "check_posterior", "draw", "predict", "prior_scales", "sample", "svi"]
+__all__ = [
+    "Draws",
+    "Posterior",
+    "SVIResult",
+    "check_posterior",
+    "draw",
+    "predict",
+    "prior_scales",
+    "sample",
+    "svi",
+    "to_gaussians",
+]

@@ -13,42 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
-from jaxeff.bayes.prior import named_leaves
-from jaxeff.moments import is_gaussian
-
-
-def sample(key: PRNGKeyArray, posterior: Any, n: int) -> Any:
-    """Draw weights.
-
-    Args:
-        key: Random key.
-        posterior: Pytree of `Gaussian`; a leaf that is a plain array is the same in each draw.
-        n: Number of draws.
-
-    Returns:
-        Pytree of arrays with the posterior's structure and a leading axis of ``n``. Draw ``i`` is
-        what `predict` uses for its sample ``i``, given the same key and ``n``.
-    """
-    return jax.vmap(lambda k: draw(k, posterior))(jax.random.split(key, n))
-
-
-def draw(key: PRNGKeyArray, posterior: Any) -> Any:
-    """Draw one set of weights.
-
-    Args:
-        key: Random key.
-        posterior: Pytree of `Gaussian` and plain arrays.
-
-    Returns:
-        Pytree of arrays with the posterior's structure.
-    """
-    leaves, treedef = jax.tree.flatten(posterior, is_leaf=is_gaussian)
-    keys = jax.random.split(key, max(len(leaves), 1))
-    drawn = [
-        leaf.sample(k) if is_gaussian(leaf) else jnp.asarray(leaf)
-        for k, leaf in zip(keys, leaves, strict=False)
-    ]
-    return jax.tree.unflatten(treedef, drawn)
+from jaxeff.bayes.posterior import Draws, prepare_draws
 
 
 def predict(
@@ -56,7 +21,7 @@ def predict(
     f: Callable[..., Any],
     posterior: Any,
     *args: Any,
-    samples: int = 30,
+    samples: int | None = None,
     chunk: int = 1,
 ) -> Any:
     """Outputs of ``f`` under weights drawn from a posterior.
@@ -66,27 +31,23 @@ def predict(
     Args:
         key: Random key.
         f: ``f(params, *args)``; hashable, as every function is.
-        posterior: Pytree of `Gaussian` with the structure of the parameters.
+        posterior: Any posterior (see `jaxeff.bayes.posterior`).
         *args: Inputs, passed on to ``f``.
-        samples: Number of weight draws; each one is used for all inputs.
+        samples: Number of weight draws; each one is used for all inputs. If None: 30, or all that
+            `Draws` hold, chain by chain.
         chunk: Weight draws evaluated together (vmapped); the chunks run one after another.
 
     Returns:
         The outputs of ``f`` with a leading axis: ``[samples, batch, classes]`` for a classifier.
 
     Raises:
-        TypeError: The posterior holds no `Gaussian` at all.
+        TypeError: It is no posterior.
         ValueError: ``samples`` or ``chunk`` is below 1, or ``f`` refuses the weights because the
             posterior belongs to another model.
     """
-    if samples < 1 or chunk < 1:
+    if (samples is not None and samples < 1) or chunk < 1:
         raise ValueError(f"samples and chunk must be at least 1, not {samples} and {chunk}")
-    if not any(is_gaussian(leaf) for leaf in jax.tree.leaves(posterior, is_leaf=is_gaussian)):
-        raise TypeError(
-            "the posterior holds no Gaussian: pass SVIResult.posterior (not the result itself, "
-            "and not a pytree of arrays)"
-        )
-    return _predict(key, posterior, args, f=f, samples=samples, chunk=min(chunk, samples))
+    return _predict(key, posterior, args, f=f, samples=samples, chunk=chunk)
 
 
 @partial(jax.jit, static_argnames=("f", "samples", "chunk"))
@@ -96,34 +57,13 @@ def _predict(
     args: tuple[Any, ...],
     *,
     f: Callable[..., Any],
-    samples: int,
+    samples: int | None,
     chunk: int,
 ) -> Any:
-    keys = jax.random.split(key, samples)
-    return jax.lax.map(lambda k: f(draw(k, posterior), *args), keys, batch_size=chunk)
-
-
-def check_posterior(posterior: Any, params: Any) -> None:
-    """Hold a posterior to the parameters of a model.
-
-    Args:
-        posterior: Pytree of `Gaussian`.
-        params: The model's parameters, or their ``jax.ShapeDtypeStruct``.
-
-    Raises:
-        ValueError: A parameter is missing, unexpected or of another shape; its path is named.
-        TypeError: A leaf is not a `Gaussian`.
-    """
-    given, expected = named_leaves(posterior, is_leaf=is_gaussian), named_leaves(params)
-    for path in [*expected, *given]:
-        if path not in given:
-            raise ValueError(f"the posterior is of another model: it has no {path}")
-        if path not in expected:
-            raise ValueError(f"the posterior is of another model: the model has no {path}")
-        if not is_gaussian(given[path]):
-            raise TypeError(f"the posterior's {path} is no Gaussian but {type(given[path])}")
-        if given[path].shape != jnp.shape(expected[path]):
-            raise ValueError(
-                f"the posterior is of another model: its {path} has shape {given[path].shape}, "
-                f"the model's {jnp.shape(expected[path])}"
-            )
+    if samples is None and isinstance(posterior, Draws):
+        entries: Any = jnp.arange(len(posterior))
+        at: Callable[[Any], Any] = posterior.at
+    else:
+        entries, at = prepare_draws(key, posterior, 30 if samples is None else samples)
+    count = len(jax.tree.leaves(entries)[0])
+    return jax.lax.map(lambda entry: f(at(entry), *args), entries, batch_size=min(chunk, count))

@@ -32,10 +32,10 @@ import optax
 from numpyro.infer import TraceMeanField_ELBO
 
 from jaxeff.bayes import mean_field
-from jaxeff.bayes.prior import Prior, named_leaves, prior_scales
+from jaxeff.bayes.density import Scales
+from jaxeff.bayes.likelihood import Likelihood, check_data, check_likelihood, resolve_likelihood
+from jaxeff.bayes.prior import Prior, prior_scales
 from jaxeff.training import TrainState, init, make_epoch, run_epochs
-
-Likelihood = str | Callable[[Any], dist.Distribution]
 
 
 class SVIResult(NamedTuple):
@@ -85,13 +85,14 @@ def svi(
         key: Random key; the run is a function of it and of the other arguments.
         f: ``f(params, *inputs) -> outputs``, e.g. from `jaxeff.functional`.
         params: Where the posterior means start: trained parameters for a warm start, fresh ones
-            otherwise (the source starts them all at 0.08).
+            otherwise (the source starts them all at 0.08). Those without a prior are trained as
+            they are.
         data: ``(*inputs, targets)``: arrays (or pytrees) with a common first axis of examples.
         epochs: Passes over the data, including those before a resume.
         batch_size: Examples per step; an incomplete last batch is left out of the epoch.
-        likelihood: ``"categorical"`` (outputs are logits, targets integer classes), or a function
-            from the outputs to a NumPyro distribution of the targets, such as
-            ``lambda mean: dist.Normal(mean, 0.1)``.
+        likelihood: ``"categorical"`` (outputs are logits, targets integer classes), ``"gaussian"``
+            (outputs are mean and log-variance), or a function from the outputs to a NumPyro
+            distribution of the targets, such as ``lambda mean: dist.Normal(mean, 0.1)``.
         prior: Standard deviations; see `jaxeff.bayes.prior`.
         kl: Final weight of the KL term, reached linearly from 0 over the whole run, or an optax
             schedule of the step (``optax.constant_schedule(1.0)`` is the plain evidence bound).
@@ -122,19 +123,16 @@ def svi(
         raise ValueError(f"init_scale must be a positive standard deviation, not {init_scale!r}")
     if particles < 1:
         raise ValueError(f"particles must be at least 1, not {particles}")
-    if len(data) < 2:
-        raise ValueError("data must be (*inputs, targets), such as (images, labels)")
-    for path, leaf in named_leaves(params).items():
-        if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
-            raise TypeError(f"parameter {path} has dtype {jnp.result_type(leaf)}, not a float")
+    check_data(params, data)
     examples = len(jax.tree.leaves(data)[0])
     steps = epochs * (examples // max(batch_size, 1))
     schedule = kl if callable(kl) else optax.linear_schedule(0.0, kl, max(steps, 1))
     scales = prior_scales(prior, params)
-    likelihood_of = _likelihood(likelihood)
     if examples >= batch_size > 0:  # otherwise `run_epochs` says what is wrong
-        _check_start(f, params, data, batch_size, likelihood, likelihood_of)
-    loss = make_loss(f, params, scales, likelihood_of, schedule, examples, particles)
+        check_likelihood(f, params, data, likelihood, batch_size)
+    loss = make_loss(
+        f, params, scales, resolve_likelihood(likelihood), schedule, examples, particles
+    )
     optimizer = optax.adam(1e-3) if optimizer is None else optimizer
 
     def evaluate(train_state: TrainState) -> Mapping[str, Any]:
@@ -143,7 +141,7 @@ def svi(
     final, history = run_epochs(
         key,
         make_epoch(loss, optimizer, batch_size),
-        init(mean_field.start(params, init_scale), optimizer),
+        init(mean_field.start(params, scales, init_scale), optimizer),
         data,
         epochs=epochs,
         eval_fn=evaluate if eval_fn else None,
@@ -168,7 +166,7 @@ def svi(
 def make_loss(
     f: Callable[..., Any],
     params: Any,
-    scales: Mapping[str, float],
+    scales: Scales,
     likelihood: Callable[[Any], dist.Distribution],
     schedule: optax.Schedule,
     examples: int,
@@ -212,71 +210,3 @@ def make_loss(
         return nll + weight / examples * divergence, (metrics, state)
 
     return loss
-
-
-def _likelihood(likelihood: Likelihood) -> Callable[[Any], dist.Distribution]:
-    if callable(likelihood):
-        return likelihood
-    if likelihood == "categorical":
-        return lambda logits: dist.Categorical(logits=logits)
-    raise ValueError(
-        f"unknown likelihood {likelihood!r}: use 'categorical', or a function from the outputs to "
-        "a NumPyro distribution, such as lambda mean: dist.Normal(mean, 0.1)"
-    )
-
-
-def _check_start(
-    f: Callable[..., Any],
-    params: Any,
-    data: tuple[Any, ...],
-    batch_size: int,
-    likelihood: Likelihood,
-    likelihood_of: Callable[[Any], dist.Distribution],
-) -> None:
-    """Look at everything that can be known to be wrong before anything is trained."""
-    for name, tree in (("parameter", params), ("data", data)):
-        for path, leaf in named_leaves(tree).items():
-            if jnp.issubdtype(jnp.result_type(leaf), jnp.floating) and not np.isfinite(leaf).all():
-                raise ValueError(f"{name} {path} holds values that are NaN or infinite")
-    *inputs, targets = jax.tree.map(lambda leaf: jnp.asarray(leaf[:batch_size]), data)
-
-    # Compiled, since NumPyro's own checks of concrete numbers don't say where these came from.
-    @jax.jit
-    def evaluate(params: Any, inputs: Any, targets: Any) -> tuple[Any, Any]:
-        outputs = f(params, *inputs)
-        return outputs, likelihood_of(outputs).log_prob(targets)
-
-    if likelihood == "categorical":
-        _check_labels(data[-1], jax.eval_shape(f, params, *inputs))
-    outputs, log_likelihood = evaluate(params, inputs, targets)
-    for path, leaf in named_leaves(outputs).items():
-        if bad := int((~jnp.isfinite(leaf)).sum()):
-            raise ValueError(
-                f"f gives {bad} of {leaf.size} values {path} that are NaN or infinite at the "
-                "starting parameters, for the first batch of data"
-            )
-    if log_likelihood.shape[:1] != (batch_size,):
-        raise ValueError(
-            f"the likelihood of {batch_size} targets of shape {jnp.shape(targets)[1:]} has shape "
-            f"{log_likelihood.shape}: make outputs and targets agree, one row per example"
-        )
-    if bad := int((~jnp.isfinite(log_likelihood)).sum()):
-        raise ValueError(
-            f"the likelihood of {bad} of the first {log_likelihood.size} targets is NaN or zero at "
-            "the starting parameters: check the parameters of its distribution, and that the "
-            "targets lie in its support"
-        )
-
-
-def _check_labels(labels: Any, logits: Any) -> None:
-    if not jnp.issubdtype(jnp.result_type(labels), jnp.integer) or jnp.ndim(labels) != 1:
-        raise TypeError(
-            "a categorical likelihood needs integer class labels of shape [examples], not "
-            f"{jnp.result_type(labels)}{list(jnp.shape(labels))}"
-        )
-    classes = logits.shape[-1]
-    low, high = int(np.min(labels)), int(np.max(labels))
-    if low < 0 or high >= classes:
-        raise ValueError(
-            f"f has {classes} logits, so labels must be 0 to {classes - 1}; found {low} to {high}"
-        )

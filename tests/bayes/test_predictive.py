@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxeff.bayes import check_posterior, draw, predict, sample
+from jaxeff.bayes import Draws, check_posterior, draw, predict, sample, to_gaussians
+from jaxeff.bayes.prior import named_leaves
 from jaxeff.functional import functional
 from jaxeff.moments import Gaussian, is_gaussian
 
@@ -102,13 +103,34 @@ def test_check_posterior():
         check_posterior({**posterior, "last": {"kernel": posterior["last"]["kernel"]}}, params)
     with pytest.raises(ValueError, match="the model has no extra"):
         check_posterior({**posterior, "extra": posterior["last"]["bias"]}, params)
-    with pytest.raises(TypeError, match="first/bias is no Gaussian"):
+    with pytest.raises(TypeError, match="holds no Gaussian"):
         check_posterior(params, params)
 
 
 def test_bad_input():
     f, params, posterior = network()
-    with pytest.raises(TypeError, match=r"holds no Gaussian: pass SVIResult\.posterior"):
+    with pytest.raises(TypeError, match="holds no Gaussian: pass the `posterior` of a result"):
         predict(jax.random.key(0), f, params, X)
     with pytest.raises(ValueError, match="samples and chunk must be at least 1, not 0 and 1"):
         predict(jax.random.key(0), f, posterior, X, samples=0)
+
+
+def test_draws():
+    f, params, posterior = network()
+    flat = named_leaves(sample(jax.random.key(5), posterior, 6))
+    random = {path: a.reshape(2, 3, *a.shape[1:]) for path, a in flat.items() if "first" in path}
+    draws = Draws(random, params)
+    everything = predict(jax.random.key(0), f, draws, X, chunk=4)
+    assert everything.shape == (6, 5, 2)
+    np.testing.assert_allclose(everything[4], f(draws.at(4), X), rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(draws.at(4)["first"]["bias"], random["first/bias"][1, 1])
+    some = sample(jax.random.key(1), draws, 4)["first"]["bias"]
+    assert len({tuple(row) for row in some.tolist()}) == 4
+    gaussians = to_gaussians(draws)
+    np.testing.assert_allclose(gaussians["first"]["bias"].var, flat["first/bias"].var(0), rtol=1e-5)
+    assert gaussians["last"]["bias"] is params["last"]["bias"]
+    check_posterior(draws, params)
+    with pytest.raises(ValueError, match=r"holds 6 draws .* fewer than the 7 asked for"):
+        predict(jax.random.key(0), f, draws, X, samples=7)
+    with pytest.raises(ValueError, match="first/bias has shape"):
+        check_posterior(draws, network(width=6)[1])

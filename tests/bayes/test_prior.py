@@ -37,7 +37,13 @@ def test_pattern_without_a_match():
         prior_scales({"fc2/*": 1.0}, PARAMS)
 
 
-@pytest.mark.parametrize("bad", [0.0, -1, float("nan"), float("inf"), "unit", None, [1.0]])
+@pytest.mark.parametrize("bad", [0.0, -1, float("nan"), float("inf"), "unit", [1.0]])
 def test_bad_scales(bad):
     with pytest.raises(ValueError, match="prior of fc1/kernel must be a positive"):
         prior_scales({"fc1/kernel": bad}, PARAMS)
+
+
+def test_none_is_not_random():
+    assert prior_scales({"fc1/*": None}, PARAMS)["fc1/kernel"] is None
+    with pytest.raises(ValueError, match="leaves no parameter random"):
+        prior_scales({"*": None}, PARAMS)

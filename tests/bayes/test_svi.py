@@ -14,6 +14,7 @@ import pytest
 from scipy.stats import multivariate_normal
 
 from jaxeff.bayes import mean_field, prior_scales, svi
+from jaxeff.bayes.prior import named_leaves
 from jaxeff.moments import Gaussian, is_gaussian
 from jaxeff.training import CheckpointError, DivergedError
 
@@ -48,7 +49,7 @@ def as_params(vector):
 
 def exact(mean, var):
     raw = np.log(np.expm1(np.sqrt(var)))
-    return {"mean": as_params(mean), "raw": as_params(raw)}
+    return {"mean": as_params(mean), "raw": named_leaves(as_params(raw))}
 
 
 def loss_of(regression, particles=1):
@@ -177,7 +178,7 @@ def test_same_key_same_result_and_another_key_another(whole):
 
 def test_starts_at_the_given_means_with_small_scales():
     means = {"kernel": jnp.arange(6.0).reshape(2, 3), "bias": jnp.ones(3)}
-    start = mean_field.to_gaussians(mean_field.start(means, 1e-4))
+    start = mean_field.to_gaussians(mean_field.start(means, prior_scales(1.0, means), 1e-4))
     np.testing.assert_array_equal(start["kernel"].mean, means["kernel"])
     np.testing.assert_allclose(start["kernel"].std, 1e-4, rtol=1e-4)
 
@@ -283,7 +284,7 @@ X, LABELS = np.ones((40, 2), np.float32), np.zeros(40, np.int32)
             (X, X[:, 0]),
             {"likelihood": lambda out: dist.Normal(out.T, 1.0)},
             ValueError,
-            r"likelihood of 20 targets of shape \(\) has shape \(3, 20\)",
+            r"one of targets \[3, 20\], but \[20\] came",
         ),
     ],
 )

@@ -1,0 +1,212 @@
+"""Posteriors over the parameters of a function, and what can be done with any of them.
+
+A posterior is one of
+
+- a pytree with the structure of the parameters whose leaves are `Gaussian` (mean field), or plain
+  arrays where a parameter is not random;
+- `Draws`, what a sampler leaves behind;
+- anything else that is a `Posterior`, such as the guides of `jaxeff.bayes.svi`.
+
+All three take `sample`, `jaxeff.bayes.predict` and `to_gaussians`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PRNGKeyArray
+
+from jaxeff.bayes.density import Random, with_random
+from jaxeff.bayes.prior import named_leaves
+from jaxeff.moments import Gaussian, is_gaussian
+
+
+@runtime_checkable
+class Posterior(Protocol):
+    """A distribution over pytrees of parameters."""
+
+    def draws(self, key: PRNGKeyArray, n: int) -> tuple[Any, Callable[[Any], Any]]:
+        """Prepare ``n`` draws.
+
+        Returns:
+            A pytree with a leading axis of ``n``, and a pure function from one entry along it to
+            parameters: so that draws can be made one at a time where memory is short.
+        """
+
+    def to_gaussians(self) -> Any:
+        """The mean and variance of every parameter, as a pytree of `Gaussian`."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class Draws:
+    """Draws of a sampler: an empirical distribution over parameters.
+
+    Attributes:
+        random: The random parameters by path, ``[chains, draws, *shape]``.
+        params: All parameters, one set of them; gives those that are not random their values.
+    """
+
+    random: Random
+    params: Any
+
+    @property
+    def chains(self) -> int:
+        """The number of chains."""
+        return next(iter(self.random.values())).shape[0]
+
+    @property
+    def draws_per_chain(self) -> int:
+        """The number of draws of each chain."""
+        return next(iter(self.random.values())).shape[1]
+
+    def __len__(self) -> int:
+        return self.chains * self.draws_per_chain
+
+    def at(self, index: Any) -> Any:
+        """The parameters of one draw, counted chain by chain."""
+        flat = {path: a.reshape(-1, *a.shape[2:])[index] for path, a in self.random.items()}
+        return with_random(self.params, flat)
+
+    def draws(self, key: PRNGKeyArray, n: int) -> tuple[Any, Callable[[Any], Any]]:
+        """Choose ``n`` of the draws at random, no draw twice.
+
+        Raises:
+            ValueError: There are fewer.
+        """
+        if n > len(self):
+            raise ValueError(
+                f"the posterior holds {len(self)} draws ({self.chains} chains of "
+                f"{self.draws_per_chain}), fewer than the {n} asked for: sample more, or ask for "
+                "less"
+            )
+        return jax.random.permutation(key, len(self))[:n], self.at
+
+    def to_gaussians(self) -> Any:
+        """The mean and variance over all draws of every parameter; the fixed ones as they are.
+
+        Sharp edge: two modes that are mirror images of each other, as hidden units that may be
+        exchanged have them, average to a network that is neither.
+        """
+        gaussians = {
+            path: Gaussian(a.mean((0, 1)), a.var((0, 1))) for path, a in self.random.items()
+        }
+        return with_random(self.params, gaussians)
+
+
+def to_gaussians(posterior: Any) -> Any:
+    """Hand a posterior over to `jaxeff.moments`: the mean and variance of every parameter.
+
+    Args:
+        posterior: Any posterior.
+
+    Returns:
+        A pytree with the structure of the parameters, leaves `Gaussian` or, if a parameter is not
+        random, a plain array. A pytree of `Gaussian` comes back as it is; others lose their
+        correlations.
+    """
+    if isinstance(posterior, Posterior):
+        return posterior.to_gaussians()
+    _check_gaussians(posterior)
+    return posterior
+
+
+def prepare_draws(key: PRNGKeyArray, posterior: Any, n: int) -> tuple[Any, Callable[[Any], Any]]:
+    """Prepare draws of any posterior.
+
+    Args:
+        key: Random key.
+        posterior: Any posterior.
+        n: Number of draws.
+
+    Returns:
+        As `Posterior.draws`.
+
+    Raises:
+        TypeError: It is no posterior.
+    """
+    if isinstance(posterior, Posterior):
+        return posterior.draws(key, n)
+    _check_gaussians(posterior)
+    return jax.random.split(key, n), lambda k: draw(k, posterior)
+
+
+def sample(key: PRNGKeyArray, posterior: Any, n: int) -> Any:
+    """Draw parameters.
+
+    Args:
+        key: Random key.
+        posterior: Any posterior; a parameter that is not random is the same in each draw.
+        n: Number of draws.
+
+    Returns:
+        Pytree of arrays with the structure of the parameters and a leading axis of ``n``. Draw
+        ``i`` is what `predict` uses for its sample ``i``, given the same key and ``n``.
+    """
+    entries, at = prepare_draws(key, posterior, n)
+    return jax.vmap(at)(entries)
+
+
+def draw(key: PRNGKeyArray, posterior: Any) -> Any:
+    """Draw one set of parameters.
+
+    Args:
+        key: Random key.
+        posterior: Any posterior.
+
+    Returns:
+        Pytree of arrays with the structure of the parameters.
+    """
+    if isinstance(posterior, Posterior):
+        return jax.tree.map(lambda a: a[0], sample(key, posterior, 1))
+    leaves, treedef = jax.tree.flatten(posterior, is_leaf=is_gaussian)
+    keys = jax.random.split(key, max(len(leaves), 1))
+    drawn = [
+        leaf.sample(k) if is_gaussian(leaf) else jnp.asarray(leaf)
+        for k, leaf in zip(keys, leaves, strict=False)
+    ]
+    return jax.tree.unflatten(treedef, drawn)
+
+
+def check_posterior(posterior: Any, params: Any) -> None:
+    """Hold a posterior to the parameters of a model.
+
+    Args:
+        posterior: Any posterior.
+        params: The model's parameters, or their ``jax.ShapeDtypeStruct``.
+
+    Raises:
+        ValueError: A parameter is missing, unexpected or of another shape; its path is named.
+        TypeError: It is no posterior.
+    """
+    shapes = jax.eval_shape(lambda p: draw(jax.random.key(0), p), _checked(posterior))
+    given, expected = named_leaves(shapes), named_leaves(params)
+    for path in [*expected, *given]:
+        if path not in given:
+            raise ValueError(f"the posterior is of another model: it has no {path}")
+        if path not in expected:
+            raise ValueError(f"the posterior is of another model: the model has no {path}")
+        if given[path].shape != np.shape(expected[path]):
+            raise ValueError(
+                f"the posterior is of another model: its {path} has shape {given[path].shape}, "
+                f"the model's {np.shape(expected[path])}"
+            )
+
+
+def _checked(posterior: Any) -> Any:
+    if not isinstance(posterior, Posterior):
+        _check_gaussians(posterior)
+    return posterior
+
+
+def _check_gaussians(posterior: Any) -> None:
+    if not any(is_gaussian(leaf) for leaf in jax.tree.leaves(posterior, is_leaf=is_gaussian)):
+        raise TypeError(
+            "the posterior holds no Gaussian: pass the `posterior` of a result (not the result "
+            "itself, and not a pytree of arrays)"
+        )
