@@ -5,19 +5,24 @@ Images are NHWC; models flatten what they need to. Layers have short names (``co
 ``model.eval()`` before ``jaxeff.functional`` where it has batch norm or dropout.
 """
 
+from jaxeff.nn.activations import ACTIVATIONS, activation
 from jaxeff.nn.lenet5 import LeNet5
 from jaxeff.nn.linen import LinenLeNet5, LinenMLP
 from jaxeff.nn.mlp import MLP
 from jaxeff.nn.resnet18 import ResNet18
+from jaxeff.nn.spline import SplineActivation
 from jaxeff.nn.transformer import TransformerEncoder
 from jaxeff.nn.vgg11 import VGG11
 
 __all__ = [
+    "ACTIVATIONS",
     "MLP",
     "VGG11",
     "LeNet5",
     "LinenLeNet5",
     "LinenMLP",
     "ResNet18",
+    "SplineActivation",
     "TransformerEncoder",
+    "activation",
 ]

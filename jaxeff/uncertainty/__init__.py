@@ -7,6 +7,9 @@ classes]``. Entropies and likelihoods are in nats.
     probs = jnp.exp(predictive_log_probs(logits))
     nll(probs, y), ece(probs, y), brier(probs, y), accuracy(probs, y)
     auroc(parts_in.epistemic, parts_out.epistemic)
+
+A regression with an aleatoric head has variances instead: `decompose_regression`, and `euc` holds
+the epistemic part to the sparsity of the training data.
 """
 
 from jaxeff.uncertainty.calibration import ece
@@ -19,6 +22,13 @@ from jaxeff.uncertainty.decomposition import (
     predictive_log_probs,
     softmax_entropy,
 )
+from jaxeff.uncertainty.density import (
+    OOD_QUANTILE,
+    euc,
+    negative_log_density,
+    out_of_domain,
+    sparsity_threshold,
+)
 from jaxeff.uncertainty.detection import aupr, auroc, fpr95
 from jaxeff.uncertainty.gaussian_logits import (
     from_gaussian,
@@ -26,26 +36,41 @@ from jaxeff.uncertainty.gaussian_logits import (
     raw_variance,
     sample_logits,
 )
+from jaxeff.uncertainty.regression import (
+    RegressionUncertainty,
+    aleatoric_mse,
+    decompose_regression,
+    prediction_mse,
+)
 from jaxeff.uncertainty.scores import accuracy, brier, nll, nll_from_log
 
 __all__ = [
+    "OOD_QUANTILE",
     "Decomposition",
+    "RegressionUncertainty",
     "accuracy",
+    "aleatoric_mse",
     "aupr",
     "auroc",
     "brier",
     "decompose",
     "decompose_logits",
+    "decompose_regression",
     "ece",
+    "euc",
     "fpr95",
     "from_gaussian",
     "mutual_information",
+    "negative_log_density",
     "nll",
     "nll_from_log",
+    "out_of_domain",
     "predict_probs",
+    "prediction_mse",
     "predictive_entropy",
     "predictive_log_probs",
     "raw_variance",
     "sample_logits",
     "softmax_entropy",
+    "sparsity_threshold",
 ]
