@@ -12,11 +12,13 @@ from jaxeff.nn.mlp import MLP
 from jaxeff.nn.resnet18 import ResNet18
 from jaxeff.nn.spline import SplineActivation
 from jaxeff.nn.transformer import TransformerEncoder
+from jaxeff.nn.vae import VAE
 from jaxeff.nn.vgg11 import VGG11
 
 __all__ = [
     "ACTIVATIONS",
     "MLP",
+    "VAE",
     "VGG11",
     "LeNet5",
     "LinenLeNet5",

@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 
+from jaxeff.cache import cache_folder
 from jaxeff_export.boards.board import BoardError
 from jaxeff_export.toolchain import find_emulator
 
@@ -105,13 +106,6 @@ class Sysroot:
             # Emulated threads are real ones; TVM's pool spins, and would starve this machine.
             "TVM_NUM_THREADS": "1",
         }
-
-
-def cache_folder() -> Path:
-    """``$JAXEFF_CACHE``, else the user's cache folder."""
-    if chosen := os.environ.get("JAXEFF_CACHE"):
-        return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxeff"
 
 
 def prepare(progress: Progress | None = print) -> Sysroot:

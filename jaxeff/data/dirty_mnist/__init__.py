@@ -1,0 +1,36 @@
+"""Dirty-MNIST: MNIST with digits that are truly ambiguous (Mukhoti et al. 2021, arXiv 2102.11582).
+
+    from jaxeff.data.dirty_mnist import dirty_mnist
+
+    dirty = dirty_mnist()             # built on the first call (about ten minutes), then cached
+    images, labels = dirty.train()    # MNIST, and each ambiguous image once per label
+
+The ambiguous images are made here, from MNIST, by the published recipe: a variational autoencoder
+decodes convex mixtures of the codes of two to four digits of distinct classes, and an ensemble of
+five LeNets keeps the images on which its members agree that several classes are possible (low
+mutual information, high entropy) and draws their labels. So a model can be uncertain about them
+for no other reason than the data: aleatoric uncertainty that no training removes.
+
+Sharp edge: these are not the published images, so figures compare with those on them only roughly.
+"""
+
+from jaxeff.data.dirty_mnist.ambiguous import (
+    balance_entropy,
+    draw_labels,
+    is_ambiguous,
+    mix_codes,
+    stretch_contrast,
+)
+from jaxeff.data.dirty_mnist.cache import dirty_mnist
+from jaxeff.data.dirty_mnist.recipe import DirtyMNIST, Recipe
+
+__all__ = [
+    "DirtyMNIST",
+    "Recipe",
+    "balance_entropy",
+    "dirty_mnist",
+    "draw_labels",
+    "is_ambiguous",
+    "mix_codes",
+    "stretch_contrast",
+]

@@ -1,0 +1,103 @@
+"""Trains the two kinds of networks that the ambiguous images need; both resume after a kill."""
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+import jaxeff
+from jaxeff.data.dataset import Dataset
+from jaxeff.data.dirty_mnist.recipe import Recipe
+from jaxeff.data.normalization import normalize
+from jaxeff.nn.lenet5 import LeNet5
+from jaxeff.nn.vae import VAE, negative_evidence_bound
+from jaxeff.training import CheckpointError, FitResult, cross_entropy, fit, stateless
+
+
+def to_unit(images: Any) -> jax.Array:
+    """Pixels of 0 to 1 from uint8 ones."""
+    return jnp.asarray(images, jnp.float32) / 255
+
+
+def train_vae(key: jax.Array, recipe: Recipe, source: Dataset, path: Path, progress: bool) -> Any:
+    """The autoencoder's parameters, trained on the source's training images.
+
+    Args:
+        key: Random key.
+        recipe: Its settings.
+        source: The digits.
+        path: Checkpoint.
+        progress: Whether to show a bar.
+    """
+    init_key, fit_key = jax.random.split(key)
+    f, params = jaxeff.functional(VAE(rngs=nnx.Rngs(init_key)))
+
+    def loss(key: Any, params: Any, batch: Any) -> jax.Array:
+        x = to_unit(batch[0])
+        logits, mean, log_var = f(params, key, x)
+        return negative_evidence_bound(logits, mean, log_var, x)
+
+    steps = len(source.train_images) // recipe.batch_size
+    rate = optax.piecewise_constant_schedule(
+        recipe.vae_rate, {epoch * steps: 0.2 for epoch in recipe.vae_drops}
+    )
+
+    def train(resume: bool) -> FitResult:
+        return fit(
+            fit_key,
+            stateless(loss),
+            params,
+            (source.train_images,),
+            optimizer=optax.adam(rate),
+            epochs=recipe.vae_epochs,
+            batch_size=recipe.batch_size,
+            checkpoint=path,
+            resume=resume,
+            progress=progress,
+        )
+
+    return _resumed(train).params
+
+
+def train_member(
+    key: jax.Array, recipe: Recipe, source: Dataset, path: Path, progress: bool
+) -> Any:
+    """The parameters of one LeNet of the ensemble; see `train_vae`."""
+    init_key, fit_key = jax.random.split(key)
+    f, params = jaxeff.functional(_lenet(init_key))
+    steps = len(source.train_images) // recipe.batch_size
+    rate = optax.cosine_decay_schedule(1e-3, recipe.member_epochs * steps)
+
+    def train(resume: bool) -> FitResult:
+        return fit(
+            fit_key,
+            cross_entropy(lambda params, x: f(params, normalize(x, source.name))),
+            params,
+            (source.train_images, source.train_labels),
+            optimizer=optax.adam(rate),
+            epochs=recipe.member_epochs,
+            batch_size=recipe.batch_size,
+            checkpoint=path,
+            resume=resume,
+            progress=progress,
+        )
+
+    return _resumed(train).params
+
+
+def _lenet(key: jax.Array) -> LeNet5:
+    return LeNet5(padding="VALID", rngs=nnx.Rngs(key))
+
+
+def _resumed(train: Callable[[bool], FitResult]) -> FitResult:
+    """Goes on from a checkpoint, or trains anew where it is of no use."""
+    try:
+        return train(True)
+    except CheckpointError as error:
+        warnings.warn(f"training starts again from the beginning: {error}", stacklevel=3)
+        return train(False)
