@@ -1,5 +1,6 @@
 """Bayesian neural networks: posteriors over the parameters of any ``f(params, *args)``.
 
+result = nuts(key, f, params, (x, y), likelihood="gaussian", chains=4)
 result = svi(key, f, params, (images, labels), epochs=50)
 logits = predict(key, f, result.posterior, x, samples=30)  # [samples, batch, classes]
 jaxeff.moments(f)(result.posterior, x)                      # one pass instead of 30
@@ -15,17 +16,51 @@ from jaxeff.bayes.posterior import (
 )
 from jaxeff.bayes.predictive import predict
 from jaxeff.bayes.prior import prior_scales
+from jaxeff.bayes.sampling import (
+    HMC,
+    NUTS,
+    SGHMC,
+    SGLD,
+    ChainsDivergedError,
+    ConvergenceWarning,
+    MCMCResult,
+    Mixing,
+    hmc,
+    mcmc,
+    mixing,
+    nuts,
+    parameter_mixing,
+    prediction_mixing,
+    sghmc,
+    sgld,
+)
 from jaxeff.bayes.svi import SVIResult, svi
 
 __all__ = [
+    "HMC",
+    "NUTS",
+    "SGHMC",
+    "SGLD",
+    "ChainsDivergedError",
+    "ConvergenceWarning",
     "Draws",
+    "MCMCResult",
+    "Mixing",
     "Posterior",
     "SVIResult",
     "check_posterior",
     "draw",
+    "hmc",
+    "mcmc",
+    "mixing",
+    "nuts",
+    "parameter_mixing",
     "predict",
+    "prediction_mixing",
     "prior_scales",
     "sample",
+    "sghmc",
+    "sgld",
     "svi",
     "to_gaussians",
 ]

@@ -110,6 +110,7 @@ def check_likelihood(
             targets don't go together.
         TypeError: A label has the wrong dtype.
     """
+    check_targets(f, params, data, likelihood)
     *inputs, targets = jax.tree.map(lambda leaf: jnp.asarray(leaf[:batch]), data)
     shape_of = resolve_likelihood(likelihood)
 
@@ -119,10 +120,6 @@ def check_likelihood(
         outputs = f(params, *inputs)
         return outputs, shape_of(outputs).log_prob(targets)
 
-    outputs = jax.eval_shape(f, params, *inputs)
-    if likelihood == "categorical":
-        _check_labels(data[-1], outputs)
-    _check_shapes(shape_of, outputs, targets)
     values, log_likelihood = evaluate(params, inputs, targets)
     for path, leaf in named_leaves(values).items():
         if bad := int((~jnp.isfinite(leaf)).sum()):
@@ -136,6 +133,28 @@ def check_likelihood(
             "the starting parameters: check the parameters of its distribution, and that the "
             "targets lie in its support"
         )
+
+
+def check_targets(
+    f: Callable[..., Any], params: Any, data: tuple[Any, ...], likelihood: Likelihood
+) -> None:
+    """Hold the targets to what a function and its likelihood predict; runs neither.
+
+    Args:
+        f: ``f(params, *inputs) -> outputs``.
+        params: The parameters.
+        data: ``(*inputs, targets)``.
+        likelihood: As `resolve_likelihood` takes it.
+
+    Raises:
+        ValueError: Labels are out of range, or outputs and targets don't go together.
+        TypeError: A label has the wrong dtype.
+    """
+    *inputs, targets = data
+    outputs = jax.eval_shape(f, params, *inputs)
+    if likelihood == "categorical":
+        _check_labels(targets, outputs)
+    _check_shapes(resolve_likelihood(likelihood), outputs, targets)
 
 
 def _check_shapes(likelihood: Callable[..., Any], outputs: Any, targets: Any) -> None:

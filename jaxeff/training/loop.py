@@ -12,19 +12,18 @@ Sharp edges:
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from jaxeff.training.checkpoint import CheckpointError, load_metadata, load_pytree, save_pytree
 from jaxeff.training.epoch import Epoch, TrainState, count_examples
+from jaxeff.training.identity import run_difference, run_identity
+from jaxeff.training.progress import progress_bar
 
 History = list[dict[str, Any]]
 
@@ -103,14 +102,14 @@ def run_epochs(
     donate = on_nan == "keep"
     carry = jax.tree.map(jnp.copy if donate else jnp.asarray, start)
     compiled = jax.jit(epoch, donate_argnums=0 if donate else ())
-    identity = _identity(key, data, settings) if checkpoint is not None else {}
+    identity = run_identity(key, data, settings) if checkpoint is not None else {}
     history: History = []
     if checkpoint is not None and resume and Path(checkpoint).exists():
         carry, history, stopped = _resume(Path(checkpoint), carry, identity, epochs)
         if stopped:
             return carry, history
 
-    with _bar(progress, epochs, len(history)) as advance:
+    with progress_bar(progress, "epoch", epochs, len(history)) as advance:
         for index in range(len(history), epochs):
             after, metrics = compiled(carry, jax.random.fold_in(key, index), data)
             record = {"epoch": index, **_numbers(metrics)}
@@ -127,7 +126,7 @@ def run_epochs(
             if eval_fn is not None and (last or (index + 1) % eval_every == 0):
                 record |= _numbers(eval_fn(carry))
             history.append(record)
-            advance(record)
+            advance(1, _shown(record))
             stop = on_epoch is not None and on_epoch(index, carry, record) is True
             if checkpoint is not None and (last or stop or (index + 1) % checkpoint_every == 0):
                 run = {"identity": identity, "history": history, "stopped": stop}
@@ -144,7 +143,7 @@ def _resume(
     if not {"identity", "history", "stopped"} <= metadata.keys():
         raise CheckpointError(f"{path} is a checkpoint, but not one of a training run.")
     carry = load_pytree(path, like)
-    difference = _difference(metadata["identity"], identity)
+    difference = run_difference(metadata["identity"], identity)
     if difference:
         raise CheckpointError(
             f"the checkpoint {path} is of another run: {difference}. Continue that run, choose "
@@ -157,52 +156,6 @@ def _resume(
             f"{epochs} asked for: ask for more, or pass resume=False to overwrite it."
         )
     return carry, history, metadata["stopped"]
-
-
-def _identity(key: jax.Array, data: Any, settings: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Describe a run by what must not change between its parts, in JSON's types."""
-    typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
-    raw = jax.random.key_data(key) if typed else key
-    described: dict[str, Any] = {"key": np.asarray(raw).tolist()}
-    for name, value in (settings or {}).items():
-        described[f"setting {name!r}"] = value
-    for path, leaf in jax.tree_util.tree_leaves_with_path(data):
-        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            leaf = jax.random.key_data(leaf)
-        # A few values tell other data from these without reading all of them again; six digits
-        # survive another processor's rounding in their preparation.
-        flat = leaf.reshape(-1)
-        rows = np.linspace(0, max(flat.size - 1, 0), min(flat.size, 64)).astype(int)
-        described[f"data{jax.tree_util.keystr(path)}"] = {
-            "shape": list(leaf.shape),
-            "dtype": str(leaf.dtype),
-            "sample": [f"{v:.6g}" for v in np.asarray(flat[rows], np.float64)],
-        }
-    return described
-
-
-def _difference(stored: Any, given: Any) -> str:
-    """Return the first difference between two runs, or nothing."""
-    # Through JSON first, so that tuples and lists compare equal.
-    for name in [*stored, *(name for name in given if name not in stored)]:
-        old, new = stored.get(name), _plain(given.get(name))
-        if old == new:
-            continue
-        if isinstance(old, dict) and isinstance(new, dict):
-            part = next(k for k in {**old, **new} if old.get(k) != new.get(k))
-            if part == "sample":
-                return f"{name} has other values"
-            return f"{name} has {part} {old.get(part)} there and {new.get(part)} here"
-        return f"{name} is {old!r} there and {new!r} here"
-    return ""
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
-    return value
 
 
 @jax.jit
@@ -220,28 +173,10 @@ def _not_finite(params: Any) -> str:
     return "all parameters are finite"
 
 
+def _shown(record: Mapping[str, Any]) -> str:
+    means = (f"{name} {np.mean(value):.4g}" for name, value in record.items() if name != "epoch")
+    return "  ".join(means)
+
+
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, Any]:
     return {name: np.asarray(value).tolist() for name, value in metrics.items()}
-
-
-@contextmanager
-def _bar(show: bool, total: int, done: int) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Show a progress bar on a terminal; yields a function that takes an epoch's record."""
-    console = Console(stderr=True)
-    if not show or not console.is_terminal:
-        yield lambda record: None
-        return
-    columns = (
-        TextColumn("epoch"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-        TextColumn("{task.description}"),
-    )  # fmt: skip
-    with Progress(*columns, console=console) as bar:
-        task = bar.add_task("", total=total, completed=done)
-
-        def advance(record: dict[str, Any]) -> None:
-            shown = [
-                f"{name} {np.mean(value):.4g}" for name, value in record.items() if name != "epoch"
-            ]
-            bar.update(task, advance=1, description="  ".join(shown))
-
-        yield advance

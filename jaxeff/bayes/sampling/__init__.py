@@ -1,0 +1,32 @@
+"""Markov chain Monte Carlo: `mcmc` and its kernels, diagnostics, and the files of a run."""
+
+from jaxeff.bayes.sampling.diagnostics import (
+    ConvergenceWarning,
+    Mixing,
+    mixing,
+    parameter_mixing,
+    prediction_mixing,
+)
+from jaxeff.bayes.sampling.kernels import HMC, NUTS, SGHMC, SGLD
+from jaxeff.bayes.sampling.mcmc import hmc, mcmc, nuts, sghmc, sgld
+from jaxeff.bayes.sampling.result import MCMCResult
+from jaxeff.bayes.sampling.run import ChainsDivergedError
+
+__all__ = [
+    "HMC",
+    "NUTS",
+    "SGHMC",
+    "SGLD",
+    "ChainsDivergedError",
+    "ConvergenceWarning",
+    "MCMCResult",
+    "Mixing",
+    "hmc",
+    "mcmc",
+    "mixing",
+    "nuts",
+    "parameter_mixing",
+    "prediction_mixing",
+    "sghmc",
+    "sgld",
+]

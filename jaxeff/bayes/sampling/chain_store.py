@@ -1,0 +1,91 @@
+"""A run on disk: a folder with the chains' state and the draws so far.
+
+``state.safetensors`` is replaced in one step after each block of iterations; what a block drew is
+in a file of its own, written before. So a run that is killed loses at most the block it was in.
+"""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxeff.bayes.sampling.program import Chains
+from jaxeff.training import CheckpointError, load_metadata, load_pytree, save_pytree
+from jaxeff.training.identity import run_difference
+
+_KIND = "jaxeff.mcmc"
+
+
+class Trace(NamedTuple):
+    """What chains leave behind, in NumPy arrays.
+
+    Attributes:
+        positions: Kept draws, ``[draws, chains, d]``.
+        stats: By name, ``[iterations, chains]``, warm-up included.
+    """
+
+    positions: np.ndarray
+    stats: dict[str, np.ndarray]
+
+
+class ChainStore:
+    """The folder of one run."""
+
+    def __init__(self, folder: Path, identity: dict[str, Any]):
+        self._folder, self._identity = folder, identity
+        self._files: list[str] = []
+
+    def load(self, like: Chains) -> tuple[Chains, int, list[Trace]] | None:
+        """Read the run so far.
+
+        Args:
+            like: A state of the same structure.
+
+        Returns:
+            The state, the number of iterations done and what they left; None if there is no run.
+
+        Raises:
+            CheckpointError: A file is damaged or missing, or the run is another one.
+        """
+        path = self._folder / "state.safetensors"
+        if not path.exists():
+            return None
+        metadata = load_metadata(path)
+        if metadata.get("kind") != _KIND:
+            raise CheckpointError(f"{path} is a checkpoint, but not one of sampled chains.")
+        if difference := run_difference(metadata["identity"], self._identity):
+            raise CheckpointError(
+                f"the chains in {self._folder} are of another run: {difference}. Continue that "
+                "run, choose another folder, or pass resume=False to overwrite it."
+            )
+        state = load_pytree(path, like)
+        self._files = list(metadata["files"])
+        try:
+            traces = [_numpy(load_pytree(self._folder / name)) for name in self._files]
+        except FileNotFoundError as error:
+            raise CheckpointError(f"the chains in {self._folder} are incomplete: {error}") from None
+        return state, metadata["iterations"], traces
+
+    def append(self, state: Chains, iterations: int, trace: Trace) -> None:
+        """Keep a block of iterations.
+
+        Args:
+            state: After the block.
+            iterations: Done so far, this block included.
+            trace: What the block left.
+        """
+        name = f"draws-{len(self._files):06d}.safetensors"
+        save_pytree(self._folder / name, trace._asdict())
+        self._files.append(name)
+        metadata = {
+            "kind": _KIND,
+            "identity": self._identity,
+            "iterations": iterations,
+            "files": self._files,
+        }
+        save_pytree(self._folder / "state.safetensors", state, metadata)
+
+
+def _numpy(tree: dict[str, Any]) -> Trace:
+    return Trace(**jax.tree.map(np.asarray, tree))

@@ -1,0 +1,131 @@
+"""Have the chains converged? Split R-hat and bulk effective sample size (Vehtari et al. 2021).
+
+For a network the question is about its *predictions*: hidden units may be exchanged, so chains
+that agree on every prediction may disagree on every weight.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import blackjax
+import jax
+import jax.numpy as jnp
+import numpy as np
+from blackjax.diagnostics import ess_bulk
+from jaxtyping import Float
+from numpyro.distributions import CategoricalLogits, CategoricalProbs, Distribution
+
+from jaxeff.bayes.likelihood import Likelihood, resolve_likelihood
+from jaxeff.bayes.posterior import Draws
+from jaxeff.bayes.predictive import predict
+
+RHAT = 1.05
+"""Above it, chains are said not to have converged."""
+SETTLED = 1e-3
+"""Probabilities that vary by less, in standard deviations, are settled: no matter for R-hat."""
+_COLUMNS = 512
+
+
+class ConvergenceWarning(UserWarning):
+    """Chains that have not converged: their draws don't represent the posterior."""
+
+
+class Mixing(NamedTuple):
+    """How well chains mix, for each of a number of quantities.
+
+    Attributes:
+        rhat: Split, rank-normalised R-hat; NaN for a quantity that never changes.
+        ess: Bulk effective sample size, of all chains together.
+    """
+
+    rhat: Float[np.ndarray, " *shape"]
+    ess: Float[np.ndarray, " *shape"]
+
+    @property
+    def max_rhat(self) -> float:
+        """The largest R-hat; 1 where nothing changes."""
+        return float(np.nanmax(self.rhat, initial=1.0))
+
+    @property
+    def min_ess(self) -> float:
+        """The smallest effective sample size of what changes."""
+        changing = self.ess[~np.isnan(self.rhat)]
+        return float(changing.min()) if changing.size else float("nan")
+
+
+def mixing(values: Float[Any, "chains draws *shape"]) -> Mixing:
+    """R-hat and effective sample size of any quantity.
+
+    Args:
+        values: One value for each draw of each chain; at least four draws.
+
+    Returns:
+        An entry for each component.
+    """
+    chains, draws, *shape = np.shape(values)
+    if draws < 4:
+        raise ValueError(f"R-hat needs at least 4 draws of each chain, not {draws}")
+    flat = np.reshape(values, (chains, draws, -1))
+    width = min(_COLUMNS, max(flat.shape[2], 1))
+    parts = []
+    for first in range(0, flat.shape[2], width):
+        part = flat[:, :, first : first + width]
+        # Of equal widths, so that one program does.
+        missing = width - part.shape[2]
+        padded = np.pad(part, ((0, 0), (0, 0), (0, missing)))
+        parts.append(np.stack(_mixing(padded))[:, : part.shape[2]])
+    rhat, ess = np.concatenate(parts, axis=1).reshape(2, *shape)
+    return Mixing(rhat, ess)
+
+
+def parameter_mixing(posterior: Draws) -> dict[str, Mixing]:
+    """R-hat and effective sample size of each random parameter, by path."""
+    return {path: mixing(values) for path, values in posterior.random.items()}
+
+
+def prediction_mixing(
+    f: Callable[..., Any],
+    posterior: Draws,
+    *inputs: Any,
+    likelihood: Likelihood = "categorical",
+    chunk: int = 1,
+) -> Mixing:
+    """R-hat and effective sample size of predictions.
+
+    Args:
+        f: ``f(params, *inputs) -> outputs``.
+        posterior: The draws.
+        *inputs: Where to predict.
+        likelihood: As `resolve_likelihood` takes it: the prediction is the probability of each
+            class, or else the mean of its distribution.
+        chunk: Draws evaluated together.
+
+    Returns:
+        Of shape ``[inputs]``, ``[inputs, targets]`` or ``[inputs, classes]``. Probabilities that
+        hardly vary (`SETTLED`) have an R-hat of NaN.
+    """
+    outputs = predict(jax.random.key(0), f, posterior, *inputs, chunk=chunk)
+    means = _means(outputs, likelihood=likelihood)
+    means = np.reshape(means, (posterior.chains, posterior.draws_per_chain, *means.shape[1:]))
+    found = mixing(means)
+    if likelihood == "categorical":
+        settled = means.std((0, 1)) < SETTLED
+        return found._replace(rhat=np.where(settled, np.nan, found.rhat))
+    return found
+
+
+@jax.jit
+def _mixing(values: Any) -> tuple[Any, Any]:
+    return jnp.atleast_1d(blackjax.rhat(values)), jnp.atleast_1d(ess_bulk(values))
+
+
+@partial(jax.jit, static_argnames=("likelihood",))
+def _means(outputs: Any, *, likelihood: Likelihood) -> Any:
+    return jax.vmap(lambda one: _mean(resolve_likelihood(likelihood)(one)))(outputs)
+
+
+def _mean(distribution: Distribution) -> Any:
+    if isinstance(distribution, CategoricalLogits | CategoricalProbs):
+        return distribution.probs
+    return distribution.mean

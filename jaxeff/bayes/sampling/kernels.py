@@ -1,0 +1,151 @@
+"""Markov kernels: which sampler, and its settings.
+
+`NUTS` and `HMC` use the whole data in each step and adapt their step size and mass matrix during
+warm-up; `SGLD` and `SGHMC` use mini-batches, have a step size that you choose, and no correction
+for its error.
+
+Sources: Hoffman and Gelman 2014 (NUTS, dual averaging), Neal 2011 (HMC), Welling and Teh 2011
+(SGLD), Chen et al. 2014 (SGHMC).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Engine = Literal["blackjax", "numpyro"]
+StepSize = float | Callable[..., float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hamiltonian:
+    """What the samplers that integrate Hamilton's equations have in common.
+
+    Attributes:
+        step_size: The integrator's first step size; warm-up adapts it.
+        target_acceptance: The mean acceptance that warm-up adapts the step size to. Nearer to 1
+            means smaller steps and fewer divergences.
+        dense: Whether the mass matrix is dense; its memory and time grow with the square and
+            the cube of the number of parameters.
+        pooled: Whether the chains share one step size and one mass matrix, adapted on all of them
+            together, so that a shorter warm-up does. Variances are those within the chains.
+        engine: The library whose transition is used. Warm-up is the same for both.
+    """
+
+    step_size: float = 0.1
+    target_acceptance: float = 0.8
+    dense: bool = False
+    pooled: bool = True
+    engine: Engine = "blackjax"
+
+    def __post_init__(self) -> None:
+        _check_positive(self, "step_size")
+        if not 0 < self.target_acceptance < 1:
+            raise ValueError(
+                f"target_acceptance must lie between 0 and 1, not {self.target_acceptance!r}"
+            )
+        if self.engine not in ("blackjax", "numpyro"):
+            raise ValueError(f"engine must be 'blackjax' or 'numpyro', not {self.engine!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NUTS(Hamiltonian):
+    """The no-U-turn sampler.
+
+    Attributes:
+        max_depth: A trajectory has at most ``2**max_depth - 1`` steps. Networks often reach it;
+            chains that are vectorised wait for the longest one.
+    """
+
+    max_depth: int = 10
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_count(self, "max_depth")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HMC(Hamiltonian):
+    """Hamiltonian Monte Carlo.
+
+    Attributes:
+        steps: Steps of a trajectory on average; their number is drawn anew, uniformly from
+            1 to ``2 * steps - 1``, for each iteration, so that no trajectory length resonates.
+    """
+
+    steps: int = 16
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_count(self, "steps")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StochasticGradient:
+    """What the samplers on mini-batches have in common.
+
+    Attributes:
+        step_size: Step size, or a schedule of the iteration, such as optax's.
+        batch_size: Examples in each mini-batch, drawn with replacement for each chain.
+        temperature: Of the noise; 1 samples the posterior, less a sharpened one.
+    """
+
+    step_size: StepSize
+    batch_size: int
+    temperature: float = 1.0
+
+    def step_size_at(self, iteration: Any) -> Any:
+        """The step size of an iteration."""
+        return self.step_size(iteration) if callable(self.step_size) else self.step_size
+
+    def __post_init__(self) -> None:
+        if not callable(self.step_size):
+            _check_positive(self, "step_size")
+        _check_count(self, "batch_size")
+        if not 0 <= self.temperature < float("inf"):
+            raise ValueError(f"temperature must not be negative, got {self.temperature!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SGLD(StochasticGradient):
+    """Stochastic gradient Langevin dynamics, ``w += e * grad log p(w) + sqrt(2 e) noise``.
+
+    Stable below a step size of about twice the smallest posterior variance.
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class SGHMC(StochasticGradient):
+    """Stochastic gradient Hamiltonian Monte Carlo.
+
+    An iteration draws a momentum and takes a few steps on one mini-batch. The step size is one of
+    time: ``step_size * steps`` should stay below the posterior's smallest standard deviation, or
+    the chain follows each mini-batch to its own optimum; (step_size * steps)**2 / 2 compares with
+    the step size of `SGLD`.
+
+    Attributes:
+        steps: Steps of an iteration.
+        friction: Decay of the momentum per unit of time; should outweigh the gradient's noise.
+    """
+
+    steps: int = 10
+    friction: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_count(self, "steps")
+        _check_positive(self, "friction")
+
+
+Kernel = NUTS | HMC | SGLD | SGHMC
+
+
+def _check_positive(settings: object, name: str) -> None:
+    value = getattr(settings, name)
+    if not 0 < value < float("inf"):
+        raise ValueError(f"{name} must be a positive number, not {value!r}")
+
+
+def _check_count(settings: object, name: str) -> None:
+    value = getattr(settings, name)
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, not {value!r}")

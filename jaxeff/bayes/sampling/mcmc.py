@@ -1,0 +1,285 @@
+"""Markov chain Monte Carlo over the parameters of any function.
+
+result = nuts(key, f, params, (x, y), likelihood="gaussian", chains=4)
+outputs = predict(key, f, result.posterior, grid)          # [chains * samples, ...]
+result.predictions.max_rhat, result.converged
+
+All chains run in one compiled program, vectorised and, where there are several devices, spread over
+them. The program is compiled once for each `f`, likelihood, kernel and set of shapes: for other
+data, another prior, or another value of an input it is used again. So pass the same function
+object, and what tells models apart as an input: with ``f(params, x, index)`` and
+``shared=(index,)`` one program samples every model that ``jax.lax.switch(index, ...)`` holds.
+
+Sharp edges:
+
+- `NUTS` and `HMC` use all data in each step.
+- Vectorised chains wait for the longest trajectory among them.
+- On a CPU, spread chains over the cores by giving JAX as many devices, before it starts:
+  ``XLA_FLAGS=--xla_force_host_platform_device_count=2``.
+- A result is bit for bit the same again, also after an interruption, on the same devices; on others
+  it differs in rounding, which a chain amplifies.
+"""
+
+import math
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jax.sharding import Mesh
+
+from jaxeff.bayes.density import Scales, random_part
+from jaxeff.bayes.likelihood import Likelihood, check_data, check_targets
+from jaxeff.bayes.posterior import Draws
+from jaxeff.bayes.prior import Prior, named_leaves, prior_scales
+from jaxeff.bayes.sampling.chain_store import ChainStore, Trace
+from jaxeff.bayes.sampling.diagnostics import ConvergenceWarning, prediction_mixing
+from jaxeff.bayes.sampling.kernels import (
+    HMC,
+    NUTS,
+    SGHMC,
+    SGLD,
+    Kernel,
+    StochasticGradient,
+)
+from jaxeff.bayes.sampling.program import AXIS, Chains, Problem, Program, start, to_vectors
+from jaxeff.bayes.sampling.result import MCMCResult
+from jaxeff.bayes.sampling.run import run_chains
+from jaxeff.bayes.sampling.starts import starting_points
+from jaxeff.training.epoch import count_examples
+from jaxeff.training.identity import run_identity
+
+_MONITORED = 100
+
+
+def mcmc(
+    key: jax.Array,
+    f: Callable[..., Any],
+    params: Any,
+    data: tuple[Any, ...],
+    kernel: Kernel,
+    *,
+    warmup: int = 1000,
+    samples: int = 1000,
+    chains: int = 4,
+    thin: int = 1,
+    likelihood: Likelihood = "categorical",
+    prior: Prior = "fan_in",
+    shared: tuple[Any, ...] = (),
+    init: Any = None,
+    jitter: float = 0.1,
+    devices: Sequence[Any] | None = None,
+    monitor: tuple[Any, ...] | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    resume: bool = True,
+    settings: Mapping[str, Any] | None = None,
+    progress: bool = True,
+) -> MCMCResult:
+    """Sample the posterior over the parameters of ``f``.
+
+    Args:
+        key: Random key; the run is a function of it and of the other arguments.
+        f: ``f(params, *inputs, *shared) -> outputs``.
+        params: Pytree of parameters: structure, shapes and dtypes, and the values of those that
+            have no prior.
+        data: ``(*inputs, targets)``: arrays (or pytrees) with a common first axis of examples.
+        kernel: The sampler: `NUTS`, `HMC`, `SGLD` or `SGHMC`.
+        warmup: Iterations that come first and aren't kept; `NUTS` and `HMC` adapt in them.
+        samples: Draws to keep of each chain.
+        chains: How many chains.
+        thin: Iterations for each kept draw; memory is ``chains * samples`` times the parameters.
+        likelihood: ``"categorical"``, ``"gaussian"``, or a function from the outputs to a NumPyro
+            distribution of the targets.
+        prior: Standard deviations; see `jaxeff.bayes.prior`. A parameter with the rule None keeps
+            its value in ``params``.
+        shared: Inputs that come after those of ``data`` and are the same for all examples.
+        init: Where chains start: draws from the prior (None) or from a posterior, such as that of
+            an SVI run or earlier chains; around given parameters; or at parameters with a leading
+            axis of chains.
+        jitter: Spread of the starts around given parameters, in the prior's standard deviations.
+        devices: To spread the chains over; all there are if None, as far as the number of chains
+            is a multiple of theirs.
+        monitor: Inputs whose predictions are held to R-hat; 100 of the data's if None, none if
+            empty.
+        checkpoint: Folder to keep the run in.
+        resume: Whether to go on from ``checkpoint`` if it exists; the result is then that of an
+            uninterrupted run, bit for bit. A run may be continued with more ``samples``.
+        settings: What else defines the run, as JSON, such as the data's name; a checkpoint with
+            other settings is refused.
+        progress: Whether to show a progress bar; only on a terminal.
+
+    Returns:
+        The draws, statistics, and R-hat and effective sample size of the predictions.
+
+    Raises:
+        ValueError: Data that don't fit together or hold less than a batch, labels out of range, a
+            density that isn't finite at a start, starts of another model, counts below 1.
+        TypeError: A parameter or label has the wrong dtype.
+        ChainsDivergedError: A chain on mini-batches left the finite numbers.
+        CheckpointError: The checkpoint is damaged or of another run; the message names what
+            differs.
+
+    Warns:
+        ConvergenceWarning: The chains disagree, diverge or are stuck.
+    """
+    _check_counts(samples=samples, chains=chains, thin=thin)
+    if warmup < 0:
+        raise ValueError(f"warmup must not be negative, got {warmup}")
+    check_data(params, data)
+    check_targets(lambda p, *inputs: f(p, *inputs, *shared), params, data, likelihood)
+    _check_batch(kernel, data)
+    scales = prior_scales(prior, params)
+    problem = jax.tree.map(jnp.asarray, Problem(params, scales, data, shared))
+    program = Program(f, likelihood, kernel, _mesh(chains, devices))
+    start_key, key = jax.random.split(key)
+    starts = starting_points(start_key, params, scales, chains, init, jitter)
+    state = start(to_vectors(starts), problem, program=program)
+    _check_start(state)
+    store = None
+    if checkpoint is not None:
+        described = {
+            **(settings or {}),
+            "kernel": _described(kernel),
+            "likelihood": likelihood if isinstance(likelihood, str) else "custom",
+            "warmup": warmup,
+            "chains": chains,
+            "thin": thin,
+            "prior": scales,
+            "parameters": {path: np.shape(leaf) for path, leaf in named_leaves(params).items()},
+        }
+        of_run = {"data": problem.data, "shared": shared, "start": state.point.position}
+        store = ChainStore(Path(checkpoint), run_identity(key, of_run, described))
+    trace = run_chains(
+        key,
+        program,
+        problem,
+        state,
+        warmup_iterations=warmup,
+        samples=samples,
+        thin=thin,
+        store=store,
+        resume=resume,
+        progress=progress,
+    )
+    posterior = _draws(trace, params, scales)
+    predictions = None
+    if monitor is None:
+        rows = np.linspace(0, count_examples(data) - 1, _MONITORED).astype(int)
+        monitor = jax.tree.map(lambda leaf: leaf[np.unique(rows)], tuple(data[:-1]))
+    if monitor and samples >= 4:
+        inputs = (*monitor, *shared)
+        predictions = prediction_mixing(f, posterior, *inputs, likelihood=likelihood)
+    stats = {name: values.T for name, values in trace.stats.items()}
+    result = MCMCResult(
+        posterior,
+        {name: values[:, warmup:] for name, values in stats.items()},
+        {name: values[:, :warmup] for name, values in stats.items()},
+        predictions,
+    )
+    if result.problems:
+        warnings.warn(
+            "the chains have not converged:\n- " + "\n- ".join(result.problems),
+            ConvergenceWarning,
+            stacklevel=2,
+        )
+    return result
+
+
+def nuts(
+    key: jax.Array, f: Callable[..., Any], params: Any, data: tuple[Any, ...], **options: Any
+) -> MCMCResult:
+    """Sample by the no-U-turn sampler; ``options`` are settings of `NUTS` and of `mcmc`."""
+    return _run(NUTS, key, f, params, data, options)
+
+
+def hmc(
+    key: jax.Array, f: Callable[..., Any], params: Any, data: tuple[Any, ...], **options: Any
+) -> MCMCResult:
+    """Sample by Hamiltonian Monte Carlo; ``options`` are settings of `HMC` and of `mcmc`."""
+    return _run(HMC, key, f, params, data, options)
+
+
+def sgld(
+    key: jax.Array, f: Callable[..., Any], params: Any, data: tuple[Any, ...], **options: Any
+) -> MCMCResult:
+    """Sample by stochastic gradient Langevin dynamics; ``options``: of `SGLD` and of `mcmc`."""
+    return _run(SGLD, key, f, params, data, options)
+
+
+def sghmc(
+    key: jax.Array, f: Callable[..., Any], params: Any, data: tuple[Any, ...], **options: Any
+) -> MCMCResult:
+    """Sample by stochastic gradient Hamiltonian Monte Carlo; ``options``: of `SGHMC`, `mcmc`."""
+    return _run(SGHMC, key, f, params, data, options)
+
+
+def _run(
+    kernel: type[Kernel],
+    key: jax.Array,
+    f: Callable[..., Any],
+    params: Any,
+    data: tuple[Any, ...],
+    options: dict[str, Any],
+) -> MCMCResult:
+    names = {field.name for field in fields(kernel)}
+    settings = {name: value for name, value in options.items() if name in names}
+    rest = {name: value for name, value in options.items() if name not in names}
+    return mcmc(key, f, params, data, kernel(**settings), **rest)
+
+
+def _mesh(chains: int, devices: Sequence[Any] | None) -> Mesh | None:
+    """The devices that the chains are spread over."""
+    given = jax.local_devices() if devices is None else list(devices)
+    if devices is not None and chains % len(given):
+        raise ValueError(
+            f"{chains} chains can't be spread evenly over {len(given)} devices: choose a multiple"
+        )
+    count = math.gcd(chains, len(given))
+    if count == 1 and devices is None:
+        return None
+    return Mesh(np.array(given[:count]), (AXIS,))
+
+
+def _draws(trace: Trace, params: Any, scales: Scales) -> Draws:
+    _, unravel = ravel_pytree(random_part(params, scales))
+    positions = jnp.swapaxes(trace.positions, 0, 1)
+    return Draws(jax.vmap(jax.vmap(unravel))(positions), params)
+
+
+def _described(kernel: Kernel) -> dict[str, Any]:
+    described = {"name": type(kernel).__name__, **asdict(kernel)}
+    if isinstance(kernel, StochasticGradient):
+        # A schedule is known by a few of its values.
+        described["step_size"] = [float(kernel.step_size_at(10**n)) for n in range(7)]
+    return described
+
+
+def _check_counts(**counts: int) -> None:
+    for name, value in counts.items():
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, not {value}")
+
+
+def _check_batch(kernel: Kernel, data: tuple[Any, ...]) -> None:
+    examples = count_examples(data)
+    if isinstance(kernel, StochasticGradient) and kernel.batch_size > examples:
+        raise ValueError(
+            f"a batch of {kernel.batch_size} from {examples} examples: lower batch_size"
+        )
+
+
+def _check_start(chains: Chains) -> None:
+    finite = np.isfinite(np.asarray(chains.point.log_density))
+    finite &= np.isfinite(np.asarray(chains.point.gradient)).all(1)
+    if not finite.all():
+        raise ValueError(
+            f"at the start of chain {int(np.argmin(finite))} the log-density of parameters and "
+            "data is NaN or infinite, or its gradient is: check f and its likelihood there, or "
+            "start elsewhere (init), for example at trained parameters"
+        )

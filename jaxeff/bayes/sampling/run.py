@@ -1,0 +1,125 @@
+"""The host's side of sampling: run blocks of iterations, show progress, keep checkpoints."""
+
+import time
+
+import numpy as np
+from jaxtyping import PRNGKeyArray
+
+from jaxeff.bayes.sampling import warmup
+from jaxeff.bayes.sampling.chain_store import ChainStore, Trace
+from jaxeff.bayes.sampling.program import Chains, Problem, Program, Recorded, run_block, spread
+from jaxeff.training.progress import progress_bar
+
+MOST, BYTES = 100, 2**26
+"""A block has at most so many iterations, and its draws so many bytes."""
+SECONDS = 5.0
+"""How long a block should take: so often there are progress and a checkpoint."""
+
+
+class ChainsDivergedError(FloatingPointError):
+    """A chain on mini-batches left the finite numbers."""
+
+
+def run_chains(
+    key: PRNGKeyArray,
+    program: Program,
+    problem: Problem,
+    start: Chains,
+    *,
+    warmup_iterations: int,
+    samples: int,
+    thin: int,
+    store: ChainStore | None,
+    resume: bool,
+    progress: bool,
+) -> Trace:
+    """Run chains to their end.
+
+    Args:
+        key: Random key of the run.
+        program: What is compiled.
+        problem: Its arrays.
+        start: The state before the first iteration.
+        warmup_iterations: How many come first, whose draws aren't kept.
+        samples: Draws to keep of each chain.
+        thin: Iterations for each of them.
+        store: Where to keep the run.
+        resume: Whether to go on from what the store holds.
+        progress: Whether to show a progress bar; only on a terminal.
+
+    Returns:
+        What they leave, the part before a resume included.
+
+    Raises:
+        ChainsDivergedError: A position isn't finite.
+        CheckpointError: The store holds another run.
+    """
+    total = warmup_iterations + samples * thin
+    chains, dimensions = start.point.position.shape
+    size = dimensions * chains * start.point.position.dtype.itemsize
+    block = max(1, min(MOST, BYTES // size))
+    phases = np.zeros(total + block, np.int32)
+    phases[:warmup_iterations] = warmup.phases(warmup_iterations)
+    state, done = start, 0
+    traces: list[Trace] = []
+    if store is not None and resume and (found := store.load(start)) is not None:
+        state, done, traces = found
+    state = spread(program, state)
+
+    count, divergences = 1, sum(_divergences(trace) for trace in traces)
+    with progress_bar(progress, "iteration", total, done) as advance:
+        while done < total:
+            began = time.perf_counter()
+            count = min(count, total - done)
+            now = phases[done : done + block]
+            state, recorded = run_block(key, state, done, count, now, problem, program=program)
+            traces.append(_kept(recorded, count, done - warmup_iterations, thin))
+            done += count
+            _check_finite(state, done)
+            if store is not None:
+                store.append(state, done, traces[-1])
+            divergences += _divergences(traces[-1])
+            advance(count, _line(traces[-1], done <= warmup_iterations, divergences))
+            # What comes out doesn't depend on the length of a block, so that may follow the clock.
+            faster = SECONDS / (time.perf_counter() - began)
+            count = max(1, min(block, int(count * min(faster, 8))))
+    return Trace(
+        np.concatenate([trace.positions for trace in traces])[:samples],
+        {
+            name: np.concatenate([trace.stats[name] for trace in traces])[:total]
+            for name in traces[0].stats
+        },
+    )
+
+
+def _kept(recorded: Recorded, count: int, sampled: int, thin: int) -> Trace:
+    """What to keep of a block, the first of whose iterations is number `sampled` of sampling."""
+    number = sampled + np.arange(count)
+    kept = np.flatnonzero((number >= 0) & (number % thin == thin - 1))
+    positions = np.asarray(recorded.positions)[kept]
+    return Trace(positions, {name: np.asarray(a)[:count] for name, a in recorded.stats.items()})
+
+
+def _divergences(trace: Trace) -> int:
+    return int(trace.stats.get("divergent", np.zeros(0)).sum())
+
+
+def _line(trace: Trace, warming: bool, divergences: int) -> str:
+    mean = {name: values.mean() for name, values in trace.stats.items()}
+    parts = ["warm-up" if warming else "sampling", f"step size {mean['step_size']:.2g}"]
+    if "acceptance" in mean:
+        parts += [
+            f"acceptance {mean['acceptance']:.2f}",
+            f"{mean['steps']:.0f} steps",
+            f"{divergences} divergences",
+        ]
+    return "  ".join(parts)
+
+
+def _check_finite(state: Chains, done: int) -> None:
+    finite = np.isfinite(np.asarray(state.point.position)).all(1)
+    if not finite.all():
+        raise ChainsDivergedError(
+            f"after {done} iterations the parameters of chain {int(np.argmin(finite))} are NaN or "
+            "infinite: lower the step size"
+        )
