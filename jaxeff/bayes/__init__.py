@@ -6,6 +6,8 @@ logits = predict(key, f, result.posterior, x, samples=30)  # [samples, batch, cl
 jaxeff.moments(f)(result.posterior, x)                      # one pass instead of 30
 """
 
+from jaxeff.bayes.collapse import CollapseWarning
+from jaxeff.bayes.guides import Flow, FullRank, LowRank, MeanField
 from jaxeff.bayes.posterior import (
     Draws,
     Posterior,
@@ -34,7 +36,8 @@ from jaxeff.bayes.sampling import (
     sghmc,
     sgld,
 )
-from jaxeff.bayes.svi import SVIResult, svi
+from jaxeff.bayes.svi import svi
+from jaxeff.bayes.variational import SVIResult
 
 __all__ = [
     "HMC",
@@ -42,9 +45,14 @@ __all__ = [
     "SGHMC",
     "SGLD",
     "ChainsDivergedError",
+    "CollapseWarning",
     "ConvergenceWarning",
     "Draws",
+    "Flow",
+    "FullRank",
+    "LowRank",
     "MCMCResult",
+    "MeanField",
     "Mixing",
     "Posterior",
     "SVIResult",

@@ -112,8 +112,7 @@ def to_gaussians(posterior: Any) -> Any:
     """
     if isinstance(posterior, Posterior):
         return posterior.to_gaussians()
-    _check_gaussians(posterior)
-    return posterior
+    return _checked(posterior)
 
 
 def prepare_draws(key: PRNGKeyArray, posterior: Any, n: int) -> tuple[Any, Callable[[Any], Any]]:
@@ -132,7 +131,7 @@ def prepare_draws(key: PRNGKeyArray, posterior: Any, n: int) -> tuple[Any, Calla
     """
     if isinstance(posterior, Posterior):
         return posterior.draws(key, n)
-    _check_gaussians(posterior)
+    _checked(posterior)
     return jax.random.split(key, n), lambda k: draw(k, posterior)
 
 
@@ -198,15 +197,16 @@ def check_posterior(posterior: Any, params: Any) -> None:
             )
 
 
+def is_posterior(tree: Any) -> bool:
+    """Whether it is any posterior, rather than a pytree of plain arrays."""
+    leaves = jax.tree.leaves(tree, is_leaf=is_gaussian)
+    return isinstance(tree, Posterior) or any(is_gaussian(leaf) for leaf in leaves)
+
+
 def _checked(posterior: Any) -> Any:
-    if not isinstance(posterior, Posterior):
-        _check_gaussians(posterior)
-    return posterior
-
-
-def _check_gaussians(posterior: Any) -> None:
-    if not any(is_gaussian(leaf) for leaf in jax.tree.leaves(posterior, is_leaf=is_gaussian)):
+    if not is_posterior(posterior):
         raise TypeError(
             "the posterior holds no Gaussian: pass the `posterior` of a result (not the result "
             "itself, and not a pytree of arrays)"
         )
+    return posterior
