@@ -248,7 +248,7 @@ X, LABELS = np.ones((40, 2), np.float32), np.zeros(40, np.int32)
         ((X, LABELS + 3), {}, ValueError, "labels must be 0 to 2; found 3 to 3"),
         ((X, LABELS - 1), {}, ValueError, "labels must be 0 to 2; found -1 to -1"),
         ((X, LABELS.astype(float)), {}, TypeError, "integer class labels"),
-        ((X, LABELS[:-1]), {}, ValueError, "the same number of examples"),
+        ((X, LABELS[:-1]), {}, ValueError, r"one of targets \[40\], but \[39\] came"),
         ((X,), {}, ValueError, r"data must be \(\*inputs, targets\)"),
         ((X, LABELS), {"batch_size": 41}, ValueError, "40 examples, less than one batch of 41"),
         ((X, LABELS), {"batch_size": 0}, ValueError, "batch size must be at least 1"),
@@ -267,7 +267,7 @@ X, LABELS = np.ones((40, 2), np.float32), np.zeros(40, np.int32)
             (X, X[:, 0]),
             {"likelihood": lambda out: dist.Normal(out.T, 1.0)},
             ValueError,
-            r"one of targets \[3, 20\], but \[20\] came",
+            r"one of targets \[3, 40\], but \[40\] came",
         ),
     ],
 )
