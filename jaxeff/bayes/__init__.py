@@ -16,6 +16,7 @@ from jaxeff.bayes.posterior import (
     sample,
     to_gaussians,
 )
+from jaxeff.bayes.posterior_file import load_posterior, save_posterior
 from jaxeff.bayes.predictive import predict
 from jaxeff.bayes.prior import prior_scales
 from jaxeff.bayes.sampling import (
@@ -59,6 +60,7 @@ __all__ = [
     "check_posterior",
     "draw",
     "hmc",
+    "load_posterior",
     "mcmc",
     "mixing",
     "nuts",
@@ -67,6 +69,7 @@ __all__ = [
     "prediction_mixing",
     "prior_scales",
     "sample",
+    "save_posterior",
     "sghmc",
     "sgld",
     "svi",

@@ -1,4 +1,8 @@
-"""Held to Bayesian linear regression with correlated inputs, whose posterior is known."""
+"""Held to Bayesian linear regression, whose posterior is known."""
+
+import importlib
+import re
+from contextlib import contextmanager
 
 import jax
 import jax.numpy as jnp
@@ -6,10 +10,22 @@ import numpy as np
 import numpyro.distributions as dist
 import pytest
 
-from jaxeff.bayes import mixing, nuts
+from jaxeff.bayes import (
+    ChainsDivergedError,
+    ConvergenceWarning,
+    Draws,
+    hmc,
+    mixing,
+    nuts,
+    sghmc,
+    sgld,
+)
+from jaxeff.moments import Gaussian
+from jaxeff.training import CheckpointError
 
 NOISE, PRIOR, N = 0.5, 0.8, 64
 PARAMS = {"a": jnp.zeros(3), "b": {"c": jnp.zeros((1, 1))}}
+run = importlib.import_module("jaxeff.bayes.sampling.run")
 
 
 def linear(params, x):
@@ -20,43 +36,75 @@ def gaussian(mean):
     return dist.Normal(mean, NOISE)
 
 
-def make_regression(seed):
+MODEL = {"likelihood": gaussian, "prior": PRIOR, "monitor": ()}
+
+
+def make_regression(seed, mixed=True):
+    """Data, and mean and covariance of the posterior."""
     rng = np.random.default_rng(seed)
-    x = rng.normal(size=(N, 4)) @ (np.diag([1, 0.5, 2, 1]) + 0.3)
+    x = np.linalg.qr(rng.normal(size=(N, 4)))[0] * np.sqrt(N)
+    x = x @ (np.diag([1, 0.5, 2, 1]) + 0.3) if mixed else x
     y = x @ [1.0, -0.5, 0.3, 2.0] + NOISE * rng.normal(size=N)
     covariance = np.linalg.inv(np.eye(4) / PRIOR**2 + x.T @ x / NOISE**2)
     return (np.float32(x), np.float32(y)), covariance @ x.T @ y / NOISE**2, covariance
 
 
-@pytest.fixture(scope="module")
-def regression():
-    return make_regression(0)
+DATA, MEAN, COVARIANCE = make_regression(0)
 
 
-def vectors(posterior):
+def vectors(result):
     """All draws as vectors, ``[chains, draws, 4]``."""
-    return np.concatenate([posterior.random["a"], posterior.random["b/c"][..., 0]], -1)
+    random = result.posterior.random
+    return np.concatenate([random["a"], random["b/c"][..., 0]], -1)
 
 
 def assert_posterior(draws, mean, covariance):
-    """Mean and variances within four standard errors, by the effective sample size."""
-    scale = np.sqrt(np.diag(covariance))
-    flat = (draws - mean) / scale
-    for moment, expected in ((flat, 0), (flat**2, 1)):
+    """Mean and second moments within four standard errors, by the effective sample size."""
+    white = (draws - mean) @ np.linalg.inv(np.linalg.cholesky(covariance)).T
+    products = white[..., :, None] * white[..., None, :]
+    for moment, expected in ((white, 0), (products, np.eye(4))):
         error = moment.std((0, 1)) / np.sqrt(mixing(moment).ess)
         assert (np.abs(moment.mean((0, 1)) - expected) < 4 * error).all()
+    assert mixing(white).min_ess > 200
 
 
-@pytest.mark.parametrize("engine", ["blackjax", "numpyro"])
-def test_nuts_samples_the_posterior(regression, engine):
-    data, mean, covariance = regression
-    result = nuts(
-        jax.random.key(0), linear, PARAMS, data, likelihood=gaussian, prior=PRIOR,
-        warmup=300, samples=500, engine=engine,
-    )  # fmt: skip
-    assert_posterior(vectors(result.posterior), mean, covariance)
+@pytest.mark.parametrize(
+    ("sample", "settings"),
+    [
+        (nuts, {}),
+        (nuts, {"engine": "numpyro"}),
+        (nuts, {"pooled": False, "dense": True, "vectorized": True}),
+        (hmc, {"steps": 4}),
+        (hmc, {"steps": 4, "engine": "numpyro"}),
+    ],
+    ids=["blackjax-nuts", "numpyro-nuts", "separate-dense-nuts", "blackjax-hmc", "numpyro-hmc"],
+)
+def test_hamiltonian_samplers_sample_the_posterior(sample, settings):
+    key = jax.random.key(0)
+    result = sample(key, linear, PARAMS, DATA, warmup=300, samples=400, **MODEL, **settings)
+    assert_posterior(vectors(result), MEAN, COVARIANCE)
     assert result.converged
-    assert mixing(vectors(result.posterior)).min_ess > 400
+    assert result.stats["acceptance"].shape == (4, 400)
+    assert result.warmup_stats["acceptance"].shape == (4, 300)
+    assert (np.abs(result.acceptance - 0.85) < 0.13).all()
+
+
+@pytest.mark.parametrize(
+    ("sample", "settings"),
+    [
+        (sgld, {"step_size": 1e-4, "thin": 20}),
+        (sghmc, {"step_size": 5e-4, "steps": 20, "friction": 10.0, "thin": 10}),
+    ],
+    ids=["sgld", "sghmc"],
+)
+def test_samplers_on_mini_batches_sample_the_posterior(sample, settings):
+    data, mean, covariance = make_regression(1, mixed=False)
+    key = jax.random.key(0)
+    result = sample(
+        key, linear, PARAMS, data, warmup=500, samples=1000, batch_size=32, vectorized=True,
+        **MODEL, **settings,
+    )  # fmt: skip
+    assert_posterior(vectors(result), mean, covariance)
 
 
 def test_other_data_prior_and_length_use_the_same_program():
@@ -69,9 +117,173 @@ def test_other_data_prior_and_length_use_the_same_program():
     counts = []
     for seed in (0, 1):
         data, _, _ = make_regression(seed)
-        nuts(
-            jax.random.key(seed), model, PARAMS, data, likelihood=gaussian, prior=PRIOR + seed,
-            shared=(jnp.float32(seed),), warmup=100 + seed, samples=20 + seed, monitor=(),
+        hmc(
+            jax.random.key(seed), model, PARAMS, data, shared=(jnp.float32(1 + seed),), chains=2,
+            warmup=100 + seed, samples=20 + seed, **(MODEL | {"prior": PRIOR + seed}),
         )  # fmt: skip
         counts.append(len(traces))
     assert counts[1] == counts[0] + 1  # only to find the shape of the outputs
+
+
+def test_chains_together_are_the_chains_alone():
+    def draw(**options):
+        key = jax.random.key(3)
+        settings = {"steps": 4, "step_size": 0.02, "warmup": 0, "samples": 5, **MODEL, **options}
+        return vectors(hmc(key, linear, PARAMS, DATA, **settings))
+
+    alone = draw(vectorized=False)
+    np.testing.assert_allclose(draw(vectorized=True), alone, rtol=1e-4)
+    assert len(np.unique(alone[:, 0, 0])) == 4
+
+
+def test_a_parameter_without_a_prior_keeps_its_value():
+    params = {"a": jnp.zeros(3), "b": {"c": jnp.full((1, 1), 1.5)}}
+    prior = {"b/c": None, "*": PRIOR}
+    result = hmc(
+        jax.random.key(0), linear, params, DATA, steps=4, warmup=200, samples=400,
+        **(MODEL | {"prior": prior}),
+    )  # fmt: skip
+    assert set(result.posterior.random) == {"a"}
+    assert float(result.posterior.at(0)["b"]["c"][0, 0]) == 1.5
+    a = np.asarray(result.posterior.random["a"])
+    # The Gaussian posterior of the others, given the value of the last.
+    precision = np.linalg.inv(COVARIANCE)
+    covariance = np.linalg.inv(precision[:3, :3])
+    mean = MEAN[:3] - covariance @ precision[:3, 3] * (1.5 - MEAN[3])
+    error = np.sqrt(np.diag(covariance) / mixing(a).ess)
+    assert (np.abs(a.mean((0, 1)) - mean) < 4 * error).all()
+    assert (error < 0.1 * np.sqrt(np.diag(covariance))).all()
+
+
+def interrupt_after(monkeypatch, iterations):
+    """Let the next run be interrupted when so many iterations are done, one at a time."""
+
+    @contextmanager
+    def bar(show, unit, total, done):
+        def advance(more, line):
+            nonlocal done
+            done += more
+            if done >= iterations:
+                raise KeyboardInterrupt
+
+        yield advance
+
+    monkeypatch.setattr(run, "progress_bar", bar)
+    monkeypatch.setattr(run, "SECONDS", 0)
+
+
+@pytest.mark.parametrize("stop", [40, 112], ids=["mid-warmup", "mid-chain"])
+def test_an_interrupted_run_goes_on_as_if_it_had_not_stopped(tmp_path, monkeypatch, stop):
+    def draw(**options):
+        key = jax.random.key(2)
+        return hmc(key, linear, PARAMS, DATA, steps=4, warmup=100, thin=2, **MODEL, **options)
+
+    with monkeypatch.context() as patch:
+        interrupt_after(patch, stop)
+        with pytest.raises(KeyboardInterrupt):
+            draw(samples=20, checkpoint=tmp_path / "run")
+    resumed = draw(samples=20, checkpoint=tmp_path / "run")
+    longer = draw(samples=25, checkpoint=tmp_path / "run")
+    whole = draw(samples=25)
+    np.testing.assert_array_equal(vectors(longer), vectors(whole))
+    np.testing.assert_array_equal(vectors(resumed), vectors(whole)[:, :20])
+    for name, values in whole.stats.items():
+        np.testing.assert_array_equal(longer.stats[name], values)
+        assert values.shape == (4, 50)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"warmup": 6}, "'warmup'"),
+        ({"prior": 0.5}, "'prior'"),
+        ({"steps": 5}, "'kernel'"),
+        ({"data": make_regression(1)[0]}, r"data.*other values"),
+        ({"seed": 7}, "key"),
+    ],
+)
+def test_a_checkpoint_of_another_run_is_refused(tmp_path, monkeypatch, change, message):
+    def draw(seed=2, data=DATA, **options):
+        settings = {"steps": 4, "warmup": 5, "samples": 5, **MODEL, **options}
+        key = jax.random.key(seed)
+        return hmc(key, linear, PARAMS, data, checkpoint=tmp_path, **settings)
+
+    interrupt_after(monkeypatch, 1)
+    with pytest.raises(KeyboardInterrupt):
+        draw()
+    with pytest.raises(CheckpointError, match=message):
+        draw(**change)
+    with pytest.raises(KeyboardInterrupt):
+        draw(**change, resume=False)
+
+
+def test_starts(monkeypatch):
+    def start(init, jitter=0.1):
+        starts = importlib.import_module("jaxeff.bayes.sampling.starts").starting_points
+        scales = {"a": PRIOR, "b/c": PRIOR}
+        return starts(jax.random.key(0), PARAMS, scales, 4, init, jitter)["a"]
+
+    ones = jax.tree.map(jnp.ones_like, PARAMS)
+    chains = jax.tree.map(lambda p: jnp.arange(4.0).reshape(4, *[1] * p.ndim) + p, PARAMS)
+    np.testing.assert_array_equal(start(chains), chains["a"])
+    np.testing.assert_array_equal(start(ones, 0.0), jnp.ones((4, 3)))
+    assert 0.01 < np.std(start(ones)) < 0.3
+    narrow = jax.tree.map(lambda p: Gaussian(p + 1, jnp.full_like(p, 1e-6)), PARAMS)
+    np.testing.assert_allclose(start(narrow), jnp.ones((4, 3)), atol=0.01)
+    random = {"a": jnp.ones((2, 3, 3)), "b/c": jnp.ones((2, 3, 1, 1))}
+    np.testing.assert_array_equal(start(Draws(random, PARAMS)), jnp.ones((4, 3)))
+    assert len(np.unique(start(None))) == 12
+    with pytest.raises(ValueError, match=r"init has a of shape \(2,\), the model \(3,\)"):
+        start({"a": jnp.zeros(2), "b": {"c": jnp.zeros((1, 1))}})
+    with pytest.raises(ValueError, match="init and params differ in b/c"):
+        start({"a": jnp.zeros(3)})
+
+
+def test_chains_that_diverge_or_are_stuck_are_named():
+    with pytest.warns(ConvergenceWarning, match="diverged") as warned:
+        result = hmc(
+            jax.random.key(0), linear, PARAMS, DATA, steps=4, step_size=100.0, warmup=0,
+            samples=20, **(MODEL | {"monitor": None}),
+        )  # fmt: skip
+    message = str(warned[0].message)
+    assert "chain 3 is stuck: it accepts 0.0 % of its moves" in message
+    assert "R-hat of the predictions" in message
+    assert not result.converged
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"samples": 0}, ValueError, "samples must be at least 1"),
+        ({"warmup": -1}, ValueError, "warmup must not be negative"),
+        ({"steps": 0}, ValueError, "steps must be at least 1"),
+        ({"target_acceptance": 1.5}, ValueError, "target_acceptance must lie between"),
+        ({"engine": "stan"}, ValueError, "engine must be 'blackjax' or 'numpyro'"),
+        ({"devices": jax.local_devices() * 3}, ValueError, "4 chains can't be spread evenly"),
+        ({"data": (DATA[0], DATA[1][:, None])}, ValueError, re.escape("likelihood is one of")),
+    ],
+)
+def test_bad_settings(options, error, message):
+    data = options.pop("data", DATA)
+    with pytest.raises(error, match=message):
+        hmc(jax.random.key(0), linear, PARAMS, data, **MODEL, **options)
+
+
+def test_a_density_that_is_nan_at_a_start():
+    def broken(params, x):
+        return linear(params, x) / jnp.where(params["a"][0] < 0, 0.0, 1.0)
+
+    with pytest.raises(ValueError, match=r"at the start of chain .* is NaN or infinite"):
+        hmc(jax.random.key(0), broken, PARAMS, DATA, **MODEL)
+
+
+def test_mini_batches():
+    def draw(**options):
+        return sgld(jax.random.key(0), linear, PARAMS, DATA, **MODEL, **options)
+
+    with pytest.raises(TypeError, match="batch_size"):
+        draw(step_size=1e-4)
+    with pytest.raises(ValueError, match="a batch of 65 from 64 examples"):
+        draw(step_size=1e-4, batch_size=65)
+    with pytest.raises(ChainsDivergedError, match="chain 0 are NaN or infinite: lower the step"):
+        draw(step_size=10.0, batch_size=32, warmup=100)

@@ -52,8 +52,7 @@ class NUTS(Hamiltonian):
     """The no-U-turn sampler.
 
     Attributes:
-        max_depth: A trajectory has at most ``2**max_depth - 1`` steps. Networks often reach it;
-            chains that are vectorised wait for the longest one.
+        max_depth: A trajectory has at most ``2**max_depth - 1`` steps; networks often reach it.
     """
 
     max_depth: int = 10
@@ -119,15 +118,16 @@ class SGHMC(StochasticGradient):
 
     An iteration draws a momentum and takes a few steps on one mini-batch. The step size is one of
     time: ``step_size * steps`` should stay below the posterior's smallest standard deviation, or
-    the chain follows each mini-batch to its own optimum; (step_size * steps)**2 / 2 compares with
-    the step size of `SGLD`.
+    the chain follows each mini-batch to its own optimum; half its square compares with the step
+    size of `SGLD`.
 
     Attributes:
-        steps: Steps of an iteration.
+        steps: Steps of an iteration. BlackJAX's integrator is Euler's, by which variances come out
+            ``steps / (steps - 1)`` times too large where the whole iteration is short.
         friction: Decay of the momentum per unit of time; should outweigh the gradient's noise.
     """
 
-    steps: int = 10
+    steps: int = 20
     friction: float = 1.0
 
     def __post_init__(self) -> None:

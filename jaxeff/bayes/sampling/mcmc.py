@@ -4,16 +4,16 @@ result = nuts(key, f, params, (x, y), likelihood="gaussian", chains=4)
 outputs = predict(key, f, result.posterior, grid)          # [chains * samples, ...]
 result.predictions.max_rhat, result.converged
 
-All chains run in one compiled program, vectorised and, where there are several devices, spread over
-them. The program is compiled once for each `f`, likelihood, kernel and set of shapes: for other
-data, another prior, or another value of an input it is used again. So pass the same function
-object, and what tells models apart as an input: with ``f(params, x, index)`` and
-``shared=(index,)`` one program samples every model that ``jax.lax.switch(index, ...)`` holds.
+All chains run in one compiled program, spread over the devices there are. The program is compiled
+once for each `f`, likelihood, kernel and set of shapes: for other data, another prior, or another
+value of an input it is used again. So pass the same function object, and what tells
+models apart as an input: with ``f(params, x, index)`` and ``shared=(index,)`` one program samples
+every model that ``jax.lax.switch(index, ...)`` holds.
 
 Sharp edges:
 
 - `NUTS` and `HMC` use all data in each step.
-- Vectorised chains wait for the longest trajectory among them.
+- Chains that run together wait for the longest trajectory among them.
 - On a CPU, spread chains over the cores by giving JAX as many devices, before it starts:
   ``XLA_FLAGS=--xla_force_host_platform_device_count=2``.
 - A result is bit for bit the same again, also after an interruption, on the same devices; on others
@@ -75,6 +75,7 @@ def mcmc(
     init: Any = None,
     jitter: float = 0.1,
     devices: Sequence[Any] | None = None,
+    vectorized: bool | None = None,
     monitor: tuple[Any, ...] | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     resume: bool = True,
@@ -105,6 +106,9 @@ def mcmc(
         jitter: Spread of the starts around given parameters, in the prior's standard deviations.
         devices: To spread the chains over; all there are if None, as far as the number of chains
             is a multiple of theirs.
+        vectorized: Whether the chains of a device run together or one after the other; if None,
+            together unless it is a CPU. There a step of a 2x50 network takes 15 % less time alone,
+            and no chain waits for another's longer trajectory.
         monitor: Inputs whose predictions are held to R-hat; 100 of the data's if None, none if
             empty.
         checkpoint: Folder to keep the run in.
@@ -136,7 +140,8 @@ def mcmc(
     _check_batch(kernel, data)
     scales = prior_scales(prior, params)
     problem = jax.tree.map(jnp.asarray, Problem(params, scales, data, shared))
-    program = Program(f, likelihood, kernel, _mesh(chains, devices))
+    together = jax.default_backend() != "cpu" if vectorized is None else vectorized
+    program = Program(f, likelihood, kernel, _mesh(chains, devices), together)
     start_key, key = jax.random.split(key)
     starts = starting_points(start_key, params, scales, chains, init, jitter)
     state = start(to_vectors(starts), problem, program=program)

@@ -73,12 +73,14 @@ class Program:
         likelihood: As `resolve_likelihood` takes it.
         kernel: The sampler.
         mesh: Devices that the chains are spread over; None for one device.
+        vectorized: Whether the chains of a device run together or one after the other.
     """
 
     f: Callable[..., Any]
     likelihood: Likelihood
     kernel: Kernel
     mesh: Mesh | None
+    vectorized: bool
 
 
 class Recorded(NamedTuple):
@@ -198,6 +200,11 @@ def _iteration(
     kernel, mesh = program.kernel, program.mesh
     log_density = _log_density(program, problem)
 
+    def each_chain(move: Callable[..., Any], *of_chains: Any) -> Any:
+        if program.vectorized:
+            return jax.vmap(move)(*of_chains)
+        return jax.lax.map(lambda of_chain: move(*of_chain), of_chains)
+
     def pool_mean(values: Array) -> Array:
         mean = values.mean(0)
         return mean if mesh is None else jax.lax.pmean(mean, AXIS)
@@ -206,17 +213,17 @@ def _iteration(
         assert isinstance(kernel, Hamiltonian)
         assert state.adaptation is not None
         shared_key, keys = _keys(key, i, state.number)
+        density = partial(log_density, data=problem.data)
         tuning = state.adaptation.step_size, state.adaptation.inverse_mass
-        per_chain = None if kernel.pooled else 0
 
-        def move(key: Array, point: Point, step_size: Array, inverse_mass: Array) -> Any:
-            density = partial(log_density, data=problem.data)
+        def move(key: Array, point: Point, *own: Array) -> Any:
+            step_size, inverse_mass = own or tuning
             return hamiltonian_step(
                 kernel, shared_key, key, point, density, step_size, inverse_mass
             )
 
-        moved = jax.vmap(move, in_axes=(0, 0, per_chain, per_chain))
-        point, step = moved(keys, state.point, *tuning)
+        own = () if kernel.pooled else tuning
+        point, step = each_chain(move, keys, state.point, *own)
         adaptation = warmup.update(
             kernel, chains, pool_mean, phase, state.adaptation, point.position, step.acceptance
         )
@@ -235,7 +242,7 @@ def _iteration(
             batch = jax.tree.map(lambda leaf: leaf[rows], problem.data)
             return stochastic_step(kernel, i, key, point, log_density, batch, weight)
 
-        point = jax.vmap(move)(keys, state.point)
+        point = each_chain(move, keys, state.point)
         stats = {"step_size": jnp.asarray(kernel.step_size_at(i))}
         return Chains(point, state.number, None), _record(point, stats)
 

@@ -1,0 +1,82 @@
+"""Posteriors on disk: one safetensors file, without pickle."""
+
+import os
+from typing import Any
+
+import jax
+
+from jaxeff.bayes.posterior import Draws, check_posterior
+from jaxeff.bayes.prior import named_leaves
+from jaxeff.moments import Gaussian, is_gaussian
+from jaxeff.training import CheckpointError, load_metadata, load_pytree, save_pytree
+
+_DRAWS, _GAUSSIANS = "draws", "gaussians"
+
+
+def save_posterior(path: str | os.PathLike[str], posterior: Any) -> None:
+    """Write a posterior, replacing the file there in one step.
+
+    Args:
+        path: The file; its folder is made when missing.
+        posterior: `Draws`, or a pytree of `Gaussian` and arrays.
+
+    Raises:
+        TypeError: It is another posterior, or none.
+    """
+    if isinstance(posterior, Draws):
+        content = {"random": posterior.random, "params": named_leaves(posterior.params)}
+        save_pytree(path, content, {"posterior": _DRAWS})
+        return
+    leaves = named_leaves(posterior, is_leaf=is_gaussian)
+    if not any(is_gaussian(leaf) for leaf in leaves.values()):
+        raise TypeError(
+            "only draws and pytrees that hold a Gaussian have a file, not "
+            f"{type(posterior).__name__}: draw from it, or hand over its `to_gaussians`"
+        )
+    random = [name for name, leaf in leaves.items() if is_gaussian(leaf)]
+    save_pytree(path, posterior, {"posterior": _GAUSSIANS, "random": random})
+
+
+def load_posterior(path: str | os.PathLike[str], params: Any) -> Any:
+    """Read a posterior that `save_posterior` wrote.
+
+    Args:
+        path: The file.
+        params: The model's parameters, or their ``jax.ShapeDtypeStruct``.
+
+    Returns:
+        The posterior, with the structure of ``params``.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        CheckpointError: The file is damaged, holds no posterior, or one of another model; a
+            parameter that tells is named.
+    """
+    metadata, tree = load_metadata(path), load_pytree(path)
+    kind = metadata.get("posterior")
+    if kind == _DRAWS:
+        random, leaves = named_leaves(tree["random"]), named_leaves(tree["params"])
+        _check(path, Draws(random, leaves), params)
+        return Draws(random, _arrange(leaves, params))
+    if kind == _GAUSSIANS:
+        arrays = named_leaves(tree)
+        leaves = {
+            name: Gaussian(arrays.pop(f"{name}/mean"), arrays.pop(f"{name}/var"))
+            for name in metadata["random"]
+        } | arrays
+        _check(path, leaves, params)
+        return _arrange(leaves, params)
+    raise CheckpointError(f"{path} is a checkpoint, but not one of a posterior.")
+
+
+def _check(path: str | os.PathLike[str], posterior: Any, params: Any) -> None:
+    try:
+        check_posterior(posterior, params)
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {error}") from None
+
+
+def _arrange(leaves: dict[str, Any], params: Any) -> Any:
+    """Leaves by path in the structure of the parameters."""
+    ordered = [leaves[name] for name in named_leaves(params)]
+    return jax.tree.unflatten(jax.tree.structure(params), ordered)
