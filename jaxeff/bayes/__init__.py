@@ -7,6 +7,7 @@ jaxeff.moments(f)(result.posterior, x)                      # one pass instead o
 """
 
 from jaxeff.bayes.collapse import CollapseWarning
+from jaxeff.bayes.distillation import distill
 from jaxeff.bayes.guides import Flow, FullRank, LowRank, MeanField
 from jaxeff.bayes.posterior import (
     Draws,
@@ -58,6 +59,7 @@ __all__ = [
     "Posterior",
     "SVIResult",
     "check_posterior",
+    "distill",
     "draw",
     "hmc",
     "load_posterior",

@@ -1,0 +1,169 @@
+"""Distillation: a variational posterior that predicts as a teacher does, draw for draw.
+
+    inputs = jax.random.uniform(key, (1000, 2), minval=low, maxval=high)   # no labels
+    teacher = predict(key, f, nuts_result.posterior, inputs, samples=100)
+    student = distill(key, f, params, (inputs,), teacher, epochs=300).posterior
+
+The loss is the energy score (Gneiting and Raftery 2007, JASA 102) between the predictions of the
+teacher's draws and of the student's, for each input
+
+    E|s - t| - E|s - s'| / 2
+
+which is least, for any shape of distribution, where both are distributed alike. What the teacher's
+draws disagree on, epistemic uncertainty, is thereby kept. A cross-entropy to the teacher's *mean*
+prediction, which is the usual distillation, loses it: every draw of the student learns the mean
+(`experiments.bridges` measures both).
+
+Sharp edge: the student learns where the inputs are. For uncertainty away from the training data
+give inputs from there too; they need no labels.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+import optax
+from jaxtyping import Array, Float
+
+from jaxeff.bayes.guides import Guide, resolve_guide
+from jaxeff.bayes.likelihood import Likelihood, check_data, resolve_likelihood
+from jaxeff.bayes.prior import Prior
+from jaxeff.bayes.variational import Loss, SVIResult, start_from, train
+
+
+def distill(
+    key: jax.Array,
+    f: Callable[..., Any],
+    params: Any,
+    inputs: tuple[Any, ...],
+    teacher: Float[Array, "draws examples ..."],
+    *,
+    epochs: int,
+    batch_size: int = 100,
+    guide: str | Guide = "mean_field",
+    likelihood: Likelihood = "categorical",
+    prior: Prior = "fan_in",
+    kl: float | optax.Schedule = 0.0,
+    init_scale: float = 1e-2,
+    optimizer: optax.GradientTransformation | None = None,
+    particles: int = 8,
+    checkpoint: str | os.PathLike[str] | None = None,
+    checkpoint_every: int = 1,
+    resume: bool = True,
+    settings: Mapping[str, Any] | None = None,
+    progress: bool = True,
+) -> SVIResult:
+    """Fit a variational posterior to another posterior's predictions.
+
+    Args:
+        key: Random key; the run is a function of it and of the other arguments.
+        f: ``f(params, *inputs) -> outputs``; it may be a smaller network than the teacher's.
+        params: Where the posterior means start, or any posterior; trained parameters are best.
+        inputs: Arrays (or pytrees) with a common first axis of examples; no labels.
+        teacher: The teacher's outputs for them, such as `predict` returns. A step's cost grows with
+            the number of its draws; a hundred are plenty.
+        epochs: Passes over the inputs.
+        batch_size: Examples per step.
+        guide: The family of the posterior, as for `svi`.
+        likelihood: What outputs mean, of teacher and student: class probabilities are compared
+            for ``"categorical"``, else means and standard deviations.
+        prior: Which parameters are random (see `jaxeff.bayes.prior`); its scales play a part only
+            where ``kl`` isn't zero.
+        kl: Weight of a pull towards the prior, in units of the score per example.
+        init_scale: Standard deviation that the posterior starts with.
+        optimizer: Any optax optimizer; Adam with learning rate 1e-3 if None.
+        particles: Draws of the student per step, at least two.
+        checkpoint: File to keep the run in.
+        checkpoint_every: Epochs between checkpoints.
+        resume: Whether to go on from ``checkpoint`` if it exists.
+        settings: What else defines the run, as JSON.
+        progress: Whether to show a progress bar; only on a terminal.
+
+    Returns:
+        The posterior and the history; its ``nll`` is the score.
+
+    Raises:
+        ValueError: Teacher and inputs don't go together, fewer than two draws or particles, a
+            value that isn't finite, or what `svi` refuses.
+        DivergedError: The objective became NaN or infinite; names the epoch.
+        CheckpointError: The checkpoint is damaged, of another model or of another run.
+    """
+    params, scales, stds = start_from(params, prior, init_scale)
+    outputs = jax.eval_shape(f, params, *inputs)
+    if len(teacher) < 2 or np.shape(teacher)[1:] != outputs.shape:
+        raise ValueError(
+            f"the teacher's outputs have shape {list(np.shape(teacher))}; they must be "
+            f"[draws, *{list(outputs.shape)}], of two draws or more, as predict gives them for "
+            "these inputs"
+        )
+    if particles < 2:
+        raise ValueError(f"the energy score needs two particles or more, not {particles}")
+    data = *inputs, jnp.swapaxes(jnp.asarray(teacher), 0, 1)
+    check_data(params, data)
+    return train(
+        key,
+        f,
+        params,
+        stds,
+        data,
+        energy_score(likelihood),
+        guide=resolve_guide(guide),
+        scales=scales,
+        epochs=epochs,
+        batch_size=batch_size,
+        kl=kl,
+        optimizer=optimizer,
+        particles=particles,
+        checkpoint=checkpoint,
+        checkpoint_every=checkpoint_every,
+        resume=resume,
+        settings={
+            **(settings or {}),
+            "method": "distillation",
+            "likelihood": likelihood if isinstance(likelihood, str) else "custom",
+        },
+        progress=progress,
+    )
+
+
+def energy_score(likelihood: Likelihood) -> Loss:
+    """The energy score of a student's draws against a teacher's.
+
+    Args:
+        likelihood: What outputs mean.
+
+    Returns:
+        ``score(outputs, teacher)``, the mean over examples: outputs of the student
+        ``[draws, examples, ...]``, those of the teacher ``[examples, draws, ...]``. Its mean over
+        the student's draws is the score of their distribution.
+    """
+    distribution = resolve_likelihood(likelihood)
+
+    def predictions(outputs: Any) -> Float[Array, "examples predicted"]:
+        of_targets = distribution(outputs)
+        if isinstance(of_targets, dist.CategoricalLogits | dist.CategoricalProbs):
+            return of_targets.probs
+        parts = of_targets.mean, jnp.sqrt(of_targets.variance)
+        return jnp.concatenate([part.reshape(len(part), -1) for part in parts], -1)
+
+    def score(outputs: Any, teacher: Any) -> Float[Array, ""]:
+        students = jax.vmap(predictions)(outputs)
+        teachers = jax.vmap(predictions)(jnp.swapaxes(teacher, 0, 1))
+        draws = len(students)
+        across = _distance(students[:, None], teachers).mean()
+        # Of pairs of different draws: a draw's distance from itself is no sample of E|s - s'|.
+        among = _distance(students[:, None], students).mean() * draws / (draws - 1)
+        return across - among / 2
+
+    return score
+
+
+def _distance(a: Array, b: Array) -> Array:
+    """Euclidean; its gradient is zero, not NaN, between equal points."""
+    squared = jnp.square(a - b).sum(-1)
+    apart = squared > 0
+    return jnp.where(apart, jnp.sqrt(jnp.where(apart, squared, 1.0)), 0.0)
