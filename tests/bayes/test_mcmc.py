@@ -1,8 +1,12 @@
 """Held to Bayesian linear regression, whose posterior is known."""
 
 import importlib
+import os
 import re
+import subprocess
+import sys
 from contextlib import contextmanager
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -287,3 +291,33 @@ def test_mini_batches():
         draw(step_size=1e-4, batch_size=65)
     with pytest.raises(ChainsDivergedError, match="chain 0 are NaN or infinite: lower the step"):
         draw(step_size=10.0, batch_size=32, warmup=100)
+
+
+ON_TWO_DEVICES = """
+import jax, numpy as np
+from test_mcmc import COVARIANCE, DATA, MEAN, MODEL, PARAMS, assert_posterior, linear, vectors
+from jaxeff.bayes import hmc
+
+def draw(devices, warmup, samples):
+    return hmc(
+        jax.random.key(0), linear, PARAMS, DATA, steps=4, step_size=0.05, warmup=warmup,
+        samples=samples, devices=devices, **MODEL,
+    )
+
+one, two = (vectors(draw(devices, 0, 5)) for devices in (jax.devices()[:1], None))
+np.testing.assert_allclose(two, one, rtol=1e-4)
+result = draw(None, 300, 400)
+assert_posterior(vectors(result), MEAN, COVARIANCE)
+assert len(np.unique(result.stats["step_size"])) == 1
+assert len(result.posterior.random["a"].sharding.device_set) == 1
+"""
+
+
+def test_chains_spread_over_two_devices():
+    flags = "--xla_force_host_platform_device_count=2"
+    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-c", ON_TWO_DEVICES], cwd=Path(__file__).parent, env=environment,
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr

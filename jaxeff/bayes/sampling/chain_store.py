@@ -23,10 +23,12 @@ class Trace(NamedTuple):
     Attributes:
         positions: Kept draws, ``[draws, chains, d]``.
         stats: By name, ``[iterations, chains]``, warm-up included.
+        seconds: Wall time of each iteration.
     """
 
     positions: np.ndarray
     stats: dict[str, np.ndarray]
+    seconds: np.ndarray
 
 
 class ChainStore:

@@ -4,17 +4,18 @@ For a network the question is about its *predictions*: hidden units may be excha
 that agree on every prediction may disagree on every weight.
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-import blackjax
 import jax
-import jax.numpy as jnp
 import numpy as np
-from blackjax.diagnostics import ess_bulk
 from jaxtyping import Float
+from numpyro.diagnostics import effective_sample_size, gelman_rubin
 from numpyro.distributions import CategoricalLogits, CategoricalProbs, Distribution
+from scipy.special import ndtri
+from scipy.stats import rankdata
 
 from jaxeff.bayes.likelihood import Likelihood, resolve_likelihood
 from jaxeff.bayes.posterior import Draws
@@ -24,7 +25,7 @@ RHAT = 1.05
 """Above it, chains are said not to have converged."""
 SETTLED = 1e-3
 """Probabilities that vary by less, in standard deviations, are settled: no matter for R-hat."""
-_COLUMNS = 512
+_COLUMNS = 512  # at a time, for memory's sake
 
 
 class ConvergenceWarning(UserWarning):
@@ -35,8 +36,9 @@ class Mixing(NamedTuple):
     """How well chains mix, for each of a number of quantities.
 
     Attributes:
-        rhat: Split, rank-normalised R-hat; NaN for a quantity that never changes.
-        ess: Bulk effective sample size, of all chains together.
+        rhat: Split, rank-normalised R-hat; NaN for a quantity that never changes, infinite for
+            one that isn't finite.
+        ess: Bulk effective sample size, of all chains together; of no meaning where R-hat is NaN.
     """
 
     rhat: Float[np.ndarray, " *shape"]
@@ -66,15 +68,12 @@ def mixing(values: Float[Any, "chains draws *shape"]) -> Mixing:
     chains, draws, *shape = np.shape(values)
     if draws < 4:
         raise ValueError(f"R-hat needs at least 4 draws of each chain, not {draws}")
+    half = draws // 2
     flat = np.reshape(values, (chains, draws, -1))
-    width = min(_COLUMNS, max(flat.shape[2], 1))
-    parts = []
-    for first in range(0, flat.shape[2], width):
-        part = flat[:, :, first : first + width]
-        # Of equal widths, so that one program does.
-        missing = width - part.shape[2]
-        padded = np.pad(part, ((0, 0), (0, 0), (0, missing)))
-        parts.append(np.stack(_mixing(padded))[:, : part.shape[2]])
+    parts = [
+        _mixing(np.concatenate([some[:, :half], some[:, -half:]]))
+        for some in np.array_split(flat, math.ceil(flat.shape[2] / _COLUMNS), axis=2)
+    ]
     rhat, ess = np.concatenate(parts, axis=1).reshape(2, *shape)
     return Mixing(rhat, ess)
 
@@ -115,9 +114,25 @@ def prediction_mixing(
     return found
 
 
-@jax.jit
-def _mixing(values: Any) -> tuple[Any, Any]:
-    return jnp.atleast_1d(blackjax.rhat(values)), jnp.atleast_1d(ess_bulk(values))
+def _mixing(halves: np.ndarray) -> np.ndarray:
+    """R-hat and effective sample size of ``[chains, draws, quantities]``, chains split already."""
+    total = halves.shape[0] * halves.shape[1]
+    most = total * np.log10(total)
+    with np.errstate(divide="ignore", invalid="ignore"):  # of what never changes
+        bulk = _normal_ranks(halves)
+        tails = _normal_ranks(np.abs(halves - np.median(halves, (0, 1))))
+        rhat = np.maximum(gelman_rubin(bulk), gelman_rubin(tails))
+        ess = effective_sample_size(bulk)
+    # Chains that jump from side to side would pass for more than they are (Stan's limit).
+    ess = np.where((ess > 0) & (ess < most), ess, most)
+    finite = np.isfinite(halves).all((0, 1))
+    return np.stack([np.where(finite, rhat, np.inf), np.where(finite, ess, 0.0)])
+
+
+def _normal_ranks(values: np.ndarray) -> np.ndarray:
+    """Normal scores of the ranks among all draws."""
+    ranks = rankdata(values.reshape(-1, values.shape[2]), axis=0)
+    return ndtri((ranks - 3 / 8) / (len(ranks) + 1 / 4)).reshape(values.shape)
 
 
 @partial(jax.jit, static_argnames=("likelihood",))

@@ -181,11 +181,13 @@ def mcmc(
         inputs = (*monitor, *shared)
         predictions = prediction_mixing(f, posterior, *inputs, likelihood=likelihood)
     stats = {name: values.T for name, values in trace.stats.items()}
+    seconds = trace.seconds[:warmup].sum(), trace.seconds[warmup:].sum()
     result = MCMCResult(
         posterior,
         {name: values[:, warmup:] for name, values in stats.items()},
         {name: values[:, :warmup] for name, values in stats.items()},
         predictions,
+        seconds=(float(seconds[0]), float(seconds[1])),
     )
     if result.problems:
         warnings.warn(

@@ -25,12 +25,14 @@ class MCMCResult:
         warmup_stats: The same of warm-up.
         predictions: R-hat and effective sample size of predictions for the monitored inputs;
             None where nothing was monitored.
+        seconds: Wall time of warm-up, compilation included, and of sampling.
     """
 
     posterior: Draws
     stats: dict[str, Float[np.ndarray, "chains iterations"]]
     warmup_stats: dict[str, Float[np.ndarray, "chains warmup"]]
     predictions: Mixing | None
+    seconds: tuple[float, float]
 
     @property
     def divergences(self) -> Float[np.ndarray, " chains"]:

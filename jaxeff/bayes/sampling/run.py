@@ -2,6 +2,7 @@
 
 import time
 
+import jax
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
@@ -70,10 +71,14 @@ def run_chains(
     with progress_bar(progress, "iteration", total, done) as advance:
         while done < total:
             began = time.perf_counter()
-            count = min(count, total - done)
+            # A block ends with warm-up, so that its time is known.
+            left = (warmup_iterations if done < warmup_iterations else total) - done
+            count = min(count, left)
             now = phases[done : done + block]
             state, recorded = run_block(key, state, done, count, now, problem, program=program)
-            traces.append(_kept(recorded, count, done - warmup_iterations, thin))
+            trace = _kept(recorded, count, done - warmup_iterations, thin)
+            each = (time.perf_counter() - began) / count
+            traces.append(trace._replace(seconds=np.full(count, each)))
             done += count
             _check_finite(state, done)
             if store is not None:
@@ -83,13 +88,8 @@ def run_chains(
             # What comes out doesn't depend on the length of a block, so that may follow the clock.
             faster = SECONDS / (time.perf_counter() - began)
             count = max(1, min(block, int(count * min(faster, 8))))
-    return Trace(
-        np.concatenate([trace.positions for trace in traces])[:samples],
-        {
-            name: np.concatenate([trace.stats[name] for trace in traces])[:total]
-            for name in traces[0].stats
-        },
-    )
+    whole = jax.tree.map(lambda *parts: np.concatenate(parts), *traces)
+    return jax.tree.map(lambda a: a[:total], whole)._replace(positions=whole.positions[:samples])
 
 
 def _kept(recorded: Recorded, count: int, sampled: int, thin: int) -> Trace:
@@ -97,7 +97,8 @@ def _kept(recorded: Recorded, count: int, sampled: int, thin: int) -> Trace:
     number = sampled + np.arange(count)
     kept = np.flatnonzero((number >= 0) & (number % thin == thin - 1))
     positions = np.asarray(recorded.positions)[kept]
-    return Trace(positions, {name: np.asarray(a)[:count] for name, a in recorded.stats.items()})
+    stats = {name: np.asarray(a)[:count] for name, a in recorded.stats.items()}
+    return Trace(positions, stats, np.zeros(count))
 
 
 def _divergences(trace: Trace) -> int:
