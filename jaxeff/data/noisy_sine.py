@@ -23,7 +23,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 DENSE_NOISE, MID_NOISE = 0.05, 0.25
 """Standard deviation of the noise in dense and in mid-density regimes (the source's)."""
-DENSITY = 24.0
+DENSITY = 16.0
 """Examples per unit of length in a dense regime; mid-density regimes have half of it."""
 
 
@@ -66,8 +66,8 @@ def mid(start: float, stop: float) -> Regime:
     return Regime(start, stop, DENSITY / 2, MID_NOISE)
 
 
-REGIMES = (dense(-7.0, -5.0), mid(-5.0, -3.0), dense(-1.0, 1.0), mid(3.0, 5.0), dense(5.0, 7.0))
-"""The default layout: 192 examples, gaps from -3 to -1 and from 1 to 3, and beyond -7 and 7."""
+REGIMES = (dense(-6.0, -4.0), mid(-4.0, -2.0), dense(1.0, 3.0), mid(3.0, 5.0))
+"""The default layout: 96 examples, gaps from -2 to 1 and beyond -6 and 5."""
 
 
 def target(x: Float[Array, "*n"]) -> Float[Array, "*n"]:

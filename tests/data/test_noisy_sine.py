@@ -31,7 +31,7 @@ def test_the_default_layout_is_the_sources():
     assert sine.in_regime(x[:, 0], REGIMES).all()
     middles, gaps = sine.midpoints(REGIMES)
     assert sine.in_regime(middles).all()
-    assert len(gaps) >= 2
+    assert len(gaps) >= 1
     assert not sine.in_regime(jnp.array([*gaps, *sine.span(REGIMES, 0.1)])).any()
 
 

@@ -1,0 +1,1 @@
+"""What the activation function does to uncertainty: `python -m experiments.activations`."""

@@ -1,0 +1,90 @@
+"""A network on two moons: how well it classifies, and whether it doubts what is far from them."""
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from experiments.activations import network
+from experiments.activations.recipe import Settings
+from jaxeff.bayes import predict
+from jaxeff.data.two_moons import two_moons
+from jaxeff.uncertainty import (
+    accuracy,
+    auroc,
+    decompose_logits,
+    out_of_domain,
+    predictive_log_probs,
+)
+
+
+class Scene(NamedTuple):
+    """Training and test data, and the plane around them.
+
+    Attributes:
+        train: Points and classes.
+        test: Points and classes.
+        grid: Coordinates of the evaluation points, as ``np.meshgrid`` gives them.
+        points: The same as a list, ``[rows * columns, 2]``.
+        outside: Which of them are out of domain.
+    """
+
+    train: tuple[jax.Array, jax.Array]
+    test: tuple[jax.Array, jax.Array]
+    grid: tuple[jax.Array, jax.Array]
+    points: jax.Array
+    outside: jax.Array
+
+
+@cache
+def scene(settings: Settings) -> Scene:
+    """The data sets and the evaluation points."""
+    train_key, test_key = jax.random.split(jax.random.key(settings.seed))
+    train, test = (
+        jax.tree.map(jnp.asarray, two_moons(key, examples, settings.moons_noise))
+        for key, examples in (
+            (train_key, settings.moons_examples),
+            (test_key, settings.moons_test),
+        )
+    )
+    low = train[0].min(0) - settings.moons_margin
+    high = train[0].max(0) + settings.moons_margin
+    sides = jnp.linspace(low, high, settings.moons_points).T
+    first, second = jnp.meshgrid(*sides)
+    points = jnp.stack([first.ravel(), second.ravel()], 1)
+    outside = out_of_domain(points, train[0], settings.quantile)
+    return Scene(train, test, (first, second), points, outside)
+
+
+def evaluate(
+    key: jax.Array,
+    posterior: Any,
+    index: jax.Array,
+    settings: Settings,
+    samples: int | None = None,
+) -> tuple[dict[str, float], dict[str, jax.Array]]:
+    """The figures of the source's table, and the maps of its figure.
+
+    Args:
+        key: Random key.
+        posterior: Of the network with activation number ``index``.
+        index: Into `network.NAMES`.
+        settings: Of the study.
+        samples: Weight draws; all that there are if None.
+    """
+    known = scene(settings)
+
+    def logits(points: jax.Array) -> jax.Array:
+        return predict(key, network.network, posterior, points, index, samples=samples)
+
+    tested = predictive_log_probs(logits(known.test[0]))
+    around = logits(known.points)
+    information = decompose_logits(around).epistemic
+    probability = jnp.exp(predictive_log_probs(around)[:, 1])
+    figures = {
+        "accuracy": accuracy(tested, known.test[1]),
+        "auroc": auroc(information[~known.outside], information[known.outside]),
+    }
+    maps = {"probability": probability, "epistemic": information}
+    return {name: float(value) for name, value in figures.items()}, maps

@@ -1,0 +1,147 @@
+"""What the study samples, on what, and for how long; every number here is ours unless named."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from experiments.activations.network import LEARNED, NAMES
+from experiments.activations.source import MOONS
+from jaxeff.data.two_moons import NOISE
+from jaxeff.uncertainty import OOD_QUANTILE
+
+Task = Literal["sine", "moons"]
+Method = Literal["nuts", "svi"]
+
+
+class Trial(NamedTuple):
+    """One network to infer: one file of results, one row of a table."""
+
+    task: Task
+    method: Method
+    activation: str
+
+    def __str__(self) -> str:
+        return "-".join(self)
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the posterior is sampled.
+
+    Attributes:
+        warmup: Iterations of warm-up for each chain.
+        samples: Draws for each chain.
+        chains: Number of chains.
+        max_depth: NUTS trajectories have at most ``2**max_depth - 1`` steps.
+        target_acceptance: What warm-up adapts the step size to.
+        start_steps: Steps of Adam before the chains start.
+    """
+
+    warmup: int
+    samples: int
+    chains: int = 4
+    max_depth: int = 8
+    target_acceptance: float = 0.7
+    start_steps: int = 400
+
+
+@dataclass(frozen=True)
+class Variational:
+    """How the posterior is approximated (T3160-3200: linear annealing after pretraining).
+
+    Attributes:
+        pretrain_epochs: Epochs of the point estimate, from which SVI starts.
+        epochs: Epochs of SVI (the source: 500).
+        rate: Learning rate of Adam.
+        batch_size: Points per training step.
+        kl: Final weight of the annealed KL term.
+        init_scale: Standard deviation the posterior starts with.
+        samples: Weight draws of a prediction.
+    """
+
+    pretrain_epochs: int
+    epochs: int
+    rate: float = 5e-3
+    batch_size: int = 50
+    kl: float = 0.25
+    init_scale: float = 1e-2
+    samples: int = 200
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything the figures depend on.
+
+    Attributes:
+        sine_activations: Sampled on the noisy sine (the source: 27).
+        moons_activations: Inferred on two moons (the source's representative ten).
+        sine: NUTS on the noisy sine (the source: 1000 + 1000 iterations).
+        moons: NUTS on two moons (the source: 2000 + 2000).
+        svi: SVI on two moons.
+        sine_margin: How far the noisy sine is evaluated beyond the data.
+        sine_points: Evaluation points, evenly spaced.
+        moons_examples: Training points.
+        moons_noise: Their noise.
+        moons_test: Test points.
+        moons_margin: How far the plane is evaluated beyond the training points.
+        moons_points: Evaluation points along each axis.
+        quantile: Share of the training points that lie where is called out of domain.
+        seed: Of data and inference.
+    """
+
+    sine_activations: tuple[str, ...]
+    moons_activations: tuple[str, ...]
+    sine: Sampling
+    moons: Sampling
+    svi: Variational
+    sine_margin: float = 3.0
+    sine_points: int = 300
+    moons_examples: int = 200
+    moons_noise: float = NOISE
+    moons_test: int = 1500
+    moons_margin: float = 1.0
+    moons_points: int = 40
+    quantile: float = OOD_QUANTILE
+    seed: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """The settings as a record."""
+        return dataclasses.asdict(self)
+
+    def of(self, trial: Trial) -> dict[str, Any]:
+        """What one trial's result depends on."""
+        own: dict[str, Sampling | Variational] = {"nuts": self.moons, "svi": self.svi}
+        inference = self.sine if trial.task == "sine" else own[trial.method]
+        plain = {k: v for k, v in self.as_dict().items() if k.startswith(f"{trial.task}_")}
+        plain.pop(f"{trial.task}_activations")
+        shared = {"quantile": self.quantile, "seed": self.seed}
+        return {**plain, **shared, **dataclasses.asdict(inference)}
+
+    def plan(self, task: str) -> list[Trial]:
+        """The trials of a task, or of all."""
+        sine = [Trial("sine", "nuts", name) for name in self.sine_activations]
+        moons = [
+            Trial("moons", method, name)
+            for method in ("nuts", "svi")
+            for name in self.moons_activations
+        ]
+        return {"sine": sine, "moons": moons, "all": sine + moons}[task]
+
+
+FULL = Settings(
+    sine_activations=NAMES,
+    moons_activations=(*MOONS, LEARNED),
+    sine=Sampling(warmup=200, samples=200),
+    moons=Sampling(warmup=300, samples=300, max_depth=7),
+    svi=Variational(pretrain_epochs=200, epochs=500),
+)
+FAST = dataclasses.replace(
+    FULL,
+    sine_activations=("Sine", "ReLU", "Sigmoid", "Softmax"),
+    moons_activations=("Sine", "Sigmoid"),
+    sine=Sampling(warmup=60, samples=40, max_depth=5),
+    moons=Sampling(warmup=60, samples=40, max_depth=5),
+    svi=Variational(pretrain_epochs=40, epochs=40),
+    sine_points=100,
+    moons_points=20,
+)
