@@ -1,0 +1,1 @@
+"""Uncertainty on Dirty-MNIST; run it with `python -m experiments.dirty_mnist`."""

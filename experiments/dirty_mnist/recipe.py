@@ -1,0 +1,169 @@
+"""What the study trains on and for how long; every number here is ours unless named."""
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import typer
+from jaxtyping import Int, UInt8
+
+from jaxeff import data
+from jaxeff.data.dirty_mnist import DirtyMNIST, Recipe, dirty_mnist
+
+
+@dataclass(frozen=True)
+class SVISettings:
+    """How one posterior is trained.
+
+    Attributes:
+        network: ``"mlp"`` or ``"lenet5"``.
+        pretrain_epochs: Epochs of a point estimate that the means start from; 0 for a cold start
+            at `init_mean`.
+        epochs: Epochs of SVI.
+        rate: Learning rate of Adam.
+        decay: Whether it falls to zero by a cosine.
+        init_scale: Standard deviation the posterior starts with.
+        init_mean: Where all means start if there is no point estimate.
+        prior: Prior of the weights, as `jaxeff.bayes` takes it.
+    """
+
+    network: str
+    pretrain_epochs: int
+    epochs: int
+    rate: float
+    decay: bool
+    init_scale: float
+    init_mean: float = 0.08
+    prior: float | str = "fan_in"
+
+
+@dataclass(frozen=True)
+class MCMCSettings:
+    """How the MLP is sampled.
+
+    Attributes:
+        images: Training images, half of them clean and half ambiguous.
+        step_size: First step size, in standard deviations of the prior.
+        steps: Mean number of steps of a trajectory.
+        warmup: Iterations that adapt the step size and the mass matrix, and are not kept.
+        samples: Draws of each chain.
+        chains: Chains.
+        prior: Prior of the weights.
+    """
+
+    images: int = 4000
+    step_size: float = 0.02
+    steps: int = 16
+    warmup: int = 100
+    samples: int = 150
+    chains: int = 4
+    prior: float | str = "fan_in"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything the figures depend on.
+
+    Attributes:
+        data: How the ambiguous digits are made, and of which.
+        ood: Out-of-domain data set.
+        images: Images of each test set at most.
+        svi: The posteriors, by name.
+        mcmc: How the MLP is sampled.
+        batch_size: Images per training step (the source's).
+        kl: Final weight of the KL term (the source's).
+        samples: Weight samples of the SVI predictions (the source's).
+        logit_samples: Draws from the Gaussian logits of a moment pass.
+        factors: Calibration factors of the sweep: they scale the variances of the weights.
+    """
+
+    data: Recipe = field(default_factory=Recipe)
+    ood: str = "fashion-mnist"
+    images: int = 10_000
+    svi: dict[str, SVISettings] = field(
+        default_factory=lambda: {
+            # The source's start and learning rate, for a twentieth of its epochs.
+            "mlp": SVISettings("mlp", 0, 50, 1e-3, False, 1e-4),
+            "mlp-unit": SVISettings("mlp", 0, 50, 1e-3, False, 1e-4, prior=1.0),
+            "mlp-warm": SVISettings("mlp", 2, 12, 3e-3, True, 1e-2),
+            "lenet5": SVISettings("lenet5", 2, 16, 3e-3, True, 1e-2),
+        }
+    )
+    mcmc: MCMCSettings = MCMCSettings()
+    batch_size: int = 100
+    kl: float = 0.25
+    samples: int = 100
+    logit_samples: int = 100
+    factors: tuple[float, ...] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0, 1.4, 2.0)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The settings as a nested record."""
+        return dataclasses.asdict(self)
+
+
+FAST = Settings(
+    data=Recipe(
+        source="digits",
+        train=200,
+        test=100,
+        vae_epochs=25,
+        vae_drops=(18,),
+        members=3,
+        member_epochs=5,
+        batch_size=64,
+        candidates=3000,
+    ),
+    ood="digits-ood",
+    images=100,
+    svi={
+        "mlp": SVISettings("mlp", 0, 20, 3e-3, False, 1e-4),
+        "mlp-unit": SVISettings("mlp", 0, 20, 3e-3, False, 1e-4, prior=1.0),
+        "mlp-warm": SVISettings("mlp", 3, 8, 3e-3, True, 1e-2),
+        "lenet5": SVISettings("lenet5", 3, 8, 3e-3, True, 1e-2),
+    },
+    mcmc=MCMCSettings(images=200, steps=10, warmup=20, samples=20, chains=2),
+    samples=30,
+    factors=(0.3, 1.0, 2.0),
+)
+
+
+@dataclass(frozen=True)
+class Sets:
+    """Raw images and labels.
+
+    Attributes:
+        dirty: The whole of Dirty-MNIST.
+        train_images: Its training set: clean digits, then each ambiguous one once per label.
+        train_labels: Their labels.
+        test: Test images by domain: ``clean``, ``ambiguous`` and ``ood``.
+    """
+
+    dirty: DirtyMNIST
+    train_images: UInt8[np.ndarray, "n 28 28 1"]
+    train_labels: Int[np.ndarray, " n"]
+    test: dict[str, UInt8[np.ndarray, "m 28 28 1"]]
+
+
+def load(settings: Settings, cache: Path | None, say: Any) -> Sets:
+    """Loads the sets; the first time, Dirty-MNIST is built."""
+    try:
+        dirty = dirty_mnist(settings.data, folder=cache, progress=say)
+        outside = data.load(settings.ood)
+    except data.DataError as error:
+        raise typer.BadParameter(str(error)) from error
+    n = settings.images
+    test = {
+        "clean": dirty.digits.test_images[:n],
+        "ambiguous": dirty.test_images[:n],
+        "ood": outside.test_images[:n],
+    }
+    return Sets(dirty, *dirty.train(), test)
+
+
+def split(key: jax.Array, name: str) -> jax.Array:
+    """The key of one part of the study."""
+    parts = ("mlp", "mlp-warm", "lenet5", "mcmc", "samples", "logits", "subset", "mlp-unit")
+    return jax.random.fold_in(key, parts.index(name))

@@ -1,0 +1,142 @@
+"""The parts of the Dirty-MNIST study that could be wrong unnoticed, on a few small images."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments.dirty_mnist import calibration, counts, evaluation, recipe, sampling, study
+from experiments.dirty_mnist.networks import build
+from experiments.report import Report
+from jaxeff.bayes import prior_scales
+from jaxeff.data import Dataset
+from jaxeff.data.dirty_mnist import DirtyMNIST, Recipe
+from jaxeff.moments import Gaussian
+
+SETTINGS = recipe.Settings(
+    data=Recipe(source="digits"),
+    mcmc=recipe.MCMCSettings(images=8),
+    samples=64,
+    logit_samples=500,
+    factors=(0.5, 1.0),
+)
+
+
+@pytest.fixture(scope="module")
+def sets():
+    rng = np.random.default_rng(0)
+
+    def images(n):
+        return rng.integers(0, 256, (n, 28, 28, 1), np.uint8)
+
+    def labels(*shape):
+        return rng.integers(0, 10, shape).astype(np.int32)
+
+    digits = Dataset("digits", images(12), labels(12), images(8), labels(8), 10)
+    probs = rng.dirichlet(np.ones(10), 8)
+    dirty = DirtyMNIST(digits, images(8), labels(8, 3), probs, images(8), labels(8, 3), probs)
+    test = {
+        "clean": digits.test_images,
+        "ambiguous": dirty.test_images,
+        "ood": images(8),
+    }  # of one shape: compiled once
+    return recipe.Sets(dirty, *dirty.train(), test)
+
+
+@pytest.fixture(scope="module")
+def model():
+    f, params = build("mlp", "digits", jax.random.key(0))
+    return f, jax.tree.map(lambda p: Gaussian(p, jnp.full(p.shape, 1e-4)), params)
+
+
+@pytest.fixture(scope="module")
+def logits(sets, model):
+    return evaluation.sampled_logits(jax.random.key(1), *model, sets, SETTINGS.samples)
+
+
+def test_ambiguous_images_count_once_per_label(sets, logits):
+    log_probs = evaluation.evaluate(logits, sets).log_probs
+    numbers = evaluation.evaluate(logits, sets).figures
+    chosen = np.asarray(log_probs["ambiguous"]).argmax(1)
+    expected = (chosen[:, None] == sets.dirty.test_labels).mean()
+    assert numbers["accuracy_ambiguous"] == pytest.approx(expected)
+    likelihood = np.take_along_axis(np.asarray(log_probs["ambiguous"]), sets.dirty.test_labels, 1)
+    assert numbers["nll_ambiguous"] == pytest.approx(-likelihood.mean(), rel=1e-5)
+
+
+def test_figures_of_the_first_samples_are_those_of_fewer_samples(sets, logits):
+    rows = {row["samples"]: row for row in counts.over_samples(logits, sets)}
+    assert max(rows) == 50  # of the 64 there are
+    few = {domain: values[:7] for domain, values in logits.items()}
+    direct = evaluation.evaluate(few, sets).figures
+    assert {k: rows[7][k] for k in direct} == pytest.approx(direct, rel=1e-4, abs=1e-5)
+
+
+def test_the_sweep_scales_variances(sets, model, logits):
+    rows = calibration.sweep(jax.random.key(2), *model, logits, SETTINGS, sets)
+    ratio = {(row["reading"], row["factor"]): row["variance_ratio"] for row in rows}
+    # 64 samples know a variance to about 18 %; the median over 80 of them better.
+    assert ratio["right", 1.0] == pytest.approx(1, abs=0.18)
+    # One hidden layer: linear in the factor, up to its square in the last layer.
+    assert ratio["right", 0.5] == pytest.approx(0.5 * ratio["right", 1.0], rel=0.02)
+    assert ratio["misread", 1.0] > 50
+    passed = evaluation.gaussian_logits(*model, sets)
+    samples = evaluation.draw_logits(jax.random.key(2), passed, SETTINGS)
+    alone = evaluation.evaluate(samples, sets).figures
+    one = next(row for row in rows if (row["reading"], row["factor"]) == ("right", 1.0))
+    assert {k: one[k] for k in alone} == pytest.approx(alone, rel=1e-4, abs=1e-5)
+
+
+def test_misread_is_exp_of_what_softplus_makes_a_deviation():
+    raw = np.array([-6.0, -1.0, 0.5])
+    deviation = np.log1p(np.exp(raw))
+    given = {"w": Gaussian(np.zeros(3), jnp.asarray(deviation**2)), "b": np.ones(2)}
+    found = calibration.misread(given)
+    np.testing.assert_allclose(found["w"].var, np.exp(raw), rtol=1e-5)
+    np.testing.assert_array_equal(found["b"], given["b"])
+
+
+def test_the_subset_is_half_ambiguous_and_repeats_nothing(sets):
+    images, labels = sampling.subset(jax.random.key(3), SETTINGS, sets)
+    assert len(np.unique(images.reshape(8, -1), axis=0)) == 8
+    clean = sets.dirty.digits
+    for image, label in zip(images[:4], labels[:4], strict=True):
+        row = np.flatnonzero((clean.train_images == image).all((1, 2, 3)))
+        assert clean.train_labels[row] == label
+    for image, label in zip(images[4:], labels[4:], strict=True):
+        row = np.flatnonzero((sets.dirty.train_images == image).all((1, 2, 3)))
+        assert sets.dirty.train_labels[row, 0] == label
+
+
+def test_the_coordinates_of_the_chains_are_those_of_the_network(sets, model):
+    f, posterior = model
+    params = jax.tree.map(lambda g: g.mean, posterior, is_leaf=lambda x: isinstance(x, Gaussian))
+    units = sampling.prior_units(SETTINGS, params)
+    assert units["fc1"]["kernel"] == pytest.approx(prior_scales("fan_in", params)["fc1/kernel"])
+    assert units["fc2"]["bias"] == 1
+    images = sets.test["clean"]
+    axes = sampling.principal_axes(images, "digits")
+    np.testing.assert_allclose(axes.T @ axes, np.eye(784), atol=2e-5)  # the prior stays as it is
+    turned = sampling.to_axes(params, units, axes)
+    back = sampling.from_axes(turned, units, axes)
+    np.testing.assert_allclose(f(back, images), f(params, images), rtol=1e-3, atol=1e-3)
+    assert not np.allclose(
+        turned["fc1"]["kernel"] * units["fc1"]["kernel"], params["fc1"]["kernel"]
+    )
+
+
+def test_checks_fail_where_they_should(sets, logits):
+    outcome = evaluation.evaluate(logits, sets)
+    methods = [f"{n} {m}" for n in study.PASSES for m in ("svi", "moments")]
+    row = {"factor": 1.0, "variance_ratio": 3.0}
+    sweep = [{**row, "reading": "right"}, {**row, "reading": "misread"}]
+    found = study.Findings(
+        {**dict.fromkeys(methods, outcome), "mlp mcmc": outcome},
+        dict.fromkeys(study.PASSES, sweep), {}, {}, {"max_rhat": 1.2}, {},
+    )  # fmt: skip
+    report = Report("dirty_mnist", {})
+    study.check(report, found)
+    passed = [check["name"] for check in report.checks if check["passed"]]
+    assert all("within" in name for name in passed)  # the same outcome throughout: no gap
+    assert len(passed) == 4
+    assert len(report.checks) == 13
