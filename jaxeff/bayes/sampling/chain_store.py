@@ -36,7 +36,12 @@ class ChainStore:
 
     def __init__(self, folder: Path, identity: dict[str, Any]):
         self._folder, self._identity = folder, identity
+        self._state = folder / "state.safetensors"
         self._files: list[str] = []
+
+    def clear(self) -> None:
+        """Forget the run so far; its draws are overwritten one by one."""
+        self._state.unlink(missing_ok=True)
 
     def load(self, like: Chains) -> tuple[Chains, int, list[Trace]] | None:
         """Read the run so far.
@@ -50,7 +55,7 @@ class ChainStore:
         Raises:
             CheckpointError: A file is damaged or missing, or the run is another one.
         """
-        path = self._folder / "state.safetensors"
+        path = self._state
         if not path.exists():
             return None
         metadata = load_metadata(path)
@@ -86,7 +91,7 @@ class ChainStore:
             "iterations": iterations,
             "files": self._files,
         }
-        save_pytree(self._folder / "state.safetensors", state, metadata)
+        save_pytree(self._state, state, metadata)
 
 
 def _numpy(tree: dict[str, Any]) -> Trace:

@@ -148,18 +148,17 @@ def run_block(
     )(key, chains, first, count, phases, problem)
 
 
-def spread(program: Program, chains: Chains) -> Chains:
-    """The same state, spread over the program's devices."""
+def spread(program: Program, chains: Chains, problem: Problem) -> tuple[Chains, Problem]:
+    """The same chains, spread over the program's devices, and the problem on each of them."""
     mesh = program.mesh
     if mesh is None:
-        return chains
-    specs = _specs(program)
-    prefix = jax.tree.map(
+        return chains, problem
+    shardings = jax.tree.map(
         lambda spec: NamedSharding(mesh, spec),
-        specs,
+        (_specs(program), PartitionSpec()),
         is_leaf=lambda x: isinstance(x, PartitionSpec),
     )
-    return jax.device_put(chains, prefix)
+    return jax.device_put((chains, problem), shardings)
 
 
 def _specs(program: Program) -> Any:

@@ -63,9 +63,11 @@ def run_chains(
     phases[:warmup_iterations] = warmup.phases(warmup_iterations)
     state, done = start, 0
     traces: list[Trace] = []
-    if store is not None and resume and (found := store.load(start)) is not None:
+    if store is not None and not resume:
+        store.clear()
+    elif store is not None and (found := store.load(start)) is not None:
         state, done, traces = found
-    state = spread(program, state)
+    state, problem = spread(program, state, problem)
 
     count, divergences = 1, sum(_divergences(trace) for trace in traces)
     with progress_bar(progress, "iteration", total, done) as advance:

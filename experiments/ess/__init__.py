@@ -1,0 +1,1 @@
+"""Effective samples per second of NUTS on a small network."""
