@@ -6,6 +6,7 @@ logits = predict(key, f, result.posterior, x, samples=30)  # [samples, batch, cl
 jaxeff.moments(f)(result.posterior, x)                      # one pass instead of 30
 """
 
+from jaxeff.bayes.bridges import around_best_draw
 from jaxeff.bayes.collapse import CollapseWarning
 from jaxeff.bayes.distillation import distill
 from jaxeff.bayes.guides import Flow, FullRank, LowRank, MeanField
@@ -58,6 +59,7 @@ __all__ = [
     "Mixing",
     "Posterior",
     "SVIResult",
+    "around_best_draw",
     "check_posterior",
     "distill",
     "draw",
