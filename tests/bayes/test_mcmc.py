@@ -19,6 +19,7 @@ from jaxeff.bayes import (
     ConvergenceWarning,
     Draws,
     hmc,
+    mcmc,
     mixing,
     nuts,
     sghmc,
@@ -129,14 +130,16 @@ def test_other_data_prior_and_length_use_the_same_program():
     assert counts[1] == counts[0] + 1  # only to find the shape of the outputs
 
 
-def test_chains_together_are_the_chains_alone():
-    def draw(**options):
-        key = jax.random.key(3)
-        settings = {"steps": 4, "step_size": 0.02, "warmup": 0, "samples": 5, **MODEL, **options}
-        return vectors(hmc(key, linear, PARAMS, DATA, **settings))
+def few_draws(**options):
+    """So few, by so small a step, that rounding stays small."""
+    key = jax.random.key(3)
+    settings = {"steps": 4, "step_size": 0.02, "warmup": 0, "samples": 5, **MODEL, **options}
+    return hmc(key, linear, PARAMS, DATA, **settings)
 
-    alone = draw(vectorized=False)
-    np.testing.assert_allclose(draw(vectorized=True), alone, rtol=1e-4)
+
+def test_chains_together_are_the_chains_alone():
+    alone = vectors(few_draws(vectorized=False))
+    np.testing.assert_allclose(vectors(few_draws(vectorized=True)), alone, rtol=1e-4)
     assert len(np.unique(alone[:, 0, 0])) == 4
 
 
@@ -273,6 +276,11 @@ def test_bad_settings(options, error, message):
         hmc(jax.random.key(0), linear, PARAMS, data, **MODEL, **options)
 
 
+def test_a_kernel_that_is_none():
+    with pytest.raises(TypeError, match=r"kernel must be NUTS\(\)"):
+        mcmc(jax.random.key(0), linear, PARAMS, DATA, "nuts", **MODEL)
+
+
 def test_a_density_that_is_nan_at_a_start():
     def broken(params, x):
         return linear(params, x) / jnp.where(params["a"][0] < 0, 0.0, 1.0)
@@ -294,30 +302,25 @@ def test_mini_batches():
 
 
 ON_TWO_DEVICES = """
-import jax, numpy as np
-from test_mcmc import COVARIANCE, DATA, MEAN, MODEL, PARAMS, assert_posterior, linear, vectors
-from jaxeff.bayes import hmc
+import sys
+import numpy as np
+from test_mcmc import COVARIANCE, MEAN, assert_posterior, few_draws, vectors
 
-def draw(devices, warmup, samples):
-    return hmc(
-        jax.random.key(0), linear, PARAMS, DATA, steps=4, step_size=0.05, warmup=warmup,
-        samples=samples, devices=devices, **MODEL,
-    )
-
-one, two = (vectors(draw(devices, 0, 5)) for devices in (jax.devices()[:1], None))
-np.testing.assert_allclose(two, one, rtol=1e-4)
-result = draw(None, 300, 400)
+np.save(sys.argv[1], vectors(few_draws()))
+result = few_draws(warmup=300, samples=400)
 assert_posterior(vectors(result), MEAN, COVARIANCE)
 assert len(np.unique(result.stats["step_size"])) == 1
 assert len(result.posterior.random["a"].sharding.device_set) == 1
 """
 
 
-def test_chains_spread_over_two_devices():
+def test_chains_spread_over_two_devices(tmp_path):
+    path = str(tmp_path / "draws.npy")
     flags = "--xla_force_host_platform_device_count=2"
     environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
-        [sys.executable, "-c", ON_TWO_DEVICES], cwd=Path(__file__).parent, env=environment,
+        [sys.executable, "-c", ON_TWO_DEVICES, path], cwd=Path(__file__).parent, env=environment,
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+    np.testing.assert_allclose(np.load(path), vectors(few_draws(vectorized=False)), rtol=1e-4)

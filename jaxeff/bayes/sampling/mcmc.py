@@ -124,7 +124,7 @@ def mcmc(
     Raises:
         ValueError: Data that don't fit together or hold less than a batch, labels out of range, a
             density that isn't finite at a start, starts of another model, counts below 1.
-        TypeError: A parameter or label has the wrong dtype.
+        TypeError: A parameter or label has the wrong dtype, or the kernel is none.
         ChainsDivergedError: A chain on mini-batches left the finite numbers.
         CheckpointError: The checkpoint is damaged or of another run; the message names what
             differs.
@@ -132,6 +132,8 @@ def mcmc(
     Warns:
         ConvergenceWarning: The chains disagree, diverge or are stuck.
     """
+    if not isinstance(kernel, Kernel):
+        raise TypeError(f"kernel must be NUTS(), HMC(), SGLD() or SGHMC(), not {kernel!r}")
     _check_counts(samples=samples, chains=chains, thin=thin)
     if warmup < 0:
         raise ValueError(f"warmup must not be negative, got {warmup}")

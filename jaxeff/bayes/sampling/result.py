@@ -67,7 +67,8 @@ class MCMCResult:
             found.append(
                 f"R-hat of the predictions is {self.predictions.max_rhat:.2f} at worst, and above "
                 f"{RHAT} for {above} of {self.predictions.rhat.size}: the chains disagree. Sample "
-                "longer, warm up longer, or start them nearer to each other"
+                "or warm up longer; chains that stay in different modes need other starts (init) "
+                "or a simpler network"
             )
         iterations = self.stats["step_size"].shape[1]
         worst = int(np.argmax(self.divergences))
