@@ -25,6 +25,7 @@ import typer
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 
+from experiments.kept import Kept
 from experiments.latency import figure, judging, networks, source, tables
 from experiments.latency.engines import OPTIONAL, available
 from experiments.latency.tasks import Task, cores, plan, run_all
@@ -89,41 +90,18 @@ def measure(tasks: list[Task], path: Path, fresh: bool, console: Console) -> lis
         fresh: Whether to forget the rows. Tuning records are kept.
         console: Where progress goes.
     """
-    kept, database = path.with_suffix(".jsonl"), path.with_suffix(".tuning")
-    if fresh:
-        kept.unlink(missing_ok=True)
-    known = _read(kept)
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    todo = [task for task in tasks if _key(task) not in known]
+    kept = Kept(path.with_suffix(".jsonl"), fresh)
+    todo = [task for task in tasks if task.as_dict() not in kept]
     if len(todo) < len(tasks):
         console.print(f"{len(tasks) - len(todo)} of {len(tasks)} tasks were measured before")
-    with kept.open("a") as file, _progress(console) as progress:
+    with _progress(console) as progress:
         bar = progress.add_task("starting", total=len(todo))
         started = lambda task: progress.update(bar, description=task.name)  # noqa: E731
-        for task, rows in run_all(todo, database, started):
-            known[_key(task)] = rows
-            line = {"task": task.as_dict(), "rows": rows}
-            file.write("\n" + json_format.dumps(line))  # never onto half a line
-            file.flush()
+        for task, rows in run_all(todo, path.with_suffix(".tuning"), started):
+            kept.add(task.as_dict(), rows)
             progress.advance(bar)
             progress.console.print(f"{task.name}: {len(rows)} rows")
-    return [row for task in tasks for row in known[_key(task)]]
-
-
-def _read(kept: Path) -> dict[str, list[dict[str, Any]]]:
-    """Rows by task; half a line, which a kill leaves, is no line."""
-    known = {}
-    for line in kept.read_text().splitlines() if kept.exists() else ():
-        try:
-            record = json_format.loads(line)
-        except json_format.JSONDecodeError:
-            continue
-        known[json_format.dumps(record["task"])] = record["rows"]
-    return known
-
-
-def _key(task: Task) -> str:
-    return json_format.dumps(task.as_dict())
+    return [row for task in tasks for row in kept[task.as_dict()]]
 
 
 def _progress(console: Console) -> Progress:

@@ -1,0 +1,1 @@
+"""What Bayesian inference costs as networks and data grow."""

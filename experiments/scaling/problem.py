@@ -1,0 +1,160 @@
+"""What is inferred: a multilayer perceptron with an aleatoric head, on the noisy sine.
+
+Every engine gets the same data, the same priors and the same starting point, so that their work can
+be compared. The source gives neither activation, priors, batch nor starting point; these are ours.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxeff.data.noisy_sine import REGIMES, noisy_sine
+
+EXAMPLES = sum(regime.count for regime in REGIMES)
+OUTPUTS = 2  # mean and log-variance
+INIT_SCALE = 1e-2
+"""Standard deviation that variational posteriors start with."""
+LEARNING_RATE = 1e-3
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """A point of the study.
+
+    Attributes:
+        depth: Hidden layers.
+        width: Neurons of each.
+        examples: Size of the data set.
+    """
+
+    depth: int = 3
+    width: int = 50
+    examples: int = EXAMPLES
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Features of the input, of every hidden layer and of the output."""
+        return (1, *[self.width] * self.depth, OUTPUTS)
+
+    @property
+    def parameters(self) -> int:
+        """Weights and biases."""
+        return sum(n * m + m for n, m in pairwise(self.widths))
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.depth} x {self.width}, {self.examples} examples"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How inference is run, the same for every configuration.
+
+    Attributes:
+        warmup: MCMC transitions that adapt step size and mass matrix.
+        samples: MCMC transitions after them.
+        doublings: Largest depth of a NUTS tree.
+        epochs: Passes of SVI over the data.
+        batch: Examples per SVI update.
+        rounds: How often everything after warm-up is timed.
+    """
+
+    warmup: int = 100
+    samples: int = 50
+    doublings: int = 6
+    epochs: int = 150
+    batch: int = 48
+    rounds: int = 2
+
+    def __post_init__(self) -> None:
+        if self.warmup % self.samples:
+            raise ValueError("warm-up must be a multiple of the samples, to be sampled in blocks")
+
+    @property
+    def blocks(self) -> int:
+        """How many times the program that draws the samples is run to warm up."""
+        return self.warmup // self.samples
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Data, starting point and priors, as NumPy arrays in float32.
+
+    Attributes:
+        x: Inputs, ``[examples, 1]``.
+        y: Targets, ``[examples]``.
+        layers: Kernel and bias of each layer, to start from.
+        scales: Prior standard deviation of each layer's kernel; biases have 1.
+    """
+
+    x: np.ndarray
+    y: np.ndarray
+    layers: tuple[tuple[np.ndarray, np.ndarray], ...]
+    scales: tuple[float, ...]
+
+    @property
+    def sites(self) -> dict[str, tuple[np.ndarray, float]]:
+        """Starting value and prior standard deviation of every array, by name."""
+        found: dict[str, tuple[np.ndarray, float]] = {}
+        for i, ((kernel, bias), scale) in enumerate(
+            zip(self.layers, self.scales, strict=True), start=1
+        ):
+            found |= {f"kernel{i}": (kernel, scale), f"bias{i}": (bias, 1.0)}
+        return found
+
+
+def make_problem(configuration: Configuration) -> Problem:
+    """The problem of a configuration; a larger data set is a denser one.
+
+    Args:
+        configuration: Its `examples` should be a multiple of half the default's.
+    """
+    density = configuration.examples / EXAMPLES
+    regimes = tuple(replace(regime, density=regime.density * density) for regime in REGIMES)
+    draw = jax.jit(noisy_sine, static_argnums=1)
+    x, y = (np.asarray(part) for part in draw(jax.random.key(0), regimes))
+    if len(y) != configuration.examples:
+        raise ValueError(f"{configuration.examples} examples can't be spread over the regimes")
+    generator = np.random.default_rng(0)
+    widths = configuration.widths
+    scales = tuple(math.sqrt(2 / n) for n in widths[:-1])
+    layers = tuple(
+        (
+            (scale * generator.standard_normal((n, m))).astype(np.float32),
+            np.zeros(m, np.float32),
+        )
+        for (n, m), scale in zip(pairwise(widths), scales, strict=True)
+    )
+    return Problem(x, y, layers, scales)
+
+
+def forward(sites: dict[str, Any], x: Any, relu: Callable[[Any], Any]) -> tuple[Any, Any]:
+    """Mean and log-variance of the targets, for arrays of any library.
+
+    Args:
+        sites: The parameters by name, as `Problem.sites` has them.
+        x: Inputs.
+        relu: The library's rectifier.
+    """
+    last = len(sites) // 2
+    for i in range(1, last + 1):
+        x = x @ sites[f"kernel{i}"] + sites[f"bias{i}"]
+        if i < last:
+            x = relu(x)
+    return x[:, 0], x[:, 1]
+
+
+def analytic_macs(widths: Sequence[int], examples: int) -> int:
+    """Multiply-accumulates of a gradient in all parameters.
+
+    A layer takes its product once forward and twice backward, for its weights and for its inputs;
+    the inputs of the first are data.
+    """
+    products = [n * m for n, m in pairwise(widths)]
+    return examples * (3 * sum(products) - products[0])
