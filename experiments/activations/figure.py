@@ -33,11 +33,14 @@ def draw(tables: Mapping[str, Outcomes], settings: Settings, stem: Path) -> list
             continue
         if name == "sine-nuts":
             figures[name] = _sine(outcomes, settings, columns=4)
-            figures["sine-ten"] = _sine({n: outcomes[n] for n in MOONS if n in outcomes}, settings)
+            if ten := {n: outcomes[n] for n in MOONS if n in outcomes}:
+                figures["sine-ten"] = _sine(ten, settings)
         else:
             figures[name] = _moons(outcomes, settings)
-        if len(outcomes) > 2:
-            figures[f"{name}-ranking"] = _ranking(outcomes)
+        rows = [outcome.row for outcome in outcomes.values()]
+        comparison = compare(rows, "auroc")
+        if comparison["correlation"] is not None:
+            figures[f"{name}-ranking"] = _ranking(rows, comparison["correlation"])
     paths = []
     for name, figure in figures.items():
         path = stem.with_name(f"{stem.name}-{name}.png")
@@ -62,7 +65,8 @@ def _sine(outcomes: Outcomes, settings: Settings, columns: int = 2) -> Figure:
         draw_regression(
             axes, known.x, parts, known.train, known.noise, known.sparsity, known.target
         )
-        for axis in axes:
+        for axis in panel.axes:
+            axis.xaxis.label.set_fontsize(7)
             axis.yaxis.label.set_fontsize(7)
             axis.tick_params(labelsize=7)
         panel.suptitle(_title(outcome.row), fontsize=9)
@@ -86,15 +90,16 @@ def _moons(outcomes: Outcomes, settings: Settings, columns: int = 2) -> Figure:
         filled = draw_plane(axes, known.grid, probability, epistemic, ood, known.train)
         for axis, contours, label in zip(axes, filled, ("mean", "nats"), strict=True):
             axis.tick_params(labelsize=7)
-            bar = panel.colorbar(contours, ax=axis, label=label)
+            bar = panel.colorbar(contours, ax=axis, format="%.2f")
+            bar.set_label(label, fontsize=7)
             bar.ax.tick_params(labelsize=6)
         panel.suptitle(_title(outcome.row), fontsize=9)
     return figure
 
 
-def _ranking(outcomes: Outcomes) -> Figure:
+def _ranking(rows: Sequence[Mapping[str, Any]], correlation: float) -> Figure:
     """Our AUROC against the source's."""
-    rows = [o.row for o in outcomes.values() if "source_auroc" in o.row]
+    rows = [row for row in rows if "source_auroc" in row]
     figure, axis = plt.subplots(figsize=(6, 5.5), layout="constrained")
     for row in rows:
         hollow = not row.get("converged", True)
@@ -107,7 +112,6 @@ def _ranking(outcomes: Outcomes) -> Figure:
     axis.plot([low, 1], [low, 1], color="gray", lw=0.7)
     axis.set_xlabel("AUROC, source")
     axis.set_ylabel("AUROC, ours (hollow: not converged)")
-    correlation = compare(rows, "auroc")["correlation"]
     axis.set_title(f"Spearman's rank correlation {correlation:.2f}", fontsize=10)
     return figure
 

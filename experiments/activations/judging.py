@@ -66,8 +66,8 @@ def compare(rows: Sequence[Row], quantity: str) -> dict[str, Any]:
             ``source_<quantity>``.
 
     Returns:
-        ``correlation``, Spearman's, NaN-free (None for fewer than three rows), its ``p_value``,
-        and ``ranking``: per activation our and the source's place, 1 the highest number.
+        ``correlation``, Spearman's (None for fewer than three rows), its ``p_value``, and
+        ``ranking``: per activation our and the source's place, 1 the highest number.
     """
     known = [row for row in rows if row["activation"] != LEARNED and np.isfinite(row[quantity])]
     ours = np.array([row[quantity] for row in known])

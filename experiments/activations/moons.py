@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from experiments.activations import network
+from experiments.activations.network import Network
 from experiments.activations.recipe import Settings
 from jaxeff.bayes import predict
 from jaxeff.data.two_moons import two_moons
@@ -59,6 +59,7 @@ def scene(settings: Settings) -> Scene:
 
 def evaluate(
     key: jax.Array,
+    f: Network,
     posterior: Any,
     index: jax.Array,
     settings: Settings,
@@ -68,6 +69,7 @@ def evaluate(
 
     Args:
         key: Random key.
+        f: The network.
         posterior: Of the network with activation number ``index``.
         index: Into `network.NAMES`.
         settings: Of the study.
@@ -76,7 +78,7 @@ def evaluate(
     known = scene(settings)
 
     def logits(points: jax.Array) -> jax.Array:
-        return predict(key, network.network, posterior, points, index, samples=samples)
+        return predict(key, f, posterior, points, index, samples=samples)
 
     tested = predictive_log_probs(logits(known.test[0]))
     around = logits(known.points)

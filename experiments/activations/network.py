@@ -9,6 +9,7 @@ standard normal, and a sampler starts with the right scales.
 """
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import jax
@@ -25,12 +26,11 @@ LEARNED = "Spline"
 """The learned activation (ours): the source only says that it tried some (T3157-3160)."""
 NAMES = (*ACTIVATIONS, LEARNED)
 HIDDEN = 50
+LAYERS = ("fc1", "fc2", "fc3")
 PRIOR = 1.0
 """Standard deviation of every parameter's prior."""
-SCALES = {"fc1": 1.4, "fc2": 0.5, "fc3": 0.5}
-"""Prior standard deviation of each layer's kernel; biases have 1. Scaled by fan-in it would be 0.2
-for the later layers, and a network of sigmoids could not follow the noisy sine at all; with 1 the
-posterior of the unbounded functions gets so narrow that chains hardly move."""
+Scales = tuple[float, float, float]
+"""Prior standard deviation of each layer's kernel; biases have `PRIOR`."""
 
 _spline, _spline_start = jaxeff.functional(SplineActivation(rngs=nnx.Rngs(0)))
 
@@ -49,18 +49,39 @@ def start(key: PRNGKeyArray, inputs: int, outputs: int, hidden: int = HIDDEN) ->
     return unravel(PRIOR * jax.random.normal(key, vector.shape))
 
 
-def network(
-    params: dict[str, Any], x: Float[Array, "batch inputs"], index: Int[Array, ""]
-) -> Float[Array, "batch outputs"]:
-    """The MLP with the activation function number ``index`` of `NAMES`."""
-    for layer in ("fc1", "fc2"):
-        hidden = _dense(params, layer, x)
-        x = jax.lax.switch(index, _BRANCHES, hidden, params["slope"], params["spline"])
-    return _dense(params, "fc3", x)
+Network = Callable[[dict[str, Any], Float[Array, "batch inputs"], Int[Array, ""]], Array]
 
 
-def _dense(params: dict[str, Any], layer: str, x: Array) -> Array:
-    return x @ (SCALES[layer] * params[layer]["kernel"]) + params[layer]["bias"]
+@cache
+def network(scales: Scales) -> Network:
+    """The MLP as a function of parameters, inputs, and the number of its activation in `NAMES`.
+
+    Args:
+        scales: Prior standard deviation of each layer's kernel.
+
+    Returns:
+        The same function for the same scales, so that it is compiled once.
+    """
+
+    def of_index(params: dict[str, Any], x: Array, index: Array) -> Array:
+        return _apply(params, x, scales, lambda *a: jax.lax.switch(index, _BRANCHES, *a))
+
+    return of_index
+
+
+def single(name: str, scales: Scales) -> Callable[[dict[str, Any], Array], Array]:
+    """The MLP with one activation function alone, for what is compiled for it anyway."""
+    return lambda params, x: _apply(params, x, scales, _branch(name))
+
+
+def _apply(
+    params: dict[str, Any], x: Array, scales: Scales, activate: Callable[..., Array]
+) -> Array:
+    for layer, scale in zip(LAYERS, scales, strict=True):
+        x = x @ (scale * params[layer]["kernel"]) + params[layer]["bias"]
+        if layer != LAYERS[-1]:
+            x = activate(x, params["slope"], params["spline"])
+    return x
 
 
 def _branch(name: str) -> Callable[[Array, Array, Any], Array]:

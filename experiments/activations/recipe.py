@@ -4,13 +4,18 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from experiments.activations.network import LEARNED, NAMES
+from experiments.activations.network import LEARNED, NAMES, Scales
 from experiments.activations.source import MOONS
 from jaxeff.data.two_moons import NOISE
 from jaxeff.uncertainty import OOD_QUANTILE
 
 Task = Literal["sine", "moons"]
 Method = Literal["nuts", "svi"]
+SINE_SCALES = (1.4, 0.5, 0.5)
+"""The same for all activation functions. Scaled by fan-in the later layers would have 0.2, and a
+network of sigmoids could not follow the sine at all; with 1 the posterior of the unbounded
+functions, data with little noise given, is so narrow that chains hardly move."""
+MOONS_SCALES = (1.4, 1.0, 1.0)
 
 
 class Trial(NamedTuple):
@@ -35,6 +40,7 @@ class Sampling:
         max_depth: NUTS trajectories have at most ``2**max_depth - 1`` steps.
         target_acceptance: What warm-up adapts the step size to.
         start_steps: Steps of Adam before the chains start.
+        kernel_scales: Prior standard deviation of each layer's kernel; biases have 1.
     """
 
     warmup: int
@@ -43,6 +49,7 @@ class Sampling:
     max_depth: int = 8
     target_acceptance: float = 0.7
     start_steps: int = 400
+    kernel_scales: Scales = SINE_SCALES
 
 
 @dataclass(frozen=True)
@@ -57,6 +64,7 @@ class Variational:
         kl: Final weight of the annealed KL term.
         init_scale: Standard deviation the posterior starts with.
         samples: Weight draws of a prediction.
+        kernel_scales: Prior standard deviation of each layer's kernel; biases have 1.
     """
 
     pretrain_epochs: int
@@ -66,6 +74,7 @@ class Variational:
     kl: float = 0.25
     init_scale: float = 1e-2
     samples: int = 200
+    kernel_scales: Scales = MOONS_SCALES
 
 
 @dataclass(frozen=True)
@@ -117,6 +126,10 @@ class Settings:
         shared = {"quantile": self.quantile, "seed": self.seed}
         return {**plain, **shared, **dataclasses.asdict(inference)}
 
+    def of_chains(self, trial: Trial) -> dict[str, Any]:
+        """What its chains depend on: they can go on for more draws."""
+        return {name: value for name, value in self.of(trial).items() if name != "samples"}
+
     def plan(self, task: str) -> list[Trial]:
         """The trials of a task, or of all."""
         sine = [Trial("sine", "nuts", name) for name in self.sine_activations]
@@ -131,8 +144,8 @@ class Settings:
 FULL = Settings(
     sine_activations=NAMES,
     moons_activations=(*MOONS, LEARNED),
-    sine=Sampling(warmup=200, samples=200),
-    moons=Sampling(warmup=300, samples=300, max_depth=7),
+    sine=Sampling(warmup=150, samples=300),
+    moons=Sampling(warmup=150, samples=300, max_depth=7, kernel_scales=MOONS_SCALES),
     svi=Variational(pretrain_epochs=200, epochs=500),
 )
 FAST = dataclasses.replace(
@@ -140,8 +153,25 @@ FAST = dataclasses.replace(
     sine_activations=("Sine", "ReLU", "Sigmoid", "Softmax"),
     moons_activations=("Sine", "Sigmoid"),
     sine=Sampling(warmup=60, samples=40, max_depth=5),
-    moons=Sampling(warmup=60, samples=40, max_depth=5),
+    moons=Sampling(warmup=60, samples=40, max_depth=5, kernel_scales=MOONS_SCALES),
     svi=Variational(pretrain_epochs=40, epochs=40),
     sine_points=100,
     moons_points=20,
 )
+
+
+def choose(fast: bool, seed: int, samples: int | None) -> Settings:
+    """The settings of a run.
+
+    Args:
+        fast: Whether a minute or two must do.
+        seed: Of data and inference.
+        samples: Draws of each NUTS chain; the recipe's if None.
+    """
+    settings = dataclasses.replace(FAST if fast else FULL, seed=seed)
+    if samples is None:
+        return settings
+    sine = dataclasses.replace(settings.sine, samples=samples)
+    return dataclasses.replace(
+        settings, sine=sine, moons=dataclasses.replace(settings.moons, samples=samples)
+    )

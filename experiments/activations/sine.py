@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from experiments.activations import network
+from experiments.activations.network import Network
 from experiments.activations.recipe import Settings
 from jaxeff.bayes import Draws, predict
 from jaxeff.data import noisy_sine
@@ -60,20 +60,19 @@ def scene(settings: Settings) -> Scene:
 
 
 def evaluate(
-    posterior: Draws, index: jax.Array, settings: Settings
+    f: Network, posterior: Draws, index: jax.Array, settings: Settings
 ) -> tuple[dict[str, float], dict[str, jax.Array]]:
     """The figures of the source's table, and the curves of its figure.
 
     Args:
+        f: The network.
         posterior: Of the network with activation number ``index``.
         index: Into `network.NAMES`.
         settings: Of the study.
     """
     known = scene(settings)
     # All draws in their order, so the key plays no part.
-    outputs = predict(
-        jax.random.key(0), network.network, posterior, known.inputs(known.x[:, None]), index
-    )
+    outputs = predict(jax.random.key(0), f, posterior, known.inputs(known.x[:, None]), index)
     parts = decompose_regression(outputs)
     mean, aleatoric, epistemic = (part[:, 0] for part in parts)
     std, doubt = jnp.sqrt(aleatoric), jnp.sqrt(epistemic)

@@ -8,14 +8,15 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Int, PRNGKeyArray
 
-from experiments.activations.network import PRIOR, network
+from experiments.activations.network import LAYERS, PRIOR, Network
 from jaxeff.bayes import prior_scales
 from jaxeff.bayes.density import Random, draw_prior, log_joint, log_prior, with_random
 
 
-@partial(jax.jit, static_argnames=("likelihood", "chains", "steps"))
+@partial(jax.jit, static_argnames=("f", "likelihood", "chains", "steps"))
 def trained_starts(
     key: PRNGKeyArray,
+    f: Network,
     params: Any,
     data: tuple[Array, Array],
     index: Int[Array, ""],
@@ -34,6 +35,7 @@ def trained_starts(
 
     Args:
         key: Random key.
+        f: The network.
         params: Parameters: structure and shapes.
         data: Inputs and targets.
         index: Of the activation function.
@@ -46,11 +48,14 @@ def trained_starts(
         Parameters with a leading axis of chains.
     """
     scales = prior_scales(PRIOR, params)
-    density = log_joint(lambda p, x: network(p, x, index), params, scales, likelihood)
+    density = log_joint(lambda p, x: f(p, x, index), params, scales, likelihood)
     optimizer = optax.adam(optax.cosine_decay_schedule(rate, steps))
 
     def climb(key: PRNGKeyArray) -> Any:
         random = draw_prior(key, params, scales)
+        # Outputs of zero: elsewhere a drawn log-variance may be beyond what floats hold.
+        last = (f"{LAYERS[-1]}/kernel", f"{LAYERS[-1]}/bias")
+        random |= {path: jnp.zeros_like(random[path]) for path in last}
 
         def step(_: Array, carry: tuple[Random, Any]) -> tuple[Random, Any]:
             random, state = carry

@@ -1,5 +1,6 @@
 """Finished trials, a file each: a run that was killed goes on with the next one."""
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -40,14 +41,14 @@ class Store:
         return Outcome(metadata["row"], load_pytree(path))
 
     def save(self, trial: Trial, outcome: Outcome) -> None:
-        """Keep a trial's outcome, whole or not at all, and let its chains go."""
+        """Keep a trial's outcome, whole or not at all."""
         metadata = {"settings": _plain(self._settings.of(trial)), "row": outcome.row}
         save_pytree(self._path(trial), outcome.curves, metadata)
-        shutil.rmtree(self.chains(trial), ignore_errors=True)
 
     def chains(self, trial: Trial) -> Path:
-        """Where a trial's chains are kept while they run."""
-        return self.folder / f"{trial}-chains"
+        """Where a trial's chains are kept, so that they can go on for more draws."""
+        settings = json.dumps(self._settings.of_chains(trial), sort_keys=True)
+        return self.folder / f"{trial}-chains-{hashlib.sha256(settings.encode()).hexdigest()[:8]}"
 
     def forget(self) -> None:
         """Remove every trial, finished or not."""

@@ -25,7 +25,7 @@ def run(trial: Trial, settings: Settings, store: Store) -> Outcome:
     Args:
         trial: Which.
         settings: Of the study.
-        store: Where chains are kept while they run.
+        store: Where chains are kept.
     """
     index = jnp.asarray(network.NAMES.index(trial.activation))
     runners = {
@@ -40,20 +40,20 @@ def run(trial: Trial, settings: Settings, store: Store) -> Outcome:
 
 
 def _sine_nuts(trial: Trial, index: jax.Array, settings: Settings, store: Store) -> Any:
-    known = sine.scene(settings)
+    known, f = sine.scene(settings), network.network(settings.sine.kernel_scales)
     train = (known.inputs(known.train[0]), known.train[1])
     result = _sample(trial, index, train, 1, "gaussian", settings.sine, settings, store)
-    figures, curves = sine.evaluate(result.posterior, index, settings)
-    mixed = _mixing(result, index, known.inputs(known.x[:, None]), "gaussian")
+    figures, curves = sine.evaluate(f, result.posterior, index, settings)
+    mixed = _mixing(f, result, index, known.inputs(known.x[:, None]), "gaussian")
     return figures | mixed, curves
 
 
 def _moons_nuts(trial: Trial, index: jax.Array, settings: Settings, store: Store) -> Any:
-    known = moons.scene(settings)
+    known, f = moons.scene(settings), network.network(settings.moons.kernel_scales)
     result = _sample(trial, index, known.train, 2, "categorical", settings.moons, settings, store)
     key = jax.random.key(settings.seed)  # all draws are used, so it plays no part
-    figures, maps = moons.evaluate(key, result.posterior, index, settings)
-    mixed = _mixing(result, index, known.points, "categorical")
+    figures, maps = moons.evaluate(key, f, result.posterior, index, settings)
+    mixed = _mixing(f, result, index, known.points, "categorical")
     return figures | mixed, maps
 
 
@@ -61,10 +61,8 @@ def _moons_svi(trial: Trial, index: jax.Array, settings: Settings, store: Store)
     own, known = settings.svi, moons.scene(settings)
     start_key, fit_key, svi_key, key = jax.random.split(jax.random.key(settings.seed), 4)
     params = network.start(start_key, 2, 2)
-
-    def f(params: Any, x: Any) -> jax.Array:
-        return network.network(params, x, index)
-
+    # Each training is compiled anew, so for this function alone.
+    f = network.single(trial.activation, own.kernel_scales)
     point = fit(
         fit_key,
         cross_entropy(f),
@@ -88,7 +86,8 @@ def _moons_svi(trial: Trial, index: jax.Array, settings: Settings, store: Store)
         optimizer=optax.adam(own.rate),
         progress=False,
     )
-    return moons.evaluate(key, result.posterior, index, settings, own.samples)
+    of_index = network.network(own.kernel_scales)
+    return moons.evaluate(key, of_index, result.posterior, index, settings, own.samples)
 
 
 def _sample(
@@ -102,9 +101,10 @@ def _sample(
     store: Store,
 ) -> MCMCResult:
     start_key, key = jax.random.split(jax.random.key(settings.seed))
-    params = network.start(start_key, inputs, 2)
+    f, params = network.network(sampling.kernel_scales), network.start(start_key, inputs, 2)
     starts = trained_starts(
         start_key,
+        f,
         params,
         train,
         index,
@@ -117,7 +117,7 @@ def _sample(
         warnings.simplefilter("ignore", ConvergenceWarning)
         return nuts(
             key,
-            network.network,
+            f,
             params,
             train,
             shared=(index,),
@@ -134,9 +134,11 @@ def _sample(
         )
 
 
-def _mixing(result: MCMCResult, index: jax.Array, x: jax.Array, likelihood: str) -> dict[str, Any]:
+def _mixing(
+    f: network.Network, result: MCMCResult, index: jax.Array, x: jax.Array, likelihood: str
+) -> dict[str, Any]:
     """Do the chains agree on what they predict?"""
-    mixing = prediction_mixing(network.network, result.posterior, x, index, likelihood=likelihood)
+    mixing = prediction_mixing(f, result.posterior, x, index, likelihood=likelihood)
     changing = ~np.isnan(mixing.rhat)
     return {
         "rhat_max": mixing.max_rhat,

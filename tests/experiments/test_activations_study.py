@@ -28,10 +28,11 @@ def test_one_compiled_network_is_that_of_every_activation():
     learned = SplineActivation(rngs=nnx.Rngs(0))
     nnx.update(learned, params["spline"])
     functions[network.LEARNED] = learned
-    evaluate = jax.jit(network.network)
+    scales = (1.4, 0.5, 2.0)
+    evaluate = jax.jit(network.network(scales))
     for index, name in enumerate(network.NAMES):
         expected = x
-        for layer, scale in network.SCALES.items():
+        for layer, scale in zip(network.LAYERS, scales, strict=True):
             kernel, bias = params[layer]["kernel"], params[layer]["bias"]
             expected = expected @ (scale * kernel) + bias
             expected = functions[name](expected) if layer != "fc3" else expected
