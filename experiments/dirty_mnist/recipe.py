@@ -28,6 +28,7 @@ class SVISettings:
         init_scale: Standard deviation the posterior starts with.
         init_mean: Where all means start if there is no point estimate.
         prior: Prior of the weights, as `jaxeff.bayes` takes it.
+        subset: Whether to train on the images that the chains see, and on no others.
     """
 
     network: str
@@ -38,6 +39,7 @@ class SVISettings:
     init_scale: float
     init_mean: float = 0.08
     prior: float | str = "fan_in"
+    subset: bool = False
 
 
 @dataclass(frozen=True)
@@ -54,11 +56,11 @@ class MCMCSettings:
         prior: Prior of the weights.
     """
 
-    images: int = 4000
+    images: int = 2000
     step_size: float = 0.02
-    steps: int = 16
-    warmup: int = 100
-    samples: int = 150
+    steps: int = 24
+    warmup: int = 80
+    samples: int = 200
     chains: int = 4
     prior: float | str = "fan_in"
 
@@ -88,6 +90,7 @@ class Settings:
             # The source's start and learning rate, for a twentieth of its epochs.
             "mlp": SVISettings("mlp", 0, 50, 1e-3, False, 1e-4),
             "mlp-unit": SVISettings("mlp", 0, 50, 1e-3, False, 1e-4, prior=1.0),
+            "mlp-subset": SVISettings("mlp", 0, 3000, 1e-3, False, 1e-4, subset=True),
             "mlp-warm": SVISettings("mlp", 2, 12, 3e-3, True, 1e-2),
             "lenet5": SVISettings("lenet5", 2, 16, 3e-3, True, 1e-2),
         }
@@ -121,6 +124,7 @@ FAST = Settings(
     svi={
         "mlp": SVISettings("mlp", 0, 20, 3e-3, False, 1e-4),
         "mlp-unit": SVISettings("mlp", 0, 20, 3e-3, False, 1e-4, prior=1.0),
+        "mlp-subset": SVISettings("mlp", 0, 100, 3e-3, False, 1e-4, subset=True),
         "mlp-warm": SVISettings("mlp", 3, 8, 3e-3, True, 1e-2),
         "lenet5": SVISettings("lenet5", 3, 8, 3e-3, True, 1e-2),
     },
@@ -165,5 +169,29 @@ def load(settings: Settings, cache: Path | None, say: Any) -> Sets:
 
 def split(key: jax.Array, name: str) -> jax.Array:
     """The key of one part of the study."""
-    parts = ("mlp", "mlp-warm", "lenet5", "mcmc", "samples", "logits", "subset", "mlp-unit")
+    parts = (
+        "mlp", "mlp-warm", "lenet5", "mcmc", "samples", "logits", "subset", "mlp-unit", "mlp-subset"
+    )  # fmt: skip
     return jax.random.fold_in(key, parts.index(name))
+
+
+def subset(
+    key: jax.Array, settings: Settings, sets: Sets
+) -> tuple[UInt8[np.ndarray, "n 28 28 1"], Int[np.ndarray, " n"]]:
+    """Training images and labels for the chains: as many clean as ambiguous ones, no image twice.
+
+    The proportions are those of Dirty-MNIST, where an ambiguous image occurs once for each label.
+    """
+    dirty, half = sets.dirty, settings.mcmc.images // 2
+    clean, ambiguous = (
+        np.asarray(jax.random.permutation(k, len(images))[:half])
+        for k, images in zip(
+            jax.random.split(split(key, "subset")),
+            (dirty.digits.train_images, dirty.train_images),
+            strict=True,
+        )
+    )
+    return (
+        np.concatenate([dirty.digits.train_images[clean], dirty.train_images[ambiguous]]),
+        np.concatenate([dirty.digits.train_labels[clean], dirty.train_labels[ambiguous, 0]]),
+    )

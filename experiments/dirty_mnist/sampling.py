@@ -19,7 +19,7 @@ from jaxtyping import Array, Float
 from rich.console import Console
 
 from experiments.dirty_mnist.networks import Function
-from experiments.dirty_mnist.recipe import Sets, Settings, split
+from experiments.dirty_mnist.recipe import Sets, Settings, split, subset
 from experiments.dirty_mnist.training import Trained
 from jaxeff.bayes import MCMCResult, hmc, prior_scales, sample
 from jaxeff.bayes.density import random_part, with_random
@@ -89,27 +89,6 @@ def sample_mlp(
         settings={"data": asdict(settings.data)},
     )
     return Sampled(f, result)
-
-
-def subset(key: jax.Array, settings: Settings, sets: Sets) -> tuple[np.ndarray, np.ndarray]:
-    """Training images and labels for the chains: as many clean as ambiguous ones, no image twice.
-
-    The proportions are those of Dirty-MNIST, where an ambiguous image occurs once for each label.
-    """
-    dirty, half = sets.dirty, settings.mcmc.images // 2
-    rows = [
-        np.asarray(jax.random.permutation(k, len(images))[:half])
-        for k, images in zip(
-            jax.random.split(split(key, "subset")),
-            (dirty.digits.train_images, dirty.train_images),
-            strict=True,
-        )
-    ]
-    clean, ambiguous = rows
-    return (
-        np.concatenate([dirty.digits.train_images[clean], dirty.train_images[ambiguous]]),
-        np.concatenate([dirty.digits.train_labels[clean], dirty.train_labels[ambiguous, 0]]),
-    )
 
 
 def prior_units(settings: Settings, params: Any) -> Any:

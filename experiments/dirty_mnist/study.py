@@ -59,22 +59,23 @@ def run(
     key: jax.Array, settings: Settings, sets: Sets, folder: Path, resume: bool, console: Console
 ) -> Findings:
     """Trains, samples and evaluates everything."""
-    trained = {
-        name: train(key, name, settings, sets, folder, resume, console) for name in settings.svi
-    }
-    chains = sample_mlp(key, trained["mlp"], settings, sets, folder, resume, console)
-    found = Findings({}, {}, {}, {}, _describe(chains), {})
+    found = Findings({}, {}, {}, {}, {}, {})
     samples_key = split(key, "samples")
-    console.print("evaluation: mlp mcmc")
-    logits = sampled_logits(samples_key, chains.f, chains.result.posterior, sets, None)
-    found.outcomes["mlp mcmc"] = evaluate(logits, sets)
-    for name, model in trained.items():
-        console.print(f"evaluation: {name}")
+    trained = {}
+    for name in settings.svi:
+        model = train(key, name, settings, sets, folder, resume, console)
+        trained[name] = model
         found.trainings[name] = model.history[-1]
+        console.print(f"{name}: evaluation")
         logits = sampled_logits(samples_key, model.f, model.posterior, sets, settings.samples)
         found.outcomes[f"{name} svi"] = evaluate(logits, sets)
         if name in PASSES:
             _pass(key, name, model, logits, settings, sets, found)
+    chains = sample_mlp(key, trained["mlp"], settings, sets, folder, resume, console)
+    found.chains.update(_describe(chains))
+    console.print("mlp mcmc: evaluation")
+    logits = sampled_logits(samples_key, chains.f, chains.result.posterior, sets, None)
+    found.outcomes["mlp mcmc"] = evaluate(logits, sets)
     return found
 
 
@@ -170,34 +171,39 @@ def check(result: Report, found: Findings) -> None:
         )  # fmt: skip
     source = SOURCE["mlp mcmc"]["auroc"] - 0.75
     for metric, inside in (("auroc_dirty", "Dirty-MNIST"), ("auroc", "clean digits alone")):
-        gain = of("mlp mcmc", metric) - of("mlp svi", metric)
-        result.check(
-            f"MLP: AUROC of MCMC over SVI's by 0.1 or more, in domain {inside}", source, gain,
-            gain >= 0.1,
-        )  # fmt: skip
+        for other, images in (("mlp svi", "all images"), ("mlp-subset svi", "the same images")):
+            gain = of("mlp mcmc", metric) - of(other, metric)
+            result.check(
+                f"MLP: AUROC of MCMC over that of SVI of {images} by 0.1 or more, in domain "
+                f"{inside}", source, gain, gain >= 0.1,
+            )  # fmt: skip
     worst = found.chains["max_rhat"]
     result.check("MLP by MCMC: R-hat of predictions at most 1.05", None, worst, worst <= 1.05)
 
 
 def differences(settings: Settings) -> list[str]:
-    """How the set-up differs from the source's."""
+    """How the set-up differs from the source's, and the variants of it."""
     svi, mcmc = settings.svi, settings.mcmc
     return [
         "The ambiguous digits are made here by the published recipe; they are not the published "
         "ones.",
-        f"MLP by SVI: the source's start (means {svi['mlp'].init_mean}, deviations "
+        f"'mlp' by SVI: the source's start (means {svi['mlp'].init_mean}, deviations "
         f"{svi['mlp'].init_scale}) and learning rate, but {svi['mlp'].epochs} epochs instead of "
         "1000 to 2000, over which the KL weight is annealed.",
-        f"LeNet-5 by SVI (and 'mlp-warm'): {svi['lenet5'].pretrain_epochs} epochs of a point "
-        f"estimate, then {svi['lenet5'].epochs} epochs from there with deviations of "
-        f"{svi['lenet5'].init_scale} and a learning rate of {svi['lenet5'].rate} that falls to 0.",
-        f"MLP by MCMC: Hamiltonian Monte Carlo on {mcmc.images} training images, {mcmc.chains} "
-        f"chains of {mcmc.samples} draws from the SVI posterior's mode; how many images, chains "
-        "and draws the source uses is not known.",
-        f"The prior is {mcmc.prior!r} ('mlp-unit': {svi['mlp-unit'].prior}); the source's is not "
-        "known.",
-        "AUROC is that of mutual information, MNIST against Fashion-MNIST; auroc_dirty counts the "
-        "ambiguous digits as in domain too.",
+        f"The prior is {svi['mlp'].prior!r}, for 'mlp-unit' {svi['mlp-unit'].prior}; the source's "
+        "is not known.",
+        f"'lenet5' and 'mlp-warm' by SVI: {svi['lenet5'].pretrain_epochs} and "
+        f"{svi['mlp-warm'].pretrain_epochs} epochs of a point estimate, then "
+        f"{svi['lenet5'].epochs} and {svi['mlp-warm'].epochs} of SVI from there, with deviations "
+        f"of {svi['lenet5'].init_scale} and a learning rate of {svi['lenet5'].rate} that falls to "
+        "0.",
+        f"'mlp mcmc': Hamiltonian Monte Carlo on {mcmc.images} training images, {mcmc.chains} "
+        f"chains of {mcmc.samples} draws that start at draws of 'mlp', so near one mode; what the "
+        "source samples on, and for how long, is not known. 'mlp-subset' is SVI on the same "
+        "images.",
+        "auroc is that of mutual information, clean digits against out-of-domain images; "
+        "auroc_dirty counts the ambiguous digits as in domain too, each image once. All images "
+        "are normalised by the clean digits' statistics.",
     ]
 
 

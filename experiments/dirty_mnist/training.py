@@ -10,7 +10,7 @@ import optax
 from rich.console import Console
 
 from experiments.dirty_mnist.networks import Function, build
-from experiments.dirty_mnist.recipe import Sets, Settings, split
+from experiments.dirty_mnist.recipe import Sets, Settings, split, subset
 from jaxeff.bayes import svi
 from jaxeff.training import cross_entropy, fit
 
@@ -48,9 +48,11 @@ def train(
     model_key, point_key, svi_key = jax.random.split(split(key, name), 3)
     f, params = build(run.network, settings.data.source, model_key)
     data = (sets.train_images, sets.train_labels)
-    steps = len(sets.train_labels) // settings.batch_size
+    if run.subset:
+        data = subset(key, settings, sets)
+    steps = len(data[1]) // settings.batch_size
     recorded = {**asdict(run), "data": asdict(settings.data)}
-    del recorded["prior"]  # `svi` keeps it itself
+    del recorded["prior"], recorded["subset"]  # `svi` keeps the prior and knows the data itself
 
     def adam(epochs: int) -> optax.GradientTransformation:
         schedule = optax.cosine_decay_schedule(run.rate, epochs * steps)
@@ -85,6 +87,7 @@ def train(
         init_scale=run.init_scale,
         optimizer=adam(run.epochs),
         checkpoint=folder / f"{name}.safetensors",
+        checkpoint_every=max(1, run.epochs // 50),
         settings=recorded,
         resume=resume,
     )

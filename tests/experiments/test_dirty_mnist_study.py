@@ -97,7 +97,7 @@ def test_misread_is_exp_of_what_softplus_makes_a_deviation():
 
 
 def test_the_subset_is_half_ambiguous_and_repeats_nothing(sets):
-    images, labels = sampling.subset(jax.random.key(3), SETTINGS, sets)
+    images, labels = recipe.subset(jax.random.key(3), SETTINGS, sets)
     assert len(np.unique(images.reshape(8, -1), axis=0)) == 8
     clean = sets.dirty.digits
     for image, label in zip(images[:4], labels[:4], strict=True):
@@ -131,7 +131,7 @@ def test_checks_fail_where_they_should(sets, logits):
     row = {"factor": 1.0, "variance_ratio": 3.0}
     sweep = [{**row, "reading": "right"}, {**row, "reading": "misread"}]
     found = study.Findings(
-        {**dict.fromkeys(methods, outcome), "mlp mcmc": outcome},
+        dict.fromkeys([*methods, "mlp-subset svi", "mlp mcmc"], outcome),
         dict.fromkeys(study.PASSES, sweep), {}, {}, {"max_rhat": 1.2}, {},
     )  # fmt: skip
     report = Report("dirty_mnist", {})
@@ -139,4 +139,4 @@ def test_checks_fail_where_they_should(sets, logits):
     passed = [check["name"] for check in report.checks if check["passed"]]
     assert all("within" in name for name in passed)  # the same outcome throughout: no gap
     assert len(passed) == 4
-    assert len(report.checks) == 13
+    assert len(report.checks) == 15
