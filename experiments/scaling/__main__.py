@@ -29,8 +29,8 @@ from experiments.scaling.engines import OPTIONAL, available
 from experiments.scaling.plan import DEFAULT, Task, plan
 from experiments.scaling.problem import Settings, analytic_macs
 
-COLUMNS = ["engine", "method", "depth", "width", "examples", "ms", "ms_per_evaluation"]
-COLUMNS += ["total_flops", "flops", "intensity", "gflops", "held", "peak_mb", "step_size"]
+COLUMNS = ["engine", "method", "depth", "width", "examples", "ms", "total_flops", "intensity"]
+COLUMNS += ["gflops", "peak_mb", "step_size"]
 FAST = Settings(warmup=10, samples=5, doublings=5, epochs=5, rounds=2)
 CEILING_ROUNDS = 10
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

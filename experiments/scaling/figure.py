@@ -8,6 +8,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 
 from experiments.scaling.judging import SERIES, Row, by_engine, data_series
 from experiments.scaling.plan import DEEPER
@@ -20,7 +21,7 @@ STYLES: dict[str, dict[str, Any]] = {
     "svi": {"linestyle": "--", "marker": "s"},
 }
 AXES = {"parameters": "parameters", "examples": "training examples"}
-ROOF = ("L1", "L2", "L3", "DRAM")
+ROOF = ("L2", "L3", "DRAM")
 
 
 def draw(content: Mapping[str, Any], stem: Path) -> list[Path]:
@@ -81,7 +82,7 @@ def _roofline(rows: Sequence[Row], ceilings: Mapping[str, Any]) -> Figure:
     intensities = [row["intensity"] for row in rows]
     span = np.geomspace(min(intensities) / 3, 3 * max(intensities), 200)
     for axis, (over, series) in zip(axes, SERIES.items(), strict=True):
-        for level, gray in zip(ROOF, (0.75, 0.6, 0.4, 0.1), strict=True):
+        for level, gray in zip(ROOF, (0.6, 0.4, 0.1), strict=True):
             speed = ceilings["bandwidths"][level]
             axis.plot(span, np.minimum(span * speed, ceilings["peak"]) / 1e9, color=str(gray), lw=1)
             label = f"{level} {speed / 1e9:.0f} GB/s"
@@ -95,7 +96,7 @@ def _roofline(rows: Sequence[Row], ceilings: Mapping[str, Any]) -> Figure:
                 name = f"{LABELS[engine]}, {method.upper()}"
                 face = COLORS[engine] if method == "mcmc" else "none"
                 axis.scatter(x, y, sizes, marker=style["marker"], edgecolors=COLORS[engine],
-                             facecolors=face, label=name)  # fmt: skip
+                             facecolors=face, label=name, alpha=0.7)  # fmt: skip
         axis.set_xscale("log")
         axis.set_yscale("log")
         axis.set_xlabel("operational intensity, FLOP/byte")
@@ -117,7 +118,11 @@ def _lines(axis: Axes, rows: Sequence[Row], over: str, of: str) -> None:
     axis.set_xscale("log")
     axis.set_yscale("log")
     axis.set_xlabel(AXES[over])
+    axis.xaxis.set_minor_formatter(NullFormatter())
     axis.grid(alpha=0.3)
+    if over == "examples":
+        ticks = sorted({row["examples"] for row in SERIES[over](rows)})
+        axis.set_xticks(ticks, [str(tick) for tick in ticks])
 
 
 def _legend(figure: Figure, axis: Axes) -> None:

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 SIDE = 1024
-USUAL = {1: 32 * 2**10, 2: 2**20, 3: 32 * 2**20}
+USUAL = {2: 2**20, 3: 32 * 2**20}
 """Sizes of the caches where the system doesn't tell."""
 ELEMENT = 12
 """Bytes that an element moves: two reads and a write of four."""
@@ -53,7 +53,7 @@ def ceilings(rounds: int) -> dict[str, Any]:
 def working_sets() -> dict[str, int]:
     """Bytes that live in each level: half of a cache, a quarter of a shared one, and far more."""
     sizes = {level: _cache(level) or usual for level, usual in USUAL.items()}
-    return {"L1": sizes[1] // 2, "L2": sizes[2] // 2, "L3": sizes[3] // 4, "DRAM": 8 * sizes[3]}
+    return {"L2": sizes[2] // 2, "L3": sizes[3] // 4, "DRAM": 8 * sizes[3]}
 
 
 def _triad(n: int, repeats: int) -> Callable[[], Any]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxeff.data.noisy_sine import REGIMES, noisy_sine
 
-EXAMPLES = sum(regime.count for regime in REGIMES)
+EXAMPLES = 192
 OUTPUTS = 2  # mean and log-variance
 INIT_SCALE = 1e-2
 """Standard deviation that variational posteriors start with."""
@@ -113,9 +113,9 @@ def make_problem(configuration: Configuration) -> Problem:
     """The problem of a configuration; a larger data set is a denser one.
 
     Args:
-        configuration: Its `examples` should be a multiple of half the default's.
+        configuration: Its `examples` should be a multiple of the noisy sine's own number.
     """
-    density = configuration.examples / EXAMPLES
+    density = configuration.examples / sum(regime.count for regime in REGIMES)
     regimes = tuple(replace(regime, density=regime.density * density) for regime in REGIMES)
     draw = jax.jit(noisy_sine, static_argnums=1)
     x, y = (np.asarray(part) for part in draw(jax.random.key(0), regimes))

@@ -135,4 +135,4 @@ def _counted(call: Any) -> Work:
     with _Operations() as others:
         call()
     total = products.get_total_flops()
-    return Work(total + others.elements, others.bytes, math.ceil(total / 2), None)
+    return Work(float(total + others.elements), float(others.bytes), math.ceil(total / 2), None)
