@@ -66,8 +66,8 @@ def svi(
         f: ``f(params, *inputs) -> outputs``, e.g. from `jaxeff.functional`.
         params: Where the posterior means start: trained parameters for a warm start, fresh ones
             otherwise (the source starts them all at 0.08). Those without a prior are trained as
-            they are. Or any posterior, such as one chain of a sampler's `Draws`: means and standard
-            deviations then start at its.
+            they are. Or any posterior: means and standard deviations then start at its; from a
+            sampler's draws take `around_best_draw`.
         data: ``(*inputs, targets)``: arrays (or pytrees) with a common first axis of examples.
         epochs: Passes over the data, including those before a resume.
         batch_size: Examples per step; an incomplete last batch is left out of the epoch.
@@ -78,7 +78,8 @@ def svi(
             ``"flow"``, or one of `jaxeff.bayes.guides` with its settings, ``LowRank(rank=20)``.
         prior: Standard deviations; see `jaxeff.bayes.prior`.
         kl: Final weight of the KL term, reached linearly from 0 over the whole run, or an optax
-            schedule of the step (``optax.constant_schedule(1.0)`` is the plain evidence bound).
+            schedule of the step: ``optax.constant_schedule(1.0)`` is the plain evidence bound, and
+            ``optax.join_schedules([ramp] * 3, [n, 2 * n])`` anneals in three cycles of n steps.
         init_scale: Standard deviation that the posterior starts with; if ``params`` is a posterior,
             the least one.
         optimizer: Any optax optimizer; Adam with learning rate 1e-3 if None.

@@ -1,0 +1,1 @@
+"""Bridges between sampling and variational inference."""

@@ -1,0 +1,106 @@
+"""The two problems: classes of two moons, and the noisy sine with a predicted noise level."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.scipy.special import logsumexp
+from jax.scipy.stats import norm
+from jaxtyping import Array, Bool, Float
+
+from experiments.bridges.recipe import Settings
+from jaxeff import functional
+from jaxeff.data import noisy_sine
+from jaxeff.data.two_moons import two_moons
+from jaxeff.nn import MLP
+from jaxeff.uncertainty import auroc, decompose_logits, nll_from_log, predictive_log_probs
+from jaxeff.uncertainty.density import out_of_domain
+from jaxeff.uncertainty.regression import decompose_regression
+
+TEST = 1000
+SIDE = 40
+MARGIN = {"moons": 1.0, "sine": 3.0}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A data set, a network and what is asked of its posterior.
+
+    Attributes:
+        name: The problem's.
+        likelihood: As `jaxeff.bayes` takes it.
+        f: The network.
+        params: Its initial parameters.
+        train: Inputs and targets.
+        test: Inputs and targets from the same distribution.
+        points: Where uncertainty is evaluated.
+        outside: Which of them lie where there are no data.
+        unlabelled: Inputs for distillation, uniform over the same region.
+        nll: From outputs ``[draws, test, ...]`` to the predictive NLL, nats per example.
+        epistemic: From outputs to the epistemic uncertainty: mutual information in nats, or a
+            standard deviation in units of the target.
+    """
+
+    name: str
+    likelihood: str
+    f: Callable[..., Any]
+    params: Any
+    train: tuple[Array, Array]
+    test: tuple[Array, Array]
+    points: Float[Array, "points features"]
+    outside: Bool[Array, " points"]
+    unlabelled: Float[Array, "n features"]
+    nll: Callable[[Any], Float[Array, ""]]
+    epistemic: Callable[[Any], Float[Array, " points"]]
+
+    def auroc(self, epistemic: Float[Array, " points"]) -> float:
+        """How well epistemic uncertainty tells where there are no data."""
+        return float(auroc(epistemic[~self.outside], epistemic[self.outside]))
+
+
+def moons(settings: Settings) -> Problem:
+    """Two moons, 200 examples; out of domain is where a kernel density estimate says so."""
+    keys = jax.random.split(jax.random.key(settings.seed), 4)
+    train, test = (
+        jax.tree.map(jnp.asarray, two_moons(keys[i], n)) for i, n in ((0, 200), (1, TEST))
+    )
+    low, high = train[0].min(0) - MARGIN["moons"], train[0].max(0) + MARGIN["moons"]
+    first, second = jnp.meshgrid(*jnp.linspace(low, high, SIDE).T)
+    points = jnp.stack([first.ravel(), second.ravel()], 1)
+    f, params = functional(_network(2, settings.width))
+    return Problem(
+        "moons", "categorical", f, params, train, test, points, out_of_domain(points, train[0]),
+        jax.random.uniform(keys[2], (settings.unlabelled, 2), minval=low, maxval=high),
+        lambda outputs: nll_from_log(predictive_log_probs(outputs), test[1]),
+        lambda outputs: decompose_logits(outputs).epistemic,
+    )  # fmt: skip
+
+
+def sine(settings: Settings) -> Problem:
+    """The noisy sine, inputs standardised; out of domain are its gaps."""
+    keys = jax.random.split(jax.random.key(settings.seed), 3)
+    train, test = noisy_sine.noisy_sine(keys[0]), noisy_sine.noisy_sine(keys[1])
+    mean, std = train[0].mean(), train[0].std()
+    low, high = noisy_sine.span(margin=MARGIN["sine"])
+    x = jnp.linspace(low, high, SIDE * 10)
+    f, params = functional(_network(1, settings.width))
+    anywhere = jax.random.uniform(keys[2], (settings.unlabelled, 1), minval=low, maxval=high)
+
+    def nll(outputs: Float[Array, "draws test 2"]) -> Float[Array, ""]:
+        log_density = norm.logpdf(test[1], outputs[..., 0], jnp.exp(outputs[..., 1] / 2))
+        return -(logsumexp(log_density, 0) - np.log(len(outputs))).mean()
+
+    return Problem(
+        "sine", "gaussian", f, params,
+        ((train[0] - mean) / std, train[1]), ((test[0] - mean) / std, test[1]),
+        (x[:, None] - mean) / std, ~noisy_sine.in_regime(x), (anywhere - mean) / std,
+        nll, lambda outputs: jnp.sqrt(decompose_regression(outputs).epistemic[:, 0]),
+    )  # fmt: skip
+
+
+def _network(features: int, width: int) -> MLP:
+    return MLP((features, width, width, 2), activation=jax.nn.silu, rngs=nnx.Rngs(0))

@@ -1,0 +1,56 @@
+"""How long each method runs, and of which size the networks are; every number is ours."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything the figures depend on.
+
+    Attributes:
+        width: Units of both hidden layers.
+        warmup: Iterations of warm-up of the reference, the teacher.
+        short_warmup: Of the samplers that are compared by where they start.
+        samples: Draws of each chain that are kept.
+        max_depth: Of NUTS.
+        chains: Markov chains.
+        pretrain_epochs: Of the point estimate, from which variational inference starts.
+        epochs: Of variational inference.
+        kl: Final weight of the KL term, reached linearly.
+        rate: Learning rate of Adam, decayed by a cosine.
+        particles: Weight draws of a training step.
+        unlabelled: Inputs for distillation.
+        teacher_draws: Draws of the teacher that are distilled.
+        draws: Of a variational posterior, to predict with.
+        seed: Of everything.
+    """
+
+    width: int
+    warmup: int
+    short_warmup: int
+    samples: int
+    max_depth: int
+    pretrain_epochs: int
+    epochs: int
+    chains: int = 4
+    kl: float = 0.25
+    rate: float = 1e-2
+    particles: int = 8
+    unlabelled: int = 800
+    teacher_draws: int = 100
+    draws: int = 300
+    seed: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """The settings as a record."""
+        return dataclasses.asdict(self)
+
+
+FULL = Settings(
+    width=20, warmup=300, short_warmup=50, samples=200, max_depth=8, pretrain_epochs=300, epochs=800
+)
+FAST = Settings(
+    width=8, warmup=100, short_warmup=30, samples=100, max_depth=6, pretrain_epochs=100, epochs=150
+)

@@ -1,0 +1,63 @@
+"""What the study of bridges asks of a posterior, on outputs with known answers."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+from scipy.special import softmax
+
+from experiments.bridges import __main__ as command
+from experiments.bridges import figure, problems
+from experiments.bridges.methods import Comparison
+from experiments.bridges.recipe import FAST
+from experiments.report import Report
+
+SETTINGS = dataclasses.replace(FAST, width=3)
+
+
+@pytest.fixture(scope="module")
+def both():
+    return [problems.moons(SETTINGS), problems.sine(SETTINGS)]
+
+
+def test_predictive_scores(both):
+    rng = np.random.default_rng(0)
+    moons, sine = both
+    outputs = rng.normal(size=(4, problems.TEST, 2)).astype(np.float32)
+    labels = np.asarray(moons.test[1])
+    expected = -np.log(softmax(outputs, -1).mean(0)[np.arange(len(labels)), labels]).mean()
+    assert float(moons.nll(outputs)) == pytest.approx(expected, rel=1e-5)
+
+    targets = np.asarray(sine.test[1])
+    outputs = rng.normal(size=(4, len(targets), 2)).astype(np.float32)
+    density = stats.norm(outputs[..., 0], np.exp(outputs[..., 1] / 2)).pdf(targets)
+    assert float(sine.nll(outputs)) == pytest.approx(-np.log(density.mean(0)).mean(), rel=1e-4)
+    np.testing.assert_allclose(sine.epistemic(outputs), outputs[..., 0].std(0), rtol=1e-4)
+
+
+def test_regions(both):
+    for problem in both:
+        assert 0.1 < float(problem.outside.mean()) < 0.9
+        assert problem.auroc(problem.outside.astype(jnp.float32)) == pytest.approx(1)
+        low, high = problem.points.min(0), problem.points.max(0)
+        assert ((problem.unlabelled >= low) & (problem.unlabelled <= high)).all()
+
+
+def test_judging_and_drawing(both, tmp_path):
+    report = Report("bridges", {})
+    comparisons = []
+    for problem in both:
+        comparison = Comparison(problem, SETTINGS, tmp_path, lambda problem, method: None)
+        for i, method in enumerate((*figure.SHOWN, "mcmc, short warm-up, from trained weights")):
+            comparison.maps[method] = np.linspace(0, 1 + i, len(problem.points))
+            row = {"problem": problem.name, "method": method, "auroc": 0.5, "distance_to_mcmc": i}
+            comparison.rows.append(row | {"epistemic_outside": 1.0, "rhat": 1.5 - 0.1 * i})
+        report.rows += comparison.rows
+        comparisons.append(comparison)
+    command.judge(report)
+    # Nothing was lost by distilling the mean, and distilled draws lie farther away than SVI.
+    passed = [check["passed"] for check in report.checks]
+    assert passed == [True, False, False, True] * 2
+    assert figure.draw(comparisons, tmp_path / "figure.png").stat().st_size > 10_000
