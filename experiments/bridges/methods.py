@@ -138,7 +138,10 @@ class Comparison:
         self._started(self.problem.name, name)
         problem = self.problem
         file = self.folder / f"{_file_name(name)}.safetensors"
-        options = self._common(len(problem.unlabelled) // 96, epochs) | {"kl": 0.0}
+        options = self._common(len(problem.unlabelled) // 96, epochs) | {
+            "kl": 0.0,
+            "init_scale": 0.1,
+        }
         result = distill(
             self._key, problem.f, point, (problem.unlabelled,), draws, guide=guide,
             likelihood=problem.likelihood, batch_size=96, checkpoint=file, checkpoint_every=epochs,

@@ -49,8 +49,14 @@ class Settings:
 
 
 FULL = Settings(
-    width=20, warmup=300, short_warmup=50, samples=200, max_depth=8, pretrain_epochs=300, epochs=800
+    width=20,
+    warmup=300,
+    short_warmup=50,
+    samples=200,
+    max_depth=8,
+    pretrain_epochs=300,
+    epochs=2000,
 )
 FAST = Settings(
-    width=8, warmup=100, short_warmup=30, samples=100, max_depth=6, pretrain_epochs=100, epochs=150
+    width=8, warmup=100, short_warmup=30, samples=100, max_depth=6, pretrain_epochs=100, epochs=600
 )

@@ -10,22 +10,22 @@ from typing import Any
 import numpy as np
 
 from jaxeff.bayes.density import with_random
-from jaxeff.bayes.prior import named_leaves
 from jaxeff.bayes.sampling import MCMCResult
-from jaxeff.moments import Gaussian, is_gaussian
+from jaxeff.moments import Gaussian
 
 
 def around_best_draw(result: MCMCResult, spread: float = 0.3) -> Any:
-    """Where SVI may start from a sampler: one draw, and a share of the draws' standard deviations.
+    """Where SVI may start from a sampler: its best draw, and a share of its chain's spread.
 
     The draws' own mean won't do for a network: hidden units that may be exchanged or change sign
     average to one that is near zero, and SVI from there collapses. Nor is the whole standard
     deviation what a guide of independent parameters ends at: it knows no correlations, so it is
-    narrower (0.3 reached the best objective on two moons, of 0.1, 0.3 and 1).
+    narrower (0.3 reached the best objective on two moons, of 0.1, 0.3 and 1). What lies between
+    chains is no scale at all, so the spread is that within one.
 
     Args:
         result: Of `nuts` or `hmc`.
-        spread: Share of the standard deviations.
+        spread: Share of the standard deviations of the draws of the same chain.
 
     Returns:
         A pytree of `Gaussian` to pass to `svi` as its ``params``; its means are the draw with the
@@ -43,11 +43,10 @@ def around_best_draw(result: MCMCResult, spread: float = 0.3) -> Any:
         raise ValueError(f"the spread must be positive, not {spread}")
     log_density = result.stats["log_density"]
     thin = log_density.shape[1] // result.posterior.draws_per_chain
-    best = result.posterior.at(int(np.argmax(log_density[:, thin - 1 :: thin])))
-    moments = named_leaves(result.posterior.to_gaussians(), is_leaf=is_gaussian)
+    of_kept = log_density[:, thin - 1 :: thin]
+    chain, draw = np.unravel_index(np.argmax(of_kept), of_kept.shape)
     gaussians = {
-        path: Gaussian(mean, spread**2 * moments[path].var)
-        for path, mean in named_leaves(best).items()
-        if is_gaussian(moments[path])
+        path: Gaussian(draws[chain, draw], spread**2 * draws[chain].var(0))
+        for path, draws in result.posterior.random.items()
     }
-    return with_random(best, gaussians)
+    return with_random(result.posterior.params, gaussians)

@@ -48,7 +48,7 @@ def distill(
     likelihood: Likelihood = "categorical",
     prior: Prior = "fan_in",
     kl: float | optax.Schedule = 0.0,
-    init_scale: float = 1e-2,
+    init_scale: float = 0.1,
     optimizer: optax.GradientTransformation | None = None,
     particles: int = 8,
     checkpoint: str | os.PathLike[str] | None = None,
@@ -74,7 +74,9 @@ def distill(
         prior: Which parameters are random (see `jaxeff.bayes.prior`); its scales play a part only
             where ``kl`` isn't zero.
         kl: Weight of a pull towards the prior, in units of the score per example.
-        init_scale: Standard deviation that the posterior starts with.
+        init_scale: Standard deviation that the posterior starts with. It may be larger than for
+            `svi`, since nothing here rewards knowing nothing; from 0.01 a few hundred steps were
+            too few to reach a teacher's spread.
         optimizer: Any optax optimizer; Adam with learning rate 1e-3 if None.
         particles: Draws of the student per step, at least two.
         checkpoint: File to keep the run in.
