@@ -112,7 +112,7 @@ def test_samplers_on_mini_batches_sample_the_posterior(sample, settings):
     assert_posterior(vectors(result), mean, covariance)
 
 
-def test_other_data_prior_and_length_use_the_same_program():
+def test_other_data_prior_and_length_use_the_same_program(tmp_path):
     traces = []
 
     def model(params, x, scale):
@@ -123,8 +123,9 @@ def test_other_data_prior_and_length_use_the_same_program():
     for seed in (0, 1):
         data, _, _ = make_regression(seed)
         hmc(
-            jax.random.key(seed), model, PARAMS, data, shared=(jnp.float32(1 + seed),), chains=2,
-            warmup=100 + seed, samples=20 + seed, **(MODEL | {"prior": PRIOR + seed}),
+            jax.random.key(seed), model, PARAMS, data, shared=(1.0 + seed,), chains=2,
+            checkpoint=tmp_path / str(seed), warmup=100 + seed, samples=20 + seed,
+            **(MODEL | {"prior": PRIOR + seed}),
         )  # fmt: skip
         counts.append(len(traces))
     assert counts[1] == counts[0] + 1  # only to find the shape of the outputs

@@ -160,7 +160,7 @@ def mcmc(
             "prior": scales,
             "parameters": {path: np.shape(leaf) for path, leaf in named_leaves(params).items()},
         }
-        of_run = {"data": problem.data, "shared": shared, "start": state.point.position}
+        of_run = {"data": problem.data, "shared": problem.shared, "start": state.point.position}
         store = ChainStore(Path(checkpoint), run_identity(key, of_run, described))
     trace = run_chains(
         key,
