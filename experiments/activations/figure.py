@@ -98,21 +98,25 @@ def _moons(outcomes: Outcomes, settings: Settings, columns: int = 2) -> Figure:
 
 
 def _ranking(rows: Sequence[Mapping[str, Any]], correlation: float) -> Figure:
-    """Our AUROC against the source's."""
-    rows = [row for row in rows if "source_auroc" in row]
-    figure, axis = plt.subplots(figsize=(6, 5.5), layout="constrained")
+    """Our AUROC against the source's; by what is missing to 1, since most are close to it."""
+    figure, axis = plt.subplots(figsize=(6.5, 6), layout="constrained")
     for row in rows:
+        if "source_auroc" not in row:
+            continue
         hollow = not row.get("converged", True)
-        place = (row["source_auroc"], row["auroc"])
+        place = (1 - row["source_auroc"], 1 - row["auroc"])
         axis.plot(*place, "o", color="C0", mfc="white" if hollow else "C0")
         axis.annotate(
-            row["activation"], place, fontsize=6, xytext=(3, 2), textcoords="offset points"
+            row["activation"], place, fontsize=6, xytext=(4, 2), textcoords="offset points"
         )
-    low = min(min(row["source_auroc"], row["auroc"]) for row in rows) - 0.02
-    axis.plot([low, 1], [low, 1], color="gray", lw=0.7)
-    axis.set_xlabel("AUROC, source")
-    axis.set_ylabel("AUROC, ours (hollow: not converged)")
-    axis.set_title(f"Spearman's rank correlation {correlation:.2f}", fontsize=10)
+    axis.axline((0.01, 0.01), (0.1, 0.1), color="gray", lw=0.7)
+    axis.set_xscale("log")
+    axis.set_yscale("log")
+    axis.invert_xaxis()
+    axis.invert_yaxis()
+    axis.set_xlabel("1 - AUROC, source")
+    axis.set_ylabel("1 - AUROC, ours (hollow: not converged)")
+    axis.set_title(f"Spearman's rank correlation of AUROC {correlation:.2f}", fontsize=10)
     return figure
 
 
