@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float
 
 import jaxeff
@@ -94,11 +93,3 @@ def _of_variances(change: Callable[[Array], Array], posterior: Any) -> Any:
         posterior,
         is_leaf=is_gaussian,
     )
-
-
-def closest_factor(
-    rows: list[dict[str, Any]], reading: str, target: dict[str, float], metric: str
-) -> float:
-    """The factor at which a reading's metric comes nearest to the sampled network's."""
-    given = [row for row in rows if row["reading"] == reading]
-    return min(given, key=lambda row: np.abs(row[metric] - target[metric]))["factor"]

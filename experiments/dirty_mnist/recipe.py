@@ -60,7 +60,7 @@ class MCMCSettings:
     step_size: float = 0.02
     steps: int = 24
     warmup: int = 80
-    samples: int = 200
+    samples: int = 400
     chains: int = 4
     prior: float | str = "fan_in"
 
