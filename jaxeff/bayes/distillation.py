@@ -30,7 +30,7 @@ import optax
 from jaxtyping import Array, Float
 
 from jaxeff.bayes.guides import Guide, resolve_guide
-from jaxeff.bayes.likelihood import Likelihood, check_data, resolve_likelihood
+from jaxeff.bayes.likelihood import Likelihood, check_data, likelihood_name, resolve_likelihood
 from jaxeff.bayes.prior import Prior
 from jaxeff.bayes.variational import Loss, SVIResult, start_from, train
 
@@ -126,7 +126,7 @@ def distill(
         settings={
             **(settings or {}),
             "method": "distillation",
-            "likelihood": likelihood if isinstance(likelihood, str) else "custom",
+            "likelihood": likelihood_name(likelihood),
         },
         progress=progress,
     )

@@ -43,6 +43,11 @@ def resolve_likelihood(likelihood: Likelihood) -> Callable[[Any], dist.Distribut
     )
 
 
+def likelihood_name(likelihood: Likelihood) -> str:
+    """What a checkpoint says of a likelihood; it can't see inside a function."""
+    return likelihood if isinstance(likelihood, str) else "custom"
+
+
 def heteroscedastic(outputs: Float[Array, "*batch two_k"]) -> dist.Normal:
     """Gaussian targets whose variance the network predicts.
 

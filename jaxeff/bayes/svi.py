@@ -4,10 +4,9 @@ Minimises, over mini-batches, the negative evidence lower bound per example
 
     E_q[-log p(y | x, w)] + A(step) / n KL(q(w) || p(w))
 
-with one draw of the weights per step, the KL in closed form unless the guide is a flow (NumPyro's
-``TraceMeanField_ELBO``), and the KL weight A annealed from 0 to a quarter over the run (T2758-2766
-and T3644-3656 of the source). Training is `jaxeff.training`'s: each epoch one compiled scan, with
-checkpoints.
+with one draw of the weights per step, the KL in closed form unless the guide is a flow, and the KL
+weight A annealed from 0 to a quarter over the run (T2758-2766 and T3644-3656 of the source).
+Training is `jaxeff.training`'s: each epoch one compiled scan, with checkpoints.
 
 Sharp edges:
 
@@ -31,7 +30,13 @@ from jaxtyping import Array, Float
 
 from jaxeff.bayes.collapse import guess_nll, warn_if_collapsed
 from jaxeff.bayes.guides import Guide, resolve_guide
-from jaxeff.bayes.likelihood import Likelihood, check_data, check_likelihood, resolve_likelihood
+from jaxeff.bayes.likelihood import (
+    Likelihood,
+    check_data,
+    check_likelihood,
+    likelihood_name,
+    resolve_likelihood,
+)
 from jaxeff.bayes.prior import Prior
 from jaxeff.bayes.variational import Loss, SVIResult, start_from, train
 
@@ -142,7 +147,7 @@ def svi(
         resume=resume,
         settings={
             **(settings or {}),
-            "likelihood": likelihood if isinstance(likelihood, str) else "custom",
+            "likelihood": likelihood_name(likelihood),
         },
         progress=progress,
     )

@@ -1,5 +1,3 @@
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,15 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxeff.moments import Gaussian, moments
-from jaxeff.moments.activations import (
-    ACTIVATIONS,
-    clip,
-    hardshrink_plain,
-    leaky_relu,
-    softshrink_plain,
-    tanhshrink_plain,
-)
+from jaxeff.moments.activations import ACTIVATIONS, clip, leaky_relu
 from jaxeff.moments.piecewise import piecewise
+from jaxeff.nn import ACTIVATIONS as SOURCE_TABLE
 
 MEANS, STDS = map(
     np.ravel, np.meshgrid([-4, -2, -1, -0.3, 0, 0.3, 1, 2, 4.0], [0.01, 0.1, 0.5, 1, 2, 5, 10.0])
@@ -28,30 +20,9 @@ QUADRATURE = {
 
 # The source's table of 27; softmax, softmin and log-softmax are tested in test_softmax.
 TABLE = {
-    "Cosine": jnp.cos,
-    "Sine": jnp.sin,
-    "Softshrink": softshrink_plain,
-    "Hardtanh": jax.nn.hard_tanh,
-    "PReLU": lambda x: jnp.where(x >= 0, x, 0.25 * x),
-    "Tanh": jnp.tanh,
-    "Hardswish": jax.nn.hard_swish,
-    "Hardsigmoid": jax.nn.hard_sigmoid,
-    "Softsign": jax.nn.soft_sign,
-    "LeakyReLU": jax.nn.leaky_relu,
-    "Mish": jax.nn.mish,
-    "SELU": jax.nn.selu,
-    "GELU": functools.partial(jax.nn.gelu, approximate=False),
-    "LogSigmoid": jax.nn.log_sigmoid,
-    "LeakyReLU0.5": functools.partial(jax.nn.leaky_relu, negative_slope=0.5),
-    "ReLU": jax.nn.relu,
-    "Sigmoid": jax.nn.sigmoid,
-    "Softplus": jax.nn.softplus,
-    "ELU": jax.nn.elu,
-    "CELU": jax.nn.celu,
-    "SiLU": jax.nn.silu,
-    "RReLU": functools.partial(jax.nn.leaky_relu, negative_slope=(1 / 8 + 1 / 3) / 2),
-    "Tanhshrink": tanhshrink_plain,
-    "Hardshrink": hardshrink_plain,
+    name: function
+    for name, function in SOURCE_TABLE.items()
+    if name not in ("Softmax", "Softmin", "LogSoftmax")
 }
 
 

@@ -35,7 +35,7 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh
 
 from jaxeff.bayes.density import Scales, random_part
-from jaxeff.bayes.likelihood import Likelihood, check_data, check_targets
+from jaxeff.bayes.likelihood import Likelihood, check_data, check_targets, likelihood_name
 from jaxeff.bayes.posterior import Draws
 from jaxeff.bayes.prior import Prior, named_leaves, prior_scales
 from jaxeff.bayes.sampling.chain_store import ChainStore, Trace
@@ -153,7 +153,7 @@ def mcmc(
         described = {
             **(settings or {}),
             "kernel": _described(kernel),
-            "likelihood": likelihood if isinstance(likelihood, str) else "custom",
+            "likelihood": likelihood_name(likelihood),
             "warmup": warmup,
             "chains": chains,
             "thin": thin,

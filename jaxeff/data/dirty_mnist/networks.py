@@ -1,7 +1,7 @@
 """Trains the two kinds of networks that the ambiguous images need; both resume after a kill."""
 
 import warnings
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ from jaxeff.data.dirty_mnist.recipe import Recipe
 from jaxeff.data.normalization import normalize
 from jaxeff.nn.lenet5 import LeNet5
 from jaxeff.nn.vae import VAE, negative_evidence_bound
-from jaxeff.training import CheckpointError, FitResult, cross_entropy, fit, stateless
+from jaxeff.training import CheckpointError, cross_entropy, fit, stateless
+from jaxeff.training.epoch import Loss
 
 
 def to_unit(images: Any) -> jax.Array:
@@ -47,21 +48,11 @@ def train_vae(key: jax.Array, recipe: Recipe, source: Dataset, path: Path, progr
         recipe.vae_rate, {epoch * steps: 0.2 for epoch in recipe.vae_drops}
     )
 
-    def train(resume: bool) -> FitResult:
-        return fit(
-            fit_key,
-            stateless(loss),
-            params,
-            (source.train_images,),
-            optimizer=optax.adam(rate),
-            epochs=recipe.vae_epochs,
-            batch_size=recipe.batch_size,
-            checkpoint=path,
-            resume=resume,
-            progress=progress,
-        )
-
-    return _resumed(train).params
+    optimizer = optax.adam(rate)
+    data = (source.train_images,)
+    return _fit(
+        fit_key, stateless(loss), params, data, optimizer, recipe.vae_epochs, recipe, path, progress
+    )
 
 
 def train_member(
@@ -73,31 +64,49 @@ def train_member(
     steps = len(source.train_images) // recipe.batch_size
     rate = optax.cosine_decay_schedule(1e-3, recipe.member_epochs * steps)
 
-    def train(resume: bool) -> FitResult:
-        return fit(
-            fit_key,
-            cross_entropy(lambda params, x: f(params, normalize(x, source.name))),
-            params,
-            (source.train_images, source.train_labels),
-            optimizer=optax.adam(rate),
-            epochs=recipe.member_epochs,
-            batch_size=recipe.batch_size,
-            checkpoint=path,
-            resume=resume,
-            progress=progress,
-        )
-
-    return _resumed(train).params
+    return _fit(
+        fit_key,
+        cross_entropy(lambda params, x: f(params, normalize(x, source.name))),
+        params,
+        (source.train_images, source.train_labels),
+        optax.adam(rate),
+        recipe.member_epochs,
+        recipe,
+        path,
+        progress,
+    )
 
 
 def _lenet(key: jax.Array) -> LeNet5:
     return LeNet5(padding="VALID", rngs=nnx.Rngs(key))
 
 
-def _resumed(train: Callable[[bool], FitResult]) -> FitResult:
-    """Goes on from a checkpoint, or trains anew where it is of no use."""
+def _fit(
+    key: jax.Array,
+    loss: Loss,
+    params: Any,
+    data: tuple[Any, ...],
+    optimizer: optax.GradientTransformation,
+    epochs: int,
+    recipe: Recipe,
+    path: Path,
+    progress: bool,
+) -> Any:
+    """The trained parameters: from the checkpoint on, or anew where it is of no use."""
+    train = partial(
+        fit,
+        key,
+        loss,
+        params,
+        data,
+        optimizer=optimizer,
+        epochs=epochs,
+        batch_size=recipe.batch_size,
+        checkpoint=path,
+        progress=progress,
+    )
     try:
-        return train(True)
+        return train().params
     except CheckpointError as error:
         warnings.warn(f"training starts again from the beginning: {error}", stacklevel=3)
-        return train(False)
+        return train(resume=False).params
