@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
-from jaxeff.noise.gaussian import PLACES, Noise
+from jaxeff.noise.protocol import Noise, place
 from jaxeff.program import Layer, Program, interpret, plain
 from jaxeff.program.evaluation import Rule
 from jaxeff.program.spec import resolve
@@ -68,7 +68,7 @@ def noisy(f: Callable[..., Any], spec: Mapping[str, Noise | None]) -> Callable[.
             for i in _places(layer, model):
                 inputs[i] = _perturb(model, jax.random.fold_in(site_key, i), inputs[i])
             outputs = plain(layer, site_key, *inputs)
-            if _at(model) != "output":
+            if place(model) != "output":
                 return outputs
             return [
                 y
@@ -82,24 +82,17 @@ def noisy(f: Callable[..., Any], spec: Mapping[str, Noise | None]) -> Callable[.
     return g
 
 
-def _at(model: Noise) -> str:
-    place = getattr(model, "at", "output")
-    if place not in PLACES:
-        raise ValueError(f"A noise model's `at` must be one of {PLACES}, not {place!r}.")
-    return place
-
-
 def _places(layer: Layer, model: Noise) -> list[int]:
     """The inputs of a layer that a model perturbs."""
-    if _at(model) == "input":
+    if place(model) == "input":
         return list(layer.data) if layer.kind != "input" else [0]
-    if _at(model) == "weights":
+    if place(model) == "weights":
         return list(layer.weights) if layer.kind == "linear" else []
     return []
 
 
 def _applies(layer: Layer, model: Noise) -> bool:
-    places = layer.outputs if _at(model) == "output" else _places(layer, model)
+    places = layer.outputs if place(model) == "output" else _places(layer, model)
     return bool(places)
 
 
