@@ -11,15 +11,19 @@ from jaxeff.compression.quantization import (
     value_range,
 )
 from jaxeff.compression.quantized import quantized
+from jaxeff.compression.running import RunningRange, initial_ranges, running
 
 __all__ = [
     "Grid",
     "Int",
+    "RunningRange",
     "calibrate",
     "dequantize",
     "fake_quantize",
     "grid",
+    "initial_ranges",
     "quantize",
     "quantized",
+    "running",
     "value_range",
 ]

@@ -1,0 +1,43 @@
+"""Weight clamping: parameters that stay inside the range of an analog device.
+
+    optimizer = optax.chain(optax.adam(1e-3), clamped(-1.0, 1.0))
+    kernels = lambda params: jax.tree_util.tree_map_with_path(is_kernel, params)
+    optimizer = optax.chain(optax.adam(1e-3), optax.masked(clamped(-1.0, 1.0), kernels))
+
+It is what `optax.keep_params_nonnegative` is for non-negative weights: an update that would leave
+the box ends on its boundary. Noise grows weights (that is how networks drown additive noise), so
+without a bound a trained network may need more than a device has.
+
+Sharp edges: it must come last, after the learning rate. Adding a rounded update may miss the bound
+by an ulp.
+"""
+
+from typing import Any
+
+import jax
+import optax
+
+from jaxeff.settings import check_number
+
+
+def clamped(low: float, high: float) -> optax.GradientTransformation:
+    """Keeps parameters between two bounds after each update.
+
+    Args:
+        low: The smallest value allowed.
+        high: The largest value allowed.
+
+    Returns:
+        A stateless transformation of updates; its `update` needs the parameters.
+
+    Raises:
+        ValueError: A bound is NaN, or there is nothing between them.
+    """
+    check_number("low", low, finite=False)
+    check_number("high", high, low=low, finite=False)
+
+    def update(updates: Any, params: Any) -> Any:
+        after = optax.tree.clip(optax.apply_updates(params, updates), low, high)
+        return jax.tree.map(lambda new, old: new - old, after, params)
+
+    return optax.stateless(update)

@@ -1,0 +1,67 @@
+"""Noise levels that change during training: incremental noise by any schedule.
+
+    loss_at = lambda spec: cross_entropy(noisy(f, spec), keyed=True)
+    growing = incremental(loss_at, optax.linear_schedule(0.0, 1.0, 5000))
+    fit(key, growing({"*": Additive(0.5)}), ...)
+
+`optax.join_schedules` gives a clean start before a ramp, or stairs.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxeff.training.epoch import Loss
+
+
+def scaled(spec: Any, factor: Any) -> Any:
+    """Multiplies every level of a noise specification.
+
+    Args:
+        spec: A pytree whose leaves are levels: `{pattern: setting}`, one setting, or arrays.
+        factor: A scalar, such as a schedule's value.
+
+    Returns:
+        The same structure; settings that are None stay None.
+
+    Raises:
+        TypeError: A leaf is no number, as of a noise model that isn't registered as a pytree.
+    """
+
+    def scale(path: Any, level: Any) -> Any:
+        try:
+            numeric = jnp.issubdtype(jnp.result_type(level), jnp.number)
+        except TypeError:
+            numeric = False
+        if not numeric:
+            raise TypeError(
+                f"spec{jax.tree_util.keystr(path)} is {level!r} and not a level; a noise model "
+                "whose levels are to change must be a pytree (jaxeff.settings.register_setting)."
+            )
+        return factor * level
+
+    return jax.tree_util.tree_map_with_path(scale, spec)
+
+
+def incremental(loss_at: Callable[[Any], Loss], schedule: optax.Schedule) -> Callable[[Any], Loss]:
+    """Noisy training whose levels follow a schedule of the training step.
+
+    Args:
+        loss_at: The loss of a setting.
+        schedule: Any optax schedule; its value multiplies the levels.
+
+    Returns:
+        `loss_at` with the setting scaled by `schedule(step)`.
+    """
+
+    def at(setting: Any) -> Loss:
+        def loss(key: Any, params: Any, state: Any, batch: Any, step: Any) -> Any:
+            now = scaled(setting, schedule(step))
+            return loss_at(now)(key, params, state, batch, step)
+
+        return loss
+
+    return at

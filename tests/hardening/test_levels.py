@@ -1,0 +1,88 @@
+"""Levels over time and over images: schedules and VANT's two distributions."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from scipy import stats
+
+from jaxeff.hardening import Variable, incremental, scaled, vant, variance_aware
+from jaxeff.noise import Additive, Mixed
+
+KEY = jax.random.key(3)
+
+
+def report_setting(setting):
+    """A loss that is the setting itself."""
+
+    def loss(key, params, state, batch, step):
+        return jnp.sum(setting), ({"levels": setting}, state)
+
+    return loss
+
+
+def test_scaled_multiplies_every_level_and_nothing_else():
+    spec = {"conv*": Mixed(0.2, 3.0, "add_mul"), "fc": None, "*": Additive(jnp.array([1.0, 2.0]))}
+    twice = scaled(spec, 2.0)
+    assert twice["conv*"] == Mixed(0.4, 6.0, "add_mul")
+    assert twice["fc"] is None
+    np.testing.assert_array_equal(twice["*"].sigma, [2.0, 4.0])
+
+
+def test_scaled_refuses_what_has_no_levels():
+    class Own:
+        def perturb(self, key, x):
+            return x
+
+    with pytest.raises(TypeError, match=r"spec\['fc'\].*must be a pytree"):
+        scaled({"fc": Own()}, 0.5)
+
+
+def test_incremental_follows_its_schedule():
+    clean_start = optax.join_schedules(
+        [optax.constant_schedule(0.0), optax.linear_schedule(0.0, 1.0, 4)], [2]
+    )
+    loss = incremental(report_setting, clean_start)(jnp.array(0.8))
+    values = [loss(KEY, None, None, None, step)[0] for step in range(8)]
+    np.testing.assert_allclose(values, 0.8 * np.array([0, 0, 0, 0.25, 0.5, 0.75, 1, 1]), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("form", "law"),
+    [
+        ("half_normal", stats.halfnorm(0.45 * 1.5, 0.6)),
+        ("normal", stats.foldnorm(0.45 * 1.5 / 0.6, 0, 0.6)),  # negative draws folded over
+    ],
+)
+def test_vant_levels_have_the_published_distribution(form, law):
+    levels = vant(KEY, 1.5, 0.6, 20_000, form=form)
+    assert stats.kstest(np.asarray(levels), law.cdf).pvalue > 1e-3
+    other = stats.norm(0.45 * 1.5, 0.6)
+    assert stats.kstest(np.asarray(levels), other.cdf).pvalue < 1e-6
+
+
+def test_variance_aware_draws_a_level_per_image_after_its_ramp():
+    batch = (jnp.zeros((6, 2)), jnp.zeros(6))
+    setting = Variable(2.0, 0.5)
+    ramp = optax.linear_schedule(0.0, 1.0, 4)
+    loss = jax.jit(variance_aware(report_setting, ramp=ramp)(setting))
+    for step in range(4):
+        np.testing.assert_allclose(loss(KEY, None, None, batch, step)[1][0]["levels"], step / 2)
+    after = loss(KEY, None, None, batch, 4)[1][0]["levels"]
+    assert len(set(np.asarray(after).tolist())) == 6
+    plain = variance_aware(report_setting)(setting)
+    np.testing.assert_allclose(plain(KEY, None, None, batch, 0)[1][0]["levels"], after, rtol=1e-6)
+
+
+def test_no_variance_is_plain_noisy_training():
+    batch = (jnp.zeros((3, 2)), jnp.zeros(3))
+    loss = variance_aware(report_setting)(Variable(0.7, 0.0, 1.0))
+    np.testing.assert_array_equal(loss(KEY, None, None, batch, 0)[1][0]["levels"], np.float32(0.7))
+
+
+def test_mistakes_are_named():
+    with pytest.raises(ValueError, match="theta must be at least 0"):
+        vant(KEY, 1.0, -0.1, 4)
+    with pytest.raises(ValueError, match="form must be one of 'half_normal', 'normal'"):
+        variance_aware(report_setting, form="uniform")
