@@ -1,7 +1,8 @@
 """Training: one jit-compiled optax loop for every experiment, and checkpoints of any pytree.
 
 `fit` is the way in. `make_epoch` is its pure core, to be vmapped over replicates; `run_epochs`
-gives any such epoch progress, checkpoints and resuming.
+gives any such epoch progress, checkpoints and resuming. `sweep` does both for every setting and
+seed of a study.
 """
 
 from jaxeff.training.canonical import canonical_convolutions
@@ -10,11 +11,13 @@ from jaxeff.training.epoch import TrainState, init, make_epoch
 from jaxeff.training.fit import FitResult, fit
 from jaxeff.training.loop import DivergedError, run_epochs
 from jaxeff.training.losses import cross_entropy, stateless
+from jaxeff.training.sweep import SweepResult, sweep
 
 __all__ = [
     "CheckpointError",
     "DivergedError",
     "FitResult",
+    "SweepResult",
     "TrainState",
     "canonical_convolutions",
     "cross_entropy",
@@ -26,4 +29,5 @@ __all__ = [
     "run_epochs",
     "save_pytree",
     "stateless",
+    "sweep",
 ]

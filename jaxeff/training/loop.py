@@ -62,7 +62,7 @@ def run_epochs(
     """Run ``epoch`` repeatedly, each time as one compiled call.
 
     Args:
-      key: Random key of the run.
+      key: Random key of the run, or an array of them, one per replicate.
       epoch: ``epoch(train_state, key, data) -> (train_state, metrics)``, from `make_epoch`,
         vmapped over replicates or not (then ``start`` and the metrics have a leading axis).
       start: The state before the first epoch. It stays valid.
@@ -111,7 +111,7 @@ def run_epochs(
 
     with progress_bar(progress, "epoch", epochs, len(history)) as advance:
         for index in range(len(history), epochs):
-            after, metrics = compiled(carry, jax.random.fold_in(key, index), data)
+            after, metrics = compiled(carry, _fold_in(key, index), data)
             record = {"epoch": index, **_numbers(metrics)}
             if on_nan == "raise" and not _finite(metrics["loss"], after.params):
                 raise DivergedError(
@@ -142,7 +142,9 @@ def _resume(
     metadata = load_metadata(path)
     if not {"identity", "history", "stopped"} <= metadata.keys():
         raise CheckpointError(f"{path} is a checkpoint, but not one of a training run.")
-    carry = load_pytree(path, like)
+    carry = jax.tree.map(
+        lambda x, at: jax.device_put(x, at.sharding), load_pytree(path, like), like
+    )
     difference = run_difference(metadata["identity"], identity)
     if difference:
         raise CheckpointError(
@@ -156,6 +158,14 @@ def _resume(
             f"{epochs} asked for: ask for more, or pass resume=False to overwrite it."
         )
     return carry, history, metadata["stopped"]
+
+
+def _fold_in(key: jax.Array, index: int) -> jax.Array:
+    typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    fold = jax.random.fold_in
+    for _ in range(key.ndim if typed else key.ndim - 1):
+        fold = jax.vmap(fold, (0, None))
+    return fold(key, index)
 
 
 @jax.jit

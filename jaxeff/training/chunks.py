@@ -1,0 +1,72 @@
+"""The chunks of a sweep: how replicates are grouped, kept on disk and joined."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxeff.training.checkpoint import CheckpointError, load_metadata, load_pytree, save_pytree
+from jaxeff.training.identity import run_difference
+
+
+def even_parts(total: int, most: int) -> list[list[int]]:
+    """Split a range into parts of at most ``most``; the last is filled up to the others' length."""
+    count = math.ceil(total / most)
+    size = math.ceil(total / count)
+    return [[min(k, total - 1) for k in range(i * size, (i + 1) * size)] for i in range(count)]
+
+
+class ChunkFolder:
+    """Finished chunks on disk, and where the running one goes."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None,
+        settings: dict[str, Any],
+        identity: dict[str, Any],
+    ) -> None:
+        self.path = None if path is None else Path(path)
+        self.settings = settings
+        self.identity = identity
+
+    def running(self, name: str) -> Path | None:
+        """Where the checkpoint of a chunk goes while it trains."""
+        return None if self.path is None else self.path / f"running-{name}.safetensors"
+
+    def load(self, name: str) -> Any:
+        """What a finished chunk found, or None.
+
+        Raises:
+            CheckpointError: The file is damaged, or of another sweep.
+        """
+        if self.path is None or not (file := self.path / f"{name}.safetensors").exists():
+            return None
+        difference = run_difference(load_metadata(file), self.identity)
+        if difference:
+            raise CheckpointError(
+                f"{file} is of another sweep: {difference}. Continue that one, choose another "
+                "folder, or delete this one."
+            )
+        return jax.device_get(load_pytree(file))
+
+    def save(self, name: str, found: Any) -> None:
+        """Keeps what a finished chunk found."""
+        if self.path is not None:
+            save_pytree(self.path / f"{name}.safetensors", found, self.identity)
+            self.running(name).unlink(missing_ok=True)  # type: ignore[union-attr]
+
+
+def join_chunks(found: Any, rows: Any, columns: Any, seeds: int, total: int) -> Any:
+    """The chunks side by side, without what filled up the last ones."""
+
+    def concatenate(*leaves: Any) -> Any:
+        grid = [leaves[i * len(columns) : (i + 1) * len(columns)] for i in range(len(rows))]
+        joined = np.concatenate([np.concatenate(row, axis=1) for row in grid], axis=0)
+        return joined[:seeds, :total]
+
+    return jax.tree.map(concatenate, *found.values())

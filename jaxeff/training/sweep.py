@@ -1,0 +1,209 @@
+"""`sweep`: one training per setting and seed, as few compiled programs as memory allows.
+
+    def loss_at(spec):                                    # spec: {site: Additive(level)}
+        return cross_entropy(jaxeff.noisy(f, spec), keyed=True)
+
+    def score(key, params, state, spec):
+        return {"accuracy": accuracy(jaxeff.noisy(f, spec)(key, params, test_images))}
+
+    result = sweep(
+        key, loss_at, init, {"*": Additive(jnp.logspace(-2, 2, 17))}, (images, labels),
+        score=score, seeds=10, optimizer=optax.adam(1e-3), epochs=20, batch_size=128,
+    )
+    result.scores["accuracy"]                             # [seeds, settings]
+
+A setting is a pytree whose leaves have a common first axis; every replicate gets one slice of it
+and the initial parameters, mini-batches and random keys of its seed. All settings of one seed thus
+see the same random numbers (common random numbers): their differences are those of the settings,
+and what is random is drawn once for all of them.
+
+Sharp edges:
+    Replicates of one seed are not independent of each other; those of several seeds are.
+    A replicate that diverges is marked and keeps its scores, whatever they are; the others go on.
+    Memory grows with the chunk, not with the sweep, also that of `score`: let it take large test
+    sets in batches. Without `keep` only scores stay.
+    Vmapped convolutions are slow on a CPU: there a chunk of 1 is the faster one for such nets.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jaxtyping import Bool, Float
+
+from jaxeff.training.chunks import ChunkFolder, even_parts, join_chunks
+from jaxeff.training.epoch import TrainState, count_examples
+from jaxeff.training.identity import run_identity
+from jaxeff.training.loop import run_epochs
+from jaxeff.training.progress import progress_bar
+from jaxeff.training.replicates import (
+    Init,
+    LossAt,
+    Score,
+    epoch_function,
+    finish_function,
+    start_function,
+)
+
+
+class SweepResult(NamedTuple):
+    """What a sweep found; every array leads with the axes of seeds and settings.
+
+    Attributes:
+        scores: What `score` returned, as numpy arrays `[seeds, settings, ...]`.
+        loss: The mean training loss of every epoch, `[seeds, settings, epochs]`.
+        diverged: Replicates whose last loss or parameters aren't finite, `[seeds, settings]`.
+        params: The trained parameters, with `keep`; else None.
+        state: The models' states, with `keep`; else None.
+    """
+
+    scores: dict[str, Any]
+    loss: Float[np.ndarray, "seeds settings epochs"]
+    diverged: Bool[np.ndarray, "seeds settings"]
+    params: Any
+    state: Any
+
+
+def sweep(
+    key: jax.Array,
+    loss_at: LossAt,
+    init: Init,
+    settings: Any,
+    data: Any,
+    *,
+    optimizer: optax.GradientTransformation,
+    epochs: int,
+    batch_size: int,
+    score: Score | None = None,
+    seeds: int = 1,
+    chunk: int = 64,
+    keep: bool = False,
+    checkpoint: str | os.PathLike[str] | None = None,
+    checkpoint_every: int = 10,
+    identity: Mapping[str, Any] | None = None,
+    progress: bool = True,
+) -> SweepResult:
+    """Trains and scores one replicate per setting and seed.
+
+    Args:
+        key: Random key; a replicate's numbers depend on it, its setting and its seed alone, up to
+            float rounding not on the chunks.
+        loss_at: The training loss of a setting, in the form that `make_epoch` takes.
+        init: Initial parameters and state (None if there is none) from a key.
+        settings: Pytree of arrays with a common first axis, one entry per setting.
+        data: Pytree of arrays with a common first axis of examples.
+        optimizer: Any optax optimizer; schedules count updates, not epochs.
+        epochs: Passes over the data.
+        batch_size: Examples per update.
+        score: `score(key, params, state, setting) -> dict` of arrays, after training.
+        seeds: Replicates of each setting.
+        chunk: Replicates trained at once.
+        keep: Whether to return the trained models.
+        checkpoint: Folder to keep finished chunks and the running one in.
+        checkpoint_every: Epochs between checkpoints of the running chunk.
+        identity: What else defines the run, as JSON; a folder of another run is refused.
+        progress: Whether to show a progress bar of replicates; only on a terminal.
+
+    Returns:
+        Scores, losses and marks of diverged replicates, and the models on request.
+
+    Raises:
+        CheckpointError: The folder holds another run, or a damaged file.
+        ValueError: Settings or data without a common first axis, or counts below 1.
+    """
+    for name, count in (("seeds", seeds), ("chunk", chunk), ("epochs", epochs)):
+        if count < 1:
+            raise ValueError(f"{name} must be at least 1, got {count}.")
+    total = _count_settings(settings)
+    settings = jax.tree.map(jnp.asarray, settings)
+    data = jax.tree.map(jnp.asarray, data)
+    columns = even_parts(total, chunk)
+    rows = even_parts(seeds, max(1, chunk // total))
+    shape = len(rows[0]), len(columns[0])
+    train = epoch_function(loss_at, optimizer, batch_size, *shape)
+    start, finish = start_function(init, optimizer), jax.jit(finish_function(score, keep, *shape))
+    run = {
+        **(identity or {}), "epochs": epochs, "batch_size": batch_size, "seeds": seeds,
+        "chunk": chunk, "keep": keep,
+    }  # fmt: skip
+    folder = ChunkFolder(checkpoint, run, run_identity(key, (settings, data), run))
+
+    chunks = [(i, j) for i in range(len(rows)) for j in range(len(columns))]
+    found: dict[tuple[int, int], Any] = {}
+    with progress_bar(progress, "replicate", seeds * total, 0) as advance:
+        for i, j in chunks:
+            name = f"{rows[i][0]}-{columns[j][0]}"
+            number = len(set(rows[i])) * len(set(columns[j]))
+            kept = folder.load(name)
+            if kept is None:
+                keys = jax.vmap(lambda seed: jax.random.fold_in(key, seed))(jnp.array(rows[i]))
+                part = jax.tree.map(lambda leaf: leaf[jnp.array(columns[j])], settings)  # noqa: B023
+                carry, history = run_epochs(
+                    keys,
+                    train,
+                    _shard(start(keys, part)),
+                    data,
+                    epochs=epochs,
+                    on_nan="keep",
+                    on_epoch=_progress(advance, number, epochs),
+                    checkpoint=folder.running(name),
+                    checkpoint_every=checkpoint_every,
+                    settings=folder.settings,
+                    progress=False,
+                )
+                losses = np.stack([np.asarray(record["loss"]) for record in history], axis=-1)
+                kept = {**jax.device_get(finish(keys, carry)), "loss": losses}
+                folder.save(name, kept)
+            else:
+                advance(number, "kept from an earlier run")
+            found[i, j] = kept
+    whole = join_chunks(found, rows, columns, seeds, total)
+    whole["diverged"] |= ~np.isfinite(whole["loss"][..., -1])
+    return SweepResult(
+        whole.get("scores", {}), whole["loss"], whole["diverged"],
+        whole.get("params"), whole.get("state"),
+    )  # fmt: skip
+
+
+def _count_settings(settings: Any) -> int:
+    try:
+        return count_examples(settings)
+    except ValueError:
+        shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(settings)]
+        raise ValueError(
+            "the settings must be arrays with a common first axis, one entry per setting, not of "
+            f"the shapes {shapes}."
+        ) from None
+
+
+def _shard(carry: TrainState) -> TrainState:
+    """Spread a chunk over the devices there are, along settings or seeds, if either divides."""
+    devices = jax.devices()
+    seeds, settings = carry.step.shape
+    axis = next((i for i, n in ((1, settings), (0, seeds)) if n % len(devices) == 0), None)
+    if len(devices) == 1 or axis is None:
+        return carry
+    mesh = jax.make_mesh((len(devices),), ("replicates",), (AxisType.Auto,))
+    spec = PartitionSpec(*(None,) * axis, "replicates")
+    return jax.device_put(carry, NamedSharding(mesh, spec))
+
+
+def _progress(advance: Any, number: int, epochs: int) -> Any:
+    def on_epoch(index: int, carry: TrainState, record: dict[str, Any]) -> None:
+        losses = np.asarray(record["loss"])
+        bad = np.count_nonzero(~np.isfinite(losses))
+        line = (
+            f"epoch {index + 1} of {epochs}, {bad} diverged"
+            if bad
+            else f"epoch {index + 1} of {epochs}"
+        )
+        advance(number / epochs, line)
+
+    return on_epoch

@@ -1,0 +1,190 @@
+"""Sweeps: every replicate is the training it would be alone, whatever it is trained beside."""
+
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxeff
+from jaxeff.noise import Additive
+from jaxeff.training import CheckpointError, cross_entropy, init, make_epoch, sweep
+from jaxeff.training import loop as training_loop
+
+KEY = jax.random.key(3)
+LEVELS = jnp.array([0.0, 0.1, 0.5, 1.0, 2.0])
+
+
+def fresh(key):
+    return {"fc": jax.random.normal(key, (8, 3))}, None
+
+
+def f(params, x):
+    return x @ params["fc"]
+
+
+@pytest.fixture(scope="module")
+def data():
+    x = jax.random.normal(jax.random.key(1), (40, 8))
+    return x, jnp.argmax(x[:, :3], axis=-1)
+
+
+@pytest.fixture(scope="module")
+def problem(data):
+    def loss_at(spec):
+        return cross_entropy(jaxeff.noisy(f, spec), keyed=True)
+
+    def score(key, params, state, spec):
+        logits = jaxeff.noisy(f, spec)(key, params, data[0])
+        return {"logits": logits[:2], "level": spec["*"].sigma}
+
+    def run(levels=LEVELS, **changes):
+        arguments = dict(
+            optimizer=optax.adam(1e-2), epochs=3, batch_size=10, score=score, seeds=3, keep=True
+        )
+        return sweep(KEY, loss_at, fresh, {"*": Additive(levels)}, data, **arguments | changes)
+
+    return run, loss_at
+
+
+@pytest.fixture(scope="module")
+def whole(problem):
+    return problem[0]()
+
+
+def assert_same(a, b):
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5), a, b)
+
+
+def test_shapes(whole):
+    assert whole.scores["logits"].shape == (3, 5, 2, 3)
+    np.testing.assert_array_equal(whole.scores["level"], np.tile(LEVELS, (3, 1)))
+    assert whole.loss.shape == (3, 5, 3)
+    assert whole.params["fc"].shape == (3, 5, 8, 3)
+    assert whole.state is None
+    assert not whole.diverged.any()
+
+
+@pytest.mark.parametrize("chunk", [1, 4])
+def test_chunks_change_nothing(problem, whole, chunk):
+    assert_same(problem[0](chunk=chunk)._asdict(), whole._asdict())
+
+
+def test_a_replicate_is_the_training_it_would_be_alone(problem, whole, data):
+    _, loss_at = problem
+    seed, setting = 2, 3
+    key = jax.random.fold_in(KEY, seed)
+    optimizer = optax.adam(1e-2)
+    params, _ = fresh(jax.random.fold_in(key, 0))
+    carry = init(params, optimizer)
+    epoch = jax.jit(make_epoch(loss_at({"*": Additive(LEVELS[setting])}), optimizer, 10))
+    for i in range(3):
+        carry, _ = epoch(carry, jax.random.fold_in(key, i), data)
+    assert_same(carry.params, jax.tree.map(lambda p: p[seed, setting], whole.params))
+
+
+def test_settings_of_a_seed_share_random_numbers_and_seeds_do_not(problem):
+    same = problem[0](levels=jnp.array([0.5, 0.5]), seeds=2)
+    np.testing.assert_array_equal(same.loss[:, 0], same.loss[:, 1])
+    assert not np.allclose(same.loss[0], same.loss[1])
+
+
+def test_what_is_random_is_drawn_once_for_all_settings(problem, data):
+    """Else a sweep over levels would spend its time on drawing noise."""
+    from jaxeff.training.replicates import epoch_function, start_function
+
+    optimizer = optax.sgd(0.1)
+    begin = start_function(fresh, optimizer)
+    keys = jax.random.split(KEY, 1)
+    carry = begin(keys, {"*": Additive(LEVELS)})
+    text = jax.jit(epoch_function(problem[1], optimizer, 10, 1, 5)).lower(carry, keys, data)
+    erfs = [line for line in text.as_text().splitlines() if "erf_inv" in line]
+    assert erfs
+    assert not any("tensor<5x10x" in line for line in erfs)
+
+
+def test_a_diverged_replicate_is_marked_and_the_others_go_on(problem, whole):
+    found = problem[0](levels=LEVELS.at[1].set(1e38))
+    np.testing.assert_array_equal(found.diverged, np.tile(np.arange(5) == 1, (3, 1)))
+    assert_same(found.loss[:, 2:], whole.loss[:, 2:])
+
+
+def test_a_killed_sweep_goes_on_with_the_same_numbers(problem, whole, tmp_path, monkeypatch):
+    run, _ = problem
+    saves = []
+    save = training_loop.save_pytree
+
+    def dying(*args):
+        save(*args)
+        saves.append(1)
+        if len(saves) == 4:  # in the middle of the second chunk
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(training_loop, "save_pytree", dying)
+    arguments = dict(chunk=5, checkpoint=tmp_path, checkpoint_every=1)
+    with pytest.raises(KeyboardInterrupt):
+        run(**arguments)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "0-0.safetensors", "running-1-0.safetensors"
+    ]  # fmt: skip
+    resumed = run(**arguments)
+    assert len(saves) == 4 + 2 + 3
+    assert_same(resumed._asdict(), whole._asdict())
+    assert_same(run(**arguments)._asdict(), whole._asdict())
+    assert len(saves) == 4 + 2 + 3  # all of it kept
+
+
+def test_a_folder_of_another_sweep_is_refused(problem, tmp_path):
+    run, _ = problem
+    run(epochs=1, checkpoint=tmp_path)
+    with pytest.raises(CheckpointError, match="another sweep: setting 'epochs' is 1 there and 2"):
+        run(epochs=2, checkpoint=tmp_path)
+    with pytest.raises(CheckpointError, match="other values"):
+        run(LEVELS + 1, epochs=1, checkpoint=tmp_path)
+
+
+def test_bad_arguments_are_named(problem):
+    run, _ = problem
+    with pytest.raises(ValueError, match="chunk must be at least 1"):
+        run(chunk=0)
+    with pytest.raises(ValueError, match=r"common first axis.*\(\)"):
+        run(levels=0.1)
+
+
+SHARDED = """
+import sys
+import jax, jax.numpy as jnp, numpy as np, optax
+import jaxeff
+from jaxeff.noise import Additive
+from jaxeff.training import cross_entropy, sweep
+module = sys.modules["jaxeff.training.sweep"]
+f = lambda params, x: x @ params["fc"]
+x = jax.random.normal(jax.random.key(1), (40, 8))
+seen = []
+run_epochs = module.run_epochs
+def watched(keys, train, carry, *args, **kwargs):
+    seen.append(carry.params["fc"].sharding.num_devices)
+    return run_epochs(keys, train, carry, *args, **kwargs)
+module.run_epochs = watched
+def run(n, seeds):
+    return sweep(
+        jax.random.key(3), lambda spec: cross_entropy(jaxeff.noisy(f, spec), keyed=True),
+        lambda key: ({"fc": jax.random.normal(key, (8, 3))}, None),
+        {"*": Additive(jnp.linspace(0, 1, n))}, (x, jnp.argmax(x[:, :3], -1)),
+        optimizer=optax.adam(1e-2), epochs=2, batch_size=10, seeds=seeds,
+    ).loss
+a, b, c = run(16, 1), run(5, 8), run(5, 1)
+assert seen == [8, 8, 1], seen
+np.testing.assert_allclose(a[0, 0], c[0, 0], rtol=1e-4)
+np.testing.assert_allclose(b[:1], c, rtol=1e-4)
+"""
+
+
+def test_replicates_are_spread_over_eight_devices():
+    flags = "--xla_force_host_platform_device_count=8"
+    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    subprocess.run([sys.executable, "-c", SHARDED], check=True, env=environment, timeout=300)
