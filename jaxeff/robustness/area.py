@@ -1,0 +1,92 @@
+"""Robustness over a range of noise: the relative area under the curve, and what it costs.
+
+    ideal = envelope(curves)                             # of noisy training at several levels
+    robustness_area(levels, accuracy, ideal)             # rAUC, 1 for the envelope itself
+    preserved_accuracy(levels, accuracy, standard, 0.9)  # at the level it was trained for
+
+All are pure functions of arrays that jit and vmap; NaN accuracies of a diverged replicate give NaN.
+
+Sharp edges:
+    Pass means over seeds to `envelope`: the maximum over noisy estimates is too high.
+    rAUC exceeds 1 for a network that beats noisy training at its own levels.
+
+References:
+    Wang et al., "Variance-Aware Noisy Training: Hardening DNNs against Unstable Analog
+    Computations", arXiv:2503.16183.
+"""
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from jaxeff.settings import is_concrete
+
+
+def envelope(curves: Float[Array, "*leading trainings levels"]) -> Float[Array, "*leading levels"]:
+    """Ideal accuracy at every level: the best of the networks trained with noise.
+
+    Where each level was trained for, this is training and inference noise that match; beyond the
+    strongest one it is the best there is.
+
+    Args:
+        curves: Accuracy of the network of every training level at every evaluation level; NaN
+            entries are left out.
+    """
+    return jnp.nanmax(jnp.asarray(curves), axis=-2)
+
+
+def robustness_area(
+    levels: Float[Array, " levels"],
+    accuracies: Float[Array, "*leading levels"],
+    ideal: Float[Array, " levels"],
+) -> Float[Array, "*leading"]:
+    """Relative area under the accuracy curve (rAUC), by the trapezoidal rule.
+
+    Args:
+        levels: Evaluation levels in rising order.
+        accuracies: At each of them.
+        ideal: Accuracy under matched noise (`envelope`).
+
+    Returns:
+        The area relative to the ideal one.
+
+    Raises:
+        ValueError: The shapes don't agree, fewer than two levels, or levels that don't rise.
+    """
+    x, y, best = jnp.asarray(levels), jnp.asarray(accuracies), jnp.asarray(ideal)
+    if x.ndim != 1 or len(x) < 2 or y.shape[-1:] != x.shape or best.shape != x.shape:
+        raise ValueError(
+            f"an area needs at least two levels and an accuracy and an ideal for each, got shapes "
+            f"{x.shape}, {y.shape} and {best.shape}."
+        )
+    if is_concrete(x) and not (np.diff(np.asarray(x)) > 0).all():
+        raise ValueError(f"evaluation levels must rise, got {np.asarray(x).tolist()}.")
+    return jnp.trapezoid(y, x, axis=-1) / jnp.trapezoid(best, x)
+
+
+def preserved_accuracy(
+    levels: Float[Array, " levels"],
+    accuracies: Float[Array, "*leading levels"],
+    standard: Float[Array, " levels"],
+    level: float,
+) -> Float[Array, "*leading"]:
+    """Accuracy at the level a network is meant for, relative to standard noisy training's.
+
+    Args:
+        levels: Evaluation levels.
+        accuracies: Of the network.
+        standard: Of the network trained at `level` with noise that doesn't vary.
+        level: The nominal noise level, one of `levels`.
+
+    Returns:
+        1 where nothing is lost.
+
+    Raises:
+        ValueError: The networks weren't evaluated at this level.
+    """
+    grid = np.asarray(levels)
+    (found,) = np.nonzero(np.isclose(grid, level, rtol=1e-5, atol=0))
+    if not len(found):
+        raise ValueError(f"level {level:g} is none of the evaluation levels, {grid.tolist()}.")
+    i = int(found[0])
+    return jnp.asarray(accuracies)[..., i] / jnp.asarray(standard)[i]
