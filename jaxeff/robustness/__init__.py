@@ -11,6 +11,7 @@ from jaxeff.robustness.bimodality import UNIMODAL, Bimodality, Binarized, bimoda
 from jaxeff.robustness.curve import Curve, accuracy_curve, noisy_accuracy, summarize
 from jaxeff.robustness.logistic import logistic
 from jaxeff.robustness.midpoint import Midpoint, fit_midpoint
+from jaxeff.robustness.repetition import allocate_repetitions
 from jaxeff.robustness.weights import weight_growth, weight_rms
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "Midpoint",
     "accuracy_curve",
     "activations",
+    "allocate_repetitions",
     "bimodality",
     "bin_edges",
     "envelope",

@@ -28,6 +28,8 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from jaxeff.keys import FAST
+
 FORMAT = 1
 _HEADER = "jaxeff"
 _DIGITS = 64  # of a SHA-256
@@ -201,7 +203,9 @@ def _dtype(leaf: Any) -> Any:
 def _to_jax(file: _File, name: str) -> jax.Array:
     array = jnp.asarray(file.arrays[name])
     if name in file.key_types:
-        return jax.random.wrap_key_data(array, impl=file.key_types[name])
+        implementation = file.key_types[name]
+        known = FAST if implementation == str(FAST) else implementation
+        return jax.random.wrap_key_data(array, impl=known)
     return array
 
 

@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxeff.keys import FAST
+
 
 def run_identity(key: jax.Array, data: Any, settings: Mapping[str, Any] | None) -> dict[str, Any]:
     """Describe a run by what must not change between its parts, in JSON's types.
@@ -21,6 +23,8 @@ def run_identity(key: jax.Array, data: Any, settings: Mapping[str, Any] | None) 
     typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     raw = jax.random.key_data(key) if typed else key
     described: dict[str, Any] = {"key": np.asarray(raw).tolist()}
+    if typed and jax.random.key_impl(key) == FAST:
+        described["key's implementation"] = str(FAST)
     for name, value in (settings or {}).items():
         described[f"setting {name!r}"] = value
     for path, leaf in jax.tree_util.tree_leaves_with_path(data):
