@@ -1,7 +1,36 @@
-"""Analog noise: what imprecise hardware does to a network's values."""
+"""Analog noise: what imprecise hardware does to a network's values.
 
+Models that draw anew in every call: `Additive`, `Multiplicative`, `Mixed`, `Uniform`; a rounding,
+`Quantization`; models of one device, the same in every call: `Drift`, `Telegraph`, `Mismatch`; and
+`Repeated`, the mean of several executions. `noisy` applies any of them, and any object with a
+method `perturb(key, x)`, at chosen layers.
+
+Noise in training, in evaluation or in both is two functions of two specs, made from one model:
+
+    train = noisy(f, {"*": Additive(0.3)})                # what the loss calls
+    evaluate = noisy(f, {"*": Additive(0.5)})             # what the score calls; or f itself
+"""
+
+from jaxeff.noise.drift import Drift
 from jaxeff.noise.gaussian import Additive, Mixed, Multiplicative
+from jaxeff.noise.mismatch import Mismatch
 from jaxeff.noise.noisy import noisy
-from jaxeff.noise.protocol import Noise
+from jaxeff.noise.protocol import Noise, SiteNoise
+from jaxeff.noise.repeated import Repeated
+from jaxeff.noise.roundoff import Quantization, Uniform
+from jaxeff.noise.telegraph import Telegraph
 
-__all__ = ["Additive", "Mixed", "Multiplicative", "Noise", "noisy"]
+__all__ = [
+    "Additive",
+    "Drift",
+    "Mismatch",
+    "Mixed",
+    "Multiplicative",
+    "Noise",
+    "Quantization",
+    "Repeated",
+    "SiteNoise",
+    "Telegraph",
+    "Uniform",
+    "noisy",
+]

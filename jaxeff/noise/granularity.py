@@ -44,29 +44,31 @@ def check_granularity(model: Any) -> None:
             )
 
 
-def level(model: Any, field: str, x: Any) -> Array:
-    """A level of a model, aligned with `x` and in its dtype, so that it never promotes the result.
+def aligned(model: Any, field: str, x: Any) -> Array:
+    """A number or array of a model, in a shape that broadcasts against `x`.
 
     Raises:
         ValueError: Its shape doesn't fit `x`.
     """
     name, value = f"{type(model).__name__}.{field}", getattr(model, field)
-    along = getattr(model, "along", None)
     shape = jnp.shape(x)
-    if along is None or jnp.ndim(value) == 0:
+    if model.along is None or jnp.ndim(value) == 0:
         check_broadcasts(name, value, shape)
-    else:
-        wanted = shape[:1] if along == "sample" else shape[-1:]
-        if jnp.shape(value) != wanted:
-            raise ValueError(
-                f"{name} holds one number per {along} and must be a number or of shape {wanted} "
-                f"for the array of shape {shape} that it acts on, but has shape "
-                f"{jnp.shape(value)}."
-            )
-    value = jnp.asarray(value).astype(jnp.result_type(x))
-    if along == "sample" and value.ndim:
-        return value.reshape(-1, *(1,) * (len(shape) - 1))
-    return value
+        return jnp.asarray(value)
+    wanted = shape[:1] if model.along == "sample" else shape[-1:]
+    if jnp.shape(value) != wanted:
+        raise ValueError(
+            f"{name} holds one number per {model.along} and must be a number or of shape {wanted} "
+            f"for the array of shape {shape} that it acts on, but has shape {jnp.shape(value)}."
+        )
+    if model.along == "channel":
+        return jnp.asarray(value)
+    return jnp.reshape(value, (-1, *(1,) * (len(shape) - 1)))
+
+
+def level(model: Any, field: str, x: Any) -> Array:
+    """A level of a model in the dtype of `x`, so that it never promotes the result."""
+    return aligned(model, field, x).astype(jnp.result_type(x))
 
 
 def amplitude(model: Any, field: str, x: Any) -> Array:
@@ -75,25 +77,37 @@ def amplitude(model: Any, field: str, x: Any) -> Array:
     return value * jax.lax.stop_gradient(jnp.max(x) - jnp.min(x)) if model.relative else value
 
 
-def draw_shape(model: Any, x: Any) -> tuple[int, ...]:
-    """The shape of a model's random draws, which broadcasts against `x`.
+def real_dtype(x: Any) -> Any:
+    """The dtype of an array that noise can act on.
 
     Raises:
         TypeError: `x` doesn't hold real floating-point numbers.
     """
-    dtype, shape = jnp.result_type(x), jnp.shape(x)
+    dtype = jnp.result_type(x)
     if not jnp.issubdtype(dtype, jnp.floating):
         raise TypeError(
             f"Noise needs a real floating-point array, but this one has dtype {dtype}; convert it "
             "with .astype(jnp.float32) or leave it out of the spec."
         )
+    return dtype
+
+
+def draw_shape(model: Any, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of a model's fresh draws for an array, which broadcasts against it."""
     if model.per == "element":
         return shape
     own = {0} if model.per == "sample" else {0, len(shape) - 1}
-    own -= {0} if model.at == "weights" and len(shape) > 1 else set()
+    if model.at == "weights":
+        own = {len(shape) - 1}
     return tuple(n if axis in own else 1 for axis, n in enumerate(shape))
 
 
 def normal(model: Any, key: Any, x: Any) -> Array:
-    """Standard normal draws for `x`."""
-    return jax.random.normal(key, draw_shape(model, x), jnp.result_type(x))
+    """Fresh standard normal draws for `x`."""
+    return jax.random.normal(key, draw_shape(model, jnp.shape(x)), real_dtype(x))
+
+
+def uniform(model: Any, key: Any, x: Any) -> Array:
+    """Fresh draws for `x`, uniform between -1/2 and 1/2."""
+    shape = draw_shape(model, jnp.shape(x))
+    return jax.random.uniform(key, shape, real_dtype(x), -0.5, 0.5)

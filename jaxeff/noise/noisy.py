@@ -15,6 +15,7 @@ Sharp edges:
 """
 
 import functools
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -22,7 +23,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
-from jaxeff.noise.protocol import Noise, place
+from jaxeff.noise.protocol import Noise, perturb_at, place
 from jaxeff.program import Layer, Program, interpret, plain
 from jaxeff.program.evaluation import Rule
 from jaxeff.program.spec import resolve
@@ -66,14 +67,12 @@ def noisy(f: Callable[..., Any], spec: Mapping[str, Noise | None]) -> Callable[.
                 return plain(layer, site_key, *values)
             inputs = list(values)
             for i in _places(layer, model):
-                inputs[i] = _perturb(model, jax.random.fold_in(site_key, i), inputs[i])
+                inputs[i] = _perturb(model, site_key, layer, i, inputs[i])
             outputs = plain(layer, site_key, *inputs)
             if place(model) != "output":
                 return outputs
             return [
-                y
-                if layer.outputs[i].spread
-                else _perturb(model, jax.random.fold_in(site_key, i), y)
+                y if layer.outputs[i].spread else _perturb(model, site_key, layer, i, y)
                 for i, y in enumerate(outputs)
             ]
 
@@ -96,5 +95,9 @@ def _applies(layer: Layer, model: Noise) -> bool:
     return bool(places)
 
 
-def _perturb(model: Noise, key: PRNGKeyArray, x: Any) -> Any:
-    return model.perturb(key, x) if jnp.issubdtype(jnp.result_type(x), jnp.floating) else x
+def _perturb(model: Noise, site_key: PRNGKeyArray, layer: Layer, i: int, x: Any) -> Any:
+    """Perturbs the i-th value of a layer, unless it holds no real numbers."""
+    if not jnp.issubdtype(jnp.result_type(x), jnp.floating):
+        return x
+    site = zlib.crc32(f"{layer.site}/{i}".encode())
+    return perturb_at(model, jax.random.fold_in(site_key, i), site, x)

@@ -1,6 +1,6 @@
 """What `jaxeff.noisy` asks of a noise model."""
 
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from jaxtyping import Array, Float, PRNGKeyArray
 
@@ -17,6 +17,28 @@ class Noise(Protocol):
     def perturb(self, key: PRNGKeyArray, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
         """Returns a perturbed copy of `x`, of the same shape and dtype."""
         ...
+
+
+@runtime_checkable
+class SiteNoise(Noise, Protocol):
+    """A noise model that wants to know where it acts, as what belongs to a device does.
+
+    `jaxeff.noisy` calls this method in the place of `perturb`, with a new key in every call but the
+    same number for the same value of the same layer.
+    """
+
+    def perturb_site(
+        self, key: PRNGKeyArray, site: int, x: Float[Array, "*shape"]
+    ) -> Float[Array, "*shape"]:
+        """Returns a perturbed copy of `x`, the value that `site` numbers."""
+        ...
+
+
+def perturb_at(model: Noise, key: PRNGKeyArray, site: int, x: Any) -> Any:
+    """Perturbs the value of a site, which is told to the models that ask for it."""
+    if isinstance(model, SiteNoise):
+        return model.perturb_site(key, site, x)
+    return model.perturb(key, x)
 
 
 def place(model: Noise) -> str:

@@ -1,0 +1,89 @@
+"""Mismatch: the columns of a device differ from each other, in the same way in every call.
+
+References:
+    Pelgrom, Duinmaijer and Welbers, "Matching properties of MOS transistors", IEEE Journal of
+    Solid-State Circuits 24 (1989): neighbours differ less than distant devices.
+"""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from jaxeff.noise.device import NOWHERE, check_device, device_key
+from jaxeff.noise.granularity import amplitude, check_granularity, level, real_dtype
+from jaxeff.settings import check_number, register_setting, static
+
+
+@register_setting
+@dataclass(frozen=True)
+class Mismatch:
+    """Fixed gain and offset errors of a device's columns, `x * (1 + gain * g) + offset * o`.
+
+    `g` and `o` hold one number per column (the last axis of `x`), independent of each other. Both
+    are Gaussian with unit variance and a correlation of `exp(-distance / length)` between columns.
+
+    Attributes:
+        gain: Standard deviation of the columns' gains, without unit; a scalar or an array.
+        offset: Standard deviation of their offsets in the units of `x`; a scalar or an array.
+        length: Correlation length in columns; 0 makes them independent.
+        device: The device, an integer; see `jaxeff.noise.device`.
+        at: Where a layer is perturbed: "output", "weights" or "input".
+        along: What an array of levels holds one entry for: "sample" or "channel".
+        relative: Whether `offset` is in units of the range of `x`.
+
+    Raises:
+        TypeError: `device` isn't an integer.
+        ValueError: A number is negative, NaN or infinite, or a choice is unknown.
+    """
+
+    gain: Float[Array, "..."] | float = 0.0
+    offset: Float[Array, "..."] | float = 0.0
+    length: Float[Array, ""] | float = 0.0
+    device: Int[Array, ""] | int = 0
+    at: str = static("output")
+    along: str | None = static(None)
+    relative: bool = static(False)
+
+    def __post_init__(self) -> None:
+        for name in ("gain", "offset", "length"):
+            check_number(f"Mismatch.{name}", getattr(self, name), low=0)
+        check_granularity(self)
+        check_device(self)
+
+    def perturb(self, key: PRNGKeyArray, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+        """Returns `x` as the device's columns distort it; the key isn't used."""
+        return self.perturb_site(key, NOWHERE, x)
+
+    def perturb_site(
+        self, key: PRNGKeyArray, site: int, x: Float[Array, "*shape"]
+    ) -> Float[Array, "*shape"]:
+        """Returns `x` as the columns of one site distort it; the key isn't used."""
+        del key
+        dtype, columns = real_dtype(x), jnp.shape(x)[-1:]
+        gain_key, offset_key = jax.random.split(device_key(self, site))
+        gain = correlated_normal(gain_key, columns, self.length).astype(dtype)
+        offset = correlated_normal(offset_key, columns, self.length).astype(dtype)
+        return x * (1 + level(self, "gain", x) * gain) + amplitude(self, "offset", x) * offset
+
+
+def correlated_normal(
+    key: PRNGKeyArray, columns: tuple[int, ...], length: Float[Array, ""] | float
+) -> Float[Array, "*columns"]:
+    """A stationary Gaussian process over columns, of unit variance.
+
+    Its correlation `exp(-distance / length)` is that of a first-order autoregression.
+    """
+    z = jax.random.normal(key, columns)
+    if not columns:
+        return z
+    rate = jnp.where(length > 0, 1 / jnp.where(length > 0, length, 1), jnp.inf)
+    innovations = z.at[1:].multiply(jnp.sqrt(-jnp.expm1(-2 * rate)))
+    decay = jnp.full(columns, jnp.exp(-rate))
+    return jax.lax.associative_scan(_compose, (decay, innovations))[1]
+
+
+def _compose(first: tuple[Array, Array], second: tuple[Array, Array]) -> tuple[Array, Array]:
+    """One step of y -> decay * y + innovation after another."""
+    return first[0] * second[0], first[1] * second[0] + second[1]

@@ -1,0 +1,62 @@
+"""Repetition: a noisy layer is executed several times, and the results are averaged."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from jaxeff.noise.device import NOWHERE
+from jaxeff.noise.protocol import Noise, perturb_at, place
+from jaxeff.settings import register_setting, static
+
+
+@register_setting
+@dataclass(frozen=True)
+class Repeated:
+    """The mean of several executions under a noise model.
+
+    Additive noise falls by the square root of `times`. What belongs to a device doesn't change from
+    one execution to the next and stays. The source spends a budget of executions where a network is
+    fragile ("guided repetition"): `{site: Repeated(Additive(0.35), n)}` with its own n per site.
+
+    Attributes:
+        model: Any noise model, a user's own too.
+        times: How many executions, at least 1; static.
+
+    Raises:
+        TypeError: `model` isn't a noise model, or `times` no integer.
+        ValueError: `times` is below 1.
+
+    References:
+        Borras et al., "Walking Noise", arXiv:2212.10430: executions per layer.
+    """
+
+    model: Noise
+    times: int = static()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, Noise):
+            raise TypeError(
+                f"Repeated.model must have a method perturb(key, x), not be {self.model!r}."
+            )
+        if not isinstance(self.times, int) or isinstance(self.times, bool):
+            raise TypeError(f"Repeated.times must be an integer, not {self.times!r}.")
+        if self.times < 1:
+            raise ValueError(f"Repeated.times must be at least 1, but is {self.times}.")
+
+    @property
+    def at(self) -> str:
+        """Where the repeated model perturbs a layer."""
+        return place(self.model)
+
+    def perturb(self, key: PRNGKeyArray, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+        """Returns the mean of independently perturbed copies of `x`."""
+        return self.perturb_site(key, NOWHERE, x)
+
+    def perturb_site(
+        self, key: PRNGKeyArray, site: int, x: Float[Array, "*shape"]
+    ) -> Float[Array, "*shape"]:
+        """Returns the mean of copies of `x` that were perturbed independently at one site."""
+        keys = jax.random.split(key, self.times)
+        return jnp.mean(jax.vmap(lambda k: perturb_at(self.model, k, site, x))(keys), axis=0)
