@@ -7,6 +7,7 @@
 `optax.join_schedules` gives a clean start before a ramp, or stairs.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxeff.noise import Noise
 from jaxeff.training.epoch import Loss
 
 
@@ -21,7 +23,8 @@ def scaled(spec: Any, factor: Any) -> Any:
     """Multiplies every level of a noise specification.
 
     Args:
-        spec: A pytree whose leaves are levels: `{pattern: setting}`, one setting, or arrays.
+        spec: A pytree whose leaves are levels: `{pattern: setting}`, one setting, or arrays. Of a
+            model that names its `levels` (drift: not its time) only those are multiplied.
         factor: A scalar, such as a schedule's value.
 
     Returns:
@@ -32,6 +35,9 @@ def scaled(spec: Any, factor: Any) -> Any:
     """
 
     def scale(path: Any, level: Any) -> Any:
+        if _names_levels(level):
+            levels = {name: getattr(level, name) for name in level.levels}
+            return dataclasses.replace(level, **scaled(levels, factor))
         try:
             numeric = jnp.issubdtype(jnp.result_type(level), jnp.number)
         except TypeError:
@@ -43,7 +49,12 @@ def scaled(spec: Any, factor: Any) -> Any:
             )
         return factor * level
 
-    return jax.tree_util.tree_map_with_path(scale, spec)
+    return jax.tree_util.tree_map_with_path(scale, spec, is_leaf=_names_levels)
+
+
+def _names_levels(node: Any) -> bool:
+    """Whether this is a model that has other numbers than levels: a time, a device."""
+    return isinstance(node, Noise) and hasattr(node, "levels")
 
 
 def incremental(loss_at: Callable[[Any], Loss], schedule: optax.Schedule) -> Callable[[Any], Loss]:

@@ -18,7 +18,9 @@ from jaxeff.noise.noisy import noisy
 from jaxeff.noise.protocol import Noise, SiteNoise
 from jaxeff.noise.repeated import Repeated
 from jaxeff.noise.roundoff import Quantization, Uniform
+from jaxeff.noise.slots import slots
 from jaxeff.noise.telegraph import Telegraph
+from jaxeff.noise.walking import walking
 
 __all__ = [
     "Additive",
@@ -33,4 +35,6 @@ __all__ = [
     "Telegraph",
     "Uniform",
     "noisy",
+    "slots",
+    "walking",
 ]

@@ -9,6 +9,7 @@ References:
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -52,6 +53,8 @@ class Drift:
     at: str = static("output")
     per: str = static("element")
     along: str | None = static(None)
+
+    levels: ClassVar[tuple[str, ...]] = ("nu", "spread")
 
     def __post_init__(self) -> None:
         check_number("Drift.time", self.time, low=1)

@@ -6,6 +6,7 @@ References:
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -45,6 +46,8 @@ class Mismatch:
     at: str = static("output")
     along: str | None = static(None)
     relative: bool = static(False)
+
+    levels: ClassVar[tuple[str, ...]] = ("gain", "offset")
 
     def __post_init__(self) -> None:
         for name in ("gain", "offset", "length"):

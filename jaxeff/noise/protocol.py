@@ -11,7 +11,8 @@ PLACES = ("output", "weights", "input")
 class Noise(Protocol):
     """What `jaxeff.noisy` asks of a noise model; any object with this method will do.
 
-    A model may also have an attribute `at`, one of "output" (the default), "weights" and "input".
+    A model may also have an attribute `at`, one of "output" (the default), "weights" and "input",
+    and, if not all its numbers are levels of noise, the names of those that are, `levels`.
     """
 
     def perturb(self, key: PRNGKeyArray, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:

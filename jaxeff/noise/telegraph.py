@@ -9,7 +9,7 @@ References:
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -64,6 +64,8 @@ class Telegraph:
     per: str = static("element")
     along: str | None = static(None)
     relative: bool = static(False)
+
+    levels: ClassVar[tuple[str, ...]] = ("amplitude",)
 
     def __post_init__(self) -> None:
         for name in ("amplitude", "up", "down", "time"):

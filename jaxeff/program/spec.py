@@ -5,6 +5,10 @@ pattern is a glob over site names (`fnmatch`), optionally followed by `:kind`. T
 that matches a site wins; `None` leaves it alone. `fc` matches every use of a shared layer `fc`,
 `fc#1` its second use only. A pattern without a kind selects layers that compute; shape operations
 and control flow are selected by naming their kind.
+
+Sharp edge: JAX sorts the keys of a dict that passes through `jit`, `vmap` or `jax.tree.map`, and
+with them the precedence of its patterns. A spec that is swept as a pytree and whose order matters
+should be a `collections.OrderedDict`, which keeps it.
 """
 
 import fnmatch

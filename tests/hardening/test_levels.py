@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from jaxeff.hardening import Variable, incremental, scaled, vant, variance_aware
-from jaxeff.noise import Additive, Mixed
+from jaxeff.noise import Additive, Drift, Mismatch, Mixed, Repeated, Telegraph
 
 KEY = jax.random.key(3)
 
@@ -28,6 +28,19 @@ def test_scaled_multiplies_every_level_and_nothing_else():
     assert twice["conv*"] == Mixed(0.4, 6.0, "add_mul")
     assert twice["fc"] is None
     np.testing.assert_array_equal(twice["*"].sigma, [2.0, 4.0])
+
+
+def test_scaled_leaves_times_and_devices_alone():
+    spec = [
+        Repeated(Telegraph(0.5, 1.0, 2.0, time=3.0, device=4), 2),
+        Drift(10.0, 0.05, 0.1, device=4),
+        Mismatch(0.1, 0.2, 3.0, device=4),
+    ]
+    assert scaled(spec, 2.0) == [
+        Repeated(Telegraph(1.0, 1.0, 2.0, time=3.0, device=4), 2),
+        Drift(10.0, 0.1, 0.2, device=4),
+        Mismatch(0.2, 0.4, 3.0, device=4),
+    ]
 
 
 def test_scaled_refuses_what_has_no_levels():

@@ -1,0 +1,63 @@
+"""Walking noise: the noise of one layer at a time, as the settings of a sweep.
+
+    spec, rows = walking(slots(f, params, x), jnp.logspace(-2, 2, 17), Additive)
+    result = sweep(key, lambda spec: cross_entropy(noisy(f, spec)), init, spec, ...)
+    result.scores["accuracy"][seed, i]                    # under noise of rows[i]: (site, level)
+
+Every setting names all the sites, with a level of zero at all but one, so that the whole walk is
+one program. Layers without noise draw it none the less.
+
+References:
+    Borras et al., "Walking Noise: On Layer-Specific Robustness of Neural Architectures against
+    Noisy Computations and Associated Characteristic Learning Dynamics", arXiv:2212.10430.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from jaxeff.noise.protocol import Noise
+
+
+def walking(
+    sites: Sequence[str],
+    levels: Float[np.ndarray, " levels"] | Float[np.ndarray, "levels parts"] | Sequence[Any],
+    model: Callable[..., Noise],
+) -> tuple[dict[str, Noise], list[tuple[str, Any]]]:
+    """The settings of a walk: every site at every level, the other sites silent.
+
+    Args:
+        sites: Where the noise walks, such as `slots(f, params, x)`; each exactly once.
+        levels: The levels of noise at one site; for a model of several, such as `Mixed`, a tuple
+            per setting.
+        model: Makes a noise model from arrays of levels, one array per part of a level: a class
+            such as `Additive`, or `functools.partial(Mixed, order="add_mul")`.
+
+    Returns:
+        A spec whose levels have a leading axis of `len(sites) * len(levels)` settings, all levels
+        of the first site first; and for each setting its site and its level (a float, or a tuple).
+
+    Raises:
+        ValueError: There is no site or level, or a site comes twice.
+    """
+    table = np.asarray(levels, np.float64)
+    if table.ndim not in (1, 2) or not table.size or not len(sites):
+        raise ValueError(
+            f"Noise walks over a list of sites and a list of levels (numbers, or tuples of equal "
+            f"length), not over {len(sites)} sites and levels of shape {table.shape}."
+        )
+    twice = [site for i, site in enumerate(sites) if site in sites[:i]]
+    if twice:
+        raise ValueError(f"Noise walks over every site once, but {twice[0]!r} comes twice.")
+    parts = table.reshape(len(table), -1).T
+    settings = (len(parts), len(sites), len(table))
+    spec: dict[str, Noise] = OrderedDict()  # a plain dict loses its order in JAX
+    for site in sorted(sites, key=lambda site: "#" not in site):  # `fc` matches `fc#1` too
+        own = np.zeros(settings, np.float32)
+        own[:, list(sites).index(site)] = parts
+        spec[site] = model(*own.reshape(len(parts), -1))
+    rows = [tuple(row) if table.ndim == 2 else row for row in table.tolist()]
+    return spec, [(site, level) for site in sites for level in rows]

@@ -1,0 +1,61 @@
+"""A walk of noise over layers: one noisy site per setting."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxeff.noise import Additive, Mixed, Multiplicative, noisy, walking
+
+KEY = jax.random.key(0)
+PARAMS = {name: jax.random.normal(jax.random.key(i), (3, 3)) for i, name in enumerate("ab")}
+X = jax.random.normal(KEY, (4, 3))
+
+
+def f(params, x):
+    return jax.nn.relu(x @ params["a"]) @ params["b"] @ params["a"]
+
+
+@pytest.mark.parametrize(
+    ("model", "levels"),
+    [
+        (Additive, [0.1, 2.0]),
+        (Multiplicative, np.array([0.5, 3.0])),
+        (functools.partial(Mixed, order="add_mul"), [(0.1, 0.2), (0.0, 3.0), (2.0, 0.0)]),
+    ],
+)
+def test_each_setting_is_the_noise_of_one_site(model, levels):
+    sites = ["a", "relu", "b", "a#1"]
+    spec, rows = walking(sites, levels, model)
+    assert len(rows) == len(sites) * len(levels)
+    assert [site for site, _ in rows] == [site for site in sites for _ in levels]
+
+    def run(setting):
+        return noisy(f, setting)(KEY, PARAMS, X)
+
+    walked = jax.jit(jax.vmap(run))(spec)
+    for out, (site, level) in zip(walked, rows, strict=True):
+        alone = {"a#1": None} if site == "a" else {}
+        alone[site] = model(*level) if isinstance(level, tuple) else model(level)
+        np.testing.assert_allclose(out, run(alone), rtol=1e-4, atol=1e-5)
+        assert (out != f(PARAMS, X)).any()
+
+
+def test_rows_hold_the_levels_as_they_were_given():
+    assert walking(["a"], [0.1, 1.0], Additive)[1] == [("a", 0.1), ("a", 1.0)]
+    assert walking(["a"], [(0.1, 1.0)], Mixed)[1] == [("a", (0.1, 1.0))]
+    spec, _ = walking(["a", "b"], jnp.logspace(-1, 1, 3), Additive)
+    np.testing.assert_allclose(spec["b"].sigma, [0, 0, 0, 0.1, 1, 10], rtol=1e-6)
+
+
+def test_mistakes_are_named():
+    with pytest.raises(ValueError, match=r"Additive\.sigma must be at least 0"):
+        walking(["a"], [0.1, float("nan")], Additive)
+    with pytest.raises(ValueError, match="not over 0 sites"):
+        walking([], [0.1], Additive)
+    with pytest.raises(ValueError, match=r"levels of shape \(0,\)"):
+        walking(["a"], [], Additive)
+    with pytest.raises(ValueError, match="'b' comes twice"):
+        walking(["b", "a", "b"], [0.1], Additive)
