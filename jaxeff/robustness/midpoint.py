@@ -45,7 +45,9 @@ class Midpoint(NamedTuple):
             scale).
         a_max: Fitted accuracy without noise.
         a_min: Fitted accuracy under the strongest noise.
-        bracket: The levels between which the measured accuracy crosses its middle.
+        bracket: Where the midpoint lies, also if it isn't found: the two levels between which the
+            measured accuracy crosses its middle, (highest level, infinity) beyond the levels,
+            (0, lowest level) below them; NaN where nothing is known.
         r2: Share of the curve's variance that the fit explains.
         scale: "linear" or "log".
         message: Why there is no midpoint, or what limits it; empty for a sound fit.
@@ -79,7 +81,11 @@ _NUMBERS = ("mu", "mu_std", "slope", "a_max", "a_min", "r2")
 
 
 class _NoMidpointError(Exception):
-    """Why a curve has no midpoint."""
+    """Why a curve has no midpoint, and where it lies all the same."""
+
+    def __init__(self, reason: str, bracket: tuple[float, float] = (math.nan, math.nan)) -> None:
+        super().__init__(reason)
+        self.bracket = bracket
 
 
 def fit_midpoint(
@@ -121,8 +127,8 @@ def fit_midpoint(
     try:
         found = _fit(levels, _mean(rows), weights, scale, chance, least_drop)
     except _NoMidpointError as reason:
-        nan = math.nan
-        return Midpoint(nan, nan, nan, nan, nan, (nan, nan), nan, scale, _joined(str(reason), note))
+        none = (math.nan,) * 5
+        return Midpoint(*none, reason.bracket, math.nan, scale, _joined(str(reason), note))
     if len(rows) > 1:
         spread = _jackknife(levels, rows, weights, scale, chance, least_drop)
         if math.isfinite(spread):
@@ -169,22 +175,27 @@ def _fit(levels: Any, mean: Any, weights: Any, scale: str, chance: Any, drop: fl
             f"too few points: {len(levels)} levels have an accuracy, the fit needs {LEAST_POINTS}"
         )
     high, low = mean.max(), mean.min() if chance is None else chance
+    beyond, below = (float(levels[-1]), math.inf), (0.0, float(levels[0]))
     if mean.max() - mean.min() < drop:
         raise _NoMidpointError(
             f"flat: all accuracies lie between {mean.min():.3f} and {mean.max():.3f} from level "
-            f"{levels[0]:g} to {levels[-1]:g}"
+            f"{levels[0]:g} to {levels[-1]:g}",
+            # Without the level of guessing, flat at the top looks like flat at the bottom.
+            (math.nan, math.nan) if chance is None else beyond if high - low > 2 * drop else below,
         )
     above = mean > (high + low) / 2
     if above[-1]:
         raise _NoMidpointError(
             f"the accuracy is still {mean[-1]:.3f} at the highest level, {levels[-1]:g}, above the "
-            f"middle of the curve, {(high + low) / 2:.3f}: the midpoint lies beyond the levels"
+            f"middle of the curve, {(high + low) / 2:.3f}: the midpoint lies beyond the levels",
+            beyond,
         )
     if not above[0]:
         raise _NoMidpointError(
             f"the accuracy is already {mean[0]:.3f} at the lowest level, {levels[0]:g}, below the "
             f"middle of the curve, {(high + low) / 2:.3f}: the midpoint lies below the levels, or "
-            "the curve doesn't fall"
+            "the curve doesn't fall",
+            below,
         )
     last = int(np.flatnonzero(above)[-1])
     bracket = (float(levels[last]), float(levels[last + 1]))
@@ -203,7 +214,8 @@ def _fit(levels: Any, mean: Any, weights: Any, scale: str, chance: Any, drop: fl
     if not levels[0] <= fit.mu <= levels[-1]:
         raise _NoMidpointError(
             f"the fitted midpoint {fit.mu:g} lies outside of the levels, {levels[0]:g} to "
-            f"{levels[-1]:g}"
+            f"{levels[-1]:g}",
+            beyond if fit.mu > levels[-1] else below,
         )
     message = "" if math.isfinite(fit.mu_std) else "the levels don't determine a standard error"
     return Midpoint(*fit[:5], bracket, fit.r2, scale, message)

@@ -111,6 +111,16 @@ def test_no_midpoint_is_made_up(accuracies, why):
     assert found.record()["mu"] is None
 
 
+def test_where_a_midpoint_lies_that_is_not_found():
+    beyond, below = (100.0, np.inf), (0.0, pytest.approx(0.01))
+    assert fit_midpoint(LEVELS, curve(150.0, 40.0)).bracket == beyond
+    assert fit_midpoint(LEVELS, np.linspace(0.9, 0.8, 17), chance=0.1).bracket == beyond
+    assert fit_midpoint(LEVELS, np.full(17, 0.9), chance=0.1).bracket == beyond
+    assert fit_midpoint(LEVELS, np.full(17, 0.1), chance=0.1).bracket == below
+    assert fit_midpoint(LEVELS, np.linspace(0.25, 0.1, 17) ** 2, chance=0.1).bracket == below
+    assert np.isnan(fit_midpoint(LEVELS, np.full(17, 0.9)).bracket).all()  # chance is unknown
+
+
 def test_diverged_replicates_are_left_out_and_named():
     rows = np.stack([curve(1.0)] * 3)
     rows[1, 5:] = np.nan
