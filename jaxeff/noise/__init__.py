@@ -3,7 +3,12 @@
 Models that draw anew in every call: `Additive`, `Multiplicative`, `Mixed`, `Uniform`; a rounding,
 `Quantization`; models of one device, the same in every call: `Drift`, `Telegraph`, `Mismatch`; and
 `Repeated`, the mean of several executions. `noisy` applies any of them, and any object with a
-method `perturb(key, x)`, at chosen layers.
+method `perturb(key, x)`, at chosen layers. Where noise enters an analog computation:
+
+    {"*:linear": Additive(0.1, at="weights")}             # weight read-out
+    {"*:linear": Additive(0.1)}                           # multiply-accumulate
+    {"*:elementwise": Additive(0.1)}                      # activation
+    {site: Additive(0.1) for site in slots(f, params, x)} # all of the source's slots
 
 Noise in training, in evaluation or in both is two functions of two specs, made from one model:
 

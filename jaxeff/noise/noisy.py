@@ -5,7 +5,8 @@
 
 Sharp edges:
     Same key, same noise: split the key for another draw. A layer's noise depends only on the key
-    and the layer's name, so making another layer noisy doesn't change it.
+    and the layer's name, so making another layer noisy doesn't change it. What belongs to a device
+    (drift, mismatch) depends on the device and the layer's name alone.
     `at="weights"` acts on the weights of dense and convolution layers, never on biases or on a
     normalization's scale. It draws noise for every use of a weight, as an analog read-out would,
     and in every iteration of a scan.

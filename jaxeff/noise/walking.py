@@ -16,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 from jaxtyping import Float
 
@@ -34,13 +35,15 @@ def walking(
         levels: The levels of noise at one site; for a model of several, such as `Mixed`, a tuple
             per setting.
         model: Makes a noise model from arrays of levels, one array per part of a level: a class
-            such as `Additive`, or `functools.partial(Mixed, order="add_mul")`.
+            such as `Additive`, or `functools.partial(Mixed, order="add_mul")`. Its other numbers
+            (a time, a device) are the same in every setting.
 
     Returns:
         A spec whose levels have a leading axis of `len(sites) * len(levels)` settings, all levels
         of the first site first; and for each setting its site and its level (a float, or a tuple).
 
     Raises:
+        TypeError: `model` doesn't make pytrees of numbers.
         ValueError: There is no site or level, or a site comes twice.
     """
     table = np.asarray(levels, np.float64)
@@ -58,6 +61,16 @@ def walking(
     for site in sorted(sites, key=lambda site: "#" not in site):  # `fc` matches `fc#1` too
         own = np.zeros(settings, np.float32)
         own[:, list(sites).index(site)] = parts
-        spec[site] = model(*own.reshape(len(parts), -1))
+        made = model(*own.reshape(len(parts), -1))
+        spec[site] = jax.tree.map(lambda leaf: _per_setting(leaf, len(sites) * len(table)), made)
     rows = [tuple(row) if table.ndim == 2 else row for row in table.tolist()]
     return spec, [(site, level) for site in sites for level in rows]
+
+
+def _per_setting(leaf: Any, settings: int) -> Any:
+    if not isinstance(leaf, int | float | np.ndarray | jax.Array):
+        raise TypeError(
+            f"A model whose levels walk must be a pytree of numbers "
+            f"(jaxeff.settings.register_setting), but holds {leaf!r}."
+        )
+    return leaf if np.ndim(leaf) else np.full(settings, leaf)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxeff.noise import Additive, Mixed, Multiplicative, noisy, walking
+from jaxeff.noise import Additive, Mismatch, Mixed, Multiplicative, noisy, walking
 
 KEY = jax.random.key(0)
 PARAMS = {name: jax.random.normal(jax.random.key(i), (3, 3)) for i, name in enumerate("ab")}
@@ -50,9 +50,18 @@ def test_rows_hold_the_levels_as_they_were_given():
     np.testing.assert_allclose(spec["b"].sigma, [0, 0, 0, 0.1, 1, 10], rtol=1e-6)
 
 
+def test_other_numbers_are_the_same_in_every_setting():
+    spec, _ = walking(["a", "b"], [0.1, 0.2], functools.partial(Mismatch, device=3))
+    assert {leaf.shape for leaf in jax.tree.leaves(spec)} == {(4,)}
+    np.testing.assert_array_equal(spec["b"].device, 3)
+    np.testing.assert_allclose(spec["b"].gain, [0, 0, 0.1, 0.2])
+
+
 def test_mistakes_are_named():
     with pytest.raises(ValueError, match=r"Additive\.sigma must be at least 0"):
         walking(["a"], [0.1, float("nan")], Additive)
+    with pytest.raises(TypeError, match=r"must be a pytree of numbers .* but holds <object"):
+        walking(["a"], [0.1], lambda level: object())
     with pytest.raises(ValueError, match="not over 0 sites"):
         walking([], [0.1], Additive)
     with pytest.raises(ValueError, match=r"levels of shape \(0,\)"):
