@@ -30,6 +30,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxeff.noise import Noise
+from jaxeff.noise.protocol import perturb_at
 from jaxeff.settings import check_choice, check_number, register_setting
 
 UNIMODAL = 8 / 9
@@ -130,8 +131,14 @@ class Binarized:
 
     def perturb(self, key: PRNGKeyArray, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
         """Returns an array of two values."""
+        return self.perturb_site(key, 0, x)
+
+    def perturb_site(
+        self, key: PRNGKeyArray, site: int, x: Float[Array, "*shape"]
+    ) -> Float[Array, "*shape"]:
+        """The same, for noise that wants to know where it acts."""
         if self.after is not None:
-            x = self.after.perturb(key, x)
+            x = perturb_at(self.after, key, site, x)
         above = x > jnp.asarray(self.threshold, x.dtype)
 
         def mean(side: Array) -> Array:

@@ -28,6 +28,7 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxeff.noise import Additive, Noise, noisy
+from jaxeff.noise.protocol import perturb_at
 from jaxeff.training.canonical import canonical_convolutions
 
 ONE_BIT = math.log(2)
@@ -126,8 +127,11 @@ class _Switched:
         self.active = active
         self.at = getattr(model, "at", "output")
 
-    def perturb(self, key: PRNGKeyArray, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-        return jax.lax.cond(self.active, lambda: self.model.perturb(key, x), lambda: x)
+    def perturb(self, key: PRNGKeyArray, x: Any) -> Any:
+        return self.perturb_site(key, 0, x)
+
+    def perturb_site(self, key: PRNGKeyArray, site: int, x: Any) -> Any:
+        return jax.lax.cond(self.active, lambda: perturb_at(self.model, key, site, x), lambda: x)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
