@@ -3,8 +3,9 @@
 A spec maps patterns to settings: `{"conv*": Additive(0.3), "*:linear": Int(8), "fc3": None}`. A
 pattern is a glob over site names (`fnmatch`), optionally followed by `:kind`. The first pattern
 that matches a site wins; `None` leaves it alone. `fc` matches every use of a shared layer `fc`,
-`fc#1` its second use only. A pattern without a kind selects layers that compute; shape operations
-and control flow are selected by naming their kind.
+`fc#1` its second use only; `relu` is the first unnamed ReLU alone, `relu*` all of them. A pattern
+without a kind selects layers that compute; shape operations and control flow are selected by naming
+their kind.
 
 Sharp edge: JAX sorts the keys of a dict that passes through `jit`, `vmap` or `jax.tree.map`, and
 with them the precedence of its patterns. A spec that is swept as a pytree and whose order matters
@@ -56,7 +57,8 @@ def _matches(pattern: str, layer: Layer) -> bool:
         return False
     if not kind and not layer.is_matchable and layer.site != glob:
         return False
-    return fnmatch.fnmatchcase(layer.site, glob) or fnmatch.fnmatchcase(layer.base, glob)
+    shared = layer.site.partition("#")[0]  # the second ReLU, `relu_1`, is no second use of `relu`
+    return fnmatch.fnmatchcase(layer.site, glob) or fnmatch.fnmatchcase(shared, glob)
 
 
 def _parts(pattern: str) -> tuple[str, str]:

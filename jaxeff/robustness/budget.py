@@ -119,7 +119,8 @@ def learn_budget(
 
     def spread(key: Any, trained: Any, state: Any, batch: Any, step: Any) -> Any:
         levels = spread_levels(level, trained["logits"])
-        g = noisy(f, {site: noise(levels[i]) for i, site in enumerate(sites)})
+        models = [(site, noise(levels[i])) for i, site in enumerate(sites)]
+        g = noisy(f, dict(sorted(models, key=lambda m: "#" not in m[0])))  # `fc` has `fc#1` too
         chosen = loss(g) if loss else cross_entropy(g, keyed=True, mutable=state is not None)
         return chosen(key, trained["model"], state, batch, step)
 

@@ -152,7 +152,8 @@ def _divergences(
     clean = log_probs(f)
 
     def divergence(index: Any, level: Any, key: Any) -> Float[Array, ""]:
-        spec = {site: _Switched(noise(level), index == i) for i, site in enumerate(sites)}
+        switched = [(s, _Switched(noise(level), index == i)) for i, s in enumerate(sites)]
+        spec = dict(sorted(switched, key=lambda pair: "#" not in pair[0]))  # `fc` has `fc#1` too
         perturbed = log_probs(noisy(f, spec), key)
         return (jnp.exp(clean) * (clean - perturbed)).sum(-1).mean()
 

@@ -34,6 +34,13 @@ def test_a_name_matches_every_use_of_a_shared_layer():
     assert resolve({"fc#1": 1}, shared) == {"fc#1": 1}
 
 
+def test_a_name_is_one_of_several_unnamed_layers(program):
+    assert resolve({"relu": 1, "max_pool_1": 2}, program) == {"relu": 1, "max_pool_1": 2}
+    each = {"relu": 0, "relu_1": 1, "relu_2": 2, "relu_3": 3}
+    assert resolve(each, program) == each
+    assert resolve({"relu*": 1}, program) == dict.fromkeys(each, 1)
+
+
 @pytest.mark.parametrize("pattern", ["convolution*", "conv1:pooling", "CONV1", ""])
 def test_a_pattern_without_a_match_lists_the_sites(program, pattern):
     with pytest.raises(SpecError, match=r"matches no site.*conv1:linear"):
