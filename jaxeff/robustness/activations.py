@@ -59,7 +59,7 @@ def activations(f: Callable[..., Any], sites: Sequence[str]) -> Callable[..., di
 
 
 def bin_edges(
-    arrays: Sequence[Float[Array, "..."]],
+    arrays: Sequence[Float[Array | np.ndarray, "..."]],
     *,
     bins: int = 80,
     scale: str = "linear",

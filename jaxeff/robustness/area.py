@@ -22,7 +22,9 @@ from jaxtyping import Array, Float
 from jaxeff.settings import is_concrete
 
 
-def envelope(curves: Float[Array, "*leading trainings levels"]) -> Float[Array, "*leading levels"]:
+def envelope(
+    curves: Float[Array | np.ndarray, "*leading trainings levels"],
+) -> Float[Array, "*leading levels"]:
     """Ideal accuracy at every level: the best of the networks trained with noise.
 
     Where each level was trained for, this is training and inference noise that match; beyond the
@@ -36,9 +38,9 @@ def envelope(curves: Float[Array, "*leading trainings levels"]) -> Float[Array, 
 
 
 def robustness_area(
-    levels: Float[Array, " levels"],
-    accuracies: Float[Array, "*leading levels"],
-    ideal: Float[Array, " levels"],
+    levels: Float[Array | np.ndarray, " levels"],
+    accuracies: Float[Array | np.ndarray, "*leading levels"],
+    ideal: Float[Array | np.ndarray, " levels"],
 ) -> Float[Array, "*leading"]:
     """Relative area under the accuracy curve (rAUC), by the trapezoidal rule.
 
@@ -65,9 +67,9 @@ def robustness_area(
 
 
 def preserved_accuracy(
-    levels: Float[Array, " levels"],
-    accuracies: Float[Array, "*leading levels"],
-    standard: Float[Array, " levels"],
+    levels: Float[Array | np.ndarray, " levels"],
+    accuracies: Float[Array | np.ndarray, "*leading levels"],
+    standard: Float[Array | np.ndarray, " levels"],
     level: float,
 ) -> Float[Array, "*leading"]:
     """Accuracy at the level a network is meant for, relative to standard noisy training's.

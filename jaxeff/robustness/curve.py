@@ -68,7 +68,7 @@ def accuracy_curve(
     f: Callable[..., Any],
     params: Any,
     spec: Spec | Callable[[Any], Spec],
-    levels: Float[Array, " levels"],
+    levels: Float[Array | np.ndarray, " levels"],
     data: tuple[Any, Int[Array, " n"]],
     *,
     repeats: int = 5,
@@ -185,7 +185,8 @@ def _hits(
 
 
 def summarize(
-    levels: Float[Array, " levels"], accuracies: Float[Array, "replicates levels"]
+    levels: Float[Array | np.ndarray, " levels"],
+    accuracies: Float[Array | np.ndarray, "replicates levels"],
 ) -> Curve:
     """The curve of replicates: draws of the noise, or trainings from several seeds.
 

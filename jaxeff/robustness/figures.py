@@ -108,7 +108,7 @@ def draw_midpoints(
 
 def draw_histograms(
     axis: Axes,
-    values: Mapping[str, Float[Array, "..."]],
+    values: Mapping[str, Float[Array | np.ndarray, "..."]],
     *,
     scale: str = "linear",
     bins: int = 80,
@@ -140,9 +140,9 @@ def draw_histograms(
 
 def draw_contour(
     axis: Axes,
-    add: Float[Array, " rows"],
-    mul: Float[Array, " columns"],
-    accuracies: Float[Array, "rows columns"],
+    add: Float[Array | np.ndarray, " rows"],
+    mul: Float[Array | np.ndarray, " columns"],
+    accuracies: Float[Array | np.ndarray, "rows columns"],
 ) -> QuadContourSet:
     """Draw accuracy over additive and multiplicative noise, with the points of measurement.
 
@@ -168,7 +168,7 @@ def draw_contour(
 
 def draw_heatmap(
     axis: Axes,
-    values: Float[Array, "rows columns"],
+    values: Float[Array | np.ndarray, "rows columns"],
     rows: Sequence[float],
     columns: Sequence[float],
     *,

@@ -28,7 +28,7 @@ class Fit(NamedTuple):
 
 
 def logistic(
-    sigma: Float[Array, " levels"],
+    sigma: Float[Array | np.ndarray, " levels"],
     mu: float,
     slope: float,
     a_max: float,

@@ -89,9 +89,10 @@ class _NoMidpointError(Exception):
 
 
 def fit_midpoint(
-    levels: Float[Array, " levels"],
-    accuracies: Float[Array, "replicates levels"] | Float[Array, " levels"],
-    sigma: Float[Array, " levels"] | None = None,
+    levels: Float[Array | np.ndarray, " levels"],
+    accuracies: Float[Array | np.ndarray, "replicates levels"]
+    | Float[Array | np.ndarray, " levels"],
+    sigma: Float[Array | np.ndarray, " levels"] | None = None,
     *,
     scale: str = "linear",
     chance: float | None = None,
