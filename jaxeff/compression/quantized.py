@@ -61,7 +61,10 @@ def quantized(f: Callable[..., Any], spec: Mapping[str, Int | None]) -> Callable
         if not (setting.activations and setting.at == "output"):
             return outputs
         count = len(outputs)
-        return [_activation(layer.site, i, count, y, setting) for i, y in enumerate(outputs)]
+        return [
+            y if layer.outputs[i].spread else _activation(layer.site, i, count, y, setting)
+            for i, y in enumerate(outputs)
+        ]
 
     def g(*args: Any, **kwargs: Any) -> Any:
         def make_rule(program: Program) -> Rule | None:

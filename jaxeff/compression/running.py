@@ -29,7 +29,6 @@ from jaxeff.compression.quantized import check_spec, quantized
 from jaxeff.functional import NEW_STATE_TAG, STATE_TAG
 from jaxeff.program import Layer, Program, interpret, plain, trace
 from jaxeff.program.evaluation import Rule
-from jaxeff.program.graph import SPREAD_TAG
 from jaxeff.program.grouping import mark
 from jaxeff.program.spec import resolve
 from jaxeff.settings import check_number
@@ -168,9 +167,7 @@ def _followed(spec: Mapping[str, Int | None], program: Program) -> dict[str, Int
 def _follow(old: RunningRange, x: Any, decay: float) -> RunningRange:
     low, high = (jax.lax.stop_gradient(end).reshape(()) for end in value_range(x))
     seen = RunningRange(low, high, jnp.ones(()))
-    after = jax.tree.map(lambda a, b: decay * a + (1 - decay) * b, old, seen)
-    # It leaves the layer beside its signal; no later transform is to take it for one.
-    return jax.tree.map(lambda x: checkpoint_name(x, SPREAD_TAG), after)
+    return jax.tree.map(lambda a, b: decay * a + (1 - decay) * b, old, seen)
 
 
 def _quantize(setting: Int, x: Any, seen: RunningRange) -> Any:

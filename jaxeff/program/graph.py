@@ -48,8 +48,9 @@ class Value:
         aval: Its shape and dtype.
         role: What it depends on.
         path: For a value derived from parameters or state, the leaf it mainly came from.
-        spread: Whether it describes another value's distribution (a variance) rather than being
-            one, because a transform has put a distribution in an array's place.
+        spread: Whether it describes another value's distribution rather than being a signal: the
+            variance of a distribution that a transform has put in an array's place, or a statistic
+            that only updates state.
     """
 
     aval: Any

@@ -45,9 +45,8 @@ def group(graph: Graph, depth: int = 0) -> Program:
         graph: Nodes with roles.
         depth: How many marks around a node have been read already (inside a marked layer).
     """
-    auxiliary = _state_updates(graph) | {
-        n for n in graph.nodes if UNNAMED in n.scopes and not n.graphs
-    }
+    updates = _state_updates(graph)
+    auxiliary = updates | {n for n in graph.nodes if UNNAMED in n.scopes and not n.graphs}
     readers = _readers(graph)
     marked, rest = _by_mark(graph.nodes, depth, auxiliary)
     layers = [_marked_layer(found, nodes, readers, depth) for found, nodes in marked]
@@ -58,6 +57,10 @@ def group(graph: Graph, depth: int = 0) -> Program:
             layers.append(layer)
     layers += _natural([n for n in rest if n not in auxiliary], readers)
     layers = _inline_constants(layers, graph)
+    for layer in layers:
+        for value in layer.outputs:
+            # A batch's statistics leave its normalization for the running ones: no signal.
+            value.spread |= readers[value] - set(layer.nodes) <= updates
     return Program(graph.inputs, graph.constants, tuple(_ordered(layers, graph)), graph.outputs)
 
 

@@ -200,6 +200,17 @@ def test_biases_and_normalization_stay_clean():
         noisy(f, {"bn1": Recording()})(KEY, params, x)
 
 
+def test_running_statistics_are_no_signal():
+    # They are those of what enters the normalization, whatever noise its result gets.
+    model = MLP((5, 4, 4, 3), batch_norm=True, rngs=nnx.Rngs(0))
+    f, params, state = functional(model, mutable=True)
+    _, clean = f(params, state, X)
+    _, found = noisy(f, {"bn1": Additive(1.0)})(KEY, params, state, X)
+    np.testing.assert_array_equal(found["bn1"]["mean"], clean["bn1"]["mean"])
+    np.testing.assert_array_equal(found["bn1"]["var"], clean["bn1"]["var"])
+    assert not np.array_equal(found["bn2"]["mean"], clean["bn2"]["mean"])
+
+
 def test_mistakes_are_named(params):
     with pytest.raises(TypeError, match=r"'fc1' must be a noise model .* not 0\.3"):
         noisy(net, {"fc1": 0.3})
