@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from jaxtyping import Array, Float
 
 from jaxeff.settings import check_choice, check_number
@@ -90,15 +89,15 @@ def variance_aware(
     loss_at: Callable[[Float[Array, " batch"]], Loss],
     *,
     form: str = "half_normal",
-    ramp: optax.Schedule | None = None,
+    ramp_steps: int = 0,
 ) -> Callable[[Variable], Loss]:
     """Noisy training with a level per image.
 
     Args:
         loss_at: The loss of a batch whose images have these noise levels.
         form: The distribution of levels, see `vant`.
-        ramp: Precedes VANT by plain noisy training, whose level is `ramp(step) * sigma` for all
-            images as long as `ramp(step)` is below 1; the source trains ResNets so.
+        ramp_steps: Updates of plain noisy training before VANT, during which the level of all
+            images grows evenly from 0 to `sigma`; the source trains ResNets so.
 
     Returns:
         The loss of a `Variable`.
@@ -111,8 +110,8 @@ def variance_aware(
             sigma, theta, alpha = setting
             size = count_examples(batch)
             levels = vant(level_key, sigma, theta, size, alpha=alpha, form=form)
-            if ramp is not None:
-                levels = jnp.where(ramp(step) < 1, ramp(step) * sigma, levels)
+            if ramp_steps:
+                levels = jnp.where(step < ramp_steps, sigma * step / ramp_steps, levels)
             return loss_at(levels)(key, params, state, batch, step)
 
         return loss

@@ -78,11 +78,11 @@ def test_vant_levels_have_the_published_distribution(form, law):
 def test_variance_aware_draws_a_level_per_image_after_its_ramp():
     batch = (jnp.zeros((6, 2)), jnp.zeros(6))
     setting = Variable(2.0, 0.5)
-    ramp = optax.linear_schedule(0.0, 1.0, 4)
-    loss = jax.jit(variance_aware(report_setting, ramp=ramp)(setting))
-    for step in range(4):
-        np.testing.assert_allclose(loss(KEY, None, None, batch, step)[1][0]["levels"], step / 2)
-    after = loss(KEY, None, None, batch, 4)[1][0]["levels"]
+    loss = jax.jit(variance_aware(report_setting, ramp_steps=1312)(setting))
+    for step in (0, 1, 656, 1311):
+        levels = loss(KEY, None, None, batch, step)[1][0]["levels"]
+        np.testing.assert_allclose(levels, 2 * step / 1312, rtol=1e-6)
+    after = loss(KEY, None, None, batch, 1312)[1][0]["levels"]
     assert len(set(np.asarray(after).tolist())) == 6
     plain = variance_aware(report_setting)(setting)
     np.testing.assert_allclose(plain(KEY, None, None, batch, 0)[1][0]["levels"], after, rtol=1e-6)
