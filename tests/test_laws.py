@@ -13,7 +13,7 @@ from flax import linen, nnx
 
 import jaxeff
 from jaxeff.compression import Int
-from jaxeff.noise import Additive, Mismatch, Multiplicative, Repeated, Telegraph
+from jaxeff.noise import Additive, Multiplicative
 from jaxeff.photonic import ChaoticLight
 
 KEY = jax.random.key(0)
@@ -69,13 +69,7 @@ def moments(f):
     return g
 
 
-NOISE = {
-    "input": Mismatch(0.1, 0.1, length=2.0),
-    "conv": Additive(0.3),
-    "relu": Multiplicative(0.1, per="channel"),
-    "avg_pool": Telegraph(0.2, time=3.0),
-    "fc": Repeated(Additive(0.2, at="weights"), 2),
-}
+NOISE = {"conv": Additive(0.3), "relu": Multiplicative(0.1), "fc": Additive(0.2, at="weights")}
 LIGHT = {"avg_pool*": ChaoticLight(noise=0.7, cap=4.0)}
 
 TRANSFORMS = {

@@ -5,6 +5,7 @@ References:
     Solid-State Circuits 24 (1989): neighbours differ less than distant devices.
 """
 
+import functools
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -71,6 +72,7 @@ class Mismatch:
         return x * (1 + level(self, "gain", x) * gain) + amplitude(self, "offset", x) * offset
 
 
+@functools.partial(jax.jit, static_argnames="columns")
 def correlated_normal(
     key: PRNGKeyArray, columns: tuple[int, ...], length: Float[Array, ""] | float
 ) -> Float[Array, "*columns"]:

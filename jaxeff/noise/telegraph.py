@@ -8,6 +8,7 @@ References:
 """
 
 import dataclasses
+import functools
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -113,6 +114,7 @@ class Telegraph:
         return _states(device_key(self, site), device_shape(self, x), up, down, time)
 
 
+@functools.partial(jax.jit, static_argnames="shape")
 def _states(
     key: PRNGKeyArray, shape: tuple[int, ...], up: Any, down: Any, time: Any
 ) -> Bool[Array, "..."]:

@@ -4,10 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 
-from jaxeff.functional import functional
-from jaxeff.nn import LeNet5
 from jaxeff.noise import Additive, Mixed, Multiplicative, noisy
 
 KEY = jax.random.key(0)
@@ -64,15 +61,19 @@ def test_one_level_per_sample_or_channel():
 
 
 def test_a_level_per_image_reaches_every_slot_of_a_network():
-    module = LeNet5(rngs=nnx.Rngs(0))
-    f, params = functional(module)
-    x = jax.random.normal(KEY, (2, 28, 28, 1))
+    def f(params, x):
+        h = jax.lax.conv_general_dilated(
+            x, params["conv"], (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+        return jnp.mean(jax.nn.relu(h), (1, 2)) @ params["fc"]
+
+    params = {"conv": jnp.ones((2, 2, 6, 4)), "fc": jnp.ones((4, 2))}
 
     @jax.jit
     def run(levels):
-        return noisy(f, {"*": Additive(levels, along="sample")})(KEY, params, x)
+        return noisy(f, {"*": Additive(levels, along="sample")})(KEY, params, IMAGES)
 
-    loud, clean = run(jnp.array([1.0, 0.0])), f(params, x)
+    loud, clean = run(jnp.array([1.0, 0.0, 2.0])), f(params, IMAGES)
     np.testing.assert_allclose(loud[1], clean[1], rtol=1e-5, atol=1e-5)
     assert (loud[0] != clean[0]).all()
 
