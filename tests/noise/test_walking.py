@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxeff.noise import Additive, Mismatch, Mixed, Multiplicative, noisy, walking
+from jaxeff.noise import Additive, Mismatch, Mixed, Multiplicative, noisy, slots, walking
 
 KEY = jax.random.key(0)
 PARAMS = {name: jax.random.normal(jax.random.key(i), (3, 3)) for i, name in enumerate("ab")}
@@ -15,7 +15,7 @@ X = jax.random.normal(KEY, (4, 3))
 
 
 def f(params, x):
-    return jax.nn.relu(x @ params["a"]) @ params["b"] @ params["a"]
+    return jax.nn.relu(jax.nn.relu(x @ params["a"]) @ params["b"]) @ params["a"]
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,8 @@ def f(params, x):
     ],
 )
 def test_each_setting_is_the_noise_of_one_site(model, levels):
-    sites = ["a", "relu", "b", "a#1"]
+    sites = slots(f, PARAMS, X)
+    assert sites == ["input", "a", "relu", "b", "relu_1", "a#1"]
     spec, rows = walking(sites, levels, model)
     assert len(rows) == len(sites) * len(levels)
     assert [site for site, _ in rows] == [site for site in sites for _ in levels]
