@@ -1,0 +1,1 @@
+"""Walking noise: what noise networks tolerate, layer by layer, and how they learn to."""

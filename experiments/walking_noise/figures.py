@@ -1,0 +1,136 @@
+"""The study's figures: curves, midpoints by slot, self-binarization, mixed noise."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.figure import Figure
+
+from experiments.walking_noise.findings import CHANCE, Curve, accuracies
+from experiments.walking_noise.mechanisms import Binarization
+from experiments.walking_noise.recipe import Sweep
+from experiments.walking_noise.training import Row
+from jaxeff.robustness import Midpoint, summarize
+from jaxeff.robustness.figures import draw_contour, draw_curve, draw_histograms, draw_midpoints
+
+KINDS = {"add": "additive", "mul": "multiplicative"}
+
+
+def draw_all(
+    rows: Sequence[Row],
+    fits: Mapping[Curve, Midpoint],
+    binarizations: Sequence[Binarization],
+    mixed: Sequence[Sweep],
+    folder: Path,
+) -> list[Path]:
+    """Draws every figure that the rows are enough for."""
+    figures = {"curves": _curves(rows, fits)}
+    for kind in KINDS:
+        if any(c.where == "layers" and c.kind == kind for c in fits):
+            figures[f"layers-{kind}"] = _layers(rows, fits, kind)
+    for found in binarizations:
+        figures[f"binarization-{found.case}"] = _binarization(found)
+    if mixed:
+        figures["mixed"] = _mixed(rows, mixed)
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for name, figure in figures.items():
+        path = folder / f"{name}.png"
+        figure.savefig(path, dpi=130)
+        plt.close(figure)
+        paths.append(path)
+    return paths
+
+
+def _curves(rows: Sequence[Row], fits: Mapping[Curve, Midpoint]) -> Figure:
+    """Accuracy under noise in every slot at once: a row per net and data, a column per kind."""
+    chosen = [c for c in fits if c.where == "global"]
+    cases = list(dict.fromkeys(c.case.removesuffix("-bn") for c in chosen))
+    kinds = [kind for kind in KINDS if any(c.kind == kind for c in chosen)]
+    figure, axes = plt.subplots(
+        len(cases), len(kinds), figsize=(5.5 * len(kinds), 2.9 * len(cases)),
+        squeeze=False, layout="constrained",
+    )  # fmt: skip
+    for i, case in enumerate(cases):
+        for j, kind in enumerate(kinds):
+            axis = axes[i, j]
+            for k, (suffix, label) in enumerate((("-bn", "batch norm"), ("", "no batch norm"))):
+                curve = Curve(case + suffix, kind, "global", "global")
+                if curve in fits:
+                    summary = summarize(*accuracies(rows, curve))
+                    draw_curve(axis, summary, fits[curve], label=label, color=f"C{k}")
+            if axis.has_data():
+                axis.set_title(f"{case}, {KINDS[kind]} noise everywhere", fontsize=10)
+                axis.set_ylim(0, 1)
+                axis.legend(fontsize=8)
+            else:
+                axis.set_visible(False)
+    return figure
+
+
+def _layers(rows: Sequence[Row], fits: Mapping[Curve, Midpoint], kind: str) -> Figure:
+    """Midpoints slot by slot, and the curves they are from."""
+    chosen = [c for c in fits if (c.where, c.kind) == ("layers", kind)]
+    cases = list(dict.fromkeys(c.case for c in chosen))
+    figure, axes = plt.subplots(
+        len(cases), 2, figsize=(12, 3.1 * len(cases)), squeeze=False, layout="constrained"
+    )
+    for row, case in zip(axes, cases, strict=True):
+        slots = [c for c in chosen if c.case == case]
+        draw_midpoints(row[0], {c.site: fits[c] for c in slots})
+        row[0].set_title(f"{case}: midpoint of {KINDS[kind]} noise in one slot", fontsize=10)
+        for i, curve in enumerate(slots):
+            levels, table = accuracies(rows, curve)
+            colour = plt.get_cmap("viridis")(i / max(len(slots) - 1, 1))
+            mean = np.where(np.isnan(table), CHANCE, table).mean(axis=0)
+            row[1].plot(levels, mean, ".-", color=colour, label=curve.site, lw=1)
+        row[1].set_xscale("log")
+        row[1].set_ylim(0, 1)
+        row[1].set_xlabel("noise level σ")
+        row[1].set_ylabel("accuracy")
+        row[1].legend(fontsize=7, ncols=2)
+    return figure
+
+
+def _binarization(found: Binarization) -> Figure:
+    """The source's panels: values on both scales, and the threshold check (T2103)."""
+    figure, axes = plt.subplots(1, 3, figsize=(13, 3.4), layout="constrained")
+    values = {f"σ = {found.level:.0e}": found.noisy, "least noise": found.clean}
+    draw_histograms(axes[0], values, scale="log")
+    draw_histograms(axes[1], {name: np.abs(v) for name, v in list(values.items())[:1]})
+    for axis in axes[:2]:
+        axis.set_title(f"{found.case}: values after {found.site}", fontsize=10)
+    axes[2].plot(found.thresholds, found.accuracies, ".-", label="two values only")
+    axes[2].axhline(found.accuracy, color="C1", ls="--", label="all values")
+    axes[2].set_xscale("log")
+    axes[2].set_ylim(0, 1)
+    axes[2].set_xlabel("threshold")
+    axes[2].set_ylabel("accuracy under the noise")
+    axes[2].legend(fontsize=8)
+    return figure
+
+
+def _mixed(rows: Sequence[Row], plans: Sequence[Sweep]) -> Figure:
+    """Accuracy over both kinds of noise: a row per net, a column per order."""
+    cases = list(dict.fromkeys((plan.case.name, plan.where) for plan in plans))
+    orders = ("mul_add", "add_mul")
+    figure, axes = plt.subplots(
+        len(cases), 2, figsize=(10, 3.8 * len(cases)), squeeze=False, layout="constrained"
+    )
+    for i, (case, site) in enumerate(cases):
+        for j, order in enumerate(orders):
+            chosen = [r for r in rows if (r["case"], r["site"], r["kind"]) == (case, site, order)]
+            add, mul = (np.unique([r[name] for r in chosen]) for name in ("add", "mul"))
+            table = np.full((len(add), len(mul)), np.nan)
+            for row in chosen:
+                place = np.searchsorted(add, row["add"]), np.searchsorted(mul, row["mul"])
+                table[place] = CHANCE if row["diverged"] else row["accuracy"]
+            filled = draw_contour(axes[i, j], add, mul, table)
+            name = "multiplicative first" if order == "mul_add" else "additive first"
+            axes[i, j].set_title(f"{case}, {site}: {name}", fontsize=10)
+        figure.colorbar(filled, ax=axes[i], label="accuracy")
+    return figure

@@ -1,0 +1,163 @@
+"""What the rows say: midpoints, and the source's findings as checks with numbers."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from experiments.report import Report
+from experiments.walking_noise.training import Row
+from jaxeff.robustness import Midpoint, fit_midpoint
+
+HUGE = 1e6
+"""Multiplicative noise that no value survives, only its being zero or not."""
+KEEPS = 0.7
+"""Share of the accuracy above chance that counts as kept."""
+CHANCE = 0.1
+SCALES = {
+    ("add", "global"): "linear", ("mul", "global"): "linear",
+    ("add", "layers"): "log", ("mul", "layers"): "log",
+}  # fmt: skip
+"""Of the fit: single slots are probed over many decades."""
+
+
+class Curve(NamedTuple):
+    """Which rows make a curve of accuracy over noise."""
+
+    case: str
+    kind: str
+    where: str
+    site: str
+
+
+def accuracies(rows: Sequence[Row], curve: Curve) -> tuple[np.ndarray, np.ndarray]:
+    """Levels, and accuracies `[seeds, levels]`; NaN where a replicate diverged."""
+    chosen = [row for row in rows if _curve(row) == curve]
+    levels = np.array(sorted({row["level"] for row in chosen}))
+    seeds = sorted({row["seed"] for row in chosen})
+    table = np.full((len(seeds), len(levels)), np.nan)
+    for row in chosen:
+        if not row["diverged"]:
+            place = seeds.index(row["seed"]), np.searchsorted(levels, row["level"])
+            table[place] = row["accuracy"]
+    return levels, table
+
+
+def midpoints(rows: Sequence[Row]) -> dict[Curve, Midpoint]:
+    """The midpoint of every curve of a single kind of noise, or why it has none."""
+    found = {}
+    for curve in _curves(rows):
+        levels, table = accuracies(rows, curve)
+        scale = SCALES[curve.kind, curve.where]
+        found[curve] = fit_midpoint(levels, table, chance=CHANCE, scale=scale)
+    return found
+
+
+def check(
+    report: Report, rows: Sequence[Row], fits: Mapping[Curve, Midpoint], tables: Sequence[Row]
+) -> None:
+    """The source's findings, each with its numbers."""
+    for case in sorted({row["case"].removesuffix("-bn") for row in rows}):
+        with_bn, without = (
+            fits.get(Curve(name, "add", "global", "global")) for name in (f"{case}-bn", case)
+        )
+        if with_bn and without and with_bn.found and without.found:
+            report.check(
+                f"{case}: batch norm lowers the additive midpoint (without over with)",
+                "> 1", without.mu / with_bn.mu, without.mu > with_bn.mu,
+            )  # fmt: skip
+    for case in _cases(rows, kind="add", where="layers", batch_norm=False):
+        growth, site, level = weight_growth(rows, case)
+        report.check(
+            f"{case}: additive noise grows weights (rms over that at the least noise, {site} at "
+            f"{level:.2g})",
+            "> 1", growth, growth > 1,
+        )  # fmt: skip
+    for case in _cases(rows, kind="mul", where="layers", batch_norm=True):
+        site, kept = most_kept(rows, case)
+        report.check(
+            f"{case}: share of accuracy kept at multiplicative noise >= 1e6, best slot ({site})",
+            f">= {KEEPS}", kept, kept >= KEEPS,
+        )  # fmt: skip
+        other = case.removesuffix("-bn")
+        if _cases(rows, kind="mul", where="layers", case=other):
+            other_site, other_kept = most_kept(rows, other)
+            report.check(
+                f"{other}: without batch norm it collapses (best slot {other_site})",
+                f"< {KEEPS}", other_kept, other_kept < KEEPS,
+            )  # fmt: skip
+    for case, site in {(r["case"], r["site"]) for r in rows if r["kind"] == "mul_add"}:
+        first, second = (
+            np.mean([r["accuracy"] for r in rows if (r["case"], r["kind"]) == (case, kind)])
+            for kind in ("mul_add", "add_mul")
+        )
+        report.check(
+            f"{case}, {site}: multiplicative-first beats additive-first (mean accuracy)",
+            f"> {second:.3f}", first, first > second,
+        )  # fmt: skip
+    for row in tables:
+        report.check(
+            f"{row['case']}: guided over uniform repetition (accuracy, sigma {row['sigma']})",
+            f"{row['source_guided']} over {row['source_uniform']}",
+            f"{row['guided']:.3f} over {row['uniform']:.3f}",
+            row["guided"] > row["uniform"],
+        )
+
+
+def weight_growth(rows: Sequence[Row], case: str) -> tuple[float, str, float]:
+    """The largest growth of the weights before a noisy slot, at which slot and level.
+
+    Only levels at which the network still learns count: half the accuracy above chance.
+    """
+    found = [(0.0, "", 0.0)]
+    chosen = [r for r in rows if (r["case"], r["kind"], r["where"]) == (case, "add", "layers")]
+    for site in dict.fromkeys(r["site"] for r in chosen if r["weight_rms"] is not None):
+        at_site = [r for r in chosen if r["site"] == site and not r["diverged"]]
+        least = min(r["level"] for r in at_site)
+        start = [r for r in at_site if r["level"] == least]
+        clean = np.mean([r["accuracy"] for r in start])
+        rms = np.mean([r["weight_rms"] for r in start])
+        found += [
+            (r["weight_rms"] / rms, site, r["level"])
+            for r in at_site
+            if r["accuracy"] - CHANCE > (clean - CHANCE) / 2
+        ]
+    return max(found)
+
+
+def most_kept(rows: Sequence[Row], case: str) -> tuple[str, float]:
+    """The slot that keeps most of the accuracy above chance under huge multiplicative noise."""
+    chosen = [r for r in rows if (r["case"], r["kind"], r["where"]) == (case, "mul", "layers")]
+    best = max(r["accuracy"] for r in chosen if not r["diverged"])
+    kept = {}
+    for site in {r["site"] for r in chosen}:
+        found = [r for r in chosen if r["site"] == site and r["level"] >= HUGE]
+        values = [CHANCE if r["diverged"] else r["accuracy"] for r in found]
+        kept[site] = (np.mean(values) - CHANCE) / (best - CHANCE)
+    site = max(kept, key=lambda s: kept[s])
+    return site, float(kept[site])
+
+
+def _curve(row: Row) -> Curve:
+    return Curve(row["case"], row["kind"], row["where"], row["site"])
+
+
+def _curves(rows: Iterable[Row]) -> list[Curve]:
+    return list(dict.fromkeys(_curve(row) for row in rows if row["kind"] in ("add", "mul")))
+
+
+def _cases(rows: Iterable[Row], **which: Any) -> list[str]:
+    return sorted({r["case"] for r in rows if all(r[k] == v for k, v in which.items())})
+
+
+def check_binarization(report: Report, binarizations: Sequence[Row]) -> None:
+    """Two peaks, one near the noise level, and quantization to two values nearly free."""
+    for row in binarizations:
+        where = f"{row['case']}, {row['site']}, multiplicative noise {row['level']:.0e}"
+        report.check(
+            f"{where}: two peaks (separability of log magnitudes; without noise "
+            f"{row['separability_clean']:.3f})",
+            "two peaks", row["separability"], row["two_peaks"],
+        )  # fmt: skip
+        loss = row["accuracy"] - row["accuracy_binarized"]
+        report.check(f"{where}: accuracy lost by two values", "nearly none", loss, loss < 0.02)

@@ -1,0 +1,219 @@
+"""What is trained, at which noise levels and for how long.
+
+Three sizes: `FAST` on the embedded digits, `DEFAULT` for two processor cores, `FULL` as the source
+trained (arXiv 2212.10430), which an accelerator runs with the same code. Every row of the results
+names its size.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+
+@dataclass(frozen=True)
+class Case:
+    """A network on a data set.
+
+    Attributes:
+        network: "mlp" (three hidden layers of 64) or "lenet5" (without padding).
+        data: "mnist", "fashion-mnist", "cifar-10" or "digits".
+        batch_norm: Whether every hidden layer is normalized.
+    """
+
+    network: str
+    data: str
+    batch_norm: bool
+
+    @property
+    def name(self) -> str:
+        """The case in one word."""
+        return f"{self.network}-{self.data}{'-bn' if self.batch_norm else ''}"
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Trainings of one case under one kind of noise.
+
+    Attributes:
+        case: The network and its data.
+        kind: "add" or "mul"; "mul_add" and "add_mul" for both, in this order.
+        where: "global" for all slots at once, "layers" for one slot at a time, or one slot.
+        levels: Standard deviations, `[n]`, or pairs of an additive and a multiplicative one,
+            `[n, 2]`.
+        seeds: Trainings per level.
+        epochs: Epochs per training.
+    """
+
+    case: Case
+    kind: str
+    where: str
+    levels: Float[np.ndarray, "..."]
+    seeds: int
+    epochs: int
+
+    @property
+    def name(self) -> str:
+        """The sweep in one word."""
+        return f"{self.case.name}-{self.kind}-{self.where}"
+
+
+@dataclass(frozen=True)
+class Repetition:
+    """A row of the source's table of guided repetition.
+
+    Attributes:
+        case: The network and its data.
+        sigma: Additive noise of every slot, at evaluation.
+        guided: The source's executions per slot.
+        source: The source's accuracies, uniform and guided.
+        epochs: Epochs of the training without noise.
+        seeds: Trainings.
+    """
+
+    case: Case
+    sigma: float
+    guided: tuple[int, ...]
+    source: tuple[float, float]
+    epochs: int
+    seeds: int
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A size of the study."""
+
+    size: str
+    sweeps: tuple[Sweep, ...]
+    repetitions: tuple[Repetition, ...]
+    images: int
+    test_images: int
+    batch_size: int = 128
+    learning_rate: float = 1e-3
+
+
+ADDITIVE = np.logspace(-2, 2, 17)
+MULTIPLICATIVE = np.linspace(0, 2, 21)
+LAYER_ADDITIVE = np.logspace(-1, 8, 19)
+LAYER_MULTIPLICATIVE = np.logspace(0, 10, 11)
+NORMS = (True, False)
+# Data set and epochs of the source's trainings.
+EPOCHS = {
+    ("mlp", "mnist"): 100, ("lenet5", "mnist"): 50,
+    ("mlp", "cifar-10"): 200, ("lenet5", "cifar-10"): 300,
+    ("mlp", "fashion-mnist"): 250, ("lenet5", "fashion-mnist"): 200,
+}  # fmt: skip
+# The source's table: noise level, executions per slot, accuracy uniform and guided (T2149).
+REPETITIONS = {
+    Case("mlp", "mnist", True): (0.35, (6, 1, 3, 3, 2, 1, 2, 1, 1, 1, 1), (0.714, 0.806)),
+    Case("mlp", "mnist", False): (0.471, (8, 1, 2, 1, 1, 1, 1, 1), (0.682, 0.871)),
+    Case("mlp", "cifar-10", True): (0.333, (1, 1, 3, 4, 2, 2, 3, 2, 1, 2, 1), (0.417, 0.437)),
+    Case("mlp", "cifar-10", False): (1.634, (4, 1, 1, 1, 1, 1, 2, 5), (0.389, 0.434)),
+    Case("lenet5", "cifar-10", True): (
+        0.197, (3, 2, 3, 3, 3, 1, 3, 4, 2, 1, 1, 2, 1, 1, 1, 1), (0.585, 0.611),
+    ),
+    Case("lenet5", "cifar-10", False): (
+        0.25, (4, 3, 4, 3, 1, 3, 1, 1, 1, 1, 1, 1), (0.572, 0.624),
+    ),
+}  # fmt: skip
+
+
+def pairs(add: Any, mul: Any) -> Float[np.ndarray, "pairs 2"]:
+    """Every additive level with every multiplicative one."""
+    grid = np.meshgrid(add, mul, indexing="ij")
+    return np.stack([axis.ravel() for axis in grid], axis=-1)
+
+
+def full() -> Settings:
+    """The source's configuration."""
+    sweeps = []
+    for (network, data), epochs in EPOCHS.items():
+        for norm in NORMS:
+            case = Case(network, data, norm)
+            sweeps += [
+                Sweep(case, "add", "global", ADDITIVE, 10, epochs),
+                Sweep(case, "mul", "global", MULTIPLICATIVE, 10, epochs),
+                Sweep(case, "add", "layers", LAYER_ADDITIVE, 5, epochs),
+                Sweep(case, "mul", "layers", LAYER_MULTIPLICATIVE, 5, epochs),
+            ]
+    case = Case("lenet5", "cifar-10", True)
+    grid = pairs(np.logspace(-1, 3, 9), np.logspace(0, 6, 7))
+    sweeps += [
+        Sweep(case, order, "conv2", grid, 1, EPOCHS["lenet5", "cifar-10"])
+        for order in ("mul_add", "add_mul")
+    ]
+    return Settings(
+        "full", tuple(sweeps), _repetitions(EPOCHS, {"mlp": 10, "lenet5": 10}), 60_000, 10_000
+    )
+
+
+def default() -> Settings:
+    """What two processor cores train in about half an hour."""
+    sweeps = []
+    for norm in NORMS:
+        case = Case("mlp", "mnist", norm)
+        sweeps += [
+            Sweep(case, "add", "global", ADDITIVE, 3, 10),
+            Sweep(case, "mul", "global", MULTIPLICATIVE[::2], 3, 10),
+            Sweep(case, "add", "layers", np.logspace(-1, 4, 11), 1, 4),
+            Sweep(case, "mul", "layers", LAYER_MULTIPLICATIVE[::2], 1, 4),
+        ]
+    for network, data, levels in (
+        ("mlp", "cifar-10", ADDITIVE[::2]),
+        ("mlp", "fashion-mnist", ADDITIVE[::2]),
+        ("lenet5", "mnist", ADDITIVE[4:15:2]),
+        ("lenet5", "cifar-10", ADDITIVE[4:15:2]),
+    ):
+        epochs = {"mlp": 5, "lenet5": 2}[network]
+        sweeps += [
+            Sweep(Case(network, data, norm), "add", "global", levels, 1, epochs) for norm in NORMS
+        ]
+    grid = pairs(np.logspace(-1, 3, 5), np.logspace(0, 6, 4))
+    for network, data, site, length in (
+        ("mlp", "mnist", "fc2", 4), ("lenet5", "cifar-10", "conv2", 2),
+    ):  # fmt: skip
+        levels = grid if network == "mlp" else grid[::2]
+        sweeps += [
+            Sweep(Case(network, data, True), order, site, levels, 1, length)
+            for order in ("mul_add", "add_mul")
+        ]
+    clean = {
+        ("mlp", "mnist"): EPOCHS["mlp", "mnist"], ("mlp", "cifar-10"): 20,
+        ("lenet5", "cifar-10"): 12,
+    }  # fmt: skip
+    rows = _repetitions(clean, {"mlp": 5, "lenet5": 2})
+    return Settings("default", tuple(sweeps), rows, 60_000, 10_000)
+
+
+def fast() -> Settings:
+    """A minute or two, on the embedded digits."""
+    sweeps = []
+    for norm in NORMS:
+        case = Case("mlp", "digits", norm)
+        sweeps += [
+            Sweep(case, "add", "global", ADDITIVE, 2, 30),
+            Sweep(case, "mul", "global", MULTIPLICATIVE[::4], 2, 30),
+            Sweep(case, "add", "layers", np.logspace(-1, 4, 6), 1, 20),
+            Sweep(case, "mul", "layers", LAYER_MULTIPLICATIVE[::2], 1, 20),
+        ]
+    case = Case("mlp", "digits", True)
+    grid = pairs(np.logspace(-1, 3, 3), np.logspace(0, 6, 3))
+    sweeps += [Sweep(case, order, "fc2", grid, 1, 20) for order in ("mul_add", "add_mul")]
+    rows = tuple(
+        Repetition(Case("mlp", "digits", case.batch_norm), sigma, guided, source, 30, 2)
+        for case, (sigma, guided, source) in REPETITIONS.items()
+        if case.network == "mlp" and case.data == "mnist"
+    )
+    return Settings("fast", tuple(sweeps), rows, 2_000, 1_000)
+
+
+def _repetitions(
+    epochs: dict[tuple[str, str], int], seeds: dict[str, int]
+) -> tuple[Repetition, ...]:
+    return tuple(
+        Repetition(
+            case, sigma, guided, source, epochs[case.network, case.data], seeds[case.network]
+        )
+        for case, (sigma, guided, source) in REPETITIONS.items()
+    )

@@ -1,0 +1,100 @@
+"""The table of guided repetition (T2149): uniform against guided executions of noisy layers."""
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from experiments.walking_noise.findings import CHANCE
+from experiments.walking_noise.network import Images, Network
+from experiments.walking_noise.recipe import Repetition, Settings
+from experiments.walking_noise.training import CHUNKS
+from jaxeff.noise import Additive, Repeated, walking
+from jaxeff.robustness import allocate_repetitions, fit_midpoint, noisy_accuracy
+from jaxeff.training import cross_entropy, sweep
+
+LEVELS = np.logspace(-2, 3, 21)
+"""Noise levels that find each slot's midpoint in a network trained without noise."""
+UNIFORM = 2
+"""Executions of every slot that the budget is worth."""
+DRAWS = 3
+"""Passes over the test images per accuracy."""
+
+Row = dict[str, Any]
+
+
+def run(
+    key: jax.Array,
+    row: Repetition,
+    network: Network,
+    images: Images,
+    settings: Settings,
+    folder: Path,
+) -> Row:
+    """One row of the table: a network trained without noise, tested with.
+
+    Two guided lists are tested: the source's, and one of our own, from the midpoints of the same
+    networks with noise in one slot at a time.
+    """
+    steps = row.epochs * (len(images.train[1]) // settings.batch_size)
+    trained = sweep(
+        key,
+        lambda _: cross_entropy(network.train, mutable=True),
+        network.init,
+        {"none": jnp.zeros(1)},
+        images.train,
+        optimizer=optax.adam(optax.cosine_decay_schedule(settings.learning_rate, steps)),
+        epochs=row.epochs,
+        batch_size=settings.batch_size,
+        seeds=row.seeds,
+        chunk=CHUNKS[row.case.network],
+        keep=True,
+        checkpoint=folder / f"{row.case.name}-clean",
+        identity={"sweep": "clean", "learning_rate": settings.learning_rate},
+    )
+    test_key = jax.random.fold_in(key, 2)
+
+    def measure(specs: Any) -> np.ndarray:
+        """Accuracy of every network at every level of a spec, over draws, `[seeds, levels]`."""
+        found = []
+        for seed in range(row.seeds):
+            take = functools.partial(jax.tree.map, lambda leaf: leaf[seed, 0])  # noqa: B023
+            draws = noisy_accuracy(
+                test_key, network.evaluate, take(trained.params), specs, images.test,
+                repeats=DRAWS, state=take(trained.state or {}),
+            )  # fmt: skip
+            found.append(np.asarray(draws).mean(axis=0))
+        return np.stack(found)
+
+    def repeated(times: Sequence[int]) -> np.ndarray:
+        noise = Additive(jnp.full(1, row.sigma))
+        executions = zip(network.slots, times, strict=True)
+        return measure({site: Repeated(noise, n) for site, n in executions})[:, 0]
+
+    spec, _ = walking(network.slots, LEVELS, Additive)
+    walked = measure(spec).reshape(row.seeds, len(network.slots), len(LEVELS))
+    midpoints = {
+        site: fit_midpoint(LEVELS, curve, chance=CHANCE, scale="log").mu
+        for site, curve in zip(network.slots, walked.swapaxes(0, 1), strict=True)
+    }
+    tolerated = {site: mu if np.isfinite(mu) else np.inf for site, mu in midpoints.items()}
+    ours = list(allocate_repetitions(tolerated, UNIFORM * len(network.slots)).values())
+    clean = measure({"*": Additive(jnp.zeros(1))})[:, 0]
+    uniform = repeated([UNIFORM] * len(network.slots))
+    lists = {"source's": list(row.guided), "ours": ours}
+    found = {name: repeated(times) for name, times in lists.items()}
+    return {
+        "case": row.case.name, "sigma": row.sigma, "clean": float(clean.mean()),
+        "uniform": float(uniform.mean()), "uniform_std": float(uniform.std()),
+        "guided_by_source": float(found["source's"].mean()),
+        "guided": float(found["ours"].mean()), "guided_std": float(found["ours"].std()),
+        "source_uniform": row.source[0], "source_guided": row.source[1],
+        "executions_source": lists["source's"], "executions": ours,
+        "midpoints": {s: mu if np.isfinite(mu) else None for s, mu in midpoints.items()},
+        "epochs": row.epochs, "seeds": row.seeds, "size": settings.size,
+    }  # fmt: skip

@@ -1,0 +1,133 @@
+"""Runs a sweep of the study: one compiled program for all levels that fit, row by row."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import jaxeff
+from experiments.walking_noise.network import Images, Network
+from experiments.walking_noise.recipe import Settings, Sweep
+from jaxeff.noise import Additive, Mixed, Multiplicative, walking
+from jaxeff.robustness import noisy_accuracy, weight_rms
+from jaxeff.training import SweepResult, cross_entropy, sweep
+
+Row = dict[str, Any]
+CHUNKS = {"mlp": 64, "lenet5": 1}
+"""Replicates trained at once on a processor; vmapped convolutions are slow there."""
+ACCELERATOR_CHUNK = 256
+
+
+def run(
+    key: jax.Array,
+    plan: Sweep,
+    network: Network,
+    images: Images,
+    settings: Settings,
+    folder: Path,
+) -> tuple[list[Row], SweepResult]:
+    """Trains and tests every replicate of a sweep.
+
+    Args:
+        key: The study's key: sweeps of one case share initial parameters, batches and draws.
+        plan: What to train.
+        network: The case's network.
+        images: The case's data.
+        settings: The study's size.
+        folder: Where finished replicates are kept.
+
+    Returns:
+        A row per replicate, and the sweep's result with the trained models.
+    """
+    spec, labels = specs(plan, network)
+    steps = plan.epochs * (len(images.train[1]) // settings.batch_size)
+
+    def score(key: jax.Array, params: Any, state: Any, spec: Any) -> dict[str, Any]:
+        at_one = jax.tree.map(lambda level: level[None], spec)
+        return {
+            "accuracy": accuracies(key, network, params, state, at_one, images.test)[0],
+            **{f"weight_rms/{layer}": rms for layer, rms in weight_rms(params).items()},
+        }
+
+    result = sweep(
+        key,
+        lambda spec: cross_entropy(jaxeff.noisy(network.train, spec), keyed=True, mutable=True),
+        network.init,
+        spec,
+        images.train,
+        score=score,
+        optimizer=optax.adam(optax.cosine_decay_schedule(settings.learning_rate, steps)),
+        epochs=plan.epochs,
+        batch_size=settings.batch_size,
+        seeds=plan.seeds,
+        chunk=CHUNKS[plan.case.network] if jax.default_backend() == "cpu" else ACCELERATOR_CHUNK,
+        keep=plan.kind == "mul" and plan.where == "layers",  # for the look at their activations
+        checkpoint=folder / plan.name,
+        identity={"sweep": plan.name, "learning_rate": settings.learning_rate},
+    )
+    rows = [
+        {
+            "case": plan.case.name, "network": plan.case.network, "data": plan.case.data,
+            "batch_norm": plan.case.batch_norm, "kind": plan.kind, "where": plan.where, **label,
+            "seed": seed, "accuracy": float(result.scores["accuracy"][seed, i]),
+            "weight_rms": _weights_before(label["site"], network, result.scores, seed, i),
+            "diverged": bool(result.diverged[seed, i]),
+            "epochs": plan.epochs, "size": settings.size,
+        }
+        for seed in range(plan.seeds)
+        for i, label in enumerate(labels)
+    ]  # fmt: skip
+    return rows, result
+
+
+def specs(plan: Sweep, network: Network) -> tuple[Any, list[Row]]:
+    """The noise of every setting as one pytree, and what a row says of it."""
+    add, mul = _levels(plan)
+    if plan.where == "layers":
+        model = Additive if plan.kind == "add" else Multiplicative
+        spec, places = walking(network.slots, plan.levels, model)
+        return spec, [{"site": site, "level": float(level)} for site, level in places]
+    label = [
+        {"site": plan.where, "level": float(a if plan.kind == "add" else m), "add": a, "mul": m}
+        for a, m in zip(add.tolist(), mul.tolist(), strict=True)
+    ]
+    if plan.kind == "add":
+        noise: Any = Additive(add)
+    elif plan.kind == "mul":
+        noise = Multiplicative(mul)
+    else:
+        noise = Mixed(add, mul, order=plan.kind)
+    return {"*" if plan.where == "global" else plan.where: noise}, label
+
+
+def accuracies(
+    key: jax.Array, network: Network, params: Any, state: Any, specs: Any, test: Any
+) -> jax.Array:
+    """Accuracy at every level of a spec, of one draw of the noise, `[levels]`."""
+    return noisy_accuracy(key, network.evaluate, params, specs, test, repeats=1, state=state)[0]
+
+
+def _weights_before(
+    site: str, network: Network, scores: Any, seed: int, setting: int
+) -> float | None:
+    """Weight rms of the layer whose result reaches a slot; of all layers for global noise.
+
+    All layers together are a geometric mean. None where there is none, or it isn't finite.
+    """
+    layers = [slot for slot in network.slots if f"weight_rms/{slot}" in scores]
+    if site in network.slots:
+        before = network.slots[: network.slots.index(site) + 1]
+        layers = [slot for slot in layers if slot in before][-1:]
+    values = [float(scores[f"weight_rms/{layer}"][seed, setting]) for layer in layers]
+    return float(np.exp(np.mean(np.log(values)))) if values and np.isfinite(values).all() else None
+
+
+def _levels(plan: Sweep) -> tuple[jax.Array, jax.Array]:
+    levels = jnp.asarray(plan.levels, jnp.float32)
+    if levels.ndim == 2:
+        return levels[:, 0], levels[:, 1]
+    none = jnp.zeros_like(levels)
+    return (levels, none) if plan.kind == "add" else (none, levels)
