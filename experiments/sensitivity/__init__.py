@@ -1,0 +1,1 @@
+"""Cheap sensitivity measures against walking noise: `python -m experiments.sensitivity`."""
