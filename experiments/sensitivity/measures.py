@@ -24,6 +24,10 @@ from jaxeff.robustness import (
     tolerated_level,
 )
 
+BUDGET = 0.1
+"""Size of a budget in bits. With ten times as much, networks that train along with it no longer
+learn from all of their slots: the budget ends in the first ones and the last are kept clean."""
+
 Row = dict[str, Any]
 Model = tuple[Any, Any]  # parameters and state of a network trained without noise
 
@@ -139,12 +143,13 @@ def updates_per_epoch(images: Images, settings: Settings) -> int:
 
 
 def total_level(tolerated: np.ndarray) -> float:
-    """The geometric mean of a budget's levels: noise of one bit, shared among all slots.
+    """The geometric mean of a budget's levels, from what each slot tolerates for one bit.
 
-    Only the budget's size comes from the divergence; how it is spread doesn't.
+    Noise that is weak does damage with its square, so this is about `BUDGET` bits shared among all
+    slots. Only the budget's size comes from the divergence; how it is spread doesn't.
     """
     known = tolerated[np.isfinite(tolerated) & (tolerated > 0)]
-    return float(np.exp(np.log(known).mean()) / np.sqrt(len(tolerated)))
+    return float(np.exp(np.log(known).mean()) * np.sqrt(BUDGET / len(tolerated)))
 
 
 def _learn(

@@ -24,6 +24,9 @@ Sharp edges:
     Trained jointly, weights adapt to the noise while it is spread: what is learned is how the
     network would like to have it, not how fragile the trained network is. Leave `optimizer` out for
     the latter.
+    Spread along with the weights, too much noise is no measure of anything: a network that can't
+    learn through it leaves it in the first layers, which it gives up, and keeps the last ones
+    clean. The loss should stay near that without noise.
     The gradient is noisy: average over enough updates, and compare seeds.
 """
 

@@ -97,6 +97,6 @@ def test_midpoints_of_the_walking_noise_study(tmp_path):
         reference.read(path, problem, network)
 
 
-def test_a_budgets_size_is_one_bit_shared_among_the_slots():
+def test_a_budgets_size_is_shared_among_the_slots():
     tolerated = np.array([0.1, 10.0, np.inf, 0.0])
-    assert measures.total_level(tolerated) == pytest.approx(1 / 2)
+    assert measures.total_level(tolerated) == pytest.approx(np.sqrt(measures.BUDGET) / 2)
