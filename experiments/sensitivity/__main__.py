@@ -113,7 +113,8 @@ def measure(
     console.print(f"{case.name}: walking noise in {len(net.slots)} slots")
     clean = reference.train_clean(key, problem, net, images, settings, folder)
     for i in range(settings.seeds):
-        part = [*task, settings.inputs, settings.draws, settings.budget_epochs, i]
+        sizes = [settings.inputs, settings.draws, settings.budget_epochs, measures.BUDGET]
+        part = [*task, *sizes, i]
         if part not in kept:
             model = measures.take((clean.params, clean.state or {}), i)
             own = jax.random.fold_in(key, i)
