@@ -102,7 +102,7 @@ def main(
     findings.check(report, rows, fits, repeated)
     findings.check_binarization(report, binarized)
     path = report.save(json or results / f"{name}.json")
-    mixed = [s for s in wanted if s.kind in ("mul_add", "add_mul")]
+    mixed = [s for s in wanted if s.kind in findings.ORDERS]
     pictures = figures.draw_all(rows, fits, looks, mixed, folder)
 
     for title, table_rows, columns in (

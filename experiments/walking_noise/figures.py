@@ -9,8 +9,9 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 
-from experiments.walking_noise.findings import CHANCE, Curve, accuracies
+from experiments.walking_noise.findings import CHANCE, ORDERS, Curve, accuracies
 from experiments.walking_noise.mechanisms import Binarization
 from experiments.walking_noise.recipe import Sweep
 from experiments.walking_noise.training import Row
@@ -28,7 +29,9 @@ def draw_all(
     folder: Path,
 ) -> list[Path]:
     """Draws every figure that the rows are enough for."""
-    figures = {"curves": _curves(rows, fits)}
+    figures = {}
+    if any(c.where == "global" for c in fits):
+        figures["curves"] = _curves(rows, fits)
     for kind in KINDS:
         if any(c.where == "layers" and c.kind == kind for c in fits):
             figures[f"layers-{kind}"] = _layers(rows, fits, kind)
@@ -104,11 +107,13 @@ def _binarization(found: Binarization) -> Figure:
     draw_histograms(axes[1], {name: np.abs(v) for name, v in list(values.items())[:1]})
     for axis in axes[:2]:
         axis.set_title(f"{found.case}: values after {found.site}", fontsize=10)
-    axes[2].plot(found.thresholds, found.accuracies, ".-", label="two values only")
+        axis.legend(fontsize=8)
+    axes[2].plot(found.thresholds / found.level, found.accuracies, ".-", label="two values only")
     axes[2].axhline(found.accuracy, color="C1", ls="--", label="all values")
     axes[2].set_xscale("log")
+    axes[2].xaxis.set_minor_formatter(NullFormatter())
     axes[2].set_ylim(0, 1)
-    axes[2].set_xlabel("threshold")
+    axes[2].set_xlabel("threshold / σ")
     axes[2].set_ylabel("accuracy under the noise")
     axes[2].legend(fontsize=8)
     return figure
@@ -117,10 +122,11 @@ def _binarization(found: Binarization) -> Figure:
 def _mixed(rows: Sequence[Row], plans: Sequence[Sweep]) -> Figure:
     """Accuracy over both kinds of noise: a row per net, a column per order."""
     cases = list(dict.fromkeys((plan.case.name, plan.where) for plan in plans))
-    orders = ("mul_add", "add_mul")
+    orders = [order for order in ORDERS if any(plan.kind == order for plan in plans)]
     figure, axes = plt.subplots(
-        len(cases), 2, figsize=(10, 3.8 * len(cases)), squeeze=False, layout="constrained"
-    )
+        len(cases), len(orders), figsize=(5 * len(orders), 3.8 * len(cases)), squeeze=False,
+        layout="constrained",
+    )  # fmt: skip
     for i, (case, site) in enumerate(cases):
         for j, order in enumerate(orders):
             chosen = [r for r in rows if (r["case"], r["site"], r["kind"]) == (case, site, order)]
@@ -129,8 +135,10 @@ def _mixed(rows: Sequence[Row], plans: Sequence[Sweep]) -> Figure:
             for row in chosen:
                 place = np.searchsorted(add, row["add"]), np.searchsorted(mul, row["mul"])
                 table[place] = CHANCE if row["diverged"] else row["accuracy"]
+            if min(table.shape) < 2:
+                axes[i, j].set_visible(False)  # no surface
+                continue
             filled = draw_contour(axes[i, j], add, mul, table)
-            name = "multiplicative first" if order == "mul_add" else "additive first"
-            axes[i, j].set_title(f"{case}, {site}: {name}", fontsize=10)
-        figure.colorbar(filled, ax=axes[i], label="accuracy")
+            axes[i, j].set_title(f"{case}, {site}: {ORDERS[order]}", fontsize=10)
+            figure.colorbar(filled, ax=axes[i, j], label="accuracy")
     return figure

@@ -14,6 +14,7 @@ HUGE = 1e6
 KEEPS = 0.7
 """Share of the accuracy above chance that counts as kept."""
 CHANCE = 0.1
+ORDERS = {"mul_add": "multiplicative first", "add_mul": "additive first"}
 SCALES = {
     ("add", "global"): "linear", ("mul", "global"): "linear",
     ("add", "layers"): "log", ("mul", "layers"): "log",
@@ -86,15 +87,22 @@ def check(
                 f"{other}: without batch norm it collapses (best slot {other_site})",
                 f"< {KEEPS}", other_kept, other_kept < KEEPS,
             )  # fmt: skip
-    for case, site in {(r["case"], r["site"]) for r in rows if r["kind"] == "mul_add"}:
-        first, second = (
-            np.mean([r["accuracy"] for r in rows if (r["case"], r["kind"]) == (case, kind)])
-            for kind in ("mul_add", "add_mul")
-        )
-        report.check(
-            f"{case}, {site}: multiplicative-first beats additive-first (mean accuracy)",
-            f"> {second:.3f}", first, first > second,
-        )  # fmt: skip
+    for case, site in sorted({(r["case"], r["site"]) for r in rows if r["kind"] in ORDERS}):
+        means = {
+            kind: np.mean([r["accuracy"] for r in found])
+            for kind in ORDERS
+            if (
+                found := [
+                    r for r in rows if (r["case"], r["site"], r["kind"]) == (case, site, kind)
+                ]
+            )
+        }
+        if len(means) == len(ORDERS):
+            first, second = (means[kind] for kind in ORDERS)
+            report.check(
+                f"{case}, {site}: multiplicative-first beats additive-first (mean accuracy)",
+                f"> {second:.3f}", first, first > second,
+            )  # fmt: skip
     for row in tables:
         report.check(
             f"{row['case']}: guided over uniform repetition (accuracy, sigma {row['sigma']})",

@@ -62,8 +62,8 @@ def binarization(
     )
     clean_values, *_ = _values(key, network, images, site, Multiplicative(0.0), result, place)
     score = bimodality(noisy_values, scale="log")
-    low, high = np.log10(float(score.low) + 1e-30), np.log10(float(score.high) + 1e-30)
-    thresholds = np.append(np.logspace(low, high, 25), float(score.threshold))
+    ends = max(float(score.low), 1e-9 * level), float(jnp.max(noisy_values))
+    thresholds = np.append(np.geomspace(*ends, 25), float(score.threshold))
     specs = {site: Binarized(jnp.asarray(thresholds, jnp.float32), after=_stacked(noise, 26))}
 
     def accuracy(specs: Any) -> np.ndarray:

@@ -38,8 +38,8 @@ class ChunkFolder:
         """Where the checkpoint of a chunk goes while it trains."""
         return None if self.path is None else self.path / f"running-{name}.safetensors"
 
-    def load(self, name: str) -> Any:
-        """What a finished chunk found, or None.
+    def load(self, name: str, like: Any) -> Any:
+        """What a finished chunk found, or None; ``like`` has its structure.
 
         Raises:
             CheckpointError: The file is damaged, or of another sweep.
@@ -52,7 +52,7 @@ class ChunkFolder:
                 f"{file} is of another sweep: {difference}. Continue that one, choose another "
                 "folder, or delete this one."
             )
-        return jax.device_get(load_pytree(file))
+        return jax.device_get(load_pytree(file, like))
 
     def save(self, name: str, found: Any) -> None:
         """Keeps what a finished chunk found."""

@@ -141,10 +141,12 @@ def sweep(
         for i, j in chunks:
             name = f"{rows[i][0]}-{columns[j][0]}"
             number = len(set(rows[i])) * len(set(columns[j]))
-            kept = folder.load(name)
+            keys = jax.vmap(lambda seed: jax.random.fold_in(key, seed))(jnp.array(rows[i]))
+            part = jax.tree.map(lambda leaf: leaf[jnp.array(columns[j])], settings)  # noqa: B023
+            like = jax.eval_shape(lambda k, s: finish(k, start(k, s)), keys, part)
+            losses = jax.ShapeDtypeStruct((*shape, epochs), jnp.float32)
+            kept = folder.load(name, {**like, "loss": losses})
             if kept is None:
-                keys = jax.vmap(lambda seed: jax.random.fold_in(key, seed))(jnp.array(rows[i]))
-                part = jax.tree.map(lambda leaf: leaf[jnp.array(columns[j])], settings)  # noqa: B023
                 carry, history = run_epochs(
                     keys,
                     train,
@@ -158,8 +160,8 @@ def sweep(
                     settings=folder.settings,
                     progress=False,
                 )
-                losses = np.stack([np.asarray(record["loss"]) for record in history], axis=-1)
-                kept = {**jax.device_get(finish(keys, carry)), "loss": losses}
+                loss = np.stack([record["loss"] for record in history], axis=-1, dtype=np.float32)
+                kept = {**jax.device_get(finish(keys, carry)), "loss": loss}
                 folder.save(name, kept)
             else:
                 advance(number, "kept from an earlier run")

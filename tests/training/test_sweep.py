@@ -40,7 +40,7 @@ def problem(data):
 
     def score(key, params, state, spec):
         logits = jaxeff.noisy(f, spec)(key, params, data[0])
-        return {"logits": logits[:2], "level": spec["*"].sigma}
+        return {"logits": logits[:2], "level": spec["*"].sigma, "rms": {"a/b": jnp.mean(logits)}}
 
     def run(levels=LEVELS, **changes):
         arguments = dict(

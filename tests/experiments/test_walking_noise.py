@@ -1,0 +1,119 @@
+"""The walking-noise study: its findings are those of its rows, and it runs from end to end."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from experiments.report import Report
+from experiments.walking_noise import findings, recipe
+from experiments.walking_noise.__main__ import app
+
+SIZES = {"fast": recipe.fast(), "default": recipe.default(), "full": recipe.full()}
+
+
+def row(case, kind, where, site, level, accuracy, **more):
+    return {
+        "case": case, "kind": kind, "where": where, "site": site, "level": level, "seed": 0,
+        "accuracy": accuracy, "diverged": False, "weight_rms": 1.0,
+        "batch_norm": case.endswith("-bn"), **more,
+    }  # fmt: skip
+
+
+def curve(case, fall):
+    levels = [0.1, 0.2, 0.4, 0.8, 1.6, 3.2]
+    values = [0.9 if x < fall else 0.5 if x == fall else 0.1 for x in levels]
+    return [row(case, "add", "global", "global", x, y) for x, y in zip(levels, values, strict=True)]
+
+
+def passed(rows, tables=()):
+    report = Report("walking_noise", {})
+    findings.check(report, rows, findings.midpoints(rows), tables)
+    return {check["name"]: check["passed"] for check in report.checks}
+
+
+@pytest.mark.parametrize(("bn", "none", "lower"), [(0.2, 0.8, True), (0.8, 0.2, False)])
+def test_batch_norm_is_judged_by_midpoints(bn, none, lower):
+    (result,) = passed(curve("net-bn", bn) + curve("net", none)).values()
+    assert result is lower
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_what_survives_huge_noise_is_judged_by_its_accuracy(kept):
+    rows = [
+        row("net-bn", "mul", "layers", site, level, 0.9 if level < 10 or good else 0.1)
+        for site, good in (("relu", kept), ("fc1", False))
+        for level in (1.0, 1e6, 1e8)
+    ]
+    ((name, result),) = passed(rows).items()
+    assert result is kept
+    assert not kept or "relu" in name
+
+
+def test_a_diverged_replicate_counts_as_guessing():
+    rows = [row("net-bn", "mul", "layers", "relu", 1.0, 0.9)]
+    rows += [row("net-bn", "mul", "layers", "relu", 1e6, float("nan"), diverged=True)]
+    assert list(passed(rows).values()) == [False]
+
+
+def test_weights_that_grow_where_nothing_is_learned_do_not_count():
+    levels = ((0.1, 0.9, 1.0), (1.0, 0.8, 1.5), (10.0, 0.1, 9.0))
+    rows = [
+        row("net", "add", "layers", "fc1", level, accuracy, weight_rms=rms)
+        for level, accuracy, rms in levels
+    ]
+    assert findings.weight_growth(rows, "net") == (1.5, "fc1", 1.0)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_sizes(size):
+    settings = SIZES[size]
+    names = [sweep.name for sweep in settings.sweeps]
+    assert len(set(names)) == len(names)
+    assert settings.size == size
+    for table in settings.repetitions:
+        assert sum(table.guided) == 2 * len(table.guided)  # the uniform budget
+
+
+def test_the_source_is_run_in_full():
+    full = SIZES["full"]
+    assert len(full.sweeps) == 6 * 2 * 4 + 2
+    assert len(full.repetitions) == 6
+    lenet = [s for s in full.sweeps if s.name == "lenet5-cifar-10-add-global"]
+    assert [(len(s.levels), s.seeds, s.epochs) for s in lenet] == [(17, 10, 300)]
+
+
+def test_it_runs_from_end_to_end(tmp_path, monkeypatch):
+    small = recipe.Settings(
+        "fast",
+        (
+            recipe.Sweep(recipe.Case("mlp", "digits", True), "mul", "layers", [0, 1e6], 1, 1),
+            recipe.Sweep(
+                recipe.Case("mlp", "digits", True),
+                "mul_add",
+                "fc2",
+                recipe.pairs([1, 2], [1, 2]),
+                1,
+                1,
+            ),
+        ),
+        (),
+        256,
+        100,
+    )
+    monkeypatch.setattr(recipe, "fast", lambda: small)
+    arguments = ["--fast", "--results", str(tmp_path), "--json", str(tmp_path / "found.json")]
+    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert result.exit_code == 0
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert {"config", "versions", "rows", "checks"} <= found.keys()
+    assert len(found["rows"]) == 11 * 2 + 4
+    assert {p.name for p in (tmp_path / "walking_noise-fast").glob("*.png")} >= {
+        "layers-mul.png", "binarization-mlp-digits-bn.png", "mixed.png",
+    }  # fmt: skip
+
+
+def test_a_sweep_that_does_not_exist_is_named():
+    result = CliRunner().invoke(app, ["--fast", "--only", "vgg"])
+    assert result.exit_code == 2
+    assert "mlp-digits-bn-add-global" in result.output
