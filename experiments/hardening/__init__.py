@@ -1,0 +1,1 @@
+"""What hardens networks against noise: quantization-aware training, noisy training, and both."""

@@ -1,0 +1,206 @@
+"""What is trained, for how long, and under which noise it is tested.
+
+Three sizes: `FAST` on the embedded digits, `DEFAULT` for two processor cores, `FULL` as the source
+trained (arXiv 2501.14531), which an accelerator runs with the same code. Every row of the results
+names its size.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+SCALES = (0.5, 1.0, 2.0, 3.0)
+"""Constant scales of activations (T2226: VGG-11's)."""
+RESNET_SCALES = (0.5, 1.0, 4.0, 8.0, 10.0)
+BITS = (8, 4)
+
+
+class Setting(NamedTuple):
+    """What differs between the trainings of one program.
+
+    Attributes:
+        sigma: Nominal noise level.
+        theta: Spread of the level over images (VANT); 0 for plain noisy training.
+        alpha: Calibration of its centre (VANT); 1 for plain noisy training.
+        scale: Constant scale of the activations, where they have one.
+    """
+
+    sigma: float = 0.0
+    theta: float = 0.0
+    alpha: float = 1.0
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class Family:
+    """Trainings that one compiled program runs.
+
+    Attributes:
+        method: What its curves are called.
+        network: "lenet5", "lenet5-bn" (with batch norm), "vgg11" or "resnet18".
+        settings: One training each, for every seed.
+        scaling: Of quantized activations: "none" (not quantized), "constant" or "dynamic".
+        bits: Bit width where quantized.
+        noisy: Whether noise is injected in training.
+        rho: Radius of adaptive SAM; 0 for none.
+        ramp: Share of the training during which the noise grows.
+        form: Distribution of varying levels, see `jaxeff.hardening.vant`.
+        rate: Learning rate; the size's if None.
+    """
+
+    method: str
+    network: str
+    settings: tuple[Setting, ...]
+    scaling: str = "none"
+    bits: int = 32
+    noisy: bool = False
+    rho: float = 0.0
+    ramp: float = 0.0
+    form: str = "half_normal"
+    rate: float | None = None
+
+    @property
+    def name(self) -> str:
+        """The family in one word."""
+        quantized = "" if self.scaling == "none" else f"-{self.bits}bit-{self.scaling}"
+        sharpness = f"-rho{self.rho:g}" if self.rho else ""
+        return f"{self.network}-{self.method}{quantized}{sharpness}"
+
+
+@dataclass(frozen=True)
+class Size:
+    """How long everything is trained, and how it is tested.
+
+    Attributes:
+        name: "fast", "default" or "full".
+        data: The data set.
+        images: Training images.
+        test_images: Images behind every point of a curve.
+        epochs: Passes over the training images (the source: 500).
+        batch_size: Images per update (the source: 128).
+        rate: Learning rate of Adam, which decays by a cosine.
+        decay: Weight decay, as a gradient of Adam's.
+        seeds: Trainings of each setting.
+        repeats: Draws of the noise per test image.
+        levels: Evaluation noise.
+    """
+
+    name: str
+    data: str
+    images: int
+    test_images: int
+    epochs: int
+    levels: tuple[float, ...]
+    batch_size: int = 128
+    rate: float = 1e-3
+    decay: float = 0.0
+    seeds: int = 1
+    repeats: int = 1
+
+    def as_dict(self) -> dict[str, Any]:
+        """The size as a record."""
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True)
+class Study:
+    """A size and what is trained at it."""
+
+    size: Size
+    families: tuple[Family, ...]
+
+
+RAMP = 0.7
+"""Share of a short training during which its noise grows."""
+
+
+def families(
+    network: str,
+    sigmas: tuple[float, ...],
+    scales: tuple[float, ...],
+    bits: tuple[int, ...] = BITS,
+    combined_bits: tuple[int, ...] = (4,),
+    combined_sigmas: tuple[float, ...] | None = None,
+    qat_rate: float | None = None,
+    **training: Any,
+) -> tuple[Family, ...]:
+    """Everything that is trained of one network.
+
+    Args:
+        network: Which.
+        sigmas: Levels of noisy training.
+        scales: Constant scales.
+        bits: Bit widths of the table.
+        combined_bits: Bit widths under noisy training.
+        combined_sigmas: Its levels; `sigmas` if None.
+        qat_rate: Learning rate of quantization-aware training.
+        **training: Further fields of the families.
+    """
+
+    def quantized(method: str, b: int, kind: str, *settings: Setting, **own: Any) -> Family:
+        return Family(method, network, settings, kind, b, **own)  # type: ignore[arg-type]
+
+    noise = tuple(Setting(sigma=s) for s in sigmas)
+    under = tuple(Setting(sigma=s) for s in combined_sigmas or sigmas)
+    by_scale = tuple(Setting(scale=s) for s in scales)
+    return (
+        Family("none", network, (Setting(),), **training),
+        Family("noise", network, noise, noisy=True, **training),
+        *(
+            quantized("qat", b, kind, *settings, **training | {"rate": qat_rate})
+            for b in bits
+            for kind, settings in (("dynamic", (Setting(),)), ("constant", by_scale))
+        ),
+        *(
+            quantized("qat+noise", b, kind, *under, noisy=True, **training)
+            for b in combined_bits
+            for kind in ("dynamic", "constant")
+        ),
+    )
+
+
+def levels(low: float, high: float, count: int, *trained: float) -> tuple[float, ...]:
+    """No noise, levels with even ratios, and those that networks are trained at."""
+    even = np.geomspace(low, high, count).round(4).tolist()
+    return tuple(sorted({0.0, *even, *trained}))
+
+
+def fast() -> Study:
+    """A minute or two."""
+    sigmas = (0.5, 1.0, 2.0, 4.0)
+    size = Size(
+        "fast", "digits", 1437, 360, 12, levels(0.05, 10.0, 7, *sigmas), batch_size=32, rate=2e-3
+    )
+    return Study(size, families("lenet5", sigmas, (1.0,), (4,), (), ramp=RAMP))
+
+
+def default() -> Study:
+    """What two processor cores train in about half an hour."""
+    sigmas = (0.3, 0.6, 1.2, 2.4, 4.8)
+    size = Size(
+        "default", "cifar-10", 20_000, 2000, 4, levels(0.03, 10.0, 11, *sigmas),
+        batch_size=32, rate=2e-3,
+    )  # fmt: skip
+    return Study(size, families("lenet5", sigmas, SCALES, combined_sigmas=sigmas[1:], ramp=RAMP))
+
+
+def full() -> Study:
+    """The source's configuration."""
+    sigmas = tuple(np.geomspace(0.1, 10.0, 13).round(3).tolist())
+    size = Size(
+        "full", "cifar-10", 50_000, 10_000, 500, levels(0.01, 10.0, 16, *sigmas),
+        seeds=3, repeats=5,
+    )  # fmt: skip
+    plan = (
+        *families("lenet5", sigmas, SCALES, combined_bits=BITS),
+        *families("vgg11", sigmas, SCALES, combined_bits=(), qat_rate=1e-4, ramp=0.25),
+        *families("resnet18", sigmas, RESNET_SCALES, combined_bits=BITS, qat_rate=1e-2, rate=1e-2),
+    )
+    return Study(size, plan)
+
+
+def choose(fast_size: bool, full_size: bool) -> Study:
+    """The study at one of the three sizes."""
+    return fast() if fast_size else full() if full_size else default()

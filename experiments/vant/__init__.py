@@ -1,0 +1,1 @@
+"""Variance-aware noisy training: networks for noise whose level isn't known beforehand."""

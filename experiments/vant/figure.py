@@ -1,0 +1,86 @@
+"""One picture: the methods compared, matched noise, and how VANT depends on its spread."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+
+from experiments.hardening.recipe import Size
+from experiments.hardening.training import Row
+from experiments.vant import judging
+from jaxeff.hardening import ALPHA
+from jaxeff.robustness.figures import draw_heatmap
+
+
+def draw(rows: Sequence[Row], size: Size, path: Path) -> Path:
+    """Draws the six panels of the source's two figures."""
+    figure, axes = plt.subplots(2, 3, figsize=(16, 8.5), layout="constrained")
+    (methods, noise, spread), (area, kept, levels) = axes
+    _methods(methods, rows, size)
+    best = judging.ideal(rows)
+    for sigma in sorted({row["sigma"] for row in judging.chosen(rows, method="noise")}):
+        curve = judging.curve(rows, method="noise", sigma=sigma)
+        noise.plot(size.levels, curve, ".-", label=f"trained at {sigma:g}")
+    noise.plot(size.levels, best, "k--", label="ideal: the best of them")
+    noise.set_title("noisy training", fontsize=10)
+    _spread(spread, rows, size)
+    for axis, name, title in (
+        (area, "rauc", "rAUC of VANT in percent"),
+        (kept, "preserved", "accuracy VANT preserves at its level, in percent"),
+    ):
+        table, ratios, sigmas = judging.heatmap(rows, name)
+        image = draw_heatmap(axis, table, ratios, sigmas)
+        figure.colorbar(image, ax=axis)
+        axis.set_title(f"{title}, α = {ALPHA:g}", fontsize=10)
+        axis.set_xlabel("σ of training")
+        axis.set_ylabel("θ / σ")
+    compared = judging.comparison(rows)
+    trained = [row["sigma"] for row in compared]
+    for name, label in (
+        ("rauc_noise", "noisy training"), ("rauc_vant", "VANT, θ = 0.4 σ"),
+        ("rauc_best", "VANT, best θ and α"),
+    ):  # fmt: skip
+        levels.plot(trained, [row[name] for row in compared], "o-", label=label)
+    levels.set_xlabel("σ of training")
+    levels.set_ylabel("rAUC")
+    levels.legend(fontsize=8)
+    for axis in (methods, noise, spread):
+        axis.set_xlabel("noise level σ at inference")
+        axis.set_ylabel("accuracy")
+        axis.legend(fontsize=8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+    return path
+
+
+def _methods(axis: Axes, rows: Sequence[Row], size: Size) -> None:
+    """The best network of every method, by rAUC."""
+    for method in dict.fromkeys(row["method"] for row in rows):
+        row = max(judging.chosen(rows, method=method), key=lambda row: row["rauc"])
+        axis.plot(size.levels, row["curve"], ".-", label=_name(row))
+    axis.set_title(f"{row['network']}, {size.data}: the best of each method", fontsize=10)
+
+
+def _spread(axis: Axes, rows: Sequence[Row], size: Size) -> None:
+    """VANT at the level in the middle, by theta."""
+    sigmas = sorted({row["sigma"] for row in judging.chosen(rows, method="vant")})
+    sigma = sigmas[len(sigmas) // 2]
+    standard = judging.curve(rows, method="noise", sigma=sigma)
+    axis.plot(size.levels, standard, "k.--", label="noisy training")
+    found = judging.chosen(rows, method="vant", sigma=sigma, seed=0)
+    for row in sorted(found, key=lambda row: (row["alpha"], row["theta"])):
+        axis.plot(size.levels, row["curve"], ".-", label=_name(row))
+    axis.set_title(f"VANT at σ = {sigma:g}", fontsize=10)
+
+
+def _name(row: Row) -> str:
+    settings = {
+        "noise": f"σ {row['sigma']:g}",
+        "qat": f"{row['bits']} bits",
+        "sam": f"ρ {row['rho']:g}",
+        "vant": f"σ {row['sigma']:g}, θ {row['theta']:g}, α {row['alpha']:g}",
+        "vant-normal": f"σ {row['sigma']:g}, θ {row['theta']:g}, α {row['alpha']:g}",
+    }.get(row["method"], "")
+    return f"{row['method']} {settings}".strip()

@@ -1,0 +1,108 @@
+"""The hardening studies: what they train, and what they conclude from curves they are given."""
+
+import numpy as np
+import pytest
+
+from experiments.hardening import figure, judging
+from experiments.hardening import recipe as hardening
+from experiments.hardening.source import TABLE
+from experiments.report import Report
+from experiments.vant import judging as vant_judging
+from experiments.vant import recipe as vant
+from jaxeff.hardening import ALPHA
+
+LEVELS = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0)
+SIZE = hardening.Size("fast", "digits", 100, 50, 1, LEVELS)
+
+
+def falls_at(mu, peak=0.9):
+    sigma = np.array(LEVELS)
+    return (0.1 + (peak - 0.1) / (1 + np.exp((sigma - mu) / (0.2 * mu)))).tolist()
+
+
+def row(method, curve, **fields):
+    plain = {
+        "network": "lenet5", "method": method, "scaling": "none", "bits": 32, "rho": 0.0,
+        **hardening.Setting()._asdict(), "seed": 0, "diverged": False, "size": "fast",
+    }  # fmt: skip
+    return {**plain, "peak": max(curve), "curve": curve, **fields}
+
+
+def test_full_size_is_the_sources():
+    families = hardening.full().families
+    trained = {
+        (f.network, f.bits, s.scale if f.scaling == "constant" else f.scaling)
+        for f in families
+        for s in f.settings
+        if f.method in ("none", "qat")
+    }
+    assert trained >= TABLE.keys()
+    assert hardening.full().size.epochs == 500
+    for study in (hardening.choose(False, False), hardening.choose(True, False)):
+        noisy = {s.sigma for f in study.families if f.noisy for s in f.settings}
+        assert noisy <= set(study.size.levels)
+    for study in (vant.choose(True, False), vant.choose(False, False), vant.choose(False, True)):
+        of = {f.method: {s.sigma for s in f.settings} for f in study.families}
+        assert of["vant"] <= of["noise"] <= set(study.size.levels)
+
+
+def test_midpoints_and_checks_follow_from_the_curves(tmp_path):
+    rows = [row("none", falls_at(0.2))]
+    for sigma in (0.5, 1.0, 2.0, 4.0):
+        # The network trained at a level does there what a midpoint of 1.5 asks for.
+        own = np.interp(sigma, LEVELS, falls_at(1.5))
+        rows.append(row("noise", [own] * len(LEVELS), sigma=sigma))
+    quantized = {"scaling": "dynamic", "bits": 4}
+    rows.append(row("qat", falls_at(0.15, 0.85), **quantized))
+    rows.append(row("qat", falls_at(0.4, 0.8), **quantized | {"scaling": "constant"}))
+    judging.add_midpoints(rows, LEVELS)
+    assert rows[0]["mu"] == pytest.approx(0.2, rel=0.05)
+    assert rows[1]["mu"] is None
+    assert rows[1]["message"]
+
+    matched = judging.matched_curves(rows, LEVELS)
+    assert [m["scaling"] for m in matched] == ["none"]
+    assert matched[0]["mu"] == pytest.approx(1.5, rel=0.1)
+
+    report = Report("hardening", {})
+    judging.check(report, rows, matched)
+    assert len(report.checks) == 4
+    assert all(check["passed"] for check in report.checks)
+    rows[0]["mu"] = 0.5
+    report = Report("hardening", {})
+    judging.check(report, rows, matched)
+    assert [check["passed"] for check in report.checks] == [False, True, True, True]
+
+    table = judging.quantization_table(rows)
+    assert [line["scaling"] for line in table] == ["none", "dynamic", 1.0]
+    assert figure.draw(rows, matched, SIZE, tmp_path / "figure.png").exists()
+
+
+def test_vant_is_judged_against_the_envelope():
+    narrow = [0.9, 0.9, 0.8, 0.3, 0.1, 0.1, 0.1]
+    wide = [0.5, 0.5, 0.5, 0.5, 0.5, 0.4, 0.2]
+    varied = [0.8, 0.8, 0.8, 0.6, 0.5, 0.3, 0.1]
+    rows = [
+        row("noise", narrow, sigma=0.2), row("noise", wide, sigma=2.0),
+        row("vant", varied, sigma=0.2, theta=0.08, alpha=ALPHA),
+        row("qat", narrow, bits=4), row("sam", narrow, rho=0.5),
+    ]  # fmt: skip
+    np.testing.assert_allclose(vant_judging.ideal(rows), np.maximum(narrow, wide), rtol=1e-6)
+    vant_judging.add_robustness(rows, LEVELS)
+    area = np.trapezoid(varied, LEVELS) / np.trapezoid(np.maximum(narrow, wide), LEVELS)
+    assert rows[2]["rauc"] == pytest.approx(area, rel=1e-5)
+    assert rows[2]["preserved"] == pytest.approx(1.0)
+    table, ratios, sigmas = vant_judging.heatmap(rows, "rauc")
+    assert (ratios, sigmas) == ([0.4], [0.2])
+    assert table[0, 0] == rows[2]["rauc"]
+
+    report = Report("vant", {})
+    vant_judging.check(report, rows, SIZE)
+    assert len(report.checks) == 5
+    assert all(check["passed"] for check in report.checks)
+    rows[2]["curve"] = narrow
+    vant_judging.add_robustness(rows, LEVELS)
+    report = Report("vant", {})
+    vant_judging.check(report, rows, SIZE)
+    # No better than noisy training, which is what the check is about.
+    assert [check["passed"] for check in report.checks] == [True, True, False, True, True]
