@@ -10,8 +10,9 @@ proposes two (T5154-5160), which it doesn't try. Measured here, for networks tra
 3. the same along with the weights, in one training from scratch;
 4. for comparison, noise that walks at evaluation only;
 
-and Spearman's correlation of each with the midpoints of walking noise. Those are trained here, or
-read from the JSON of `experiments.walking_noise`. Killed, a run goes on where it was.
+and Spearman's correlation of each with the midpoints of walking noise. Those are read from the JSON
+of `experiments.walking_noise`, or trained here: the same sweeps, which that study finds finished in
+the same results folder, and the other way round. Killed, a run goes on where it was.
 """
 
 from pathlib import Path
@@ -25,6 +26,7 @@ from experiments.kept import Kept
 from experiments.report import Report, make_console, show_rows
 from experiments.sensitivity import figure, judging, measures, recipe, reference
 from experiments.walking_noise import network
+from experiments.walking_noise.recipe import Sweep
 from jaxeff.keys import fast_key
 
 COLUMNS = ("case", "measure", "spearman", "p_value", "slots", "between_seeds", "most_sensitive",
@@ -91,7 +93,7 @@ def main(
 
 def measure(
     key: jax.Array,
-    problem: recipe.Problem,
+    problem: Sweep,
     settings: recipe.Settings,
     walking: Path | None,
     folder: Path,
@@ -103,13 +105,14 @@ def measure(
     images = network.load(case, settings.training)
     net = network.build(case, images.train[0].shape[1:])
     rows = reference.read(walking, problem, net) if walking else []
-    task = [case.name, problem.epochs, problem.seeds, problem.levels.tolist(), settings.images]
+    images_used = settings.training.images
+    task = [problem.name, problem.epochs, problem.seeds, problem.levels.tolist(), images_used]
     if not rows:
-        if [*task, "walking"] not in kept:
-            kept.add(
-                [*task, "walking"], reference.walk(key, problem, net, images, settings, folder)
-            )
-        rows = kept[[*task, "walking"]]
+        walk = [*task, "walking"]
+        if walk not in kept:
+            shared = folder.parent / folder.name.replace("sensitivity", "walking_noise")
+            kept.add(walk, reference.walk(key, problem, net, images, settings, shared))
+        rows = kept[walk]
     console.print(f"{case.name}: walking noise in {len(net.slots)} slots")
     clean = reference.train_clean(key, problem, net, images, settings, folder)
     for i in range(settings.seeds):

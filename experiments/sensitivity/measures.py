@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from experiments.sensitivity.recipe import KL_LEVELS, Problem, Settings
+from experiments.sensitivity.recipe import KL_LEVELS, Settings
 from experiments.walking_noise.findings import CHANCE
 from experiments.walking_noise.network import Images, Network
+from experiments.walking_noise.recipe import Sweep
 from jaxeff.noise import Additive, walking
 from jaxeff.robustness import (
     Budget,
@@ -83,7 +84,7 @@ def budget_of_trained(
 def budget_in_training(
     key: jax.Array,
     network: Network,
-    problem: Problem,
+    problem: Sweep,
     images: Images,
     settings: Settings,
     level: float,
@@ -103,7 +104,7 @@ def measure_all(
     key: jax.Array,
     network: Network,
     model: Model,
-    problem: Problem,
+    problem: Sweep,
     images: Images,
     settings: Settings,
 ) -> list[Row]:

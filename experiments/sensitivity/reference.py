@@ -13,10 +13,11 @@ import optax
 import typer
 
 from experiments.sensitivity.measures import Row, midpoint_level, updates_per_epoch
-from experiments.sensitivity.recipe import Problem, Settings
+from experiments.sensitivity.recipe import Settings
 from experiments.walking_noise import training
 from experiments.walking_noise.findings import CHANCE, Curve, accuracies
 from experiments.walking_noise.network import Images, Network
+from experiments.walking_noise.recipe import Sweep
 from jaxeff.robustness import fit_midpoint
 from jaxeff.training import SweepResult, cross_entropy, sweep
 
@@ -25,7 +26,7 @@ WALKING = "walking noise"
 
 def walk(
     key: jax.Array,
-    problem: Problem,
+    problem: Sweep,
     network: Network,
     images: Images,
     settings: Settings,
@@ -36,7 +37,7 @@ def walk(
     A training that diverges counts as one that has learned nothing.
     """
     begin = time.perf_counter()
-    trained, _ = training.run(key, problem.sweep, network, images, settings.training, folder)
+    trained, _ = training.run(key, problem, network, images, settings.training, folder)
     seconds = time.perf_counter() - begin
     trainings = len(network.slots) * len(problem.levels) * problem.seeds
     updates = trainings * problem.epochs * updates_per_epoch(images, settings)
@@ -56,7 +57,7 @@ def walk(
     return rows
 
 
-def read(path: Path, problem: Problem, network: Network) -> list[Row]:
+def read(path: Path, problem: Sweep, network: Network) -> list[Row]:
     """Midpoints that the walking-noise study left in its JSON; none if it hasn't this problem.
 
     Raises:
@@ -94,7 +95,7 @@ def _recorded(fit: Any) -> float:
 
 def train_clean(
     key: jax.Array,
-    problem: Problem,
+    problem: Sweep,
     network: Network,
     images: Images,
     settings: Settings,
