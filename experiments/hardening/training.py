@@ -18,7 +18,7 @@ from jaxeff.training import cross_entropy, sweep
 Row = dict[str, Any]
 BATCH = 500
 """Test images evaluated at once."""
-ACCELERATOR_CHUNK = 32
+ACCELERATOR_CHUNKS = {"lenet5": 64, "lenet5-bn": 64, "vgg11": 4, "resnet18": 16}
 """Networks trained at once there; on a processor one, since vmapped convolutions are slow."""
 
 
@@ -74,7 +74,7 @@ def run(key: jax.Array, family: Family, images: Images, size: Size, folder: Path
         epochs=size.epochs,
         batch_size=size.batch_size,
         seeds=size.seeds,
-        chunk=1 if jax.default_backend() == "cpu" else ACCELERATOR_CHUNK,
+        chunk=1 if jax.default_backend() == "cpu" else ACCELERATOR_CHUNKS[family.network],
         checkpoint=folder / family.name,
         identity={
             "family": family.name, "rate": rate, "decay": size.decay, "ramp": family.ramp,
