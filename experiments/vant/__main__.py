@@ -30,6 +30,7 @@ DIFFERENCES = (
     "the source trains ResNet-18 for 400 epochs; `config` and the rows say what was run here",
     "noise grows during the first part of every noisy training (the source's: a quarter of it)",
     "the spread is given relative to the level, where the source's heatmaps have absolute ones",
+    "the ideal is interpolated between the levels that were trained at",
     "a dynamic scale (QAT) is a moving average over batches that stays fixed at evaluation",
 )
 COLUMNS = (
@@ -76,7 +77,7 @@ def main(
     comparison = judging.comparison(rows)
     report.extra = {
         "curves": [row["curve"] for row in rows],  # in the order of rows, over config's levels
-        "ideal": judging.ideal(rows),
+        "ideal": judging.ideal(rows, size.levels),
         "tables": {"comparison": comparison},
         "differences": list(DIFFERENCES),
     }

@@ -18,11 +18,11 @@ def draw(rows: Sequence[Row], size: Size, path: Path) -> Path:
     figure, axes = plt.subplots(2, 3, figsize=(16, 8.5), layout="constrained")
     (methods, noise, spread), (area, kept, levels) = axes
     _methods(methods, rows, size)
-    best = judging.ideal(rows)
+    best = judging.ideal(rows, size.levels)
     for sigma in sorted({row["sigma"] for row in judging.chosen(rows, method="noise")}):
         curve = judging.curve(rows, method="noise", sigma=sigma)
         noise.plot(size.levels, curve, ".-", label=f"trained at {sigma:g}")
-    noise.plot(size.levels, best, "k--", label="ideal: the best of them")
+    noise.plot(size.levels, best, "k--", label="ideal: noise that matches")
     noise.set_title("noisy training", fontsize=10)
     _spread(spread, rows, size)
     for axis, name, title in (

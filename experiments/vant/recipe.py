@@ -78,9 +78,9 @@ def families(
 def fast() -> Study:
     """A minute or two."""
     network = "lenet5-bn"
-    size = Size("fast", "digits", 1437, 360, 8, (0.1, 0.5, 1.0, 2.0), 32, rate=2e-3)
+    size = Size("fast", "digits", 1437, 360, 8, (0.1, 0.3, 0.6, 1.0), 32, rate=2e-3)
     plan = families(
-        network, (0.5, 1.0, 2.0), (0.5, 2.0), (THETA_PER_SIGMA,), (), (0.5,), (0.5,), (4,),
+        network, (0.3, 0.6, 1.0), (0.3, 1.0), (THETA_PER_SIGMA,), (), (0.3,), (0.5,), (4,),
         ramp=SHORT_RAMP,
     )  # fmt: skip
     return Study(size, network, plan)
