@@ -104,25 +104,24 @@ def measure(
     case = problem.case
     images = network.load(case, settings.training)
     net = network.build(case, images.train[0].shape[1:])
+    subject = measures.Subject(problem, net, images, settings, folder)
     rows = reference.read(walking, problem, net) if walking else []
-    images_used = settings.training.images
-    task = [problem.name, problem.epochs, problem.seeds, problem.levels.tolist(), images_used]
+    number = settings.training.images
+    task = [problem.name, problem.epochs, problem.seeds, problem.levels.tolist(), number]
     if not rows:
         walk = [*task, "walking"]
         if walk not in kept:
             shared = folder.parent / folder.name.replace("sensitivity", "walking_noise")
-            kept.add(walk, reference.walk(key, problem, net, images, settings, shared))
+            kept.add(walk, reference.walk(key, subject, shared))
         rows = kept[walk]
     console.print(f"{case.name}: walking noise in {len(net.slots)} slots")
-    clean = reference.train_clean(key, problem, net, images, settings, folder)
+    clean = reference.train_clean(key, subject)
     for i in range(settings.seeds):
         sizes = [settings.inputs, settings.draws, settings.budget_epochs, measures.BUDGET]
         part = [*task, *sizes, i]
         if part not in kept:
             model = measures.take((clean.params, clean.state or {}), i)
-            own = jax.random.fold_in(key, i)
-            found = measures.measure_all(own, net, model, problem, images, settings)
-            kept.add(part, [{**row, "seed": i} for row in found])
+            kept.add(part, measures.measure_all(jax.random.fold_in(key, i), subject, model, i))
         rows = rows + kept[part]
         console.print(f"{case.name}: cheap measures of network {i + 1} of {settings.seeds}")
     return rows

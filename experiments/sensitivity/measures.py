@@ -3,6 +3,8 @@
 import functools
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,7 +18,6 @@ from experiments.walking_noise.network import Images, Network
 from experiments.walking_noise.recipe import Sweep
 from jaxeff.noise import Additive, walking
 from jaxeff.robustness import (
-    Budget,
     Midpoint,
     fit_midpoint,
     kl_sensitivity,
@@ -33,6 +34,30 @@ Row = dict[str, Any]
 Model = tuple[Any, Any]  # parameters and state of a network trained without noise
 
 
+@dataclass(frozen=True)
+class Subject:
+    """What is measured.
+
+    Attributes:
+        problem: The network and its walking noise.
+        network: The network as functions.
+        images: Its data.
+        settings: The study's size.
+        folder: Where trainings are kept.
+    """
+
+    problem: Sweep
+    network: Network
+    images: Images
+    settings: Settings
+    folder: Path
+
+    @property
+    def updates_per_epoch(self) -> int:
+        """Gradient steps that an epoch takes."""
+        return len(self.images.train[1]) // self.settings.training.batch_size
+
+
 def midpoint_level(midpoint: Midpoint) -> float:
     """The midpoint for a ranking: infinite beyond the levels, 0 below them, NaN if unknown."""
     if midpoint.found:
@@ -41,106 +66,89 @@ def midpoint_level(midpoint: Midpoint) -> float:
     return high if np.isinf(high) else low if low == 0 else np.nan
 
 
-def divergence(
-    key: jax.Array, network: Network, model: Model, images: Images, settings: Settings
-) -> np.ndarray:
+def divergence(key: jax.Array, subject: Subject, model: Model) -> np.ndarray:
     """The level at which a slot's noise moves the predictions by one bit."""
+    net, settings = subject.network, subject.settings
     params, state = model
-    x = jnp.asarray(images.train[0][: settings.inputs])
+    x = jnp.asarray(subject.images.train[0][: settings.inputs])
     levels, draws = jnp.asarray(KL_LEVELS), settings.draws
     found = kl_sensitivity(
-        key, network.evaluate, params, x, network.slots, levels, draws=draws, state=state
+        key, net.evaluate, params, x, net.slots, levels, draws=draws, state=state
     )
     return tolerated_level(found)
 
 
-def evaluated(
-    key: jax.Array, network: Network, model: Model, images: Images, settings: Settings
-) -> np.ndarray:
+def evaluated(key: jax.Array, subject: Subject, model: Model) -> np.ndarray:
     """Midpoints under noise that walks at evaluation only: the same sweep without its trainings."""
+    net = subject.network
     params, state = model
-    specs, _ = walking(network.slots, KL_LEVELS, Additive)
-    test = jax.tree.map(lambda leaf: leaf[: settings.inputs], images.test)
-    found = noisy_accuracy(key, network.evaluate, params, specs, test, repeats=1, state=state)
-    curves = np.asarray(found[0]).reshape(len(network.slots), len(KL_LEVELS))
+    specs, _ = walking(net.slots, KL_LEVELS, Additive)
+    test = jax.tree.map(lambda leaf: leaf[: subject.settings.inputs], subject.images.test)
+    found = noisy_accuracy(key, net.evaluate, params, specs, test, repeats=1, state=state)
+    curves = np.asarray(found[0]).reshape(len(net.slots), len(KL_LEVELS))
     fits = [fit_midpoint(KL_LEVELS, c, chance=CHANCE, scale="log") for c in curves]
     return np.array([midpoint_level(fit) for fit in fits])
 
 
 def budget_of_trained(
-    key: jax.Array,
-    network: Network,
-    model: Model,
-    images: Images,
-    settings: Settings,
-    level: float,
+    key: jax.Array, subject: Subject, model: Model, level: float, checkpoint: Path
 ) -> np.ndarray:
     """Levels of a budget that is spread while the weights stay as they are."""
-    epochs = settings.budget_epochs
-    budget = _learn(key, network.evaluate, model, network, images, settings, level, epochs, None)
-    return np.array([*budget.levels.values()])
+    epochs = subject.settings.budget_epochs
+    return _learn(key, subject, subject.network.evaluate, model, level, checkpoint, epochs)
 
 
 def budget_in_training(
-    key: jax.Array,
-    network: Network,
-    problem: Sweep,
-    images: Images,
-    settings: Settings,
-    level: float,
+    key: jax.Array, subject: Subject, level: float, checkpoint: Path
 ) -> np.ndarray:
     """Levels of a budget that is spread in one training from scratch, along with the weights."""
-    shared = settings.training
-    steps = problem.epochs * updates_per_epoch(images, settings)
-    adam = optax.adam(optax.cosine_decay_schedule(shared.learning_rate, steps))
-    start = network.init(jax.random.fold_in(key, 0))
-    budget = _learn(
-        key, network.train, start, network, images, settings, level, problem.epochs, adam
-    )
-    return np.array([*budget.levels.values()])
+    epochs, net = subject.problem.epochs, subject.network
+    steps = epochs * subject.updates_per_epoch
+    rate = subject.settings.training.learning_rate
+    adam = optax.adam(optax.cosine_decay_schedule(rate, steps))
+    start = net.init(jax.random.fold_in(key, 0))
+    return _learn(key, subject, net.train, start, level, checkpoint, epochs, adam)
 
 
-def measure_all(
-    key: jax.Array,
-    network: Network,
-    model: Model,
-    problem: Sweep,
-    images: Images,
-    settings: Settings,
-) -> list[Row]:
-    """Every measure of one trained network, slot by slot, with the time each took."""
-    shared = (key, network, model, images, settings)
+def measure_all(key: jax.Array, subject: Subject, model: Model, seed: int) -> list[Row]:
+    """Every measure of one trained network, slot by slot, with the time each took.
+
+    Args:
+        key: Of the noise, the mini-batches and the initial weights of the joint training.
+        subject: What is measured.
+        model: The network trained without noise.
+        seed: Which one it is.
+    """
     rows: list[Row] = []
 
     def timed(measure: str, run: Callable[[], np.ndarray], epochs: int = 0) -> np.ndarray:
-        updates = epochs * updates_per_epoch(images, settings)
         begin = time.perf_counter()
         levels = run()
-        seconds = time.perf_counter() - begin
-        for site, level in zip(network.slots, levels.tolist(), strict=True):
-            row = {"measure": measure, "site": site, "level": level}
-            rows.append({**row, "seconds": seconds, "updates": updates})
+        cost = {
+            "seconds": time.perf_counter() - begin,
+            "updates": epochs * subject.updates_per_epoch,
+        }
+        for site, level in zip(subject.network.slots, levels.tolist(), strict=True):
+            rows.append({"measure": measure, "site": site, "level": level, "seed": seed, **cost})
         return levels
 
-    tolerated = timed("divergence", lambda: divergence(*shared))
-    timed("walking at evaluation", lambda: evaluated(*shared))
+    def kept(name: str) -> Path:
+        return subject.folder / f"{subject.problem.case.name}-{name}-{seed}.safetensors"
+
+    tolerated = timed("divergence", lambda: divergence(key, subject, model))
+    timed("walking at evaluation", lambda: evaluated(key, subject, model))
     level = total_level(tolerated)
     timed(
         "budget, trained net",
-        lambda: budget_of_trained(*shared, level),
-        settings.budget_epochs,
+        lambda: budget_of_trained(key, subject, model, level, kept("budget")),
+        subject.settings.budget_epochs,
     )
     timed(
         "budget, in training",
-        lambda: budget_in_training(key, network, problem, images, settings, level),
-        problem.epochs,
+        lambda: budget_in_training(key, subject, level, kept("budget-in-training")),
+        subject.problem.epochs,
     )
     return rows
-
-
-def updates_per_epoch(images: Images, settings: Settings) -> int:
-    """Gradient steps that an epoch takes."""
-    return len(images.train[1]) // settings.training.batch_size
 
 
 def total_level(tolerated: np.ndarray) -> float:
@@ -155,33 +163,33 @@ def total_level(tolerated: np.ndarray) -> float:
 
 def _learn(
     key: jax.Array,
+    subject: Subject,
     f: Callable[..., Any],
     start: Model,
-    network: Network,
-    images: Images,
-    settings: Settings,
     level: float,
+    checkpoint: Path,
     epochs: int,
-    optimizer: optax.GradientTransformation | None,
-) -> Budget:
-    steps = epochs * updates_per_epoch(images, settings)
+    optimizer: optax.GradientTransformation | None = None,
+) -> np.ndarray:
+    steps = epochs * subject.updates_per_epoch
     # Weights that start from scratch have to settle before levels can follow them.
     rate = optax.warmup_cosine_decay_schedule(0.0, 0.05, steps // 2, steps)
     params, state = start
-    return learn_budget(
+    budget = learn_budget(
         key,
         f,
         params,
-        images.train,
-        network.slots,
+        subject.images.train,
+        subject.network.slots,
         level,
         epochs=epochs,
-        batch_size=settings.training.batch_size,
+        batch_size=subject.settings.training.batch_size,
         optimizer=optimizer,
         budget_optimizer=optax.adam(rate),
         state=state,
-        progress=False,
+        checkpoint=checkpoint,
     )
+    return np.array([*budget.levels.values()])
 
 
 def take(models: Any, seed: int) -> Any:

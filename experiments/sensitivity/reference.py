@@ -12,11 +12,10 @@ import numpy as np
 import optax
 import typer
 
-from experiments.sensitivity.measures import Row, midpoint_level, updates_per_epoch
-from experiments.sensitivity.recipe import Settings
+from experiments.sensitivity.measures import Row, Subject, midpoint_level
 from experiments.walking_noise import training
 from experiments.walking_noise.findings import CHANCE, Curve, accuracies
-from experiments.walking_noise.network import Images, Network
+from experiments.walking_noise.network import Network
 from experiments.walking_noise.recipe import Sweep
 from jaxeff.robustness import fit_midpoint
 from jaxeff.training import SweepResult, cross_entropy, sweep
@@ -24,23 +23,18 @@ from jaxeff.training import SweepResult, cross_entropy, sweep
 WALKING = "walking noise"
 
 
-def walk(
-    key: jax.Array,
-    problem: Sweep,
-    network: Network,
-    images: Images,
-    settings: Settings,
-    folder: Path,
-) -> list[Row]:
+def walk(key: jax.Array, subject: Subject, folder: Path) -> list[Row]:
     """Trains with noise in one slot at a time; a midpoint per slot and seed, and one of all seeds.
 
     A training that diverges counts as one that has learned nothing.
     """
+    problem, network = subject.problem, subject.network
     begin = time.perf_counter()
-    trained, _ = training.run(key, problem, network, images, settings.training, folder)
+    shared = subject.settings.training
+    trained, _ = training.run(key, problem, network, subject.images, shared, folder)
     seconds = time.perf_counter() - begin
     trainings = len(network.slots) * len(problem.levels) * problem.seeds
-    updates = trainings * problem.epochs * updates_per_epoch(images, settings)
+    updates = trainings * problem.epochs * subject.updates_per_epoch
     rows = []
     for site in network.slots:
         levels, table = accuracies(trained, Curve(problem.case.name, "add", "layers", site))
@@ -93,29 +87,22 @@ def _recorded(fit: Any) -> float:
     return math.nan if low is None else math.inf if high is None else 0.0 if low == 0 else math.nan
 
 
-def train_clean(
-    key: jax.Array,
-    problem: Sweep,
-    network: Network,
-    images: Images,
-    settings: Settings,
-    folder: Path,
-) -> SweepResult:
+def train_clean(key: jax.Array, subject: Subject) -> SweepResult:
     """Networks trained without noise, one per seed, for the cheap measures."""
-    shared = settings.training
-    steps = problem.epochs * updates_per_epoch(images, settings)
+    problem, network, shared = subject.problem, subject.network, subject.settings.training
+    steps = problem.epochs * subject.updates_per_epoch
     return sweep(
         key,
         lambda _: cross_entropy(network.train, mutable=True),
         network.init,
         {"none": jnp.zeros(1)},
-        images.train,
+        subject.images.train,
         optimizer=optax.adam(optax.cosine_decay_schedule(shared.learning_rate, steps)),
         epochs=problem.epochs,
         batch_size=shared.batch_size,
-        seeds=settings.seeds,
+        seeds=subject.settings.seeds,
         chunk=training.CHUNKS[problem.case.network],
         keep=True,
-        checkpoint=folder / f"{problem.case.name}-clean",
+        checkpoint=subject.folder / f"{problem.case.name}-clean",
         identity={"sweep": "clean", "learning_rate": shared.learning_rate},
     )
