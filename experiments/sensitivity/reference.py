@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 import typer
 
 from experiments.sensitivity.measures import Row, Subject, midpoint_level
@@ -18,7 +16,7 @@ from experiments.walking_noise.findings import CHANCE, Curve, accuracies
 from experiments.walking_noise.network import Network
 from experiments.walking_noise.recipe import Sweep
 from jaxeff.robustness import fit_midpoint
-from jaxeff.training import SweepResult, cross_entropy, sweep
+from jaxeff.training import SweepResult
 
 WALKING = "walking noise"
 
@@ -89,20 +87,14 @@ def _recorded(fit: Any) -> float:
 
 def train_clean(key: jax.Array, subject: Subject) -> SweepResult:
     """Networks trained without noise, one per seed, for the cheap measures."""
-    problem, network, shared = subject.problem, subject.network, subject.settings.training
-    steps = problem.epochs * subject.updates_per_epoch
-    return sweep(
+    problem, settings = subject.problem, subject.settings
+    return training.train_clean(
         key,
-        lambda _: cross_entropy(network.train, mutable=True),
-        network.init,
-        {"none": jnp.zeros(1)},
-        subject.images.train,
-        optimizer=optax.adam(optax.cosine_decay_schedule(shared.learning_rate, steps)),
+        problem.case,
+        subject.network,
+        subject.images,
+        settings.training,
+        subject.folder,
         epochs=problem.epochs,
-        batch_size=shared.batch_size,
-        seeds=subject.settings.seeds,
-        chunk=training.CHUNKS[problem.case.network],
-        keep=True,
-        checkpoint=subject.folder / f"{problem.case.name}-clean",
-        identity={"sweep": "clean", "learning_rate": shared.learning_rate},
+        seeds=settings.seeds,
     )

@@ -8,15 +8,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from experiments.walking_noise.findings import CHANCE
 from experiments.walking_noise.network import Images, Network
 from experiments.walking_noise.recipe import Repetition, Settings
-from experiments.walking_noise.training import CHUNKS
+from experiments.walking_noise.training import train_clean
 from jaxeff.noise import Additive, Repeated, walking
 from jaxeff.robustness import allocate_repetitions, fit_midpoint, noisy_accuracy
-from jaxeff.training import cross_entropy, sweep
 
 LEVELS = np.logspace(-2, 3, 21)
 """Noise levels that find each slot's midpoint in a network trained without noise."""
@@ -41,21 +39,8 @@ def run(
     Two guided lists are tested: the source's, and one of our own, from the midpoints of the same
     networks with noise in one slot at a time.
     """
-    steps = row.epochs * (len(images.train[1]) // settings.batch_size)
-    trained = sweep(
-        key,
-        lambda _: cross_entropy(network.train, mutable=True),
-        network.init,
-        {"none": jnp.zeros(1)},
-        images.train,
-        optimizer=optax.adam(optax.cosine_decay_schedule(settings.learning_rate, steps)),
-        epochs=row.epochs,
-        batch_size=settings.batch_size,
-        seeds=row.seeds,
-        chunk=CHUNKS[row.case.network],
-        keep=True,
-        checkpoint=folder / f"{row.case.name}-clean",
-        identity={"sweep": "clean", "learning_rate": settings.learning_rate},
+    trained = train_clean(
+        key, row.case, network, images, settings, folder, epochs=row.epochs, seeds=row.seeds
     )
     test_key = jax.random.fold_in(key, 2)
 

@@ -10,7 +10,7 @@ import optax
 
 import jaxeff
 from experiments.walking_noise.network import Images, Network
-from experiments.walking_noise.recipe import Settings, Sweep
+from experiments.walking_noise.recipe import Case, Settings, Sweep
 from jaxeff.noise import Additive, Mixed, Multiplicative, walking
 from jaxeff.robustness import noisy_accuracy, weight_rms
 from jaxeff.training import SweepResult, cross_entropy, sweep
@@ -81,6 +81,36 @@ def run(
         for i, label in enumerate(labels)
     ]  # fmt: skip
     return rows, result
+
+
+def train_clean(
+    key: jax.Array,
+    case: Case,
+    network: Network,
+    images: Images,
+    settings: Settings,
+    folder: Path,
+    *,
+    epochs: int,
+    seeds: int,
+) -> SweepResult:
+    """Networks trained without noise, one per seed; the axis of settings has one entry."""
+    steps = epochs * (len(images.train[1]) // settings.batch_size)
+    return sweep(
+        key,
+        lambda _: cross_entropy(network.train, mutable=True),
+        network.init,
+        {"none": jnp.zeros(1)},
+        images.train,
+        optimizer=optax.adam(optax.cosine_decay_schedule(settings.learning_rate, steps)),
+        epochs=epochs,
+        batch_size=settings.batch_size,
+        seeds=seeds,
+        chunk=CHUNKS[case.network],
+        keep=True,
+        checkpoint=folder / f"{case.name}-clean",
+        identity={"sweep": "clean", "learning_rate": settings.learning_rate},
+    )
 
 
 def specs(plan: Sweep, network: Network) -> tuple[Any, list[Row]]:
