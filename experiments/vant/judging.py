@@ -98,6 +98,14 @@ def check(report: Report, rows: Sequence[Row], size: Size) -> None:
             "all levels", f"{accuracy[sigma]:.3f}, best {accuracy[best]:.3f} (trained at {best:g})",
             best == sigma,
         )  # fmt: skip
+    highest = {
+        s: size.levels[int(curve(rows, method="noise", sigma=s).argmax())] for s in sigmas
+    }  # fmt: skip
+    report.check(
+        "the noise under which a network is the best it can be is that of its training",
+        "precisely", ", ".join(f"{s:g}: {at:g}" for s, at in highest.items()),
+        all(s == at for s, at in highest.items()),
+    )  # fmt: skip
     for row in comparison(rows):
         report.check(
             f"VANT's rAUC exceeds noisy training's at {row['sigma']:g} (theta by the rule)",
