@@ -8,8 +8,8 @@
     jaxeff.photonic(f, {"avg_pool*": ChaoticLight(0.5)})  # g(key, params, x)
 
 Settings and everything else live in the rooms: `jaxeff.noise`, `jaxeff.compression`,
-`jaxeff.hardening`, `jaxeff.bayes`, `jaxeff.uncertainty`, `jaxeff.data`, `jaxeff.nn`,
-`jaxeff.training`.
+`jaxeff.robustness`, `jaxeff.hardening`, `jaxeff.bayes`, `jaxeff.uncertainty`, `jaxeff.data`,
+`jaxeff.nn`, `jaxeff.training`.
 
 Sharp edge: `jaxeff.moments`, `jaxeff.photonic` and `jaxeff.functional` are functions that share
 their name with the room they come from; import from such a room by its path

@@ -10,9 +10,10 @@ proposes two (T5154-5160), which it doesn't try. Measured here, for networks tra
 3. the same along with the weights, in one training from scratch;
 4. for comparison, noise that walks at evaluation only;
 
-and Spearman's correlation of each with the midpoints of walking noise. Those are read from the JSON
-of `experiments.walking_noise`, or trained here: the same sweeps, which that study finds finished in
-the same results folder, and the other way round. Killed, a run goes on where it was.
+and Spearman's correlation of each with the midpoints of walking noise, and with (4), which sees the
+same trained network: the difference is what networks learn from noise. Walking noise is read from
+the JSON of `experiments.walking_noise`, or trained here: the same sweeps, which that study finds
+finished in the same results folder, and the other way round. Killed, a run goes on where it was.
 """
 
 from pathlib import Path
@@ -29,8 +30,10 @@ from experiments.walking_noise import network
 from experiments.walking_noise.recipe import Sweep
 from jaxeff.keys import fast_key
 
-COLUMNS = ("case", "measure", "spearman", "p_value", "slots", "between_seeds", "most_sensitive",
-           "updates", "seconds")  # fmt: skip
+COLUMNS = (
+    "case", "measure", "spearman", "spearman_evaluation", "between_seeds", "most_sensitive",
+    "updates", "seconds",
+)  # fmt: skip
 DIFFERENCES = [
     "The source proposes the measures without trying them: there is no number to compare with.",
     "Except at full size, networks are trained for fewer epochs, levels and seeds than the "

@@ -53,7 +53,7 @@ def _levels(axis: Axes, rows: Sequence[Row], case: str) -> None:
     axis.set_yscale("log")
     axis.set_xticks(place, sites, rotation=45, ha="right", fontsize=8)
     axis.set_ylabel("noise level σ")
-    axis.legend(fontsize=7)
+    axis.legend(fontsize=7, framealpha=0.5)
 
 
 def _ranks(axis: Axes, rows: Sequence[Row], case: str) -> None:
@@ -69,4 +69,4 @@ def _ranks(axis: Axes, rows: Sequence[Row], case: str) -> None:
     axis.plot([1, len(walking)], [1, len(walking)], color="gray", lw=0.7)
     axis.set_xlabel("rank by walking noise (1: most sensitive)")
     axis.set_ylabel("rank by the cheap measure")
-    axis.legend(fontsize=7)
+    axis.legend(fontsize=7, framealpha=0.5)

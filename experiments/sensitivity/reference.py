@@ -27,7 +27,8 @@ def walk(key: jax.Array, subject: Subject, folder: Path) -> list[Row]:
     A training that diverges counts as one that has learned nothing.
     """
     problem, network = subject.problem, subject.network
-    begin = time.perf_counter()
+    # What another run has begun takes no meaningful time.
+    begin = math.nan if (folder / problem.name).exists() else time.perf_counter()
     shared = subject.settings.training
     trained, _ = training.run(key, problem, network, subject.images, shared, folder)
     seconds = time.perf_counter() - begin
