@@ -33,8 +33,8 @@ from jaxeff.keys import fast_key
 
 MIDPOINTS = ("case", "kind", "where", "site", "mu", "mu_std", "bracket_low", "bracket_high")
 BINARIZATION = (
-    "case", "site", "level", "kept", "separability", "separability_clean", "high_peak_over_sigma",
-    "accuracy", "accuracy_binarized",
+    "case", "site", "level", "kept", "valley", "valley_least_noise", "low_peak", "high_peak",
+    "zero", "accuracy", "accuracy_binarized",
 )  # fmt: skip
 REPETITION = (
     "case", "sigma", "clean", "uniform", "guided", "guided_by_source", "source_uniform",
@@ -77,7 +77,8 @@ def main(
     folder = results / name
 
     rows: list[dict[str, Any]] = []
-    looks = []
+    looks: list[mechanisms.Binarization] = []
+    binarized: list[dict[str, Any]] = []
     cases = list(dict.fromkeys([s.case for s in wanted] + [r.case for r in tables]))
     repeated = []
     for case in cases:
@@ -89,7 +90,9 @@ def main(
             console.print(f"{plan.name}: {len(found)} trainings, {diverged} diverged")
             rows += found
             if (plan.kind, plan.where, case.batch_norm) == ("mul", "layers", True):
-                looks.append(mechanisms.binarization(key, plan, net, images, found, result))
+                slots, look = mechanisms.binarization(key, plan, net, images, found, result)
+                binarized += slots
+                looks += [look] if look else []
         for table in (r for r in tables if r.case == case):
             repeated.append(repetition.run(key, table, net, images, settings, folder))
             console.print(f"{case.name}: guided repetition")
@@ -97,7 +100,6 @@ def main(
     fits = findings.midpoints(rows)
     report = Report("walking_noise", {"size": settings.size, "seed": seed, "only": only}, rows)
     described = [{**curve._asdict(), **fit.record()} for curve, fit in fits.items()]
-    binarized = [look.row for look in looks]
     report.extra = {"midpoints": described, "binarization": binarized, "repetition": repeated}
     findings.check(report, rows, fits, repeated)
     findings.check_binarization(report, binarized)

@@ -102,11 +102,13 @@ def _layers(rows: Sequence[Row], fits: Mapping[Curve, Midpoint], kind: str) -> F
 def _binarization(found: Binarization) -> Figure:
     """The source's panels: values on both scales, and the threshold check (T2103)."""
     figure, axes = plt.subplots(1, 3, figsize=(13, 3.4), layout="constrained")
-    values = {f"σ = {found.level:.0e}": found.noisy, "least noise": found.clean}
-    draw_histograms(axes[0], values, scale="log")
-    draw_histograms(axes[1], {name: np.abs(v) for name, v in list(values.items())[:1]})
+    trained = {f"trained with σ = {found.level:.0e}": found.before, "least noise": found.least}
+    draw_histograms(axes[0], trained, scale="log")
+    axes[0].set_title(f"{found.case}: values of {found.site}, before noise", fontsize=10)
+    scaled = {"with noise, over σ": found.noisy / found.level, "before noise": found.before}
+    draw_histograms(axes[1], scaled)
+    axes[1].set_title("the same, linear", fontsize=10)
     for axis in axes[:2]:
-        axis.set_title(f"{found.case}: values after {found.site}", fontsize=10)
         axis.legend(fontsize=8)
     axes[2].plot(found.thresholds / found.level, found.accuracies, ".-", label="two values only")
     axes[2].axhline(found.accuracy, color="C1", ls="--", label="all values")

@@ -1,4 +1,4 @@
-"""Self-binarization: what the slot that survives huge multiplicative noise does with its values."""
+"""Self-binarization: what slots that survive huge multiplicative noise do with their values."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,104 +8,126 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxeff
-from experiments.walking_noise.findings import HUGE, most_kept
+from experiments.walking_noise.findings import KEEPS, kept_shares
 from experiments.walking_noise.network import Images, Network
 from experiments.walking_noise.recipe import Sweep
 from experiments.walking_noise.training import Row
 from jaxeff.noise import Multiplicative
-from jaxeff.robustness import Binarized, activations, bimodality, noisy_accuracy
+from jaxeff.robustness import Binarized, activations, noisy_accuracy, peaks
 from jaxeff.training import SweepResult
 
 SHOWN = 1000
-"""Test images whose values are shown."""
+"""Test images whose values are looked at."""
+THRESHOLDS = 25
 
 
 @dataclass(frozen=True)
 class Binarization:
-    """Values of one slot, and what is left of the accuracy if each becomes one of two.
+    """Values of the slot with the deepest valley, and what two values are worth there.
 
     Attributes:
         case: The network and its data.
         site: The slot.
-        level: The noise it was trained with.
-        noisy: Its values under that noise, of the network trained with it.
-        clean: Its values in the network trained with the least noise.
-        thresholds: Where values are cut in two.
+        level: The noise it was trained with, the strongest of the sweep.
+        noisy: Its values under that noise.
+        before: What the noise acts on.
+        least: What the least noise acts on, in the network trained with that.
+        thresholds: Where noisy values are cut in two.
         accuracies: Of the threshold-quantized network, under the noise.
         accuracy: Without quantization, under the noise.
-        row: The numbers of the above for the report.
     """
 
     case: str
     site: str
     level: float
     noisy: np.ndarray
-    clean: np.ndarray
+    before: np.ndarray
+    least: np.ndarray
     thresholds: np.ndarray
     accuracies: np.ndarray
     accuracy: float
-    row: Row
 
 
 def binarization(
-    key: jax.Array, plan: Sweep, network: Network, images: Images, rows: list[Row], result: Any
+    key: jax.Array,
+    plan: Sweep,
+    network: Network,
+    images: Images,
+    rows: list[Row],
+    result: SweepResult,
+) -> tuple[list[Row], Binarization | None]:
+    """A row for every slot that keeps its accuracy, and a closer look at one of them.
+
+    Args:
+        key: Random key of the noise.
+        plan: The sweep of multiplicative noise, slot by slot.
+        network: Its network.
+        images: Its data.
+        rows: Its rows.
+        result: Its trained models.
+    """
+    count = len(plan.levels)
+    shares = kept_shares(rows, plan.case.name)
+    found = []
+    for place, site in enumerate(network.slots):
+        if shares[site] < KEEPS or site == "input":  # no network learns its input
+            continue
+        read = activations(network.evaluate, [site])
+        values = [
+            np.asarray(read(*_model(result, setting), images.test[0][:SHOWN])[site])
+            for setting in (place * count + count - 1, place * count)
+        ]
+        strong, weak = (peaks(v, scale="log") for v in values)
+        row = {
+            "case": plan.case.name, "site": site, "level": float(plan.levels[-1]),
+            "kept": shares[site], "valley": strong.valley, "low_peak": strong.low,
+            "high_peak": strong.high, "zero": strong.zero, "valley_least_noise": weak.valley,
+            "accuracy": None, "accuracy_binarized": None, "size": rows[0]["size"],
+        }  # fmt: skip
+        found.append((row, values))
+    if not found:
+        return [], None
+    row, (before, least) = min(found, key=lambda item: item[0]["valley"])
+    model = _model(result, network.slots.index(row["site"]) * count + count - 1)
+    look = _quantize(key, row, network, images, model, before, least)
+    row["accuracy"] = look.accuracy
+    row["accuracy_binarized"] = float(look.accuracies.max())
+    return [row for row, _ in found], look
+
+
+def _quantize(
+    key: jax.Array,
+    row: Row,
+    network: Network,
+    images: Images,
+    model: tuple[Any, Any],
+    before: np.ndarray,
+    least: np.ndarray,
 ) -> Binarization:
-    """Looks at the slot that keeps most of the accuracy at the strongest noise above `HUGE`."""
-    site, kept = most_kept(rows, plan.case.name)
-    levels = np.asarray(plan.levels)
-    strongest = int(np.flatnonzero(levels >= HUGE)[0])
-    level = float(levels[strongest])
-    place = network.slots.index(site) * len(levels)
+    """The threshold check, without retraining: every noisy value becomes one of two."""
+    params, state = model
+    site, level = row["site"], row["level"]
     noise = Multiplicative(jnp.asarray(level, jnp.float32))
-    noisy_values, params, state = _values(
-        key, network, images, site, noise, result, place + strongest
-    )
-    clean_values, *_ = _values(key, network, images, site, Multiplicative(0.0), result, place)
-    score = bimodality(noisy_values, scale="log")
-    ends = max(float(score.low), 1e-9 * level), float(jnp.max(noisy_values))
-    thresholds = np.append(np.geomspace(*ends, 25), float(score.threshold))
-    specs = {site: Binarized(jnp.asarray(thresholds, jnp.float32), after=_stacked(noise, 26))}
+    read = activations(jaxeff.noisy(network.evaluate, {site: noise}), [site])
+    values = np.asarray(read(key, params, state, images.test[0][:SHOWN])[site])
+    thresholds = np.geomspace(1e-3 * level, np.max(np.abs(values)), THRESHOLDS)
 
-    def accuracy(specs: Any) -> np.ndarray:
-        return np.asarray(
-            noisy_accuracy(
-                key, network.evaluate, params, specs, images.test, repeats=1, state=state
-            )[0]
+    def accuracy(setting: Any) -> np.ndarray:
+        draws = noisy_accuracy(
+            key, network.evaluate, params, {site: setting}, images.test, repeats=1, state=state
         )
+        return np.asarray(draws[0])
 
-    found = accuracy(specs)
-    plain = float(accuracy({site: _stacked(noise, 1)})[0])
-    row = {
-        "case": plan.case.name, "site": site, "level": level, "kept": kept,
-        "separability": float(score.separability), "two_peaks": bool(score.two_peaks),
-        "separability_clean": float(bimodality(clean_values, scale="log").separability),
-        "low_peak": float(score.low), "high_peak": float(score.high),
-        "high_peak_over_sigma": float(score.high) / level,
-        "accuracy": plain, "accuracy_binarized": float(found.max()),
-        "accuracy_binarized_at_best_cut": float(found[-1]), "size": rows[0]["size"],
-    }  # fmt: skip
+    many, one = (Multiplicative(jnp.full(n, level, jnp.float32)) for n in (THRESHOLDS, 1))
     return Binarization(
-        plan.case.name, site, level, np.asarray(noisy_values), np.asarray(clean_values),
-        thresholds[:-1], found[:-1], plain, row,
+        row["case"], site, level, values, before, least, thresholds,
+        accuracy(Binarized(jnp.asarray(thresholds, jnp.float32), after=many)),
+        float(accuracy(one)[0]),
     )  # fmt: skip
 
 
-def _values(
-    key: jax.Array,
-    network: Network,
-    images: Images,
-    site: str,
-    noise: Multiplicative,
-    result: SweepResult,
-    setting: int,
-) -> tuple[jax.Array, Any, Any]:
-    """A slot's values after its noise, and the network they are from."""
-    params, state = jax.tree.map(
+def _model(result: SweepResult, setting: int) -> tuple[Any, Any]:
+    """Parameters and state of the first seed's network of a setting."""
+    return jax.tree.map(
         lambda leaf: jnp.asarray(leaf[0, setting]), (result.params, result.state or {})
     )
-    read = activations(jaxeff.noisy(network.evaluate, {site: noise}), [site])
-    return read(key, params, state, images.test[0][:SHOWN])[site], params, state
-
-
-def _stacked(noise: Any, count: int) -> Any:
-    return jax.tree.map(lambda level: jnp.full(count, level), noise)

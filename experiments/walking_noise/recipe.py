@@ -157,7 +157,7 @@ def default() -> Settings:
             Sweep(case, "add", "global", ADDITIVE, 3, 10),
             Sweep(case, "mul", "global", MULTIPLICATIVE[::2], 3, 10),
             Sweep(case, "add", "layers", np.logspace(-1, 4, 11), 1, 4),
-            Sweep(case, "mul", "layers", LAYER_MULTIPLICATIVE[::2], 1, 4),
+            Sweep(case, "mul", "layers", LAYER_MULTIPLICATIVE[::2], 1, 12),
         ]
     for network, data, levels in (
         ("mlp", "cifar-10", ADDITIVE[::2]),

@@ -18,6 +18,7 @@ from jaxeff.robustness.budget import Budget, learn_budget, spread_levels
 from jaxeff.robustness.curve import Curve, accuracy_curve, noisy_accuracy, summarize
 from jaxeff.robustness.logistic import logistic
 from jaxeff.robustness.midpoint import Midpoint, fit_midpoint
+from jaxeff.robustness.peaks import Peaks, peaks
 from jaxeff.robustness.repetition import allocate_repetitions
 from jaxeff.robustness.sensitivity import (
     ONE_BIT,
@@ -35,6 +36,7 @@ __all__ = [
     "Budget",
     "Curve",
     "Midpoint",
+    "Peaks",
     "Sensitivity",
     "accuracy_curve",
     "activations",
@@ -47,6 +49,7 @@ __all__ = [
     "learn_budget",
     "logistic",
     "noisy_accuracy",
+    "peaks",
     "preserved_accuracy",
     "robustness_area",
     "spread_levels",
