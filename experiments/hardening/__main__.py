@@ -26,6 +26,7 @@ DIFFERENCES = (
     "the source trains 500 epochs on 50,000 images; `config` says what was run here",
     "the noise of our short noisy trainings grows during most of the training (incremental noise, "
     "which the source uses for VGG-11 alone): from scratch they would hardly start to learn",
+    "midpoints are those of a logistic of the level's logarithm, the source's of the level itself",
     "VGG-11 (full size) is trained without dropout",
     "with a constant scale, gradients pass where activations are clamped (straight-through)",
     "a dynamic scale is a moving average over batches that stays fixed at evaluation",
