@@ -119,8 +119,8 @@ def check(report: Report, rows: Sequence[Row], matched: Sequence[Row]) -> None:
             best = max(enough or single, key=lambda row: row["peak"])
             gain = best["mu"] / plain["mu"]
             report.check(
-                f"{network}: a single network's, on its own curve (trained at {best['sigma']:g}, peak "
-                f"{best['peak']:.2f})",
+                f"{network}: a single network's, on its own curve (trained at {best['sigma']:g}, "
+                f"peak {best['peak']:.2f})",
                 f"{theirs.mu_noisy / theirs.mu:.1f} times", gain, gain >= GAIN,
             )  # fmt: skip
         _check_scales(report, network, [row for row in own if row["method"] == "qat"])
