@@ -20,6 +20,7 @@ import typer
 
 from experiments.hardening import figure, judging, networks, recipe, training
 from experiments.report import Report, make_console, show_rows
+from experiments.trainable import load_images
 from jaxeff.keys import fast_key
 
 DIFFERENCES = (
@@ -57,7 +58,7 @@ def main(
     study = recipe.choose(fast, full)
     size = study.size
     name = f"hardening{'' if size.name == 'default' else '-' + size.name}"
-    images = networks.load(size.data, size.images, size.test_images)
+    images = load_images(size.data, size.images, size.test_images)
     count = sum(len(family.settings) for family in study.families) * size.seeds
     console.rule(f"hardening: {count} networks on {size.data}, {size.name} size")
 

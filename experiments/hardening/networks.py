@@ -7,73 +7,35 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
 import jaxeff
-from jaxeff import data
+from experiments import trainable
 from jaxeff.compression import initial_ranges, quantized, running
 from jaxeff.hardening import relu_quantization
 from jaxeff.nn import VGG11, LeNet5, ResNet18
-from jaxeff.noise import Additive, slots
+from jaxeff.noise import Additive
 
 Model = Callable[..., Any]
 NAMES = ("lenet5", "lenet5-bn", "vgg11", "resnet18")
 
 
 @dataclass(frozen=True)
-class Images:
-    """Normalised images and labels.
-
-    Attributes:
-        train: For training.
-        test: For the curves.
-        shape: Of one image.
-    """
-
-    train: tuple[np.ndarray, np.ndarray]
-    test: tuple[jax.Array, jax.Array]
-    shape: tuple[int, int, int]
-
-
-@dataclass(frozen=True)
-class Network:
+class Network(trainable.Network):
     """A network without its numbers.
 
     Attributes:
-        train: `f(params, state, x) -> (logits, state)` with dropout and batch statistics.
-        evaluate: The same without dropout, with running statistics.
-        init: Initial parameters and state from a key.
         last: Site of the last layer.
-        slots: The sites at which noise acts.
         facts: What the architecture table says of it.
     """
 
-    train: Model
-    evaluate: Model
-    init: Callable[[jax.Array], tuple[Any, Any]]
     last: str
-    slots: tuple[str, ...]
     facts: dict[str, float]
 
     def noise(self, sigma: Any) -> dict[str, Additive]:
         """Additive noise at every slot; a level, or one per image."""
         along = "sample" if jnp.ndim(sigma) else None
         return dict.fromkeys(self.slots, Additive(sigma, along=along))
-
-
-def load(name: str, images: int, test_images: int) -> Images:
-    """The first so many images of a data set."""
-    found = data.load(name)
-    train, test = (
-        data.normalize(part, name)
-        for part in (found.train_images[:images], found.test_images[:test_images])
-    )
-    return Images(
-        (np.asarray(train), found.train_labels[:images]),
-        (jnp.asarray(test), jnp.asarray(found.test_labels[:test_images])),
-        found.image_shape,
-    )
 
 
 @functools.cache
@@ -90,23 +52,15 @@ def build(name: str, shape: tuple[int, int, int]) -> Network:
         # Dropout would be one layer with the ReLU before it, which has its noise in between.
         return VGG11(10, channels, dropout=0.0, rngs=rngs)
 
-    model = make(nnx.Rngs(0))
-    train, params, _ = jaxeff.functional(model, mutable=True)
-    model.eval()
-    evaluate, _, still = jaxeff.functional(model, mutable=True)
-
-    def init(key: jax.Array) -> tuple[Any, Any]:
-        return jaxeff.functional(make(nnx.Rngs(key)), mutable=True)[1:]
-
-    x = jnp.zeros((1, *shape))
-    places = tuple(slots(evaluate, params, still, x))
+    base = trainable.trainable(make, shape)
+    params, state = jax.eval_shape(base.init, jax.random.key(0))
+    x = jax.ShapeDtypeStruct((1, *shape), jnp.float32)
     facts = {
-        "macs_m": jaxeff.cost(evaluate, params, still, x).macs / 1e6,
+        "macs_m": jaxeff.cost(base.evaluate, params, state, x).macs / 1e6,
         "parameters_m": sum(leaf.size for leaf in jax.tree.leaves(params)) / 1e6,
-        "slots": len(places),
+        "slots": len(base.slots),
     }
-    last = "fc" if name == "resnet18" else "fc3"
-    return Network(train, evaluate, init, last, places, facts)
+    return Network(**vars(base), last="fc" if name == "resnet18" else "fc3", facts=facts)
 
 
 def quantize(

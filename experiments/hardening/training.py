@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from experiments.hardening.networks import Images, build, quantize
+from experiments.hardening.networks import build, quantize
 from experiments.hardening.recipe import Family, Setting, Size
+from experiments.trainable import Images
 from jaxeff.hardening import Variable, sharpness_aware, variance_aware
 from jaxeff.noise import Additive, noisy
 from jaxeff.robustness import noisy_accuracy

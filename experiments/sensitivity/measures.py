@@ -13,8 +13,8 @@ import numpy as np
 import optax
 
 from experiments.sensitivity.recipe import KL_LEVELS, Settings
+from experiments.trainable import Images, Network
 from experiments.walking_noise.findings import CHANCE
-from experiments.walking_noise.network import Images, Network
 from experiments.walking_noise.recipe import Sweep
 from jaxeff.noise import Additive, walking
 from jaxeff.robustness import (

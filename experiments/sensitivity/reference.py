@@ -11,9 +11,9 @@ import numpy as np
 import typer
 
 from experiments.sensitivity.measures import Row, Subject, midpoint_level
+from experiments.trainable import Network
 from experiments.walking_noise import training
 from experiments.walking_noise.findings import CHANCE, Curve, accuracies
-from experiments.walking_noise.network import Network
 from experiments.walking_noise.recipe import Sweep
 from jaxeff.robustness import fit_midpoint
 from jaxeff.training import SweepResult

@@ -23,6 +23,7 @@ import typer
 
 from experiments.hardening import networks, training
 from experiments.report import Report, make_console, show_rows
+from experiments.trainable import load_images
 from experiments.vant import figure, judging, recipe
 from jaxeff.keys import fast_key
 
@@ -62,7 +63,7 @@ def main(
     study = recipe.choose(fast, full, network)
     size = study.size
     name = f"vant-{study.network}{'' if size.name == 'default' else '-' + size.name}"
-    images = networks.load(size.data, size.images, size.test_images)
+    images = load_images(size.data, size.images, size.test_images)
     count = sum(len(family.settings) for family in study.families) * size.seeds
     console.rule(f"vant: {count} times {study.network} on {size.data}, {size.name} size")
 

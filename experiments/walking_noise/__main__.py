@@ -83,7 +83,7 @@ def main(
     repeated = []
     for case in cases:
         images = network.load(case, settings)
-        net = network.build(case, images.train[0].shape[1:])
+        net = network.build(case, images.shape)
         for plan in (s for s in wanted if s.case == case):
             found, result = training.run(key, plan, net, images, settings, folder)
             diverged = sum(row["diverged"] for row in found)

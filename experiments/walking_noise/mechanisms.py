@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxeff
+from experiments.trainable import Images, Network
 from experiments.walking_noise.findings import KEEPS, kept_shares
-from experiments.walking_noise.network import Images, Network
 from experiments.walking_noise.recipe import Sweep
 from experiments.walking_noise.training import Row
 from jaxeff.noise import Multiplicative

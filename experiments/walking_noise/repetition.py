@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments.trainable import Images, Network
 from experiments.walking_noise.findings import CHANCE
-from experiments.walking_noise.network import Images, Network
 from experiments.walking_noise.recipe import Repetition, Settings
 from experiments.walking_noise.training import train_clean
 from jaxeff.noise import Additive, Repeated, walking

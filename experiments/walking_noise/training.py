@@ -9,7 +9,7 @@ import numpy as np
 import optax
 
 import jaxeff
-from experiments.walking_noise.network import Images, Network
+from experiments.trainable import Images, Network
 from experiments.walking_noise.recipe import Case, Settings, Sweep
 from jaxeff.noise import Additive, Mixed, Multiplicative, walking
 from jaxeff.robustness import noisy_accuracy, weight_rms

@@ -8,7 +8,7 @@ import typer
 
 from experiments.report import Report
 from experiments.sensitivity import figure, judging, measures, recipe, reference
-from experiments.walking_noise.network import Network
+from experiments.trainable import Network
 from jaxeff.robustness import fit_midpoint, logistic
 
 LEVELS = np.logspace(-1, 3, 9)

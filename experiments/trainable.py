@@ -1,0 +1,77 @@
+"""Networks as the noise studies train them, as pure functions, and their images."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+import jaxeff
+from jaxeff import data
+from jaxeff.noise import slots
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network without its numbers.
+
+    Attributes:
+        train: `f(params, state, x) -> (logits, state)` with dropout and the batch's statistics.
+        evaluate: The same without dropout, with the running statistics.
+        init: Initial parameters and state from a key.
+        slots: The sites at which noise acts, in order.
+    """
+
+    train: Callable[..., Any]
+    evaluate: Callable[..., Any]
+    init: Callable[[jax.Array], tuple[Any, Any]]
+    slots: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Images:
+    """Normalized images and labels.
+
+    Attributes:
+        train: For training.
+        test: For accuracies.
+    """
+
+    train: tuple[np.ndarray, np.ndarray]
+    test: tuple[jax.Array, jax.Array]
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Of one image."""
+        height, width, channels = self.train[0].shape[1:]
+        return height, width, channels
+
+
+def trainable(make: Callable[[nnx.Rngs], nnx.Module], shape: tuple[int, ...]) -> Network:
+    """The network that `make` builds, for images of a shape."""
+    model = make(nnx.Rngs(0))
+    train, *_ = jaxeff.functional(model, mutable=True)
+    model.eval()
+    evaluate, params, state = jaxeff.functional(model, mutable=True)
+
+    def init(key: jax.Array) -> tuple[Any, Any]:
+        return jaxeff.functional(make(nnx.Rngs(key)), mutable=True)[1:]
+
+    places = slots(evaluate, params, state, jnp.zeros((1, *shape)))
+    return Network(train, evaluate, init, tuple(places))
+
+
+def load_images(name: str, images: int, test_images: int) -> Images:
+    """The first so many images of a data set."""
+    found = data.load(name)
+    train, test = (
+        data.normalize(part, name)
+        for part in (found.train_images[:images], found.test_images[:test_images])
+    )
+    return Images(
+        (np.asarray(train), found.train_labels[:images]),
+        (jnp.asarray(test), jnp.asarray(found.test_labels[:test_images])),
+    )
