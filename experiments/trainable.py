@@ -33,7 +33,7 @@ class Network:
 
 @dataclass(frozen=True)
 class Images:
-    """Normalized images and labels.
+    """Scaled images and labels.
 
     Attributes:
         train: For training.
@@ -64,11 +64,18 @@ def trainable(make: Callable[[nnx.Rngs], nnx.Module], shape: tuple[int, ...]) ->
     return Network(train, evaluate, init, tuple(places))
 
 
-def load_images(name: str, images: int, test_images: int) -> Images:
-    """The first so many images of a data set."""
+def load_images(name: str, images: int, test_images: int, *, standardize: bool = True) -> Images:
+    """The first so many images of a data set.
+
+    Args:
+        name: The data set.
+        images: Training images.
+        test_images: Test images.
+        standardize: Whether to scale pixels to zero mean and unit variance, or to 0 to 1.
+    """
     found = data.load(name)
     train, test = (
-        data.normalize(part, name)
+        data.normalize(part, name) if standardize else part.astype(np.float32) / 255
         for part in (found.train_images[:images], found.test_images[:test_images])
     )
     return Images(

@@ -1,5 +1,15 @@
-"""The networks of the study and their data."""
+"""The networks of the study and their data, set up as the source's results show it did.
 
+It doesn't say how images are scaled and weights start. Pixels from 0 to 1, not standardized, and
+PyTorch's default initialization reproduce its table of guided repetition within its own standard
+deviations; standardized pixels make the same noise levels almost harmless (uniform executions of
+the MLP without batch norm: 0.98 instead of 0.68).
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
 import numpy as np
 from flax import nnx
 
@@ -9,8 +19,8 @@ from jaxeff.nn import MLP, LeNet5
 
 
 def load(case: Case, settings: Settings) -> Images:
-    """The data of a case."""
-    return load_images(case.data, settings.images, settings.test_images)
+    """The data of a case, pixels from 0 to 1."""
+    return load_images(case.data, settings.images, settings.test_images, standardize=False)
 
 
 def build(case: Case, shape: tuple[int, int, int]) -> Network:
@@ -25,4 +35,23 @@ def build(case: Case, shape: tuple[int, int, int]) -> Network:
             10, channels, size=height, padding="VALID", batch_norm=case.batch_norm, rngs=rngs
         )
 
-    return trainable(make, shape)
+    network = trainable(make, shape)
+
+    def init(key: jax.Array) -> tuple[Any, Any]:
+        params, state = network.init(key)
+        for i, name in enumerate(sorted(params)):
+            if "kernel" in params[name]:
+                params[name] = uniform_by_fan_in(jax.random.fold_in(key, i), params[name])
+        return params, state
+
+    return dataclasses.replace(network, init=init)
+
+
+def uniform_by_fan_in(key: jax.Array, layer: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """Weights and biases from U(-1, 1) / sqrt(fan-in), PyTorch's default for these layers."""
+    bound = 1 / np.sqrt(np.prod(layer["kernel"].shape[:-1]))
+    keys = jax.random.split(key, len(layer))
+    return {
+        name: jax.random.uniform(k, leaf.shape, leaf.dtype, -bound, bound)
+        for k, (name, leaf) in zip(keys, sorted(layer.items()), strict=True)
+    }
