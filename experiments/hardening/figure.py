@@ -5,6 +5,7 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from experiments.hardening.recipe import Size
 from experiments.hardening.training import Row
@@ -65,6 +66,9 @@ def _tradeoff(axis: Axes, rows: Sequence[Row]) -> None:
         found = [r for r in rows if r["method"] == method and r["mu"] is not None]
         axis.plot([r["mu"] for r in found], [r["peak"] for r in found], marker, label=method)
     axis.set_xscale("log")
+    axis.xaxis.set_minor_formatter(NullFormatter())
+    axis.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axis.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
     axis.set_xlabel("midpoint noise level μ")
     axis.set_ylabel("peak accuracy")
     axis.legend(fontsize=7)
