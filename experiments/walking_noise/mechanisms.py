@@ -11,9 +11,9 @@ import jaxeff
 from experiments.trainable import Images, Network
 from experiments.walking_noise.findings import KEEPS, kept_shares
 from experiments.walking_noise.recipe import Sweep
-from experiments.walking_noise.training import Row
+from experiments.walking_noise.training import Row, accuracies
 from jaxeff.noise import Multiplicative
-from jaxeff.robustness import Binarized, activations, noisy_accuracy, peaks
+from jaxeff.robustness import Binarized, activations, peaks
 from jaxeff.training import SweepResult
 
 SHOWN = 1000
@@ -113,10 +113,7 @@ def _quantize(
     thresholds = np.geomspace(1e-3 * level, np.max(np.abs(values)), THRESHOLDS)
 
     def accuracy(setting: Any) -> np.ndarray:
-        draws = noisy_accuracy(
-            key, network.evaluate, params, {site: setting}, images.test, repeats=1, state=state
-        )
-        return np.asarray(draws[0])
+        return np.asarray(accuracies(key, network, params, state, {site: setting}, images.test))
 
     many, one = (Multiplicative(jnp.full(n, level, jnp.float32)) for n in (THRESHOLDS, 1))
     return Binarization(

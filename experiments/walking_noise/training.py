@@ -63,7 +63,7 @@ def run(
         epochs=plan.epochs,
         batch_size=settings.batch_size,
         seeds=plan.seeds,
-        chunk=CHUNKS[plan.case.network] if jax.default_backend() == "cpu" else ACCELERATOR_CHUNK,
+        chunk=_chunk(plan.case),
         keep=plan.kind == "mul" and plan.where == "layers",  # for the look at their activations
         checkpoint=folder / plan.name,
         identity={"sweep": plan.name, "learning_rate": settings.learning_rate},
@@ -106,11 +106,15 @@ def train_clean(
         epochs=epochs,
         batch_size=settings.batch_size,
         seeds=seeds,
-        chunk=CHUNKS[case.network],
+        chunk=_chunk(case),
         keep=True,
         checkpoint=folder / f"{case.name}-clean",
         identity={"sweep": "clean", "learning_rate": settings.learning_rate},
     )
+
+
+def _chunk(case: Case) -> int:
+    return CHUNKS[case.network] if jax.default_backend() == "cpu" else ACCELERATOR_CHUNK
 
 
 def specs(plan: Sweep, network: Network) -> tuple[Any, list[Row]]:

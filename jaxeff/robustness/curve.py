@@ -33,7 +33,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from scipy import stats
 
 from jaxeff.noise import Noise, noisy
-from jaxeff.training.canonical import canonical_convolutions
+from jaxeff.training.canonical import quick_in_loops
 from jaxeff.training.epoch import count_examples
 
 CONFIDENCE = 0.95
@@ -176,8 +176,7 @@ def _hits(
             logits = found if state is None else found[0]
             return (logits.argmax(-1) == labels).sum()
 
-        # Inside a loop, XLA's CPU compiler has fast convolutions for this layout only.
-        quick = canonical_convolutions(in_batch) if jax.default_backend() == "cpu" else in_batch
+        quick = quick_in_loops(in_batch)
         return jax.lax.map(lambda k: jax.lax.map(quick, (k, batches)).sum(), keys)
 
     # A loop over one level at a time: vmapped convolutions are slow on a CPU.

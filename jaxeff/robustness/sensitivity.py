@@ -29,7 +29,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxeff.noise import Additive, Noise, noisy
 from jaxeff.noise.protocol import perturb_at
-from jaxeff.training.canonical import canonical_convolutions
+from jaxeff.training.canonical import quick_in_loops
 
 ONE_BIT = math.log(2)
 
@@ -157,7 +157,7 @@ def _divergences(
         perturbed = log_probs(noisy(f, spec), key)
         return (jnp.exp(clean) * (clean - perturbed)).sum(-1).mean()
 
-    quick = canonical_convolutions(divergence) if jax.default_backend() == "cpu" else divergence
+    quick = quick_in_loops(divergence)
     every = jnp.meshgrid(jnp.arange(len(sites)), grid, jnp.arange(len(keys)), indexing="ij")
     flat = (every[0].ravel(), every[1].ravel(), keys[every[2].ravel()])
     return jax.lax.map(lambda inputs: quick(*inputs), flat).reshape(every[0].shape)

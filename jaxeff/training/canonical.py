@@ -41,6 +41,15 @@ def canonical_convolutions(fn: Callable[..., Any]) -> Callable[..., Any]:
     return canonical
 
 
+def quick_in_loops(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``fn`` as it should stand in a loop: with canonical convolutions on a processor.
+
+    Inside a loop, XLA's CPU compiler has fast convolutions for that layout only; other compilers
+    choose layouts themselves.
+    """
+    return canonical_convolutions(fn) if jax.default_backend() == "cpu" else fn
+
+
 def _evaluate(closed: ClosedJaxpr, values: list[Any]) -> list[Any]:
     jaxpr = closed.jaxpr
     env: dict[Any, Any] = dict(zip(jaxpr.constvars, closed.consts, strict=True))
