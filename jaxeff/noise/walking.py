@@ -21,6 +21,7 @@ import numpy as np
 from jaxtyping import Float
 
 from jaxeff.noise.protocol import Noise
+from jaxeff.program.spec import later_uses_first
 
 
 def walking(
@@ -58,7 +59,7 @@ def walking(
     parts = table.reshape(len(table), -1).T
     settings = (len(parts), len(sites), len(table))
     spec: dict[str, Noise] = OrderedDict()  # a plain dict loses its order in JAX
-    for site in sorted(sites, key=lambda site: "#" not in site):  # `fc` matches `fc#1` too
+    for site in later_uses_first(sites):
         own = np.zeros(settings, np.float32)
         own[:, list(sites).index(site)] = parts
         made = model(*own.reshape(len(parts), -1))

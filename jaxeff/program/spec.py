@@ -13,7 +13,7 @@ should be a `collections.OrderedDict`, which keeps it.
 """
 
 import fnmatch
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from jaxeff.program.layers import KINDS, Layer, Program
@@ -49,6 +49,11 @@ def resolve(spec: Mapping[str, Any], program: Program) -> dict[str, Any]:
                 if setting is not None:
                     settings[layer.site] = setting
     return settings
+
+
+def later_uses_first(sites: Iterable[str]) -> list[str]:
+    """Sites in the order in which a spec gives each its own setting: `fc` matches `fc#1` too."""
+    return sorted(sites, key=lambda site: "#" not in site)
 
 
 def _matches(pattern: str, layer: Layer) -> bool:

@@ -42,6 +42,7 @@ import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxeff.noise import Additive, Noise, noisy
+from jaxeff.program.spec import later_uses_first
 from jaxeff.settings import check_number
 from jaxeff.training import cross_entropy, fit
 from jaxeff.training.epoch import Loss
@@ -122,8 +123,8 @@ def learn_budget(
 
     def spread(key: Any, trained: Any, state: Any, batch: Any, step: Any) -> Any:
         levels = spread_levels(level, trained["logits"])
-        models = [(site, noise(levels[i])) for i, site in enumerate(sites)]
-        g = noisy(f, dict(sorted(models, key=lambda m: "#" not in m[0])))  # `fc` has `fc#1` too
+        models = {site: noise(levels[i]) for i, site in enumerate(sites)}
+        g = noisy(f, {site: models[site] for site in later_uses_first(sites)})
         chosen = loss(g) if loss else cross_entropy(g, keyed=True, mutable=state is not None)
         return chosen(key, trained["model"], state, batch, step)
 

@@ -29,6 +29,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxeff.noise import Additive, Noise, noisy
 from jaxeff.noise.protocol import perturb_at
+from jaxeff.program.spec import later_uses_first
 from jaxeff.training.canonical import quick_in_loops
 
 ONE_BIT = math.log(2)
@@ -152,8 +153,8 @@ def _divergences(
     clean = log_probs(f)
 
     def divergence(index: Any, level: Any, key: Any) -> Float[Array, ""]:
-        switched = [(s, _Switched(noise(level), index == i)) for i, s in enumerate(sites)]
-        spec = dict(sorted(switched, key=lambda pair: "#" not in pair[0]))  # `fc` has `fc#1` too
+        switched = {s: _Switched(noise(level), index == i) for i, s in enumerate(sites)}
+        spec = {s: switched[s] for s in later_uses_first(sites)}
         perturbed = log_probs(noisy(f, spec), key)
         return (jnp.exp(clean) * (clean - perturbed)).sum(-1).mean()
 
