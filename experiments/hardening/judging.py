@@ -49,14 +49,12 @@ def matched_curves(rows: Sequence[Row], levels: Sequence[float]) -> list[Row]:
 
 
 def _midpoint(levels: Sequence[float], accuracies: Any) -> Row:
-    """The midpoint on the logarithmic scale of the levels, which leaves out the level zero.
+    """The midpoint on the logarithmic scale of the levels.
 
     The logistic of the level itself, the source's, has no place for the long tails of noisy
     training: its best fit then is an exponential decay, without a midpoint.
     """
-    positive = np.array(levels) > 0
-    rows = np.atleast_2d(np.array(accuracies))[:, positive]
-    fit = fit_midpoint(np.array(levels)[positive], rows, scale="log", chance=CHANCE).record()
+    fit = fit_midpoint(np.array(levels), accuracies, scale="log", chance=CHANCE).record()
     return {name: fit[name] for name in ("mu", "mu_std", "message")}
 
 

@@ -80,6 +80,7 @@ def regress(
         best, covariance = curve_fit(
             model, x, accuracy, start[:free], weights, absolute_sigma=weights is not None,
             bounds=(lowest[:free], np.inf), max_nfev=5000,
+            check_finite=False,  # the logarithm of level 0 is infinite, the model there is not
         )  # fmt: skip
     residual = accuracy - model(x, *best)
     r2 = 1 - float((residual**2).sum() / ((accuracy - accuracy.mean()) ** 2).sum())

@@ -7,7 +7,8 @@ the more noise a network or a layer tolerates.
 
 Sharp edges:
     Where the curve holds no midpoint (it is flat, never falls, falls beyond the levels) `mu` is NaN
-    and `message` says why; nothing is extrapolated.
+    and `message` says why; nothing is extrapolated. A fit whose midpoint isn't where the measured
+    curve crosses its middle is refused, too: that is how a long tail ends on the linear scale.
     The source fits the level itself, whatever the grid. `scale="log"` fits its logarithm: for
     curves that fall over several decades, as under multiplicative noise, on which the logistic of
     the level itself can't lie. Both give the same midpoint of a steep curve.
@@ -77,6 +78,7 @@ class Midpoint(NamedTuple):
         return {**plain, "scale": self.scale, "message": self.message}
 
 
+_ELSE_LOG = "; scale='log' fits curves with long tails"
 _NUMBERS = ("mu", "mu_std", "slope", "a_max", "a_min", "r2")
 
 
@@ -217,6 +219,15 @@ def _fit(levels: Any, mean: Any, weights: Any, scale: str, chance: Any, drop: fl
             f"the fitted midpoint {fit.mu:g} lies outside of the levels, {levels[0]:g} to "
             f"{levels[-1]:g}",
             beyond if fit.mu > levels[-1] else below,
+        )
+    # A level of grace on either side: the middle of the measured curve is itself noisy.
+    if not levels[max(last - 1, 0)] <= fit.mu <= levels[min(last + 2, len(levels) - 1)]:
+        raise _NoMidpointError(
+            f"a logistic function doesn't describe the curve: its midpoint would be {fit.mu:g}, "
+            f"but the accuracy crosses its middle between {bracket[0]:g} and {bracket[1]:g}"
+            + _ELSE_LOG
+            * (scale == "linear"),
+            bracket,
         )
     message = "" if math.isfinite(fit.mu_std) else "the levels don't determine a standard error"
     return Midpoint(*fit[:5], bracket, fit.r2, scale, message)

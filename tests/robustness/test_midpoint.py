@@ -40,6 +40,22 @@ def test_levels_over_eighteen_decades():
     assert found.mu == pytest.approx(3e4, rel=1e-3)
 
 
+@pytest.mark.parametrize("tail", [1, 4])
+def test_long_tails_have_a_midpoint_on_the_scale_that_describes_them(tail):
+    levels = np.concatenate([[0.0], LEVELS])  # zero has a place on the log scale, too
+    heavy = 0.1 + 0.87 / (1 + (levels / 0.7) ** tail)
+    found = fit_midpoint(levels, heavy, chance=0.1, scale="log")
+    assert found.mu == pytest.approx(0.7, rel=1e-4)
+    assert found.a_max == pytest.approx(0.97, abs=1e-4)
+    linear = fit_midpoint(levels, heavy, chance=0.1)
+    if tail == 4:
+        assert linear.mu == pytest.approx(0.7, rel=0.05)
+    else:  # the best fit's midpoint lies far below, where the curve has not fallen yet
+        assert not linear.found
+        assert "scale='log'" in linear.message
+        assert linear.bracket == pytest.approx((10**-0.25, 1))
+
+
 def test_standard_errors_cover():
     # Independent noise on the accuracies: the stated error is that of the estimates.
     rng = np.random.default_rng(0)
