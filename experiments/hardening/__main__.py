@@ -25,7 +25,7 @@ from jaxeff.keys import fast_key
 
 DIFFERENCES = (
     "the source trains 500 epochs on 50,000 images; `config` says what was run here",
-    "the noise of our short noisy trainings grows during most of the training (incremental noise, "
+    "the noise of our short noisy trainings grows during half of the training (incremental noise, "
     "which the source uses for VGG-11 alone): from scratch they would hardly start to learn",
     "midpoints are those of a logistic of the level's logarithm, the source's of the level itself",
     "VGG-11 (full size) is trained without dropout",

@@ -112,7 +112,7 @@ class Study:
     families: tuple[Family, ...]
 
 
-RAMP = 0.7
+RAMP = 0.5
 """Share of a short training during which its noise grows."""
 
 
@@ -177,10 +177,14 @@ def fast() -> Study:
 
 
 def default() -> Study:
-    """What two processor cores train in about half an hour."""
+    """What two processor cores train in about 40 minutes.
+
+    Fewer epochs won't do: with 4, networks trained at high levels have hardly learned yet, and
+    noisy training appears to raise the midpoint 4.6 times instead of 7.7 times.
+    """
     sigmas = (0.3, 0.6, 1.2, 2.4, 4.8)
     size = Size(
-        "default", "cifar-10", 20_000, 2000, 4, levels(0.03, 10.0, 11, *sigmas),
+        "default", "cifar-10", 20_000, 2000, 12, levels(0.03, 10.0, 11, *sigmas),
         batch_size=32, rate=2e-3,
     )  # fmt: skip
     return Study(size, families("lenet5", sigmas, SCALES, combined_sigmas=sigmas[1:], ramp=RAMP))
