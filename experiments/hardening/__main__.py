@@ -19,9 +19,8 @@ from typing import Annotated
 import typer
 
 from experiments.hardening import figure, judging, networks, recipe, training
-from experiments.report import Report, make_console, show_rows
+from experiments.report import make_console, show_rows
 from experiments.trainable import load_images
-from jaxeff.keys import fast_key
 
 DIFFERENCES = (
     "the source trains 500 epochs on 50,000 images; `config` says what was run here",
@@ -54,18 +53,14 @@ def main(
     seed: Annotated[int, typer.Option(help="Seed of everything")] = 0,
 ) -> None:
     """Train by every method, test under noise, compare."""
+    if fast and full:
+        raise typer.BadParameter("--fast and --full exclude each other.")
     console = make_console()
     study = recipe.choose(fast, full)
     size = study.size
     name = f"hardening{'' if size.name == 'default' else '-' + size.name}"
     images = load_images(size.data, size.images, size.test_images)
-    count = sum(len(family.settings) for family in study.families) * size.seeds
-    console.rule(f"hardening: {count} networks on {size.data}, {size.name} size")
-
-    rows = []
-    for family in study.families:
-        rows += training.run(fast_key(seed), family, images, size, results / name)
-        console.print(f"{family.name}: {len(family.settings) * size.seeds} networks")
+    rows = training.run_all(console, seed, study.families, images, size, results / name)
     judging.add_midpoints(rows, size.levels)
     matched = judging.matched_curves(rows, size.levels)
     tables = {
@@ -75,13 +70,9 @@ def main(
         ),
         "matched": matched,
     }
-    report = Report("hardening", {**size.as_dict(), "seed": seed})
-    report.rows = [{k: v for k, v in row.items() if k != "curve"} for row in rows]
-    report.extra = {
-        "curves": [row["curve"] for row in rows],  # in the order of rows, over config's levels
-        "tables": tables,
-        "differences": list(DIFFERENCES),
-    }
+    config = {**size.as_dict(), "seed": seed}
+    extra = {"tables": tables, "differences": list(DIFFERENCES)}
+    report = training.report("hardening", config, rows, extra)
     judging.check(report, rows, matched)
     path = report.save(json or results / f"{name}.json")
     picture = figure.draw(rows, matched, size, results / f"{name}.png")

@@ -1,5 +1,6 @@
 """Trains a family of networks as one sweep and measures their curves."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -7,11 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from rich.console import Console
 
 from experiments.hardening.networks import build, quantize
 from experiments.hardening.recipe import Family, Setting, Size
+from experiments.report import Report
 from experiments.trainable import Images
 from jaxeff.hardening import Variable, sharpness_aware, variance_aware
+from jaxeff.keys import fast_key
 from jaxeff.noise import Additive, noisy
 from jaxeff.robustness import noisy_accuracy
 from jaxeff.training import cross_entropy, sweep
@@ -21,6 +25,42 @@ BATCH = 500
 """Test images evaluated at once."""
 ACCELERATOR_CHUNKS = {"lenet5": 64, "lenet5-bn": 64, "vgg11": 4, "resnet18": 16}
 """Networks trained at once there; on a processor one, since vmapped convolutions are slow."""
+
+
+def run_all(
+    console: Console,
+    seed: int,
+    families: Sequence[Family],
+    images: Images,
+    size: Size,
+    folder: Path,
+) -> list[Row]:
+    """Trains and tests every network of all families, saying what is finished.
+
+    Args:
+        console: Where to say it.
+        seed: Of everything.
+        families: What to train.
+        images: The data.
+        size: How long and how it is tested.
+        folder: Where finished networks' figures are kept.
+
+    Returns:
+        The rows of `run`.
+    """
+    count = sum(len(family.settings) for family in families) * size.seeds
+    console.rule(f"{folder.name}: {count} networks on {size.data}, {size.name} size")
+    rows = []
+    for family in families:
+        rows += run(fast_key(seed), family, images, size, folder)
+        console.print(f"{family.name}: {len(family.settings) * size.seeds} networks")
+    return rows
+
+
+def report(name: str, config: Row, rows: Sequence[Row], extra: Row) -> Report:
+    """A report whose rows are flat: "curves" has theirs, in the order of rows, over the levels."""
+    flat = [{k: v for k, v in row.items() if k != "curve"} for row in rows]
+    return Report(name, config, flat, extra={"curves": [row["curve"] for row in rows], **extra})
 
 
 def run(key: jax.Array, family: Family, images: Images, size: Size, folder: Path) -> list[Row]:

@@ -22,10 +22,9 @@ from typing import Annotated
 import typer
 
 from experiments.hardening import networks, training
-from experiments.report import Report, make_console, show_rows
+from experiments.report import make_console, show_rows
 from experiments.trainable import load_images
 from experiments.vant import figure, judging, recipe
-from jaxeff.keys import fast_key
 
 DIFFERENCES = (
     "the source trains ResNet-18 for 400 epochs; `config` and the rows say what was run here",
@@ -57,6 +56,8 @@ def main(
     seed: Annotated[int, typer.Option(help="Seed of everything")] = 0,
 ) -> None:
     """Train with fixed and with varying noise, test over noise levels, compare."""
+    if fast and full:
+        raise typer.BadParameter("--fast and --full exclude each other.")
     console = make_console()
     if network not in (None, *networks.NAMES):
         raise typer.BadParameter(f"{network!r}: choose {', '.join(networks.NAMES)}")
@@ -64,24 +65,17 @@ def main(
     size = study.size
     name = f"vant-{study.network}{'' if size.name == 'default' else '-' + size.name}"
     images = load_images(size.data, size.images, size.test_images)
-    count = sum(len(family.settings) for family in study.families) * size.seeds
-    console.rule(f"vant: {count} times {study.network} on {size.data}, {size.name} size")
-
-    rows = []
-    for family in study.families:
-        rows += training.run(fast_key(seed), family, images, size, results / name)
-        console.print(f"{family.name}: {len(family.settings) * size.seeds} networks")
+    rows = training.run_all(console, seed, study.families, images, size, results / name)
     judging.add_robustness(rows, size.levels)
 
-    report = Report("vant", {**size.as_dict(), "network": study.network, "seed": seed})
-    report.rows = [{k: v for k, v in row.items() if k != "curve"} for row in rows]
+    config = {**size.as_dict(), "network": study.network, "seed": seed}
     comparison = judging.comparison(rows)
-    report.extra = {
-        "curves": [row["curve"] for row in rows],  # in the order of rows, over config's levels
+    extra = {
         "ideal": judging.ideal(rows, size.levels),
         "tables": {"comparison": comparison},
         "differences": list(DIFFERENCES),
     }
+    report = training.report("vant", config, rows, extra)
     judging.check(report, rows, size)
     path = report.save(json or results / f"{name}.json")
     picture = figure.draw(rows, size, results / f"{name}.png")
