@@ -23,7 +23,7 @@ def draw(tables: Mapping[str, Outcomes], settings: Settings, stem: Path) -> list
     """Draws every table there are outcomes for.
 
     Args:
-        tables: Outcomes by activation, by table (``sine-nuts``, ``moons-nuts``, ``moons-svi``).
+        tables: Outcomes by activation, by table (``sine-nuts``, ``moons-svi``, ...).
         settings: Of the study.
         stem: Where the figures go: this path, a dash, the figure's name, ``.png``.
     """
@@ -31,9 +31,10 @@ def draw(tables: Mapping[str, Outcomes], settings: Settings, stem: Path) -> list
     for name, outcomes in tables.items():
         if not outcomes:
             continue
-        if name == "sine-nuts":
+        if name.startswith("sine"):
             figures[name] = _sine(outcomes, settings, columns=4)
-            if ten := {n: outcomes[n] for n in MOONS if n in outcomes}:
+            ten = {n: outcomes[n] for n in MOONS if n in outcomes}
+            if ten and name == "sine-nuts":
                 figures["sine-ten"] = _sine(ten, settings)
         else:
             figures[name] = _moons(outcomes, settings)

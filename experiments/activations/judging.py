@@ -20,10 +20,11 @@ def judge(report: Report) -> None:
     """Adds the checks whose trials are all there."""
     tables = {
         name: {row["activation"]: row for row in report.rows if row["table"] == name}
-        for name in ("sine-nuts", "moons-nuts", "moons-svi")
+        for name in ("sine-nuts", "sine-nuts-prior", "moons-nuts", "moons-svi")
     }
-    if SINE.keys() <= tables["sine-nuts"].keys():
-        _judge_sine(tables["sine-nuts"], report)
+    for name, start in (("sine-nuts", "trained"), ("sine-nuts-prior", "prior")):
+        if SINE.keys() <= tables[name].keys():
+            _judge_sine(tables[name], start, report)
     if MOONS.keys() <= tables["moons-nuts"].keys():
         _judge_moons(tables["moons-nuts"], tables["moons-svi"], report)
     for name, rows in tables.items():
@@ -35,14 +36,16 @@ def judge(report: Report) -> None:
             )
 
 
-def _judge_sine(rows: Mapping[str, Row], report: Report) -> None:
+def _judge_sine(rows: Mapping[str, Row], start: str, report: Report) -> None:
+    sine = f"sine, {start} starts"
     ours = {name: rows[name]["auroc"] for name in SINE}
     good = sum(value > GOOD for value in ours.values())
     theirs = sum(row.auroc > GOOD for row in SINE.values())
-    report.check(f"sine: activations with AUROC above {GOOD}", theirs, good, good >= SHARE_GOOD)
+    report.check(f"{sine}: activations with AUROC above {GOOD}", theirs, good, good >= SHARE_GOOD)
     lowest = sorted(ours, key=ours.__getitem__)[: len(WORST)]
     worst = ", ".join(lowest)
-    report.check("sine: the three worst", ", ".join(sorted(WORST)), worst, set(lowest) == WORST)
+    names = ", ".join(sorted(WORST))
+    report.check(f"{sine}: the three worst", names, worst, set(lowest) == WORST)
 
 
 def _judge_moons(nuts: Mapping[str, Row], svi: Mapping[str, Row], report: Report) -> None:

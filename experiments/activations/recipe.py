@@ -10,7 +10,8 @@ from jaxeff.data.two_moons import NOISE
 from jaxeff.uncertainty import OOD_QUANTILE
 
 Task = Literal["sine", "moons"]
-Method = Literal["nuts", "svi"]
+Method = Literal["nuts", "nuts-prior", "svi"]
+"""NUTS from trained networks and from draws of the prior, and variational inference."""
 SINE_SCALES = (1.4, 0.5, 0.5)
 """The same for all activation functions. Scaled by fan-in the later layers would have 0.2, and a
 network of sigmoids could not follow the sine at all; with 1 the posterior of the unbounded
@@ -39,7 +40,7 @@ class Sampling:
         chains: Number of chains.
         max_depth: NUTS trajectories have at most ``2**max_depth - 1`` steps.
         target_acceptance: What warm-up adapts the step size to.
-        start_steps: Steps of Adam before the chains start.
+        start_steps: Steps of Adam before the chains start; 0 starts them at draws of the prior.
         kernel_scales: Prior standard deviation of each layer's kernel; biases have 1.
     """
 
@@ -87,6 +88,7 @@ class Settings:
         sine: NUTS on the noisy sine (the source: 1000 + 1000 iterations).
         moons: NUTS on two moons (the source: 2000 + 2000).
         svi: SVI on two moons.
+        prior_start: NUTS on the noisy sine once more, all 27 from draws of the prior.
         sine_margin: How far the noisy sine is evaluated beyond the data.
         sine_points: Evaluation points, evenly spaced.
         moons_examples: Training points.
@@ -103,6 +105,7 @@ class Settings:
     sine: Sampling
     moons: Sampling
     svi: Variational
+    prior_start: Sampling
     sine_margin: float = 3.0
     sine_points: int = 300
     moons_examples: int = 200
@@ -119,8 +122,13 @@ class Settings:
 
     def of(self, trial: Trial) -> dict[str, Any]:
         """What one trial's result depends on."""
-        own: dict[str, Sampling | Variational] = {"nuts": self.moons, "svi": self.svi}
-        inference = self.sine if trial.task == "sine" else own[trial.method]
+        own: dict[tuple[str, str], Sampling | Variational] = {
+            ("sine", "nuts"): self.sine,
+            ("sine", "nuts-prior"): self.prior_start,
+            ("moons", "nuts"): self.moons,
+            ("moons", "svi"): self.svi,
+        }
+        inference = own[trial.task, trial.method]
         plain = {k: v for k, v in self.as_dict().items() if k.startswith(f"{trial.task}_")}
         plain.pop(f"{trial.task}_activations")
         shared = {"quantile": self.quantile, "seed": self.seed}
@@ -132,7 +140,12 @@ class Settings:
 
     def plan(self, task: str) -> list[Trial]:
         """The trials of a task, or of all."""
-        sine = [Trial("sine", "nuts", name) for name in self.sine_activations]
+        sine = [
+            Trial("sine", method, name)
+            for method in ("nuts", "nuts-prior")
+            for name in self.sine_activations
+            if method == "nuts" or name != LEARNED
+        ]
         moons = [
             Trial("moons", method, name)
             for method in ("nuts", "svi")
@@ -147,6 +160,7 @@ FULL = Settings(
     sine=Sampling(warmup=150, samples=300),
     moons=Sampling(warmup=150, samples=300, max_depth=7, kernel_scales=MOONS_SCALES),
     svi=Variational(pretrain_epochs=200, epochs=500),
+    prior_start=Sampling(warmup=300, samples=300, start_steps=0),
 )
 FAST = dataclasses.replace(
     FULL,
@@ -155,6 +169,7 @@ FAST = dataclasses.replace(
     sine=Sampling(warmup=60, samples=40, max_depth=5),
     moons=Sampling(warmup=60, samples=40, max_depth=5, kernel_scales=MOONS_SCALES),
     svi=Variational(pretrain_epochs=40, epochs=40),
+    prior_start=Sampling(warmup=60, samples=40, max_depth=5, start_steps=0),
     sine_points=100,
     moons_points=20,
 )
@@ -171,7 +186,6 @@ def choose(fast: bool, seed: int, samples: int | None) -> Settings:
     settings = dataclasses.replace(FAST if fast else FULL, seed=seed)
     if samples is None:
         return settings
-    sine = dataclasses.replace(settings.sine, samples=samples)
-    return dataclasses.replace(
-        settings, sine=sine, moons=dataclasses.replace(settings.moons, samples=samples)
-    )
+    chains = ("sine", "moons", "prior_start")
+    longer = {n: dataclasses.replace(getattr(settings, n), samples=samples) for n in chains}
+    return dataclasses.replace(settings, **longer)

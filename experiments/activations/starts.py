@@ -41,7 +41,7 @@ def trained_starts(
         index: Of the activation function.
         likelihood: As `jaxeff.bayes.nuts` takes it.
         chains: How many starts.
-        steps: Steps of Adam for each.
+        steps: Steps of Adam for each; with none it stays at the draw, the last layer zero.
         rate: Its learning rate, decayed by a cosine.
 
     Returns:
@@ -49,7 +49,7 @@ def trained_starts(
     """
     scales = prior_scales(PRIOR, params)
     density = log_joint(lambda p, x: f(p, x, index), params, scales, likelihood)
-    optimizer = optax.adam(optax.cosine_decay_schedule(rate, steps))
+    optimizer = optax.adam(optax.cosine_decay_schedule(rate, max(steps, 1)))
 
     def climb(key: PRNGKeyArray) -> Any:
         random = draw_prior(key, params, scales)

@@ -30,6 +30,7 @@ def run(trial: Trial, settings: Settings, store: Store) -> Outcome:
     index = jnp.asarray(network.NAMES.index(trial.activation))
     runners = {
         ("sine", "nuts"): _sine_nuts,
+        ("sine", "nuts-prior"): _sine_nuts,
         ("moons", "nuts"): _moons_nuts,
         ("moons", "svi"): _moons_svi,
     }
@@ -40,9 +41,10 @@ def run(trial: Trial, settings: Settings, store: Store) -> Outcome:
 
 
 def _sine_nuts(trial: Trial, index: jax.Array, settings: Settings, store: Store) -> Any:
-    known, f = sine.scene(settings), network.network(settings.sine.kernel_scales)
+    sampling = settings.sine if trial.method == "nuts" else settings.prior_start
+    known, f = sine.scene(settings), network.network(sampling.kernel_scales)
     train = (known.inputs(known.train[0]), known.train[1])
-    result = _sample(trial, index, train, 1, "gaussian", settings.sine, settings, store)
+    result = _sample(trial, index, train, 1, "gaussian", sampling, settings, store)
     figures, curves = sine.evaluate(f, result.posterior, index, settings)
     mixed = _mixing(f, result, index, known.inputs(known.x[:, None]), "gaussian")
     return figures | mixed, curves

@@ -14,6 +14,7 @@ from experiments.activations import judging, network, recipe, trials
 from experiments.activations.__main__ import app
 from experiments.activations.recipe import Trial
 from experiments.activations.source import MOONS, SINE
+from experiments.activations.starts import trained_starts
 from experiments.activations.store import Outcome, Store
 from experiments.report import Report
 from jaxeff.nn import ACTIVATIONS, SplineActivation
@@ -54,10 +55,11 @@ def judged(rows):
 
 def test_the_sources_own_numbers_pass_the_checks():
     rows = [row("sine-nuts", n, r.auroc, r.auroc) for n, r in SINE.items()]
+    rows += [row("sine-nuts-prior", n, r.auroc, r.auroc) for n, r in SINE.items()]
     rows += [row("moons-nuts", n, r.auroc_nuts) for n, r in MOONS.items()]
     rows += [row("moons-svi", n, r.auroc_svi) for n, r in MOONS.items()]
     checks = judged(rows)
-    assert len(checks) == 5
+    assert len(checks) == 7
     assert all(checks.values())
     compared = judging.compare(rows[: len(SINE)], "auroc")
     assert compared["correlation"] == pytest.approx(1)
@@ -94,6 +96,34 @@ def test_finished_trials_are_kept_unless_settings_change(tmp_path):
     # Settings of the moons are nothing to the sine.
     wider = dataclasses.replace(recipe.FULL, moons_margin=2.0)
     assert Store(tmp_path, wider).load(trial) is not None
+
+
+def test_chains_from_the_prior_are_trials_of_their_own():
+    plan = recipe.FULL.plan("sine")
+    methods = [trial.method for trial in plan]
+    assert (methods.count("nuts"), methods.count("nuts-prior")) == (28, 27)
+    trained, drawn = (Trial("sine", method, "ReLU") for method in ("nuts", "nuts-prior"))
+    assert recipe.FULL.of(trained)["start_steps"] == 400
+    assert recipe.FULL.of(drawn)["start_steps"] == 0
+    longer = recipe.choose(False, 0, 700)
+    assert longer.of(trained)["samples"] == longer.of(drawn)["samples"] == 700
+
+
+def test_a_start_without_training_is_a_draw_of_the_prior():
+    tanh, params = network.single("Tanh", (1.4, 0.5, 0.5)), network.start(jax.random.key(0), 1, 2)
+    x = jnp.linspace(-1, 1, 40)[:, None]
+    starts = [
+        trained_starts(
+            jax.random.key(1), lambda p, x, _: tanh(p, x), params, (x, jnp.sin(3 * x[:, 0])),
+            jnp.asarray(0), likelihood="gaussian", chains=3, steps=steps,
+        )
+        for steps in (0, 200)
+    ]  # fmt: skip
+    drawn, trained = (jax.vmap(lambda p: tanh(p, x))(start)[..., 0] for start in starts)
+    np.testing.assert_array_equal(drawn, 0)  # the last layer's
+    kernel = starts[0]["fc2"]["kernel"]
+    assert float(kernel.std()) == pytest.approx(network.PRIOR, rel=0.05)
+    assert float(((trained - jnp.sin(3 * x[:, 0])) ** 2).mean()) < 0.05
 
 
 @pytest.fixture
