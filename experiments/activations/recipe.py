@@ -158,7 +158,7 @@ FULL = Settings(
     sine_activations=NAMES,
     moons_activations=(*MOONS, LEARNED),
     sine=Sampling(warmup=150, samples=400),
-    moons=Sampling(warmup=150, samples=400, max_depth=7, kernel_scales=MOONS_SCALES),
+    moons=Sampling(warmup=150, samples=800, max_depth=7, kernel_scales=MOONS_SCALES),
     svi=Variational(pretrain_epochs=200, epochs=500),
     prior_start=Sampling(warmup=300, samples=200, start_steps=0),
 )
