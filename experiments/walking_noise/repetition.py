@@ -20,8 +20,10 @@ LEVELS = np.logspace(-2, 3, 21)
 """Noise levels that find each slot's midpoint in a network trained without noise."""
 UNIFORM = 2
 """Executions of every slot that the budget is worth."""
+WALKED_IMAGES = 2000
+"""Test images behind every point of those curves."""
 DRAWS = 3
-"""Passes over the test images per accuracy."""
+"""Passes over all test images per accuracy of the table."""
 
 Row = dict[str, Any]
 
@@ -44,16 +46,16 @@ def run(
     )
     test_key = jax.random.fold_in(key, 2)
 
-    def measure(specs: Any) -> np.ndarray:
+    def measure(specs: Any, test: Any = images.test, draws: int = DRAWS) -> np.ndarray:
         """Accuracy of every network at every level of a spec, over draws, `[seeds, levels]`."""
         found = []
         for seed in range(row.seeds):
             take = functools.partial(jax.tree.map, lambda leaf: leaf[seed, 0])  # noqa: B023
-            draws = noisy_accuracy(
-                test_key, network.evaluate, take(trained.params), specs, images.test,
-                repeats=DRAWS, state=take(trained.state or {}),
+            drawn = noisy_accuracy(
+                test_key, network.evaluate, take(trained.params), specs, test,
+                repeats=draws, state=take(trained.state or {}),
             )  # fmt: skip
-            found.append(np.asarray(draws).mean(axis=0))
+            found.append(np.asarray(drawn).mean(axis=0))
         return np.stack(found)
 
     def repeated(times: Sequence[int]) -> np.ndarray:
@@ -62,7 +64,8 @@ def run(
         return measure({site: Repeated(noise, n) for site, n in executions})[:, 0]
 
     spec, _ = walking(network.slots, LEVELS, Additive)
-    walked = measure(spec).reshape(row.seeds, len(network.slots), len(LEVELS))
+    few = tuple(part[:WALKED_IMAGES] for part in images.test)
+    walked = measure(spec, few, 1).reshape(row.seeds, len(network.slots), len(LEVELS))
     midpoints = {
         site: fit_midpoint(LEVELS, curve, chance=CHANCE, scale="log").mu
         for site, curve in zip(network.slots, walked.swapaxes(0, 1), strict=True)
