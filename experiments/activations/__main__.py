@@ -58,7 +58,7 @@ DIFFERENCES = (
     "the first layer's weights and 0.5 (sine, inputs standardised) or 1 (moons) for the others'",
     "ours runs fewer iterations than its 1000 + 1000 (sine) and 2000 + 2000 (moons), with four "
     "chains and a limit on the depth of trajectories; see `config`",
-    "where its chains start is not said; ours start at networks trained from draws of the prior, and "
+    "where its chains start is not said; ours start at networks trained from draws of the prior, "
     "in the table 'sine-nuts-prior' at the draws themselves",
     "its RReLU draws a slope per call; ours is the mean slope, since a likelihood needs a function",
 )

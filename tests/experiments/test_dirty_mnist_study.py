@@ -1,5 +1,7 @@
 """The parts of the Dirty-MNIST study that could be wrong unnoticed, on a few small images."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -132,11 +134,21 @@ def test_checks_fail_where_they_should(sets, logits):
     sweep = [{**row, "reading": "right"}, {**row, "reading": "misread"}]
     found = study.Findings(
         dict.fromkeys([*methods, "mlp-subset svi", "mlp mcmc"], outcome),
-        dict.fromkeys(study.PASSES, sweep), {}, {}, {"max_rhat": 1.2}, {},
+        dict.fromkeys(study.PASSES, sweep), {}, {}, {"max_rhat": 1.2},
+        {name: {"epoch": 49} for name in ("mlp", "mlp-long", "mlp-subset")},
     )  # fmt: skip
     report = Report("dirty_mnist", {})
     study.check(report, found)
     passed = [check["name"] for check in report.checks if check["passed"]]
     assert all("within" in name for name in passed)  # the same outcome throughout: no gap
-    assert len(passed) == 4
-    assert len(report.checks) == 15
+    assert len(passed) == 6
+    assert len(report.checks) == 21
+
+
+def test_a_longer_training_differs_in_nothing_else():
+    key = jax.random.key(0)
+    short, long, other = (recipe.split(key, name) for name in ("mlp", "mlp-long", "mlp-warm"))
+    assert (short == long).all()
+    assert (short != other).any()
+    settings = recipe.Settings().svi
+    assert dataclasses.replace(settings["mlp-long"], epochs=50) == settings["mlp"]
