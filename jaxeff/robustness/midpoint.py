@@ -34,6 +34,8 @@ from jaxeff.settings import check_choice
 LEAST_DROP = 0.05
 LEAST_POINTS = 5
 LEAST_R2 = 0.5
+LARGEST_GAP = 0.1
+"""How far from its middle the measured curve may be at the fitted midpoint, in heights of it."""
 
 
 class Midpoint(NamedTuple):
@@ -220,8 +222,9 @@ def _fit(levels: Any, mean: Any, weights: Any, scale: str, chance: Any, drop: fl
             f"{levels[-1]:g}",
             beyond if fit.mu > levels[-1] else below,
         )
-    # A level of grace on either side: the middle of the measured curve is itself noisy.
-    if not levels[max(last - 1, 0)] <= fit.mu <= levels[min(last + 2, len(levels) - 1)]:
+    there, bottom = float(np.interp(fit.mu, levels, mean)), min(low, fit.a_min)
+    is_inside = bracket[0] <= fit.mu <= bracket[1]
+    if not is_inside and abs(there - (high + bottom) / 2) > LARGEST_GAP * (high - bottom):
         raise _NoMidpointError(
             f"a logistic function doesn't describe the curve: its midpoint would be {fit.mu:g}, "
             f"but the accuracy crosses its middle between {bracket[0]:g} and {bracket[1]:g}"
