@@ -59,12 +59,19 @@ def check(
 ) -> None:
     """The source's findings, each with its numbers."""
     for case in sorted({row["case"].removesuffix("-bn") for row in rows}):
-        with_bn, without = (
-            fits.get(Curve(name, "add", "global", "global")) for name in (f"{case}-bn", case)
-        )
-        if with_bn and without and with_bn.found and without.found:
+        pair = [Curve(name, "add", "global", "global") for name in (f"{case}-bn", case)]
+        if not all(curve in fits for curve in pair):
+            continue
+        with_bn, without, scale = *(fits[curve] for curve in pair), SCALES["add", "global"]
+        if not (with_bn.found and without.found):  # a long tail: the same scale for both
+            scale = "log"
+            with_bn, without = (
+                fit_midpoint(*accuracies(rows, curve), chance=CHANCE, scale=scale) for curve in pair
+            )
+        if with_bn.found and without.found:
             report.check(
-                f"{case}: batch norm lowers the additive midpoint (without over with)",
+                f"{case}: batch norm lowers the additive midpoint ({scale} scale, without over "
+                "with)",
                 "> 1", without.mu / with_bn.mu, without.mu > with_bn.mu,
             )  # fmt: skip
     for case in _cases(rows, kind="add", where="layers", batch_norm=False):
