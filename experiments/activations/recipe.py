@@ -140,12 +140,9 @@ class Settings:
 
     def plan(self, task: str) -> list[Trial]:
         """The trials of a task, or of all."""
-        sine = [
-            Trial("sine", method, name)
-            for method in ("nuts", "nuts-prior")
-            for name in self.sine_activations
-            if method == "nuts" or name != LEARNED
-        ]
+        sine = [Trial("sine", "nuts", name) for name in self.sine_activations]
+        published = (name for name in self.sine_activations if name != LEARNED)
+        sine += [Trial("sine", "nuts-prior", name) for name in published]
         moons = [
             Trial("moons", method, name)
             for method in ("nuts", "svi")

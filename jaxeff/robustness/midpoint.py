@@ -80,7 +80,6 @@ class Midpoint(NamedTuple):
         return {**plain, "scale": self.scale, "message": self.message}
 
 
-_ELSE_LOG = "; scale='log' fits curves with long tails"
 _NUMBERS = ("mu", "mu_std", "slope", "a_max", "a_min", "r2")
 
 
@@ -225,11 +224,11 @@ def _fit(levels: Any, mean: Any, weights: Any, scale: str, chance: Any, drop: fl
     there, bottom = float(np.interp(fit.mu, levels, mean)), min(low, fit.a_min)
     is_inside = bracket[0] <= fit.mu <= bracket[1]
     if not is_inside and abs(there - (high + bottom) / 2) > LARGEST_GAP * (high - bottom):
+        advice = "; scale='log' fits curves with long tails" if scale == "linear" else ""
         raise _NoMidpointError(
             f"a logistic function doesn't describe the curve: its midpoint would be {fit.mu:g}, "
             f"but the accuracy crosses its middle between {bracket[0]:g} and {bracket[1]:g}"
-            + _ELSE_LOG
-            * (scale == "linear"),
+            f"{advice}",
             bracket,
         )
     message = "" if math.isfinite(fit.mu_std) else "the levels don't determine a standard error"
