@@ -3,7 +3,7 @@
 JAX's interpreter-facing API moves with its minor versions. `jax.extend.core` and
 `jax.extend.core.primitives` are public and used where they suffice; the private modules below are
 needed to keep source locations and name scopes when an equation is bound again, to read a name
-scope, for two primitives that the public list lacks, and for a call that is lowered one way for
+scope, for three primitives that the public list lacks, and for a call that is lowered one way for
 export and another way otherwise. A JAX upgrade is an edit of this file and of the pin in
 pyproject.toml.
 
@@ -21,7 +21,7 @@ from jax._src import linear_util as lu
 from jax._src.core import Atom, eval_jaxpr, jaxpr_as_fun, set_current_trace, trace_ctx
 from jax._src.interpreters import mlir
 from jax._src.interpreters.partial_eval import DynamicJaxprTrace, trace_to_jaxpr_dynamic
-from jax._src.lax.lax import composite_p, split_p
+from jax._src.lax.lax import composite_p, split_p, tile_p
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Var
 from jax.extend.core import primitives as primitives
 
@@ -48,6 +48,7 @@ __all__ = [
     "source_line",
     "split_p",
     "sub_jaxprs",
+    "tile_p",
 ]
 
 

@@ -21,10 +21,19 @@ class MomentsError(NotImplementedError):
     """A random value met a computation that moment propagation has no rule for."""
 
 
-def no_rule(node: Node, site: str, reason: str = "has no moment rule") -> MomentsError:
+class DependenceError(MomentsError):
+    """Dependent values met where no exact rule is known; independence may be assumed instead."""
+
+
+def no_rule(
+    node: Node,
+    site: str,
+    reason: str = "has no moment rule",
+    error: type[MomentsError] = MomentsError,
+) -> MomentsError:
     """The error that names the primitive, the site, the source line and the way out."""
     where = f"at site {site!r}" if site else "in a layer without a site"
-    return MomentsError(
+    return error(
         f"moments: primitive '{node.primitive.name}' {where} ({_compat.source_line(node.eqn)}) "
         f"{reason}. {_WAY_OUT}"
     )

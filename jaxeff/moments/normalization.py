@@ -108,6 +108,23 @@ def mean_square(x: Random, axes: tuple[int, ...], eps: float = 0.0) -> Gaussian:
     return Gaussian(s.power, s.power_var)
 
 
+def root(q: Gaussian) -> Gaussian:
+    """Moments of sqrt(q) for a sum of squares, taken as gamma distributed with the moments of `q`.
+
+    With shape k = (E q)^2 / Var q and r = Gamma(k + 1/2)^2 / (Gamma(k)^2 k), the mean is
+    sqrt(r E q) and the variance (1 - r) E q; exact for central, equal variances (the chi
+    distribution; Patnaik 1949 for others). From k = 4 on 1 - r is its series in 1 / k, which keeps
+    the digits of a small variance.
+    """
+    safe = jnp.where(q.mean > 0, q.mean, 1)
+    c = q.var / (safe * safe)  # 1 / k
+    series = 0.25 * c * (1 - c / 8 - c * c / 32 + 5 * c**3 / 512)
+    k = 1 / jnp.maximum(c, 0.25)
+    exact = -jnp.expm1(2 * (lax.lgamma(k + 0.5) - lax.lgamma(k)) - jnp.log(k))
+    lost = jnp.where(c < 0.25, series, exact)
+    return Gaussian(jnp.sqrt(safe * (1 - lost)) * (q.mean > 0), q.mean * lost)
+
+
 def _count(x: Gaussian, axes: tuple[int, ...]) -> int:
     n = 1
     for axis in axes:

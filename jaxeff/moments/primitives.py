@@ -23,7 +23,7 @@ import jax.numpy as jnp
 
 from jaxeff import _compat
 from jaxeff._compat import primitives as p
-from jaxeff._compat import split_p
+from jaxeff._compat import split_p, tile_p
 from jaxeff.moments import activations, arithmetic, clark, pooling
 from jaxeff.moments.gaussian import Gaussian
 from jaxeff.moments.linear import bilinear
@@ -35,10 +35,10 @@ Rule = Callable[..., Sequence[Any]]
 
 MOVING = {
     p.add_jaxvals_p, p.broadcast_in_dim_p, p.concatenate_p, p.copy_p, p.cumsum_p,
-    p.dynamic_slice_p, p.dynamic_update_slice_p, p.gather_p, p.name_p, p.pad_p,
+    p.device_put_p, p.dynamic_slice_p, p.dynamic_update_slice_p, p.gather_p, p.name_p, p.pad_p,
     p.reduce_precision_p, p.reduce_sum_p, p.reduce_window_sum_p, p.reshape_p, p.rev_p,
     p.scatter_add_p, p.scatter_p, p.select_n_p, p.sharding_constraint_p, p.slice_p, split_p,
-    p.squeeze_p, p.stop_gradient_p, p.transpose_p,
+    p.squeeze_p, p.stop_gradient_p, p.transpose_p, tile_p,
 }  # fmt: skip
 
 

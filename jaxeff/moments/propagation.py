@@ -1,13 +1,10 @@
 """Propagates moments through the equations of a layer, watching what depends on what.
 
 `propagate` runs equations one after the other under the rules of `primitives`, which take operands
-as independent. Every value carries the set of the layer's random inputs it depends on; two operands
-that share one would make a rule's answer wrong, so they are an error here and the business of
-`regions`, which sees such a region as a whole.
-
-Sharp edges
-- Independence is tracked within a layer. Between layers it is assumed: a residual sum treats its
-  branches as independent, a convolution its inputs.
+as independent. The layer's random inputs are independent of each other, entries and all (`wholes`
+has seen to that, or noted that it is assumed). Where dependent entries meet inside the layer a
+rule's answer would be wrong: that is an error, unless the environment is told to assume
+independence, and then it is noted.
 """
 
 from __future__ import annotations
@@ -20,11 +17,13 @@ import numpy as np
 
 from jaxeff import _compat
 from jaxeff._compat import Literal
-from jaxeff.moments.errors import AtMean, MomentsError, no_rule
+from jaxeff.moments.assumption import Assumption, Note
+from jaxeff.moments.dependence import fresh, walk
+from jaxeff.moments.errors import AtMean, DependenceError, MomentsError, no_rule
+from jaxeff.moments.lineage import Lineage, Meeting
 from jaxeff.moments.polynomial import known_number
 from jaxeff.moments.primitives import DISCRETE, RULES, Rule, twice
 from jaxeff.moments.raw import is_random
-from jaxeff.program import primitives as prim
 from jaxeff.program.graph import Node, Value
 from jaxeff.program.layers import Layer
 
@@ -34,25 +33,41 @@ class Environment:
     """The values of a layer while it is evaluated.
 
     Attributes:
-        site: The layer's name, for error messages.
+        layer: The layer.
         rules: Rules of the user's own, by primitive; they come before the built-in ones.
+        assume: Where to note that independence is assumed; None where it must not be.
         values: What each traced value is: an array or a random array.
-        sources: For each random value, the layer's random inputs it depends on.
+        lineages: What depends on which of the layer's random inputs.
+        meetings: The equations that combine dependent entries.
         numbers: Deterministic values that are one known number everywhere.
     """
 
-    site: str
+    layer: Layer
     rules: Mapping[Any, Rule]
+    assume: Note | None = None
     values: dict[Any, Any] = field(default_factory=dict)
-    sources: dict[Any, frozenset] = field(default_factory=dict)
+    lineages: dict[Any, Lineage] = field(default_factory=dict)
+    meetings: dict[Node, list[Meeting]] = field(default_factory=dict)
     numbers: dict[Any, float] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, layer: Layer, values: Sequence[Any], rules: Mapping[Any, Rule]) -> Environment:
+    def of(
+        cls,
+        layer: Layer,
+        values: Sequence[Any],
+        rules: Mapping[Any, Rule],
+        assume: Note | None = None,
+    ) -> Environment:
         """The environment of a layer's inputs."""
-        env = cls(layer.site, rules, dict(zip(layer.inputs, values, strict=True)))
-        env.sources = {v: frozenset({v}) for v in layer.inputs if is_random(env.values[v])}
+        env = cls(layer, rules, assume, dict(zip(layer.inputs, values, strict=True)))
+        random = [v for v in layer.inputs if is_random(env.values[v])]
+        env.lineages, env.meetings = walk(layer.nodes, fresh(random))
         return env
+
+    @property
+    def site(self) -> str:
+        """The layer's name, for error messages."""
+        return self.layer.site
 
     def read(self, atom: Any) -> Any:
         """The value of an equation's operand."""
@@ -64,25 +79,22 @@ class Environment:
             return float(atom.val) if np.ndim(atom.val) == 0 else None
         return self.numbers.get(atom)
 
-    def sources_of(self, atoms: Sequence[Any]) -> frozenset:
-        """The random inputs that any of the operands depends on."""
-        found = (self.sources.get(a, frozenset()) for a in atoms if isinstance(a, Value))
-        return frozenset().union(*found)
+    def sources(self, atom: Any) -> frozenset:
+        """The layer's random inputs that a value depends on."""
+        return frozenset(self.lineages.get(atom, ())) if isinstance(atom, Value) else frozenset()
 
-    def write(self, outputs: Sequence[Value], results: Sequence[Any], sources: frozenset) -> None:
+    def write(self, outputs: Sequence[Value], results: Sequence[Any]) -> None:
         """Records an equation's results."""
-        for value, result in zip(outputs, results, strict=True):
-            self.values[value] = result
-            if is_random(result):
-                self.sources[value] = sources
+        self.values.update(zip(outputs, results, strict=True))
 
 
 def propagate(nodes: Sequence[Node], env: Environment) -> None:
     """Evaluates equations in order, writing their results into `env`.
 
     Raises:
-        MomentsError: A primitive has no rule, combines values that share a random input, or
-            computes on from a discrete function of a random value.
+        DependenceError: A primitive combines dependent entries, and independence mustn't be assumed.
+        MomentsError: A primitive has no rule, or computes on from a discrete function of a random
+            value.
     """
     for node in nodes:
         step(node, env)
@@ -94,13 +106,12 @@ def step(node: Node, env: Environment) -> None:
     if any(isinstance(o, AtMean) for o in operands):
         raise no_rule(node, env.site, "computes with a discrete function of a random value")
     if not any(is_random(o) for o in operands):
-        env.write(node.outputs, _compat.bind(node.eqn, *operands), frozenset())
+        env.write(node.outputs, _compat.bind(node.eqn, *operands))
         number = known_number(node.eqn, [env.number(a) for a in node.inputs])
         if number is not None:
             env.numbers[node.outputs[0]] = number
         return
-    sources = env.sources_of(node.inputs)
-    env.write(node.outputs, _apply(node, operands, env), sources)
+    env.write(node.outputs, _apply(node, operands, env))
 
 
 def _apply(node: Node, operands: Sequence[Any], env: Environment) -> Sequence[Any]:
@@ -109,11 +120,15 @@ def _apply(node: Node, operands: Sequence[Any], env: Environment) -> Sequence[An
     if node.primitive in DISCRETE:
         means = [o.mean if is_random(o) else o for o in operands]
         return [AtMean(v) for v in _compat.bind(node.eqn, *means)]
-    if shares_source(node, env):
+    if node in env.meetings:
         same = twice(node, operands[0]) if _is_twice(node) else None
         if same is not None:
             return same
-        raise no_rule(node, env.site, "combines values that depend on the same random input")
+        if env.assume is None:
+            reason = "combines values that depend on the same random input"
+            raise no_rule(node, env.site, reason, DependenceError)
+        for meeting in env.meetings[node]:
+            env.assume(Assumption.of(env.layer, meeting))
     rule = RULES.get(node.primitive)
     if rule is None:
         raise no_rule(node, env.site)
@@ -123,21 +138,6 @@ def _apply(node: Node, operands: Sequence[Any], env: Environment) -> Sequence[An
         if isinstance(error, MomentsError):
             raise
         raise no_rule(node, env.site, f"can't be propagated here: {error}") from error
-
-
-def shares_source(node: Node, env: Environment) -> bool:
-    """Whether two operands of an equation depend on one random input."""
-    seen: set[Any] = set()
-    for atom in node.inputs:
-        sources = env.sources.get(atom, frozenset()) if isinstance(atom, Value) else frozenset()
-        if seen & sources and node.primitive not in _MOVES:
-            return True
-        seen |= sources
-    return False
-
-
-# These only put entries side by side: no entry meets another.
-_MOVES = {prim.p.concatenate_p, prim.p.dynamic_update_slice_p, prim.p.pad_p, prim.p.select_n_p}
 
 
 def _is_twice(node: Node) -> bool:

@@ -13,11 +13,14 @@ gradients tend to the delta method's (f + v f''/2 and v f'^2) and are finite at 
 Sharp edges
 - Gauss-Hermite of a function with a kink is off by about 5e-3 of a standard deviation times the
   jump in slope. Functions with a closed form in `activations` and `piecewise` don't come here.
-- A function that is NaN or infinite at some node makes the result so.
+- Outside a function's domain there are no moments. Where the function is defined at the mean, and
+  less than `OUTSIDE` of the mass lies where it is not, they are those given that it is defined;
+  above that the result is NaN.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -34,10 +37,13 @@ from jaxeff.moments.raw import Random, is_random, to_variance
 HERMITE_NODES = 32
 LEGENDRE_NODES = 20
 _INV_SQRT_2PI = 0.3989422804014327
+OUTSIDE = 1e-3
 _REACH = 6.0  # standard deviations; 2e-9 of the mass lies outside
 
 
-def gauss_hermite(fn: Callable[[Array], Any], x: Random, nodes: int = HERMITE_NODES) -> Any:
+def gauss_hermite(
+    fn: Callable[[Array], Any], x: Random, nodes: int = HERMITE_NODES, limited: bool = False
+) -> Any:
     """Moments of `fn(x)` by Gauss-Hermite quadrature.
 
     Args:
@@ -45,6 +51,7 @@ def gauss_hermite(fn: Callable[[Array], Any], x: Random, nodes: int = HERMITE_NO
             like the input or broadcast from it.
         x: Random input.
         nodes: Number of nodes (physicists' rule of `numpy.polynomial.hermite`).
+        limited: Whether `fn` may be undefined somewhere; costs a second evaluation.
 
     Returns:
         `fn`'s output tree with a `Gaussian` for each floating-point leaf; others are evaluated
@@ -55,7 +62,7 @@ def gauss_hermite(fn: Callable[[Array], Any], x: Random, nodes: int = HERMITE_NO
     shape = (nodes,) + (1,) * x.ndim
     z = jnp.asarray(roots * np.sqrt(2), x.dtype).reshape(shape)
     weight = jnp.asarray(masses / np.sqrt(np.pi), x.dtype).reshape(shape)
-    return _integrate(fn, x, [(z, weight)])
+    return _integrate(fn, x, [(z, weight)], limited)
 
 
 def gauss_legendre(
@@ -63,6 +70,7 @@ def gauss_legendre(
     x: Random,
     kinks: Sequence[float] = (0.0,),
     nodes: int = LEGENDRE_NODES,
+    limited: bool = False,
 ) -> Any:
     """Moments of `fn(x)` by Gauss-Legendre quadrature of each piece between kinks.
 
@@ -72,6 +80,7 @@ def gauss_legendre(
         kinks: Ascending points where `fn` isn't smooth or changes fastest. Jumps give inaccurate
             gradients: use `piecewise` for those.
         nodes: Nodes per piece; there is one more piece than kinks.
+        limited: As for `gauss_hermite`.
 
     Returns:
         As `gauss_hermite`.
@@ -90,11 +99,15 @@ def gauss_legendre(
     for lo, hi in itertools.pairwise(ends):
         z = lo + (hi - lo) * t
         pieces.append((z, weight * (hi - lo) * jnp.exp(-0.5 * z * z) * _INV_SQRT_2PI))
-    return _integrate(fn, x, pieces)
+    return _integrate(fn, x, pieces, limited)
 
 
 def gauss_pair(
-    fn: Callable[[Array, Array], Any], x: Random, y: Random, kinks: Sequence[float] = (0.0,)
+    fn: Callable[[Array, Array], Any],
+    x: Random,
+    y: Random,
+    kinks: Sequence[float] = (0.0,),
+    limited: bool = False,
 ) -> Any:
     """Moments of `fn(x, y)` for independent operands: Legendre over `x`, Hermite over `y`.
 
@@ -103,13 +116,14 @@ def gauss_pair(
         x: The operand in which `fn` may have kinks.
         y: The operand in which `fn` is close to a polynomial (a slope, a scale); 8 nodes.
         kinks: Kinks in `x`.
+        limited: As for `gauss_hermite`.
 
     Returns:
         `fn`'s output tree with a `Gaussian` for each floating-point leaf.
     """
 
     def given(value: Array) -> Any:
-        moments = gauss_legendre(lambda point: fn(point, value), x, kinks)
+        moments = gauss_legendre(lambda point: fn(point, value), x, kinks, limited=limited)
         return jax.tree.map(lambda g: (g.mean, g.var), moments, is_leaf=is_random)
 
     outer = gauss_hermite(given, y, 8)
@@ -127,12 +141,41 @@ def _floored_std(x: Gaussian) -> Float[Array, "*shape"]:
     return jnp.sqrt(jnp.maximum(x.var, floor * floor))
 
 
-def _integrate(fn: Callable[[Array], Any], x: Gaussian, pieces: Sequence[tuple]) -> Any:
+def _inside(
+    fn: Callable[[Array], Any], mean: Array, points: Sequence[Array], pieces: Sequence[tuple]
+) -> tuple[list[Array], list[tuple]]:
+    """The nodes at which a function is defined, with weights that sum to one again.
+
+    Nodes outside are moved to the mean, so that no derivative passes through what is undefined.
+    """
+
+    def defined(at: Array) -> Array:
+        floats = [
+            v for v in jax.tree.leaves(jax.vmap(fn)(at)) if jnp.issubdtype(v.dtype, jnp.floating)
+        ]
+        return functools.reduce(
+            jnp.logical_and, map(jnp.isfinite, floats), jnp.full(at.shape, True)
+        )
+
+    masks = [defined(lax.stop_gradient(point)) for point in points]
+    weights = [jnp.where(mask, w, 0) for mask, (_, w) in zip(masks, pieces, strict=True)]
+    inside = sum(jnp.sum(w, 0) for w in weights)
+    scale = jnp.where(inside > 1 - OUTSIDE, 1 / inside, jnp.nan)
+    kept = [jnp.where(mask, point, mean) for mask, point in zip(masks, points, strict=True)]
+    return kept, [(z, w * scale) for (z, _), w in zip(pieces, weights, strict=True)]
+
+
+def _integrate(
+    fn: Callable[[Array], Any], x: Gaussian, pieces: Sequence[tuple], limited: bool
+) -> Any:
     """Moments of fn(mean + std z) under (z, weight) pairs with the nodes on a leading axis."""
     std = _floored_std(x)
     ratio = x.var / (std * std)  # 1 above the floor
     centre = fn(x.mean)
-    values = [jax.vmap(fn)(x.mean + std * z) for z, _ in pieces]
+    points = [x.mean + std * z for z, _ in pieces]
+    if limited:
+        points, pieces = _inside(fn, x.mean, points, pieces)
+    values = [jax.vmap(fn)(point) for point in points]
 
     def moments(at_mean: Array, *at_nodes: Array) -> Array | Gaussian:
         if not jnp.issubdtype(at_mean.dtype, jnp.floating):

@@ -22,39 +22,37 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxeff import _compat
 from jaxeff._compat import Literal
 from jaxeff._compat import primitives as p
 from jaxeff.moments import statistics
 from jaxeff.moments.arithmetic import map_linear
-from jaxeff.moments.errors import AtMean, no_rule
+from jaxeff.moments.assumption import Assumption, Note
+from jaxeff.moments.errors import AtMean, DependenceError, no_rule
+from jaxeff.moments.expansion import degree, second_order
 from jaxeff.moments.gaussian import Gaussian
 from jaxeff.moments.piecewise import piecewise, relu
+from jaxeff.moments.pointwise import AFFINE, is_limited, is_pointwise
 from jaxeff.moments.polynomial import VARIABLE, Constant, Pieces, Reader, constant, is_nondecreasing
 from jaxeff.moments.primitives import UNARY, Rule
 from jaxeff.moments.propagation import Environment, propagate, step
 from jaxeff.moments.quadrature import gauss_legendre, gauss_pair
 from jaxeff.moments.raw import Activated, is_random, to_variance
+from jaxeff.moments.views import by_views
 from jaxeff.program import primitives as prim
 from jaxeff.program.graph import Node, Value
 from jaxeff.program.layers import Layer, run_nodes
 
-_AFFINE = {
-    p.add_p, p.sub_p, p.mul_p, p.div_p, p.neg_p, p.copy_p, p.name_p, p.stop_gradient_p,
-    p.add_jaxvals_p, p.convert_element_type_p,
-}  # fmt: skip
-_STAIRCASE = {p.round_p, p.floor_p, p.ceil_p, p.rem_p}
-_CONSTANT_MOVES = {p.broadcast_in_dim_p, p.reshape_p, p.iota_p}
 _MAX_KINKS = 4
 
 
-def region(layer: Layer, values: Sequence[Any], rules: Mapping[Any, Rule]) -> list[Any]:
-    """The moments of an elementwise, normalization or reduction layer.
+def region(layer: Layer, values: Sequence[Any], rules: Mapping[Any, Rule], note: Note) -> list[Any]:
+    """The moments of a layer as one function of its random inputs.
 
     Args:
-        layer: A layer with at least one random input.
+        layer: A layer with at least one random input; those it has are taken as independent.
         values: Its inputs, arrays or random arrays.
         rules: The user's rules by primitive.
+        note: Called where dependence inside the layer has to be assumed away or is approximated.
 
     Returns:
         Its outputs.
@@ -62,7 +60,38 @@ def region(layer: Layer, values: Sequence[Any], rules: Mapping[Any, Rule]) -> li
     Raises:
         MomentsError: Something in it has no rule.
     """
-    env = Environment.of(layer, values, rules)
+    try:
+        return _known(layer, values, rules)
+    except DependenceError:
+        pass
+    given = {
+        v: to_variance(x) if is_random(x) else x for v, x in zip(layer.inputs, values, strict=True)
+    }
+    random = [v for v in layer.inputs if is_random(given[v])]
+    if not any(n.primitive in rules for n in layer.nodes):
+
+        def independent(part: Layer, known: dict[Value, Any]) -> list[Any] | None:
+            try:
+                return _known(part, [known[v] for v in part.inputs], rules)
+            except DependenceError:
+                return None
+
+        found = by_views(layer, random, given, independent)
+        if found is not None:
+            return found
+        found = second_order(layer, random, given)
+        if found is not None:
+            if degree(layer, random) > 2:
+                note(Assumption.expanded(layer, random))
+            return found
+    return _known(layer, values, rules, note)
+
+
+def _known(
+    layer: Layer, values: Sequence[Any], rules: Mapping[Any, Rule], assume: Note | None = None
+) -> list[Any]:
+    """By statistics, closed forms and quadrature, equation by equation where none applies."""
+    env = Environment.of(layer, values, rules, assume)
     root = _root(layer, env)
     if root is None:
         propagate(layer.nodes, env)
@@ -98,14 +127,13 @@ def _with_statistics(nodes: Sequence[Node], root: Value, env: Environment) -> No
     """Follows the tensor's statistics symbolically until they make a known function."""
     tensor = env.values[root]
     symbols: dict[Any, statistics.Statistic] = {root: statistics.tensor(tensor)}
-    sources = env.sources[root]
 
     def settle(atom: Any) -> None:
         """Turns a symbol into its moments."""
         if isinstance(atom, Value) and atom in symbols and atom is not root:
             found = statistics.moments(symbols[atom], tensor)
             if found is not None:
-                env.values[atom], env.sources[atom] = found, sources
+                env.values[atom] = found
 
     for node in nodes:
         operands = [
@@ -113,7 +141,7 @@ def _with_statistics(nodes: Sequence[Node], root: Value, env: Environment) -> No
             for a in node.inputs
         ]
         symbolic = any(isinstance(o, statistics.Statistic) for o in operands)
-        settled = any(root in env.sources.get(a, ()) for a in node.values if a not in symbols)
+        settled = any(root in env.sources(a) for a in node.values if a not in symbols)
         if symbolic and not settled and len(node.outputs) == 1:
             numbers = [env.number(a) for a in node.inputs]
             symbol = statistics.read(node, operands, numbers)
@@ -123,7 +151,8 @@ def _with_statistics(nodes: Sequence[Node], root: Value, env: Environment) -> No
         for atom in node.inputs:
             settle(atom)
         if any(a in symbols and a not in env.values for a in node.values):
-            raise no_rule(node, env.site, "uses statistics of a random tensor in an unknown way")
+            reason = "uses statistics of a random tensor in an unknown way"
+            raise no_rule(node, env.site, reason, DependenceError)
         step(node, env)
     for value in [v for n in nodes for v in n.outputs]:
         settle(value)
@@ -145,7 +174,7 @@ def _pointwise(
     while len(outputs) == 1 and nodes:
         last = nodes[-1]
         inner = [v for v in last.values if v is root or _made_by(v, nodes[:-1])]
-        if end not in last.outputs or len(inner) != 1 or last.primitive not in _AFFINE:
+        if end not in last.outputs or len(inner) != 1 or last.primitive not in AFFINE:
             break
         if not _is_affine(last, inner[0], nodes, (), env):
             break
@@ -165,7 +194,7 @@ def _is_affine(
 ) -> bool:
     """Whether `node` alone reads `variable`, as an affine function of it."""
     readers = [n for n in nodes if variable in n.values]
-    if readers != [node] or variable in outputs or node.primitive not in _AFFINE:
+    if readers != [node] or variable in outputs or node.primitive not in AFFINE:
         return False
     if sum(a is variable for a in node.inputs) != 1:
         return False
@@ -182,23 +211,27 @@ def _core(nodes: list[Node], root: Value, outputs: Sequence[Value], env: Environ
     others = list(dict.fromkeys(v for n in nodes for v in n.values if v not in made))
     others.remove(root)
     random = [v for v in others if is_random(env.values[v])]
-    shared = any(env.sources[v] & env.sources[root] for v in random)
+    shared = any(env.sources(v) & env.sources(root) for v in random)
     unknown = _first_unknown(nodes)
     if unknown is not None or len(random) > 1 or shared:
-        reason = "has no moment rule" if unknown else "combines several random values"
-        raise no_rule(unknown or nodes[-1], env.site, reason)
-    sources = env.sources[root].union(*(env.sources[v] for v in random))
+        if env.assume is not None or not any(n in env.meetings for n in nodes):
+            propagate(nodes, env)
+            return
+        raise no_rule(
+            unknown or nodes[-1], env.site, "combines several random values", DependenceError
+        )
     fixed = [v for v in others if v not in random]
     values = [env.values[v] for v in fixed]
     kinks: set[float] = set()
     if not random:
         if len(nodes) == 1 and nodes[0].primitive in UNARY:
-            env.write(nodes[0].outputs, [UNARY[nodes[0].primitive](x)], sources)
+            env.write(nodes[0].outputs, [UNARY[nodes[0].primitive](x)])
             return
         found, kinks = _closed_form(nodes, root, outputs, env)
         if found is not None:
-            env.write(outputs, found, sources)
+            env.write(outputs, found)
             return
+    limited = is_limited(nodes)
     points = tuple(sorted(kinks)) if 0 < len(kinks) <= _MAX_KINKS else (0.0,)
 
     def fn(*variables: Any) -> tuple[Any, ...]:
@@ -206,10 +239,10 @@ def _core(nodes: list[Node], root: Value, outputs: Sequence[Value], env: Environ
 
     if random:
         other = map_linear(lambda a: jnp.broadcast_to(a, x.shape), env.values[random[0]])
-        results = gauss_pair(fn, x, other, points)
+        results = gauss_pair(fn, x, other, points, limited)
     else:
-        results = gauss_legendre(fn, x, points)
-    env.write(outputs, [r if is_random(r) else AtMean(r) for r in results], sources)
+        results = gauss_legendre(fn, x, points, limited=limited)
+    env.write(outputs, [r if is_random(r) else AtMean(r) for r in results])
 
 
 def _closed_form(
@@ -255,13 +288,4 @@ def _moments(symbol: Any, value: Value, x: Any) -> Any:
 
 
 def _first_unknown(nodes: Sequence[Node]) -> Node | None:
-    return next((n for n in nodes if not _is_pointwise(n.eqn)), None)
-
-
-def _is_pointwise(eqn: Any) -> bool:
-    if eqn.primitive in prim.CALLS | prim.CUSTOM:
-        return all(_is_pointwise(e) for e in _compat.sub_jaxprs(eqn)[0].jaxpr.eqns)
-    if eqn.primitive in _CONSTANT_MOVES:
-        return all(getattr(a.aval, "shape", ()) == () for a in eqn.invars)
-    known = eqn.primitive in prim.ELEMENTWISE or eqn.primitive is p.name_p
-    return known and eqn.primitive not in _STAIRCASE
+    return next((n for n in nodes if not is_pointwise(n.eqn)), None)

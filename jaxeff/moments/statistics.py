@@ -322,9 +322,9 @@ _MOMENTS: dict[str, Callable[[Statistic, Gaussian], Gaussian]] = {
     "centred": lambda s, x: normalization.centred(x, s.axes),
     "variance": lambda s, x: normalization.variance(x, s.axes, s.eps),
     "mean square": lambda s, x: normalization.mean_square(x, s.axes, s.eps),
-    "root variance": lambda s, x: arithmetic.power(normalization.variance(x, s.axes, s.eps), 0.5),
-    "root mean square": lambda s, x: arithmetic.power(
-        normalization.mean_square(x, s.axes, s.eps), 0.5
+    "root variance": lambda s, x: normalization.root(normalization.variance(x, s.axes, s.eps)),
+    "root mean square": lambda s, x: normalization.root(
+        normalization.mean_square(x, s.axes, s.eps)
     ),
     "layer_norm": lambda s, x: normalization.layer_norm(x, s.axes, s.eps),
     "rms_norm": lambda s, x: normalization.rms_norm(x, s.axes, s.eps),

@@ -21,11 +21,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
+from jaxeff.moments.assumption import Assumption, Assumptions, Note
+from jaxeff.moments.calibrated import is_scaled, uncalibrated
+from jaxeff.moments.correlated import correlated
 from jaxeff.moments.errors import AtMean, MomentsError, at_mean, no_rule
 from jaxeff.moments.gaussian import Gaussian, check_gaussian, is_gaussian
 from jaxeff.moments.joint import joint, with_bias_vectors
@@ -33,7 +38,8 @@ from jaxeff.moments.primitives import Rule
 from jaxeff.moments.propagation import Environment, propagate
 from jaxeff.moments.raw import RawMoments, is_random, to_raw, to_variance
 from jaxeff.moments.regions import region
-from jaxeff.program import Layer, evaluate, plain, trace
+from jaxeff.moments.wholes import Whole, with_wholes
+from jaxeff.program import Layer, Program, evaluate, plain, trace
 
 _REGIONS = {"elementwise", "normalization", "reduction"}
 _DISCRETE = "computes with a discrete function of a random value"
@@ -45,6 +51,8 @@ def moments(
     *,
     rules: Mapping[Any, Rule] | None = None,
     form: str = "variance",
+    correlations: bool = False,
+    strict: bool = False,
 ) -> Callable[..., Any]:
     """Turns a function of arrays into one of random arrays.
 
@@ -55,6 +63,10 @@ def moments(
             list with one of either per result. `node.params` holds the primitive's parameters.
         form: What layers hand to each other: "variance" (the default, safe in float32) or "raw",
             E[x^2] between an activation and the next linear layer, as the source's operators do.
+        correlations: Take into account everything that results share (see `correlated`), at the
+            cost of one pass backward per result of an example.
+        strict: Refuse to assume independence: a function with a place that `assumptions` would
+            list is an error.
 
     Returns:
         A function of the same arguments, any leaf of which may be a `Gaussian`. It returns what
@@ -65,30 +77,129 @@ def moments(
     Raises:
         ValueError: `form` is unknown; when called: a `Gaussian` leaf holds NaN, a negative
             variance, or a variance that doesn't fit its mean.
-        MomentsError: When called: a random value meets a computation without a rule.
+        MomentsError: When called: a random value meets a computation without a rule, or, if
+            `strict`, dependent values meet where independence would be assumed.
     """
     if form not in _FORMS:
         raise ValueError(f"moments: form {form!r} is unknown; choose one of {_FORMS}.")
-    own_rules = dict(rules or {})
 
     @functools.wraps(f)
     def propagated(*args: Any, **kwargs: Any) -> Any:
-        _check((args, kwargs))
-        means, named = jax.tree.map(
-            lambda v: v.mean if is_gaussian(v) else v, (args, kwargs), is_leaf=is_gaussian
-        )
-        if not any(is_gaussian(v) for v in jax.tree.leaves((args, kwargs), is_leaf=is_gaussian)):
-            return jax.tree.map(_result, f(*means, **named))
-        program = trace(f, *means, **named)
-        with_bias_vectors(program)
-        positions = range(program.in_tree.num_leaves)
-        arrays = jax.tree.unflatten(program.in_tree, positions)[1]
-        values = jax.tree.leaves((args, {k: kwargs[k] for k in arrays}), is_leaf=is_gaussian)
-        rule = functools.partial(_layer, own_rules, form)
-        outputs = evaluate(program, rule, None, values, _promote)
-        return jax.tree.unflatten(program.out_tree, [_result(v) for v in outputs])
+        found: list[Assumption] = []
+        propagation = Propagation(rules or {}, form, found.append, correlations)
+        result = propagation.run(f, args, kwargs)
+        if strict and found:
+            raise MomentsError(
+                "moments: strict=True, and independence would be assumed:\n"
+                f"{Assumptions.merged(found)}\nLeave `strict` out to accept that."
+            )
+        return result
 
     return propagated
+
+
+class Reading(NamedTuple):
+    """A function read for given arguments.
+
+    Attributes:
+        program: Its program, with bias vectors.
+        values: One per input of the program; a `Gaussian` for random ones.
+        factors: What the variances of its sites are multiplied by.
+    """
+
+    program: Program
+    values: list[Any]
+    factors: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Propagation:
+    """One pass of moments over a program.
+
+    Attributes:
+        rules: The user's rules by primitive.
+        form: What layers hand to each other.
+        note: Called for each place where independence is assumed.
+        correlations: Whether results get their variances with correlations.
+        differentiable: Whether derivatives pass through variances; not those by expected slopes.
+    """
+
+    rules: Mapping[Any, Rule]
+    form: str
+    note: Note
+    correlations: bool = False
+    differentiable: bool = True
+
+    def run(self, f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """What `moments(f)` returns."""
+        if not any(is_gaussian(v) for v in jax.tree.leaves((args, kwargs), is_leaf=is_gaussian)):
+            return jax.tree.map(_result, f(*args, **kwargs))
+        if self.correlations:
+            slopes = replace(self, correlations=False, differentiable=False)
+            run = functools.partial(slopes.run, f)
+            return correlated(run, read(f, args, kwargs).program, args, kwargs)
+        program, values, factors = read(f, args, kwargs)
+        rule = functools.partial(self.layer, factors)
+        outputs = evaluate(program, rule, None, values, promote, self.prepare)
+        return jax.tree.unflatten(program.out_tree, [_result(v) for v in outputs])
+
+    def prepare(self, program: Program, values: Sequence[Any]) -> Program:
+        """The program with what has to be integrated as a whole joined."""
+        random = [v for v, x in zip(program.inputs, values, strict=True) if is_random(x)]
+        return with_wholes(program, random, self.note) if random else program
+
+    def layer(
+        self, factors: Mapping[str, Any], layer: Layer, key: Any, *values: Any
+    ) -> Sequence[Any]:
+        """The moments of one layer: the rule `evaluate` calls."""
+        outputs = self._moments(layer, key, values)
+        if not self.differentiable:
+            outputs = [_held(value) for value in outputs]
+        if layer.site in factors and is_scaled(layer, outputs[0]):
+            first = Gaussian(outputs[0].mean, outputs[0].var * factors[layer.site])
+            return [first, *outputs[1:]]
+        return outputs
+
+    def _moments(self, layer: Layer, key: Any, values: Sequence[Any]) -> Sequence[Any]:
+        random = any(is_random(v) for v in values)
+        if not layer.nodes or not (random or any(isinstance(v, AtMean) for v in values)):
+            return plain(layer, key, *values)
+        if not random:
+            return _discrete(layer, values)
+        if any(isinstance(v, AtMean) for v in values):
+            raise no_rule(layer.nodes[-1], layer.site, _DISCRETE)
+        if layer.kind == "quantize":
+            return _quantize(layer, values, self.differentiable)
+        if layer.mark and layer.programs:
+            rule = functools.partial(self.layer, {})
+            return evaluate(layer.programs[0], rule, key, values, promote, self.prepare)
+        if layer.kind in _REGIONS or isinstance(layer, Whole):
+            return region(layer, values, self.rules, self.note)
+        if self.form == "raw" and layer.kind in {"linear", "contraction"}:
+            values = tuple(
+                to_raw(v) if is_random(v) and i in layer.data else v for i, v in enumerate(values)
+            )
+        operator = joint(layer, values, self.rules)
+        if operator is not None:
+            return operator
+        env = Environment.of(layer, values, self.rules, self.note)
+        propagate(layer.nodes, env)
+        return [env.read(v) for v in layer.outputs]
+
+
+def read(f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Reading:
+    """Reads a function at arguments any leaf of which may be a `Gaussian`."""
+    _check((args, kwargs))
+    args, factors = uncalibrated(args)
+    means, named = jax.tree.map(
+        lambda v: v.mean if is_gaussian(v) else v, (args, kwargs), is_leaf=is_gaussian
+    )
+    program = trace(f, *means, **named)
+    with_bias_vectors(program)
+    positions = range(program.in_tree.num_leaves)
+    arrays = jax.tree.unflatten(program.in_tree, positions)[1]
+    values = jax.tree.leaves((args, {k: kwargs[k] for k in arrays}), is_leaf=is_gaussian)
+    return Reading(program, values, factors)
 
 
 def _check(tree: Any) -> None:
@@ -114,7 +225,7 @@ def _result(value: Any) -> Any:
     return value
 
 
-def _promote(value: Any, like: Any) -> Any:
+def promote(value: Any, like: Any) -> Any:
     """Brings a value to the structure of another, so that loops and branches keep one type."""
     if isinstance(like, RawMoments):
         return to_raw(_random(value))
@@ -129,38 +240,6 @@ def _random(value: Any) -> Any:
     return value if is_random(value) else Gaussian(value, jnp.zeros_like(value))
 
 
-def _layer(
-    rules: Mapping[Any, Rule], form: str, layer: Layer, key: Any, *values: Any
-) -> Sequence[Any]:
-    """The moments of one layer: the rule `evaluate` calls."""
-    random = any(is_random(v) for v in values)
-    if not layer.nodes or not (random or any(isinstance(v, AtMean) for v in values)):
-        return plain(layer, key, *values)
-    if not random:
-        return _discrete(layer, values)
-    if any(isinstance(v, AtMean) for v in values):
-        raise no_rule(layer.nodes[-1], layer.site, _DISCRETE)
-    if layer.kind == "quantize":
-        return _quantize(layer, values)
-    if layer.mark and layer.programs:
-        rule = functools.partial(_layer, rules, form)
-        return evaluate(layer.programs[0], rule, key, values, _promote)
-    if layer.kind in _REGIONS:
-        outputs = region(layer, values, rules)
-    else:
-        if form == "raw" and layer.kind in {"linear", "contraction"}:
-            values = tuple(
-                to_raw(v) if is_random(v) and i in layer.data else v for i, v in enumerate(values)
-            )
-        whole = joint(layer, values, rules)
-        if whole is not None:
-            return whole
-        env = Environment.of(layer, values, rules)
-        propagate(layer.nodes, env)
-        outputs = [env.read(v) for v in layer.outputs]
-    return outputs
-
-
 def _discrete(layer: Layer, values: Sequence[Any]) -> list[Any]:
     """A layer of values that are discrete functions of random ones, which stay so."""
     outputs = layer.fn(*(at_mean(v) for v in values))
@@ -170,13 +249,25 @@ def _discrete(layer: Layer, values: Sequence[Any]) -> list[Any]:
     return [AtMean(v) for v in outputs]
 
 
-def _quantize(layer: Layer, values: Sequence[Any]) -> list[Any]:
-    """Rounds the mean and keeps the variance."""
+def _held(value: Any) -> Any:
+    """A random value through whose variance no derivative passes."""
+    if not is_random(value):
+        return value
+    if isinstance(value, Gaussian):
+        return replace(value, var=lax.stop_gradient(value.var))
+    return RawMoments(value.mean, value.mean**2 + lax.stop_gradient(value.var))
+
+
+def _quantize(layer: Layer, values: Sequence[Any], differentiable: bool) -> list[Any]:
+    """Rounds the mean and keeps the variance; for expected slopes, rounding has slope one."""
     random = [v for v in values if is_random(v)]
     outputs = layer.fn(*(v.mean if is_random(v) else v for v in values))
     if len(random) != 1 or len(outputs) != 1 or outputs[0].shape != random[0].shape:
         raise no_rule(layer.nodes[-1], layer.site, "quantizes several random values at once")
-    return [Gaussian(outputs[0], random[0].var)]
+    if differentiable:
+        return [Gaussian(outputs[0], random[0].var)]
+    mean = random[0].mean
+    return [Gaussian(mean + lax.stop_gradient(outputs[0] - mean), random[0].var)]
 
 
 __all__ = ["MomentsError", "moments"]

@@ -30,6 +30,7 @@ from jaxeff.program.layers import Layer, Program
 
 Rule = Callable[..., Sequence[Any]]
 Promote = Callable[[Any, Any], Any]
+Prepare = Callable[[Program, Sequence[Any]], Program]
 
 
 def site_key(key: PRNGKeyArray | None, layer: Layer) -> PRNGKeyArray | None:
@@ -46,6 +47,7 @@ def evaluate(
     key: PRNGKeyArray | None,
     values: Sequence[Any],
     promote: Promote | None = None,
+    prepare: Prepare | None = None,
 ) -> list[Any]:
     """Runs a program's layers in order.
 
@@ -56,10 +58,13 @@ def evaluate(
         values: One per flattened argument.
         promote: Brings a value to the structure of another; only for rules with values of their
             own.
+        prepare: Groups the layers of a program (of each loop's body, too) anew, given its inputs.
 
     Returns:
         One value per flattened result.
     """
+    if prepare is not None:
+        program = prepare(program, values)
     env: dict[Any, Any] = dict(program.constants)
     env.update(zip(program.inputs, values, strict=True))
     for layer in program.layers:
@@ -67,7 +72,7 @@ def evaluate(
         if layer.kind == "control flow":
 
             def run(body: Program, body_key: Any, body_values: Sequence[Any]) -> list[Any]:
-                return evaluate(body, rule, body_key, body_values, promote)
+                return evaluate(body, rule, body_key, body_values, promote, prepare)
 
             outputs = control.run(layer, key, arguments, run, promote)
         else:

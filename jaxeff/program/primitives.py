@@ -4,7 +4,7 @@ A primitive that is in none of these sets is `other`: it runs as it is on plain 
 transform that must understand it (moments of a random value) reports it by name.
 """
 
-from jaxeff._compat import composite_p, export_composite_p, split_p
+from jaxeff._compat import composite_p, export_composite_p, split_p, tile_p
 from jaxeff._compat import primitives as p
 
 LINEAR = {p.dot_general_p, p.conv_general_dilated_p}
@@ -42,7 +42,7 @@ REDUCTION = {
 SHAPE = {
     p.broadcast_in_dim_p, p.concatenate_p, p.dynamic_slice_p, p.dynamic_update_slice_p,
     p.gather_p, p.pad_p, p.reshape_p, p.rev_p, p.slice_p, p.squeeze_p, p.transpose_p,
-    p.name_p, split_p, p.sharding_constraint_p,
+    p.name_p, split_p, p.sharding_constraint_p, p.device_put_p, tile_p,
 }  # fmt: skip
 
 # Shape operations a statistic passes on its way back to the tensor it was taken from.
