@@ -38,6 +38,7 @@ from jaxeff.moments.raw import Activated, is_random, to_variance
 from jaxeff.program import primitives as prim
 from jaxeff.program.graph import Node, Value
 from jaxeff.program.layers import Layer, run_nodes
+from jaxeff.program.regions import reduces
 
 _AFFINE = {
     p.add_p, p.sub_p, p.mul_p, p.div_p, p.neg_p, p.copy_p, p.name_p, p.stop_gradient_p,
@@ -70,7 +71,7 @@ def region(layer: Layer, values: Sequence[Any], rules: Mapping[Any, Rule]) -> li
     inside = _dependent(layer.nodes, root)
     propagate([n for n in layer.nodes if n not in inside], env)
     nodes = [n for n in layer.nodes if n in inside]
-    if any(n.primitive in prim.REDUCTION for n in nodes):
+    if any(reduces(n) for n in nodes):
         _with_statistics(nodes, root, env)
     else:
         _pointwise(nodes, root, layer.outputs, env)
