@@ -82,7 +82,7 @@ def _ratios(
     samples: int,
     chunk: int,
 ) -> dict[tuple[str, str], Ratio]:
-    """For each layer, its rule's variance over the sampled one, given its inputs' sampled moments."""
+    """Each layer's variance by its rule, given its inputs' sampled moments, over the sampled one."""
     propagation = Propagation(rules, "variance", lambda one: None)
     plain_args, _ = uncalibrated(args)
 

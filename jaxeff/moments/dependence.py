@@ -12,7 +12,7 @@ from jaxeff.program.graph import Node, Value
 def walk(
     nodes: Sequence[Node], given: Mapping[Value, Lineage]
 ) -> tuple[dict[Value, Lineage], dict[Node, list[Meeting]]]:
-    """The lineages of everything nodes make, and what each combines, given their inputs' lineages."""
+    """The lineages of everything nodes make, and the dependent entries that each combines."""
     lineages = dict(given)
     meetings: dict[Node, list[Meeting]] = {}
     for node in nodes:

@@ -1,9 +1,12 @@
-"""Moments of layer norm and RMS norm, whose entries share their statistics.
+"""Moments of layer norm, RMS norm and their kin, whose entries share their statistics.
 
-y_i = c_i q^(-1/2), where c_i is the entry (centred, for layer norm) and q = mean(c^2) + eps. Both
-are random and correlated, so primitive by primitive is wrong. For independent Gaussian inputs the
-mean and variance of c_i and q and their covariance are exact and linear in the width; the quotient
-is expanded about their means, the mean to second order and the variance to first (delta method).
+y_i = c_i / (sqrt(q) + shift), where c_i is the entry (centred, for layer norm) and
+q = mean(c^2) + eps. Both are random and correlated, so primitive by primitive is wrong. For
+independent Gaussian inputs the mean and variance of c_i and q and their covariance are exact and
+linear in the width; the quotient is expanded about their means, the mean to second order and the
+variance to first (delta method). An entry over its l2 norm is an RMS norm over the root of the
+width. Where q has a floor, as in x / max(|x|, eps), the result is c_i over the floor with the
+probability that a log-normal q is below it, and the quotient otherwise.
 
 Sharp edges
 - The expansion needs the spread of q to be small against q, which it is for wide layers: with n
@@ -13,6 +16,7 @@ Sharp edges
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -20,6 +24,7 @@ from jax import lax
 from jaxtyping import Array
 
 from jaxeff.moments.gaussian import Gaussian
+from jaxeff.moments.normal import cdf, inverse_std
 from jaxeff.moments.raw import Random, to_variance
 
 
@@ -62,32 +67,48 @@ def _raw_statistics(x: Gaussian, axes: tuple[int, ...], eps: float | Array) -> _
     return _Statistics(x.mean, x.var, power, power_var, 2 / n * weighted)
 
 
-def layer_norm(x: Random, axes: tuple[int, ...] = (-1,), eps: float | Array = 1e-5) -> Gaussian:
-    """Moments of (x - mean(x)) / sqrt(var(x) + eps), statistics over `axes`, no scale or bias.
+def layer_norm(
+    x: Random,
+    axes: tuple[int, ...] = (-1,),
+    eps: float | Array = 1e-5,
+    shift: float = 0.0,
+    floor: float = 0.0,
+) -> Gaussian:
+    """Moments of (x - mean(x)) / (sqrt(var(x) + eps) + shift), statistics over `axes`.
 
     Args:
         x: Random input.
         axes: The axes the statistics are taken over.
         eps: Added to the variance.
+        shift: Added to the standard deviation, non-negative.
+        floor: What `var(x) + eps` is raised to; only without a shift.
 
     Returns:
-        Mean and variance, shaped like `x`.
+        Mean and variance, shaped like `x`, no scale or bias.
     """
-    return _quotient(_centred_statistics(to_variance(x), axes, eps))
+    return _quotient(_centred_statistics(to_variance(x), axes, eps), shift, floor)
 
 
-def rms_norm(x: Random, axes: tuple[int, ...] = (-1,), eps: float | Array = 1e-6) -> Gaussian:
-    """Moments of x / sqrt(mean(x^2) + eps), the mean over `axes`, no scale.
+def rms_norm(
+    x: Random,
+    axes: tuple[int, ...] = (-1,),
+    eps: float | Array = 1e-6,
+    shift: float = 0.0,
+    floor: float = 0.0,
+) -> Gaussian:
+    """Moments of x / (sqrt(mean(x^2) + eps) + shift), the mean over `axes`, no scale.
 
     Args:
         x: Random input.
         axes: The axes the statistics are taken over.
         eps: Added to the mean square.
+        shift: Added to the root, non-negative.
+        floor: What `mean(x^2) + eps` is raised to; only without a shift.
 
     Returns:
         Mean and variance, shaped like `x`.
     """
-    return _quotient(_raw_statistics(to_variance(x), axes, eps))
+    return _quotient(_raw_statistics(to_variance(x), axes, eps), shift, floor)
 
 
 def centred(x: Random, axes: tuple[int, ...]) -> Gaussian:
@@ -132,11 +153,31 @@ def _count(x: Gaussian, axes: tuple[int, ...]) -> int:
     return n
 
 
-def _quotient(s: _Statistics) -> Gaussian:
-    """Moments of c q^(-1/2): mean to second order, variance to first, clamped at zero."""
-    scale = lax.rsqrt(s.power)
-    tilt = s.covariance / s.power
-    spread = s.power_var / (s.power * s.power)
-    mean = scale * (s.centre * (1 + 0.375 * spread) - 0.5 * tilt)
-    var = s.var - s.centre * tilt + 0.25 * s.centre * s.centre * spread
+def _quotient(s: _Statistics, shift: float, floor: float) -> Gaussian:
+    """Moments of c / (sqrt(max(q, floor)) + shift)."""
+    if not floor:
+        return _expanded(s, shift)
+    # A squared norm that isn't normal in the dtype, or nearly so, has no derivatives.
+    power = jnp.maximum(s.power, float(jnp.finfo(s.power.dtype).tiny) ** 0.375)
+    log_var = jnp.log1p(s.power_var / power / power)
+    log_mean = jnp.log(power) - 0.5 * log_var
+    below = cdf((math.log(floor) - log_mean) * inverse_std(log_var))
+    above = _expanded(s._replace(power=jnp.maximum(power, floor)), shift)
+    scale = floor**-0.5
+    mean = below * scale * s.centre + (1 - below) * above.mean
+    gap = scale * s.centre - above.mean
+    var = below * scale * scale * s.var + (1 - below) * (above.var + below * gap * gap)
+    return Gaussian(mean, var)
+
+
+def _expanded(s: _Statistics, shift: float) -> Gaussian:
+    """Moments of c / (sqrt(q) + shift): mean to second order, variance to first, clamped at 0."""
+    root = jnp.sqrt(s.power)
+    scale = lax.reciprocal(root + shift)
+    part = root * scale  # of the divisor that is the root; 1 without a shift
+    tilt = part * s.covariance / s.power
+    spread = s.power_var / s.power / s.power
+    curvature = part * (0.125 + 0.25 * part)
+    mean = scale * (s.centre * (1 + curvature * spread) - 0.5 * tilt)
+    var = s.var - s.centre * tilt + 0.25 * s.centre * s.centre * part * part * spread
     return Gaussian(mean, scale * scale * jnp.maximum(var, 0))

@@ -17,20 +17,26 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 
-from jaxeff import _compat
-from jaxeff._compat import Literal
 from jaxeff._compat import primitives as p
-from jaxeff.program import primitives as prim
+from jaxeff.program import symbolic
+from jaxeff.program.symbolic import UNKNOWN, Constant, UnreadableError, constant, known_number
+
+__all__ = [
+    "VARIABLE",
+    "Constant",
+    "Pieces",
+    "Reader",
+    "constant",
+    "is_nondecreasing",
+    "known_number",
+]
 
 _MAX_BREAKS = 6
-_UNIFORM = {p.broadcast_in_dim_p, p.reshape_p, p.copy_p}
 
 
 @dataclass(frozen=True)
@@ -41,96 +47,33 @@ class Pieces:
     values: tuple[Any, ...]
 
 
-@dataclass(frozen=True)
-class Constant:
-    """A deterministic operand: an array, and its number where it is a known uniform one."""
-
-    array: Any
-    number: float | None = None
-
-
-class _Unknown:
-    """A function of the variable that isn't a piecewise polynomial."""
-
-
-UNKNOWN = _Unknown()
 VARIABLE = Pieces((), ((0.0, 1.0),))
-Symbol = Pieces | Constant | _Unknown
+Symbol = Pieces | Constant
 
 
-def constant(value: Any) -> Constant:
-    """A deterministic value as a symbol."""
-    if isinstance(value, np.ndarray | np.generic | float | int | bool) and np.ndim(value) == 0:
-        return Constant(np.asarray(value), float(value))
-    return Constant(value)
-
-
-@dataclass
-class Reader:
-    """Evaluates equations on symbols.
+class Reader(symbolic.Reader):
+    """The domain of piecewise polynomials.
 
     Attributes:
         kinks: Every breakpoint met so far.
     """
 
-    kinks: set[float] = field(default_factory=set)
+    # A stopped gradient stays one: a straight-through estimator is no polynomial of its input.
+    transparent: ClassVar[set[Any]] = {p.name_p, p.copy_p}
 
-    def equation(self, eqn: Any, operands: Sequence[Symbol]) -> list[Symbol]:
-        """The symbols of an equation's results."""
-        if eqn.primitive in prim.CALLS | prim.CUSTOM:
-            return self.body(_compat.sub_jaxprs(eqn)[0], operands)
-        if all(isinstance(o, Constant) for o in operands):
-            return self._constants(eqn, operands)
-        count = len(eqn.outvars)
-        rule = _RULES.get(eqn.primitive)
-        if rule is None or count != 1 or any(isinstance(o, _Unknown) for o in operands):
-            return [UNKNOWN] * count
-        try:
-            result = rule(eqn, *operands)
-        except _NotPolynomialError:
-            return [UNKNOWN]
-        if isinstance(result, Pieces):
-            self.kinks.update(result.breaks)
-            if len(result.breaks) > _MAX_BREAKS:
-                return [UNKNOWN]
-        return [result]
+    def __init__(self) -> None:
+        self.rules = _RULES
+        self.kinks: set[float] = set()
 
-    def body(self, closed: Any, operands: Sequence[Symbol]) -> list[Symbol]:
-        """The symbols of a jaxpr's results."""
-        env: dict[Any, Symbol] = dict(zip(closed.jaxpr.invars, operands, strict=True))
-        consts = zip(closed.jaxpr.constvars, closed.consts, strict=True)
-        env.update((var, constant(value)) for var, value in consts)
-
-        def read(atom: Any) -> Symbol:
-            return constant(atom.val) if isinstance(atom, Literal) else env[atom]
-
-        for eqn in closed.jaxpr.eqns:
-            results = self.equation(eqn, [read(a) for a in eqn.invars])
-            env.update(zip(eqn.outvars, results, strict=True))
-        return [read(a) for a in closed.jaxpr.outvars]
-
-    def _constants(self, eqn: Any, operands: Sequence[Any]) -> list[Symbol]:
-        arrays = _compat.bind(eqn, *(o.array for o in operands))
-        number = known_number(eqn, [o.number for o in operands])
-        return [Constant(v, number) for v in arrays]
-
-
-def known_number(eqn: Any, numbers: Sequence[float | None]) -> float | None:
-    """The number an equation's result is everywhere, if its operands' numbers tell.
-
-    Args:
-        eqn: An equation of deterministic operands.
-        numbers: For each operand the number it is everywhere, or None.
-    """
-    if None in numbers or not numbers or len(eqn.outvars) != 1:
-        return None
-    if eqn.primitive in _UNIFORM:
-        return numbers[0]
-    if eqn.primitive not in prim.ELEMENTWISE:
-        return None
-    scalars = [np.asarray(n, v.aval.dtype) for n, v in zip(numbers, eqn.invars, strict=True)]
-    with jax.ensure_compile_time_eval():
-        return float(_compat.bind(eqn, *scalars)[0])
+    def apply(self, eqn: Any, operands: Sequence[Any]) -> list[Any]:
+        """The symbols of an equation's results, those with too many pieces unknown."""
+        results = super().apply(eqn, operands)
+        found = [r.breaks if isinstance(r, Pieces) else () for r in results]
+        self.kinks.update(*found)
+        return [
+            UNKNOWN if len(breaks) > _MAX_BREAKS else r
+            for r, breaks in zip(results, found, strict=True)
+        ]
 
 
 def is_nondecreasing(x: Pieces) -> bool:
@@ -147,10 +90,6 @@ def is_nondecreasing(x: Pieces) -> bool:
 
 def _at(coefficients: tuple, t: float) -> float:
     return sum(c * t**i for i, c in enumerate(coefficients))
-
-
-class _NotPolynomialError(Exception):
-    """The result is no piecewise polynomial of degree two or less with known breakpoints."""
 
 
 def _pieces(x: Symbol) -> Pieces:
@@ -209,7 +148,7 @@ def _combine(fn: Callable[[Any, Any], Any]) -> Callable[..., Pieces]:
 
 def _polynomial(coefficients: Any) -> tuple:
     if not isinstance(coefficients, tuple):
-        raise _NotPolynomialError
+        raise UnreadableError
     return coefficients
 
 
@@ -225,7 +164,7 @@ def _is_zero(value: Any) -> bool:
 def _times(a: Any, b: Any) -> tuple:
     a, b = _trim(_polynomial(a)), _trim(_polynomial(b))
     if len(a) + len(b) - 1 > 3:
-        raise _NotPolynomialError
+        raise UnreadableError
     out: list[Any] = [0.0] * (len(a) + len(b) - 1)
     for (i, u), (j, v) in itertools.product(enumerate(a), enumerate(b)):
         if not (_is_zero(u) or _is_zero(v)):
@@ -251,7 +190,7 @@ def _crossings(x: Pieces, y: Pieces) -> list[float]:
     for (lo, hi), (_, a, b) in zip(itertools.pairwise(ends), _merge(x, y), strict=True):
         difference = _trim(_plus(a, _negative(b)))
         if len(difference) > 2 or not all(isinstance(c, float) for c in difference):
-            raise _NotPolynomialError
+            raise UnreadableError
         if len(difference) == 2:
             root = -difference[0] / difference[1]
             if lo < root < hi:
@@ -292,13 +231,13 @@ def _map(fn: Callable[[Any], Any]) -> Callable[..., Pieces]:
 
 def _convert(eqn: Any, x: Pieces) -> Pieces:
     if not jnp.issubdtype(eqn.params["new_dtype"], jnp.floating):
-        raise _NotPolynomialError
+        raise UnreadableError
     return _map(lambda v: (float(v),) if isinstance(v, bool) else v)(eqn, x)
 
 
 def _divide(eqn: Any, x: Symbol, y: Symbol) -> Pieces:
     if not isinstance(y, Constant):
-        raise _NotPolynomialError
+        raise UnreadableError
     inverse = Constant(1 / y.array, None if y.number is None else 1 / y.number)
     return _multiply(eqn, x, inverse)
 
@@ -309,31 +248,29 @@ def _sign(eqn: Any, x: Pieces) -> Pieces:
 
 
 def _select(eqn: Any, which: Symbol, *cases: Symbol) -> Pieces:
-    if isinstance(which, Constant) and which.number is not None:
-        return _pieces(cases[int(which.number)])
     if not isinstance(which, Pieces) or len(cases) != 2:
-        raise _NotPolynomialError
+        raise UnreadableError
     no, yes = (_pieces(c) for c in cases)
     breaks = sorted({*which.breaks, *no.breaks, *yes.breaks})
     values = []
     for t in _inside(breaks):
         truth = _value(which, t)
         if not isinstance(truth, bool):
-            raise _NotPolynomialError
+            raise UnreadableError
         values.append(_value(yes if truth else no, t))
     return _joined(breaks, values)
 
 
 def _power(eqn: Any, x: Pieces) -> Pieces:
     if eqn.params["y"] != 2:
-        raise _NotPolynomialError
+        raise UnreadableError
     return _multiply(eqn, x, x)
 
 
 def _logic(fn: Callable[[bool, bool], bool]) -> Callable[..., Pieces]:
     def both(a: Any, b: Any) -> bool:
         if not (isinstance(a, bool) and isinstance(b, bool)):
-            raise _NotPolynomialError
+            raise UnreadableError
         return fn(a, b)
 
     return _combine(both)
@@ -363,6 +300,4 @@ _RULES: dict[Any, Callable[..., Pieces]] = {
     p.is_finite_p: _map(lambda v: True),
     p.select_n_p: _select,
     p.convert_element_type_p: _convert,
-    p.copy_p: lambda eqn, x: x,
-    p.name_p: lambda eqn, x: x,
 }

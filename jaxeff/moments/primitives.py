@@ -114,14 +114,9 @@ def _fill(value: Any, like: Any) -> Any:
     return arithmetic.map_linear(lambda a: jnp.broadcast_to(a, like.shape), value)
 
 
-def _scaled(fn: Callable[..., Gaussian], before: float = 1.0, after: float = 1.0) -> Callable:
-    """The moments of `after * fn(before * x)`."""
-
-    def moments(x: Any) -> Gaussian:
-        y = fn(Gaussian(before * x.mean, before * before * x.var))
-        return Gaussian(after * y.mean, after * after * y.var)
-
-    return moments
+def _scaled(fn: Callable[..., Gaussian], factor: float) -> Callable:
+    """The moments of `fn(factor * x)`."""
+    return lambda x: fn(Gaussian(factor * x.mean, factor * factor * x.var))
 
 
 def _shifted(fn: Callable[..., Gaussian], before: float = 0.0, after: float = 0.0) -> Callable:
@@ -137,12 +132,12 @@ def _shifted(fn: Callable[..., Gaussian], before: float = 0.0, after: float = 0.
 UNARY: dict[Any, Callable[[Any], Gaussian]] = {
     p.neg_p: arithmetic.negate,
     p.exp_p: activations.exponential,
-    p.exp2_p: _scaled(activations.exponential, before=math.log(2)),
+    p.exp2_p: _scaled(activations.exponential, math.log(2)),
     p.expm1_p: _shifted(activations.exponential, after=-1.0),
     p.sin_p: activations.sine,
     p.cos_p: activations.cosine,
     p.erf_p: activations.error_function,
-    p.erfc_p: _shifted(_scaled(activations.error_function, after=-1.0), after=1.0),
+    p.erfc_p: activations.complementary_error_function,
     p.square_p: activations.square,
     p.abs_p: activations.absolute,
     p.log_p: arithmetic.log,

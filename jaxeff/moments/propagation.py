@@ -92,7 +92,7 @@ def propagate(nodes: Sequence[Node], env: Environment) -> None:
     """Evaluates equations in order, writing their results into `env`.
 
     Raises:
-        DependenceError: A primitive combines dependent entries, and independence mustn't be assumed.
+        DependenceError: A primitive combines dependent entries; independence mustn't be assumed.
         MomentsError: A primitive has no rule, or computes on from a discrete function of a random
             value.
     """

@@ -38,9 +38,9 @@ from jaxeff.moments.propagation import Environment, propagate, step
 from jaxeff.moments.quadrature import gauss_legendre, gauss_pair
 from jaxeff.moments.raw import Activated, is_random, to_variance
 from jaxeff.moments.views import by_views
-from jaxeff.program import primitives as prim
 from jaxeff.program.graph import Node, Value
 from jaxeff.program.layers import Layer, run_nodes
+from jaxeff.program.regions import reduces
 
 _MAX_KINKS = 4
 
@@ -99,7 +99,7 @@ def _known(
     inside = _dependent(layer.nodes, root)
     propagate([n for n in layer.nodes if n not in inside], env)
     nodes = [n for n in layer.nodes if n in inside]
-    if any(n.primitive in prim.REDUCTION for n in nodes):
+    if any(reduces(n) for n in nodes):
         _with_statistics(nodes, root, env)
     else:
         _pointwise(nodes, root, layer.outputs, env)

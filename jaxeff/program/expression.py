@@ -9,21 +9,21 @@ of examples, and a function is never recognised by its name.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxeff import _compat
-from jaxeff._compat import Literal
+from jaxeff.program import axes
 from jaxeff.program import primitives as prim
+from jaxeff.program.axes import Axes
 from jaxeff.program.graph import Role, Value, flatten
 from jaxeff.program.layers import Layer
+from jaxeff.program.symbolic import Reader
 
 _IGNORED_PARAMS = {"sharding", "out_sharding", "name", "weak_type"}
-_TRANSPARENT = {prim.NAME, prim.p.stop_gradient_p, prim.p.copy_p}
 
 NAMED_FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "relu": jax.nn.relu,
@@ -49,7 +49,7 @@ class _Term(NamedTuple):
 
     text: str
     shape: tuple[int, ...]
-    axes: tuple[int | None, ...]
+    axes: Axes
 
     @property
     def is_number(self) -> bool:
@@ -61,9 +61,9 @@ def expression(layer: Layer) -> str:
     return _text(_term_layer(layer), layer.kind != "elementwise")
 
 
-def axis_order(layer: Layer) -> tuple[int | None, ...]:
+def axis_order(layer: Layer) -> Axes:
     """Which axis of a layer's data input each axis of its result is; None for one it isn't."""
-    return _Writer(shaped=True).run(*_term_layer(layer))[0].axes
+    return _Writer(shaped=True).read(*_term_layer(layer))[0].axes
 
 
 def expression_of(example: Callable[..., Any], *avals: Any, shaped: bool = False) -> str:
@@ -88,123 +88,96 @@ def _term_layer(layer: Layer) -> tuple[Any, ...]:
 
 def _text(arguments: tuple[Any, ...], shaped: bool) -> str:
     writer = _Writer(shaped)
-    results = writer.run(*arguments)
+    results = writer.read(*arguments)
     return ";".join(writer.lines) + "->" + " ".join(t.text for t in results)
 
 
-class _Writer:
-    """Writes one line per primitive, following calls into their bodies."""
+class _Writer(Reader):
+    """The domain of texts: a line per primitive, which only axes have rules about."""
 
     def __init__(self, shaped: bool):
         self.shaped = shaped
         self.lines: list[str] = []
+        broadcast = {prim.p.broadcast_in_dim_p: self._broadcast}
+        self.rules = (
+            broadcast
+            if not shaped
+            else {
+                **dict.fromkeys(axes.MOVES, self._moved),
+                **broadcast,
+                **dict.fromkeys(prim.REDUCTION, self._reduced),
+                **dict.fromkeys(prim.ELEMENTWISE, self._pointwise),
+            }
+        )
 
-    def run(
+    def read(
         self,
-        nodes: Sequence[Any],
+        nodes: Iterable[Any],
         inputs: Sequence[Value],
         outputs: Sequence[Any],
-        constants: dict[Value, Any],
+        constants: Mapping[Value, Any],
     ) -> list[_Term]:
-        terms: dict[Value, _Term] = {}
-        for i, v in enumerate(inputs):
-            shape = tuple(v.aval.shape)
-            axes = range(len(shape)) if v.is_data else (None,) * len(shape)
-            terms[v] = _Term(f"${i}:{v.aval.dtype}", shape, tuple(axes))
-        terms.update({v: _constant(c) for v, c in constants.items()})
+        """The terms of `outputs`."""
+        terms = {v: _input(i, v) for i, v in enumerate(inputs)}
+        terms.update((v, _constant(c)) for v, c in constants.items())
+        return self.nodes(nodes, terms, outputs)
 
-        def read(atom: Any) -> _Term:
-            return _constant(atom.val) if isinstance(atom, Literal) else terms[atom]
+    def constant(self, value: Any) -> _Term:
+        return _constant(value)
 
-        for node in nodes:
-            results = self.equation(node.eqn, [read(a) for a in node.inputs])
-            terms.update(zip(node.outputs, results, strict=True))
-        return [read(a) for a in outputs]
+    def apply(self, eqn: Any, operands: Sequence[_Term]) -> list[_Term]:
+        rule = self.rules.get(eqn.primitive)
+        return self._written(eqn, operands) if rule is None else [rule(eqn, *operands)]
 
-    def body(self, closed: Any, operands: list[_Term]) -> list[_Term]:
-        env = dict(zip(closed.jaxpr.invars, operands, strict=True))
-        env.update(zip(closed.jaxpr.constvars, map(_constant, closed.consts), strict=True))
-
-        def read(atom: Any) -> _Term:
-            return _constant(atom.val) if isinstance(atom, Literal) else env[atom]
-
-        for eqn in closed.jaxpr.eqns:
-            results = self.equation(eqn, [read(a) for a in eqn.invars])
-            env.update(zip(eqn.outvars, results, strict=True))
-        return [read(a) for a in closed.jaxpr.outvars]
-
-    def equation(self, eqn: Any, operands: list[_Term]) -> list[_Term]:
-        if eqn.primitive in prim.CALLS | prim.CUSTOM:
-            return self.body(_compat.sub_jaxprs(eqn)[0], operands)
-        if eqn.primitive in _TRANSPARENT:
-            return operands
-        if eqn.primitive is prim.p.broadcast_in_dim_p and operands[0].is_number:
-            return operands
-        shapes = [tuple(getattr(v.aval, "shape", ())) for v in eqn.outvars]
-        moved = _moved_axes(eqn, operands[0], shapes[0]) if self.shaped and operands else None
-        if moved is not None:
-            return [_Term(operands[0].text, shapes[0], moved)]
-        params = {k: v for k, v in eqn.params.items() if k not in _IGNORED_PARAMS}
-        axes: tuple[int | None, ...] = (None,) * len(shapes[0])
-        if self.shaped and eqn.primitive in prim.REDUCTION:
-            (x,) = operands
-            params["axes"] = sorted(str(x.axes[a]) for a in params["axes"])
-            axes = tuple(a for i, a in enumerate(x.axes) if i not in eqn.params["axes"])
-            if all(a.isdigit() for a in params["axes"]):
-                params["axes"] = sorted(int(a) for a in params["axes"])
-        elif self.shaped and eqn.primitive in prim.ELEMENTWISE:
-            axes, operands = _aligned(operands, shapes[0])
+    def _written(self, eqn: Any, operands: Sequence[_Term], **replaced: Any) -> list[_Term]:
+        """Writes the line of an equation."""
+        params = {k: v for k, v in eqn.params.items() if k not in _IGNORED_PARAMS} | replaced
         written = ",".join(f"{k}={v}" for k, v in sorted(params.items()) if v is not None)
         self.lines.append(f"{eqn.primitive.name}[{written}]({' '.join(t.text for t in operands)})")
+        shapes = [tuple(getattr(v.aval, "shape", ())) for v in eqn.outvars]
         return [
-            _Term(
-                f"%{len(self.lines)}.{i}",
-                shape,
-                axes if shape == shapes[0] else (None,) * len(shape),
-            )
+            _Term(f"%{len(self.lines)}.{i}", shape, (None,) * len(shape))
             for i, shape in enumerate(shapes)
         ]
 
+    def _broadcast(self, eqn: Any, x: _Term, *sizes: _Term) -> _Term:
+        if x.is_number:
+            return x
+        return self._moved(eqn, x) if self.shaped else self._written(eqn, (x, *sizes))[0]
 
-def _moved_axes(eqn: Any, x: _Term, shape: tuple[int, ...]) -> tuple[int | None, ...] | None:
-    """Axes after an operation that only moves, adds or drops axes; None for any other."""
-    if eqn.primitive is prim.p.transpose_p:
-        return tuple(x.axes[i] for i in eqn.params["permutation"])
-    if eqn.primitive is prim.p.squeeze_p:
-        return tuple(a for i, a in enumerate(x.axes) if i not in eqn.params["dimensions"])
-    if eqn.primitive is prim.p.broadcast_in_dim_p:
-        axes: list[int | None] = [None] * len(shape)
-        for source, target in enumerate(eqn.params["broadcast_dimensions"]):
-            if x.shape[source] == shape[target]:
-                axes[target] = x.axes[source]
-        return tuple(axes)
-    if eqn.primitive is prim.p.reshape_p:
-        kept = [a for a, n in zip(x.axes, x.shape, strict=True) if n != 1]
-        if [n for n in x.shape if n != 1] != [n for n in shape if n != 1]:
-            return None
-        left = iter(kept)
-        return tuple(None if n == 1 else next(left) for n in shape)
-    return None
+    def _moved(self, eqn: Any, x: _Term, *sizes: _Term) -> _Term:
+        moved = axes.moved(eqn, x.axes, x.shape)
+        if moved is None:
+            return self._written(eqn, (x, *sizes))[0]
+        return _Term(x.text, tuple(eqn.outvars[0].aval.shape), moved)
+
+    def _reduced(self, eqn: Any, x: _Term) -> _Term:
+        reduced = [x.axes[i] for i in eqn.params["axes"]]
+        known = sorted(a for a in reduced if a is not None)
+        named = known if len(known) == len(reduced) else sorted(map(str, reduced))
+        (result,) = self._written(eqn, (x,), axes=named)
+        return result._replace(axes=axes.dropped(x.axes, eqn.params["axes"]))
+
+    def _pointwise(self, eqn: Any, *operands: _Term) -> _Term:
+        """An operand whose axes are its own tells what they lie along."""
+        shape = tuple(eqn.outvars[0].aval.shape)
+        full = [t for t in operands if len(t.shape) == len(shape)]
+        result = axes.united(*(t.axes for t in full)) if full else (None,) * len(shape)
+        written = [_aligned(t, result) if t in full else t for t in operands]
+        return self._written(eqn, written)[0]._replace(axes=result)
 
 
-def _aligned(
-    operands: list[_Term], shape: tuple[int, ...]
-) -> tuple[tuple[int | None, ...], list[_Term]]:
-    """Axes of a pointwise result; an operand whose axes are its own tells what they lie along."""
-    full = [t for t in operands if len(t.shape) == len(shape)]
-    axes = tuple(
-        next((t.axes[i] for t in full if t.axes[i] is not None), None) for i in range(len(shape))
-    )
-    written = []
-    for term in operands:
-        if term in full:
-            pairs = zip(term.axes, term.shape, axes, strict=True)
-            along = [out for own, n, out in pairs if own is None and n > 1]
-            crossed = any(own not in (None, out) for own, out in zip(term.axes, axes, strict=True))
-            suffix = f"@{along}" if along else ""
-            term = term._replace(text=term.text + suffix + ("!" if crossed else ""))
-        written.append(term)
-    return axes, written
+def _aligned(term: _Term, result: Axes) -> _Term:
+    pairs = zip(term.axes, term.shape, result, strict=True)
+    along = [out for own, n, out in pairs if own is None and n > 1]
+    suffix = f"@{along}" if along else ""
+    return term._replace(text=term.text + suffix + "!" * axes.crosses(term.axes, result))
+
+
+def _input(position: int, value: Value) -> _Term:
+    shape = tuple(value.aval.shape)
+    own: Axes = tuple(range(len(shape))) if value.is_data else (None,) * len(shape)
+    return _Term(f"${position}:{value.aval.dtype}", shape, own)
 
 
 def _constant(value: Any) -> _Term:

@@ -30,7 +30,7 @@ class Segment:
     @functools.cached_property
     def kind(self) -> str:
         """The layer kind of these nodes."""
-        if any(_reduces(n) for n in self.nodes):
+        if any(reduces(n) for n in self.nodes):
             return "normalization" if self._recombines() else "reduction"
         moves = [n for n in self.nodes if n.primitive in prim.BROADCAST_BACK]
         if len(moves) == len(self.nodes):
@@ -53,7 +53,7 @@ class Segment:
                 return True
             if any(derived) or node.primitive in prim.REDUCTION:
                 statistics.update(node.outputs)
-            elif _reduces(node):  # a custom-derivative call: both happen inside, or neither
+            elif reduces(node):  # a custom-derivative call: both happen inside, or neither
                 same = node.outputs[0].aval.shape == data[0].aval.shape
                 if same:
                     return True
@@ -95,8 +95,8 @@ def split(nodes: Sequence[Node], root: Value, read_elsewhere: Collection[Value])
     ]
 
 
-def _reduces(node: Node) -> bool:
-    # A custom-derivative call is one node; what it holds tells whether it reduces.
+def reduces(node: Node) -> bool:
+    """Whether a node is a reduction, or a custom-derivative call that holds one."""
     if node.primitive in prim.CUSTOM:
         bodies = _compat.sub_jaxprs(node.eqn)
         return any(p in prim.REDUCTION for body in bodies for p in _compat.primitives_in(body))
