@@ -82,7 +82,7 @@ def _ratios(
     samples: int,
     chunk: int,
 ) -> dict[tuple[str, str], Ratio]:
-    """Each layer's variance by its rule, given its inputs' sampled moments, over the sampled one."""
+    """Variances by the rule of each layer over sampled ones, given its inputs as sampled."""
     propagation = Propagation(rules, "variance", lambda one: None)
     plain_args, _ = uncalibrated(args)
 
