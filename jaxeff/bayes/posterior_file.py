@@ -8,7 +8,7 @@ import jax
 from jaxeff.bayes.posterior import Draws, check_posterior
 from jaxeff.bayes.prior import named_leaves
 from jaxeff.moments import Gaussian, is_gaussian
-from jaxeff.training import CheckpointError, load_metadata, load_pytree, save_pytree
+from jaxeff.store import CheckpointError, load_metadata, load_pytree, save_pytree
 
 _DRAWS, _GAUSSIANS = "draws", "gaussians"
 

@@ -20,9 +20,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxeff.training.checkpoint import CheckpointError, load_metadata, load_pytree, save_pytree
+from jaxeff.store import (
+    CheckpointError,
+    load_metadata,
+    load_pytree,
+    require_same_run,
+    run_identity,
+    save_pytree,
+)
 from jaxeff.training.epoch import Epoch, TrainState, count_examples
-from jaxeff.training.identity import run_difference, run_identity
 from jaxeff.training.progress import progress_bar
 
 History = list[dict[str, Any]]
@@ -145,12 +151,7 @@ def _resume(
     carry = jax.tree.map(
         lambda x, at: jax.device_put(x, at.sharding), load_pytree(path, like), like
     )
-    difference = run_difference(metadata["identity"], identity)
-    if difference:
-        raise CheckpointError(
-            f"the checkpoint {path} is of another run: {difference}. Continue that run, choose "
-            "another file, or pass resume=False to overwrite it."
-        )
+    require_same_run(f"the checkpoint {path} is", metadata["identity"], identity)
     history = metadata["history"]
     if len(history) > epochs:
         raise CheckpointError(

@@ -38,9 +38,9 @@ import optax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jaxtyping import Bool, Float
 
+from jaxeff.store import run_identity
 from jaxeff.training.chunks import ChunkFolder, even_parts, join_chunks
 from jaxeff.training.epoch import TrainState, count_examples
-from jaxeff.training.identity import run_identity
 from jaxeff.training.loop import run_epochs
 from jaxeff.training.progress import progress_bar
 from jaxeff.training.replicates import (

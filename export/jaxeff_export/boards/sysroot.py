@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 
-from jaxeff.cache import cache_folder
+from jaxeff.store import cache_folder
 from jaxeff_export.boards.board import BoardError
 from jaxeff_export.toolchain import find_emulator
 

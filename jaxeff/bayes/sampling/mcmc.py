@@ -52,8 +52,8 @@ from jaxeff.bayes.sampling.program import AXIS, Chains, Problem, Program, start,
 from jaxeff.bayes.sampling.result import MCMCResult
 from jaxeff.bayes.sampling.run import run_chains
 from jaxeff.bayes.sampling.starts import starting_points
+from jaxeff.store import run_identity
 from jaxeff.training.epoch import count_examples
-from jaxeff.training.identity import run_identity
 
 _MONITORED = 100
 
