@@ -8,11 +8,11 @@ import numpy as np
 from scipy.stats import entropy
 
 from jaxeff.data.dataset import Dataset
-from jaxeff.data.dirty_mnist.ambiguous import balance_entropy, draw_labels
-from jaxeff.data.dirty_mnist.networks import train_member, train_vae
-from jaxeff.data.dirty_mnist.recipe import Recipe
-from jaxeff.data.dirty_mnist.search import encode, make_judge, search
 from jaxeff.data.errors import DataError
+from jaxeff.dirty_mnist.ambiguous import balance_entropy, draw_labels
+from jaxeff.dirty_mnist.networks import train_member, train_vae
+from jaxeff.dirty_mnist.recipe import Recipe
+from jaxeff.dirty_mnist.search import encode, make_judge, search
 
 Say = Callable[[str], None]
 

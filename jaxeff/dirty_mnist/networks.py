@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-import jaxeff
 from jaxeff.data.dataset import Dataset
-from jaxeff.data.dirty_mnist.recipe import Recipe
 from jaxeff.data.normalization import normalize
+from jaxeff.dirty_mnist.recipe import Recipe
+from jaxeff.functional import functional
 from jaxeff.nn.lenet5 import LeNet5
 from jaxeff.nn.vae import VAE, negative_evidence_bound
 from jaxeff.training import CheckpointError, cross_entropy, fit, stateless
@@ -36,7 +36,7 @@ def train_vae(key: jax.Array, recipe: Recipe, source: Dataset, path: Path, progr
         progress: Whether to show a bar.
     """
     init_key, fit_key = jax.random.split(key)
-    f, params = jaxeff.functional(VAE(rngs=nnx.Rngs(init_key)))
+    f, params = functional(VAE(rngs=nnx.Rngs(init_key)))
 
     def loss(key: Any, params: Any, batch: Any) -> jax.Array:
         x = to_unit(batch[0])
@@ -60,7 +60,7 @@ def train_member(
 ) -> Any:
     """The parameters of one LeNet of the ensemble; see `train_vae`."""
     init_key, fit_key = jax.random.split(key)
-    f, params = jaxeff.functional(_lenet(init_key))
+    f, params = functional(_lenet(init_key))
     steps = len(source.train_images) // recipe.batch_size
     rate = optax.cosine_decay_schedule(1e-3, recipe.member_epochs * steps)
 

@@ -11,8 +11,8 @@ import jax
 import numpy as np
 
 from jaxeff.data.catalogue import load
-from jaxeff.data.dirty_mnist.build import Say, build
-from jaxeff.data.dirty_mnist.recipe import DirtyMNIST, Recipe
+from jaxeff.dirty_mnist.build import Say, build
+from jaxeff.dirty_mnist.recipe import DirtyMNIST, Recipe
 from jaxeff.store import CheckpointError, cache_folder, load_metadata, load_pytree, save_pytree
 
 

@@ -5,7 +5,7 @@ import pytest
 from scipy.stats import entropy
 
 from jaxeff.data import DataError
-from jaxeff.data.dirty_mnist import (
+from jaxeff.dirty_mnist import (
     Recipe,
     balance_entropy,
     dirty_mnist,
