@@ -33,6 +33,7 @@ from jaxeff.bayes.guides import Guide, resolve_guide
 from jaxeff.bayes.likelihood import Likelihood, check_data, likelihood_name, resolve_likelihood
 from jaxeff.bayes.prior import Prior
 from jaxeff.bayes.variational import Loss, SVIResult, start_from, train
+from jaxeff.settings import check_count
 
 
 def distill(
@@ -102,8 +103,7 @@ def distill(
             f"[draws, *{list(outputs.shape)}], of two draws or more, as predict gives them for "
             "these inputs"
         )
-    if particles < 2:
-        raise ValueError(f"the energy score needs two particles or more, not {particles}")
+    check_count("particles", particles, 2)  # the energy score compares them with each other
     data = *inputs, jnp.swapaxes(jnp.asarray(teacher), 0, 1)
     check_data(params, data)
     return train(

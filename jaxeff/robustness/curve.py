@@ -33,6 +33,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from scipy import stats
 
 from jaxeff.noise import Noise, noisy
+from jaxeff.settings import check_count
 from jaxeff.training.canonical import quick_in_loops
 from jaxeff.training.epoch import count_examples
 
@@ -142,8 +143,7 @@ def noisy_accuracy(
             length.
     """
     for name, count in (("repeats", repeats), ("batch", batch), ("chunk", chunk)):
-        if count < 1:
-            raise ValueError(f"{name} must be at least 1, got {count}.")
+        check_count(name, count)
     count_examples(specs)
     total = count_examples(data)
     size = min(batch, total)

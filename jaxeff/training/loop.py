@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxeff.settings import check_choice, check_count
 from jaxeff.store import (
     CheckpointError,
     load_metadata,
@@ -98,10 +99,8 @@ def run_epochs(
     for name, value in (
         ("epochs", epochs), ("eval_every", eval_every), ("checkpoint_every", checkpoint_every)
     ):  # fmt: skip
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}.")
-    if on_nan not in ("raise", "keep"):
-        raise ValueError(f"on_nan must be 'raise' or 'keep', not {on_nan!r}.")
+        check_count(name, value)
+    check_choice("on_nan", on_nan, ("raise", "keep"))
     count_examples(data)
     data = jax.tree.map(jnp.asarray, data)
     # Without a way back to the last good state its memory can be reused, but not the caller's.

@@ -38,6 +38,7 @@ import optax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jaxtyping import Bool, Float
 
+from jaxeff.settings import check_count
 from jaxeff.store import run_identity
 from jaxeff.training.chunks import ChunkFolder, even_parts, join_chunks
 from jaxeff.training.epoch import TrainState, count_examples
@@ -119,8 +120,7 @@ def sweep(
         ValueError: Settings or data without a common first axis, or counts below 1.
     """
     for name, count in (("seeds", seeds), ("chunk", chunk), ("epochs", epochs)):
-        if count < 1:
-            raise ValueError(f"{name} must be at least 1, got {count}.")
+        check_count(name, count)
     total = _count_settings(settings)
     settings = jax.tree.map(jnp.asarray, settings)
     data = jax.tree.map(jnp.asarray, data)

@@ -18,6 +18,7 @@ from jaxeff.bayes.density import Random, Scales, with_random
 from jaxeff.bayes.guides.mean_field import inverse_softplus, own_arrays
 from jaxeff.bayes.prior import named_leaves
 from jaxeff.moments import Gaussian
+from jaxeff.settings import Setting
 
 Vector = Float[Array, "size"]
 
@@ -36,7 +37,7 @@ class Family(Protocol):
 
 
 @dataclass(frozen=True)
-class JointGuide:
+class JointGuide(Setting):
     """What guides over a vector have in common; a subclass is a `Family`."""
 
     def start(self: Any, key: PRNGKeyArray, params: Any, stds: Random) -> dict[str, Any]:

@@ -52,6 +52,7 @@ from jaxeff.bayes.sampling.program import AXIS, Chains, Problem, Program, start,
 from jaxeff.bayes.sampling.result import MCMCResult
 from jaxeff.bayes.sampling.run import run_chains
 from jaxeff.bayes.sampling.starts import starting_points
+from jaxeff.settings import check_count
 from jaxeff.store import run_identity
 from jaxeff.training.epoch import count_examples
 
@@ -134,9 +135,9 @@ def mcmc(
     """
     if not isinstance(kernel, Kernel):
         raise TypeError(f"kernel must be NUTS(), HMC(), SGLD() or SGHMC(), not {kernel!r}")
-    _check_counts(samples=samples, chains=chains, thin=thin)
-    if warmup < 0:
-        raise ValueError(f"warmup must not be negative, got {warmup}")
+    for name, value in (("samples", samples), ("chains", chains), ("thin", thin)):
+        check_count(name, value)
+    check_count("warmup", warmup, 0)
     check_data(params, data)
     check_targets(lambda p, *inputs: f(p, *inputs, *shared), params, data, likelihood)
     _check_batch(kernel, data)
@@ -267,12 +268,6 @@ def _described(kernel: Kernel) -> dict[str, Any]:
         # A schedule is known by a few of its values.
         described["step_size"] = [float(kernel.step_size_at(10**n)) for n in range(7)]
     return described
-
-
-def _check_counts(**counts: int) -> None:
-    for name, value in counts.items():
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, not {value}")
 
 
 def _check_batch(kernel: Kernel, data: tuple[Any, ...]) -> None:
