@@ -56,7 +56,7 @@ def distill(
     checkpoint_every: int = 1,
     resume: bool = True,
     settings: Mapping[str, Any] | None = None,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> SVIResult:
     """Fit a variational posterior to another posterior's predictions.
 
@@ -84,7 +84,7 @@ def distill(
         checkpoint_every: Epochs between checkpoints.
         resume: Whether to go on from ``checkpoint`` if it exists.
         settings: What else defines the run, as JSON.
-        progress: Whether to show a progress bar; only on a terminal.
+        progress: Whether to show a bar; see `jaxeff.progress`.
 
     Returns:
         The posterior and the history; its ``nll`` is the score.

@@ -148,7 +148,7 @@ def train(
     checkpoint_every: int = 1,
     resume: bool = True,
     settings: Mapping[str, Any] | None = None,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> SVIResult:
     """Minimise a variational objective; the arguments are those of `jaxeff.bayes.svi`.
 
@@ -173,7 +173,7 @@ def train(
         checkpoint_every: Epochs between checkpoints.
         resume: Whether to go on from the checkpoint.
         settings: What else defines the run, as JSON.
-        progress: Whether to show a progress bar.
+        progress: Whether to show a bar; see `jaxeff.progress`.
 
     Returns:
         The posterior and the history of the training.

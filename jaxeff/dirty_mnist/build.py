@@ -35,7 +35,7 @@ def build(
         DataError: A class has no digit, or too few ambiguous images are found.
     """
     tell: Say = say or (lambda line: None)
-    show = say is not None
+    show = None if say is not None else False
     splits = {
         "train": (source.train_images, source.train_labels, recipe.train),
         "test": (source.test_images, source.test_labels, recipe.test),

@@ -25,7 +25,9 @@ def to_unit(images: Any) -> jax.Array:
     return jnp.asarray(images, jnp.float32) / 255
 
 
-def train_vae(key: jax.Array, recipe: Recipe, source: Dataset, path: Path, progress: bool) -> Any:
+def train_vae(
+    key: jax.Array, recipe: Recipe, source: Dataset, path: Path, progress: bool | None
+) -> Any:
     """The autoencoder's parameters, trained on the source's training images.
 
     Args:
@@ -33,7 +35,7 @@ def train_vae(key: jax.Array, recipe: Recipe, source: Dataset, path: Path, progr
         recipe: Its settings.
         source: The digits.
         path: Checkpoint.
-        progress: Whether to show a bar.
+        progress: Whether to show a bar; see `jaxeff.progress`.
     """
     init_key, fit_key = jax.random.split(key)
     f, params = functional(VAE(rngs=nnx.Rngs(init_key)))
@@ -56,7 +58,7 @@ def train_vae(key: jax.Array, recipe: Recipe, source: Dataset, path: Path, progr
 
 
 def train_member(
-    key: jax.Array, recipe: Recipe, source: Dataset, path: Path, progress: bool
+    key: jax.Array, recipe: Recipe, source: Dataset, path: Path, progress: bool | None
 ) -> Any:
     """The parameters of one LeNet of the ensemble; see `train_vae`."""
     init_key, fit_key = jax.random.split(key)
@@ -90,7 +92,7 @@ def _fit(
     epochs: int,
     recipe: Recipe,
     path: Path,
-    progress: bool,
+    progress: bool | None,
 ) -> Any:
     """The trained parameters: from the checkpoint on, or anew where it is of no use."""
     train = partial(

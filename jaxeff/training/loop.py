@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxeff.progress import progress_bar
 from jaxeff.settings import check_choice, check_count
 from jaxeff.store import (
     CheckpointError,
@@ -30,7 +31,6 @@ from jaxeff.store import (
     save_pytree,
 )
 from jaxeff.training.epoch import Epoch, TrainState, count_examples
-from jaxeff.training.progress import progress_bar
 
 History = list[dict[str, Any]]
 
@@ -63,7 +63,7 @@ def run_epochs(
     checkpoint_every: int = 1,
     resume: bool = True,
     settings: Mapping[str, Any] | None = None,
-    progress: bool = True,
+    progress: bool | None = None,
     on_nan: Literal["raise", "keep"] = "raise",
 ) -> tuple[TrainState, History]:
     """Run ``epoch`` repeatedly, each time as one compiled call.
@@ -82,7 +82,7 @@ def run_epochs(
       checkpoint_every: Epochs between checkpoints; the last epoch is always kept.
       resume: Whether to go on from ``checkpoint`` if it exists; otherwise it is overwritten.
       settings: What else defines the run, as JSON; a checkpoint with other settings is refused.
-      progress: Whether to show a progress bar; only on a terminal.
+      progress: Whether to show a bar; see `jaxeff.progress`.
       on_nan: Whether a loss or parameter that isn't finite stops the run. ``"keep"`` is for
         replicates, of which some may diverge; it also needs one copy of the state less.
 

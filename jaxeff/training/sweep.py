@@ -38,12 +38,12 @@ import optax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jaxtyping import Bool, Float
 
+from jaxeff.progress import progress_bar
 from jaxeff.settings import check_count
 from jaxeff.store import run_identity
 from jaxeff.training.chunks import ChunkFolder, even_parts, join_chunks
 from jaxeff.training.epoch import TrainState, count_examples
 from jaxeff.training.loop import run_epochs
-from jaxeff.training.progress import progress_bar
 from jaxeff.training.replicates import (
     Init,
     LossAt,
@@ -89,7 +89,7 @@ def sweep(
     checkpoint: str | os.PathLike[str] | None = None,
     checkpoint_every: int = 10,
     identity: Mapping[str, Any] | None = None,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> SweepResult:
     """Trains and scores one replicate per setting and seed.
 
@@ -110,7 +110,7 @@ def sweep(
         checkpoint: Folder to keep finished chunks and the running one in.
         checkpoint_every: Epochs between checkpoints of the running chunk.
         identity: What else defines the run, as JSON; a folder of another run is refused.
-        progress: Whether to show a progress bar of replicates; only on a terminal.
+        progress: Whether to show a bar of replicates; see `jaxeff.progress`.
 
     Returns:
         Scores, losses and marks of diverged replicates, and the models on request.

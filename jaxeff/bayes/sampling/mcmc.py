@@ -81,7 +81,7 @@ def mcmc(
     checkpoint: str | os.PathLike[str] | None = None,
     resume: bool = True,
     settings: Mapping[str, Any] | None = None,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> MCMCResult:
     """Sample the posterior over the parameters of ``f``.
 
@@ -117,7 +117,7 @@ def mcmc(
             uninterrupted run, bit for bit. A run may be continued with more ``samples``.
         settings: What else defines the run, as JSON, such as the data's name; a checkpoint with
             other settings is refused.
-        progress: Whether to show a progress bar; only on a terminal.
+        progress: Whether to show a bar; see `jaxeff.progress`.
 
     Returns:
         The draws, statistics, and R-hat and effective sample size of the predictions.
