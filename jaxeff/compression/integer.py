@@ -106,7 +106,7 @@ def _check_range(value: Any) -> None:
     if value is None:
         return
     if not isinstance(value, tuple):
-        check_number("Int.range", value, above=0)
+        check_number("Int.range", value, float(np.finfo(np.float32).tiny))
         return
     if len(value) != 2:
         raise ValueError(f"Int.range must be a pair (low, high), not {value!r}.")

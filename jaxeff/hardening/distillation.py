@@ -47,7 +47,7 @@ def distilled(
     Raises:
         ValueError: The temperature isn't positive, or the weight not between 0 and 1.
     """
-    check_number("temperature", temperature, above=0)
+    check_number("temperature", temperature, low=1e-6)
     check_number("weight", weight, low=0, high=1)
 
     def loss(key: Any, params: Any, state: Any, batch: Any, step: Any) -> tuple[Any, Any]:

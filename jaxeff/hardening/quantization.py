@@ -43,7 +43,7 @@ def relu_quantization(
     """
     largest = None
     if scale is not None:
-        check_number("scale", scale, above=0)
+        check_number("scale", scale, low=1e-30)
         if bits not in LARGEST:
             raise ValueError(
                 f"A constant scale is defined for {sorted(LARGEST)} bits, not for {bits}; give the "

@@ -119,7 +119,7 @@ def learn_budget(
     sites = tuple(sites)
     if len(sites) < 2 or len(set(sites)) < len(sites):
         raise ValueError(f"a budget is spread over at least two different sites, got {list(sites)}")
-    check_number("level", level, above=0)
+    check_number("level", level, low=float(np.finfo(np.float32).tiny))
 
     def spread(key: Any, trained: Any, state: Any, batch: Any, step: Any) -> Any:
         levels = spread_levels(level, trained["logits"])

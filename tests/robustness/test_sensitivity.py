@@ -133,5 +133,5 @@ def test_mistakes(params):
     arguments = (KEY, chain, params, (X, jnp.zeros(64, int)))
     with pytest.raises(ValueError, match="two different sites"):
         learn_budget(*arguments, ["fc1"], 0.1, epochs=1, batch_size=8)
-    with pytest.raises(ValueError, match="level must be positive"):
+    with pytest.raises(ValueError, match="level must be at least"):
         learn_budget(*arguments, SITES, 0.0, epochs=1, batch_size=8)

@@ -24,7 +24,7 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +41,6 @@ from jaxeff.bayes.prior import Prior, named_leaves, prior_scales
 from jaxeff.bayes.sampling.chain_store import ChainStore, Trace
 from jaxeff.bayes.sampling.diagnostics import ConvergenceWarning, prediction_mixing
 from jaxeff.bayes.sampling.kernels import (
-    HMC,
-    NUTS,
-    SGHMC,
-    SGLD,
     Kernel,
     StochasticGradient,
 )
@@ -199,48 +195,6 @@ def mcmc(
             stacklevel=2,
         )
     return result
-
-
-def nuts(
-    key: jax.Array, f: Callable[..., Any], params: Any, data: tuple[Any, ...], **options: Any
-) -> MCMCResult:
-    """Sample by the no-U-turn sampler; ``options`` are settings of `NUTS` and of `mcmc`."""
-    return _run(NUTS, key, f, params, data, options)
-
-
-def hmc(
-    key: jax.Array, f: Callable[..., Any], params: Any, data: tuple[Any, ...], **options: Any
-) -> MCMCResult:
-    """Sample by Hamiltonian Monte Carlo; ``options`` are settings of `HMC` and of `mcmc`."""
-    return _run(HMC, key, f, params, data, options)
-
-
-def sgld(
-    key: jax.Array, f: Callable[..., Any], params: Any, data: tuple[Any, ...], **options: Any
-) -> MCMCResult:
-    """Sample by stochastic gradient Langevin dynamics; ``options``: of `SGLD` and of `mcmc`."""
-    return _run(SGLD, key, f, params, data, options)
-
-
-def sghmc(
-    key: jax.Array, f: Callable[..., Any], params: Any, data: tuple[Any, ...], **options: Any
-) -> MCMCResult:
-    """Sample by stochastic gradient Hamiltonian Monte Carlo; ``options``: of `SGHMC`, `mcmc`."""
-    return _run(SGHMC, key, f, params, data, options)
-
-
-def _run(
-    kernel: type[Kernel],
-    key: jax.Array,
-    f: Callable[..., Any],
-    params: Any,
-    data: tuple[Any, ...],
-    options: dict[str, Any],
-) -> MCMCResult:
-    names = {field.name for field in fields(kernel)}
-    settings = {name: value for name, value in options.items() if name in names}
-    rest = {name: value for name, value in options.items() if name not in names}
-    return mcmc(key, f, params, data, kernel(**settings), **rest)
 
 
 def _mesh(chains: int, devices: Sequence[Any] | None) -> Mesh | None:
