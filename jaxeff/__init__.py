@@ -9,7 +9,7 @@
 
 Settings and everything else live in the rooms: `jaxeff.noise`, `jaxeff.compression`,
 `jaxeff.robustness`, `jaxeff.hardening`, `jaxeff.bayes`, `jaxeff.uncertainty`, `jaxeff.data`,
-`jaxeff.nn`, `jaxeff.training`.
+`jaxeff.nn`, `jaxeff.dirty_mnist`, `jaxeff.training`, `jaxeff.store`.
 
 Sharp edge: `jaxeff.moments`, `jaxeff.photonic` and `jaxeff.functional` are functions that share
 their name with the room they come from; import from such a room by its path

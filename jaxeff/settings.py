@@ -3,6 +3,18 @@
 The numbers of a setting (a noise level, a range) are leaves, so a setting can be swept with `vmap`,
 differentiated and passed through `jit`; its choices (a bit width, an axis, a name) are static.
 
+What a field may hold is said by its type, and checked by `Setting`, whose subclass it is:
+
+    @register_setting
+    @dataclass(frozen=True)
+    class Thermal(Setting):
+        sigma: NonNegative
+        repeats: Annotated[int, Count(1, 64)] = static(1)
+        order: Annotated[str, Choice("first", "last")] = static("first")
+
+Arguments of functions are checked by the same functions: `check_number`, `check_count`,
+`check_choice`.
+
 Sharp edges:
     `jax.tree_util.register_dataclass` calls the constructor whenever JAX rebuilds a pytree, also
     for a gradient, whose numbers may be negative. Settings check their numbers in `__post_init__`,
@@ -11,12 +23,15 @@ Sharp edges:
 """
 
 import dataclasses
+import functools
+import operator
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float
 
 T = TypeVar("T")
 
@@ -65,7 +80,15 @@ def is_concrete(value: Any) -> bool:
 
 
 def check_number(
-    name: str, value: Any, low: float = -np.inf, high: float = np.inf, *, finite: bool = True
+    name: str,
+    value: Any,
+    low: float = -np.inf,
+    high: float = np.inf,
+    *,
+    above: float = -np.inf,
+    below: float = np.inf,
+    finite: bool = True,
+    integer: bool = False,
 ) -> None:
     """Checks a number or array of a setting where it is concrete.
 
@@ -74,11 +97,14 @@ def check_number(
         value: A number, an array, or a traced array, which passes unchecked.
         low: The smallest value allowed.
         high: The largest value allowed.
+        above: Values must be larger than this.
+        below: Values must be smaller than this.
         finite: Whether infinities are refused.
+        integer: Whether the dtype must be one of integers.
 
     Raises:
-        TypeError: `value` is neither a real number nor an array of real numbers.
-        ValueError: An entry is NaN, infinite where `finite`, or outside `[low, high]`.
+        TypeError: `value` is neither a real number nor an array of real numbers, or no integer.
+        ValueError: An entry is NaN, infinite where `finite`, or outside the bounds.
     """
     if isinstance(value, jax.core.Tracer):
         return
@@ -87,13 +113,50 @@ def check_number(
     numbers = np.asarray(value)
     if numbers.dtype.kind not in "iufV":  # V: ml_dtypes such as bfloat16
         raise TypeError(f"{name} must hold real numbers, not dtype {numbers.dtype}.")
+    if integer and numbers.dtype.kind not in "iu":
+        raise TypeError(f"{name} must be an integer, not {value!r}.")
     numbers = numbers.astype(np.float64)
     allowed = (numbers >= low) & (numbers <= high) & (np.isfinite(numbers) | (not finite))
+    # The infinities that stand for no bound exclude nothing.
+    allowed &= ((numbers > above) | np.isneginf(above)) & ((numbers < below) | np.isposinf(below))
     if not allowed.all():
         bad = numbers[~allowed].ravel()[0]
-        wanted = f"between {low:g} and {high:g}" if np.isfinite(high) else f"at least {low:g}"
-        wanted = "finite" if np.isneginf(low) and np.isposinf(high) else wanted
-        raise ValueError(f"{name} must be {wanted}, but is {bad:g}.")
+        raise ValueError(f"{name} must be {_bounds(low, high, above, below)}, but is {bad:g}.")
+
+
+def _bounds(low: float, high: float, above: float, below: float) -> str:
+    """The numbers that are allowed, in words."""
+    if np.isfinite(low) and np.isfinite(high):
+        return f"between {low:g} and {high:g}"
+    words = [
+        *([f"at least {low:g}"] if np.isfinite(low) else []),
+        *(["positive" if above == 0 else f"above {above:g}"] if np.isfinite(above) else []),
+        *([f"at most {high:g}"] if np.isfinite(high) else []),
+        *([f"below {below:g}"] if np.isfinite(below) else []),
+    ]
+    return " and ".join(words) or "finite"
+
+
+def check_count(name: str, value: Any, low: int = 1, high: int | None = None) -> None:
+    """Checks a whole number that is known when a program is traced.
+
+    Args:
+        name: What an error message calls it.
+        value: The number.
+        low: The smallest allowed.
+        high: The largest allowed, if any.
+
+    Raises:
+        TypeError: It is no integer.
+        ValueError: It is outside the bounds.
+    """
+    try:
+        number = None if isinstance(value, bool | jax.core.Tracer) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None:
+        raise TypeError(f"{name} must be an integer, not {value!r}.")
+    check_number(name, number, low, np.inf if high is None else high)
 
 
 def check_choice(name: str, value: Any, choices: Iterable[Any]) -> None:
@@ -106,6 +169,76 @@ def check_choice(name: str, value: Any, choices: Iterable[Any]) -> None:
     if value not in options:
         listed = ", ".join(repr(o) for o in options)
         raise ValueError(f"{name} must be one of {listed}, not {value!r}.")
+
+
+class Number:
+    """Of a field that may be a leaf: its bounds, those of `check_number`."""
+
+    def __init__(self, low: float = -np.inf, high: float = np.inf, **bounds: Any):
+        self._bounds = {"low": low, "high": high, **bounds}
+
+    def check(self, name: str, value: Any) -> None:
+        """Holds a value to them."""
+        check_number(name, value, **self._bounds)
+
+
+class Count:
+    """Of a static field: a whole number, see `check_count`."""
+
+    def __init__(self, low: int = 1, high: int | None = None):
+        self._bounds = low, high
+
+    def check(self, name: str, value: Any) -> None:
+        """Holds a value to its bounds."""
+        check_count(name, value, *self._bounds)
+
+
+class Choice:
+    """Of a static field: what may be chosen."""
+
+    def __init__(self, *choices: Any):
+        self._choices = choices
+
+    def check(self, name: str, value: Any) -> None:
+        """Holds a value to the choices."""
+        check_choice(name, value, self._choices)
+
+
+NonNegative = Annotated[Float[Array, "..."] | float, Number(0)]
+Positive = Annotated[Float[Array, "..."] | float, Number(above=0)]
+
+
+class Setting:
+    """A frozen dataclass whose fields are held to what their types say.
+
+    A subclass with more to check than one field at a time extends `__post_init__`.
+    """
+
+    def __post_init__(self) -> None:
+        """Checks every field whose type is annotated with a `Number`, `Count` or `Choice`.
+
+        Raises:
+            TypeError: A field holds something of another type.
+            ValueError: A number is out of bounds, or a choice unknown.
+        """
+        cls: Any = type(self)
+        for field, may_be_none, bounds in _checked_fields(cls):
+            value = getattr(self, field)
+            if not (value is None and may_be_none):
+                bounds.check(f"{cls.__name__}.{field}", value)
+
+
+@functools.cache
+def _checked_fields(cls: type) -> list[tuple[str, bool, Number | Count | Choice]]:
+    """The fields with bounds, whether they may be None, and the bounds."""
+    found = []
+    for name, hint in get_type_hints(cls, include_extras=True).items():
+        if get_origin(hint) is Annotated:
+            kind, *notes = get_args(hint)
+            may_be_none = type(None) in get_args(kind)
+            bounds = [note for note in notes if isinstance(note, Number | Count | Choice)]
+            found += [(name, may_be_none, bound) for bound in bounds]
+    return found
 
 
 def check_broadcasts(name: str, value: Any, shape: tuple[int, ...]) -> None:

@@ -7,8 +7,8 @@ import pytest
 import scipy.stats
 
 from jaxeff.keys import fast_key
+from jaxeff.store import run_difference, run_identity
 from jaxeff.training import load_pytree, save_pytree
-from jaxeff.training.identity import run_difference, run_identity
 
 N = 1_000_000
 SEEDS = (0, 1, 2**31)

@@ -12,7 +12,7 @@ from scipy.stats import entropy
 
 from experiments.dirty_mnist.evaluation import Outcome
 from experiments.dirty_mnist.recipe import Settings
-from jaxeff.data.dirty_mnist import DirtyMNIST
+from jaxeff.dirty_mnist import DirtyMNIST
 from jaxeff.moments import Gaussian
 
 DOMAINS = {"clean": "C0", "ambiguous": "C1", "ood": "C3"}

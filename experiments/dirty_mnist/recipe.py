@@ -11,7 +11,7 @@ import typer
 from jaxtyping import Int, UInt8
 
 from jaxeff import data
-from jaxeff.data.dirty_mnist import DirtyMNIST, Recipe, dirty_mnist
+from jaxeff.dirty_mnist import DirtyMNIST, Recipe, dirty_mnist
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,8 @@ import jax
 import jax.export
 import jax.numpy as jnp
 
-from jaxeff_export.archive import digest, new_file, sealed, unsealed
+from jaxeff.store import write_whole
+from jaxeff_export.archive import digest, sealed, unsealed
 from jaxeff_export.signature import TensorSpec, argument_names, flatten_named
 from jaxeff_export.structure import Description, describe
 
@@ -106,9 +107,7 @@ class Artifact:
     def save(self, path: str | Path) -> Path:
         """Writes the artifact to one file, whole or not at all."""
         path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with new_file(path) as temporary:
-            temporary.write_bytes(self.to_bytes())
+        write_whole(path, self.to_bytes())
         return path
 
     @classmethod

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxeff_export.archive import digest, new_folder
+from jaxeff.store import new_folder
+from jaxeff_export.archive import digest
 from jaxeff_export.arrays import pack_arrays
 from jaxeff_export.artifact import Artifact
 from jaxeff_export.bundle import (

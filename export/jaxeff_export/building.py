@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxeff_export.archive import require_free
+from jaxeff.store import require_free
 from jaxeff_export.artifact import Artifact, package_versions
 from jaxeff_export.assembly import Parts, write_bundle
 from jaxeff_export.bundle import MANIFEST, Bundle

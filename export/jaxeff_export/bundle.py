@@ -23,7 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxeff_export.archive import digest, new_folder
+from jaxeff.store import new_folder
+from jaxeff_export.archive import digest
 from jaxeff_export.arrays import unpack_arrays
 from jaxeff_export.artifact import Artifact, ArtifactError
 from jaxeff_export.boards import Board, make_board

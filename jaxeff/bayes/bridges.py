@@ -12,6 +12,7 @@ import numpy as np
 from jaxeff.bayes.density import with_random
 from jaxeff.bayes.sampling import MCMCResult
 from jaxeff.moments import Gaussian
+from jaxeff.settings import check_number
 
 
 def around_best_draw(result: MCMCResult, spread: float = 0.3) -> Any:
@@ -39,8 +40,7 @@ def around_best_draw(result: MCMCResult, spread: float = 0.3) -> Any:
             "samplers on mini-batches don't know the density of their draws: start SVI at one of "
             "them, posterior.at(index), instead"
         )
-    if not spread > 0:
-        raise ValueError(f"the spread must be positive, not {spread}")
+    check_number("spread", spread, above=0)
     log_density = result.stats["log_density"]
     thin = log_density.shape[1] // result.posterior.draws_per_chain
     of_kept = log_density[:, thin - 1 :: thin]

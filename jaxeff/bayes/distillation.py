@@ -33,6 +33,7 @@ from jaxeff.bayes.guides import Guide, resolve_guide
 from jaxeff.bayes.likelihood import Likelihood, check_data, likelihood_name, resolve_likelihood
 from jaxeff.bayes.prior import Prior
 from jaxeff.bayes.variational import Loss, SVIResult, start_from, train
+from jaxeff.settings import check_count
 
 
 def distill(
@@ -55,7 +56,7 @@ def distill(
     checkpoint_every: int = 1,
     resume: bool = True,
     settings: Mapping[str, Any] | None = None,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> SVIResult:
     """Fit a variational posterior to another posterior's predictions.
 
@@ -83,7 +84,7 @@ def distill(
         checkpoint_every: Epochs between checkpoints.
         resume: Whether to go on from ``checkpoint`` if it exists.
         settings: What else defines the run, as JSON.
-        progress: Whether to show a progress bar; only on a terminal.
+        progress: Whether to show a bar; see `jaxeff.progress`.
 
     Returns:
         The posterior and the history; its ``nll`` is the score.
@@ -102,8 +103,7 @@ def distill(
             f"[draws, *{list(outputs.shape)}], of two draws or more, as predict gives them for "
             "these inputs"
         )
-    if particles < 2:
-        raise ValueError(f"the energy score needs two particles or more, not {particles}")
+    check_count("particles", particles, 2)  # the energy score compares them with each other
     data = *inputs, jnp.swapaxes(jnp.asarray(teacher), 0, 1)
     check_data(params, data)
     return train(

@@ -12,7 +12,8 @@ All three take `sample`, `jaxeff.bayes.predict` and `to_gaussians`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -24,6 +25,7 @@ from jaxtyping import PRNGKeyArray
 from jaxeff.bayes.density import Random, with_random
 from jaxeff.bayes.prior import named_leaves
 from jaxeff.moments import Gaussian, is_gaussian
+from jaxeff.tables import Table
 
 
 @runtime_checkable
@@ -68,6 +70,20 @@ class Draws:
     def __len__(self) -> int:
         return self.chains * self.draws_per_chain
 
+    def __repr__(self) -> str:
+        """What it is over; the arrays are in `random`."""
+        return str(self._table())
+
+    def _repr_html_(self) -> str:
+        """The same, for a notebook."""
+        return self._table()._repr_html_()
+
+    def _table(self) -> Table:
+        shapes = {path: np.shape(a) for path, a in self.random.items()}
+        chains, draws, *_ = (*next(iter(shapes.values()), ()), 0, 0)
+        own = {path: shape[2:] for path, shape in shapes.items()}
+        return parameter_table(f"Draws: {chains} chains of {draws}", self.params, own)
+
     def at(self, index: Any) -> Any:
         """The parameters of one draw, counted chain by chain."""
         flat = {path: a.reshape(-1, *a.shape[2:])[index] for path, a in self.random.items()}
@@ -97,6 +113,23 @@ class Draws:
             path: Gaussian(a.mean((0, 1)), a.var((0, 1))) for path, a in self.random.items()
         }
         return with_random(self.params, gaussians)
+
+
+def parameter_table(title: str, params: Any, random: Mapping[str, tuple[int, ...]]) -> Table:
+    """The parameters that a posterior is over, random or not.
+
+    Args:
+        title: What it is.
+        params: All parameters, or their shapes.
+        random: The shapes of the random ones, by path.
+    """
+    leaves = {path: random.get(path, np.shape(leaf)) for path, leaf in named_leaves(params).items()}
+    rows = [
+        (path, "x".join(map(str, shape)), "random" if path in random else "fixed")
+        for path, shape in leaves.items()
+    ]
+    count = sum(math.prod(shape) for shape in random.values())
+    return Table(("parameter", "shape", ""), rows, caption=f"{title}, {count:,} random numbers")
 
 
 def to_gaussians(posterior: Any) -> Any:

@@ -1,16 +1,20 @@
 """Posteriors on disk: one safetensors file, without pickle."""
 
+import dataclasses
 import os
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
+from jaxeff.bayes.guides import Flow, FullRank, Joint, LowRank
 from jaxeff.bayes.posterior import Draws, check_posterior
 from jaxeff.bayes.prior import named_leaves
 from jaxeff.moments import Gaussian, is_gaussian
-from jaxeff.training import CheckpointError, load_metadata, load_pytree, save_pytree
+from jaxeff.store import CheckpointError, load_metadata, load_pytree, save_pytree
 
-_DRAWS, _GAUSSIANS = "draws", "gaussians"
+_DRAWS, _GAUSSIANS, _JOINT = "draws", "gaussians", "joint"
+_GUIDES = {guide.__name__: guide for guide in (LowRank, FullRank, Flow)}
 
 
 def save_posterior(path: str | os.PathLike[str], posterior: Any) -> None:
@@ -18,7 +22,8 @@ def save_posterior(path: str | os.PathLike[str], posterior: Any) -> None:
 
     Args:
         path: The file; its folder is made when missing.
-        posterior: `Draws`, or a pytree of `Gaussian` and arrays.
+        posterior: `Draws`, a pytree of `Gaussian` and arrays, or what a guide of
+            `jaxeff.bayes.guides` found.
 
     Raises:
         TypeError: It is another posterior, or none.
@@ -27,11 +32,18 @@ def save_posterior(path: str | os.PathLike[str], posterior: Any) -> None:
         content = {"random": posterior.random, "params": named_leaves(posterior.params)}
         save_pytree(path, content, {"posterior": _DRAWS})
         return
+    if isinstance(posterior, Joint) and type(posterior.guide).__name__ in _GUIDES:
+        numbers = posterior.numbers
+        rest = {name: array for name, array in numbers.items() if name != "mean"}
+        guide = {"name": type(posterior.guide).__name__, **dataclasses.asdict(posterior.guide)}
+        metadata = {"posterior": _JOINT, "guide": guide, "random": posterior.paths}
+        save_pytree(path, {"numbers": rest, "mean": named_leaves(numbers["mean"])}, metadata)
+        return
     leaves = named_leaves(posterior, is_leaf=is_gaussian)
     if not any(is_gaussian(leaf) for leaf in leaves.values()):
         raise TypeError(
-            "only draws and pytrees that hold a Gaussian have a file, not "
-            f"{type(posterior).__name__}: draw from it, or hand over its `to_gaussians`"
+            "only draws, pytrees that hold a Gaussian and posteriors of jaxeff.bayes.guides have a "
+            f"file, not {type(posterior).__name__}: draw from it, or hand over its `to_gaussians`"
         )
     random = [name for name, leaf in leaves.items() if is_gaussian(leaf)]
     save_pytree(path, posterior, {"posterior": _GAUSSIANS, "random": random})
@@ -66,6 +78,23 @@ def load_posterior(path: str | os.PathLike[str], params: Any) -> Any:
         } | arrays
         _check(path, leaves, params)
         return _arrange(leaves, params)
+    if kind == _JOINT:
+        settings = dict(metadata["guide"])
+        name = settings.pop("name")
+        if name not in _GUIDES:
+            raise CheckpointError(
+                f"{path} holds a posterior of the guide {name!r}, which this version of jaxeff "
+                f"doesn't know; it knows {', '.join(_GUIDES)}."
+            )
+        means, paths = named_leaves(tree["mean"]), tuple(metadata["random"])
+        _check(path, {p: Gaussian(m, m) if p in paths else m for p, m in means.items()}, params)
+        guide = _GUIDES[name](**settings)
+        stds = {p: jnp.ones(means[p].shape, tree["numbers"]["raw"].dtype) for p in paths}
+        # The file holds paths; how the guide's numbers are nested, only the guide knows.
+        like = jax.eval_shape(guide.start, jax.random.key(0), _arrange(means, params), stds)
+        rest = {name: numbers for name, numbers in like.items() if name != "mean"}
+        found = load_pytree(path, {"numbers": rest, "mean": named_leaves(like["mean"])})
+        return Joint({"mean": _arrange(found["mean"], params), **found["numbers"]}, guide, paths)
     raise CheckpointError(f"{path} is a checkpoint, but not one of a posterior.")
 
 

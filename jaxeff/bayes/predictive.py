@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
 from jaxeff.bayes.posterior import Draws, prepare_draws
+from jaxeff.settings import check_count
 
 
 def predict(
@@ -47,8 +48,9 @@ def predict(
         ValueError: ``samples`` or ``chunk`` is below 1, or ``f`` refuses the weights because the
             posterior belongs to another model.
     """
-    if (samples is not None and samples < 1) or chunk < 1:
-        raise ValueError(f"samples and chunk must be at least 1, not {samples} and {chunk}")
+    for name, value in (("samples", samples), ("chunk", chunk)):
+        if value is not None:
+            check_count(name, value)
     return _predict(key, posterior, args, f=f, samples=samples, chunk=chunk)
 
 

@@ -62,7 +62,7 @@ def svi(
     checkpoint_every: int = 1,
     resume: bool = True,
     settings: Mapping[str, Any] | None = None,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> SVIResult:
     """Fit a variational posterior over the parameters of ``f``.
 
@@ -97,7 +97,7 @@ def svi(
             uninterrupted run, bit for bit. The means of ``params`` play no part in that case.
         settings: What else defines the run, as JSON, such as the learning rate; a checkpoint with
             other settings is refused.
-        progress: Whether to show a progress bar; only on a terminal.
+        progress: Whether to show a bar; see `jaxeff.progress`.
 
     Returns:
         The posterior and the history of the training.

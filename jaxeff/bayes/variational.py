@@ -20,6 +20,7 @@ from jaxeff.bayes.guides import Guide
 from jaxeff.bayes.posterior import is_posterior, to_gaussians
 from jaxeff.bayes.prior import Prior, named_leaves, prior_scales
 from jaxeff.moments import is_gaussian
+from jaxeff.settings import check_count, check_number
 from jaxeff.training import TrainState, init, make_epoch, run_epochs
 
 Loss = Callable[[Any, Any], Float[Array, ""]]
@@ -65,8 +66,7 @@ def start_from(
     Raises:
         ValueError: The scale isn't positive, or the prior doesn't fit the parameters.
     """
-    if not 0 < init_scale < np.inf:
-        raise ValueError(f"init_scale must be a positive standard deviation, not {init_scale!r}")
+    check_number("init_scale", init_scale, above=0)
     given = to_gaussians(params) if is_posterior(params) else params
     means = jax.tree.map(
         lambda leaf: leaf.mean if is_gaussian(leaf) else leaf, given, is_leaf=is_gaussian
@@ -148,7 +148,7 @@ def train(
     checkpoint_every: int = 1,
     resume: bool = True,
     settings: Mapping[str, Any] | None = None,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> SVIResult:
     """Minimise a variational objective; the arguments are those of `jaxeff.bayes.svi`.
 
@@ -173,13 +173,12 @@ def train(
         checkpoint_every: Epochs between checkpoints.
         resume: Whether to go on from the checkpoint.
         settings: What else defines the run, as JSON.
-        progress: Whether to show a progress bar.
+        progress: Whether to show a bar; see `jaxeff.progress`.
 
     Returns:
         The posterior and the history of the training.
     """
-    if particles < 1:
-        raise ValueError(f"particles must be at least 1, not {particles}")
+    check_count("particles", particles)
     examples = len(jax.tree.leaves(data)[0])
     steps = epochs * (examples // max(batch_size, 1))
     schedule = kl if callable(kl) else optax.linear_schedule(0.0, kl, max(steps, 1))

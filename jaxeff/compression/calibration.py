@@ -24,7 +24,7 @@ from jaxeff.compression.integer import Int
 from jaxeff.compression.quantized import applies, check_spec, operands
 from jaxeff.program import Layer, Program, evaluate, plain, trace
 from jaxeff.program.spec import resolve
-from jaxeff.settings import check_applies
+from jaxeff.settings import check_applies, check_number
 
 
 def calibrate(
@@ -54,8 +54,7 @@ def calibrate(
             matches no site, or a layer was never reached or gave values that aren't finite.
     """
     check_spec(spec)
-    if not 50 < percentile <= 100:
-        raise ValueError(f"percentile must be above 50 and at most 100, not {percentile}.")
+    check_number("percentile", percentile, high=100, above=50)
     seen: dict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
     settings: dict[str, Int | None] = {}
     measured: dict[str, None] = {}  # in order

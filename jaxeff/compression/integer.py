@@ -9,21 +9,29 @@ Sharp edges:
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxeff.compression.quantization import check_bits
-from jaxeff.settings import check_choice, check_number, is_concrete, register_setting, static
+from jaxeff.compression.quantization import MAX_BITS
+from jaxeff.settings import (
+    Choice,
+    Count,
+    Setting,
+    check_number,
+    is_concrete,
+    register_setting,
+    static,
+)
 
 Bound = Float[Array, "..."] | float
 
 
 @register_setting
 @dataclass(frozen=True)
-class Int:
+class Int(Setting):
     """Integer quantization of a layer: `Int(8)`, or `Int(4, 8)` for 4-bit weights.
 
     Attributes:
@@ -44,24 +52,19 @@ class Int:
         ValueError: A bit width isn't between 1 and 8, a choice is unknown, or the range is empty.
     """
 
-    bits: int = static()
-    activation_bits: int | None = static(None)
-    symmetric: bool | str = static(False)
-    per: str = static("channel")
-    activations_per: str = static("sample")
+    bits: Annotated[int, Count(1, MAX_BITS)] = static()
+    activation_bits: Annotated[int | None, Count(1, MAX_BITS)] = static(None)
+    symmetric: Annotated[bool | str, Choice(False, True, "weights", "activations")] = static(False)
+    per: Annotated[str, Choice("channel", "tensor")] = static("channel")
+    activations_per: Annotated[str, Choice("sample", "tensor")] = static("sample")
     range: tuple[Bound, Bound] | Bound | None = None
     weights: bool = static(True)
     activations: bool = static(True)
-    at: str = static("input")
+    at: Annotated[str, Choice("input", "output")] = static("input")
 
     def __post_init__(self) -> None:
-        check_bits("Int.bits", self.bits)
-        if self.activation_bits is not None:
-            check_bits("Int.activation_bits", self.activation_bits)
-        check_choice("Int.symmetric", self.symmetric, (False, True, "weights", "activations"))
-        check_choice("Int.per", self.per, ("channel", "tensor"))
-        check_choice("Int.activations_per", self.activations_per, ("sample", "tensor"))
-        check_choice("Int.at", self.at, ("input", "output"))
+        """Checks the fields."""
+        super().__post_init__()
         if not (self.weights or self.activations):
             raise ValueError("Int quantizes neither weights nor activations; use None instead.")
         _check_range(self.range)

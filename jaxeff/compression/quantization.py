@@ -28,6 +28,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int8
 
+from jaxeff.settings import check_count
+
 MAX_BITS = 8
 
 
@@ -69,7 +71,7 @@ def grid(
     Raises:
         ValueError: `bits` isn't between 1 and 8.
     """
-    check_bits("bits", bits)
+    check_count("bits", bits, 1, MAX_BITS)
     dtype = _wide(low, high)
     low, high = jnp.asarray(low, dtype), jnp.asarray(high, dtype)
     ends = _ends(bits, symmetric)
@@ -175,19 +177,6 @@ def value_range(
     kept = {axis % x.ndim for axis in keep}
     axes = tuple(axis for axis in range(x.ndim) if axis not in kept)
     return jnp.min(x, axes, keepdims=True), jnp.max(x, axes, keepdims=True)
-
-
-def check_bits(name: str, bits: Any) -> None:
-    """Checks a bit width.
-
-    Raises:
-        TypeError: It isn't an integer.
-        ValueError: It isn't between 1 and 8.
-    """
-    if not isinstance(bits, int) or isinstance(bits, bool):
-        raise TypeError(f"{name} must be an integer, not {bits!r}.")
-    if not 1 <= bits <= MAX_BITS:
-        raise ValueError(f"{name} must be between 1 and {MAX_BITS}, not {bits}.")
 
 
 def _ends(bits: int, symmetric: bool) -> tuple[float, float]:

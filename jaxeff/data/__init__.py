@@ -7,7 +7,7 @@ x = data.normalize(digits.train_images, "digits")
 ood = data.normalize(data.load("digits-ood").test_images, "digits")
 
 Two small sets are drawn rather than loaded: `jaxeff.data.noisy_sine` and `jaxeff.data.two_moons`.
-A third is built, by training: `jaxeff.data.dirty_mnist`.
+A third is built, by training, in a room of its own: `jaxeff.dirty_mnist`.
 """
 
 from jaxeff.data.augmentation import augment

@@ -13,43 +13,49 @@ Sharp edges:
 """
 
 import zlib
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from jaxeff.settings import check_choice, check_number, is_concrete
+from jaxeff.noise.model import NoiseModel
+from jaxeff.settings import Choice, Number
 
 # The site of a call that doesn't name one.
 NOWHERE = 0
 
+Device = Annotated[Int[Array, ""] | int, Number(0, integer=True)]
+DeviceSharing = Annotated[str, Choice("element", "channel")]
 
-def check_device(model: Any) -> None:
-    """Checks a model's `device`, and its `per` where it has one.
 
-    Raises:
-        TypeError: The device isn't an integer.
-        ValueError: The device is negative, or `per` asks for the samples of a batch.
+class DeviceModel(NoiseModel):
+    """What the models of a device have in common, beside what all noise models do.
+
+    Attributes:
+        device: The device, an integer.
     """
-    name = type(model).__name__
-    check_number(f"{name}.device", model.device, low=0)
-    if is_concrete(model.device) and np.asarray(model.device).dtype.kind not in "iu":
-        raise TypeError(f"{name}.device must be an integer, a seed, not {model.device!r}.")
-    if hasattr(model, "per"):
-        check_choice(f"{name}.per", model.per, ("element", "channel"))
 
+    device: Device = 0
 
-def device_key(model: Any, site: int) -> PRNGKeyArray:
-    """The key of a device's imperfections of one kind at one site."""
-    kind = zlib.crc32(f"{type(model).__name__} {model.at}".encode())
-    return jax.random.fold_in(jax.random.fold_in(jax.random.key(model.device), kind), site)
+    def perturb(self, key: PRNGKeyArray, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+        """Returns `x` as the device distorts it, at a site of its own; the key isn't used."""
+        return self.perturb_site(key, NOWHERE, x)
 
+    def perturb_site(
+        self, key: PRNGKeyArray, site: int, x: Float[Array, "*shape"]
+    ) -> Float[Array, "*shape"]:
+        """Returns `x` as the device distorts it at one site; the key isn't used."""
+        raise NotImplementedError
 
-def device_shape(model: Any, x: Any) -> tuple[int, ...]:
-    """The shape of a device's draws for an array, which broadcasts against it."""
-    shape = jnp.shape(x)
-    if model.per == "channel":
-        return (1,) * (len(shape) - 1) + shape[-1:]
-    return shape if model.at == "weights" or len(shape) < 2 else (1, *shape[1:])
+    def _device_key(self, site: int) -> PRNGKeyArray:
+        """The key of the device's imperfections of one kind at one site."""
+        kind = zlib.crc32(f"{type(self).__name__} {self.at}".encode())
+        return jax.random.fold_in(jax.random.fold_in(jax.random.key(self.device), kind), site)
+
+    def _device_shape(self, x: Any) -> tuple[int, ...]:
+        """The shape of the device's draws for an array, which broadcasts against it."""
+        shape = jnp.shape(x)
+        if self.per == "channel":
+            return (1,) * (len(shape) - 1) + shape[-1:]
+        return shape if self.at == "weights" or len(shape) < 2 else (1, *shape[1:])

@@ -9,20 +9,20 @@ References:
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxeff.noise.device import NOWHERE, check_device, device_key, device_shape
-from jaxeff.noise.granularity import aligned, check_granularity, real_dtype
-from jaxeff.settings import check_number, register_setting, static
+from jaxeff.noise.device import Device, DeviceModel, DeviceSharing
+from jaxeff.noise.model import Axis, Place, real_dtype
+from jaxeff.settings import NonNegative, Number, register_setting, static
 
 
 @register_setting
 @dataclass(frozen=True)
-class Drift:
+class Drift(DeviceModel):
     """Drift by a power of time, `x * time**-N(nu, spread)`.
 
     The exponents belong to the device: at another time it has the same ones. With time in units of
@@ -46,26 +46,15 @@ class Drift:
             unknown.
     """
 
-    time: Float[Array, "..."] | float
-    nu: Float[Array, "..."] | float = 0.05
-    spread: Float[Array, "..."] | float = 0.0
-    device: Int[Array, ""] | int = 0
-    at: str = static("output")
-    per: str = static("element")
-    along: str | None = static(None)
+    time: Annotated[Float[Array, "..."] | float, Number(1)]
+    nu: NonNegative = 0.05
+    spread: NonNegative = 0.0
+    device: Device = 0
+    at: Place = static("output")
+    per: DeviceSharing = static("element")
+    along: Axis = static(None)
 
     levels: ClassVar[tuple[str, ...]] = ("nu", "spread")
-
-    def __post_init__(self) -> None:
-        check_number("Drift.time", self.time, low=1)
-        check_number("Drift.nu", self.nu, low=0)
-        check_number("Drift.spread", self.spread, low=0)
-        check_granularity(self)
-        check_device(self)
-
-    def perturb(self, key: PRNGKeyArray, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-        """Returns `x` after the drift; the key isn't used."""
-        return self.perturb_site(key, NOWHERE, x)
 
     def perturb_site(
         self, key: PRNGKeyArray, site: int, x: Float[Array, "*shape"]
@@ -73,6 +62,6 @@ class Drift:
         """Returns `x` after the drift of one site; the key isn't used."""
         del key
         dtype = real_dtype(x)
-        z = jax.random.normal(device_key(self, site), device_shape(self, x))
-        nu = aligned(self, "nu", x) + aligned(self, "spread", x) * z
-        return x * jnp.exp(-nu * jnp.log(aligned(self, "time", x))).astype(dtype)
+        z = jax.random.normal(self._device_key(site), self._device_shape(x))
+        nu = self._aligned("nu", x) + self._aligned("spread", x) * z
+        return x * jnp.exp(-nu * jnp.log(self._aligned("time", x))).astype(dtype)

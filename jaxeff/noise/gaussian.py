@@ -3,7 +3,7 @@
 Each model is a setting: a frozen dataclass and pytree whose noise level is a leaf, so that thirty
 levels are one vmapped program and the level itself can be trained. `perturb(key, x)` draws a fresh
 sample for every element, channel or image and is reparameterised: gradients reach `x` and the noise
-levels. `jaxeff.noise.granularity` explains `per`, `along` and `relative`.
+levels. `jaxeff.noise.model` explains `per`, `along` and `relative`.
 
 Sharp edges:
     A noise level is a standard deviation, not a variance.
@@ -17,19 +17,20 @@ References:
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import jax
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxeff.noise.granularity import amplitude, check_granularity, level, normal
-from jaxeff.settings import check_choice, check_number, register_setting, static
+from jaxeff.noise.model import Axis, Flag, NoiseModel, Place, Sharing
+from jaxeff.settings import Choice, NonNegative, register_setting, static
 
 ORDERS = ("mul_add", "add_mul")
 
 
 @register_setting
 @dataclass(frozen=True)
-class Additive:
+class Additive(NoiseModel):
     """Additive Gaussian noise, `x + N(0, sigma)`.
 
     Attributes:
@@ -44,24 +45,20 @@ class Additive:
         ValueError: `sigma` is negative, NaN or infinite, or a choice is unknown.
     """
 
-    sigma: Float[Array, "..."] | float
-    at: str = static("output")
-    per: str = static("element")
-    along: str | None = static(None)
-    relative: bool = static(False)
-
-    def __post_init__(self) -> None:
-        check_number("Additive.sigma", self.sigma, low=0)
-        check_granularity(self)
+    sigma: NonNegative
+    at: Place = static("output")
+    per: Sharing = static("element")
+    along: Axis = static(None)
+    relative: Flag = static(False)
 
     def perturb(self, key: PRNGKeyArray, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
         """Returns `x` plus fresh normal noise."""
-        return x + amplitude(self, "sigma", x) * normal(self, key, x)
+        return x + self._amount("sigma", x) * self._normal(key, x)
 
 
 @register_setting
 @dataclass(frozen=True)
-class Multiplicative:
+class Multiplicative(NoiseModel):
     """Multiplicative Gaussian noise, `x * N(1, sigma)`.
 
     Attributes:
@@ -75,23 +72,19 @@ class Multiplicative:
         ValueError: `sigma` is negative, NaN or infinite, or a choice is unknown.
     """
 
-    sigma: Float[Array, "..."] | float
-    at: str = static("output")
-    per: str = static("element")
-    along: str | None = static(None)
-
-    def __post_init__(self) -> None:
-        check_number("Multiplicative.sigma", self.sigma, low=0)
-        check_granularity(self)
+    sigma: NonNegative
+    at: Place = static("output")
+    per: Sharing = static("element")
+    along: Axis = static(None)
 
     def perturb(self, key: PRNGKeyArray, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
         """Returns `x` times fresh noise, normal around one."""
-        return x * (1 + level(self, "sigma", x) * normal(self, key, x))
+        return x * (1 + self._level("sigma", x) * self._normal(key, x))
 
 
 @register_setting
 @dataclass(frozen=True)
-class Mixed:
+class Mixed(NoiseModel):
     """Additive and multiplicative Gaussian noise, independent of each other, in either order.
 
     Attributes:
@@ -108,23 +101,17 @@ class Mixed:
         ValueError: A level is negative, NaN or infinite, or a choice is unknown.
     """
 
-    add: Float[Array, "..."] | float
-    mul: Float[Array, "..."] | float
-    order: str = static("mul_add")
-    at: str = static("output")
-    per: str = static("element")
-    along: str | None = static(None)
-    relative: bool = static(False)
-
-    def __post_init__(self) -> None:
-        check_number("Mixed.add", self.add, low=0)
-        check_number("Mixed.mul", self.mul, low=0)
-        check_choice("Mixed.order", self.order, ORDERS)
-        check_granularity(self)
+    add: NonNegative
+    mul: NonNegative
+    order: Annotated[str, Choice(*ORDERS)] = static("mul_add")
+    at: Place = static("output")
+    per: Sharing = static("element")
+    along: Axis = static(None)
+    relative: Flag = static(False)
 
     def perturb(self, key: PRNGKeyArray, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
         """Returns `x` under both kinds of noise, in the given order."""
         add_key, mul_key = jax.random.split(key)
-        offset = amplitude(self, "add", x) * normal(self, add_key, x)
-        gain = 1 + level(self, "mul", x) * normal(self, mul_key, x)
+        offset = self._amount("add", x) * self._normal(add_key, x)
+        gain = 1 + self._level("mul", x) * self._normal(mul_key, x)
         return x * gain + offset if self.order == "mul_add" else (x + offset) * gain

@@ -11,16 +11,16 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxeff.noise.device import NOWHERE, check_device, device_key
-from jaxeff.noise.granularity import amplitude, check_granularity, level, real_dtype
-from jaxeff.settings import check_number, register_setting, static
+from jaxeff.noise.device import Device, DeviceModel
+from jaxeff.noise.model import Axis, Flag, Place, real_dtype
+from jaxeff.settings import NonNegative, register_setting, static
 
 
 @register_setting
 @dataclass(frozen=True)
-class Mismatch:
+class Mismatch(DeviceModel):
     """Fixed gain and offset errors of a device's columns, `x * (1 + gain * g) + offset * o`.
 
     `g` and `o` hold one number per column (the last axis of `x`), independent of each other. Both
@@ -40,25 +40,15 @@ class Mismatch:
         ValueError: A number is negative, NaN or infinite, or a choice is unknown.
     """
 
-    gain: Float[Array, "..."] | float = 0.0
-    offset: Float[Array, "..."] | float = 0.0
-    length: Float[Array, ""] | float = 0.0
-    device: Int[Array, ""] | int = 0
-    at: str = static("output")
-    along: str | None = static(None)
-    relative: bool = static(False)
+    gain: NonNegative = 0.0
+    offset: NonNegative = 0.0
+    length: NonNegative = 0.0
+    device: Device = 0
+    at: Place = static("output")
+    along: Axis = static(None)
+    relative: Flag = static(False)
 
     levels: ClassVar[tuple[str, ...]] = ("gain", "offset")
-
-    def __post_init__(self) -> None:
-        for name in ("gain", "offset", "length"):
-            check_number(f"Mismatch.{name}", getattr(self, name), low=0)
-        check_granularity(self)
-        check_device(self)
-
-    def perturb(self, key: PRNGKeyArray, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-        """Returns `x` as the device's columns distort it; the key isn't used."""
-        return self.perturb_site(key, NOWHERE, x)
 
     def perturb_site(
         self, key: PRNGKeyArray, site: int, x: Float[Array, "*shape"]
@@ -66,10 +56,10 @@ class Mismatch:
         """Returns `x` as the columns of one site distort it; the key isn't used."""
         del key
         dtype, columns = real_dtype(x), jnp.shape(x)[-1:]
-        gain_key, offset_key = jax.random.split(device_key(self, site))
+        gain_key, offset_key = jax.random.split(self._device_key(site))
         gain = correlated_normal(gain_key, columns, self.length).astype(dtype)
         offset = correlated_normal(offset_key, columns, self.length).astype(dtype)
-        return x * (1 + level(self, "gain", x) * gain) + amplitude(self, "offset", x) * offset
+        return x * (1 + self._level("gain", x) * gain) + self._amount("offset", x) * offset
 
 
 @functools.partial(jax.jit, static_argnames="columns")

@@ -1,6 +1,7 @@
 """Repetition: a noisy layer is executed several times, and the results are averaged."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -8,12 +9,12 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxeff.noise.device import NOWHERE
 from jaxeff.noise.protocol import Noise, perturb_at, place
-from jaxeff.settings import register_setting, static
+from jaxeff.settings import Count, Setting, register_setting, static
 
 
 @register_setting
 @dataclass(frozen=True)
-class Repeated:
+class Repeated(Setting):
     """The mean of several executions under a noise model.
 
     Additive noise falls by the square root of `times`. What belongs to a device doesn't change from
@@ -33,17 +34,15 @@ class Repeated:
     """
 
     model: Noise
-    times: int = static()
+    times: Annotated[int, Count()] = static()
 
     def __post_init__(self) -> None:
+        """Checks the fields."""
+        super().__post_init__()
         if not isinstance(self.model, Noise):
             raise TypeError(
                 f"Repeated.model must have a method perturb(key, x), not be {self.model!r}."
             )
-        if not isinstance(self.times, int) or isinstance(self.times, bool):
-            raise TypeError(f"Repeated.times must be an integer, not {self.times!r}.")
-        if self.times < 1:
-            raise ValueError(f"Repeated.times must be at least 1, but is {self.times}.")
 
     @property
     def at(self) -> str:

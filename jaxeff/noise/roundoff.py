@@ -15,13 +15,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxeff.noise.granularity import amplitude, check_granularity, real_dtype, uniform
-from jaxeff.settings import check_number, register_setting, static
+from jaxeff.noise.model import Axis, Flag, NoiseModel, Place, Sharing, real_dtype
+from jaxeff.settings import NonNegative, register_setting, static
 
 
 @register_setting
 @dataclass(frozen=True)
-class Uniform:
+class Uniform(NoiseModel):
     """Uniform noise, `x + U(-width / 2, width / 2)`, of standard deviation `width / sqrt(12)`.
 
     Attributes:
@@ -35,24 +35,20 @@ class Uniform:
         ValueError: `width` is negative, NaN or infinite, or a choice is unknown.
     """
 
-    width: Float[Array, "..."] | float
-    at: str = static("output")
-    per: str = static("element")
-    along: str | None = static(None)
-    relative: bool = static(False)
-
-    def __post_init__(self) -> None:
-        check_number("Uniform.width", self.width, low=0)
-        check_granularity(self)
+    width: NonNegative
+    at: Place = static("output")
+    per: Sharing = static("element")
+    along: Axis = static(None)
+    relative: Flag = static(False)
 
     def perturb(self, key: PRNGKeyArray, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
         """Returns `x` plus fresh uniform noise."""
-        return x + amplitude(self, "width", x) * uniform(self, key, x)
+        return x + self._amount("width", x) * self._uniform(key, x)
 
 
 @register_setting
 @dataclass(frozen=True)
-class Quantization:
+class Quantization(NoiseModel):
     """Rounding to the nearest multiple of a step, `step * round(x / step)`; nothing is random.
 
     The gradient passes straight through to `x`; that of `step` is the round-off error in steps. A
@@ -69,19 +65,15 @@ class Quantization:
         ValueError: `step` is negative, NaN or infinite, or a choice is unknown.
     """
 
-    step: Float[Array, "..."] | float
-    at: str = static("output")
-    along: str | None = static(None)
-    relative: bool = static(False)
-
-    def __post_init__(self) -> None:
-        check_number("Quantization.step", self.step, low=0)
-        check_granularity(self)
+    step: NonNegative
+    at: Place = static("output")
+    along: Axis = static(None)
+    relative: Flag = static(False)
 
     def perturb(self, key: PRNGKeyArray, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
         """Returns `x` rounded; the key isn't used."""
         del key
         real_dtype(x)
-        step = amplitude(self, "step", x)
+        step = self._amount("step", x)
         in_steps = jax.lax.stop_gradient(x / jnp.where(step > 0, step, 1))
         return x + step * (jnp.round(in_steps) - in_steps)

@@ -15,11 +15,11 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from jaxeff.noise.device import NOWHERE, check_device, device_key, device_shape
-from jaxeff.noise.granularity import aligned, amplitude, check_granularity, real_dtype
-from jaxeff.settings import check_number, is_concrete, register_setting, static
+from jaxeff.noise.device import NOWHERE, Device, DeviceModel, DeviceSharing
+from jaxeff.noise.model import Axis, Flag, Place, real_dtype
+from jaxeff.settings import NonNegative, check_number, is_concrete, register_setting, static
 
 # Switches that are followed; later ones than these would be lost to rounding of the time as well.
 MOST_SWITCHES = 100_000
@@ -27,7 +27,7 @@ MOST_SWITCHES = 100_000
 
 @register_setting
 @dataclass(frozen=True)
-class Telegraph:
+class Telegraph(DeviceModel):
     """Random telegraph noise at a time, `x + amplitude * state(time)` with state 0 or 1.
 
     Each trap is a stationary two-state Markov process. It is in state 1 with probability
@@ -56,28 +56,22 @@ class Telegraph:
             switch more than 100,000 times before `time`.
     """
 
-    amplitude: Float[Array, "..."] | float
-    up: Float[Array, "..."] | float = 1.0
-    down: Float[Array, "..."] | float = 1.0
-    time: Float[Array, "..."] | float = 0.0
-    device: Int[Array, ""] | int = 0
-    at: str = static("output")
-    per: str = static("element")
-    along: str | None = static(None)
-    relative: bool = static(False)
+    amplitude: NonNegative
+    up: NonNegative = 1.0
+    down: NonNegative = 1.0
+    time: NonNegative = 0.0
+    device: Device = 0
+    at: Place = static("output")
+    per: DeviceSharing = static("element")
+    along: Axis = static(None)
+    relative: Flag = static(False)
 
     levels: ClassVar[tuple[str, ...]] = ("amplitude",)
 
     def __post_init__(self) -> None:
-        for name in ("amplitude", "up", "down", "time"):
-            check_number(f"Telegraph.{name}", getattr(self, name), low=0)
-        check_granularity(self)
-        check_device(self)
+        """Checks the fields, and how much work they ask for."""
+        super().__post_init__()
         _check_switches(self.up, self.down, self.time)
-
-    def perturb(self, key: PRNGKeyArray, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-        """Returns `x` as read at `time`; the key isn't used."""
-        return self.perturb_site(key, NOWHERE, x)
 
     def perturb_site(
         self, key: PRNGKeyArray, site: int, x: Float[Array, "*shape"]
@@ -85,7 +79,7 @@ class Telegraph:
         """Returns `x` as read at `time` at one site; the key isn't used."""
         del key
         dtype = real_dtype(x)
-        return x + amplitude(self, "amplitude", x) * self._occupied(site, x).astype(dtype)
+        return x + self._amount("amplitude", x) * self._occupied(site, x).astype(dtype)
 
     def trace(
         self, times: Float[Array, " times"], shape: tuple[int, ...] = ()
@@ -110,8 +104,8 @@ class Telegraph:
         return jax.vmap(read)(jnp.asarray(times))
 
     def _occupied(self, site: int, x: Any) -> Array:
-        up, down, time = (aligned(self, name, x) for name in ("up", "down", "time"))
-        return _states(device_key(self, site), device_shape(self, x), up, down, time)
+        up, down, time = (self._aligned(name, x) for name in ("up", "down", "time"))
+        return _states(self._device_key(site), self._device_shape(x), up, down, time)
 
 
 @functools.partial(jax.jit, static_argnames="shape")

@@ -19,13 +19,14 @@ References:
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxeff.compression.quantization import check_bits
+from jaxeff.compression.quantization import MAX_BITS
 from jaxeff.photonic.bose_einstein import MODES
-from jaxeff.settings import check_choice, check_number, register_setting, static
+from jaxeff.settings import Choice, Count, NonNegative, Number, Setting, register_setting, static
 
 MODELS = ("gaussian", "physical")
 TINY = float(jnp.finfo(jnp.float32).tiny)
@@ -33,7 +34,7 @@ TINY = float(jnp.finfo(jnp.float32).tiny)
 
 @register_setting
 @dataclass(frozen=True)
-class ChaoticLight:
+class ChaoticLight(Setting):
     """Chaotic light as the carrier of an average pooling layer's activations.
 
     Attributes:
@@ -57,35 +58,16 @@ class ChaoticLight:
         ValueError: A number is out of range, or `model` is unknown.
     """
 
-    noise: Float[Array, "..."] | float = 0.5
-    cap: Float[Array, ""] | float = 1.0
-    modes: Float[Array, ""] | float = MODES
-    photons: Float[Array, ""] | float = 1000.0
-    electronic: Float[Array, ""] | float = 0.01
-    saturation: Float[Array, ""] | float | None = None
-    slots: int = static(8)
-    bits: int | None = static(None)
-    levels: int | None = static(None)
-    model: str = static("gaussian")
-
-    def __post_init__(self) -> None:
-        check_number("ChaoticLight.noise", self.noise, 0, 1)
-        for name in ("cap", "modes", "photons"):
-            check_number(f"ChaoticLight.{name}", getattr(self, name), TINY)
-        check_number("ChaoticLight.electronic", self.electronic, 0)
-        if self.saturation is not None:
-            check_number("ChaoticLight.saturation", self.saturation, TINY)
-        for name, least in (("slots", 1), ("levels", 2)):
-            value = getattr(self, name)
-            if name == "levels" and value is None:
-                continue
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise TypeError(f"ChaoticLight.{name} must be an integer, not {value!r}.")
-            if value < least:
-                raise ValueError(f"ChaoticLight.{name} must be at least {least}, not {value}.")
-        if self.bits is not None:
-            check_bits("ChaoticLight.bits", self.bits)
-        check_choice("ChaoticLight.model", self.model, MODELS)
+    noise: Annotated[Float[Array, "..."] | float, Number(0, 1)] = 0.5
+    cap: Annotated[Float[Array, ""] | float, Number(TINY)] = 1.0
+    modes: Annotated[Float[Array, ""] | float, Number(TINY)] = MODES
+    photons: Annotated[Float[Array, ""] | float, Number(TINY)] = 1000.0
+    electronic: NonNegative = 0.01
+    saturation: Annotated[Float[Array, ""] | float | None, Number(TINY)] = None
+    slots: Annotated[int, Count()] = static(8)
+    bits: Annotated[int | None, Count(1, MAX_BITS)] = static(None)
+    levels: Annotated[int | None, Count(2)] = static(None)
+    model: Annotated[str, Choice(*MODELS)] = static("gaussian")
 
     @property
     def full_scale(self) -> Float[Array, ""] | float:

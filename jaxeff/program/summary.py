@@ -4,11 +4,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from jaxeff.program.cost import Cost, program_cost
 from jaxeff.program.trace import trace
+from jaxeff.tables import Table
 
 
 @dataclass(frozen=True)
@@ -21,32 +19,38 @@ class Summary:
 
     cost: Cost
 
-    def __rich__(self) -> Table:
-        """The table, for `rich`."""
-        table = Table(caption=f"{len(self.cost.layers)} layers")
-        table.add_column("site")
-        table.add_column("kind")
-        table.add_column("output")
-        for name in ("params", "MACs", "BOPs"):
-            table.add_column(name, justify="right")
-        for row in self.cost.layers:
-            shape = "x".join(map(str, row.shape))
-            counts = (f"{n:,}" if n else "" for n in (row.params, row.macs, row.bops))
-            table.add_row(row.site, row.kind, shape, *counts)
-        table.add_section()
+    def _table(self) -> Table:
+        rows = [
+            (
+                row.site,
+                row.kind,
+                "x".join(map(str, row.shape)),
+                *(f"{n:,}" if n else "" for n in (row.params, row.macs, row.bops)),
+            )
+            for row in self.cost.layers
+        ]
         total = self.cost
-        table.add_row("total", "", "", f"{total.params:,}", f"{total.macs:,}", f"{total.bops:,}")
-        return table
+        counts = (f"{n:,}" for n in (total.params, total.macs, total.bops))
+        return Table(
+            ("site", "kind", "output", "params>", "MACs>", "BOPs>"),
+            rows,
+            ("total", "", "", *counts),
+            f"{len(rows)} layers",
+        )
+
+    def __rich__(self) -> Any:
+        """The table, for `rich`."""
+        return self._table().__rich__()
 
     def __str__(self) -> str:
         """The table as plain text, wide enough for every cell."""
-        console = Console(width=200, color_system=None, force_jupyter=False, force_terminal=False)
-        with console.capture() as capture:
-            console.print(self)
-        lines = capture.get().splitlines()
-        return "\n".join(line.rstrip() for line in lines)
+        return str(self._table())
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """The table, for a notebook."""
+        return self._table()._repr_html_()
 
 
 def summary(

@@ -24,14 +24,14 @@ References:
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxeff.noise import Noise
 from jaxeff.noise.protocol import perturb_at
-from jaxeff.settings import check_choice, check_number, register_setting
+from jaxeff.settings import Number, Setting, check_choice, check_number, register_setting
 
 UNIMODAL = 8 / 9
 
@@ -109,7 +109,7 @@ def bimodality(
 
 @register_setting
 @dataclass(frozen=True)
-class Binarized:
+class Binarized(Setting):
     """Replaces a layer's values by one of two: the threshold check, as a setting of `noisy`.
 
     Values above the threshold become their mean, so do those that aren't; the means are taken over
@@ -123,11 +123,8 @@ class Binarized:
         ValueError: The threshold is NaN.
     """
 
-    threshold: Float[Array, ""] | float
+    threshold: Annotated[Float[Array, ""] | float, Number()]
     after: Noise | None = None
-
-    def __post_init__(self) -> None:
-        check_number("Binarized.threshold", self.threshold)
 
     def perturb(self, key: PRNGKeyArray, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
         """Returns an array of two values."""

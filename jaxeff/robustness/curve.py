@@ -33,6 +33,8 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from scipy import stats
 
 from jaxeff.noise import Noise, noisy
+from jaxeff.settings import check_count
+from jaxeff.tables import Table
 from jaxeff.training.canonical import quick_in_loops
 from jaxeff.training.epoch import count_examples
 
@@ -61,6 +63,25 @@ class Curve(NamedTuple):
     high: Float[np.ndarray, " levels"]
     replicates: Int[np.ndarray, " levels"]
     draws: Float[np.ndarray, "replicates levels"]
+
+    def __repr__(self) -> str:
+        """A summary; the arrays are the attributes."""
+        return str(self._table())
+
+    def _repr_html_(self) -> str:
+        """A summary, for a notebook."""
+        return self._table()._repr_html_()
+
+    def _table(self) -> Table:
+        rows = [
+            (f"{level:.4g}", f"{mean:.4f}", f"{low:.4f} to {high:.4f}", str(count))
+            for level, mean, low, high, count in zip(
+                *(np.asarray(a) for a in (*self[:2], *self[3:6])), strict=True
+            )
+        ]
+        caption = f"{len(rows)} levels of up to {len(self.draws)} replicates"
+        columns = ("level>", "accuracy>", f"{CONFIDENCE:.0%} of the mean", "replicates>")
+        return Table(columns, rows, caption=f"Accuracy over noise: {caption}")
 
 
 def accuracy_curve(
@@ -142,8 +163,7 @@ def noisy_accuracy(
             length.
     """
     for name, count in (("repeats", repeats), ("batch", batch), ("chunk", chunk)):
-        if count < 1:
-            raise ValueError(f"{name} must be at least 1, got {count}.")
+        check_count(name, count)
     count_examples(specs)
     total = count_examples(data)
     size = min(batch, total)

@@ -5,8 +5,8 @@ gives any such epoch progress, checkpoints and resuming. `sweep` does both for e
 seed of a study.
 """
 
+from jaxeff.store import CheckpointError, load_metadata, load_pytree, save_pytree
 from jaxeff.training.canonical import canonical_convolutions
-from jaxeff.training.checkpoint import CheckpointError, load_metadata, load_pytree, save_pytree
 from jaxeff.training.epoch import TrainState, init, make_epoch
 from jaxeff.training.fit import FitResult, fit
 from jaxeff.training.loop import DivergedError, run_epochs

@@ -10,8 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxeff.training.checkpoint import CheckpointError, load_metadata, load_pytree, save_pytree
-from jaxeff.training.identity import run_difference
+from jaxeff.store import load_metadata, load_pytree, require_same_run, save_pytree
 
 
 def even_parts(total: int, most: int) -> list[list[int]]:
@@ -46,12 +45,10 @@ class ChunkFolder:
         """
         if self.path is None or not (file := self.path / f"{name}.safetensors").exists():
             return None
-        difference = run_difference(load_metadata(file), self.identity)
-        if difference:
-            raise CheckpointError(
-                f"{file} is of another sweep: {difference}. Continue that one, choose another "
-                "folder, or delete this one."
-            )
+        require_same_run(
+            f"{file} is", load_metadata(file), self.identity,
+            run="sweep", place="folder", overwrite="delete this one",
+        )  # fmt: skip
         return jax.device_get(load_pytree(file, like))
 
     def save(self, name: str, found: Any) -> None:

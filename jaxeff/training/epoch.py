@@ -29,6 +29,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Int, Key
 
+from jaxeff.settings import check_count
 from jaxeff.training.canonical import quick_in_loops
 
 Metrics = dict[str, Any]
@@ -76,8 +77,7 @@ def make_epoch(loss: Loss, optimizer: optax.GradientTransformation, batch_size: 
       ValueError: ``batch_size`` is below 1. The epoch itself raises it for data whose leaves
         differ in length or hold less than one batch, and for metrics that have the name "loss".
     """
-    if batch_size < 1:
-        raise ValueError(f"the batch size must be at least 1, got {batch_size}.")
+    check_count("batch_size", batch_size)
     optimizer = optax.with_extra_args_support(optimizer)
 
     def update(carry: TrainState, key: Key[Array, ""], batch: Any) -> tuple[TrainState, Metrics]:

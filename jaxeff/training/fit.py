@@ -56,7 +56,7 @@ def fit(
     checkpoint_every: int = 1,
     resume: bool = True,
     settings: Mapping[str, Any] | None = None,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> FitResult:
     """Minimize a loss over mini-batches.
 
@@ -78,7 +78,7 @@ def fit(
       resume: Whether to go on from ``checkpoint`` if it exists.
       settings: What else defines the run, as JSON: learning rate, length of a schedule, noise
         level. A checkpoint with other settings is refused.
-      progress: Whether to show a progress bar; only on a terminal.
+      progress: Whether to show a bar; see `jaxeff.progress`.
 
     Returns:
       The trained parameters, state, optimizer state and history.

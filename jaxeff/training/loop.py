@@ -20,10 +20,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxeff.training.checkpoint import CheckpointError, load_metadata, load_pytree, save_pytree
+from jaxeff.progress import progress_bar
+from jaxeff.settings import check_choice, check_count
+from jaxeff.store import (
+    CheckpointError,
+    load_metadata,
+    load_pytree,
+    require_same_run,
+    run_identity,
+    save_pytree,
+)
 from jaxeff.training.epoch import Epoch, TrainState, count_examples
-from jaxeff.training.identity import run_difference, run_identity
-from jaxeff.training.progress import progress_bar
 
 History = list[dict[str, Any]]
 
@@ -56,7 +63,7 @@ def run_epochs(
     checkpoint_every: int = 1,
     resume: bool = True,
     settings: Mapping[str, Any] | None = None,
-    progress: bool = True,
+    progress: bool | None = None,
     on_nan: Literal["raise", "keep"] = "raise",
 ) -> tuple[TrainState, History]:
     """Run ``epoch`` repeatedly, each time as one compiled call.
@@ -75,7 +82,7 @@ def run_epochs(
       checkpoint_every: Epochs between checkpoints; the last epoch is always kept.
       resume: Whether to go on from ``checkpoint`` if it exists; otherwise it is overwritten.
       settings: What else defines the run, as JSON; a checkpoint with other settings is refused.
-      progress: Whether to show a progress bar; only on a terminal.
+      progress: Whether to show a bar; see `jaxeff.progress`.
       on_nan: Whether a loss or parameter that isn't finite stops the run. ``"keep"`` is for
         replicates, of which some may diverge; it also needs one copy of the state less.
 
@@ -92,10 +99,8 @@ def run_epochs(
     for name, value in (
         ("epochs", epochs), ("eval_every", eval_every), ("checkpoint_every", checkpoint_every)
     ):  # fmt: skip
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}.")
-    if on_nan not in ("raise", "keep"):
-        raise ValueError(f"on_nan must be 'raise' or 'keep', not {on_nan!r}.")
+        check_count(name, value)
+    check_choice("on_nan", on_nan, ("raise", "keep"))
     count_examples(data)
     data = jax.tree.map(jnp.asarray, data)
     # Without a way back to the last good state its memory can be reused, but not the caller's.
@@ -145,12 +150,7 @@ def _resume(
     carry = jax.tree.map(
         lambda x, at: jax.device_put(x, at.sharding), load_pytree(path, like), like
     )
-    difference = run_difference(metadata["identity"], identity)
-    if difference:
-        raise CheckpointError(
-            f"the checkpoint {path} is of another run: {difference}. Continue that run, choose "
-            "another file, or pass resume=False to overwrite it."
-        )
+    require_same_run(f"the checkpoint {path} is", metadata["identity"], identity)
     history = metadata["history"]
     if len(history) > epochs:
         raise CheckpointError(

@@ -38,11 +38,12 @@ import optax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jaxtyping import Bool, Float
 
+from jaxeff.progress import progress_bar
+from jaxeff.settings import check_count
+from jaxeff.store import run_identity
 from jaxeff.training.chunks import ChunkFolder, even_parts, join_chunks
 from jaxeff.training.epoch import TrainState, count_examples
-from jaxeff.training.identity import run_identity
 from jaxeff.training.loop import run_epochs
-from jaxeff.training.progress import progress_bar
 from jaxeff.training.replicates import (
     Init,
     LossAt,
@@ -88,7 +89,7 @@ def sweep(
     checkpoint: str | os.PathLike[str] | None = None,
     checkpoint_every: int = 10,
     identity: Mapping[str, Any] | None = None,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> SweepResult:
     """Trains and scores one replicate per setting and seed.
 
@@ -109,7 +110,7 @@ def sweep(
         checkpoint: Folder to keep finished chunks and the running one in.
         checkpoint_every: Epochs between checkpoints of the running chunk.
         identity: What else defines the run, as JSON; a folder of another run is refused.
-        progress: Whether to show a progress bar of replicates; only on a terminal.
+        progress: Whether to show a bar of replicates; see `jaxeff.progress`.
 
     Returns:
         Scores, losses and marks of diverged replicates, and the models on request.
@@ -119,8 +120,7 @@ def sweep(
         ValueError: Settings or data without a common first axis, or counts below 1.
     """
     for name, count in (("seeds", seeds), ("chunk", chunk), ("epochs", epochs)):
-        if count < 1:
-            raise ValueError(f"{name} must be at least 1, got {count}.")
+        check_count(name, count)
     total = _count_settings(settings)
     settings = jax.tree.map(jnp.asarray, settings)
     data = jax.tree.map(jnp.asarray, data)

@@ -15,6 +15,8 @@ import numpy as np
 from jax.scipy.stats import gaussian_kde
 from jaxtyping import Array, Bool, Float
 
+from jaxeff.settings import check_number
+
 OOD_QUANTILE = 0.05
 """Share of the training points themselves that lie in the region called out of domain. The source
 thresholds at "a chosen quantile" and doesn't say which."""
@@ -61,8 +63,7 @@ def sparsity_threshold(
     train: Float[Array, "examples features"], quantile: float = OOD_QUANTILE
 ) -> Float[Array, ""]:
     """The negative log density above which `out_of_domain` says so."""
-    if not 0 <= quantile <= 1:
-        raise ValueError(f"a quantile lies between 0 and 1, not {quantile}")
+    check_number("quantile", quantile, 0, 1)
     return jnp.quantile(negative_log_density(train, train), 1 - quantile)
 
 

@@ -71,7 +71,7 @@ def test_bad_input():
             ValueError, match=r"must be \[draws, \*\[8, 3\]\], of two draws or more"
         ):
             run(np.zeros(shape, np.float32))
-    with pytest.raises(ValueError, match="needs two particles or more, not 1"):
+    with pytest.raises(ValueError, match="particles must be at least 2, but is 1"):
         run(np.zeros((5, 8, 3), np.float32), particles=1)
     with pytest.raises(ValueError, match="holds values that are NaN"):
         run(np.full((5, 8, 3), np.nan, np.float32))

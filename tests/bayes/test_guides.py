@@ -271,7 +271,7 @@ def test_guides_that_are_refused(guide, message):
 
 
 def test_settings_of_guides():
-    with pytest.raises(ValueError, match="rank must be at least 1, not 0"):
+    with pytest.raises(ValueError, match="rank must be at least 1, but is 0"):
         LowRank(0)
-    with pytest.raises(ValueError, match="flows must be at least 1, not 0"):
+    with pytest.raises(ValueError, match="flows must be at least 1, but is 0"):
         Flow(0)

@@ -263,10 +263,10 @@ def test_chains_that_diverge_or_are_stuck_are_named():
     ("options", "error", "message"),
     [
         ({"samples": 0}, ValueError, "samples must be at least 1"),
-        ({"warmup": -1}, ValueError, "warmup must not be negative"),
+        ({"warmup": -1}, ValueError, "warmup must be at least 0, but is -1"),
         ({"steps": 0}, ValueError, "steps must be at least 1"),
-        ({"target_acceptance": 1.5}, ValueError, "target_acceptance must lie between"),
-        ({"engine": "stan"}, ValueError, "engine must be 'blackjax' or 'numpyro'"),
+        ({"target_acceptance": 1.5}, ValueError, "target_acceptance must be positive and below 1"),
+        ({"engine": "stan"}, ValueError, "engine must be one of 'blackjax', 'numpyro', not 'stan'"),
         ({"devices": jax.local_devices() * 3}, ValueError, "4 chains can't be spread evenly"),
         ({"data": (DATA[0], DATA[1][:, None])}, ValueError, re.escape("likelihood is one of")),
     ],

@@ -3,7 +3,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxeff.bayes import Draws, load_posterior, save_posterior
+from jaxeff.bayes import Draws, load_posterior, sample, save_posterior
+from jaxeff.bayes.guides import Flow, FullRank, Joint, LowRank, MeanField
 from jaxeff.moments import Gaussian
 from jaxeff.training import CheckpointError, save_pytree
 
@@ -20,6 +21,36 @@ def mean_field():
     kernel = Gaussian(jnp.ones((2, 3)), jnp.full((2, 3), 0.1))
     bn = {"mean": Gaussian(jnp.ones(3), jnp.ones(3))}
     return {"fc": {"kernel": kernel, "bias": jnp.full(3, 2.0)}, "bn": bn}
+
+
+def trained_by(guide):
+    """A posterior of a guide whose numbers are none that it starts from."""
+    stds = {"bn/mean": jnp.ones(3), "fc/kernel": jnp.ones((2, 3))}
+    numbers = guide.start(jax.random.key(1), PARAMS, stds)
+    moved = jax.tree.map(lambda x: x + jnp.asarray(RNG.normal(size=x.shape), x.dtype) / 10, numbers)
+    return guide.posterior(moved, {"bn/mean": 1.0, "fc/bias": None, "fc/kernel": 1.0})
+
+
+GUIDES = [LowRank(rank=3), FullRank(), Flow(flows=1), MeanField()]
+
+
+@pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: type(guide).__name__)
+def test_what_a_guide_found_comes_back_as_it_was(tmp_path, guide):
+    path, posterior = tmp_path / "posterior.safetensors", trained_by(guide)
+    save_posterior(path, posterior)
+    loaded = load_posterior(path, PARAMS)
+    assert jax.tree.structure(loaded) == jax.tree.structure(posterior)
+    jax.tree.map(np.testing.assert_array_equal, loaded, posterior)
+    key = jax.random.key(2)
+    jax.tree.map(np.testing.assert_array_equal, sample(key, loaded, 3), sample(key, posterior, 3))
+    with pytest.raises(CheckpointError, match="the model has no bn/mean"):
+        load_posterior(path, {"fc": PARAMS["fc"]})
+
+
+def test_a_guide_of_the_users_own_has_no_file(tmp_path):
+    own = Joint({"mean": PARAMS, "raw": jnp.zeros(6)}, object(), ("fc/kernel",))
+    with pytest.raises(TypeError, match="to_gaussians"):
+        save_posterior(tmp_path / "posterior.safetensors", own)
 
 
 @pytest.mark.parametrize("make", [draws, mean_field])

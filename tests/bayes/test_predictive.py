@@ -111,7 +111,7 @@ def test_bad_input():
     f, params, posterior = network()
     with pytest.raises(TypeError, match="holds no Gaussian: pass the `posterior` of a result"):
         predict(jax.random.key(0), f, params, X)
-    with pytest.raises(ValueError, match="samples and chunk must be at least 1, not 0 and 1"):
+    with pytest.raises(ValueError, match="samples must be at least 1, but is 0"):
         predict(jax.random.key(0), f, posterior, X, samples=0)
 
 

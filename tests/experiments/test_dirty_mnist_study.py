@@ -12,7 +12,7 @@ from experiments.dirty_mnist.networks import build
 from experiments.report import Report
 from jaxeff.bayes import prior_scales
 from jaxeff.data import Dataset
-from jaxeff.data.dirty_mnist import DirtyMNIST, Recipe
+from jaxeff.dirty_mnist import DirtyMNIST, Recipe
 from jaxeff.moments import Gaussian
 
 SETTINGS = recipe.Settings(

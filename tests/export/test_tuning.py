@@ -27,12 +27,13 @@ from jaxeff_export.tuning import checking, measuring
 from jaxeff_export.tuning.database import HEADER, TuningDatabase
 from jaxeff_export.tuning.interrupts import held_interrupts
 from jaxeff_export.tuning.kernels import select
-from jaxeff_export.tuning.lines import read_lines
 from jaxeff_export.tuning.schedules import tuned_schedules
 from jaxeff_export.tuning.session import chosen
 from jaxeff_export.tuning.spaces import tiles
 from small_network import inputs, mlp, parameters
 from typer.testing import CliRunner
+
+from jaxeff.store import read_lines
 
 PLAIN = tvm.target.Target({"kind": "llvm"})
 

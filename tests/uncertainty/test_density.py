@@ -51,5 +51,5 @@ def test_points_without_a_density_are_named(points, message):
 
 
 def test_a_quantile_lies_between_zero_and_one():
-    with pytest.raises(ValueError, match="between 0 and 1, not 5"):
+    with pytest.raises(ValueError, match="between 0 and 1, but is 5"):
         u.out_of_domain(NORMAL, NORMAL, 5)

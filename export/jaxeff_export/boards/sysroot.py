@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 
-from jaxeff.cache import cache_folder
+from jaxeff.store import cache_folder, write_whole
 from jaxeff_export.boards.board import BoardError
 from jaxeff_export.toolchain import find_emulator
 
@@ -149,7 +149,7 @@ def prepare(progress: Progress | None = print) -> Sysroot:
         )
         if answer.split() != [metadata.version("apache-tvm"), "aarch64"]:
             raise BoardError(f"the emulated board answers {answer!r}; delete {sysroot.folder}")
-        (sysroot.folder / "ready").write_text(answer, encoding="utf-8")
+        write_whole(sysroot.folder / "ready", answer)
     say(f"the emulated board is ready in {sysroot.folder}")
     return sysroot
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxeff_export.archive import new_file
+from jaxeff.store import new_file
 from jaxeff_export.signature import SignatureError, TensorSpec, dtype_of
 
 

@@ -25,9 +25,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxeff_export.archive import new_file
+from jaxeff.store import CheckpointError, add_line, mend_lines, read_lines, write_whole
 from jaxeff_export.tuning.errors import TuningError
-from jaxeff_export.tuning.lines import add_line, mend, read_lines
 
 if TYPE_CHECKING:
     from tvm.s_tir import meta_schedule as ms
@@ -79,7 +78,7 @@ class TuningDatabase:
         """What was decided for a target: per kernel the latest choice."""
         file = self.folder(target) / "choices.jsonl"
         try:
-            found = [Choice(**value) for value in read_lines(file)]
+            found = [Choice(**value) for value in _lines(file)]
         except TypeError as error:
             raise TuningError(f"{file} is no list of choices: {error}") from error
         return {choice.workload: choice for choice in found}
@@ -147,7 +146,7 @@ class TuningDatabase:
             _write_once(folder / "target.json", _written(target))
         except OSError as error:
             raise TuningError(f"{self.path} cannot be written to: {error.strerror}") from error
-        mend(folder / "choices.jsonl")
+        _mend(folder / "choices.jsonl")
         return folder
 
     def _check(self) -> None:
@@ -193,8 +192,7 @@ def _written(target: Mapping[str, Any]) -> str:
 def _write_once(path: Path, text: str) -> None:
     """Write a small file whole or not at all, unless it is there."""
     if not path.exists():
-        with new_file(path) as temporary:
-            temporary.write_text(text, encoding="utf-8")
+        write_whole(path, text)
 
 
 def _visible(folder: Path) -> list[Path]:
@@ -202,6 +200,20 @@ def _visible(folder: Path) -> list[Path]:
     return [path for path in folder.iterdir() if not path.name.startswith(".")]
 
 
+def _lines(path: Path) -> list[Any]:
+    try:
+        return read_lines(path)
+    except CheckpointError as error:
+        raise TuningError(str(error)) from error
+
+
+def _mend(path: Path) -> None:
+    try:
+        mend_lines(path)
+    except CheckpointError as error:
+        raise TuningError(str(error)) from error
+
+
 def _mended(path: Path) -> list[Any]:
-    mend(path)
-    return read_lines(path)
+    _mend(path)
+    return _lines(path)

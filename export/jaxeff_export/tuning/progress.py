@@ -6,8 +6,9 @@ from types import TracebackType
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import TextColumn
 
+from jaxeff.progress import bars
 from jaxeff_export.tuning.database import Choice
 
 
@@ -20,14 +21,9 @@ class Display:
     """
 
     def __init__(self, console: Console, kernels: int) -> None:
-        self._progress = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=20),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[best]}", markup=False),
-            TimeRemainingColumn(),
-            console=console,
-        )
+        kernel = TextColumn("{task.description}", markup=False)
+        best = TextColumn("{task.fields[best]}", markup=False)
+        self._progress = bars(console, kernel, after=[best])
         self._kernels = kernels
         self._trials = 0
         self._all = self._progress.add_task(f"all {kernels} kernels", total=None, best="")

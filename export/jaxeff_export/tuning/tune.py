@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from jaxeff_export.archive import require_free
+from jaxeff.store import require_free
 from jaxeff_export.boards import Board, BoardError, make_board
 from jaxeff_export.building import Example, NamedTarget, build, lift
 from jaxeff_export.bundle import MANIFEST, Bundle

@@ -10,7 +10,7 @@ small networks, or for a few random parameters of a large one.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,7 @@ from numpyro.nn import AutoregressiveNN
 
 from jaxeff.bayes.guides.joint import JointGuide, Vector
 from jaxeff.bayes.guides.multivariate import check_size
+from jaxeff.settings import Count
 
 MATRICES = 4  # of size x size in one network: two hidden layers, and a last one of double width
 
@@ -35,11 +36,7 @@ class Flow(JointGuide):
         flows: Number of autoregressive networks; every second one sees the entries in reverse.
     """
 
-    flows: int = 2
-
-    def __post_init__(self) -> None:
-        if self.flows < 1:
-            raise ValueError(f"flows must be at least 1, not {self.flows}; or use 'mean_field'")
+    flows: Annotated[int, Count()] = 2
 
     def shape(self, key: PRNGKeyArray, size: int, dtype: Any) -> dict[str, Any]:
         """See `Family.shape`."""

@@ -16,8 +16,11 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxeff.bayes.density import Random, Scales, with_random
 from jaxeff.bayes.guides.mean_field import inverse_softplus, own_arrays
+from jaxeff.bayes.posterior import parameter_table
 from jaxeff.bayes.prior import named_leaves
 from jaxeff.moments import Gaussian
+from jaxeff.settings import Setting
+from jaxeff.tables import Table
 
 Vector = Float[Array, "size"]
 
@@ -36,7 +39,7 @@ class Family(Protocol):
 
 
 @dataclass(frozen=True)
-class JointGuide:
+class JointGuide(Setting):
     """What guides over a vector have in common; a subclass is a `Family`."""
 
     def start(self: Any, key: PRNGKeyArray, params: Any, stds: Random) -> dict[str, Any]:
@@ -91,6 +94,18 @@ class Joint:
     numbers: dict[str, Any]
     guide: Any = field(metadata={"static": True})
     paths: tuple[str, ...] = field(metadata={"static": True})
+
+    def __repr__(self) -> str:
+        """What it is over; the arrays are in `numbers`."""
+        return str(self._table())
+
+    def _repr_html_(self) -> str:
+        """The same, for a notebook."""
+        return self._table()._repr_html_()
+
+    def _table(self) -> Table:
+        shapes = {path: np.shape(leaf) for path, leaf in self.random_of_mean().items()}
+        return parameter_table(f"{self.guide!r}", self.numbers["mean"], shapes)
 
     def draws(self, key: PRNGKeyArray, n: int) -> tuple[Any, Any]:
         """See `jaxeff.bayes.Posterior.draws`."""

@@ -4,7 +4,7 @@ The families of NumPyro's ``AutoLowRankMultivariateNormal`` and ``AutoMultivaria
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ import numpyro.distributions as dist
 from jaxtyping import PRNGKeyArray
 
 from jaxeff.bayes.guides.joint import JointGuide, Vector
+from jaxeff.settings import Count
 
 LARGEST = 2**30
 """Bytes of the largest matrix that a guide makes: 16,384 float32 parameters, full rank."""
@@ -26,11 +27,7 @@ class LowRank(JointGuide):
             about ``rank**2`` operations per parameter.
     """
 
-    rank: int = 10
-
-    def __post_init__(self) -> None:
-        if self.rank < 1:
-            raise ValueError(f"the rank must be at least 1, not {self.rank}; or use 'mean_field'")
+    rank: Annotated[int, Count()] = 10
 
     def shape(self, key: PRNGKeyArray, size: int, dtype: Any) -> dict[str, Any]:
         """See `Family.shape`."""

@@ -8,9 +8,10 @@ from jaxeff.bayes.sampling.diagnostics import (
     prediction_mixing,
 )
 from jaxeff.bayes.sampling.kernels import HMC, NUTS, SGHMC, SGLD
-from jaxeff.bayes.sampling.mcmc import hmc, mcmc, nuts, sghmc, sgld
+from jaxeff.bayes.sampling.mcmc import mcmc
 from jaxeff.bayes.sampling.result import MCMCResult
 from jaxeff.bayes.sampling.run import ChainsDivergedError
+from jaxeff.bayes.sampling.samplers import hmc, nuts, sghmc, sgld
 
 __all__ = [
     "HMC",

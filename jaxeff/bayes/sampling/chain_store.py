@@ -11,8 +11,13 @@ import jax
 import numpy as np
 
 from jaxeff.bayes.sampling.program import Chains
-from jaxeff.training import CheckpointError, load_metadata, load_pytree, save_pytree
-from jaxeff.training.identity import run_difference
+from jaxeff.store import (
+    CheckpointError,
+    load_metadata,
+    load_pytree,
+    require_same_run,
+    save_pytree,
+)
 
 _KIND = "jaxeff.mcmc"
 
@@ -61,11 +66,10 @@ class ChainStore:
         metadata = load_metadata(path)
         if metadata.get("kind") != _KIND:
             raise CheckpointError(f"{path} is a checkpoint, but not one of sampled chains.")
-        if difference := run_difference(metadata["identity"], self._identity):
-            raise CheckpointError(
-                f"the chains in {self._folder} are of another run: {difference}. Continue that "
-                "run, choose another folder, or pass resume=False to overwrite it."
-            )
+        require_same_run(
+            f"the chains in {self._folder} are", metadata["identity"], self._identity,
+            place="folder",
+        )  # fmt: skip
         state = load_pytree(path, like)
         self._files = list(metadata["files"])
         try:

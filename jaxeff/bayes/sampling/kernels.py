@@ -10,14 +10,16 @@ Sources: Hoffman and Gelman 2014 (NUTS, dual averaging), Neal 2011 (HMC), Wellin
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, get_args
+
+from jaxeff.settings import Choice, Count, Number, Setting, check_number
 
 Engine = Literal["blackjax", "numpyro"]
 StepSize = float | Callable[..., float]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hamiltonian:
+class Hamiltonian(Setting):
     """What the samplers that integrate Hamilton's equations have in common.
 
     Attributes:
@@ -31,20 +33,11 @@ class Hamiltonian:
         engine: The library whose transition is used. Warm-up is the same for both.
     """
 
-    step_size: float = 0.1
-    target_acceptance: float = 0.8
+    step_size: Annotated[float, Number(above=0)] = 0.1
+    target_acceptance: Annotated[float, Number(above=0, below=1)] = 0.8
     dense: bool = False
     pooled: bool = True
-    engine: Engine = "blackjax"
-
-    def __post_init__(self) -> None:
-        _check_positive(self, "step_size")
-        if not 0 < self.target_acceptance < 1:
-            raise ValueError(
-                f"target_acceptance must lie between 0 and 1, not {self.target_acceptance!r}"
-            )
-        if self.engine not in ("blackjax", "numpyro"):
-            raise ValueError(f"engine must be 'blackjax' or 'numpyro', not {self.engine!r}")
+    engine: Annotated[Engine, Choice(*get_args(Engine))] = "blackjax"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,11 +48,7 @@ class NUTS(Hamiltonian):
         max_depth: A trajectory has at most ``2**max_depth - 1`` steps; networks often reach it.
     """
 
-    max_depth: int = 10
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_count(self, "max_depth")
+    max_depth: Annotated[int, Count()] = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,15 +60,11 @@ class HMC(Hamiltonian):
             1 to ``2 * steps - 1``, for each iteration, so that no trajectory length resonates.
     """
 
-    steps: int = 16
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_count(self, "steps")
+    steps: Annotated[int, Count()] = 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class StochasticGradient:
+class StochasticGradient(Setting):
     """What the samplers on mini-batches have in common.
 
     Attributes:
@@ -89,19 +74,18 @@ class StochasticGradient:
     """
 
     step_size: StepSize
-    batch_size: int
-    temperature: float = 1.0
+    batch_size: Annotated[int, Count()]
+    temperature: Annotated[float, Number(0)] = 1.0
 
     def step_size_at(self, iteration: Any) -> Any:
         """The step size of an iteration."""
         return self.step_size(iteration) if callable(self.step_size) else self.step_size
 
     def __post_init__(self) -> None:
+        """Checks the fields."""
+        super().__post_init__()
         if not callable(self.step_size):
-            _check_positive(self, "step_size")
-        _check_count(self, "batch_size")
-        if not 0 <= self.temperature < float("inf"):
-            raise ValueError(f"temperature must not be negative, got {self.temperature!r}")
+            check_number(f"{type(self).__name__}.step_size", self.step_size, above=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,25 +111,8 @@ class SGHMC(StochasticGradient):
         friction: Decay of the momentum per unit of time; should outweigh the gradient's noise.
     """
 
-    steps: int = 20
-    friction: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_count(self, "steps")
-        _check_positive(self, "friction")
+    steps: Annotated[int, Count()] = 20
+    friction: Annotated[float, Number(above=0)] = 1.0
 
 
 Kernel = NUTS | HMC | SGLD | SGHMC
-
-
-def _check_positive(settings: object, name: str) -> None:
-    value = getattr(settings, name)
-    if not 0 < value < float("inf"):
-        raise ValueError(f"{name} must be a positive number, not {value!r}")
-
-
-def _check_count(settings: object, name: str) -> None:
-    value = getattr(settings, name)
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1, not {value!r}")

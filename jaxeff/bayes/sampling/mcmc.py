@@ -24,7 +24,7 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +41,6 @@ from jaxeff.bayes.prior import Prior, named_leaves, prior_scales
 from jaxeff.bayes.sampling.chain_store import ChainStore, Trace
 from jaxeff.bayes.sampling.diagnostics import ConvergenceWarning, prediction_mixing
 from jaxeff.bayes.sampling.kernels import (
-    HMC,
-    NUTS,
-    SGHMC,
-    SGLD,
     Kernel,
     StochasticGradient,
 )
@@ -52,8 +48,9 @@ from jaxeff.bayes.sampling.program import AXIS, Chains, Problem, Program, start,
 from jaxeff.bayes.sampling.result import MCMCResult
 from jaxeff.bayes.sampling.run import run_chains
 from jaxeff.bayes.sampling.starts import starting_points
+from jaxeff.settings import check_count
+from jaxeff.store import run_identity
 from jaxeff.training.epoch import count_examples
-from jaxeff.training.identity import run_identity
 
 _MONITORED = 100
 
@@ -80,7 +77,7 @@ def mcmc(
     checkpoint: str | os.PathLike[str] | None = None,
     resume: bool = True,
     settings: Mapping[str, Any] | None = None,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> MCMCResult:
     """Sample the posterior over the parameters of ``f``.
 
@@ -116,7 +113,7 @@ def mcmc(
             uninterrupted run, bit for bit. A run may be continued with more ``samples``.
         settings: What else defines the run, as JSON, such as the data's name; a checkpoint with
             other settings is refused.
-        progress: Whether to show a progress bar; only on a terminal.
+        progress: Whether to show a bar; see `jaxeff.progress`.
 
     Returns:
         The draws, statistics, and R-hat and effective sample size of the predictions.
@@ -134,9 +131,9 @@ def mcmc(
     """
     if not isinstance(kernel, Kernel):
         raise TypeError(f"kernel must be NUTS(), HMC(), SGLD() or SGHMC(), not {kernel!r}")
-    _check_counts(samples=samples, chains=chains, thin=thin)
-    if warmup < 0:
-        raise ValueError(f"warmup must not be negative, got {warmup}")
+    for name, value in (("samples", samples), ("chains", chains), ("thin", thin)):
+        check_count(name, value)
+    check_count("warmup", warmup, 0)
     check_data(params, data)
     check_targets(lambda p, *inputs: f(p, *inputs, *shared), params, data, likelihood)
     _check_batch(kernel, data)
@@ -200,48 +197,6 @@ def mcmc(
     return result
 
 
-def nuts(
-    key: jax.Array, f: Callable[..., Any], params: Any, data: tuple[Any, ...], **options: Any
-) -> MCMCResult:
-    """Sample by the no-U-turn sampler; ``options`` are settings of `NUTS` and of `mcmc`."""
-    return _run(NUTS, key, f, params, data, options)
-
-
-def hmc(
-    key: jax.Array, f: Callable[..., Any], params: Any, data: tuple[Any, ...], **options: Any
-) -> MCMCResult:
-    """Sample by Hamiltonian Monte Carlo; ``options`` are settings of `HMC` and of `mcmc`."""
-    return _run(HMC, key, f, params, data, options)
-
-
-def sgld(
-    key: jax.Array, f: Callable[..., Any], params: Any, data: tuple[Any, ...], **options: Any
-) -> MCMCResult:
-    """Sample by stochastic gradient Langevin dynamics; ``options``: of `SGLD` and of `mcmc`."""
-    return _run(SGLD, key, f, params, data, options)
-
-
-def sghmc(
-    key: jax.Array, f: Callable[..., Any], params: Any, data: tuple[Any, ...], **options: Any
-) -> MCMCResult:
-    """Sample by stochastic gradient Hamiltonian Monte Carlo; ``options``: of `SGHMC`, `mcmc`."""
-    return _run(SGHMC, key, f, params, data, options)
-
-
-def _run(
-    kernel: type[Kernel],
-    key: jax.Array,
-    f: Callable[..., Any],
-    params: Any,
-    data: tuple[Any, ...],
-    options: dict[str, Any],
-) -> MCMCResult:
-    names = {field.name for field in fields(kernel)}
-    settings = {name: value for name, value in options.items() if name in names}
-    rest = {name: value for name, value in options.items() if name not in names}
-    return mcmc(key, f, params, data, kernel(**settings), **rest)
-
-
 def _mesh(chains: int, devices: Sequence[Any] | None) -> Mesh | None:
     """The devices that the chains are spread over."""
     given = jax.local_devices() if devices is None else list(devices)
@@ -267,12 +222,6 @@ def _described(kernel: Kernel) -> dict[str, Any]:
         # A schedule is known by a few of its values.
         described["step_size"] = [float(kernel.step_size_at(10**n)) for n in range(7)]
     return described
-
-
-def _check_counts(**counts: int) -> None:
-    for name, value in counts.items():
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, not {value}")
 
 
 def _check_batch(kernel: Kernel, data: tuple[Any, ...]) -> None:

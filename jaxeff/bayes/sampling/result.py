@@ -1,16 +1,25 @@
 """What sampling returns, and what it says when the chains have not converged."""
 
+import warnings
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
 from jaxeff.bayes.posterior import Draws
 from jaxeff.bayes.sampling.diagnostics import RHAT, Mixing, parameter_mixing
+from jaxeff.tables import Table
 
 _DIVERGENT = 0.01
 _STUCK = 0.05
+_ARVIZ = {
+    "acceptance": "acceptance_rate",
+    "divergent": "diverging",
+    "log_density": "lp",
+    "steps": "n_steps",
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +61,66 @@ class MCMCResult:
         Of a network they say little: see `jaxeff.bayes.sampling.diagnostics`.
         """
         return parameter_mixing(self.posterior)
+
+    def __repr__(self) -> str:
+        """A summary; the arrays are the attributes."""
+        return str(self._table())
+
+    def _repr_html_(self) -> str:
+        """A summary, for a notebook."""
+        return self._table()._repr_html_()
+
+    def _table(self) -> Table:
+        sampled = [np.asarray(self.divergences), np.asarray(self.acceptance)]
+        rows = [
+            (str(chain), f"{acceptance:.3f}", f"{int(divergent)}", f"{step_size:.3g}")
+            for chain, (divergent, acceptance, step_size) in enumerate(
+                zip(*sampled, self.stats["step_size"].mean(1), strict=True)
+            )
+        ]
+        parts = [
+            f"{self.posterior.chains} chains of {self.posterior.draws_per_chain} draws",
+            f"{self.seconds[0]:.3g} s of warm-up and {self.seconds[1]:.3g} s of sampling",
+        ]
+        if self.predictions is not None:
+            parts.append(
+                f"predictions: R-hat at worst {self.predictions.max_rhat:.3f}, effective draws at "
+                f"least {self.predictions.min_ess:.0f}"
+            )
+        parts.append("; ".join(self.problems) or "nothing speaks against convergence")
+        columns = ("chain>", "acceptance>", "divergences>", "step size>")
+        return Table(columns, rows, caption="\n".join(parts))
+
+    def to_arviz(self) -> Any:
+        """The draws and statistics for ArviZ, whose diagnostics and plots take them.
+
+        Parameters are named by their paths, with dots for slashes (``fc1.kernel``). Statistics go
+        by ArviZ's names; of thinned chains they are those of the draws that were kept.
+
+        Returns:
+            An ``arviz.InferenceData`` with the groups ``posterior`` and ``sample_stats``.
+
+        Raises:
+            ImportError: ArviZ is not installed.
+        """
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", FutureWarning)  # announces its next version
+                import arviz
+        except ImportError as error:
+            raise ImportError(
+                "to_arviz needs ArviZ, which is optional: pip install 'jaxeff[arviz]'"
+            ) from error
+        thin = self.stats["step_size"].shape[1] // self.posterior.draws_per_chain
+        return arviz.from_dict(
+            posterior={
+                path.replace("/", "."): np.asarray(a) for path, a in self.posterior.random.items()
+            },
+            sample_stats={
+                _ARVIZ.get(name, name): np.asarray(values)[:, thin - 1 :: thin]
+                for name, values in self.stats.items()
+            },
+        )
 
     @property
     def converged(self) -> bool:

@@ -9,7 +9,7 @@ from jaxtyping import PRNGKeyArray
 from jaxeff.bayes.sampling import warmup
 from jaxeff.bayes.sampling.chain_store import ChainStore, Trace
 from jaxeff.bayes.sampling.program import Chains, Problem, Program, Recorded, run_block, spread
-from jaxeff.training.progress import progress_bar
+from jaxeff.progress import progress_bar
 
 MOST, BYTES = 100, 2**26
 """A block has at most so many iterations, and its draws so many bytes."""
@@ -32,7 +32,7 @@ def run_chains(
     thin: int,
     store: ChainStore | None,
     resume: bool,
-    progress: bool,
+    progress: bool | None,
 ) -> Trace:
     """Run chains to their end.
 
@@ -46,7 +46,7 @@ def run_chains(
         thin: Iterations for each of them.
         store: Where to keep the run.
         resume: Whether to go on from what the store holds.
-        progress: Whether to show a progress bar; only on a terminal.
+        progress: Whether to show a bar; see `jaxeff.progress`.
 
     Returns:
         What they leave, the part before a resume included.

@@ -8,11 +8,11 @@ import numpy as np
 from scipy.stats import entropy
 
 from jaxeff.data.dataset import Dataset
-from jaxeff.data.dirty_mnist.ambiguous import balance_entropy, draw_labels
-from jaxeff.data.dirty_mnist.networks import train_member, train_vae
-from jaxeff.data.dirty_mnist.recipe import Recipe
-from jaxeff.data.dirty_mnist.search import encode, make_judge, search
 from jaxeff.data.errors import DataError
+from jaxeff.dirty_mnist.ambiguous import balance_entropy, draw_labels
+from jaxeff.dirty_mnist.networks import train_member, train_vae
+from jaxeff.dirty_mnist.recipe import Recipe
+from jaxeff.dirty_mnist.search import encode, make_judge, search
 
 Say = Callable[[str], None]
 
@@ -35,7 +35,7 @@ def build(
         DataError: A class has no digit, or too few ambiguous images are found.
     """
     tell: Say = say or (lambda line: None)
-    show = say is not None
+    show = None if say is not None else False
     splits = {
         "train": (source.train_images, source.train_labels, recipe.train),
         "test": (source.test_images, source.test_labels, recipe.test),

@@ -5,7 +5,7 @@ import pytest
 from scipy.stats import entropy
 
 from jaxeff.data import DataError
-from jaxeff.data.dirty_mnist import (
+from jaxeff.dirty_mnist import (
     Recipe,
     balance_entropy,
     dirty_mnist,
@@ -136,7 +136,7 @@ def test_a_foreign_cache_is_refused(dirty, folder):
 
 
 def test_recipes_that_make_no_sense():
-    with pytest.raises(ValueError, match="two members"):
+    with pytest.raises(ValueError, match="members must be at least 2"):
         Recipe(members=1)
     with pytest.raises(ValueError, match="at least 1"):
         Recipe(train=0)

@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Float, Int, UInt8
 
 from jaxeff.data.dataset import Dataset
+from jaxeff.settings import check_count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,13 +64,10 @@ class Recipe:
     rounds: int = 60
 
     def __post_init__(self) -> None:
-        if min(self.parts, default=0) < 1 or self.members < 2:
-            raise ValueError(
-                f"a recipe needs digits to mix and two members or more, not parts {self.parts} "
-                f"and {self.members} member(s)"
-            )
-        if min(self.train, self.test, self.labels, self.candidates) < 1:
-            raise ValueError("a recipe's train, test, labels and candidates must be at least 1")
+        for name in ("train", "test", "labels", "candidates"):
+            check_count(f"Recipe.{name}", getattr(self, name))
+        check_count("Recipe.members", self.members, 2)  # whose agreement is asked for
+        check_count("Recipe.parts", min(self.parts, default=0))
 
     def digest(self, source: Dataset) -> str:
         """A short name for this recipe applied to these images."""

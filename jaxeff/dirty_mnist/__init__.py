@@ -1,6 +1,6 @@
 """Dirty-MNIST: MNIST with digits that are truly ambiguous (Mukhoti et al. 2021, arXiv 2102.11582).
 
-    from jaxeff.data.dirty_mnist import dirty_mnist
+    from jaxeff.dirty_mnist import dirty_mnist
 
     dirty = dirty_mnist()             # built on the first call (about ten minutes), then cached
     images, labels = dirty.train()    # MNIST, and each ambiguous image once per label
@@ -14,15 +14,15 @@ for no other reason than the data: aleatoric uncertainty that no training remove
 Sharp edge: these are not the published images, so figures compare with those on them only roughly.
 """
 
-from jaxeff.data.dirty_mnist.ambiguous import (
+from jaxeff.dirty_mnist.ambiguous import (
     balance_entropy,
     draw_labels,
     is_ambiguous,
     mix_codes,
     stretch_contrast,
 )
-from jaxeff.data.dirty_mnist.cache import dirty_mnist
-from jaxeff.data.dirty_mnist.recipe import DirtyMNIST, Recipe
+from jaxeff.dirty_mnist.cache import dirty_mnist
+from jaxeff.dirty_mnist.recipe import DirtyMNIST, Recipe
 
 __all__ = [
     "DirtyMNIST",

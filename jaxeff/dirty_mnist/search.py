@@ -10,12 +10,12 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, UInt8
 
-import jaxeff
-from jaxeff.data.dirty_mnist.ambiguous import is_ambiguous, mix_codes, stretch_contrast
-from jaxeff.data.dirty_mnist.networks import to_unit
-from jaxeff.data.dirty_mnist.recipe import Recipe
 from jaxeff.data.errors import DataError
 from jaxeff.data.normalization import normalize
+from jaxeff.dirty_mnist.ambiguous import is_ambiguous, mix_codes, stretch_contrast
+from jaxeff.dirty_mnist.networks import to_unit
+from jaxeff.dirty_mnist.recipe import Recipe
+from jaxeff.functional import functional
 from jaxeff.nn.lenet5 import LeNet5
 from jaxeff.nn.vae import VAE
 
@@ -48,8 +48,8 @@ def make_judge(recipe: Recipe, source: str, vae: Any, members: list[Any]) -> Jud
         vae: The autoencoder's parameters.
         members: The LeNets' parameters.
     """
-    decode, _ = jaxeff.functional(nnx.eval_shape(lambda: VAE(rngs=nnx.Rngs(0))), method="decode")
-    lenet, _ = jaxeff.functional(nnx.eval_shape(lambda: LeNet5(padding="VALID", rngs=nnx.Rngs(0))))
+    decode, _ = functional(nnx.eval_shape(lambda: VAE(rngs=nnx.Rngs(0))), method="decode")
+    lenet, _ = functional(nnx.eval_shape(lambda: LeNet5(padding="VALID", rngs=nnx.Rngs(0))))
 
     @jax.jit
     def judge(vae: Any, members: list[Any], codes: jax.Array) -> Judged:
@@ -66,7 +66,7 @@ def make_judge(recipe: Recipe, source: str, vae: Any, members: list[Any]) -> Jud
 
 def encode(vae: Any, images: UInt8[np.ndarray, "n 28 28 1"]) -> Float[np.ndarray, "n latents"]:
     """The codes of images: the encoder's means."""
-    f, _ = jaxeff.functional(nnx.eval_shape(lambda: VAE(rngs=nnx.Rngs(0))), method="encode")
+    f, _ = functional(nnx.eval_shape(lambda: VAE(rngs=nnx.Rngs(0))), method="encode")
     return np.asarray(jax.jit(f)(vae, to_unit(images))[0])
 
 

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-import jaxeff
 from jaxeff.data.dataset import Dataset
-from jaxeff.data.dirty_mnist.recipe import Recipe
 from jaxeff.data.normalization import normalize
+from jaxeff.dirty_mnist.recipe import Recipe
+from jaxeff.functional import functional
 from jaxeff.nn.lenet5 import LeNet5
 from jaxeff.nn.vae import VAE, negative_evidence_bound
 from jaxeff.training import CheckpointError, cross_entropy, fit, stateless
@@ -25,7 +25,9 @@ def to_unit(images: Any) -> jax.Array:
     return jnp.asarray(images, jnp.float32) / 255
 
 
-def train_vae(key: jax.Array, recipe: Recipe, source: Dataset, path: Path, progress: bool) -> Any:
+def train_vae(
+    key: jax.Array, recipe: Recipe, source: Dataset, path: Path, progress: bool | None
+) -> Any:
     """The autoencoder's parameters, trained on the source's training images.
 
     Args:
@@ -33,10 +35,10 @@ def train_vae(key: jax.Array, recipe: Recipe, source: Dataset, path: Path, progr
         recipe: Its settings.
         source: The digits.
         path: Checkpoint.
-        progress: Whether to show a bar.
+        progress: Whether to show a bar; see `jaxeff.progress`.
     """
     init_key, fit_key = jax.random.split(key)
-    f, params = jaxeff.functional(VAE(rngs=nnx.Rngs(init_key)))
+    f, params = functional(VAE(rngs=nnx.Rngs(init_key)))
 
     def loss(key: Any, params: Any, batch: Any) -> jax.Array:
         x = to_unit(batch[0])
@@ -56,11 +58,11 @@ def train_vae(key: jax.Array, recipe: Recipe, source: Dataset, path: Path, progr
 
 
 def train_member(
-    key: jax.Array, recipe: Recipe, source: Dataset, path: Path, progress: bool
+    key: jax.Array, recipe: Recipe, source: Dataset, path: Path, progress: bool | None
 ) -> Any:
     """The parameters of one LeNet of the ensemble; see `train_vae`."""
     init_key, fit_key = jax.random.split(key)
-    f, params = jaxeff.functional(_lenet(init_key))
+    f, params = functional(_lenet(init_key))
     steps = len(source.train_images) // recipe.batch_size
     rate = optax.cosine_decay_schedule(1e-3, recipe.member_epochs * steps)
 
@@ -90,7 +92,7 @@ def _fit(
     epochs: int,
     recipe: Recipe,
     path: Path,
-    progress: bool,
+    progress: bool | None,
 ) -> Any:
     """The trained parameters: from the checkpoint on, or anew where it is of no use."""
     train = partial(

@@ -10,11 +10,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxeff.cache import cache_folder
 from jaxeff.data.catalogue import load
-from jaxeff.data.dirty_mnist.build import Say, build
-from jaxeff.data.dirty_mnist.recipe import DirtyMNIST, Recipe
-from jaxeff.training import CheckpointError, load_metadata, load_pytree, save_pytree
+from jaxeff.dirty_mnist.build import Say, build
+from jaxeff.dirty_mnist.recipe import DirtyMNIST, Recipe
+from jaxeff.store import CheckpointError, cache_folder, load_metadata, load_pytree, save_pytree
 
 
 def dirty_mnist(
@@ -34,7 +33,7 @@ def dirty_mnist(
     Args:
         recipe: How the images are made; the published recipe if None. The same recipe makes the
             same images on the same machine and versions.
-        folder: Where to keep it; ``dirty-mnist`` in `jaxeff.cache.cache_folder` if None.
+        folder: Where to keep it; ``dirty-mnist`` in `jaxeff.store.cache_folder` if None.
         root: Where the source's files are, as `jaxeff.data.load` takes it.
         progress: Called with one line per step; None for silence.
 

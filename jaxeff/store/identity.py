@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxeff.keys import FAST
+from jaxeff.store.errors import CheckpointError
 
 
 def run_identity(key: jax.Array, data: Any, settings: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -40,6 +41,35 @@ def run_identity(key: jax.Array, data: Any, settings: Mapping[str, Any] | None) 
             "sample": [f"{v:.6g}" for v in np.asarray(flat[rows], np.float64)],
         }
     return described
+
+
+def require_same_run(
+    what: str,
+    stored: Any,
+    given: Any,
+    *,
+    run: str = "run",
+    place: str = "file",
+    overwrite: str = "pass resume=False to overwrite it",
+) -> None:
+    """Refuse what another run left.
+
+    Args:
+      what: What was found and its verb, the beginning of the message.
+      stored: The identity that was found, as JSON has it.
+      given: The identity of the run that wants to go on.
+      run: What a run is called here.
+      place: What to choose another of.
+      overwrite: How to do away with what is there.
+
+    Raises:
+      CheckpointError: They differ; the message names the first difference and the ways out.
+    """
+    if difference := run_difference(stored, given):
+        raise CheckpointError(
+            f"{what} of another {run}: {difference}. Continue that {run}, choose another {place}, "
+            f"or {overwrite}."
+        )
 
 
 def run_difference(stored: Any, given: Any) -> str:

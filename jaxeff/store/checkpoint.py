@@ -9,8 +9,7 @@ Sharp edges:
 - The tree's *structure* is not stored, only the paths of its leaves. `load_pytree` rebuilds
   nested dicts, or any structure when it is given one as ``like``.
 - Python numbers come back as arrays; ``None`` has no leaves and needs ``like``.
-- A writer killed midway leaves the previous file as it was and a ``.partial`` file beside it,
-  which the next write replaces.
+- A writer killed midway leaves the previous file as it was (`jaxeff.store.writing`).
 """
 
 from __future__ import annotations
@@ -29,6 +28,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from jaxeff.keys import FAST
+from jaxeff.store.errors import CheckpointError
+from jaxeff.store.writing import new_file
 
 FORMAT = 1
 _HEADER = "jaxeff"
@@ -38,10 +39,6 @@ _PLAIN = {
     *("float64", "float32", "float16", "int64", "int32", "int16", "int8", "bool"),
     *("uint64", "uint32", "uint16", "uint8", "complex64"),
 }
-
-
-class CheckpointError(ValueError):
-    """A checkpoint that is damaged, or belongs to something else."""
 
 
 class _File(NamedTuple):
@@ -64,7 +61,6 @@ def save_pytree(
       TypeError: A leaf is not an array, or ``metadata`` is not JSON.
       ValueError: Two leaves have the same path.
     """
-    path = Path(path)
     arrays: dict[str, np.ndarray] = {}
     key_types: dict[str, str] = {}
     for name, leaf in _named_leaves(tree):
@@ -87,16 +83,8 @@ def save_pytree(
     text = json.dumps(header)
     # One entry, checksum first: safetensors writes several in no fixed order.
     entries = {_HEADER: _digest(text, stored) + text}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    try:
-        save_file(stored, partial, metadata=entries)
-        with partial.open("rb+") as file:
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+    with new_file(path) as temporary:
+        save_file(stored, temporary, metadata=entries)
 
 
 def load_pytree(path: str | os.PathLike[str], like: Any = None) -> Any:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from safetensors.numpy import save_file
 
-from jaxeff.training.checkpoint import (
+from jaxeff.store import (
     CheckpointError,
     load_metadata,
     load_pytree,

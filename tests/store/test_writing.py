@@ -1,0 +1,81 @@
+"""Files and folders appear whole or not at all, whenever their writer dies."""
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from jaxeff.store import new_file, new_folder, write_whole
+from jaxeff.store.writing import _exchange
+
+WRITERS = Path(__file__).with_name("kill_at_every_line.py")
+
+
+def test_a_writer_can_be_killed_at_every_line(tmp_path):
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", WRITERS, tmp_path],
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stdout + run.stderr
+    moments = dict(line.split() for line in run.stdout.splitlines())
+    assert moments.keys() == {"write_a_file", "write_a_checkpoint", "write_a_folder", "keep_rows"}
+    assert all(int(number) > 25 for number in moments.values()), moments
+
+
+def test_a_failed_write_keeps_the_file_and_leaves_nothing(tmp_path):
+    path = tmp_path / "new" / "file"
+    write_whole(path, "before")
+    with pytest.raises(RuntimeError), new_file(path) as temporary:  # noqa: PT012
+        temporary.write_text("half")
+        raise RuntimeError
+    assert path.read_text() == "before"
+    assert [p.name for p in path.parent.iterdir()] == ["file"]
+
+
+def test_a_leftover_is_removed_unless_its_writer_lives(tmp_path):
+    path = tmp_path / "file[1]"
+    (tmp_path / ".file[1].0123.partial").write_text("of a writer that was killed")
+    with new_file(path) as first:
+        assert [p.name for p in tmp_path.iterdir()] == [first.name]
+        first.write_text("slow")
+        threads = [threading.Thread(target=write_whole, args=(path, str(i))) for i in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert path.read_text() in "01234567"
+    assert path.read_text() == "slow"
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]
+
+
+def test_the_user_decides_who_may_read_it(tmp_path):
+    before = os.umask(0o027)
+    try:
+        write_whole(tmp_path / "file", "text")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o640
+
+
+def test_a_folder_of_somebody_else_is_left_alone(tmp_path):
+    (tmp_path / "notes").write_text("mine")
+    with pytest.raises(FileExistsError, match="holds other files"), new_folder(tmp_path, "mark"):
+        pass
+    with pytest.raises(FileExistsError, match="is not a folder"):  # noqa: SIM117
+        with new_folder(tmp_path / "notes", "mark"):
+            pass
+    assert (tmp_path / "notes").read_text() == "mine"
+
+
+def test_folders_are_exchanged_where_the_system_has_no_call_for_it(tmp_path, monkeypatch):
+    monkeypatch.setattr("ctypes.CDLL", lambda *a, **k: object())
+    new, old = tmp_path / "new.partial", tmp_path / "old"
+    for folder in (new, old):
+        folder.mkdir()
+        (folder / folder.name).touch()
+    _exchange(new, old)
+    assert [p.name for p in old.iterdir()] == ["new.partial"]
+    assert [p.name for p in new.iterdir()] == ["old"]

@@ -1,0 +1,83 @@
+"""What a field may hold is said once, by its type."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxeff.settings import (
+    Choice,
+    Count,
+    NonNegative,
+    Number,
+    Positive,
+    Setting,
+    check_count,
+    check_number,
+    register_setting,
+    static,
+)
+
+
+@register_setting
+@dataclass(frozen=True)
+class Example(Setting):
+    sigma: NonNegative
+    scale: Positive = 1.0
+    share: Annotated[float | None, Number(above=0, high=1)] = None
+    device: Annotated[int, Number(0, integer=True)] = 0
+    times: Annotated[int, Count(1, 8)] = static(1)
+    order: Annotated[str, Choice("first", "last")] = static("first")
+    anything: object = static(None)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "error", "message"),
+    [
+        ("sigma", -1, ValueError, "sigma must be at least 0, but is -1"),
+        ("sigma", jnp.array([0.0, np.nan]), ValueError, "sigma must be at least 0, but is nan"),
+        ("sigma", np.inf, ValueError, "but is inf"),
+        ("sigma", None, TypeError, "sigma must be a number or an array, not None"),
+        ("sigma", True, TypeError, "sigma must be a number"),
+        ("scale", 0, ValueError, "scale must be positive, but is 0"),
+        ("share", 0.0, ValueError, "share must be positive and at most 1, but is 0"),
+        ("share", 1.5, ValueError, "at most 1, but is 1.5"),
+        ("device", 0.5, TypeError, "device must be an integer, not 0.5"),
+        ("times", 0, ValueError, "times must be between 1 and 8, but is 0"),
+        ("times", 9, ValueError, "but is 9"),
+        ("times", 2.0, TypeError, "times must be an integer, not 2.0"),
+        ("times", True, TypeError, "times must be an integer, not True"),
+        ("order", "middle", ValueError, "order must be one of 'first', 'last', not 'middle'"),
+    ],
+)
+def test_a_field_is_held_to_its_type(field, value, error, message):
+    with pytest.raises(error, match=rf"Example\.{message}|{message}"):
+        Example(**{"sigma": 1.0, field: value})
+
+
+def test_what_fits_passes():
+    given = Example(jnp.zeros(3), share=1.0, device=np.int32(2), times=np.int64(8), anything=[])
+    assert given.share == 1
+    assert Example(0.0).share is None
+
+
+def test_traced_numbers_pass_and_rebuilding_checks_nothing():
+    assert jax.jit(lambda sigma: Example(sigma).sigma)(-1.0) == -1
+    assert jax.tree.map(lambda leaf: -leaf, Example(1.0)).sigma == -1
+
+
+def test_traced_counts_are_refused():
+    with pytest.raises(TypeError, match="times must be an integer"):
+        jax.jit(lambda times: Example(1.0, times=times).sigma)(2)
+
+
+def test_arguments_are_checked_by_the_same_rules():
+    check_number("rate", np.inf, above=0, finite=False)
+    check_count("epochs", 3)
+    with pytest.raises(ValueError, match="rate must be below 1, but is 1"):
+        check_number("rate", 1, below=1)
+    with pytest.raises(ValueError, match="epochs must be at least 1, but is 0"):
+        check_count("epochs", 0)

@@ -1,0 +1,141 @@
+"""Results show a summary of themselves, on a console and in a notebook."""
+
+import inspect
+from dataclasses import fields
+from html.parser import HTMLParser
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxeff
+from jaxeff.bayes import Draws
+from jaxeff.bayes.guides import LowRank
+from jaxeff.bayes.sampling import HMC, NUTS, SGHMC, SGLD, MCMCResult, hmc, mcmc, nuts, sghmc, sgld
+from jaxeff.robustness.curve import summarize
+from jaxeff.tables import Table
+
+PARAMS = {"fc": {"bias": jnp.zeros(3), "kernel": jnp.zeros((2, 3))}}
+DRAWS = Draws({"fc/kernel": jnp.arange(60.0).reshape(2, 5, 2, 3)}, PARAMS)
+
+
+def chains(thin=1):
+    shape = (2, 5 * thin)
+    stats = {
+        "step_size": np.full(shape, 0.1),
+        "acceptance": np.full(shape, 0.9),
+        "divergent": np.zeros(shape, bool),
+        "log_density": np.arange(10.0 * thin).reshape(shape),
+        "steps": np.ones(shape, int),
+        "energy": np.ones(shape),
+    }
+    return MCMCResult(DRAWS, stats, stats, None, (1.0, 2.0))
+
+
+def curve():
+    return summarize([0.1, 0.2], [[0.9, 0.8], [0.8, 0.7]])
+
+
+def joint():
+    guide = LowRank(rank=2)
+    numbers = guide.start(jax.random.key(0), PARAMS, {"fc/kernel": jnp.ones((2, 3))})
+    return guide.posterior(numbers, {"fc/bias": None, "fc/kernel": 1.0})
+
+
+def layers():
+    def f(params, x):
+        return jax.nn.relu(x @ params["fc"]["kernel"] + params["fc"]["bias"])
+
+    return jaxeff.summary(f, PARAMS, jnp.ones((1, 2)))
+
+
+class Cells(HTMLParser):
+    """The text of a table's cells; fails where tags don't match."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.cells = [], []
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag, attrs):
+        if tag != "br":
+            self.open.append(tag)
+        if tag in ("td", "th"):
+            self.cells.append("")
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open[-1] in ("td", "th"):
+            self.cells[-1] += data
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (chains, ["acceptance", "0.900", "2 chains of 5 draws", "nothing speaks against"]),
+        (curve, ["accuracy", "0.8500", "2 replicates"]),
+        (lambda: DRAWS, ["fc/kernel", "2x3", "random", "fixed", "6 random numbers"]),
+        (joint, ["fc/kernel", "LowRank(rank=2)", "fixed"]),
+        (layers, ["fc", "linear", "total", "3 layers"]),
+    ],
+    ids=["chains", "curve", "draws", "joint", "summary"],
+)
+def test_a_result_says_the_same_on_a_console_and_in_a_notebook(make, said):
+    result = make()
+    text, page = repr(result), result._repr_html_()
+    assert "array(" not in text + page
+    for words in said:
+        assert words in text
+        assert words in page
+    for cell in Cells(page).cells:
+        assert cell in text
+
+
+def test_cells_are_escaped():
+    table = Table(("a", "b>"), [("<x>", "1")], ("&", "2"), "c < d")
+    assert Cells(table._repr_html_()).cells == ["a", "b", "<x>", "1", "&", "2"]
+    assert "c &lt; d" in table._repr_html_()
+
+
+def test_a_curve_is_still_a_tuple():
+    levels, mean, *_ = curve()
+    np.testing.assert_allclose((levels, mean), ([0.1, 0.2], [0.85, 0.75]))
+
+
+@pytest.mark.parametrize("thin", [1, 2])
+def test_chains_go_to_arviz(thin):
+    data = chains(thin).to_arviz()
+    assert data.posterior["fc.kernel"].dims[:2] == ("chain", "draw")
+    np.testing.assert_array_equal(data.posterior["fc.kernel"], DRAWS.random["fc/kernel"])
+    assert set(data.sample_stats) == {
+        "acceptance_rate", "diverging", "energy", "lp", "n_steps", "step_size"
+    }  # fmt: skip
+    kept = np.arange(10.0 * thin).reshape(2, -1)[:, thin - 1 :: thin]
+    np.testing.assert_array_equal(data.sample_stats["lp"], kept)
+
+
+def test_arviz_is_asked_for_where_it_is_missing(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "arviz", None)
+    with pytest.raises(ImportError, match=r"pip install 'jaxeff\[arviz\]'"):
+        chains().to_arviz()
+
+
+@pytest.mark.parametrize(
+    ("sampler", "kernel"), [(nuts, NUTS), (hmc, HMC), (sgld, SGLD), (sghmc, SGHMC)]
+)
+def test_a_samplers_signature_is_that_of_its_kernel_and_of_mcmc(sampler, kernel):
+    given = inspect.signature(sampler).parameters
+    of_kernel = {field.name: field.default for field in fields(kernel)}
+    of_mcmc = inspect.signature(mcmc).parameters
+    names = [name for name in of_mcmc if name != "kernel"]
+    assert set(given) == {*of_kernel, *names}
+    for name in names:
+        assert given[name].default == of_mcmc[name].default
+    for name, default in of_kernel.items():
+        missing = type(default).__name__ == "_MISSING_TYPE"
+        assert given[name].default == (inspect.Parameter.empty if missing else default)
