@@ -65,8 +65,8 @@ def jax_forms(steps: int, replicates: list[tuple[int, int]]) -> dict[str, Callab
     for settings, seeds in replicates:
         begin = start_function(fresh, optimizer)
         train = jax.jit(epoch_function(loss_at(f), optimizer, BATCH, seeds, settings))
-        keys = jax.random.split(key, seeds)
-        carry = begin(keys, {"*": Additive(jnp.linspace(0, 1, settings))})
+        starts, keys = jax.random.split(key, (2, seeds))
+        carry = begin(starts, {"*": Additive(jnp.linspace(0, 1, settings))})
         forms[f"{settings} levels x {seeds} seeds"] = functools.partial(
             train, carry, keys, (images, labels)
         )

@@ -25,7 +25,7 @@ Sharp edges:
 import dataclasses
 import functools
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import jax
@@ -256,38 +256,3 @@ def check_broadcasts(name: str, value: Any, shape: tuple[int, ...]) -> None:
             f"{name} has shape {np.shape(value)}, which doesn't broadcast against the array of "
             f"shape {shape} that it acts on."
         )
-
-
-def check_applies(
-    settings: Mapping[str, Any],
-    layers: Iterable[Any],
-    applies: Callable[[Any, Any], bool],
-    purpose: str,
-) -> None:
-    """Checks that every setting finds something to act on in at least one of its layers.
-
-    Args:
-        settings: A setting per site, None for those left alone.
-        layers: Layers with a site and a kind.
-        applies: Whether `applies(layer, setting)` changes the layer.
-        purpose: What is missing, for the error message: "has no ... <purpose>".
-
-    Raises:
-        ValueError: A setting acts on none of its layers.
-    """
-    idle: dict[int, tuple[Any, list[str]]] = {}
-    busy: set[int] = set()
-    for layer in layers:
-        setting = settings.get(layer.site)
-        if setting is None:
-            continue
-        if applies(layer, setting):
-            busy.add(id(setting))
-        idle.setdefault(id(setting), (setting, []))[1].append(f"{layer.site} ({layer.kind})")
-    for identity, (setting, sites) in idle.items():
-        if identity not in busy:
-            listed = ", ".join(sites[:5]) + (", ..." if len(sites) > 5 else "")
-            raise ValueError(
-                f"{setting!r} was given to {listed}, which has nothing for {purpose} there; choose "
-                "other sites or another place."
-            )

@@ -248,6 +248,28 @@ def test_a_sites_noise_does_not_depend_on_the_others():
     np.testing.assert_allclose(both - with_conv, alone, atol=1e-5)
 
 
+SPECS = {
+    "noisy": {"*": Additive(0.1), "conv": None, "*:linear": Additive(0.2), "re*": Additive(0.3)},
+    "quantized": {"*:linear": Int(4, range=2.0), "*": None, "c*": Int(3, range=1.0)},
+    "photonic": {"avg_pool*": ChaoticLight(noise=0.7, cap=4.0), "*:linear": None, "conv": None},
+}
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_a_spec_means_the_same_in_any_order_and_as_an_argument(name):
+    def run(spec):
+        g = getattr(jaxeff, name)(F, spec)
+        return g(KEY, PARAMS, X) if TRANSFORMS[name].keyed else g(PARAMS, X)
+
+    spec = SPECS[name]
+    expected = run(spec)
+    for order in itertools.permutations(spec):
+        np.testing.assert_array_equal(run({pattern: spec[pattern] for pattern in order}), expected)
+    assert_same(jax.jit(run)(spec), expected, rtol=1e-5, atol=1e-5)
+    twice = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), jax.tree.map(jnp.asarray, spec))
+    assert_same(jax.vmap(run)(twice)[1], expected, rtol=1e-5, atol=1e-5)
+
+
 def test_uses_of_a_shared_layer_have_noise_of_their_own():
     def f(params, x):
         return jnp.stack([x @ params["fc"]["w"], x @ params["fc"]["w"]])
@@ -276,6 +298,30 @@ def test_transforms_compose_and_names_survive(outer, inner):
     assert isinstance(out, kind)
     if kind is jaxeff.Gaussian:
         assert (np.asarray(out.var) >= 0).all()
+
+
+BLOCK = {"block": {"w1": jnp.eye(8), "b1": jnp.ones(8), "w2": jnp.ones((8, 8))}}
+
+
+def feed_forward(params, x):
+    w = params["block"]
+    x = jax.nn.relu(x[:, 0, :, 0] @ w["w1"] + w["b1"])
+    return x.reshape(4, 4, 2).mean(-1) @ w["w2"][:4]
+
+
+@pytest.mark.parametrize("name", ["noisy", "quantized", "moments"])
+def test_two_weights_of_a_module_keep_their_names(name):
+    transforms = {
+        "noisy": lambda f: functools.partial(jaxeff.noisy(f, {"block/w1": Additive(0.1)}), KEY),
+        "quantized": lambda f: jaxeff.quantized(f, {"block/w2": Int(4)}),
+        "moments": moments,
+    }
+    g = transforms[name](feed_forward)
+    names = [layer.site for layer in jaxeff.trace(g, BLOCK, X).sites]
+    assert [n for n in names if n.startswith("block")][:2] == ["block/w1", "block/w2"]
+    if name != "moments":
+        only = jaxeff.noisy(g, {"block/w2": Additive(0.5)})(jax.random.key(3), BLOCK, X)
+        assert not np.allclose(only, g(BLOCK, X))
 
 
 def test_composition_is_the_sum_of_its_parts():

@@ -106,7 +106,8 @@ def budget_in_training(
     steps = epochs * subject.updates_per_epoch
     rate = subject.settings.training.learning_rate
     adam = optax.adam(optax.cosine_decay_schedule(rate, steps))
-    start = net.init(jax.random.fold_in(key, 0))
+    start_key, key = jax.random.split(key)
+    start = net.init(start_key)
     return _learn(key, subject, net.train, start, level, checkpoint, epochs, adam)
 
 

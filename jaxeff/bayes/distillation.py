@@ -95,7 +95,7 @@ def distill(
         DivergedError: The objective became NaN or infinite; names the epoch.
         CheckpointError: The checkpoint is damaged, of another model or of another run.
     """
-    params, scales, stds = start_from(params, prior, init_scale)
+    params, scales, stds = start_from(params, prior, init_scale, f, tuple(inputs))
     outputs = jax.eval_shape(f, params, *inputs)
     if len(teacher) < 2 or np.shape(teacher)[1:] != outputs.shape:
         raise ValueError(

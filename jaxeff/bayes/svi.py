@@ -114,7 +114,8 @@ def svi(
         CollapseWarning: After half of the epochs or at the end, the posterior is about the prior
             and predicts no better than a guess.
     """
-    params, scales, stds = start_from(params, prior, init_scale)
+    inputs = jax.tree.map(lambda leaf: leaf[: max(batch_size, 1)], tuple(data[:-1]))
+    params, scales, stds = start_from(params, prior, init_scale, f, inputs)
     check_data(params, data)
     if len(jax.tree.leaves(data)[0]) >= batch_size > 0:  # otherwise `run_epochs` says what is wrong
         check_likelihood(f, params, data, likelihood, batch_size)

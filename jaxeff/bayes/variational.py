@@ -51,7 +51,11 @@ class SVIResult(NamedTuple):
 
 
 def start_from(
-    params: Any, prior: Prior, init_scale: float
+    params: Any,
+    prior: Prior,
+    init_scale: float,
+    f: Callable[..., Any] | None = None,
+    inputs: tuple[Any, ...] = (),
 ) -> tuple[Any, dict[str, float | None], Random]:
     """Where a guide starts: at parameters, or at the moments of another posterior.
 
@@ -59,6 +63,8 @@ def start_from(
         params: Pytree of parameters, or any posterior.
         prior: See `jaxeff.bayes.prior`.
         init_scale: Standard deviation to start with; of a posterior, the least one.
+        f: ``f(params, *inputs) -> outputs``, which tells fan-ins.
+        inputs: Its inputs; only their shapes play a part.
 
     Returns:
         The means, the prior's standard deviations and those to start with, by path.
@@ -71,7 +77,7 @@ def start_from(
     means = jax.tree.map(
         lambda leaf: leaf.mean if is_gaussian(leaf) else leaf, given, is_leaf=is_gaussian
     )
-    scales = prior_scales(prior, means)
+    scales = prior_scales(prior, means, f if inputs else None, *inputs)
     leaves = named_leaves(given, is_leaf=is_gaussian)
     stds = {
         path: jnp.maximum(leaves[path].std, init_scale)

@@ -24,7 +24,7 @@ from jaxeff.compression.integer import Int
 from jaxeff.compression.quantized import applies, check_spec, operands
 from jaxeff.program import Layer, Program, evaluate, plain, trace
 from jaxeff.program.spec import resolve
-from jaxeff.settings import check_applies, check_number
+from jaxeff.settings import check_number
 
 
 def calibrate(
@@ -49,9 +49,10 @@ def calibrate(
         A spec with one setting per quantized site, those measured with a fixed range.
 
     Raises:
-        TypeError: A setting isn't an `Int`.
+        TypeError: The spec isn't a mapping from patterns to `Int` settings.
         ValueError: There are no batches, `percentile` isn't above 50 and at most 100, a pattern
-            matches no site, or a layer was never reached or gave values that aren't finite.
+            matches or decides no site, or a layer was never reached or gave values that aren't
+            finite.
     """
     check_spec(spec)
     check_number("percentile", percentile, high=100, above=50)
@@ -65,8 +66,7 @@ def calibrate(
     @jax.jit
     def observe(*args: Any) -> Any:
         program = trace(f, *args)
-        found = resolve(spec, program)
-        check_applies(found, program.sites, applies, "an integer grid")
+        found = resolve(spec, program, applies, "an integer grid")
         settings.update(_by_site(program, found))
 
         def rule(layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
@@ -107,9 +107,8 @@ def _by_site(program: Program, found: Mapping[str, Int]) -> dict[str, Int | None
         for layer in program.sites
         if layer.site in found and applies(layer, found[layer.site])
     }
-    # A first use is a pattern for later uses too, so these come first, and say None for themselves.
-    by_use = sorted(program.sites, key=lambda layer: -layer.occurrence)
-    chosen = {layer.site: layer for layer in by_use if layer.base in used}
+    # A first use is a pattern for later uses too, so those left alone say None for themselves.
+    chosen = {layer.site: layer for layer in program.sites if layer.base in used}
     return {
         site: found[site] if site in found and applies(layer, found[site]) else None
         for site, layer in chosen.items()

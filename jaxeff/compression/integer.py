@@ -41,8 +41,9 @@ class Int(Setting):
         per: Weights share one range per output "channel" or per "tensor".
         activations_per: Activations share one range per "sample" or per "tensor".
         range: Range of the activations. None: their own smallest and largest value, on every call.
-            A number c: [0, c], or [-c, c] where symmetric. A pair: smallest and largest value;
-            each may be an array with one entry per activation the layer reads.
+            A number c: [0, c], or [-c, c] where symmetric. A pair: smallest and largest value,
+            extended to zero where they don't enclose it (see `jaxeff.compression.grid`); each may
+            be an array with one entry per activation the layer reads.
         weights: Whether weights are quantized.
         activations: Whether activations are quantized.
         at: Which activations of a layer: those it reads ("input") or its result ("output").

@@ -2,17 +2,23 @@
 
 A grid maps an integer code q to the value `(q + zero) * step`. Affine grids follow Galen: with
 n = 2^b - 1 steps over [low, high], `zero = round(low / step) + 2^(b-1)` and codes clamped to
-[-2^(b-1), 2^(b-1) - 1]; rounding is half to even. `fake_quantize` stays in floating point and has
-a gradient of exactly one everywhere (straight-through, also where values are clamped).
+[-2^(b-1), 2^(b-1) - 1]; rounding is half to even. A range that doesn't hold zero is extended to it
+first, as integer kernels need it (they pad with the code of zero). `fake_quantize` stays in
+floating point and has a gradient of exactly one everywhere (straight-through, also where values are
+clamped).
 
 Sharp edges:
     An affine grid holds zero exactly, but its ends are moved by up to half a step for it. With one
     bit this is coarse: the two values are multiples of `high - low`, so a range around zero becomes
     lopsided; take a symmetric grid for one-bit weights.
+    Values far from zero share their steps with the way to it: those of [9, 10] have a tenth of the
+    codes of [0, 10].
     A symmetric grid has an odd number of values, 2^b - 1 of them around zero. With one bit it has
     none at zero: its two values are -m/2 and +m/2 for the range [-m, m], the sign of the input
     (that of zero is positive) scaled to the middle of each half.
-    A range of no width keeps its one value exactly; values outside become it.
+    A range of no width keeps its one value exactly: an affine grid goes from it to zero in 2^(b-1)
+    steps, a symmetric one to the same value of the other sign.
+    A step above 8e37 has no reciprocal in float32, by which compilers multiply: values become zero.
     Grids are computed in float32 at least; a bfloat16 array is rounded once more to its own dtype.
 
 References:
@@ -60,8 +66,9 @@ def grid(
 
     Args:
         bits: 1 to 8.
-        low: Smallest value of the range; broadcasts against the array to quantize.
-        high: Largest value of the range, of the shape of `low`.
+        low: Smallest value of the range; broadcasts against the array to quantize. One above zero
+            counts as zero where the grid isn't symmetric.
+        high: Largest value of the range, of the shape of `low`; likewise one below zero.
         symmetric: Whether the grid is centred on zero; its range is then plus and minus
             max(|low|, |high|).
 
@@ -78,21 +85,29 @@ def grid(
     half = 2.0 ** (bits - 1)
     # Steps are written so that fusing, and turning a division by a constant into a product, as
     # compilers do, changes no bit: a step off by an ulp would move every value of the grid.
+    single: Any = False
     if symmetric:
         high = jnp.maximum(jnp.abs(low), jnp.abs(high))
         low = 0 * high  # a range of no width is the value zero; one of NaN stays NaN
         step = high if bits == 1 else high * (1 / (half - 1))
         zero = jnp.full_like(step, 0.5 if bits == 1 else 0.0)
     else:
+        single = (low == high) & (low != 0)
+        low, high = jnp.minimum(low, 0), jnp.maximum(high, 0)
         # Halves are exact: the difference of the ends can't overflow.
         step = (0.5 * high - 0.5 * low) * (1 / (half - 0.5))
         zero = jnp.round(low / jnp.where(step > 0, step, 1)) + half
+        # A power of two of steps reaches the one value exactly.
+        step = jnp.where(single, (high - low) / half, step)
+        zero = jnp.where(single, jnp.where(high > 0, half, 0), zero)
     wide = step > 0
+    lower = jnp.full_like(step, ends[0])
+    upper = jnp.where(single, 0, jnp.full_like(step, ends[1]))
     return Grid(
         step=jnp.where(wide, step, 1),
         zero=jnp.where(wide, zero, low),
-        lower=jnp.where(wide, jnp.full_like(step, ends[0]), 0),
-        upper=jnp.where(wide, jnp.full_like(step, ends[1]), 0),
+        lower=jnp.where(wide, lower, 0),
+        upper=jnp.where(wide, upper, 0),
     )
 
 

@@ -25,8 +25,7 @@ from jaxeff.program import Layer, Program, interpret, plain
 from jaxeff.program import primitives as prim
 from jaxeff.program.evaluation import Rule
 from jaxeff.program.grouping import mark
-from jaxeff.program.spec import resolve
-from jaxeff.settings import check_applies
+from jaxeff.program.spec import check_settings, resolve
 
 
 def quantized(f: Callable[..., Any], spec: Mapping[str, Int | None]) -> Callable[..., Any]:
@@ -34,16 +33,16 @@ def quantized(f: Callable[..., Any], spec: Mapping[str, Int | None]) -> Callable
 
     Args:
         f: A pure function `f(params, *args)`.
-        spec: Maps patterns of sites to `Int` settings; the first match wins and None leaves a
-            layer alone.
+        spec: Maps patterns of sites to `Int` settings; the most specific pattern decides, and None
+            leaves a layer alone (`jaxeff.program.spec`).
 
     Returns:
         A pure function `g(params, *args)` like `f`, with straight-through gradients.
 
     Raises:
-        TypeError: A setting isn't an `Int`.
-        ValueError: On the first call: a pattern matches no site, or a setting has nothing to
-            quantize in any of its layers.
+        TypeError: The spec isn't a mapping from patterns to `Int` settings.
+        ValueError: On the first call: a pattern matches or decides no site, two are equally
+            specific at one, or a setting has nothing to quantize in any of its layers.
     """
     check_spec(spec)
 
@@ -68,8 +67,7 @@ def quantized(f: Callable[..., Any], spec: Mapping[str, Int | None]) -> Callable
 
     def g(*args: Any, **kwargs: Any) -> Any:
         def make_rule(program: Program) -> Rule | None:
-            settings = resolve(spec, program)
-            check_applies(settings, program.sites, applies, "an integer grid")
+            settings = resolve(spec, program, applies, "an integer grid")
             return functools.partial(rule, settings) if settings else None
 
         return interpret(f, make_rule, None, args, kwargs)
@@ -77,18 +75,13 @@ def quantized(f: Callable[..., Any], spec: Mapping[str, Int | None]) -> Callable
     return g
 
 
-def check_spec(spec: Mapping[str, Any]) -> None:
-    """Checks that a spec holds `Int` settings or None.
+def check_spec(spec: Any) -> None:
+    """Checks that a spec maps patterns to `Int` settings or None.
 
     Raises:
-        TypeError: It holds something else.
+        TypeError: It doesn't.
     """
-    for pattern, setting in spec.items():
-        if setting is not None and not isinstance(setting, Int):
-            raise TypeError(
-                f"The setting of {pattern!r} must be an Int, such as Int(8), or None; not "
-                f"{setting!r}."
-            )
+    check_settings(spec, Int, "an Int, such as Int(8)")
 
 
 def applies(layer: Layer, setting: Int) -> bool:

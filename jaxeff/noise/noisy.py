@@ -24,11 +24,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
-from jaxeff.noise.protocol import Noise, perturb_at, place
+from jaxeff.noise.protocol import Noise, check_noise, perturb_at, place
 from jaxeff.program import Layer, Program, interpret, plain
 from jaxeff.program.evaluation import Rule
 from jaxeff.program.spec import resolve
-from jaxeff.settings import check_applies
 
 
 def noisy(f: Callable[..., Any], spec: Mapping[str, Noise | None]) -> Callable[..., Any]:
@@ -36,28 +35,22 @@ def noisy(f: Callable[..., Any], spec: Mapping[str, Noise | None]) -> Callable[.
 
     Args:
         f: A pure function `f(params, *args)`.
-        spec: Maps patterns of sites to noise models; the first match wins and None leaves a layer
-            alone.
+        spec: Maps patterns of sites to noise models; the most specific pattern decides, and None
+            leaves a layer alone (`jaxeff.program.spec`).
 
     Returns:
         A pure function `g(key, params, *args)` with the result of `f` under noise.
 
     Raises:
-        TypeError: A setting isn't a noise model.
-        ValueError: On the first call: a pattern matches no site, or a noise model names weights
-            where none of its layers has any.
+        TypeError: The spec isn't a mapping from patterns to noise models.
+        ValueError: On the first call: a pattern matches or decides no site, two are equally
+            specific at one, or a noise model names weights where none of its layers has any.
     """
-    for pattern, setting in spec.items():
-        if setting is not None and not isinstance(setting, Noise):
-            raise TypeError(
-                f"The setting of {pattern!r} must be a noise model with a method perturb(key, x), "
-                f"such as Additive(0.3), or None; not {setting!r}."
-            )
+    check_noise(spec)
 
     def g(key: PRNGKeyArray, *args: Any, **kwargs: Any) -> Any:
         def make_rule(program: Program) -> Rule | None:
-            models = resolve(spec, program)
-            check_applies(models, program.sites, _applies, "noise to perturb")
+            models = resolve(spec, program, _applies, "noise to perturb")
             return functools.partial(rule, models) if models else None
 
         def rule(

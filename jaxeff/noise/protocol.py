@@ -4,6 +4,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from jaxeff.program.spec import check_settings
+
 PLACES = ("output", "weights", "input")
 
 
@@ -33,6 +35,17 @@ class SiteNoise(Noise, Protocol):
     ) -> Float[Array, "*shape"]:
         """Returns a perturbed copy of `x`, the value that `site` numbers."""
         ...
+
+
+def check_noise(spec: Any) -> None:
+    """Checks that a spec maps patterns to noise models or None.
+
+    Raises:
+        TypeError: It doesn't.
+    """
+    check_settings(
+        spec, Noise, "a noise model with a method perturb(key, x), such as Additive(0.3)"
+    )
 
 
 def perturb_at(model: Noise, key: PRNGKeyArray, site: int, x: Any) -> Any:

@@ -39,9 +39,11 @@ class Repeated(Setting):
     def __post_init__(self) -> None:
         """Checks the fields."""
         super().__post_init__()
-        if not isinstance(self.model, Noise):
+        # A class has the methods of its instances, so the protocol takes it for a model.
+        if not isinstance(self.model, Noise) or isinstance(self.model, type):
             raise TypeError(
-                f"Repeated.model must have a method perturb(key, x), not be {self.model!r}."
+                f"Repeated.model must have a method perturb(key, x), as Additive(0.3) has, not be "
+                f"{self.model!r}."
             )
 
     @property

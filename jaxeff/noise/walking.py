@@ -12,7 +12,6 @@ References:
     Noisy Computations and Associated Characteristic Learning Dynamics", arXiv:2212.10430.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,7 +20,6 @@ import numpy as np
 from jaxtyping import Float
 
 from jaxeff.noise.protocol import Noise
-from jaxeff.program.spec import later_uses_first
 
 
 def walking(
@@ -58,10 +56,10 @@ def walking(
         raise ValueError(f"Noise walks over every site once, but {twice[0]!r} comes twice.")
     parts = table.reshape(len(table), -1).T
     settings = (len(parts), len(sites), len(table))
-    spec: dict[str, Noise] = OrderedDict()  # a plain dict loses its order in JAX
-    for site in later_uses_first(sites):
+    spec: dict[str, Noise] = {}
+    for index, site in enumerate(sites):
         own = np.zeros(settings, np.float32)
-        own[:, list(sites).index(site)] = parts
+        own[:, index] = parts
         made = model(*own.reshape(len(parts), -1))
         spec[site] = jax.tree.map(lambda leaf: _per_setting(leaf, len(sites) * len(table)), made)
     rows = [tuple(row) if table.ndim == 2 else row for row in table.tolist()]

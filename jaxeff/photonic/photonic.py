@@ -23,7 +23,7 @@ from jaxeff.photonic.pooling import probabilistic_pooling
 from jaxeff.program import Layer, Program, interpret, plain
 from jaxeff.program import primitives as prim
 from jaxeff.program.evaluation import Rule
-from jaxeff.program.spec import resolve
+from jaxeff.program.spec import check_settings, resolve
 
 _SUMS = {prim.p.reduce_window_sum_p, prim.p.reduce_sum_p}
 _SCALES = {prim.p.div_p, prim.p.mul_p}
@@ -34,22 +34,18 @@ def photonic(f: Callable[..., Any], spec: Mapping[str, ChaoticLight | None]) -> 
 
     Args:
         f: A pure function `f(params, *args)`.
-        spec: Maps patterns of average pooling sites to `ChaoticLight` settings; the first match
-            wins and None leaves a layer alone.
+        spec: Maps patterns of average pooling sites to `ChaoticLight` settings; the most specific
+            pattern decides, and None leaves a layer alone (`jaxeff.program.spec`).
 
     Returns:
         A pure function `g(key, params, *args)` with the result of `f` under chaotic light.
 
     Raises:
-        TypeError: A setting isn't a `ChaoticLight`.
-        ValueError: On the first call: a pattern matches no site, or one that isn't an average
-            pooling or a mean.
+        TypeError: The spec isn't a mapping from patterns to `ChaoticLight` settings.
+        ValueError: On the first call: a pattern matches or decides no site, two are equally
+            specific at one, or one decides a site that isn't an average pooling or a mean.
     """
-    for pattern, setting in spec.items():
-        if setting is not None and not isinstance(setting, ChaoticLight):
-            raise TypeError(
-                f"The setting of {pattern!r} must be a ChaoticLight or None, not {setting!r}."
-            )
+    check_settings(spec, ChaoticLight, "a ChaoticLight, such as ChaoticLight(0.5)")
 
     def g(key: PRNGKeyArray, *args: Any, **kwargs: Any) -> Any:
         def make_rule(program: Program) -> Rule | None:

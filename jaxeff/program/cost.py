@@ -2,8 +2,11 @@
 
 MACs count the products of dot products and convolutions, the measure of the source work; pointwise
 functions, pooling and additions count nothing. Padding counts as work, as in the usual formula
-(output size x kernel size x input channels / groups). A scan's body counts once per iteration, a
-cond counts its most expensive branch, and a while loop (its trip count isn't known) one iteration.
+(output size x kernel size x input channels / groups). Zeros between the inputs of a transposed
+convolution don't count: there the formula is input size x kernel size x output channels / groups,
+in which what falls beyond the borders counts: a strided convolution and its transpose cost the
+same. A scan's body counts once per iteration, a cond counts its most expensive branch, and a while
+loop (its trip count isn't known) one iteration.
 
 BOPs = MACs x activation bits x weight bits (Galen, arXiv 2212.07818); a layer that no quantization
 setting touches has the bits of its dtypes.
@@ -91,7 +94,7 @@ def program_cost(program: Program, bits: Mapping[str, tuple[int, int]]) -> Cost:
     for path, size in leaves.values():
         sizes[path] = sizes.get(path, 0) + size
     rows = _rows(program, bits, sizes)
-    if sizes:  # read by no layer, or only through an operand whose main leaf is another
+    if sizes:  # read by no layer
         rows.append(LayerCost("(other)", "other", (), sum(sizes.values()), 0, 0))
     return Cost(tuple(rows))
 
@@ -125,9 +128,7 @@ def _control_rows(
 def _row(
     layer: Layer, bits: Mapping[str, tuple[int, int]], sizes: dict[str, int], times: int
 ) -> LayerCost:
-    read = {layer.inputs[i].path for i in layer.weights + layer.biases}
-    owner = layer.base + "/"
-    read |= {path for path in sizes if path.startswith(owner) and "/" not in path[len(owner) :]}
+    read = [path for v in layer.inputs if v.is_weight for path in v.leaves]
     params = sum(sizes.pop(path, 0) for path in read)
     macs = times * sum(node_macs(n) for n in layer.nodes)
     weight_bits, activation_bits = bits.get(layer.site) or _dtype_bits(layer)
@@ -152,8 +153,32 @@ def node_macs(node: Node) -> int:
         shape = node.inputs[0].aval.shape
         return math.prod(node.outputs[0].aval.shape) * math.prod(shape[i] for i in contracted)
     if node.primitive is prim.p.conv_general_dilated_p:
-        kernel = node.inputs[1].aval.shape
-        spec = node.params["dimension_numbers"].rhs_spec
-        taps = math.prod(kernel[i] for i in spec[1:])  # input channels per group x window
-        return math.prod(node.outputs[0].aval.shape) * taps
+        return _convolution_macs(node)
     return 0
+
+
+def _convolution_macs(node: Node) -> int:
+    numbers = node.params["dimension_numbers"]
+    image, kernel, result = (v.aval.shape for v in (*node.inputs, *node.outputs))
+    batch, channels = (result[axis] for axis in numbers.out_spec[:2])
+    sizes = zip(
+        (image[axis] for axis in numbers.lhs_spec[2:]),
+        (kernel[axis] for axis in numbers.rhs_spec[2:]),
+        (result[axis] for axis in numbers.out_spec[2:]),
+        *(node.params[n] for n in ("lhs_dilation", "rhs_dilation", "window_strides", "padding")),
+        strict=True,
+    )
+    pairs = math.prod(_pairs(*of_axis) for of_axis in sizes)
+    return batch * channels * kernel[numbers.rhs_spec[1]] * pairs  # input channels per group
+
+
+def _pairs(
+    size: int, taps: int, results: int, apart: int, between: int, stride: int, pad: tuple[int, int]
+) -> int:
+    """Products along one axis, of inputs that are `apart` and taps `between` steps from another."""
+    if apart == 1:
+        return results * taps
+    if stride == 1:
+        return size * taps
+    starts = (pad[0] + apart * i - between * tap for i in range(size) for tap in range(taps))
+    return sum(start % stride == 0 for start in starts)

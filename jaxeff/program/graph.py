@@ -48,6 +48,7 @@ class Value:
         aval: Its shape and dtype.
         role: What it depends on.
         path: For a value derived from parameters or state, the leaf it mainly came from.
+        leaves: All leaves it came from.
         spread: Whether it describes another value's distribution rather than being a signal: the
             variance of a distribution that a transform has put in an array's place, or a statistic
             that only updates state.
@@ -57,6 +58,11 @@ class Value:
     role: Role = Role.CONSTANT
     path: str = ""
     spread: bool = False
+    leaves: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        if self.path and not self.leaves:
+            self.leaves = frozenset((self.path,))
 
     @property
     def is_data(self) -> bool:
@@ -153,13 +159,15 @@ class _Flattener:
                 results = self.read(body, inputs, inner, names, transposed)
                 env.update(zip(eqn.outvars, results, strict=True))
                 continue
-            role, path = _provenance(inputs)
+            role, path, leaves = _provenance(inputs)
             if eqn.primitive is prim.NAME and eqn.params["name"].startswith(STATE_TAG):
                 # Counters and keys feed random numbers; they are nobody's weights.
                 numeric = jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.floating)
                 path = _state_path(eqn.params["name"]) if numeric else ""
+                leaves = frozenset((path,)) if path else frozenset()
                 role = Role.STATE if numeric else Role.KEY
-            outputs = tuple(Value(v.aval, role, path, _spreads(eqn, inputs)) for v in eqn.outvars)
+            spread = _spreads(eqn, inputs)
+            outputs = tuple(Value(v.aval, role, path, spread, leaves) for v in eqn.outvars)
             graphs = _sub_graphs(eqn, inputs, outputs, transposed)
             env.update(zip(eqn.outvars, outputs, strict=True))
             self.nodes.append(Node(eqn, inputs, outputs, calls, names, graphs))
@@ -195,16 +203,18 @@ def _is_inlined(eqn: JaxprEqn) -> bool:
     return eqn.primitive in prim.CUSTOM and has_site(_compat.sub_jaxprs(eqn)[0])
 
 
-def _provenance(inputs: Sequence[Atom]) -> tuple[Role, str]:
-    """The union of the inputs' roles, and the path of the largest parameter-derived one."""
+def _provenance(inputs: Sequence[Atom]) -> tuple[Role, str, frozenset[str]]:
+    """The union of the inputs' roles and leaves, and the largest parameter-derived one's path."""
     role, path, size = Role.CONSTANT, "", -1
+    leaves: frozenset[str] = frozenset()
     for value in inputs:
         if isinstance(value, Literal):
             continue
         role |= value.role
+        leaves = leaves | value.leaves if leaves else value.leaves
         if value.path and value.aval.size > size:
             path, size = value.path, value.aval.size
-    return role, path if not role & Role.DATA else ""
+    return (role, path, leaves) if not role & Role.DATA else (role, "", frozenset())
 
 
 def _spreads(eqn: JaxprEqn, inputs: Sequence[Atom]) -> bool:
@@ -246,14 +256,17 @@ def _sub_graphs(
         if len(graph.outputs) == len(outputs):
             for inner, out in zip(graph.outputs, outputs, strict=True):
                 out.role |= inner.role if isinstance(inner, Value) else Role.CONSTANT
-                out.path = "" if out.is_data else out.path
+                if out.is_data:
+                    out.path, out.leaves = "", frozenset()
     return tuple(graphs)
 
 
 def _loop_graph(body: ClosedJaxpr, sources: Sequence[Value], carry: slice, backward: bool) -> Graph:
     """Flattens a loop body, raising the carry's roles until they are those it produces."""
     avals = [v.aval for v in body.jaxpr.invars]
-    values = [Value(a, s.role, s.path, s.spread) for a, s in zip(avals, sources, strict=True)]
+    values = [
+        Value(a, s.role, s.path, s.spread, s.leaves) for a, s in zip(avals, sources, strict=True)
+    ]
     while True:
         graph = flatten(body, values, backward)
         changed = False
@@ -271,7 +284,7 @@ def _state_path(tag: str) -> str:
 
 
 def _copy(value: Value) -> Value:
-    return Value(value.aval, value.role, value.path, value.spread)
+    return Value(value.aval, value.role, value.path, value.spread, value.leaves)
 
 
 def _used(nodes: Sequence[Node], outputs: Sequence[Atom]) -> list[Node]:

@@ -1,6 +1,7 @@
 """Gives every layer its site: a name that lasts.
 
-A layer with weights is named by the module whose parameters it reads. One without is named by its
+A layer with weights is named by the module whose parameters it reads, or by the parameter where a
+module has several that layers of their own read (`modules.py`). One without is named by its
 tag (`jax.ad_checkpoint.checkpoint_name`), else by the module scope it ran in (Linen) and what it
 does, else by what it does: `relu`, `relu_1`, `max_pool`. A layer that another transform has
 evaluated keeps the name it had then. Occurrences are counted in order of execution: the second use
@@ -8,6 +9,7 @@ of `fc` is `fc#1`, the second unnamed ReLU is `relu_1`.
 """
 
 from collections import Counter
+from collections.abc import Mapping
 
 from jaxeff import _compat
 from jaxeff.functional import NEW_STATE_TAG, STATE_TAG
@@ -15,7 +17,7 @@ from jaxeff.program import primitives as prim
 from jaxeff.program.expression import known_name
 from jaxeff.program.graph import Node
 from jaxeff.program.layers import Layer, Program
-from jaxeff.program.regions import owner
+from jaxeff.program.modules import parameter_names
 
 
 def name_layers(program: Program) -> None:
@@ -29,11 +31,14 @@ def name_layers(program: Program) -> None:
             taken.add(layer.site)
         else:
             unnamed.append(layer)
+    read = parameter_names(layers)
     counts: Counter[str] = Counter()
     sizes = Counter(call for layer in layers for node in layer.nodes for call in node.calls)
     for layer in unnamed:
         # A second use of a marked layer is another occurrence of it.
-        base, separator = (layer.base, _separator(layer)) if layer.mark else _base(layer, sizes)
+        base, separator = (
+            (layer.base, _separator(layer)) if layer.mark else _base(layer, read, sizes)
+        )
         _name(layer, base, separator, counts, taken)
 
 
@@ -62,15 +67,16 @@ def _separator(layer: Layer) -> str:
     return "#" if layer.weights + layer.biases else "_"
 
 
-def _base(layer: Layer, sizes: Counter[tuple[str, int]]) -> tuple[str, str]:
+def _base(
+    layer: Layer, read: Mapping[Layer, str], sizes: Counter[tuple[str, int]]
+) -> tuple[str, str]:
     """The name without its occurrence, and what separates the two."""
     if layer.kind == "input":
         return "input", "_"
     if layer.kind == "control flow":
         return layer.nodes[0].primitive.name.rstrip("0123456789"), "_"
-    paths = [layer.inputs[i].path for i in layer.weights + layer.biases]
-    if paths:
-        return owner(paths[0]), "#"
+    if layer in read:
+        return read[layer], "#"
     for node in reversed(layer.nodes):
         tag = _tag(node)
         if tag and not tag.startswith("jaxeff."):

@@ -1,84 +1,119 @@
 """Which setting a transform applies where.
 
 A spec maps patterns to settings: `{"conv*": Additive(0.3), "*:linear": Int(8), "fc3": None}`. A
-pattern is a glob over site names (`fnmatch`), optionally followed by `:kind`. The first pattern
-that matches a site wins; `None` leaves it alone. `fc` matches every use of a shared layer `fc`,
-`fc#1` its second use only; `relu` is the first unnamed ReLU alone, `relu*` all of them. A pattern
-without a kind selects layers that compute; shape operations and control flow are selected by naming
-their kind.
+pattern is a glob over site names, optionally followed by `:kind`, and **the most specific pattern
+that matches a site decides** (`jaxeff.program.patterns` has the order): `None` there leaves the
+site alone. The order of the dictionary says nothing, so a spec means the same after JAX has sorted
+its keys, as an argument of a jitted function or a sweep's settings.
 
-Sharp edge: JAX sorts the keys of a dict that passes through `jit`, `vmap` or `jax.tree.map`, and
-with them the precedence of its patterns. A spec that is swept as a pytree and whose order matters
-should be a `collections.OrderedDict`, which keeps it.
+`fc` matches every use of a shared layer `fc`, `fc#1` its second use only; `relu` is the first
+unnamed ReLU alone, `relu*` all of them. A pattern without a kind selects layers that compute; shape
+operations and control flow are selected by naming their kind, or the site exactly.
 """
 
-import fnmatch
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jaxeff.program.layers import KINDS, Layer, Program
+from jaxeff.program.patterns import SpecError, Target, decide, select
 
 
-class SpecError(ValueError):
-    """A spec that can't be applied to a program."""
-
-
-def resolve(spec: Mapping[str, Any], program: Program) -> dict[str, Any]:
+def resolve(
+    spec: Mapping[str, Any],
+    program: Program,
+    applies: Callable[[Layer, Any], bool] | None = None,
+    purpose: str = "",
+) -> dict[str, Any]:
     """The setting of every site that has one.
 
     Args:
-        spec: Patterns and settings, in order of precedence.
+        spec: Settings by pattern; its order plays no part.
         program: The program to apply it to.
+        applies: Whether `applies(layer, setting)` changes a layer; checked if given.
+        purpose: What is missing where it doesn't, for the error message.
 
     Returns:
         Settings by site; sites that no pattern matches, or that `None` leaves alone, are absent.
 
     Raises:
-        SpecError: If a pattern matches no site, or names a kind that doesn't exist.
+        SpecError: A pattern matches or decides no site, two are equally specific at one, or one
+            names a kind that doesn't exist.
+        ValueError: A pattern's setting acts on none of the layers that it decides.
     """
-    sites = program.sites
-    settings: dict[str, Any] = {}
-    decided: set[str] = set()
+    deciding = decide(spec, _targets(program), kinds=KINDS)
+    chosen = {s: p for s, p in deciding.items() if spec[p] is not None}
+    if applies is not None:
+        _check_applies(spec, program, chosen, applies, purpose)
+    return {site: spec[pattern] for site, pattern in chosen.items()}
+
+
+def matching(patterns: Sequence[str], program: Program) -> list[str]:
+    """The sites that any of some patterns matches, in the program's order.
+
+    Raises:
+        TypeError: `patterns` is a single string.
+        SpecError: A pattern matches no site, or names a kind that doesn't exist.
+    """
+    return select(patterns, _targets(program), kinds=KINDS)
+
+
+def check_settings(spec: Any, kind: type, wanted: str) -> None:
+    """Checks a spec before there is a program to apply it to.
+
+    Args:
+        spec: What was given.
+        kind: The class or protocol of its settings; None is a setting too.
+        wanted: What error messages call such a setting, with an example.
+
+    Raises:
+        TypeError: It isn't a mapping from patterns to such settings.
+    """
+    if not isinstance(spec, Mapping):
+        raise TypeError(
+            f"A spec maps patterns of sites to settings, {{pattern: setting}}, each setting "
+            f"{wanted}, or None; not {spec!r}."
+        )
     for pattern, setting in spec.items():
-        matched = [layer for layer in sites if _matches(pattern, layer)]
-        if not matched:
-            raise SpecError(_no_match(pattern, program))
-        for layer in matched:
-            if layer.site not in decided:
-                decided.add(layer.site)
-                if setting is not None:
-                    settings[layer.site] = setting
-    return settings
+        if not isinstance(pattern, str):
+            raise TypeError(f"A spec's keys are patterns of sites (strings), not {pattern!r}.")
+        # A class has the methods of its instances, so that a protocol takes it for one of them.
+        is_class = isinstance(setting, type)
+        if setting is None or (isinstance(setting, kind) and not is_class):
+            continue
+        hint = f": this is a class, write {setting.__name__}(...)" if is_class else ""
+        raise TypeError(
+            f"The setting of {pattern!r} must be {wanted}, or None; not {setting!r}{hint}."
+        )
 
 
-def later_uses_first(sites: Iterable[str]) -> list[str]:
-    """Sites in the order in which a spec gives each its own setting: `fc` matches `fc#1` too."""
-    return sorted(sites, key=lambda site: "#" not in site)
+def _targets(program: Program) -> list[Target]:
+    return [
+        # The second ReLU, `relu_1`, is no second use of `relu`.
+        Target(s.site, s.base if s.site == f"{s.base}#{s.occurrence}" else "", s.kind,
+               reserved=not s.is_matchable)
+        for s in program.sites
+    ]  # fmt: skip
 
 
-def _matches(pattern: str, layer: Layer) -> bool:
-    glob, kind = _parts(pattern)
-    if kind and layer.kind != kind:
-        return False
-    if not kind and not layer.is_matchable and layer.site != glob:
-        return False
-    shared = layer.site.partition("#")[0]  # the second ReLU, `relu_1`, is no second use of `relu`
-    return fnmatch.fnmatchcase(layer.site, glob) or fnmatch.fnmatchcase(shared, glob)
+def _check_applies(
+    spec: Mapping[str, Any],
+    program: Program,
+    chosen: Mapping[str, str],
+    applies: Callable[[Layer, Any], bool],
+    purpose: str,
+) -> None:
+    layers: dict[str, list[Layer]] = {}
+    for layer in program.sites:
+        if layer.site in chosen:
+            layers.setdefault(chosen[layer.site], []).append(layer)
+    for pattern, found in layers.items():
+        if not any(applies(layer, spec[pattern]) for layer in found):
+            listed = ", ".join(f"{layer.site} ({layer.kind})" for layer in found[:5])
+            listed += ", ..." if len(found) > 5 else ""
+            raise ValueError(
+                f"{spec[pattern]!r} was given to {listed}, which has nothing for {purpose} there "
+                f"(pattern {pattern!r}); choose other sites or another place."
+            )
 
 
-def _parts(pattern: str) -> tuple[str, str]:
-    if not isinstance(pattern, str):
-        raise SpecError(f"A spec's keys are patterns (strings), not {pattern!r}.")
-    glob, separator, kind = pattern.rpartition(":")
-    if not separator:
-        return pattern, ""
-    if kind not in KINDS:
-        raise SpecError(f"Pattern {pattern!r}: there is no kind {kind!r}, only {', '.join(KINDS)}.")
-    return glob, kind
-
-
-def _no_match(pattern: str, program: Program) -> str:
-    listed = ", ".join(
-        f"{s.site}:{s.kind}" for s in program.sites if s.is_matchable or ":" in pattern
-    )
-    return f"Pattern {pattern!r} matches no site. The sites are: {listed or '(none)'}."
+__all__ = ["SpecError", "check_settings", "matching", "resolve"]

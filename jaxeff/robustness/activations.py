@@ -14,7 +14,8 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxeff.program import Layer, evaluate, plain, resolve, trace
+from jaxeff.program import Layer, evaluate, plain, trace
+from jaxeff.program.spec import matching
 from jaxeff.program.trace import argument_leaves
 from jaxeff.settings import check_choice
 
@@ -31,14 +32,15 @@ def activations(f: Callable[..., Any], sites: Sequence[str]) -> Callable[..., di
         A function of the arguments of `f` with one array per matching site, in the program's order.
 
     Raises:
+        TypeError: On a call: `sites` is a single string.
         SpecError: On a call: a pattern matches no site.
         ValueError: On a call: a site lies inside a loop or branch, or is never reached.
     """
 
     def read(*args: Any, **kwargs: Any) -> dict[str, Array]:
         program = trace(f, *args, **kwargs)
-        chosen = resolve(dict.fromkeys(sites, True), program)
-        inside = sorted(set(chosen) - {layer.site for layer in program.layers})
+        chosen = set(matching(sites, program))
+        inside = sorted(chosen - {layer.site for layer in program.layers})
         if inside:
             raise ValueError(
                 f"{', '.join(inside)} lies inside a loop or branch, where a layer has no single "

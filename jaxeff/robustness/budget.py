@@ -42,7 +42,6 @@ import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxeff.noise import Additive, Noise, noisy
-from jaxeff.program.spec import later_uses_first
 from jaxeff.settings import check_number
 from jaxeff.training import cross_entropy, fit
 from jaxeff.training.epoch import Loss
@@ -95,7 +94,8 @@ def learn_budget(
             state)`.
         params: Its parameters, to start from.
         data: Inputs and labels.
-        sites: Patterns of layers, each with a level of its own.
+        sites: Patterns of layers, each with a level of its own; a layer that several match belongs
+            to the most specific one.
         level: The geometric mean of the levels, which is conserved.
         epochs: Passes over the data.
         batch_size: Examples per update.
@@ -113,7 +113,7 @@ def learn_budget(
 
     Raises:
         ValueError: Fewer than two sites or one given twice, a level that isn't positive, or a
-            pattern without a match.
+            pattern that matches or decides no site.
         DivergedError: As of `jaxeff.training.fit`.
     """
     sites = tuple(sites)
@@ -123,8 +123,7 @@ def learn_budget(
 
     def spread(key: Any, trained: Any, state: Any, batch: Any, step: Any) -> Any:
         levels = spread_levels(level, trained["logits"])
-        models = {site: noise(levels[i]) for i, site in enumerate(sites)}
-        g = noisy(f, {site: models[site] for site in later_uses_first(sites)})
+        g = noisy(f, {site: noise(levels[i]) for i, site in enumerate(sites)})
         chosen = loss(g) if loss else cross_entropy(g, keyed=True, mutable=state is not None)
         return chosen(key, trained["model"], state, batch, step)
 

@@ -14,15 +14,12 @@ Sharp edges:
     the noise it says nothing about another training; over seeds it does. Neither holds what the
     finite test set adds.
     The same keys are used at every level, so neighbouring levels differ by the level alone.
-    JAX sorts the keys of a plain dict, and in a spec the first match wins: a spec of several levels
-    is kept in order here, but one that went through `jax.jit` or `jax.vmap` before is sorted.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -33,6 +30,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from scipy import stats
 
 from jaxeff.noise import Noise, noisy
+from jaxeff.noise.protocol import check_noise
 from jaxeff.settings import check_count
 from jaxeff.tables import Table
 from jaxeff.training.canonical import quick_in_loops
@@ -129,8 +127,10 @@ def accuracy_curve(
 
 
 def _stacked(specs: list[Spec]) -> Spec:
-    """One spec for all levels, its patterns in order."""
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *(OrderedDict(spec) for spec in specs))
+    """One spec for all levels."""
+    for spec in specs:
+        check_noise(spec)
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *(dict(spec) for spec in specs))
 
 
 def noisy_accuracy(
@@ -159,11 +159,13 @@ def noisy_accuracy(
         state: The model's state, which stays as it is.
 
     Raises:
+        TypeError: The spec isn't a mapping from patterns to noise models.
         ValueError: A count below 1, no numbers in the spec, or data or numbers that differ in
             length.
     """
     for name, count in (("repeats", repeats), ("batch", batch), ("chunk", chunk)):
         check_count(name, count)
+    check_noise(specs)
     count_examples(specs)
     total = count_examples(data)
     size = min(batch, total)
@@ -179,7 +181,7 @@ def noisy_accuracy(
     real = jnp.arange(parts * size).reshape(parts, size) < total
     batches = (jax.tree.map(cut, inputs), jnp.where(real, cut(labels), -1))  # -1: never right
     keys = jax.random.split(key, (repeats, parts))
-    hits = _hits(f, params, state, OrderedDict(specs), keys, batches, chunk)
+    hits = _hits(f, params, state, dict(specs), keys, batches, chunk)
     return hits / total
 
 

@@ -29,7 +29,6 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxeff.noise import Additive, Noise, noisy
 from jaxeff.noise.protocol import perturb_at
-from jaxeff.program.spec import later_uses_first
 from jaxeff.training.canonical import quick_in_loops
 
 ONE_BIT = math.log(2)
@@ -71,7 +70,8 @@ def kl_sensitivity(
             state)`.
         params: Its parameters.
         x: Inputs, a few hundred of them; they are evaluated at once.
-        sites: Patterns of layers, each perturbed as a whole and on its own.
+        sites: Patterns of layers, each perturbed as a whole and on its own; a layer that several
+            match belongs to the most specific one.
         levels: Noise levels.
         noise: The noise model of a level.
         draws: Draws of the noise per layer and level.
@@ -79,7 +79,7 @@ def kl_sensitivity(
 
     Raises:
         ValueError: No sites or one given twice, levels that aren't one row of numbers, or a
-            pattern without a match.
+            pattern that matches or decides no site.
     """
     sites = tuple(sites)
     if not sites or len(set(sites)) < len(sites):
@@ -153,8 +153,7 @@ def _divergences(
     clean = log_probs(f)
 
     def divergence(index: Any, level: Any, key: Any) -> Float[Array, ""]:
-        switched = {s: _Switched(noise(level), index == i) for i, s in enumerate(sites)}
-        spec = {s: switched[s] for s in later_uses_first(sites)}
+        spec = {s: _Switched(noise(level), index == i) for i, s in enumerate(sites)}
         perturbed = log_probs(noisy(f, spec), key)
         return (jnp.exp(clean) * (clean - perturbed)).sum(-1).mean()
 

@@ -2,7 +2,8 @@
 
 A setting rides in the place of the model's state, so that one compiled epoch serves every chunk of
 a sweep. Everything leads with the axes of seeds and settings; random keys belong to seeds, so all
-settings of a seed see the same numbers, and what is random is computed once for all of them.
+settings of a seed see the same numbers, and what is random is computed once for all of them. Start,
+epochs and score have keys of their own: `replicate_keys`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,30 @@ from jaxeff.training.epoch import init as init_state
 LossAt = Callable[[Any], Loss]
 Init = Callable[[jax.Array], tuple[Any, Any]]
 Score = Callable[[jax.Array, Any, Any, Any], Mapping[str, Any]]
+
+
+class ReplicateKeys(NamedTuple):
+    """The independent keys of one replicate's parts.
+
+    Attributes:
+        start: For its initial parameters and state.
+        train: For its epochs, folded in by number (`jaxeff.training.loop`).
+        score: For its score.
+    """
+
+    start: jax.Array
+    train: jax.Array
+    score: jax.Array
+
+
+def replicate_keys(key: jax.Array, seed: jax.Array | int) -> ReplicateKeys:
+    """The keys of a seed's replicates.
+
+    Args:
+        key: The sweep's key.
+        seed: The seed's number.
+    """
+    return ReplicateKeys(*jax.random.split(jax.random.fold_in(key, seed), 3))
 
 
 class _State(NamedTuple):
@@ -40,7 +65,7 @@ def start_function(
     """
 
     def replicate(key: Any, setting: Any) -> TrainState:
-        params, state = init(jax.random.fold_in(key, 0))
+        params, state = init(key)
         return init_state(params, optimizer, _State(setting, state))
 
     return jax.jit(jax.vmap(jax.vmap(replicate, (None, 0)), (0, None)))
@@ -89,7 +114,7 @@ def finish_function(
         finite = jnp.stack([jnp.all(jnp.isfinite(x)) for x in inexact]).all()
         found: dict[str, Any] = {"diverged": ~finite}
         if score is not None:
-            found["scores"] = dict(score(jax.random.fold_in(key, 1), params, model, setting))
+            found["scores"] = dict(score(key, params, model, setting))
         models = {"params": params, "state": model} if keep else {}
         return found | {name: tree for name, tree in models.items() if jax.tree.leaves(tree)}
 

@@ -50,6 +50,7 @@ from jaxeff.training.replicates import (
     Score,
     epoch_function,
     finish_function,
+    replicate_keys,
     start_function,
 )
 
@@ -141,16 +142,16 @@ def sweep(
         for i, j in chunks:
             name = f"{rows[i][0]}-{columns[j][0]}"
             number = len(set(rows[i])) * len(set(columns[j]))
-            keys = jax.vmap(lambda seed: jax.random.fold_in(key, seed))(jnp.array(rows[i]))
+            keys = jax.vmap(lambda seed: replicate_keys(key, seed))(jnp.array(rows[i]))
             part = jax.tree.map(lambda leaf: leaf[jnp.array(columns[j])], settings)  # noqa: B023
-            like = jax.eval_shape(lambda k, s: finish(k, start(k, s)), keys, part)
+            like = jax.eval_shape(lambda k, s: finish(k, start(k, s)), keys.start, part)
             losses = jax.ShapeDtypeStruct((*shape, epochs), jnp.float32)
             kept = folder.load(name, {**like, "loss": losses})
             if kept is None:
                 carry, history = run_epochs(
-                    keys,
+                    keys.train,
                     train,
-                    _shard(start(keys, part)),
+                    _shard(start(keys.start, part)),
                     data,
                     epochs=epochs,
                     on_nan="keep",
@@ -161,7 +162,7 @@ def sweep(
                     progress=False,
                 )
                 loss = np.stack([record["loss"] for record in history], axis=-1, dtype=np.float32)
-                kept = {**jax.device_get(finish(keys, carry)), "loss": loss}
+                kept = {**jax.device_get(finish(keys.score, carry)), "loss": loss}
                 folder.save(name, kept)
             else:
                 advance(number, "kept from an earlier run")

@@ -48,8 +48,9 @@ def test_levels_error_and_idempotence(x, bits, symmetric):
     ulp = 4 * np.finfo(np.float32).eps * largest
     np.testing.assert_allclose(again, y, rtol=0, atol=ulp)
     step = float(grid(bits, low, high, symmetric).step[0])
-    width = 2 * largest if symmetric else float(high[0] - low[0])
-    if width > 0:  # a range without width keeps its value, whatever its step
+    ends = max(float(high[0]), 0), min(float(low[0]), 0)  # extended to zero
+    width = 2 * largest if symmetric else ends[0] - ends[1]
+    if width > 0 and (symmetric or low[0] != high[0]):  # a single value is kept, whatever the step
         bound = step / 2
         np.testing.assert_array_less(np.abs(y.astype(np.float64) - x), bound * (1 + 1e-5) + ulp)
         steps = 2**bits - 1 if bits == 1 or not symmetric else 2**bits - 2
@@ -83,11 +84,33 @@ def test_codes_are_the_same_quantization(x, bits, symmetric):
     )
 
 
+RANGES = [(-0.37, 1.0), (0.5, 1.0), (-1.0, -0.5), (9.0, 10.0), (2.0, 2.0), (-2.0, -2.0), (0, 0)]
+
+
 @pytest.mark.parametrize("symmetric", [False, True])
-def test_zero_is_on_the_grid(symmetric):
-    x = jnp.array([-0.37, 0.0, 1.0])
-    for bits in range(2, 9):
-        assert fake_quantize(x, bits, -0.37, 1.0, symmetric)[1] == 0
+@pytest.mark.parametrize(("low", "high"), RANGES)
+def test_zero_is_on_the_grid(low, high, symmetric):
+    x = jnp.array([low, 0.0, high])
+    for bits in range(2 if symmetric else 1, 9):
+        to = grid(bits, low, high, symmetric)
+        codes = quantize(x, to)
+        assert dequantize(codes, to)[1] == 0
+        assert fake_quantize(x, bits, low, high, symmetric)[1] == 0
+        # Its code is one of the kernel's, so that padding can use it.
+        assert to.lower <= codes[1] <= to.upper
+
+
+@CHECKS
+@given(st.floats(-1e6, 1e6, width=32), st.floats(0, 1e6, width=32), st.integers(1, 8))
+def test_every_affine_range_holds_zero_and_its_ends_to_half_a_step(low, width, bits):
+    low = 0.0 if abs(low) < 1e-30 else low
+    low, high = np.float32(low), np.float32(low + width)
+    to = grid(bits, low, high)
+    values = dequantize(jnp.arange(int(to.lower), int(to.upper) + 1).astype(jnp.int8), to)
+    assert (values == 0).any()
+    bound = float(to.step) / 2 * (1 + 1e-5) + 1e-6 * max(abs(low), abs(high))
+    for end in (low, high):
+        assert np.abs(np.asarray(values, np.float64) - end).min() <= bound
 
 
 def test_one_symmetric_bit_is_the_sign():
@@ -113,8 +136,10 @@ def test_gradient_is_straight_through(symmetric):
 @pytest.mark.parametrize("value", [0.0, 3.0, -0.1, 1e-30, 3e38])
 def test_a_range_of_no_width_keeps_its_value(value):
     x = jnp.full(4, value, jnp.float32)
-    np.testing.assert_array_equal(fake_quantize(x, 8, x[0], x[0]), x)
-    np.testing.assert_array_equal(fake_quantize(x + 1, 8, x[0], x[0]), x)
+    for bits in (8,) if value > 1e37 else (1, 2, 8):
+        np.testing.assert_array_equal(fake_quantize(x, bits, x[0], x[0]), x)
+        np.testing.assert_array_equal(fake_quantize(jnp.float32(1.1) * x, bits, x[0], x[0]), x)
+        np.testing.assert_array_equal(fake_quantize(-x, bits, x[0], x[0]), 0)
 
 
 def test_zeros_stay_zero_on_a_symmetric_grid():

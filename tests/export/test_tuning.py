@@ -206,8 +206,15 @@ def test_layers_are_tuned_by_default_and_others_by_name(fused):
     assert layers < names(["*"])
     assert names(["*"], ["*matmul*"]) == names(["*"]) - layers
     assert names([min(layers)]) == {min(layers)}
-    with pytest.raises(TuningError, match="no kernel is named 'conv"):
+    one = min(layers)
+    assert names([one], ["*matmul*"]) == {one}  # the more specific pattern, not the later list
+    assert names(["*matmul*", "*atmul*"], [one]) == layers - {one}
+    with pytest.raises(TuningError, match=r"'conv\*' matches no kernel. The kernels are"):
         names(["conv*"])
+    with pytest.raises(TuningError, match="equally specific at the kernel"):
+        names(["*matmul*"], ["*matmul**"])
+    with pytest.raises(TuningError, match="both asked for and left out"):
+        names(["*matmul*"], ["*matmul*"])
     with pytest.raises(TuningError, match="nothing is left"):
         names(None, ["*"])
 

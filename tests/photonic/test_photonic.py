@@ -97,7 +97,7 @@ def test_global_average_pooling_counts():
 
 def test_mistakes_are_named(lenet):
     f, params = lenet
-    with pytest.raises(TypeError, match="'avg_pool' must be a ChaoticLight or None, not 3"):
+    with pytest.raises(TypeError, match=r"'avg_pool' must be a ChaoticLight.* not 3"):
         photonic(f, {"avg_pool": 3})
     with pytest.raises(ValueError, match="'conv1' is linear"):
         photonic(f, {"conv1": ChaoticLight()})(KEY, params, X)

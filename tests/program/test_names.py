@@ -148,6 +148,122 @@ def test_tags_name_layers_without_weights():
     assert names(f, {"w": jnp.eye(3)}, jnp.ones((2, 3))) == ["input", "w", "wave", "add"]
 
 
+W, B = jnp.eye(4) + 0.1, jnp.ones(4)
+ROWS = jnp.ones((2, 4))
+LOW = {"a": jnp.ones((4, 2)), "b": jnp.ones((2, 4))}
+
+
+def feed_forward(p, x):
+    p = p["block"]
+    return jnp.tanh(x @ p["w1"] + p["b1"]) @ p["w2"] + p["b2"]
+
+
+def adapted(p, x):
+    return x @ p["fc"]["w"] + x @ p["fc"]["lora"]["a"] @ p["fc"]["lora"]["b"]
+
+
+def tied(p, x):
+    return jnp.tanh(x @ p["m"]["w"] + p["m"]["c"]) @ p["m"]["w"].T @ p["m"]["v"]
+
+
+def gates(p, x):
+    p = p["cell"]
+    z, h = x @ jnp.concatenate([p["wi"], p["wf"]], 1), x @ jnp.concatenate([p["ui"], p["uf"]], 1)
+    return z + h
+
+
+def grouped(p, x):
+    x = linen.GroupNorm(num_groups=2).apply({"params": p["norm"]}, x @ p["fc"]["w"])
+    return x
+
+
+MODULES = {
+    "feed forward": (
+        feed_forward, {"block": {"w1": W, "b1": B, "w2": W, "b2": B}},
+        ["input", "block/w1", "tanh", "block/w2"],
+    ),
+    "LoRA": (
+        adapted, {"fc": {"w": W, "lora": LOW}},
+        ["input", "fc", "fc/lora/a", "fc/lora/b", "add"],
+    ),
+    "LoRA in one module": (
+        lambda p, x: adapted({"fc": {"w": p["fc"]["w"], "lora": p["fc"]}}, x),
+        {"fc": {"w": W} | LOW},
+        ["input", "fc/w", "fc/a", "fc/b", "add"],
+    ),
+    "tied": (
+        tied, {"m": {"w": W, "c": B, "v": W}},
+        ["input", "m/w", "tanh", "m/w#1", "m/v"],
+    ),
+    "a list": (
+        lambda p, x: jnp.tanh(x @ p["layers"][0]) @ p["layers"][1], {"layers": [W, W]},
+        ["input", "layers/0", "tanh", "layers/1"],
+    ),
+    "gates": (
+        gates, {"cell": {n: W for n in ("wi", "wf", "ui", "uf")}},
+        ["input", "cell/wi", "cell/ui", "add"],
+    ),
+    "a weight and a bias apart": (
+        lambda p, x: 2 * (x @ p["fc"]["kernel"]) + p["fc"]["bias"],
+        {"fc": {"kernel": W, "bias": B}},
+        ["input", "fc", "mul", "fc/bias"],
+    ),
+    "a scale and a bias apart": (
+        grouped, {"fc": {"w": W}, "norm": {"scale": B, "bias": B}},
+        ["fc", "norm", "norm/bias"],
+    ),
+    "pointwise weights": (
+        lambda p, x: ((x * p["m"]["s"]).sum(-1, keepdims=True) * p["m"]["t"]),
+        {"m": {"s": B, "t": B}},
+        ["input", "m/s", "sum", "m/t"],
+    ),
+    "at the top": (
+        lambda p, x: jnp.tanh(x @ p["w1"]) @ p["w2"], {"w1": W, "w2": W},
+        ["input", "w1", "tanh", "w2"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_two_weights_of_a_module_are_two_sites(name):
+    f, params, expected = MODULES[name]
+    found = names(f, params, ROWS)
+    assert [n for n in found if n in expected] == expected
+    assert not any("#" in n for n in found if n not in expected)
+    for wrap in (
+        jax.jit,
+        jax.checkpoint,
+        over_batch,
+        interpreted,
+        lambda f: interpreted(jax.jit(f)),
+    ):
+        again = names(wrap(f), params, ROWS)
+        assert [n for n in again if n in expected] == expected
+    forward = names(jax.value_and_grad(lambda p, x: f(p, x).sum()), params, ROWS)
+    assert [n for n in forward if n in expected] == expected
+
+
+def test_two_weights_of_a_module_in_a_loop():
+    params = {"block": {"w1": W, "b1": B, "w2": W, "b2": B}}
+    loop = lambda p, x: jax.lax.fori_loop(0, 3, lambda _, x: feed_forward(p, x), x)  # noqa: E731
+    assert names(loop, params, ROWS) == ["input", "block/w1", "tanh", "block/w2"]
+    stacked = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), params)
+    scan = lambda p, x: jax.lax.scan(lambda x, q: (feed_forward(q, x), None), x, p)[0]  # noqa: E731
+    assert names(scan, stacked, ROWS) == ["input", "block/w1", "tanh", "block/w2"]
+    assert names(scan, stacked, ROWS) == names(interpreted(scan), stacked, ROWS)
+
+
+@pytest.mark.parametrize("cell", [linen.LSTMCell, linen.OptimizedLSTMCell, linen.GRUCell])
+def test_gates_of_a_recurrent_cell_are_sites_of_their_own(cell):
+    module = cell(4)
+    carry = module.initialize_carry(jax.random.key(0), (2, 4))
+    f, params = functional(module, module.init(jax.random.key(0), carry, ROWS))
+    found = [s for s in trace(f, params, carry, ROWS).sites if s.kind == "linear"]
+    used = {path for s in found for v in s.inputs for path in v.leaves}
+    assert used == {f"{gate}/{leaf}" for gate, leaves in params.items() for leaf in leaves}
+    assert all("#" not in s.site for s in found)
+
+
 def test_closed_over_constants_are_operands():
     basis = jax.random.normal(jax.random.key(0), (4, 4))
 

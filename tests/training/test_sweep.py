@@ -14,6 +14,7 @@ import jaxeff
 from jaxeff.noise import Additive
 from jaxeff.training import CheckpointError, cross_entropy, init, make_epoch, sweep
 from jaxeff.training import loop as training_loop
+from jaxeff.training.replicates import replicate_keys
 
 KEY = jax.random.key(3)
 LEVELS = jnp.array([0.0, 0.1, 0.5, 1.0, 2.0])
@@ -77,14 +78,51 @@ def test_chunks_change_nothing(problem, whole, chunk):
 def test_a_replicate_is_the_training_it_would_be_alone(problem, whole, data):
     _, loss_at = problem
     seed, setting = 2, 3
-    key = jax.random.fold_in(KEY, seed)
+    keys = replicate_keys(KEY, seed)
     optimizer = optax.adam(1e-2)
-    params, _ = fresh(jax.random.fold_in(key, 0))
+    params, _ = fresh(keys.start)
     carry = init(params, optimizer)
     epoch = jax.jit(make_epoch(loss_at({"*": Additive(LEVELS[setting])}), optimizer, 10))
     for i in range(3):
-        carry, _ = epoch(carry, jax.random.fold_in(key, i), data)
+        carry, _ = epoch(carry, jax.random.fold_in(keys.train, i), data)
     assert_same(carry.params, jax.tree.map(lambda p: p[seed, setting], whole.params))
+
+
+def test_start_epochs_and_score_have_keys_of_their_own(problem, data):
+    """What each part is given, and the keys that one derives from it in JAX's ways."""
+    seen = {"start": [], "train": [], "score": []}
+
+    def record(part, key):
+        numbers = (key, *jax.random.split(key, 4), *(jax.random.fold_in(key, i) for i in range(4)))
+        note = lambda *keys: seen[part].append([tuple(map(int, k)) for k in keys])  # noqa: E731
+        jax.debug.callback(note, *(jax.random.key_data(k) for k in numbers))
+
+    def start(key):
+        record("start", key)
+        return fresh(key)
+
+    def loss(key, params, state, batch, step):
+        record("train", key)
+        return jnp.sum(params["fc"] ** 2), ({}, state)
+
+    def score(key, params, state, spec):
+        record("score", key)
+        return {"zero": jnp.zeros(())}
+
+    sweep(
+        KEY, lambda spec: loss, start, {"*": Additive(LEVELS[:1])}, data, score=score, seeds=2,
+        optimizer=optax.sgd(0.1), epochs=3, batch_size=20, chunk=1,
+    )  # fmt: skip
+    jax.effects_barrier()
+    flat = {part: {k for keys in found for k in keys} for part, found in seen.items()}
+    assert all(flat.values())
+    epochs = {
+        tuple(map(int, jax.random.key_data(jax.random.fold_in(replicate_keys(KEY, s).train, i))))
+        for s in range(2)
+        for i in range(3)
+    }
+    assert flat["start"].isdisjoint(flat["train"] | flat["score"] | epochs)
+    assert flat["score"].isdisjoint(flat["train"] | epochs)
 
 
 def test_settings_of_a_seed_share_random_numbers_and_seeds_do_not(problem):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +11,8 @@ import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.s_tir import meta_schedule as ms
 
+from jaxeff.program.patterns import SpecError, Target, decide
+from jaxeff.program.patterns import select as matching
 from jaxeff_export.compiler.kernels import contains, is_contraction
 from jaxeff_export.compiler.merging import merge_blocks
 from jaxeff_export.tuning.errors import TuningError
@@ -71,28 +72,32 @@ def select(
       include: glob patterns of names; None for the kernels that contract (layers). Elementwise
         kernels and pooling are only tuned if they are asked for by name: MetaSchedule loses much
         time with the former and spoils the latter.
-      exclude: glob patterns of names to leave out.
+      exclude: glob patterns of names to leave out. Where a name is matched by both, the more
+        specific pattern decides (`jaxeff.program.patterns`).
 
     Raises:
-      TuningError: if a pattern matches no kernel, or no kernel is left.
+      TuningError: if a pattern matches or decides no kernel, two that say the opposite are equally
+        specific, or no kernel is left.
     """
     functions = {
         key.name_hint: function
         for key, function in mod.functions_items()
         if isinstance(function, tirx.PrimFunc) and _is_tunable(function)
     }
-    for pattern in (*(include or ()), *exclude):
-        if not _matching(functions, [pattern]):
-            raise TuningError(f"no kernel is named {pattern!r}; there are {_listed(functions)}")
-    if include is None:
-        chosen = {
-            name
-            for name, function in functions.items()
-            if contains(function.body, s_tir.SBlock, is_contraction)
-        }
-    else:
-        chosen = _matching(functions, include)
-    chosen -= _matching(functions, exclude)
+    targets = [Target(name) for name in functions]
+    try:
+        if include is None:
+            chosen = {
+                name
+                for name, function in functions.items()
+                if contains(function.body, s_tir.SBlock, is_contraction)
+            }.difference(matching(exclude, targets, what="kernel"))
+        else:
+            taken = _verdicts(include, exclude)
+            decided = decide(taken, targets, what="kernel", verdicts=taken)
+            chosen = {name for name, pattern in decided.items() if taken[pattern]}
+    except SpecError as error:
+        raise TuningError(str(error)) from error
     if not chosen:
         raise TuningError(
             f"nothing is left to tune; the kernels are {_listed(functions)}, and without patterns "
@@ -116,8 +121,11 @@ def _is_tunable(function: tirx.PrimFunc) -> bool:
     )
 
 
-def _matching(names: Iterable[str], patterns: Sequence[str]) -> set[str]:
-    return {name for name in names for pattern in patterns if fnmatch.fnmatchcase(name, pattern)}
+def _verdicts(include: Sequence[str], exclude: Sequence[str]) -> dict[str, bool]:
+    both = set(include).intersection(exclude)
+    if both:
+        raise TuningError(f"{min(both)!r} is both asked for and left out")
+    return dict.fromkeys(include, True) | dict.fromkeys(exclude, False)
 
 
 def _listed(names: Iterable[str]) -> str:

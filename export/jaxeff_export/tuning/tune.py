@@ -52,7 +52,8 @@ def tune(
       operators: glob patterns of kernel names (``bundle.profile()`` lists them); by default the
         kernels that multiply and accumulate. Elementwise kernels and pooling are tuned only if
         their names are asked for.
-      exclude: glob patterns of kernel names to leave out.
+      exclude: glob patterns of kernel names to leave out; the more specific of two patterns
+        decides (`jaxeff.program.patterns`).
       board: where to measure, ``"local"`` or an ``"rpc://"`` board of the bundle's target.
       space: ``"tiles"``, the register tiles of this project's own schedules, or
         ``"metaschedule"``, TVM's general space and evolutionary search.
@@ -64,7 +65,7 @@ def tune(
 
     Raises:
       TuningError: if the database is none, damaged, of another TVM version or in use, a pattern
-        matches no kernel, or the bundle's target cannot be measured on this board.
+        matches or decides no kernel, or the bundle's target cannot be measured on this board.
       BoardError: if the board fails; what was measured is kept.
       FileExistsError: if `path` holds something that is no bundle.
     """

@@ -137,7 +137,7 @@ def mcmc(
     check_data(params, data)
     check_targets(lambda p, *inputs: f(p, *inputs, *shared), params, data, likelihood)
     _check_batch(kernel, data)
-    scales = prior_scales(prior, params)
+    scales = prior_scales(prior, params, f, *data[:-1], *shared)
     problem = jax.tree.map(jnp.asarray, Problem(params, scales, data, shared))
     together = jax.default_backend() != "cpu" if vectorized is None else vectorized
     program = Program(f, likelihood, kernel, _mesh(chains, devices), together)
