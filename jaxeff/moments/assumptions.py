@@ -81,7 +81,7 @@ def _ratios(
     rules: Mapping[Any, Rule],
     samples: int,
     chunk: int,
-) -> dict[tuple[str, str], Ratio]:
+) -> dict[tuple[str, str], Ratio | None]:
     """Variances by the rule of each layer over sampled ones, given its inputs as sampled."""
     propagation = Propagation(rules, "variance", lambda one: None)
     plain_args, _ = uncalibrated(args)

@@ -87,17 +87,17 @@ def _scaled(out: Any, factors: Mapping[str, Array]) -> Any:
         else r
         for i, r in enumerate(results)
     ]
-    return structure.unflatten(results)
+    return jax.tree.unflatten(structure, results)
 
 
-def _first_order(run: Run, leaves: Sequence[Any], structure: Any, kwargs: Any) -> Any:
+def _first_order(run: Run, leaves: Sequence[Any], structure: Any, kwargs: Mapping[str, Any]) -> Any:
     random = [i for i, leaf in enumerate(leaves) if is_gaussian(leaf)]
 
     def means(at: Sequence[Array]) -> tuple[list[Array], Any]:
         given = list(leaves)
         for i, mean in zip(random, at, strict=True):
             given[i] = Gaussian(mean, leaves[i].var)
-        out = run(structure.unflatten(given), kwargs)
+        out = run(jax.tree.unflatten(structure, given), kwargs)
         found = jax.tree.leaves(out, is_leaf=is_gaussian)
         return [g.mean for g in found if is_gaussian(g)], out
 
@@ -130,7 +130,7 @@ def _variance(
             for i, v in enumerate(y)
         ]
         (slopes,) = pull(seeds)
-        return sum(jnp.sum(v * s * s) for v, s in zip(spreads, slopes, strict=True))
+        return jnp.stack([jnp.sum(v * s * s) for v, s in zip(spreads, slopes, strict=True)]).sum()
 
     return jax.vmap(spread)(jnp.eye(one.size, dtype=one.dtype)).reshape(one.shape)
 

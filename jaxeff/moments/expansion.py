@@ -19,6 +19,7 @@ Sharp edges
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -57,7 +58,10 @@ def is_gram(nodes: Sequence[Node]) -> bool:
 
 def is_affordable(layer: Layer, random: Sequence[Value]) -> bool:
     """Whether the derivatives fit into `MOST_ENTRIES`."""
-    largest = max(v.aval.size for n in layer.nodes for v in n.outputs)
+    sizes = [v.aval.size for v in (*layer.inputs, *(v for n in layer.nodes for v in n.outputs))]
+    if not all(isinstance(size, int) for size in sizes):
+        return False  # symbolic
+    largest = max(sizes)
     power = 1 if degree(layer, random) <= 1 else 2
     return all(
         sum(_count(v, _mixed_axes(v, labels)) for v, labels in lineage) ** power * largest
@@ -119,33 +123,31 @@ def _expanded(
     bases = [_basis(v, labels, values[v].mean.dtype) for v, labels in lineage]
     spreads = [_spread(values[v].var, labels) for v, labels in lineage]
 
-    def slope(k: int, tangent: Array, *at: Array) -> Array:
-        return jax.jvp(lambda x: fn(*at[:k], x, *at[k + 1 :]), (at[k],), (tangent,))[1]
+    def at(k: int, x: Array) -> list[Array]:
+        return [*means[:k], x, *means[k + 1 :]]
 
-    def with_entry(total: Any, entry: Any, k: int) -> Any:
+    def slope(k: int, tangent: Array, where: Sequence[Array]) -> Array:
+        return _derivative(lambda x: fn(*where[:k], x, *where[k + 1 :]), where[k], tangent)
+
+    def with_entry(k: int, total: tuple[Array, Array], entry: tuple[Array, Array]) -> Any:
         mean, var = total
         tangent, v = entry
-        var = var + v * slope(k, tangent, *means) ** 2
+
+        def curvature(other: int, second: Array) -> Array:
+            return _derivative(lambda x: slope(k, tangent, at(other, x)), means[other], second)
+
+        var = var + v * slope(k, tangent, means) ** 2
         if curved:
+            mean = mean + 0.5 * v * curvature(k, tangent)
             for other, (basis, w) in enumerate(zip(bases, spreads, strict=True)):
-                curvature = jax.vmap(
-                    lambda t, o=other: _derivative(
-                        lambda x, o=o: slope(k, tangent, *means[:o], x, *means[o + 1 :]),
-                        means[o],
-                        t,
-                    )
-                )(basis)
-                var = var + 0.5 * v * jnp.sum(w * curvature**2, 0)
-            own = _derivative(
-                lambda x: slope(k, tangent, *means[:k], x, *means[k + 1 :]), means[k], tangent
-            )
-            mean = mean + 0.5 * v * own
+                bends = jax.vmap(functools.partial(curvature, other))(basis)
+                var = var + 0.5 * v * jnp.sum(w * bends * bends, 0)
         return (mean, var), None
 
     centre = fn(*means)
     total = (centre, jnp.zeros_like(centre))
-    for k, (basis, spread) in enumerate(zip(bases, spreads, strict=True)):
-        total, _ = jax.lax.scan(lambda t, e, k=k: with_entry(t, e, k), total, (basis, spread))
+    for k, entries in enumerate(zip(bases, spreads, strict=True)):
+        total, _ = jax.lax.scan(functools.partial(with_entry, k), total, entries)
     return Gaussian(*total)
 
 

@@ -239,22 +239,26 @@ def _reshaped(labels: Labels, shape: tuple[int, ...], out: tuple[int, ...]) -> L
             result.append(labels[i])
             i, j = i + 1, j + 1
             continue
-        before, after, start, first = [], [], i, j
-        while not before or math.prod(before) != math.prod(after):
-            if not after or (before and math.prod(after) < math.prod(before)):
-                if j == len(out):
-                    break
-                after.append(out[j])
-                j += 1
-            else:
-                if i == len(shape):
-                    break
-                before.append(shape[i])
-                i += 1
-        merged = [x for x, n in zip(labels[start:i], shape[start:i], strict=True) if n != 1]
-        label: Label = SHARED if SHARED in merged else APART
-        result += [label] * (j - first)
+        group = _next_group(shape[i:], out[j:])
+        if group is None:
+            return (SHARED,) * len(out)
+        before, after = group
+        merged = [x for x, n in zip(labels[i:], shape[i : i + before], strict=False) if n != 1]
+        result += [SHARED if SHARED in merged else APART] * after
+        i, j = i + before, j + after
     return tuple(result)
+
+
+def _next_group(shape: tuple[int, ...], out: tuple[int, ...]) -> tuple[int, int] | None:
+    """The least number of leading axes of both with the same product; None if there is none.
+
+    Symbolic sizes are compared for equality only, for they have no order.
+    """
+    for before in range(1, len(shape) + 1):
+        for after in range(1, len(out) + 1):
+            if math.prod(shape[:before]) == math.prod(out[:after]):
+                return before, after
+    return None
 
 
 def _gathered(q: Any, labels: Labels, shape: tuple[int, ...], out: tuple[int, ...]) -> Labels:

@@ -35,6 +35,7 @@ from jaxeff.moments.gaussian import Gaussian
 from jaxeff.moments.linear import bilinear
 from jaxeff.moments.pointwise import degrees, is_pointwise
 from jaxeff.moments.primitives import MOVING, moving
+from jaxeff.moments.raw import is_random
 from jaxeff.program.graph import Node, Value
 from jaxeff.program.layers import Layer, run_nodes
 
@@ -63,7 +64,8 @@ def by_views(
     Returns:
         Its results, or None where it isn't of this form.
     """
-    if any(v.aval.size > _MOST_ENTRIES for n in layer.nodes for v in n.outputs):
+    sizes = [v.aval.size for n in layer.nodes for v in n.outputs]
+    if not all(isinstance(size, int) and size <= _MOST_ENTRIES for size in sizes):
         return None
     index, moments, known = _views(layer.nodes, random, values)
     dependent = walk(layer.nodes, fresh(random))[0]
@@ -236,6 +238,7 @@ def _gram(
 
     one = jnp.ones_like(y.mean)
     apart = bilinear(contract, x, y)
+    assert is_random(apart)
     power = x.mean * x.mean
     mean = apart.mean + jnp.where(overlap, contract(x.var, one), 0)
     same = contract(2 * x.var * x.var + 4 * power * x.var, one)

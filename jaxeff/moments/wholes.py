@@ -8,8 +8,9 @@ values are taken, so that a bottleneck (a centred tensor before a ReLU) stays on
 pointwise functions is joined too, whatever cut it.
 
 What lies behind a product with weights, a pooling or a loop isn't followed back: its result is an
-*atom*. Where entries of atoms depend on one another through noise they share further back,
-independence is assumed, and the place is noted.
+*atom*, unless following a product is exact and cheap (`x @ A @ x` of a few entries). Where entries
+of atoms depend on one another through noise they share further back, independence is assumed, and
+the place is noted.
 
 Sharp edges
 - A site inside a whole isn't evaluated on its own unless others read it: a transform of the result
@@ -57,7 +58,8 @@ def with_wholes(program: Program, random: Collection[Value], note: Note) -> Prog
     """
     state = _State(note)
     for value in random:
-        state.atoms[value] = state.leaves[value] = {value: identity(value.aval.shape)}
+        own = {value: identity(value.aval.shape)}
+        state.atoms[value] = state.roots[value] = state.leaves[value] = own
     layers = [state.visit(layer) for layer in program.layers]
     if not any(isinstance(layer, Whole) for layer in layers):
         return program
@@ -84,15 +86,19 @@ class _State:
     Attributes:
         note: Where assumptions go.
         atoms: Each random value's lineage from atoms.
+        roots: Its lineage from what not even products are followed through.
         leaves: Its lineage from the program's random inputs.
         made_by: The layers that others can be joined with, by what they make, in order.
+        product_of: The products that others can be joined with where that is exact.
         position: The order of those layers.
     """
 
     note: Note
     atoms: dict[Value, Lineage] = field(default_factory=dict)
     leaves: dict[Value, Lineage] = field(default_factory=dict)
+    roots: dict[Value, Lineage] = field(default_factory=dict)
     made_by: dict[Value, Layer] = field(default_factory=dict)
+    product_of: dict[Value, Layer] = field(default_factory=dict)
     position: dict[Layer, int] = field(default_factory=dict)
 
     def visit(self, layer: Layer) -> Layer:
@@ -102,13 +108,17 @@ class _State:
             return layer
         if not layer.nodes:
             for value, made in zip(layer.inputs, layer.outputs, strict=True):
-                self.atoms[made], self.leaves[made] = self.atoms[value], self.leaves[value]
+                for lineages in (self.atoms, self.roots, self.leaves):
+                    lineages[made] = lineages[value]
             return layer
         if layer.kind == "control flow":
             self._pass(layer, random)
             return layer
         whole = layer if layer.mark else self._joined(layer)
-        for meeting in external(self._random(whole), whole.nodes, self.leaves):
+        assumed = external(self._random(whole), whole.nodes, self.leaves)
+        if assumed and not layer.mark and (exact := self._exact(layer)) is not None:
+            whole, assumed = exact, []
+        for meeting in assumed:
             self.note(Assumption.of(whole, meeting, self.leaves))
         self._follow(whole)
         return whole
@@ -124,7 +134,7 @@ class _State:
             self.note(Assumption.in_a_loop(layer, shared or sources))
         for value in layer.outputs:
             self.leaves[value] = {s: (SHARED,) * len(value.aval.shape) for s in sources}
-            self.atoms[value] = {value: identity(value.aval.shape)}
+            self.atoms[value] = self.roots[value] = {value: identity(value.aval.shape)}
 
     def _joined(self, layer: Layer) -> Layer:
         """The layer joined with those before it that it can't do without."""
@@ -146,12 +156,30 @@ class _State:
         extended = self._extended(parts, whole)
         return layer if len(extended) == 1 else _join(extended)
 
-    def _wrong(self, whole: Layer) -> list[Value]:
+    def _exact(self, layer: Layer) -> Layer | None:
+        """The layer joined with products before it, if the whole is exact and cheap."""
+        if layer.kind not in _JOINABLE | _PRODUCTS:
+            return None
+        parts, whole = [layer], layer
+        while wrong := self._wrong(whole, self.roots):
+            before = [
+                made for v in wrong if (made := self.made_by.get(v) or self.product_of.get(v))
+            ]
+            if not before:
+                return None
+            nearest = max(before, key=self.position.__getitem__)
+            parts = [*sorted([nearest, *parts[:-1]], key=self.position.__getitem__), layer]
+            whole = _join(parts)
+            if not has_rule(whole, self._random(whole)):
+                return None
+        return whole if len(parts) > 1 else None
+
+    def _wrong(self, whole: Layer, lineages: dict[Value, Lineage] | None = None) -> list[Value]:
         """The inputs that can't be taken as independent, or that are decisions by random values."""
         random = self._random(whole)
         if _is_discrete(whole.outputs[0]):
             return []
-        meetings = external(random, whole.nodes, self.atoms)
+        meetings = external(random, whole.nodes, self.atoms if lineages is None else lineages)
         discrete = [v for v in random if _is_discrete(v)]
         return list(dict.fromkeys([*discrete, *(m.source for m in meetings)]))
 
@@ -189,14 +217,19 @@ class _State:
         random = self._random(layer)
         leaves = walk(layer.nodes, {v: self.leaves[v] for v in random})[0]
         joinable = not layer.mark and (isinstance(layer, Whole) or layer.kind in _JOINABLE)
+        product = not layer.mark and not joinable and layer.kind in _PRODUCTS
         atoms = walk(layer.nodes, {v: self.atoms[v] for v in random})[0] if joinable else {}
+        roots = {}
+        if joinable or product:
+            roots = walk(layer.nodes, {v: self.roots[v] for v in random})[0]
         for value in layer.outputs:
             if value not in leaves or not leaves[value]:
                 continue
             self.leaves[value] = leaves[value]
             self.atoms[value] = atoms.get(value) or {value: identity(value.aval.shape)}
-            if joinable:
-                self.made_by[value] = layer
+            self.roots[value] = roots.get(value) or {value: identity(value.aval.shape)}
+            if joinable or product:
+                (self.made_by if joinable else self.product_of)[value] = layer
                 self.position.setdefault(layer, len(self.position))
 
 

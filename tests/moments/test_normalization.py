@@ -6,7 +6,7 @@ import pytest
 from flax import nnx
 
 from jaxeff.functional import functional
-from jaxeff.moments import Gaussian, MomentsError, moments
+from jaxeff.moments import Gaussian, MomentsError, assumptions, moments
 from jaxeff.moments.normalization import centred, layer_norm, mean_square, rms_norm, variance
 
 
@@ -118,9 +118,11 @@ def test_a_deterministic_input_has_zero_variance_and_finite_gradients():
     assert np.isfinite(grads.var).all()
 
 
-def test_an_unknown_use_of_statistics_is_an_error():
+def test_an_unknown_use_of_statistics_is_listed_and_refused_on_request():
     def f(_, x):
         return x * jnp.max(x, -1, keepdims=True)
 
-    with pytest.raises(MomentsError, match=r"'mul' at site .*test_normalization.py.*same random"):
-        moments(f)({}, random(3, 8))
+    (place,) = assumptions(f, {}, random(3, 8))
+    assert place.reason == "mul combines values that share noise"
+    with pytest.raises(MomentsError, match=r"strict=True.*\n.*mul combines"):
+        moments(f, strict=True)({}, random(3, 8))
