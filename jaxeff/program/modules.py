@@ -29,7 +29,9 @@ def parameter_names(layers: Sequence[Layer]) -> dict[Layer, str]:
     Args:
         layers: All layers of a program that have a site, in order of execution.
     """
-    paths = {layer: found for layer in layers if (found := _paths(layer))}
+    # A loop's own layer reads what several layers in its body do.
+    own = (layer for layer in layers if layer.kind != "control flow")
+    paths = {layer: found for layer in own if (found := _paths(layer))}
     ranks = {layer: _rank(layer) for layer in paths}
     multiplied = {paths[layer][0] for layer in paths if ranks[layer] == 0}
     together = _together(_rest(paths[la], multiplied) for la in paths if ranks[la])
