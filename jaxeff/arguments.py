@@ -159,9 +159,8 @@ def check_probs(where: str, probs: Any, *, logs: bool = False) -> None:
         else "jax.nn.softmax(logits), or jnp.exp(predictive_log_probs(logits)) of samples'"
     )
     kind = "log-probabilities" if logs else "probabilities"
-    dtype = getattr(probs, "dtype", None)
     array = isinstance(probs, jax.Array | np.ndarray) and np.ndim(probs) > 0
-    if not array or not jnp.issubdtype(dtype, jnp.floating):
+    if not array or not jnp.issubdtype(probs.dtype, jnp.floating):
         raise TypeError(f"{where} must be an array of {kind}, not {_told(probs)}; {way_out}")
     if isinstance(probs, jax.core.Tracer):
         return
