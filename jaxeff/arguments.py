@@ -133,7 +133,8 @@ def check_labels(
         )
     if isinstance(labels, jax.core.Tracer) or not np.size(labels):
         return
-    low, high = int(np.min(labels)), int(np.max(labels))
+    values = np.asarray(labels)  # numpy's own, also while something else is traced
+    low, high = int(values.min()), int(values.max())
     if low < 0 or high >= classes:
         raise ValueError(
             f"{where}: there are {classes} classes, so labels must be 0 to {classes - 1}; found "

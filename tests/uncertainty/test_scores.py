@@ -95,6 +95,7 @@ def test_logits_are_not_taken_for_probabilities(score):
     of_nan = jax.tree.leaves(score(lead(PROBS.at[0, 0].set(jnp.nan)), *labels))
     assert any(jnp.isnan(leaf).any() for leaf in of_nan) or score is u.ece
     jax.block_until_ready(jax.jit(score)(lead(LOGITS), *labels))  # values are not known there
+    jax.jit(lambda probs: score(probs, *labels))(lead(PROBS))  # labels are
 
 
 def test_half_precision_probabilities_pass():
