@@ -69,7 +69,7 @@ def check_params(where: str, params: Any) -> None:
             f"{where} must be a pytree of arrays, not the Flax model {type(params).__name__}: "
             "f, params = jaxeff.functional(model) takes them out of it"
         )
-    if hasattr(params, "posterior"):
+    if hasattr(params, "posterior") and hasattr(params, "likelihood"):  # of an inference
         raise TypeError(
             f"{where} is a {type(params).__name__}: pass its posterior, result.posterior, or "
             "the parameters themselves"
