@@ -6,6 +6,8 @@ module or a Flax Linen module and its variables, so that both kinds look the sam
     f, params = functional(nnx_model)
     f, params = functional(linen_module, linen_module.init(key, x))
     f, params, state = functional(nnx_model, mutable=True)
+    f, params = functional(nnx_model, keyed=True)                  # f(key, params, x): dropout
+    f, params, state = functional(nnx_model, keyed=True, mutable=True)
 
 Sharp edges:
 
@@ -13,7 +15,11 @@ Sharp edges:
   ``model.train()``, ``model.eval()`` or parameter update does not reach ``f``.
 - With ``mutable=False`` (the default) batch statistics, random counters and every other state are
   a snapshot closed over by ``f``, and updates to them are discarded. Rebuild ``f`` after
-  training. A dropout layer left in train mode draws the same mask on every call.
+  training. A dropout layer left in train mode draws the same mask on every call, and a batch norm
+  normalizes by its batch: a `TrainingModeWarning` names such layers, of an NNX model when it is
+  read, of a Linen module and of other methods when ``f`` is traced, for only then is it known.
+- With ``keyed=True`` every stream of random numbers that an NNX model holds starts from the key of
+  the call, whatever its seed was; a Linen module gets the key for all its streams.
 - ``train``/``eval`` behaviour stays the model's own: call ``model.eval()`` first (NNX), or pass
   the module's keyword such as ``train=False`` to ``f`` (Linen).
 - Each state leaf goes through ``checkpoint_name`` as ``jaxeff.state:<path>`` on its way in and
@@ -25,6 +31,7 @@ Sharp edges:
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, overload
 
@@ -36,14 +43,24 @@ from flax import nnx
 from flax.core import unfreeze
 from jax.ad_checkpoint import checkpoint_name
 
+from jaxeff.arguments import check_key
+from jaxeff.training_mode import (
+    TrainingModeWarning,
+    batch_layers,
+    random_layers,
+    warn_of_training_mode,
+)
+
+__all__ = ["NEW_STATE_TAG", "STATE_TAG", "TrainingModeWarning", "functional"]
+
 STATE_TAG = "jaxeff.state:"
 NEW_STATE_TAG = "jaxeff.new_state:"
 
 Params = dict[str, Any]
 State = dict[str, Any]
 Method = str | Callable[..., Any] | None
-# run(params by path, state by path, args, kwargs) -> (result, state by path after the call)
-_Run = Callable[[dict[str, Any], dict[str, Any], tuple, dict], tuple[Any, dict[str, Any]]]
+# run(key or None, params by path, state by path, args, kwargs) -> (result, new state by path)
+_Run = Callable[[Any, dict[str, Any], dict[str, Any], tuple, dict], tuple[Any, dict[str, Any]]]
 
 
 @overload
@@ -52,6 +69,7 @@ def functional(
     variables: Mapping[str, Any] | None = ...,
     *,
     mutable: Literal[False] = ...,
+    keyed: bool = ...,
     method: Method = ...,
 ) -> tuple[Callable[..., Any], Params]: ...
 
@@ -62,6 +80,7 @@ def functional(
     variables: Mapping[str, Any] | None = ...,
     *,
     mutable: Literal[True],
+    keyed: bool = ...,
     method: Method = ...,
 ) -> tuple[Callable[..., tuple[Any, State]], Params, State]: ...
 
@@ -71,6 +90,7 @@ def functional(
     variables: Mapping[str, Any] | None = None,
     *,
     mutable: bool = False,
+    keyed: bool = False,
     method: Method = None,
 ) -> tuple[Callable[..., Any], Params] | tuple[Callable[..., Any], Params, State]:
     """Return a Flax model as a pure function with its parameters.
@@ -80,12 +100,15 @@ def functional(
       variables: What ``model.init`` returned, for a Linen module that is not bound; it overrides
         the variables of a bound one. Must be left out for NNX.
       mutable: Whether the function takes and returns the model's state.
+      keyed: Whether the function takes a random key first, for dropout and whatever else is random;
+        its state then has no random numbers in it.
       method: The method to call instead of ``__call__``: its name, or a function that takes the
         module first.
 
     Returns:
       ``(f, params)`` with ``f(params, *args, **kwargs) -> y``; with ``mutable=True``
-      ``(f, params, state)`` with ``f(params, state, *args, **kwargs) -> (y, new_state)``.
+      ``(f, params, state)`` with ``f(params, state, *args, **kwargs) -> (y, new_state)``; with
+      ``keyed=True`` either takes a key before its parameters.
       ``params`` holds the trainable parameters only (``nnx.Param``, or Linen's ``"params"``
       collection), ``state`` everything else; both are nested dicts of arrays with string keys, so
       that a leaf's path reads ``blocks/1/lin/kernel``. Linen state is keyed by collection first
@@ -97,6 +120,9 @@ def functional(
       ValueError: A Linen module without variables, or state that has no values to close over.
         ``f`` itself raises ``ValueError`` when its parameters or state don't fit the model,
         naming the leaf, what was expected and what was given. Any float dtype fits a float leaf.
+
+    Warns:
+      TrainingModeWarning: The model is in training mode and the function can't follow it.
     """
     if isinstance(model, nnx.Module):
         if variables is not None:
@@ -104,9 +130,9 @@ def functional(
                 f"{type(model).__name__} is an NNX module, which holds its own variables: "
                 "call functional(model) without variables."
             )
-        run, params, state = _read_nnx(model, method)
+        run, params, state = _read_nnx(model, method, keyed, mutable)
     elif isinstance(model, nn.Module):
-        run, params, state = _read_linen(model, variables, method)
+        run, params, state = _read_linen(model, variables, method, mutable)
     else:
         raise TypeError(
             f"functional() takes a flax.nnx.Module or a flax.linen.Module, not "
@@ -116,16 +142,17 @@ def functional(
     expected_params = {path: _spec(leaf) for path, leaf in params.items()}
     expected_state = {path: _spec(leaf) for path, leaf in state.items()}
 
-    def apply(params: Params, state: State, /, *args: Any, **kwargs: Any) -> tuple[Any, State]:
+    def apply(
+        key: Any, params: Params, state: State, /, *args: Any, **kwargs: Any
+    ) -> tuple[Any, State]:
         given = _fit(params, expected_params, "parameter", name)
         before = _tag(_fit(state, expected_state, "state", name), STATE_TAG)
-        result, after = run(given, before, args, kwargs)
+        result, after = run(key, given, before, args, kwargs)
         return result, _nest(_tag(after, NEW_STATE_TAG).items())
 
-    apply.__name__ = apply.__qualname__ = name
     nested_params = _nest(params.items())
     if mutable:
-        return apply, nested_params, _nest(state.items())
+        return _called(apply, name, keyed), nested_params, _nest(state.items())
 
     for path, leaf in state.items():
         if isinstance(leaf, jax.ShapeDtypeStruct):
@@ -134,32 +161,75 @@ def functional(
                 "use mutable=True, or build the model with values."
             )
 
-    def infer(params: Params, /, *args: Any, **kwargs: Any) -> Any:
+    if isinstance(model, nnx.Module) and method is None:
+        dropping = [] if keyed else random_layers(model)
+        warn_of_training_mode(name, dropping, batch_layers(model))
+
+    def infer(key: Any, params: Params, /, *args: Any, **kwargs: Any) -> Any:
         given = _fit(params, expected_params, "parameter", name)
-        return run(given, _tag(state, STATE_TAG), args, kwargs)[0]
+        return run(key, given, _tag(state, STATE_TAG), args, kwargs)[0]
 
-    infer.__name__ = infer.__qualname__ = name
-    return infer, nested_params
+    return _called(infer, name, keyed), nested_params
 
 
-def _read_nnx(model: nnx.Module, method: Method) -> tuple[_Run, dict[str, Any], dict[str, Any]]:
+def _called(f: Callable[..., Any], name: str, keyed: bool) -> Callable[..., Any]:
+    """A function named after the model, that takes a key first only if it uses one."""
+
+    def with_key(key: Any, params: Params, /, *args: Any, **kwargs: Any) -> Any:
+        check_key(f"{name}: the first argument", key)
+        return f(key, params, *args, **kwargs)
+
+    def without(params: Params, /, *args: Any, **kwargs: Any) -> Any:
+        return f(None, params, *args, **kwargs)
+
+    called: Callable[..., Any] = with_key if keyed else without
+    called.__name__ = called.__qualname__ = name
+    return called
+
+
+def _read_nnx(
+    model: nnx.Module, method: Method, keyed: bool, mutable: bool
+) -> tuple[_Run, dict[str, Any], dict[str, Any]]:
     """Split an NNX module into a runner, its parameters and its other variables, by path."""
     graphdef: nnx.GraphDef = nnx.split(model)[0]
     # Lists have integer keys in NNX; the original keys are needed to merge.
     params, param_keys = _flatten_nnx(nnx.state(model, nnx.Param))
-    state, state_keys = _flatten_nnx(nnx.state(model, nnx.Not(nnx.Param)))
+    others = nnx.Not(nnx.Any(nnx.Param, nnx.RngState)) if keyed else nnx.Not(nnx.Param)
+    state, state_keys = _flatten_nnx(nnx.state(model, others))
+    random = set(_flatten_nnx(nnx.state(model, nnx.RngState))[0])
+    streams, stream_keys = _flatten_nnx(nnx.state(model, nnx.RngState)) if keyed else ({}, {})
 
     def run(
-        params: dict[str, Any], state: dict[str, Any], args: tuple, kwargs: dict
+        key: Any, params: dict[str, Any], state: dict[str, Any], args: tuple, kwargs: dict
     ) -> tuple[Any, dict[str, Any]]:
         leaves = [(param_keys[path], leaf) for path, leaf in params.items()]
         leaves += [(state_keys[path], leaf) for path, leaf in state.items()]
+        leaves += [(stream_keys[at], _restart(key, at, leaf)) for at, leaf in streams.items()]
         module = nnx.merge(graphdef, nnx.from_flat_state(leaves))
         result = _method_of(module, method)(*args, **kwargs)
         after, _ = _flatten_nnx(nnx.state(module, nnx.Not(nnx.Param)))
+        if not mutable and method is not None:  # only the call tells what a method runs
+            written = {path for path in state if after[path] is not state[path]}
+            drawn, noted = _layers_of(written & random), _layers_of(written - random)
+            warn_of_training_mode(type(model).__name__, drawn, noted)
         return result, {path: after[path] for path in state}
 
     return run, params, state
+
+
+def _layers_of(paths: Iterable[str]) -> list[str]:
+    """The layers that hold state leaves; a stream of random numbers belongs to what holds it."""
+    return [path.rpartition("/")[0].removesuffix("/rngs") or path for path in paths]
+
+
+def _restart(key: Any, path: str, leaf: Any) -> Any:
+    """A stream's key made of a call's, or its counter at zero."""
+    if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return jnp.zeros(leaf.shape, leaf.dtype)
+    if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        key = jax.random.wrap_key_data(key)
+    key = jax.random.fold_in(key, zlib.crc32(path.encode()))
+    return jax.random.split(key, leaf.shape) if leaf.shape else key
 
 
 def _flatten_nnx(tree: Any) -> tuple[dict[str, Any], dict[str, tuple]]:
@@ -182,7 +252,7 @@ def _method_of(module: nnx.Module, method: Method) -> Callable[..., Any]:
 
 
 def _read_linen(
-    model: nn.Module, variables: Mapping[str, Any] | None, method: Method
+    model: nn.Module, variables: Mapping[str, Any] | None, method: Method, mutable: bool
 ) -> tuple[_Run, dict[str, Any], dict[str, Any]]:
     """Split a Linen module and its variables into a runner, parameters and state, by path."""
     name = type(model).__name__
@@ -205,11 +275,16 @@ def _read_linen(
     names = sorted(collections)
 
     def run(
-        params: dict[str, Any], state: dict[str, Any], args: tuple, kwargs: dict
+        key: Any, params: dict[str, Any], state: dict[str, Any], args: tuple, kwargs: dict
     ) -> tuple[Any, dict[str, Any]]:
+        if key is not None:
+            kwargs = {"rngs": key, **kwargs}
         given = {**_nest(state.items()), "params": _nest(params.items())}
         result, after = model.apply(given, *args, method=method, mutable=names, **kwargs)
         flat = _flatten(nn.meta.unbox(unfreeze(after)))
+        if not mutable:
+            written = [path for path in state if flat[path] is not state[path]]
+            warn_of_training_mode(name, [], _layers_of(p.split("/", 1)[-1] for p in written))
         return result, {path: flat[path] for path in state}
 
     return run, params, state

@@ -16,7 +16,8 @@ from jaxeff.store import new_folder
 from jaxeff_export.archive import digest
 from jaxeff_export.arrays import pack_arrays
 from jaxeff_export.artifact import Artifact
-from jaxeff_export.bundle import (
+from jaxeff_export.bundle import Bundle
+from jaxeff_export.manifest import (
     ARTIFACT,
     DERIVED,
     FILES,
@@ -25,9 +26,9 @@ from jaxeff_export.bundle import (
     PARAMETERS,
     PROGRAM,
     SELFCHECK,
-    Bundle,
+    Manifest,
+    own_files,
 )
-from jaxeff_export.manifest import Manifest
 from jaxeff_export.signature import TensorSpec
 
 _PROGRAM = Path(__file__).with_name("device_runner.py")
@@ -76,7 +77,7 @@ def write_bundle(parts: Parts, path: str | Path | None = None) -> Bundle:
       path: the folder; None for a temporary one that lives as long as the bundle object.
 
     Raises:
-      FileExistsError: if `path` holds something that is no bundle.
+      FileExistsError: if `path` holds anything but a bundle's own files.
     """
     if path is None:
         home = Path(tempfile.mkdtemp(prefix="jaxeff-bundle-"))
@@ -90,7 +91,7 @@ def write_bundle(parts: Parts, path: str | Path | None = None) -> Bundle:
     path = Path(path)
     bound = len(parts.parameters)
     artifact = parts.artifact
-    with new_folder(path, MANIFEST) as folder:
+    with new_folder(path, MANIFEST, own_files) as folder:
         shutil.copyfile(parts.library, folder / LIBRARY)
         (folder / PARAMETERS).write_bytes(pack_arrays(parts.parameters))
         (folder / DERIVED).write_bytes(pack_arrays(parts.derived))

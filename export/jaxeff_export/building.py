@@ -16,8 +16,9 @@ import numpy as np
 from jaxeff.store import require_free
 from jaxeff_export.artifact import Artifact, package_versions
 from jaxeff_export.assembly import Parts, write_bundle
-from jaxeff_export.bundle import MANIFEST, Bundle
+from jaxeff_export.bundle import Bundle
 from jaxeff_export.instrument import instrument_sources
+from jaxeff_export.manifest import MANIFEST, own_files
 from jaxeff_export.target import kernel_features, resolve_target, target_machine
 from jaxeff_export.toolchain import ToolchainError, find_linker
 from jaxeff_export.tuning.database import TuningDatabase
@@ -119,7 +120,7 @@ def build(
       database: whose schedules replace the default ones where it has better ones.
 
     Raises:
-      FileExistsError: if `path` holds something that is no bundle.
+      FileExistsError: if `path` holds anything but a bundle's own files.
       ToolchainError: if linking fails.
       TuningError: if the database is damaged.
       UnsupportedOpError: if the artifact uses an operation the importer does not know.
@@ -128,7 +129,7 @@ def build(
     from jaxeff_export.tuning.schedules import tuned_schedules
 
     if path is not None:
-        require_free(Path(path), MANIFEST)
+        require_free(Path(path), MANIFEST, own_files)
     tuned = None if database is None else tuned_schedules(database, target.settings)
     say("importing StableHLO")
     lifted = lift(example, target)

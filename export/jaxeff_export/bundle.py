@@ -28,24 +28,25 @@ from jaxeff_export.archive import digest
 from jaxeff_export.arrays import unpack_arrays
 from jaxeff_export.artifact import Artifact, ArtifactError
 from jaxeff_export.boards import Board, make_board
-from jaxeff_export.manifest import BundleError, Manifest
+from jaxeff_export.manifest import (
+    ARTIFACT,
+    DERIVED,
+    FILES,
+    LIBRARY,
+    MANIFEST,
+    PARAMETERS,
+    SELFCHECK,
+    BundleError,
+    Manifest,
+    own_files,
+)
 from jaxeff_export.runner import Runner
 from jaxeff_export.selfcheck import SelfCheck
 from jaxeff_export.timing import OperatorTime, Timing, require_timed
 
 __all__ = ["Bundle", "BundleError"]
 
-LIBRARY, PARAMETERS, DERIVED, ARTIFACT, SELFCHECK, PROGRAM = (
-    "library.so",
-    "parameters.npz",
-    "derived.npz",
-    "artifact.zip",
-    "selfcheck.npz",
-    "run.py",
-)
-MANIFEST = "manifest.json"
 _RENEW = "copy the bundle again, or deploy the model again"
-FILES = (LIBRARY, PARAMETERS, DERIVED, ARTIFACT, SELFCHECK, PROGRAM)
 
 
 class Bundle:
@@ -94,10 +95,10 @@ class Bundle:
 
         Raises:
           BundleError: if a file of this bundle was damaged meanwhile.
-          FileExistsError: if `path` holds something that is no bundle.
+          FileExistsError: if `path` holds anything but a bundle's own files.
         """
         path = Path(path)
-        with new_folder(path, MANIFEST) as folder:
+        with new_folder(path, MANIFEST, own_files) as folder:
             for name in FILES:
                 (folder / name).write_bytes(self._read(name))
             (folder / MANIFEST).write_bytes(self.manifest.to_bytes())

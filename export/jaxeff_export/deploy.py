@@ -53,7 +53,7 @@ def deploy(
       ToolchainError: if no linker for it is installed, or linking fails.
       SignatureError: if an argument holds something else than arrays, or JAX's result on the
         example has NaN, which nothing can be checked against.
-      FileExistsError: if `path` holds something that is no bundle.
+      FileExistsError: if `path` holds anything but a bundle's own files.
       TuningError: if `database` is none, damaged, or of another TVM version.
       UnsupportedOpError: if the function uses an operation the importer does not know.
     """
@@ -103,7 +103,7 @@ def deploy_artifact(
       SignatureError: naming an array that is missing or of another shape or dtype.
       TargetError: if the target is unknown.
       ToolchainError: if no linker for it is installed, or linking fails.
-      FileExistsError: if `path` holds something that is no bundle.
+      FileExistsError: if `path` holds anything but a bundle's own files.
       TuningError: if `database` is none, damaged, or of another TVM version.
       UnsupportedOpError: if the artifact uses an operation the importer does not know.
     """

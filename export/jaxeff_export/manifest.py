@@ -13,6 +13,17 @@ from jaxeff_export.structure import Description, count_leaves
 FORMAT = "jaxeff-bundle"
 FORMAT_VERSION = 2
 
+LIBRARY, PARAMETERS, DERIVED, ARTIFACT, SELFCHECK, PROGRAM = (
+    "library.so",
+    "parameters.npz",
+    "derived.npz",
+    "artifact.zip",
+    "selfcheck.npz",
+    "run.py",
+)
+FILES = (LIBRARY, PARAMETERS, DERIVED, ARTIFACT, SELFCHECK, PROGRAM)
+MANIFEST = "manifest.json"
+
 
 class BundleError(ValueError):
     """A folder that is no bundle, a damaged bundle, or one that cannot run where it should."""
@@ -118,6 +129,24 @@ class Manifest:
         if any(index not in bound for index in manifest.operands):
             raise BundleError("manifest.json contradicts itself: an operand is no bound array")
         return manifest
+
+
+def own_files(data: bytes) -> frozenset[str]:
+    """The files beside a manifest, of any format version, that are its bundle's.
+
+    Those that it lists under a name that bundles give; whatever else it lists is not.
+
+    Raises:
+      BundleError: if it is damaged, or no bundle's.
+    """
+    try:
+        content = unsealed(data)
+    except ValueError as error:
+        raise BundleError(f"it is damaged: {error}") from error
+    files = content.get("files")
+    if content.get("format") != FORMAT or not isinstance(files, dict):
+        raise BundleError("it lists no files of a bundle")
+    return frozenset(files).intersection(FILES)
 
 
 def _specs(items: list[dict[str, Any]]) -> tuple[TensorSpec, ...]:

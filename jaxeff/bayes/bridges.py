@@ -2,7 +2,7 @@
 
 svi(key, f, around_best_draw(nuts_result), data, epochs=200)     # MCMC -> SVI
 nuts(key, f, params, data, init=svi_result.posterior)            # SVI -> MCMC
-distill(key, f, params, inputs, predict(key, f, nuts_result.posterior, *inputs), ...)
+distill(key, f, params, inputs, nuts_result, ...)
 """
 
 from typing import Any

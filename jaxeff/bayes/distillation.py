@@ -1,8 +1,12 @@
 """Distillation: a variational posterior that predicts as a teacher does, draw for draw.
 
     inputs = jax.random.uniform(key, (1000, 2), minval=low, maxval=high)   # no labels
-    teacher = predict(key, f, nuts_result.posterior, inputs, samples=100)
-    student = distill(key, f, params, (inputs,), teacher, epochs=300).posterior
+    student = distill(key, f, params, (inputs,), nuts_result, epochs=300).posterior
+
+A teacher of another function is given by its outputs, and then what they mean has to be said:
+
+    outputs = predict(key, large, nuts_result.posterior, inputs, samples=100)
+    student = distill(key, f, params, (inputs,), outputs, likelihood="gaussian", epochs=300)
 
 The loss is the energy score (Gneiting and Raftery 2007, JASA 102) between the predictions of the
 teacher's draws and of the student's, for each input
@@ -29,11 +33,24 @@ import numpyro.distributions as dist
 import optax
 from jaxtyping import Array, Float
 
+from jaxeff.arguments import check_function, check_key
 from jaxeff.bayes.guides import Guide, resolve_guide
-from jaxeff.bayes.likelihood import Likelihood, check_data, likelihood_name, resolve_likelihood
+from jaxeff.bayes.likelihood import (
+    Likelihood,
+    check_data,
+    require_likelihood,
+    resolve_likelihood,
+)
+from jaxeff.bayes.posterior import Draws, is_posterior
+from jaxeff.bayes.predictive import predict
 from jaxeff.bayes.prior import Prior
 from jaxeff.bayes.variational import Loss, SVIResult, start_from, train
 from jaxeff.settings import check_count
+
+TEACHER_DRAWS = 100
+"""Draws of a posterior that teaches; more of them cost time and teach little."""
+TEACHER = 2**32 - 2
+"""Folded into a run's key to draw them; `jaxeff.bayes.variational.START` has the number above."""
 
 
 def distill(
@@ -41,12 +58,12 @@ def distill(
     f: Callable[..., Any],
     params: Any,
     inputs: tuple[Any, ...],
-    teacher: Float[Array, "draws examples ..."],
+    teacher: Any,
     *,
     epochs: int,
     batch_size: int = 100,
     guide: str | Guide = "mean_field",
-    likelihood: Likelihood = "categorical",
+    likelihood: Likelihood | None = None,
     prior: Prior = "fan_in",
     kl: float | optax.Schedule = 0.0,
     init_scale: float = 0.1,
@@ -65,13 +82,16 @@ def distill(
         f: ``f(params, *inputs) -> outputs``; it may be a smaller network than the teacher's.
         params: Where the posterior means start, or any posterior; trained parameters are best.
         inputs: Arrays (or pytrees) with a common first axis of examples; no labels.
-        teacher: The teacher's outputs for them, such as `predict` returns. A step's cost grows with
-            the number of its draws; a hundred are plenty.
+        teacher: A posterior over the parameters of the same ``f``, or the result of an inference: a
+            hundred of its draws teach. Or the outputs of any teacher for these inputs, ``[draws,
+            examples, ...]``, such as `predict` returns; a step's cost grows with their number.
         epochs: Passes over the inputs.
         batch_size: Examples per step.
         guide: The family of the posterior, as for `svi`.
         likelihood: What outputs mean, of teacher and student: class probabilities are compared
-            for ``"categorical"``, else means and standard deviations.
+            for ``"categorical"``, else means and standard deviations. Left out, it is that of the
+            teacher, or of ``params``, if it is a result, `Draws` or a guide; arrays and pytrees of
+            `Gaussian` know none, so that it has to be named.
         prior: Which parameters are random (see `jaxeff.bayes.prior`); its scales play a part only
             where ``kl`` isn't zero.
         kl: Weight of a pull towards the prior, in units of the score per example.
@@ -91,11 +111,21 @@ def distill(
 
     Raises:
         ValueError: Teacher and inputs don't go together, fewer than two draws or particles, a
-            value that isn't finite, or what `svi` refuses.
+            value that isn't finite, no likelihood or one that isn't the teacher's, or what `svi`
+            refuses.
+        TypeError: An argument is of another kind.
         DivergedError: The objective became NaN or infinite; names the epoch.
         CheckpointError: The checkpoint is damaged, of another model or of another run.
     """
+    check_key("distill: key", key)
+    check_function("distill: f", f)
+    if not isinstance(inputs, tuple | list):
+        raise TypeError(
+            "distill: inputs must be a tuple, such as (images,), not a " + type(inputs).__name__
+        )
+    carriers = teacher, params
     params, scales, stds = start_from(params, prior, init_scale, f, tuple(inputs))
+    teacher = _outputs(key, f, teacher, tuple(inputs))
     outputs = jax.eval_shape(f, params, *inputs)
     if len(teacher) < 2 or np.shape(teacher)[1:] != outputs.shape:
         raise ValueError(
@@ -106,6 +136,7 @@ def distill(
     check_count("particles", particles, 2)  # the energy score compares them with each other
     data = *inputs, jnp.swapaxes(jnp.asarray(teacher), 0, 1)
     check_data(params, data)
+    likelihood = require_likelihood("distill", likelihood, *carriers)
     return train(
         key,
         f,
@@ -113,6 +144,7 @@ def distill(
         stds,
         data,
         energy_score(likelihood),
+        likelihood=likelihood,
         guide=resolve_guide(guide),
         scales=scales,
         epochs=epochs,
@@ -123,13 +155,23 @@ def distill(
         checkpoint=checkpoint,
         checkpoint_every=checkpoint_every,
         resume=resume,
-        settings={
-            **(settings or {}),
-            "method": "distillation",
-            "likelihood": likelihood_name(likelihood),
-        },
+        settings={**(settings or {}), "method": "distillation"},
         progress=progress,
     )
+
+
+def _outputs(key: jax.Array, f: Callable[..., Any], teacher: Any, inputs: tuple[Any, ...]) -> Any:
+    """A teacher's outputs, if it is not they themselves."""
+    posterior = getattr(teacher, "posterior", teacher)
+    if not is_posterior(posterior):
+        if not isinstance(posterior, jax.Array | np.ndarray):
+            raise TypeError(
+                "distill: the teacher must be a posterior, the result of an inference or an array "
+                f"of outputs [draws, examples, ...], not a {type(posterior).__name__}"
+            )
+        return posterior
+    count = min(len(posterior), TEACHER_DRAWS) if isinstance(posterior, Draws) else TEACHER_DRAWS
+    return predict(jax.random.fold_in(key, TEACHER), f, posterior, *inputs, samples=count)
 
 
 def energy_score(likelihood: Likelihood) -> Loss:

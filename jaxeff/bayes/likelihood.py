@@ -13,6 +13,7 @@ import numpy as np
 import numpyro.distributions as dist
 from jaxtyping import Array, Float
 
+from jaxeff.arguments import check_examples, check_labels
 from jaxeff.bayes.prior import named_leaves
 
 Likelihood = str | Callable[[Any], dist.Distribution]
@@ -41,6 +42,40 @@ def resolve_likelihood(likelihood: Likelihood) -> Callable[[Any], dist.Distribut
         f"unknown likelihood {likelihood!r}: use 'categorical', 'gaussian', or a function from the "
         "outputs to a NumPyro distribution, such as lambda mean: dist.Normal(mean, 0.1)"
     )
+
+
+def carried_likelihood(*sources: Any) -> Likelihood | None:
+    """The likelihood of the first of posteriors or results that carries one."""
+    found = (getattr(source, "likelihood", None) for source in sources)
+    return next((each for each in found if each is not None), None)
+
+
+def require_likelihood(where: str, given: Likelihood | None, *sources: Any) -> Likelihood:
+    """The likelihood that was given, or that posteriors carry.
+
+    Args:
+        where: What an error message calls the function.
+        given: What the caller named, if anything.
+        sources: Posteriors or results of an inference, which may carry one.
+
+    Raises:
+        ValueError: There is none, or the one given contradicts the one carried.
+    """
+    carried = carried_likelihood(*sources)
+    if given is None and carried is None:
+        raise ValueError(
+            f"{where}: say what f's outputs mean, likelihood='categorical' (logits) or 'gaussian' "
+            "(mean and log-variance) or a function to a NumPyro distribution, or pass the result "
+            "of an inference, which knows; arrays and pytrees of Gaussian don't"
+        )
+    if isinstance(given, str) and isinstance(carried, str) and given != carried:
+        raise ValueError(
+            f"{where}: likelihood={given!r} was given, but the posterior is one of a {carried!r} "
+            "likelihood; leave it out"
+        )
+    likelihood = carried if given is None else given
+    assert likelihood is not None
+    return likelihood
 
 
 def likelihood_name(likelihood: Likelihood) -> str:
@@ -87,8 +122,7 @@ def check_data(params: Any, data: tuple[Any, ...]) -> None:
         ValueError: There are no targets, or something isn't finite.
         TypeError: A parameter isn't of a floating-point dtype.
     """
-    if len(data) < 2:
-        raise ValueError("data must be (*inputs, targets), such as (images, labels)")
+    check_examples("data", data)
     for path, leaf in named_leaves(params).items():
         if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
             raise TypeError(f"parameter {path} has dtype {jnp.result_type(leaf)}, not a float")
@@ -158,7 +192,7 @@ def check_targets(
     *inputs, targets = data
     outputs = jax.eval_shape(f, params, *inputs)
     if likelihood == "categorical":
-        _check_labels(targets, outputs)
+        check_labels("the targets of a categorical likelihood", targets, outputs.shape[-1])
     _check_shapes(resolve_likelihood(likelihood), outputs, targets)
 
 
@@ -174,18 +208,4 @@ def _check_shapes(likelihood: Callable[..., Any], outputs: Any, targets: Any) ->
         raise ValueError(
             f"the likelihood is one of targets {list(shape[0])}, but {list(np.shape(targets))} "
             "came: make outputs and targets agree, one row per example"
-        )
-
-
-def _check_labels(labels: Any, logits: Any) -> None:
-    if not jnp.issubdtype(jnp.result_type(labels), jnp.integer) or jnp.ndim(labels) != 1:
-        raise TypeError(
-            "a categorical likelihood needs integer class labels of shape [examples], not "
-            f"{jnp.result_type(labels)}{list(jnp.shape(labels))}"
-        )
-    classes = logits.shape[-1]
-    low, high = int(np.min(labels)), int(np.max(labels))
-    if low < 0 or high >= classes:
-        raise ValueError(
-            f"f has {classes} logits, so labels must be 0 to {classes - 1}; found {low} to {high}"
         )

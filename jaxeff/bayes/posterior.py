@@ -7,14 +7,16 @@ A posterior is one of
 - `Draws`, what a sampler leaves behind;
 - anything else that is a `Posterior`, such as the guides of `jaxeff.bayes.svi`.
 
-All three take `sample`, `jaxeff.bayes.predict` and `to_gaussians`.
+All three take `sample`, `jaxeff.bayes.predict` and `to_gaussians`. What the outputs of the function
+mean (its likelihood) travels with `Draws`, guides and every result of an inference; a pytree of
+`Gaussian` is one of parameters and knows nothing of outputs, so what needs it then has to be told.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -23,6 +25,7 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from jaxeff.bayes.density import Random, with_random
+from jaxeff.bayes.likelihood import Likelihood
 from jaxeff.bayes.prior import named_leaves
 from jaxeff.moments import Gaussian, is_gaussian
 from jaxeff.tables import Table
@@ -52,10 +55,13 @@ class Draws:
     Attributes:
         random: The random parameters by path, ``[chains, draws, *shape]``.
         params: All parameters, one set of them; gives those that are not random their values.
+        likelihood: What the outputs of the sampled function mean, as the sampler was told; None if
+            nobody knows.
     """
 
     random: Random
     params: Any
+    likelihood: Likelihood | None = field(default=None, metadata={"static": True})
 
     @property
     def chains(self) -> int:
@@ -232,6 +238,8 @@ def check_posterior(posterior: Any, params: Any) -> None:
 
 def is_posterior(tree: Any) -> bool:
     """Whether it is any posterior, rather than a pytree of plain arrays."""
+    if hasattr(tree, "posterior"):  # a result, not its posterior
+        return False
     leaves = jax.tree.leaves(tree, is_leaf=is_gaussian)
     return isinstance(tree, Posterior) or any(is_gaussian(leaf) for leaf in leaves)
 
@@ -239,7 +247,7 @@ def is_posterior(tree: Any) -> bool:
 def _checked(posterior: Any) -> Any:
     if not is_posterior(posterior):
         raise TypeError(
-            "the posterior holds no Gaussian: pass the `posterior` of a result (not the result "
-            "itself, and not a pytree of arrays)"
+            f"the posterior, a {type(posterior).__name__}, holds no Gaussian: pass the `posterior` "
+            "of a result (not the result itself, and not a pytree of arrays)"
         )
     return posterior

@@ -7,7 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxeff.arguments import check_params
 from jaxeff.bayes.guides import Flow, FullRank, Joint, LowRank
+from jaxeff.bayes.likelihood import Likelihood
 from jaxeff.bayes.posterior import Draws, check_posterior
 from jaxeff.bayes.prior import named_leaves
 from jaxeff.moments import Gaussian, is_gaussian
@@ -23,22 +25,26 @@ def save_posterior(path: str | os.PathLike[str], posterior: Any) -> None:
     Args:
         path: The file; its folder is made when missing.
         posterior: `Draws`, a pytree of `Gaussian` and arrays, or what a guide of
-            `jaxeff.bayes.guides` found.
+            `jaxeff.bayes.guides` found. The likelihood of draws and guides is kept by its name; one
+            that is a function is not, and has to be named again.
 
     Raises:
         TypeError: It is another posterior, or none.
     """
     if isinstance(posterior, Draws):
         content = {"random": posterior.random, "params": named_leaves(posterior.params)}
-        save_pytree(path, content, {"posterior": _DRAWS})
+        known = {"likelihood": _name(posterior.likelihood)}
+        save_pytree(path, content, {"posterior": _DRAWS} | known)
         return
     if isinstance(posterior, Joint) and type(posterior.guide).__name__ in _GUIDES:
         numbers = posterior.numbers
         rest = {name: array for name, array in numbers.items() if name != "mean"}
         guide = {"name": type(posterior.guide).__name__, **dataclasses.asdict(posterior.guide)}
-        metadata = {"posterior": _JOINT, "guide": guide, "random": posterior.paths}
+        known = {"likelihood": _name(posterior.likelihood)}
+        metadata = {"posterior": _JOINT, "guide": guide, "random": posterior.paths} | known
         save_pytree(path, {"numbers": rest, "mean": named_leaves(numbers["mean"])}, metadata)
         return
+    check_params("posterior", posterior)
     leaves = named_leaves(posterior, is_leaf=is_gaussian)
     if not any(is_gaussian(leaf) for leaf in leaves.values()):
         raise TypeError(
@@ -69,7 +75,7 @@ def load_posterior(path: str | os.PathLike[str], params: Any) -> Any:
     if kind == _DRAWS:
         random, leaves = named_leaves(tree["random"]), named_leaves(tree["params"])
         _check(path, Draws(random, leaves), params)
-        return Draws(random, _arrange(leaves, params))
+        return Draws(random, _arrange(leaves, params), metadata.get("likelihood"))
     if kind == _GAUSSIANS:
         arrays = named_leaves(tree)
         leaves = {
@@ -94,8 +100,13 @@ def load_posterior(path: str | os.PathLike[str], params: Any) -> Any:
         like = jax.eval_shape(guide.start, jax.random.key(0), _arrange(means, params), stds)
         rest = {name: numbers for name, numbers in like.items() if name != "mean"}
         found = load_pytree(path, {"numbers": rest, "mean": named_leaves(like["mean"])})
-        return Joint({"mean": _arrange(found["mean"], params), **found["numbers"]}, guide, paths)
+        numbers = {"mean": _arrange(found["mean"], params), **found["numbers"]}
+        return Joint(numbers, guide, paths, metadata.get("likelihood"))
     raise CheckpointError(f"{path} is a checkpoint, but not one of a posterior.")
+
+
+def _name(likelihood: Likelihood | None) -> str | None:
+    return likelihood if isinstance(likelihood, str) else None
 
 
 def _check(path: str | os.PathLike[str], posterior: Any, params: Any) -> None:

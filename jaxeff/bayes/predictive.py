@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
+from jaxeff.arguments import check_function, check_key
 from jaxeff.bayes.posterior import Draws, prepare_draws
 from jaxeff.settings import check_count
 
@@ -44,10 +45,12 @@ def predict(
         The outputs of ``f`` with a leading axis: ``[samples, batch, classes]`` for a classifier.
 
     Raises:
-        TypeError: It is no posterior.
+        TypeError: It is no posterior, ``f`` a Flax model, or the key none.
         ValueError: ``samples`` or ``chunk`` is below 1, or ``f`` refuses the weights because the
             posterior belongs to another model.
     """
+    check_key("predict: key", key)
+    check_function("predict: f", f)
     for name, value in (("samples", samples), ("chunk", chunk)):
         if value is not None:
             check_count(name, value)

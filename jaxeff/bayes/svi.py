@@ -28,13 +28,13 @@ import jax
 import optax
 from jaxtyping import Array, Float
 
+from jaxeff.arguments import check_examples, check_function, check_key
 from jaxeff.bayes.collapse import guess_nll, warn_if_collapsed
 from jaxeff.bayes.guides import Guide, resolve_guide
 from jaxeff.bayes.likelihood import (
     Likelihood,
     check_data,
     check_likelihood,
-    likelihood_name,
     resolve_likelihood,
 )
 from jaxeff.bayes.prior import Prior
@@ -106,7 +106,8 @@ def svi(
         ValueError: Data that don't fit together or hold less than a batch, labels out of range,
             a likelihood that is NaN at the start, a prior or scale that isn't positive, a guide
             that is unknown or too large for the number of parameters.
-        TypeError: A parameter or label has the wrong dtype.
+        TypeError: A parameter or label has the wrong dtype, or an argument is of another kind: a
+            Flax model for ``f`` or ``params``, a result for its posterior, a key that is none.
         DivergedError: The objective became NaN or infinite; names the epoch.
         CheckpointError: The checkpoint is damaged, of another model or of another run.
 
@@ -114,6 +115,9 @@ def svi(
         CollapseWarning: After half of the epochs or at the end, the posterior is about the prior
             and predicts no better than a guess.
     """
+    check_key("svi: key", key)
+    check_function("svi: f", f)
+    check_examples("data", data)
     inputs = jax.tree.map(lambda leaf: leaf[: max(batch_size, 1)], tuple(data[:-1]))
     params, scales, stds = start_from(params, prior, init_scale, f, inputs)
     check_data(params, data)
@@ -133,6 +137,7 @@ def svi(
         stds,
         data,
         mean_nll(likelihood),
+        likelihood=likelihood,
         guide=resolve_guide(guide),
         scales=scales,
         epochs=epochs,
@@ -146,10 +151,7 @@ def svi(
         checkpoint=checkpoint,
         checkpoint_every=checkpoint_every,
         resume=resume,
-        settings={
-            **(settings or {}),
-            "likelihood": likelihood_name(likelihood),
-        },
+        settings=settings,
         progress=progress,
     )
 

@@ -7,6 +7,7 @@ scan, with checkpoints.
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -15,8 +16,10 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from jaxeff.arguments import check_params
 from jaxeff.bayes.density import Random, Scales, random_part
-from jaxeff.bayes.guides import Guide
+from jaxeff.bayes.guides import Guide, Joint
+from jaxeff.bayes.likelihood import Likelihood, likelihood_name
 from jaxeff.bayes.posterior import is_posterior, to_gaussians
 from jaxeff.bayes.prior import Prior, named_leaves, prior_scales
 from jaxeff.moments import is_gaussian
@@ -39,10 +42,12 @@ class SVIResult(NamedTuple):
         history: Per epoch one record: ``epoch``, ``loss`` (the objective per example), ``nll`` (its
             first term), ``kl`` (whole network, unweighted) and ``kl_weight``, all means over the
             epoch and in nats, and what ``eval_fn`` returned.
+        likelihood: What the outputs of the function mean.
     """
 
     posterior: Any
     history: list[dict[str, Any]]
+    likelihood: Likelihood | None = None
 
     @property
     def losses(self) -> np.ndarray:
@@ -74,6 +79,7 @@ def start_from(
     """
     check_number("init_scale", init_scale, above=0)
     given = to_gaussians(params) if is_posterior(params) else params
+    check_params("params", given)
     means = jax.tree.map(
         lambda leaf: leaf.mean if is_gaussian(leaf) else leaf, given, is_leaf=is_gaussian
     )
@@ -140,6 +146,7 @@ def train(
     data: tuple[Any, ...],
     of_outputs: Loss,
     *,
+    likelihood: Likelihood,
     guide: Guide,
     scales: Scales,
     epochs: int,
@@ -165,6 +172,7 @@ def train(
         stds: Standard deviations to start with, by path.
         data: ``(*inputs, targets)``.
         of_outputs: Loss of the outputs.
+        likelihood: What the outputs mean.
         guide: The guide.
         scales: Prior standard deviations by path.
         epochs: Passes over the data.
@@ -211,10 +219,14 @@ def train(
             "batch_size": batch_size,
             "particles": particles,
             "prior": scales,
+            "likelihood": likelihood_name(likelihood),
             "guide": repr(guide),
             # A schedule is known by its values at nine points of the run.
             "kl": [float(schedule(step)) for step in np.linspace(0, steps, 9).astype(int)],
         },
         progress=progress,
     )
-    return SVIResult(guide.posterior(final.params, scales), history)
+    posterior = guide.posterior(final.params, scales)
+    if isinstance(posterior, Joint):
+        posterior = replace(posterior, likelihood=likelihood)
+    return SVIResult(posterior, history, likelihood)

@@ -19,6 +19,7 @@ import optax
 
 from jaxeff.settings import check_number
 from jaxeff.training.epoch import Loss
+from jaxeff.training.losses import LabelledLoss, called, in_range
 
 
 def distilled(
@@ -50,11 +51,13 @@ def distilled(
     check_number("temperature", temperature, low=1e-6)
     check_number("weight", weight, low=0, high=1)
 
+    call = called(f, keyed=keyed, mutable=mutable)
+
     def loss(key: Any, params: Any, state: Any, batch: Any, step: Any) -> tuple[Any, Any]:
         x, labels = batch
-        args = (*((key,) if keyed else ()), params, *((state,) if mutable else ()), x)
-        logits, state = f(*args) if mutable else (f(*args), state)
-        hard = optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+        logits, state = call(key, params, state, x)
+        each = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+        hard = (each * in_range(labels, logits).astype(each.dtype)).mean()
         taught = jax.nn.log_softmax(jax.lax.stop_gradient(teacher(x)) / temperature)
         learned = jax.nn.log_softmax(logits / temperature)
         soft = optax.losses.kl_divergence_with_log_targets(learned, taught).mean()
@@ -62,4 +65,4 @@ def distilled(
         accuracy = jnp.mean(jnp.argmax(logits, axis=-1) == labels)
         return value, ({"accuracy": accuracy, "divergence": soft}, state)
 
-    return loss
+    return LabelledLoss(loss, lambda *args: call(*args)[0])

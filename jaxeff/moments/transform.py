@@ -28,6 +28,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxeff.arguments import check_function, check_params
 from jaxeff.moments.assumption import Assumption, Assumptions, Note
 from jaxeff.moments.calibrated import is_scaled, uncalibrated
 from jaxeff.moments.correlated import correlated
@@ -77,14 +78,19 @@ def moments(
     Raises:
         ValueError: `form` is unknown; when called: a `Gaussian` leaf holds NaN, a negative
             variance, or a variance that doesn't fit its mean.
+        TypeError: `f` is a Flax model; when called: an argument is a sampler's or guide's
+            posterior, a result, a model, or holds what is no array.
         MomentsError: When called: a random value meets a computation without a rule, or, if
             `strict`, dependent values meet where independence would be assumed.
     """
+    check_function("moments: f", f)
     if form not in _FORMS:
         raise ValueError(f"moments: form {form!r} is unknown; choose one of {_FORMS}.")
 
     @functools.wraps(f)
     def propagated(*args: Any, **kwargs: Any) -> Any:
+        for position, argument in enumerate(args):
+            check_params(f"moments: argument {position}", argument)
         found: list[Assumption] = []
         propagation = Propagation(rules or {}, form, found.append, correlations)
         result = propagation.run(f, args, kwargs)

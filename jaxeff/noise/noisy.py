@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
+from jaxeff.arguments import check_key
 from jaxeff.noise.protocol import Noise, check_noise, perturb_at, place
 from jaxeff.program import Layer, Program, interpret, plain
 from jaxeff.program.evaluation import Rule
@@ -49,6 +50,8 @@ def noisy(f: Callable[..., Any], spec: Mapping[str, Noise | None]) -> Callable[.
     check_noise(spec)
 
     def g(key: PRNGKeyArray, *args: Any, **kwargs: Any) -> Any:
+        check_key("the first argument, a key,", key)
+
         def make_rule(program: Program) -> Rule | None:
             models = resolve(spec, program, _applies, "noise to perturb")
             return functools.partial(rule, models) if models else None

@@ -18,6 +18,7 @@ from typing import Any
 
 from jaxtyping import PRNGKeyArray
 
+from jaxeff.arguments import check_key
 from jaxeff.photonic.chaotic_light import ChaoticLight
 from jaxeff.photonic.pooling import probabilistic_pooling
 from jaxeff.program import Layer, Program, interpret, plain
@@ -48,6 +49,8 @@ def photonic(f: Callable[..., Any], spec: Mapping[str, ChaoticLight | None]) -> 
     check_settings(spec, ChaoticLight, "a ChaoticLight, such as ChaoticLight(0.5)")
 
     def g(key: PRNGKeyArray, *args: Any, **kwargs: Any) -> Any:
+        check_key("the first argument, a key,", key)
+
         def make_rule(program: Program) -> Rule | None:
             lights = resolve(spec, program)
             for layer in program.sites:

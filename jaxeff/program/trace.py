@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxeff import _compat
+from jaxeff.arguments import check_function, check_params
 from jaxeff.functional import STATE_TAG
 from jaxeff.program import primitives as prim
 from jaxeff.program.graph import Graph, Role, Value, flatten
@@ -38,9 +39,13 @@ def trace(f: Callable[..., Any], params: Any, *args: Any, **kwargs: Any) -> Prog
         The program; `evaluate` runs it, `summary` prints it.
 
     Raises:
-        TypeError: If there is no argument that could hold parameters.
+        TypeError: If there is no argument that could hold parameters, a Flax model stands where a
+            function or its parameters belong, or a leaf is no array.
     """
+    check_function("f", f)
     everything = (params, *args)
+    for position, argument in enumerate(everything):
+        check_params(f"argument {position}", argument)
     arrays = _array_arguments(kwargs)
     static = {k: v for k, v in kwargs.items() if k not in arrays}
 

@@ -18,13 +18,15 @@ import errno
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 try:
     import fcntl
 except ImportError:  # not a POSIX system: leftovers of killed writers stay
     fcntl = None  # type: ignore[assignment]
+
+Listed = Callable[[bytes], Iterable[str]]
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
@@ -60,41 +62,86 @@ def write_whole(path: str | os.PathLike[str], content: bytes | str) -> None:
         temporary.write_bytes(data)
 
 
-def require_free(path: Path, mark: str) -> None:
-    """Raise `FileExistsError` where `new_folder` would."""
+def require_free(path: Path, mark: str, listed: Listed) -> frozenset[str]:
+    """Refuse a place where something would be lost.
+
+    Args:
+      path: Where a folder is to be written.
+      mark: The file of such a folder that lists the others.
+      listed: From the content of ``mark`` to the names of the files that belong to it; raises
+        ValueError if it can't tell.
+
+    Returns:
+      The names of the files there that may be replaced: all that there are.
+
+    Raises:
+      FileExistsError: Something else is there, which is named.
+    """
     if path.is_symlink() or (path.exists() and not path.is_dir()):
         raise FileExistsError(f"{path} exists and is not a folder; choose another path")
-    if path.is_dir() and any(path.iterdir()) and not (path / mark).is_file():
+    entries = {entry.name: entry for entry in path.iterdir()} if path.is_dir() else {}
+    if not entries:
+        return frozenset()
+    if mark not in entries:
         raise FileExistsError(f"{path} holds other files (no {mark}); choose another path")
+    try:
+        ours = {mark, *listed(entries[mark].read_bytes())}
+    except (ValueError, OSError) as error:
+        raise FileExistsError(
+            f"{path} may hold files of yours, its {mark} cannot tell: {error}; choose another "
+            "path, or remove that folder yourself"
+        ) from error
+    plain = {name for name, entry in entries.items() if entry.is_file() and not entry.is_symlink()}
+    if foreign := sorted(entries.keys() - (ours & plain)):
+        some = ", ".join(foreign[:3]) + (", ..." if len(foreign) > 3 else "")
+        raise FileExistsError(
+            f"{path} holds other files than those that its {mark} lists: {some}; move them "
+            "elsewhere, or choose another path"
+        )
+    return frozenset(entries)
 
 
 @contextlib.contextmanager
-def new_folder(path: Path, mark: str) -> Iterator[Path]:
+def new_folder(path: Path, mark: str, listed: Listed) -> Iterator[Path]:
     """Yield a temporary folder that takes the place of ``path`` when the block succeeds.
 
     Args:
-      path: The folder to write; one that is there is replaced only if it holds a file ``mark``.
-      mark: The file that tells a folder of our own from somebody else's.
+      path: The folder to write. One that is there is replaced only if all that it holds is the file
+        ``mark`` and what that lists.
+      mark: The file that lists the others.
+      listed: As for `require_free`.
 
     Yields:
       An empty folder beside it.
 
     Raises:
-      FileExistsError: Something else is at ``path``.
+      FileExistsError: Something else is at ``path``, before or after the block.
     """
     path = path.absolute()
-    require_free(path, mark)
+    require_free(path, mark, listed)
     path.parent.mkdir(parents=True, exist_ok=True)
     with _claimed(path, folder=True) as temporary:
         yield temporary
         for entry in temporary.rglob("*"):
             _sync(entry)
         _sync(temporary)
-        if path.exists():
+        replaced = require_free(path, mark, listed)  # what came meanwhile counts as well
+        if replaced:
+            temporary.chmod(path.stat().st_mode & 0o777)
             _exchange(temporary, path)
+            _retire(temporary, replaced, path)
         else:
             temporary.rename(path)
         _sync(path.parent)
+
+
+def _retire(folder: Path, names: frozenset[str], successor: Path) -> None:
+    """Remove a replaced folder's files; what came at the last moment moves to its successor."""
+    for name in names:
+        (folder / name).unlink(missing_ok=True)
+    for entry in folder.iterdir():
+        if not (successor / entry.name).exists():
+            entry.rename(successor / entry.name)
 
 
 @contextlib.contextmanager

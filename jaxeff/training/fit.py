@@ -19,8 +19,10 @@ from typing import Any, NamedTuple
 import jax
 import optax
 
+from jaxeff.arguments import check_function, check_key, check_params
 from jaxeff.training.epoch import Loss, TrainState, count_examples, init, make_epoch
 from jaxeff.training.loop import History, run_epochs
+from jaxeff.training.losses import LabelledLoss
 
 
 class FitResult(NamedTuple):
@@ -87,9 +89,15 @@ def fit(
       DivergedError: A loss or parameter isn't finite; it names the epoch and carries the last
         good state.
       CheckpointError: The checkpoint is damaged, of another model or of another run.
-      TypeError: The loss doesn't return what it should.
-      ValueError: The data don't have a common first axis, or hold less than one batch.
+      TypeError: The loss doesn't return what it should, or an argument is of another kind: a key
+        that is none, a Flax model for a loss or for parameters, labels that are no integers.
+      ValueError: The data don't have a common first axis, or hold less than one batch; a label is
+        no class of the network's.
     """
+    check_key("fit: key", key)
+    check_function("fit: loss", loss, "loss(key, params, state, batch, step)")
+    check_params("fit: params", params)
+    check_params("fit: data", data)
     epoch = make_epoch(loss, optimizer, batch_size)
     start = init(params, optimizer, state)
     _check_loss(loss, key, start, data, batch_size)
@@ -115,6 +123,8 @@ def _check_loss(loss: Loss, key: jax.Array, start: TrainState, data: Any, batch_
     """Hold a loss to its form on shapes alone, before anything is compiled."""
     if count_examples(data) < batch_size:
         return  # the epoch says so
+    if isinstance(loss, LabelledLoss):
+        loss.check(key, start.params, start.state, data, batch_size)
     batch = jax.tree.map(lambda leaf: leaf[:batch_size], data)
     result = jax.eval_shape(loss, key, start.params, start.state, batch, start.step)
     form = "loss(key, params, state, batch, step) must return (loss, (metrics, new_state))"

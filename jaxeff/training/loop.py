@@ -122,7 +122,7 @@ def run_epochs(
                 raise DivergedError(
                     f"training diverged in epoch {index}: its loss is {record['loss']} and "
                     f"{_not_finite(after.params)}; the error's train_state holds the state after "
-                    f"{index} good epochs. Lower the learning rate or clip the gradients.",
+                    f"{index} good epochs. {_cause(data)}",
                     carry,
                     history,
                 )
@@ -181,6 +181,21 @@ def _not_finite(params: Any) -> str:
             name = jax.tree_util.keystr(path, simple=True, separator="/")
             return f"parameter {name!r} has values that aren't finite"
     return "all parameters are finite"
+
+
+def _cause(data: Any) -> str:
+    """What to do about it: data that aren't finite come first, then what may be labels."""
+    integers = []
+    for path, leaf in jax.tree_util.tree_leaves_with_path(data):
+        name = "data" + jax.tree_util.keystr(path)
+        if jnp.issubdtype(leaf.dtype, jnp.inexact) and (bad := int((~jnp.isfinite(leaf)).sum())):
+            return f"{bad} of {leaf.size} values of {name} are NaN or infinite: mend the data."
+        if jnp.issubdtype(leaf.dtype, jnp.integer) and leaf.size:
+            integers.append(f"{name} holds integers from {leaf.min()} to {leaf.max()}")
+    way_out = "Lower the learning rate or clip the gradients"
+    if not integers:
+        return f"{way_out}."
+    return f"{way_out}; if they are labels, look at their range: {', '.join(integers)}."
 
 
 def _shown(record: Mapping[str, Any]) -> str:

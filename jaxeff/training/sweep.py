@@ -38,12 +38,14 @@ import optax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jaxtyping import Bool, Float
 
+from jaxeff.arguments import check_function, check_key, check_params
 from jaxeff.progress import progress_bar
 from jaxeff.settings import check_count
 from jaxeff.store import run_identity
 from jaxeff.training.chunks import ChunkFolder, even_parts, join_chunks
 from jaxeff.training.epoch import TrainState, count_examples
 from jaxeff.training.loop import run_epochs
+from jaxeff.training.losses import LabelledLoss
 from jaxeff.training.replicates import (
     Init,
     LossAt,
@@ -118,13 +120,19 @@ def sweep(
 
     Raises:
         CheckpointError: The folder holds another run, or a damaged file.
-        ValueError: Settings or data without a common first axis, or counts below 1.
+        ValueError: Settings or data without a common first axis, counts below 1, or labels that are
+            no classes of the network's.
+        TypeError: An argument is of another kind.
     """
+    check_key("sweep: key", key)
+    check_function("sweep: loss_at", loss_at, "loss_at(setting)")
+    check_params("sweep: data", data)
     for name, count in (("seeds", seeds), ("chunk", chunk), ("epochs", epochs)):
         check_count(name, count)
     total = _count_settings(settings)
     settings = jax.tree.map(jnp.asarray, settings)
     data = jax.tree.map(jnp.asarray, data)
+    _check_labels(key, loss_at, init, settings, data, batch_size)
     columns = even_parts(total, chunk)
     rows = even_parts(seeds, max(1, chunk // total))
     shape = len(rows[0]), len(columns[0])
@@ -173,6 +181,21 @@ def sweep(
         whole.get("scores", {}), whole["loss"], whole["diverged"],
         whole.get("params"), whole.get("state"),
     )  # fmt: skip
+
+
+def _check_labels(
+    key: jax.Array, loss_at: LossAt, init: Init, settings: Any, data: Any, batch_size: int
+) -> None:
+    """Have a loss of labels hold them to its classes, at the first setting."""
+
+    def check(key: Any, setting: Any) -> None:
+        loss = loss_at(setting)
+        if isinstance(loss, LabelledLoss):
+            params, state = init(key)
+            loss.check(key, params, state, data, batch_size)
+
+    if count_examples(data) >= batch_size:  # otherwise the epoch says what is wrong
+        jax.eval_shape(check, key, jax.tree.map(lambda leaf: leaf[0], settings))
 
 
 def _count_settings(settings: Any) -> int:

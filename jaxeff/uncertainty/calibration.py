@@ -8,6 +8,8 @@ import jax.numpy as jnp
 from jax.ops import segment_sum
 from jaxtyping import Array, Float, Int
 
+from jaxeff.arguments import check_labels, check_probs
+
 
 def ece(
     probs: Float[Array, "batch classes"], labels: Int[Array, " batch"], bins: int = 15
@@ -21,7 +23,14 @@ def ece(
 
     Returns:
         ``sum_b n_b / n |accuracy_b - confidence_b|``, 0 to 1.
+
+    Raises:
+        TypeError: Something else than floating-point probabilities or integer labels was given.
+        ValueError: Rows that don't sum to one, as of logits, or a label out of range; where
+            arrays are concrete.
     """
+    check_probs("ece: probs", probs)
+    check_labels("ece: labels", labels, probs.shape[-1], probs.shape[:-1])
     confidence = probs.max(-1)
     correct = (probs.argmax(-1) == labels).astype(probs.dtype)
     inner_edges = jnp.linspace(0, 1, bins + 1, dtype=probs.dtype)[1:-1]

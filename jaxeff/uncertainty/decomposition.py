@@ -18,6 +18,8 @@ import jax.numpy as jnp
 from jax.scipy.special import entr, logsumexp
 from jaxtyping import Array, Float
 
+from jaxeff.arguments import check_probs
+
 
 class Decomposition(NamedTuple):
     """Uncertainty per input, in nats.
@@ -41,7 +43,12 @@ def predictive_entropy(probs: Float[Array, "samples *batch classes"]) -> Float[A
 
     Returns:
         The total uncertainty of each input.
+
+    Raises:
+        TypeError: They are no floating-point array.
+        ValueError: Rows don't sum to one, as of logits; where they are concrete.
     """
+    check_probs("predictive_entropy: probs", probs)
     return entr(probs.mean(0)).sum(-1)
 
 
@@ -53,7 +60,12 @@ def softmax_entropy(probs: Float[Array, "samples *batch classes"]) -> Float[Arra
 
     Returns:
         The aleatoric uncertainty of each input.
+
+    Raises:
+        TypeError: They are no floating-point array.
+        ValueError: Rows don't sum to one, as of logits; where they are concrete.
     """
+    check_probs("softmax_entropy: probs", probs)
     return entr(probs).sum(-1).mean(0)
 
 
@@ -65,8 +77,12 @@ def mutual_information(probs: Float[Array, "samples *batch classes"]) -> Float[A
 
     Returns:
         The epistemic uncertainty of each input.
+
+    Raises:
+        TypeError: They are no floating-point array.
+        ValueError: Rows don't sum to one, as of logits; where they are concrete.
     """
-    return jnp.maximum(predictive_entropy(probs) - softmax_entropy(probs), 0)
+    return decompose(probs).epistemic
 
 
 def decompose(probs: Float[Array, "samples *batch classes"]) -> Decomposition:
@@ -77,8 +93,13 @@ def decompose(probs: Float[Array, "samples *batch classes"]) -> Decomposition:
 
     Returns:
         The three uncertainties of each input.
+
+    Raises:
+        TypeError: They are no floating-point array.
+        ValueError: Rows don't sum to one, as of logits; where they are concrete.
     """
-    total, aleatoric = predictive_entropy(probs), softmax_entropy(probs)
+    check_probs("probs", probs)
+    total, aleatoric = entr(probs.mean(0)).sum(-1), entr(probs).sum(-1).mean(0)
     return Decomposition(total, aleatoric, jnp.maximum(total - aleatoric, 0))
 
 

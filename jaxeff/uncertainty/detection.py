@@ -13,6 +13,8 @@ out-of-domain inputs accepted when 95 % of in-domain inputs are) call ``fpr95(-o
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from jaxeff.arguments import check_scores
+
 
 def auroc(inside: Float[Array, " n_in"], outside: Float[Array, " n_out"]) -> Float[Array, ""]:
     """Probability that an out-of-domain input scores higher than an in-domain one.
@@ -25,7 +27,11 @@ def auroc(inside: Float[Array, " n_in"], outside: Float[Array, " n_out"]) -> Flo
 
     Returns:
         Area under the receiver operating characteristic: 1 is perfect, 0.5 chance.
+
+    Raises:
+        TypeError: One of them is no vector of scores, or empty.
     """
+    check_scores("auroc", (("inside", inside), ("outside", outside)))
     ordered = jnp.sort(inside)
     below = jnp.searchsorted(ordered, outside, side="left")
     not_above = jnp.searchsorted(ordered, outside, side="right")
@@ -43,7 +49,11 @@ def aupr(inside: Float[Array, " n_in"], outside: Float[Array, " n_out"]) -> Floa
 
     Returns:
         The mean, over out-of-domain inputs, of the precision at the threshold of their score.
+
+    Raises:
+        TypeError: One of them is no vector of scores, or empty.
     """
+    check_scores("aupr", (("inside", inside), ("outside", outside)))
     dtype = jnp.result_type(inside, outside)
     caught = _at_least(outside, outside).astype(dtype)
     false_alarms = _at_least(inside, outside).astype(dtype)
@@ -59,7 +69,11 @@ def fpr95(inside: Float[Array, " n_in"], outside: Float[Array, " n_out"]) -> Flo
 
     Returns:
         False-positive rate at the highest threshold with a true-positive rate of 95 %: 0 is best.
+
+    Raises:
+        TypeError: One of them is no vector of scores, or empty.
     """
+    check_scores("fpr95", (("inside", inside), ("outside", outside)))
     needed = -(-95 * len(outside) // 100)  # integers: no rounding decides which score it is
     threshold = jnp.sort(outside)[len(outside) - needed]
     dtype = jnp.result_type(inside, outside)

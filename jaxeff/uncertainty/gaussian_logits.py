@@ -15,10 +15,12 @@ Sharp edges:
   drawn logits separated them well (0.97 to 0.99). Validate it before relying on it.
 """
 
+from typing import Any
+
 import jax
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxeff.moments import Gaussian
+from jaxeff.moments import Gaussian, is_gaussian
 from jaxeff.uncertainty.decomposition import Decomposition, decompose_logits
 
 
@@ -34,7 +36,11 @@ def sample_logits(
 
     Returns:
         Logits, for `decompose_logits` or `predictive_log_probs`.
+
+    Raises:
+        TypeError: They are no `Gaussian`.
     """
+    _check("sample_logits", logits)
     return logits.sample(key, (samples,))
 
 
@@ -76,5 +82,17 @@ def raw_variance(logits: Gaussian) -> Float[Array, "*batch"]:
 
     Returns:
         One score per input, in squared logits; only its order means something.
+
+    Raises:
+        TypeError: They are no `Gaussian`.
     """
+    _check("raw_variance", logits)
     return logits.var.mean(-1)
+
+
+def _check(where: str, logits: Any) -> None:
+    if not is_gaussian(logits):
+        raise TypeError(
+            f"{where}: logits must be a Gaussian, as jaxeff.moments(f) returns them, not a "
+            f"{type(logits).__name__}; samples of logits go to decompose_logits"
+        )

@@ -2,11 +2,16 @@
 
 All take the probabilities ``[batch, classes]`` of the prediction itself. From samples that is their
 mean: ``probs.mean(0)``, or ``predictive_log_probs(logits)`` in log space.
+
+Sharp edge: under `jit` values are not known, so what is checked there is shapes and dtypes: logits
+in the place of probabilities are refused only where they are concrete.
 """
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
+
+from jaxeff.arguments import check_labels, check_probs
 
 
 def accuracy(
@@ -20,7 +25,12 @@ def accuracy(
 
     Returns:
         0 to 1.
+
+    Raises:
+        TypeError: The labels are no integers of shape ``[batch]``.
+        ValueError: A label is out of range.
     """
+    check_labels("accuracy: labels", labels, probs.shape[-1], probs.shape[:-1])
     return (probs.argmax(-1) == labels).astype(probs.dtype).mean()
 
 
@@ -37,8 +47,15 @@ def nll(probs: Float[Array, "batch classes"], labels: Int[Array, " batch"]) -> F
 
     Returns:
         The mean over the batch.
+
+    Raises:
+        TypeError: Something else than floating-point probabilities or integer labels was given.
+        ValueError: Rows that don't sum to one, as of logits, or a label out of range; where
+            arrays are concrete.
     """
-    return nll_from_log(jnp.log(jnp.maximum(probs, jnp.finfo(probs.dtype).tiny)), labels)
+    check_probs("nll: probs", probs)
+    check_labels("nll: labels", labels, probs.shape[-1], probs.shape[:-1])
+    return _mean_nll(jnp.log(jnp.maximum(probs, jnp.finfo(probs.dtype).tiny)), labels)
 
 
 def nll_from_log(
@@ -52,8 +69,19 @@ def nll_from_log(
 
     Returns:
         The mean over the batch.
+
+    Raises:
+        TypeError: Something else than floating-point probabilities or integer labels was given.
+        ValueError: Rows that don't sum to one, as of logits, or a label out of range; where
+            arrays are concrete.
     """
-    return -jnp.take_along_axis(log_probs, labels[:, None], axis=-1).mean()
+    check_probs("nll_from_log: log_probs", log_probs, logs=True)
+    check_labels("nll_from_log: labels", labels, log_probs.shape[-1], log_probs.shape[:-1])
+    return _mean_nll(log_probs, labels)
+
+
+def _mean_nll(log_probs: Array, labels: Array) -> Array:
+    return -jnp.take_along_axis(log_probs, jnp.asarray(labels)[:, None], axis=-1).mean()
 
 
 def brier(probs: Float[Array, "batch classes"], labels: Int[Array, " batch"]) -> Float[Array, ""]:
@@ -67,6 +95,13 @@ def brier(probs: Float[Array, "batch classes"], labels: Int[Array, " batch"]) ->
 
     Returns:
         The mean over the batch.
+
+    Raises:
+        TypeError: Something else than floating-point probabilities or integer labels was given.
+        ValueError: Rows that don't sum to one, as of logits, or a label out of range; where
+            arrays are concrete.
     """
+    check_probs("brier: probs", probs)
+    check_labels("brier: labels", labels, probs.shape[-1], probs.shape[:-1])
     onehot = jax.nn.one_hot(labels, probs.shape[-1], dtype=probs.dtype)
     return ((probs - onehot) ** 2).sum(-1).mean()

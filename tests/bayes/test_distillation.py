@@ -5,7 +5,17 @@ import numpyro.distributions as dist
 import optax
 import pytest
 
-from jaxeff.bayes import distill, predict, to_gaussians
+from jaxeff.bayes import (
+    Draws,
+    distill,
+    load_posterior,
+    nuts,
+    predict,
+    prediction_mixing,
+    save_posterior,
+    svi,
+    to_gaussians,
+)
 from jaxeff.bayes.distillation import energy_score
 from jaxeff.moments import Gaussian
 
@@ -57,6 +67,70 @@ def test_spread_of_the_teacher_is_learned():
         error = np.abs(found[path].mean - truth.mean).item()
         assert error < 5 * float(truth.std.item()) / np.sqrt(200)
         assert abs(np.log(found[path].var / truth.var)).item() < 5 * np.sqrt(2 / 200)
+
+
+NUTS = {"warmup": 20, "samples": 10, "chains": 2, "monitor": (), "progress": False}
+
+
+def regression():
+    """Mean and log-variance of a line with noise."""
+    x = np.linspace(-1, 1, 16, dtype=np.float32)[:, None]
+    y = 2 * x[:, 0] + np.random.default_rng(0).normal(size=16).astype(np.float32) / 10
+    return {"kernel": jnp.zeros((1, 2)), "bias": jnp.zeros(2)}, x, y
+
+
+def inferred(**options):
+    params, x, y = regression()
+    return svi(
+        jax.random.key(0), affine, params, (x, y), likelihood="gaussian", epochs=1, batch_size=16,
+        progress=False, **options,
+    )  # fmt: skip
+
+
+def taught(teacher, **options):
+    params, x, _ = regression()
+    return distill(
+        jax.random.key(0), affine, params, (x,), teacher, epochs=1, batch_size=16, progress=False,
+        **options,
+    )  # fmt: skip
+
+
+def knows(teacher):
+    student, named = taught(teacher), taught(teacher, likelihood="gaussian")
+    assert student.likelihood == "gaussian"
+    np.testing.assert_array_equal(student.losses, named.losses)
+    with pytest.raises(ValueError, match=r"'categorical' was given, but .* 'gaussian' l"):
+        taught(teacher, likelihood="categorical")
+
+
+@pytest.mark.filterwarnings("ignore::jaxeff.bayes.ConvergenceWarning")
+def test_the_likelihood_travels_with_the_draws_of_a_sampler(tmp_path):
+    params, x, y = regression()
+    result = nuts(jax.random.key(0), affine, params, (x, y), likelihood="gaussian", **NUTS)
+    save_posterior(tmp_path / "draws", result.posterior)
+    for teacher in (result, result.posterior, load_posterior(tmp_path / "draws", params)):
+        knows(teacher)
+    assert prediction_mixing(affine, result.posterior, x).rhat.shape == (16,)
+
+
+def test_the_likelihood_travels_with_results_and_guides(tmp_path):
+    joint = inferred(guide="low_rank")
+    save_posterior(tmp_path / "joint", joint.posterior)
+    loaded = load_posterior(tmp_path / "joint", regression()[0])
+    for teacher in (inferred(), joint, joint.posterior, loaded):
+        knows(teacher)
+
+
+def test_where_nobody_knows_the_likelihood_it_has_to_be_named():
+    posterior, (_, x, _) = inferred().posterior, regression()
+    outputs = predict(jax.random.key(1), affine, posterior, x)
+    for teacher in (outputs, posterior):
+        with pytest.raises(ValueError, match=r"distill: .*'categorical' \(logits\) or 'gaussian'"):
+            taught(teacher)
+        assert taught(teacher, likelihood="gaussian").likelihood == "gaussian"
+    draws = Draws({"bias": jnp.zeros((2, 5, 2))}, regression()[0])
+    with pytest.raises(ValueError, match="prediction_mixing: say what f's outputs mean"):
+        prediction_mixing(affine, draws, x)
 
 
 def test_bad_input():

@@ -60,7 +60,7 @@ def test_mixing_of_parameters_and_of_predictions():
         both = jnp.exp(x[:, None] * params["w"]).sum(-1)
         return jnp.stack([both, jnp.zeros_like(both), jnp.full_like(both, -100.0)], -1)
 
-    found = prediction_mixing(logits, posterior, x)
+    found = prediction_mixing(logits, posterior, x, likelihood="categorical")
     assert found.rhat.shape == (3, 3)
     assert found.max_rhat < 1.02
     # At 0 the prediction is fixed, and the third class is never predicted.

@@ -15,7 +15,7 @@ import pytest
 from jaxeff_export import Bundle, BundleError, SignatureError, ToolchainError, deploy
 from jaxeff_export.archive import digest, sealed, unsealed
 from jaxeff_export.arrays import pack_arrays
-from jaxeff_export.bundle import FILES, MANIFEST
+from jaxeff_export.manifest import FILES, MANIFEST
 from small_network import inputs, mlp, parameters
 
 from jaxeff.moments import Gaussian

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxeff.functional import functional
+from jaxeff.functional import TrainingModeWarning, functional
 from jaxeff.moments import Gaussian, MomentsError, assumptions, moments
 from jaxeff.moments.normalization import centred, layer_norm, mean_square, rms_norm, variance
 
@@ -99,7 +99,8 @@ def test_modules_with_random_scale_and_bias_match_monte_carlo(name, oracle):
 
 def test_batch_norm_in_training_is_a_norm_over_the_batch():
     model = nnx.BatchNorm(3, rngs=nnx.Rngs(0))
-    f, params = functional(model)
+    with pytest.warns(TrainingModeWarning):
+        f, params = functional(model)
     x = random(32, 3)
     ours = moments(f)(params, x)
     expected = layer_norm(x, (0,), 1e-5)

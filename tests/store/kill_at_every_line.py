@@ -60,15 +60,14 @@ def write_a_checkpoint(path):
 
 def write_a_folder(path):
     def write(text):
-        with new_folder(path, "mark") as folder:
+        with new_folder(path, "mark", lambda mark: ["file"]) as folder:
             (folder / "mark").write_text(text)
-            (folder / "deep").mkdir()
-            (folder / "deep" / "file").write_text(text)
+            (folder / "file").write_text(text)
 
     write("old")
 
     def check():
-        assert (path / "mark").read_text() == (path / "deep" / "file").read_text()
+        assert (path / "mark").read_text() == (path / "file").read_text()
 
     return lambda: write("new"), check
 

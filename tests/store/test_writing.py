@@ -62,11 +62,18 @@ def test_the_user_decides_who_may_read_it(tmp_path):
 
 def test_a_folder_of_somebody_else_is_left_alone(tmp_path):
     (tmp_path / "notes").write_text("mine")
-    with pytest.raises(FileExistsError, match="holds other files"), new_folder(tmp_path, "mark"):
-        pass
-    with pytest.raises(FileExistsError, match="is not a folder"):  # noqa: SIM117
-        with new_folder(tmp_path / "notes", "mark"):
-            pass
+
+    def write(path):
+        with new_folder(path, "mark", lambda mark: mark.decode().split()) as folder:
+            (folder / "mark").write_text("file")
+
+    for path, message in ((tmp_path, "holds other files"), (tmp_path / "notes", "is not a folder")):
+        with pytest.raises(FileExistsError, match=message):
+            write(path)
+    assert (tmp_path / "notes").read_text() == "mine"
+    (tmp_path / "mark").write_text("file another")
+    with pytest.raises(FileExistsError, match=r"its mark lists: notes; move them elsewhere"):
+        write(tmp_path)
     assert (tmp_path / "notes").read_text() == "mine"
 
 

@@ -18,7 +18,7 @@ from .attributes import attribute, integers
 from .graph import Node, Value
 from .scalar.narrow_floats import held, load, store
 from .scalar.rules import SCALAR_RULES, ScalarOp, apply_scalar
-from .scalar.scope import Scope
+from .scalar.scope import Scope, literal
 
 INDEXED = ("stablehlo.broadcast_in_dim", "stablehlo.iota")
 MAX_REGION = 128  # nodes; TVM walks nested lets recursively
@@ -242,7 +242,7 @@ def immediate(value: Value) -> Expr:
     assert value.constant is not None
     kind = value.type.dtype
     item = value.constant.item() if held(kind) == kind else float(value.constant)
-    return tirx.const(item, held(kind))
+    return literal(item, held(kind))
 
 
 def _needed(region: Sequence[Value], root: Value) -> set[Value]:

@@ -13,7 +13,8 @@ from rich.console import Console
 from jaxeff.store import require_free
 from jaxeff_export.boards import Board, BoardError, make_board
 from jaxeff_export.building import Example, NamedTarget, build, lift
-from jaxeff_export.bundle import MANIFEST, Bundle
+from jaxeff_export.bundle import Bundle
+from jaxeff_export.manifest import MANIFEST, own_files
 from jaxeff_export.target import target_machine
 from jaxeff_export.tuning.database import TuningDatabase
 from jaxeff_export.tuning.errors import TuningError
@@ -67,7 +68,7 @@ def tune(
       TuningError: if the database is none, damaged, of another TVM version or in use, a pattern
         matches or decides no kernel, or the bundle's target cannot be measured on this board.
       BoardError: if the board fails; what was measured is kept.
-      FileExistsError: if `path` holds something that is no bundle.
+      FileExistsError: if `path` holds anything but a bundle's own files.
     """
     from jaxeff_export.tuning.measuring import Bench
     from jaxeff_export.tuning.session import Session
@@ -78,7 +79,7 @@ def tune(
         raise TuningError(f"trials must be positive, got {trials}")
     records = TuningDatabase(database)
     if path is not None:
-        require_free(Path(path), MANIFEST)
+        require_free(Path(path), MANIFEST, own_files)
     settings = bundle.manifest.target
     place = make_board(board, cpu=settings.get("mcpu"))
     _require_timings(bundle, place)

@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxeff.bayes.density import Random, Scales, with_random
 from jaxeff.bayes.guides.mean_field import inverse_softplus, own_arrays
+from jaxeff.bayes.likelihood import Likelihood
 from jaxeff.bayes.posterior import parameter_table
 from jaxeff.bayes.prior import named_leaves
 from jaxeff.moments import Gaussian
@@ -89,11 +90,13 @@ class Joint:
         numbers: The guide's, trained.
         guide: The guide.
         paths: Paths of the random parameters.
+        likelihood: What the outputs of the function mean, as `svi` was told; None if nobody knows.
     """
 
     numbers: dict[str, Any]
     guide: Any = field(metadata={"static": True})
     paths: tuple[str, ...] = field(metadata={"static": True})
+    likelihood: Likelihood | None = field(default=None, metadata={"static": True})
 
     def __repr__(self) -> str:
         """What it is over; the arrays are in `numbers`."""

@@ -17,7 +17,7 @@ from numpyro.distributions import CategoricalLogits, CategoricalProbs, Distribut
 from scipy.special import ndtri
 from scipy.stats import rankdata
 
-from jaxeff.bayes.likelihood import Likelihood, resolve_likelihood
+from jaxeff.bayes.likelihood import Likelihood, require_likelihood, resolve_likelihood
 from jaxeff.bayes.posterior import Draws
 from jaxeff.bayes.predictive import predict
 
@@ -87,7 +87,7 @@ def prediction_mixing(
     f: Callable[..., Any],
     posterior: Draws,
     *inputs: Any,
-    likelihood: Likelihood = "categorical",
+    likelihood: Likelihood | None = None,
     chunk: int = 1,
 ) -> Mixing:
     """R-hat and effective sample size of predictions.
@@ -97,13 +97,14 @@ def prediction_mixing(
         posterior: The draws.
         *inputs: Where to predict.
         likelihood: As `resolve_likelihood` takes it: the prediction is the probability of each
-            class, or else the mean of its distribution.
+            class, or else the mean of its distribution. By default that of the draws.
         chunk: Draws evaluated together.
 
     Returns:
         Of shape ``[inputs]``, ``[inputs, targets]`` or ``[inputs, classes]``. Probabilities that
         hardly vary (`SETTLED`) have an R-hat of NaN.
     """
+    likelihood = require_likelihood("prediction_mixing", likelihood, posterior)
     outputs = predict(jax.random.key(0), f, posterior, *inputs, chunk=chunk)
     means = _means(outputs, likelihood=likelihood)
     means = np.reshape(means, (posterior.chains, posterior.draws_per_chain, *means.shape[1:]))

@@ -34,6 +34,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh
 
+from jaxeff.arguments import check_function, check_key, check_params
 from jaxeff.bayes.density import Scales, random_part
 from jaxeff.bayes.likelihood import Likelihood, check_data, check_targets, likelihood_name
 from jaxeff.bayes.posterior import Draws
@@ -131,6 +132,9 @@ def mcmc(
     """
     if not isinstance(kernel, Kernel):
         raise TypeError(f"kernel must be NUTS(), HMC(), SGLD() or SGHMC(), not {kernel!r}")
+    check_key("key", key)
+    check_function("f", f)
+    check_params("params", params)
     for name, value in (("samples", samples), ("chains", chains), ("thin", thin)):
         check_count(name, value)
     check_count("warmup", warmup, 0)
@@ -171,14 +175,14 @@ def mcmc(
         resume=resume,
         progress=progress,
     )
-    posterior = _draws(trace, params, scales)
+    posterior = _draws(trace, params, scales, likelihood)
     predictions = None
     if monitor is None:
         rows = np.linspace(0, count_examples(data) - 1, _MONITORED).astype(int)
         monitor = jax.tree.map(lambda leaf: leaf[np.unique(rows)], tuple(data[:-1]))
     if monitor and samples >= 4:
         inputs = (*monitor, *shared)
-        predictions = prediction_mixing(f, posterior, *inputs, likelihood=likelihood)
+        predictions = prediction_mixing(f, posterior, *inputs)
     stats = {name: values.T for name, values in trace.stats.items()}
     seconds = trace.seconds[:warmup].sum(), trace.seconds[warmup:].sum()
     result = MCMCResult(
@@ -210,10 +214,10 @@ def _mesh(chains: int, devices: Sequence[Any] | None) -> Mesh | None:
     return Mesh(np.array(given[:count]), (AXIS,))
 
 
-def _draws(trace: Trace, params: Any, scales: Scales) -> Draws:
+def _draws(trace: Trace, params: Any, scales: Scales, likelihood: Likelihood) -> Draws:
     _, unravel = ravel_pytree(random_part(params, scales))
     positions = jnp.swapaxes(trace.positions, 0, 1)
-    return Draws(jax.vmap(jax.vmap(unravel))(positions), params)
+    return Draws(jax.vmap(jax.vmap(unravel))(positions), params, likelihood)
 
 
 def _described(kernel: Kernel) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from jaxeff.bayes.likelihood import Likelihood
 from jaxeff.bayes.posterior import Draws
 from jaxeff.bayes.sampling.diagnostics import RHAT, Mixing, parameter_mixing
 from jaxeff.tables import Table
@@ -42,6 +43,11 @@ class MCMCResult:
     warmup_stats: dict[str, Float[np.ndarray, "chains warmup"]]
     predictions: Mixing | None
     seconds: tuple[float, float]
+
+    @property
+    def likelihood(self) -> Likelihood | None:
+        """What the outputs of the sampled function mean."""
+        return self.posterior.likelihood
 
     @property
     def divergences(self) -> Float[np.ndarray, " chains"]:

@@ -11,7 +11,7 @@ from tvm.tirx import Expr
 from .comparison import compare
 from .functions import library
 from .rules import ScalarOp, scalar_rule, unsigned, visible_zero
-from .scope import Scope, bits_of, is_float
+from .scope import Scope, bits_of, is_float, literal
 
 
 def _wrapping(dtype: str) -> bool:
@@ -112,7 +112,7 @@ def _integer_division(s: Scope, dtype: str, a: Expr, b: Expr) -> tuple[Expr, Exp
     by_zero = s.let(compare("EQ", b, zero))
     divisor = s.let(tirx.Select(by_zero, one, b))
     if dtype.startswith("uint"):
-        ones = tirx.const(2 ** bits_of(dtype) - 1, dtype)
+        ones = literal(2 ** bits_of(dtype) - 1, dtype)
         quotient = s.let(tirx.truncdiv(a, divisor))
         remainder = s.let(tirx.truncmod(a, divisor))
         return tirx.Select(by_zero, ones, quotient), tirx.Select(by_zero, a, remainder)

@@ -31,7 +31,9 @@ def _shift_right_arithmetic(s: Scope, op: ScalarOp, a: Expr, b: Expr) -> Expr:
     signed = f"int{bits}"
     shift, inside = _shift_amount(s, op.dtype, b)
     shift = tirx.Select(inside, tirx.Cast(signed, shift), tirx.const(bits - 1, signed))
-    return tirx.Cast(op.dtype, tirx.Cast(signed, a) >> shift)
+    if op.dtype == signed:
+        return a >> shift
+    return tirx.Cast(op.dtype, tirx.reinterpret(signed, a) >> shift)
 
 
 def _shift_amount(s: Scope, dtype: str, b: Expr) -> tuple[Expr, Expr]:

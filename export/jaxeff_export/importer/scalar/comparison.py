@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 from tvm import tirx
 from tvm.tirx import Expr
 
@@ -17,9 +19,21 @@ def _compare(s: Scope, op: ScalarOp, a: Expr, b: Expr) -> Expr:
     return compare(direction(op.op), a, b, same=op.same_operands)
 
 
+_ORDER = {
+    "EQ": operator.eq,
+    "NE": operator.ne,
+    "LT": operator.lt,
+    "LE": operator.le,
+    "GT": operator.gt,
+    "GE": operator.ge,
+}
+
+
 def compare(direction: str, a: Expr, b: Expr, *, same: bool = False) -> Expr:
     """Compare two scalars; ``same`` says that both are one value, which may be NaN."""
     dtype = dtype_of(a)
+    if isinstance(a, tirx.IntImm) and isinstance(b, tirx.IntImm):
+        return tirx.const(_ORDER[direction](int(a.value), int(b.value)), "bool")
     if dtype == "bool":
         a, b = tirx.Cast("uint8", a), tirx.Cast("uint8", b)
     elif dtype in ("int32", "int64"):

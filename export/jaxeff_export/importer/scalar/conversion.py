@@ -9,8 +9,8 @@ from ..attributes import attribute
 from .comparison import compare
 from .narrow_floats import NARROW
 from .numerics import round_to
-from .rules import ScalarOp, narrow, scalar_rule, widen
-from .scope import Scope, bits_of, dtype_of, is_float
+from .rules import ScalarOp, narrow, scalar_rule, unsigned, widen
+from .scope import Scope, bits_of, dtype_of, is_float, literal
 
 
 @scalar_rule("stablehlo.convert", cost=1)
@@ -27,7 +27,26 @@ def _convert(s: Scope, op: ScalarOp, x: Expr) -> Expr:
         return compare("NE", x, tirx.const(0, source))
     if is_float(source) and not is_float(target):
         return _saturate(s, x, source, target)
+    if target.startswith(("int", "uint")) and source.startswith(("int", "uint")):
+        return _wrap(x, source, target)
     return tirx.Cast(target, x)
+
+
+def _wrap(x: Expr, source: str, target: str) -> Expr:
+    """Integer to integer, modulo the width; never a conversion that TVM finds to be too large."""
+    bits, width = bits_of(target), bits_of(source)
+    if isinstance(x, tirx.IntImm):
+        value = int(x.value) % (1 << bits)
+        is_negative = target.startswith("int") and value >> (bits - 1)
+        return literal(value - (1 << bits) if is_negative else value, target)
+    if bits > width:  # the sign is extended before it becomes a bit like others
+        kind = source.removesuffix(str(width)) + str(bits)
+        x = tirx.Cast(kind, x)
+        return x if kind == target else _wrap(x, kind, target)
+    x = unsigned(x, width)
+    if bits < width:
+        x = tirx.Cast(f"uint{bits}", x & tirx.const((1 << bits) - 1, f"uint{width}"))
+    return x if target.startswith("uint") else tirx.reinterpret(target, x)
 
 
 def _saturate(s: Scope, x: Expr, source: str, target: str) -> Expr:
@@ -44,7 +63,8 @@ def _saturate(s: Scope, x: Expr, source: str, target: str) -> Expr:
     inside = s.let(tirx.Select(outside, tirx.const(0, source), x))
     value = s.let(tirx.Cast(target, inside))
     value = tirx.Select(below, tirx.min_value(target), value)
-    value = tirx.Select(above, tirx.max_value(target), value)
+    most = 2 ** (bits if target.startswith("uint") else bits - 1) - 1
+    value = tirx.Select(above, literal(most, target), value)
     return tirx.Select(nan, tirx.const(0, target), value)
 
 

@@ -18,7 +18,7 @@ from tvm import tirx
 from tvm.tirx import Expr
 
 from .narrow_floats import NARROW, round_narrow
-from .scope import Scope, bits_of, dtype_of
+from .scope import Scope, bits_of, dtype_of, literal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +96,7 @@ def unsigned(x: Expr, bits: int) -> Expr:
     """Return an integer's bits as an unsigned integer."""
     dtype = f"uint{bits}"
     if isinstance(x, tirx.IntImm):
-        return tirx.const(int(x.value) % (1 << bits), dtype)
+        return literal(int(x.value) % (1 << bits), dtype)
     if dtype_of(x) != f"int{bits}":
         return tirx.Cast(dtype, x)
     # TVM refuses to convert what it finds to be a negative constant; LLVM sees through this.

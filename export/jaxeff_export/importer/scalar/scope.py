@@ -5,8 +5,10 @@ computation then becomes one nested ``Let`` that is linear in the number of oper
 often a value is used again.
 
 Sharp edges of TVM's scalar expressions, handled here and in ``rules`` so that no rule has to:
-signed and unsigned 32- and 64-bit arithmetic is marked as never overflowing; ``x != x`` is
-simplified to false; narrow floats are computed in 32 bits and rounded once (``narrow_floats``).
+signed and unsigned 32- and 64-bit arithmetic is marked as never overflowing; a literal is refused,
+or becomes another number, where it is converted to a dtype that it doesn't fit (``literal``);
+``x != x`` is simplified to false; narrow floats are computed in 32 bits and rounded once
+(``narrow_floats``).
 """
 
 from __future__ import annotations
@@ -31,6 +33,18 @@ def bits_of(dtype: str) -> int:
     """The width of an integer or floating-point dtype in bits."""
     found = re.search(r"\d+", dtype)
     return int(found.group()) if found else 1  # bool
+
+
+def literal(value: int | float | bool, dtype: str) -> Expr:
+    """Return a constant; an unsigned one beyond the signed range as bits.
+
+    TVM converts literals when it simplifies, those in the branches of a selection too, and keeps
+    all of them in 64 signed bits. It leaves bits alone; LLVM sees through them.
+    """
+    bits = bits_of(dtype)
+    if dtype.startswith("uint") and int(value) >> (bits - 1):
+        return tirx.reinterpret(dtype, tirx.const(int(value) - (1 << bits), f"int{bits}"))
+    return tirx.const(value, dtype)
 
 
 class Scope:

@@ -1,0 +1,113 @@
+"""Arguments of another kind than expected: one clear error that names them and the way out."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import jaxeff
+from jaxeff.bayes import (
+    Draws,
+    distill,
+    nuts,
+    predict,
+    sample,
+    save_posterior,
+    svi,
+    to_gaussians,
+)
+from jaxeff.bayes.variational import SVIResult
+from jaxeff.moments import Gaussian
+from jaxeff.training import cross_entropy, fit, stateless
+
+KEY = jax.random.key(0)
+X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)
+Y = np.arange(4) % 2
+PARAMS = {"w": jnp.ones((3, 2))}
+GAUSSIANS = {"w": Gaussian(jnp.ones((3, 2)), jnp.full((3, 2), 0.1))}
+DRAWS = Draws({"w": jnp.ones((2, 3, 3, 2))}, PARAMS)
+RESULT = SVIResult(GAUSSIANS, [{"epoch": 0, "loss": 1.0}])
+MODEL = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
+
+
+def f(params, x):
+    return x @ params["w"]
+
+
+def train(key=KEY, loss=None, params=PARAMS, data=(X, Y)):
+    loss = cross_entropy(f) if loss is None else loss
+    return fit(key, loss, params, data, optimizer=optax.sgd(0.1), epochs=1, batch_size=2)
+
+
+def infer(key=KEY, f=f, params=PARAMS, data=(X, Y)):
+    return svi(key, f, params, data, epochs=1, batch_size=2)
+
+
+def walk(key=KEY, f=f, params=PARAMS, data=(X, Y)):
+    return nuts(key, f, params, data, warmup=1, samples=1, chains=1)
+
+
+NOISY = jaxeff.noisy(f, {"w": jaxeff.Additive(0.1)})
+KEYS = ("None", "0", r"float32\[2\]")
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        # keys
+        (lambda: train(key=None), r"fit: key must be a random key such as .*, not None"),
+        (lambda: train(key=0), r"fit: key must be a random key such as .*, not 0"),
+        (lambda: infer(key=jnp.ones(2)), r"svi: key must be a random key .*, not float32\[2\]"),
+        (lambda: walk(key=7), r"key must be a random key .*, not 7"),
+        (lambda: predict(None, f, GAUSSIANS, X), "predict: key must be a random key .*, not None"),
+        (lambda: NOISY(None, PARAMS, X), "a key, must be a random key .*, not None"),
+        (lambda: NOISY(PARAMS, X), "a key, must be a random key .*, not a dict"),
+        # models for functions
+        (lambda: infer(f=MODEL), r"svi: f must be .* Flax model Linear: f, params ="),
+        (lambda: walk(f=MODEL), "f must be a pure function .* Flax model Linear"),
+        (lambda: cross_entropy(MODEL), "cross_entropy: f must be .* Flax model Linear"),
+        (lambda: predict(KEY, MODEL, GAUSSIANS, X), "predict: f must be .* Flax model Linear"),
+        (lambda: jaxeff.moments(MODEL), "moments: f must be .* Flax model Linear"),
+        (lambda: jaxeff.summary(MODEL, PARAMS, X), "f must be .* Flax model Linear"),
+        (lambda: infer(f=PARAMS), "svi: f must be a pure function .*, not a dict"),
+        # models and results for parameters
+        (lambda: train(params=MODEL), "fit: params must be a pytree of arrays, not the Flax model"),
+        (lambda: infer(params=MODEL), "params must be a pytree of arrays, not the Flax model"),
+        (lambda: walk(params=MODEL), "params must be a pytree of arrays, not the Flax model"),
+        (lambda: infer(params=RESULT), "params is a SVIResult: pass its posterior"),
+        (lambda: infer(params={"w": "ones"}), "params .* but w is 'ones'"),
+        (lambda: jaxeff.sites(f, MODEL, X), "argument 0 must be .* not the Flax model Linear"),
+        # data
+        (lambda: infer(data=X), r"data must be \(\*inputs, targets\).* not float32\[4,?\s?3\]"),
+        (lambda: walk(data={"x": X, "y": Y}), r"data must be .* not a dict"),
+        (lambda: train(data={"x": X, "y": Y}), r"must be a pair \(inputs, labels\), not a dict"),
+        (lambda: train(data=(X, Y, Y)), r"must be a pair \(inputs, labels\), not a tuple of 3"),
+        (lambda: train(loss=stateless(lambda k, p, b: 0.0), data=("x",)), "fit: data .* is 'x'"),
+        # posteriors
+        (lambda: predict(KEY, f, RESULT, X), "the posterior, a SVIResult, holds no Gaussian"),
+        (lambda: predict(KEY, f, None, X), "the posterior, a NoneType, holds no Gaussian"),
+        (lambda: sample(KEY, PARAMS, 3), "the posterior, a dict, holds no Gaussian"),
+        (lambda: to_gaussians(PARAMS), "the posterior, a dict, holds no Gaussian"),
+        (lambda: to_gaussians(MODEL), "the posterior, a Linear, holds no Gaussian"),
+        (lambda: save_posterior("never-written", RESULT), "is a SVIResult: pass its posterior"),
+        (lambda: save_posterior("never-written", MODEL), "must be .* Flax model Linear"),
+        (lambda: jaxeff.moments(f)(DRAWS, X), r"is a posterior \(Draws\).*to_gaussians"),
+        (lambda: jaxeff.moments(f)(RESULT, X), "argument 0 is a SVIResult: pass its posterior"),
+        (lambda: distill(KEY, f, PARAMS, (X,), None, epochs=1), "teacher must be .* a NoneType"),
+        (lambda: distill(KEY, f, PARAMS, X, GAUSSIANS, epochs=1), "inputs must be a tuple"),
+    ],
+)  # fmt: skip
+def test_what_it_is_and_what_it_should_be(call, message):
+    with pytest.raises(TypeError, match=message):
+        call()
+
+
+def test_old_style_keys_and_arrays_of_keys_pass():
+    old = jax.random.key_data(KEY)
+    assert NOISY(old, PARAMS, X).shape == (4, 2)
+    assert predict(old, f, GAUSSIANS, X, samples=3).shape == (3, 4, 2)
+    keys = jax.random.split(KEY, 5)
+    assert jax.vmap(NOISY, (0, None, None))(keys, PARAMS, X).shape == (5, 4, 2)
+    assert train(key=old).history
