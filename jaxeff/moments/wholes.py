@@ -20,7 +20,7 @@ Sharp edges
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import jax.numpy as jnp
@@ -235,10 +235,29 @@ class _State:
 
 def _join(parts: Sequence[Layer]) -> Layer:
     last = parts[-1]
-    nodes = tuple(dict.fromkeys(n for part in parts for n in part.nodes))
+    # A whole among the parts may have made what a part before it reads.
+    nodes = _in_order(dict.fromkeys(n for part in parts for n in part.nodes))
     made = {v for n in nodes for v in n.outputs}
     inputs = tuple(dict.fromkeys(v for n in nodes for v in n.values if v not in made))
     return Whole(last.kind, nodes, inputs, last.outputs, last.site, last.base, last.occurrence)
+
+
+def _in_order(nodes: Iterable[Node]) -> tuple[Node, ...]:
+    """Equations after those whose results they read, otherwise as given."""
+    made_by = {v: n for n in nodes for v in n.outputs}
+    ordered: dict[Node, None] = {}
+
+    def place(node: Node) -> None:
+        for value in node.values:
+            before = made_by.get(value)
+            if before is not None and before not in ordered:
+                place(before)
+        ordered[node] = None
+
+    for node in nodes:
+        if node not in ordered:
+            place(node)
+    return tuple(ordered)
 
 
 def _repeats(node: Node, random: Sequence[Value]) -> bool:
