@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -12,10 +13,10 @@ from jaxeff.bayes.guides import Flow, FullRank, Joint, LowRank
 from jaxeff.bayes.likelihood import Likelihood
 from jaxeff.bayes.posterior import Draws, check_posterior
 from jaxeff.bayes.prior import named_leaves
-from jaxeff.moments import Gaussian, is_gaussian
+from jaxeff.moments import Calibrated, Gaussian, is_gaussian
 from jaxeff.store import CheckpointError, load_metadata, load_pytree, save_pytree
 
-_DRAWS, _GAUSSIANS, _JOINT = "draws", "gaussians", "joint"
+_DRAWS, _GAUSSIANS, _JOINT, _CALIBRATED = "draws", "gaussians", "joint", "calibrated"
 _GUIDES = {guide.__name__: guide for guide in (LowRank, FullRank, Flow)}
 
 
@@ -24,8 +25,8 @@ def save_posterior(path: str | os.PathLike[str], posterior: Any) -> None:
 
     Args:
         path: The file; its folder is made when missing.
-        posterior: `Draws`, a pytree of `Gaussian` and arrays, or what a guide of
-            `jaxeff.bayes.guides` found. The likelihood of draws and guides is kept by its name; one
+        posterior: `Draws`, a pytree of `Gaussian` and arrays, the same `Calibrated`, or what a guide
+            of `jaxeff.bayes.guides` found. The likelihood of draws and guides is kept by its name; one
             that is a function is not, and has to be named again.
 
     Raises:
@@ -44,15 +45,27 @@ def save_posterior(path: str | os.PathLike[str], posterior: Any) -> None:
         metadata = {"posterior": _JOINT, "guide": guide, "random": posterior.paths} | known
         save_pytree(path, {"numbers": rest, "mean": named_leaves(numbers["mean"])}, metadata)
         return
+    if isinstance(posterior, Calibrated):
+        factors = list(posterior.factors.values())
+        content = {"posterior": posterior.posterior, "factors": dict(enumerate(factors))}
+        sites = {"sites": list(posterior.factors), "errors": dict(posterior.errors)}
+        random = _random(posterior.posterior)
+        save_pytree(path, content, {"posterior": _CALIBRATED, "random": random} | sites)
+        return
     check_params("posterior", posterior)
+    random = _random(posterior)
+    save_pytree(path, posterior, {"posterior": _GAUSSIANS, "random": random})
+
+
+def _random(posterior: Any) -> list[str]:
+    """The paths of the random leaves of a pytree of `Gaussian` and arrays."""
     leaves = named_leaves(posterior, is_leaf=is_gaussian)
     if not any(is_gaussian(leaf) for leaf in leaves.values()):
         raise TypeError(
             "only draws, pytrees that hold a Gaussian and posteriors of jaxeff.bayes.guides have a "
             f"file, not {type(posterior).__name__}: draw from it, or hand over its `to_gaussians`"
         )
-    random = [name for name, leaf in leaves.items() if is_gaussian(leaf)]
-    save_pytree(path, posterior, {"posterior": _GAUSSIANS, "random": random})
+    return [name for name, leaf in leaves.items() if is_gaussian(leaf)]
 
 
 def load_posterior(path: str | os.PathLike[str], params: Any) -> Any:
@@ -77,13 +90,12 @@ def load_posterior(path: str | os.PathLike[str], params: Any) -> Any:
         _check(path, Draws(random, leaves), params)
         return Draws(random, _arrange(leaves, params), metadata.get("likelihood"))
     if kind == _GAUSSIANS:
-        arrays = named_leaves(tree)
-        leaves = {
-            name: Gaussian(arrays.pop(f"{name}/mean"), arrays.pop(f"{name}/var"))
-            for name in metadata["random"]
-        } | arrays
-        _check(path, leaves, params)
-        return _arrange(leaves, params)
+        return _gaussians(path, tree, metadata["random"], params)
+    if kind == _CALIBRATED:
+        found = _gaussians(path, tree["posterior"], metadata["random"], params)
+        arrays = named_leaves(tree["factors"])
+        factors = {site: arrays[str(i)] for i, site in enumerate(metadata["sites"])}
+        return Calibrated(found, factors, tuple(metadata["errors"].items()))
     if kind == _JOINT:
         settings = dict(metadata["guide"])
         name = settings.pop("name")
@@ -103,6 +115,15 @@ def load_posterior(path: str | os.PathLike[str], params: Any) -> Any:
         numbers = {"mean": _arrange(found["mean"], params), **found["numbers"]}
         return Joint(numbers, guide, paths, metadata.get("likelihood"))
     raise CheckpointError(f"{path} is a checkpoint, but not one of a posterior.")
+
+
+def _gaussians(path: str | os.PathLike[str], tree: Any, random: Sequence[str], params: Any) -> Any:
+    arrays = named_leaves(tree)
+    leaves = {
+        name: Gaussian(arrays.pop(f"{name}/mean"), arrays.pop(f"{name}/var")) for name in random
+    } | arrays
+    _check(path, leaves, params)
+    return _arrange(leaves, params)
 
 
 def _name(likelihood: Likelihood | None) -> str | None:

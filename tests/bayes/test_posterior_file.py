@@ -1,3 +1,4 @@
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -5,7 +6,7 @@ import pytest
 
 from jaxeff.bayes import Draws, load_posterior, sample, save_posterior
 from jaxeff.bayes.guides import Flow, FullRank, Joint, LowRank, MeanField
-from jaxeff.moments import Gaussian
+from jaxeff.moments import Calibrated, Gaussian
 from jaxeff.training import CheckpointError, save_pytree
 
 PARAMS = {"fc": {"kernel": jnp.zeros((2, 3)), "bias": jnp.zeros(3)}, "bn": {"mean": jnp.zeros(3)}}
@@ -85,3 +86,18 @@ def test_what_is_no_posterior_is_refused(tmp_path):
         load_posterior(path, PARAMS)
     with pytest.raises(TypeError, match="to_gaussians"):
         save_posterior(path, PARAMS)
+
+
+def test_a_calibrated_posterior_keeps_its_factors_and_their_errors(tmp_path):
+    params = {"fc1": {"kernel": jnp.ones((3, 2)), "bias": jnp.zeros(2)}}
+    posterior = {
+        "fc1": {"kernel": Gaussian(jnp.ones((3, 2)), jnp.ones((3, 2))), "bias": jnp.zeros(2)}
+    }
+    factors = {"block/fc1": jnp.array([0.3, 0.4]), "mean": jnp.array(0.5)}
+    errors = (("block/fc1", 0.04), ("mean", 0.05))
+    save_posterior(tmp_path / "it.safetensors", Calibrated(posterior, factors, errors))
+    found = load_posterior(tmp_path / "it.safetensors", params)
+    assert isinstance(found, Calibrated)
+    assert found.errors == errors
+    chex.assert_trees_all_equal(found.posterior, posterior)
+    chex.assert_trees_all_equal(dict(found.factors), factors)
