@@ -26,8 +26,8 @@ def save_posterior(path: str | os.PathLike[str], posterior: Any) -> None:
     Args:
         path: The file; its folder is made when missing.
         posterior: `Draws`, a pytree of `Gaussian` and arrays, one that is `Calibrated`, or what a
-            guide of `jaxeff.bayes.guides` found. The likelihood of draws and guides is kept by its name; one
-            that is a function is not, and has to be named again.
+            guide of `jaxeff.bayes.guides` found. The likelihood of draws and guides is kept by its
+            name; one that is a function is not, and has to be named again.
 
     Raises:
         TypeError: It is another posterior, or none.
