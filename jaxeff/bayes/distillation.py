@@ -1,8 +1,18 @@
 """Distillation: a variational posterior that predicts as a teacher does, draw for draw.
 
-    inputs = jax.random.uniform(key, (1000, 2), minval=low, maxval=high)   # no labels
-    teacher = predict(key, f, nuts_result.posterior, inputs, samples=100)
-    student = distill(key, f, params, (inputs,), teacher, epochs=300).posterior
+```python
+import jax
+
+import jaxeff
+from jaxeff.bayes import distill, predict
+from jaxeff.nn import small_classifier
+
+key = jax.random.key(0)
+f, params, (x, y) = small_classifier()
+posterior = jax.tree.map(lambda w: jaxeff.Gaussian(w, 0.01 * w**2), params)   # any: NUTS's draws
+teacher = predict(key, f, posterior, x, samples=100)
+student = distill(key, f, params, (x,), teacher, epochs=20).posterior         # no labels
+```
 
 The loss is the energy score (Gneiting and Raftery 2007, JASA 102) between the predictions of the
 teacher's draws and of the student's, for each input
