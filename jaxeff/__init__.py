@@ -1,11 +1,23 @@
 """Resource-efficient, robust and uncertainty-aware neural networks as JAX function transforms.
 
-    f, params = jaxeff.functional(model)                  # NNX or Linen -> pure function, pytree
-    jaxeff.summary(f, params, x)                          # the layers and what they cost
-    jaxeff.noisy(f, {"conv*": Additive(0.3)})             # g(key, params, x)
-    jaxeff.quantized(f, {"*:linear": Int(8)})             # g(params, x)
-    jaxeff.moments(f)                                     # g(params, x), any leaf may be Gaussian
-    jaxeff.photonic(f, {"avg_pool*": ChaoticLight(0.5)})  # g(key, params, x)
+```python
+import jax
+from flax import nnx
+
+import jaxeff
+from jaxeff import Additive, ChaoticLight, Int
+from jaxeff.nn import SmallCNN
+
+key, x = jax.random.key(0), jax.numpy.ones((2, 28, 28, 1))
+f, params = jaxeff.functional(SmallCNN(rngs=nnx.Rngs(0)))  # NNX or Linen -> pure function, pytree
+jaxeff.summary(f, params, x)                               # the layers and what they cost
+
+g = jaxeff.noisy(f, {"conv*": Additive(0.3)})              # g(key, params, x)
+g = jaxeff.photonic(f, {"avg_pool*": ChaoticLight(0.5)})   # g(key, params, x)
+g = jaxeff.quantized(f, {"*:linear": Int(8)})              # g(params, x)
+g = jaxeff.moments(f)                                      # g(params, x), any leaf may be Gaussian
+g(params, x).var                                           # [2, 10]: zero, for nothing is random
+```
 
 Settings and everything else live in the rooms: `jaxeff.noise`, `jaxeff.compression`,
 `jaxeff.robustness`, `jaxeff.hardening`, `jaxeff.bayes`, `jaxeff.uncertainty`, `jaxeff.data`,

@@ -1,13 +1,25 @@
 """Turn a Flax model into a pure function and a pytree of parameters.
 
 Everything in jaxeff reads functions ``f(params, *args)``. `functional` makes one from a Flax NNX
-module or a Flax Linen module and its variables, so that both kinds look the same from here on::
+module or a Flax Linen module and its variables, so that both kinds look the same from here on:
 
-    f, params = functional(nnx_model)
-    f, params = functional(linen_module, linen_module.init(key, x))
-    f, params, state = functional(nnx_model, mutable=True)
-    f, params = functional(nnx_model, keyed=True)                  # f(key, params, x): dropout
-    f, params, state = functional(nnx_model, keyed=True, mutable=True)
+```python
+import jax
+from flax import nnx
+
+from jaxeff.functional import functional
+from jaxeff.nn import MLP, LinenMLP
+
+model, linen_model = MLP((4, 8, 2), batch_norm=True, rngs=nnx.Rngs(0)), LinenMLP((4, 8, 2))
+key, x = jax.random.key(0), jax.numpy.ones((3, 4))
+f, params = functional(linen_model, linen_model.init(key, x))
+f, params, state = functional(model, mutable=True)   # or keyed=True: f(key, params, ...), dropout
+logits, state = f(params, state, x)        # in train mode: the state follows the batch
+
+model.eval()
+f, params = functional(model)
+logits = f(params, x)
+```
 
 Sharp edges:
 

@@ -1,7 +1,14 @@
 """Random keys whose numbers cost a third: bits from a hashed counter instead of Threefry.
 
-    key = fast_key(0)                      # in the place of jax.random.key(0)
-    y = noisy(f, {"*": Additive(0.3)})(key, params, x)
+```python
+from jaxeff.keys import fast_key
+from jaxeff.nn import small_classifier
+from jaxeff.noise import Additive, noisy
+
+f, params, (x, y) = small_classifier()
+key = fast_key(0)                          # in the place of jax.random.key(0)
+logits = noisy(f, {"*": Additive(0.3)})(key, params, x)
+```
 
 A noisy network draws a normal number per activation and image; on a processor Threefry's bits then
 take longer than the network. Bits are a double round of an avalanche hash over the counter and

@@ -241,6 +241,12 @@ def _checked_fields(cls: type) -> list[tuple[str, bool, Number | Count | Choice]
     return found
 
 
+def lifted(value: Any, shape: tuple[int, ...]) -> jax.Array:
+    """An array with leading axes of one, so that it broadcasts without a promotion of ranks."""
+    missing = range(len(shape) - jnp.ndim(value)) if jnp.ndim(value) else ()
+    return jnp.expand_dims(jnp.asarray(value), tuple(missing))
+
+
 def check_broadcasts(name: str, value: Any, shape: tuple[int, ...]) -> None:
     """Checks that a number or array of a setting broadcasts to the shape of what it acts on.
 

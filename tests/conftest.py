@@ -1,13 +1,93 @@
-"""Hypothesis draws the same examples in every run, unless JAXEFF_RANDOM_TESTS is set.
+"""What all rooms share: how JAX computes in tests, drawn examples, the ARM tools.
 
-A landing must not depend on luck; searching for new examples is a run of its own:
+*Strictly.* Tests run with strict dtype promotion and without rank promotion, so that the library's
+own code says what it means; a function of a test, or of a third party, that promotes says so:
+``pytest.mark.promotes("dtype")``, ``("rank")`` or both.
+
+*Compiled quickly.* XLA leaves most optimizations out: most tests compile far longer than they
+compute. A module that holds bits, or XLA's own results, against something else is marked
+``optimized``. The flag is no part of JAX's cache keys, so it changes between modules only, where
+all compiled programs are dropped anyway: workers would grow to gigabytes.
+
+*On one thread a worker*, of XLA and TVM, where pytest-xdist runs several.
+
+*Repeatably.* Hypothesis draws the same examples in every run, unless JAXEFF_RANDOM_TESTS is set. A
+landing must not depend on luck; searching for new examples is a run of its own:
 `JAXEFF_RANDOM_TESTS=1 pytest tests/export`.
+
+Where the ARM tools are missing, tests marked ``arm`` are skipped with the reason; with
+``JAXEFF_REQUIRE_ARM=1`` (set where the tools ought to be installed) they fail instead, so that
+nobody mistakes a skipped check for a passed one.
 """
 
+import contextlib
 import os
+from collections.abc import Iterator
+from typing import NoReturn
 
+if "PYTEST_XDIST_WORKER" in os.environ:  # before JAX and TVM start their threads
+    os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
+    os.environ.setdefault("TVM_NUM_THREADS", "1")
+
+import jax
+import pytest
 from hypothesis import settings
 
 settings.register_profile("same", derandomize=True)
 if not os.environ.get("JAXEFF_RANDOM_TESTS"):
     settings.load_profile("same")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _compiler(request: pytest.FixtureRequest) -> Iterator[None]:
+    """XLA's effort for this module; its programs are dropped at the end."""
+    optimized = request.node.get_closest_marker("optimized") is not None
+    jax.config.update("jax_disable_most_optimizations", not optimized)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+    jax.clear_caches()
+
+
+@pytest.fixture(autouse=True)
+def _strictness(request: pytest.FixtureRequest) -> Iterator[None]:
+    """No promotion but that which a test is marked to do."""
+    promoted = {what for mark in request.node.iter_markers("promotes") for what in mark.args}
+    if promoted - {"dtype", "rank"}:
+        raise ValueError(f"a test promotes 'dtype' or 'rank', not {sorted(promoted)}")
+    with contextlib.ExitStack() as stack:
+        if "dtype" not in promoted:
+            stack.enter_context(jax.numpy_dtype_promotion("strict"))
+        if "rank" not in promoted:
+            stack.enter_context(jax.numpy_rank_promotion("raise"))
+        yield
+
+
+def _unavailable(reason: str) -> NoReturn:
+    if os.environ.get("JAXEFF_REQUIRE_ARM") == "1":
+        pytest.fail(f"JAXEFF_REQUIRE_ARM=1, but {reason}", pytrace=False)
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def arm_linker() -> str:
+    """The aarch64 cross linker, or a skip."""
+    from jaxeff_export.target import resolve_target
+    from jaxeff_export.toolchain import ToolchainError, find_linker
+
+    try:
+        return find_linker(resolve_target("cortex-a72"))
+    except ToolchainError as error:
+        _unavailable(str(error))
+
+
+@pytest.fixture(scope="session")
+def emulator() -> None:
+    """A prepared emulated board, or a skip."""
+    from jaxeff_export.boards import BoardError, emulated
+    from jaxeff_export.toolchain import ToolchainError, find_emulator
+
+    try:
+        find_emulator()
+        emulated.prepare(progress=None)
+    except (ToolchainError, BoardError) as error:
+        _unavailable(str(error))

@@ -1,8 +1,14 @@
 """StableHLO export: from a JAX function to a library for this machine or an ARM board.
 
-    bundle = jaxeff_export.deploy(f, (params, x), target="cortex-a72", path="lenet")
-    bundle.check("emulated")
-    bundle.run(x, board="rpc://raspberrypi:9090")
+```python
+import jaxeff_export
+from jaxeff.nn import small_classifier
+
+f, params, (x, y) = small_classifier()
+bundle = jaxeff_export.deploy(f, (params, x[:10]), path="small")   # target="cortex-a72"
+bundle.check()                                                     # "emulated"
+logits = bundle.run(x[:10])                                        # board="rpc://raspberrypi:9090"
+```
 
 This is the only room that imports TVM, and it does so only when something is compiled or run.
 """

@@ -1,9 +1,23 @@
 """Bayesian neural networks: posteriors over the parameters of any ``f(params, *args)``.
 
-result = nuts(key, f, params, (x, y), likelihood="gaussian", chains=4)
-result = svi(key, f, params, (images, labels), epochs=50)
-logits = predict(key, f, result.posterior, x, samples=30)  # [samples, batch, classes]
+```python
+import jax
+import optax
+
+import jaxeff
+from jaxeff.bayes import predict, svi
+from jaxeff.nn import small_classifier
+
+key = jax.random.key(0)
+f, params, (x, y) = small_classifier()
+result = svi(
+    key, f, params, (x, y), epochs=20, batch_size=32, init_scale=0.02, optimizer=optax.adam(1e-2)
+)
+logits = predict(key, f, result.posterior, x, samples=30)   # [samples, batch, classes]
 jaxeff.moments(f)(result.posterior, x)                      # one pass instead of 30
+```
+
+`nuts`, `hmc`, `sgld` and `sghmc` sample instead (`jaxeff.bayes.sampling.mcmc`).
 """
 
 from jaxeff.bayes.bridges import around_best_draw

@@ -1,8 +1,23 @@
 """What one inference method hands to another.
 
-svi(key, f, around_best_draw(nuts_result), data, epochs=200)     # MCMC -> SVI
-nuts(key, f, params, data, init=svi_result.posterior)            # SVI -> MCMC
-distill(key, f, params, inputs, nuts_result, ...)
+```python
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxeff.bayes import around_best_draw, distill, nuts, predict, svi
+
+def f(params, x):                                          # a line; mean and log-variance
+    return jnp.stack([params["slope"] * x, jnp.full_like(x, -2.0)], -1)
+
+key, params, x = jax.random.key(0), {"slope": jnp.ones(())}, jnp.linspace(-1, 1, 100)
+data = x, 2 * x + 0.3 * jax.random.normal(key, (100,))
+options = {"epochs": 100, "optimizer": optax.adam(1e-2), "likelihood": "gaussian"}
+found = svi(key, f, params, data, **options).posterior
+chains = nuts(key, f, params, data, likelihood="gaussian", chains=4, init=found)  # SVI -> MCMC
+svi(key, f, around_best_draw(chains), data, **options)                            # MCMC -> SVI
+distill(key, f, params, (x,), chains, epochs=100, optimizer=optax.adam(1e-2))
+```
 """
 
 from typing import Any

@@ -1,8 +1,15 @@
 """The joint density of parameters and data, which every sampler moves on.
 
-    scales = prior_scales("fan_in", params)
-    log_density = log_joint(f, params, scales, "categorical")
-    log_density(random_part(params, scales), (images, labels))
+```python
+from jaxeff.bayes import prior_scales
+from jaxeff.bayes.density import log_joint, random_part
+from jaxeff.nn import small_classifier
+
+f, params, data = small_classifier()
+scales = prior_scales("fan_in", params)
+log_density = log_joint(f, params, scales, "categorical")
+log_density(random_part(params, scales), data)
+```
 
 Only the parameters with a prior are arguments; the others (prior None) keep the values given:
 partial Bayes.

@@ -1,12 +1,27 @@
 """Distillation: a variational posterior that predicts as a teacher does, draw for draw.
 
-    inputs = jax.random.uniform(key, (1000, 2), minval=low, maxval=high)   # no labels
-    student = distill(key, f, params, (inputs,), nuts_result, epochs=300).posterior
+```python
+import jax
 
-A teacher of another function is given by its outputs, and then what they mean has to be said:
+import jaxeff
+from jaxeff.bayes import distill, predict
+from jaxeff.nn import small_classifier
 
-    outputs = predict(key, large, nuts_result.posterior, inputs, samples=100)
-    student = distill(key, f, params, (inputs,), outputs, likelihood="gaussian", epochs=300)
+key = jax.random.key(0)
+f, params, (x, y) = small_classifier()
+posterior = jax.tree.map(lambda w: jaxeff.Gaussian(w, 0.01 * w**2), params)   # any: NUTS's draws
+student = distill(                                                            # no labels
+    key, f, params, (x,), posterior, likelihood="categorical", epochs=20
+).posterior
+```
+
+Draws and results know their likelihood; bare Gaussians don't, so it has to be said, as it has of a
+teacher of another function, which is given by its outputs:
+
+```python
+outputs = predict(key, f, posterior, x, samples=100)
+student = distill(key, f, params, (x,), outputs, likelihood="categorical", epochs=20)
+```
 
 The loss is the energy score (Gneiting and Raftery 2007, JASA 102) between the predictions of the
 teacher's draws and of the student's, for each input

@@ -47,7 +47,10 @@ def save_posterior(path: str | os.PathLike[str], posterior: Any) -> None:
         return
     if isinstance(posterior, Calibrated):
         factors = list(posterior.factors.values())
-        content = {"posterior": posterior.posterior, "factors": dict(enumerate(factors))}
+        content = {
+            "posterior": posterior.posterior,
+            "factors": {str(i): f for i, f in enumerate(factors)},
+        }
         sites = {"sites": list(posterior.factors), "errors": dict(posterior.errors)}
         random = _random(posterior.posterior)
         save_pytree(path, content, {"posterior": _CALIBRATED, "random": random} | sites)

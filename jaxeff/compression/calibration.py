@@ -1,7 +1,13 @@
 """`calibrate`: activation ranges measured on data, as settings for `quantized`.
 
-    spec = calibrate(f, params, batches, {"*": Int(8), "fc3": None})
-    g = quantized(f, spec)
+```python
+from jaxeff.compression import Int, calibrate, quantized
+from jaxeff.nn import small_classifier
+
+f, params, (x, y) = small_classifier()
+spec = calibrate(f, params, [x[:128], x[128:]], {"*": Int(8), "fc2": None})
+logits = quantized(f, spec)(params, x)
+```
 
 Sharp edges:
     Ranges are those of the model before quantization.

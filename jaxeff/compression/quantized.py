@@ -1,7 +1,13 @@
 """`quantized`: a model computed with fake-quantized weights and activations.
 
-    g = quantized(f, {"*": Int(8), "fc3": None})
-    y = g(params, x)                                   # straight-through gradients
+```python
+from jaxeff.compression import Int, quantized
+from jaxeff.nn import small_classifier
+
+f, params, (x, y) = small_classifier()
+g = quantized(f, {"*": Int(8), "fc2": None})
+logits = g(params, x)                              # straight-through gradients
+```
 
 Without a range, activations are quantized by their own smallest and largest value on every call;
 `calibrate` measures ranges once.

@@ -1,10 +1,16 @@
 """`running`: quantization whose activation ranges are followed during training.
 
-    spec = {"relu*": Int(4, weights=False, at="output"), "*:linear": Int(4, activations=False)}
-    g = running(f, spec)
-    ranges = initial_ranges(f, spec, params, x)
-    y, ranges = g(params, ranges, x)                        # a model with a state
-    h = running(f, spec, training=False)                    # afterwards: the ranges stay
+```python
+from jaxeff.compression import Int, initial_ranges, running
+from jaxeff.nn import small_classifier
+
+f, params, (x, y) = small_classifier()
+spec = {"relu*": Int(4, weights=False, at="output"), "*:linear": Int(4, activations=False)}
+g = running(f, spec)
+ranges = initial_ranges(f, spec, params, x)
+logits, ranges = g(params, ranges, x)                   # a model with a state
+h = running(f, spec, training=False)                    # afterwards: the ranges stay
+```
 
 Each range is an exponential moving average of the batches' smallest and largest values, the
 present batch included, corrected for its start at nothing.

@@ -1,10 +1,12 @@
 """Data for the experiments: images in standard formats from ``JAXEFF_DATA``, digits embedded.
 
+```python
 from jaxeff import data
 
 digits = data.load("digits")  # embedded; "mnist" and others need JAXEFF_DATA
 x = data.normalize(digits.train_images, "digits")
 ood = data.normalize(data.load("digits-ood").test_images, "digits")
+```
 
 Two small sets are drawn rather than loaded: `jaxeff.data.noisy_sine` and `jaxeff.data.two_moons`.
 A third is built, by training, in a room of its own: `jaxeff.dirty_mnist`.

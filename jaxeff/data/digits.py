@@ -19,8 +19,6 @@ so its test accuracy flatters.
 import jax
 import numpy as np
 from jaxtyping import UInt8
-from sklearn.datasets import load_digits, load_sample_image
-from sklearn.model_selection import train_test_split
 
 from jaxeff.data.dataset import Dataset
 
@@ -33,6 +31,9 @@ _SEED = 0
 
 def digits() -> Dataset:
     """scikit-learn's digits in MNIST's frame: 1,437 + 360 images of 28 x 28."""
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
     bunch = load_digits()
     train_images, test_images, train_labels, test_labels = train_test_split(
         bunch.images,
@@ -48,6 +49,8 @@ def digits() -> Dataset:
 
 def digits_ood() -> Dataset:
     """Patches of scikit-learn's photographs in the frame of the digits: 1,437 + 360 images."""
+    from sklearn.datasets import load_digits, load_sample_image
+
     sizes = {"train": len(load_digits().target) - TEST_SIZE, "test": TEST_SIZE}
     rng = np.random.default_rng(_SEED)
     parts = {}

@@ -7,9 +7,16 @@ ones of half that density with sigma 0.25, and gaps between them. What lies outs
 beyond the first and last too, is a gap. The source gives neither borders nor counts; those here
 are ours:
 
-    x, y = train = noisy_sine(jax.random.key(0))
-    grid = jnp.linspace(*span(REGIMES, margin=1.0), 400)
-    inside = in_regime(grid, REGIMES)
+```python
+import jax
+import jax.numpy as jnp
+
+from jaxeff.data.noisy_sine import REGIMES, in_regime, noisy_sine, span
+
+x, y = noisy_sine(jax.random.key(0))
+grid = jnp.linspace(*span(REGIMES, margin=1.0), 400)
+inside = in_regime(grid, REGIMES)
+```
 """
 
 from collections.abc import Sequence

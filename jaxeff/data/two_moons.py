@@ -3,7 +3,6 @@
 import jax
 import numpy as np
 from jaxtyping import Float, Int, PRNGKeyArray
-from sklearn.datasets import make_moons
 
 NOISE = 0.31
 """Standard deviation of the points around their moon: with this much, the best possible classifier
@@ -26,6 +25,8 @@ def two_moons(
     Raises:
         ValueError: Fewer than two samples, or negative noise.
     """
+    from sklearn.datasets import make_moons
+
     if samples < 2 or noise < 0:
         raise ValueError(
             f"two moons need two samples or more and noise of zero or more, not {samples}, {noise}"

@@ -1,9 +1,7 @@
 """Dirty-MNIST: MNIST with digits that are truly ambiguous (Mukhoti et al. 2021, arXiv 2102.11582).
 
-    from jaxeff.dirty_mnist import dirty_mnist
-
-    dirty = dirty_mnist()             # built on the first call (about ten minutes), then cached
-    images, labels = dirty.train()    # MNIST, and each ambiguous image once per label
+`dirty_mnist` builds it on the first call (about ten minutes), and reads it from a cache afterwards;
+`DirtyMNIST.train` are MNIST's images and labels, and each ambiguous image once per label.
 
 The ambiguous images are made here, from MNIST, by the published recipe: a variational autoencoder
 decodes convex mixtures of the codes of two to four digits of distinct classes, and an ensemble of

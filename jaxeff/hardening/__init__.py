@@ -1,15 +1,37 @@
 """Hardening: training that prepares a network for analog noise.
 
-    noise_at = lambda sigma: cross_entropy(noisy(f, {"*": Additive(sigma)}), keyed=True)
-    ramp = optax.linear_schedule(0.0, 1.0, 1000)
+```python
+import functools
 
-    fit(key, noise_at(0.5), ...)                                  # noisy training
-    fit(key, incremental(noise_at, ramp)(0.5), ...)               # growing noise
-    fit(key, variance_aware(noise_per_image)(Variable(0.5, 0.2)), ...)          # VANT
-    fit(key, distilled(noisy(f, spec), teacher, keyed=True), ...)  # a clean teacher
-    fit(key, loss, ..., optimizer=sharpness_aware(adam, rho=0.5))  # SAM
-    fit(key, loss, ..., optimizer=optax.chain(adam, clamped(-1, 1)))  # bounded weights
-    quantized(f, relu_quantization(4, last="fc3", scale=0.5))      # quantization-aware training
+import jax
+import optax
+
+from jaxeff import hardening, noisy, quantized
+from jaxeff.nn import small_classifier
+from jaxeff.noise import Additive
+from jaxeff.training import cross_entropy, fit
+
+f, params, data = small_classifier()
+adam, ramp = optax.adam(1e-2), optax.linear_schedule(0.0, 1.0, 16)
+
+def train(loss, optimizer=adam):
+    return fit(jax.random.key(0), loss, params, data, optimizer=optimizer, epochs=2, batch_size=32)
+
+def noise_at(sigma, along=None):
+    return cross_entropy(noisy(f, {"*": Additive(sigma, along=along)}), keyed=True)
+
+train(noise_at(0.5))                                                    # noisy training
+train(hardening.incremental(noise_at, ramp)(0.5))                       # growing noise
+noise_per_image = functools.partial(noise_at, along="sample")
+train(hardening.variance_aware(noise_per_image)(hardening.Variable(0.5, 0.2)))          # VANT
+teacher = functools.partial(f, train(cross_entropy(f)).params)
+g = noisy(f, {"*": Additive(0.5)})
+train(hardening.distilled(g, teacher, keyed=True))                      # a clean teacher
+train(noise_at(0.5), hardening.sharpness_aware(adam, rho=0.5))          # SAM
+train(noise_at(0.5), optax.chain(adam, hardening.clamped(-1, 1)))       # bounded weights
+g = quantized(f, hardening.relu_quantization(4, last="fc2", scale=0.5))
+train(cross_entropy(g))                                                 # quantization-aware
+```
 
 Everything is a loss, an optimizer or a spec, so that all of it combines.
 """

@@ -1,8 +1,18 @@
 """Weight clamping: parameters that stay inside the range of an analog device.
 
-    optimizer = optax.chain(optax.adam(1e-3), clamped(-1.0, 1.0))
-    kernels = lambda params: jax.tree_util.tree_map_with_path(is_kernel, params)
-    optimizer = optax.chain(optax.adam(1e-3), optax.masked(clamped(-1.0, 1.0), kernels))
+```python
+import jax
+import optax
+
+from jaxeff.hardening import clamped
+
+def kernels(params):
+    return jax.tree_util.tree_map_with_path(lambda path, w: "kernel" in str(path[-1]), params)
+
+optimizer = optax.chain(optax.adam(1e-3), clamped(-1.0, 1.0))
+optimizer = optax.chain(optax.adam(1e-3), optax.masked(clamped(-1.0, 1.0), kernels))
+state = optimizer.init({"kernel": jax.numpy.ones((2, 3)), "bias": jax.numpy.zeros(3)})
+```
 
 It is what `optax.keep_params_nonnegative` is for non-negative weights: an update that would leave
 the box ends on its boundary. Noise grows weights (that is how networks drown additive noise), so

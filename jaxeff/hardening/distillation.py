@@ -1,7 +1,16 @@
 """Knowledge distillation: a noisy student learns from a clean teacher.
 
-    teacher = functools.partial(f, trained_without_noise)           # x -> logits
-    loss = distilled(noisy(f, spec), teacher, keyed=True)
+```python
+import functools
+
+from jaxeff.hardening import distilled
+from jaxeff.nn import small_classifier
+from jaxeff.noise import Additive, noisy
+
+f, params, data = small_classifier()
+teacher = functools.partial(f, params)                          # trained without noise; x -> logits
+loss = distilled(noisy(f, {"*": Additive(0.5)}), teacher, keyed=True)       # for `fit`
+```
 
 The loss is `(1 - weight) CE(labels, student) + weight T^2 KL(softmax(teacher / T) ||
 softmax(student / T))`; T^2 keeps the gradient's size independent of the temperature T.

@@ -1,8 +1,20 @@
 """Noise levels that change during training: incremental noise by any schedule.
 
-    loss_at = lambda spec: cross_entropy(noisy(f, spec), keyed=True)
-    growing = incremental(loss_at, optax.linear_schedule(0.0, 1.0, 5000))
-    fit(key, growing({"*": Additive(0.5)}), ...)
+```python
+import jax
+import optax
+
+from jaxeff.hardening import incremental
+from jaxeff.nn import small_classifier
+from jaxeff.noise import Additive, noisy
+from jaxeff.training import cross_entropy, fit
+
+f, params, data = small_classifier()
+loss_at = lambda spec: cross_entropy(noisy(f, spec), keyed=True)
+growing = incremental(loss_at, optax.linear_schedule(0.0, 1.0, 100))
+loss = growing({"*": Additive(0.5)})
+fit(jax.random.key(0), loss, params, data, optimizer=optax.adam(1e-2), epochs=2, batch_size=32)
+```
 
 `optax.join_schedules` gives a clean start before a ramp, or stairs.
 """

@@ -1,11 +1,20 @@
 """What the source's quantization-aware training quantizes, as a spec for `quantized`.
 
-    spec = relu_quantization(4, last="fc3", scale=0.5)
-    loss = cross_entropy(quantized(f, spec))                        # constant scale
+```python
+from jaxeff.compression import initial_ranges, quantized, running
+from jaxeff.hardening import relu_quantization
+from jaxeff.nn import small_classifier
+from jaxeff.training import cross_entropy
 
-    spec = relu_quantization(4, last="fc3")
-    loss = cross_entropy(running(f, spec), mutable=True)            # dynamic scale
-    g = running(f, spec, training=False)                            # with the ranges it found
+f, params, (x, y) = small_classifier()
+spec = relu_quantization(4, last="fc2", scale=0.5)
+loss = cross_entropy(quantized(f, spec))                        # constant scale
+
+spec = relu_quantization(4, last="fc2")
+loss = cross_entropy(running(f, spec), mutable=True)            # dynamic scale; the state that
+ranges = initial_ranges(f, spec, params, x)                     # `fit` starts from and returns
+logits, _ = running(f, spec, training=False)(params, ranges, x)
+```
 
 Weights have one range per output channel, those of the last layer one for the whole tensor; only
 ReLUs' outputs are quantized among the activations. With a constant scale k the largest value is

@@ -1,6 +1,18 @@
 """Sharpness-aware minimization (SAM), plain and adaptive, through `optax.contrib.sam`.
 
-    fit(key, loss, ..., optimizer=sharpness_aware(optax.adam(1e-3), rho=0.5, adaptive=True))
+```python
+import jax
+import optax
+
+from jaxeff.hardening import sharpness_aware
+from jaxeff.nn import small_classifier
+from jaxeff.training import cross_entropy, fit
+
+f, params, data = small_classifier()
+adaptive = sharpness_aware(optax.adam(1e-2), rho=0.5, adaptive=True)
+loss = cross_entropy(f)
+fit(jax.random.key(0), loss, params, data, optimizer=adaptive, epochs=2, batch_size=32)
+```
 
 Each step takes the gradient where the loss is worst nearby: at w + e, with
 

@@ -1,11 +1,23 @@
 """Variance-aware noisy training (VANT): every image sees a noise level of its own.
 
-    def noise_per_image(levels):                               # [batch]
-        spec = {"*": Additive(levels, along="sample")}
-        return cross_entropy(noisy(f, spec), keyed=True)
+```python
+import jax
+import optax
 
-    loss_at = variance_aware(noise_per_image)
-    fit(key, loss_at(Variable(sigma=1.0, theta=0.4)), ...)
+from jaxeff.hardening import Variable, variance_aware
+from jaxeff.nn import small_classifier
+from jaxeff.noise import Additive, noisy
+from jaxeff.training import cross_entropy, fit
+
+f, params, data = small_classifier()
+
+def noise_per_image(levels):                               # [batch]
+    spec = {"*": Additive(levels, along="sample")}
+    return cross_entropy(noisy(f, spec), keyed=True)
+
+loss = variance_aware(noise_per_image)(Variable(sigma=1.0, theta=0.4))
+fit(jax.random.key(0), loss, params, data, optimizer=optax.adam(1e-2), epochs=2, batch_size=32)
+```
 
 A level is drawn per image and shared by all layers, afresh in every step. It is published in two
 forms: the text draws it from N(alpha sigma, theta), the authors' code takes

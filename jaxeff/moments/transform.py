@@ -1,7 +1,15 @@
 """`moments(f)`: the mean and variance of a function's results, in one pass.
 
-    g = jaxeff.moments(f)
-    logits = g(posterior, x)          # posterior: a pytree of Gaussian; logits: a Gaussian
+```python
+import jax
+
+import jaxeff
+from jaxeff.nn import small_classifier
+
+f, params, (x, y) = small_classifier()
+posterior = jax.tree.map(lambda w: jaxeff.Gaussian(w, 0.01 * w**2), params)
+logits = jaxeff.moments(f)(posterior, x)            # a Gaussian: logits.mean, logits.var
+```
 
 Any leaf of the arguments may be a `Gaussian`: parameters, inputs, both, some of them. Layers whose
 inputs are all deterministic run as they are; the others follow the rules of this package, layer by

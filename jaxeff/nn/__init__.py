@@ -10,6 +10,7 @@ from jaxeff.nn.lenet5 import LeNet5
 from jaxeff.nn.linen import LinenLeNet5, LinenMLP
 from jaxeff.nn.mlp import MLP
 from jaxeff.nn.resnet18 import ResNet18
+from jaxeff.nn.small import SmallCNN, small_classifier
 from jaxeff.nn.spline import SplineActivation
 from jaxeff.nn.transformer import TransformerEncoder
 from jaxeff.nn.vae import VAE
@@ -24,7 +25,9 @@ __all__ = [
     "LinenLeNet5",
     "LinenMLP",
     "ResNet18",
+    "SmallCNN",
     "SplineActivation",
     "TransformerEncoder",
     "activation",
+    "small_classifier",
 ]

@@ -16,7 +16,9 @@ import jax
 from flax import nnx
 from jaxtyping import Array, Float
 
-POOLS = {"max": nnx.max_pool, "avg": nnx.avg_pool}
+from jaxeff.nn.pooling import avg_pool
+
+POOLS = {"max": nnx.max_pool, "avg": avg_pool}
 
 
 def lenet5_features(size: int, padding: str) -> int:

@@ -13,6 +13,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
+from jaxeff.nn.pooling import avg_pool
+
 # Filters of the convolutions between two poolings.
 STAGES = ((64,), (128,), (256, 256), (512, 512), (512, 512))
 
@@ -90,7 +92,7 @@ def _resize_pool(x: jax.Array, size: int) -> jax.Array:
         return x
     if height == width and height % size == 0:
         window = (height // size, width // size)
-        return nnx.avg_pool(x, window, strides=window)
+        return avg_pool(x, window, window)
     if height == width and size % height == 0:
         # Each output cell averages a single input cell: a repetition.
         k = size // height

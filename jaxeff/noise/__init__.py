@@ -5,15 +5,23 @@ Models that draw anew in every call: `Additive`, `Multiplicative`, `Mixed`, `Uni
 `Repeated`, the mean of several executions. `noisy` applies any of them, and any object with a
 method `perturb(key, x)`, at chosen layers. Where noise enters an analog computation:
 
-    {"*:linear": Additive(0.1, at="weights")}             # weight read-out
-    {"*:linear": Additive(0.1)}                           # multiply-accumulate
-    {"*:elementwise": Additive(0.1)}                      # activation
-    {site: Additive(0.1) for site in slots(f, params, x)} # all of the source's slots
+```python
+from jaxeff.nn import small_classifier
+from jaxeff.noise import Additive, noisy, slots
+
+f, params, (x, y) = small_classifier()
+noisy(f, {"*:linear": Additive(0.1, at="weights")})               # weight read-out
+noisy(f, {"*:linear": Additive(0.1)})                             # multiply-accumulate
+noisy(f, {"*:elementwise": Additive(0.1)})                        # activation
+noisy(f, {site: Additive(0.1) for site in slots(f, params, x)})   # all of the source's slots
+```
 
 Noise in training, in evaluation or in both is two functions of two specs, made from one model:
 
-    train = noisy(f, {"*": Additive(0.3)})                # what the loss calls
-    evaluate = noisy(f, {"*": Additive(0.5)})             # what the score calls; or f itself
+```python
+train = noisy(f, {"*": Additive(0.3)})                            # what the loss calls
+evaluate = noisy(f, {"*": Additive(0.5)})                         # what the score calls, or f
+```
 """
 
 from jaxeff.noise.drift import Drift

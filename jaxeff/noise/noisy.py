@@ -1,7 +1,15 @@
 """`noisy`: a model with analog noise at chosen layers, as a transform of its function.
 
-    g = noisy(f, {"conv*": Additive(0.3), "relu*": Multiplicative(0.1)})
-    y = g(key, params, x)
+```python
+import jax
+
+from jaxeff.nn import small_classifier
+from jaxeff.noise import Additive, Multiplicative, noisy
+
+f, params, (x, y) = small_classifier()
+g = noisy(f, {"conv*": Additive(0.3), "relu*": Multiplicative(0.1)})
+logits = g(jax.random.key(0), params, x)
+```
 
 Sharp edges:
     Same key, same noise: split the key for another draw. A layer's noise depends only on the key

@@ -1,8 +1,27 @@
 """Walking noise: the noise of one layer at a time, as the settings of a sweep.
 
-    spec, rows = walking(slots(f, params, x), jnp.logspace(-2, 2, 17), Additive)
-    result = sweep(key, lambda spec: cross_entropy(noisy(f, spec)), init, spec, ...)
-    result.scores["accuracy"][seed, i]                    # under noise of rows[i]: (site, level)
+```python
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxeff.nn import small_classifier
+from jaxeff.noise import Additive, noisy, slots, walking
+from jaxeff.training import cross_entropy, sweep
+
+f, params, (x, y) = small_classifier()
+spec, rows = walking(slots(f, params, x), jnp.array([0.1, 1.0]), Additive)
+
+def score(key, trained, state, spec):
+    return {"accuracy": jnp.mean(noisy(f, spec)(key, trained, x).argmax(-1) == y)}
+
+result = sweep(
+    jax.random.key(0), lambda spec: cross_entropy(noisy(f, spec), keyed=True),
+    lambda key: (params, None), spec, (x, y),
+    optimizer=optax.adam(1e-3), epochs=1, batch_size=32, score=score,
+)
+result.scores["accuracy"][0]                     # [settings], under noise of rows: (site, level)
+```
 
 Every setting names all the sites, with a level of zero at all but one, so that the whole walk is
 one program. Layers without noise draw it none the less.

@@ -1,7 +1,10 @@
 """Photonic computing: chaotic light as a source of tunable randomness."""
 
-from jaxeff.photonic.bose_einstein import MODES, BoseEinstein
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from jaxeff.photonic.chaotic_light import ChaoticLight, noise_sigma, sigma_bounds, slot_pattern
+from jaxeff.photonic.photon_counts import MODES, photon_counts
 from jaxeff.photonic.photonic import photonic
 from jaxeff.photonic.pooling import (
     gaussian_noise,
@@ -10,12 +13,16 @@ from jaxeff.photonic.pooling import (
     quant_relu,
 )
 
+if TYPE_CHECKING:
+    from jaxeff.photonic.bose_einstein import BoseEinstein
+
 __all__ = [
     "MODES",
     "BoseEinstein",
     "ChaoticLight",
     "gaussian_noise",
     "noise_sigma",
+    "photon_counts",
     "photonic",
     "physical_sample",
     "probabilistic_pooling",
@@ -23,3 +30,9 @@ __all__ = [
     "sigma_bounds",
     "slot_pattern",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "BoseEinstein":  # the only one that needs distrax, which takes longer than all else
+        return import_module("jaxeff.photonic.bose_einstein").BoseEinstein
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

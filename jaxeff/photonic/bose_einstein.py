@@ -5,6 +5,8 @@ Bose-Einstein distribution: a negative binomial with r = M and success probabili
 equally, a Poisson count whose rate is Gamma(M, n / M) distributed. Its variance n + n²/M is shot
 noise plus excess noise: mean and variance can't be chosen apart.
 
+distrax loads TensorFlow Probability, so this file is read only where `BoseEinstein` is asked for.
+
 Sharp edges:
     Samples are integers; means above 2³¹ overflow them. They have no gradient; `log_prob` has.
     M needn't be whole. The skewness tends to 2/√M for large means, so a Gaussian of the same mean
@@ -18,16 +20,22 @@ References:
 import warnings
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax.scipy.special import gammaln, xlog1py, xlogy
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
+from jaxeff.photonic.photon_counts import MODES, photon_counts
+
 with warnings.catch_warnings():  # the TensorFlow Probability behind it reads a name JAX deprecated
     warnings.simplefilter("ignore", DeprecationWarning)
-    import distrax
-
-MODES = 10.64  # measurement time over coherence time of the published set-up
+    try:
+        import distrax
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "BoseEinstein is a distrax distribution, and distrax isn't installed: "
+            "pip install 'jaxeff[distrax]'. Everything else in jaxeff.photonic works without.",
+            name=error.name,
+        ) from error
 
 
 class BoseEinstein(distrax.Distribution):
@@ -47,9 +55,12 @@ class BoseEinstein(distrax.Distribution):
                 against `mean`. One mode is thermal light, infinitely many are Poisson light.
         """
         super().__init__()
-        dtype = jnp.promote_types(jnp.result_type(mean, modes), jnp.float32)
-        self._mean = jnp.asarray(mean, dtype)
-        self._modes = jnp.asarray(modes, dtype)
+        given = jnp.result_type(mean, modes)
+        wide = jnp.issubdtype(given, jnp.floating) and jnp.finfo(given).bits > 32
+        dtype = given if wide else jnp.float32
+        shape = jnp.broadcast_shapes(jnp.shape(mean), jnp.shape(modes))
+        self._mean = jnp.broadcast_to(jnp.asarray(mean, dtype), shape)
+        self._modes = jnp.broadcast_to(jnp.asarray(modes, dtype), shape)
 
     @property
     def event_shape(self) -> tuple[int, ...]:
@@ -59,34 +70,32 @@ class BoseEinstein(distrax.Distribution):
     @property
     def batch_shape(self) -> tuple[int, ...]:
         """The broadcast shape of mean and modes."""
-        return jnp.broadcast_shapes(self._mean.shape, self._modes.shape)
+        return self._mean.shape
 
     @property
     def modes(self) -> Float[Array, "..."]:
         """The degeneracy factor M, in the batch shape."""
-        return jnp.broadcast_to(self._modes, self.batch_shape)
+        return self._modes
 
     def _sample_n(self, key: PRNGKeyArray, n: int) -> Int[Array, "n ..."]:
-        gamma_key, poisson_key = jax.random.split(key)
-        shape = (n, *self.batch_shape)
-        intensity = jax.random.gamma(gamma_key, self.modes, shape, self._mean.dtype) / self.modes
-        return jax.random.poisson(poisson_key, self._mean * intensity, shape)
+        return photon_counts(key, self.mean()[None], self.modes[None], (n, *self.batch_shape))
 
     def log_prob(self, value: Int[Array, "..."]) -> Float[Array, "..."]:
         """Log-probability of a photon count; minus infinity below zero and between integers."""
         k = jnp.asarray(value, self._mean.dtype)
+        k, mean, modes = jnp.broadcast_arrays(k, self._mean, self._modes)
         counts = (k >= 0) & (k == jnp.floor(k))
         k = jnp.where(counts, k, 0)
         # M log(M/(M+n)) + k log(n/(M+n)) in n/M, accurate where n is much smaller than M.
-        ratio = self._mean / self._modes
-        binomial = gammaln(k + self._modes) - gammaln(self._modes) - gammaln(k + 1)
+        ratio = mean / modes
+        binomial = gammaln(k + modes) - gammaln(modes) - gammaln(k + 1)
         some = xlogy(k, jnp.where(k == 0, 1, ratio))  # xlogy(0, 0) is zero, its gradient is not
-        log_p = binomial - xlog1py(self._modes + k, ratio) + some
+        log_p = binomial - xlog1py(modes + k, ratio) + some
         return jnp.where(counts, log_p, -jnp.inf)
 
     def mean(self) -> Float[Array, "..."]:
         """Mean photon number n."""
-        return jnp.broadcast_to(self._mean, self.batch_shape)
+        return self._mean
 
     def variance(self) -> Float[Array, "..."]:
         """Variance n + n²/M: shot noise and excess noise."""

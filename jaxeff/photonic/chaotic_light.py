@@ -25,8 +25,17 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxeff.compression.quantization import MAX_BITS
-from jaxeff.photonic.bose_einstein import MODES
-from jaxeff.settings import Choice, Count, NonNegative, Number, Setting, register_setting, static
+from jaxeff.photonic.photon_counts import MODES
+from jaxeff.settings import (
+    Choice,
+    Count,
+    NonNegative,
+    Number,
+    Setting,
+    lifted,
+    register_setting,
+    static,
+)
 
 MODELS = ("gaussian", "physical")
 TINY = float(jnp.finfo(jnp.float32).tiny)
@@ -100,7 +109,8 @@ def sigma_bounds(
 def noise_sigma(intensity: Float[Array, "*shape"], light: ChaoticLight) -> Float[Array, "*shape"]:
     """The standard deviation that `light.noise` picks: L sigma_max + (1 - L) sigma_min."""
     smallest, largest = sigma_bounds(intensity, light)
-    return light.noise * largest + (1 - light.noise) * smallest
+    noise = lifted(light.noise, jnp.shape(intensity))
+    return noise * largest + (1 - noise) * smallest
 
 
 def slot_pattern(
@@ -118,14 +128,15 @@ def slot_pattern(
     smallest, largest = sigma_bounds(intensity, light)
     intensity = _carried(intensity, light)
     slot = jnp.arange(light.slots, dtype=intensity.dtype).reshape(-1, *[1] * intensity.ndim)
-    fewest = jnp.clip(intensity - slot * light.cap, 0, light.cap)
+    fewest = jnp.clip(intensity[None] - slot * light.cap, 0, light.cap)
     even = intensity / light.slots
     # A mixture even + t (fewest - even) has variance sigma_min² + t² (sigma_max² - sigma_min²),
     # because fewest - even sums to zero. Solve for the t that gives L's standard deviation.
     total = smallest + largest
-    share = light.noise * (2 * smallest + light.noise * (largest - smallest))
+    noise = lifted(light.noise, jnp.shape(intensity))
+    share = noise * (2 * smallest + noise * (largest - smallest))
     t = _root(share / jnp.where(total > 0, total, 1))
-    return even + t * (fewest - even)
+    return even[None] + t[None] * (fewest - even[None])
 
 
 def _carried(intensity: Array, light: ChaoticLight) -> Array:

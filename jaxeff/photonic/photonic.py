@@ -1,7 +1,15 @@
 """`photonic`: a model whose average pooling is carried by chaotic light, as a transform.
 
-    g = photonic(f, {"avg_pool*": ChaoticLight(noise=0.5, slots=8)})
-    y = g(key, params, x)
+```python
+import jax
+
+from jaxeff.nn import small_classifier
+from jaxeff.photonic import ChaoticLight, photonic
+
+f, params, (x, y) = small_classifier()
+g = photonic(f, {"avg_pool*": ChaoticLight(noise=0.5, slots=8)})
+logits = g(jax.random.key(0), params, x)
+```
 
 Each matched pooling layer becomes quantized ReLU, average pooling and noise; see
 `jaxeff.photonic.pooling` for the two models and their limits. To learn the noise, build the setting

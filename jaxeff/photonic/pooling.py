@@ -28,8 +28,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxeff.compression.quantization import fake_quantize
-from jaxeff.photonic.bose_einstein import BoseEinstein
 from jaxeff.photonic.chaotic_light import ChaoticLight, noise_sigma, slot_pattern
+from jaxeff.photonic.photon_counts import photon_counts
 from jaxeff.program.grouping import mark
 from jaxeff.settings import check_broadcasts
 
@@ -90,7 +90,7 @@ def physical_sample(
         step = light.cap / (light.levels - 1)
         dither = jax.random.uniform(round_key, pulses.shape, pulses.dtype)
         pulses = jnp.clip(jnp.floor(pulses / step + dither), 0, light.levels - 1) * step
-    counts = BoseEinstein(pulses * light.photons, light.modes).sample(seed=count_key)
+    counts = photon_counts(count_key, pulses * light.photons, light.modes, pulses.shape)
     reading = counts.astype(pulses.dtype) / light.photons
     if light.saturation is not None:
         reading = jnp.minimum(reading, light.saturation)

@@ -1,12 +1,31 @@
 """How robust a network is to noise: curves, midpoints, areas, activations, sensitivities.
 
-    curve = accuracy_curve(key, f, params, lambda level: {"*": Additive(level)}, levels, data)
-    midpoint = fit_midpoint(curve.levels, curve.draws)          # of a trained model
-    midpoint = fit_midpoint(levels, result.scores["accuracy"])  # of a sweep, over its seeds
+```python
+import jax
+import jax.numpy as jnp
+import optax
 
-    bimodality(activations(f, ["relu"])(params, x)["relu"])     # self-binarization
-    kl_sensitivity(key, f, params, x, sites, levels)            # layers compared without training
-    learn_budget(key, f, params, data, sites, level, ...)       # noise spread by gradient
+from jaxeff import robustness
+from jaxeff.nn import small_classifier
+from jaxeff.noise import Additive, slots
+from jaxeff.training import cross_entropy, fit
+
+key, levels = jax.random.key(0), jnp.logspace(-2, 2, 17)
+f, params, (x, y) = small_classifier()
+params = fit(
+    key, cross_entropy(f), params, (x, y), optimizer=optax.adam(1e-2), epochs=15, batch_size=32
+).params
+
+curve = robustness.accuracy_curve(key, f, params, {"*": Additive(levels)}, levels, (x, y))
+midpoint = robustness.fit_midpoint(curve.levels, curve.draws)   # also of a sweep, over its seeds
+
+sites = slots(f, params, x)
+robustness.bimodality(robustness.activations(f, ["relu"])(params, x)["relu"])  # self-binarization
+robustness.kl_sensitivity(key, f, params, x, sites, levels)     # layers compared without training
+robustness.learn_budget(                                        # noise spread by gradient
+    key, f, params, (x, y), sites, 0.5, epochs=2, batch_size=32
+)
+```
 
 Pictures of all of it are in `jaxeff.robustness.figures`.
 """

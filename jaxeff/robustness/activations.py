@@ -1,10 +1,21 @@
 """A layer's values, and bins for their histograms.
 
-values = activations(f, ["relu", "fc2"])(params, x)                       # {site: array}
-values = activations(noisy(f, {"relu": noise}), ["relu"])(key, params, x)  # noise included
+```python
+import jax
+import numpy as np
 
-edges = bin_edges([clean, noisy], scale="log")
-np.histogram(clean, edges, density=True)
+from jaxeff.nn import small_classifier
+from jaxeff.noise import Additive, noisy
+from jaxeff.robustness import activations, bin_edges
+
+f, params, (x, y) = small_classifier()
+g = noisy(f, {"relu": Additive(0.1)})
+clean = activations(f, ["relu", "fc2"])(params, x)["relu"]                  # {site: array}
+perturbed = activations(g, ["relu"])(jax.random.key(0), params, x)["relu"]  # noise included
+
+edges = bin_edges([clean, perturbed], scale="log")
+density, _ = np.histogram(clean, edges, density=True)
+```
 """
 
 from collections.abc import Callable, Sequence

@@ -1,7 +1,18 @@
 """Self-binarization: whether a layer's values have two peaks, and whether two values are enough.
 
-    score = bimodality(values)               # score.separability, score.threshold, ...
-    accuracy_curve(key, f, params, lambda t: {"relu": Binarized(t)}, thresholds, data, repeats=1)
+```python
+import jax
+import jax.numpy as jnp
+
+from jaxeff.nn import small_classifier
+from jaxeff.robustness import Binarized, accuracy_curve, activations, bimodality
+
+key, (f, params, (x, y)) = jax.random.key(0), small_classifier()
+score = bimodality(activations(f, ["relu"])(params, x)["relu"])
+score.separability, score.threshold
+thresholds = score.threshold * jnp.array([0.5, 1.0, 2.0])
+accuracy_curve(key, f, params, lambda t: {"relu": Binarized(t)}, thresholds, (x, y), repeats=1)
+```
 
 `bimodality` finds the threshold that best cuts the values in two and returns Otsu's separability
 (1979): the share of the variance that remains if each value is replaced by the mean of its side.

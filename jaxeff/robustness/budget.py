@@ -1,10 +1,20 @@
 """A learned noise budget: noise spread over layers by gradient, in one training run.
 
-    budget = learn_budget(
-        key, f, params, (images, labels), slots, 0.5, optimizer=optax.adam(1e-3), epochs=5,
-        batch_size=128,
-    )
-    budget.levels                        # {"input": 0.3, ...}: sensitive layers get less
+```python
+import jax
+import optax
+
+from jaxeff.nn import small_classifier
+from jaxeff.noise import slots
+from jaxeff.robustness import learn_budget
+
+f, params, (x, y) = small_classifier()
+budget = learn_budget(
+    jax.random.key(0), f, params, (x, y), slots(f, params, x), 0.5,
+    optimizer=optax.adam(1e-2), epochs=5, batch_size=32,
+)
+budget.levels                        # {"input": 0.5, ...}: sensitive layers get less
+```
 
 The noise is reparameterised, so a level has a gradient like any weight. What is conserved is the
 geometric mean of the levels (the sum of their logarithms): with logits z, layer i of n gets

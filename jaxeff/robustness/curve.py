@@ -1,9 +1,23 @@
 """Accuracy over noise levels: measured on a trained model, and summarised over replicates.
 
-    curve = accuracy_curve(
-        key, f, params, lambda level: {"*": Additive(level)}, levels, (images, labels)
-    )
-    midpoint = fit_midpoint(curve.levels, curve.draws)
+```python
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxeff.nn import small_classifier
+from jaxeff.noise import Additive
+from jaxeff.robustness import accuracy_curve, fit_midpoint
+from jaxeff.training import cross_entropy, fit
+
+key, levels = jax.random.key(0), jnp.logspace(-2, 2, 17)
+f, params, (x, y) = small_classifier()
+params = fit(
+    key, cross_entropy(f), params, (x, y), optimizer=optax.adam(1e-2), epochs=15, batch_size=32
+).params
+curve = accuracy_curve(key, f, params, lambda level: {"*": Additive(level)}, levels, (x, y))
+midpoint = fit_midpoint(curve.levels, curve.draws)
+```
 
 `noisy_accuracy` is the measurement alone: pure, so it can be jitted and vmapped over parameters.
 `summarize` also takes what several trained networks scored, such as `[seeds, settings]` of

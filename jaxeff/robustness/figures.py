@@ -1,7 +1,17 @@
 """The source's pictures of robustness, drawn onto given matplotlib axes.
 
-    figure, axis = plt.subplots()
-    draw_curve(axis, curve, fit_midpoint(curve.levels, curve.draws), label="LeNet-5")
+```python
+import matplotlib.pyplot as plt
+import numpy as np
+
+from jaxeff.robustness import fit_midpoint, logistic, summarize
+from jaxeff.robustness.figures import draw_curve
+
+levels = np.logspace(-1, 1, 9)
+curve = summarize(levels, logistic(levels, 1.0, 0.2, 0.98, 0.1) + [[-0.01], [0.01]])  # two seeds
+figure, axis = plt.subplots()
+draw_curve(axis, curve, fit_midpoint(curve.levels, curve.draws), label="LeNet-5")
+```
 
 What every panel shows is labelled; titles, legends and files are the caller's. All arrays may be of
 JAX or NumPy. Nothing but the axes is changed.

@@ -1,7 +1,15 @@
 """Two peaks or one: how deep the valley is between the peaks of a layer's values.
 
-    found = peaks(values, scale="log")
-    found.valley                 # 0: nothing between the peaks; 1: there is a single peak
+```python
+>>> import numpy as np
+>>> from jaxeff.robustness import peaks
+>>> normal = np.random.default_rng(0).normal(size=(2, 500))
+>>> peaks(np.concatenate([np.exp(normal[0] - 5), np.exp(normal[1] + 5)]), scale="log").two
+True
+>>> peaks(normal).valley  # 0: nothing between the peaks; 1: there is a single peak
+1.0
+
+```
 
 A network that lives with huge multiplicative noise keeps its information in whether a value is
 small or large: magnitudes gather around two values ("self-binarization"). Separability, which

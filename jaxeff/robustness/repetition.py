@@ -1,8 +1,17 @@
 """Guided repetition: noisy hardware executes sensitive layers several times and averages.
 
-    midpoints = {"conv1": 0.4, "relu": 2.1, ...}             # noise each layer tolerates alone
-    times = allocate_repetitions(midpoints, budget=2 * len(midpoints))
-    g = noisy(f, {site: Repeated(Additive(0.2), n) for site, n in times.items()})
+```python
+>>> from jaxeff.nn import small_classifier
+>>> from jaxeff.noise import Additive, Repeated, noisy
+>>> from jaxeff.robustness import allocate_repetitions
+>>> midpoints = {"conv1": 0.4, "relu": 2.1, "fc1": 1.0}  # noise each layer tolerates alone
+>>> times = allocate_repetitions(midpoints, budget=2 * len(midpoints))
+>>> times
+{'conv1': 4, 'relu': 1, 'fc1': 1}
+>>> f, params, (x, y) = small_classifier()
+>>> g = noisy(f, {site: Repeated(Additive(0.2), n) for site, n in times.items()})
+
+```
 
 Averaging n executions divides a layer's noise variance by n. With a budget of executions for the
 whole network, a layer gets its share in proportion to its sensitivity 1/midpoint.

@@ -1,7 +1,23 @@
 """Sensitivity of layers to noise, without training: KL of the perturbed against the clean output.
 
-    found = kl_sensitivity(key, f, params, images, slots, jnp.logspace(-2, 2, 17))
-    tolerated_level(found)              # per site, lowest for the most sensitive one
+```python
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxeff.nn import small_classifier
+from jaxeff.noise import slots
+from jaxeff.robustness import kl_sensitivity, tolerated_level
+from jaxeff.training import cross_entropy, fit
+
+key = jax.random.key(0)
+f, params, (x, y) = small_classifier()
+params = fit(
+    key, cross_entropy(f), params, (x, y), optimizer=optax.adam(1e-2), epochs=15, batch_size=32
+).params
+found = kl_sensitivity(key, f, params, x, slots(f, params, x), jnp.logspace(-2, 2, 17))
+tolerated_level(found)              # per site, lowest for the most sensitive one
+```
 
 One layer at a time is perturbed, in a network trained without noise, and the divergence of its
 predictions from the clean ones is measured; no labels are needed. It is the first of two cheap

@@ -1,7 +1,16 @@
 """How weights grow: networks answer additive noise with larger weights.
 
-weight_rms(params)                     # {"fc1": 0.08, ...}
-weight_growth(params, params_at_init)  # {"fc1": 3.1, ...}: as metrics, per layer
+```python
+>>> import jax
+>>> from jaxeff.nn import small_classifier
+>>> from jaxeff.robustness.weights import weight_growth, weight_rms
+>>> f, params, data = small_classifier()
+>>> {layer: round(float(rms), 2) for layer, rms in weight_rms(params).items()}
+{'conv1': 0.23, 'fc1': 0.17, 'fc2': 0.17}
+>>> {k: float(v) for k, v in weight_growth(jax.tree.map(lambda w: 2 * w, params), params).items()}
+{'conv1': 2.0, 'fc1': 2.0, 'fc2': 2.0}
+
+```
 """
 
 from __future__ import annotations

@@ -2,15 +2,29 @@
 
 `make_epoch` returns ``epoch(train_state, key, data) -> (train_state, metrics)``. It holds no state
 and does no input or output, so a whole training can be vmapped over its start, its key and
-anything its loss closes over::
+anything its loss closes over:
 
-    def train(key, noise):                       # one replicate
-        epoch = make_epoch(loss_at(noise), optimizer, batch_size=128)
-        start = init(params, optimizer)
-        step = lambda carry, key: epoch(carry, key, data)
-        return jax.lax.scan(step, start, jax.random.split(key, epochs))
+```python
+import jax
+import jax.numpy as jnp
+import optax
 
-    jax.jit(jax.vmap(train))(keys, noise_levels)
+from jaxeff.nn import small_classifier
+from jaxeff.noise import Additive, noisy
+from jaxeff.training import cross_entropy, init, make_epoch
+
+f, params, data = small_classifier()
+optimizer = optax.adam(1e-2)
+
+def train(key, level):                       # one replicate
+    loss = cross_entropy(noisy(f, {"*": Additive(level)}), keyed=True)
+    epoch = make_epoch(loss, optimizer, batch_size=32)
+    step = lambda carry, key: epoch(carry, key, data)
+    return jax.lax.scan(step, init(params, optimizer), jax.random.split(key, 2))
+
+keys, levels = jax.random.split(jax.random.key(0), 3), jnp.array([0.1, 0.2, 0.4])
+final, metrics = jax.jit(jax.vmap(train))(keys, levels)
+```
 
 Sharp edges: the data lie on the device as a whole and batches are gathered inside the scan; the
 last ``n mod batch_size`` examples of an epoch's permutation are left out of that epoch.

@@ -1,10 +1,19 @@
 """`fit`: train a pytree of parameters on data in memory with any optax optimizer.
 
-    f, params = jaxeff.functional(model)
-    result = fit(
-        key, cross_entropy(f), params, (images, labels),
-        optimizer=optax.adam(1e-3), epochs=10, batch_size=128, checkpoint="run.safetensors",
-    )
+```python
+import jax
+import optax
+
+from jaxeff.nn import small_classifier
+from jaxeff.training import cross_entropy, fit
+
+f, params, (x, y) = small_classifier()
+result = fit(
+    jax.random.key(0), cross_entropy(f), params, (x, y),
+    optimizer=optax.adam(1e-2), epochs=10, batch_size=32, checkpoint="run.safetensors",
+)
+logits = f(result.params, x)
+```
 
 Each epoch is one compiled scan (`jaxeff.training.epoch`); progress, checkpoints, resuming and
 divergence are handled around it (`jaxeff.training.loop`).

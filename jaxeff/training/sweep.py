@@ -1,16 +1,34 @@
 """`sweep`: one training per setting and seed, as few compiled programs as memory allows.
 
-    def loss_at(spec):                                    # spec: {site: Additive(level)}
-        return cross_entropy(jaxeff.noisy(f, spec), keyed=True)
+```python
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
 
-    def score(key, params, state, spec):
-        return {"accuracy": accuracy(jaxeff.noisy(f, spec)(key, params, test_images))}
+import jaxeff
+from jaxeff.nn import SmallCNN, small_classifier
+from jaxeff.noise import Additive
+from jaxeff.training import cross_entropy, sweep
 
-    result = sweep(
-        key, loss_at, init, {"*": Additive(jnp.logspace(-2, 2, 17))}, (images, labels),
-        score=score, seeds=10, optimizer=optax.adam(1e-3), epochs=20, batch_size=128,
-    )
-    result.scores["accuracy"]                             # [seeds, settings]
+f, _, (x, y) = small_classifier()
+
+def init(key):                                        # parameters and state
+    return jaxeff.functional(SmallCNN(rngs=nnx.Rngs(key)))[1], None
+
+def loss_at(spec):                                    # spec: {site: Additive(level)}
+    return cross_entropy(jaxeff.noisy(f, spec), keyed=True)
+
+def score(key, params, state, spec):
+    logits = jaxeff.noisy(f, spec)(key, params, x)
+    return {"accuracy": jnp.mean(logits.argmax(-1) == y)}
+
+result = sweep(
+    jax.random.key(0), loss_at, init, {"*": Additive(jnp.logspace(-2, 1, 4))}, (x, y),
+    score=score, seeds=2, optimizer=optax.adam(1e-2), epochs=2, batch_size=32,
+)
+result.scores["accuracy"]                             # [seeds, settings]
+```
 
 A setting is a pytree whose leaves have a common first axis; every replicate gets one slice of it
 and the initial parameters, mini-batches and random keys of its seed. All settings of one seed thus

@@ -3,10 +3,26 @@
 All are pure functions of arrays that jit and vmap. Samples come first: ``[samples, batch,
 classes]``. Entropies and likelihoods are in nats.
 
-    parts = decompose_logits(predict(key, f, posterior, x))  # total, aleatoric, epistemic
-    probs = jnp.exp(predictive_log_probs(logits))
-    nll(probs, y), ece(probs, y), brier(probs, y), accuracy(probs, y)
-    auroc(parts_in.epistemic, parts_out.epistemic)
+```python
+import jax
+import jax.numpy as jnp
+
+from jaxeff import Gaussian
+from jaxeff.bayes import predict
+from jaxeff.nn import small_classifier
+from jaxeff.uncertainty import (
+    accuracy, auroc, brier, decompose_logits, ece, nll, predictive_log_probs
+)
+
+f, params, (x, y) = small_classifier()
+posterior = jax.tree.map(lambda w: Gaussian(w, 0.01 * w**2), params)
+logits = predict(jax.random.key(0), f, posterior, x)
+inside = decompose_logits(logits)                  # total, aleatoric, epistemic
+probs = jnp.exp(predictive_log_probs(logits))
+nll(probs, y), ece(probs, y), brier(probs, y), accuracy(probs, y)
+outside = decompose_logits(predict(jax.random.key(0), f, posterior, x[:, ::-1]))
+auroc(inside.epistemic, outside.epistemic)
+```
 
 A regression with an aleatoric head has variances instead: `decompose_regression`, and `euc` holds
 the epistemic part to the sparsity of the training data.

@@ -1,10 +1,19 @@
 """The source's two layouts of an uncertain prediction, drawn onto given matplotlib axes.
 
-    figure, axes = plt.subplots(3, 1, sharex=True)
-    draw_regression(axes, x, decompose_regression(outputs), train, true_std, sparsity)
+```python
+import jax
+import jax.numpy as jnp
+import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, 2)
-    draw_plane(axes, grid, probability, mutual_information, ood, train)
+from jaxeff.uncertainty import decompose_regression
+from jaxeff.uncertainty.figures import draw_regression
+
+x, draws = jnp.linspace(-3, 3, 50), jax.random.normal(jax.random.key(0), (30, 1))
+outputs = jnp.stack([jnp.sin(x) + 0.1 * draws * x, jnp.full((30, 50), -4.0)], -1)
+train = x[10:40:3, None], jnp.sin(x[10:40:3])
+figure, axes = plt.subplots(3, 1, sharex=True)
+draw_regression(axes, x, decompose_regression(outputs), train, jnp.full(50, 0.1), x**2)
+```
 
 What every panel shows is labelled; titles, legends and files are the caller's. All arrays may be of
 JAX or NumPy. Nothing but the axes is changed.

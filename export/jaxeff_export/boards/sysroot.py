@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 
-from jaxeff.store import cache_folder, write_whole
+from jaxeff.store import write_whole
 from jaxeff_export.boards.board import BoardError
 from jaxeff_export.toolchain import find_emulator
 
@@ -58,6 +58,8 @@ class Sysroot:
     @classmethod
     def default(cls) -> Sysroot:
         """The one for the installed TVM, in the cache folder."""
+        from jaxeff.cache import cache_folder  # loads all of jaxeff, which boards have no need of
+
         versions = "-".join(metadata.version(name) for name in _SAME_VERSION)
         return cls(cache_folder() / f"emulated-aarch64-tvm-{versions}")
 

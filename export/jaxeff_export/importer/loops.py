@@ -2,13 +2,20 @@
 
 Some operations are no pure function of the output's index: a scatter writes where its indices say,
 a sort moves elements about, a factorization overwrites a matrix. Their kernels are written by a
-function that is handed the :class:`Code` to write into and one :class:`View` per tensor::
+function that is handed the :class:`Code` to write into and one :class:`View` per tensor:
 
-    def body(code: Code, x: View, total: View) -> None:
-        with code.loop(n) as i:
-            total[()] = total[()] + x[i]
+```python
+from tvm import te
 
-    te_tensor = kernel(body, [x], [((), "float32")], name="total")
+from jaxeff_export.importer.loops import Code, View, kernel
+
+def body(code: Code, x: View, total: View) -> None:
+    total[()] = 0.0
+    with code.loop(8) as i:
+        total[()] = total[()] + x[i]
+
+total = kernel(body, [te.placeholder((8,), "float32")], [((), "float32")], name="total")
+```
 
 What is written are ordinary statements of TVM, so nothing depends on the target, and a kernel may
 become part of a larger loop. Scalars live in one-element local buffers, which LLVM turns into

@@ -1,8 +1,21 @@
 """Markov chain Monte Carlo over the parameters of any function.
 
+```python
+import jax
+import jax.numpy as jnp
+
+from jaxeff.bayes import nuts, predict
+
+def f(params, x):                                          # a line; mean and log-variance
+    return jnp.stack([params["slope"] * x + params["offset"], jnp.full_like(x, -2.0)], -1)
+
+key, params = jax.random.key(0), {"slope": jnp.ones(()), "offset": jnp.zeros(())}
+x = jnp.linspace(-1, 1, 20)
+y = 2 * x + 0.3 * jax.random.normal(key, (20,))
 result = nuts(key, f, params, (x, y), likelihood="gaussian", chains=4)
-outputs = predict(key, f, result.posterior, grid)          # [chains * samples, ...]
+outputs = predict(key, f, result.posterior, x)             # [chains * samples, 20, 2]
 result.predictions.max_rhat, result.converged
+```
 
 All chains run in one compiled program, spread over the devices there are. The program is compiled
 once for each `f`, likelihood, kernel and set of shapes: for other data, another prior, or another

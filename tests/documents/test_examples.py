@@ -1,0 +1,118 @@
+"""Every Python example of the documentation runs as it is printed, and prints what it shows.
+
+Sybil finds the examples: blocks fenced as ``python``, with or without ``>>>``. It is kept, has no
+dependencies, reads Markdown and docstrings alike, and its errors name the line of the document. A
+document is one test, its examples run in order and share what they define, but nothing comes from
+the module around a docstring: what isn't imported or made there isn't known. All that is hidden
+from the reader is the folder they run in.
+"""
+
+import ast
+import re
+import textwrap
+from unittest import SkipTest
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import pytest
+from documents import ROOT, Text, markdown_files, modules, texts
+from sybil import Document, Sybil
+from sybil.document import PythonDocStringDocument
+from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
+
+FENCE = re.compile(r"^ *(```|~~~)[^\n]*\n.*?^ *\1 *$", re.MULTILINE | re.DOTALL)
+OF_EXAMPLES = ast.Call | ast.Assign | ast.AnnAssign | ast.Import | ast.ImportFrom
+
+
+class Docstrings(PythonDocStringDocument):
+    """A module's docstrings, without the module's names."""
+
+    def __init__(self, text: str, path: str) -> None:
+        Document.__init__(self, text, path)
+
+
+SYBIL = Sybil(
+    parsers=[PythonCodeBlockParser(), SkipParser()],
+    document_types={".py": Docstrings},
+    path=str(ROOT),
+)
+
+
+def _with_examples():
+    found = []
+    for path in (*markdown_files(), *modules()):
+        if "```" in path.read_text():
+            document = SYBIL.parse(path)
+            if list(document.examples()):
+                found.append(pytest.param(document, id=str(path.relative_to(ROOT))))
+    return found
+
+
+@pytest.fixture
+def no_emulator(request):
+    """Why there is no emulated Cortex-A72; empty where there is one."""
+    try:
+        request.getfixturevalue("arm_linker")
+        request.getfixturevalue("emulator")
+    except pytest.skip.Exception as reason:
+        return str(reason)
+    return ""
+
+
+@pytest.mark.filterwarnings("default::jaxeff.bayes.ConvergenceWarning")  # fifty draws of an example
+@pytest.mark.parametrize("document", _with_examples())
+def test_examples_run_as_printed(document, request, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    mpl.use("agg")
+    if "no_emulator" in document.text:
+        document.namespace["no_emulator"] = request.getfixturevalue("no_emulator")
+    skipped = []
+    try:
+        for example in document.examples():
+            try:
+                example.evaluate()
+            except SkipTest as reason:
+                skipped.append(str(reason))
+    finally:
+        plt.close("all")
+    if skipped:
+        pytest.skip(f"all but {len(skipped)} ran: {'; '.join(skipped)}")
+
+
+def unfenced_code(text: Text) -> list[str]:
+    """Paragraphs outside of fences that are Python; no prose is."""
+    found = []
+    for paragraph in re.split(r"\n\s*\n", FENCE.sub("", text.markdown)):
+        try:
+            tree = ast.parse(textwrap.dedent(paragraph))
+        except SyntaxError:
+            continue
+        if any(isinstance(node, OF_EXAMPLES) for node in ast.walk(tree)):
+            found.append(paragraph)
+    return found
+
+
+def test_no_example_escapes():
+    found = {text.name: code for text in texts() if (code := unfenced_code(text))}
+    assert not found, "fence these as ```python, or as ```text if they aren't examples"
+
+
+@pytest.mark.parametrize(
+    ("markdown", "count"),
+    [
+        ("Prose, with a `call(x)` in it.\n\n    y = f(x)\n", 1),
+        ("Dedented by mistake.\n\ny = f(x)  # like this\n", 1),
+        ("```python\ny = f(x)\n```\n\n```text\nmean = op(E[x])\n```\n", 0),
+        ("A formula\n\n    E|s - t| - E|s - s'| / 2\n", 0),
+    ],
+)
+def test_code_outside_of_fences_is_recognised(markdown, count):
+    assert len(unfenced_code(Text("text", markdown))) == count
+
+
+def test_an_example_knows_nothing_of_the_module_around_it(tmp_path):
+    path = tmp_path / "module.py"
+    path.write_text('"""Shown.\n\n```python\nhidden\n```\n"""\n\nhidden = 1\n')
+    (example,) = Document.examples(Docstrings.parse(str(path), PythonCodeBlockParser()))
+    with pytest.raises(NameError, match="hidden"):
+        example.evaluate()

@@ -1,0 +1,54 @@
+"""What importing must not load: each would be paid by all who never use it."""
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = {
+    "arviz", "blackjax", "distrax", "matplotlib", "numpyro", "pandas", "scipy.optimize",
+    "scipy.stats", "sklearn", "tensorflow_probability", "tvm",
+}  # fmt: skip
+MODELS = {"flax", "jaxeff"}
+
+
+def loaded(statement: str, names: set[str]) -> set[str]:
+    """Those of some modules that are loaded after a statement, in a fresh interpreter."""
+    check = f"import sys; {statement}; print(*({names!r} & sys.modules.keys()))"
+    command = [sys.executable, "-c", check]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    return set(run.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("statement", "names"),
+    [
+        ("import jaxeff", HEAVY),
+        ("import jaxeff.nn, jaxeff.training, jaxeff.hardening", HEAVY),
+        ("import jaxeff.photonic", HEAVY),
+        ("import jaxeff_export", HEAVY | MODELS),
+        ("from jaxeff_export.cli import app", HEAVY | MODELS),
+    ],
+)
+def test_importing_loads_nothing_heavy(statement, names):
+    assert loaded(statement, names) == set()
+
+
+def test_what_is_loaded_is_seen():
+    assert loaded("from jaxeff.photonic import BoseEinstein", HEAVY) >= {"distrax"}
+
+
+def test_without_distrax_the_rest_works_and_the_way_out_is_named():
+    statement = (
+        "import sys; sys.modules['distrax'] = None\n"
+        "import jax\n"
+        "from jaxeff.photonic import photon_counts\n"
+        "photon_counts(jax.random.key(0), jax.numpy.ones(3), 2.0, (3,))\n"
+        "try: from jaxeff.photonic import BoseEinstein\n"
+        "except ModuleNotFoundError as error: print(error)\n"
+        "try: from jaxeff.photonic import Nothing\n"
+        "except ImportError as error: print(error)"
+    )
+    run = subprocess.run([sys.executable, "-c", statement], capture_output=True, text=True)
+    assert "pip install 'jaxeff[distrax]'" in run.stdout, run.stderr
+    assert "cannot import name 'Nothing' from 'jaxeff.photonic'" in run.stdout
