@@ -213,9 +213,9 @@ def energy_score(likelihood: Likelihood) -> Loss:
         students = jax.vmap(predictions)(outputs)
         teachers = jax.vmap(predictions)(jnp.swapaxes(teacher, 0, 1))
         draws = len(students)
-        across = _distance(students[:, None], teachers).mean()
+        across = _distance(students[:, None], teachers[None]).mean()
         # Of pairs of different draws: a draw's distance from itself is no sample of E|s - s'|.
-        among = _distance(students[:, None], students).mean() * draws / (draws - 1)
+        among = _distance(students[:, None], students[None]).mean() * draws / (draws - 1)
         return across - among / 2
 
     return score

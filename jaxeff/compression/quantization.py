@@ -209,4 +209,6 @@ def _codes(x: Array, grid: Grid, ends: tuple[Any, Any]) -> Array:
 
 
 def _wide(*arrays: Any) -> Any:
-    return jnp.promote_types(jnp.result_type(*arrays), jnp.float32)
+    dtype = jnp.result_type(*arrays)
+    narrow = not jnp.issubdtype(dtype, jnp.floating) or jnp.finfo(dtype).bits < 32
+    return jnp.float32 if narrow else dtype

@@ -137,7 +137,7 @@ def midpoints(
 
 def _membership(x: Array, regimes: Sequence[Regime]) -> Array:
     starts, stops, _ = _borders(regimes)
-    return (x >= starts[:, None]) & (x <= stops[:, None])
+    return (x[None] >= starts[:, None]) & (x[None] <= stops[:, None])
 
 
 def _borders(regimes: Sequence[Regime]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

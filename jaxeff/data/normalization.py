@@ -54,4 +54,6 @@ def normalize(
         scaled = jnp.asarray(images)
     else:
         raise TypeError(f"expected uint8 or floating images, found {images.dtype}")
-    return (scaled - jnp.asarray(mean, scaled.dtype)) / jnp.asarray(std, scaled.dtype)
+    shape = (1,) * (scaled.ndim - 1) + (len(mean),)
+    centre, spread = (jnp.asarray(v, scaled.dtype).reshape(shape) for v in (mean, std))
+    return (scaled - centre) / spread

@@ -33,6 +33,7 @@ def cubic_basis(
     low, high = limits
     spacing = (high - low) / intervals
     centres = jnp.arange(-1, intervals + 2, dtype=x.dtype)
+    centres = centres.reshape((1,) * x.ndim + (-1,))
     distance = jnp.abs((x[..., None] - low) / spacing - centres)
     return (jax.nn.relu(2 - distance) ** 3 - 4 * jax.nn.relu(1 - distance) ** 3) / 6
 

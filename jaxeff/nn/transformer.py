@@ -71,7 +71,7 @@ class TransformerEncoder(nnx.Module):
     def __call__(self, x: Float[Array, "batch length ..."]) -> Float[Array, "batch classes"]:
         """Return the logits; axes after the second are flattened into features."""
         x = x.reshape(*x.shape[:2], -1)
-        x = self.embed(x) + self.position
+        x = self.embed(x) + self.position[None]
         for block in self.blocks:
             x = block(x)
         return self.fc(jnp.mean(self.ln(x), axis=-2))

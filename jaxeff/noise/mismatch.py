@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxeff.noise.device import Device, DeviceModel
 from jaxeff.noise.model import Axis, Flag, Place, real_dtype
-from jaxeff.settings import NonNegative, register_setting, static
+from jaxeff.settings import NonNegative, lifted, register_setting, static
 
 
 @register_setting
@@ -59,6 +59,7 @@ class Mismatch(DeviceModel):
         gain_key, offset_key = jax.random.split(self._device_key(site))
         gain = correlated_normal(gain_key, columns, self.length).astype(dtype)
         offset = correlated_normal(offset_key, columns, self.length).astype(dtype)
+        gain, offset = lifted(gain, jnp.shape(x)), lifted(offset, jnp.shape(x))
         return x * (1 + self._level("gain", x) * gain) + self._amount("offset", x) * offset
 
 

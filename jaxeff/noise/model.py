@@ -69,7 +69,7 @@ class NoiseModel(Setting):
         shape = jnp.shape(x)
         if self.along is None or jnp.ndim(value) == 0:
             check_broadcasts(name, value, shape)
-            return jnp.asarray(value)
+            return lifted(value, shape)
         wanted = shape[:1] if self.along == "sample" else shape[-1:]
         if jnp.shape(value) != wanted:
             raise ValueError(
@@ -78,7 +78,7 @@ class NoiseModel(Setting):
                 f"{jnp.shape(value)}."
             )
         if self.along == "channel":
-            return jnp.asarray(value)
+            return lifted(value, shape)
         return jnp.reshape(value, (-1, *(1,) * (len(shape) - 1)))
 
     def _level(self, field: str, x: Any) -> Array:

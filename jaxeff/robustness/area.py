@@ -75,7 +75,7 @@ def robustness_area(
         )
     if is_concrete(x) and not (np.diff(np.asarray(x)) > 0).all():
         raise ValueError(f"evaluation levels must rise, got {np.asarray(x).tolist()}.")
-    return jnp.trapezoid(y, x, axis=-1) / jnp.trapezoid(best, x)
+    return jnp.trapezoid(y, jnp.broadcast_to(x, y.shape), axis=-1) / jnp.trapezoid(best, x)
 
 
 def preserved_accuracy(

@@ -102,20 +102,21 @@ def bimodality(
     ordered = jnp.sort(flat)
     centred = ordered - ordered.mean()
     below = jnp.cumsum(centred)[edge - 1 : n - edge]
-    share = jnp.arange(edge, n - edge + 1) / n
+    share = jnp.arange(edge, n - edge + 1, dtype=flat.dtype) / n
     # The centred values sum to zero, so one side's sum gives both means.
     between = (below / n) ** 2 / (share * (1 - share))
     best = jnp.argmax(between)
     cut = best + edge
-    low = ordered.mean() + below[best] / cut
-    high = ordered.mean() - below[best] / (n - cut)
+    lower = cut.astype(flat.dtype)  # how many values are below
+    low = ordered.mean() + below[best] / lower
+    high = ordered.mean() - below[best] / (n - lower)
     threshold = (ordered[cut - 1] + ordered[cut]) / 2
     if scale == "log":
         threshold, low, high = jnp.exp(threshold), jnp.exp(low), jnp.exp(high)
     total = jnp.mean(centred**2)
     spread = total > 0
     separability = jnp.where(spread, between[best] / jnp.where(spread, total, 1), jnp.nan)
-    return Bimodality(separability, threshold, low, high, 1 - cut / n)
+    return Bimodality(separability, threshold, low, high, 1 - lower / n)
 
 
 @register_setting

@@ -9,7 +9,7 @@ from jaxeff.uncertainty import decompose_regression
 from jaxeff.uncertainty.figures import draw_regression
 
 x, draws = jnp.linspace(-3, 3, 50), jax.random.normal(jax.random.key(0), (30, 1))
-outputs = jnp.stack([jnp.sin(x) + 0.1 * draws * x, jnp.full((30, 50), -4.0)], -1)
+outputs = jnp.stack([jnp.sin(x)[None] + 0.1 * draws * x[None], jnp.full((30, 50), -4.0)], -1)
 train = x[10:40:3, None], jnp.sin(x[10:40:3])
 figure, axes = plt.subplots(3, 1, sharex=True)
 draw_regression(axes, x, decompose_regression(outputs), train, jnp.full(50, 0.1), x**2)
