@@ -5,9 +5,10 @@ own code says what it means; a function of a test, or of a third party, that pro
 ``pytest.mark.promotes("dtype")``, ``("rank")`` or both.
 
 *Compiled quickly.* XLA leaves most optimizations out: most tests compile far longer than they
-compute. A module that holds bits, or XLA's own results, against something else is marked
-``optimized``. The flag is no part of JAX's cache keys, so it changes between modules only, where
-all compiled programs are dropped anyway: workers would grow to gigabytes.
+compute. Rooms that hold XLA's own results or long computations are left out (`OPTIMIZED`), and so
+is a module that is marked ``optimized``. The flag is no part of JAX's cache keys, so it changes
+between modules only, where all compiled programs are dropped anyway: workers would grow to
+gigabytes.
 
 *On one thread a worker*, of XLA and TVM, where pytest-xdist runs several.
 
@@ -23,6 +24,7 @@ nobody mistakes a skipped check for a passed one.
 import contextlib
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NoReturn
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # before JAX and TVM start their threads
@@ -33,15 +35,25 @@ import jax
 import pytest
 from hypothesis import settings
 
+PROMOTING = {"bayes", "experiments", "export", "moments", "notebooks", "training"}
+"""Rooms that aren't strict: what they call or compare with (NumPyro, optax, XLA's own modules)
+promotes nearly everywhere."""
+OPTIMIZED = {"bayes", "experiments", "export", "moments", "notebooks", "training"}
+
 settings.register_profile("same", derandomize=True)
 if not os.environ.get("JAXEFF_RANDOM_TESTS"):
     settings.load_profile("same")
 
 
+def _room(request: pytest.FixtureRequest) -> str:
+    """The folder of tests that a test is in."""
+    return request.path.relative_to(Path(__file__).parent).parts[0]
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _compiler(request: pytest.FixtureRequest) -> Iterator[None]:
     """XLA's effort for this module; its programs are dropped at the end."""
-    optimized = request.node.get_closest_marker("optimized") is not None
+    optimized = _room(request) in OPTIMIZED or request.node.get_closest_marker("optimized")
     jax.config.update("jax_disable_most_optimizations", not optimized)
     yield
     jax.config.update("jax_disable_most_optimizations", False)
@@ -51,6 +63,9 @@ def _compiler(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _strictness(request: pytest.FixtureRequest) -> Iterator[None]:
     """No promotion but that which a test is marked to do."""
+    if _room(request) in PROMOTING:
+        yield
+        return
     promoted = {what for mark in request.node.iter_markers("promotes") for what in mark.args}
     if promoted - {"dtype", "rank"}:
         raise ValueError(f"a test promotes 'dtype' or 'rank', not {sorted(promoted)}")

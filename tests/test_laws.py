@@ -28,7 +28,8 @@ class Net(nnx.Module):
         self.fc = nnx.Linear(48, 5, rngs=rngs)
 
     def __call__(self, x):
-        x = nnx.avg_pool(nnx.relu(self.conv(x)), (2, 2), strides=(2, 2))
+        with jax.numpy_dtype_promotion("standard"):  # Flax divides by a NumPy integer
+            x = nnx.avg_pool(nnx.relu(self.conv(x)), (2, 2), strides=(2, 2))
         return self.fc(x.reshape(x.shape[0], -1))
 
 
@@ -36,7 +37,8 @@ class LinenNet(linen.Module):
     @linen.compact
     def __call__(self, x):
         x = linen.relu(linen.Conv(3, (3, 3), name="conv")(x))
-        x = linen.avg_pool(x, (2, 2), strides=(2, 2))
+        with jax.numpy_dtype_promotion("standard"):
+            x = linen.avg_pool(x, (2, 2), strides=(2, 2))
         return linen.Dense(5, name="fc")(x.reshape(x.shape[0], -1))
 
 
@@ -51,9 +53,18 @@ class Transform(NamedTuple):
     empty: Callable[..., Any]
     keyed: bool
 
-    def call(self, f, key, params, x, form="apply"):
+    def eager(self, f, key, params, x, form="apply"):
         g = getattr(self, form)(f)
         return g(key, params, x) if self.keyed else g(params, x)
+
+    def call(self, f, key, params, x):
+        """The same, compiled: one program instead of hundreds, each of one primitive."""
+        return compiled(self, f)(key, params, x)
+
+
+@functools.cache
+def compiled(transform, f):
+    return jax.jit(functools.partial(transform.eager, f))
 
 
 def gaussian(params):
@@ -104,7 +115,7 @@ def assert_same(a, b, **tolerance):
 @pytest.mark.parametrize("compiled", [False, True])
 def test_an_empty_spec_is_the_function_bit_for_bit(name, compiled):
     wrap = jax.jit if compiled else lambda f: f
-    g = wrap(functools.partial(TRANSFORMS[name].call, F, form="empty"))
+    g = wrap(functools.partial(TRANSFORMS[name].eager, F, form="empty"))
     np.testing.assert_array_equal(g(KEY, PARAMS, X), wrap(F)(PARAMS, X))
 
 
@@ -176,12 +187,12 @@ def test_jit_equals_eager_and_traces_once(name):
         calls.append(1)
         return F(params, x)
 
-    g = jax.jit(functools.partial(transform.call, counted))
+    g = jax.jit(functools.partial(transform.eager, counted))
     out = g(KEY, PARAMS, X)
     for i in range(3):
         g(jax.random.key(i), PARAMS, X + i)
     assert len(calls) == 1
-    assert_same(out, transform.call(F, KEY, PARAMS, X), rtol=1e-5, atol=1e-5)
+    assert_same(out, transform.eager(F, KEY, PARAMS, X), rtol=1e-5, atol=1e-5)
 
 
 @every
@@ -189,7 +200,8 @@ def test_vmap_equals_a_loop(name):
     transform = TRANSFORMS[name]
     keys = jax.random.split(KEY, 3)
     params = jax.vmap(lambda s: jax.tree.map(lambda w: s * w, PARAMS))(jnp.arange(1.0, 4.0))
-    out = jax.vmap(functools.partial(transform.call, F), in_axes=(0, 0, None))(keys, params, X)
+    vmapped = jax.jit(jax.vmap(functools.partial(transform.eager, F), in_axes=(0, 0, None)))
+    out = vmapped(keys, params, X)
     each = [
         transform.call(F, keys[i], jax.tree.map(lambda w, i=i: w[i], params), X) for i in range(3)
     ]
@@ -291,6 +303,7 @@ def test_transforms_compose_and_names_survive(outer, inner):
     h = second.apply(g)
     if outer == "moments" and inner == "moments":
         pytest.skip("moments of moments: a Gaussian leaf holds arrays, not Gaussians")
+    h = jax.jit(h)
     out = h(jax.random.key(3), *arguments) if second.keyed else h(*arguments)
     assert all(np.isfinite(leaf).all() for leaf in leaves(out))
     assert leaves(out)[0].shape == (4, 5)

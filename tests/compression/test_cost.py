@@ -68,6 +68,7 @@ def model():
 
 
 @pytest.mark.parametrize("which", ["noisy", "quantized"])
+@pytest.mark.promotes("rank")
 def test_cost_is_that_of_the_hand_written_net(model, which):
     f, params = model
     if which == "noisy":

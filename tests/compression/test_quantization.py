@@ -174,6 +174,7 @@ def test_jit_equals_eager_bit_for_bit():
                 np.testing.assert_array_equal(jax.jit(f)(x), f(x))
 
 
+@pytest.mark.promotes("rank")
 def test_a_range_per_channel_is_that_of_each_channel():
     x = jax.random.normal(jax.random.key(1), (5, 4, 3)) * jnp.array([1.0, 10.0, 0.1])
     low, high = value_range(x, keep=(-1,))

@@ -16,8 +16,9 @@ X = jax.random.normal(jax.random.key(2), (4, 5)) * jnp.array([[1.0], [10.0], [0.
 
 
 def net(params, x):
-    hidden = jax.nn.relu(x @ params["fc1"]["kernel"] + params["fc1"]["bias"])
-    return hidden @ params["fc2"]["kernel"] + params["fc2"]["bias"]
+    with jax.numpy_rank_promotion("allow"):
+        hidden = jax.nn.relu(x @ params["fc1"]["kernel"] + params["fc1"]["bias"])
+        return hidden @ params["fc2"]["kernel"] + params["fc2"]["bias"]
 
 
 @pytest.fixture(scope="module")
@@ -55,9 +56,11 @@ def test_dense_layers_by_hand(params, symmetric, per, channels, each, samples):
     np.testing.assert_allclose(ours, by_hand, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.promotes("rank")
 def test_weights_and_activations_apart(params):
     def one(params, x):
-        return x @ params["fc1"]["kernel"] + params["fc1"]["bias"]
+        with jax.numpy_rank_promotion("allow"):
+            return x @ params["fc1"]["kernel"] + params["fc1"]["bias"]
 
     w, b = params["fc1"]["kernel"], params["fc1"]["bias"]
     for setting, by_hand in (
@@ -117,7 +120,8 @@ def test_none_leaves_a_layer_alone_and_more_bits_are_closer(lenet):
 def test_gradients_are_those_at_the_quantized_point(params):
     # One layer: the straight-through gradient of the weights is the quantized input's, and so on.
     def one(params, x):
-        return x @ params["fc1"]["kernel"] + params["fc1"]["bias"]
+        with jax.numpy_rank_promotion("allow"):
+            return x @ params["fc1"]["kernel"] + params["fc1"]["bias"]
 
     g = quantized(one, {"fc1": Int(3)})
     grads, dx = jax.grad(lambda p, x: g(p, x).sum(), (0, 1))(params, X)
@@ -139,7 +143,8 @@ def test_sites_and_composition(lenet):
 
 def test_quantizing_twice_finds_the_same_grids(params):
     def one(params, x):
-        return x @ params["fc1"]["kernel"] + params["fc1"]["bias"]
+        with jax.numpy_rank_promotion("allow"):
+            return x @ params["fc1"]["kernel"] + params["fc1"]["bias"]
 
     once = quantized(one, {"fc1": Int(4)})
     twice = quantized(once, {"fc1": Int(4)})

@@ -20,7 +20,7 @@ from jaxeff_export.cli import app
 START = r"(?:python3?|\S*/python) -m \w|jaxeff-export \w|python run\.py|\S*/pip install|pip install"
 INLINE = re.compile(rf"`((?:{START})[^`]*)`")
 ON_LINES = re.compile(rf"^ *(?:\$ |.*; |.*&& )?((?:{START}).*)$", re.MULTILINE)
-PLACEHOLDER = re.compile(r"<\w+>|\[--|\.\.\.$")
+PLACEHOLDER = re.compile(r"<\w+>|\[--|\.$")
 """Of a command that stands for several, such as ``python -m experiments.<name> --help``."""
 
 
@@ -51,7 +51,7 @@ def check_own(arguments: list[str]) -> None:
     group = typer.main.get_command(app)
     try:
         context = group.make_context("jaxeff-export", arguments[:0], resilient_parsing=True)
-        if arguments != ["--help"]:
+        if arguments not in ([], ["--help"]):
             _, command, rest = group.resolve_command(context, arguments)
             command.make_context(arguments[0], rest, parent=context, resilient_parsing=False)
     except Exception as error:  # its parser's classes are private

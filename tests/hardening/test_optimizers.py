@@ -42,6 +42,7 @@ def test_sam_is_its_definition_inside_a_scanned_epoch(adaptive):
     np.testing.assert_allclose(ours, w, rtol=1e-5)
 
 
+@pytest.mark.promotes("dtype")
 def test_sam_without_radius_or_gradient_is_its_optimizer():
     np.testing.assert_allclose(
         descend(sharpness_aware(optax.adam(0.1), 0.0), 2), descend(optax.adam(0.1), 2), rtol=1e-6

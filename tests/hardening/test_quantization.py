@@ -90,6 +90,7 @@ def test_noise_goes_around_quantization_and_its_ranges():
     np.testing.assert_array_equal(silent[0], g(PARAMS, ranges, X)[0])
 
 
+@pytest.mark.promotes("dtype")
 def test_quantization_noise_ramp_and_vant_train_together():
     spec = relu_quantization(4, last="fc2")
 

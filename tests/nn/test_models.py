@@ -179,6 +179,7 @@ def test_vgg_head_repeats_a_single_cell():
         _resize_pool(jnp.ones((1, 3, 3, 2)), 7)
 
 
+@pytest.mark.promotes("rank")
 def test_batch_norm_learns_statistics_in_train_mode_only():
     model = MLP((4, 8, 2), batch_norm=True, rngs=nnx.Rngs(0))
     x = 3 + jax.random.normal(jax.random.key(1), (64, 4))

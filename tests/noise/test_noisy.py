@@ -17,8 +17,9 @@ KEY = jax.random.key(0)
 
 
 def net(params, x):
-    hidden = jax.nn.relu(x @ params["fc1"]["kernel"] + params["fc1"]["bias"])
-    return hidden @ params["fc2"]["kernel"] + params["fc2"]["bias"]
+    with jax.numpy_rank_promotion("allow"):
+        hidden = jax.nn.relu(x @ params["fc1"]["kernel"] + params["fc1"]["bias"])
+        return hidden @ params["fc2"]["kernel"] + params["fc2"]["bias"]
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +39,7 @@ def fold(f, params, site, i):
     return jax.random.fold_in(site_key(KEY, layer), i)
 
 
+@pytest.mark.promotes("rank")
 def test_output_noise_by_hand(params):
     model = Additive(0.3)
     ours = noisy(net, {"fc1": model})(KEY, params, X)
@@ -51,7 +53,8 @@ def test_output_noise_by_hand(params):
 def test_weight_and_input_noise_by_monte_carlo(params, model):
     # With one linear layer the result is linear in what is perturbed: its variance is known.
     def f(params, x):
-        return x @ params["w"] + params["b"]
+        with jax.numpy_rank_promotion("allow"):
+            return x @ params["w"] + params["b"]
 
     w, b = params["fc1"]["kernel"], params["fc1"]["bias"]
     n = 20_000

@@ -42,6 +42,7 @@ def test_moments_are_scipys():
     np.testing.assert_allclose(BoseEinstein(1e8).skewness(), 2 / np.sqrt(MODES), rtol=1e-4)
 
 
+@pytest.mark.promotes("dtype")
 @pytest.mark.parametrize("modes", [1.0, 3.7])
 def test_mode_is_the_most_likely_count(modes):
     light = BoseEinstein(20.3, modes)

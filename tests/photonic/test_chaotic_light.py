@@ -87,6 +87,7 @@ def test_nothing_is_finite_with_finite_gradients():
     assert all(np.isfinite(g).all() for g in jax.tree.leaves(grads))
 
 
+@pytest.mark.promotes("rank")
 def test_noise_is_learnable_per_activation():
     intensity = jnp.array([0.5, 1.5, 3.0])
     smallest, largest = sigma_bounds(intensity, ChaoticLight())

@@ -21,6 +21,7 @@ def lenet():
     return functional(LeNet5(pool="avg", rngs=nnx.Rngs(0)))
 
 
+@pytest.mark.promotes("dtype")
 def test_it_is_what_is_written_by_hand():
     def f(params, x):
         y = nnx.avg_pool(jax.nn.relu(x @ params["w"]).reshape(2, 4, 4, 1), (2, 2), (2, 2))
@@ -51,6 +52,7 @@ def test_lenet_runs_jitted_and_differs_by_key(lenet, model):
     assert (a != b).any()
 
 
+@pytest.mark.promotes("dtype")
 def test_one_site_does_not_change_anothers_noise():
     def features(params, x):
         return nnx.avg_pool(params["a"] * x, (2, 2)), nnx.avg_pool(params["b"] * x, (2, 2))
@@ -63,6 +65,7 @@ def test_one_site_does_not_change_anothers_noise():
     assert (both[0] != second[0]).any()
 
 
+@pytest.mark.promotes("dtype")
 def test_noise_is_learned_through_the_transform(lenet):
     f, params = lenet
 

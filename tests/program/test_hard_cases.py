@@ -57,6 +57,7 @@ def side_by_side(g):
     return lambda p, x: g(p, x) - g(p, 2 * x)
 
 
+@pytest.mark.promotes("rank")
 @pytest.mark.parametrize("wrap", [chained, side_by_side])
 def test_a_transformed_function_may_be_used_twice(wrap):
     f = wrap(interpreted(dense))
@@ -80,6 +81,7 @@ BACKWARD = {
 }
 
 
+@pytest.mark.promotes("rank")
 @pytest.mark.parametrize("name", BACKWARD)
 def test_the_backward_pass_of_a_transformed_function_is_read_apart(name):
     def step(p, x):
@@ -92,6 +94,7 @@ def test_the_backward_pass_of_a_transformed_function_is_read_apart(name):
     assert np.isfinite(gradient["w"]).all()
 
 
+@pytest.mark.promotes("rank")
 def test_a_bias_added_by_a_transformed_function_is_its_own_layer():
     def f(p, x):
         return interpreted(lambda p, y: y + p["b"])(p, x @ p["w"])
@@ -100,6 +103,7 @@ def test_a_bias_added_by_a_transformed_function_is_its_own_layer():
     assert names(f, PARAMS, X) == ["input", "w", "b"]
 
 
+@pytest.mark.promotes("rank")
 def test_a_dot_product_split_in_three_has_no_bias():
     def f(p, x):
         q, k, v = jnp.split(x @ p["w"], 3, -1)
@@ -214,6 +218,7 @@ def test_reading_work_grows_with_the_function_and_no_faster(name):
     assert long < 12 * short
 
 
+@pytest.mark.promotes("rank")
 def test_long_and_branching_constants_are_read():
     def f(p, x):
         constant = functools.reduce(lambda c, _: jnp.cos(c) + c * 0.1, range(1500), jnp.ones(6))
@@ -223,6 +228,7 @@ def test_long_and_branching_constants_are_read():
     assert len(trace(f, jnp.float32(2), X).sites) == 3
 
 
+@pytest.mark.promotes("rank")
 def test_a_shard_map_is_one_layer_that_runs_as_it_is():
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("batch",))
     spec = jax.sharding.PartitionSpec
@@ -237,6 +243,7 @@ def test_a_shard_map_is_one_layer_that_runs_as_it_is():
     np.testing.assert_allclose(outside, whole(PARAMS, X), rtol=1e-6)
 
 
+@pytest.mark.promotes("rank")
 @pytest.mark.parametrize("f", [dense, scanned])
 def test_double_precision(f):
     with jax.enable_x64(True):

@@ -64,6 +64,7 @@ FUNCTIONS = {
 }
 
 
+@pytest.mark.promotes("rank")
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_reading_and_running_changes_nothing(name):
     f = FUNCTIONS[name]
@@ -75,6 +76,7 @@ def test_reading_and_running_changes_nothing(name):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.promotes("rank")
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_gradients_are_those_of_the_function(name):
     f = FUNCTIONS[name]
@@ -160,6 +162,7 @@ def test_one_region_for_a_function_of_one_tensor():
     assert len(found) == 1
 
 
+@pytest.mark.promotes("rank")
 def test_parameters_separate_pointwise_layers():
     def f(p, x):
         scaled = jax.nn.relu(x) * p["scale"]["s"]

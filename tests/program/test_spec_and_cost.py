@@ -174,6 +174,7 @@ def test_a_scan_counts_every_iteration():
     assert (total.params, total.macs) == (9, 5 * 2 * 3 * 3)
 
 
+@pytest.mark.promotes("rank")
 def test_every_parameter_is_counted_once():
     w = jnp.ones((3, 3))
 

@@ -21,6 +21,7 @@ def net():
     return functional(model)
 
 
+@pytest.mark.promotes("rank")
 def test_values_of_chosen_layers(net):
     f, params = net
     found = jax.jit(activations(f, ["fc1", "relu*"]))(params, X)

@@ -70,6 +70,7 @@ def test_jits_vmaps_and_flat_values():
     assert not found.two_peaks[2]
 
 
+@pytest.mark.promotes("rank")
 def test_threshold_check_costs_nothing_where_values_are_binary():
     def f(params, x):
         hidden = jax.nn.relu(x * params["w"])

@@ -61,6 +61,7 @@ def test_one_layer_at_a_time_is_perturbed(params):
         assert found.kl[i, 1] == pytest.approx(np.mean(by_hand), rel=1e-4)
 
 
+@pytest.mark.promotes("dtype")
 def test_the_fragile_layer_ranks_first(params):
     found = kl_sensitivity(KEY, chain, params, X, SITES, jnp.logspace(-5, 2, 15))
     tolerated = dict(zip(SITES, tolerated_level(found), strict=True))
@@ -77,6 +78,7 @@ def test_the_fragile_layer_ranks_first(params):
     jax.tree.map(np.testing.assert_array_equal, budget.params, params)  # left as they were
 
 
+@pytest.mark.promotes("rank")
 def test_the_budget_equalizes_the_damage():
     # A linear chain under squared error: the loss is sum_i c_i sigma_i^2 with known c_i.
     def f(params, x):
@@ -101,6 +103,7 @@ def test_the_budget_equalizes_the_damage():
     np.testing.assert_allclose(damage, np.exp(np.log(damage).mean()), rtol=0.05)
 
 
+@pytest.mark.promotes("dtype")
 def test_joint_training_moves_the_weights(params):
     labels = chain(params, X).argmax(-1)
     budget = learn_budget(
