@@ -1,12 +1,12 @@
 """What all rooms share: how JAX computes in tests, drawn examples, the ARM tools.
 
-*Strictly.* Tests run with strict dtype promotion and without rank promotion, so that the library's
+*Strictly.* Tests of the rooms in `STRICT` run with strict dtype promotion and without rank promotion, so that the library's
 own code says what it means; a function of a test, or of a third party, that promotes says so:
 ``pytest.mark.promotes("dtype")``, ``("rank")`` or both.
 
 *Compiled quickly.* XLA leaves most optimizations out: most tests compile far longer than they
-compute. Rooms that hold XLA's own results or long computations are left out (`OPTIMIZED`), and so
-is a module that is marked ``optimized``. The flag is no part of JAX's cache keys, so it changes
+compute. That holds for the same rooms, but not for a module that is marked ``optimized`` because
+it holds bits, or XLA's own results, against something else. The flag is no part of JAX's cache keys, so it changes
 between modules only, where all compiled programs are dropped anyway: workers would grow to
 gigabytes.
 
@@ -35,10 +35,12 @@ import jax
 import pytest
 from hypothesis import settings
 
-PROMOTING = {"bayes", "experiments", "export", "moments", "notebooks", "training"}
-"""Rooms that aren't strict: what they call or compare with (NumPyro, optax, XLA's own modules)
-promotes nearly everywhere."""
-OPTIMIZED = {"bayes", "experiments", "export", "moments", "notebooks", "training"}
+STRICT = {
+    "compression", "data", "documents", "functional", "hardening", "nn", "noise", "photonic",
+    "program", "robustness", "test_keys.py", "test_laws.py", "uncertainty",
+}  # fmt: skip
+"""Rooms that run strictly, and quickly. In the others what tests call or compare with (NumPyro,
+BlackJAX, XLA's own modules) promotes nearly everywhere, or takes longer to run than to compile."""
 
 settings.register_profile("same", derandomize=True)
 if not os.environ.get("JAXEFF_RANDOM_TESTS"):
@@ -53,8 +55,8 @@ def _room(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(autouse=True, scope="module")
 def _compiler(request: pytest.FixtureRequest) -> Iterator[None]:
     """XLA's effort for this module; its programs are dropped at the end."""
-    optimized = _room(request) in OPTIMIZED or request.node.get_closest_marker("optimized")
-    jax.config.update("jax_disable_most_optimizations", not optimized)
+    quick = _room(request) in STRICT and not request.node.get_closest_marker("optimized")
+    jax.config.update("jax_disable_most_optimizations", quick)
     yield
     jax.config.update("jax_disable_most_optimizations", False)
     jax.clear_caches()
@@ -63,7 +65,7 @@ def _compiler(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _strictness(request: pytest.FixtureRequest) -> Iterator[None]:
     """No promotion but that which a test is marked to do."""
-    if _room(request) in PROMOTING:
+    if _room(request) not in STRICT:
         yield
         return
     promoted = {what for mark in request.node.iter_markers("promotes") for what in mark.args}

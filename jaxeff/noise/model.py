@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from jaxeff.noise.protocol import PLACES
-from jaxeff.settings import Choice, Setting, check_broadcasts
+from jaxeff.settings import Choice, Setting, check_broadcasts, lifted
 
 Place = Annotated[str, Choice(*PLACES)]
 Sharing = Annotated[str, Choice("element", "channel", "sample")]
