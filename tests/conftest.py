@@ -1,14 +1,14 @@
 """What all rooms share: how JAX computes in tests, drawn examples, the ARM tools.
 
-*Strictly.* Tests of the rooms in `STRICT` run with strict dtype promotion and without rank promotion, so that the library's
-own code says what it means; a function of a test, or of a third party, that promotes says so:
-``pytest.mark.promotes("dtype")``, ``("rank")`` or both.
+*Strictly.* Tests of the rooms in `STRICT` run with strict dtype promotion and without rank
+promotion, so that the library's own code says what it means; a function of a test, or of a third
+party, that promotes says so: ``pytest.mark.promotes("dtype")``, ``("rank")`` or both.
 
 *Compiled quickly.* XLA leaves most optimizations out: most tests compile far longer than they
 compute. That holds for the same rooms, but not for a module that is marked ``optimized`` because
-it holds bits, or XLA's own results, against something else. The flag is no part of JAX's cache keys, so it changes
-between modules only, where all compiled programs are dropped anyway: workers would grow to
-gigabytes.
+it holds bits, or XLA's own results, against something else. The flag is no part of JAX's cache
+keys, so it changes between modules only, where all compiled programs are dropped anyway: workers
+would grow to gigabytes.
 
 *On one thread a worker*, of XLA and TVM, where pytest-xdist runs several.
 

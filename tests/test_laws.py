@@ -196,6 +196,21 @@ def test_jit_equals_eager_and_traces_once(name):
 
 
 @every
+def test_no_tracer_outlives_its_trace(name):
+    # Here and not everywhere: the check collects garbage after every trace, and the laws reach all
+    # that a transform does while a function is traced.
+    transform = TRANSFORMS[name]
+
+    def loss(key, params, x):
+        return sum(jnp.sum(v**2) for v in jax.tree.leaves(transform.eager(F, key, params, x)))
+
+    with jax.checking_leaks():
+        jax.jit(jax.grad(loss, 1))(KEY, PARAMS, X)
+        jax.jit(jax.vmap(loss, (0, None, None)))(jax.random.split(KEY, 2), PARAMS, X)
+        jax.jit(functools.partial(transform.eager, under_scan(F)))(KEY, PARAMS, X)
+
+
+@every
 def test_vmap_equals_a_loop(name):
     transform = TRANSFORMS[name]
     keys = jax.random.split(KEY, 3)

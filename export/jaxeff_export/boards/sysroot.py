@@ -58,7 +58,7 @@ class Sysroot:
     @classmethod
     def default(cls) -> Sysroot:
         """The one for the installed TVM, in the cache folder."""
-        from jaxeff.cache import cache_folder  # loads all of jaxeff, which boards have no need of
+        from jaxeff.store import cache_folder  # loads all of jaxeff, which boards have no need of
 
         versions = "-".join(metadata.version(name) for name in _SAME_VERSION)
         return cls(cache_folder() / f"emulated-aarch64-tvm-{versions}")
