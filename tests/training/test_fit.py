@@ -378,7 +378,7 @@ def test_wrong_losses_and_data_are_clear_errors(plain, data):
         ),
         (ValueError, "same number of examples", dict(loss=good, data=(x, y[:3]))),
         (ValueError, "less than one batch of 64", dict(loss=good, batch_size=64)),
-        (ValueError, "batch size must be at least 1", dict(loss=good, batch_size=0)),
+        (ValueError, "batch_size must be at least 1", dict(loss=good, batch_size=0)),
         (ValueError, "epochs must be at least 1", dict(loss=good, epochs=0)),
     ]
     for kind, message, arguments in cases:
