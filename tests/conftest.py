@@ -35,12 +35,10 @@ import jax
 import pytest
 from hypothesis import settings
 
-STRICT = {
-    "compression", "data", "documents", "functional", "hardening", "nn", "noise", "photonic",
-    "program", "robustness", "test_keys.py", "test_laws.py", "uncertainty",
-}  # fmt: skip
-"""Rooms that run strictly, and quickly. In the others what tests call or compare with (NumPyro,
-BlackJAX, XLA's own modules) promotes nearly everywhere, or takes longer to run than to compile."""
+STRICT = {"test_keys.py"}
+"""Rooms that run strictly, and quickly; a room is added once all of its tests say what they promote.
+In some what tests call or compare with (NumPyro, BlackJAX, XLA's own modules) promotes nearly
+everywhere, or takes longer to run than to compile."""
 
 settings.register_profile("same", derandomize=True)
 if not os.environ.get("JAXEFF_RANDOM_TESTS"):
