@@ -36,7 +36,7 @@ import pytest
 from hypothesis import settings
 
 STRICT = {"test_keys.py"}
-"""Rooms that run strictly, and quickly; a room is added once all of its tests say what they promote.
+"""Rooms that run strictly, and quickly; a room is added once its tests say what they promote.
 In some what tests call or compare with (NumPyro, BlackJAX, XLA's own modules) promotes nearly
 everywhere, or takes longer to run than to compile."""
 
