@@ -62,7 +62,7 @@ def no_emulator(request):
 
 @pytest.mark.promotes("dtype")  # optax does
 @pytest.mark.filterwarnings("default::jaxeff.bayes.ConvergenceWarning")  # fifty draws of an example
-# Long, and since the last changes to what they show not run to their end: on request, until they are.
+# Long, and not run to their end since the last changes to what they show: on request until then.
 @pytest.mark.skipif("JAXEFF_RUN_EXAMPLES" not in os.environ, reason="set JAXEFF_RUN_EXAMPLES=1")
 @pytest.mark.parametrize("document", _with_examples())
 def test_examples_run_as_printed(document, request, tmp_path, monkeypatch):
