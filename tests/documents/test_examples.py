@@ -96,6 +96,7 @@ def unfenced_code(text: Text) -> list[str]:
     return found
 
 
+@pytest.mark.skipif("JAXEFF_RUN_EXAMPLES" not in os.environ, reason="set JAXEFF_RUN_EXAMPLES=1")
 def test_no_example_escapes():
     found = {text.name: code for text in texts() if (code := unfenced_code(text))}
     assert not found, "fence these as ```python, or as ```text if they aren't examples"
