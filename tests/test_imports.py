@@ -9,7 +9,6 @@ HEAVY = {
     "arviz", "blackjax", "distrax", "matplotlib", "numpyro", "pandas", "scipy.optimize",
     "scipy.stats", "sklearn", "tensorflow_probability", "tvm",
 }  # fmt: skip
-MODELS = {"flax", "jaxeff"}
 
 
 def loaded(statement: str, names: set[str]) -> set[str]:
@@ -26,8 +25,8 @@ def loaded(statement: str, names: set[str]) -> set[str]:
         ("import jaxeff", HEAVY),
         ("import jaxeff.nn, jaxeff.training, jaxeff.hardening", HEAVY),
         ("import jaxeff.photonic", HEAVY),
-        ("import jaxeff_export", HEAVY | MODELS),
-        ("from jaxeff_export.cli import app", HEAVY | MODELS),
+        ("import jaxeff_export", HEAVY),
+        ("from jaxeff_export.cli import app", HEAVY),
     ],
 )
 def test_importing_loads_nothing_heavy(statement, names):

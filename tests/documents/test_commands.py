@@ -10,6 +10,7 @@ import io
 import re
 import runpy
 import shlex
+import sys
 import tomllib
 
 import pytest
@@ -40,6 +41,8 @@ def help_of(module: str) -> str:
     printed = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
         patch.setattr("sys.argv", [module, "--help"])
+        importlib.util.find_spec(module)  # imports its package
+        patch.delitem(sys.modules, module, raising=False)  # runpy warns of one that is imported
         with pytest.raises(SystemExit) as end:
             runpy.run_module(module, run_name="__main__", alter_sys=True)
     assert end.value.code in (0, None)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jaxeff_export import Bundle, device_runner
 from jaxeff_export.boards.sysroot import Sysroot
-from jaxeff_export.bundle import FILES, MANIFEST, PROGRAM
+from jaxeff_export.manifest import FILES, MANIFEST, PROGRAM
 from small_network import inputs
 
 # Neither JAX nor this library: what a device has.

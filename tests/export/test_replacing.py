@@ -182,6 +182,7 @@ def test_without_an_exchange_of_folders_the_result_is_the_same(compiled, folder,
 _KILLED = """
 import os, signal, sys
 from pathlib import Path
+from jaxeff.store import writing
 from jaxeff_export import Bundle
 
 source, target, moment = sys.argv[1:]

@@ -66,10 +66,10 @@ def test_unknown_targets(target, message, capfd):
 
 def test_masked_instructions_are_switched_off(monkeypatch):
     """A virtual machine whose processor model promises more than its kernel reports."""
-    plain = resolve_target("host")
+    plain = resolve_target("host")  # this machine's kernel may mask some already
     monkeypatch.setattr(jaxeff_export.target, "_reported_features", lambda: frozenset({"none"}))
     masked = resolve_target("host")
-    promised = arithmetic_features(plain)
+    promised = arithmetic_features({k: plain[k] for k in plain if k != "mattr"})
     assert promised
     assert set(masked["mattr"]) == {f"-{name}" for name in promised}
     assert not arithmetic_features(masked)
