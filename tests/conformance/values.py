@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from experiments.importer.harnesses import Case
+from tests.conformance.harnesses import Case
 
 INTEGERS = [f"{sign}int{bits}" for bits in (8, 16, 32, 64) for sign in ("", "u")]
 FLOATS = ["float16", "bfloat16", "float32", "float64"]

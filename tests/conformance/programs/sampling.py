@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from experiments.importer.programs.family import KEY, Family, normal
+from tests.conformance.programs.family import KEY, Family, normal
 
 FAMILY = Family("sampling")
 program = FAMILY.program

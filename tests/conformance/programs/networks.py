@@ -8,8 +8,8 @@ from flax import nnx
 from jax import lax
 
 import jaxeff
-from experiments.importer.programs.family import Family, integers, normal
 from jaxeff.nn import MLP, VGG11, LeNet5, LinenLeNet5, ResNet18, TransformerEncoder
+from tests.conformance.programs.family import Family, integers, normal
 
 FAMILY = Family("networks")
 

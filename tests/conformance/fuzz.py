@@ -1,10 +1,10 @@
 """Damaged modules through the importer: never a crash, a hang, or an error of another kind.
 
-    python -m experiments.importer.fuzz [--fast] [--json PATH]
+    python -m tests.conformance.fuzz
 
 Every source is imported in a child process. It is held that the child neither dies nor takes more
 than 20 seconds, and that what it raises is `StableHLOParseError` or `UnsupportedOpError` with a
-position. Sources that fail are written to `results/fuzz-failures/`.
+position. Sources that fail are written to `failures/` among its results.
 """
 
 import collections
@@ -15,16 +15,17 @@ import re
 import time
 import traceback
 from collections.abc import Iterator
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import typer
+from rich.progress import track
 
-from experiments.importer import sound_programs
-from experiments.importer.hostile import HOSTILE_TEXTS, hostile_artifacts
-from experiments.importer.mutations import damaged_artifacts, damaged_texts
-from experiments.report import Report, make_console, show_rows
+from experiments.harness import Found, Least, Report, Run, Study
+from tests.conformance import sound_programs
+from tests.conformance.hostile import HOSTILE_TEXTS, hostile_artifacts
+from tests.conformance.mutations import damaged_artifacts, damaged_texts
 
 SECONDS = 20.0
 POSITION = re.compile(
@@ -32,8 +33,6 @@ POSITION = re.compile(
     r"|valid StableHLO: .+: "
 )
 Source = str | bytes
-
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 def import_all(pipe: Connection) -> None:
@@ -119,47 +118,49 @@ def judge(kind: str, outcome: str, message: str) -> str | None:
     return None
 
 
-@app.command()
-def main(
-    fast: Annotated[bool, typer.Option("--fast", help="400 sources instead of 8,000")] = False,
-    json: Annotated[
-        Path | None, typer.Option(help="Where the JSON goes; results/fuzz.json if unset")
-    ] = None,
-    results: Annotated[Path, typer.Option(help="Folder for what fails")] = Path("results"),
-    seed: Annotated[int, typer.Option(help="Of the damage")] = 0,
-) -> None:
-    """Import damaged modules and count how that ends."""
-    console = make_console()
-    texts, artifacts = (250, 80) if fast else (5000, 3000)
-    report = Report("fuzz", {"fast": fast, "seed": seed, "texts": texts, "artifacts": artifacts})
+@dataclass(frozen=True)
+class Settings:
+    """How much is imported.
+
+    Attributes:
+        texts: Damaged texts.
+        artifacts: Damaged artifacts.
+    """
+
+    texts: Annotated[int, Least(0)]
+    artifacts: Annotated[int, Least(0)]
+
+
+def run(run: Run[Settings]) -> Found:
+    """Imports damaged modules and counts how that ends."""
     counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
-    wrong: dict[str, list[str]] = collections.defaultdict(list)
+    wrong: dict[str, list[str]] = {}
     slowest: dict[str, float] = collections.defaultdict(float)
-    failures = results / "fuzz-failures"
     importer = Importer()
-    with console.status("importing") as status:
-        for done, (kind, name, source) in enumerate(sources(texts, artifacts, seed)):
-            start = time.perf_counter()
-            outcome, message = importer.outcome(source)
-            slowest[kind] = max(slowest[kind], time.perf_counter() - start)
-            counts[kind][outcome] += 1
-            fault = judge(kind, outcome, message)
-            if fault is not None:
-                wrong[kind].append(f"{name}: {fault}")
-                keep(failures, f"{kind} {name} {fault}", source, message)
-            status.update(f"importing: {done + 1} of about {texts + artifacts}")
+    given = sources(run.settings.texts, run.settings.artifacts, run.seed)
+    for kind, name, source in track(given, "importing", console=run.console):
+        start = time.perf_counter()
+        outcome, message = importer.outcome(source)
+        slowest[kind] = max(slowest[kind], time.perf_counter() - start)
+        counts[kind][outcome] += 1
+        fault = judge(kind, outcome, message)
+        if fault is not None:
+            wrong.setdefault(kind, []).append(f"{name}: {fault}")
+            keep(run.folder / "failures", f"{kind} {name} {fault}", source, message)
     importer.stop()
-    for kind, found in counts.items():
-        row: dict[str, Any] = {"kind": kind, "sources": found.total(), **dict(found)}
-        row |= {"slowest_s": round(slowest[kind], 2)}
-        report.rows.append(row)
-        claim = f"{kind}: crashes, hangs, and errors that are not the importer's"
-        report.check(claim, 0, len(wrong[kind]), not wrong[kind])
-    report.extra["wrong"] = dict(wrong)
-    show_rows(console, "How imports end", report.rows)
-    path = report.save(json or results / "fuzz.json")
-    report.show_checks(console)
-    console.print(f"[bold]{path}[/bold]")
+    rows = [
+        {"kind": kind, "sources": found.total(), **found, "slowest_s": round(slowest[kind], 2)}
+        for kind, found in counts.items()
+    ]
+    return Found(rows, {"wrong": wrong})
+
+
+def check(report: Report) -> None:
+    """Nothing that isn't the importer's own error."""
+    for row in report.rows:
+        wrong = report.extra["wrong"].get(row["kind"], [])
+        claim = f"{row['kind']}: crashes, hangs, and errors that are not the importer's"
+        report.check(claim, 0, len(wrong), not wrong)
 
 
 def keep(folder: Path, name: str, source: Source, message: str) -> None:
@@ -171,5 +172,11 @@ def keep(folder: Path, name: str, source: Source, message: str) -> None:
     (folder / f"{stem}.message").write_text(message)
 
 
+STUDY = Study(
+    "fuzz", __doc__,
+    {"fast": Settings(250, 80), "default": Settings(5000, 3000), "full": Settings(50_000, 30_000)},
+    run, check, lambda report: {},
+)  # fmt: skip
+
 if __name__ == "__main__":
-    app()
+    STUDY.main()

@@ -6,7 +6,7 @@ import numpy as np
 from jax import lax
 from jax.scipy import optimize, special
 
-from experiments.importer.programs.family import Family, normal, uniform
+from tests.conformance.programs.family import Family, normal, uniform
 
 FAMILY = Family("science")
 program = FAMILY.program

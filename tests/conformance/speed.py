@@ -1,6 +1,6 @@
 """How fast importing is, and how fast what it generates runs.
 
-    python -m experiments.importer.speed [--fast] [--json PATH]
+    python -m tests.conformance.speed
 
 Four tables, each timed in one run in interleaved rounds:
 
@@ -15,14 +15,14 @@ Four tables, each timed in one run in interleaved rounds:
 
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
+from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import tvm
-import typer
 from flax import nnx
 from jax import lax
 from jaxeff_export.compiler.compilation import compile_module
@@ -30,42 +30,37 @@ from jaxeff_export.importer import import_stablehlo
 from tvm import relax
 
 import jaxeff
-from experiments.report import Report, make_console, show_rows
+from experiments.harness import Least, Report, Row, Run, Study, Table
 from experiments.timing import interleaved
 from jaxeff.nn import MLP, LeNet5, ResNet18, TransformerEncoder
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 Program = tuple[Callable, tuple[Any, ...]]
 SECONDS_RESNET = 10.0
 SLOWER_THAN_XLA = 3.0
 SLOWER_THAN_HAND = 1.1
 
 
-@app.command()
-def main(
-    fast: Annotated[bool, typer.Option("--fast", help="Fewer rounds, and no long chains")] = False,
-    json: Annotated[Path, typer.Option(help="Where the JSON goes")] = Path(
-        "results/importer-speed.json"
-    ),
-) -> None:
-    """Measure the importer's speed and that of its code."""
-    console = make_console()
-    rounds = 5 if fast else 21
-    report = Report("importer speed", {"fast": fast, "rounds": rounds})
-    for table, programs in (("network", networks()), ("loop", loops())):
-        rows = [{"table": table, "name": n, **beside_xla(p, rounds)} for n, p in programs.items()]
-        show_rows(console, f"{table}s, TVM beside XLA", rows)
-        report.rows += rows
-    rows = [{"table": "operator", "name": n, **beside_hand(*o, rounds)} for n, o in operators()]
-    show_rows(console, "operators, imported beside written by hand", rows)
-    report.rows += rows
-    sizes = (250, 1000, 4000) if fast else (1250, 5000, 20_000)
-    rows = [{"table": "size", "name": f"{n} operations", **importing(n)} for n in sizes]
-    show_rows(console, "importing", rows)
-    report.rows += rows
-    _check(report)
-    report.show_checks(console)
-    console.print(f"[bold]{report.save(json)}[/bold]")
+@dataclass(frozen=True)
+class Settings:
+    """How often, and how long chains are.
+
+    Attributes:
+        rounds: Rounds of each timing.
+        sizes: Operations of the chains.
+    """
+
+    rounds: Annotated[int, Least(1)] = 21
+    sizes: tuple[Annotated[int, Least(4)], ...] = (1250, 5000, 20_000)
+
+
+def run(run: Run[Settings]) -> list[Row]:
+    """Measures the importer's speed and that of its code."""
+    rounds = run.settings.rounds
+    beside = {("network", n): partial(beside_xla, p, rounds) for n, p in networks().items()}
+    beside |= {("loop", n): partial(beside_xla, p, rounds) for n, p in loops().items()}
+    beside |= {("operator", n): partial(beside_hand, *o, rounds) for n, o in operators()}
+    beside |= {("size", f"{n} operations"): partial(importing, n) for n in run.settings.sizes}
+    return run.each([*beside], lambda at: [{"table": at[0], "name": at[1], **beside[at]()}])
 
 
 def networks() -> dict[str, Program]:
@@ -231,7 +226,8 @@ def importing(count: int) -> dict[str, Any]:
     return {"import_s": seconds, "ms_per_operation": 1e3 * seconds / count}
 
 
-def _check(report: Report) -> None:
+def judge(report: Report) -> None:
+    """Holds times to the targets."""
     rows = {row["name"]: row for row in report.rows}
     resnet = rows["ResNet-18, batch 1"]
     seconds = resnet["import_s"] + resnet["compile_s"]
@@ -267,5 +263,17 @@ def _normal(*shape: int) -> np.ndarray:
     return (0.1 * np.random.default_rng(0).standard_normal(shape)).astype(np.float32)
 
 
+def tables(report: Report) -> list[Table]:
+    """Networks, loops, operators, sizes."""
+    names = dict.fromkeys(row["table"] for row in report.rows)
+    return [Table(name, [r for r in report.rows if r["table"] == name]) for name in names]
+
+
+STUDY = Study(
+    "importer-speed", __doc__,
+    {"fast": Settings(5, (250, 1000, 4000)), "default": Settings(), "full": Settings(101)},
+    run, judge, lambda report: {}, tables,
+)  # fmt: skip
+
 if __name__ == "__main__":
-    app()
+    STUDY.main()

@@ -7,11 +7,11 @@ from flax import linen as nn
 from flax import nnx
 
 import jaxeff
-from experiments.importer.programs.family import KEY, Family, normal
-from experiments.importer.programs.networks import linen, network
 from jaxeff import Additive, ChaoticLight, Gaussian, Int, Mixed, Multiplicative
 from jaxeff.bayes import predict, sample
 from jaxeff.nn import MLP, LeNet5, TransformerEncoder
+from tests.conformance.programs.family import KEY, Family, normal
+from tests.conformance.programs.networks import linen, network
 
 FAMILY = Family("transforms")
 

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable, Sequence
 
-from experiments.importer.harnesses import Case
+from experiments.harness import choose as choose_names
+from tests.conformance.harnesses import Case
 
 SUITES = {
-    "harnesses": "experiments.importer.harnesses:cases",
-    "programs": "experiments.importer.programs:cases",
-    "values": "experiments.importer.values:cases",
+    "harnesses": "tests.conformance.harnesses:cases",
+    "programs": "tests.conformance.programs:cases",
+    "values": "tests.conformance.values:cases",
 }
 
 
@@ -16,9 +17,11 @@ def choose(cases: Iterable[Case], groups: Sequence[str], most: int | None) -> li
 
     What is left of a group is spread evenly over it, and always the same.
     """
+    cases = list(cases)
+    groups = choose_names(groups, list(dict.fromkeys(case.group for case in cases)), "group")
     by_group: dict[str, list[Case]] = {}
     for case in cases:
-        if not groups or case.group in groups:
+        if case.group in groups:
             by_group.setdefault(case.group, []).append(case)
     chosen = []
     for members in by_group.values():

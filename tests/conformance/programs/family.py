@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.importer.harnesses import Case
+from tests.conformance.harnesses import Case
 
 Draw = Callable[[np.random.RandomState], np.ndarray]
 Build = Callable[[], tuple[Callable, Sequence[Any]]]

@@ -136,7 +136,7 @@ def _serve(
     import jax
 
     jax.config.update("jax_enable_x64", True)
-    from experiments.importer.trial import run_case
+    from tests.conformance.trial import run_case
 
     cases = pkgutil.resolve_name(table)()
     connection.send("ready")

@@ -6,7 +6,7 @@ import numpy as np
 from flax import linen as nn
 from jax import lax
 
-from experiments.importer.programs.family import Family, integers, normal, uniform
+from tests.conformance.programs.family import Family, integers, normal, uniform
 
 FAMILY = Family("sequences")
 program = FAMILY.program

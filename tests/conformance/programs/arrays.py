@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from experiments.importer.programs.family import Family, integers, normal, uniform
+from tests.conformance.programs.family import Family, integers, normal, uniform
 
 FAMILY = Family("arrays")
 program = FAMILY.program

@@ -1,21 +1,21 @@
 """The coverage study: what is close, what a crash and a hang leave behind, and resuming."""
 
 import json
+from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from experiments.importer import __main__ as study
-from experiments.importer import programs, suites
-from experiments.importer.judging import judge
-from experiments.importer.trial import run_case
+from tests.conformance import __main__ as study
+from tests.conformance import programs, suites
+from tests.conformance.judging import judge
+from tests.conformance.trial import run_case
 
 DIFFICULT = """
 import ctypes, time
 import numpy as np
-from experiments.importer.harnesses import Case
+from tests.conformance.harnesses import Case
 
 def crash():
     ctypes.string_at(0)
@@ -63,20 +63,34 @@ def test_survives_crashes_and_hangs_and_resumes(tmp_path, monkeypatch):
     (tmp_path / "difficult_cases.py").write_text(DIFFICULT)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(suites.SUITES, "difficult", "difficult_cases:cases")
-    path = tmp_path / "out.json"
-    arguments = ["--suite", "difficult", "--json", str(path), "--seconds", "8"]
-    done = CliRunner().invoke(study.app, arguments, catch_exceptions=False)
-    assert done.exit_code == 0
+    settings = study.Settings()
+    object.__setattr__(settings, "suite", "difficult")
+    study_of = replace(study.STUDY, sizes=dict.fromkeys(study.STUDY.sizes, settings))
+    arguments = ["--seconds", "8", "--results", str(tmp_path)]
+    study_of.main(arguments)
+    path = tmp_path / "importer.json"
     report = json.loads(path.read_text())
     outcomes = {row["case"]: row["outcome"] for row in report["rows"]}
     assert outcomes == {"a": "ok", "b": "crash", "c": "ok", "d": "timeout", "e": "ok"}
     assert [check["passed"] for check in report["checks"]] == [False, False]
     assert report["summary"][-1]["ok"] == 3
 
-    with path.with_suffix(".jsonl").open("a") as file:
-        file.write('\n{"case": "a", "outc')
-    CliRunner().invoke(study.app, arguments, catch_exceptions=False)
+    study_of.main(arguments)
     assert json.loads(path.read_text())["rows"] == report["rows"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(["--suite", "nope"], "'nope'"), (["--group", "nope"], "no group 'nope'"),
+     (["--match", "nope"], "no case of harnesses has 'nope'")],
+)  # fmt: skip
+def test_what_is_not_there_is_one_line(arguments, message, tmp_path, capsys):
+    with pytest.raises(SystemExit) as left:
+        study.STUDY.main([*arguments, "--results", str(tmp_path)])
+    assert left.value.code == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
 
 
 def test_programs_are_timed_beside_xla():

@@ -9,9 +9,9 @@ from flax import nnx
 from jax import lax
 
 import jaxeff
-from experiments.importer.programs.family import KEY, Family, integers, normal, uniform
-from experiments.importer.programs.networks import linen
 from jaxeff.nn import MLP, LeNet5, TransformerEncoder
+from tests.conformance.programs.family import KEY, Family, integers, normal, uniform
+from tests.conformance.programs.networks import linen
 
 FAMILY = Family("training")
 program = FAMILY.program

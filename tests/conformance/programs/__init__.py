@@ -2,8 +2,8 @@
 
 from functools import cache
 
-from experiments.importer.harnesses import Case
-from experiments.importer.programs import (
+from tests.conformance.harnesses import Case
+from tests.conformance.programs import (
     arrays,
     control,
     layers,

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax import lax
 
-from experiments.importer.programs.family import KEY, Family, integers, normal, uniform
+from tests.conformance.programs.family import KEY, Family, integers, normal, uniform
 
 FAMILY = Family("layers")
 program = FAMILY.program

@@ -11,9 +11,9 @@ from jaxeff_export.compiler.compilation import compile_module
 from jaxeff_export.importer import StableHLOParseError, UnsupportedOpError, import_stablehlo
 from tvm import relax
 
-from experiments.importer.harnesses import Case
-from experiments.importer.judging import judge
 from experiments.timing import interleaved
+from tests.conformance.harnesses import Case
+from tests.conformance.judging import judge
 
 TYPES = {
     "bool",
