@@ -6,10 +6,9 @@ from typing import Any
 import numpy as np
 from scipy.stats import spearmanr
 
-from experiments.report import Report
-from experiments.sensitivity.reference import WALKING
+from experiments.harness import Report, Row
+from experiments.walking_noise.reference import WALKING
 
-Row = dict[str, Any]
 AGREES = 0.5
 EVALUATED = "walking at evaluation"
 MEASURES = ("divergence", EVALUATED, "budget, trained net", "budget, in training")
@@ -77,10 +76,10 @@ def compare(rows: Sequence[Row], size: str) -> list[Row]:
     return [plain(row) for row in table]
 
 
-def check(report: Report, table: Sequence[Row]) -> None:
+def judge(report: Report) -> None:
     """The claims; the source proposes the measures and reports no number."""
     references = {"spearman": "walking noise", "spearman_evaluation": "walking at evaluation"}
-    for row in table:
+    for row in report.rows:
         for column, reference in references.items():
             if row["measure"] not in (WALKING, EVALUATED):
                 rho = row[column]
@@ -88,6 +87,7 @@ def check(report: Report, table: Sequence[Row]) -> None:
                     f"{row['case']}: {row['measure']} ranks {row['slots']} slots as {reference} "
                     "(Spearman)",
                     f"> {AGREES} (not published)", rho, rho is not None and rho > AGREES,
+                    needs="default",
                 )  # fmt: skip
 
 
@@ -95,6 +95,13 @@ def plain(row: Row) -> Row:
     """A row without NaN and infinity, which JSON lacks: None, and `beyond` says which it was."""
     beyond = {"beyond": True} if np.isinf(row.get("level", 0.0)) else {}
     return {**{k: _finite(v) for k, v in row.items()}, **beyond}
+
+
+def restored(row: Row) -> Row:
+    """A row as it was before `plain`."""
+    if row.get("level", 0.0) is None:
+        return row | {"level": np.inf if row.get("beyond") else np.nan}
+    return row
 
 
 def _sortable(level: float) -> float:

@@ -5,17 +5,17 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from experiments.sensitivity.recipe import KL_LEVELS, Settings
+from experiments.harness import Least, Row
 from experiments.trainable import Images, Network
 from experiments.walking_noise.findings import CHANCE
-from experiments.walking_noise.recipe import Sweep
+from experiments.walking_noise.recipe import Settings, Sweep
 from jaxeff.noise import Additive, walking
 from jaxeff.robustness import (
     Midpoint,
@@ -30,8 +30,28 @@ BUDGET = 0.1
 """Size of a budget in bits. With ten times as much, networks that train along with it no longer
 learn from all of their slots: the budget ends in the first ones and the last are kept clean."""
 
-Row = dict[str, Any]
+KL_LEVELS = np.logspace(-3, 4, 36)
+"""Levels of the noise that only evaluates; five to a decade."""
 Model = tuple[Any, Any]  # parameters and state of a network trained without noise
+
+
+@dataclass(frozen=True)
+class Effort(Settings):
+    """What is measured, and how carefully.
+
+    Attributes:
+        networks: Networks trained without noise that are measured, per problem.
+        inputs: Training images of the divergence.
+        draws: Draws of its noise.
+        budget_epochs: Epochs of the budget of a trained network.
+        walking: JSON of the walking-noise study to take midpoints from, rather than train for them.
+    """
+
+    networks: Annotated[int, Least(1)] = 1
+    inputs: Annotated[int, Least(1)] = 1
+    draws: Annotated[int, Least(1)] = 1
+    budget_epochs: Annotated[int, Least(1)] = 1
+    walking: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -49,13 +69,13 @@ class Subject:
     problem: Sweep
     network: Network
     images: Images
-    settings: Settings
+    settings: Effort
     folder: Path
 
     @property
     def updates_per_epoch(self) -> int:
         """Gradient steps that an epoch takes."""
-        return len(self.images.train[1]) // self.settings.training.batch_size
+        return len(self.images.train[1]) // self.settings.batch_size
 
 
 def midpoint_level(midpoint: Midpoint) -> float:
@@ -104,7 +124,7 @@ def budget_in_training(
     """Levels of a budget that is spread in one training from scratch, along with the weights."""
     epochs, net = subject.problem.epochs, subject.network
     steps = epochs * subject.updates_per_epoch
-    rate = subject.settings.training.learning_rate
+    rate = subject.settings.learning_rate
     adam = optax.adam(optax.cosine_decay_schedule(rate, steps))
     start_key, key = jax.random.split(key)
     start = net.init(start_key)
@@ -184,7 +204,7 @@ def _learn(
         subject.network.slots,
         level,
         epochs=epochs,
-        batch_size=subject.settings.training.batch_size,
+        batch_size=subject.settings.batch_size,
         optimizer=optimizer,
         budget_optimizer=optax.adam(rate),
         state=state,

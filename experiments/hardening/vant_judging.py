@@ -1,14 +1,13 @@
 """Robustness relative to the ideal, what variance costs, and the source's findings."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.hardening.recipe import Size
-from experiments.hardening.training import Row
-from experiments.report import Report
+from experiments.harness import Report, Row
 from jaxeff.hardening import ALPHA, THETA_PER_SIGMA
 from jaxeff.robustness import envelope, preserved_accuracy, robustness_area
 
@@ -86,28 +85,30 @@ def heatmap(rows: Sequence[Row], name: str) -> tuple[np.ndarray, list[float], li
     return table, ratios, sigmas
 
 
-def check(report: Report, rows: Sequence[Row], size: Size) -> None:
-    """The source's findings, each with its numbers."""
-    sigmas = [sigma for sigma in _sigmas(rows, "noise") if sigma in size.levels]
+def judge(report: Report) -> None:
+    """The source's findings, each with its numbers; few epochs on digits decide none of them."""
+    rows, levels = report.rows, report.config["levels"]
+    claim = partial(report.check, needs="default")
+    sigmas = [sigma for sigma in _sigmas(rows, "noise") if sigma in levels]
     for sigma in sigmas:
-        at = size.levels.index(sigma)
+        at = levels.index(sigma)
         accuracy = {s: float(curve(rows, method="noise", sigma=s)[at]) for s in sigmas}
         best = max(accuracy, key=lambda s: accuracy[s])
-        report.check(
+        claim(
             f"at noise {sigma:g} the network trained at that level is the best",
             "all levels", f"{accuracy[sigma]:.3f}, best {accuracy[best]:.3f} (trained at {best:g})",
             best == sigma,
         )  # fmt: skip
     highest = {
-        s: size.levels[int(curve(rows, method="noise", sigma=s).argmax())] for s in sigmas
+        s: levels[int(curve(rows, method="noise", sigma=s).argmax())] for s in sigmas
     }  # fmt: skip
-    report.check(
+    claim(
         "the noise under which a network is the best it can be is that of its training",
         "precisely", ", ".join(f"{s:g}: {at:g}" for s, at in highest.items()),
         all(s == at for s, at in highest.items()),
     )  # fmt: skip
     for row in comparison(rows):
-        report.check(
+        claim(
             f"VANT's rAUC exceeds noisy training's at {row['sigma']:g} (theta by the rule)",
             SOURCE, f"{row['rauc_vant']:.3f} over {row['rauc_noise']:.3f}",
             row["rauc_vant"] > row["rauc_noise"],
@@ -115,7 +116,7 @@ def check(report: Report, rows: Sequence[Row], size: Size) -> None:
     noise = max(row["rauc"] for row in chosen(rows, method="noise"))
     for method in ("qat", "sam"):
         other = max(row["rauc"] for row in chosen(rows, method=method))
-        report.check(
+        claim(
             f"noisy training beats {method.upper()} (best rAUC of each)",
             "substantially", f"{noise:.3f} over {other:.3f}", noise > other,
         )  # fmt: skip

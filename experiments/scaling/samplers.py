@@ -1,9 +1,13 @@
-"""The two contenders, each a whole run in a process of its own.
+"""The two contenders, each a whole run in a process of its own: `run_alone`.
 
 NumPyro's is what its documentation has a user write: a model of sample statements, `NUTS` and
 `MCMC` with one chain. Ours has its chains on both cores and one warm-up for all of them.
 """
 
+import json
+import os
+import subprocess
+import sys
 import time
 from typing import Any
 
@@ -14,10 +18,10 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro.infer import MCMC, NUTS
 
-from experiments.ess import problem
+from experiments.scaling import chains as problem
 from jaxeff.bayes import nuts, predict, prior_scales
 
-Record = dict[str, float]
+Record = dict[str, Any]
 
 
 class CompileClock:
@@ -32,12 +36,12 @@ class CompileClock:
             self.seconds += duration_secs
 
 
-def run_numpyro(seed: int, mode: str, warmup: int, samples: int, chains: int) -> Record:
+def run_numpyro(seed: int, hidden: int, warmup: int, samples: int, chains: int) -> Record:
     """One chain by NumPyro as it comes.
 
     Args:
         seed: Of the run.
-        mode: ``"full"`` or ``"fast"``: the network's width.
+        hidden: The network's width.
         warmup: Iterations of warm-up.
         samples: Draws of each chain.
         chains: How many; NumPyro runs several one after the other.
@@ -45,7 +49,7 @@ def run_numpyro(seed: int, mode: str, warmup: int, samples: int, chains: int) ->
     Returns:
         Seconds, gradients, effective sample sizes and R-hat.
     """
-    params = problem.make_params(problem.HIDDEN[mode])
+    params = problem.make_params(hidden)
     scales = prior_scales("fan_in", params)
 
     def model(x: Any, y: Any) -> None:
@@ -100,9 +104,9 @@ def run_numpyro(seed: int, mode: str, warmup: int, samples: int, chains: int) ->
     }
 
 
-def run_jaxeff(seed: int, mode: str, warmup: int, samples: int, chains: int) -> Record:
+def run_jaxeff(seed: int, hidden: int, warmup: int, samples: int, chains: int) -> Record:
     """Several chains by `jaxeff.bayes.nuts`; arguments and result as of `run_numpyro`."""
-    params = problem.make_params(problem.HIDDEN[mode])
+    params = problem.make_params(hidden)
     clock, start = CompileClock(), time.perf_counter()
     result = nuts(
         jax.random.key(seed), problem.network, params, problem.data(), likelihood="gaussian",
@@ -123,3 +127,20 @@ def run_jaxeff(seed: int, mode: str, warmup: int, samples: int, chains: int) -> 
 
 
 RUNS = {"numpyro": run_numpyro, "jaxeff": run_jaxeff}
+CORES = 2
+
+
+def run_alone(contender: str, settings: Record) -> Record:
+    """A run in a process of its own, which alone can set how many devices the cores are."""
+    devices = CORES if contender == "jaxeff" else 1
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
+    arguments = [sys.executable, "-m", __name__, contender, json.dumps(settings)]
+    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        arguments, env=environment, check=True, stdout=subprocess.PIPE, text=True
+    )  # fmt: skip
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+if __name__ == "__main__":
+    print(json.dumps(RUNS[sys.argv[1]](**json.loads(sys.argv[2]))))

@@ -10,7 +10,6 @@ from jaxtyping import Array, Float
 from jaxeff.bayes import mixing
 from jaxeff.data.noisy_sine import REGIMES, noisy_sine, span
 
-HIDDEN = {"full": 50, "fast": 10}
 INPUTS = 100
 """Inputs of the predictions, over the data, the gaps, and one unit beyond."""
 

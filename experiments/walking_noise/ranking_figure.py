@@ -1,25 +1,22 @@
 """One picture: every measure slot by slot, and its ranks against walking noise's."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from scipy.stats import rankdata
 
-from experiments.sensitivity.judging import MEASURES, by_site, correlation
-from experiments.sensitivity.reference import WALKING
+from experiments.harness import Report, Row
+from experiments.walking_noise.ranking import MEASURES, by_site, correlation, restored
+from experiments.walking_noise.reference import WALKING
 
-Row = dict[str, Any]
 
-
-def draw(rows: Sequence[Row], path: Path) -> Path:
+def draw(report: Report) -> dict[str, Figure]:
     """Draws a row of panels per network."""
+    rows = [restored(row) for row in report.extra["slots"]]
     cases = list(dict.fromkeys(r["case"] for r in rows))
     figure, axes = plt.subplots(
         len(cases), 2, figsize=(13, 3.6 * len(cases)), squeeze=False, layout="constrained",
@@ -29,10 +26,7 @@ def draw(rows: Sequence[Row], path: Path) -> Path:
         _levels(left, rows, case)
         _ranks(right, rows, case)
         left.set_title(f"{case}: tolerated noise by slot (▲ beyond the levels)", fontsize=10)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
-    return path
+    return {"ranking": figure}
 
 
 def _levels(axis: Axes, rows: Sequence[Row], case: str) -> None:
@@ -49,11 +43,11 @@ def _levels(axis: Axes, rows: Sequence[Row], case: str) -> None:
         )  # fmt: skip
         beyond = place[np.isinf(level)]
         top = axis.get_xaxis_transform()
-        axis.plot(beyond, np.full(len(beyond), 0.97 - 0.02 * i), "^", transform=top, **style)
+        if len(beyond):
+            axis.plot(beyond, np.full(len(beyond), 0.97 - 0.02 * i), "^", transform=top, **style)
     axis.set_yscale("log")
     axis.set_xticks(place, sites, rotation=45, ha="right", fontsize=8)
     axis.set_ylabel("noise level σ")
-    axis.legend(fontsize=7, framealpha=0.5)
 
 
 def _ranks(axis: Axes, rows: Sequence[Row], case: str) -> None:
@@ -69,4 +63,3 @@ def _ranks(axis: Axes, rows: Sequence[Row], case: str) -> None:
     axis.plot([1, len(walking)], [1, len(walking)], color="gray", lw=0.7)
     axis.set_xlabel("rank by walking noise (1: most sensitive)")
     axis.set_ylabel("rank by the cheap measure")
-    axis.legend(fontsize=7, framealpha=0.5)

@@ -8,12 +8,12 @@ from typing import Any
 
 import jax
 import numpy as np
-import typer
 
-from experiments.sensitivity.measures import Row, Subject, midpoint_level
+from experiments.harness import Refused, Row
 from experiments.trainable import Network
 from experiments.walking_noise import training
 from experiments.walking_noise.findings import CHANCE, Curve, accuracies
+from experiments.walking_noise.measures import Subject, midpoint_level
 from experiments.walking_noise.recipe import Sweep
 from jaxeff.robustness import fit_midpoint
 from jaxeff.training import SweepResult
@@ -29,7 +29,7 @@ def walk(key: jax.Array, subject: Subject, folder: Path) -> list[Row]:
     problem, network = subject.problem, subject.network
     # What another run has begun takes no meaningful time.
     begin = math.nan if (folder / problem.name).exists() else time.perf_counter()
-    shared = subject.settings.training
+    shared = subject.settings
     trained, _ = training.run(key, problem, network, subject.images, shared, folder)
     seconds = time.perf_counter() - begin
     trainings = len(network.slots) * len(problem.levels) * problem.seeds
@@ -54,21 +54,19 @@ def read(path: Path, problem: Sweep, network: Network) -> list[Row]:
     """Midpoints that the walking-noise study left in its JSON; none if it hasn't this problem.
 
     Raises:
-        typer.BadParameter: The file isn't that study's, or lacks some of the slots.
+        Refused: The file isn't that study's, or lacks some of the slots.
     """
     try:
         found = json.loads(path.read_text())["midpoints"]
     except (OSError, json.JSONDecodeError, KeyError) as error:
-        raise typer.BadParameter(
-            f"{path} is no JSON of the walking-noise study: {error}"
-        ) from error
+        raise Refused(f"{path} is no JSON of the walking-noise study: {error}") from error
     wanted = (problem.case.name, "add", "layers")
     fits = {m["site"]: m for m in found if (m["case"], m["kind"], m["where"]) == wanted}
     if not fits:
         return []
     missing = [site for site in network.slots if site not in fits]
     if missing:
-        raise typer.BadParameter(f"{path}: {problem.case.name} has no midpoint of {missing}")
+        raise Refused(f"{path}: {problem.case.name} has no midpoint of {missing}")
     return [
         {
             "measure": WALKING, "site": site, "seed": None, "level": _recorded(fits[site]),
@@ -94,8 +92,8 @@ def train_clean(key: jax.Array, subject: Subject) -> SweepResult:
         problem.case,
         subject.network,
         subject.images,
-        settings.training,
+        settings,
         subject.folder,
         epochs=problem.epochs,
-        seeds=settings.seeds,
+        seeds=settings.networks,
     )
