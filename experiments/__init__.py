@@ -1,1 +1,1 @@
-"""Studies and training scripts; each is a module run as ``python -m experiments.<name>``."""
+"""Studies that reproduce and extend the source; README.md says how to run and to add one."""

@@ -1,6 +1,6 @@
 """What Gaussian logits lose: uncertainty of a sampled network against its Gaussian approximations.
 
-    python -m experiments.gaussian_limits [--fast] [--json PATH]
+    python -m experiments.gaussian_limits
 
 The source's three regimes (T3600-3623) over five classes, as distributions of logits. It doesn't
 state them; these reproduce its numbers:
@@ -15,18 +15,19 @@ puts the whole loss of mutual information down to the shape of the distribution,
 the lost correlation between the logits. A sweep over the height of the peak shows both.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
-import typer
 from jaxtyping import Array, Float, PRNGKeyArray
+from matplotlib.figure import Figure
 
-from experiments.report import Report, make_console, show_rows
+from experiments.harness import Found, Least, Refused, Report, Row, Run, Study, Table
 from jaxeff.moments import Gaussian
 from jaxeff.uncertainty import Decomposition, decompose_logits, sample_logits
 
@@ -41,7 +42,21 @@ SOURCE = {  # by regime and distribution: total, aleatoric, epistemic uncertaint
 DISTRIBUTIONS = ("draws", "independent", "correlated")
 PARTS = Decomposition._fields
 HEIGHTS = np.geomspace(0.25, 16, 25)
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How much is drawn.
+
+    Attributes:
+        draws: Draws of every distribution, a multiple of 200; the sweep takes a tenth.
+    """
+
+    draws: Annotated[int, Least(200)]
+
+    def __post_init__(self) -> None:
+        if self.draws % (10 * GROUPS):
+            raise Refused(f"draws come in multiples of {10 * GROUPS}, not {self.draws}")
 
 
 def draw_logits(
@@ -95,16 +110,49 @@ def compare(
     return {name: jax.vmap(decompose_logits)(group) for name, group in groups.items()}
 
 
-def sweep(key: PRNGKeyArray, n: int) -> dict[str, Float[np.ndarray, " heights"]]:
-    """Mutual information of each distribution over the height of the peak, epistemic regime."""
-    one = lambda height: compare(key, "high epistemic", n, height)  # noqa: E731
-    found = jax.lax.map(one, jnp.asarray(HEIGHTS, jnp.float32))
-    return {name: np.asarray(parts.epistemic.mean(-1)) for name, parts in found.items()}
+def rows_of(regime: str, found: dict[str, Decomposition]) -> list[Row]:
+    """The figures of a regime, with standard errors."""
+    rows: list[Row] = []
+    for name in DISTRIBUTIONS:
+        row: dict[str, Any] = {"regime": regime, "distribution": name}
+        for i, part in enumerate(PARTS):
+            values = np.asarray(getattr(found[name], part), np.float64)
+            row |= {part: values.mean(), f"{part}_error": values.std(ddof=1) / GROUPS**0.5}
+            if name in SOURCE[regime]:
+                row[f"{part}_source"] = SOURCE[regime][name][i]
+        rows.append(row)
+    return rows
 
 
-def draw_figure(curves: dict[str, Float[np.ndarray, " heights"]], path: Path) -> Path:
-    """Draws the sweep: mutual information, and the share that an approximation keeps."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
+def run(run: Run[Settings]) -> Found:
+    """The three regimes, and the sweep over the height of the peak in the last of them."""
+    n, keys = run.settings.draws, [jax.random.fold_in(run.key, i) for i in range(len(SOURCE) + 1)]
+    rows: list[Row] = []
+    for key, regime in zip(keys, SOURCE, strict=False):
+        rows += rows_of(regime, compare(key, regime, n))
+    one = lambda height: compare(keys[-1], "high epistemic", n // 10, height)  # noqa: E731
+    swept = jax.lax.map(one, jnp.asarray(HEIGHTS, jnp.float32))
+    curves = {name: np.asarray(parts.epistemic.mean(-1)) for name, parts in swept.items()}
+    lost = 1 - rows[-1]["epistemic"] / rows[-3]["epistemic"]
+    return Found(rows, {"sweep": {"height": HEIGHTS, **curves}, "lost_with_correlation": lost})
+
+
+def judge(report: Report) -> None:
+    """A mean is off by its standard error, the source by its four digits."""
+    for row in report.rows:
+        for part in PARTS if f"{PARTS[0]}_source" in row else ():
+            source, ours, error = row[f"{part}_source"], row[part], row[f"{part}_error"]
+            close = abs(ours - source) < max(1e-3, 4 * error)
+            report.check(f"{row['regime']}, {row['distribution']}: {part}", source, ours, close)
+    lost = {row["distribution"]: row["epistemic"] for row in report.rows[-3:]}
+    share = 1 - lost["independent"] / lost["draws"]
+    report.check("mutual information lost, high epistemic", 0.44, share, abs(share - 0.44) < 0.01)
+
+
+def draw(report: Report) -> dict[str, Figure]:
+    """The sweep: mutual information, and the share that an approximation keeps."""
+    curves = {name: np.array(values) for name, values in report.extra["sweep"].items()}
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.8), layout="constrained")
     for name, style in zip(DISTRIBUTIONS, ("k-", "C0--", "C3:"), strict=True):
         left.plot(HEIGHTS, curves[name], style, label=name)
         if name != "draws":
@@ -117,81 +165,31 @@ def draw_figure(curves: dict[str, Float[np.ndarray, " heights"]], path: Path) ->
         axis.set_xscale("log")
         axis.set_xlabel("height of the peak / nats")
         axis.axvline(1, color="0.8", zorder=0)
-        axis.legend()
     figure.suptitle("A peak at another class in each draw, and its Gaussian approximations")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
-    return path
+    return {"sweep": figure}
 
 
-def add_rows(report: Report, regime: str, found: dict[str, Decomposition]) -> None:
-    """Adds a regime's figures and its checks; a mean is off by its standard error, four digits."""
-    for name in DISTRIBUTIONS:
-        row: dict[str, Any] = {"regime": regime, "distribution": name}
-        for i, part in enumerate(PARTS):
-            values = np.asarray(getattr(found[name], part), np.float64)
-            mean, error = values.mean(), values.std(ddof=1) / GROUPS**0.5
-            row |= {part: mean, f"{part}_error": error}
-            if name in SOURCE[regime]:
-                source = SOURCE[regime][name][i]
-                row[f"{part}_source"] = source
-                close = abs(mean - source) < max(1e-3, 4 * error)
-                report.check(f"{regime}, {name}: {part}", source, mean, close)
-        report.rows.append(row)
-
-
-def _digits(row: dict[str, Any]) -> dict[str, Any]:
-    return {k: f"{v:.4f}" if isinstance(v, float) else v for k, v in row.items()}
-
-
-@app.command()
-def main(
-    fast: Annotated[bool, typer.Option("--fast", help="A tenth of the draws")] = False,
-    json: Annotated[
-        Path | None, typer.Option(help="Where the JSON goes; results/gaussian_limits.json if unset")
-    ] = None,
-    results: Annotated[Path, typer.Option(help="Folder for the figure")] = Path("results"),
-    seed: Annotated[int, typer.Option(help="Seed of the draws")] = 0,
-) -> None:
-    """Print the three-regime table beside the source's, and draw the sweep."""
-    console = make_console()
-    n = 40_000 if fast else 400_000
-    report = Report(
-        "gaussian_limits", {"classes": CLASSES, "noise": NOISE, "draws": n, "seed": seed}
-    )
-    key = jax.random.key(seed)
-    for i, regime in enumerate(SOURCE):
-        with console.status(regime):
-            add_rows(report, regime, compare(jax.random.fold_in(key, i), regime, n))
-    with console.status("sweep"):
-        curves = sweep(jax.random.fold_in(key, len(SOURCE)), n // 10)
-    report.extra["sweep"] = {"height": HEIGHTS, **curves}
-    lost = {row["distribution"]: row["epistemic"] for row in report.rows[-3:]}
-    share = 1 - lost["independent"] / lost["draws"]
-    report.check("mutual information lost, high epistemic", 0.44, share, abs(share - 0.44) < 0.01)
-    report.extra["lost_with_correlation"] = 1 - lost["correlated"] / lost["draws"]
-    report.extra["differences"] = [
-        "The source states no distributions; these were found from its numbers.",
-        f"The noise of {NOISE} is ours. In the low regime the source's total of 1.5008 lies .0006 "
-        "above that of an exact peak, as the mean of a few noisy draws would.",
-    ]
-    path = report.save(json or results / "gaussian_limits.json")
-    picture = draw_figure(curves, results / "gaussian_limits.png")
-    columns = [c for part in PARTS for c in (part, f"{part}_source")]
-    title = "Uncertainty in nats, the source's beside it"
-    texts = [
+def tables(report: Report) -> Sequence[Table]:
+    """All rows, to four digits, the source's beside them."""
+    columns = [column for part in PARTS for column in (part, f"{part}_source")]
+    digits = [
         {k: f"{v:.4f}" if isinstance(v, float) else v for k, v in row.items()}
         for row in report.rows
     ]
-    show_rows(console, title, texts, ["regime", "distribution", *columns])
-    report.show_checks(console)
-    console.print(
-        f"Gaussians that keep the correlation lose {report.extra['lost_with_correlation']:.0%} "
-        f"of the mutual information, independent ones {share:.0%}."
-    )
-    console.print(f"[bold]{path}[/bold], [bold]{picture}[/bold]")
+    kept = f"correlated Gaussians lose {report.extra['lost_with_correlation']:.0%} of the last"
+    return [Table(f"uncertainty in nats; {kept}", digits, ["regime", "distribution", *columns])]
 
+
+STUDY = Study(
+    "gaussian_limits", __doc__,
+    {"fast": Settings(40_000), "default": Settings(400_000), "full": Settings(4_000_000)},
+    run, judge, draw, tables,
+    (
+        "The source states no distributions; these were found from its numbers.",
+        f"The noise of {NOISE} is ours. In the low regime the source's total of 1.5008 lies .0006 "
+        "above that of an exact peak, as the mean of a few noisy draws would.",
+    ),
+)  # fmt: skip
 
 if __name__ == "__main__":
-    app()
+    STUDY.main()

@@ -1,6 +1,6 @@
 """What a training step costs: a loop of steps, one scanned program, and vmapped replicates.
 
-    python -m experiments.replicates [--fast] [--json PATH]
+    python -m experiments.replicates
 
 The network of the walking-noise study, 784-64-64-64-10 with additive noise in every slot, Adam,
 batch 128, on random images. All forms do the same training and are timed in interleaved rounds of
@@ -11,17 +11,18 @@ matrix products alone, and a plain PyTorch loop where PyTorch is installed (the 
 import functools
 import itertools
 from collections.abc import Callable
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
+import matplotlib.pyplot as plt
 import optax
-import typer
 from flax import nnx
+from matplotlib.figure import Figure
 
 import jaxeff
-from experiments.report import Report, make_console, show_rows
+from experiments.harness import Found, Least, Report, Row, Run, Study, Table
 from experiments.timing import measure_rounds, metered, ratio, summary
 from jaxeff.nn import MLP
 from jaxeff.noise import Additive
@@ -31,7 +32,20 @@ from jaxeff.training.replicates import epoch_function, start_function
 WIDTHS = (784, 64, 64, 64, 10)
 BATCH = 128
 SIGMA = 0.3
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+TORCH = "PyTorch loop"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How much is timed.
+
+    Attributes:
+        steps: Training steps of one call.
+        rounds: Interleaved rounds.
+    """
+
+    steps: Annotated[int, Least(1)]
+    rounds: Annotated[int, Least(1)]
 
 
 def loss_at(f: Callable[..., Any]) -> Callable[[Any], Any]:
@@ -132,53 +146,71 @@ def torch_form(steps: int) -> Callable[[], Any] | None:
     return loop
 
 
-@app.command()
-def main(
-    fast: Annotated[bool, typer.Option("--fast", help="Few steps and rounds")] = False,
-    json: Annotated[
-        Path | None, typer.Option(help="Where the JSON goes; results/replicates.json if unset")
-    ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds")] = 11,
-) -> None:
-    """Time a training step in every form, side by side."""
-    steps, rounds = (20, 3) if fast else (100, rounds)
+def run(run: Run[Settings]) -> Found:
+    """Times a training step in every form, side by side."""
+    steps, rounds = run.settings.steps, run.settings.rounds
     accelerator = jax.default_backend() != "cpu"
     shapes = [(1, 1), (8, 1), (64, 1), (8, 8)] + ([(64, 8), (512, 1)] if accelerator else [])
     replicates = {f"{levels} levels x {seeds} seeds": levels * seeds for levels, seeds in shapes}
-    forms = jax_forms(steps, shapes)
-    if torch_loop := torch_form(steps):
-        forms["PyTorch loop"] = torch_loop
-    times = measure_rounds({name: metered(form) for name, form in forms.items()}, rounds, 0.0)
-    each = {
-        name: [t / steps / replicates.get(name, 1) for t in values]
-        for name, values in times.items()
-    }
 
-    report = Report("replicates", {"steps": steps, "rounds": rounds, "widths": WIDTHS})
-    report.config |= {"batch": BATCH, "device": jax.devices()[0].device_kind}
-    for name, values in each.items():
-        report.rows.append(
+    def measure() -> list[Row]:
+        forms = jax_forms(steps, shapes)
+        if torch_loop := torch_form(steps):
+            forms[TORCH] = torch_loop
+        times = measure_rounds({name: metered(form) for name, form in forms.items()}, rounds, 0.0)
+        each = {
+            name: [t / steps / replicates.get(name, 1) for t in values]
+            for name, values in times.items()
+        }
+        return [
             {"form": name, "replicates": replicates.get(name, 1)}
             | {f"{k}_per_step": v for k, v in summary(values).items()}
             | {"over jitted steps": ratio(values, each["jitted steps"])}
-        )
-    best = min((n for n in replicates if replicates[n] >= 8), key=lambda n: summary(each[n])["ms"])
-    report.check(
-        f"jitted steps over a replicate ({best})", 4.0,
-        speedup := ratio(each["jitted steps"], each[best]), speedup >= 4,
-    )  # fmt: skip
-    if torch_loop:
-        speedup = ratio(each["PyTorch loop"], each[best])
-        report.check(f"PyTorch's loop over a replicate ({best})", 3.5, speedup, speedup >= 3.5)
-    if accelerator:
-        slowdown = ratio(times["512 levels x 1 seeds"], times["1 levels x 1 seeds"])
-        report.check("512 replicates over one, in time", 5.0, slowdown, slowdown < 5)
-    path = report.save(json or Path("results/replicates.json"))
-    console = make_console()
-    show_rows(console, "ms per step and replicate", report.rows)
-    report.show_checks(console)
-    console.print(f"[bold]{path}[/bold]")
+            | {f"over {base}": ratio(values, each[base]) for base in each if base in replicates}
+            for name, values in each.items()
+        ]
 
+    setup = {"widths": WIDTHS, "batch": BATCH, "device": jax.devices()[0].device_kind}
+    return Found(run.keep("forms", measure), setup)
+
+
+def judge(report: Report) -> None:
+    """Holds a replicate's share of a step to a step of its own."""
+    rows = {row["form"]: row for row in report.rows}
+    many = [row for row in report.rows if row["replicates"] >= 8]
+    best = min(many, key=lambda row: row["ms_per_step"])["form"]
+    for form, target in (("jitted steps", 4.0), (TORCH, 3.5)):
+        if form in rows:
+            speedup = rows[form][f"over {best}"]
+            name = form if form != TORCH else "PyTorch's loop"
+            report.check(
+                f"{name} over a replicate ({best})", target, speedup, speedup >= target,
+                needs="default",
+            )  # fmt: skip
+    if (most := "512 levels x 1 seeds") in rows:
+        slowdown = 512 * rows[most]["over 1 levels x 1 seeds"]
+        report.check("512 replicates over one, in time", 5.0, slowdown, slowdown < 5)
+
+
+def draw(report: Report) -> dict[str, Figure]:
+    """Milliseconds per step and replicate."""
+    figure, axis = plt.subplots(figsize=(7, 0.6 + 0.4 * len(report.rows)), layout="constrained")
+    names = [row["form"] for row in report.rows]
+    bars = axis.barh(names, [row["ms_per_step"] for row in report.rows], color="C0")
+    axis.bar_label(bars, fmt=" %.3g", fontsize=8)
+    axis.invert_yaxis()
+    axis.set_xscale("log")
+    axis.margins(x=0.1)
+    axis.set_xlabel("ms per step and replicate")
+    return {"forms": figure}
+
+
+COLUMNS = ("form", "replicates", "ms_per_step", "spread_per_step", "over jitted steps")
+STUDY = Study(
+    "replicates", __doc__,
+    {"fast": Settings(20, 3), "default": Settings(100, 11), "full": Settings(400, 21)},
+    run, judge, draw, lambda report: [Table("ms per step and replicate", report.rows, COLUMNS)],
+)  # fmt: skip
 
 if __name__ == "__main__":
-    app()
+    STUDY.main()

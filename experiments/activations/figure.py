@@ -1,104 +1,83 @@
 """The figures, drawn from the kept trials alone."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.activations import moons, sine
 from experiments.activations.judging import compare
-from experiments.activations.recipe import Settings
 from experiments.activations.source import MOONS
-from experiments.activations.store import Outcome
+from experiments.harness import Report, Row
 from jaxeff.uncertainty import RegressionUncertainty
 from jaxeff.uncertainty.figures import draw_plane, draw_regression
 
-Outcomes = Mapping[str, Outcome]
+Arrays = Mapping[str, Any]
 
 
-def draw(tables: Mapping[str, Outcomes], settings: Settings, stem: Path) -> list[Path]:
-    """Draws every table there are outcomes for.
-
-    Args:
-        tables: Outcomes by activation, by table (``sine-nuts``, ``moons-svi``, ...).
-        settings: Of the study.
-        stem: Where the figures go: this path, a dash, the figure's name, ``.png``.
-    """
+def draw(report: Report) -> dict[str, Figure]:
+    """Draws every table there are rows for."""
     figures: dict[str, Figure] = {}
-    for name, outcomes in tables.items():
-        if not outcomes:
-            continue
+    for name in dict.fromkeys(row["table"] for row in report.rows):
+        rows = sorted((r for r in report.rows if r["table"] == name), key=lambda r: -r["auroc"])
         if name.startswith("sine"):
-            figures[name] = _sine(outcomes, settings, columns=4)
-            ten = {n: outcomes[n] for n in MOONS if n in outcomes}
-            if ten and name == "sine-nuts":
-                figures["sine-ten"] = _sine(ten, settings)
+            figures[name] = _sine(rows, report.arrays, columns=4)
+            if name == "sine-nuts" and (ten := [r for r in rows if r["activation"] in MOONS]):
+                figures["sine-ten"] = _sine(ten, report.arrays)
         else:
-            figures[name] = _moons(outcomes, settings)
-        rows = [outcome.row for outcome in outcomes.values()]
+            figures[name] = _moons(rows, report.arrays)
         comparison = compare(rows, "auroc")
         if comparison["correlation"] is not None:
             figures[f"{name}-ranking"] = _ranking(rows, comparison["correlation"])
-    paths = []
-    for name, figure in figures.items():
-        path = stem.with_name(f"{stem.name}-{name}.png")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=110)
-        plt.close(figure)
-        paths.append(path)
-    return paths
+    return figures
 
 
-def _sine(outcomes: Outcomes, settings: Settings, columns: int = 2) -> Figure:
+def _sine(rows: Sequence[Row], arrays: Arrays, columns: int = 2) -> Figure:
     """The source's three rows for each activation, by falling AUROC."""
-    known = sine.scene(settings)
-    rows = -(-len(outcomes) // columns)
-    figure = plt.figure(figsize=(4.6 * columns, 4.4 * rows), layout="constrained")
-    panels = np.ravel(figure.subfigures(rows, columns, squeeze=False))
-    for panel, outcome in zip(panels, _by_auroc(outcomes), strict=False):
+    known = {name: arrays[f"sine/{name}"] for name in ("x", "target", "noise", "sparsity")}
+    train = (arrays["sine/train x"], arrays["sine/train y"])
+    lines = -(-len(rows) // columns)
+    figure = plt.figure(figsize=(4.6 * columns, 4.4 * lines), layout="constrained")
+    panels = np.ravel(figure.subfigures(lines, columns, squeeze=False))
+    for panel, row in zip(panels, rows, strict=False):
         axes = panel.subplots(3, 1, sharex=True, gridspec_kw={"height_ratios": (2, 1, 1)})
         parts = RegressionUncertainty(
-            *(outcome.curves[name] for name in ("mean", "aleatoric", "epistemic"))
+            *(arrays[f"{_place(row)}/{part}"] for part in ("mean", "aleatoric", "epistemic"))
         )
         draw_regression(
-            axes, known.x, parts, known.train, known.noise, known.sparsity, known.target
+            axes, known["x"], parts, train, known["noise"], known["sparsity"], known["target"]
         )
         for axis in panel.axes:
             axis.xaxis.label.set_fontsize(7)
             axis.yaxis.label.set_fontsize(7)
             axis.tick_params(labelsize=7)
-        panel.suptitle(_title(outcome.row), fontsize=9)
-    panels[0].axes[0].legend(fontsize=6, loc="upper left")
-    panels[0].axes[1].legend(fontsize=6, loc="upper left")
+        panel.suptitle(_title(row), fontsize=9)
     return figure
 
 
-def _moons(outcomes: Outcomes, settings: Settings, columns: int = 2) -> Figure:
+def _moons(rows: Sequence[Row], arrays: Arrays, columns: int = 2) -> Figure:
     """The source's two panels for each activation, by falling AUROC."""
-    known = moons.scene(settings)
-    shape = known.grid[0].shape
-    rows = -(-len(outcomes) // columns)
-    figure = plt.figure(figsize=(6.6 * columns, 2.9 * rows), layout="constrained")
-    panels = np.ravel(figure.subfigures(rows, columns, squeeze=False))
-    for panel, outcome in zip(panels, _by_auroc(outcomes), strict=False):
+    grid = (arrays["moons/first"], arrays["moons/second"])
+    train = (arrays["moons/train x"], arrays["moons/train y"])
+    lines = -(-len(rows) // columns)
+    figure = plt.figure(figsize=(6.6 * columns, 2.9 * lines), layout="constrained")
+    panels = np.ravel(figure.subfigures(lines, columns, squeeze=False))
+    for panel, row in zip(panels, rows, strict=False):
         axes = panel.subplots(1, 2, sharey=True)
-        probability = outcome.curves["probability"].reshape(shape)
-        epistemic = outcome.curves["epistemic"].reshape(shape)
-        ood = known.outside.reshape(shape)
-        filled = draw_plane(axes, known.grid, probability, epistemic, ood, known.train)
+        names = (f"{_place(row)}/probability", f"{_place(row)}/epistemic", "moons/outside")
+        probability, epistemic, ood = (arrays[name].reshape(grid[0].shape) for name in names)
+        filled = draw_plane(axes, grid, probability, epistemic, ood, train)
         for axis, contours, label in zip(axes, filled, ("mean", "nats"), strict=True):
             axis.tick_params(labelsize=7)
             bar = panel.colorbar(contours, ax=axis, format="%.2f")
             bar.set_label(label, fontsize=7)
             bar.ax.tick_params(labelsize=6)
-        panel.suptitle(_title(outcome.row), fontsize=9)
+        panel.suptitle(_title(row), fontsize=9)
     return figure
 
 
-def _ranking(rows: Sequence[Mapping[str, Any]], correlation: float) -> Figure:
+def _ranking(rows: Sequence[Row], correlation: float) -> Figure:
     """Our AUROC against the source's; by what is missing to 1, since most are close to it."""
     figure, axis = plt.subplots(figsize=(6.5, 6), layout="constrained")
     for row in rows:
@@ -121,11 +100,11 @@ def _ranking(rows: Sequence[Mapping[str, Any]], correlation: float) -> Figure:
     return figure
 
 
-def _by_auroc(outcomes: Outcomes) -> Sequence[Outcome]:
-    return sorted(outcomes.values(), key=lambda outcome: -outcome.row["auroc"])
+def _place(row: Row) -> str:
+    return f"{row['table']}/{row['activation']}"
 
 
-def _title(row: Mapping[str, Any]) -> str:
+def _title(row: Row) -> str:
     parts = [f"{row['activation']}: AUROC {row['auroc']:.3f}"]
     if "source_auroc" in row:
         parts.append(f"(source {row['source_auroc']:.3f})")

@@ -8,9 +8,8 @@ from scipy.stats import spearmanr
 
 from experiments.activations.network import LEARNED
 from experiments.activations.source import MOONS, SINE
-from experiments.report import Report
+from experiments.harness import Report, Row
 
-Row = Mapping[str, Any]
 GOOD, SHARE_GOOD = 0.95, 20
 WORST = {"Softmax", "Softmin", "Hardshrink"}
 RHAT = 1.05
@@ -32,8 +31,9 @@ def judge(report: Report) -> None:
             converged = sum(row["converged"] for row in rows.values())
             ours = f"{converged} of {len(rows)}"
             report.check(
-                f"{name}: R-hat of predictions below {RHAT}", None, ours, converged == len(rows)
-            )
+                f"{name}: R-hat of predictions below {RHAT}", None, ours, converged == len(rows),
+                needs="default",
+            )  # fmt: skip
 
 
 def _judge_sine(rows: Mapping[str, Row], start: str, report: Report) -> None:

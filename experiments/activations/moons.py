@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from experiments.activations.network import Network
 from experiments.activations.recipe import Settings
 from jaxeff.bayes import predict
-from jaxeff.data.two_moons import two_moons
+from jaxeff.data.two_moons import plane, two_moons
 from jaxeff.uncertainty import (
     accuracy,
     auroc,
@@ -32,15 +32,15 @@ class Scene(NamedTuple):
 
     train: tuple[jax.Array, jax.Array]
     test: tuple[jax.Array, jax.Array]
-    grid: tuple[jax.Array, jax.Array]
+    grid: tuple[jax.Array, ...]
     points: jax.Array
     outside: jax.Array
 
 
 @cache
-def scene(settings: Settings) -> Scene:
+def scene(settings: Settings, seed: int) -> Scene:
     """The data sets and the evaluation points."""
-    train_key, test_key = jax.random.split(jax.random.key(settings.seed))
+    train_key, test_key = jax.random.split(jax.random.key(seed))
     train, test = (
         jax.tree.map(jnp.asarray, two_moons(key, examples, settings.moons_noise))
         for key, examples in (
@@ -48,13 +48,9 @@ def scene(settings: Settings) -> Scene:
             (test_key, settings.moons_test),
         )
     )
-    low = train[0].min(0) - settings.moons_margin
-    high = train[0].max(0) + settings.moons_margin
-    sides = jnp.linspace(low, high, settings.moons_points).T
-    first, second = jnp.meshgrid(*sides)
-    points = jnp.stack([first.ravel(), second.ravel()], 1)
+    grid, points = plane(train[0], settings.moons_margin, settings.moons_points)
     outside = out_of_domain(points, train[0], settings.quantile)
-    return Scene(train, test, (first, second), points, outside)
+    return Scene(train, test, grid, points, outside)
 
 
 def evaluate(
@@ -62,7 +58,7 @@ def evaluate(
     f: Network,
     posterior: Any,
     index: jax.Array,
-    settings: Settings,
+    known: Scene,
     samples: int | None = None,
 ) -> tuple[dict[str, float], dict[str, jax.Array]]:
     """The figures of the source's table, and the maps of its figure.
@@ -72,10 +68,9 @@ def evaluate(
         f: The network.
         posterior: Of the network with activation number ``index``.
         index: Into `network.NAMES`.
-        settings: Of the study.
+        known: The data.
         samples: Weight draws; all that there are if None.
     """
-    known = scene(settings)
 
     def logits(points: jax.Array) -> jax.Array:
         return predict(key, f, posterior, points, index, samples=samples)

@@ -2,10 +2,11 @@
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from experiments.activations.network import LEARNED, NAMES, Scales
 from experiments.activations.source import MOONS
+from experiments.harness import SELECTS, Least, choose
 from jaxeff.data.two_moons import NOISE
 from jaxeff.uncertainty import OOD_QUANTILE
 
@@ -36,7 +37,7 @@ class Sampling:
 
     Attributes:
         warmup: Iterations of warm-up for each chain.
-        samples: Draws for each chain.
+        samples: Draws for each chain; with more, finished chains go on where they ended.
         chains: Number of chains.
         max_depth: NUTS trajectories have at most ``2**max_depth - 1`` steps.
         target_acceptance: What warm-up adapts the step size to.
@@ -44,9 +45,9 @@ class Sampling:
         kernel_scales: Prior standard deviation of each layer's kernel; biases have 1.
     """
 
-    warmup: int
-    samples: int
-    chains: int = 4
+    warmup: Annotated[int, Least(1)]
+    samples: Annotated[int, Least(4), SELECTS]
+    chains: Annotated[int, Least(1)] = 4
     max_depth: int = 8
     target_acceptance: float = 0.7
     start_steps: int = 400
@@ -97,7 +98,8 @@ class Settings:
         moons_margin: How far the plane is evaluated beyond the training points.
         moons_points: Evaluation points along each axis.
         quantile: Share of the training points that lie where is called out of domain.
-        seed: Of data and inference.
+        task: Which of both to run.
+        only: Activation functions to run only.
     """
 
     sine_activations: tuple[str, ...]
@@ -114,32 +116,15 @@ class Settings:
     moons_margin: float = 1.0
     moons_points: int = 40
     quantile: float = OOD_QUANTILE
-    seed: int = 0
+    task: Annotated[Literal["sine", "moons", "all"], SELECTS] = "all"
+    only: Annotated[tuple[str, ...], SELECTS] = ()
 
-    def as_dict(self) -> dict[str, Any]:
-        """The settings as a record."""
-        return dataclasses.asdict(self)
+    def plan(self) -> list[Trial]:
+        """The trials that are asked for.
 
-    def of(self, trial: Trial) -> dict[str, Any]:
-        """What one trial's result depends on."""
-        own: dict[tuple[str, str], Sampling | Variational] = {
-            ("sine", "nuts"): self.sine,
-            ("sine", "nuts-prior"): self.prior_start,
-            ("moons", "nuts"): self.moons,
-            ("moons", "svi"): self.svi,
-        }
-        inference = own[trial.task, trial.method]
-        plain = {k: v for k, v in self.as_dict().items() if k.startswith(f"{trial.task}_")}
-        plain.pop(f"{trial.task}_activations")
-        shared = {"quantile": self.quantile, "seed": self.seed}
-        return {**plain, **shared, **dataclasses.asdict(inference)}
-
-    def of_chains(self, trial: Trial) -> dict[str, Any]:
-        """What its chains depend on: they can go on for more draws."""
-        return {name: value for name, value in self.of(trial).items() if name != "samples"}
-
-    def plan(self, task: str) -> list[Trial]:
-        """The trials of a task, or of all."""
+        Raises:
+            Refused: None has such an activation function.
+        """
         sine = [Trial("sine", "nuts", name) for name in self.sine_activations]
         published = (name for name in self.sine_activations if name != LEARNED)
         sine += [Trial("sine", "nuts-prior", name) for name in published]
@@ -148,10 +133,20 @@ class Settings:
             for method in ("nuts", "svi")
             for name in self.moons_activations
         ]
-        return {"sine": sine, "moons": moons, "all": sine + moons}[task]
+        trials = {"sine": sine, "moons": moons, "all": sine + moons}[self.task]
+        there = list(dict.fromkeys(trial.activation for trial in trials))
+        wanted = choose(self.only, there, "activation")
+        return [trial for trial in trials if trial.activation in wanted]
+
+    def draws(self, trial: Trial) -> int:
+        """Draws of the chains that a trial's posterior has, or of its approximation."""
+        chains = {"nuts": self.sine if trial.task == "sine" else self.moons,
+                  "nuts-prior": self.prior_start, "svi": self.svi}  # fmt: skip
+        found: Any = chains[trial.method]
+        return found.samples
 
 
-FULL = Settings(
+DEFAULT = Settings(
     sine_activations=NAMES,
     moons_activations=(*MOONS, LEARNED),
     sine=Sampling(warmup=150, samples=400),
@@ -160,7 +155,7 @@ FULL = Settings(
     prior_start=Sampling(warmup=300, samples=200, start_steps=0),
 )
 FAST = dataclasses.replace(
-    FULL,
+    DEFAULT,
     sine_activations=("Sine", "ReLU", "Sigmoid", "Softmax"),
     moons_activations=("Sine", "Sigmoid"),
     sine=Sampling(warmup=60, samples=40, max_depth=5),
@@ -170,19 +165,13 @@ FAST = dataclasses.replace(
     sine_points=100,
     moons_points=20,
 )
-
-
-def choose(fast: bool, seed: int, samples: int | None) -> Settings:
-    """The settings of a run.
-
-    Args:
-        fast: Whether a minute or two must do.
-        seed: Of data and inference.
-        samples: Draws of each NUTS chain; the recipe's if None.
-    """
-    settings = dataclasses.replace(FAST if fast else FULL, seed=seed)
-    if samples is None:
-        return settings
-    chains = ("sine", "moons", "prior_start")
-    longer = {n: dataclasses.replace(getattr(settings, n), samples=samples) for n in chains}
-    return dataclasses.replace(settings, **longer)
+SIZES = {
+    "fast": FAST,
+    "default": DEFAULT,
+    "full": dataclasses.replace(
+        DEFAULT,
+        sine=Sampling(1000, 1000, max_depth=10),
+        moons=Sampling(2000, 2000, max_depth=10, kernel_scales=MOONS_SCALES),
+        prior_start=Sampling(1000, 1000, max_depth=10, start_steps=0),
+    ),
+}

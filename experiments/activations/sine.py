@@ -45,9 +45,9 @@ class Scene(NamedTuple):
 
 
 @cache
-def scene(settings: Settings) -> Scene:
+def scene(settings: Settings, seed: int) -> Scene:
     """The data set and the evaluation points."""
-    train = noisy_sine.noisy_sine(jax.random.key(settings.seed))
+    train = noisy_sine.noisy_sine(jax.random.key(seed))
     x = jnp.linspace(*noisy_sine.span(margin=settings.sine_margin), settings.sine_points)
     return Scene(
         train,
@@ -60,7 +60,7 @@ def scene(settings: Settings) -> Scene:
 
 
 def evaluate(
-    f: Network, posterior: Draws, index: jax.Array, settings: Settings
+    f: Network, posterior: Draws, index: jax.Array, known: Scene
 ) -> tuple[dict[str, float], dict[str, jax.Array]]:
     """The figures of the source's table, and the curves of its figure.
 
@@ -68,9 +68,8 @@ def evaluate(
         f: The network.
         posterior: Of the network with activation number ``index``.
         index: Into `network.NAMES`.
-        settings: Of the study.
+        known: The data.
     """
-    known = scene(settings)
     # All draws in their order, so the key plays no part.
     outputs = predict(jax.random.key(0), f, posterior, known.inputs(known.x[:, None]), index)
     parts = decompose_regression(outputs)

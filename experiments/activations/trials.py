@@ -14,19 +14,13 @@ from experiments.activations.judging import RHAT
 from experiments.activations.recipe import Sampling, Settings, Trial
 from experiments.activations.source import MOONS, SINE
 from experiments.activations.starts import trained_starts
-from experiments.activations.store import Outcome, Store
+from experiments.harness import Row, Run
 from jaxeff.bayes import ConvergenceWarning, MCMCResult, nuts, prediction_mixing, svi
 from jaxeff.training import cross_entropy, fit
 
 
-def run(trial: Trial, settings: Settings, store: Store) -> Outcome:
-    """One trial, from data to figures.
-
-    Args:
-        trial: Which.
-        settings: Of the study.
-        store: Where chains are kept.
-    """
+def infer(trial: Trial, run: Run[Settings]) -> Row:
+    """One trial, from data to figures; its "curves" are what figures show of it."""
     index = jnp.asarray(network.NAMES.index(trial.activation))
     runners = {
         ("sine", "nuts"): _sine_nuts,
@@ -35,33 +29,36 @@ def run(trial: Trial, settings: Settings, store: Store) -> Outcome:
         ("moons", "svi"): _moons_svi,
     }
     started = time.perf_counter()
-    figures, curves = runners[trial.task, trial.method](trial, index, settings, store)
+    figures, curves = runners[trial.task, trial.method](trial, index, run)
     row = {"table": f"{trial.task}-{trial.method}", "activation": trial.activation, **figures}
-    return Outcome(row | _source(trial) | {"seconds": time.perf_counter() - started}, curves)
+    seconds = time.perf_counter() - started
+    return row | _source(trial) | {"seconds": seconds, "curves": curves}
 
 
-def _sine_nuts(trial: Trial, index: jax.Array, settings: Settings, store: Store) -> Any:
+def _sine_nuts(trial: Trial, index: jax.Array, run: Run[Settings]) -> Any:
+    settings = run.settings
     sampling = settings.sine if trial.method == "nuts" else settings.prior_start
-    known, f = sine.scene(settings), network.network(sampling.kernel_scales)
+    known, f = sine.scene(settings, run.seed), network.network(sampling.kernel_scales)
     train = (known.inputs(known.train[0]), known.train[1])
-    result = _sample(trial, index, train, 1, "gaussian", sampling, settings, store)
-    figures, curves = sine.evaluate(f, result.posterior, index, settings)
+    result = _sample(trial, index, train, 1, "gaussian", sampling, run)
+    figures, curves = sine.evaluate(f, result.posterior, index, known)
     mixed = _mixing(f, result, index, known.inputs(known.x[:, None]), "gaussian")
     return figures | mixed, curves
 
 
-def _moons_nuts(trial: Trial, index: jax.Array, settings: Settings, store: Store) -> Any:
-    known, f = moons.scene(settings), network.network(settings.moons.kernel_scales)
-    result = _sample(trial, index, known.train, 2, "categorical", settings.moons, settings, store)
-    key = jax.random.key(settings.seed)  # all draws are used, so it plays no part
-    figures, maps = moons.evaluate(key, f, result.posterior, index, settings)
+def _moons_nuts(trial: Trial, index: jax.Array, run: Run[Settings]) -> Any:
+    sampling = run.settings.moons
+    known, f = moons.scene(run.settings, run.seed), network.network(sampling.kernel_scales)
+    result = _sample(trial, index, known.train, 2, "categorical", sampling, run)
+    # All draws are used, so the key plays no part.
+    figures, maps = moons.evaluate(run.key, f, result.posterior, index, known)
     mixed = _mixing(f, result, index, known.points, "categorical")
     return figures | mixed, maps
 
 
-def _moons_svi(trial: Trial, index: jax.Array, settings: Settings, store: Store) -> Any:
-    own, known = settings.svi, moons.scene(settings)
-    start_key, fit_key, svi_key, key = jax.random.split(jax.random.key(settings.seed), 4)
+def _moons_svi(trial: Trial, index: jax.Array, run: Run[Settings]) -> Any:
+    own, known = run.settings.svi, moons.scene(run.settings, run.seed)
+    start_key, fit_key, svi_key, key = jax.random.split(run.key, 4)
     params = network.start(start_key, 2, 2)
     # Each training is compiled anew, so for this function alone.
     f = network.single(trial.activation, own.kernel_scales)
@@ -89,7 +86,7 @@ def _moons_svi(trial: Trial, index: jax.Array, settings: Settings, store: Store)
         progress=False,
     )
     of_index = network.network(own.kernel_scales)
-    return moons.evaluate(key, of_index, result.posterior, index, settings, own.samples)
+    return moons.evaluate(key, of_index, result.posterior, index, known, own.samples)
 
 
 def _sample(
@@ -99,10 +96,9 @@ def _sample(
     inputs: int,
     likelihood: str,
     sampling: Sampling,
-    settings: Settings,
-    store: Store,
+    run: Run[Settings],
 ) -> MCMCResult:
-    start_key, key = jax.random.split(jax.random.key(settings.seed))
+    start_key, key = jax.random.split(run.key)
     f, params = network.network(sampling.kernel_scales), network.start(start_key, inputs, 2)
     starts = trained_starts(
         start_key,
@@ -132,7 +128,7 @@ def _sample(
             prior=network.PRIOR,
             init=starts,
             monitor=(),
-            checkpoint=store.chains(trial),
+            checkpoint=run.work / f"{trial}-chains",
         )
 
 

@@ -1,12 +1,11 @@
 """Epistemic uncertainty of each method over the input space."""
 
-from pathlib import Path
-
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.figure import Figure
 
-from experiments.bridges.methods import Comparison
 from experiments.bridges.problems import SIDE
+from experiments.harness import Report
 
 SHOWN = (
     "mcmc",
@@ -20,43 +19,39 @@ SHOWN = (
 )
 
 
-def draw(comparisons: list[Comparison], path: Path) -> Path:
-    """Draw a panel for each method, a row of panels for each problem.
-
-    Args:
-        comparisons: Of both problems, having run.
-        path: The PNG.
-    """
+def draw(report: Report) -> dict[str, Figure]:
+    """Draws a panel for each method, a row of panels for each problem."""
+    problems = list(dict.fromkeys(row["problem"] for row in report.rows))
     figure, rows = plt.subplots(
-        len(comparisons), len(SHOWN), figsize=(2.4 * len(SHOWN), 5), layout="constrained",
+        len(problems), len(SHOWN), figsize=(2.4 * len(SHOWN), 5), layout="constrained",
         squeeze=False,
     )  # fmt: skip
-    for axes, comparison in zip(rows, comparisons, strict=True):
-        auroc = {row["method"]: row["auroc"] for row in comparison.rows}
-        top = max(comparison.maps[name].max() for name in SHOWN[:1]) * 1.2
+    for axes, problem in zip(rows, problems, strict=True):
+        own = [row for row in report.rows if row["problem"] == problem]
+        auroc = {row["method"]: row["auroc"] for row in own}
+        found = {name.split("/")[1]: array for name, array in report.arrays.items()
+                 if name.split("/")[0] == problem}  # fmt: skip
+        top = found[SHOWN[0]].max() * 1.2
         for ax, name in zip(axes, SHOWN, strict=True):
-            _panel(ax, comparison, comparison.maps[name], top)
+            _panel(ax, problem, found, found[name], top)
             title = name.replace(", ", ",\n", 1)
             ax.set_title(f"{title}\nAUROC {auroc[name]:.2f}", fontsize=8)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
-    return path
+    return {"epistemic": figure}
 
 
-def _panel(ax: plt.Axes, comparison: Comparison, epistemic: np.ndarray, top: float) -> None:
-    problem = comparison.problem
-    points, outside = np.asarray(problem.points), np.asarray(problem.outside)
+def _panel(
+    ax: plt.Axes, problem: str, of: dict[str, np.ndarray], epistemic: np.ndarray, top: float
+) -> None:
+    points, outside = of["points"], of["outside"]
     ax.tick_params(labelsize=6)
-    if problem.name == "moons":
+    if problem == "moons":
         first, second = (points[:, i].reshape(SIDE, SIDE) for i in (0, 1))
         ax.contourf(
             first, second, epistemic.reshape(SIDE, SIDE), np.linspace(0, top, 13), extend="max"
         )
         border = outside.reshape(SIDE, SIDE).astype(float)
         ax.contour(first, second, border, [0.5], colors="w", linestyles="--", linewidths=0.8)
-        train = np.asarray(problem.train[0])
-        ax.scatter(train[:, 0], train[:, 1], s=1, c="w")
+        ax.scatter(of["train"][:, 0], of["train"][:, 1], s=1, c="w")
         return
     ax.plot(points[:, 0], epistemic, lw=1)
     ax.fill_between(points[:, 0], 0, top, where=~outside, color="0.9")

@@ -3,8 +3,6 @@
 Each keeps its run in a folder, so a run that was killed goes on where it stopped.
 """
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,12 +12,11 @@ import optax
 
 from experiments.bridges.problems import Problem
 from experiments.bridges.recipe import Settings
+from experiments.harness import Row, Run
 from jaxeff.bayes import MCMCResult, around_best_draw, distill, nuts, predict, sample, svi
 from jaxeff.bayes.likelihood import resolve_likelihood
 from jaxeff.training import fit, stateless
 
-Row = dict[str, Any]
-Maps = dict[str, np.ndarray]
 GUIDES = ("mean_field", "low_rank")
 
 
@@ -31,18 +28,13 @@ class Comparison:
         maps: Epistemic uncertainty at the problem's points, by method.
     """
 
-    def __init__(
-        self,
-        problem: Problem,
-        settings: Settings,
-        folder: Path,
-        started: Callable[[str, str], None],
-    ):
-        self.problem, self.settings, self.folder = problem, settings, folder / problem.name
+    def __init__(self, problem: Problem, run: Run[Settings]):
+        self.problem, self.settings = problem, run.settings
+        self.folder = run.work / problem.name
         self.rows: list[Row] = []
-        self.maps: Maps = {}
-        self._started = started
-        self._key = jax.random.fold_in(jax.random.key(settings.seed), 99)
+        self.maps: dict[str, np.ndarray] = {}
+        self._say = run.say
+        self._key = jax.random.fold_in(run.key, 99)
 
     def run(self) -> None:
         """Run everything."""
@@ -74,7 +66,7 @@ class Comparison:
         return found.params
 
     def _sample(self, name: str, warmup: int, init: Any) -> MCMCResult:
-        self._started(self.problem.name, name)
+        self._say(f"{self.problem.name}: {name}")
         problem, settings = self.problem, self.settings
         file = self.folder / _file_name(name)
         result = nuts(
@@ -101,7 +93,7 @@ class Comparison:
         return result
 
     def _infer(self, name: str, start: Any, data: Any = None, **options: Any) -> Any:
-        self._started(self.problem.name, name)
+        self._say(f"{self.problem.name}: {name}")
         problem, settings = self.problem, self.settings
         data = problem.train if data is None else data
         batch_size = min(len(data[1]), 96)
@@ -135,7 +127,7 @@ class Comparison:
 
     def _distil_draws(self, point: Any, draws: Any, guide: str, epochs: int) -> None:
         name = f"distilled: draws, {guide}"
-        self._started(self.problem.name, name)
+        self._say(f"{self.problem.name}: {name}")
         problem = self.problem
         file = self.folder / f"{_file_name(name)}.safetensors"
         options = self._common(len(problem.unlabelled) // 96, epochs) | {

@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float
 from experiments.bridges.recipe import Settings
 from jaxeff import functional
 from jaxeff.data import noisy_sine
-from jaxeff.data.two_moons import two_moons
+from jaxeff.data.two_moons import plane, two_moons
 from jaxeff.nn import MLP
 from jaxeff.uncertainty import auroc, decompose_logits, nll_from_log, predictive_log_probs
 from jaxeff.uncertainty.density import out_of_domain
@@ -62,15 +62,14 @@ class Problem:
         return float(auroc(epistemic[~self.outside], epistemic[self.outside]))
 
 
-def moons(settings: Settings) -> Problem:
+def moons(settings: Settings, seed: int) -> Problem:
     """Two moons, 200 examples; out of domain is where a kernel density estimate says so."""
-    keys = jax.random.split(jax.random.key(settings.seed), 4)
+    keys = jax.random.split(jax.random.key(seed), 4)
     train, test = (
         jax.tree.map(jnp.asarray, two_moons(keys[i], n)) for i, n in ((0, 200), (1, TEST))
     )
-    low, high = train[0].min(0) - MARGIN["moons"], train[0].max(0) + MARGIN["moons"]
-    first, second = jnp.meshgrid(*jnp.linspace(low, high, SIDE).T)
-    points = jnp.stack([first.ravel(), second.ravel()], 1)
+    _, points = plane(train[0], MARGIN["moons"], SIDE)
+    low, high = points.min(0), points.max(0)
     f, params = functional(_network(2, settings.width))
     return Problem(
         "moons", "categorical", f, params, train, test, points, out_of_domain(points, train[0]),
@@ -80,9 +79,9 @@ def moons(settings: Settings) -> Problem:
     )  # fmt: skip
 
 
-def sine(settings: Settings) -> Problem:
+def sine(settings: Settings, seed: int) -> Problem:
     """The noisy sine, inputs standardised; out of domain are its gaps."""
-    keys = jax.random.split(jax.random.key(settings.seed), 3)
+    keys = jax.random.split(jax.random.key(seed), 3)
     train, test = noisy_sine.noisy_sine(keys[0]), noisy_sine.noisy_sine(keys[1])
     mean, std = train[0].mean(), train[0].std()
     low, high = noisy_sine.span(margin=MARGIN["sine"])

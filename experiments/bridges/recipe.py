@@ -1,8 +1,6 @@
 """How long each method runs, and of which size the networks are; every number is ours."""
 
-import dataclasses
 from dataclasses import dataclass
-from typing import Any
 
 
 @dataclass(frozen=True)
@@ -24,7 +22,6 @@ class Settings:
         unlabelled: Inputs for distillation.
         teacher_draws: Draws of the teacher that are distilled.
         draws: Of a variational posterior, to predict with.
-        seed: Of everything.
     """
 
     width: int
@@ -41,22 +38,10 @@ class Settings:
     unlabelled: int = 800
     teacher_draws: int = 100
     draws: int = 300
-    seed: int = 0
-
-    def as_dict(self) -> dict[str, Any]:
-        """The settings as a record."""
-        return dataclasses.asdict(self)
 
 
-FULL = Settings(
-    width=20,
-    warmup=300,
-    short_warmup=50,
-    samples=200,
-    max_depth=8,
-    pretrain_epochs=300,
-    epochs=2000,
-)
-FAST = Settings(
-    width=8, warmup=100, short_warmup=30, samples=100, max_depth=6, pretrain_epochs=100, epochs=600
-)
+SIZES = {
+    "fast": Settings(8, 100, 30, 100, 6, 100, 600),
+    "default": Settings(20, 300, 50, 200, 8, 300, 2000),
+    "full": Settings(50, 1000, 100, 1000, 10, 300, 5000),
+}

@@ -15,9 +15,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 import jaxeff
-from experiments.dirty_mnist.evaluation import draw_logits, evaluate, in_batches
+from experiments.dirty_mnist.evaluation import draw_logits, evaluate
 from experiments.dirty_mnist.recipe import Sets, Settings
 from jaxeff.moments import Gaussian, is_gaussian
+from jaxeff.uncertainty import in_batches
 
 
 def misread(posterior: Any) -> Any:
@@ -53,7 +54,7 @@ def sweep(
     rows = []
     for reading, given in readings.items():
         swept = {
-            domain: in_batches(partial(_at_factors, f, given, factors), images)
+            domain: in_batches(partial(_at_factors, f, given, factors), images, axis=-2)
             for domain, images in sets.test.items()
         }
         for i, factor in enumerate(settings.factors):

@@ -18,12 +18,11 @@ from jaxeff.uncertainty import (
     auroc,
     decompose_logits,
     ece,
+    in_batches,
     nll_from_log,
     predictive_log_probs,
     sample_logits,
 )
-
-BATCH = 500
 
 
 @dataclass
@@ -41,12 +40,6 @@ class Outcome:
     log_probs: dict[str, Float[Array, "n classes"]]
 
 
-def in_batches(f: Any, images: Any, batch: int = BATCH) -> Any:
-    """Applies a function to images a batch at a time; results are joined along axis -2."""
-    parts = [f(images[i : i + batch]) for i in range(0, len(images), batch)]
-    return jax.tree.map(lambda *xs: jnp.concatenate(xs, -2), *parts)
-
-
 def sampled_logits(
     key: jax.Array, f: Callable[..., Any], posterior: Any, sets: Sets, samples: int | None
 ) -> dict[str, Float[Array, "samples n classes"]]:
@@ -55,14 +48,14 @@ def sampled_logits(
     def of_batch(images: Any) -> Any:
         return predict(key, f, posterior, images, samples=samples)
 
-    return {domain: in_batches(of_batch, images) for domain, images in sets.test.items()}
+    return {domain: in_batches(of_batch, images, axis=-2) for domain, images in sets.test.items()}
 
 
 def gaussian_logits(f: Callable[..., Any], posterior: Any, sets: Sets) -> dict[str, Gaussian]:
     """Logits of a moment pass, by domain."""
     propagate = jax.jit(jaxeff.moments(f))
     return {
-        domain: in_batches(lambda images: propagate(posterior, images), images)
+        domain: in_batches(lambda images: propagate(posterior, images), images, axis=-2)
         for domain, images in sets.test.items()
     }
 

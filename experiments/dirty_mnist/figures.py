@@ -1,123 +1,128 @@
 """The study's pictures."""
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from scipy.stats import entropy
 
-from experiments.dirty_mnist.evaluation import Outcome
-from experiments.dirty_mnist.recipe import Settings
-from jaxeff.dirty_mnist import DirtyMNIST
-from jaxeff.moments import Gaussian
+from experiments.harness import Report
 
 DOMAINS = {"clean": "C0", "ambiguous": "C1", "ood": "C3"}
 
 
-def names(settings: Settings) -> dict[str, str]:
+def draw(report: Report) -> dict[str, Figure]:
+    """All pictures."""
+    networks = list(dict.fromkeys(row["network"] for row in report.extra["sweep"]))
+    pairs = [f"{name} {way}" for name in networks for way in ("svi", "moments")]
+    examples = {f"examples-{name}": draw_examples(report, name) for name in networks}
+    return {
+        "data": draw_data(report),
+        "scatter": draw_scatter(report),
+        "histograms": draw_histograms(report, pairs),
+        "samples": draw_counts(report, networks),
+        "calibration": draw_sweep(report, networks),
+        **examples,
+    }
+
+
+def names(report: Report) -> dict[str, str]:
     """What the domains are called in a picture."""
-    return {"clean": settings.data.source, "ambiguous": "ambiguous", "ood": settings.ood}
+    source, ood = report.config["data"]["source"], report.config["ood"]
+    return {"clean": source, "ambiguous": "ambiguous", "ood": ood}
 
 
-def draw_data(dirty: DirtyMNIST, settings: Settings, path: Path) -> Path:
+def draw_data(report: Report) -> Figure:
     """Ambiguous digits in the order of their entropy, and how their entropies are spread."""
     figure = plt.figure(figsize=(12, 5), layout="constrained")
     left, right = np.ravel(np.asarray(figure.subfigures(1, 2, width_ratios=(1.6, 1))))
-    entropies = entropy(dirty.train_probs, axis=1)
-    order = np.argsort(entropies)
-    rows = order[np.linspace(0, len(order) - 1, 40).astype(int)]
     axes = left.subplots(5, 8)
-    for axis, i in zip(axes.flat, rows, strict=True):
-        axis.imshow(dirty.train_images[i, ..., 0], cmap="gray_r")
-        likely = np.argsort(dirty.train_probs[i])[::-1][:2]
-        shares = ", ".join(f"{c}: {dirty.train_probs[i, c]:.0%}" for c in likely)
-        axis.set_title(shares, fontsize=7)
+    shown = zip(axes.flat, *(report.arrays[f"data/{n}"] for n in ("images", "probs")), strict=True)
+    for axis, image, probs in shown:
+        axis.imshow(image, cmap="gray_r")
+        likely = np.argsort(probs)[::-1][:2]
+        axis.set_title(", ".join(f"{c}: {probs[c]:.0%}" for c in likely), fontsize=7)
         axis.axis("off")
     left.suptitle("ambiguous digits, least to most uncertain", fontsize=10)
     axis = right.subplots()
-    bins = np.linspace(settings.data.smallest_entropy, settings.data.largest_entropy, 51)
-    for probs, label in ((dirty.train_probs, "training"), (dirty.test_probs, "test")):
-        axis.hist(entropy(probs, axis=1), bins, histtype="step", density=True, label=label)
+    data = report.config["data"]
+    bins = np.linspace(data["smallest_entropy"], data["largest_entropy"], 51).tolist()
+    for part in ("training", "test"):
+        entropies = report.arrays[f"data/{part}"]
+        axis.hist(entropies, bins, histtype="step", density=True, label=part)
     axis.set_xlabel("entropy of the ensemble / nats")
     axis.set_ylabel("density")
-    axis.legend()
-    return _save(figure, path)
+    return figure
 
 
-def draw_scatter(outcomes: Mapping[str, Outcome], settings: Settings, path: Path) -> Path:
+def draw_scatter(report: Report) -> Figure:
     """Softmax entropy against mutual information: a panel per method (T3262ff, T3667ff)."""
-    columns = min(3, len(outcomes))
-    lines = -(-len(outcomes) // columns)
+    rows = report.rows
+    columns = min(3, len(rows))
+    lines = -(-len(rows) // columns)
     figure, axes = plt.subplots(
         lines, columns, figsize=(4.2 * columns, 3.6 * lines), layout="constrained", squeeze=False
     )
-    for axis in axes.flat[len(outcomes) :]:
+    for axis in axes.flat[len(rows) :]:
         axis.axis("off")
-    for axis, (method, outcome) in zip(axes.flat, outcomes.items(), strict=False):
+    for axis, row in zip(axes.flat, rows, strict=False):
         for domain, color in DOMAINS.items():
-            u = outcome.uncertainty[domain]
+            x, y = (
+                report.arrays[f"{row['method']}/{domain}/{part}"][:2000]
+                for part in ("aleatoric", "epistemic")
+            )
             axis.plot(
-                u.aleatoric[:2000], u.epistemic[:2000], ".", color=color, markersize=2, alpha=0.4,
-                label=names(settings)[domain], rasterized=True,
+                x, y, ".", color=color, markersize=2, alpha=0.4,
+                label=names(report)[domain], rasterized=True,
             )  # fmt: skip
-        f = outcome.figures
-        axis.set_title(
-            f"{method}: accuracy {f['accuracy']:.1%}, AUROC {f['auroc']:.3f}", fontsize=10
-        )
+        found = f"accuracy {row['accuracy']:.1%}, AUROC {row['auroc']:.3f}"
+        axis.set_title(f"{row['method']}: {found}", fontsize=10)
         axis.set_xlabel("softmax entropy / nats")
         axis.set_ylabel("mutual information / nats")
-        axis.legend(markerscale=5, fontsize=8)
-    return _save(figure, path)
+    return figure
 
 
-def draw_histograms(outcomes: Mapping[str, Outcome], settings: Settings, path: Path) -> Path:
+def draw_histograms(report: Report, methods: Sequence[str]) -> Figure:
     """Total, aleatoric and epistemic uncertainty of the three sets: a row per method (T3667ff)."""
     parts = {"total": "total", "aleatoric": "softmax entropy", "epistemic": "mutual information"}
     figure, axes = plt.subplots(
-        len(outcomes), 3, figsize=(12, 2.8 * len(outcomes)), layout="constrained", squeeze=False,
+        len(methods), 3, figsize=(12, 2.8 * len(methods)), layout="constrained", squeeze=False,
         sharex="col",
     )  # fmt: skip
-    for line, (method, outcome) in zip(axes, outcomes.items(), strict=True):
+    for line, method in zip(axes, methods, strict=True):
         for axis, (part, label) in zip(line, parts.items(), strict=True):
-            values = {d: np.asarray(getattr(outcome.uncertainty[d], part)) for d in DOMAINS}
+            values = {d: report.arrays[f"{method}/{d}/{part}"] for d in DOMAINS}
             top = max(float(np.quantile(v, 0.999)) for v in values.values())
             for domain, color in DOMAINS.items():
                 axis.hist(
                     values[domain], np.linspace(0, top, 50).tolist(), density=True, alpha=0.5,
-                    color=color, label=names(settings)[domain],
+                    color=color, label=names(report)[domain],
                 )  # fmt: skip
             axis.set_yscale("log")
             axis.set_title(f"{method}: {label}", fontsize=10)
             axis.set_xlabel("nats")
         line[0].set_ylabel("density")
-    axes[0, 0].legend(fontsize=8)
-    return _save(figure, path)
+    return figure
 
 
-def draw_counts(
-    curves: Mapping[str, Sequence[Mapping[str, Any]]],
-    passes: Mapping[str, Outcome],
-    settings: Settings,
-    path: Path,
-) -> Path:
+def draw_counts(report: Report, networks: Sequence[str]) -> Figure:
     """What the number of samples does to each figure; dashed, the moment pass (T3560ff)."""
     figure, axes = plt.subplots(
-        len(curves), 4, figsize=(15, 3.2 * len(curves)), layout="constrained", squeeze=False
+        len(networks), 4, figsize=(15, 3.2 * len(networks)), layout="constrained", squeeze=False
     )
-    for line, (method, rows) in zip(axes, curves.items(), strict=True):
+    figures = {row["method"]: row for row in report.rows}
+    for line, method in zip(axes, networks, strict=True):
+        rows = [row for row in report.extra["samples"] if row["network"] == method]
         x = [row["samples"] for row in rows]
-        flat = passes[method].figures
+        flat = figures[f"{method} moments"]
         for axis, part, label in zip(
             line, ("sme", "mi"), ("softmax entropy", "mutual information"), strict=False
         ):
             for domain, color in DOMAINS.items():
                 name = f"{part}_{domain}"
                 axis.plot(x, [row[name] for row in rows], ".-", color=color,
-                          label=names(settings)[domain])  # fmt: skip
+                          label=names(report)[domain])  # fmt: skip
                 axis.axhline(flat[name], color=color, linestyle="--", linewidth=1)
             axis.set_ylabel(f"mean {label} / nats")
         for axis, name in zip(line[2:], ("auroc", "accuracy"), strict=True):
@@ -128,15 +133,10 @@ def draw_counts(
             axis.set_xscale("log")
             axis.set_xlabel("samples")
             axis.set_title(method, fontsize=10)
-    axes[0, 0].legend(fontsize=8)
-    return _save(figure, path)
+    return figure
 
 
-def draw_sweep(
-    sweeps: Mapping[str, Sequence[Mapping[str, Any]]],
-    outcomes: Mapping[str, Outcome],
-    path: Path,
-) -> Path:
+def draw_sweep(report: Report, networks: Sequence[str]) -> Figure:
     """The calibration factor: rows are networks; dashed, the sampled network."""
     panels = {
         "variance_ratio": "logit variance, moments / SVI",
@@ -145,9 +145,11 @@ def draw_sweep(
         "nll": "negative log-likelihood / nats",
     }
     figure, axes = plt.subplots(
-        len(sweeps), 4, figsize=(15, 3.2 * len(sweeps)), layout="constrained", squeeze=False
+        len(networks), 4, figsize=(15, 3.2 * len(networks)), layout="constrained", squeeze=False
     )
-    for line, (method, rows) in zip(axes, sweeps.items(), strict=True):
+    figures = {row["method"]: row for row in report.rows}
+    for line, method in zip(axes, networks, strict=True):
+        rows = [row for row in report.extra["sweep"] if row["network"] == method]
         for axis, (metric, label) in zip(line, panels.items(), strict=True):
             for reading, color in (("right", "C0"), ("misread", "C3")):
                 given = [row for row in rows if row["reading"] == reading]
@@ -156,7 +158,7 @@ def draw_sweep(
                     [row["factor"] for row in given], [row[metric] for row in given], ".-",
                     color=color, label=f"variance {label_of}",
                 )  # fmt: skip
-            target = outcomes[method].figures.get(metric, 1.0)
+            target = figures[f"{method} svi"].get(metric, 1.0)
             axis.axhline(target, color="k", linestyle="--", linewidth=1)
             axis.axvline(1, color="0.8", linewidth=1, zorder=0)
             axis.set_xscale("log")
@@ -164,37 +166,25 @@ def draw_sweep(
             axis.set_ylabel(label)
             axis.set_title(method, fontsize=10)
         line[0].set_yscale("log")
-    axes[0, 0].legend(fontsize=8)
-    return _save(figure, path)
+    return figure
 
 
-def draw_examples(
-    images: Mapping[str, np.ndarray],
-    sampled: Mapping[str, Any],
-    passed: Mapping[str, Gaussian],
-    settings: Settings,
-    path: Path,
-) -> Path:
-    """One image of each domain: its logits' samples, their Gaussian fit, and the moment pass.
-
-    Args:
-        images: Of each domain one, ``[28, 28, 1]``.
-        sampled: Logits of the sampled network, ``[samples, classes]``.
-        passed: Logits of the moment pass, ``[classes]``.
-        settings: The study's.
-        path: The file.
-    """
+def draw_examples(report: Report, network: str) -> Figure:
+    """One image of each domain: its logits' samples, their Gaussian fit, and the moment pass."""
     figure, axes = plt.subplots(
-        len(images), 3, figsize=(13, 2.6 * len(images)), layout="constrained",
+        len(DOMAINS), 3, figsize=(13, 2.6 * len(DOMAINS)), layout="constrained",
         width_ratios=(1, 3, 3),
     )  # fmt: skip
     rng = np.random.default_rng(0)
-    for line, (domain, image) in zip(axes, images.items(), strict=True):
-        line[0].imshow(image[..., 0], cmap="gray_r")
-        line[0].set_title(names(settings)[domain], fontsize=10)
+    for line, domain in zip(axes, DOMAINS, strict=True):
+        line[0].imshow(report.arrays[f"example/{domain}"], cmap="gray_r")
+        line[0].set_title(names(report)[domain], fontsize=10)
         line[0].axis("off")
-        logits = np.asarray(sampled[domain])
-        mean, std = np.asarray(passed[domain].mean), np.sqrt(np.asarray(passed[domain].var))
+        logits, mean, var = (
+            report.arrays[f"example/{network}/{domain}/{part}"]
+            for part in ("sampled", "mean", "var")
+        )
+        std = np.sqrt(var)
         fitted = rng.normal(logits.mean(0), logits.std(0), logits.shape)
         drawn = rng.normal(mean, std, logits.shape)
         for offset, (values, label, color) in enumerate(
@@ -207,8 +197,7 @@ def draw_examples(
             axis.set_ylabel(what)
     axes[-1, 1].set_xlabel("class")
     axes[-1, 2].set_xlabel("class")
-    axes[0, 1].legend(fontsize=8, markerscale=3)
-    return _save(figure, path)
+    return figure
 
 
 def _strips(axis: Axes, values: np.ndarray, offset: float, label: str, color: str) -> None:
@@ -222,10 +211,3 @@ def _strips(axis: Axes, values: np.ndarray, offset: float, label: str, color: st
 def _softmax(logits: np.ndarray) -> np.ndarray:
     shifted = np.exp(logits - logits.max(-1, keepdims=True))
     return shifted / shifted.sum(-1, keepdims=True)
-
-
-def _save(figure: Figure, path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
-    return path

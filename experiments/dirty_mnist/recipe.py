@@ -1,15 +1,14 @@
 """What the study trains on and for how long; every number here is ours unless named."""
 
-import dataclasses
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import numpy as np
-import typer
 from jaxtyping import Int, UInt8
 
+from experiments.harness import SELECTS, Least, Refused
 from jaxeff import data
 from jaxeff.dirty_mnist import DirtyMNIST, Recipe, dirty_mnist
 
@@ -61,7 +60,7 @@ class MCMCSettings:
     steps: int = 24
     warmup: int = 80
     samples: int = 400
-    chains: int = 4
+    chains: Annotated[int, Least(2)] = 4
     prior: float | str = "fan_in"
 
 
@@ -80,11 +79,12 @@ class Settings:
         samples: Weight samples of the SVI predictions (the source's).
         logit_samples: Draws from the Gaussian logits of a moment pass.
         factors: Calibration factors of the sweep: they scale the variances of the weights.
+        cache: Folder of the data set; the user's cache if unset.
     """
 
     data: Recipe = field(default_factory=Recipe)
     ood: str = "fashion-mnist"
-    images: int = 10_000
+    images: Annotated[int, Least(1)] = 10_000
     svi: dict[str, SVISettings] = field(
         default_factory=lambda: {
             # The source's start and learning rate, for a twentieth and a third of its epochs.
@@ -97,15 +97,12 @@ class Settings:
         }
     )
     mcmc: MCMCSettings = MCMCSettings()
-    batch_size: int = 100
+    batch_size: Annotated[int, Least(1)] = 100
     kl: float = 0.25
-    samples: int = 100
+    samples: Annotated[int, Least(2)] = 100
     logit_samples: int = 100
     factors: tuple[float, ...] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0, 1.4, 2.0)
-
-    def as_dict(self) -> dict[str, Any]:
-        """The settings as a nested record."""
-        return dataclasses.asdict(self)
+    cache: Annotated[Path | None, SELECTS] = None
 
 
 FAST = Settings(
@@ -136,6 +133,19 @@ FAST = Settings(
 )
 
 
+DEFAULT = Settings()
+_LONGER = {"mlp": 1000, "mlp-long": 2000, "mlp-unit": 1000, "lenet5": 1000}
+SIZES = {
+    "fast": FAST,
+    "default": DEFAULT,
+    "full": replace(
+        DEFAULT,
+        svi={n: replace(s, epochs=_LONGER.get(n, s.epochs)) for n, s in DEFAULT.svi.items()},
+        mcmc=MCMCSettings(images=20_000, warmup=200, samples=1000),
+    ),
+}
+
+
 @dataclass(frozen=True)
 class Sets:
     """Raw images and labels.
@@ -153,13 +163,13 @@ class Sets:
     test: dict[str, UInt8[np.ndarray, "m 28 28 1"]]
 
 
-def load(settings: Settings, cache: Path | None, say: Any) -> Sets:
+def load(settings: Settings, say: Any) -> Sets:
     """Loads the sets; the first time, Dirty-MNIST is built."""
     try:
-        dirty = dirty_mnist(settings.data, folder=cache, progress=say)
+        dirty = dirty_mnist(settings.data, folder=settings.cache, progress=say)
         outside = data.load(settings.ood)
     except data.DataError as error:
-        raise typer.BadParameter(str(error)) from error
+        raise Refused(str(error)) from error
     n = settings.images
     test = {
         "clean": dirty.digits.test_images[:n],

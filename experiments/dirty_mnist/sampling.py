@@ -9,18 +9,17 @@ SVI posterior.
 """
 
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
-from rich.console import Console
 
 from experiments.dirty_mnist.networks import Function
 from experiments.dirty_mnist.recipe import Sets, Settings, split, subset
 from experiments.dirty_mnist.training import Trained
+from experiments.harness import Run
 from jaxeff.bayes import MCMCResult, hmc, prior_scales, sample
 from jaxeff.bayes.density import random_part, with_random
 from jaxeff.data import normalize
@@ -37,32 +36,25 @@ class Sampled:
 
 
 def sample_mlp(
-    key: jax.Array,
     trained: Trained,
-    settings: Settings,
     sets: Sets,
-    folder: Path,
-    resume: bool,
-    console: Console,
+    run: Run[Settings],
 ) -> Sampled:
     """Runs the chains.
 
     Args:
-        key: The study's.
         trained: The SVI posterior to start at.
-        settings: The study's.
         sets: The data.
-        folder: For checkpoints.
-        resume: Whether to go on from them.
-        console: For progress.
+        run: The study's.
     """
-    run = settings.mcmc
+    key, settings = run.key, run.settings
+    own = settings.mcmc
     data = subset(key, settings, sets)
-    starts = sample(split(key, "mcmc"), trained.posterior, run.chains)
+    starts = sample(split(key, "mcmc"), trained.posterior, own.chains)
     params = jax.tree.map(lambda a: a[0], starts)
     units = prior_units(settings, params)
-    console.print(
-        f"Hamiltonian Monte Carlo, {run.chains} chains of {run.warmup} + {run.samples} iterations "
+    run.say(
+        f"Hamiltonian Monte Carlo, {own.chains} chains of {own.warmup} + {own.samples} iterations "
         f"on {len(data[1]):,} images"
     )
 
@@ -76,16 +68,15 @@ def sample_mlp(
         f,
         to_axes(params, units, axes),
         data,
-        step_size=run.step_size,
-        steps=run.steps,
-        warmup=run.warmup,
-        samples=run.samples,
-        chains=run.chains,
+        step_size=own.step_size,
+        steps=own.steps,
+        warmup=own.warmup,
+        samples=own.samples,
+        chains=own.chains,
         prior=1.0,
         init=jax.vmap(lambda p: to_axes(p, units, axes))(starts),
         monitor=(np.concatenate([images[:MONITORED] for images in sets.test.values()]),),
-        checkpoint=folder / "mcmc",
-        resume=resume,
+        checkpoint=run.work / "mcmc",
         settings={"data": asdict(settings.data)},
     )
     return Sampled(f, result)

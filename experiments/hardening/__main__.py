@@ -1,6 +1,6 @@
 """Quantization-aware and noisy training as ways to harden a network, alone and combined.
 
-    python -m experiments.hardening [--fast | --full] [--json PATH]
+    python -m experiments.hardening
 
 1. quantization-aware training without noise, by bit width and scale of the activations: accuracy
    without noise against the midpoint noise level (T2226-2257);
@@ -13,13 +13,10 @@ levels and scales of a kind are one compiled sweep. Finished networks are kept, 
 one by the epoch: a run that was killed goes on. Source: T2176-2349, arXiv 2501.14531.
 """
 
-from pathlib import Path
-from typing import Annotated
-
-import typer
+from collections.abc import Sequence
 
 from experiments.hardening import figure, judging, networks, recipe, training
-from experiments.report import make_console, show_rows
+from experiments.harness import Found, Report, Run, Study, Table
 from experiments.trainable import load_images
 
 DIFFERENCES = (
@@ -33,36 +30,19 @@ DIFFERENCES = (
     "weights of all layers but the last have a range per output channel, dense ones too",
 )
 TABLES = {
-    "quantization": ("network", "bits", "scaling", "peak", "source_peak", "mu", "source_mu"),
+    "quantization": ("network", "bits", "scaling", "peak", "mu"),
     "architectures": ("network", "property", "ours", "source"),
     "matched": ("network", "scaling", "bits", "scale", "peak", "mu", "mu_std", "message"),
 }
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-@app.command()
-def main(
-    fast: Annotated[bool, typer.Option("--fast", help="A minute or two, on digits")] = False,
-    full: Annotated[bool, typer.Option("--full", help="As the source, on an accelerator")] = False,
-    json: Annotated[
-        Path | None, typer.Option(help="Where the JSON goes; results/hardening.json if unset")
-    ] = None,
-    results: Annotated[Path, typer.Option(help="Folder for figures and finished networks")] = Path(
-        "results"
-    ),
-    seed: Annotated[int, typer.Option(help="Seed of everything")] = 0,
-) -> None:
-    """Train by every method, test under noise, compare."""
-    if fast and full:
-        raise typer.BadParameter("--fast and --full exclude each other.")
-    console = make_console()
-    study = recipe.choose(fast, full)
-    size = study.size
-    name = f"hardening{'' if size.name == 'default' else '-' + size.name}"
-    images = load_images(size.data, size.images, size.test_images)
-    rows = training.run_all(console, seed, study.families, images, size, results / name)
-    judging.add_midpoints(rows, size.levels)
-    matched = judging.matched_curves(rows, size.levels)
+def run(run: Run[recipe.Settings]) -> Found:
+    """Trains by every method and tests under noise."""
+    settings = run.settings
+    images = load_images(settings.data, settings.images, settings.test_images)
+    rows = training.run_all(run, images, settings.families)
+    judging.add_midpoints(rows, settings.levels)
+    matched = judging.matched_curves(rows, settings.levels)
     tables = {
         "quantization": judging.quantization_table(rows),
         "architectures": judging.architecture_table(
@@ -70,20 +50,17 @@ def main(
         ),
         "matched": matched,
     }
-    config = {**size.as_dict(), "seed": seed}
-    extra = {"tables": tables, "differences": list(DIFFERENCES)}
-    report = training.report("hardening", config, rows, extra)
-    judging.check(report, rows, matched)
-    path = report.save(json or results / f"{name}.json")
-    picture = figure.draw(rows, matched, size, results / f"{name}.png")
+    return Found(rows, {"tables": tables})
 
-    for title, columns in TABLES.items():
-        show_rows(console, title, tables[title], columns)
-    report.show_checks(console)
-    for difference in DIFFERENCES:
-        console.print(f"- {difference}")
-    console.print(f"[bold]{path}[/bold], [bold]{picture}[/bold]")
 
+def tables(report: Report) -> Sequence[Table]:
+    """The source's two tables beside ours, and the curves of matched noise."""
+    return [Table(name, report.extra["tables"][name], columns) for name, columns in TABLES.items()]
+
+
+STUDY = Study(
+    "hardening", __doc__, recipe.SIZES, run, judging.judge, figure.draw, tables, DIFFERENCES
+)
 
 if __name__ == "__main__":
-    app()
+    STUDY.main()

@@ -1,14 +1,14 @@
 """Midpoints of trained networks, the source's two tables beside ours, and its findings."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from experiments.hardening.networks import Network
 from experiments.hardening.source import ARCHITECTURES, TABLE
-from experiments.hardening.training import Row
-from experiments.report import Report
+from experiments.harness import Report, Row
 from jaxeff.robustness import fit_midpoint
 
 CHANCE = 0.1
@@ -96,8 +96,10 @@ def architecture_table(
     return table
 
 
-def check(report: Report, rows: Sequence[Row], matched: Sequence[Row]) -> None:
-    """The source's findings, each with its numbers."""
+def judge(report: Report) -> None:
+    """The source's findings, each with its numbers; few epochs on digits decide none of them."""
+    rows, matched = report.rows, report.extra["tables"]["matched"]
+    claim = partial(report.check, needs="default")
     for network in dict.fromkeys(row["network"] for row in rows):
         own = [row for row in _seeds_averaged(rows) if row["network"] == network]
         curves = {(m["scaling"], m["bits"]): m for m in matched if m["network"] == network}
@@ -106,7 +108,7 @@ def check(report: Report, rows: Sequence[Row], matched: Sequence[Row]) -> None:
         theirs = ARCHITECTURES[network]
         if plain["mu"] and noisy["mu"]:
             gain = noisy["mu"] / plain["mu"]
-            report.check(
+            claim(
                 f"{network}: noisy training raises the midpoint at least {GAIN:g} times (same "
                 "noise in training and test)",
                 f"{theirs.mu_noisy / theirs.mu:.1f} times", gain, gain >= GAIN,
@@ -116,23 +118,23 @@ def check(report: Report, rows: Sequence[Row], matched: Sequence[Row]) -> None:
             enough = [row for row in single if row["mu"] >= GAIN * plain["mu"]]
             best = max(enough or single, key=lambda row: row["peak"])
             gain = best["mu"] / plain["mu"]
-            report.check(
+            claim(
                 f"{network}: a single network's, on its own curve (trained at {best['sigma']:g}, "
                 f"peak {best['peak']:.2f})",
                 f"{theirs.mu_noisy / theirs.mu:.1f} times", gain, gain >= GAIN,
             )  # fmt: skip
-        _check_scales(report, network, [row for row in own if row["method"] == "qat"])
+        _check_scales(claim, network, [row for row in own if row["method"] == "qat"])
         quantized = [r["mu"] for r in own if r["method"] == "qat" and r["mu"]]
         if quantized and noisy["mu"]:
             strongest = max(quantized)
-            report.check(
+            claim(
                 f"{network}: noisy training beats all quantization-aware training (midpoint)",
                 f"{theirs.mu_noisy} over less than 0.7", f"{noisy['mu']:.3g} over {strongest:.3g}",
                 noisy["mu"] > strongest,
             )  # fmt: skip
             for (scaling, bits), both in curves.items():
                 if scaling != "none" and both["mu"]:
-                    report.check(
+                    claim(
                         f"{network}: with {bits} bits, {scaling} scale, noisy training decides "
                         "(midpoint over the best without)",
                         "dominates", f"{both['mu']:.3g} over {strongest:.3g}",
@@ -140,7 +142,7 @@ def check(report: Report, rows: Sequence[Row], matched: Sequence[Row]) -> None:
                     )  # fmt: skip
 
 
-def _check_scales(report: Report, network: str, rows: Sequence[Row]) -> None:
+def _check_scales(claim: Callable[..., None], network: str, rows: Sequence[Row]) -> None:
     for bits in dict.fromkeys(row["bits"] for row in rows):
         own = [row for row in rows if row["bits"] == bits and row["mu"]]
         dynamic = next((row for row in own if row["scaling"] == "dynamic"), None)
@@ -148,13 +150,13 @@ def _check_scales(report: Report, network: str, rows: Sequence[Row]) -> None:
         if dynamic is None or not constant:
             continue
         best = max(constant, key=lambda row: row["mu"])
-        report.check(
+        claim(
             f"{network}, {bits} bits: a constant scale raises the midpoint over the dynamic one",
             "0.23 over 0.031 (VGG-11, 4 bits)",
             f"{best['mu']:.3g} (scale {best['scale']:g}) over {dynamic['mu']:.3g}",
             best["mu"] > dynamic["mu"],
         )
-        report.check(
+        claim(
             f"{network}, {bits} bits: which costs accuracy (peak, constant under dynamic)",
             "0.783 under 0.865 (VGG-11, 4 bits)",
             f"{best['peak']:.3g} under {dynamic['peak']:.3g}",

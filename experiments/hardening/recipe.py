@@ -1,15 +1,16 @@
 """What is trained, for how long, and under which noise it is tested.
 
-Three sizes: `FAST` on the embedded digits, `DEFAULT` for two processor cores, `FULL` as the source
-trained (arXiv 2501.14531), which an accelerator runs with the same code. Every row of the results
-names its size.
+Three sizes: the embedded digits, what two processor cores train in about 40 minutes, and as the
+source trained (arXiv 2501.14531), which an accelerator runs with the same code. Every row of the
+results names its size.
 """
 
-import dataclasses
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
+
+from experiments.harness import Least, Refused
 
 SCALES = (0.5, 1.0, 2.0, 3.0)
 """Constant scales of activations (T2226: VGG-11's)."""
@@ -70,46 +71,39 @@ class Family:
 
 
 @dataclass(frozen=True)
-class Size:
-    """How long everything is trained, and how it is tested.
+class Settings:
+    """What is trained, how long, and how it is tested.
 
     Attributes:
-        name: "fast", "default" or "full".
         data: The data set.
         images: Training images.
         test_images: Images behind every point of a curve.
         epochs: Passes over the training images (the source: 500).
+        levels: Evaluation noise; with the levels that are trained at.
+        families: The trainings.
         batch_size: Images per update (the source: 128).
         rate: Learning rate of Adam, which decays by a cosine.
         decay: Weight decay, as a gradient of Adam's.
         seeds: Trainings of each setting.
         repeats: Draws of the noise per test image.
-        levels: Evaluation noise.
     """
 
-    name: str
     data: str
-    images: int
-    test_images: int
-    epochs: int
+    images: Annotated[int, Least(1)]
+    test_images: Annotated[int, Least(1)]
+    epochs: Annotated[int, Least(1)]
     levels: tuple[float, ...]
-    batch_size: int = 128
+    families: tuple[Family, ...]
+    batch_size: Annotated[int, Least(1)] = 128
     rate: float = 1e-3
     decay: float = 0.0
-    seeds: int = 1
-    repeats: int = 1
+    seeds: Annotated[int, Least(1)] = 1
+    repeats: Annotated[int, Least(1)] = 1
 
-    def as_dict(self) -> dict[str, Any]:
-        """The size as a record."""
-        return dataclasses.asdict(self)
-
-
-@dataclass(frozen=True)
-class Study:
-    """A size and what is trained at it."""
-
-    size: Size
-    families: tuple[Family, ...]
+    def __post_init__(self) -> None:
+        trained = {s.sigma for f in self.families if f.noisy for s in f.settings}
+        if missing := sorted(trained - set(self.levels)):
+            raise Refused(f"levels must hold those trained at; {missing} are missing")
 
 
 RAMP = 0.5
@@ -167,44 +161,30 @@ def levels(low: float, high: float, count: int, *trained: float) -> tuple[float,
     return tuple(sorted({0.0, *even, *trained}))
 
 
-def fast() -> Study:
-    """A minute or two."""
-    sigmas = (0.5, 1.0, 2.0, 4.0)
-    size = Size(
-        "fast", "digits", 1437, 360, 12, levels(0.05, 10.0, 7, *sigmas), batch_size=32, rate=2e-3
-    )
-    return Study(size, families("lenet5", sigmas, (1.0,), (4,), (), ramp=RAMP))
-
-
-def default() -> Study:
-    """What two processor cores train in about 40 minutes.
-
-    Fewer epochs won't do: with 4, networks trained at high levels have hardly learned yet, and
-    noisy training appears to raise the midpoint 4.6 times instead of 7.6 times.
-    """
-    sigmas = (0.3, 0.6, 1.2, 2.4, 4.8)
-    size = Size(
-        "default", "cifar-10", 20_000, 2000, 12, levels(0.03, 10.0, 11, *sigmas),
+_FAST = (0.5, 1.0, 2.0, 4.0)
+_DEFAULT = (0.3, 0.6, 1.2, 2.4, 4.8)
+_FULL = tuple(np.geomspace(0.1, 10.0, 13).round(3).tolist())
+SIZES = {
+    "fast": Settings(
+        "digits", 1437, 360, 12, levels(0.05, 10.0, 7, *_FAST),
+        families("lenet5", _FAST, (1.0,), (4,), (), ramp=RAMP), batch_size=32, rate=2e-3,
+    ),
+    # Fewer epochs won't do: with 4, networks trained at high levels have hardly learned yet, and
+    # noisy training appears to raise the midpoint 4.6 times instead of 7.6 times.
+    "default": Settings(
+        "cifar-10", 20_000, 2000, 12, levels(0.03, 10.0, 11, *_DEFAULT),
+        families("lenet5", _DEFAULT, SCALES, combined_sigmas=_DEFAULT[1:], ramp=RAMP),
         batch_size=32, rate=2e-3,
-    )  # fmt: skip
-    return Study(size, families("lenet5", sigmas, SCALES, combined_sigmas=sigmas[1:], ramp=RAMP))
-
-
-def full() -> Study:
-    """The source's configuration."""
-    sigmas = tuple(np.geomspace(0.1, 10.0, 13).round(3).tolist())
-    size = Size(
-        "full", "cifar-10", 50_000, 10_000, 500, levels(0.01, 10.0, 16, *sigmas),
+    ),
+    "full": Settings(
+        "cifar-10", 50_000, 10_000, 500, levels(0.01, 10.0, 16, *_FULL),
+        (
+            *families("lenet5", _FULL, SCALES, combined_bits=BITS),
+            *families("vgg11", _FULL, SCALES, combined_bits=(), qat_rate=1e-4, ramp=0.25),
+            *families(
+                "resnet18", _FULL, RESNET_SCALES, combined_bits=BITS, qat_rate=1e-2, rate=1e-2
+            ),
+        ),
         seeds=3, repeats=5,
-    )  # fmt: skip
-    plan = (
-        *families("lenet5", sigmas, SCALES, combined_bits=BITS),
-        *families("vgg11", sigmas, SCALES, combined_bits=(), qat_rate=1e-4, ramp=0.25),
-        *families("resnet18", sigmas, RESNET_SCALES, combined_bits=BITS, qat_rate=1e-2, rate=1e-2),
-    )
-    return Study(size, plan)
-
-
-def choose(fast_size: bool, full_size: bool) -> Study:
-    """The study at one of the three sizes."""
-    return fast() if fast_size else full() if full_size else default()
+    ),
+}  # fmt: skip

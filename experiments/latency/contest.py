@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from experiments.latency import engines
+from experiments import engines
 from experiments.latency.engines import Contestant, Setup
 from experiments.latency.networks import METHODS, Subject
 from experiments.timing import measure_rounds, ratio, summary
@@ -30,7 +30,11 @@ def hold(
         - `over_moments`: over our compiled moment pass;
         - `over_tuned`: of the untuned TVM, over the tuned.
     """
-    entries = [c for name in names for c in engines.load(name).contestants(net, methods, setup)]
+    entries = [
+        c
+        for name in names
+        for c in engines.load("experiments.latency.engines", name).contestants(net, methods, setup)
+    ]
     measured = measure_rounds({entry.name: entry.meter for entry in entries}, rounds)
     places = settle(entries, measured)
     times = {place: measured[entry.name] for place, entry in places.items()}

@@ -1,15 +1,14 @@
 """The figures, drawn from the JSON alone."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullLocator
 
+from experiments.harness import Report
 from experiments.latency import source
 from experiments.latency.operators import switched
 from experiments.latency.profiling import ORDER
@@ -32,28 +31,12 @@ COLORS = dict(zip(ENGINES, ("C3", "C1", "C0", "C9", "C2", "C4", "C6", "C5"), str
 KINDS = dict(zip(ORDER, ("C0", "C2", "C1", "C4", "lightgray"), strict=True))
 
 
-def draw(content: Mapping[str, Any], stem: Path) -> list[Path]:
-    """Draws every table there are rows for.
-
-    Args:
-        content: The JSON.
-        stem: Where the figures go: this path, a dash, the table's name, `.png`.
-    """
-    rows = content["rows"]
-    tables = {"main": _main, "curve": _curve, "ensembles": _ensembles, "profile": _profile}
-    tables |= {"forms": _forms, "optimizations": _optimizations}
-    paths = []
-    for table, plot in tables.items():
-        own = [row for row in rows if row["table"] == table]
-        if not own:
-            continue
-        path = stem.with_name(f"{stem.name}-{table}.png")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure = plot(own)
-        figure.savefig(path, dpi=130)
-        plt.close(figure)
-        paths.append(path)
-    return paths
+def draw(report: Report) -> dict[str, Figure]:
+    """Draws every table there are rows for."""
+    plots = {"main": _main, "curve": _curve, "ensembles": _ensembles, "profile": _profile}
+    plots |= {"forms": _forms, "optimizations": _optimizations}
+    rows = {name: [row for row in report.rows if row["table"] == name] for name in plots}
+    return {name: plot(rows[name]) for name, plot in plots.items() if rows[name]}
 
 
 def _main(rows: Sequence[Row]) -> Figure:
@@ -70,7 +53,6 @@ def _main(rows: Sequence[Row]) -> Figure:
             _bars(axis, [r for r in rows if (r["model"], r["batch"]) == (model, batch)])
             axis.set_title(f"{TITLES[model]}, batch {batch}", fontsize=10)
         axes[i, 0].set_ylabel("ms per batch")
-    _legend(figure, axes, [LABELS[engine] for engine in ENGINES])
     figure.suptitle(f"Latency with {threads} thread{'s' if threads > 1 else ''}", fontsize=11)
     return figure
 
@@ -125,7 +107,6 @@ def _curve(rows: Sequence[Row]) -> Figure:
             axis.set_yscale("log")
             axis.set_xticks(sorted(_values(own, "batch")), sorted(_values(own, "batch")))
             axis.grid(alpha=0.3)
-            axis.legend(fontsize=7)
         axes[1, j].set_xlabel("batch")
     axes[0, 0].set_ylabel("ms per image")
     axes[1, 0].set_ylabel("30 samples over our moment pass")
@@ -160,7 +141,6 @@ def _ensembles(rows: Sequence[Row]) -> Figure:
     left.set_xticks(places, labels, fontsize=7)
     left.set_ylabel("times one deterministic network")
     left.margins(y=0.25)
-    _unique_legend(left)
     for engine in ("tvm", "tvm_untuned", "xla"):
         place = (engine, "lenet5_valid")
         ratios = _ratios([row for row in rows if (row["engine"], row["model"]) == place])
@@ -175,11 +155,9 @@ def _ensembles(rows: Sequence[Row]) -> Figure:
     right.set_xticks(list(source.MOMENTS_AND_HEADS), list(source.MOMENTS_AND_HEADS))
     right.set_yscale("log")
     right.set_yticks((1, 2, 5, 10, 20), ("1", "2", "5", "10", "20"))
-    right.yaxis.set_minor_locator(NullLocator())
     right.set_xlabel("batch")
     right.set_ylabel("moment pass over ten heads, LeNet-5")
     right.grid(alpha=0.3)
-    right.legend(fontsize=8)
     return figure
 
 
@@ -214,7 +192,6 @@ def _profile(rows: Sequence[Row]) -> Figure:
         axis.set_xlim(0, 1)
         axis.set_title(f"{TITLES[model]}, batch {rows[0]['batch']}", fontsize=10)
         axis.set_xlabel("share of the moment pass")
-    _legend(figure, axes, list(KINDS))
     return figure
 
 
@@ -231,7 +208,6 @@ def _forms(rows: Sequence[Row]) -> Figure:
     axis.set_ylabel("time over joint, second moments")
     axis.set_title(f"forms of the dense operator, batch {rows[0]['batch']}", fontsize=10)
     axis.margins(y=0.12)
-    figure.legend(fontsize=8, loc="outside lower center", ncols=2)
     return figure
 
 
@@ -256,7 +232,6 @@ def _optimizations(rows: Sequence[Row]) -> Figure:
     axis.set_xticks(places, names, fontsize=7)
     axis.set_ylabel("times faster with it")
     axis.set_title(f"optimizations of the dense operator, batch {rows[0]['batch']}", fontsize=10)
-    axis.legend(fontsize=8)
     return figure
 
 
@@ -270,20 +245,3 @@ def _values(rows: Sequence[Row], key: str) -> list[Any]:
 
 def _short(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.2g}"
-
-
-def _legend(figure: Figure, axes: np.ndarray, entries: Sequence[str]) -> None:
-    found: dict[str, Any] = {}
-    for axis in axes.flat:
-        handles, labels = axis.get_legend_handles_labels()
-        found |= dict(zip(labels, handles, strict=True))
-    order = [entry for entry in entries if entry in found]
-    handles = [found[label] for label in order]
-    columns = min(len(order), 4 * axes.shape[1])
-    figure.legend(handles, order, loc="outside lower center", ncols=columns, fontsize=8)
-
-
-def _unique_legend(axis: Axes) -> None:
-    handles, labels = axis.get_legend_handles_labels()
-    found = dict(zip(labels, handles, strict=True))
-    axis.legend(found.values(), found.keys(), fontsize=8)

@@ -1,13 +1,14 @@
 """The figures to reach, each held against what was measured in the same rounds."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
+from experiments.harness import Report
 from experiments.latency import source
 from experiments.latency.contest import OURS
 from experiments.latency.operators import DEFAULT
 from experiments.latency.pooling import BY_ROWS, GENERIC
-from experiments.report import Report
 
 Row = Mapping[str, Any]
 OVER_DETERMINISTIC = {"mlp": 3.0, "lenet5": 3.5}
@@ -24,24 +25,30 @@ HEADS_FASTER = {"sine": 3.4, "lenet5_valid": 8.1}
 AGREEMENT = 1e-5
 
 
-def judge(rows: Iterable[Row], report: Report) -> None:
-    """Adds a check per target and place; those that need an engine that isn't here are left out."""
-    rows = list(rows)
+Claim = Callable[..., None]
+
+
+def judge(report: Report) -> None:
+    """Adds a check per target and place; those that need an engine that isn't here are left out.
+
+    Few rounds decide no timing.
+    """
+    rows, claim = report.rows, partial(report.check, needs="default")
     for row in rows:
         if row["table"] == "main":
-            _judge_main(row, report)
+            _judge_main(row, claim)
     for row in rows:
         if row["table"] == "curve":
-            _judge_curve(row, report)
+            _judge_curve(row, claim)
         if row["table"] == "ensembles":
-            _judge_ensembles(row, rows, report)
+            _judge_ensembles(row, rows, claim)
         if row["table"] == "pooling":
-            _judge_pooling(row, report)
-    _judge_operators(rows, report)
+            _judge_pooling(row, claim)
+    _judge_operators(rows, claim)
     errors = [row["error"] for row in rows if row["engine"] in OURS and "error" in row]
     if errors:
-        worst, claim = max(errors), f"{len(errors)} compiled results within {AGREEMENT} of JAX"
-        report.check(claim, None, worst, worst <= AGREEMENT)
+        worst, words = max(errors), f"{len(errors)} compiled results within {AGREEMENT} of JAX"
+        report.check(words, None, worst, worst <= AGREEMENT)
 
 
 def best(rows: Iterable[Row], **wanted: Any) -> Row | None:
@@ -50,17 +57,17 @@ def best(rows: Iterable[Row], **wanted: Any) -> Row | None:
     return next((r for e in OURS for r in fitting if r["engine"] == e), None)
 
 
-def _judge_main(row: Row, report: Report) -> None:
+def _judge_main(row: Row, claim: Claim) -> None:
     model, method, engine, batch = (row[k] for k in ("model", "method", "engine", "batch"))
     where = f"{model}, batch {batch}, {row['threads']} thread(s)"
 
     def most(what: str, column: str, limit: float, theirs: float | None = None) -> None:
         if (ours := row.get(column)) is not None:
-            report.check(f"{where}: {what}: at most {limit:g}", theirs, ours, ours <= limit)
+            claim(f"{where}: {what}: at most {limit:g}", theirs, ours, ours <= limit)
 
     def least(what: str, limit: float, theirs: float | None = None) -> None:
         if (ours := row.get("over_moments")) is not None:
-            report.check(f"{where}: {what}: at least {limit:g}", theirs, ours, ours >= limit)
+            claim(f"{where}: {what}: at least {limit:g}", theirs, ours, ours >= limit)
 
     if engine in OURS:
         # Where tuning was done, it is held to the targets, and the default to the tuned.
@@ -82,43 +89,43 @@ def _judge_main(row: Row, report: Report) -> None:
         least("30 samples in Pyro over moments", PYRO_OVER_MOMENTS[model], theirs)
 
 
-def _judge_curve(row: Row, report: Report) -> None:
+def _judge_curve(row: Row, claim: Claim) -> None:
     limits = {1: source.FASTER_AT_ONE, 256: source.FASTER_AT_256}.get(row["batch"])
     if limits is None or row["engine"] != "pyro" or "over_moments" not in row:
         return
-    claim = f"{row['model']}, batch {row['batch']}: 30 samples in Pyro over moments"
+    words = f"{row['model']}, batch {row['batch']}: 30 samples in Pyro over moments"
     ours, span = row["over_moments"], f"{limits[0]} to {limits[1]}"
-    report.check(f"{claim}: at least {limits[0]}", span, ours, ours >= limits[0])
+    claim(f"{words}: at least {limits[0]}", span, ours, ours >= limits[0])
 
 
-def _judge_pooling(row: Row, report: Report) -> None:
+def _judge_pooling(row: Row, claim: Claim) -> None:
     place = row["implementation"], row["part"], row["engine"]
     if row["implementation"] == BY_ROWS:
         theirs = source.POOLING[place] / source.POOLING[(GENERIC, *place[1:])]
-        claim = f"max pooling by rows over the generic one, {row['part']}, {row['engine']}"
+        words = f"max pooling by rows over the generic one, {row['part']}, {row['engine']}"
         ours = row["over_generic"]
-        report.check(f"{claim}: at most {theirs:.3g}", theirs, ours, ours <= theirs)
+        claim(f"{words}: at most {theirs:.3g}", theirs, ours, ours <= theirs)
 
 
-def _judge_operators(rows: Iterable[Row], report: Report) -> None:
+def _judge_operators(rows: Iterable[Row], claim: Claim) -> None:
     rows = list(rows)
     for row in rows:
         if row["table"] == "forms" and row["form"] == "separate, variances":
-            claim = f"dense {row['layer']}: joint with second moments is the faster form"
-            report.check(claim, "yes", row["over_joint"], row["over_joint"] >= 1)
+            words = f"dense {row['layer']}: joint with second moments is the faster form"
+            claim(words, "yes", row["over_joint"], row["over_joint"] >= 1)
     manual = [row for row in rows if row["table"] == "optimizations"]
     if manual:
         theirs = max(without / with_it for without, with_it in source.OPTIMIZATIONS)
         best_of = {row["optimizations"]: row["speedup"] for row in manual}
         default = best_of.pop(DEFAULT)
         ours = max(best_of.values())
-        claim = f"the best optimizations of the dense operator: at least {theirs:.3g} times faster"
-        report.check(claim, theirs, ours, ours >= theirs)
-        claim = "the default schedule over the best of them: at most 1"
-        report.check(claim, None, ours / default, ours / default <= 1)
+        words = f"the best optimizations of the dense operator: at least {theirs:.3g} times faster"
+        claim(words, theirs, ours, ours >= theirs)
+        words = "the default schedule over the best of them: at most 1"
+        claim(words, None, ours / default, ours / default <= 1)
 
 
-def _judge_ensembles(row: Row, rows: Iterable[Row], report: Report) -> None:
+def _judge_ensembles(row: Row, rows: Iterable[Row], claim: Claim) -> None:
     place = {k: row[k] for k in ("table", "model", "batch", "threads", "engine")}
     if best(rows, **place | {"method": row["method"]}) is not row or row["method"] != "multihead":
         return
@@ -126,10 +133,10 @@ def _judge_ensembles(row: Row, rows: Iterable[Row], report: Report) -> None:
     if (several := best(rows, **place, method="ensemble")) is not None:
         tuned = source.ENSEMBLES[row["model"], "A72"]["tuned"]
         ours, limit = several["ms"] / row["ms"], HEADS_FASTER[row["model"]]
-        claim = f"{where}: ten networks over ten heads: at least {limit}"
-        report.check(claim, tuned[2] / tuned[1], ours, ours >= limit)
+        words = f"{where}: ten networks over ten heads: at least {limit}"
+        claim(words, tuned[2] / tuned[1], ours, ours >= limit)
     if (moments := best(rows, **place, method="moments")) is not None:
         theirs = source.MOMENTS_AND_HEADS[row["batch"]]
         limit, ours = theirs[0] / theirs[1], moments["ms"] / row["ms"]
-        claim = f"{where}: moments over ten heads: no more than the source's"
-        report.check(claim, limit, ours, ours <= limit)
+        words = f"{where}: moments over ten heads: no more than the source's"
+        claim(words, limit, ours, ours <= limit)

@@ -3,12 +3,10 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
-
+from experiments.harness import Report, Table
 from experiments.latency import source
 from experiments.latency.operators import DEFAULT, switched
 from experiments.latency.profiling import ORDER, OVERHEAD
-from experiments.report import show_rows
 
 Row = Mapping[str, Any]
 ENGINES = ("tvm", "tvm_untuned", "onnxruntime", "iree", "xla", "pyro", "numpyro_jit", "numpyro")
@@ -16,43 +14,45 @@ ENGINES = ("tvm", "tvm_untuned", "onnxruntime", "iree", "xla", "pyro", "numpyro_
 PLACE = ("model", "batch", "threads", "method")
 
 
-def show(rows: Sequence[Row], console: Console) -> None:
-    """Prints every table that there are rows for."""
-    for table, show_table in _TABLES.items():
-        own = [row for row in rows if row["table"] == table]
-        if own:
-            show_table(own, console)
+def tables(report: Report) -> list[Table]:
+    """Every table that there are rows for."""
+    found = {name: [r for r in report.rows if r["table"] == name] for name in _TABLES}
+    return [table for name, rows in found.items() if rows for table in _TABLES[name](rows)]
 
 
-def _machine(rows: Sequence[Row], console: Console) -> None:
-    for row in rows:
-        threads = f"{row['threads']} thread(s)"
-        if row["macs"]:
-            peak = f"{row['macs'] / row['ms'] / 1e6:.1f} GMAC/s"
-            console.print(f"{threads}: {row['method']} by {row['engine']}: {peak}")
-        else:
-            microseconds = f"{1e3 * row['ms']:.1f} us"
-            console.print(f"{threads}: {row['method']} by {row['engine']}: {microseconds}")
+def _machine(rows: Sequence[Row]) -> list[Table]:
+    lines = [
+        {
+            "threads": row["threads"],
+            "call": f"{row['method']} by {row['engine']}",
+            "GMAC/s": row["macs"] / row["ms"] / 1e6 if row["macs"] else None,
+            "us": 1e3 * row["ms"],
+        }
+        for row in rows
+    ]
+    return [Table("what the machine does", lines)]
 
 
-def _main(rows: Sequence[Row], console: Console) -> None:
+def _main(rows: Sequence[Row]) -> list[Table]:
     lines = [line | _source(line) for line in _by_engine(rows)]
-    show_rows(
-        console, "milliseconds; the source's on a Cortex-A72, tuned (30 samples: Pyro)", lines
-    )
-    ratios = _by_engine(rows, "over_xla")
-    show_rows(console, "over XLA, medians of the same rounds", ratios)
-    show_rows(console, "over our moment pass", _by_engine(rows, "over_moments"))
+    title = "milliseconds; the source's on a Cortex-A72, tuned (30 samples: Pyro)"
+    return [
+        Table(title, lines),
+        Table("over XLA, medians of the same rounds", _by_engine(rows, "over_xla")),
+        Table("over our moment pass", _by_engine(rows, "over_moments")),
+    ]
 
 
-def _curve(rows: Sequence[Row], console: Console) -> None:
+def _curve(rows: Sequence[Row]) -> list[Table]:
     per_image = [{**row, "ms": row["ms"] / row["batch"]} for row in rows]
-    show_rows(console, "milliseconds per image", _by_engine(per_image))
     sampled = [row for row in rows if row["method"] == "svi30"]
-    show_rows(console, "30 samples over our moment pass", _by_engine(sampled, "over_moments"))
+    return [
+        Table("milliseconds per image", _by_engine(per_image)),
+        Table("30 samples over our moment pass", _by_engine(sampled, "over_moments")),
+    ]
 
 
-def _ensembles(rows: Sequence[Row], console: Console) -> None:
+def _ensembles(rows: Sequence[Row]) -> list[Table]:
     lines = []
     for line in _by_engine(rows):
         cells = source.ENSEMBLES.get((line["model"], "A72"))
@@ -64,33 +64,34 @@ def _ensembles(rows: Sequence[Row], console: Console) -> None:
             line |= {"A72_tuned": both[line["method"] == "multihead"]}
         lines.append(line)
     title = "ensembles, milliseconds; the source's on a Cortex-A72 with four threads"
-    show_rows(console, title, lines)
+    return [Table(title, lines)]
 
 
-def _profile(rows: Sequence[Row], console: Console) -> None:
+def _profile(rows: Sequence[Row]) -> list[Table]:
+    found = []
     places = dict.fromkeys((row["model"], row["engine"]) for row in rows)
     for model, engine in places:
         own = [row for row in rows if (row["model"], row["engine"]) == (model, engine)]
         lines = [{**row, "operator": _shortened(row["operator"])} for row in own]
         title = f"moment pass of {model} by {engine}, batch {own[0]['batch']}"
-        show_rows(console, title, lines, ("operator", "kind", "calls", "ms", "share"))
+        found.append(Table(title, lines, ("operator", "kind", "calls", "ms", "share")))
         shares = kinds(own)
         theirs = source.SHARES[model]
         beside = [{"kind": k, "share": v, "A72": theirs.get(k)} for k, v in shares.items()]
-        show_rows(console, f"shares of {model}, the source's before tuning", beside)
+        found.append(Table(f"shares of {model}, the source's before tuning", beside))
+    return found
 
 
-def _forms(rows: Sequence[Row], console: Console) -> None:
+def _forms(rows: Sequence[Row]) -> list[Table]:
     lines: dict[str, dict[str, Any]] = {}
     for row in rows:
         line = lines.setdefault(row["layer"], {"dense layer": row["layer"]})
         line[row["form"]] = row["ms"]
-    show_rows(
-        console, f"forms of the dense operator, batch {rows[0]['batch']}, ms", [*lines.values()]
-    )
+    title = f"forms of the dense operator, batch {rows[0]['batch']}, ms"
+    return [Table(title, [*lines.values()])]
 
 
-def _optimizations(rows: Sequence[Row], console: Console) -> None:
+def _optimizations(rows: Sequence[Row]) -> list[Table]:
     theirs = [
         dict(zip(("A72_without", "A72_with"), ms, strict=True)) for ms in source.OPTIMIZATIONS
     ]
@@ -99,19 +100,19 @@ def _optimizations(rows: Sequence[Row], console: Console) -> None:
         line["A72_speedup"] = line["A72_without"] / line["A72_with"]
     threads = rows[0]["threads"]
     title = f"the dense operator of an MLP, batch {rows[0]['batch']}, {threads} thread(s), ms"
-    show_rows(console, title, lines)
     (default,) = (row for row in rows if row["optimizations"] == DEFAULT)
-    console.print(f"default schedule: {default['ms']:.4g} ms, {default['speedup']:.3g} times")
+    last = {"optimization": DEFAULT, "with_ms": default["ms"], "speedup": default["speedup"]}
+    return [Table(title, [*lines, last])]
 
 
-def _pooling(rows: Sequence[Row], console: Console) -> None:
+def _pooling(rows: Sequence[Row]) -> list[Table]:
     lines = [
         {**row, "A72": source.POOLING[row["implementation"], row["part"], row["engine"]]}
         for row in rows
     ]
     title = f"max pooling in the moment pass of LeNet-5, batch {rows[0]['batch']}, ms"
     columns = ("part", "implementation", "engine", "ms", "over_generic", "A72")
-    show_rows(console, title, lines, columns)
+    return [Table(title, lines, columns)]
 
 
 def kinds(rows: Iterable[Row]) -> dict[str, float]:

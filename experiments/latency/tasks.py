@@ -6,17 +6,19 @@ they may use, or the environment, when they first run.
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from experiments.engines import available
+from experiments.harness import Least, Refused
 from experiments.latency import contest, machine, networks, operators, pooling, profiling
-from experiments.latency.engines import Setup, available
+from experiments.latency.engines import ENGINES, Setup
 
 NETS = ("mlp", "lenet5")
 OPERATORS = {
@@ -55,28 +57,54 @@ class Task:
         threads = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
         return f"{self.table}: {self.model}, batch {self.batch}, {threads}"
 
-    def as_dict(self) -> dict[str, Any]:
-        """As JSON knows it; two tasks that are equal here are the same."""
-        return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
 
+@dataclass(frozen=True)
+class Settings:
+    """What is measured, how often.
 
-def plan(fast: bool, rounds: int, threads: Sequence[int], trials: int = 0) -> list[Task]:
-    """Everything that is measured, in order.
-
-    Args:
-        fast: Batch 10 and few others.
-        rounds: How often each is timed.
-        threads: The numbers of threads; what isn't measured with each takes the first, and the
-            manual optimizations, one of which is parallelization, the last.
+    Attributes:
+        rounds: Rounds of each timing.
+        threads: Numbers of threads; what isn't measured with each takes the first, and the manual
+            optimizations, one of which is parallelization, the last.
         trials: Candidates per kernel to tune with, for the main table and the profile.
+        main: Batch sizes of the main table.
+        curve: Batch sizes of the curve.
+        beside: Batch sizes of the moment pass beside ten heads, but for the largest.
     """
+
+    rounds: Annotated[int, Least(1)] = 21
+    threads: tuple[Annotated[int, Least(1)], ...] = (1, 2)
+    trials: Annotated[int, Least(0)] = 16
+    main: tuple[Annotated[int, Least(1)], ...] = (1, 10, 100)
+    curve: tuple[Annotated[int, Least(1)], ...] = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+    beside: tuple[int, ...] = (1, 8, 16, 32, 64)
+
+
+SIZES = {
+    "fast": Settings(5, (1,), 0, (10,), (1, 32), ()),
+    "default": Settings(),
+    "full": Settings(rounds=51, trials=64),
+}
+
+
+def settle(settings: Settings) -> Settings:
+    """As many threads as there are cores."""
+    there = tuple(n for n in settings.threads if n <= len(cores()))
+    if not there:
+        raise Refused(f"{settings.threads[0]} threads were asked for, there are {len(cores())}")
+    return replace(settings, threads=there)
+
+
+def plan(settings: Settings) -> list[Task]:
+    """Everything that is measured, in order."""
+    rounds, threads, trials = settings.rounds, settings.threads, settings.trials
     first, last = threads[0], threads[-1]
     tasks = []
     for count in threads:
         tasks.append(Task("machine", "machine", 1, count, (), (), rounds))
-        tasks += _main(fast, Task("main", "", 0, count, (), (), rounds, trials))
-    tasks += _curves(fast, Task("curve", "", 0, first, (), (), rounds))
-    tasks += _ensembles(fast, Task("ensembles", "", 0, first, (), (), rounds))
+        tasks += _main(settings, Task("main", "", 0, count, (), (), rounds, trials))
+    tasks += _curves(settings, Task("curve", "", 0, first, (), (), rounds))
+    tasks += _ensembles(settings, Task("ensembles", "", 0, first, (), (), rounds))
     profile = Task("profile", "", 10, first, ("moments",), ("tvm",), rounds, trials)
     tasks += [replace(profile, model=model) for model in NETS]
     tasks.append(replace(profile, table="pooling", model="lenet5"))
@@ -84,26 +112,23 @@ def plan(fast: bool, rounds: int, threads: Sequence[int], trials: int = 0) -> li
     return [*tasks, forms, replace(forms, table="optimizations", threads=last)]
 
 
-def _main(fast: bool, task: Task) -> list[Task]:
-    task = replace(task, methods=networks.METHODS, engines=tuple(available()))
-    batches = (10,) if fast else (1, 10, 100)
-    return [replace(task, model=model, batch=batch) for model in NETS for batch in batches]
+def _main(settings: Settings, task: Task) -> list[Task]:
+    task = replace(task, methods=networks.METHODS, engines=tuple(available(ENGINES)))
+    return [replace(task, model=model, batch=batch) for model in NETS for batch in settings.main]
 
 
-def _curves(fast: bool, task: Task) -> list[Task]:
-    samplers = tuple(engine for engine in ("xla", "tvm", "pyro") if engine in available())
-    task = replace(task, methods=("svi30", "moments"), engines=samplers)
-    batches = (1, 32) if fast else tuple(2**i for i in range(9))
-    return [replace(task, model=model, batch=batch) for model in NETS for batch in batches]
+def _curves(settings: Settings, task: Task) -> list[Task]:
+    samplers = available(("xla", "tvm", "pyro"))
+    task = replace(task, methods=("svi30", "moments"), engines=tuple(samplers))
+    return [replace(task, model=model, batch=batch) for model in NETS for batch in settings.curve]
 
 
-def _ensembles(fast: bool, task: Task) -> list[Task]:
+def _ensembles(settings: Settings, task: Task) -> list[Task]:
     members = ("deterministic", "multihead", "ensemble")
     task = replace(task, model="sine", batch=1000, methods=members, engines=("xla", "tvm"))
     beside = replace(task, model="lenet5_valid", methods=("moments", "multihead"))
-    batches = () if fast else (1, 8, 16, 32, 64)
     largest = replace(beside, batch=128, methods=(*members, "moments"))
-    return [task, *(replace(beside, batch=batch) for batch in batches), largest]
+    return [task, *(replace(beside, batch=batch) for batch in settings.beside), largest]
 
 
 def run(task: Task, database: Path | None) -> list[dict[str, Any]]:
@@ -127,14 +152,12 @@ def run(task: Task, database: Path | None) -> list[dict[str, Any]]:
 def run_all(
     tasks: Sequence[Task],
     database: Path | None = None,
-    before: Callable[[Task], Any] = lambda task: None,
 ) -> Iterator[tuple[Task, list[dict[str, Any]]]]:
     """Measures tasks one after the other, those of as many threads in one process.
 
     Args:
         tasks: What to measure.
         database: A folder for tuning records.
-        before: Called with each task when it starts.
 
     Raises:
         RuntimeError: If that process dies; says at which task.
@@ -144,7 +167,6 @@ def run_all(
             for task in tasks:
                 if task.threads != threads:
                     continue
-                before(task)
                 try:
                     yield task, pool.submit(run, task, database).result()
                 except BrokenProcessPool as error:

@@ -1,6 +1,6 @@
 """The main job, end to end: a trained LeNet-5 that knows what it doesn't know, on an ARM processor.
 
-    python -m experiments.quickstart [--data mnist|digits] [--fast] [--json PATH]
+    python -m experiments.quickstart [--data mnist|digits]
 
 1. trains LeNet-5, once as a point estimate and once by stochastic variational inference (SVI);
 2. turns the posterior into a network that propagates means and variances in a single pass;
@@ -12,74 +12,57 @@ Training can be killed and started again: it goes on from its last epoch. Source
 forward pass, arXiv 2511.23440.
 """
 
-from pathlib import Path
-from typing import Annotated
+from collections.abc import Sequence
 
-import jax
-import typer
+import numpy as np
 
+from experiments.harness import Found, Report, Run, Study, Table
 from experiments.quickstart import compiled, evaluation, figure, latency, recipe, training
-from experiments.report import Report, make_console, show_rows
 
 COLUMNS = ("method", "accuracy", "nll", "ece", "auroc", "latency_ms", "max_abs_error")
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-@app.command()
-def main(
-    data: Annotated[
-        str, typer.Option(help="mnist (needs JAXEFF_DATA) or digits (embedded); auto prefers mnist")
-    ] = "auto",
-    fast: Annotated[
-        bool, typer.Option("--fast", help="A minute or two: few epochs, few test images")
-    ] = False,
-    json: Annotated[
-        Path | None, typer.Option(help="Where the JSON goes; results/quickstart-DATA.json if unset")
-    ] = None,
-    results: Annotated[Path, typer.Option(help="Folder for figures and checkpoints")] = Path(
-        "results"
-    ),
-    seed: Annotated[int, typer.Option(help="Seed of training and sampling")] = 0,
-    resume: Annotated[
-        bool, typer.Option(help="Go on from an interrupted run's checkpoints")
-    ] = True,
-    arm: Annotated[
-        bool, typer.Option(help="Compile for a Cortex-A72 and check it under emulation")
-    ] = True,
-) -> None:
-    """Train, propagate, compile, check and compare: the whole road in one command."""
-    console = make_console()
-    settings = recipe.choose(data, fast)
-    name = f"quickstart-{settings.data}{'-fast' if fast else ''}"
-    key = jax.random.key(seed)
-    console.rule(f"quickstart: LeNet-5 on {settings.data}")
-
+def run(run: Run[recipe.Settings]) -> Found:
+    """Trains, propagates, compiles, checks and compares: the whole road in one command."""
+    settings = run.settings
     sets = recipe.load(settings)
-    console.print(
-        f"{len(sets.train_labels):,} training images, {len(sets.test_labels):,} test images, "
-        f"{len(sets.ood_images):,} out-of-domain images ({settings.ood})"
+    run.say(
+        f"{len(sets.train_labels):,} training images of {settings.data}, {len(sets.test_labels):,} "
+        f"test images, {len(sets.ood_images):,} out of domain ({settings.training.ood})"
     )
-    models = training.train(key, settings, sets, results / name, resume, console)
-    outcome = evaluation.evaluate(key, settings, sets, models)
-    libraries = compiled.compile_all(key, settings, sets, models, arm, console)
-    compiled.measure(key, settings, sets, models, libraries, outcome, console)
-    timings = latency.measure(key, settings, sets, models, libraries, console)
-    for method, timing in timings.items():
+    models = training.train(run, sets)
+    outcome = evaluation.evaluate(run, sets, models)
+    libraries = compiled.compile_all(run, sets, models)
+    compiled.measure(run, sets, libraries, outcome)
+    for method, timing in latency.measure(run, sets, models, libraries).items():
         outcome.methods.setdefault(method, {}).update(
             latency_ms=timing["ms"], latency_spread_ms=timing["spread"]
         )
+    scores = {
+        f"{method}/{side}": np.asarray(score)
+        for method, pair in outcome.scores.items()
+        for side, score in zip(("inside", "outside"), pair, strict=True)
+    }
+    rows = [{"method": method, **values} for method, values in outcome.methods.items()]
+    return Found(rows, {"dataset": settings.data}, scores)
 
-    report = Report("quickstart", {**settings.as_dict(), "seed": seed})
-    report.rows = [{"method": m, **values} for m, values in outcome.methods.items()]
-    report.extra = {"dataset": settings.data, "methods": outcome.methods}
-    evaluation.check(report, outcome, settings)
-    path = report.save(json or results / f"{name}.json")
-    picture = figure.draw(outcome, settings, results / f"{name}.png")
 
-    show_rows(console, f"LeNet-5 on {settings.data}, batch {settings.batch}", report.rows, COLUMNS)
-    report.show_checks(console)
-    console.print(f"[bold]{path}[/bold], [bold]{picture}[/bold]")
+def tables(report: Report) -> Sequence[Table]:
+    """The methods."""
+    where = f"LeNet-5 on {report.config['data']}, batch {report.config['batch']}"
+    return [Table(where, report.rows, COLUMNS)]
 
+
+STUDY = Study(
+    "quickstart", __doc__, recipe.SIZES, run, evaluation.judge, figure.draw, tables,
+    (
+        "The source trains on Dirty-MNIST (MNIST with ambiguous digits) for 1000 epochs; here it "
+        "is the data set and the epochs of `config`, warm-started from a trained point estimate.",
+        "The source scales the moment pass' weight variances by 0.4; here the factor is 1.",
+        "Latency is measured on this machine; the source's is a Raspberry Pi's.",
+    ),
+    recipe.settle,
+)  # fmt: skip
 
 if __name__ == "__main__":
-    app()
+    STUDY.main()

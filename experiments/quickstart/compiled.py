@@ -11,9 +11,9 @@ import numpy as np
 from jaxeff_export import BoardError, ToolchainError, resolve_target
 from jaxeff_export.boards import emulated
 from jaxeff_export.toolchain import find_emulator, find_linker
-from rich.console import Console
 
 import jaxeff
+from experiments.harness import Run
 from experiments.quickstart.evaluation import Outcome, record
 from experiments.quickstart.recipe import Sets, Settings, split
 from experiments.quickstart.training import Models
@@ -35,17 +35,16 @@ class Libraries:
     bundles: dict[tuple[str, str], Any]
 
 
-def compile_all(
-    key: jax.Array, settings: Settings, sets: Sets, models: Models, arm: bool, console: Console
-) -> Libraries:
+def compile_all(run: Run[Settings], sets: Sets, models: Models) -> Libraries:
     """Exports and compiles the three methods for every target."""
+    settings = run.settings
     step = jax.jit(models.f)
 
     def svi30(weights: Any, x: Any) -> Any:
         draws = [jax.tree.map(lambda w, i=i: w[i], weights) for i in range(settings.samples)]
         return jnp.stack([step(w, x) for w in draws], axis=1)
 
-    weights = sample(split(key, "samples"), models.posterior, settings.samples)
+    weights = sample(split(run.key, "samples"), models.posterior, settings.samples)
     functions = {
         "deterministic": (models.f, models.params),
         "moments": (jaxeff.moments(models.f), models.posterior),
@@ -53,55 +52,40 @@ def compile_all(
     }
     x = sets.test_images[: settings.batch]
     bundles = {}
-    for target in ("host", ARM) if arm and _arm_tools(console) else ("host",):
+    for target in ("host", ARM) if settings.arm and _arm_tools(run) else ("host",):
         for method, (function, params) in functions.items():
             if target == ARM and method == "svi30":
                 continue  # 30 times the deterministic net: emulating it shows nothing new
-            with console.status(f"compiling {method} for {target}"):
-                bundles[method, target] = jaxeff_export.deploy(function, (params, x), target=target)
-            console.print(f"compiled {method} for {target}")
+            bundles[method, target] = jaxeff_export.deploy(function, (params, x), target=target)
+            run.say(f"compiled {method} for {target}")
     return Libraries(functions, bundles)
 
 
-def measure(
-    key: jax.Array,
-    settings: Settings,
-    sets: Sets,
-    models: Models,
-    libraries: Libraries,
-    outcome: Outcome,
-    console: Console,
-) -> None:
+def measure(run: Run[Settings], sets: Sets, libraries: Libraries, outcome: Outcome) -> None:
     """Runs every library, compares it with JAX, and records its figures."""
-    del models
+    settings = run.settings
     for (method, target), bundle in libraries.bundles.items():
         function, params = libraries.functions[method]
         reference = jax.jit(function)
         name = f"{method}_tvm" if target == "host" else f"{method}_{target}"
+        images = 10 if target == "host" else settings.emulated_batches
+        batches = sets.test_images[: images * settings.batch]
         if target == "host":
-            with console.status(f"running {name} on the test set"):
-                inside, outside = (
-                    _run(bundle.run, images, settings.batch)
-                    for images in (sets.test_images, sets.ood_images)
-                )
+            inside, outside = (
+                _run(bundle.run, images, settings.batch)
+                for images in (sets.test_images, sets.ood_images)
+            )
             if method != "svi30":
                 inside, outside = (_one_sample(out) for out in (inside, outside))
-            record(outcome, name, key, settings, sets, inside, outside)
-            found, images = (
-                _run(bundle.run, sets.test_images[: 10 * settings.batch], settings.batch),
-                10,
-            )
+            record(outcome, name, run, sets, inside, outside)
+            found = _run(bundle.run, batches, settings.batch)
         else:
-            with console.status(f"running {name} on an emulated {target}"):
-                images = settings.emulated_batches
-                with bundle.on("emulated") as runner:
-                    some = sets.test_images[: images * settings.batch]
-                    found = _run(runner.run, some, settings.batch)
+            with bundle.on("emulated") as runner:
+                found = _run(runner.run, batches, settings.batch)
             outcome.methods[name] = {}
-        batches = sets.test_images[: images * settings.batch]
         expected = _run(functools.partial(reference, params), batches, settings.batch)
         outcome.methods[name].update(_agreement(found, expected))
-    console.print(f"{len(libraries.bundles)} libraries compared with JAX")
+    run.say(f"{len(libraries.bundles)} libraries compared with JAX")
 
 
 def _run(call: Any, images: Any, batch: int) -> Any:
@@ -136,13 +120,13 @@ def _agreement(found: Any, expected: Any) -> dict[str, Any]:
     }
 
 
-def _arm_tools(console: Console) -> bool:
+def _arm_tools(run: Run[Settings]) -> bool:
     """Whether ARM libraries can be linked and run here; says what is missing if they can't."""
     try:
         find_linker(resolve_target(ARM))
         find_emulator()
-        emulated.prepare(progress=console.print)
+        emulated.prepare(progress=run.say)
     except (ToolchainError, BoardError) as error:
-        console.print(f"[bold red]no ARM part:[/] {error}")
+        run.say(f"[bold red]no ARM part:[/] {error}")
         return False
     return True

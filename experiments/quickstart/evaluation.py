@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 import jaxeff
+from experiments.harness import Report, Run
 from experiments.quickstart.recipe import Sets, Settings, split
 from experiments.quickstart.training import Models
-from experiments.report import Report
 from jaxeff.bayes import predict
 from jaxeff.moments import Gaussian
 from jaxeff.uncertainty import (
@@ -18,6 +18,7 @@ from jaxeff.uncertainty import (
     auroc,
     decompose_logits,
     ece,
+    in_batches,
     nll_from_log,
     predictive_log_probs,
     sample_logits,
@@ -28,7 +29,12 @@ SOURCE = {
     "svi30": {"accuracy": 0.987, "auroc": 0.986},
     "moments": {"accuracy": 0.989, "auroc": 0.966},
 }
-BATCH = 500
+FLOORS = {
+    "mnist": {"accuracy": 0.97, "auroc": 0.95},
+    "digits": {"accuracy": 0.93, "auroc": 0.8},
+}
+"""What a working pipeline exceeds on each data set; for MNIST, what the source's worse method does,
+less .016. The digits and their patches are ours."""
 
 
 @dataclass
@@ -43,12 +49,6 @@ class Outcome:
 
     methods: dict[str, dict[str, Any]]
     scores: dict[str, tuple[Float[Array, " n"], Float[Array, " o"]]]
-
-
-def in_batches(f: Any, images: Float[Array, "n 28 28 1"], batch: int = BATCH) -> Any:
-    """Applies a function to images a batch at a time; results are joined along their axis 0."""
-    parts = [f(images[i : i + batch]) for i in range(0, len(images), batch)]
-    return jax.tree.map(lambda *xs: jnp.concatenate(xs), *parts)
 
 
 def metrics(
@@ -67,10 +67,10 @@ def metrics(
     }, score
 
 
-def evaluate(key: jax.Array, settings: Settings, sets: Sets, models: Models) -> Outcome:
+def evaluate(run: Run[Settings], sets: Sets, models: Models) -> Outcome:
     """Evaluates the point estimate, SVI by sampling, and the moment pass, all under JAX."""
     point = jax.jit(models.f)
-    sampling_key = split(key, "samples")
+    settings, sampling_key = run.settings, split(run.key, "samples")
 
     def sampled(x: Any) -> Any:
         logits = predict(sampling_key, models.f, models.posterior, x, samples=settings.samples)
@@ -85,15 +85,14 @@ def evaluate(key: jax.Array, settings: Settings, sets: Sets, models: Models) -> 
     ):
         inside = in_batches(function, sets.test_images)
         outside = in_batches(function, sets.ood_images)
-        record(outcome, method, key, settings, sets, inside, outside)
+        record(outcome, method, run, sets, inside, outside)
     return outcome
 
 
 def record(
     outcome: Outcome,
     method: str,
-    key: jax.Array,
-    settings: Settings,
+    run: Run[Settings],
     sets: Sets,
     inside: Any,
     outside: Any,
@@ -102,37 +101,27 @@ def record(
 
     def samples(out: Any) -> Float[Array, "samples n 10"]:
         if isinstance(out, Gaussian):
-            return sample_logits(split(key, "logits"), out, settings.logit_samples)
+            return sample_logits(split(run.key, "logits"), out, run.settings.logit_samples)
         return jnp.swapaxes(out, 0, 1)
 
     figures, scores = metrics(samples(inside), samples(outside), sets)
     outcome.methods[method], outcome.scores[method] = figures, scores
 
 
-def check(report: Report, outcome: Outcome, settings: Settings) -> None:
+def judge(report: Report) -> None:
     """The claims of the quickstart, beside the source's numbers."""
-    methods = outcome.methods
-    floor = 0.97 if settings.data == "mnist" else 0.93
+    methods = {row["method"]: row for row in report.rows}
+    floors = FLOORS[report.config["data"]]
     for method in ("svi30", "moments"):
         source, ours = SOURCE[method], methods[method]
-        report.check(
-            f"{method} accuracy", source["accuracy"], ours["accuracy"], ours["accuracy"] > floor
-        )
-        report.check(f"{method} OOD AUROC", source["auroc"], ours["auroc"], ours["auroc"] > 0.5)
+        for name, needs in (("accuracy", "fast"), ("auroc", "default")):
+            report.check(
+                f"{method} {'OOD AUROC' if name == 'auroc' else name}", source[name], ours[name],
+                ours[name] > floors[name], needs=needs,
+            )  # fmt: skip
     gap = abs(methods["svi30"]["accuracy"] - methods["moments"]["accuracy"])
     report.check("accuracy, moment pass minus SVI", 0.002, gap, gap < 0.01)
     for method, values in methods.items():
         if "max_abs_error" in values:
-            report.check(
-                f"{method} agrees with JAX",
-                None,
-                values["max_abs_error"],
-                values["agrees"],
-            )
-    report.extra["differences"] = [
-        "The source trains on Dirty-MNIST (MNIST with ambiguous digits) for 1000 epochs; here "
-        f"{settings.data} for {settings.epochs} epochs, warm-started from a trained point "
-        "estimate.",
-        "The source scales the moment pass' weight variances by 0.4; here the factor is 1.",
-        "Latency is measured on this machine; the source's is a Raspberry Pi's.",
-    ]
+            error = values["max_abs_error"]
+            report.check(f"{method} agrees with JAX", None, error, values["agrees"])

@@ -4,9 +4,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from rich.console import Console
 
 import jaxeff
+from experiments.harness import Run
 from experiments.quickstart.compiled import Libraries
 from experiments.quickstart.recipe import Sets, Settings, split
 from experiments.quickstart.training import Models
@@ -15,18 +15,14 @@ from jaxeff.bayes import draw, sample
 
 
 def measure(
-    key: jax.Array,
-    settings: Settings,
-    sets: Sets,
-    models: Models,
-    libraries: Libraries,
-    console: Console,
+    run: Run[Settings], sets: Sets, models: Models, libraries: Libraries
 ) -> dict[str, dict[str, float]]:
     """Milliseconds per batch, by method.
 
     `svi30` draws its weights on every call, as a probabilistic library does; `svi30_presampled` is
     the fastest form, with the weights drawn beforehand.
     """
+    key, settings = run.key, run.settings
     x = sets.test_images[: settings.batch]
     f = models.f
     keys = jax.random.split(split(key, "samples"), settings.samples)
@@ -42,14 +38,13 @@ def measure(
         "svi30": lambda: fresh(models.posterior, keys, x),
         "svi30_presampled": lambda: drawn(weights, x),
     }
-    with console.status("measuring latency"):
-        timings = interleaved(calls)
-        host = {m: b for (m, target), b in libraries.bundles.items() if target == "host"}
-        rounds: dict[str, list[float]] = {m: [] for m in host}
-        for _ in range(15):
-            for method, bundle in host.items():
-                rounds[method].append(bundle.benchmark("local", number=3, repeat=1).median_ms)
-        for method, values in rounds.items():
-            low, middle, high = jnp.quantile(jnp.array(values), jnp.array([0.25, 0.5, 0.75]))
-            timings[f"{method}_tvm"] = {"ms": float(middle), "spread": float(high - low)}
+    timings = interleaved(calls)
+    host = {m: b for (m, target), b in libraries.bundles.items() if target == "host"}
+    rounds: dict[str, list[float]] = {m: [] for m in host}
+    for _ in range(15):
+        for method, bundle in host.items():
+            rounds[method].append(bundle.benchmark("local", number=3, repeat=1).median_ms)
+    for method, values in rounds.items():
+        low, middle, high = jnp.quantile(jnp.array(values), jnp.array([0.25, 0.5, 0.75]))
+        timings[f"{method}_tvm"] = {"ms": float(middle), "spread": float(high - low)}
     return timings

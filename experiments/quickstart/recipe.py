@@ -1,23 +1,23 @@
 """What the quickstart trains on and for how long; every number here is ours unless named."""
 
-import dataclasses
-from dataclasses import dataclass
-from typing import Any
+import os
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
-import typer
 from jaxtyping import Array, Float, Int
 
+from experiments.harness import Least, Refused
 from jaxeff import data
+from jaxeff.data.catalogue import VARIABLE
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Everything the figures depend on.
+class Training:
+    """How the networks are trained on one data set.
 
     Attributes:
-        data: In-domain data set.
         ood: Out-of-domain data set.
         pretrain_epochs: Epochs of the point estimate, from which SVI starts.
         epochs: Epochs of SVI (the source: 1000, from scratch).
@@ -25,6 +25,25 @@ class Settings:
         rate: The same for SVI (the source: 1e-3, constant).
         batch_size: Images per training step (the source: 100).
         prior: Standard deviation of the weights' prior, or a rule's name.
+    """
+
+    ood: Literal["fashion-mnist", "digits-ood"]
+    pretrain_epochs: Annotated[int, Least(1)]
+    epochs: Annotated[int, Least(1)]
+    pretrain_rate: float
+    rate: float
+    batch_size: Annotated[int, Least(1)]
+    prior: float | str
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything the figures depend on.
+
+    Attributes:
+        mnist: The training on MNIST.
+        digits: The training on scikit-learn's digits.
+        data: Data set; auto is mnist where JAXEFF_DATA names a folder, else the embedded digits.
         init_scale: Standard deviation the posterior starts with (the source: 1e-4).
         kl: Final weight of the annealed KL term (the source: 0.25).
         samples: Weight samples of the SVI predictions.
@@ -32,32 +51,69 @@ class Settings:
         batch: Images per call where latency is measured (the source: 10).
         images: Test images at most, in and out of domain each.
         emulated_batches: Batches run on the emulated board.
+        arm: Whether to compile for a Cortex-A72 too and check it under emulation.
     """
 
-    data: str
-    ood: str
-    pretrain_epochs: int
-    epochs: int
-    pretrain_rate: float
-    rate: float
-    batch_size: int
-    prior: float | str
+    mnist: Training
+    digits: Training
+    data: Literal["auto", "mnist", "digits"] = "auto"
     init_scale: float = 1e-2
     kl: float = 0.25
-    samples: int = 30
-    logit_samples: int = 100
-    batch: int = 10
-    images: int = 10_000
-    emulated_batches: int = 2
+    samples: Annotated[int, Least(2)] = 30
+    logit_samples: Annotated[int, Least(2)] = 100
+    batch: Annotated[int, Least(1)] = 10
+    images: Annotated[int, Least(1)] = 10_000
+    emulated_batches: Annotated[int, Least(1)] = 2
+    arm: bool = True
 
-    def as_dict(self) -> dict[str, Any]:
-        """The settings as a flat record."""
-        return dataclasses.asdict(self)
+    @property
+    def training(self) -> Training:
+        """That of the data set."""
+        return self.mnist if self.data == "mnist" else self.digits
 
-    def training(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         """What training depends on: a checkpoint made with anything else is of another run."""
-        evaluation = {"samples", "logit_samples", "batch", "images", "emulated_batches"}
-        return {k: v for k, v in self.as_dict().items() if k not in evaluation}
+        shared = {"data": self.data, "init_scale": self.init_scale, "kl": self.kl}
+        return shared | asdict(self.training)
+
+
+DEFAULT = Settings(
+    Training("fashion-mnist", 2, 6, 2e-3, 3e-3, 100, 1.0),
+    Training("digits-ood", 20, 60, 2e-3, 2e-3, 50, "fan_in"),
+)
+SIZES = {
+    "fast": replace(
+        DEFAULT,
+        mnist=replace(DEFAULT.mnist, pretrain_epochs=1, epochs=2),
+        digits=replace(DEFAULT.digits, pretrain_epochs=5, epochs=10),
+        images=1000,
+        emulated_batches=1,
+    ),
+    "default": DEFAULT,
+    "full": replace(
+        DEFAULT,
+        mnist=replace(DEFAULT.mnist, epochs=1000, rate=1e-3),
+        digits=replace(DEFAULT.digits, epochs=1000, rate=1e-3),
+    ),
+}
+
+
+def settle(settings: Settings) -> Settings:
+    """The settings with a data set: MNIST if data is there at all, since a typo would hide it.
+
+    Raises:
+        Refused: `JAXEFF_DATA` is set, but MNIST or Fashion-MNIST is not whole there.
+    """
+    if settings.data != "auto":
+        return settings
+    if not os.environ.get(VARIABLE):
+        return replace(settings, data="digits")
+    try:
+        for name in ("mnist", "fashion-mnist"):
+            data.load(name)
+    except data.DataError as error:
+        raise Refused(f"{error}; or take the embedded digits (--data digits)") from error
+    return replace(settings, data="mnist")
 
 
 @dataclass(frozen=True)
@@ -71,54 +127,12 @@ class Sets:
     ood_images: Float[Array, "o 28 28 1"]
 
 
-RECIPES = {
-    "mnist": Settings(
-        data="mnist",
-        ood="fashion-mnist",
-        pretrain_epochs=2,
-        epochs=6,
-        pretrain_rate=2e-3,
-        rate=3e-3,
-        batch_size=100,
-        prior=1.0,
-    ),
-    "digits": Settings(
-        data="digits",
-        ood="digits-ood",
-        pretrain_epochs=20,
-        epochs=60,
-        pretrain_rate=2e-3,
-        rate=2e-3,
-        batch_size=50,
-        prior="fan_in",
-    ),
-}
-
-
-def choose(name: str, fast: bool) -> Settings:
-    """The settings for a data set; `auto` takes MNIST where it is."""
-    if name == "auto":
-        name = "mnist" if {"mnist", "fashion-mnist"} <= set(data.available()) else "digits"
-    if name not in RECIPES:
-        raise typer.BadParameter(f"{name!r}: choose auto, {' or '.join(RECIPES)}")
-    settings = RECIPES[name]
-    if not fast:
-        return settings
-    return dataclasses.replace(
-        settings,
-        pretrain_epochs=max(1, settings.pretrain_epochs // 4),
-        epochs=max(2, settings.epochs // 6),
-        images=1000,
-        emulated_batches=1,
-    )
-
-
 def load(settings: Settings) -> Sets:
     """Loads both data sets, normalised by the in-domain one's statistics."""
     try:
-        inside, outside = data.load(settings.data), data.load(settings.ood)
+        inside, outside = data.load(settings.data), data.load(settings.training.ood)
     except data.DataError as error:
-        raise typer.BadParameter(str(error)) from error
+        raise Refused(str(error)) from error
 
     def images(raw: Any) -> Float[Array, "n 28 28 1"]:
         return jnp.asarray(data.normalize(raw, settings.data))

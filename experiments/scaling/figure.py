@@ -1,17 +1,16 @@
 """The figures, in the source's layout, drawn from the JSON alone."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter
 
-from experiments.scaling.judging import SERIES, Row, by_engine, data_series
-from experiments.scaling.plan import DEEPER
+from experiments.harness import Report, Row
+from experiments.scaling.judging import SERIES, by_engine, data_series
+from experiments.scaling.plan import DEEPER, DEFAULT
 
 LABELS = {"numpyro": "NumPyro", "blackjax": "BlackJAX", "tfp": "TFP", "pyro": "Pyro"}
 LABELS |= {"jaxeff": "jaxeff"}
@@ -24,33 +23,20 @@ AXES = {"parameters": "parameters", "examples": "training examples"}
 ROOF = ("L2", "L3", "DRAM")
 
 
-def draw(content: Mapping[str, Any], stem: Path) -> list[Path]:
-    """Draws all three figures.
-
-    Args:
-        content: The JSON.
-        stem: Where they go: this path, a dash, the figure's name, `.png`.
-    """
-    rows = [row for row in content["rows"] if row["doublings"] != DEEPER]
-    figures = {
-        "flops": _flops(rows, content["config"]),
+def draw(report: Report) -> dict[str, Figure]:
+    """Draws all three figures."""
+    rows = [row for row in report.rows if row["doublings"] != DEEPER or report.size == "full"]
+    return {
+        "flops": _flops(rows),
         "latency": _latency(rows),
-        "roofline": _roofline(rows, content["ceilings"]),
+        "roofline": _roofline(rows, report.extra["ceilings"]),
     }
-    paths = []
-    for name, figure in figures.items():
-        path = stem.with_name(f"{stem.name}-{name}.png")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=130)
-        plt.close(figure)
-        paths.append(path)
-    return paths
 
 
-def _flops(rows: Sequence[Row], config: Mapping[str, Any]) -> Figure:
+def _flops(rows: Sequence[Row]) -> Figure:
     """FLOPs of a whole inference, by samples drawn, model size and data size."""
     figure, (first, *others) = plt.subplots(1, 3, figsize=(13, 4.2), layout="constrained")
-    default = [row for row in data_series(rows) if row["examples"] == config["examples"]]
+    default = [row for row in data_series(rows) if row["examples"] == DEFAULT.examples]
     for row in default:
         if row["method"] == "mcmc":
             counts = row["warmup_evaluations"] + np.cumsum([0, *row["per_iteration"]])
@@ -60,7 +46,6 @@ def _flops(rows: Sequence[Row], config: Mapping[str, Any]) -> Figure:
     first.set_ylabel("FLOPs")
     for axis, over in zip(others, SERIES, strict=True):
         _lines(axis, rows, over, "total_flops")
-    _legend(figure, others[0])
     figure.suptitle("Work of an inference", fontsize=11)
     return figure
 
@@ -71,7 +56,6 @@ def _latency(rows: Sequence[Row]) -> Figure:
     for axis, over in zip(axes, SERIES, strict=True):
         _lines(axis, rows, over, "ms")
     axes[0].set_ylabel("ms per sample (MCMC) or epoch (SVI)")
-    _legend(figure, axes[0])
     figure.suptitle("Latency, one core", fontsize=11)
     return figure
 
@@ -103,7 +87,6 @@ def _roofline(rows: Sequence[Row], ceilings: Mapping[str, Any]) -> Figure:
         axis.set_title(f"{AXES[over]}: larger markers, more", fontsize=10)
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("GFLOP/s")
-    _legend(figure, axes[0])
     figure.suptitle(f"Roofline, one core, peak {ceilings['peak'] / 1e9:.0f} GFLOP/s", fontsize=11)
     return figure
 
@@ -118,13 +101,7 @@ def _lines(axis: Axes, rows: Sequence[Row], over: str, of: str) -> None:
     axis.set_xscale("log")
     axis.set_yscale("log")
     axis.set_xlabel(AXES[over])
-    axis.xaxis.set_minor_formatter(NullFormatter())
     axis.grid(alpha=0.3)
     if over == "examples":
         ticks = sorted({row["examples"] for row in SERIES[over](rows)})
         axis.set_xticks(ticks, [str(tick) for tick in ticks])
-
-
-def _legend(figure: Figure, axis: Axes) -> None:
-    handles, labels = axis.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=5, fontsize=8)

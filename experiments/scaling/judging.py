@@ -1,15 +1,14 @@
 """The source's claims, held to what was measured, and how far its study and this one differ."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import groupby
 from typing import Any
 
 import numpy as np
 
-from experiments.report import Report
+from experiments.harness import Report, Row
 from experiments.scaling.plan import DEEPER, DEFAULT
-
-Row = dict[str, Any]
 
 DIFFERENCES = (
     "FLOPs: the source read hardware counters (likwid), which a container doesn't have. Here they "
@@ -38,27 +37,26 @@ DIFFERENCES = (
 )
 
 
-def judge(rows: Sequence[Row], ceilings: dict[str, Any], report: Report) -> None:
-    """Adds the checks.
+Claim = Callable[..., None]
 
-    Args:
-        rows: All rows.
-        ceilings: See `machine.ceilings`.
-        report: Where to.
-    """
-    usual = [row for row in rows if row["doublings"] != DEEPER]
+
+def judge(report: Report) -> None:
+    """Adds the checks; short chains decide no cost of a whole inference."""
+    rows, ceilings = report.rows, report.extra["ceilings"]
+    claim = partial(report.check, needs="default")
+    usual = [row for row in rows if row["doublings"] != DEEPER or report.size == "full"]
     mcmc, svi = ([row for row in usual if row["method"] == m] for m in ("mcmc", "svi"))
     _products(usual, report)
     for own, bound in ((mcmc, 1.05), (svi, 1.25)):
         if own:
-            _linear(own, report)
-            _agreement(own, bound, report)
-            _overhead(own, report)
-            _roofline(own, ceilings, report)
+            _linear(own, claim)
+            _agreement(own, bound, claim)
+            _overhead(own, claim)
+            _roofline(own, ceilings, claim)
     if _pairs(mcmc, svi):
-        _ratios(rows, mcmc, svi, report)
-        _latency(mcmc, svi, report)
-        _intensity(mcmc, svi, report)
+        _ratios(rows, mcmc, svi, claim)
+        _latency(mcmc, svi, claim)
+        _intensity(mcmc, svi, claim)
 
 
 def growth(rows: Sequence[Row], over: str, of: str) -> tuple[float, float]:
@@ -108,7 +106,7 @@ def _products(rows: Sequence[Row], report: Report) -> None:
     report.check("matrix products counted over the formula: no deviation", None, off, off == 0)
 
 
-def _linear(rows: Sequence[Row], report: Report) -> None:
+def _linear(rows: Sequence[Row], claim: Claim) -> None:
     for over in SERIES:
         fits = [growth(line, over, "total_flops") for line in lines(rows, over).values()]
         if not fits:
@@ -116,42 +114,42 @@ def _linear(rows: Sequence[Row], report: Report) -> None:
         worst = max((slope for slope, _ in fits), key=lambda slope: abs(slope - 1))
         least = min(r2 for _, r2 in fits)
         name = f"{_method(rows)}: FLOPs over {over}, exponent farthest from 1, R² over {least:.3f}"
-        report.check(name, "linear", worst, abs(worst - 1) < 0.15 and least > 0.97)
+        claim(name, "linear", worst, abs(worst - 1) < 0.15 and least > 0.97)
 
 
-def _agreement(rows: Sequence[Row], bound: float, report: Report) -> None:
+def _agreement(rows: Sequence[Row], bound: float, claim: Claim) -> None:
     points: dict[tuple[Any, ...], list[float]] = {}
     for row in rows:
         points.setdefault(_place(row)[1:], []).append(row["flops"])
     worst = max(max(flops) / min(flops) for flops in points.values())
     each = {"MCMC": "a gradient", "SVI": "an update"}[_method(rows)]
     name = f"FLOPs of {each}, largest over smallest engine: at most {bound}"
-    report.check(name, "negligible", worst, worst <= bound)
+    claim(name, "negligible", worst, worst <= bound)
 
 
-def _ratios(rows: Sequence[Row], mcmc: Sequence[Row], svi: Sequence[Row], report: Report) -> None:
+def _ratios(rows: Sequence[Row], mcmc: Sequence[Row], svi: Sequence[Row], claim: Claim) -> None:
     name = "FLOPs of MCMC over SVI, same engine, median: 30 to 300"
     ratio = float(np.median([a["total_flops"] / b["total_flops"] for a, b in _pairs(mcmc, svi)]))
-    report.check(name, "about 100", ratio, 30 <= ratio <= 300)
+    claim(name, "about 100", ratio, 30 <= ratio <= 300)
     for deeper, base in _pairs([row for row in rows if row["doublings"] == DEEPER], svi):
         ratio = deeper["total_flops"] / base["total_flops"]
         name = f"the same with trees up to depth {DEEPER} (the engines' default)"
-        report.check(name, "about 100", ratio, 30 <= ratio <= 300)
+        claim(name, "about 100", ratio, 30 <= ratio <= 300)
     ratio = min(a["ms"] / b["ms"] for a, b in _pairs(mcmc, svi))
-    report.check("a sample of MCMC over an epoch of SVI, time, least", "> 1", ratio, ratio > 1)
+    claim("a sample of MCMC over an epoch of SVI, time, least", "> 1", ratio, ratio > 1)
 
 
-def _latency(mcmc: Sequence[Row], svi: Sequence[Row], report: Report) -> None:
+def _latency(mcmc: Sequence[Row], svi: Sequence[Row], claim: Claim) -> None:
     """Exponents of latency over parameters, engine by engine."""
     others = lines(svi, "parameters")
     for engine, line in lines(mcmc, "parameters").items():
         if engine in others:
             flatter, steeper = (growth(of, "parameters", "ms")[0] for of in (others[engine], line))
             name = f"{engine}: latency over parameters, exponent of MCMC (SVI's: {flatter:.2f})"
-            report.check(name, "MCMC steeper", steeper, steeper > flatter)
+            claim(name, "MCMC steeper", steeper, steeper > flatter)
 
 
-def _overhead(rows: Sequence[Row], report: Report) -> None:
+def _overhead(rows: Sequence[Row], claim: Claim) -> None:
     """Pyro beside the fastest other engine at the same point."""
     points: dict[tuple[Any, ...], dict[str, float]] = {}
     for row in model_series(rows):
@@ -166,28 +164,28 @@ def _overhead(rows: Sequence[Row], report: Report) -> None:
         name = (
             f"{method}: time of Pyro over the fastest, smallest network ({slower[0]:.1f}), largest"
         )
-        report.check(name, "overhead", slower[-1], slower[0] > max(2, slower[-1]))
+        claim(name, "overhead", slower[-1], slower[0] > max(2, slower[-1]))
 
 
-def _intensity(mcmc: Sequence[Row], svi: Sequence[Row], report: Report) -> None:
+def _intensity(mcmc: Sequence[Row], svi: Sequence[Row], claim: Claim) -> None:
     """Rises where the last point of a series lies above the first in every engine."""
     for rows, over in ((mcmc, "parameters"), (mcmc, "examples"), (svi, "parameters")):
         if rises := [_rise(line) for line in lines(rows, over).values()]:
             name = f"{_method(rows)}: operational intensity, largest over smallest {over}, least"
-            report.check(name, "rises", min(rises), min(rises) > 1)
+            claim(name, "rises", min(rises), min(rises) > 1)
     if rises := [_rise(line) for line in lines(svi, "examples").values()]:
         name = "SVI: operational intensity, largest over smallest examples, most"
-        report.check(name, "constant", max(rises), abs(max(rises) - 1) < 0.1)
+        claim(name, "constant", max(rises), abs(max(rises) - 1) < 0.1)
     below = float(np.mean([b["intensity"] < a["intensity"] for a, b in _pairs(mcmc, svi)]))
-    report.check("SVI's intensity below MCMC's, share of points", "all", below, below == 1)
+    claim("SVI's intensity below MCMC's, share of points", "all", below, below == 1)
 
 
-def _roofline(rows: Sequence[Row], ceilings: dict[str, Any], report: Report) -> None:
+def _roofline(rows: Sequence[Row], ceilings: dict[str, Any], claim: Claim) -> None:
     low, high = (ceilings["bandwidths"][level] for level in ("DRAM", "L3"))
     speeds = [1e9 * row["gflops"] / row["intensity"] for row in rows]
     between = float(np.mean([low < speed < high for speed in speeds]))
     name = f"{_method(rows)}: points between the DRAM and the L3 ceiling, share"
-    report.check(name, "most", between, between > 0.5)
+    claim(name, "most", between, between > 0.5)
 
 
 def _method(rows: Sequence[Row]) -> str:

@@ -1,8 +1,11 @@
 """The points of the study: depth, width and data size, each varied alone, and one deeper tree."""
 
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+import math
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
 
+from experiments.engines import available, require
+from experiments.harness import SELECTS, Least
 from experiments.scaling.engines import ENGINES
 from experiments.scaling.problem import EXAMPLES, Configuration, Settings
 
@@ -30,32 +33,63 @@ class Task:
         """For people."""
         return f"{self.configuration.name}, trees up to {self.settings.doublings}"
 
-    def as_dict(self) -> dict[str, Any]:
-        """As JSON knows it."""
-        return {**asdict(self), "contestants": [list(pair) for pair in self.contestants]}
 
+@dataclass(frozen=True)
+class Plan:
+    """What is measured.
 
-def plan(fast: bool, settings: Settings, engines: list[str]) -> list[Task]:
-    """Everything that is measured, the ends of each series first; jaxeff at the default only.
-
-    Args:
-        fast: Two points of two series, and no deeper tree.
-        settings: How.
-        engines: Those that are there.
+    Attributes:
+        inference: How inference is run, the same at every point.
+        points: What is changed of the default configuration, one at a time, in this order.
+        deeper: Whether NUTS is also run with trees of its default depth.
+        engines: Those that take part; all there are if none is named.
+        minutes: Start nothing after so long, and report what there is.
     """
-    if fast:
-        changes = [{"depth": 1}, {"examples": 2 * EXAMPLES}]
-    else:
-        ends = [{"depth": 1}, {"examples": 4 * EXAMPLES}, {"width": 200}]
-        ends += [{"width": 25}, {"depth": 5}, {"examples": EXAMPLES // 2}]
-        between = [{"depth": 2}, {"depth": 4}, {"width": 100}, {"examples": 2 * EXAMPLES}]
-        changes = ends + between
-    contestants = [(name, method) for name in engines for method in ENGINES[name]]
-    others = tuple(pair for pair in contestants if pair[0] != "jaxeff")
-    tasks = [Task(tuple(contestants), DEFAULT, settings)]
-    if others:
-        tasks += [Task(others, replace(DEFAULT, **change), settings) for change in changes]
-    if not fast:
-        deeper = replace(settings, doublings=DEEPER, rounds=1)
-        tasks.append(Task((("numpyro", "mcmc"),), DEFAULT, deeper))
-    return tasks
+
+    inference: Settings
+    points: tuple[tuple[str, int], ...]
+    deeper: bool = True
+    engines: tuple[Literal["numpyro", "blackjax", "tfp", "pyro", "jaxeff"], ...] = ()
+    minutes: Annotated[float, Least(0), SELECTS] = math.inf
+
+    def settled(self) -> "Plan":
+        """With the engines that are there.
+
+        Raises:
+            Refused: One that is named isn't.
+        """
+        require(self.engines)
+        there: Any = tuple(available(ENGINES))
+        return replace(self, engines=self.engines or there)
+
+    def tasks(self) -> list[Task]:
+        """Everything that is measured; jaxeff at the default only."""
+        contestants = [(name, method) for name in self.engines for method in ENGINES[name]]
+        others = tuple(pair for pair in contestants if pair[0] != "jaxeff")
+        tasks = [Task(tuple(contestants), DEFAULT, self.inference)]
+        if others:
+            tasks += [
+                Task(others, replace(DEFAULT, **{what: value}), self.inference)
+                for what, value in self.points
+            ]
+        if self.deeper:
+            deeper = replace(self.inference, doublings=DEEPER, rounds=1)
+            tasks.append(Task((("numpyro", "mcmc"),), DEFAULT, deeper))
+        return tasks
+
+
+# The ends of each series first: a run that is cut short has them.
+POINTS = (
+    ("depth", 1), ("examples", 4 * EXAMPLES), ("width", 200), ("width", 25), ("depth", 5),
+    ("examples", EXAMPLES // 2), ("depth", 2), ("depth", 4), ("width", 100),
+    ("examples", 2 * EXAMPLES),
+)  # fmt: skip
+SIZES = {
+    "fast": Plan(
+        Settings(warmup=10, samples=5, doublings=5, epochs=5, rounds=2),
+        (("depth", 1), ("examples", 2 * EXAMPLES)),
+        deeper=False,
+    ),
+    "default": Plan(Settings(), POINTS),
+    "full": Plan(Settings(doublings=DEEPER, rounds=5), POINTS, deeper=False),
+}

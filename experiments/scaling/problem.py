@@ -8,11 +8,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import numpy as np
 
+from experiments.harness import Least, Refused
 from jaxeff.data.noisy_sine import REGIMES, noisy_sine
 
 EXAMPLES = 192
@@ -65,16 +66,16 @@ class Settings:
         rounds: How often everything after warm-up is timed.
     """
 
-    warmup: int = 100
-    samples: int = 50
-    doublings: int = 6
-    epochs: int = 150
-    batch: int = 48
-    rounds: int = 2
+    warmup: Annotated[int, Least(1)] = 100
+    samples: Annotated[int, Least(1)] = 50
+    doublings: Annotated[int, Least(1)] = 6
+    epochs: Annotated[int, Least(1)] = 150
+    batch: Annotated[int, Least(1)] = 48
+    rounds: Annotated[int, Least(1)] = 2
 
     def __post_init__(self) -> None:
         if self.warmup % self.samples:
-            raise ValueError("warm-up must be a multiple of the samples, to be sampled in blocks")
+            raise Refused("warm-up must be a multiple of the samples, to be sampled in blocks")
 
     @property
     def blocks(self) -> int:

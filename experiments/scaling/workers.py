@@ -6,7 +6,6 @@ processor, which a busy machine lengthens less than those of the clock; of one t
 its own both are the same.
 """
 
-import importlib
 import os
 import resource
 import time
@@ -18,8 +17,9 @@ from multiprocessing.connection import Connection
 from statistics import median
 from typing import Any
 
+from experiments.engines import available, load
 from experiments.scaling import machine
-from experiments.scaling.engines import available, prepare
+from experiments.scaling.engines import prepare
 from experiments.scaling.problem import Configuration, Settings, make_problem
 
 _CONTEXT = get_context("forkserver")
@@ -65,9 +65,7 @@ def measure_machine(rounds: int) -> dict[str, Any]:
 
 def preload() -> None:
     """Has the server import the engines; to be called before the first process starts."""
-    engines = [
-        f"experiments.scaling.engines.with_{name}" for name in available() if name in _PRELOADED
-    ]
+    engines = [f"experiments.scaling.engines.with_{name}" for name in available(_PRELOADED)]
     _CONTEXT.set_forkserver_preload([__name__, *engines])
 
 
@@ -109,7 +107,7 @@ def serve(
 ) -> None:
     """What a process does: prepares, says what it found, and runs as often as it is told to."""
     confine()
-    importlib.import_module(f"experiments.scaling.engines.with_{engine}")
+    load("experiments.scaling.engines", engine)
     before, start = _peak(), time.process_time()
     session = prepare(engine, method, make_problem(configuration), settings)
     if method == "svi":

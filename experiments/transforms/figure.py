@@ -1,11 +1,13 @@
-"""One picture: cost over hand-written, and the moment pass over sampling."""
+"""Two pictures: cost over hand-written, and the moment pass over sampling."""
 
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from experiments.harness import Row
 
 _LABELS = {
     "deterministic": "one deterministic pass",
@@ -17,27 +19,24 @@ _LABELS = {
 }
 
 
-def draw(
-    costs: list[dict[str, Any]],
-    timings: list[dict[str, Any]],
-    targets: tuple[float, float],
-    path: Path,
-) -> Path:
+def draw(rows: Sequence[Row], targets: tuple[float, float]) -> dict[str, Figure]:
     """Draws the rows of `cost` and `latency`; the targets are speed-ups over both samplings."""
-    figure, axes = plt.subplots(1, 3, figsize=(16, 4.6), layout="constrained")
-    _costs(axes[0], costs)
-    for axis, net in zip(axes[1:], ("lenet5", "mlp"), strict=True):
-        _latency(axis, [row for row in timings if row["net"] == net], targets)
+    costs = figure, axis = plt.subplots(
+        figsize=(7, 2 + 0.45 * sum("transform" in row for row in rows)), layout="constrained"
+    )
+    _costs(axis, [row for row in rows if "transform" in row])
+    nets = list(dict.fromkeys(row["net"] for row in rows if "times_moments" in row))
+    figure, axes = plt.subplots(
+        1, len(nets), figsize=(5.6 * len(nets), 4.6), layout="constrained", squeeze=False
+    )
+    for axis, net in zip(axes[0], nets, strict=True):
+        own = [row for row in rows if row["net"] == net and "times_moments" in row]
+        _latency(axis, own, targets)
         axis.set_title(f"{net}: 30 samples over one moment pass", fontsize=10)
-    handles, labels = axes[2].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower right", ncols=len(labels), fontsize=8)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
-    return path
+    return {"costs": costs[0], "latency": figure}
 
 
-def _costs(axis: Axes, rows: list[dict[str, Any]]) -> None:
+def _costs(axis: Axes, rows: Sequence[Row]) -> None:
     names = [f"{row['net']}\n{row['transform']}" for row in rows]
     places = np.arange(len(rows))
     for i, what in enumerate(("flops", "bytes")):
@@ -53,10 +52,9 @@ def _costs(axis: Axes, rows: list[dict[str, Any]]) -> None:
     axis.set_xlim(min(low, -3), max(high, 3))
     axis.set_xlabel("% more than written by hand (XLA's count; limit dotted)")
     axis.set_title("cost of the transforms", fontsize=10)
-    axis.legend(fontsize=8, loc="best")
 
 
-def _latency(axis: Axes, rows: list[dict[str, Any]], targets: tuple[float, float]) -> None:
+def _latency(axis: Axes, rows: Sequence[Row], targets: tuple[float, float]) -> None:
     batches = sorted({row["batch"] for row in rows})
     width = 0.8 / len(_LABELS)
     for i, (method, label) in enumerate(_LABELS.items()):

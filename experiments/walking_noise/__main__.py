@@ -1,6 +1,6 @@
 """Walking noise: accuracy under noise, layer by layer, of networks trained with it.
 
-    python -m experiments.walking_noise [--fast | --full] [--json PATH] [--results FOLDER]
+    python -m experiments.walking_noise
 
 1. trains networks with additive and multiplicative noise in every slot at once, over its level, and
    fits the midpoint noise level, with and without batch norm;
@@ -14,12 +14,12 @@ A sweep is one compiled program over all of its levels. Everything can be killed
 ``--full`` is the source's configuration, for an accelerator. Source: arXiv 2212.10430, T2011-2174.
 """
 
-from pathlib import Path
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Any
 
-import typer
+import numpy as np
 
-from experiments.report import Report, make_console, show_rows
+from experiments.harness import Found, Report, Row, Run, Study, Table
 from experiments.walking_noise import (
     figures,
     findings,
@@ -29,7 +29,6 @@ from experiments.walking_noise import (
     repetition,
     training,
 )
-from jaxeff.keys import fast_key
 
 MIDPOINTS = ("case", "kind", "where", "site", "mu", "mu_std", "bracket_low", "bracket_high")
 BINARIZATION = (
@@ -40,84 +39,62 @@ REPETITION = (
     "case", "sigma", "clean", "uniform", "guided", "guided_by_source", "source_uniform",
     "source_guided",
 )  # fmt: skip
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-@app.command()
-def main(
-    fast: Annotated[bool, typer.Option("--fast", help="Embedded digits: a minute or two")] = False,
-    full: Annotated[
-        bool, typer.Option("--full", help="The source's nets, levels, seeds and epochs")
-    ] = False,
-    json: Annotated[
-        Path | None, typer.Option(help="Where the JSON goes; results/walking_noise.json if unset")
-    ] = None,
-    results: Annotated[Path, typer.Option(help="Folder for figures and checkpoints")] = Path(
-        "results"
-    ),
-    only: Annotated[
-        list[str] | None,
-        typer.Option(help="Part of a sweep's name, such as mlp-mnist; may be repeated"),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of everything")] = 0,
-) -> None:
-    """Measure what noise networks tolerate, where, and how they learn to."""
-    if fast and full:
-        raise typer.BadParameter("--fast and --full exclude each other.")
-    console = make_console()
-    settings = recipe.fast() if fast else recipe.full() if full else recipe.default()
-    name = "walking_noise" if settings.size == "default" else f"walking_noise-{settings.size}"
-    wanted = [s for s in settings.sweeps if not only or any(part in s.name for part in only)]
-    tables = [r for r in settings.repetitions if not only or any(p in r.case.name for p in only)]
-    if not wanted and not tables:
-        names = ", ".join(s.name for s in settings.sweeps)
-        raise typer.BadParameter(f"--only {only} matches no sweep. There are: {names}.")
-    console.rule(f"{name}: {len(wanted)} sweeps")
-    key = fast_key(seed)
-    folder = results / name
-
-    rows: list[dict[str, Any]] = []
-    looks: list[mechanisms.Binarization] = []
-    binarized: list[dict[str, Any]] = []
-    cases = list(dict.fromkeys([s.case for s in wanted] + [r.case for r in tables]))
-    repeated = []
-    for case in cases:
+def run(run: Run[recipe.Settings]) -> Found:
+    """Measures what noise networks tolerate, where, and how they learn to."""
+    settings, key = run.settings, run.fast_key
+    sweeps, tables = settings.chosen()
+    rows: list[Row] = []
+    binarized: list[Row] = []
+    repeated: list[Row] = []
+    looks: dict[str, np.ndarray] = {}
+    for case in dict.fromkeys([s.case for s in sweeps] + [r.case for r in tables]):
         images = network.load(case, settings)
         net = network.build(case, images.shape)
-        for plan in (s for s in wanted if s.case == case):
-            found, result = training.run(key, plan, net, images, settings, folder)
+        for plan in (s for s in sweeps if s.case == case):
+            found, result = training.run(key, plan, net, images, settings, run.work)
             diverged = sum(row["diverged"] for row in found)
-            console.print(f"{plan.name}: {len(found)} trainings, {diverged} diverged")
+            run.say(f"{plan.name}: {len(found)} trainings, {diverged} diverged")
             rows += found
             if (plan.kind, plan.where, case.batch_norm) == ("mul", "layers", True):
                 slots, look = mechanisms.binarization(key, plan, net, images, found, result)
                 binarized += slots
-                looks += [look] if look else []
+                looks |= {f"{case.name}/{name}": array for name, array in look.items()}
         for table in (r for r in tables if r.case == case):
-            repeated.append(repetition.run(key, table, net, images, settings, folder))
-            console.print(f"{case.name}: guided repetition")
-
+            again = lambda row=table: [repetition.run(key, row, net, images, settings, run.work)]  # noqa: B023, E731
+            repeated += run.keep(table, again)
+            run.say(f"{case.name}: guided repetition")
     fits = findings.midpoints(rows)
-    report = Report("walking_noise", {"size": settings.size, "seed": seed, "only": only}, rows)
     described = [{**curve._asdict(), **fit.record()} for curve, fit in fits.items()]
-    report.extra = {"midpoints": described, "binarization": binarized, "repetition": repeated}
-    findings.check(report, rows, fits, repeated)
-    findings.check_binarization(report, binarized)
-    path = report.save(json or results / f"{name}.json")
-    mixed = [s for s in wanted if s.kind in findings.ORDERS]
-    pictures = figures.draw_all(rows, fits, looks, mixed, folder)
 
-    for title, table_rows, columns in (
-        ("midpoints", described, MIDPOINTS),
-        ("self-binarization", binarized, BINARIZATION),
-        ("repetition (accuracy)", repeated, REPETITION),
-    ):
-        show_rows(console, title, table_rows, columns)
-    report.show_checks(console)
-    none = sum(not fit.found for fit in fits.values())
-    console.print(f"{none} of {len(fits)} curves have no midpoint; the JSON says why.")
-    console.print(f"[bold]{path}[/bold]", *pictures)
+    def sized(found: Sequence[Row]) -> list[dict[str, Any]]:
+        return [row | {"size": run.size} for row in found]
 
+    return Found(
+        sized(rows),
+        {
+            "midpoints": described,
+            "binarization": sized(binarized),
+            "repetition": sized(repeated),
+        },
+        looks,
+    )
+
+
+def tables(report: Report) -> Sequence[Table]:
+    """Midpoints, self-binarization, repetition."""
+    fits = report.extra["midpoints"]
+    none = sum(fit["mu"] is None for fit in fits)
+    return [
+        Table(f"midpoints ({none} of {len(fits)} curves have none; the JSON says why)", fits,
+              MIDPOINTS),
+        Table("self-binarization", report.extra["binarization"], BINARIZATION),
+        Table("repetition (accuracy)", report.extra["repetition"], REPETITION),
+    ]  # fmt: skip
+
+
+STUDY = Study("walking_noise", __doc__, recipe.SIZES, run, findings.judge, figures.draw, tables)
 
 if __name__ == "__main__":
-    app()
+    STUDY.main()

@@ -1,52 +1,34 @@
 """The study's figures: curves, midpoints by slot, self-binarization, mixed noise."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter
 
-from experiments.walking_noise.findings import CHANCE, ORDERS, Curve, accuracies
-from experiments.walking_noise.mechanisms import Binarization
-from experiments.walking_noise.recipe import Sweep
-from experiments.walking_noise.training import Row
+from experiments.harness import Report, Row
+from experiments.walking_noise.findings import CHANCE, ORDERS, Curve, accuracies, midpoints
 from jaxeff.robustness import Midpoint, summarize
 from jaxeff.robustness.figures import draw_contour, draw_curve, draw_histograms, draw_midpoints
 
 KINDS = {"add": "additive", "mul": "multiplicative"}
 
 
-def draw_all(
-    rows: Sequence[Row],
-    fits: Mapping[Curve, Midpoint],
-    binarizations: Sequence[Binarization],
-    mixed: Sequence[Sweep],
-    folder: Path,
-) -> list[Path]:
+def draw(report: Report) -> dict[str, Figure]:
     """Draws every figure that the rows are enough for."""
+    rows, fits = report.rows, midpoints(report.rows)
     figures = {}
     if any(c.where == "global" for c in fits):
         figures["curves"] = _curves(rows, fits)
     for kind in KINDS:
         if any(c.where == "layers" and c.kind == kind for c in fits):
             figures[f"layers-{kind}"] = _layers(rows, fits, kind)
-    for found in binarizations:
-        figures[f"binarization-{found.case}"] = _binarization(found)
-    if mixed:
-        figures["mixed"] = _mixed(rows, mixed)
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for name, figure in figures.items():
-        path = folder / f"{name}.png"
-        figure.savefig(path, dpi=130)
-        plt.close(figure)
-        paths.append(path)
-    return paths
+    for row in report.extra["binarization"]:
+        if row["accuracy"] is not None:
+            figures[f"binarization-{row['case']}"] = _binarization(row, report.arrays)
+    if mixed := [row for row in rows if row["kind"] in ORDERS]:
+        figures["mixed"] = _mixed(mixed)
+    return figures
 
 
 def _curves(rows: Sequence[Row], fits: Mapping[Curve, Midpoint]) -> Figure:
@@ -69,7 +51,6 @@ def _curves(rows: Sequence[Row], fits: Mapping[Curve, Midpoint]) -> Figure:
             if axis.has_data():
                 axis.set_title(f"{case}, {KINDS[kind]} noise everywhere", fontsize=10)
                 axis.set_ylim(0, 1)
-                axis.legend(fontsize=8)
             else:
                 axis.set_visible(False)
     return figure
@@ -95,36 +76,33 @@ def _layers(rows: Sequence[Row], fits: Mapping[Curve, Midpoint], kind: str) -> F
         row[1].set_ylim(0, 1)
         row[1].set_xlabel("noise level σ")
         row[1].set_ylabel("accuracy")
-        row[1].legend(fontsize=7, ncols=2)
     return figure
 
 
-def _binarization(found: Binarization) -> Figure:
+def _binarization(row: Row, arrays: Mapping[str, np.ndarray]) -> Figure:
     """The source's panels: values on both scales, and the threshold check (T2103)."""
-    figure, axes = plt.subplots(1, 3, figsize=(13, 3.4), layout="constrained")
-    trained = {f"trained with σ = {found.level:.0e}": found.before, "least noise": found.least}
+    found = {name.removeprefix(f"{row['case']}/"): array for name, array in arrays.items()}
+    level = row["level"]
+    figure, axes = plt.subplots(1, 3, figsize=(13, 3.8), layout="constrained")
+    trained = {f"trained with σ = {level:.0e}": found["before"], "least noise": found["least"]}
     draw_histograms(axes[0], trained, scale="log")
-    axes[0].set_title(f"{found.case}: values of {found.site}, before noise", fontsize=10)
-    scaled = {"with noise, over σ": found.noisy / found.level, "before noise": found.before}
+    axes[0].set_title(f"{row['case']}: values of {row['site']}, before noise", fontsize=10)
+    scaled = {"with noise, over σ": found["noisy"] / level, "before noise": found["before"]}
     draw_histograms(axes[1], scaled)
     axes[1].set_title("the same, linear", fontsize=10)
-    for axis in axes[:2]:
-        axis.legend(fontsize=8)
-    axes[2].plot(found.thresholds / found.level, found.accuracies, ".-", label="two values only")
-    axes[2].axhline(found.accuracy, color="C1", ls="--", label="all values")
+    axes[2].plot(found["thresholds"] / level, found["accuracies"], ".-", label="two values only")
+    axes[2].axhline(row["accuracy"], color="C1", ls="--", label="all values")
     axes[2].set_xscale("log")
-    axes[2].xaxis.set_minor_formatter(NullFormatter())
     axes[2].set_ylim(0, 1)
     axes[2].set_xlabel("threshold / σ")
     axes[2].set_ylabel("accuracy under the noise")
-    axes[2].legend(fontsize=8)
     return figure
 
 
-def _mixed(rows: Sequence[Row], plans: Sequence[Sweep]) -> Figure:
+def _mixed(rows: Sequence[Row]) -> Figure:
     """Accuracy over both kinds of noise: a row per net, a column per order."""
-    cases = list(dict.fromkeys((plan.case.name, plan.where) for plan in plans))
-    orders = [order for order in ORDERS if any(plan.kind == order for plan in plans)]
+    cases = list(dict.fromkeys((row["case"], row["site"]) for row in rows))
+    orders = [order for order in ORDERS if any(row["kind"] == order for row in rows)]
     figure, axes = plt.subplots(
         len(cases), len(orders), figsize=(5 * len(orders), 3.8 * len(cases)), squeeze=False,
         layout="constrained",

@@ -1,12 +1,12 @@
 """What the rows say: midpoints, and the source's findings as checks with numbers."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.report import Report
-from experiments.walking_noise.training import Row
+from experiments.harness import Report, Row
 from jaxeff.robustness import Midpoint, fit_midpoint
 
 HUGE = 1e6
@@ -54,10 +54,16 @@ def midpoints(rows: Sequence[Row]) -> dict[Curve, Midpoint]:
     return found
 
 
-def check(
-    report: Report, rows: Sequence[Row], fits: Mapping[Curve, Midpoint], tables: Sequence[Row]
-) -> None:
-    """The source's findings, each with its numbers."""
+def judge(report: Report) -> None:
+    """The source's findings, each with its numbers; few epochs on digits decide none of them."""
+    claim = partial(report.check, needs="default")
+    check(claim, report.rows, report.extra.get("repetition", ()))
+    check_binarization(claim, report.extra.get("binarization", ()))
+
+
+def check(claim: Callable[..., None], rows: Sequence[Row], tables: Sequence[Row]) -> None:
+    """What the rows say of midpoints, weights, huge noise and the order of two kinds."""
+    fits = midpoints(rows)
     for case in sorted({row["case"].removesuffix("-bn") for row in rows}):
         pair = [Curve(name, "add", "global", "global") for name in (f"{case}-bn", case)]
         if not all(curve in fits for curve in pair):
@@ -69,14 +75,14 @@ def check(
                 fit_midpoint(*accuracies(rows, curve), chance=CHANCE, scale=scale) for curve in pair
             )
         if with_bn.found and without.found:
-            report.check(
+            claim(
                 f"{case}: batch norm lowers the additive midpoint ({scale} scale, without over "
                 "with)",
                 "> 1", without.mu / with_bn.mu, without.mu > with_bn.mu,
             )  # fmt: skip
     for case in _cases(rows, kind="add", where="layers", batch_norm=False):
         growth, site, level = weight_growth(rows, case)
-        report.check(
+        claim(
             f"{case}: additive noise grows weights (rms over that at the least noise, {site} at "
             f"{level:.2g})",
             "> 1", growth, growth > 1,
@@ -85,9 +91,9 @@ def check(
         normed = case.endswith("-bn")
         kept = kept_shares(rows, case)
         site = max(kept, key=lambda s: kept[s])
-        claim = "with batch norm a slot keeps" if normed else "without batch norm no slot keeps"
-        report.check(
-            f"{case}: {claim} its accuracy under multiplicative noise >= 1e6 (best: {site})",
+        words = "with batch norm a slot keeps" if normed else "without batch norm no slot keeps"
+        claim(
+            f"{case}: {words} its accuracy under multiplicative noise >= 1e6 (best: {site})",
             f"{'>=' if normed else '<'} {KEEPS}", kept[site], (kept[site] >= KEEPS) is normed,
         )  # fmt: skip
     for case, site in sorted({(r["case"], r["site"]) for r in rows if r["kind"] in ORDERS}):
@@ -102,12 +108,12 @@ def check(
         }
         if len(means) == len(ORDERS):
             first, second = (means[kind] for kind in ORDERS)
-            report.check(
+            claim(
                 f"{case}, {site}: multiplicative-first beats additive-first (mean accuracy)",
                 f"> {second:.3f}", first, first > second,
             )  # fmt: skip
     for row in tables:
-        report.check(
+        claim(
             f"{row['case']}: guided over uniform repetition (accuracy, sigma {row['sigma']})",
             f"{row['source_guided']} over {row['source_uniform']}",
             f"{row['guided']:.3f} over {row['uniform']:.3f}",
@@ -160,12 +166,12 @@ def _cases(rows: Iterable[Row], **which: Any) -> list[str]:
     return sorted({r["case"] for r in rows if all(r[k] == v for k, v in which.items())})
 
 
-def check_binarization(report: Report, binarizations: Sequence[Row]) -> None:
+def check_binarization(claim: Callable[..., None], binarizations: Sequence[Row]) -> None:
     """Two peaks where noise is survived, and quantization to two values nearly free."""
     for case in dict.fromkeys(row["case"] for row in binarizations):
         rows = [row for row in binarizations if row["case"] == case]
         split = [row["site"] for row in rows if row["valley"] < 1 <= row["valley_least_noise"]]
-        report.check(
+        claim(
             f"{case}: slots that keep their accuracy with two peaks of magnitudes, which they "
             f"don't have at the least noise ({', '.join(split)})",
             ">= 1", f"{len(split)} of {len(rows)}", bool(split),
@@ -173,7 +179,7 @@ def check_binarization(report: Report, binarizations: Sequence[Row]) -> None:
         for row in rows:
             if row["accuracy_binarized"] is not None:
                 loss = row["accuracy"] - row["accuracy_binarized"]
-                report.check(
+                claim(
                     f"{case}, {row['site']}, noise {row['level']:.0e}: accuracy lost by two values",
                     "nearly none", loss, loss < 0.02,
                 )  # fmt: skip

@@ -1,6 +1,5 @@
 """Self-binarization: what slots that survive huge multiplicative noise do with their values."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -8,10 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxeff
+from experiments.harness import Row
 from experiments.trainable import Images, Network
 from experiments.walking_noise.findings import KEEPS, kept_shares
 from experiments.walking_noise.recipe import Sweep
-from experiments.walking_noise.training import Row, accuracies
+from experiments.walking_noise.training import accuracies
 from jaxeff.noise import Multiplicative
 from jaxeff.robustness import Binarized, activations, peaks
 from jaxeff.training import SweepResult
@@ -21,31 +21,10 @@ SHOWN = 1000
 THRESHOLDS = 25
 
 
-@dataclass(frozen=True)
-class Binarization:
-    """Values of the slot with the deepest valley, and what two values are worth there.
-
-    Attributes:
-        case: The network and its data.
-        site: The slot.
-        level: The noise it was trained with, the strongest of the sweep.
-        noisy: Its values under that noise.
-        before: What the noise acts on.
-        least: What the least noise acts on, in the network trained with that.
-        thresholds: Where noisy values are cut in two.
-        accuracies: Of the threshold-quantized network, under the noise.
-        accuracy: Without quantization, under the noise.
-    """
-
-    case: str
-    site: str
-    level: float
-    noisy: np.ndarray
-    before: np.ndarray
-    least: np.ndarray
-    thresholds: np.ndarray
-    accuracies: np.ndarray
-    accuracy: float
+Look = dict[str, np.ndarray]
+"""Of the slot with the deepest valley: its values under the noise (`noisy`), what the noise acts on
+(`before`), what the least noise acts on in the network trained with that (`least`), `thresholds`
+where noisy values are cut in two, and `accuracies` of the network under the noise for each."""
 
 
 def binarization(
@@ -55,7 +34,7 @@ def binarization(
     images: Images,
     rows: list[Row],
     result: SweepResult,
-) -> tuple[list[Row], Binarization | None]:
+) -> tuple[list[Row], Look]:
     """A row for every slot that keeps its accuracy, and a closer look at one of them.
 
     Args:
@@ -68,7 +47,7 @@ def binarization(
     """
     count = len(plan.levels)
     shares = kept_shares(rows, plan.case.name)
-    found = []
+    found: list[tuple[Row, list[np.ndarray]]] = []
     for place, site in enumerate(network.slots):
         if shares[site] < KEEPS or site == "input":  # no network learns its input
             continue
@@ -82,16 +61,15 @@ def binarization(
             "case": plan.case.name, "site": site, "level": float(plan.levels[-1]),
             "kept": shares[site], "valley": strong.valley, "low_peak": strong.low,
             "high_peak": strong.high, "zero": strong.zero, "valley_least_noise": weak.valley,
-            "accuracy": None, "accuracy_binarized": None, "size": rows[0]["size"],
+            "accuracy": None, "accuracy_binarized": None,
         }  # fmt: skip
         found.append((row, values))
     if not found:
-        return [], None
+        return [], {}
     row, (before, least) = min(found, key=lambda item: item[0]["valley"])
     model = _model(result, network.slots.index(row["site"]) * count + count - 1)
     look = _quantize(key, row, network, images, model, before, least)
-    row["accuracy"] = look.accuracy
-    row["accuracy_binarized"] = float(look.accuracies.max())
+    row["accuracy_binarized"] = float(look["accuracies"].max())
     return [row for row, _ in found], look
 
 
@@ -103,7 +81,7 @@ def _quantize(
     model: tuple[Any, Any],
     before: np.ndarray,
     least: np.ndarray,
-) -> Binarization:
+) -> Look:
     """The threshold check, without retraining: every noisy value becomes one of two."""
     params, state = model
     site, level = row["site"], row["level"]
@@ -116,11 +94,12 @@ def _quantize(
         return np.asarray(accuracies(key, network, params, state, {site: setting}, images.test))
 
     many, one = (Multiplicative(jnp.full(n, level, jnp.float32)) for n in (THRESHOLDS, 1))
-    return Binarization(
-        row["case"], site, level, values, before, least, thresholds,
-        accuracy(Binarized(jnp.asarray(thresholds, jnp.float32), after=many)),
-        float(accuracy(one)[0]),
-    )  # fmt: skip
+    row["accuracy"] = float(accuracy(one)[0])
+    found = accuracy(Binarized(jnp.asarray(thresholds, jnp.float32), after=many))
+    return {
+        "noisy": values, "before": before, "least": least, "thresholds": thresholds,
+        "accuracies": found,
+    }  # fmt: skip
 
 
 def _model(result: SweepResult, setting: int) -> tuple[Any, Any]:

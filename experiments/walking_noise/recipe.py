@@ -1,15 +1,17 @@
 """What is trained, at which noise levels and for how long.
 
-Three sizes: `FAST` on the embedded digits, `DEFAULT` for two processor cores, `FULL` as the source
+Three sizes: the embedded digits, what two processor cores train in half an hour, and as the source
 trained (arXiv 2212.10430), which an accelerator runs with the same code. Every row of the results
 names its size.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from jaxtyping import Float
+
+from experiments.harness import SELECTS, Least, Refused
 
 
 @dataclass(frozen=True)
@@ -82,15 +84,42 @@ class Repetition:
 
 @dataclass(frozen=True)
 class Settings:
-    """A size of the study."""
+    """What is trained, and on how many images.
 
-    size: str
+    Attributes:
+        sweeps: Trainings under noise.
+        repetitions: Rows of the table of guided repetition.
+        images: Training images.
+        test_images: Test images.
+        batch_size: Images per update.
+        learning_rate: Of Adam, decayed by a cosine.
+        only: Parts of sweeps' names, such as mlp-mnist, to run only these.
+    """
+
     sweeps: tuple[Sweep, ...]
     repetitions: tuple[Repetition, ...]
-    images: int
-    test_images: int
-    batch_size: int = 128
+    images: Annotated[int, Least(1)]
+    test_images: Annotated[int, Least(1)]
+    batch_size: Annotated[int, Least(1)] = 128
     learning_rate: float = 1e-3
+    only: Annotated[tuple[str, ...], SELECTS] = ()
+
+    def chosen(self) -> tuple[list[Sweep], list[Repetition]]:
+        """The sweeps and rows of the table that are asked for.
+
+        Raises:
+            Refused: There is none.
+        """
+
+        def wanted(name: str) -> bool:
+            return not self.only or any(part in name for part in self.only)
+
+        sweeps = [s for s in self.sweeps if wanted(s.name)]
+        tables = [r for r in self.repetitions if wanted(r.case.name)]
+        if not sweeps and not tables:
+            names = ", ".join(s.name for s in self.sweeps)
+            raise Refused(f"no sweep of a name with {' or '.join(self.only)}: there are {names}")
+        return sweeps, tables
 
 
 ADDITIVE = np.logspace(-2, 2, 17)
@@ -125,7 +154,7 @@ def pairs(add: Any, mul: Any) -> Float[np.ndarray, "pairs 2"]:
     return np.stack([axis.ravel() for axis in grid], axis=-1)
 
 
-def full() -> Settings:
+def _full() -> Settings:
     """The source's configuration."""
     sweeps = []
     for (network, data), epochs in EPOCHS.items():
@@ -143,12 +172,10 @@ def full() -> Settings:
         Sweep(case, order, "conv2", grid, 1, EPOCHS["lenet5", "cifar-10"])
         for order in ("mul_add", "add_mul")
     ]
-    return Settings(
-        "full", tuple(sweeps), _repetitions(EPOCHS, {"mlp": 10, "lenet5": 10}), 60_000, 10_000
-    )
+    return Settings(tuple(sweeps), _repetitions(EPOCHS, {"mlp": 10, "lenet5": 10}), 60_000, 10_000)
 
 
-def default() -> Settings:
+def _default() -> Settings:
     """What two processor cores train in about half an hour."""
     sweeps = []
     for norm in NORMS:
@@ -183,10 +210,10 @@ def default() -> Settings:
         ("lenet5", "cifar-10"): 12,
     }  # fmt: skip
     rows = _repetitions(clean, {"mlp": 5, "lenet5": 2})
-    return Settings("default", tuple(sweeps), rows, 60_000, 10_000)
+    return Settings(tuple(sweeps), rows, 60_000, 10_000)
 
 
-def fast() -> Settings:
+def _fast() -> Settings:
     """A minute or two, on the embedded digits."""
     sweeps = []
     for norm in NORMS:
@@ -205,7 +232,7 @@ def fast() -> Settings:
         for case, (sigma, guided, source) in REPETITIONS.items()
         if case.network == "mlp" and case.data == "mnist"
     )
-    return Settings("fast", tuple(sweeps), rows, 2_000, 1_000)
+    return Settings(tuple(sweeps), rows, 2_000, 1_000)
 
 
 def _repetitions(
@@ -217,3 +244,6 @@ def _repetitions(
         )
         for case, (sigma, guided, source) in REPETITIONS.items()
     )
+
+
+SIZES = {"fast": _fast(), "default": _default(), "full": _full()}

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments.harness import Row
 from experiments.trainable import Images, Network
 from experiments.walking_noise.findings import CHANCE
 from experiments.walking_noise.recipe import Repetition, Settings
@@ -24,8 +25,6 @@ WALKED_IMAGES = 2000
 """Test images behind every point of those curves."""
 DRAWS = 3
 """Passes over all test images per accuracy of the table."""
-
-Row = dict[str, Any]
 
 
 def run(
@@ -84,5 +83,5 @@ def run(
         "source_uniform": row.source[0], "source_guided": row.source[1],
         "executions_source": lists["source's"], "executions": ours,
         "midpoints": {s: mu if np.isfinite(mu) else None for s, mu in midpoints.items()},
-        "epochs": row.epochs, "seeds": row.seeds, "size": settings.size,
+        "epochs": row.epochs, "seeds": row.seeds,
     }  # fmt: skip

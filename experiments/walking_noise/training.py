@@ -9,13 +9,13 @@ import numpy as np
 import optax
 
 import jaxeff
+from experiments.harness import Row
 from experiments.trainable import Images, Network
 from experiments.walking_noise.recipe import Case, Settings, Sweep
 from jaxeff.noise import Additive, Mixed, Multiplicative, walking
 from jaxeff.robustness import noisy_accuracy, weight_rms
 from jaxeff.training import SweepResult, cross_entropy, sweep
 
-Row = dict[str, Any]
 CHUNKS = {"mlp": 64, "lenet5": 1}
 """Replicates trained at once on a processor; vmapped convolutions are slow there."""
 ACCELERATOR_CHUNK = 256
@@ -75,7 +75,7 @@ def run(
             "seed": seed, "accuracy": float(result.scores["accuracy"][seed, i]),
             "weight_rms": _weights_before(label["site"], network, result.scores, seed, i),
             "diverged": bool(result.diverged[seed, i]),
-            "epochs": plan.epochs, "size": settings.size,
+            "epochs": plan.epochs,
         }
         for seed in range(plan.seeds)
         for i, label in enumerate(labels)

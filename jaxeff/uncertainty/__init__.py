@@ -28,6 +28,7 @@ A regression with an aleatoric head has variances instead: `decompose_regression
 the epistemic part to the sparsity of the training data.
 """
 
+from jaxeff.uncertainty.batches import in_batches
 from jaxeff.uncertainty.calibration import ece
 from jaxeff.uncertainty.decomposition import (
     Decomposition,
@@ -76,6 +77,7 @@ __all__ = [
     "euc",
     "fpr95",
     "from_gaussian",
+    "in_batches",
     "mutual_information",
     "negative_log_density",
     "nll",

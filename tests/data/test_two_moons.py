@@ -2,7 +2,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxeff.data.two_moons import NOISE, two_moons
+from jaxeff.data.two_moons import NOISE, plane, two_moons
 
 
 def test_the_best_classifier_reaches_what_the_source_reports():
@@ -26,3 +26,12 @@ def test_keys_decide_the_points():
 def test_impossible_settings_are_named():
     with pytest.raises(ValueError, match="two samples or more"):
         two_moons(jax.random.key(0), 1)
+
+
+def test_the_plane_surrounds_the_points():
+    points = jax.numpy.array([[0.0, 1.0], [2.0, -1.0]])
+    (first, second), cells = plane(points, 0.5, 5)
+    np.testing.assert_allclose([first.min(), first.max()], [-0.5, 2.5])
+    np.testing.assert_allclose([second.min(), second.max()], [-1.5, 1.5])
+    assert cells.shape == (25, 2)
+    np.testing.assert_array_equal(cells[7], [first[1, 2], second[1, 2]])

@@ -8,18 +8,17 @@ import pytest
 from scipy import stats
 from scipy.special import softmax
 
-from experiments.bridges import __main__ as command
-from experiments.bridges import figure, problems
-from experiments.bridges.methods import Comparison
-from experiments.bridges.recipe import FAST
-from experiments.report import Report
+from experiments.bridges import problems
+from experiments.bridges.__main__ import judge
+from experiments.bridges.recipe import SIZES
+from experiments.harness import Report
 
-SETTINGS = dataclasses.replace(FAST, width=3)
+SETTINGS = dataclasses.replace(SIZES["fast"], width=3)
 
 
 @pytest.fixture(scope="module")
 def both():
-    return [problems.moons(SETTINGS), problems.sine(SETTINGS)]
+    return [problems.moons(SETTINGS, 0), problems.sine(SETTINGS, 0)]
 
 
 def test_predictive_scores(both):
@@ -45,19 +44,14 @@ def test_regions(both):
         assert ((problem.unlabelled >= low) & (problem.unlabelled <= high)).all()
 
 
-def test_judging_and_drawing(both, tmp_path):
-    report = Report("bridges", {})
-    comparisons = []
-    for problem in both:
-        comparison = Comparison(problem, SETTINGS, tmp_path, lambda problem, method: None)
-        for i, method in enumerate((*figure.SHOWN, "mcmc, short warm-up, from trained weights")):
-            comparison.maps[method] = np.linspace(0, 1 + i, len(problem.points))
-            row = {"problem": problem.name, "method": method, "auroc": 0.5, "distance_to_mcmc": i}
-            comparison.rows.append(row | {"epistemic_outside": 1.0, "rhat": 1.5 - 0.1 * i})
-        report.rows += comparison.rows
-        comparisons.append(comparison)
-    command.judge(report)
+def test_judging():
+    methods = ("mcmc", "svi", "distilled: mean", "distilled: draws, mean_field")
+    rows = [
+        {"problem": problem, "method": method, "epistemic_outside": 1.0, "distance_to_mcmc": i}
+        for problem in ("moons", "sine")
+        for i, method in enumerate(methods)
+    ]
+    report = Report("bridges", "default", {}, rows)
+    judge(report)
     # Nothing was lost by distilling the mean, and distilled draws lie farther away than SVI.
-    passed = [check["passed"] for check in report.checks]
-    assert passed == [True, False, False] * 2
-    assert figure.draw(comparisons, tmp_path / "figure.png").stat().st_size > 10_000
+    assert [check["passed"] for check in report.checks] == [True, False, False] * 2

@@ -9,7 +9,7 @@ import pytest
 
 from experiments.dirty_mnist import calibration, counts, evaluation, recipe, sampling, study
 from experiments.dirty_mnist.networks import build
-from experiments.report import Report
+from experiments.harness import Report
 from jaxeff.bayes import prior_scales
 from jaxeff.data import Dataset
 from jaxeff.dirty_mnist import DirtyMNIST, Recipe
@@ -128,19 +128,20 @@ def test_the_coordinates_of_the_chains_are_those_of_the_network(sets, model):
 
 
 def test_checks_fail_where_they_should(sets, logits):
-    outcome = evaluation.evaluate(logits, sets)
+    figures = evaluation.evaluate(logits, sets).figures
     methods = [f"{n} {m}" for n in study.PASSES for m in ("svi", "moments")]
-    row = {"factor": 1.0, "variance_ratio": 3.0}
-    sweep = [{**row, "reading": "right"}, {**row, "reading": "misread"}]
-    found = study.Findings(
-        dict.fromkeys([*methods, "mlp-subset svi", "mlp mcmc"], outcome),
-        dict.fromkeys(study.PASSES, sweep), {}, {}, {"max_rhat": 1.2},
-        {name: {"epoch": 49} for name in ("mlp", "mlp-long", "mlp-subset")},
-    )  # fmt: skip
-    report = Report("dirty_mnist", {})
-    study.check(report, found)
+    rows = [{"method": m, **figures} for m in (*methods, "mlp-subset svi", "mlp mcmc")]
+    sweep = [
+        {"network": network, "factor": 1.0, "variance_ratio": 3.0, "reading": reading}
+        for network in study.PASSES
+        for reading in ("right", "misread")
+    ]
+    trainings = {name: {"epoch": 49} for name in ("mlp", "mlp-long", "mlp-subset")}
+    extra = {"sweep": sweep, "trainings": trainings, "chains": {"max_rhat": 1.2}}
+    report = Report("dirty_mnist", "default", {}, rows, extra)
+    study.judge(report)
     passed = [check["name"] for check in report.checks if check["passed"]]
-    assert all("within" in name for name in passed)  # the same outcome throughout: no gap
+    assert all("within" in name for name in passed)  # the same figures throughout: no gap
     assert len(passed) == 6
     assert len(report.checks) == 21
 

@@ -1,16 +1,17 @@
 """The three regimes against what can be said of them exactly."""
 
 import json
+from dataclasses import replace
 
 import jax
 import numpy as np
 import pytest
 from scipy.special import softmax
 from scipy.stats import entropy
-from typer.testing import CliRunner
 
 from experiments import gaussian_limits
 from experiments.gaussian_limits import CLASSES, GROUPS, compare
+from experiments.harness.command import SIZES
 
 PEAK = entropy(softmax(np.eye(CLASSES)[0]))
 EXACT = {  # without the noise
@@ -29,11 +30,15 @@ def test_draws_have_the_exact_uncertainties(regime):
         assert abs(values.mean() - expected) < 5 * error + CLASSES / (2 * 2000)
 
 
-def test_the_command(tmp_path):
-    done = CliRunner().invoke(gaussian_limits.app, ["--fast", "--results", str(tmp_path)])
-    assert done.exit_code == 0, done.output
-    report = json.loads((tmp_path / "gaussian_limits.json").read_text())
-    assert len(report["rows"]) == 9
-    assert all(check["passed"] for check in report["checks"])
-    assert 0 < report["lost_with_correlation"] < 0.44
-    assert (tmp_path / "gaussian_limits.png").stat().st_size > 10_000
+def test_a_full_run_outlives_a_fast_one(tmp_path):
+    """Both had one name once."""
+    small = {size: gaussian_limits.Settings(200 * n) for n, size in enumerate(SIZES, 1)}
+    study = replace(gaussian_limits.STUDY, sizes=small, draw=lambda report: {})
+    for option in ([], ["--fast"], ["--full"]):
+        study.main([*option, "--results", str(tmp_path)])
+    found = {path.name: json.loads(path.read_text())["config"] for path in tmp_path.glob("*.json")}
+    assert {name: config["draws"] for name, config in found.items()} == {
+        "gaussian_limits-fast.json": 200,
+        "gaussian_limits.json": 400,
+        "gaussian_limits-full.json": 600,
+    }

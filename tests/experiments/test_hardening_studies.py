@@ -1,18 +1,17 @@
 """The hardening studies: what they train, and what they conclude from curves they are given."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from experiments.hardening import figure, judging
+from experiments.hardening import judging, training, vant, vant_judging
 from experiments.hardening import recipe as hardening
 from experiments.hardening.source import TABLE
-from experiments.report import Report
-from experiments.vant import judging as vant_judging
-from experiments.vant import recipe as vant
+from experiments.harness import Refused, Report
 from jaxeff.hardening import ALPHA
 
 LEVELS = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0)
-SIZE = hardening.Size("fast", "digits", 100, 50, 1, LEVELS)
 
 
 def falls_at(mu, peak=0.9):
@@ -29,7 +28,7 @@ def row(method, curve, **fields):
 
 
 def test_full_size_is_the_sources():
-    families = hardening.full().families
+    families = hardening.SIZES["full"].families
     trained = {
         (f.network, f.bits, s.scale if f.scaling == "constant" else f.scaling)
         for f in families
@@ -37,16 +36,36 @@ def test_full_size_is_the_sources():
         if f.method in ("none", "qat")
     }
     assert trained >= TABLE.keys()
-    assert hardening.full().size.epochs == 500
-    for study in (hardening.choose(False, False), hardening.choose(True, False)):
-        noisy = {s.sigma for f in study.families if f.noisy for s in f.settings}
-        assert noisy <= set(study.size.levels)
-    for study in (vant.choose(True, False), vant.choose(False, False), vant.choose(False, True)):
-        of = {f.method: {s.sigma for s in f.settings} for f in study.families}
-        assert of["vant"] <= of["noise"] <= set(study.size.levels)
+    assert hardening.SIZES["full"].epochs == 500
+    for size in ("fast", "default"):
+        noisy = {s.sigma for f in hardening.SIZES[size].families if f.noisy for s in f.settings}
+        assert noisy <= set(hardening.SIZES[size].levels)
+    for settings in vant.SIZES.values():
+        of = {f.method: {s.sigma for s in f.settings} for f in settings.families}
+        assert of["vant"] <= of["noise"] <= set(settings.levels)
 
 
-def test_midpoints_and_checks_follow_from_the_curves(tmp_path):
+def test_levels_that_are_trained_at_are_tested_at():
+    with pytest.raises(Refused, match=r"\[0.6\] are missing"):
+        replace(vant.SIZES["fast"], levels=(0.1, 0.3, 1.0))
+
+
+@pytest.mark.parametrize("size", ["--fast", "--full"])
+def test_the_network_that_is_asked_for_is_trained(size, tmp_path, monkeypatch):
+    trained = []
+
+    def train(run, family, images):
+        trained.append(family.network)
+        raise Refused("enough")
+
+    monkeypatch.setattr(training, "train", train)
+    monkeypatch.setattr(vant, "load_images", lambda *_: None)
+    with pytest.raises(SystemExit):
+        vant.STUDY.main([size, "--network", "lenet5", "--results", str(tmp_path)])
+    assert trained == ["lenet5"]
+
+
+def test_midpoints_and_checks_follow_from_the_curves():
     rows = [row("none", falls_at(0.2))]
     for sigma in (0.5, 1.0, 2.0, 4.0):
         # The network trained at a level does there what a midpoint of 1.5 asks for.
@@ -64,18 +83,17 @@ def test_midpoints_and_checks_follow_from_the_curves(tmp_path):
     assert [m["scaling"] for m in matched] == ["none"]
     assert matched[0]["mu"] == pytest.approx(1.5, rel=0.1)
 
-    report = Report("hardening", {})
-    judging.check(report, rows, matched)
+    report = Report("hardening", "default", {}, rows, {"tables": {"matched": matched}})
+    judging.judge(report)
     assert len(report.checks) == 4
     assert all(check["passed"] for check in report.checks)
     rows[0]["mu"] = 0.5
-    report = Report("hardening", {})
-    judging.check(report, rows, matched)
+    report.checks = []
+    judging.judge(report)
     assert [check["passed"] for check in report.checks] == [False, True, True, True]
 
     table = judging.quantization_table(rows)
     assert [line["scaling"] for line in table] == ["none", "dynamic", 1.0]
-    assert figure.draw(rows, matched, SIZE, tmp_path / "figure.png").exists()
 
 
 def test_vant_is_judged_against_the_envelope():
@@ -98,13 +116,13 @@ def test_vant_is_judged_against_the_envelope():
     assert (ratios, sigmas) == ([0.4], [0.1])
     assert table[0, 0] == rows[2]["rauc"]
 
-    report = Report("vant", {})
-    vant_judging.check(report, rows, SIZE)
+    report = Report("vant", "default", {"levels": list(LEVELS)}, rows)
+    vant_judging.judge(report)
     assert len(report.checks) == 6
     assert all(check["passed"] for check in report.checks)
     rows[2]["curve"] = narrow
     vant_judging.add_robustness(rows, LEVELS)
-    report = Report("vant", {})
-    vant_judging.check(report, rows, SIZE)
+    report.checks = []
+    vant_judging.judge(report)
     # No better than noisy training, which is what the check is about.
     assert [check["passed"] for check in report.checks] == [True, True, True, False, True, True]

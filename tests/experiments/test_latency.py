@@ -1,17 +1,13 @@
 """The latency study: who is timed, what is made of the times, and going on after a kill."""
 
-import json
-
 import jax
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from experiments.latency import __main__ as study
+from experiments.engines import PACKAGES, load
+from experiments.harness import Report
 from experiments.latency import (
     contest,
-    engines,
-    figure,
     judging,
     machine,
     networks,
@@ -21,8 +17,7 @@ from experiments.latency import (
     source,
 )
 from experiments.latency.engines import Contestant, Setup
-from experiments.latency.tasks import Task, plan
-from experiments.report import Report
+from experiments.latency.tasks import SIZES, Settings, Task, plan, run_all
 from experiments.timing import measure_rounds
 from jaxeff.moments import Gaussian
 
@@ -93,10 +88,12 @@ def test_predictive_draws_networks():
 @pytest.mark.parametrize("model", ["mlp", "lenet5"])
 @pytest.mark.parametrize("engine", ["onnxruntime", "iree", "pyro"])
 def test_optional_engines(engine, model):
-    for package in engines.OPTIONAL[engine]:
+    for package in PACKAGES[engine]:
         pytest.importorskip(package)
     net = networks.subject(model, 2)
-    found = list(engines.load(engine).contestants(net, networks.METHODS, SETUP))
+    found = list(
+        load("experiments.latency.engines", engine).contestants(net, networks.METHODS, SETUP)
+    )
     expected = {"svi30"} if engine == "pyro" else {"deterministic", "moments", "multihead"}
     assert {c.method for c in found} == expected
     # The textbook's variances of the ONNX graph are differences of raw moments.
@@ -119,8 +116,8 @@ def test_targets_are_held_to(value, passed):
         row("ensembles", "lenet5_valid", "multihead", "tvm", 8),
         row("ensembles", "lenet5_valid", "moments", "tvm", 8, ms=7.77 / 0.91 * value),
     ]
-    report = Report("latency", {})
-    judging.judge(rows, report)
+    report = Report("latency", "default", {}, rows)
+    judging.judge(report)
     held = {check["name"]: check["passed"] for check in report.checks}
     always = {name for name in held if "of JAX" in name}
     always |= {"mlp, batch 10, 1 thread(s): moments over deterministic: at most 3"}
@@ -174,67 +171,35 @@ def test_both_forms_of_pooling_are_maxima():
 
 
 def test_pooling_is_held_to_the_source():
-    report = Report("latency", {})
     place = {"implementation": "by rows", "part": "max pools"}
     rows = [row("pooling", "lenet5", "moments", "tvm_untuned", over_generic=n, **place)
             for n in (0.1, 0.9)]  # fmt: skip
-    judging.judge(rows, report)
+    report = Report("latency", "default", {}, rows)
+    judging.judge(report)
     assert [c["passed"] for c in report.checks if "pooling" in c["name"]] == [True, False]
 
 
 def test_plans_hold_the_main_table_whole():
-    tasks = [task for task in plan(False, 21, (1, 2)) if task.table == "main"]
-    places = {(task.model, task.batch, task.threads) for task in tasks}
+    default = plan(Settings(threads=(1, 2)))
+    places = {(t.model, t.batch, t.threads) for t in default if t.table == "main"}
     assert places == {(m, b, n) for m in ("mlp", "lenet5") for b in (1, 10, 100) for n in (1, 2)}
-    assert len(plan(True, 5, (1,))) < len(plan(False, 5, (1,)))
+    assert len(plan(SIZES["fast"])) < len(default)
 
 
-def test_runs_goes_on_and_draws(tmp_path, monkeypatch):
+def test_tasks_are_measured_in_a_process_of_their_threads(tmp_path):
     methods = ("deterministic", "moments")
     tasks = [
         Task("main", "mlp", 2, 1, methods, ("xla", "tvm"), 1),
         Task("profile", "mlp", 2, 1, ("moments",), ("tvm",), 1, trials=1),
     ]
-    monkeypatch.setattr(study, "plan", lambda *_: tasks)
-    path = tmp_path / "out.json"
-    arguments = ["--fast", "--json", str(path), "--results", str(tmp_path)]
-    done = CliRunner().invoke(study.app, arguments, catch_exceptions=False)
-    assert done.exit_code == 0
-    content = json.loads(path.read_text())
-    assert {(r["table"], r.get("engine")) for r in content["rows"]} == {
+    found = dict(run_all(tasks, tmp_path))
+    assert {(t.table, r.get("engine")) for t, rows in found.items() for r in rows} == {
         ("main", "xla"),
         ("main", "tvm_untuned"),
         ("profile", "tvm_untuned"),
         ("profile", "tvm"),
     }
-    profile = [r for r in content["rows"] if (r["table"], r["engine"]) == ("profile", "tvm")]
-    assert sum(r["share"] for r in profile) == pytest.approx(1)
-    assert all(p.read_bytes().startswith(b"\x89PNG") for p in tmp_path.glob("latency-fast-*.png"))
-
-    kept = path.with_suffix(".jsonl")
-    with kept.open("a") as file:
-        file.write('\n{"task": {"table": "ma')
-    monkeypatch.setattr(study, "run_all", lambda todo, *_: iter([] if not todo else [None]))
-    CliRunner().invoke(study.app, arguments, catch_exceptions=False)
-    assert json.loads(path.read_text())["rows"] == content["rows"]
-
-
-def test_every_table_has_its_figure(tmp_path):
-    methods = [m for m in networks.METHODS if m != "svi30"]
-    ensembles = [
-        row("ensembles", model, m, "xla", batch, over_deterministic=2.0)
-        for model, batch in (("sine", 1000), ("lenet5_valid", 128))
-        for m in methods
-    ]
-    curve = [
-        row("curve", "mlp", m, e, batch, over_moments=9.0)
-        for m, e in (("svi30", "pyro"), ("svi30", "xla_vmap"), ("moments", "tvm"))
-        for batch in (1, 256)
-    ]
-    content = {"rows": [*ensembles, *curve]}
-    paths = figure.draw(content, tmp_path / "latency")
-    assert [path.name for path in paths] == ["latency-curve.png", "latency-ensembles.png"]
-    assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
+    assert sum(r["share"] for r in found[tasks[1]] if r["engine"] == "tvm") == pytest.approx(1)
 
 
 def test_the_machine_is_measured():

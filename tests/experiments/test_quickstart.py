@@ -1,17 +1,21 @@
 """The main job runs end to end, reports what it promises, and goes on where it was stopped."""
 
+import contextlib
+import io
 import json
 import os
 import shutil
+from dataclasses import replace
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from experiments.quickstart import recipe, training
-from experiments.quickstart.__main__ import app
-from experiments.report import make_console
+from experiments.harness import Refused, Report
+from experiments.quickstart import evaluation, recipe, training
+from experiments.quickstart.__main__ import STUDY
+from jaxeff.data.catalogue import VARIABLE
 
 ARM = all(map(shutil.which, ("aarch64-linux-gnu-gcc", "qemu-aarch64")))
 
@@ -20,29 +24,31 @@ ARM = all(map(shutil.which, ("aarch64-linux-gnu-gcc", "qemu-aarch64")))
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("quickstart")
     arm = "--arm" if ARM or os.environ.get("JAXEFF_REQUIRE_ARM") else "--no-arm"
-    path = folder / "out.json"
+    path, said = folder / "out.json", io.StringIO()
     arguments = ["--data", "digits", "--fast", arm, "--results", folder, "--json", path]
-    result = CliRunner().invoke(app, list(map(str, arguments)), catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return folder, json.loads(path.read_text()), result.output
+    with contextlib.redirect_stdout(said):
+        STUDY.main([*map(str, arguments)])
+    return folder, json.loads(path.read_text()), said.getvalue()
 
 
-def test_the_report_is_complete(run):
+@pytest.fixture(scope="module")
+def methods(run):
+    return {row["method"]: row for row in run[1]["rows"]}
+
+
+def test_the_report_is_complete(run, methods):
     _, report, output = run
-    assert {"config", "versions", "rows", "checks", "dataset", "methods"} <= set(report)
+    assert {"config", "versions", "rows", "checks", "dataset"} <= set(report)
     assert report["dataset"] == "digits"
     for method in ("deterministic", "svi30", "moments"):
         for name in (method, f"{method}_tvm"):
-            figures = report["methods"][name]
-            assert {"accuracy", "nll", "ece", "auroc", "latency_ms"} <= set(figures)
+            assert {"accuracy", "nll", "ece", "auroc", "latency_ms"} <= set(methods[name])
             assert name in output
-        assert report["methods"][f"{method}_tvm"]["max_abs_error"] < 1e-4
-    assert [row["method"] for row in report["rows"]] == list(report["methods"])
+        assert methods[f"{method}_tvm"]["max_abs_error"] < 1e-4
     assert "FAILED" not in output
 
 
-def test_compiled_methods_have_the_figures_of_jax(run):
-    methods = run[1]["methods"]
+def test_compiled_methods_have_the_figures_of_jax(methods):
     for method in ("deterministic", "svi30", "moments"):
         for figure in ("accuracy", "nll", "auroc"):
             ours, compiled = methods[method][figure], methods[f"{method}_tvm"][figure]
@@ -54,30 +60,51 @@ def test_compiled_methods_have_the_figures_of_jax(run):
     not (ARM or os.environ.get("JAXEFF_REQUIRE_ARM")),
     reason="needs gcc-aarch64-linux-gnu and qemu-user",
 )
-def test_arm_libraries_agree_with_jax(run):
-    methods = run[1]["methods"]
+def test_arm_libraries_agree_with_jax(methods):
     for method in ("deterministic", "moments"):
         assert methods[f"{method}_cortex-a72"]["agrees"]
 
 
 def test_a_figure_is_drawn(run):
-    picture = run[0] / "quickstart-digits-fast.png"
+    (picture,) = run[0].glob("quickstart-fast*/quickstart.png")
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 def test_training_goes_on_from_its_checkpoints(run):
-    folder = run[0] / "quickstart-digits-fast"
-    before = {p.name: p.read_bytes() for p in folder.iterdir()}
-    settings = recipe.choose("digits", fast=True)
-    models = training.train(
-        jax.random.key(0), settings, recipe.load(settings), folder, True, make_console()
-    )
-    assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
+    (folder,) = run[0].glob("quickstart-fast*")
+    work = folder / "work"
+    before = {p.name: p.read_bytes() for p in work.iterdir()}
+    settings = replace(recipe.SIZES["fast"], data="digits")
+    again = SimpleNamespace(key=jax.random.key(0), settings=settings, work=work, say=str)
+    models = training.train(again, recipe.load(settings))
+    assert {p.name: p.read_bytes() for p in work.iterdir()} == before
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(models.posterior))
 
 
+def test_part_of_mnist_is_no_reason_for_digits(tmp_path, monkeypatch):
+    settings = recipe.SIZES["default"]
+    monkeypatch.delenv(VARIABLE, raising=False)
+    assert recipe.settle(settings).data == "digits"
+    (tmp_path / "mnist").mkdir()
+    (tmp_path / "mnist" / "train-images-idx3-ubyte").write_bytes(b"\0\0\x08\x03")
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    with pytest.raises(Refused, match=r"train-labels-idx1-ubyte.*--data digits"):
+        recipe.settle(settings)
+    assert recipe.settle(replace(settings, data="digits")).data == "digits"
+
+
+@pytest.mark.parametrize(("auroc", "passed"), [(0.6, False), (0.99, True)])
+def test_detection_that_hardly_detects_is_no_success(auroc, passed):
+    rows = [{"method": m, "accuracy": 0.99, "auroc": auroc} for m in ("svi30", "moments")]
+    report = Report("quickstart", "default", {"data": "mnist"}, rows)
+    evaluation.judge(report)
+    found = [check["passed"] for check in report.checks if "AUROC" in check["name"]]
+    assert found == [passed, passed]
+
+
 @pytest.mark.parametrize("name", ["imagenet", "MNIST"])
-def test_unknown_data_is_one_clear_error(name):
-    result = CliRunner().invoke(app, ["--data", name])
-    assert result.exit_code == 2
-    assert "choose auto, mnist or digits" in result.output
+def test_unknown_data_is_one_clear_error(name, capsys):
+    with pytest.raises(SystemExit) as left:
+        STUDY.main(["--data", name])
+    assert left.value.code == 2
+    assert "invalid choice" in capsys.readouterr().err

@@ -1,15 +1,13 @@
 """The scaling study: what is counted, what is made of it, and going on after a kill."""
 
-import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from experiments.kept import Kept
-from experiments.report import Report
-from experiments.scaling import __main__ as study
+from experiments.engines import PACKAGES
+from experiments.harness import Refused, Report
 from experiments.scaling import engines, judging, machine, plan, workers
 from experiments.scaling.problem import Configuration, Settings, analytic_macs, make_problem
 from jaxeff.data.noisy_sine import REGIMES
@@ -42,7 +40,7 @@ def test_more_examples_keep_the_regimes():
     [("blackjax", "mcmc"), ("tfp", "svi"), ("pyro", "mcmc"), ("pyro", "svi")],
 )
 def test_engines_do_the_work_of_the_formula(engine, method):
-    for package in engines.OPTIONAL.get(engine, ()):
+    for package in PACKAGES.get(engine, ()):
         pytest.importorskip(package)
     point = Configuration(depth=2, width=8)
     session = engines.prepare(engine, method, make_problem(point), TINY)
@@ -79,14 +77,14 @@ def made(engine, method, point, doublings=6):
 def ideal(*names):
     return [
         made(engine, method, task.configuration)
-        for task in plan.plan(False, Settings(), list(names))[:-1]
+        for task in replace(plan.SIZES["default"], engines=names, deeper=False).tasks()
         for engine, method in task.contestants
     ]
 
 
 def failures(rows):
-    report = Report("scaling", {})
-    judging.judge(rows, CEILINGS, report)
+    report = Report("scaling", "default", {}, rows, {"ceilings": CEILINGS})
+    judging.judge(report)
     assert report.checks
     return {check["name"] for check in report.checks if not check["passed"]}
 
@@ -145,48 +143,8 @@ def test_ceilings_are_measured(monkeypatch):
     assert all(math.isfinite(speed) and speed > 0 for speed in found["bandwidths"].values())
 
 
-def test_half_a_line_is_no_row(tmp_path):
-    path = tmp_path / "kept.jsonl"
-    Kept(path).add({"n": 1}, [{"ms": 2}])
-    with path.open("a") as file:
-        file.write('\n{"task": {"n": 2}, "ro')
-    Kept(path).add({"n": 3}, [])
-    again = Kept(path)
-    assert ({"n": 1} in again, {"n": 2} in again, {"n": 3} in again) == (True, False, True)
-    assert again[{"n": 1}] == [{"ms": 2}]
-    assert {"n": 1} not in Kept(path, fresh=True)
-
-
-def test_a_run_goes_on_and_draws(tmp_path, monkeypatch):
-    seen = []
-
-    def measure(contestants, configuration, settings):
-        if len(seen) == 2:
-            raise KeyboardInterrupt
-        seen.append(configuration)
-        return [made(*name, configuration) for name in contestants]
-
-    monkeypatch.setattr(workers, "measure", measure)
-    monkeypatch.setattr(workers, "measure_machine", lambda rounds: CEILINGS)
-    path = tmp_path / "out.json"
-    arguments = ["--fast", "--json", str(path), "--results", str(tmp_path)]
-    arguments += ["--engines", "numpyro", "--engines", "blackjax"]
-    assert CliRunner().invoke(study.app, arguments).exit_code != 0
-    assert not path.exists()
-    done = CliRunner().invoke(study.app, [*arguments, "--minutes", "0"], catch_exceptions=False)
-    assert "is left for another run" in done.output
-    assert len(json.loads(path.read_text())["rows"]) == 6
-    seen.pop(0)
-    assert CliRunner().invoke(study.app, arguments, catch_exceptions=False).exit_code == 0
-    assert len(seen) == 2  # the point that was interrupted, none of those before it
-    content = json.loads(path.read_text())
-    assert len(content["rows"]) == 9
-    assert content["differences"]
-    for figure in ("flops", "latency", "roofline"):
-        assert (tmp_path / f"scaling-fast-{figure}.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_an_engine_that_is_not_there_is_named(tmp_path):
-    found = CliRunner().invoke(study.app, ["--engines", "stan", "--results", str(tmp_path)])
-    assert found.exit_code == 2
-    assert "stan is not among" in found.output
+def test_an_engine_that_is_not_there_is_named(monkeypatch):
+    monkeypatch.setitem(PACKAGES, "pyro", ("torch", "nowhere"))
+    with pytest.raises(Refused, match=r"pyro needs .*nowhere: pip install"):
+        replace(plan.SIZES["fast"], engines=("pyro",)).settled()
+    assert "pyro" not in plan.SIZES["fast"].settled().engines

@@ -4,16 +4,17 @@ import json
 
 import numpy as np
 import pytest
-import typer
 
-from experiments.report import Report
-from experiments.sensitivity import figure, judging, measures, recipe, reference
+from experiments.harness import Refused, Report
 from experiments.trainable import Network
+from experiments.walking_noise import measures, ranking, reference
+from experiments.walking_noise.sensitivity import SIZES
 from jaxeff.robustness import fit_midpoint, logistic
 
 LEVELS = np.logspace(-1, 3, 9)
 SITES = ("input", "fc1", "relu", "fc2")
 CASE = "mlp-mnist"
+PROBLEMS = [s for s in SIZES["default"].sweeps if (s.kind, s.where) == ("add", "layers")]
 
 
 def rows_of(measure, levels, seed=0):
@@ -43,7 +44,7 @@ def rows():
 
 
 def test_rankings_hold_what_lies_beyond_the_levels(rows):
-    table = {r["measure"]: r for r in judging.compare(rows, "fast")}
+    table = {r["measure"]: r for r in ranking.compare(rows, "fast")}
     assert table["divergence"]["spearman"] == pytest.approx(1)
     assert table["walking at evaluation"]["spearman"] == pytest.approx(-1)
     assert table["walking at evaluation"]["most_sensitive"] == "fc2"
@@ -55,18 +56,18 @@ def test_rankings_hold_what_lies_beyond_the_levels(rows):
     # The trained networks themselves tolerate the reverse of what walking noise teaches.
     assert table["divergence"]["spearman_evaluation"] == pytest.approx(-1)
     assert table[reference.WALKING]["spearman_evaluation"] == pytest.approx(-1)
-    report = Report("sensitivity", {}, [*table.values()])
-    judging.check(report, report.rows)
+    report = Report("sensitivity", "default", {}, [*table.values()])
+    ranking.judge(report)
     assert [c["passed"] for c in report.checks] == [True, False, True, False, False, False]
 
 
-def test_rows_are_json_and_drawn(rows, tmp_path):
-    plain = [judging.plain(row) for row in rows]
+def test_rows_are_json_and_come_back(rows):
+    plain = [ranking.plain(row) for row in rows]
     json.dumps(plain, allow_nan=False)
     assert plain[3]["level"] is None
     assert plain[3]["beyond"]
-    path = figure.draw(rows, tmp_path / "sensitivity.png")
-    assert path.stat().st_size > 10_000
+    levels, restored = ([row["level"] for row in r] for r in (rows, map(ranking.restored, plain)))
+    np.testing.assert_array_equal(levels, restored)
 
 
 def test_midpoints_of_the_walking_noise_study(tmp_path):
@@ -83,7 +84,7 @@ def test_midpoints_of_the_walking_noise_study(tmp_path):
     ]
     path = tmp_path / "walking_noise.json"
     path.write_text(json.dumps({"midpoints": recorded}, allow_nan=False))
-    problem = next(p for p in recipe.default().problems if p.case.name == CASE)
+    problem = next(p for p in PROBLEMS if p.case.name == CASE)
     network = Network(None, None, None, SITES)
     found = {r["site"]: r["level"] for r in reference.read(path, problem, network)}
     assert found == {s: measures.midpoint_level(fit) for s, fit in fits.items()}
@@ -91,12 +92,12 @@ def test_midpoints_of_the_walking_noise_study(tmp_path):
     assert found["fc1"] == np.inf
     assert found["relu"] == 0
 
-    other = next(p for p in recipe.default().problems if p.case.name != CASE)
+    other = next(p for p in PROBLEMS if p.case.name != CASE)
     assert reference.read(path, other, network) == []
-    with pytest.raises(typer.BadParameter, match="no midpoint of"):
+    with pytest.raises(Refused, match="no midpoint of"):
         reference.read(path, problem, Network(None, None, None, (*SITES, "fc9")))
     path.write_text("{}")
-    with pytest.raises(typer.BadParameter, match="walking-noise study"):
+    with pytest.raises(Refused, match="walking-noise study"):
         reference.read(path, problem, network)
 
 

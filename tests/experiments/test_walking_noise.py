@@ -1,15 +1,13 @@
 """The walking-noise study: its findings are those of its rows, and it runs from end to end."""
 
-import json
+from dataclasses import replace
 
 import pytest
-from typer.testing import CliRunner
 
-from experiments.report import Report
+from experiments.harness import Refused, Report
 from experiments.walking_noise import findings, recipe
-from experiments.walking_noise.__main__ import app
 
-SIZES = {"fast": recipe.fast(), "default": recipe.default(), "full": recipe.full()}
+SIZES = recipe.SIZES
 
 
 def row(case, kind, where, site, level, accuracy, **more):
@@ -27,8 +25,8 @@ def curve(case, fall):
 
 
 def passed(rows, tables=()):
-    report = Report("walking_noise", {})
-    findings.check(report, rows, findings.midpoints(rows), tables)
+    report = Report("walking_noise", "default", {}, rows, {"repetition": tables})
+    findings.judge(report)
     return {check["name"]: check["passed"] for check in report.checks}
 
 
@@ -70,7 +68,6 @@ def test_sizes(size):
     settings = SIZES[size]
     names = [sweep.name for sweep in settings.sweeps]
     assert len(set(names)) == len(names)
-    assert settings.size == size
     for table in settings.repetitions:
         assert sum(table.guided) == 2 * len(table.guided)  # the uniform budget
 
@@ -83,37 +80,6 @@ def test_the_source_is_run_in_full():
     assert [(len(s.levels), s.seeds, s.epochs) for s in lenet] == [(17, 10, 300)]
 
 
-def test_it_runs_from_end_to_end(tmp_path, monkeypatch):
-    small = recipe.Settings(
-        "fast",
-        (
-            recipe.Sweep(recipe.Case("mlp", "digits", True), "mul", "layers", [0, 1e6], 1, 1),
-            recipe.Sweep(
-                recipe.Case("mlp", "digits", True),
-                "mul_add",
-                "fc2",
-                recipe.pairs([1, 2], [1, 2]),
-                1,
-                1,
-            ),
-        ),
-        (),
-        256,
-        100,
-    )
-    monkeypatch.setattr(recipe, "fast", lambda: small)
-    arguments = ["--fast", "--results", str(tmp_path), "--json", str(tmp_path / "found.json")]
-    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
-    assert result.exit_code == 0
-    found = json.loads((tmp_path / "found.json").read_text())
-    assert {"config", "versions", "rows", "checks"} <= found.keys()
-    assert len(found["rows"]) == 11 * 2 + 4
-    assert {p.name for p in (tmp_path / "walking_noise-fast").glob("*.png")} >= {
-        "layers-mul.png", "binarization-mlp-digits-bn.png", "mixed.png",
-    }  # fmt: skip
-
-
 def test_a_sweep_that_does_not_exist_is_named():
-    result = CliRunner().invoke(app, ["--fast", "--only", "vgg"])
-    assert result.exit_code == 2
-    assert "mlp-digits-bn-add-global" in result.output
+    with pytest.raises(Refused, match="mlp-digits-bn-add-global"):
+        replace(recipe.SIZES["fast"], only=("vgg",)).chosen()

@@ -7,8 +7,8 @@ import itertools
 import pytest
 from jaxeff_export.importer import StableHLOParseError, import_stablehlo
 
-from experiments.importer.fuzz import Importer, judge, sources
-from experiments.importer.sound_programs import artifacts
+from tests.conformance.fuzz import Importer, judge, sources
+from tests.conformance.sound_programs import artifacts
 
 NEWER = b"StableHLO_v9.17.0"
 

@@ -1,25 +1,18 @@
 """The engines that are timed: each module says what it runs a network's methods with.
 
 A module has `contestants(net, methods, setup)`, which yields a `Contestant` per method it knows.
-Those in `OPTIONAL` need packages that the project doesn't: they are left out where they can't be
-imported.
 """
 
-import importlib
-from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
 
-from experiments.latency.networks import Subject
 from experiments.timing import Meter
 
 ENGINES = ("xla", "tvm", "numpyro", "pyro", "onnxruntime", "iree")
-OPTIONAL = {"pyro": ("torch", "pyro"), "onnxruntime": ("onnx", "onnxruntime"), "iree": ("iree",)}
 
 
 @dataclass(frozen=True)
@@ -60,26 +53,6 @@ class Contestant:
     def name(self) -> str:
         """Unique in a contest."""
         return "/".join(part for part in (self.method, self.engine, self.form) if part)
-
-
-class Engine(Protocol):
-    """A module of this package."""
-
-    contestants: Callable[[Subject, Collection[str], Setup], Iterator[Contestant]]
-
-
-def available(names: Collection[str] = ENGINES) -> list[str]:
-    """Those of the named engines that can be imported here."""
-    return [
-        name
-        for name in names
-        if all(find_spec(package) is not None for package in OPTIONAL.get(name, ()))
-    ]
-
-
-def load(name: str) -> Any:
-    """The module of an engine."""
-    return importlib.import_module(f"{__name__}.with_{name}")
 
 
 def deviation(found: Any, expected: Any) -> float:

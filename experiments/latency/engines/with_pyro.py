@@ -13,6 +13,7 @@ from pyro.nn import PyroModule, PyroSample
 from torch import nn
 from torch.nn.functional import max_pool2d
 
+from experiments.engines import fresh_pyro
 from experiments.latency.engines import Contestant, Setup
 from experiments.latency.networks import CLASSES, SAMPLES, Subject
 from experiments.timing import metered
@@ -22,9 +23,7 @@ def contestants(net: Subject, methods: Collection[str], setup: Setup) -> Iterato
     """`svi30` only."""
     if "svi30" not in methods:
         return
-    torch.set_num_threads(setup.threads)
-    pyro.set_rng_seed(0)
-    pyro.clear_param_store()
+    fresh_pyro(setup.threads)
     x = torch.tensor(np.moveaxis(np.asarray(net.x), -1, 1) if net.x.ndim == 4 else np.array(net.x))
     model = {"mlp": Mlp, "lenet5": LeNet5}[net.model]()
     guide = AutoNormal(model)

@@ -1,14 +1,12 @@
 """The engines: each module has `mcmc(problem, settings)` and, where it does both, `svi`.
 
-They are written as a user of the library would write them. Those in `OPTIONAL` need packages that
-the project doesn't: they are left out where they can't be imported.
+They are written as a user of the library would write them.
 """
 
-import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 
+from experiments.engines import load
 from experiments.scaling.problem import Problem, Settings
 from experiments.scaling.work import Work
 
@@ -20,7 +18,6 @@ ENGINES: dict[str, tuple[str, ...]] = {
     "jaxeff": ("mcmc", "svi"),
 }
 """The methods that each engine is measured with; BlackJAX's own SVI takes no mini-batches."""
-OPTIONAL = {"tfp": ("tensorflow_probability",), "pyro": ("torch", "pyro")}
 
 
 @dataclass(frozen=True)
@@ -40,16 +37,6 @@ class Session:
     step_size: float | None = None
 
 
-def available() -> list[str]:
-    """The engines that can be imported here."""
-    return [
-        name
-        for name in ENGINES
-        if all(find_spec(package) is not None for package in OPTIONAL.get(name, ()))
-    ]
-
-
 def prepare(engine: str, method: str, problem: Problem, settings: Settings) -> Session:
     """Compiles an engine and runs its warm-up."""
-    module = importlib.import_module(f"{__name__}.with_{engine}")
-    return getattr(module, method)(problem, settings)
+    return getattr(load(__name__, engine), method)(problem, settings)

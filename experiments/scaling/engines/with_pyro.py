@@ -12,6 +12,7 @@ from pyro.optim import Adam
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from experiments.engines import fresh_pyro
 from experiments.scaling.engines import Session
 from experiments.scaling.problem import INIT_SCALE, LEARNING_RATE, Problem, Settings, forward
 from experiments.scaling.work import Work
@@ -19,8 +20,7 @@ from experiments.scaling.work import Work
 
 def mcmc(problem: Problem, settings: Settings) -> Session:
     """NUTS with Pyro's own window adaptation; further runs go on with the chain."""
-    torch.set_num_threads(1)
-    pyro.set_rng_seed(0)
+    fresh_pyro(1)
     model, start = _model(problem)
     data = (torch.tensor(problem.x), torch.tensor(problem.y))
     kernel = CountingNUTS(
@@ -54,11 +54,9 @@ def svi(problem: Problem, settings: Settings) -> Session:
 
     The KL term is sampled: with it in closed form, Pyro 1.9 traces its JIT anew in every step.
     """
-    torch.set_num_threads(1)
-    pyro.set_rng_seed(0)
+    fresh_pyro(1)
     x, y = torch.tensor(problem.x), torch.tensor(problem.y)
     steps = len(y) // settings.batch
-    pyro.clear_param_store()
     model, start = _model(problem)
     guide = AutoNormal(model, init_loc_fn=start, init_scale=INIT_SCALE)
     optimizer = Adam({"lr": LEARNING_RATE})

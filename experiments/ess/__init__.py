@@ -1,1 +1,0 @@
-"""Effective samples per second of NUTS on a small network."""

@@ -1,0 +1,165 @@
+"""What a study leaves behind: one JSON, tables, and checks against the source.
+
+The JSON has `config`, `versions`, `rows` (a flat record per measured thing), `checks` and
+`differences`, and whatever else a study adds. Tables, checks and figures are made from what the
+JSON holds, so they can be made again from it.
+"""
+
+import dataclasses
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table as RichTable
+
+from experiments.harness.command import SIZES
+from jaxeff.store import write_whole
+
+Row = dict[str, Any]
+_PACKAGES = ("jaxeff", "jax", "jaxlib", "flax", "optax", "numpyro", "apache-tvm", "numpy")
+
+
+class Table(NamedTuple):
+    """Rows to print; a column's numbers of the source (`source_<column>`) stand beside ours.
+
+    Attributes:
+        title: Above them.
+        rows: The records; a missing entry is an empty cell.
+        columns: The keys to show, all of them if empty.
+    """
+
+    title: str
+    rows: Sequence[Mapping[str, Any]]
+    columns: Sequence[str] = ()
+
+
+@dataclass
+class Report:
+    """What a study has found, as its JSON has it.
+
+    Attributes:
+        name: The study's.
+        size: At which it ran.
+        config: Every setting that the figures depend on.
+        rows: Flat records, one per measured thing.
+        extra: Further top-level entries of the JSON.
+        arrays: What figures need and JSON is no place for, by name.
+        checks: Claims, each with the source's value, ours, and whether it holds: None where the
+            size can't decide it.
+    """
+
+    name: str
+    size: str
+    config: dict[str, Any]
+    rows: list[Row] = field(default_factory=list)
+    extra: dict[str, Any] = field(default_factory=dict)
+    arrays: dict[str, np.ndarray] = field(default_factory=dict)
+    checks: list[dict[str, Any]] = field(default_factory=list)
+
+    def check(self, name: str, source: Any, ours: Any, passed: Any, needs: str = "fast") -> None:
+        """Records a claim.
+
+        Args:
+            name: What is claimed.
+            source: Its value there; None where it reports none.
+            ours: The value here.
+            passed: Whether the claim holds.
+            needs: The smallest size that can decide it.
+        """
+        decided = SIZES.index(self.size) >= SIZES.index(needs)
+        verdict = {"passed": bool(passed)} if decided else {"passed": None, "needs": needs}
+        self.checks.append(plain({"name": name, "source": source, "ours": ours} | verdict))
+
+    def save(self, path: Path, differences: Sequence[str] = ()) -> Path:
+        """Writes the JSON, atomically."""
+        content = {
+            "experiment": self.name,
+            "size": self.size,
+            "config": self.config,
+            "versions": versions(),
+            "rows": self.rows,
+            "checks": self.checks,
+            "differences": list(differences),
+            **self.extra,
+        }
+        write_whole(path, json.dumps(content, indent=1, allow_nan=False))
+        return path
+
+
+def plain(value: Any) -> Any:
+    """What JSON makes of a value: dataclasses are objects, arrays and tuples lists, paths text."""
+    return json.loads(json.dumps(value, default=_plain))
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    if isinstance(value, Path):
+        return str(value)
+    array = np.asarray(value)
+    if array.dtype == object:
+        raise TypeError(f"JSON has no place for {value!r}")
+    return array.item() if array.ndim == 0 else array.tolist()
+
+
+def show_table(console: Console, table: Table) -> None:
+    """Prints a table."""
+    known = list(dict.fromkeys(key for row in table.rows for key in row))
+    columns: list[str] = []
+    for column in table.columns or known:
+        beside = f"source_{column}"
+        columns += [column, beside] if table.columns and beside in known else [column]
+    shown = RichTable(title=table.title)
+    for i, column in enumerate(dict.fromkeys(columns)):
+        shown.add_column(column.replace("_", " "), justify="right" if i else "left", no_wrap=True)
+    for row in table.rows:
+        shown.add_row(*(_cell(row.get(column)) for column in dict.fromkeys(columns)))
+    console.print(shown)
+
+
+def show_checks(console: Console, checks: Sequence[Mapping[str, Any]]) -> None:
+    """Prints the claims beside the source's numbers."""
+    table = RichTable(title="Checks")
+    for column in ("check", "source", "ours", ""):
+        table.add_column(column)
+    for check in checks:
+        cells = (_cell(check["source"]), _cell(check["ours"]))
+        table.add_row(check["name"], *cells, verdict(check))
+    console.print(table)
+
+
+def verdict(check: Mapping[str, Any]) -> str:
+    """What a check says: that it holds, that it failed, or that this size can't decide it."""
+    if check["passed"] is None:
+        return f"undecided (needs {check['needs']})"
+    return "ok" if check["passed"] else "FAILED"
+
+
+def versions() -> dict[str, str]:
+    """Versions of what the figures depend on."""
+    found = {"python": platform.python_version(), "machine": platform.machine()}
+    for package in _PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool | int):
+        return f"{value:,}" if not isinstance(value, bool) else str(value)
+    if isinstance(value, list):
+        return " ".join(map(_cell, value))
+    number = float(value)
+    return f"{number:.2e}" if number and abs(number) < 1e-3 else f"{number:.4g}"

@@ -1,0 +1,169 @@
+"""One run of a study: its settings, its folder, and the rows that it has kept."""
+
+import dataclasses
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import jax
+import numpy as np
+from rich.console import Console
+
+from experiments.harness.command import Order, Refused, find_options
+from experiments.harness.report import Row, plain
+from jaxeff.keys import fast_key
+from jaxeff.progress import progress_bar
+from jaxeff.store import CheckpointError, Kept, write_whole
+
+S = TypeVar("S")
+T = TypeVar("T")
+
+
+class Found(NamedTuple):
+    """What a study has measured.
+
+    Attributes:
+        rows: Flat records, one per measured thing.
+        extra: Further top-level entries of the JSON.
+        arrays: What only figures need, by name.
+    """
+
+    rows: Sequence[Row]
+    extra: dict[str, Any] = {}  # noqa: RUF012
+    arrays: dict[str, np.ndarray] = {}  # noqa: RUF012
+
+
+class Run(Generic[S]):
+    """What a study is given to run with.
+
+    Attributes:
+        settings: Of the chosen size, with what the command line overrides.
+        size: `fast`, `default` or `full`.
+        seed: Of everything.
+        name: Of the study with its size and what was overridden: the stem of the results.
+        results: Folder of all results.
+        folder: Of this run; what is kept for its resuming goes to `work` in it.
+        console: Where text goes.
+    """
+
+    def __init__(self, name: str, order: Order, settings: S, console: Console) -> None:
+        self.settings, self.size, self.seed = settings, order.size, order.seed
+        self.name, self.results, self.console = name, order.results, console
+        self.folder = order.results / name
+        self.work = self.folder / "work"
+        self.config: dict[str, Any] = {"size": order.size, "seed": order.seed, **plain(settings)}
+        selecting = [option.path for option in find_options(type(settings)) if option.selects]
+        identity = plain(settings)
+        for *outer, last in selecting:
+            inside = identity
+            for step in outer:
+                inside = inside[step]
+            del inside[last]
+        self._kept = self._open({"study": name, "seed": order.seed, **identity}, order)
+
+    @property
+    def key(self) -> jax.Array:
+        """Random key of the seed."""
+        return jax.random.key(self.seed)
+
+    @property
+    def fast_key(self) -> jax.Array:
+        """The same, of the generator that costs least on a processor."""
+        return fast_key(self.seed)
+
+    def say(self, text: str) -> None:
+        """Prints a line."""
+        self.console.print(text)
+
+    def shared(self, name: str) -> Path:
+        """A folder of results that other runs use too."""
+        return self.results / name
+
+    def keep(self, task: Any, make: Callable[[], Iterable[Row]]) -> list[Row]:
+        """The rows of one task: those of an earlier run, or made now and kept.
+
+        Args:
+            task: What tells it from others, a dataclass or what JSON can say.
+            make: Makes its rows.
+        """
+        task = plain(task)
+        if task not in self._kept:
+            self._kept.add(task, [plain(row) for row in make()])
+        return self._kept[task]
+
+    def each(
+        self,
+        tasks: Sequence[T],
+        make: Callable[[T], Iterable[Row]],
+        until: Callable[[], bool] = lambda: False,
+    ) -> list[Row]:
+        """The rows of every task, with a progress bar; see `keep`.
+
+        Args:
+            tasks: Dataclasses or what JSON can say; shown by their `name` or as they are.
+            make: Makes the rows of one.
+            until: Whether to start no further one; what is left has no rows.
+        """
+        return self.stream(tasks, lambda todo: ((task, make(task)) for task in todo), until)
+
+    def stream(
+        self,
+        tasks: Sequence[T],
+        make: Callable[[Sequence[T]], Iterable[tuple[T, Iterable[Row]]]],
+        until: Callable[[], bool] = lambda: False,
+        again: Callable[[list[Row]], bool] = lambda rows: False,
+    ) -> list[Row]:
+        """The same for tasks that are made in one go.
+
+        Args:
+            tasks: As of `each`.
+            make: Yields each of the tasks it is given with its rows, in any order.
+            until: As of `each`.
+            again: Whether to make a task again that has these rows.
+        """
+        known = {i for i, t in enumerate(map(plain, tasks)) if t in self._kept}
+        known -= {i for i in known if again(self._kept[plain(tasks[i])])}
+        todo = [task for i, task in enumerate(tasks) if i not in known]
+        if len(todo) < len(tasks):
+            self.say(f"{len(tasks) - len(todo)} of {len(tasks)} tasks were done before")
+        left = iter(make(todo))
+        bar = progress_bar(True, "tasks", len(tasks), len(known), console=self.console)
+        with bar as advance:
+            for number in range(len(todo)):
+                if until():
+                    self.say(f"{len(todo) - number} tasks are left for another run")
+                    break
+                task, rows = next(left)
+                self._kept.add(plain(task), [plain(row) for row in rows])
+                advance(1, _name(task))
+        done = [plain(task) for task in tasks if plain(task) in self._kept]
+        return [row for task in done for row in self._kept[task]]
+
+    def _open(self, identity: dict[str, Any], order: Order) -> Kept:
+        """The rows of this run; nothing is computed where they can't be kept."""
+        path = self.work / "rows.jsonl"
+        try:
+            if order.fresh and path.exists():
+                shutil.rmtree(self.work)
+            for file in (path, order.json or order.results / f"{self.name}.json"):
+                file.parent.mkdir(parents=True, exist_ok=True)
+                write_whole(probe := file.with_name(f"{file.name}.probe"), "")
+                probe.unlink()
+            return Kept(path, identity)
+        except OSError as error:
+            raise Refused(f"results can't be written: {error}") from error
+        except CheckpointError as error:
+            raise Refused(str(error).replace("start afresh", "start afresh (--fresh)")) from error
+
+
+def make_console() -> Console:
+    """A console that is wide enough for a table where the output isn't a terminal."""
+    return Console() if sys.stdout.isatty() else Console(width=130)
+
+
+def _name(task: Any) -> str:
+    if dataclasses.is_dataclass(task):
+        return str(getattr(task, "name", task))
+    return str(task)

@@ -1,0 +1,146 @@
+"""The two contenders, each a whole run in a process of its own: `run_alone`.
+
+NumPyro's is what its documentation has a user write: a model of sample statements, `NUTS` and
+`MCMC` with one chain. Ours has its chains on both cores and one warm-up for all of them.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.infer import MCMC, NUTS
+
+from experiments.scaling import chains as problem
+from jaxeff.bayes import nuts, predict, prior_scales
+
+Record = dict[str, Any]
+
+
+class CompileClock:
+    """Adds up the seconds that XLA compiles."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        jax.monitoring.register_event_duration_secs_listener(self._listen)
+
+    def _listen(self, event: str, duration_secs: float, **_: Any) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            self.seconds += duration_secs
+
+
+def run_numpyro(seed: int, hidden: int, warmup: int, samples: int, chains: int) -> Record:
+    """One chain by NumPyro as it comes.
+
+    Args:
+        seed: Of the run.
+        hidden: The network's width.
+        warmup: Iterations of warm-up.
+        samples: Draws of each chain.
+        chains: How many; NumPyro runs several one after the other.
+
+    Returns:
+        Seconds, gradients, effective sample sizes and R-hat.
+    """
+    params = problem.make_params(hidden)
+    scales = prior_scales("fan_in", params)
+
+    def model(x: Any, y: Any) -> None:
+        weights = {
+            layer: {
+                name: numpyro.sample(
+                    f"{layer}/{name}",
+                    dist.Normal(0.0, scales[f"{layer}/{name}"])
+                    .expand(leaf.shape)
+                    .to_event(leaf.ndim),
+                )
+                for name, leaf in leaves.items()
+            }
+            for layer, leaves in params.items()
+        }
+        outputs = problem.network(weights, x)
+        likelihood = dist.Normal(outputs[:, 0], jnp.exp(outputs[:, 1] / 2))
+        with numpyro.plate("data", len(x)):
+            numpyro.sample("y", likelihood, obs=y)
+
+    x, y = problem.data()
+    clock, start = CompileClock(), time.perf_counter()
+    run = MCMC(
+        NUTS(model), num_warmup=warmup, num_samples=samples, num_chains=chains, progress_bar=False
+    )
+    fields = ("num_steps", "diverging")
+    run.warmup(jax.random.key(seed), x, y, extra_fields=fields, collect_warmup=True)
+    warm_steps = int(run.get_extra_fields()["num_steps"].sum())  # waits for them
+    compiled, now = clock.seconds, time.perf_counter()
+    warm, start = now - start, now
+    run.run(jax.random.key(seed + 1), x, y, extra_fields=fields)
+    extra = jax.block_until_ready(run.get_extra_fields())
+    # A user compiles once, for both phases.
+    sampling = time.perf_counter() - start - (clock.seconds - compiled)
+
+    def predict_means(draw: dict[str, Any]) -> Any:
+        weights = {
+            layer: {name: draw[f"{layer}/{name}"] for name in leaves}
+            for layer, leaves in params.items()
+        }
+        return problem.network(weights, problem.inputs())[:, 0]
+
+    means = jax.lax.map(predict_means, run.get_samples())
+    return {
+        "compile_s": compiled,
+        "warmup_s": warm - compiled,
+        "sampling_s": sampling,
+        "warmup_gradients": warm_steps,
+        "sampling_gradients": int(extra["num_steps"].sum()),
+        "divergences": int(extra["diverging"].sum()),
+        **problem.summarize(np.reshape(means, (chains, samples, -1))),
+    }
+
+
+def run_jaxeff(seed: int, hidden: int, warmup: int, samples: int, chains: int) -> Record:
+    """Several chains by `jaxeff.bayes.nuts`; arguments and result as of `run_numpyro`."""
+    params = problem.make_params(hidden)
+    clock, start = CompileClock(), time.perf_counter()
+    result = nuts(
+        jax.random.key(seed), problem.network, params, problem.data(), likelihood="gaussian",
+        warmup=warmup, samples=samples, chains=chains, monitor=(), progress=False,
+    )  # fmt: skip
+    total, compiled = time.perf_counter() - start, clock.seconds
+    outputs = predict(jax.random.key(0), problem.network, result.posterior, problem.inputs())
+    means = np.reshape(outputs[..., 0], (chains, samples, -1))
+    return {
+        "compile_s": compiled,
+        "warmup_s": total - compiled - result.seconds[1],
+        "sampling_s": result.seconds[1],
+        "warmup_gradients": int(result.warmup_stats["steps"].sum()),
+        "sampling_gradients": int(result.stats["steps"].sum()),
+        "divergences": int(result.divergences.sum()),
+        **problem.summarize(means),
+    }
+
+
+RUNS = {"numpyro": run_numpyro, "jaxeff": run_jaxeff}
+CORES = 2
+
+
+def run_alone(contender: str, settings: Record) -> Record:
+    """A run in a process of its own, which alone can set how many devices the cores are."""
+    devices = CORES if contender == "jaxeff" else 1
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
+    arguments = [sys.executable, "-m", __name__, contender, json.dumps(settings)]
+    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        arguments, env=environment, check=True, stdout=subprocess.PIPE, text=True
+    )  # fmt: skip
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+if __name__ == "__main__":
+    print(json.dumps(RUNS[sys.argv[1]](**json.loads(sys.argv[2]))))

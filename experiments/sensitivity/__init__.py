@@ -1,1 +1,0 @@
-"""Cheap sensitivity measures against walking noise: `python -m experiments.sensitivity`."""

@@ -1,1 +1,0 @@
-"""Variance-aware noisy training: networks for noise whose level isn't known beforehand."""

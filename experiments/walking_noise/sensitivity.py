@@ -1,0 +1,103 @@
+"""Cheap sensitivity measures against walking noise: do they rank a network's layers alike?
+
+    python -m experiments.walking_noise.sensitivity
+
+Walking noise trains a network per slot, level and seed. The source calls for something cheaper and
+proposes two (T5154-5160), which it doesn't try. Measured here, for networks trained without noise:
+
+1. divergence: the noise level at which a slot alone moves the predictions by one bit;
+2. a budget of noise spread over the slots by gradient, of the trained network;
+3. the same along with the weights, in one training from scratch;
+4. for comparison, noise that walks at evaluation only;
+
+and Spearman's correlation of each with the midpoints of walking noise, and with (4), which sees the
+same trained network: the difference is what networks learn from noise. Walking noise is read from
+the JSON of `experiments.walking_noise`, or trained here: the same sweeps, which that study finds
+finished in the same results folder, and the other way round. Killed, a run goes on where it was.
+"""
+
+from collections.abc import Sequence
+
+import jax
+
+from experiments.harness import Found, Refused, Report, Row, Run, Study, Table
+from experiments.walking_noise import (
+    measures,
+    network,
+    ranking,
+    ranking_figure,
+    recipe,
+    reference,
+)
+from experiments.walking_noise.measures import Effort
+from experiments.walking_noise.recipe import Sweep
+
+COLUMNS = (
+    "case", "measure", "spearman", "spearman_evaluation", "between_seeds", "most_sensitive",
+    "updates", "seconds",
+)  # fmt: skip
+DIFFERENCES = (
+    "The source proposes the measures without trying them: there is no number to compare with.",
+    "Except at full size, networks are trained for fewer epochs, levels and seeds than the "
+    "source's walking noise; every row names its size.",
+    "Additive noise only: under multiplicative noise layers learn to binarize, which no measure of "
+    "a network trained without noise can foresee.",
+)
+SIZES = {
+    "fast": Effort(**vars(recipe.SIZES["fast"]), networks=2, inputs=256, draws=4, budget_epochs=20),
+    "default": Effort(
+        **vars(recipe.SIZES["default"]), networks=3, inputs=512, draws=4, budget_epochs=2
+    ),
+    "full": Effort(
+        **vars(recipe.SIZES["full"]), networks=5, inputs=1024, draws=16, budget_epochs=10
+    ),
+}
+
+
+def run(run: Run[Effort]) -> Found:
+    """Compares cheap sensitivity measures with walking noise."""
+    problems = [s for s in run.settings.chosen()[0] if (s.kind, s.where) == ("add", "layers")]
+    if not problems:
+        raise Refused(f"noise walks in no network with {' or '.join(run.settings.only)}")
+    rows = [
+        {"case": problem.case.name, **row, "size": run.size}
+        for problem in problems
+        for row in measure(run, problem)
+    ]
+    slots = [ranking.plain(row) for row in rows]
+    return Found(ranking.compare(rows, run.size), {"slots": slots})
+
+
+def measure(run: Run[Effort], problem: Sweep) -> list[Row]:
+    """All measures of a network, slot by slot."""
+    case, settings, key = problem.case, run.settings, run.fast_key
+    images = network.load(case, settings)
+    net = network.build(case, images.shape)
+    subject = measures.Subject(problem, net, images, settings, run.work)
+    rows = reference.read(settings.walking, problem, net) if settings.walking else []
+    if not rows:
+        # Found finished by the study of walking noise in the same results, and the other way round.
+        shared = run.shared(run.name.replace("sensitivity", "walking_noise")) / "work"
+        rows = run.keep(["walking", case.name], lambda: reference.walk(key, subject, shared))
+    run.say(f"{case.name}: walking noise in {len(net.slots)} slots")
+    clean = reference.train_clean(key, subject)
+    for i in range(settings.networks):
+        model = measures.take((clean.params, clean.state or {}), i)
+        own = jax.random.fold_in(key, i)
+        cheap = lambda i=i: measures.measure_all(own, subject, model, i)  # noqa: B023, E731
+        rows = rows + run.keep(["measures", case.name, i], cheap)
+        run.say(f"{case.name}: cheap measures of network {i + 1} of {settings.networks}")
+    return rows
+
+
+def tables(report: Report) -> Sequence[Table]:
+    """The rankings."""
+    return [Table("ranking of slots against walking noise", report.rows, COLUMNS)]
+
+
+STUDY = Study(
+    "sensitivity", __doc__, SIZES, run, ranking.judge, ranking_figure.draw, tables, DIFFERENCES
+)
+
+if __name__ == "__main__":
+    STUDY.main()

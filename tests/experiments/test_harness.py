@@ -1,0 +1,266 @@
+"""The harness by the example of `experiments/README.md`, which is run as it is printed."""
+
+import importlib.util
+import json
+import re
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+
+from experiments.harness import SELECTS, Found, Least, Refused, Report, Run, Study, command, figures
+
+README = Path(__file__).parents[2] / "experiments" / "README.md"
+
+
+@pytest.fixture(scope="module")
+def coins(tmp_path_factory):
+    (code,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    path = tmp_path_factory.mktemp("example") / "coins.py"
+    path.write_text(code)
+    spec = importlib.util.spec_from_file_location("coins", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.STUDY
+
+
+@pytest.fixture
+def quiet(coins):
+    """Without its figure, which takes most of its time."""
+    return replace(coins, draw=lambda report: {})
+
+
+def refused(study, *arguments, capsys):
+    """What is said to a command line that can't be run."""
+    with pytest.raises(SystemExit) as left:
+        study.main([*map(str, arguments)])
+    assert left.value.code == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1, said
+    return said
+
+
+def read(path):
+    return json.loads(path.read_text())
+
+
+def test_the_example_runs(coins, tmp_path, capsys):
+    coins.main(["--results", str(tmp_path)])
+    printed = capsys.readouterr().out
+    assert "source spread" in printed
+    assert printed.count(" ok ") == 3
+    found = read(tmp_path / "coins.json")
+    assert list(found)[:7] == [
+        "experiment", "size", "config", "versions", "rows", "checks", "differences",
+    ]  # fmt: skip
+    assert found["config"] == {
+        "size": "default",
+        "seed": 0,
+        "tosses": [10, 100, 1000],
+        "coins": 400,
+    }
+    assert found["differences"] == ["The source tosses no coins."]
+    assert all(check["passed"] for check in found["checks"])
+    assert (tmp_path / "coins" / "spread.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_size_that_cannot_decide_says_so(quiet, tmp_path, capsys):
+    quiet.main(["--fast", "--results", str(tmp_path)])
+    printed = capsys.readouterr().out
+    assert printed.count("undecided (needs default)") == 3
+    assert "FAILED" not in printed
+    checks = read(tmp_path / "coins-fast.json")["checks"]
+    assert [(check["passed"], check["needs"]) for check in checks] == [(None, "default")] * 3
+
+
+def test_no_run_overwrites_another(quiet, tmp_path):
+    for arguments in ([], ["--fast"], ["--full"], ["--coins", "5"], ["--tosses", "4", "9"],
+                      ["--fast", "--seed", "1"]):  # fmt: skip
+        quiet.main([*arguments, "--results", str(tmp_path)])
+    assert {path.name for path in tmp_path.glob("*.json")} == {
+        "coins.json", "coins-fast.json", "coins-full.json", "coins-coins=5.json",
+        "coins-tosses=4,9.json", "coins-fast-seed=1.json",
+    }  # fmt: skip
+
+
+def test_a_run_goes_on_where_it_was_killed(quiet, tmp_path):
+    done = []
+
+    def killed(run):
+        def toss(n):
+            if len(done) == 1:
+                raise KeyboardInterrupt
+            done.append(n)
+            return [{"tosses": n, "spread": 0.1, "source_spread": 0.1}]
+
+        return run.each(run.settings.tosses, toss)
+
+    study, arguments = replace(quiet, run=killed), ["--results", str(tmp_path)]
+    with pytest.raises(KeyboardInterrupt):
+        study.main(arguments)
+    assert not (tmp_path / "coins.json").exists()
+    with (tmp_path / "coins" / "work" / "rows.jsonl").open("a") as file:
+        file.write('{"task": 100, "ro')  # half a line, which a kill leaves
+    quiet.main(arguments)
+    rows = read(tmp_path / "coins.json")["rows"]
+    assert [row["tosses"] for row in rows] == [10, 100, 1000]
+    assert [row["spread"] == 0.1 for row in rows] == [True, False, False]
+    quiet.main([*arguments, "--fresh"])
+    assert read(tmp_path / "coins.json")["rows"][0]["spread"] != 0.1
+
+
+def test_rows_of_other_settings_are_refused(quiet, tmp_path, capsys):
+    quiet.main(["--results", str(tmp_path)])
+    changed = replace(
+        quiet, sizes={**quiet.sizes, "default": replace(quiet.sizes["default"], coins=9)}
+    )
+    said = refused(changed, "--results", tmp_path, capsys=capsys)
+    assert "coins is 400 there and 9 here" in said
+    assert "--fresh" in said
+    changed.main(["--results", str(tmp_path), "--fresh"])
+
+
+def test_results_that_cannot_be_written_are_found_first(coins, tmp_path, capsys):
+    never = replace(coins, run=lambda run: pytest.fail("it was run"))
+    (tmp_path / "file").touch()
+    for option in ("--results", "--json"):
+        place = tmp_path / "file" / ("x.json" if option == "--json" else "")
+        said = refused(never, "--results", tmp_path, option, place, capsys=capsys)
+        assert "can't be written" in said
+    made = Path("/proc/none/results")
+    assert "can't be written" in refused(never, "--results", made, capsys=capsys)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--coins", "1"], "argument --coins: 1 is less than 2"),
+        (["--coins", "many"], "argument --coins: invalid int value: 'many'"),
+        (["--tosses", "3", "0"], "argument --tosses: 0 is less than 1"),
+        (["--fast", "--full"], "not allowed with argument"),
+        (["--nope"], "unrecognized arguments: --nope"),
+    ],
+)
+def test_wrong_options_are_one_line(coins, arguments, message, capsys):
+    assert message in refused(coins, *arguments, capsys=capsys)
+
+
+def test_help_suffices(coins, capsys):
+    with pytest.raises(SystemExit) as left:
+        coins.main(["--help"])
+    assert left.value.code == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "J. Bernoulli" in printed
+    assert "coins that are tossed so often [fast 8, default 400, full 400]" in printed
+    for option in ("--fast", "--full", "--json", "--results", "--fresh", "--seed"):
+        assert option in printed
+
+
+@dataclass(frozen=True)
+class Inner:
+    """Within others.
+
+    Attributes:
+        rate: A rate.
+    """
+
+    rate: float = 0.5
+
+
+@dataclass(frozen=True)
+class Outer:
+    """Of every kind.
+
+    Attributes:
+        inner: Settings of their own.
+        which: One of two.
+        flag: Yes or no.
+        path: A path.
+        only: What to run only.
+        table: No option.
+        either: None, too.
+    """
+
+    inner: Inner = Inner()
+    which: Literal["a", "b"] = "a"
+    flag: bool = True
+    path: Path | None = None
+    only: Annotated[tuple[str, ...], SELECTS] = ()
+    least: Annotated[int | None, Least(1)] = None
+    table: dict[str, int] = field(default_factory=dict)
+    either: float | str = 1.0
+
+    def __post_init__(self):
+        if self.inner.rate > 1:
+            raise Refused("a rate is at most 1")
+
+
+def order(*arguments):
+    return command.read("any", "About.", dict.fromkeys(command.SIZES, Outer()), arguments)
+
+
+def test_options_come_from_the_settings():
+    found = order("--inner-rate", "0.25", "--which", "b", "--no-flag", "--only", "x", "--only", "y")
+    assert found.settings == Outer(Inner(0.25), "b", False, None, ("x", "y"))
+    assert found.changed == {"inner-rate": 0.25, "which": "b", "flag": False}  # not what selects
+    options = {option.name: option for option in command.find_options(Outer)}
+    assert [*options] == ["inner-rate", "which", "flag", "path", "only", "least"]
+    assert options["least"].arguments["metavar"] == "INT"
+    with pytest.raises(Refused, match="at most 1"):
+        order("--inner-rate", "2")
+    with pytest.raises(Refused, match="no letter 'z': choose among x, y"):
+        command.choose(["z"], ["x", "y"], "letter")
+
+
+def test_what_selects_belongs_to_no_run(tmp_path):
+    seen = []
+
+    def run(run: Run[Outer]):
+        seen.append(run.each(run.settings.only, lambda name: [{"name": name, "n": len(seen)}]))
+        return Found(seen[-1])
+
+    study = Study("any", "About.", dict.fromkeys(command.SIZES, Outer()), run,
+                  lambda report: None, lambda report: {})  # fmt: skip
+    for names in (["a"], ["b", "a"]):
+        study.main(["--only", *names, "--results", str(tmp_path)])
+    assert [(row["name"], row["n"]) for row in seen[1]] == [("b", 1), ("a", 0)]
+
+
+def test_reports_are_plain():
+    report = Report("any", "full", {})
+    report.check("of arrays", None, np.float32(0.5), np.bool_(True), needs="full")
+    assert report.checks == [{"name": "of arrays", "source": None, "ours": 0.5, "passed": True}]
+    json.dumps(report.checks, allow_nan=False)
+
+
+def test_legends_stand_off_the_points_and_ticks_apart():
+    figure, axes = plt.subplots(1, 2, figsize=(4, 3))
+    for axis, names in zip(axes, ("abc", "ac"), strict=True):
+        for i, name in enumerate(names):
+            axis.plot([0, 1], [i, 1], color={"a": "C0", "b": "C1", "c": "C2"}[name], label=name)
+    axes[0].set_xticks([0, 0.5, 1], ["a very long label", "another of the kind", "and a third one"])
+    figure.set_layout_engine("constrained")
+    figure.draw_without_rendering()
+    assert figures.colliding(axes[0])
+    figures.finish(figure)
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["a", "b", "c"]
+    assert not figures.colliding(axes[0])
+    below = legend.get_window_extent()
+    assert not any(below.overlaps(axis.get_window_extent()) for axis in axes)
+    plt.close(figure)
+
+
+def test_a_label_of_two_meanings_has_a_legend_in_each_panel():
+    figure, axes = plt.subplots(1, 2, figsize=(8, 3))
+    for axis, color in zip(axes, ("C0", "C1"), strict=True):
+        axis.plot([0, 1], color=color, label="the same")
+    figures.finish(figure)
+    assert not figure.legends
+    for axis in axes:
+        assert axis.get_legend().get_window_extent().y1 <= axis.get_tightbbox().y1
+        assert axis.get_legend().get_window_extent().y1 < axis.get_window_extent().y0
+    plt.close(figure)
