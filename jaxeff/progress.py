@@ -1,8 +1,12 @@
 """How far a long run is: a bar on a terminal and in a notebook, lines in a log file if asked for.
 
-    with progress_bar(None, "epoch", epochs) as advance:
-        for epoch in range(epochs):
-            advance(1, "loss 0.31")
+```python
+from jaxeff.progress import progress_bar
+
+with progress_bar(None, "epoch", 20) as advance:
+    for epoch in range(20):
+        advance(1, "loss 0.31")
+```
 
 Functions that run for long take ``progress``: None shows it where somebody is looking, a terminal
 or a notebook, and keeps silent elsewhere; True shows it anyway, in a log file a line per half

@@ -5,12 +5,19 @@ differentiated and passed through `jit`; its choices (a bit width, an axis, a na
 
 What a field may hold is said by its type, and checked by `Setting`, whose subclass it is:
 
-    @register_setting
-    @dataclass(frozen=True)
-    class Thermal(Setting):
-        sigma: NonNegative
-        repeats: Annotated[int, Count(1, 64)] = static(1)
-        order: Annotated[str, Choice("first", "last")] = static("first")
+```python
+from dataclasses import dataclass
+from typing import Annotated
+
+from jaxeff.settings import Choice, Count, NonNegative, Setting, register_setting, static
+
+@register_setting
+@dataclass(frozen=True)
+class Thermal(Setting):
+    sigma: NonNegative
+    repeats: Annotated[int, Count(1, 64)] = static(1)
+    order: Annotated[str, Choice("first", "last")] = static("first")
+```
 
 Arguments of functions are checked by the same functions: `check_number`, `check_count`,
 `check_choice`.

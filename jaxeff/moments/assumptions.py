@@ -1,7 +1,18 @@
 """`assumptions(f, params, x)`: where moments take dependent values as independent, and how far off.
 
-    print(jaxeff.moments.assumptions(f, posterior, x))                    # the places
-    print(jaxeff.moments.assumptions(f, posterior, x, key=key))           # and what each costs
+```python
+import jax
+
+import jaxeff
+from jaxeff.moments import assumptions
+from jaxeff.nn import small_classifier
+
+f, params, (x, y) = small_classifier()
+posterior = jax.tree.map(lambda w: jaxeff.Gaussian(w, 0.01 * w**2), params)
+twice = lambda p, x: f(p, x) * f(p, x)[:, ::-1]              # whatever shares a posterior
+print(assumptions(twice, posterior, x[:10]))                 # the places
+print(assumptions(twice, posterior, x[:10], key=jax.random.key(0)))  # and what each costs
+```
 
 The second form runs the function on samples and holds the rule of each place against it, given the
 moments that its inputs have indeed, so that what one place gets wrong isn't blamed on the next.

@@ -1,7 +1,17 @@
 """`calibrate_moments`: variances that are right, for a factor per site and channel measured once.
 
-    calibrated = jaxeff.moments.calibrate_moments(key, f, posterior, images)
-    logits = jaxeff.moments(f)(calibrated, x)
+```python
+import jax
+
+import jaxeff
+from jaxeff.moments import calibrate_moments
+from jaxeff.nn import small_classifier
+
+f, params, (x, y) = small_classifier()
+posterior = jax.tree.map(lambda w: jaxeff.Gaussian(w, 0.01 * w**2), params)
+calibrated = calibrate_moments(jax.random.key(0), f, posterior, x[:100])
+logits = jaxeff.moments(f)(calibrated, x)
+```
 
 The diagonal covariance forgets what entries share (a kernel's noise over positions, noise at the
 input, a residual stream), and variances are off by factors that depend on the network far more than

@@ -19,13 +19,13 @@ Sharp edges
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array
 
 from jaxeff.moments.dependence import fresh, walk
@@ -120,39 +120,43 @@ def _expanded(
     fn: Callable[..., Array], lineage: _OneLineage, values: dict[Value, Any], curved: bool
 ) -> Gaussian:
     means = [values[v].mean for v, _ in lineage]
-    bases = [_basis(v, labels, values[v].mean.dtype) for v, labels in lineage]
+    tangents = _side_by_side([_basis(v, labels, values[v].mean.dtype) for v, labels in lineage])
     spreads = [_spread(values[v].var, labels) for v, labels in lineage]
+    layout = np.broadcast_shapes(*(s.shape[1:] for s in spreads))
+    spread = jnp.concatenate([jnp.broadcast_to(s, (len(s), *layout)) for s in spreads])
 
-    def at(k: int, x: Array) -> list[Array]:
-        return [*means[:k], x, *means[k + 1 :]]
+    def slope(at: Sequence[Array], tangent: Sequence[Array]) -> Array:
+        return jax.jvp(fn, at, tangent)[1]
 
-    def slope(k: int, tangent: Array, where: Sequence[Array]) -> Array:
-        return _derivative(lambda x: fn(*where[:k], x, *where[k + 1 :]), where[k], tangent)
-
-    def with_entry(k: int, total: tuple[Array, Array], entry: tuple[Array, Array]) -> Any:
+    def with_entry(total: tuple[Array, Array], entry: Any) -> Any:
         mean, var = total
-        tangent, v = entry
+        number, tangent, v = entry
 
-        def curvature(other: int, second: Array) -> Array:
-            return _derivative(lambda x: slope(k, tangent, at(other, x)), means[other], second)
+        def curvature(second: Sequence[Array]) -> Any:
+            return jax.jvp(lambda *x: slope([*x], tangent), means, second)
 
-        var = var + v * slope(k, tangent, means) ** 2
-        if curved:
-            mean = mean + 0.5 * v * curvature(k, tangent)
-            for other, (basis, w) in enumerate(zip(bases, spreads, strict=True)):
-                bends = jax.vmap(functools.partial(curvature, other))(basis)
-                var = var + 0.5 * v * jnp.sum(w * bends * bends, 0)
+        if not curved:
+            return (mean, var + v * slope(means, tangent) ** 2), None
+        first, bends = jax.vmap(curvature, out_axes=(None, 0))(tangents)
+        mean = mean + 0.5 * v * bends[number]
+        var = var + v * first**2 + 0.5 * v * jnp.sum(spread * bends * bends, 0)
         return (mean, var), None
 
     centre = fn(*means)
-    total = (centre, jnp.zeros_like(centre))
-    for k, entries in enumerate(zip(bases, spreads, strict=True)):
-        total, _ = jax.lax.scan(functools.partial(with_entry, k), total, entries)
+    entries = (jnp.arange(len(spread)), tangents, spread)
+    total, _ = jax.lax.scan(with_entry, (centre, jnp.zeros_like(centre)), entries)
     return Gaussian(*total)
 
 
-def _derivative(fn: Callable[[Array], Array], at: Array, tangent: Array) -> Array:
-    return jax.jvp(fn, (at,), (tangent,))[1]
+def _side_by_side(bases: Sequence[Array]) -> list[Array]:
+    """Tangents of all inputs: in each, one input's entry moves and the others stand still."""
+    counts = [len(basis) for basis in bases]
+    before = [sum(counts[:k]) for k in range(len(counts))]
+    after = [sum(counts[k + 1 :]) for k in range(len(counts))]
+    return [
+        jnp.pad(basis, [(i, j)] + [(0, 0)] * (basis.ndim - 1))
+        for basis, i, j in zip(bases, before, after, strict=True)
+    ]
 
 
 def _basis(value: Value, labels: Labels, dtype: Any) -> Array:

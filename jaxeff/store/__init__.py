@@ -1,7 +1,11 @@
 """Files that survive a kill: written whole or line by line, and refused by any other run.
 
-    save_pytree("run.safetensors", tree, {"epoch": 3})    # whole or not at all, with a checksum
-    kept = Kept("rows.jsonl", {"seed": 0})                # a line per finished task
+```python
+from jaxeff.store import Kept, save_pytree
+
+save_pytree("run.safetensors", {"w": 1.0}, {"epoch": 3})  # whole or not at all, with a checksum
+kept = Kept("rows.jsonl", {"seed": 0})                    # a line per finished task
+```
 
 The ground floor: it imports no other room. Chains, sweeps, posteriors, built data sets and tuning
 databases are kept by their own rooms with what is here.

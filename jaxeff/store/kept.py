@@ -1,10 +1,15 @@
 """`Kept`: what finished tasks found, in a file that outlives the process.
 
-    kept = Kept(folder / "rows.jsonl", {"seed": 0, "size": "fast"})
-    for task in tasks:
-        if task not in kept:
-            kept.add(task, measure(task))
-    rows = [row for task in tasks for row in kept[task]]
+```python
+from jaxeff.store import Kept
+
+kept = Kept("rows.jsonl", {"seed": 0, "size": "fast"})
+tasks = [2, 3, 5]
+for task in tasks:
+    if task not in kept:
+        kept.add(task, [{"n": task, "square": task**2}])
+rows = [row for task in tasks for row in kept[task]]
+```
 
 The file has one JSON object per line: first ``{"run": ...}``, what makes it the same run, then
 ``{"task": ..., "rows": ...}`` per finished task. A process killed at any moment loses at most the

@@ -1,6 +1,16 @@
 """The samplers by name: `mcmc` with the kernel's settings beside its own.
 
-result = nuts(key, f, params, data, samples=500, max_depth=8)
+```python
+import jax
+
+from jaxeff.bayes import nuts
+from jaxeff.nn import small_classifier
+
+f, params, (x, y) = small_classifier()
+result = nuts(
+    jax.random.key(0), f, params, (x[:50], y[:50]), chains=2, warmup=20, samples=20, max_depth=3
+)
+```
 """
 
 from __future__ import annotations
