@@ -12,6 +12,7 @@ MODULES = (
     "hardening",
     "hardening.vant",
     "latency",
+    "moment_variances",
     "quickstart",
     "replicates",
     "scaling",
@@ -21,8 +22,8 @@ MODULES = (
     "walking_noise.sensitivity",
 )
 _PACKAGES = (
-    "activations", "bridges", "dirty_mnist", "hardening", "latency", "quickstart", "scaling",
-    "transforms", "walking_noise",
+    "activations", "bridges", "dirty_mnist", "hardening", "latency", "moment_variances",
+    "quickstart", "scaling", "transforms", "walking_noise",
 )  # fmt: skip
 
 

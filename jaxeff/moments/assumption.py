@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from jaxeff import _compat
 from jaxeff.moments.lineage import Lineage, Meeting
-from jaxeff.program.graph import Value
+from jaxeff.program.graph import Node, Value
 from jaxeff.program.layers import Layer
 
 
@@ -92,6 +92,15 @@ class Assumption:
         reason = "dependent entries are combined, to second order about their means,"
         line = _compat.source_line(layer.nodes[-1].eqn)
         return cls(layer.site, layer.kind, reason, _names(random), line)
+
+    @classmethod
+    def approximated(cls, layer: Layer, node: Node, root: Value, name: str) -> Assumption:
+        """The assumption that a statistic has the distribution of its rule."""
+        reason = f"the {name} of so few entries is approximated, a statistic"
+        if name == "logsumexp":
+            reason = "pairs of a log-sum-exp are taken as Gaussian, a statistic"
+        line = _compat.source_line(node.eqn)
+        return cls(layer.site, layer.kind, reason, _names([root]), line)
 
     def __str__(self) -> str:
         """One line: where, what, and how far off."""

@@ -137,13 +137,61 @@ def root(q: Gaussian) -> Gaussian:
     distribution; Patnaik 1949 for others). From k = 4 on 1 - r is its series in 1 / k, which keeps
     the digits of a small variance.
     """
+    safe, c = _inverse_shape(q)
+    lost = _lost(c)
+    return Gaussian(jnp.sqrt(safe * (1 - lost)) * (q.mean > 0), q.mean * lost)
+
+
+def inverse_root(q: Gaussian) -> Gaussian:
+    """Moments of 1 / sqrt(q), `q` taken as gamma distributed; from k = 1.1 down as at 1.1.
+
+    E 1/q is k / ((k - 1) E q), and below k = 1 infinite. With d = k - 1/2 and the r of `root` at d,
+    the squared mean is k / (d r E q).
+    """
+    safe, c = _inverse_shape(q)
+    c = jnp.minimum(c, 1 / 1.1)
+    past = c / (1 - c / 2)  # 1 / d
+    lost = _lost(past)
+    mean = lax.rsqrt(safe * (1 - c / 2) * (1 - lost))
+    # k / (k - 1) - k / (d r), without the cancellation; lost / past is 1/4 where c is 0.
+    share = jnp.where(past > 0, lost / jnp.where(past > 0, past, 1), 0.25)
+    var = (0.5 - share) * c / ((1 - c) * (1 - c / 2) * (1 - lost)) / safe
+    return Gaussian(mean, var)
+
+
+def inverse(q: Gaussian) -> Gaussian:
+    """Moments of 1 / q, `q` taken as gamma distributed; from k = 2.1 down as at 2.1."""
+    safe, c = _inverse_shape(q)
+    c = jnp.minimum(c, 1 / 2.1)
+    mean = 1 / (safe * (1 - c))
+    return Gaussian(mean, mean * mean * c / (1 - 2 * c))
+
+
+def logarithm(q: Gaussian) -> Gaussian:
+    """Moments of log(q), `q` taken as gamma distributed: digamma and trigamma of its shape."""
+    safe, c = _inverse_shape(q)
+    k = 1 / jnp.maximum(c, 0.1)
+    mean = jnp.where(
+        c < 0.1, -c / 2 - c * c / 12 + c**4 / 120, lax.digamma(k) - jnp.log(k)
+    )  # fmt: skip
+    var = jnp.where(
+        c < 0.1, c + c * c / 2 + c**3 / 6 - c**5 / 30, lax.polygamma(jnp.ones_like(k), k)
+    )
+    return Gaussian(jnp.log(safe) + mean, var)
+
+
+def _inverse_shape(q: Gaussian) -> tuple[Array, Array]:
+    """The mean of a gamma variable, 1 where it isn't positive, and 1 / k."""
     safe = jnp.where(q.mean > 0, q.mean, 1)
-    c = q.var / (safe * safe)  # 1 / k
+    return safe, q.var / (safe * safe)
+
+
+def _lost(c: Array) -> Array:
+    """1 - Gamma(k + 1/2)^2 / (Gamma(k)^2 k) at k = 1 / c."""
     series = 0.25 * c * (1 - c / 8 - c * c / 32 + 5 * c**3 / 512)
     k = 1 / jnp.maximum(c, 0.25)
     exact = -jnp.expm1(2 * (lax.lgamma(k + 0.5) - lax.lgamma(k)) - jnp.log(k))
-    lost = jnp.where(c < 0.25, series, exact)
-    return Gaussian(jnp.sqrt(safe * (1 - lost)) * (q.mean > 0), q.mean * lost)
+    return jnp.where(c < 0.25, series, exact)
 
 
 def _count(x: Gaussian, axes: tuple[int, ...]) -> int:

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from jaxeff import _compat
 from jaxeff._compat import primitives as p
 from jaxeff._compat import split_p, tile_p
-from jaxeff.moments import activations, arithmetic, clark, pooling
+from jaxeff.moments import activations, arithmetic, clark, extremes, pooling
 from jaxeff.moments.gaussian import Gaussian
 from jaxeff.moments.linear import bilinear
 from jaxeff.moments.quadrature import gauss_legendre
@@ -174,8 +174,8 @@ RULES: dict[Any, Rule] = {
     p.clamp_p: _clamp,
     p.integer_pow_p: _integer_pow,
     p.pow_p: _pow,
-    p.reduce_max_p: _extremum(clark.reduce_max, _axes),
-    p.reduce_min_p: _extremum(clark.reduce_min, _axes),
+    p.reduce_max_p: _extremum(extremes.reduce_max, _axes),
+    p.reduce_min_p: _extremum(extremes.reduce_min, _axes),
     p.reduce_window_max_p: _extremum(pooling.window_max, read_window),
     p.reduce_window_min_p: _extremum(pooling.window_min, read_window),
 }

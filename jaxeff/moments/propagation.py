@@ -40,6 +40,7 @@ class Environment:
         lineages: What depends on which of the layer's random inputs.
         meetings: The equations that combine dependent entries.
         numbers: Deterministic values that are one known number everywhere.
+        approximated: Places where a rule is known to be inexact.
     """
 
     layer: Layer
@@ -49,6 +50,7 @@ class Environment:
     lineages: dict[Any, Lineage] = field(default_factory=dict)
     meetings: dict[Node, list[Meeting]] = field(default_factory=dict)
     numbers: dict[Any, float] = field(default_factory=dict)
+    approximated: list[Assumption] = field(default_factory=list)
 
     @classmethod
     def of(

@@ -60,10 +60,15 @@ def region(layer: Layer, values: Sequence[Any], rules: Mapping[Any, Rule], note:
     Raises:
         MomentsError: Something in it has no rule.
     """
+    approximated: list[Assumption] = []
     try:
-        return _known(layer, values, rules)
+        known = _known(layer, values, rules, approximated)
     except DependenceError:
         pass
+    else:
+        for one in approximated:
+            note(one)
+        return known
     given = {
         v: to_variance(x) if is_random(x) else x for v, x in zip(layer.inputs, values, strict=True)
     }
@@ -72,7 +77,7 @@ def region(layer: Layer, values: Sequence[Any], rules: Mapping[Any, Rule], note:
 
         def independent(part: Layer, known: dict[Value, Any]) -> list[Any] | None:
             try:
-                return _known(part, [known[v] for v in part.inputs], rules)
+                return _known(part, [known[v] for v in part.inputs], rules, [])
             except DependenceError:
                 return None
 
@@ -84,14 +89,19 @@ def region(layer: Layer, values: Sequence[Any], rules: Mapping[Any, Rule], note:
             if degree(layer, random) > 2:
                 note(Assumption.expanded(layer, random))
             return found
-    return _known(layer, values, rules, note)
+    return _known(layer, values, rules, [], note)
 
 
 def _known(
-    layer: Layer, values: Sequence[Any], rules: Mapping[Any, Rule], assume: Note | None = None
+    layer: Layer,
+    values: Sequence[Any],
+    rules: Mapping[Any, Rule],
+    approximated: list[Assumption],
+    assume: Note | None = None,
 ) -> list[Any]:
     """By statistics, closed forms and quadrature, equation by equation where none applies."""
     env = Environment.of(layer, values, rules, assume)
+    env.approximated = approximated
     root = _root(layer, env)
     if root is None:
         propagate(layer.nodes, env)
@@ -128,12 +138,15 @@ def _with_statistics(nodes: Sequence[Node], root: Value, env: Environment) -> No
     tensor = env.values[root]
     symbols: dict[Any, statistics.Statistic] = {root: statistics.tensor(tensor)}
 
-    def settle(atom: Any) -> None:
+    def settle(atom: Any, node: Node) -> None:
         """Turns a symbol into its moments."""
         if isinstance(atom, Value) and atom in symbols and atom is not root:
             found = statistics.moments(symbols[atom], tensor)
             if found is not None:
                 env.values[atom] = found
+                if not statistics.is_exact(symbols[atom], tensor):
+                    name = symbols[atom].name
+                    env.approximated.append(Assumption.approximated(env.layer, node, root, name))
 
     for node in nodes:
         operands = [
@@ -149,13 +162,13 @@ def _with_statistics(nodes: Sequence[Node], root: Value, env: Environment) -> No
                 symbols[node.outputs[0]] = symbol
                 continue
         for atom in node.inputs:
-            settle(atom)
+            settle(atom, node)
         if any(a in symbols and a not in env.values for a in node.values):
             reason = "uses statistics of a random tensor in an unknown way"
             raise no_rule(node, env.site, reason, DependenceError)
         step(node, env)
-    for value in [v for n in nodes for v in n.outputs]:
-        settle(value)
+    for value in env.layer.outputs:
+        settle(value, nodes[-1])
 
 
 def _pointwise(
@@ -227,6 +240,9 @@ def _core(nodes: list[Node], root: Value, outputs: Sequence[Value], env: Environ
         if len(nodes) == 1 and nodes[0].primitive in UNARY:
             env.write(nodes[0].outputs, [UNARY[nodes[0].primitive](x)])
             return
+        if len(nodes) == 1 and _is_reciprocal(nodes[0]):
+            step(nodes[0], env)
+            return
         found, kinks = _closed_form(nodes, root, outputs, env)
         if found is not None:
             env.write(outputs, found)
@@ -285,6 +301,13 @@ def _moments(symbol: Any, value: Value, x: Any) -> Any:
     if is_nondecreasing(symbol):
         return Activated(result.mean, result.var, to_variance(x), apply)
     return result
+
+
+def _is_reciprocal(node: Node) -> bool:
+    """Whether a pole keeps quadrature from the Gaussian it is integrated over."""
+    if node.primitive is p.integer_pow_p:
+        return node.eqn.params["y"] < 0
+    return node.primitive is p.div_p
 
 
 def _first_unknown(nodes: Sequence[Node]) -> Node | None:

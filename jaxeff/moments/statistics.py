@@ -23,14 +23,14 @@ from typing import Any
 
 from jaxeff._compat import primitives as p
 from jaxeff.moments.raw import is_random
-from jaxeff.moments.statistic_moments import moments
+from jaxeff.moments.statistic_moments import is_exact, moments
 from jaxeff.program import axes as following
 from jaxeff.program import symbolic
 from jaxeff.program.axes import Axes
 from jaxeff.program.graph import Node
 from jaxeff.program.symbolic import Constant, UnreadableError
 
-__all__ = ["Independent", "Reader", "Statistic", "moments", "read", "tensor"]
+__all__ = ["Independent", "Reader", "Statistic", "is_exact", "moments", "read", "tensor"]
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Statistic:
         gain: A known factor.
         eps: What was added under the root, relative to the gain.
         floor: What is under the root is raised to this, relative to the gain.
-        shift: What was added to the root, relative to the gain.
+        shift: What was added to the root or the logarithm, relative to the gain.
         factors: Other operands it was multiplied by, of the value's shape.
     """
 
@@ -215,9 +215,17 @@ def _root(eqn: Any, s: Statistic) -> Statistic:
 
 
 def _inverse(eqn: Any, s: Statistic) -> Statistic:
-    if s.name not in _DIVISORS or s.factors:
+    if s.name not in _DIVISORS | _POWERS or s.factors:
         raise UnreadableError
     return replace(s, name=f"1/{s.name}", gain=1 / s.gain)
+
+
+def _logarithm(eqn: Any, s: Statistic) -> Statistic:
+    if s.name not in _POWERS:
+        return _renamed(_LOGARITHMS)(eqn, s)
+    if s.factors or s.floor or s.gain <= 0:
+        raise UnreadableError
+    return replace(s, name=f"log {s.name}", gain=1.0, shift=math.log(s.gain))
 
 
 _EXPONENTS: dict[float | None, symbolic.Rule] = {
@@ -367,7 +375,7 @@ _RULES: dict[Any, symbolic.Rule] = {
     p.sqrt_p: _root,
     p.rsqrt_p: _EXPONENTS[-0.5],
     p.exp_p: _renamed(_EXPONENTIALS),
-    p.log_p: _renamed(_LOGARITHMS),
+    p.log_p: _logarithm,
     p.abs_p: _absolute,
     p.is_finite_p: _is_finite,
     p.select_n_p: _select,

@@ -33,10 +33,11 @@ from jaxeff.moments.lineage import SHARED, Lineage, identity
 from jaxeff.moments.pointwise import degrees, is_pointwise
 from jaxeff.program.graph import Node, Value
 from jaxeff.program.layers import Layer, Program
+from jaxeff.program.regions import reduces
 
 _JOINABLE = {"elementwise", "normalization", "reduction", "shape", "other"}
 _PRODUCTS = {"linear", "contraction"}
-_ROOTS = {p.sqrt_p, p.rsqrt_p, p.pow_p}
+_POWERS = {p.sqrt_p, p.rsqrt_p, p.pow_p, p.integer_pow_p, p.div_p, p.log_p}
 _MOST_NODES = 96
 
 
@@ -195,9 +196,9 @@ class _State:
             if len(random) != 1 or len(before.outputs) != 1:
                 break
             if not _is_chain(before.nodes):
-                # The root of a variance is a statistic of its own.
-                roots = any(n.primitive in _ROOTS for n in whole.nodes)
-                if roots and before.kind in {"reduction", "normalization"}:
+                # The root, the inverse or the logarithm of a variance is a statistic of its own.
+                powers = any(n.primitive in _POWERS for n in whole.nodes)
+                if powers and any(reduces(n) for n in before.nodes):
                     chain += [before, *self._squares(random[0])]
                     curved = len(chain)
                 break

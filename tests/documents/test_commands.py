@@ -42,7 +42,8 @@ def help_of(module: str) -> str:
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
         patch.setattr("sys.argv", [module, "--help"])
         importlib.util.find_spec(module)  # imports its package
-        patch.delitem(sys.modules, module, raising=False)  # runpy warns of one that is imported
+        for name in (module, f"{module}.__main__"):  # runpy warns of one that is imported
+            patch.delitem(sys.modules, name, raising=False)
         with pytest.raises(SystemExit) as end:
             runpy.run_module(module, run_name="__main__", alter_sys=True)
     assert end.value.code in (0, None)
