@@ -145,11 +145,16 @@ def detect(run: Run[Settings], network: str, domain: str) -> list[Row]:
     return [
         {
             "network": network, "in domain": domain, "out": OUTSIDE[domain], "method": method,
-            "accuracy": right[method], "auroc": float(auroc(pair[0], pair[1])), "base": float(auroc(base[0], base[1])),
+            "accuracy": right[method], "auroc": _auroc(pair), "base": _auroc(base),
             "standard_error": _paired_error(pair, base),
         }
         for method, pair in scores.items()
     ]  # fmt: skip
+
+
+def _auroc(sides: Any) -> float:
+    inside, outside = sides
+    return float(auroc(inside, outside))
 
 
 def _paired_error(ours: Any, base: Any) -> float:
@@ -159,7 +164,7 @@ def _paired_error(ours: Any, base: Any) -> float:
     for _ in range(_RESAMPLES):
         rows = [rng.integers(0, len(side), len(side)) for side in ours]
         first, second = (
-            float(auroc(inside[rows[0]], outside[rows[1]])) for inside, outside in (ours, base)
+            _auroc([side[i] for side, i in zip(pair, rows, strict=True)]) for pair in (ours, base)
         )
         found.append(first - second)
     return float(np.std(found))
