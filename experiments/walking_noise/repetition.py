@@ -43,7 +43,7 @@ def run(
     trained = train_clean(
         key, row.case, network, images, settings, folder, epochs=row.epochs, seeds=row.seeds
     )
-    test_key = jax.random.fold_in(key, 2)
+    test_key = jax.random.fold_in(key, row.seeds)  # seeds have the numbers before it
 
     def measure(specs: Any, test: Any = images.test, draws: int = DRAWS) -> np.ndarray:
         """Accuracy of every network at every level of a spec, over draws, `[seeds, levels]`."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from jaxeff import _compat
-from jaxeff.moments.lineage import Lineage, Meeting
+from jaxeff.moments.lineage import SHARED, Lineage, Meeting
 from jaxeff.program.graph import Node, Value
 from jaxeff.program.layers import Layer
 
@@ -45,7 +45,8 @@ class Assumption:
         site: The layer's name; for one without a site, what it prepares an operand of is unnamed.
         kind: The layer's kind.
         reason: What is taken as independent.
-        shares: The random arrays that it shares: parameter paths, `input`, or the site of a loop.
+        shares: The random arrays that more than one entry of its operands depends on: parameter
+            paths, `input`, or the site of a loop.
         line: Where it was written, `file:line (function)`.
         ratio: How far the variance of the layer's result is off, given its inputs' true moments;
             None until it was estimated.
@@ -75,7 +76,7 @@ class Assumption:
             if meeting.along
             else f"{name} combines values that share noise"
         )
-        shared = _names((leaves or {}).get(meeting.source, [meeting.source]))
+        shared = _names(_shared(meeting, leaves or {}) or [meeting.source])
         return cls(layer.site, layer.kind, reason, shared, _compat.source_line(meeting.eqn))
 
     @classmethod
@@ -110,6 +111,14 @@ class Assumption:
 
 
 Note = Callable[[Assumption], None]
+
+
+def _shared(meeting: Meeting, leaves: Mapping[Value, Lineage]) -> list[Any]:
+    """The random arrays that dependent entries have in common."""
+    own = leaves.get(meeting.source, {})
+    if meeting.partners:
+        return [s for s in own if any(s in leaves.get(v, {}) for v in meeting.partners)]
+    return [s for s, labels in own.items() if SHARED in labels] or list(own)
 
 
 def _names(sources: Iterable[Any]) -> tuple[str, ...]:

@@ -86,7 +86,9 @@ def _across(
                     partners = [
                         b for b in other if a is not b and lineages[a].keys() & lineages[b].keys()
                     ]
-                    found += [Meeting(v, node.eqn, along=False) for v in (a, *partners) if partners]
+                    if partners:
+                        found.append(Meeting(a, node.eqn, False, tuple(partners)))
+                        found += [Meeting(b, node.eqn, False, (a,)) for b in partners]
         if any(sets):
             reached.update(dict.fromkeys(node.outputs, frozenset().union(*sets)))
     return found

@@ -54,11 +54,13 @@ class Meeting:
         eqn: The equation that combines them.
         along: Whether they are entries of one operand, combined along an axis, rather than entries
             of two operands.
+        partners: Where other values depend on what the source depends on: those values.
     """
 
     source: Any
     eqn: Any
     along: bool
+    partners: tuple[Any, ...] = ()
 
 
 def identity(shape: Sequence[int]) -> Labels:

@@ -2,7 +2,7 @@
 
 from jaxeff.program.cost import Cost, LayerCost, cost
 from jaxeff.program.evaluation import evaluate, plain, site_key
-from jaxeff.program.expression import axis_order, expression, expression_of
+from jaxeff.program.expression import expression, expression_of
 from jaxeff.program.interpret import interpret
 from jaxeff.program.layers import KINDS, Layer, Program
 from jaxeff.program.spec import SpecError, resolve
@@ -17,7 +17,6 @@ __all__ = [
     "Program",
     "SpecError",
     "Summary",
-    "axis_order",
     "cost",
     "evaluate",
     "expression",

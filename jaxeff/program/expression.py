@@ -61,11 +61,6 @@ def expression(layer: Layer) -> str:
     return _text(_term_layer(layer), layer.kind != "elementwise")
 
 
-def axis_order(layer: Layer) -> Axes:
-    """Which axis of a layer's data input each axis of its result is; None for one it isn't."""
-    return _Writer(shaped=True).read(*_term_layer(layer))[0].axes
-
-
 def expression_of(example: Callable[..., Any], *avals: Any, shaped: bool = False) -> str:
     """The canonical text of a function of arrays.
 
