@@ -23,7 +23,7 @@ Sharp edges
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -35,34 +35,46 @@ from jaxeff.moments.dependence import walk
 from jaxeff.moments.errors import MomentsError
 from jaxeff.moments.gaussian import Gaussian, is_gaussian
 from jaxeff.moments.lineage import Lineage, identity
+from jaxeff.moments.raw import is_random, to_variance
 from jaxeff.program import Program
 from jaxeff.program.graph import Value
+from jaxeff.program.layers import Layer
+
+if TYPE_CHECKING:
+    from jaxeff.moments.transform import Propagation
 
 MOST_RESULTS = 256
 _EXAMPLES_AT_ONCE = 16
-Run = Callable[[Sequence[Any], Mapping[str, Any]], Any]
 
 
-def correlated(run: Run, program: Program, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def correlated(
+    propagation: Propagation, f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Any:
     """Moments with variances of first order, correlations included.
 
     Args:
-        run: The moments of the function; no derivative passes through a variance.
-        program: The function's program at these arguments.
+        propagation: The moments that slopes are taken through; no derivative passes through a
+            variance.
+        f: The function.
         args: Positional arguments, any leaf of which may be a `Gaussian`.
         kwargs: Further arguments; they are taken as shared by the examples.
 
     Returns:
-        As `run`.
+        As `moments(f)`.
 
     Raises:
         MomentsError: A result has more than `MOST_RESULTS` entries for an example.
     """
+    program = propagation.read(f, args, kwargs).program
     args, factors = uncalibrated(args)
     leaves, structure = jax.tree.flatten(tuple(args), is_leaf=is_gaussian)
     batched = _batched(program, len(leaves))
+
+    def first_order(given: Sequence[Any]) -> Any:
+        return _first_order(propagation, f, jax.tree.unflatten(structure, given), kwargs)
+
     if not any(batched):
-        out = _first_order(run, leaves, structure, kwargs)
+        out = first_order(leaves)
     else:
 
         def one(examples: Sequence[Any]) -> Any:
@@ -71,7 +83,7 @@ def correlated(run: Run, program: Program, args: Sequence[Any], kwargs: Mapping[
                 jax.tree.map(lambda a: a[None], next(rows)) if b else leaf
                 for leaf, b in zip(leaves, batched, strict=True)
             ]
-            return jax.tree.map(lambda a: a[0], _first_order(run, given, structure, kwargs))
+            return jax.tree.map(lambda a: a[0], first_order(given))
 
         examples = [leaf for leaf, b in zip(leaves, batched, strict=True) if b]
         out = lax.map(one, examples, batch_size=_EXAMPLES_AT_ONCE)
@@ -90,31 +102,77 @@ def _scaled(out: Any, factors: Mapping[str, Array]) -> Any:
     return jax.tree.unflatten(structure, results)
 
 
-def _first_order(run: Run, leaves: Sequence[Any], structure: Any, kwargs: Mapping[str, Any]) -> Any:
-    random = [i for i, leaf in enumerate(leaves) if is_gaussian(leaf)]
+def _first_order(
+    propagation: Propagation, f: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]
+) -> Any:
+    program, values, _ = propagation.read(f, args, kwargs)
+    program = propagation.prepare(program, values)
+    known = dict(zip(program.inputs, values, strict=True))
+    owned = _owned(program, [v for v in program.inputs if is_gaussian(known[v])])
+    apart = {v for inputs in owned.values() for v in inputs}
+    followed = [v for v in program.inputs if is_gaussian(known[v]) and v not in apart]
 
-    def means(at: Sequence[Array]) -> tuple[list[Array], Any]:
-        given = list(leaves)
-        for i, mean in zip(random, at, strict=True):
-            given[i] = Gaussian(mean, leaves[i].var)
-        out = run(jax.tree.unflatten(structure, given), kwargs)
+    def means(at: Sequence[Array], noise: Sequence[Array]) -> tuple[list[Array], Any]:
+        moved = dict(zip(followed, at, strict=True))
+        given = [Gaussian(moved[v], x.var) if v in moved else x for v, x in known.items()]
+        steps = dict(zip(owned, noise, strict=True))
+        alone: dict[Layer, Array] = {}
+
+        def rule(layer: Layer, key: Any, *operands: Any) -> Any:
+            outputs = propagation.layer({}, layer, key, *operands)
+            if layer not in owned:
+                return outputs
+            only = [
+                x if v in apart or not is_random(x) else x.mean
+                for v, x in zip(layer.inputs, operands, strict=True)
+            ]
+            (out,), (own,) = outputs, propagation.layer({}, layer, key, *only)
+            alone[layer] = to_variance(own).var
+            moments = to_variance(out)
+            return [Gaussian(moments.mean + steps[layer], moments.var)]
+
+        out = propagation.evaluated(program, rule, given)
         found = jax.tree.leaves(out, is_leaf=is_gaussian)
-        return [g.mean for g in found if is_gaussian(g)], out
+        return [g.mean for g in found], (out, [alone[layer] for layer in owned])
 
-    y, pull, out = jax.vjp(means, [leaves[i].mean for i in random], has_aux=True)
-    variances = iter(
-        [_variance(pull, y, number, [leaves[i].var for i in random]) for number in range(len(y))]
-    )
-    return jax.tree.map(
-        lambda r: Gaussian(r.mean, next(variances)) if is_gaussian(r) else r,
-        out,
-        is_leaf=is_gaussian,
-    )
+    start = [known[v].mean for v in followed]
+    still = [jnp.zeros(o.aval.shape, o.aval.dtype) for layer in owned for o in layer.outputs]
+    y, pull, (out, alone) = jax.vjp(means, start, still, has_aux=True)
+    spreads = ([known[v].var for v in followed], alone)
+    variances = iter([_variance(pull, y, number, spreads) for number in range(len(y))])
+    return jax.tree.map(lambda r: Gaussian(r.mean, next(variances)), out, is_leaf=is_gaussian)
 
 
-def _variance(
-    pull: Callable[..., Any], y: Sequence[Array], number: int, spreads: Sequence[Array]
-) -> Array:
+def _owned(program: Program, random: Sequence[Value]) -> dict[Layer, list[Value]]:
+    """Linear layers, with those of the random inputs whose noise is fresh in each of their results.
+
+    Nobody else reads such an input, and no two entries of the result share one of its entries (a
+    kernel of a dense layer, for one example). What it adds to a result's variance is its own part
+    of the layer's variance times the squared slope after the layer: nothing is derived by the
+    entries of the kernel.
+    """
+    readers: dict[Value, list[Layer]] = {}
+    for layer in program.layers:
+        for value in layer.inputs:
+            readers.setdefault(value, []).append(layer)
+    found: dict[Layer, list[Value]] = {}
+    for value in random:
+        if len(readers.get(value, ())) != 1 or value in program.outputs:
+            continue
+        (layer,) = readers[value]
+        if layer.kind != "linear" or len(layer.outputs) != 1 or layer.inputs.count(value) != 1:
+            continue
+        (result,) = layer.outputs
+        lineages, meetings = walk(layer.nodes, {value: {value: identity(value.aval.shape)}})
+        labels = lineages.get(result, {}).get(value, ())
+        sizes = result.aval.shape
+        fresh = all(isinstance(x, int) or n == 1 for x, n in zip(labels, sizes, strict=True))
+        if labels and fresh and not meetings:
+            found.setdefault(layer, []).append(value)
+    return found
+
+
+def _variance(pull: Callable[..., Any], y: Sequence[Array], number: int, spreads: Any) -> Array:
     one = y[number]
     if one.size > MOST_RESULTS:
         raise MomentsError(
@@ -129,8 +187,8 @@ def _variance(
             direction.reshape(v.shape) if i == number else jnp.zeros_like(v)
             for i, v in enumerate(y)
         ]
-        (slopes,) = pull(seeds)
-        return jnp.stack([jnp.sum(v * s * s) for v, s in zip(spreads, slopes, strict=True)]).sum()
+        parts = jax.tree.map(lambda v, s: jnp.sum(v * s * s), spreads, pull(seeds))
+        return jnp.stack(jax.tree.leaves(parts)).sum()
 
     return jax.vmap(spread)(jnp.eye(one.size, dtype=one.dtype)).reshape(one.shape)
 

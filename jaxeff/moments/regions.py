@@ -27,6 +27,7 @@ from jaxeff._compat import primitives as p
 from jaxeff.moments import statistics
 from jaxeff.moments.arithmetic import map_linear
 from jaxeff.moments.assumption import Assumption, Note
+from jaxeff.moments.cutting import cut
 from jaxeff.moments.errors import AtMean, DependenceError, no_rule
 from jaxeff.moments.expansion import degree, second_order
 from jaxeff.moments.gaussian import Gaussian
@@ -60,6 +61,7 @@ def region(layer: Layer, values: Sequence[Any], rules: Mapping[Any, Rule], note:
     Raises:
         MomentsError: Something in it has no rule.
     """
+    layer, values = cut(layer, values)
     approximated: list[Assumption] = []
     try:
         known = _known(layer, values, rules, approximated)

@@ -150,17 +150,33 @@ class Propagation:
             return jax.tree.map(_result, f(*args, **kwargs))
         if self.correlations:
             slopes = replace(self, correlations=False, differentiable=False)
-            run = functools.partial(slopes.run, f)
-            return correlated(run, read(f, args, kwargs).program, args, kwargs)
-        program, values, factors = read(f, args, kwargs)
-        rule = functools.partial(self.layer, factors)
-        outputs = evaluate(program, rule, None, values, promote, self.prepare)
+            return correlated(slopes, f, args, kwargs)
+        program, values, factors = self.read(f, args, kwargs)
+        program = self.prepare(program, values)
+        return self.evaluated(program, functools.partial(self.layer, factors), values)
+
+    def read(
+        self, f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Reading:
+        """Reads a function at arguments any leaf of which may be a `Gaussian`."""
+        return read(f, args, kwargs)
+
+    def evaluated(self, program: Program, rule: Callable[..., Any], values: Sequence[Any]) -> Any:
+        """The results of a prepared program under a rule."""
+
+        def prepare(part: Program, given: Sequence[Any]) -> Program:
+            return part if part is program else self.prepare(part, given)
+
+        outputs = evaluate(program, rule, None, values, promote, prepare)
         return jax.tree.unflatten(program.out_tree, [_result(v) for v in outputs])
 
     def prepare(self, program: Program, values: Sequence[Any]) -> Program:
         """The program with what has to be integrated as a whole joined."""
         random = [v for v, x in zip(program.inputs, values, strict=True) if is_random(x)]
-        return with_wholes(program, random, self.note) if random else program
+        if not random:
+            return program
+        # Slopes are taken through means, which products with dependent operands hardly change.
+        return with_wholes(program, random, self.note, products=self.differentiable)
 
     def layer(
         self, factors: Mapping[str, Any], layer: Layer, key: Any, *values: Any

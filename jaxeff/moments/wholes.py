@@ -45,19 +45,23 @@ class Whole(Layer):
     """Layers that are integrated as one: the equations of all, the name and kind of the last."""
 
 
-def with_wholes(program: Program, random: Collection[Value], note: Note) -> Program:
+def with_wholes(
+    program: Program, random: Collection[Value], note: Note, products: bool = True
+) -> Program:
     """The program with dependent layers joined.
 
     Args:
         program: A program or a loop's body.
         random: Those of its inputs that are random.
         note: Called for each place where independence is assumed.
+        products: Whether to follow products with weights where that is exact: it costs more than
+            the layers one by one.
 
     Returns:
         A program of the same inputs and outputs, with a `Whole` in the place of its last layer;
         layers that nobody reads any more are dropped.
     """
-    state = _State(note)
+    state = _State(note, products)
     for value in random:
         own = {value: identity(value.aval.shape)}
         state.atoms[value] = state.roots[value] = state.leaves[value] = own
@@ -86,6 +90,7 @@ class _State:
 
     Attributes:
         note: Where assumptions go.
+        products: Whether products are followed.
         atoms: Each random value's lineage from atoms.
         roots: Its lineage from what not even products are followed through.
         leaves: Its lineage from the program's random inputs.
@@ -95,6 +100,7 @@ class _State:
     """
 
     note: Note
+    products: bool
     atoms: dict[Value, Lineage] = field(default_factory=dict)
     leaves: dict[Value, Lineage] = field(default_factory=dict)
     roots: dict[Value, Lineage] = field(default_factory=dict)
@@ -159,7 +165,7 @@ class _State:
 
     def _exact(self, layer: Layer) -> Layer | None:
         """The layer joined with products before it, if the whole is exact and cheap."""
-        if layer.kind not in _JOINABLE | _PRODUCTS:
+        if not self.products or layer.kind not in _JOINABLE | _PRODUCTS:
             return None
         parts, whole = [layer], layer
         while wrong := self._wrong(whole, self.roots):

@@ -209,3 +209,27 @@ def test_attention_is_listed_where_its_values_meet_its_weights():
 def test_too_few_samples_are_refused():
     with pytest.raises(ValueError, match="samples is 1"):
         assumptions(jnp.sin, V, key=jax.random.key(0), samples=1)
+
+
+class Gated(nnx.Module):
+    def __init__(self):
+        self.cell = nnx.GRUCell(3, 3, rngs=nnx.Rngs(0))
+
+    def __call__(self, x):
+        h = jnp.zeros((len(x), 3))
+        for _ in range(3):
+            h, _ = self.cell(h, x)
+        return h
+
+
+def test_gates_that_read_what_a_whole_made():
+    # A part of a whole reads what an earlier whole made: the equations have to be put in order.
+    f, params = functional(Gated())
+    x = jax.random.normal(jax.random.key(9), (2, 3))
+    spread = 1e-6  # so small that the function is a line
+    posterior = jax.tree.map(lambda w: Gaussian(w, jnp.full_like(w, spread)), params)
+    y = moments(f, correlations=True)(posterior, x)
+    slopes = jax.tree.leaves(jax.jacobian(f)(params, x))
+    expected = spread * sum((s**2).sum(tuple(range(2, s.ndim))) for s in slopes)
+    np.testing.assert_allclose(y.mean, f(params, x), atol=1e-4)
+    np.testing.assert_allclose(y.var, expected, rtol=1e-3)
