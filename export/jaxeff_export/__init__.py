@@ -18,15 +18,15 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from jaxeff_export.artifact import Artifact, ArtifactError, export
+from jaxeff_export.artifact.artifact import Artifact, ArtifactError, export
+from jaxeff_export.artifact.signature import SignatureError
 from jaxeff_export.boards import Board, BoardError
-from jaxeff_export.bundle import Bundle, BundleError
-from jaxeff_export.deploy import deploy, deploy_artifact
+from jaxeff_export.bundle.bundle import Bundle, BundleError
+from jaxeff_export.deployment import deploy, deploy_artifact
 from jaxeff_export.fleet import Outcome, on_boards
-from jaxeff_export.signature import SignatureError
-from jaxeff_export.target import ARM_TARGETS, TargetError, resolve_target, target_names
-from jaxeff_export.toolchain import ToolchainError
-from jaxeff_export.tuning import TuningError
+from jaxeff_export.schedules.errors import TuningError
+from jaxeff_export.targets.target import ARM_TARGETS, TargetError, resolve_target, target_names
+from jaxeff_export.targets.toolchain import ToolchainError
 from jaxeff_export.tuning.tune import tune
 
 if TYPE_CHECKING:

@@ -7,15 +7,13 @@ import shutil
 
 import jax
 import jax.numpy as jnp
-import jaxeff_export
-import jaxeff_export.target
 import ml_dtypes
 import numpy as np
 import pytest
 from jaxeff_export import Bundle, BundleError, SignatureError, ToolchainError, deploy
-from jaxeff_export.archive import digest, sealed, unsealed
-from jaxeff_export.arrays import pack_arrays
-from jaxeff_export.manifest import FILES, MANIFEST
+from jaxeff_export.artifact.archive import digest, sealed, unsealed
+from jaxeff_export.bundle.arrays import pack_arrays
+from jaxeff_export.bundle.manifest import FILES, MANIFEST
 from small_network import inputs, mlp, parameters
 
 from jaxeff.moments import Gaussian
@@ -179,7 +177,8 @@ def test_another_architecture_is_refused(folder):
 
 
 def test_a_processor_without_the_instructions_is_refused(deployed, monkeypatch):
-    monkeypatch.setattr(jaxeff_export.target, "_reported_features", lambda: frozenset({"none"}))
+    reported = "jaxeff_export.targets.target._reported_features"
+    monkeypatch.setattr(reported, lambda: frozenset({"none"}))
     with pytest.raises(BundleError, match=r"the board local lacks its .*; deploy for this"):
         Bundle.load(deployed.folder).run(inputs())
 
@@ -216,7 +215,7 @@ def test_nothing_half_written_is_left(tmp_path, monkeypatch):
     def broken(arrays):
         raise OSError("no space left on device")
 
-    monkeypatch.setattr("jaxeff_export.assembly.pack_arrays", broken)
+    monkeypatch.setattr("jaxeff_export.bundle.assembly.pack_arrays", broken)
     with pytest.raises(OSError, match="no space"):
         deploy(mlp, (parameters(), inputs()), path=tmp_path / "mlp")
     assert list(tmp_path.iterdir()) == []

@@ -29,8 +29,8 @@ from typing import IO, Any, Self
 from jaxeff_export.boards.board import Board, BoardError
 from jaxeff_export.boards.rpc import RpcBoard
 from jaxeff_export.boards.sysroot import Sysroot, prepare
-from jaxeff_export.target import ARM_TARGETS, arithmetic_features
-from jaxeff_export.toolchain import find_emulator
+from jaxeff_export.targets.target import ARM_TARGETS, arithmetic_features
+from jaxeff_export.targets.toolchain import find_emulator
 
 __all__ = ["CORES", "EmulatedBoard", "prepare"]
 

@@ -30,7 +30,7 @@ from pathlib import Path
 
 from jaxeff.store import write_whole
 from jaxeff_export.boards.board import BoardError
-from jaxeff_export.toolchain import find_emulator
+from jaxeff_export.targets.toolchain import find_emulator
 
 _PYTHONS = ("3.13", "3.12", "3.11")
 # Same version here and there: the two ends of TVM's RPC share formats. The others just have to run.

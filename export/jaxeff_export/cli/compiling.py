@@ -12,15 +12,15 @@ from typing import Annotated, Any
 import jax
 import typer
 
-from jaxeff_export.artifact import Artifact
-from jaxeff_export.building import Progress
-from jaxeff_export.bundle import Bundle
+from jaxeff_export.artifact.artifact import Artifact
+from jaxeff_export.artifact.signature import SignatureError, argument_names, flatten_named
+from jaxeff_export.bundle.building import Progress
+from jaxeff_export.bundle.bundle import Bundle
 from jaxeff_export.cli.arrays import read_arrays
 from jaxeff_export.cli.terminal import console, failures_in_one_line, steps
-from jaxeff_export.deploy import deploy, deploy_artifact
-from jaxeff_export.signature import SignatureError, argument_names, flatten_named
-from jaxeff_export.target import TargetError, resolve_target, target_names
-from jaxeff_export.tuning.errors import TuningError
+from jaxeff_export.deployment import deploy, deploy_artifact
+from jaxeff_export.schedules.errors import TuningError
+from jaxeff_export.targets.target import TargetError, resolve_target, target_names
 
 
 def compile_bundle(

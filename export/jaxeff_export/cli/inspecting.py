@@ -9,10 +9,10 @@ from typing import Annotated
 
 import typer
 
-from jaxeff_export.artifact import Artifact
-from jaxeff_export.bundle import Bundle
+from jaxeff_export.artifact.artifact import Artifact
+from jaxeff_export.artifact.signature import TensorSpec
+from jaxeff_export.bundle.bundle import Bundle
 from jaxeff_export.cli.terminal import console, failures_in_one_line, table
-from jaxeff_export.signature import TensorSpec
 
 _Groups = Sequence[tuple[str, Sequence[TensorSpec]]]
 

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from jaxeff_export.bundle import Bundle
+from jaxeff_export.bundle.bundle import Bundle
+from jaxeff_export.bundle.selfcheck import SelfCheck
 from jaxeff_export.cli.arrays import read_arrays, require_place, write_arrays
 from jaxeff_export.cli.terminal import (
     BoardName,
@@ -18,7 +19,6 @@ from jaxeff_export.cli.terminal import (
     failures_in_one_line,
 )
 from jaxeff_export.fleet import Outcome, on_boards
-from jaxeff_export.selfcheck import SelfCheck
 
 
 def run(

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from jaxeff_export.bundle import Bundle
+from jaxeff_export.bundle.bundle import Bundle
+from jaxeff_export.bundle.timing import Timing
 from jaxeff_export.cli.terminal import (
     BoardName,
     BoardNames,
@@ -19,7 +20,6 @@ from jaxeff_export.cli.terminal import (
     table,
 )
 from jaxeff_export.fleet import Outcome, on_boards
-from jaxeff_export.timing import Timing
 
 _BAR = 24  # characters of a whole
 

@@ -12,16 +12,16 @@ from rich.console import Console
 
 from jaxeff.store import require_free
 from jaxeff_export.boards import Board, BoardError, make_board
-from jaxeff_export.building import Example, NamedTarget, build, lift
-from jaxeff_export.bundle import Bundle
-from jaxeff_export.manifest import MANIFEST, own_files
-from jaxeff_export.target import target_machine
-from jaxeff_export.tuning.database import TuningDatabase
-from jaxeff_export.tuning.errors import TuningError
+from jaxeff_export.bundle.building import Example, NamedTarget, build, lift
+from jaxeff_export.bundle.bundle import Bundle
+from jaxeff_export.bundle.manifest import MANIFEST, own_files
+from jaxeff_export.schedules.database import TuningDatabase
+from jaxeff_export.schedules.errors import TuningError
+from jaxeff_export.targets.target import target_machine
 from jaxeff_export.tuning.progress import Display
 
 if TYPE_CHECKING:
-    from jaxeff_export.tuning.kernels import Kernel
+    from jaxeff_export.schedules.workloads import Kernel
 
 SPACES = ("tiles", "metaschedule")
 
@@ -102,7 +102,7 @@ def _kernels(
     example: Example, target: NamedTarget, include: Sequence[str] | None, exclude: Sequence[str]
 ) -> list[Kernel]:
     from jaxeff_export.compiler.compilation import compilation_target, fused_kernels
-    from jaxeff_export.tuning.kernels import select
+    from jaxeff_export.tuning.selection import select
 
     fused = fused_kernels(lift(example, target).main, compilation_target(target.settings))
     return select(fused, include, exclude)

@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 
 from jaxeff.store import new_folder
-from jaxeff_export.archive import digest
-from jaxeff_export.arrays import pack_arrays
-from jaxeff_export.artifact import Artifact
-from jaxeff_export.bundle import Bundle
-from jaxeff_export.manifest import (
+from jaxeff_export.artifact.archive import digest
+from jaxeff_export.artifact.artifact import Artifact
+from jaxeff_export.artifact.signature import TensorSpec
+from jaxeff_export.bundle.arrays import pack_arrays
+from jaxeff_export.bundle.bundle import Bundle
+from jaxeff_export.bundle.manifest import (
     ARTIFACT,
     DERIVED,
     FILES,
@@ -29,7 +30,6 @@ from jaxeff_export.manifest import (
     Manifest,
     own_files,
 )
-from jaxeff_export.signature import TensorSpec
 
 _PROGRAM = Path(__file__).with_name("device_runner.py")
 

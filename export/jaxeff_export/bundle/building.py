@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxeff.store import require_free
-from jaxeff_export.artifact import Artifact, package_versions
-from jaxeff_export.assembly import Parts, write_bundle
-from jaxeff_export.bundle import Bundle
-from jaxeff_export.instrument import instrument_sources
-from jaxeff_export.manifest import MANIFEST, own_files
-from jaxeff_export.target import kernel_features, resolve_target, target_machine
-from jaxeff_export.toolchain import ToolchainError, find_linker
-from jaxeff_export.tuning.database import TuningDatabase
+from jaxeff_export.artifact.artifact import Artifact, package_versions
+from jaxeff_export.bundle.assembly import Parts, write_bundle
+from jaxeff_export.bundle.bundle import Bundle
+from jaxeff_export.bundle.instrument import instrument_sources
+from jaxeff_export.bundle.manifest import MANIFEST, own_files
+from jaxeff_export.schedules.database import TuningDatabase
+from jaxeff_export.targets.target import kernel_features, resolve_target, target_machine
+from jaxeff_export.targets.toolchain import ToolchainError, find_linker
 
 if TYPE_CHECKING:
     from jaxeff_export.compiler.lifting import Lifted
@@ -126,7 +126,7 @@ def build(
       UnsupportedOpError: if the artifact uses an operation the importer does not know.
     """
     from jaxeff_export.compiler.compilation import compile_module
-    from jaxeff_export.tuning.schedules import tuned_schedules
+    from jaxeff_export.schedules.replaying import tuned_schedules
 
     if path is not None:
         require_free(Path(path), MANIFEST, own_files)

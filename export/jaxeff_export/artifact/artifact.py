@@ -28,9 +28,9 @@ import jax.export
 import jax.numpy as jnp
 
 from jaxeff.store import write_whole
-from jaxeff_export.archive import digest, sealed, unsealed
-from jaxeff_export.signature import TensorSpec, argument_names, flatten_named
-from jaxeff_export.structure import Description, describe
+from jaxeff_export.artifact.archive import digest, sealed, unsealed
+from jaxeff_export.artifact.signature import TensorSpec, argument_names, flatten_named
+from jaxeff_export.artifact.structure import Description, describe
 
 FORMAT = "jaxeff-artifact"
 FORMAT_VERSION = 1

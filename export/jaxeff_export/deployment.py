@@ -14,11 +14,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxeff_export.artifact import Artifact, export
-from jaxeff_export.building import Example, NamedTarget, Progress, build
-from jaxeff_export.bundle import Bundle
-from jaxeff_export.signature import SignatureError, check_array, dtype_of
-from jaxeff_export.tuning.database import TuningDatabase
+from jaxeff_export.artifact.artifact import Artifact, export
+from jaxeff_export.artifact.signature import SignatureError, check_array, dtype_of
+from jaxeff_export.bundle.building import Example, NamedTarget, Progress, build
+from jaxeff_export.bundle.bundle import Bundle
+from jaxeff_export.schedules.database import TuningDatabase
 
 
 def deploy(

@@ -24,11 +24,11 @@ from typing import Any
 import numpy as np
 
 from jaxeff.store import new_folder
-from jaxeff_export.archive import digest
-from jaxeff_export.arrays import unpack_arrays
-from jaxeff_export.artifact import Artifact, ArtifactError
+from jaxeff_export.artifact.archive import digest
+from jaxeff_export.artifact.artifact import Artifact, ArtifactError
 from jaxeff_export.boards import Board, make_board
-from jaxeff_export.manifest import (
+from jaxeff_export.bundle.arrays import unpack_arrays
+from jaxeff_export.bundle.manifest import (
     ARTIFACT,
     DERIVED,
     FILES,
@@ -40,9 +40,9 @@ from jaxeff_export.manifest import (
     Manifest,
     own_files,
 )
-from jaxeff_export.runner import Runner
-from jaxeff_export.selfcheck import SelfCheck
-from jaxeff_export.timing import OperatorTime, Timing, require_timed
+from jaxeff_export.bundle.runner import Runner
+from jaxeff_export.bundle.selfcheck import SelfCheck
+from jaxeff_export.bundle.timing import OperatorTime, Timing, require_timed
 
 __all__ = ["Bundle", "BundleError"]
 
