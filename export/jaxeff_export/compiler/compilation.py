@@ -11,11 +11,11 @@ from tvm.target import Target
 
 from ..targets.target import resolve_target
 from .entry_points import OPERATOR_BY_OPERATOR
-from .kernels import map_kernels
 from .lifting import Lifted, lift_parameters
 from .locals import lets_to_locals, locals_to_lets
 from .scheduling import Machine, schedule_cpu
 from .storage import narrow_floats_to_bits
+from .tir import map_kernels
 from .widening import widen_contractions
 
 

@@ -10,7 +10,7 @@ from tvm import s_tir, tirx
 
 from jaxeff.program.patterns import SpecError, Target, decide
 from jaxeff.program.patterns import select as matching
-from jaxeff_export.compiler.kernels import contains, is_contraction
+from jaxeff_export.compiler.tir import contains, is_contraction
 from jaxeff_export.schedules.errors import TuningError
 from jaxeff_export.schedules.workloads import Kernel, kernel_of
 
