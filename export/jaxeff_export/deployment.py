@@ -49,6 +49,7 @@ def deploy(
       The bundle; ``bundle.run(*inputs, board=...)`` calls it.
 
     Raises:
+      MissingExtraError: if TVM is not installed.
       TargetError: if the target is unknown.
       ToolchainError: if no linker for it is installed, or linking fails.
       SignatureError: if an argument holds something else than arrays, or JAX's result on the
@@ -100,6 +101,7 @@ def deploy_artifact(
       The bundle.
 
     Raises:
+      MissingExtraError: if TVM is not installed.
       SignatureError: naming an array that is missing or of another shape or dtype.
       TargetError: if the target is unknown.
       ToolchainError: if no linker for it is installed, or linking fails.

@@ -31,6 +31,7 @@ from jaxeff.store import write_whole
 from jaxeff_export.artifact.archive import digest, sealed, unsealed
 from jaxeff_export.artifact.signature import TensorSpec, argument_names, flatten_named
 from jaxeff_export.artifact.structure import Description, describe
+from jaxeff_export.extras import require_extra
 
 FORMAT = "jaxeff-artifact"
 FORMAT_VERSION = 1
@@ -174,9 +175,11 @@ def export(f: Callable[..., Any], example_args: Sequence[Any]) -> Artifact:
       The artifact, lowered for CPUs.
 
     Raises:
+      MissingExtraError: if flatbuffers, which JAX writes artifacts with, is not installed.
       SignatureError: if a leaf of the arguments is no array.
       TypeError: if the result's structure cannot be written down.
     """
+    require_extra("flatbuffers", "export")
     names = argument_names(f, len(example_args))
     leaves, inputs = flatten_named(example_args, names)
     treedef = jax.tree.structure(tuple(example_args))

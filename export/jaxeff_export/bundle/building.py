@@ -19,6 +19,7 @@ from jaxeff_export.bundle.assembly import Parts, write_bundle
 from jaxeff_export.bundle.bundle import Bundle
 from jaxeff_export.bundle.instrument import instrument_sources
 from jaxeff_export.bundle.manifest import MANIFEST, own_files
+from jaxeff_export.extras import require_extra
 from jaxeff_export.schedules.database import TuningDatabase
 from jaxeff_export.targets.target import kernel_features, resolve_target, target_machine
 from jaxeff_export.targets.toolchain import ToolchainError, find_linker
@@ -48,9 +49,11 @@ class NamedTarget:
         """A target by name or as a dict.
 
         Raises:
+          MissingExtraError: if TVM is not installed.
           TargetError: if it is unknown.
           ToolchainError: if no linker for it is installed.
         """
+        require_extra("tvm", "deploying")
         resolved = resolve_target(target)
         name = target if isinstance(target, str) else str(resolved.get("mcpu", "custom"))
         return cls(name, resolved, find_linker(resolved))

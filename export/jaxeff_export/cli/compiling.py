@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import jax
 import typer
 
-from jaxeff_export.artifact.artifact import Artifact
-from jaxeff_export.artifact.signature import SignatureError, argument_names, flatten_named
-from jaxeff_export.bundle.building import Progress
-from jaxeff_export.bundle.bundle import Bundle
-from jaxeff_export.cli.arrays import read_arrays
 from jaxeff_export.cli.terminal import console, failures_in_one_line, steps
-from jaxeff_export.deployment import deploy, deploy_artifact
 from jaxeff_export.schedules.errors import TuningError
 from jaxeff_export.targets.target import TargetError, resolve_target, target_names
+
+if TYPE_CHECKING:
+    from jaxeff_export.bundle.building import Progress
+    from jaxeff_export.bundle.bundle import Bundle
 
 
 def compile_bundle(
@@ -68,12 +63,17 @@ def _compile(
     database: Path | None,
     progress: Progress,
 ) -> Bundle:
+    from jaxeff_export.artifact.artifact import Artifact
+    from jaxeff_export.cli.arrays import read_arrays
+    from jaxeff_export.cli.models import example_of, require_call
+    from jaxeff_export.deployment import deploy, deploy_artifact
+
     if database is not None and not database.is_dir():
         raise TuningError(f"there is no folder {database}; tune a bundle with --database first")
     module, colon, function = source.partition(":")
     if colon and not Path(source).exists():
-        f, example = _model(module, function)
-        _require_call(source, f, example)
+        f, example = example_of(module, function)
+        require_call(source, f, example)
         return deploy(f, example, target, path, database=database, progress=progress)
     artifact = Artifact.load(source)
     values = read_arrays(arrays, artifact.inputs)
@@ -89,31 +89,3 @@ def _target(given: str) -> str | Mapping[str, Any]:
         return resolve_target(json.loads(given))
     except json.JSONDecodeError as error:
         raise TargetError(f"--target is no JSON: {error}") from error
-
-
-def _model(module: str, function: str) -> tuple[Any, Any]:
-    """What ``module:function`` returns, with modules of the current folder at hand."""
-    where = f"{module}:{function}"
-    if "" not in sys.path:
-        sys.path.insert(0, "")
-    try:
-        made = getattr(importlib.import_module(module), function)()
-        f, example = made
-    except Exception as error:
-        raise SignatureError(
-            f"{where} gives no (f, (parameters, *inputs)): {type(error).__name__}: {error}"
-        ) from error
-    if not callable(f) or not isinstance(example, tuple | list):
-        raise SignatureError(f"{where} gives no (f, (parameters, *inputs)), but {type(made)}")
-    return f, example
-
-
-def _require_call(where: str, f: Callable[..., Any], example: Sequence[Any]) -> None:
-    """Raises `SignatureError` where the user's function fails on the user's own example."""
-    flatten_named(example, argument_names(f, len(example)))  # names what is no array
-    try:
-        jax.eval_shape(f, *example)
-    except Exception as error:
-        raise SignatureError(
-            f"the function of {where} fails on its example: {type(error).__name__}: {error}"
-        ) from error
