@@ -162,6 +162,8 @@ def test_compile_a_function_of_a_module(tmp_path, monkeypatch):
         "    return lambda p, x: p + x, (jnp.ones(2), jnp.ones(3))\n"
         "def broken():\n"
         "    return {}['weights']\n"
+        "def alone():\n"
+        "    return lambda x: 2 * x, (jnp.arange(3.0),)\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -169,6 +171,10 @@ def test_compile_a_function_of_a_module(tmp_path, monkeypatch):
     assert result.exit_code == 0, result.output
     doubled = Bundle.load("double").run(np.float32([1, 2, 3]))
     np.testing.assert_array_equal(doubled, np.float32([2, 4, 6]))
+    assert refused(call("compile", "my_models:alone", "alone"), "x is the only argument")
+    result = call("compile", "my_models:alone", "alone", "--parameters", 0)
+    assert result.exit_code == 0, result.output
+    assert Bundle.load("alone").manifest.arguments == ("x",)
     for source in ("my_models:nothing", "my_models:missing", "no_such_module:f"):
         assert refused(
             call("compile", source, "b"), f"{source} gives no (f, (parameters, *inputs))"

@@ -65,15 +65,14 @@ class Artifact:
     structure: Description = field(repr=False)
     versions: Mapping[str, str] = field(repr=False)
 
-    @property
-    def parameter_count(self) -> int:
-        """How many of the inputs are leaves of the first argument, a bundle's parameters."""
-        first = self.arguments[0] if self.arguments else ""
-        paths = (spec.name.removeprefix(first) for spec in self.inputs)
-        return sum(
-            spec.name.startswith(first) and path[:1] in ("", "[", ".")
-            for spec, path in zip(self.inputs, paths, strict=True)
-        )
+    def leaf_count(self, arguments: int) -> int:
+        """How many of the inputs are leaves of the first `arguments` arguments."""
+
+        def belongs(spec: TensorSpec, name: str) -> bool:
+            return spec.name.startswith(name) and spec.name[len(name) :][:1] in ("", "[", ".")
+
+        names = self.arguments[:arguments]
+        return sum(any(belongs(spec, name) for name in names) for spec in self.inputs)
 
     @property
     def text(self) -> str:

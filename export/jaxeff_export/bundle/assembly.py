@@ -41,7 +41,8 @@ class Parts:
     Attributes:
       library: the compiled library's file; it is copied.
       artifact: what it was compiled from.
-      parameters: the values of the artifact's first inputs, which the bundle binds.
+      arguments: the names of its last arguments, the data, which the bundle does not bind.
+      parameters: the values of its first inputs, which the bundle binds.
       derived: the arrays computed from them.
       operands: what the library takes first, as indices into parameters followed by derived arrays.
       inputs: the values of the others, for the self-check.
@@ -56,6 +57,7 @@ class Parts:
 
     library: Path
     artifact: Artifact
+    arguments: tuple[str, ...]
     parameters: Sequence[np.ndarray]
     derived: Sequence[np.ndarray]
     operands: tuple[int, ...]
@@ -107,7 +109,7 @@ def write_bundle(parts: Parts, path: str | Path | None = None) -> Bundle:
             target=parts.target,
             machine=parts.machine,
             processor_features=parts.processor_features,
-            arguments=artifact.arguments[1:],
+            arguments=parts.arguments,
             parameters=artifact.inputs[:bound],
             derived=tuple(
                 TensorSpec(f"derived[{index}]", array.shape, str(array.dtype))

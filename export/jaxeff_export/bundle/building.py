@@ -72,24 +72,30 @@ class Example:
     Attributes:
       artifact: the exported function.
       values: of all its inputs.
-      bound: how many of the first of them are parameters.
+      parameters: how many of the artifact's first arguments are parameters.
       outputs: what JAX computed from the values.
       treedef: the exact structure of results, if this process knows it.
     """
 
     artifact: Artifact
     values: Sequence[np.ndarray]
-    bound: int
+    parameters: int
     outputs: Sequence[np.ndarray]
     treedef: Any = None
+
+    @property
+    def bound(self) -> int:
+        """How many of the values are leaves of the parameters."""
+        return self.artifact.leaf_count(self.parameters)
 
     @classmethod
     def of_bundle(cls, bundle: Bundle) -> Example:
         """What a bundle was built from."""
-        parameters = bundle.parameters
+        artifact = bundle.artifact
+        parameters = len(artifact.arguments) - len(bundle.manifest.arguments)
         inputs, outputs = bundle.recorded
-        values = [*parameters, *inputs]
-        return cls(bundle.artifact, values, len(parameters), outputs, bundle.treedef)
+        values = [*bundle.parameters, *inputs]
+        return cls(artifact, values, parameters, outputs, bundle.treedef)
 
 
 def lift(example: Example, target: NamedTarget) -> Lifted:
@@ -146,6 +152,7 @@ def build(
         parts = Parts(
             library=library,
             artifact=example.artifact,
+            arguments=example.artifact.arguments[example.parameters :],
             parameters=parameters,
             derived=_derived(lifted, parameters),
             operands=lifted.operands,

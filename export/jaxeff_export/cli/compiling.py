@@ -14,7 +14,6 @@ from jaxeff_export.schedules.errors import TuningError
 from jaxeff_export.targets.target import TargetError, resolve_target, target_names
 
 if TYPE_CHECKING:
-    from jaxeff_export.bundle.building import Progress
     from jaxeff_export.bundle.bundle import Bundle
 
 
@@ -37,6 +36,13 @@ def compile_bundle(
     target: Annotated[
         str, typer.Option(help=f"{', '.join(target_names())}, or a TVM target as JSON.")
     ] = "host",
+    parameters: Annotated[
+        int | None,
+        typer.Option(
+            help="How many of the first arguments are parameters; 1 by default, to be said for a "
+            "function of one argument."
+        ),
+    ] = None,
     database: Annotated[
         Path | None,
         typer.Option(help="A folder that tune filled, for faster schedules where it knows some."),
@@ -51,7 +57,8 @@ def compile_bundle(
     with failures_in_one_line():
         resolved = _target(target)
         with steps() as step:
-            made = _compile(source, arrays or [], resolved, bundle, database, step)
+            options = {"parameters": parameters, "database": database, "progress": step}
+            made = _compile(source, arrays or [], resolved, bundle, options)
         console.print(f"{bundle} is compiled for {made.manifest.target_name}", markup=False)
 
 
@@ -60,25 +67,25 @@ def _compile(
     arrays: list[Path],
     target: str | Mapping[str, Any],
     path: Path,
-    database: Path | None,
-    progress: Progress,
+    options: Mapping[str, Any],
 ) -> Bundle:
     from jaxeff_export.artifact.artifact import Artifact
     from jaxeff_export.cli.arrays import read_arrays
     from jaxeff_export.cli.models import example_of, require_call
     from jaxeff_export.deployment import deploy, deploy_artifact
 
+    database = options["database"]
     if database is not None and not database.is_dir():
         raise TuningError(f"there is no folder {database}; tune a bundle with --database first")
     module, colon, function = source.partition(":")
     if colon and not Path(source).exists():
         f, example = example_of(module, function)
         require_call(source, f, example)
-        return deploy(f, example, target, path, database=database, progress=progress)
+        return deploy(f, example, target, path, **options)
     artifact = Artifact.load(source)
     values = read_arrays(arrays, artifact.inputs)
     named = {spec.name: value for spec, value in zip(artifact.inputs, values, strict=True)}
-    return deploy_artifact(artifact, named, target, path, database=database, progress=progress)
+    return deploy_artifact(artifact, named, target, path, **options)
 
 
 def _target(given: str) -> str | Mapping[str, Any]:

@@ -35,7 +35,7 @@ def _show_artifact(path: Path) -> None:
     from jaxeff_export.artifact.artifact import Artifact
 
     artifact = Artifact.load(path)
-    bound = artifact.parameter_count
+    bound = artifact.leaf_count(1) if len(artifact.arguments) > 1 else 0
     groups = [
         ("parameter", artifact.inputs[:bound]),
         ("input", artifact.inputs[bound:]),
