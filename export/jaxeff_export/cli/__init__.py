@@ -5,7 +5,7 @@
     jaxeff-export benchmark lenet --board rpc://pi-a:9090 --board rpc://pi-b:9090
 
 Every command is a function in a file of this folder and says in its docstring, which is its
-``--help``, what it does.
+``--help``, what it does. What it needs it imports when it runs, so that help is there at once.
 """
 
 from importlib import metadata
