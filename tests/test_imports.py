@@ -5,6 +5,12 @@ import sys
 
 import pytest
 
+JAX = {"flax", "jax", "jaxeff", "numpy", "tvm"}
+HELP = (
+    "from typer.testing import CliRunner; from jaxeff_export.cli import app; "
+    "call = CliRunner().invoke; assert not any(call(app, line).exit_code for line in "
+    "(['--help'], ['--version'], ['compile', '--help'], ['tune', '--help']))"
+)
 HEAVY = {
     "arviz", "blackjax", "distrax", "matplotlib", "numpyro", "pandas", "scipy.optimize",
     "scipy.stats", "sklearn", "tensorflow_probability", "tvm",
@@ -25,8 +31,9 @@ def loaded(statement: str, names: set[str]) -> set[str]:
         ("import jaxeff", HEAVY),
         ("import jaxeff.nn, jaxeff.training, jaxeff.hardening", HEAVY),
         ("import jaxeff.photonic", HEAVY),
-        ("import jaxeff_export", HEAVY),
-        ("from jaxeff_export.cli import app", HEAVY),
+        ("import jaxeff_export", HEAVY | JAX),
+        (HELP, HEAVY | JAX),
+        ("import jaxeff_export; jaxeff_export.Bundle, jaxeff_export.tune", HEAVY),
     ],
 )
 def test_importing_loads_nothing_heavy(statement, names):

@@ -15,7 +15,7 @@ from jaxeff_export.compiler.compilation import compile_module
 from jaxeff_export.operators import Form
 from jaxeff_export.operators.manual import Optimizations, dense_kernel
 from jaxeff_export.operators.modules import dense_module
-from jaxeff_export.target import resolve_target
+from jaxeff_export.targets.target import resolve_target
 from tvm import relax
 
 from experiments.latency.engines import Setup

@@ -11,6 +11,7 @@ logits = bundle.run(x[:10])                                        # board="rpc:
 ```
 
 This is the only room that imports TVM, and it does so only when something is compiled or run.
+Names are found when they are asked for: importing the package loads neither TVM nor JAX.
 """
 
 from __future__ import annotations
@@ -18,61 +19,72 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from jaxeff_export.artifact import Artifact, ArtifactError, export
-from jaxeff_export.boards import Board, BoardError
-from jaxeff_export.bundle import Bundle, BundleError
-from jaxeff_export.deploy import deploy, deploy_artifact
-from jaxeff_export.fleet import Outcome, on_boards
-from jaxeff_export.signature import SignatureError
-from jaxeff_export.target import ARM_TARGETS, TargetError, resolve_target, target_names
-from jaxeff_export.toolchain import ToolchainError
-from jaxeff_export.tuning import TuningError
-from jaxeff_export.tuning.tune import tune
+from jaxeff_export.extras import require_extra
 
 if TYPE_CHECKING:
-    from jaxeff_export.compiler.compilation import compile_module
-    from jaxeff_export.importer import (
-        StableHLOParseError,
-        UnsupportedOpError,
-        import_stablehlo,
-    )
+    from jaxeff_export.artifact.artifact import Artifact as Artifact
+    from jaxeff_export.artifact.artifact import ArtifactError as ArtifactError
+    from jaxeff_export.artifact.artifact import export as export
+    from jaxeff_export.artifact.signature import SignatureError as SignatureError
+    from jaxeff_export.boards import Board as Board
+    from jaxeff_export.boards import BoardError as BoardError
+    from jaxeff_export.bundle.bundle import Bundle as Bundle
+    from jaxeff_export.bundle.manifest import BundleError as BundleError
+    from jaxeff_export.compiler.compilation import compile_module as compile_module
+    from jaxeff_export.deployment import deploy as deploy
+    from jaxeff_export.deployment import deploy_artifact as deploy_artifact
+    from jaxeff_export.extras import MissingExtraError as MissingExtraError
+    from jaxeff_export.fleet import Outcome as Outcome
+    from jaxeff_export.fleet import on_boards as on_boards
+    from jaxeff_export.importer import StableHLOParseError as StableHLOParseError
+    from jaxeff_export.importer import UnsupportedOpError as UnsupportedOpError
+    from jaxeff_export.importer import import_stablehlo as import_stablehlo
+    from jaxeff_export.schedules.errors import TuningError as TuningError
+    from jaxeff_export.targets.target import ARM_TARGETS as ARM_TARGETS
+    from jaxeff_export.targets.target import TargetError as TargetError
+    from jaxeff_export.targets.target import resolve_target as resolve_target
+    from jaxeff_export.targets.target import target_names as target_names
+    from jaxeff_export.targets.toolchain import ToolchainError as ToolchainError
+    from jaxeff_export.tuning.tune import tune as tune
 
-__all__ = [
-    "ARM_TARGETS",
-    "Artifact",
-    "ArtifactError",
-    "Board",
-    "BoardError",
-    "Bundle",
-    "BundleError",
-    "Outcome",
-    "SignatureError",
-    "StableHLOParseError",
-    "TargetError",
-    "ToolchainError",
-    "TuningError",
-    "UnsupportedOpError",
-    "compile_module",
-    "deploy",
-    "deploy_artifact",
-    "export",
-    "import_stablehlo",
-    "on_boards",
-    "resolve_target",
-    "target_names",
-    "tune",
-]
-
-# What imports TVM on import, and where it is.
-_NEED_TVM = {
-    "compile_module": "jaxeff_export.compiler.compilation",
-    "import_stablehlo": "jaxeff_export.importer",
-    "StableHLOParseError": "jaxeff_export.importer",
-    "UnsupportedOpError": "jaxeff_export.importer",
+_MODULES = {
+    "artifact.artifact": ("Artifact", "ArtifactError", "export"),
+    "artifact.signature": ("SignatureError",),
+    "boards": ("Board", "BoardError"),
+    "bundle.bundle": ("Bundle",),
+    "bundle.manifest": ("BundleError",),
+    "compiler.compilation": ("compile_module",),
+    "deployment": ("deploy", "deploy_artifact"),
+    "extras": ("MissingExtraError",),
+    "fleet": ("Outcome", "on_boards"),
+    "importer": ("StableHLOParseError", "UnsupportedOpError", "import_stablehlo"),
+    "schedules.errors": ("TuningError",),
+    "targets.target": ("ARM_TARGETS", "TargetError", "resolve_target", "target_names"),
+    "targets.toolchain": ("ToolchainError",),
+    "tuning.tune": ("tune",),
 }
+"""The public names by the module that defines them; none may be a module's of this package."""
+
+_NEED_TVM = ("compiler.compilation", "importer")
+"""Those of them that import TVM at once."""
+
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+
+__all__ = sorted(_MODULE_OF)
 
 
 def __getattr__(name: str) -> Any:
-    if name in _NEED_TVM:
-        return getattr(import_module(_NEED_TVM[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "boards":  # `jaxeff_export.boards.emulated.prepare()` needs no import of its own
+        return import_module(f"{__name__}.boards")
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = _MODULE_OF[name]
+    if module in _NEED_TVM:
+        require_extra("tvm", f"{__name__}.{name}")
+    value = getattr(import_module(f"{__name__}.{module}"), name)
+    globals()[name] = value  # found once
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,5 +1,22 @@
-"""``python -m jaxeff_export``."""
+"""``jaxeff-export``, and ``python -m jaxeff_export``."""
 
-from jaxeff_export.cli import app
+from __future__ import annotations
 
-app(prog_name="jaxeff-export")
+import sys
+
+from jaxeff_export.extras import MissingExtraError, require_extra
+
+
+def main() -> None:
+    """Runs the command; without typer, one line says what to install."""
+    try:
+        require_extra("typer", "jaxeff-export")
+    except MissingExtraError as error:
+        sys.exit(f"error: {error}")
+    from jaxeff_export.cli import app
+
+    app(prog_name="jaxeff-export")
+
+
+if __name__ == "__main__":
+    main()

@@ -9,9 +9,9 @@ from threading import Thread
 from typing import Generic, TypeVar
 
 from jaxeff_export.boards import Board, BoardError, make_board
-from jaxeff_export.bundle import Bundle, BundleError
-from jaxeff_export.runner import Runner
-from jaxeff_export.timing import require_timed
+from jaxeff_export.bundle.bundle import Bundle, BundleError
+from jaxeff_export.bundle.runner import Runner
+from jaxeff_export.bundle.timing import require_timed
 
 _T = TypeVar("_T")
 

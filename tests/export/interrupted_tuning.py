@@ -16,9 +16,9 @@ from jaxeff_export.compiler.compilation import (
     fused_kernels,
 )
 from jaxeff_export.importer import import_stablehlo
-from jaxeff_export.target import resolve_target
-from jaxeff_export.tuning.database import TuningDatabase
-from jaxeff_export.tuning.kernels import select
+from jaxeff_export.schedules.database import TuningDatabase
+from jaxeff_export.targets.target import resolve_target
+from jaxeff_export.tuning.selection import select
 from jaxeff_export.tuning.session import Session
 
 TARGET = {**resolve_target("host"), "num-cores": 1}

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jaxeff_export import Artifact, ArtifactError, SignatureError, export
-from jaxeff_export.structure import count_leaves, describe, rebuild
+from jaxeff_export.artifact.structure import count_leaves, describe, rebuild
 from small_network import inputs, mlp, parameters
 
 from jaxeff.moments import Gaussian
@@ -111,7 +111,7 @@ def test_other_files_and_versions_are_refused(artifact, tmp_path, monkeypatch):
     (tmp_path / "text.zip").write_text("not a zip file")
     with pytest.raises(ArtifactError, match=r"text\.zip is damaged or no artifact"):
         Artifact.load(tmp_path / "text.zip")
-    monkeypatch.setattr("jaxeff_export.artifact.FORMAT_VERSION", 2)
+    monkeypatch.setattr("jaxeff_export.artifact.artifact.FORMAT_VERSION", 2)
     newer = artifact.to_bytes()
     monkeypatch.undo()
     with pytest.raises(ArtifactError, match="format version 2, this jaxeff reads 1"):

@@ -26,7 +26,7 @@ from jaxeff_export.boards import (
     make_board,
     processor,
 )
-from jaxeff_export.target import _reported_features
+from jaxeff_export.targets.target import _reported_features
 from small_network import inputs
 from tvm.rpc import Server
 from tvm.rpc.tracker import Tracker

@@ -7,15 +7,22 @@ import shutil
 
 import jax
 import jax.numpy as jnp
-import jaxeff_export
-import jaxeff_export.target
 import ml_dtypes
 import numpy as np
 import pytest
-from jaxeff_export import Bundle, BundleError, SignatureError, ToolchainError, deploy
-from jaxeff_export.archive import digest, sealed, unsealed
-from jaxeff_export.arrays import pack_arrays
-from jaxeff_export.manifest import FILES, MANIFEST
+from jaxeff_export import (
+    Bundle,
+    BundleError,
+    SignatureError,
+    ToolchainError,
+    deploy,
+    deploy_artifact,
+    export,
+)
+from jaxeff_export.artifact.archive import digest, sealed, unsealed
+from jaxeff_export.bundle.arrays import pack_arrays
+from jaxeff_export.bundle.building import Example
+from jaxeff_export.bundle.manifest import FILES, MANIFEST
 from small_network import inputs, mlp, parameters
 
 from jaxeff.moments import Gaussian
@@ -179,7 +186,8 @@ def test_another_architecture_is_refused(folder):
 
 
 def test_a_processor_without_the_instructions_is_refused(deployed, monkeypatch):
-    monkeypatch.setattr(jaxeff_export.target, "_reported_features", lambda: frozenset({"none"}))
+    reported = "jaxeff_export.targets.target._reported_features"
+    monkeypatch.setattr(reported, lambda: frozenset({"none"}))
     with pytest.raises(BundleError, match=r"the board local lacks its .*; deploy for this"):
         Bundle.load(deployed.folder).run(inputs())
 
@@ -216,7 +224,7 @@ def test_nothing_half_written_is_left(tmp_path, monkeypatch):
     def broken(arrays):
         raise OSError("no space left on device")
 
-    monkeypatch.setattr("jaxeff_export.assembly.pack_arrays", broken)
+    monkeypatch.setattr("jaxeff_export.bundle.assembly.pack_arrays", broken)
     with pytest.raises(OSError, match="no space"):
         deploy(mlp, (parameters(), inputs()), path=tmp_path / "mlp")
     assert list(tmp_path.iterdir()) == []
@@ -270,6 +278,36 @@ def test_scalars_and_no_parameters(tmp_path):
     result = bundle.run(np.float32(1.5), np.float32([1, 2, 3]))
     assert result.shape == ()
     assert result == np.float32(9.0)
+
+
+@pytest.mark.parametrize(("count", "given"), [(0, "abc"), (1, "bc"), (2, "c"), (3, "")])
+def test_parameters_are_as_many_as_is_said(tmp_path, count, given):
+    def f(a, b, c):
+        return jnp.square(a["scale"]) * b[0] + c
+
+    x = {"scale": jnp.float32(3)}, [jnp.arange(3.0)], jnp.ones(3)
+    bundle = deploy(f, x, path=tmp_path / "b", parameters=count)
+    loaded = Bundle.load(tmp_path / "b")
+    assert loaded.manifest.arguments == tuple(given)
+    data = jax.tree.map(lambda leaf: np.asarray(leaf) + 1, x[count:])
+    for one in (bundle, loaded):
+        assert one.check().passed
+        np.testing.assert_allclose(one.run(*data), f(*x[:count], *data), rtol=1e-6)
+    again = Example.of_bundle(loaded)
+    assert (again.parameters, again.bound) == (count, count)
+
+
+def test_a_single_argument_is_neither_parameters_nor_data_unless_that_is_said(tmp_path):
+    x = jnp.arange(3.0)
+    with pytest.raises(SignatureError, match=r"x is the only argument.*parameters=1 or parame"):
+        deploy(lambda x: x * 2, (x,))
+    artifact = export(lambda x: x * 2, (x,))
+    with pytest.raises(SignatureError, match="x is the only argument"):
+        deploy_artifact(artifact, {"x": np.asarray(x)})
+    with pytest.raises(SignatureError, match="parameters is 2, but of 1 arguments: x"):
+        deploy_artifact(artifact, {"x": np.asarray(x)}, parameters=2)
+    bundle = deploy_artifact(artifact, {"x": np.asarray(x)}, parameters=0)
+    np.testing.assert_array_equal(bundle.run(np.float32([1, 2, 3])), np.float32([2, 4, 6]))
 
 
 def test_deploy_refuses_what_it_cannot_check(tmp_path):

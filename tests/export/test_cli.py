@@ -1,9 +1,11 @@
 """The command line: what it prints, and that a failure is one line and an exit status."""
 
 import json
+import platform
 import shutil
 import socket
 import sys
+from importlib import metadata
 
 import jax
 import numpy as np
@@ -45,10 +47,42 @@ def refused(result, message):
 
 def test_help_names_the_commands_and_their_arguments():
     listed = call("--help").stdout
-    for command in ("compile", "inspect", "check", "run", "benchmark", "profile", "prepare"):
+    for command in (
+        "compile", "inspect", "check", "run", "benchmark", "profile", "targets", "boards", "prepare"
+    ):  # fmt: skip
         assert command in listed
         assert "--help" in call(command, "--help").stdout
     assert "rpc://tracker:port/key" in listed
+
+
+def test_version():
+    assert call("--version").stdout == f"jaxeff {metadata.version('jaxeff')}\n"
+
+
+def rows(result):
+    """The lines of a table by their first column."""
+    assert result.exit_code == 0, result.output
+    lines = [line.split("│") for line in result.stdout.splitlines() if line.startswith("│")]
+    return {line[1].strip(): " ".join(line[2:-1]) for line in lines}
+
+
+def test_targets_are_listed(monkeypatch):
+    listed = rows(call("targets"))
+    assert list(listed) == ["host", "cortex-a53", "cortex-a72", "cortex-a76"]
+    assert platform.machine() in listed["host"]
+    monkeypatch.setenv("PATH", "")
+    assert "no: no C compiler found" in rows(call("targets"))["host"]
+
+
+def test_boards_are_listed(monkeypatch, tmp_path):
+    monkeypatch.setenv("JAXEFF_CACHE", str(tmp_path))
+    monkeypatch.setattr(shutil, "which", lambda command: command)
+    listed = rows(call("boards"))
+    assert set(listed) >= {"local", "rpc://host:port", "rpc://tracker:port/key", "emulated[:core]"}
+    assert listed["local"].split()[-1] == "yes"
+    assert "no: the emulated board is not set up yet" in listed["emulated[:core]"]
+    monkeypatch.setattr(shutil, "which", lambda command: None)
+    assert "no: qemu-aarch64 not found" in rows(call("boards"))["emulated[:core]"]
 
 
 def test_inspect(folder, artifact):
@@ -126,6 +160,10 @@ def test_compile_a_function_of_a_module(tmp_path, monkeypatch):
         "    return 1\n"
         "def unequal():\n"
         "    return lambda p, x: p + x, (jnp.ones(2), jnp.ones(3))\n"
+        "def broken():\n"
+        "    return {}['weights']\n"
+        "def alone():\n"
+        "    return lambda x: 2 * x, (jnp.arange(3.0),)\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -133,11 +171,17 @@ def test_compile_a_function_of_a_module(tmp_path, monkeypatch):
     assert result.exit_code == 0, result.output
     doubled = Bundle.load("double").run(np.float32([1, 2, 3]))
     np.testing.assert_array_equal(doubled, np.float32([2, 4, 6]))
+    assert refused(call("compile", "my_models:alone", "alone"), "x is the only argument")
+    result = call("compile", "my_models:alone", "alone", "--parameters", 0)
+    assert result.exit_code == 0, result.output
+    assert Bundle.load("alone").manifest.arguments == ("x",)
     for source in ("my_models:nothing", "my_models:missing", "no_such_module:f"):
         assert refused(
             call("compile", source, "b"), f"{source} gives no (f, (parameters, *inputs))"
         )
-    assert refused(call("compile", "my_models:unequal", "b"), "fails on its example: TypeError")
+    for source, place in (("unequal", "line 7, in <lambda>"), ("broken", "line 9, in broken")):
+        failed = call("compile", f"my_models:{source}", "b")
+        assert refused(failed, f"my_models.py, {place}: ")
     monkeypatch.delitem(sys.modules, "my_models")
 
 

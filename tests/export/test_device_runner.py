@@ -9,9 +9,10 @@ import sys
 import jax
 import numpy as np
 import pytest
-from jaxeff_export import Bundle, device_runner
+from jaxeff_export import Bundle
 from jaxeff_export.boards.sysroot import Sysroot
-from jaxeff_export.manifest import FILES, MANIFEST, PROGRAM
+from jaxeff_export.bundle import device_runner
+from jaxeff_export.bundle.manifest import FILES, MANIFEST, PROGRAM
 from small_network import inputs
 
 # Neither JAX nor this library: what a device has.

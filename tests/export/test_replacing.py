@@ -8,9 +8,9 @@ import sys
 import jaxeff_export
 import pytest
 from jaxeff_export import Bundle, deploy
-from jaxeff_export.archive import digest, sealed
+from jaxeff_export.artifact.archive import digest, sealed
+from jaxeff_export.bundle.manifest import FILES, MANIFEST, own_files
 from jaxeff_export.cli import app
-from jaxeff_export.manifest import FILES, MANIFEST, own_files
 from small_network import inputs, mlp, parameters
 from typer.testing import CliRunner
 
@@ -47,7 +47,7 @@ def refused(folder, *ways, match):
 def test_notes_in_a_bundle_are_not_lost(compiled, folder, monkeypatch):
     (folder / "notes").mkdir()
     (folder / "notes" / "monday.txt").write_text("three weeks of work")
-    monkeypatch.setattr("jaxeff_export.building.lift", None)  # refused before the work
+    monkeypatch.setattr("jaxeff_export.bundle.building.lift", None)  # refused before the work
     refused(
         folder,
         lambda: compiled.save(folder),

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jaxeff_export.selfcheck import compare, tolerance
-from jaxeff_export.signature import TensorSpec
+from jaxeff_export.artifact.signature import TensorSpec
+from jaxeff_export.bundle.selfcheck import compare, tolerance
 
 
 def check(ours, theirs):

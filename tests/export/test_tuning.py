@@ -19,15 +19,15 @@ import tvm_ffi
 from interrupted_tuning import TARGET, Bench, layer, session
 from jaxeff_export import Board, BoardError, Bundle, TuningError, deploy, tune
 from jaxeff_export.boards.board import BoardLost
-from jaxeff_export.building import Example, NamedTarget, lift
+from jaxeff_export.bundle.building import Example, NamedTarget, lift
 from jaxeff_export.cli import app
 from jaxeff_export.compiler.compilation import compilation_target, fused_kernels
 from jaxeff_export.compiler.scheduling import Machine
+from jaxeff_export.schedules.database import HEADER, TuningDatabase
+from jaxeff_export.schedules.replaying import tuned_schedules
 from jaxeff_export.tuning import checking, measuring
-from jaxeff_export.tuning.database import HEADER, TuningDatabase
 from jaxeff_export.tuning.interrupts import held_interrupts
-from jaxeff_export.tuning.kernels import select
-from jaxeff_export.tuning.schedules import tuned_schedules
+from jaxeff_export.tuning.selection import select
 from jaxeff_export.tuning.session import chosen
 from jaxeff_export.tuning.spaces import tiles
 from small_network import inputs, mlp, parameters

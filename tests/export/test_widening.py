@@ -8,7 +8,7 @@ from importer_oracle import assert_close, export, run
 from jaxeff_export.compiler.lifting import lift_parameters
 from jaxeff_export.compiler.widening import widen_contractions
 from jaxeff_export.importer import import_stablehlo
-from jaxeff_export.target import resolve_target
+from jaxeff_export.targets.target import resolve_target
 from tvm import relax, te, tirx
 from tvm.target import Target
 

@@ -29,12 +29,29 @@ from typing import IO, Any, Self
 from jaxeff_export.boards.board import Board, BoardError
 from jaxeff_export.boards.rpc import RpcBoard
 from jaxeff_export.boards.sysroot import Sysroot, prepare
-from jaxeff_export.target import ARM_TARGETS, arithmetic_features
-from jaxeff_export.toolchain import find_emulator
+from jaxeff_export.targets.target import ARM_TARGETS, arithmetic_features
+from jaxeff_export.targets.toolchain import find_emulator
 
-__all__ = ["CORES", "EmulatedBoard", "prepare"]
+__all__ = ["CORES", "EmulatedBoard", "prepare", "require_emulator"]
 
 CORES = tuple(ARM_TARGETS)
+
+
+def require_emulator() -> Sysroot:
+    """What an emulated board runs, if it is set up.
+
+    Raises:
+      ToolchainError: if qemu is not installed.
+      BoardError: if `prepare` was not called yet.
+    """
+    find_emulator()
+    sysroot = Sysroot.default()
+    if not sysroot.ready:
+        raise BoardError(
+            "the emulated board is not set up yet; this downloads it once, into "
+            f"{sysroot.folder}: jaxeff_export.boards.emulated.prepare(), or jaxeff-export prepare"
+        )
+    return sysroot
 
 
 class EmulatedBoard(Board):
@@ -73,13 +90,7 @@ class EmulatedBoard(Board):
     def __enter__(self) -> Self:
         if self._server is not None:
             raise BoardError(f"{self.name} is open already")
-        find_emulator()
-        sysroot = Sysroot.default()
-        if not sysroot.ready:
-            raise BoardError(
-                "the emulated board is not set up yet; this downloads it once, into "
-                f"{sysroot.folder}: jaxeff_export.boards.emulated.prepare()"
-            )
+        sysroot = require_emulator()
         try:
             port = self._start(sysroot)
             remote = RpcBoard(

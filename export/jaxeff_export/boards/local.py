@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from jaxeff_export.boards.board import Board
-from jaxeff_export.target import missing_features, normalized_machine
+from jaxeff_export.targets.target import missing_features, normalized_machine
 
 
 class LocalBoard(Board):

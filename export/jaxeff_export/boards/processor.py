@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from jaxeff_export.target import kernel_features, target_machine
+from jaxeff_export.targets.target import kernel_features, target_machine
 
 MODALIAS = "/sys/devices/system/cpu/modalias"
 

@@ -28,9 +28,9 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 
-from jaxeff.store import write_whole
 from jaxeff_export.boards.board import BoardError
-from jaxeff_export.toolchain import find_emulator
+from jaxeff_export.extras import require_extra
+from jaxeff_export.targets.toolchain import find_emulator
 
 _PYTHONS = ("3.13", "3.12", "3.11")
 # Same version here and there: the two ends of TVM's RPC share formats. The others just have to run.
@@ -58,8 +58,9 @@ class Sysroot:
     @classmethod
     def default(cls) -> Sysroot:
         """The one for the installed TVM, in the cache folder."""
-        from jaxeff.store import cache_folder  # loads all of jaxeff, which boards have no need of
+        from jaxeff.store import cache_folder  # loads all of jaxeff, which no other board needs
 
+        require_extra("tvm", "the emulated board")
         versions = "-".join(metadata.version(name) for name in _SAME_VERSION)
         return cls(cache_folder() / f"emulated-aarch64-tvm-{versions}")
 
@@ -151,6 +152,8 @@ def prepare(progress: Progress | None = print) -> Sysroot:
         )
         if answer.split() != [metadata.version("apache-tvm"), "aarch64"]:
             raise BoardError(f"the emulated board answers {answer!r}; delete {sysroot.folder}")
+        from jaxeff.store import write_whole
+
         write_whole(sysroot.folder / "ready", answer)
     say(f"the emulated board is ready in {sysroot.folder}")
     return sysroot

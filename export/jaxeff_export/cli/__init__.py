@@ -5,13 +5,17 @@
     jaxeff-export benchmark lenet --board rpc://pi-a:9090 --board rpc://pi-b:9090
 
 Every command is a function in a file of this folder and says in its docstring, which is its
-``--help``, what it does.
+``--help``, what it does. What it needs it imports when it runs, so that help is there at once.
 """
+
+from importlib import metadata
+from typing import Annotated
 
 import typer
 
 from jaxeff_export.cli.compiling import compile_bundle
 from jaxeff_export.cli.inspecting import inspect
+from jaxeff_export.cli.listing import boards, targets
 from jaxeff_export.cli.preparing import prepare
 from jaxeff_export.cli.running import check, run
 from jaxeff_export.cli.timing import benchmark, profile
@@ -36,6 +40,24 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"jaxeff {metadata.version('jaxeff')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _before_any_command(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    pass
+
+
 app.command(name="compile")(compile_bundle)
 app.command()(inspect)
 app.command()(check)
@@ -43,4 +65,6 @@ app.command()(run)
 app.command()(benchmark)
 app.command()(profile)
 app.command()(tune)
+app.command()(targets)
+app.command()(boards)
 app.command()(prepare)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxeff.store import new_file
-from jaxeff_export.signature import SignatureError, TensorSpec, dtype_of
+from jaxeff_export.artifact.signature import SignatureError, TensorSpec, dtype_of
 
 
 def read_arrays(paths: Sequence[Path], specs: Sequence[TensorSpec]) -> list[np.ndarray]:

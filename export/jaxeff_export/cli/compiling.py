@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import jax
 import typer
 
-from jaxeff_export.artifact import Artifact
-from jaxeff_export.building import Progress
-from jaxeff_export.bundle import Bundle
-from jaxeff_export.cli.arrays import read_arrays
 from jaxeff_export.cli.terminal import console, failures_in_one_line, steps
-from jaxeff_export.deploy import deploy, deploy_artifact
-from jaxeff_export.signature import SignatureError, argument_names, flatten_named
-from jaxeff_export.target import TargetError, resolve_target, target_names
-from jaxeff_export.tuning.errors import TuningError
+from jaxeff_export.schedules.errors import TuningError
+from jaxeff_export.targets.target import TargetError, resolve_target, target_names
+
+if TYPE_CHECKING:
+    from jaxeff_export.bundle.bundle import Bundle
 
 
 def compile_bundle(
@@ -42,6 +36,13 @@ def compile_bundle(
     target: Annotated[
         str, typer.Option(help=f"{', '.join(target_names())}, or a TVM target as JSON.")
     ] = "host",
+    parameters: Annotated[
+        int | None,
+        typer.Option(
+            help="How many of the first arguments are parameters; 1 by default, to be said for a "
+            "function of one argument."
+        ),
+    ] = None,
     database: Annotated[
         Path | None,
         typer.Option(help="A folder that tune filled, for faster schedules where it knows some."),
@@ -56,7 +57,8 @@ def compile_bundle(
     with failures_in_one_line():
         resolved = _target(target)
         with steps() as step:
-            made = _compile(source, arrays or [], resolved, bundle, database, step)
+            options = {"parameters": parameters, "database": database, "progress": step}
+            made = _compile(source, arrays or [], resolved, bundle, options)
         console.print(f"{bundle} is compiled for {made.manifest.target_name}", markup=False)
 
 
@@ -65,20 +67,25 @@ def _compile(
     arrays: list[Path],
     target: str | Mapping[str, Any],
     path: Path,
-    database: Path | None,
-    progress: Progress,
+    options: Mapping[str, Any],
 ) -> Bundle:
+    from jaxeff_export.artifact.artifact import Artifact
+    from jaxeff_export.cli.arrays import read_arrays
+    from jaxeff_export.cli.models import example_of, require_call
+    from jaxeff_export.deployment import deploy, deploy_artifact
+
+    database = options["database"]
     if database is not None and not database.is_dir():
         raise TuningError(f"there is no folder {database}; tune a bundle with --database first")
     module, colon, function = source.partition(":")
     if colon and not Path(source).exists():
-        f, example = _model(module, function)
-        _require_call(source, f, example)
-        return deploy(f, example, target, path, database=database, progress=progress)
+        f, example = example_of(module, function)
+        require_call(source, f, example)
+        return deploy(f, example, target, path, **options)
     artifact = Artifact.load(source)
     values = read_arrays(arrays, artifact.inputs)
     named = {spec.name: value for spec, value in zip(artifact.inputs, values, strict=True)}
-    return deploy_artifact(artifact, named, target, path, database=database, progress=progress)
+    return deploy_artifact(artifact, named, target, path, **options)
 
 
 def _target(given: str) -> str | Mapping[str, Any]:
@@ -89,31 +96,3 @@ def _target(given: str) -> str | Mapping[str, Any]:
         return resolve_target(json.loads(given))
     except json.JSONDecodeError as error:
         raise TargetError(f"--target is no JSON: {error}") from error
-
-
-def _model(module: str, function: str) -> tuple[Any, Any]:
-    """What ``module:function`` returns, with modules of the current folder at hand."""
-    where = f"{module}:{function}"
-    if "" not in sys.path:
-        sys.path.insert(0, "")
-    try:
-        made = getattr(importlib.import_module(module), function)()
-        f, example = made
-    except Exception as error:
-        raise SignatureError(
-            f"{where} gives no (f, (parameters, *inputs)): {type(error).__name__}: {error}"
-        ) from error
-    if not callable(f) or not isinstance(example, tuple | list):
-        raise SignatureError(f"{where} gives no (f, (parameters, *inputs)), but {type(made)}")
-    return f, example
-
-
-def _require_call(where: str, f: Callable[..., Any], example: Sequence[Any]) -> None:
-    """Raises `SignatureError` where the user's function fails on the user's own example."""
-    flatten_named(example, argument_names(f, len(example)))  # names what is no array
-    try:
-        jax.eval_shape(f, *example)
-    except Exception as error:
-        raise SignatureError(
-            f"the function of {where} fails on its example: {type(error).__name__}: {error}"
-        ) from error

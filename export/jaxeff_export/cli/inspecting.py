@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from jaxeff_export.artifact import Artifact
-from jaxeff_export.bundle import Bundle
 from jaxeff_export.cli.terminal import console, failures_in_one_line, table
-from jaxeff_export.signature import TensorSpec
 
-_Groups = Sequence[tuple[str, Sequence[TensorSpec]]]
+if TYPE_CHECKING:
+    from jaxeff_export.artifact.signature import TensorSpec
+
+    _Groups = Sequence[tuple[str, Sequence[TensorSpec]]]
 
 
 def inspect(
@@ -32,8 +32,10 @@ def inspect(
 
 
 def _show_artifact(path: Path) -> None:
+    from jaxeff_export.artifact.artifact import Artifact
+
     artifact = Artifact.load(path)
-    bound = artifact.parameter_count
+    bound = artifact.leaf_count(1) if len(artifact.arguments) > 1 else 0
     groups = [
         ("parameter", artifact.inputs[:bound]),
         ("input", artifact.inputs[bound:]),
@@ -44,6 +46,8 @@ def _show_artifact(path: Path) -> None:
 
 
 def _show_bundle(path: Path) -> None:
+    from jaxeff_export.bundle.bundle import Bundle
+
     manifest = Bundle.load(path).manifest
     groups = [
         ("parameter", manifest.parameters),

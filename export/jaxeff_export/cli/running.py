@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from jaxeff_export.bundle import Bundle
-from jaxeff_export.cli.arrays import read_arrays, require_place, write_arrays
 from jaxeff_export.cli.terminal import (
     BoardName,
     BoardNames,
@@ -17,8 +15,10 @@ from jaxeff_export.cli.terminal import (
     console,
     failures_in_one_line,
 )
-from jaxeff_export.fleet import Outcome, on_boards
-from jaxeff_export.selfcheck import SelfCheck
+
+if TYPE_CHECKING:
+    from jaxeff_export.bundle.selfcheck import SelfCheck
+    from jaxeff_export.fleet import Outcome
 
 
 def run(
@@ -29,6 +29,9 @@ def run(
 ) -> None:
     """Call the function on arrays from a file; `inspect` shows their names."""
     with failures_in_one_line():
+        from jaxeff_export.bundle.bundle import Bundle
+        from jaxeff_export.cli.arrays import read_arrays, require_place, write_arrays
+
         require_place(outputs)
         loaded = Bundle.load(bundle)
         manifest = loaded.manifest
@@ -45,6 +48,9 @@ def check(bundle: BundlePath, boards: BoardNames = ["local"]) -> None:  # noqa: 
     The exit status is 1 if a result disagrees or a board fails.
     """
     with failures_in_one_line():
+        from jaxeff_export.bundle.bundle import Bundle
+        from jaxeff_export.fleet import on_boards
+
         loaded = Bundle.load(bundle)
         with console.status(f"checking on {', '.join(boards)}"):
             outcomes = on_boards(loaded, boards, lambda runner: runner.check(), report=_announce)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
-from jaxeff_export.bundle import Bundle
 from jaxeff_export.cli.terminal import (
     BoardName,
     BoardNames,
@@ -18,8 +17,10 @@ from jaxeff_export.cli.terminal import (
     failures_in_one_line,
     table,
 )
-from jaxeff_export.fleet import Outcome, on_boards
-from jaxeff_export.timing import Timing
+
+if TYPE_CHECKING:
+    from jaxeff_export.bundle.timing import Timing
+    from jaxeff_export.fleet import Outcome
 
 _BAR = 24  # characters of a whole
 
@@ -39,6 +40,9 @@ def benchmark(
     others' results; the exit status is 1 then.
     """
     with failures_in_one_line():
+        from jaxeff_export.bundle.bundle import Bundle
+        from jaxeff_export.fleet import on_boards
+
         loaded = Bundle.load(bundle)
         with console.status(f"timing on {', '.join(boards)}"):
             outcomes = on_boards(
@@ -83,6 +87,8 @@ def profile(
 ) -> None:
     """Show the time per compiled operator on a board, slowest first."""
     with failures_in_one_line():
+        from jaxeff_export.bundle.bundle import Bundle
+
         loaded = Bundle.load(bundle)
         with console.status(f"profiling on {board}"):
             operators = loaded.profile(board, number, repeat)

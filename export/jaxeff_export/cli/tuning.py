@@ -7,9 +7,7 @@ from typing import Annotated
 
 import typer
 
-from jaxeff_export.bundle import Bundle
 from jaxeff_export.cli.terminal import BundlePath, complain, console, failures_in_one_line
-from jaxeff_export.tuning.tune import tune as tune_bundle
 
 
 def tune(
@@ -54,6 +52,9 @@ def tune(
     """
     try:
         with failures_in_one_line():
+            from jaxeff_export.bundle.bundle import Bundle
+            from jaxeff_export.tuning.tune import tune as tune_bundle
+
             tuned = tune_bundle(
                 Bundle.load(bundle),
                 database,

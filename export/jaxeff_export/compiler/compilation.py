@@ -9,13 +9,13 @@ from tvm import relax, tirx
 from tvm.relax import vm_build
 from tvm.target import Target
 
-from ..instrument import OPERATOR_BY_OPERATOR
-from ..target import resolve_target
-from .kernels import map_kernels
+from ..targets.target import resolve_target
+from .entry_points import OPERATOR_BY_OPERATOR
 from .lifting import Lifted, lift_parameters
 from .locals import lets_to_locals, locals_to_lets
 from .scheduling import Machine, schedule_cpu
 from .storage import narrow_floats_to_bits
+from .tir import map_kernels
 from .widening import widen_contractions
 
 
@@ -31,7 +31,7 @@ def compile_module(
         target: a TVM target as a mapping, e.g. ``{"kind": "llvm", "mtriple": "aarch64-linux-gnu",
             "mcpu": "cortex-a72", "mattr": ["+neon"], "num-cores": 4}``; this machine by default.
         tuned: schedules the kernels it knows a better schedule for than the default one, and
-            returns the others as they are; see `jaxeff_export.tuning`.
+            returns the others as they are; see `jaxeff_export.schedules`.
 
     Returns:
         An executable for ``relax.VirtualMachine``, or for ``.export_library(path, cc=...)``.

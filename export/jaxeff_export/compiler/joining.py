@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import tvm_ffi
 from tvm import ir, s_tir, tirx
 
-from .kernels import is_contraction, renamed, root_of, statements_of, stores_of
+from .tir import is_contraction, renamed, root_of, statements_of, stores_of
 
 
 def join_siblings(function: tirx.PrimFunc, worth: Callable[[s_tir.SBlock], bool]) -> tirx.PrimFunc:

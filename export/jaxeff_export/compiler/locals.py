@@ -16,7 +16,7 @@ from tvm import s_tir, tirx
 from tvm.s_tir.analysis import get_sblock_access_region
 from tvm.tirx import Expr
 
-from .kernels import map_kernels, stores_of
+from .tir import map_kernels, stores_of
 
 SHORT = 4  # lets that may stay
 

@@ -15,7 +15,7 @@ from tvm import s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV, Schedule
 
 from .joining import is_plain, join_siblings
-from .kernels import count, is_contraction
+from .tir import count, is_contraction
 
 LONG = 64  # turns of a loop that is worth vectorising
 _DEAR = 200  # expression nodes; computing them takes longer than copying what they read

@@ -24,9 +24,9 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV, Schedule
 from tvm.target import Target
 from tvm.target.codegen import llvm_cpu_has_features
 
-from .kernels import contains, count, is_contraction, map_kernels
 from .locals import becomes_locals
 from .merging import LONG, is_dear, merge_blocks
+from .tir import contains, count, is_contraction, map_kernels
 
 PARALLEL_WORK = 60_000  # multiply-adds; waking a thread costs some microseconds
 _NODES = 16  # expression nodes of a multiply-add: two loads and their indices

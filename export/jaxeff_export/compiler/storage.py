@@ -15,7 +15,7 @@ import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.tirx import Expr
 
-from .kernels import map_kernels
+from .tir import map_kernels
 
 _NARROW = {
     name: np.dtype(getattr(ml_dtypes, name))

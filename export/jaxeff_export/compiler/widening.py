@@ -18,7 +18,8 @@ import tvm
 import tvm_ffi
 from tvm import ir, relax, s_tir, tirx
 
-from .kernels import (
+from .lifting import Sources, sources_of, stays_small
+from .tir import (
     FUSES_WHAT_FOLLOWS,
     contains,
     is_contraction,
@@ -26,7 +27,6 @@ from .kernels import (
     root_of,
     statements_of,
 )
-from .lifting import Sources, sources_of, stays_small
 
 SHORT = 3  # times the number of vectors, if they are all of one width
 MANY_ROWS = 8  # that an operand is used for, so that padding it in every call pays

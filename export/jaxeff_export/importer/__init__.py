@@ -1,7 +1,7 @@
 """StableHLO to Relax: ``import_stablehlo``, and the errors it raises.
 
 How it works (``README.md`` beside this file says more): ``reading`` parses and guards;
-``building`` makes one flat ``graph`` of the module; ``emitter`` walks it and asks the rule of each
+``graph_builder`` makes one flat ``graph`` of it; ``emitter`` walks that and asks the rule of each
 operation. Rules are kept one family to a file: ``scalar`` for elementwise operations; ``shapes``,
 ``contraction``, ``convolution``, ``reduction``, ``indexing``; ``scattering``, ``sorting``,
 ``linalg``, ``random_bits`` and ``fourier``, whose kernels are written with ``loops``; ``control``

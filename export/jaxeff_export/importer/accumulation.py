@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from tvm import relax, tirx
 from tvm.tirx import Expr
 
+from .bodies import accumulator, evaluate_region
 from .emitter import Emitter, rule
 from .graph import Node
 from .loops import Code
-from .regions import accumulator, evaluate_region
 from .scalar.rules import ScalarOp, apply_scalar
 from .scalar.scope import dtype_of
 from .views import View

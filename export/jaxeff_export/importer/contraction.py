@@ -11,10 +11,10 @@ from tvm import relax, te, tirx
 from tvm.tirx import Expr
 
 from .attributes import integers
+from .bodies import accumulator, rounded
 from .emitter import Emitter, constant, rule
 from .graph import Node, Value
 from .lanes import lanes_of
-from .regions import accumulator, rounded
 from .scalar.narrow_floats import load
 from .scalar.rules import ScalarOp, apply_scalar
 from .scalar.scope import Scope, is_float

@@ -11,10 +11,10 @@ from tvm import relax, te, tirx
 from tvm.tirx import Expr
 
 from .attributes import attribute, integers, padding
+from .bodies import accumulator, rounded
 from .contraction import summation
 from .emitter import Emitter, rule
 from .graph import Node
-from .regions import accumulator, rounded
 from .scalar.narrow_floats import load
 from .scalar.scope import dtype_of
 from .shapes import padded_index

@@ -14,7 +14,7 @@ import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
 
-from ..compiler.kernels import statements_of
+from ..compiler.tir import statements_of
 
 
 @dataclasses.dataclass

@@ -12,9 +12,9 @@ import tvm
 from tvm import relax, s_tir, tirx
 
 from ..compiler.compilation import fuse
-from ..compiler.kernels import renamed
 from ..compiler.locals import lets_to_locals
 from ..compiler.scheduling import ANY_MACHINE, schedule_cpu
+from ..compiler.tir import renamed
 from .in_place import Step
 from .loops import Code
 from .scalar.narrow_floats import HELD_AS_FLOAT32

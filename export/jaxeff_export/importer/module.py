@@ -24,10 +24,10 @@ from . import (  # noqa: F401
     shapes,
     sorting,
 )
-from .building import GraphBuilder
 from .complex_numbers import rewrite
 from .emitter import CompositeRule, Emitter, known_ops
 from .errors import StableHLOParseError, Unsupported, UnsupportedOpError, describe, failure
+from .graph_builder import GraphBuilder
 from .reading.functions import functions_of, public_function
 from .reading.source import Source, legalize, load_module, of_size
 from .scalar import arithmetic, bits, comparison, conversion, functions  # noqa: F401

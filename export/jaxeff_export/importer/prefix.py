@@ -16,10 +16,10 @@ from tvm.tirx import Expr
 
 from .accumulation import converted, widened
 from .attributes import integers, padding
+from .bodies import accumulator, evaluate_region
 from .emitter import Emitter
 from .graph import Node
 from .loops import Code
-from .regions import accumulator, evaluate_region
 from .scalar.comparison import compare
 from .scalar.narrow_floats import NARROW
 from .scalar.rules import ScalarOp, apply_scalar

@@ -11,13 +11,13 @@ from tvm.tirx import Expr
 
 from .accumulation import accumulate, fold
 from .attributes import integers, padding
+from .bodies import evaluate_region, rounded
 from .elementwise import immediate, is_immediate
 from .emitter import Emitter, rule
 from .graph import Node, Value
 from .lanes import lanes_of
 from .loops import Code
 from .prefix import emit_running, emit_running_body, running_dimension
-from .regions import evaluate_region, rounded
 from .scalar.narrow_floats import load
 from .scalar.scope import Scope, dtype_of
 from .shapes import padded_index

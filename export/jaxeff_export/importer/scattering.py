@@ -10,10 +10,10 @@ from tvm import relax, tirx
 from tvm.tirx import Expr
 
 from .attributes import integers, padding
+from .bodies import evaluate_region
 from .emitter import Emitter, rule
 from .graph import Node
 from .loops import Code
-from .regions import evaluate_region
 from .scalar.comparison import negation
 from .views import Index, View, int64
 

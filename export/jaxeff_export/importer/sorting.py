@@ -14,10 +14,10 @@ from tvm import relax, tirx
 from tvm.tirx import Expr
 
 from .attributes import attribute, integers
+from .bodies import called_regions, evaluate_region
 from .emitter import Emitter, rule
 from .graph import Node
 from .loops import Code
-from .regions import called_regions, evaluate_region
 from .views import View, int64
 
 FEW = 64  # elements that may be kept by insertion, which for more may be slower than sorting

@@ -8,7 +8,7 @@ from typing import Any
 
 from tvm import relax, te
 
-from ..compiler.kernels import FUSES_WHAT_FOLLOWS
+from ..compiler.tir import FUSES_WHAT_FOLLOWS
 from . import linear
 from .layers import DETERMINISTIC, RAW, Form
 

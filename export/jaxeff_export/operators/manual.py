@@ -13,8 +13,8 @@ from tvm import te, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV, Schedule
 
 from ..compiler.joining import join_siblings
-from ..compiler.kernels import is_contraction
 from ..compiler.scheduling import divisors
+from ..compiler.tir import is_contraction
 from . import linear
 from .layers import Form, tensors_in
 

@@ -14,7 +14,7 @@ import numpy as np
 import tvm
 
 from jaxeff_export.compiler.compilation import ready_to_lower
-from jaxeff_export.tuning.kernels import Kernel
+from jaxeff_export.schedules.workloads import Kernel
 
 _MILLISECONDS = 10  # one repetition lasts at least that
 _REPEAT = 3

@@ -19,11 +19,11 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.schedule import Schedule
 
 from jaxeff_export.boards import Board, BoardLost
-from jaxeff_export.building import NamedTarget
+from jaxeff_export.bundle.building import NamedTarget
 from jaxeff_export.compiler.compilation import compilation_target
+from jaxeff_export.schedules.workloads import Kernel
 from jaxeff_export.tuning.checking import CandidateError, draws_of, entry_module, timed
 from jaxeff_export.tuning.interrupts import held_interrupts
-from jaxeff_export.tuning.kernels import Kernel
 
 _TIMEOUT = 30.0  # seconds for one build, and for one measurement
 ARGUMENTS = "arguments.pickle"

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import TextColumn
 
 from jaxeff.progress import bars
-from jaxeff_export.tuning.database import Choice
+from jaxeff_export.schedules.database import Choice
 
 
 class Display:

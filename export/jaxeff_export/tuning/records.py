@@ -10,10 +10,10 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.schedule import Schedule
 from tvm.target import Target
 
-from jaxeff_export.tuning.database import FAILED, has_failed
-from jaxeff_export.tuning.kernels import Kernel
+from jaxeff_export.schedules.database import FAILED, has_failed
+from jaxeff_export.schedules.replaying import digest_of, trace_digest
+from jaxeff_export.schedules.workloads import Kernel
 from jaxeff_export.tuning.measuring import Bench
-from jaxeff_export.tuning.schedules import digest_of, trace_digest
 
 
 class Records:

@@ -13,12 +13,12 @@ from tvm.target import Target
 
 from jaxeff_export.compiler.compilation import compilation_target
 from jaxeff_export.compiler.scheduling import Machine
-from jaxeff_export.tuning.database import FAILED, Choice, TuningDatabase
-from jaxeff_export.tuning.errors import TuningError
-from jaxeff_export.tuning.kernels import Kernel
+from jaxeff_export.schedules.database import FAILED, Choice, TuningDatabase
+from jaxeff_export.schedules.errors import TuningError
+from jaxeff_export.schedules.replaying import default_schedule, replayed
+from jaxeff_export.schedules.workloads import Kernel
 from jaxeff_export.tuning.measuring import Bench
 from jaxeff_export.tuning.records import Libraries, Records
-from jaxeff_export.tuning.schedules import default_schedule, replayed
 from jaxeff_export.tuning.spaces import PostOrderApply, Space, Tiles
 
 _BATCH = 32  # built at once: the processes that build are started anew for every batch

@@ -20,7 +20,7 @@ from tvm.s_tir.schedule import Schedule
 from tvm.target import Target
 
 from jaxeff_export.compiler.scheduling import Machine, Tile, divisors, schedule_kernel
-from jaxeff_export.tuning.kernels import Kernel
+from jaxeff_export.schedules.workloads import Kernel
 
 _POPULATION = 64  # more cost seconds a batch, and without a cost model they are drawn by chance
 _SERIAL = 4

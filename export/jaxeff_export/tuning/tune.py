@@ -12,16 +12,17 @@ from rich.console import Console
 
 from jaxeff.store import require_free
 from jaxeff_export.boards import Board, BoardError, make_board
-from jaxeff_export.building import Example, NamedTarget, build, lift
-from jaxeff_export.bundle import Bundle
-from jaxeff_export.manifest import MANIFEST, own_files
-from jaxeff_export.target import target_machine
-from jaxeff_export.tuning.database import TuningDatabase
-from jaxeff_export.tuning.errors import TuningError
+from jaxeff_export.bundle.building import Example, NamedTarget, build, lift
+from jaxeff_export.bundle.bundle import Bundle
+from jaxeff_export.bundle.manifest import MANIFEST, own_files
+from jaxeff_export.extras import require_extra
+from jaxeff_export.schedules.database import TuningDatabase
+from jaxeff_export.schedules.errors import TuningError
+from jaxeff_export.targets.target import target_machine
 from jaxeff_export.tuning.progress import Display
 
 if TYPE_CHECKING:
-    from jaxeff_export.tuning.kernels import Kernel
+    from jaxeff_export.schedules.workloads import Kernel
 
 SPACES = ("tiles", "metaschedule")
 
@@ -65,11 +66,13 @@ def tune(
       The new bundle.
 
     Raises:
+      MissingExtraError: if TVM is not installed.
       TuningError: if the database is none, damaged, of another TVM version or in use, a pattern
         matches or decides no kernel, or the bundle's target cannot be measured on this board.
       BoardError: if the board fails; what was measured is kept.
       FileExistsError: if `path` holds anything but a bundle's own files.
     """
+    require_extra("tvm", "tuning")
     from jaxeff_export.tuning.measuring import Bench
     from jaxeff_export.tuning.session import Session
 
@@ -102,7 +105,7 @@ def _kernels(
     example: Example, target: NamedTarget, include: Sequence[str] | None, exclude: Sequence[str]
 ) -> list[Kernel]:
     from jaxeff_export.compiler.compilation import compilation_target, fused_kernels
-    from jaxeff_export.tuning.kernels import select
+    from jaxeff_export.tuning.selection import select
 
     fused = fused_kernels(lift(example, target).main, compilation_target(target.settings))
     return select(fused, include, exclude)

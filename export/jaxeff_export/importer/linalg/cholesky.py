@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from tvm import relax, te, tirx
 
 from ..attributes import attribute, backend_integer
+from ..bodies import accumulator
 from ..emitter import Emitter, rule
 from ..graph import Node
 from ..loops import Code, kernel
-from ..regions import accumulator
 from ..views import View
 from .precision import converted
 

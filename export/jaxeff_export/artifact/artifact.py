@@ -28,9 +28,10 @@ import jax.export
 import jax.numpy as jnp
 
 from jaxeff.store import write_whole
-from jaxeff_export.archive import digest, sealed, unsealed
-from jaxeff_export.signature import TensorSpec, argument_names, flatten_named
-from jaxeff_export.structure import Description, describe
+from jaxeff_export.artifact.archive import digest, sealed, unsealed
+from jaxeff_export.artifact.signature import TensorSpec, argument_names, flatten_named
+from jaxeff_export.artifact.structure import Description, describe
+from jaxeff_export.extras import require_extra
 
 FORMAT = "jaxeff-artifact"
 FORMAT_VERSION = 1
@@ -64,15 +65,14 @@ class Artifact:
     structure: Description = field(repr=False)
     versions: Mapping[str, str] = field(repr=False)
 
-    @property
-    def parameter_count(self) -> int:
-        """How many of the inputs are leaves of the first argument, a bundle's parameters."""
-        first = self.arguments[0] if self.arguments else ""
-        paths = (spec.name.removeprefix(first) for spec in self.inputs)
-        return sum(
-            spec.name.startswith(first) and path[:1] in ("", "[", ".")
-            for spec, path in zip(self.inputs, paths, strict=True)
-        )
+    def leaf_count(self, arguments: int) -> int:
+        """How many of the inputs are leaves of the first `arguments` arguments."""
+
+        def belongs(spec: TensorSpec, name: str) -> bool:
+            return spec.name.startswith(name) and spec.name[len(name) :][:1] in ("", "[", ".")
+
+        names = self.arguments[:arguments]
+        return sum(any(belongs(spec, name) for name in names) for spec in self.inputs)
 
     @property
     def text(self) -> str:
@@ -174,9 +174,11 @@ def export(f: Callable[..., Any], example_args: Sequence[Any]) -> Artifact:
       The artifact, lowered for CPUs.
 
     Raises:
+      MissingExtraError: if flatbuffers, which JAX writes artifacts with, is not installed.
       SignatureError: if a leaf of the arguments is no array.
       TypeError: if the result's structure cannot be written down.
     """
+    require_extra("flatbuffers", "export")
     names = argument_names(f, len(example_args))
     leaves, inputs = flatten_named(example_args, names)
     treedef = jax.tree.structure(tuple(example_args))

@@ -17,13 +17,14 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from jaxeff_export.artifact.signature import SignatureError, check_array, check_leaves
+from jaxeff_export.artifact.structure import rebuild
 from jaxeff_export.boards import Board, BoardError, BoardLost
-from jaxeff_export.instrument import OPERATOR_BY_OPERATOR, Instrument
-from jaxeff_export.manifest import BundleError, Manifest
-from jaxeff_export.selfcheck import SelfCheck, compare
-from jaxeff_export.signature import SignatureError, check_array, check_leaves
-from jaxeff_export.structure import rebuild
-from jaxeff_export.timing import OperatorTime, Timing, operator_times, require_timed
+from jaxeff_export.bundle.instrument import Instrument
+from jaxeff_export.bundle.manifest import BundleError, Manifest
+from jaxeff_export.bundle.selfcheck import SelfCheck, compare
+from jaxeff_export.bundle.timing import OperatorTime, Timing, operator_times, require_timed
+from jaxeff_export.compiler.entry_points import OPERATOR_BY_OPERATOR
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")

@@ -24,11 +24,11 @@ from typing import Any
 import numpy as np
 
 from jaxeff.store import new_folder
-from jaxeff_export.archive import digest
-from jaxeff_export.arrays import unpack_arrays
-from jaxeff_export.artifact import Artifact, ArtifactError
+from jaxeff_export.artifact.archive import digest
+from jaxeff_export.artifact.artifact import Artifact, ArtifactError
 from jaxeff_export.boards import Board, make_board
-from jaxeff_export.manifest import (
+from jaxeff_export.bundle.arrays import unpack_arrays
+from jaxeff_export.bundle.manifest import (
     ARTIFACT,
     DERIVED,
     FILES,
@@ -40,9 +40,10 @@ from jaxeff_export.manifest import (
     Manifest,
     own_files,
 )
-from jaxeff_export.runner import Runner
-from jaxeff_export.selfcheck import SelfCheck
-from jaxeff_export.timing import OperatorTime, Timing, require_timed
+from jaxeff_export.bundle.runner import Runner
+from jaxeff_export.bundle.selfcheck import SelfCheck
+from jaxeff_export.bundle.timing import OperatorTime, Timing, require_timed
+from jaxeff_export.extras import require_extra
 
 __all__ = ["Bundle", "BundleError"]
 
@@ -139,6 +140,7 @@ class Bundle:
             or an open `Board`, which stays open.
 
         Raises:
+          MissingExtraError: if TVM is not installed.
           BundleError: if the library is for another processor or another TVM.
           BoardError: if the board cannot be reached or set up.
         """
@@ -220,6 +222,7 @@ class Bundle:
         )
 
     def _require_fit(self, board: Board) -> None:
+        require_extra("tvm", "running a bundle")
         manifest = self.manifest
         if board.machine is not None and board.machine != manifest.machine:
             raise BundleError(

@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxeff.store import require_free
-from jaxeff_export.artifact import Artifact, package_versions
-from jaxeff_export.assembly import Parts, write_bundle
-from jaxeff_export.bundle import Bundle
-from jaxeff_export.instrument import instrument_sources
-from jaxeff_export.manifest import MANIFEST, own_files
-from jaxeff_export.target import kernel_features, resolve_target, target_machine
-from jaxeff_export.toolchain import ToolchainError, find_linker
-from jaxeff_export.tuning.database import TuningDatabase
+from jaxeff_export.artifact.artifact import Artifact, package_versions
+from jaxeff_export.bundle.assembly import Parts, write_bundle
+from jaxeff_export.bundle.bundle import Bundle
+from jaxeff_export.bundle.instrument import instrument_sources
+from jaxeff_export.bundle.manifest import MANIFEST, own_files
+from jaxeff_export.extras import require_extra
+from jaxeff_export.schedules.database import TuningDatabase
+from jaxeff_export.targets.target import kernel_features, resolve_target, target_machine
+from jaxeff_export.targets.toolchain import ToolchainError, find_linker
 
 if TYPE_CHECKING:
     from jaxeff_export.compiler.lifting import Lifted
@@ -48,9 +49,11 @@ class NamedTarget:
         """A target by name or as a dict.
 
         Raises:
+          MissingExtraError: if TVM is not installed.
           TargetError: if it is unknown.
           ToolchainError: if no linker for it is installed.
         """
+        require_extra("tvm", "deploying")
         resolved = resolve_target(target)
         name = target if isinstance(target, str) else str(resolved.get("mcpu", "custom"))
         return cls(name, resolved, find_linker(resolved))
@@ -69,24 +72,30 @@ class Example:
     Attributes:
       artifact: the exported function.
       values: of all its inputs.
-      bound: how many of the first of them are parameters.
+      parameters: how many of the artifact's first arguments are parameters.
       outputs: what JAX computed from the values.
       treedef: the exact structure of results, if this process knows it.
     """
 
     artifact: Artifact
     values: Sequence[np.ndarray]
-    bound: int
+    parameters: int
     outputs: Sequence[np.ndarray]
     treedef: Any = None
+
+    @property
+    def bound(self) -> int:
+        """How many of the values are leaves of the parameters."""
+        return self.artifact.leaf_count(self.parameters)
 
     @classmethod
     def of_bundle(cls, bundle: Bundle) -> Example:
         """What a bundle was built from."""
-        parameters = bundle.parameters
+        artifact = bundle.artifact
+        parameters = len(artifact.arguments) - len(bundle.manifest.arguments)
         inputs, outputs = bundle.recorded
-        values = [*parameters, *inputs]
-        return cls(bundle.artifact, values, len(parameters), outputs, bundle.treedef)
+        values = [*bundle.parameters, *inputs]
+        return cls(artifact, values, parameters, outputs, bundle.treedef)
 
 
 def lift(example: Example, target: NamedTarget) -> Lifted:
@@ -126,7 +135,7 @@ def build(
       UnsupportedOpError: if the artifact uses an operation the importer does not know.
     """
     from jaxeff_export.compiler.compilation import compile_module
-    from jaxeff_export.tuning.schedules import tuned_schedules
+    from jaxeff_export.schedules.replaying import tuned_schedules
 
     if path is not None:
         require_free(Path(path), MANIFEST, own_files)
@@ -143,6 +152,7 @@ def build(
         parts = Parts(
             library=library,
             artifact=example.artifact,
+            arguments=example.artifact.arguments[example.parameters :],
             parameters=parameters,
             derived=_derived(lifted, parameters),
             operands=lifted.operands,

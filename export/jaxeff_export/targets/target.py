@@ -17,6 +17,8 @@ import platform
 from collections.abc import Mapping
 from typing import Any
 
+from jaxeff_export.extras import require_extra
+
 Target = dict[str, Any]
 
 _ARM = "aarch64-linux-gnu"
@@ -97,6 +99,7 @@ def resolve_target(target: str | Mapping[str, Any]) -> Target:
 
     Raises:
       TargetError: if the name is unknown, or TVM does not know the dict's kind or CPU.
+      MissingExtraError: if TVM has to be asked and is not installed.
     """
     if isinstance(target, Mapping):
         return _checked(dict(copy.deepcopy(dict(target))))
@@ -148,6 +151,7 @@ def kernel_features(target: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _host() -> Target:
+    require_extra("tvm", "finding this machine's processor")
     from tvm.target import codegen
 
     target: Target = {
@@ -175,6 +179,7 @@ def _reported_features() -> frozenset[str]:
 
 
 def _checked(target: Target) -> Target:
+    require_extra("tvm", "checking a target")
     from tvm.target import codegen
 
     if target.get("kind", "llvm") != "llvm":

@@ -1,4 +1,4 @@
-"""The kernels of a module, its TIR functions, and what their blocks do."""
+"""TIR: the functions of a module (its kernels), and what their blocks do."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
-from jaxeff_export.signature import TensorSpec
+from jaxeff_export.artifact.signature import TensorSpec
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 
 from jaxeff.store import new_folder
-from jaxeff_export.archive import digest
-from jaxeff_export.arrays import pack_arrays
-from jaxeff_export.artifact import Artifact
-from jaxeff_export.bundle import Bundle
-from jaxeff_export.manifest import (
+from jaxeff_export.artifact.archive import digest
+from jaxeff_export.artifact.artifact import Artifact
+from jaxeff_export.artifact.signature import TensorSpec
+from jaxeff_export.bundle.arrays import pack_arrays
+from jaxeff_export.bundle.bundle import Bundle
+from jaxeff_export.bundle.manifest import (
     ARTIFACT,
     DERIVED,
     FILES,
@@ -29,7 +30,6 @@ from jaxeff_export.manifest import (
     Manifest,
     own_files,
 )
-from jaxeff_export.signature import TensorSpec
 
 _PROGRAM = Path(__file__).with_name("device_runner.py")
 
@@ -41,7 +41,8 @@ class Parts:
     Attributes:
       library: the compiled library's file; it is copied.
       artifact: what it was compiled from.
-      parameters: the values of the artifact's first inputs, which the bundle binds.
+      arguments: the names of its last arguments, the data, which the bundle does not bind.
+      parameters: the values of its first inputs, which the bundle binds.
       derived: the arrays computed from them.
       operands: what the library takes first, as indices into parameters followed by derived arrays.
       inputs: the values of the others, for the self-check.
@@ -56,6 +57,7 @@ class Parts:
 
     library: Path
     artifact: Artifact
+    arguments: tuple[str, ...]
     parameters: Sequence[np.ndarray]
     derived: Sequence[np.ndarray]
     operands: tuple[int, ...]
@@ -107,7 +109,7 @@ def write_bundle(parts: Parts, path: str | Path | None = None) -> Bundle:
             target=parts.target,
             machine=parts.machine,
             processor_features=parts.processor_features,
-            arguments=artifact.arguments[1:],
+            arguments=parts.arguments,
             parameters=artifact.inputs[:bound],
             derived=tuple(
                 TensorSpec(f"derived[{index}]", array.shape, str(array.dtype))

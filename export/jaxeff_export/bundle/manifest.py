@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from jaxeff_export.archive import sealed, unsealed
-from jaxeff_export.signature import TensorSpec
-from jaxeff_export.structure import Description, count_leaves
+from jaxeff_export.artifact.archive import sealed, unsealed
+from jaxeff_export.artifact.signature import TensorSpec
+from jaxeff_export.artifact.structure import Description, count_leaves
 
 FORMAT = "jaxeff-bundle"
 FORMAT_VERSION = 2

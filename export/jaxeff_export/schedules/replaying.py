@@ -10,12 +10,12 @@ from tvm import tirx
 from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.schedule import Schedule, Trace
 
-from jaxeff_export.archive import digest
+from jaxeff_export.artifact.archive import digest
 from jaxeff_export.compiler.compilation import compilation_target
 from jaxeff_export.compiler.scheduling import Machine, schedule_kernel
-from jaxeff_export.tuning.database import TuningDatabase
-from jaxeff_export.tuning.errors import TuningError
-from jaxeff_export.tuning.kernels import Kernel, kernel_of
+from jaxeff_export.schedules.database import TuningDatabase
+from jaxeff_export.schedules.errors import TuningError
+from jaxeff_export.schedules.workloads import Kernel, kernel_of
 
 
 def tuned_schedules(

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxeff.store import CheckpointError, add_line, mend_lines, read_lines, write_whole
-from jaxeff_export.tuning.errors import TuningError
+from jaxeff_export.schedules.errors import TuningError
 
 if TYPE_CHECKING:
     from tvm.s_tir import meta_schedule as ms

@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Mapping
 from typing import Any
 
-from jaxeff_export.target import normalized_machine, target_machine
+from jaxeff_export.targets.target import normalized_machine, target_machine
 
 _LINKERS = {
     "aarch64": ("aarch64-linux-gnu-gcc", "gcc-aarch64-linux-gnu"),

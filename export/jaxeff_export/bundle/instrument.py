@@ -1,8 +1,9 @@
 """Timing every compiled operator where it runs: the instrument that each library carries.
 
-TVM's interpreter, which runs the function named below, calls an instrument before and after each
-operator. ``instrument.c`` is one that lives in the library itself, so it works on a board across
-RPC, to which no Python function can be sent, and adds no interpreter's time to an operator's.
+TVM's interpreter, which runs the function `operator_by_operator`, calls an instrument before and
+after each operator. ``instrument.c`` is one that lives in the library itself, so it works on a
+board across RPC, to which no Python function can be sent, and adds no interpreter's time to an
+operator's.
 
 Sharp edge: a library has one instrument, so one virtual machine of it is profiled at a time.
 """
@@ -12,9 +13,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from jaxeff_export.manifest import BundleError
+from jaxeff_export.bundle.manifest import BundleError
 
-OPERATOR_BY_OPERATOR = "operator_by_operator"  # what ``main`` computes, interpreted
 _SOURCE = Path(__file__).with_name("instrument.c")
 
 

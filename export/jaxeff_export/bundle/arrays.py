@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxeff_export.signature import TensorSpec, dtype_of
+from jaxeff_export.artifact.signature import TensorSpec, dtype_of
 
 
 def pack_arrays(arrays: Sequence[np.ndarray]) -> bytes:

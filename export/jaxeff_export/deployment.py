@@ -14,11 +14,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxeff_export.artifact import Artifact, export
-from jaxeff_export.building import Example, NamedTarget, Progress, build
-from jaxeff_export.bundle import Bundle
-from jaxeff_export.signature import SignatureError, check_array, dtype_of
-from jaxeff_export.tuning.database import TuningDatabase
+from jaxeff_export.artifact.artifact import Artifact, export
+from jaxeff_export.artifact.signature import SignatureError, argument_names, check_array, dtype_of
+from jaxeff_export.bundle.building import Example, NamedTarget, Progress, build
+from jaxeff_export.bundle.bundle import Bundle
+from jaxeff_export.schedules.database import TuningDatabase
 
 
 def deploy(
@@ -27,6 +27,7 @@ def deploy(
     target: str | Mapping[str, Any] = "host",
     path: str | Path | None = None,
     *,
+    parameters: int | None = None,
     database: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Bundle:
@@ -41,6 +42,9 @@ def deploy(
         dict.
       path: the bundle's folder, written whole or not at all; None for a temporary one that lives
         as long as the returned object.
+      parameters: how many of the first arguments are parameters: 0 for a function of data alone,
+        2 for parameters and batch statistics. By default 1; of a function of one argument nothing
+        tells whether that is parameters or data, and it has to be said.
       database: a folder that `tune` filled: kernels it knows for this target get the schedules
         found there, the others the default ones.
       progress: called with one line per step.
@@ -49,9 +53,11 @@ def deploy(
       The bundle; ``bundle.run(*inputs, board=...)`` calls it.
 
     Raises:
+      MissingExtraError: if TVM is not installed.
       TargetError: if the target is unknown.
       ToolchainError: if no linker for it is installed, or linking fails.
-      SignatureError: if an argument holds something else than arrays, or JAX's result on the
+      SignatureError: if an argument holds something else than arrays, there is a single argument
+        and no `parameters`, there are fewer arguments than `parameters`, or JAX's result on the
         example has NaN, which nothing can be checked against.
       FileExistsError: if `path` holds anything but a bundle's own files.
       TuningError: if `database` is none, damaged, or of another TVM version.
@@ -59,6 +65,7 @@ def deploy(
     """
     if not example_args:
         raise SignatureError("example_args is empty; give (params, *inputs)")
+    count = _parameters(argument_names(f, len(example_args)), parameters)
     place = NamedTarget.of(target)
     records = None if database is None else TuningDatabase(database)
     leaves = _concrete(example_args)
@@ -72,7 +79,7 @@ def deploy(
     say("computing the reference with JAX")
     results, treedef = jax.tree.flatten(jax.jit(f)(*example_args))
     outputs = _reference(artifact, results)
-    example = Example(artifact, values, len(jax.tree.leaves(example_args[0])), outputs, treedef)
+    example = Example(artifact, values, count, outputs, treedef)
     return build(example, place, path, say, records)
 
 
@@ -82,6 +89,7 @@ def deploy_artifact(
     target: str | Mapping[str, Any] = "host",
     path: str | Path | None = None,
     *,
+    parameters: int | None = None,
     database: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Bundle:
@@ -93,6 +101,7 @@ def deploy_artifact(
         ``artifact.inputs``.
       target: as for `deploy`.
       path: as for `deploy`.
+      parameters: as for `deploy`.
       database: as for `deploy`.
       progress: as for `deploy`.
 
@@ -100,13 +109,16 @@ def deploy_artifact(
       The bundle.
 
     Raises:
-      SignatureError: naming an array that is missing or of another shape or dtype.
+      MissingExtraError: if TVM is not installed.
+      SignatureError: naming an array that is missing or of another shape or dtype; about
+        `parameters`, as for `deploy`.
       TargetError: if the target is unknown.
       ToolchainError: if no linker for it is installed, or linking fails.
       FileExistsError: if `path` holds anything but a bundle's own files.
       TuningError: if `database` is none, damaged, or of another TVM version.
       UnsupportedOpError: if the artifact uses an operation the importer does not know.
     """
+    count = _parameters(artifact.arguments, parameters)
     place = NamedTarget.of(target)
     records = None if database is None else TuningDatabase(database)
     say = progress or _silence
@@ -118,8 +130,25 @@ def deploy_artifact(
     values = [check_array(np.asarray(arrays[spec.name]), spec) for spec in artifact.inputs]
     say("computing the reference with JAX")
     outputs = _reference(artifact, artifact.call(*values))
-    example = Example(artifact, values, artifact.parameter_count, outputs)
+    example = Example(artifact, values, count, outputs)
     return build(example, place, path, say, records)
+
+
+def _parameters(arguments: Sequence[str], given: int | None) -> int:
+    """How many of the first arguments are parameters."""
+    if given is None:
+        if len(arguments) == 1:
+            raise SignatureError(
+                f"{arguments[0]} is the only argument, and nothing tells whether it is parameters, "
+                "which a bundle binds, or data, which it takes in each call; give parameters=1 or "
+                "parameters=0"
+            )
+        return 1
+    if not 0 <= given <= len(arguments):
+        raise SignatureError(
+            f"parameters is {given}, but of {len(arguments)} arguments: {', '.join(arguments)}"
+        )
+    return given
 
 
 def _silence(line: str) -> None:

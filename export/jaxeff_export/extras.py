@@ -1,0 +1,25 @@
+"""Packages of the extra ``export``, which this package can be imported without."""
+
+from __future__ import annotations
+
+import importlib.util
+
+_NAMES = {"flatbuffers": "flatbuffers", "tvm": "TVM", "typer": "typer"}
+
+
+class MissingExtraError(ModuleNotFoundError):
+    """A package that is needed is not installed; the message says how to install it."""
+
+
+def require_extra(module: str, what: str) -> None:
+    """Raises `MissingExtraError` unless a module of the extra can be imported.
+
+    Args:
+      module: ``"tvm"``, ``"flatbuffers"`` or ``"typer"``; it is not imported.
+      what: what needs it, the sentence's subject.
+    """
+    if importlib.util.find_spec(module) is None:
+        raise MissingExtraError(
+            f"{what} needs {_NAMES[module]}, which is not installed: pip install 'jaxeff[export]'",
+            name=module,
+        )

@@ -1,0 +1,1 @@
+"""Targets: what is compiled for, and the programs that linking and emulating need."""
