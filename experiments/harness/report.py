@@ -7,6 +7,7 @@ JSON holds, so they can be made again from it.
 
 import dataclasses
 import json
+import math
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -88,8 +89,17 @@ class Report:
             "differences": list(differences),
             **self.extra,
         }
-        write_whole(path, json.dumps(content, indent=1, allow_nan=False))
+        write_whole(path, json.dumps(_finite(content), indent=1, allow_nan=False))
         return path
+
+
+def _finite(value: Any) -> Any:
+    """The same with null for numbers that JSON doesn't have, so that a run's end loses nothing."""
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def plain(value: Any) -> Any:

@@ -236,6 +236,12 @@ def test_reports_are_plain():
     json.dumps(report.checks, allow_nan=False)
 
 
+def test_a_number_that_json_has_not_is_null(tmp_path):
+    report = Report("coins", "fast", {}, [{"tosses": 1, "spread": float("inf")}], {})
+    saved = json.loads(report.save(tmp_path / "coins.json").read_text())
+    assert saved["rows"] == [{"tosses": 1, "spread": None}]
+
+
 def test_legends_stand_off_the_points_and_ticks_apart():
     figure, axes = plt.subplots(1, 2, figsize=(4, 3))
     for axis, names in zip(axes, ("abc", "ac"), strict=True):
