@@ -4,7 +4,7 @@ Rows are those of fast runs, see `canning`.
 """
 
 import json
-from dataclasses import is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 
 import pytest
 
@@ -112,7 +112,12 @@ def test_goes_on_after_a_cut(study, tmp_path, capsys):
 
         return Found(run.each(range(len(can.rows)), make), can.extra, can.arrays)
 
-    replayed = replace(study, run=run, draw=lambda report: {}, settle=lambda settings: settings)
+    def settled(settings):
+        """With what the kept run found here, such as its data."""
+        open_ones = [f.name for f in fields(settings) if getattr(settings, f.name) == "auto"]
+        return replace(settings, **{name: can.config[name] for name in open_ones})
+
+    replayed = replace(study, run=run, draw=lambda report: {}, settle=settled)
     arguments = ["--fast", "--results", str(tmp_path)]
     with pytest.raises(KeyboardInterrupt):
         replayed.main(arguments)
