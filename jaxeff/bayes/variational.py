@@ -71,7 +71,7 @@ class SVIResult(NamedTuple):
             first, last = self.history[0], self.history[-1]
             epochs += "".join(
                 f", {name} {first[name]:.4g} to {last[name]:.4g}"
-                for name in ("loss", "nll", "kl")
+                for name in ("nll", "kl")  # the loss grows with the weight of the KL
                 if name in last
             )
         fixed = {path: leaf for path, leaf in gaussians.items() if path not in random}
