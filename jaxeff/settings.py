@@ -248,6 +248,23 @@ def _checked_fields(cls: type) -> list[tuple[str, bool, Number | Count | Choice]
     return found
 
 
+def brief(setting: Any) -> str:
+    """A setting in a few words: what isn't its default; of an array its dtype and shape."""
+    if dataclasses.is_dataclass(setting) and not isinstance(setting, type):
+        told = [
+            f"{field.name}={brief(value)}"
+            for field in dataclasses.fields(setting)
+            if (value := getattr(setting, field.name)) is not field.default
+            and not (isinstance(value, str | bool | int | float) and value == field.default)
+        ]
+        return f"{type(setting).__name__}({', '.join(told)})"
+    if isinstance(setting, np.ndarray | jax.Array) and np.ndim(setting):
+        return f"{setting.dtype}[{','.join(map(str, setting.shape))}]"
+    if isinstance(setting, jax.Array) and not isinstance(setting, jax.core.Tracer):
+        return f"{setting.item():.4g}"
+    return repr(setting)
+
+
 def lifted(value: Any, shape: tuple[int, ...]) -> jax.Array:
     """An array with leading axes of one, so that it broadcasts without a promotion of ranks."""
     missing = range(len(shape) - jnp.ndim(value)) if jnp.ndim(value) else ()

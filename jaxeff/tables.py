@@ -11,7 +11,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Table:
     """A table that shows itself wherever it is printed.
 
@@ -47,6 +47,8 @@ class Table:
         with console.capture() as capture:
             console.print(self.__rich__())
         return "\n".join(line.rstrip() for line in capture.get().splitlines())
+
+    __repr__ = __str__
 
     def _repr_html_(self) -> str:
         """The table, for a notebook."""

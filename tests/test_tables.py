@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 import jaxeff
-from jaxeff.bayes import Draws
+from jaxeff.bayes import Draws, SVIResult
 from jaxeff.bayes.guides import LowRank
 from jaxeff.bayes.sampling import HMC, NUTS, SGHMC, SGLD, MCMCResult, hmc, mcmc, nuts, sghmc, sgld
+from jaxeff.noise import Additive, Repeated
+from jaxeff.program import SpecError
 from jaxeff.robustness.curve import summarize
 from jaxeff.tables import Table
 
@@ -43,11 +45,51 @@ def joint():
     return guide.posterior(numbers, {"fc/bias": None, "fc/kernel": 1.0})
 
 
-def layers():
-    def f(params, x):
-        return jax.nn.relu(x @ params["fc"]["kernel"] + params["fc"]["bias"])
+def f(params, x):
+    return jax.nn.relu(x @ params["fc"]["kernel"] + params["fc"]["bias"])
 
-    return jaxeff.summary(f, PARAMS, jnp.ones((1, 2)))
+
+def layers(**settings):
+    return jaxeff.summary(f, PARAMS, jnp.ones((1, 2)), **settings)
+
+
+def variational():
+    posterior = {"fc": {"bias": jnp.zeros(3), "kernel": jaxeff.Gaussian(*jnp.ones((2, 2, 3)))}}
+    history = [{"epoch": i, "loss": 2.5, "nll": 2.0 - i, "kl": 30.0} for i in range(2)]
+    return SVIResult(posterior, history)
+
+
+def test_a_spec_shows_what_each_site_gets():
+    levels = Additive(jnp.ones(4), along="sample")
+    spec = {"fc": levels, "*": Repeated(Additive(jnp.float32(0.5)), 2), "relu": None}
+    rows = layers(spec=spec)._table().rows
+    assert {row[0]: row[-1] for row in rows} == {
+        "input": "Repeated(model=Additive(sigma=0.5), times=2)",
+        "fc": "Additive(sigma=float32[4], along='sample')",
+        "relu": "",
+    }
+    with pytest.raises(SpecError, match="nothing"):
+        layers(spec={"nothing": levels})
+
+
+def test_sites_are_names_and_show_their_kinds():
+    found = jaxeff.sites(f, PARAMS, jnp.ones((1, 2)))
+    assert found == ("input", "fc", "relu")
+    assert Cells(found._repr_html_()).cells[2:] == [
+        "input", "input", "fc", "linear", "relu", "elementwise"
+    ]  # fmt: skip
+
+
+def test_a_gaussian_says_its_shape_and_ranges():
+    some = jaxeff.Gaussian(jnp.array([[-1.0, 2.0]]), jnp.array([[0.25, 4.0]]))
+    assert repr(some) == "Gaussian(float32[1,2], mean -1 to 2, std 0.5 to 2)"
+    assert repr(jaxeff.Gaussian(0.5, 0.0)) == "Gaussian(float32[], mean 0.5, std 0)"
+    assert repr(jaxeff.Gaussian(None, "var")) == "Gaussian(mean=None, var='var')"
+    assert "float32[0]" not in repr(jaxeff.Gaussian(jnp.ones(0), jnp.ones(0)))
+    inside = []
+    jax.jit(lambda g: inside.append(repr(g)) or g.mean)(some)
+    assert "Gaussian(mean=" in inside[0]
+    assert "Gaussian(mean=" in repr(jax.eval_shape(lambda g: g, some))
 
 
 class Cells(HTMLParser):
@@ -81,9 +123,10 @@ class Cells(HTMLParser):
         (curve, ["accuracy", "0.8500", "2 replicates"]),
         (lambda: DRAWS, ["fc/kernel", "2x3", "random", "fixed", "6 random numbers"]),
         (joint, ["fc/kernel", "LowRank(rank=2)", "fixed"]),
+        (variational, ["fc/kernel", "fixed", "2 epochs, nll 2 to 1, kl 30", "6 random numbers"]),
         (layers, ["fc", "linear", "total", "3 layers"]),
     ],
-    ids=["chains", "curve", "draws", "joint", "summary"],
+    ids=["chains", "curve", "draws", "joint", "svi", "summary"],
 )
 def test_a_result_says_the_same_on_a_console_and_in_a_notebook(make, said):
     result = make()

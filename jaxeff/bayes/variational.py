@@ -20,10 +20,11 @@ from jaxeff.arguments import check_params
 from jaxeff.bayes.density import Random, Scales, random_part
 from jaxeff.bayes.guides import Guide, Joint
 from jaxeff.bayes.likelihood import Likelihood, likelihood_name
-from jaxeff.bayes.posterior import is_posterior, to_gaussians
+from jaxeff.bayes.posterior import is_posterior, parameter_table, to_gaussians
 from jaxeff.bayes.prior import Prior, named_leaves, prior_scales
 from jaxeff.moments import is_gaussian
 from jaxeff.settings import check_count, check_number
+from jaxeff.tables import Table
 from jaxeff.training import TrainState, init, make_epoch, run_epochs
 
 Loss = Callable[[Any, Any], Float[Array, ""]]
@@ -53,6 +54,28 @@ class SVIResult(NamedTuple):
     def losses(self) -> np.ndarray:
         """The objective per example of each epoch, in nats, ``[epochs]``."""
         return np.array([record["loss"] for record in self.history])
+
+    def __repr__(self) -> str:
+        """A summary; the numbers are the attributes."""
+        return str(self._table())
+
+    def _repr_html_(self) -> str:
+        """A summary, for a notebook."""
+        return self._table()._repr_html_()
+
+    def _table(self) -> Table:
+        gaussians = named_leaves(to_gaussians(self.posterior), is_gaussian)
+        random = {path: leaf.shape for path, leaf in gaussians.items() if is_gaussian(leaf)}
+        epochs = f"{len(self.history)} epochs"
+        if self.history:
+            first, last = self.history[0], self.history[-1]
+            epochs += "".join(
+                f", {name} {first[name]:.4g} to {last[name]:.4g}"
+                for name in ("nll", "kl")  # the loss grows with the weight of the KL
+                if name in last
+            )
+        fixed = {path: leaf for path, leaf in gaussians.items() if path not in random}
+        return parameter_table(f"SVI: {epochs}", {**fixed, **dict.fromkeys(random, 0)}, random)
 
 
 def start_from(

@@ -60,6 +60,17 @@ class Gaussian:
         """The second raw moments, E[x^2] = mean^2 + var."""
         return self.mean * self.mean + self.var
 
+    def __repr__(self) -> str:
+        """Shape and ranges where there are numbers, so that a posterior of many is readable."""
+        if isinstance(self.mean, jax.core.Tracer) or not np.size(self.mean):
+            return f"Gaussian(mean={self.mean!r}, var={self.var!r})"
+        try:
+            mean, std = np.asarray(self.mean, float), np.sqrt(np.asarray(self.var, float))
+            kind = f"{self.dtype}[{','.join(map(str, self.shape))}]"
+        except (TypeError, ValueError):  # a placeholder of JAX's in a pytree
+            return f"Gaussian(mean={self.mean!r}, var={self.var!r})"
+        return f"Gaussian({kind}, mean {_range(mean)}, std {_range(std)})"
+
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Array:
         """Draw independent samples.
 
@@ -76,6 +87,11 @@ class Gaussian:
         positive = self.var > 0
         std = jnp.where(positive, jnp.sqrt(jnp.where(positive, self.var, 1)), 0)
         return self.mean + std * noise
+
+
+def _range(values: np.ndarray) -> str:
+    low, high = f"{values.min():.3g}", f"{values.max():.3g}"
+    return low if low == high else f"{low} to {high}"
 
 
 def is_gaussian(x: Any) -> TypeIs[Gaussian]:

@@ -1,11 +1,13 @@
 """The program as a table for people."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from jaxeff.program.cost import Cost, program_cost
+from jaxeff.program.spec import resolve
 from jaxeff.program.trace import trace
+from jaxeff.settings import brief
 from jaxeff.tables import Table
 
 
@@ -15,9 +17,11 @@ class Summary:
 
     Attributes:
         cost: The same as numbers.
+        settings: What a spec says of each site, if one was given.
     """
 
     cost: Cost
+    settings: Mapping[str, Any] | None = field(default=None)
 
     def _table(self) -> Table:
         rows = [
@@ -26,17 +30,24 @@ class Summary:
                 row.kind,
                 "x".join(map(str, row.shape)),
                 *(f"{n:,}" if n else "" for n in (row.params, row.macs, row.bops)),
+                *self._setting(row.site),
             )
             for row in self.cost.layers
         ]
+        more = [] if self.settings is None else ["setting"]
         total = self.cost
         counts = (f"{n:,}" for n in (total.params, total.macs, total.bops))
         return Table(
-            ("site", "kind", "output", "params>", "MACs>", "BOPs>"),
+            ("site", "kind", "output", "params>", "MACs>", "BOPs>", *more),
             rows,
-            ("total", "", "", *counts),
+            ("total", "", "", *counts, *("" for _ in more)),
             f"{len(rows)} layers",
         )
+
+    def _setting(self, site: str) -> list[str]:
+        if self.settings is None:
+            return []
+        return [brief(self.settings[site]) if site in self.settings else ""]
 
     def __rich__(self) -> Any:
         """The table, for `rich`."""
@@ -58,6 +69,7 @@ def summary(
     params: Any,
     *args: Any,
     bits: Mapping[str, tuple[int, int]] | None = None,
+    spec: Mapping[str, Any] | None = None,
     **kwargs: Any,
 ) -> Summary:
     """The layers of `f`: site, kind, output shape, parameters, MACs and BOPs.
@@ -67,11 +79,31 @@ def summary(
         params: Arrays or `jax.ShapeDtypeStruct`s.
         *args: Further arguments; a batch of one gives per-sample figures.
         bits: `(weight bits, activation bits)` by site, for BOPs of a quantized network.
+        spec: Settings by pattern, of any transform; a column says what each site gets.
         **kwargs: As for `trace`.
+
+    Raises:
+        SpecError: As for the transform: a pattern of `spec` matches or decides no site, or two are
+            equally specific at one.
     """
-    return Summary(program_cost(trace(f, params, *args, **kwargs), bits or {}))
+    program = trace(f, params, *args, **kwargs)
+    settings = None if spec is None else resolve(spec, program)
+    return Summary(program_cost(program, bits or {}), settings)
 
 
-def sites(f: Callable[..., Any], params: Any, *args: Any, **kwargs: Any) -> tuple[str, ...]:
+class Sites(tuple[str, ...]):
+    """Names of layers; a notebook shows their kinds beside them."""
+
+    kinds: tuple[str, ...]
+
+    def _repr_html_(self) -> str:
+        """The names and kinds, for a notebook."""
+        return Table(("site", "kind"), list(zip(self, self.kinds, strict=True)))._repr_html_()
+
+
+def sites(f: Callable[..., Any], params: Any, *args: Any, **kwargs: Any) -> Sites:
     """The names of every layer of `f`, in order of execution."""
-    return tuple(layer.site for layer in trace(f, params, *args, **kwargs).sites)
+    layers = trace(f, params, *args, **kwargs).sites
+    found = Sites(layer.site for layer in layers)
+    found.kinds = tuple(layer.kind for layer in layers)
+    return found

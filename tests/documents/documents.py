@@ -19,10 +19,11 @@ class Text(NamedTuple):
 
 
 def tracked(*patterns: str) -> list[Path]:
-    """Files under version control, or about to be."""
+    """Files under version control, or about to be; links to them (docs/) are not shown twice."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *patterns]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    return [ROOT / name for name in sorted(run.stdout.splitlines()) if (ROOT / name).is_file()]
+    paths = [ROOT / name for name in sorted(run.stdout.splitlines())]
+    return [path for path in paths if path.is_file() and not path.is_symlink()]
 
 
 def markdown_files() -> list[Path]:

@@ -1,0 +1,109 @@
+"""The package as others get it: a wheel, installed into a folder, with the checkout out of reach.
+
+What it depends on comes from the environment of the tests, so nothing is downloaded.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+import jaxeff
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = {"jaxeff": ROOT / "jaxeff", "jaxeff_export": ROOT / "export/jaxeff_export"}
+
+USE = """
+import jax, jaxeff, jaxeff_export
+from jaxeff.nn import small_classifier
+
+f, params, (x, y) = small_classifier(2)
+noisy = jaxeff.noisy(f, {"*": jaxeff.Additive(0.1)})(jax.random.key(0), params, x)
+random = jax.tree.map(lambda w: jaxeff.Gaussian(w, 0.01 * w**2), params)
+print(noisy.shape, bool((noisy != f(params, x)).all()))
+print(bool((jaxeff.moments(f)(random, x).var > 0).all()))
+print(*{m.__file__ for n, m in sys.modules.items() if n.split(".")[0] in PACKAGES}, sep="\\n")
+"""
+
+
+def execute(*command, cwd, **environment):
+    """What a command prints."""
+    run = subprocess.run(
+        [str(word) for word in command],
+        cwd=cwd,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    return run.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """A wheel of a copy of the checkout: setuptools would leave its files in the checkout, and take
+    what an earlier build left there."""
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
+    for package in PACKAGES.values():
+        shutil.copytree(package, source / package.relative_to(ROOT), ignore=ignored)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check")
+    build = ("wheel", "--quiet", "--no-deps", "--no-index", "--no-build-isolation")
+    execute(*pip, *build, "--wheel-dir", folder, source, cwd=folder)
+    (path,) = folder.glob("*.whl")
+    return path
+
+
+@pytest.fixture(scope="module")
+def installed(wheel):
+    """A folder that holds the wheel's packages and commands, and nothing else."""
+    folder = wheel.parent / "installed"
+    install = ("install", "--quiet", "--no-deps", "--no-index", "--target", folder, wheel)
+    execute(sys.executable, "-m", "pip", *install, cwd=wheel.parent)
+    return folder
+
+
+def test_every_file_of_the_packages_is_in_it(wheel):
+    there = {
+        f"{name}/{path.relative_to(folder).as_posix()}"
+        for name, folder in PACKAGES.items()
+        for path in folder.rglob("*")
+        if path.is_file() and path.suffix not in (".pyc", ".md")
+    }
+    held = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    assert held == there
+    assert {"jaxeff/py.typed", "jaxeff_export/py.typed"} < held
+    assert any(name.endswith("/instrument.c") for name in held)
+
+
+def test_the_version_is_said_in_one_place(wheel, installed):
+    (information,) = installed.glob("*.dist-info")
+    version = metadata.PathDistribution(information).version
+    assert version == jaxeff.__version__ == metadata.version("jaxeff")
+    assert wheel.name.startswith(f"jaxeff-{version}-py3-")
+    assert not re.search(r'^version = "', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+
+
+def test_it_works_without_the_checkout(installed, tmp_path):
+    use = f"import sys; PACKAGES = {set(PACKAGES)!r}\n{USE}"
+    quick = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "PYTHONPATH": str(installed)}
+    printed = execute(sys.executable, "-c", use, cwd=tmp_path, **quick)
+    noise, moments, *files = printed.splitlines()
+    assert noise == "(2, 10) True"
+    assert moments == "True"
+    assert {Path(file).relative_to(installed).parts[0] for file in files} == set(PACKAGES)
+
+
+def test_its_command_runs(installed, tmp_path):
+    command = installed / "bin" / "jaxeff-export"
+    printed = execute(command, "--help", cwd=tmp_path, PYTHONPATH=str(installed))
+    assert all(word in printed for word in ("compile", "check", "benchmark", "inspect"))
