@@ -8,7 +8,6 @@ from the reader is the folder they run in.
 """
 
 import ast
-import os
 import re
 import textwrap
 from unittest import SkipTest
@@ -62,8 +61,6 @@ def no_emulator(request):
 
 @pytest.mark.promotes("dtype")  # optax does
 @pytest.mark.filterwarnings("default::jaxeff.bayes.ConvergenceWarning")  # fifty draws of an example
-# Long, and not run to their end since the last changes to what they show: on request until then.
-@pytest.mark.skipif("JAXEFF_RUN_EXAMPLES" not in os.environ, reason="set JAXEFF_RUN_EXAMPLES=1")
 @pytest.mark.parametrize("document", _with_examples())
 def test_examples_run_as_printed(document, request, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -96,7 +93,6 @@ def unfenced_code(text: Text) -> list[str]:
     return found
 
 
-@pytest.mark.skipif("JAXEFF_RUN_EXAMPLES" not in os.environ, reason="set JAXEFF_RUN_EXAMPLES=1")
 def test_no_example_escapes():
     found = {text.name: code for text in texts() if (code := unfenced_code(text))}
     assert not found, "fence these as ```python, or as ```text if they aren't examples"
