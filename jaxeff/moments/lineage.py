@@ -205,6 +205,11 @@ def _labels(
         return tuple(_unordered(x) if i == axis else x for i, x in enumerate(labels))
     if primitive is p.gather_p and operand == 0:
         return _gathered(q, labels, shape, out)
+    if primitive is p.gather_p:
+        # All axes of the indices but the last, which holds their coordinates, are the result's.
+        rest = iter(labels[:-1])
+        offset = q["dimension_numbers"].offset_dims
+        return tuple(SHARED if i in offset else next(rest) for i in range(len(out)))
     if primitive in {p.scatter_p, p.scatter_add_p} and operand == 0:
         return labels
     if primitive is p.dot_general_p:

@@ -118,3 +118,33 @@ def test_what_cannot_be_measured_is_refused():
         moments(lambda p: p @ p, correlations=True)(
             Gaussian(jnp.ones((20, 20)), jnp.ones((20, 20)))
         )
+
+
+def test_embedded_tokens_are_examples_too():
+    """They are told apart by their tokens; together their results would be too many to derive."""
+    params = {"table": jnp.eye(4), "w": jax.random.normal(KEY, (4, 40))}
+    posterior = jax.tree.map(lambda p: Gaussian(p, jnp.full_like(p, 0.01)), params)
+    tokens = jax.random.randint(KEY, (12, 5), 0, 4)
+
+    def f(p, tokens):
+        return jnp.tanh(p["table"][tokens] @ p["w"]).mean(1)
+
+    batch = jax.jit(moments(f, correlations=True))(posterior, tokens)
+    alone = jax.jit(moments(f, correlations=True))(posterior, tokens[3:4])
+    np.testing.assert_allclose(batch.var[3], alone.var[0], rtol=1e-4)
+
+
+def test_a_kernel_with_fresh_noise_counts_as_if_derived():
+    """Whether a network is followed to its kernels or to the results of its dense layers."""
+    f, params = functional(MLP((6, 8, 8, 3), rngs=nnx.Rngs(0)))
+    posterior = jax.tree.map(lambda p: Gaussian(p, jnp.full_like(p, 0.01)), params)
+    x = jax.random.normal(KEY, (2, 6))
+    one = jax.jit(moments(f, correlations=True))(posterior, x)
+
+    def split(p, x):  # every kernel in two parts: nobody's noise is fresh in one layer alone
+        return f(jax.tree.map(lambda a, b: a + b, *p), x)
+
+    half = jax.tree.map(lambda g: Gaussian(g.mean / 2, g.var / 2), posterior,
+                        is_leaf=lambda v: isinstance(v, Gaussian))  # fmt: skip
+    two = jax.jit(moments(split, correlations=True))((half, half), x)
+    np.testing.assert_allclose(one.var, two.var, rtol=1e-4)
