@@ -9,6 +9,8 @@ from flax import nnx
 
 from jaxeff.functional import TrainingModeWarning, functional
 
+pytestmark = pytest.mark.promotes("rank")  # Flax's batch norm does
+
 
 class Block(nnx.Module):
     def __init__(self, rngs):
@@ -216,6 +218,7 @@ def test_training_in_a_scan_carries_the_state(net, x):
     assert int(new["blocks"]["0"]["drop"]["rngs"]["count"]) == 1
 
 
+@pytest.mark.promotes("dtype")  # half precision meets single
 def test_numpy_and_half_precision_parameters_fit(net, x):
     net.eval()
     f, params = functional(net)

@@ -93,6 +93,7 @@ def test_of_a_method_only_what_it_runs_is_said(net, x):
         g(params, x)
 
 
+@pytest.mark.promotes("dtype", "rank")  # optax and Flax do
 def test_batch_norm_trains_with_keyed_dropout(net, x):
     f, params, state = functional(net, keyed=True, mutable=True)
     assert not any("rng" in str(path) for path, _ in jax.tree_util.tree_leaves_with_path(state))

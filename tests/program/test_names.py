@@ -224,6 +224,7 @@ MODULES = {
 }  # fmt: skip
 
 
+@pytest.mark.promotes("rank")  # biases are vectors
 @pytest.mark.parametrize("name", MODULES)
 def test_two_weights_of_a_module_are_two_sites(name):
     f, params, expected = MODULES[name]
@@ -243,6 +244,7 @@ def test_two_weights_of_a_module_are_two_sites(name):
     assert [n for n in forward if n in expected] == expected
 
 
+@pytest.mark.promotes("rank")  # biases are vectors
 def test_two_weights_of_a_module_in_a_loop():
     params = {"block": {"w1": W, "b1": B, "w2": W, "b2": B}}
     loop = lambda p, x: jax.lax.fori_loop(0, 3, lambda _, x: feed_forward(p, x), x)  # noqa: E731

@@ -188,6 +188,7 @@ def test_every_parameter_is_counted_once():
 BLOCK = {"block": {"w1": jnp.ones((3, 5)), "b1": jnp.ones(5), "w2": jnp.ones((5, 2))}}
 
 
+@pytest.mark.promotes("rank")  # a bias is a vector
 def test_parameters_are_booked_where_they_are_used():
     def f(p, x):
         block = p["block"]

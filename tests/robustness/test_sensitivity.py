@@ -78,6 +78,7 @@ def test_the_fragile_layer_ranks_first(params):
     jax.tree.map(np.testing.assert_array_equal, budget.params, params)  # left as they were
 
 
+@pytest.mark.promotes("dtype")  # optax does
 @pytest.mark.promotes("rank")
 def test_the_budget_equalizes_the_damage():
     # A linear chain under squared error: the loss is sum_i c_i sigma_i^2 with known c_i.
