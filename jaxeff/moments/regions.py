@@ -22,6 +22,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from jaxeff import _compat
 from jaxeff._compat import Literal
 from jaxeff._compat import primitives as p
 from jaxeff.moments import statistics
@@ -44,6 +45,7 @@ from jaxeff.program.layers import Layer, run_nodes
 from jaxeff.program.regions import reduces
 
 _MAX_KINKS = 4
+_POLE = 7.0  # standard deviations
 
 
 def region(layer: Layer, values: Sequence[Any], rules: Mapping[Any, Rule], note: Note) -> list[Any]:
@@ -243,7 +245,7 @@ def _core(nodes: list[Node], root: Value, outputs: Sequence[Value], env: Environ
             env.write(nodes[0].outputs, [UNARY[nodes[0].primitive](x)])
             return
         if len(nodes) == 1 and _is_reciprocal(nodes[0]):
-            step(nodes[0], env)
+            _reciprocal(nodes[0], root, env)
             return
         found, kinks = _closed_form(nodes, root, outputs, env)
         if found is not None:
@@ -305,8 +307,25 @@ def _moments(symbol: Any, value: Value, x: Any) -> Any:
     return result
 
 
+def _reciprocal(node: Node, root: Value, env: Environment) -> None:
+    """By quadrature, but as of a log-normal variable where the pole is within its reach."""
+    x = to_variance(env.values[root])
+    near = x.mean * x.mean < _POLE * _POLE * x.var
+    others = [None if a is root else env.read(a) for a in node.inputs]
+
+    def fn(value: Any) -> Any:
+        return _compat.bind(node.eqn, *(value if a is None else a for a in others))[0]
+
+    far = gauss_legendre(fn, Gaussian(x.mean, jnp.where(near, 0, x.var)))
+    step(node, env)
+    (out,) = node.outputs
+    close = to_variance(env.values[out])
+    mean, var = (jnp.where(near, a, b) for a, b in ((close.mean, far.mean), (close.var, far.var)))
+    env.values[out] = Gaussian(mean, var)
+
+
 def _is_reciprocal(node: Node) -> bool:
-    """Whether a pole keeps quadrature from the Gaussian it is integrated over."""
+    """Whether a function has a pole at zero."""
     if node.primitive is p.integer_pow_p:
         return node.eqn.params["y"] < 0
     return node.primitive is p.div_p

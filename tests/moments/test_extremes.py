@@ -92,3 +92,15 @@ def test_what_is_inexact_for_few_entries_is_listed(f):
 def test_a_log_sum_exp_is_listed():
     (found,) = assumptions(lambda x: jax.nn.logsumexp(x, -1), entries(64, "unequal"))
     assert "log-sum-exp" in str(found)
+
+
+def test_a_pole_within_reach_makes_a_log_normal():
+    """Its variance is infinite; what is given is finite, and exact for a log-normal variable."""
+    x = Gaussian(jnp.array([1.0, -1.0]), jnp.array([0.2, 0.2]))
+    for f, power in ((lambda x: 1 / x, 1), (lambda x: x**-2, 2)):
+        y = moments(f)(x)
+        spread = jnp.log(1.2)  # of the logarithm
+        mean = jnp.exp(power * spread / 2 + power**2 * spread / 2)
+        np.testing.assert_allclose(abs(y.mean), mean, rtol=1e-5)
+        np.testing.assert_allclose(y.var, mean**2 * jnp.expm1(power**2 * spread), rtol=1e-5)
+        assert jnp.isfinite(jax.grad(lambda x, f=f: moments(f)(x).var.sum())(x).var).all()
