@@ -17,12 +17,11 @@ Sharp edges
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 
-from jaxeff import _compat
 from jaxeff._compat import Literal
 from jaxeff._compat import primitives as p
 from jaxeff.moments import statistics
@@ -240,12 +239,16 @@ def _core(nodes: list[Node], root: Value, outputs: Sequence[Value], env: Environ
     fixed = [v for v in others if v not in random]
     values = [env.values[v] for v in fixed]
     kinks: set[float] = set()
+
+    def fn(*variables: Any) -> tuple[Any, ...]:
+        return run_nodes(nodes, [root, *random, *fixed], [*variables, *values], outputs)
+
     if not random:
         if len(nodes) == 1 and nodes[0].primitive in UNARY:
             env.write(nodes[0].outputs, [UNARY[nodes[0].primitive](x)])
             return
         if len(nodes) == 1 and _is_reciprocal(nodes[0]):
-            _reciprocal(nodes[0], root, env)
+            _reciprocal(nodes[0], fn, to_variance(x), env)
             return
         found, kinks = _closed_form(nodes, root, outputs, env)
         if found is not None:
@@ -253,9 +256,6 @@ def _core(nodes: list[Node], root: Value, outputs: Sequence[Value], env: Environ
             return
     limited = is_limited(nodes)
     points = tuple(sorted(kinks)) if 0 < len(kinks) <= _MAX_KINKS else (0.0,)
-
-    def fn(*variables: Any) -> tuple[Any, ...]:
-        return run_nodes(nodes, [root, *random, *fixed], [*variables, *values], outputs)
 
     if random:
         other = map_linear(lambda a: jnp.broadcast_to(a, x.shape), env.values[random[0]])
@@ -307,16 +307,10 @@ def _moments(symbol: Any, value: Value, x: Any) -> Any:
     return result
 
 
-def _reciprocal(node: Node, root: Value, env: Environment) -> None:
+def _reciprocal(node: Node, fn: Callable[..., Any], x: Gaussian, env: Environment) -> None:
     """By quadrature, but as of a log-normal variable where the pole is within its reach."""
-    x = to_variance(env.values[root])
     near = x.mean * x.mean < _POLE * _POLE * x.var
-    others = [None if a is root else env.read(a) for a in node.inputs]
-
-    def fn(value: Any) -> Any:
-        return _compat.bind(node.eqn, *(value if a is None else a for a in others))[0]
-
-    far = gauss_legendre(fn, Gaussian(x.mean, jnp.where(near, 0, x.var)))
+    (far,) = gauss_legendre(fn, Gaussian(x.mean, jnp.where(near, 0, x.var)))
     step(node, env)
     (out,) = node.outputs
     close = to_variance(env.values[out])
