@@ -34,7 +34,8 @@ from jaxeff.moments.calibrated import uncalibrated
 from jaxeff.moments.primitives import Rule
 from jaxeff.moments.probing import ratios, sampled_moments
 from jaxeff.moments.raw import is_random, to_variance
-from jaxeff.moments.transform import Propagation, read
+from jaxeff.moments.reading import read
+from jaxeff.moments.transform import Propagation
 from jaxeff.program.layers import Layer
 
 

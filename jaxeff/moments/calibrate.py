@@ -43,7 +43,8 @@ from jaxeff.moments.gaussian import Gaussian, is_gaussian
 from jaxeff.moments.primitives import Rule
 from jaxeff.moments.probing import sampled_moments
 from jaxeff.moments.raw import to_variance
-from jaxeff.moments.transform import Propagation, promote, read
+from jaxeff.moments.reading import read
+from jaxeff.moments.transform import Propagation, promote
 from jaxeff.program import evaluate
 from jaxeff.program.graph import Value
 from jaxeff.program.layers import Layer

@@ -38,6 +38,7 @@ from jaxeff.moments.errors import MomentsError
 from jaxeff.moments.gaussian import Gaussian, is_gaussian
 from jaxeff.moments.lineage import Lineage, identity
 from jaxeff.moments.raw import is_random, to_variance
+from jaxeff.moments.reading import read
 from jaxeff.program import Program
 from jaxeff.program.graph import Value
 from jaxeff.program.layers import Layer
@@ -66,7 +67,7 @@ def correlated(
     Raises:
         MomentsError: A result has more than `MOST_RESULTS` entries for an example.
     """
-    program = propagation.read(f, args, kwargs).program
+    program = read(f, args, kwargs).program
     args, factors = uncalibrated(args)
     leaves, structure = jax.tree.flatten(tuple(args), is_leaf=is_gaussian)
     batched = _batched(program, len(leaves))
@@ -106,7 +107,7 @@ def _scaled(out: Any, factors: Mapping[str, Array]) -> Any:
 def _first_order(
     propagation: Propagation, f: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]
 ) -> Any:
-    program, values, _ = propagation.read(f, args, kwargs)
+    program, values, _ = read(f, args, kwargs)
     program = propagation.prepare(program, values)
     known = dict(zip(program.inputs, values, strict=True))
     owned = _owned(program, [v for v in program.inputs if is_gaussian(known[v])])

@@ -54,7 +54,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -62,17 +62,18 @@ from jax import lax
 
 from jaxeff.arguments import check_function, check_params
 from jaxeff.moments.assumption import Assumption, Assumptions, Note
-from jaxeff.moments.calibrated import is_scaled, uncalibrated
+from jaxeff.moments.calibrated import is_scaled
 from jaxeff.moments.correlated import correlated
 from jaxeff.moments.errors import AtMean, MomentsError, at_mean, no_rule
-from jaxeff.moments.gaussian import Gaussian, check_gaussian, is_gaussian
-from jaxeff.moments.joint import joint, with_bias_vectors
+from jaxeff.moments.gaussian import Gaussian, is_gaussian
+from jaxeff.moments.joint import joint
 from jaxeff.moments.primitives import Rule
 from jaxeff.moments.propagation import Environment, propagate
 from jaxeff.moments.raw import RawMoments, is_random, to_raw, to_variance
+from jaxeff.moments.reading import read
 from jaxeff.moments.regions import region
 from jaxeff.moments.wholes import Whole, with_wholes
-from jaxeff.program import Layer, Program, evaluate, plain, trace
+from jaxeff.program import Layer, Program, evaluate, plain
 
 _REGIONS = {"elementwise", "normalization", "reduction"}
 _DISCRETE = "computes with a discrete function of a random value"
@@ -136,20 +137,6 @@ def moments(
     return propagated
 
 
-class Reading(NamedTuple):
-    """A function read for given arguments.
-
-    Attributes:
-        program: Its program, with bias vectors.
-        values: One per input of the program; a `Gaussian` for random ones.
-        factors: What the variances of its sites are multiplied by.
-    """
-
-    program: Program
-    values: list[Any]
-    factors: Mapping[str, Any]
-
-
 @dataclass(frozen=True)
 class Propagation:
     """One pass of moments over a program.
@@ -175,15 +162,9 @@ class Propagation:
         if self.correlations:
             slopes = replace(self, correlations=False, differentiable=False)
             return correlated(slopes, f, args, kwargs)
-        program, values, factors = self.read(f, args, kwargs)
+        program, values, factors = read(f, args, kwargs)
         program = self.prepare(program, values)
         return self.evaluated(program, functools.partial(self.layer, factors), values)
-
-    def read(
-        self, f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> Reading:
-        """Reads a function at arguments any leaf of which may be a `Gaussian`."""
-        return read(f, args, kwargs)
 
     def evaluated(self, program: Program, rule: Callable[..., Any], values: Sequence[Any]) -> Any:
         """The results of a prepared program under a rule."""
@@ -239,33 +220,6 @@ class Propagation:
         env = Environment.of(layer, values, self.rules, self.note)
         propagate(layer.nodes, env)
         return [env.read(v) for v in layer.outputs]
-
-
-def read(f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Reading:
-    """Reads a function at arguments any leaf of which may be a `Gaussian`."""
-    _check((args, kwargs))
-    args, factors = uncalibrated(args)
-    means, named = jax.tree.map(
-        lambda v: v.mean if is_gaussian(v) else v, (args, kwargs), is_leaf=is_gaussian
-    )
-    program = trace(f, *means, **named)
-    with_bias_vectors(program)
-    positions = range(program.in_tree.num_leaves)
-    arrays = jax.tree.unflatten(program.in_tree, positions)[1]
-    values = jax.tree.leaves((args, {k: kwargs[k] for k in arrays}), is_leaf=is_gaussian)
-    return Reading(program, values, factors)
-
-
-def _check(tree: Any) -> None:
-    leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_gaussian)
-    for path, leaf in leaves:
-        if is_gaussian(leaf):
-            name = jax.tree_util.keystr(path[2:], simple=True, separator="/")
-            check_gaussian(leaf, f"moments: argument {_position(path)}{name and ' '}{name}")
-
-
-def _position(path: Any) -> str:
-    return jax.tree_util.keystr(path[1:2], simple=True)
 
 
 def _result(value: Any) -> Any:
