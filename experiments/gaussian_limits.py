@@ -28,7 +28,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from matplotlib.figure import Figure
 
 from experiments.harness import Found, Least, Refused, Report, Row, Run, Study, Table
-from jaxeff.moments import Gaussian
+from jaxeff.moment_propagation import Gaussian
 from jaxeff.uncertainty import Decomposition, decompose_logits, sample_logits
 
 CLASSES = 5

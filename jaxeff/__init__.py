@@ -20,19 +20,16 @@ g(params, x).var                                           # [2, 10]: zero, for 
 ```
 
 Settings and everything else live in the rooms: `jaxeff.noise`, `jaxeff.compression`,
-`jaxeff.robustness`, `jaxeff.hardening`, `jaxeff.bayes`, `jaxeff.uncertainty`, `jaxeff.data`,
-`jaxeff.nn`, `jaxeff.dirty_mnist`, `jaxeff.training`, `jaxeff.store`.
-
-Sharp edge: `jaxeff.moments`, `jaxeff.photonic` and `jaxeff.functional` are functions that share
-their name with the room they come from; import from such a room by its path
-(`from jaxeff.moments import Gaussian`).
+`jaxeff.moment_propagation`, `jaxeff.photonics`, `jaxeff.robustness`, `jaxeff.hardening`,
+`jaxeff.bayes`, `jaxeff.uncertainty`, `jaxeff.data`, `jaxeff.nn`, `jaxeff.dirty_mnist`,
+`jaxeff.training`, `jaxeff.store`.
 """
 
 from jaxeff.compression import Int, quantized
-from jaxeff.functional import functional
-from jaxeff.moments import Gaussian, moments
+from jaxeff.from_flax import functional
+from jaxeff.moment_propagation import Gaussian, assumptions, calibrate_moments, moments
 from jaxeff.noise import Additive, Mixed, Multiplicative, noisy
-from jaxeff.photonic import ChaoticLight, photonic
+from jaxeff.photonics import ChaoticLight, photonic
 from jaxeff.program import cost, sites, summary, trace
 
 __version__ = "0.1.0"
@@ -44,6 +41,8 @@ __all__ = [
     "Int",
     "Mixed",
     "Multiplicative",
+    "assumptions",
+    "calibrate_moments",
     "cost",
     "functional",
     "moments",

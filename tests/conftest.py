@@ -35,7 +35,7 @@ import jax
 import pytest
 from hypothesis import settings
 
-STRICT = {"functional", "noise", "photonic", "program", "robustness", "test_keys.py"}
+STRICT = {"from_flax", "noise", "photonics", "program", "robustness", "test_keys.py"}
 """Rooms that run strictly, and quickly; a room is added once its tests say what they promote.
 In some what tests call or compare with (NumPyro, BlackJAX, XLA's own modules) promotes nearly
 everywhere, or takes longer to run than to compile."""

@@ -19,7 +19,7 @@ from jaxeff.bayes import (
     to_gaussians,
 )
 from jaxeff.bayes.variational import SVIResult
-from jaxeff.moments import Gaussian
+from jaxeff.moment_propagation import Gaussian
 from jaxeff.training import cross_entropy, fit, stateless
 
 KEY = jax.random.key(0)

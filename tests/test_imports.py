@@ -30,7 +30,7 @@ def loaded(statement: str, names: set[str]) -> set[str]:
     [
         ("import jaxeff", HEAVY),
         ("import jaxeff.nn, jaxeff.training, jaxeff.hardening", HEAVY),
-        ("import jaxeff.photonic", HEAVY),
+        ("import jaxeff.photonics", HEAVY),
         ("import jaxeff_export", HEAVY | JAX),
         (HELP, HEAVY | JAX),
         ("import jaxeff_export; jaxeff_export.Bundle, jaxeff_export.tune", HEAVY),
@@ -41,18 +41,18 @@ def test_importing_loads_nothing_heavy(statement, names):
 
 
 def test_what_is_loaded_is_seen():
-    assert loaded("from jaxeff.photonic import BoseEinstein", HEAVY) >= {"distrax"}
+    assert loaded("from jaxeff.photonics import BoseEinstein", HEAVY) >= {"distrax"}
 
 
 def test_without_distrax_the_rest_works_and_the_way_out_is_named():
     statement = (
         "import sys; sys.modules['distrax'] = None\n"
         "import jax\n"
-        "from jaxeff.photonic import photon_counts\n"
+        "from jaxeff.photonics import photon_counts\n"
         "photon_counts(jax.random.key(0), jax.numpy.ones(3), 2.0, (3,))\n"
-        "try: from jaxeff.photonic import BoseEinstein\n"
+        "try: from jaxeff.photonics import BoseEinstein\n"
         "except ModuleNotFoundError as error: print(error)\n"
-        "try: from jaxeff.photonic import Nothing\n"
+        "try: from jaxeff.photonics import Nothing\n"
         "except ImportError as error: print(error)"
     )
     run = subprocess.run([sys.executable, "-c", statement], capture_output=True, text=True)

@@ -14,7 +14,7 @@ from flax import linen, nnx
 import jaxeff
 from jaxeff.compression import Int
 from jaxeff.noise import Additive, Multiplicative
-from jaxeff.photonic import ChaoticLight
+from jaxeff.photonics import ChaoticLight
 
 KEY = jax.random.key(0)
 X = jax.random.normal(jax.random.key(1), (4, 8, 8, 1))

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float
 import jaxeff
 from experiments.dirty_mnist.evaluation import draw_logits, evaluate
 from experiments.dirty_mnist.recipe import Sets, Settings
-from jaxeff.moments import Gaussian, is_gaussian
+from jaxeff.moment_propagation import Gaussian, is_gaussian
 from jaxeff.uncertainty import in_batches
 
 

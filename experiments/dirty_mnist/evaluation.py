@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 import jaxeff
 from experiments.dirty_mnist.recipe import Sets, Settings, split
 from jaxeff.bayes import predict
-from jaxeff.moments import Gaussian
+from jaxeff.moment_propagation import Gaussian
 from jaxeff.uncertainty import (
     Decomposition,
     accuracy,

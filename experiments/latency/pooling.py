@@ -21,10 +21,10 @@ from experiments.latency.engines import Setup
 from experiments.latency.engines.with_tvm import meter_of
 from experiments.latency.networks import Subject
 from experiments.timing import Meter, measure_rounds, ratio, summary
-from jaxeff.moments import Gaussian, moments
-from jaxeff.moments.clark import maximum
-from jaxeff.moments.pooling import window, window_max
-from jaxeff.moments.raw import Activated
+from jaxeff.moment_propagation import Gaussian, moments
+from jaxeff.moment_propagation.clark import maximum
+from jaxeff.moment_propagation.pooling import window, window_max
+from jaxeff.moment_propagation.raw import Activated
 
 GENERIC, BY_ROWS = "generic", "by rows"
 SHAPES = ((28, 28, 6), (10, 10, 16))

@@ -22,7 +22,7 @@ from experiments.moment_variances.oracle import compared, draws, of_samples
 from experiments.moment_variances.recipe import Settings
 from experiments.timing import measure_rounds, metered, ratio
 from jaxeff.bayes import sample
-from jaxeff.moments import calibrate_moments, is_gaussian, moments
+from jaxeff.moment_propagation import calibrate_moments, is_gaussian, moments
 
 DIAGONAL, ONE, CALIBRATED = "diagonal", "one factor", "calibrated"
 CORRELATED, BOTH = "correlated", "correlated, calibrated"

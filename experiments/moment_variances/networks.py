@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 import jaxeff
-from jaxeff.moments import Gaussian
+from jaxeff.moment_propagation import Gaussian
 from jaxeff.nn import MLP
 from jaxeff.nn.transformer import EncoderBlock
 

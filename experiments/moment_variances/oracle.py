@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from jaxeff.moments import is_gaussian
+from jaxeff.moment_propagation import is_gaussian
 
 Outputs = Float[np.ndarray, "samples n classes"]
 _BATCHES = 50

@@ -12,7 +12,7 @@ from experiments.harness import Report, Run
 from experiments.quickstart.recipe import Sets, Settings, split
 from experiments.quickstart.training import Models
 from jaxeff.bayes import predict
-from jaxeff.moments import Gaussian
+from jaxeff.moment_propagation import Gaussian
 from jaxeff.uncertainty import (
     accuracy,
     auroc,

@@ -13,7 +13,7 @@ from jax.stages import Compiled
 import jaxeff
 from experiments.transforms import handwritten, networks
 from jaxeff.compression import Int, quantized
-from jaxeff.moments import Gaussian, moments
+from jaxeff.moment_propagation import Gaussian, moments
 from jaxeff.nn import MLP, LeNet5, ResNet18
 from jaxeff.noise import Additive, Multiplicative, Noise, noisy
 from jaxeff.program.evaluation import site_key

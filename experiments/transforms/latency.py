@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from experiments.timing import interleaved
 from experiments.transforms.cost import Subject, moments_by_hand, posterior
 from jaxeff.bayes import draw, sample
-from jaxeff.moments import moments
+from jaxeff.moment_propagation import moments
 
 SAMPLES = 30
 FRESH = ("draw_map", "draw_vmap")

@@ -26,7 +26,7 @@ import numpy as np
 
 from jaxeff.bayes.density import with_random
 from jaxeff.bayes.sampling import MCMCResult
-from jaxeff.moments import Gaussian
+from jaxeff.moment_propagation import Gaussian
 from jaxeff.settings import check_number
 
 

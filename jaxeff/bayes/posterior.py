@@ -27,7 +27,7 @@ from jaxtyping import PRNGKeyArray
 from jaxeff.bayes.density import Random, with_random
 from jaxeff.bayes.likelihood import Likelihood
 from jaxeff.bayes.prior import named_leaves
-from jaxeff.moments import Gaussian, is_gaussian
+from jaxeff.moment_propagation import Gaussian, is_gaussian
 from jaxeff.tables import Table
 
 

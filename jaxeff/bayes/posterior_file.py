@@ -13,7 +13,7 @@ from jaxeff.bayes.guides import Flow, FullRank, Joint, LowRank
 from jaxeff.bayes.likelihood import Likelihood
 from jaxeff.bayes.posterior import Draws, check_posterior
 from jaxeff.bayes.prior import named_leaves
-from jaxeff.moments import Calibrated, Gaussian, is_gaussian
+from jaxeff.moment_propagation import Calibrated, Gaussian, is_gaussian
 from jaxeff.store import CheckpointError, load_metadata, load_pytree, save_pytree
 
 _DRAWS, _GAUSSIANS, _JOINT, _CALIBRATED = "draws", "gaussians", "joint", "calibrated"

@@ -22,7 +22,7 @@ from jaxeff.bayes.guides import Guide, Joint
 from jaxeff.bayes.likelihood import Likelihood, likelihood_name
 from jaxeff.bayes.posterior import is_posterior, parameter_table, to_gaussians
 from jaxeff.bayes.prior import Prior, named_leaves, prior_scales
-from jaxeff.moments import is_gaussian
+from jaxeff.moment_propagation import is_gaussian
 from jaxeff.settings import check_count, check_number
 from jaxeff.tables import Table
 from jaxeff.training import TrainState, init, make_epoch, run_epochs

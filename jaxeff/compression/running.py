@@ -32,7 +32,7 @@ from jaxtyping import Array, Float
 from jaxeff.compression.integer import Int
 from jaxeff.compression.quantization import fake_quantize, value_range
 from jaxeff.compression.quantized import check_spec, quantized
-from jaxeff.functional import NEW_STATE_TAG, STATE_TAG
+from jaxeff.from_flax import NEW_STATE_TAG, STATE_TAG
 from jaxeff.program import Layer, Program, interpret, plain, trace
 from jaxeff.program.evaluation import Rule
 from jaxeff.program.grouping import mark

@@ -13,7 +13,7 @@ from flax import nnx
 from jaxeff.data.dataset import Dataset
 from jaxeff.data.normalization import normalize
 from jaxeff.dirty_mnist.recipe import Recipe
-from jaxeff.functional import functional
+from jaxeff.from_flax import functional
 from jaxeff.nn.lenet5 import LeNet5
 from jaxeff.nn.vae import VAE, negative_evidence_bound
 from jaxeff.training import CheckpointError, cross_entropy, fit, stateless

@@ -15,7 +15,7 @@ from jaxeff.data.normalization import normalize
 from jaxeff.dirty_mnist.ambiguous import is_ambiguous, mix_codes, stretch_contrast
 from jaxeff.dirty_mnist.networks import to_unit
 from jaxeff.dirty_mnist.recipe import Recipe
-from jaxeff.functional import functional
+from jaxeff.from_flax import functional
 from jaxeff.nn.lenet5 import LeNet5
 from jaxeff.nn.vae import VAE
 

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from jaxeff.functional import functional
+from jaxeff.from_flax import functional
 from jaxeff.nn.pooling import avg_pool
 
 

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 
 from jaxeff import _compat
 from jaxeff._compat import ClosedJaxpr, JaxprEqn, Literal
-from jaxeff.functional import STATE_TAG
+from jaxeff.from_flax import STATE_TAG
 from jaxeff.program import primitives as prim
 
 SPREAD_TAG = "jaxeff.spread"

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from jaxeff import _compat
-from jaxeff.functional import NEW_STATE_TAG
+from jaxeff.from_flax import NEW_STATE_TAG
 from jaxeff.program import primitives as prim
 from jaxeff.program.graph import Graph, Node, Role, Value
 from jaxeff.program.layers import Layer, Program

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from jaxeff import _compat
-from jaxeff.functional import NEW_STATE_TAG, STATE_TAG
+from jaxeff.from_flax import NEW_STATE_TAG, STATE_TAG
 from jaxeff.program import primitives as prim
 from jaxeff.program.expression import known_name
 from jaxeff.program.graph import Node

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from jaxeff import _compat
 from jaxeff.arguments import check_function, check_params
-from jaxeff.functional import STATE_TAG
+from jaxeff.from_flax import STATE_TAG
 from jaxeff.program import primitives as prim
 from jaxeff.program.graph import Graph, Role, Value, flatten
 from jaxeff.program.grouping import group

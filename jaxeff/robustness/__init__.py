@@ -30,11 +30,11 @@ robustness.learn_budget(                                        # noise spread b
 Pictures of all of it are in `jaxeff.robustness.figures`.
 """
 
-from jaxeff.robustness.activations import activations, bin_edges
 from jaxeff.robustness.area import envelope, preserved_accuracy, robustness_area
 from jaxeff.robustness.bimodality import UNIMODAL, Bimodality, Binarized, bimodality
 from jaxeff.robustness.budget import Budget, learn_budget, spread_levels
 from jaxeff.robustness.curve import Curve, accuracy_curve, noisy_accuracy, summarize
+from jaxeff.robustness.layer_values import activations, bin_edges
 from jaxeff.robustness.logistic import logistic
 from jaxeff.robustness.midpoint import Midpoint, fit_midpoint
 from jaxeff.robustness.peaks import Peaks, peaks

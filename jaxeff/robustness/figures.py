@@ -26,8 +26,8 @@ from matplotlib.axes import Axes
 from matplotlib.contour import QuadContourSet
 from matplotlib.image import AxesImage
 
-from jaxeff.robustness.activations import bin_edges
 from jaxeff.robustness.curve import Curve
+from jaxeff.robustness.layer_values import bin_edges
 from jaxeff.robustness.logistic import logistic
 from jaxeff.robustness.midpoint import Midpoint
 

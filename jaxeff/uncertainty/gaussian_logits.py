@@ -20,7 +20,7 @@ from typing import Any
 import jax
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxeff.moments import Gaussian, is_gaussian
+from jaxeff.moment_propagation import Gaussian, is_gaussian
 from jaxeff.uncertainty.decomposition import Decomposition, decompose_logits
 
 

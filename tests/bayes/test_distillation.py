@@ -17,7 +17,7 @@ from jaxeff.bayes import (
     to_gaussians,
 )
 from jaxeff.bayes.distillation import energy_score
-from jaxeff.moments import Gaussian
+from jaxeff.moment_propagation import Gaussian
 
 
 def affine(params, x):

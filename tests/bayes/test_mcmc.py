@@ -25,7 +25,7 @@ from jaxeff.bayes import (
     sghmc,
     sgld,
 )
-from jaxeff.moments import Gaussian
+from jaxeff.moment_propagation import Gaussian
 from jaxeff.training import CheckpointError
 
 NOISE, PRIOR, N = 0.5, 0.8, 64

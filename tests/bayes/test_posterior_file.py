@@ -6,7 +6,7 @@ import pytest
 
 from jaxeff.bayes import Draws, load_posterior, sample, save_posterior
 from jaxeff.bayes.guides import Flow, FullRank, Joint, LowRank, MeanField
-from jaxeff.moments import Calibrated, Gaussian
+from jaxeff.moment_propagation import Calibrated, Gaussian
 from jaxeff.training import CheckpointError, save_pytree
 
 PARAMS = {"fc": {"kernel": jnp.zeros((2, 3)), "bias": jnp.zeros(3)}, "bn": {"mean": jnp.zeros(3)}}

@@ -6,8 +6,8 @@ from flax import nnx
 
 from jaxeff.bayes import Draws, check_posterior, draw, predict, sample, to_gaussians
 from jaxeff.bayes.prior import named_leaves
-from jaxeff.functional import functional
-from jaxeff.moments import Gaussian, is_gaussian
+from jaxeff.from_flax import functional
+from jaxeff.moment_propagation import Gaussian, is_gaussian
 
 
 class Net(nnx.Module):

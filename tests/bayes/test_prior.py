@@ -10,7 +10,7 @@ from flax import linen, nnx
 
 from jaxeff.bayes import nuts, prior_scales, svi, variational
 from jaxeff.bayes.density import draw_prior
-from jaxeff.functional import functional
+from jaxeff.from_flax import functional
 
 mcmc_module = importlib.import_module("jaxeff.bayes.sampling.mcmc")
 

@@ -17,7 +17,7 @@ from jaxeff.bayes.guides import MeanField
 from jaxeff.bayes.prior import named_leaves
 from jaxeff.bayes.svi import mean_nll
 from jaxeff.bayes.variational import make_loss
-from jaxeff.moments import Gaussian, is_gaussian
+from jaxeff.moment_propagation import Gaussian, is_gaussian
 from jaxeff.training import CheckpointError, DivergedError
 
 NOISE, PRIOR, N = 0.5, 0.8, 64

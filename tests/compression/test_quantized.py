@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 
 from jaxeff.compression import Int, calibrate, fake_quantize, quantized, value_range
-from jaxeff.functional import functional
+from jaxeff.from_flax import functional
 from jaxeff.nn import LeNet5, LinenLeNet5, TransformerEncoder
 from jaxeff.noise import Additive, noisy
 from jaxeff.program import trace

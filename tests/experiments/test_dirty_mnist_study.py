@@ -13,7 +13,7 @@ from experiments.harness import Report
 from jaxeff.bayes import prior_scales
 from jaxeff.data import Dataset
 from jaxeff.dirty_mnist import DirtyMNIST, Recipe
-from jaxeff.moments import Gaussian
+from jaxeff.moment_propagation import Gaussian
 
 SETTINGS = recipe.Settings(
     data=Recipe(source="digits"),

@@ -19,7 +19,7 @@ from experiments.latency import (
 from experiments.latency.engines import Contestant, Setup
 from experiments.latency.tasks import SIZES, Settings, Task, plan, run_all
 from experiments.timing import measure_rounds
-from jaxeff.moments import Gaussian
+from jaxeff.moment_propagation import Gaussian
 
 SETUP = Setup(threads=1)
 

@@ -8,7 +8,7 @@ from experiments.moment_variances.__main__ import STUDY
 from experiments.moment_variances.methods import BOTH, CALIBRATED, CORRELATED, DIAGONAL
 from experiments.moment_variances.oracle import compared, draws, of_samples
 from experiments.moment_variances.recipe import NETWORKS
-from jaxeff.moments import Gaussian
+from jaxeff.moment_propagation import Gaussian
 
 SAMPLES, SPREADS = 4000, np.array([[1.0, 4.0], [0.25, 9.0]])
 

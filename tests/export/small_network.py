@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from jaxeff.moments import Gaussian
+from jaxeff.moment_propagation import Gaussian
 
 
 def mlp(params, x):

@@ -12,7 +12,7 @@ from jaxeff_export import Artifact, ArtifactError, SignatureError, export
 from jaxeff_export.artifact.structure import count_leaves, describe, rebuild
 from small_network import inputs, mlp, parameters
 
-from jaxeff.moments import Gaussian
+from jaxeff.moment_propagation import Gaussian
 
 Pair = collections.namedtuple("Pair", ["left", "right"])
 

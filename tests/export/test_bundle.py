@@ -25,7 +25,7 @@ from jaxeff_export.bundle.building import Example
 from jaxeff_export.bundle.manifest import FILES, MANIFEST
 from small_network import inputs, mlp, parameters
 
-from jaxeff.moments import Gaussian
+from jaxeff.moment_propagation import Gaussian
 
 # Float32 sums of 16 products, reordered: the worst case is 16 roundings of the largest partial sum.
 ROUNDING = 16 * np.finfo(np.float32).eps

@@ -9,7 +9,7 @@ from jaxeff_export import Artifact, export
 from jaxeff_export.importer import import_stablehlo
 from tvm import relax
 
-from jaxeff.moments import Gaussian, moments
+from jaxeff.moment_propagation import Gaussian, moments
 
 WEIGHT = Gaussian(
     jax.random.normal(jax.random.key(0), (4, 3)), jnp.linspace(0.1, 1, 12).reshape(4, 3)

@@ -11,7 +11,7 @@ from flax import nnx
 from importer_oracle import assert_agrees
 from jax import lax
 
-from jaxeff.functional import TrainingModeWarning, functional
+from jaxeff.from_flax import TrainingModeWarning, functional
 
 
 @pytest.fixture(autouse=True)

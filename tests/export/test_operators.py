@@ -20,10 +20,10 @@ from scipy import special
 from tvm import relax
 
 import jaxeff
-from jaxeff.moments import Gaussian
-from jaxeff.moments.clark import maximum
-from jaxeff.moments.normal import tail
-from jaxeff.moments.piecewise import relu
+from jaxeff.moment_propagation import Gaussian
+from jaxeff.moment_propagation.clark import maximum
+from jaxeff.moment_propagation.normal import tail
+from jaxeff.moment_propagation.piecewise import relu
 from jaxeff.nn import LeNet5
 
 FORMS = [

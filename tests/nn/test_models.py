@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxeff.functional import functional
+from jaxeff.from_flax import functional
 from jaxeff.nn import (
     MLP,
     VGG11,

@@ -9,10 +9,10 @@ import pytest
 from flax import linen, nnx
 
 from jaxeff.compression import Int, calibrate, quantized, running
-from jaxeff.functional import functional
+from jaxeff.from_flax import functional
 from jaxeff.nn import VGG11, LeNet5, ResNet18
 from jaxeff.noise import Additive, Repeated, noisy
-from jaxeff.photonic import ChaoticLight, photonic
+from jaxeff.photonics import ChaoticLight, photonic
 from jaxeff.program import SpecError, cost, resolve, sites, summary, trace
 from jaxeff.robustness import accuracy_curve
 

@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 from sklearn.datasets import load_digits
 
-from jaxeff.functional import functional
+from jaxeff.from_flax import functional
 from jaxeff.nn import MLP
 from jaxeff.training import (
     CheckpointError,

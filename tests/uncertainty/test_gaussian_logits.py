@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jaxeff import uncertainty as u
-from jaxeff.moments import Gaussian
+from jaxeff.moment_propagation import Gaussian
 
 SAMPLES = 20_000
 

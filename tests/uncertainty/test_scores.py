@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxeff import uncertainty as u
-from jaxeff.moments import Gaussian
+from jaxeff.moment_propagation import Gaussian
 
 
 def predictions(seed, n, classes, sharpness):

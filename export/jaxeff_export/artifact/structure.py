@@ -87,7 +87,7 @@ def _rebuild(description: Description, leaves: Iterator[Any]) -> Any:
     if kind == "node":
         children = dict(zip(keys, items, strict=True))
         if description["name"] == "Gaussian" and description["module"].startswith("jaxeff."):
-            from jaxeff.moments import Gaussian
+            from jaxeff.moment_propagation import Gaussian
 
             return Gaussian(**children)
         return children

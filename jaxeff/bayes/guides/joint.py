@@ -19,7 +19,7 @@ from jaxeff.bayes.guides.mean_field import inverse_softplus, own_arrays
 from jaxeff.bayes.likelihood import Likelihood
 from jaxeff.bayes.posterior import parameter_table
 from jaxeff.bayes.prior import named_leaves
-from jaxeff.moments import Gaussian
+from jaxeff.moment_propagation import Gaussian
 from jaxeff.settings import Setting
 from jaxeff.tables import Table
 

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxeff.bayes.density import Random, Scales, with_random
 from jaxeff.bayes.prior import named_leaves
-from jaxeff.moments import Gaussian
+from jaxeff.moment_propagation import Gaussian
 
 
 def inverse_softplus(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:

@@ -10,7 +10,7 @@ from jaxtyping import PRNGKeyArray
 from jaxeff.bayes.density import Random, Scales, draw_prior, random_part
 from jaxeff.bayes.posterior import Posterior, check_posterior, sample
 from jaxeff.bayes.prior import named_leaves
-from jaxeff.moments import is_gaussian
+from jaxeff.moment_propagation import is_gaussian
 
 
 def starting_points(

@@ -1,0 +1,38 @@
+"""Photonic computing: chaotic light as a source of tunable randomness."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from jaxeff.photonics.chaotic_light import ChaoticLight, noise_sigma, sigma_bounds, slot_pattern
+from jaxeff.photonics.photon_counts import MODES, photon_counts
+from jaxeff.photonics.photonic import photonic
+from jaxeff.photonics.pooling import (
+    gaussian_noise,
+    physical_sample,
+    probabilistic_pooling,
+    quant_relu,
+)
+
+if TYPE_CHECKING:
+    from jaxeff.photonics.bose_einstein import BoseEinstein
+
+__all__ = [
+    "MODES",
+    "BoseEinstein",
+    "ChaoticLight",
+    "gaussian_noise",
+    "noise_sigma",
+    "photon_counts",
+    "photonic",
+    "physical_sample",
+    "probabilistic_pooling",
+    "quant_relu",
+    "sigma_bounds",
+    "slot_pattern",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "BoseEinstein":  # the only one that needs distrax, which takes longer than all else
+        return import_module("jaxeff.photonics.bose_einstein").BoseEinstein
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

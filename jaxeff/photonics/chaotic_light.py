@@ -1,0 +1,149 @@
+"""`ChaoticLight`: how an intensity is spread over time slots, and the noise that follows from it.
+
+Light in k slots of equal intensity has excess noise I²/(kM): the same total in few strong pulses
+is noisier than in many weak ones, so the noise of an activation can be set apart from its value,
+within bounds. `sigma_bounds` gives the bounds, the setting's `noise` L in [0, 1] picks the standard
+deviation linearly between them, and `slot_pattern` the pulses that produce exactly this deviation.
+
+Sharp edges:
+    The source publishes neither the number of slots nor the photon rate or noise floor. `slots`,
+    `cap`, `photons` and `electronic` and the form of the bounds are ours: the smallest noise is an
+    even split over all slots, the largest the fewest full slots, and every slot read adds the same
+    electronic noise.
+    The largest intensity that fits is `slots * cap`. Scale activations to it.
+    `noise` must stay in [0, 1] in training: make it a sigmoid of the trained parameter.
+
+References:
+    Brückerhoff-Plückelmann et al., "Probabilistic photonic computing with chaotic light",
+    Nature Communications 15, 10445 (2024).
+"""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxeff.compression.quantization import MAX_BITS
+from jaxeff.photonics.photon_counts import MODES
+from jaxeff.settings import (
+    Choice,
+    Count,
+    NonNegative,
+    Number,
+    Setting,
+    lifted,
+    register_setting,
+    static,
+)
+
+MODELS = ("gaussian", "physical")
+TINY = float(jnp.finfo(jnp.float32).tiny)
+
+
+@register_setting
+@dataclass(frozen=True)
+class ChaoticLight(Setting):
+    """Chaotic light as the carrier of an average pooling layer's activations.
+
+    Attributes:
+        noise: L, where the standard deviation lies between its bounds, in [0, 1]; a scalar, or an
+            array that broadcasts against the pooled activations. Meant to be learned.
+        cap: Largest intensity of one slot, in the units of the activations.
+        modes: Degeneracy factor M of the light in one slot.
+        photons: Photons per unit of intensity: the scale of shot noise (ours).
+        electronic: Standard deviation of the electronic noise of one slot read, in the units of
+            the activations (the value is ours).
+        saturation: Detector reading at which one slot saturates, or None. Physical model only.
+        slots: Number of time slots per activation.
+        bits: Bit width of the quantized ReLU in front of the pooling, 1 to 8, or None.
+        levels: Number of amplitudes a slot can have, zero and `cap` included, reached by
+            stochastic rounding; or None. Physical model only.
+        model: "gaussian", the differentiable training model, or "physical", the simulation with
+            exact Bose-Einstein statistics.
+
+    Raises:
+        TypeError: `slots`, `bits` or `levels` isn't an integer.
+        ValueError: A number is out of range, or `model` is unknown.
+    """
+
+    noise: Annotated[Float[Array, "..."] | float, Number(0, 1)] = 0.5
+    cap: Annotated[Float[Array, ""] | float, Number(TINY)] = 1.0
+    modes: Annotated[Float[Array, ""] | float, Number(TINY)] = MODES
+    photons: Annotated[Float[Array, ""] | float, Number(TINY)] = 1000.0
+    electronic: NonNegative = 0.01
+    saturation: Annotated[Float[Array, ""] | float | None, Number(TINY)] = None
+    slots: Annotated[int, Count()] = static(8)
+    bits: Annotated[int | None, Count(1, MAX_BITS)] = static(None)
+    levels: Annotated[int | None, Count(2)] = static(None)
+    model: Annotated[str, Choice(*MODELS)] = static("gaussian")
+
+    @property
+    def full_scale(self) -> Float[Array, ""] | float:
+        """The largest intensity that fits, in the units of the activations."""
+        return self.slots * self.cap
+
+
+def sigma_bounds(
+    intensity: Float[Array, "*shape"], light: ChaoticLight
+) -> tuple[Float[Array, "*shape"], Float[Array, "*shape"]]:
+    """The smallest and largest standard deviation an intensity can be given.
+
+    Args:
+        intensity: Pooled activations, between zero and `light.full_scale`; others are clipped.
+        light: The setting.
+
+    Returns:
+        The deviation of an even split over all slots, and that of the fewest full slots, in the
+        units of the intensity. Both contain shot noise and the electronic noise of all slots.
+    """
+    intensity = _carried(intensity, light)
+    full = jnp.floor(intensity / light.cap)
+    rest = intensity - full * light.cap
+    floor = intensity / light.photons + light.slots * light.electronic**2
+    smallest = floor + intensity**2 / (light.slots * light.modes)
+    largest = floor + (full * light.cap**2 + rest**2) / light.modes
+    return _root(smallest), _root(jnp.maximum(largest, smallest))
+
+
+def noise_sigma(intensity: Float[Array, "*shape"], light: ChaoticLight) -> Float[Array, "*shape"]:
+    """The standard deviation that `light.noise` picks: L sigma_max + (1 - L) sigma_min."""
+    smallest, largest = sigma_bounds(intensity, light)
+    noise = lifted(light.noise, jnp.shape(intensity))
+    return noise * largest + (1 - noise) * smallest
+
+
+def slot_pattern(
+    intensity: Float[Array, "*shape"], light: ChaoticLight
+) -> Float[Array, "slots ..."]:
+    """The pulse train that carries an intensity with the deviation that `light.noise` picks.
+
+    Args:
+        intensity: Pooled activations, between zero and `light.full_scale`; others are clipped.
+        light: The setting.
+
+    Returns:
+        One intensity per slot, each between zero and `light.cap`; their sum is `intensity`.
+    """
+    smallest, largest = sigma_bounds(intensity, light)
+    intensity = _carried(intensity, light)
+    slot = jnp.arange(light.slots, dtype=intensity.dtype).reshape(-1, *[1] * intensity.ndim)
+    fewest = jnp.clip(intensity[None] - slot * light.cap, 0, light.cap)
+    even = intensity / light.slots
+    # A mixture even + t (fewest - even) has variance sigma_min² + t² (sigma_max² - sigma_min²),
+    # because fewest - even sums to zero. Solve for the t that gives L's standard deviation.
+    total = smallest + largest
+    noise = lifted(light.noise, jnp.shape(intensity))
+    share = noise * (2 * smallest + noise * (largest - smallest))
+    t = _root(share / jnp.where(total > 0, total, 1))
+    return even[None] + t[None] * (fewest - even[None])
+
+
+def _carried(intensity: Array, light: ChaoticLight) -> Array:
+    return jnp.clip(intensity, 0, light.full_scale)
+
+
+def _root(x: Array) -> Array:
+    """The square root, with a gradient of zero instead of infinity at zero."""
+    positive = x > 0
+    return jnp.where(positive, jnp.sqrt(jnp.where(positive, x, 1)), 0)

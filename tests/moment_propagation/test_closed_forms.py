@@ -1,0 +1,179 @@
+"""Activations through `moments(f)` itself, against quadrature in pieces in float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxeff.moment_propagation import Gaussian, moments
+from jaxeff.moment_propagation.piecewise import piecewise
+from jaxeff.nn import ACTIVATIONS as SOURCE_TABLE
+
+MEANS, STDS = map(
+    np.ravel, np.meshgrid([-4, -2, -1, -0.3, 0, 0.3, 1, 2, 4.0], [0.01, 0.1, 0.5, 1, 2, 5, 10.0])
+)
+# Integrated by quadrature; every other one has a closed form.
+QUADRATURE = {
+    "Tanh", "Softsign", "Mish", "SELU", "gelu", "GELU", "LogSigmoid", "Sigmoid", "Softplus", "ELU",
+    "CELU", "SiLU", "Tanhshrink", "normal_cdf",
+}  # fmt: skip
+
+# The source's table of 27, and what networks use besides. Softmax, softmin and log-softmax are
+# tested in test_softmax.
+PLAIN = {
+    name: function
+    for name, function in SOURCE_TABLE.items()
+    if name not in ("Softmax", "Softmin", "LogSoftmax")
+} | {
+    "gelu": jax.nn.gelu,
+    "relu6": jax.nn.relu6,
+    "abs": jnp.abs,
+    "square": jnp.square,
+    "exp": jnp.exp,
+    "erf": jax.lax.erf,
+    "erfc": jax.lax.erfc,
+    "normal_cdf": jax.scipy.stats.norm.cdf,
+    "normal_cdf by erfc": lambda x: 0.5 * jax.lax.erfc(-x / 2**0.5),
+}
+
+
+def propagated(plain):
+    """The moments of an activation, as a function of one Gaussian."""
+    return lambda x: moments(lambda _, x: plain(x))({}, x)
+
+
+def errors(ours, expected, scale):
+    mean, var = expected
+    off_mean = np.abs(np.asarray(ours.mean) - mean) / scale
+    off_var = np.abs(np.asarray(ours.var) - var) / scale**2
+    return off_mean.max(), off_var.max()
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_closed_forms_are_exact_and_quadrature_within_its_stated_error(name, oracle):
+    plain, rule = PLAIN[name], propagated(PLAIN[name])
+    keep = STDS < 3 if name == "exp" else STDS > 0
+    mean, std = MEANS[keep], STDS[keep]
+    expected = oracle.exact(plain, mean, std)
+    scale = np.sqrt(expected[1]) if name in {"exp", "square"} else std
+    with jax.enable_x64():
+        ours = jax.jit(rule)(Gaussian(jnp.asarray(mean), jnp.asarray(std**2)))
+        assert ours.mean.dtype == jnp.float64
+    # In units of the input's standard deviation (of the output's, for those that grow faster).
+    assert max(errors(ours, expected, scale)) < (2e-5 if name in QUADRATURE else 1e-12)
+    single = jax.jit(rule)(Gaussian(jnp.asarray(mean, "float32"), jnp.asarray(std**2, "float32")))
+    assert single.mean.dtype == single.var.dtype == jnp.float32
+    assert max(errors(single, expected, scale)) < 1e-4
+
+
+VARIANCES = [0.0, 1e-38, 1e-30, 1e-12, 1e-4, 1.0, 1e6, 1e20]
+EXTREMES = np.float32(np.meshgrid([0, 0.5, -0.5, 1e-20, 1, -1, 3, 6, 1e4, -1e4], VARIANCES))
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_finite_and_non_negative_with_finite_gradients_at_extremes_in_float32(name):
+    mean, var = EXTREMES.reshape(2, -1)
+    if name in {"exp", "square"}:  # their moments overflow
+        keep = np.abs(mean) + var < 50
+        mean, var = mean[keep], var[keep]
+    rule = propagated(PLAIN[name])
+
+    def both(m, v):
+        out = rule(Gaussian(m, v))
+        return jnp.stack([out.mean, out.var])
+
+    out = jax.jit(jax.vmap(both))(mean, var)
+    grads = jax.jit(jax.vmap(jax.jacrev(both, (0, 1))))(mean, var)
+    assert np.isfinite(out).all()
+    assert (np.asarray(out[:, 1]) >= 0).all()
+    assert all(np.isfinite(g).all() for g in grads)
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_the_limit_of_zero_variance_is_the_delta_method_with_its_gradients(name):
+    plain, rule = PLAIN[name], propagated(PLAIN[name])
+    mean = jnp.array([0.7, -0.7, 2.2])
+    zero = jnp.zeros(3)
+    out = rule(Gaussian(mean, zero))
+    np.testing.assert_allclose(out.mean, plain(mean), rtol=1e-6)
+    np.testing.assert_array_equal(out.var, 0)
+    slope = jax.vmap(jax.grad(plain))(mean)
+    bend = jax.vmap(jax.grad(jax.grad(plain)))(mean)
+
+    def total(part):
+        gradient = jax.grad(lambda m, v: getattr(rule(Gaussian(m, v)), part).sum(), (0, 1))
+        return jax.jit(gradient)(mean, zero)
+
+    by_mean, by_var = total("mean")
+    np.testing.assert_allclose(by_mean, slope, rtol=2e-3, atol=1e-5)
+    np.testing.assert_allclose(by_var, bend / 2, rtol=2e-2, atol=5e-3)
+    np.testing.assert_allclose(total("var")[1], slope**2, rtol=2e-3, atol=1e-4)
+
+
+@settings(deadline=None, max_examples=10)
+@given(
+    low=st.floats(-3, 0),
+    width=st.floats(0.1, 4),
+    mean=st.floats(-5, 5),
+    std=st.floats(0.05, 4),
+)
+def test_clip_is_exact_for_any_bounds(low, width, mean, std):
+    from scipy.integrate import quad
+    from scipy.stats import norm
+
+    high = low + width
+    edges = [low, high]
+    with jax.enable_x64():
+        x = Gaussian(jnp.array([mean]), jnp.array([std**2]))
+        ours = propagated(lambda x: jnp.clip(x, low, high))(x)
+        ours = jax.tree.map(np.asarray, ours)
+    pdf = norm(mean, std).pdf
+
+    def moment(power):
+        inner = quad(lambda x: np.clip(x, low, high) ** power * pdf(x), low, high)[0]
+        tails = low**power * norm.cdf(low, mean, std) + high**power * norm.sf(high, mean, std)
+        return inner + tails
+
+    first = moment(1)
+    assert abs(ours.mean[0] - first) < 1e-8, edges
+    assert abs(ours.var[0] - (moment(2) - first**2)) < 1e-8
+
+
+def test_variance_of_a_relu_keeps_its_digits_where_the_textbook_form_loses_all():
+    mean, var = jnp.float32(1000.0), jnp.float32(1e-3)
+    ours = propagated(jax.nn.relu)(Gaussian(mean, var))
+    np.testing.assert_allclose(ours.var, 1e-3, rtol=1e-6)
+    textbook = jnp.float32(mean**2 + var) - mean**2
+    assert abs(float(textbook) - 1e-3) > 5e-4
+
+
+def test_slopes_may_be_arrays():
+    x = Gaussian(jnp.zeros((4, 3)), jnp.ones((4, 3)))
+    slopes = jnp.array([0.0, 0.25, 1.0])
+    ours = moments(lambda slopes, x: jnp.where(x > 0, x, slopes * x))(slopes, x)
+    for i, slope in enumerate(slopes):
+        alone = propagated(lambda x, slope=float(slope): jax.nn.leaky_relu(x, slope))
+        expected = alone(Gaussian(x.mean[:, i], x.var[:, i]))
+        np.testing.assert_allclose(ours.var[:, i], expected.var, rtol=1e-6)
+
+
+def test_a_stopped_gradient_stays_one_in_a_piecewise_polynomial():
+    """The straight-through clip: its values are the clip's, its gradient the identity's."""
+
+    def through(x):
+        return x + jax.lax.stop_gradient(jnp.clip(x, -1, 1) - x)
+
+    mean, var = jnp.array([0.5, 3.0]), jnp.array([0.5, 0.5])
+    ours, clipped = propagated(through), propagated(lambda x: jnp.clip(x, -1, 1))
+    np.testing.assert_allclose(
+        ours(Gaussian(mean, var)).mean, clipped(Gaussian(mean, var)).mean, atol=1e-5
+    )
+    slope = jax.grad(lambda m: ours(Gaussian(m, var)).mean.sum())(mean)
+    np.testing.assert_allclose(slope, 1, atol=1e-5)
+
+
+def test_a_malformed_piecewise_polynomial_is_refused():
+    with pytest.raises(ValueError, match="2 breakpoints need 3 polynomials"):
+        piecewise(Gaussian(jnp.zeros(1), jnp.ones(1)), (0.0, 1.0), ((0.0,), (1.0,)))

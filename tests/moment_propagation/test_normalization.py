@@ -1,0 +1,135 @@
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jaxeff.from_flax import TrainingModeWarning, functional
+from jaxeff.moment_propagation import Gaussian, MomentsError, assumptions, moments
+from jaxeff.moment_propagation.normalization import (
+    centred,
+    layer_norm,
+    mean_square,
+    rms_norm,
+    variance,
+)
+
+
+def random(*shape, var=0.5):
+    a, b = jax.random.split(jax.random.key(len(shape)))
+    return Gaussian(
+        0.3 + jax.random.normal(a, shape),
+        var * jax.random.uniform(b, shape, minval=0.5, maxval=1.5),
+    )
+
+
+def plain_layer_norm(x):
+    return (x - x.mean(-1, keepdims=True)) / jnp.sqrt(x.var(-1, keepdims=True) + 1e-5)
+
+
+def plain_rms_norm(x):
+    return x / jnp.sqrt((x**2).mean(-1, keepdims=True) + 1e-6)
+
+
+# Relative bias of the variance and of the mean (in standard deviations), by width.
+@pytest.mark.parametrize(
+    ("width", "var", "bias"),
+    [
+        (8, 0.02, {"mean": 0.01, "var": 0.02}),
+        (8, 0.5, {"mean": 0.06, "var": 0.20}),
+        (64, 0.5, {"mean": 0.01, "var": 0.02}),
+    ],
+)
+@pytest.mark.parametrize(
+    ("rule", "plain"), [(layer_norm, plain_layer_norm), (rms_norm, plain_rms_norm)]
+)
+def test_norms_are_within_the_stated_bias(rule, plain, width, var, bias, oracle):
+    x = random(10, width, var=var)
+    samples = oracle.monte_carlo(plain, (x,), 20_000, 5_000)
+    oracle.assert_matches(rule(x), samples, **bias)
+
+
+def test_statistics_themselves_are_exact(oracle):
+    x = random(10, 6)
+    for rule, plain in (
+        (lambda x: centred(x, (1,)), lambda x: x - x.mean(1, keepdims=True)),
+        (lambda x: variance(x, (1,)), lambda x: x.var(1, keepdims=True)),
+        (lambda x: mean_square(x, (1,)), lambda x: (x**2).mean(1, keepdims=True)),
+    ):
+        oracle.assert_matches(rule(x), oracle.monte_carlo(plain, (x,), 50_000, 10_000))
+
+
+def written_out(x):
+    mean = jnp.mean(x, -1, keepdims=True)
+    power = jnp.mean((x - mean) ** 2, -1, keepdims=True)
+    return (x - mean) * jax.lax.rsqrt(power + 1e-5)
+
+
+LAYER_NORMS = {
+    "divided": plain_layer_norm,
+    "two passes": written_out,
+    "standardize": lambda x: jax.nn.standardize(x, epsilon=1e-5),
+    "vmapped": jax.vmap(lambda x: plain_layer_norm(x[None])[0]),
+    "linen": lambda x: nn.LayerNorm(epsilon=1e-5, use_bias=False, use_scale=False).apply({}, x),
+}
+
+
+@pytest.mark.parametrize("name", LAYER_NORMS)
+def test_layer_norm_is_recognised_however_it_is_written(name):
+    x = random(3, 8)
+    ours = jax.jit(moments(lambda _, x: LAYER_NORMS[name](x)))({}, x)
+    expected = layer_norm(x, eps=1e-5)
+    np.testing.assert_allclose(ours.mean, expected.mean, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(ours.var, expected.var, rtol=1e-4)
+
+
+MODULES = {
+    "layer norm": lambda rngs: nnx.LayerNorm(16, rngs=rngs),
+    "layer norm, slow variance": lambda rngs: nnx.LayerNorm(16, use_fast_variance=False, rngs=rngs),
+    "layer norm, no bias": lambda rngs: nnx.LayerNorm(16, use_bias=False, rngs=rngs),
+    "rms norm": lambda rngs: nnx.RMSNorm(16, rngs=rngs),
+    "batch norm, inference": lambda rngs: nnx.BatchNorm(16, use_running_average=True, rngs=rngs),
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_modules_with_random_scale_and_bias_match_monte_carlo(name, oracle):
+    f, params = functional(MODULES[name](nnx.Rngs(0)))
+    params = jax.tree.map(lambda p: Gaussian(p + 0.5, jnp.full_like(p, 0.04)), params)
+    args = (params, random(4, 16))
+    bias = {} if name.startswith("batch") else {"mean": 0.03, "var": 0.10}
+    samples = oracle.monte_carlo(f, args, 20_000, 5_000)
+    oracle.assert_matches(jax.jit(moments(f))(*args), samples, **bias)
+
+
+def test_batch_norm_in_training_is_a_norm_over_the_batch():
+    model = nnx.BatchNorm(3, rngs=nnx.Rngs(0))
+    with pytest.warns(TrainingModeWarning):
+        f, params = functional(model)
+    x = random(32, 3)
+    ours = moments(f)(params, x)
+    expected = layer_norm(x, (0,), 1e-5)
+    np.testing.assert_allclose(ours.mean, expected.mean, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(ours.var, expected.var, rtol=1e-4)
+
+
+def test_a_deterministic_input_has_zero_variance_and_finite_gradients():
+    x = random(3, 8)
+    zero = Gaussian(x.mean, jnp.zeros_like(x.var))
+    out = layer_norm(zero)
+    np.testing.assert_allclose(out.mean, plain_layer_norm(x.mean), rtol=1e-4, atol=1e-6)
+    np.testing.assert_array_equal(out.var, 0)
+    grads = jax.grad(lambda x: layer_norm(x).mean.sum() + layer_norm(x).var.sum())(zero)
+    assert np.isfinite(grads.mean).all()
+    assert np.isfinite(grads.var).all()
+
+
+def test_an_unknown_use_of_statistics_is_listed_and_refused_on_request():
+    def f(_, x):
+        return x * jnp.max(x, -1, keepdims=True)
+
+    (place,) = assumptions(f, {}, random(3, 8))
+    assert place.reason == "mul combines values that share noise"
+    with pytest.raises(MomentsError, match=r"strict=True.*\n.*mul combines"):
+        moments(f, strict=True)({}, random(3, 8))

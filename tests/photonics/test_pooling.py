@@ -1,0 +1,138 @@
+"""Probabilistic pooling: training model against simulation by Monte Carlo, and its parts."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+
+from jaxeff.photonics import (
+    MODES,
+    ChaoticLight,
+    gaussian_noise,
+    noise_sigma,
+    physical_sample,
+    probabilistic_pooling,
+    quant_relu,
+)
+
+INTENSITY = jnp.array([0.0, 0.3, 1.7, 4.0])
+N = 20_000
+
+
+@partial(jax.jit, static_argnums=0)
+def _draw(model, light, keys):
+    return jax.vmap(lambda k: model(k, INTENSITY, light))(keys)
+
+
+def draw(model, light):
+    """N samples; lights that differ in numbers only share one compiled program."""
+    light = jax.tree.map(jnp.float32, light)
+    return np.asarray(_draw(model, light, jax.random.split(jax.random.key(0), N)), np.float64)
+
+
+def check_moments(samples, mean, var):
+    """Mean and variance within 5 standard errors."""
+    n = len(samples)
+    centred = (samples - samples.mean(0)) ** 2
+    np.testing.assert_array_less(
+        np.abs(samples.mean(0) - mean), 5 * np.sqrt(centred.mean(0) / n) + 1e-6
+    )
+    np.testing.assert_array_less(
+        np.abs(centred.mean(0) - var), 5 * centred.std(0) / np.sqrt(n) + 1e-7
+    )
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.4, 1.0])
+@pytest.mark.parametrize("model", [gaussian_noise, physical_sample])
+def test_both_models_have_the_promised_moments(model, noise):
+    light = ChaoticLight(noise=noise, slots=4, cap=1.2, photons=60.0, electronic=0.05)
+    sigma = np.asarray(noise_sigma(INTENSITY, light), np.float64)
+    check_moments(draw(model, light), np.asarray(INTENSITY), sigma**2)
+
+
+def test_the_simulation_is_skewed_and_the_training_model_is_not():
+    # One full slot, many photons, no electronics: the exact distribution itself.
+    light = ChaoticLight(noise=1.0, slots=4, cap=5.0, photons=1e5, electronic=0.0)
+    for model, expected in ((physical_sample, 2 / np.sqrt(MODES)), (gaussian_noise, 0.0)):
+        samples = draw(model, light)[:, -1]
+        blocks = scipy.stats.skew(samples.reshape(20, -1), axis=1)
+        se = blocks.std(ddof=1) / np.sqrt(20)
+        assert abs(scipy.stats.skew(samples) - expected) < 5 * se
+        assert 5 * se < 0.2  # tight enough to tell the two apart
+
+
+def test_stochastic_rounding_adds_the_variance_it_should():
+    light = ChaoticLight(noise=0.0, slots=4, cap=1.2, photons=60.0, electronic=0.05, levels=4)
+    step = 1.2 / 3
+    part = np.asarray(INTENSITY, np.float64) / 4 / step % 1
+    rounding = 4 * step**2 * part * (1 - part)
+    sigma = np.asarray(noise_sigma(INTENSITY, light), np.float64)
+    check_moments(
+        draw(physical_sample, light), np.asarray(INTENSITY), sigma**2 + rounding * (1 + 1 / MODES)
+    )
+
+
+def test_saturation_bounds_the_reading():
+    light = ChaoticLight(noise=1.0, slots=4, cap=1.2, electronic=0.0, saturation=1.3)
+    samples = draw(physical_sample, light)
+    assert samples.max() <= 4 * 1.3 + 1e-5
+    unbounded = draw(physical_sample, ChaoticLight(noise=1.0, slots=4, cap=1.2))
+    assert unbounded.max() > 4 * 1.3
+    assert samples[:, -1].std() < unbounded[:, -1].std()
+
+
+def test_gradients():
+    light = ChaoticLight(noise=0.3)
+    key = jax.random.key(3)
+
+    def total(light, x, model):
+        return model(key, x, light).sum()
+
+    grads, dx = jax.grad(total, (0, 1))(light, INTENSITY[1:], gaussian_noise)
+    eps = 1e-2
+    up, down = (total(ChaoticLight(noise=0.3 + s * eps), INTENSITY[1:], gaussian_noise)
+                for s in (1, -1))  # fmt: skip
+    np.testing.assert_allclose(grads.noise, (up - down) / (2 * eps), rtol=1e-2)
+    assert grads.noise != 0
+    assert (dx != 1).all()
+    simulated = jax.jit(jax.grad(total, (0, 1)), static_argnums=2)
+    grads, dx = simulated(light, INTENSITY[1:], physical_sample)
+    np.testing.assert_array_equal(dx, 1)
+    assert grads.noise == 0
+
+
+@pytest.mark.parametrize("bits", [None, 1, 2, 4])
+def test_quant_relu(bits):
+    x = jnp.linspace(-2, 6, 801)
+    y = quant_relu(x, bits, 4.0)
+    if bits is None:
+        np.testing.assert_array_equal(y, jnp.clip(x, 0, 4))
+    else:
+        np.testing.assert_allclose(np.unique(y), np.linspace(0, 4, 2**bits), rtol=1e-6)
+        bound = 2 / (2**bits - 1) * (1 + 1e-5)
+        assert float(jnp.abs(y - jnp.clip(x, 0, 4)).max()) <= bound
+    slope = jax.vmap(jax.grad(lambda v: quant_relu(v, bits, 4.0)))(x)
+    inside = (x > 0) & (x < 4)
+    np.testing.assert_array_equal(slope[inside], 1)
+    np.testing.assert_array_equal(slope[(x < 0) | (x > 4)], 0)
+
+
+@pytest.mark.parametrize("model", ["gaussian", "physical"])
+def test_pooling_end_to_end(model):
+    def pool(x):
+        return x.reshape(2, 2, 2, 2, 2, 3).mean((2, 4))
+
+    x = jax.random.uniform(jax.random.key(0), (2, 4, 4, 3), minval=-1.0, maxval=4.0)
+    light = ChaoticLight(noise=jnp.linspace(0, 1, 3), slots=4, bits=3, model=model)
+    intensity = np.asarray(pool(quant_relu(x, 3, 4.0)), np.float64)
+    keys = jax.random.split(jax.random.key(1), 2_000)
+    run = jax.jit(jax.vmap(lambda k: probabilistic_pooling(k, x, light, pool)))
+    samples = np.asarray(run(keys), np.float64)
+    assert samples.shape == (2_000, 2, 2, 2, 3)
+    sigma = np.asarray(noise_sigma(jnp.asarray(intensity, jnp.float32), light), np.float64)
+    check_moments(samples, intensity, sigma**2)
+    with pytest.raises(ValueError, match=r"ChaoticLight\.noise has shape \(5,\)"):
+        probabilistic_pooling(keys[0], x, ChaoticLight(noise=jnp.zeros(5)), pool)
