@@ -39,6 +39,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
@@ -76,10 +77,15 @@ def activation(name: str) -> Callable[[Callable[[Gaussian], Gaussian]], Callable
     """Makes the moments of a function of one random array the composite `jaxeff.<name>`."""
 
     def decorate(rule: Callable[[Gaussian], Gaussian]) -> Callable[[Random], Gaussian]:
+        # A network has many activations of few shapes: each shape is traced once.
+        @functools.partial(jax.jit, inline=True)
+        def traced(mean: Array, var: Array) -> Gaussian:
+            return rule(Gaussian(mean, var))
+
         @functools.wraps(rule)
         def moments(x: Random) -> Gaussian:
             x = to_variance(x)
-            return composite(name, lambda mean, var: rule(Gaussian(mean, var)), x.mean, x.var)
+            return composite(name, traced, x.mean, x.var)
 
         return moments
 

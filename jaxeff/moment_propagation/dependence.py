@@ -46,9 +46,10 @@ def external(
     clouded = {v: {v: _clouded(v, lineages[v])} for v in values}
     if not any(SHARED in labels for found in clouded.values() for labels in found.values()):
         return _across(values, nodes, lineages)
-    known = {(id(m.eqn), m.source) for m in internal(values, nodes) if m.along}
-    along = [m for found in walk(nodes, clouded)[1].values() for m in found if m.along]
-    found = [m for m in along if (id(m.eqn), m.source) not in known]
+    found = [m for found in walk(nodes, clouded)[1].values() for m in found if m.along]
+    if found:
+        known = {(id(m.eqn), m.source) for m in internal(values, nodes) if m.along}
+        found = [m for m in found if (id(m.eqn), m.source) not in known]
     return [*found, *_across(values, nodes, lineages)]
 
 
@@ -64,8 +65,9 @@ def shared_sources(values: Sequence[Value], lineages: Mapping[Value, Lineage]) -
 
 def _clouded(value: Value, lineage: Lineage) -> tuple[Any, ...]:
     """Identity labels, SHARED along the axes on which the entries depend on one another."""
+    distinct = set(lineage.values())
     return tuple(
-        SHARED if any(labels[axis] == SHARED for labels in lineage.values()) else axis
+        SHARED if any(labels[axis] == SHARED for labels in distinct) else axis
         for axis in range(len(value.aval.shape))
     )
 

@@ -81,17 +81,18 @@ def through(eqn: Any, lineages: Sequence[Lineage]) -> tuple[list[Lineage], list[
         return [{} for _ in eqn.outvars], []
     shapes = [tuple(getattr(v.aval, "shape", ())) for v in eqn.invars]
     meetings = list(_crossings(eqn, lineages))
-    for lineage, axes in zip(lineages, _combined_axes(eqn, shapes), strict=True):
-        for source, labels in lineage.items():
-            if any(labels[a] == SHARED for a in axes):
-                meetings.append(Meeting(source, eqn, along=True))
+    # Many sources, few distinct labels: deep in a network there is a source per weight before it.
+    distinct = [set(lineage.values()) for lineage in lineages]
+    for lineage, labels, axes in zip(lineages, distinct, _combined_axes(eqn, shapes), strict=True):
+        met = {x for x in labels if any(x[a] == SHARED for a in axes)}
+        meetings += [Meeting(s, eqn, along=True) for s, x in lineage.items() if x in met]
     outputs = []
     for var in eqn.outvars:
         shape = tuple(var.aval.shape)
-        moved = [
-            {s: _labels(eqn, i, labels, shapes, shape) for s, labels in lineage.items()}
-            for i, lineage in enumerate(lineages)
-        ]
+        moved = []
+        for i, (lineage, labels) in enumerate(zip(lineages, distinct, strict=True)):
+            to = {x: _labels(eqn, i, x, shapes, shape) for x in labels}
+            moved.append({s: to[x] for s, x in lineage.items()})
         outputs.append(_union(moved))
     return outputs, meetings
 
