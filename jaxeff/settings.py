@@ -48,8 +48,19 @@ def static(default: Any = dataclasses.MISSING) -> Any:
     return dataclasses.field(default=default, metadata={"static": True})
 
 
+def static_number(default: Any = dataclasses.MISSING) -> Any:
+    """A field that is metadata while it holds a Python number, and a leaf once it holds an array.
+
+    A bit width is one: a plain `4` is known to the compiler, which specialises the program for it;
+    an array of widths can be swept with `vmap` or learnt, in one program for all of them.
+    """
+    return dataclasses.field(default=default, metadata={"static": "number"})
+
+
 def register_setting(cls: type[T]) -> type[T]:
     """Registers a frozen dataclass as a pytree: `static` fields are metadata, the rest children.
+
+    What a `static_number` is depends on what it holds.
 
     Args:
         cls: A frozen dataclass. Static fields must be hashable.
@@ -58,25 +69,39 @@ def register_setting(cls: type[T]) -> type[T]:
         The same class. Rebuilding it from leaves runs no validation.
     """
     fields = dataclasses.fields(cls)  # type: ignore[arg-type]
-    leaves = tuple(f.name for f in fields if not f.metadata.get("static"))
-    metadata = tuple(f.name for f in fields if f.metadata.get("static"))
-    keys = tuple(jax.tree_util.GetAttrKey(name) for name in leaves)
+    kinds = {f.name: f.metadata.get("static") for f in fields}
+
+    def leaves(x: Any) -> tuple[str, ...]:
+        return tuple(
+            name
+            for name, kind in kinds.items()
+            if not kind or (kind == "number" and not _is_plain(getattr(x, name)))
+        )
 
     def flatten(x: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        return tuple(getattr(x, n) for n in leaves), tuple(getattr(x, n) for n in metadata)
+        names = leaves(x)
+        metadata = tuple((n, getattr(x, n)) for n in kinds if n not in names)
+        return tuple(getattr(x, n) for n in names), (names, metadata)
 
     def flatten_with_keys(x: Any) -> tuple[Iterable[tuple[Any, Any]], tuple[Any, ...]]:
         children, aux = flatten(x)
-        return zip(keys, children, strict=True), aux
+        keys = (jax.tree_util.GetAttrKey(name) for name in aux[0])
+        return tuple(zip(keys, children, strict=True)), aux
 
-    def unflatten(aux: Iterable[Any], children: Iterable[Any]) -> T:
+    def unflatten(aux: tuple[Any, ...], children: Iterable[Any]) -> T:
         x = object.__new__(cls)
-        for name, value in zip(leaves + metadata, (*children, *aux), strict=True):
+        names, metadata = aux
+        for name, value in (*zip(names, children, strict=True), *metadata):
             object.__setattr__(x, name, value)
         return x
 
     jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
     return cls
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is known when a program is traced: a Python number, or None."""
+    return value is None or isinstance(value, bool | int | float)
 
 
 def is_concrete(value: Any) -> bool:
@@ -200,6 +225,22 @@ class Count:
         check_count(name, value, *self._bounds)
 
 
+class Width:
+    """Of a `static_number`: whole numbers between two bounds, one or an array of them."""
+
+    def __init__(self, low: int, high: int):
+        self._bounds = low, high
+
+    def check(self, name: str, value: Any) -> None:
+        """Holds a value to its bounds; of a traced array, nothing is known."""
+        if isinstance(value, np.ndarray | jax.Array):
+            check_number(name, value, *self._bounds)
+            if is_concrete(value) and np.any(np.asarray(value) % 1):
+                raise ValueError(f"{name} must hold whole numbers, not {value}.")
+        else:
+            check_count(name, value, *self._bounds)
+
+
 class Choice:
     """Of a static field: what may be chosen."""
 
@@ -222,7 +263,7 @@ class Setting:
     """
 
     def __post_init__(self) -> None:
-        """Checks every field whose type is annotated with a `Number`, `Count` or `Choice`.
+        """Checks every field whose type is annotated with a `Number`, `Count`, `Width` or `Choice`.
 
         Raises:
             TypeError: A field holds something of another type.
@@ -236,14 +277,14 @@ class Setting:
 
 
 @functools.cache
-def _checked_fields(cls: type) -> list[tuple[str, bool, Number | Count | Choice]]:
+def _checked_fields(cls: type) -> list[tuple[str, bool, Any]]:
     """The fields with bounds, whether they may be None, and the bounds."""
     found = []
     for name, hint in get_type_hints(cls, include_extras=True).items():
         if get_origin(hint) is Annotated:
             kind, *notes = get_args(hint)
             may_be_none = type(None) in get_args(kind)
-            bounds = [note for note in notes if isinstance(note, Number | Count | Choice)]
+            bounds = [note for note in notes if isinstance(note, Number | Count | Width | Choice)]
             found += [(name, may_be_none, bound) for bound in bounds]
     return found
 

@@ -27,9 +27,9 @@ import numpy as np
 from jax.experimental import io_callback
 
 from jaxeff.compression.integer import Int
-from jaxeff.compression.quantized import applies, check_spec, operands
+from jaxeff.compression.quantized import applies, operands
 from jaxeff.program import Layer, Program, evaluate, plain, trace
-from jaxeff.program.spec import resolve
+from jaxeff.program.spec import check_settings, resolve
 from jaxeff.settings import check_number
 
 
@@ -60,7 +60,7 @@ def calibrate(
             matches or decides no site, or a layer was never reached or gave values that aren't
             finite.
     """
-    check_spec(spec)
+    check_settings(spec, Int, "an Int, such as Int(8)")
     check_number("percentile", percentile, high=100, above=50)
     seen: dict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
     settings: dict[str, Int | None] = {}

@@ -15,15 +15,18 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxeff.compression.quantization import MAX_BITS
+from jaxeff.compression.apart import Apart
+from jaxeff.compression.quantization import MAX_BITS, Bits
+from jaxeff.compression.uniform import Uniform
 from jaxeff.settings import (
     Choice,
-    Count,
     Setting,
+    Width,
     check_number,
     is_concrete,
     register_setting,
     static,
+    static_number,
 )
 
 Bound = Float[Array, "..."] | float
@@ -35,8 +38,9 @@ class Int(Setting):
     """Integer quantization of a layer: `Int(8)`, or `Int(4, 8)` for 4-bit weights.
 
     Attributes:
-        bits: Bit width of the weights, 1 to 8.
-        activation_bits: Bit width of the activations, 1 to 8; None for that of the weights.
+        bits: Bit width of the weights, 1 to 16. An array is a leaf and may be traced: a `vmap` over
+            it evaluates many policies in one program.
+        activation_bits: Bit width of the activations; None for that of the weights.
         symmetric: Whether grids are centred on zero: True, False, "weights" or "activations".
         per: Weights share one range per output "channel" or per "tensor".
         activations_per: Activations share one range per "sample" or per "tensor".
@@ -49,12 +53,13 @@ class Int(Setting):
         at: Which activations of a layer: those it reads ("input") or its result ("output").
 
     Raises:
-        TypeError: A bit width isn't an integer.
-        ValueError: A bit width isn't between 1 and 8, a choice is unknown, or the range is empty.
+        TypeError: A bit width is neither an integer nor an array.
+        ValueError: A bit width isn't whole or not between 1 and 16, a choice is unknown, or the
+            range is empty.
     """
 
-    bits: Annotated[int, Count(1, MAX_BITS)] = static()
-    activation_bits: Annotated[int | None, Count(1, MAX_BITS)] = static(None)
+    bits: Annotated[Bits, Width(1, MAX_BITS)] = static_number()
+    activation_bits: Annotated[Bits | None, Width(1, MAX_BITS)] = static_number(None)
     symmetric: Annotated[bool | str, Choice(False, True, "weights", "activations")] = static(False)
     per: Annotated[str, Choice("channel", "tensor")] = static("channel")
     activations_per: Annotated[str, Choice("sample", "tensor")] = static("sample")
@@ -70,7 +75,7 @@ class Int(Setting):
             raise ValueError("Int quantizes neither weights nor activations; use None instead.")
         _check_range(self.range)
 
-    def width(self, what: str) -> int:
+    def width(self, what: str) -> Bits:
         """The bit width of "weights" or "activations"."""
         if what == "weights" or self.activation_bits is None:
             return self.bits
@@ -80,27 +85,45 @@ class Int(Setting):
         """Whether the grids of "weights" or "activations" are centred on zero."""
         return self.symmetric is True or self.symmetric == what
 
-    def bounds(self, operand: int, count: int) -> tuple[Any, Any] | None:
-        """The fixed range of one of `count` activations, or None where it is dynamic.
+    def parts(self) -> Apart:
+        """The grids of weights and of activations.
 
         Raises:
-            ValueError: The range is an array with another number of entries.
+            ValueError: The ends of the range are arrays of different lengths, or of several axes.
         """
-        if self.range is None:
-            return None
-        if isinstance(self.range, tuple):
-            ends = tuple(jnp.asarray(b) for b in self.range)
-        else:
-            high = jnp.asarray(self.range)
-            ends = (-high if self.is_symmetric("activations") else jnp.zeros_like(high), high)
-        for end in ends:
-            if end.shape not in ((), (count,)):
+        bits, symmetric = self.width("activations"), self.is_symmetric("activations")
+        ranges: list[Any] = [None]
+        if self.range is not None:
+            if isinstance(self.range, tuple):
+                low, high = (jnp.asarray(end) for end in self.range)
+            else:
+                high = jnp.asarray(self.range)
+                low = -high if symmetric else jnp.zeros_like(high)
+            counts = {end.shape[0] for end in (low, high) if end.ndim}
+            if len(counts) > 1 or max(low.ndim, high.ndim) > 1:
                 raise ValueError(
-                    f"Int.range has an end of shape {end.shape} where {count} activation(s) are "
-                    f"quantized; it must be a scalar or have shape ({count},)."
+                    f"Int.range has ends of shapes {low.shape} and {high.shape}; each must be a "
+                    "scalar, or an array with one entry per activation."
                 )
-        low, high = (end[operand] if end.ndim else end for end in ends)
-        return low, high
+            ranges = [
+                tuple(end[i] if end.ndim else end for end in (low, high))
+                for i in range(max(counts, default=1))
+            ]
+        grids = tuple(Uniform(bits, symmetric, r, self.activations_per) for r in ranges)
+        activations: Any = grids if _is_array(self.range) else grids[0]
+        return Apart(
+            Uniform(self.bits, self.is_symmetric("weights"), None, self.per)
+            if self.weights
+            else None,
+            activations if self.activations else None,
+            self.at,
+        )
+
+
+def _is_array(bounds: Any) -> bool:
+    """Whether an end of a range has an entry per activation."""
+    ends = bounds if isinstance(bounds, tuple) else (bounds,)
+    return any(end is not None and jnp.ndim(end) > 0 for end in ends)
 
 
 def _check_range(value: Any) -> None:

@@ -26,18 +26,23 @@ References:
     arXiv:2212.07818. Jacob et al., arXiv:1712.05877.
 """
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Int8
+from jaxtyping import Array, Float, Int32, Integer
 
-from jaxeff.settings import check_count
+from jaxeff.settings import Width, lifted
 
-MAX_BITS = 8
+MAX_BITS = 16
+
+Bits = Int32[Array, "..."] | int
+"""A bit width: a Python number, or an array of whole numbers, which may be traced."""
 
 
 @jax.tree_util.register_dataclass
@@ -61,12 +66,12 @@ class Grid:
 
 
 def grid(
-    bits: int, low: Float[Array, "..."], high: Float[Array, "..."], symmetric: bool = False
+    bits: Bits, low: Float[Array, "..."], high: Float[Array, "..."], symmetric: bool = False
 ) -> Grid:
     """The uniform grid of a range.
 
     Args:
-        bits: 1 to 8.
+        bits: 1 to 16. An array broadcasts against the range; a traced one isn't checked.
         low: Smallest value of the range; broadcasts against the array to quantize. One above zero
             counts as zero where the grid isn't symmetric.
         high: Largest value of the range, of the shape of `low`; likewise one below zero.
@@ -77,43 +82,55 @@ def grid(
         The grid, in float32 or the wider dtype of the range.
 
     Raises:
-        ValueError: `bits` isn't between 1 and 8.
+        TypeError: `bits` isn't a whole number.
+        ValueError: `bits` isn't between 1 and 16.
     """
-    check_count("bits", bits, 1, MAX_BITS)
+    Width(1, MAX_BITS).check("bits", bits)
     dtype = _wide(low, high)
     low, high = jnp.broadcast_arrays(jnp.asarray(low, dtype), jnp.asarray(high, dtype))
+    if not isinstance(bits, int):
+        shape = jnp.broadcast_shapes(low.shape, jnp.shape(bits))
+        low, high = jnp.broadcast_to(low, shape), jnp.broadcast_to(high, shape)
     return _grid(low, high, bits, symmetric)
 
 
-def _grid(low: Array, high: Array, bits: int, symmetric: bool) -> Grid:
+def _grid(low: Array, high: Array, bits: Bits, symmetric: bool) -> Grid:
     """`grid` in terms of `lax`, which is traced twice as fast: a network has many arrays."""
-    ends = _ends(bits, symmetric)
-    half = 2.0 ** (bits - 1)
 
     def filled(value: float) -> Array:
         return lax.full_like(low, value)
 
+    def of_bits(number: Callable[[float], float]) -> Array:
+        """A number of `half`, the same bits whether the width is known or traced."""
+        if isinstance(bits, int):
+            return filled(number(2.0 ** (bits - 1)))
+        table = np.array([number(2.0**b) for b in range(MAX_BITS)], low.dtype)
+        entries = jnp.asarray(table)[jnp.asarray(bits, jnp.int32) - 1]
+        return jnp.broadcast_to(lifted(entries, low.shape), low.shape)
+
     # Steps are written so that fusing, and turning a division by a constant into a product, as
     # compilers do, changes no bit: a step off by an ulp would move every value of the grid.
-    none = filled(0)
-    lower, upper = filled(ends[0]), filled(ends[1])
+    none, half = filled(0), of_bits(float)
+    lower, upper = (of_bits(functools.partial(_end, symmetric, k)) for k in (0, 1))
     if symmetric:
         high = lax.max(lax.abs(low), lax.abs(high))
         low = lax.mul(none, high)  # a range of no width is the value zero; one of NaN stays NaN
-        step = high if bits == 1 else lax.mul(high, filled(1 / (half - 1)))
-        zero = filled(0.5 if bits == 1 else 0.0)
+        # With one bit the step is the range itself.
+        step = lax.mul(high, of_bits(lambda h: 1.0 if h == 1 else 1 / (h - 1)))
+        zero = of_bits(lambda h: 0.5 if h == 1 else 0.0)
     else:
         single = lax.bitwise_and(lax.eq(low, high), lax.ne(low, none))
         low, high = lax.min(low, none), lax.max(high, none)
         # Halves are exact: the difference of the ends can't overflow.
         width = lax.sub(lax.mul(filled(0.5), high), lax.mul(filled(0.5), low))
-        step = lax.mul(width, filled(1 / (half - 0.5)))
+        step = lax.mul(width, of_bits(lambda h: 1 / (h - 0.5)))
         by = lax.select(lax.gt(step, none), step, filled(1))
         zero = lax.round(lax.div(low, by), lax.RoundingMethod.TO_NEAREST_EVEN)
-        zero = lax.add(zero, filled(half))
+        zero = lax.add(zero, half)
         # A power of two of steps reaches the one value exactly.
-        step = lax.select(single, lax.mul(lax.sub(high, low), filled(1 / half)), step)
-        at = lax.select(lax.gt(high, none), filled(half), none)
+        exact = lax.mul(lax.sub(high, low), of_bits(lambda h: 1 / h))
+        step = lax.select(single, exact, step)
+        at = lax.select(lax.gt(high, none), half, none)
         zero = lax.select(single, at, zero)
         upper = lax.select(single, none, upper)
     wide = lax.gt(step, none)
@@ -125,20 +142,23 @@ def _grid(low: Array, high: Array, bits: int, symmetric: bool) -> Grid:
     )
 
 
-def quantize(x: Float[Array, "*shape"], grid: Grid) -> Int8[Array, "*shape"]:
-    """The int8 codes of the nearest grid values. NaN has no code; don't pass it.
+def quantize(x: Float[Array, "*shape"], grid: Grid) -> Integer[Array, "*shape"]:
+    """The integer codes of the nearest grid values. NaN has no code; don't pass it.
 
     Args:
         x: Values to quantize.
         grid: A grid that broadcasts against `x`.
 
     Returns:
-        Codes between `grid.lower` and `grid.upper`, in the shape of `x`.
+        Codes between `grid.lower` and `grid.upper`, in the shape of `x`: int8, or int16 where the
+        grid's ends are known and beyond it.
     """
-    return _codes(x, grid, (grid.lower, grid.upper)).astype(jnp.int8)
+    wide = not isinstance(grid.upper, jax.core.Tracer) and bool(jnp.any(grid.upper > 127))
+    codes = _codes(x, grid, (grid.lower, grid.upper))
+    return codes.astype(jnp.int16 if wide else jnp.int8)
 
 
-def dequantize(codes: Int8[Array, "*shape"], grid: Grid) -> Float[Array, "*shape"]:
+def dequantize(codes: Integer[Array, "*shape"], grid: Grid) -> Float[Array, "*shape"]:
     """The grid values of integer codes.
 
     Args:
@@ -153,7 +173,7 @@ def dequantize(codes: Int8[Array, "*shape"], grid: Grid) -> Float[Array, "*shape
 
 def fake_quantize(
     x: Float[Array, "*shape"],
-    bits: int,
+    bits: Bits,
     low: Float[Array, "..."] | float,
     high: Float[Array, "..."] | float,
     symmetric: bool = False,
@@ -163,7 +183,7 @@ def fake_quantize(
 
     Args:
         x: Values to quantize, a real floating-point array.
-        bits: 1 to 8.
+        bits: 1 to 16; an array, such as a traced one, broadcasts against the range.
         low: Smallest value of the range; broadcasts against `x`.
         high: Largest value of the range; broadcasts against `x`.
         symmetric: Whether the grid is centred on zero.
@@ -176,7 +196,7 @@ def fake_quantize(
 
     Raises:
         TypeError: `x` isn't real floating-point.
-        ValueError: `bits` isn't between 1 and 8.
+        ValueError: `bits` isn't between 1 and 16.
     """
     x = jnp.asarray(x)
     if not jnp.issubdtype(x.dtype, jnp.floating):
@@ -184,10 +204,26 @@ def fake_quantize(
     to = grid(bits, jnp.asarray(low, x.dtype), jnp.asarray(high, x.dtype), symmetric)
     # Where nothing lies outside a range of no width, its ends need not be an array: XLA clamps
     # between two constants in one operation.
-    codes = _codes(x, to, _ends(bits, symmetric) if covered else (to.lower, to.upper))
+    ends: tuple[Any, Any] = to.lower, to.upper
+    if covered and isinstance(bits, int):
+        half = 2.0 ** (bits - 1)
+        ends = _end(symmetric, 0, half), _end(symmetric, 1, half)
+    codes = _codes(x, to, ends)
     rounded = ((codes + to.zero) * to.step).astype(x.dtype)
-    # Not x + stop_gradient(rounded - x): that sum rounds, and leaves the grid by an ulp.
-    return jax.lax.stop_gradient(rounded) + (x - jax.lax.stop_gradient(x))
+    return straight_through(x, rounded)
+
+
+def straight_through(x: Float[Array, "*shape"], y: Float[Array, "*shape"]) -> Array:
+    """The value of `y` with the gradient of `x` (Bengio et al., arXiv:1308.3432).
+
+    Exactly `y`: x + stop_gradient(y - x) would round, and leave a grid by an ulp.
+    """
+    return lax.stop_gradient(y) + (x - lax.stop_gradient(x))
+
+
+def round_through(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """The nearest whole number, half to even, with a gradient of one."""
+    return straight_through(x, lax.round(x, lax.RoundingMethod.TO_NEAREST_EVEN))
 
 
 def value_range(
@@ -203,17 +239,42 @@ def value_range(
     Returns:
         Two arrays that broadcast against `x`: size one along every axis that isn't kept.
     """
-    kept = {axis % x.ndim for axis in keep}
-    axes = tuple(axis for axis in range(x.ndim) if axis not in kept)
+    axes, _ = kept_axes(x, keep)
     return jnp.min(x, axes, keepdims=True), jnp.max(x, axes, keepdims=True)
 
 
-def _ends(bits: int, symmetric: bool) -> tuple[float, float]:
-    """The smallest and largest code."""
-    half = 2.0 ** (bits - 1)
-    if symmetric:
-        return (-1.0, 0.0) if bits == 1 else (1 - half, half - 1)
-    return -half, half - 1
+def kept_axes(
+    x: Float[Array, "*shape"], keep: Sequence[int]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The axes that numbers are shared along, and the shape of numbers that broadcast against `x`.
+
+    Args:
+        x: Any array.
+        keep: Axes that keep a number for each of their entries.
+
+    Returns:
+        The other axes; and a shape, () where nothing is kept, else of size one along those axes.
+    """
+    kept = {axis % x.ndim for axis in keep}
+    axes = tuple(axis for axis in range(x.ndim) if axis not in kept)
+    shape = tuple(n if axis in kept else 1 for axis, n in enumerate(x.shape))
+    return axes, shape if kept else ()
+
+
+def power_of_two(bits: Bits, dtype: Any) -> Float[Array, "..."]:
+    """2^bits exactly, also of widths that are traced, which `exp2` isn't on every machine."""
+    if isinstance(bits, int):
+        return jnp.asarray(2.0**bits, dtype)
+    return jnp.asarray(2.0 ** np.arange(MAX_BITS + 1), dtype)[jnp.asarray(bits, jnp.int32)]
+
+
+def _end(symmetric: bool, upper: int, half: float) -> float:
+    """The smallest or largest code of a grid of `2 half` values."""
+    if not symmetric:
+        return half - 1 if upper else -half
+    if half == 1:
+        return 0.0 if upper else -1.0
+    return half - 1 if upper else 1 - half
 
 
 def _codes(x: Array, grid: Grid, ends: tuple[Any, Any]) -> Array:

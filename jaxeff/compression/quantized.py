@@ -1,20 +1,23 @@
-"""`quantized`: a model computed with fake-quantized weights and activations.
+"""`quantized`: a model computed with quantized weights and activations.
 
 ```python
-from jaxeff.compression import Int, quantized
+from jaxeff.compression import LSQ, Int, init, quantized
 from jaxeff.nn import small_classifier
 
 f, params, (x, y) = small_classifier()
 g = quantized(f, {"*": Int(8), "fc2": None})
-logits = g(params, x)                              # straight-through gradients
+logits = g(params, x)                                # straight-through gradients
+spec = init(f, params, x, {"*:linear": LSQ(4)})      # with the numbers that LSQ starts from
+logits = quantized(f, spec)(params, x)               # learnt with respect to (params, spec)
 ```
 
-Without a range, activations are quantized by their own smallest and largest value on every call;
-`calibrate` measures ranges once.
+`Int` without a range quantizes activations by their own smallest and largest value on every call;
+`calibrate` measures ranges once. Methods are in files of their own and follow
+`jaxeff.compression.protocol`.
 
 Sharp edges:
-    Values stay floating-point numbers on an integer grid; `quantize` makes true int8 codes.
-    A straight-through gradient is one everywhere, also where a fixed range clamps.
+    Values stay floating-point numbers on a grid; `quantize` makes true integer codes.
+    The straight-through gradient of `Int` is one everywhere, also where a fixed range clamps.
     Integer arrays are left alone.
 """
 
@@ -25,8 +28,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxeff.compression.integer import Int
-from jaxeff.compression.quantization import fake_quantize, value_range
+from jaxeff.arguments import check_key
+from jaxeff.compression.apart import Apart, HasParts, Method, parts
+from jaxeff.compression.protocol import Quantizer, Tensor
 from jaxeff.program import Layer, Program, interpret, plain
 from jaxeff.program import primitives as prim
 from jaxeff.program.evaluation import Rule
@@ -34,81 +38,144 @@ from jaxeff.program.grouping import mark
 from jaxeff.program.spec import check_settings, resolve
 
 
-def quantized(f: Callable[..., Any], spec: Mapping[str, Int | None]) -> Callable[..., Any]:
-    """Fake-quantizes the layers of a model.
+def quantized(
+    f: Callable[..., Any], spec: Mapping[str, Method | None], *, keyed: bool = False
+) -> Callable[..., Any]:
+    """Quantizes the layers of a model.
 
     Args:
         f: A pure function `f(params, *args)`.
-        spec: Maps patterns of sites to `Int` settings; the most specific pattern decides, and None
-            leaves a layer alone (`jaxeff.program.spec`).
+        spec: Maps patterns of sites to a method for weights and activations alike (`Int(8)`,
+            `LSQ(4)`) or to `Apart(weights, activations)`; the most specific pattern decides, and
+            None leaves a layer alone (`jaxeff.program.spec`).
+        keyed: Whether the result takes a random key first, for methods that draw.
 
     Returns:
-        A pure function `g(params, *args)` like `f`, with straight-through gradients.
+        A pure function `g(params, *args)` like `f`, or `g(key, params, *args)`. It is
+        differentiable with respect to parameters and spec, as each method says.
 
     Raises:
-        TypeError: The spec isn't a mapping from patterns to `Int` settings.
+        TypeError: The spec isn't a mapping from patterns to methods.
         ValueError: On the first call: a pattern matches or decides no site, two are equally
-            specific at one, or a setting has nothing to quantize in any of its layers.
+            specific at one, a setting has nothing to quantize in any of its layers, or a method
+            draws and there is no key.
     """
     check_spec(spec)
 
-    def rule(settings: Mapping[str, Any], layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
+    def rule(settings: Mapping[str, Apart], layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
         setting = settings.get(layer.site)
         if setting is None:
             return plain(layer, key, *values)
         inputs = list(values)
-        for i in _weights(layer, setting):
-            inputs[i] = _weight(layer, i, inputs[i], setting)
-        read = operands(layer, setting)
-        for operand, i in enumerate(read):
-            inputs[i] = _activation(layer.site, operand, len(read), inputs[i], setting)
-        outputs = plain(layer, key, *inputs)
-        if not (setting.activations and setting.at == "output"):
-            return outputs
-        count = len(outputs)
-        return [
-            y if layer.outputs[i].spread else _activation(layer.site, i, count, y, setting)
-            for i, y in enumerate(outputs)
-        ]
+        for quantizer, tensor, i in of_inputs(layer, setting, values, key):
+            inputs[i] = _quantize(quantizer, inputs[i], tensor)
+        outputs = list(plain(layer, key, *inputs))
+        for quantizer, tensor, i in of_outputs(layer, setting, outputs, key):
+            outputs[i] = _quantize(quantizer, outputs[i], tensor)
+        return outputs
 
     def g(*args: Any, **kwargs: Any) -> Any:
+        key = None
+        if keyed:
+            key, *rest = args
+            check_key("the first argument, a key,", key)
+            args = tuple(rest)
+
         def make_rule(program: Program) -> Rule | None:
-            settings = resolve(spec, program, applies, "an integer grid")
+            settings = settings_of(spec, program)
             return functools.partial(rule, settings) if settings else None
 
-        return interpret(f, make_rule, None, args, kwargs)
+        return interpret(f, make_rule, key, args, kwargs)
 
     return g
 
 
 def check_spec(spec: Any) -> None:
-    """Checks that a spec maps patterns to `Int` settings or None.
+    """Checks that a spec maps patterns to methods or None.
 
     Raises:
         TypeError: It doesn't.
     """
-    check_settings(spec, Int, "an Int, such as Int(8)")
+    kinds: Any = Apart | Quantizer | HasParts
+    check_settings(spec, kinds, "a method of compression, such as Int(8)")
 
 
-def applies(layer: Layer, setting: Int) -> bool:
+def settings_of(spec: Mapping[str, Method | None], program: Program) -> dict[str, Apart]:
+    """The setting of every site that has one, weights and activations apart."""
+    found = resolve(spec, program, applies, "a method of quantization")
+    return {site: parts(setting) for site, setting in found.items()}
+
+
+def applies(layer: Layer, setting: Method) -> bool:
     """Whether a setting quantizes anything in a layer."""
-    result = setting.activations and setting.at == "output"
-    return result or bool(_weights(layer, setting)) or bool(operands(layer, setting))
+    apart = parts(setting)
+    result = apart.activations is not None and apart.at == "output"
+    return result or bool(_weights(layer, apart)) or bool(operands(layer, apart))
 
 
-def operands(layer: Layer, setting: Int) -> list[int]:
+def operands(layer: Layer, setting: Method) -> list[int]:
     """The inputs of a layer that a setting quantizes as activations."""
-    reads = setting.activations and setting.at == "input" and _multiplies(layer)
+    apart = parts(setting)
+    reads = apart.activations is not None and apart.at == "input" and _multiplies(layer)
     return list(layer.data) if reads else []
+
+
+def of_inputs(
+    layer: Layer, setting: Apart, values: Sequence[Any], key: Any = None
+) -> list[tuple[Quantizer, Tensor, int]]:
+    """The methods for what a layer reads, what they are told, and which input it is."""
+    found: list[tuple[Quantizer, Tensor, int]] = []
+    for i in _weights(layer, setting):
+        if setting.weights is not None and _is_real(values[i]):
+            channels = functools.partial(_channels, layer, i)
+            rank = jnp.ndim(values[i])
+            name = f"weights_{i}"
+            tensor = Tensor(layer.site, name, "weight", rank, _folded(key, i), channels)
+            found.append((setting.weights, tensor, i))
+    read = operands(layer, setting)
+    for operand, i in enumerate(read):
+        quantizer = setting.of_activation(layer.site, operand, len(read))
+        if quantizer is not None and _is_real(values[i]):
+            rank, name = jnp.ndim(values[i]), f"input_{operand}"
+            tensor = Tensor(layer.site, name, "activation", rank, _folded(key, i))
+            found.append((quantizer, tensor, i))
+    return found
+
+
+def of_outputs(
+    layer: Layer, setting: Apart, values: Sequence[Any], key: Any = None
+) -> list[tuple[Quantizer, Tensor, int]]:
+    """The same of what it returns."""
+    found: list[tuple[Quantizer, Tensor, int]] = []
+    for i, y in enumerate(values if setting.at == "output" else ()):
+        quantizer = setting.of_activation(layer.site, i, len(values))
+        if quantizer is not None and _is_real(y) and not layer.outputs[i].spread:
+            at = _folded(key, len(layer.inputs) + i)
+            rank, name = jnp.ndim(y), f"output_{i}"
+            found.append((quantizer, Tensor(layer.site, name, "activation", rank, at), i))
+    return found
+
+
+def _quantize(quantizer: Quantizer, x: Any, tensor: Tensor) -> Any:
+    with jax.named_scope(mark("quantize", f"{tensor.site}/quantize_{tensor.name}")):
+        return quantizer.quantize(x, tensor)
+
+
+def _is_real(x: Any) -> bool:
+    return jnp.issubdtype(jnp.result_type(x), jnp.floating)
+
+
+def _folded(key: Any, i: int) -> Any:
+    return None if key is None else jax.random.fold_in(key, i)
 
 
 def _multiplies(layer: Layer) -> bool:
     return layer.kind in {"linear", "contraction"}
 
 
-def _weights(layer: Layer, setting: Int) -> list[int]:
+def _weights(layer: Layer, setting: Apart) -> list[int]:
     """The weights of a multiply-accumulate; an operand of the operation, never a bias."""
-    return list(layer.weights) if setting.weights and _multiplies(layer) else []
+    return list(layer.weights) if setting.weights is not None and _multiplies(layer) else []
 
 
 def _channels(layer: Layer, index: int) -> tuple[int, ...]:
@@ -135,27 +202,3 @@ def _channels(layer: Layer, index: int) -> tuple[int, ...]:
         return tuple(axis for axis in range(len(shape)) if axis not in summed)
     numbers = node.params["dimension_numbers"]
     return (numbers.rhs_spec[0] if side == 1 else numbers.lhs_spec[0],)
-
-
-def _weight(layer: Layer, index: int, x: Any, setting: Int) -> Any:
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        return x
-    keep = _channels(layer, index) if setting.per == "channel" else ()
-    with jax.named_scope(mark("quantize", f"{layer.site}/quantize_weights_{index}")):
-        low, high = value_range(x, keep)
-        symmetric = setting.is_symmetric("weights")
-        return fake_quantize(x, setting.width("weights"), low, high, symmetric, covered=True)
-
-
-def _activation(site: str, operand: int, count: int, x: Any, setting: Int) -> Any:
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        return x
-    with jax.named_scope(mark("quantize", f"{site}/quantize_{setting.at}_{operand}")):
-        bounds = setting.bounds(operand, count)
-        covered = bounds is None
-        if bounds is None:
-            per_sample = setting.activations_per == "sample" and x.ndim > 1
-            bounds = value_range(x, (0,) if per_sample else ())
-        low, high = bounds
-        symmetric = setting.is_symmetric("activations")
-        return fake_quantize(x, setting.width("activations"), low, high, symmetric, covered)

@@ -31,12 +31,12 @@ from jaxtyping import Array, Float
 
 from jaxeff.compression.integer import Int
 from jaxeff.compression.quantization import fake_quantize, value_range
-from jaxeff.compression.quantized import check_spec, quantized
+from jaxeff.compression.quantized import quantized
 from jaxeff.from_flax import NEW_STATE_TAG, STATE_TAG
 from jaxeff.program import Layer, Program, interpret, plain, trace
 from jaxeff.program.evaluation import Rule
 from jaxeff.program.grouping import mark
-from jaxeff.program.spec import resolve
+from jaxeff.program.spec import check_settings, resolve
 from jaxeff.settings import check_number
 
 
@@ -86,7 +86,7 @@ def running(
         ValueError: `decay` isn't between 0 and 1; on the first call, a layer to follow is inside a
             loop, or the ranges are of other layers.
     """
-    check_spec(spec)
+    check_settings(spec, Int, "an Int, such as Int(8)")
     check_number("decay", decay, low=0, high=1)
     rest = quantized(f, {p: None if _is_followed(s) else s for p, s in spec.items()})
 
@@ -137,7 +137,7 @@ def initial_ranges(
     Raises:
         ValueError: No layer is followed, or one is inside a loop.
     """
-    check_spec(spec)
+    check_settings(spec, Int, "an Int, such as Int(8)")
     sites = _followed(spec, trace(f, params, *args))
     if not sites:
         raise ValueError(

@@ -185,9 +185,9 @@ def test_attention_contractions_are_quantized():
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: Int(0), ValueError, r"Int\.bits must be between 1 and 8, but is 0"),
+        (lambda: Int(0), ValueError, r"Int\.bits must be between 1 and 16, but is 0"),
         (lambda: Int(4.0), TypeError, r"Int\.bits must be an integer, not 4\.0"),
-        (lambda: Int(8, 16), ValueError, r"Int\.activation_bits must be between 1 and 8"),
+        (lambda: Int(8, 17), ValueError, r"Int\.activation_bits must be between 1 and 16"),
         (lambda: Int(8, per="row"), ValueError, r"Int\.per must be one of 'channel', 'tensor'"),
         (lambda: Int(8, symmetric="no"), ValueError, r"Int\.symmetric must be one of"),
         (lambda: Int(8, range=(1.0, 0.0)), ValueError, "with low <= high"),

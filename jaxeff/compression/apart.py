@@ -1,0 +1,82 @@
+"""`Apart`: weights and activations of a layer quantized by methods of their own.
+
+A quantizer alone, `{"conv*": LSQ(4)}`, stands for both; `Int` is written for both at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Protocol, runtime_checkable
+
+from jaxeff.compression.protocol import Quantizer
+from jaxeff.settings import Choice, Setting, register_setting, static
+
+
+@register_setting
+@dataclass(frozen=True)
+class Apart(Setting):
+    """How the weights and the activations of a layer are quantized.
+
+    Attributes:
+        weights: The method for weights of a dot product or convolution; None leaves them alone.
+        activations: The method for activations, or a tuple with one for each that the layer reads
+            (or returns); None leaves them alone.
+        at: Which activations: those that a multiply-accumulate reads ("input"), or the result of
+            any layer ("output").
+
+    Raises:
+        TypeError: A method isn't a quantizer.
+        ValueError: There is none, or `at` is neither of the two.
+    """
+
+    weights: Quantizer | None = None
+    activations: Quantizer | tuple[Quantizer | None, ...] | None = None
+    at: Annotated[str, Choice("input", "output")] = static("input")
+
+    def __post_init__(self) -> None:
+        """Checks the fields."""
+        super().__post_init__()
+        several = self.activations if isinstance(self.activations, tuple) else (self.activations,)
+        given = [q for q in (self.weights, *several) if q is not None]
+        if not given:
+            raise ValueError("Apart quantizes neither weights nor activations; use None instead.")
+        for quantizer in given:
+            if not isinstance(quantizer, Quantizer) or isinstance(quantizer, type):
+                raise TypeError(f"Apart takes quantizers, such as LSQ(4), not {quantizer!r}.")
+
+    def of_activation(self, site: str, operand: int, count: int) -> Quantizer | None:
+        """The method for one of the activations.
+
+        Raises:
+            ValueError: There are methods for another number of them.
+        """
+        if not isinstance(self.activations, tuple):
+            return self.activations
+        if len(self.activations) != count:
+            raise ValueError(
+                f"{site!r} has {count} activation(s) to quantize, but its setting has methods for "
+                f"{len(self.activations)}."
+            )
+        return self.activations[operand]
+
+
+@runtime_checkable
+class HasParts(Protocol):
+    """A setting that says by itself what it does to weights and to activations, as `Int` does."""
+
+    def parts(self) -> Apart:
+        """The methods apart."""
+        ...
+
+
+def parts(setting: Any) -> Apart:
+    """What a setting of a layer does to its weights and activations."""
+    if isinstance(setting, Apart):
+        return setting
+    if isinstance(setting, HasParts):
+        return setting.parts()
+    return Apart(setting, setting)
+
+
+Method = Apart | Quantizer | HasParts
+"""What a spec may map a pattern to."""

@@ -1,0 +1,119 @@
+"""`LSQ`: a step that is learnt by its gradient; with an offset, LSQ+.
+
+With v = clip((x - offset) / step, -Qn, Qp) the value is round(v) * step + offset, and rounding
+passes gradients through. Inside the range the step's gradient is round(v) - v, outside it is the
+code of the end (Esser et al., eq. 3); that of x is one inside and zero outside (eq. 5). The
+offset's is zero inside and one outside (Bhalgat et al., eq. 6).
+"""
+
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxeff.compression.protocol import Quantization, Tensor
+from jaxeff.compression.quantization import MAX_BITS, Bits, kept_axes, power_of_two, round_through
+from jaxeff.settings import (
+    Choice,
+    Number,
+    Width,
+    is_concrete,
+    register_setting,
+    static,
+    static_number,
+)
+
+
+@register_setting
+@dataclass(frozen=True)
+class LSQ(Quantization):
+    """Learned step size quantization: `LSQ(4)`.
+
+    Attributes:
+        bits: Bit width, 1 to 16; an array may be traced. One signed bit has the codes -1 and 0.
+        step: Distance of neighbouring values, positive. Open: 2 <|x|> / sqrt(Qp) (section 2.1).
+        signed: Whether codes reach below zero. Open: for weights they do, for activations if one is
+            negative.
+        offset: The value of code zero; learnt where `asymmetric`. Open: the smallest value for
+            unsigned codes (LSQ+, section 3).
+        asymmetric: Whether there is an offset (LSQ+). Codes are then unsigned for activations.
+        per: What has a step of its own: the output "channel" of a weight, or the "tensor".
+        scaled: Whether the gradients of step and offset are divided by sqrt(n Qp), n the values
+            that share the step (section 2.2).
+
+    Raises:
+        TypeError, ValueError: `bits` or `step` is out of bounds.
+
+    References:
+        Esser et al., "Learned Step Size Quantization", arXiv:1902.08153. Bhalgat et al., "LSQ+",
+        arXiv:2004.09576.
+    """
+
+    bits: Annotated[Bits, Width(1, MAX_BITS)] = static_number()
+    step: Annotated[Float[Array, "..."] | float | None, Number(above=0)] = None
+    signed: bool | Array | None = static_number(None)
+    offset: Float[Array, "..."] | float | None = None
+    asymmetric: bool = static(False)
+    per: Annotated[str, Choice("channel", "tensor")] = static("tensor")
+    scaled: bool = static(True)
+
+    def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
+        """The nearest values of the grid, with the gradients above."""
+        own = self.start(jax.lax.stop_gradient(x), tensor)
+        lower, upper = own._ends(x.dtype)
+        step = jnp.asarray(own.step, x.dtype)
+        if self.scaled:
+            shared = x.size // max(step.size, 1)
+            scale = jax.lax.rsqrt(shared * jnp.maximum(upper, 1))
+            step = _scaled(step, scale)
+        offset: Any = 0.0
+        if own.offset is not None:
+            offset = jnp.asarray(own.offset, x.dtype)
+            offset = _scaled(offset, scale) if self.scaled else offset
+        # A step that training brought to zero or below stays a step.
+        step = jnp.maximum(step, jnp.finfo(x.dtype).tiny)
+        codes = round_through(jnp.clip((x - offset) / step, lower, upper))
+        return codes * step + offset
+
+    def start(self, x: Float[Array, "*shape"], tensor: Tensor) -> "LSQ":
+        """Step, sign and offset of an array, where they are open."""
+        if self.step is not None and self.signed is not None:
+            return self
+        axes, shape = kept_axes(x, tensor.axes(self.per))
+        signed = self.signed
+        if signed is None:
+            unsigned = tensor.role == "activation"
+            signed = (not unsigned) if self.asymmetric or not unsigned else jnp.any(x < 0)
+            signed = bool(signed) if is_concrete(signed) else signed
+        known = replace(self, signed=signed)
+        lower, upper = known._ends(x.dtype)
+        offset: Any = self.offset
+        if self.asymmetric and offset is None:
+            bottom = jnp.min(x, axes).reshape(shape)
+            offset = bottom if signed is False else jnp.zeros_like(bottom)
+        step: Any = self.step
+        if step is None and self.asymmetric and signed is False:
+            top = jnp.max(x, axes).reshape(shape)
+            step = (top - offset) / (upper - lower)
+        elif step is None:
+            mean = jnp.mean(jnp.abs(x), axes).reshape(shape)
+            step = 2 * mean / jnp.sqrt(jnp.maximum(upper, 1))
+        # An array of zeros has no scale, and any step is right for it.
+        step = jnp.where(jnp.asarray(step) > 0, step, jnp.ones_like(step)).astype(x.dtype)
+        return replace(known, step=step, offset=offset)
+
+    def _ends(self, dtype: Any) -> tuple[Any, Any]:
+        """The smallest and largest code."""
+        half = power_of_two(self.bits, dtype) / 2
+        if self.signed is None or isinstance(self.signed, bool):
+            return (-half, half - 1) if self.signed else (jnp.zeros_like(half), 2 * half - 1)
+        zero = jnp.zeros_like(half)
+        return jnp.where(self.signed, -half, zero), jnp.where(self.signed, half, 2 * half) - 1
+
+
+def _scaled(value: Array, scale: Array) -> Array:
+    """The same value with its gradient multiplied."""
+    fixed = jax.lax.stop_gradient(value)
+    return fixed + scale * (value - fixed)
