@@ -70,15 +70,10 @@ def region(layer: Layer, values: Sequence[Any], rules: Mapping[Any, Rule], note:
         MomentsError: Something in it has no rule.
     """
     layer, values = cut(layer, values)
-    approximated: list[Assumption] = []
     try:
-        known = _known(layer, values, rules, approximated)
+        return _noted(layer, values, rules, note)
     except DependenceError:
         pass
-    else:
-        for one in approximated:
-            note(one)
-        return known
     given = {
         v: to_variance(x) if is_random(x) else x for v, x in zip(layer.inputs, values, strict=True)
     }
@@ -87,7 +82,7 @@ def region(layer: Layer, values: Sequence[Any], rules: Mapping[Any, Rule], note:
 
         def independent(part: Layer, known: dict[Value, Any]) -> list[Any] | None:
             try:
-                return _known(part, [known[v] for v in part.inputs], rules, [])
+                return _noted(part, [known[v] for v in part.inputs], rules, note)
             except DependenceError:
                 return None
 
@@ -99,7 +94,22 @@ def region(layer: Layer, values: Sequence[Any], rules: Mapping[Any, Rule], note:
             if degree(layer, random) > 2:
                 note(Assumption.expanded(layer, random))
             return found
-    return _known(layer, values, rules, [], note)
+    return _noted(layer, values, rules, note, note)
+
+
+def _noted(
+    layer: Layer,
+    values: Sequence[Any],
+    rules: Mapping[Any, Rule],
+    note: Note,
+    assume: Note | None = None,
+) -> list[Any]:
+    """What `_known` finds; what it approximates is noted once it has found something."""
+    approximated: list[Assumption] = []
+    known = _known(layer, values, rules, approximated, assume)
+    for one in approximated:
+        note(one)
+    return known
 
 
 def _known(
