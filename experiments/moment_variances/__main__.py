@@ -32,7 +32,7 @@ COLUMNS = (
     "network", "method", "ratio", "low", "high", "error", "standard_error",
     "over diagonal, batch 10", f"over {TIMING}, batch 10", f"over {TIMING}, batch 1",
 )  # fmt: skip
-DETECTION = ("network", "in domain", "out", "method", "accuracy", "auroc", "standard_error")
+DETECTION = ("network", "in domain", "out", "method", "accuracy", "auroc", "base", "standard_error")
 
 
 def run(run: Run[recipe.Settings]) -> Found:

@@ -25,7 +25,7 @@ def judge(report: Report) -> None:
                 f"{where}: cost of correlated over {TIMING}", 1.0, over, over < 1, needs="default"
             )
     for row in report.extra["detection"]:
-        if row["method"] != TIMING:
+        if "draw" not in row["method"]:
             name = f"AUROC, {row['network']} on {row['in domain']}, {row['method']}"
             passed = row["auroc"] >= row["base"]
             report.check(name, row["base"], row["auroc"], passed, needs="default")

@@ -26,6 +26,8 @@ from jaxeff.moment_propagation import calibrate_moments, is_gaussian, moments
 
 DIAGONAL, ONE, CALIBRATED = "diagonal", "one factor", "calibrated"
 CORRELATED, BOTH = "correlated", "correlated, calibrated"
+JOINT = "joint logits, calibrated"
+"""For detection: variances are those of both."""
 METHODS = (DIAGONAL, ONE, CALIBRATED, CORRELATED, BOTH)
 BATCHES = (1, 10)
 BASE = 30

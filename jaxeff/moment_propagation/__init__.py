@@ -6,6 +6,7 @@ from jaxeff.moment_propagation.calibrate import calibrate_moments
 from jaxeff.moment_propagation.calibrated import Calibrated
 from jaxeff.moment_propagation.errors import MomentsError
 from jaxeff.moment_propagation.gaussian import Gaussian, check_gaussian, is_gaussian
+from jaxeff.moment_propagation.joint_gaussian import JointGaussian, is_joint
 from jaxeff.moment_propagation.transform import moments
 
 __all__ = [
@@ -13,10 +14,12 @@ __all__ = [
     "Assumptions",
     "Calibrated",
     "Gaussian",
+    "JointGaussian",
     "MomentsError",
     "assumptions",
     "calibrate_moments",
     "check_gaussian",
     "is_gaussian",
+    "is_joint",
     "moments",
 ]

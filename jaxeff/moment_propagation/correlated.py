@@ -11,6 +11,9 @@ kernel's noise over positions, a residual stream, attention, noise at the input.
 are some per cent of a network's variance; `calibrate_moments(..., correlations=True)` measures them
 as one factor per result.
 
+The same slopes hold what two results share, `sum_p v_p J_ip J_jp`: with `joint` every result is a
+`JointGaussian` with the covariance of the entries of an example.
+
 Sharp edges
 - One pass backward for each entry of a result that is left of an example, so about the cost of
   twice as many samples as there are logits, whatever the samples cost to draw.
@@ -36,6 +39,7 @@ from jaxeff.moment_propagation.calibrated import RESULT, uncalibrated
 from jaxeff.moment_propagation.dependence import walk
 from jaxeff.moment_propagation.errors import MomentsError
 from jaxeff.moment_propagation.gaussian import Gaussian, is_gaussian
+from jaxeff.moment_propagation.joint_gaussian import JointGaussian, is_joint
 from jaxeff.moment_propagation.lineage import Lineage, identity
 from jaxeff.moment_propagation.raw import is_random, to_variance
 from jaxeff.moment_propagation.reading import read
@@ -50,7 +54,11 @@ MOST_RESULTS = 256
 
 
 def correlated(
-    propagation: Propagation, f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    propagation: Propagation,
+    f: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    joint: bool = False,
 ) -> Any:
     """Moments with variances of first order, correlations included.
 
@@ -60,20 +68,23 @@ def correlated(
         f: The function.
         args: Positional arguments, any leaf of which may be a `Gaussian`.
         kwargs: Further arguments; they are taken as shared by the examples.
+        joint: Whether results have covariances.
 
     Returns:
-        As `moments(f)`.
+        As `moments(f)`; of joint results each floating-point leaf is a `JointGaussian`.
 
     Raises:
-        MomentsError: A result has more than `MOST_RESULTS` entries for an example.
+        MomentsError: A result has more than `MOST_RESULTS` entries for an example, or, if `joint`,
+            more than one axis of them.
     """
     program = read(f, args, kwargs).program
     args, factors = uncalibrated(args)
     leaves, structure = jax.tree.flatten(tuple(args), is_leaf=is_gaussian)
     batched = _batched(program, len(leaves))
+    axes = (1 + any(batched)) if joint else 0  # of a vector, and of the one example
 
     def first_order(given: Sequence[Any]) -> Any:
-        return _first_order(propagation, f, jax.tree.unflatten(structure, given), kwargs)
+        return _first_order(propagation, f, jax.tree.unflatten(structure, given), kwargs, axes)
 
     if not any(batched):
         out = first_order(leaves)
@@ -94,18 +105,27 @@ def correlated(
 
 def _scaled(out: Any, factors: Mapping[str, Array]) -> Any:
     """The results' variances times their factors."""
-    results, structure = jax.tree.flatten(out, is_leaf=is_gaussian)
-    results = [
-        Gaussian(r.mean, r.var * factors[f"{RESULT}{i}"])
-        if is_gaussian(r) and f"{RESULT}{i}" in factors
-        else r
-        for i, r in enumerate(results)
-    ]
-    return jax.tree.unflatten(structure, results)
+
+    def scaled(i: int, result: Any) -> Any:
+        factor = factors.get(f"{RESULT}{i}")
+        if factor is None or not (is_gaussian(result) or is_joint(result)):
+            return result
+        if is_gaussian(result):
+            return Gaussian(result.mean, result.var * factor)
+        root = jnp.broadcast_to(jnp.sqrt(factor), result.shape)
+        return JointGaussian(result.mean, result.cov * root[..., None] * root[..., None, :])
+
+    kinds = lambda r: is_gaussian(r) or is_joint(r)  # noqa: E731
+    results, structure = jax.tree.flatten(out, is_leaf=kinds)
+    return jax.tree.unflatten(structure, [scaled(i, r) for i, r in enumerate(results)])
 
 
 def _first_order(
-    propagation: Propagation, f: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]
+    propagation: Propagation,
+    f: Callable[..., Any],
+    args: Any,
+    kwargs: Mapping[str, Any],
+    joint_axes: int,
 ) -> Any:
     program, values, _ = read(f, args, kwargs)
     program = propagation.prepare(program, values)
@@ -141,6 +161,11 @@ def _first_order(
     still = [jnp.zeros(o.aval.shape, o.aval.dtype) for layer in owned for o in layer.outputs]
     y, pull, (out, alone) = jax.vjp(means, start, still, has_aux=True)
     spreads = ([known[v].var for v in followed], alone)
+    if joint_axes:
+        numbers = range(len(y))
+        shared = iter([_covariance(pull, y, n, spreads, joint_axes) for n in numbers])
+        make = lambda r: JointGaussian(r.mean, next(shared))  # noqa: E731
+        return jax.tree.map(make, out, is_leaf=is_gaussian)
     variances = iter([_variance(pull, y, number, spreads) for number in range(len(y))])
     return jax.tree.map(lambda r: Gaussian(r.mean, next(variances)), out, is_leaf=is_gaussian)
 
@@ -176,6 +201,37 @@ def _owned(program: Program, random: Sequence[Value]) -> dict[Layer, list[Value]
 
 def _variance(pull: Callable[..., Any], y: Sequence[Array], number: int, spreads: Any) -> Array:
     one = y[number]
+    slopes = _slopes(pull, y, number)
+
+    def spread(direction: Array) -> Array:
+        parts = jax.tree.map(lambda v, s: jnp.sum(v * s * s), spreads, slopes(direction))
+        return jnp.stack(jax.tree.leaves(parts)).sum()
+
+    return jax.vmap(spread)(jnp.eye(one.size, dtype=one.dtype)).reshape(one.shape)
+
+
+def _covariance(
+    pull: Callable[..., Any], y: Sequence[Array], number: int, spreads: Any, axes: int
+) -> Array:
+    one = y[number]
+    if one.ndim != axes or one.shape[-1] != one.size:
+        raise MomentsError(
+            "moments: correlations='joint' takes results that are vectors, one per example; "
+            f"result {number} has shape {one.shape}. Reshape it to one axis, or take correlations=True."
+        )
+    found = jax.vmap(_slopes(pull, y, number))(jnp.eye(one.size, dtype=one.dtype))
+
+    def part(v: Array, s: Array) -> Array:
+        flat = s.reshape(one.size, -1)
+        return (flat * v.reshape(1, -1)) @ flat.T
+
+    parts = jax.tree.leaves(jax.tree.map(part, spreads, found))
+    return jnp.stack(parts).sum(0).reshape(*one.shape, one.size)
+
+
+def _slopes(pull: Callable[..., Any], y: Sequence[Array], number: int) -> Callable[[Array], Any]:
+    """The expected slopes of a combination of one result's entries."""
+    one = y[number]
     if one.size > MOST_RESULTS:
         raise MomentsError(
             f"moments: correlations=True derives every entry of a result, and result {number} has "
@@ -184,15 +240,14 @@ def _variance(pull: Callable[..., Any], y: Sequence[Array], number: int, spreads
             "jax.vmap(moments(f, correlations=True), in_axes=(None, 0))."
         )
 
-    def spread(direction: Array) -> Array:
+    def slopes(direction: Array) -> Any:
         seeds = [
             direction.reshape(v.shape) if i == number else jnp.zeros_like(v)
             for i, v in enumerate(y)
         ]
-        parts = jax.tree.map(lambda v, s: jnp.sum(v * s * s), spreads, pull(seeds))
-        return jnp.stack(jax.tree.leaves(parts)).sum()
+        return pull(seeds)
 
-    return jax.vmap(spread)(jnp.eye(one.size, dtype=one.dtype)).reshape(one.shape)
+    return slopes
 
 
 def _batched(program: Program, count: int) -> list[bool]:

@@ -54,7 +54,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -85,7 +85,7 @@ def moments(
     *,
     rules: Mapping[Any, Rule] | None = None,
     form: str = "variance",
-    correlations: bool = False,
+    correlations: bool | Literal["joint"] = False,
     strict: bool = False,
 ) -> Callable[..., Any]:
     """Turns a function of arrays into one of random arrays.
@@ -98,7 +98,8 @@ def moments(
         form: What layers hand to each other: "variance" (the default, safe in float32) or "raw",
             E[x^2] between an activation and the next linear layer, as the source's operators do.
         correlations: Take into account everything that results share (see `correlated`), at the
-            cost of one pass backward per result of an example.
+            cost of one pass backward per result of an example. "joint" returns what the entries
+            of an example share as well: a `JointGaussian` for each floating-point leaf.
         strict: Refuse to assume independence: a function with a place that `assumptions` would
             list is an error.
 
@@ -109,8 +110,8 @@ def moments(
         others.
 
     Raises:
-        ValueError: `form` is unknown; when called: a `Gaussian` leaf holds NaN, a negative
-            variance, or a variance that doesn't fit its mean.
+        ValueError: `form` or `correlations` is unknown; when called: a `Gaussian` leaf holds NaN, a
+            negative variance, or a variance that doesn't fit its mean.
         TypeError: `f` is a Flax model; when called: an argument is a sampler's or guide's
             posterior, a result, a model, or holds what is no array.
         MomentsError: When called: a random value meets a computation without a rule, or, if
@@ -119,6 +120,8 @@ def moments(
     check_function("moments: f", f)
     if form not in _FORMS:
         raise ValueError(f"moments: form {form!r} is unknown; choose one of {_FORMS}.")
+    if correlations not in (False, True, "joint"):
+        raise ValueError(f"moments: correlations is False, True or 'joint', not {correlations!r}.")
 
     @functools.wraps(f)
     def propagated(*args: Any, **kwargs: Any) -> Any:
@@ -152,7 +155,7 @@ class Propagation:
     rules: Mapping[Any, Rule]
     form: str
     note: Note
-    correlations: bool = False
+    correlations: bool | Literal["joint"] = False
     differentiable: bool = True
 
     def run(self, f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -161,7 +164,7 @@ class Propagation:
             return jax.tree.map(_result, f(*args, **kwargs))
         if self.correlations:
             slopes = replace(self, correlations=False, differentiable=False)
-            return correlated(slopes, f, args, kwargs)
+            return correlated(slopes, f, args, kwargs, self.correlations == "joint")
         program, values, factors = read(f, args, kwargs)
         program = self.prepare(program, values)
         return self.evaluated(program, functools.partial(self.layer, factors), values)

@@ -6,8 +6,9 @@ the variance itself is the epistemic score, with no sampling at all.
 
 Sharp edges:
 
-- The logits are drawn independently. Where weight uncertainty moves several logits together, a
-  sampled network has less mutual information than this.
+- The logits of a `Gaussian` are drawn independently. Where weight uncertainty moves several of them
+  together, a sampled network has less mutual information than this; those of a `JointGaussian`
+  (`moments(f, correlations="joint")`) are drawn together.
 - The raw variance measures how far the logits may move, not whether that changes the class.
   Inputs that a network knows well excite it most, and their logits can vary most: for LeNet-5
   after a few epochs of SVI on MNIST it told MNIST from Fashion-MNIST no better than chance or the
@@ -20,14 +21,14 @@ from typing import Any
 import jax
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxeff.moment_propagation import Gaussian, is_gaussian
+from jaxeff.moment_propagation import Gaussian, JointGaussian, is_gaussian, is_joint
 from jaxeff.uncertainty.decomposition import Decomposition, decompose_logits
 
 
 def sample_logits(
-    key: PRNGKeyArray, logits: Gaussian, samples: int = 100
+    key: PRNGKeyArray, logits: Gaussian | JointGaussian, samples: int = 100
 ) -> Float[Array, "samples *batch classes"]:
-    """Draw logits from independent Gaussians.
+    """Draw logits, independent ones or joint ones.
 
     Args:
         key: Random key.
@@ -38,13 +39,15 @@ def sample_logits(
         Logits, for `decompose_logits` or `predictive_log_probs`.
 
     Raises:
-        TypeError: They are no `Gaussian`.
+        TypeError: They are neither a `Gaussian` nor a `JointGaussian`.
     """
     _check("sample_logits", logits)
     return logits.sample(key, (samples,))
 
 
-def from_gaussian(key: PRNGKeyArray, logits: Gaussian, samples: int = 100) -> Decomposition:
+def from_gaussian(
+    key: PRNGKeyArray, logits: Gaussian | JointGaussian, samples: int = 100
+) -> Decomposition:
     """Total, aleatoric and epistemic uncertainty of Gaussian logits, by logit sampling.
 
     Args:
@@ -59,7 +62,7 @@ def from_gaussian(key: PRNGKeyArray, logits: Gaussian, samples: int = 100) -> De
 
 
 def predict_probs(
-    key: PRNGKeyArray, logits: Gaussian, samples: int = 100
+    key: PRNGKeyArray, logits: Gaussian | JointGaussian, samples: int = 100
 ) -> Float[Array, "*batch classes"]:
     """Mean class probabilities under Gaussian logits, by logit sampling.
 
@@ -74,7 +77,7 @@ def predict_probs(
     return jax.nn.softmax(sample_logits(key, logits, samples)).mean(0)
 
 
-def raw_variance(logits: Gaussian) -> Float[Array, "*batch"]:
+def raw_variance(logits: Gaussian | JointGaussian) -> Float[Array, "*batch"]:
     """The mean of the logit variances over classes: an epistemic score without sampling.
 
     Args:
@@ -91,7 +94,7 @@ def raw_variance(logits: Gaussian) -> Float[Array, "*batch"]:
 
 
 def _check(where: str, logits: Any) -> None:
-    if not is_gaussian(logits):
+    if not (is_gaussian(logits) or is_joint(logits)):
         raise TypeError(
             f"{where}: logits must be a Gaussian, as jaxeff.moments(f) returns them, not a "
             f"{type(logits).__name__}; samples of logits go to decompose_logits"

@@ -1,0 +1,103 @@
+"""Covariances of a result's entries, against Monte Carlo over the function itself."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxeff
+from jaxeff.moment_propagation import Gaussian, JointGaussian, MomentsError
+from jaxeff.uncertainty import sample_logits
+
+SAMPLES = 20_000
+KEY = jax.random.key(0)
+
+
+def conv(params, x):
+    y = jax.lax.conv_general_dilated(
+        x, params["kernel"], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+    return jax.nn.relu(y).mean((1, 2)) @ params["dense"]
+
+
+def dense(params, x):
+    return jnp.tanh(x.reshape(len(x), -1) @ params["first"]) @ params["dense"]
+
+
+def posterior(shapes):
+    """The last layer is nearly certain, so that what is before it moves all results together."""
+    keys = jax.random.split(KEY, len(shapes))
+    return {
+        name: Gaussian(
+            jax.random.normal(k, s) / s[-2] ** 0.5, jnp.full(s, 1e-5 if name == "dense" else 1e-3)
+        )
+        for k, (name, s) in zip(keys, shapes.items(), strict=True)
+    }
+
+
+NETS = {
+    "conv": (conv, posterior({"kernel": (3, 3, 2, 8), "dense": (8, 4)})),
+    "dense": (dense, posterior({"first": (50, 16), "dense": (16, 4)})),
+}
+X = jax.random.normal(jax.random.key(1), (3, 5, 5, 2))
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_covariances_are_those_of_samples(name):
+    f, given = NETS[name]
+    found = jax.jit(jaxeff.moments(f, correlations="joint"))(given, X)
+
+    def draw(key):
+        keys = jax.random.split(key, len(given))
+        return f({n: g.sample(k) for k, (n, g) in zip(keys, given.items(), strict=True)}, X)
+
+    y = jax.jit(jax.vmap(draw))(jax.random.split(jax.random.key(2), SAMPLES))
+    for i in range(len(X)):
+        truth = np.cov(np.asarray(y[:, i], np.float64).T)
+        scale = np.sqrt(np.outer(np.diag(truth), np.diag(truth)))
+        # A correlation's standard error is below 1 / sqrt(n); orders above the first add per cents.
+        np.testing.assert_allclose(found.cov[i] / scale, truth / scale, atol=0.06)
+        away = truth / scale - np.eye(4)
+        assert np.abs(away).max() > 0.15  # there is something to find
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_the_diagonal_is_that_of_correlations(name):
+    f, given = NETS[name]
+    joint = jaxeff.moments(f, correlations="joint")(given, X)
+    alone = jaxeff.moments(f, correlations=True)(given, X)
+    np.testing.assert_allclose(joint.var, alone.var, rtol=1e-5)
+    np.testing.assert_array_equal(joint.mean, alone.mean)
+    assert isinstance(joint.independent(), Gaussian)
+
+
+def test_calibration_scales_both_sides():
+    f, given = NETS["dense"]
+    calibrated = jaxeff.calibrate_moments(KEY, f, given, X, samples=200, correlations=True)
+    joint = jaxeff.moments(f, correlations="joint")(calibrated, X)
+    alone = jaxeff.moments(f, correlations=True)(calibrated, X)
+    np.testing.assert_allclose(joint.var, alone.var, rtol=1e-5)
+
+
+def test_draws_have_the_covariance_even_a_singular_one():
+    root = jax.random.normal(KEY, (2, 4, 2))
+    joint = JointGaussian(jnp.ones((2, 4)), root @ root.mT)
+    draws = np.asarray(sample_logits(jax.random.key(3), joint, SAMPLES), np.float64)
+    for i in range(2):
+        covariance = np.cov(draws[:, i].T)
+        error = 4 * np.sqrt(2 / SAMPLES) * np.abs(joint.cov[i]).max()
+        np.testing.assert_allclose(covariance, joint.cov[i], atol=error)
+        np.testing.assert_allclose(
+            draws[:, i].mean(0), 1, atol=4 * (joint.var[i].max() / SAMPLES) ** 0.5
+        )
+
+
+def test_mistakes_are_named():
+    with pytest.raises(ValueError, match="correlations is False, True or 'joint', not 'all'"):
+        jaxeff.moments(dense, correlations="all")
+    f, given = NETS["dense"]
+    for g in (lambda p, x: f(p, x).reshape(-1, 2, 2), lambda p, x: f(p, x)[:, 0]):
+        with pytest.raises(MomentsError, match="takes results that are vectors"):
+            jaxeff.moments(g, correlations="joint")(given, X)
+    with pytest.raises(TypeError, match="logits must be a Gaussian"):
+        sample_logits(KEY, jnp.ones((2, 4)))
