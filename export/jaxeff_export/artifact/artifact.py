@@ -8,9 +8,9 @@ Saved, an artifact is one zip file: ``model.stablehlo`` (the portable MLIR bytec
 StableHLO consumer), ``model.jax`` (the same with JAX's calling convention, for ``artifact.call``)
 and ``artifact.json`` (names, shapes, dtypes, versions, checksums).
 
-Sharp edges: all shapes are static but for one batch. Arguments the function does not use are kept, so that the module's
-arguments are the function's. Arrays that `f` closes over become constants of the module: pass what
-should stay exchangeable as an argument.
+Sharp edges: all shapes are static but for one batch. Arguments the function does not use are kept,
+so that the module's arguments are the function's. Arrays that `f` closes over become constants of
+the module: pass what should stay exchangeable as an argument.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 A compiled function takes and returns flat lists of arrays; people think in arguments and pytrees.
 A `TensorSpec` ties one to the other: its name is the argument's name followed by the path into it,
-such as ``params['conv1']['kernel'].mean`` or ``x``. A size that may vary is written down as text: ``batch``
-first in the shape of an input, and in those of results whatever follows from it, ``2*batch`` say.
+such as ``params['conv1']['kernel'].mean`` or ``x``. A size that may vary is written down as text:
+``batch`` first in the shape of an input, and in those of results what follows from it, such as
+``2*batch``.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-
 
 BATCH = "batch"
 
