@@ -199,7 +199,7 @@ class Runner:
 
         results = self._on_board("run the library", call)
         return [
-            result if spec.varies else result.reshape(spec.shape)
+            result if spec.varies else result.reshape([int(n) for n in spec.shape])
             for result, spec in zip(results, self._manifest.outputs, strict=True)
         ]
 
