@@ -210,7 +210,7 @@ def test_mistakes_are_named(params):
     with pytest.raises(ValueError, match=r"relu \(elementwise\), which has nothing"):
         quantized(net, {"relu": Int(8)})(params, X)
     two = (np.zeros(2), np.ones(2))
-    with pytest.raises(ValueError, match=r"1 activation\(s\) to quantize, but its setting has methods for 2"):
+    with pytest.raises(ValueError, match="its setting has methods for 2"):
         quantized(net, {"fc1": Int(8, range=two)})(params, X)
 
 
