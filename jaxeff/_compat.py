@@ -89,7 +89,13 @@ def primitives_in(closed: ClosedJaxpr) -> Iterator[Any]:
 def call_name(eqn: JaxprEqn) -> str:
     """The name of the function a call equation came from, or the empty string."""
     name = eqn.params.get("name", "")
-    return name if isinstance(name, str) else ""
+    if not isinstance(name, str):
+        return ""
+    if name or eqn.primitive not in {primitives.custom_jvp_call_p, primitives.custom_vjp_call_p}:
+        return name
+    # Of a function with derivatives of its own only the traced body knows it.
+    name = sub_jaxprs(eqn)[0].jaxpr.debug_info.func_name or ""
+    return name if name.isidentifier() else ""
 
 
 def scopes(eqn: JaxprEqn) -> tuple[str, ...]:

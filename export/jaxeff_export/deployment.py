@@ -7,7 +7,8 @@ every board can be checked against it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,18 @@ import jax
 import numpy as np
 
 from jaxeff_export.artifact.artifact import Artifact, export
-from jaxeff_export.artifact.signature import SignatureError, argument_names, check_array, dtype_of
+from jaxeff_export.artifact.signature import (
+    SignatureError,
+    TensorSpec,
+    argument_names,
+    batch_of,
+    check_array,
+    dtype_of,
+    with_batch,
+)
 from jaxeff_export.bundle.building import Example, NamedTarget, Progress, build
 from jaxeff_export.bundle.bundle import Bundle
+from jaxeff_export.bundle.selfcheck import Pair
 from jaxeff_export.schedules.database import TuningDatabase
 
 
@@ -28,6 +38,7 @@ def deploy(
     path: str | Path | None = None,
     *,
     parameters: int | None = None,
+    any_batch: bool | Collection[str] = False,
     database: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Bundle:
@@ -45,6 +56,9 @@ def deploy(
       parameters: how many of the first arguments are parameters: 0 for a function of data alone,
         2 for parameters and batch statistics. By default 1; of a function of one argument nothing
         tells whether that is parameters or data, and it has to be said.
+      any_batch: True if the bundle is to take any number of examples: the first axis of all inputs
+        is a batch, the same for all; or the names of the arguments that have one. It costs speed,
+        see export/README.md.
       database: a folder that `tune` filled: kernels it knows for this target get the schedules
         found there, the others the default ones.
       progress: called with one line per step.
@@ -57,30 +71,27 @@ def deploy(
       TargetError: if the target is unknown.
       ToolchainError: if no linker for it is installed, or linking fails.
       SignatureError: if an argument holds something else than arrays, there is a single argument
-        and no `parameters`, there are fewer arguments than `parameters`, or JAX's result on the
-        example has NaN, which nothing can be checked against.
+        and no `parameters`, there are fewer arguments than `parameters`, JAX cannot trace the
+        function without knowing the batch, or its result on the example has NaN, which nothing can
+        be checked against.
       FileExistsError: if `path` holds anything but a bundle's own files.
       TuningError: if `database` is none, damaged, or of another TVM version.
       UnsupportedOpError: if the function uses an operation the importer does not know.
     """
     if not example_args:
         raise SignatureError("example_args is empty; give (params, *inputs)")
-    count = _parameters(argument_names(f, len(example_args)), parameters)
-    place = NamedTarget.of(target)
-    records = None if database is None else TuningDatabase(database)
+    names = argument_names(f, len(example_args))
+    order = _Order.of(names, parameters, target, path, database, progress)
     leaves = _concrete(example_args)
-    say = progress or _silence
-    say("exporting to StableHLO")
-    artifact = export(f, example_args)
-    values = [
-        np.asarray(leaf).astype(dtype_of(spec.dtype), copy=False)
-        for leaf, spec in zip(leaves, artifact.inputs, strict=True)
-    ]
-    say("computing the reference with JAX")
-    results, treedef = jax.tree.flatten(jax.jit(f)(*example_args))
-    outputs = _reference(artifact, results)
-    example = Example(artifact, values, count, outputs, treedef)
-    return build(example, place, path, say, records)
+    order.say("exporting to StableHLO")
+    artifact = export(f, example_args, any_batch=any_batch, parameters=order.parameters)
+    structure, jitted = jax.tree.structure(tuple(example_args)), jax.jit(f)
+
+    def reference(given: Sequence[Any]) -> list[Any]:
+        return jax.tree.leaves(jitted(*jax.tree.unflatten(structure, given)))
+
+    treedef = jax.tree.structure(jax.eval_shape(jitted, *example_args))
+    return order.built(artifact, leaves, reference, treedef)
 
 
 def deploy_artifact(
@@ -118,20 +129,85 @@ def deploy_artifact(
       TuningError: if `database` is none, damaged, or of another TVM version.
       UnsupportedOpError: if the artifact uses an operation the importer does not know.
     """
-    count = _parameters(artifact.arguments, parameters)
-    place = NamedTarget.of(target)
-    records = None if database is None else TuningDatabase(database)
-    say = progress or _silence
+    order = _Order.of(artifact.arguments, parameters, target, path, database, progress)
     if missing := [spec.name for spec in artifact.inputs if spec.name not in arrays]:
         raise SignatureError(
             f"{len(missing)} of the artifact's {len(artifact.inputs)} arrays are missing, "
             f"first {missing[0]}"
         )
     values = [check_array(np.asarray(arrays[spec.name]), spec) for spec in artifact.inputs]
-    say("computing the reference with JAX")
-    outputs = _reference(artifact, artifact.call(*values))
-    example = Example(artifact, values, count, outputs)
-    return build(example, place, path, say, records)
+    return order.built(artifact, values, lambda given: artifact.call(*given))
+
+
+@dataclass(frozen=True)
+class _Order:
+    """What a bundle is ordered with, whatever its artifact comes from; found out before any work.
+
+    Attributes:
+      parameters: how many of the first arguments are parameters.
+      target: what to compile for.
+      path: the bundle's folder; None for a temporary one.
+      database: whose schedules to take.
+      say: called with one line per step.
+    """
+
+    parameters: int
+    target: NamedTarget
+    path: str | Path | None
+    database: TuningDatabase | None
+    say: Progress
+
+    @classmethod
+    def of(
+        cls,
+        arguments: Sequence[str],
+        parameters: int | None,
+        target: str | Mapping[str, Any],
+        path: str | Path | None,
+        database: str | Path | None,
+        progress: Progress | None,
+    ) -> _Order:
+        """As `deploy` was asked."""
+        count = _parameters(arguments, parameters)
+        place = NamedTarget.of(target)
+        records = None if database is None else TuningDatabase(database)
+        return cls(count, place, path, records, progress or _silence)
+
+    def built(
+        self,
+        artifact: Artifact,
+        leaves: Sequence[Any],
+        reference: Callable[[Sequence[Any]], Sequence[Any]],
+        treedef: Any = None,
+    ) -> Bundle:
+        """The bundle.
+
+        Args:
+          artifact: what it is built from.
+          leaves: the values of its inputs.
+          reference: what JAX computes from such leaves, flattened.
+          treedef: the exact structure of results, where it is known.
+        """
+        specs = artifact.inputs
+        self.say("computing the reference with JAX")
+        bound = artifact.leaf_count(self.parameters)
+        recorded, values = [], []
+        for batch in _recorded_batches(leaves, specs):
+            given = with_batch(leaves, specs, batch)
+            outputs = _reference(artifact, reference(given))
+            values = [
+                np.asarray(leaf).astype(dtype_of(spec.dtype), copy=False)
+                for leaf, spec in zip(given, specs, strict=True)
+            ]
+            recorded.append(Pair(values[bound:], outputs, batch))
+        example = Example(artifact, self.parameters, values[:bound], recorded, treedef)
+        return build(example, self.target, self.path, self.say, self.database)
+
+
+def _recorded_batches(leaves: Sequence[Any], specs: Sequence[TensorSpec]) -> list[int | None]:
+    """Which batches the self-check records: the example's, the smallest, and an odd larger one."""
+    given = batch_of([np.asarray(leaf) for leaf in leaves], specs)
+    return [None] if given is None else list(dict.fromkeys((given, 1, 2 * given + 1)))
 
 
 def _parameters(arguments: Sequence[str], given: int | None) -> int:

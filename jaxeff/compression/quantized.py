@@ -102,7 +102,7 @@ def check_spec(spec: Any) -> None:
 
 def settings_of(spec: Mapping[str, Method | None], program: Program) -> dict[str, Apart]:
     """The setting of every site that has one, weights and activations apart."""
-    found = resolve(spec, program, applies, "a method of quantization")
+    found = resolve(spec, program, applies, "a quantizer")
     return {site: parts(setting) for site, setting in found.items()}
 
 

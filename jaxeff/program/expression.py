@@ -27,6 +27,7 @@ _IGNORED_PARAMS = {"sharding", "out_sharding", "name", "weak_type"}
 
 NAMED_FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "relu": jax.nn.relu,
+    "relu6": jax.nn.relu6,
     "sigmoid": jax.nn.sigmoid,
     "tanh": jnp.tanh,
     "gelu": jax.nn.gelu,

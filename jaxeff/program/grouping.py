@@ -180,6 +180,7 @@ def _natural(nodes: Sequence[Node], readers: _Readers) -> list[Layer]:
     root_of: dict[Value, Value] = {}
     statistics: set[Value] = set()
     free = set(nodes)
+    regroupings = {n for n in nodes if _regroups(n, readers, free)}
 
     for node in nodes:
         if node in taken:
@@ -190,7 +191,7 @@ def _natural(nodes: Sequence[Node], readers: _Readers) -> list[Layer]:
             layers.append(_linear(node, readers, free, taken))
         elif node.primitive in prim.WINDOW:
             layers.append(_pool(node, readers, free, taken))
-        elif len(roots) == 1 and _in_region(node, sources, statistics):
+        elif len(roots) == 1 and (node in regroupings or _in_region(node, sources, statistics)):
             (root,) = roots
             # Counted, not sorted: symbolic sizes have no order.
             is_back = Counter(node.outputs[0].aval.shape) == Counter(root.aval.shape)
@@ -227,6 +228,35 @@ def _in_region(node: Node, sources: Sequence[Value], statistics: set[Value]) -> 
         return True
     # A reshape belongs to a region only when it brings a statistic back to its tensor.
     return node.primitive in prim.BROADCAST_BACK and sources[0] in statistics
+
+
+def _regroups(node: Node, readers: _Readers, free: set[Node]) -> bool:
+    """Whether a reshape only serves statistics that come back to its tensor, as in a group norm."""
+    if node.primitive is not prim.p.reshape_p or not node.values or not node.values[0].is_data:
+        return False
+    tensor, view = node.values[0], node.outputs[0]
+    tensors, statistics = {view}, set[Value]()
+    pending, followed = [view], set[Node]()
+    meets = False
+    while pending:
+        value = pending.pop()
+        for reader in readers[value] - followed:
+            if reader is None or reader not in free or len(reader.outputs) != 1:
+                return False
+            others = {v for v in reader.values if v.is_data} - tensors - statistics
+            if value in statistics and others:
+                meets |= tensor in others
+                continue  # or followed from the last of several statistics that meet
+            reduces = reader.primitive in prim.REDUCTION
+            moves = reader.primitive in prim.BROADCAST_BACK and value in statistics
+            if not (reduces or moves or reader.primitive in prim.ELEMENTWISE):
+                return False
+            followed.add(reader)
+            pending += reader.outputs
+            is_tensor = not reduces and not tensors.isdisjoint(reader.values)
+            (tensors if is_tensor else statistics).update(reader.outputs)
+    inside = tensors | statistics
+    return meets and all(v in inside for n in followed for v in n.values if v.is_data)
 
 
 def _is_pointwise(node: Node) -> bool:

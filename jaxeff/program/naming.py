@@ -18,6 +18,7 @@ from jaxeff.program.expression import known_name
 from jaxeff.program.graph import Node
 from jaxeff.program.layers import Layer, Program
 from jaxeff.program.modules import parameter_names
+from jaxeff.program.regions import drops
 
 
 def name_layers(program: Program) -> None:
@@ -114,6 +115,8 @@ def _function_name(layer: Layer, sizes: Counter[tuple[str, int]]) -> str:
     known = known_name(layer)
     if known:
         return known
+    if any(drops(node) for node in nodes):
+        return "dropout"
     # A call that holds this layer and nothing else is named after what it does.
     own = Counter(call for node in layer.nodes for call in node.calls)
     for name, _ in sorted((c for c in own if own[c] == sizes[c] >= len(nodes)), key=_by_id):
@@ -121,7 +124,16 @@ def _function_name(layer: Layer, sizes: Counter[tuple[str, int]]) -> str:
             return name.strip("_")
     if len(nodes) == 1:
         return _compat.call_name(nodes[0].eqn).strip("_") or nodes[0].primitive.name
-    return "normalize" if layer.kind == "normalization" else "elementwise"
+    if layer.kind == "normalization":
+        return "group_norm" if _regroups(layer) else "normalize"
+    return "elementwise"
+
+
+def _regroups(layer: Layer) -> bool:
+    """Whether a normalization brings its tensor, not only statistics of it, to another shape."""
+    sizes = {layer.inputs[i].aval.size for i in layer.data}
+    reshaped = (n.values[0] for n in layer.nodes if n.primitive is prim.p.reshape_p and n.values)
+    return any(v.is_data and v.aval.size in sizes for v in reshaped)
 
 
 def _is_name(name: str) -> bool:

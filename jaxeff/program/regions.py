@@ -5,8 +5,8 @@ reductions, and the reshapes that bring a reduction back to its tensor. A *cut* 
 everything after it depends on alone: `relu(batch_norm(x))` has one in the middle, `x * sigmoid(x)`
 has none. Between cuts lie segments; neighbours are put together again where they are one layer in
 the field's terms (a chain of pointwise functions, softmax's centering, exponential and
-normalisation, a sum and its division), and kept apart where different parameters, a tag or another
-reader of the cut value separate them.
+normalisation, a sum and its division), and kept apart where different parameters, a tag, dropout or
+another reader of the cut value separate them.
 """
 
 import functools
@@ -66,6 +66,12 @@ class Segment:
         return {owner(v.path) for n in self.nodes for v in n.values if v.is_weight and v.path}
 
     @property
+    def drops(self) -> bool:
+        """Whether it is a dropout: a mask of random numbers selects what stays."""
+        # It joins only the scale before it, so there is no need to look through a long chain.
+        return any(drops(n) for n in self.nodes[:2]) and self.kind == "elementwise"
+
+    @property
     def is_scaling(self) -> bool:
         """Whether it only multiplies or divides by constants."""
         scale = {prim.p.div_p, prim.p.mul_p}
@@ -101,6 +107,12 @@ def reduces(node: Node) -> bool:
         bodies = _compat.sub_jaxprs(node.eqn)
         return any(p in prim.REDUCTION for body in bodies for p in _compat.primitives_in(body))
     return node.primitive in prim.REDUCTION
+
+
+def drops(node: Node) -> bool:
+    """Whether a node selects by a mask that depends on a random key alone."""
+    mask = node.inputs[0] if node.primitive is prim.p.select_n_p else None
+    return isinstance(mask, Value) and mask.role == Role.KEY
 
 
 def _components(nodes: Sequence[Node], root: Value) -> list[list[Node]]:
@@ -150,7 +162,7 @@ def _merge(segments: list[Segment], read_elsewhere: Collection[Value]) -> list[S
     roots = Counter(s.root for s in segments)
     read_elsewhere = {*read_elsewhere, *(v for v in roots if roots[v] > 1)}
     merged: list[Segment] = []
-    for segment in segments:
+    for segment in _with_scales(segments, read_elsewhere):
         previous = merged[-1] if merged else None
         if previous is None or not _joins(previous, segment, read_elsewhere):
             merged.append(segment)
@@ -163,13 +175,30 @@ def _merge(segments: list[Segment], read_elsewhere: Collection[Value]) -> list[S
     return _merge_sandwiches(merged, read_elsewhere)
 
 
+def _with_scales(segments: list[Segment], read_elsewhere: Collection[Value]) -> list[Segment]:
+    """Gives a dropout the division by the share that it keeps."""
+    found: list[Segment] = []
+    for segment in segments:
+        before = found[-1] if found and segment.drops else None
+        if (
+            before is not None
+            and before.is_scaling
+            and before.exit is segment.root
+            and before.exit not in read_elsewhere
+        ):
+            segment = Segment(before.nodes + segment.nodes, before.root, segment.exit)
+            found.pop()
+        found.append(segment)
+    return found
+
+
 def _merge_sandwiches(segments: list[Segment], read_elsewhere: Collection[Value]) -> list[Segment]:
     for i in range(1, len(segments) - 1):
         before, middle, after = segments[i - 1 : i + 2]
         linked = before.exit is middle.root and middle.exit is after.root
         private = before.exit not in read_elsewhere and middle.exit not in read_elsewhere
         kinds = (before.kind, middle.kind, after.kind)
-        plain = not before.owners and not middle.owners
+        plain = not before.owners and not middle.owners and not middle.drops
         if linked and private and plain and kinds == ("normalization", "elementwise", before.kind):
             whole = _join(_join(before, middle), after)
             rest = [*segments[: i - 1], whole, *segments[i + 2 :]]
@@ -191,6 +220,8 @@ def _joins(a: Segment, b: Segment, read_elsewhere: Collection[Value]) -> bool:
         return not a.owners or not b.owners or a.owners == b.owners
     if kinds in {("normalization", "elementwise"), ("elementwise", "normalization")}:
         return bool(a.owners) and a.owners == b.owners
+    if a.drops or b.drops:
+        return False
     return kinds == ("elementwise", "elementwise") and a.owners == b.owners
 
 

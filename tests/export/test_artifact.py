@@ -111,10 +111,10 @@ def test_other_files_and_versions_are_refused(artifact, tmp_path, monkeypatch):
     (tmp_path / "text.zip").write_text("not a zip file")
     with pytest.raises(ArtifactError, match=r"text\.zip is damaged or no artifact"):
         Artifact.load(tmp_path / "text.zip")
-    monkeypatch.setattr("jaxeff_export.artifact.artifact.FORMAT_VERSION", 2)
+    monkeypatch.setattr("jaxeff_export.artifact.artifact.FORMAT_VERSION", 3)
     newer = artifact.to_bytes()
     monkeypatch.undo()
-    with pytest.raises(ArtifactError, match="format version 2, this jaxeff reads 1"):
+    with pytest.raises(ArtifactError, match="format version 3, this jaxeff reads 1 and 2"):
         Artifact.from_bytes(newer)
 
 

@@ -101,7 +101,7 @@ def test_self_check_passes_and_can_fail(deployed, folder):
     assert 0 <= check.max_abs_error < 1e-4
     assert "agrees" in str(check)
 
-    recorded_inputs, outputs = deployed.recorded
+    ((recorded_inputs, outputs, _),) = deployed.recorded
     wrong = [*outputs[:-1], outputs[-1] + np.float32(0.5)]
     rewrite(folder, "selfcheck.npz", pack_arrays([*recorded_inputs, *wrong]))
     failed = Bundle.load(folder).check()
@@ -174,8 +174,8 @@ def test_a_library_damaged_after_loading_is_not_run(folder):
 
 def test_another_format_version_is_refused(folder):
     content = unsealed((folder / MANIFEST).read_bytes())
-    (folder / MANIFEST).write_bytes(sealed({**content, "format_version": 3}))
-    with pytest.raises(BundleError, match=r"format version 3, this jaxeff reads 2"):
+    (folder / MANIFEST).write_bytes(sealed({**content, "format_version": 4}))
+    with pytest.raises(BundleError, match=r"format version 4, this jaxeff reads 2 and 3"):
         Bundle.load(folder)
 
 
@@ -294,7 +294,7 @@ def test_parameters_are_as_many_as_is_said(tmp_path, count, given):
         assert one.check().passed
         np.testing.assert_allclose(one.run(*data), f(*x[:count], *data), rtol=1e-6)
     again = Example.of_bundle(loaded)
-    assert (again.parameters, again.bound) == (count, count)
+    assert (again.parameters, len(again.bound)) == (count, count)
 
 
 def test_a_single_argument_is_neither_parameters_nor_data_unless_that_is_said(tmp_path):

@@ -103,6 +103,22 @@ def test_modules_with_random_scale_and_bias_match_monte_carlo(name, oracle):
     oracle.assert_matches(jax.jit(moments(f))(*args), samples, **bias)
 
 
+# Noise that an entry shares with its statistics is assumed away: the fewer entries, the more it is.
+@pytest.mark.parametrize(
+    ("shape", "bias"),
+    [((3, 8, 8, 8), {"mean": 0.03, "var": 0.08}), ((3, 4, 4, 8), {"mean": 0.05, "var": 0.35})],
+)
+@pytest.mark.parametrize("affine", [True, False], ids=["affine", "plain"])
+def test_group_norm_is_within_the_stated_bias(affine, shape, bias, oracle):
+    model = nnx.GroupNorm(8, 2, use_scale=affine, use_bias=affine, rngs=nnx.Rngs(0))
+    f, params = functional(model)
+    params = jax.tree.map(lambda p: Gaussian(p + 0.5, jnp.full_like(p, 0.04)), params)
+    args = (params, random(*shape))
+    samples = oracle.monte_carlo(f, args, 20_000, 5_000)
+    oracle.assert_matches(jax.jit(moments(f))(*args), samples, **bias)
+    assert {a.site for a in assumptions(f, *args)} == {"scale" if affine else "group_norm"}
+
+
 def test_batch_norm_in_training_is_a_norm_over_the_batch():
     model = nnx.BatchNorm(3, rngs=nnx.Rngs(0))
     with pytest.warns(TrainingModeWarning):

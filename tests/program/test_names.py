@@ -1,9 +1,11 @@
 """Site names last: whatever wraps the model, a layer is called what it was called."""
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from flax import linen, nnx
 from jax.ad_checkpoint import checkpoint_name
@@ -172,9 +174,9 @@ def gates(p, x):
     return z + h
 
 
-def grouped(p, x):
-    x = linen.GroupNorm(num_groups=2).apply({"params": p["norm"]}, x @ p["fc"]["w"])
-    return x
+def scaled(p, x):
+    gated = (x @ p["fc"]["w"]) * p["norm"]["scale"] * jax.nn.sigmoid(x)
+    return gated + p["norm"]["bias"]
 
 
 MODULES = {
@@ -209,7 +211,7 @@ MODULES = {
         ["input", "fc", "mul", "fc/bias"],
     ),
     "a scale and a bias apart": (
-        grouped, {"fc": {"w": W}, "norm": {"scale": B, "bias": B}},
+        scaled, {"fc": {"w": W}, "norm": {"scale": B, "bias": B}},
         ["fc", "norm", "norm/bias"],
     ),
     "pointwise weights": (
@@ -298,3 +300,80 @@ def test_key_arguments_come_first_or_anywhere():
     assert "w" in names(f, jax.random.key(0), {"w": jnp.eye(3)}, x)
     last = functools.partial(lambda p, x, key: f(key, p, x))
     assert "w" in names(last, {"w": jnp.eye(3)}, x, jax.random.key(0))
+
+
+class NNXBlock(nnx.Module):
+    """A layer, a normalization by groups, an activation and dropout, as it is written in Flax."""
+
+    def __init__(self, activation, affine, rngs):
+        self.fc = nnx.Linear(8, 8, rngs=rngs)
+        options = {"use_scale": affine, "use_bias": affine}
+        self.norm = nnx.GroupNorm(8, num_groups=2, rngs=rngs, **options)
+        self.drop = nnx.Dropout(0.5, rngs=rngs)
+        self.head = nnx.Linear(8, 3, rngs=rngs)
+        self.activation = activation
+
+    def __call__(self, x):
+        return self.head(self.drop(self.activation(self.norm(self.fc(x)))))
+
+
+class LinenBlock(linen.Module):
+    activation: Callable
+    affine: bool
+
+    @linen.compact
+    def __call__(self, x):
+        x = linen.Dense(8, name="fc")(x)
+        x = linen.GroupNorm(2, use_scale=self.affine, use_bias=self.affine, name="norm")(x)
+        x = linen.Dropout(0.5, deterministic=False, name="drop")(self.activation(x))
+        return linen.Dense(3, name="head")(x)
+
+
+IMAGES, VECTORS = jnp.ones((2, 4, 4, 8)), jnp.ones((2, 8))
+
+
+@pytest.mark.promotes("rank")
+@pytest.mark.parametrize("affine", [True, False], ids=["affine", "plain"])
+@pytest.mark.parametrize("x", [IMAGES, VECTORS], ids=["images", "vectors"])
+@pytest.mark.parametrize("name", ["relu6", "relu"])
+def test_group_norm_and_dropout_are_one_site_each(name, x, affine):
+    activation, key = getattr(jax.nn, name), jax.random.key(0)
+    f, params = functional(NNXBlock(activation, affine, nnx.Rngs(0)), keyed=True)[:2]
+    norm = "norm" if affine else "group_norm"
+    expected = ["input", "fc", norm, name, "dropout", "head"]
+    assert names(f, key, params, x) == expected
+    kinds = {s.site: s.kind for s in trace(f, key, params, x).sites}
+    assert kinds[norm] == "normalization"
+
+    def reread(key, params, x):
+        program = trace(f, key, params, x)
+        values = jax.tree.leaves((key, params, x))
+        return jax.tree.unflatten(program.out_tree, evaluate(program, plain, None, values))
+
+    for again in (reread, jax.jit(reread), jax.checkpoint(f)):
+        assert names(again, key, params, x) == expected
+    np.testing.assert_array_equal(reread(key, params, x), f(key, params, x))
+
+    block = LinenBlock(activation, affine)
+    variables = block.init({"params": key, "dropout": key}, x)
+    g, params = functional(block, variables, keyed=True)
+    norm = "norm" if affine else "norm/group_norm"
+    assert names(g, key, params, x) == ["input", "fc", norm, name, "drop/dropout", "head"]
+
+
+def test_a_reshape_for_an_average_alone_stays_a_site():
+    def f(p, x):
+        return x.reshape(2, 2, 2).mean(-1) @ p["w"]
+
+    assert "reshape" in [s.site for s in trace(f, {"w": jnp.eye(2)}, ROWS).sites]
+
+
+def test_a_function_with_derivatives_of_its_own_has_its_name():
+    @jax.custom_vjp
+    def stepped(x):
+        return jnp.sign(x) + 0.0 * x
+
+    stepped.defvjp(lambda x: (stepped(x), None), lambda _, g: (g,))
+    assert names(lambda p, x: stepped(x @ p["w"]) @ p["v"], {"w": W, "v": W}, ROWS) == [
+        "input", "w", "stepped", "v",
+    ]  # fmt: skip

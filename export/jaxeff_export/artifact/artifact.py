@@ -1,15 +1,16 @@
 """From a JAX function to a StableHLO artifact: the portable half of an export.
 
-`export` lowers ``f(*args)`` for fixed shapes with ``jax.export`` and keeps what the StableHLO
-module itself forgets: the names of the arguments (pytree paths), and the structure of the result.
+`export` lowers ``f(*args)`` with ``jax.export``, for fixed shapes or for any batch, and keeps what
+the StableHLO module itself forgets: the names of the arguments (pytree paths), and the structure of
+the result.
 
 Saved, an artifact is one zip file: ``model.stablehlo`` (the portable MLIR bytecode, for any
 StableHLO consumer), ``model.jax`` (the same with JAX's calling convention, for ``artifact.call``)
 and ``artifact.json`` (names, shapes, dtypes, versions, checksums).
 
-Sharp edges: shapes are static. Arguments the function does not use are kept, so that the module's
-arguments are the function's. Arrays that `f` closes over become constants of the module: pass what
-should stay exchangeable as an argument.
+Sharp edges: all shapes are static but for one batch. Arguments the function does not use are kept,
+so that the module's arguments are the function's. Arrays that `f` closes over become constants of
+the module: pass what should stay exchangeable as an argument.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from __future__ import annotations
 import io
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -29,12 +30,21 @@ import jax.numpy as jnp
 
 from jaxeff.store import write_whole
 from jaxeff_export.artifact.archive import digest, sealed, unsealed
-from jaxeff_export.artifact.signature import TensorSpec, argument_names, flatten_named
+from jaxeff_export.artifact.signature import (
+    BATCH,
+    SignatureError,
+    TensorSpec,
+    argument_names,
+    batched_arguments,
+    common_batch,
+    flatten_named,
+)
 from jaxeff_export.artifact.structure import Description, describe
 from jaxeff_export.extras import require_extra
 
 FORMAT = "jaxeff-artifact"
 FORMAT_VERSION = 1
+FORMAT_VERSION_ANY_BATCH = 2  # shapes with a size that may vary; nothing else is new
 
 _MODULE, _CALLABLE, _INDEX = "model.stablehlo", "model.jax", "artifact.json"
 
@@ -45,7 +55,7 @@ class ArtifactError(ValueError):
 
 @dataclass(frozen=True)
 class Artifact:
-    """A function lowered to StableHLO for fixed shapes.
+    """A function lowered to StableHLO, for fixed shapes or for any batch.
 
     Attributes:
       stablehlo: the module as a StableHLO portable artifact (MLIR bytecode, versioned).
@@ -75,6 +85,11 @@ class Artifact:
         return sum(any(belongs(spec, name) for name in names) for spec in self.inputs)
 
     @property
+    def any_batch(self) -> bool:
+        """Whether the batch of its inputs may vary."""
+        return any(spec.varies for spec in self.inputs)
+
+    @property
     def text(self) -> str:
         """The module as MLIR text, for reading."""
         return str(jax.export.deserialize(bytearray(self.exported)).mlir_module())
@@ -88,7 +103,7 @@ class Artifact:
         files = {_MODULE: self.stablehlo, _CALLABLE: self.exported}
         index = {
             "format": FORMAT,
-            "format_version": FORMAT_VERSION,
+            "format_version": FORMAT_VERSION_ANY_BATCH if self.any_batch else FORMAT_VERSION,
             "versions": dict(self.versions),
             "arguments": list(self.arguments),
             "inputs": [spec.to_json() for spec in self.inputs],
@@ -122,10 +137,10 @@ class Artifact:
                 index = unsealed(archive.read(_INDEX))
                 if index["format"] != FORMAT:
                     raise ArtifactError(f"{name} is a {index['format']}, not a {FORMAT}")
-                if index["format_version"] != FORMAT_VERSION:
+                if index["format_version"] not in (FORMAT_VERSION, FORMAT_VERSION_ANY_BATCH):
                     raise ArtifactError(
                         f"{name} has format version {index['format_version']}, this jaxeff reads "
-                        f"{FORMAT_VERSION}; export it again"
+                        f"{FORMAT_VERSION} and {FORMAT_VERSION_ANY_BATCH}; export it again"
                     )
                 files = {part: archive.read(part) for part in (_MODULE, _CALLABLE)}
             for part, content in files.items():
@@ -162,39 +177,93 @@ class Artifact:
         return cls.from_bytes(data, str(path))
 
 
-def export(f: Callable[..., Any], example_args: Sequence[Any]) -> Artifact:
+def export(
+    f: Callable[..., Any],
+    example_args: Sequence[Any],
+    *,
+    any_batch: bool | Collection[str] = False,
+    parameters: int = 1,
+) -> Artifact:
     """Lowers ``f(*example_args)`` to StableHLO.
 
     Args:
       f: a pure function of arrays and pytrees of arrays, jitted or not.
       example_args: its arguments; only shapes and dtypes matter, so leaves may also be
         ``jax.ShapeDtypeStruct``.
+      any_batch: True if the first axis of everything that is data is a batch, the same for all,
+        which may have any size from 1; or the names of the arguments that have one. Leaves without
+        axes have none.
+      parameters: how many of the first arguments are no data.
 
     Returns:
       The artifact, lowered for CPUs.
 
     Raises:
       MissingExtraError: if flatbuffers, which JAX writes artifacts with, is not installed.
-      SignatureError: if a leaf of the arguments is no array.
+      SignatureError: if a leaf of the arguments is no array, `any_batch` names what is no data, the
+        batches differ, or JAX cannot trace the function without knowing the batch.
       TypeError: if the result's structure cannot be written down.
     """
     require_extra("flatbuffers", "export")
     names = argument_names(f, len(example_args))
-    leaves, inputs = flatten_named(example_args, names)
-    treedef = jax.tree.structure(tuple(example_args))
-    abstract = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
+    batched = batched_arguments(names, parameters, any_batch)
+    leaves, _ = flatten_named(example_args, names)
+    structs = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
+    fixed = jax.tree.unflatten(jax.tree.structure(tuple(example_args)), structs)
+    if not batched:
+        return _lowered(f, names, fixed)
+    arguments = _of_any_batch(fixed, names, batched)
+    jax.eval_shape(f, *fixed)  # what is wrong whatever the batch is said as it is
+    try:
+        return _lowered(f, names, arguments)
+    except Exception as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise SignatureError(
+            f"JAX cannot trace the function without knowing the batch: {lines[0]} -- let nothing "
+            "but shapes depend on it (x.shape[0], or -1 in a reshape), name in any_batch only what "
+            "has one, or leave any_batch out"
+        ) from error
+
+
+def _of_any_batch(
+    arguments: Sequence[Any], names: Sequence[str], batched: Collection[str]
+) -> list[Any]:
+    """Abstract arguments with a batch that may vary in place of their own."""
+    specs = flatten_named(arguments, names)[1]
+    (size,) = jax.export.symbolic_shape(BATCH)
+    owners = [
+        name for name, tree in zip(names, arguments, strict=True) for _ in jax.tree.leaves(tree)
+    ]
+    pairs = zip(specs, owners, strict=True)
+    shapes = [(s.name, s.shape) for s, name in pairs if name in batched and s.shape]
+    if common_batch(shapes) is None:
+        raise SignatureError(f"any_batch: no array in {', '.join(batched)} has an axis")
+
+    def generalize(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype) if leaf.shape else leaf
+
+    return [
+        jax.tree.map(generalize, tree) if name in batched else tree
+        for name, tree in zip(names, arguments, strict=True)
+    ]
+
+
+def _lowered(f: Callable[..., Any], names: Sequence[str], arguments: Sequence[Any]) -> Artifact:
+    """The artifact of a function of abstract arguments."""
+    leaves, inputs = flatten_named(arguments, names)
+    treedef = jax.tree.structure(tuple(arguments))
 
     def flat(*flat_args: Any) -> tuple[Any, ...]:
         result = f(*jax.tree.unflatten(treedef, flat_args))
         return tuple(jnp.asarray(leaf) for leaf in jax.tree.leaves(result))
 
-    result = jax.eval_shape(f, *jax.tree.unflatten(treedef, abstract))
+    result = jax.eval_shape(f, *arguments)
     _, outputs = flatten_named([result], ["result"])
-    exported = jax.export.export(jax.jit(flat, keep_unused=True), platforms=["cpu"])(*abstract)
+    exported = jax.export.export(jax.jit(flat, keep_unused=True), platforms=["cpu"])(*leaves)
     return Artifact(
         stablehlo=exported.mlir_module_serialized,
         exported=bytes(exported.serialize()),
-        arguments=names,
+        arguments=tuple(names),
         inputs=tuple(inputs),
         outputs=tuple(outputs),
         structure=describe(result),

@@ -2,13 +2,15 @@
 
 A compiled function takes and returns flat lists of arrays; people think in arguments and pytrees.
 A `TensorSpec` ties one to the other: its name is the argument's name followed by the path into it,
-such as ``params['conv1']['kernel'].mean`` or ``x``.
+such as ``params['conv1']['kernel'].mean`` or ``x``. A size that may vary is written down as text:
+``batch`` first in the shape of an input, and in those of results what follows from it, such as
+``2*batch``.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +18,8 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+
+BATCH = "batch"
 
 
 class SignatureError(ValueError):
@@ -28,13 +32,24 @@ class TensorSpec:
 
     Attributes:
       name: the argument's name and the path into it.
-      shape: its shape.
+      shape: its shape; a size that may vary is text.
       dtype: the name of its dtype, as numpy and ml_dtypes spell it.
     """
 
     name: str
-    shape: tuple[int, ...]
+    shape: tuple[int | str, ...]
     dtype: str
+
+    @property
+    def varies(self) -> bool:
+        """Whether its shape depends on the batch."""
+        return any(isinstance(size, str) for size in self.shape)
+
+    def admits(self, shape: Sequence[int]) -> bool:
+        """Whether an array of that shape fits, as far as this array alone tells."""
+        return len(shape) == len(self.shape) and all(
+            isinstance(own, str) or own == size for own, size in zip(self.shape, shape, strict=True)
+        )
 
     def to_json(self) -> dict[str, Any]:
         """As plain data."""
@@ -43,7 +58,7 @@ class TensorSpec:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> TensorSpec:
         """From plain data."""
-        shape = tuple(int(size) for size in data["shape"])
+        shape = tuple(n if isinstance(n, str) else int(n) for n in data["shape"])
         return cls(str(data["name"]), shape, str(data["dtype"]))
 
 
@@ -95,7 +110,8 @@ def flatten_named(trees: Sequence[Any], names: Sequence[str]) -> tuple[list[Any]
             full = name + jax.tree_util.keystr(path)
             array = _as_array(leaf, full)
             leaves.append(array)
-            specs.append(TensorSpec(full, tuple(array.shape), str(np.dtype(array.dtype))))
+            shape = tuple(n if isinstance(n, int) else str(n) for n in array.shape)
+            specs.append(TensorSpec(full, shape, str(np.dtype(array.dtype))))
     return leaves, specs
 
 
@@ -147,7 +163,91 @@ def check_leaves(
             given[full] = check_array(np.asarray(leaf), wanted[full])
     if missing := [name for name in wanted if name not in given]:
         raise SignatureError(f"input {missing[0]} is missing; expected are {', '.join(wanted)}")
-    return [given[spec.name] for spec in expected]
+    arrays = [given[spec.name] for spec in expected]
+    batch_of(arrays, expected)
+    return arrays
+
+
+def batched_arguments(
+    names: Sequence[str], parameters: int, any_batch: bool | Collection[str]
+) -> tuple[str, ...]:
+    """The arguments whose batch may vary.
+
+    Args:
+      names: of all arguments.
+      parameters: how many of them, the first, are parameters.
+      any_batch: True for all the others, or which.
+
+    Raises:
+      SignatureError: if one is unknown or a parameter, or there are none.
+    """
+    data = tuple(names[parameters:])
+    if isinstance(any_batch, str):
+        any_batch = (any_batch,)
+    chosen = (data if any_batch else ()) if isinstance(any_batch, bool) else tuple(any_batch)
+    if unknown := [name for name in chosen if name not in data]:
+        raise SignatureError(
+            f"any_batch names {unknown[0]}, but the arguments that are data are "
+            f"{', '.join(data) or 'none'}"
+        )
+    if any_batch is True and not chosen:
+        raise SignatureError("any_batch is set, but every argument is parameters, without a batch")
+    return chosen
+
+
+def batch_of(arrays: Sequence[np.ndarray], specs: Sequence[TensorSpec]) -> int | None:
+    """The batch that arrays have in common; None if none of them has one that may vary.
+
+    Raises:
+      SignatureError: if it is 0, or another in one array than in another.
+    """
+    pairs = zip(arrays, specs, strict=True)
+    return common_batch([(spec.name, array.shape) for array, spec in pairs if spec.varies])
+
+
+def common_batch(shapes: Sequence[tuple[str, Sequence[Any]]]) -> int | None:
+    """The first size that named shapes have in common; None if there are none.
+
+    Raises:
+      SignatureError: if it is 0, or another in one shape than in another.
+    """
+    if not shapes:
+        return None
+    (first, (batch, *_)), *_ = shapes
+    for name, shape in shapes:
+        if shape[0] == 0:
+            raise SignatureError(
+                f"input {name} has shape {tuple(shape)}, an empty batch; give at least one example"
+            )
+        if shape[0] != batch:
+            raise SignatureError(
+                f"input {name} has a batch of {shape[0]}, input {first} of {batch}; they have to "
+                "be the same"
+            )
+    return int(batch)
+
+
+def with_batch(
+    arrays: Sequence[Any], specs: Sequence[TensorSpec], size: int | None
+) -> list[np.ndarray]:
+    """Arrays with their batch repeated or cut to `size`; None leaves them as they are.
+
+    Raises:
+      SignatureError: if no array has a batch that may vary and theirs isn't known to be `size`.
+      ValueError: if `size` is not positive.
+    """
+    if size is None:
+        return list(arrays)
+    if size < 1:
+        raise ValueError(f"the batch must be positive, got {size}")
+    if not any(spec.varies for spec in specs):
+        raise SignatureError(
+            f"the batch cannot be set to {size}: the shapes are fixed; deploy with any_batch=True"
+        )
+    return [
+        np.asarray(array)[np.arange(size) % len(array)] if spec.varies else array
+        for array, spec in zip(arrays, specs, strict=True)
+    ]
 
 
 def check_array(array: np.ndarray, spec: TensorSpec) -> np.ndarray:
@@ -156,10 +256,11 @@ def check_array(array: np.ndarray, spec: TensorSpec) -> np.ndarray:
     Raises:
       SignatureError: naming the input and what it is instead.
     """
-    if tuple(array.shape) != spec.shape:
+    if not spec.admits(array.shape):
         raise SignatureError(
             f"input {spec.name} has shape {tuple(array.shape)}, the library was compiled for "
-            f"{spec.shape}; deploy again with an example of the shape you need"
+            f"({', '.join(map(str, spec.shape))}{',' * (len(spec.shape) == 1)}); deploy again with "
+            "an example of the shape you need"
         )
     if array.dtype != dtype_of(spec.dtype):
         raise SignatureError(

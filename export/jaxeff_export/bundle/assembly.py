@@ -30,6 +30,7 @@ from jaxeff_export.bundle.manifest import (
     Manifest,
     own_files,
 )
+from jaxeff_export.bundle.selfcheck import Pair
 
 _PROGRAM = Path(__file__).with_name("device_runner.py")
 
@@ -45,8 +46,7 @@ class Parts:
       parameters: the values of its first inputs, which the bundle binds.
       derived: the arrays computed from them.
       operands: what the library takes first, as indices into parameters followed by derived arrays.
-      inputs: the values of the others, for the self-check.
-      outputs: what JAX computed from them.
+      recorded: pairs of values of the others and what JAX computed from them, for the self-check.
       target_name: the target as it was asked for.
       target: the TVM target dict.
       machine: the library's processor architecture.
@@ -61,8 +61,7 @@ class Parts:
     parameters: Sequence[np.ndarray]
     derived: Sequence[np.ndarray]
     operands: tuple[int, ...]
-    inputs: Sequence[np.ndarray]
-    outputs: Sequence[np.ndarray]
+    recorded: Sequence[Pair]
     target_name: str
     target: Mapping[str, Any]
     machine: str
@@ -97,7 +96,8 @@ def write_bundle(parts: Parts, path: str | Path | None = None) -> Bundle:
         shutil.copyfile(parts.library, folder / LIBRARY)
         (folder / PARAMETERS).write_bytes(pack_arrays(parts.parameters))
         (folder / DERIVED).write_bytes(pack_arrays(parts.derived))
-        (folder / SELFCHECK).write_bytes(pack_arrays([*parts.inputs, *parts.outputs]))
+        arrays = [array for pair in parts.recorded for array in (*pair.inputs, *pair.outputs)]
+        (folder / SELFCHECK).write_bytes(pack_arrays(arrays))
         (folder / ARTIFACT).write_bytes(artifact.to_bytes())
         shutil.copyfile(_PROGRAM, folder / PROGRAM)
         files = {}
@@ -121,6 +121,7 @@ def write_bundle(parts: Parts, path: str | Path | None = None) -> Bundle:
             structure=artifact.structure,
             versions=parts.versions,
             files=files,
+            batches=tuple(pair.batch for pair in parts.recorded if pair.batch is not None),
         )
         (folder / MANIFEST).write_bytes(manifest.to_bytes())
     return Bundle(path, manifest, parts.treedef)

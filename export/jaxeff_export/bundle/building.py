@@ -19,6 +19,7 @@ from jaxeff_export.bundle.assembly import Parts, write_bundle
 from jaxeff_export.bundle.bundle import Bundle
 from jaxeff_export.bundle.instrument import instrument_sources
 from jaxeff_export.bundle.manifest import MANIFEST, own_files
+from jaxeff_export.bundle.selfcheck import Pair
 from jaxeff_export.extras import require_extra
 from jaxeff_export.schedules.database import TuningDatabase
 from jaxeff_export.targets.target import kernel_features, resolve_target, target_machine
@@ -71,31 +72,24 @@ class Example:
 
     Attributes:
       artifact: the exported function.
-      values: of all its inputs.
       parameters: how many of the artifact's first arguments are parameters.
-      outputs: what JAX computed from the values.
+      bound: the values of their leaves.
+      recorded: pairs of values of the other inputs and what JAX computed from them.
       treedef: the exact structure of results, if this process knows it.
     """
 
     artifact: Artifact
-    values: Sequence[np.ndarray]
     parameters: int
-    outputs: Sequence[np.ndarray]
+    bound: Sequence[np.ndarray]
+    recorded: Sequence[Pair]
     treedef: Any = None
-
-    @property
-    def bound(self) -> int:
-        """How many of the values are leaves of the parameters."""
-        return self.artifact.leaf_count(self.parameters)
 
     @classmethod
     def of_bundle(cls, bundle: Bundle) -> Example:
         """What a bundle was built from."""
         artifact = bundle.artifact
         parameters = len(artifact.arguments) - len(bundle.manifest.arguments)
-        inputs, outputs = bundle.recorded
-        values = [*bundle.parameters, *inputs]
-        return cls(artifact, values, parameters, outputs, bundle.treedef)
+        return cls(artifact, parameters, bundle.parameters, bundle.recorded, bundle.treedef)
 
 
 def lift(example: Example, target: NamedTarget) -> Lifted:
@@ -109,7 +103,7 @@ def lift(example: Example, target: NamedTarget) -> Lifted:
     from jaxeff_export.operators import OPERATORS
 
     module = import_stablehlo(example.artifact.stablehlo, composites=OPERATORS)
-    return bind_parameters(module, example.bound, target.settings)
+    return bind_parameters(module, len(example.bound), target.settings)
 
 
 def build(
@@ -142,7 +136,6 @@ def build(
     tuned = None if database is None else tuned_schedules(database, target.settings)
     say("importing StableHLO")
     lifted = lift(example, target)
-    parameters = example.values[: example.bound]
     say(f"compiling for {target.name}")
     executable = compile_module(lifted.main, target.settings, tuned)
     with tempfile.TemporaryDirectory(prefix="jaxeff-link-") as workspace:
@@ -153,11 +146,10 @@ def build(
             library=library,
             artifact=example.artifact,
             arguments=example.artifact.arguments[example.parameters :],
-            parameters=parameters,
-            derived=_derived(lifted, parameters),
+            parameters=example.bound,
+            derived=_derived(lifted, example.bound),
             operands=lifted.operands,
-            inputs=example.values[example.bound :],
-            outputs=example.outputs,
+            recorded=example.recorded,
             target_name=target.name,
             target=target.settings,
             machine=target_machine(target.settings),

@@ -41,7 +41,7 @@ from jaxeff_export.bundle.manifest import (
     own_files,
 )
 from jaxeff_export.bundle.runner import Runner
-from jaxeff_export.bundle.selfcheck import SelfCheck
+from jaxeff_export.bundle.selfcheck import Pair, SelfCheck
 from jaxeff_export.bundle.timing import OperatorTime, Timing, require_timed
 from jaxeff_export.extras import require_extra
 
@@ -125,11 +125,15 @@ class Bundle:
         return [bound[index] for index in self.manifest.operands]
 
     @property
-    def recorded(self) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """The self-check's flattened inputs and JAX's flattened outputs."""
-        inputs, outputs = self.manifest.inputs, self.manifest.outputs
-        arrays = self._arrays(SELFCHECK, (*inputs, *outputs))
-        return arrays[: len(inputs)], arrays[len(inputs) :]
+    def recorded(self) -> list[Pair]:
+        """What the self-check replays: the example first, then other batches if they may vary."""
+        manifest = self.manifest
+        arrays = self._arrays(SELFCHECK, manifest.recorded())
+        inputs, size = len(manifest.inputs), len(manifest.inputs) + len(manifest.outputs)
+        return [
+            Pair(arrays[i * size :][:inputs], arrays[i * size + inputs :][: size - inputs], batch)
+            for i, batch in enumerate(manifest.batches or (None,))
+        ]
 
     @contextlib.contextmanager
     def on(self, board: str | Board = "local") -> Iterator[Runner]:
@@ -171,31 +175,56 @@ class Bundle:
             return runner.run(*inputs)
 
     def check(self, board: str | Board = "local") -> SelfCheck:
-        """Replays the recorded pair on a board: whether it computes what JAX computed."""
+        """Replays the recorded pairs on a board: whether it computes what JAX computed."""
         with self._place(board) as runner:
             return runner.check()
 
-    def benchmark(self, board: str | Board = "local", number: int = 10, repeat: int = 10) -> Timing:
+    def benchmark(
+        self,
+        board: str | Board = "local",
+        number: int = 10,
+        repeat: int = 10,
+        batch: int | None = None,
+    ) -> Timing:
         """Times the function on a board; ``.median_ms`` is the figure to quote.
+
+        Args:
+          board: as for `on`.
+          number: calls per measurement.
+          repeat: measurements.
+          batch: how many examples, where that may vary; the recorded ones are repeated. By default
+            as many as the bundle was deployed with.
 
         Raises:
           BoardError: on the emulated board, whose timings mean nothing.
+          SignatureError: if there is a `batch`, and the bundle's is fixed.
         """
         require_timed(make_board(board))
         with self._place(board) as runner:
-            return runner.benchmark(number, repeat)
+            return runner.benchmark(number, repeat, batch)
 
     def profile(
-        self, board: str | Board = "local", number: int = 10, repeat: int = 5
+        self,
+        board: str | Board = "local",
+        number: int = 10,
+        repeat: int = 5,
+        batch: int | None = None,
     ) -> tuple[OperatorTime, ...]:
         """The time per compiled operator on a board, slowest first.
 
+        Args:
+          board: as for `on`.
+          number: calls of the function per measurement.
+          repeat: measurements.
+          batch: as for `benchmark`.
+
         Raises:
           BoardError: on the emulated board, whose timings mean nothing.
+          SignatureError: if there is a `batch`, and the bundle's is fixed.
         """
         require_timed(make_board(board))
         with self._place(board) as runner:
-            return runner.profile(number, repeat)
+            return runner.profile(number, repeat, batch)
 
     @contextlib.contextmanager
     def _place(self, board: str | Board) -> Iterator[Runner]:

@@ -28,7 +28,7 @@ from pathlib import Path
 
 import numpy as np
 
-FORMAT, FORMAT_VERSION = "jaxeff-bundle", 2
+FORMAT, FORMAT_VERSIONS = "jaxeff-bundle", (2, 3)  # 3 if the batch may vary
 
 
 class Refused(Exception):
@@ -50,8 +50,9 @@ def read_manifest(folder: Path) -> dict:
             "manifest.json is damaged: its checksum does not match its content; "
             "copy the bundle again"
         )
-    if (document["format"], document["format_version"]) != (FORMAT, FORMAT_VERSION):
-        raise Refused(f"manifest.json is not of a {FORMAT}, version {FORMAT_VERSION}")
+    if document["format"] != FORMAT or document["format_version"] not in FORMAT_VERSIONS:
+        versions = " or ".join(map(str, FORMAT_VERSIONS))
+        raise Refused(f"manifest.json is not of a {FORMAT}, version {versions}")
     return document
 
 
@@ -124,9 +125,26 @@ def unpack(data: bytes, specs: list[dict]) -> list[np.ndarray]:
     with np.load(io.BytesIO(data), allow_pickle=False) as archive:
         stored = [archive[f"{index:05d}"] for index in range(len(specs))]
     return [
-        array.view(dtype_of(spec["dtype"])).reshape(spec["shape"])
+        shaped(array.view(dtype_of(spec["dtype"])), spec)
         for array, spec in zip(stored, specs, strict=True)
     ]
+
+
+def varies(spec: dict) -> bool:
+    """Whether the shape of an array depends on the batch: such a size is text."""
+    return any(isinstance(size, str) for size in spec["shape"])
+
+
+def shaped(array: np.ndarray, spec: dict) -> np.ndarray:
+    """The array in its shape, if that is fixed."""
+    return array if varies(spec) else array.reshape(spec["shape"])
+
+
+def admits(spec: dict, shape: tuple[int, ...]) -> bool:
+    """Whether an array of that shape fits."""
+    return len(shape) == len(spec["shape"]) and all(
+        isinstance(own, str) or own == size for own, size in zip(spec["shape"], shape, strict=True)
+    )
 
 
 def read_inputs(path: str, specs: list[dict]) -> list[np.ndarray]:
@@ -142,12 +160,16 @@ def read_inputs(path: str, specs: list[dict]) -> list[np.ndarray]:
     except (OSError, ValueError, AttributeError, TypeError, zipfile.BadZipFile) as error:
         raise Refused(f"{path} is no readable npz file: {error}") from error
     for array, spec in zip(arrays, specs, strict=True):
-        given = (list(array.shape), str(array.dtype))
-        if given != (spec["shape"], spec["dtype"]):
+        if not admits(spec, array.shape) or str(array.dtype) != spec["dtype"]:
+            sizes = ", ".join(map(str, spec["shape"]))
             raise Refused(
-                f"input {spec['name']} is {given[1]}{given[0]}, the library was compiled for "
-                f"{spec['dtype']}{spec['shape']}"
+                f"input {spec['name']} is {array.dtype}{list(array.shape)}, the library was "
+                f"compiled for {spec['dtype']}[{sizes}]"
             )
+    batches = {len(array) for array, spec in zip(arrays, specs, strict=True) if varies(spec)}
+    if len(batches) > 1 or 0 in batches:
+        found = ", ".join(map(str, sorted(batches)))
+        raise Refused(f"{path} has batches of {found}; all have to be the same, and at least 1")
     return arrays
 
 
@@ -160,9 +182,13 @@ class Model:
         files = {name: read_file(folder, manifest, name) for name in manifest["files"]}
         bound = unpack(files["parameters.npz"], manifest["parameters"])
         bound += unpack(files["derived.npz"], manifest["derived"])
-        recorded = unpack(files["selfcheck.npz"], manifest["inputs"] + manifest["outputs"])
-        self.inputs = recorded[: len(manifest["inputs"])]
-        self.expected = recorded[len(manifest["inputs"]) :]
+        self.batches = manifest.get("batches") or [None]
+        specs = manifest["inputs"] + manifest["outputs"]
+        arrays = unpack(files["selfcheck.npz"], specs * len(self.batches))
+        pairs = [arrays[start : start + len(specs)] for start in range(0, len(arrays), len(specs))]
+        count = len(manifest["inputs"])
+        self.recorded = [(pair[:count], pair[count:]) for pair in pairs]
+        self.inputs = self.recorded[0][0]
 
         os.environ.setdefault("TVM_USE_RUNTIME_LIB", "1")  # the compiler is not needed here
         import tvm
@@ -183,20 +209,32 @@ class Model:
         self._machine.invoke_stateful("main")
         results = self._machine.get_outputs("main")
         results = results if isinstance(results, tuple) else (results,)
-        shapes = [spec["shape"] for spec in self.manifest["outputs"]]
-        return [result.numpy().reshape(s) for result, s in zip(results, shapes, strict=True)]
+        specs = self.manifest["outputs"]
+        return [shaped(result.numpy(), spec) for result, spec in zip(results, specs, strict=True)]
+
+    def repeat_inputs(self, batch: int) -> None:
+        """Times so many examples from now on: the recorded ones, repeated."""
+        specs = self.manifest["inputs"]
+        if not any(map(varies, specs)):
+            raise Refused(f"--batch {batch}: the library was compiled for the recorded shapes only")
+        self.inputs = [
+            array[np.arange(batch) % len(array)] if varies(spec) else array
+            for array, spec in zip(self.inputs, specs, strict=True)
+        ]
 
     def check(self) -> bool:
         """Replays the recorded inputs; prints how far the results are from JAX's."""
         passed = True
-        for spec, ours, theirs in zip(
-            self.manifest["outputs"], self.run(self.inputs), self.expected, strict=True
-        ):
-            error, allowed = deviation(ours, theirs)
-            good = error <= allowed
-            passed = passed and good
-            verdict = "agrees" if good else "DISAGREES"
-            print(f"{spec['name']}: {verdict} with JAX, max abs error {error:.3g}")
+        for batch, (inputs, expected) in zip(self.batches, self.recorded, strict=True):
+            of = "" if batch is None else f" of a batch of {batch}"
+            for spec, ours, theirs in zip(
+                self.manifest["outputs"], self.run(inputs), expected, strict=True
+            ):
+                error, allowed = deviation(ours, theirs)
+                good = error <= allowed
+                passed = passed and good
+                verdict = "agrees" if good else "DISAGREES"
+                print(f"{spec['name']}{of}: {verdict} with JAX, max abs error {error:.3g}")
         return passed
 
     def benchmark(self, number: int, repeat: int) -> None:
@@ -292,13 +330,15 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--profile", action="store_true", help="time each compiled operator")
     parser.add_argument("--number", type=int, default=10, help="calls per measurement (10)")
     parser.add_argument("--repeat", type=int, default=10, help="measurements (10)")
+    parser.add_argument("--batch", type=int, help="examples per call, for a library for any batch")
     parser.add_argument("--threads", type=int, help="threads to use (all cores)")
     parser.add_argument("--bundle", type=Path, default=folder, help="another bundle's folder")
     given = parser.parse_args()
     if (given.inputs is None) != (given.outputs is None):
         parser.error("give both inputs.npz and outputs.npz")
-    if min(given.number, given.repeat, given.threads or 1) < 1:
-        parser.error("--number, --repeat and --threads must be positive")
+    more = [n for n in (given.threads, given.batch) if n is not None]
+    if min(given.number, given.repeat, *more) < 1:
+        parser.error("--number, --repeat, --threads and --batch must be positive")
     return given
 
 
@@ -313,6 +353,8 @@ def main() -> int:
             results = model.run(read_inputs(given.inputs, model.manifest["inputs"]))
             names = [spec["name"] for spec in model.manifest["outputs"]]
             write_outputs(given.outputs, dict(zip(names, results, strict=True)))
+        if given.batch:
+            model.repeat_inputs(given.batch)
         if given.benchmark:
             model.benchmark(given.number, given.repeat)
         if given.profile:

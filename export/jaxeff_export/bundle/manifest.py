@@ -12,6 +12,7 @@ from jaxeff_export.artifact.structure import Description, count_leaves
 
 FORMAT = "jaxeff-bundle"
 FORMAT_VERSION = 2
+FORMAT_VERSION_ANY_BATCH = 3  # shapes with a size that may vary, and several recorded pairs
 
 LIBRARY, PARAMETERS, DERIVED, ARTIFACT, SELFCHECK, PROGRAM = (
     "library.so",
@@ -48,6 +49,8 @@ class Manifest:
       structure: the description of the result's pytree.
       versions: of the packages that made the bundle.
       files: per file name its size in bytes and SHA-256.
+      batches: of the pairs of inputs and outputs recorded for the self-check, the example's own
+        first, where the batch may vary; empty where it is fixed, and one pair is recorded.
     """
 
     target_name: str
@@ -63,13 +66,24 @@ class Manifest:
     structure: Description = field(repr=False)
     versions: Mapping[str, str]
     files: Mapping[str, Mapping[str, Any]] = field(repr=False)
+    batches: tuple[int, ...] = ()
+
+    @property
+    def any_batch(self) -> bool:
+        """Whether the batch of its inputs may vary."""
+        return bool(self.batches)
+
+    def recorded(self) -> list[TensorSpec]:
+        """What is recorded for the self-check, pair by pair: inputs, then outputs."""
+        return [*self.inputs, *self.outputs] * max(1, len(self.batches))
 
     def to_bytes(self) -> bytes:
         """The content of ``manifest.json``, with a checksum of itself."""
+        more = {"batches": list(self.batches)} if self.any_batch else {}
         return sealed(
             {
                 "format": FORMAT,
-                "format_version": FORMAT_VERSION,
+                "format_version": FORMAT_VERSION_ANY_BATCH if more else FORMAT_VERSION,
                 "target_name": self.target_name,
                 "target": dict(self.target),
                 "machine": self.machine,
@@ -83,6 +97,7 @@ class Manifest:
                 "structure": self.structure,
                 "versions": dict(self.versions),
                 "files": {name: dict(facts) for name, facts in self.files.items()},
+                **more,
             }
         )
 
@@ -99,10 +114,10 @@ class Manifest:
             raise BundleError(f"manifest.json is damaged: {error}") from error
         if content.get("format") != FORMAT:
             raise BundleError(f"manifest.json is of a {content.get('format')!r}, not a {FORMAT}")
-        if content.get("format_version") != FORMAT_VERSION:
+        if content.get("format_version") not in (FORMAT_VERSION, FORMAT_VERSION_ANY_BATCH):
             raise BundleError(
                 f"manifest.json has format version {content.get('format_version')}, this jaxeff "
-                f"reads {FORMAT_VERSION}; deploy the model again"
+                f"reads {FORMAT_VERSION} and {FORMAT_VERSION_ANY_BATCH}; deploy the model again"
             )
         try:
             manifest = cls(
@@ -119,12 +134,15 @@ class Manifest:
                 structure=content["structure"],
                 versions=content["versions"],
                 files=content["files"],
+                batches=tuple(content.get("batches", ())),
             )
             leaves = count_leaves(manifest.structure)
         except (KeyError, TypeError, AttributeError) as error:
             raise BundleError(f"manifest.json lacks an entry: {error}") from error
         if leaves != len(manifest.outputs):
             raise BundleError("manifest.json contradicts itself: structure and outputs differ")
+        if manifest.any_batch != any(spec.varies for spec in manifest.inputs):
+            raise BundleError("manifest.json contradicts itself: batches and inputs differ")
         bound = range(len(manifest.parameters) + len(manifest.derived))
         if any(index not in bound for index in manifest.operands):
             raise BundleError("manifest.json contradicts itself: an operand is no bound array")

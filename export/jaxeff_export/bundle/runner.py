@@ -17,12 +17,18 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from jaxeff_export.artifact.signature import SignatureError, check_array, check_leaves
+from jaxeff_export.artifact.signature import (
+    SignatureError,
+    batch_of,
+    check_array,
+    check_leaves,
+    with_batch,
+)
 from jaxeff_export.artifact.structure import rebuild
 from jaxeff_export.boards import Board, BoardError, BoardLost
 from jaxeff_export.bundle.instrument import Instrument
 from jaxeff_export.bundle.manifest import BundleError, Manifest
-from jaxeff_export.bundle.selfcheck import SelfCheck, compare
+from jaxeff_export.bundle.selfcheck import Pair, SelfCheck, compare
 from jaxeff_export.bundle.timing import OperatorTime, Timing, operator_times, require_timed
 from jaxeff_export.compiler.entry_points import OPERATOR_BY_OPERATOR
 
@@ -37,7 +43,7 @@ class Runner:
       manifest: the bundle's.
       library: the compiled library's file.
       operands: the arrays the library takes before the data.
-      recorded: the self-check's flattened inputs and outputs.
+      recorded: what the self-check replays, the example first.
       board: an open board.
       treedef: the exact structure of results, where this process knows it.
 
@@ -50,7 +56,7 @@ class Runner:
         manifest: Manifest,
         library: Path,
         operands: Sequence[np.ndarray],
-        recorded: tuple[list[np.ndarray], list[np.ndarray]],
+        recorded: Sequence[Pair],
         board: Board,
         treedef: Any = None,
     ) -> None:
@@ -107,29 +113,33 @@ class Runner:
         specs = self._manifest.inputs
         if len(leaves) != len(specs):
             raise SignatureError(f"{len(leaves)} arrays were given, {len(specs)} are expected")
-        return self._call([check_array(*pair) for pair in zip(leaves, specs, strict=True)])
+        arrays = [check_array(*pair) for pair in zip(leaves, specs, strict=True)]
+        batch_of(arrays, specs)
+        return self._call(arrays)
 
     def check(self) -> SelfCheck:
         """Replays the recorded inputs and compares the results with JAX's recorded ones."""
-        inputs, outputs = self._recorded
-        results = self._call(inputs)
-        return compare(self._board.name, self._manifest.outputs, results, outputs)
+        results = [self._call(pair.inputs) for pair in self._recorded]
+        return compare(self._board.name, self._manifest.outputs, results, self._recorded)
 
-    def benchmark(self, number: int = 10, repeat: int = 10) -> Timing:
+    def benchmark(self, number: int = 10, repeat: int = 10, batch: int | None = None) -> Timing:
         """Times the function on the recorded inputs, parameters resident, results not copied back.
 
         Args:
           number: calls per measurement.
           repeat: measurements.
+          batch: how many examples, where that may vary; the recorded ones are repeated.
 
         Raises:
           BoardError: if timings on this board mean nothing, or it fails.
+          SignatureError: if there is a `batch`, and the bundle's is fixed.
         """
         require_timed(self._board)
         _require_positive(number, repeat)
+        inputs = self._examples(batch)
 
         def measure() -> tuple[float, ...]:
-            self._set_inputs(self._recorded[0])
+            self._set_inputs(inputs)
             evaluate = self._machine.time_evaluator(
                 "invoke_stateful", self._board.device, number=number, repeat=repeat
             )
@@ -137,23 +147,28 @@ class Runner:
 
         return Timing(self._board.name, number, self._on_board("time the library", measure))
 
-    def profile(self, number: int = 10, repeat: int = 5) -> tuple[OperatorTime, ...]:
+    def profile(
+        self, number: int = 10, repeat: int = 5, batch: int | None = None
+    ) -> tuple[OperatorTime, ...]:
         """The time per compiled operator on the recorded inputs, slowest first.
 
         Args:
           number: calls of the function per measurement, of which the mean is taken.
           repeat: measurements, of which the median is taken.
+          batch: as for `benchmark`.
 
         Raises:
           BoardError: if timings on this board mean nothing, or it fails.
+          SignatureError: if there is a `batch`, and the bundle's is fixed.
         """
         require_timed(self._board)
         _require_positive(number, repeat)
+        inputs = self._examples(batch)
 
         def measure() -> list[list[tuple[str, int, int]]]:
             # A virtual machine of its own: the one that serves stays without an instrument.
             machine, instrument = self._new_machine(), Instrument(self._loaded)
-            arrays = [*self._operands, *self._put(self._recorded[0])]
+            arrays = [*self._operands, *self._put(inputs)]
             machine.set_input(OPERATOR_BY_OPERATOR, *arrays)
             machine.invoke_stateful(OPERATOR_BY_OPERATOR)  # warm-up
             measurements = []
@@ -165,6 +180,10 @@ class Runner:
             return measurements
 
         return operator_times(self._on_board("profile the library", measure), number)
+
+    def _examples(self, batch: int | None) -> list[np.ndarray]:
+        """The recorded inputs, as many of them as are asked for."""
+        return with_batch(self._recorded[0].inputs, self._manifest.inputs, batch)
 
     def _call(self, leaves: Sequence[np.ndarray]) -> list[np.ndarray]:
         def call() -> list[np.ndarray]:
@@ -180,7 +199,7 @@ class Runner:
 
         results = self._on_board("run the library", call)
         return [
-            result.reshape(spec.shape)
+            result if spec.varies else result.reshape([int(n) for n in spec.shape])
             for result, spec in zip(results, self._manifest.outputs, strict=True)
         ]
 

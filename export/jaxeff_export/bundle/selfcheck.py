@@ -1,14 +1,29 @@
-"""Whether a board computes what JAX computed: a recorded pair of inputs and outputs, replayed."""
+"""Whether a board computes what JAX computed: recorded pairs of inputs and outputs, replayed."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
 
 from jaxeff_export.artifact.signature import TensorSpec
+
+
+class Pair(NamedTuple):
+    """What a self-check replays.
+
+    Attributes:
+      inputs: flattened.
+      outputs: what JAX computed from them, flattened.
+      batch: of them, if that may vary.
+    """
+
+    inputs: Sequence[np.ndarray]
+    outputs: Sequence[np.ndarray]
+    batch: int | None = None
 
 
 @dataclass(frozen=True)
@@ -35,11 +50,11 @@ class OutputCheck:
 
 @dataclass(frozen=True)
 class SelfCheck:
-    """The replay of a bundle's recorded pair on a board.
+    """The replay of a bundle's recorded pairs on a board.
 
     Attributes:
       board: where.
-      outputs: one comparison per result.
+      outputs: one comparison per result, of every batch that is recorded.
     """
 
     board: str
@@ -77,14 +92,23 @@ class SelfCheck:
 def compare(
     board: str,
     specs: Sequence[TensorSpec],
-    ours: Sequence[np.ndarray],
-    recorded: Sequence[np.ndarray],
+    ours: Sequence[Sequence[np.ndarray]],
+    pairs: Sequence[Pair],
 ) -> SelfCheck:
-    """Compares a board's results with the recorded ones."""
+    """Compares a board's results with the recorded ones.
+
+    Args:
+      board: its name.
+      specs: of the results of a call.
+      ours: the board's, one sequence per pair.
+      pairs: what is recorded.
+    """
     checks = []
-    for spec, actual, expected in zip(specs, ours, recorded, strict=True):
-        error, scale = _deviation(actual, expected)
-        checks.append(OutputCheck(spec.name, error, scale, tolerance(expected.dtype)))
+    for results, pair in zip(ours, pairs, strict=True):
+        of = "" if pair.batch is None else f" of a batch of {pair.batch}"
+        for spec, actual, expected in zip(specs, results, pair.outputs, strict=True):
+            error, scale = _deviation(actual, expected)
+            checks.append(OutputCheck(spec.name + of, error, scale, tolerance(expected.dtype)))
     return SelfCheck(board, tuple(checks))
 
 

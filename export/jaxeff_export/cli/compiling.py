@@ -43,6 +43,14 @@ def compile_bundle(
             "function of one argument."
         ),
     ] = None,
+    any_batch: Annotated[
+        bool,
+        typer.Option(
+            "--any-batch",
+            help="Take any number of examples: the first axis of all inputs is a batch. An "
+            "artifact was exported with that or without.",
+        ),
+    ] = False,
     database: Annotated[
         Path | None,
         typer.Option(help="A folder that tune filled, for faster schedules where it knows some."),
@@ -58,7 +66,7 @@ def compile_bundle(
         resolved = _target(target)
         with steps() as step:
             options = {"parameters": parameters, "database": database, "progress": step}
-            made = _compile(source, arrays or [], resolved, bundle, options)
+            made = _compile(source, arrays or [], resolved, bundle, any_batch, options)
         console.print(f"{bundle} is compiled for {made.manifest.target_name}", markup=False)
 
 
@@ -67,9 +75,11 @@ def _compile(
     arrays: list[Path],
     target: str | Mapping[str, Any],
     path: Path,
+    any_batch: bool,
     options: Mapping[str, Any],
 ) -> Bundle:
     from jaxeff_export.artifact.artifact import Artifact
+    from jaxeff_export.artifact.signature import SignatureError
     from jaxeff_export.cli.arrays import read_arrays
     from jaxeff_export.cli.models import example_of, require_call
     from jaxeff_export.deployment import deploy, deploy_artifact
@@ -81,8 +91,12 @@ def _compile(
     if colon and not Path(source).exists():
         f, example = example_of(module, function)
         require_call(source, f, example)
-        return deploy(f, example, target, path, **options)
+        return deploy(f, example, target, path, any_batch=any_batch, **options)
     artifact = Artifact.load(source)
+    if any_batch and not artifact.any_batch:
+        raise SignatureError(
+            f"{source} is an artifact of fixed shapes; export it again with any_batch=True"
+        )
     values = read_arrays(arrays, artifact.inputs)
     named = {spec.name: value for spec, value in zip(artifact.inputs, values, strict=True)}
     return deploy_artifact(artifact, named, target, path, **options)

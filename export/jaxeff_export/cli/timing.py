@@ -27,12 +27,22 @@ _BAR = 24  # characters of a whole
 Number = Annotated[int, typer.Option(min=1, help="Calls per measurement.")]
 Repeat = Annotated[int, typer.Option(min=1, help="Measurements, of which the median counts.")]
 
+Batch = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Examples per call, of a bundle for any batch: the recorded ones, repeated. By "
+        "default as many as it was compiled with.",
+    ),
+]
+
 
 def benchmark(
     bundle: BundlePath,
     boards: BoardNames = ["local"],  # noqa: B006
     number: Number = 10,
     repeat: Repeat = 10,
+    batch: Batch = None,
 ) -> None:
     """Time one call on boards, parameters and inputs resident there.
 
@@ -48,7 +58,7 @@ def benchmark(
             outcomes = on_boards(
                 loaded,
                 boards,
-                lambda runner: runner.benchmark(number, repeat),
+                lambda runner: runner.benchmark(number, repeat, batch),
                 timed=True,
                 report=_announce,
             )
@@ -83,7 +93,11 @@ def _comparison(title: str, outcomes: Sequence[Outcome[Timing]]) -> Table:
 
 
 def profile(
-    bundle: BundlePath, board: BoardName = "local", number: Number = 10, repeat: Repeat = 5
+    bundle: BundlePath,
+    board: BoardName = "local",
+    number: Number = 10,
+    repeat: Repeat = 5,
+    batch: Batch = None,
 ) -> None:
     """Show the time per compiled operator on a board, slowest first."""
     with failures_in_one_line():
@@ -91,7 +105,7 @@ def profile(
 
         loaded = Bundle.load(bundle)
         with console.status(f"profiling on {board}"):
-            operators = loaded.profile(board, number, repeat)
+            operators = loaded.profile(board, number, repeat, batch)
     made = table("operator", "calls", "total ms", "share", "", title=f"{bundle} on {board}")
     for operator in operators:
         bar = "█" * round(_BAR * operator.share)

@@ -71,7 +71,7 @@ def sources_of(main: relax.Function, count: int) -> Sources:
     for binding in block.bindings:
         found: frozenset[relax.Var] | None = frozenset()
         for var in relax.analysis.free_vars(binding.value):
-            theirs = sources[var]
+            theirs = sources.get(var)  # a size that only the call tells is in nobody's sources
             found = None if found is None or theirs is None else found | theirs
         sources[binding.var] = found
     return sources

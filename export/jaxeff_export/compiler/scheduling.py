@@ -8,8 +8,9 @@ Three kinds of kernel, told apart by their blocks:
 - other reductions (pooling, sums) get the innermost output dimension vectorised;
 - elementwise kernels are one vectorised loop.
 
-Outer loops run in parallel when the kernel is worth a thread. A kernel whose shape the rules below
-do not foresee keeps its plain loops.
+Outer loops run in parallel when the kernel is worth a thread. A loop over a batch that only the
+call tells is walked example by example: no tile reaches across it. A kernel whose shape the rules
+below do not foresee keeps its plain loops.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from .merging import LONG, is_dear, merge_blocks
 from .tir import contains, count, is_contraction, map_kernels
 
 PARALLEL_WORK = 60_000  # multiply-adds; waking a thread costs some microseconds
+_UNKNOWN = 16  # what a size that only the call tells counts as, when work is estimated
 _NODES = 16  # expression nodes of a multiply-add: two loads and their indices
 _ACCUMULATORS = 20  # of 32 registers; the rest hold operands
 _VECTORS = 2  # side by side in a tile, if there are rows enough
@@ -157,11 +159,23 @@ def _loops(sch: Schedule, block: SBlockRV) -> list[tuple[LoopRV, str]]:
     ]
 
 
-def _extents(sch: Schedule, loops: list[LoopRV]) -> list[int]:
+def _extents(sch: Schedule, loops: list[LoopRV], unknown: int = 1) -> list[int]:
+    """How long loops are; for tiles, one whose length only the call tells has length 1."""
     extents = [sch.get(loop).extent for loop in loops]
-    if not all(isinstance(n, tirx.IntImm) for n in extents):
-        raise _NotForeseenError
-    return [int(n) for n in extents]
+    return [int(n) if isinstance(n, tirx.IntImm) else unknown for n in extents]
+
+
+def _turns(sch: Schedule, loops: list[LoopRV]) -> int:
+    """How often the body of loops runs, as far as it can be told."""
+    return math.prod(_extents(sch, loops, _UNKNOWN))
+
+
+def _split(sch: Schedule, loop: LoopRV, size: int) -> tuple[LoopRV, LoopRV]:
+    """A loop over pieces of a size that divides it, and one within."""
+    extent = sch.get(loop).extent
+    outer = int(extent) // size if isinstance(extent, tirx.IntImm) else None
+    first, second = sch.split(loop, [outer, size])
+    return first, second
 
 
 def _tile_reduction(sch: Schedule, block: SBlockRV, machine: Machine) -> list[SBlockRV]:
@@ -170,7 +184,9 @@ def _tile_reduction(sch: Schedule, block: SBlockRV, machine: Machine) -> list[SB
     spatial = [loop for loop, kind in loops if kind == "S"]
     reduce_loops = [loop for loop, kind in loops if kind == "R"]
     extents = _extents(sch, spatial)
-    turns = math.prod(extents) * math.prod(_extents(sch, reduce_loops))
+    if not all(isinstance(sch.get(loop).extent, tirx.IntImm) for loop in reduce_loops):
+        raise _NotForeseenError
+    turns = _turns(sch, spatial) * _turns(sch, reduce_loops)
     work = turns * count(sch.get(block).body, tirx.Mul)
     if not extents:
         return []
@@ -178,8 +194,8 @@ def _tile_reduction(sch: Schedule, block: SBlockRV, machine: Machine) -> list[SB
     tile = (machine.tiling or _register_tile)(extents, machine, len(sch.get(block).writes))
 
     outer, inner = [], []
-    for loop, extent, size in zip(spatial, extents, [*tile.rows, tile.columns], strict=True):
-        o, i = sch.split(loop, [extent // size, size])
+    for loop, size in zip(spatial, [*tile.rows, tile.columns], strict=True):
+        o, i = _split(sch, loop, size)
         outer.append(o)
         inner.append(i)
     if tile.columns_first:
@@ -259,7 +275,7 @@ def _schedule_reduction(sch: Schedule, block: SBlockRV, machine: Machine) -> Non
         _tile_reduction(sch, block, machine)
         return
     extents = _extents(sch, spatial)
-    work = math.prod(extents) * math.prod(_extents(sch, [x for x, k in loops if k == "R"]))
+    work = _turns(sch, [x for x, _ in loops])
     if work >= PARALLEL_WORK and machine.cores > 1:
         sch.parallel(spatial[0] if extents[0] > 1 else sch.fuse(*spatial))
 
@@ -282,7 +298,7 @@ def _schedule_spatial(sch: Schedule, block: SBlockRV, machine: Machine) -> None:
     if not loops or sch.get(loops[0]).kind == tirx.ForKind.PARALLEL:  # shared with another block
         return
     extents = _extents(sch, loops)
-    work = math.prod(extents) * max(1, count(sch.get(block).body, object) // _NODES)
+    work = _turns(sch, loops) * max(1, count(sch.get(block).body, object) // _NODES)
     if is_dear(sch.get(block)):  # LLVM vectorises the innermost loop, so it has to be a long one
         while len(loops) > 1 and extents[-1] < LONG:
             extents[-2:] = [extents[-2] * extents[-1]]

@@ -68,7 +68,8 @@ def tune(
     Raises:
       MissingExtraError: if TVM is not installed.
       TuningError: if the database is none, damaged, of another TVM version or in use, a pattern
-        matches or decides no kernel, or the bundle's target cannot be measured on this board.
+        matches or decides no kernel, the bundle takes any batch, or its target cannot be measured
+        on this board.
       BoardError: if the board fails; what was measured is kept.
       FileExistsError: if `path` holds anything but a bundle's own files.
     """
@@ -83,6 +84,11 @@ def tune(
     records = TuningDatabase(database)
     if path is not None:
         require_free(Path(path), MANIFEST, own_files)
+    if bundle.manifest.any_batch:
+        raise TuningError(
+            "the bundle takes any batch, and kernels are tuned for one; tune one deployed without "
+            "any_batch"
+        )
     settings = bundle.manifest.target
     place = make_board(board, cpu=settings.get("mcpu"))
     _require_timings(bundle, place)
