@@ -35,13 +35,22 @@ import jax
 import pytest
 from hypothesis import settings
 
-STRICT = {"from_flax", "noise", "photonics", "program", "robustness", "test_keys.py"}
+STRICT = {
+    "data",
+    "from_flax",
+    "hardening",
+    "noise",
+    "photonics",
+    "program",
+    "robustness",
+    "store",
+    "test_keys.py",
+}
 """Rooms that run strictly; a room is added once its tests say what they promote."""
 
 QUICK = STRICT | {
     "bayes",
     "compression",
-    "hardening",
     "moment_propagation",
     "nn",
     "test_laws.py",
