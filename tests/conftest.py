@@ -39,6 +39,7 @@ STRICT = {
     "data",
     "from_flax",
     "hardening",
+    "nn",
     "noise",
     "photonics",
     "program",
@@ -53,7 +54,6 @@ QUICK = STRICT | {
     "bayes",
     "compression",
     "moment_propagation",
-    "nn",
     "test_laws.py",
     "training",
 }
