@@ -333,7 +333,7 @@ BLOCK = {"block": {"w1": jnp.eye(8), "b1": jnp.ones(8), "w2": jnp.ones((8, 8))}}
 
 def feed_forward(params, x):
     w = params["block"]
-    x = jax.nn.relu(x[:, 0, :, 0] @ w["w1"] + w["b1"])
+    x = jax.nn.relu(x[:, 0, :, 0] @ w["w1"] + w["b1"][None])
     return x.reshape(4, 4, 2).mean(-1) @ w["w2"][:4]
 
 

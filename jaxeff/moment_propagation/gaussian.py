@@ -86,7 +86,8 @@ class Gaussian:
         noise = jax.random.normal(key, (*shape, *self.shape), self.dtype)
         positive = self.var > 0
         std = jnp.where(positive, jnp.sqrt(jnp.where(positive, self.var, 1)), 0)
-        return self.mean + std * noise
+        mean, std = (jnp.broadcast_to(a, noise.shape) for a in (self.mean, std))
+        return mean + std * noise
 
 
 def _range(values: np.ndarray) -> str:

@@ -96,7 +96,7 @@ def gauss_legendre(
     inner = [lax.stop_gradient(jnp.clip((k - x.mean) / std, -_REACH, _REACH)) for k in kinks]
     ends = [-reach, *inner, reach]
     pieces = []
-    for lo, hi in itertools.pairwise(ends):
+    for lo, hi in itertools.pairwise(end[None] for end in ends):
         z = lo + (hi - lo) * t
         pieces.append((z, weight * (hi - lo) * jnp.exp(-0.5 * z * z) * _INV_SQRT_2PI))
     return _integrate(fn, x, pieces, limited)
@@ -161,8 +161,8 @@ def _inside(
     weights = [jnp.where(mask, w, 0) for mask, (_, w) in zip(masks, pieces, strict=True)]
     inside = sum(jnp.sum(w, 0) for w in weights)
     scale = jnp.where(inside > 1 - OUTSIDE, 1 / inside, jnp.nan)
-    kept = [jnp.where(mask, point, mean) for mask, point in zip(masks, points, strict=True)]
-    return kept, [(z, w * scale) for (z, _), w in zip(pieces, weights, strict=True)]
+    kept = [jnp.where(mask, point, mean[None]) for mask, point in zip(masks, points, strict=True)]
+    return kept, [(z, w * scale[None]) for (z, _), w in zip(pieces, weights, strict=True)]
 
 
 def _integrate(
@@ -172,7 +172,7 @@ def _integrate(
     std = _floored_std(x)
     ratio = x.var / (std * std)  # 1 above the floor
     centre = fn(x.mean)
-    points = [x.mean + std * z for z, _ in pieces]
+    points = [x.mean[None] + std[None] * z for z, _ in pieces]
     if limited:
         points, pieces = _inside(fn, x.mean, points, pieces)
     values = [jax.vmap(fn)(point) for point in points]
@@ -182,7 +182,7 @@ def _integrate(
             return at_mean
         first, second = jnp.zeros_like(at_mean), jnp.zeros_like(at_mean)
         for value, (_, weight) in zip(at_nodes, pieces, strict=True):
-            delta = value - at_mean
+            delta = value - at_mean[None]
             first += jnp.sum(weight * delta, 0)
             second += jnp.sum(weight * delta * delta, 0)
         return Gaussian(at_mean + ratio * first, ratio * jnp.maximum(second - first * first, 0))

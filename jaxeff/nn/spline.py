@@ -77,4 +77,6 @@ class SplineActivation(nnx.Module):
         """Apply the function to every element."""
         basis = cubic_basis(x, self.intervals, self.limits)
         coefficients = jnp.moveaxis(self.coefficients[...], 0, -1)
-        return self.base[...] * jax.nn.silu(x) + (basis * coefficients).sum(-1)
+        coefficients = jax.lax.broadcast_to_rank(coefficients, basis.ndim)
+        base = jax.lax.broadcast_to_rank(self.base[...], x.ndim)
+        return base * jax.nn.silu(x) + (basis * coefficients).sum(-1)

@@ -50,7 +50,7 @@ def test_dense_layers_by_hand(params, symmetric, per, channels, each, samples):
 
     def dense(x, layer):
         kernel = hand(layer["kernel"], 4, channels, of_weights)
-        return hand(x, 3, samples, of_data) @ kernel + layer["bias"]
+        return hand(x, 3, samples, of_data) @ kernel + layer["bias"][None]
 
     by_hand = dense(jax.nn.relu(dense(X, params["fc1"])), params["fc2"])
     np.testing.assert_allclose(ours, by_hand, rtol=1e-5, atol=1e-5)
@@ -95,9 +95,9 @@ def test_relu_outputs_with_a_constant_range(params):
     k = 0.1
     spec = {"relu": Int(4, range=(0.0, 15 * k), at="output")}
     ours = quantized(net, spec)(params, X)
-    hidden = jax.nn.relu(X @ params["fc1"]["kernel"] + params["fc1"]["bias"])
+    hidden = jax.nn.relu(X @ params["fc1"]["kernel"] + params["fc1"]["bias"][None])
     levels = jnp.clip(jnp.round(hidden / k), 0, 15) * k
-    by_hand = levels @ params["fc2"]["kernel"] + params["fc2"]["bias"]
+    by_hand = levels @ params["fc2"]["kernel"] + params["fc2"]["bias"][None]
     np.testing.assert_allclose(ours, by_hand, rtol=1e-4, atol=1e-4)
     short = quantized(net, {"relu": Int(4, range=15 * k, at="output")})(params, X)
     np.testing.assert_array_equal(ours, short)

@@ -48,22 +48,36 @@ def test_lists_without_tvm():
 
 
 @pytest.mark.parametrize(
-    ("module", "call", "what"),
+    ("module", "said"),
     [
-        ("tvm", "deploy(lambda p, x: p * x, (1.0, 2.0))", "deploying needs TVM"),
-        ("tvm", "deploy(lambda p, x: p * x, (1.0, 2.0), 'cortex-a72')", "deploying needs TVM"),
-        ("tvm", "import_stablehlo", "jaxeff_export.import_stablehlo needs TVM"),
-        ("tvm", "boards.emulated.prepare()", "the emulated board needs TVM"),
-        ("flatbuffers", "export(lambda p, x: p * x, (1.0, 2.0))", "export needs flatbuffers"),
+        (
+            "tvm",
+            {
+                "deploy(lambda p, x: p * x, (1.0, 2.0))": "deploying needs TVM",
+                "deploy(lambda p, x: p * x, (1.0, 2.0), 'cortex-a72')": "deploying needs TVM",
+                "import_stablehlo": "jaxeff_export.import_stablehlo needs TVM",
+                "boards.emulated.prepare()": "the emulated board needs TVM",
+            },
+        ),
+        (
+            "flatbuffers",
+            {"export(lambda p, x: p * x, (1.0, 2.0))": "export needs flatbuffers"},
+        ),
     ],
 )
-def test_functions_name_the_way_out(module, call, what):
+def test_functions_name_the_way_out(module, said):
     code = (
         "import shutil, jaxeff_export\n"
         "shutil.which = lambda command: command\n"  # qemu, whether it is installed or not
-        f"try: jaxeff_export.{call}\n"
-        "except jaxeff_export.MissingExtraError as error: print(error)"
     )
+    for call in said:
+        code += (
+            f"try: jaxeff_export.{call}; print()\n"
+            "except jaxeff_export.MissingExtraError as error: print(error)\n"
+        )
     run = without(module, code)
-    assert run.stdout.startswith(what), run.stderr
-    assert run.stdout.endswith(f"{WAY_OUT}\n")
+    lines = run.stdout.splitlines()
+    assert len(lines) == len(said), run.stderr
+    for line, (call, what) in zip(lines, said.items(), strict=True):
+        assert line.startswith(what), call
+        assert line.endswith(WAY_OUT), call

@@ -29,14 +29,13 @@ def test_beyond_its_limits_it_is_silu():
     assert abs(phi(near) - jax.nn.silu(near)).max() > 1e-2
 
 
-@pytest.mark.promotes("rank")
 @pytest.mark.parametrize("features", [None, 3])
 def test_it_learns_a_function_and_can_be_one_for_each_unit(features):
     phi = SplineActivation(features, intervals=16, scale=0.0, rngs=nnx.Rngs(0))
     f, params = jaxeff.functional(phi)
     x = jnp.tile(jnp.linspace(-3, 3, 60)[:, None], (1, 3))
     shifts = jnp.zeros(3) if features is None else jnp.array([0.0, 0.5, 1.0])
-    wanted = jnp.sin(2 * x + shifts)
+    wanted = jnp.sin(2 * x + jax.lax.broadcast_to_rank(shifts, x.ndim))
     # Linear in its parameters, so least squares finds them.
     flat, unravel = jax.flatten_util.ravel_pytree(params)
     design = jax.jacobian(lambda p: f(unravel(p), x).ravel())(flat)

@@ -63,7 +63,7 @@ def train(params, xs):
 
     def loss(params, x):
         y = lax.conv_general_dilated(x, params["kernel"], (1, 1), "SAME", dimension_numbers=NHWC)
-        y = jax.nn.relu(y + params["bias"])
+        y = jax.nn.relu(y + jnp.broadcast_to(params["bias"], y.shape))
         return lax.cond(y.sum() > 0, jnp.mean, jnp.max, y**2)
 
     def step(params, x):

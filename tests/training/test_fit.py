@@ -24,6 +24,7 @@ from jaxeff.training import (
     stateless,
 )
 
+pytestmark = pytest.mark.promotes("dtype")  # optax does
 KEY = jax.random.key(0)
 
 

@@ -16,6 +16,7 @@ from jaxeff.training import CheckpointError, cross_entropy, init, make_epoch, sw
 from jaxeff.training import loop as training_loop
 from jaxeff.training.replicates import replicate_keys
 
+pytestmark = pytest.mark.promotes("dtype")  # optax does
 KEY = jax.random.key(3)
 LEVELS = jnp.array([0.0, 0.1, 0.5, 1.0, 2.0])
 

@@ -14,7 +14,7 @@ def test_the_parts_are_those_of_the_law_of_total_variance():
     means, log_variances = np.split(np.asarray(outputs), 2, -1)
     draws = 80_000
     unit = jax.random.normal(noise, (draws, *means.shape))
-    y = (means + np.exp(log_variances / 2) * unit).reshape(-1, 3, 1)
+    y = (means + np.exp(log_variances / 2) * np.asarray(unit)).reshape(-1, 3, 1)
     # Standard error of a variance: sqrt((fourth moment - variance^2) / n).
     variance = y.var(0)
     fourth = ((y - y.mean(0)) ** 4).mean(0)

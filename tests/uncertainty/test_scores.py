@@ -19,8 +19,8 @@ def predictions(seed, n, classes, sharpness):
 
 CASES = (
     st.integers(0, 2**32 - 1),
-    st.integers(1, 40),
-    st.integers(2, 6),
+    st.sampled_from([1, 2, 40]),  # few shapes: each one compiles
+    st.sampled_from([2, 3, 6]),
     st.sampled_from([0.5, 5]),
 )
 
