@@ -5,7 +5,9 @@
 The network of the walking-noise study, 784-64-64-64-10 with additive noise in every slot, Adam,
 batch 128, on random images. All forms do the same training and are timed in interleaved rounds of
 one run; a replicate's time is a step's time over the replicates that take it. Also measured: the
-matrix products alone, and a plain PyTorch loop where PyTorch is installed (the extra `benchmark`).
+matrix products alone, and a plain PyTorch loop where PyTorch is installed (the extra `benchmark`);
+and how time and memory grow from 8 to 512 replicates and from 1 to 8 devices. A processor's virtual
+devices share its cores: they show what spreading costs, not what it gains.
 """
 
 import functools
@@ -22,15 +24,15 @@ from flax import nnx
 from matplotlib.figure import Figure
 
 import jaxeff
+from experiments import growth
+from experiments.growth import BATCH, WIDTHS, fresh, loss_at
 from experiments.harness import Found, Least, Report, Row, Run, Study, Table
 from experiments.timing import measure_rounds, metered, ratio, summary
 from jaxeff.nn import MLP
 from jaxeff.noise import Additive
-from jaxeff.training import cross_entropy, init, make_epoch
+from jaxeff.training import init, make_epoch
 from jaxeff.training.replicates import epoch_function, start_function
 
-WIDTHS = (784, 64, 64, 64, 10)
-BATCH = 128
 SIGMA = 0.3
 TORCH = "PyTorch loop"
 
@@ -46,11 +48,6 @@ class Settings:
 
     steps: Annotated[int, Least(1)]
     rounds: Annotated[int, Least(1)]
-
-
-def loss_at(f: Callable[..., Any]) -> Callable[[Any], Any]:
-    """The loss under noise of a level."""
-    return lambda spec: cross_entropy(jaxeff.noisy(f, spec), keyed=True)
 
 
 def jax_forms(steps: int, replicates: list[tuple[int, int]]) -> dict[str, Callable[[], Any]]:
@@ -86,11 +83,6 @@ def jax_forms(steps: int, replicates: list[tuple[int, int]]) -> dict[str, Callab
         )
     forms["products alone"] = functools.partial(_products(steps), params, images)
     return forms
-
-
-def fresh(key: jax.Array) -> tuple[Any, None]:
-    """Initial parameters of the network."""
-    return jaxeff.functional(MLP(WIDTHS, rngs=nnx.Rngs(key)))[1], None
 
 
 def _products(steps: int) -> Callable[..., Any]:
@@ -171,7 +163,9 @@ def run(run: Run[Settings]) -> Found:
         ]
 
     setup = {"widths": WIDTHS, "batch": BATCH, "device": jax.devices()[0].device_kind}
-    return Found(run.keep("forms", measure), setup)
+    rows = run.keep("forms", measure)
+    grown = run.keep("growth", lambda: growth.measure(max(2, steps // 10), min(rounds, 5)))
+    return Found(rows, setup | {"growth": grown})
 
 
 def judge(report: Report) -> None:
@@ -206,10 +200,21 @@ def draw(report: Report) -> dict[str, Figure]:
 
 
 COLUMNS = ("form", "replicates", "ms_per_step", "spread_per_step", "over jitted steps")
+GROWTH = ("devices", "replicates", "step_ms", "ms_per_replicate", "mb_per_device")
+
+
+def tables(report: Report) -> list[Table]:
+    """Every form, and how the vmapped ones grow."""
+    return [
+        Table("ms per step and replicate", report.rows, COLUMNS),
+        Table("growth over replicates and devices", report.extra["growth"], GROWTH),
+    ]
+
+
 STUDY = Study(
     "replicates", __doc__,
     {"fast": Settings(20, 3), "default": Settings(100, 11), "full": Settings(400, 21)},
-    run, judge, draw, lambda report: [Table("ms per step and replicate", report.rows, COLUMNS)],
+    run, judge, draw, tables,
 )  # fmt: skip
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ with progress_bar(None, "epoch", 20) as advance:
 
 Functions that run for long take ``progress``: None shows it where somebody is looking, a terminal
 or a notebook, and keeps silent elsewhere; True shows it anyway, in a log file a line per half
-minute; False never does.
+minute; False never does. Of several processes only the first shows it.
 """
 
 from __future__ import annotations
@@ -59,9 +59,11 @@ def progress_bar(
     Yields:
       A function of how many more are done and of a line about them.
     """
+    from jaxeff.processes import is_first  # JAX, which nobody needs for a bar of their own
+
     console = console or Console(stderr=True)
     watched = console.is_terminal or console.is_jupyter
-    if show is False or (show is None and not watched):
+    if show is False or (show is None and not watched) or not is_first():
         yield lambda more, line: None
     elif console.is_terminal:
         line_column = TextColumn("{task.description}", markup=False)

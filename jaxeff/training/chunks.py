@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxeff.processes import from_writer, is_writer
 from jaxeff.store import load_metadata, load_pytree, require_same_run, save_pytree
 
 
@@ -21,21 +22,33 @@ def even_parts(total: int, most: int) -> list[list[int]]:
 
 
 class ChunkFolder:
-    """Finished chunks on disk, and where the running one goes."""
+    """Finished chunks on disk, and where the running one goes.
+
+    Of processes that make one run `together`, the first alone reads and writes them.
+    """
 
     def __init__(
         self,
         path: str | os.PathLike[str] | None,
         settings: dict[str, Any],
         identity: dict[str, Any],
+        together: bool = False,
     ) -> None:
         self.path = None if path is None else Path(path)
         self.settings = settings
         self.identity = identity
+        self._together = together
 
-    def running(self, name: str) -> Path | None:
-        """Where the checkpoint of a chunk goes while it trains."""
-        return None if self.path is None else self.path / f"running-{name}.safetensors"
+    def running(self, name: str, filled: tuple[int, int] | None = None) -> Path | None:
+        """Where the checkpoint of a chunk goes while it trains.
+
+        Args:
+            name: The chunk's.
+            filled: Its rows and columns if it was filled up for the devices; on another number of
+                devices it starts anew.
+        """
+        size = "" if filled is None else "-{}x{}".format(*filled)
+        return None if self.path is None else self.path / f"running-{name}{size}.safetensors"
 
     def load(self, name: str, like: Any) -> Any:
         """What a finished chunk found, or None; ``like`` has its structure.
@@ -43,6 +56,11 @@ class ChunkFolder:
         Raises:
             CheckpointError: The file is damaged, or of another sweep.
         """
+        if self.path is None:
+            return None
+        return from_writer(lambda: self._read(name, like), self._together)
+
+    def _read(self, name: str, like: Any) -> Any:
         if self.path is None or not (file := self.path / f"{name}.safetensors").exists():
             return None
         require_same_run(
@@ -53,9 +71,11 @@ class ChunkFolder:
 
     def save(self, name: str, found: Any) -> None:
         """Keeps what a finished chunk found."""
-        if self.path is not None:
+        if self.path is not None and is_writer(self._together):
             save_pytree(self.path / f"{name}.safetensors", found, self.identity)
-            self.running(name).unlink(missing_ok=True)  # type: ignore[union-attr]
+            for pattern in (f"running-{name}.*", f"running-{name}-*x*.*"):
+                for file in self.path.glob(pattern):
+                    file.unlink()
 
 
 def join_chunks(found: Any, rows: Any, columns: Any, seeds: int, total: int) -> Any:

@@ -7,6 +7,8 @@ Sharp edges:
 - A checkpoint knows the key, the shapes of everything, a sample of the data and the caller's
   ``settings``. It can't see inside an optimizer or a loss: what sets those (a learning rate, the
   length of a schedule) belongs in ``settings``.
+- A state that lies on several processes is trained by all of them together; one writes the
+  checkpoint (`jaxeff.processes`).
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxeff.processes import from_writer, is_writer, span_processes, to_devices, to_host
 from jaxeff.progress import progress_bar
 from jaxeff.settings import check_choice, check_count
 from jaxeff.store import (
@@ -108,11 +111,16 @@ def run_epochs(
     carry = jax.tree.map(jnp.copy if donate else jnp.asarray, start)
     compiled = jax.jit(epoch, donate_argnums=0 if donate else ())
     identity = run_identity(key, data, settings) if checkpoint is not None else {}
+    together = span_processes(carry)
     history: History = []
-    if checkpoint is not None and resume and Path(checkpoint).exists():
-        carry, history, stopped = _resume(Path(checkpoint), carry, identity, epochs)
-        if stopped:
-            return carry, history
+    if checkpoint is not None and resume:
+        like = carry  # it is bound anew
+        found = from_writer(lambda: _read(Path(checkpoint), like, identity, epochs), together)
+        if found is not None:
+            carry, history, stopped = found
+            carry = jax.tree.map(lambda x, at: to_devices(x, at.sharding), carry, like)
+            if stopped:
+                return carry, history
 
     with progress_bar(progress, "epoch", epochs, len(history)) as advance:
         for index in range(len(history), epochs):
@@ -135,21 +143,23 @@ def run_epochs(
             stop = on_epoch is not None and on_epoch(index, carry, record) is True
             if checkpoint is not None and (last or stop or (index + 1) % checkpoint_every == 0):
                 run = {"identity": identity, "history": history, "stopped": stop}
-                save_pytree(checkpoint, carry, run)
+                kept = to_host(carry)
+                if is_writer(together):
+                    save_pytree(checkpoint, kept, run)
             if stop:
                 break
     return carry, history
 
 
-def _resume(
+def _read(
     path: Path, like: TrainState, identity: dict[str, Any], epochs: int
-) -> tuple[TrainState, History, bool]:
+) -> tuple[TrainState, History, bool] | None:
+    if not path.exists():
+        return None
     metadata = load_metadata(path)
     if not {"identity", "history", "stopped"} <= metadata.keys():
         raise CheckpointError(f"{path} is a checkpoint, but not one of a training run.")
-    carry = jax.tree.map(
-        lambda x, at: jax.device_put(x, at.sharding), load_pytree(path, like), like
-    )
+    carry = load_pytree(path, like)
     require_same_run(f"the checkpoint {path} is", metadata["identity"], identity)
     history = metadata["history"]
     if len(history) > epochs:
@@ -204,4 +214,4 @@ def _shown(record: Mapping[str, Any]) -> str:
 
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: np.asarray(value).tolist() for name, value in metrics.items()}
+    return {name: np.asarray(value).tolist() for name, value in to_host(dict(metrics)).items()}

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import Sharding
 
 from jaxeff.training.epoch import Epoch, Loss, TrainState, make_epoch
 from jaxeff.training.epoch import init as init_state
@@ -55,20 +56,21 @@ class _State(NamedTuple):
 
 
 def start_function(
-    init: Init, optimizer: optax.GradientTransformation
+    init: Init, optimizer: optax.GradientTransformation, sharding: Sharding | None = None
 ) -> Callable[[jax.Array, Any], TrainState]:
     """``start(keys, settings) -> carry`` before the first epoch.
 
     Args:
         init: Initial parameters and state from a key.
         optimizer: Any optax optimizer.
+        sharding: Where the replicates go; each device makes its own.
     """
 
     def replicate(key: Any, setting: Any) -> TrainState:
         params, state = init(key)
         return init_state(params, optimizer, _State(setting, state))
 
-    return jax.jit(jax.vmap(jax.vmap(replicate, (None, 0)), (0, None)))
+    return jax.jit(jax.vmap(jax.vmap(replicate, (None, 0)), (0, None)), out_shardings=sharding)
 
 
 def epoch_function(

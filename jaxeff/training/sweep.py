@@ -38,6 +38,8 @@ and what is random is drawn once for all of them.
 Sharp edges:
     Replicates of one seed are not independent of each other; those of several seeds are.
     A replicate that diverges is marked and keeps its scores, whatever they are; the others go on.
+    All devices share a chunk, those of other processes too (`jaxeff.processes`): let it be a
+    multiple of their number. What doesn't divide is filled up with copies.
     Memory grows with the chunk, not with the sweep, also that of `score`: let it take large test
     sets in batches. Without `keep` only scores stay.
     Vmapped convolutions are slow on a CPU: there a chunk of 1 is the faster one for such nets.
@@ -53,10 +55,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jaxtyping import Bool, Float
 
 from jaxeff.arguments import check_function, check_key, check_params
+from jaxeff.processes import span_processes, to_host
 from jaxeff.progress import progress_bar
 from jaxeff.settings import check_count
 from jaxeff.store import run_identity
@@ -73,6 +75,7 @@ from jaxeff.training.replicates import (
     replicate_keys,
     start_function,
 )
+from jaxeff.training.spreading import spread_replicates
 
 
 class SweepResult(NamedTuple):
@@ -126,7 +129,7 @@ def sweep(
         batch_size: Examples per update.
         score: `score(key, params, state, setting) -> dict` of arrays, after training.
         seeds: Replicates of each setting.
-        chunk: Replicates trained at once.
+        chunk: Replicates trained at once, over all devices.
         keep: Whether to return the trained models.
         checkpoint: Folder to keep finished chunks and the running one in.
         checkpoint_every: Epochs between checkpoints of the running chunk.
@@ -154,13 +157,18 @@ def sweep(
     columns = even_parts(total, chunk)
     rows = even_parts(seeds, max(1, chunk // total))
     shape = len(rows[0]), len(columns[0])
-    train = epoch_function(loss_at, optimizer, batch_size, *shape)
-    start, finish = start_function(init, optimizer), jax.jit(finish_function(score, keep, *shape))
+    spread = spread_replicates(*shape)
+    filled = spread.seeds, spread.settings
+    train = epoch_function(loss_at, optimizer, batch_size, *filled)
+    start = start_function(init, optimizer, spread.sharding)
+    finish = jax.jit(finish_function(score, keep, *filled))
     run = {
         **(identity or {}), "epochs": epochs, "batch_size": batch_size, "seeds": seeds,
         "chunk": chunk, "keep": keep,
     }  # fmt: skip
-    folder = ChunkFolder(checkpoint, run, run_identity(key, (settings, data), run))
+    identified = run_identity(key, (settings, data), run)
+    data = spread.whole(data)
+    folder = ChunkFolder(checkpoint, run, identified, span_processes(data))
 
     chunks = [(i, j) for i in range(len(rows)) for j in range(len(columns))]
     found: dict[tuple[int, int], Any] = {}
@@ -168,27 +176,30 @@ def sweep(
         for i, j in chunks:
             name = f"{rows[i][0]}-{columns[j][0]}"
             number = len(set(rows[i])) * len(set(columns[j]))
-            keys = jax.vmap(lambda seed: replicate_keys(key, seed))(jnp.array(rows[i]))
-            part = jax.tree.map(lambda leaf: leaf[jnp.array(columns[j])], settings)  # noqa: B023
-            like = jax.eval_shape(lambda k, s: finish(k, start(k, s)), keys.start, part)
+            row, column = _fill(rows[i], filled[0]), _fill(columns[j], filled[1])
+            keys = spread.whole(jax.vmap(lambda seed: replicate_keys(key, seed))(row))
+            part = spread.whole(jax.tree.map(lambda leaf: leaf[column], settings))  # noqa: B023
+            like = jax.eval_shape(
+                lambda k, s: _cut(finish(k, start(k, s)), *shape), keys.start, part
+            )
             losses = jax.ShapeDtypeStruct((*shape, epochs), jnp.float32)
             kept = folder.load(name, {**like, "loss": losses})
             if kept is None:
                 carry, history = run_epochs(
                     keys.train,
                     train,
-                    _shard(start(keys.start, part)),
+                    start(keys.start, part),
                     data,
                     epochs=epochs,
                     on_nan="keep",
-                    on_epoch=_progress(advance, number, epochs),
-                    checkpoint=folder.running(name),
+                    on_epoch=_progress(advance, number, epochs, shape),
+                    checkpoint=folder.running(name, None if filled == shape else filled),
                     checkpoint_every=checkpoint_every,
                     settings=folder.settings,
                     progress=False,
                 )
                 loss = np.stack([record["loss"] for record in history], axis=-1, dtype=np.float32)
-                kept = {**jax.device_get(finish(keys.score, carry)), "loss": loss}
+                kept = _cut({**to_host(finish(keys.score, carry)), "loss": loss}, *shape)
                 folder.save(name, kept)
             else:
                 advance(number, "kept from an earlier run")
@@ -227,21 +238,19 @@ def _count_settings(settings: Any) -> int:
         ) from None
 
 
-def _shard(carry: TrainState) -> TrainState:
-    """Spread a chunk over the devices there are, along settings or seeds, if either divides."""
-    devices = jax.devices()
-    seeds, settings = carry.step.shape
-    axis = next((i for i, n in ((1, settings), (0, seeds)) if n % len(devices) == 0), None)
-    if len(devices) == 1 or axis is None:
-        return carry
-    mesh = jax.make_mesh((len(devices),), ("replicates",), (AxisType.Auto,))
-    spec = PartitionSpec(*(None,) * axis, "replicates")
-    return jax.device_put(carry, NamedSharding(mesh, spec))
+def _fill(numbers: list[int], size: int) -> jax.Array:
+    """A chunk's seeds or settings, the last one repeated."""
+    return jnp.array([*numbers, *numbers[-1:] * (size - len(numbers))])
 
 
-def _progress(advance: Any, number: int, epochs: int) -> Any:
+def _cut(found: Any, seeds: int, settings: int) -> Any:
+    """What a chunk found, without what filled it up."""
+    return jax.tree.map(lambda leaf: leaf[:seeds, :settings], found)
+
+
+def _progress(advance: Any, number: int, epochs: int, shape: tuple[int, int]) -> Any:
     def on_epoch(index: int, carry: TrainState, record: dict[str, Any]) -> None:
-        losses = np.asarray(record["loss"])
+        losses = _cut(np.asarray(record["loss"]), *shape)
         bad = np.count_nonzero(~np.isfinite(losses))
         line = (
             f"epoch {index + 1} of {epochs}, {bad} diverged"

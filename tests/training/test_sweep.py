@@ -216,10 +216,12 @@ def run(n, seeds):
         {"*": Additive(jnp.linspace(0, 1, n))}, (x, jnp.argmax(x[:, :3], -1)),
         optimizer=optax.adam(1e-2), epochs=2, batch_size=10, seeds=seeds,
     ).loss
-a, b, c = run(16, 1), run(5, 8), run(5, 1)
-assert seen == [8, 8, 1], seen
+a, b, c, d = run(16, 1), run(5, 8), run(5, 1), run(1, 1)
+assert seen == [8, 8, 8, 1], seen
 np.testing.assert_allclose(a[0, 0], c[0, 0], rtol=1e-4)
+assert c.shape == (1, 5, 2)
 np.testing.assert_allclose(b[:1], c, rtol=1e-4)
+np.testing.assert_allclose(d, c[:, :1], rtol=1e-4)
 """
 
 

@@ -1,7 +1,8 @@
 """A run on disk: a folder with the chains' state and the draws so far.
 
 ``state.safetensors`` is replaced in one step after each block of iterations; what a block drew is
-in a file of its own, written before. So a run that is killed loses at most the block it was in.
+in a file of its own, written before. So a run that is killed loses at most the block it was in. Of
+processes that make one run together, the first alone reads and writes.
 """
 
 from pathlib import Path
@@ -11,6 +12,7 @@ import jax
 import numpy as np
 
 from jaxeff.bayes.sampling.program import Chains
+from jaxeff.processes import from_writer, is_writer
 from jaxeff.store import (
     CheckpointError,
     load_metadata,
@@ -39,14 +41,15 @@ class Trace(NamedTuple):
 class ChainStore:
     """The folder of one run."""
 
-    def __init__(self, folder: Path, identity: dict[str, Any]):
-        self._folder, self._identity = folder, identity
+    def __init__(self, folder: Path, identity: dict[str, Any], together: bool = False):
+        self._folder, self._identity, self._together = folder, identity, together
         self._state = folder / "state.safetensors"
         self._files: list[str] = []
 
     def clear(self) -> None:
         """Forget the run so far; its draws are overwritten one by one."""
-        self._state.unlink(missing_ok=True)
+        if is_writer(self._together):
+            self._state.unlink(missing_ok=True)
 
     def load(self, like: Chains) -> tuple[Chains, int, list[Trace]] | None:
         """Read the run so far.
@@ -60,6 +63,9 @@ class ChainStore:
         Raises:
             CheckpointError: A file is damaged or missing, or the run is another one.
         """
+        return from_writer(lambda: self._read(like), self._together)
+
+    def _read(self, like: Chains) -> tuple[Chains, int, list[Trace]] | None:
         path = self._state
         if not path.exists():
             return None
@@ -86,6 +92,8 @@ class ChainStore:
             iterations: Done so far, this block included.
             trace: What the block left.
         """
+        if not is_writer(self._together):
+            return
         name = f"draws-{len(self._files):06d}.safetensors"
         save_pytree(self._folder / name, trace._asdict())
         self._files.append(name)

@@ -17,11 +17,11 @@ outputs = predict(key, f, result.posterior, x)             # [chains * samples, 
 result.predictions.max_rhat, result.converged
 ```
 
-All chains run in one compiled program, spread over the devices there are. The program is compiled
-once for each `f`, likelihood, kernel and set of shapes: for other data, another prior, or another
-value of an input it is used again. So pass the same function object, and what tells
-models apart as an input: with ``f(params, x, index)`` and ``shared=(index,)`` one program samples
-every model that ``jax.lax.switch(index, ...)`` holds.
+All chains run in one compiled program, spread over the devices there are, of all processes
+(`jaxeff.processes`). The program is compiled once for each `f`, likelihood, kernel and set of
+shapes: for other data, another prior, or another value of an input it is used again. So pass the
+same function object, and what tells models apart as an input: with ``f(params, x, index)`` and
+``shared=(index,)`` one program samples every model that ``jax.lax.switch(index, ...)`` holds.
 
 Sharp edges:
 
@@ -115,8 +115,8 @@ def mcmc(
             an SVI run or earlier chains; around given parameters; or at parameters with a leading
             axis of chains.
         jitter: Spread of the starts around given parameters, in the prior's standard deviations.
-        devices: To spread the chains over; all there are if None, as far as the number of chains
-            is a multiple of theirs.
+        devices: To spread the chains over; all there are if None, those of other processes too
+            (`jaxeff.processes`), as far as the number of chains is a multiple of theirs.
         vectorized: Whether the chains of a device run together or one after the other; if None,
             together unless it is a CPU. There a step of a 2x50 network takes 15 % less time alone,
             and no chain waits for another's longer trajectory.
@@ -175,7 +175,8 @@ def mcmc(
             "parameters": {path: np.shape(leaf) for path, leaf in named_leaves(params).items()},
         }
         of_run = {"data": problem.data, "shared": problem.shared, "start": state.point.position}
-        store = ChainStore(Path(checkpoint), run_identity(key, of_run, described))
+        identity = run_identity(key, of_run, described)
+        store = ChainStore(Path(checkpoint), identity, program.together)
     trace = run_chains(
         key,
         program,
@@ -215,16 +216,23 @@ def mcmc(
 
 
 def _mesh(chains: int, devices: Sequence[Any] | None) -> Mesh | None:
-    """The devices that the chains are spread over."""
-    given = jax.local_devices() if devices is None else list(devices)
+    """The devices that the chains are spread over, as many of each process."""
+    given = jax.devices() if devices is None else list(devices)
     if devices is not None and chains % len(given):
         raise ValueError(
             f"{chains} chains can't be spread evenly over {len(given)} devices: choose a multiple"
         )
-    count = math.gcd(chains, len(given))
-    if count == 1 and devices is None:
+    processes = sorted({device.process_index for device in given})
+    if chains % len(processes):
+        raise ValueError(
+            f"{chains} chains can't be spread evenly over {len(processes)} processes: choose a "
+            "multiple, or devices=jax.local_devices() for a run of each process's own"
+        )
+    count = math.gcd(chains, len(given)) // len(processes)
+    if devices is None and count == len(processes) == 1:
         return None
-    return Mesh(np.array(given[:count]), (AXIS,))
+    own = [[device for device in given if device.process_index == i] for i in processes]
+    return Mesh(np.array([device for part in own for device in part[:count]]), (AXIS,))
 
 
 def _draws(trace: Trace, params: Any, scales: Scales, likelihood: Likelihood) -> Draws:

@@ -30,6 +30,7 @@ from jaxeff.bayes.sampling.transitions import (
     hamiltonian_step,
     stochastic_step,
 )
+from jaxeff.processes import to_devices
 
 AXIS = "chains"
 
@@ -72,7 +73,8 @@ class Program:
         f: ``f(params, *inputs, *shared) -> outputs``.
         likelihood: As `resolve_likelihood` takes it.
         kernel: The sampler.
-        mesh: Devices that the chains are spread over; None for one device.
+        mesh: Devices that the chains are spread over, of one process or several; None for one
+            device.
         vectorized: Whether the chains of a device run together or one after the other.
     """
 
@@ -81,6 +83,11 @@ class Program:
     kernel: Kernel
     mesh: Mesh | None
     vectorized: bool
+
+    @property
+    def together(self) -> bool:
+        """Whether several processes make one run."""
+        return self.mesh is not None and bool(self.mesh.is_multi_process)
 
 
 class Recorded(NamedTuple):
@@ -148,17 +155,24 @@ def run_block(
     )(key, chains, first, count, phases, problem)
 
 
-def spread(program: Program, chains: Chains, problem: Problem) -> tuple[Chains, Problem]:
-    """The same chains, spread over the program's devices, and the problem on each of them."""
+def spread(program: Program, chains: Chains) -> Chains:
+    """The same chains, spread over the program's devices."""
     mesh = program.mesh
     if mesh is None:
-        return chains, problem
-    shardings = jax.tree.map(
-        lambda spec: NamedSharding(mesh, spec),
-        (_specs(program), PartitionSpec()),
+        return chains
+    return jax.tree.map(
+        lambda spec, part: to_devices(part, NamedSharding(mesh, spec)),
+        _specs(program),
+        chains,
         is_leaf=lambda x: isinstance(x, PartitionSpec),
     )
-    return jax.device_put((chains, problem), shardings)
+
+
+def copied(program: Program, tree: Any) -> Any:
+    """The same arrays on each of the program's devices."""
+    if program.mesh is None:
+        return tree
+    return to_devices(tree, NamedSharding(program.mesh, PartitionSpec()))
 
 
 def _specs(program: Program) -> Any:

@@ -8,7 +8,16 @@ from jaxtyping import PRNGKeyArray
 
 from jaxeff.bayes.sampling import warmup
 from jaxeff.bayes.sampling.chain_store import ChainStore, Trace
-from jaxeff.bayes.sampling.program import Chains, Problem, Program, Recorded, run_block, spread
+from jaxeff.bayes.sampling.program import (
+    Chains,
+    Problem,
+    Program,
+    Recorded,
+    copied,
+    run_block,
+    spread,
+)
+from jaxeff.processes import from_writer, to_host
 from jaxeff.progress import progress_bar
 
 MOST, BYTES = 100, 2**26
@@ -67,7 +76,7 @@ def run_chains(
         store.clear()
     elif store is not None and (found := store.load(start)) is not None:
         state, done, traces = found
-    state, problem = spread(program, state, problem)
+    state, (key, problem) = spread(program, state), copied(program, (key, problem))
 
     count, divergences = 1, sum(_divergences(trace) for trace in traces)
     with progress_bar(progress, "iteration", total, done) as advance:
@@ -78,20 +87,26 @@ def run_chains(
             count = min(count, left)
             now = phases[done : done + block]
             state, recorded = run_block(key, state, done, count, now, problem, program=program)
-            trace = _kept(recorded, count, done - warmup_iterations, thin)
-            each = (time.perf_counter() - began) / count
+            trace = _kept(to_host(recorded), count, done - warmup_iterations, thin)
+            each = _seconds(began, program) / count
             traces.append(trace._replace(seconds=np.full(count, each)))
             done += count
-            _check_finite(state, done)
+            host = to_host(state)
+            _check_finite(host, done)
             if store is not None:
-                store.append(state, done, traces[-1])
+                store.append(host, done, traces[-1])
             divergences += _divergences(traces[-1])
             advance(count, _line(traces[-1], done <= warmup_iterations, divergences))
             # What comes out doesn't depend on the length of a block, so that may follow the clock.
-            faster = SECONDS / (time.perf_counter() - began)
+            faster = SECONDS / _seconds(began, program)
             count = max(1, min(block, int(count * min(faster, 8))))
     whole = jax.tree.map(lambda *parts: np.concatenate(parts), *traces)
     return jax.tree.map(lambda a: a[:total], whole)._replace(positions=whole.positions[:samples])
+
+
+def _seconds(began: float, program: Program) -> float:
+    """Since then, by one clock for all processes: they have to run blocks of the same length."""
+    return from_writer(lambda: time.perf_counter() - began, program.together)
 
 
 def _kept(recorded: Recorded, count: int, sampled: int, thin: int) -> Trace:

@@ -1,0 +1,109 @@
+"""One process of a job of two with four devices each: ``job.py FOLDER NUMBER ADDRESS [die]``.
+
+It sweeps, samples, and leaves what it got in its own folder, which the other one doesn't see.
+"""
+
+import os
+import pickle
+import signal
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import jaxeff
+from jaxeff.bayes import hmc
+from jaxeff.noise import Additive
+from jaxeff.store import CheckpointError
+from jaxeff.training import cross_entropy, sweep
+
+WIDTH, DYING_CHUNK, DYING_EPOCH = 6, 2, 1
+
+
+def f(params, x):
+    return jnp.tanh(x @ params["fc1"]) @ params["fc2"]
+
+
+def fresh(key):
+    shapes = {"fc1": (8, WIDTH), "fc2": (WIDTH, 3)}
+    keys = jax.random.split(key, 2)
+    draw = zip(keys, shapes.items(), strict=True)
+    return {name: jax.random.normal(k, shape) / 2 for k, (name, shape) in draw}, None
+
+
+def data():
+    x = jax.random.normal(jax.random.key(1), (40, 8))
+    return x, jnp.argmax(x[:, :3], axis=-1)
+
+
+def swept(folder=None, epochs=3, **options):
+    """Three chunks of five replicates, which eight devices don't divide."""
+    x, y = data()
+
+    def loss_at(spec):
+        return cross_entropy(jaxeff.noisy(f, spec), keyed=True)
+
+    def score(key, params, state, spec):
+        logits = jaxeff.noisy(f, spec)(key, params, x)
+        return {"accuracy": jnp.mean(logits.argmax(-1) == y), "logits": logits[:2]}
+
+    return sweep(
+        jax.random.key(3), loss_at, fresh, {"*": Additive(jnp.linspace(0, 2, 5))}, (x, y),
+        optimizer=optax.adam(1e-2), epochs=epochs, batch_size=10, score=score, seeds=3, keep=True,
+        chunk=8, checkpoint=folder, checkpoint_every=1, **options,
+    )  # fmt: skip
+
+
+def sampled(folder=None, samples=6, **options):
+    """Few draws by a small step, so that rounding stays small; adaptation is of all chains."""
+    return hmc(
+        jax.random.key(3), f, fresh(jax.random.key(0))[0], data(), steps=4, step_size=0.02,
+        warmup=4, samples=samples, chains=8, monitor=(), checkpoint=folder, **options,
+    )  # fmt: skip
+
+
+def found(swept_, sampled_):
+    """What a job is compared by."""
+    chains = sampled_.posterior.random, sampled_.stats["log_density"]
+    return {"sweep": swept_._asdict(), "chains": chains}
+
+
+def main(folder, number, address, die=None):
+    jax.distributed.initialize(address, num_processes=2, process_id=int(number))
+    assert (jax.device_count(), jax.local_device_count()) == (8, 4)
+    module = sys.modules["jaxeff.training.sweep"]
+    run_epochs, trained, sharded = module.run_epochs, [], []
+
+    def watched(*args, on_epoch, **options):
+        trained.append([])
+
+        def seen(index, carry, record):
+            trained[-1].append(index)
+            sharded.append(len({s.index for s in carry.params["fc1"].global_shards}))
+            if die and (len(trained), index) == (DYING_CHUNK, DYING_EPOCH):
+                os.kill(os.getpid(), signal.SIGKILL)
+            on_epoch(index, carry, record)
+
+        return run_epochs(*args, on_epoch=seen, **options)
+
+    module.run_epochs = watched
+    results = found(
+        swept(folder / "sweep", progress=True),
+        (sampled(folder / "chains", 2), sampled(folder / "chains"))[1],
+    )
+    leaves = jax.tree.leaves(results)
+    assert all(not isinstance(x, jax.Array) or x.is_fully_addressable for x in leaves)
+    try:
+        swept(folder / "sweep", epochs=4)
+    except CheckpointError as error:
+        refused = str(error)
+    results |= {"trained": trained, "parts": sharded, "refused": refused}
+    (folder / "found.pickle").write_bytes(pickle.dumps(jax.device_get(results)))
+
+
+if __name__ == "__main__":
+    place = Path(sys.argv[1])
+    place.mkdir(exist_ok=True)
+    main(place, *sys.argv[2:])

@@ -1,0 +1,124 @@
+"""Two processes of four devices each are one run: the numbers of one process, and nothing lost."""
+
+import contextlib
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+
+import jax
+import job
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.filterwarnings("ignore::jaxeff.bayes.ConvergenceWarning")
+
+
+def assert_same(a, b):
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5), a, b)
+
+
+def start(folder, *dying):
+    """Both processes of a job; those of the given numbers die on the way."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"localhost:{free.getsockname()[1]}"
+    flags = "--xla_force_host_platform_device_count=4"
+    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, job.__file__]
+    return [
+        subprocess.Popen(
+            [*command, folder / str(i), str(i), address, *(["die"] if i in dying else [])],
+            env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
+        )
+        for i in range(2)
+    ]  # fmt: skip
+
+
+@contextlib.contextmanager
+def ended(processes):
+    """None of them outlives the block."""
+    try:
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("job")
+
+
+@pytest.fixture(scope="module")
+def killed(folder):
+    """A job whose second process dies in the second chunk; what is left of its sweep."""
+    with ended(start(folder, 1)) as (_, second):
+        assert second.wait(300) == -signal.SIGKILL, second.communicate()[1]
+    left = folder / "0" / "sweep"
+    return {path.name: path.stat().st_mtime_ns for path in left.glob("[!.]*")}
+
+
+@pytest.fixture(scope="module")
+def resumed(folder, killed):
+    """The same job, started again: what each process found and printed."""
+    with ended(start(folder)) as processes:
+        printed = [process.communicate(timeout=300)[1] for process in processes]
+        assert [process.returncode for process in processes] == [0, 0], "\n".join(printed)
+    names = [folder / str(i) / "found.pickle" for i in range(2)]
+    return [pickle.loads(name.read_bytes()) for name in names], printed
+
+
+def test_the_numbers_are_those_of_one_process_and_everywhere(resumed):
+    first, second = resumed[0]
+    alone = job.found(job.swept(), job.sampled(vectorized=False))
+    assert_same({name: first[name] for name in alone}, jax.device_get(alone))
+    jax.tree.map(np.testing.assert_array_equal, first, second)
+
+
+def test_replicates_lie_on_the_devices_of_both(resumed):
+    assert set(resumed[0][0]["parts"]) == {8}
+
+
+def test_nothing_is_lost_and_nothing_trained_twice(folder, killed, resumed):
+    running = "running-1-0-1x8.safetensors"
+    assert set(killed) == {"0-0.safetensors", running}
+    # The second chunk's checkpoint is of the epoch before the kill.
+    rest = list(range(job.DYING_EPOCH, 3))
+    assert [found["trained"] for found in resumed[0]] == [[rest, [0, 1, 2]]] * 2
+    kept = {path.name: path.stat().st_mtime_ns for path in (folder / "0" / "sweep").iterdir()}
+    assert set(kept) == {f"{row}-0.safetensors" for row in range(3)}
+    assert kept["0-0.safetensors"] == killed["0-0.safetensors"]
+
+
+def test_the_first_process_alone_writes_and_speaks(folder, resumed):
+    assert {path.name for path in (folder / "1").iterdir()} == {"found.pickle"}
+    assert ["replicate 15/15" in printed for printed in resumed[1]] == [True, False]
+
+
+def test_what_the_first_process_refuses_all_refuse(resumed):
+    for found in resumed[0]:
+        assert "setting 'epochs' is 3 there and 4 here" in found["refused"]
+
+
+def test_one_process_goes_on_where_two_stopped(folder, resumed, monkeypatch):
+    def never(*_, **__):
+        raise AssertionError("a chunk is trained again")
+
+    monkeypatch.setattr(sys.modules["jaxeff.training.sweep"], "run_epochs", never)
+    again = job.swept(folder / "0" / "sweep")
+    jax.tree.map(np.testing.assert_array_equal, again._asdict(), resumed[0][0]["sweep"])
+
+
+def test_chains_that_processes_cannot_share_evenly(monkeypatch):
+    from types import SimpleNamespace
+
+    from jaxeff.bayes.sampling.mcmc import _mesh
+
+    devices = [SimpleNamespace(process_index=i) for i in (0, 0, 1, 1)]
+    monkeypatch.setattr(jax, "devices", lambda: devices)
+    with pytest.raises(ValueError, match="3 chains can't be spread evenly over 2 processes"):
+        _mesh(3, None)
