@@ -1,12 +1,13 @@
 """A run over several processes: who writes, what the others learn, how arrays get there and back.
 
-A script lets the processes find each other by ``jax.distributed.initialize()``, before anything
-else of JAX is used. Under SLURM, Open MPI, Kubernetes or on a TPU pod JAX finds the arguments
-itself; elsewhere it is given the address of the first process, their number and its own. From then
-on `jax.devices()` are those of all processes, and `sweep` and the samplers of `jaxeff.bayes` spread
-over them. Each process makes the same calls with the same arguments, and each gets the whole
-result. The first one reads and writes the files, and says what it found: the others need not see
-its disk, and all of them go on from the same place.
+A script lets the processes find each other by ``jax.distributed.initialize()``, before it imports
+jaxeff: BlackJAX, which samplers import, computes as it is imported, and then JAX must know its
+devices. Under SLURM, Open MPI, Kubernetes or on a TPU pod JAX finds the arguments itself; elsewhere
+it is given the address of the first process, their number and its own. From then on `jax.devices()`
+are those of all processes, and `sweep` and the samplers of `jaxeff.bayes` spread over them. Each
+process makes the same calls with the same arguments, and each gets the whole result. The first one
+reads and writes the files, and says what it found: the others need not see its disk, and all of
+them go on from the same place.
 
 Sharp edges:
     A process that skips a call which the others make leaves them waiting.

@@ -1,6 +1,6 @@
-"""One process of a job of two with four devices each: ``job.py FOLDER NUMBER ADDRESS [die]``.
+"""What each process of a job runs: `main`. Its parts, run alone, are what it is compared with.
 
-It sweeps, samples, and leaves what it got in its own folder, which the other one doesn't see.
+A process sweeps, samples, and leaves what it got in its own folder, which the other doesn't see.
 """
 
 import os
@@ -70,8 +70,9 @@ def found(swept_, sampled_):
     return {"sweep": swept_._asdict(), "chains": chains}
 
 
-def main(folder, number, address, die=None):
-    jax.distributed.initialize(address, num_processes=2, process_id=int(number))
+def main(place, die=None):
+    folder = Path(place)
+    folder.mkdir(exist_ok=True)
     assert (jax.device_count(), jax.local_device_count()) == (8, 4)
     module = sys.modules["jaxeff.training.sweep"]
     run_epochs, trained, sharded = module.run_epochs, [], []
@@ -81,7 +82,7 @@ def main(folder, number, address, die=None):
 
         def seen(index, carry, record):
             trained[-1].append(index)
-            sharded.append(len({s.index for s in carry.params["fc1"].global_shards}))
+            sharded.append(len({str(s.index) for s in carry.params["fc1"].global_shards}))
             if die and (len(trained), index) == (DYING_CHUNK, DYING_EPOCH):
                 os.kill(os.getpid(), signal.SIGKILL)
             on_epoch(index, carry, record)
@@ -101,9 +102,3 @@ def main(folder, number, address, die=None):
         refused = str(error)
     results |= {"trained": trained, "parts": sharded, "refused": refused}
     (folder / "found.pickle").write_bytes(pickle.dumps(jax.device_get(results)))
-
-
-if __name__ == "__main__":
-    place = Path(sys.argv[1])
-    place.mkdir(exist_ok=True)
-    main(place, *sys.argv[2:])

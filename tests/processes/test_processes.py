@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import job
@@ -14,6 +15,18 @@ import numpy as np
 import pytest
 
 pytestmark = pytest.mark.filterwarnings("ignore::jaxeff.bayes.ConvergenceWarning")
+
+
+PROCESS = """
+import sys
+import jax
+number, address, *rest = sys.argv[1:]
+jax.distributed.initialize(address, num_processes=2, process_id=int(number))
+import job
+job.main(*rest)
+"""
+LIMIT = 600
+"""Seconds that a job may take on a machine that is busy with others; alone it takes some ten."""
 
 
 def assert_same(a, b):
@@ -27,11 +40,12 @@ def start(folder, *dying):
         address = f"localhost:{free.getsockname()[1]}"
     flags = "--xla_force_host_platform_device_count=4"
     environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, job.__file__]
+    rest = [["die"] if i in dying else [] for i in range(2)]
     return [
         subprocess.Popen(
-            [*command, folder / str(i), str(i), address, *(["die"] if i in dying else [])],
-            env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
+            [sys.executable, "-c", PROCESS, str(i), address, folder / str(i), *rest[i]],
+            env=environment, cwd=Path(job.__file__).parent, text=True,
+            stderr=subprocess.PIPE, stdout=subprocess.DEVNULL,
         )
         for i in range(2)
     ]  # fmt: skip
@@ -57,7 +71,7 @@ def folder(tmp_path_factory):
 def killed(folder):
     """A job whose second process dies in the second chunk; what is left of its sweep."""
     with ended(start(folder, 1)) as (_, second):
-        assert second.wait(300) == -signal.SIGKILL, second.communicate()[1]
+        assert second.wait(LIMIT) == -signal.SIGKILL, second.communicate()[1]
     left = folder / "0" / "sweep"
     return {path.name: path.stat().st_mtime_ns for path in left.glob("[!.]*")}
 
@@ -66,7 +80,7 @@ def killed(folder):
 def resumed(folder, killed):
     """The same job, started again: what each process found and printed."""
     with ended(start(folder)) as processes:
-        printed = [process.communicate(timeout=300)[1] for process in processes]
+        printed = [process.communicate(timeout=LIMIT)[1] for process in processes]
         assert [process.returncode for process in processes] == [0, 0], "\n".join(printed)
     names = [folder / str(i) / "found.pickle" for i in range(2)]
     return [pickle.loads(name.read_bytes()) for name in names], printed
