@@ -249,7 +249,10 @@ def _cut(found: Any, seeds: int, settings: int) -> Any:
 
 
 def _progress(advance: Any, number: int, epochs: int, shape: tuple[int, int]) -> Any:
+    shown = 0
+
     def on_epoch(index: int, carry: TrainState, record: dict[str, Any]) -> None:
+        nonlocal shown
         losses = _cut(np.asarray(record["loss"]), *shape)
         bad = np.count_nonzero(~np.isfinite(losses))
         line = (
@@ -257,6 +260,7 @@ def _progress(advance: Any, number: int, epochs: int, shape: tuple[int, int]) ->
             if bad
             else f"epoch {index + 1} of {epochs}"
         )
-        advance(number / epochs, line)
+        advance(number * (index + 1 - shown) / epochs, line)  # with what a checkpoint had
+        shown = index + 1
 
     return on_epoch
