@@ -91,6 +91,7 @@ def _program(steps: int, devices: int, replicates: int) -> tuple[Callable[[], An
     epoch = epoch_function(loss_at(f), optimizer, BATCH, spread.seeds, spread.settings)
     compiled = jax.jit(epoch).lower(carry, keys, data).compile()
     needs = compiled.memory_analysis()
+    assert needs is not None
     size = (
         needs.argument_size_in_bytes + needs.output_size_in_bytes + needs.temp_size_in_bytes
         - needs.alias_size_in_bytes
