@@ -217,7 +217,8 @@ def _covariance(
     if one.ndim != axes or one.shape[-1] != one.size:
         raise MomentsError(
             "moments: correlations='joint' takes results that are vectors, one per example; "
-            f"result {number} has shape {one.shape}. Reshape it to one axis, or take correlations=True."
+            f"result {number} has shape {one.shape}. Reshape it to one axis, or take "
+            "correlations=True."
         )
     found = jax.vmap(_slopes(pull, y, number))(jnp.eye(one.size, dtype=one.dtype))
 
