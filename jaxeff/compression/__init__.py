@@ -1,6 +1,7 @@
 """Compression: fewer bits, fewer channels."""
 
 from jaxeff.compression.apart import Apart
+from jaxeff.compression.binary import Binary
 from jaxeff.compression.calibration import calibrate
 from jaxeff.compression.integer import Int
 from jaxeff.compression.lsq import LSQ
@@ -23,6 +24,7 @@ from jaxeff.compression.uniform import Uniform
 __all__ = [
     "LSQ",
     "Apart",
+    "Binary",
     "Grid",
     "Int",
     "Quantization",

@@ -37,9 +37,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
+import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxeff.settings import Setting
+from jaxeff.settings import Setting, check_broadcasts, lifted
 
 Role = Literal["weight", "activation"]
 Axes = tuple[int, ...]
@@ -79,6 +80,24 @@ class Tensor:
         if per == "channel" and self.find_channels is not None:
             return self.find_channels()
         return (0,) if per == "sample" and self.role == "activation" and self.rank > 1 else ()
+
+    def count(self, shape: tuple[int, ...], per: str) -> int:
+        """How many entries of an array of this shape have numbers of their own."""
+        return math.prod(shape[axis] for axis in self.axes(per))
+
+    def fitted(self, name: str, value: Any, x: Float[Array, "*shape"]) -> Array:
+        """A number of a method as an array that broadcasts against what it acts on, of its dtype.
+
+        Args:
+            name: What an error message calls it, such as "Binary.scale".
+            value: The number, or an array of them.
+            x: What it acts on.
+
+        Raises:
+            ValueError: It doesn't broadcast against the array, or would enlarge it.
+        """
+        check_broadcasts(f"{name} at {self.site}/{self.name}", value, x.shape)
+        return lifted(jnp.asarray(value, x.dtype), x.shape)
 
     def random(self, method: str) -> PRNGKeyArray:
         """The key, for a method that draws.
