@@ -1,0 +1,72 @@
+"""The nearest of a few given values: what a codebook, a learned basis or a table of levels share.
+
+Levels lie along a last axis of their own, `[..., levels]`, and are sorted along it: `[levels]` for
+one set, or of size one along every axis of the array but those that have sets of their own. A value
+in the middle between two levels belongs to the lower one.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Integer
+
+from jaxeff.settings import lifted
+
+
+@jax.jit
+def nearest(x: Float[Array, "*shape"], levels: Float[Array, "..."]) -> Integer[Array, "*shape"]:
+    """The index of the level that is nearest to each value. That of NaN is 0."""
+    levels = lifted(levels, (*x.shape, levels.shape[-1]))
+    middles = levels[..., 1:] / 2 + levels[..., :-1] / 2
+    # Compilers fuse the comparisons into the sum: no array of values by levels is made.
+    return jnp.sum(x[..., None] > middles, axis=-1, dtype=jnp.int32)
+
+
+def look_up(levels: Float[Array, "..."], codes: Integer[Array, "*shape"]) -> Array:
+    """The levels of codes; the gradient of a level is the sum over its members."""
+    levels = lifted(levels, (*codes.shape, levels.shape[-1]))
+    return jnp.take_along_axis(levels, codes[..., None], axis=-1, mode="clip")[..., 0]
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def sums(
+    x: Float[Array, "*shape"], codes: Integer[Array, "*shape"], count: int, shape: tuple[int, ...]
+) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
+    """How many values have each code, and their sum, in float32 at least.
+
+    Args:
+        x: Values.
+        codes: Their codes, 0 to `count` - 1.
+        count: Number of codes.
+        shape: Of one set of levels; as `jaxeff.compression.quantization.kept_axes` gives it.
+
+    Returns:
+        Two arrays of the shape `(*shape, count)`.
+    """
+    x = widened(x)
+    sets: Any = jnp.zeros(x.shape, jnp.int32)
+    total = 1
+    for axis, size in enumerate(shape):
+        if size > 1:
+            sets = sets * size + lax.broadcasted_iota(jnp.int32, x.shape, axis)
+            total *= size
+    flat = (sets * count + codes).ravel()
+
+    def add(values: Array) -> Array:
+        return jax.ops.segment_sum(values.ravel(), flat, total * count).reshape((*shape, count))
+
+    return add(jnp.ones_like(x)), add(x)
+
+
+def widened(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """An array in float32 at least."""
+    return x.astype(jnp.float32) if jnp.finfo(x.dtype).bits < 32 else x
+
+
+def least_squares(gram: Float[Array, "... n n"], right: Float[Array, "... n"]) -> Array:
+    """The shortest solution of the normal equations, also where bases coincide."""
+    inverse = jnp.linalg.pinv(gram, hermitian=True)
+    return jnp.sum(inverse * right[..., None, :], axis=-1)
