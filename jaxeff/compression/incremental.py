@@ -136,12 +136,12 @@ class IncrementalState(NamedTuple):
     """What `incrementally` knows.
 
     Attributes:
-        count: Updates so far.
+        steps: Updates so far.
         top: The exponent n1 of each array.
         done: Which of its weights are quantized.
     """
 
-    count: Array
+    steps: Array
     top: Any
     done: Any
 
@@ -171,7 +171,7 @@ def incrementally(method: Incremental, schedule: optax.Schedule) -> optax.Gradie
     ) -> tuple[Any, IncrementalState]:
         if params is None:
             raise ValueError("incrementally moves weights: pass update the parameters too.")
-        share = schedule(state.count)
+        share = schedule(state.steps)
 
         def partition(w: Array, done: Array) -> Array:
             return done | largest(jnp.where(done, jnp.inf, jnp.abs(w)), share)
@@ -183,7 +183,7 @@ def incrementally(method: Incremental, schedule: optax.Schedule) -> optax.Gradie
             return jnp.where(done, replace(method, top=top).values(w) - w, u)
 
         moved = jax.tree.map(move, updates, params, done, state.top)
-        return moved, IncrementalState(state.count + 1, state.top, done)
+        return moved, IncrementalState(state.steps + 1, state.top, done)
 
     return optax.GradientTransformation(init, update)  # type: ignore[arg-type]
 

@@ -91,9 +91,8 @@ class LearnedBasis(Quantization):
         """The basis of an array, where it is open: `turns` turns from evenly spaced levels."""
         if self.basis is not None:
             return self
-        basis = self._first(x, tensor)
-        for _ in range(self.turns):
-            basis = self._turn(basis, x, tensor)
+        first = self._first(x, tensor)
+        basis = lax.fori_loop(0, self.turns, lambda _, v: self._turn(v, x, tensor), first)
         return replace(self, basis=basis.astype(x.dtype))
 
     def updated(self, x: Float[Array, "*shape"], tensor: Tensor) -> "LearnedBasis":

@@ -79,7 +79,7 @@ def updated(
             found[layer.site] = of_layer
         return outputs
 
-    evaluate(program, rule, None, jax.tree.leaves((args, {})))
+    evaluate(program, rule, None, jax.tree.leaves((params, args, {})))
     missing = sorted(set(found) - set(spec))
     if missing:
         raise ValueError(f"updated needs a setting for {missing[0]!r} itself, as init returns it.")
@@ -91,7 +91,7 @@ def _with(setting: Any, found: dict[str, Quantizer] | None) -> Any:
         return setting
     weights = [q for name, q in found.items() if name.startswith("weights")]
     several = isinstance(setting.activations, tuple)
-    place = setting.activations if several else (setting.activations,)
+    place: Any = setting.activations if several else (setting.activations,)
     new: Any = tuple(found.get(f"{setting.at}_{i}", q) for i, q in enumerate(place))
     return replace(
         setting,
