@@ -1,5 +1,19 @@
 """Compression: fewer bits, fewer channels."""
 
+from jaxeff.compression.allocation import (
+    BitSensitivity,
+    HessianTrace,
+    QuantizationErrors,
+    allocate_bits,
+    bit_policy,
+    each_policy,
+    hessian_sensitivity,
+    hessian_trace,
+    kl_sensitivity,
+    noise_to_signal,
+    quantization_errors,
+    signal_to_noise_bits,
+)
 from jaxeff.compression.apart import Apart
 from jaxeff.compression.bases import BinaryBases
 from jaxeff.compression.binary import Binary
@@ -25,6 +39,7 @@ from jaxeff.compression.quantization import (
 from jaxeff.compression.quantized import quantized
 from jaxeff.compression.running import RunningRange, initial_ranges, running
 from jaxeff.compression.start import init, learned
+from jaxeff.compression.switched import Switched
 from jaxeff.compression.ternary import Ternary, TrainedTernary
 from jaxeff.compression.uniform import Uniform
 from jaxeff.compression.updated import updated
@@ -34,34 +49,47 @@ __all__ = [
     "Apart",
     "Binary",
     "BinaryBases",
+    "BitSensitivity",
     "Codebook",
     "Grid",
     "HalfWave",
+    "HessianTrace",
     "Incremental",
     "Int",
     "LearnedBasis",
     "PowersOfTwo",
     "Quantization",
+    "QuantizationErrors",
     "Quantizer",
     "RunningRange",
+    "Switched",
     "Tensor",
     "Ternary",
     "TrainedTernary",
     "Uniform",
+    "allocate_bits",
+    "bit_policy",
     "calibrate",
     "dequantize",
+    "each_policy",
     "fake_quantize",
     "grid",
     "half_wave_levels",
+    "hessian_sensitivity",
+    "hessian_trace",
     "incrementally",
     "init",
     "initial_ranges",
+    "kl_sensitivity",
     "learned",
+    "noise_to_signal",
+    "quantization_errors",
     "quantize",
     "quantized",
     "round_through",
     "running",
     "shares",
+    "signal_to_noise_bits",
     "straight_through",
     "updated",
     "value_range",

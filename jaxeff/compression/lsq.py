@@ -6,6 +6,7 @@ code of the end (Esser et al., eq. 3); that of x is one inside and zero outside 
 offset's is zero inside and one outside (Bhalgat et al., eq. 6).
 """
 
+import math
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -14,7 +15,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxeff.compression.protocol import Quantization, Tensor
-from jaxeff.compression.quantization import MAX_BITS, Bits, kept_axes, power_of_two, round_through
+from jaxeff.compression.quantization import (
+    MAX_BITS,
+    Bits,
+    kept_axes,
+    power_of_two,
+    ranges,
+    round_through,
+)
 from jaxeff.settings import (
     Choice,
     Number,
@@ -103,6 +111,11 @@ class LSQ(Quantization):
         # An array of zeros has no scale, and any step is right for it.
         step = jnp.where(jnp.asarray(step) > 0, step, jnp.ones_like(step)).astype(x.dtype)
         return replace(known, step=step, offset=offset)
+
+    def storage(self, shape: tuple[int, ...], tensor: Tensor) -> Any:
+        """Bits of the codes, and of steps and offsets in float32."""
+        each = 64 if self.asymmetric else 32
+        return math.prod(shape) * self.bits + ranges(shape, tensor.axes(self.per)) * each
 
     def _ends(self, dtype: Any) -> tuple[Any, Any]:
         """The smallest and largest code."""

@@ -27,6 +27,7 @@ References:
 """
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -259,6 +260,11 @@ def kept_axes(
     axes = tuple(axis for axis in range(x.ndim) if axis not in kept)
     shape = tuple(n if axis in kept else 1 for axis, n in enumerate(x.shape))
     return axes, shape if kept else ()
+
+
+def ranges(shape: Sequence[int], keep: Sequence[int]) -> int:
+    """How many ranges an array of a shape has that keeps one for each entry of some axes."""
+    return math.prod(shape[axis] for axis in keep)
 
 
 def power_of_two(bits: Bits, dtype: Any) -> Float[Array, "..."]:

@@ -21,8 +21,9 @@ Sharp edges:
     Integer arrays are left alone.
 """
 
+import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -36,6 +37,7 @@ from jaxeff.program import primitives as prim
 from jaxeff.program.evaluation import Rule
 from jaxeff.program.grouping import mark
 from jaxeff.program.spec import check_settings, resolve
+from jaxeff.program.widths import bits_scope, is_scalar
 
 
 def quantized(
@@ -157,8 +159,23 @@ def of_outputs(
 
 
 def _quantize(quantizer: Quantizer, x: Any, tensor: Tensor) -> Any:
-    with jax.named_scope(mark("quantize", f"{tensor.site}/quantize_{tensor.name}")):
+    with quantizing(quantizer, tensor, jnp.shape(x)):
         return quantizer.quantize(x, tensor)
+
+
+@contextlib.contextmanager
+def quantizing(quantizer: Quantizer, tensor: Tensor, shape: tuple[int, ...]) -> Iterator[None]:
+    """The name scopes of an array's quantization: whose it is, and its bits if they are known."""
+    with contextlib.ExitStack() as scopes:
+        of_array = mark("quantize", f"{tensor.site}/quantize_{tensor.name}")
+        scopes.enter_context(jax.named_scope(of_array))
+        with jax.ensure_compile_time_eval():  # a width may be a number that is held by an array
+            width, storage = (getattr(quantizer, name, None) for name in ("width", "storage"))
+            bits = storage(shape, tensor) if is_scalar(width) and storage is not None else None
+            told = bits_scope(tensor.name, width, bits)
+        if told is not None:
+            scopes.enter_context(jax.named_scope(told))
+        yield
 
 
 def _is_real(x: Any) -> bool:

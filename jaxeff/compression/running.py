@@ -30,12 +30,13 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from jaxeff.compression.integer import Int
+from jaxeff.compression.protocol import Tensor
 from jaxeff.compression.quantization import fake_quantize, value_range
-from jaxeff.compression.quantized import quantized
+from jaxeff.compression.quantized import quantized, quantizing
+from jaxeff.compression.uniform import Uniform
 from jaxeff.from_flax import NEW_STATE_TAG, STATE_TAG
 from jaxeff.program import Layer, Program, interpret, plain, trace
 from jaxeff.program.evaluation import Rule
-from jaxeff.program.grouping import mark
 from jaxeff.program.spec import check_settings, resolve
 from jaxeff.settings import check_number
 
@@ -106,7 +107,9 @@ def running(
                 setting = settings.get(layer.site)
                 if setting is None:
                     return [first, *others]
-                with jax.named_scope(mark("quantize", f"{layer.site}/quantize_output_0")):
+                tensor = Tensor(layer.site, "output_0", "activation", jnp.ndim(first))
+                grid = Uniform(setting.width("activations"))
+                with quantizing(grid, tensor, jnp.shape(first)):
                     if training:
                         current[layer.site] = _follow(current[layer.site], first, decay)
                     first = _quantize(setting, first, current[layer.site])

@@ -3,6 +3,7 @@
 This is what `Int` does to each of a layer's arrays.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxeff.compression.protocol import Quantization, Tensor
-from jaxeff.compression.quantization import MAX_BITS, Bits, fake_quantize, value_range
+from jaxeff.compression.quantization import MAX_BITS, Bits, fake_quantize, ranges, value_range
 from jaxeff.settings import Choice, Width, check_number, register_setting, static, static_number
 
 
@@ -61,3 +62,8 @@ class Uniform(Quantization):
         if not keep:
             low, high = jnp.reshape(low, ()), jnp.reshape(high, ())
         return Uniform(self.bits, self.symmetric, (low, high), self.per)
+
+    def storage(self, shape: tuple[int, ...], tensor: Tensor) -> Any:
+        """Bits of the codes; of each range a step in float32 and, where affine, a code for zero."""
+        zero = 0 if self.symmetric else self.bits
+        return math.prod(shape) * self.bits + ranges(shape, tensor.axes(self.per)) * (32 + zero)

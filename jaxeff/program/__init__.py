@@ -8,6 +8,7 @@ from jaxeff.program.layers import KINDS, Layer, Program
 from jaxeff.program.spec import SpecError, resolve
 from jaxeff.program.summary import Summary, sites, summary
 from jaxeff.program.trace import trace
+from jaxeff.program.widths import Widths
 
 __all__ = [
     "KINDS",
@@ -17,6 +18,7 @@ __all__ = [
     "Program",
     "SpecError",
     "Summary",
+    "Widths",
     "cost",
     "evaluate",
     "expression",

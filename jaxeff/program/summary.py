@@ -1,12 +1,14 @@
 """The program as a table for people."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from jaxeff.program.cost import Cost, program_cost
+from jaxeff.program.cost import Cost, LayerCost, program_cost
 from jaxeff.program.spec import resolve
 from jaxeff.program.trace import trace
+from jaxeff.program.widths import Bits
 from jaxeff.settings import brief
 from jaxeff.tables import Table
 
@@ -24,30 +26,35 @@ class Summary:
     settings: Mapping[str, Any] | None = field(default=None)
 
     def _table(self) -> Table:
-        rows = [
-            (
+        columns = ["site", "kind", "output", "params>", "MACs>", "BOPs>"]
+        cells = [
+            [
                 row.site,
                 row.kind,
                 "x".join(map(str, row.shape)),
-                *(f"{n:,}" if n else "" for n in (row.params, row.macs, row.bops)),
-                *self._setting(row.site),
-            )
+                *(_number(n) for n in (row.params, row.macs, row.bops)),
+            ]
             for row in self.cost.layers
         ]
-        more = [] if self.settings is None else ["setting"]
-        total = self.cost
-        counts = (f"{n:,}" for n in (total.params, total.macs, total.bops))
-        return Table(
-            ("site", "kind", "output", "params>", "MACs>", "BOPs>", *more),
-            rows,
-            ("total", "", "", *counts, *("" for _ in more)),
-            f"{len(rows)} layers",
+        total = ["total", "", "", *map(_number, (self.cost.params, self.cost.macs, self.cost.bops))]
+        if any(
+            min(row.weight_bits or 32, row.activation_bits or 32) < 32 for row in self.cost.layers
+        ):
+            columns += ["bits", "bytes>"]
+            for row, of_layer in zip(self.cost.layers, cells, strict=True):
+                of_layer += [_bits(row), _number(math.ceil(row.storage / 8))]
+            total += ["", _number(self.cost.size)]
+        if self.settings is not None:
+            columns.append("setting")
+            for row, of_layer in zip(self.cost.layers, cells, strict=True):
+                known = row.site in self.settings
+                of_layer.append(brief(self.settings[row.site]) if known else "")
+            total.append("")
+        caption = (
+            f"{len(cells)} layers, {self.cost.size:,} bytes of parameters, "
+            f"{self.cost.peak:,} of activations at a time"
         )
-
-    def _setting(self, site: str) -> list[str]:
-        if self.settings is None:
-            return []
-        return [brief(self.settings[site]) if site in self.settings else ""]
+        return Table(columns, cells, total, caption)
 
     def __rich__(self) -> Any:
         """The table, for `rich`."""
@@ -64,22 +71,36 @@ class Summary:
         return self._table()._repr_html_()
 
 
+def _number(n: float) -> str:
+    return (f"{n:,}" if isinstance(n, int) else f"{n:,.1f}") if n else ""
+
+
+def _bits(row: LayerCost) -> str:
+    """Of weights and of activations."""
+    if row.weight_bits is None or row.activation_bits is None:
+        return ""
+    return f"{row.weight_bits:.3g} x {row.activation_bits:.3g}"
+
+
 def summary(
     f: Callable[..., Any],
     params: Any,
     *args: Any,
-    bits: Mapping[str, tuple[int, int]] | None = None,
+    bits: Bits | None = None,
     spec: Mapping[str, Any] | None = None,
     **kwargs: Any,
 ) -> Summary:
     """The layers of `f`: site, kind, output shape, parameters, MACs and BOPs.
 
+    A function that was quantized shows its bits, too, and the bytes that parameters take in them.
+
     Args:
         f: A pure function `f(params, *args)`.
         params: Arrays or `jax.ShapeDtypeStruct`s.
         *args: Further arguments; a batch of one gives per-sample figures.
-        bits: `(weight bits, activation bits)` by site, for BOPs of a quantized network.
-        spec: Settings by pattern, of any transform; a column says what each site gets.
+        bits: As for `cost`: widths by site, of a network that will be quantized.
+        spec: Settings by pattern, of any transform; a column says what each site gets. Costs are
+            those of `f`; of `quantized(f, spec)` they are those in its bits.
         **kwargs: As for `trace`.
 
     Raises:

@@ -43,9 +43,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from jaxeff.divergence import divergences
 from jaxeff.noise import Additive, Noise, noisy
 from jaxeff.noise.protocol import perturb_at
-from jaxeff.training.canonical import quick_in_loops
 
 ONE_BIT = math.log(2)
 
@@ -162,18 +162,12 @@ def _divergences(
     x: Any,
     grid: Any,
 ) -> Float[Array, "sites levels draws"]:
-    def log_probs(g: Any, *key: Any) -> Array:
-        found = g(*key, params, x) if state is None else g(*key, params, state, x)
-        return jax.nn.log_softmax(found if state is None else found[0])
-
-    clean = log_probs(f)
-
-    def divergence(index: Any, level: Any, key: Any) -> Float[Array, ""]:
+    def changed(change: Any) -> Any:
+        index, level, key = change
         spec = {s: _Switched(noise(level), index == i) for i, s in enumerate(sites)}
-        perturbed = log_probs(noisy(f, spec), key)
-        return (jnp.exp(clean) * (clean - perturbed)).sum(-1).mean()
+        return functools.partial(noisy(f, spec), key)
 
-    quick = quick_in_loops(divergence)
     every = jnp.meshgrid(jnp.arange(len(sites)), grid, jnp.arange(len(keys)), indexing="ij")
-    flat = (every[0].ravel(), every[1].ravel(), keys[every[2].ravel()])
-    return jax.lax.map(lambda inputs: quick(*inputs), flat).reshape(every[0].shape)
+    changes = (every[0].ravel(), every[1].ravel(), keys[every[2].ravel()])
+    found = divergences(f, changed, changes, params, x, state=state)
+    return found.mean(range(1, found.ndim)).reshape(every[0].shape)

@@ -1,0 +1,240 @@
+"""A policy: a bit width for the weights and the activations of every site, as arrays.
+
+```python
+import jax
+import jax.numpy as jnp
+
+from jaxeff.compression import bit_policy, each_policy, quantized
+from jaxeff.nn import small_classifier
+
+f, params, (x, y) = small_classifier()
+sites = ("conv1", "fc2")
+spec = bit_policy(sites, jnp.array([4, 32]), jnp.array([8, 2]))    # fc2 keeps its weights
+quantized(f, spec)(params, x)
+
+many = jax.random.randint(jax.random.key(0), (100, 2), 1, 9)
+logits = each_policy(f, params, x, sites, many, many)              # [100, batch, classes]
+```
+
+A width of 32 leaves an array alone. `each_policy` evaluates many in one compiled program, in which
+weights are quantized once per width rather than once per policy.
+
+Sharp edge: inside a loop of the model weights are quantized again by every policy.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from jaxeff.compression.apart import Apart
+from jaxeff.compression.protocol import Quantization, Quantizer, Tensor
+from jaxeff.compression.quantization import MAX_BITS
+from jaxeff.compression.quantized import of_inputs, quantized, settings_of
+from jaxeff.compression.switched import Switched
+from jaxeff.compression.uniform import Uniform
+from jaxeff.divergence import map_changes
+from jaxeff.program import Layer, evaluate, plain, trace
+from jaxeff.settings import is_concrete, register_setting, static
+
+FLOAT = 32
+"""The width that leaves an array as it is."""
+
+Method = Callable[[Any], Quantizer]
+"""Makes a quantizer from a bit width, which may be traced: `Uniform`, `LSQ`."""
+Widths = Int[Array | np.ndarray, "*policies sites"]
+
+
+def bit_policy(
+    sites: Sequence[str],
+    weights: Widths | None = None,
+    activations: Widths | None = None,
+    *,
+    method: Method = Uniform,
+) -> dict[str, Apart | None]:
+    """The spec that gives sites their bits.
+
+    Args:
+        sites: The layers.
+        weights: Bit widths, 1 to 16, or 32 to leave the weights of a site alone; None for all of
+            them. They may be traced, and have leading axes for `vmap` to go over.
+        activations: The same for what the layers read.
+        method: How an array is quantized to a width.
+
+    Raises:
+        ValueError: There are no widths, not one per site, or one that is neither of these.
+    """
+    sites = tuple(sites)
+    given = {"weights": weights, "activations": activations}
+    if all(widths is None for widths in given.values()):
+        raise ValueError("A policy needs bit widths of weights, of activations, or of both.")
+    for name, widths in given.items():
+        if widths is not None:
+            _check(name, widths, sites)
+    spec: dict[str, Apart | None] = {}
+    for i, site in enumerate(sites):
+        w, a = (None if b is None else _switched(b[..., i], method) for b in given.values())
+        spec[site] = None if w is None and a is None else Apart(w, a)
+    return spec
+
+
+def each_policy(
+    f: Callable[..., Any],
+    params: Any,
+    x: Any,
+    sites: Sequence[str],
+    weights: Widths,
+    activations: Widths,
+    *,
+    method: Method = Uniform,
+    widths: Sequence[int] = (1, 2, 3, 4, 5, 6, 7, 8, FLOAT),
+    at_once: int = 1,
+) -> Float[Array, "policies ..."]:
+    """The results of a model under many policies.
+
+    One program for any policies of a shape: other bits compile nothing.
+
+    Args:
+        f: A pure function `f(params, x)`.
+        params: Its parameters.
+        x: Inputs, which are evaluated at once.
+        sites: The layers.
+        weights: Bit widths of their weights, a row per policy.
+        activations: The same of what they read.
+        method: How an array is quantized to a width.
+        widths: The widths that weights may have, for each of which they are kept in memory.
+        at_once: How many policies are evaluated side by side, by `vmap`.
+
+    Raises:
+        ValueError: Widths that aren't a row per policy with one per site, or not among `widths`.
+    """
+    sites, widths = tuple(sites), tuple(widths)
+    for name, bits in (("weights", weights), ("activations", activations)):
+        if np.ndim(bits) != 2:
+            raise ValueError(
+                f"{name} must be a row of bit widths per policy, not {np.shape(bits)}."
+            )
+        _check(name, bits, sites)
+    if is_concrete(weights) and not np.isin(weights, widths).all():
+        bad = sorted(set(np.unique(weights).tolist()) - set(widths))
+        raise ValueError(f"weights have a width of {bad[0]}, but widths lists {widths}.")
+    found: Array = _each(f, method, sites, widths, at_once, params, x, weights, activations)
+    return found
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
+def _each(
+    f: Any,
+    method: Method,
+    sites: tuple[str, ...],
+    widths: tuple[int, ...],
+    at_once: int,
+    params: Any,
+    x: Any,
+    weights: Any,
+    activations: Any,
+) -> Array:
+    evaluated = under_policies(f, method, sites, widths, params, x)
+    changes = (jnp.asarray(weights), jnp.asarray(activations))
+    found: Array = map_changes(lambda c: evaluated(*c)(params, x), changes, at_once)
+    return found
+
+
+def under_policies(
+    f: Any, method: Method, sites: Sequence[str], widths: Sequence[int], *args: Any
+) -> Callable[[Any, Any], Callable[..., Any]]:
+    """Makes the quantized model from the widths of a policy; weights are looked up, not quantized.
+
+    Args:
+        f: The model.
+        method: How an array is quantized to a width.
+        sites: The layers.
+        widths: The widths that weights may have.
+        *args: The arguments that the model will be called with.
+    """
+    tables = _tables(f, method, sites, widths, args)
+
+    def changed(weights: Any, activations: Any) -> Callable[..., Any]:
+        spec = bit_policy(sites, weights, activations, method=method)
+        for i, site in enumerate(sites):
+            if tables.get(site):
+                index = jnp.argmax(jnp.asarray(widths) == weights[i])
+                setting = spec[site]
+                assert setting is not None
+                spec[site] = Apart(_LookedUp(tables[site], index), setting.activations)
+        return quantized(f, spec)
+
+    return changed
+
+
+@register_setting
+@dataclass(frozen=True)
+class _LookedUp(Quantization):
+    """Values that were computed before, of each array by its name, and which of them to take."""
+
+    values: dict[str, Any]
+    index: Any
+    purpose: str = static("look-up")
+
+    def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
+        """The values of an array."""
+        entry = jax.lax.dynamic_index_in_dim(self.values[tensor.name], self.index, keepdims=False)
+        return jnp.asarray(entry, x.dtype)
+
+
+def _tables(
+    f: Any, method: Method, sites: Sequence[str], widths: Sequence[int], args: Sequence[Any]
+) -> dict[str, dict[str, Array]]:
+    """The weights of every site outside a loop, in every width."""
+    program = trace(f, *args)
+    outside = {layer.site for layer in program.layers}
+    settings = settings_of({site: Apart(Uniform(8), Uniform(8)) for site in sites}, program)
+    found: dict[str, dict[str, Array]] = {}
+    bits = jnp.asarray(widths)
+
+    def rule(layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
+        if layer.site in settings and layer.site in outside:
+            read = of_inputs(layer, settings[layer.site], values)
+            found[layer.site] = {
+                tensor.name: jax.lax.map(
+                    lambda b, i=i, t=tensor: _switched(b, method).quantize(values[i], t), bits
+                )
+                for _, tensor, i in read
+                if tensor.role == "weight"
+            }
+        return plain(layer, key, *values)
+
+    evaluate(program, rule, None, jax.tree.leaves((tuple(args), {})))
+    return found
+
+
+def _switched(bits: Any, method: Method) -> Any:
+    """A method that acts below 17 bits; one width that is known needs no switch."""
+    if is_concrete(bits) and np.ndim(bits) == 0:
+        return None if bits > MAX_BITS else method(int(bits))
+    bits = jnp.asarray(bits)
+    return Switched(method(jnp.clip(bits, 1, MAX_BITS)), (bits <= MAX_BITS).astype(jnp.float32))
+
+
+def _check(name: str, widths: Any, sites: tuple[str, ...]) -> None:
+    shape = np.shape(widths)
+    if not shape or shape[-1] != len(sites):
+        raise ValueError(
+            f"{name} must hold a bit width for each of {len(sites)} sites, not {shape}."
+        )
+    if is_concrete(widths):
+        numbers = np.asarray(widths)
+        allowed = (numbers >= 1) & (numbers <= MAX_BITS) & (numbers % 1 == 0) | (numbers == FLOAT)
+        if not allowed.all():
+            where = np.argwhere(~allowed)[0]
+            raise ValueError(
+                f"{name} of {sites[where[-1]]!r} has {numbers[tuple(where)]:g} bits; a width is 1 "
+                f"to {MAX_BITS}, or {FLOAT} to leave the array alone."
+            )
