@@ -1,0 +1,7 @@
+"""Structured pruning: channels that live and die together, derived from a model's program."""
+
+from jaxeff.pruning.channels import Channels, Group, Member, channels
+from jaxeff.pruning.plan import Plan, PlanError
+from jaxeff.pruning.pruned import masked, pruned
+
+__all__ = ["Channels", "Group", "Member", "Plan", "PlanError", "channels", "masked", "pruned"]
