@@ -28,13 +28,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import numpy as np
 
 from jaxeff.from_flax import NEW_STATE_TAG, STATE_TAG
 from jaxeff.program import Program, trace
 from jaxeff.program import primitives as prim
 from jaxeff.program.graph import Value
-from jaxeff.pruning.dimensions import Axis, Dimension, dimensions, fresh, hold, kept, resolve
+from jaxeff.pruning.dimensions import Axis, Dimension, dimensions, fresh, hold, membership, resolve
 from jaxeff.pruning.labels import Axes, Labels, read_program
 from jaxeff.pruning.rules import RULES
 from jaxeff.tables import Table
@@ -137,7 +136,9 @@ class Channels:
         """A row per group."""
         rows = []
         for group in self.groups:
-            also = [f"{m.path}:{m.axis}{'' if m.whole else '*'}" for m in group.members[1:]]
+            first = group.name.split("#")[0]
+            others = [m for m in group.members if f"{m.path}:{m.axis}" != first]
+            also = [f"{m.path}:{m.axis}{'' if m.whole else '*'}" for m in others]
             shown = ", ".join(also[:4]) + (f", {len(also) - 4} more" if len(also) > 4 else "")
             notes = group.held[:1] or tuple(f"crossed by {c}" for c in group.crossed[:1]) or ("",)
             rows.append((group.name, str(group.size), str(group.parameters), shown, notes[0]))
@@ -225,7 +226,7 @@ def _grouped(program: Program, labels: Labels, leaves: Mapping[Value, str]) -> C
             for dimension in dimensions(axis):
                 found.setdefault(dimension, []).append((value, number))
     sites = _sites(program, labels)
-    groups = []
+    groups: list[Group] = []
     for dimension, places in found.items():
         members = tuple(
             Member(leaves[v], i, resolve(labels.of(v)[i]) is dimension) for v, i in places
@@ -291,7 +292,5 @@ def _entries(places: Sequence[tuple[Value, int]], labels: Labels, dimension: Dim
 
 def _multiplicity(axis: Axis, dimension: Dimension) -> int:
     """Indices of an axis that hold one index of a dimension; all if it has no part in it."""
-    first = np.ones(dimension.size, bool)
-    first[0] = False
-    where = kept(axis, {dimension: first})
-    return int((~where).sum()) or int(where.size)
+    index = membership(axis, dimension)
+    return int((index == 0).sum()) or int(index.size)

@@ -131,6 +131,20 @@ def kept(axis: Axis, keep: Mapping[Dimension, np.ndarray]) -> np.ndarray:
     return whole
 
 
+def membership(axis: Axis, dimension: Dimension) -> np.ndarray:
+    """For each index of an axis the index of a dimension that it is a part of, or -1."""
+    axis = resolve(axis)
+    if isinstance(axis, Dimension):
+        return np.arange(axis.size) if axis is dimension else np.full(axis.size, -1)
+    parts = [membership(part, dimension) for part in axis.parts]
+    if isinstance(axis, Concatenation):
+        return np.concatenate(parts) if parts else np.zeros(0, int)
+    whole = np.full(1, -1)
+    for part in parts:
+        whole = np.maximum(whole[:, None], part[None]).reshape(-1)
+    return whole
+
+
 def unify(one: Axis, other: Axis, reason: str) -> None:
     """Says that two axes are the same, index by index.
 

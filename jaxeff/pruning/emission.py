@@ -1,9 +1,9 @@
 """Evaluates a program on arrays that have lost indices: the equations of the old shapes, restated.
 
 An equation carries sizes where its operands don't tell them (a broadcast's shape, a slice's ends,
-the groups of a convolution). They are recomputed from the axes of its results. A division by how many
-entries a sum has had is one by how many are left: a mean stays a mean. Other numbers that came from
-shapes (attention's 1/sqrt(d)) stay as they are.
+the groups of a convolution). They are recomputed from the axes of its results. A division by how
+many entries a sum has had is one by how many are left: a mean stays a mean. Other numbers that came
+from shapes (attention's 1/sqrt(d)) stay as they are.
 """
 
 from __future__ import annotations

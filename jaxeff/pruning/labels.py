@@ -12,10 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from jaxeff import _compat
 from jaxeff._compat import Literal
 from jaxeff.program import primitives as prim
-from jaxeff.program.graph import Node, Value
+from jaxeff.program.graph import Node
 from jaxeff.program.layers import Layer, Program
 from jaxeff.pruning.dimensions import Axis, Dimension, dimensions, fresh, hold, unify
 
@@ -43,7 +45,7 @@ class Labels:
     def of(self, atom: Any) -> Axes:
         """The axes of a value or literal; a value that hasn't been seen yet has new ones."""
         if isinstance(atom, Literal):
-            return tuple(fresh(int(n)) for n in atom.aval.shape)
+            return tuple(fresh(int(n)) for n in np.shape(atom.val))
         if atom not in self.axes:
             self.axes[atom] = tuple(fresh(int(n)) for n in atom.aval.shape)
         return self.axes[atom]
@@ -83,6 +85,7 @@ class Reader:
     def equation(self, eqn: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         """Relates the axes of an equation's operands and results."""
         labels, axes = self.labels, [self.labels.of(a) for a in inputs]
+        results: Sequence[Axes]
         if eqn.primitive in prim.CALLS | prim.CUSTOM:
             results = self._called(eqn, axes)
         elif eqn.primitive in self.rules:
@@ -150,11 +153,7 @@ def read_program(program: Program, labels: Labels, rules: Mapping[Any, Rule]) ->
             for value, made in zip(layer.inputs, layer.outputs, strict=True):
                 labels.set(made, labels.of(value))
         for node in layer.nodes:
-            reader.equation(_with_shapes(node), node.inputs, node.outputs)
-
-
-def _with_shapes(node: Node) -> Any:
-    return node.eqn
+            reader.equation(node.eqn, node.inputs, node.outputs)
 
 
 def _control(layer: Layer, labels: Labels, rules: Mapping[Any, Rule]) -> None:
@@ -223,12 +222,3 @@ def _same(ones: Sequence[Axes], others: Sequence[Axes], reason: str) -> None:
     for one, other in zip(ones, others, strict=True):
         for a, b in zip(one, other, strict=True):
             unify(a, b, reason)
-
-
-def values_of(program: Program) -> list[Value]:
-    """A program's inputs and constants, of its loops and branches too."""
-    found = [*program.inputs, *program.constants]
-    for layer in program.layers:
-        for body in layer.programs if layer.kind == "control flow" else ():
-            found += body.constants
-    return found

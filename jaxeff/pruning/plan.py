@@ -1,8 +1,8 @@
 """`Plan`: which channels of a model stay, and what that makes of trees of its shapes.
 
 A plan is a pytree whose leaves are booleans, one array per group: many plans are one axis more, so
-a `vmap` over plans evaluates them all in one program (`masked`). It belongs to the model it was made
-for, by the shapes of its parameters, and is saved as text.
+a `vmap` over plans evaluates them all in one program (`masked`). It belongs to the model it was
+made for, by the shapes of its parameters, and is saved as text.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool
 
 from jaxeff.pruning.channels import Channels, leaf_path
 from jaxeff.pruning.dimensions import Axis, Concatenation, Dimension, kept, resolve
@@ -37,11 +36,11 @@ class Plan:
     """What stays of every group.
 
     Attributes:
-        keep: By group, a boolean per channel; groups that lose nothing may be left out.
+        keep: By group, an array of booleans `[channels]`; groups that lose nothing may be left out.
         channels: The groups that it is about.
     """
 
-    keep: dict[str, Bool[Array, " channels"]]
+    keep: dict[str, Any]
     channels: Channels
 
     def tree_flatten_with_keys(self) -> tuple[Any, Any]:

@@ -16,10 +16,9 @@ logits = g(small, x)                                          # masked(f, plan)(
 Sharp edges:
     `masked` keeps all shapes and zeroes parameters, so its booleans may be traced. `pruned` has new
     shapes, so its plan has to be known when it is made.
-    Where a statistic is taken over channels (`Group.crossed`), the two differ: a smaller model has the
-    mean of what is left.
-    A number that came from a shape stays what it was, unless it is how many entries a sum has had:
-    attention's 1/sqrt(d) is that of the old d.
+    Where a statistic is taken over channels (`Group.crossed`), the two differ: a smaller model has
+    the mean of what is left. A number that came from a shape stays what it was, unless it is how
+    many entries a sum has had: attention's 1/sqrt(d) is that of the old d.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ def pruned(f: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
     """The smaller model.
 
     Args:
-        f: A pure function `f(params, *args)`; running statistics may be an argument, or closed over.
+        f: A pure function `f(params, *args)`; running statistics may be an argument or closed over.
         plan: What stays; known now.
 
     Returns:

@@ -1,7 +1,7 @@
 """How each primitive relates the axes of its operands to those of its results.
 
-A rule is `rule(eqn, axes, reader) -> axes of each result`. It unifies what loses the same indices and
-holds what can't lose any, with a reason that names the primitive, the site and the line.
+A rule is `rule(eqn, axes, reader) -> axes of each result`. It unifies what loses the same indices
+and holds what can't lose any, with a reason that names the primitive, the site and the line.
 """
 
 from __future__ import annotations
