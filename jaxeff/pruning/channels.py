@@ -35,7 +35,7 @@ from jaxeff.program import primitives as prim
 from jaxeff.program.graph import Value
 from jaxeff.pruning.dimensions import Axis, Dimension, dimensions, fresh, hold, membership, resolve
 from jaxeff.pruning.labels import Axes, Labels, read_program
-from jaxeff.pruning.rules import RULES
+from jaxeff.pruning.rules import PLACE, RULES
 from jaxeff.tables import Table
 
 
@@ -227,6 +227,7 @@ def _grouped(program: Program, labels: Labels, leaves: Mapping[Value, str]) -> C
                 found.setdefault(dimension, []).append((value, number))
     sites = _sites(program, labels)
     groups: list[Group] = []
+    found = {d: places for d, places in found.items() if not any(r.endswith(PLACE) for r in d.held)}
     for dimension, places in found.items():
         members = tuple(
             Member(leaves[v], i, resolve(labels.of(v)[i]) is dimension) for v, i in places

@@ -26,6 +26,8 @@ from jaxeff.pruning.dimensions import (
 from jaxeff.pruning.labels import Axes, Reader, Rule
 
 p = prim.p
+PLACE = ": a place, not a channel"
+"""How reasons end that hold an axis which has no channels."""
 _RUNNING = {p.cumsum_p, p.cumprod_p, p.cummax_p, p.cummin_p, p.cumlogsumexp_p}
 _PASSED = {p.name_p, p.copy_p, p.sharding_constraint_p, p.device_put_p, p.stop_gradient_p}
 
@@ -128,7 +130,7 @@ def convolution(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
     out, inner, *taps = (axes[1][i] for i in numbers.rhs_spec)
     reason = reader.reason(eqn)
     for axis in (*places, *taps):
-        hold(axis, f"{reason}: a place, not a channel")
+        hold(axis, reason + PLACE)
     if groups == 1:
         unify(channels, inner, reason)
     else:
@@ -136,7 +138,7 @@ def convolution(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
         unify(channels, Product((group, inner)), reason)
         unify(out, Product((group, fresh(out.size // groups))), reason)
     shape = eqn.outvars[0].aval.shape
-    result = [fresh(int(n), f"{reason}: a place, not a channel") for n in shape]
+    result = [fresh(int(n), reason + PLACE) for n in shape]
     result[numbers.out_spec[0]], result[numbers.out_spec[1]] = batch, out
     return [tuple(result)]
 
