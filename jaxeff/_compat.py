@@ -44,6 +44,7 @@ __all__ = [
     "jaxpr_as_fun",
     "primitives",
     "primitives_in",
+    "restated",
     "scopes",
     "source_line",
     "split_p",
@@ -52,9 +53,15 @@ __all__ = [
 ]
 
 
-def bind(eqn: JaxprEqn, *values: Any) -> list[Any]:
-    """Evaluates one equation on `values`, keeping its source location, name scope and context."""
-    params = eqn.primitive.get_bind_params(eqn.params)
+def bind(eqn: JaxprEqn, *values: Any, **changed: Any) -> list[Any]:
+    """Evaluates one equation on `values`, keeping its source location, name scope and context.
+
+    Args:
+        eqn: The equation.
+        *values: Its operands.
+        **changed: Parameters that replace its own.
+    """
+    params = eqn.primitive.get_bind_params(eqn.params | changed)
     stack = source_info_util.current_name_stack() + eqn.source_info.name_stack
     with (
         source_info_util.user_context(eqn.source_info.traceback, name_stack=stack),
@@ -62,6 +69,44 @@ def bind(eqn: JaxprEqn, *values: Any) -> list[Any]:
     ):
         out = eqn.primitive.bind(*values, **params)
     return list(out) if eqn.primitive.multiple_results else [out]
+
+
+def restated(
+    eqn: JaxprEqn, restate: Callable[[ClosedJaxpr, Sequence[int]], ClosedJaxpr]
+) -> dict[str, Any]:
+    """The parameters of a custom derivative for operands of other shapes.
+
+    Args:
+        eqn: A call of a function with a derivative of its own.
+        restate: Gives a jaxpr of the old shapes for the new ones. Each of its inputs has the axes
+            of the call's operand with that number: itself or its tangent.
+
+    Returns:
+        Parameters for `bind`. A backward pass is called as it is, on arrays of the new shapes.
+    """
+    q = eqn.params
+    count, first = len(eqn.invars), q["num_consts"]
+    changed: dict[str, Any] = {"call_jaxpr": restate(q["call_jaxpr"], range(count))}
+    if "jvp_jaxpr_fun" in q:
+
+        def derivative(*zeros: bool) -> Any:
+            jaxpr, consts, out_zeros = q["jvp_jaxpr_fun"].call_wrapped(*zeros)
+            moving = [first + i for i, zero in enumerate(zeros) if not zero]
+            new = restate(ClosedJaxpr(jaxpr, consts), [*range(first, count), *moving])
+            return new.jaxpr, new.consts, out_zeros
+
+        info = q["jvp_jaxpr_fun"].debug_info
+        changed["jvp_jaxpr_fun"] = lu.wrap_init(derivative, debug_info=info)
+    else:
+
+        def forward(*nonzeros: bool) -> Any:
+            jaxpr, consts = q["fwd_jaxpr_thunk"].call_wrapped(*nonzeros)
+            new = restate(ClosedJaxpr(jaxpr, consts), range(first, count))
+            return new.jaxpr, new.consts
+
+        info = q["fwd_jaxpr_thunk"].debug_info
+        changed["fwd_jaxpr_thunk"] = lu.wrap_init(forward, debug_info=info)
+    return changed
 
 
 def as_closed(jaxpr: Jaxpr | ClosedJaxpr) -> ClosedJaxpr:

@@ -34,7 +34,7 @@ class Table:
             right = column.endswith(">")
             table.add_column(column.rstrip(">"), justify="right" if right else "left")
         for row in self.rows:
-            table.add_row(*row)
+            table.add_row(*map(Text, row))  # a bracket is no markup
         if self.total:
             table.add_section()
             table.add_row(*self.total)

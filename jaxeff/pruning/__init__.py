@@ -1,0 +1,19 @@
+"""Structured pruning: channels that live and die together, derived from a model's program."""
+
+from jaxeff.pruning.channels import Channels, Group, Member, channels
+from jaxeff.pruning.plan import Plan, PlanError
+from jaxeff.pruning.planning import Prune, prune_plan
+from jaxeff.pruning.pruned import masked, pruned
+
+__all__ = [
+    "Channels",
+    "Group",
+    "Member",
+    "Plan",
+    "PlanError",
+    "Prune",
+    "channels",
+    "masked",
+    "prune_plan",
+    "pruned",
+]

@@ -1,0 +1,297 @@
+"""`channels`: which channels of a model live and die together, read from its program.
+
+```python
+import jaxeff
+from jaxeff.nn import small_classifier
+
+f, params, (x, y) = small_classifier()
+print(jaxeff.channels(f, params, x))
+```
+
+No model class is known by name. Every axis of every value is an expression of *dimensions*
+(`dimensions.py`), equations relate them (`rules.py`), and a group is what is left: a dimension and
+all axes of parameters that it is a part of. An index of it is removed from all of them or none.
+
+Sharp edges:
+    Inputs and results of the function keep all their entries. So does whatever is read by an
+    equation whose meaning would change, such as a cut between the channels of a head; the table
+    says which, and where.
+    A statistic over channels (a layer norm, a mean over them) is that of the channels left, so the
+    smaller function isn't the masked one there: the table marks such groups.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from jaxeff.from_flax import NEW_STATE_TAG, STATE_TAG
+from jaxeff.program import Program, trace
+from jaxeff.program import primitives as prim
+from jaxeff.program.graph import Value
+from jaxeff.pruning.dimensions import Axis, Dimension, dimensions, fresh, hold, membership, resolve
+from jaxeff.pruning.labels import Axes, Labels, read_program
+from jaxeff.pruning.rules import PLACE, RULES
+from jaxeff.tables import Table
+
+
+@dataclass(frozen=True)
+class Member:
+    """An axis of a parameter that a group is a part of.
+
+    Attributes:
+        path: The parameter's leaf.
+        axis: Which axis.
+        whole: Whether the axis is the group's and nothing else's; otherwise it is a product or a
+            concatenation that holds it.
+    """
+
+    path: str
+    axis: int
+    whole: bool
+
+
+@dataclass(frozen=True)
+class Group:
+    """Channels that can be removed, each by itself but from all members at once.
+
+    Attributes:
+        name: The members' first: `conv1/kernel:3`.
+        size: Number of channels.
+        members: Axes of parameters.
+        sites: Layers whose results lose the channels.
+        held: Why none can be removed; free if there is no reason.
+        crossed: Where a statistic is taken over the channels.
+        parameters: Entries of parameters that one channel takes along, at the most.
+    """
+
+    name: str
+    size: int
+    members: tuple[Member, ...]
+    sites: tuple[str, ...]
+    held: tuple[str, ...]
+    crossed: tuple[str, ...]
+    parameters: int
+
+    @property
+    def free(self) -> bool:
+        """Whether channels can be removed."""
+        return not self.held
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Channels:
+    """The groups of a model, in order of execution; a sequence that prints as a table.
+
+    Attributes:
+        groups: All of them, free and held.
+        program: The program that was read.
+        labels: The axes of its values.
+        dimensions: Each group's dimension.
+        leaves: Axes of every parameter leaf, by path.
+    """
+
+    groups: tuple[Group, ...]
+    program: Program
+    labels: Labels
+    dimensions: tuple[Dimension, ...]
+    leaves: dict[str, Axes]
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    def __iter__(self) -> Iterator[Group]:
+        return iter(self.groups)
+
+    def __getitem__(self, name: str | int) -> Group:
+        """A group by its number or name.
+
+        Raises:
+            KeyError: There is none of that name.
+        """
+        if isinstance(name, int):
+            return self.groups[name]
+        for group in self.groups:
+            if group.name == name:
+                return group
+        raise KeyError(f"No group is called {name!r}; there are {[g.name for g in self.groups]}.")
+
+    def find(self, path: str) -> str | None:
+        """The parameter or statistic that a leaf's path ends in; None if it is none of them."""
+        parts = path.split("/")
+        ends = ("/".join(parts[i:]) for i in range(len(parts)))
+        return next((end for end in ends if end in self.leaves), None)
+
+    @property
+    def free(self) -> tuple[Group, ...]:
+        """The groups that can lose channels."""
+        return tuple(group for group in self.groups if group.free)
+
+    @property
+    def table(self) -> Table:
+        """A row per group."""
+        rows = []
+        for group in self.groups:
+            first = group.name.split("#")[0]
+            others = [m for m in group.members if f"{m.path}:{m.axis}" != first]
+            also = [f"{m.path}:{m.axis}{'' if m.whole else '*'}" for m in others]
+            shown = ", ".join(also[:4]) + (f", {len(also) - 4} more" if len(also) > 4 else "")
+            notes = group.held[:1] or tuple(f"crossed by {c}" for c in group.crossed[:1]) or ("",)
+            rows.append((group.name, str(group.size), str(group.parameters), shown, notes[0]))
+        columns = ("group", "channels>", "parameters>", "also", "why not, or what crosses it")
+        return Table(columns, rows, caption="* a part of that axis")
+
+    def __rich__(self) -> Any:
+        return self.table.__rich__()
+
+    def __repr__(self) -> str:
+        return str(self.table)
+
+    def _repr_html_(self) -> str:
+        return self.table._repr_html_()
+
+
+def channels(f: Callable[..., Any], params: Any, *args: Any, **kwargs: Any) -> Channels:
+    """Reads which channels of a model live and die together.
+
+    Args:
+        f: A pure function `f(params, *args)`.
+        params: Its parameters; only shapes matter, here and below.
+        *args: Further arguments, with a batch of any size.
+        **kwargs: Keyword arguments of `f`.
+
+    Returns:
+        The groups, printable.
+    """
+    return read_channels(trace(f, params, *args, **kwargs))
+
+
+def read_channels(program: Program) -> Channels:
+    """The same of a program that has been traced already."""
+    labels = Labels()
+    states = _states(program)
+    for value in program.inputs:
+        sizes = [int(n) for n in value.aval.shape]
+        free = value.is_weight or value in states
+        reason = () if free else ("an input of the function",)
+        labels.axes[value] = tuple(fresh(n, *reason) for n in sizes)
+    read_program(program, labels, RULES)
+    updated = _updated(program)
+    for result in program.outputs:
+        for axis in labels.of(result) if result not in updated else ():
+            hold(axis, "a result of the function")
+    leaves = {v: v.path for v in program.inputs if v.is_weight and v.path} | states
+    return _grouped(program, labels, leaves)
+
+
+def leaf_path(keypath: Sequence[Any]) -> str:
+    """The path of a leaf, without the halves of a distribution."""
+    last = keypath[-1] if keypath else None
+    if isinstance(last, jax.tree_util.GetAttrKey) and last.name in ("mean", "var"):
+        keypath = keypath[:-1]
+    return "/".join(jax.tree_util.keystr((key,), simple=True) for key in keypath)
+
+
+def _states(program: Program) -> dict[Value, str]:
+    """Inputs and constants that are mutable state, such as running statistics, with their paths."""
+    found = {}
+    for layer in program.layers:
+        for node in layer.nodes:
+            tag = node.params.get("name") if node.primitive is prim.NAME else None
+            if tag and tag.startswith(STATE_TAG) and isinstance(node.inputs[0], Value):
+                found[node.inputs[0]] = tag.removeprefix(STATE_TAG)
+    return found
+
+
+def _updated(program: Program) -> set[Any]:
+    """Results that are new state."""
+    return {
+        value
+        for layer in program.layers
+        for node in layer.nodes
+        if node.primitive is prim.NAME and node.params["name"].startswith(NEW_STATE_TAG)
+        for value in node.outputs
+    }
+
+
+def _grouped(program: Program, labels: Labels, leaves: Mapping[Value, str]) -> Channels:
+    parameters = list(leaves)
+    found: dict[Dimension, list[tuple[Value, int]]] = {}
+    for value in parameters:
+        for number, axis in enumerate(labels.of(value)):
+            for dimension in dimensions(axis):
+                found.setdefault(dimension, []).append((value, number))
+    sites = _sites(program, labels)
+    groups: list[Group] = []
+    found = {d: places for d, places in found.items() if not any(r.endswith(PLACE) for r in d.held)}
+    for dimension, places in found.items():
+        members = tuple(
+            Member(leaves[v], i, resolve(labels.of(v)[i]) is dimension) for v, i in places
+        )
+        first = min(places, key=lambda place: _rank(place, sites.get(dimension, ())))
+        name = f"{leaves[first[0]]}:{first[1]}"
+        known = sum(group.name.split("#")[0] == name for group in groups)
+        groups.append(
+            Group(
+                name=f"{name}#{known}" if known else name,
+                size=dimension.size,
+                members=members,
+                sites=tuple(sites.get(dimension, ())),
+                held=tuple(dimension.held),
+                crossed=tuple(_crossed(labels, dimension)),
+                parameters=_entries(places, labels, dimension),
+            )
+        )
+    axes = {path: labels.of(v) for v, path in leaves.items()}
+    return Channels(tuple(groups), program, labels, tuple(found), axes)
+
+
+def _rank(place: tuple[Value, int], sites: Sequence[str]) -> tuple[bool, int]:
+    """A group is named by the weight that makes its channels."""
+    value, number = place
+    made = any(value.path.startswith(site) for site in sites)
+    return (not (made and number == value.aval.ndim - 1), -value.aval.ndim)
+
+
+def _sites(program: Program, labels: Labels) -> dict[Dimension, list[str]]:
+    """For each dimension the linear layers whose results have it."""
+    found: dict[Dimension, list[str]] = {}
+    for layer in program.sites:
+        if layer.kind != "linear" or not layer.weights:
+            continue
+        weight = {
+            d for i in layer.weights for a in labels.of(layer.inputs[i]) for d in dimensions(a)
+        }
+        for axis in labels.of(layer.outputs[0]):
+            for dimension in dimensions(axis):
+                known = found.setdefault(dimension, [])
+                if dimension in weight and layer.site not in known:
+                    known.append(layer.site)
+    return found
+
+
+def _crossed(labels: Labels, dimension: Dimension) -> list[str]:
+    notes: dict[str, None] = {}
+    for crossed, reasons in labels.crossed.items():
+        if any(d is dimension for d in dimensions(crossed)):
+            notes.update(dict.fromkeys(reasons))
+    return list(notes)
+
+
+def _entries(places: Sequence[tuple[Value, int]], labels: Labels, dimension: Dimension) -> int:
+    """Entries of parameters that hold one index of a dimension."""
+    total = 0
+    for value in {v for v, _ in places}:
+        sizes = [_multiplicity(axis, dimension) for axis in labels.of(value)]
+        total += math.prod(sizes)
+    return total
+
+
+def _multiplicity(axis: Axis, dimension: Dimension) -> int:
+    """Indices of an axis that hold one index of a dimension; all if it has no part in it."""
+    index = membership(axis, dimension)
+    return int((index == 0).sum()) or int(index.size)

@@ -1,0 +1,305 @@
+"""Axes as expressions of dimensions, and what it means that two axes are the same.
+
+An axis of an array is a *dimension* of so many indices, a *product* of axes (after a reshape that
+merges them; the last one runs fastest) or a *concatenation*. An index of a product is kept where
+its indices of all factors are kept, so a product stays rectangular whatever is removed: the same
+channels of every head, or whole heads. That is what "an equal number per block" comes to.
+
+Equations relate axes: `unify` says that two live and die together, index by index, and binds
+dimensions to one another or to finer expressions until both sides are one. What can't be aligned
+(a cut through a product between its factors' boundaries) is *held*: none of its indices may be
+removed, and it says why.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+
+
+@dataclass(eq=False)
+class Dimension:
+    """Indices without further structure. Compared by identity.
+
+    Attributes:
+        size: How many.
+        held: Why none of them may be removed; free if there is no reason.
+        bound: What this dimension turned out to be.
+        number: Which dimension it is, in the order in which they were made.
+    """
+
+    size: int
+    held: list[str] = field(default_factory=list)
+    bound: Axis | None = None
+    number: int = field(default_factory=itertools.count().__next__)
+
+
+@dataclass(frozen=True, eq=False)
+class Product:
+    """Axes merged into one, the last running fastest; of none of them, the axis of one index."""
+
+    parts: tuple[Axis, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of indices."""
+        return int(np.prod([part.size for part in self.parts], dtype=np.int64))
+
+
+@dataclass(frozen=True, eq=False)
+class Concatenation:
+    """Axes one after the other."""
+
+    parts: tuple[Axis, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of indices."""
+        return sum(part.size for part in self.parts)
+
+
+Axis: TypeAlias = Dimension | Product | Concatenation
+ONE = Product(())
+"""The axis of a single index, which is never removed."""
+
+
+def fresh(size: int, *held: str) -> Axis:
+    """A new axis; held for the given reasons."""
+    return ONE if size == 1 else Dimension(size, list(held))
+
+
+def resolve(axis: Axis) -> Axis:
+    """The axis as it is known by now, without bound dimensions and nested alike expressions."""
+    if isinstance(axis, Dimension):
+        return axis if axis.bound is None else resolve(axis.bound)
+    parts: list[Axis] = []
+    for part in map(resolve, axis.parts):
+        if type(part) is type(axis):
+            parts += part.parts  # type: ignore[union-attr]
+        elif part.size or isinstance(axis, Product):
+            parts.append(part)
+    if len(parts) == 1:
+        return parts[0]
+    return type(axis)(tuple(parts))
+
+
+def dimensions(axis: Axis) -> Iterator[Dimension]:
+    """The dimensions that an axis is made of."""
+    axis = resolve(axis)
+    if isinstance(axis, Dimension):
+        yield axis
+    else:
+        for part in axis.parts:
+            yield from dimensions(part)
+
+
+def hold(axis: Axis, reason: str) -> None:
+    """Forbids to remove any index."""
+    for dimension in dimensions(axis):
+        if reason not in dimension.held:
+            dimension.held.append(reason)
+
+
+def is_held(axis: Axis) -> bool:
+    """Whether no index may be removed."""
+    return all(dimension.held for dimension in dimensions(axis))
+
+
+def kept(axis: Axis, keep: Mapping[Dimension, np.ndarray]) -> np.ndarray:
+    """Which indices of an axis stay.
+
+    Args:
+        axis: Any axis.
+        keep: Booleans for the dimensions that lose indices; all others stay whole.
+
+    Returns:
+        A boolean per index.
+    """
+    axis = resolve(axis)
+    if isinstance(axis, Dimension):
+        return np.asarray(keep.get(axis, np.ones(axis.size, bool)))
+    parts = [kept(part, keep) for part in axis.parts]
+    if isinstance(axis, Concatenation):
+        return np.concatenate(parts) if parts else np.ones(0, bool)
+    whole = np.ones(1, bool)
+    for part in parts:
+        whole = (whole[:, None] & part[None]).reshape(-1)
+    return whole
+
+
+def membership(axis: Axis, dimension: Dimension) -> np.ndarray:
+    """For each index of an axis the index of a dimension that it is a part of, or -1."""
+    axis = resolve(axis)
+    if isinstance(axis, Dimension):
+        return np.arange(axis.size) if axis is dimension else np.full(axis.size, -1)
+    parts = [membership(part, dimension) for part in axis.parts]
+    if isinstance(axis, Concatenation):
+        return np.concatenate(parts) if parts else np.zeros(0, int)
+    whole = np.full(1, -1)
+    for part in parts:
+        whole = np.maximum(whole[:, None], part[None]).reshape(-1)
+    return whole
+
+
+def unify(one: Axis, other: Axis, reason: str) -> None:
+    """Says that two axes are the same, index by index.
+
+    Args:
+        one: An axis.
+        other: Another of the same size.
+        reason: What holds both where they can't be aligned.
+    """
+    one, other = resolve(one), resolve(other)
+    if one.size != other.size:
+        raise ValueError(f"axes of {one.size} and {other.size} indices are not the same ({reason})")
+    if one is other or one.size == other.size == 0:
+        return
+    if isinstance(one, Dimension) or isinstance(other, Dimension):
+        both = isinstance(one, Dimension) and isinstance(other, Dimension)
+        # Of two dimensions the older one stays, so that what is known of it is found.
+        if not isinstance(one, Dimension) or (both and one.number < other.number):  # type: ignore[union-attr]
+            one, other = other, one
+        _bind(one, other, reason)  # type: ignore[arg-type]
+    elif isinstance(one, Product) and isinstance(other, Product):
+        _align(list(one.parts), list(other.parts), reason)
+    else:
+        bounds = sorted({*_bounds(one), *_bounds(other)})
+        pieces = [
+            [cut(axis, a, b) for a, b in zip([0, *bounds], [*bounds, axis.size], strict=True)]
+            for axis in (one, other)
+        ]
+        if any(piece is None for side in pieces for piece in side):
+            _give_up(reason, one, other)
+            return
+        for a, b in zip(*pieces, strict=True):
+            unify(a, b, reason)  # type: ignore[arg-type]
+
+
+def merge(parts: list[Axis]) -> Axis:
+    """The axis that a reshape makes of several."""
+    return resolve(Product(tuple(parts)))
+
+
+def split(parts: list[Axis], sizes: list[int]) -> list[Axis] | None:
+    """The axes that a reshape makes, for axes in row-major order.
+
+    Returns:
+        One axis per size, or None where a new axis would begin inside an index of an old one; then
+        nothing is removed from any of them.
+    """
+    rest = [part for axis in parts for part in _factors(axis)]
+    result: list[Axis] = []
+    for size in sizes:
+        taken: list[Axis] = []
+        missing = size
+        while missing > 1:
+            if not rest:
+                return None
+            part = rest.pop(0)
+            if missing % part.size == 0:
+                taken.append(part)
+                missing //= part.size
+                continue
+            halves = _divided(part, missing)
+            if halves is None:
+                return None
+            taken.append(halves[0])
+            rest.insert(0, halves[1])
+            missing = 1
+        result.append(resolve(Product(tuple(taken))))
+    return result if not rest else None
+
+
+def cut(axis: Axis, start: int, stop: int) -> Axis | None:
+    """The indices from `start` to before `stop`, or None where a product can't be cut there."""
+    axis = resolve(axis)
+    if (start, stop) == (0, axis.size):
+        return axis
+    if start == stop:
+        return Concatenation(())
+    if isinstance(axis, Dimension):
+        ends = [0, start, stop, axis.size]
+        pieces = [fresh(b - a, *axis.held) for a, b in itertools.pairwise(ends) if b > a]
+        axis.bound = Concatenation(tuple(pieces))
+        return pieces[1 if start else 0]
+    if isinstance(axis, Concatenation):
+        found: list[Axis] = []
+        begin = 0
+        for part in axis.parts:
+            low, high = max(start - begin, 0), min(stop - begin, part.size)
+            if low < high:
+                piece = cut(part, low, high)
+                if piece is None:
+                    return None
+                found.append(piece)
+            begin += part.size
+        return resolve(Concatenation(tuple(found)))
+    if not axis.parts:
+        return axis
+    first, *others = axis.parts
+    stride = Product(tuple(others)).size
+    if start % stride or stop % stride:
+        return None
+    piece = cut(first, start // stride, stop // stride)
+    return None if piece is None else resolve(Product((piece, *others)))
+
+
+def _bind(dimension: Dimension, axis: Axis, reason: str) -> None:
+    inside = list(dimensions(axis))
+    if dimension in inside:  # an axis that would be a part of itself
+        _give_up(reason, axis)
+        return
+    for part in inside:
+        part.held += [r for r in dimension.held if r not in part.held]
+    if dimension.held and not inside:
+        return
+    dimension.bound = axis
+
+
+def _align(ones: list[Axis], others: list[Axis], reason: str) -> None:
+    """Unifies two products factor by factor, splitting dimensions where boundaries differ."""
+    while ones and others:
+        a, b = ones.pop(0), others.pop(0)
+        if a.size == b.size:
+            unify(a, b, reason)
+            ones = [p for axis in ones for p in _factors(axis)]
+            others = [p for axis in others for p in _factors(axis)]
+            continue
+        small, large, queue = (a, b, others) if a.size < b.size else (b, a, ones)
+        halves = _divided(large, small.size)
+        if halves is None:
+            _give_up(reason, a, b, *ones, *others)
+            return
+        queue.insert(0, halves[1])
+        unify(small, halves[0], reason)
+
+
+def _divided(axis: Axis, leading: int) -> tuple[Axis, Axis] | None:
+    """A factor as a product whose first part has a given size."""
+    axis = resolve(axis)
+    if not isinstance(axis, Dimension) or axis.size % leading:
+        return None
+    halves = fresh(leading, *axis.held), fresh(axis.size // leading, *axis.held)
+    axis.bound = Product(halves)
+    return halves
+
+
+def _factors(axis: Axis) -> tuple[Axis, ...]:
+    axis = resolve(axis)
+    return axis.parts if isinstance(axis, Product) else (axis,)
+
+
+def _bounds(axis: Axis) -> list[int]:
+    """Where the parts of a concatenation begin, but for the first."""
+    if not isinstance(axis, Concatenation):
+        return []
+    return [int(n) for n in np.cumsum([part.size for part in axis.parts])[:-1]]
+
+
+def _give_up(reason: str, *axes: Axis) -> None:
+    for axis in axes:
+        hold(axis, reason)

@@ -1,0 +1,198 @@
+"""Evaluates a program on arrays that have lost indices: the equations of the old shapes, restated.
+
+An equation carries sizes where its operands don't tell them (a broadcast's shape, a slice's ends,
+the groups of a convolution). They are recomputed from the axes of its results. A division by how
+many entries a sum has had is one by how many are left: a mean stays a mean. Other numbers that came
+from shapes (attention's 1/sqrt(d)) stay as they are.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxeff import _compat
+from jaxeff._compat import Literal, split_p
+from jaxeff.program import primitives as prim
+from jaxeff.program.layers import Layer, run_nodes
+from jaxeff.pruning.dimensions import Axis, Dimension, kept, resolve
+from jaxeff.pruning.labels import Axes, Labels, Reader, read_jaxpr
+from jaxeff.pruning.rules import RULES
+
+p = prim.p
+Keep = Mapping[Dimension, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Emission:
+    """A rule for `evaluate` that restates equations.
+
+    Attributes:
+        labels: The axes of the program's values.
+        keep: Which indices stay.
+    """
+
+    labels: Labels
+    keep: Keep
+
+    def rule(self, layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
+        """One layer of the program."""
+        del key
+        if not layer.nodes:
+            return values
+        by_equation = {id(node.eqn): node for node in layer.nodes}
+
+        def bind(eqn: Any, *operands: Any) -> list[Any]:
+            node = by_equation[id(eqn)]
+            return self.equation(eqn, node.inputs, node.outputs, operands, self.labels)
+
+        return run_nodes(layer.nodes, layer.inputs, values, layer.outputs, bind)
+
+    def equation(
+        self,
+        eqn: Any,
+        inputs: Sequence[Any],
+        outputs: Sequence[Any],
+        operands: Sequence[Any],
+        labels: Labels,
+    ) -> list[Any]:
+        """One equation, on operands of the new shapes."""
+        results = [labels.of(v) for v in outputs]
+        operands = self._counted(eqn, inputs, operands, labels)
+        if all(self.is_whole(axes) for axes in (*results, *map(labels.of, inputs))):
+            return _compat.bind(eqn, *operands)
+        if eqn.primitive in prim.CALLS:
+            closed = _compat.sub_jaxprs(eqn)[0]
+            return self.jaxpr(closed, operands, labels.bodies[id(eqn)])
+        if eqn.primitive in prim.CUSTOM:
+            restate = functools.partial(self._restated, [labels.of(a) for a in inputs])
+            return _compat.bind(eqn, *operands, **_compat.restated(eqn, restate))
+        return _compat.bind(eqn, *operands, **self._params(eqn, inputs, results, labels))
+
+    def is_whole(self, axes: Axes) -> bool:
+        """Whether nothing is removed from an array."""
+        return all(self.indices(axis).all() for axis in axes)
+
+    def indices(self, axis: Axis) -> np.ndarray:
+        """Which indices of an axis stay."""
+        return kept(axis, self.keep)
+
+    def size(self, axis: Axis) -> int:
+        """How many."""
+        return int(self.indices(axis).sum())
+
+    def cut(self, x: Any, axes: Axes) -> Any:
+        """What stays of an array of the old shape."""
+        for i, axis in enumerate(axes):
+            where = self.indices(axis)
+            if not where.all():
+                x = x[(slice(None),) * i + (np.flatnonzero(where),)]
+        return x
+
+    def _params(
+        self, eqn: Any, inputs: Sequence[Any], results: Sequence[Axes], labels: Labels
+    ) -> dict[str, Any]:
+        """The parameters of an equation that say sizes, for the new ones."""
+        primitive, q = eqn.primitive, eqn.params
+        shape = tuple(self.size(axis) for axis in results[0])
+        if primitive in {p.broadcast_in_dim_p, p.iota_p, p.random_bits_p}:
+            return {"shape": shape}
+        if primitive is p.reshape_p:
+            return {"new_sizes": shape}
+        if primitive is p.slice_p:
+            axes = labels.of(inputs[0])
+            before = [
+                int(self.indices(a)[:n].sum())
+                for a, n in zip(axes, q["start_indices"], strict=True)
+            ]
+            ends = [b + n for b, n in zip(before, shape, strict=True)]
+            strides = q["strides"] or (1,) * len(axes)
+            whole = [self.indices(a).all() for a in axes]
+            triples = zip(whole, q["start_indices"], before, strict=True)
+            starts = [old if w else new for w, old, new in triples]
+            pairs = zip(whole, q["limit_indices"], ends, strict=True)
+            return {
+                "start_indices": tuple(starts),
+                "limit_indices": tuple(old if w else new for w, old, new in pairs),
+                "strides": None if q["strides"] is None else tuple(strides),
+            }
+        if primitive is split_p:
+            return {"sizes": tuple(self.size(axes[q["axis"]]) for axes in results)}
+        if primitive is p.conv_general_dilated_p:
+            channels = labels.of(inputs[0])[q["dimension_numbers"].lhs_spec[1]]
+            inner = labels.of(inputs[1])[q["dimension_numbers"].rhs_spec[1]]
+            return {"feature_group_count": self.size(channels) // self.size(inner)}
+        if primitive in {p.gather_p, p.dynamic_slice_p}:
+            return {"slice_sizes": self._slices(q["slice_sizes"], labels.of(inputs[0]))}
+        return {}
+
+    def _slices(self, sizes: Sequence[int], axes: Axes) -> tuple[int, ...]:
+        return tuple(
+            self.size(axis) if n == axis.size else n for axis, n in zip(axes, sizes, strict=True)
+        )
+
+    def _counted(
+        self, eqn: Any, inputs: Sequence[Any], operands: Sequence[Any], labels: Labels
+    ) -> Sequence[Any]:
+        """The operands, with the number of entries of a sum replaced by how many are left."""
+        if eqn.primitive not in {p.div_p, p.mul_p}:
+            return operands
+        for i, j in ((0, 1), (1, 0)):
+            counted, number = inputs[i], inputs[j]
+            summed = None if isinstance(counted, Literal) else labels.counts.get(counted)
+            if summed is None or not isinstance(number, Literal) or np.ndim(number.val):
+                continue
+            if eqn.primitive is p.div_p and j == 0:
+                continue
+            old = int(np.prod([resolve(axis).size for axis in summed], dtype=np.int64))
+            new = int(np.prod([self.size(axis) for axis in summed], dtype=np.int64))
+            value = _replaced(float(number.val), old, new, eqn.primitive is p.mul_p)
+            if value is not None:
+                changed = list(operands)
+                changed[j] = np.asarray(value, np.asarray(number.val).dtype)
+                return changed
+        return operands
+
+    def _restated(self, axes: Sequence[Axes], closed: Any, operands: Sequence[int]) -> Any:
+        """A jaxpr for the new shapes, each of whose inputs has the axes of one of the operands."""
+        given = [axes[i] for i in operands]
+        labels = Labels()
+        read_jaxpr(closed, given, Reader(labels, "", RULES))
+        shapes = [
+            jax.ShapeDtypeStruct(tuple(map(self.size, found)), var.aval.dtype)
+            for found, var in zip(given, closed.jaxpr.invars, strict=True)
+        ]
+        return jax.make_jaxpr(lambda *values: self.jaxpr(closed, values, labels))(*shapes)
+
+    def jaxpr(self, closed: Any, values: Sequence[Any], labels: Labels) -> list[Any]:
+        """A jaxpr's results."""
+        env = dict(zip(closed.jaxpr.invars, values, strict=True))
+        for var, const in zip(closed.jaxpr.constvars, closed.consts, strict=True):
+            env[var] = self.cut(const, labels.of(var))
+
+        def read(atom: Any) -> Any:
+            return atom.val if isinstance(atom, Literal) else env[atom]
+
+        for eqn in closed.jaxpr.eqns:
+            operands = [read(a) for a in eqn.invars]
+            found = self.equation(eqn, eqn.invars, eqn.outvars, operands, labels)
+            env.update(zip(eqn.outvars, found, strict=True))
+        return [read(a) for a in closed.jaxpr.outvars]
+
+
+def _replaced(value: float, old: int, new: int, inverse: bool) -> float | None:
+    """A count, or a count less one (an unbiased variance), or their inverse, for the new size."""
+    for less in (0, 1):
+        if old > less and new > less:
+            was = 1 / (old - less) if inverse else old - less
+            if abs(value - was) <= 1e-6 * was:
+                return 1 / (new - less) if inverse else float(new - less)
+    return None
+
+
+__all__ = ["Emission", "Keep"]

@@ -1,0 +1,224 @@
+"""The axes of every value of a program, related by its equations.
+
+Each equation is read by the rule of its primitive (`rules.py`), which gives the axes of its results
+and unifies what has to lose the same indices. Equations without a rule hold all axes of what they
+read: nothing is removed there, and the reason names the primitive. Loops and branches are read
+once, their carried values unified with themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from jaxeff import _compat
+from jaxeff._compat import Literal
+from jaxeff.program import primitives as prim
+from jaxeff.program.graph import Node
+from jaxeff.program.layers import Layer, Program
+from jaxeff.pruning.dimensions import Axis, Dimension, dimensions, fresh, hold, unify
+
+Axes = tuple[Axis, ...]
+p = prim.p
+
+
+@dataclass
+class Labels:
+    """What is known of a program's axes.
+
+    Attributes:
+        axes: Those of every value, also inside loops.
+        bodies: Those of the jaxprs of custom derivatives, by the equation that calls them: there a
+            variable may be called several times.
+        counts: For a sum over axes, or what is made of it pointwise, the axes that it summed.
+        crossed: Reductions over an axis, where removing indices changes what is computed.
+    """
+
+    axes: dict[Any, Axes] = field(default_factory=dict)
+    bodies: dict[Any, Labels] = field(default_factory=dict)
+    counts: dict[Any, tuple[Axis, ...]] = field(default_factory=dict)
+    crossed: dict[Dimension, list[str]] = field(default_factory=dict)
+
+    def of(self, atom: Any) -> Axes:
+        """The axes of a value or literal; a value that hasn't been seen yet has new ones."""
+        if isinstance(atom, Literal):
+            return tuple(fresh(int(n)) for n in np.shape(atom.val))
+        if atom not in self.axes:
+            self.axes[atom] = tuple(fresh(int(n)) for n in atom.aval.shape)
+        return self.axes[atom]
+
+    def set(self, value: Any, axes: Sequence[Axis]) -> None:
+        """Records the axes of a result; those it has already are the same ones."""
+        if value in self.axes:
+            for known, axis in zip(self.axes[value], axes, strict=True):
+                unify(known, axis, "its parts don't line up")
+        else:
+            self.axes[value] = tuple(axes)
+
+
+Rule = Callable[[Any, Sequence[Axes], "Reader"], Sequence[Axes]]
+
+
+@dataclass
+class Reader:
+    """Reads one layer's equations.
+
+    Attributes:
+        labels: What is found goes there.
+        where: The site that errors and reasons name.
+        rules: By primitive.
+    """
+
+    labels: Labels
+    where: str
+    rules: Mapping[Any, Rule]
+
+    def reason(self, eqn: Any, why: str = "") -> str:
+        """What forbids to remove an index, for people."""
+        name = eqn.primitive.name
+        place = f" at {self.where!r}" if self.where else ""
+        return f"{name}{place}{f' ({why})' if why else ''} [{_compat.source_line(eqn)}]"
+
+    def equation(self, eqn: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        """Relates the axes of an equation's operands and results."""
+        labels, axes = self.labels, [self.labels.of(a) for a in inputs]
+        results: Sequence[Axes]
+        if eqn.primitive in prim.CALLS | prim.CUSTOM:
+            results = self._called(eqn, axes)
+        elif eqn.primitive in self.rules:
+            results = self.rules[eqn.primitive](eqn, axes, self)
+        else:
+            results = self.unknown(eqn, axes)
+        for value, found in zip(outputs, results, strict=True):
+            labels.set(value, found)
+        self._count(eqn, inputs, outputs, axes)
+
+    def unknown(self, eqn: Any, axes: Sequence[Axes], why: str = "") -> list[Axes]:
+        """Holds everything that an equation reads; what it makes is held as well."""
+        reason = self.reason(eqn, why)
+        for found in axes:
+            for axis in found:
+                hold(axis, reason)
+        return [tuple(fresh(int(n), reason) for n in v.aval.shape) for v in eqn.outvars]
+
+    def crosses(self, eqn: Any, axis: Axis) -> None:
+        """Notes a reduction over an axis."""
+        for dimension in dimensions(axis):
+            notes = self.labels.crossed.setdefault(dimension, [])
+            if (note := self.reason(eqn)) not in notes:
+                notes.append(note)
+
+    def _called(self, eqn: Any, axes: Sequence[Axes]) -> list[Axes]:
+        closed = _compat.sub_jaxprs(eqn)[0]
+        inner = Labels(crossed=self.labels.crossed)
+        # Variables of a jaxpr that is called twice are told apart by the call.
+        self.labels.bodies[id(eqn)] = inner
+        return read_jaxpr(closed, axes, Reader(inner, self.where, self.rules))
+
+    def _count(
+        self, eqn: Any, inputs: Sequence[Any], outputs: Sequence[Any], axes: Sequence[Axes]
+    ) -> None:
+        """Follows what a sum has been taken over, until it is divided by how many that were."""
+        counts = self.labels.counts
+        if eqn.primitive is p.reduce_sum_p:
+            counts[outputs[0]] = tuple(axes[0][i] for i in eqn.params["axes"])
+            return
+        known = [counts[a] for a in inputs if not isinstance(a, Literal) and a in counts]
+        moved = eqn.primitive in prim.BROADCAST_BACK | {p.convert_element_type_p}
+        if len(known) == 1 and moved:
+            counts[outputs[0]] = known[0]
+
+
+def read_jaxpr(closed: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
+    """Reads the equations of a jaxpr; gives the axes of its results."""
+    labels, jaxpr = reader.labels, closed.jaxpr
+    for var, found in zip(jaxpr.invars, axes, strict=True):
+        labels.set(var, found)
+    for eqn in jaxpr.eqns:
+        reader.equation(eqn, eqn.invars, eqn.outvars)
+    return [labels.of(a) for a in jaxpr.outvars]
+
+
+def read_program(program: Program, labels: Labels, rules: Mapping[Any, Rule]) -> None:
+    """Reads the layers of a program, loops and branches included."""
+    for layer in program.layers:
+        if layer.kind == "control flow":
+            _control(layer, labels, rules)
+            continue
+        reader = Reader(labels, layer.site, rules)
+        if not layer.nodes:
+            for value, made in zip(layer.inputs, layer.outputs, strict=True):
+                labels.set(made, labels.of(value))
+        for node in layer.nodes:
+            reader.equation(node.eqn, node.inputs, node.outputs)
+
+
+def _control(layer: Layer, labels: Labels, rules: Mapping[Any, Rule]) -> None:
+    """Unifies what goes into a body with its inputs, and what a loop carries with itself."""
+    (node,) = layer.nodes
+    axes = [labels.of(a) for a in node.inputs]
+    reader = Reader(labels, layer.site, rules)
+    bodies = {p.scan_p: _scan, p.while_p: _while, p.cond_p: _cond, p.remat_p: _remat}
+    for value, found in zip(
+        node.outputs, bodies[node.primitive](node, layer.programs, axes, reader), strict=True
+    ):
+        labels.set(value, found)
+
+
+def _body(program: Program, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
+    for value, found in zip(program.inputs, axes, strict=True):
+        reader.labels.set(value, found)
+    read_program(program, reader.labels, reader.rules)
+    return [reader.labels.of(a) for a in program.outputs]
+
+
+def _scan(
+    node: Node, programs: Sequence[Program], axes: Sequence[Axes], reader: Reader
+) -> list[Axes]:
+    consts, carried = node.params["num_consts"], node.params["num_carry"]
+    reason = reader.reason(node.eqn, "the axis that it runs along")
+    rows = []
+    for found in axes[consts + carried :]:
+        hold(found[0], reason)
+        rows.append(found[1:])
+    start = axes[consts : consts + carried]
+    made = _body(programs[0], [*axes[:consts], *start, *rows], reader)
+    _same(start, made[:carried], reason)
+    along = fresh(node.params["length"], reason)
+    return [*start, *((along, *found) for found in made[carried:])]
+
+
+def _while(
+    node: Node, programs: Sequence[Program], axes: Sequence[Axes], reader: Reader
+) -> list[Axes]:
+    tested, looped = node.params["cond_nconsts"], node.params["body_nconsts"]
+    start = axes[tested + looped :]
+    made = _body(programs[1], [*axes[tested : tested + looped], *start], reader)
+    _body(programs[0], [*axes[:tested], *start], reader)
+    _same(start, made, reader.reason(node.eqn))
+    return list(start)
+
+
+def _cond(
+    node: Node, programs: Sequence[Program], axes: Sequence[Axes], reader: Reader
+) -> list[Axes]:
+    branches = [_body(program, axes[1:], reader) for program in programs]
+    for other in branches[1:]:
+        _same(branches[0], other, reader.reason(node.eqn))
+    return branches[0]
+
+
+def _remat(
+    node: Node, programs: Sequence[Program], axes: Sequence[Axes], reader: Reader
+) -> list[Axes]:
+    del node
+    return _body(programs[0], axes, reader)
+
+
+def _same(ones: Sequence[Axes], others: Sequence[Axes], reason: str) -> None:
+    for one, other in zip(ones, others, strict=True):
+        for a, b in zip(one, other, strict=True):
+            unify(a, b, reason)

@@ -1,0 +1,135 @@
+"""`pruned` and `masked`: a model without the channels that a plan removes.
+
+```python
+import jax.numpy as jnp
+import jaxeff
+from jaxeff.nn import small_classifier
+from jaxeff.pruning import Plan, channels, masked, pruned
+
+f, params, (x, y) = small_classifier()
+groups = channels(f, params, x)
+plan = Plan({"fc1/kernel:1": jnp.arange(32) < 8}, groups)    # keeps 8 of 32
+g, small = pruned(f, plan), plan.shrink(params)
+logits = g(small, x)                                          # masked(f, plan)(params, x)
+```
+
+Sharp edges:
+    `masked` keeps all shapes and zeroes parameters, so its booleans may be traced. `pruned` has new
+    shapes, so its plan has to be known when it is made.
+    Where a statistic is taken over channels (`Group.crossed`), the two differ: a smaller model has
+    the mean of what is left. A number that came from a shape stays what it was, unless it is how
+    many entries a sum has had: attention's 1/sqrt(d) is that of the old d.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+
+from jaxeff.program import Program, evaluate, trace
+from jaxeff.program.trace import argument_leaves
+from jaxeff.pruning.channels import leaf_path, read_channels
+from jaxeff.pruning.emission import Emission
+from jaxeff.pruning.plan import Plan, PlanError
+
+
+def masked(f: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
+    """The model with zeros in the place of what is removed.
+
+    Args:
+        f: A pure function `f(params, *args)`.
+        plan: What stays; its booleans may be traced.
+
+    Returns:
+        A pure function `g(params, *args)` of the old shapes.
+    """
+
+    @functools.wraps(f)
+    def g(params: Any, *args: Any, **kwargs: Any) -> Any:
+        return f(plan.mask(params), *args, **kwargs)
+
+    return g
+
+
+def pruned(f: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
+    """The smaller model.
+
+    Args:
+        f: A pure function `f(params, *args)`; running statistics may be an argument or closed over.
+        plan: What stays; known now.
+
+    Returns:
+        A pure function `g(small, *args)` of what `plan.shrink` returns for parameters (and running
+        statistics), of batches of any size. It is a function like any other: it trains,
+        transforms, and is exported.
+
+    Raises:
+        PlanError: The plan is traced, or removes what it can't; when called: parameters of other
+            shapes than the plan's model leaves.
+    """
+    plan.concrete()
+    names = tuple(plan.keep)
+
+    @functools.wraps(f)
+    def g(*args: Any, **kwargs: Any) -> Any:
+        whole = tuple(_enlarged(plan, argument) for argument in args)
+        program = trace(f, *whole, **kwargs)
+        found = read_channels(program)
+        ids = {group.name: d for group, d in zip(found, found.dimensions, strict=True)}
+        missing = [name for name in names if name not in ids]
+        if missing:
+            raise PlanError(
+                f"the function has no group {missing[0]!r} at these arguments; the plan is of "
+                "another model"
+            )
+        keep = {
+            ids[name]: where for name, where in zip(names, plan.concrete().values(), strict=True)
+        }
+        emission = Emission(found.labels, keep)
+        small = _cut_constants(program, emission)
+        outputs = evaluate(small, emission.rule, None, argument_leaves(args, kwargs))
+        return jax.tree.unflatten(program.out_tree, outputs)
+
+    return g
+
+
+def _enlarged(plan: Plan, argument: Any) -> Any:
+    """The shapes of an argument before anything was removed."""
+    keep = plan.concrete()
+
+    def old(path: Any, leaf: Any) -> Any:
+        name = plan.channels.find(leaf_path(path))
+        if name is None or not hasattr(leaf, "shape"):
+            return leaf
+        axes = plan.channels.leaves[name]
+        emission = Emission(plan.channels.labels, keep)
+        left = tuple(map(emission.size, axes))
+        if tuple(leaf.shape) != left:
+            raise PlanError(
+                f"{name} has shape {tuple(leaf.shape)}, but what the plan leaves of it has {left}: "
+                "give plan.shrink(params)"
+            )
+        return jax.ShapeDtypeStruct(tuple(axis.size for axis in axes), leaf.dtype)
+
+    return jax.tree_util.tree_map_with_path(old, argument)
+
+
+def _cut_constants(program: Program, emission: Emission) -> Program:
+    """The program with its constants cut, those of loops and branches too."""
+    constants = {
+        value: emission.cut(x, emission.labels.of(value)) for value, x in program.constants.items()
+    }
+    layers = [
+        replace(layer, programs=tuple(_cut_constants(body, emission) for body in layer.programs))
+        if layer.kind == "control flow"
+        else layer
+        for layer in program.layers
+    ]
+    return replace(program, constants=constants, layers=tuple(layers))
+
+
+__all__: Sequence[str] = ["masked", "pruned"]

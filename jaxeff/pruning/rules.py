@@ -1,0 +1,342 @@
+"""How each primitive relates the axes of its operands to those of its results.
+
+A rule is `rule(eqn, axes, reader) -> axes of each result`. It unifies what loses the same indices
+and holds what can't lose any, with a reason that names the primitive, the site and the line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jaxeff._compat import split_p
+from jaxeff.program import primitives as prim
+from jaxeff.pruning.dimensions import (
+    ONE,
+    Axis,
+    Concatenation,
+    Product,
+    cut,
+    fresh,
+    hold,
+    is_held,
+    split,
+    unify,
+)
+from jaxeff.pruning.labels import Axes, Reader, Rule
+
+p = prim.p
+PLACE = ": a place, not a channel"
+"""How reasons end that hold an axis which has no channels."""
+_RUNNING = {p.cumsum_p, p.cumprod_p, p.cummax_p, p.cummin_p, p.cumlogsumexp_p}
+_PASSED = {p.name_p, p.copy_p, p.sharding_constraint_p, p.device_put_p, p.stop_gradient_p}
+
+
+def elementwise(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
+    """Entries at the same place meet."""
+    (result,) = eqn.outvars
+    made: list[Axis] = []
+    for i, n in enumerate(result.aval.shape):
+        # A scalar stands for an array, and an axis of one index for any.
+        there = [
+            found[i] for found in axes if len(found) == result.aval.ndim and found[i].size == n
+        ]
+        for other in there[1:]:
+            unify(there[0], other, reader.reason(eqn))
+        made.append(there[0] if there else fresh(int(n)))
+    return [tuple(made)]
+
+
+def broadcast(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
+    """New axes repeat what is there, so they may lose any index."""
+    del reader
+    shape = eqn.params["shape"]
+    result: list[Axis] = [fresh(int(n)) for n in shape]
+    for source, target in enumerate(eqn.params["broadcast_dimensions"]):
+        if axes[0][source].size == shape[target]:
+            result[target] = axes[0][source]
+    return [tuple(result)]
+
+
+def reshape(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
+    """Merged axes are products; an axis that is split becomes one."""
+    sizes = [int(n) for n in eqn.params["new_sizes"]]
+    kept_axes = _unchanged(list(axes[0]), sizes)
+    if kept_axes is not None:
+        return [tuple(kept_axes)]
+    found = split(list(axes[0]), sizes)
+    if found is None:
+        return reader.unknown(eqn, axes, "it doesn't stay rectangular")
+    return [tuple(found)]
+
+
+def _unchanged(axes: list[Axis], sizes: list[int]) -> list[Axis] | None:
+    """The axes where only axes of one index come and go."""
+    rest = [axis for axis in axes if axis.size != 1]
+    if [axis.size for axis in rest] != [n for n in sizes if n != 1]:
+        return None
+    left = iter(rest)
+    return [ONE if n == 1 else next(left) for n in sizes]
+
+
+def squeeze(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
+    """Axes of one index go."""
+    del reader
+    gone = {d % len(axes[0]) for d in eqn.params["dimensions"]}
+    return [tuple(axis for i, axis in enumerate(axes[0]) if i not in gone)]
+
+
+def transpose(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
+    """Axes in another order."""
+    del reader
+    return [tuple(axes[0][i] for i in eqn.params["permutation"])]
+
+
+def reduction(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
+    """What is summed crosses its axis; an index of a maximum means nothing without the others."""
+    gone = set(eqn.params["axes"])
+    for i in gone:
+        if eqn.primitive in {p.argmax_p, p.argmin_p}:
+            hold(axes[0][i], reader.reason(eqn))
+        reader.crosses(eqn, axes[0][i])
+    return [tuple(axis for i, axis in enumerate(axes[0]) if i not in gone)]
+
+
+def running(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
+    """Later entries hold earlier ones."""
+    hold(axes[0][eqn.params["axis"]], reader.reason(eqn))
+    return [axes[0]]
+
+
+def dot(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
+    """What is summed over, and what is paired, is the same on both sides."""
+    summed, paired = eqn.params["dimension_numbers"]
+    for one, other in (*zip(*summed, strict=True), *zip(*paired, strict=True)):
+        unify(axes[0][one], axes[1][other], reader.reason(eqn))
+    free = [
+        [axis for i, axis in enumerate(axes[k]) if i not in {*summed[k], *paired[k]}]
+        for k in (0, 1)
+    ]
+    return [(*(axes[0][i] for i in paired[0]), *free[0], *free[1])]
+
+
+def convolution(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
+    """Channels in and out; groups are a factor of both."""
+    q = eqn.params
+    numbers, groups = q["dimension_numbers"], q["feature_group_count"]
+    if q["batch_group_count"] != 1:
+        return reader.unknown(eqn, axes, "groups of a batch")
+    batch, channels, *places = (axes[0][i] for i in numbers.lhs_spec)
+    out, inner, *taps = (axes[1][i] for i in numbers.rhs_spec)
+    reason = reader.reason(eqn)
+    for axis in (*places, *taps):
+        hold(axis, reason + PLACE)
+    if groups == 1:
+        unify(channels, inner, reason)
+    else:
+        group = fresh(groups)
+        unify(channels, Product((group, inner)), reason)
+        unify(out, Product((group, fresh(out.size // groups))), reason)
+    shape = eqn.outvars[0].aval.shape
+    result = [fresh(int(n), reason + PLACE) for n in shape]
+    result[numbers.out_spec[0]], result[numbers.out_spec[1]] = batch, out
+    return [tuple(result)]
+
+
+def window(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
+    """Poolings leave axes alone along which their window has size one."""
+    q = eqn.params
+    result = []
+    for i, (axis, n) in enumerate(zip(axes[0], eqn.outvars[0].aval.shape, strict=True)):
+        whole = q["window_dimensions"][i] == q["window_strides"][i] == 1
+        if whole and axis.size == n:
+            result.append(axis)
+        else:
+            hold(axis, reader.reason(eqn))
+            result.append(fresh(int(n), reader.reason(eqn)))
+    return [tuple(result)]
+
+
+def concatenation(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
+    """One axis after the other; the others are the same."""
+    along = eqn.params["dimension"]
+    first, *others = axes
+    for other in others:
+        for i, (a, b) in enumerate(zip(first, other, strict=True)):
+            if i != along:
+                unify(a, b, reader.reason(eqn))
+    result = list(first)
+    result[along] = Concatenation(tuple(found[along] for found in axes))
+    return [tuple(result)]
+
+
+def slicing(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
+    """A part of an axis."""
+    q = eqn.params
+    strides = q["strides"] or (1,) * len(axes[0])
+    result: list[Axis] = []
+    for axis, start, stop, stride in zip(
+        axes[0], q["start_indices"], q["limit_indices"], strides, strict=True
+    ):
+        result.append(_part(eqn, axis, start, stop, stride, reader))
+    return [tuple(result)]
+
+
+def splitting(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
+    """An axis in parts."""
+    along, start = eqn.params["axis"], 0
+    results = []
+    for size in eqn.params["sizes"]:
+        found = list(axes[0])
+        found[along] = _part(eqn, axes[0][along], start, start + size, 1, reader)
+        results.append(tuple(found))
+        start += size
+    return results
+
+
+def _part(eqn: Any, axis: Axis, start: int, stop: int, stride: int, reader: Reader) -> Axis:
+    if stride == 1 and (start, stop) == (0, axis.size):
+        return axis
+    size = len(range(start, stop, stride))
+    if is_held(axis):
+        return fresh(size, reader.reason(eqn))
+    found = cut(axis, start, stop) if stride == 1 else None
+    if found is None:
+        reason = reader.reason(eqn, "it cuts between the channels of a block")
+        hold(axis, reason)
+        return fresh(size, reason)
+    return found
+
+
+def padding(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
+    """Constants around an axis."""
+    result: list[Axis] = []
+    sizes = eqn.outvars[0].aval.shape
+    for axis, (low, high, inside), n in zip(
+        axes[0], eqn.params["padding_config"], sizes, strict=True
+    ):
+        if (low, high, inside) == (0, 0, 0):
+            result.append(axis)
+        elif is_held(axis) or inside or low < 0 or high < 0:
+            hold(axis, reader.reason(eqn))
+            result.append(fresh(int(n), reader.reason(eqn)))
+        else:
+            ends = [fresh(k, reader.reason(eqn)) for k in (low, high)]
+            parts = [part for part, k in ((ends[0], low), (axis, 1), (ends[1], high)) if k]
+            result.append(Concatenation(tuple(parts)))
+    return [tuple(result)]
+
+
+def reverse(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
+    """The other way round."""
+    for i in eqn.params["dimensions"]:
+        hold(axes[0][i], reader.reason(eqn))
+    return [axes[0]]
+
+
+def iota(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
+    """Numbers along one axis, the same along all others."""
+    del axes
+    shape = eqn.params["shape"]
+    result = [fresh(int(n)) for n in shape]
+    hold(result[eqn.params["dimension"]], reader.reason(eqn))
+    return [tuple(result)]
+
+
+def random(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
+    """Random bits may be fewer; a key has no channels."""
+    for found in axes:
+        for axis in found:
+            hold(axis, reader.reason(eqn))
+    return [tuple(fresh(int(n)) for n in v.aval.shape) for v in eqn.outvars]
+
+
+def gather(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
+    """Rows of a table: axes that are taken whole are the result's, the others stay as they are."""
+    q = eqn.params
+    numbers = q["dimension_numbers"]
+    table, indices = axes
+    batching = {*numbers.operand_batching_dims}
+    gone = {*numbers.collapsed_slice_dims, *batching}
+    whole: list[Axis] = []
+    for i, (axis, n) in enumerate(zip(table, q["slice_sizes"], strict=True)):
+        full = n == axis.size and i not in numbers.start_index_map
+        if not full and i not in batching:
+            hold(axis, reader.reason(eqn))
+        if i not in gone:
+            whole.append(axis if full else fresh(int(n), reader.reason(eqn)))
+    for one, other in zip(
+        numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True
+    ):
+        unify(table[one], indices[other], reader.reason(eqn))
+    hold(indices[-1], reader.reason(eqn))
+    rows, offsets = iter(indices[:-1]), iter(whole)
+    rank = eqn.outvars[0].aval.ndim
+    places = set(numbers.offset_dims)
+    return [tuple(next(offsets) if i in places else next(rows) for i in range(rank))]
+
+
+def dynamic_slice(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
+    """A part that isn't known before it runs."""
+    result = []
+    for axis, n in zip(axes[0], eqn.params["slice_sizes"], strict=True):
+        if axis.size == n:
+            result.append(axis)
+        else:
+            hold(axis, reader.reason(eqn))
+            result.append(fresh(int(n), reader.reason(eqn)))
+    return [tuple(result)]
+
+
+def dynamic_update(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
+    """The same, written."""
+    for axis, part in zip(axes[0], axes[1], strict=True):
+        if axis.size == part.size:
+            unify(axis, part, reader.reason(eqn))
+        else:
+            hold(axis, reader.reason(eqn))
+            hold(part, reader.reason(eqn))
+    return [axes[0]]
+
+
+def sort(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
+    """Entries change places along one axis."""
+    first, *others = axes
+    hold(first[eqn.params["dimension"]], reader.reason(eqn))
+    for other in others:
+        for a, b in zip(first, other, strict=True):
+            unify(a, b, reader.reason(eqn))
+    return [first] * len(axes)
+
+
+def passed(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
+    """Nothing happens."""
+    del eqn, reader
+    return list(axes)
+
+
+RULES: dict[Any, Rule] = {
+    **dict.fromkeys(prim.ELEMENTWISE, elementwise),
+    **dict.fromkeys(prim.REDUCTION, reduction),
+    **dict.fromkeys(prim.WINDOW, window),
+    **dict.fromkeys(_RUNNING, running),
+    **dict.fromkeys(_PASSED, passed),
+    p.broadcast_in_dim_p: broadcast,
+    p.reshape_p: reshape,
+    p.squeeze_p: squeeze,
+    p.transpose_p: transpose,
+    p.dot_general_p: dot,
+    p.conv_general_dilated_p: convolution,
+    p.concatenate_p: concatenation,
+    p.slice_p: slicing,
+    split_p: splitting,
+    p.pad_p: padding,
+    p.rev_p: reverse,
+    p.iota_p: iota,
+    p.gather_p: gather,
+    p.dynamic_slice_p: dynamic_slice,
+    p.dynamic_update_slice_p: dynamic_update,
+    p.sort_p: sort,
+    p.random_bits_p: random,
+}
+"""By primitive. Whatever isn't here holds what it reads."""

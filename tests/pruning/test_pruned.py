@@ -1,0 +1,233 @@
+"""A pruned network is the masked one, where no statistic crosses channels."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import jaxeff
+from jaxeff.pruning import Plan, PlanError, Prune, channels, masked, prune_plan, pruned, scores
+from tests.pruning.networks import NETWORKS
+
+every = pytest.mark.parametrize("name", NETWORKS)
+
+
+def drawn(found, seed):
+    """A plan that removes half of what can be removed."""
+    rng = np.random.default_rng(seed)
+    keep = {}
+    for group in found.free:
+        keep[group.name] = where = rng.random(group.size) < 0.5
+        where[rng.integers(group.size)] = True
+    return Plan(keep, found)
+
+
+@every
+@pytest.mark.parametrize("seed", range(3))
+def test_pruned_is_masked(name, seed):
+    f, params, args = NETWORKS[name]()
+    found = channels(f, params, *args)
+    assert found.free
+    plan = drawn(found, seed)
+    assert not any(group.crossed for group in found.free)
+    g, small = pruned(f, plan), plan.shrink(params)
+    whole = masked(f, plan)
+
+    def total(h):
+        return lambda p: (h(p, *args) * jnp.cos(jnp.arange(h(p, *args).shape[-1]))).sum()
+
+    expected, gradient = jax.jit(jax.value_and_grad(total(whole)))(params)
+    value, small_gradient = jax.jit(jax.value_and_grad(total(g)))(small)
+    scale = abs(float(expected)) + 1
+    np.testing.assert_allclose(value, expected, atol=1e-5 * scale)
+    np.testing.assert_allclose(
+        jax.jit(g)(small, *args), jax.jit(whole)(params, *args), atol=1e-5 * scale, rtol=1e-5
+    )
+    largest = max(float(jnp.abs(x).max()) for x in jax.tree.leaves(gradient))
+    for ours, theirs in zip(
+        jax.tree.leaves(small_gradient), jax.tree.leaves(plan.shrink(gradient)), strict=True
+    ):
+        np.testing.assert_allclose(ours, theirs, atol=1e-5 * largest)
+    assert jaxeff.sites(g, small, *args) == jaxeff.sites(f, params, *args)
+    before, after = (sum(x.size for x in jax.tree.leaves(t)) for t in (params, small))
+    assert after < 0.8 * before
+
+
+def test_any_batch_and_eager_are_the_same():
+    f, params, (x,) = NETWORKS["residual"]()
+    plan = drawn(channels(f, params, x), 0)
+    g, small = pruned(f, plan), plan.shrink(params)
+    both = jnp.concatenate([x, 2 * x])
+    np.testing.assert_allclose(g(small, both)[:2], jax.jit(g)(small, x), rtol=1e-5, atol=1e-5)
+
+
+def test_a_mean_over_channels_is_that_of_those_left():
+    class Normed(nnx.Module):
+        def __init__(self, width, rngs):
+            self.first, self.norm = nnx.Linear(6, width, rngs=rngs), nnx.LayerNorm(width, rngs=rngs)
+            self.last = nnx.Linear(width, 3, rngs=rngs)
+
+        def __call__(self, x):
+            return self.last(jax.nn.gelu(self.norm(self.first(x))))
+
+    wide, narrow = (jaxeff.functional(Normed(n, nnx.Rngs(0))) for n in (16, 5))
+    x = jax.random.normal(jax.random.key(0), (4, 6))
+    found = channels(wide[0], wide[1], x)
+    (group,) = found.free
+    assert "reduce_sum at 'norm'" in group.crossed[0]
+    plan = Plan({group.name: jnp.arange(16) < 5}, found)
+    small = plan.shrink(wide[1])
+    assert jax.tree.map(jnp.shape, small) == jax.tree.map(jnp.shape, narrow[1])
+    ours, theirs = pruned(wide[0], plan)(small, x), narrow[0](small, x)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+    assert np.abs(ours - masked(wide[0], plan)(wide[1], x)).max() > 1e-3
+
+
+def test_running_statistics_are_cut_whether_closed_over_or_given():
+    module = NETWORKS["residual"].__closure__
+    del module
+    from tests.pruning.networks import IMAGE, Residual
+
+    f, params, state = jaxeff.functional(Residual(nnx.Rngs(0)), mutable=True)
+    plan = drawn(channels(f, params, state, IMAGE), 1)
+    g = pruned(f, plan)
+    out, new = g(plan.shrink(params), plan.shrink(state), IMAGE)
+    _, whole = masked(f, plan)(params, state, IMAGE)
+    assert out.shape == (2, 5)
+    for ours, theirs in zip(jax.tree.leaves(new), jax.tree.leaves(plan.shrink(whole)), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_many_plans_are_one_program():
+    f, params, (x,) = NETWORKS["linen mlp"]()
+    found = channels(f, params, x)
+    (group,) = found.free
+    keeps = jnp.stack([jnp.arange(16) < n for n in (4, 8, 16)])
+    many = jax.jit(jax.vmap(lambda k: masked(f, Plan({group.name: k}, found))(params, x)))(keeps)
+    for keep, out in zip(keeps, many, strict=True):
+        plan = Plan({group.name: keep}, found)
+        np.testing.assert_allclose(pruned(f, plan)(plan.shrink(params), x), out, atol=1e-5)
+
+
+def test_optimizers_and_posteriors_shrink_too():
+    import optax
+
+    f, params, (x,) = NETWORKS["linen mlp"]()
+    plan = drawn(channels(f, params, x), 0)
+    small = plan.shrink(params)
+    adam = optax.adam(1e-3)
+    state = plan.shrink(adam.init(params))
+    assert jax.tree.map(jnp.shape, state) == jax.tree.map(jnp.shape, adam.init(small))
+    posterior = jax.tree.map(lambda w: jaxeff.Gaussian(w, jnp.full_like(w, 0.01)), params)
+    logits = jaxeff.moments(pruned(f, plan))(plan.shrink(posterior), x)
+    assert logits.var.shape == (2, 4)
+    assert (logits.var > 0).all()
+
+
+def test_transforms_compose():
+    f, params, (x,) = NETWORKS["mobile"]()
+    plan = drawn(channels(f, params, x), 0)
+    g, small = pruned(f, plan), plan.shrink(params)
+    key = jax.random.key(0)
+    noise = {"stem": jaxeff.Additive(0.1)}
+    assert jaxeff.noisy(g, noise)(key, small, x).shape == (2, 5)
+    np.testing.assert_allclose(
+        pruned(jaxeff.quantized(f, {"head": jaxeff.Int(8)}), plan)(small, x),
+        jaxeff.quantized(g, {"head": jaxeff.Int(8)})(small, x),
+        rtol=1e-5,
+        atol=1e-5,
+    )
+
+
+@pytest.mark.parametrize(
+    "score",
+    [scores.l1, scores.l2, scores.random(jax.random.key(0))],
+    ids=["l1", "l2", "random"],
+)
+def test_plans_keep_what_was_asked(score):
+    f, params, (x,) = NETWORKS["lenet"]()
+    spec = {"*:linear": Prune(0.5), "fc1": Prune(count=50, round_to=8), "conv1": None}
+    with pytest.raises(ValueError, match="a result of the function"):
+        prune_plan(f, params, x, {"fc3": Prune(0.5)})
+    plan = prune_plan(f, params, x, spec, score=score)
+    left = {name: int(np.sum(keep)) for name, keep in plan.keep.items()}
+    assert left == {"conv2/kernel:3": 8, "fc1/kernel:1": 72, "fc2/kernel:1": 42}
+
+
+def test_scores_rank_channels_by_what_they_do():
+    f, params, (x,) = NETWORKS["linen mlp"]()
+    found = channels(f, params, x)
+    (group,) = found.free
+    kernel = next(m.path for m in group.members if m.axis == 1)
+    weak = jax.tree_util.tree_map_with_path(
+        lambda path, w: (
+            w.at[:, 3].set(0)
+            if kernel in jax.tree_util.keystr(path, simple=True, separator="/")
+            else w
+        ),
+        params,
+    )
+    labels = jnp.array([0, 1])
+
+    def loss(p, batch):
+        return -jnp.take_along_axis(jax.nn.log_softmax(f(p, batch)), labels[:, None], 1).mean()
+
+    small = scores.taylor(loss, [x])(weak, found)[group.name]
+    assert scores.l1(weak, found)[group.name].argmin() == 3
+    assert np.isfinite(small).all()
+    # Against the change of the loss itself, for channels that hardly matter.
+    tiny = jax.tree.map(lambda w: 0.01 * w, params)
+    predicted = scores.taylor(loss, [x])(tiny, found)[group.name]
+    assert predicted.shape == (16,)
+    second = scores.optimal_brain_damage(jax.random.key(0), loss, [x])(params, found)
+    assert (second[group.name] >= 0).all()
+    posterior = jax.tree.map(lambda w: jaxeff.Gaussian(w, jnp.full_like(w, 0.1)), weak)
+    assert scores.signal_to_noise(posterior)(None, found)[group.name].argmin() == 3
+
+
+def test_a_plan_is_text_and_refuses_another_model(tmp_path):
+    f, params, (x,) = NETWORKS["lenet"]()
+    found = channels(f, params, x)
+    plan = drawn(found, 0)
+    path = plan.save(tmp_path / "plan.json")
+    again = Plan.load(path, channels(f, params, x))
+    for name, keep in plan.keep.items():
+        np.testing.assert_array_equal(again.keep[name], keep)
+    other, weights, (y,) = NETWORKS["linen mlp"]()
+    with pytest.raises(PlanError, match="plan of another model"):
+        Plan.load(path, channels(other, weights, y))
+    with pytest.raises(PlanError, match="has shape"):
+        plan.shrink({"conv1": {"kernel": jnp.ones((2, 2))}})
+    path.write_text("{")
+    with pytest.raises(PlanError, match="no plan, or damaged"):
+        Plan.load(path, found)
+
+
+def test_mistakes_are_named():
+    f, params, (x,) = NETWORKS["lenet"]()
+    found = channels(f, params, x)
+    with pytest.raises(PlanError, match="removes all channels of 'conv1/kernel:3'"):
+        pruned(f, Plan({"conv1/kernel:3": jnp.zeros(6, bool)}, found))
+    with pytest.raises(PlanError, match="can't lose channels: a result of the function"):
+        pruned(f, Plan({"fc3/kernel:1": jnp.arange(10) < 5}, found))
+    with pytest.raises(ValueError, match="a ratio or a count"):
+        Prune()
+    with pytest.raises(PlanError, match="one has to stay"):
+        prune_plan(f, params, x, {"conv1": Prune(count=6)})
+    plan = drawn(found, 0)
+    with pytest.raises(PlanError, match=r"give plan\.shrink\(params\)"):
+        pruned(f, plan)(params, x)
+    with pytest.raises(PlanError, match="traced"):
+        jax.jit(lambda k: pruned(f, Plan({"conv1/kernel:3": k}, found)))(jnp.ones(6, bool))
+
+
+def test_what_cannot_be_pruned_says_why():
+    def ordered(p, x):
+        return jnp.sort(x @ p["a"], axis=-1) @ p["b"]
+
+    p, x = {"a": jnp.ones((3, 8)), "b": jnp.ones((8, 2))}, jnp.ones((2, 3))
+    found = channels(ordered, p, x)
+    assert not found.free
+    assert "sort" in found["a:1"].held[0]
+    assert "sort" in str(found)
