@@ -20,9 +20,9 @@ g(params, x).var                                           # [2, 10]: zero, for 
 ```
 
 Settings and everything else live in the rooms: `jaxeff.noise`, `jaxeff.compression`,
-`jaxeff.moment_propagation`, `jaxeff.photonics`, `jaxeff.robustness`, `jaxeff.hardening`,
-`jaxeff.bayes`, `jaxeff.uncertainty`, `jaxeff.data`, `jaxeff.nn`, `jaxeff.dirty_mnist`,
-`jaxeff.training`, `jaxeff.store`.
+`jaxeff.pruning`, `jaxeff.moment_propagation`, `jaxeff.photonics`, `jaxeff.robustness`,
+`jaxeff.hardening`, `jaxeff.bayes`, `jaxeff.uncertainty`, `jaxeff.data`, `jaxeff.nn`,
+`jaxeff.dirty_mnist`, `jaxeff.training`, `jaxeff.store`.
 """
 
 from jaxeff.compression import Int, quantized
@@ -31,6 +31,7 @@ from jaxeff.moment_propagation import Gaussian, assumptions, calibrate_moments, 
 from jaxeff.noise import Additive, Mixed, Multiplicative, noisy
 from jaxeff.photonics import ChaoticLight, photonic
 from jaxeff.program import cost, sites, summary, trace
+from jaxeff.pruning import channels, masked, prune_plan, pruned
 
 __version__ = "0.1.0"
 
@@ -43,11 +44,15 @@ __all__ = [
     "Multiplicative",
     "assumptions",
     "calibrate_moments",
+    "channels",
     "cost",
     "functional",
+    "masked",
     "moments",
     "noisy",
     "photonic",
+    "prune_plan",
+    "pruned",
     "quantized",
     "sites",
     "summary",
