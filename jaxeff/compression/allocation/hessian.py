@@ -16,7 +16,7 @@ f, params, (x, y) = small_classifier()
 loss = cross_entropy(f)
 
 def of_params(params, x, y):
-    return loss(jax.random.key(0), params, (x, y))
+    return loss(jax.random.key(0), params, None, (x, y), 0)[0]
 
 sites = ("conv1", "fc2")
 trace = hessian_trace(jax.random.key(1), of_params, params, (x[:64], y[:64]), sites, probes=8)

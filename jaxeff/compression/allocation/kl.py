@@ -10,7 +10,7 @@ from jaxeff.compression import allocate_bits, kl_sensitivity, quantized
 from jaxeff.nn import small_classifier
 
 f, params, (x, y) = small_classifier()
-found = kl_sensitivity(f, params, x[:64], ("conv1", "conv2", "fc1", "fc2"), widths=(2, 4, 8))
+found = kl_sensitivity(f, params, x[:64], ("conv1", "fc1", "fc2"), widths=(2, 4, 8))
 cost = jaxeff.cost(f, params, x[:1])
 spec = allocate_bits(found, cost, 4 * 4 * cost.macs, of="bops")    # what 4 x 4 bits everywhere cost
 quantized(f, spec)(params, x)
