@@ -16,14 +16,23 @@ from jaxeff.compression.allocation import (
 )
 from jaxeff.compression.apart import Apart
 from jaxeff.compression.bases import BinaryBases
+from jaxeff.compression.bayesian_bits import BayesianBits
 from jaxeff.compression.binary import Binary
 from jaxeff.compression.calibration import calibrate
 from jaxeff.compression.codebook import Codebook
+from jaxeff.compression.discrete import Discrete, random_weights
+from jaxeff.compression.dorefa import DoReFa
+from jaxeff.compression.floating import Floating
 from jaxeff.compression.half_wave import HalfWave, half_wave_levels
 from jaxeff.compression.incremental import Incremental, incrementally, shares
 from jaxeff.compression.integer import Int
 from jaxeff.compression.learned_basis import LearnedBasis
+from jaxeff.compression.learned_powers import LearnedPowers
+from jaxeff.compression.learned_width import LearnedWidth
 from jaxeff.compression.lsq import LSQ
+from jaxeff.compression.pact import PACT
+from jaxeff.compression.penalties import memory, penalty
+from jaxeff.compression.posterior_bits import PosteriorBits, posterior_bits
 from jaxeff.compression.powers_of_two import PowersOfTwo
 from jaxeff.compression.protocol import Quantization, Quantizer, Tensor
 from jaxeff.compression.quantization import (
@@ -37,8 +46,11 @@ from jaxeff.compression.quantization import (
     value_range,
 )
 from jaxeff.compression.quantized import quantized
+from jaxeff.compression.relaxed import Relaxed
 from jaxeff.compression.running import RunningRange, initial_ranges, running
+from jaxeff.compression.settled import settled
 from jaxeff.compression.start import init, learned
+from jaxeff.compression.stochastic import Stochastic
 from jaxeff.compression.switched import Switched
 from jaxeff.compression.ternary import Ternary, TrainedTernary
 from jaxeff.compression.uniform import Uniform
@@ -46,22 +58,32 @@ from jaxeff.compression.updated import updated
 
 __all__ = [
     "LSQ",
+    "PACT",
     "Apart",
+    "BayesianBits",
     "Binary",
     "BinaryBases",
     "BitSensitivity",
     "Codebook",
+    "Discrete",
+    "DoReFa",
+    "Floating",
     "Grid",
     "HalfWave",
     "HessianTrace",
     "Incremental",
     "Int",
     "LearnedBasis",
+    "LearnedPowers",
+    "LearnedWidth",
+    "PosteriorBits",
     "PowersOfTwo",
     "Quantization",
     "QuantizationErrors",
     "Quantizer",
+    "Relaxed",
     "RunningRange",
+    "Stochastic",
     "Switched",
     "Tensor",
     "Ternary",
@@ -82,12 +104,17 @@ __all__ = [
     "initial_ranges",
     "kl_sensitivity",
     "learned",
+    "memory",
     "noise_to_signal",
+    "penalty",
+    "posterior_bits",
     "quantization_errors",
     "quantize",
     "quantized",
+    "random_weights",
     "round_through",
     "running",
+    "settled",
     "shares",
     "signal_to_noise_bits",
     "straight_through",

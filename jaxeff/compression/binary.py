@@ -79,6 +79,10 @@ class Binary(Quantization):
             y = y + (follows - lax.stop_gradient(follows))
         return y
 
+    def settled(self) -> "Binary":
+        """The same with the signs themselves."""
+        return replace(self, stochastic=False)
+
     def start(self, x: Float[Array, "*shape"], tensor: Tensor) -> "Binary":
         """The mean magnitude of an array, unless there is a scale, or it stays open."""
         stays = self.per == "none" or (self.follow and tensor.role == "weight")

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Integer
 
+from jaxeff.compression.quantization import wide_dtype
 from jaxeff.settings import lifted
 
 
@@ -63,7 +64,7 @@ def sums(
 
 def widened(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """An array in float32 at least."""
-    return x.astype(jnp.float32) if jnp.finfo(x.dtype).bits < 32 else x
+    return x.astype(wide_dtype(x))
 
 
 def least_squares(gram: Float[Array, "... n n"], right: Float[Array, "... n"]) -> Array:

@@ -87,7 +87,7 @@ def grid(
         ValueError: `bits` isn't between 1 and 16.
     """
     Width(1, MAX_BITS).check("bits", bits)
-    dtype = _wide(low, high)
+    dtype = wide_dtype(low, high)
     low, high = jnp.broadcast_arrays(jnp.asarray(low, dtype), jnp.asarray(high, dtype))
     if not isinstance(bits, int):
         shape = jnp.broadcast_shapes(low.shape, jnp.shape(bits))
@@ -290,7 +290,8 @@ def _codes(x: Array, grid: Grid, ends: tuple[Any, Any]) -> Array:
     return jnp.clip(nearest, *ends)
 
 
-def _wide(*arrays: Any) -> Any:
+def wide_dtype(*arrays: Any) -> Any:
+    """The dtype to compute in: that of the arrays, float32 at least."""
     dtype = jnp.result_type(*arrays)
     narrow = not jnp.issubdtype(dtype, jnp.floating) or jnp.finfo(dtype).bits < 32
     return jnp.float32 if narrow else dtype

@@ -41,6 +41,11 @@ class Switched(Quantization):
         started = getattr(self.method, "start", None)
         return self if started is None else replace(self, method=started(x, tensor))
 
+    def settled(self) -> "Switched":
+        """The same with its method's form that draws nothing."""
+        form = getattr(self.method, "settled", None)
+        return self if form is None else replace(self, method=form())
+
     def storage(self, shape: tuple[int, ...], tensor: Tensor) -> Any:
         """Bits by the method, or in float32."""
         method: Any = self.method

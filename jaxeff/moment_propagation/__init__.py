@@ -7,6 +7,7 @@ from jaxeff.moment_propagation.calibrated import Calibrated
 from jaxeff.moment_propagation.errors import MomentsError
 from jaxeff.moment_propagation.gaussian import Gaussian, check_gaussian, is_gaussian
 from jaxeff.moment_propagation.joint_gaussian import JointGaussian, is_joint
+from jaxeff.moment_propagation.sampled import sampled
 from jaxeff.moment_propagation.transform import moments
 
 __all__ = [
@@ -22,4 +23,5 @@ __all__ = [
     "is_gaussian",
     "is_joint",
     "moments",
+    "sampled",
 ]

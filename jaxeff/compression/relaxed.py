@@ -1,0 +1,160 @@
+"""`Relaxed`: noise before rounding makes a distribution over the grid, which is drawn from softly.
+
+Logistic noise of scale sigma takes x to the bin of the grid value g_i = step * i with probability
+
+    pi_i = sigmoid((g_i + step/2 - x) / sigma) - sigmoid((g_i - step/2 - x) / sigma)
+
+(Louizos et al., section 2.1), here among the `reach` neighbours on each side of the nearest value
+(their local grid), and made to sum to one. The value is sum_i z_i g_i with weights
+z = softmax((log pi + Gumbel noise) / temperature) (section 2.2): differentiable with respect to x,
+step and sigma. "hard" takes the one value with the largest weight, whose distribution is pi, with
+the gradients of the soft one (RQ ST of the paper); "deterministic" the nearest value, the most
+probable one, as at test time.
+
+Sharp edge: soft values lie between those of the grid; train softly, then evaluate with
+`dataclasses.replace(quantizer, draw="deterministic")`.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+from jaxeff.compression.levels import widened
+from jaxeff.compression.protocol import Quantization, Tensor
+from jaxeff.compression.quantization import (
+    MAX_BITS,
+    Bits,
+    kept_axes,
+    power_of_two,
+    straight_through,
+    wide_dtype,
+)
+from jaxeff.settings import (
+    Choice,
+    Count,
+    Number,
+    Width,
+    is_concrete,
+    register_setting,
+    static,
+    static_number,
+)
+
+
+@register_setting
+@dataclass(frozen=True)
+class Relaxed(Quantization):
+    """Relaxed quantization: `Relaxed(4)`, in `quantized(..., keyed=True)`.
+
+    Attributes:
+        bits: Bit width, 1 to 16; an array may be traced. One signed bit has the codes -1 and 0.
+        step: Distance of neighbouring values, positive. Open: the largest magnitude gets the
+            largest code.
+        sigma: Scale of the noise, positive; at least a thousandth of the step. Open: step / 3.
+        signed: Whether codes reach below zero. Open: for weights they do, for activations if one is
+            negative.
+        temperature: Of the weights; a plain number isn't learnt.
+        draw: "soft", "hard" or "deterministic", which needs no key.
+        reach: Neighbours on each side.
+        per: What has a step of its own: the output "channel" of a weight, or the "tensor".
+
+    Raises:
+        TypeError, ValueError: A number is out of bounds, or a choice is unknown.
+
+    References:
+        Louizos et al., "Relaxed Quantization for Discretized Neural Networks", arXiv:1810.01875.
+    """
+
+    bits: Annotated[Bits, Width(1, MAX_BITS)] = static_number()
+    step: Annotated[Float[Array, "..."] | float | None, Number(above=0)] = None
+    sigma: Annotated[Float[Array, "..."] | float | None, Number(above=0)] = None
+    signed: bool | Array | None = static_number(None)
+    temperature: Annotated[Float[Array, "..."] | float, Number(above=0)] = static_number(1.0)
+    draw: Annotated[str, Choice("soft", "hard", "deterministic")] = static("soft")
+    reach: Annotated[int, Count(1, 64)] = static(2)
+    per: Annotated[str, Choice("channel", "tensor")] = static("tensor")
+
+    def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
+        """A draw of the grid's values, or the nearest."""
+        own = self.start(lax.stop_gradient(x), tensor)
+        value = widened(x)
+        step = tensor.fitted("Relaxed.step", own.step, value)
+        step = jnp.maximum(step, jnp.finfo(step.dtype).tiny)
+        lower, upper = own._ends(value.dtype)
+        codes = value / step
+        nearest = lax.round(jnp.clip(codes, lower, upper), lax.RoundingMethod.TO_NEAREST_EVEN)
+        nearest = lax.stop_gradient(nearest)
+        if self.draw == "deterministic":
+            passed = straight_through(jnp.clip(codes, lower, upper), nearest)
+            return (passed * step).astype(x.dtype)
+        sigma = tensor.fitted("Relaxed.sigma", own.sigma, value)
+        options, logits = _local(value, step, sigma, nearest, lower, upper, self.reach)
+        key = tensor.random("Relaxed")
+        logits = logits + jax.random.gumbel(key, logits.shape, logits.dtype)
+        temperature = jnp.asarray(self.temperature, logits.dtype)
+        weights = jax.nn.softmax(logits / temperature, axis=0)
+        y = jnp.sum(weights * options, axis=0) * step
+        if self.draw == "hard":
+            best = jnp.argmax(logits, axis=0)[None]
+            chosen = jnp.take_along_axis(options, best, axis=0)[0]
+            y = straight_through(y, chosen * lax.stop_gradient(step))
+        return y.astype(x.dtype)
+
+    def settled(self) -> "Relaxed":
+        """The same with the nearest values."""
+        return replace(self, draw="deterministic")
+
+    def start(self, x: Float[Array, "*shape"], tensor: Tensor) -> "Relaxed":
+        """Step, noise and sign of an array, where they are open."""
+        signed, step, sigma = self.signed, self.step, self.sigma
+        if signed is not None and step is not None and sigma is not None:
+            return self
+        if signed is None:
+            signed = True if tensor.role == "weight" else jnp.any(x < 0)
+            signed = bool(signed) if is_concrete(signed) else signed
+        known = replace(self, signed=signed)
+        if step is None:
+            axes, shape = kept_axes(x, tensor.axes(self.per))
+            top = jnp.max(jnp.abs(x), axes).reshape(shape)
+            top = jnp.where(top > 0, top, jnp.ones_like(top)).astype(wide_dtype(x))
+            step = top * (1 / jnp.maximum(known._ends(top.dtype)[1], 1))
+        if sigma is None:
+            sigma = jnp.asarray(step) * (1 / 3)
+        return replace(known, step=step, sigma=sigma)
+
+    def storage(self, shape: tuple[int, ...], tensor: Tensor) -> Any:
+        """Codes, and a float for each step."""
+        return super().storage(shape, tensor) + 32 * tensor.count(shape, self.per)
+
+    def _ends(self, dtype: Any) -> tuple[Any, Any]:
+        """The smallest and largest code."""
+        half = power_of_two(self.bits, dtype) / 2
+        zero = jnp.zeros_like(half)
+        if self.signed is None or isinstance(self.signed, bool):
+            return (-half, half - 1) if self.signed else (zero, 2 * half - 1)
+        return jnp.where(self.signed, -half, zero), jnp.where(self.signed, half, 2 * half) - 1
+
+
+def _local(
+    x: Array, step: Array, sigma: Array, nearest: Array, lower: Any, upper: Any, reach: int
+) -> tuple[Array, Array]:
+    """The codes near each value and the logarithms of their probabilities, but for a constant.
+
+    A difference of sigmoids, sigmoid(b) - sigmoid(a), is sigmoid(b) sigmoid(-a) (1 - e^(a-b)), of
+    which the last factor is the same for all codes: so nothing cancels.
+    """
+    offsets = jnp.arange(-reach, reach + 1, dtype=x.dtype).reshape(-1, *(1,) * x.ndim)
+    options = nearest[None] + offsets
+    step, sigma, lower, upper = (
+        jnp.broadcast_to(number, x.shape)[None] for number in (step, sigma, lower, upper)
+    )
+    inside = (options >= lower) & (options <= upper)
+    sigma = jnp.maximum(sigma, 1e-3 * lax.stop_gradient(step))
+    above = ((options + 0.5) * step - x[None]) / sigma
+    below = ((options - 0.5) * step - x[None]) / sigma
+    logits = jax.nn.log_sigmoid(above) + jax.nn.log_sigmoid(-below)
+    return options, jnp.where(inside, logits, -1e30)
