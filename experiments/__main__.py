@@ -13,6 +13,7 @@ MODULES = (
     "hardening.vant",
     "latency",
     "moment_variances",
+    "policies",
     "quickstart",
     "replicates",
     "scaling",
@@ -23,7 +24,7 @@ MODULES = (
 )
 _PACKAGES = (
     "activations", "bridges", "dirty_mnist", "hardening", "latency", "moment_variances",
-    "quickstart", "scaling", "transforms", "walking_noise",
+    "policies", "quickstart", "scaling", "transforms", "walking_noise",
 )  # fmt: skip
 
 

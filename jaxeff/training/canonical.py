@@ -13,21 +13,26 @@ Sharp edge: apply it last, to a function that takes its own gradients, such as a
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 from jaxeff._compat import ClosedJaxpr, JaxprEqn, Literal, bind, primitives
 
 
-def canonical_convolutions(fn: Callable[..., Any]) -> Callable[..., Any]:
+def canonical_convolutions(fn: Callable[..., Any], *, products: bool = False) -> Callable[..., Any]:
     """Return ``fn`` with each convolution in it, also in scans, in channels-last layout.
 
     Args:
       fn: Any function of pytrees of arrays. Calls with custom derivatives, conditionals and while
         loops inside it are left as they are.
+      products: Whether convolutions over a single channel become products of a matrix with patches,
+        which XLA's CPU compiler computes several times faster. They then take the memory of their
+        patches.
 
     Returns:
       A function of the same arguments (positional) and results.
@@ -35,22 +40,29 @@ def canonical_convolutions(fn: Callable[..., Any]) -> Callable[..., Any]:
 
     def canonical(*args: Any) -> Any:
         closed, shapes = jax.make_jaxpr(fn, return_shape=True)(*args)
-        outputs = _evaluate(closed, jax.tree.leaves(args))
+        outputs = _evaluate(closed, jax.tree.leaves(args), _product if products else _convolve)
         return jax.tree.unflatten(jax.tree.structure(shapes), outputs)
 
     return canonical
 
 
-def quick_in_loops(fn: Callable[..., Any]) -> Callable[..., Any]:
+def quick_in_loops(fn: Callable[..., Any], *, products: bool = False) -> Callable[..., Any]:
     """Return ``fn`` as it should stand in a loop: with canonical convolutions on a processor.
 
     Inside a loop, XLA's CPU compiler has fast convolutions for that layout only; other compilers
     choose layouts themselves.
+
+    Args:
+      fn: As for `canonical_convolutions`.
+      products: Likewise.
     """
-    return canonical_convolutions(fn) if jax.default_backend() == "cpu" else fn
+    return canonical_convolutions(fn, products=products) if jax.default_backend() == "cpu" else fn
 
 
-def _evaluate(closed: ClosedJaxpr, values: list[Any]) -> list[Any]:
+Convolve = Callable[..., jax.Array]
+
+
+def _evaluate(closed: ClosedJaxpr, values: list[Any], convolve: Convolve) -> list[Any]:
     jaxpr = closed.jaxpr
     env: dict[Any, Any] = dict(zip(jaxpr.constvars, closed.consts, strict=True))
     env.update(zip(jaxpr.invars, values, strict=True))
@@ -59,18 +71,19 @@ def _evaluate(closed: ClosedJaxpr, values: list[Any]) -> list[Any]:
         return atom.val if isinstance(atom, Literal) else env[atom]
 
     for eqn in jaxpr.eqns:
-        env.update(zip(eqn.outvars, _apply(eqn, [read(v) for v in eqn.invars]), strict=True))
+        values = [read(v) for v in eqn.invars]
+        env.update(zip(eqn.outvars, _apply(eqn, values, convolve), strict=True))
     return [read(v) for v in jaxpr.outvars]
 
 
-def _apply(eqn: JaxprEqn, values: list[Any]) -> list[Any]:
+def _apply(eqn: JaxprEqn, values: list[Any], convolve: Convolve) -> list[Any]:
     if eqn.primitive is primitives.conv_general_dilated_p:
-        return [_convolve(eqn, *values)]
+        return [convolve(eqn, *values)]
     if eqn.primitive in (primitives.jit_p, primitives.closed_call_p):
         inner = eqn.params["jaxpr" if "jaxpr" in eqn.params else "call_jaxpr"]
-        return _evaluate(inner, values)
+        return _evaluate(inner, values, convolve)
     if eqn.primitive is primitives.scan_p:
-        return _scan(eqn, values)
+        return _scan(eqn, values, convolve)
     return bind(eqn, *values)
 
 
@@ -93,7 +106,43 @@ def _convolve(eqn: JaxprEqn, inputs: jax.Array, kernel: jax.Array) -> jax.Array:
     return lax.transpose(result, [order.index(axis) for axis in range(last + 1)])
 
 
-def _scan(eqn: JaxprEqn, values: list[Any]) -> list[Any]:
+def _product(eqn: JaxprEqn, inputs: jax.Array, kernel: jax.Array) -> jax.Array:
+    """A convolution over one channel: the kernel's columns times all patches of the input."""
+    params = eqn.params
+    numbers = params["dimension_numbers"]
+    dilated = any(n != 1 for n in (*params["lhs_dilation"], *params["rhs_dilation"]))
+    grouped = params["feature_group_count"] * params["batch_group_count"] > 1
+    if kernel.shape[numbers.rhs_spec[1]] != 1 or dilated or grouped:
+        return _convolve(eqn, inputs, kernel)
+    (batch, feature, *space), (out, into, *taps) = numbers.lhs_spec, numbers.rhs_spec
+    image = lax.squeeze(lax.transpose(inputs, (feature, batch, *space)), (0,))
+    borders = [(0, 0, 0), *((*pad, 0) for pad in params["padding"])]
+    image = lax.pad(image, jnp.zeros((), image.dtype), borders)
+    strides = params["window_strides"]
+    result: Any = eqn.outvars[0].aval
+    size = [result.shape[axis] for axis in numbers.out_spec[2:]]
+    window = [kernel.shape[axis] for axis in taps]
+
+    def seen(tap: tuple[int, ...]) -> jax.Array:
+        """What one entry of the kernel is multiplied with."""
+        steps = list(zip(tap, size, strides, strict=True))
+        ends = [start + (n - 1) * stride + 1 for start, n, stride in steps]
+        return lax.slice(image, (0, *tap), (len(image), *ends), (1, *strides))
+
+    patches = jnp.stack([seen(tap) for tap in itertools.product(*map(range, window))])
+    columns = lax.transpose(kernel, (out, into, *taps)).reshape(kernel.shape[out], -1)
+    y = lax.dot_general(
+        columns,
+        patches,
+        (((1,), (0,)), ((), ())),
+        precision=params["precision"],
+        preferred_element_type=params["preferred_element_type"],
+    )
+    order = [numbers.out_spec[i] for i in (1, 0, *range(2, len(numbers.out_spec)))]
+    return lax.transpose(y, [order.index(axis) for axis in range(len(order))])
+
+
+def _scan(eqn: JaxprEqn, values: list[Any], convolve: Convolve) -> list[Any]:
     params = eqn.params
     consts, carries = params["num_consts"], params["num_carry"]
     fixed, carry, xs = (
@@ -103,7 +152,7 @@ def _scan(eqn: JaxprEqn, values: list[Any]) -> list[Any]:
     )
 
     def body(carry: Any, x: Any) -> tuple[Any, Any]:
-        outputs = _evaluate(params["jaxpr"], [*fixed, *carry, *x])
+        outputs = _evaluate(params["jaxpr"], [*fixed, *carry, *x], convolve)
         return outputs[:carries], outputs[carries:]
 
     # A new scan: the parameters of the primitive change between JAX's versions.

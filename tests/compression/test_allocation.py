@@ -77,6 +77,26 @@ def test_policies_are_the_specs_they_stand_for(params):
     np.testing.assert_allclose(together, many, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.promotes("rank")
+def test_what_policies_change_is_not_looked_up():
+    """After a loop and at a second use of a weight, arrays depend on the policy."""
+    keys = jax.random.split(KEY, 2)
+    params = {n: {"w": jax.random.normal(k, (6, 6))} for n, k in zip("ab", keys, strict=True)}
+
+    def f(p, x):
+        y = jax.lax.scan(lambda c, _: (jnp.tanh(c @ p["a"]["w"]), None), x, length=2)[0]
+        return jnp.tanh(y @ p["b"]["w"]) @ p["b"]["w"]
+
+    rows = [row.site for row in jaxeff.cost(f, params, X).layers if row.macs]
+    assert rows == ["a", "b", "b#1"]
+    weights, activations = np.array([[3, 2], [2, 4]]), np.array([[2, 3], [4, 2]])
+    many = each_policy(f, params, X, ("a", "b"), weights, activations)
+    for i in range(2):
+        spec = bit_policy(("a", "b"), weights[i], activations[i])
+        expected = quantized(f, spec)(params, X)
+        np.testing.assert_allclose(many[i], expected, rtol=1e-4, atol=1e-4)
+
+
 def test_a_policy_is_an_argument_and_vmaps(params):
     weights = jnp.array([[4, 32, 2], [8, 8, 8]])
     spec = bit_policy(SITES, weights)

@@ -58,6 +58,45 @@ def test_values_and_gradients_are_the_same(names, shape, kernel, options):
     )
 
 
+@pytest.mark.parametrize(
+    ("names", "shape", "kernel", "options"),
+    [
+        (NHWC, (4, 9, 8, 1), (3, 2, 1, 5), {}),
+        (("NCHW", "OIHW", "NCHW"), (4, 1, 9, 8), (5, 1, 3, 2), {"padding": "SAME"}),
+        (("NCHW", "IOHW", "NHWC"), (4, 1, 9, 8), (1, 5, 3, 2), {"window_strides": (2, 3)}),
+        (("CNH", "HOI", "HNC"), (1, 4, 9), (4, 5, 1), {"padding": [(2, 1)]}),
+    ],
+)
+def test_one_channel_is_a_product_with_patches(names, shape, kernel, options):
+    options = {"window_strides": (1,) * (len(shape) - 2), "padding": "VALID"} | options
+    keys = jax.random.split(jax.random.key(0), 2)
+    x, k = jax.random.normal(keys[0], shape), jax.random.normal(keys[1], kernel)
+
+    def convolve(x, k):
+        return lax.conv_general_dilated(x, k, dimension_numbers=names, **options)
+
+    ours = canonical_convolutions(convolve, products=True)
+    assert not list(convolutions(jax.make_jaxpr(ours)(x, k).jaxpr))
+    np.testing.assert_allclose(jax.jit(ours)(x, k), convolve(x, k), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"rhs_dilation": (2, 1)}, {"lhs_dilation": (2, 1)}, {"feature_group_count": 2}],
+)
+def test_other_convolutions_stay_canonical(options):
+    grouped = options.get("feature_group_count", 1)
+    x, k = jnp.ones((2, 9, 8, grouped)), jnp.ones((3, 2, 1, 4))
+
+    def convolve(x, k):
+        padding = ((0, 0), (1, 0))
+        return lax.conv_general_dilated(x, k, (1, 1), padding, dimension_numbers=NHWC, **options)
+
+    ours = canonical_convolutions(convolve, products=True)
+    assert all(map(is_canonical, convolutions(jax.make_jaxpr(ours)(x, k).jaxpr)))
+    np.testing.assert_allclose(jax.jit(ours)(x, k), convolve(x, k), rtol=1e-4)
+
+
 def train(params, xs):
     """Gradient steps in a scan, with a cond and a custom derivative on the way."""
 

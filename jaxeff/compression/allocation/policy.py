@@ -109,7 +109,7 @@ def each_policy(
         weights: Bit widths of their weights, a row per policy.
         activations: The same of what they read.
         method: How an array is quantized to a width.
-        widths: The widths that weights may have, for each of which they are kept in memory.
+        widths: The widths that policies may have; weights and inputs are kept in memory in each.
         at_once: How many policies are evaluated side by side, by `vmap`.
 
     Raises:
@@ -122,9 +122,9 @@ def each_policy(
                 f"{name} must be a row of bit widths per policy, not {np.shape(bits)}."
             )
         _check(name, bits, sites)
-    if is_concrete(weights) and not np.isin(weights, widths).all():
-        bad = sorted(set(np.unique(weights).tolist()) - set(widths))
-        raise ValueError(f"weights have a width of {bad[0]}, but widths lists {widths}.")
+        if is_concrete(bits) and not np.isin(bits, widths).all():
+            bad = sorted(set(np.unique(bits).tolist()) - set(widths))
+            raise ValueError(f"{name} have a width of {bad[0]}, but widths lists {widths}.")
     found: Array = _each(f, method, sites, widths, at_once, params, x, weights, activations)
     return found
 
@@ -150,13 +150,16 @@ def _each(
 def under_policies(
     f: Any, method: Method, sites: Sequence[str], widths: Sequence[int], *args: Any
 ) -> Callable[[Any, Any], Callable[..., Any]]:
-    """Makes the quantized model from the widths of a policy; weights are looked up, not quantized.
+    """Makes the quantized model from the widths of a policy.
+
+    What no policy changes, weights and the model's inputs, is quantized before, once in each width,
+    and looked up.
 
     Args:
         f: The model.
         method: How an array is quantized to a width.
         sites: The layers.
-        widths: The widths that weights may have.
+        widths: The widths that policies may have.
         *args: The arguments that the model will be called with.
     """
     tables = _tables(f, method, sites, widths, args)
@@ -164,11 +167,15 @@ def under_policies(
     def changed(weights: Any, activations: Any) -> Callable[..., Any]:
         spec = bit_policy(sites, weights, activations, method=method)
         for i, site in enumerate(sites):
-            if tables.get(site):
-                index = jnp.argmax(jnp.asarray(widths) == weights[i])
-                setting = spec[site]
-                assert setting is not None
-                spec[site] = Apart(_LookedUp(tables[site], index), setting.activations)
+            setting = spec[site]
+            known = tables.get(site)
+            if setting is None or known is None:
+                continue
+            w, a = (jnp.argmax(jnp.asarray(widths) == bits[i]) for bits in (weights, activations))
+            read: Any = setting.activations
+            if "activation" in known:
+                read = _LookedUp(known["activation"], a)
+            spec[site] = Apart(_LookedUp(known["weight"], w), read)
         return quantized(f, spec)
 
     return changed
@@ -191,24 +198,37 @@ class _LookedUp(Quantization):
 
 def _tables(
     f: Any, method: Method, sites: Sequence[str], widths: Sequence[int], args: Sequence[Any]
-) -> dict[str, dict[str, Array]]:
-    """The weights of every site outside a loop, in every width."""
+) -> dict[str, dict[str, dict[str, Array]]]:
+    """The arrays of every site that no policy changes, in every width: by role, then by name.
+
+    Sites inside loops, and those that share their weights, have none.
+    """
     program = trace(f, *args)
-    outside = {layer.site for layer in program.layers}
     settings = settings_of({site: Apart(Uniform(8), Uniform(8)) for site in sites}, program)
-    found: dict[str, dict[str, Array]] = {}
+    shared = {layer.base for layer in program.sites if layer.occurrence}
+    alone = {layer.site for layer in program.layers if layer.base not in shared} & set(settings)
+    changed: set[Any] = set()  # by the bits of some site
+    for layer in program.layers:
+        inside = (inner.site for body in layer.programs for inner in body.sites)
+        own = not settings.keys().isdisjoint([layer.site, *inside])
+        if own or not changed.isdisjoint(layer.inputs):
+            changed.update(layer.outputs)
     bits = jnp.asarray(widths)
+    found: dict[str, dict[str, dict[str, Array]]] = {}
+
+    def tabulate(x: Array, tensor: Tensor) -> Array:
+        quantized_to: Array = jax.lax.map(lambda b: _switched(b, method).quantize(x, tensor), bits)
+        return quantized_to
 
     def rule(layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
-        if layer.site in settings and layer.site in outside:
+        if layer.site in alone:
             read = of_inputs(layer, settings[layer.site], values)
-            found[layer.site] = {
-                tensor.name: jax.lax.map(
-                    lambda b, i=i, t=tensor: _switched(b, method).quantize(values[i], t), bits
-                )
-                for _, tensor, i in read
-                if tensor.role == "weight"
-            }
+            fixed = not any(layer.inputs[i] in changed for i in layer.data)
+            of_site: dict[str, dict[str, Array]] = {"weight": {}}
+            for _, tensor, i in read:
+                if tensor.role == "weight" or fixed:
+                    of_site.setdefault(tensor.role, {})[tensor.name] = tabulate(values[i], tensor)
+            found[layer.site] = of_site
         return plain(layer, key, *values)
 
     evaluate(program, rule, None, jax.tree.leaves((tuple(args), {})))
