@@ -31,7 +31,9 @@ from jaxeff.settings import Choice, Count, Number, is_concrete, register_setting
 
 MAX_BITS = 8
 TURNS = 300
-"""The most turns of k-means, as elsewhere; it ends when no value moves."""
+"""The most turns of k-means, as elsewhere."""
+STILL = 1e-4
+"""It ends when no value moves by more than this share of their mean distance."""
 
 
 @register_setting
@@ -135,13 +137,15 @@ def _lloyd(x: Array, count: int, axes: tuple[int, ...], shape: tuple[int, ...]) 
     parts = jnp.arange(count, dtype=wide.dtype) / (count - 1)
     first = low + (high - low) * parts.reshape((1,) * len(shape) + (count,))
 
+    still = STILL * (high - low) / count
+
     def turn(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         levels, _, turns = carry
         codes = nearest(wide, levels)
         # Sums of distances, which are small, lose less to rounding than sums of values.
         counts, totals = sums(wide - look_up(levels, codes), codes, count, shape)
         moved = levels + totals / jnp.maximum(counts, 1)
-        return moved, jnp.any(moved != levels), turns + 1
+        return moved, jnp.any(jnp.abs(moved - levels) > still), turns + 1
 
     def goes_on(carry: tuple[Array, Array, Array]) -> Array:
         return carry[1] & (carry[2] < TURNS)

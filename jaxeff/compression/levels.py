@@ -20,10 +20,15 @@ from jaxeff.settings import lifted
 @jax.jit
 def nearest(x: Float[Array, "*shape"], levels: Float[Array, "..."]) -> Integer[Array, "*shape"]:
     """The index of the level that is nearest to each value. That of NaN is 0."""
-    levels = lifted(levels, (*x.shape, levels.shape[-1]))
     middles = levels[..., 1:] / 2 + levels[..., :-1] / 2
-    # Compilers fuse the comparisons into the sum: no array of values by levels is made.
-    return jnp.sum(x[..., None] > middles, axis=-1, dtype=jnp.int32)
+    count = middles.shape[-1]
+    codes = jnp.zeros(x.shape, jnp.int32)
+    # By bisection, one bit at a time: an array of values by levels would be hundreds of times x.
+    for bit in reversed(range(count.bit_length())):
+        further = codes + 2**bit
+        at = look_up(middles, jnp.minimum(further, count) - 1)
+        codes = jnp.where((further <= count) & (x > at), further, codes)
+    return codes
 
 
 def look_up(levels: Float[Array, "..."], codes: Integer[Array, "*shape"]) -> Array:
