@@ -170,7 +170,7 @@ def test_kl_is_that_of_each_array_alone(params):
 
 def quadratic(params, x):
     """A loss whose Hessian with respect to the weights of each site is known."""
-    scaled = (x @ params["a"]["w"]) * jnp.asarray([1.0, 2.0])
+    scaled = (x @ params["a"]["w"]) * jnp.asarray([[1.0, 2.0]])
     return 0.5 * jnp.sum(scaled**2) + 0.5 * jnp.sum((x @ params["b"]["w"]) ** 2)
 
 
@@ -345,7 +345,7 @@ def test_bad_input():
 
 
 def test_sites_that_cannot_be_measured(params):
-    for site, message in (("fc9", "matches no site"), ("relu", "nothing for a method")):
+    for site, message in (("fc9", "matches no site"), ("relu", "nothing for a quantizer")):
         with pytest.raises(ValueError, match=message):
             kl_sensitivity(chain, params, X, (site,), (4,))
         with pytest.raises(ValueError, match=message):
