@@ -149,6 +149,7 @@ METHODS = (
 )
 
 
+@pytest.mark.promotes("dtype")  # optax's Adam does
 @pytest.mark.parametrize("pair", [METHODS[:2], METHODS[2:4], METHODS[4:]])
 @pytest.mark.promotes("dtype", "rank")
 def test_a_model_learns_parameters_and_spec_under_one_gradient(pair):

@@ -136,6 +136,7 @@ def test_weights_are_moved_and_held():
         transform.update({"kernel": X}, state)
 
 
+@pytest.mark.promotes("dtype")  # optax's Adam does
 def test_incremental_training_ends_with_powers_of_two():
     f, params, (x, y) = small_classifier()
 
