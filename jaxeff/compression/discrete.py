@@ -9,6 +9,7 @@ training needs no draw of a weight: the local reparametrization trick draws what
 
 ```python
 import jax
+import optax
 from jaxeff.compression import Apart, Discrete, init, quantized, random_weights, settled
 from jaxeff.moment_propagation import moments, sampled
 from jaxeff.nn import small_classifier
@@ -18,7 +19,7 @@ spec = init(f, params, x, {"*:linear": Apart(Discrete())})
 
 def loss(spec, key):
     logits = sampled(f)(key, random_weights(f, spec, params, x), x)
-    return -jax.nn.log_softmax(logits)[range(len(y)), y].mean()
+    return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
 
 grads = jax.grad(loss)(spec, jax.random.key(0))
 logits = moments(f)(random_weights(f, spec, params, x), x)       # mean and variance in one pass
@@ -48,7 +49,7 @@ from jaxeff.compression.quantization import kept_axes, straight_through
 from jaxeff.compression.quantized import check_spec, of_inputs, settings_of
 from jaxeff.moment_propagation import Gaussian
 from jaxeff.program import trace
-from jaxeff.settings import Choice, Number, register_setting, static, static_number
+from jaxeff.settings import Choice, Number, lifted, register_setting, static, static_number
 
 _LEAST = 0.05
 """The smallest probability to start from."""
@@ -89,8 +90,8 @@ class Discrete(Quantization):
     def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
         """Drawn or most probable values, with the gradient of their mean."""
         own, scale = self._fitted(x, tensor)
-        values = own._values(scale.dtype)
         logits = jnp.asarray(own.logits, scale.dtype)
+        values = self._values(logits)
         mean = scale * jnp.sum(jax.nn.softmax(logits) * values, -1)
         if self.draw == "sample":
             key = tensor.random("Discrete")
@@ -103,8 +104,8 @@ class Discrete(Quantization):
     def gaussian(self, x: Float[Array, "*shape"], tensor: Tensor) -> Gaussian:
         """The mean and variance of every weight, exactly."""
         own, scale = self._fitted(x, tensor)
-        values = own._values(scale.dtype)
         p = jax.nn.softmax(jnp.asarray(own.logits, scale.dtype))
+        values = self._values(p)
         mean = jnp.sum(p * values, -1)
         var = jnp.sum(p * (values - mean[..., None]) ** 2, -1)
         return Gaussian((scale * mean).astype(x.dtype), (scale**2 * var).astype(x.dtype))
@@ -166,8 +167,8 @@ class Discrete(Quantization):
         value = widened(x)
         return own, tensor.fitted("Discrete.scale", own.scale, value)
 
-    def _values(self, dtype: Any) -> Array:
-        return jnp.linspace(-1, 1, self.levels, dtype=dtype)
+    def _values(self, like: Array) -> Array:
+        return lifted(jnp.linspace(-1, 1, self.levels, dtype=like.dtype), like.shape)
 
     def _check_role(self, tensor: Tensor) -> None:
         if tensor.role != "weight":
