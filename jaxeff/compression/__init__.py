@@ -32,6 +32,15 @@ from jaxeff.compression.learned_width import LearnedWidth
 from jaxeff.compression.lsq import LSQ
 from jaxeff.compression.pact import PACT
 from jaxeff.compression.penalties import memory, penalty
+from jaxeff.compression.post_training import (
+    adaround,
+    awq,
+    clip_range,
+    correct_biases,
+    equalize,
+    fold_batch_norm,
+    gptq,
+)
 from jaxeff.compression.posterior_bits import PosteriorBits, posterior_bits
 from jaxeff.compression.powers_of_two import PowersOfTwo
 from jaxeff.compression.protocol import Quantization, Quantizer, Tensor
@@ -48,6 +57,7 @@ from jaxeff.compression.quantization import (
 from jaxeff.compression.quantized import quantized
 from jaxeff.compression.relaxed import Relaxed
 from jaxeff.compression.running import RunningRange, initial_ranges, running
+from jaxeff.compression.scaled import Scaled
 from jaxeff.compression.settled import settled
 from jaxeff.compression.start import init, learned
 from jaxeff.compression.stochastic import Stochastic
@@ -83,18 +93,26 @@ __all__ = [
     "Quantizer",
     "Relaxed",
     "RunningRange",
+    "Scaled",
     "Stochastic",
     "Switched",
     "Tensor",
     "Ternary",
     "TrainedTernary",
     "Uniform",
+    "adaround",
     "allocate_bits",
+    "awq",
     "bit_policy",
     "calibrate",
+    "clip_range",
+    "correct_biases",
     "dequantize",
     "each_policy",
+    "equalize",
     "fake_quantize",
+    "fold_batch_norm",
+    "gptq",
     "grid",
     "half_wave_levels",
     "hessian_sensitivity",

@@ -1,4 +1,4 @@
-"""`calibrate`: activation ranges measured on data, as settings for `quantized`.
+"""`calibrate`: ranges measured on data, as settings for `quantized`.
 
 ```python
 from jaxeff.compression import Int, calibrate, quantized
@@ -7,11 +7,12 @@ from jaxeff.nn import small_classifier
 f, params, (x, y) = small_classifier()
 spec = calibrate(f, params, [x[:128], x[128:]], {"*": Int(8), "fc2": None})
 logits = quantized(f, spec)(params, x)
+spec = calibrate(f, params, [x], {"*:linear": Int(4)}, method="mse", weights=True)
 ```
 
 Sharp edges:
     Ranges are those of the model before quantization.
-    Only settings without a range are measured; a constant range stays.
+    Only `Int` and `Uniform` without a range are measured; other methods start by `init`.
     This is host code: it runs over the batches once and can't be traced.
 """
 
@@ -26,87 +27,223 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import io_callback
 
+from jaxeff.compression.apart import Apart
+from jaxeff.compression.apart import parts as parts_of
 from jaxeff.compression.integer import Int
-from jaxeff.compression.quantized import applies, operands
+from jaxeff.compression.post_training.ranges import (
+    METHODS,
+    Histogram,
+    clip_histogram,
+    clip_range,
+    count,
+)
+from jaxeff.compression.protocol import Tensor
+from jaxeff.compression.quantized import applies, of_inputs, of_outputs
+from jaxeff.compression.uniform import Uniform
 from jaxeff.program import Layer, Program, evaluate, plain, trace
 from jaxeff.program.spec import check_settings, resolve
-from jaxeff.settings import check_number
+from jaxeff.settings import check_choice, check_number, is_concrete
+
+Measured = Int | Uniform | Apart
+_Place = tuple[str, int]
+_Found = list[tuple[Uniform, Tensor, Any, int]]
 
 
 def calibrate(
     f: Callable[..., Any],
     params: Any,
     batches: Iterable[Any],
-    spec: Mapping[str, Int | None],
+    spec: Mapping[str, Measured | None],
     *,
-    percentile: float = 100.0,
-) -> dict[str, Int | None]:
-    """Measures the range of every activation that a spec quantizes.
+    method: str | None = None,
+    percentile: float | None = None,
+    weights: bool = False,
+) -> dict[str, Any]:
+    """Measures the range of every activation that a spec quantizes on a uniform grid.
 
     Args:
         f: A pure function `f(params, *args)`.
         params: Its parameters.
         batches: Batches of one shape each: `args` as a tuple, or the only one of them.
-        spec: Maps patterns of sites to `Int` settings.
-        percentile: 100 takes the smallest and largest value seen. Less takes this percentile and
-            its counterpart in every batch, averaged over batches, so that outliers are clamped.
+        spec: Maps patterns of sites to `Int`, `Uniform` or `Apart` settings.
+        method: "minmax" takes the smallest and largest value seen. "percentile" takes a percentile
+            and its counterpart in every batch, averaged over batches, so that outliers are clamped.
+            "mse" and "kl" clip where the squared error, or the divergence of the distributions, is
+            least (`jaxeff.compression.clip_range`), on a histogram of all batches. None is
+            "minmax", or "percentile" where one below 100 is given.
+        percentile: Above 50, at most 100; 99.9 for "percentile" where none is given.
+        weights: Whether ranges of weights are measured by the same method, those that
+            `Uniform.per` says. They stay what they are then while parameters change.
 
     Returns:
-        A spec with one setting per quantized site, those measured with a fixed range.
+        A spec with one setting per quantized site, those measured with a fixed range. An `Int`
+        whose weights are measured becomes an `Apart`.
 
     Raises:
-        TypeError: The spec isn't a mapping from patterns to `Int` settings.
-        ValueError: There are no batches, `percentile` isn't above 50 and at most 100, a pattern
-            matches or decides no site, or a layer was never reached or gave values that aren't
-            finite.
+        TypeError: The spec isn't a mapping from patterns to such settings.
+        ValueError: There are no batches or an empty one, `percentile` isn't above 50 and at most
+            100 or belongs to another method, a pattern matches or decides no site, a layer was
+            never reached or gave values that aren't finite, or a width has to be known and isn't.
     """
-    check_settings(spec, Int, "an Int, such as Int(8)")
-    check_number("percentile", percentile, high=100, above=50)
-    seen: dict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
-    settings: dict[str, Int | None] = {}
-    measured: dict[str, None] = {}  # in order
+    kinds: Any = Measured
+    check_settings(spec, kinds, "an Int, such as Int(8), a Uniform or an Apart of them")
+    method, percentile = _method(method, percentile)
+    ends: dict[_Place, list[tuple[float, float]]] = defaultdict(list)
+    histograms: dict[_Place, Histogram] = {}
+    settings: dict[str, Any] = {}
+    measured: dict[_Place, Uniform] = {}  # in order
 
-    def record(site: str, operand: int, low: Any, high: Any) -> None:
-        seen[site, operand].append((float(low), float(high)))
+    def record(place: _Place, low: Any, high: Any) -> None:
+        ends[place].append((float(low), float(high)))
+
+    def record_counts(place: _Place, low: Any, high: Any, counts: Any, exponent: Any) -> None:
+        record(place, low, high)
+        here = Histogram(np.asarray(counts, np.float64), int(exponent), float(low), float(high))
+        histograms[place] = histograms[place] + here if place in histograms else here
+
+    def measure(place: _Place, x: Any) -> None:
+        if not x.size:
+            raise ValueError(f"The layer {place[0]!r} reads an empty array while calibrating.")
+        if method == "percentile":
+            both = jnp.percentile(x, jnp.array([100 - percentile, percentile], x.dtype))
+            io_callback(functools.partial(record, place), None, both[0], both[1])
+            return
+        low, high = x.min(), x.max()
+        if method == "minmax":
+            io_callback(functools.partial(record, place), None, low, high)
+        else:
+            io_callback(functools.partial(record_counts, place), None, low, high, *count(x))
 
     @jax.jit
-    def observe(*args: Any) -> Any:
+    def observe(*args: Any) -> dict[str, Any]:
         program = trace(f, *args)
         found = resolve(spec, program, applies, "an integer grid")
         settings.update(_by_site(program, found))
+        outside = {layer.site for layer in program.layers}
+        arrays: dict[str, Any] = {}
 
         def rule(layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
             setting = found.get(layer.site)
             outputs = plain(layer, key, *values)
-            if setting is None or setting.range is not None or not setting.activations:
+            if setting is None:
                 return outputs
-            read = [values[i] for i in operands(layer, setting)]
-            for operand, x in enumerate(outputs if setting.at == "output" else read):
-                measured[layer.site] = None
-                if jnp.issubdtype(x.dtype, jnp.floating):
-                    ends = jnp.percentile(x, jnp.array([100 - percentile, percentile]))
-                    io_callback(
-                        functools.partial(record, layer.site, operand), None, ends[0], ends[1]
-                    )
+            for quantizer, tensor, x, operand in _open(layer, setting, values, outputs):
+                if tensor.role == "activation":
+                    measured[layer.site, operand] = quantizer
+                    measure((layer.site, operand), x)
+                elif weights and layer.site in outside:
+                    kept[layer.site] = quantizer, tensor.axes(quantizer.per)
+                    arrays[layer.site] = x
             return outputs
 
-        return evaluate(program, rule, None, jax.tree.leaves((args, {})))
+        evaluate(program, rule, None, jax.tree.leaves((args, {})))
+        return arrays
 
-    empty = True
+    kept: dict[str, tuple[Uniform, tuple[int, ...]]] = {}
+    arrays: dict[str, Any] | None = None
     for batch in batches:
-        observe(params, *(batch if isinstance(batch, tuple) else (batch,)))
-        empty = False
+        args = batch if isinstance(batch, tuple) else (batch,)
+        if any(np.size(leaf) == 0 for leaf in jax.tree.leaves(args)):
+            raise ValueError("calibrate needs batches with at least one example, but one is empty.")
+        arrays = observe(params, *args)
     jax.effects_barrier()
-    if empty:
+    if arrays is None:
         raise ValueError("calibrate needs at least one batch, but there is none.")
-    for site in measured:
-        setting = settings[site]
-        assert setting is not None
-        settings[site] = dataclasses.replace(setting, range=_range(site, seen, percentile))
+    ranges: dict[str, dict[int, Any]] = defaultdict(dict)
+    for place, quantizer in measured.items():
+        low, high = _ends(place[0], ends[place], method)
+        if place in histograms:
+            width = _width(place[0], quantizer)
+            low, high = clip_histogram(histograms[place], width, quantizer.symmetric, method)
+        ranges[place[0]][place[1]] = low, high
+    for site, found in ranges.items():
+        settings[site] = _with_ranges(settings[site], found)
+    for site, (quantizer, axes) in kept.items():
+        both = _weight_range(site, arrays[site], axes, quantizer, method, percentile)
+        apart = parts_of(settings[site])
+        fixed = dataclasses.replace(quantizer, range=both)
+        settings[site] = dataclasses.replace(apart, weights=fixed)
     return settings
 
 
-def _by_site(program: Program, found: Mapping[str, Int]) -> dict[str, Int | None]:
+def _method(method: str | None, percentile: float | None) -> tuple[str, float]:
+    """The method, and the percentile that it takes."""
+    if percentile is not None:
+        check_number("percentile", percentile, high=100, above=50)
+    if method is None:
+        method = "minmax" if percentile in (None, 100) else "percentile"
+    check_choice("method", method, METHODS)
+    if percentile is not None and method != "percentile" and percentile != 100:
+        raise ValueError(f'percentile={percentile} belongs to method="percentile", not {method!r}.')
+    return method, 99.9 if percentile is None else percentile
+
+
+def _open(layer: Layer, setting: Measured, values: Sequence[Any], outputs: Sequence[Any]) -> _Found:
+    """The uniform grids of a layer that have no range, and their arrays; operands counted."""
+    apart = parts_of(setting)
+    told = [(q, t, values[i]) for q, t, i in of_inputs(layer, apart, values)]
+    told += [(q, t, outputs[i]) for q, t, i in of_outputs(layer, apart, outputs)]
+    return [
+        (q, t, x, int(t.name.rpartition("_")[2]))
+        for q, t, x in told
+        if isinstance(q, Uniform) and q.range is None
+    ]
+
+
+def _with_ranges(setting: Measured, found: Mapping[int, tuple[float, float]]) -> Measured:
+    """A setting with the ranges of its activations, by operand."""
+    if isinstance(setting, Int):
+        low, high = np.array([found[i] for i in sorted(found)], np.float32).T
+        if len(low) == 1:
+            low, high = low[0], high[0]
+        return dataclasses.replace(setting, range=(jnp.asarray(low), jnp.asarray(high)))
+    apart = parts_of(setting)
+    count = max(found) + 1
+    given = apart.activations
+    if isinstance(given, tuple):
+        count = len(given)
+    methods = list(given) if isinstance(given, tuple) else [given] * count
+    for i, (low, high) in found.items():
+        both = jnp.asarray(low, jnp.float32), jnp.asarray(high, jnp.float32)
+        grid: Any = methods[i]
+        methods[i] = dataclasses.replace(grid, range=both)
+    one = not isinstance(given, tuple) and count == 1
+    return dataclasses.replace(apart, activations=methods[0] if one else tuple(methods))
+
+
+def _weight_range(
+    site: str, w: Any, axes: Sequence[int], grid: Uniform, method: str, percentile: float
+) -> tuple[Any, Any]:
+    """The range of a weight, or of each of its output channels."""
+    values = np.asarray(w, np.float64)
+    if not np.isfinite(values).all():
+        raise ValueError(f"The weight of {site!r} holds NaN or infinity.")
+    axes = [a % values.ndim for a in axes]
+    rest = [a for a in range(values.ndim) if a not in axes]
+    shape = tuple(n if a in axes else 1 for a, n in enumerate(values.shape)) if axes else ()
+    flat = values.transpose(axes + rest).reshape(int(np.prod(shape)), -1)
+    width = _width(site, grid) if method in {"mse", "kl"} else 8
+    ends = [
+        clip_range(row, width, symmetric=grid.symmetric, method=method, percentile=percentile)
+        for row in flat
+    ]
+    low, high = (jnp.asarray(np.array(e).reshape(shape), w.dtype) for e in zip(*ends, strict=True))
+    return low, high
+
+
+def _width(site: str, grid: Uniform) -> int:
+    """The width of a grid as a Python number."""
+    if isinstance(grid.bits, int):
+        return grid.bits
+    if not is_concrete(grid.bits) or np.size(grid.bits) != 1:
+        raise ValueError(
+            f"The range of {site!r} depends on its bit width, which must be one known number; use "
+            'method="minmax" for widths that vary.'
+        )
+    return int(np.asarray(grid.bits).item())
+
+
+def _by_site(program: Program, found: Mapping[str, Measured]) -> dict[str, Measured | None]:
     """The settings that quantize something, one pattern per site."""
     used = {
         layer.base
@@ -121,18 +258,13 @@ def _by_site(program: Program, found: Mapping[str, Int]) -> dict[str, Int | None
     }
 
 
-def _range(
-    site: str, seen: Mapping[tuple[str, int], Sequence[tuple[float, float]]], percentile: float
-) -> tuple[Any, Any]:
-    """The range of a site: scalars, or one entry per operand where it has several."""
-    pairs = [np.array(ends) for (name, _), ends in sorted(seen.items()) if name == site]
-    if not pairs:
+def _ends(site: str, seen: Sequence[tuple[float, float]], method: str) -> tuple[float, float]:
+    """The smallest and largest value of all batches, or the mean of their percentiles."""
+    if not seen:
         raise ValueError(f"The layer {site!r} was never reached while calibrating.")
-    whole = percentile == 100
-    low = np.array([p[:, 0].min() if whole else p[:, 0].mean() for p in pairs], np.float32)
-    high = np.array([p[:, 1].max() if whole else p[:, 1].mean() for p in pairs], np.float32)
-    if not (np.isfinite(low).all() and np.isfinite(high).all()):
+    both = np.array(seen)
+    if not np.isfinite(both).all():
         raise ValueError(f"The layer {site!r} has activations that aren't finite numbers.")
-    if len(pairs) == 1:
-        low, high = low[0], high[0]
-    return jnp.asarray(low), jnp.asarray(high)
+    if method == "percentile":
+        return float(both[:, 0].mean()), float(both[:, 1].mean())
+    return float(both[:, 0].min()), float(both[:, 1].max())

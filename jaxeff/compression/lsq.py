@@ -18,6 +18,7 @@ from jaxeff.compression.protocol import Quantization, Tensor
 from jaxeff.compression.quantization import (
     MAX_BITS,
     Bits,
+    Grid,
     kept_axes,
     power_of_two,
     ranges,
@@ -116,6 +117,13 @@ class LSQ(Quantization):
         """Bits of the codes, and of steps and offsets in float32."""
         each = 64 if self.asymmetric else 32
         return math.prod(shape) * self.bits + ranges(shape, tensor.axes(self.per)) * each
+
+    def grid(self, dtype: Any) -> Grid:
+        """The values that weights take, once step and sign are known."""
+        step = jnp.asarray(self.step, dtype)
+        lower, upper = (jnp.broadcast_to(end, step.shape) for end in self._ends(dtype))
+        offset = jnp.asarray(0.0 if self.offset is None else self.offset, dtype)
+        return Grid(step, jnp.broadcast_to(offset / step, step.shape), lower, upper)
 
     def _ends(self, dtype: Any) -> tuple[Any, Any]:
         """The smallest and largest code."""

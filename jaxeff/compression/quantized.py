@@ -64,18 +64,6 @@ def quantized(
     """
     check_spec(spec)
 
-    def rule(settings: Mapping[str, Apart], layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
-        setting = settings.get(layer.site)
-        if setting is None:
-            return plain(layer, key, *values)
-        inputs = list(values)
-        for quantizer, tensor, i in of_inputs(layer, setting, values, key):
-            inputs[i] = _quantize(quantizer, inputs[i], tensor)
-        outputs = list(plain(layer, key, *inputs))
-        for quantizer, tensor, i in of_outputs(layer, setting, outputs, key):
-            outputs[i] = _quantize(quantizer, outputs[i], tensor)
-        return outputs
-
     def g(*args: Any, **kwargs: Any) -> Any:
         key = None
         if keyed:
@@ -85,11 +73,27 @@ def quantized(
 
         def make_rule(program: Program) -> Rule | None:
             settings = settings_of(spec, program)
-            return functools.partial(rule, settings) if settings else None
+            return functools.partial(quantized_layer, settings) if settings else None
 
         return interpret(f, make_rule, key, args, kwargs)
 
     return g
+
+
+def quantized_layer(
+    settings: Mapping[str, Apart], layer: Layer, key: Any, *values: Any
+) -> Sequence[Any]:
+    """The rule of `quantized`: one layer, computed as its setting says."""
+    setting = settings.get(layer.site)
+    if setting is None:
+        return plain(layer, key, *values)
+    inputs = list(values)
+    for quantizer, tensor, i in of_inputs(layer, setting, values, key):
+        inputs[i] = _quantize(quantizer, inputs[i], tensor)
+    outputs = list(plain(layer, key, *inputs))
+    for quantizer, tensor, i in of_outputs(layer, setting, outputs, key):
+        outputs[i] = _quantize(quantizer, outputs[i], tensor)
+    return outputs
 
 
 def check_spec(spec: Any) -> None:

@@ -1,0 +1,265 @@
+"""GPTQ against its definition, against nearest rounding, and on models of several kinds."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jaxeff.compression import LSQ, Apart, Int, Uniform, gptq, init, quantized
+from jaxeff.compression.post_training.gptq import inverse_factor
+from jaxeff.from_flax import functional
+from jaxeff.nn.linen import LinenMLP
+
+
+def linear(params, x):
+    return x @ params["fc"]["kernel"]
+
+
+def _problem(rows, inputs, outputs, seed=0):
+    """Correlated inputs, so that one weight can make good what another one does."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(rows, inputs)) @ rng.normal(size=(inputs, inputs))
+    w = rng.normal(size=(inputs, outputs))
+    return {"fc": {"kernel": jnp.asarray(w, jnp.float32)}}, jnp.asarray(x, jnp.float32)
+
+
+def _reference(w, x, quantize, damping):
+    """Eqs. 2 and 3 as they stand: the inverse is updated by elimination; float64, no Cholesky."""
+    w = np.array(w, np.float64)
+    hessian = np.array(x, np.float64).T @ np.array(x, np.float64)
+    hessian += damping * np.diag(hessian).mean() * np.eye(len(w))
+    inverse = np.linalg.inv(hessian)
+    for i in range(len(w)):
+        rounded = quantize(w[i])
+        change = -(w[i] - rounded)[None, :] / inverse[i, i] * inverse[:, i : i + 1]
+        w = w + np.where(np.arange(len(w))[:, None] > i, change, 0)
+        w[i] = rounded
+        inverse = inverse - np.outer(inverse[:, i], inverse[i]) / inverse[i, i]
+    return w
+
+
+def _grid(spec):
+    method = spec["fc"].weights
+    step = np.abs(np.asarray(method.range, np.float64)).max(0) / (2 ** (method.bits - 1) - 1)
+    top = 2 ** (method.bits - 1) - 1
+    return lambda w: np.clip(np.rint(w / step.reshape(-1)), -top, top) * step.reshape(-1)
+
+
+@pytest.mark.parametrize("block", [1, 3, 128])
+def test_against_the_definition(block):
+    params, x = _problem(50, 8, 5)
+    spec = {"fc": Apart(Uniform(3, symmetric=True))}
+    new, started = gptq(linear, params, x, spec, block=block)
+    expected = _reference(params["fc"]["kernel"], x, _grid(started), 0.01)
+    np.testing.assert_allclose(new["fc"]["kernel"], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_two_inputs_in_closed_form():
+    """With the first weight rounded, the second one is w2 + H12 (w1 - q1) / H22, rounded."""
+    params, x = _problem(40, 2, 6)
+    new, started = gptq(linear, params, x, {"fc": Apart(Uniform(3, symmetric=True))}, damping=0)
+    quantize = _grid(started)
+    w, h = np.asarray(params["fc"]["kernel"], np.float64), np.asarray(x, np.float64)
+    h = h.T @ h
+    first = quantize(w[0])
+    second = quantize(w[1] + h[0, 1] * (w[0] - first) / h[1, 1])
+    np.testing.assert_allclose(new["fc"]["kernel"], [first, second], rtol=1e-5, atol=1e-6)
+
+
+def test_the_factor_of_the_inverse():
+    _, x = _problem(30, 6, 1)
+    h = np.asarray(x, np.float64).T @ np.asarray(x, np.float64)
+    u = np.asarray(inverse_factor(jnp.asarray(h, jnp.float32)[None]))[0]
+    assert np.all(np.tril(u, -1) == 0)
+    np.testing.assert_allclose(u.T @ u @ h, np.eye(6), atol=2e-3)
+
+
+def test_sorting_is_a_permutation_of_inputs():
+    params, x = _problem(50, 8, 5)
+    spec = {"fc": Apart(Uniform(3, symmetric=True))}
+    order = np.argsort(-np.square(np.asarray(x)).mean(0))
+    permuted = {"fc": {"kernel": params["fc"]["kernel"][order]}}
+    new, _ = gptq(linear, permuted, x[:, order], spec)
+    ours, _ = gptq(linear, params, x, spec, sort=True)
+    np.testing.assert_array_equal(ours["fc"]["kernel"][order], new["fc"]["kernel"])
+
+
+@pytest.mark.parametrize("bits", [3, 4])
+def test_better_than_nearest(trained, divergence, bits):
+    f, params, x = trained
+    spec = {"*:linear": Int(bits, 8, activations=False)}
+    new, started = gptq(f, params, x, spec)
+    assert divergence(new, started) < 0.5 * divergence(params, spec)
+    # The first layer's inputs are the same in both networks, so its outputs compare directly.
+    only = {"conv1": Int(bits, activations=False)}
+    before = _first_layer(params, x)
+    nearest = _first_layer(_nearest(params, "conv1", bits), x)
+    ours = _first_layer(gptq(f, params, x, only)[0], x)
+    assert jnp.square(ours - before).mean() < 0.9 * jnp.square(nearest - before).mean()
+
+
+def test_the_spec_reproduces_the_weights_exactly(trained):
+    f, params, x = trained
+    for method in (Int(3, activations=False), Apart(LSQ(3)), Apart(Uniform(4, per="tensor"))):
+        new, spec = gptq(f, params, x, {"fc1": method})
+        np.testing.assert_array_equal(jax.jit(quantized(f, spec))(new, x), f(new, x))
+        np.testing.assert_array_equal(jax.jit(quantized(f, spec))(new, x), jax.jit(f)(new, x))
+        kernel = np.asarray(new["fc1"]["kernel"])
+        assert max(len(np.unique(column)) for column in kernel.T) <= 16
+        np.testing.assert_array_equal(new["fc1"]["bias"], params["fc1"]["bias"])
+        assert new["fc2"]["kernel"] is params["fc2"]["kernel"]
+
+
+def test_later_layers_see_quantized_inputs():
+    """With the first layer at one bit, the second is solved on what that one gives."""
+    params, x = _problem(60, 6, 6)
+    params = {"a": params["fc"], "b": {"kernel": _problem(1, 6, 4, seed=3)[0]["fc"]["kernel"]}}
+
+    def f(params, x):
+        return (x @ params["a"]["kernel"]) @ params["b"]["kernel"]
+
+    coarse = Apart(Uniform(1, symmetric=True))
+    new, _ = gptq(f, params, x, {"a": coarse, "b": Apart(Uniform(3, symmetric=True))})
+    given = x @ new["a"]["kernel"]
+    alone, _ = gptq(linear, {"fc": params["b"]}, given, {"fc": Apart(Uniform(3, symmetric=True))})
+    np.testing.assert_array_equal(new["b"]["kernel"], alone["fc"]["kernel"])
+    # ... and on quantized activations where there are any.
+    both = Apart(Uniform(3, symmetric=True), Uniform(2, per="tensor"))
+    read = Apart(None, Uniform(2, per="tensor"))
+    seen = quantized(lambda p, x: x @ p, {"*:linear": read})(jnp.eye(6), x)
+    one, _ = gptq(linear, {"fc": params["a"]}, x, {"fc": both})
+    two, _ = gptq(linear, {"fc": params["a"]}, seen, {"fc": Apart(Uniform(3, symmetric=True))})
+    np.testing.assert_array_equal(one["fc"]["kernel"], two["fc"]["kernel"])
+
+
+class Blocks(nnx.Module):
+    def __init__(self, rngs):
+        self.conv = nnx.Conv(1, 4, (3, 3), rngs=rngs)
+        self.depthwise = nnx.Conv(4, 4, (3, 3), feature_group_count=4, strides=2, rngs=rngs)
+        self.attention = nnx.MultiHeadAttention(2, 4, decode=False, rngs=rngs)
+        self.heads = nnx.LinearGeneral(4, (2, 3), rngs=rngs)
+
+    def __call__(self, x):
+        x = nnx.gelu(self.depthwise(nnx.relu(self.conv(x))))
+        x = x.reshape(x.shape[0], -1, 4)
+        return self.heads(x + self.attention(x)).mean(1)
+
+
+def test_unseen_models():
+    x = jax.random.normal(jax.random.key(0), (12, 6, 6, 1))
+    f, params = functional(Blocks(nnx.Rngs(0)))
+    _improves(f, params, x)
+    model = LinenMLP((36, 8, 3))
+    f, params = functional(model, model.init(jax.random.key(1), x))
+    _improves(f, params, x)
+
+
+def _improves(f, params, x):
+    spec = {"*:linear": Int(3, activations=False)}
+    new, started = gptq(f, params, x, spec)
+    exact = f(params, x)
+    np.testing.assert_array_equal(jax.jit(quantized(f, started))(new, x), f(new, x))
+    ours = jnp.square(f(new, x) - exact).mean()
+    assert ours < jnp.square(jax.jit(quantized(f, spec))(params, x) - exact).mean()
+
+
+def test_a_weight_used_twice_is_solved_once():
+    params, x = _problem(50, 6, 6)
+
+    def f(params, x):
+        return jnp.tanh(x @ params["fc"]["kernel"]) @ params["fc"]["kernel"]
+
+    new, spec = gptq(f, params, x, {"fc": Int(4, activations=False)})
+    assert list(spec) == ["fc", "fc#1"]
+    np.testing.assert_array_equal(jax.jit(quantized(f, spec))(new, x), f(new, x))
+
+
+def test_bfloat16_and_degenerate_weights():
+    params, x = _problem(50, 6, 4)
+    narrow = jax.tree.map(lambda a: a.astype(jnp.bfloat16), params)
+    new, spec = gptq(linear, narrow, x.astype(jnp.bfloat16), {"fc": Int(4, activations=False)})
+    kernel = new["fc"]["kernel"]
+    assert kernel.dtype == jnp.bfloat16
+    again = spec["fc"].weights.quantize(kernel, _tensor())
+    np.testing.assert_array_equal(again.astype(jnp.float32), kernel.astype(jnp.float32))
+    constant = {"fc": {"kernel": jnp.array([[0.0, 0.7, -0.3, 1e-30]] * 6)}}
+    new, _ = gptq(linear, constant, x, {"fc": Int(4, activations=False)})
+    np.testing.assert_array_equal(new["fc"]["kernel"], constant["fc"]["kernel"])
+    # Inputs that are always zero: nothing is known, so weights are rounded to the nearest.
+    new, spec = gptq(linear, params, jnp.zeros_like(x), {"fc": Int(4, activations=False)})
+    nearest = spec["fc"].weights.quantize(params["fc"]["kernel"], _tensor())
+    np.testing.assert_array_equal(new["fc"]["kernel"], nearest)
+
+
+def test_mistakes_are_named():
+    params, x = _problem(20, 4, 3)
+    spec = {"fc": Int(4, activations=False)}
+    with pytest.raises(ValueError, match="gptq needs a batch with at least one example"):
+        gptq(linear, params, x[:0], spec)
+    with pytest.raises(ValueError, match="NaN or inf"):
+        gptq(linear, params, x.at[0, 0].set(jnp.nan), spec)
+    bad = {"fc": {"kernel": params["fc"]["kernel"].at[0, 0].set(jnp.inf)}}
+    with pytest.raises(ValueError, match="weights of 'fc' hold NaN"):
+        gptq(linear, bad, x, spec)
+    with pytest.raises(ValueError, match="no weights to quantize"):
+        gptq(linear, params, x, {"fc": Int(4, weights=False)})
+    with pytest.raises(ValueError, match=r"'fc' is singular"):
+        gptq(linear, params, jnp.ones_like(x), spec, damping=0)
+    with pytest.raises(ValueError, match="damping must be at least 0"):
+        gptq(linear, params, x, spec, damping=-1)
+
+    def tied(params, x):
+        return (x @ params["fc"]["kernel"]) * params["fc"]["kernel"].sum()
+
+    with pytest.raises(ValueError, match=r"fc/kernel' is read by .* too"):
+        gptq(tied, params, x, {"*:linear": Int(4, activations=False)})
+
+    def low_rank(params, x):
+        return x @ (params["fc"]["kernel"] * 2)
+
+    with pytest.raises(ValueError, match="is computed from parameters"):
+        gptq(low_rank, params, x, {"*:linear": Int(4, activations=False)})
+
+
+def test_a_loop_is_left_to_its_setting():
+    params, x = _problem(20, 4, 4)
+
+    def f(params, x):
+        def step(h, _):
+            return jnp.tanh(h @ params["cell"]), None
+
+        return jax.lax.scan(step, x @ params["fc"]["kernel"], None, length=2)[0]
+
+    params = {**params, "cell": jnp.eye(4) * 0.7}
+    new, spec = gptq(f, params, x, {"*:linear": Int(3, activations=False)})
+    np.testing.assert_array_equal(new["cell"], params["cell"])
+    assert spec["cell"].weights.range is None
+    assert spec["fc"].weights.range is not None
+
+
+def _tensor():
+    from jaxeff.compression import Tensor
+
+    return Tensor("fc", "weights_1", "weight", 2, None, lambda: (1,))
+
+
+def _nearest(params, site, bits):
+    from jaxeff.compression import fake_quantize, value_range
+
+    kernel = params[site]["kernel"]
+    low, high = value_range(kernel, (3,))
+    return {**params, site: {**params[site], "kernel": fake_quantize(kernel, bits, low, high)}}
+
+
+def _first_layer(params, x):
+    return nn.Conv(4, (5, 5), strides=4).apply({"params": params["conv1"]}, x)
+
+
+def test_a_started_spec_is_kept(trained):
+    """Ranges that were measured before, such as clipped ones, are those of the result."""
+    f, params, x = trained
+    spec = init(f, params, x, {"fc*": Int(3, activations=False)})
+    _, started = gptq(f, params, x, spec)
+    np.testing.assert_array_equal(started["fc1"].weights.range, spec["fc1"].weights.range)
