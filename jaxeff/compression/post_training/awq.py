@@ -150,8 +150,8 @@ def _search(
     w = weights_of(at, leaves).astype(np.float32)
     dtype = at.layer.inputs[at.index].aval.dtype
     count = int(channels.max()) + 1
-    each = np.bincount(channels.reshape(-1), np.asarray(size, np.float64).reshape(-1), count)
-    each /= np.maximum(np.bincount(channels.reshape(-1), minlength=count), 1)
+    total = np.bincount(channels.reshape(-1), np.asarray(size, np.float64).reshape(-1), count)
+    each = total / np.maximum(np.bincount(channels.reshape(-1), minlength=count), 1)
     # A channel that is always zero has no say; it gets the scale of the others' middle, one.
     each = np.where(each > 0, each, np.exp(np.log(each[each > 0]).mean()) if each.any() else 1.0)
 

@@ -186,8 +186,7 @@ def _affine(
         return None
     tolerance = 1e-4 if jnp.finfo(zero.dtype).bits >= 32 else 0.05
     for draw in range(_DRAWS):
-        x = 10 * np.random.default_rng(draw).normal(size=zero.shape)
-        x = x.astype(zero.dtype)
+        x = np.asarray(10 * np.random.default_rng(draw).normal(size=zero.shape), zero.dtype)
         y = np.asarray(tangent(x)[0], np.float64)
         parts = np.abs(factor * x) + np.abs(shift)
         if not (np.abs(y - (factor * x + shift)) <= tolerance * parts).all():

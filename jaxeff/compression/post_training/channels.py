@@ -214,7 +214,7 @@ def _inputs(second: Multiplication, labels: Labels) -> Int[np.ndarray, "groups i
     return None if (highest == 0).any() else highest - 1
 
 
-def _labels(run: Callable[[Array], Array], count: int) -> Labels | None:
+def _labels(run: Callable[[Any], Array], count: int) -> Labels | None:
     """The channel that each entry of a result scales with: -1 where it is zero anyway.
 
     Args:

@@ -133,8 +133,8 @@ class Multiplication:
         inputs = math.prod(self.shape[a] for a in self._axes[1])
         return self.groups, inputs, math.prod(self.shape) // (self.groups * inputs)
 
-    def matrix(self, w: Array) -> Matrix:
-        """A weight of the layer, or one with inputs of size one, as matrices."""
+    def matrix(self, w: Any) -> Any:
+        """A weight of the layer, or one with inputs of size one, as matrices; NumPy's or JAX's."""
         groups, summed, outputs = self._axes
         inputs = math.prod(w.shape[a] for a in summed)
         if self.is_convolution:  # [outputs, inputs], outputs of a group beside each other
@@ -142,7 +142,7 @@ class Multiplication:
             return flat.swapaxes(1, 2)
         return w.transpose(groups + summed + outputs).reshape(self.groups, inputs, -1)
 
-    def weight(self, matrix: Matrix) -> Array:
+    def weight(self, matrix: Any) -> Any:
         """The weight of a matrix; one with a single row gets axes of size one."""
         groups, summed, outputs = self._axes
         order = outputs + summed if self.is_convolution else groups + summed + outputs
@@ -285,7 +285,7 @@ def users(program: Program, path: str) -> list[str]:
 
 
 def mean_per_entry(
-    layer: Layer, bias: Origin, index: int, leaf: Array, values: Sequence[Any], x: Array
+    layer: Layer, bias: Origin, index: int, leaf: Array, values: Sequence[Any], x: Any
 ) -> Array:
     """The mean of an array like a layer's output over all places that an entry of its bias adds to.
 
