@@ -3,8 +3,9 @@
 A weight becomes step * clip(floor(W / step) + h(V), n, p) with the rectified sigmoid
 h(V) = clip(1.2 sigmoid(V) - 0.1, 0, 1) (Nagel et al., eqs. 22, 23). V minimises
 E|x W - x' W'|^2 + penalty * sum(1 - |2 h(V) - 1|^beta) (eqs. 21, 24, 25), where beta falls from 20
-to 2, so that h ends at 0 or 1. The squared error is a quadratic form of E[x'^T x'], so
-every step uses the whole batch and needs no random numbers.
+to 2, so that h ends at 0 or 1; the penalty is in units of the error that nearest values add. The
+squared error is a quadratic form of E[x'^T x'], so every step uses the whole batch and needs no
+random numbers.
 
 ```python
 from jaxeff.compression import Int, adaround, quantized
@@ -55,7 +56,7 @@ def adaround(
     *,
     steps: int = 1000,
     rate: float = 0.01,
-    penalty: float = 0.01,
+    penalty: float = 5.0,
     beta: tuple[float, float] = (20.0, 2.0),
     warmup: float = 0.2,
     asymmetric: bool = True,
@@ -69,8 +70,8 @@ def adaround(
         spec: As for `quantized`. Open numbers of weights are those of the original weights.
         steps: Steps of Adam per layer.
         rate: Its rate.
-        penalty: Weight of the term that makes decisions, against the squared error of a layer's
-            outputs summed over outputs.
+        penalty: Weight of the term that makes decisions, in units of the error that rounding to
+            the nearest values adds per weight: so it means the same whatever the scale.
         beta: The first and the last exponent of that term.
         warmup: The part of the steps without it.
         asymmetric: Whether outputs are held to those of the original network on its own values
@@ -142,6 +143,10 @@ def _learn(
     def value(h: Array) -> Matrix:
         return (jnp.clip(floor + h, to.lower, to.upper) + to.zero) * to.step
 
+    nearest = value(jnp.round(codes) - floor)
+    added = (excess(nearest, w, second, cross) - excess(w, w, second, cross)).sum()
+    unit = jnp.maximum(added, jnp.finfo(w.dtype).tiny) / w.size
+
     def loss(v: Array, step: Array) -> Array:
         h = rectified_sigmoid(v)
         error = excess(value(h), w, second, cross).sum()
@@ -151,7 +156,7 @@ def _learn(
         # |2h-1|^beta has no derivative at 0 by itself.
         distance = jnp.maximum(jnp.abs(2 * h - 1), 1e-6)
         decided = jnp.sum(1 - distance**exponent)
-        return error + jnp.where(step < warmup * steps, 0.0, penalty) * decided
+        return error / unit + jnp.where(step < warmup * steps, 0.0, penalty) * decided
 
     optimizer = optax.adam(rate)
 

@@ -52,7 +52,7 @@ def test_close_to_the_best_of_all_roundings():
     """2^6 roundings for each output: the best one is found for most, never worse than nearest."""
     params, x = _problem(40, 6, 8)
     w, data = np.asarray(params["fc"]["kernel"]), np.asarray(x)
-    new, spec = adaround(linear, params, x, {"fc": Apart(Uniform(3, symmetric=True))}, penalty=0.1)
+    new, spec = adaround(linear, params, x, {"fc": Apart(Uniform(3, symmetric=True))})
     step = np.abs(w).max(0) / 3
     floor = np.floor(w / step)
     best = np.full(8, np.inf)

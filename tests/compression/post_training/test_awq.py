@@ -88,7 +88,7 @@ def test_better_than_nearest(trained, divergence, fold):
 def test_groups_of_a_convolution():
     model = nnx.Conv(4, 6, (3, 3), feature_group_count=2, rngs=nnx.Rngs(0))
     f, params = functional(model)
-    x = jax.random.normal(jax.random.key(0), (4, 5, 5, 4)) * jnp.array([1.0, 30, 2, 1])
+    x = jax.random.normal(jax.random.key(0), (4, 5, 5, 4)) * jnp.array([[[[1.0, 30, 2, 1]]]])
     spec = {"*:linear": Int(3, activations=False)}
     new, started = awq(f, params, x, spec)
     (setting,) = started.values()
@@ -115,7 +115,8 @@ def test_scaled():
         jnp.stack([scale, 2 * scale])
     )
     np.testing.assert_allclose(swept[0], y, rtol=1e-6)
-    assert method.storage((6, 4), TENSOR) == 6 * 4 * 3 + 6 * 32
+    # Beside the codes and their grids a float for each scale.
+    assert method.storage((6, 4), TENSOR) == Uniform(3).storage((6, 4), TENSOR) + 6 * 32
     assert method.width == 3
     narrow = started.quantize(x.astype(jnp.bfloat16), TENSOR)
     assert narrow.dtype == jnp.bfloat16

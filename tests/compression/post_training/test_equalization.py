@@ -88,6 +88,8 @@ def test_ranges_become_equal_and_outputs_stay():
     f, params = functional(Separable(nnx.relu, rngs=nnx.Rngs(0)))
     scales = 10.0 ** jnp.linspace(-2, 1, 4)
     params["depthwise"]["kernel"] = params["depthwise"]["kernel"] * scales.reshape(1, 1, 1, 4)
+    pointwise = params["pointwise"]["kernel"] / scales.reshape(1, 1, 4, 1)
+    params["pointwise"]["kernel"] = pointwise
     params["conv"]["bias"] = jnp.linspace(-1, 1, 4)
     x = jax.random.normal(jax.random.key(0), (2, 8, 8, 1))
     new = equalize(f, params, x)
