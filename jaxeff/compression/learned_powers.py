@@ -3,7 +3,9 @@
 The magnitude of the value is the nearest power of two, 2^round(log2 |x|), between q_min and q_max
 (Uhlich et al., eq. 3 of its section 2), the sign that of x, and the width is that of as many codes:
 
-    bits = ceil(log2(log2(q_max / q_min) + 1) + 1)
+```text
+bits = ceil(log2(log2(q_max / q_min) + 1) + 1)
+```
 
 In this parametrization (P3 of the paper) the derivatives with respect to (q_min, q_max) are
 (sign(x), 0) for |x| < q_min, (0, sign(x)) for |x| > q_max and zero between, where that with respect

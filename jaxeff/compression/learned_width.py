@@ -3,7 +3,9 @@
 With a sign, the value is d round(x / d) for |x| <= q_max and sign(x) q_max beyond (Uhlich et al.,
 eq. 1), and the width follows from q_max = (2^(bits-1) - 1) d (eq. 2):
 
-    bits = ceil(log2(q_max / d + 1) + 1)
+```text
+bits = ceil(log2(q_max / d + 1) + 1)
+```
 
 In this parametrization (U3 of the paper, its best) the derivatives with respect to (d, q_max) are
 ((Q(x) - x) / d, 0) inside the range and (0, sign(x)) outside (eq. 3c); that with respect to x is
@@ -11,7 +13,9 @@ one inside and zero outside. The width has the derivatives of its formula, round
 so bits are learnt by any loss in which they appear: here `price` per bit (`penalty`), or a
 constraint on what all arrays take (`jaxeff.compression.memory`), as in the paper's section 3:
 
-    loss + weight * max(0, memory(f, spec, params, x) - budget)^2
+```text
+loss + weight * max(0, memory(f, spec, params, x) - budget)^2
+```
 
 Codes without a sign need one bit less.
 

@@ -2,7 +2,9 @@
 
 Logistic noise of scale sigma takes x to the bin of the grid value g_i = step * i with probability
 
-    pi_i = sigmoid((g_i + step/2 - x) / sigma) - sigmoid((g_i - step/2 - x) / sigma)
+```text
+pi_i = sigmoid((g_i + step/2 - x) / sigma) - sigmoid((g_i - step/2 - x) / sigma)
+```
 
 (Louizos et al., section 2.1), here among the `reach` neighbours on each side of the nearest value
 (their local grid), and made to sum to one. The value is sum_i z_i g_i with weights

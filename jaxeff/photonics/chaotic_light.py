@@ -24,7 +24,6 @@ from typing import Annotated
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxeff.compression.quantization import MAX_BITS
 from jaxeff.photonics.photon_counts import MODES
 from jaxeff.settings import (
     Choice,
@@ -74,7 +73,7 @@ class ChaoticLight(Setting):
     electronic: NonNegative = 0.01
     saturation: Annotated[Float[Array, ""] | float | None, Number(TINY)] = None
     slots: Annotated[int, Count()] = static(8)
-    bits: Annotated[int | None, Count(1, MAX_BITS)] = static(None)
+    bits: Annotated[int | None, Count(1, 8)] = static(None)
     levels: Annotated[int | None, Count(2)] = static(None)
     model: Annotated[str, Choice(*MODELS)] = static("gaussian")
 

@@ -52,7 +52,7 @@ def report(error, extra, over, auroc):
     ]
     detection = [
         {"network": "MLP", "in domain": "mnist", "method": method, "auroc": auroc, "base": 0.9}
-        for method in (DIAGONAL, "30 samples")
+        for method in (DIAGONAL, "30 samples, draw 0")
     ]
     return Report("moment_variances", "default", {"rounds": 1}, rows, {"detection": detection})
 
