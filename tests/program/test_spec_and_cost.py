@@ -97,7 +97,10 @@ def test_what_is_no_spec_of_noise_is_a_type_error(apply, spec, message):
     [
         (quantized, r"a method of compression, such as Int\(8\)"),
         (running, r"an Int, such as Int\(8\)"),
-        (lambda f, s: calibrate(f, {}, [], s), r"an Int, such as Int\(8\), a Uniform or an Apart of them"),
+        (
+            lambda f, s: calibrate(f, {}, [], s),
+            r"an Int, such as Int\(8\), a Uniform or an Apart of them",
+        ),
         (photonic, r"a ChaoticLight, such as ChaoticLight\(0\.5\)"),
     ],
 )
