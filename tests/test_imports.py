@@ -57,4 +57,4 @@ def test_without_distrax_the_rest_works_and_the_way_out_is_named():
     )
     run = subprocess.run([sys.executable, "-c", statement], capture_output=True, text=True)
     assert "pip install 'jaxeff[distrax]'" in run.stdout, run.stderr
-    assert "cannot import name 'Nothing' from 'jaxeff.photonic'" in run.stdout
+    assert "cannot import name 'Nothing' from 'jaxeff.photonics'" in run.stdout

@@ -28,7 +28,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
-from scipy.optimize import minimize_scalar
 from scipy.special import ndtr, ndtri
 
 from jaxeff.compression.levels import look_up, nearest
@@ -112,6 +111,8 @@ def half_wave_levels(bits: int, uniform: bool = True) -> np.ndarray:
     Returns:
         The levels, rising, in float64; not to be written to.
     """
+    from scipy.optimize import minimize_scalar  # takes longer to load than all of JAX's NumPy
+
     count = 2**bits - 1
     numbers = np.arange(1.0, count + 1)
     if uniform:

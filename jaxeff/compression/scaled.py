@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxeff.compression.protocol import Quantization, Quantizer, Tensor
+from jaxeff.compression.quantization import wide_dtype
 from jaxeff.settings import Positive, check_broadcasts, lifted, register_setting
 
 
@@ -63,6 +64,6 @@ class Scaled(Quantization):
 
     def _scaled(self, x: Array, tensor: Tensor) -> tuple[Array, Array]:
         check_broadcasts(f"Scaled.scale at {tensor.site!r}", self.scale, x.shape)
-        dtype = jnp.promote_types(x.dtype, jnp.float32)
+        dtype = wide_dtype(x)
         scale = lifted(jnp.asarray(self.scale, dtype), x.shape)
         return x.astype(dtype) * scale, scale
