@@ -124,7 +124,6 @@ def draw(report: Report) -> dict[str, Figure]:
         axis.plot([r["batch"] for r in rows], [r["ratio"] for r in rows], "o-", label=net)
     axis.axhline(TARGET, color="grey", linestyle=":")
     axis.set(xscale="log", xlabel="images", ylabel="policies per second, over a jitted loop's")
-    axis.legend()
     return {"throughput": figure}
 
 

@@ -226,6 +226,8 @@ def _row(
         else:
             of_all = elements * own.weights if own.storage is None else own.storage
             storage += store.in_codes(v, of_all * v.aval.size / elements, times)
+    if macs and not multiplied:  # what a method has learnt takes the place of the weights
+        storage += times * (own.storage or 0)
     first, second = _multiplied_bits(layer, own, carried) if macs else (None, None)
     return LayerCost(
         layer.site,

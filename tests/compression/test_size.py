@@ -1,5 +1,7 @@
 """Sizes, bit operations and activation memory, against what one counts by hand."""
 
+from dataclasses import dataclass
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,10 +9,11 @@ import pytest
 from flax import nnx
 
 import jaxeff
-from jaxeff.compression import LSQ, Apart, Int, Uniform, init, quantized, running
+from jaxeff.compression import LSQ, Apart, Int, Quantization, Uniform, init, quantized, running
 from jaxeff.compression.running import initial_ranges
 from jaxeff.nn import LeNet5
 from jaxeff.program import SpecError, Widths, cost, summary
+from jaxeff.settings import register_setting
 
 KEY = jax.random.key(0)
 X = jax.random.normal(jax.random.key(1), (1, 28, 28, 1))
@@ -129,6 +132,26 @@ def test_parts_and_stacks_of_a_leaf():
     found = cost(quantized(stack, {"*:linear": tensor}), {"w": w}, jnp.ones((1, 8)))
     assert found.size == 5 * (64 * 4 / 8 + 4)
     assert found.bops == 5 * 64 * 16
+
+
+@pytest.mark.promotes("rank")
+def test_what_takes_the_place_of_a_weight_is_stored():
+    @register_setting
+    @dataclass(frozen=True)
+    class Learnt(Quantization):
+        values: jax.Array
+
+        def quantize(self, x, tensor):
+            return self.values
+
+        @property
+        def width(self):
+            return 3
+
+    g = quantized(lambda p, x: x @ p["w"], {"*:linear": Apart(Learnt(jnp.ones((8, 4))))})
+    found = cost(g, {"w": jnp.ones((8, 4))}, jnp.ones((1, 8)))
+    assert [row.storage for row in found.layers if row.macs] == [32 * 3]
+    assert found.layers[-1].site == "(other)"  # the parameters, which nobody reads
 
 
 def test_activation_memory_of_lenet(lenet):
