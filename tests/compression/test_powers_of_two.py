@@ -18,7 +18,6 @@ from jaxeff.compression import (
     shares,
 )
 from jaxeff.hardening import incremental
-from jaxeff.nn import small_classifier
 from jaxeff.training import cross_entropy, fit
 
 WEIGHT = Tensor("fc", "weights_1", "weight", 2, find_channels=lambda: (1,))
@@ -136,19 +135,29 @@ def test_weights_are_moved_and_held():
         transform.update({"kernel": X}, state)
 
 
-@pytest.mark.promotes("dtype")  # optax's Adam does
+@pytest.mark.promotes("dtype", "rank")  # Adam, and f
 def test_incremental_training_ends_with_powers_of_two():
-    f, params, (x, y) = small_classifier()
+    x = jax.random.normal(jax.random.key(0), (64, 3))
+    y = (x[:, 0] * x[:, 1] > 0).astype(jnp.int32)
+    keys = jax.random.split(jax.random.key(1), 2)
+    params = {
+        "fc1": {"kernel": jax.random.normal(keys[0], (3, 8)), "bias": jnp.full(8, 0.1)},
+        "fc2": {"kernel": jax.random.normal(keys[1], (8, 2)), "bias": jnp.full(2, 0.1)},
+    }
+
+    def f(params, x):
+        hidden = jax.nn.relu(x @ params["fc1"]["kernel"] + params["fc1"]["bias"])
+        return hidden @ params["fc2"]["kernel"] + params["fc2"]["bias"]
 
     def kernels(params):
         return jax.tree_util.tree_map_with_path(lambda path, w: "kernel" in str(path[-1]), params)
 
-    each = len(y) // 32
+    each = 16  # updates, two epochs
     inq = incrementally(Incremental(5), shares(each))
     adam = optax.adam(1e-2)
     after = optax.chain(adam, optax.masked(inq, kernels))
     run = fit(jax.random.key(0), cross_entropy(f), params, (x, y),
-              optimizer=after, epochs=5, batch_size=32, progress=False)  # fmt: skip
+              optimizer=after, epochs=10, batch_size=8, progress=False)  # fmt: skip
     for path, w in jax.tree_util.tree_leaves_with_path(run.params):
         fraction = np.frexp(np.abs(np.asarray(w)))[0]
         powers = np.isin(fraction, [0.0, 0.5]).all()
@@ -156,11 +165,11 @@ def test_incremental_training_ends_with_powers_of_two():
     assert run.history[-1]["loss"] < run.history[0]["loss"]
     # A schedule of the step works for the quantizer as well, as one for noise does.
     growing = incremental(
-        lambda share: cross_entropy(quantized(f, {"*:linear": Apart(Incremental(5, share))})),
+        lambda share: cross_entropy(quantized(f, {"fc*": Apart(Incremental(5, share))})),
         shares(each),
     )
     run = fit(jax.random.key(0), growing(1.0), params, (x, y),
-              optimizer=adam, epochs=5, batch_size=32, progress=False)  # fmt: skip
+              optimizer=adam, epochs=10, batch_size=8, progress=False)  # fmt: skip
     assert run.history[-1]["loss"] < run.history[0]["loss"]
 
 
