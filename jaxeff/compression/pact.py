@@ -117,7 +117,7 @@ class PACT(Quantization):
     def _codes(self, dtype: Any) -> tuple[Any, Any]:
         """The largest code, and the smallest value as a multiple of alpha."""
         full = power_of_two(self.bits, dtype)
-        if isinstance(self.signed, bool):
+        if self.signed is None or isinstance(self.signed, bool):
             n, least = (full / 2, -jnp.ones_like(full)) if self.signed else (full, full * 0)
         else:
             n = jnp.where(self.signed, full / 2, full)
