@@ -157,12 +157,12 @@ class Discrete(Quantization):
 
     def _fitted(self, x: Array, tensor: Tensor) -> tuple["Discrete", Array]:
         own = self.start(x, tensor)
-        logits: Any = own.logits
-        if jnp.shape(logits) != (*x.shape, self.levels):
+        shape = jnp.asarray(own.logits).shape
+        if shape != (*x.shape, self.levels):
             raise ValueError(
-                f"Discrete.logits at {tensor.site}/{tensor.name} has shape "
-                f"{jnp.shape(logits)}, but there is a weight of shape {x.shape} with "
-                f"{self.levels} values; give it {(*x.shape, self.levels)}, or leave it to init."
+                f"Discrete.logits at {tensor.site}/{tensor.name} has shape {shape}, but there is a "
+                f"weight of shape {x.shape} with {self.levels} values; give it "
+                f"{(*x.shape, self.levels)}, or leave it to init."
             )
         value = widened(x)
         return own, tensor.fitted("Discrete.scale", own.scale, value)
@@ -207,7 +207,7 @@ def random_weights(
         if setting is None or not isinstance(setting.weights, Discrete):
             continue
         for quantizer, tensor, i in of_inputs(layer, setting, [v.aval for v in layer.inputs]):
-            if not isinstance(quantizer, Discrete) or tensor.role != "weight":
+            if not isinstance(quantizer, Discrete):
                 continue
             at = position.get(layer.inputs[i])
             if at is None or at in taken:

@@ -193,7 +193,7 @@ def _rounded(
     removed = np.abs(mean) < threshold * np.sqrt(var)
     mean, var = np.where(removed, 0, mean), np.where(removed, 0, var)
     keep = {"tensor": (), "channel": (-1,), "weight": tuple(range(mean.ndim))}[per]
-    axes, shape = kept_axes(jnp.asarray(mean), keep if mean.ndim > 1 or per == "weight" else ())
+    axes, shape = kept_axes(leaf.mean, keep if mean.ndim > 1 or per == "weight" else ())
     precision = np.asarray(leaf.var, np.float64) ** -1
     step = np.sqrt(24 * nats / precision.mean(axes).reshape(shape))
     step = step.astype(np.dtype(leaf.dtype) if np.dtype(leaf.dtype).itemsize > 3 else np.float32)

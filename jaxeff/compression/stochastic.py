@@ -66,9 +66,8 @@ class Stochastic(Quantization):
     def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
         """One of the two neighbours of every value."""
         key = tensor.random("Stochastic")
-        ends = value_range(x, tensor.axes(self.per)) if self.range is None else self.range
-        low, high = (jnp.asarray(end, x.dtype) for end in ends)
-        to = grid(self.bits, low, high, self.symmetric)
+        low, high = value_range(x, tensor.axes(self.per)) if self.range is None else self.range
+        to = grid(self.bits, jnp.asarray(low, x.dtype), jnp.asarray(high, x.dtype), self.symmetric)
         at = jax.lax.stop_gradient(x).astype(wide_dtype(x)) / to.step - to.zero
         down = jnp.floor(at)
         # Not floor(at + uniform), whose sum is rounded: that of a value on the grid stays itself.
