@@ -160,7 +160,9 @@ def _improves(f, params, x):
     spec = {"*:linear": Int(3, activations=False)}
     new, started = gptq(f, params, x, spec)
     exact = f(params, x)
-    np.testing.assert_array_equal(jax.jit(quantized(f, started))(new, x), f(new, x))
+    # Weights stay where they are; a compiled sum may be taken in another order than an eager one.
+    compiled = jax.jit(quantized(f, started))(new, x)
+    np.testing.assert_allclose(compiled, f(new, x), rtol=1e-5, atol=1e-6)
     ours = jnp.square(f(new, x) - exact).mean()
     assert ours < jnp.square(jax.jit(quantized(f, spec))(params, x) - exact).mean()
 
