@@ -6,12 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jaxeff_export.artifact.signature import TensorSpec
-from jaxeff_export.bundle.selfcheck import compare, tolerance
+from jaxeff_export.bundle.selfcheck import Pair, compare, tolerance
 
 
 def check(ours, theirs):
     ours, theirs = np.asarray(ours), np.asarray(theirs)
-    return compare("board", [TensorSpec("y", theirs.shape, str(theirs.dtype))], [ours], [theirs])
+    spec = TensorSpec("y", theirs.shape, str(theirs.dtype))
+    return compare("board", [spec], [[ours]], [Pair([], [theirs])])
 
 
 @settings(max_examples=25, deadline=None)
