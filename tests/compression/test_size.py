@@ -142,7 +142,7 @@ def test_what_takes_the_place_of_a_weight_is_stored():
         values: jax.Array
 
         def quantize(self, x, tensor):
-            return self.values
+            return jnp.sign(self.values)
 
         @property
         def width(self):
