@@ -5,6 +5,7 @@ W' = a W and the bias a c + b the layer before it makes y at once, and the norma
 (Jacob et al., section 3.2).
 
 ```python
+import jax
 import jaxeff
 from flax import nnx
 from jaxeff.compression import Int, fold_batch_norm, quantized
