@@ -9,6 +9,7 @@ from jaxeff.nn.activations import ACTIVATIONS, activation
 from jaxeff.nn.lenet5 import LeNet5
 from jaxeff.nn.linen import LinenLeNet5, LinenMLP
 from jaxeff.nn.mlp import MLP
+from jaxeff.nn.resnet8 import ResNet8
 from jaxeff.nn.resnet18 import ResNet18
 from jaxeff.nn.small import SmallCNN, small_classifier
 from jaxeff.nn.spline import SplineActivation
@@ -24,6 +25,7 @@ __all__ = [
     "LeNet5",
     "LinenLeNet5",
     "LinenMLP",
+    "ResNet8",
     "ResNet18",
     "SmallCNN",
     "SplineActivation",

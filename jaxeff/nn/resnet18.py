@@ -15,39 +15,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
+from jaxeff.nn.residual import Block, bn, conv
+
 STAGES = (64, 128, 256, 512)
-BLOCKS = 8
-
-
-class Block(nnx.Module):
-    """Two 3×3 convolutions and the shortcut around them (``shortcut`` where shapes change)."""
-
-    def __init__(self, channels: int, width: int, stride: int, batch_norm: bool, *, rngs: nnx.Rngs):
-        """Build the layers; see `ResNet18`."""
-        self.batch_norm = batch_norm
-        self.conv1 = _conv(channels, width, 3, stride, batch_norm, rngs=rngs)
-        # Unnormalized residual branches add up over the blocks: they start smaller.
-        gain = 2.0 if batch_norm else 2.0 / BLOCKS
-        self.conv2 = _conv(width, width, 3, 1, batch_norm, gain=gain, rngs=rngs)
-        self.project = stride != 1 or channels != width
-        if self.project:
-            self.shortcut = _conv(channels, width, 1, stride, batch_norm, gain=1.0, rngs=rngs)
-        if batch_norm:
-            self.bn1 = _bn(width, rngs=rngs)
-            self.bn2 = _bn(width, rngs=rngs)
-            if self.project:
-                self.bn_shortcut = _bn(width, rngs=rngs)
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Return the block's output, after its last ReLU."""
-        y = self.conv1(x)
-        y = jax.nn.relu(self.bn1(y) if self.batch_norm else y)
-        y = self.conv2(y)
-        y = self.bn2(y) if self.batch_norm else y
-        if self.project:
-            x = self.shortcut(x)
-            x = self.bn_shortcut(x) if self.batch_norm else x
-        return jax.nn.relu(x + y)
 
 
 class ResNet18(nnx.Module):
@@ -82,9 +52,9 @@ class ResNet18(nnx.Module):
         self.stem = stem
         self.batch_norm = batch_norm
         kernel, stride = (7, 2) if stem == "imagenet" else (3, 1)
-        self.conv1 = _conv(in_channels, STAGES[0], kernel, stride, batch_norm, rngs=rngs)
+        self.conv1 = conv(in_channels, STAGES[0], kernel, stride, batch_norm, rngs=rngs)
         if batch_norm:
-            self.bn1 = _bn(STAGES[0], rngs=rngs)
+            self.bn1 = bn(STAGES[0], rngs=rngs)
         channels = STAGES[0]
         for i, width in enumerate(STAGES, 1):
             first = Block(channels, width, 1 if i == 1 else 2, batch_norm, rngs=rngs)
@@ -105,29 +75,3 @@ class ResNet18(nnx.Module):
             for block in getattr(self, f"stage{i}"):
                 x = block(x)
         return self.fc(jnp.mean(x, axis=(-3, -2)))
-
-
-def _conv(
-    channels: int,
-    width: int,
-    kernel: int,
-    stride: int,
-    batch_norm: bool,
-    *,
-    gain: float = 2.0,
-    rngs: nnx.Rngs,
-) -> nnx.Conv:
-    return nnx.Conv(
-        channels,
-        width,
-        (kernel, kernel),
-        strides=stride,
-        padding=kernel // 2,
-        use_bias=not batch_norm,
-        kernel_init=nnx.initializers.variance_scaling(gain, "fan_in", "truncated_normal"),
-        rngs=rngs,
-    )
-
-
-def _bn(width: int, *, rngs: nnx.Rngs) -> nnx.BatchNorm:
-    return nnx.BatchNorm(width, momentum=0.9, epsilon=1e-5, rngs=rngs)

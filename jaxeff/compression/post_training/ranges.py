@@ -7,6 +7,11 @@ Kullback-Leibler divergence of the distribution before, its tail put into the la
 after quantization, among the bins of a histogram (Migacz). Zeros are on every grid and have no
 part in either.
 
+Two things differ from Migacz. The second distribution isn't normalised again after clipping, so
+that it lacks what was clipped; and a bin counts no more than nearly all filled bins do (`_PEAK`),
+since a single value that many entries have, such as the background of images, is no density that a
+level spreads. Without them a histogram with a peak is clipped at the peak.
+
 Sharp edges:
     A range of no width, as that of a constant or of zeros alone, is returned as it is; the grid of
     it holds the one value exactly (`jaxeff.compression.quantization`).
@@ -34,6 +39,7 @@ from jaxeff.settings import Width, check_choice, check_number
 
 BINS = 4096
 METHODS = ("minmax", "percentile", "mse", "kl")
+_PEAK = 0.95
 _FACTORS = np.arange(1, 101) / 100
 
 
@@ -186,6 +192,8 @@ def _threshold(sizes: np.ndarray, counts: np.ndarray, low: float, high: float, b
     largest, bins = max(abs(low), abs(high)), BINS // 2
     place = np.minimum((sizes / largest * bins).astype(int), bins - 1)
     histogram = np.bincount(place[sizes > 0], counts[sizes > 0], bins)
+    peak = np.quantile(histogram[histogram > 0], _PEAK, method="lower")
+    histogram = np.minimum(histogram, peak)
     best, lowest = bins, np.inf
     for kept in range(levels, bins + 1):
         divergence = _divergence(histogram, kept, levels)
@@ -204,7 +212,8 @@ def _divergence(histogram: np.ndarray, kept: int, levels: int) -> float:
     after = np.where(filled, share[level], 0)
     if not after.sum() or (after[before > 0] == 0).any():
         return np.inf
-    p, q = before[before > 0] / before.sum(), after[before > 0] / after.sum()
+    # Not normalised again: what is clipped is missing from the second distribution.
+    p, q = before[before > 0] / before.sum(), after[before > 0] / before.sum()
     return float((p * np.log(p / q)).sum())
 
 

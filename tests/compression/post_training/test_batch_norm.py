@@ -11,7 +11,7 @@ from jaxeff.compression import Int, fold_batch_norm, quantized
 from jaxeff.from_flax import functional
 from jaxeff.nn import LeNet5
 from jaxeff.nn.linen import LinenLeNet5
-from jaxeff.nn.resnet18 import Block
+from jaxeff.nn.residual import Block
 from jaxeff.program import trace
 
 

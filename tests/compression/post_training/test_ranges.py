@@ -54,7 +54,7 @@ def test_gaussian_clipping_is_the_known_optimum():
 
 
 def test_divergence_clips_a_long_tail():
-    """The threshold minimises KL over all thresholds; computed here bin by bin, as Migacz does."""
+    """The threshold minimises KL over all thresholds; computed here bin by bin."""
     rng = np.random.default_rng(0)
     x = np.abs(np.concatenate([rng.normal(size=4000), [8.0, 12.0]]))
     low, high = clip_range(x, 4, method="kl")
@@ -62,6 +62,8 @@ def test_divergence_clips_a_long_tail():
     assert 2 < high < 6
     bins = BINS // 2
     counts, edges = np.histogram(x, bins, (0, x.max()))
+    filled = np.sort(counts[counts > 0])
+    counts = np.minimum(counts, filled[int(0.95 * (len(filled) - 1))])
     chosen = round(high / (x.max() / bins))
     divergences = {i: _divergence(counts.astype(float), i, 16) for i in range(16, bins + 1, 8)}
     assert _divergence(counts.astype(float), chosen, 16) <= min(divergences.values()) + 1e-12
@@ -79,8 +81,20 @@ def _divergence(counts, kept, levels):
             q[i] = counts[inside].sum() / len(filled)
     if ((p > 0) & (q == 0)).any():
         return np.inf
-    p, q = p[p > 0] / p.sum(), q[p > 0] / q.sum()
+    p, q = p[p > 0] / p.sum(), q[p > 0] / p.sum()
     return (p * np.log(p / q)).sum()
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_divergence_keeps_what_is_beside_a_peak(bits):
+    """Images with one background: the peak is no reason to clip everything else."""
+    rng = np.random.default_rng(0)
+    values = rng.integers(0, 17, 20_000) * 0.2 - 0.42
+    for rest in (values, rng.uniform(-0.42, 2.8, 20_000)):
+        images = np.where(rng.random(20_000) < 0.8, -0.42, rest)
+        low, high = clip_range(images, bits, method="kl")
+        assert low == images.min()
+        assert high > 2.7
 
 
 def test_histograms_of_batches_add_up():

@@ -1,0 +1,1 @@
+"""Accuracy over bits, by every method: `python -m experiments.compression`."""

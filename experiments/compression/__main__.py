@@ -1,0 +1,119 @@
+"""Networks in 8 to 1 bits: accuracy over bits, methods side by side, with and without training.
+
+    python -m experiments.compression
+
+1. bits: accuracy over the bits of weights, of activations and of both, without training (every
+   policy in one program) and with learned steps;
+2. methods: quantization-aware training by each under one recipe, from the same float network;
+   layers at the ends have 8 bits;
+3. without training: ranges, equalization, bias correction and learned rounding;
+4. allocation: bits per layer, at the bit operations of a uniform policy.
+
+Finished trainings are kept: a run that was killed goes on. Source: T842-1197; its comparison
+(T928-936, after Roth et al., arXiv 2001.03048) is DenseNet-BC-100 on CIFAR-100.
+"""
+
+from dataclasses import dataclass
+
+from experiments.compression import (
+    allocation,
+    figure,
+    judging,
+    networks,
+    recipe,
+    training,
+    without_training,
+)
+from experiments.compression.methods import FLOAT, METHODS, at_bits
+from experiments.harness import Row, Run, Study
+
+DIFFERENCES = (
+    "the source shows DenseNet-BC-100 on CIFAR-100, as a figure without numbers; here it is the "
+    "networks and data of `config`",
+    "trainings are short and start at a trained float network; many papers train from scratch, all "
+    "of them for longer",
+    "all methods share one recipe (Adam, cosine); none has that of its paper, and none is tuned",
+    "trained networks keep 8 bits in the first and last layer; policies without training do not",
+)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is kept once it is done.
+
+    Attributes:
+        subject: The network's name.
+        seed: Of its float training.
+        part: Of the study.
+        what: Within the part.
+    """
+
+    subject: str
+    seed: int
+    part: str
+    what: str = ""
+
+    @property
+    def name(self) -> str:
+        """For the progress bar."""
+        return f"{self.subject} {self.seed} {self.what or self.part}"
+
+
+def run(run: Run[recipe.Settings]) -> list[Row]:
+    """Trains each float network, then everything that is asked for of it."""
+    subjects = {subject.name: subject for subject in run.settings.chosen()}
+    models: dict[tuple[str, int], networks.Trained] = {}
+
+    def make(task: Task) -> list[Row]:
+        key = task.subject, task.seed
+        if key not in models:
+            models.clear()
+            models[key] = networks.trained(run, subjects[task.subject], task.seed)
+        return [{"part": task.part, **row} for row in _measure(run, task, models[key])]
+
+    tasks = [
+        Task(subject.name, seed, *rest)
+        for subject in subjects.values()
+        for seed in range(subject.seeds)
+        for rest in _tasks(run.settings, subject)
+    ]
+    return run.each(tasks, make)
+
+
+def _tasks(settings: recipe.Settings, subject: recipe.Subject) -> list[tuple[str, ...]]:
+    found: list[tuple[str, ...]] = [("float",)]
+    if settings.runs(subject, "bits"):
+        found += [("bits", "policies")]
+        for b in subject.widths:
+            found += [("bits", f"{w} {a}") for w, a in ((b, FLOAT), (FLOAT, b), (b, b))]
+    if settings.runs(subject, "methods"):
+        found += [("methods", name) for name in subject.methods]
+    if settings.runs(subject, "without training"):
+        found += [("without training",)]
+    if settings.runs(subject, "allocation"):
+        found += [("allocation",)]
+    return found
+
+
+def _measure(run: Run[recipe.Settings], task: Task, model: networks.Trained) -> list[Row]:
+    if task.part == "float":
+        return [networks.describe(model)]
+    if task.part == "without training":
+        return without_training.side_by_side(run, model)
+    if task.part == "allocation":
+        return allocation.allocate(run, model)
+    if task.what == "policies":
+        return without_training.over_bits(run, model)
+    if task.part == "bits":
+        weights, activations = map(int, task.what.split())
+        return [training.train(run, model, at_bits(weights, activations))]
+    return [{"method": task.what, **training.train(run, model, METHODS[task.what])}]
+
+
+STUDY = Study(
+    "compression", __doc__, recipe.SIZES, run, judging.judge, figure.draw, judging.tables,
+    DIFFERENCES,
+)  # fmt: skip
+
+if __name__ == "__main__":
+    STUDY.main()

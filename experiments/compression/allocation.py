@@ -1,0 +1,116 @@
+"""Bits per layer by every allocator, at the bit operations of a uniform policy."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import jaxeff
+from experiments.compression.networks import Trained, accuracy
+from experiments.compression.recipe import Settings
+from experiments.harness import Row, Run
+from jaxeff.compression import (
+    Apart,
+    BitSensitivity,
+    Uniform,
+    allocate_bits,
+    hessian_sensitivity,
+    hessian_trace,
+    kl_sensitivity,
+    noise_to_signal,
+    quantization_errors,
+    quantized,
+    signal_to_noise_bits,
+)
+
+WIDTHS = (2, 3, 4, 5, 6, 7, 8)
+
+
+def allocate(run: Run[Settings], model: Trained) -> list[Row]:
+    """Accuracy of every allocator's policy, without training.
+
+    Returns:
+        A row per allocator and budget, with the bits of every layer.
+    """
+    settings = run.settings
+    f, params = model.folded()
+    x, labels = model.calibration(settings.calibration), model.images.train[1]
+    labels = jnp.asarray(labels[: settings.calibration])
+    sites = model.sites
+    found = jaxeff.cost(f, params, x[:1])
+    errors = quantization_errors(f, params, x, sites, WIDTHS)
+
+    def loss(params: Any, x: jax.Array, labels: jax.Array) -> jax.Array:
+        each = optax.softmax_cross_entropy_with_integer_labels(f(params, x), labels)
+        return each.mean()
+
+    key = jax.random.fold_in(run.fast_key, 200 + model.seed)
+    trace = hessian_trace(key, loss, params, (x, labels), sites, probes=settings.probes)
+    sensitivities = {
+        "kl": kl_sensitivity(f, params, x, sites, WIDTHS),
+        "hessian": hessian_sensitivity(trace, errors),
+        "noise to signal": noise_to_signal(errors),
+    }
+    macs = {row.site: row.macs for row in found.layers if row.site in sites}
+    rows = []
+    for bits in settings.budgets:
+        budget = sum(macs.values()) * bits**2
+        policies = {f"uniform {bits}": {s: Apart(Uniform(bits), Uniform(bits)) for s in sites}}
+        policies |= {
+            name: allocate_bits(_finite(table), found, budget, of="bops")
+            for name, table in sensitivities.items()
+        }
+        policies["closed form"] = _closed_form(macs, budget)
+        for name, spec in policies.items():
+            chosen = {site: _bits(spec.get(site)) for site in sites}
+            rows.append(
+                {
+                    "subject": model.subject.name, "seed": model.seed, "budget": bits,
+                    "allocator": "uniform" if name.startswith("uniform") else name,
+                    "weight_bits": [w for w, _ in chosen.values()],
+                    "activation_bits": [a for _, a in chosen.values()],
+                    "sites": list(sites),
+                    "bops": sum(macs[s] * w * a for s, (w, a) in chosen.items()) / budget,
+                    "accuracy": accuracy(quantized(f, spec), (params,), model.images),
+                }
+            )  # fmt: skip
+    return rows
+
+
+def _finite(table: BitSensitivity) -> BitSensitivity:
+    """Curvature that is negative by chance counts as none."""
+    clip = {
+        name: None if (found := getattr(table, name)) is None else np.maximum(found, 0.0)
+        for name in ("weights", "activations")
+    }
+    return table._replace(**clip)
+
+
+def _closed_form(macs: dict[str, int], budget: float) -> dict[str, Apart]:
+    """Whole bits of the largest signal-to-noise ratio that the budget allows (Lin et al.)."""
+    low, high = 0.0, 200.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        if _work(macs, middle) <= budget:
+            low = middle
+        else:
+            high = middle
+    bits = _whole(macs, low)
+    return {site: Apart(Uniform(b), Uniform(b)) for site, b in bits.items()}
+
+
+def _whole(macs: dict[str, int], decibels: float) -> dict[str, int]:
+    found = signal_to_noise_bits({site: float(m) for site, m in macs.items()}, decibels)
+    return {site: int(np.clip(np.floor(b), WIDTHS[0], WIDTHS[-1])) for site, b in found.items()}
+
+
+def _work(macs: dict[str, int], decibels: float) -> float:
+    return sum(macs[site] * b * b for site, b in _whole(macs, decibels).items())
+
+
+def _bits(setting: Any) -> tuple[int, int]:
+    weights = setting.weights.bits if setting is not None and setting.weights else 32
+    activations = setting.activations.bits if setting is not None and setting.activations else 32
+    return int(weights), int(activations)

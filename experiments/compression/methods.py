@@ -1,0 +1,176 @@
+"""The methods that are compared: what each does to weights and to activations, in how many bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import optax
+
+from jaxeff.compression import (
+    LSQ,
+    PACT,
+    Apart,
+    BayesianBits,
+    Binary,
+    BinaryBases,
+    Codebook,
+    Discrete,
+    DoReFa,
+    Floating,
+    HalfWave,
+    Incremental,
+    LearnedBasis,
+    LearnedPowers,
+    LearnedWidth,
+    PowersOfTwo,
+    Quantizer,
+    Relaxed,
+    Stochastic,
+    Ternary,
+    TrainedTernary,
+    Uniform,
+    incrementally,
+    shares,
+)
+
+FLOAT = 32
+ENDS = 8
+"""Bits of the first and last layer under a method, as the papers have them."""
+
+Make = Callable[[], Quantizer]
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to quantize the layers between the first and the last.
+
+    Attributes:
+        family: Methods that differ in bits alone.
+        weight_bits: Of a weight.
+        activation_bits: Of an activation.
+        weights: Makes the quantizer of weights.
+        activations: That of activations.
+        learns: Whether its numbers are learnt; else they are those of the calibration.
+        keyed: Whether training draws random numbers.
+        penalty: Whether it adds a penalty to the loss.
+        bounded: Whether the bits that all weights take are held to `weight_bits` each.
+        after: What comes after an update of the weights, from the number of updates and the ends.
+    """
+
+    family: str
+    weight_bits: float
+    activation_bits: float = FLOAT
+    weights: Make | None = None
+    activations: Make | None = None
+    learns: bool = True
+    keyed: bool = False
+    penalty: bool = False
+    bounded: bool = False
+    after: Callable[[int, tuple[str, str]], optax.GradientTransformation] | None = None
+
+    def spec(self, first: str, last: str) -> dict[str, Any]:
+        """The setting of every multiply-accumulate; see `jaxeff.compression.quantized`.
+
+        Args:
+            first: Site of the first layer, whose input is the image.
+            last: Site of the last.
+        """
+        end = LSQ if self.learns else _grid
+        inside = Apart(*(make() if make else None for make in (self.weights, self.activations)))
+        ends = Apart(*(end(ENDS) if make else None for make in (self.weights, self.activations)))
+        return {"*:linear": inside, first: ends, last: ends}
+
+
+def _grid(bits: int) -> Uniform:
+    return Uniform(bits)
+
+
+def _both(family: str, bits: int, make: Callable[[int], Quantizer], **rest: Any) -> Method:
+    return Method(family, bits, bits, lambda: make(bits), lambda: make(bits), **rest)
+
+
+def _weights(family: str, bits: float, make: Make, **rest: Any) -> Method:
+    return Method(family, bits, FLOAT, make, None, **rest)
+
+
+def _inq(steps: int, ends: tuple[str, str]) -> optax.GradientTransformation:
+    every = max(1, steps // 5)  # four shares, and as long with all weights at their values
+
+    def inner(params: Any) -> Any:
+        def chosen(path: Any, leaf: Any) -> bool:
+            names = [str(getattr(key, "key", getattr(key, "name", key))) for key in path]
+            return names[-1] == "kernel" and names[0] not in ends
+
+        return jax.tree_util.tree_map_with_path(chosen, params)
+
+    return optax.masked(incrementally(Incremental(4), shares(every)), inner)
+
+
+METHODS: dict[str, Method] = {
+    **{f"fixed {b}": _both("fixed", b, _grid, learns=False) for b in (8, 4, 3, 2)},
+    **{f"lsq {b}": _both("lsq", b, LSQ) for b in (8, 4, 3, 2)},
+    **{
+        f"lsq+ {b}": Method(
+            "lsq+", b, b, lambda b=b: LSQ(b), lambda b=b: LSQ(b, asymmetric=True)
+        )
+        for b in (4, 2)
+    },
+    **{
+        f"pact {b}": Method(
+            "pact", b, b, lambda b=b: DoReFa(b), lambda b=b: PACT(b), penalty=True
+        )
+        for b in (4, 2)
+    },
+    **{f"dorefa {b}": _both("dorefa", b, DoReFa) for b in (4, 2, 1)},
+    "dorefa 4, gradients 6": _both(
+        "dorefa, gradients", 4, lambda b: DoReFa(b, gradient_bits=6), keyed=True
+    ),
+    "stochastic 4": _both("stochastic", 4, Stochastic, learns=False, keyed=True),
+    "fp8 e4m3": _both("fp8", 8, lambda b: Floating("e4m3", scaling="power_of_two"), learns=False),
+    "fp8 e5m2": _both("fp8", 8, lambda b: Floating("e5m2", scaling="power_of_two"), learns=False),
+    "width 4": Method(
+        "learned width", 4, 4, lambda: LearnedWidth(8), lambda: LSQ(4), bounded=True
+    ),
+    "powers, learned": Method(
+        "learned powers", 4, 4, lambda: LearnedPowers(4, zero=True), lambda: LSQ(4)
+    ),
+    "relaxed 4": _both("relaxed", 4, Relaxed, keyed=True),
+    "relaxed 2": _both("relaxed", 2, Relaxed, keyed=True),
+    "bayesian bits": Method(
+        "bayesian bits", 8, 8,
+        lambda: BayesianBits(price=2e-4), lambda: BayesianBits(price=2e-4),
+        keyed=True, penalty=True,
+    ),
+    "lq-net 2": _both("lq-net", 2, LearnedBasis),
+    "half-wave": Method("half-wave", 1, 2, lambda: Binary(follow=True), lambda: HalfWave(2)),
+    "sign weights": _weights("sign", 1, lambda: Binary(per="none")),
+    "drawn signs": _weights("drawn signs", 1, lambda: Binary(stochastic=True), keyed=True),
+    "xnor weights": _weights("xnor", 1, lambda: Binary(follow=True)),
+    "xnor, bi-real": _weights("bi-real", 1, lambda: Binary(gradient="polynomial")),
+    "abc 3 weights": _weights("abc", 3, lambda: BinaryBases(3, follow=True)),
+    "abc 3 and 3": Method(
+        "abc both", 3, 3, lambda: BinaryBases(3, follow=True), lambda: BinaryBases(3)
+    ),
+    "twn weights": _weights("twn", 2, Ternary, learns=False),
+    "ttq weights": _weights("ttq", 2, TrainedTernary),
+    "discrete weights": _weights("discrete", 2, Discrete, keyed=True, penalty=True),
+    "powers 4 weights": _weights("powers", 4, lambda: PowersOfTwo(4)),
+    "inq 4 weights": _weights("inq", 4, lambda: Incremental(4), learns=False, after=_inq),
+    "codebook 4": _weights("codebook", 4, lambda: Codebook(4, coding="huffman")),
+    "codebook 2": _weights("codebook", 2, lambda: Codebook(2, coding="huffman")),
+}  # fmt: skip
+"""By name; those in whose name stands "weights" leave activations alone."""
+
+
+def at_bits(weights: int, activations: int) -> Method:
+    """Learned steps of some bits for weights and activations, 32 leaving one alone."""
+    return Method(
+        "lsq",
+        weights,
+        activations,
+        (lambda: LSQ(weights)) if weights < FLOAT else None,
+        (lambda: LSQ(activations)) if activations < FLOAT else None,
+    )

@@ -1,0 +1,128 @@
+"""The networks, their images, and their training before anything is compressed."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import jaxeff
+from experiments.compression.recipe import Settings, Subject
+from experiments.harness import Row, Run
+from experiments.trainable import Images, Network, load_images, trainable
+from jaxeff.compression import fold_batch_norm
+from jaxeff.nn import LeNet5, ResNet8, ResNet18
+from jaxeff.training import cross_entropy, fit
+
+BATCH = 500
+"""Test images evaluated at once."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A network trained in float32.
+
+    Attributes:
+        subject: What it is.
+        network: As a function.
+        images: What it was trained and is tested on.
+        params: Its parameters.
+        state: Its running statistics.
+        seed: Of its training.
+        sites: Its multiply-accumulates in order.
+    """
+
+    subject: Subject
+    network: Network
+    images: Images
+    params: Any
+    state: Any
+    seed: int
+    sites: tuple[str, ...]
+
+    def calibration(self, count: int) -> jax.Array:
+        """Training images that numbers are measured on."""
+        return jnp.asarray(self.images.train[0][:count])
+
+    def folded(self) -> tuple[Any, Any]:
+        """The function and parameters with batch norm in the layers before it."""
+        state = self.state
+
+        def evaluate(params: Any, x: jax.Array) -> jax.Array:
+            logits: jax.Array = self.network.evaluate(params, state, x)[0]
+            return logits
+
+        return fold_batch_norm(evaluate, self.params, self.calibration(2))
+
+
+def build(subject: Subject) -> tuple[Network, Images]:
+    """The untrained network and its images."""
+    images = load_images(subject.data, subject.images, subject.test_images)
+    height, _, channels = images.shape
+    make = {
+        "lenet5": lambda rngs: LeNet5(
+            10, channels, size=height, batch_norm=True, rngs=rngs
+        ),
+        "resnet8": lambda rngs: ResNet8(10, channels, rngs=rngs),
+        "resnet18": lambda rngs: ResNet18(10, channels, stem="cifar", rngs=rngs),
+    }[subject.network]  # fmt: skip
+    return trainable(make, images.shape), images
+
+
+def trained(run: Run[Settings], subject: Subject, seed: int) -> Trained:
+    """The network of a seed, trained now or by a run before."""
+    network, images = build(subject)
+    settings = run.settings
+    key = jax.random.fold_in(run.fast_key, seed)
+    params, state = network.init(jax.random.fold_in(key, 0))
+    steps = subject.epochs * (subject.images // settings.batch_size)
+    result = fit(
+        jax.random.fold_in(key, 1),
+        cross_entropy(network.train, mutable=True),
+        params,
+        images.train,
+        state=state,
+        optimizer=optax.adam(optax.cosine_decay_schedule(settings.rate, steps)),
+        epochs=subject.epochs,
+        batch_size=settings.batch_size,
+        checkpoint=run.work / f"{subject.name}-{seed}.safetensors",
+        settings={"subject": _training(subject), "rate": settings.rate},
+        progress=False,
+    )
+    program = jaxeff.trace(network.evaluate, result.params, result.state, images.test[0][:1])
+    sites = tuple(layer.site for layer in program.layers if layer.kind == "linear")
+    return Trained(subject, network, images, result.params, result.state, seed, sites)
+
+
+def describe(model: Trained) -> Row:
+    """Accuracy and size in float32."""
+    f, params = model.folded()
+    measured = jaxeff.cost(f, params, model.images.test[0][:1])
+    return {
+        "subject": model.subject.name, "seed": model.seed,
+        "accuracy": accuracy(f, (params,), model.images),
+        "bytes": measured.size, "bops": measured.bops, "macs": measured.macs,
+    }  # fmt: skip
+
+
+def accuracy(f: Any, args: tuple[Any, ...], images: Images) -> float:
+    """Share of the test images that `f(*args, x)` classifies rightly."""
+    x, labels = images.test
+
+    @jax.jit
+    def right(args: Any, x: jax.Array, labels: jax.Array) -> jax.Array:
+        logits = f(*args, x)
+        logits = logits[0] if isinstance(logits, tuple) else logits
+        return jnp.sum(logits.argmax(-1) == labels)
+
+    step = min(BATCH, len(labels))
+    starts = range(0, len(labels) - step + 1, step)
+    found = [right(args, x[i : i + step], labels[i : i + step]) for i in starts]
+    return float(np.sum(found)) / (len(starts) * step)
+
+
+def _training(subject: Subject) -> dict[str, Any]:
+    """What of a subject its float training depends on."""
+    return {name: asdict(subject)[name] for name in ("network", "data", "images", "epochs")}

@@ -1,0 +1,123 @@
+"""What is compressed, in how many bits, and how long it is trained."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from experiments.compression.methods import METHODS
+from experiments.harness import SELECTS, Least, choose
+
+Part = Literal["bits", "methods", "without training", "allocation"]
+PARTS: tuple[Part, ...] = ("bits", "methods", "without training", "allocation")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A network on a data set.
+
+    Attributes:
+        network: "lenet5" (with batch norm), "resnet8" or "resnet18".
+        data: The data set.
+        images: Training images of the float network.
+        epochs: Passes over them.
+        retrain_images: Images of quantization-aware training.
+        retrain: Passes over them.
+        test_images: Images behind every accuracy.
+        seeds: Float networks, each compressed by every method.
+        widths: Bits of the accuracy over bits with training.
+        methods: Methods that are compared.
+        parts: Of the study.
+    """
+
+    network: Literal["lenet5", "resnet8", "resnet18"]
+    data: str
+    images: int
+    epochs: int
+    retrain_images: int
+    retrain: int
+    test_images: int
+    seeds: int = 3
+    widths: tuple[int, ...] = (2, 3, 4, 6, 8)
+    methods: tuple[str, ...] = tuple(METHODS)
+    parts: tuple[str, ...] = PARTS
+
+    @property
+    def name(self) -> str:
+        """The subject in one word."""
+        return f"{self.network}-{self.data}"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is measured.
+
+    Attributes:
+        subjects: The networks.
+        batch_size: Images per update.
+        rate: Learning rate of Adam for the float network, decayed by a cosine.
+        retrain_rate: The same for quantization-aware training, and a tenth for a method's numbers.
+        calibration: Training images that ranges, layers and sensitivities are measured on.
+        rounding_steps: Steps of AdaRound for each layer.
+        budgets: Bits of the uniform policies whose bit operations an allocator may spend.
+        probes: Random directions behind a Hessian's trace.
+        only: Subjects to run; all if none is given.
+        parts: Parts to run; all if none is given.
+    """
+
+    subjects: tuple[Subject, ...]
+    batch_size: Annotated[int, Least(1)] = 64
+    rate: float = 2e-3
+    retrain_rate: float = 1e-3
+    calibration: Annotated[int, Least(1)] = 512
+    rounding_steps: Annotated[int, Least(1)] = 500
+    budgets: tuple[Annotated[int, Least(2)], ...] = (3, 4)
+    probes: Annotated[int, Least(2)] = 16
+    only: Annotated[tuple[str, ...], SELECTS] = ()
+    parts: Annotated[tuple[Part, ...], SELECTS] = ()
+
+    def chosen(self) -> list[Subject]:
+        """The subjects to run."""
+        names = [subject.name for subject in self.subjects]
+        wanted = choose(self.only, names, "subject")
+        return [subject for subject in self.subjects if subject.name in wanted]
+
+    def runs(self, subject: Subject, part: Part) -> bool:
+        """Whether a part is to be run of a subject."""
+        return part in subject.parts and (not self.parts or part in self.parts)
+
+
+_FEW = (
+    "fixed 4", "fixed 3", "fixed 2", "lsq 8", "lsq 4", "lsq 3", "lsq 2", "lsq+ 4", "pact 4",
+    "dorefa 4", "width 4", "xnor weights", "ttq weights", "powers 4 weights", "lq-net 2",
+)  # fmt: skip
+"""Methods on the larger networks."""
+
+SIZES = {
+    "fast": Settings(
+        (
+            Subject(
+                "lenet5", "digits", 1437, 12, 1437, 4, 360, 2, (2, 4, 8),
+                ("fixed 4", "fixed 2", "lsq 4", "lsq 2", "ttq weights", "inq 4 weights"),
+            ),
+        ),
+        batch_size=32, calibration=256, rounding_steps=100, probes=4,
+    ),
+    "default": Settings(
+        (
+            Subject(
+                "lenet5", "mnist", 20_000, 4, 20_000, 2, 10_000, 2, methods=(),
+                parts=("bits", "without training"),
+            ),
+            Subject("lenet5", "fashion-mnist", 20_000, 6, 20_000, 2, 10_000, 3),
+            Subject("resnet8", "cifar-10", 20_000, 12, 10_000, 2, 2000, 1, (2, 4, 8), _FEW),
+        ),
+    ),
+    "full": Settings(
+        (
+            Subject("lenet5", "mnist", 60_000, 20, 60_000, 10, 10_000, 5),
+            Subject("lenet5", "fashion-mnist", 60_000, 20, 60_000, 10, 10_000, 5),
+            Subject("resnet8", "cifar-10", 50_000, 100, 50_000, 20, 10_000, 3),
+            Subject("resnet18", "cifar-10", 50_000, 100, 50_000, 20, 10_000, 3),
+        ),
+        batch_size=128, rounding_steps=5000, probes=100, calibration=1024,
+    ),
+}  # fmt: skip

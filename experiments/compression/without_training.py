@@ -1,0 +1,131 @@
+"""Compression without training: ranges, equalization, rounding, and what each is worth."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from experiments.compression.methods import FLOAT
+from experiments.compression.networks import BATCH, Trained, accuracy
+from experiments.compression.recipe import Settings
+from experiments.harness import Row, Run
+from jaxeff.compression import (
+    Apart,
+    Int,
+    Uniform,
+    adaround,
+    awq,
+    calibrate,
+    correct_biases,
+    each_policy,
+    equalize,
+    gptq,
+    quantized,
+)
+
+WIDTHS = (2, 3, 4, 5, 6, 7, 8)
+"""Of the accuracy over bits."""
+BITS = ((8, 8), (4, 8), (3, 8), (4, 4))
+"""Weights and activations of the methods side by side."""
+
+
+def over_bits(run: Run[Settings], model: Trained) -> list[Row]:
+    """Accuracy over the bits of weights, of activations and of both, in one program."""
+    del run
+    f, params = model.folded()
+    whole, widths = FLOAT, np.array(WIDTHS)
+    pairs = [(FLOAT, FLOAT), *((w, whole) for w in widths), *((whole, w) for w in widths)]
+    pairs += [(w, w) for w in widths]
+    sites = len(model.sites)
+    weights, activations = (
+        np.repeat(np.array(c)[:, None], sites, 1) for c in zip(*pairs, strict=True)
+    )
+    x, labels = model.images.test
+    right = np.zeros(len(pairs))
+    step = min(BATCH, len(labels))
+    starts = range(0, len(labels) - step + 1, step)
+    for i in starts:
+        logits = each_policy(f, params, x[i : i + step], model.sites, weights, activations)
+        right += np.sum(np.asarray(logits).argmax(-1) == np.asarray(labels[i : i + step]), axis=1)
+    return [
+        {
+            "subject": model.subject.name, "seed": model.seed, "weight_bits": int(w),
+            "activation_bits": int(a), "accuracy": float(r) / (len(starts) * step),
+        }
+        for (w, a), r in zip(pairs, right, strict=True)
+    ]  # fmt: skip
+
+
+def side_by_side(run: Run[Settings], model: Trained) -> list[Row]:
+    """Accuracy of every method without training."""
+    settings = run.settings
+    x = model.calibration(settings.calibration)
+    rows = []
+    for weights, activations in BITS:
+        for name, make in _methods(settings.rounding_steps).items():
+            f, params, spec = make(*model.folded(), x, weights, activations)
+            rows.append(
+                {
+                    "subject": model.subject.name, "seed": model.seed, "method": name,
+                    "weight_bits": weights, "activation_bits": activations,
+                    "accuracy": accuracy(quantized(f, spec), (params,), model.images),
+                }
+            )  # fmt: skip
+    return rows
+
+
+Compressed = tuple[Any, Any, Any]
+Make = Callable[[Any, Any, jax.Array, int, int], Compressed]
+
+
+def _methods(steps: int) -> dict[str, Make]:
+    """By name, a function of (f, params, x, weight bits, activation bits)."""
+
+    def ranges(method: str) -> Make:
+        def make(f: Any, params: Any, x: Any, weights: int, activations: int) -> Compressed:
+            spec = calibrate(f, params, [x], {"*:linear": Int(weights, activations)}, method=method)
+            return f, params, spec
+
+        return make
+
+    def clipped(f: Any, params: Any, x: Any, weights: int, activations: int) -> Compressed:
+        spec = {"*:linear": Apart(Uniform(weights), Uniform(activations))}
+        return f, params, calibrate(f, params, [x], spec, method="mse", weights=True)
+
+    def equalized(f: Any, params: Any, x: Any, weights: int, activations: int) -> Compressed:
+        params = equalize(f, params, x)
+        return ranges("minmax")(f, params, x, weights, activations)
+
+    def corrected(f: Any, params: Any, x: Any, weights: int, activations: int) -> Compressed:
+        f, params, spec = equalized(f, params, x, weights, activations)
+        return f, correct_biases(f, params, x, spec), spec
+
+    def rounded(method: Callable[..., Any]) -> Make:
+        def make(f: Any, params: Any, x: Any, weights: int, activations: int) -> Compressed:
+            spec = {"*:linear": Apart(Uniform(weights), None)}
+            new, found = method(f, params, x, spec)
+            measured = calibrate(f, params, [x], {"*:linear": Apart(None, Uniform(activations))})
+            return f, new, _joined(found, measured)
+
+        return make
+
+    return {
+        "minmax": ranges("minmax"),
+        "percentile": ranges("percentile"),
+        "mse": ranges("mse"),
+        "kl": ranges("kl"),
+        "mse, weights too": clipped,
+        "equalized": equalized,
+        "equalized, biases": corrected,
+        "adaround": rounded(lambda *a: adaround(*a, steps=steps)),
+        "gptq": rounded(gptq),
+        "awq": rounded(awq),
+    }
+
+
+def _joined(weights: dict[str, Any], activations: dict[str, Any]) -> dict[str, Apart]:
+    """Settings of the same sites for weights and for activations as one."""
+    return {
+        site: Apart(weights[site].weights, activations[site].activations) for site in activations
+    }
