@@ -104,10 +104,10 @@ SIZES = {
     "default": Settings(
         (
             Subject(
-                "lenet5", "mnist", 20_000, 4, 20_000, 2, 10_000, 2, methods=(),
-                parts=("bits", "without training"),
+                "lenet5", "mnist", 20_000, 4, 20_000, 2, 10_000, 2, (2, 4, 8), (),
+                ("bits", "without training"),
             ),
-            Subject("lenet5", "fashion-mnist", 20_000, 6, 20_000, 2, 10_000, 3),
+            Subject("lenet5", "fashion-mnist", 20_000, 6, 20_000, 2, 10_000, 2, (2, 4, 8)),
             Subject("resnet8", "cifar-10", 20_000, 12, 10_000, 2, 2000, 1, (2, 4, 8), _FEW),
         ),
     ),
