@@ -7,6 +7,8 @@ from experiments.harness import Study
 MODULES = (
     "activations",
     "bridges",
+    "compression",
+    "compression.peers",
     "dirty_mnist",
     "gaussian_limits",
     "hardening",
@@ -23,7 +25,7 @@ MODULES = (
     "walking_noise.sensitivity",
 )
 _PACKAGES = (
-    "activations", "bridges", "dirty_mnist", "hardening", "latency", "moment_variances",
+    "activations", "bridges", "compression", "dirty_mnist", "hardening", "latency", "moment_variances",
     "policies", "quickstart", "scaling", "transforms", "walking_noise",
 )  # fmt: skip
 

@@ -287,7 +287,7 @@ def draw(report: Report) -> dict[str, Figure]:
 
 
 STUDY = Study(
-    "compression-peers", __doc__,
+    "compression_peers", __doc__,
     {
         "fast": Settings("digits", 1437, 360, 8, 2, 2, 32, rounds=5),
         "default": Settings(),
