@@ -25,8 +25,8 @@ MODULES = (
     "walking_noise.sensitivity",
 )
 _PACKAGES = (
-    "activations", "bridges", "compression", "dirty_mnist", "hardening", "latency", "moment_variances",
-    "policies", "quickstart", "scaling", "transforms", "walking_noise",
+    "activations", "bridges", "compression", "dirty_mnist", "hardening", "latency",
+    "moment_variances", "policies", "quickstart", "scaling", "transforms", "walking_noise",
 )  # fmt: skip
 
 
