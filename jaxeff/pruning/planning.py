@@ -93,7 +93,8 @@ def prune_plan(
         TypeError: The spec isn't a mapping from patterns to `Prune`.
         ValueError: A pattern matches or decides no site, or nothing that it decides makes channels
             that can be removed: the message says why.
-        PlanError: All channels of a group would go, or layers that share one disagree.
+        PlanError: All channels of a group would go, layers that share one disagree, or the score
+            says nothing about one.
     """
     check_settings(spec, Prune, "a Prune, such as Prune(0.5)")
     args = batch if isinstance(batch, tuple) else (batch,)
@@ -116,7 +117,7 @@ def prune_plan(
     for group in found.free:
         setting = _setting(group, settings)
         if setting is not None:
-            keep[group.name] = _best(scores[group.name], setting.kept(group))
+            keep[group.name] = _best(_scores_of(group, scores), setting.kept(group))
     return Plan(keep, found)
 
 
@@ -132,6 +133,24 @@ def _setting(group: Group, settings: Mapping[str, Prune]) -> Prune | None:
             "setting."
         )
     return wanted.pop()
+
+
+def _scores_of(group: Group, scores: Mapping[str, np.ndarray]) -> np.ndarray:
+    """A group's scores, as numbers that can be put in order."""
+    where = f"the channels of {group.name!r} (made by {', '.join(group.sites)})"
+    if group.name not in scores:
+        raise PlanError(
+            f"the score says nothing about {where}; set None at these sites, or take another score."
+        )
+    found = np.asarray(scores[group.name], np.float64)
+    if found.shape != (group.size,):
+        raise PlanError(
+            f"the score of {where} has shape {found.shape}; it has to have one number per channel, "
+            f"{(group.size,)}."
+        )
+    if np.isnan(found).any():
+        raise PlanError(f"the score of {where} has NaN; look at the parameters and the batch.")
+    return found
 
 
 def _best(scores: np.ndarray, count: int) -> np.ndarray:
