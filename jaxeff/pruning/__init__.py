@@ -1,6 +1,7 @@
 """Structured pruning: channels that live and die together, derived from a model's program."""
 
 from jaxeff.pruning.channels import Channels, Group, Member, channels
+from jaxeff.pruning.penalties import group_lasso, slimming
 from jaxeff.pruning.plan import Plan, PlanError
 from jaxeff.pruning.planning import Prune, prune_plan
 from jaxeff.pruning.pruned import masked, pruned
@@ -13,7 +14,9 @@ __all__ = [
     "PlanError",
     "Prune",
     "channels",
+    "group_lasso",
     "masked",
     "prune_plan",
     "pruned",
+    "slimming",
 ]

@@ -3,6 +3,9 @@
 A plan is a pytree whose leaves are booleans, one array per group: many plans are one axis more, so
 a `vmap` over plans evaluates them all in one program (`masked`). It belongs to the model it was
 made for, by the shapes of its parameters, and is saved as text.
+
+In the place of booleans there may be numbers, *gates* that multiply channels: they are drawn, learnt
+and penalised (`jaxeff.pruning.gates`), and `above` makes a plan of them that can be carried out.
 """
 
 from __future__ import annotations
@@ -36,7 +39,8 @@ class Plan:
     """What stays of every group.
 
     Attributes:
-        keep: By group, an array of booleans `[channels]`; groups that lose nothing may be left out.
+        keep: By group, an array of booleans `[channels]`, or of numbers that multiply the channels;
+            groups that lose nothing may be left out.
         channels: The groups that it is about.
     """
 
@@ -61,15 +65,41 @@ class Plan:
         ids = {g.name: d for g, d in zip(self.channels, self.channels.dimensions, strict=True)}
         return {ids[name]: keep for name, keep in self.keep.items()}
 
+    @property
+    def gates(self) -> dict[str, Any]:
+        """The groups whose channels are multiplied by numbers."""
+        return {name: keep for name, keep in self.keep.items() if not _is_boolean(keep)}
+
+    def above(self, threshold: Any = 0.0) -> Plan:
+        """The plan that keeps the channels whose gates lie above a threshold.
+
+        Args:
+            threshold: A number. Booleans stay what they are.
+        """
+        keep = {
+            name: where if _is_boolean(where) else jnp.asarray(where) > threshold
+            for name, where in self.keep.items()
+        }
+        return Plan(keep, self.channels)
+
     def concrete(self) -> dict[Dimension, np.ndarray]:
         """The same as numbers known now.
 
         Raises:
-            PlanError: It is traced, removes all channels of a group, or some of a held one.
+            PlanError: It is traced or holds gates, removes all channels of a group, or some of a
+                held one, or is about a group that there isn't.
         """
         groups = {group.name: group for group in self.channels}
         found = {}
+        for name in self.keep:
+            if name not in groups:
+                raise PlanError(f"the model has no group {name!r}; there are {list(groups)}")
         for (name, keep), dimension in zip(self.keep.items(), self.by_dimension, strict=True):
+            if not _is_boolean(keep):
+                raise PlanError(
+                    f"the channels of {name!r} are multiplied by numbers, which neither keep nor "
+                    "remove them: give plan.above(threshold), or use masked(f, plan)"
+                )
             if isinstance(keep, jax.core.Tracer):
                 raise PlanError(
                     f"the channels of {name!r} are traced, but shapes have to be known: make the "
@@ -124,8 +154,11 @@ class Plan:
         return jax.tree_util.tree_map_with_path(shrunk, tree)
 
     def mask(self, tree: Any) -> Any:
-        """A tree of the model's shapes with zeros where entries are removed; it may be traced."""
-        keep = self.by_dimension
+        """A tree of the model's shapes with zeros where entries are removed; it may be traced.
+
+        Gates multiply channels, not parameters, and play no part here.
+        """
+        keep = {d: k for d, k in self.by_dimension.items() if _is_boolean(k)}
 
         def masked(path: Any, leaf: Any) -> Any:
             name = self.channels.find(leaf_path(path))
@@ -148,7 +181,7 @@ class Plan:
         sizes = {group.name: group.size for group in self.channels}
         rows = []
         for name, keep in self.keep.items():
-            left = "traced" if isinstance(keep, jax.core.Tracer) else str(int(np.sum(keep)))
+            left = "traced" if isinstance(keep, jax.core.Tracer) else f"{np.sum(keep):.4g}"
             rows.append((name, str(sizes[name]), left))
         return Table(("group", "channels>", "kept>"), rows)
 
@@ -200,6 +233,11 @@ class Plan:
         plan = cls(keep, channels)
         plan.concrete()
         return plan
+
+
+def _is_boolean(keep: Any) -> bool:
+    """Whether channels are kept or removed; arrays of anything else multiply them."""
+    return bool(jnp.result_type(keep) == jnp.bool_)
 
 
 def _shapes(channels: Channels) -> dict[str, list[int]]:

@@ -29,11 +29,13 @@ from dataclasses import replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jaxeff.program import Program, evaluate, trace
 from jaxeff.program.trace import argument_leaves
 from jaxeff.pruning.channels import leaf_path, read_channels
 from jaxeff.pruning.emission import Emission
+from jaxeff.pruning.gates.gating import gated
 from jaxeff.pruning.plan import Plan, PlanError
 
 
@@ -42,15 +44,26 @@ def masked(f: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
 
     Args:
         f: A pure function `f(params, *args)`.
-        plan: What stays; its booleans may be traced.
+        plan: What stays; its booleans may be traced. Where it holds numbers, they multiply the
+            channels wherever these are summed (`jaxeff.pruning.gates.gating`).
 
     Returns:
         A pure function `g(params, *args)` of the old shapes.
+
+    Raises:
+        PlanError: When called: the function has no such group, or one of other channels.
     """
+    known = {group.name: group.size for group in plan.channels}
+    for name, keep in plan.keep.items():
+        if name not in known:
+            raise PlanError(f"the model has no group {name!r}; there are {list(known)}")
+        if jnp.shape(keep) != (known[name],):
+            raise PlanError(f"{name!r} has {known[name]} channels, the plan {jnp.shape(keep)}")
+    inner = gated(f, plan.gates, _missing) if plan.gates else f
 
     @functools.wraps(f)
     def g(params: Any, *args: Any, **kwargs: Any) -> Any:
-        return f(plan.mask(params), *args, **kwargs)
+        return inner(plan.mask(params), *args, **kwargs)
 
     return g
 
@@ -80,12 +93,9 @@ def pruned(f: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
         program = trace(f, *whole, **kwargs)
         found = read_channels(program)
         ids = {group.name: d for group, d in zip(found, found.dimensions, strict=True)}
-        missing = [name for name in names if name not in ids]
-        if missing:
-            raise PlanError(
-                f"the function has no group {missing[0]!r} at these arguments; the plan is of "
-                "another model"
-            )
+        for name in names:
+            if name not in ids:
+                raise _missing(name)
         keep = {
             ids[name]: where for name, where in zip(names, plan.concrete().values(), strict=True)
         }
@@ -95,6 +105,12 @@ def pruned(f: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
         return jax.tree.unflatten(program.out_tree, outputs)
 
     return g
+
+
+def _missing(name: str) -> PlanError:
+    return PlanError(
+        f"the function has no group {name!r} at these arguments; the plan is of another model"
+    )
 
 
 def _enlarged(plan: Plan, argument: Any) -> Any:

@@ -118,10 +118,7 @@ def errors_of(params, removed, corrected):
     for name in "bc":
         w = np.asarray(params[name]["w"], np.float64)
         y = h @ w
-        if corrected:
-            new = np.linalg.lstsq(h[:, left], y, rcond=None)[0]
-        else:
-            new = w[left]
+        new = np.linalg.lstsq(h[:, left], y, rcond=None)[0] if corrected else w[left]
         total += np.square(y - h[:, left] @ new).sum() / np.square(y).sum()
     return total
 

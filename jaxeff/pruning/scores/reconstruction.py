@@ -8,9 +8,9 @@ it by E_T = sum_(c in T) X_c W_c, so that over a batch
 ```
 
 with H = X^T X: one matrix of channels by channels holds every set's error. Channels are removed one
-by one, each time the one that adds least (Luo et al., eq. 6 and algorithm 1); the score is the order.
-All places and outputs count here, where the paper samples some; layers that read the same channels
-add up, each as a share of its own |Y|^2.
+by one, each time the one that adds least (Luo et al., eq. 6 and algorithm 1); the score is the
+order. All places and outputs count here, where the paper samples some; layers that read the same
+channels add up, each as a share of its own |Y|^2.
 
 With `corrected`, a set's error is what least squares leaves when the weights of the others may make
 up for it. Removing channel c from those left then adds tr(W_c^T ((H^-1)_cc)^-1 W_c), the optimal
@@ -118,8 +118,8 @@ def corrected_weights(f: Callable[..., Any], params: Any, batch: Any, plan: Plan
         at = product.at
         if at.origin.leaf in solved:
             raise ValueError(
-                f"corrected_weights: {at.layer.site!r} and {solved[at.origin.leaf]!r} read the same "
-                f"weight {at.origin.path!r}, which can't be fitted to both; retrain instead."
+                f"corrected_weights: {at.layer.site!r} and {solved[at.origin.leaf]!r} read one "
+                f"weight, {at.origin.path!r}, which can't be fitted to both; retrain instead."
             )
         solved[at.origin.leaf] = at.layer.site
         axes = product.channels.labels.of(at.layer.inputs[at.index])
