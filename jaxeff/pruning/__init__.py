@@ -1,5 +1,6 @@
 """Structured pruning: channels that live and die together, derived from a model's program."""
 
+from jaxeff.pruning.budget import Budget
 from jaxeff.pruning.channels import Channels, Group, Member, channels
 from jaxeff.pruning.penalties import group_lasso, slimming
 from jaxeff.pruning.plan import Plan, PlanError
@@ -7,6 +8,7 @@ from jaxeff.pruning.planning import Prune, prune_plan
 from jaxeff.pruning.pruned import masked, pruned
 
 __all__ = [
+    "Budget",
     "Channels",
     "Group",
     "Member",

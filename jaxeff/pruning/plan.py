@@ -4,8 +4,9 @@ A plan is a pytree whose leaves are booleans, one array per group: many plans ar
 a `vmap` over plans evaluates them all in one program (`masked`). It belongs to the model it was
 made for, by the shapes of its parameters, and is saved as text.
 
-In the place of booleans there may be numbers, *gates* that multiply channels: they are drawn, learnt
-and penalised (`jaxeff.pruning.gates`), and `above` makes a plan of them that can be carried out.
+In the place of booleans there may be numbers, *gates* that multiply channels: they are drawn,
+learnt and penalised (`jaxeff.pruning.gates`), and `above` makes a plan of them that can be carried
+out.
 """
 
 from __future__ import annotations

@@ -171,7 +171,7 @@ def test_expected_gates_are_what_draws_have():
 
 
 def divergence(log_alpha):
-    """KL(N(mu, alpha mu^2) || 1/|w|) up to a constant: E log|eps| - log alpha / 2, eps ~ N(1, a)."""
+    """KL(N(mu, alpha mu^2) || 1/|w|) but for a constant: E log|e| - log alpha / 2, e ~ N(1, a)."""
     alpha = np.exp(log_alpha)
 
     def integrand(t):
@@ -310,5 +310,5 @@ def test_gates_are_refused_where_a_plan_is_needed():
         masked(f, Plan({group.name: jnp.ones(5)}, found))
     with pytest.raises(PlanError, match="can't lose channels: a result of the function"):
         HardConcrete.start(found, groups=["head/kernel:1"])
-    with pytest.raises(ValueError, match="open must be above 0 and below 1"):
+    with pytest.raises(ValueError, match="open must be positive and below 1"):
         HardConcrete.start(found, open=1.0)

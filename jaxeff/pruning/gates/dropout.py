@@ -1,8 +1,8 @@
 """`DropoutGates`: Gaussian dropout on channels whose rates are learnt; the noisy ones go.
 
 Every channel is multiplied by z ~ N(mu, alpha mu^2). With the improper prior p(|z|) ~ 1 / |z| the
-divergence from it depends on alpha alone, up to a constant; a channel whose log alpha grows beyond 3
-(a dropout rate above .95) carries noise, and is removed.
+divergence from it depends on alpha alone, up to a constant; a channel whose log alpha grows beyond
+3 (a dropout rate above .95) carries noise, and is removed.
 
 ```python
 import jax
@@ -146,7 +146,7 @@ class DropoutGates(Setting):
 def log_rate(
     mean: Float[Array, "*shape"], log_variance: Float[Array, "*shape"]
 ) -> Float[Array, "*shape"]:
-    """log alpha = log sigma^2 - log mu^2; finite, and with a finite gradient, at mu = 0."""
+    """The log alpha of a mean and a variance; finite, and with a finite gradient, at zero."""
     least = jnp.asarray(1e-8, mean.dtype)
     return log_variance - jnp.log(least + jnp.square(mean))
 

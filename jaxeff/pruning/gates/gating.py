@@ -1,5 +1,4 @@
-"""Channels multiplied by numbers: the program read so that whatever sums over channels sums gates
-times channels.
+"""Channels multiplied by numbers: whatever sums over channels sums gates times channels.
 
 A dot product or convolution that sums over a gated channel reads z_c x_c in the place of x_c, and
 so does a sum, a maximum or a mean over channels. Nothing before is touched, so a normalization in
@@ -86,7 +85,7 @@ class Gating(Emission):
                 return self.jaxpr(closed, operands, labels.bodies[id(eqn)])
             # A function with a derivative of its own stays as it is: its operands are gated.
             for side, atom in enumerate(inputs):
-                if jnp.issubdtype(jnp.result_type(operands[side]), jnp.floating):
+                if _is_real(atom):
                     for number, axis in enumerate(labels.of(atom)):
                         if which := self._gates_of(axis):
                             operands[side] = self._times(operands[side], number, axis, which)
@@ -110,10 +109,9 @@ class Gating(Emission):
             # Of grouped convolutions only the channels of a group are summed, as the kernel says.
             inner = labels.of(inputs[1])[numbers.rhs_spec[1]]
             found.append((0, numbers.lhs_spec[1], inner))
-        elif eqn.primitive in prim.REDUCTION:
-            if jnp.issubdtype(inputs[0].aval.dtype, jnp.floating):
-                axes = labels.of(inputs[0])
-                found += [(0, axis, axes[axis]) for axis in eqn.params["axes"]]
+        elif eqn.primitive in prim.REDUCTION and _is_real(inputs[0]):
+            axes = labels.of(inputs[0])
+            found += [(0, axis, axes[axis]) for axis in eqn.params["axes"]]
         result = [(side, axis, self._gates_of(summed)) for side, axis, summed in found]
         return [(side, axis, which) for side, axis, which in result if which]
 
@@ -155,6 +153,10 @@ def _factors(axis: Axis, gates: Mapping[Dimension, Array], dtype: Any) -> Array:
     for part in parts:
         whole = (whole[:, None] * part[None]).reshape(-1)
     return whole
+
+
+def _is_real(value: Any) -> bool:
+    return bool(jnp.issubdtype(value.aval.dtype, jnp.floating))
 
 
 def _is_data(value: Any) -> bool:

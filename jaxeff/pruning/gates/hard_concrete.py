@@ -35,8 +35,8 @@ soft, plan = gates.settled(), gates.settled().above(0)     # numbers, and what t
 g, small = pruned(masked(f, soft), plan), plan.shrink(params)
 ```
 
-The last line has the smaller model with its gates in it; `pruned(f, plan)` is the one without, to be
-trained on.
+The last line has the smaller model with its gates in it; `pruned(f, plan)` is the one without, to
+be trained on.
 
 Sharp edges:
     One gate is drawn for a whole batch, as the paper does.
