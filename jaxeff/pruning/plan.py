@@ -109,9 +109,15 @@ class Plan:
             found[dimension] = where = np.asarray(keep).astype(bool)
             group = groups[name]
             if where.shape != (group.size,):
-                raise PlanError(f"{name!r} has {group.size} channels, the plan {where.shape}")
+                raise PlanError(
+                    f"{name!r} has {group.size} channels, the plan {where.shape}: give one per "
+                    "channel; what a reshape splits has groups for its factors"
+                )
             if not where.any():
-                raise PlanError(f"the plan removes all channels of {name!r}; keep one at least")
+                made = f" (made by {', '.join(group.sites)})" if group.sites else ""
+                raise PlanError(
+                    f"the plan removes all channels of {name!r}{made}; keep one at least"
+                )
             if group.held and not where.all():
                 raise PlanError(f"{name!r} can't lose channels: {group.held[0]}")
         return found
@@ -154,6 +160,24 @@ class Plan:
 
         return jax.tree_util.tree_map_with_path(shrunk, tree)
 
+    def check_small(self, tree: Any) -> None:
+        """Checks that the leaves of a tree have the shapes that the plan leaves.
+
+        Raises:
+            PlanError: One has another; the message says how to get the right one.
+        """
+        keep = self.concrete()
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+            name = self.channels.find(leaf_path(path))
+            if name is None or not jnp.shape(leaf):
+                continue
+            left = tuple(int(kept(axis, keep).sum()) for axis in self.channels.leaves[name])
+            if tuple(jnp.shape(leaf)) != left:
+                raise PlanError(
+                    f"{name} has shape {tuple(jnp.shape(leaf))}, but what the plan leaves of it "
+                    f"has {left}: give plan.shrink(params)"
+                )
+
     def mask(self, tree: Any) -> Any:
         """A tree of the model's shapes with zeros where entries are removed; it may be traced.
 
@@ -190,15 +214,27 @@ class Plan:
         return str(self.table)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Writes it as text (JSON): the kept channels of each group and the model's shapes."""
+        """Writes it as text (JSON): the kept channels of each group and the model's shapes.
+
+        Raises:
+            PlanError: It can't be carried out.
+        """
+        write_whole(path, self.text())
+        return Path(path)
+
+    def text(self) -> str:
+        """What `save` writes.
+
+        Raises:
+            PlanError: It can't be carried out.
+        """
         self.concrete()
-        text = {
+        found = {
             "format": _FORMAT,
             "shapes": _shapes(self.channels),
             "keep": {n: np.flatnonzero(k).tolist() for n, k in self.keep.items()},
         }
-        write_whole(path, json.dumps(text, indent=1))
-        return Path(path)
+        return json.dumps(found, indent=1)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], channels: Channels) -> Plan:
@@ -212,12 +248,20 @@ class Plan:
             PlanError: The file is damaged, no plan, or of another model.
             FileNotFoundError: There is none.
         """
+        return cls.from_text(Path(path).read_bytes(), channels, str(path))
+
+    @classmethod
+    def from_text(cls, text: bytes | str, channels: Channels, path: str = "the text") -> Plan:
+        """The same of what has been read already; `path` is what errors call it."""
         try:
-            found = json.loads(Path(path).read_text(encoding="utf-8"))
+            found = json.loads(text)
             if found["format"] != _FORMAT:
                 raise PlanError(f"{path} is no plan of this version ({found['format']!r})")
-            chosen, shapes = dict(found["keep"]), dict(found["shapes"])
-        except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError) as error:
+            shapes = dict(found["shapes"])
+            chosen = {name: [int(i) for i in indices] for name, indices in found["keep"].items()}
+        except (ValueError, KeyError, TypeError, AttributeError, UnicodeDecodeError) as error:
+            if isinstance(error, PlanError):
+                raise
             raise PlanError(f"{path} is no plan, or damaged: {error}") from error
         ours = _shapes(channels)
         if shapes != ours:

@@ -58,7 +58,10 @@ def masked(f: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
         if name not in known:
             raise PlanError(f"the model has no group {name!r}; there are {list(known)}")
         if jnp.shape(keep) != (known[name],):
-            raise PlanError(f"{name!r} has {known[name]} channels, the plan {jnp.shape(keep)}")
+            raise PlanError(
+                f"{name!r} has {known[name]} channels, the plan {jnp.shape(keep)}: give one per "
+                "channel; what a reshape splits has groups for its factors"
+            )
     inner = gated(f, plan.gates, _missing) if plan.gates else f
 
     @functools.wraps(f)

@@ -106,11 +106,9 @@ def test_a_gate_counts_once_and_is_not_undone_by_a_normalization():
     ours = masked(f, Plan({group.name: gate}, found))(params, x)
     # By hand: whatever sums over the channels reads them times the gate.
     by_hand = jax.tree.map(lambda w: w, params)
-    for layer in ("again", "head"):
-        axis = -2
-        kernel = by_hand[layer]["kernel"]
-        by_hand[layer] = {**by_hand[layer], "kernel": kernel * jnp.expand_dims(gate, -1)}
-        assert kernel.shape[axis] == 6
+    for layer, shape in (("again", (1, 1, 6, 1)), ("head", (6, 1))):
+        kernel = by_hand[layer]["kernel"] * gate.reshape(shape)
+        by_hand[layer] = {**by_hand[layer], "kernel": kernel}
     np.testing.assert_allclose(ours, f(by_hand, x), rtol=1e-5, atol=1e-6)
     with_gates = pruned(masked(f, Plan({group.name: gate}, found)), plan := Plan(
         {group.name: gate > 0.8}, found

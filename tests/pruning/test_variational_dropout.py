@@ -74,7 +74,8 @@ def test_training_drops_inputs_that_say_nothing():
         return 10 * jnp.square(result - batch[1]).mean() + divergence
 
     learnt = params, log_variances(f, params, x, ["a"])
-    run = fit(KEY, stateless(loss), learnt, (x, y), optimizer=optax.adam(optax.cosine_decay_schedule(0.05, 1600)),
+    rate = optax.cosine_decay_schedule(0.05, 1600)
+    run = fit(KEY, stateless(loss), learnt, (x, y), optimizer=optax.adam(rate),
               epochs=200, batch_size=32, progress=False)  # fmt: skip
     spec = kept_weights(f, *run.params, x)
     assert spec["a"].weights.where.ravel().tolist() == [True, True, False, False, False, False]
