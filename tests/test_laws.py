@@ -88,7 +88,11 @@ GATES = {"conv/kernel:3": jnp.array([0.7, 1.2, 0.4])}
 
 def pruned(plan):
     """The smaller model, as a function of the whole one's parameters."""
-    return lambda f: lambda params, x: jaxeff.pruned(f, plan)(plan.shrink(params), x)
+
+    def transform(f):
+        return lambda *args: jaxeff.pruned(f, plan)(*map(plan.shrink, args))
+
+    return transform
 
 
 NOISE = {"conv": Additive(0.3), "relu": Multiplicative(0.1), "fc": Additive(0.2, at="weights")}

@@ -31,6 +31,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxeff._compat import is_key
 from jaxeff.program import Program, evaluate, trace
 from jaxeff.program.trace import argument_leaves
 from jaxeff.pruning.channels import leaf_path, read_channels
@@ -43,12 +44,12 @@ def masked(f: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
     """The model with zeros in the place of what is removed.
 
     Args:
-        f: A pure function `f(params, *args)`.
+        f: A pure function `f(params, *args)`; keys may stand before the parameters.
         plan: What stays; its booleans may be traced. Where it holds numbers, they multiply the
             channels wherever these are summed (`jaxeff.pruning.gates.gating`).
 
     Returns:
-        A pure function `g(params, *args)` of the old shapes.
+        A pure function like `f`, of the old shapes.
 
     Raises:
         PlanError: When called: the function has no such group, or one of other channels.
@@ -65,8 +66,10 @@ def masked(f: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
     inner = gated(f, plan.gates, _missing) if plan.gates else f
 
     @functools.wraps(f)
-    def g(params: Any, *args: Any, **kwargs: Any) -> Any:
-        return inner(plan.mask(params), *args, **kwargs)
+    def g(*args: Any, **kwargs: Any) -> Any:
+        at = next((i for i, x in enumerate(args) if not is_key(x)), len(args))
+        given = (plan.mask(x) if i == at else x for i, x in enumerate(args))
+        return inner(*given, **kwargs)
 
     return g
 

@@ -127,6 +127,19 @@ def test_gates_of_a_product_of_activations_act_on_one_side():
     np.testing.assert_allclose(ours, f({**params, "blocks": blocks}, x), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("kind", [bool, float])
+def test_a_key_may_stand_before_the_parameters(kind):
+    f, params, x = nets()["net"]
+    found = channels(f, params, x)
+    keep = jnp.array([1, 0, 1, 1, 0, 1]).astype(kind)
+    plan = Plan({found.free[0].name: keep}, found)
+    noise = {"head": jaxeff.Additive(0.3)}
+    ours = masked(jaxeff.noisy(f, noise), plan)(KEY, params, x)
+    theirs = jaxeff.noisy(masked(f, plan), noise)(KEY, params, x)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+    assert jnp.abs(ours - jaxeff.noisy(f, noise)(KEY, params, x)).max() > 1e-3
+
+
 def test_gates_trace_vmap_and_differentiate():
     f, params, x = nets()["net"]
     found = channels(f, params, x)
