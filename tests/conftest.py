@@ -47,7 +47,6 @@ STRICT = {
     "noise",
     "photonics",
     "program",
-    "pruning",
     "robustness",
     "store",
     "test_keys.py",

@@ -2,6 +2,7 @@
 
 ```python
 import jax.numpy as jnp
+import numpy as np
 import jaxeff
 from jaxeff.nn import small_classifier
 from jaxeff.pruning import Plan, channels, masked, pruned
@@ -30,6 +31,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxeff._compat import is_key
 from jaxeff.program import Program, evaluate, trace
@@ -102,6 +104,12 @@ def pruned(f: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
         for name in names:
             if name not in ids:
                 raise _missing(name)
+        for group in found:
+            if group.held and not np.all(plan.keep.get(group.name, True)):
+                raise PlanError(
+                    f"{group.name!r} can't lose channels of this function: {group.held[0]}; prune "
+                    "before what does that, or take pruned(f, plan) first and transform it"
+                )
         keep = {
             ids[name]: where for name, where in zip(names, plan.concrete().values(), strict=True)
         }

@@ -11,7 +11,6 @@ import pytest
 import jaxeff
 from jaxeff.pruning import Budget, Plan, PlanError, Prune, channels, prune_plan, pruned, scores
 from jaxeff.pruning.accounting import macs, parameters
-from tests.pruning.networks import NETWORKS
 
 X = jnp.ones((2, 6))
 
@@ -40,12 +39,52 @@ def whole(what):
     return cost_of(Plan({}, channels(net, drawn(), X)), what)
 
 
-@pytest.mark.parametrize("name", ["residual", "mobile", "unet", "attention", "grouped queries",
-                                  "scan", "lstm", "shuffled"])  # fmt: skip
-def test_costs_are_counted_without_tracing(name):
-    f, params, args = NETWORKS[name]()
-    found = channels(f, params, *args)
-    rng = np.random.default_rng(1)
+def convolved(x, w, **options):
+    numbers = ("NHWC", "HWIO", "NHWC")
+    return jax.lax.conv_general_dilated(x, w, padding="SAME", dimension_numbers=numbers, **options)
+
+
+def images(params, x):
+    """Grouped, depthwise and strided convolutions, a concatenation, a transposed one."""
+    x = convolved(x, params["stem"], window_strides=(1, 1))
+    y = convolved(jnp.tanh(x), params["grouped"], window_strides=(2, 2), feature_group_count=2)
+    z = convolved(jnp.tanh(x), params["depthwise"], window_strides=(2, 2), feature_group_count=8)
+    x = jnp.concatenate([jnp.tanh(y), jnp.tanh(z)], -1)
+    x = jax.lax.conv_transpose(x, params["up"], (2, 2), "SAME")
+    return jnp.tanh(x).mean((1, 2)) @ params["head"]
+
+
+def tokens(params, x):
+    """Heads in a loop over stacked layers, and a branch."""
+
+    def block(x, w):
+        q, k, v = ((x @ w[n]).reshape(*x.shape[:2], 2, 3) for n in "qkv")
+        weights = jax.nn.softmax(jnp.einsum("bihd,bjhd->bhij", q, k))
+        y = jnp.einsum("bhij,bjhd->bihd", weights, v).reshape(*x.shape[:2], 6)
+        return x + y @ w["o"], None
+
+    x = jax.lax.scan(block, x @ params["in"], params["blocks"])[0]
+    x = jax.lax.cond(x.sum() > 0, lambda x: jnp.tanh(x @ params["wide"]) @ params["back"],
+                     lambda x: x, x)  # fmt: skip
+    return x @ params["out"]
+
+
+SHAPES = {
+    images: {"stem": (3, 3, 2, 8), "grouped": (3, 3, 4, 6), "depthwise": (3, 3, 1, 8),
+             "up": (2, 2, 14, 5), "head": (5, 3)},
+    tokens: {"in": (3, 5), "out": (5, 2), "wide": (5, 20), "back": (20, 5),
+             "blocks": {**{n: (4, 5, 6) for n in "qkv"}, "o": (4, 6, 5)}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("f", SHAPES, ids=["images", "tokens"])
+def test_costs_are_counted_without_tracing(f, seed):
+    params = jax.tree.map(jnp.ones, SHAPES[f], is_leaf=lambda s: isinstance(s, tuple))
+    x = jnp.ones((2, 6, 6, 2) if f is images else (2, 4, 3))
+    found = channels(f, params, x)
+    assert len(found.free) >= 3
+    rng = np.random.default_rng(seed)
     keep = {g.name: rng.random(g.size) < 0.6 for g in found.free}
     for where in keep.values():
         where[0] = True
@@ -54,8 +93,8 @@ def test_costs_are_counted_without_tracing(name):
     counts = {ids[n]: int(k.sum()) for n, k in keep.items()}
     small = plan.shrink(params)
     assert parameters(found)(counts) == sum(w.size for w in jax.tree.leaves(small))
-    assert macs(found)(counts) == pytest.approx(jaxeff.cost(pruned(f, plan), small, *args).macs)
-    assert macs(found)({}) == jaxeff.cost(f, params, *args).macs
+    assert macs(found)(counts) == pytest.approx(jaxeff.cost(pruned(f, plan), small, x).macs)
+    assert macs(found)({}) == jaxeff.cost(f, params, x).macs
 
 
 @pytest.mark.parametrize("what", ["macs", "parameters"])
