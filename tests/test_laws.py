@@ -15,6 +15,7 @@ import jaxeff
 from jaxeff.compression import Int
 from jaxeff.noise import Additive, Multiplicative
 from jaxeff.photonics import ChaoticLight
+from jaxeff.pruning import Plan, PlanError
 
 KEY = jax.random.key(0)
 X = jax.random.normal(jax.random.key(1), (4, 8, 8, 1))
@@ -80,6 +81,20 @@ def moments(f):
     return g
 
 
+GROUPS = jaxeff.channels(F, PARAMS, X)
+KEEP = {"conv/kernel:3": jnp.array([True, False, True])}
+GATES = {"conv/kernel:3": jnp.array([0.7, 1.2, 0.4])}
+
+
+def pruned(plan):
+    """The smaller model, as a function of the whole one's parameters."""
+
+    def transform(f):
+        return lambda *args: jaxeff.pruned(f, plan)(*map(plan.shrink, args))
+
+    return transform
+
+
 NOISE = {"conv": Additive(0.3), "relu": Multiplicative(0.1), "fc": Additive(0.2, at="weights")}
 LIGHT = {"avg_pool*": ChaoticLight(noise=0.7, cap=4.0)}
 
@@ -91,6 +106,17 @@ TRANSFORMS = {
         keyed=False,
     ),
     "moments": Transform(moments, lambda f: lambda p, x: jaxeff.moments(f)(p, x).mean, keyed=False),
+    "masked": Transform(
+        lambda f: jaxeff.masked(f, Plan(KEEP, GROUPS)),
+        lambda f: jaxeff.masked(f, Plan({}, GROUPS)),
+        keyed=False,
+    ),
+    "gated": Transform(
+        lambda f: jaxeff.masked(f, Plan(GATES, GROUPS)),
+        lambda f: jaxeff.masked(f, Plan({}, GROUPS)),
+        keyed=False,
+    ),
+    "pruned": Transform(pruned(Plan(KEEP, GROUPS)), pruned(Plan({}, GROUPS)), keyed=False),
     "photonic": Transform(
         lambda f: jaxeff.photonic(f, LIGHT), lambda f: jaxeff.photonic(f, {}), keyed=True
     ),
@@ -127,8 +153,8 @@ def test_moments_of_deterministic_inputs_have_zero_variance():
 
 @every
 def test_a_spec_that_leaves_everything_alone_changes_nothing(name):
-    if name == "moments":
-        pytest.skip("moments has no spec")
+    if name not in SPECS:
+        pytest.skip(f"{name} has no spec")
     transform = getattr(jaxeff, name)
     g = transform(F, {"*": None})
     out = g(KEY, PARAMS, X) if TRANSFORMS[name].keyed else g(PARAMS, X)
@@ -318,6 +344,11 @@ def test_transforms_compose_and_names_survive(outer, inner):
     h = second.apply(g)
     if outer == "moments" and inner == "moments":
         pytest.skip("moments of moments: a Gaussian leaf holds arrays, not Gaussians")
+    if outer == inner == "pruned":
+        # Here the inner one shrinks the parameters, which looks single channels up.
+        with pytest.raises(PlanError, match=r"gather .*take pruned"):
+            h(*arguments)
+        return
     h = jax.jit(h)
     out = h(jax.random.key(3), *arguments) if second.keyed else h(*arguments)
     assert all(np.isfinite(leaf).all() for leaf in leaves(out))

@@ -31,8 +31,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float
 
+from jaxeff.compression.hard_concrete import hard_concrete, openness
 from jaxeff.compression.levels import widened
 from jaxeff.compression.protocol import Quantization, Tensor
 from jaxeff.compression.quantization import kept_axes, round_through, wide_dtype
@@ -46,8 +47,7 @@ from jaxeff.settings import (
 )
 
 WIDTHS = (2, 4, 8, 16, 32)
-_TAU, _LOW, _HIGH, _CLOSED = 2 / 3, -0.1, 1.1, 0.34
-_SHIFT = _TAU * math.log(-_LOW / _HIGH)
+_CLOSED = 0.34
 
 
 @register_setting
@@ -156,16 +156,16 @@ class BayesianBits(Quantization):
         """The price of the bits whose gates are expected to be open."""
         own = self.start(lax.stop_gradient(x), tensor)
         gates = jnp.asarray(own.gates)
-        open_ = jnp.cumprod(jnp.concatenate([jnp.ones(1, gates.dtype), _is_used(gates)]))
+        open_ = jnp.cumprod(jnp.concatenate([jnp.ones(1, gates.dtype), openness(gates)]))
         bits = jnp.sum(open_ * jnp.asarray(WIDTHS, gates.dtype))
         if own.kept is not None and self.pruned != "nothing":
-            bits = bits * jnp.mean(_is_used(jnp.asarray(own.kept, gates.dtype)))
+            bits = bits * jnp.mean(openness(jnp.asarray(own.kept, gates.dtype)))
         return jnp.asarray(self.price, gates.dtype) * bits
 
     def _gated(self, x: Array, span: Array, value: Array, tensor: Tensor) -> Array:
         key = tensor.random("BayesianBits")
         of_bits, of_channels = jax.random.split(key)
-        z = _hard_concrete(of_bits, jnp.asarray(self.gates, x.dtype))
+        z = hard_concrete(of_bits, jnp.asarray(self.gates, x.dtype))
         step = span * (1 / 3)
         parts = [round_through(x / step) * step]
         total = parts[0]
@@ -179,7 +179,7 @@ class BayesianBits(Quantization):
         if self.kept is None or self.pruned == "nothing":
             return y
         kept = tensor.fitted("BayesianBits.kept", self.kept, value)
-        return y * _hard_concrete(of_channels, kept)
+        return y * hard_concrete(of_channels, kept)
 
     def _on_grid(self, x: Array, span: Array) -> Array:
         """The nearest values of the grid of the width that the gates open."""
@@ -194,21 +194,10 @@ class BayesianBits(Quantization):
         return _is_open(tensor.fitted("BayesianBits.kept", self.kept, x))
 
 
-def _is_used(phi: Array) -> Array:
-    """The probability that a gate isn't closed."""
-    return jax.nn.sigmoid(phi - _SHIFT)
-
-
 def _is_open(phi: Any) -> Any:
     """One where a gate is open for good, else zero."""
     phi = jnp.asarray(phi)
-    return (1 - _is_used(phi) < _CLOSED).astype(phi.dtype)
-
-
-def _hard_concrete(key: PRNGKeyArray, phi: Array) -> Array:
-    u = jax.random.uniform(key, phi.shape, phi.dtype, jnp.finfo(phi.dtype).tiny)
-    s = jax.nn.sigmoid((jnp.log(u) - jnp.log1p(-u) + phi) / _TAU)
-    return jnp.clip(s * (_HIGH - _LOW) + _LOW, 0, 1)
+    return (1 - openness(phi) < _CLOSED).astype(phi.dtype)
 
 
 __all__ = ["WIDTHS", "BayesianBits"]

@@ -3,6 +3,10 @@
 A plan is a pytree whose leaves are booleans, one array per group: many plans are one axis more, so
 a `vmap` over plans evaluates them all in one program (`masked`). It belongs to the model it was
 made for, by the shapes of its parameters, and is saved as text.
+
+In the place of booleans there may be numbers, *gates* that multiply channels: they are drawn,
+learnt and penalised (`jaxeff.pruning.gates`), and `above` makes a plan of them that can be carried
+out.
 """
 
 from __future__ import annotations
@@ -36,7 +40,8 @@ class Plan:
     """What stays of every group.
 
     Attributes:
-        keep: By group, an array of booleans `[channels]`; groups that lose nothing may be left out.
+        keep: By group, an array of booleans `[channels]`, or of numbers that multiply the channels;
+            groups that lose nothing may be left out.
         channels: The groups that it is about.
     """
 
@@ -61,15 +66,41 @@ class Plan:
         ids = {g.name: d for g, d in zip(self.channels, self.channels.dimensions, strict=True)}
         return {ids[name]: keep for name, keep in self.keep.items()}
 
+    @property
+    def gates(self) -> dict[str, Any]:
+        """The groups whose channels are multiplied by numbers."""
+        return {name: keep for name, keep in self.keep.items() if not _is_boolean(keep)}
+
+    def above(self, threshold: Any = 0.0) -> Plan:
+        """The plan that keeps the channels whose gates lie above a threshold.
+
+        Args:
+            threshold: A number. Booleans stay what they are.
+        """
+        keep = {
+            name: where if _is_boolean(where) else jnp.asarray(where) > threshold
+            for name, where in self.keep.items()
+        }
+        return Plan(keep, self.channels)
+
     def concrete(self) -> dict[Dimension, np.ndarray]:
         """The same as numbers known now.
 
         Raises:
-            PlanError: It is traced, removes all channels of a group, or some of a held one.
+            PlanError: It is traced or holds gates, removes all channels of a group, or some of a
+                held one, or is about a group that there isn't.
         """
         groups = {group.name: group for group in self.channels}
         found = {}
+        for name in self.keep:
+            if name not in groups:
+                raise PlanError(f"the model has no group {name!r}; there are {list(groups)}")
         for (name, keep), dimension in zip(self.keep.items(), self.by_dimension, strict=True):
+            if not _is_boolean(keep):
+                raise PlanError(
+                    f"the channels of {name!r} are multiplied by numbers, which neither keep nor "
+                    "remove them: give plan.above(threshold), or use masked(f, plan)"
+                )
             if isinstance(keep, jax.core.Tracer):
                 raise PlanError(
                     f"the channels of {name!r} are traced, but shapes have to be known: make the "
@@ -78,9 +109,15 @@ class Plan:
             found[dimension] = where = np.asarray(keep).astype(bool)
             group = groups[name]
             if where.shape != (group.size,):
-                raise PlanError(f"{name!r} has {group.size} channels, the plan {where.shape}")
+                raise PlanError(
+                    f"{name!r} has {group.size} channels, the plan {where.shape}: give one per "
+                    "channel; what a reshape splits has groups for its factors"
+                )
             if not where.any():
-                raise PlanError(f"the plan removes all channels of {name!r}; keep one at least")
+                made = f" (made by {', '.join(group.sites)})" if group.sites else ""
+                raise PlanError(
+                    f"the plan removes all channels of {name!r}{made}; keep one at least"
+                )
             if group.held and not where.all():
                 raise PlanError(f"{name!r} can't lose channels: {group.held[0]}")
         return found
@@ -123,9 +160,30 @@ class Plan:
 
         return jax.tree_util.tree_map_with_path(shrunk, tree)
 
+    def check_small(self, tree: Any) -> None:
+        """Checks that the leaves of a tree have the shapes that the plan leaves.
+
+        Raises:
+            PlanError: One has another; the message says how to get the right one.
+        """
+        keep = self.concrete()
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+            name = self.channels.find(leaf_path(path))
+            if name is None or not jnp.shape(leaf):
+                continue
+            left = tuple(int(kept(axis, keep).sum()) for axis in self.channels.leaves[name])
+            if tuple(jnp.shape(leaf)) != left:
+                raise PlanError(
+                    f"{name} has shape {tuple(jnp.shape(leaf))}, but what the plan leaves of it "
+                    f"has {left}: give plan.shrink(params)"
+                )
+
     def mask(self, tree: Any) -> Any:
-        """A tree of the model's shapes with zeros where entries are removed; it may be traced."""
-        keep = self.by_dimension
+        """A tree of the model's shapes with zeros where entries are removed; it may be traced.
+
+        Gates multiply channels, not parameters, and play no part here.
+        """
+        keep = {d: k for d, k in self.by_dimension.items() if _is_boolean(k)}
 
         def masked(path: Any, leaf: Any) -> Any:
             name = self.channels.find(leaf_path(path))
@@ -148,7 +206,7 @@ class Plan:
         sizes = {group.name: group.size for group in self.channels}
         rows = []
         for name, keep in self.keep.items():
-            left = "traced" if isinstance(keep, jax.core.Tracer) else str(int(np.sum(keep)))
+            left = "traced" if isinstance(keep, jax.core.Tracer) else f"{np.sum(keep):.4g}"
             rows.append((name, str(sizes[name]), left))
         return Table(("group", "channels>", "kept>"), rows)
 
@@ -156,15 +214,27 @@ class Plan:
         return str(self.table)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Writes it as text (JSON): the kept channels of each group and the model's shapes."""
+        """Writes it as text (JSON): the kept channels of each group and the model's shapes.
+
+        Raises:
+            PlanError: It can't be carried out.
+        """
+        write_whole(path, self.text())
+        return Path(path)
+
+    def text(self) -> str:
+        """What `save` writes.
+
+        Raises:
+            PlanError: It can't be carried out.
+        """
         self.concrete()
-        text = {
+        found = {
             "format": _FORMAT,
             "shapes": _shapes(self.channels),
             "keep": {n: np.flatnonzero(k).tolist() for n, k in self.keep.items()},
         }
-        write_whole(path, json.dumps(text, indent=1))
-        return Path(path)
+        return json.dumps(found, indent=1)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], channels: Channels) -> Plan:
@@ -178,12 +248,20 @@ class Plan:
             PlanError: The file is damaged, no plan, or of another model.
             FileNotFoundError: There is none.
         """
+        return cls.from_text(Path(path).read_bytes(), channels, str(path))
+
+    @classmethod
+    def from_text(cls, text: bytes | str, channels: Channels, path: str = "the text") -> Plan:
+        """The same of what has been read already; `path` is what errors call it."""
         try:
-            found = json.loads(Path(path).read_text(encoding="utf-8"))
+            found = json.loads(text)
             if found["format"] != _FORMAT:
                 raise PlanError(f"{path} is no plan of this version ({found['format']!r})")
-            chosen, shapes = dict(found["keep"]), dict(found["shapes"])
-        except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError) as error:
+            shapes = dict(found["shapes"])
+            chosen = {name: [int(i) for i in indices] for name, indices in found["keep"].items()}
+        except (ValueError, KeyError, TypeError, AttributeError, UnicodeDecodeError) as error:
+            if isinstance(error, PlanError):
+                raise
             raise PlanError(f"{path} is no plan, or damaged: {error}") from error
         ours = _shapes(channels)
         if shapes != ours:
@@ -200,6 +278,11 @@ class Plan:
         plan = cls(keep, channels)
         plan.concrete()
         return plan
+
+
+def _is_boolean(keep: Any) -> bool:
+    """Whether channels are kept or removed; arrays of anything else multiply them."""
+    return bool(jnp.result_type(keep) == jnp.bool_)
 
 
 def _shapes(channels: Channels) -> dict[str, list[int]]:

@@ -3,12 +3,14 @@
 ```python
 import jaxeff
 from jaxeff.nn import small_classifier
-from jaxeff.pruning import Prune, prune_plan, pruned
+from jaxeff.pruning import Budget, Prune, prune_plan, pruned
 
 f, params, (x, y) = small_classifier()
 plan = prune_plan(f, params, x, {"*:linear": Prune(0.5, round_to=4)})
 g, small = pruned(f, plan), plan.shrink(params)
 print(plan, jaxeff.cost(g, small, x[:1]).macs / jaxeff.cost(f, params, x[:1]).macs)
+
+half = prune_plan(f, params, x, {"*": Prune(0.9)}, budget=Budget(macs=0.5))
 ```
 """
 
@@ -22,7 +24,8 @@ import numpy as np
 
 from jaxeff.program import trace
 from jaxeff.program.spec import check_settings, resolve
-from jaxeff.pruning.channels import Channels, Group, read_channels
+from jaxeff.pruning.budget import Allowed, Budget, best, within
+from jaxeff.pruning.channels import Group, read_channels
 from jaxeff.pruning.plan import Plan, PlanError
 from jaxeff.pruning.scores import Score, l1
 from jaxeff.settings import Count, Number, Setting, register_setting, static
@@ -75,6 +78,7 @@ def prune_plan(
     spec: Mapping[str, Prune | None],
     *,
     score: Score = l1,
+    budget: Budget | None = None,
 ) -> Plan:
     """Plans which channels of a model are removed.
 
@@ -85,6 +89,8 @@ def prune_plan(
         spec: Maps patterns of sites to `Prune`. A group of channels that several layers make is
             pruned where all of them say the same; a layer without a setting keeps its channels.
         score: Which channels stay: those with the highest (`jaxeff.pruning.scores`).
+        budget: How much the whole model may cost, which then decides how many channels each group
+            keeps; ratios and counts of the spec are the most that may go.
 
     Returns:
         The plan.
@@ -93,7 +99,8 @@ def prune_plan(
         TypeError: The spec isn't a mapping from patterns to `Prune`.
         ValueError: A pattern matches or decides no site, or nothing that it decides makes channels
             that can be removed: the message says why.
-        PlanError: All channels of a group would go, or layers that share one disagree.
+        PlanError: All channels of a group would go, layers that share one disagree, the score says
+            nothing about one, or the budget is below the least that the spec allows.
     """
     check_settings(spec, Prune, "a Prune, such as Prune(0.5)")
     args = batch if isinstance(batch, tuple) else (batch,)
@@ -112,12 +119,15 @@ def prune_plan(
         why = next((f" {s!r}: {held[s]}." for s in held if repr(s) in str(error) or s in spec), "")
         raise type(error)(f"{error}{why}") from None
     scores = score(params, found)
-    keep = {}
+    allowed: dict[str, Allowed] = {}
     for group in found.free:
         setting = _setting(group, settings)
         if setting is not None:
-            keep[group.name] = _best(scores[group.name], setting.kept(group))
-    return Plan(keep, found)
+            least = setting.kept(group)
+            allowed[group.name] = Allowed(_scores_of(group, scores), least, setting.round_to)
+    if budget is not None:
+        return within(budget, found, allowed)
+    return Plan({name: best(a.scores, a.least) for name, a in allowed.items()}, found)
 
 
 def _setting(group: Group, settings: Mapping[str, Prune]) -> Prune | None:
@@ -134,12 +144,22 @@ def _setting(group: Group, settings: Mapping[str, Prune]) -> Prune | None:
     return wanted.pop()
 
 
-def _best(scores: np.ndarray, count: int) -> np.ndarray:
-    """The indices with the highest scores; of equals the first."""
-    order = np.argsort(-scores, kind="stable")
-    keep = np.zeros(len(scores), bool)
-    keep[order[:count]] = True
-    return keep
+def _scores_of(group: Group, scores: Mapping[str, np.ndarray]) -> np.ndarray:
+    """A group's scores, as numbers that can be put in order."""
+    where = f"the channels of {group.name!r} (made by {', '.join(group.sites)})"
+    if group.name not in scores:
+        raise PlanError(
+            f"the score says nothing about {where}; set None at these sites, or take another score."
+        )
+    found = np.asarray(scores[group.name], np.float64)
+    if found.shape != (group.size,):
+        raise PlanError(
+            f"the score of {where} has shape {found.shape}; it has to have one number per channel, "
+            f"{(group.size,)}."
+        )
+    if np.isnan(found).any():
+        raise PlanError(f"the score of {where} has NaN; look at the parameters and the batch.")
+    return found
 
 
-__all__ = ["Channels", "Prune", "prune_plan"]
+__all__ = ["Prune", "prune_plan"]

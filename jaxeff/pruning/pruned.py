@@ -2,6 +2,7 @@
 
 ```python
 import jax.numpy as jnp
+import numpy as np
 import jaxeff
 from jaxeff.nn import small_classifier
 from jaxeff.pruning import Plan, channels, masked, pruned
@@ -29,11 +30,15 @@ from dataclasses import replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
+from jaxeff._compat import is_key
 from jaxeff.program import Program, evaluate, trace
 from jaxeff.program.trace import argument_leaves
 from jaxeff.pruning.channels import leaf_path, read_channels
 from jaxeff.pruning.emission import Emission
+from jaxeff.pruning.gates.gating import gated
 from jaxeff.pruning.plan import Plan, PlanError
 
 
@@ -41,16 +46,32 @@ def masked(f: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
     """The model with zeros in the place of what is removed.
 
     Args:
-        f: A pure function `f(params, *args)`.
-        plan: What stays; its booleans may be traced.
+        f: A pure function `f(params, *args)`; keys may stand before the parameters.
+        plan: What stays; its booleans may be traced. Where it holds numbers, they multiply the
+            channels wherever these are summed (`jaxeff.pruning.gates.gating`).
 
     Returns:
-        A pure function `g(params, *args)` of the old shapes.
+        A pure function like `f`, of the old shapes.
+
+    Raises:
+        PlanError: When called: the function has no such group, or one of other channels.
     """
+    known = {group.name: group.size for group in plan.channels}
+    for name, keep in plan.keep.items():
+        if name not in known:
+            raise PlanError(f"the model has no group {name!r}; there are {list(known)}")
+        if jnp.shape(keep) != (known[name],):
+            raise PlanError(
+                f"{name!r} has {known[name]} channels, the plan {jnp.shape(keep)}: give one per "
+                "channel; what a reshape splits has groups for its factors"
+            )
+    inner = gated(f, plan.gates, _missing) if plan.gates else f
 
     @functools.wraps(f)
-    def g(params: Any, *args: Any, **kwargs: Any) -> Any:
-        return f(plan.mask(params), *args, **kwargs)
+    def g(*args: Any, **kwargs: Any) -> Any:
+        at = next((i for i, x in enumerate(args) if not is_key(x)), len(args))
+        given = (plan.mask(x) if i == at else x for i, x in enumerate(args))
+        return inner(*given, **kwargs)
 
     return g
 
@@ -80,12 +101,15 @@ def pruned(f: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
         program = trace(f, *whole, **kwargs)
         found = read_channels(program)
         ids = {group.name: d for group, d in zip(found, found.dimensions, strict=True)}
-        missing = [name for name in names if name not in ids]
-        if missing:
-            raise PlanError(
-                f"the function has no group {missing[0]!r} at these arguments; the plan is of "
-                "another model"
-            )
+        for name in names:
+            if name not in ids:
+                raise _missing(name)
+        for group in found:
+            if group.held and not np.all(plan.keep.get(group.name, True)):
+                raise PlanError(
+                    f"{group.name!r} can't lose channels of this function: {group.held[0]}; prune "
+                    "before what does that, or take pruned(f, plan) first and transform it"
+                )
         keep = {
             ids[name]: where for name, where in zip(names, plan.concrete().values(), strict=True)
         }
@@ -95,6 +119,12 @@ def pruned(f: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
         return jax.tree.unflatten(program.out_tree, outputs)
 
     return g
+
+
+def _missing(name: str) -> PlanError:
+    return PlanError(
+        f"the function has no group {name!r} at these arguments; the plan is of another model"
+    )
 
 
 def _enlarged(plan: Plan, argument: Any) -> Any:

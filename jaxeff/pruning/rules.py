@@ -309,6 +309,13 @@ def sort(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
     return [first] * len(axes)
 
 
+def bits(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
+    """The bits of entries read as another dtype, as random numbers are made."""
+    if axes[0] and len(axes[0]) != eqn.outvars[0].aval.ndim:
+        return reader.unknown(eqn, axes, "to a dtype of another size")
+    return list(axes)
+
+
 def passed(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
     """Nothing happens."""
     del eqn, reader
@@ -337,6 +344,7 @@ RULES: dict[Any, Rule] = {
     p.dynamic_slice_p: dynamic_slice,
     p.dynamic_update_slice_p: dynamic_update,
     p.sort_p: sort,
+    p.bitcast_convert_type_p: bits,
     p.random_bits_p: random,
 }
 """By primitive. Whatever isn't here holds what it reads."""

@@ -8,11 +8,16 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxeff.pruning.channels import Channels, leaf_path
-from jaxeff.pruning.dimensions import membership
+from jaxeff.pruning.channels import Channels, Group, leaf_path
+from jaxeff.pruning.dimensions import Dimension, membership
+from jaxeff.pruning.scores.making import making
 
 Score = Callable[[Any, Channels], dict[str, np.ndarray]]
-"""`score(params, channels)` gives one number per channel, by group."""
+"""`score(params, channels)` gives one number per channel, by group; the higher the more it matters.
+
+What a score needs besides (a loss, batches, a key, a posterior) it is made with: `taylor(loss,
+batches)` is one. A group that it can say nothing about is left out.
+"""
 
 
 def summed(importance: Any, channels: Channels, *, outputs: bool = False) -> dict[str, np.ndarray]:
@@ -21,8 +26,8 @@ def summed(importance: Any, channels: Channels, *, outputs: bool = False) -> dic
     Args:
         importance: A tree of the parameters' shapes (and no other leaves that are theirs).
         channels: The groups.
-        outputs: Whether only the weights count that make a channel (the last axis of a kernel, as
-            the source's l1 scores have it), and not those that read it.
+        outputs: Whether only the weights count that make a channel (the columns of a kernel, as
+            the source's l1 scores have it), and not those that read it, nor biases and scales.
 
     Returns:
         By group, a number per channel.
@@ -30,26 +35,55 @@ def summed(importance: Any, channels: Channels, *, outputs: bool = False) -> dic
     Raises:
         ValueError: A parameter has no numbers, or some that aren't finite.
     """
+    found = vectors(importance, channels, outputs=outputs)
+    return {name: rows.sum(1) for name, rows in found.items()}
+
+
+def vectors(values: Any, channels: Channels, *, outputs: bool = False) -> dict[str, np.ndarray]:
+    """What a channel takes along, as a vector each.
+
+    Args:
+        values: A tree of the parameters' shapes.
+        channels: The groups.
+        outputs: As for `summed`.
+
+    Returns:
+        By group, `[channels, entries]` in float64.
+
+    Raises:
+        ValueError: A parameter has no numbers, or some that aren't finite.
+    """
     found = {}
-    for keypath, leaf in jax.tree_util.tree_leaves_with_path(importance):
+    for keypath, leaf in jax.tree_util.tree_leaves_with_path(values):
         name = channels.find(leaf_path(keypath))
         if name is not None:
             found[name] = np.asarray(leaf, np.float64)
-    scores = {}
-    for group, dimension in zip(channels, channels.dimensions, strict=True):
-        total = np.zeros(group.size)
-        for member in group.members:
-            axes = channels.leaves[member.path]
-            if outputs and (len(axes) < 2 or member.axis != len(axes) - 1):
-                continue
-            if member.path not in found:
-                raise ValueError(f"there are no numbers for the parameter {member.path!r}")
-            values = found[member.path]
-            if not np.isfinite(values).all():
-                raise ValueError(f"the scores of {member.path!r} aren't finite")
-            others = tuple(i for i in range(values.ndim) if i != member.axis)
-            along = values.sum(others)
-            index = membership(axes[member.axis], dimension)
-            total += np.bincount(index[index >= 0], along[index >= 0], group.size)
-        scores[group.name] = total
-    return scores
+    makes = making(channels) if outputs else frozenset()
+    return {
+        group.name: _rows(group, dimension, channels, found, makes, outputs)
+        for group, dimension in zip(channels, channels.dimensions, strict=True)
+    }
+
+
+def _rows(
+    group: Group,
+    dimension: Dimension,
+    channels: Channels,
+    found: dict[str, np.ndarray],
+    makes: frozenset[tuple[str, int]],
+    outputs: bool,
+) -> np.ndarray:
+    parts = [np.zeros((group.size, 0))]
+    for member in group.members:
+        if outputs and (member.path, member.axis) not in makes:
+            continue
+        if member.path not in found:
+            raise ValueError(f"there are no numbers for the parameter {member.path!r}")
+        values = found[member.path]
+        if not np.isfinite(values).all():
+            raise ValueError(f"the scores of {member.path!r} aren't finite")
+        index = membership(channels.leaves[member.path][member.axis], dimension)
+        order = np.argsort(index, kind="stable")[(index < 0).sum() :]
+        # Every channel has equally many indices of the axis: one, or one of each block.
+        parts.append(np.moveaxis(values, member.axis, 0)[order].reshape(group.size, -1))
+    return np.concatenate(parts, axis=1)

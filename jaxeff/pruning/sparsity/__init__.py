@@ -1,0 +1,38 @@
+"""Single weights removed: masks as methods of `jaxeff.quantized`, stored in fewer bytes.
+
+Nothing gets faster by it but where sparse kernels are; channels (`jaxeff.pruning`) shrink a model
+for real.
+
+```python
+import jaxeff
+from jaxeff.compression import Uniform
+from jaxeff.nn import small_classifier
+from jaxeff.pruning.sparsity import Magnitude, NofM
+
+f, params, (x, y) = small_classifier()
+sparse = jaxeff.quantized(f, {"*:linear": Magnitude(0.9), "fc2": NofM(2, 4)})
+both = jaxeff.quantized(f, {"*:linear": Magnitude(0.9, values=Uniform(8))})
+print(jaxeff.cost(sparse, params, x).size, jaxeff.cost(both, params, x).size)
+```
+"""
+
+from jaxeff.pruning.sparsity.magnitude import Magnitude, cubic
+from jaxeff.pruning.sparsity.masked import Fixed, Random, Surgery
+from jaxeff.pruning.sparsity.n_of_m import NofM
+from jaxeff.pruning.sparsity.protocol import Sparse
+from jaxeff.pruning.sparsity.surgeon import optimal_brain_surgeon
+from jaxeff.pruning.sparsity.variational_dropout import dropped, kept_weights, log_variances
+
+__all__ = [
+    "Fixed",
+    "Magnitude",
+    "NofM",
+    "Random",
+    "Sparse",
+    "Surgery",
+    "cubic",
+    "dropped",
+    "kept_weights",
+    "log_variances",
+    "optimal_brain_surgeon",
+]
