@@ -15,11 +15,11 @@ Finished trainings are kept: a run that was killed goes on. Source: T842-1197; i
 
 from dataclasses import dataclass
 
+from experiments import classifiers
 from experiments.compression import (
     allocation,
     figure,
     judging,
-    networks,
     recipe,
     training,
     without_training,
@@ -62,13 +62,13 @@ class Task:
 def run(run: Run[recipe.Settings]) -> list[Row]:
     """Trains each float network, then everything that is asked for of it."""
     subjects = {subject.name: subject for subject in run.settings.chosen()}
-    models: dict[tuple[str, int], networks.Trained] = {}
+    models: dict[tuple[str, int], classifiers.Trained] = {}
 
     def make(task: Task) -> list[Row]:
-        key = task.subject, task.seed
+        key, subject = (task.subject, task.seed), subjects[task.subject]
         if key not in models:
             models.clear()
-            models[key] = networks.trained(run, subjects[task.subject], task.seed)
+            models[key] = classifiers.trained(run, subjects[task.subject], run.settings, task.seed)
         return [{"part": task.part, **row} for row in _measure(run, task, models[key])]
 
     tasks = [
@@ -95,9 +95,11 @@ def _tasks(settings: recipe.Settings, subject: recipe.Subject) -> list[tuple[str
     return found
 
 
-def _measure(run: Run[recipe.Settings], task: Task, model: networks.Trained) -> list[Row]:
+def _measure(
+    run: Run[recipe.Settings], subject: recipe.Subject, task: Task, model: classifiers.Trained
+) -> list[Row]:
     if task.part == "float":
-        return [networks.describe(model)]
+        return [classifiers.describe(model)]
     if task.part == "without training":
         return without_training.side_by_side(run, model)
     if task.part == "allocation":
@@ -106,8 +108,8 @@ def _measure(run: Run[recipe.Settings], task: Task, model: networks.Trained) -> 
         return without_training.over_bits(run, model)
     if task.part == "bits":
         weights, activations = map(int, task.what.split())
-        return [training.train(run, model, at_bits(weights, activations))]
-    return [{"method": task.what, **training.train(run, model, METHODS[task.what])}]
+        return [training.train(run, subject, model, at_bits(weights, activations))]
+    return [{"method": task.what, **training.train(run, subject, model, METHODS[task.what])}]
 
 
 STUDY = Study(

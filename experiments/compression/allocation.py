@@ -8,7 +8,7 @@ import numpy as np
 import optax
 
 import jaxeff
-from experiments.compression.networks import Trained, accuracy
+from experiments.classifiers import Trained, accuracy
 from experiments.compression.recipe import Settings
 from experiments.harness import Row, Run
 from jaxeff.compression import (

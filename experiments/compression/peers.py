@@ -5,8 +5,8 @@
 
 1. Brevitas: LeNet-5 trained on in few bits, by the same recipe from the same float network:
    accuracy of both over seeds;
-2. qwix: accuracy of LeNet-5 in 8 bits, and with dense weights in 4, without training, and the time of a quantization-aware
-   training step over ours, rounds interleaved.
+2. qwix: accuracy of LeNet-5 in 8 bits, and with dense weights in 4, without training, and the time
+   of a quantization-aware training step over ours, rounds interleaved.
 
 A package that isn't there is said, and left out.
 """
@@ -25,7 +25,7 @@ from flax import nnx
 from matplotlib.figure import Figure
 
 import jaxeff
-from experiments.compression.networks import accuracy
+from experiments.classifiers import accuracy
 from experiments.harness import Least, Report, Row, Run, Study, Table
 from experiments.timing import interleaved
 from experiments.trainable import Images, load_images

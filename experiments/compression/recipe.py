@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from experiments.classifiers import Classifier
 from experiments.compression.methods import METHODS
 from experiments.harness import SELECTS, Least, choose
 
@@ -11,39 +12,22 @@ PARTS: tuple[Part, ...] = ("bits", "methods", "without training", "allocation")
 
 
 @dataclass(frozen=True)
-class Subject:
-    """A network on a data set.
+class Subject(Classifier):
+    """A network on a data set, and how it is compressed.
 
     Attributes:
-        network: "lenet5" (with batch norm), "resnet8" or "resnet18".
-        data: The data set.
-        images: Training images of the float network.
-        epochs: Passes over them.
         retrain_images: Images of quantization-aware training.
         retrain: Passes over them.
-        test_images: Images behind every accuracy.
-        seeds: Float networks, each compressed by every method.
         widths: Bits of the accuracy over bits with training.
         methods: Methods that are compared.
         parts: Of the study.
     """
 
-    network: Literal["lenet5", "resnet8", "resnet18"]
-    data: str
-    images: int
-    epochs: int
     retrain_images: int
     retrain: int
-    test_images: int
-    seeds: int = 3
     widths: tuple[int, ...] = (2, 3, 4, 6, 8)
     methods: tuple[str, ...] = tuple(METHODS)
     parts: tuple[str, ...] = PARTS
-
-    @property
-    def name(self) -> str:
-        """The subject in one word."""
-        return f"{self.network}-{self.data}"
 
 
 @dataclass(frozen=True)
@@ -95,7 +79,7 @@ SIZES = {
     "fast": Settings(
         (
             Subject(
-                "lenet5", "digits", 1437, 12, 1437, 4, 360, 2, (2, 4, 8),
+                "lenet5", "digits", 1437, 12, 360, 2, 1437, 4, (2, 4, 8),
                 ("fixed 4", "fixed 2", "lsq 4", "lsq 2", "ttq weights", "inq 4 weights"),
             ),
         ),
@@ -104,19 +88,19 @@ SIZES = {
     "default": Settings(
         (
             Subject(
-                "lenet5", "mnist", 20_000, 4, 20_000, 2, 10_000, 2, (2, 4, 8), (),
+                "lenet5", "mnist", 20_000, 4, 10_000, 2, 20_000, 2, (2, 4, 8), (),
                 ("bits", "without training"),
             ),
-            Subject("lenet5", "fashion-mnist", 20_000, 6, 20_000, 2, 10_000, 2, (2, 4, 8)),
-            Subject("resnet8", "cifar-10", 20_000, 12, 10_000, 2, 2000, 1, (2, 4, 8), _FEW),
+            Subject("lenet5", "fashion-mnist", 20_000, 6, 10_000, 2, 20_000, 2, (2, 4, 8)),
+            Subject("resnet8", "cifar-10", 20_000, 12, 2000, 1, 10_000, 2, (2, 4, 8), _FEW),
         ),
     ),
     "full": Settings(
         (
-            Subject("lenet5", "mnist", 60_000, 20, 60_000, 10, 10_000, 5),
-            Subject("lenet5", "fashion-mnist", 60_000, 20, 60_000, 10, 10_000, 5),
-            Subject("resnet8", "cifar-10", 50_000, 100, 50_000, 20, 10_000, 3),
-            Subject("resnet18", "cifar-10", 50_000, 100, 50_000, 20, 10_000, 3),
+            Subject("lenet5", "mnist", 60_000, 20, 10_000, 5, 60_000, 10),
+            Subject("lenet5", "fashion-mnist", 60_000, 20, 10_000, 5, 60_000, 10),
+            Subject("resnet8", "cifar-10", 50_000, 100, 10_000, 3, 50_000, 20),
+            Subject("resnet18", "cifar-10", 50_000, 100, 10_000, 3, 50_000, 20),
         ),
         batch_size=128, rounding_steps=5000, probes=100, calibration=1024,
     ),

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import optax
 
 import jaxeff
+from experiments.classifiers import Trained, accuracy
 from experiments.compression.methods import Method
-from experiments.compression.networks import Trained, accuracy
-from experiments.compression.recipe import Settings
+from experiments.compression.recipe import Settings, Subject
 from experiments.harness import Row, Run
 from jaxeff.compression import (
     calibrate,
@@ -26,13 +26,13 @@ PRESSURE = 1.0
 """Weight of the squared excess over a budget, relative to the budget."""
 
 
-def train(run: Run[Settings], model: Trained, method: Method) -> Row:
+def train(run: Run[Settings], subject: Subject, model: Trained, method: Method) -> Row:
     """Trains a network on in a method's bits, from where float training ended.
 
     Returns:
         Accuracy with (`trained`) and without it (`untrained`), bytes, bit operations and mean bits.
     """
-    settings, subject, net = run.settings, model.subject, model.network
+    settings, net = run.settings, model.network
     spec = start(settings, model, method)
     key = jax.random.fold_in(run.fast_key, 100 + model.seed)
     x = model.images.train[0][: subject.retrain_images]

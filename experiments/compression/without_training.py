@@ -6,8 +6,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from experiments.classifiers import BATCH, Trained, accuracy
 from experiments.compression.methods import FLOAT
-from experiments.compression.networks import BATCH, Trained, accuracy
 from experiments.compression.recipe import Settings
 from experiments.harness import Row, Run
 from jaxeff.compression import (

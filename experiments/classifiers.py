@@ -1,7 +1,7 @@
-"""The networks, their images, and their training before anything is compressed."""
+"""Classifiers trained in float32, which studies of compression start from; kept for all of them."""
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,6 @@ import numpy as np
 import optax
 
 import jaxeff
-from experiments.compression.recipe import Settings, Subject
 from experiments.harness import Row, Run
 from experiments.trainable import Images, Network, load_images, trainable
 from jaxeff.compression import fold_batch_norm
@@ -18,6 +17,46 @@ from jaxeff.training import cross_entropy, fit
 
 BATCH = 500
 """Test images evaluated at once."""
+
+
+@dataclass(frozen=True)
+class Classifier:
+    """A network on a data set.
+
+    Attributes:
+        network: "lenet5" (with batch norm), "resnet8" or "resnet18".
+        data: The data set.
+        images: Training images.
+        epochs: Passes over them.
+        test_images: Images behind every accuracy.
+        seeds: Trainings.
+    """
+
+    network: Literal["lenet5", "resnet8", "resnet18"]
+    data: str
+    images: int
+    epochs: int
+    test_images: int
+    seeds: int
+
+    @property
+    def name(self) -> str:
+        """The network and its data in one word."""
+        return f"{self.network}-{self.data}"
+
+
+class Recipe(Protocol):
+    """What of a study's settings the training depends on."""
+
+    @property
+    def batch_size(self) -> int:
+        """Images per update."""
+        ...
+
+    @property
+    def rate(self) -> float:
+        """Learning rate of Adam, decayed by a cosine."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -34,7 +73,7 @@ class Trained:
         sites: Its multiply-accumulates in order.
     """
 
-    subject: Subject
+    subject: Classifier
     network: Network
     images: Images
     params: Any
@@ -57,7 +96,7 @@ class Trained:
         return fold_batch_norm(evaluate, self.params, self.calibration(2))
 
 
-def build(subject: Subject) -> tuple[Network, Images]:
+def build(subject: Classifier) -> tuple[Network, Images]:
     """The untrained network and its images."""
     images = load_images(subject.data, subject.images, subject.test_images)
     height, _, channels = images.shape
@@ -71,24 +110,23 @@ def build(subject: Subject) -> tuple[Network, Images]:
     return trainable(make, images.shape), images
 
 
-def trained(run: Run[Settings], subject: Subject, seed: int) -> Trained:
-    """The network of a seed, trained now or by a run before."""
+def trained(run: Run[Any], subject: Classifier, recipe: Recipe, seed: int) -> Trained:
+    """The network of a seed, trained now or by a run before, of whichever study."""
     network, images = build(subject)
-    settings = run.settings
     key = jax.random.fold_in(run.fast_key, seed)
     params, state = network.init(jax.random.fold_in(key, 0))
-    steps = subject.epochs * (subject.images // settings.batch_size)
+    steps = subject.epochs * (subject.images // recipe.batch_size)
     result = fit(
         jax.random.fold_in(key, 1),
         cross_entropy(network.train, mutable=True),
         params,
         images.train,
         state=state,
-        optimizer=optax.adam(optax.cosine_decay_schedule(settings.rate, steps)),
+        optimizer=optax.adam(optax.cosine_decay_schedule(recipe.rate, steps)),
         epochs=subject.epochs,
-        batch_size=settings.batch_size,
-        checkpoint=run.work / f"{subject.name}-{seed}.safetensors",
-        settings={"subject": _training(subject), "rate": settings.rate},
+        batch_size=recipe.batch_size,
+        checkpoint=run.shared("classifiers")
+        / f"{_identity(run, subject, recipe, seed)}.safetensors",
         progress=False,
     )
     program = jaxeff.trace(network.evaluate, result.params, result.state, images.test[0][:1])
@@ -123,6 +161,7 @@ def accuracy(f: Any, args: tuple[Any, ...], images: Images) -> float:
     return float(np.sum(found)) / (len(starts) * step)
 
 
-def _training(subject: Subject) -> dict[str, Any]:
-    """What of a subject its float training depends on."""
-    return {name: asdict(subject)[name] for name in ("network", "data", "images", "epochs")}
+def _identity(run: Run[Any], subject: Classifier, recipe: Recipe, seed: int) -> str:
+    """All that a training depends on, as a file's name."""
+    how = f"{subject.images}x{subject.epochs}-b{recipe.batch_size}-r{recipe.rate:g}"
+    return f"{subject.name}-{how}-s{run.seed}.{seed}"
