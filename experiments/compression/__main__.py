@@ -69,7 +69,7 @@ def run(run: Run[recipe.Settings]) -> list[Row]:
         if key not in models:
             models.clear()
             models[key] = classifiers.trained(run, subjects[task.subject], run.settings, task.seed)
-        return [{"part": task.part, **row} for row in _measure(run, task, models[key])]
+        return [{"part": task.part, **row} for row in _measure(run, subject, task, models[key])]
 
     tasks = [
         Task(subject.name, seed, *rest)

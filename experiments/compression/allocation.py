@@ -36,8 +36,8 @@ def allocate(run: Run[Settings], model: Trained) -> list[Row]:
     """
     settings = run.settings
     f, params = model.folded()
-    x, labels = model.calibration(settings.calibration), model.images.train[1]
-    labels = jnp.asarray(labels[: settings.calibration])
+    x = model.calibration(settings.calibration)
+    labels = jnp.asarray(model.images.train[1][: settings.calibration])
     sites = model.sites
     found = jaxeff.cost(f, params, x[:1])
     errors = quantization_errors(f, params, x, sites, WIDTHS)
@@ -57,7 +57,9 @@ def allocate(run: Run[Settings], model: Trained) -> list[Row]:
     rows = []
     for bits in settings.budgets:
         budget = sum(macs.values()) * bits**2
-        policies = {f"uniform {bits}": {s: Apart(Uniform(bits), Uniform(bits)) for s in sites}}
+        policies: dict[str, dict[str, Any]] = {
+            "uniform": {s: Apart(Uniform(bits), Uniform(bits)) for s in sites}
+        }
         policies |= {
             name: allocate_bits(_finite(table), found, budget, of="bops")
             for name, table in sensitivities.items()
@@ -68,7 +70,7 @@ def allocate(run: Run[Settings], model: Trained) -> list[Row]:
             rows.append(
                 {
                     "subject": model.subject.name, "seed": model.seed, "budget": bits,
-                    "allocator": "uniform" if name.startswith("uniform") else name,
+                    "allocator": name,
                     "weight_bits": [w for w, _ in chosen.values()],
                     "activation_bits": [a for _, a in chosen.values()],
                     "sites": list(sites),
@@ -81,11 +83,11 @@ def allocate(run: Run[Settings], model: Trained) -> list[Row]:
 
 def _finite(table: BitSensitivity) -> BitSensitivity:
     """Curvature that is negative by chance counts as none."""
-    clip = {
-        name: None if (found := getattr(table, name)) is None else np.maximum(found, 0.0)
-        for name in ("weights", "activations")
-    }
-    return table._replace(**clip)
+    weights, activations = (
+        None if found is None else np.maximum(found, 0.0)
+        for found in (table.weights, table.activations)
+    )
+    return table._replace(weights=weights, activations=activations)
 
 
 def _closed_form(macs: dict[str, int], budget: float) -> dict[str, Apart]:

@@ -64,7 +64,7 @@ def _sizes(report: Report, rows: list[Row]) -> Figure:
                 [r["error"] or 0 for r in chosen], fmt=marker, ms=4, label=kind,
             )  # fmt: skip
         whole = [r for r in report.rows if r["part"] == "float" and r["subject"] == subject]
-        axis.plot(whole[0]["bytes"] / 1000, judging.mean(r["accuracy"] for r in whole), "k*",
+        axis.plot(whole[0]["bytes"] / 1000, float(np.mean([r["accuracy"] for r in whole])), "k*",
                   label="float32")  # fmt: skip
         front = _front([(r["kB"], r["trained"], r["method"]) for r in own])
         axis.step([f[0] for f in front], [f[1] for f in front], where="post", color="grey", lw=0.8,

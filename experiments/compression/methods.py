@@ -78,9 +78,10 @@ class Method:
             first: Site of the first layer, whose input is the image.
             last: Site of the last.
         """
-        end = LSQ if self.learns else _grid
-        inside = Apart(*(make() if make else None for make in (self.weights, self.activations)))
-        ends = Apart(*(end(ENDS) if make else None for make in (self.weights, self.activations)))
+        weights, activations = (make and make() for make in (self.weights, self.activations))
+        inside = Apart(weights, activations)
+        end = LSQ(ENDS) if self.learns else _grid(ENDS)
+        ends = Apart(weights and end, activations and end)
         return {"*:linear": inside, first: ends, last: ends}
 
 
@@ -88,8 +89,18 @@ def _grid(bits: int) -> Uniform:
     return Uniform(bits)
 
 
+def _apart(
+    family: str,
+    bits: int,
+    weights: Callable[[int], Quantizer],
+    activations: Callable[[int], Quantizer],
+    **rest: Any,
+) -> Method:
+    return Method(family, bits, bits, lambda: weights(bits), lambda: activations(bits), **rest)
+
+
 def _both(family: str, bits: int, make: Callable[[int], Quantizer], **rest: Any) -> Method:
-    return Method(family, bits, bits, lambda: make(bits), lambda: make(bits), **rest)
+    return _apart(family, bits, make, make, **rest)
 
 
 def _weights(family: str, bits: float, make: Make, **rest: Any) -> Method:
@@ -112,18 +123,8 @@ def _inq(steps: int, ends: tuple[str, str]) -> optax.GradientTransformation:
 METHODS: dict[str, Method] = {
     **{f"fixed {b}": _both("fixed", b, _grid, learns=False) for b in (8, 4, 3, 2)},
     **{f"lsq {b}": _both("lsq", b, LSQ) for b in (8, 4, 3, 2)},
-    **{
-        f"lsq+ {b}": Method(
-            "lsq+", b, b, lambda b=b: LSQ(b), lambda b=b: LSQ(b, asymmetric=True)
-        )
-        for b in (4, 2)
-    },
-    **{
-        f"pact {b}": Method(
-            "pact", b, b, lambda b=b: DoReFa(b), lambda b=b: PACT(b), penalty=True
-        )
-        for b in (4, 2)
-    },
+    **{f"lsq+ {b}": _apart("lsq+", b, LSQ, lambda b: LSQ(b, asymmetric=True)) for b in (4, 2)},
+    **{f"pact {b}": _apart("pact", b, DoReFa, PACT, penalty=True) for b in (4, 2)},
     **{f"dorefa {b}": _both("dorefa", b, DoReFa) for b in (4, 2, 1)},
     "dorefa 4, gradients 6": _both(
         "dorefa, gradients", 4, lambda b: DoReFa(b, gradient_bits=6), keyed=True

@@ -90,8 +90,8 @@ def run(run: Run[Settings]) -> list[Row]:
     if _missing(run, "qwix"):
         rows.append({"peer": "qwix", "message": "not installed"})
     else:
-        tasks = [("qwix", bits, s) for bits in (8, 4) for s in range(settings.seeds)]
-        rows += run.each(tasks, lambda t: [_against_qwix(images, t[1], t[2], float_network(t[2]))])
+        pairs = [("qwix", bits, s) for bits in (8, 4) for s in range(settings.seeds)]
+        rows += run.each(pairs, lambda t: [_against_qwix(images, t[1], t[2], float_network(t[2]))])
         steps = [("qwix step", bits) for bits in (8, 4)]
         rows += run.each(steps, lambda t: [_steps(run, images, t[1], float_network(0))])
     return rows
@@ -205,7 +205,9 @@ def _steps(run: Run[Settings], images: Images, bits: int, model: tuple[Any, Any]
     f, params = model
     x = jnp.asarray(images.train[0][: run.settings.batch_size])
     y = jnp.asarray(images.train[1][: run.settings.batch_size])
-    graph, state, rest = nnx.split(_theirs(model, images, bits, train=True), nnx.Param, ...)
+    graph, state, rest = nnx.split(
+        _theirs(model, images, bits, train=True), nnx.Param, nnx.Variable
+    )
 
     def theirs(state: Any, x: jax.Array) -> jax.Array:
         logits: jax.Array = nnx.merge(graph, state, rest)(x)

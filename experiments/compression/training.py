@@ -60,7 +60,7 @@ def train(run: Run[Settings], subject: Subject, model: Trained, method: Method) 
             epochs=subject.retrain, batch_size=settings.batch_size, progress=False,
         )  # fmt: skip
     except DivergedError as error:
-        return row | {"trained": None, "message": f"diverged in epoch {error.epoch}"}
+        return row | {"trained": None, "message": str(error)}
     params, spec = result.params
     final = settled(spec)
     g = quantized(net.evaluate, final)
