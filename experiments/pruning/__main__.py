@@ -1,0 +1,121 @@
+"""Channels removed by every score, single weights beside them, and what either saves.
+
+    python -m experiments.pruning
+
+1. scores: accuracy at equal multiply-accumulates before and after training on, with channels that
+   compete over all layers or within each;
+2. sparsity: single weights removed, trained on as long, and the bytes that they take then;
+3. small: the small network trained on against the same trained from new weights, as long and as
+   long as the whole network was (Liu et al., arXiv 1810.05270), and pruned in rounds;
+4. time: plans of random shapes on the clock, in XLA and TVM, beside their multiply-accumulates.
+
+Finished trainings are kept: a run that was killed goes on. Other programs of this package compare
+with Torch-Pruning (`experiments.pruning.peer`) and time a ResNet-18 (`experiments.pruning.speed`).
+Source: T989-1041, and T1139-1163: multiply-accumulates are a poor proxy of time.
+"""
+
+from dataclasses import dataclass
+
+from experiments import classifiers
+from experiments.harness import Row, Run, Study
+from experiments.pruning import figure, judging, recipe, sparse, structured, times
+
+DIFFERENCES = (
+    "the source surveys methods and gives no numbers for them; networks, data and trainings are "
+    "those of `config`",
+    "trainings are short: papers train on for tens of epochs",
+    "channels are a multiple of `round_to`, the least and the last layer keep theirs",
+)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is kept once it is done.
+
+    Attributes:
+        subject: The network's name.
+        seed: Of its training.
+        part: Of the study.
+        what: Within the part.
+        amount: What is left of the multiply-accumulates, or the share of weights that goes.
+        uniform: Whether channels compete within layers alone.
+    """
+
+    subject: str
+    seed: int
+    part: str
+    what: str = ""
+    amount: float = 1.0
+    uniform: bool = False
+
+    @property
+    def name(self) -> str:
+        """For the progress bar."""
+        return f"{self.subject} {self.seed} {self.what or self.part} {self.amount:g}"
+
+
+def run(run: Run[recipe.Settings]) -> list[Row]:
+    """Trains each network, then prunes it in every way."""
+    subjects = {subject.name: subject for subject in run.settings.chosen()}
+    models: dict[tuple[str, int], classifiers.Trained] = {}
+
+    def make(task: Task) -> list[Row]:
+        key, subject = (task.subject, task.seed), subjects[task.subject]
+        if key not in models:
+            models.clear()
+            models[key] = classifiers.trained(run, subject, run.settings, task.seed)
+        return [{"part": task.part, **row} for row in _measure(run, subject, task, models[key])]
+
+    tasks = [
+        task
+        for subject in subjects.values()
+        for seed in range(subject.seeds)
+        for task in _tasks(run.settings, subject, seed)
+    ]
+    return run.each(tasks, make)
+
+
+def _tasks(settings: recipe.Settings, subject: recipe.Subject, seed: int) -> list[Task]:
+    own = subject.name, seed
+    found = [Task(*own, "whole")]
+    if settings.runs("scores"):
+        found += [
+            Task(*own, "scores", name, macs, uniform)
+            for macs in subject.macs
+            for uniform in (False, True)
+            for name in judging.SCORES
+        ]
+    if settings.runs("sparsity"):
+        found += [
+            Task(*own, "sparsity", method, share)
+            for share in subject.sparsities
+            for method in sparse.METHODS
+        ]
+        found += [Task(*own, "sparsity", sparse.BLOCKS, 0.5)]
+    if settings.runs("small"):
+        found += [Task(*own, "small", "", macs) for macs in subject.macs]
+    if settings.runs("time") and seed == 0:
+        found += [Task(*own, "time")]
+    return found
+
+
+def _measure(
+    run: Run[recipe.Settings], subject: recipe.Subject, task: Task, model: classifiers.Trained
+) -> list[Row]:
+    if task.part == "whole":
+        return [classifiers.describe(model)]
+    if task.part == "scores":
+        return [structured.by_score(run, subject, model, task.what, task.amount, task.uniform)]
+    if task.part == "sparsity":
+        return [sparse.sparse(run, subject, model, task.what, task.amount)]
+    if task.part == "small":
+        return structured.against_scratch(run, subject, model, task.amount)
+    return times.timed(run, model)
+
+
+STUDY = Study(
+    "pruning", __doc__, recipe.SIZES, run, judging.judge, figure.draw, judging.tables, DIFFERENCES
+)
+
+if __name__ == "__main__":
+    STUDY.main()

@@ -1,0 +1,158 @@
+"""Channels removed by every score at the same cost, before and after training on."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import jaxeff
+from experiments.classifiers import Trained, accuracy
+from experiments.harness import Row, Run
+from experiments.pruning.recipe import Settings, Subject
+from jaxeff.pruning import Budget, Plan, Prune, prune_iteratively, prune_plan, pruned
+from jaxeff.pruning import scores as scoring
+from jaxeff.training import cross_entropy, fit
+
+MOST = 0.9
+"""Of a layer's channels, at most so many go."""
+ROUNDS = 3
+"""Of iterative pruning."""
+
+
+def scores(run: Run[Settings], model: Trained) -> dict[str, Callable[[], Any]]:
+    """By name, what makes a score for a model."""
+    x = model.calibration(run.settings.calibration)
+    y = jnp.asarray(model.images.train[1][: run.settings.calibration])
+    state, key = model.state, jax.random.fold_in(run.fast_key, 300 + model.seed)
+
+    def f(params: Any, x: Any) -> Any:
+        return model.network.evaluate(params, state, x)[0]
+
+    def loss(params: Any, batch: Any) -> jax.Array:
+        images, labels = batch
+        each = optax.softmax_cross_entropy_with_integer_labels(f(params, images), labels)
+        return each.mean()
+
+    batches = [(x[i : i + 64], y[i : i + 64]) for i in range(0, len(x) - 63, 64)]
+    return {
+        "random": lambda: scoring.random(key),
+        "l1": lambda: scoring.l1,
+        "l2": lambda: scoring.l2,
+        "geometric median": lambda: scoring.geometric_median,
+        "slimming": lambda: scoring.batch_norm_scale,
+        "taylor": lambda: scoring.taylor(loss, batches),
+        "brain damage": lambda: scoring.optimal_brain_damage(key, loss, batches),
+        "reconstruction": lambda: scoring.reconstruction(model.network.evaluate, (state, x)),
+        "determinantal": lambda: scoring.determinantal(model.network.evaluate, (state, x)),
+    }
+
+
+def plan_for(run: Run[Settings], model: Trained, score: Any, macs: float, uniform: bool) -> Plan:
+    """The channels that stay within a share of the multiply-accumulates."""
+    x = model.images.test[0][:1]
+    spec = {"*:linear": Prune(MOST, round_to=run.settings.round_to), model.sites[-1]: None}
+    budget = Budget(macs=macs, uniform=uniform)
+    f, params, state = model.network.evaluate, model.params, model.state
+    return prune_plan(f, params, (state, x), spec, score=score, budget=budget)
+
+
+def by_score(
+    run: Run[Settings], subject: Subject, model: Trained, name: str, macs: float, uniform: bool
+) -> Row:
+    """One score at one cost: channels compete over all layers, or within each."""
+    score = scores(run, model)[name]()
+    plan = plan_for(run, model, score, macs, uniform)
+    return {"score": name, "uniform": uniform, "macs": macs, **measured(run, subject, model, plan)}
+
+
+def measured(run: Run[Settings], subject: Subject, model: Trained, plan: Plan) -> Row:
+    """What a plan leaves, its accuracy, and that after training on."""
+    small, state = plan.shrink(model.params), plan.shrink(model.state)
+    evaluate = pruned(model.network.evaluate, plan)
+    x = model.images.test[0][:1]
+    whole = jaxeff.cost(model.network.evaluate, model.params, model.state, x)
+    left = jaxeff.cost(evaluate, small, state, x)
+    params, after = retrain(run, subject, model, plan, small, state, subject.retrain)
+    return {
+        "subject": subject.name, "seed": model.seed, "macs_left": left.macs / whole.macs,
+        "params_left": left.params / whole.params,
+        "before": accuracy(evaluate, (small, state), model.images),
+        "after": accuracy(evaluate, (params, after), model.images),
+    }  # fmt: skip
+
+
+def retrain(
+    run: Run[Settings],
+    subject: Subject,
+    model: Trained,
+    plan: Plan,
+    params: Any,
+    state: Any,
+    epochs: int,
+    rate: float | None = None,
+) -> tuple[Any, Any]:
+    """Trains the smaller network."""
+    settings = run.settings
+    data = tuple(part[: subject.retrain_images] for part in model.images.train)
+    steps = epochs * (len(data[1]) // settings.batch_size)
+    schedule = optax.cosine_decay_schedule(rate or settings.retrain_rate, steps)
+    result = fit(
+        jax.random.fold_in(run.fast_key, 400 + model.seed),
+        cross_entropy(pruned(model.network.train, plan), mutable=True), params, data,
+        state=state, optimizer=optax.adam(schedule), epochs=epochs,
+        batch_size=settings.batch_size, progress=False,
+    )  # fmt: skip
+    return result.params, result.state
+
+
+def against_scratch(run: Run[Settings], subject: Subject, model: Trained, macs: float) -> list[Row]:
+    """The small network trained on, trained from new weights as long, and as long as the whole one.
+
+    Liu et al., "Rethinking the Value of Network Pruning", arXiv 1810.05270.
+    """
+    plan = plan_for(run, model, scores(run, model)["l1"](), macs, uniform=False)
+    evaluate = pruned(model.network.evaluate, plan)
+    rows = []
+    long = subject.epochs * subject.images // subject.retrain_images
+    for start, epochs in (("pruned", subject.retrain), ("new", subject.retrain), ("new", long)):
+        params, state = model.params, model.state
+        if start == "new":
+            key = jax.random.fold_in(run.fast_key, 500 + model.seed)
+            params, state = model.network.init(key)
+        rate = run.settings.retrain_rate if start == "pruned" else run.settings.rate
+        found = retrain(
+            run, subject, model, plan, plan.shrink(params), plan.shrink(state), epochs, rate
+        )
+        rows.append(
+            {
+                "subject": subject.name, "seed": model.seed, "macs": macs, "start": start,
+                "epochs": epochs, "after": accuracy(evaluate, found, model.images),
+            }
+        )  # fmt: skip
+    return [*rows, _iterative(run, subject, model, macs)]
+
+
+def _iterative(run: Run[Settings], subject: Subject, model: Trained, macs: float) -> Row:
+    """The same cost reached in rounds, trained as long in all."""
+    settings, net = run.settings, model.network
+    data = tuple(part[: subject.retrain_images] for part in model.images.train)
+    epochs = max(1, subject.retrain // ROUNDS)
+    steps = epochs * (len(data[1]) // settings.batch_size)
+    shares = [macs ** ((i + 1) / ROUNDS) for i in range(ROUNDS)]
+    found = prune_iteratively(
+        jax.random.fold_in(run.fast_key, 600 + model.seed), net.train, model.params, data,
+        {"*:linear": Prune(MOST, round_to=settings.round_to), model.sites[-1]: None},
+        [Budget(macs=share) for share in shares],
+        loss=lambda f: cross_entropy(f, mutable=True), state=model.state,
+        optimizer=optax.adam(optax.cosine_decay_schedule(settings.retrain_rate, steps)),
+        epochs=epochs, batch_size=settings.batch_size, inputs=model.images.test[0][:1],
+        progress=False,
+    )  # fmt: skip
+    evaluate = pruned(net.evaluate, found.plan)
+    return {
+        "subject": subject.name, "seed": model.seed, "macs": macs,
+        "start": f"pruned in {ROUNDS} rounds", "epochs": epochs * ROUNDS,
+        "after": accuracy(evaluate, (found.params, found.state), model.images),
+    }  # fmt: skip
