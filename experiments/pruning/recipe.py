@@ -74,8 +74,10 @@ SIZES = {
     ),
     "default": Settings(
         (
-            Subject("lenet5", "fashion-mnist", 20_000, 6, 10_000, 2, 20_000, 2),
-            Subject("resnet8", "cifar-10", 20_000, 12, 2000, 1, 10_000, 2),
+            Subject(
+                "lenet5", "fashion-mnist", 20_000, 6, 10_000, 2, 20_000, 2, (0.3,), (0.8, 0.95)
+            ),
+            Subject("resnet8", "cifar-10", 20_000, 12, 2000, 1, 10_000, 2, (0.3,), (0.8, 0.95)),
         ),
     ),
     "full": Settings(

@@ -31,10 +31,11 @@ EVERY = 16
 
 def sparse(run: Run[Settings], subject: Subject, model: Trained, method: str, share: float) -> Row:
     """One method: what it leaves, before and after training on."""
-    settings, net, last = run.settings, model.network, model.sites[-1]
+    settings, net = run.settings, model.network
+    ends: dict[str, Any] = {model.sites[0]: None, model.sites[-1]: None}
     x = model.calibration(settings.calibration)
     params, state = model.params, model.state
-    spec: Any = {"*:linear": _setting(method, share), last: None}
+    spec: Any = {"*:linear": _setting(method, share)} | ends
     if method == "brain surgeon":
         params, spec = optimal_brain_surgeon(net.evaluate, params, (state, x), spec)
     else:
@@ -45,7 +46,7 @@ def sparse(run: Run[Settings], subject: Subject, model: Trained, method: str, sh
 
     def loss(key: Any, params: Any, carried: Any, batch: Any, step: Any) -> Any:
         state, spec = carried
-        used = {"*:linear": Magnitude(growing(step)), last: None} if method == "cubic" else spec
+        used = {"*:linear": Magnitude(growing(step))} | ends if method == "cubic" else spec
         of_network = cross_entropy(quantized(net.train, used), mutable=True)
         value, (metrics, after) = of_network(key, params, state, batch, step)
         if method == "surgery":

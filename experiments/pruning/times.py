@@ -45,7 +45,7 @@ def timed(run: Run[Settings], model: Trained) -> list[Row]:
                 for engine in ("xla", "tvm")
             },
             **{
-                f"{engine}_ms": 1e3 * float(np.median(times[f"{engine} {name}"]))
+                f"{engine}_ms": float(np.median(times[f"{engine} {name}"]))
                 for engine in ("xla", "tvm")
             },
         }

@@ -59,8 +59,9 @@ def vectors(values: Any, channels: Channels, *, outputs: bool = False) -> dict[s
         if name is not None:
             found[name] = np.asarray(leaf, np.float64)
     makes = making(channels) if outputs else frozenset()
+    weights = frozenset(v.path for v in channels.program.inputs if v.is_weight)
     return {
-        group.name: _rows(group, dimension, channels, found, makes, outputs)
+        group.name: _rows(group, dimension, channels, found, makes, weights, outputs)
         for group, dimension in zip(channels, channels.dimensions, strict=True)
     }
 
@@ -71,12 +72,15 @@ def _rows(
     channels: Channels,
     found: dict[str, np.ndarray],
     makes: frozenset[tuple[str, int]],
+    weights: frozenset[str | None],
     outputs: bool,
 ) -> np.ndarray:
     parts = [np.zeros((group.size, 0))]
     for member in group.members:
         if outputs and (member.path, member.axis) not in makes:
             continue
+        if member.path not in found and member.path not in weights:
+            continue  # a state, such as running statistics, in a tree of parameters
         if member.path not in found:
             raise ValueError(f"there are no numbers for the parameter {member.path!r}")
         values = found[member.path]
