@@ -50,7 +50,7 @@ def gated(
                 if name not in ids:
                     raise missing(name)
             numbers = {ids[name]: jnp.asarray(gate) for name, gate in gates.items()}
-            return Gating(found.labels, {}, numbers).rule
+            return Gating(found.labels, {}, gates=numbers).rule
 
         return interpret(f, make_rule, None, args, kwargs)
 
