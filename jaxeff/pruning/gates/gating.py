@@ -50,7 +50,7 @@ def gated(
                 if name not in ids:
                     raise missing(name)
             numbers = {ids[name]: jnp.asarray(gate) for name, gate in gates.items()}
-            return Gating(found.labels, {}, numbers).rule
+            return Gating(found.labels, {}, gates=numbers).rule
 
         return interpret(f, make_rule, None, args, kwargs)
 
@@ -90,9 +90,9 @@ class Gating(Emission):
                         if which := self._gates_of(axis):
                             operands[side] = self._times(operands[side], number, axis, which)
             return _compat.bind(eqn, *operands)
-        for side, axis, summed in self._summed(eqn, inputs, labels):
-            whole = labels.of(inputs[side])[axis]
-            operands[side] = self._times(operands[side], axis, whole, summed)
+        for side, number, summed in self._summed(eqn, inputs, labels):
+            whole = labels.of(inputs[side])[number]
+            operands[side] = self._times(operands[side], number, whole, summed)
         return _compat.bind(eqn, *operands)
 
     def _summed(

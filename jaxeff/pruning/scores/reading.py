@@ -34,7 +34,7 @@ class Product(NamedTuple):
     moment: np.ndarray
     channels: Channels
 
-    def index(self, dimension: Dimension) -> np.ndarray:
+    def channel_of(self, dimension: Dimension) -> np.ndarray:
         """Which channel of a dimension each input reads, or -1: `[groups, inputs]`."""
         axes = self.channels.labels.of(self.at.layer.inputs[self.at.index])
         whole = np.full(self.at.shape, -1)

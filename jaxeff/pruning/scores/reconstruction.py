@@ -74,7 +74,7 @@ def reconstruction(f: Callable[..., Any], batch: Any, *, corrected: bool = False
 
 def gram(product: Product, dimension: Dimension) -> np.ndarray:
     """G: how the contributions of channels to a layer's result overlap, `[channels, channels]`."""
-    index = product.index(dimension)
+    index = product.channel_of(dimension)
     total = np.zeros((dimension.size, dimension.size))
     for h, w, channel in zip(product.moment, product.weights, index, strict=True):
         inside = channel >= 0
@@ -140,7 +140,9 @@ def corrected_weights(f: Callable[..., Any], params: Any, batch: Any, plan: Plan
 
 def _removed(reading: Sequence[Product], dimension: Dimension) -> list[int]:
     """Channels in the order of removal, without correction."""
-    overlap = sum(_share(product) * gram(product, dimension) for product in reading)
+    overlap = np.zeros((dimension.size, dimension.size))
+    for product in reading:
+        overlap += _share(product) * gram(product, dimension)
     added = np.diag(overlap).copy()
     order: list[int] = []
     for _ in range(dimension.size):
@@ -161,7 +163,7 @@ def _removed_with_correction(reading: Sequence[Product], dimension: Dimension) -
         )
         for product in reading
         for h, w, channel in zip(
-            product.moment, product.weights, product.index(dimension), strict=True
+            product.moment, product.weights, product.channel_of(dimension), strict=True
         )
     ]
     left, order = list(range(dimension.size)), []

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import numpy as np
 
-from jaxeff.pruning.channels import Channels, Group, leaf_path
-from jaxeff.pruning.dimensions import Dimension, membership
+from jaxeff.pruning.channels import Channels, leaf_path
+from jaxeff.pruning.dimensions import membership
 from jaxeff.pruning.scores.making import making
 
 Score = Callable[[Any, Channels], dict[str, np.ndarray]]
@@ -35,8 +35,12 @@ def summed(importance: Any, channels: Channels, *, outputs: bool = False) -> dic
     Raises:
         ValueError: A parameter has no numbers, or some that aren't finite.
     """
-    found = vectors(importance, channels, outputs=outputs)
-    return {name: rows.sum(1) for name, rows in found.items()}
+    scores = {group.name: np.zeros(group.size) for group in channels}
+    for name, values, axis, index in _members(importance, channels, outputs):
+        along = values.sum(tuple(i for i in range(values.ndim) if i != axis))
+        size = len(scores[name])
+        scores[name] += np.bincount(index[index >= 0], along[index >= 0], size)
+    return scores
 
 
 def vectors(values: Any, channels: Channels, *, outputs: bool = False) -> dict[str, np.ndarray]:
@@ -53,41 +57,36 @@ def vectors(values: Any, channels: Channels, *, outputs: bool = False) -> dict[s
     Raises:
         ValueError: A parameter has no numbers, or some that aren't finite.
     """
-    found = {}
-    for keypath, leaf in jax.tree_util.tree_leaves_with_path(values):
-        name = channels.find(leaf_path(keypath))
-        if name is not None:
-            found[name] = np.asarray(leaf, np.float64)
-    makes = making(channels) if outputs else frozenset()
-    weights = frozenset(v.path for v in channels.program.inputs if v.is_weight)
-    return {
-        group.name: _rows(group, dimension, channels, found, makes, weights, outputs)
-        for group, dimension in zip(channels, channels.dimensions, strict=True)
-    }
-
-
-def _rows(
-    group: Group,
-    dimension: Dimension,
-    channels: Channels,
-    found: dict[str, np.ndarray],
-    makes: frozenset[tuple[str, int]],
-    weights: frozenset[str | None],
-    outputs: bool,
-) -> np.ndarray:
-    parts = [np.zeros((group.size, 0))]
-    for member in group.members:
-        if outputs and (member.path, member.axis) not in makes:
-            continue
-        if member.path not in found and member.path not in weights:
-            continue  # a state, such as running statistics, in a tree of parameters
-        if member.path not in found:
-            raise ValueError(f"there are no numbers for the parameter {member.path!r}")
-        values = found[member.path]
-        if not np.isfinite(values).all():
-            raise ValueError(f"the scores of {member.path!r} aren't finite")
-        index = membership(channels.leaves[member.path][member.axis], dimension)
+    rows = {group.name: [np.zeros((group.size, 0))] for group in channels}
+    for name, array, axis, index in _members(values, channels, outputs):
         order = np.argsort(index, kind="stable")[(index < 0).sum() :]
         # Every channel has equally many indices of the axis: one, or one of each block.
-        parts.append(np.moveaxis(values, member.axis, 0)[order].reshape(group.size, -1))
-    return np.concatenate(parts, axis=1)
+        part = np.moveaxis(array, axis, 0)[order]
+        rows[name].append(part.reshape(len(rows[name][0]), -1))
+    return {name: np.concatenate(parts, axis=1) for name, parts in rows.items()}
+
+
+def _members(
+    tree: Any, channels: Channels, outputs: bool
+) -> Iterator[tuple[str, np.ndarray, int, np.ndarray]]:
+    """Group, values, axis, and which channel each index of it is a part of, or -1."""
+    found = {}
+    for keypath, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        path = channels.find(leaf_path(keypath))
+        if path is not None:
+            found[path] = np.asarray(leaf, np.float64)
+    makes = making(channels) if outputs else frozenset()
+    weights = {v.path for v in channels.program.inputs if v.is_weight}
+    checked = set()
+    for group, dimension in zip(channels, channels.dimensions, strict=True):
+        for path, axis in ((m.path, m.axis) for m in group.members):
+            if outputs and (path, axis) not in makes:
+                continue
+            if path not in found and path not in weights:
+                continue  # a state, such as running statistics, in a tree of parameters
+            if path not in found:
+                raise ValueError(f"there are no numbers for the parameter {path!r}")
+            if path not in checked and not np.isfinite(found[path]).all():
+                raise ValueError(f"the scores of {path!r} aren't finite")
+            checked.add(path)
+            yield group.name, found[path], axis, membership(channels.leaves[path][axis], dimension)

@@ -128,8 +128,9 @@ class Surgery(Sparse):
     def updated(self, x: Float[Array, "*shape"], tensor: Tensor) -> "Surgery":
         """The mask after one look at the weights."""
         own = self.start(x, tensor)
+        before = jnp.asarray(own.where)
         size, t = jnp.abs(x), jnp.asarray(own.threshold, x.dtype)
-        where = jnp.where(size < 0.9 * t, False, jnp.where(size >= 1.1 * t, True, own.where))
+        where = jnp.where(size < 0.9 * t, False, jnp.where(size >= 1.1 * t, True, before))
         return replace(own, where=where)
 
 
