@@ -1,6 +1,41 @@
-"""Ensembles, from dropout to repulsive last layers: several predictions at the price of about one."""
+"""Ensembles, from ten heads to ten networks: several predictions at the price of about one.
+
+`ensemble` gives sites members, `member_loss` trains them as one program, `repulsive` keeps them
+apart where there are no data; `bootstrap_weights` and `with_prior` do without samples from
+elsewhere.
+"""
 
 from jaxeff.ensembles.ensemble import Ensemble, ensemble
+from jaxeff.ensembles.kernels import RBF, Repulsion, repulsion
+from jaxeff.ensembles.losses import MemberLoss, member_loss, members_only
 from jaxeff.ensembles.members import Members
+from jaxeff.ensembles.natural import bootstrap_weights, with_prior
+from jaxeff.ensembles.repulsive import RepulsiveLoss, repulsive
+from jaxeff.ensembles.samples import (
+    Interval,
+    NoiseImages,
+    Patches,
+    ShuffledPixels,
+    batch_inputs,
+)
 
-__all__ = ["Ensemble", "Members", "ensemble"]
+__all__ = [
+    "RBF",
+    "Ensemble",
+    "Interval",
+    "MemberLoss",
+    "Members",
+    "NoiseImages",
+    "Patches",
+    "Repulsion",
+    "RepulsiveLoss",
+    "ShuffledPixels",
+    "batch_inputs",
+    "bootstrap_weights",
+    "ensemble",
+    "member_loss",
+    "members_only",
+    "repulsion",
+    "repulsive",
+    "with_prior",
+]

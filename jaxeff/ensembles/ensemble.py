@@ -16,8 +16,8 @@ g, networks = jaxeff.ensemble(jax.random.key(0), f, params, {"*": Members(10)})
 The result is `jax.vmap` over the leaves that have members. What depends on none of them is computed
 once, since `vmap` batches only what depends on a batched value: ten heads cost one network and nine
 heads, `{"*": ...}` is a deep ensemble, and everything between is the same function. It is a pure
-function of one pytree, so it composes: `noisy(g, ...)`, `quantized(g, ...)` and `moments(g)` see the
-sites of `f`, `fit` and `sweep` train all members as one program.
+function of one pytree, so it composes: `noisy(g, ...)`, `quantized(g, ...)` and `moments(g)` see
+the sites of `f`, `fit` and `sweep` train all members as one program.
 
 Patterns are those of a spec, over the names of parameters: `fc3` is every parameter of the module
 `fc3`, `fc3/kernel` one of them, `"*"` all. The most specific pattern decides, None shares.
@@ -38,7 +38,7 @@ References:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -116,7 +116,7 @@ class Ensemble:
             if chosen and jnp.shape(leaf)[:1] != (self.count,):
                 raise ValueError(
                     f"{name} has {self.count} members, so its first axis must be of that length, "
-                    f"but its shape is {jnp.shape(leaf)}: give the parameters that ensemble returned"
+                    f"but its shape is {jnp.shape(leaf)}: give what `ensemble` returned"
                 )
         return jax.tree.unflatten(structure, [0 if chosen else None for chosen in has])
 
@@ -131,6 +131,10 @@ class Ensemble:
             lambda leaf, axis: leaf if axis is None else leaf[index],
             params, self.axes(params), is_leaf=lambda leaf: leaf is None,
         )  # fmt: skip
+
+    def of(self, f: Callable[..., Any]) -> Ensemble:
+        """The same members of another function of the same parameters, such as a hidden layer's."""
+        return replace(self, f=f)
 
     def own(self, params: Any) -> list[Any]:
         """The leaves that have members, `[members, ...]` each."""

@@ -1,6 +1,6 @@
 """`Members`: how many copies of a site an ensemble has, and how they start.
 
-Members have to start apart: identical ones get identical gradients and stay one network. Three ways:
+Members have to start apart: identical ones get identical gradients and stay one network.
 
 - fresh ones, from the function that made the parameters, `ensemble(..., init=init)`: what a deep
   ensemble is (Lakshminarayanan et al. 2017);
