@@ -24,6 +24,7 @@ from jaxeff.bayes.bridges import around_best_draw
 from jaxeff.bayes.collapse import CollapseWarning
 from jaxeff.bayes.distillation import distill
 from jaxeff.bayes.guides import Flow, FullRank, LowRank, MeanField
+from jaxeff.bayes.mixture import MixturePosterior
 from jaxeff.bayes.posterior import (
     Draws,
     Posterior,
@@ -71,6 +72,7 @@ __all__ = [
     "MCMCResult",
     "MeanField",
     "Mixing",
+    "MixturePosterior",
     "Posterior",
     "SVIResult",
     "around_best_draw",

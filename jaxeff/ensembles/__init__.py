@@ -2,13 +2,14 @@
 
 `ensemble` gives sites members, `member_loss` trains them as one program, `repulsive` keeps them
 apart where there are no data; `bootstrap_weights` and `with_prior` do without samples from
-elsewhere.
+elsewhere. `Mixture` is what members with uncertain weights predict.
 """
 
 from jaxeff.ensembles.ensemble import Ensemble, ensemble
 from jaxeff.ensembles.kernels import RBF, Repulsion, repulsion
 from jaxeff.ensembles.losses import MemberLoss, member_loss, members_only
 from jaxeff.ensembles.members import Members
+from jaxeff.ensembles.mixture import Mixture, MixtureUncertainty, mixture_moments
 from jaxeff.ensembles.natural import bootstrap_weights, with_prior
 from jaxeff.ensembles.repulsive import RepulsiveLoss, repulsive
 from jaxeff.ensembles.samples import (
@@ -25,6 +26,8 @@ __all__ = [
     "Interval",
     "MemberLoss",
     "Members",
+    "Mixture",
+    "MixtureUncertainty",
     "NoiseImages",
     "Patches",
     "Repulsion",
@@ -35,6 +38,7 @@ __all__ = [
     "ensemble",
     "member_loss",
     "members_only",
+    "mixture_moments",
     "repulsion",
     "repulsive",
     "with_prior",

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -38,9 +38,11 @@ import optax
 from jaxtyping import Array, Float
 
 from jaxeff.arguments import check_labels
-from jaxeff.bayes.likelihood import Likelihood, resolve_likelihood
 from jaxeff.ensembles.ensemble import Ensemble
 from jaxeff.training.losses import called, in_range
+
+if TYPE_CHECKING:
+    from jaxeff.bayes.likelihood import Likelihood
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +116,7 @@ class MemberLoss:
         if self.likelihood == "categorical":
             each = optax.softmax_cross_entropy_with_integer_labels(outputs, targets)
             return each * in_range(targets, outputs).astype(each.dtype)
-        each = -resolve_likelihood(self.likelihood)(outputs).log_prob(targets)
+        each = -_resolved(self.likelihood)(outputs).log_prob(targets)
         return each.reshape(len(each), -1).sum(1)
 
 
@@ -144,7 +146,7 @@ def member_loss(
         TypeError: `g` says not how many members it has, and neither does `members`.
         ValueError: The likelihood is unknown.
     """
-    resolve_likelihood(likelihood)
+    _resolved(likelihood)
     return MemberLoss(g, likelihood, keyed, mutable, count_members("member_loss", g, members))
 
 
@@ -183,3 +185,9 @@ def members_only(
 def _labels(g: Ensemble, params: Any) -> Sequence[str]:
     axes = jax.tree.leaves(g.axes(params), is_leaf=lambda axis: axis is None)
     return ["shared" if axis is None else "own" for axis in axes]
+
+
+def _resolved(likelihood: Likelihood) -> Callable[[Any], Any]:
+    from jaxeff.bayes.likelihood import resolve_likelihood  # NumPyro comes with it
+
+    return resolve_likelihood(likelihood)
