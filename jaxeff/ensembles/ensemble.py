@@ -47,8 +47,9 @@ from jaxtyping import PRNGKeyArray
 
 from jaxeff._compat import is_key
 from jaxeff.arguments import check_function, check_key, check_params
-from jaxeff.ensembles.members import Members, chosen_leaves, leaf_names, start
+from jaxeff.ensembles.members import Members, chosen_leaves, start
 from jaxeff.program import Program, trace
+from jaxeff.program.trace import leaf_names
 
 
 @dataclass(frozen=True, eq=False)

@@ -28,9 +28,8 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxeff.arguments import check_function
 from jaxeff.program.patterns import Target, decide
 from jaxeff.program.spec import check_settings
+from jaxeff.program.trace import leaf_names
 from jaxeff.settings import NonNegative, Number, Setting, register_setting, static
-
-_COLLECTIONS = ("params", "batch_stats")
 
 
 @register_setting
@@ -53,21 +52,6 @@ class Members(Setting):
     count: Annotated[int, Number(integer=True)] = static()
     spread: Annotated[NonNegative | None, Number(0)] = static(None)
     tied: bool = static(False)
-
-
-def leaf_names(tree: Any) -> list[str]:
-    """The names of a pytree's leaves, in order: paths without the collection of a Linen model.
-
-    The mean and the variance of a `Gaussian` have the name of the parameter.
-    """
-    names = []
-    for path, _ in jax.tree_util.tree_leaves_with_path(tree):
-        last = path[-1] if path else None
-        if isinstance(last, jax.tree_util.GetAttrKey) and last.name in ("mean", "var"):
-            path = path[:-1]
-        parts = [jax.tree_util.keystr((k,), simple=True) for k in path]
-        names.append("/".join(parts[len(parts) > 1 and parts[0] in _COLLECTIONS :]))
-    return names
 
 
 def chosen_leaves(spec: Mapping[str, Members | None], params: Any) -> dict[str, Members]:
