@@ -5,9 +5,10 @@ derivative by W is `h h^T` times that by the logits, `L`, without approximation;
 the examples as one of
 
 ```text
-full   sum_n h h^T (x) L
-kron   A (x) B / N     A = sum_n h h^T, B = sum_n L
-diag   sum_n h_d^2 L_cc
+full      sum_n h h^T (x) L
+outputs   sum_n h h^T L_cc, one matrix for each output
+kron      A (x) B / N     A = sum_n h h^T, B = sum_n L
+diag      sum_n h_d^2 L_cc
 ```
 
 `jaxeff.bayes.precision` has what follows from them.
@@ -24,7 +25,7 @@ from jaxtyping import Array, Float
 
 from jaxeff.bayes.likelihood import Likelihood, resolve_likelihood
 
-STRUCTURES = ("full", "kron", "diag")
+STRUCTURES = ("full", "outputs", "kron", "diag")
 MOST = 16_384
 """Weights of a full curvature at most: a gibibyte of float32."""
 
@@ -69,10 +70,14 @@ def batch_curvature(
         probs = jax.nn.softmax(outputs)
         if structure == "diag":
             return ((features**2).T @ (probs * (1 - probs)),)
+        if structure == "outputs":
+            return (_of_outputs(features, probs * (1 - probs)),)
         return (_full_categorical(features, probs),)
     each = outputs_curvature(likelihood, outputs, targets)
     if structure == "diag":
         return ((features**2).T @ jnp.diagonal(each, axis1=1, axis2=2),)
+    if structure == "outputs":
+        return (_of_outputs(features, jnp.diagonal(each, axis1=1, axis2=2)),)
     n = features.shape[1] * outputs.shape[1]
     return (jnp.einsum("nd,ne,nck->dcek", features, features, each).reshape(n, n),)
 
@@ -82,6 +87,11 @@ def _summed(likelihood: Likelihood, outputs: Array, targets: Any) -> Array:
         return outputs_curvature(likelihood, outputs, targets).sum(0)
     probs = jax.nn.softmax(outputs)  # never a matrix for each example: a thousand classes fit
     return jnp.diag(probs.sum(0)) - probs.T @ probs
+
+
+def _of_outputs(features: Array, curvature: Array) -> Array:
+    """A matrix for each output, one after the other: together they would need room."""
+    return jax.lax.map(lambda own: (features * own[:, None]).T @ features, curvature.T)
 
 
 def _full_categorical(features: Array, probs: Array) -> Array:

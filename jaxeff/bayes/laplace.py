@@ -19,9 +19,9 @@ predict(key, f, posterior, data[0], samples=10)     # or weights drawn, as of an
 ```
 
 The precision is the generalized Gauss-Newton curvature of the likelihood at the trained weights
-(`jaxeff.bayes.curvature`: "full", "kron" or "diag") plus that of the prior, which is chosen by the
-evidence unless it is given. The outputs are linear in a last layer's weights, so the linearised
-predictive is the exact one of that Gaussian.
+("full", "outputs", "kron" or "diag", see `jaxeff.bayes.curvature`) plus that of the prior, which is
+chosen by the evidence unless it is given. The outputs are linear in a last layer's weights, so the
+linearised predictive is the exact one of that Gaussian.
 
 Sharp edges:
     It is as good as the optimum: train to the end, with a weight decay that fits the prior.
@@ -215,7 +215,8 @@ def laplace(
         f: `f(params, x) -> outputs [batch, outputs]`; its result is that of a dense layer.
         params: Trained parameters.
         data: `(x, targets)` that they were trained on.
-        spec: The last layer's site and the structure of its curvature: "full", "kron" or "diag".
+        spec: The last layer's site and the structure of its curvature: "full", "outputs", "kron"
+            or "diag".
         likelihood: What the outputs mean, as `jaxeff.bayes.svi` takes it.
         prior_precision: Of every weight; that of the highest evidence if None.
         batch_size: Examples at a time.

@@ -1,8 +1,8 @@
 """Gaussian posteriors of a matrix of weights, precision = curvature + prior, by eigenvalues.
 
-`Full`, `Kron` and `Diag` keep a curvature `[features, outputs]` by its eigenvalues: a prior
-precision is added to each, and the evidence, its best prior precision and every variance are sums
-over them. All three have the same methods.
+`Full`, `Outputs`, `Kron` and `Diag` keep a curvature `[features, outputs]` by its eigenvalues: a
+prior precision is added to each, and the evidence, its best prior precision and every variance are
+sums over them. All have the same methods.
 """
 
 from __future__ import annotations
@@ -63,6 +63,38 @@ class Full:
         """Draws of the weights around zero."""
         noise = jax.random.normal(key, (n, len(self.values)), self.values.dtype)
         return jnp.einsum("dcm,nm->ndc", self.vectors, noise / jnp.sqrt(self.values + prior))
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class Outputs:
+    """A matrix for the weights of each output, which are independent of the others'."""
+
+    values: Float[Array, "outputs n"]
+    vectors: Float[Array, "outputs features n"]
+
+    def covariance(self, features: Array, prior: Any) -> Float[Array, "batch outputs outputs"]:
+        """The covariance of `features @ W`: outputs are independent."""
+        eye = jnp.eye(len(self.values), dtype=features.dtype)
+        return self.variance(features, prior)[:, :, None] * eye
+
+    def variance(self, features: Array, prior: Any) -> Float[Array, "batch outputs"]:
+        """Its diagonal."""
+
+        def one(of_output: tuple[Array, Array]) -> Array:
+            values, vectors = of_output
+            return (features @ vectors) ** 2 @ (1 / (values + prior))
+
+        return jax.lax.map(one, (self.values, self.vectors)).T
+
+    def weights_variance(self, prior: Any) -> Float[Array, "features outputs"]:
+        """The variance of each weight."""
+        return jnp.einsum("cdn,cn->dc", self.vectors**2, 1 / (self.values + prior))
+
+    def sample(self, key: PRNGKeyArray, n: int, prior: Any) -> Float[Array, "n features outputs"]:
+        """Draws of the weights around zero."""
+        noise = jax.random.normal(key, (n, *self.values.shape), self.values.dtype)
+        return jnp.einsum("cdm,ncm->ndc", self.vectors, noise / jnp.sqrt(self.values + prior))
 
 
 @jax.tree_util.register_dataclass
@@ -134,7 +166,7 @@ def precision(structure: str, parts: Sequence[Array], examples: int, shape: Any)
     """The eigenvalues of a summed curvature.
 
     Args:
-        structure: "full", "kron" or "diag".
+        structure: "full", "outputs", "kron" or "diag".
         parts: What `jaxeff.bayes.curvature` summed over the data.
         examples: How many they are.
         shape: Of the weights, `(features, outputs)`.
@@ -145,6 +177,8 @@ def precision(structure: str, parts: Sequence[Array], examples: int, shape: Any)
         (left, turn), (right, other) = (_eigen(part) for part in parts)
         return Kron(left, turn, right / jnp.asarray(examples, right.dtype), other)
     values, vectors = _eigen(parts[0])
+    if structure == "outputs":
+        return Outputs(values, vectors)
     return Full(values, vectors.reshape(*shape, -1))
 
 

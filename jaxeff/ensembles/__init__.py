@@ -2,10 +2,12 @@
 
 `ensemble` gives sites members, `member_loss` trains them as one program, `repulsive` keeps them
 apart where there are no data; `bootstrap_weights` and `with_prior` do without samples from
-elsewhere. `Mixture` is what members with uncertain weights predict.
+elsewhere. `Mixture` is what members with uncertain weights predict. One network that knows what it
+has seen: `spectral` keeps distances, `feature_density` and `sngp` measure them.
 """
 
 from jaxeff.ensembles.ensemble import Ensemble, ensemble
+from jaxeff.ensembles.feature_density import FeatureDensity, feature_density
 from jaxeff.ensembles.kernels import RBF, Repulsion, repulsion
 from jaxeff.ensembles.losses import MemberLoss, member_loss, members_only
 from jaxeff.ensembles.members import Members
@@ -19,10 +21,13 @@ from jaxeff.ensembles.samples import (
     ShuffledPixels,
     batch_inputs,
 )
+from jaxeff.ensembles.sngp import RandomFeatures, sngp
+from jaxeff.ensembles.spectral import Spectral, spectral
 
 __all__ = [
     "RBF",
     "Ensemble",
+    "FeatureDensity",
     "Interval",
     "MemberLoss",
     "Members",
@@ -30,16 +35,21 @@ __all__ = [
     "MixtureUncertainty",
     "NoiseImages",
     "Patches",
+    "RandomFeatures",
     "Repulsion",
     "RepulsiveLoss",
     "ShuffledPixels",
+    "Spectral",
     "batch_inputs",
     "bootstrap_weights",
     "ensemble",
+    "feature_density",
     "member_loss",
     "members_only",
     "mixture_moments",
     "repulsion",
     "repulsive",
+    "sngp",
+    "spectral",
     "with_prior",
 ]

@@ -73,7 +73,7 @@ def test_full_is_the_hessian(params):
     np.testing.assert_allclose(posterior.evidence(), evidence, rtol=1e-5)
 
 
-def test_kron_and_diag_are_their_definitions(params):
+def test_kron_blocks_and_diag_are_their_definitions(params):
     h, features, _ = hessian(params)
     probs = jax.nn.softmax(F(params, X))
     each = np.asarray(outputs_curvature("categorical", F(params, X), Y), np.float64)
@@ -81,7 +81,11 @@ def test_kron_and_diag_are_their_definitions(params):
     kron = np.kron(left, each.sum(0)) / 60
     diagonal = np.diag(np.diag(h))
     jacobian = np.einsum("nd,ck->ncdk", features, np.eye(3)).reshape(60, 3, 21)
-    for structure, curvature in (("kron", kron), ("diag", diagonal)):
+    blocks = np.einsum(
+        "nd,ne,nc,ck->dcek", features, features, each[:, range(3), range(3)], np.eye(3)
+    )
+    blocks = blocks.reshape(21, 21)
+    for structure, curvature in (("kron", kron), ("diag", diagonal), ("outputs", blocks)):
         posterior = laplace(F, params, (X, Y), {"fc2": structure}, prior_precision=DELTA)
         covariance = np.linalg.inv(curvature + DELTA * np.eye(21))
         expected = jacobian @ covariance @ jacobian.swapaxes(1, 2)
@@ -99,7 +103,7 @@ def test_kron_and_diag_are_their_definitions(params):
     assert probs.shape == (60, 3)
 
 
-@pytest.mark.parametrize("structure", ["full", "kron", "diag"])
+@pytest.mark.parametrize("structure", ["full", "outputs", "kron", "diag"])
 def test_drawn_weights_have_the_linearised_predictive(params, structure):
     posterior = laplace(F, params, (X, Y), {"fc2": structure}, prior_precision=DELTA)
     check_posterior(posterior, params)
