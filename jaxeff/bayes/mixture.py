@@ -59,7 +59,8 @@ class MixturePosterior:
             return
         if not self.members:
             raise ValueError("MixturePosterior: there are no members; give one posterior or more")
-        first, *others = (jax.tree.structure(member) for member in self.members)
+        structures: list[Any] = [jax.tree.structure(member) for member in self.members]
+        first, *others = structures
         for i, other in enumerate(others, 1):
             if other != first:
                 raise ValueError(

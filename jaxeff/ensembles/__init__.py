@@ -6,6 +6,7 @@ elsewhere. `Mixture` is what members with uncertain weights predict. One network
 has seen: `spectral` keeps distances, `feature_density` and `sngp` measure them.
 """
 
+from jaxeff.ensembles.drawn import affordable, drawn
 from jaxeff.ensembles.ensemble import Ensemble, ensemble
 from jaxeff.ensembles.feature_density import FeatureDensity, feature_density
 from jaxeff.ensembles.kernels import RBF, Repulsion, repulsion
@@ -40,8 +41,10 @@ __all__ = [
     "RepulsiveLoss",
     "ShuffledPixels",
     "Spectral",
+    "affordable",
     "batch_inputs",
     "bootstrap_weights",
+    "drawn",
     "ensemble",
     "feature_density",
     "member_loss",

@@ -110,7 +110,8 @@ def start(
     if init is not None:
         check_function("ensemble: init", init, "init(key) -> params")
         made = jax.vmap(init)(jax.random.split(key, count))
-        if jax.tree.structure(made) != structure:
+        given: Any = structure
+        if jax.tree.structure(made) != given:
             raise ValueError(
                 "ensemble: init makes parameters of another structure than those given: it takes a "
                 f"key and returns {structure}, not {jax.tree.structure(made)}"

@@ -66,6 +66,28 @@ def test_the_bound_has_a_gradient():
     np.testing.assert_allclose(ours, jax.grad(exact)(w), atol=2e-3)
 
 
+def test_it_is_a_transform_like_others():
+    np.testing.assert_array_equal(spectral(F, {})(PARAMS, X), F(PARAMS, X))
+    np.testing.assert_array_equal(spectral(F, {"*": None})(PARAMS, X), F(PARAMS, X))
+    g = spectral(F, {"fc*": Spectral(0.5)})
+    out = jax.jit(g)(PARAMS, X)
+    np.testing.assert_allclose(g(PARAMS, X), out, atol=1e-6)
+    in_rows = jax.vmap(lambda row: g(PARAMS, row[None])[0])(X)
+    np.testing.assert_allclose(in_rows, out, atol=1e-6)
+    bounds = jnp.array([0.5, 1.0])
+    swept = jax.vmap(lambda b: spectral(F, {"fc*": Spectral(b)})(PARAMS, X))(bounds)
+    np.testing.assert_allclose(swept[0], out, atol=1e-6)
+
+    def recurrent(params, x):
+        step = lambda h, _: (jnp.tanh(h @ params["cell"]["kernel"]), None)  # noqa: E731
+        return jax.lax.scan(step, x, length=3)[0]
+
+    cell = {"cell": {"kernel": 3.0 * jnp.eye(6)}}
+    bounded = spectral(recurrent, {"cell": Spectral(1.0, iterations=50)})
+    one = {"cell": {"kernel": jnp.eye(6)}}
+    np.testing.assert_allclose(bounded(cell, X), recurrent(one, X), atol=1e-5)
+
+
 def test_members_of_a_bounded_network():
     bounded = spectral(F, {"fc*": Spectral(0.5)})
     assert jaxeff.sites(bounded, PARAMS, X) == jaxeff.sites(F, PARAMS, X)
