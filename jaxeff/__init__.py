@@ -21,11 +21,12 @@ g(params, x).var                                           # [2, 10]: zero, for 
 
 Settings and everything else live in the rooms: `jaxeff.noise`, `jaxeff.compression`,
 `jaxeff.pruning`, `jaxeff.moment_propagation`, `jaxeff.photonics`, `jaxeff.robustness`,
-`jaxeff.hardening`, `jaxeff.bayes`, `jaxeff.uncertainty`, `jaxeff.data`, `jaxeff.nn`,
-`jaxeff.dirty_mnist`, `jaxeff.training`, `jaxeff.store`.
+`jaxeff.hardening`, `jaxeff.bayes`, `jaxeff.uncertainty`, `jaxeff.ensembles`, `jaxeff.data`,
+`jaxeff.nn`, `jaxeff.dirty_mnist`, `jaxeff.training`, `jaxeff.store`.
 """
 
 from jaxeff.compression import Int, quantized
+from jaxeff.ensembles import ensemble
 from jaxeff.from_flax import functional
 from jaxeff.moment_propagation import Gaussian, assumptions, calibrate_moments, moments
 from jaxeff.noise import Additive, Mixed, Multiplicative, noisy
@@ -46,6 +47,7 @@ __all__ = [
     "calibrate_moments",
     "channels",
     "cost",
+    "ensemble",
     "functional",
     "masked",
     "moments",

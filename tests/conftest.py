@@ -41,6 +41,7 @@ from hypothesis import settings
 STRICT = {
     "compression",
     "data",
+    "ensembles",
     "from_flax",
     "hardening",
     "nn",

@@ -17,13 +17,16 @@ logits = predict(key, f, result.posterior, x, samples=30)   # [samples, batch, c
 jaxeff.moments(f)(result.posterior, x)                      # one pass instead of 30
 ```
 
-`nuts`, `hmc`, `sgld` and `sghmc` sample instead (`jaxeff.bayes.sampling.mcmc`).
+`nuts`, `hmc`, `sgld` and `sghmc` sample instead (`jaxeff.bayes.sampling.mcmc`); `laplace` fits a
+Gaussian around a trained last layer; a `MixturePosterior` has several modes.
 """
 
 from jaxeff.bayes.bridges import around_best_draw
 from jaxeff.bayes.collapse import CollapseWarning
 from jaxeff.bayes.distillation import distill
 from jaxeff.bayes.guides import Flow, FullRank, LowRank, MeanField
+from jaxeff.bayes.laplace import Laplace, laplace
+from jaxeff.bayes.mixture import MixturePosterior
 from jaxeff.bayes.posterior import (
     Draws,
     Posterior,
@@ -67,10 +70,12 @@ __all__ = [
     "Draws",
     "Flow",
     "FullRank",
+    "Laplace",
     "LowRank",
     "MCMCResult",
     "MeanField",
     "Mixing",
+    "MixturePosterior",
     "Posterior",
     "SVIResult",
     "around_best_draw",
@@ -78,6 +83,7 @@ __all__ = [
     "distill",
     "draw",
     "hmc",
+    "laplace",
     "load_posterior",
     "mcmc",
     "mixing",

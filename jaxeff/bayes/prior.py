@@ -26,9 +26,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxeff.program import trace
 from jaxeff.program.fan_in import fan_ins
 from jaxeff.program.patterns import Target, decide
+from jaxeff.program.trace import trace
 
 Prior = float | str | Mapping[str, float | str | None]
 

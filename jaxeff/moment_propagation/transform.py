@@ -67,12 +67,14 @@ from jaxeff.moment_propagation.correlated import correlated
 from jaxeff.moment_propagation.errors import AtMean, MomentsError, at_mean, no_rule
 from jaxeff.moment_propagation.gaussian import Gaussian, is_gaussian
 from jaxeff.moment_propagation.joint import joint
+from jaxeff.moment_propagation.noise import with_noise
 from jaxeff.moment_propagation.propagation import Environment, propagate
 from jaxeff.moment_propagation.raw import RawMoments, is_random, to_raw, to_variance
 from jaxeff.moment_propagation.reading import read
 from jaxeff.moment_propagation.region_moments import region
 from jaxeff.moment_propagation.rules import Rule
 from jaxeff.moment_propagation.wholes import Whole, with_wholes
+from jaxeff.noise.protocol import check_noise
 from jaxeff.program import Layer, Program, evaluate, plain
 
 _REGIONS = {"elementwise", "normalization", "reduction"}
@@ -87,6 +89,7 @@ def moments(
     form: str = "variance",
     correlations: bool | Literal["joint"] = False,
     strict: bool = False,
+    noise: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
     """Turns a function of arrays into one of random arrays.
 
@@ -102,6 +105,10 @@ def moments(
             of an example share as well: a `JointGaussian` for each floating-point leaf.
         strict: Refuse to assume independence: a function with a place that `assumptions` would
             list is an error.
+        noise: A spec of noise models, as `jaxeff.noisy` takes it, whose means and variances are
+            propagated too: `Dropout`, `Additive`, `Multiplicative`, `Mixed`, or any model that is
+            a `jaxeff.noise.MomentNoise`. Every draw is a random value of its own, so what shares
+            one (`per="channel"`) is dependent, which `correlations=True` takes into account.
 
     Returns:
         A function of the same arguments, any leaf of which may be a `Gaussian`. It returns what
@@ -111,13 +118,16 @@ def moments(
 
     Raises:
         ValueError: `form` or `correlations` is unknown; when called: a `Gaussian` leaf holds NaN, a
-            negative variance, or a variance that doesn't fit its mean.
+            negative variance, or a variance that doesn't fit its mean; noise has no moments, or
+            acts inside a loop.
         TypeError: `f` is a Flax model; when called: an argument is a sampler's or guide's
             posterior, a result, a model, or holds what is no array.
         MomentsError: When called: a random value meets a computation without a rule, or, if
             `strict`, dependent values meet where independence would be assumed.
     """
     check_function("moments: f", f)
+    if noise is not None:
+        check_noise(noise)
     if form not in _FORMS:
         raise ValueError(f"moments: form {form!r} is unknown; choose one of {_FORMS}.")
     if correlations not in (False, True, "joint"):
@@ -129,7 +139,10 @@ def moments(
             check_params(f"moments: argument {position}", argument)
         found: list[Assumption] = []
         propagation = Propagation(rules or {}, form, found.append, correlations)
-        result = propagation.run(f, args, kwargs)
+        if noise is None:
+            result = propagation.run(f, args, kwargs)
+        else:
+            result = propagation.run(*with_noise(f, noise, args, kwargs), kwargs)
         if strict and found:
             raise MomentsError(
                 "moments: strict=True, and independence would be assumed:\n"

@@ -1,9 +1,10 @@
 """Analog noise: what imprecise hardware does to a network's values.
 
-Models that draw anew in every call: `Additive`, `Multiplicative`, `Mixed`, `Uniform`; a rounding,
-`Quantization`; models of one device, the same in every call: `Drift`, `Telegraph`, `Mismatch`; and
-`Repeated`, the mean of several executions. `noisy` applies any of them, and any object with a
-method `perturb(key, x)`, at chosen layers. Where noise enters an analog computation:
+Models that draw anew in every call: `Additive`, `Multiplicative`, `Mixed`, `Uniform`, `Dropout`; a
+rounding, `Quantization`; models of one device, the same in every call: `Drift`, `Telegraph`,
+`Mismatch`; and `Repeated`, the mean of several executions. `noisy` applies any of them, and any
+object with a method `perturb(key, x)`, at chosen layers; `monte_carlo` draws several times. Where
+noise enters an analog computation:
 
 ```python
 from jaxeff.nn import small_classifier
@@ -25,10 +26,12 @@ evaluate = noisy(f, {"*": Additive(0.5)})                         # what the sco
 """
 
 from jaxeff.noise.drift import Drift
+from jaxeff.noise.dropout import Dropout
 from jaxeff.noise.gaussian import Additive, Mixed, Multiplicative
 from jaxeff.noise.mismatch import Mismatch
+from jaxeff.noise.monte_carlo import monte_carlo
 from jaxeff.noise.noisy import noisy
-from jaxeff.noise.protocol import Noise, SiteNoise
+from jaxeff.noise.protocol import MomentNoise, Noise, SiteNoise
 from jaxeff.noise.repeated import Repeated
 from jaxeff.noise.roundoff import Quantization, Uniform
 from jaxeff.noise.slots import slots
@@ -38,8 +41,10 @@ from jaxeff.noise.walking import walking
 __all__ = [
     "Additive",
     "Drift",
+    "Dropout",
     "Mismatch",
     "Mixed",
+    "MomentNoise",
     "Multiplicative",
     "Noise",
     "Quantization",
@@ -47,6 +52,7 @@ __all__ = [
     "SiteNoise",
     "Telegraph",
     "Uniform",
+    "monte_carlo",
     "noisy",
     "slots",
     "walking",

@@ -16,13 +16,16 @@ References:
     Noisy Computations and Associated Characteristic Learning Dynamics", arXiv:2212.10430.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxeff.noise.model import Axis, Flag, NoiseModel, Place, Sharing
+from jaxeff.noise.protocol import Part
 from jaxeff.settings import Choice, NonNegative, register_setting, static
 
 ORDERS = ("mul_add", "add_mul")
@@ -55,6 +58,16 @@ class Additive(NoiseModel):
         """Returns `x` plus fresh normal noise."""
         return x + self._amount("sigma", x) * self._normal(key, x)
 
+    def parts(self, x: Any) -> Sequence[Part]:
+        """The noise, of mean 0."""
+        shape = self._draw_shape(jnp.shape(x))
+        variance = self._fitting("sigma", self._level("sigma", x) ** 2, shape)
+        return [(jnp.zeros_like(variance), variance)]
+
+    def combine(self, x: Any, *parts: Any) -> Any:
+        """The value plus its noise."""
+        return x + parts[0]
+
 
 @register_setting
 @dataclass(frozen=True)
@@ -80,6 +93,16 @@ class Multiplicative(NoiseModel):
     def perturb(self, key: PRNGKeyArray, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
         """Returns `x` times fresh noise, normal around one."""
         return x * (1 + self._level("sigma", x) * self._normal(key, x))
+
+    def parts(self, x: Any) -> Sequence[Part]:
+        """The factor, of mean 1."""
+        shape = self._draw_shape(jnp.shape(x))
+        variance = self._fitting("sigma", self._level("sigma", x) ** 2, shape)
+        return [(jnp.ones_like(variance), variance)]
+
+    def combine(self, x: Any, *parts: Any) -> Any:
+        """The value times its factor."""
+        return x * parts[0]
 
 
 @register_setting
@@ -114,4 +137,15 @@ class Mixed(NoiseModel):
         add_key, mul_key = jax.random.split(key)
         offset = self._amount("add", x) * self._normal(add_key, x)
         gain = 1 + self._level("mul", x) * self._normal(mul_key, x)
+        return self.combine(x, offset, gain)
+
+    def parts(self, x: Any) -> Sequence[Part]:
+        """The offset, of mean 0, and the factor, of mean 1."""
+        shape = self._draw_shape(jnp.shape(x))
+        add, mul = (self._fitting(n, self._level(n, x) ** 2, shape) for n in ("add", "mul"))
+        return [(jnp.zeros_like(add), add), (jnp.ones_like(mul), mul)]
+
+    def combine(self, x: Any, *parts: Any) -> Any:
+        """The value under both, in the given order."""
+        offset, gain = parts
         return x * gain + offset if self.order == "mul_add" else (x + offset) * gain

@@ -99,6 +99,21 @@ class NoiseModel(Setting):
             own = {len(shape) - 1}
         return tuple(n if axis in own else 1 for axis, n in enumerate(shape))
 
+    def _fitting(self, field: str, variance: Array, shape: tuple[int, ...]) -> Array:
+        """A variance in the shape of the draws that it belongs to.
+
+        Raises:
+            ValueError: Elements that share a draw have different levels, or an amount is relative.
+        """
+        name = f"{type(self).__name__}.{field}"
+        if self.relative:
+            raise ValueError(
+                f"{name} is in units of the signal's range, which is random itself: moments need "
+                "an absolute amount, relative=False"
+            )
+        check_broadcasts(name, variance, shape)
+        return jnp.broadcast_to(variance, shape)
+
     def _normal(self, key: Any, x: Any) -> Array:
         """Fresh standard normal draws for `x`."""
         return jax.random.normal(key, self._draw_shape(jnp.shape(x)), real_dtype(x))

@@ -61,7 +61,7 @@ def noisy(f: Callable[..., Any], spec: Mapping[str, Noise | None]) -> Callable[.
         check_key("the first argument, a key,", key)
 
         def make_rule(program: Program) -> Rule | None:
-            models = resolve(spec, program, _applies, "noise to perturb")
+            models = resolve(spec, program, applies, "noise to perturb")
             return functools.partial(rule, models) if models else None
 
         def rule(
@@ -71,7 +71,7 @@ def noisy(f: Callable[..., Any], spec: Mapping[str, Noise | None]) -> Callable[.
             if model is None:
                 return plain(layer, site_key, *values)
             inputs = list(values)
-            for i in _places(layer, model):
+            for i in places(layer, model):
                 inputs[i] = _perturb(model, site_key, layer, i, inputs[i])
             outputs = plain(layer, site_key, *inputs)
             if place(model) != "output":
@@ -86,8 +86,8 @@ def noisy(f: Callable[..., Any], spec: Mapping[str, Noise | None]) -> Callable[.
     return g
 
 
-def _places(layer: Layer, model: Noise) -> list[int]:
-    """The inputs of a layer that a model perturbs."""
+def places(layer: Layer, model: Noise) -> list[int]:
+    """The inputs of a layer that a model perturbs, as indices."""
     if place(model) == "input":
         return list(layer.data) if layer.kind != "input" else [0]
     if place(model) == "weights":
@@ -95,9 +95,9 @@ def _places(layer: Layer, model: Noise) -> list[int]:
     return []
 
 
-def _applies(layer: Layer, model: Noise) -> bool:
-    places = layer.outputs if place(model) == "output" else _places(layer, model)
-    return bool(places)
+def applies(layer: Layer, model: Noise) -> bool:
+    """Whether a model has something to perturb at a layer."""
+    return bool(layer.outputs if place(model) == "output" else places(layer, model))
 
 
 def _perturb(model: Noise, site_key: PRNGKeyArray, layer: Layer, i: int, x: Any) -> Any:

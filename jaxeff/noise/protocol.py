@@ -1,6 +1,7 @@
 """What `jaxeff.noisy` asks of a noise model."""
 
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from jaxtyping import Array, Float, PRNGKeyArray
 
@@ -34,6 +35,26 @@ class SiteNoise(Noise, Protocol):
         self, key: PRNGKeyArray, site: int, x: Float[Array, "*shape"]
     ) -> Float[Array, "*shape"]:
         """Returns a perturbed copy of `x`, the value that `site` numbers."""
+        ...
+
+
+Part: TypeAlias = tuple[Array, Array]
+"""The mean and the variance of a random array, of independent entries."""
+
+
+@runtime_checkable
+class MomentNoise(Noise, Protocol):
+    """A noise model that `jaxeff.moments` can integrate: a value and independent random arrays.
+
+    A perturbed value is `combine(x, *draws)`, linear in each of the draws.
+    """
+
+    def parts(self, x: Any) -> Sequence[Part]:
+        """Mean and variance of each random array, whose shape broadcasts against `x`."""
+        ...
+
+    def combine(self, x: Any, *parts: Any) -> Any:
+        """The perturbed value, given draws of the random arrays."""
         ...
 
 

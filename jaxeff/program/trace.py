@@ -64,6 +64,15 @@ def trace(f: Callable[..., Any], params: Any, *args: Any, **kwargs: Any) -> Prog
     return program
 
 
+def leaf_names(params: Any) -> list[str]:
+    """The names of a pytree's leaves, in order, as sites are named after them.
+
+    Paths, without the collection of a Linen model; the mean and the variance of a `Gaussian` have
+    the name of the parameter.
+    """
+    return [_leaf(path)[1] for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+
+
 def argument_leaves(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
     """The leaves of the arguments of a call, in the order of the traced program's inputs."""
     return jax.tree.leaves((tuple(args), _array_arguments(kwargs)))

@@ -31,7 +31,7 @@ import optax
 from jaxeff.arguments import check_function, check_key, check_params
 from jaxeff.training.epoch import Loss, TrainState, count_examples, init, make_epoch
 from jaxeff.training.loop import History, run_epochs
-from jaxeff.training.losses import LabelledLoss
+from jaxeff.training.losses import CheckedLoss
 
 
 class FitResult(NamedTuple):
@@ -132,7 +132,7 @@ def _check_loss(loss: Loss, key: jax.Array, start: TrainState, data: Any, batch_
     """Hold a loss to its form on shapes alone, before anything is compiled."""
     if count_examples(data) < batch_size:
         return  # the epoch says so
-    if isinstance(loss, LabelledLoss):
+    if isinstance(loss, CheckedLoss):
         loss.check(key, start.params, start.state, data, batch_size)
     batch = jax.tree.map(lambda leaf: leaf[:batch_size], data)
     result = jax.eval_shape(loss, key, start.params, start.state, batch, start.step)

@@ -1,7 +1,8 @@
 """Loss functions of the form that `jaxeff.training.make_epoch` takes.
 
-A loss of integer labels is a `LabelledLoss`: `fit` has it hold the labels to the number of classes
-before it trains, since a label out of range trains towards NaN, or as another class, silently.
+A loss of integer labels is a `LabelledLoss`, a `CheckedLoss`: `fit` has it hold the labels to the
+number of classes before it trains, since a label out of range trains towards NaN, or as another
+class, silently.
 
 The full form is ``loss(key, params, state, batch, step) -> (loss, (metrics, new_state))``. Write
 it out where a loss anneals or carries state of its own; the adapters here cover the rest.
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,19 @@ import optax
 
 from jaxeff.arguments import check_function, check_labels
 from jaxeff.training.epoch import Loss
+
+
+@runtime_checkable
+class CheckedLoss(Protocol):
+    """A loss that says before a training what is wrong with its data; `fit` and `sweep` ask it."""
+
+    def __call__(self, key: Any, params: Any, state: Any, batch: Any, step: Any) -> tuple[Any, Any]:
+        """The loss, as `jaxeff.training.make_epoch` calls it."""
+        ...
+
+    def check(self, key: Any, params: Any, state: Any, data: Any, batch_size: int) -> None:
+        """Raise what is wrong with the data; trains nothing."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)

@@ -65,7 +65,7 @@ from jaxeff.store import run_identity
 from jaxeff.training.chunks import ChunkFolder, even_parts, join_chunks
 from jaxeff.training.epoch import TrainState, count_examples
 from jaxeff.training.loop import run_epochs
-from jaxeff.training.losses import LabelledLoss
+from jaxeff.training.losses import CheckedLoss
 from jaxeff.training.replicates import (
     Init,
     LossAt,
@@ -215,11 +215,11 @@ def sweep(
 def _check_labels(
     key: jax.Array, loss_at: LossAt, init: Init, settings: Any, data: Any, batch_size: int
 ) -> None:
-    """Have a loss of labels hold them to its classes, at the first setting."""
+    """Have a loss hold the data to what it can learn from, at the first setting."""
 
     def check(key: Any, setting: Any) -> None:
         loss = loss_at(setting)
-        if isinstance(loss, LabelledLoss):
+        if isinstance(loss, CheckedLoss):
             params, state = init(key)
             loss.check(key, params, state, data, batch_size)
 

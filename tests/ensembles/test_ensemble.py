@@ -1,0 +1,214 @@
+"""`ensemble`: members are the networks alone, what is shared is computed once, and it composes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import jaxeff
+from jaxeff.compression import Int
+from jaxeff.ensembles import Members
+from jaxeff.nn import MLP, LeNet5
+from jaxeff.noise import Additive
+from jaxeff.program import SpecError
+from jaxeff.pruning import Plan, channels
+
+KEY = jax.random.key(0)
+X = jax.random.normal(jax.random.key(1), (16, 6))
+
+
+def make(key):
+    return jaxeff.functional(MLP((6, 32, 24, 3), rngs=nnx.Rngs(key)))[1]
+
+
+F, PARAMS = jaxeff.functional(MLP((6, 32, 24, 3), rngs=nnx.Rngs(0)))
+SPECS = {
+    "heads": {"fc3": Members(4)},
+    "behind": {"fc2": Members(4), "fc3": Members(4)},
+    "kernels": {"*/kernel": Members(4)},
+    "whole": {"*": Members(4)},
+    "shared first": {"*": Members(4), "fc1": None},
+}
+
+
+@pytest.mark.parametrize("spec", SPECS.values(), ids=list(SPECS))
+@pytest.mark.parametrize("init", [None, make], ids=["redrawn", "fresh"])
+def test_each_member_is_the_network_alone(spec, init):
+    g, params = jaxeff.ensemble(KEY, F, PARAMS, spec, init=init)
+    together = jax.jit(g)(params, X)
+    assert together.shape == (4, 16, 3)
+    alone = jax.jit(F)
+    for i in range(4):
+        np.testing.assert_allclose(together[i], alone(g.member(params, i), X), atol=1e-6)
+    assert np.abs(together[0] - together[1]).max() > 0.1
+
+
+def test_what_is_shared_stays_as_it_is():
+    _, params = jaxeff.ensemble(KEY, F, PARAMS, {"fc3": Members(4)})
+    for name in ("fc1", "fc2"):
+        assert params[name]["kernel"] is PARAMS[name]["kernel"]
+    assert params["fc3"]["kernel"].shape == (4, 24, 3)
+    assert params["fc3"]["bias"].shape == (4, 3)
+
+
+def test_members_start_by_statistics_of_each_leaf():
+    wide, params = jaxeff.functional(MLP((1, 200, 300), rngs=nnx.Rngs(0)))
+    _, redrawn = jaxeff.ensemble(KEY, wide, params, {"*": Members(3)})
+    kernel = params["fc2"]["kernel"]
+    np.testing.assert_allclose(redrawn["fc2"]["kernel"].std((1, 2)), kernel.std(), rtol=0.02)
+    np.testing.assert_array_equal(redrawn["fc2"]["bias"], np.zeros((3, 300)))
+    _, near = jaxeff.ensemble(KEY, wide, params, {"*": Members(3, spread=0.1)})
+    moved = near["fc2"]["kernel"] - kernel[None]
+    np.testing.assert_allclose(moved.std((1, 2)), 0.1 * kernel.std(), rtol=0.02)
+    _, copies = jaxeff.ensemble(KEY, wide, params, {"*": Members(3, spread=0.0)})
+    np.testing.assert_array_equal(copies["fc2"]["kernel"][2], kernel)
+
+
+def flops(g, *args):
+    return jax.jit(g).lower(*args).compile().cost_analysis()["flops"]
+
+
+def test_what_is_shared_is_computed_once():
+    f, params = jaxeff.functional(MLP((64, 256, 256, 10), rngs=nnx.Rngs(0)))
+    x = jnp.ones((32, 64))
+    single = flops(f, params, x)
+    g, heads = jaxeff.ensemble(KEY, f, params, {"fc3": Members(10)})
+    head = 2 * 32 * 256 * 10
+    assert flops(g, heads, x) - single == pytest.approx(9 * head, rel=0.05)
+    g, networks = jaxeff.ensemble(KEY, f, params, {"*": Members(10)})
+    assert flops(g, networks, x) == pytest.approx(10 * single, rel=0.02)
+
+
+def test_multiplications_are_those_of_the_source():
+    net = LeNet5(padding="VALID", rngs=nnx.Rngs(0))
+    f, params = jaxeff.functional(net)
+    x = jax.ShapeDtypeStruct((128, 28, 28, 1), jnp.float32)
+
+    def millions(f, params):
+        return round(jaxeff.cost(f, params, x).macs / 1e6, 2)
+
+    assert millions(f, params) == 36.05
+    assert millions(*jaxeff.ensemble(KEY, f, params, {"fc3": Members(10)})) == 37.02
+    assert round(millions(*jaxeff.ensemble(KEY, f, params, {"*": Members(10)})), 1) == 360.5
+
+
+def test_sites_are_those_of_the_network():
+    for spec in ({"fc3": Members(4)}, {"*": Members(4)}):
+        g, params = jaxeff.ensemble(KEY, F, PARAMS, spec)
+        assert list(jaxeff.sites(g, params, X)) == list(jaxeff.sites(F, PARAMS, X))
+
+
+def test_noise_around_an_ensemble_is_drawn_for_each_member():
+    g, params = jaxeff.ensemble(KEY, F, PARAMS, {"fc3": Members(4, spread=0.0)})
+    out = jax.jit(jaxeff.noisy(g, {"fc3": Additive(0.3)}))(KEY, params, X)
+    noise = np.asarray(out - g(params, X))
+    assert np.abs(np.corrcoef(noise.reshape(4, -1)) - np.eye(4)).max() < 0.5
+    shared = jaxeff.ensemble(KEY, jaxeff.noisy(F, {"fc3": Additive(0.3)}), PARAMS,
+                             {"fc3": Members(4, spread=0.0)})  # fmt: skip
+    out = jax.jit(shared[0])(KEY, shared[1], X)
+    np.testing.assert_allclose(out[0], out[3], atol=1e-6)
+
+
+def test_quantized_members_are_the_quantized_network():
+    g, params = jaxeff.ensemble(KEY, F, PARAMS, {"fc3": Members(4)})
+    spec = {"*:linear": Int(4, 8)}
+    inside, _ = jaxeff.ensemble(KEY, jaxeff.quantized(F, spec), PARAMS, {"fc3": Members(4)})
+    out, alone = jax.jit(inside)(params, X), jax.jit(jaxeff.quantized(F, spec))
+    for i in range(4):
+        np.testing.assert_allclose(out[i], alone(g.member(params, i), X), atol=1e-6)
+    around = jax.jit(jaxeff.quantized(g, spec))(params, X)
+    assert around.shape == (4, 16, 3)
+    assert np.abs(around - g(params, X)).max() < 1.0
+
+
+def test_moments_of_an_ensemble_are_those_of_its_members():
+    g, params = jaxeff.ensemble(KEY, F, PARAMS, {"fc3": Members(4)})
+    posterior = jax.tree.map(lambda w: jaxeff.Gaussian(w, 0.01 + 0.01 * w**2), params)
+    together = jax.jit(jaxeff.moments(g))(posterior, X)
+    alone = jax.jit(jaxeff.moments(F))
+    for i in range(4):
+        out = alone(g.member(posterior, i), X)
+        np.testing.assert_allclose(together.mean[i], out.mean, atol=1e-6)
+        np.testing.assert_allclose(together.var[i], out.var, rtol=1e-5)
+
+
+def test_a_pruned_ensemble_is_the_ensemble_of_pruned_networks():
+    g, params = jaxeff.ensemble(KEY, F, PARAMS, {"fc3": Members(4)})
+    keep = {"fc1/kernel:1": jnp.arange(32) < 20, "fc2/kernel:1": jnp.arange(24) > 4}
+    of_all = Plan(keep, channels(g, params, X))
+    of_one = Plan(keep, channels(F, PARAMS, X))
+    small = of_all.shrink(params)
+    assert small["fc3"]["kernel"].shape == (4, 19, 3)
+    around = jax.jit(jaxeff.pruned(g, of_all))(small, X)
+    np.testing.assert_allclose(around, jax.jit(jaxeff.masked(g, of_all))(params, X), atol=1e-6)
+    alone = jax.jit(jaxeff.pruned(F, of_one))(g.member(small, 2), X)
+    np.testing.assert_allclose(around[2], alone, atol=1e-6)
+
+
+def test_a_state_goes_with_its_module():
+    net = MLP((6, 8, 8, 3), batch_norm=True, rngs=nnx.Rngs(0))
+    f, params, state = jaxeff.functional(net, mutable=True)
+    g, whole, states = jaxeff.ensemble(KEY, f, params, {"*": Members(3)}, state=state)
+    out, new = jax.jit(g)(whole, states, X)
+    assert out.shape == (3, 16, 3)
+    alone, after = jax.jit(f)(g.member(whole, 1), g.member(states, 1), X)
+    np.testing.assert_allclose(out[1], alone, atol=1e-6)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a[1], b, atol=1e-6), new, after)
+
+    g, heads, shared = jaxeff.ensemble(KEY, f, params, {"fc3": Members(3)}, state=state)
+    _, new = jax.jit(g)(heads, shared, X)
+    assert jax.tree.map(jnp.shape, new) == jax.tree.map(jnp.shape, state)
+    g, behind, shared = jaxeff.ensemble(KEY, f, params, {"fc2": Members(3)}, state=state)
+    with pytest.raises(ValueError, match="give it members, too"):
+        g(behind, shared, X)
+
+
+def tied(params, x):
+    hidden = jax.nn.relu(x @ params["code"]["kernel"])
+    return hidden @ params["code"]["kernel"].T @ params["head"]["kernel"]
+
+
+TIED = {"code": {"kernel": jnp.eye(6)[:, :4]}, "head": {"kernel": jnp.ones((6, 3))}}
+
+
+def test_a_tied_site_is_refused_unless_meant():
+    g, params = jaxeff.ensemble(KEY, tied, TIED, {"code": Members(3)})
+    with pytest.raises(ValueError, match=r"code/kernel is read at code, code#1.*tied=True"):
+        g(params, X)
+    meant, params = jaxeff.ensemble(KEY, tied, TIED, {"code": Members(3, tied=True)})
+    assert meant(params, X).shape == (3, 16, 3)
+    g, params = jaxeff.ensemble(KEY, tied, TIED, {"head": Members(3)})
+    assert g(params, X).shape == (3, 16, 3)
+    g, params = jaxeff.ensemble(KEY, tied, TIED, {"*": Members(3)})
+    assert g(params, X).shape == (3, 16, 3)
+
+
+@pytest.mark.parametrize(
+    ("spec", "error", "message"),
+    [
+        ({"fc3": Members(0)}, ValueError, "'fc3' has 0 members.*Members\\(1\\) or more"),
+        ({}, ValueError, "gives nothing members"),
+        ({"*": None}, ValueError, "gives nothing members"),
+        ({"fc4": Members(2)}, SpecError, "'fc4' matches no parameter.*fc3/kernel"),
+        ({"fc2": Members(2), "fc3": Members(3)}, ValueError, "a member is one network"),
+        ({"fc3": 10}, TypeError, "setting of 'fc3' must be so many members"),
+        ({"fc3": Members}, TypeError, "this is a class"),
+    ],
+)
+def test_a_wrong_spec_is_named(spec, error, message):
+    with pytest.raises(error, match=message):
+        jaxeff.ensemble(KEY, F, PARAMS, spec)
+
+
+def test_other_parameters_are_named():
+    g, params = jaxeff.ensemble(KEY, F, PARAMS, {"fc3": Members(4)})
+    with pytest.raises(ValueError, match=r"fc3/bias has 4 members.*\(3,\)"):
+        g(PARAMS, X)
+    with pytest.raises(ValueError, match="init makes parameters of another structure"):
+        jaxeff.ensemble(KEY, F, PARAMS, {"fc3": Members(4)}, init=lambda key: {"a": X})
+    with pytest.raises(TypeError, match="count must be"):
+        Members("ten")
+    with pytest.raises(ValueError, match="spread"):
+        Members(2, spread=-1.0)
+    del params
