@@ -16,6 +16,7 @@ MODULES = (
     "latency",
     "moment_variances",
     "policies",
+    "pruning",
     "quickstart",
     "replicates",
     "scaling",
@@ -26,7 +27,7 @@ MODULES = (
 )
 _PACKAGES = (
     "activations", "bridges", "compression", "dirty_mnist", "hardening", "latency",
-    "moment_variances", "policies", "quickstart", "scaling", "transforms", "walking_noise",
+    "moment_variances", "policies", "pruning", "quickstart", "scaling", "transforms", "walking_noise",
 )  # fmt: skip
 
 

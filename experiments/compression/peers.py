@@ -205,9 +205,8 @@ def _steps(run: Run[Settings], images: Images, bits: int, model: tuple[Any, Any]
     f, params = model
     x = jnp.asarray(images.train[0][: run.settings.batch_size])
     y = jnp.asarray(images.train[1][: run.settings.batch_size])
-    graph, state, rest = nnx.split(
-        _theirs(model, images, bits, train=True), nnx.Param, nnx.Variable
-    )
+    graph, *states = nnx.split(_theirs(model, images, bits, train=True), nnx.Param, nnx.Variable)
+    state, rest = states
 
     def theirs(state: Any, x: jax.Array) -> jax.Array:
         logits: jax.Array = nnx.merge(graph, state, rest)(x)
