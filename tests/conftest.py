@@ -47,6 +47,7 @@ STRICT = {
     "noise",
     "photonics",
     "program",
+    "pruning",
     "robustness",
     "store",
     "test_keys.py",

@@ -65,6 +65,8 @@ class Concatenation:
 Axis: TypeAlias = Dimension | Product | Concatenation
 ONE = Product(())
 """The axis of a single index, which is never removed."""
+STACKED = "the parts of a concatenation, taken as blocks by a reshape"
+"""Why no block of them may be removed."""
 
 
 def fresh(size: int, *held: str) -> Axis:
@@ -281,11 +283,24 @@ def _align(ones: list[Axis], others: list[Axis], reason: str) -> None:
 def _divided(axis: Axis, leading: int) -> tuple[Axis, Axis] | None:
     """A factor as a product whose first part has a given size."""
     axis = resolve(axis)
-    if not isinstance(axis, Dimension) or axis.size % leading:
+    if isinstance(axis, Product) or axis.size % leading:
         return None
+    if isinstance(axis, Concatenation):
+        return _stacked(axis, leading)
     halves = fresh(leading, *axis.held), fresh(axis.size // leading, *axis.held)
     axis.bound = Product(halves)
     return halves
+
+
+def _stacked(axis: Concatenation, count: int) -> tuple[Axis, Axis] | None:
+    """A concatenation as so many equal blocks, which lose the same indices from now on."""
+    each = axis.size // count
+    blocks = [cut(axis, each * i, each * (i + 1)) for i in range(count)]
+    if any(block is None for block in blocks):
+        return None
+    for block in blocks[1:]:
+        unify(blocks[0], block, STACKED)  # type: ignore[arg-type]
+    return fresh(count, STACKED), blocks[0]  # type: ignore[return-value]
 
 
 def _factors(axis: Axis) -> tuple[Axis, ...]:

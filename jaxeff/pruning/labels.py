@@ -180,14 +180,14 @@ def _scan(
 ) -> list[Axes]:
     consts, carried = node.params["num_consts"], node.params["num_carry"]
     reason = reader.reason(node.eqn, "the axis that it runs along")
+    along = fresh(node.params["length"], reason)
     rows = []
     for found in axes[consts + carried :]:
-        hold(found[0], reason)
+        unify(along, found[0], reason)
         rows.append(found[1:])
     start = axes[consts : consts + carried]
     made = _body(programs[0], [*axes[:consts], *start, *rows], reader)
     _same(start, made[:carried], reason)
-    along = fresh(node.params["length"], reason)
     return [*start, *((along, *found) for found in made[carried:])]
 
 
