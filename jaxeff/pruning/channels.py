@@ -223,7 +223,7 @@ def _grouped(program: Program, labels: Labels, leaves: Mapping[Value, str]) -> C
     found: dict[Dimension, list[tuple[Value, int]]] = {}
     for value in parameters:
         for number, axis in enumerate(labels.of(value)):
-            for dimension in dimensions(axis):
+            for dimension in dict.fromkeys(dimensions(axis)):
                 found.setdefault(dimension, []).append((value, number))
     sites = _sites(program, labels)
     groups: list[Group] = []

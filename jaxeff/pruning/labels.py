@@ -20,6 +20,7 @@ from jaxeff.program import primitives as prim
 from jaxeff.program.graph import Node
 from jaxeff.program.layers import Layer, Program
 from jaxeff.pruning.dimensions import Axis, Dimension, dimensions, fresh, hold, unify
+from jaxeff.pruning.numbers import Numbers
 
 Axes = tuple[Axis, ...]
 p = prim.p
@@ -33,13 +34,13 @@ class Labels:
         axes: Those of every value, also inside loops.
         bodies: Those of the jaxprs of custom derivatives, by the equation that calls them: there a
             variable may be called several times.
-        counts: For a sum over axes, or what is made of it pointwise, the axes that it summed.
+        numbers: Which numbers came from sizes.
         crossed: Reductions over an axis, where removing indices changes what is computed.
     """
 
     axes: dict[Any, Axes] = field(default_factory=dict)
     bodies: dict[Any, Labels] = field(default_factory=dict)
-    counts: dict[Any, tuple[Axis, ...]] = field(default_factory=dict)
+    numbers: Numbers = field(default_factory=Numbers)
     crossed: dict[Dimension, list[str]] = field(default_factory=dict)
 
     def of(self, atom: Any) -> Axes:
@@ -80,21 +81,22 @@ class Reader:
         """What forbids to remove an index, for people."""
         name = eqn.primitive.name
         place = f" at {self.where!r}" if self.where else ""
-        return f"{name}{place}{f' ({why})' if why else ''} [{_compat.source_line(eqn)}]"
+        line = _compat.source_line(eqn)
+        return f"{name}{place}{f' ({why})' if why else ''}{f' [{line}]' if line else ''}"
 
     def equation(self, eqn: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         """Relates the axes of an equation's operands and results."""
         labels, axes = self.labels, [self.labels.of(a) for a in inputs]
         results: Sequence[Axes]
         if eqn.primitive in prim.CALLS | prim.CUSTOM:
-            results = self._called(eqn, axes)
+            results = self._called(eqn, inputs, outputs, axes)
         elif eqn.primitive in self.rules:
             results = self.rules[eqn.primitive](eqn, axes, self)
         else:
             results = self.unknown(eqn, axes)
         for value, found in zip(outputs, results, strict=True):
             labels.set(value, found)
-        self._count(eqn, inputs, outputs, axes)
+        labels.numbers.follow(eqn, inputs, outputs, axes)
 
     def unknown(self, eqn: Any, axes: Sequence[Axes], why: str = "") -> list[Axes]:
         """Holds everything that an equation reads; what it makes is held as well."""
@@ -111,30 +113,23 @@ class Reader:
             if (note := self.reason(eqn)) not in notes:
                 notes.append(note)
 
-    def _called(self, eqn: Any, axes: Sequence[Axes]) -> list[Axes]:
+    def _called(
+        self, eqn: Any, inputs: Sequence[Any], outputs: Sequence[Any], axes: Sequence[Axes]
+    ) -> list[Axes]:
         closed = _compat.sub_jaxprs(eqn)[0]
         inner = Labels(crossed=self.labels.crossed)
         # Variables of a jaxpr that is called twice are told apart by the call.
         self.labels.bodies[id(eqn)] = inner
-        return read_jaxpr(closed, axes, Reader(inner, self.where, self.rules))
-
-    def _count(
-        self, eqn: Any, inputs: Sequence[Any], outputs: Sequence[Any], axes: Sequence[Axes]
-    ) -> None:
-        """Follows what a sum has been taken over, until it is divided by how many that were."""
-        counts = self.labels.counts
-        if eqn.primitive is p.reduce_sum_p:
-            counts[outputs[0]] = tuple(axes[0][i] for i in eqn.params["axes"])
-            return
-        known = [counts[a] for a in inputs if not isinstance(a, Literal) and a in counts]
-        moved = eqn.primitive in prim.BROADCAST_BACK | {p.convert_element_type_p}
-        if len(known) == 1 and moved:
-            counts[outputs[0]] = known[0]
+        self.labels.numbers.give(inputs, inner.numbers, closed.jaxpr.invars)
+        results = read_jaxpr(closed, axes, Reader(inner, self.where, self.rules))
+        inner.numbers.give(closed.jaxpr.outvars, self.labels.numbers, outputs)
+        return results
 
 
 def read_jaxpr(closed: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
     """Reads the equations of a jaxpr; gives the axes of its results."""
     labels, jaxpr = reader.labels, closed.jaxpr
+    _scalars(labels, dict(zip(jaxpr.constvars, closed.consts, strict=True)))
     for var, found in zip(jaxpr.invars, axes, strict=True):
         labels.set(var, found)
     for eqn in jaxpr.eqns:
@@ -144,6 +139,7 @@ def read_jaxpr(closed: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
 
 def read_program(program: Program, labels: Labels, rules: Mapping[Any, Rule]) -> None:
     """Reads the layers of a program, loops and branches included."""
+    _scalars(labels, program.constants)
     for layer in program.layers:
         if layer.kind == "control flow":
             _control(layer, labels, rules)
@@ -154,6 +150,12 @@ def read_program(program: Program, labels: Labels, rules: Mapping[Any, Rule]) ->
                 labels.set(made, labels.of(value))
         for node in layer.nodes:
             reader.equation(node.eqn, node.inputs, node.outputs)
+
+
+def _scalars(labels: Labels, constants: Mapping[Any, Any]) -> None:
+    for value, number in constants.items():
+        if not np.shape(number) and not _compat.is_key(number):
+            labels.numbers.known[value] = number
 
 
 def _control(layer: Layer, labels: Labels, rules: Mapping[Any, Rule]) -> None:

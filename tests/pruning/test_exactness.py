@@ -1,6 +1,7 @@
 """A pruned network is the masked one; where statistics cross channels, it is the narrower one."""
 
 import functools
+import itertools
 
 import jax
 import numpy as np
@@ -14,13 +15,15 @@ from tests.pruning.networks import NETWORKS
 pytestmark = pytest.mark.promotes("dtype", "rank")
 
 
-def drawn(found, seed, groups):
+def drawn(found, seed, network=None):
     """A plan that removes half of what can be removed."""
     rng = np.random.default_rng(seed)
     keep = {}
-    for group in groups:
+    for group in found.free:
         keep[group.name] = where = rng.random(group.size) < 0.5
         where[rng.integers(group.size)] = True
+    for one, other in itertools.pairwise(network.alike if network else ()):
+        keep[network.sizes[other]] = keep[network.sizes[one]]
     return Plan(keep, found)
 
 
@@ -54,37 +57,26 @@ def read(name):
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_pruned_is_masked(name):
+def test_pruned_is_masked_or_the_narrower_one(name):
     network, found = read(name)
-    groups = [group for group in found.free if not group.crossed]
+    crossed = [group for group in found.free if group.crossed]
+    assert bool(crossed) == bool(network.narrow)
     whole = jax.jit(lambda plan, p: computed(masked(network.f, plan), network.args)(p))
-    assert groups
     for seed in range(3):
-        plan = drawn(found, seed, groups)
-        g, small = pruned(network.f, plan), plan.shrink(network.params)
-        expected, gradient = whole(plan, network.params)
+        plan = drawn(found, seed, network)
+        g, small = pruned(network.f, plan, rescale=bool(crossed)), plan.shrink(network.params)
         out, ours = jax.jit(computed(g, network.args))(small)
+        if network.narrow:
+            left = {size: int(np.sum(plan.keep[group])) for size, group in network.sizes.items()}
+            narrow = jax.jit(computed(network.narrow(**left), network.args))
+            expected, gradient = narrow(small)
+        else:
+            expected, gradient = whole(plan, network.params)
+            gradient = plan.shrink(gradient)
         assert_same(out, expected)
-        assert_same(ours, plan.shrink(gradient))
+        assert_same(ours, gradient)
         before, after = (sum(x.size for x in jax.tree.leaves(t)) for t in (network.params, small))
         assert after < before
     assert jaxeff.sites(g, small, *network.args) == jaxeff.sites(
         network.f, network.params, *network.args
     )
-
-
-CROSSED = [name for name in NETWORKS if NETWORKS[name]().narrow]
-
-
-@pytest.mark.parametrize("name", CROSSED)
-def test_where_statistics_cross_it_is_the_narrower_one(name):
-    network, found = read(name)
-    assert any(group.crossed for group in found.free)
-    for seed in range(3):
-        plan = drawn(found, seed, found.free)
-        small = plan.shrink(network.params)
-        kept = {group.name: group.size for group in found}
-        kept |= {group: int(np.sum(keep)) for group, keep in plan.keep.items()}
-        ours = jax.jit(computed(pruned(network.f, plan), network.args))(small)
-        theirs = jax.jit(computed(network.narrow(kept), network.args))(small)
-        assert_same(ours, theirs)

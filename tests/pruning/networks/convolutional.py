@@ -290,13 +290,13 @@ class Upscaling(nnx.Module):
 class GroupNormed(nnx.Module):
     """Group norms in a residual block."""
 
-    def __init__(self, rngs, groups=4, each=3, hidden=2):
+    def __init__(self, rngs, groups=4, each=3, again=4, hidden=2):
         width = groups * each
         self.stem = nnx.Conv(3, width, (3, 3), rngs=rngs)
         self.norm = nnx.GroupNorm(width, num_groups=groups, rngs=rngs)
-        self.conv = nnx.Conv(width, groups * hidden, (3, 3), rngs=rngs)
-        self.again = nnx.GroupNorm(groups * hidden, num_groups=groups, rngs=rngs)
-        self.back = nnx.Conv(groups * hidden, width, (3, 3), rngs=rngs)
+        self.conv = nnx.Conv(width, again * hidden, (3, 3), rngs=rngs)
+        self.again = nnx.GroupNorm(again * hidden, num_groups=again, rngs=rngs)
+        self.back = nnx.Conv(again * hidden, width, (3, 3), rngs=rngs)
         self.head = nnx.Linear(width, 5, rngs=rngs)
 
     def __call__(self, x):
@@ -357,17 +357,9 @@ class WaveNet(nnx.Module):
         return self.out(jax.nn.relu(total))
 
 
-def _narrow_convnext(kept):
-    sizes = {
-        "stem": kept["stem/kernel:3"], "hidden": kept["one/up/kernel:1"],
-        "wide": kept["down/kernel:3"], "more": kept["two/up/kernel:1"],
-    }  # fmt: skip
-    return lambda rngs: ConvNeXt(rngs, **sizes)
-
-
 DIGITS = np.random.default_rng(3).standard_normal((2, 28, 28, 1), np.float32)
 
-NETWORKS = {
+NETWORKS = {  # fmt: skip
     "lenet": lambda: of_nnx(lambda rngs: LeNet5(rngs=rngs), DIGITS),
     "resnet18": lambda: of_nnx(Residual, IMAGE),
     "resnet50": lambda: of_nnx(ResNet, IMAGE),
@@ -379,9 +371,21 @@ NETWORKS = {
     "shufflenet1": lambda: of_nnx(ShuffleNet1, IMAGE),
     "shufflenet2": lambda: of_nnx(ShuffleNet2, IMAGE),
     "unet": lambda: of_nnx(UNet, IMAGE),
-    "convnext": lambda: of_nnx(ConvNeXt, IMAGE, narrow=_narrow_convnext),
+    "convnext": lambda: of_nnx(
+        ConvNeXt, IMAGE, narrow=ConvNeXt,
+        sizes={
+            "stem": "one/depthwise/kernel:3", "hidden": "one/up/kernel:1",
+            "wide": "down/kernel:3", "more": "two/up/kernel:1",
+        },
+    ),
     "pixel shuffle": lambda: of_nnx(Upscaling, IMAGE[:, :4, :4]),
-    "group norm": lambda: of_nnx(GroupNormed, IMAGE),
+    "group norm": lambda: of_nnx(
+        GroupNormed, IMAGE, narrow=GroupNormed,
+        sizes={
+            "groups": "back/kernel:3", "each": "back/kernel:3#1",
+            "again": "conv/kernel:3", "hidden": "conv/kernel:3#1",
+        },
+    ),
     "autoencoder": lambda: of_nnx(Autoencoder, IMAGE),
     "inception": lambda: of_linen(Inception(), IMAGE),
     "wavenet": lambda: of_nnx(WaveNet, SEQUENCE),

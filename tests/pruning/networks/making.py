@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -26,14 +26,18 @@ class Network:
         f: The function `f(params, *args)`.
         params: Its parameters; none is zero, so that no channel is nothing.
         args: Its arguments.
-        narrow: Where statistics cross channels: the same network built with as many channels as
-            there are left, `narrow(kept) -> f`, from the number that is kept of each group.
+        narrow: Where statistics cross channels: the function of the same network built with other
+            sizes, `narrow(**sizes)`.
+        sizes: Those sizes, by the groups of channels that they are of.
+        alike: Sizes that the network can only have alike.
     """
 
     f: Callable[..., Any]
     params: Any
     args: tuple[Any, ...]
-    narrow: Callable[[Mapping[str, int]], Callable[..., Any]] | None = None
+    narrow: Callable[..., Callable[..., Any]] | None = None
+    sizes: Mapping[str, str] = field(default_factory=dict)
+    alike: tuple[str, ...] = ()
 
 
 def drawn(tree: Any) -> Any:
@@ -55,8 +59,10 @@ def drawn(tree: Any) -> Any:
     return jax.tree_util.tree_map_with_path(draw, tree)
 
 
-def of_nnx(make: Callable[[nnx.Rngs], nnx.Module], *args: Any, narrow: Any = None) -> Network:
-    """A network of an NNX module, in evaluation mode; `narrow(kept)` makes the narrower module."""
+def of_nnx(
+    make: Callable[[nnx.Rngs], nnx.Module], *args: Any, narrow: Any = None, **more: Any
+) -> Network:
+    """A network of an NNX module, in evaluation mode; `narrow(rngs, **sizes)` makes another."""
 
     def read(make: Any) -> Any:
         module = nnx.eval_shape(lambda: make(nnx.Rngs(0)))
@@ -65,8 +71,8 @@ def of_nnx(make: Callable[[nnx.Rngs], nnx.Module], *args: Any, narrow: Any = Non
         return jaxeff.functional(nnx.merge(structure, drawn(state)))
 
     f, params = read(make)
-    built = None if narrow is None else lambda kept: read(narrow(kept))[0]
-    return Network(f, params, args, built)
+    built = None if narrow is None else lambda **sizes: read(lambda r: narrow(r, **sizes))[0]
+    return Network(f, params, args, built, **more)
 
 
 def of_linen(module: Any, *args: Any) -> Network:

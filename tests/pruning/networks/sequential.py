@@ -9,7 +9,6 @@ import numpy as np
 from flax import nnx
 
 from jaxeff.nn import LinenMLP
-from jaxeff.nn.transformer import EncoderBlock
 from tests.pruning.networks.making import (
     IMAGE,
     SEQUENCE,
@@ -69,6 +68,10 @@ class Library(Grouped):
         return jax.nn.dot_product_attention(q, k, v, is_causal=True)
 
 
+def linear(inner, out, rngs):
+    return nnx.Linear(inner, out, rngs=rngs)
+
+
 def rotated(z):
     """Rotary positions, on halves of a head."""
     one, two = jnp.split(z, 2, -1)
@@ -94,53 +97,62 @@ class Linear(nnx.Module):
         return self.head(x + y)
 
 
-class ViT(nnx.Module):
-    """Patches, a class token, positions, blocks with layer norms."""
+class Encoder(nnx.Module):
+    """Attention and two layers, each after a layer norm and around it a shortcut."""
 
     def __init__(self, rngs, width=12, heads=3, inside=12, hidden=20):
-        self.patch = nnx.Conv(3, width, (4, 4), strides=4, padding="VALID", rngs=rngs)
-        self.token = nnx.Param(jnp.ones((1, 1, width)))
-        self.position = nnx.Param(jnp.ones((1, 5, width)))
-        self.norm1 = nnx.LayerNorm(width, rngs=rngs)
+        self.norm1, self.norm2 = nnx.LayerNorm(width, rngs=rngs), nnx.LayerNorm(width, rngs=rngs)
         self.attention = nnx.MultiHeadAttention(
             heads, width, qkv_features=inside, decode=False, rngs=rngs
         )
-        self.norm2 = nnx.LayerNorm(width, rngs=rngs)
-        self.up, self.down = nnx.Linear(width, hidden, rngs=rngs), nnx.Linear(hidden, width, rngs=rngs)
-        self.norm, self.head = nnx.LayerNorm(width, rngs=rngs), nnx.Linear(width, 5, rngs=rngs)
+        self.up, self.down = linear(width, hidden, rngs), linear(hidden, width, rngs)
+
+    def __call__(self, x):
+        x = x + self.attention(self.norm1(x))
+        return x + self.down(jax.nn.gelu(self.up(self.norm2(x))))
+
+
+class ViT(nnx.Module):
+    """Patches, a class token, positions, an encoder."""
+
+    def __init__(self, rngs, width=12, **sizes):
+        self.patch = nnx.Conv(3, width, (4, 4), strides=4, padding="VALID", rngs=rngs)
+        self.token = nnx.Param(jnp.ones((1, 1, width)))
+        self.position = nnx.Param(jnp.ones((1, 5, width)))
+        self.block = Encoder(rngs, width, **sizes)
+        self.norm, self.head = nnx.LayerNorm(width, rngs=rngs), linear(width, 5, rngs)
 
     def __call__(self, x):
         x = self.patch(x)
         x = x.reshape(x.shape[0], -1, x.shape[-1])
         token = jnp.broadcast_to(self.token[...], (x.shape[0], 1, x.shape[-1]))
         x = jnp.concatenate([token, x], 1) + self.position[...]
-        x = x + self.attention(self.norm1(x))
-        x = x + self.down(jax.nn.gelu(self.up(self.norm2(x))))
-        return self.head(self.norm(x)[:, 0])
+        return self.head(self.norm(self.block(x))[:, 0])
 
 
 class Llama(nnx.Module):
     """RMS norms, rotary grouped queries, a gated unit, tied embeddings."""
 
-    def __init__(self, rngs, width=16, heads=8, keys=2, hidden=24):
+    def __init__(self, rngs, width=16, keys=2, each=4, size=4, values=4, hidden=24):
         self.embedding = nnx.Embed(20, width, rngs=rngs)
         self.norm1, self.norm2 = nnx.RMSNorm(width, rngs=rngs), nnx.RMSNorm(width, rngs=rngs)
         self.norm = nnx.RMSNorm(width, rngs=rngs)
-        self.heads, self.keys = heads, keys
-        more = {"use_bias": False, "rngs": rngs}
-        self.q, self.k = nnx.Linear(width, 4 * heads, **more), nnx.Linear(width, 4 * keys, **more)
-        self.v, self.o = nnx.Linear(width, 4 * keys, **more), nnx.Linear(4 * heads, width, **more)
-        self.gate, self.up = nnx.Linear(width, hidden, **more), nnx.Linear(width, hidden, **more)
-        self.down = nnx.Linear(hidden, width, **more)
+        self.keys, self.each = keys, each
+        self.q, self.k = linear(width, keys * each * size, rngs), linear(width, keys * size, rngs)
+        self.v, self.o = linear(width, keys * values, rngs), linear(keys * each * values, width, rngs)
+        self.gate, self.up = linear(width, hidden, rngs), linear(width, hidden, rngs)
+        self.down = linear(hidden, width, rngs)
 
     def __call__(self, tokens):
         x = self.embedding(tokens)
         y = self.norm1(x)
         b, t, _ = y.shape
-        q = rotated(self.q(y).reshape(b, t, self.heads, 4))
-        k = rotated(self.k(y).reshape(b, t, self.keys, 4))
-        v = self.v(y).reshape(b, t, self.keys, 4)
-        y = jax.nn.dot_product_attention(q, k, v, is_causal=True, scale=0.5)
+        q = rotated(self.q(y).reshape(b, t, self.keys * self.each, -1))
+        k = rotated(self.k(y).reshape(b, t, self.keys, -1))
+        v = self.v(y).reshape(b, t, self.keys, -1)
+        q = q.reshape(b, t, self.keys, self.each, -1) / q.shape[-1] ** 0.5
+        weights = jax.nn.softmax(jnp.einsum("btnhd,bsnd->bnhts", q, k))
+        y = jnp.einsum("bnhts,bsnd->btnhd", weights, v)
         x = x + self.o(y.reshape(b, t, -1))
         y = self.norm2(x)
         x = x + self.down(jax.nn.silu(self.gate(y)) * self.up(y))
@@ -153,9 +165,9 @@ class Mixer(nnx.Module):
     def __init__(self, rngs, width=12, tokens=7, hidden=20):
         self.patch = nnx.Conv(3, width, (2, 2), strides=2, rngs=rngs)
         self.norm1, self.norm2 = nnx.LayerNorm(width, rngs=rngs), nnx.LayerNorm(width, rngs=rngs)
-        self.t1, self.t2 = nnx.Linear(16, tokens, rngs=rngs), nnx.Linear(tokens, 16, rngs=rngs)
-        self.c1, self.c2 = nnx.Linear(width, hidden, rngs=rngs), nnx.Linear(hidden, width, rngs=rngs)
-        self.head = nnx.Linear(width, 5, rngs=rngs)
+        self.t1, self.t2 = linear(16, tokens, rngs), linear(tokens, 16, rngs)
+        self.c1, self.c2 = linear(width, hidden, rngs), linear(hidden, width, rngs)
+        self.head = linear(width, 5, rngs)
 
     def __call__(self, x):
         x = self.patch(x)
@@ -169,10 +181,11 @@ class Mixer(nnx.Module):
 class Experts(nnx.Module):
     """A soft mixture of stacked experts, each a gated unit whose halves are one weight."""
 
-    def __init__(self, rngs):
-        self.inner, self.router = nnx.Linear(5, 8, rngs=rngs), nnx.Linear(8, 3, rngs=rngs)
-        self.up, self.down = nnx.Param(jnp.ones((3, 8, 20))), nnx.Param(jnp.ones((3, 10, 8)))
-        self.head = nnx.Linear(8, 4, rngs=rngs)
+    def __init__(self, rngs, width=8, experts=3, hidden=10):
+        self.inner, self.router = linear(5, width, rngs), linear(width, experts, rngs)
+        self.up = nnx.Param(jnp.ones((experts, width, 2 * hidden)))
+        self.down = nnx.Param(jnp.ones((experts, hidden, width)))
+        self.head = linear(width, 4, rngs)
 
     def __call__(self, x):
         x = self.inner(x)
@@ -218,18 +231,17 @@ class LinenRecurrent(nn.Module):
 
 
 class Scanned(nnx.Module):
-    """Encoder blocks whose weights are stacked, in a loop."""
+    """Encoders whose weights are stacked, in a loop."""
 
-    def __init__(self, rngs, width=12, hidden=20):
-        self.inner = nnx.Linear(5, width, rngs=rngs)
+    def __init__(self, rngs, width=12, **sizes):
+        self.inner = linear(5, width, rngs)
 
         @nnx.split_rngs(splits=3)
         @nnx.vmap(in_axes=(0,), out_axes=0)
         def make(rngs):
-            return EncoderBlock(width, 3, hidden, rngs=rngs)
+            return Encoder(rngs, width, **sizes)
 
-        self.blocks = make(rngs)
-        self.head = nnx.Linear(width, 4, rngs=rngs)
+        self.blocks, self.head = make(rngs), linear(width, 4, rngs)
 
     def __call__(self, x):
         @nnx.scan(in_axes=(0, nnx.Carry), out_axes=nnx.Carry)
@@ -284,25 +296,63 @@ def _stacked():
     return Network(stacked, drawn(made), (SEQUENCE[:, 0],))
 
 
+def _encoder(prefix, stack, **more):
+    """Sizes of an encoder by the groups that they are of; its keys and values are of one size."""
+    key, value = f"{prefix}attention/key/kernel", f"{prefix}attention/value/kernel"
+    return {
+        "heads": f"{key}:{1 + stack}", "each": f"{key}:{2 + stack}",
+        "values": f"{value}:{2 + stack}", "hidden": f"{prefix}up/kernel:{1 + stack}", **more,
+    }  # fmt: skip
+
+
+def _inside(make):
+    """Gives an encoder the product of heads and what each has."""
+    return lambda rngs, heads, each, values, **sizes: make(
+        rngs, heads=heads, inside=heads * each, **sizes
+    )
+
+
+def _halves(rngs, half, **sizes):
+    return Llama(rngs, size=2 * half, **sizes)
+
+
 FLAT = np.random.default_rng(4).standard_normal((2, 20), np.float32)
 
-NETWORKS = {
+NETWORKS = {  # fmt: skip
     "attention": lambda: of_nnx(Attention, TOKENS),
     "grouped queries": lambda: of_nnx(Grouped, SEQUENCE),
     "multi-query": lambda: of_nnx(lambda rngs: Grouped(rngs, 4, 1), SEQUENCE),
     "library attention": lambda: of_nnx(Library, SEQUENCE),
     "library multi-query": lambda: of_nnx(lambda rngs: Library(rngs, 4, 1), SEQUENCE),
     "einsum attention": lambda: of_nnx(Linear, SEQUENCE),
-    "vit": lambda: of_nnx(ViT, IMAGE),
-    "llama": lambda: of_nnx(Llama, TOKENS),
-    "mixer": lambda: of_nnx(Mixer, IMAGE),
-    "experts": lambda: of_nnx(Experts, SEQUENCE),
+    "vit": lambda: of_nnx(
+        ViT, IMAGE, narrow=_inside(ViT), alike=("each", "values"),
+        sizes=_encoder("block/", 0, width="patch/kernel:3"),
+    ),
+    "llama": lambda: of_nnx(
+        Llama, TOKENS, narrow=_halves,
+        sizes={
+            "width": "down/kernel:1", "keys": "k/kernel:1", "each": "q/kernel:1",
+            "half": "k/kernel:1#1", "values": "v/kernel:1", "hidden": "gate/kernel:1",
+        },
+    ),
+    "mixer": lambda: of_nnx(
+        Mixer, IMAGE, narrow=Mixer,
+        sizes={"width": "patch/kernel:3", "tokens": "t1/kernel:1", "hidden": "c1/kernel:1"},
+    ),
+    "experts": lambda: of_nnx(
+        Experts, SEQUENCE, narrow=Experts,
+        sizes={"width": "down:2", "experts": "router/kernel:1", "hidden": "up:2"},
+    ),
     "shared": lambda: of_nnx(Shared, SEQUENCE),
     "lstm": lambda: of_nnx(lambda rngs: Recurrent(nnx.LSTMCell, rngs), SEQUENCE),
     "fused lstm": lambda: of_nnx(lambda rngs: Recurrent(nnx.OptimizedLSTMCell, rngs), SEQUENCE),
     "gru": lambda: of_nnx(lambda rngs: Recurrent(nnx.GRUCell, rngs), SEQUENCE),
     "linen bidirectional": lambda: of_linen(LinenRecurrent(), SEQUENCE),
-    "scanned transformer": lambda: of_nnx(Scanned, SEQUENCE),
+    "scanned transformer": lambda: of_nnx(
+        Scanned, SEQUENCE, narrow=_inside(Scanned), alike=("each", "values"),
+        sizes=_encoder("blocks/", 1, width="blocks/attention/out/kernel:3"),
+    ),
     "linen scanned": lambda: of_linen(LinenScanned(), SEQUENCE),
     "scan": _stacked,
     "linen mlp": lambda: of_linen(LinenMLP((20, 16, 4)), FLAT),
