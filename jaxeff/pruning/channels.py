@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 
 from jaxeff.from_flax import NEW_STATE_TAG, STATE_TAG
 from jaxeff.program import Program, trace
@@ -35,7 +36,8 @@ from jaxeff.program import primitives as prim
 from jaxeff.program.graph import Value
 from jaxeff.pruning.dimensions import Axis, Dimension, dimensions, fresh, hold, membership, resolve
 from jaxeff.pruning.labels import Axes, Labels, read_program
-from jaxeff.pruning.rules import PLACE, RULES
+from jaxeff.pruning.refusals import INPUT, PLACE, RESULT, PlanError, way_out
+from jaxeff.pruning.rules import RULES
 from jaxeff.tables import Table
 
 
@@ -81,6 +83,13 @@ class Group:
     def free(self) -> bool:
         """Whether channels can be removed."""
         return not self.held
+
+    @property
+    def refusal(self) -> str:
+        """What keeps its channels, where, and what to do about it; empty if nothing does."""
+        if not self.held:
+            return ""
+        return f"{self.name!r} can't lose channels: {self.held[0]}. {way_out(self.held[0])}"
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -172,20 +181,32 @@ def channels(f: Callable[..., Any], params: Any, *args: Any, **kwargs: Any) -> C
 
 def read_channels(program: Program) -> Channels:
     """The same of a program that has been traced already."""
+    _check_sizes(program)
     labels = Labels()
     states = _states(program)
     for value in program.inputs:
         sizes = [int(n) for n in value.aval.shape]
         free = value.is_weight or value in states
-        reason = () if free else ("an input of the function",)
+        reason = () if free else (INPUT,)
         labels.axes[value] = tuple(fresh(n, *reason) for n in sizes)
     read_program(program, labels, RULES)
     updated = _updated(program)
     for result in program.outputs:
         for axis in labels.of(result) if result not in updated else ():
-            hold(axis, "a result of the function")
+            hold(axis, RESULT)
     leaves = {v: v.path for v in program.inputs if v.is_weight and v.path} | states
     return _grouped(program, labels, leaves)
+
+
+def _check_sizes(program: Program) -> None:
+    """Channels are indices, so there has to be a number of them."""
+    for i, value in enumerate(program.inputs):
+        if not all(isinstance(n, int | np.integer) for n in value.aval.shape):
+            name = value.path or f"input {i}"
+            raise PlanError(
+                f"{name} has the symbolic shape {tuple(map(str, value.aval.shape))}: channels are "
+                "read at known sizes. Give arrays, or a jax.ShapeDtypeStruct of numbers."
+            )
 
 
 def leaf_path(keypath: Sequence[Any]) -> str:

@@ -20,6 +20,8 @@ from typing import TypeAlias
 
 import numpy as np
 
+from jaxeff.pruning.refusals import STACKED
+
 
 @dataclass(eq=False)
 class Dimension:
@@ -65,8 +67,6 @@ class Concatenation:
 Axis: TypeAlias = Dimension | Product | Concatenation
 ONE = Product(())
 """The axis of a single index, which is never removed."""
-STACKED = "the parts of a concatenation, taken as blocks by a reshape"
-"""Why no block of them may be removed."""
 
 
 def fresh(size: int, *held: str) -> Axis:

@@ -19,8 +19,9 @@ from jaxeff import _compat
 from jaxeff._compat import Literal, split_p
 from jaxeff.program import primitives as prim
 from jaxeff.program.layers import Layer, run_nodes
-from jaxeff.pruning.dimensions import Axis, Dimension, kept, resolve
-from jaxeff.pruning.labels import Axes, Labels, Reader, read_jaxpr
+from jaxeff.pruning.dimensions import Axis, Dimension, kept
+from jaxeff.pruning.labels import Axes, Labels, Reader, called
+from jaxeff.pruning.refusals import UNKNOWN, PlanError, way_out
 from jaxeff.pruning.rules import RULES
 
 p = prim.p
@@ -50,7 +51,17 @@ class Emission:
 
         def bind(eqn: Any, *operands: Any) -> list[Any]:
             node = by_equation[id(eqn)]
-            return self.equation(eqn, node.inputs, node.outputs, operands, self.labels)
+            try:
+                made = self.equation(eqn, node.inputs, node.outputs, operands, self.labels)
+                self._check(made, [self.labels.of(v) for v in node.outputs])
+                return made
+            except (TypeError, ValueError) as error:
+                if isinstance(error, PlanError):
+                    raise
+                raise PlanError(
+                    f"{eqn.primitive.name} at {layer.site!r} can't be restated for fewer channels "
+                    f"({error}). {way_out(UNKNOWN)}"
+                ) from error
 
         return run_nodes(layer.nodes, layer.inputs, values, layer.outputs, bind)
 
@@ -73,9 +84,16 @@ class Emission:
             closed = _compat.sub_jaxprs(eqn)[0]
             return self.jaxpr(closed, operands, labels.bodies[id(eqn)])
         if eqn.primitive in prim.CUSTOM:
-            restate = functools.partial(self._restated, [labels.of(a) for a in inputs])
+            places = called([labels.of(a) for a in inputs], results)
+            restate = functools.partial(self._restated, places)
             return _compat.bind(eqn, *operands, **_compat.restated(eqn, restate))
         return _compat.bind(eqn, *operands, **self._params(eqn, inputs, results, labels))
+
+    def _check(self, made: Sequence[Any], results: Sequence[Axes]) -> None:
+        """What a rule said of an equation's results is what came out."""
+        for x, axes in zip(made, results, strict=True):
+            if tuple(x.shape) != (left := tuple(map(self.size, axes))):
+                raise ValueError(f"it gives {tuple(x.shape)}, not {left}")
 
     def is_whole(self, axes: Axes) -> bool:
         """Whether nothing is removed from an array."""
@@ -139,14 +157,13 @@ class Emission:
             self.size(axis) if n == axis.size else n for axis, n in zip(axes, sizes, strict=True)
         )
 
-    def _restated(self, axes: Sequence[Axes], closed: Any, operands: Sequence[int]) -> Any:
-        """A jaxpr for the new shapes, each of whose inputs has the axes of one of the operands."""
-        given = [axes[i] for i in operands]
-        labels = Labels()
-        read_jaxpr(closed, given, Reader(labels, "", RULES))
+    def _restated(self, places: dict[tuple[str, int], Axes], derivative: Any) -> Any:
+        """A derivative of a call for the new shapes."""
+        closed = derivative.closed
+        labels = Reader(Labels(), "", RULES).derivative(derivative, places)
         shapes = [
-            jax.ShapeDtypeStruct(tuple(map(self.size, found)), var.aval.dtype)
-            for found, var in zip(given, closed.jaxpr.invars, strict=True)
+            jax.ShapeDtypeStruct(tuple(map(self.size, places[at])), var.aval.dtype)
+            for at, var in zip(derivative.given, closed.jaxpr.invars, strict=True)
         ]
         return jax.make_jaxpr(lambda *values: self.jaxpr(closed, values, labels))(*shapes)
 

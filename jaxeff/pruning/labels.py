@@ -9,7 +9,7 @@ once, their carried values unified with themselves.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from jaxeff.program.graph import Node
 from jaxeff.program.layers import Layer, Program
 from jaxeff.pruning.dimensions import Axis, Dimension, dimensions, fresh, hold, unify
 from jaxeff.pruning.numbers import Numbers
+from jaxeff.pruning.refusals import ALONG, UNKNOWN
 
 Axes = tuple[Axis, ...]
 p = prim.p
@@ -71,11 +72,13 @@ class Reader:
         labels: What is found goes there.
         where: The site that errors and reasons name.
         rules: By primitive.
+        derived: Whether it's a derivative that is read, whose own derivatives aren't.
     """
 
     labels: Labels
     where: str
     rules: Mapping[Any, Rule]
+    derived: bool = False
 
     def reason(self, eqn: Any, why: str = "") -> str:
         """What forbids to remove an index, for people."""
@@ -93,7 +96,7 @@ class Reader:
         elif eqn.primitive in self.rules:
             results = self.rules[eqn.primitive](eqn, axes, self)
         else:
-            results = self.unknown(eqn, axes)
+            results = self.unknown(eqn, axes, UNKNOWN)
         for value, found in zip(outputs, results, strict=True):
             labels.set(value, found)
         labels.numbers.follow(eqn, inputs, outputs, axes)
@@ -121,9 +124,42 @@ class Reader:
         # Variables of a jaxpr that is called twice are told apart by the call.
         self.labels.bodies[id(eqn)] = inner
         self.labels.numbers.give(inputs, inner.numbers, closed.jaxpr.invars)
-        results = read_jaxpr(closed, axes, Reader(inner, self.where, self.rules))
+        results = read_jaxpr(closed, axes, replace(self, labels=inner))
         inner.numbers.give(closed.jaxpr.outvars, self.labels.numbers, outputs)
+        if eqn.primitive in prim.CUSTOM and not self.derived:
+            places = called(axes, results)
+            for derivative in _derivatives(eqn):
+                self.derivative(derivative, places)
         return results
+
+    def derivative(self, derivative: Any, places: dict[tuple[str, int], Axes]) -> Labels:
+        """Reads a derivative of a call: its gradients have to shrink as well.
+
+        Args:
+            derivative: What `_compat.derivatives` gives.
+            places: The axes of the call's operands and results; those of residuals are added.
+        """
+        labels = Labels()
+        reader = replace(self, labels=labels, derived=True)
+        made = read_jaxpr(derivative.closed, [places[at] for at in derivative.given], reader)
+        for at, found in zip(derivative.made, made, strict=True):
+            for known, axis in zip(places.setdefault(at, tuple(found)), found, strict=True):
+                unify(known, axis, f"the derivative at {self.where!r}")
+        return labels
+
+
+def _derivatives(eqn: Any) -> list[Any]:
+    """Those of a call; none where the function that was read can't be differentiated either."""
+    try:
+        return _compat.derivatives(eqn)
+    except (TypeError, ValueError, NotImplementedError):
+        return []
+
+
+def called(operands: Sequence[Axes], results: Sequence[Axes]) -> dict[tuple[str, int], Axes]:
+    """The axes of a call's operands and results, by what derivatives call them."""
+    places = {("operand", i): found for i, found in enumerate(operands)}
+    return places | {("result", i): found for i, found in enumerate(results)}
 
 
 def read_jaxpr(closed: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
@@ -181,7 +217,7 @@ def _scan(
     node: Node, programs: Sequence[Program], axes: Sequence[Axes], reader: Reader
 ) -> list[Axes]:
     consts, carried = node.params["num_consts"], node.params["num_carry"]
-    reason = reader.reason(node.eqn, "the axis that it runs along")
+    reason = reader.reason(node.eqn, ALONG)
     along = fresh(node.params["length"], reason)
     rows = []
     for found in axes[consts + carried :]:

@@ -24,10 +24,9 @@ from jaxeff.pruning.dimensions import (
     unify,
 )
 from jaxeff.pruning.labels import Axes, Reader, Rule
+from jaxeff.pruning.refusals import BLOCK, PLACE, RECTANGLE
 
 p = prim.p
-PLACE = ": a place, not a channel"
-"""How reasons end that hold an axis which has no channels."""
 _RUNNING = {p.cumsum_p, p.cumprod_p, p.cummax_p, p.cummin_p, p.cumlogsumexp_p}
 _PASSED = {p.name_p, p.copy_p, p.sharding_constraint_p, p.device_put_p, p.stop_gradient_p}
 
@@ -66,7 +65,7 @@ def reshape(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
         return [tuple(kept_axes)]
     found = split(list(axes[0]), sizes)
     if found is None:
-        return reader.unknown(eqn, axes, "it doesn't stay rectangular")
+        return reader.unknown(eqn, axes, RECTANGLE)
     return [tuple(found)]
 
 
@@ -202,7 +201,7 @@ def _part(eqn: Any, axis: Axis, start: int, stop: int, stride: int, reader: Read
         return fresh(size, reader.reason(eqn))
     found = cut(axis, start, stop) if stride == 1 else None
     if found is None:
-        reason = reader.reason(eqn, "it cuts between the channels of a block")
+        reason = reader.reason(eqn, BLOCK)
         hold(axis, reason)
         return fresh(size, reason)
     return found

@@ -71,11 +71,11 @@ class Excite(nnx.Module):
 class ResNet(nnx.Module):
     """A stem, max-pooling, and stages of bottlenecks: ResNet-50, ResNeXt-50, SE-ResNet-50."""
 
-    def __init__(self, rngs, stem=8, widths=(4, 6), blocks=2, groups=1, expand=3, squeeze=0):
-        self.stem = Norm(3, stem, 3, rngs)
+    def __init__(self, rngs, stem=8, widths=(4, 6), blocks=(1, 2), groups=1, expand=3, squeeze=0):
+        self.stem = Norm(3, stem, 3 if stem < 64 else 7, rngs, 1 if stem < 64 else 2)
         layers, inner = [], stem
         for stage, width in enumerate(widths):
-            for i in range(blocks):
+            for i in range(blocks[stage]):
                 strides = 2 if stage and not i else 1
                 out = expand * width
                 layers.append(Bottleneck(inner, width, out, rngs, strides, groups, squeeze))
@@ -357,6 +357,11 @@ class WaveNet(nnx.Module):
         return self.out(jax.nn.relu(total))
 
 
+def resnet50(rngs):
+    """The network itself, for 224x224 images."""
+    return ResNet(rngs, 64, (64, 128, 256, 512), (3, 4, 6, 3), expand=4)
+
+
 DIGITS = np.random.default_rng(3).standard_normal((2, 28, 28, 1), np.float32)
 
 NETWORKS = {  # fmt: skip
@@ -364,7 +369,7 @@ NETWORKS = {  # fmt: skip
     "resnet18": lambda: of_nnx(Residual, IMAGE),
     "resnet50": lambda: of_nnx(ResNet, IMAGE),
     "resnext": lambda: of_nnx(lambda rngs: ResNet(rngs, widths=(8, 12), groups=4), IMAGE),
-    "squeeze and excite": lambda: of_nnx(lambda rngs: ResNet(rngs, blocks=1, squeeze=3), IMAGE),
+    "squeeze and excite": lambda: of_nnx(lambda rngs: ResNet(rngs, blocks=(1, 1), squeeze=3), IMAGE),
     "densenet": lambda: of_nnx(DenseNet, IMAGE),
     "mobilenet2": lambda: of_nnx(MobileNet, IMAGE),
     "mobilenet3": lambda: of_nnx(lambda rngs: MobileNet(rngs, 3), IMAGE),
