@@ -1,0 +1,1 @@
+"""Structured pruning: what it removes, what that saves, and how others compare."""
