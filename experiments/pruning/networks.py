@@ -191,6 +191,9 @@ def build(name: str, seed: int) -> tuple[Callable[..., Any], Any, np.ndarray]:
     module = make(nnx.Rngs(seed))
     module.eval()
     f, params = jaxeff.functional(module)
+    keys = iter(jax.random.split(jax.random.key(seed), len(jax.tree.leaves(params))))
+    # Biases and tokens are zero at first; no channel should be nothing.
+    params = jax.tree.map(lambda w: w + 0.1 * jax.random.normal(next(keys), w.shape), params)
     return f, params, np.random.default_rng(seed).standard_normal(shape, np.float32)
 
 

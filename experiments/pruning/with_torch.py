@@ -7,6 +7,7 @@ a `BasePruner`; the output layer is ignored, and attention is told its heads whe
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -29,13 +30,16 @@ class Found(NamedTuple):
             from the last).
         macs: Multiply-accumulates of all layers before and after half of the channels went.
         params: Numbers of parameters, before and after.
-        error: Why it failed, if it did.
+        error: Of the pruned network to the one with zeros where channels went, relative to the
+            largest result.
+        failure: Why it failed, if it did.
     """
 
     groups: Groups
     macs: tuple[int, int]
     params: tuple[int, int]
-    error: str
+    error: float | None
+    failure: str
 
 
 class Block(nn.Module):
@@ -211,6 +215,7 @@ def measure(name: str, x: np.ndarray, *, heads: bool) -> Found:
         x: An input, as Flax has it.
         heads: Whether it is told the heads of attention; without, it has to find them.
     """
+    torch.manual_seed(0)
     model = TWINS[name]().eval()
     inputs = torch.from_numpy(x.transpose(0, 3, 1, 2).copy() if x.ndim == 4 else x)
     last: Any = model.fc if hasattr(model, "fc") else model.head
@@ -226,12 +231,16 @@ def measure(name: str, x: np.ndarray, *, heads: bool) -> Found:
             model, inputs, tp.importance.MagnitudeImportance(p=1), pruning_ratio=0.5,
             ignored_layers=[last], **options,
         )  # fmt: skip
-        pruner.step()
+        whole = copy.deepcopy(model)
+        for group in pruner.step(interactive=True):
+            _mask(whole, model, group)
+            group.prune()
+        error = _error(model, whole, inputs)
         after, left = _macs(model, inputs), sum(p.numel() for p in model.parameters())
     except Exception as error:  # whatever it stumbles over is what is asked for
         line = str(error).splitlines()[0] if str(error) else type(error).__name__
-        return Found(groups, (before, 0), (size, 0), line)
-    return Found(groups, (before, after), (size, left), "")
+        return Found(groups, (before, 0), (size, 0), None, line)
+    return Found(groups, (before, after), (size, left), error, "")
 
 
 def _groups(model: nn.Module, x: Any, last: Any) -> Groups:
@@ -247,6 +256,32 @@ def _groups(model: nn.Module, x: Any, last: Any) -> Groups:
                 axes |= _axes(names[module], module, handler)
         found.add(frozenset(axes))
     return frozenset(found)
+
+
+def _mask(whole: nn.Module, model: nn.Module, group: Any) -> None:
+    """Zeros in the whole network for what a group is about to lose."""
+    names = {module: name for name, module in model.named_modules()}
+    for dependency, indices in group:
+        module, handler = dependency.target.module, dependency.handler.__name__
+        made = "out_channels" in handler or "depthwise" in handler
+        if module not in names or not made or isinstance(module, nn.LSTM):
+            continue
+        # What is left of a layer that has lost channels already: its indices have moved.
+        layer: Any = whole.get_submodule(names[module])
+        turned = isinstance(layer, nn.ConvTranspose2d)
+        left = getattr(layer, "left", np.arange(layer.weight.shape[int(turned)]))
+        gone = left[list(indices)]
+        layer.left = np.delete(left, list(indices))
+        with torch.no_grad():
+            (layer.weight.transpose(0, 1) if turned else layer.weight)[gone] = 0
+            if layer.bias is not None:
+                layer.bias[gone] = 0
+
+
+def _error(model: nn.Module, whole: nn.Module, x: Any) -> float:
+    with torch.no_grad():
+        ours, theirs = model(x), whole(x)
+    return float((ours - theirs).abs().max() / theirs.abs().max())
 
 
 def _axes(name: str, module: Any, handler: str) -> set[tuple[str, int]]:
