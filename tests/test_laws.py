@@ -15,6 +15,7 @@ import jaxeff
 from jaxeff.compression import Int
 from jaxeff.noise import Additive, Multiplicative
 from jaxeff.photonics import ChaoticLight
+from jaxeff.pruning import Plan, channels
 
 KEY = jax.random.key(0)
 X = jax.random.normal(jax.random.key(1), (4, 8, 8, 1))
@@ -83,6 +84,15 @@ def moments(f):
 NOISE = {"conv": Additive(0.3), "relu": Multiplicative(0.1), "fc": Additive(0.2, at="weights")}
 LIGHT = {"avg_pool*": ChaoticLight(noise=0.7, cap=4.0)}
 
+
+
+def pruned(f, keep=(True, False, True)):
+    """Without a channel of the convolution, as a function of all parameters."""
+    plan = Plan({"conv/kernel:3": np.array(keep)}, channels(F, PARAMS, X))
+    g = jaxeff.pruning.pruned(f, plan)
+    return lambda *args: g(*(plan.shrink(a) if isinstance(a, dict) else a for a in args))
+
+
 TRANSFORMS = {
     "noisy": Transform(lambda f: jaxeff.noisy(f, NOISE), lambda f: jaxeff.noisy(f, {}), keyed=True),
     "quantized": Transform(
@@ -91,6 +101,7 @@ TRANSFORMS = {
         keyed=False,
     ),
     "moments": Transform(moments, lambda f: lambda p, x: jaxeff.moments(f)(p, x).mean, keyed=False),
+    "pruned": Transform(pruned, lambda f: pruned(f, keep=(True, True, True)), keyed=False),
     "photonic": Transform(
         lambda f: jaxeff.photonic(f, LIGHT), lambda f: jaxeff.photonic(f, {}), keyed=True
     ),
@@ -127,8 +138,8 @@ def test_moments_of_deterministic_inputs_have_zero_variance():
 
 @every
 def test_a_spec_that_leaves_everything_alone_changes_nothing(name):
-    if name == "moments":
-        pytest.skip("moments has no spec")
+    if name in ("moments", "pruned"):
+        pytest.skip(f"{name} has no spec")
     transform = getattr(jaxeff, name)
     g = transform(F, {"*": None})
     out = g(KEY, PARAMS, X) if TRANSFORMS[name].keyed else g(PARAMS, X)
@@ -315,6 +326,8 @@ def test_transforms_compose_and_names_survive(outer, inner):
     arguments = (KEY, PARAMS, X) if first.keyed else (PARAMS, X)
     names = [layer.site for layer in jaxeff.trace(g, *arguments).sites if layer.is_matchable]
     assert [n for n in names if n in MATCHED] == MATCHED
+    if outer == inner == "pruned":
+        pytest.skip("a plan is of one model: tests/pruning prunes a pruned one")
     h = second.apply(g)
     if outer == "moments" and inner == "moments":
         pytest.skip("moments of moments: a Gaussian leaf holds arrays, not Gaussians")

@@ -199,3 +199,52 @@ def build(name: str, seed: int) -> tuple[Callable[..., Any], Any, np.ndarray]:
 
 def _conv(inner: int, out: int, size: int, rngs: nnx.Rngs, groups: int = 1) -> nnx.Conv:
     return nnx.Conv(inner, out, (size, size), feature_group_count=groups, rngs=rngs)
+
+
+class ResNet50(nnx.Module):
+    """The network itself (arXiv 1512.03385), for 224x224 images."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        """Makes the layers."""
+        self.stem, self.stem_bn = _plain(3, 64, 7, rngs, 2), nnx.BatchNorm(64, rngs=rngs)
+        blocks, inner = [], 64
+        for width, depth in ((64, 3), (128, 4), (256, 6), (512, 3)):
+            for i in range(depth):
+                strides = 2 if width > 64 and not i else 1
+                blocks.append(Bottleneck(inner, width, strides, rngs))
+                inner = 4 * width
+        self.blocks, self.head = nnx.List(blocks), nnx.Linear(inner, 1000, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Logits."""
+        x = jax.nn.relu(self.stem_bn(self.stem(x)))
+        x = nnx.max_pool(x, (3, 3), strides=(2, 2), padding="SAME")
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x.mean((1, 2)))
+
+
+class Bottleneck(nnx.Module):
+    """1x1, 3x3, 1x1 and the shortcut around them."""
+
+    def __init__(self, inner: int, width: int, strides: int, rngs: nnx.Rngs) -> None:
+        """Makes the layers."""
+        out = 4 * width
+        self.conv1, self.bn1 = _plain(inner, width, 1, rngs), nnx.BatchNorm(width, rngs=rngs)
+        self.conv2 = _plain(width, width, 3, rngs, strides)
+        self.bn2 = nnx.BatchNorm(width, rngs=rngs)
+        self.conv3, self.bn3 = _plain(width, out, 1, rngs), nnx.BatchNorm(out, rngs=rngs)
+        self.project = (inner, strides) != (out, 1)
+        if self.project:
+            self.shortcut = _plain(inner, out, 1, rngs, strides)
+            self.bn_shortcut = nnx.BatchNorm(out, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """The block's output."""
+        y = jax.nn.relu(self.bn1(self.conv1(x)))
+        y = self.bn3(self.conv3(jax.nn.relu(self.bn2(self.conv2(y)))))
+        return jax.nn.relu(y + (self.bn_shortcut(self.shortcut(x)) if self.project else x))
+
+
+def _plain(inner: int, out: int, size: int, rngs: nnx.Rngs, strides: int = 1) -> nnx.Conv:
+    return nnx.Conv(inner, out, (size, size), strides=strides, use_bias=False, rngs=rngs)

@@ -73,7 +73,8 @@ def pruned(f: Callable[..., Any], plan: Plan, *, rescale: bool = False) -> Calla
         PlanError: The plan is traced, or removes what it can't; when called: parameters of other
             shapes than the plan's model leaves.
     """
-    plan.concrete()
+    if all(keep.all() for keep in plan.concrete().values()):
+        return f
     names = tuple(plan.keep)
 
     @functools.wraps(f)
@@ -91,6 +92,9 @@ def pruned(f: Callable[..., Any], plan: Plan, *, rescale: bool = False) -> Calla
         keep = {
             ids[name]: where for name, where in zip(names, plan.concrete().values(), strict=True)
         }
+        for name, where in zip(names, keep.values(), strict=True):
+            if found[name].held and not where.all():
+                raise PlanError(found[name].refusal)
         emission = Emission(found.labels, keep, rescale)
         small = _cut_constants(program, emission)
         outputs = evaluate(small, emission.rule, None, argument_leaves(args, kwargs))

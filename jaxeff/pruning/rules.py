@@ -308,6 +308,22 @@ def sort(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
     return [first] * len(axes)
 
 
+def bitcast(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
+    """The same bits as another type, of the same width."""
+    if eqn.outvars[0].aval.ndim != len(axes[0]):
+        return reader.unknown(eqn, axes, "the types have other widths")
+    return list(axes)
+
+
+def top(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
+    """The largest entries along one axis."""
+    along = eqn.params["axis"] % len(axes[0]) if "axis" in eqn.params else len(axes[0]) - 1
+    hold(axes[0][along], reader.reason(eqn))
+    found = list(axes[0])
+    found[along] = fresh(eqn.outvars[0].aval.shape[along], reader.reason(eqn))
+    return [tuple(found)] * len(eqn.outvars)
+
+
 def passed(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
     """Nothing happens."""
     del eqn, reader
@@ -336,6 +352,8 @@ RULES: dict[Any, Rule] = {
     p.dynamic_slice_p: dynamic_slice,
     p.dynamic_update_slice_p: dynamic_update,
     p.sort_p: sort,
+    p.top_k_p: top,
+    p.bitcast_convert_type_p: bitcast,
     p.random_bits_p: random,
 }
 """By primitive. Whatever isn't here holds what it reads."""

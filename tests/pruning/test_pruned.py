@@ -199,3 +199,43 @@ def test_what_cannot_be_pruned_says_why():
     assert not found.free
     assert "sort" in found["a:1"].held[0]
     assert "sort" in str(found)
+
+
+def test_what_was_pruned_is_pruned_again():
+    f, params, (x,) = network("resnet18")
+    first = drawn(channels(f, params, x), 0)
+    g, small = pruned(f, first), first.shrink(params)
+    second = drawn(channels(g, small, x), 1)
+    h, smaller = jax.jit(pruned(g, second)), second.shrink(small)
+    expected = jax.jit(masked(g, second))(small, x)
+    np.testing.assert_allclose(h(smaller, x), expected, rtol=1e-5, atol=1e-5)
+    # Both plans as one, of the network that it began with.
+    keep = {}
+    for name, where in first.keep.items():
+        keep[name] = both = np.array(where)
+        both[both] = second.keep.get(name, np.ones(both.sum(), bool))
+    at_once = Plan(keep, first.channels)
+    np.testing.assert_allclose(
+        jax.jit(pruned(f, at_once))(at_once.shrink(params), x), expected, rtol=1e-5, atol=1e-5
+    )
+
+
+def test_a_plan_that_removes_nothing_is_the_function():
+    f, params, args = network("linen mlp")
+    found = channels(f, params, *args)
+    assert pruned(f, Plan({}, found)) is f
+    whole = Plan({group.name: np.ones(group.size, bool) for group in found}, found)
+    assert pruned(f, whole) is f
+
+
+def test_a_function_that_needs_what_the_plan_removes_is_refused():
+    f, params, (x,) = network("linen mlp")
+    (group,) = (found := channels(f, params, x)).free
+    plan = Plan({group.name: np.arange(16) < 3}, found)
+
+    def ordered(p, x):
+        p = {**p, "fc1": {k: jnp.cumsum(w, -1) for k, w in p["fc1"].items()}}
+        return f(p, x)
+
+    with pytest.raises(PlanError, match="cumsum"):
+        pruned(ordered, plan)(plan.shrink(params), x)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxeff.pruning import Plan, PlanError, Prune, channels, prune_plan, pruned
+from jaxeff.pruning import Plan, PlanError, Prune, channels, masked, prune_plan, pruned
 
 X = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
 
@@ -195,3 +195,22 @@ def test_a_derivative_that_needs_all_channels_holds_them():
     found = channels(f, jax.tree.map(np.float32, params), X)
     assert not found.free
     assert "cumsum" in found["a:1"].refusal
+
+
+def test_routing_holds_the_routes_and_nothing_else():
+    def f(p, x):
+        y = jnp.tanh(x @ p["in"])
+        best, which = jax.lax.top_k(y @ p["router"], 2)
+        routes = (jax.nn.one_hot(which, 4) * best[..., None]).sum(1)
+        experts = jnp.einsum("bc,ecd->bed", y, p["up"])
+        return jnp.einsum("be,bed,edo->bo", routes, experts, p["down"])
+
+    shapes = {"in": (3, 6), "router": (6, 4), "up": (4, 6, 5), "down": (4, 5, 2)}
+    rng = np.random.default_rng(0)
+    params = {k: rng.standard_normal(s, dtype=np.float32) for k, s in shapes.items()}
+    found = channels(f, params, X)
+    assert {group.name for group in found.free} == {"in:1", "up:2"}
+    assert "top_k" in found["router:1"].refusal
+    plan = Plan({"in:1": np.arange(6) != 2, "up:2": np.arange(5) > 1}, found)
+    ours = pruned(f, plan)(plan.shrink(params), X)
+    np.testing.assert_allclose(ours, masked(f, plan)(params, X), rtol=1e-5, atol=1e-6)
