@@ -29,9 +29,9 @@ from jax.extend.core import primitives as primitives
 __all__ = [
     "Atom",
     "ClosedJaxpr",
+    "Derivative",
     "Jaxpr",
     "JaxprEqn",
-    "Derivative",
     "Literal",
     "Var",
     "as_closed",

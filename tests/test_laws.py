@@ -85,7 +85,6 @@ NOISE = {"conv": Additive(0.3), "relu": Multiplicative(0.1), "fc": Additive(0.2,
 LIGHT = {"avg_pool*": ChaoticLight(noise=0.7, cap=4.0)}
 
 
-
 def pruned(f, keep=(True, False, True)):
     """Without a channel of the convolution, as a function of all parameters."""
     plan = Plan({"conv/kernel:3": np.array(keep)}, channels(F, PARAMS, X))

@@ -5,8 +5,9 @@
 Both libraries read networks of the same wiring (arXiv 2301.12900 is theirs). They are compared by
 the partition of the parameters' axes into groups that lose channels together, and by what is left
 of multiply-accumulates and parameters when half of every group goes. Where Torch-Pruning can't, the
-row says what it said; where what it left isn't the network with zeros in the place of what it took
-(`their_error`), there is nothing to agree with. Attention is run twice, with its heads told (`num_heads`) and without.
+row says what it said. Where it can, but what it left isn't the network with zeros in the place of
+what it took (`their_error`), there is nothing to agree with. Attention is run twice, with its heads
+told (`num_heads`) and without.
 
 Here an axis of blocks (heads, groups of a convolution) can lose channels of every block or whole
 blocks, which are groups of their own: `more`. There it loses channels of every block, so those are

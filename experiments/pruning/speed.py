@@ -32,9 +32,19 @@ from experiments.harness import Least, Report, Row, Run, Study, Table
 from experiments.pruning.networks import ResNet50
 from experiments.timing import measure_rounds, ratio, summary
 from jaxeff.nn import ResNet18
-from jaxeff.pruning import Plan, Prune, prune_plan, pruned
+from jaxeff.pruning import Plan, Prune, channels, prune_plan, pruned
+from jaxeff.pruning.scores import l1
 
-COLUMNS = ("network", "round_to", "macs_left", "params_left", "time_left", "ms", "spread", "gmacs_per_s")
+COLUMNS = (
+    "network",
+    "round_to",
+    "macs_left",
+    "params_left",
+    "time_left",
+    "ms",
+    "spread",
+    "gmacs_per_s",
+)
 
 
 @dataclass(frozen=True)
@@ -127,14 +137,30 @@ def timed(run: Run[Settings]) -> list[Row]:
 
 
 def to_budget(f: Callable[..., Any], params: Any, x: Any, macs: float, multiple: int) -> Plan:
-    """The plan that removes the smallest share of every group that the budget allows."""
-    whole = _macs(f, params, x)
-    for percent in range(1, 100):
-        spec = {"*:linear": Prune(percent / 100, round_to=multiple), "fc": None}
-        plan = prune_plan(f, params, x, spec)
-        if _macs(pruned(f, plan), plan.shrink(params), x) <= macs * whole:
-            return plan
-    raise ValueError(f"no plan leaves {macs} of the multiply-accumulates")
+    """The least that has to go: a share of every group, then one multiple back where it fits."""
+    found = channels(f, params, x)
+    scores = l1(params, found)
+    order = {group.name: np.argsort(-scores[group.name], kind="stable") for group in found.free}
+    budget = macs * _macs(f, params, x)
+
+    def plan(kept: Mapping[str, int]) -> Plan:
+        return Plan(
+            {n: np.isin(np.arange(len(order[n])), order[n][:k]) for n, k in kept.items()}, found
+        )
+
+    def fits(kept: Mapping[str, int]) -> bool:
+        chosen = plan(kept)
+        return _macs(pruned(f, chosen), chosen.shrink(params), x) <= budget
+
+    def rounded(share: float) -> dict[str, int]:
+        return {n: max(1, round(share * len(o) / multiple)) * multiple for n, o in order.items()}
+
+    kept = next(k for k in map(rounded, np.linspace(1, 0, 101)) if fits(k))
+    for name in kept:
+        more = kept | {name: kept[name] + multiple}
+        if more[name] <= len(order[name]) and fits(more):
+            kept = more
+    return plan(kept)
 
 
 def meter_of(bundle: Any) -> Callable[[int], float]:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 import torch_pruning as tp
 from torch import nn
 
@@ -56,11 +56,14 @@ class Block(nn.Module):
             self.bn_shortcut = nn.BatchNorm2d(width)
 
     def forward(self, x: Any) -> Any:
+        """The output."""
         y = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
         return F.relu(y + (self.bn_shortcut(self.shortcut(x)) if self.project else x))
 
 
 class ResNet18(nn.Module):
+    """`jaxeff.nn.ResNet18`."""
+
     def __init__(self) -> None:
         super().__init__()
         self.conv1, self.bn1 = nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.BatchNorm2d(64)
@@ -72,6 +75,7 @@ class ResNet18(nn.Module):
         self.fc = nn.Linear(512, 10)
 
     def forward(self, x: Any) -> Any:
+        """The output."""
         x = F.relu(self.bn1(self.conv1(x)))
         for i in range(1, 5):
             for block in getattr(self, f"stage{i}"):
@@ -80,6 +84,8 @@ class ResNet18(nn.Module):
 
 
 class MobileNet(nn.Module):
+    """Inverted residuals."""
+
     def __init__(self) -> None:
         super().__init__()
         self.stem = nn.Conv2d(3, 16, 3, padding=1)
@@ -92,6 +98,7 @@ class MobileNet(nn.Module):
         self.head = nn.Linear(24, 10)
 
     def forward(self, x: Any) -> Any:
+        """The output."""
         x = F.relu6(self.stem(x))
         for i, (inner, _, out) in enumerate(Flax.SIZES):
             y = F.relu6(getattr(self, f"expand_bn{i}")(getattr(self, f"expand{i}")(x)))
@@ -102,6 +109,8 @@ class MobileNet(nn.Module):
 
 
 class DenseNet(nn.Module):
+    """A dense block."""
+
     def __init__(self) -> None:
         super().__init__()
         self.stem = nn.Conv2d(3, 16, 3, padding=1)
@@ -112,6 +121,7 @@ class DenseNet(nn.Module):
         self.head = nn.Linear(20, 10)
 
     def forward(self, x: Any) -> Any:
+        """The output."""
         x = self.stem(x)
         for i in range(3):
             y = getattr(self, f"grow{i}")(F.relu(getattr(self, f"norm{i}")(x)))
@@ -120,6 +130,8 @@ class DenseNet(nn.Module):
 
 
 class UNet(nn.Module):
+    """Down and up."""
+
     def __init__(self) -> None:
         super().__init__()
         self.down, self.deep = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 32, 3, padding=1)
@@ -127,12 +139,15 @@ class UNet(nn.Module):
         self.join, self.head = nn.Conv2d(32, 16, 3, padding=1), nn.Conv2d(16, 2, 1)
 
     def forward(self, x: Any) -> Any:
+        """The output."""
         x = F.relu(self.down(x))
         y = F.relu(self.deep(F.max_pool2d(x, 2)))
         return self.head(F.relu(self.join(torch.cat([x, self.up(y)], 1))))
 
 
 class ResNeXt(nn.Module):
+    """A grouped convolution."""
+
     def __init__(self) -> None:
         super().__init__()
         self.stem, self.reduce = nn.Conv2d(3, 32, 3, padding=1), nn.Conv2d(32, 16, 1)
@@ -140,18 +155,22 @@ class ResNeXt(nn.Module):
         self.expand, self.head = nn.Conv2d(16, 32, 1), nn.Linear(32, 10)
 
     def forward(self, x: Any) -> Any:
+        """The output."""
         x = F.relu(self.stem(x))
         y = F.relu(self.grouped(F.relu(self.reduce(x))))
         return self.head((x + self.expand(y)).mean((2, 3)))
 
 
 class Shuffle(nn.Module):
+    """Shuffled channels."""
+
     def __init__(self) -> None:
         super().__init__()
         self.stem, self.first = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 32, 1, groups=2)
         self.second, self.head = nn.Conv2d(32, 32, 1, groups=2), nn.Linear(32, 10)
 
     def forward(self, x: Any) -> Any:
+        """The output."""
         x = F.relu(self.first(self.stem(x)))
         b, c, h, w = x.shape
         x = x.reshape(b, 2, c // 2, h, w).transpose(1, 2).reshape(b, c, h, w)
@@ -159,6 +178,8 @@ class Shuffle(nn.Module):
 
 
 class ViT(nn.Module):
+    """Attention with heads."""
+
     def __init__(self, keys: int = 4) -> None:
         super().__init__()
         self.keys = keys
@@ -170,6 +191,7 @@ class ViT(nn.Module):
         self.up, self.down, self.head = nn.Linear(32, 64), nn.Linear(64, 32), nn.Linear(32, 10)
 
     def forward(self, x: Any) -> Any:
+        """The output."""
         x = self.patch(x).flatten(2).transpose(1, 2)
         x = torch.cat([self.token.expand(x.shape[0], -1, -1), x], 1) + self.position
         x = x + self.out(self._attended(self.norm1(x)))
@@ -185,12 +207,15 @@ class ViT(nn.Module):
 
 
 class Recurrent(nn.Module):
+    """An LSTM."""
+
     def __init__(self) -> None:
         super().__init__()
         self.inner, self.rnn = nn.Linear(10, 16), nn.LSTM(16, 24, batch_first=True)
         self.head = nn.Linear(24, 4)
 
     def forward(self, x: Any) -> Any:
+        """The output."""
         return self.head(self.rnn(self.inner(x))[0])
 
 
@@ -293,7 +318,9 @@ def _axes(name: str, module: Any, handler: str) -> set[tuple[str, int]]:
     if isinstance(module, nn.LSTM):
         inner = {("rnn/cell/dense_i/kernel", -2)}
         state = {("rnn/cell/dense_h/kernel", -2)}
-        state |= {(f"rnn/cell/dense_{k}/kernel", -1) for k in "ih"} | {("rnn/cell/dense_h/bias", -1)}
+        state |= {(f"rnn/cell/dense_{k}/kernel", -1) for k in "ih"} | {
+            ("rnn/cell/dense_h/bias", -1)
+        }
         return inner if "in" in handler else state
     depthwise = isinstance(module, nn.Conv2d) and module.groups == module.out_channels > 1
     if "in_channels" in handler and not depthwise:

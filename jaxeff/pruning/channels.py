@@ -34,6 +34,7 @@ from jaxeff.from_flax import NEW_STATE_TAG, STATE_TAG
 from jaxeff.program import Program, trace
 from jaxeff.program import primitives as prim
 from jaxeff.program.graph import Value
+from jaxeff.pruning.crossing import Crossing, every
 from jaxeff.pruning.dimensions import Axis, Dimension, dimensions, fresh, hold, membership, resolve
 from jaxeff.pruning.labels import Axes, Labels, read_program
 from jaxeff.pruning.refusals import INPUT, PLACE, RESULT, PlanError, way_out
@@ -190,6 +191,9 @@ def read_channels(program: Program) -> Channels:
         reason = () if free else (INPUT,)
         labels.axes[value] = tuple(fresh(n, *reason) for n in sizes)
     read_program(program, labels, RULES)
+    masked = {value for value in program.inputs if value.is_weight}
+    given = [frozenset() if v in masked else every(labels, v) for v in program.inputs]
+    Crossing(labels).program(program, given)
     updated = _updated(program)
     for result in program.outputs:
         for axis in labels.of(result) if result not in updated else ():

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import jax
 import numpy as np
 
 from jaxeff import _compat
@@ -36,7 +37,7 @@ class Labels:
         bodies: Those of the jaxprs of custom derivatives, by the equation that calls them: there a
             variable may be called several times.
         numbers: Which numbers came from sizes.
-        crossed: Reductions over an axis, where removing indices changes what is computed.
+        crossed: Where removing indices isn't the same as masking them (`crossing.py`).
     """
 
     axes: dict[Any, Axes] = field(default_factory=dict)
@@ -109,11 +110,11 @@ class Reader:
                 hold(axis, reason)
         return [tuple(fresh(int(n), reason) for n in v.aval.shape) for v in eqn.outvars]
 
-    def crosses(self, eqn: Any, axis: Axis) -> None:
-        """Notes a reduction over an axis."""
+    def crosses(self, eqn: Any, axis: Axis, why: str = "") -> None:
+        """Notes that removing indices of an axis changes what is computed."""
         for dimension in dimensions(axis):
             notes = self.labels.crossed.setdefault(dimension, [])
-            if (note := self.reason(eqn)) not in notes:
+            if (note := self.reason(eqn, why)) not in notes:
                 notes.append(note)
 
     def _called(
@@ -190,8 +191,9 @@ def read_program(program: Program, labels: Labels, rules: Mapping[Any, Rule]) ->
 
 def _scalars(labels: Labels, constants: Mapping[Any, Any]) -> None:
     for value, number in constants.items():
-        if not np.shape(number) and not _compat.is_key(number):
-            labels.numbers.known[value] = number
+        traced = isinstance(number, jax.core.Tracer)
+        if not traced and not np.shape(number) and not _compat.is_key(number):
+            labels.numbers.known[value] = np.asarray(number)
 
 
 def _control(layer: Layer, labels: Labels, rules: Mapping[Any, Rule]) -> None:

@@ -43,7 +43,7 @@ class Numbers:
     def number(self, atom: Any) -> Any | None:
         """The value of a scalar that is known."""
         if isinstance(atom, Literal):
-            return atom.val if np.ndim(atom.val) == 0 else None
+            return np.asarray(atom.val) if np.ndim(atom.val) == 0 else None
         return self.known.get(atom)
 
     def follow(
@@ -97,11 +97,9 @@ class Numbers:
         """
         if eqn.primitive not in {p.div_p, p.mul_p}:
             return operands
-        for i, j in ((0, 1), (1, 0)):
+        for i, j in ((0, 1), (1, 0))[: 1 if eqn.primitive is p.div_p else 2]:
             number = self.number(inputs[j])
             if number is None or isinstance(inputs[i], Literal):
-                continue
-            if eqn.primitive is p.div_p and j == 0:
                 continue
             value = self._count(inputs[i], float(number), size, eqn.primitive is p.mul_p)
             if value is None and rescale:
@@ -113,22 +111,40 @@ class Numbers:
                 return changed
         return operands
 
+    def averaged(self, eqn: Any, inputs: Sequence[Any]) -> tuple[Axis, ...]:
+        """The axes of a sum that an equation divides by how many entries it had."""
+        if eqn.primitive not in {p.div_p, p.mul_p}:
+            return ()
+        for i, j in ((0, 1), (1, 0))[: 1 if eqn.primitive is p.div_p else 2]:
+            number = self.number(inputs[j])
+            if number is None or isinstance(inputs[i], Literal):
+                continue
+            if self._less(inputs[i], float(number), eqn.primitive is p.mul_p) is not None:
+                return self.summed[inputs[i]]
+        return ()
+
     def _count(
         self, counted: Any, number: float, size: Callable[[Axis], int], inverse: bool
     ) -> float | None:
         """A count for the new size; of an unbiased variance a count less one."""
+        less = self._less(counted, number, inverse)
+        if less is None:
+            return None
+        axes = self.summed[counted]
+        new = int(np.prod([size(axis) for axis in axes], dtype=np.int64))
+        if new == np.prod([axis.size for axis in axes], dtype=np.int64) or new <= less:
+            return None
+        return 1 / new if inverse else float(new - less)
+
+    def _less(self, counted: Any, number: float, inverse: bool) -> int | None:
+        """How much less than the count of a sum a number is, 0 or 1; None if it isn't a count."""
         if counted not in self.summed:
             return None
         old = int(np.prod([axis.size for axis in self.summed[counted]], dtype=np.int64))
-        new = int(np.prod([size(axis) for axis in self.summed[counted]], dtype=np.int64))
-        if old == new:
-            return None
         if inverse:
-            return 1 / new if abs(number * old - 1) <= 1e-6 else None
-        for less in (0, 1):
-            if old > less and new > less and abs(number - (old - less)) <= 1e-6 * old:
-                return float(new - less)
-        return None
+            return 0 if abs(number * old - 1) <= 1e-6 else None
+        matching = (less for less in (0, 1) if abs(number - (old - less)) <= 1e-6 * old)
+        return next((less for less in matching if old > less), None)
 
 
 def _root(number: float, axes: Sequence[Axis], size: Callable[[Axis], int]) -> float | None:

@@ -92,12 +92,11 @@ def transpose(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
 
 
 def reduction(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
-    """What is summed crosses its axis; an index of a maximum means nothing without the others."""
+    """Axes go; an index of a maximum means nothing without the others."""
     gone = set(eqn.params["axes"])
     for i in gone:
         if eqn.primitive in {p.argmax_p, p.argmin_p}:
             hold(axes[0][i], reader.reason(eqn))
-        reader.crosses(eqn, axes[0][i])
     return [tuple(axis for i, axis in enumerate(axes[0]) if i not in gone)]
 
 

@@ -4,6 +4,7 @@ import functools
 import itertools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -48,6 +49,54 @@ def assert_same(ours, theirs):
     for one, other in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
         largest = max(float(np.abs(other).max()), floor)
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5 * largest)
+
+
+def linear_attention(p, x):
+    q, k, v = (x @ p[name] for name in "qkv")
+    q, k = jax.nn.elu(q) + 1, jax.nn.elu(k) + 1
+    return q @ (k.T @ v) @ p["o"]
+
+
+def unit_length(p, x):
+    y = x @ p["q"]
+    return y / jnp.sqrt((y * y).sum(-1, keepdims=True) + 1e-6) @ p["o"]
+
+
+def pooled(p, x):
+    least = jnp.square(x @ p["q"]).min(-1, keepdims=True)
+    return least + jax.nn.relu(x @ p["k"]).sum(-1, keepdims=True)
+
+
+def mean_elsewhere(p, x):
+    total = jax.jit(lambda y: y.sum(-1, keepdims=True))
+    return total(x @ p["q"]) / jnp.float32(6) + total(x @ p["k"])
+
+
+@pytest.mark.parametrize(
+    ("f", "crossed"),
+    [
+        (linear_attention, {"k:1"}),  # positive at zero: the product is over channels
+        (unit_length, set()),  # zeros add nothing to a length
+        (pooled, {"q:1"}),
+        (mean_elsewhere, {"q:1"}),  # the count is known outside of the call that sums
+    ],
+)
+def test_what_crosses_is_what_differs_from_the_masked_one(f, crossed):
+    rng = np.random.default_rng(0)
+    shapes = {"q": (3, 6), "k": (3, 6), "v": (3, 6), "o": (6, 2)}
+    params = {name: rng.standard_normal(s, dtype=np.float32) for name, s in shapes.items()}
+    used = {name: w for name, w in params.items() if f is linear_attention or name != "v"}
+    x = rng.standard_normal((4, 3), dtype=np.float32)
+    found = channels(f, used, x)
+    assert {group.name for group in found.free if group.crossed} == crossed
+    for group in found.free:
+        keep = np.arange(group.size) < group.size - 1
+        plan = Plan({group.name: keep}, found)
+        small = plan.shrink(used)
+        ours, theirs = pruned(f, plan)(small, x), masked(f, plan)(used, x)
+        assert np.allclose(ours, theirs, rtol=1e-5, atol=1e-5) == (group.name not in crossed)
+        if f is not mean_elsewhere:
+            np.testing.assert_allclose(ours, f(small, x), rtol=1e-5, atol=1e-5)
 
 
 @functools.cache

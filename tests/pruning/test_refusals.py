@@ -62,7 +62,7 @@ def test_what_holds_channels_is_named(name):
     group = next(g for g in found if g.name.startswith("first/kernel:1"))
     assert not group.free
     keep = {group.name: np.arange(group.size) > 0}
-    with pytest.raises(ValueError) as spec:
+    with pytest.raises(ValueError, match="can't lose channels") as spec:
         prune_plan(f, params, X, {"first": Prune(0.5)})
     with pytest.raises(PlanError) as cut:
         pruned(f, Plan(keep, found))
@@ -111,7 +111,9 @@ def test_parameters_that_are_not_shrunk_are_refused():
     f, params = model(lambda y: y)
     plan = Plan({"first/kernel:1": np.arange(24) < 5}, channels(f, params, X))
     small = plan.shrink(params)
-    with pytest.raises(PlanError, match=r"first/kernel has shape \(3, 24\).*plan\.shrink\(params\)"):
+    with pytest.raises(
+        PlanError, match=r"first/kernel has shape \(3, 24\).*plan\.shrink\(params\)"
+    ):
         pruned(f, plan)({**small, "first": params["first"]}, X)
     with pytest.raises(PlanError, match="has shape"):
         plan.shrink(small)

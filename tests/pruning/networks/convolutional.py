@@ -273,8 +273,14 @@ class Upscaling(nnx.Module):
     """Sub-pixel convolution: channels become places, twice."""
 
     def __init__(self, rngs):
-        self.first, self.wide = nnx.Conv(3, 8, (3, 3), rngs=rngs), nnx.Conv(8, 24, (3, 3), rngs=rngs)
-        self.middle, self.out = nnx.Conv(6, 6, (3, 3), rngs=rngs), nnx.Conv(6, 12, (3, 3), rngs=rngs)
+        self.first, self.wide = (
+            nnx.Conv(3, 8, (3, 3), rngs=rngs),
+            nnx.Conv(8, 24, (3, 3), rngs=rngs),
+        )
+        self.middle, self.out = (
+            nnx.Conv(6, 6, (3, 3), rngs=rngs),
+            nnx.Conv(6, 12, (3, 3), rngs=rngs),
+        )
 
     def __call__(self, x):
         x = jnp.tanh(self.middle(self._shuffled(self.wide(jax.nn.relu(self.first(x))))))
@@ -364,12 +370,14 @@ def resnet50(rngs):
 
 DIGITS = np.random.default_rng(3).standard_normal((2, 28, 28, 1), np.float32)
 
-NETWORKS = {  # fmt: skip
+NETWORKS = {
     "lenet": lambda: of_nnx(lambda rngs: LeNet5(rngs=rngs), DIGITS),
     "resnet18": lambda: of_nnx(Residual, IMAGE),
     "resnet50": lambda: of_nnx(ResNet, IMAGE),
     "resnext": lambda: of_nnx(lambda rngs: ResNet(rngs, widths=(8, 12), groups=4), IMAGE),
-    "squeeze and excite": lambda: of_nnx(lambda rngs: ResNet(rngs, blocks=(1, 1), squeeze=3), IMAGE),
+    "squeeze and excite": lambda: of_nnx(
+        lambda rngs: ResNet(rngs, blocks=(1, 1), squeeze=3), IMAGE
+    ),
     "densenet": lambda: of_nnx(DenseNet, IMAGE),
     "mobilenet2": lambda: of_nnx(MobileNet, IMAGE),
     "mobilenet3": lambda: of_nnx(lambda rngs: MobileNet(rngs, 3), IMAGE),
@@ -377,18 +385,26 @@ NETWORKS = {  # fmt: skip
     "shufflenet2": lambda: of_nnx(ShuffleNet2, IMAGE),
     "unet": lambda: of_nnx(UNet, IMAGE),
     "convnext": lambda: of_nnx(
-        ConvNeXt, IMAGE, narrow=ConvNeXt,
+        ConvNeXt,
+        IMAGE,
+        narrow=ConvNeXt,
         sizes={
-            "stem": "one/depthwise/kernel:3", "hidden": "one/up/kernel:1",
-            "wide": "down/kernel:3", "more": "two/up/kernel:1",
+            "stem": "one/depthwise/kernel:3",
+            "hidden": "one/up/kernel:1",
+            "wide": "down/kernel:3",
+            "more": "two/up/kernel:1",
         },
     ),
     "pixel shuffle": lambda: of_nnx(Upscaling, IMAGE[:, :4, :4]),
     "group norm": lambda: of_nnx(
-        GroupNormed, IMAGE, narrow=GroupNormed,
+        GroupNormed,
+        IMAGE,
+        narrow=GroupNormed,
         sizes={
-            "groups": "back/kernel:3", "each": "back/kernel:3#1",
-            "again": "conv/kernel:3", "hidden": "conv/kernel:3#1",
+            "groups": "back/kernel:3",
+            "each": "back/kernel:3#1",
+            "again": "conv/kernel:3",
+            "hidden": "conv/kernel:3#1",
         },
     ),
     "autoencoder": lambda: of_nnx(Autoencoder, IMAGE),

@@ -38,7 +38,7 @@ class Attention(nnx.Module):
 
 
 class Grouped(nnx.Module):
-    """Grouped queries with rotary halves; heads only show in reshapes. With one key: multi-query."""
+    """Grouped queries with rotary halves, heads only in reshapes; with one key, multi-query."""
 
     def __init__(self, rngs, heads=8, keys=2):
         self.heads, self.keys = heads, keys
@@ -139,7 +139,10 @@ class Llama(nnx.Module):
         self.norm = nnx.RMSNorm(width, rngs=rngs)
         self.keys, self.each = keys, each
         self.q, self.k = linear(width, keys * each * size, rngs), linear(width, keys * size, rngs)
-        self.v, self.o = linear(width, keys * values, rngs), linear(keys * each * values, width, rngs)
+        self.v, self.o = (
+            linear(width, keys * values, rngs),
+            linear(keys * each * values, width, rngs),
+        )
         self.gate, self.up = linear(width, hidden, rngs), linear(width, hidden, rngs)
         self.down = linear(hidden, width, rngs)
 
@@ -318,7 +321,7 @@ def _halves(rngs, half, **sizes):
 
 FLAT = np.random.default_rng(4).standard_normal((2, 20), np.float32)
 
-NETWORKS = {  # fmt: skip
+NETWORKS = {
     "attention": lambda: of_nnx(Attention, TOKENS),
     "grouped queries": lambda: of_nnx(Grouped, SEQUENCE),
     "multi-query": lambda: of_nnx(lambda rngs: Grouped(rngs, 4, 1), SEQUENCE),
@@ -326,22 +329,35 @@ NETWORKS = {  # fmt: skip
     "library multi-query": lambda: of_nnx(lambda rngs: Library(rngs, 4, 1), SEQUENCE),
     "einsum attention": lambda: of_nnx(Linear, SEQUENCE),
     "vit": lambda: of_nnx(
-        ViT, IMAGE, narrow=_inside(ViT), alike=("each", "values"),
+        ViT,
+        IMAGE,
+        narrow=_inside(ViT),
+        alike=("each", "values"),
         sizes=_encoder("block/", 0, width="patch/kernel:3"),
     ),
     "llama": lambda: of_nnx(
-        Llama, TOKENS, narrow=_halves,
+        Llama,
+        TOKENS,
+        narrow=_halves,
         sizes={
-            "width": "down/kernel:1", "keys": "k/kernel:1", "each": "q/kernel:1",
-            "half": "k/kernel:1#1", "values": "v/kernel:1", "hidden": "gate/kernel:1",
+            "width": "down/kernel:1",
+            "keys": "k/kernel:1",
+            "each": "q/kernel:1",
+            "half": "k/kernel:1#1",
+            "values": "v/kernel:1",
+            "hidden": "gate/kernel:1",
         },
     ),
     "mixer": lambda: of_nnx(
-        Mixer, IMAGE, narrow=Mixer,
+        Mixer,
+        IMAGE,
+        narrow=Mixer,
         sizes={"width": "patch/kernel:3", "tokens": "t1/kernel:1", "hidden": "c1/kernel:1"},
     ),
     "experts": lambda: of_nnx(
-        Experts, SEQUENCE, narrow=Experts,
+        Experts,
+        SEQUENCE,
+        narrow=Experts,
         sizes={"width": "down:2", "experts": "router/kernel:1", "hidden": "up:2"},
     ),
     "shared": lambda: of_nnx(Shared, SEQUENCE),
@@ -350,7 +366,10 @@ NETWORKS = {  # fmt: skip
     "gru": lambda: of_nnx(lambda rngs: Recurrent(nnx.GRUCell, rngs), SEQUENCE),
     "linen bidirectional": lambda: of_linen(LinenRecurrent(), SEQUENCE),
     "scanned transformer": lambda: of_nnx(
-        Scanned, SEQUENCE, narrow=_inside(Scanned), alike=("each", "values"),
+        Scanned,
+        SEQUENCE,
+        narrow=_inside(Scanned),
+        alike=("each", "values"),
         sizes=_encoder("blocks/", 1, width="blocks/attention/out/kernel:3"),
     ),
     "linen scanned": lambda: of_linen(LinenScanned(), SEQUENCE),
