@@ -262,8 +262,8 @@ def measure(name: str, x: np.ndarray, *, heads: bool) -> Found:
             group.prune()
         error = _error(model, whole, inputs)
         after, left = _macs(model, inputs), sum(p.numel() for p in model.parameters())
-    except Exception as error:  # whatever it stumbles over is what is asked for
-        line = str(error).splitlines()[0] if str(error) else type(error).__name__
+    except Exception as failure:  # whatever it stumbles over is what is asked for
+        line = str(failure).splitlines()[0] if str(failure) else type(failure).__name__
         return Found(groups, (before, 0), (size, 0), None, line)
     return Found(groups, (before, after), (size, left), error, "")
 

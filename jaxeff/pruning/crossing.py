@@ -183,7 +183,8 @@ class Crossing:
         if key not in self.zeros:
             operands = [np.asarray(v, a.aval.dtype) for v, a in zip(values, inputs, strict=True)]
             with jax.ensure_compile_time_eval():
-                self.zeros[key] = bool(_compat.bind(eqn, *operands)[0] == 0)
+                (found,) = _compat.bind(eqn, *operands)
+            self.zeros[key] = bool(np.asarray(found) == 0)
         return self.zeros[key]
 
     def _control(self, node: Node, programs: Sequence[Program]) -> list[Dimensions]:
