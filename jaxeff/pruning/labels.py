@@ -20,7 +20,8 @@ from jaxeff._compat import Literal
 from jaxeff.program import primitives as prim
 from jaxeff.program.graph import Node
 from jaxeff.program.layers import Layer, Program
-from jaxeff.pruning.dimensions import Axis, Dimension, dimensions, fresh, hold, unify
+from jaxeff.pruning.alignment import unify
+from jaxeff.pruning.dimensions import Axis, Dimension, dimensions, fresh, hold
 from jaxeff.pruning.numbers import Numbers
 from jaxeff.pruning.refusals import ALONG, UNKNOWN
 

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import time
 
 import jax
 import jax.numpy as jnp
@@ -9,8 +10,10 @@ import numpy as np
 import pytest
 
 import jaxeff
-from jaxeff.pruning import Plan, channels, masked, pruned
+from jaxeff.pruning import Plan, Prune, channels, masked, prune_plan, pruned
 from tests.pruning.networks import NETWORKS
+from tests.pruning.networks.convolutional import resnet50
+from tests.pruning.networks.making import of_nnx
 
 # Flax's layers promote, when they are traced; what is pruned was traced before.
 pytestmark = pytest.mark.promotes("dtype", "rank")
@@ -129,3 +132,17 @@ def test_pruned_is_masked_or_the_narrower_one(name):
     assert jaxeff.sites(g, small, *network.args) == jaxeff.sites(
         network.f, network.params, *network.args
     )
+
+
+def test_the_real_resnet50_is_planned_in_seconds():
+    network = of_nnx(resnet50, np.zeros((1, 224, 224, 3), np.float32))
+    start = time.process_time()
+    plan = prune_plan(network.f, network.params, network.args, {"*:linear": Prune(0.5)})
+    small = plan.shrink(network.params)
+    g = pruned(network.f, plan)
+    assert jax.eval_shape(g, small, *network.args).shape == (1, 5)
+    assert time.process_time() - start < 10
+    # One group per stage and its stem, two inside of each of the 16 blocks.
+    assert len(plan.keep) == len(plan.channels.free) == 5 + 2 * 16
+    macs = [jaxeff.cost(*f, *network.args).macs for f in ((g, small), (network.f, network.params))]
+    assert 0.25 < macs[0] / macs[1] < 0.26

@@ -71,7 +71,7 @@ class Excite(nnx.Module):
 class ResNet(nnx.Module):
     """A stem, max-pooling, and stages of bottlenecks: ResNet-50, ResNeXt-50, SE-ResNet-50."""
 
-    def __init__(self, rngs, stem=8, widths=(4, 6), blocks=(1, 2), groups=1, expand=3, squeeze=0):
+    def __init__(self, rngs, stem=12, widths=(4, 6), blocks=(1, 1), groups=1, expand=3, squeeze=0):
         self.stem = Norm(3, stem, 3 if stem < 64 else 7, rngs, 1 if stem < 64 else 2)
         layers, inner = [], stem
         for stage, width in enumerate(widths):
@@ -161,7 +161,6 @@ class MobileNet(nnx.Module):
         self.stem = Norm(3, 8, 3, rngs, 2)
         self.blocks = nnx.List([
             Inverted(8, 16, 8, rngs, **more), Inverted(8, 16, 12, rngs, 2, **more),
-            Inverted(12, 24, 12, rngs, **more),
         ])  # fmt: skip
         self.last, self.head = Norm(12, 20, 1, rngs), nnx.Linear(20, 5, rngs=rngs)
         self.act = act
@@ -374,10 +373,8 @@ NETWORKS = {
     "lenet": lambda: of_nnx(lambda rngs: LeNet5(rngs=rngs), DIGITS),
     "resnet18": lambda: of_nnx(Residual, IMAGE),
     "resnet50": lambda: of_nnx(ResNet, IMAGE),
-    "resnext": lambda: of_nnx(lambda rngs: ResNet(rngs, widths=(8, 12), groups=4), IMAGE),
-    "squeeze and excite": lambda: of_nnx(
-        lambda rngs: ResNet(rngs, blocks=(1, 1), squeeze=3), IMAGE
-    ),
+    "resnext": lambda: of_nnx(lambda rngs: ResNet(rngs, 24, (8, 12), groups=4), IMAGE),
+    "squeeze and excite": lambda: of_nnx(lambda rngs: ResNet(rngs, squeeze=3), IMAGE),
     "densenet": lambda: of_nnx(DenseNet, IMAGE),
     "mobilenet2": lambda: of_nnx(MobileNet, IMAGE),
     "mobilenet3": lambda: of_nnx(lambda rngs: MobileNet(rngs, 3), IMAGE),
