@@ -13,13 +13,14 @@ always returns a list.
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax._src import api_util, source_info_util
 from jax._src import linear_util as lu
 from jax._src.core import Atom, eval_jaxpr, jaxpr_as_fun, set_current_trace, trace_ctx
 from jax._src.interpreters import mlir
+from jax._src.interpreters.ad import Zero
 from jax._src.interpreters.partial_eval import DynamicJaxprTrace, trace_to_jaxpr_dynamic
 from jax._src.lax.lax import composite_p, split_p, tile_p
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Var
@@ -28,6 +29,7 @@ from jax.extend.core import primitives as primitives
 __all__ = [
     "Atom",
     "ClosedJaxpr",
+    "Derivative",
     "Jaxpr",
     "JaxprEqn",
     "Literal",
@@ -36,6 +38,7 @@ __all__ = [
     "bind",
     "call_name",
     "composite_p",
+    "derivatives",
     "eval_jaxpr",
     "export_composite",
     "export_composite_p",
@@ -71,41 +74,100 @@ def bind(eqn: JaxprEqn, *values: Any, **changed: Any) -> list[Any]:
     return list(out) if eqn.primitive.multiple_results else [out]
 
 
-def restated(
-    eqn: JaxprEqn, restate: Callable[[ClosedJaxpr, Sequence[int]], ClosedJaxpr]
-) -> dict[str, Any]:
+class Derivative(NamedTuple):
+    """A jaxpr that belongs to a custom derivative.
+
+    Attributes:
+        closed: The jaxpr.
+        given: What each of its inputs has the axes of: the call's `("operand", i)`,
+            `("result", i)` or a `("residual", i)`, which the forward pass makes.
+        made: The same of its outputs.
+    """
+
+    closed: ClosedJaxpr
+    given: list[tuple[str, int]]
+    made: list[tuple[str, int]]
+
+
+def derivatives(eqn: JaxprEqn) -> list[Derivative]:
+    """What a call with a derivative of its own runs when all of its operands are differentiated.
+
+    Returns:
+        The rule of a `custom_jvp`; the forward and the backward pass of a `custom_vjp`.
+    """
+    q, results = eqn.params, [("result", i) for i in range(len(eqn.outvars))]
+    operands = [("operand", i) for i in range(len(eqn.invars))][q["num_consts"] :]
+    if "jvp_jaxpr_fun" in q:
+        jaxpr, consts, zeros = q["jvp_jaxpr_fun"].call_wrapped(*(False for _ in operands))
+        moving = [result for result, zero in zip(results, zeros, strict=True) if not zero]
+        rule = ClosedJaxpr(jaxpr, consts)
+        return [Derivative(rule, [*operands, *operands], [*results, *moving])]
+    jaxpr, consts = q["fwd_jaxpr_thunk"].call_wrapped(*(True for _ in operands))
+    forward = ClosedJaxpr(jaxpr, consts)
+    _, _, inputs = q["out_trees"]()
+    made = iter(forward.out_avals)
+    residuals = [("residual", i) if k is None else ("operand", k) for i, k in enumerate(inputs)]
+    own = [residual for residual in residuals if residual[0] == "residual"]
+    avals = [next(made) if k is None else eqn.invars[k].aval for k in inputs]
+    moving = []
+
+    def backward(*values: Any) -> list[Any]:
+        cotangents = q["bwd"].call_wrapped(*values)
+        pairs = list(zip(operands, cotangents, strict=True))
+        moving[:] = [operand for operand, x in pairs if type(x) is not Zero]
+        return [x for _, x in pairs if type(x) is not Zero]
+
+    cotangents = [v.aval.to_ct_aval() for v in eqn.outvars]
+    closed = jax.make_jaxpr(backward)(*avals, *cotangents)
+    return [
+        Derivative(forward, operands, [*own, *results]),
+        Derivative(closed, [*residuals, *results], moving),
+    ]
+
+
+def restated(eqn: JaxprEqn, restate: Callable[[Derivative], ClosedJaxpr]) -> dict[str, Any]:
     """The parameters of a custom derivative for operands of other shapes.
 
     Args:
         eqn: A call of a function with a derivative of its own.
-        restate: Gives a jaxpr of the old shapes for the new ones. Each of its inputs has the axes
-            of the call's operand with that number: itself or its tangent.
+        restate: Gives a jaxpr of the old shapes for the new ones.
 
     Returns:
-        Parameters for `bind`. A backward pass is called as it is, on arrays of the new shapes.
+        Parameters for `bind`.
     """
-    q = eqn.params
-    count, first = len(eqn.invars), q["num_consts"]
-    changed: dict[str, Any] = {"call_jaxpr": restate(q["call_jaxpr"], range(count))}
+    q, count = eqn.params, len(eqn.invars)
+    numbered = [("operand", i) for i in range(count)]
+    operands = numbered[q["num_consts"] :]
+    call = Derivative(q["call_jaxpr"], numbered, [("result", i) for i in range(len(eqn.outvars))])
+    changed: dict[str, Any] = {"call_jaxpr": restate(call)}
     if "jvp_jaxpr_fun" in q:
 
         def derivative(*zeros: bool) -> Any:
             jaxpr, consts, out_zeros = q["jvp_jaxpr_fun"].call_wrapped(*zeros)
-            moving = [first + i for i, zero in enumerate(zeros) if not zero]
-            new = restate(ClosedJaxpr(jaxpr, consts), [*range(first, count), *moving])
+            moving = [operand for operand, zero in zip(operands, zeros, strict=True) if not zero]
+            made = [*call.made, *(m for m, z in zip(call.made, out_zeros, strict=True) if not z)]
+            new = restate(Derivative(ClosedJaxpr(jaxpr, consts), [*operands, *moving], made))
             return new.jaxpr, new.consts, out_zeros
 
         info = q["jvp_jaxpr_fun"].debug_info
         changed["jvp_jaxpr_fun"] = lu.wrap_init(derivative, debug_info=info)
-    else:
+        return changed
 
-        def forward(*nonzeros: bool) -> Any:
-            jaxpr, consts = q["fwd_jaxpr_thunk"].call_wrapped(*nonzeros)
-            new = restate(ClosedJaxpr(jaxpr, consts), range(first, count))
-            return new.jaxpr, new.consts
+    passes = functools.cache(lambda: [(d, restate(d)) for d in derivatives(eqn)])
 
-        info = q["fwd_jaxpr_thunk"].debug_info
-        changed["fwd_jaxpr_thunk"] = lu.wrap_init(forward, debug_info=info)
+    def forward(*nonzeros: bool) -> Any:
+        del nonzeros  # which only symbolic zeros are told
+        (_, new), _ = passes()
+        return new.jaxpr, new.consts
+
+    def backward(*values: Any) -> list[Any]:
+        _, (last, new) = passes()
+        made = dict(zip(last.made, jaxpr_as_fun(new)(*values), strict=True))
+        shapes = dict(zip(call.given, changed["call_jaxpr"].in_avals, strict=True))
+        return [made.get(at, Zero(shapes[at].to_ct_aval())) for at in operands]
+
+    changed["fwd_jaxpr_thunk"] = lu.wrap_init(forward, debug_info=q["fwd_jaxpr_thunk"].debug_info)
+    changed["bwd"] = lu.wrap_init(backward, debug_info=q["bwd"].debug_info)
     return changed
 
 

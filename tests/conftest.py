@@ -48,6 +48,7 @@ STRICT = {
     "noise",
     "photonics",
     "program",
+    "pruning",
     "robustness",
     "store",
     "test_keys.py",

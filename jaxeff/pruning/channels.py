@@ -22,65 +22,24 @@ Sharp edges:
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 
 from jaxeff.from_flax import NEW_STATE_TAG, STATE_TAG
 from jaxeff.program import Program, trace
 from jaxeff.program import primitives as prim
 from jaxeff.program.graph import Value
-from jaxeff.pruning.dimensions import Axis, Dimension, dimensions, fresh, hold, membership, resolve
+from jaxeff.pruning.crossing import Crossing, every
+from jaxeff.pruning.dimensions import Dimension, fresh, hold
+from jaxeff.pruning.groups import Group, Member, grouped
 from jaxeff.pruning.labels import Axes, Labels, read_program
-from jaxeff.pruning.rules import PLACE, RULES
+from jaxeff.pruning.refusals import INPUT, RESULT, PlanError
+from jaxeff.pruning.rules import RULES
 from jaxeff.tables import Table
-
-
-@dataclass(frozen=True)
-class Member:
-    """An axis of a parameter that a group is a part of.
-
-    Attributes:
-        path: The parameter's leaf.
-        axis: Which axis.
-        whole: Whether the axis is the group's and nothing else's; otherwise it is a product or a
-            concatenation that holds it.
-    """
-
-    path: str
-    axis: int
-    whole: bool
-
-
-@dataclass(frozen=True)
-class Group:
-    """Channels that can be removed, each by itself but from all members at once.
-
-    Attributes:
-        name: The members' first: `conv1/kernel:3`.
-        size: Number of channels.
-        members: Axes of parameters.
-        sites: Layers whose results lose the channels.
-        held: Why none can be removed; free if there is no reason.
-        crossed: Where a statistic is taken over the channels.
-        parameters: Entries of parameters that one channel takes along, at the most.
-    """
-
-    name: str
-    size: int
-    members: tuple[Member, ...]
-    sites: tuple[str, ...]
-    held: tuple[str, ...]
-    crossed: tuple[str, ...]
-    parameters: int
-
-    @property
-    def free(self) -> bool:
-        """Whether channels can be removed."""
-        return not self.held
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -172,20 +131,37 @@ def channels(f: Callable[..., Any], params: Any, *args: Any, **kwargs: Any) -> C
 
 def read_channels(program: Program) -> Channels:
     """The same of a program that has been traced already."""
+    _check_sizes(program)
     labels = Labels()
     states = _states(program)
     for value in program.inputs:
         sizes = [int(n) for n in value.aval.shape]
         free = value.is_weight or value in states
-        reason = () if free else ("an input of the function",)
+        reason = () if free else (INPUT,)
         labels.axes[value] = tuple(fresh(n, *reason) for n in sizes)
     read_program(program, labels, RULES)
+    masked = {value for value in program.inputs if value.is_weight}
+    given = [frozenset() if v in masked else every(labels, v) for v in program.inputs]
+    Crossing(labels).program(program, given)
     updated = _updated(program)
     for result in program.outputs:
         for axis in labels.of(result) if result not in updated else ():
-            hold(axis, "a result of the function")
+            hold(axis, RESULT)
     leaves = {v: v.path for v in program.inputs if v.is_weight and v.path} | states
-    return _grouped(program, labels, leaves)
+    groups = grouped(program, labels, leaves)
+    axes = {path: labels.of(v) for v, path in leaves.items()}
+    return Channels(tuple(groups.values()), program, labels, tuple(groups), axes)
+
+
+def _check_sizes(program: Program) -> None:
+    """Channels are indices, so there has to be a number of them."""
+    for i, value in enumerate(program.inputs):
+        if not all(isinstance(n, int | np.integer) for n in value.aval.shape):
+            name = value.path or f"input {i}"
+            raise PlanError(
+                f"{name} has the symbolic shape {tuple(map(str, value.aval.shape))}: channels are "
+                "read at known sizes. Give arrays, or a jax.ShapeDtypeStruct of numbers."
+            )
 
 
 def leaf_path(keypath: Sequence[Any]) -> str:
@@ -218,80 +194,4 @@ def _updated(program: Program) -> set[Any]:
     }
 
 
-def _grouped(program: Program, labels: Labels, leaves: Mapping[Value, str]) -> Channels:
-    parameters = list(leaves)
-    found: dict[Dimension, list[tuple[Value, int]]] = {}
-    for value in parameters:
-        for number, axis in enumerate(labels.of(value)):
-            for dimension in dimensions(axis):
-                found.setdefault(dimension, []).append((value, number))
-    sites = _sites(program, labels)
-    groups: list[Group] = []
-    found = {d: places for d, places in found.items() if not any(r.endswith(PLACE) for r in d.held)}
-    for dimension, places in found.items():
-        members = tuple(
-            Member(leaves[v], i, resolve(labels.of(v)[i]) is dimension) for v, i in places
-        )
-        first = min(places, key=lambda place: _rank(place, sites.get(dimension, ())))
-        name = f"{leaves[first[0]]}:{first[1]}"
-        known = sum(group.name.split("#")[0] == name for group in groups)
-        groups.append(
-            Group(
-                name=f"{name}#{known}" if known else name,
-                size=dimension.size,
-                members=members,
-                sites=tuple(sites.get(dimension, ())),
-                held=tuple(dimension.held),
-                crossed=tuple(_crossed(labels, dimension)),
-                parameters=_entries(places, labels, dimension),
-            )
-        )
-    axes = {path: labels.of(v) for v, path in leaves.items()}
-    return Channels(tuple(groups), program, labels, tuple(found), axes)
-
-
-def _rank(place: tuple[Value, int], sites: Sequence[str]) -> tuple[bool, int]:
-    """A group is named by the weight that makes its channels."""
-    value, number = place
-    made = any(value.path.startswith(site) for site in sites)
-    return (not (made and number == value.aval.ndim - 1), -value.aval.ndim)
-
-
-def _sites(program: Program, labels: Labels) -> dict[Dimension, list[str]]:
-    """For each dimension the linear layers whose results have it."""
-    found: dict[Dimension, list[str]] = {}
-    for layer in program.sites:
-        if layer.kind != "linear" or not layer.weights:
-            continue
-        weight = {
-            d for i in layer.weights for a in labels.of(layer.inputs[i]) for d in dimensions(a)
-        }
-        for axis in labels.of(layer.outputs[0]):
-            for dimension in dimensions(axis):
-                known = found.setdefault(dimension, [])
-                if dimension in weight and layer.site not in known:
-                    known.append(layer.site)
-    return found
-
-
-def _crossed(labels: Labels, dimension: Dimension) -> list[str]:
-    notes: dict[str, None] = {}
-    for crossed, reasons in labels.crossed.items():
-        if any(d is dimension for d in dimensions(crossed)):
-            notes.update(dict.fromkeys(reasons))
-    return list(notes)
-
-
-def _entries(places: Sequence[tuple[Value, int]], labels: Labels, dimension: Dimension) -> int:
-    """Entries of parameters that hold one index of a dimension."""
-    total = 0
-    for value in {v for v, _ in places}:
-        sizes = [_multiplicity(axis, dimension) for axis in labels.of(value)]
-        total += math.prod(sizes)
-    return total
-
-
-def _multiplicity(axis: Axis, dimension: Dimension) -> int:
-    """Indices of an axis that hold one index of a dimension; all if it has no part in it."""
-    index = membership(axis, dimension)
-    return int((index == 0).sum()) or int(index.size)
+__all__ = ["Channels", "Group", "Member", "channels", "leaf_path", "read_channels"]

@@ -1,9 +1,8 @@
 """Evaluates a program on arrays that have lost indices: the equations of the old shapes, restated.
 
 An equation carries sizes where its operands don't tell them (a broadcast's shape, a slice's ends,
-the groups of a convolution). They are recomputed from the axes of its results. A division by how
-many entries a sum has had is one by how many are left: a mean stays a mean. Other numbers that came
-from shapes (attention's 1/sqrt(d)) stay as they are.
+the groups of a convolution). They are recomputed from the axes of its results. Numbers that came
+from sizes are in `numbers.py`: a mean stays a mean.
 """
 
 from __future__ import annotations
@@ -20,8 +19,9 @@ from jaxeff import _compat
 from jaxeff._compat import Literal, split_p
 from jaxeff.program import primitives as prim
 from jaxeff.program.layers import Layer, run_nodes
-from jaxeff.pruning.dimensions import Axis, Dimension, kept, resolve
-from jaxeff.pruning.labels import Axes, Labels, Reader, read_jaxpr
+from jaxeff.pruning.dimensions import Axis, Dimension, kept
+from jaxeff.pruning.labels import Axes, Labels, Reader, called
+from jaxeff.pruning.refusals import UNKNOWN, PlanError, way_out
 from jaxeff.pruning.rules import RULES
 
 p = prim.p
@@ -35,10 +35,12 @@ class Emission:
     Attributes:
         labels: The axes of the program's values.
         keep: Which indices stay.
+        rescale: Whether roots of sizes are those of the new ones.
     """
 
     labels: Labels
     keep: Keep
+    rescale: bool = False
 
     def rule(self, layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
         """One layer of the program."""
@@ -49,7 +51,17 @@ class Emission:
 
         def bind(eqn: Any, *operands: Any) -> list[Any]:
             node = by_equation[id(eqn)]
-            return self.equation(eqn, node.inputs, node.outputs, operands, self.labels)
+            try:
+                made = self.equation(eqn, node.inputs, node.outputs, operands, self.labels)
+                self._check(made, [self.labels.of(v) for v in node.outputs])
+                return made
+            except (TypeError, ValueError) as error:
+                if isinstance(error, PlanError):
+                    raise
+                raise PlanError(
+                    f"{eqn.primitive.name} at {layer.site!r} can't be restated for fewer channels "
+                    f"({error}). {way_out(UNKNOWN)}"
+                ) from error
 
         return run_nodes(layer.nodes, layer.inputs, values, layer.outputs, bind)
 
@@ -63,16 +75,25 @@ class Emission:
     ) -> list[Any]:
         """One equation, on operands of the new shapes."""
         results = [labels.of(v) for v in outputs]
-        operands = self._counted(eqn, inputs, operands, labels)
+        operands = labels.numbers.restated(
+            eqn, inputs, operands, labels.of, self.size, rescale=self.rescale
+        )
         if all(self.is_whole(axes) for axes in (*results, *map(labels.of, inputs))):
             return _compat.bind(eqn, *operands)
         if eqn.primitive in prim.CALLS:
             closed = _compat.sub_jaxprs(eqn)[0]
             return self.jaxpr(closed, operands, labels.bodies[id(eqn)])
         if eqn.primitive in prim.CUSTOM:
-            restate = functools.partial(self._restated, [labels.of(a) for a in inputs])
+            places = called([labels.of(a) for a in inputs], results)
+            restate = functools.partial(self._restated, places)
             return _compat.bind(eqn, *operands, **_compat.restated(eqn, restate))
         return _compat.bind(eqn, *operands, **self._params(eqn, inputs, results, labels))
+
+    def _check(self, made: Sequence[Any], results: Sequence[Axes]) -> None:
+        """What a rule said of an equation's results is what came out."""
+        for x, axes in zip(made, results, strict=True):
+            if tuple(x.shape) != (left := tuple(map(self.size, axes))):
+                raise ValueError(f"it gives {tuple(x.shape)}, not {left}")
 
     def is_whole(self, axes: Axes) -> bool:
         """Whether nothing is removed from an array."""
@@ -136,36 +157,13 @@ class Emission:
             self.size(axis) if n == axis.size else n for axis, n in zip(axes, sizes, strict=True)
         )
 
-    def _counted(
-        self, eqn: Any, inputs: Sequence[Any], operands: Sequence[Any], labels: Labels
-    ) -> Sequence[Any]:
-        """The operands, with the number of entries of a sum replaced by how many are left."""
-        if eqn.primitive not in {p.div_p, p.mul_p}:
-            return operands
-        for i, j in ((0, 1), (1, 0)):
-            counted, number = inputs[i], inputs[j]
-            summed = None if isinstance(counted, Literal) else labels.counts.get(counted)
-            if summed is None or not isinstance(number, Literal) or np.ndim(number.val):
-                continue
-            if eqn.primitive is p.div_p and j == 0:
-                continue
-            old = int(np.prod([resolve(axis).size for axis in summed], dtype=np.int64))
-            new = int(np.prod([self.size(axis) for axis in summed], dtype=np.int64))
-            value = _replaced(float(number.val), old, new, eqn.primitive is p.mul_p)
-            if value is not None:
-                changed = list(operands)
-                changed[j] = np.asarray(value, np.asarray(number.val).dtype)
-                return changed
-        return operands
-
-    def _restated(self, axes: Sequence[Axes], closed: Any, operands: Sequence[int]) -> Any:
-        """A jaxpr for the new shapes, each of whose inputs has the axes of one of the operands."""
-        given = [axes[i] for i in operands]
-        labels = Labels()
-        read_jaxpr(closed, given, Reader(labels, "", RULES))
+    def _restated(self, places: dict[tuple[str, int], Axes], derivative: Any) -> Any:
+        """A derivative of a call for the new shapes."""
+        closed = derivative.closed
+        labels = Reader(Labels(), "", RULES).derivative(derivative, places)
         shapes = [
-            jax.ShapeDtypeStruct(tuple(map(self.size, found)), var.aval.dtype)
-            for found, var in zip(given, closed.jaxpr.invars, strict=True)
+            jax.ShapeDtypeStruct(tuple(map(self.size, places[at])), var.aval.dtype)
+            for at, var in zip(derivative.given, closed.jaxpr.invars, strict=True)
         ]
         return jax.make_jaxpr(lambda *values: self.jaxpr(closed, values, labels))(*shapes)
 
@@ -183,16 +181,6 @@ class Emission:
             found = self.equation(eqn, eqn.invars, eqn.outvars, operands, labels)
             env.update(zip(eqn.outvars, found, strict=True))
         return [read(a) for a in closed.jaxpr.outvars]
-
-
-def _replaced(value: float, old: int, new: int, inverse: bool) -> float | None:
-    """A count, or a count less one (an unbiased variance), or their inverse, for the new size."""
-    for less in (0, 1):
-        if old > less and new > less:
-            was = 1 / (old - less) if inverse else old - less
-            if abs(value - was) <= 1e-6 * was:
-                return 1 / (new - less) if inverse else float(new - less)
-    return None
 
 
 __all__ = ["Emission", "Keep"]

@@ -9,9 +9,10 @@ once, their carried values unified with themselves.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import jax
 import numpy as np
 
 from jaxeff import _compat
@@ -19,7 +20,10 @@ from jaxeff._compat import Literal
 from jaxeff.program import primitives as prim
 from jaxeff.program.graph import Node
 from jaxeff.program.layers import Layer, Program
-from jaxeff.pruning.dimensions import Axis, Dimension, dimensions, fresh, hold, unify
+from jaxeff.pruning.alignment import unify
+from jaxeff.pruning.dimensions import Axis, Dimension, dimensions, fresh, hold
+from jaxeff.pruning.numbers import Numbers
+from jaxeff.pruning.refusals import ALONG, UNKNOWN
 
 Axes = tuple[Axis, ...]
 p = prim.p
@@ -33,13 +37,13 @@ class Labels:
         axes: Those of every value, also inside loops.
         bodies: Those of the jaxprs of custom derivatives, by the equation that calls them: there a
             variable may be called several times.
-        counts: For a sum over axes, or what is made of it pointwise, the axes that it summed.
-        crossed: Reductions over an axis, where removing indices changes what is computed.
+        numbers: Which numbers came from sizes.
+        crossed: Where removing indices isn't the same as masking them (`crossing.py`).
     """
 
     axes: dict[Any, Axes] = field(default_factory=dict)
     bodies: dict[Any, Labels] = field(default_factory=dict)
-    counts: dict[Any, tuple[Axis, ...]] = field(default_factory=dict)
+    numbers: Numbers = field(default_factory=Numbers)
     crossed: dict[Dimension, list[str]] = field(default_factory=dict)
 
     def of(self, atom: Any) -> Axes:
@@ -70,31 +74,34 @@ class Reader:
         labels: What is found goes there.
         where: The site that errors and reasons name.
         rules: By primitive.
+        derived: Whether it's a derivative that is read, whose own derivatives aren't.
     """
 
     labels: Labels
     where: str
     rules: Mapping[Any, Rule]
+    derived: bool = False
 
     def reason(self, eqn: Any, why: str = "") -> str:
         """What forbids to remove an index, for people."""
         name = eqn.primitive.name
         place = f" at {self.where!r}" if self.where else ""
-        return f"{name}{place}{f' ({why})' if why else ''} [{_compat.source_line(eqn)}]"
+        line = _compat.source_line(eqn)
+        return f"{name}{place}{f' ({why})' if why else ''}{f' [{line}]' if line else ''}"
 
     def equation(self, eqn: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         """Relates the axes of an equation's operands and results."""
         labels, axes = self.labels, [self.labels.of(a) for a in inputs]
         results: Sequence[Axes]
         if eqn.primitive in prim.CALLS | prim.CUSTOM:
-            results = self._called(eqn, axes)
+            results = self._called(eqn, inputs, outputs, axes)
         elif eqn.primitive in self.rules:
             results = self.rules[eqn.primitive](eqn, axes, self)
         else:
-            results = self.unknown(eqn, axes)
+            results = self.unknown(eqn, axes, UNKNOWN)
         for value, found in zip(outputs, results, strict=True):
             labels.set(value, found)
-        self._count(eqn, inputs, outputs, axes)
+        labels.numbers.follow(eqn, inputs, outputs, axes)
 
     def unknown(self, eqn: Any, axes: Sequence[Axes], why: str = "") -> list[Axes]:
         """Holds everything that an equation reads; what it makes is held as well."""
@@ -104,37 +111,63 @@ class Reader:
                 hold(axis, reason)
         return [tuple(fresh(int(n), reason) for n in v.aval.shape) for v in eqn.outvars]
 
-    def crosses(self, eqn: Any, axis: Axis) -> None:
-        """Notes a reduction over an axis."""
+    def crosses(self, eqn: Any, axis: Axis, why: str = "") -> None:
+        """Notes that removing indices of an axis changes what is computed."""
         for dimension in dimensions(axis):
             notes = self.labels.crossed.setdefault(dimension, [])
-            if (note := self.reason(eqn)) not in notes:
+            if (note := self.reason(eqn, why)) not in notes:
                 notes.append(note)
 
-    def _called(self, eqn: Any, axes: Sequence[Axes]) -> list[Axes]:
+    def _called(
+        self, eqn: Any, inputs: Sequence[Any], outputs: Sequence[Any], axes: Sequence[Axes]
+    ) -> list[Axes]:
         closed = _compat.sub_jaxprs(eqn)[0]
         inner = Labels(crossed=self.labels.crossed)
         # Variables of a jaxpr that is called twice are told apart by the call.
         self.labels.bodies[id(eqn)] = inner
-        return read_jaxpr(closed, axes, Reader(inner, self.where, self.rules))
+        self.labels.numbers.give(inputs, inner.numbers, closed.jaxpr.invars)
+        results = read_jaxpr(closed, axes, replace(self, labels=inner))
+        inner.numbers.give(closed.jaxpr.outvars, self.labels.numbers, outputs)
+        if eqn.primitive in prim.CUSTOM and not self.derived:
+            places = called(axes, results)
+            for derivative in _derivatives(eqn):
+                self.derivative(derivative, places)
+        return results
 
-    def _count(
-        self, eqn: Any, inputs: Sequence[Any], outputs: Sequence[Any], axes: Sequence[Axes]
-    ) -> None:
-        """Follows what a sum has been taken over, until it is divided by how many that were."""
-        counts = self.labels.counts
-        if eqn.primitive is p.reduce_sum_p:
-            counts[outputs[0]] = tuple(axes[0][i] for i in eqn.params["axes"])
-            return
-        known = [counts[a] for a in inputs if not isinstance(a, Literal) and a in counts]
-        moved = eqn.primitive in prim.BROADCAST_BACK | {p.convert_element_type_p}
-        if len(known) == 1 and moved:
-            counts[outputs[0]] = known[0]
+    def derivative(self, derivative: Any, places: dict[tuple[str, int], Axes]) -> Labels:
+        """Reads a derivative of a call: its gradients have to shrink as well.
+
+        Args:
+            derivative: What `_compat.derivatives` gives.
+            places: The axes of the call's operands and results; those of residuals are added.
+        """
+        labels = Labels()
+        reader = replace(self, labels=labels, derived=True)
+        made = read_jaxpr(derivative.closed, [places[at] for at in derivative.given], reader)
+        for at, found in zip(derivative.made, made, strict=True):
+            for known, axis in zip(places.setdefault(at, tuple(found)), found, strict=True):
+                unify(known, axis, f"the derivative at {self.where!r}")
+        return labels
+
+
+def _derivatives(eqn: Any) -> list[Any]:
+    """Those of a call; none where the function that was read can't be differentiated either."""
+    try:
+        return _compat.derivatives(eqn)
+    except (TypeError, ValueError, NotImplementedError):
+        return []
+
+
+def called(operands: Sequence[Axes], results: Sequence[Axes]) -> dict[tuple[str, int], Axes]:
+    """The axes of a call's operands and results, by what derivatives call them."""
+    places = {("operand", i): found for i, found in enumerate(operands)}
+    return places | {("result", i): found for i, found in enumerate(results)}
 
 
 def read_jaxpr(closed: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
     """Reads the equations of a jaxpr; gives the axes of its results."""
     labels, jaxpr = reader.labels, closed.jaxpr
+    _scalars(labels, dict(zip(jaxpr.constvars, closed.consts, strict=True)))
     for var, found in zip(jaxpr.invars, axes, strict=True):
         labels.set(var, found)
     for eqn in jaxpr.eqns:
@@ -144,6 +177,7 @@ def read_jaxpr(closed: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
 
 def read_program(program: Program, labels: Labels, rules: Mapping[Any, Rule]) -> None:
     """Reads the layers of a program, loops and branches included."""
+    _scalars(labels, program.constants)
     for layer in program.layers:
         if layer.kind == "control flow":
             _control(layer, labels, rules)
@@ -154,6 +188,13 @@ def read_program(program: Program, labels: Labels, rules: Mapping[Any, Rule]) ->
                 labels.set(made, labels.of(value))
         for node in layer.nodes:
             reader.equation(node.eqn, node.inputs, node.outputs)
+
+
+def _scalars(labels: Labels, constants: Mapping[Any, Any]) -> None:
+    for value, number in constants.items():
+        traced = isinstance(number, jax.core.Tracer)
+        if not traced and not np.shape(number) and not _compat.is_key(number):
+            labels.numbers.known[value] = np.asarray(number)
 
 
 def _control(layer: Layer, labels: Labels, rules: Mapping[Any, Rule]) -> None:
@@ -179,15 +220,15 @@ def _scan(
     node: Node, programs: Sequence[Program], axes: Sequence[Axes], reader: Reader
 ) -> list[Axes]:
     consts, carried = node.params["num_consts"], node.params["num_carry"]
-    reason = reader.reason(node.eqn, "the axis that it runs along")
+    reason = reader.reason(node.eqn, ALONG)
+    along = fresh(node.params["length"], reason)
     rows = []
     for found in axes[consts + carried :]:
-        hold(found[0], reason)
+        unify(along, found[0], reason)
         rows.append(found[1:])
     start = axes[consts : consts + carried]
     made = _body(programs[0], [*axes[:consts], *start, *rows], reader)
     _same(start, made[:carried], reason)
-    along = fresh(node.params["length"], reason)
     return [*start, *((along, *found) for found in made[carried:])]
 
 

@@ -24,14 +24,11 @@ import numpy as np
 
 from jaxeff.pruning.channels import Channels, leaf_path
 from jaxeff.pruning.dimensions import Axis, Concatenation, Dimension, kept, resolve
+from jaxeff.pruning.refusals import PlanError
 from jaxeff.store.writing import write_whole
 from jaxeff.tables import Table
 
 _FORMAT = "jaxeff-plan-1"
-
-
-class PlanError(ValueError):
-    """A plan that can't be carried out, or is of another model."""
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -119,7 +116,7 @@ class Plan:
                     f"the plan removes all channels of {name!r}{made}; keep one at least"
                 )
             if group.held and not where.all():
-                raise PlanError(f"{name!r} can't lose channels: {group.held[0]}")
+                raise PlanError(group.refusal)
         return found
 
     def shrink(self, tree: Any) -> Any:

@@ -107,7 +107,7 @@ def prune_plan(
     program = trace(f, params, *args)
     found = read_channels(program)
     makes = {site for group in found if group.free for site in group.sites}
-    held = {site: group.held[0] for group in found if group.held for site in group.sites}
+    held = {site: group.refusal for group in found if group.held for site in group.sites}
 
     def applies(layer: Any, setting: Prune) -> bool:
         del setting
@@ -116,7 +116,7 @@ def prune_plan(
     try:
         settings = resolve(spec, program, applies, "channels that can be removed")
     except ValueError as error:
-        why = next((f" {s!r}: {held[s]}." for s in held if repr(s) in str(error) or s in spec), "")
+        why = next((f" {held[s]}" for s in held if repr(s) in str(error) or s in spec), "")
         raise type(error)(f"{error}{why}") from None
     scores = score(params, found)
     allowed: dict[str, Allowed] = {}

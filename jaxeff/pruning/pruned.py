@@ -19,7 +19,7 @@ Sharp edges:
     shapes, so its plan has to be known when it is made.
     Where a statistic is taken over channels (`Group.crossed`), the two differ: a smaller model has
     the mean of what is left. A number that came from a shape stays what it was, unless it is how
-    many entries a sum has had: attention's 1/sqrt(d) is that of the old d.
+    many entries a sum has had: attention's 1/sqrt(d) is that of the old d unless asked (`rescale`).
 """
 
 from __future__ import annotations
@@ -76,12 +76,14 @@ def masked(f: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
     return g
 
 
-def pruned(f: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
+def pruned(f: Callable[..., Any], plan: Plan, *, rescale: bool = False) -> Callable[..., Any]:
     """The smaller model.
 
     Args:
         f: A pure function `f(params, *args)`; running statistics may be an argument or closed over.
         plan: What stays; known now.
+        rescale: Whether to scale by the roots of the new sizes where the model scales by those of
+            old ones, as attention does by 1/sqrt(d). It isn't the masked model then.
 
     Returns:
         A pure function `g(small, *args)` of what `plan.shrink` returns for parameters (and running
@@ -92,7 +94,8 @@ def pruned(f: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
         PlanError: The plan is traced, or removes what it can't; when called: parameters of other
             shapes than the plan's model leaves.
     """
-    plan.concrete()
+    if all(keep.all() for keep in plan.concrete().values()):
+        return f
     names = tuple(plan.keep)
 
     @functools.wraps(f)
@@ -113,7 +116,10 @@ def pruned(f: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
         keep = {
             ids[name]: where for name, where in zip(names, plan.concrete().values(), strict=True)
         }
-        emission = Emission(found.labels, keep)
+        for name, where in zip(names, keep.values(), strict=True):
+            if found[name].held and not where.all():
+                raise PlanError(found[name].refusal)
+        emission = Emission(found.labels, keep, rescale)
         small = _cut_constants(program, emission)
         outputs = evaluate(small, emission.rule, None, argument_leaves(args, kwargs))
         return jax.tree.unflatten(program.out_tree, outputs)

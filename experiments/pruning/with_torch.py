@@ -1,0 +1,352 @@
+"""The same networks in PyTorch, and what Torch-Pruning (arXiv 2301.12900) makes of them.
+
+Source: Fang et al., "DepGraph: Towards Any Structural Pruning", CVPR 2023; github.com/VainF/
+Torch-Pruning, 1.6. It is used as its documentation says: `DependencyGraph`, `MagnitudeImportance`,
+a `BasePruner`; the output layer is ignored, and attention is told its heads where `heads` says so.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+import torch_pruning as tp
+from torch import nn
+
+from experiments.pruning.networks import MobileNet as Flax
+
+Groups = frozenset[frozenset[tuple[str, int]]]
+
+
+class Found(NamedTuple):
+    """What it makes of a network.
+
+    Attributes:
+        groups: Axes of parameters that lose channels together, in Flax's names and axes (counted
+            from the last).
+        macs: Multiply-accumulates of all layers before and after half of the channels went.
+        params: Numbers of parameters, before and after.
+        error: Of the pruned network to the one with zeros where channels went, relative to the
+            largest result.
+        failure: Why it failed, if it did.
+    """
+
+    groups: Groups
+    macs: tuple[int, int]
+    params: tuple[int, int]
+    error: float | None
+    failure: str
+
+
+class Block(nn.Module):
+    """A basic residual block."""
+
+    def __init__(self, inner: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inner, width, 3, stride, 1, bias=False)
+        self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
+        self.bn1, self.bn2 = nn.BatchNorm2d(width), nn.BatchNorm2d(width)
+        self.project = stride != 1 or inner != width
+        if self.project:
+            self.shortcut = nn.Conv2d(inner, width, 1, stride, bias=False)
+            self.bn_shortcut = nn.BatchNorm2d(width)
+
+    def forward(self, x: Any) -> Any:
+        """The output."""
+        y = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
+        return F.relu(y + (self.bn_shortcut(self.shortcut(x)) if self.project else x))
+
+
+class ResNet18(nn.Module):
+    """`jaxeff.nn.ResNet18`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.BatchNorm2d(64)
+        inner = 64
+        for i, width in enumerate((64, 128, 256, 512), 1):
+            blocks = [Block(inner, width, 1 if i == 1 else 2), Block(width, width, 1)]
+            setattr(self, f"stage{i}", nn.ModuleList(blocks))
+            inner = width
+        self.fc = nn.Linear(512, 10)
+
+    def forward(self, x: Any) -> Any:
+        """The output."""
+        x = F.relu(self.bn1(self.conv1(x)))
+        for i in range(1, 5):
+            for block in getattr(self, f"stage{i}"):
+                x = block(x)
+        return self.fc(x.mean((2, 3)))
+
+
+class MobileNet(nn.Module):
+    """Inverted residuals."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 16, 3, padding=1)
+        for i, (inner, hidden, out) in enumerate(Flax.SIZES):
+            setattr(self, f"expand{i}", nn.Conv2d(inner, hidden, 1))
+            setattr(self, f"expand_bn{i}", nn.BatchNorm2d(hidden))
+            setattr(self, f"depthwise{i}", nn.Conv2d(hidden, hidden, 3, padding=1, groups=hidden))
+            setattr(self, f"depthwise_bn{i}", nn.BatchNorm2d(hidden))
+            setattr(self, f"project{i}", nn.Conv2d(hidden, out, 1))
+        self.head = nn.Linear(24, 10)
+
+    def forward(self, x: Any) -> Any:
+        """The output."""
+        x = F.relu6(self.stem(x))
+        for i, (inner, _, out) in enumerate(Flax.SIZES):
+            y = F.relu6(getattr(self, f"expand_bn{i}")(getattr(self, f"expand{i}")(x)))
+            y = F.relu6(getattr(self, f"depthwise_bn{i}")(getattr(self, f"depthwise{i}")(y)))
+            y = getattr(self, f"project{i}")(y)
+            x = x + y if inner == out else y
+        return self.head(x.mean((2, 3)))
+
+
+class DenseNet(nn.Module):
+    """A dense block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 16, 3, padding=1)
+        for i in range(3):
+            setattr(self, f"norm{i}", nn.BatchNorm2d(16 + 8 * i))
+            setattr(self, f"grow{i}", nn.Conv2d(16 + 8 * i, 8, 3, padding=1))
+        self.norm, self.transition = nn.BatchNorm2d(40), nn.Conv2d(40, 20, 1)
+        self.head = nn.Linear(20, 10)
+
+    def forward(self, x: Any) -> Any:
+        """The output."""
+        x = self.stem(x)
+        for i in range(3):
+            y = getattr(self, f"grow{i}")(F.relu(getattr(self, f"norm{i}")(x)))
+            x = torch.cat([x, y], 1)
+        return self.head(self.transition(F.relu(self.norm(x))).mean((2, 3)))
+
+
+class UNet(nn.Module):
+    """Down and up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.deep = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 32, 3, padding=1)
+        self.up = nn.ConvTranspose2d(32, 16, 2, 2)
+        self.join, self.head = nn.Conv2d(32, 16, 3, padding=1), nn.Conv2d(16, 2, 1)
+
+    def forward(self, x: Any) -> Any:
+        """The output."""
+        x = F.relu(self.down(x))
+        y = F.relu(self.deep(F.max_pool2d(x, 2)))
+        return self.head(F.relu(self.join(torch.cat([x, self.up(y)], 1))))
+
+
+class ResNeXt(nn.Module):
+    """A grouped convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.reduce = nn.Conv2d(3, 32, 3, padding=1), nn.Conv2d(32, 16, 1)
+        self.grouped = nn.Conv2d(16, 16, 3, padding=1, groups=4)
+        self.expand, self.head = nn.Conv2d(16, 32, 1), nn.Linear(32, 10)
+
+    def forward(self, x: Any) -> Any:
+        """The output."""
+        x = F.relu(self.stem(x))
+        y = F.relu(self.grouped(F.relu(self.reduce(x))))
+        return self.head((x + self.expand(y)).mean((2, 3)))
+
+
+class Shuffle(nn.Module):
+    """Shuffled channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.first = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 32, 1, groups=2)
+        self.second, self.head = nn.Conv2d(32, 32, 1, groups=2), nn.Linear(32, 10)
+
+    def forward(self, x: Any) -> Any:
+        """The output."""
+        x = F.relu(self.first(self.stem(x)))
+        b, c, h, w = x.shape
+        x = x.reshape(b, 2, c // 2, h, w).transpose(1, 2).reshape(b, c, h, w)
+        return self.head(F.relu(self.second(x)).mean((2, 3)))
+
+
+class ViT(nn.Module):
+    """Attention with heads."""
+
+    def __init__(self, keys: int = 4) -> None:
+        super().__init__()
+        self.keys = keys
+        self.patch = nn.Conv2d(3, 32, 4, 4)
+        self.token, self.position = (nn.Parameter(torch.zeros(1, n, 32)) for n in (1, 17))
+        self.norm1, self.norm2, self.norm = (nn.LayerNorm(32) for _ in range(3))
+        self.query, self.out = nn.Linear(32, 32), nn.Linear(32, 32)
+        self.key, self.value = nn.Linear(32, 8 * keys), nn.Linear(32, 8 * keys)
+        self.up, self.down, self.head = nn.Linear(32, 64), nn.Linear(64, 32), nn.Linear(32, 10)
+
+    def forward(self, x: Any) -> Any:
+        """The output."""
+        x = self.patch(x).flatten(2).transpose(1, 2)
+        x = torch.cat([self.token.expand(x.shape[0], -1, -1), x], 1) + self.position
+        x = x + self.out(self._attended(self.norm1(x)))
+        x = x + self.down(F.gelu(self.up(self.norm2(x))))
+        return self.head(self.norm(x)[:, 0])
+
+    def _attended(self, x: Any) -> Any:
+        b, t, _ = x.shape
+        query = self.query(x).reshape(b, t, self.keys, 4 // self.keys, -1)
+        key, value = (f(x).reshape(b, t, self.keys, -1) for f in (self.key, self.value))
+        scores = torch.einsum("btngd,bsnd->bngts", query, key) / 8**0.5
+        return torch.einsum("bngts,bsnd->btngd", scores.softmax(-1), value).reshape(b, t, -1)
+
+
+class Recurrent(nn.Module):
+    """An LSTM."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.rnn = nn.Linear(10, 16), nn.LSTM(16, 24, batch_first=True)
+        self.head = nn.Linear(24, 4)
+
+    def forward(self, x: Any) -> Any:
+        """The output."""
+        return self.head(self.rnn(self.inner(x))[0])
+
+
+TWINS: dict[str, Callable[[], nn.Module]] = {
+    "ResNet-18": ResNet18,
+    "MobileNetV2": MobileNet,
+    "DenseNet": DenseNet,
+    "U-Net": UNet,
+    "ResNeXt": ResNeXt,
+    "ShuffleNet": Shuffle,
+    "ViT": ViT,
+    "grouped queries": lambda: ViT(2),
+    "LSTM": Recurrent,
+}
+
+
+def measure(name: str, x: np.ndarray, *, heads: bool) -> Found:
+    """Groups, and half of every one gone.
+
+    Args:
+        name: A network of `TWINS`.
+        x: An input, as Flax has it.
+        heads: Whether it is told the heads of attention; without, it has to find them.
+    """
+    torch.manual_seed(0)
+    model = TWINS[name]().eval()
+    inputs = torch.from_numpy(x.transpose(0, 3, 1, 2).copy() if x.ndim == 4 else x)
+    last: Any = model.fc if hasattr(model, "fc") else model.head
+    told = {}
+    if heads and isinstance(model, ViT):
+        told = {model.query: 4, model.key: model.keys, model.value: model.keys}
+    before, size = _macs(model, inputs), sum(p.numel() for p in model.parameters())
+    groups: Groups = frozenset()
+    try:
+        groups = _groups(model, inputs, last)
+        options = {"prune_head_dims": True, "num_heads": told} if told else {}
+        pruner = tp.BasePruner(
+            model, inputs, tp.importance.MagnitudeImportance(p=1), pruning_ratio=0.5,
+            ignored_layers=[last], **options,
+        )  # fmt: skip
+        whole = copy.deepcopy(model)
+        for group in pruner.step(interactive=True):
+            _mask(whole, model, group)
+            group.prune()
+        error = _error(model, whole, inputs)
+        after, left = _macs(model, inputs), sum(p.numel() for p in model.parameters())
+    except Exception as failure:  # whatever it stumbles over is what is asked for
+        line = str(failure).splitlines()[0] if str(failure) else type(failure).__name__
+        return Found(groups, (before, 0), (size, 0), None, line)
+    return Found(groups, (before, after), (size, left), error, "")
+
+
+def _groups(model: nn.Module, x: Any, last: Any) -> Groups:
+    graph = tp.DependencyGraph().build_dependency(model, example_inputs=x)
+    names = {module: name.replace(".", "/") for name, module in model.named_modules()}
+    names |= {parameter: name for name, parameter in model.named_parameters()}
+    found = set()
+    for group in graph.get_all_groups(ignored_layers=[last]):
+        axes: set[tuple[str, int]] = set()
+        for dependency, _ in group:
+            module, handler = dependency.target.module, dependency.handler.__name__
+            if module in names:
+                axes |= _axes(names[module], module, handler)
+        found.add(frozenset(axes))
+    return frozenset(found)
+
+
+def _mask(whole: nn.Module, model: nn.Module, group: Any) -> None:
+    """Zeros in the whole network for what a group is about to lose."""
+    names = {module: name for name, module in model.named_modules()}
+    for dependency, indices in group:
+        module, handler = dependency.target.module, dependency.handler.__name__
+        made = "out_channels" in handler or "depthwise" in handler
+        if module not in names or not made or isinstance(module, nn.LSTM):
+            continue
+        # What is left of a layer that has lost channels already: its indices have moved.
+        layer: Any = whole.get_submodule(names[module])
+        turned = isinstance(layer, nn.ConvTranspose2d)
+        left = getattr(layer, "left", np.arange(layer.weight.shape[int(turned)]))
+        gone = left[list(indices)]
+        layer.left = np.delete(left, list(indices))
+        with torch.no_grad():
+            (layer.weight.transpose(0, 1) if turned else layer.weight)[gone] = 0
+            if layer.bias is not None:
+                layer.bias[gone] = 0
+
+
+def _error(model: nn.Module, whole: nn.Module, x: Any) -> float:
+    with torch.no_grad():
+        ours, theirs = model(x), whole(x)
+    return float((ours - theirs).abs().max() / theirs.abs().max())
+
+
+def _axes(name: str, module: Any, handler: str) -> set[tuple[str, int]]:
+    """What a layer loses, in Flax's names."""
+    if isinstance(module, nn.Parameter):
+        return {(name, -1)}
+    if isinstance(module, nn.BatchNorm2d | nn.LayerNorm):
+        return {(f"{name}/scale", -1), (f"{name}/bias", -1)}
+    if isinstance(module, nn.LSTM):
+        inner = {("rnn/cell/dense_i/kernel", -2)}
+        state = {("rnn/cell/dense_h/kernel", -2)}
+        state |= {(f"rnn/cell/dense_{k}/kernel", -1) for k in "ih"} | {
+            ("rnn/cell/dense_h/bias", -1)
+        }
+        return inner if "in" in handler else state
+    depthwise = isinstance(module, nn.Conv2d) and module.groups == module.out_channels > 1
+    if "in_channels" in handler and not depthwise:
+        return {(f"{name}/kernel", -2)}
+    bias = {(f"{name}/bias", -1)} if module.bias is not None else set()
+    return {(f"{name}/kernel", -1)} | bias
+
+
+def _macs(model: nn.Module, x: Any) -> int:
+    """Multiply-accumulates of its layers with weights."""
+    total = 0
+
+    def count(module: Any, inputs: Any, output: Any) -> None:
+        nonlocal total
+        if isinstance(module, nn.LSTM):
+            own = sum(p.numel() for n, p in module.named_parameters() if "weight" in n)
+            total += inputs[0].shape[1] * own
+        elif isinstance(module, nn.ConvTranspose2d):
+            total += module.weight.numel() * inputs[0].numel() // module.in_channels
+        elif isinstance(module, nn.Conv2d | nn.Linear):
+            width = module.weight.shape[0]
+            total += module.weight.numel() * output.numel() // width
+
+    hooks = [module.register_forward_hook(count) for module in model.modules()]
+    with torch.no_grad():
+        model(x)
+    for hook in hooks:
+        hook.remove()
+    return total

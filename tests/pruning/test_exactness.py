@@ -1,0 +1,148 @@
+"""A pruned network is the masked one; where statistics cross channels, it is the narrower one."""
+
+import functools
+import itertools
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxeff
+from jaxeff.pruning import Plan, Prune, channels, masked, prune_plan, pruned
+from tests.pruning.networks import NETWORKS
+from tests.pruning.networks.convolutional import resnet50
+from tests.pruning.networks.making import of_nnx
+
+# Flax's layers promote, when they are traced; what is pruned was traced before.
+pytestmark = pytest.mark.promotes("dtype", "rank")
+
+
+def drawn(found, seed, network=None):
+    """A plan that removes half of what can be removed."""
+    rng = np.random.default_rng(seed)
+    keep = {}
+    for group in found.free:
+        keep[group.name] = where = rng.random(group.size) < 0.5
+        where[rng.integers(group.size)] = True
+    for one, other in itertools.pairwise(network.alike if network else ()):
+        keep[network.sizes[other]] = keep[network.sizes[one]]
+    return Plan(keep, found)
+
+
+def computed(f, args):
+    """Results, and the gradients of a sum of them, as one program."""
+
+    def total(params, *args):
+        out = f(params, *args)
+        weights = np.cos(np.arange(out.size, dtype=np.float32)).reshape(out.shape)
+        return (out * weights).sum(), out
+
+    def g(params):
+        (_, out), gradient = jax.value_and_grad(total, has_aux=True)(params, *args)
+        return out, gradient
+
+    return g
+
+
+def assert_same(ours, theirs):
+    """To 1e-5 of a leaf; of a hundredth of the largest one where a leaf is nothing but rounding."""
+    floor = 0.01 * max(float(np.abs(x).max()) for x in jax.tree.leaves(theirs))
+    for one, other in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        largest = max(float(np.abs(other).max()), floor)
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5 * largest)
+
+
+def linear_attention(p, x):
+    q, k, v = (x @ p[name] for name in "qkv")
+    q, k = jax.nn.elu(q) + 1, jax.nn.elu(k) + 1
+    return q @ (k.T @ v) @ p["o"]
+
+
+def unit_length(p, x):
+    y = x @ p["q"]
+    return y / jnp.sqrt((y * y).sum(-1, keepdims=True) + 1e-6) @ p["o"]
+
+
+def pooled(p, x):
+    least = jnp.square(x @ p["q"]).min(-1, keepdims=True)
+    return least + jax.nn.relu(x @ p["k"]).sum(-1, keepdims=True)
+
+
+def mean_elsewhere(p, x):
+    total = jax.jit(lambda y: y.sum(-1, keepdims=True))
+    return total(x @ p["q"]) / jnp.float32(6) + total(x @ p["k"])
+
+
+@pytest.mark.parametrize(
+    ("f", "crossed"),
+    [
+        (linear_attention, {"k:1"}),  # positive at zero: the product is over channels
+        (unit_length, set()),  # zeros add nothing to a length
+        (pooled, {"q:1"}),
+        (mean_elsewhere, {"q:1"}),  # the count is known outside of the call that sums
+    ],
+)
+def test_what_crosses_is_what_differs_from_the_masked_one(f, crossed):
+    rng = np.random.default_rng(0)
+    shapes = {"q": (3, 6), "k": (3, 6), "v": (3, 6), "o": (6, 2)}
+    params = {name: rng.standard_normal(s, dtype=np.float32) for name, s in shapes.items()}
+    used = {name: w for name, w in params.items() if f is linear_attention or name != "v"}
+    x = rng.standard_normal((4, 3), dtype=np.float32)
+    found = channels(f, used, x)
+    assert {group.name for group in found.free if group.crossed} == crossed
+    for group in found.free:
+        keep = np.arange(group.size) < group.size - 1
+        plan = Plan({group.name: keep}, found)
+        small = plan.shrink(used)
+        ours, theirs = pruned(f, plan)(small, x), masked(f, plan)(used, x)
+        assert np.allclose(ours, theirs, rtol=1e-5, atol=1e-5) == (group.name not in crossed)
+        if f is not mean_elsewhere:
+            np.testing.assert_allclose(ours, f(small, x), rtol=1e-5, atol=1e-5)
+
+
+@functools.cache
+def read(name):
+    network = NETWORKS[name]()
+    return network, channels(network.f, network.params, *network.args)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_pruned_is_masked_or_the_narrower_one(name):
+    network, found = read(name)
+    crossed = [group for group in found.free if group.crossed]
+    assert bool(crossed) == bool(network.narrow)
+    whole = jax.jit(lambda plan, p: computed(masked(network.f, plan), network.args)(p))
+    for seed in range(3):
+        plan = drawn(found, seed, network)
+        g, small = pruned(network.f, plan, rescale=bool(crossed)), plan.shrink(network.params)
+        out, ours = jax.jit(computed(g, network.args))(small)
+        if network.narrow:
+            left = {size: int(np.sum(plan.keep[group])) for size, group in network.sizes.items()}
+            narrow = jax.jit(computed(network.narrow(**left), network.args))
+            expected, gradient = narrow(small)
+        else:
+            expected, gradient = whole(plan, network.params)
+            gradient = plan.shrink(gradient)
+        assert_same(out, expected)
+        assert_same(ours, gradient)
+        before, after = (sum(x.size for x in jax.tree.leaves(t)) for t in (network.params, small))
+        assert after < before
+    assert jaxeff.sites(g, small, *network.args) == jaxeff.sites(
+        network.f, network.params, *network.args
+    )
+
+
+def test_the_real_resnet50_is_planned_in_seconds():
+    network = of_nnx(resnet50, np.zeros((1, 224, 224, 3), np.float32))
+    start = time.process_time()
+    plan = prune_plan(network.f, network.params, network.args, {"*:linear": Prune(0.5)})
+    small = plan.shrink(network.params)
+    g = pruned(network.f, plan)
+    assert jax.eval_shape(g, small, *network.args).shape == (1, 5)
+    assert time.process_time() - start < 10
+    # One group per stage and its stem, two inside of each of the 16 blocks.
+    assert len(plan.keep) == len(plan.channels.free) == 5 + 2 * 16
+    macs = [jaxeff.cost(*f, *network.args).macs for f in ((g, small), (network.f, network.params))]
+    assert 0.25 < macs[0] / macs[1] < 0.26
