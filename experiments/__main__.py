@@ -17,6 +17,8 @@ MODULES = (
     "moment_variances",
     "policies",
     "pruning",
+    "pruning.peer",
+    "pruning.speed",
     "quickstart",
     "replicates",
     "scaling",
@@ -27,7 +29,8 @@ MODULES = (
 )
 _PACKAGES = (
     "activations", "bridges", "compression", "dirty_mnist", "hardening", "latency",
-    "moment_variances", "policies", "pruning", "quickstart", "scaling", "transforms", "walking_noise",
+    "moment_variances", "policies", "pruning", "quickstart", "scaling", "transforms",
+    "walking_noise",
 )  # fmt: skip
 
 

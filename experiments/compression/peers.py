@@ -288,7 +288,7 @@ def draw(report: Report) -> dict[str, Figure]:
 
 
 STUDY = Study(
-    "compression_peers", __doc__,
+    "compression.peers", __doc__,
     {
         "fast": Settings("digits", 1437, 360, 8, 2, 2, 32, rounds=5),
         "default": Settings(),
