@@ -123,6 +123,10 @@ def _inq(steps: int, ends: tuple[str, str]) -> optax.GradientTransformation:
 METHODS: dict[str, Method] = {
     **{f"fixed {b}": _both("fixed", b, _grid, learns=False) for b in (8, 4, 3, 2)},
     **{f"lsq {b}": _both("lsq", b, LSQ) for b in (8, 4, 3, 2)},
+    **{
+        f"lsq {b}, least error": _both("lsq, least error", b, lambda b: LSQ(b, initial="error"))
+        for b in (4, 2)
+    },
     **{f"lsq+ {b}": _apart("lsq+", b, LSQ, lambda b: LSQ(b, asymmetric=True)) for b in (4, 2)},
     **{f"pact {b}": _apart("pact", b, DoReFa, PACT, penalty=True) for b in (4, 2)},
     **{f"dorefa {b}": _both("dorefa", b, DoReFa) for b in (4, 2, 1)},

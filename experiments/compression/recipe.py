@@ -70,7 +70,8 @@ class Settings:
 
 
 _FEW = (
-    "fixed 4", "fixed 3", "fixed 2", "lsq 8", "lsq 4", "lsq 3", "lsq 2", "lsq+ 4", "pact 4",
+    "fixed 4", "fixed 3", "fixed 2", "lsq 8", "lsq 4", "lsq 3", "lsq 2", "lsq 4, least error",
+    "lsq 2, least error", "lsq+ 4", "pact 4",
     "dorefa 4", "width 4", "xnor weights", "ttq weights", "powers 4 weights", "lq-net 2",
 )  # fmt: skip
 """Methods on the larger networks."""

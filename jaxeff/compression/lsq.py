@@ -34,6 +34,8 @@ from jaxeff.settings import (
     static_number,
 )
 
+_STARTS = 64
+
 
 @register_setting
 @dataclass(frozen=True)
@@ -49,6 +51,9 @@ class LSQ(Quantization):
             unsigned codes (LSQ+, section 3).
         asymmetric: Whether there is an offset (LSQ+). Codes are then unsigned for activations.
         per: What has a step of its own: the output "channel" of a weight, or the "tensor".
+        initial: What an open step starts from: the "mean" magnitude, as in the paper, or the least
+            squared "error" of the array among steps that clip it less and less, which a short
+            training on of activations needs.
         scaled: Whether the gradients of step and offset are divided by sqrt(n Qp), n the values
             that share the step (section 2.2).
 
@@ -66,6 +71,7 @@ class LSQ(Quantization):
     offset: Float[Array, "..."] | float | None = None
     asymmetric: bool = static(False)
     per: Annotated[str, Choice("channel", "tensor")] = static("tensor")
+    initial: Annotated[str, Choice("mean", "error")] = static("mean")
     scaled: bool = static(True)
 
     def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
@@ -106,6 +112,8 @@ class LSQ(Quantization):
         if step is None and self.asymmetric and signed is False:
             top = jnp.max(x, axes).reshape(shape)
             step = (top - offset) / (upper - lower)
+        elif step is None and self.initial == "error":
+            step = _least_error(x, axes, shape, lower, upper)
         elif step is None:
             mean = jnp.mean(jnp.abs(x), axes).reshape(shape)
             step = 2 * mean / jnp.sqrt(jnp.maximum(upper, 1))
@@ -132,6 +140,24 @@ class LSQ(Quantization):
             return (-half, half - 1) if self.signed else (jnp.zeros_like(half), 2 * half - 1)
         zero = jnp.zeros_like(half)
         return jnp.where(self.signed, -half, zero), jnp.where(self.signed, half, 2 * half) - 1
+
+
+def _least_error(
+    x: Array, axes: tuple[int, ...], shape: tuple[int, ...], lower: Any, upper: Any
+) -> Array:
+    """The step with the least squared error, of `_STARTS` even parts of the widest."""
+    below = jnp.where(lower < 0, x / jnp.minimum(lower, -1), jnp.zeros_like(x))
+    above = jnp.maximum(x, 0) / jnp.maximum(upper, 1)
+    widest = jnp.max(jnp.maximum(below, above), axes).reshape(shape)
+
+    def error(factor: Array) -> Array:
+        step = jnp.maximum(widest * factor, jnp.finfo(x.dtype).tiny)
+        value = jnp.clip(jnp.round(x / step), lower, upper) * step
+        return jnp.sum(jnp.square(x - value), axes).reshape(shape)
+
+    factors = jnp.arange(1, _STARTS + 1, dtype=x.dtype) / _STARTS
+    errors = jax.lax.map(error, factors)
+    return widest * factors[jnp.argmin(errors, axis=0)]
 
 
 def _scaled(value: Array, scale: Array) -> Array:

@@ -271,7 +271,8 @@ def power_of_two(bits: Bits, dtype: Any) -> Float[Array, "..."]:
     """2^bits exactly, also of widths that are traced, which `exp2` isn't on every machine."""
     if isinstance(bits, int):
         return jnp.asarray(2.0**bits, dtype)
-    return jnp.asarray(2.0 ** np.arange(MAX_BITS + 1), dtype)[jnp.asarray(bits, jnp.int32)]
+    powers = np.minimum(2.0 ** np.arange(MAX_BITS + 1), float(jnp.finfo(dtype).max))
+    return jnp.asarray(powers, dtype)[jnp.asarray(bits, jnp.int32)]
 
 
 def _end(symmetric: bool, upper: int, half: float) -> float:
