@@ -33,7 +33,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
-# Before JAX and TVM start, and for the processes that tests start; of a flag said twice the last holds.
+# Before JAX and TVM start, and for processes that tests start; of a flag said twice the last holds.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["XLA_FLAGS"] = (
         f"--xla_cpu_multi_thread_eigen=false {os.environ.get('XLA_FLAGS', '')}"
