@@ -8,7 +8,9 @@ party, that promotes says so: ``pytest.mark.promotes("dtype")``, ``("rank")`` or
 far longer than they compute. A module is marked ``optimized`` where it computes longer than it
 compiles, or holds bits, or XLA's own results, against something else. The flag is no part of the
 keys that JAX keeps programs under in a process (it is part of those on disk), so it changes between
-modules only, where all of them are dropped anyway: workers would grow to gigabytes.
+modules only, and drops all of them where it does. They are dropped too where a worker has grown
+past `MEMORY`, and kept otherwise: hundreds of small ones are the same in every module. Everywhere,
+XLA's emitters of fused loops by MLIR are off, which take a third of the time of compiling.
 
 *Compiled once.* `.ci/run` keeps compiled programs on disk, the smallest too, for both workers and
 the next run; by hand, ``JAX_COMPILATION_CACHE_DIR`` does it.
@@ -25,16 +27,22 @@ nobody mistakes a skipped check for a passed one.
 """
 
 import contextlib
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
-if "PYTEST_XDIST_WORKER" in os.environ:  # before JAX and TVM start their threads
-    os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
+# Before JAX and TVM start, and for processes that tests start; of a flag said twice the last holds.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ["XLA_FLAGS"] = (
+        f"--xla_cpu_multi_thread_eigen=false {os.environ.get('XLA_FLAGS', '')}"
+    )
     os.environ.setdefault("TVM_NUM_THREADS", "1")
+os.environ["XLA_FLAGS"] = f"--xla_cpu_use_fusion_emitters=false {os.environ.get('XLA_FLAGS', '')}"
 
 import jax
+import psutil
 import pytest
 from hypothesis import settings
 
@@ -60,12 +68,22 @@ STRICT = {
 since NumPyro and BlackJAX promote nearly everywhere, `moment_propagation`, whose tests don't say so
 yet, and what runs whole programs of a user (`documents`, `experiments`, `export`)."""
 
-QUICK = STRICT | {"bayes", "moment_propagation"}
+QUICK = STRICT | {"bayes", "documents", "experiments", "export", "moment_propagation", "processes"}
 """Rooms whose tests compile far longer than they compute."""
+
+MEMORY = 2_500_000_000
+"""Bytes of a worker above which it forgets its programs before the next module."""
 
 settings.register_profile("same", derandomize=True)
 if not os.environ.get("JAXEFF_RANDOM_TESTS"):
     settings.load_profile("same")
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: the garbage collector need not look at it again and again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
 
 
 def _room(request: pytest.FixtureRequest) -> str:
@@ -75,12 +93,15 @@ def _room(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(autouse=True, scope="module")
 def _compiler(request: pytest.FixtureRequest) -> Iterator[None]:
-    """XLA's effort for this module; its programs are dropped at the end."""
+    """XLA's effort for this module, and the memory that compiled programs take."""
     quick = _room(request) in QUICK and not request.node.get_closest_marker("optimized")
+    grown = psutil.Process().memory_info().rss > MEMORY
+    if grown or quick != jax.config.read("jax_disable_most_optimizations"):
+        jax.clear_caches()
     jax.config.update("jax_disable_most_optimizations", quick)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-    jax.clear_caches()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", str(int(quick)))  # of processes it starts
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -55,7 +55,7 @@ def lenet5(layers: Layers, params: Any, state: Any, x: Any) -> Any:
 
 
 def resnet18(layers: Layers, params: Any, state: Any, x: Any) -> Any:
-    """ResNet-18 with batch norm; the stem is told by the first kernel's size."""
+    """ResNet-18 with batch norm, or its first stages; the first kernel's size tells the stem."""
     imagenet = params["conv1"]["kernel"].shape[0] == 7
     x = (
         layers.conv(params["conv1"], x, 2, _pad(3))
@@ -64,10 +64,9 @@ def resnet18(layers: Layers, params: Any, state: Any, x: Any) -> Any:
     )
     x = layers.batch_norm(params["bn1"], state["bn1"], x)
     x = layers.relu_max_pool(x, 3, 2, 1) if imagenet else layers.relu(x)
-    for stage in range(1, 5):
+    for name in sorted(name for name in params if name.startswith("stage")):
         for block in ("0", "1"):
-            stride = 2 if stage > 1 and block == "0" else 1
-            name = f"stage{stage}"
+            stride = 2 if name != "stage1" and block == "0" else 1
             x = _block(layers, params[name][block], state[name][block], x, stride)
     return layers.dense(params["fc"], layers.mean(x))
 

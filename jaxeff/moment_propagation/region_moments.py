@@ -44,7 +44,7 @@ from jaxeff.moment_propagation.polynomial import (
 from jaxeff.moment_propagation.propagation import Environment, propagate, step
 from jaxeff.moment_propagation.quadrature import gauss_legendre, gauss_pair
 from jaxeff.moment_propagation.raw import Activated, is_random, to_variance
-from jaxeff.moment_propagation.rules import UNARY, Rule
+from jaxeff.moment_propagation.rules import RULES, UNARY, Rule
 from jaxeff.moment_propagation.views import by_views
 from jaxeff.program.graph import Node, Value
 from jaxeff.program.layers import Layer, run_nodes
@@ -124,7 +124,8 @@ def _known(
     env.approximated = approximated
     root = _root(layer, env)
     if root is None:
-        propagate(layer.nodes, env)
+        for node in layer.nodes:
+            _one(node, env)
         return [env.read(v) for v in layer.outputs]
     inside = _dependent(layer.nodes, root)
     propagate([n for n in layer.nodes if n not in inside], env)
@@ -186,9 +187,19 @@ def _with_statistics(nodes: Sequence[Node], root: Value, env: Environment) -> No
         if any(a in symbols and a not in env.values for a in node.values):
             reason = "uses statistics of a random tensor in an unknown way"
             raise no_rule(node, env.site, reason, DependenceError)
-        step(node, env)
+        _one(node, env)
     for value in env.layer.outputs:
         settle(value, nodes[-1])
+
+
+def _one(node: Node, env: Environment) -> None:
+    """Evaluates an equation that stands alone; a function of one tensor (`relu`) as a core is."""
+    random = [v for v in dict.fromkeys(node.values) if is_random(env.values[v])]
+    known = node.primitive in RULES or node.primitive in env.rules or node in env.meetings
+    if known or len(random) != 1 or not is_pointwise(node.eqn):
+        step(node, env)
+    else:
+        _core([node], random[0], list(node.outputs), env)
 
 
 def _pointwise(

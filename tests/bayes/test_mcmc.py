@@ -317,7 +317,7 @@ assert len(result.posterior.random["a"].sharding.device_set) == 1
 
 def test_chains_spread_over_two_devices(tmp_path):
     path = str(tmp_path / "draws.npy")
-    flags = "--xla_force_host_platform_device_count=2"
+    flags = os.environ["XLA_FLAGS"] + " --xla_force_host_platform_device_count=2"
     environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
         [sys.executable, "-c", ON_TWO_DEVICES, path], cwd=Path(__file__).parent, env=environment,

@@ -233,3 +233,21 @@ def test_gates_that_read_what_a_whole_made():
     expected = spread * sum((s**2).sum(tuple(range(2, s.ndim))) for s in slopes)
     np.testing.assert_allclose(y.mean, f(params, x), atol=1e-4)
     np.testing.assert_allclose(y.var, expected, rtol=1e-3)
+
+
+def test_a_scaled_tensor_is_rectified_and_averaged():
+    """Batch norm with a random scale, ReLU, global pooling: positions share the scale."""
+    keys = jax.random.split(jax.random.key(0), 3)
+    x = jax.random.normal(keys[0], (2, 3, 3, 4))
+    kernel = Gaussian(jax.random.normal(keys[1], (4, 5)), jnp.full((4, 5), 0.1))
+    scale = 1 + jax.random.uniform(keys[2], (5,))
+
+    def pooled(scale, kernel):
+        return jnp.mean(jax.nn.relu(x @ kernel * scale), (1, 2))
+
+    found = jax.jit(moments(pooled))(Gaussian(scale, jnp.zeros(5)), kernel)
+    expected = jax.jit(moments(lambda kernel: pooled(scale, kernel)))(kernel)
+    np.testing.assert_allclose(found.mean, expected.mean, rtol=1e-5)
+    np.testing.assert_allclose(found.var, expected.var, rtol=1e-5)
+    with pytest.raises(MomentsError, match="reduce_sum combines entries of one array that share"):
+        moments(pooled, strict=True)(Gaussian(scale, 0.1 * scale), kernel)

@@ -226,6 +226,6 @@ np.testing.assert_allclose(d, c[:, :1], rtol=1e-4)
 
 
 def test_replicates_are_spread_over_eight_devices():
-    flags = "--xla_force_host_platform_device_count=8"
+    flags = os.environ["XLA_FLAGS"] + " --xla_force_host_platform_device_count=8"
     environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     subprocess.run([sys.executable, "-c", SHARDED], check=True, env=environment, timeout=300)
