@@ -12,7 +12,7 @@ from jaxeff.compression import Tensor
 
 WEIGHT = Tensor("fc", "weights_1", "weight", 2, jax.random.key(5), lambda: (1,))
 DATA = Tensor("fc", "input_0", "activation", 2, jax.random.key(6))
-EDGES = {"zeros": jnp.zeros((3, 2)), "constant": jnp.full((3, 2), -0.7), "one": jnp.ones((1, 1))}
+EDGES = {"zeros": jnp.zeros((5, 3)), "constant": jnp.full((5, 3), -0.7), "one": jnp.ones((1, 1))}
 
 
 @pytest.fixture
@@ -21,7 +21,9 @@ def check_method() -> Callable[..., None]:
 
     def check(method: Any, tensor: Tensor = WEIGHT, exact: bool = True) -> None:
         x = jax.random.normal(jax.random.key(7), (5, 3))
+        start = jax.jit(lambda x: method.start(x, tensor))
         started = method.start(x, tensor)
+        jax.tree.map(close, start(x), started)
         same = np.testing.assert_array_equal if exact else close
 
         def value(q: Any, x: Any) -> Any:
@@ -32,10 +34,11 @@ def check_method() -> Callable[..., None]:
             grads = jax.grad(lambda q, x: jnp.sum(jnp.sin(value(q, x))), (0, 1))(q, x)
             return value(q, x), grads
 
+        stacked = jnp.stack([x, x / 2])
         for q in (method, started):
-            many = jax.jit(jax.vmap(value, (None, 0)))(q, jnp.stack([x, x / 2]))
-            same(many[0], value(q, x))
-            same(jax.jit(value)(q, x), value(q, x))
+            eager = value(q, x)
+            same(jax.jit(jax.vmap(value, (None, 0)))(q, stacked)[0], eager)
+            same(jax.jit(value)(q, x), eager)
             assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(of_everything(q, x)))
         if jax.tree.leaves(started):
             specs = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), started)
@@ -46,10 +49,10 @@ def check_method() -> Callable[..., None]:
         with jax.enable_x64(True):
             wide = jax.ShapeDtypeStruct((5, 3), jnp.float64)
             assert jax.eval_shape(value, method, wide).dtype == jnp.float64
-            again = method.start(jnp.ones(wide.shape, wide.dtype), tensor)
+            again = jax.eval_shape(start, wide)
             assert jax.eval_shape(value, again, wide).dtype == jnp.float64
         for name, edge in EDGES.items():
-            for q in (method, method.start(edge, tensor)):
+            for q in (method, start(edge)):
                 found = jax.tree.leaves(of_everything(q, edge))
                 assert all(np.isfinite(leaf).all() for leaf in found), name
         assert method.storage((5, 3), tensor) == started.storage((5, 3), tensor)
