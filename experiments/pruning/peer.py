@@ -25,6 +25,7 @@ from importlib.util import find_spec
 from typing import Annotated, Any
 
 import jax
+import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
 
@@ -189,9 +190,16 @@ def judge(report: Report) -> None:
 
 
 def draw(report: Report) -> Mapping[str, Figure]:
-    """The table says it all."""
-    del report
-    return {}
+    """What is left of the multiply-accumulates, by both."""
+    figure, axis = plt.subplots(figsize=(7.5, 3.4))
+    names = [f"{r['network']}, heads" if r["heads_told"] else r["network"] for r in report.rows]
+    places = np.arange(len(names))
+    for offset, key, label in ((-0.2, "macs_left", "ours"), (0.2, "their_macs_left", "theirs")):
+        left = [row.get(key) or 0.0 for row in report.rows]
+        axis.bar(places + offset, left, 0.36, label=label)
+    axis.set_xticks(places, names)
+    axis.set_ylabel("MACs left")
+    return {"peer": figure}
 
 
 def tables(report: Report) -> list[Table]:

@@ -55,7 +55,7 @@ def with_noise(
             )
         for name, value in _perturbed(layer, model):
             like = jnp.zeros(value.aval.shape, value.aval.dtype)
-            draws[name] = [Gaussian(mean, var) for mean, var in model.parts(like)]
+            draws[name] = [Gaussian(mean, var) for mean, var in model.terms(like)]
 
     def g(*given: Any, **keywords: Any) -> Any:
         *rest, drawn = given

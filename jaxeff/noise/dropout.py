@@ -73,7 +73,7 @@ class Dropout(NoiseModel):
         draws = jax.random.uniform(key, self._draw_shape(jnp.shape(x)), real_dtype(x))
         return x * jnp.where(draws < kept, 1 / kept, 0)
 
-    def parts(self, x: Any) -> Sequence[Part]:
+    def terms(self, x: Any) -> Sequence[Part]:
         """The random factor, of mean 1."""
         rate = self._level("rate", x)
         shape = self._draw_shape(jnp.shape(x))

@@ -58,7 +58,7 @@ class Additive(NoiseModel):
         """Returns `x` plus fresh normal noise."""
         return x + self._amount("sigma", x) * self._normal(key, x)
 
-    def parts(self, x: Any) -> Sequence[Part]:
+    def terms(self, x: Any) -> Sequence[Part]:
         """The noise, of mean 0."""
         shape = self._draw_shape(jnp.shape(x))
         variance = self._fitting("sigma", self._level("sigma", x) ** 2, shape)
@@ -94,7 +94,7 @@ class Multiplicative(NoiseModel):
         """Returns `x` times fresh noise, normal around one."""
         return x * (1 + self._level("sigma", x) * self._normal(key, x))
 
-    def parts(self, x: Any) -> Sequence[Part]:
+    def terms(self, x: Any) -> Sequence[Part]:
         """The factor, of mean 1."""
         shape = self._draw_shape(jnp.shape(x))
         variance = self._fitting("sigma", self._level("sigma", x) ** 2, shape)
@@ -139,7 +139,7 @@ class Mixed(NoiseModel):
         gain = 1 + self._level("mul", x) * self._normal(mul_key, x)
         return self.combine(x, offset, gain)
 
-    def parts(self, x: Any) -> Sequence[Part]:
+    def terms(self, x: Any) -> Sequence[Part]:
         """The offset, of mean 0, and the factor, of mean 1."""
         shape = self._draw_shape(jnp.shape(x))
         add, mul = (self._fitting(n, self._level(n, x) ** 2, shape) for n in ("add", "mul"))

@@ -49,7 +49,7 @@ class MomentNoise(Noise, Protocol):
     A perturbed value is `combine(x, *draws)`, linear in each of the draws.
     """
 
-    def parts(self, x: Any) -> Sequence[Part]:
+    def terms(self, x: Any) -> Sequence[Part]:
         """Mean and variance of each random array, whose shape broadcasts against `x`."""
         ...
 
