@@ -68,7 +68,7 @@ STRICT = {
 since NumPyro and BlackJAX promote nearly everywhere, `moment_propagation`, whose tests don't say so
 yet, and what runs whole programs of a user (`documents`, `experiments`, `export`)."""
 
-QUICK = STRICT | {"bayes", "documents", "experiments", "export", "moment_propagation", "processes"}
+QUICK = STRICT | {"bayes", "documents", "experiments", "moment_propagation", "processes"}
 """Rooms whose tests compile far longer than they compute."""
 
 MEMORY = 2_500_000_000
