@@ -39,7 +39,6 @@ if "PYTEST_XDIST_WORKER" in os.environ:
         f"--xla_cpu_multi_thread_eigen=false {os.environ.get('XLA_FLAGS', '')}"
     )
     os.environ.setdefault("TVM_NUM_THREADS", "1")
-os.environ["XLA_FLAGS"] = f"--xla_cpu_use_fusion_emitters=false {os.environ.get('XLA_FLAGS', '')}"
 
 import jax
 import psutil

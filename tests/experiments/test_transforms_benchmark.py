@@ -8,7 +8,7 @@ import pytest
 from flax import nnx
 
 from experiments.transforms import cost, latency, networks
-from jaxeff.nn import resnet18
+from jaxeff.nn import residual
 
 # Where both round a quantized activation to different sides of a tie, it is one step of 255 apart.
 AGREEMENT = {"noisy": 1e-5, "quantized": 2 / 255, "moments": 1e-4}
@@ -22,10 +22,10 @@ class FirstStages(nnx.Module):
 
     def __init__(self, rngs):
         self.conv1, self.bn1 = (
-            resnet18._conv(3, 32, 7, 2, True, rngs=rngs),
+            residual.conv(3, 32, 7, 2, True, rngs=rngs),
             nnx.BatchNorm(32, rngs=rngs),
         )
-        of = functools.partial(resnet18.Block, batch_norm=True, rngs=rngs)
+        of = functools.partial(residual.Block, batch_norm=True, rngs=rngs)
         self.stage1 = nnx.List([of(32, 32, 1), of(32, 32, 1)])
         self.stage2 = nnx.List([of(32, 64, 2), of(64, 64, 1)])
         self.fc = nnx.Linear(64, 10, rngs=rngs)
