@@ -27,17 +27,15 @@ MODULES = (
     "walking_noise",
     "walking_noise.sensitivity",
 )
-_PACKAGES = (
-    "activations", "bridges", "compression", "dirty_mnist", "hardening", "latency",
-    "moment_variances", "policies", "pruning", "quickstart", "scaling", "transforms",
-    "walking_noise",
-)  # fmt: skip
 
 
 def load(name: str) -> Study:
     """The study that `python -m experiments.<name>` runs."""
-    main = ".__main__" if name in _PACKAGES else ""
-    return importlib.import_module(f"experiments.{name}{main}").STUDY
+    module = importlib.import_module(f"experiments.{name}")
+    if hasattr(module, "__path__"):  # a package, which runs its __main__
+        module = importlib.import_module(f"experiments.{name}.__main__")
+    study: Study = module.STUDY
+    return study
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
 """Classifiers trained in float32, which studies of compression start from; kept for all of them."""
 
+import functools
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +11,7 @@ import numpy as np
 import optax
 
 import jaxeff
-from experiments.harness import Row, Run
+from experiments.harness import Row, Run, choose
 from experiments.trainable import Images, Network, load_images, trainable
 from jaxeff.compression import fold_batch_norm
 from jaxeff.nn import LeNet5, ResNet8, ResNet18
@@ -45,8 +47,18 @@ class Classifier:
         return f"{self.network}-{self.data}"
 
 
-class Recipe(Protocol):
-    """What of a study's settings the training depends on."""
+class Settings(Protocol):
+    """What of a study's settings the training and the choice of networks depend on."""
+
+    @property
+    def subjects(self) -> tuple[Any, ...]:
+        """Classifiers."""
+        ...
+
+    @property
+    def only(self) -> tuple[str, ...]:
+        """Subjects to run; all if none is given."""
+        ...
 
     @property
     def batch_size(self) -> int:
@@ -110,28 +122,86 @@ def build(subject: Classifier) -> tuple[Network, Images]:
     return trainable(make, images.shape), images
 
 
-def trained(run: Run[Any], subject: Classifier, recipe: Recipe, seed: int) -> Trained:
+def how_to_train(
+    rate: float, data: tuple[Any, ...], epochs: int, batch_size: int
+) -> dict[str, Any]:
+    """What `fit` is told: Adam with a rate that a cosine brings to zero at the training's end."""
+    steps = epochs * (len(data[0]) // batch_size)
+    optimizer = optax.adam(optax.cosine_decay_schedule(rate, steps))
+    return {
+        "optimizer": optimizer, "epochs": epochs, "batch_size": batch_size, "progress": False
+    }  # fmt: skip
+
+
+def trained(run: Run[Any], subject: Classifier, settings: Settings, seed: int) -> Trained:
     """The network of a seed, trained now or by a run before, of whichever study."""
     network, images = build(subject)
     key = jax.random.fold_in(run.fast_key, seed)
     params, state = network.init(jax.random.fold_in(key, 0))
-    steps = subject.epochs * (subject.images // recipe.batch_size)
     result = fit(
         jax.random.fold_in(key, 1),
         cross_entropy(network.train, mutable=True),
         params,
         images.train,
         state=state,
-        optimizer=optax.adam(optax.cosine_decay_schedule(recipe.rate, steps)),
-        epochs=subject.epochs,
-        batch_size=recipe.batch_size,
+        **how_to_train(settings.rate, images.train, subject.epochs, settings.batch_size),
         checkpoint=run.shared("classifiers")
-        / f"{_identity(run, subject, recipe, seed)}.safetensors",
-        progress=False,
+        / f"{_identity(run, subject, settings, seed)}.safetensors",
     )
     program = jaxeff.trace(network.evaluate, result.params, result.state, images.test[0][:1])
     sites = tuple(layer.site for layer in program.layers if layer.kind == "linear")
     return Trained(subject, network, images, result.params, result.state, seed, sites)
+
+
+class Task(Protocol):
+    """One thing to measure of a trained network."""
+
+    @property
+    def subject(self) -> str:
+        """The network's name."""
+        ...
+
+    @property
+    def seed(self) -> int:
+        """Of its training."""
+        ...
+
+    @property
+    def part(self) -> str:
+        """Of the study."""
+        ...
+
+
+T = TypeVar("T", bound=Task)
+
+
+def each(
+    run: Run[Any],
+    tasks: Callable[[Any, int], Iterable[T]],
+    measure: Callable[[T, Any, Trained], Iterable[Row]],
+) -> list[Row]:
+    """Trains each network that is asked for, and measures every task of it.
+
+    Args:
+        run: Whose settings are `Settings`.
+        tasks: Of a subject and a seed.
+        measure: A task's rows, from its subject and the trained network.
+    """
+    settings: Settings = run.settings
+    names = [subject.name for subject in settings.subjects]
+    wanted = choose(settings.only, names, "subject")
+    subjects = {subject.name: subject for subject in settings.subjects if subject.name in wanted}
+
+    @functools.lru_cache(maxsize=1)
+    def model(subject: str, seed: int) -> Trained:
+        return trained(run, subjects[subject], settings, seed)
+
+    def make(task: T) -> list[Row]:
+        rows = measure(task, subjects[task.subject], model(task.subject, task.seed))
+        return [{"part": task.part, **row} for row in rows]
+
+    todo = [t for own in subjects.values() for seed in range(own.seeds) for t in tasks(own, seed)]
+    return run.each(todo, make)
 
 
 def describe(model: Trained) -> Row:
@@ -161,7 +231,7 @@ def accuracy(f: Any, args: tuple[Any, ...], images: Images) -> float:
     return float(np.sum(found)) / (len(starts) * step)
 
 
-def _identity(run: Run[Any], subject: Classifier, recipe: Recipe, seed: int) -> str:
+def _identity(run: Run[Any], subject: Classifier, settings: Settings, seed: int) -> str:
     """All that a training depends on, as a file's name."""
-    how = f"{subject.images}x{subject.epochs}-b{recipe.batch_size}-r{recipe.rate:g}"
+    how = f"{subject.images}x{subject.epochs}-b{settings.batch_size}-r{settings.rate:g}"
     return f"{subject.name}-{how}-s{run.seed}.{seed}"

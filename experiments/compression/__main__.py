@@ -13,6 +13,7 @@ Finished trainings are kept: a run that was killed goes on. Source: T842-1197; i
 (T928-936, after Roth et al., arXiv 2001.03048) is DenseNet-BC-100 on CIFAR-100.
 """
 
+import functools
 from dataclasses import dataclass
 
 from experiments import classifiers
@@ -61,23 +62,11 @@ class Task:
 
 def run(run: Run[recipe.Settings]) -> list[Row]:
     """Trains each float network, then everything that is asked for of it."""
-    subjects = {subject.name: subject for subject in run.settings.chosen()}
-    models: dict[tuple[str, int], classifiers.Trained] = {}
 
-    def make(task: Task) -> list[Row]:
-        key, subject = (task.subject, task.seed), subjects[task.subject]
-        if key not in models:
-            models.clear()
-            models[key] = classifiers.trained(run, subjects[task.subject], run.settings, task.seed)
-        return [{"part": task.part, **row} for row in _measure(run, subject, task, models[key])]
+    def tasks(subject: recipe.Subject, seed: int) -> list[Task]:
+        return [Task(subject.name, seed, *rest) for rest in _tasks(run.settings, subject)]
 
-    tasks = [
-        Task(subject.name, seed, *rest)
-        for subject in subjects.values()
-        for seed in range(subject.seeds)
-        for rest in _tasks(run.settings, subject)
-    ]
-    return run.each(tasks, make)
+    return classifiers.each(run, tasks, functools.partial(_measure, run))
 
 
 def _tasks(settings: recipe.Settings, subject: recipe.Subject) -> list[tuple[str, ...]]:
@@ -96,7 +85,7 @@ def _tasks(settings: recipe.Settings, subject: recipe.Subject) -> list[tuple[str
 
 
 def _measure(
-    run: Run[recipe.Settings], subject: recipe.Subject, task: Task, model: classifiers.Trained
+    run: Run[recipe.Settings], task: Task, subject: recipe.Subject, model: classifiers.Trained
 ) -> list[Row]:
     if task.part == "float":
         return [classifiers.describe(model)]

@@ -1,12 +1,12 @@
 """Means over seeds, and what the study claims."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from experiments.harness import Report, Row, Table
+from experiments.harness import Report, Row, Table, averaged, error, grouped, mean
 
 FLOAT = 32
 KINDS = {"weights": (True, False), "activations": (False, True), "both": (True, True)}
@@ -17,33 +17,10 @@ FEW = 4
 """Bits up to which quantization is expected to cost."""
 
 
-def mean(values: Iterable[Any]) -> float | None:
-    """The mean of the values that there are."""
-    found = [value for value in values if value is not None]
-    return float(np.mean(found)) if found else None
-
-
-def error(values: Iterable[Any]) -> float | None:
-    """Its standard error, where there are two."""
-    found = [value for value in values if value is not None]
-    return float(np.std(found, ddof=1) / len(found) ** 0.5) if len(found) > 1 else None
-
-
-def grouped(rows: Iterable[Row], *names: str) -> dict[tuple[Any, ...], list[Row]]:
-    """Rows that agree in some columns."""
-    found: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
-    for row in rows:
-        found[tuple(row.get(name) for name in names)].append(row)
-    return dict(found)
-
-
 def float_accuracy(rows: Sequence[Row]) -> dict[str, float]:
     """By subject."""
-    of_float = [row for row in rows if row["part"] == "float"]
-    return {
-        subject: float(np.mean([row["accuracy"] for row in own]))
-        for (subject,), own in grouped(of_float, "subject").items()
-    }
+    own = [row for row in rows if row["part"] == "float"]
+    return {row["subject"]: row["accuracy"] for row in averaged(own, ("subject",), ("accuracy",))}
 
 
 def over_bits(rows: Sequence[Row]) -> list[Row]:
@@ -107,16 +84,7 @@ def without_training(rows: Sequence[Row]) -> list[Row]:
 def allocated(rows: Sequence[Row]) -> list[Row]:
     """Allocators at equal bit operations."""
     own = [row for row in rows if row["part"] == "allocation"]
-    return [
-        {
-            "subject": subject, "budget": budget, "allocator": allocator,
-            "accuracy": mean(r["accuracy"] for r in same), "bops": mean(r["bops"] for r in same),
-            "error": error(r["accuracy"] for r in same),
-        }
-        for (subject, budget, allocator), same in grouped(
-            own, "subject", "budget", "allocator"
-        ).items()
-    ]  # fmt: skip
+    return averaged(own, ("subject", "budget", "allocator"), ("bops", "accuracy"))
 
 
 def tables(report: Report) -> Sequence[Table]:

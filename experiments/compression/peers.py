@@ -25,8 +25,8 @@ from flax import nnx
 from matplotlib.figure import Figure
 
 import jaxeff
-from experiments.classifiers import accuracy
-from experiments.harness import Least, Report, Row, Run, Study, Table
+from experiments.classifiers import accuracy, how_to_train
+from experiments.harness import Least, Report, Row, Run, Study, Table, averaged
 from experiments.timing import interleaved
 from experiments.trainable import Images, load_images
 from jaxeff.compression import LSQ, Apart, Binary, Int, init, learned, quantized
@@ -112,11 +112,9 @@ def _train_float(run: Run[Settings], images: Images, seed: int) -> tuple[Any, An
     settings = run.settings
     key = jax.random.fold_in(run.fast_key, seed)
     f, params = jaxeff.functional(_model(images.shape, nnx.Rngs(jax.random.fold_in(key, 0))))
-    steps = settings.epochs * (len(images.train[1]) // settings.batch_size)
     result = fit(
         jax.random.fold_in(key, 1), cross_entropy(f), params, images.train,
-        optimizer=optax.adam(optax.cosine_decay_schedule(settings.rate, steps)),
-        epochs=settings.epochs, batch_size=settings.batch_size, progress=False,
+        **how_to_train(settings.rate, images.train, settings.epochs, settings.batch_size),
         checkpoint=run.work / f"float-{seed}.safetensors",
     )  # fmt: skip
     return f, result.params
@@ -140,15 +138,14 @@ def _against_brevitas(
 
     settings, (_, method, seed), (f, params) = run.settings, task, model
     spec = init(f, params, jnp.asarray(images.train[0][:512]), _spec(method))
-    steps = settings.retrain * (len(images.train[1]) // settings.batch_size)
-    fast, slow = (
-        optax.adam(optax.cosine_decay_schedule(rate, steps))
+    how, slow = (
+        how_to_train(rate, images.train, settings.retrain, settings.batch_size)
         for rate in (settings.retrain_rate, settings.retrain_rate / 10)
     )
+    optimizers = {"params": how["optimizer"], "spec": slow["optimizer"]}
     result = fit(
         jax.random.fold_in(run.fast_key, 100 + seed), cross_entropy(learned(f)), (params, spec),
-        images.train, epochs=settings.retrain, batch_size=settings.batch_size, progress=False,
-        optimizer=optax.partition({"params": fast, "spec": slow}, ("params", "spec")),
+        images.train, **how | {"optimizer": optax.partition(optimizers, ("params", "spec"))},
     )  # fmt: skip
     params_after, spec = result.params
     ours = accuracy(quantized(f, spec), (params_after,), images)
@@ -222,33 +219,24 @@ def _steps(run: Run[Settings], images: Images, bits: int, model: tuple[Any, Any]
 
 
 def _step(f: Callable[..., Any], params: Any, x: jax.Array, y: jax.Array) -> Callable[[], Any]:
-    adam = optax.adam(1e-3)
+    optimizer = optax.adam(1e-3)
 
     @jax.jit
     def step(params: Any, state: Any) -> Any:
         def loss(params: Any) -> jax.Array:
             return optax.softmax_cross_entropy_with_integer_labels(f(params, x), y).mean()
 
-        updates, state = adam.update(jax.grad(loss)(params), state)
+        updates, state = optimizer.update(jax.grad(loss)(params), state)
         return optax.apply_updates(params, updates), state
 
-    state = adam.init(params)
+    state = optimizer.init(params)
     return lambda: step(params, state)
 
 
 def _compared(report: Report) -> list[Row]:
     """Means over seeds, and the error of their difference."""
-    found = []
-    pairs = [(r["peer"], r["method"]) for r in report.rows if "ours" in r]
-    for peer, method in dict.fromkeys(pairs):
-        own = [r for r in report.rows if (r["peer"], r.get("method")) == (peer, method)]
-        gaps = np.array([r["ours"] - r["theirs"] for r in own])
-        mean = {
-            name: float(np.mean([r[name] for r in own])) for name in ("float", "ours", "theirs")
-        }
-        error = float(gaps.std(ddof=1) / len(gaps) ** 0.5)
-        found.append({"peer": peer, "method": method, **mean, "error": error})
-    return found
+    rows = [r | {"ours less theirs": r["ours"] - r["theirs"]} for r in report.rows if "ours" in r]
+    return averaged(rows, ("peer", "method"), ("float", "ours", "theirs", "ours less theirs"))
 
 
 def tables(report: Report) -> Sequence[Table]:
@@ -262,7 +250,7 @@ def tables(report: Report) -> Sequence[Table]:
 def judge(report: Report) -> None:
     """At least as accurate, within a standard error, and at least as fast."""
     for row in _compared(report):
-        gap = row["ours"] - row["theirs"]
+        gap = row["ours less theirs"]
         claim = f"{row['peer']}, {row['method']}: accuracy, ours less theirs"
         report.check(claim, f"> -{row['error']:.4f}", gap, gap >= -row["error"], needs="default")
     for row in report.rows:

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from experiments.classifiers import Classifier
 from experiments.compression.methods import METHODS
-from experiments.harness import SELECTS, Least, choose
+from experiments.harness import SELECTS, Least
 
 Part = Literal["bits", "methods", "without training", "allocation"]
 PARTS: tuple[Part, ...] = ("bits", "methods", "without training", "allocation")
@@ -57,12 +57,6 @@ class Settings:
     probes: Annotated[int, Least(2)] = 16
     only: Annotated[tuple[str, ...], SELECTS] = ()
     parts: Annotated[tuple[Part, ...], SELECTS] = ()
-
-    def chosen(self) -> list[Subject]:
-        """The subjects to run."""
-        names = [subject.name for subject in self.subjects]
-        wanted = choose(self.only, names, "subject")
-        return [subject for subject in self.subjects if subject.name in wanted]
 
     def runs(self, subject: Subject, part: Part) -> bool:
         """Whether a part is to be run of a subject."""

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 import jaxeff
-from experiments.classifiers import Trained, accuracy
+from experiments.classifiers import Trained, accuracy, how_to_train
 from experiments.compression.methods import Method
 from experiments.compression.recipe import Settings, Subject
 from experiments.harness import Row, Run
@@ -38,12 +38,12 @@ def train(run: Run[Settings], subject: Subject, model: Trained, method: Method) 
     x = model.images.train[0][: subject.retrain_images]
     data = x, model.images.train[1][: subject.retrain_images]
     steps = subject.retrain * (len(x) // settings.batch_size)
-    rate = optax.cosine_decay_schedule(settings.retrain_rate, steps)
-    slow = optax.cosine_decay_schedule(settings.retrain_rate / 10, steps)
-    of_weights = optax.adam(rate)
+    how = how_to_train(settings.retrain_rate, data, subject.retrain, settings.batch_size)
+    slow = how_to_train(settings.retrain_rate / 10, data, subject.retrain, settings.batch_size)
+    of_weights = how["optimizer"]
     if method.after is not None:
         of_weights = optax.chain(of_weights, method.after(steps, (model.sites[0], model.sites[-1])))
-    of_spec = optax.adam(slow) if method.learns else optax.set_to_zero()
+    of_spec = slow["optimizer"] if method.learns else optax.set_to_zero()
     optimizer = optax.partition({"params": of_weights, "spec": of_spec}, ("params", "spec"))
     # Incremental quantization is done by the optimizer: the network computes with what it holds.
     function = net.train if method.after is not None else learned(net.train, keyed=method.keyed)
@@ -56,8 +56,8 @@ def train(run: Run[Settings], subject: Subject, model: Trained, method: Method) 
     }  # fmt: skip
     try:
         result = fit(
-            key, loss, (model.params, spec), data, state=model.state, optimizer=optimizer,
-            epochs=subject.retrain, batch_size=settings.batch_size, progress=False,
+            key, loss, (model.params, spec), data, state=model.state,
+            **how | {"optimizer": optimizer},
         )  # fmt: skip
     except DivergedError as error:
         return row | {"trained": None, "message": str(error)}
@@ -86,8 +86,7 @@ def _loss(model: Trained, method: Method, function: Any, batch: int) -> Any:
     """Cross entropy, and what a method adds to it."""
     net = model.network
     if method.after is not None:
-        plain = cross_entropy(lambda p, state, x: function(p[0], state, x), mutable=True)
-        return plain
+        return cross_entropy(lambda p, state, x: function(p[0], state, x), mutable=True)
     base = cross_entropy(function, keyed=method.keyed, mutable=True)
     if not (method.penalty or method.bounded):
         return base

@@ -8,7 +8,7 @@ import numpy as np
 
 from experiments.hardening.networks import Network
 from experiments.hardening.source import ARCHITECTURES, TABLE
-from experiments.harness import Report, Row
+from experiments.harness import Report, Row, grouped, mean
 from jaxeff.robustness import fit_midpoint
 
 CHANCE = 0.1
@@ -171,13 +171,7 @@ def _kind(row: Row) -> tuple[str, str, int]:
 def _seeds_averaged(rows: Sequence[Row]) -> list[Row]:
     """One row per setting: means over seeds that have the number."""
     names = ("network", "method", "scaling", "bits", "rho", "sigma", "theta", "alpha", "scale")
-    groups: dict[tuple[Any, ...], list[Row]] = {}
-    for row in rows:
-        groups.setdefault(tuple(row[name] for name in names), []).append(row)
-    return [{**group[0], "peak": _mean(group, "peak"), "mu": _mean(group, "mu")}
-            for group in groups.values()]  # fmt: skip
-
-
-def _mean(group: Sequence[Row], name: str) -> float | None:
-    values = [row[name] for row in group if row[name] is not None]
-    return float(np.mean(values)) if values else None
+    return [
+        {**group[0], **{name: mean(row[name] for row in group) for name in ("peak", "mu")}}
+        for group in grouped(rows, *names).values()
+    ]

@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.harness import Report, Row
+from experiments.harness import Report, Row, mean
 from jaxeff.hardening import ALPHA, THETA_PER_SIGMA
 from jaxeff.robustness import envelope, preserved_accuracy, robustness_area
 
@@ -61,9 +61,9 @@ def comparison(rows: Sequence[Row]) -> list[Row]:
         best = max(chosen(rows, method="vant", sigma=sigma), key=lambda row: row["rauc"])
         table.append(
             {
-                "sigma": sigma, "rauc_noise": _mean(noise, "rauc"),
-                "rauc_vant": _mean(vant, "rauc"),
-                "preserved_vant": _mean(vant, "preserved"), "rauc_best": best["rauc"],
+                "sigma": sigma, "rauc_noise": mean(row["rauc"] for row in noise),
+                "rauc_vant": mean(row["rauc"] for row in vant),
+                "preserved_vant": mean(row["preserved"] for row in vant), "rauc_best": best["rauc"],
                 "best_theta": best["theta"], "best_alpha": best["alpha"],
             }
         )  # fmt: skip
@@ -81,7 +81,7 @@ def heatmap(rows: Sequence[Row], name: str) -> tuple[np.ndarray, list[float], li
             cell = [r for r in found if r["sigma"] == sigma
                     and np.isclose(r["theta"], ratio * sigma, atol=1e-3)]  # fmt: skip
             if cell:
-                table[i, j] = _mean(cell, name)
+                table[i, j] = mean(row[name] for row in cell)
     return table, ratios, sigmas
 
 
@@ -124,7 +124,3 @@ def judge(report: Report) -> None:
 
 def _sigmas(rows: Sequence[Row], method: str) -> list[float]:
     return sorted({row["sigma"] for row in rows if row["method"] == method})
-
-
-def _mean(rows: Sequence[Row], name: str) -> float:
-    return float(np.mean([row[name] for row in rows]))

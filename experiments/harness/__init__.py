@@ -8,6 +8,10 @@ from experiments.harness.command import SELECTS as SELECTS
 from experiments.harness.command import Least as Least
 from experiments.harness.command import Refused as Refused
 from experiments.harness.command import choose as choose
+from experiments.harness.means import averaged as averaged
+from experiments.harness.means import error as error
+from experiments.harness.means import grouped as grouped
+from experiments.harness.means import mean as mean
 from experiments.harness.report import Report as Report
 from experiments.harness.report import Row as Row
 from experiments.harness.report import Table as Table

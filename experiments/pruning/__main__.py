@@ -14,6 +14,7 @@ with Torch-Pruning (`experiments.pruning.peer`) and time a ResNet-18 (`experimen
 Source: T989-1041, and T1139-1163: multiply-accumulates are a poor proxy of time.
 """
 
+import functools
 from dataclasses import dataclass
 
 from experiments import classifiers
@@ -57,23 +58,8 @@ class Task:
 
 def run(run: Run[recipe.Settings]) -> list[Row]:
     """Trains each network, then prunes it in every way."""
-    subjects = {subject.name: subject for subject in run.settings.chosen()}
-    models: dict[tuple[str, int], classifiers.Trained] = {}
-
-    def make(task: Task) -> list[Row]:
-        key, subject = (task.subject, task.seed), subjects[task.subject]
-        if key not in models:
-            models.clear()
-            models[key] = classifiers.trained(run, subject, run.settings, task.seed)
-        return [{"part": task.part, **row} for row in _measure(run, subject, task, models[key])]
-
-    tasks = [
-        task
-        for subject in subjects.values()
-        for seed in range(subject.seeds)
-        for task in _tasks(run.settings, subject, seed)
-    ]
-    return run.each(tasks, make)
+    tasks = functools.partial(_tasks, run.settings)
+    return classifiers.each(run, tasks, functools.partial(_measure, run))
 
 
 def _tasks(settings: recipe.Settings, subject: recipe.Subject, seed: int) -> list[Task]:
@@ -102,7 +88,7 @@ def _tasks(settings: recipe.Settings, subject: recipe.Subject, seed: int) -> lis
 
 
 def _measure(
-    run: Run[recipe.Settings], subject: recipe.Subject, task: Task, model: classifiers.Trained
+    run: Run[recipe.Settings], task: Task, subject: recipe.Subject, model: classifiers.Trained
 ) -> list[Row]:
     if task.part == "whole":
         return [classifiers.describe(model)]

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.stats import spearmanr
 
-from experiments.compression.judging import error, grouped, mean
-from experiments.harness import Report, Row, Table
+from experiments.harness import Report, Row, Table, averaged, grouped
 
 SCORES = (
     "random", "l1", "l2", "geometric median", "slimming", "taylor", "brain damage",
@@ -19,57 +18,26 @@ NEAR = 0.01
 def whole(rows: Sequence[Row]) -> dict[str, float]:
     """Accuracy of the whole networks by subject."""
     own = [row for row in rows if row["part"] == "whole"]
-    return {
-        subject: float(np.mean([row["accuracy"] for row in same]))
-        for (subject,), same in grouped(own, "subject").items()
-    }
+    return {row["subject"]: row["accuracy"] for row in averaged(own, ("subject",), ("accuracy",))}
 
 
 def by_score(rows: Sequence[Row]) -> list[Row]:
     """Scores at each cost, means over seeds."""
     own = [row for row in rows if row["part"] == "scores"]
-    keys = ("subject", "macs", "uniform", "score")
-    return [
-        {
-            **dict(zip(keys, key, strict=True)),
-            "macs_left": mean(row["macs_left"] for row in same),
-            "params_left": mean(row["params_left"] for row in same),
-            "before": mean(row["before"] for row in same),
-            "after": mean(row["after"] for row in same),
-            "error": error(row["after"] for row in same),
-        }
-        for key, same in grouped(own, *keys).items()
-    ]
+    columns = ("macs_left", "params_left", "before", "after")
+    return averaged(own, ("subject", "macs", "uniform", "score"), columns)
 
 
 def by_method(rows: Sequence[Row]) -> list[Row]:
     """Single weights, means over seeds."""
-    own = [row for row in rows if row["part"] == "sparsity"]
-    keys = ("subject", "share", "method")
-    return [
-        {
-            **dict(zip(keys, key, strict=True)),
-            "before": mean(row["before"] for row in same),
-            "after": mean(row["after"] for row in same),
-            "error": error(row["after"] for row in same),
-            "kB": float(np.mean([row["bytes"] for row in same])) / 1000,
-        }
-        for key, same in grouped(own, *keys).items()
-    ]
+    own = [row | {"kB": row["bytes"] / 1000} for row in rows if row["part"] == "sparsity"]
+    return averaged(own, ("subject", "share", "method"), ("kB", "before", "after"))
 
 
 def by_start(rows: Sequence[Row]) -> list[Row]:
     """The small network from different starts."""
     own = [row for row in rows if row["part"] == "small"]
-    keys = ("subject", "macs", "start", "epochs")
-    return [
-        {
-            **dict(zip(keys, key, strict=True)),
-            "after": mean(row["after"] for row in same),
-            "error": error(row["after"] for row in same),
-        }
-        for key, same in grouped(own, *keys).items()
-    ]
+    return averaged(own, ("subject", "macs", "start", "epochs"), ("after",))
 
 
 def correlations(rows: Sequence[Row]) -> list[Row]:

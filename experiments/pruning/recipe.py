@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from experiments.classifiers import Classifier
-from experiments.harness import SELECTS, Least, choose
+from experiments.harness import SELECTS, Least
 
 Part = Literal["scores", "sparsity", "small", "time"]
 PARTS: tuple[Part, ...] = ("scores", "sparsity", "small", "time")
@@ -56,11 +56,6 @@ class Settings:
     batch: Annotated[int, Least(1)] = 1
     only: Annotated[tuple[str, ...], SELECTS] = ()
     parts: Annotated[tuple[Part, ...], SELECTS] = ()
-
-    def chosen(self) -> list[Subject]:
-        """The subjects to run."""
-        wanted = choose(self.only, [subject.name for subject in self.subjects], "subject")
-        return [subject for subject in self.subjects if subject.name in wanted]
 
     def runs(self, part: Part) -> bool:
         """Whether a part is to be run."""

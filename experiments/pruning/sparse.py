@@ -4,11 +4,10 @@ import math
 from typing import Any
 
 import jax
-import optax
 from scipy.stats import norm
 
 import jaxeff
-from experiments.classifiers import Trained, accuracy
+from experiments.classifiers import Trained, accuracy, how_to_train
 from experiments.harness import Row, Run
 from experiments.pruning.recipe import Settings, Subject
 from jaxeff.compression import init, quantized, updated
@@ -60,9 +59,8 @@ def sparse(run: Run[Settings], subject: Subject, model: Trained, method: str, sh
     before = accuracy(quantized(net.evaluate, spec), (params, state), model.images)
     result = fit(
         jax.random.fold_in(run.fast_key, 700 + model.seed), loss, params, data,
-        state=(state, spec), epochs=subject.retrain, batch_size=settings.batch_size,
-        optimizer=optax.adam(optax.cosine_decay_schedule(settings.retrain_rate, steps)),
-        progress=False,
+        state=(state, spec), 
+        **how_to_train(settings.retrain_rate, data, subject.retrain, settings.batch_size),
     )  # fmt: skip
     params, (state, spec) = result.params, result.state
     g = quantized(net.evaluate, spec)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 import jaxeff
-from experiments.classifiers import Trained, accuracy
+from experiments.classifiers import Trained, accuracy, how_to_train
 from experiments.harness import Row, Run
 from experiments.pruning.recipe import Settings, Subject
 from jaxeff.pruning import Budget, Plan, Prune, prune_iteratively, prune_plan, pruned
@@ -96,13 +96,11 @@ def retrain(
     """Trains the smaller network."""
     settings = run.settings
     data = tuple(part[: subject.retrain_images] for part in model.images.train)
-    steps = epochs * (len(data[1]) // settings.batch_size)
-    schedule = optax.cosine_decay_schedule(rate or settings.retrain_rate, steps)
     result = fit(
         jax.random.fold_in(run.fast_key, 400 + model.seed),
         cross_entropy(pruned(model.network.train, plan), mutable=True), params, data,
-        state=state, optimizer=optax.adam(schedule), epochs=epochs,
-        batch_size=settings.batch_size, progress=False,
+        state=state, 
+        **how_to_train(rate or settings.retrain_rate, data, epochs, settings.batch_size),
     )  # fmt: skip
     return result.params, result.state
 
@@ -139,16 +137,14 @@ def _iterative(run: Run[Settings], subject: Subject, model: Trained, macs: float
     settings, net = run.settings, model.network
     data = tuple(part[: subject.retrain_images] for part in model.images.train)
     epochs = max(1, subject.retrain // ROUNDS)
-    steps = epochs * (len(data[1]) // settings.batch_size)
     shares = [macs ** ((i + 1) / ROUNDS) for i in range(ROUNDS)]
     found = prune_iteratively(
         jax.random.fold_in(run.fast_key, 600 + model.seed), net.train, model.params, data,
         {"*:linear": Prune(MOST, round_to=settings.round_to), model.sites[-1]: None},
         [Budget(macs=share) for share in shares],
         loss=lambda f: cross_entropy(f, mutable=True), state=model.state,
-        optimizer=optax.adam(optax.cosine_decay_schedule(settings.retrain_rate, steps)),
-        epochs=epochs, batch_size=settings.batch_size, inputs=model.images.test[0][:1],
-        progress=False,
+        **how_to_train(settings.retrain_rate, data, epochs, settings.batch_size),
+        inputs=model.images.test[0][:1],
     )  # fmt: skip
     evaluate = pruned(net.evaluate, found.plan)
     return {
