@@ -9,8 +9,7 @@ far longer than they compute. A module is marked ``optimized`` where it computes
 compiles, or holds bits, or XLA's own results, against something else. The flag is no part of the
 keys that JAX keeps programs under in a process (it is part of those on disk), so it changes between
 modules only, and drops all of them where it does. They are dropped too where a worker has grown
-past `MEMORY`, and kept otherwise: hundreds of small ones are the same in every module. Everywhere,
-XLA's emitters of fused loops by MLIR are off, which take a third of the time of compiling.
+past `MEMORY`, and kept otherwise: hundreds of small ones are the same in every module.
 
 *Compiled once.* `.ci/run` keeps compiled programs on disk, the smallest too, for both workers and
 the next run; by hand, ``JAX_COMPILATION_CACHE_DIR`` does it.
