@@ -3,7 +3,16 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from jaxeff.photonics.chaotic_light import ChaoticLight, noise_sigma, sigma_bounds, slot_pattern
+from jaxeff.photonics.chaotic_light import (
+    ChaoticLight,
+    noise_sigma,
+    pattern_sigma,
+    sigma_bounds,
+    slot_pattern,
+)
+from jaxeff.photonics.correlation import chaotic_intensity, effective_samples, excess_share
+from jaxeff.photonics.encoding import noise_for
+from jaxeff.photonics.measured import Measured, fit_light
 from jaxeff.photonics.photon_counts import MODES, photon_counts
 from jaxeff.photonics.photonic import photonic
 from jaxeff.photonics.pooling import (
@@ -20,8 +29,15 @@ __all__ = [
     "MODES",
     "BoseEinstein",
     "ChaoticLight",
+    "Measured",
+    "chaotic_intensity",
+    "effective_samples",
+    "excess_share",
+    "fit_light",
     "gaussian_noise",
+    "noise_for",
     "noise_sigma",
+    "pattern_sigma",
     "photon_counts",
     "photonic",
     "physical_sample",

@@ -8,7 +8,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
+from jaxeff.settings import check_number
+
 MODES = 10.64  # measurement time over coherence time of the published set-up
+TINY = float(jnp.finfo(jnp.float32).tiny)
 
 
 def photon_counts(
@@ -27,8 +30,20 @@ def photon_counts(
 
     Returns:
         Integer counts.
+
+    Raises:
+        TypeError: `mean` or `modes` holds no real numbers.
+        ValueError: A mean is negative or NaN, or `modes` isn't positive; where they are concrete.
     """
+    check_number("mean", mean, 0)
+    check_number("modes", modes, above=0)
     gamma_key, poisson_key = jax.random.split(key)
     modes = jnp.broadcast_to(jnp.asarray(modes, mean.dtype), shape)
     intensity = jax.random.gamma(gamma_key, modes, shape, mean.dtype) / modes
-    return jax.random.poisson(poisson_key, mean * intensity, shape)
+    return poisson_counts(poisson_key, mean * intensity)
+
+
+def poisson_counts(key: PRNGKeyArray, rate: Float[Array, "*shape"]) -> Int[Array, "*shape"]:
+    """Draws Poisson counts from a key of any kind; JAX has them for its default kind only."""
+    kind = jax.random.wrap_key_data(jax.random.bits(key, (2,), jnp.uint32), impl="threefry2x32")
+    return jax.random.poisson(kind, rate, rate.shape)

@@ -6,10 +6,14 @@ rounds each slot's amplitude stochastically to what the modulator can show, draw
 the exact Bose-Einstein distribution, lets the detector saturate, adds electronic noise per slot,
 and sums. Mean and variance of both agree exactly while `levels` and `saturation` are None.
 
+`light.pattern` says where pulses are made. "after": of the pooled intensity. "before", as the
+source draws it: of each activation, with the noise level of the window that it is in, rounded to
+the amplitude levels, then pooled slot by slot. The crossbar is linear, so an even split is the same
+in both; full slots of different activations end at different places, and their mean is a smoother
+train than the mean's own: the largest noise is smaller.
+
 Sharp edges:
-    The simulation forms the pulse pattern after pooling. The source draws it before; the crossbar
-    is linear, so this is the same whenever the inputs of a window share one pattern shape, which is
-    what a noise level per pooled activation means. Amplitude levels then apply to the pooled slot.
+    "before" takes `slots` times the memory of the activations in the Gaussian model too.
     Stochastic rounding adds variance the training model doesn't know: up to
     (1 + 1/M) (cap / (levels - 1))² / 4 per slot.
     The simulation's gradient is that of its input intensity (straight-through); its noise level
@@ -22,16 +26,25 @@ References:
 """
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxeff.compression.quantization import fake_quantize
-from jaxeff.photonics.chaotic_light import ChaoticLight, noise_sigma, slot_pattern
-from jaxeff.photonics.photon_counts import photon_counts
+from jaxeff.photonics.chaotic_light import (
+    ChaoticLight,
+    is_correlated,
+    noise_sigma,
+    pattern_sigma,
+    slot_pattern,
+)
+from jaxeff.photonics.correlation import chaotic_intensity
+from jaxeff.photonics.photon_counts import photon_counts, poisson_counts
 from jaxeff.program.grouping import mark
-from jaxeff.settings import check_broadcasts
+from jaxeff.settings import check_broadcasts, lifted
 
 
 def quant_relu(
@@ -85,17 +98,48 @@ def physical_sample(
         One reading per activation, in the units of the intensity.
     """
     round_key, count_key, read_key = jax.random.split(key, 3)
-    pulses = slot_pattern(intensity, light)
-    if light.levels is not None:
-        step = light.cap / (light.levels - 1)
-        dither = jax.random.uniform(round_key, pulses.shape, pulses.dtype)
-        pulses = jnp.clip(jnp.floor(pulses / step + dither), 0, light.levels - 1) * step
-    counts = photon_counts(count_key, pulses * light.photons, light.modes, pulses.shape)
+    pulses = rounded_pulses(round_key, slot_pattern(intensity, light), light)
+    return _straight_through(_read(count_key, read_key, pulses, light), intensity)
+
+
+def rounded_pulses(
+    key: PRNGKeyArray, pulses: Float[Array, "slots ..."], light: ChaoticLight
+) -> Float[Array, "slots ..."]:
+    """Pulses at amplitudes that the modulator has, rounded up or down so that the mean stays.
+
+    Args:
+        key: A PRNG key.
+        pulses: Intensities between zero and `light.cap`.
+        light: The setting; without `levels`, pulses stay as they are.
+    """
+    if light.levels is None:
+        return pulses
+    step = light.cap / (light.levels - 1)
+    dither = jax.random.uniform(key, pulses.shape, pulses.dtype)
+    return jnp.clip(jnp.floor(pulses / step + dither), 0, light.levels - 1) * step
+
+
+def _read(
+    count_key: PRNGKeyArray, read_key: PRNGKeyArray, pulses: Array, light: ChaoticLight
+) -> Array:
+    """What the detector makes of pulses, summed over slots."""
+    if is_correlated(light):
+        light_key, count_key = jax.random.split(count_key)
+        shape = (light.slots, 1, *pulses.shape[1:])
+        relative = chaotic_intensity(light_key, shape, light.modes, time=light.correlation)[:, 0]
+        rate = pulses * light.photons * relative.astype(pulses.dtype)
+        counts = poisson_counts(count_key, rate)
+    else:
+        counts = photon_counts(count_key, pulses * light.photons, light.modes, pulses.shape)
     reading = counts.astype(pulses.dtype) / light.photons
     if light.saturation is not None:
         reading = jnp.minimum(reading, light.saturation)
     reading += light.electronic * jax.random.normal(read_key, pulses.shape, pulses.dtype)
-    sample = jnp.sum(reading, axis=0).astype(intensity.dtype)
+    return jnp.sum(reading, axis=0)
+
+
+def _straight_through(sample: Array, intensity: Array) -> Array:
+    sample = sample.astype(intensity.dtype)
     return jax.lax.stop_gradient(sample) + (intensity - jax.lax.stop_gradient(intensity))
 
 
@@ -119,9 +163,43 @@ def probabilistic_pooling(
     Raises:
         ValueError: `light.noise` doesn't broadcast against the pooled activations.
     """
-    intensity = pool(quant_relu(x, light.bits, light.full_scale))
+    activations = quant_relu(x, light.bits, light.full_scale)
+    intensity = pool(activations)
     check_broadcasts("ChaoticLight.noise", light.noise, intensity.shape)
-    model = physical_sample if light.model == "physical" else gaussian_noise
     # `moments` takes what is marked so at the mean: the read-out shifts it and keeps its variance.
     with jax.named_scope(mark("quantize", "light")):
+        if light.pattern == "before":
+            return _pool_pulses(key, activations, intensity, light, pool)
+        model = physical_sample if light.model == "physical" else gaussian_noise
         return model(key, intensity, light)
+
+
+def _pool_pulses(
+    key: PRNGKeyArray,
+    activations: Array,
+    intensity: Array,
+    light: ChaoticLight,
+    pool: Callable[[Array], Array],
+) -> Array:
+    """Pulse trains of single activations, pooled slot by slot."""
+    each = replace(light, noise=_noise_before(activations, intensity, light, pool))
+    pulses = slot_pattern(activations, each)
+    if light.model == "gaussian":
+        noise = jax.random.normal(key, intensity.shape, intensity.dtype)
+        sigma = pattern_sigma(jax.vmap(pool)(pulses), light)
+        return (intensity + sigma * noise).astype(intensity.dtype)
+    round_key, count_key, read_key = jax.random.split(key, 3)
+    pooled = jax.vmap(pool)(rounded_pulses(round_key, pulses, light))
+    return _straight_through(_read(count_key, read_key, pooled, light), intensity)
+
+
+def _noise_before(
+    activations: Array, intensity: Array, light: ChaoticLight, pool: Callable[[Array], Array]
+) -> Any:
+    """The noise level of each activation: that of its window, the mean where it is in several."""
+    if jnp.ndim(light.noise) == 0:
+        return light.noise
+    noise = jnp.broadcast_to(lifted(light.noise, intensity.shape), intensity.shape)
+    _, spread = jax.vjp(pool, activations)
+    (levels,), (weights,) = spread(noise.astype(intensity.dtype)), spread(jnp.ones_like(intensity))
+    return levels / jnp.where(weights > 0, weights, 1)
