@@ -20,15 +20,17 @@ References:
     Nature Communications 15, 10445 (2024).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxeff.photonics.correlation import Correlation
 from jaxeff.photonics.photon_counts import MODES, TINY
+from jaxeff.program import Layer
 from jaxeff.settings import (
     Choice,
     Count,
@@ -43,7 +45,7 @@ from jaxeff.settings import (
     static_number,
 )
 
-MODELS = ("gaussian", "physical")
+MODELS = ("gaussian", "physical", "free")
 ORDERS = ("after", "before")
 
 
@@ -53,8 +55,9 @@ class ChaoticLight(Setting):
     """Chaotic light as the carrier of an average pooling layer's activations.
 
     Attributes:
-        noise: L, where the standard deviation lies between its bounds, in [0, 1]; a scalar, or an
-            array that broadcasts against the pooled activations. Meant to be learned.
+        noise: L, where the standard deviation lies between its bounds, in [0, 1] (but see "free");
+            a scalar, or an array that broadcasts against the pooled activations. Meant to be
+            learned.
         cap: Largest intensity of one slot, in the units of the activations.
         modes: Degeneracy factor M of the light in one slot.
         photons: Photons per unit of intensity: the scale of shot noise (ours).
@@ -68,7 +71,8 @@ class ChaoticLight(Setting):
         levels: Number of amplitudes a slot can have, zero and `cap` included, reached by
             stochastic rounding; or None. Physical model only.
         model: "gaussian", the differentiable training model, or "physical", the simulation with
-            exact Bose-Einstein statistics.
+            exact Bose-Einstein statistics. "free" is what no hardware does, to compare with:
+            Gaussian noise of the deviation L sigma_max, however small or large.
         pattern: Whether pulses are made "after" pooling, one train per pooled activation, or
             "before" it, as the source draws it: one per activation, pooled slot by slot.
 
@@ -77,7 +81,7 @@ class ChaoticLight(Setting):
         ValueError: A number is out of range, or `model` is unknown.
     """
 
-    noise: Annotated[Float[Array, "..."] | float, Number(0, 1)] = 0.5
+    noise: NonNegative = 0.5
     cap: Annotated[Float[Array, ""] | float, Number(TINY)] = 1.0
     modes: Annotated[Float[Array, ""] | float, Number(TINY)] = MODES
     photons: Annotated[Float[Array, ""] | float, Number(TINY)] = 1000.0
@@ -90,10 +94,30 @@ class ChaoticLight(Setting):
     model: Annotated[str, Choice(*MODELS)] = static("gaussian")
     pattern: Annotated[str, Choice(*ORDERS)] = static("after")
 
+    def __post_init__(self) -> None:
+        """Checks the fields."""
+        super().__post_init__()
+        if self.model != "free":
+            check_number("ChaoticLight.noise", self.noise, 0, 1)
+        elif self.pattern == "before":
+            raise ValueError("ChaoticLight.model 'free' has no pulses to make before pooling.")
+
     @property
     def full_scale(self) -> Float[Array, ""] | float:
         """The largest intensity that fits, in the units of the activations."""
         return self.slots * self.cap
+
+    def refuses(self, layer: Layer) -> str:
+        """See `PhotonicElement`."""
+        from jaxeff.photonics.pooling import refuses_pooling
+
+        return refuses_pooling(layer)
+
+    def carry(self, key: PRNGKeyArray, layer: Layer, values: Sequence[Any]) -> Sequence[Any]:
+        """See `PhotonicElement`."""
+        from jaxeff.photonics.pooling import carry_pooling
+
+        return carry_pooling(key, layer, values, self)
 
 
 def sigma_bounds(
@@ -130,6 +154,8 @@ def noise_sigma(intensity: Float[Array, "*shape"], light: ChaoticLight) -> Float
     """The standard deviation that `light.noise` picks: L sigma_max + (1 - L) sigma_min."""
     smallest, largest = sigma_bounds(intensity, light)
     noise = lifted(light.noise, jnp.shape(intensity))
+    if light.model == "free":
+        return noise * largest
     return noise * largest + (1 - noise) * smallest
 
 

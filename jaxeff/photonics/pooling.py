@@ -25,7 +25,7 @@ References:
     Brückerhoff-Plückelmann et al., Nature Communications 15, 10445 (2024).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -43,8 +43,13 @@ from jaxeff.photonics.chaotic_light import (
 )
 from jaxeff.photonics.correlation import chaotic_intensity
 from jaxeff.photonics.photon_counts import photon_counts, poisson_counts
+from jaxeff.program import Layer
+from jaxeff.program import primitives as prim
 from jaxeff.program.grouping import mark
 from jaxeff.settings import check_broadcasts, lifted
+
+_SUMS = {prim.p.reduce_window_sum_p, prim.p.reduce_sum_p}
+_SCALES = {prim.p.div_p, prim.p.mul_p}
 
 
 def quant_relu(
@@ -203,3 +208,39 @@ def _noise_before(
     _, spread = jax.vjp(pool, activations)
     (levels,), (weights,) = spread(noise.astype(intensity.dtype)), spread(jnp.ones_like(intensity))
     return levels / jnp.where(weights > 0, weights, 1)
+
+
+def refuses_pooling(layer: Layer) -> str:
+    """Why light can't carry a layer as a pooling; empty if it can."""
+    found = {node.primitive for node in layer.nodes}
+    averages = bool(found & _SUMS) and bool(found & _SCALES)
+    results = [v for v in layer.outputs if not v.spread]
+    single = len(_signals(layer)) == len(results) == 1
+    if layer.kind in {"pooling", "reduction"} and averages and single:
+        return ""
+    return "Chaotic light can carry average pooling only, as 'avg_pool*'"
+
+
+def carry_pooling(
+    key: PRNGKeyArray, layer: Layer, values: Sequence[Any], light: ChaoticLight
+) -> Sequence[Any]:
+    """A pooling layer's outputs as read out of chaotic light."""
+    i, result, pool = pooling_of(layer, values)
+    outputs = list(layer.fn(*values))
+    outputs[result] = probabilistic_pooling(key, values[i], light, pool)
+    return outputs
+
+
+def pooling_of(layer: Layer, values: Sequence[Any]) -> tuple[int, int, Callable[[Any], Any]]:
+    """Which input of a pooling layer is pooled, into which output, and the pooling itself."""
+    (i,) = _signals(layer)
+    (result,) = (i for i, v in enumerate(layer.outputs) if not v.spread)
+
+    def pool(x: Any) -> Any:
+        return layer.fn(*values[:i], x, *values[i + 1 :])[result]
+
+    return i, result, pool
+
+
+def _signals(layer: Layer) -> list[int]:
+    return [i for i in layer.data if not layer.inputs[i].spread]
