@@ -176,9 +176,7 @@ def divergence(
 def _check_reachable(lights: Lights, program: Program) -> None:
     inside = sorted(set(lights) - {layer.site for layer in program.layers})
     if inside:
-        raise ValueError(
-            f"{', '.join(inside)} lies in a loop or branch, whose light isn't counted."
-        )
+        raise ValueError(f"{', '.join(inside)} is in a loop or branch, whose light isn't counted.")
     before = sorted(site for site, light in lights.items() if light.pattern == "before")
     if before:
         raise ValueError(f"{', '.join(before)}: the divergence is that of patterns after pooling.")

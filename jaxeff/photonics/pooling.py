@@ -36,13 +36,11 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from jaxeff.compression.quantization import fake_quantize
 from jaxeff.photonics.chaotic_light import (
     ChaoticLight,
-    is_correlated,
     noise_sigma,
     pattern_sigma,
     slot_pattern,
 )
-from jaxeff.photonics.correlation import chaotic_intensity
-from jaxeff.photonics.photon_counts import photon_counts, poisson_counts
+from jaxeff.photonics.detector import read_pulses, rounded_pulses
 from jaxeff.program import Layer
 from jaxeff.program import primitives as prim
 from jaxeff.program.grouping import mark
@@ -104,43 +102,7 @@ def physical_sample(
     """
     round_key, count_key, read_key = jax.random.split(key, 3)
     pulses = rounded_pulses(round_key, slot_pattern(intensity, light), light)
-    return _straight_through(_read(count_key, read_key, pulses, light), intensity)
-
-
-def rounded_pulses(
-    key: PRNGKeyArray, pulses: Float[Array, "slots ..."], light: ChaoticLight
-) -> Float[Array, "slots ..."]:
-    """Pulses at amplitudes that the modulator has, rounded up or down so that the mean stays.
-
-    Args:
-        key: A PRNG key.
-        pulses: Intensities between zero and `light.cap`.
-        light: The setting; without `levels`, pulses stay as they are.
-    """
-    if light.levels is None:
-        return pulses
-    step = light.cap / (light.levels - 1)
-    dither = jax.random.uniform(key, pulses.shape, pulses.dtype)
-    return jnp.clip(jnp.floor(pulses / step + dither), 0, light.levels - 1) * step
-
-
-def _read(
-    count_key: PRNGKeyArray, read_key: PRNGKeyArray, pulses: Array, light: ChaoticLight
-) -> Array:
-    """What the detector makes of pulses, summed over slots."""
-    if is_correlated(light):
-        light_key, count_key = jax.random.split(count_key)
-        shape = (light.slots, 1, *pulses.shape[1:])
-        relative = chaotic_intensity(light_key, shape, light.modes, time=light.correlation)[:, 0]
-        rate = pulses * light.photons * relative.astype(pulses.dtype)
-        counts = poisson_counts(count_key, rate)
-    else:
-        counts = photon_counts(count_key, pulses * light.photons, light.modes, pulses.shape)
-    reading = counts.astype(pulses.dtype) / light.photons
-    if light.saturation is not None:
-        reading = jnp.minimum(reading, light.saturation)
-    reading += light.electronic * jax.random.normal(read_key, pulses.shape, pulses.dtype)
-    return jnp.sum(reading, axis=0)
+    return _straight_through(read_pulses(count_key, read_key, pulses, light, True), intensity)
 
 
 def _straight_through(sample: Array, intensity: Array) -> Array:
@@ -195,7 +157,7 @@ def _pool_pulses(
         return (intensity + sigma * noise).astype(intensity.dtype)
     round_key, count_key, read_key = jax.random.split(key, 3)
     pooled = jax.vmap(pool)(rounded_pulses(round_key, pulses, light))
-    return _straight_through(_read(count_key, read_key, pooled, light), intensity)
+    return _straight_through(read_pulses(count_key, read_key, pooled, light, False), intensity)
 
 
 def _noise_before(

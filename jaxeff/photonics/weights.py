@@ -12,8 +12,8 @@ fluctuations; shot noise and electronic noise are each output's own.
 
 Sharp edges:
     All of it beyond levels and signs is ours; the source names convolution as an outlook.
-    The layer's input passes the quantized ReLU of `light.bits`, cut off at full scale. The network's
-    own normalized images have negative pixels: put a photonic layer behind a ReLU.
+    The layer's input passes the quantized ReLU of `light.bits`, cut off at full scale.
+    Normalized images have negative pixels: put a photonic layer behind a ReLU.
     Weights are scaled by the largest of the layer, and rounded to levels evenly apart with a
     straight-through gradient; the bias is electronic.
     The detector saturates at `light.saturation` times the number of slots, in the physical model.
@@ -21,7 +21,7 @@ Sharp edges:
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 import jax
@@ -56,7 +56,7 @@ class PhotonicWeights(Setting):
         ValueError: More levels are asked for than a cell has, or less than two; or unknown rails.
     """
 
-    light: ChaoticLight = ChaoticLight(noise=0.0)
+    light: ChaoticLight = field(default_factory=lambda: ChaoticLight(noise=0.0))
     levels: Annotated[int, Count(2)] = static(16)
     cell_levels: Annotated[int, Count(2)] = static(32)
     rails: Annotated[str, Choice(*RAILS)] = static("two")
