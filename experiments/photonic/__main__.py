@@ -28,8 +28,8 @@ DIFFERENCES = (
     "the source gives no number for accuracy or detection beside 'high' and 'clear'; bounds of "
     "checks are ours",
 )
-GUIDES = (("bounded", 1e-4), ("free", 1e-4), ("bounded", 1e-2), ("free", 1e-2))
 BUDGET = (0.0, 0.25, 0.5, 0.75, 1.0)
+READINGS = (2, 5, 10, 20, 50, 100)
 
 
 @dataclass(frozen=True)
@@ -58,10 +58,11 @@ def run(run: Run[recipe.Settings]) -> list[Row]:
     tasks = [
         Task("light"),
         *(Task("digits", "", seed) for seed in settings.seeds[:1]),
+        *(Task("digits", what, settings.seeds[0]) for what in ("samples", "budget")),
         *(Task("bits", "", bits) for bits in settings.bits),
         Task("time"),
         Task("beside"),
-        *(Task("guides", guide, kl) for guide, kl in GUIDES),
+        *(Task("guides", guide, kl) for kl in settings.guides for guide in ("bounded", "free")),
         *(Task("digits", "", seed) for seed in settings.seeds[1:]),
     ]
     chosen = [task for task in tasks if settings.runs(task.part)]
@@ -76,7 +77,7 @@ def _measure(run: Run[recipe.Settings], task: Task) -> list[Row]:
     if task.part == "time":
         return beside.time(run)
     if task.part == "digits":
-        return _digits(run, int(task.number))
+        return _digits(run, task.what, int(task.number))
     if task.part == "bits":
         bits = int(task.number)
         model, _ = network.train(run, 0, bits=bits)
@@ -86,21 +87,21 @@ def _measure(run: Run[recipe.Settings], task: Task) -> list[Row]:
     return [{"part": "guides", **own, **_read(run, model, model.spec["avg_pool"].model)}]
 
 
-def _digits(run: Run[recipe.Settings], seed: int) -> list[Row]:
-    model, history = network.train(run, seed, short=False)
+def _digits(run: Run[recipe.Settings], what: str, seed: int) -> list[Row]:
+    model, history = network.train(run, seed, short=False)  # the second time from its checkpoint
+    _, labels, domains = network.load(run.settings)
+    if what == "budget":
+        read = [_read(run, model, "gaussian", noise=level) for level in BUDGET]
+        return [{"part": what, "level": L, **row} for L, row in zip(BUDGET, read, strict=True)]
+    if what == "samples":
+        logits = network.draw(run.fast_key, model.carried(), model.params, domains, READINGS[-1])
+        few = [{name: v[:count] for name, v in logits.items()} for count in READINGS]
+        read = [network.figures(values, labels) for values in few]
+        return [{"part": what, "samples": n, **r} for n, r in zip(READINGS, read, strict=True)]
     rows: list[Row] = [{"part": "training", "seed": seed, **record} for record in history]
     for kind in ("gaussian", "physical"):
         found = _read(run, model, kind, shown=True)
         rows.append({"part": "digits", "seed": seed, "model": kind, **found})
-    if seed == run.settings.seeds[0]:
-        for level in BUDGET:
-            found = _read(run, model, "gaussian", noise=level)
-            rows.append({"part": "budget", "level": level, **found})
-        _, labels, domains = network.load(run.settings)
-        logits = network.draw(run.fast_key, model.carried(), model.params, domains, 100)
-        for samples in (2, 5, 10, 20, 50, 100):
-            few = {name: values[:samples] for name, values in logits.items()}
-            rows.append({"part": "samples", "samples": samples, **network.figures(few, labels)})
     return rows
 
 

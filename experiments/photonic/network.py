@@ -149,6 +149,7 @@ def train(
         epochs=epochs,
         batch_size=settings.batch_size,
         eval_fn=None if short else watch,
+        checkpoint=run.work / f"{seed}-{short}-{bits}-{weight:g}-{free}.safetensors",
         progress=False,
     )
     numbers = result.params

@@ -34,13 +34,14 @@ class Settings:
         rounds: Rounds of the timing.
         seeds: Trainings behind the first figures.
         bits: Bit widths of weights and activations alike.
+        guides: Weights of the divergence that guides with and without bounds are trained with.
         parts: Parts to run; all if none is given.
     """
 
     data: str = "mnist"
     other: str = "fashion-mnist"
     images: Annotated[int, Least(100)] = 54_000
-    epochs: Annotated[int, Least(1)] = 6
+    epochs: Annotated[int, Least(1)] = 4
     short_images: Annotated[int, Least(100)] = 10_000
     short_epochs: Annotated[int, Least(1)] = 3
     batch_size: Annotated[int, Least(1)] = 100
@@ -57,6 +58,7 @@ class Settings:
     rounds: Annotated[int, Least(1)] = 5
     seeds: Annotated[tuple[int, ...], SELECTS] = (0, 1, 2)
     bits: Annotated[tuple[int, ...], SELECTS] = (1, 2, 3, 4, 6, 8)
+    guides: Annotated[tuple[float, ...], SELECTS] = (1e-4, 1e-2)
     parts: Annotated[tuple[str, ...], SELECTS] = ()
 
     def light(self, **fields: Any) -> ChaoticLight:
@@ -72,7 +74,7 @@ class Settings:
 SIZES = {
     "fast": Settings(
         "digits", "", 1200, 6, 1200, 2, 50, test_images=200, samples=10, draws=5000, rounds=2,
-        seeds=(0,), bits=(1, 2, 4),
+        seeds=(0,), bits=(1, 4), guides=(1e-4,),
     ),
     "default": Settings(),
     "full": Settings(

@@ -19,6 +19,7 @@ from jaxeff.photonics import (
     with_levels,
 )
 
+pytestmark = pytest.mark.promotes("dtype")  # Flax's average pooling does
 KEY = jax.random.key(0)
 X = jax.random.normal(jax.random.key(1), (3, 4, 4, 2))
 PARAMS = {"w": jnp.float32(1.5)}
@@ -97,7 +98,7 @@ def test_mistakes_are_named():
         divergence(pooled, {"avg_pool": ChaoticLight(pattern="before")})(KEY, PARAMS, X)
     with pytest.raises(ValueError, match="'free' has no pulses"):
         ChaoticLight(model="free", pattern="before")
-    with pytest.raises(ValueError, match="ChaoticLight.noise must be between 0 and 1, but is 2"):
+    with pytest.raises(ValueError, match="noise must be between 0 and 1, but is 2"):
         ChaoticLight(noise=2.0)
 
     def loop(params, x):

@@ -69,7 +69,7 @@ def test_a_convolution_is_one_too_and_learns():
 
     params = {"w": jax.random.normal(KEY, (3, 3, 2, 4))}
     x = jax.nn.relu(jax.random.normal(KEY, (2, 5, 5, 2)))
-    quiet = ChaoticLight(noise=0.0, slots=4, cap=2.0, modes=1e9, photons=1e9, electronic=0.0)
+    quiet = ChaoticLight(noise=0.0, slots=4, cap=2.0, modes=1e9, photons=1e7, electronic=0.0)
     for model in ("gaussian", "physical"):
         g = jaxeff.photonic(f, {"w": PhotonicWeights(replace(quiet, model=model), 4097, 4097)})
         np.testing.assert_allclose(jax.jit(g)(KEY, params, x), f(params, x), atol=0.01)
