@@ -17,6 +17,8 @@ Source: T4541-4983; Brückerhoff-Plückelmann et al., Nature Communications 15, 
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from experiments.harness import Row, Run, Study
 from experiments.photonic import beside, figure, judging, light, network, recipe
 
@@ -117,7 +119,7 @@ def _read(
     levels = run.settings.levels if kind == "physical" else None
     g = model.carried(model=kind, levels=levels, **fields)
     logits = network.draw(run.fast_key, g, model.params, domains, run.settings.samples)
-    noise = [float(light.noise.mean()) for light in model.spec.values()]
+    noise = [float(np.mean(light.noise)) for light in model.spec.values()]
     return {
         **network.figures(logits, labels, shown=shown),
         "level_1": noise[0],

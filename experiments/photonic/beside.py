@@ -1,5 +1,6 @@
 """Other ways to be uncertain, on the same network; and what random numbers cost in software."""
 
+import functools
 from typing import Any
 
 import jax
@@ -74,11 +75,11 @@ def time(run: Run[Settings]) -> list[Row]:
             lambda k: g(k, p, x), jax.random.split(k, n)
         ))  # fmt: skip
         compiled[name] = (every.lower(own, params, images).compile(), own)
-    times = interleaved(
-        {name: lambda c=c, k=k: c(k, params, images) for name, (c, k) in compiled.items()},
-        rounds=settings.rounds,
-    )
-    readings = settings.slots * sum(light.noise.size for light in spec.values())
+    meters = {
+        name: functools.partial(call, own, params, images) for name, (call, own) in compiled.items()
+    }
+    times = interleaved(meters, rounds=settings.rounds)
+    readings = settings.slots * sum(int(jnp.size(light.noise)) for light in spec.values())
     rows: list[Row] = []
     once = times["deterministic, once"]["ms"]
     for name, (_, count, _) in calls.items():

@@ -14,7 +14,8 @@ METRICS = (("accuracy", "accuracy"), ("auroc_nine", "AUROC, 9"), ("auroc_other",
 
 def draw(report: Report) -> dict[str, Figure]:
     """The figures that there are rows for."""
-    rows, figures = report.rows, {}
+    rows = report.rows
+    figures: dict[str, Figure] = {}
     if of(rows, "light"):
         figures |= {"light": _light(rows), "encoding": _encoding(rows)}
     if of(rows, "digits"):

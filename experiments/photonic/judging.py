@@ -74,7 +74,7 @@ def judge(report: Report) -> None:
         value = max(r["valley"] for r in own)
         report.check(claim, "< 1", value, value < 1, needs="default")
     for name, bound in (("accuracy", LOST), ("auroc_nine", LOST_DETECTION)):
-        pairs = {r["seed"]: {} for r in of(rows, "digits")}
+        pairs: dict[int, Row] = {r["seed"]: {} for r in of(rows, "digits")}
         for r in of(rows, "digits"):
             pairs[r["seed"]][r["model"]] = r[name]
         if pairs:

@@ -53,5 +53,5 @@ def fit_light(mean: Values, variance: Values) -> Measured:
     scale = max(x.max(), 1e-300)  # columns of one size
     columns = np.stack([np.ones_like(x), x / scale, (x / scale) ** 2], 1) / y[:, None]
     floor, shot, excess = nnls(columns, np.ones_like(x))[0] / [1, scale, scale**2]
-    inverse = [1 / value if value > 0 else float("inf") for value in (excess, shot)]
-    return Measured(*inverse, float(floor**0.5))
+    modes, photons = (1 / float(v) if v > 0 else float("inf") for v in (excess, shot))
+    return Measured(modes, photons, float(floor**0.5))
