@@ -30,7 +30,7 @@ def _light(rows: list[Row]) -> Figure:
     figure, (shapes, variances, sums) = plt.subplots(1, 3, figsize=(12, 3.6))
     middle = (light.EDGES[1:] + light.EDGES[:-1]) / 2
     for row in of(rows, "light", "distribution"):
-        shapes.plot(middle, row["density"], label=f"mean {row['intensity']:g}")
+        shapes.plot(middle, row["density"], label=f"mean {row['intensity']:.2g}")
     shapes.set(xlabel="reading", ylabel="density", xlim=(-0.3, 7.5), yscale="log", ylim=(1e-3, 10))
     found = of(rows, "light", "variance")
     x = np.array([r["intensity"] for r in found])

@@ -14,9 +14,11 @@ from jaxeff.photonics import (
     noise_for,
     noise_sigma,
     photon_counts,
+    physical_sample,
     sigma_bounds,
     slot_pattern,
 )
+from jaxeff.photonics.photon_counts import count_table, tabled_counts
 
 INTENSITY = jnp.array([0.5, 1.7, 4.0])
 
@@ -86,3 +88,31 @@ LIGHT = ChaoticLight(slots=4)
 def test_mistakes_are_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_tables_hold_the_same_distributions():
+    means = np.array([0.0, 3.0, 200.0])
+    table = count_table(means, MODES)
+    which = jnp.tile(jnp.arange(3), (20_000, 1))
+    counts = np.asarray(tabled_counts(jax.random.key(0), which, table))
+    assert (counts[:, 0] == 0).all()
+    for mean, column in zip(means[1:], counts.T[1:], strict=True):
+        law = scipy.stats.nbinom(MODES, MODES / (MODES + mean))
+        edges = np.unique(law.ppf(np.linspace(0, 1, 21)[1:-1]))
+        found = np.bincount(np.searchsorted(edges, column), minlength=len(edges) + 1)
+        expected = np.diff([0, *law.cdf(edges), 1]) * len(column)
+        assert scipy.stats.chisquare(found, expected).pvalue > 0.01 / 2
+    exact = scipy.stats.nbinom(MODES, MODES / (MODES + means[2])).cdf(np.arange(400))
+    np.testing.assert_allclose(table[2, :400] / 2.0**32, exact, atol=1e-9)
+
+
+def test_levels_that_are_looked_up_keep_mean_and_variance():
+    # An even split of two slots at amplitudes that exist, so that nothing is rounded.
+    at = jnp.array([0.0, 1.0, 2.0])
+    light = ChaoticLight(noise=0.0, slots=2, levels=5, photons=60.0, model="physical")
+    draw = jax.jit(jax.vmap(lambda key: physical_sample(key, at, light)))
+    samples = np.asarray(draw(jax.random.split(jax.random.key(0), 20_000)), np.float64)
+    variance = np.asarray(noise_sigma(at, light), np.float64) ** 2
+    centred = (samples - samples.mean(0)) ** 2
+    assert (np.abs(samples.mean(0) - np.asarray(at)) < 5 * samples.std(0) / np.sqrt(20_000)).all()
+    assert (np.abs(centred.mean(0) - variance) < 5 * centred.std(0) / np.sqrt(20_000)).all()
