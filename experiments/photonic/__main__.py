@@ -26,6 +26,8 @@ DIFFERENCES = (
     "the source's slots, levels, widths, bit widths and epochs are not public: those of `config` "
     "are ours",
     "everything is simulated; the source measured a chip",
+    "peaks are sought in the logarithm of mutual information, cut off below at 1e-6 nats, where "
+    "surely known digits pile up: on the linear scale they are one peak at zero",
     "poolings are LeNet-5's own, behind ReLUs; the pulses are made after pooling",
     "the source gives no number for accuracy or detection beside 'high' and 'clear'; bounds of "
     "checks are ours",

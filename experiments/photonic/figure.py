@@ -104,7 +104,7 @@ def _training(rows: list[Row]) -> Figure:
 
 
 def _limits(rows: list[Row]) -> Figure:
-    figure, axes = plt.subplots(1, 3, figsize=(11, 3.4), sharey=True)
+    figure, axes = plt.subplots(1, 3, figsize=(12, 3.4))
     parts = (("bits", "bits", "bits of weights and activations"),
              ("budget", "level", "noise level L"), ("samples", "samples", "readings"))  # fmt: skip
     for axis, (part, column, label) in zip(axes, parts, strict=True):
