@@ -3,7 +3,24 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from jaxeff.photonics.chaotic_light import ChaoticLight, noise_sigma, sigma_bounds, slot_pattern
+from jaxeff.photonics.chaotic_light import (
+    ChaoticLight,
+    noise_sigma,
+    pattern_sigma,
+    sigma_bounds,
+    slot_pattern,
+)
+from jaxeff.photonics.correlation import chaotic_intensity, effective_samples, excess_share
+from jaxeff.photonics.element import PhotonicElement
+from jaxeff.photonics.encoding import noise_for
+from jaxeff.photonics.learning import (
+    divergence,
+    level_logits,
+    light_divergence,
+    per_activation,
+    with_levels,
+)
+from jaxeff.photonics.measured import Measured, fit_light
 from jaxeff.photonics.photon_counts import MODES, photon_counts
 from jaxeff.photonics.photonic import photonic
 from jaxeff.photonics.pooling import (
@@ -12,6 +29,7 @@ from jaxeff.photonics.pooling import (
     probabilistic_pooling,
     quant_relu,
 )
+from jaxeff.photonics.weights import PhotonicWeights, transmissions
 
 if TYPE_CHECKING:
     from jaxeff.photonics.bose_einstein import BoseEinstein
@@ -20,8 +38,21 @@ __all__ = [
     "MODES",
     "BoseEinstein",
     "ChaoticLight",
+    "Measured",
+    "PhotonicElement",
+    "PhotonicWeights",
+    "chaotic_intensity",
+    "divergence",
+    "effective_samples",
+    "excess_share",
+    "fit_light",
     "gaussian_noise",
+    "level_logits",
+    "light_divergence",
+    "noise_for",
     "noise_sigma",
+    "pattern_sigma",
+    "per_activation",
     "photon_counts",
     "photonic",
     "physical_sample",
@@ -29,6 +60,8 @@ __all__ = [
     "quant_relu",
     "sigma_bounds",
     "slot_pattern",
+    "transmissions",
+    "with_levels",
 ]
 
 

@@ -25,6 +25,7 @@ from jax.scipy.special import gammaln, xlog1py, xlogy
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jaxeff.photonics.photon_counts import MODES, photon_counts
+from jaxeff.settings import check_number
 
 with warnings.catch_warnings():  # the TensorFlow Probability behind it reads a name JAX deprecated
     warnings.simplefilter("ignore", DeprecationWarning)
@@ -53,7 +54,12 @@ class BoseEinstein(distrax.Distribution):
             mean: Mean photon number, never negative.
             modes: Degeneracy factor M, positive: measurement time over coherence time. Broadcasts
                 against `mean`. One mode is thermal light, infinitely many are Poisson light.
+
+        Raises:
+            ValueError: A mean is negative or NaN, or `modes` isn't positive, where it is concrete.
         """
+        check_number("BoseEinstein: mean", mean, 0)
+        check_number("BoseEinstein: modes", modes, above=0)
         super().__init__()
         given = jnp.result_type(mean, modes)
         wide = jnp.issubdtype(given, jnp.floating) and jnp.finfo(given).bits > 32

@@ -6,10 +6,14 @@ rounds each slot's amplitude stochastically to what the modulator can show, draw
 the exact Bose-Einstein distribution, lets the detector saturate, adds electronic noise per slot,
 and sums. Mean and variance of both agree exactly while `levels` and `saturation` are None.
 
+`light.pattern` says where pulses are made. "after": of the pooled intensity. "before", as the
+source draws it: of each activation, with the noise level of the window that it is in, rounded to
+the amplitude levels, then pooled slot by slot. The crossbar is linear, so an even split is the same
+in both; full slots of different activations end at different places, and their mean is a smoother
+train than the mean's own: the largest noise is smaller.
+
 Sharp edges:
-    The simulation forms the pulse pattern after pooling. The source draws it before; the crossbar
-    is linear, so this is the same whenever the inputs of a window share one pattern shape, which is
-    what a noise level per pooled activation means. Amplitude levels then apply to the pooled slot.
+    "before" takes `slots` times the memory of the activations in the Gaussian model too.
     Stochastic rounding adds variance the training model doesn't know: up to
     (1 + 1/M) (cap / (levels - 1))² / 4 per slot.
     The simulation's gradient is that of its input intensity (straight-through); its noise level
@@ -21,17 +25,29 @@ References:
     Brückerhoff-Plückelmann et al., Nature Communications 15, 10445 (2024).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxeff.compression.quantization import fake_quantize
-from jaxeff.photonics.chaotic_light import ChaoticLight, noise_sigma, slot_pattern
-from jaxeff.photonics.photon_counts import photon_counts
+from jaxeff.photonics.chaotic_light import (
+    ChaoticLight,
+    noise_sigma,
+    pattern_sigma,
+    slot_pattern,
+)
+from jaxeff.photonics.detector import read_pulses, rounded_pulses
+from jaxeff.program import Layer
+from jaxeff.program import primitives as prim
 from jaxeff.program.grouping import mark
-from jaxeff.settings import check_broadcasts
+from jaxeff.settings import check_broadcasts, lifted
+
+_SUMS = {prim.p.reduce_window_sum_p, prim.p.reduce_sum_p}
+_SCALES = {prim.p.div_p, prim.p.mul_p}
 
 
 def quant_relu(
@@ -85,17 +101,12 @@ def physical_sample(
         One reading per activation, in the units of the intensity.
     """
     round_key, count_key, read_key = jax.random.split(key, 3)
-    pulses = slot_pattern(intensity, light)
-    if light.levels is not None:
-        step = light.cap / (light.levels - 1)
-        dither = jax.random.uniform(round_key, pulses.shape, pulses.dtype)
-        pulses = jnp.clip(jnp.floor(pulses / step + dither), 0, light.levels - 1) * step
-    counts = photon_counts(count_key, pulses * light.photons, light.modes, pulses.shape)
-    reading = counts.astype(pulses.dtype) / light.photons
-    if light.saturation is not None:
-        reading = jnp.minimum(reading, light.saturation)
-    reading += light.electronic * jax.random.normal(read_key, pulses.shape, pulses.dtype)
-    sample = jnp.sum(reading, axis=0).astype(intensity.dtype)
+    pulses = rounded_pulses(round_key, slot_pattern(intensity, light), light)
+    return _straight_through(read_pulses(count_key, read_key, pulses, light, True), intensity)
+
+
+def _straight_through(sample: Array, intensity: Array) -> Array:
+    sample = sample.astype(intensity.dtype)
     return jax.lax.stop_gradient(sample) + (intensity - jax.lax.stop_gradient(intensity))
 
 
@@ -119,9 +130,79 @@ def probabilistic_pooling(
     Raises:
         ValueError: `light.noise` doesn't broadcast against the pooled activations.
     """
-    intensity = pool(quant_relu(x, light.bits, light.full_scale))
+    activations = quant_relu(x, light.bits, light.full_scale)
+    intensity = pool(activations)
     check_broadcasts("ChaoticLight.noise", light.noise, intensity.shape)
-    model = physical_sample if light.model == "physical" else gaussian_noise
     # `moments` takes what is marked so at the mean: the read-out shifts it and keeps its variance.
     with jax.named_scope(mark("quantize", "light")):
+        if light.pattern == "before":
+            return _pool_pulses(key, activations, intensity, light, pool)
+        model = physical_sample if light.model == "physical" else gaussian_noise
         return model(key, intensity, light)
+
+
+def _pool_pulses(
+    key: PRNGKeyArray,
+    activations: Array,
+    intensity: Array,
+    light: ChaoticLight,
+    pool: Callable[[Array], Array],
+) -> Array:
+    """Pulse trains of single activations, pooled slot by slot."""
+    each = replace(light, noise=_noise_before(activations, intensity, light, pool))
+    pulses = slot_pattern(activations, each)
+    if light.model == "gaussian":
+        noise = jax.random.normal(key, intensity.shape, intensity.dtype)
+        sigma = pattern_sigma(jax.vmap(pool)(pulses), light)
+        return (intensity + sigma * noise).astype(intensity.dtype)
+    round_key, count_key, read_key = jax.random.split(key, 3)
+    pooled = jax.vmap(pool)(rounded_pulses(round_key, pulses, light))
+    return _straight_through(read_pulses(count_key, read_key, pooled, light, False), intensity)
+
+
+def _noise_before(
+    activations: Array, intensity: Array, light: ChaoticLight, pool: Callable[[Array], Array]
+) -> Any:
+    """The noise level of each activation: that of its window, the mean where it is in several."""
+    if jnp.ndim(light.noise) == 0:
+        return light.noise
+    noise = jnp.broadcast_to(lifted(light.noise, intensity.shape), intensity.shape)
+    _, spread = jax.vjp(pool, activations)
+    (levels,), (weights,) = spread(noise.astype(intensity.dtype)), spread(jnp.ones_like(intensity))
+    return levels / jnp.where(weights > 0, weights, 1)
+
+
+def refuses_pooling(layer: Layer) -> str:
+    """Why light can't carry a layer as a pooling; empty if it can."""
+    found = {node.primitive for node in layer.nodes}
+    averages = bool(found & _SUMS) and bool(found & _SCALES)
+    results = [v for v in layer.outputs if not v.spread]
+    single = len(_signals(layer)) == len(results) == 1
+    if layer.kind in {"pooling", "reduction"} and averages and single:
+        return ""
+    return "Chaotic light can carry average pooling only, as 'avg_pool*'"
+
+
+def carry_pooling(
+    key: PRNGKeyArray, layer: Layer, values: Sequence[Any], light: ChaoticLight
+) -> Sequence[Any]:
+    """A pooling layer's outputs as read out of chaotic light."""
+    i, result, pool = pooling_of(layer, values)
+    outputs = list(layer.fn(*values))
+    outputs[result] = probabilistic_pooling(key, values[i], light, pool)
+    return outputs
+
+
+def pooling_of(layer: Layer, values: Sequence[Any]) -> tuple[int, int, Callable[[Any], Any]]:
+    """Which input of a pooling layer is pooled, into which output, and the pooling itself."""
+    (i,) = _signals(layer)
+    (result,) = (i for i, v in enumerate(layer.outputs) if not v.spread)
+
+    def pool(x: Any) -> Any:
+        return layer.fn(*values[:i], x, *values[i + 1 :])[result]
+
+    return i, result, pool
+
+
+def _signals(layer: Layer) -> list[int]:
+    return [i for i in layer.data if not layer.inputs[i].spread]

@@ -1,5 +1,6 @@
 """Probabilistic pooling: training model against simulation by Monte Carlo, and its parts."""
 
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -16,6 +17,7 @@ from jaxeff.photonics import (
     physical_sample,
     probabilistic_pooling,
     quant_relu,
+    slot_pattern,
 )
 
 INTENSITY = jnp.array([0.0, 0.3, 1.7, 4.0])
@@ -136,3 +138,40 @@ def test_pooling_end_to_end(model):
     check_moments(samples, intensity, sigma**2)
     with pytest.raises(ValueError, match=r"ChaoticLight\.noise has shape \(5,\)"):
         probabilistic_pooling(keys[0], x, ChaoticLight(noise=jnp.zeros(5)), pool)
+
+
+def pool4(x):
+    return x.reshape(*x.shape[:-1], -1, 4).mean(-1)
+
+
+@pytest.mark.parametrize("noise", [0.0, 1.0])
+def test_patterns_before_pooling_have_the_promised_moments(noise):
+    x = jnp.array([0.2, 1.9, 3.1, 0.6, 4.0, 4.0, 4.0, 4.0])
+    light = ChaoticLight(noise=noise, slots=4, photons=60.0, electronic=0.05, pattern="before")
+    pulses = np.asarray(jax.vmap(pool4)(slot_pattern(x, light)), np.float64)
+    variance = (pulses / 60 + pulses**2 / MODES + 0.05**2).sum(0)
+    for model in ("gaussian", "physical"):
+        own = replace(light, model=model)
+        draw = jax.jit(jax.vmap(lambda key, own=own: probabilistic_pooling(key, x, own, pool4)))
+        samples = np.asarray(draw(jax.random.split(jax.random.key(0), N)), np.float64)
+        check_moments(samples, np.asarray(pool4(x)), variance)
+    after = noise_sigma(pool4(x), light) ** 2
+    # Alike inputs, or even splits, make no difference; full slots at different places are quieter.
+    np.testing.assert_allclose(variance[1], after[1], rtol=1e-5)
+    assert (variance[0] < 0.9 * after[0]) == (noise == 1)
+
+
+def test_windows_hand_their_noise_to_what_is_in_them():
+    x = jnp.array([1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0])
+    light = ChaoticLight(noise=jnp.array([0.0, 1.0]), slots=4, electronic=0.0, pattern="before")
+    draw = jax.jit(jax.vmap(lambda key: probabilistic_pooling(key, x, light, pool4)))
+    spread = np.asarray(draw(jax.random.split(jax.random.key(0), 4000))).std(0)
+    np.testing.assert_allclose(spread, noise_sigma(jnp.ones(2), light), rtol=0.06)
+
+
+def test_stochastic_rounding_before_pooling_keeps_the_mean():
+    x = jnp.array([0.2, 1.9, 3.1, 0.6])
+    light = ChaoticLight(noise=0.5, slots=4, levels=3, pattern="before", model="physical")
+    draw = jax.jit(jax.vmap(lambda key: probabilistic_pooling(key, x, light, pool4)))
+    samples = np.asarray(draw(jax.random.split(jax.random.key(1), N)), np.float64)[:, 0]
+    assert abs(samples.mean() - 1.45) < 5 * samples.std() / np.sqrt(N)

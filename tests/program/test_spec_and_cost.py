@@ -101,7 +101,7 @@ def test_what_is_no_spec_of_noise_is_a_type_error(apply, spec, message):
             lambda f, s: calibrate(f, {}, [], s),
             r"an Int, such as Int\(8\), a Uniform or an Apart of them",
         ),
-        (photonic, r"a ChaoticLight, such as ChaoticLight\(0\.5\)"),
+        (photonic, r"a ChaoticLight, such as ChaoticLight\(0\.5\), or a PhotonicWeights"),
     ],
 )
 def test_what_is_no_spec_is_a_type_error(apply, wanted):

@@ -1,0 +1,1 @@
+"""Chaotic light, and a network whose randomness it is."""

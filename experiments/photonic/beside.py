@@ -1,0 +1,115 @@
+"""Other ways to be uncertain, on the same network; and what random numbers cost in software."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+import jaxeff
+from experiments.harness import Row, Run
+from experiments.photonic import network
+from experiments.photonic.recipe import Settings
+from experiments.timing import interleaved
+from jaxeff.bayes import predict, svi
+from jaxeff.nn import LeNet5
+from jaxeff.training import cross_entropy, fit
+from jaxeff.uncertainty import sample_logits
+
+BATCH = 50
+"""Images of a timed prediction."""
+
+
+def measure(run: Run[Settings]) -> list[Row]:
+    """Variational weights, sampled and by moments; and the network without anything random."""
+    settings = run.settings
+    x, y, epochs = network.first(settings, short=True)
+    _, labels, domains = network.load(settings)
+    f, params = jaxeff.functional(LeNet5(network.KNOWN, 1, pool="avg", rngs=nnx.Rngs(0)))
+    size = settings.batch_size
+    decay = optax.cosine_decay_schedule(settings.rate, epochs * (len(x) // size))
+    plain = fit(
+        run.fast_key, cross_entropy(f), params, (x, y),
+        optimizer=optax.adam(decay), epochs=epochs, batch_size=size, progress=False,
+    ).params  # fmt: skip
+    result = svi(
+        run.fast_key, f, plain, (x, y), epochs=epochs, batch_size=size, init_scale=1e-2,
+        optimizer=optax.adam(decay), progress=False,
+    )  # fmt: skip
+    moments = jax.jit(jaxeff.moments(f))
+    found: dict[str, dict[str, Any]] = {"plain": {}, "SVI": {}, "PFP": {}}
+    for name, images in domains.items():
+        found["plain"][name] = jax.jit(f)(plain, images)[None]
+        found["SVI"][name] = predict(run.key, f, result.posterior, images, samples=settings.samples)
+        parts = [moments(result.posterior, images[i : i + 250]) for i in range(0, len(images), 250)]
+        gaussian = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
+        found["PFP"][name] = sample_logits(run.key, gaussian, 100)
+    return [
+        {"part": "beside", "method": method, **network.figures(logits, labels, shown=True)}
+        for method, logits in found.items()
+    ]
+
+
+def time(run: Run[Settings]) -> list[Row]:
+    """Milliseconds of a prediction, and operations of a training step, by XLA's count."""
+    settings = run.settings
+    f, params = jaxeff.functional(LeNet5(network.KNOWN, 1, pool="avg", rngs=nnx.Rngs(0)))
+    (x, y), _, domains = network.load(settings)
+    images = domains["known"][:BATCH]
+    light = settings.light(bits=None)
+    spec = jaxeff.photonics.per_activation(f, params, images, spec={"avg_pool*": light})
+    model = network.Model(f, params, spec)
+    samples, key = settings.samples, run.key
+    physical = model.carried(model="physical", levels=settings.levels)
+    calls = {
+        "deterministic, once": (lambda key, p, x: f(p, x), 1, key),
+        "surrogate": (model.carried(), samples, key),
+        "surrogate, fast key": (model.carried(), samples, run.fast_key),
+        "physical": (physical, samples, key),
+    }
+    compiled = {}
+    for name, (g, count, own) in calls.items():
+        every = jax.jit(lambda k, p, x, g=g, n=count: jax.lax.map(
+            lambda k: g(k, p, x), jax.random.split(k, n)
+        ))  # fmt: skip
+        compiled[name] = (every.lower(own, params, images).compile(), own)
+    meters = {
+        name: functools.partial(call, own, params, images) for name, (call, own) in compiled.items()
+    }
+    times = interleaved(meters, rounds=settings.rounds)
+    readings = settings.slots * sum(int(jnp.size(light.noise)) for light in spec.values())
+    rows: list[Row] = []
+    once = times["deterministic, once"]["ms"]
+    for name, (_, count, _) in calls.items():
+        each = times[name]["ms"] / BATCH
+        rows.append({
+            "part": "time", "method": name, "samples": count, "ms": each,
+            "random share": max(0.0, 1 - count * once / times[name]["ms"]),
+            "readings": readings * count if count > 1 else 0,
+        })  # fmt: skip
+    batch = x[: settings.batch_size], y[: settings.batch_size]
+    steps = {
+        "deterministic": lambda key, p: cross_entropy(f)(key, p, None, batch, 0)[0],
+        "surrogate": lambda key, p: cross_entropy(model.carried(), keyed=True)(
+            key, p, None, batch, 0
+        )[0],
+    }
+    flops = {
+        name: _flops(jax.jit(jax.value_and_grad(step, 1)).lower(run.fast_key, params).compile())
+        for name, step in steps.items()
+    }
+    hundred = jax.jit(
+        lambda k, p, x: jax.lax.map(lambda k: physical(k, p, x), jax.random.split(k, 100))
+    )
+    shape = jax.eval_shape(hundred, key, params, images).shape
+    rows.append({
+        "part": "time", "method": "training step, operations", "samples": shape[0],
+        "ratio": flops["surrogate"] / flops["deterministic"],
+    })  # fmt: skip
+    return rows
+
+
+def _flops(compiled: Any) -> float:
+    return float(compiled.cost_analysis()["flops"])

@@ -1,0 +1,199 @@
+"""Training by the Gaussian model, and evaluating by either."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+import jaxeff
+from experiments.harness import Row, Run
+from experiments.photonic.recipe import Settings
+from jaxeff import data
+from jaxeff.compression import Int, quantized
+from jaxeff.nn import LeNet5
+from jaxeff.photonics import (
+    ChaoticLight,
+    divergence,
+    level_logits,
+    per_activation,
+    photonic,
+    with_levels,
+)
+from jaxeff.robustness import peaks
+from jaxeff.training import fit, stateless
+from jaxeff.uncertainty import auroc, decompose_logits, predictive_log_probs
+
+KNOWN = 9
+"""Digits below it are known; it isn't."""
+EDGES = np.linspace(-6, 0.5, 41)
+"""Of histograms of the logarithm to base 10 of mutual information in nats."""
+Domains = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Model:
+    """A trained network.
+
+    Attributes:
+        f: It, without light.
+        params: Its parameters.
+        spec: The light of its poolings, of the Gaussian model, with learnt levels.
+    """
+
+    f: Callable[..., Any]
+    params: Any
+    spec: dict[str, ChaoticLight]
+
+    def carried(self, **fields: Any) -> Callable[..., Any]:
+        """The network under its light, with some fields changed."""
+        spec = {site: replace(light, **fields) for site, light in self.spec.items()}
+        return photonic(self.f, spec)
+
+
+@cache
+def load(settings: Settings) -> tuple[tuple[Any, Any], Any, Domains]:
+    """Training images and labels of known digits, test labels, and test images by domain."""
+    found, name = data.load(settings.data), settings.data
+
+    def scaled(images: Any) -> Any:
+        return jnp.asarray(data.normalize(images, name))
+
+    known, test = found.train_labels < KNOWN, found.test_labels < KNOWN
+    count, half = settings.test_images, settings.test_images // 2
+    labels = _spread(found.test_labels[test], count)
+    domains = {
+        "known": scaled(_spread(found.test_images[test], count)),
+        "nine": scaled(_spread(found.test_images[~test], half)),
+    }
+    if settings.other:
+        domains["other"] = scaled(_spread(data.load(settings.other).test_images, half))
+    train = np.asarray(scaled(found.train_images[known])), found.train_labels[known]
+    return train, labels, domains
+
+
+def _spread(array: np.ndarray, count: int) -> np.ndarray:
+    """So many entries from all over: the first half of MNIST's test images is the harder one."""
+    return array[np.linspace(0, len(array) - 1, min(count, len(array))).astype(int)]
+
+
+def first(settings: Settings, short: bool) -> tuple[Any, Any, int]:
+    """The training images and labels, and the passes over them."""
+    (x, y), *_ = load(settings)
+    count = settings.short_images if short else settings.images
+    return x[:count], y[:count], settings.short_epochs if short else settings.epochs
+
+
+def train(
+    run: Run[Settings],
+    seed: int,
+    *,
+    short: bool = True,
+    bits: int | None = None,
+    kl: float | None = None,
+    free: bool = False,
+) -> tuple[Model, list[Row]]:
+    """Variational training with the Gaussian model.
+
+    Args:
+        run: The run.
+        seed: Of the weights and of all draws.
+        short: Whether it is one of the shorter trainings.
+        bits: Bit width of weights and activations; the settings' if None.
+        kl: Weight of the divergence; the settings' if None.
+        free: Whether levels know no bounds.
+
+    Returns:
+        The network, and what was seen after every epoch.
+    """
+    settings = run.settings
+    x, y, epochs = first(settings, short)
+    f, params = jaxeff.functional(LeNet5(KNOWN, 1, pool="avg", rngs=nnx.Rngs(seed)))
+    f = quantized(f, {"*:linear": Int(bits or settings.weight_bits)})
+    light = settings.light(
+        bits=bits or settings.activation_bits, model="free" if free else "gaussian"
+    )
+    spec = per_activation(f, params, x[:1], spec={"avg_pool*": light})
+    g = divergence
+    weight = settings.kl if kl is None else kl
+
+    def loss(key: Any, numbers: Any, batch: Any) -> Any:
+        inputs, labels = batch
+        logits, nats = g(f, with_levels(spec, numbers["raw"]))(key, numbers["params"], inputs)
+        nll = optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+        return nll + weight * nats.mean(), {"nll": nll, "nats": nats.mean()}
+
+    _, labels, domains = load(settings)
+    few = {name: images[:250] for name, images in domains.items()}
+
+    def watch(state: Any) -> dict[str, Any]:
+        model = Model(f, state.params["params"], with_levels(spec, state.params["raw"]))
+        logits = draw(run.fast_key, model.carried(), model.params, few, 10)
+        found = figures(logits, labels[:250])
+        return {name: float(found[name]) for name in ("accuracy", "auroc_nine")}
+
+    steps = epochs * (len(x) // settings.batch_size)
+    result = fit(
+        jax.random.fold_in(run.fast_key, seed),
+        stateless(loss),
+        {"params": params, "raw": level_logits(spec)},
+        (x, y),
+        optimizer=optax.adam(optax.cosine_decay_schedule(settings.rate, steps)),
+        epochs=epochs,
+        batch_size=settings.batch_size,
+        eval_fn=None if short else watch,
+        checkpoint=run.work / f"{seed}-{short}-{bits}-{weight:g}-{free}.safetensors",
+        progress=False,
+    )
+    numbers = result.params
+    return Model(f, numbers["params"], with_levels(spec, numbers["raw"])), result.history
+
+
+def draw(
+    key: jax.Array, g: Callable[..., Any], params: Any, domains: Domains, samples: int
+) -> dict[str, Any]:
+    """Logits `[samples, images, classes]` by domain, in batches; all readings in one program."""
+
+    @jax.jit
+    def run(key: Any, params: Any, images: Any) -> Any:
+        keys = jax.random.split(key, samples)
+        return jax.lax.map(lambda k: g(k, params, images), keys)
+
+    found = {}
+    for name, images in domains.items():
+        step = min(250, len(images))
+        parts = [
+            run(jax.random.fold_in(key, i), params, images[i : i + step])
+            for i in range(0, len(images) - step + 1, step)
+        ]
+        found[name] = jnp.concatenate(parts, 1)
+    return found
+
+
+def figures(logits: Mapping[str, Any], labels: Any, *, shown: bool = False) -> Row:
+    """Accuracy, and how well mutual information tells domains apart."""
+    right = predictive_log_probs(logits["known"]).argmax(-1)
+    information = {name: decompose_logits(values).epistemic for name, values in logits.items()}
+    known, nine = information["known"], information["nine"]
+    row: Row = {
+        "accuracy": jnp.mean(right == labels[: len(right)]),
+        "auroc_nine": auroc(known, nine),
+        **{f"mi_{name}": values.mean() for name, values in information.items()},
+    }
+    if "other" in information:
+        row["auroc_other"] = auroc(known, information["other"])
+    both = np.log10(np.maximum(np.concatenate([known[: len(nine)], nine]), 10.0 ** EDGES[0]))
+    found = peaks(both) if len(np.unique(both)) >= 10 else None
+    row |= {"valley": found.valley if found else 1.0, "two": bool(found and found.two)}
+    if shown:
+        for name, values in information.items():
+            counts, _ = np.histogram(np.log10(np.maximum(values, 10.0 ** EDGES[0])), EDGES)
+            row[f"histogram_{name}"] = [*map(float, counts / len(values))]
+    return row

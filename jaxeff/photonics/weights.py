@@ -1,0 +1,157 @@
+"""`PhotonicWeights`: a dense or convolution layer as a crossbar of phase-change cells.
+
+Inputs are carriers of chaotic light, weights the transmissions of cells of germanium-antimony-
+tellurium (GST), of which a cell has so many; light adds up in waveguides, and a detector reads each
+output (T4595-4640 of the source). Light can't be subtracted. "two" rails hold positive and negative
+weights apart and electronics take the difference; with "one" rail, negative weights let nothing
+through.
+
+With noisy carriers this is a probabilistic convolution (T4981). A carrier is drawn once per input
+element and fans out to all outputs that read it, on both rails, so that outputs share its
+fluctuations; shot noise and electronic noise are each output's own.
+
+Sharp edges:
+    All of it beyond levels and signs is ours; the source names convolution as an outlook.
+    The layer's input passes the quantized ReLU of `light.bits`, cut off at full scale.
+    Normalized images have negative pixels: put a photonic layer behind a ReLU.
+    Weights are scaled by the largest of the layer, and rounded to levels evenly apart with a
+    straight-through gradient; the bias is electronic.
+    The detector saturates at `light.saturation` times the number of slots, in the physical model.
+    In the physical model, gradients are those of the noiseless layer.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from jaxeff.photonics.chaotic_light import ChaoticLight, is_correlated, slot_pattern
+from jaxeff.photonics.correlation import chaotic_intensity
+from jaxeff.photonics.photon_counts import poisson_counts
+from jaxeff.photonics.pooling import gaussian_noise, quant_relu, rounded_pulses
+from jaxeff.program import Layer
+from jaxeff.settings import Choice, Count, Setting, check_broadcasts, register_setting, static
+
+RAILS = ("two", "one")
+MANY = 1e30
+"""Photons per unit of intensity that make shot noise vanish."""
+
+
+@register_setting
+@dataclass(frozen=True)
+class PhotonicWeights(Setting):
+    """A crossbar of transmissions, read by chaotic light.
+
+    Attributes:
+        light: The carriers of the inputs; its `model` is that of the layer.
+        levels: Transmissions that weights are rounded to, zero and the largest included.
+        cell_levels: Transmissions that a cell has (ours; the source says "multiple").
+        rails: "two" for signed weights, "one" for positive ones alone.
+
+    Raises:
+        TypeError: `light` is no `ChaoticLight`, or a count no integer.
+        ValueError: More levels are asked for than a cell has, or less than two; or unknown rails.
+    """
+
+    light: ChaoticLight = field(default_factory=lambda: ChaoticLight(noise=0.0))
+    levels: Annotated[int, Count(2)] = static(16)
+    cell_levels: Annotated[int, Count(2)] = static(32)
+    rails: Annotated[str, Choice(*RAILS)] = static("two")
+
+    def __post_init__(self) -> None:
+        """Checks the fields."""
+        super().__post_init__()
+        if not isinstance(self.light, ChaoticLight):
+            raise TypeError(f"PhotonicWeights.light must be a ChaoticLight, not {self.light!r}.")
+        if self.levels > self.cell_levels:
+            raise ValueError(
+                f"PhotonicWeights.levels asks for {self.levels} transmissions, but a cell has "
+                f"{self.cell_levels} (cell_levels)."
+            )
+
+    def refuses(self, layer: Layer) -> str:
+        """See `PhotonicElement`."""
+        if layer.kind == "linear" and len(layer.weights) == len(layer.data) == 1:
+            return ""
+        return "Photonic weights can carry a dense or convolution layer with one input"
+
+    def carry(self, key: PRNGKeyArray, layer: Layer, values: Sequence[Any]) -> Sequence[Any]:
+        """See `PhotonicElement`."""
+        (i,), (w,) = layer.data, layer.weights
+        scale, weights = transmissions(values[w], self)
+
+        def through(weights: Array, x: Array) -> Array:
+            inputs = list(values)
+            inputs[w], inputs[i] = weights, x
+            outputs: Array = layer.fn(*inputs)[0]
+            return outputs
+
+        x = quant_relu(values[i], self.light.bits, self.light.full_scale)
+        check_broadcasts("PhotonicWeights.light.noise", self.light.noise, x.shape)
+        light_key, read_key = jax.random.split(key)
+        bright = _fluctuating(light_key, x, self.light)
+        zero = jnp.zeros_like(weights)
+        signed, dark = through(weights * scale, bright), through(zero, bright)
+        total = through(jnp.abs(weights) * scale, bright) - dark  # of both rails
+        if self.light.model != "physical":
+            rails = 2 if self.rails == "two" else 1
+            electronic = rails * self.light.slots * (scale * self.light.electronic) ** 2
+            variance = jnp.maximum(total, 0) * scale / self.light.photons + electronic
+            sigma = jnp.sqrt(jnp.maximum(variance, jnp.finfo(jnp.float32).tiny))
+            noise = jax.random.normal(read_key, signed.shape, signed.dtype)
+            return [(signed + sigma * noise).astype(signed.dtype)]
+        plus, minus = (total + signed - dark) / 2, (total - signed + dark) / 2
+        keys = jax.random.split(read_key)
+        reading = _detected(keys[0], plus / scale, self.light)
+        if self.rails == "two":
+            reading -= _detected(keys[1], minus / scale, self.light)
+        noiseless = through(weights * scale, x)
+        sample = (scale * reading + dark).astype(noiseless.dtype)
+        return [jax.lax.stop_gradient(sample - noiseless) + noiseless]
+
+
+def transmissions(
+    weights: Float[Array, "*shape"], setting: PhotonicWeights
+) -> tuple[Float[Array, ""], Float[Array, "*shape"]]:
+    """The largest weight, and the transmissions that stand for all of them, with their rail's sign.
+
+    Args:
+        weights: Of a layer.
+        setting: The crossbar.
+
+    Returns:
+        The scale, and multiples of 1 / (levels - 1) between -1 and 1, not below 0 with one rail.
+    """
+    weights = jax.nn.relu(weights) if setting.rails == "one" else weights
+    scale = jnp.maximum(jax.lax.stop_gradient(jnp.abs(weights).max()), jnp.finfo(jnp.float32).tiny)
+    relative, steps = weights / scale, setting.levels - 1
+    return scale, relative + jax.lax.stop_gradient(jnp.round(relative * steps) / steps - relative)
+
+
+def _fluctuating(key: PRNGKeyArray, x: Array, light: ChaoticLight) -> Array:
+    """Carriers, without the detectors' noise."""
+    if light.model != "physical":
+        excess = replace(light, photons=MANY, electronic=0.0)
+        return jnp.maximum(gaussian_noise(key, x, excess), 0)
+    round_key, light_key = jax.random.split(key)
+    pulses = rounded_pulses(round_key, slot_pattern(x, light), light)
+    shape = (light.slots, 1, *x.shape)
+    if is_correlated(light):
+        relative = chaotic_intensity(light_key, shape, light.modes, time=light.correlation)[:, 0]
+    else:
+        relative = jax.random.gamma(light_key, light.modes, pulses.shape) / light.modes
+    return jnp.sum(pulses * relative.astype(pulses.dtype), axis=0).astype(x.dtype)
+
+
+def _detected(key: PRNGKeyArray, intensity: Array, light: ChaoticLight) -> Array:
+    """One rail's reading of all slots."""
+    count_key, read_key = jax.random.split(key)
+    counts = poisson_counts(count_key, jnp.maximum(intensity, 0) * light.photons)
+    reading = counts.astype(intensity.dtype) / light.photons
+    if light.saturation is not None:
+        reading = jnp.minimum(reading, light.saturation * light.slots)
+    electronic = light.electronic * light.slots**0.5
+    return reading + electronic * jax.random.normal(read_key, intensity.shape, intensity.dtype)
