@@ -15,6 +15,7 @@ MODULES = (
     "hardening.vant",
     "latency",
     "moment_variances",
+    "photonic",
     "policies",
     "pruning",
     "pruning.peer",
