@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -71,6 +72,47 @@ def on_crossbar(
     return run_nodes(layer.nodes, layer.inputs, values, layer.outputs, bind)
 
 
+def variance_of(crossbar: Crossbar, layer: Layer, values: Sequence[Any]) -> Any:
+    """The variance of a layer's result by the read-outs of its tiles, of the result's shape."""
+    op = layer.op
+    assert op is not None
+    found: list[Any] = []
+
+    def bind(eqn: Any, *operands: Any) -> list[Any]:
+        if eqn is not op.eqn:
+            return _compat.bind(eqn, *operands)
+        left, right = (x.astype(jnp.float32) for x in operands)
+        product = as_product(layer.site, op, left, right)
+        spread: list[Any] = []
+        quiet = dataclasses.replace(crossbar, correction=None)
+
+        def observe(part: Product, tiles: Tiles) -> None:
+            pairs = jax.vmap(jax.vmap(jax.vmap(crossbar.model.variance, (None, 0))))
+            each = pairs(tiles.inputs, tiles.weights)
+            each = jnp.broadcast_to(each, tiles.counts.shape)
+            if crossbar.correction is not None:
+                each = each * crossbar.correction.scale[: each.shape[-1]] ** 2
+            wide = dataclasses.replace(crossbar, sum_bits=None)
+            spread.append(part.restore(_summed(wide, each, part.weights.shape[-1])))
+
+        _multiplied(quiet, layer.site, None, product, None, observe)
+        steps = _steps(crossbar, product)
+        unit = steps[0] * steps[1] / (crossbar.gain * crossbar.sends)
+        found.append(product.restore(sum(spread) * unit**2))
+        return _compat.bind(eqn, *operands)
+
+    run_nodes(layer.nodes, layer.inputs, values, layer.outputs, bind)
+    return found[0]
+
+
+def _steps(crossbar: Crossbar, product: Product) -> tuple[Any, Any]:
+    """What input and weight codes stand for."""
+    return (
+        _step(crossbar.input_step, product.inputs, crossbar.input_top),
+        _step(crossbar.weight_step, product.weights, crossbar.weight_top),
+    )
+
+
 def _multiplied(
     crossbar: Crossbar,
     site: str,
@@ -82,8 +124,7 @@ def _multiplied(
     inputs = product.inputs
     if not crossbar.signed:
         inputs = _without_negatives(site, inputs)
-    input_step = _step(crossbar.input_step, inputs, crossbar.input_top)
-    weight_step = _step(crossbar.weight_step, product.weights, crossbar.weight_top)
+    input_step, weight_step = _steps(crossbar, product)
     passes = [inputs, -inputs] if crossbar.signed else [inputs]
     keys = [None] * 2 if key is None else list(jax.random.split(key))
     results = []
