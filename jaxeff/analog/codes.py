@@ -25,8 +25,8 @@ def encode(
         low: The smallest code.
         high: The largest code.
     """
-    clamped = jnp.clip(x / step, low, high)
-    return through(jnp.round(clamped), clamped)
+    codes = x / step
+    return through(jnp.round(jnp.clip(codes, low, high)), _inside(codes, low - 0.5, high + 0.5))
 
 
 def convert(
@@ -42,7 +42,15 @@ def convert(
     """
     low, high = limits(bits)
     whole = jnp.floor(counts) if rounding == "floor" else jnp.round(counts)
-    return through(jnp.clip(whole, low, high), jnp.clip(counts, low, high))
+    return through(jnp.clip(whole, low, high), _inside(counts, low - 0.5, high + 1.0))
+
+
+def _inside(x: Float[Array, "*shape"], low: float, high: float) -> Float[Array, "*shape"]:
+    """`x` with a gradient where it is between the bounds, both included.
+
+    The largest weight lies on the largest code, and has to learn like any other.
+    """
+    return jnp.where((x >= low) & (x <= high), x, jax.lax.stop_gradient(x))
 
 
 def limits(bits: int) -> tuple[int, int]:

@@ -183,7 +183,7 @@ def _summed(crossbar: Crossbar, counts: Any, columns: int) -> Any:
     total = counts.sum(1)
     if crossbar.sum_bits is not None:
         low, high = limits(crossbar.sum_bits)
-        total = through(jnp.clip(total, low, high), jnp.clip(total, low, high))
+        total = jnp.clip(total, low, high)
     groups, _, vectors, _ = total.shape
     return jnp.moveaxis(total, 1, 2).reshape(groups, vectors, -1)[..., :columns]
 

@@ -189,7 +189,7 @@ def _straight_line(events: Events) -> dict[str, Any]:
 
 
 def _init(key: Any, rows: int, length: int, width: int, heads: int) -> dict[str, Any]:
-    keys = iter(jax.random.split(key, 8))
+    keys = iter(jax.random.split(key, 9))
 
     def dense(n: int, m: int, scale: float = 1.0) -> Any:
         return scale * jax.random.normal(next(keys), (n, m)) / np.sqrt(n)
@@ -197,6 +197,7 @@ def _init(key: Any, rows: int, length: int, width: int, heads: int) -> dict[str,
     return {
         "embed": dense(4, width),
         "row": 0.1 * jax.random.normal(next(keys), (rows, width)),
+        "when": 0.1 * jax.random.normal(next(keys), (length, width)),
         "lag": jnp.zeros((heads, 2 * length - 1)),
         "mix": dense(width, 3 * width),
         "out": dense(width, width),
@@ -215,15 +216,18 @@ def _predict(params: Any, position: str, key: Any, events: Events) -> Any:
     lag = time[:, :, None] - time[:, None, :] + length - 1
 
     def column(p: Any, weights: Any) -> Any:
-        return _column(p, jnp.asarray(events.inputs), weights, events.rows, lag, position != "none")
+        h = p["row"][events.rows]
+        if position != "none":
+            h = h + p["when"][time]
+        return _column(p, jnp.asarray(events.inputs), weights, h, lag, position != "none")
 
     weights = jnp.moveaxis(jnp.asarray(events.weights), 2, 0)
     return jax.vmap(column)(params, weights).T
 
 
-def _column(p: Any, a: Any, w: Any, rows: Any, lag: Any, timed: bool) -> Any:
+def _column(p: Any, a: Any, w: Any, h: Any, lag: Any, timed: bool) -> Any:
     charge = a * w
-    h = jnp.stack([a, w, charge, jnp.abs(charge)], -1) @ p["embed"] + p["row"][rows]
+    h = h + jnp.stack([a, w, charge, jnp.abs(charge)], -1) @ p["embed"]
     heads = p["lag"].shape[0]
     n, length, width = h.shape
     mixed = (h @ p["mix"]).reshape(n, length, 3, heads, width // heads)
