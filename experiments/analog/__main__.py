@@ -34,7 +34,7 @@ DIFFERENCES = (
     "300 epochs of retraining are 30 here (`config` says), and the short loops the same shares",
     "hidden layers are narrower than the source's 1024 and 128 but at full size; those of the "
     "digits were chosen among four by how far the plain network falls, before any retraining",
-    "the sequence models are trained on four columns of a chip and 32 events, not on 256 and all "
+    "the sequence models are trained on two columns of a chip and 32 events, not on 256 and all "
     "rows, and no network is trained through them",
     "seconds are of the whole stage, compilation included, over the chips that ran at once",
 )

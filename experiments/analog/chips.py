@@ -86,7 +86,9 @@ def orders(run: Run[Settings]) -> list[Row]:
             "control": effect.control, "noise": effect.noise,
         }  # fmt: skip
         if task["device"] in settings.chips[: settings.order_chips]:
-            events = measure_events(keys[1], chip, programs=settings.event_programs)
+            events = measure_events(
+                keys[1], chip, columns=2, programs=settings.event_programs
+            )
             train, test = events.split()
             for position in ("time", "permuted", "none"):
                 model = fit_sequence(

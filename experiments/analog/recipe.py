@@ -41,8 +41,8 @@ class Settings:
     rate: float = 1e-3
     programs: Annotated[int, Least(2)] = 32
     event_programs: Annotated[int, Least(1)] = 96
-    event_epochs: Annotated[int, Least(1)] = 30
-    order_chips: Annotated[int, Least(0)] = 2
+    event_epochs: Annotated[int, Least(1)] = 10
+    order_chips: Annotated[int, Least(0)] = 1
     speech: Annotated[int, Least(0)] = 1
     speech_widths: tuple[Annotated[int, Least(1)], ...] = (128, 64)
     speech_bands: Annotated[int, Least(1)] = 16
