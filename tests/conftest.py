@@ -46,6 +46,7 @@ import pytest
 from hypothesis import settings
 
 STRICT = {
+    "analog_hardware",
     "compression",
     "data",
     "ensembles",

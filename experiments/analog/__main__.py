@@ -11,7 +11,7 @@
    and on spoken words;
 4. drift, and recalibration of the columns.
 
-No chip is at hand. Those here are synthetic (`jaxeff.analog.physics`), published before any network
+No chip is at hand. Those here are synthetic (`jaxeff.analog_hardware.physics`), published before any network
 was trained on them: the order of results can be compared with the source's, its numbers can't.
 Source: T1499-1951.
 """

@@ -10,7 +10,7 @@ import numpy as np
 from experiments.analog.recipe import Settings
 from experiments.analog.source import ORDERED, UNORDERED
 from experiments.harness import Row, Run
-from jaxeff.analog import (
+from jaxeff.analog_hardware import (
     PUBLISHED,
     Chip,
     Design,
@@ -86,9 +86,7 @@ def orders(run: Run[Settings]) -> list[Row]:
             "control": effect.control, "noise": effect.noise,
         }  # fmt: skip
         if task["device"] in settings.chips[: settings.order_chips]:
-            events = measure_events(
-                keys[1], chip, columns=2, programs=settings.event_programs
-            )
+            events = measure_events(keys[1], chip, columns=2, programs=settings.event_programs)
             train, test = events.split()
             for position in ("time", "permuted", "none"):
                 model = fit_sequence(

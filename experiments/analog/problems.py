@@ -40,10 +40,10 @@ def speech(run: Run[Settings]) -> Problem:
         for a in (found.train_audio, found.test_audio)
     ]
     top = parts[0].max()
-    train, test = ((x / top, y) for x, y in zip(parts, (found.train_labels, found.test_labels), strict=True))
-    return _trained(
-        run, "speech-commands", train, test, settings.speech_widths, len(found.words)
+    train, test = (
+        (x / top, y) for x, y in zip(parts, (found.train_labels, found.test_labels), strict=True)
     )
+    return _trained(run, "speech-commands", train, test, settings.speech_widths, len(found.words))
 
 
 def _trained(

@@ -51,7 +51,7 @@ class Settings:
 
 SIZES = {
     "fast": Settings(
-        (0, 1), "digits", 1000, 360, (32,), 10, 6, programs=8, event_programs=16, event_epochs=4,
+        (0, 1), "digits", 1000, 360, (32,), 10, 6, programs=8, event_programs=16, event_epochs=3,
         order_chips=1, speech=0,
     ),
     "default": Settings(),

@@ -14,7 +14,7 @@ import optax
 from experiments.analog.recipe import Settings
 from experiments.analog.source import STRATEGIES
 from experiments.harness import Row, Run
-from jaxeff.analog import (
+from jaxeff.analog_hardware import (
     Chip,
     Crossbar,
     WhiteBox,
@@ -119,7 +119,9 @@ class Trainer:
     def trained(self, name: str, how: str, start: Any, epochs: int) -> tuple[Any, float]:
         """Parameters after a stage, one set per chip, and its seconds."""
         folder = self.run.work / "networks"
-        file = folder / f"{self.problem.name}-{name.replace(' ', '_').replace('/', '-')}.safetensors"
+        file = (
+            folder / f"{self.problem.name}-{name.replace(' ', '_').replace('/', '-')}.safetensors"
+        )
         if file.exists():
             kept = load_pytree(file, {"params": start, "seconds": jnp.zeros(())})
             return kept["params"], float(kept["seconds"])
@@ -200,7 +202,10 @@ class Trainer:
         params, seconds = self.trained("loop, longer", "loop", after["loop"][0], longer)
         after["loop, longer"] = (params, after["loop"][1] + seconds)
         add("loop, longer", None, retrain + longer)
-        for start, short in (("quantized", "quantized"), ("representation, incremental", "representation")):
+        for start, short in (
+            ("quantized", "quantized"),
+            ("representation, incremental", "representation"),
+        ):
             for label, share in shares.items():
                 name = f"{short} + loop {label}"
                 if name not in STRATEGIES or retrain < share:

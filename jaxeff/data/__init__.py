@@ -9,7 +9,8 @@ ood = data.normalize(data.load("digits-ood").test_images, "digits")
 ```
 
 Two small sets are drawn rather than loaded: `jaxeff.data.noisy_sine` and `jaxeff.data.two_moons`.
-Recordings of spoken words are `speech_commands`, their features `log_mel`. A third is built, by training, in a room of its own: `jaxeff.dirty_mnist`.
+A third is built, by training, in a room of its own: `jaxeff.dirty_mnist`. Recordings of spoken
+words are `speech_commands`, their features `log_mel`.
 """
 
 from jaxeff.data.augmentation import augment

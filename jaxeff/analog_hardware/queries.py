@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxeff.analog.chip import check_codes
+from jaxeff.analog_hardware.chip import check_codes
 
 
 @runtime_checkable
@@ -17,7 +17,7 @@ class Hardware(Protocol):
     """A chip whose query is JAX, as a `Chip`'s is: it is traced, and vmapped over chips."""
 
     def query(self, key: Any, weights: Any, inputs: Any, order: Any = None) -> Any:
-        """Counts `[vectors, columns]` of integer codes; see `jaxeff.analog.Chip.query`."""
+        """Counts `[vectors, columns]` of integer codes; see `jaxeff.analog_hardware.Chip.query`."""
         ...
 
 

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxeff.analog.characterize import Design, random_inputs, random_weights, read
-from jaxeff.analog.models import TileModel
-from jaxeff.analog.queries import Query, check_query
+from jaxeff.analog_hardware.characterize import Design, random_inputs, random_weights, read
+from jaxeff.analog_hardware.models import TileModel
+from jaxeff.analog_hardware.queries import Query, check_query
 from jaxeff.arguments import check_key
 from jaxeff.tables import Table
 
@@ -71,7 +71,9 @@ def fidelity(
     for i, n in enumerate(active):
         squared, noise = [], []
         for j in range(4):
-            draw, chosen, own = jax.random.split(jax.random.fold_in(jax.random.fold_in(key, i), j), 3)
+            draw, chosen, own = jax.random.split(
+                jax.random.fold_in(jax.random.fold_in(key, i), j), 3
+            )
             w = random_weights(draw, design)
             a = random_inputs(chosen, design, -(-vectors // 4), n)
             y = read(query, own, w, np.repeat(np.asarray(a), repeats, 0))

@@ -1,11 +1,12 @@
 """The published numbers of the synthetic chip, frozen before any network was trained on it.
 
-No chip is at hand, so one is made up. Its effects are those that the source names for BrainScaleS-2
-(T1628-1707, T1742-1768, T1860-1875): mismatch of synapses and columns, curves of the multiplier and
-of the integrator, leakage and line memory between events, read-out noise that grows with the active
-rows, and drift. Their sizes are ours. They were chosen so that an ordered model of a column can beat
-one that ignores the order, as in the source; nothing was tuned to an accuracy. Whatever is measured
-on this chip is synthetic: orders of results can be compared with the source's, numbers can't.
+No chip is at hand, so one is made up. Its effects are those that the source names for
+BrainScaleS-2 (T1628-1707, T1742-1768, T1860-1875): mismatch of synapses and columns, curves of the
+multiplier and of the integrator, leakage and line memory between events, read-out noise that grows
+with the active rows, and drift. Their sizes are ours. They were chosen so that an ordered model of
+a column can beat one that ignores the order, as in the source; nothing was tuned to an accuracy.
+Whatever is measured on this chip is synthetic: orders of results can be compared with the source's,
+numbers can't.
 """
 
 from dataclasses import dataclass

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxeff.analog.models import Linear, TileModel
+from jaxeff.analog_hardware.models import Linear, TileModel
 from jaxeff.settings import Count, Number, Positive, Setting, register_setting, static
 
 
@@ -51,13 +51,13 @@ class Crossbar(Setting):
         gain: Counts of the converter per product of an input and a weight code.
         sends: How often a vector is sent before the read-out, which multiplies the gain.
         input_step: What one input code stands for; None takes the largest input of every call.
-            `jaxeff.analog.calibrate_ranges` measures it.
+            `jaxeff.analog_hardware.calibrate_ranges` measures it.
         weight_step: What one weight code stands for; None takes the largest weight.
         sum_bits: Width of the digital sum over the tiles of a column; None is wide enough.
         signed: Whether negative inputs are sent as well, in a second pass that is subtracted.
-        model: The analog part; see `jaxeff.analog.models`.
+        model: The analog part; see `jaxeff.analog_hardware.models`.
         correction: A digital correction of every column, of this model or of a chip; see
-            `jaxeff.analog.compensate_drift`.
+            `jaxeff.analog_hardware.compensate_drift`.
 
     Raises:
         TypeError: A number is none, or the model has not the methods of one.

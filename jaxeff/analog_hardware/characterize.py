@@ -3,7 +3,7 @@
 ```python
 import jax
 
-from jaxeff.analog import Chip, Design, characterize
+from jaxeff.analog_hardware import Chip, Design, characterize
 
 chip = Chip(3, rows=16, columns=8)
 design = Design(rows=16, columns=8, programs=4, drives=4, vectors=32, active=(1, 8, 16))
@@ -28,8 +28,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxeff.analog.chip import INPUT_TOP, WEIGHT_TOP
-from jaxeff.analog.queries import Query, ask, check_query
+from jaxeff.analog_hardware.chip import INPUT_TOP, WEIGHT_TOP
+from jaxeff.analog_hardware.queries import Query, ask, check_query
 from jaxeff.arguments import check_key
 from jaxeff.settings import Count, Setting
 
@@ -137,7 +137,7 @@ def characterize(key: Any, query: Query, design: Design | None = None) -> Charac
 
     Args:
         key: Of the codes that are sent, and of a twin's noise.
-        query: A `Chip`, or a function `query(key, weights, inputs)` (`jaxeff.analog.queries`).
+        query: A `Chip`, or a function `query(key, weights, inputs)` (`jaxeff.analog_hardware.queries`).
         design: How much; the defaults take a few seconds with the twin on two cores.
 
     Raises:

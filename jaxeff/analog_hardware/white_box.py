@@ -3,7 +3,7 @@
 ```python
 import jax
 
-from jaxeff.analog import Chip, Design, characterize, fidelity, fit_linear, fit_white_box
+from jaxeff.analog_hardware import Chip, Design, characterize, fidelity, fit_linear, fit_white_box
 
 chip = Chip(3, rows=16, columns=8)
 design = Design(rows=16, columns=8, programs=8, drives=8, vectors=64, active=(1, 8, 16))
@@ -30,9 +30,9 @@ import numpy as np
 from jaxtyping import Array, Float
 from scipy.optimize import nnls
 
-from jaxeff.analog.characterize import Characterization, Noise
-from jaxeff.analog.codes import through
-from jaxeff.analog.splines import Splines, fit_splines
+from jaxeff.analog_hardware.characterize import Characterization, Noise
+from jaxeff.analog_hardware.codes import through
+from jaxeff.analog_hardware.splines import Splines, fit_splines
 from jaxeff.settings import NonNegative, Setting, register_setting
 
 SWEEPS = 4

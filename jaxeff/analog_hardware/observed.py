@@ -17,10 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxeff.analog.crossbar import Crossbar
-from jaxeff.analog.mapping import as_product
-from jaxeff.analog.multiply import Tiles, on_crossbar, variance_of
-from jaxeff.analog.transform import check_crossbars, crossbars
+from jaxeff.analog_hardware.crossbar import Crossbar
+from jaxeff.analog_hardware.mapping import as_product
+from jaxeff.analog_hardware.multiply import Tiles, on_crossbar, variance_of
+from jaxeff.analog_hardware.transform import check_crossbars, crossbars
 from jaxeff.arguments import check_function, check_params
 from jaxeff.program import Layer, evaluate, plain, trace
 from jaxeff.program.trace import argument_leaves
@@ -114,7 +114,7 @@ def partition(
         f: A pure function `f(params, x, *args)`.
         params: Its parameters.
         x: A batch.
-        spec: As for `jaxeff.analog.analog`.
+        spec: As for `jaxeff.analog_hardware.analog`.
         *args: Further arguments of `f`.
 
     Returns:
@@ -251,7 +251,7 @@ class ReadOut(Setting):
         var: The variance of its read-out, in squared units of the result.
     """
 
-    shift: Float[Array, "..."]
+    shift: Float[Array, ...]
     var: NonNegative
 
     def perturb(self, key: Any, x: Any) -> Any:
@@ -285,7 +285,7 @@ def read_out(
         f: A pure function `f(params, x, *args)`.
         params: Its parameters.
         x: A batch.
-        spec: As for `jaxeff.analog.analog`.
+        spec: As for `jaxeff.analog_hardware.analog`.
         *args: Further arguments of `f`.
     """
     found: dict[str, ReadOut] = {}

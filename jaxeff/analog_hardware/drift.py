@@ -3,7 +3,7 @@
 ```python
 import jax
 
-from jaxeff.analog import Chip, Design, compensate_drift, reference
+from jaxeff.analog_hardware import Chip, Design, compensate_drift, reference
 
 chip, design = Chip(3, rows=16, columns=8), Design(rows=16, columns=8, active=(8,))
 before = reference(jax.random.key(0), chip, design)
@@ -23,9 +23,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxeff.analog.characterize import Design, random_inputs, random_weights, read
-from jaxeff.analog.crossbar import Correction
-from jaxeff.analog.queries import Query, check_query
+from jaxeff.analog_hardware.characterize import Design, random_inputs, random_weights, read
+from jaxeff.analog_hardware.crossbar import Correction
+from jaxeff.analog_hardware.queries import Query, check_query
 from jaxeff.arguments import check_key
 
 

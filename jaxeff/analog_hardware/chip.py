@@ -4,7 +4,7 @@
 import jax
 import jax.numpy as jnp
 
-from jaxeff.analog import Chip
+from jaxeff.analog_hardware import Chip
 
 chip = Chip(device=3)                                     # another number is another chip
 keys = jax.random.split(jax.random.key(0))
@@ -17,12 +17,12 @@ chips = jax.vmap(Chip)(jnp.arange(5))                     # five of them, in one
 A vector is a train of events, one for every row whose input isn't zero, in the order of the rows
 unless another is given. An event puts charge on the line of each column; the line remembers some of
 it and lets less through next time; the integrator leaks from event to event. So the sum depends on
-the order of its terms. The numbers are `jaxeff.analog.physics.PUBLISHED`.
+the order of its terms. The numbers are `jaxeff.analog_hardware.physics.PUBLISHED`.
 
 A model of a chip shares nothing with it: it may `query` it, and nothing else.
 
 Sharp edges:
-    The twin has no gradient; `jaxeff.analog.in_the_loop` takes that of a model.
+    The twin has no gradient; `jaxeff.analog_hardware.in_the_loop` takes that of a model.
     A smaller matrix uses the first rows and columns of the array.
 """
 
@@ -37,8 +37,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from jaxeff.analog.codes import limits
-from jaxeff.analog.physics import PUBLISHED, Physics
+from jaxeff.analog_hardware.codes import limits
+from jaxeff.analog_hardware.physics import PUBLISHED, Physics
 from jaxeff.arguments import check_key
 from jaxeff.settings import (
     Count,
@@ -117,7 +117,7 @@ class Chip(Setting):
         check_codes("Chip.query", weights, inputs, self.rows, self.columns)
         if order is not None:
             _check_order(order, inputs.shape)
-        rows, columns = weights.shape
+        columns = weights.shape[1]
         charge = self._charge(weights)
         pulses = self._pulses(inputs)
         if self.physics.ordered:

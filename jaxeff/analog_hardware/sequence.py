@@ -3,11 +3,13 @@
 ```python
 import jax
 
-from jaxeff.analog import Chip, Design, fit_sequence, measure_events
+from jaxeff.analog_hardware import Chip, Design, fit_sequence, measure_events
 
 chip = Chip(3, rows=16, columns=4)
 design = Design(rows=16, columns=4, active=(8,))
-events = measure_events(jax.random.key(0), chip, design, columns=2, active=8, programs=2, vectors=64)
+events = measure_events(
+    jax.random.key(0), chip, design, columns=2, active=8, programs=2, vectors=64
+)
 model = fit_sequence(jax.random.key(1), events, position="time", epochs=2, progress=False)
 error = model.error(events)                               # squared counts, one per column
 ```
@@ -36,9 +38,9 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float
 
-from jaxeff.analog.characterize import Design, random_inputs, random_weights, read
-from jaxeff.analog.order import random_orders
-from jaxeff.analog.queries import Query, check_query
+from jaxeff.analog_hardware.characterize import Design, random_inputs, random_weights, read
+from jaxeff.analog_hardware.order import random_orders
+from jaxeff.analog_hardware.queries import Query, check_query
 from jaxeff.arguments import check_key
 from jaxeff.settings import Choice, Setting, check_count, register_setting, static
 from jaxeff.training import fit, stateless
@@ -101,7 +103,9 @@ def measure_events(
         sent = np.take_along_axis(a, order, 1)
         rows = order[sent > 0].reshape(vectors, active)
         inputs = sent[sent > 0].reshape(vectors, active)
-        parts.append((inputs / design.input_top, w[rows][..., :columns] / design.weight_top, rows, y))
+        parts.append(
+            (inputs / design.input_top, w[rows][..., :columns] / design.weight_top, rows, y)
+        )
     found = [np.concatenate(column) for column in zip(*parts, strict=True)]
     return Events(*(a.astype(np.int32 if i == 2 else np.float32) for i, a in enumerate(found)))
 
@@ -121,7 +125,9 @@ class SequenceModel(Setting):
 
     def predict(self, events: Events, key: Any = None) -> Float[Array, "n columns"]:
         """The counts of each column; the key is that of permuted times."""
-        return _predict(self.params, self.position, jax.random.key(0) if key is None else key, events)
+        return _predict(
+            self.params, self.position, jax.random.key(0) if key is None else key, events
+        )
 
     def error(self, events: Events) -> Float[Array, " columns"]:
         """The mean squared error of each column, noise of the read-out included."""
@@ -184,7 +190,9 @@ def fit_sequence(
 def _straight_line(events: Events) -> dict[str, Any]:
     """The offset and the gain that each column starts from."""
     charge = np.einsum("ne,nec->nc", events.inputs, events.weights)
-    fits = np.stack([np.polyfit(charge[:, c], events.counts[:, c], 1) for c in range(charge.shape[1])])
+    fits = np.stack(
+        [np.polyfit(charge[:, c], events.counts[:, c], 1) for c in range(charge.shape[1])]
+    )
     return {"gain": jnp.asarray(fits[:, 0]), "offset": jnp.asarray(fits[:, 1])}
 
 

@@ -2,12 +2,12 @@
 
 A model gives the read-out of one tile in counts of its converter: the mean of what a column holds
 before conversion, and the variance of its noise. Any frozen dataclass that is a pytree and has the
-two methods will do; `jaxeff.analog.WhiteBox` is one that is fitted to a chip.
+two methods will do; `jaxeff.analog_hardware.WhiteBox` is one that is fitted to a chip.
 
 ```python
 import jax
 
-from jaxeff.analog import Crossbar, Linear, analog
+from jaxeff.analog_hardware import Crossbar, Linear, analog
 from jaxeff.nn import small_classifier
 
 f, params, (x, y) = small_classifier()

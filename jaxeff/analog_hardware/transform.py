@@ -3,7 +3,7 @@
 ```python
 import jax
 
-from jaxeff.analog import Crossbar, Linear, analog, partition
+from jaxeff.analog_hardware import Crossbar, Linear, analog, partition
 from jaxeff.nn import small_classifier
 
 f, params, (x, y) = small_classifier()
@@ -38,8 +38,8 @@ from typing import Any
 
 from jaxtyping import PRNGKeyArray
 
-from jaxeff.analog.crossbar import Crossbar
-from jaxeff.analog.multiply import Counts, on_crossbar
+from jaxeff.analog_hardware.crossbar import Crossbar
+from jaxeff.analog_hardware.multiply import Counts, on_crossbar
 from jaxeff.arguments import check_function, check_key
 from jaxeff.program import Layer, Program, interpret, plain
 from jaxeff.program.evaluation import Rule

@@ -91,8 +91,8 @@ def fit_splines(
     x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
     if len(x) < intervals + 3 or not (np.isfinite(x).all() and np.isfinite(y).all()):
         raise ValueError(
-            f"fit_splines: {len(x)} values per column for {intervals + 3} coefficients, all of which "
-            "must be finite: measure more vectors, or take fewer intervals."
+            f"fit_splines: {len(x)} values per column for {intervals + 3} coefficients, all of "
+            "which must be finite: measure more vectors, or take fewer intervals."
         )
     low, high = x.min(0), x.max(0)
     high = np.where(high > low, high, low + 1)

@@ -4,7 +4,7 @@
 import jax
 import optax
 
-from jaxeff.analog import Chip, Design, train_for_chip
+from jaxeff.analog_hardware import Chip, Design, train_for_chip
 from jaxeff.nn import small_classifier
 
 f, params, (x, y) = small_classifier()
@@ -31,13 +31,13 @@ from typing import Any, NamedTuple
 import jax
 import optax
 
-from jaxeff.analog.characterize import Design, characterize
-from jaxeff.analog.crossbar import Crossbar
-from jaxeff.analog.in_the_loop import in_the_loop
-from jaxeff.analog.observed import calibrate_ranges
-from jaxeff.analog.queries import Query, check_query
-from jaxeff.analog.transform import analog
-from jaxeff.analog.white_box import fit_white_box
+from jaxeff.analog_hardware.characterize import Design, characterize
+from jaxeff.analog_hardware.crossbar import Crossbar
+from jaxeff.analog_hardware.in_the_loop import in_the_loop
+from jaxeff.analog_hardware.observed import calibrate_ranges
+from jaxeff.analog_hardware.queries import Query, check_query
+from jaxeff.analog_hardware.transform import analog
+from jaxeff.analog_hardware.white_box import fit_white_box
 from jaxeff.arguments import check_key
 from jaxeff.hardening import incremental
 from jaxeff.settings import check_count
@@ -156,8 +156,7 @@ def at_noise(spec: Mapping[str, Crossbar], level: Any) -> dict[str, Crossbar]:
         return dataclasses.replace(model, noise=dataclasses.replace(model.noise, level=level))
 
     return {
-        site: dataclasses.replace(array, model=quieter(array.model))
-        for site, array in spec.items()
+        site: dataclasses.replace(array, model=quieter(array.model)) for site, array in spec.items()
     }
 
 

@@ -3,7 +3,7 @@
 ```python
 import jax
 
-from jaxeff.analog import Chip, Crossbar, analog, in_the_loop, partition
+from jaxeff.analog_hardware import Chip, Crossbar, analog, in_the_loop, partition
 from jaxeff.nn import small_classifier
 
 f, params, (x, y) = small_classifier()
@@ -25,14 +25,14 @@ Source: T1499-1951; Klein et al., "Towards addressing noise and static variation
 computations using efficient retraining" (2021); Kuhn et al., arXiv:2309.14292.
 """
 
-from jaxeff.analog.characterize import Characterization, Design, characterize
-from jaxeff.analog.chip import Chip
-from jaxeff.analog.crossbar import Correction, Crossbar
-from jaxeff.analog.drift import Reference, compensate_drift, reference
-from jaxeff.analog.fidelity import Fidelity, fidelity
-from jaxeff.analog.in_the_loop import in_the_loop
-from jaxeff.analog.models import Linear, TileModel
-from jaxeff.analog.observed import (
+from jaxeff.analog_hardware.characterize import Characterization, Design, characterize
+from jaxeff.analog_hardware.chip import Chip
+from jaxeff.analog_hardware.crossbar import Correction, Crossbar
+from jaxeff.analog_hardware.drift import Reference, compensate_drift, reference
+from jaxeff.analog_hardware.fidelity import Fidelity, fidelity
+from jaxeff.analog_hardware.in_the_loop import in_the_loop
+from jaxeff.analog_hardware.models import Linear, TileModel
+from jaxeff.analog_hardware.observed import (
     Partition,
     Placement,
     ReadOut,
@@ -40,14 +40,20 @@ from jaxeff.analog.observed import (
     partition,
     read_out,
 )
-from jaxeff.analog.order import OrderEffect, order_effect
-from jaxeff.analog.physics import PUBLISHED, Physics
-from jaxeff.analog.queries import Hardware, Query
-from jaxeff.analog.recipe import ForChip, at_noise, growing_noise, train_for_chip, with_model
-from jaxeff.analog.sequence import Events, SequenceModel, fit_sequence, measure_events
-from jaxeff.analog.splines import Splines, fit_splines
-from jaxeff.analog.transform import analog
-from jaxeff.analog.white_box import (
+from jaxeff.analog_hardware.order import OrderEffect, order_effect
+from jaxeff.analog_hardware.physics import PUBLISHED, Physics
+from jaxeff.analog_hardware.queries import Hardware, Query
+from jaxeff.analog_hardware.recipe import (
+    ForChip,
+    at_noise,
+    growing_noise,
+    train_for_chip,
+    with_model,
+)
+from jaxeff.analog_hardware.sequence import Events, SequenceModel, fit_sequence, measure_events
+from jaxeff.analog_hardware.splines import Splines, fit_splines
+from jaxeff.analog_hardware.transform import analog
+from jaxeff.analog_hardware.white_box import (
     Columnar,
     LinearFit,
     ReadOutNoise,

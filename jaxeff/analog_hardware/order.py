@@ -4,7 +4,7 @@
 import dataclasses
 import jax
 
-from jaxeff.analog import PUBLISHED, Chip, Design, order_effect
+from jaxeff.analog_hardware import PUBLISHED, Chip, Design, order_effect
 
 design = Design(rows=16, columns=8, active=(16,))
 chip = Chip(3, rows=16, columns=8)
@@ -28,8 +28,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxeff.analog.characterize import Design, random_inputs, random_weights, read
-from jaxeff.analog.queries import Query, check_query
+from jaxeff.analog_hardware.characterize import Design, random_inputs, random_weights, read
+from jaxeff.analog_hardware.queries import Query, check_query
 from jaxeff.arguments import check_key
 
 

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxeff import _compat
-from jaxeff.analog.codes import convert, encode, limits, through
-from jaxeff.analog.crossbar import Crossbar
-from jaxeff.analog.mapping import Product, as_product, packed, tiled
+from jaxeff.analog_hardware.codes import convert, encode, limits, through
+from jaxeff.analog_hardware.crossbar import Crossbar
+from jaxeff.analog_hardware.mapping import Product, as_product, packed, tiled
 from jaxeff.program.layers import Layer, run_nodes
 from jaxeff.settings import is_concrete
 

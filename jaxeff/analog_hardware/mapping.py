@@ -59,7 +59,10 @@ def _dot(node: Node, left: Any, right: Any, data_first: bool) -> Product:
     def free(x: Any, *taken: Any) -> list[int]:
         return [axis for axis in range(x.ndim) if axis not in {a for t in taken for a in t}]
 
-    left_free, right_free = free(left, left_summed, left_batch), free(right, right_summed, right_batch)
+    left_free, right_free = (
+        free(left, left_summed, left_batch),
+        free(right, right_summed, right_batch),
+    )
     groups = [left.shape[a] for a in left_batch]
     rows = [left.shape[a] for a in left_summed]
     heights, widths = [left.shape[a] for a in left_free], [right.shape[a] for a in right_free]

@@ -4,7 +4,7 @@
 import jax
 import optax
 
-from jaxeff.analog import Chip, Crossbar, in_the_loop
+from jaxeff.analog_hardware import Chip, Crossbar, in_the_loop
 from jaxeff.nn import small_classifier
 from jaxeff.training import cross_entropy, fit
 
@@ -18,7 +18,7 @@ fit(jax.random.key(0), loss, params, data, optimizer=optax.adam(1e-3), epochs=1,
 
 The chip may be a `Chip`, which is traced like anything else and can be vmapped over devices, or a
 Python callable ``query(key, weights, inputs)``, which is called back once per tile
-(`jaxeff.analog.queries`). Codes in, counts out: nothing of the chip's inside is used.
+(`jaxeff.analog_hardware.queries`). Codes in, counts out: nothing of the chip's inside is used.
 
 Sharp edges:
     A callable that raises stops the training with its message; `fit(checkpoint=...)` keeps the last
@@ -36,10 +36,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxeff.analog.crossbar import Crossbar
-from jaxeff.analog.multiply import Counts
-from jaxeff.analog.queries import Hardware, Query, ask, check_query
-from jaxeff.analog.transform import with_chip
+from jaxeff.analog_hardware.crossbar import Crossbar
+from jaxeff.analog_hardware.multiply import Counts
+from jaxeff.analog_hardware.queries import Hardware, Query, ask, check_query
+from jaxeff.analog_hardware.transform import with_chip
 
 
 def in_the_loop(
@@ -49,7 +49,7 @@ def in_the_loop(
 
     Args:
         f: A pure function `f(params, *args)`.
-        spec: As for `jaxeff.analog.analog`; a crossbar's `correction` applies to the chip's counts.
+        spec: As for `jaxeff.analog_hardware.analog`; a crossbar's `correction` applies to the chip's counts.
         query: A chip, or a Python callable.
 
     Returns:
