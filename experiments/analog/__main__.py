@@ -11,8 +11,9 @@
    and on spoken words;
 4. drift, and recalibration of the columns.
 
-No chip is at hand. Those here are synthetic (`jaxeff.analog_hardware.physics`), published before any network
-was trained on them: the order of results can be compared with the source's, its numbers can't.
+No chip is at hand. Those here are synthetic (`jaxeff.analog_hardware.physics`), published before
+any network was trained on them: the order of results can be compared with the source's, its numbers
+can't.
 Source: T1499-1951.
 """
 

@@ -1,6 +1,7 @@
 """What is measured of the chips: fidelity of models, effects of order, and a column in detail."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -26,7 +27,11 @@ from jaxeff.analog_hardware import (
 )
 
 ACTIVE = (8, 16, 32, 64, 128)
-MODELS = {"linear": fit_linear, "columnar": fit_columnar, "white box": fit_white_box}
+MODELS: dict[str, Callable[..., Any]] = {
+    "linear": fit_linear,
+    "columnar": fit_columnar,
+    "white box": fit_white_box,
+}
 STATIC = dataclasses.replace(PUBLISHED, ordered=False)
 
 

@@ -80,7 +80,10 @@ class Trainer:
             problem.f, problem.params, problem.train[0][:200],
             with_model(problem.spec, jax.tree.map(lambda a: a[0], boxes)),
         )  # fmt: skip
-        self.levels = {site: Additive(float(jnp.sqrt(r.var.mean()))) for site, r in spread.items()}
+        self.levels = {
+            site: Additive(float(jnp.sqrt(jnp.mean(jnp.asarray(r.var)))))
+            for site, r in spread.items()
+        }
         self._measure: dict[str, Any] = {}
 
     def function(self, how: str, hardware: Any) -> Callable[..., Any]:

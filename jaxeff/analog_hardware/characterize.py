@@ -137,7 +137,7 @@ def characterize(key: Any, query: Query, design: Design | None = None) -> Charac
 
     Args:
         key: Of the codes that are sent, and of a twin's noise.
-        query: A `Chip`, or a function `query(key, weights, inputs)` (`jaxeff.analog_hardware.queries`).
+        query: A `Chip`, or a function `query(key, weights, inputs)`; see `queries.py`.
         design: How much; the defaults take a few seconds with the twin on two cores.
 
     Raises:

@@ -49,7 +49,7 @@ def in_the_loop(
 
     Args:
         f: A pure function `f(params, *args)`.
-        spec: As for `jaxeff.analog_hardware.analog`; a crossbar's `correction` applies to the chip's counts.
+        spec: As for `analog`; a crossbar's `correction` applies to the chip's counts.
         query: A chip, or a Python callable.
 
     Returns:

@@ -251,7 +251,7 @@ class ReadOut(Setting):
         var: The variance of its read-out, in squared units of the result.
     """
 
-    shift: Float[Array, ...]
+    shift: Float[Array, "*shape"]
     var: NonNegative
 
     def perturb(self, key: Any, x: Any) -> Any:

@@ -194,7 +194,9 @@ def fit_white_box(measured: Characterization, intervals: int = 8) -> WhiteBox:
         jnp.zeros((strength.shape[2], 4)), *(jnp.full(strength.shape[2], x) for x in (0.0, 1.0))
     )
     table = WhiteBox(
-        *(jnp.asarray(a, jnp.float32) for a in (strength, pulse, curve)),
+        jnp.asarray(strength, jnp.float32),
+        jnp.asarray(pulse, jnp.float32),
+        jnp.asarray(curve, jnp.float32),
         flat,
         fit_noise(measured.noise),
     )

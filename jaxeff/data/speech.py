@@ -223,7 +223,8 @@ def log_mel(
 
 def _triangles(size: int, bands: int, low: float, high: float) -> np.ndarray:
     """Weights of the spectrum's bins in each band, `[bins, bands]`."""
-    mel = np.linspace(*(2595 * np.log10(1 + f / 700) for f in (low, high)), bands + 2)
+    first, last = (2595 * np.log10(1 + f / 700) for f in (low, high))
+    mel = np.linspace(first, last, bands + 2)
     edges = 700 * (10 ** (mel / 2595) - 1)
     bins = np.fft.rfftfreq(size, 1 / RATE)[:, None]
     rising = (bins - edges[:-2]) / (edges[1:-1] - edges[:-2])
