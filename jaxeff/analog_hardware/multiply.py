@@ -105,6 +105,22 @@ def variance_of(crossbar: Crossbar, layer: Layer, values: Sequence[Any]) -> Any:
     return found[0]
 
 
+def product_of(layer: Layer, values: Sequence[Any]) -> tuple[Any, Any]:
+    """What a linear layer multiplies, `[groups, vectors, rows]` and `[groups, rows, columns]`."""
+    op = layer.op
+    assert op is not None
+    found: list[Any] = []
+
+    def bind(eqn: Any, *operands: Any) -> list[Any]:
+        if eqn is op.eqn:
+            left, right = (x.astype(jnp.float32) for x in operands)
+            found.append(as_product(layer.site, op, left, right))
+        return _compat.bind(eqn, *operands)
+
+    run_nodes(layer.nodes, layer.inputs, values, layer.outputs, bind)
+    return found[0].inputs, found[0].weights
+
+
 def _steps(crossbar: Crossbar, product: Product) -> tuple[Any, Any]:
     """What input and weight codes stand for."""
     return (
@@ -123,7 +139,7 @@ def _multiplied(
 ) -> Any:
     inputs = product.inputs
     if not crossbar.signed:
-        inputs = _without_negatives(site, inputs)
+        inputs = without_negatives(site, inputs)
     input_step, weight_step = _steps(crossbar, product)
     passes = [inputs, -inputs] if crossbar.signed else [inputs]
     keys = [None] * 2 if key is None else list(jax.random.split(key))
@@ -196,7 +212,7 @@ def _step(step: Any, x: Any, top: int) -> Any:
     return jnp.where(largest > 0, largest, 1) / top
 
 
-def _without_negatives(site: str, x: Any) -> Any:
+def without_negatives(site: str, x: Any) -> Any:
     """Inputs as pulses can carry them: an error where one is negative, NaN where that is traced."""
     least = jax.lax.stop_gradient(x.min())
     if is_concrete(least) and float(least) < 0:

@@ -18,8 +18,13 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jaxeff.analog_hardware.crossbar import Crossbar
-from jaxeff.analog_hardware.mapping import as_product
-from jaxeff.analog_hardware.multiply import Tiles, on_crossbar, variance_of
+from jaxeff.analog_hardware.multiply import (
+    Tiles,
+    on_crossbar,
+    product_of,
+    variance_of,
+    without_negatives,
+)
 from jaxeff.analog_hardware.transform import check_crossbars, crossbars
 from jaxeff.arguments import check_function, check_params
 from jaxeff.program import Layer, evaluate, plain, trace
@@ -105,6 +110,11 @@ class Partition(tuple[Placement, ...]):
     __repr__ = __str__
 
 
+def _product(layer: Layer) -> Callable[..., Any]:
+    """What a layer multiplies, compiled: op by op it takes seconds."""
+    return jax.jit(lambda *values: product_of(layer, values))
+
+
 def partition(
     f: Callable[..., Any], params: Any, x: Any, spec: Mapping[str, Crossbar | None], *args: Any
 ) -> Partition:
@@ -127,20 +137,30 @@ def partition(
     examples = np.shape(jax.tree.leaves(x)[0])[0]
 
     def rule(array: Crossbar, layer: Layer, values: Sequence[Any]) -> Sequence[Any]:
-        seen: list[Tiles] = []
-        outputs = on_crossbar(array, layer, None, values, None, lambda _, t: seen.append(t))
-        op = layer.op
-        assert op is not None
-        left, right = (jnp.zeros(v.aval.shape, jnp.float32) for v in op.inputs)
-        whole = as_product(layer.site, op, left, right)
-        groups, rows, columns = whole.weights.shape
-        tiles = int(np.prod(seen[0].weights.shape[:3]))
-        vectors = seen[0].inputs.shape[2]
-        shares = [float(np.mean([float(t.clipped[i]) for t in seen])) for i in range(3)]
+        if not array.signed:
+            without_negatives(layer.site, _product(layer)(*values)[0])
+        shapes: list[tuple[Any, Any]] = []
+
+        def observe(_: Any, tiles: Tiles) -> None:
+            shapes.append((tiles.inputs.shape, tiles.weights.shape))
+            clipped.append(tiles.clipped)
+
+        @jax.jit
+        def run(*given: Any) -> Any:
+            clipped.clear()
+            outputs = on_crossbar(array, layer, None, given, None, observe)
+            return outputs, [jnp.stack([jnp.asarray(c) for c in each]) for each in clipped]
+
+        clipped: list[Any] = []
+        outputs, shares_of = run(*values)
+        groups, rows, columns = jax.eval_shape(_product(layer), *values)[1].shape
+        tiles = int(np.prod(shapes[0][1][:3]))
+        vectors = shapes[0][0][2]
+        shares = [float(x) for x in np.mean(shares_of, axis=0)]
         room = tiles * array.rows * array.columns
         found.append(
             Placement(
-                layer.site, rows, columns, groups, tiles, len(seen) * tiles * vectors / examples,
+                layer.site, rows, columns, groups, tiles, len(shapes) * tiles * vectors / examples,
                 groups * rows * columns / room, *shares,
             )
         )  # fmt: skip
@@ -191,28 +211,21 @@ def calibrate_ranges(
     settings: dict[str, Crossbar] = {}
 
     def rule(array: Crossbar, layer: Layer, values: Sequence[Any]) -> Sequence[Any]:
-        site, op = layer.site, layer.op
-        assert op is not None
-
-        def observe(product: Any, _: Tiles) -> None:
-            a, w = np.asarray(product.inputs), np.abs(np.asarray(product.weights))
-            for name, x in (("activations", a), ("weights", w)):
-                if not np.isfinite(x).all():
-                    bad = int((~np.isfinite(x)).sum())
-                    raise ValueError(
-                        f"calibrate_ranges: {bad} of {x.size} {name} of {site!r} are NaN or "
-                        "infinite: mend the data, or train the model anew."
-                    )
-            positive = np.abs(a[a != 0]) if array.signed else a[a > 0]
-            if positive.size:
-                tops.setdefault(site, []).append(float(np.percentile(positive, inputs)))
-            # Groups along a diagonal leave zeros beside them, which are no weights.
-            some = w[w > 0]
-            largest[site] = float(np.percentile(some, weights)) if some.size else 1.0
-
+        site = layer.site
+        a, w = (np.asarray(x) for x in _product(layer)(*values))
+        for name, x in (("activations", a), ("weights", w)):
+            if not np.isfinite(x).all():
+                bad = int((~np.isfinite(x)).sum())
+                raise ValueError(
+                    f"calibrate_ranges: {bad} of {x.size} {name} of {site!r} are NaN or "
+                    "infinite: mend the data, or train the model anew."
+                )
+        positive = np.abs(a[a != 0]) if array.signed else a[a > 0]
+        if positive.size:
+            tops.setdefault(site, []).append(float(np.percentile(positive, inputs)))
+        top = float(np.percentile(np.abs(w), weights))
+        largest[site] = top if top > 0 else float(array.weight_top)
         settings[site] = array
-        bare = dataclasses.replace(array, signed=True)  # looks only; `analog` refuses negatives
-        on_crossbar(bare, layer, None, values, None, observe)
         return plain(layer, None, *values)
 
     count = 0
@@ -291,9 +304,17 @@ def read_out(
     found: dict[str, ReadOut] = {}
 
     def rule(array: Crossbar, layer: Layer, values: Sequence[Any]) -> Sequence[Any]:
-        outputs = on_crossbar(array, layer, None, values)
-        bare = plain(layer, None, *values)
-        found[layer.site] = ReadOut(outputs[0] - bare[0], variance_of(array, layer, values))
+        if not array.signed:
+            without_negatives(layer.site, _product(layer)(*values)[0])
+
+        @jax.jit
+        def run(*given: Any) -> Any:
+            outputs = on_crossbar(array, layer, None, given)
+            shift = outputs[0] - plain(layer, None, *given)[0]
+            return outputs, shift, variance_of(array, layer, given)
+
+        outputs, *both = run(*values)
+        found[layer.site] = ReadOut(*both)
         return outputs
 
     _run("read_out", f, params, (x, *args), spec, rule)

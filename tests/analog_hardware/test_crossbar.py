@@ -73,7 +73,7 @@ def test_it_equals_the_mock_bit_for_bit(sends):
     assert saturated > 1000
 
 
-@pytest.mark.parametrize("k", [1, 127, 128, 129, 256, 300])
+@pytest.mark.parametrize("k", [127, 129])
 def test_unpadded_shapes_equal_the_mock(k):
     rng = np.random.default_rng(k)
     x = rng.uniform(0, 31, (3, k)).astype(np.float32)
@@ -243,7 +243,7 @@ def test_bad_input_is_refused():
     with pytest.raises(ValueError, match=r"'fc1' reads negative activations \(minimum -1"):
         analog(f, spec)(key, params, -x.at[0, 0].set(1.0))
     assert jnp.isnan(jax.jit(analog(f, spec))(key, params, -x)).all()
-    with pytest.raises(ValueError, match="'relu' is elementwise; narrow"):
+    with pytest.raises(ValueError, match="'input' is input; narrow"):
         analog(f, {"*": Crossbar()})(key, params, x)
     with pytest.raises(TypeError, match="must be a Crossbar"):
         analog(f, {"fc1": 3})
