@@ -37,7 +37,6 @@ def _column(report: Report) -> Figure:
         axis.set_title(f"{title}: rms {rms:.2f}", fontsize=10)
         axis.set_xlabel(f"{title} [counts]")
         axis.set_ylabel("synthetic chip, order-free [counts]")
-        axis.legend(fontsize=8)
     active, deviation = arrays["noise/active"], arrays["noise/deviation"]
     low, middle, high = np.percentile(deviation, (5, 50, 95), axis=1)
     axes[3].fill_between(active, low, high, alpha=0.3, label="5 to 95 % of columns")
@@ -45,7 +44,11 @@ def _column(report: Report) -> Figure:
     axes[3].set_xlabel("active rows")
     axes[3].set_ylabel("standard deviation of repeats [counts]")
     axes[3].set_title("read-out noise (synthetic)", fontsize=10)
-    axes[3].legend(fontsize=8)
+    handles = [*axes[0].get_legend_handles_labels(), *axes[3].get_legend_handles_labels()]
+    figure.legend(
+        handles[0] + handles[2], handles[1] + handles[3], loc="outside lower center", ncols=4,
+        fontsize=8,
+    )  # fmt: skip
     return figure
 
 
@@ -69,8 +72,12 @@ def _models(report: Report) -> Figure:
         axis.set_xlabel("active rows")
         axis.set_ylabel("rms error [counts]")
         axis.set_title(title, fontsize=10)
-        axis.legend(fontsize=8)
     _orders(axes[2], report)
+    handles = [*axes[0].get_legend_handles_labels(), *axes[2].get_legend_handles_labels()]
+    figure.legend(
+        handles[0] + handles[2], handles[1] + handles[3], loc="outside lower center", ncols=7,
+        fontsize=8,
+    )  # fmt: skip
     return figure
 
 
@@ -83,7 +90,6 @@ def _orders(axis: Axes, report: Report) -> None:
     axis.set_xticks(range(len(found)), [r["chip"].replace(", ", ",\n") for r in found], fontsize=8)
     axis.set_ylabel("mean squared error [counts²]")
     axis.set_title("transformers of a column", fontsize=10)
-    axis.legend(fontsize=8)
 
 
 def _training(report: Report, data: str) -> Figure:
