@@ -14,6 +14,7 @@ jaxeff.summary(f, params, x)                               # the layers and what
 
 g = jaxeff.noisy(f, {"conv*": Additive(0.3)})              # g(key, params, x)
 g = jaxeff.photonic(f, {"avg_pool*": ChaoticLight(0.5)})   # g(key, params, x)
+g = jaxeff.analog(f, {"fc*:linear": jaxeff.Crossbar()})    # g(key, params, x)
 g = jaxeff.quantized(f, {"*:linear": Int(8)})              # g(params, x)
 g = jaxeff.moments(f)                                      # g(params, x), any leaf may be Gaussian
 g(params, x).var                                           # [2, 10]: zero, for nothing is random
@@ -22,8 +23,11 @@ g(params, x).var                                           # [2, 10]: zero, for 
 Settings and everything else live in the rooms: `jaxeff.noise`, `jaxeff.compression`,
 `jaxeff.pruning`, `jaxeff.moment_propagation`, `jaxeff.photonics`, `jaxeff.robustness`,
 `jaxeff.hardening`, `jaxeff.bayes`, `jaxeff.uncertainty`, `jaxeff.ensembles`, `jaxeff.data`,
-`jaxeff.nn`, `jaxeff.dirty_mnist`, `jaxeff.training`, `jaxeff.store`.
+`jaxeff.nn`, `jaxeff.analog_hardware`, `jaxeff.dirty_mnist`, `jaxeff.training`, `jaxeff.store`.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from jaxeff.compression import Int, quantized
 from jaxeff.ensembles import ensemble
@@ -34,15 +38,20 @@ from jaxeff.photonics import ChaoticLight, photonic
 from jaxeff.program import cost, sites, summary, trace
 from jaxeff.pruning import channels, masked, prune_plan, pruned
 
+if TYPE_CHECKING:
+    from jaxeff.analog_hardware import Crossbar, analog
+
 __version__ = "0.1.0"
 
 __all__ = [
     "Additive",
     "ChaoticLight",
+    "Crossbar",
     "Gaussian",
     "Int",
     "Mixed",
     "Multiplicative",
+    "analog",
     "assumptions",
     "calibrate_moments",
     "channels",
@@ -60,3 +69,9 @@ __all__ = [
     "summary",
     "trace",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("Crossbar", "analog"):  # with SciPy's solvers, which take longer than all else
+        return getattr(import_module("jaxeff.analog_hardware"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

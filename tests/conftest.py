@@ -45,6 +45,7 @@ import pytest
 from hypothesis import settings
 
 STRICT = {
+    "analog_hardware",
     "compression",
     "data",
     "ensembles",

@@ -9,7 +9,8 @@ ood = data.normalize(data.load("digits-ood").test_images, "digits")
 ```
 
 Two small sets are drawn rather than loaded: `jaxeff.data.noisy_sine` and `jaxeff.data.two_moons`.
-A third is built, by training, in a room of its own: `jaxeff.dirty_mnist`.
+A third is built, by training, in a room of its own: `jaxeff.dirty_mnist`. Recordings of spoken
+words are `speech_commands`, their features `log_mel`.
 """
 
 from jaxeff.data.augmentation import augment
@@ -17,5 +18,18 @@ from jaxeff.data.catalogue import NAMES, available, load
 from jaxeff.data.dataset import Dataset
 from jaxeff.data.errors import DataError
 from jaxeff.data.normalization import normalize
+from jaxeff.data.speech import Recordings, log_mel, speech_commands, tones
 
-__all__ = ["NAMES", "DataError", "Dataset", "augment", "available", "load", "normalize"]
+__all__ = [
+    "NAMES",
+    "DataError",
+    "Dataset",
+    "Recordings",
+    "augment",
+    "available",
+    "load",
+    "log_mel",
+    "normalize",
+    "speech_commands",
+    "tones",
+]

@@ -1,0 +1,1 @@
+"""Analog hardware, see `python -m experiments.analog --help`."""

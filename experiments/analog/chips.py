@@ -1,0 +1,132 @@
+"""What is measured of the chips: fidelity of models, effects of order, and a column in detail."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.analog.recipe import Settings
+from experiments.analog.source import ORDERED, UNORDERED
+from experiments.harness import Row, Run
+from jaxeff.analog_hardware import (
+    PUBLISHED,
+    Chip,
+    Design,
+    WhiteBox,
+    characterize,
+    fidelity,
+    fit_columnar,
+    fit_linear,
+    fit_sequence,
+    fit_white_box,
+    measure_events,
+    order_effect,
+)
+
+ACTIVE = (8, 16, 32, 64, 128)
+MODELS: dict[str, Callable[..., Any]] = {
+    "linear": fit_linear,
+    "columnar": fit_columnar,
+    "white box": fit_white_box,
+}
+STATIC = dataclasses.replace(PUBLISHED, ordered=False)
+
+
+def make(device: int, ordered: bool = True) -> Chip:
+    """A chip, or its control without leakage and memory."""
+    return Chip(device, physics=PUBLISHED if ordered else STATIC)
+
+
+def measured(run: Run[Settings], chip: Chip) -> Any:
+    """What every model of a chip is fitted to."""
+    settings = run.settings
+    design = Design(programs=settings.programs, drives=settings.programs)
+    return characterize(jax.random.fold_in(run.key, 1), chip, design)
+
+
+def white_box(run: Run[Settings], device: int) -> WhiteBox:
+    """The white box of a chip."""
+    return fit_white_box(measured(run, make(device)))
+
+
+def fidelities(run: Run[Settings]) -> list[Row]:
+    """Errors of the three models on every chip, and on its order-free control (T1800-1824)."""
+
+    def one(task: dict[str, Any]) -> list[Row]:
+        chip = make(task["device"], task["ordered"])
+        found = measured(run, chip)
+        rows = []
+        for name, fit in MODELS.items():
+            key = jax.random.fold_in(run.key, 2)
+            result = fidelity(key, fit(found), chip, active=ACTIVE)
+            for n, error, floor in zip(result.active, result.error, result.floor, strict=True):
+                rows.append(
+                    {"kind": "fidelity", "chip": _name(chip, task["ordered"]), **task,
+                     "model": name, "active": n, "error": error, "noise": floor,
+                     "ratio": error / floor}
+                )  # fmt: skip
+        return rows
+
+    tasks = [
+        {"task": "fidelity", "device": d, "ordered": o}
+        for d in run.settings.chips
+        for o in (True, False)
+    ]
+    return run.each(tasks, one)
+
+
+def orders(run: Run[Settings]) -> list[Row]:
+    """How much order matters, and what models that know it make of it (T1851-1896)."""
+    settings = run.settings
+
+    def one(task: dict[str, Any]) -> list[Row]:
+        chip = make(task["device"], task["ordered"])
+        keys = jax.random.split(jax.random.fold_in(run.key, 3), 3)
+        effect = order_effect(keys[0], chip)
+        row = {
+            "kind": "order", "chip": _name(chip, task["ordered"]), **task, "rms": effect.rms,
+            "control": effect.control, "noise": effect.noise,
+        }  # fmt: skip
+        if task["device"] in settings.chips[: settings.order_chips]:
+            events = measure_events(keys[1], chip, columns=2, programs=settings.event_programs)
+            train, test = events.split()
+            for position in ("time", "permuted", "none"):
+                model = fit_sequence(
+                    keys[2], train, position=position, epochs=settings.event_epochs, progress=False
+                )
+                row[f"mse_{position}"] = float(jnp.mean(model.error(test)))
+            row["mse_ratio"] = row["mse_time"] / row["mse_permuted"]
+            row["source_mse_ratio"] = ORDERED / UNORDERED if task["ordered"] else None
+        return [row]
+
+    tasks = [
+        {"task": "order", "device": d, "ordered": o} for d in settings.chips for o in (True, False)
+    ]
+    return run.each(tasks, one)
+
+
+def column(run: Run[Settings], device: int, at: int = 5) -> dict[str, np.ndarray]:
+    """One column's counts against the ideal sum, the table's, and the spline of that (T1794)."""
+    chip = make(device, ordered=False)
+    found = measured(run, chip)
+    box = fit_white_box(found)
+    drives = found.drives
+    inputs = jnp.asarray(drives.inputs[:6], jnp.float32)
+    weights = jnp.asarray(drives.weights[:6], jnp.float32)
+    ideal = PUBLISHED.gain * jnp.einsum("dpr,drc->dpc", inputs, weights)
+    sums = jax.vmap(box.sums)(inputs, weights)
+    means = jax.vmap(lambda a, w: box.counts(a, w, 1.0))(inputs, weights)
+    parts = {"ideal": ideal, "table": sums, "spline": means, "counts": drives.counts[:6]}
+    noise = found.noise
+    return {
+        **{f"column/{name}": np.asarray(x)[..., at].ravel() for name, x in parts.items()},
+        "noise/active": noise.active,
+        "noise/deviation": np.sqrt(noise.variance),
+    }
+
+
+def _name(chip: Chip, ordered: bool) -> str:
+    return f"synthetic {int(chip.device)}" + ("" if ordered else ", order-free")

@@ -1,0 +1,63 @@
+"""How much is measured and trained at each size."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from experiments.harness import Least
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Chips, networks and epochs.
+
+    Attributes:
+        chips: Numbers of the synthetic chips.
+        data: The image data set.
+        images: Training images.
+        test_images: Test images.
+        widths: Hidden layers of the image classifier.
+        digital: Epochs of digital training before anything analog.
+        retrain: Epochs of retraining (the source: 300); shares of them are the short loops.
+        batch_size: Examples per update.
+        rate: Learning rate of Adam, which decays by a cosine in every stage.
+        programs: Weight matrices under which single rows, and full drive, are measured.
+        event_programs: Weight matrices of the measurement of order.
+        event_epochs: Epochs of the sequence models.
+        order_chips: Chips whose order is modelled.
+        speech: Chips for keyword spotting; 0 leaves it out.
+        speech_widths: Hidden layers of its classifier (the source: 1024, 128).
+        speech_bands: Mel bands, and as many frames.
+        hours: Of drift.
+    """
+
+    chips: tuple[int, ...] = (0, 1, 2, 3, 4)
+    data: str = "mnist"
+    images: Annotated[int, Least(1)] = 3000
+    test_images: Annotated[int, Least(1)] = 1500
+    widths: tuple[Annotated[int, Least(1)], ...] = (64, 32)
+    digital: Annotated[int, Least(1)] = 20
+    retrain: Annotated[int, Least(1)] = 30
+    batch_size: Annotated[int, Least(1)] = 50
+    rate: float = 1e-3
+    programs: Annotated[int, Least(2)] = 32
+    event_programs: Annotated[int, Least(1)] = 96
+    event_epochs: Annotated[int, Least(1)] = 10
+    order_chips: Annotated[int, Least(0)] = 1
+    speech: Annotated[int, Least(0)] = 1
+    speech_widths: tuple[Annotated[int, Least(1)], ...] = (128, 64)
+    speech_bands: Annotated[int, Least(1)] = 16
+    hours: float = 24.0
+
+
+SIZES = {
+    "fast": Settings(
+        (0, 1), "digits", 1000, 360, (32,), 10, 6, programs=8, event_programs=16, event_epochs=3,
+        order_chips=1, speech=0,
+    ),
+    "default": Settings(),
+    "full": Settings(
+        images=60_000, test_images=10_000, widths=(1024, 128), retrain=300, batch_size=100,
+        event_programs=512, event_epochs=100, order_chips=5, speech=5, speech_widths=(1024, 128),
+        speech_bands=32,
+    ),
+}  # fmt: skip

@@ -1,0 +1,278 @@
+"""Retraining for chips: all chips at once, as replicates of one program."""
+
+import dataclasses
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from experiments.analog.recipe import Settings
+from experiments.analog.source import STRATEGIES
+from experiments.harness import Row, Run
+from jaxeff.analog_hardware import (
+    Chip,
+    Crossbar,
+    WhiteBox,
+    analog,
+    at_noise,
+    calibrate_ranges,
+    compensate_drift,
+    in_the_loop,
+    read_out,
+    reference,
+    with_model,
+)
+from jaxeff.hardening import incremental
+from jaxeff.noise import Additive, noisy
+from jaxeff.store import load_pytree, save_pytree
+from jaxeff.training import cross_entropy, init, make_epoch, run_epochs
+from jaxeff.training.epoch import Loss
+
+GAIN = 0.004
+"""Counts per product of codes that a crossbar's result is decoded with, the chip's nominal gain."""
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """A classifier, trained digitally, and its data.
+
+    Attributes:
+        name: Of the data set.
+        f: `f(params, x)`.
+        params: Trained digitally.
+        train: Inputs from 0 on, and labels.
+        test: The same.
+        spec: Its crossbars, with ranges.
+    """
+
+    name: str
+    f: Callable[..., Any]
+    params: Any
+    train: tuple[Any, Any]
+    test: tuple[Any, Any]
+    spec: dict[str, Crossbar]
+
+
+def calibrated(name: str, f: Any, params: Any, train: Any, test: Any) -> Problem:
+    """A problem with the ranges of its codes."""
+    spec = calibrate_ranges(f, params, [train[0][:500]], {"*:linear": Crossbar(gain=GAIN)})
+    return Problem(name, f, params, train, test, spec)
+
+
+class Trainer:
+    """Trains and tests by every strategy of the source, on some chips at once.
+
+    What a strategy starts from is kept in a file, so that a run which was killed goes on.
+    """
+
+    def __init__(self, run: Run[Settings], problem: Problem, devices: tuple[int, ...], boxes: Any):
+        self.run, self.problem, self.devices = run, problem, devices
+        chips = jax.vmap(Chip)(jnp.asarray(devices))
+        # Hardware is the state of a training: an argument, not a constant of the program.
+        self.hardware = jax.tree.map(jnp.asarray, {"chip": chips, "box": boxes})
+        self.count = len(devices)
+        spread = read_out(
+            problem.f, problem.params, problem.train[0][:200],
+            with_model(problem.spec, jax.tree.map(lambda a: a[0], boxes)),
+        )  # fmt: skip
+        self.levels = {
+            site: Additive(float(jnp.sqrt(jnp.mean(jnp.asarray(r.var)))))
+            for site, r in spread.items()
+        }
+        self._measure: dict[str, Any] = {}
+
+    def function(self, how: str, hardware: Any) -> Callable[..., Any]:
+        """`g(key, params, x)` of a way to evaluate the network."""
+        f, spec = self.problem.f, self.problem.spec
+        boxed = with_model(spec, hardware["box"])
+        if how == "digital":
+            return lambda key, params, x: f(params, x)
+        if how == "quantized":
+            return analog(f, spec)
+        if how == "noise":
+            return noisy(f, self.levels)
+        if how == "loop":
+            return in_the_loop(f, boxed, hardware["chip"])
+        return analog(f, at_noise(boxed, {"silent": 0.0, "box": 1.0}[how]))
+
+    def loss(self, how: str, steps: int) -> Loss:
+        """The loss of a stage; the state holds the hardware."""
+
+        def loss(key: Any, params: Any, state: Any, batch: Any, step: Any) -> Any:
+            if how == "incremental":
+                boxed = with_model(self.problem.spec, state["box"])
+
+                def at(level: Any) -> Loss:
+                    noisy_box = analog(self.problem.f, at_noise(boxed, level))
+                    return cross_entropy(noisy_box, keyed=True)
+
+                inner = incremental(at, optax.linear_schedule(0.0, 1.0, steps))(1.0)
+            else:
+                inner = cross_entropy(self.function(how, state), keyed=True)
+            value, (metrics, _) = inner(key, params, None, batch, step)
+            return value, (metrics, state)
+
+        return loss
+
+    def trained(self, name: str, how: str, start: Any, epochs: int) -> tuple[Any, float]:
+        """Parameters after a stage, one set per chip, and its seconds."""
+        folder = self.run.work / "networks"
+        file = (
+            folder / f"{self.problem.name}-{name.replace(' ', '_').replace('/', '-')}.safetensors"
+        )
+        if file.exists():
+            kept = load_pytree(file, {"params": start, "seconds": jnp.zeros(())})
+            return kept["params"], float(kept["seconds"])
+        settings = self.run.settings
+        steps = epochs * (len(self.problem.train[1]) // settings.batch_size)
+        optimizer = optax.adam(optax.cosine_decay_schedule(settings.rate, steps))
+        epoch = make_epoch(self.loss(how, steps), optimizer, settings.batch_size)
+        begin = jax.vmap(lambda p, s: init(p, optimizer, s))(start, self.hardware)
+        keys = jax.random.split(jax.random.fold_in(self.run.key, 7), self.count)
+        clock = time.perf_counter()
+        final, _ = run_epochs(
+            keys, jax.vmap(epoch, (0, 0, None)), begin, self.problem.train, epochs=epochs,
+            progress=False,
+        )  # fmt: skip
+        jax.block_until_ready(final.params)
+        seconds = time.perf_counter() - clock
+        folder.mkdir(parents=True, exist_ok=True)
+        save_pytree(file, {"params": final.params, "seconds": jnp.float32(seconds)})
+        return final.params, seconds
+
+    def accuracy(self, how: str, params: Any, hardware: Any = None, spec: Any = None) -> np.ndarray:
+        """Accuracy on the test set, per chip."""
+        x, labels = (jnp.asarray(a) for a in self.problem.test)
+        if how not in self._measure or spec is not None:
+
+            def score(params: Any, hardware: Any, x: Any, labels: Any) -> Any:
+                g = self.function(how, hardware)
+                if spec is not None:
+                    corrected = {
+                        site: dataclasses.replace(array, correction=hardware["correction"])
+                        for site, array in spec.items()
+                    }
+                    g = in_the_loop(self.problem.f, corrected, hardware["chip"])
+                return jnp.mean(g(jax.random.key(5), params, x).argmax(-1) == labels)
+
+            compiled = jax.jit(jax.vmap(score, (0, 0, None, None)))
+            if spec is not None:
+                return np.asarray(compiled(params, hardware, x, labels))
+            self._measure[how] = compiled
+        return np.asarray(self._measure[how](params, hardware or self.hardware, x, labels))
+
+    def rows(self) -> list[Row]:
+        """Accuracy in software and on the chips, by strategy."""
+        retrain = self.run.settings.retrain
+        shares = {"1/60": 60, "1/30": 30, "1/6": 6}
+        plain = jax.tree.map(lambda p: jnp.stack([p] * self.count), self.problem.params)
+        after: dict[str, tuple[Any, float]] = {"plain": (plain, 0.0)}
+        rows: list[Row] = []
+
+        def add(name: str, software: str | None, epochs: float) -> None:
+            params, seconds = after[name]
+            soft = None if software is None else self.accuracy(software, params)
+            hard = self.accuracy("loop", params)
+            source_soft, source_hard = STRATEGIES[name]
+            for i, device in enumerate(self.devices):
+                rows.append(
+                    {"kind": "training", "data": self.problem.name, "chip": f"synthetic {device}",
+                     "device": device, "strategy": name, "epochs": epochs,
+                     "seconds": seconds / self.count,
+                     "software": None if soft is None else 100 * float(soft[i]),
+                     "source_software": source_soft, "on_chip": 100 * float(hard[i]),
+                     "source_on_chip": source_hard}
+                )  # fmt: skip
+            self.run.say(f"{self.problem.name}, {name}: {100 * hard.mean():.1f} % on the chips")
+
+        add("plain", "digital", 0)
+        for name, how, software in (
+            ("quantized", "quantized", "quantized"),
+            ("noise only", "noise", "noise"),
+            ("representation", "silent", "silent"),
+            ("representation, noise", "box", "box"),
+            ("representation, incremental", "incremental", "box"),
+            ("loop", "loop", None),
+        ):
+            after[name] = self.trained(name, how, plain, retrain)
+            add(name, software, retrain)
+        longer = max(1, round(retrain / 6))
+        params, seconds = self.trained("loop, longer", "loop", after["loop"][0], longer)
+        after["loop, longer"] = (params, after["loop"][1] + seconds)
+        add("loop, longer", None, retrain + longer)
+        for start, short in (
+            ("quantized", "quantized"),
+            ("representation, incremental", "representation"),
+        ):
+            for label, share in shares.items():
+                name = f"{short} + loop {label}"
+                if name not in STRATEGIES or retrain < share:
+                    continue
+                epochs = retrain // share
+                params, seconds = self.trained(name, "loop", after[start][0], epochs)
+                after[name] = (params, after[start][1] + seconds)
+                add(name, None, retrain + epochs)
+        self.final = after[name][0]
+        return rows
+
+    def drift_rows(self) -> list[Row]:
+        """Accuracy after drift, and after recalibration of the columns (T1624-1634)."""
+        settings, key = self.run.settings, self.run.key
+        late = jax.vmap(lambda c: c.after(settings.hours))(self.hardware["chip"])
+        late = dataclasses.replace(late, hours=jnp.full(self.count, settings.hours))
+        corrections = []
+        for i in range(self.count):
+            chip = jax.tree.map(lambda a, i=i: a[i], self.hardware["chip"])
+            before = reference(jax.random.fold_in(key, 8), chip)
+            now = chip.after(jnp.float32(settings.hours))
+            corrections.append(compensate_drift(jax.random.fold_in(key, 9), now, before))
+        correction = jax.tree.map(lambda *a: jnp.stack(a), *corrections)
+        fresh = self.accuracy("loop", self.final)
+        drifted = self.accuracy("loop", self.final, {**self.hardware, "chip": late})
+        mended = self.accuracy(
+            "loop", self.final,
+            {**self.hardware, "chip": late, "correction": correction}, self.problem.spec,
+        )  # fmt: skip
+        return [
+            {"kind": "drift", "data": self.problem.name, "chip": f"synthetic {d}", "device": d,
+             "hours": settings.hours, "fresh": 100 * float(a), "drifted": 100 * float(b),
+             "recalibrated": 100 * float(c)}
+            for d, a, b, c in zip(self.devices, fresh, drifted, mended, strict=True)
+        ]  # fmt: skip
+
+
+def step_times(problem: Problem, box: WhiteBox, batch: int = 50, rounds: int = 15) -> Row:
+    """Seconds of a training step, quantized and through the white box, interleaved."""
+    x, labels = (jnp.asarray(a[:batch]) for a in problem.train)
+    specs = {"quantized": problem.spec, "white box": with_model(problem.spec, box)}
+    steps = {}
+    for name, spec in specs.items():
+        loss = cross_entropy(analog(problem.f, spec), keyed=True)
+
+        def step(params: Any, spec: Any, loss: Any = loss) -> Any:
+            def value(p: Any) -> Any:
+                g = analog(problem.f, spec)
+                return cross_entropy(g, keyed=True)(jax.random.key(0), p, None, (x, labels), 0)[0]
+
+            gradient = jax.grad(value)(params)
+            return jax.tree.map(lambda p, g: p - 1e-3 * g, params, gradient)
+
+        steps[name] = jax.jit(step)
+        jax.block_until_ready(steps[name](problem.params, spec))
+    found: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(rounds):
+        for name, step in steps.items():
+            clock = time.perf_counter()
+            for _ in range(3):
+                jax.block_until_ready(step(problem.params, specs[name]))
+            found[name].append((time.perf_counter() - clock) / 3)
+    seconds = {name: float(np.median(times)) for name, times in found.items()}
+    return {
+        "kind": "step", "data": problem.name, "chip": "synthetic", **seconds,
+        "ratio": seconds["white box"] / seconds["quantized"],
+    }  # fmt: skip

@@ -1,0 +1,114 @@
+"""Analog hardware: crossbars as a transform, models learnt from a chip's answers, training for it.
+
+```python
+import jax
+
+from jaxeff.analog_hardware import Chip, Crossbar, analog, in_the_loop, partition
+from jaxeff.nn import small_classifier
+
+f, params, (x, y) = small_classifier()
+x = x - x.min()                                          # pulses have no sign
+spec = {"fc*:linear": Crossbar(gain=0.004)}
+logits = analog(f, spec)(jax.random.key(0), params, x)             # an ideal array
+logits = in_the_loop(f, spec, Chip(3))(jax.random.key(0), params, x)       # a (synthetic) chip
+```
+
+1. `analog` runs layers on tiles of `Crossbar`s; `partition` says how they lie there, and
+   `calibrate_ranges` what codes stand for. `read_out` hands the noise to `jaxeff.moments`.
+2. `Chip` is a synthetic chip, known through integer codes alone; your own is a Python callable.
+3. `characterize` measures either; `fit_linear`, `fit_columnar` and `fit_white_box` model it, and
+   `fidelity` says how well. `order_effect` and `fit_sequence` ask whether order matters.
+4. `in_the_loop` trains with the chip itself, `growing_noise` with a model's; `train_for_chip` is
+   the whole recipe. `compensate_drift` recalibrates.
+
+Source: T1499-1951; Klein et al., "Towards addressing noise and static variations of analog
+computations using efficient retraining" (2021); Kuhn et al., arXiv:2309.14292.
+"""
+
+from jaxeff.analog_hardware.characterize import Characterization, Design, characterize
+from jaxeff.analog_hardware.chip import Chip
+from jaxeff.analog_hardware.crossbar import Correction, Crossbar
+from jaxeff.analog_hardware.drift import Reference, compensate_drift, reference
+from jaxeff.analog_hardware.fidelity import Fidelity, fidelity
+from jaxeff.analog_hardware.in_the_loop import in_the_loop
+from jaxeff.analog_hardware.models import Linear, TileModel
+from jaxeff.analog_hardware.observed import (
+    Partition,
+    Placement,
+    ReadOut,
+    calibrate_ranges,
+    partition,
+    read_out,
+)
+from jaxeff.analog_hardware.order import OrderEffect, order_effect
+from jaxeff.analog_hardware.physics import PUBLISHED, Physics
+from jaxeff.analog_hardware.queries import Hardware, Query
+from jaxeff.analog_hardware.recipe import (
+    ForChip,
+    at_noise,
+    growing_noise,
+    train_for_chip,
+    with_model,
+)
+from jaxeff.analog_hardware.sequence import Events, SequenceModel, fit_sequence, measure_events
+from jaxeff.analog_hardware.splines import Splines, fit_splines
+from jaxeff.analog_hardware.transform import analog
+from jaxeff.analog_hardware.white_box import (
+    Columnar,
+    LinearFit,
+    ReadOutNoise,
+    WhiteBox,
+    fit_columnar,
+    fit_linear,
+    fit_noise,
+    fit_white_box,
+)
+
+__all__ = [
+    "PUBLISHED",
+    "Characterization",
+    "Chip",
+    "Columnar",
+    "Correction",
+    "Crossbar",
+    "Design",
+    "Events",
+    "Fidelity",
+    "ForChip",
+    "Hardware",
+    "Linear",
+    "LinearFit",
+    "OrderEffect",
+    "Partition",
+    "Physics",
+    "Placement",
+    "Query",
+    "ReadOut",
+    "ReadOutNoise",
+    "Reference",
+    "SequenceModel",
+    "Splines",
+    "TileModel",
+    "WhiteBox",
+    "analog",
+    "at_noise",
+    "calibrate_ranges",
+    "characterize",
+    "compensate_drift",
+    "fidelity",
+    "fit_columnar",
+    "fit_linear",
+    "fit_noise",
+    "fit_sequence",
+    "fit_splines",
+    "fit_white_box",
+    "growing_noise",
+    "in_the_loop",
+    "measure_events",
+    "order_effect",
+    "partition",
+    "read_out",
+    "reference",
+    "train_for_chip",
+    "with_model",
+]
