@@ -6,6 +6,7 @@ from experiments.harness import Study
 
 MODULES = (
     "activations",
+    "analog",
     "bridges",
     "compression",
     "compression.peers",

@@ -148,7 +148,7 @@ def _archived(folder: Path) -> Iterator[tuple[str, int, np.ndarray]]:
     except ImportError:
         raise DataError(
             f"speech-commands: {archive} holds FLAC, which takes the package soundfile to read: "
-            f"pip install soundfile, or unpack it to {folder}/<word>/*.wav"
+            f"pip install 'jaxeff[speech]', or unpack it to {folder}/<word>/*.wav"
         ) from None
     with tarfile.open(archive) as members:
         for member in members:
