@@ -100,9 +100,10 @@ def lift(example: Example, target: NamedTarget) -> Lifted:
     """
     from jaxeff_export.compiler.compilation import bind_parameters
     from jaxeff_export.importer import import_stablehlo
-    from jaxeff_export.operators import OPERATORS
+    from jaxeff_export.operators import operators_for
 
-    module = import_stablehlo(example.artifact.stablehlo, composites=OPERATORS)
+    composites = operators_for(target.settings)
+    module = import_stablehlo(example.artifact.stablehlo, composites=composites)
     return bind_parameters(module, len(example.bound), target.settings)
 
 

@@ -107,7 +107,7 @@ class Codes:
 
 def weight_codes(
     quantizer: Any, w: Float[Array, "*shape"], tensor: Tensor
-) -> tuple[Int8[Array, "*shape"], Float[Array, "..."]]:
+) -> tuple[Int8[Array, "*shape"], Float[Array, ...]]:
     """The codes of a weight and the steps they count, size one along axes without steps of their own.
 
     Raises:

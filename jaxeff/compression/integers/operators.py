@@ -14,7 +14,6 @@ Operands, in order:
     factor    float32 (N,), beside a shortcut: one unit of it in units of the accumulator
 
 Attributes:
-
     result            "codes" (uint8) | "float" (float32) | "sums" (int32)
     zero, lower, upper  of a result of codes: its zero, and the ends that it is clamped to
     shortcut          "none" | "codes" | "float"
