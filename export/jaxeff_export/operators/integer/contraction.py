@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tvm import tirx
 from tvm.tirx import Expr
 
-from .code import Code, Vector, cast, const, declare, function, load
+from .code import Code, Vector, cast, const, declare, function, index, load
 from .dots import Dot
 from .epilogue import Epilogue
 from .geometry import Geometry, Tile, tile_of
@@ -34,6 +34,7 @@ def contraction(
     shape: Sequence[int],
     cores: int,
     tile: Tile | None = None,
+    kernel_of: Callable[..., Kernel] | None = None,
 ) -> tirx.PrimFunc:
     """The kernel.
 
@@ -46,13 +47,15 @@ def contraction(
         shape: of the result.
         cores: of the target.
         tile: of sums in registers; by default one with few loads.
+        kernel_of: what writes the kernel; by default that of bytes.
     """
     buffers = [declare(shape, dtype, f"x{i}") for i, (shape, dtype) in enumerate(operands)]
     x, w, *rest = buffers
     epilogue = epilogue_of(attributes, *rest)
     y = declare(shape, epilogue.dtype, "y")
     chosen = tile or tile_of(geometry, dot.lanes, dot.registers - 2)
-    kernel = _Kernel(geometry, dot, epilogue, chosen, x, w, y, attributes.get("input_zero", 0))
+    make = kernel_of or Kernel
+    kernel = make(geometry, dot, epilogue, chosen, x, w, y, attributes.get("input_zero", 0))
     parallel = cores > 1 and geometry.macs >= PARALLEL_MACS
     kernel.write(parallel, cores)
     return function([*buffers, y], kernel.code.finish())
@@ -68,7 +71,9 @@ def vectors_of(geometry: Geometry, dot: Dot) -> int:
     return -(-geometry.per_group // dot.lanes)
 
 
-class _Kernel:
+class Kernel:
+    """A kernel being written."""
+
     def __init__(
         self,
         geometry: Geometry,
@@ -93,14 +98,8 @@ class _Kernel:
     def write(self, parallel: bool, cores: int) -> None:
         g, code = self.g, self.code
         over_images = parallel and g.batch >= cores
-        size = math.prod(g.padded)
         with code.loop(g.batch, over_images) as n:
-            source: Any = self.x
-            base = n * size
-            if self.copied:
-                source = code.local(size + self.slack + _WIDE, self.dot.data, "padded", "global")
-                self._copy(source, n)
-                base = n * 0
+            source, base = self.source(n)
             vectors = vectors_of(g, self.dot)
             at_once = self.tile.vectors
             whole, left = vectors // at_once, vectors % at_once
@@ -110,6 +109,15 @@ class _Kernel:
             by_block = inner and blocks >= cores and blocks * 4 > g.rows // self.tile.rows
             with code.loop(blocks, by_block) as block:
                 self._block(source, base, n, block, whole, inner and not by_block)
+
+    def source(self, n: Any) -> tuple[Any, Any]:
+        """The buffer that an image is read from, and where it starts."""
+        size = math.prod(self.g.padded)
+        if not self.copied:
+            return self.x, n * size
+        made = self.code.local(size + self.slack + _WIDE, self.dot.data, "padded", "global")
+        self._copy(made, n)
+        return made, index(0)
 
     def _block(
         self, source: tirx.Buffer, base: Any, n: Any, block: Any, whole: int, parallel: bool
@@ -145,8 +153,24 @@ class _Kernel:
         columns: int,
     ) -> None:
         """Sums of a tile, and what becomes of them."""
+        pixels = [(r, c) for r in range(self.tile.rows) for c in range(columns)]
+        totals = self.sums(source, base, group, first, row, column, pixels)
+        for (p, v), total in totals.items():
+            r, c = pixels[p]
+            self._finish(total, n, group, first, v, row + r, column + c)
+
+    def sums(
+        self,
+        source: tirx.Buffer,
+        base: Any,
+        group: Any,
+        first: Any,
+        row: Any,
+        column: Any,
+        pixels: list[tuple[int, int]],
+    ) -> dict[tuple[int, int], Expr]:
+        """Sums of a tile by pixel and vector."""
         g, dot, code, tile = self.g, self.dot, self.code, self.tile
-        pixels = [(r, c) for r in range(tile.rows) for c in range(columns)]
         places = list(itertools.product(range(len(pixels)), range(tile.vectors)))
         zeros = const(0, "int32", dot.lanes)
         chains = [
@@ -156,12 +180,10 @@ class _Kernel:
         start = base + row * g.step[0] + column * g.step[1] + group * g.channels_per_group
         at_weight = (group * vectors_of(g, dot) + first) * self.steps
         self._steps(source, start, at_weight, pixels, chains)
-        for p, v in places:
-            total = chains[0][p, v].get()
-            for chain in chains[1:]:
-                total = total + chain[p, v].get()
-            r, c = pixels[p]
-            self._finish(total, n, group, first, v, row + r, column + c)
+        totals = {place: chains[0][place].get() for place in places}
+        for chain in chains[1:]:
+            totals = {place: totals[place] + chain[place].get() for place in places}
+        return totals
 
     def _finish(
         self, total: Expr, n: Any, group: Any, first: Any, v: int, row: Any, column: Any
@@ -196,7 +218,7 @@ class _Kernel:
         chains: list[dict[tuple[int, int], Vector]],
     ) -> None:
         g, dot, code = self.g, self.dot, self.code
-        with _nested(code, [count for count, _ in g.taps]) as taps:
+        with nested(code, [count for count, _ in g.taps]) as taps:
             at, tap = start, 0
             for i, (count, distance) in zip(taps, g.taps, strict=True):
                 at, tap = at + i * distance, tap * count + i
@@ -258,7 +280,7 @@ class _Kernel:
             code.store(target, (h + top) * padded_line + left * channels + i, moved(value))
 
 
-class _nested:
+class nested:
     """Loops in each other."""
 
     def __init__(self, code: Code, extents: list[int]):
@@ -272,4 +294,3 @@ class _nested:
     def __exit__(self, *error: Any) -> None:
         for loop in reversed(self._open):
             loop.__exit__(*error)
-

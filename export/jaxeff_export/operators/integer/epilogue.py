@@ -86,7 +86,7 @@ class Epilogue:
         if self.added is None:  # what is computed for lanes beyond the last feature is of no use
             made = code.vector(self.value(sums, feature, at, lanes), lanes, self.dtype, "made")
             for lane in range(used):
-                code.store(y, at + lane, load(made.buffer, lane))
+                code.store(y, at + lane, tirx.Shuffle([made.get()], [tirx.const(lane, "int32")]))
             return
         kept = code.vector(sums, lanes, "int32", "kept")
         for lane in range(used):

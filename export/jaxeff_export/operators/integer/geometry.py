@@ -50,9 +50,13 @@ class Geometry:
 
     @classmethod
     def conv2d(
-        cls, x: Sequence[int], w: Sequence[int], attributes: Mapping[str, Any]
+        cls,
+        x: Sequence[int],
+        w: Sequence[int],
+        attributes: Mapping[str, Any],
+        apart: bool = False,
     ) -> Geometry:
-        """A convolution of NHWC with HWIO."""
+        """A convolution of NHWC with HWIO, whose taps are always apart if it is said."""
         batch, height, width, channels = x
         kernel_height, kernel_width, depth, features = w
         top, bottom, left, right = attributes["padding"]
@@ -61,12 +65,10 @@ class Geometry:
         padded = (height + top + bottom, width + left + right)
         sizes = [(padded[d] - dilation[d] * (taps[d] - 1) - 1) // strides[d] + 1 for d in (0, 1)]
         line = padded[1] * channels
-        if attributes["groups"] == 1 and (dilation[1] == 1 or kernel_width == 1):
-            apart: tuple[tuple[int, int], ...] = ((kernel_height, dilation[0] * line),)
-            stretch = kernel_width * depth
-        else:
-            apart = ((kernel_height, dilation[0] * line), (kernel_width, dilation[1] * channels))
-            stretch = depth
+        apart = apart or attributes["groups"] > 1 or (dilation[1] > 1 and kernel_width > 1)
+        below, beside = dilation[0] * line, dilation[1] * channels
+        distances = [(kernel_height, below)] + ([(kernel_width, beside)] if apart else [])
+        stretch = depth if apart else kernel_width * depth
         return cls(
             batch,
             sizes[0],
@@ -76,7 +78,7 @@ class Geometry:
             (height, width, channels),
             (top, bottom, left, right),
             (strides[0] * line, strides[1] * channels),
-            apart,
+            tuple(distances),
             stretch,
         )
 

@@ -11,6 +11,7 @@ from ...compiler.lifting import PACKS
 from .contraction import vectors_of, words_of
 from .dots import Dot
 from .geometry import Geometry
+from .planes import WORD, weight_planes
 
 
 def packed_weights(
@@ -41,6 +42,37 @@ def packed_weights(
         return te.compute((*shape, *inner), element, name="packed")
 
     return bb.emit_te(pack, w, primfunc_name_hint="q_pack", primfunc_attrs={PACKS: True})
+
+
+def packed_planes(
+    bb: relax.BlockBuilder, w: relax.Expr, geometry: Geometry, lanes: int, bits: int
+) -> relax.Expr:
+    """Bit planes of weights as groups, vectors of features, taps, planes, words and outputs."""
+    vectors = -(-geometry.per_group // lanes)
+    taps = [count for count, _ in geometry.taps]
+    planes = weight_planes(bits)
+    shape = (geometry.groups, vectors, *taps, len(planes), -(-geometry.stretch // WORD), lanes)
+
+    def pack(w: te.Tensor) -> te.Tensor:
+        def element(*at: tirx.Expr) -> tirx.Expr:
+            group, vector, *tap, plane, word, lane = at
+            feature = vector * lanes + lane
+            column = group * geometry.per_group + feature
+            total: Any = tirx.const(0, "int32")
+            for bit in range(WORD):
+                along = word * WORD + bit
+                inside = tirx.all(feature < geometry.per_group, along < geometry.stretch)
+                code = tirx.Cast("int32", w(*_source(w, tap, along), column))
+                shift = tirx.Cast("int32", plane) + planes[0][0]
+                one = tirx.shift_right(code, shift) & tirx.const(1, "int32")
+                one = tirx.shift_left(one, tirx.const(bit, "int32"))
+                total = total | tirx.if_then_else(inside, one, tirx.const(0, "int32"))
+            return total
+
+        return te.compute(shape, element, name="packed")
+
+    attributes = {PACKS: True}
+    return bb.emit_te(pack, w, primfunc_name_hint="q_planes", primfunc_attrs=attributes)
 
 
 def packed_bias(
