@@ -96,13 +96,15 @@ class PlanesKernel(Kernel):
         padded_height, padded_width, _ = g.padded
         size = padded_height * padded_width * self.pixel
         made = code.local(size, "int32", "planes", "global")
-        if any(g.padding):  # bits beyond the channels meet weights of zero
-            for plane in range(self.activation_bits):
-                ones = const(-1 if self.zero >> plane & 1 else 0, "int32")
-                pixels = padded_height * padded_width * g.groups
-                with code.loop(pixels) as i, code.loop(self.words) as k:
+        if any(g.padding):
+            rest = g.stretch % WORD
+            for plane, k in itertools.product(range(self.activation_bits), range(self.words)):
+                # Only the bits of channels: those beyond would be counted with binary weights.
+                ones = (1 << rest) - 1 if rest and k == self.words - 1 else -1
+                border = const(ones if self.zero >> plane & 1 else 0, "int32")
+                with code.loop(padded_height * padded_width * g.groups) as i:
                     at = (i * self.activation_bits + plane) * self.words + k
-                    code.store(made, at, ones)
+                    code.store(made, at, border)
         with code.loop(height) as h, code.loop(width) as w, code.loop(g.groups) as group:
             place = ((h + top) * padded_width + (w + left)) * g.groups + group
             base = ((n * height + h) * width + w) * channels + group * g.stretch
