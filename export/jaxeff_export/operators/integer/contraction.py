@@ -93,7 +93,7 @@ class Kernel:
         self.words, self.steps = words, words * taps
         self.slack = words * dot.group - geometry.stretch
         copied = any(geometry.padding) or dot.data != "uint8" or self.slack > 0
-        self.copied = copied
+        self.copied, self.overlaps = copied, False
 
     def write(self, parallel: bool, cores: int) -> None:
         g, code = self.g, self.code
@@ -105,6 +105,9 @@ class Kernel:
             whole, left = vectors // at_once, vectors % at_once
             assert not left
             inner = parallel and not over_images
+            # Pixels of fewer features than lanes are written whole, one over the end of the other.
+            one = g.groups == 1 and vectors == 1 and bool(g.per_group % self.dot.lanes)
+            self.overlaps = one and not inner and self.tile.rows == 1
             blocks = g.groups * whole
             by_block = inner and blocks >= cores and blocks * 4 > g.rows // self.tile.rows
             with code.loop(blocks, by_block) as block:
@@ -201,6 +204,12 @@ class Kernel:
 
         if not short or v < self.tile.vectors - 1:
             write(dot.lanes)
+        elif self.overlaps:
+            end = (n + 1) * (g.rows * g.columns * g.features)
+            with self.code.branch(at + dot.lanes <= end) as otherwise:
+                write(dot.lanes)
+                next(otherwise)
+                write(short)
         elif self.tile.vectors == vectors:
             write(short)
         else:

@@ -146,10 +146,11 @@ def tile_of(geometry: Geometry, lanes: int, registers: int, apart: int = 4) -> T
         apart: sums that wait for each other at least.
     """
     across = -(-geometry.per_group // lanes)
+    alone = geometry.groups == 1 and geometry.per_group < lanes
     best, least = Tile(1, 1, 1), math.inf
     for vectors in (v for v in range(1, min(across, 8) + 1) if across % v == 0 or v == across):
         for columns in range(1, min(geometry.columns, 14) + 1):
-            for rows in (r for r in range(1, 5) if geometry.rows % r == 0):
+            for rows in (r for r in range(1, 2 if alone else 5) if geometry.rows % r == 0):
                 pixels = rows * columns
                 if pixels * vectors + vectors + 1 > registers:
                     continue
