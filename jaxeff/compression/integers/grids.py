@@ -108,7 +108,7 @@ class Codes:
 def weight_codes(
     quantizer: Any, w: Float[Array, "*shape"], tensor: Tensor
 ) -> tuple[Int8[Array, "*shape"], Float[Array, ...]]:
-    """The codes of a weight and the steps they count, size one along axes without steps of their own.
+    """The codes of a weight and their steps, size one along axes without steps of their own.
 
     Raises:
         IntegerError: Its grid isn't symmetric, or has more than 8 bits.

@@ -1,4 +1,4 @@
-"""Which layers integer arithmetic takes, and as what: read from what they compute, never from names."""
+"""Which layers integer arithmetic takes, and as what: read from what they compute."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def depth_of(layer: Layer) -> int:
 
 
 def is_line(layer: Layer) -> bool:
-    """Whether a layer is a line of its one array of data in each channel: batch norm in inference."""
+    """Whether a layer is a line of its data in each channel, as batch norm in inference is."""
     if layer.kind not in {"normalization", "elementwise"} or len(layer.data) != 1:
         return False
     if len(layer.inputs) < 2 or len(layer.outputs) != 1:

@@ -113,7 +113,7 @@ class Converted:
 
 
 class Integer:
-    """The function that `integer` returns: `g(params, *args)`, with parameters float or converted."""
+    """The function that `integer` returns: `g(params, *args)` of parameters, float or converted."""
 
     def __init__(self, f: Callable[..., Any], spec: Mapping[str, Method | None], dynamic: bool):
         self._f, self._spec, self._dynamic = f, spec, dynamic
@@ -165,7 +165,8 @@ class Integer:
 
     def _run(self, args: tuple[Any, ...], kwargs: Any, store: _Store) -> tuple[Any, list[int]]:
         program = trace(self._f, *args, **kwargs)
-        settings = settings_of(self._spec, program)
+        with jax.ensure_compile_time_eval():  # a range is a number, also under jit
+            settings = settings_of(self._spec, program)
         rule = _Rule(program, settings, store, self._dynamic)
         done = _evaluate(program, rule, argument_leaves(args, kwargs))
         paths = {v.path: i for i, v in enumerate(program.inputs) if v.path}
@@ -415,8 +416,8 @@ def _check_depth(site: str, depth: int, activation_bits: int, bits: int) -> None
     if depth > deepest:
         raise IntegerError(
             f"{site!r} sums {depth} products of {activation_bits} and {bits} bits, which can "
-            f"overflow int32: from {deepest + 1} on, as a bias and a shortcut need room; take fewer "
-            "bits, or None to leave it in float."
+            f"overflow int32: from {deepest + 1} on, as a bias and a shortcut need room; take "
+            "fewer bits, or None to leave it in float."
         )
 
 

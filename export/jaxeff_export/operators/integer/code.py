@@ -1,7 +1,7 @@
 """Kernels written statement by statement: loops, local vectors, loads and stores of vectors.
 
-Schedules make loops of one kind; these kernels hold instructions that no schedule finds, so they are
-written out. All buffers are flat: a dword of four neighbouring bytes may cross the end of a row.
+Schedules make loops of one kind; these kernels hold instructions that no schedule finds, so they
+are written out. Buffers are taken as flat: four neighbouring bytes may cross the end of a row.
 """
 
 from __future__ import annotations

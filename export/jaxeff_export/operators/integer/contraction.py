@@ -1,4 +1,4 @@
-"""The kernel of a dense layer or convolution of bytes, written out for the instructions of a target.
+"""The kernel of a dense layer or convolution of bytes, for the instructions of a target.
 
 An image is first copied where it has to be: with its padding, with its codes moved to signed ones,
 or because dwords would be read beyond its end. Features are walked outermost, a few vectors at a
@@ -96,6 +96,7 @@ class Kernel:
         self.copied, self.overlaps = copied, False
 
     def write(self, parallel: bool, cores: int) -> None:
+        """All images, one after the other or several at once."""
         g, code = self.g, self.code
         over_images = parallel and g.batch >= cores
         with code.loop(g.batch, over_images) as n:
@@ -226,7 +227,7 @@ class Kernel:
         pixels: list[tuple[int, int]],
         chains: list[dict[tuple[int, int], Vector]],
     ) -> None:
-        g, dot, code = self.g, self.dot, self.code
+        g, code = self.g, self.code
         with nested(code, [count for count, _ in g.taps]) as taps:
             at, tap = start, 0
             for i, (count, distance) in zip(taps, g.taps, strict=True):

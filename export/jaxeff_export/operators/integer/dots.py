@@ -1,6 +1,6 @@
 """The instructions that add products of bytes to int32 sums, by processor.
 
-Each takes a vector of outputs, four products (two without dot products of bytes) for each at a time:
+Each takes a vector of outputs, four products (two without dot products of bytes) for each at once:
 a dword of the input is broadcast, the weights lie as `lanes` outputs of a dword each.
 
 | instructions | input | products per instruction |

@@ -68,7 +68,8 @@ class Epilogue:
         return cast(steps + const(self.zero, "int32", lanes), "uint8", lanes)
 
     def _units(self, feature: Any, at: Any, lanes: int) -> Expr:
-        assert self.added is not None and self.factor is not None
+        assert self.added is not None
+        assert self.factor is not None
         value = load(self.added, at, lanes)
         if self.shortcut == "codes":
             whole = cast(value, "int32", lanes) - const(self.shortcut_zero, "int32", lanes)

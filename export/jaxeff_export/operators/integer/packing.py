@@ -1,4 +1,4 @@
-"""Weights and what belongs to features, laid out as a kernel reads them: done when a bundle is made."""
+"""Weights and what belongs to features as a kernel reads them: laid out when a bundle is made."""
 
 from __future__ import annotations
 
