@@ -37,6 +37,7 @@ OVER_FLOAT = {"vnni": 2.5, "avx2": 1.5}
 OVER_PEER = 1.0
 SIZES = {8: 0.30, 2: 0.10}
 PLANES_OVER_INT8 = 4.0
+OVER = ("over_float32", "over_onnxruntime")
 
 
 @dataclass(frozen=True)
@@ -217,7 +218,7 @@ def draw(report: Report) -> dict[str, Figure]:
 def tables(report: Report) -> list[Table]:
     """A table for each kind of row."""
     columns = {
-        "networks": ("model", "batch", "engine", "arithmetic", "ms", "spread", "over_float32", "over_onnxruntime"),
+        "networks": ("model", "batch", "engine", "arithmetic", "ms", *OVER),
         "sizes": ("model", "bits", "bytes", "over_float32", "arrays_over_float32"),
         "agreement": ("model", "images", "same_class", "same_bits"),
         "crossover": ("bits", "ms", "gmacs", "over_int8", "roof_over_int8", "over_float32"),

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
+
 import jax
 import numpy as np
 import pytest
 import tvm
 from integer_layers import conv2d, dense, module_of
-from jaxeff_export import deploy, resolve_target
+from jaxeff_export import Bundle, deploy, resolve_target
 from jaxeff_export.compiler.compilation import compile_module
 from jaxeff_export.operators.integer import IntegerKernelError, integer_operators
+from jaxeff_export.targets.toolchain import ToolchainError
 from tvm import relax
 
 import jaxeff
@@ -166,6 +169,28 @@ def test_dot_products_of_a76_are_the_same_bits(arm_linker, emulator, network, tm
     bundle = deploy(g, (codes, x), target="cortex-a76", path=tmp_path / "b")
     result = bundle.run(x, board="emulated:cortex-a76")
     np.testing.assert_array_equal(result, jax.jit(g)(codes, x))
+
+
+def test_a_model_of_a72_holds_its_roofs(arm_linker, network, tmp_path):
+    if shutil.which("llvm-mca") is None:
+        pytest.skip("llvm-mca is not installed")
+    g, codes, _, x = network
+    loops = deploy(g, (codes, x), target="cortex-a72", path=tmp_path / "b").model()
+    rows = {loop.kernel.removesuffix("_compute_"): loop for loop in loops}
+    conv, fc2 = rows["q_conv2d"], rows["q_dense1"]  # 8 bits; fc1 has 2 by 4 and counts bits
+    assert 6 <= conv.per_cycle <= 8.01  # its four features are one vector, and share few loads
+    assert conv.spills == 0
+    assert 7.2 <= fc2.per_cycle <= 8.01
+    with pytest.raises(ToolchainError, match=r"llvm-mca has no model .* on no-core"):
+        Bundle.load(tmp_path / "b").model("no-core")
+
+
+def test_a_model_says_what_is_missing(network, tmp_path, monkeypatch):
+    g, codes, _, x = network
+    bundle = deploy(g, (codes, x), path=tmp_path / "b")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ToolchainError, match=r"llvm-mca not found, .* apt-get install llvm"):
+        bundle.model()
 
 
 def test_summary_of_an_exported_network_knows_its_bits(network):

@@ -1,12 +1,12 @@
 """What a core would do with a bundle's kernels, read from their machine code: a model, no timing.
 
-The innermost loop of every kernel that multiplies most is given to llvm-mca (Debian: `llvm`), LLVM's
-static model of a core: instructions, ports and latencies, with every load a hit in the first cache.
+Of every kernel the innermost loop that multiplies most is given to llvm-mca (Debian: `llvm`),
+LLVM's static model of a core: instructions, ports and latencies; every load hits the first cache.
 
 Sharp edges:
-    Caches, branches and memory are not in it: it bounds a kernel from above.
+    Caches, branches and memory are not in it: it bounds a kernel's speed from above.
     A loop without products (elementwise kernels) isn't listed.
-    llvm-mca's models of cores differ in care; Cortex-A72's is that of `cortex-a57`.
+    llvm-mca's models of cores differ in care.
 """
 
 from __future__ import annotations

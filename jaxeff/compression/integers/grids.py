@@ -85,8 +85,8 @@ class Codes:
             )
         half = 2 ** (bits - 1)
         with jax.ensure_compile_time_eval():
-            ends = (jnp.float32(end.item()) for end in (low, high))
-            made = grid(bits, *ends, quantizer.symmetric)
+            low_end, high_end = (jnp.asarray(end.item(), jnp.float32) for end in (low, high))
+            made = grid(bits, low_end, high_end, quantizer.symmetric)
             numbers = (made.lower, made.upper, made.zero, made.step)
             lower, upper, zero, step = (float(number) for number in numbers)
         whole = int(half - zero)

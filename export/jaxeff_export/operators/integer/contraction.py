@@ -7,6 +7,7 @@ time, so that their weights stay in the first cache while all pixels pass.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -261,7 +262,7 @@ class Kernel:
         ]
         for p, (r, c) in enumerate(pixels):
             here = at + (r * g.step[0] + c * g.step[1]) + word * dot.group
-            value = dot.prepare(lambda offset, n, here=here: load(source, here + offset, n))
+            value = dot.prepare(functools.partial(_from, source, here))
             for v, weight in enumerate(weights):
                 sums[p, v].set(dot.step(sums[p, v].get(), value, weight))
 
@@ -288,6 +289,11 @@ class Kernel:
         with code.loop(height) as h, code.loop(line) as i:
             value = load(self.x, (n * height + h) * line + i)
             code.store(target, (h + top) * padded_line + left * channels + i, moved(value))
+
+
+def _from(source: tirx.Buffer, here: Any, offset: int, count: int) -> Expr:
+    """Neighbours from an offset."""
+    return load(source, here + offset, count)
 
 
 class nested:

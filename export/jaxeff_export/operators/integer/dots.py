@@ -43,7 +43,7 @@ class Dot:
         data: dtype that the input is kept in.
         weight: dtype that weights are kept in.
         offset: what is subtracted of the input's codes.
-        registers: vector registers there are.
+        registers: vector registers for sums, weights and an input.
         step: sums after a step, from the sums, the input of `prepare` and the weights.
         prepare: a group of the input in every lane.
         halves: whether weights lie as the first half of every lane's group, then the second.
@@ -135,7 +135,8 @@ def multiply_long() -> Dot:
         pairs = _call("llvm.aarch64.neon.saddlp.v4i32.v8i16", "int32x4", first + second)
         return sums + pairs
 
-    return Dot("smlal2", 4, 4, "int8", "int8", 128, 32, step, prepare, halves=True)
+    # Halves of the weights and of the input take registers beside the sums.
+    return Dot("smlal2", 4, 4, "int8", "int8", 128, 24, step, prepare, halves=True)
 
 
 def plain() -> Dot:

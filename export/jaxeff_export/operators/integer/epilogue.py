@@ -97,11 +97,21 @@ class Epilogue:
 
 def epilogue_of(attributes: Mapping[str, Any], *operands: tirx.Buffer) -> Epilogue:
     """The epilogue of a composite's attributes, and its operands after the weights."""
-    names = ("result", "shortcut", "zero", "lower", "upper", "shortcut_zero")
     bias, *rest = operands
     scale = rest.pop(0) if attributes["result"] != "sums" else None
     added, factor = rest if rest else (None, None)
-    return Epilogue(*(attributes[name] for name in names), bias, scale, added, factor)
+    return Epilogue(
+        attributes["result"],
+        attributes["shortcut"],
+        attributes["zero"],
+        attributes["lower"],
+        attributes["upper"],
+        attributes["shortcut_zero"],
+        bias,
+        scale,
+        added,
+        factor,
+    )
 
 
 def _clamped(x: Expr, low: float, high: float, lanes: int) -> Expr:

@@ -107,7 +107,7 @@ def _emit(
         dot = dataclasses.replace(dot, lanes=planes.lanes, offset=0)
         weights = packed_planes(bb, w, geometry, dot.lanes, bits[0])
         kernel_of = functools.partial(PlanesKernel, planes, bits)
-        tile = tile_of(geometry, dot.lanes, planes.registers // 2 - 2)
+        tile = tile_of(geometry, dot.lanes, planes.registers)
         tile = dataclasses.replace(tile, chains=1)
     else:
         weights = packed_weights(bb, w, geometry, dot)

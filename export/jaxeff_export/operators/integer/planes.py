@@ -48,7 +48,7 @@ class Planes:
     Attributes:
         name: of the instruction.
         lanes: outputs in a vector.
-        registers: vector registers there are.
+        registers: vector registers for counts, weights and an input.
         bytewise: whether counts are of bytes, to be added up later.
         worth: the largest product of both widths that counting is faster for.
     """
@@ -63,9 +63,9 @@ class Planes:
 def planes_of(target: Target, dot: Dot) -> Planes | None:
     """How bits are counted on a processor; None if it has no instruction for it."""
     if llvm_cpu_has_features("avx512vpopcntdq", target):
-        return Planes("vpopcntd", 16, 32, False, 2 if dot.name == "vpdpbusd" else 8)
+        return Planes("vpopcntd", 16, 14, False, 2 if dot.name == "vpdpbusd" else 8)
     if llvm_cpu_has_features("neon", target):
-        return Planes("cnt", 4, 32, True, 5 if dot.name == "sdot" else 10)
+        return Planes("cnt", 4, 12, True, 5 if dot.name == "sdot" else 10)
     return None
 
 
