@@ -103,7 +103,7 @@ def _network(net: Subject, rounds: int) -> list[Row]:
     waits = times.get("onnxruntime/dispatch", [0.0] * rounds)
     for name in ("int8", "float32"):
         if f"onnxruntime/{name}" in times:
-            pairs = zip(times[f"onnxruntime/{name}"], waits, strict=True)
+            pairs = zip(times[f"onnxruntime/{name}"], waits, strict=False)
             times[f"onnxruntime/{name}"] = [max(t - wait, 1e-6) for t, wait in pairs]
     rows = []
     for engine, kind in meters:

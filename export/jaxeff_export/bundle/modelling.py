@@ -132,7 +132,8 @@ def _disassembled(library: Path, triple: str) -> list[str]:
 
 def _functions(lines: Sequence[str]) -> Iterator[tuple[str, list[tuple[int, str]]]]:
     """Names, and addresses with instructions."""
-    name, body = "", []
+    name = ""
+    body: list[tuple[int, str]] = []
     for line in lines:
         if start := _FUNCTION.match(line):
             if body:
