@@ -42,7 +42,7 @@ def crossover(rounds: int, pairs: int) -> list[dict[str, Any]]:
         row["over_float32"] = ratio(times["float32"], values)
         if "x" in name:
             a, w = (int(n) for n in name.split(" x "))
-            row["product"], row["roof_over_int8"] = a * w, BITS / (a * w) / BYTES
+            row["product"], row["expected_over_int8"] = a * w, BITS / (a * w) / BYTES
         rows.append(row)
     return rows
 
