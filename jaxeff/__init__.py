@@ -29,7 +29,7 @@ Settings and everything else live in the rooms: `jaxeff.noise`, `jaxeff.compress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from jaxeff.compression import Int, quantized
+from jaxeff.compression import Int, integer, quantized
 from jaxeff.ensembles import ensemble
 from jaxeff.from_flax import functional
 from jaxeff.moment_propagation import Gaussian, assumptions, calibrate_moments, moments
@@ -58,6 +58,7 @@ __all__ = [
     "cost",
     "ensemble",
     "functional",
+    "integer",
     "masked",
     "moments",
     "noisy",

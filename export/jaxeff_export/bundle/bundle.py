@@ -40,6 +40,7 @@ from jaxeff_export.bundle.manifest import (
     Manifest,
     own_files,
 )
+from jaxeff_export.bundle.modelling import LoopModel, model_library
 from jaxeff_export.bundle.runner import Runner
 from jaxeff_export.bundle.selfcheck import Pair, SelfCheck
 from jaxeff_export.bundle.timing import OperatorTime, Timing, require_timed
@@ -115,13 +116,18 @@ class Bundle:
 
     @property
     def parameters(self) -> list[np.ndarray]:
-        """The bound arrays, in the order of ``manifest.parameters``."""
+        """The bound arrays that the library takes, in the order of ``manifest.parameters``."""
         return self._arrays(PARAMETERS, self.manifest.parameters)
+
+    @property
+    def derived(self) -> list[np.ndarray]:
+        """What was computed from the parameters when the bundle was made."""
+        return self._arrays(DERIVED, self.manifest.derived)
 
     @property
     def operands(self) -> list[np.ndarray]:
         """What the library takes before the data: parameters, and arrays derived from them."""
-        bound = [*self.parameters, *self._arrays(DERIVED, self.manifest.derived)]
+        bound = [*self.parameters, *self.derived]
         return [bound[index] for index in self.manifest.operands]
 
     @property
@@ -225,6 +231,24 @@ class Bundle:
         require_timed(make_board(board))
         with self._place(board) as runner:
             return runner.profile(number, repeat, batch)
+
+    def model(self, core: str | None = None) -> tuple[LoopModel, ...]:
+        """What a core would do with the kernels, by a static model of their machine code.
+
+        Never a measurement: `jaxeff_export.bundle.modelling` says what is not in it.
+
+        Args:
+          core: as LLVM names it; by default that of the bundle's target.
+
+        Returns:
+          The innermost loop of every kernel that multiplies, in the library's order.
+
+        Raises:
+          ToolchainError: if llvm-mca or objdump isn't installed, or the core is unknown to it.
+        """
+        self._read(LIBRARY)
+        core = core or str(self.manifest.target.get("mcpu", "generic"))
+        return model_library(self.folder / LIBRARY, self.manifest.machine, core)
 
     @contextlib.contextmanager
     def _place(self, board: str | Board) -> Iterator[Runner]:

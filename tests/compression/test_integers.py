@@ -1,0 +1,226 @@
+"""`integer`: agreement with `quantized`, what goes into a product, and what is refused."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax import lax
+
+import jaxeff
+from jaxeff.compression import (
+    LSQ,
+    Int,
+    IntegerError,
+    IntegerFallbackWarning,
+    Uniform,
+    calibrate,
+    integer,
+    quantized,
+)
+from jaxeff.compression.integers.grids import Codes
+from jaxeff.compression.protocol import Tensor
+from jaxeff.nn import small_classifier
+
+WEIGHTS = Int(8, symmetric="weights")
+KEY = jax.random.key(0)
+
+
+class Residual(nnx.Module):
+    """Batch norm, a shortcut, max pooling, a mean: everything that goes into a product."""
+
+    def __init__(self, rngs):
+        self.conv1 = nnx.Conv(3, 8, (3, 3), use_bias=False, rngs=rngs)
+        self.bn1 = nnx.BatchNorm(8, use_running_average=True, rngs=rngs)
+        self.conv2 = nnx.Conv(8, 8, (3, 3), rngs=rngs)
+        self.conv3 = nnx.Conv(8, 8, (3, 3), rngs=rngs)
+        self.fc = nnx.Linear(8, 4, rngs=rngs)
+        self.bn1.mean[...] = jax.random.normal(KEY, 8)
+        self.bn1.var[...] = jax.random.uniform(KEY, 8, minval=0.2, maxval=3)
+        self.bn1.scale[...] = jnp.array([1.0, -2, 0.5, 0, 3, -0.1, 1, 1])
+
+    def __call__(self, x):
+        x = nnx.max_pool(nnx.relu(self.bn1(self.conv1(x))), (2, 2), strides=(2, 2))
+        x = nnx.relu(self.conv3(nnx.relu(self.conv2(x))) + x)
+        return self.fc(jnp.mean(x, axis=(-3, -2)))
+
+
+@pytest.fixture(scope="module")
+def residual():
+    f, params = jaxeff.functional(Residual(nnx.Rngs(0)))
+    x = jax.random.normal(KEY, (4, 8, 8, 3))
+    return f, params, x, calibrate(f, params, [x], {"*:linear": WEIGHTS})
+
+
+@pytest.fixture(scope="module")
+def classifier():
+    f, params, (x, _) = small_classifier(16)
+    return f, params, x, calibrate(f, params, [x], {"*:linear": WEIGHTS})
+
+
+@pytest.mark.parametrize("bits", [(8, 8), (4, 8), (2, 4), (1, 2)])
+def test_codes_are_those_of_quantized_but_for_one(classifier, bits):
+    f, params, x, _ = classifier
+    spec = calibrate(f, params, [x], {"*:linear": Int(*bits, symmetric="weights")})
+    first = {"conv1": spec["conv1"]}
+    exact = jax.jit(quantized(f, first))(params, x)
+    np.testing.assert_allclose(jax.jit(integer(f, first))(params, x), exact, atol=1e-5)
+    # One code of an activation of fc2 is at most its step times its largest weight.
+    g = jax.jit(integer(f, spec))
+    both = g(params, x), jax.jit(quantized(f, spec))(params, x)
+    low, high = spec["fc2"].range
+    step = (high - min(low, 0)) / (2 ** bits[1] - 1)
+    most = 1.01 * step * np.abs(params["fc2"]["kernel"]).max() * 2
+    assert np.abs(both[0] - both[1]).max() <= most
+
+
+def test_converted_parameters_give_the_same_bits_and_hold_no_float_weight(residual):
+    f, params, x, spec = residual
+    g = integer(f, spec)
+    codes = g.convert(params, x)
+    np.testing.assert_array_equal(jax.jit(g)(codes, x), jax.jit(g)(params, x))
+    assert not codes.rest
+    weights = [a for a in jax.tree.leaves(codes) if a.ndim > 1]
+    assert {a.dtype for a in weights} == {jnp.dtype("int8")}
+    assert max(int(jnp.abs(a.astype(jnp.int32)).max()) for a in weights) == 127
+
+
+def test_batch_norm_shortcut_and_mean_agree_with_floats(residual):
+    f, params, x, spec = residual
+    found, exact = jax.jit(integer(f, spec))(params, x), jax.jit(f)(params, x)
+    near = jax.jit(quantized(f, spec))(params, x)
+    scale = np.abs(exact).max()
+    assert np.abs(found - near).max() < 0.03 * scale
+    assert np.abs(found - exact).max() < 0.05 * scale
+
+
+def test_a_network_is_codes_from_end_to_end(residual):
+    f, params, x, spec = residual
+    g = integer(f, spec)
+    codes = g.convert(params, x)
+    text = jax.export.export(jax.jit(g))(codes, x).mlir_module()
+    calls = [line for line in text.splitlines() if "stablehlo.composite" in line]
+    assert len(calls) == 4
+    assert sum('result = "codes"' in call for call in calls) == 2
+    assert sum('shortcut = "codes"' in call for call in calls) == 1
+    assert "xi32> loc" not in "".join(calls)  # no sums leave a product
+
+
+def test_summary_knows_the_bits_without_being_told(residual):
+    f, params, x, spec = residual
+    spec = {**spec, "conv2": Int(3, 5, symmetric="weights", range=spec["conv2"].range)}
+    g = integer(f, spec)
+    for given in (params, g.convert(params, x)):
+        rows = {row.site: row for row in jaxeff.cost(g, given, x).layers}
+        assert (rows["conv1"].weight_bits, rows["conv1"].activation_bits) == (8, 8)
+        assert (rows["conv2"].weight_bits, rows["conv2"].activation_bits) == (3, 5)
+        assert rows["conv2"].macs == 4 * 16 * 9 * 64
+
+
+def test_dynamic_ranges_are_found_in_every_call(classifier):
+    f, params, x, _ = classifier
+    spec = {"*:linear": WEIGHTS}
+    g = integer(f, spec, dynamic=True)
+    near = jax.jit(quantized(f, spec))(params, x)
+    found = jax.jit(g)(g.convert(params, x), x)
+    np.testing.assert_allclose(found, near, atol=0.02 * np.abs(near).max())
+    alone = jax.jit(g)(params, x[:1])
+    np.testing.assert_allclose(alone, found[:1], atol=1e-6)  # a range per sample
+
+
+def test_sums_are_exact_at_extreme_codes():
+    x = jnp.full((1, 60), 1.0)
+    params = {"w": jnp.full((60, 3), -2.0)}
+    f = lambda p, x: x @ p["w"]  # noqa: E731
+    spec = {"*": Int(8, symmetric="weights", range=(0.0, 1.0))}
+    np.testing.assert_allclose(integer(f, spec)(params, x), jnp.full((1, 3), -120.0), rtol=1e-6)
+
+
+def dense(depth):
+    return (lambda p, x: x @ p["w"]), {"w": jnp.ones((depth, 2))}, jnp.ones((1, depth))
+
+
+def test_ranges_that_were_never_calibrated_are_refused(classifier):
+    f, params, x, _ = classifier
+    with pytest.raises(IntegerError, match=r"conv1/input_0 has no range: calibrate\("):
+        integer(f, {"*:linear": WEIGHTS})(params, x)
+
+
+def test_affine_weights_are_refused(classifier):
+    f, params, x, _ = classifier
+    with pytest.raises(IntegerError, match='symmetric="weights"'):
+        integer(f, calibrate(f, params, [x], {"fc1": Int(8)}))(params, x)
+
+
+def test_sums_that_could_overflow_are_refused_with_the_depth():
+    f, params, x = dense(40_000)
+    spec = {"*": Int(8, symmetric="weights", range=1.0)}
+    with pytest.raises(IntegerError, match=r"sums 40000 products .* from 33156 on"):
+        integer(f, spec)(params, x)
+    integer(f, {"*": Int(4, 8, symmetric="weights", range=1.0)}).convert(params, x)
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        (Int(9, symmetric="weights", range=1.0), "has 9 bits, but integer kernels take 1 to 8"),
+        (LSQ(4, step=1.0), "take weights on uniform grids"),
+        (Int(1, symmetric=True, range=1.0), "no code for zero"),
+    ],
+)
+def test_codes_that_kernels_cannot_hold_are_refused(setting, words):
+    f, params, x = dense(5)
+    with pytest.raises(IntegerError, match=words):
+        integer(f, {"*": setting})(params, x)
+
+
+def test_a_layer_without_a_kernel_is_named_and_computed_as_quantized():
+    params = {"w": jnp.ones((3, 2, 4))}
+    f = lambda p, x: jnp.einsum("bi,jik->bjk", x, p["w"])  # noqa: E731
+    x = jax.random.normal(KEY, (5, 2))
+    spec = calibrate(f, params, [x], {"*": Int(8, symmetric="weights", per="tensor")})
+    with pytest.warns(IntegerFallbackWarning, match="no integer kernel takes; .* floating point"):
+        found = integer(f, spec)(params, x)
+    np.testing.assert_array_equal(found, quantized(f, spec)(params, x))
+
+
+def test_converted_for_another_spec_is_refused(residual):
+    f, params, x, spec = residual
+    codes = integer(f, {"fc": spec["fc"]}).convert(params, x)
+    with pytest.raises(IntegerError, match="made by another spec"):
+        integer(f, spec)(codes, x)
+
+
+def test_layers_in_loops_and_in_float_are_left_as_they_are():
+    def f(params, x):
+        x = jax.nn.gelu(x @ params["a"])
+        x, _ = lax.scan(lambda c, _: (jnp.tanh(c @ params["b"]), None), x, None, length=2)
+        return x @ params["c"]
+
+    params = {n: jax.random.normal(KEY, (6, 6)) for n in "abc"}
+    x = jax.random.normal(KEY, (3, 6))
+    ranged = Int(8, symmetric="weights", range=(-4.0, 4.0))
+    spec = {"a": ranged, "c": ranged}
+    g = integer(f, spec)
+    codes = g.convert(params, x)
+    assert len(codes.rest) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = jax.jit(g)(codes, x)
+    near = jax.jit(quantized(f, spec))(params, x)
+    np.testing.assert_allclose(found, near, atol=0.2)
+
+
+def test_codes_of_a_grid_are_those_of_quantize():
+    x = jnp.linspace(-2, 3, 41)
+    tensor = Tensor("fc", "input_0", "activation", 1)
+    for bits in (1, 2, 5, 8):
+        grid = Codes.of(Uniform(bits, False, (-1.0, 2.0)), tensor)
+        codes = grid.write(x)
+        assert codes.min() >= 0
+        assert codes.max() == 2**bits - 1
+        ours, theirs = grid.read(codes), Uniform(bits, False, (-1.0, 2.0)).quantize(x, tensor)
+        assert np.abs(ours - theirs).max() <= grid.step * 1.01
+        assert float(grid.read(grid.write(jnp.zeros(())))) == 0.0
