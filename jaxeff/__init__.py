@@ -25,7 +25,7 @@ Settings and everything else live in the rooms: `jaxeff.noise`, `jaxeff.compress
 `jaxeff.nn`, `jaxeff.dirty_mnist`, `jaxeff.training`, `jaxeff.store`.
 """
 
-from jaxeff.compression import Int, quantized
+from jaxeff.compression import Int, integer, quantized
 from jaxeff.ensembles import ensemble
 from jaxeff.from_flax import functional
 from jaxeff.moment_propagation import Gaussian, assumptions, calibrate_moments, moments
@@ -49,6 +49,7 @@ __all__ = [
     "cost",
     "ensemble",
     "functional",
+    "integer",
     "masked",
     "moments",
     "noisy",

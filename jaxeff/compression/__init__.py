@@ -26,6 +26,13 @@ from jaxeff.compression.floating import Floating
 from jaxeff.compression.half_wave import HalfWave, half_wave_levels
 from jaxeff.compression.incremental import Incremental, incrementally, shares
 from jaxeff.compression.integer import Int
+from jaxeff.compression.integers import (
+    Converted,
+    Integer,
+    IntegerError,
+    IntegerFallbackWarning,
+    integer,
+)
 from jaxeff.compression.learned_basis import LearnedBasis
 from jaxeff.compression.learned_powers import LearnedPowers
 from jaxeff.compression.learned_width import LearnedWidth
@@ -75,6 +82,7 @@ __all__ = [
     "BinaryBases",
     "BitSensitivity",
     "Codebook",
+    "Converted",
     "Discrete",
     "DoReFa",
     "Floating",
@@ -83,6 +91,9 @@ __all__ = [
     "HessianTrace",
     "Incremental",
     "Int",
+    "Integer",
+    "IntegerError",
+    "IntegerFallbackWarning",
     "LearnedBasis",
     "LearnedPowers",
     "LearnedWidth",
@@ -120,6 +131,7 @@ __all__ = [
     "incrementally",
     "init",
     "initial_ranges",
+    "integer",
     "kl_sensitivity",
     "learned",
     "memory",

@@ -43,7 +43,8 @@ class Parts:
       library: the compiled library's file; it is copied.
       artifact: what it was compiled from.
       arguments: the names of its last arguments, the data, which the bundle does not bind.
-      parameters: the values of its first inputs, which the bundle binds.
+      parameters: the values of its first inputs, which the bundle binds; those that the library
+        doesn't take are left out of it.
       derived: the arrays computed from them.
       operands: what the library takes first, as indices into parameters followed by derived arrays.
       recorded: pairs of values of the others and what JAX computed from them, for the self-check.
@@ -92,9 +93,10 @@ def write_bundle(parts: Parts, path: str | Path | None = None) -> Bundle:
     path = Path(path)
     bound = len(parts.parameters)
     artifact = parts.artifact
+    kept, operands = _kept(bound, parts.operands)
     with new_folder(path, MANIFEST, own_files) as folder:
         shutil.copyfile(parts.library, folder / LIBRARY)
-        (folder / PARAMETERS).write_bytes(pack_arrays(parts.parameters))
+        (folder / PARAMETERS).write_bytes(pack_arrays([parts.parameters[index] for index in kept]))
         (folder / DERIVED).write_bytes(pack_arrays(parts.derived))
         arrays = [array for pair in parts.recorded for array in (*pair.inputs, *pair.outputs)]
         (folder / SELFCHECK).write_bytes(pack_arrays(arrays))
@@ -110,12 +112,12 @@ def write_bundle(parts: Parts, path: str | Path | None = None) -> Bundle:
             machine=parts.machine,
             processor_features=parts.processor_features,
             arguments=parts.arguments,
-            parameters=artifact.inputs[:bound],
+            parameters=tuple(artifact.inputs[index] for index in kept),
             derived=tuple(
                 TensorSpec(f"derived[{index}]", array.shape, str(array.dtype))
                 for index, array in enumerate(parts.derived)
             ),
-            operands=parts.operands,
+            operands=operands,
             inputs=artifact.inputs[bound:],
             outputs=artifact.outputs,
             structure=artifact.structure,
@@ -125,3 +127,14 @@ def write_bundle(parts: Parts, path: str | Path | None = None) -> Bundle:
         )
         (folder / MANIFEST).write_bytes(manifest.to_bytes())
     return Bundle(path, manifest, parts.treedef)
+
+
+def _kept(bound: int, operands: Sequence[int]) -> tuple[list[int], tuple[int, ...]]:
+    """Which parameters the library takes, and its operands as indices of those and derived arrays.
+
+    A weight that was laid out anew, or written as codes, is not stored twice.
+    """
+    kept = sorted(index for index in set(operands) if index < bound)
+    places = {index: place for place, index in enumerate(kept)}
+    derived = len(kept) - bound
+    return kept, tuple(places[i] if i < bound else i + derived for i in operands)

@@ -15,6 +15,7 @@ import numpy as np
 
 from jaxeff.store import require_free
 from jaxeff_export.artifact.artifact import Artifact, package_versions
+from jaxeff_export.artifact.signature import dtype_of
 from jaxeff_export.bundle.assembly import Parts, write_bundle
 from jaxeff_export.bundle.bundle import Bundle
 from jaxeff_export.bundle.instrument import instrument_sources
@@ -73,9 +74,10 @@ class Example:
     Attributes:
       artifact: the exported function.
       parameters: how many of the artifact's first arguments are parameters.
-      bound: the values of their leaves.
+      bound: the values of their leaves; zeros for those that a bundle had no use for.
       recorded: pairs of values of the other inputs and what JAX computed from them.
       treedef: the exact structure of results, if this process knows it.
+      derived: what was computed from the leaves, if it was.
     """
 
     artifact: Artifact
@@ -83,13 +85,23 @@ class Example:
     bound: Sequence[np.ndarray]
     recorded: Sequence[Pair]
     treedef: Any = None
+    derived: Sequence[np.ndarray] | None = None
 
     @classmethod
     def of_bundle(cls, bundle: Bundle) -> Example:
         """What a bundle was built from."""
         artifact = bundle.artifact
         parameters = len(artifact.arguments) - len(bundle.manifest.arguments)
-        return cls(artifact, parameters, bundle.parameters, bundle.recorded, bundle.treedef)
+        stored = dict(
+            zip((s.name for s in bundle.manifest.parameters), bundle.parameters, strict=True)
+        )
+        bound = [
+            stored[spec.name]
+            if spec.name in stored
+            else np.zeros(tuple(int(n) for n in spec.shape), dtype_of(spec.dtype))
+            for spec in artifact.inputs[: artifact.leaf_count(parameters)]
+        ]
+        return cls(artifact, parameters, bound, bundle.recorded, bundle.treedef, bundle.derived)
 
 
 def lift(example: Example, target: NamedTarget) -> Lifted:
@@ -100,9 +112,10 @@ def lift(example: Example, target: NamedTarget) -> Lifted:
     """
     from jaxeff_export.compiler.compilation import bind_parameters
     from jaxeff_export.importer import import_stablehlo
-    from jaxeff_export.operators import OPERATORS
+    from jaxeff_export.operators import operators_for
 
-    module = import_stablehlo(example.artifact.stablehlo, composites=OPERATORS)
+    composites = operators_for(target.settings)
+    module = import_stablehlo(example.artifact.stablehlo, composites=composites)
     return bind_parameters(module, len(example.bound), target.settings)
 
 
@@ -147,7 +160,7 @@ def build(
             artifact=example.artifact,
             arguments=example.artifact.arguments[example.parameters :],
             parameters=example.bound,
-            derived=_derived(lifted, example.bound),
+            derived=_derived(lifted, example.bound) if example.derived is None else example.derived,
             operands=lifted.operands,
             recorded=example.recorded,
             target_name=target.name,

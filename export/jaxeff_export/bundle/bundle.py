@@ -115,13 +115,18 @@ class Bundle:
 
     @property
     def parameters(self) -> list[np.ndarray]:
-        """The bound arrays, in the order of ``manifest.parameters``."""
+        """The bound arrays that the library takes, in the order of ``manifest.parameters``."""
         return self._arrays(PARAMETERS, self.manifest.parameters)
+
+    @property
+    def derived(self) -> list[np.ndarray]:
+        """What was computed from the parameters when the bundle was made."""
+        return self._arrays(DERIVED, self.manifest.derived)
 
     @property
     def operands(self) -> list[np.ndarray]:
         """What the library takes before the data: parameters, and arrays derived from them."""
-        bound = [*self.parameters, *self._arrays(DERIVED, self.manifest.derived)]
+        bound = [*self.parameters, *self.derived]
         return [bound[index] for index in self.manifest.operands]
 
     @property

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Container
 
 import tvm
 from tvm import relax, tirx
 
+PACKS = "jaxeff.packs"  # attribute of a kernel that lays weights out: it is worth its bytes
 GROWTH = 2  # how many times the bytes it is computed from a derived array may take
 
 
@@ -48,7 +50,10 @@ def lift_parameters(mod: tvm.IRModule, count: int) -> Lifted:
     sources = sources_of(main, count)
 
     result = main.body.body
-    kept, lifted, used = _partition(block.bindings, sources, result)
+    packing = {
+        name for name, f in mod.functions_items() if PACKS in (getattr(f, "attrs", None) or {})
+    }
+    kept, lifted, used = _partition(block.bindings, sources, result, packing)
     derived = [relax.Var(f"derived{i}", binding.var.ty) for i, binding in enumerate(lifted)]
     named = [relax.VarBinding(b.var, new) for b, new in zip(lifted, derived, strict=True)]
     available = [*parameters, *derived]
@@ -78,7 +83,10 @@ def sources_of(main: relax.Function, count: int) -> Sources:
 
 
 def _partition(
-    bindings: list[relax.VarBinding], sources: Sources, result: relax.Var
+    bindings: list[relax.VarBinding],
+    sources: Sources,
+    result: relax.Var,
+    packing: Container[tvm.ir.GlobalVar],
 ) -> tuple[list[relax.VarBinding], list[relax.VarBinding], set[relax.Var]]:
     """The bindings that stay, those whose values are derived arrays, and what is used of either."""
     used = {result}
@@ -86,12 +94,20 @@ def _partition(
     for binding in reversed(bindings):
         if binding.var not in used:
             continue
-        if not _is_view(binding.value) and stays_small(binding.var, sources):
+        packs = _callee(binding.value) in packing and sources.get(binding.var)
+        if not _is_view(binding.value) and (packs or stays_small(binding.var, sources)):
             lifted.append(binding)
         else:
             kept.append(binding)
             used.update(relax.analysis.free_vars(binding.value))
     return kept[::-1], lifted[::-1], used
+
+
+def _callee(value: relax.Expr) -> tvm.ir.GlobalVar | None:
+    """The kernel that a binding calls."""
+    if isinstance(value, tvm.ir.Call) and value.op == tvm.ir.Op.get("relax.call_tir"):
+        return value.args[0]
+    return None
 
 
 def stays_small(value: relax.Expr, sources: Sources) -> bool:

@@ -1,0 +1,296 @@
+"""The kernel of a dense layer or convolution of bytes, written out for the instructions of a target.
+
+An image is first copied where it has to be: with its padding, with its codes moved to signed ones,
+or because dwords would be read beyond its end. Features are walked outermost, a few vectors at a
+time, so that their weights stay in the first cache while all pixels pass.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tvm import tirx
+from tvm.tirx import Expr
+
+from .code import Code, Vector, cast, const, declare, function, index, load
+from .dots import Dot
+from .epilogue import Epilogue
+from .geometry import Geometry, Tile, tile_of
+
+PARALLEL_MACS = 2_000_000
+"""Waking a thread takes some microseconds."""
+_WIDE = 64
+
+
+def contraction(
+    geometry: Geometry,
+    dot: Dot,
+    attributes: Any,
+    epilogue_of: Any,
+    operands: Any,
+    shape: Sequence[int],
+    cores: int,
+    tile: Tile | None = None,
+    kernel_of: Callable[..., Kernel] | None = None,
+) -> tirx.PrimFunc:
+    """The kernel.
+
+    Args:
+        geometry: what it walks.
+        dot: the instructions.
+        attributes: the composite's.
+        epilogue_of: makes the epilogue of the attributes and the operands after the weights.
+        operands: shapes and dtypes of x, the packed weights and what follows.
+        shape: of the result.
+        cores: of the target.
+        tile: of sums in registers; by default one with few loads.
+        kernel_of: what writes the kernel; by default that of bytes.
+    """
+    buffers = [declare(shape, dtype, f"x{i}") for i, (shape, dtype) in enumerate(operands)]
+    x, w, *rest = buffers
+    epilogue = epilogue_of(attributes, *rest)
+    y = declare(shape, epilogue.dtype, "y")
+    chosen = tile or tile_of(geometry, dot.lanes, dot.registers - 2)
+    make = kernel_of or Kernel
+    kernel = make(geometry, dot, epilogue, chosen, x, w, y, attributes.get("input_zero", 0))
+    parallel = cores > 1 and geometry.macs >= PARALLEL_MACS
+    kernel.write(parallel, cores)
+    return function([*buffers, y], kernel.code.finish())
+
+
+def words_of(geometry: Geometry, dot: Dot) -> int:
+    """Groups of products in a stretch."""
+    return -(-geometry.stretch // dot.group)
+
+
+def vectors_of(geometry: Geometry, dot: Dot) -> int:
+    """Vectors of the features of a group."""
+    return -(-geometry.per_group // dot.lanes)
+
+
+class Kernel:
+    """A kernel being written."""
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        dot: Dot,
+        epilogue: Epilogue,
+        tile: Tile,
+        x: tirx.Buffer,
+        w: tirx.Buffer,
+        y: tirx.Buffer,
+        zero: int,
+    ):
+        self.code = Code()
+        self.g, self.dot, self.epilogue, self.tile = geometry, dot, epilogue, tile
+        self.x, self.w, self.y, self.zero = x, w, y, zero
+        words = words_of(geometry, dot)
+        taps = math.prod(count for count, _ in geometry.taps)
+        self.words, self.steps = words, words * taps
+        self.slack = words * dot.group - geometry.stretch
+        copied = any(geometry.padding) or dot.data != "uint8" or self.slack > 0
+        self.copied = copied
+
+    def write(self, parallel: bool, cores: int) -> None:
+        g, code = self.g, self.code
+        over_images = parallel and g.batch >= cores
+        with code.loop(g.batch, over_images) as n:
+            source, base = self.source(n)
+            vectors = vectors_of(g, self.dot)
+            at_once = self.tile.vectors
+            whole, left = vectors // at_once, vectors % at_once
+            assert not left
+            inner = parallel and not over_images
+            blocks = g.groups * whole
+            by_block = inner and blocks >= cores and blocks * 4 > g.rows // self.tile.rows
+            with code.loop(blocks, by_block) as block:
+                self._block(source, base, n, block, whole, inner and not by_block)
+
+    def source(self, n: Any) -> tuple[Any, Any]:
+        """The buffer that an image is read from, and where it starts."""
+        size = math.prod(self.g.padded)
+        if not self.copied:
+            return self.x, n * size
+        made = self.code.local(size + self.slack + _WIDE, self.dot.data, "padded", "global")
+        self._copy(made, n)
+        return made, index(0)
+
+    def _block(
+        self, source: tirx.Buffer, base: Any, n: Any, block: Any, whole: int, parallel: bool
+    ) -> None:
+        """All pixels of some vectors of features."""
+        g, tile = self.g, self.tile
+        if g.groups == 1:
+            group, part = 0, block
+        elif whole == 1:
+            group, part = block, 0
+        else:
+            group, part = tirx.indexdiv(block, whole), tirx.indexmod(block, whole)
+        first = part * tile.vectors  # vector of the group
+        with self.code.loop(g.rows // tile.rows, parallel) as i:
+            row = i * tile.rows
+            full = g.columns // tile.columns
+            if full:
+                with self.code.loop(full) as j:
+                    self._tile(source, base, n, group, first, row, j * tile.columns, tile.columns)
+            if left := g.columns % tile.columns:
+                at = full * tile.columns
+                self._tile(source, base, n, group, first, row, at, left)
+
+    def _tile(
+        self,
+        source: tirx.Buffer,
+        base: Any,
+        n: Any,
+        group: Any,
+        first: Any,
+        row: Any,
+        column: Any,
+        columns: int,
+    ) -> None:
+        """Sums of a tile, and what becomes of them."""
+        pixels = [(r, c) for r in range(self.tile.rows) for c in range(columns)]
+        totals = self.sums(source, base, group, first, row, column, pixels)
+        for (p, v), total in totals.items():
+            r, c = pixels[p]
+            self._finish(total, n, group, first, v, row + r, column + c)
+
+    def sums(
+        self,
+        source: tirx.Buffer,
+        base: Any,
+        group: Any,
+        first: Any,
+        row: Any,
+        column: Any,
+        pixels: list[tuple[int, int]],
+    ) -> dict[tuple[int, int], Expr]:
+        """Sums of a tile by pixel and vector."""
+        g, dot, code, tile = self.g, self.dot, self.code, self.tile
+        places = list(itertools.product(range(len(pixels)), range(tile.vectors)))
+        zeros = const(0, "int32", dot.lanes)
+        chains = [
+            {place: code.vector(zeros, dot.lanes, "int32", "sum") for place in places}
+            for _ in range(min(tile.chains, max(1, self.words)))
+        ]
+        start = base + row * g.step[0] + column * g.step[1] + group * g.channels_per_group
+        at_weight = (group * vectors_of(g, dot) + first) * self.steps
+        self._steps(source, start, at_weight, pixels, chains)
+        totals = {place: chains[0][place].get() for place in places}
+        for chain in chains[1:]:
+            totals = {place: totals[place] + chain[place].get() for place in places}
+        return totals
+
+    def _finish(
+        self, total: Expr, n: Any, group: Any, first: Any, v: int, row: Any, column: Any
+    ) -> None:
+        g, dot = self.g, self.dot
+        pixel = (n * g.rows + row) * g.columns + column
+        within = (first + v) * dot.lanes
+        at = pixel * g.features + group * g.per_group + within
+        padded = vectors_of(g, dot) * dot.lanes
+        feature = group * padded + within
+        vectors, short = vectors_of(g, dot), g.per_group % dot.lanes
+
+        def write(used: int) -> None:
+            self.epilogue.write(self.code, self.y, total, feature, at, dot.lanes, used)
+
+        if not short or v < self.tile.vectors - 1:
+            write(dot.lanes)
+        elif self.tile.vectors == vectors:
+            write(short)
+        else:
+            with self.code.branch(first + v < vectors - 1) as otherwise:
+                write(dot.lanes)
+                next(otherwise)
+                write(short)
+
+    def _steps(
+        self,
+        source: tirx.Buffer,
+        start: Any,
+        at_weight: Any,
+        pixels: list[tuple[int, int]],
+        chains: list[dict[tuple[int, int], Vector]],
+    ) -> None:
+        g, dot, code = self.g, self.dot, self.code
+        with nested(code, [count for count, _ in g.taps]) as taps:
+            at, tap = start, 0
+            for i, (count, distance) in zip(taps, g.taps, strict=True):
+                at, tap = at + i * distance, tap * count + i
+            whole, left = divmod(self.words, len(chains))
+            with code.loop(whole) as k:
+                for number, sums in enumerate(chains):
+                    word = k * len(chains) + number
+                    self._step(source, at, at_weight, tap * self.words + word, word, pixels, sums)
+            for number in range(left):
+                word = whole * len(chains) + number
+                place = tap * self.words + word
+                self._step(source, at, at_weight, place, word, pixels, chains[number])
+
+    def _step(
+        self,
+        source: tirx.Buffer,
+        at: Any,
+        at_weight: Any,
+        place: Any,
+        word: Any,
+        pixels: list[tuple[int, int]],
+        sums: dict[tuple[int, int], Vector],
+    ) -> None:
+        """One group of products of a tile."""
+        g, dot = self.g, self.dot
+        many = dot.lanes * dot.group
+        weights = [
+            load(self.w, ((at_weight + v * self.steps) + place) * many, many)
+            for v in range(self.tile.vectors)
+        ]
+        for p, (r, c) in enumerate(pixels):
+            here = at + (r * g.step[0] + c * g.step[1]) + word * dot.group
+            value = dot.prepare(lambda offset, n, here=here: load(source, here + offset, n))
+            for v, weight in enumerate(weights):
+                sums[p, v].set(dot.step(sums[p, v].get(), value, weight))
+
+    def _copy(self, target: tirx.Buffer, n: Any) -> None:
+        """An image with its padding, in the codes that the instructions take."""
+        g, code, data = self.g, self.code, self.dot.data
+        height, width, channels = g.image
+        top, _, left, _ = g.padding
+        _, padded_width, _ = g.padded
+        line, padded_line = width * channels, padded_width * channels
+
+        def moved(value: Expr) -> Expr:
+            if data == "uint8":
+                return value
+            wide = cast(value, "int32", 1) - const(self.dot.offset, "int32")
+            return cast(wide, data, 1)
+
+        if any(g.padding):
+            size = math.prod(g.padded)
+            with code.loop(size) as i:
+                code.store(target, i, const(self.zero - self.dot.offset, data))
+        for i in range(self.slack):
+            code.store(target, math.prod(g.padded) + i, const(0, data))
+        with code.loop(height) as h, code.loop(line) as i:
+            value = load(self.x, (n * height + h) * line + i)
+            code.store(target, (h + top) * padded_line + left * channels + i, moved(value))
+
+
+class nested:
+    """Loops in each other."""
+
+    def __init__(self, code: Code, extents: list[int]):
+        self.code, self.extents = code, extents
+        self._open: list[Any] = []
+
+    def __enter__(self) -> list[Expr]:
+        self._open = [self.code.loop(extent) for extent in self.extents]
+        return [loop.__enter__() for loop in self._open]
+
+    def __exit__(self, *error: Any) -> None:
+        for loop in reversed(self._open):
+            loop.__exit__(*error)

@@ -1,0 +1,168 @@
+"""What a kernel walks: pixels of the result, and for each the stretches of the input that it sums.
+
+A row of a window lies in one stretch of memory where nothing parts its taps (no dilation, one
+group): taps and channels are then one axis, and an image of one channel wastes no lanes. Otherwise
+every tap is a stretch of its own. A dense layer is a convolution of one row, whose pixels are its
+examples.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Geometry:
+    """A linear layer as loops over flat arrays; sizes are in elements.
+
+    Attributes:
+        batch: images.
+        rows: of the result.
+        columns: of the result.
+        features: of the result, of all groups.
+        groups: of channels that see only their own.
+        image: height, width and channels of an image as it is given.
+        padding: top, bottom, left, right.
+        step: between neighbouring rows and columns of the result, in the padded image.
+        taps: of the window that are apart: how many, and how far.
+        stretch: length of one.
+    """
+
+    batch: int
+    rows: int
+    columns: int
+    features: int
+    groups: int
+    image: tuple[int, int, int]
+    padding: tuple[int, int, int, int]
+    step: tuple[int, int]
+    taps: tuple[tuple[int, int], ...]
+    stretch: int
+
+    @classmethod
+    def dense(cls, rows: int, depth: int, columns: int) -> Geometry:
+        """A dense layer."""
+        image, none = (1, rows, depth), (0, 0, 0, 0)
+        return cls(1, 1, rows, columns, 1, image, none, (rows * depth, depth), (), depth)
+
+    @classmethod
+    def conv2d(
+        cls,
+        x: Sequence[int],
+        w: Sequence[int],
+        attributes: Mapping[str, Any],
+        apart: bool = False,
+    ) -> Geometry:
+        """A convolution of NHWC with HWIO, whose taps are always apart if it is said."""
+        batch, height, width, channels = x
+        kernel_height, kernel_width, depth, features = w
+        top, bottom, left, right = attributes["padding"]
+        strides, dilation = attributes["strides"], attributes["dilation"]
+        taps = (kernel_height, kernel_width)
+        padded = (height + top + bottom, width + left + right)
+        sizes = [(padded[d] - dilation[d] * (taps[d] - 1) - 1) // strides[d] + 1 for d in (0, 1)]
+        line = padded[1] * channels
+        apart = apart or attributes["groups"] > 1 or (dilation[1] > 1 and kernel_width > 1)
+        below, beside = dilation[0] * line, dilation[1] * channels
+        distances = [(kernel_height, below)] + ([(kernel_width, beside)] if apart else [])
+        stretch = depth if apart else kernel_width * depth
+        return cls(
+            batch,
+            sizes[0],
+            sizes[1],
+            features,
+            attributes["groups"],
+            (height, width, channels),
+            (top, bottom, left, right),
+            (strides[0] * line, strides[1] * channels),
+            tuple(distances),
+            stretch,
+        )
+
+    @property
+    def padded(self) -> tuple[int, int, int]:
+        """Height, width and channels of an image with its padding."""
+        (height, width, channels), (top, bottom, left, right) = self.image, self.padding
+        return height + top + bottom, width + left + right, channels
+
+    @property
+    def per_group(self) -> int:
+        """Features of a group."""
+        return self.features // self.groups
+
+    @property
+    def depth(self) -> int:
+        """Products in a sum."""
+        return self.stretch * math.prod(count for count, _ in self.taps)
+
+    @property
+    def channels_per_group(self) -> int:
+        """Channels that a group reads."""
+        return self.image[2] // self.groups
+
+    @property
+    def macs(self) -> int:
+        """Multiply-accumulates."""
+        return self.batch * self.rows * self.columns * self.features * self.depth
+
+    @property
+    def is_depthwise(self) -> bool:
+        """Whether every feature reads one channel of its own."""
+        return self.groups == self.features == self.image[2] and self.groups > 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Tile:
+    """What is summed in registers at once.
+
+    Attributes:
+        rows: of pixels.
+        columns: of pixels.
+        vectors: of features.
+        chains: sums that one output is split into, so that instructions need not wait.
+    """
+
+    rows: int
+    columns: int
+    vectors: int
+    chains: int = 1
+
+    @property
+    def pixels(self) -> int:
+        """Of a tile."""
+        return self.rows * self.columns
+
+
+def tile_of(geometry: Geometry, lanes: int, registers: int, apart: int = 4) -> Tile:
+    """The tile with the fewest loads for a step that fits the registers.
+
+    Args:
+        geometry: the layer's.
+        lanes: outputs in a vector.
+        registers: for sums and operands.
+        apart: sums that wait for each other at least.
+    """
+    across = -(-geometry.per_group // lanes)
+    best, least = Tile(1, 1, 1), math.inf
+    for vectors in (v for v in range(1, min(across, 8) + 1) if across % v == 0 or v == across):
+        for columns in range(1, min(geometry.columns, 14) + 1):
+            for rows in (r for r in range(1, 5) if geometry.rows % r == 0):
+                pixels = rows * columns
+                if pixels * vectors + vectors + 1 > registers:
+                    continue
+                left = geometry.columns % columns
+                full = geometry.columns - left
+                tiles = full // columns + bool(left)
+                # Loads and sums of a step, over all tiles of a row, idle pipelines counted.
+                busy = max(pixels * vectors, apart * 2)
+                cost = tiles / rows * (busy + 0.6 * (pixels + vectors)) / vectors
+                if cost < least:
+                    best, least = Tile(rows, columns, vectors), cost
+    sums = best.pixels * best.vectors
+    chains = max(1, min(4, 2 * apart // sums)) if sums < apart * 2 else 1
+    while chains * sums + best.vectors + 1 > registers:
+        chains -= 1
+    return dataclasses.replace(best, chains=max(1, chains))

@@ -1,0 +1,127 @@
+"""From the composites of an integer network to kernels for a target."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tvm import relax
+from tvm.target import Target
+
+from .contraction import contraction
+from .dots import Dot, dot_of
+from .epilogue import epilogue_of
+from .geometry import Geometry, tile_of
+from .packing import packed_bias, packed_planes, packed_vector, packed_weights
+from .planes import Planes, PlanesKernel, planes_of
+
+_DTYPES = {"codes": "uint8", "float": "float32", "sums": "int32"}
+
+
+def integer_operators(
+    target: Mapping[str, Any], by_planes: bool | None = None
+) -> Mapping[str, Callable[..., Any]]:
+    """The composites of integer layers, lowered for a target.
+
+    Args:
+        target: a TVM target dict.
+        by_planes: whether bits are counted plane by plane, for measurements; None: where that is
+            faster by the number of its instructions.
+
+    Raises:
+        IntegerKernelError: `by_planes` is asked of a target without an instruction for it.
+    """
+    where = Target(dict(target))
+    dot, cores = dot_of(where), int(where.attrs.get("num-cores", 1))
+    planes = planes_of(where, dot)
+    if by_planes and planes is None:
+        raise IntegerKernelError(
+            f"{where.attrs.get('mcpu', 'the target')} has no instruction that counts the bits of "
+            "a vector (AVX-512 VPOPCNTDQ, NEON), so there are no kernels by bit planes for it."
+        )
+
+    def lowered(read: Any, name: str) -> Callable[..., Any]:
+        def lower(bb: relax.BlockBuilder, *tensors: relax.Expr, **attributes: Any) -> relax.Expr:
+            product = attributes["weight_bits"] * attributes["activation_bits"]
+            counted = planes is not None and product <= planes.worth
+            counted = counted if by_planes is None else by_planes
+            geometry, shape = read(tensors, attributes, counted)
+            how = How(dot, cores, planes if counted else None)
+            return _emit(bb, geometry, how, tensors, attributes, shape, name)
+
+        return lower
+
+    return {
+        "jaxeff.q_dense": lowered(_dense, "q_dense"),
+        "jaxeff.q_conv2d": lowered(_conv2d, "q_conv2d"),
+    }
+
+
+class IntegerKernelError(ValueError):
+    """Kernels that a target has no instructions for."""
+
+
+@dataclasses.dataclass(frozen=True)
+class How:
+    """What a kernel is written for.
+
+    Attributes:
+        dot: products of bytes.
+        cores: of the target.
+        planes: counts of bits, where these are taken instead.
+    """
+
+    dot: Dot
+    cores: int
+    planes: Planes | None = None
+
+
+def _dense(tensors: Any, attributes: Any, counted: bool) -> tuple[Geometry, tuple[int, ...]]:
+    del attributes, counted
+    (rows, depth), columns = _shape(tensors[0]), _shape(tensors[1])[1]
+    return Geometry.dense(rows, depth, columns), (rows, columns)
+
+
+def _conv2d(tensors: Any, attributes: Any, counted: bool) -> tuple[Geometry, tuple[int, ...]]:
+    x, w = _shape(tensors[0]), _shape(tensors[1])
+    geometry = Geometry.conv2d(x, w, attributes, apart=counted)
+    return geometry, (geometry.batch, geometry.rows, geometry.columns, geometry.features)
+
+
+def _emit(
+    bb: relax.BlockBuilder,
+    geometry: Geometry,
+    how: How,
+    tensors: tuple[relax.Expr, ...],
+    attributes: Mapping[str, Any],
+    shape: tuple[int, ...],
+    name: str,
+) -> relax.Expr:
+    x, w, bias, *rest = tensors
+    dot, planes = how.dot, how.planes
+    kernel_of, tile = None, None
+    if planes is not None:
+        bits = attributes["weight_bits"], attributes["activation_bits"]
+        dot = dataclasses.replace(dot, lanes=planes.lanes, offset=0)
+        weights = packed_planes(bb, w, geometry, dot.lanes, bits[0])
+        kernel_of = functools.partial(PlanesKernel, planes, bits)
+        tile = tile_of(geometry, dot.lanes, planes.registers // 2 - 2)
+        tile = dataclasses.replace(tile, chains=1)
+    else:
+        weights = packed_weights(bb, w, geometry, dot)
+    operands = [x, weights, packed_bias(bb, bias, w, geometry, dot)]
+    for tensor in rest:
+        whole = len(_shape(tensor)) == 1
+        operands.append(packed_vector(bb, tensor, geometry, dot.lanes) if whole else tensor)
+    sizes = [(_shape(o), str(o.ty.dtype)) for o in operands]
+    kernel = contraction(
+        geometry, dot, attributes, epilogue_of, sizes, shape, how.cores, tile, kernel_of
+    )
+    kind = relax.TensorType(shape, _DTYPES[attributes["result"]])
+    return bb.emit(relax.call_tir(bb.add_func(kernel, name), relax.Tuple(operands), kind))
+
+
+def _shape(tensor: relax.Expr) -> tuple[int, ...]:
+    return tuple(int(n) for n in tensor.ty.shape)

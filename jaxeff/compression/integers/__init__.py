@@ -1,0 +1,11 @@
+"""Networks of integer codes: `integer`, its grids and its operators."""
+
+from jaxeff.compression.integers.grids import IntegerError
+from jaxeff.compression.integers.transform import (
+    Converted,
+    Integer,
+    IntegerFallbackWarning,
+    integer,
+)
+
+__all__ = ["Converted", "Integer", "IntegerError", "IntegerFallbackWarning", "integer"]

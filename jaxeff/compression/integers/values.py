@@ -1,0 +1,255 @@
+"""What flows through an integer network: codes, sums that are not rounded yet, and their means.
+
+A product of codes is not computed where it stands in the program but where it is read, as only the
+reader knows the grid it has to end on. Until then a `Sums` collects what happens to it: batch norm,
+a shortcut, a ReLU, a maximum over windows. One kernel then does it all, and no int32 array is
+written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float, Int8
+
+from jaxeff.compression.integers.grids import HALF_TO_EVEN, Codes
+from jaxeff.compression.integers.operators import LIMIT
+
+Put = Callable[[str, Callable[[], Array]], Array]
+"""`put(name, make)`: an array that depends on parameters alone, made once or taken as it was."""
+Move = Callable[[Array], Array]
+
+
+@dataclass(frozen=True, eq=False)
+class Product:
+    """A dense layer or convolution of codes.
+
+    Attributes:
+        call: The composite: `call(x, w, bias, *rest, **attributes)`.
+        x: Codes it reads.
+        grid: Theirs.
+        weights: Gives codes of the weights and their steps, one for each output.
+        bits: Of the weights.
+        depth: Products in a sum.
+    """
+
+    call: Callable[..., Array]
+    x: Array
+    grid: Codes
+    weights: Callable[[], tuple[Int8[Array, "*shape"], Float[Array, " columns"]]]
+    bits: int
+    depth: int
+
+
+@dataclass(frozen=True, eq=False)
+class Line:
+    """The line `gain * x + offset` of each channel, which depends on parameters alone."""
+
+    gain: Callable[[], Array]
+    offset: Callable[[], Array]
+
+
+class Sums:
+    """What a product of codes stands for, and what is done to it before it is written.
+
+    Attributes:
+        shape: Of the array it stands for.
+    """
+
+    def __init__(self, site: str, shape: Sequence[int], product: Product, line: Line, put: Put):
+        self.site, self.shape = site, tuple(shape)
+        self.product, self.line, self.put = product, line, put
+        self.shortcut: Value | None = None
+        self.low: float | None = None
+        self.high: float | None = None
+        self.moves: tuple[Move, ...] = ()
+        self._made: dict[Codes | None, Array] = {}
+
+    def changed(self, **changes: Any) -> Sums:
+        """The same with something done to it."""
+        new = Sums(self.site, self.shape, self.product, self.line, self.put)
+        new.shortcut, new.low, new.high, new.moves = self.shortcut, self.low, self.high, self.moves
+        for name, value in changes.items():
+            setattr(new, name, value)
+        return new
+
+    @property
+    def takes_lines(self) -> bool:
+        """Whether a batch norm or a shortcut can still go into it."""
+        return self.shortcut is None and self.low is None and not self.moves
+
+    def codes(self, to: Codes) -> Array:
+        """The array on a grid."""
+        if to not in self._made:
+            self._made[to] = self._moved(self._written(to))
+        return self._made[to]
+
+    def values(self) -> Array:
+        """The array in float32: what a reader takes that knows no codes."""
+        if None not in self._made:
+            y = self._written(None)
+            if self.low is not None or self.high is not None:
+                y = jnp.clip(y, self.low, self.high)
+            self._made[None] = self._moved(y)
+        return self._made[None]
+
+    def known(self) -> tuple[Array, Codes] | None:
+        """Codes that it has been written as already, if any."""
+        found = [(array, to) for to, array in self._made.items() if to is not None]
+        return found[0] if found else None
+
+    def _moved(self, y: Array) -> Array:
+        for move in self.moves:
+            y = move(y)
+        return y
+
+    def _written(self, to: Codes | None) -> Array:
+        product = self.product
+        w = self.put("codes", lambda: self._constants()[0])
+        bias = self.put("bias", lambda: self._constants()[1])
+        name = "scale" if to is None else f"scale[{to.step:.9g}]"
+
+        def scale() -> Array:
+            unit = self._constants()[2]
+            return unit if to is None else unit / np.float32(to.step)
+
+        attributes: dict[str, Any] = {"shortcut": "none", "shortcut_zero": 0}
+        rest = [self.put(name, scale)]
+        if self.shortcut is not None:
+            more, attributes = self._shortcut()
+            rest += more
+        zero, lower, upper = (0, 0, 0) if to is None else self._ends(to)
+        return product.call(
+            product.x,
+            w,
+            bias,
+            *rest,
+            result="float" if to is None else "codes",
+            zero=zero,
+            lower=lower,
+            upper=upper,
+            weight_bits=product.bits,
+            activation_bits=product.grid.bits,
+            **attributes,
+        )
+
+    def _shortcut(self) -> tuple[list[Array], dict[str, Any]]:
+        """Operands and attributes of what is added."""
+        assert self.shortcut is not None
+        found = self.shortcut.known()
+        if found is None:
+            units = self.put("factor", lambda: 1 / self._constants()[2])
+            kind = {"shortcut": "float", "shortcut_zero": 0}
+            return [self.shortcut.values(), units], kind
+        codes, of = found
+        units = self.put("factor", lambda: np.float32(of.step) / self._constants()[2])
+        return [codes, units], {"shortcut": "codes", "shortcut_zero": of.zero}
+
+    def _ends(self, to: Codes) -> tuple[int, int, int]:
+        """Zero, smallest and largest code, a ReLU's included."""
+        lower, upper = to.lower, to.upper
+        if self.low is not None:
+            lower = max(lower, to.zero + round(self.low / to.step))
+        if self.high is not None:
+            upper = min(upper, to.zero + round(self.high / to.step))
+        return to.zero, min(lower, upper), upper
+
+    def _constants(self) -> tuple[Array, Array, Array]:
+        """Codes of the weights, biases in units of the accumulator, and these units' values."""
+        codes, steps = self.product.weights()
+        grid = self.product.grid
+        gain, offset = self.line.gain(), self.line.offset()
+        unit = np.float32(grid.step) * steps * gain
+        # A channel whose weights are next to nothing beside its bias is that bias.
+        alone = ~(jnp.abs(offset) < LIMIT / 2 * jnp.abs(unit)) & (offset != 0)
+        unit = jnp.where(alone, jnp.abs(offset) / 2**20, jnp.where(unit == 0, 1, unit))
+        codes = jnp.where(alone | (gain == 0), jnp.zeros_like(codes), codes)
+        over = tuple(range(codes.ndim - 1))
+        sums = codes.astype(jnp.int32).sum(over, dtype=jnp.int32)
+        bias = lax.round(offset / unit, HALF_TO_EVEN).astype(jnp.int32) - grid.zero * sums
+        return codes, bias, unit.astype(jnp.float32)
+
+
+class Mean:
+    """The mean of sums over windows or axes: whole numbers are added, so that order is nothing.
+
+    Attributes:
+        shape: Of the means.
+    """
+
+    def __init__(self, of: Value, shape: Sequence[int], count: int, mean: Move):
+        self.of, self.shape, self.count, self.mean = of, tuple(shape), count, mean
+        self.moves: tuple[Move, ...] = ()
+        self._float: Array | None = None
+        self._made: dict[Codes, Array] = {}
+
+    def moved(self, move: Move, shape: Sequence[int]) -> Mean:
+        """The same in another arrangement."""
+        new = Mean(self.of, shape, self.count, self.mean)
+        new.moves = (*self.moves, move)
+        return new
+
+    def values(self) -> Array:
+        """The means in float32, whose last bits depend on the order of the sum."""
+        if self._float is None:
+            self._float = self._moved(self.mean(self.of.values()))
+        return self._float
+
+    def codes(self, to: Codes) -> Array:
+        """The means on a grid."""
+        if to not in self._made:
+            # Fractions of a step as whole numbers below 2^24, of which float32 adds any exactly.
+            room = 2 ** int(np.floor(np.log2(2**24 / (self.count * 2**to.bits * 4))))
+            wide = lax.round(self.of.values() * (to.per_step * np.float32(room)), HALF_TO_EVEN)
+            most = float(room * 2**to.bits * 4)
+            mean = self.mean(jnp.clip(wide, -most, most))
+            self._made[to] = self._moved(replace(to, step=float(room)).write(mean))
+        return self._made[to]
+
+    def known(self) -> tuple[Array, Codes] | None:
+        """Codes that it has been written as already, if any."""
+        return next(((array, to) for to, array in self._made.items()), None)
+
+    def _moved(self, y: Array) -> Array:
+        for move in self.moves:
+            y = move(y)
+        return y
+
+
+class Plain:
+    """A float array, and its codes where it was written as such.
+
+    Attributes:
+        shape: Of the array.
+    """
+
+    def __init__(self, x: Array):
+        self.x = x
+        self._made: dict[Codes, Array] = {}
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The array's."""
+        return tuple(jnp.shape(self.x))
+
+    def values(self) -> Array:
+        """The array."""
+        return self.x
+
+    def codes(self, to: Codes) -> Array:
+        """The array on a grid."""
+        if to not in self._made:
+            self._made[to] = to.write(self.x)
+        return self._made[to]
+
+    def known(self) -> tuple[Array, Codes] | None:
+        """Codes that it has been written as already, if any."""
+        return next(((array, to) for to, array in self._made.items()), None)
+
+
+Value = Sums | Mean | Plain

@@ -1,0 +1,168 @@
+"""Integer kernels against NumPy, bit for bit, and integer networks deployed: here and emulated."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+import tvm
+from integer_layers import conv2d, dense, module_of
+from jaxeff_export import deploy, resolve_target
+from jaxeff_export.compiler.compilation import compile_module
+from jaxeff_export.operators.integer import IntegerKernelError, integer_operators
+from tvm import relax
+
+import jaxeff
+from jaxeff.compression import Int, calibrate, integer
+from jaxeff.compression.integers.operators import q_conv2d, q_dense
+from jaxeff.nn import small_classifier
+
+HOST = {**resolve_target("host"), "num-cores": 2}
+SHAPES = [
+    conv2d(1, (2, 6, 7, 3), (3, 3, 3, 5), padding=(1, 1, 1, 1)),
+    conv2d(2, (1, 7, 9, 5), (3, 2, 5, 20), strides=(2, 1), padding=(0, 1, 2, 0)),
+    conv2d(3, (1, 9, 9, 4), (3, 3, 4, 6), dilation=(2, 2), padding=(1, 2, 0, 3)),
+    conv2d(4, (1, 6, 6, 6), (3, 3, 2, 9), groups=3, padding=(1, 1, 1, 1)),
+    conv2d(5, (1, 5, 6, 19), (3, 3, 1, 19), groups=19, padding=(1, 1, 1, 1), strides=(1, 2)),
+    conv2d(6, (1, 8, 8, 1), (5, 5, 1, 6), padding=(2, 2, 2, 2)),
+    conv2d(7, (1, 3, 3, 130), (1, 1, 130, 33)),
+    dense(8, 3, 37, 21),
+    dense(9, 1, 4, 1),
+    dense(10, 17, 300, 40, extreme=True),
+    dense(11, 5, 64, 50, result="codes", shortcut="codes", zero=7),
+    dense(12, 2, 64, 19, result="float", shortcut="float"),
+    conv2d(13, (1, 4, 4, 8), (3, 3, 8, 18), padding=(1, 1, 1, 1), result="codes", zero=9, lower=9),
+]
+NARROW = [
+    conv2d(20 + i, (1, 4, 5, 33), (2, 3, 33, 9), bits, padding=(1, 0, 0, 2), input_zero=1)
+    for i, bits in enumerate([(1, 1), (1, 3), (2, 4), (5, 2)])
+]
+PAIRS = [(w, a) for w in range(1, 9) for a in range(1, 9)]
+
+
+def masked(*features: str) -> dict:
+    """This machine without some of its instructions."""
+    names = [*HOST.get("mattr", ()), *(f"-{name}" for name in features)]
+    return {**HOST, "mattr": names, "num-cores": 1}
+
+
+def require_counts(target) -> None:
+    try:
+        integer_operators(target, by_planes=True)
+    except IntegerKernelError as error:
+        pytest.skip(str(error))
+
+
+def hold(cases, target, by_planes=False) -> None:
+    """Compiles all cases together and compares every bit."""
+    executable = compile_module(module_of(cases, target, by_planes), target)
+    machine = relax.VirtualMachine(executable, tvm.cpu())
+    arrays = [tvm.runtime.tensor(array) for case in cases for array in case.arrays]
+    for case, result in zip(cases, machine["main"](*arrays), strict=True):
+        np.testing.assert_array_equal(result.numpy(), case.expected(), err_msg=str(case.attributes))
+
+
+@pytest.mark.parametrize("missing", [(), ("avx512vnni", "avxvnni"), ("avx512f", "avxvnni")])
+def test_every_shape_is_exact_with_every_instruction(missing):
+    if missing and "avx512" not in str(integer_machine()):
+        pytest.skip("nothing to switch off on this processor")
+    hold(SHAPES, masked(*missing))
+
+
+def integer_machine() -> list[str]:
+    with open("/proc/cpuinfo") as lines:
+        return next((line.split() for line in lines if line.startswith("flags")), [])
+
+
+def test_every_shape_is_exact_by_planes():
+    require_counts(HOST)
+    hold([*SHAPES, *NARROW], HOST, by_planes=True)
+
+
+@pytest.mark.parametrize("by_planes", [False, True])
+def test_all_pairs_of_bits_are_exact(by_planes):
+    if by_planes:
+        require_counts(HOST)
+    hold([dense(i, 1, 37, 5, pair) for i, pair in enumerate(PAIRS)], HOST, by_planes)
+
+
+def test_planes_are_refused_where_no_instruction_counts():
+    plain = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "haswell"}
+    with pytest.raises(IntegerKernelError, match="haswell has no instruction that counts"):
+        integer_operators(plain, by_planes=True)
+
+
+@pytest.fixture(scope="module")
+def network():
+    f, params, (x, _) = small_classifier(16)
+    spec = calibrate(f, params, [x], {"*:linear": Int(8, symmetric="weights"), "fc1": Int(2, 4, symmetric="weights")})
+    g = integer(f, spec)
+    return g, g.convert(params, x), params, x[:5]
+
+
+def test_a_network_is_the_same_bits_here_and_under_xla(network, tmp_path):
+    g, codes, params, x = network
+    bundle = deploy(g, (codes, x), path=tmp_path / "b")
+    np.testing.assert_array_equal(bundle.run(x), jax.jit(g)(codes, x))
+    assert {"q_conv2d", "q_dense"} <= {row.name.rstrip("0123456789") for row in bundle.profile(number=1, repeat=1)}
+    stored = [*bundle.manifest.parameters, *bundle.manifest.derived]
+    heavy = [s for s in stored if s.dtype == "float32" and np.prod(s.shape) > 64]
+    assert not heavy  # no float weights
+    again = sum(np.prod(spec.shape) for spec in stored if spec.dtype == "int8")
+    assert again < 3 * sum(w.size for w in jax.tree.leaves(params))  # packed, and not twice
+
+
+def test_float_bundles_hold_no_weight_twice(tmp_path):
+    f, params, (x, _) = small_classifier(4)
+    bundle = deploy(f, (params, x), path=tmp_path / "b")
+    sizes = [np.prod(s.shape) for s in (*bundle.manifest.parameters, *bundle.manifest.derived)]
+    assert sum(sizes) < 2 * sum(w.size for w in jax.tree.leaves(params))
+
+
+def layers(params, x):
+    """Sums of three convolutions and a dense layer, in bits that go to planes and that don't."""
+    window = {"dilation": (1, 1), "groups": 1, "input_zero": 1, "strides": (1, 1)}
+    at = {"result": "sums", "zero": 0, "lower": 0, "upper": 255}
+    at |= {"shortcut": "none", "shortcut_zero": 0}
+    bias = np.arange(9, dtype=np.int32)
+    results = []
+    for bits, w in params.items():
+        widths = {"weight_bits": bits[0], "activation_bits": bits[1]}
+        u = x & np.uint8(2 ** bits[1] - 1)
+        results.append(q_conv2d(u, w, bias, padding=(1, 1, 0, 2), **window, **at, **widths))
+        flat = u.reshape(u.shape[0], -1)
+        dense = w.reshape(-1, 9)
+        results.append(q_dense(flat[:, : len(dense)], dense, bias, **at, **widths))
+    return results
+
+
+def test_arm_is_the_same_bits(arm_linker, emulated_board, network, tmp_path):
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, (2, 6, 7, 33)).astype(np.uint8)
+    x[0] = 255
+    params = {}
+    for bits in ((8, 8), (1, 1), (1, 3), (2, 4), (3, 3), (5, 2)):
+        most = max(1, 2 ** (bits[0] - 1) - 1)
+        w = rng.integers(-most, most + 1, (3, 3, 33, 9)).astype(np.int8)
+        w = np.where(w < 0, -1, 1).astype(np.int8) if bits[0] == 1 else w
+        w[..., 0] = -most
+        params[bits] = w
+    bundle = deploy(layers, (params, x), target="cortex-a72", path=tmp_path / "layers")
+    assert bundle.check(emulated_board).max_abs_error == 0
+    g, codes, _, x = network
+    bundle = deploy(g, (codes, x), target="cortex-a72", path=tmp_path / "network")
+    np.testing.assert_array_equal(bundle.run(x, board=emulated_board), jax.jit(g)(codes, x))
+
+
+def test_dot_products_of_a76_are_the_same_bits(arm_linker, emulator, network, tmp_path):
+    g, codes, _, x = network
+    bundle = deploy(g, (codes, x), target="cortex-a76", path=tmp_path / "b")
+    result = bundle.run(x, board="emulated:cortex-a76")
+    np.testing.assert_array_equal(result, jax.jit(g)(codes, x))
+
+
+def test_summary_of_an_exported_network_knows_its_bits(network):
+    g, codes, _, x = network
+    rows = {row.site: row for row in jaxeff.cost(g, codes, x).layers}
+    assert (rows["conv1"].weight_bits, rows["conv1"].activation_bits) == (8, 8)
+    assert (rows["fc1"].weight_bits, rows["fc1"].activation_bits) == (2, 4)
