@@ -29,9 +29,9 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxeff.compression import quantized
+from jaxeff.compression import Int, calibrate, integer, quantized
 from jaxeff.pruning import Plan, masked, pruned
-from jaxeff.search.policy import Policy
+from jaxeff.search.policy import FLOAT, Policy
 from jaxeff.search.space import Space
 from jaxeff.settings import check_count
 from jaxeff.training import cross_entropy, init, make_epoch
@@ -56,6 +56,34 @@ class Small(NamedTuple):
     plan: Plan
     whole_bits: Callable[..., Any]
     spec: Any
+
+    def integer(self, x: Any) -> tuple[Callable[..., Any], Any]:
+        """The same in integer codes, for a library: a function and its parameters.
+
+        Args:
+            x: Inputs that ranges of activations are measured on, and kept.
+
+        Returns:
+            `g(params, x) -> logits` and its parameters; running statistics are folded. Without few
+            bits anywhere it is the smaller function in float32.
+        """
+        f, state = self.whole_bits, self.state
+
+        def evaluate(params: Any, x: Any) -> Any:
+            return f(params, x) if state is None else f(params, state, x)[0]
+
+        if not self.spec:
+            return evaluate, self.params
+        bits = {
+            site: Int(int(setting.weights.width), int(setting.activations.width),
+                      symmetric="weights")
+            for site, setting in self.spec.items()
+            if int(setting.weights.width) != FLOAT
+        }  # fmt: skip
+        if not bits:
+            return evaluate, self.params
+        g = integer(evaluate, calibrate(evaluate, self.params, [x], bits))
+        return g, g.convert(self.params, x)
 
 
 class Candidates:

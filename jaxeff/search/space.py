@@ -47,6 +47,7 @@ from jaxeff.tables import Table
 Counts = Int[Array | np.ndarray, " groups"]
 
 
+_OF_CHANNELS = functools.partial(Uniform, symmetric=True)
 _OF_SAMPLES = functools.partial(Uniform, per="sample")
 
 
@@ -181,8 +182,12 @@ class Space:
         return Plan(keep, self.channels)
 
     def spec(self, policy: Policy) -> Mapping[str, Any]:
-        """The bits of every layer, for `quantized`: ranges of output channels and of samples."""
-        of_weights = bit_policy(self.names, policy.weights)
+        """The bits of every layer, for `quantized`.
+
+        Weights have a symmetric range for each output channel, as kernels multiply them, and
+        activations one for each sample.
+        """
+        of_weights = bit_policy(self.names, policy.weights, method=_OF_CHANNELS)
         of_inputs = bit_policy(self.names, None, policy.activations, method=_OF_SAMPLES)
         spec: dict[str, Apart | None] = {}
         for name in self.names:

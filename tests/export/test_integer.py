@@ -95,7 +95,12 @@ def test_planes_are_refused_where_no_instruction_counts():
 @pytest.fixture(scope="module")
 def network():
     f, params, (x, _) = small_classifier(16)
-    spec = calibrate(f, params, [x], {"*:linear": Int(8, symmetric="weights"), "fc1": Int(2, 4, symmetric="weights")})
+    spec = calibrate(
+        f,
+        params,
+        [x],
+        {"*:linear": Int(8, symmetric="weights"), "fc1": Int(2, 4, symmetric="weights")},
+    )
     g = integer(f, spec)
     return g, g.convert(params, x), params, x[:5]
 
@@ -104,7 +109,9 @@ def test_a_network_is_the_same_bits_here_and_under_xla(network, tmp_path):
     g, codes, params, x = network
     bundle = deploy(g, (codes, x), path=tmp_path / "b")
     np.testing.assert_array_equal(bundle.run(x), jax.jit(g)(codes, x))
-    assert {"q_conv2d", "q_dense"} <= {row.name.rstrip("0123456789") for row in bundle.profile(number=1, repeat=1)}
+    assert {"q_conv2d", "q_dense"} <= {
+        row.name.rstrip("0123456789") for row in bundle.profile(number=1, repeat=1)
+    }
     stored = [*bundle.manifest.parameters, *bundle.manifest.derived]
     heavy = [s for s in stored if s.dtype == "float32" and np.prod(s.shape) > 64]
     assert not heavy  # no float weights
