@@ -57,6 +57,7 @@ STRICT = {
     "program",
     "pruning",
     "robustness",
+    "search",
     "store",
     "test_keys.py",
     "test_laws.py",

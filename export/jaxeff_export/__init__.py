@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from jaxeff_export.importer import StableHLOParseError as StableHLOParseError
     from jaxeff_export.importer import UnsupportedOpError as UnsupportedOpError
     from jaxeff_export.importer import import_stablehlo as import_stablehlo
+    from jaxeff_export.latency import measured_latency as measured_latency
     from jaxeff_export.schedules.errors import TuningError as TuningError
     from jaxeff_export.targets.target import ARM_TARGETS as ARM_TARGETS
     from jaxeff_export.targets.target import TargetError as TargetError
@@ -58,6 +59,7 @@ _MODULES = {
     "extras": ("MissingExtraError",),
     "fleet": ("Outcome", "on_boards"),
     "importer": ("StableHLOParseError", "UnsupportedOpError", "import_stablehlo"),
+    "latency": ("measured_latency",),
     "schedules.errors": ("TuningError",),
     "targets.target": ("ARM_TARGETS", "TargetError", "resolve_target", "target_names"),
     "targets.toolchain": ("ToolchainError",),

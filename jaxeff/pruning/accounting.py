@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from jaxeff.program import Program
 from jaxeff.program import primitives as prim
@@ -27,7 +28,7 @@ def parameters(channels: Channels) -> Count:
     shapes = [[*map(resolve, axes)] for path, axes in channels.leaves.items() if path in read]
 
     def count(counts: Counts) -> float:
-        return float(sum(math.prod(_size(axis, counts) for axis in axes) for axes in shapes))
+        return float(sum(math.prod(size_of(axis, counts) for axis in axes) for axes in shapes))
 
     return count
 
@@ -76,17 +77,17 @@ def _term(whole: int, node: Node, labels: Labels) -> Count:
     axes = [*map(resolve, axes)]
 
     def count(counts: Counts) -> float:
-        return per_entry * math.prod(_size(axis, counts) for axis in axes)
+        return per_entry * math.prod(size_of(axis, counts) for axis in axes)
 
     return count
 
 
-def _size(axis: Axis, counts: Counts) -> int:
-    """How many indices of a resolved axis stay."""
+def size_of(axis: Axis, counts: Mapping[Dimension, Any]) -> Any:
+    """How many indices of a resolved axis stay; counts may be traced."""
     if isinstance(axis, Dimension):
         return counts.get(axis, axis.size)
-    sizes = [_size(part, counts) for part in axis.parts]
+    sizes = [size_of(part, counts) for part in axis.parts]
     return sum(sizes) if isinstance(axis, Concatenation) else math.prod(sizes)
 
 
-__all__ = ["Counts", "macs", "parameters"]
+__all__ = ["Counts", "macs", "parameters", "size_of"]

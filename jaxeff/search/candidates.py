@@ -1,0 +1,194 @@
+"""`Candidates`: how accurate a policy leaves a model, after a little training on.
+
+Channels are masked and bits are numbers, so every policy is the same compiled program, whatever it
+decides; shapes change for what is deployed alone (`smaller`).
+
+```python
+import jax
+from jaxeff.nn import small_classifier
+from jaxeff.search import Candidates, Space
+
+f, params, data = small_classifier()
+space = Space.read(f, params, data[0][:1])
+candidates = Candidates(f, params, data, data, space, steps=2, batch_size=32)
+candidates.accuracy(jax.random.key(0), space.whole)
+```
+
+Sharp edges:
+    Every candidate starts from the parameters that are given, not from the last one's.
+    Ranges of activations are those of each sample, so a batch is as accurate as its images are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from jaxeff.compression import Int, calibrate, integer, quantized
+from jaxeff.pruning import Plan, masked, pruned
+from jaxeff.search.policy import FLOAT, Policy
+from jaxeff.search.space import Space
+from jaxeff.settings import check_count
+from jaxeff.training import cross_entropy, init, make_epoch
+from jaxeff.training.epoch import count_examples
+
+
+class Small(NamedTuple):
+    """A model that a policy leaves, with new shapes.
+
+    Attributes:
+        f: A function like the model's, quantized; without its bits it is `whole_bits`.
+        params: Its parameters.
+        state: Its state; None if it has none.
+        plan: What was kept.
+        whole_bits: The smaller function in float32.
+        spec: The bits of its layers.
+    """
+
+    f: Callable[..., Any]
+    params: Any
+    state: Any
+    plan: Plan
+    whole_bits: Callable[..., Any]
+    spec: Any
+
+    def integer(self, x: Any) -> tuple[Callable[..., Any], Any]:
+        """The same in integer codes, for a library: a function and its parameters.
+
+        Args:
+            x: Inputs that ranges of activations are measured on, and kept.
+
+        Returns:
+            `g(params, x) -> logits` and its parameters; running statistics are folded. Without few
+            bits anywhere it is the smaller function in float32.
+        """
+        f, state = self.whole_bits, self.state
+
+        def evaluate(params: Any, x: Any) -> Any:
+            return f(params, x) if state is None else f(params, state, x)[0]
+
+        if not self.spec:
+            return evaluate, self.params
+        bits = {
+            site: Int(int(setting.weights.width), int(setting.activations.width),
+                      symmetric="weights")
+            for site, setting in self.spec.items()
+            if int(setting.weights.width) != FLOAT
+        }  # fmt: skip
+        if not bits:
+            return evaluate, self.params
+        g = integer(evaluate, calibrate(evaluate, self.params, [x], bits))
+        return g, g.convert(self.params, x)
+
+
+class Candidates:
+    """Policies of one model on one data set, in one compiled program."""
+
+    def __init__(
+        self,
+        f: Callable[..., Any],
+        params: Any,
+        data: Any,
+        validation: Any,
+        space: Space,
+        *,
+        state: Any = None,
+        train: Callable[..., Any] | None = None,
+        steps: int | None = 100,
+        batch_size: int = 128,
+        optimizer: optax.GradientTransformation | None = None,
+    ) -> None:
+        """Takes the model and its data.
+
+        Args:
+            f: A classifier `f(params, x) -> logits`; with a state `f(params, state, x) -> (logits,
+                state)`.
+            params: Its trained parameters.
+            data: Pairs of inputs and labels that candidates train on.
+            validation: Pairs that their accuracy is measured on; none of the test data.
+            space: What policies decide.
+            state: The model's state; None if it has none.
+            train: The model in training form; None takes `f`.
+            steps: Updates of every candidate's training; None takes an epoch, 0 none.
+            batch_size: Images per update, and evaluated at once.
+            optimizer: Of the training; None takes the source's, momentum of .9 at a rate of .05.
+
+        Raises:
+            ValueError: A count is out of bounds, or there are fewer examples than a batch.
+        """
+        check_count("Candidates: batch_size", batch_size)
+        if steps is not None:
+            check_count("Candidates: steps", steps, low=0)
+        for name, given in (("data", data), ("validation", validation)):
+            if (found := count_examples(given)) < batch_size:
+                raise ValueError(
+                    f"Candidates: {name} has {found} examples, less than one batch of {batch_size}"
+                )
+        self.f, self.params, self.state, self.space = f, params, state, space
+        self._data, self._validation = data, validation
+        self._train, self._batch_size = train or f, batch_size
+        most = count_examples(data) // batch_size
+        self.steps = most if steps is None else steps
+        if self.steps > most:
+            raise ValueError(
+                f"Candidates: steps={self.steps} of {batch_size} are more than the "
+                f"{count_examples(data)} examples there are; an epoch has {most}"
+            )
+        self._optimizer = optimizer or optax.sgd(0.05, momentum=0.9)
+        self._measured = jax.jit(self._measure)
+
+    def accuracy(self, key: PRNGKeyArray, policy: Policy) -> float:
+        """Share of the validation data that a candidate has right; 0 where it diverged.
+
+        Args:
+            key: Which examples it trains on, in which order.
+            policy: What is left of the model.
+        """
+        policy = jax.tree.map(jnp.asarray, policy)
+        found = self._measured(key, policy, self.params, self.state, self._data, self._validation)
+        return float(found)
+
+    def smaller(self, policy: Policy) -> Small:
+        """The model of a policy with new shapes, without training it."""
+        plan = self.space.plan(policy)
+        g = pruned(self.f, plan)
+        spec = {site: setting for site, setting in self.space.spec(policy).items() if setting}
+        return Small(
+            quantized(g, spec) if spec else g, plan.shrink(self.params), plan.shrink(self.state),
+            plan, g, spec,
+        )  # fmt: skip
+
+    def _measure(
+        self, key: Any, policy: Policy, params: Any, state: Any, data: Any, validation: Any
+    ) -> Float[Array, ""]:
+        def changed(f: Callable[..., Any]) -> Callable[..., Any]:
+            return masked(quantized(f, self.space.spec(policy)), self.space.plan(policy))
+
+        if self.steps:
+            loss = cross_entropy(changed(self._train), mutable=self.state is not None)
+            epoch = make_epoch(loss, self._optimizer, self._batch_size)
+            rows_key, epoch_key = jax.random.split(key)
+            count = count_examples(data)
+            rows = jax.random.permutation(rows_key, count)[: self.steps * self._batch_size]
+            few = jax.tree.map(lambda leaf: jnp.asarray(leaf)[rows], data)
+            trained, _ = epoch(init(params, self._optimizer, state), epoch_key, few)
+            params, state = trained.params, trained.state
+        f = changed(self.f)
+        size = self._batch_size
+        whole = count_examples(validation) // size * size
+        batched = jax.tree.map(
+            lambda leaf: jnp.asarray(leaf)[:whole].reshape(-1, size, *leaf.shape[1:]), validation
+        )
+
+        def right(batch: Any) -> Array:
+            x, labels = batch
+            logits = f(params, x) if state is None else f(params, state, x)[0]
+            sure = jnp.isfinite(logits).all(-1)
+            return jnp.sum((logits.argmax(-1) == labels) & sure)
+
+        return jax.lax.map(right, batched).sum() / whole

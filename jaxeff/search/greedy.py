@@ -1,0 +1,118 @@
+"""`Greedy`: one more step where it is predicted to hurt least for what it saves, until fast enough.
+
+After NetAdapt (Yang et al., arXiv 1804.03230), with sensitivities in the place of its trials: an
+episode strengthens one action of one layer, the latency is measured, and it goes on until the
+target is met; then the last step is halved.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from jaxeff.search.searcher import Outcome, Problem
+from jaxeff.settings import Number, Setting, register_setting, static
+
+
+class Progress(NamedTuple):
+    """Where it is.
+
+    Attributes:
+        actions: The last ones that were too slow.
+        tried: Those of the episode.
+        step: How much an action grows.
+    """
+
+    actions: Float[np.ndarray, "layers actions"]
+    tried: Float[np.ndarray, "layers actions"]
+    step: float
+
+
+@register_setting
+@dataclass(frozen=True)
+class Greedy(Setting):
+    """Steps by least predicted divergence per operation saved.
+
+    Attributes:
+        step: How much an action grows in an episode.
+        most: Of an action.
+    """
+
+    step: Annotated[float, Number(above=0, high=1)] = static(0.1)
+    most: Annotated[float, Number(above=0, high=1)] = static(0.95)
+
+    def start(self, key: PRNGKeyArray, problem: Problem) -> Progress:
+        """See `Searcher`.
+
+        Raises:
+            ValueError: There are no sensitivities.
+        """
+        if problem.known is None:
+            raise ValueError("Greedy goes by sensitivities: search(..., sensitivities=True)")
+        actions = np.zeros(problem.shape, np.float32)
+        return Progress(actions, self._stronger(problem, actions, self.step), self.step)
+
+    def propose(
+        self, key: PRNGKeyArray, problem: Problem, state: Progress
+    ) -> tuple[Float[Array, "layers actions"], Progress]:
+        """See `Searcher`."""
+        return jnp.asarray(state.tried), state
+
+    def learn(
+        self, key: PRNGKeyArray, problem: Problem, state: Progress, outcome: Outcome
+    ) -> Progress:
+        """See `Searcher`."""
+        if outcome.ratio > 1:
+            actions, step = state.tried, state.step
+        else:  # too much: the same from before, in smaller steps
+            actions, step = state.actions, state.step / 2
+        return Progress(actions, self._stronger(problem, actions, step), step)
+
+    def _stronger(
+        self, problem: Problem, actions: np.ndarray, step: float
+    ) -> Float[np.ndarray, "layers actions"]:
+        """The actions with the best of all single steps."""
+        before = self._operations(problem, actions)
+        best, chosen = np.inf, actions
+        for i, j in np.ndindex(*problem.shape):
+            if actions[i, j] >= self.most:
+                continue
+            more, saved = actions.copy(), 0.0
+            while saved <= 0 and more[i, j] < self.most:  # a small step may round to nothing
+                more[i, j] = self._next(problem, float(more[i, j]), step, j)
+                saved = before - self._operations(problem, more)
+            if saved <= 0:
+                continue
+            hurt = self._divergence(problem, more, i, j) - self._divergence(problem, actions, i, j)
+            if (worth := max(hurt, 1e-12) / saved) < best:
+                best, chosen = worth, more
+        return chosen
+
+    def _next(self, problem: Problem, action: float, step: float, j: int) -> float:
+        """What does nothing is skipped: bits begin to go above a threshold."""
+        quantizes = problem.actions.quantizes and j >= problem.shape[1] - 2
+        least = problem.actions.float_below + 1e-3 if quantizes and action == 0 else 0.0
+        return float(min(max(action + step, least), self.most))
+
+    def _operations(self, problem: Problem, actions: np.ndarray) -> float:
+        policy = problem.actions.policy(problem.space, jnp.asarray(actions))
+        return float(problem.space.bops(policy).sum())
+
+    def _divergence(self, problem: Problem, actions: np.ndarray, i: int, j: int) -> float:
+        """What the layer's action alone is known to do."""
+        known, of = problem.known, problem.actions
+        assert known is not None
+        action = float(actions[i, j])
+        if of.prunes and j == 0:
+            return float(np.interp(action, known.strengths, known.pruning[i]))
+        if action <= of.float_below:
+            return 0.0
+        if action <= of.eight_below:
+            return float(known.eight[i]) / 2
+        table = known.weights if j == problem.shape[1] - 2 else known.activations
+        strength = (action - of.eight_below) / (1 - of.eight_below)
+        return float(np.interp(strength, known.strengths, table[i]))

@@ -1,0 +1,314 @@
+"""`search`: a policy per episode, measured, rewarded and learnt from; a run that can be killed.
+
+```python
+import jax
+from jaxeff.nn import small_classifier
+from jaxeff.search import Actions, Legal, Random, bit_operations, search
+
+f, params, data = small_classifier()
+found = search(
+    jax.random.key(0), f, params, data, agent=Random(), latency=bit_operations, target=0.3,
+    actions=Actions(round_to=4), episodes=4, steps=2, batch_size=32,
+)
+print(found)
+g = found.smaller.f                                   # quantized, with new shapes
+logits = g(found.smaller.params, data[0][:2])
+```
+
+Every episode starts from the model that is given. With a `folder` an episode is a line of
+`episodes.jsonl` as soon as it has been measured. A search that is started again reads what was
+measured, learns from it again in the same order, and goes on with the same numbers.
+
+Sharp edges:
+    The latency of a candidate is asked for before it is trained; shapes and bits are all it knows.
+    `bit_operations` is a count and no time: it is there to try a search without a compiler.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import PRNGKeyArray
+
+from jaxeff.progress import progress_bar
+from jaxeff.pruning.scores import Score, l1
+from jaxeff.search.actions import Actions
+from jaxeff.search.candidates import Candidates, Small
+from jaxeff.search.ddpg import DDPG
+from jaxeff.search.policy import Policy
+from jaxeff.search.reward import Absolute, Reward
+from jaxeff.search.searcher import Outcome, Problem, Searcher
+from jaxeff.search.sensitivity import Sensitivity, sensitivity
+from jaxeff.search.space import Legal, Space
+from jaxeff.settings import check_count, check_number
+from jaxeff.store import Kept, run_identity
+from jaxeff.tables import Table
+from jaxeff.training.epoch import count_examples
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """What a latency is asked about.
+
+    Attributes:
+        policy: Its numbers.
+        space: The model's layers.
+        small: The function and parameters to deploy; made when it is asked for.
+    """
+
+    policy: Policy
+    space: Space
+    make: Callable[[Policy], Small] = field(repr=False)
+
+    @property
+    def small(self) -> Small:
+        """The model with new shapes."""
+        return self.make(self.policy)
+
+
+Latency = Callable[[Candidate], float]
+"""How long a call of a candidate takes, in any unit; above zero."""
+
+
+class LatencyError(RuntimeError):
+    """A candidate couldn't be measured; the search goes on without it.
+
+    A latency raises it for a board that is lost or a candidate that doesn't compile.
+    """
+
+
+def bit_operations(candidate: Candidate) -> float:
+    """Bit operations of a candidate: a stand-in for a measurement, and no time."""
+    return float(candidate.space.bops(candidate.policy).sum())
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Search:
+    """What a search came to.
+
+    Attributes:
+        best: The policy of the highest reward.
+        smaller: The model that it leaves, not trained any further.
+        episodes: A record per episode: policy, accuracy, latency, ratio, reward, or a message where
+            it couldn't be measured.
+        whole: Latency of the whole model.
+        target: Share of it that was asked for.
+        known: Sensitivities of the layers; None if they weren't measured.
+        space: The model's layers.
+    """
+
+    best: Policy
+    smaller: Small
+    episodes: list[dict[str, Any]]
+    whole: float
+    target: float
+    known: Sensitivity | None
+    space: Space
+
+    @property
+    def table(self) -> Table:
+        """The best policy layer by layer."""
+        space, best = self.space, jax.tree.map(np.asarray, self.best)
+        outputs = np.asarray(space.outputs(best.kept))
+        names = ("float", "int8", "mix")
+        rows = [
+            (
+                site.name, f"{outputs[i]} of {site.made.size}", names[best.datatypes[i]],
+                str(best.weights[i]), str(best.activations[i]),
+            )
+            for i, site in enumerate(space.sites)
+        ]  # fmt: skip
+        measured = [e for e in self.episodes if "reward" in e]
+        top = max(measured, key=lambda e: e["reward"])
+        caption = (
+            f"episode {top['episode']}: accuracy {top['accuracy']:.4g}, latency "
+            f"{top['latency'] / self.whole:.4g} of the whole model's (asked {self.target:g})"
+        )
+        columns = ("layer", "channels>", "datatype", "weight bits>", "activation bits>")
+        return Table(columns, rows, caption=caption)
+
+    def __repr__(self) -> str:
+        return str(self.table)
+
+    def _repr_html_(self) -> str:
+        return self.table._repr_html_()
+
+
+def search(
+    key: PRNGKeyArray,
+    f: Callable[..., Any],
+    params: Any,
+    data: Any,
+    *,
+    latency: Latency,
+    target: float,
+    agent: Searcher = DDPG(),  # noqa: B008
+    actions: Actions = Actions(),  # noqa: B008
+    episodes: int = 410,
+    reward: Reward = Absolute(),  # noqa: B008
+    validation: Any = None,
+    state: Any = None,
+    train: Callable[..., Any] | None = None,
+    steps: int | None = None,
+    batch_size: int = 128,
+    optimizer: optax.GradientTransformation | None = None,
+    sensitivities: bool = True,
+    images: int = 256,
+    score: Score = l1,
+    legal: Legal = Legal(),  # noqa: B008
+    folder: str | os.PathLike[str] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    progress: bool = True,
+) -> Search:
+    """Searches for the policy of the highest reward.
+
+    Args:
+        key: Random key of everything.
+        f: A classifier `f(params, x) -> logits`; with a state `f(params, state, x) -> (logits,
+            state)`.
+        params: Its trained parameters.
+        data: Pairs of inputs and labels.
+        latency: How long a candidate takes; called once per episode, and for the whole model.
+        target: Share of the whole model's latency that is asked for, above 0.
+        agent: What proposes actions.
+        actions: What they mean.
+        episodes: Candidates.
+        reward: Of accuracy and latency.
+        validation: Pairs that accuracies are measured on; None takes the last fifth of the data,
+            which is then not trained on.
+        state: The model's state; None if it has none.
+        train: The model in training form; None takes `f`.
+        steps: Updates of every candidate's training; None takes an epoch, 0 none.
+        batch_size: Images per update.
+        optimizer: Of that training; None takes momentum of .9 at a rate of .05.
+        sensitivities: Whether to measure how sensitive layers are, and tell the agent.
+        images: That sensitivities are measured on.
+        score: Which channels stay longest.
+        legal: Which layers may have few bits.
+        folder: Where episodes are kept.
+        settings: What else makes it the same search, such as the latency's target, as JSON.
+        progress: Whether to show how far it is.
+
+    Raises:
+        ValueError: A number is out of bounds, the model has nothing to compress, or the target
+            can't be reached: the message says what can.
+        RuntimeError: No candidate could be measured.
+        CheckpointError: The folder holds another search, or is damaged.
+    """
+    check_number("search: target", target, above=0)
+    check_count("search: episodes", episodes)
+    if validation is None:
+        cut = count_examples(data) * 4 // 5
+        data, validation = (
+            jax.tree.map(lambda leaf, s=part: leaf[s], data)  # type: ignore[misc]
+            for part in (slice(cut), slice(cut, None))
+        )
+    one = jax.tree.map(lambda leaf: leaf[:1], data[0])
+    before = (params,) if state is None else (params, state)
+    space = Space.read(f, *before, one, score=score, legal=legal)
+    if actions.of == "pruning" and not space.groups:
+        raise ValueError("search: no channel of the model can be pruned; see jaxeff.channels")
+    kept = None
+    if folder is not None:
+        identity = run_identity(key, (params, data), {
+            **(settings or {}), "target": target, "agent": repr(agent), "actions": repr(actions),
+            "reward": repr(reward), "steps": steps, "batch size": batch_size,
+        })  # fmt: skip
+        kept = Kept(Path(folder) / "episodes.jsonl", identity)
+    candidates = Candidates(
+        f, params, data, validation, space, state=state, train=train, steps=steps,
+        batch_size=batch_size, optimizer=optimizer,
+    )  # fmt: skip
+
+    def remembered(task: Any, make: Callable[[], Any]) -> Any:
+        if kept is None:
+            return make()
+        if task not in kept:
+            kept.add(task, make())
+        return kept[task]
+
+    def measure(policy: Policy) -> float:
+        found = float(latency(Candidate(policy, space, candidates.smaller)))
+        check_number("search: latency(candidate)", found, above=0)
+        return found
+
+    whole = remembered("whole", lambda: measure(space.whole))
+    _check_reachable(
+        space, actions, target, whole, lambda p: remembered("least", lambda: measure(p))
+    )
+    known = None
+    if sensitivities:
+        x = jax.tree.map(lambda leaf: leaf[:images], data[0])
+        known = sensitivity(f, params, x, space, actions, state=state)
+    problem = Problem(space, actions, known, episodes, target)
+    memory = agent.start(jax.random.fold_in(key, 0), problem)
+    rows: list[dict[str, Any]] = []
+    with progress_bar(progress, "episodes", episodes, 0) as advance:
+        for episode in range(episodes):
+            keys = jax.random.split(jax.random.fold_in(key, 1 + episode), 3)
+            proposed, memory = agent.propose(keys[0], problem, memory)
+            _check_finite(proposed, episode)
+            policy = jax.tree.map(np.asarray, actions.policy(space, proposed))
+
+            def evaluate(
+                policy: Policy = policy, key: Any = keys[1], episode: int = episode
+            ) -> dict[str, Any]:
+                row: dict[str, Any] = {"episode": episode, "policy": policy.plain()}
+                try:
+                    time = measure(policy)
+                except LatencyError as error:
+                    return row | {"message": str(error)}
+                accuracy = candidates.accuracy(key, policy)
+                ratio = time / (target * whole)
+                return row | {
+                    "accuracy": accuracy, "latency": time, "ratio": ratio,
+                    "reward": reward(accuracy, time, target * whole),
+                }  # fmt: skip
+
+            row = remembered(["episode", episode], evaluate)
+            rows.append(row)
+            if "reward" in row:
+                outcome = Outcome(
+                    np.asarray(proposed), row["accuracy"], row["ratio"], row["reward"]
+                )
+                memory = agent.learn(keys[2], problem, memory, outcome)
+            advance(1, f"{row.get('accuracy', 0):.3f} at {row.get('ratio', 0) * target:.3f}")
+    measured = [row for row in rows if "reward" in row]
+    if not measured:
+        raise RuntimeError(f"no candidate could be measured; the last said: {rows[-1]['message']}")
+    best = Policy.from_plain(max(measured, key=lambda row: row["reward"])["policy"])
+    return Search(best, candidates.smaller(best), rows, whole, target, known, space)
+
+
+def _check_reachable(
+    space: Space, actions: Actions, target: float, whole: float, measure: Callable[[Policy], float]
+) -> None:
+    """The strongest policy is measured first."""
+    strongest = jnp.ones((len(space.sites), actions.count))
+    least = measure(jax.tree.map(np.asarray, actions.policy(space, strongest))) / whole
+    if least > target:
+        raise ValueError(
+            f"search: a target of {target:g} can't be reached: the strongest policy of "
+            f"{actions.of!r} actions leaves {least:.4g} of the latency. Raise the target, or allow "
+            "more (Actions.round_to, Legal)."
+        )
+
+
+def _check_finite(proposed: Any, episode: int) -> None:
+    """A diverged agent proposes nothing sensible."""
+    if not np.isfinite(proposed).all():
+        raise FloatingPointError(
+            f"search: the agent diverged before episode {episode}; lower its rates. What was "
+            "measured is kept, if there is a folder."
+        )
+
+
+__all__ = ["Candidate", "Latency", "LatencyError", "Search", "bit_operations", "search"]

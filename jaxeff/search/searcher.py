@@ -1,0 +1,131 @@
+"""`Searcher`: what proposes actions, and learns from what became of them.
+
+A searcher is a setting and pure functions of a state, a pytree: `start` makes it, `propose` asks
+for the actions of an episode, `learn` takes the reward. The same key gives the same result, which
+is how a search that was killed goes on: what was measured is read, what was learnt is learnt again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from jaxeff.search.actions import Actions
+from jaxeff.search.sensitivity import Sensitivity
+from jaxeff.search.space import Space
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """What a searcher may know before it starts.
+
+    Attributes:
+        space: The model's layers.
+        actions: What actions mean.
+        known: Sensitivities of the layers, if they were measured.
+        episodes: How many there will be.
+        target: Share of the whole model's latency that is asked for.
+    """
+
+    space: Space
+    actions: Actions
+    known: Sensitivity | None
+    episodes: int
+    target: float
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of an episode's actions."""
+        return len(self.space.sites), self.actions.count
+
+
+class Outcome(NamedTuple):
+    """What became of an episode.
+
+    Attributes:
+        actions: `[layers, actions]`.
+        accuracy: From 0 to 1.
+        ratio: Latency over the target latency.
+        reward: Of both.
+    """
+
+    actions: Float[np.ndarray, "layers actions"]
+    accuracy: float
+    ratio: float
+    reward: float
+
+
+class Searcher(Protocol):
+    """Proposes the actions of every episode."""
+
+    def start(self, key: PRNGKeyArray, problem: Problem) -> Any:
+        """The state before the first episode."""
+        ...
+
+    def propose(
+        self, key: PRNGKeyArray, problem: Problem, state: Any
+    ) -> tuple[Float[Array, "layers actions"], Any]:
+        """The actions of the next episode, and the state."""
+        ...
+
+    def learn(self, key: PRNGKeyArray, problem: Problem, state: Any, outcome: Outcome) -> Any:
+        """The state after an episode."""
+        ...
+
+
+@dataclass(frozen=True)
+class Random:
+    """Actions that are uniform between 0 and 1: what a search has to beat."""
+
+    def start(self, key: PRNGKeyArray, problem: Problem) -> None:
+        """See `Searcher`."""
+
+    def propose(
+        self, key: PRNGKeyArray, problem: Problem, state: None
+    ) -> tuple[Float[Array, "layers actions"], None]:
+        """See `Searcher`."""
+        return jax.random.uniform(key, problem.shape), None
+
+    def learn(self, key: PRNGKeyArray, problem: Problem, state: None, outcome: Outcome) -> None:
+        """See `Searcher`."""
+
+
+class Bracket(NamedTuple):
+    """Where the strength lies that meets the target.
+
+    Attributes:
+        low: A strength that is too slow.
+        high: One that is fast enough.
+        now: That of the episode.
+    """
+
+    low: float
+    high: float
+    now: float
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """The same action everywhere, bisected until the latency is the target's."""
+
+    def start(self, key: PRNGKeyArray, problem: Problem) -> Bracket:
+        """See `Searcher`."""
+        return Bracket(0.0, 1.0, 0.5)
+
+    def propose(
+        self, key: PRNGKeyArray, problem: Problem, state: Bracket
+    ) -> tuple[Float[Array, "layers actions"], Bracket]:
+        """See `Searcher`."""
+        return jnp.full(problem.shape, state.now), state
+
+    def learn(
+        self, key: PRNGKeyArray, problem: Problem, state: Bracket, outcome: Outcome
+    ) -> Bracket:
+        """See `Searcher`."""
+        low, high = (state.now, state.high) if outcome.ratio > 1 else (state.low, state.now)
+        return Bracket(low, high, (low + high) / 2)

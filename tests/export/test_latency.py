@@ -1,0 +1,53 @@
+"""A search's latency from a library: what is compiled and timed, what a lost board does."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jaxeff_export import UnsupportedOpError, measured_latency
+
+from jaxeff.nn import small_classifier
+from jaxeff.search import Actions, Candidate, Candidates, LatencyError, Legal, Space
+
+F, PARAMS, (X, Y) = small_classifier(32)
+SPACE = Space.read(F, PARAMS, X[:1], legal=Legal(inputs=1, outputs=1))
+CANDIDATES = Candidates(F, PARAMS, (X, Y), (X, Y), SPACE, steps=0, batch_size=32)
+NOWHERE = "rpc://127.0.0.1:9"
+
+
+def candidate(strength):
+    actions = jnp.full((3, 3), strength)
+    policy = jax.tree.map(np.asarray, Actions(round_to=4).policy(SPACE, actions))
+    return Candidate(policy, SPACE, CANDIDATES.smaller)
+
+
+def test_candidates_are_timed():
+    """The next board takes over from one that isn't there."""
+    latency = measured_latency(X[:1], boards=[NOWHERE, "local"], number=2, repeat=3)
+    assert 0 < latency(candidate(0.0)) < 1
+    assert 0 < latency(candidate(0.4)) < 1
+
+
+@pytest.mark.parametrize("strength", [0.0, 0.3, 0.8])
+def test_codes_compute_what_the_search_measured(strength):
+    """Ranges are kept in a library, and those of each sample in a search: predictions agree."""
+    small = candidate(strength).small
+    g, params = small.integer(X)
+    ours, searched = jax.jit(g)(params, X), jax.jit(small.f)(small.params, X)
+    assert np.corrcoef(ours.ravel(), searched.ravel())[0, 1] > 0.97
+    if strength == 0.3:
+        assert {str(leaf.dtype) for leaf in jax.tree.leaves(params) if leaf.ndim > 1} == {"int8"}
+
+
+def test_no_board():
+    with pytest.raises(LatencyError, match=NOWHERE):
+        measured_latency(X[:1], boards=NOWHERE)(candidate(0.0))
+
+
+def test_what_the_compiler_cannot(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise UnsupportedOpError(["no fft"])
+
+    monkeypatch.setattr("jaxeff_export.latency.deploy", refuse)
+    with pytest.raises(LatencyError, match=r"(?s)can't be compiled: .*no fft"):
+        measured_latency(X[:1])(candidate(0.0))

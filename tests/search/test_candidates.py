@@ -1,0 +1,129 @@
+"""Candidates and sensitivities: one program for all policies, the numbers of smaller models."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import jaxeff
+from jaxeff.compression import quantized
+from jaxeff.nn import small_classifier
+from jaxeff.pruning import masked
+from jaxeff.search import Actions, Candidates, Legal, Policy, Space, sensitivity
+from jaxeff.training import cross_entropy, fit
+
+pytestmark = pytest.mark.promotes("dtype", "rank")
+KEY = jax.random.key(0)
+ACTIONS = Actions(round_to=4)
+
+
+@functools.cache
+def trained():
+    import optax
+
+    f, params, data = small_classifier(512)
+    result = fit(KEY, cross_entropy(f), params, data, optimizer=optax.adam(1e-2), epochs=3,
+                 batch_size=64, progress=False)  # fmt: skip
+    space = Space.read(f, result.params, data[0][:1], legal=Legal(last=True))
+    return f, result.params, data, space
+
+
+def drawn(space, seed):
+    actions = np.random.default_rng(seed).uniform(size=(len(space.sites), 3)) * 0.9
+    return jax.tree.map(np.asarray, ACTIONS.policy(space, actions.astype(np.float32)))
+
+
+def test_one_trace_for_all_policies():
+    f, params, data, space = trained()
+    traces = []
+
+    def counted(params, x):
+        traces.append(x.shape)
+        return f(params, x)
+
+    candidates = Candidates(counted, params, data, data, space, steps=2, batch_size=32)
+    first = candidates.accuracy(KEY, drawn(space, 0))
+    before = len(traces)
+    found = {candidates.accuracy(KEY, drawn(space, seed)) for seed in range(1, 6)}
+    assert len(traces) == before
+    assert len(found | {first}) > 2
+    assert candidates.accuracy(KEY, drawn(space, 0)) == first
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_untrained_candidates_are_their_smaller_models(seed):
+    f, params, (x, y), space = trained()
+    x = x + 0.1 * jax.random.normal(KEY, x.shape)  # digits have few values, which lie on ties
+    candidates = Candidates(f, params, (x, y), (x, y), space, steps=0, batch_size=256)
+    policy = drawn(space, seed)
+    small = candidates.smaller(policy)
+    logits = jax.jit(small.f)(small.params, x)
+    close = masked(quantized(f, space.spec(policy)), space.plan(policy))(params, x)
+    # Rounding to a grid may go the other way where sums have another order.
+    assert np.mean(np.abs(logits - close) > 1e-3 * np.abs(close).max()) < 0.02
+    accuracy = float(jnp.mean(logits.argmax(-1) == y))
+    assert abs(candidates.accuracy(KEY, policy) - accuracy) <= 2 / 512
+
+
+def test_training_helps_and_leaves_the_model_alone():
+    f, params, data, space = trained()
+    policy = drawn(space, 1)
+    measured = [
+        Candidates(f, params, data, data, space, steps=n, batch_size=64).accuracy(KEY, policy)
+        for n in (0, 8)
+    ]
+    assert measured[1] > measured[0]
+
+
+def test_states_are_carried():
+    class Net(nnx.Module):
+        def __init__(self, rngs):
+            self.first, self.norm = nnx.Linear(5, 8, rngs=rngs), nnx.BatchNorm(8, rngs=rngs)
+            self.head = nnx.Linear(8, 3, rngs=rngs)
+
+        def __call__(self, x):
+            return self.head(jax.nn.relu(self.norm(self.first(x))))
+
+    model = Net(nnx.Rngs(0))
+    train, *_ = jaxeff.functional(model, mutable=True)
+    model.eval()
+    f, params, state = jaxeff.functional(model, mutable=True)
+    x = jax.random.normal(KEY, (96, 5))
+    data = x, jnp.argmax(x[:, :3], -1)
+    space = Space.read(f, params, state, x[:1])
+    candidates = Candidates(
+        f, params, data, data, space, state=state, train=train, steps=3, batch_size=32
+    )
+    assert 0 < candidates.accuracy(KEY, space.whole) <= 1
+    small = candidates.smaller(Policy(np.array([3]), *list(vars(space.whole).values())[1:]))
+    assert small.state["norm"]["mean"].shape == (3,)
+    assert small.f(small.params, small.state, x)[0].shape == (96, 3)
+
+
+def test_sensitivities_are_divergences_of_single_layers():
+    f, params, (x, _), space = trained()
+    x = x[:64]
+    found = sensitivity(f, params, x, space, ACTIONS, strengths=4)
+    assert found.pruning.shape == (3, 4)
+    assert (found.pruning[:, 0] < 1e-6).all()  # nothing goes
+    assert (found.pruning[-1] == 0).all()  # decides about nothing
+    assert found.weights[1, -1] > found.weights[1, 0] >= 0
+    whole = space.whole
+    bits = np.array(whole.weights)
+    bits[1] = int(ACTIONS.width(np.array([0.5 + 0.75 / 2]))[0])
+    policy = Policy(whole.kept, whole.datatypes, bits, whole.activations)
+    clean = jax.nn.log_softmax(f(params, x))
+    changed = jax.nn.log_softmax(quantized(f, space.spec(policy))(params, x))
+    by_hand = float((jnp.exp(clean) * (clean - changed)).sum(-1).mean())
+    assert found.weights[1, 3] == pytest.approx(by_hand, rel=1e-3)
+
+
+def test_mistakes():
+    f, params, data, space = trained()
+    with pytest.raises(ValueError, match="less than one batch of 600"):
+        Candidates(f, params, data, data, space, batch_size=600)
+    with pytest.raises(ValueError, match="an epoch has 16"):
+        Candidates(f, params, data, data, space, steps=17, batch_size=32)

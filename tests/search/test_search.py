@@ -1,0 +1,119 @@
+"""Whole searches: kept, gone on with, refused, and what they come to."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from jaxeff.nn import small_classifier
+from jaxeff.search import (
+    DDPG,
+    Actions,
+    LatencyError,
+    Random,
+    bit_operations,
+    search,
+)
+from jaxeff.store import CheckpointError
+
+pytestmark = pytest.mark.promotes("dtype", "rank")
+KEY = jax.random.key(0)
+F, PARAMS, DATA = small_classifier(256)
+AGENT = DDPG(warm_up=2, batch_size=8)
+
+
+def run(folder=None, **changed):
+    given = {
+        "latency": bit_operations, "target": 0.3, "agent": AGENT,
+        "actions": Actions(round_to=4), "episodes": 4, "steps": 1, "batch_size": 32,
+        "folder": folder, "images": 32, "progress": False,
+    }  # fmt: skip
+    return search(KEY, F, PARAMS, DATA, **given | changed)
+
+
+def test_killed_at_any_moment(tmp_path):
+    """What was measured isn't measured again, and the numbers are those of one run."""
+    whole = run()
+    calls = []
+
+    def dies(candidate):
+        calls.append(candidate.policy)
+        if len(calls) == 5:  # the whole model, the strongest policy, then episodes
+            raise KeyboardInterrupt
+        return bit_operations(candidate)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, latency=dies)
+    path = tmp_path / "episodes.jsonl"
+    path.write_text(path.read_text() + '{"task": ["epis')  # cut while it was written
+    calls.clear()
+
+    def counted(candidate):
+        calls.append(candidate.policy)
+        return bit_operations(candidate)
+
+    again = run(tmp_path, latency=counted)
+    assert len(calls) == 2
+    assert again.episodes == json.loads(json.dumps(whole.episodes))
+    assert again.best.plain() == whole.best.plain()
+    assert "asked 0.3" in str(again)
+    logits = again.smaller.f(again.smaller.params, DATA[0][:2])
+    assert logits.shape == (2, 10)
+
+
+def test_other_searches_are_refused(tmp_path):
+    run(tmp_path, agent=Random(), episodes=1, sensitivities=False)
+    with pytest.raises(CheckpointError, match="target"):
+        run(tmp_path, agent=Random(), episodes=1, target=0.4)
+    (tmp_path / "episodes.jsonl").write_text("nonsense\n")
+    with pytest.raises(CheckpointError):
+        run(tmp_path, agent=Random(), episodes=1)
+
+
+def test_lost_boards_cost_a_measurement():
+    calls = []
+
+    def loses(candidate):
+        calls.append(1)
+        if len(calls) == 4:
+            raise LatencyError("the board is gone")
+        return bit_operations(candidate)
+
+    found = run(latency=loses, episodes=3, sensitivities=False)
+    assert [("reward" in row) for row in found.episodes] == [True, False, True]
+    assert found.episodes[1]["message"] == "the board is gone"
+
+    def lost(candidate):
+        calls.append(1)
+        if len(calls) > 2:
+            raise LatencyError("the board is gone")
+        return bit_operations(candidate)
+
+    calls.clear()
+    with pytest.raises(RuntimeError, match="the board is gone"):
+        run(latency=lost, episodes=2, sensitivities=False)
+
+
+def test_the_best_has_the_highest_reward():
+    found = run(agent=Random(), sensitivities=False)
+    rewards = [row["reward"] for row in found.episodes]
+    assert found.best.plain() == found.episodes[int(np.argmax(rewards))]["policy"]
+    for row in found.episodes:
+        wanted = row["accuracy"] - 3 * abs(row["latency"] / (0.3 * found.whole) - 1)
+        assert row["reward"] == pytest.approx(wanted)
+
+
+def test_mistakes():
+    with pytest.raises(ValueError, match="target"):
+        run(target=0.0)
+    with pytest.raises(ValueError, match=r"can't be reached: the strongest policy .* leaves 0\.0"):
+        run(target=1e-4)
+    with pytest.raises(ValueError, match="latency"):
+        run(latency=lambda candidate: float("nan"))
+    linear = {"w": jax.numpy.ones((784, 10))}
+    with pytest.raises(ValueError, match="no channel of the model can be pruned"):
+        search(
+            KEY, lambda p, x: x.reshape(len(x), -1) @ p["w"], linear, DATA, target=0.5,
+            latency=bit_operations, actions=Actions("pruning"),
+        )  # fmt: skip
