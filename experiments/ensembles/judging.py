@@ -1,0 +1,3 @@
+"""Stub."""
+def judge(report): pass
+def tables(report): return []
