@@ -15,11 +15,13 @@ Finished trainings are kept: a run that was killed goes on. `--full` trains a Re
 T4057-4537 (arXiv 2412.15758); its numbers of the table are not public.
 """
 
+from collections.abc import Callable, Iterable
+
 import numpy as np
 
 from experiments.ensembles import bench, combined, cost, figure, images, judging, partial, recipe
 from experiments.ensembles import sine as sine_task
-from experiments.ensembles.methods import METHODS, Method, choose
+from experiments.ensembles.methods import Method, choose, methods
 from experiments.harness import Found, Row, Run, Study
 
 DIFFERENCES = (
@@ -44,7 +46,9 @@ def run(run: Run[recipe.Settings]) -> Found:
     rows = _sine(run) if settings.runs("sine") else []
     if any(settings.runs(part) for part in recipe.PARTS[1:]):
         rows += _digits(run)
-    return Found([{k: v for k, v in row.items() if k != "curves"} for row in rows], {}, _curves(rows))
+    return Found(
+        [{k: v for k, v in row.items() if k != "curves"} for row in rows], {}, _curves(rows)
+    )
 
 
 def _curves(rows: list[Row]) -> dict[str, np.ndarray]:
@@ -70,26 +74,28 @@ def _sine(run: Run[recipe.Settings]) -> list[Row]:
 def _digits(run: Run[recipe.Settings]) -> list[Row]:
     settings = run.settings
     made = bench.build(run, images.load(settings, run.say))
-    by_name = {method.name: method for method in METHODS}
+    by_name = {method.name: method for method in methods(made)}
     tasks: list[tuple[str, str]] = []
     if settings.runs("table"):
         tasks += [("table", name) for name in by_name]
     if settings.runs("combined"):
         tasks += [("combined", kind) for kind in combined.KINDS]
     if settings.runs("partial"):
-        tasks += [("partial", site) for site in (*made.hidden, made.last, "*")]
+        tasks += [("partial", s) for s in settings.sites or (*made.hidden, made.last, "*")]
     if settings.runs("cost"):
-        tasks += [("cost", what) for what in ("predictions", "trainings", "members")]
+        tasks += [(what, "") for what in ("prediction", "training", "members")]
 
     def make(task: tuple[str, str]) -> list[Row]:
         part, what = task
-        found = {
+        makers: dict[str, Callable[[], Iterable[Row]]] = {
             "table": lambda: _table(made, by_name[what]),
             "combined": lambda: combined.KINDS[what](made),
             "partial": lambda: partial.rows(made, what),
-            "cost": lambda: getattr(cost, what)(made),
-        }[part]()
-        return [{"part": part, **row} for row in found]
+            "prediction": lambda: cost.predictions(made),
+            "training": lambda: cost.trainings(made),
+            "members": lambda: cost.members(made),
+        }
+        return [{"part": part, **row} for row in makers[part]()]
 
     rows = run.each(tasks, make)
     if settings.runs("table"):

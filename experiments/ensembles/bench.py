@@ -30,7 +30,7 @@ from jaxeff.uncertainty import (
 
 CLASSES = 10
 Loss = Callable[..., Any]
-Logits = Callable[[Any], Any]
+Logits = Callable[[Any, Any], Any]
 Said = dict[str, tuple[Float[Array, "n classes"], Decomposition]]
 """By domain, the log-probabilities of the mean prediction, and uncertainties."""
 
@@ -66,9 +66,16 @@ class Bench:
         return optax.adam(optax.cosine_decay_schedule(self.settings.rate, steps))
 
     def train(
-        self, name: str, loss: Callable[[Any], Loss] | Loss, init: Callable[[jax.Array], Any],
-        seeds: int, *, strengths: tuple[float, ...] | None = None, data: Any = None,
-        epochs: int | None = None, **identity: Any,
+        self,
+        name: str,
+        loss: Callable[[Any], Loss] | Loss,
+        init: Callable[[jax.Array], Any],
+        seeds: int,
+        *,
+        strengths: tuple[float, ...] | None = None,
+        data: Any = None,
+        epochs: int | None = None,
+        **identity: Any,
     ) -> list[Any]:
         """Trained parameters of each seed, kept for the next run.
 
@@ -132,26 +139,39 @@ def build(run: Run[Settings], images: Images) -> Bench:
     return Bench(run, images, f, init, last, tuple(site for site in sites if site != last))
 
 
-def said(logits: Logits, domains: Mapping[str, Any]) -> Said:
-    """What samples of logits `[samples, n, classes]` say: members, masks, or draws."""
+def said(logits: Logits, params: Any, domains: Mapping[str, Any]) -> Said:
+    """What samples of logits say: members, masks, or draws.
 
-    @jax.jit
-    def of_batch(x: Any) -> Any:
-        drawn = logits(x)
-        return predictive_log_probs(drawn), decompose_logits(drawn)
+    Args:
+        logits: `logits(params, x)`, `[samples, n, classes]`; compiled once for all seeds.
+        params: Of one seed.
+        domains: Images.
+    """
+    return {
+        domain: in_batches(lambda x: _of_samples(logits, params, x), images)
+        for domain, images in domains.items()
+    }
 
-    return {domain: in_batches(of_batch, x) for domain, x in domains.items()}
 
-
-def said_by_entropy(logits: Logits, domains: Mapping[str, Any]) -> Said:
+def said_by_entropy(logits: Logits, params: Any, domains: Mapping[str, Any]) -> Said:
     """What one network says: the entropy of its softmax is all its uncertainty."""
+    return {
+        domain: in_batches(lambda x: _of_one(logits, params, x), images)
+        for domain, images in domains.items()
+    }
 
-    def alone(x: Any) -> Any:
-        log_probs = jax.nn.log_softmax(logits(x))
-        total = entr(jnp.exp(log_probs)).sum(-1)
-        return log_probs, Decomposition(total, total, total)
 
-    return {domain: in_batches(jax.jit(alone), x) for domain, x in domains.items()}
+@functools.partial(jax.jit, static_argnums=0)
+def _of_samples(logits: Logits, params: Any, x: Any) -> tuple[Array, Decomposition]:
+    drawn = logits(params, x)
+    return predictive_log_probs(drawn), decompose_logits(drawn)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _of_one(logits: Logits, params: Any, x: Any) -> tuple[Array, Decomposition]:
+    log_probs = jax.nn.log_softmax(logits(params, x))
+    total = entr(jnp.exp(log_probs)).sum(-1)
+    return log_probs, Decomposition(total, total, total)
 
 
 def judged(found: Said, bench: Bench) -> Row:
@@ -205,5 +225,7 @@ def histograms(found: Said) -> Row:
         edges = np.linspace(low, max(high, low + 1e-6), BINS + 1)
         curves[f"{part}/edges"] = edges
         for domain, v in values.items():
-            curves[f"{part}/{domain}"] = np.histogram(v.clip(edges[0], edges[-1]), edges)[0] / len(v)
+            curves[f"{part}/{domain}"] = np.histogram(v.clip(edges[0], edges[-1]), edges)[0] / len(
+                v
+            )
     return curves

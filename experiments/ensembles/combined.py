@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 import jaxeff
 from experiments.ensembles.bench import Bench, Said, judged, said
-from experiments.ensembles.methods import strength_of, trained_apart
+from experiments.ensembles.methods import apart, strength_of, trained_apart
 from experiments.harness import Row
 from jaxeff.bayes import MixturePosterior, laplace, svi, to_gaussians
 from jaxeff.ensembles import Mixture, MixtureUncertainty, mixture_moments
@@ -38,8 +38,7 @@ def deep(bench: Bench) -> Iterator[Row]:
         yield _row(bench, "deep", "PFP", i, _one(bench, posterior))
     for i in range(MIXTURES):
         own = slice(i * few, (i + 1) * few)
-        networks = bench.networks[own]
-        found = said(lambda x: jnp.stack([bench.f(p, x) for p in networks]), bench.images.test)  # noqa: B023
+        found = said(apart(bench.f), bench.networks[own], bench.images.test)
         yield _row(bench, "deep", "ensemble", i, found)
         yield _row(bench, "deep", "PFP x ensemble", i, _mixture(bench, tuple(posteriors[own])))
 
@@ -47,11 +46,11 @@ def deep(bench: Bench) -> Iterator[Row]:
 def heads(bench: Bench) -> Iterator[Row]:
     """Repulsive heads, each with the curvature of its own weights."""
     g, trained = trained_apart(bench, HEADS, bench.settings.seeds, strength_of(bench))
-    spec = {bench.last: "kron"}
+    spec = {bench.last: "diag"}  # a moment pass takes weights for independent
     for i, params in enumerate(trained[: bench.settings.some]):
         single = laplace(bench.f, bench.networks[i], bench.images.train, spec)
         yield _row(bench, "heads", "PFP", i, _one(bench, single))
-        yield _row(bench, "heads", "ensemble", i, said(lambda x: g(params, x), bench.images.test))  # noqa: B023
+        yield _row(bench, "heads", "ensemble", i, said(g, params, bench.images.test))
         own = tuple(
             laplace(bench.f, g.member(params, j), bench.images.train, spec)
             for j in range(bench.settings.members)
@@ -71,8 +70,11 @@ def _row(bench: Bench, kind: str, method: str, seed: int, found: Said) -> Row:
 def _one(bench: Bench, posterior: Any) -> Said:
     """A moment pass, and draws of its logits."""
     g, key, samples = jaxeff.moments(bench.f), bench.run.key, bench.settings.samples
-    weights = to_gaussians(posterior)
-    return said(lambda x: sample_logits(key, g(weights, x), samples), bench.images.test)
+
+    def logits(weights: Any, x: Any) -> Any:
+        return sample_logits(key, g(weights, x), samples)
+
+    return said(logits, to_gaussians(posterior), bench.images.test)
 
 
 def _mixture(bench: Bench, members: tuple[Any, ...]) -> Said:
@@ -90,5 +92,3 @@ def _mixture(bench: Bench, members: tuple[Any, ...]) -> Said:
         log_probs = jnp.log(jnp.maximum(parts.mean, jnp.finfo(parts.mean.dtype).tiny))
         found[domain] = log_probs, Decomposition(parts.total, parts.aleatoric, parts.epistemic)
     return found
-
-

@@ -1,16 +1,15 @@
 """What ensembles cost: multiplications, time of a prediction, and time of a training."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import optax
 from flax import nnx
 
 import jaxeff
 from experiments.ensembles.bench import Bench
-from experiments.ensembles.methods import CHOSEN, bounded, dropping, heads, repelled
+from experiments.ensembles.methods import CHOSEN, apart, bounded, dropping, heads, repelled
 from experiments.harness import Row
 from experiments.timing import measure_rounds, metered, ratio, summary
 from jaxeff.ensembles import Members, member_loss, repulsive
@@ -22,41 +21,53 @@ SOURCE_MACS = {
     ("sine", "one"): 2.6, ("sine", "heads"): 7.8, ("sine", "networks"): 26.0,
     ("lenet5", "one"): 36.0, ("lenet5", "heads"): 37.0, ("lenet5", "networks"): 360.5,
 }  # fmt: skip
-BATCHES = {"sine": 1000, "lenet5": 128}
-MLPS = {"sine, batch 32": ((1, 50, 50, 2), 32, 960), "digits, batch 32": ((64, 64, 64, 10), 32, 1437)}
+MLPS = {
+    "sine, batch 32": ((1, 50, 50, 2), 32, 960),
+    "digits, batch 32": ((64, 64, 64, 10), 32, 1437),
+}
 MEMBERS = 10
 
 
 def predictions(bench: Bench) -> Iterator[Row]:
     """One network, ten heads and ten networks, compiled by XLA and timed in turn."""
-    key, members = jax.random.key(0), bench.settings.members
-    sine, sine_params = jaxeff.functional(MLP((1, 50, 50, 2), rngs=nnx.Rngs(0)))
+    members = bench.settings.members
+    images = jax.random.normal(bench.run.key, (128, *bench.images.train[0].shape[1:]))
     subjects = {
-        "sine": (sine, sine_params, "fc3", jax.random.normal(key, (1000, 1))),
+        "sine": _sine_forms(members),
         bench.settings.network: (
-            bench.f, bench.init(key), bench.last,
-            jax.random.normal(key, (BATCHES["lenet5"], *bench.images.train[0].shape[1:])),
+            _forms(bench.f, bench.init(bench.run.key), bench.last, members), images
         ),
     }  # fmt: skip
-    for name, (f, params, last, x) in subjects.items():
-        g, own = jaxeff.ensemble(key, f, params, {last: Members(members)})
-        deep, each = jaxeff.ensemble(key, f, params, {"*": Members(members)})
-        networks = [deep.member(each, i) for i in range(members)]
-
-        def apart(networks: Any, x: Any, f: Callable[..., Any] = f) -> Any:
-            return jnp.stack([f(one, x) for one in networks])
-
-        forms = {"one": (f, params), "heads": (g, own), "networks": (apart, networks)}
-        calls = {form: _call(h, p, x) for form, (h, p) in forms.items()}
+    for name, (forms, x) in subjects.items():
+        calls = {form: _call(f, params, x) for form, (f, params) in forms.items()}
         times = measure_rounds(calls, bench.settings.rounds * 3)
-        for form, (h, p) in forms.items():
-            macs = jaxeff.cost(h, p, x).macs / 1e6
+        for form, (f, params) in forms.items():
             yield {
-                "part": "prediction", "network": name, "form": form, "members": members,
-                "MMACs": macs, **summary(times[form]), "source_MMACs": SOURCE_MACS.get((name, form)),
+                "network": name, "form": form, "members": members,
+                "MMACs": jaxeff.cost(f, params, x).macs / 1e6,
+                "source_MMACs": SOURCE_MACS.get((name, form)), **summary(times[form]),
                 "over_one": ratio(times[form], times["one"]),
                 "over_heads": ratio(times[form], times["heads"]),
             }  # fmt: skip
+
+
+def _forms(f: Any, params: Any, last: str, members: int) -> dict[str, tuple[Any, Any]]:
+    key = jax.random.key(0)
+    g, own = jaxeff.ensemble(key, f, params, {last: Members(members)})
+    deep, each = jaxeff.ensemble(key, f, params, {"*": Members(members)})
+    networks = [deep.member(each, i) for i in range(members)]
+    return {"one": (f, params), "heads": (g, own), "networks": (apart(f), networks)}
+
+
+def _sine_forms(members: int) -> tuple[dict[str, tuple[Any, Any]], jax.Array]:
+    """As the source counts them: heads of two layers, 50-10-2, and networks of one output."""
+    one, headed = (
+        jaxeff.functional(MLP(widths, rngs=nnx.Rngs(0)))
+        for widths in ((1, 50, 50, 1), (1, 50, 50, 10, 2))
+    )
+    key, spec = jax.random.key(0), dict.fromkeys(("fc3", "fc4"), Members(members))
+    forms = _forms(*one, "fc3", members) | {"heads": jaxeff.ensemble(key, *headed, spec)}
+    return forms, jax.random.normal(key, (1000, 1))
 
 
 def _call(f: Any, params: Any, x: Any) -> Any:
@@ -91,7 +102,7 @@ def trainings(bench: Bench) -> Iterator[Row]:
     times = measure_rounds(calls, settings.rounds)
     for name, values in times.items():
         over = ratio(values, times["MAP"])
-        yield {"part": "training", "method": name, **summary(values), "over_one": over}
+        yield {"method": name, **summary(values), "over_one": over}
 
 
 def _epoch(bench: Bench, loss: Any, params: Any, data: Any) -> Any:
@@ -124,7 +135,7 @@ def members(bench: Bench) -> Iterator[Row]:
             {"loop": metered(loop), "program": metered(program)}, bench.settings.rounds * 3
         )
         yield {
-            "part": "members", "network": name, "members": MEMBERS,
+            "network": name, "members": MEMBERS,
             "loop_ms": summary(times["loop"])["ms"], "program_ms": summary(times["program"])["ms"],
             "speedup": ratio(times["loop"], times["program"]),
         }  # fmt: skip

@@ -13,7 +13,8 @@ from jax.scipy.special import entr
 from jaxtyping import Array
 
 import jaxeff
-from experiments.ensembles.bench import Bench, Said, chosen, said, said_by_entropy
+from experiments.ensembles.bench import CLASSES, Bench, Said, chosen, said, said_by_entropy
+from experiments.ensembles.recipe import KINDS
 from jaxeff.bayes import laplace
 from jaxeff.ensembles import (
     Ensemble,
@@ -39,9 +40,9 @@ from jaxeff.uncertainty import Decomposition, in_batches, sample_logits
 Saying = Iterator[Said]
 CHOSEN = "patches 8"
 """The repulsive samples that a strength is chosen with, for all kinds."""
+RLLE = "RLLE, "
 MAIN = (CHOSEN, "other")
 """The kinds that are trained with all seeds."""
-KINDS = ("ambiguous", "other", "patches 16", "patches 8", "patches 4", "shuffled", "noise")
 STRUCTURES = {"diagonal": "diag", "Kronecker": "kron", "full": "full"}
 
 
@@ -125,7 +126,7 @@ def dropping(bench: Bench) -> dict[str, Dropout]:
 
 def _map(bench: Bench, seeds: int) -> Saying:
     for params in bench.networks[:seeds]:
-        yield said_by_entropy(lambda x: bench.f(params, x), bench.images.test)  # noqa: B023
+        yield said_by_entropy(bench.f, params, bench.images.test)
 
 
 def _dropout_networks(bench: Bench, seeds: int) -> list[Any]:
@@ -136,36 +137,43 @@ def _dropout_networks(bench: Bench, seeds: int) -> list[Any]:
 def _dropout(bench: Bench, seeds: int) -> Saying:
     g = jaxeff.noisy(bench.f, dropping(bench))
     keys = jax.random.split(bench.run.key, bench.settings.samples)
+
+    def logits(params: Any, x: Any) -> Array:
+        return jax.lax.map(lambda key: g(key, params, x), keys)
+
     for params in _dropout_networks(bench, seeds):
-        yield said(
-            lambda x: jax.lax.map(lambda key: g(key, params, x), keys),  # noqa: B023
-            bench.images.test,
-        )
+        yield said(logits, params, bench.images.test)
 
 
 def _dropout_moments(bench: Bench, seeds: int) -> Saying:
     g = jaxeff.moments(bench.f, noise=dropping(bench))
     key, samples = bench.run.key, bench.settings.samples
+
+    def logits(params: Any, x: Any) -> Array:
+        return sample_logits(key, g(params, x), samples)
+
     for params in _dropout_networks(bench, seeds):
-        yield said(lambda x: sample_logits(key, g(params, x), samples), bench.images.test)  # noqa: B023
+        yield said(logits, params, bench.images.test)
 
 
 def _ddu(bench: Bench, seeds: int) -> Saying:
-    f = bounded(bench)
+    f, bound = bounded(bench), bench.settings.bound
     hidden = jax.jit(inputs_of(f, bench.last))
     x, labels = bench.images.train
-    for params in bench.train("ddu", cross_entropy(f), bench.init, seeds, bound=bench.settings.bound):
-        features = in_batches(lambda x: hidden(params, x), x)  # noqa: B023
+    for params in bench.train("ddu", cross_entropy(f), bench.init, seeds, bound=bound):
+
+        def features(images: Any, params: Any = params) -> Any:
+            return in_batches(lambda x: hidden(params, x), images)
+
         density = feature_density(
-            features, labels, bench.f(params, x[:1]).shape[-1], shrinkage=bench.settings.shrinkage
-        )
-        alone = said_by_entropy(lambda x: f(params, x), bench.images.test)  # noqa: B023
-        far = {
-            domain: -in_batches(lambda x: density.log_density(hidden(params, x)), images)  # noqa: B023
-            for domain, images in bench.images.test.items()
-        }
+            features(x), labels, CLASSES, shrinkage=bench.settings.shrinkage
+        )  # fmt: skip
+        alone = said_by_entropy(f, params, bench.images.test)
         yield {
-            domain: (log_probs, parts._replace(epistemic=far[domain]))
+            domain: (
+                log_probs,
+                parts._replace(epistemic=-density.log_density(features(bench.images.test[domain]))),
+            )
             for domain, (log_probs, parts) in alone.items()
         }
 
@@ -183,38 +191,49 @@ def _sngp(bench: Bench, seeds: int) -> Saying:
         process = laplace(
             g, params, bench.images.train, {"head": "outputs"}, prior_precision=1.0
         )  # fmt: skip
-        yield said_by_entropy(lambda x: jnp.log(process.probs(x)), bench.images.test)  # noqa: B023
+        yield said_by_entropy(_log_probs, process, bench.images.test)
+
+
+def _log_probs(posterior: Any, x: Any) -> Array:
+    return jnp.log(posterior.probs(x))
 
 
 def _laplace(structure: str) -> Callable[[Bench, int], Saying]:
     def say(bench: Bench, seeds: int) -> Saying:
+        key, shape = bench.run.key, (bench.settings.samples,)
+
+        def logits(posterior: Any, x: Any) -> Array:
+            return posterior.logits(x).sample(key, shape)
+
+        spec = {bench.last: STRUCTURES[structure]}
         for params in bench.networks[:seeds]:
-            posterior = laplace(
-                bench.f, params, bench.images.train, {bench.last: STRUCTURES[structure]}
-            )  # fmt: skip
-            key, shape = bench.run.key, (bench.settings.samples,)
-            yield said(lambda x: posterior.logits(x).sample(key, shape), bench.images.test)  # noqa: B023
+            posterior = laplace(bench.f, params, bench.images.train, spec)
+            yield said(logits, posterior, bench.images.test)
 
     return say
 
 
 def _probit(bench: Bench, seeds: int) -> Saying:
     """Without samples: what the closed form's entropy has over that of the mean logits."""
+
+    @jax.jit
+    def of_batch(posterior: Any, x: Any) -> Any:
+        probs = posterior.probs(x)
+        at_mean = jax.nn.softmax(bench.f(posterior.params, x))
+        total, aleatoric = entr(probs).sum(-1), entr(at_mean).sum(-1)
+        return jnp.log(probs), Decomposition(total, aleatoric, total - aleatoric)
+
     for params in bench.networks[:seeds]:
         posterior = laplace(bench.f, params, bench.images.train, {bench.last: "full"})
-
-        def of_batch(x: Any) -> Any:
-            probs = posterior.probs(x)  # noqa: B023
-            at_mean = jax.nn.softmax(bench.f(params, x))  # noqa: B023
-            total, aleatoric = entr(probs).sum(-1), entr(at_mean).sum(-1)
-            return jnp.log(probs), Decomposition(total, aleatoric, total - aleatoric)
-
-        yield {d: in_batches(jax.jit(of_batch), x) for d, x in bench.images.test.items()}
+        yield {
+            domain: in_batches(lambda x: of_batch(posterior, x), images)  # noqa: B023
+            for domain, images in bench.images.test.items()
+        }
 
 
 def _of_heads(bench: Bench, g: Ensemble, trained: list[Any]) -> Saying:
     for params in trained:
-        yield said(lambda x: g(params, x), bench.images.test)  # noqa: B023
+        yield said(g, params, bench.images.test)
 
 
 def _plain(bench: Bench, seeds: int) -> Saying:
@@ -249,14 +268,16 @@ def choose(bench: Bench) -> list[dict[str, Any]]:
         strengths=tried, repulsive=bench.settings.repulsive,
     )  # fmt: skip
     found = [
-        (strength, said(lambda x: g(params, x), bench.images.held))  # noqa: B023
+        (strength, said(g, params, bench.images.held))
         for strength, params in zip(tried, trained, strict=True)
     ]
     best, rows = chosen(found, bench)
     return [{**row, "chosen": row["strength"] == best} for row in rows]
 
 
-def trained_apart(bench: Bench, kind: str, seeds: int, strength: float) -> tuple[Ensemble, list[Any]]:
+def trained_apart(
+    bench: Bench, kind: str, seeds: int, strength: float
+) -> tuple[Ensemble, list[Any]]:
     """Heads that disagree on a kind of samples, of the chosen strength."""
     g, init = heads(bench)
     trained = bench.train(
@@ -266,7 +287,7 @@ def trained_apart(bench: Bench, kind: str, seeds: int, strength: float) -> tuple
     return g, trained
 
 
-def _apart(kind: str) -> Callable[[Bench, int], Saying]:
+def _repelled(kind: str) -> Callable[[Bench, int], Saying]:
     def say(bench: Bench, seeds: int) -> Saying:
         yield from _of_heads(bench, *trained_apart(bench, kind, seeds, strength_of(bench)))
 
@@ -323,11 +344,16 @@ def members_of(bench: Bench, seed: int, count: int) -> list[Any]:
             for i in range(count)]  # fmt: skip
 
 
+def apart(f: Callable[..., Array]) -> Callable[..., Array]:
+    """What networks predict, one after the other, `[networks, n, classes]`."""
+    return lambda networks, x: jnp.stack([f(params, x) for params in networks])
+
+
 def _deep(count: Callable[[Bench], int]) -> Callable[[Bench, int], Saying]:
     def say(bench: Bench, seeds: int) -> Saying:
+        g = apart(bench.f)
         for seed in range(seeds):
-            own = members_of(bench, seed, count(bench))
-            yield said(lambda x: jnp.stack([bench.f(p, x) for p in own]), bench.images.test)  # noqa: B023
+            yield said(g, members_of(bench, seed, count(bench)), bench.images.test)
 
     return say
 
@@ -347,7 +373,7 @@ METHODS = (
     Method("heads", _plain, source="LL-POVI"),
     Method("heads, weights repel", _weights, main=False, source="RLL-POVI"),
     *(
-        Method(f"RLLE, {kind}", _apart(kind), main=kind in MAIN, source=SOURCES.get(kind))
+        Method(f"{RLLE}{kind}", _repelled(kind), main=kind in MAIN, source=SOURCES.get(kind))
         for kind in KINDS
     ),
     Method("heads, bootstrap", _bootstrap, main=False),
@@ -356,3 +382,9 @@ METHODS = (
     Method("DE, few", _deep(lambda bench: bench.settings.few), source="DE-5"),
     Method("DE, many", _deep(lambda bench: bench.settings.members)),
 )
+
+
+def methods(bench: Bench) -> list[Method]:
+    """The rows that are asked for."""
+    others = {f"{RLLE}{kind}" for kind in KINDS} - {f"{RLLE}{k}" for k in bench.settings.kinds}
+    return [method for method in METHODS if method.name not in others]

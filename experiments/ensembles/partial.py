@@ -20,6 +20,7 @@ def rows(bench: Bench, site: str) -> Iterator[Row]:
     """
     settings = bench.settings
     x = bench.images.train[0][:1]
+    alone = jaxeff.cost(bench.f, bench.networks[0], x).macs
     count = min(
         affordable(bench.f, bench.networks[0], x, site, times=settings.times), settings.samples
     )
@@ -34,10 +35,9 @@ def rows(bench: Bench, site: str) -> Iterator[Row]:
         for method, (g, params) in found.items():
             one = {
                 "site": site, "method": method, "seed": seed, "members": count,
-                "macs": jaxeff.cost(g, params, x).macs,
-                "macs_over_one": jaxeff.cost(g, params, x).macs / jaxeff.cost(bench.f, start, x).macs,
+                "macs_over_one": jaxeff.cost(g, params, x).macs / alone,
             }  # fmt: skip
-            yield one | judged(said(lambda x: g(params, x), bench.images.test), bench)  # noqa: B023
+            yield one | judged(said(g, params, bench.images.test), bench)
 
 
 def _svi(bench: Bench, site: str, seed: int, start: Any) -> Any:

@@ -12,6 +12,11 @@ from jaxeff.nn import ACTIVATIONS
 Part = Literal["sine", "table", "combined", "partial", "cost"]
 PARTS: tuple[Part, ...] = ("sine", "table", "combined", "partial", "cost")
 
+Kind = Literal["ambiguous", "other", "patches 16", "patches 8", "patches 4", "shuffled", "noise"]
+KINDS: tuple[Kind, ...] = (
+    "ambiguous", "other", "patches 16", "patches 8", "patches 4", "shuffled", "noise"
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Sine:
@@ -73,7 +78,8 @@ class Settings:
         one: The same where it is asked which layers should be random.
         strengths: Of repulsion in function space, to choose from.
         weight_strength: The same in the space of weights.
-        repulsive: Repulsive samples per step.
+        kinds: Repulsive samples that are compared.
+        repulsive: How many there are in a step.
         dropout: Rate behind dense hidden layers.
         bound: Of spectral norms (DDU's).
         features: Random features of SNGP.
@@ -82,6 +88,7 @@ class Settings:
         svi_epochs: Passes of variational inference that starts at a trained network.
         svi_scale: Standard deviations that it starts with.
         times: Multiplications that a partial Bayesian network may cost, in networks.
+        sites: Layers that may be random, `*` for all; each of them and all if none is given.
         rounds: Rounds of the timing.
         parts: Parts to run; all if none is given.
         cache: Folder of Dirty-MNIST; the user's cache if unset.
@@ -106,6 +113,7 @@ class Settings:
     one: Annotated[int, Least(1)] = 1
     strengths: tuple[float, ...] = (0.3, 1.0, 3.0)
     weight_strength: float = 0.1
+    kinds: tuple[Kind, ...] = KINDS
     repulsive: Annotated[int, Least(2)] = 16
     dropout: float = 0.15
     bound: float = 3.0
@@ -115,6 +123,7 @@ class Settings:
     svi_epochs: Annotated[int, Least(1)] = 2
     svi_scale: float = 1e-2
     times: Annotated[float, Least(1)] = 2.0
+    sites: tuple[str, ...] = ()
     rounds: Annotated[int, Least(1)] = 5
     parts: Annotated[tuple[Part, ...], SELECTS] = ()
     cache: Annotated[Path | None, SELECTS] = None
@@ -127,18 +136,20 @@ class Settings:
 DEFAULT = Settings()
 SIZES = {
     "fast": Settings(
-        sine=Sine(activations=("SiLU", "SELU", "ReLU"), seeds=2, steps=300, points=60, gammas=(1000.0, 10.0)),
+        sine=Sine(
+            activations=("SiLU", "SELU", "ReLU"), seeds=2, steps=300, points=60, gammas=(10.0,)
+        ),
         network="mlp", data=FAST_DIRTY.data, ood="digits-ood", other="digits-ood",
         clean=1200, ambiguous=100, held=100, tests=300, epochs=3, batch_size=64,
         members=4, few=2, seeds=2, some=1, strengths=(1.0, 3.0), repulsive=16, features=64,
-        samples=10, svi_epochs=2, rounds=3,
+        samples=10, svi_epochs=2, rounds=3, kinds=("other", "patches 8"), sites=("fc3", "*"),
     ),
     "default": DEFAULT,
     "full": replace(
         DEFAULT,
         sine=Sine(steps=20_000),
         network="resnet18", clean=58_000, ambiguous=5000, tests=10_000, epochs=50, rate=1e-3,
-        batch_size=128, some=5, one=3, strengths=(0.3, 1.0, 3.0, 10.0), repulsive=64, features=1024, samples=100,
-        svi_epochs=30, rounds=15,
+        batch_size=128, some=5, one=3, strengths=(0.3, 1.0, 3.0, 10.0), repulsive=64,
+        features=1024, samples=100, svi_epochs=30, rounds=15,
     ),
 }  # fmt: skip

@@ -60,9 +60,9 @@ def methods(settings: Sine) -> list[str]:
     return ["MC dropout", "DE", *(f"{GAMMA}{gamma:g}" for gamma in settings.gammas)]
 
 
-def grid(settings: Sine) -> Float[Array, " points"]:
+def grid(margin: float, points: int) -> Float[Array, " points"]:
     """The inputs of all predictions."""
-    return jnp.linspace(*noisy_sine.span(margin=settings.margin), settings.points)
+    return jnp.linspace(*noisy_sine.span(margin=margin), points)
 
 
 def rows(settings: Sine, key: jax.Array, method: str, activation: str) -> list[Row]:
@@ -77,11 +77,11 @@ def rows(settings: Sine, key: jax.Array, method: str, activation: str) -> list[R
     keys = jax.random.split(key, settings.seeds)
     index = jnp.asarray([*ACTIVATIONS].index(activation))
     predicted = jax.device_get(_program(settings, method)(keys, index))
-    found = []
+    found, at = [], grid(settings.margin, settings.points)
     for seed in range(settings.seeds):
         parts, (x, y) = jax.tree.map(lambda leaf: leaf[seed], predicted)  # noqa: B023
         own = {"method": method, "activation": activation, "seed": seed}
-        found.append(own | _figures(grid(settings), parts, x))
+        found.append(own | _figures(at, parts, x))
         if seed == 0:
             found[0]["curves"] = {"x": x[:, 0], "y": y, **parts._asdict()}
     return found
@@ -106,7 +106,7 @@ def _trained(settings: Sine, name: str, key: jax.Array, index: Array) -> tuple[A
 
     keys = jax.random.split(train_key, settings.steps)
     carry, _ = jax.lax.scan(step, init(method.init(start_key), optimizer), keys)
-    at = grid(settings)
+    at = grid(settings.margin, settings.points)
     outputs = method.outputs(key, carry.params, scaled(at[:, None]), index)
     parts = decompose_regression(outputs)
     return RegressionUncertainty(*(part[:, 0] for part in parts)), (x, y)
