@@ -76,6 +76,9 @@ def _bands(report: Report, places: Mapping[str, str]) -> Figure:
             axis.yaxis.label.set_fontsize(7)
             axis.tick_params(labelsize=7)
         panel.suptitle(title, fontsize=9)
+    found = [axis.get_legend_handles_labels() for axis in panel.axes]
+    handles, labels = ([one for own in part for one in own] for part in zip(*found, strict=True))
+    figure.legend(handles, labels, loc="outside lower center", fontsize=7, ncols=len(labels))
     return figure
 
 
@@ -177,7 +180,7 @@ def _partial(rows: Sequence[Row]) -> Figure:
     sites = list(counts)
     figure, axes = plt.subplots(1, 2, figsize=(8, 3))
     for axis, column, label in zip(
-        axes, ("accuracy", "auroc"), ("accuracy", "AUROC, clean against out of domain"), strict=True
+        axes, ("accuracy", "auroc"), ("accuracy", "AUROC, out of domain"), strict=True
     ):
         for (method,), same in grouped(means, "method").items():
             places = [sites.index(row["site"]) for row in same]
