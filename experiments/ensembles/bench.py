@@ -29,7 +29,6 @@ from jaxeff.uncertainty import (
 )
 
 CLASSES = 10
-Loss = Callable[..., Any]
 Logits = Callable[[Any, Any], Any]
 Said = dict[str, tuple[Float[Array, "n classes"], Decomposition]]
 """By domain, the log-probabilities of the mean prediction, and uncertainties."""
@@ -68,7 +67,7 @@ class Bench:
     def train(
         self,
         name: str,
-        loss: Callable[[Any], Loss] | Loss,
+        loss: Any,
         init: Callable[[jax.Array], Any],
         seeds: int,
         *,
@@ -95,7 +94,7 @@ class Bench:
         tried = jnp.asarray([0.0] if strengths is None else strengths)
         found = sweep(
             self.run.fast_key,
-            lambda strength: loss(strength) if strengths else loss,
+            loss if strengths else lambda strength: loss,
             lambda key: (init(key), None),
             tried,
             self.images.train if data is None else data,

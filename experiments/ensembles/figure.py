@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
@@ -64,9 +65,13 @@ def _bands(report: Report, places: Mapping[str, str]) -> Figure:
     for panel, (title, place) in zip(panels, places.items(), strict=True):
         axes = panel.subplots(3, 1, sharex=True, gridspec_kw={"height_ratios": (2, 1, 1)})
         parts = RegressionUncertainty(
-            *(report.arrays[f"{place}/{part}"] for part in RegressionUncertainty._fields)
+            *(
+                jnp.asarray(report.arrays[f"{place}/{part}"])
+                for part in RegressionUncertainty._fields
+            )
         )
-        train = report.arrays[f"{place}/x"][:, None], report.arrays[f"{place}/y"]
+        x, y = (jnp.asarray(report.arrays[f"{place}/{name}"]) for name in ("x", "y"))
+        train = x[:, None], y
         draw_regression(
             axes, at, parts, train, noisy_sine.noise_std(at),
             negative_log_density(at[:, None], train[0]), noisy_sine.target(at),

@@ -41,8 +41,8 @@ Saying = Iterator[Said]
 CHOSEN = "patches 8"
 """The repulsive samples that a strength is chosen with, for all kinds."""
 RLLE = "RLLE, "
-MAIN = (CHOSEN, "other")
-"""The kinds that are trained with all seeds."""
+MAIN = ("other",)
+"""The kind that is trained with all seeds."""
 STRUCTURES = {"diagonal": "diag", "Kronecker": "kron", "full": "full"}
 
 

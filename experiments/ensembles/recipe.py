@@ -47,7 +47,7 @@ class Sine:
     members: Annotated[int, Least(2)] = 10
     dropout: float = 0.15
     samples: Annotated[int, Least(2)] = 100
-    gammas: tuple[float, ...] = (1000.0, 100.0, 10.0, 1.0)
+    gammas: tuple[float, ...] = (1000.0, 100.0, 10.0)
     lambda_var: float = 0.25
     margin: float = 1.0
     points: Annotated[int, Least(10)] = 300

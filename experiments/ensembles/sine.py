@@ -134,7 +134,7 @@ CENTRE, SPREAD = -0.5, 3.5
 """Of the regimes, for inputs of about unit variance."""
 
 
-def scaled(x: Array) -> Array:
+def scaled(x: Any) -> Any:
     """What networks see of inputs."""
     return (x - CENTRE) / SPREAD
 
