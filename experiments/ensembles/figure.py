@@ -93,11 +93,11 @@ def _activations(rows: Sequence[Row]) -> Figure:
     names = [row["activation"] for row in order] or sorted({row["activation"] for row in rows})
     figure, axis = plt.subplots(figsize=(6, 1 + 0.22 * len(names)))
     for same in grouped(rows, "method").values():
-        by = {row["activation"]: row for row in same}
+        own = [row for row in same if row["activation"] in names]
         axis.errorbar(
-            [by[n]["auroc"] for n in names], range(len(names)),
-            xerr=[by[n]["auroc error"] or 0 for n in names],
-            fmt="o", ms=4, lw=1, label=by[names[0]]["is"],
+            [row["auroc"] for row in own], [names.index(row["activation"]) for row in own],
+            xerr=[row["auroc error"] or 0 for row in own],
+            fmt="o", ms=4, lw=1, label=own[0]["is"],
         )  # fmt: skip
     axis.set_yticks(range(len(names)), names, fontsize=7)
     axis.set_xlabel("AUROC of the epistemic uncertainty, gaps against data")
