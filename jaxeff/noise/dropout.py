@@ -28,6 +28,7 @@ from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxeff.noise.model import Axis, NoiseModel, Place, Sharing, real_dtype
@@ -61,7 +62,7 @@ class Dropout(NoiseModel):
     def __post_init__(self) -> None:
         """Checks the fields."""
         super().__post_init__()
-        if is_concrete(self.rate) and jnp.any(jnp.asarray(self.rate) >= 1):
+        if is_concrete(self.rate) and np.any(np.asarray(self.rate) >= 1):
             raise ValueError(
                 f"Dropout.rate must be at least 0 and below 1, not {self.rate}: at 1 nothing is "
                 "left of the site; give a lower rate, or remove the layer"

@@ -39,6 +39,13 @@ def test_values_are_kept_or_zero():
     np.testing.assert_array_equal(Dropout(0.0).perturb(KEY, x), x)
 
 
+def test_is_made_inside_of_a_program():
+    found = jax.jit(lambda x: Dropout(0.3).perturb(KEY, x))(X)
+    np.testing.assert_array_equal(found, Dropout(0.3).perturb(KEY, X))
+    with pytest.raises(ValueError, match=r"Dropout\.rate must be at least 0 and below 1"):
+        jax.jit(lambda x: Dropout(1.0).perturb(KEY, x))(X)
+
+
 def test_channels_are_dropped_as_a_whole():
     y = np.asarray(Dropout(0.5, per="channel").perturb(KEY, jnp.ones((4, 3, 3, 16))))
     assert ((y == 0).all((1, 2)) | (y == 2).all((1, 2))).all()

@@ -1,0 +1,1 @@
+"""Ensembles beside their rivals: a noisy sine, Dirty-MNIST, and what they cost."""

@@ -1,0 +1,230 @@
+"""What all methods are trained and judged with: one network, one recipe, one evaluation."""
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from jax.scipy.special import entr
+from jaxtyping import Array, Float
+
+import jaxeff
+from experiments.dirty_mnist.evaluation import figures
+from experiments.ensembles.images import Images
+from experiments.ensembles.recipe import Settings
+from experiments.harness import Row, Run
+from jaxeff.nn import MLP, LeNet5, ResNet18
+from jaxeff.training import sweep
+from jaxeff.uncertainty import (
+    Decomposition,
+    auroc,
+    decompose_logits,
+    in_batches,
+    predictive_log_probs,
+)
+
+CLASSES = 10
+Logits = Callable[[Any, Any], Any]
+Said = dict[str, tuple[Float[Array, "n classes"], Decomposition]]
+"""By domain, the log-probabilities of the mean prediction, and uncertainties."""
+
+
+@dataclass(frozen=True, eq=False)
+class Bench:
+    """A study's network and images.
+
+    Attributes:
+        run: The study's.
+        images: What is trained on and judged by.
+        f: The network, `f(params, images) -> logits`.
+        init: Fresh parameters from a key.
+        last: Its last layer.
+        hidden: Its other layers, in order.
+    """
+
+    run: Run[Settings]
+    images: Images
+    f: Callable[..., Array]
+    init: Callable[[jax.Array], Any]
+    last: str
+    hidden: tuple[str, ...]
+
+    @property
+    def settings(self) -> Settings:
+        """The study's."""
+        return self.run.settings
+
+    def adam(self, epochs: int) -> optax.GradientTransformation:
+        """The optimizer of every training."""
+        steps = epochs * (len(self.images.train[1]) // self.settings.batch_size)
+        return optax.adam(optax.cosine_decay_schedule(self.settings.rate, steps))
+
+    def train(
+        self,
+        name: str,
+        loss: Any,
+        init: Callable[[jax.Array], Any],
+        seeds: int,
+        *,
+        strengths: tuple[float, ...] | None = None,
+        data: Any = None,
+        epochs: int | None = None,
+        **identity: Any,
+    ) -> list[Any]:
+        """Trained parameters of each seed, kept for the next run.
+
+        Every method has the same keys, so that a seed has the same batches in all of them.
+
+        Args:
+            name: Of the training, and of its folder.
+            loss: The loss, or with `strengths` a function to it from a strength.
+            init: Parameters to start from.
+            seeds: How many trainings.
+            strengths: Repulsions to try; the result is then a list for each seed.
+            data: Instead of the images and labels.
+            epochs: Instead of the study's.
+            **identity: What else the training depends on.
+        """  # fmt: skip
+        epochs = self.settings.epochs if epochs is None else epochs
+        tried = jnp.asarray([0.0] if strengths is None else strengths)
+        found = sweep(
+            self.run.fast_key,
+            loss if strengths else lambda strength: loss,
+            lambda key: (init(key), None),
+            tried,
+            self.images.train if data is None else data,
+            optimizer=self.adam(epochs), epochs=epochs, batch_size=self.settings.batch_size,
+            seeds=seeds, chunk=1, keep=True, checkpoint=self.run.work / "trained" / name,
+            identity={"name": name, "rate": self.settings.rate, **identity}, progress=False,
+        )  # fmt: skip
+        if found.diverged.any():
+            self.run.say(f"{name}: {found.diverged.sum()} of {found.diverged.size} diverged")
+        each = [
+            [jax.tree.map(lambda leaf: leaf[i, j], found.params) for j in range(len(tried))]  # noqa: B023
+            for i in range(seeds)
+        ]
+        return each if strengths else [one for (one,) in each]
+
+    @functools.cached_property
+    def networks(self) -> list[Any]:
+        """Single networks: the first of them stand in the first row, all are members."""
+        loss = jaxeff.training.cross_entropy(self.f)
+        seeds, few = self.settings.seeds, self.settings.few
+        return self.train("map", loss, self.init, max(seeds * few, self.settings.members))
+
+
+def build(run: Run[Settings], images: Images) -> Bench:
+    """The network of the settings; none of them has a state."""
+    models: dict[str, tuple[Callable[[nnx.Rngs], nnx.Module], str]] = {
+        "mlp": (lambda rngs: MLP((784, 64, 32, CLASSES), rngs=rngs), "fc3"),
+        "lenet5": (lambda rngs: LeNet5(padding="VALID", rngs=rngs), "fc3"),
+        "resnet18": (
+            lambda rngs: ResNet18(CLASSES, 1, stem="cifar", batch_norm=False, rngs=rngs), "fc"
+        ),
+    }  # fmt: skip
+    make, last = models[run.settings.network]
+    f, params = jaxeff.functional(make(nnx.Rngs(0)))
+
+    def init(key: jax.Array) -> Any:
+        return jaxeff.functional(make(nnx.Rngs(key)))[1]
+
+    program = jaxeff.trace(f, params, images.train[0][:1])
+    sites = [layer.site for layer in program.layers if layer.kind == "linear"]
+    return Bench(run, images, f, init, last, tuple(site for site in sites if site != last))
+
+
+def said(logits: Logits, params: Any, domains: Mapping[str, Any]) -> Said:
+    """What samples of logits say: members, masks, or draws.
+
+    Args:
+        logits: `logits(params, x)`, `[samples, n, classes]`; compiled once for all seeds.
+        params: Of one seed.
+        domains: Images.
+    """
+    return {
+        domain: in_batches(lambda x: _of_samples(logits, params, x), images)
+        for domain, images in domains.items()
+    }
+
+
+def said_by_entropy(logits: Logits, params: Any, domains: Mapping[str, Any]) -> Said:
+    """What one network says: the entropy of its softmax is all its uncertainty."""
+    return {
+        domain: in_batches(lambda x: _of_one(logits, params, x), images)
+        for domain, images in domains.items()
+    }
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _of_samples(logits: Logits, params: Any, x: Any) -> tuple[Array, Decomposition]:
+    drawn = logits(params, x)
+    return predictive_log_probs(drawn), decompose_logits(drawn)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _of_one(logits: Logits, params: Any, x: Any) -> tuple[Array, Decomposition]:
+    log_probs = jax.nn.log_softmax(logits(params, x))
+    total = entr(jnp.exp(log_probs)).sum(-1)
+    return log_probs, Decomposition(total, total, total)
+
+
+def judged(found: Said, bench: Bench) -> Row:
+    """The columns of the table.
+
+    Accuracy, likelihood and calibration on clean digits (`_ambiguous`: on ambiguous ones, with all
+    their labels), and three AUROC: ambiguous against clean digits by aleatoric uncertainty, clean
+    digits and ambiguous ones against out-of-domain images by the epistemic one.
+    """
+    log_probs = {domain: probs for domain, (probs, _) in found.items()}
+    uncertainty = {domain: parts for domain, (_, parts) in found.items()}
+    row: Row = dict(figures(uncertainty, log_probs, bench.images.sets))
+    ambiguous, ood = uncertainty["ambiguous"].epistemic, uncertainty["ood"].epistemic
+    row["auroc_ambiguous"] = float(auroc(ambiguous, ood))
+    return row
+
+
+def chosen(tried: list[tuple[float, Said]], bench: Bench) -> tuple[float, list[Row]]:
+    """The strength of the highest AUROC on held-out images, among those that cost no accuracy.
+
+    Args:
+        tried: Strengths and what networks of them say of the held-out images.
+        bench: The bench.
+    """
+    rows = []
+    for strength, found in tried:
+        log_probs, inside = found["clean"]
+        right = (log_probs.argmax(-1) == bench.images.held_labels).mean()
+        separated = auroc(inside.epistemic, found["ood"][1].epistemic)
+        rows.append(
+            {"strength": strength, "held_accuracy": float(right), "held_auroc": float(separated)}
+        )
+    best = max(row["held_accuracy"] for row in rows)
+    able = [row for row in rows if row["held_accuracy"] >= best - NEAR] or rows
+    return max(able, key=lambda row: row["held_auroc"])["strength"], rows
+
+
+NEAR = 0.005
+"""Accuracy on held-out digits that may be lost to a stronger repulsion."""
+
+
+BINS = 40
+
+
+def histograms(found: Said) -> Row:
+    """Shares of images by uncertainty, for the figures: the domains over common bins."""
+    curves: Row = {}
+    for part in ("aleatoric", "epistemic"):
+        values = {domain: np.asarray(getattr(parts, part)) for domain, (_, parts) in found.items()}
+        low, high = np.quantile(np.concatenate([*values.values()]), (0.0, 0.999))
+        edges = np.linspace(low, max(high, low + 1e-6), BINS + 1)
+        curves[f"{part}/edges"] = edges
+        for domain, v in values.items():
+            curves[f"{part}/{domain}"] = np.histogram(v.clip(edges[0], edges[-1]), edges)[0] / len(
+                v
+            )
+    return curves

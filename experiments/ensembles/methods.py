@@ -1,0 +1,391 @@
+"""The rows of the source's table (T4379-4393), and rivals that need no images from elsewhere.
+
+Each method trains its networks and yields, seed by seed, what they say of the test images.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.scipy.special import entr
+from jaxtyping import Array
+
+import jaxeff
+from experiments.ensembles.bench import CLASSES, Bench, Said, chosen, said, said_by_entropy
+from experiments.ensembles.recipe import KINDS
+from jaxeff.bayes import laplace
+from jaxeff.ensembles import (
+    Ensemble,
+    Members,
+    NoiseImages,
+    Patches,
+    ShuffledPixels,
+    Spectral,
+    batch_inputs,
+    bootstrap_weights,
+    feature_density,
+    member_loss,
+    repulsive,
+    sngp,
+    spectral,
+    with_prior,
+)
+from jaxeff.noise import Dropout
+from jaxeff.program.last_layer import inputs_of
+from jaxeff.training import cross_entropy
+from jaxeff.uncertainty import Decomposition, in_batches, sample_logits
+
+Saying = Iterator[Said]
+CHOSEN = "patches 8"
+"""The repulsive samples that a strength is chosen with, for all kinds."""
+RLLE = "RLLE, "
+MAIN = ("other",)
+"""The kind that is trained with all seeds."""
+STRUCTURES = {"diagonal": "diag", "Kronecker": "kron", "full": "full"}
+
+
+@dataclass(frozen=True)
+class Method:
+    """A row of the table.
+
+    Attributes:
+        name: As it is printed.
+        say: What each seed's network says of the test images, from a bench and the number of seeds.
+        main: Whether it is trained with all seeds.
+        source: What the source calls it.
+    """
+
+    name: str
+    say: Callable[[Bench, int], Saying]
+    main: bool = True
+    source: str | None = None
+
+
+@dataclass(frozen=True)
+class Few:
+    """The first so many of a batch's repulsive samples, which is how many a step pays for."""
+
+    samples: Callable[[Any, Any], Any]
+    count: int
+
+    def __call__(self, key: Any, x: Any) -> Any:
+        """Samples made of a part of the batch."""
+        return self.samples(key, x[: self.count])
+
+
+@dataclass(frozen=True, eq=False)
+class OfSet:
+    """So many repulsive samples of a set, drawn with replacement."""
+
+    images: Array
+    count: int
+
+    def __call__(self, key: Any, x: Any) -> Array:
+        """Samples that have nothing to do with the batch."""
+        return self.images[jax.random.randint(key, (self.count,), 0, len(self.images))]
+
+
+def samples_of(bench: Bench, kind: str) -> Callable[[Any, Any], Any]:
+    """Repulsive samples by name."""
+    count = bench.settings.repulsive
+    if kind in ("ambiguous", "other"):
+        images = bench.images.spare if kind == "ambiguous" else bench.images.other
+        return OfSet(images, count)
+    made: dict[str, Callable[[Any, Any], Any]] = {
+        "shuffled": ShuffledPixels(), "noise": NoiseImages(),
+        **{f"patches {size}": Patches(size) for size in (4, 8, 16)},
+    }  # fmt: skip
+    return Few(made[kind], count)
+
+
+def heads(bench: Bench, sites: tuple[str, ...] | None = None) -> tuple[Ensemble, Any]:
+    """The last layer with members, or others, and what makes fresh parameters from a key."""
+    spec = dict.fromkeys(sites or (bench.last,), Members(bench.settings.members))
+    key = jax.random.key(0)
+    g, _ = jaxeff.ensemble(key, bench.f, bench.init(key), spec, init=bench.init)
+
+    def init(key: jax.Array) -> Any:
+        own, shared = jax.random.split(key)
+        return jaxeff.ensemble(own, bench.f, bench.init(shared), spec, init=bench.init)[1]
+
+    return g, init
+
+
+def bounded(bench: Bench) -> Callable[..., Array]:
+    """The network with bounded layers."""
+    return spectral(bench.f, dict.fromkeys(bench.hidden, Spectral(bench.settings.bound)))
+
+
+def dropping(bench: Bench) -> dict[str, Dropout]:
+    """Dropout in front of the last two layers."""
+    drop = Dropout(bench.settings.dropout, at="input")
+    return {site: drop for site in (*bench.hidden[-1:], bench.last)}
+
+
+def _map(bench: Bench, seeds: int) -> Saying:
+    for params in bench.networks[:seeds]:
+        yield said_by_entropy(bench.f, params, bench.images.test)
+
+
+def _dropout_networks(bench: Bench, seeds: int) -> list[Any]:
+    loss = cross_entropy(jaxeff.noisy(bench.f, dropping(bench)), keyed=True)
+    return bench.train("dropout", loss, bench.init, seeds)
+
+
+def _dropout(bench: Bench, seeds: int) -> Saying:
+    g = jaxeff.noisy(bench.f, dropping(bench))
+    keys = jax.random.split(bench.run.key, bench.settings.samples)
+
+    def logits(params: Any, x: Any) -> Array:
+        return jax.lax.map(lambda key: g(key, params, x), keys)
+
+    for params in _dropout_networks(bench, seeds):
+        yield said(logits, params, bench.images.test)
+
+
+def _dropout_moments(bench: Bench, seeds: int) -> Saying:
+    g = jaxeff.moments(bench.f, noise=dropping(bench))
+    key, samples = bench.run.key, bench.settings.samples
+
+    def logits(params: Any, x: Any) -> Array:
+        return sample_logits(key, g(params, x), samples)
+
+    for params in _dropout_networks(bench, seeds):
+        yield said(logits, params, bench.images.test)
+
+
+def _ddu(bench: Bench, seeds: int) -> Saying:
+    f, bound = bounded(bench), bench.settings.bound
+    hidden = jax.jit(inputs_of(f, bench.last))
+    x, labels = bench.images.train
+    for params in bench.train("ddu", cross_entropy(f), bench.init, seeds, bound=bound):
+
+        def features(images: Any, params: Any = params) -> Any:
+            return in_batches(lambda x: hidden(params, x), images)
+
+        density = feature_density(
+            features(x), labels, CLASSES, shrinkage=bench.settings.shrinkage
+        )  # fmt: skip
+        alone = said_by_entropy(f, params, bench.images.test)
+        yield {
+            domain: (
+                log_probs,
+                parts._replace(epistemic=-density.log_density(features(bench.images.test[domain]))),
+            )
+            for domain, (log_probs, parts) in alone.items()
+        }
+
+
+def _sngp(bench: Bench, seeds: int) -> Saying:
+    f, key, x = bounded(bench), jax.random.key(0), bench.images.train[0]
+    g, start = sngp(
+        key, f, bench.init(key), bench.last, x[:500], features=bench.settings.features
+    )  # fmt: skip
+
+    def init(key: jax.Array) -> Any:
+        return {**start, "network": bench.init(key)}
+
+    for params in bench.train("sngp", cross_entropy(g), init, seeds, bound=bench.settings.bound):
+        process = laplace(
+            g, params, bench.images.train, {"head": "outputs"}, prior_precision=1.0
+        )  # fmt: skip
+        yield said_by_entropy(_log_probs, process, bench.images.test)
+
+
+def _log_probs(posterior: Any, x: Any) -> Array:
+    return jnp.log(posterior.probs(x))
+
+
+def _laplace(structure: str) -> Callable[[Bench, int], Saying]:
+    def say(bench: Bench, seeds: int) -> Saying:
+        key, shape = bench.run.key, (bench.settings.samples,)
+
+        def logits(posterior: Any, x: Any) -> Array:
+            return posterior.logits(x).sample(key, shape)
+
+        spec = {bench.last: STRUCTURES[structure]}
+        for params in bench.networks[:seeds]:
+            posterior = laplace(bench.f, params, bench.images.train, spec)
+            yield said(logits, posterior, bench.images.test)
+
+    return say
+
+
+def _probit(bench: Bench, seeds: int) -> Saying:
+    """Without samples: the closed form's probabilities, and the variance of its logits."""
+
+    @jax.jit
+    def of_batch(posterior: Any, x: Any) -> Any:
+        probs = posterior.probs(x)
+        at_mean = jax.nn.softmax(bench.f(posterior.params, x))
+        total, aleatoric = entr(probs).sum(-1), entr(at_mean).sum(-1)
+        var = posterior.marginals(x).var.mean(-1)
+        return jnp.log(probs), Decomposition(total, aleatoric, var)
+
+    for params in bench.networks[:seeds]:
+        posterior = laplace(bench.f, params, bench.images.train, {bench.last: "full"})
+        yield {
+            domain: in_batches(lambda x: of_batch(posterior, x), images)  # noqa: B023
+            for domain, images in bench.images.test.items()
+        }
+
+
+def _of_heads(bench: Bench, g: Ensemble, trained: list[Any]) -> Saying:
+    for params in trained:
+        yield said(g, params, bench.images.test)
+
+
+def _plain(bench: Bench, seeds: int) -> Saying:
+    g, init = heads(bench)
+    yield from _of_heads(bench, g, bench.train("ll", member_loss(g), init, seeds))
+
+
+def _weights(bench: Bench, seeds: int) -> Saying:
+    g, init = heads(bench)
+    strength = bench.settings.weight_strength
+    loss = repulsive(member_loss(g), g, strength=strength, space="weights")
+    yield from _of_heads(bench, g, bench.train("rll", loss, init, seeds, strength=strength))
+
+
+def repelled(bench: Bench, kind: str, strength: Any) -> Any:
+    """The loss of heads that disagree on a kind of samples."""
+    g, _ = heads(bench)
+    samples = samples_of(bench, kind)
+    return repulsive(member_loss(g), g, samples, strength=strength, on="probabilities")
+
+
+def choose(bench: Bench) -> list[dict[str, Any]]:
+    """Strengths tried on held-out images, with a seed that no row has."""
+    g, init = heads(bench)
+    tried = bench.settings.strengths
+
+    def other_seed(key: jax.Array) -> Any:
+        return init(jax.random.fold_in(key, 1))
+
+    (trained,) = bench.train(
+        "choice", lambda strength: repelled(bench, CHOSEN, strength), other_seed, 1,
+        strengths=tried, repulsive=bench.settings.repulsive,
+    )  # fmt: skip
+    found = [
+        (strength, said(g, params, bench.images.held))
+        for strength, params in zip(tried, trained, strict=True)
+    ]
+    best, rows = chosen(found, bench)
+    return [{**row, "chosen": row["strength"] == best} for row in rows]
+
+
+def trained_apart(
+    bench: Bench, kind: str, seeds: int, strength: float
+) -> tuple[Ensemble, list[Any]]:
+    """Heads that disagree on a kind of samples, of the chosen strength."""
+    g, init = heads(bench)
+    trained = bench.train(
+        f"fll {kind}", repelled(bench, kind, strength), init, seeds,
+        strength=strength, repulsive=bench.settings.repulsive,
+    )  # fmt: skip
+    return g, trained
+
+
+def _repelled(kind: str) -> Callable[[Bench, int], Saying]:
+    def say(bench: Bench, seeds: int) -> Saying:
+        yield from _of_heads(bench, *trained_apart(bench, kind, seeds, strength_of(bench)))
+
+    return say
+
+
+def strength_of(bench: Bench) -> float:
+    """The chosen strength."""
+    rows = bench.run.keep("strengths", lambda: choose(bench))
+    return next(row["strength"] for row in rows if row["chosen"])
+
+
+def _bootstrap(bench: Bench, seeds: int) -> Saying:
+    g, init = heads(bench)
+    x, labels = bench.images.train
+    weights = bootstrap_weights(bench.run.key, len(x), bench.settings.members)
+    data = (x, labels, weights)
+    yield from _of_heads(bench, g, bench.train("bootstrap", member_loss(g), init, seeds, data=data))
+
+
+def _features(bench: Bench, seeds: int) -> Saying:
+    """Members of the last two layers, whose features for the batch itself are pushed apart."""
+    g, init = heads(bench, (*bench.hidden[-1:], bench.last))
+    hidden = g.of(inputs_of(bench.f, bench.last))
+    strength = bench.settings.weight_strength
+    loss = repulsive(
+        member_loss(g), g, Few(batch_inputs, bench.settings.repulsive),
+        strength=strength, space=hidden,
+    )  # fmt: skip
+    yield from _of_heads(bench, g, bench.train("features", loss, init, seeds, strength=strength))
+
+
+def _priors(bench: Bench, seeds: int) -> Saying:
+    """Random heads on a random network, added to trained ones: twice the cost of one network."""
+    h, members = with_prior(bench.f), Members(bench.settings.members)
+    spec = {f"{part}/{bench.last}": members for part in ("trained", "prior")}
+
+    def both(key: jax.Array) -> Any:
+        first, second = jax.random.split(key)
+        return {"trained": bench.init(first), "prior": bench.init(second)}
+
+    def init(key: jax.Array) -> Any:
+        return jaxeff.ensemble(key, h, both(key), spec, init=both)[1]
+
+    key = jax.random.key(0)
+    g, _ = jaxeff.ensemble(key, h, both(key), spec, init=both)
+    yield from _of_heads(bench, g, bench.train("priors", member_loss(g), init, seeds))
+
+
+def members_of(bench: Bench, seed: int, count: int) -> list[Any]:
+    """The networks of a deep ensemble; the first is that of the seed's first row."""
+    networks, seeds = bench.networks, bench.settings.seeds
+    return [networks[(seed + seeds * i + i * seeds // len(networks)) % len(networks)]
+            for i in range(count)]  # fmt: skip
+
+
+def apart(f: Callable[..., Array]) -> Callable[..., Array]:
+    """What networks predict, one after the other, `[networks, n, classes]`."""
+    return lambda networks, x: jnp.stack([f(params, x) for params in networks])
+
+
+def _deep(count: Callable[[Bench], int]) -> Callable[[Bench, int], Saying]:
+    def say(bench: Bench, seeds: int) -> Saying:
+        g = apart(bench.f)
+        for seed in range(seeds):
+            yield said(g, members_of(bench, seed, count(bench)), bench.images.test)
+
+    return say
+
+
+SOURCES = {
+    "ambiguous": "fLL-POVI + dirtyMNIST", "other": "fLL-POVI + eMNIST",
+    **{f"patches {size}": f"fLL-POVI + Patches-{size}" for size in (16, 8, 4)},
+}  # fmt: skip
+METHODS = (
+    Method("MAP", _map, source="MAP"),
+    Method("MC dropout", _dropout, main=False),
+    Method("MC dropout, one moment pass", _dropout_moments, main=False),
+    Method("DDU", _ddu, main=False, source="DDU"),
+    Method("SNGP", _sngp, main=False, source="SNGP"),
+    *(Method(f"Laplace, {name}", _laplace(name), source="LL-Laplace") for name in STRUCTURES),
+    Method("Laplace, full, probit", _probit),
+    Method("heads", _plain, source="LL-POVI"),
+    Method("heads, weights repel", _weights, main=False, source="RLL-POVI"),
+    *(
+        Method(f"{RLLE}{kind}", _repelled(kind), main=kind in MAIN, source=SOURCES.get(kind))
+        for kind in KINDS
+    ),
+    Method("heads, bootstrap", _bootstrap, main=False),
+    Method("heads, priors", _priors, main=False),
+    Method("last two layers, features repel", _features, main=False),
+    Method("DE, few", _deep(lambda bench: bench.settings.few), source="DE-5"),
+    Method("DE, many", _deep(lambda bench: bench.settings.members)),
+)
+
+
+def methods(bench: Bench) -> list[Method]:
+    """The rows that are asked for."""
+    others = {f"{RLLE}{kind}" for kind in KINDS} - {f"{RLLE}{k}" for k in bench.settings.kinds}
+    return [method for method in METHODS if method.name not in others]

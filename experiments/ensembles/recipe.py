@@ -1,0 +1,155 @@
+"""What is trained, on what, and for how long; every number here is ours unless named."""
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+from experiments.dirty_mnist.recipe import FAST as FAST_DIRTY
+from experiments.harness import SELECTS, Least
+from jaxeff.dirty_mnist import Recipe
+from jaxeff.nn import ACTIVATIONS
+
+Part = Literal["sine", "table", "combined", "partial", "cost"]
+PARTS: tuple[Part, ...] = ("sine", "table", "combined", "partial", "cost")
+
+Kind = Literal["ambiguous", "other", "patches 16", "patches 8", "patches 4", "shuffled", "noise"]
+KINDS: tuple[Kind, ...] = (
+    "ambiguous", "other", "patches 16", "patches 8", "patches 4", "shuffled", "noise"
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Sine:
+    """The noisy sine (T4238-4257).
+
+    Attributes:
+        activations: Activation functions, as the source's table names them.
+        seeds: Data sets and trainings of each.
+        hidden: Units of both hidden layers (the source's).
+        steps: Steps of Adam, each on all examples.
+        rate: Its learning rate, decayed by a cosine.
+        members: Networks of a deep ensemble, and heads (the source's).
+        dropout: Rate behind both hidden layers (the source's).
+        samples: Dropout masks of a prediction.
+        gammas: Strengths of the repulsion of heads, for a likelihood summed over the data; the
+            first is the source's.
+        lambda_var: Weight of what keeps log-variances from growing in the gaps (the source's
+            number; what it multiplies there is not said).
+        margin: How far beyond the data predictions are judged.
+        points: Inputs at which they are.
+    """
+
+    activations: tuple[str, ...] = tuple(ACTIVATIONS)
+    seeds: Annotated[int, Least(1)] = 5
+    hidden: Annotated[int, Least(1)] = 50
+    steps: Annotated[int, Least(1)] = 2000
+    rate: float = 5e-3
+    members: Annotated[int, Least(2)] = 10
+    dropout: float = 0.15
+    samples: Annotated[int, Least(2)] = 100
+    gammas: tuple[float, ...] = (1000.0, 100.0, 10.0)
+    lambda_var: float = 0.25
+    margin: float = 1.0
+    points: Annotated[int, Least(10)] = 300
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything the figures depend on.
+
+    Attributes:
+        sine: The regression.
+        network: The classifier: "mlp" (784-64-32-10), "lenet5", or "resnet18" without batch norm.
+        data: How the ambiguous digits are made, and of which clean ones.
+        ood: Out-of-domain data set of the tests.
+        other: Another one: repulsive samples in the place of letters, and strengths are chosen by
+            it. Its images become grey and are cropped.
+        clean: Clean digits to train on.
+        ambiguous: Ambiguous ones; each counts once for every label.
+        held: Digits of each kind that are kept out of the training, for choosing.
+        tests: Images of each test set at most.
+        epochs: Passes over the data.
+        batch_size: Images per step.
+        rate: Learning rate of Adam, decayed by a cosine.
+        members: Heads (the source's), and networks of the large ensemble.
+        few: Networks of the small one (the source's DE-5).
+        seeds: Trainings of the main rows.
+        some: Trainings of the other rows, at most.
+        one: The same where it is asked which layers should be random.
+        strengths: Of repulsion in function space, to choose from.
+        weight_strength: The same in the space of weights.
+        kinds: Repulsive samples that are compared.
+        repulsive: How many there are in a step.
+        dropout: Rate behind dense hidden layers.
+        bound: Of spectral norms (DDU's).
+        features: Random features of SNGP.
+        shrinkage: Of the class covariances of DDU.
+        samples: Draws of a prediction: masks, weights, or logits of a Gaussian.
+        svi_epochs: Passes of variational inference that starts at a trained network.
+        svi_scale: Standard deviations that it starts with.
+        times: Multiplications that a partial Bayesian network may cost, in networks.
+        sites: Layers that may be random, `*` for all; each of them and all if none is given.
+        rounds: Rounds of the timing.
+        parts: Parts to run; all if none is given.
+        cache: Folder of Dirty-MNIST; the user's cache if unset.
+    """
+
+    sine: Sine = Sine()
+    network: Literal["mlp", "lenet5", "resnet18"] = "lenet5"
+    data: Recipe = field(default_factory=Recipe)
+    ood: str = "fashion-mnist"
+    other: str = "cifar-10"
+    clean: Annotated[int, Least(100)] = 20_000
+    ambiguous: Annotated[int, Least(10)] = 1000
+    held: Annotated[int, Least(10)] = 1000
+    tests: Annotated[int, Least(10)] = 5000
+    epochs: Annotated[int, Least(1)] = 4
+    batch_size: Annotated[int, Least(1)] = 64
+    rate: float = 2e-3
+    members: Annotated[int, Least(2)] = 10
+    few: Annotated[int, Least(2)] = 5
+    seeds: Annotated[int, Least(2)] = 5
+    some: Annotated[int, Least(1)] = 2
+    one: Annotated[int, Least(1)] = 1
+    strengths: tuple[float, ...] = (0.3, 1.0, 3.0)
+    weight_strength: float = 0.1
+    kinds: tuple[Kind, ...] = KINDS
+    repulsive: Annotated[int, Least(2)] = 16
+    dropout: float = 0.15
+    bound: float = 3.0
+    features: Annotated[int, Least(1)] = 256
+    shrinkage: float = 0.01
+    samples: Annotated[int, Least(2)] = 30
+    svi_epochs: Annotated[int, Least(1)] = 2
+    svi_scale: float = 1e-2
+    times: Annotated[float, Least(1)] = 2.0
+    sites: tuple[str, ...] = ()
+    rounds: Annotated[int, Least(1)] = 5
+    parts: Annotated[tuple[Part, ...], SELECTS] = ()
+    cache: Annotated[Path | None, SELECTS] = None
+
+    def runs(self, part: Part) -> bool:
+        """Whether a part is to be run."""
+        return not self.parts or part in self.parts
+
+
+DEFAULT = Settings()
+SIZES = {
+    "fast": Settings(
+        sine=Sine(
+            activations=("SiLU", "SELU", "ReLU"), seeds=2, steps=300, points=60, gammas=(10.0,)
+        ),
+        network="mlp", data=FAST_DIRTY.data, ood="digits-ood", other="digits-ood",
+        clean=1200, ambiguous=100, held=100, tests=300, epochs=3, batch_size=64,
+        members=4, few=2, seeds=2, some=1, strengths=(1.0, 3.0), repulsive=16, features=64,
+        samples=10, svi_epochs=2, rounds=3, kinds=("other", "patches 8"), sites=("fc3", "*"),
+    ),
+    "default": DEFAULT,
+    "full": replace(
+        DEFAULT,
+        sine=Sine(steps=20_000),
+        network="resnet18", clean=58_000, ambiguous=5000, tests=10_000, epochs=50, rate=1e-3,
+        batch_size=128, some=5, one=3, strengths=(0.3, 1.0, 3.0, 10.0), repulsive=64,
+        features=1024, samples=100, svi_epochs=30, rounds=15,
+    ),
+}  # fmt: skip

@@ -1,0 +1,220 @@
+"""The noisy sine by dropout, networks and heads: every seed of an activation in one program.
+
+The activation is an argument of the program (`jax.lax.switch`), seeds a `vmap` over data sets and
+starts, members one within it: three programs serve all rows.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from jaxtyping import Array, Float
+
+import jaxeff
+from experiments.ensembles.recipe import Sine
+from experiments.harness import Row
+from jaxeff.bayes.likelihood import heteroscedastic
+from jaxeff.data import noisy_sine
+from jaxeff.ensembles import Interval, Members, member_loss, repulsive
+from jaxeff.nn import ACTIVATIONS, MLP
+from jaxeff.noise import Dropout
+from jaxeff.training import init, make_epoch, stateless
+from jaxeff.uncertainty import (
+    RegressionUncertainty,
+    aleatoric_mse,
+    auroc,
+    decompose_regression,
+    euc,
+    negative_log_density,
+    prediction_mse,
+)
+
+GAMMA = "RLLE, gamma "
+# T4238-4257: the configurations of the source's figure.
+SOURCE = {"MC dropout": "SiLU", "DE": "SiLU", "RLLE": "SELU"}
+PUSHED = 32
+"""Inputs per step at which heads repel each other."""
+
+
+class Method(NamedTuple):
+    """How one of the three is trained and asked.
+
+    Attributes:
+        loss: Of a training, for the number of an activation.
+        init: Parameters from a key.
+        outputs: `outputs(key, params, x, index)`, means and log-variances `[samples, n, 2]`.
+    """
+
+    loss: Callable[[Any], Any]
+    init: Callable[[Any], Any]
+    outputs: Callable[[Any, Any, Any, Any], Array]
+
+
+def methods(settings: Sine) -> list[str]:
+    """Names of what is compared; heads once for every strength."""
+    return ["MC dropout", "DE", *(f"{GAMMA}{gamma:g}" for gamma in settings.gammas)]
+
+
+def grid(margin: float, points: int) -> Float[Array, " points"]:
+    """The inputs of all predictions."""
+    return jnp.linspace(*noisy_sine.span(margin=margin), points)
+
+
+def rows(settings: Sine, key: jax.Array, method: str, activation: str) -> list[Row]:
+    """A row for each seed; that of the first has the curves of its predictions.
+
+    Args:
+        settings: Of this part.
+        key: Random key.
+        method: One of `methods(settings)`.
+        activation: Name of the activation function.
+    """
+    keys = jax.random.split(key, settings.seeds)
+    index = jnp.asarray([*ACTIVATIONS].index(activation))
+    predicted = jax.device_get(_program(settings, method)(keys, index))
+    found, at = [], grid(settings.margin, settings.points)
+    for seed in range(settings.seeds):
+        parts, (x, y) = jax.tree.map(lambda leaf: leaf[seed], predicted)  # noqa: B023
+        own = {"method": method, "activation": activation, "seed": seed}
+        found.append(own | _figures(at, parts, x))
+        if seed == 0:
+            found[0]["curves"] = {"x": x[:, 0], "y": y, **parts._asdict()}
+    return found
+
+
+@functools.cache
+def _program(settings: Sine, method: str) -> Callable[..., Any]:
+    """The training and judging of all seeds, compiled once for all activations."""
+    return jax.jit(jax.vmap(functools.partial(_trained, settings, method), (0, None)))
+
+
+def _trained(settings: Sine, name: str, key: jax.Array, index: Array) -> tuple[Any, Any]:
+    """One training: what it predicts, and its data."""
+    data_key, start_key, train_key, key = jax.random.split(key, 4)
+    x, y = noisy_sine.noisy_sine(data_key)
+    method = _method(settings, name)
+    optimizer = optax.adam(optax.cosine_decay_schedule(settings.rate, settings.steps))
+    epoch = make_epoch(method.loss(index), optimizer, len(y))
+
+    def step(carry: Any, key: Any) -> tuple[Any, None]:
+        return epoch(carry, key, (scaled(x), y))[0], None
+
+    keys = jax.random.split(train_key, settings.steps)
+    carry, _ = jax.lax.scan(step, init(method.init(start_key), optimizer), keys)
+    at = grid(settings.margin, settings.points)
+    outputs = method.outputs(key, carry.params, scaled(at[:, None]), index)
+    parts = decompose_regression(outputs)
+    return RegressionUncertainty(*(part[:, 0] for part in parts)), (x, y)
+
+
+def _figures(at: Array, parts: RegressionUncertainty, x: Array) -> dict[str, float]:
+    """The columns of the source's table of activations, and where doubt rises."""
+    inside = noisy_sine.in_regime(at)
+    std, doubt = jnp.sqrt(parts.aleatoric), jnp.sqrt(parts.epistemic)
+    low, high = noisy_sine.span()
+    places, beyond = np.asarray(inside), np.asarray((at < low) | (at > high))
+    found = {
+        "auroc": auroc(doubt[places], doubt[~places]),
+        "mse_prediction": prediction_mse(parts.mean, noisy_sine.target(at), inside),
+        "mse_aleatoric": aleatoric_mse(std, noisy_sine.noise_std(at), inside),
+        "euc": euc(doubt, negative_log_density(at[:, None], x)),
+        "epistemic_inside": doubt[places].mean(),
+        "epistemic_middle": doubt[~places & ~beyond].mean(),
+        "epistemic_beyond": doubt[beyond].mean(),
+    }
+    return {name: float(value) for name, value in found.items()}
+
+
+CENTRE, SPREAD = -0.5, 3.5
+"""Of the regimes, for inputs of about unit variance."""
+
+
+def scaled(x: Any) -> Any:
+    """What networks see of inputs."""
+    return (x - CENTRE) / SPREAD
+
+
+def _network(settings: Sine) -> tuple[Callable[..., Array], Callable[[jax.Array], Any]]:
+    """An MLP whose activation is a traced number, and its initial parameters."""
+    branches = [*ACTIVATIONS.values()]
+    widths = (1, settings.hidden, settings.hidden, 2)
+
+    def f(params: Any, x: Array, index: Array) -> Array:
+        for layer in ("fc1", "fc2", "fc3"):
+            x = x @ params[layer]["kernel"] + params[layer]["bias"][None]
+            if layer != "fc3":
+                x = jax.lax.switch(index, branches, x)
+        return x
+
+    def start(key: jax.Array) -> Any:
+        return jaxeff.functional(MLP(widths, rngs=nnx.Rngs(key)))[1]
+
+    return f, start
+
+
+def _method(settings: Sine, name: str) -> Method:
+    return _dropout(settings) if name == "MC dropout" else _ensemble(settings, name)
+
+
+def _dropout(settings: Sine) -> Method:
+    f, start = _network(settings)
+    drop = Dropout(settings.dropout, at="input")
+    g = jaxeff.noisy(f, {"fc2": drop, "fc3": drop})
+
+    def loss(index: Any) -> Any:
+        def of_batch(key: Any, params: Any, batch: Any) -> Any:
+            x, y = batch
+            return -heteroscedastic(g(key, params, x, index)).log_prob(y).mean()
+
+        return stateless(of_batch)
+
+    def outputs(key: Any, params: Any, x: Any, index: Any) -> Array:
+        keys = jax.random.split(key, settings.samples)
+        return jax.lax.map(lambda each: g(each, params, x, index), keys)
+
+    return Method(loss, start, outputs)
+
+
+def _ensemble(settings: Sine, name: str) -> Method:
+    f, start = _network(settings)
+    spec = {"*" if name == "DE" else "fc3": Members(settings.members)}
+
+    def ensemble(key: jax.Array, index: Any) -> Any:
+        return jaxeff.ensemble(
+            key, lambda params, x: f(params, x, index), start(key), spec, init=start
+        )  # fmt: skip
+
+    def loss(index: Any) -> Any:
+        g, _ = ensemble(jax.random.key(0), index)
+        plain = member_loss(g, "gaussian")
+        return plain if name == "DE" else _repulsive(settings, name, g, plain)
+
+    def fresh(key: jax.Array) -> Any:
+        return ensemble(key, jnp.asarray(0))[1]
+
+    def outputs(key: Any, params: Any, x: Any, index: Any) -> Array:
+        return ensemble(jax.random.key(0), index)[0](params, x)
+
+    return Method(loss, fresh, outputs)
+
+
+def _repulsive(settings: Sine, name: str, g: Any, plain: Any) -> Any:
+    """Heads' means repel each other anywhere; variances above one are kept from growing there."""
+    low, high = (scaled(x) for x in noisy_sine.span(margin=2 * settings.margin))
+    samples = Interval(low, high, PUSHED)
+    examples = sum(regime.count for regime in noisy_sine.REGIMES)
+    gamma = float(name.partition(GAMMA)[2])
+
+    def regularised(key: Any, params: Any, state: Any, batch: Any, step: Any) -> Any:
+        value, aux = plain(key, params, state, batch, step)
+        log_variances = g(params, samples(key, batch[0]))[..., 1]
+        return value + settings.lambda_var * (jax.nn.relu(log_variances) ** 2).mean(1).sum(), aux
+
+    return repulsive(
+        regularised, g, samples, strength=gamma / examples, space=lambda p, x: g(p, x)[..., :1]
+    )
