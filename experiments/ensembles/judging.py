@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from experiments.compression.judging import error, grouped, mean
 from experiments.ensembles.sine import GAMMA, SOURCE
-from experiments.harness import Report, Row, Table
+from experiments.harness import Report, Row, Table, error, grouped, mean
 
 COLUMNS = (
     "accuracy", "nll", "ece", "accuracy_ambiguous", "auroc_aleatoric", "auroc", "auroc_ambiguous",
