@@ -8,10 +8,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.compression.judging import grouped
 from experiments.ensembles import judging
 from experiments.ensembles.sine import SOURCE, grid
-from experiments.harness import Report, Row
+from experiments.harness import Report, Row, grouped
 from jaxeff.data import noisy_sine
 from jaxeff.uncertainty import RegressionUncertainty, negative_log_density
 from jaxeff.uncertainty.figures import draw_regression
