@@ -1,4 +1,4 @@
-"""The issue's claims, from the rows."""
+"""The source's claims, from the rows."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import kendalltau
 
+from experiments import harness
 from experiments.analog.source import (
     ORDERED,
     SOFTWARE_ROWS,
@@ -23,8 +24,7 @@ def of(rows: Sequence[Row], **wanted: Any) -> list[Row]:
 
 def mean(rows: Sequence[Row], column: str) -> float | None:
     """Over chips; None without rows."""
-    found = [row[column] for row in rows if row.get(column) is not None]
-    return float(np.mean(found)) if found else None
+    return harness.mean(row.get(column) for row in rows)
 
 
 def strategies(rows: Sequence[Row], data: str) -> list[Row]:

@@ -29,7 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxeff.analog_hardware.chip import INPUT_TOP, WEIGHT_TOP
-from jaxeff.analog_hardware.queries import Query, ask, check_query
+from jaxeff.analog_hardware.queries import Hardware, Query, ask, check_query
 from jaxeff.arguments import check_key
 from jaxeff.settings import Count, Setting
 
@@ -160,9 +160,9 @@ def read(query: Query, key: Any, weights: Any, inputs: Any, order: Any = None) -
     """One compiled query, on the host."""
     given = (key, jnp.asarray(weights, jnp.int32), jnp.asarray(inputs, jnp.int32))
     orders = () if order is None else (jnp.asarray(order, jnp.int32),)
-    if isinstance(query, jax.Array) or not hasattr(query, "query"):
-        return np.asarray(ask("characterize", query, *given, *orders))
-    return np.asarray(_compiled(query, *given, *orders))
+    if isinstance(query, Hardware):
+        return np.asarray(_compiled(query, *given, *orders))
+    return np.asarray(ask("characterize", query, *given, *orders))
 
 
 @jax.jit

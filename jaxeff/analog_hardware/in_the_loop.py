@@ -35,6 +35,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxeff.analog_hardware.crossbar import Crossbar
 from jaxeff.analog_hardware.multiply import Counts
@@ -78,16 +79,8 @@ def _counts(site: str, query: Query, key: Any, weights: Any, inputs: Any) -> Any
         return ask(f"in_the_loop: {site!r}", query, own, tile, vectors)
 
     if not isinstance(query, Hardware):  # nothing to be gained from a vmap
-        return jnp.stack(
-            [
-                jnp.stack(
-                    [
-                        jnp.stack([one(keys[g, i, j], w[g, i, j], a[g, i]) for j in range(across)])
-                        for i in range(down)
-                    ]
-                )
-                for g in range(groups)
-            ]
-        )
+        places = [*np.ndindex(groups, down, across)]
+        tiles = jnp.stack([one(keys[place], w[place], a[place[:2]]) for place in places])
+        return tiles.reshape(groups, down, across, *tiles.shape[1:])
     by_column = jax.vmap(one, (0, 0, None))
     return jax.vmap(jax.vmap(by_column))(keys, w, a)

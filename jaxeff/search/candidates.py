@@ -30,7 +30,7 @@ import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxeff.compression import Int, calibrate, integer, quantized
-from jaxeff.pruning import Plan, masked, pruned
+from jaxeff.pruning import Plan, pruned
 from jaxeff.search.policy import FLOAT, Policy
 from jaxeff.search.space import Space
 from jaxeff.settings import check_count
@@ -72,8 +72,6 @@ class Small(NamedTuple):
         def evaluate(params: Any, x: Any) -> Any:
             return f(params, x) if state is None else f(params, state, x)[0]
 
-        if not self.spec:
-            return evaluate, self.params
         bits = {
             site: Int(int(setting.weights.width), int(setting.activations.width),
                       symmetric="weights")
@@ -166,11 +164,10 @@ class Candidates:
     def _measure(
         self, key: Any, policy: Policy, params: Any, state: Any, data: Any, validation: Any
     ) -> Float[Array, ""]:
-        def changed(f: Callable[..., Any]) -> Callable[..., Any]:
-            return masked(quantized(f, self.space.spec(policy)), self.space.plan(policy))
-
         if self.steps:
-            loss = cross_entropy(changed(self._train), mutable=self.state is not None)
+            loss = cross_entropy(
+                self.space.compressed(self._train, policy), mutable=self.state is not None
+            )
             epoch = make_epoch(loss, self._optimizer, self._batch_size)
             rows_key, epoch_key = jax.random.split(key)
             count = count_examples(data)
@@ -178,7 +175,7 @@ class Candidates:
             few = jax.tree.map(lambda leaf: jnp.asarray(leaf)[rows], data)
             trained, _ = epoch(init(params, self._optimizer, state), epoch_key, few)
             params, state = trained.params, trained.state
-        f = changed(self.f)
+        f = self.space.compressed(self.f, policy)
         size = self._batch_size
         whole = count_examples(validation) // size * size
         batched = jax.tree.map(

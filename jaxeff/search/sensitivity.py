@@ -28,11 +28,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxeff.compression import quantized
 from jaxeff.divergence import divergences
-from jaxeff.pruning import masked
 from jaxeff.search.actions import Actions
-from jaxeff.search.policy import FP32, INT8, MIX, Policy
+from jaxeff.search.policy import INT8, MIX, Policy
 from jaxeff.search.space import Space
 
 STRENGTHS = 10
@@ -81,7 +79,7 @@ def sensitivity(
     """
     levels = np.linspace(0, 1, strengths, endpoint=False)
     policies = _one_at_a_time(space, actions, levels)
-    found = np.asarray(_divergences(f, _Held(space), policies, params, state, x), float)
+    found = np.asarray(_divergences(f, space, policies, params, state, x), float)
     # Rounding leaves a little less than nothing where nothing changed.
     of_layer = np.maximum(found.mean(-1), 0).reshape(len(space.sites), 3 * strengths + 1)
     deciding = np.array([site.group >= 0 for site in space.sites])[:, None]
@@ -115,22 +113,11 @@ def _alone(whole: Policy, i: int, datatype: int, **bits: int) -> Policy:
     return Policy(**values)
 
 
-class _Held:
-    """Static to `jit` by identity."""
-
-    def __init__(self, space: Space) -> None:
-        self.space = space
-
-
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _divergences(f: Any, held: _Held, policies: Any, params: Any, state: Any, x: Any) -> Array:
-    space = held.space
-
-    def changed(policy: Policy) -> Callable[..., Any]:
-        return masked(quantized(f, space.spec(policy)), space.plan(policy))
-
+def _divergences(f: Any, space: Space, policies: Any, params: Any, state: Any, x: Any) -> Array:
+    changed = functools.partial(space.compressed, f)
     found = divergences(f, changed, policies, params, x, state=state)
     return found.reshape(len(found), -1)
 
 
-__all__ = ["FP32", "STRENGTHS", "Sensitivity", "sensitivity"]
+__all__ = ["STRENGTHS", "Sensitivity", "sensitivity"]

@@ -31,11 +31,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxeff.compression import Apart, Uniform, bit_policy
+from jaxeff.compression import Uniform, bit_policy, quantized
 from jaxeff.program import Layer
 from jaxeff.program import primitives as prim
 from jaxeff.program.cost import node_macs
-from jaxeff.pruning import Plan, channels
+from jaxeff.pruning import Plan, channels, masked
 from jaxeff.pruning.accounting import size_of
 from jaxeff.pruning.channels import Channels
 from jaxeff.pruning.dimensions import Axis, Dimension, Product, dimensions, resolve
@@ -187,15 +187,14 @@ class Space:
         Weights have a symmetric range for each output channel, as kernels multiply them, and
         activations one for each sample.
         """
-        of_weights = bit_policy(self.names, policy.weights, method=_OF_CHANNELS)
-        of_inputs = bit_policy(self.names, None, policy.activations, method=_OF_SAMPLES)
-        spec: dict[str, Apart | None] = {}
-        for name in self.names:
-            weights, inputs = of_weights[name], of_inputs[name]
-            first = None if weights is None else weights.weights
-            second = None if inputs is None else inputs.activations
-            spec[name] = Apart(first, second) if weights or inputs else None
-        return spec
+        return bit_policy(
+            self.names, policy.weights, policy.activations, method=_OF_CHANNELS,
+            of_activations=_OF_SAMPLES,
+        )  # fmt: skip
+
+    def compressed(self, f: Callable[..., Any], policy: Policy) -> Callable[..., Any]:
+        """The model that a policy leaves, with the old shapes; traced where the policy is."""
+        return masked(quantized(f, self.spec(policy)), self.plan(policy))
 
     def inputs(self, kept: Counts) -> Int[Array, " sites"]:
         """Input channels of every layer."""

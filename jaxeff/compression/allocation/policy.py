@@ -58,6 +58,7 @@ def bit_policy(
     activations: Widths | None = None,
     *,
     method: Method = Uniform,
+    of_activations: Method | None = None,
 ) -> dict[str, Apart | None]:
     """The spec that gives sites their bits.
 
@@ -67,6 +68,7 @@ def bit_policy(
             them. They may be traced, and have leading axes for `vmap` to go over.
         activations: The same for what the layers read.
         method: How an array is quantized to a width.
+        of_activations: The same for activations; None takes `method`.
 
     Raises:
         ValueError: There are no widths, not one per site, or one that is neither of these.
@@ -80,7 +82,10 @@ def bit_policy(
             _check(name, widths, sites)
     spec: dict[str, Apart | None] = {}
     for i, site in enumerate(sites):
-        w, a = (None if b is None else _switched(b[..., i], method) for b in given.values())
+        w = None if weights is None else _switched(weights[..., i], method)
+        a = None
+        if activations is not None:
+            a = _switched(activations[..., i], of_activations or method)
         spec[site] = None if w is None and a is None else Apart(w, a)
     return spec
 
