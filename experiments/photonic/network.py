@@ -14,6 +14,7 @@ import optax
 from flax import nnx
 
 import jaxeff
+from experiments.classifiers import how_to_train
 from experiments.harness import Row, Run
 from experiments.photonic.recipe import Settings
 from jaxeff import data
@@ -121,12 +122,13 @@ def train(
         bits=bits or settings.activation_bits, model="free" if free else "gaussian"
     )
     spec = per_activation(f, params, x[:1], spec={"avg_pool*": light})
-    g = divergence
     weight = settings.kl if kl is None else kl
 
     def loss(key: Any, numbers: Any, batch: Any) -> Any:
         inputs, labels = batch
-        logits, nats = g(f, with_levels(spec, numbers["raw"]))(key, numbers["params"], inputs)
+        logits, nats = divergence(f, with_levels(spec, numbers["raw"]))(
+            key, numbers["params"], inputs
+        )
         nll = optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
         return nll + weight * nats.mean(), {"nll": nll, "nats": nats.mean()}
 
@@ -139,18 +141,14 @@ def train(
         found = figures(logits, labels[:250])
         return {name: float(found[name]) for name in ("accuracy", "auroc_nine")}
 
-    steps = epochs * (len(x) // settings.batch_size)
     result = fit(
         jax.random.fold_in(run.fast_key, seed),
         stateless(loss),
         {"params": params, "raw": level_logits(spec)},
         (x, y),
-        optimizer=optax.adam(optax.cosine_decay_schedule(settings.rate, steps)),
-        epochs=epochs,
-        batch_size=settings.batch_size,
+        **how_to_train(settings.rate, (x, y), epochs, settings.batch_size),
         eval_fn=None if short else watch,
         checkpoint=run.work / f"{seed}-{short}-{bits}-{weight:g}-{free}.safetensors",
-        progress=False,
     )
     numbers = result.params
     return Model(f, numbers["params"], with_levels(spec, numbers["raw"])), result.history
