@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
+from scipy.special import log_softmax, logsumexp
 
 import jaxeff
 from experiments.classifiers import how_to_train
@@ -28,13 +29,15 @@ from jaxeff.photonics import (
     photonic,
     with_levels,
 )
-from jaxeff.robustness import peaks
+from jaxeff.robustness import one_peak_pvalue, peaks
 from jaxeff.training import fit, stateless
-from jaxeff.uncertainty import auroc, decompose_logits, predictive_log_probs
+from jaxeff.uncertainty import auroc, predictive_log_probs
 
 KNOWN = 9
 """Digits below it are known; it isn't."""
-EDGES = np.linspace(-6, 0.5, 41)
+LEAST = 1e-16
+"""Nats that float64 can tell from none."""
+EDGES = np.linspace(-10, 0.5, 43)
 """Of histograms of the logarithm to base 10 of mutual information in nats."""
 Domains = Mapping[str, Any]
 
@@ -116,8 +119,8 @@ def train(
     """
     settings = run.settings
     x, y, epochs = first(settings, short)
-    f, params = jaxeff.functional(LeNet5(KNOWN, 1, pool="avg", rngs=nnx.Rngs(seed)))
-    f = quantized(f, {"*:linear": Int(bits or settings.weight_bits)})
+    f, _ = network(bits or settings.weight_bits)
+    _, params = jaxeff.functional(LeNet5(KNOWN, 1, pool="avg", rngs=nnx.Rngs(seed)))
     light = settings.light(
         bits=bits or settings.activation_bits, model="free" if free else "gaussian"
     )
@@ -137,7 +140,7 @@ def train(
 
     def watch(state: Any) -> dict[str, Any]:
         model = Model(f, state.params["params"], with_levels(spec, state.params["raw"]))
-        logits = draw(run.fast_key, model.carried(), model.params, few, 10)
+        logits = draw(run.fast_key, model, few, 10)
         found = figures(logits, labels[:250])
         return {name: float(found[name]) for name in ("accuracy", "auroc_nine")}
 
@@ -154,44 +157,118 @@ def train(
     return Model(f, numbers["params"], with_levels(spec, numbers["raw"])), result.history
 
 
+@cache
+def network(bits: int) -> tuple[Callable[..., Any], Any]:
+    """LeNet-5 with quantized weights, one function for all that share programs; and parameters."""
+    f, params = jaxeff.functional(LeNet5(KNOWN, 1, pool="avg", rngs=nnx.Rngs(0)))
+    return quantized(f, {"*:linear": Int(bits)}), params
+
+
 def draw(
-    key: jax.Array, g: Callable[..., Any], params: Any, domains: Domains, samples: int
+    key: jax.Array, trained: Model, domains: Domains, samples: int, **fields: Any
 ) -> dict[str, Any]:
-    """Logits `[samples, images, classes]` by domain, in batches; all readings in one program."""
+    """Logits `[samples, images, classes]` by domain, in batches; all readings in one program.
 
-    @jax.jit
-    def run(key: Any, params: Any, images: Any) -> Any:
-        keys = jax.random.split(key, samples)
-        return jax.lax.map(lambda k: g(k, params, images), keys)
-
+    Args:
+        key: Random key.
+        trained: The network.
+        domains: Images by domain.
+        samples: Readings of each.
+        **fields: What of the light is another than in training.
+    """
+    lights = {site: replace(light, **fields) for site, light in trained.spec.items()}
+    levels = {site: light.noise for site, light in trained.spec.items()}
+    if "noise" in fields:  # of the same shape: the same program for all of a budget
+        levels = {site: jnp.full_like(level, fields["noise"]) for site, level in levels.items()}
+    run = _program(
+        trained.f,
+        tuple((site, replace(light, noise=0.5)) for site, light in lights.items()),
+        samples,
+    )
     found = {}
     for name, images in domains.items():
         step = min(250, len(images))
         parts = [
-            run(jax.random.fold_in(key, i), params, images[i : i + step])
+            run(jax.random.fold_in(key, i), trained.params, levels, images[i : i + step])
             for i in range(0, len(images) - step + 1, step)
         ]
         found[name] = jnp.concatenate(parts, 1)
     return found
 
 
+@cache
+def _program(
+    f: Callable[..., Any], lights: tuple[tuple[str, ChaoticLight], ...], samples: int
+) -> Callable[..., Any]:
+    """Readings of a batch, compiled once for all parameters and levels of noise."""
+
+    @jax.jit
+    def run(key: Any, params: Any, levels: Any, images: Any) -> Any:
+        spec = {site: replace(light, noise=levels[site]) for site, light in lights}
+        g = photonic(f, spec)
+        return jax.lax.map(lambda k: g(k, params, images), jax.random.split(key, samples))
+
+    return run
+
+
 def figures(logits: Mapping[str, Any], labels: Any, *, shown: bool = False) -> Row:
     """Accuracy, and how well mutual information tells domains apart."""
     right = predictive_log_probs(logits["known"]).argmax(-1)
-    information = {name: decompose_logits(values).epistemic for name, values in logits.items()}
+    information = {name: mutual_information(values) for name, values in logits.items()}
     known, nine = information["known"], information["nine"]
     row: Row = {
         "accuracy": jnp.mean(right == labels[: len(right)]),
-        "auroc_nine": auroc(known, nine),
+        "auroc_nine": _told(known, nine),
+        "entropy_nine": _told(*(entropies(logits[name]) for name in ("known", "nine"))),
         **{f"mi_{name}": values.mean() for name, values in information.items()},
     }
     if "other" in information:
-        row["auroc_other"] = auroc(known, information["other"])
-    both = np.log10(np.maximum(np.concatenate([known[: len(nine)], nine]), 10.0 ** EDGES[0]))
-    found = peaks(both) if len(np.unique(both)) >= 10 else None
-    row |= {"valley": found.valley if found else 1.0, "two": bool(found and found.two)}
+        row["auroc_other"] = _told(known, information["other"])
+        row["entropy_other"] = _told(*(entropies(logits[name]) for name in ("known", "other")))
+    logs = {name: np.log10(np.maximum(values, LEAST)) for name, values in information.items()}
+    row |= _shape(np.concatenate([_spread(logs["known"], len(nine)), logs["nine"]]))
     if shown:
-        for name, values in information.items():
-            counts, _ = np.histogram(np.log10(np.maximum(values, 10.0 ** EDGES[0])), EDGES)
+        row |= {f"one_peak_{name}": _shape(values)["one_peak"] for name, values in logs.items()}
+        for name, values in logs.items():
+            counts, _ = np.histogram(values, EDGES)
             row[f"histogram_{name}"] = [*map(float, counts / len(values))]
     return row
+
+
+def mutual_information(logits: Any) -> np.ndarray:
+    """Of label and reading, in nats, in float64: in float32 surely known digits have none."""
+    logs = log_softmax(np.asarray(logits, np.float64), -1)
+    mean = logsumexp(logs, 0) - np.log(len(logs))
+    return np.maximum((np.exp(logs) * (logs - mean)).sum(-1).mean(0), 0)
+
+
+def _told(known: np.ndarray, unknown: np.ndarray) -> float:
+    return float(auroc(jnp.asarray(known), jnp.asarray(unknown)))
+
+
+def dark(trained: Model, domains: Domains) -> dict[str, Any]:
+    """Logits `[1, images, classes]` by domain, of the same parameters without any light."""
+    f = jax.jit(trained.f)
+    return {
+        name: jnp.concatenate(
+            [f(trained.params, images[i : i + 250]) for i in range(0, len(images), 250)]
+        )[None]
+        for name, images in domains.items()
+    }
+
+
+def entropies(logits: Any) -> np.ndarray:
+    """Of the mean prediction, in nats: what a network without randomness has as well."""
+    logs = logsumexp(log_softmax(np.asarray(logits, np.float64), -1), 0) - np.log(len(logits))
+    return -(np.exp(logs) * logs).sum(-1)
+
+
+def _shape(values: np.ndarray) -> Row:
+    """Two peaks, and whether one would do as well."""
+    if len(np.unique(values)) < 10:
+        return {"valley": 1.0, "low": None, "high": None, "one_peak": 1.0}
+    found = peaks(values)
+    return {
+        "valley": found.valley, "low": 10**found.low, "high": 10**found.high,
+        "one_peak": one_peak_pvalue(jax.random.key(0), values),
+    }  # fmt: skip

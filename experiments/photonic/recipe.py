@@ -6,8 +6,6 @@ from typing import Annotated, Any
 from experiments.harness import SELECTS, Least
 from jaxeff.photonics import ChaoticLight
 
-PARTS = ("light", "digits", "bits", "guides", "beside", "time")
-
 
 @dataclass(frozen=True)
 class Settings:
@@ -47,7 +45,7 @@ class Settings:
     batch_size: Annotated[int, Least(1)] = 100
     rate: float = 2e-3
     kl: float = 1e-5
-    test_images: Annotated[int, Least(20)] = 1000
+    test_images: Annotated[int, Least(20)] = 4000
     samples: Annotated[int, Least(2)] = 30
     draws: Annotated[int, Least(1000)] = 50_000
     slots: Annotated[int, Least(1)] = 4

@@ -2,9 +2,9 @@
 
 Models that draw anew in every call: `Additive`, `Multiplicative`, `Mixed`, `Uniform`, `Dropout`; a
 rounding, `Quantization`; models of one device, the same in every call: `Drift`, `Telegraph`,
-`Mismatch`; and `Repeated`, the mean of several executions. `noisy` applies any of them, and any
-object with a method `perturb(key, x)`, at chosen layers; `monte_carlo` draws several times. Where
-noise enters an analog computation:
+`Mismatch`; `Repeated`, the mean of several executions; `ReadOut`, what hardware was seen to do.
+`noisy` applies any of them, and any object with a method `perturb(key, x)`, at chosen layers;
+`monte_carlo` draws several times. Where noise enters an analog computation:
 
 ```python
 from jaxeff.nn import small_classifier
@@ -32,6 +32,7 @@ from jaxeff.noise.mismatch import Mismatch
 from jaxeff.noise.monte_carlo import monte_carlo
 from jaxeff.noise.noisy import noisy
 from jaxeff.noise.protocol import MomentNoise, Noise, SiteNoise
+from jaxeff.noise.read_out import ReadOut
 from jaxeff.noise.repeated import Repeated
 from jaxeff.noise.roundoff import Quantization, Uniform
 from jaxeff.noise.slots import slots
@@ -48,6 +49,7 @@ __all__ = [
     "Multiplicative",
     "Noise",
     "Quantization",
+    "ReadOut",
     "Repeated",
     "SiteNoise",
     "Telegraph",

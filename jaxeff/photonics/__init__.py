@@ -3,15 +3,9 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from jaxeff.photonics.chaotic_light import (
-    ChaoticLight,
-    noise_sigma,
-    pattern_sigma,
-    sigma_bounds,
-    slot_pattern,
-)
+from jaxeff.photonics.chaotic_light import ChaoticLight
 from jaxeff.photonics.correlation import chaotic_intensity, effective_samples, excess_share
-from jaxeff.photonics.element import PhotonicElement
+from jaxeff.photonics.element import PhotonicElement, ReadElement
 from jaxeff.photonics.encoding import noise_for
 from jaxeff.photonics.learning import (
     divergence,
@@ -29,6 +23,8 @@ from jaxeff.photonics.pooling import (
     probabilistic_pooling,
     quant_relu,
 )
+from jaxeff.photonics.pulses import noise_sigma, pattern_sigma, sigma_bounds, slot_pattern
+from jaxeff.photonics.reading import read_out
 from jaxeff.photonics.weights import PhotonicWeights, transmissions
 
 if TYPE_CHECKING:
@@ -41,6 +37,7 @@ __all__ = [
     "Measured",
     "PhotonicElement",
     "PhotonicWeights",
+    "ReadElement",
     "chaotic_intensity",
     "divergence",
     "effective_samples",
@@ -58,6 +55,7 @@ __all__ = [
     "physical_sample",
     "probabilistic_pooling",
     "quant_relu",
+    "read_out",
     "sigma_bounds",
     "slot_pattern",
     "transmissions",

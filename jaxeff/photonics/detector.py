@@ -1,34 +1,31 @@
 """From pulses to a reading: amplitudes that the modulator has, photon counts, the detector.
 
-With amplitude levels there are so few different distributions that their cumulative probabilities
-are tables, as the source caches them (T4851): a count is then a random number looked up, many times
-faster than a Gamma and a Poisson draw, and right to 2⁻³².
+With amplitude levels there are so few different distributions that they are tables
+(`jaxeff.photonics.count_table`), many times faster than a Gamma and a Poisson draw.
 
 Sharp edge: a table needs `cap`, `photons` and `modes` when the program is traced. Where they are
 traced themselves, counts are drawn anew.
 """
+
+from functools import lru_cache
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxeff.photonics.chaotic_light import ChaoticLight, is_correlated
+from jaxeff.photonics.carrier import Carrier
 from jaxeff.photonics.correlation import chaotic_intensity
-from jaxeff.photonics.photon_counts import (
-    count_table,
-    photon_counts,
-    poisson_counts,
-    tabled_counts,
-)
+from jaxeff.photonics.count_table import CountTable, count_table, table_width, tabled_counts
+from jaxeff.photonics.photon_counts import photon_counts, poisson_counts
 from jaxeff.settings import is_concrete
 
 MOST_ENTRIES = 1 << 20
-"""Of a table, 4 MB."""
+"""Of a table, 8 MB."""
 
 
 def rounded_pulses(
-    key: PRNGKeyArray, pulses: Float[Array, "slots ..."], light: ChaoticLight
+    key: PRNGKeyArray, pulses: Float[Array, "slots ..."], light: Carrier
 ) -> Float[Array, "slots ..."]:
     """Pulses at amplitudes that the modulator has, rounded up or down so that the mean stays.
 
@@ -48,7 +45,7 @@ def read_pulses(
     count_key: PRNGKeyArray,
     read_key: PRNGKeyArray,
     pulses: Float[Array, "slots ..."],
-    light: ChaoticLight,
+    light: Carrier,
     rounded: bool = False,
 ) -> Float[Array, "..."]:
     """What the detector makes of pulses, summed over slots.
@@ -60,31 +57,57 @@ def read_pulses(
         light: The setting.
         rounded: Whether pulses are at the setting's levels.
     """
-    if is_correlated(light):
+    if light.remembers or light.couples:
         light_key, count_key = jax.random.split(count_key)
-        shape = (light.slots, 1, *pulses.shape[1:])
-        relative = chaotic_intensity(light_key, shape, light.modes, time=light.correlation)[:, 0]
-        rate = pulses * light.photons * relative.astype(pulses.dtype)
+        rate = light.photons * fluctuating(light_key, pulses, light)
         counts = poisson_counts(count_key, rate)
     elif rounded and (table := _table(light)) is not None:
-        step = light.cap / (table.shape[0] - 1)
+        step = light.cap / (len(table.share) - 1)
         counts = tabled_counts(count_key, jnp.round(pulses / step).astype(jnp.int32), table)
     else:
         counts = photon_counts(count_key, pulses * light.photons, light.modes, pulses.shape)
     reading = counts.astype(pulses.dtype) / light.photons
     if light.saturation is not None:
         reading = jnp.minimum(reading, light.saturation)
-    reading += light.electronic * jax.random.normal(read_key, pulses.shape, pulses.dtype)
-    return jnp.sum(reading, axis=0)
+    total = jnp.sum(reading, axis=0)  # as is the electronic noise of all slots, one Gaussian
+    noise = jax.random.normal(read_key, total.shape, total.dtype)
+    return total + light.electronic * light.slots**0.5 * noise
 
 
-def _table(light: ChaoticLight) -> np.ndarray | None:
+def fluctuating(
+    key: PRNGKeyArray, pulses: Float[Array, "slots ..."], light: Carrier
+) -> Float[Array, "slots ..."]:
+    """Pulses with the light's own fluctuations; the last axis counts wavelength channels.
+
+    Args:
+        key: A PRNG key.
+        pulses: One intensity per slot.
+        light: The setting.
+    """
+    couples = light.couples and pulses.ndim > 1
+    if not (light.remembers or couples):
+        relative = jax.random.gamma(key, light.modes, pulses.shape) / light.modes
+        return pulses * relative.astype(pulses.dtype)
+    channels = pulses.shape[-1] if couples else 1
+    shape = (light.slots, channels, *pulses.shape[1 : -1 if couples else None])
+    relative = chaotic_intensity(
+        key, shape, light.modes, time=light.correlation, channel=light.channel if couples else 0.0
+    )
+    relative = jnp.moveaxis(relative, 1, -1) if couples else relative[:, 0]
+    return pulses * relative.astype(pulses.dtype)
+
+
+def _table(light: Carrier) -> CountTable | None:
     """The table of a setting's levels, if they have one."""
     numbers = (light.cap, light.photons, light.modes)
     if light.levels is None or not all(map(is_concrete, numbers)):
         return None
     cap, photons, modes = (float(number) for number in numbers)
-    largest = cap * photons
-    if light.levels * (largest + 12 * (largest + largest**2 / modes) ** 0.5) > MOST_ENTRIES:
+    if light.levels * table_width(cap * photons, modes) > MOST_ENTRIES:
         return None
-    return count_table(np.linspace(0, largest, light.levels), modes)
+    return _kept_table(cap * photons, light.levels, modes)
+
+
+@lru_cache(maxsize=8)
+def _kept_table(largest: float, levels: int, modes: float) -> CountTable:
+    return count_table(np.linspace(0, largest, levels), modes)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Array, PRNGKeyArray
 
 from jaxeff.program import Layer
 
@@ -18,4 +18,13 @@ class PhotonicElement(Protocol):
 
     def carry(self, key: PRNGKeyArray, layer: Layer, values: Sequence[Any]) -> Sequence[Any]:
         """The layer's outputs as read out, given its inputs."""
+        ...
+
+
+@runtime_checkable
+class ReadElement(PhotonicElement, Protocol):
+    """One that knows the mean and the variance of what it reads, as `jaxeff.moments` needs them."""
+
+    def read(self, layer: Layer, values: Sequence[Any]) -> tuple[Array, Array]:
+        """Mean and variance of the layer's reading, given its inputs."""
         ...

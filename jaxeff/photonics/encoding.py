@@ -18,7 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxeff.photonics.chaotic_light import ChaoticLight, sigma_bounds
+from jaxeff.photonics.chaotic_light import ChaoticLight
+from jaxeff.photonics.pulses import sigma_bounds
 from jaxeff.settings import check_number, is_concrete, lifted
 
 SLACK = 1e-5

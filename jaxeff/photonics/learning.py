@@ -26,7 +26,8 @@ Sharp edges:
     The prior's mean is the activation itself: the divergence prices quiet light, not intensity.
     Levels belong to places within an example: the first axis of a pooled activation is taken for
     the batch.
-    It knows patterns made after pooling, of the Gaussian model.
+    It knows patterns made after pooling, of the Gaussian model; what correlated wavelength channels
+    have in common (`ChaoticLight.channel`) it counts in each of them.
 """
 
 import functools
@@ -39,9 +40,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxeff.arguments import check_key
-from jaxeff.photonics.chaotic_light import ChaoticLight, noise_sigma, sigma_bounds
+from jaxeff.photonics.chaotic_light import ChaoticLight
 from jaxeff.photonics.photonic import WANTED, carried, carry
 from jaxeff.photonics.pooling import pooling_of, quant_relu
+from jaxeff.photonics.pulses import noise_sigma, sigma_bounds
 from jaxeff.program import Layer, Program, evaluate, trace
 from jaxeff.program.spec import check_settings
 from jaxeff.program.trace import argument_leaves

@@ -34,13 +34,15 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxeff.compression.quantization import fake_quantize
-from jaxeff.photonics.chaotic_light import (
-    ChaoticLight,
+from jaxeff.photonics.carrier import Carrier
+from jaxeff.photonics.detector import read_pulses, rounded_pulses
+from jaxeff.photonics.pulses import (
+    excess,
     noise_sigma,
     pattern_sigma,
+    slot_correlation,
     slot_pattern,
 )
-from jaxeff.photonics.detector import read_pulses, rounded_pulses
 from jaxeff.program import Layer
 from jaxeff.program import primitives as prim
 from jaxeff.program.grouping import mark
@@ -71,7 +73,7 @@ def quant_relu(
 
 
 def gaussian_noise(
-    key: PRNGKeyArray, intensity: Float[Array, "*shape"], light: ChaoticLight
+    key: PRNGKeyArray, intensity: Float[Array, "*shape"], light: Carrier
 ) -> Float[Array, "*shape"]:
     """The training model: a pooled intensity plus Gaussian noise of the deviation L picks.
 
@@ -83,12 +85,28 @@ def gaussian_noise(
     Returns:
         A noisy intensity, differentiable with respect to the intensity and every number of `light`.
     """
+    if light.couples and intensity.ndim:
+        return _shared_noise(key, intensity, slot_pattern(intensity, light), light)
     noise = jax.random.normal(key, intensity.shape, intensity.dtype)
     return (intensity + noise_sigma(intensity, light) * noise).astype(intensity.dtype)
 
 
+def _shared_noise(key: PRNGKeyArray, intensity: Array, pulses: Array, light: Carrier) -> Array:
+    """Gaussian noise with the covariances of wavelength channels, which the last axis counts."""
+    own_key, common_key = jax.random.split(key)
+    own = pattern_sigma(pulses, light) ** 2 - light.channel * excess(pulses, pulses, light)
+    noise = jax.random.normal(own_key, intensity.shape, intensity.dtype)
+    noise *= jnp.sqrt(jnp.maximum(own, jnp.finfo(intensity.dtype).tiny))
+    common = jax.random.normal(common_key, (*pulses.shape[:-1], 1), intensity.dtype)
+    if light.remembers:
+        root = jnp.linalg.cholesky(slot_correlation(light, intensity.dtype))
+        common = jnp.tensordot(root, common, 1)
+    share = jnp.sqrt(jnp.asarray(light.channel / light.modes, intensity.dtype))
+    return (intensity + noise + share * jnp.sum(pulses * common, 0)).astype(intensity.dtype)
+
+
 def physical_sample(
-    key: PRNGKeyArray, intensity: Float[Array, "*shape"], light: ChaoticLight
+    key: PRNGKeyArray, intensity: Float[Array, "*shape"], light: Carrier
 ) -> Float[Array, "*shape"]:
     """The simulation: a pooled intensity as read out from chaotic light, slot by slot.
 
@@ -113,7 +131,7 @@ def _straight_through(sample: Array, intensity: Array) -> Array:
 def probabilistic_pooling(
     key: PRNGKeyArray,
     x: Float[Array, "..."],
-    light: ChaoticLight,
+    light: Carrier,
     pool: Callable[[Float[Array, "..."]], Float[Array, "..."]],
 ) -> Float[Array, "..."]:
     """Average pooling carried by chaotic light.
@@ -145,13 +163,15 @@ def _pool_pulses(
     key: PRNGKeyArray,
     activations: Array,
     intensity: Array,
-    light: ChaoticLight,
+    light: Carrier,
     pool: Callable[[Array], Array],
 ) -> Array:
     """Pulse trains of single activations, pooled slot by slot."""
     each = replace(light, noise=_noise_before(activations, intensity, light, pool))
     pulses = slot_pattern(activations, each)
     if light.model == "gaussian":
+        if light.couples and intensity.ndim:
+            return _shared_noise(key, intensity, jax.vmap(pool)(pulses), light)
         noise = jax.random.normal(key, intensity.shape, intensity.dtype)
         sigma = pattern_sigma(jax.vmap(pool)(pulses), light)
         return (intensity + sigma * noise).astype(intensity.dtype)
@@ -161,7 +181,7 @@ def _pool_pulses(
 
 
 def _noise_before(
-    activations: Array, intensity: Array, light: ChaoticLight, pool: Callable[[Array], Array]
+    activations: Array, intensity: Array, light: Carrier, pool: Callable[[Array], Array]
 ) -> Any:
     """The noise level of each activation: that of its window, the mean where it is in several."""
     if jnp.ndim(light.noise) == 0:
@@ -184,13 +204,25 @@ def refuses_pooling(layer: Layer) -> str:
 
 
 def carry_pooling(
-    key: PRNGKeyArray, layer: Layer, values: Sequence[Any], light: ChaoticLight
+    key: PRNGKeyArray, layer: Layer, values: Sequence[Any], light: Carrier
 ) -> Sequence[Any]:
     """A pooling layer's outputs as read out of chaotic light."""
     i, result, pool = pooling_of(layer, values)
     outputs = list(layer.fn(*values))
     outputs[result] = probabilistic_pooling(key, values[i], light, pool)
     return outputs
+
+
+def read_pooling(layer: Layer, values: Sequence[Any], light: Carrier) -> tuple[Array, Array]:
+    """Mean and variance of a pooling layer's reading."""
+    i, _, pool = pooling_of(layer, values)
+    activations = quant_relu(values[i], light.bits, light.full_scale)
+    intensity = pool(activations)
+    check_broadcasts("ChaoticLight.noise", light.noise, intensity.shape)
+    if light.pattern == "after":
+        return intensity, noise_sigma(intensity, light) ** 2
+    each = replace(light, noise=_noise_before(activations, intensity, light, pool))
+    return intensity, pattern_sigma(jax.vmap(pool)(slot_pattern(activations, each)), light) ** 2
 
 
 def pooling_of(layer: Layer, values: Sequence[Any]) -> tuple[int, int, Callable[[Any], Any]]:

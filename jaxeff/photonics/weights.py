@@ -20,7 +20,7 @@ Sharp edges:
     In the physical model, gradients are those of the noiseless layer.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
@@ -28,13 +28,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxeff.photonics.chaotic_light import ChaoticLight, is_correlated, slot_pattern
-from jaxeff.photonics.correlation import chaotic_intensity
-from jaxeff.photonics.photon_counts import poisson_counts
-from jaxeff.photonics.pooling import gaussian_noise, quant_relu, rounded_pulses
+from jaxeff.photonics.chaotic_light import ChaoticLight
+from jaxeff.photonics.detector import fluctuating, rounded_pulses
+from jaxeff.photonics.photon_counts import TINY, poisson_counts
+from jaxeff.photonics.pooling import gaussian_noise, quant_relu
+from jaxeff.photonics.pulses import noise_sigma, slot_pattern
 from jaxeff.program import Layer
 from jaxeff.settings import Choice, Count, Setting, check_broadcasts, register_setting, static
 
+Through = Callable[[Array, Array], Array]
 RAILS = ("two", "one")
 MANY = 1e30
 """Photons per unit of intensity that make shot noise vanish."""
@@ -80,6 +82,35 @@ class PhotonicWeights(Setting):
 
     def carry(self, key: PRNGKeyArray, layer: Layer, values: Sequence[Any]) -> Sequence[Any]:
         """See `PhotonicElement`."""
+        scale, weights, x, through = self._lit(layer, values)
+        light_key, read_key = jax.random.split(key)
+        bright = _fluctuating(light_key, x, self.light)
+        signed, dark = through(weights * scale, bright), through(jnp.zeros_like(weights), bright)
+        total = through(jnp.abs(weights) * scale, bright) - dark  # of both rails
+        if self.light.model != "physical":
+            sigma = jnp.sqrt(jnp.maximum(self._detectors(total, scale), TINY))
+            noise = jax.random.normal(read_key, signed.shape, signed.dtype)
+            return [(signed + sigma * noise).astype(signed.dtype)]
+        plus, minus = (total + signed - dark) / 2, (total - signed + dark) / 2
+        keys = jax.random.split(read_key)
+        reading = _detected(keys[0], plus / scale, self.light)
+        if self.rails == "two":
+            reading -= _detected(keys[1], minus / scale, self.light)
+        noiseless = through(weights * scale, x)
+        sample = (scale * reading + dark).astype(noiseless.dtype)
+        return [jax.lax.stop_gradient(sample - noiseless) + noiseless]
+
+    def read(self, layer: Layer, values: Sequence[Any]) -> tuple[Array, Array]:
+        """See `ReadElement`."""
+        scale, weights, x, through = self._lit(layer, values)
+        spread = noise_sigma(x, _without_detectors(self.light)) ** 2
+        dark = through(jnp.zeros_like(weights), x)
+        carriers = through((weights * scale) ** 2, spread) - dark
+        total = through(jnp.abs(weights) * scale, x) - dark
+        return through(weights * scale, x), carriers + self._detectors(total, scale)
+
+    def _lit(self, layer: Layer, values: Sequence[Any]) -> tuple[Array, Array, Array, Through]:
+        """Scale, transmissions, inputs as light has them, and the layer of weights and inputs."""
         (i,), (w,) = layer.data, layer.weights
         scale, weights = transmissions(values[w], self)
 
@@ -91,26 +122,13 @@ class PhotonicWeights(Setting):
 
         x = quant_relu(values[i], self.light.bits, self.light.full_scale)
         check_broadcasts("PhotonicWeights.light.noise", self.light.noise, x.shape)
-        light_key, read_key = jax.random.split(key)
-        bright = _fluctuating(light_key, x, self.light)
-        zero = jnp.zeros_like(weights)
-        signed, dark = through(weights * scale, bright), through(zero, bright)
-        total = through(jnp.abs(weights) * scale, bright) - dark  # of both rails
-        if self.light.model != "physical":
-            rails = 2 if self.rails == "two" else 1
-            electronic = rails * self.light.slots * (scale * self.light.electronic) ** 2
-            variance = jnp.maximum(total, 0) * scale / self.light.photons + electronic
-            sigma = jnp.sqrt(jnp.maximum(variance, jnp.finfo(jnp.float32).tiny))
-            noise = jax.random.normal(read_key, signed.shape, signed.dtype)
-            return [(signed + sigma * noise).astype(signed.dtype)]
-        plus, minus = (total + signed - dark) / 2, (total - signed + dark) / 2
-        keys = jax.random.split(read_key)
-        reading = _detected(keys[0], plus / scale, self.light)
-        if self.rails == "two":
-            reading -= _detected(keys[1], minus / scale, self.light)
-        noiseless = through(weights * scale, x)
-        sample = (scale * reading + dark).astype(noiseless.dtype)
-        return [jax.lax.stop_gradient(sample - noiseless) + noiseless]
+        return scale, weights, x, through
+
+    def _detectors(self, total: Array, scale: Array) -> Array:
+        """The variance of shot noise and electronics, given the light on all rails."""
+        rails = 2 if self.rails == "two" else 1
+        electronic = rails * self.light.slots * (scale * self.light.electronic) ** 2
+        return jnp.maximum(total, 0) * scale / self.light.photons + electronic
 
 
 def transmissions(
@@ -134,16 +152,14 @@ def transmissions(
 def _fluctuating(key: PRNGKeyArray, x: Array, light: ChaoticLight) -> Array:
     """Carriers, without the detectors' noise."""
     if light.model != "physical":
-        excess = replace(light, photons=MANY, electronic=0.0)
-        return jnp.maximum(gaussian_noise(key, x, excess), 0)
+        return jnp.maximum(gaussian_noise(key, x, _without_detectors(light)), 0)
     round_key, light_key = jax.random.split(key)
     pulses = rounded_pulses(round_key, slot_pattern(x, light), light)
-    shape = (light.slots, 1, *x.shape)
-    if is_correlated(light):
-        relative = chaotic_intensity(light_key, shape, light.modes, time=light.correlation)[:, 0]
-    else:
-        relative = jax.random.gamma(light_key, light.modes, pulses.shape) / light.modes
-    return jnp.sum(pulses * relative.astype(pulses.dtype), axis=0).astype(x.dtype)
+    return jnp.sum(fluctuating(light_key, pulses, light), axis=0).astype(x.dtype)
+
+
+def _without_detectors(light: ChaoticLight) -> ChaoticLight:
+    return replace(light, photons=MANY, electronic=0.0)
 
 
 def _detected(key: PRNGKeyArray, intensity: Array, light: ChaoticLight) -> Array:

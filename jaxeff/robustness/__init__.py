@@ -37,6 +37,7 @@ from jaxeff.robustness.curve import Curve, accuracy_curve, noisy_accuracy, summa
 from jaxeff.robustness.layer_values import activations, bin_edges
 from jaxeff.robustness.logistic import logistic
 from jaxeff.robustness.midpoint import Midpoint, fit_midpoint
+from jaxeff.robustness.one_peak import one_peak_pvalue
 from jaxeff.robustness.peaks import Peaks, peaks
 from jaxeff.robustness.repetition import allocate_repetitions
 from jaxeff.robustness.sensitivity import (
@@ -68,6 +69,7 @@ __all__ = [
     "learn_budget",
     "logistic",
     "noisy_accuracy",
+    "one_peak_pvalue",
     "peaks",
     "preserved_accuracy",
     "robustness_area",

@@ -1,5 +1,6 @@
 """Light that remembers: marginals, correlations, and the effective samples they leave."""
 
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -14,9 +15,11 @@ from jaxeff.photonics import (
     chaotic_intensity,
     effective_samples,
     excess_share,
+    gaussian_noise,
     noise_sigma,
     photon_counts,
     physical_sample,
+    slot_pattern,
 )
 
 KEY = jax.random.key(0)
@@ -92,6 +95,39 @@ def test_correlated_slots_have_the_promised_deviation():
     assert (noise_sigma(at, light) > noise_sigma(at, ChaoticLight(noise=0.3, slots=4))).all()
 
 
+@pytest.mark.parametrize(
+    ("model", "time"), [("gaussian", 0.0), ("gaussian", 0.6), ("physical", 0.6)]
+)
+def test_wavelength_channels_share_what_they_are_told(model, time):
+    light = ChaoticLight(
+        noise=0.4, slots=3, photons=60.0, correlation=time, channel=0.5, model=model
+    )
+    at = jnp.array([[0.4, 1.3, 2.6]])  # one place, three wavelengths
+    draw = physical_sample if model == "physical" else gaussian_noise
+    samples = np.asarray(
+        jax.jit(jax.vmap(lambda key: draw(key, at, light)))(jax.random.split(KEY, 4000)), np.float64
+    )[:, 0]
+    pulses = np.asarray(slot_pattern(at, light), np.float64)[:, 0]
+    slots = np.arange(3)
+    alike = time ** np.abs(slots[:, None] - slots)
+    shared = 0.5 * pulses.T @ alike @ pulses / MODES
+    expected = (
+        shared - np.diag(np.diag(shared)) + np.diag(np.asarray(noise_sigma(at, light)[0]) ** 2)
+    )
+    centred = samples - samples.mean(0)
+    products = centred[:, :, None] * centred[:, None]
+    assert (np.abs(products.mean(0) - expected) < 5 * products.std(0) / np.sqrt(4000)).all()
+
+
+def test_an_array_of_correlations_is_the_same_computation():
+    at = jnp.array([[0.4, 1.3, 2.6]])
+    light = ChaoticLight(slots=3, channel=0.5)
+    traced = replace(light, channel=jnp.float32(0.5))
+    draws = [jax.jit(gaussian_noise)(KEY, at, one) for one in (light, traced)]
+    np.testing.assert_allclose(*draws, rtol=2e-5)
+    assert gaussian_noise(KEY, at[0, 0], light).shape == ()  # nothing to share with
+
+
 def test_a_fast_key_counts_too():
     fast = jax.random.key(0, impl="rbg")
     counts = photon_counts(fast, jnp.full(2000, 5.0), MODES, (2000,))
@@ -109,6 +145,9 @@ def test_a_fast_key_counts_too():
         (lambda: effective_samples(0), "times must be at least 1"),
         (lambda: excess_share(float("nan")), "mean must be .* but is nan"),
         (lambda: ChaoticLight(correlation=1.0), "ChaoticLight.correlation must be .* below 1"),
+        (lambda: ChaoticLight(channel=-0.1), "ChaoticLight.channel must be .* but is -0.1"),
+        (lambda: ChaoticLight(channel=float("nan")), "ChaoticLight.channel must be"),
+        (lambda: ChaoticLight(channel=0.1, model="free"), "no pulses whose channels"),
     ],
 )
 def test_mistakes_are_named(call, message):
