@@ -15,7 +15,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
 
 from jaxeff.analog_hardware.crossbar import Crossbar
 from jaxeff.analog_hardware.multiply import (
@@ -27,9 +26,10 @@ from jaxeff.analog_hardware.multiply import (
 )
 from jaxeff.analog_hardware.transform import check_crossbars, crossbars
 from jaxeff.arguments import check_function, check_params
+from jaxeff.noise import ReadOut
 from jaxeff.program import Layer, evaluate, plain, trace
 from jaxeff.program.trace import argument_leaves
-from jaxeff.settings import NonNegative, Setting, check_number, register_setting
+from jaxeff.settings import check_number
 from jaxeff.tables import Table
 
 SATURATED = 0.05
@@ -252,33 +252,6 @@ def calibrate_ranges(
 
 def _kept(step: Any, measured: Any) -> Any:
     return jnp.float32(measured) if step is None else step
-
-
-@register_setting
-@dataclass(frozen=True)
-class ReadOut(Setting):
-    """What a crossbar does to a layer's result, as noise that `jaxeff.moments` integrates.
-
-    Attributes:
-        shift: What it changes on average, of the shape of the result.
-        var: The variance of its read-out, in squared units of the result.
-    """
-
-    shift: Float[Array, "*shape"]
-    var: NonNegative
-
-    def perturb(self, key: Any, x: Any) -> Any:
-        """A draw."""
-        return x + self.shift + jnp.sqrt(self.var) * jax.random.normal(key, x.shape, x.dtype)
-
-    def terms(self, x: Any) -> Sequence[Any]:
-        """One random array."""
-        zero = jnp.zeros_like(x)
-        return [(zero + self.shift, zero + self.var)]
-
-    def combine(self, x: Any, *parts: Any) -> Any:
-        """Adds it."""
-        return x + parts[0]
 
 
 def read_out(

@@ -25,8 +25,9 @@ Sharp edges:
     A step that is None follows the largest value of every call, so that an example's result
     depends on its batch; `calibrate_ranges` fixes steps.
     Every tile is the same piece of hardware, written anew: a fixed pattern repeats over tiles.
-    `quantized` around `analog` quantizes weights before they become codes; noise around it comes
-    after the read-out. `jaxeff.moments` takes what a crossbar changes from `read_out`.
+    `analog` around `quantized` or `pruned` takes what these leave. Around `analog`, they find tiles
+    in the place of a matrix: `quantized` has scales per tensor only, `pruned` refuses. Noise around
+    it comes after the read-out. `jaxeff.moments` takes what a crossbar changes from `read_out`.
 
 Source: T1647-1707; E. Klein et al., "Towards addressing noise and static variations of analog
 computations using efficient retraining" (2021).
