@@ -19,6 +19,7 @@ Sharp edges:
     Values stay floating-point numbers on a grid; `quantize` makes true integer codes.
     The straight-through gradient of `Int` is one everywhere, also where a fixed range clamps.
     Integer arrays are left alone.
+    An embedding is a look-up, which `"*"` doesn't match: name its site.
 """
 
 import contextlib
@@ -32,6 +33,7 @@ import jax.numpy as jnp
 from jaxeff.arguments import check_key
 from jaxeff.compression.apart import Apart, HasParts, Method, parts
 from jaxeff.compression.protocol import Quantizer, Tensor
+from jaxeff.compression.tables import is_look_up, rows_of
 from jaxeff.program import Layer, Program, interpret, plain
 from jaxeff.program import primitives as prim
 from jaxeff.program.evaluation import Rule
@@ -195,12 +197,15 @@ def _multiplies(layer: Layer) -> bool:
 
 
 def _weights(layer: Layer, setting: Apart) -> list[int]:
-    """The weights of a multiply-accumulate; an operand of the operation, never a bias."""
-    return list(layer.weights) if setting.weights is not None and _multiplies(layer) else []
+    """The weights of a multiply-accumulate, never a bias; and tables that rows are looked up in."""
+    has = setting.weights is not None and (_multiplies(layer) or is_look_up(layer))
+    return list(layer.weights) if has else []
 
 
 def _channels(layer: Layer, index: int) -> tuple[int, ...]:
-    """The axes of a weight that make output channels: those not summed over."""
+    """The axes of a weight that make output channels: those not summed over; rows of a table."""
+    if is_look_up(layer):
+        return rows_of(layer)
     node = layer.op
     assert node is not None
     shape = layer.inputs[index].aval.shape

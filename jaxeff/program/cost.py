@@ -219,9 +219,11 @@ def _row(
     weights = sum(store.read(v.leaves) for v in multiplied)
     params = weights + sum(store.read(v.leaves) for v in read)
     storage: float = 0
-    elements = sum(v.aval.size for v in multiplied)
+    # A table that rows are looked up in has codes, too.
+    coded = [layer.inputs[i] for i in layer.weights] if own.weights is not None else []
+    elements = sum(v.aval.size for v in coded)
     for v in read:
-        if own.weights is None or v not in multiplied:
+        if own.weights is None or v not in coded:
             storage += store.as_they_are(v.leaves)
         else:
             of_all = elements * own.weights if own.storage is None else own.storage

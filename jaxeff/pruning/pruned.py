@@ -108,7 +108,7 @@ def pruned(f: Callable[..., Any], plan: Plan, *, rescale: bool = False) -> Calla
             if name not in ids:
                 raise _missing(name)
         for group in found:
-            if group.held and not np.all(plan.keep.get(group.name, True)):
+            if group.held and not np.all(np.asarray(plan.keep.get(group.name, True))):
                 raise PlanError(
                     f"{group.name!r} can't lose channels of this function: {group.held[0]}; prune "
                     "before what does that, or take pruned(f, plan) first and transform it"

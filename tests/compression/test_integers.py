@@ -20,6 +20,7 @@ from jaxeff.compression import (
     integer,
     quantized,
 )
+from jaxeff.compression.integers.fixed import multiplied, multiplier_of
 from jaxeff.compression.integers.grids import Codes
 from jaxeff.compression.protocol import Tensor
 from jaxeff.nn import small_classifier
@@ -101,8 +102,11 @@ def test_a_network_is_codes_from_end_to_end(residual):
     g = integer(f, spec)
     codes = g.convert(params, x)
     text = jax.export.export(jax.jit(g))(codes, x).mlir_module()
-    calls = [line for line in text.splitlines() if "stablehlo.composite" in line]
+    composites = [line for line in text.splitlines() if "stablehlo.composite" in line]
+    calls = [line for line in composites if "jaxeff.q_codes" not in line]
     assert len(calls) == 4
+    assert len(composites) - len(calls) == 2  # of the images and of the mean
+    assert sum("pool = " in call for call in calls) == 1
     assert sum('result = "codes"' in call for call in calls) == 2
     assert sum('shortcut = "codes"' in call for call in calls) == 1
     assert "xi32> loc" not in "".join(calls)  # no sums leave a product
@@ -119,6 +123,31 @@ def test_summary_knows_the_bits_without_being_told(residual):
         assert rows["conv2"].macs == 4 * 16 * 9 * 64
 
 
+class Looking(nnx.Module):
+    def __init__(self, rngs):
+        self.embed = nnx.Embed(50, 16, rngs=rngs)
+        self.fc = nnx.Linear(16, 5, rngs=rngs)
+
+    def __call__(self, at):
+        return self.fc(self.embed(at).mean(1))
+
+
+@pytest.mark.parametrize("per", ["channel", "tensor"])
+def test_tables_are_codes_of_which_rows_are_scaled(per):
+    f, params = jaxeff.functional(Looking(nnx.Rngs(0)))
+    at = jax.random.randint(KEY, (4, 7), 0, 50)
+    spec = {"embed": Int(4, symmetric="weights", per=per)}
+    g, near = integer(f, spec), quantized(f, spec)
+    codes = g.convert(params, at)
+    assert codes.arrays["embed/codes"].dtype == jnp.int8
+    assert codes.arrays["embed/steps"].shape == ((50, 1) if per == "channel" else (1, 1))
+    np.testing.assert_array_equal(jax.jit(g)(codes, at), jax.jit(near)(params, at))
+    row = next(row for row in jaxeff.cost(near, params, at).layers if row.site == "embed")
+    assert row.storage == 50 * 16 * 4 + 32 * (50 if per == "channel" else 1)
+    text = jax.export.export(jax.jit(g))(codes, at).mlir_module()
+    assert "tensor<50x16xf32>" not in text  # rows are scaled, not the table
+
+
 def test_dynamic_ranges_are_found_in_every_call(classifier):
     f, params, x, _ = classifier
     spec = {"*:linear": WEIGHTS}
@@ -128,6 +157,32 @@ def test_dynamic_ranges_are_found_in_every_call(classifier):
     np.testing.assert_allclose(found, near, atol=0.02 * np.abs(near).max())
     alone = jax.jit(g)(params, x[:1])
     np.testing.assert_allclose(alone, found[:1], atol=1e-6)  # a range per sample
+
+
+def test_fixed_point_is_float_but_for_one_code():
+    scale = jax.random.uniform(KEY, (500,), minval=-1) * 2.0 ** -jnp.arange(0, 25, 0.05)
+    most = jnp.minimum(300 / jnp.abs(scale), 2.0**30)[None]
+    sums = (jax.random.uniform(jax.random.key(1), (200, 500), minval=-1) * most).astype(jnp.int32)
+    found = jax.jit(multiplied)(sums, *(part[None] for part in multiplier_of(scale)))
+    exact = np.asarray(sums, np.float64) * np.asarray(scale, np.float64)[None]
+    codes, near = np.clip(np.asarray(found), -255, 255), np.clip(np.rint(exact), -255, 255)
+    assert np.abs(codes - near).max() <= 1
+    assert (codes != near).mean() < 0.02
+    inside = np.abs(exact) < 250
+    assert np.abs(np.asarray(found) - exact)[inside].max() < 0.52
+
+
+def test_fixed_point_networks_differ_by_little(residual):
+    f, params, x, spec = residual
+    near, found = (
+        jax.jit(integer(f, spec, requantize=kind))(params, x) for kind in ("float", "fixed")
+    )
+    assert np.abs(found - near).max() < 0.02 * np.abs(near).max()
+    codes = integer(f, spec, requantize="fixed").convert(params, x)
+    floats = [name for name, a in codes.arrays.items() if a.dtype == jnp.float32]
+    assert floats == ["conv3/scale", "fc/scale"]  # of what a mean and the user read
+    with pytest.raises(ValueError, match="requantize"):
+        integer(f, spec, requantize="shift")
 
 
 def test_sums_are_exact_at_extreme_codes():
@@ -211,6 +266,12 @@ def test_layers_in_loops_and_in_float_are_left_as_they_are():
         found = jax.jit(g)(codes, x)
     near = jax.jit(quantized(f, spec))(params, x)
     np.testing.assert_allclose(found, near, atol=0.2)
+
+
+def test_no_number_is_the_smallest_code():
+    grid = Codes.of(Uniform(8, False, (-1.0, 2.0)), Tensor("fc", "input_0", "activation", 1))
+    found = jax.jit(grid.write)(jnp.array([jnp.nan, jnp.inf, -jnp.inf]))
+    np.testing.assert_array_equal(found, [0, 255, 0])
 
 
 def test_codes_of_a_grid_are_those_of_quantize():

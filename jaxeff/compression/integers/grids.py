@@ -16,6 +16,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int8, UInt8
 
+from jaxeff.compression.integers.operators import q_codes
 from jaxeff.compression.protocol import Tensor
 from jaxeff.compression.quantization import grid, quantize, value_range
 from jaxeff.compression.uniform import Uniform
@@ -95,10 +96,14 @@ class Codes:
         return cls(step, whole, int(lower) + half, int(upper) + half, bits)
 
     def write(self, x: Float[Array, "*shape"]) -> UInt8[Array, "*shape"]:
-        """The codes of values; a product with 1 / step, as no compiler can make another of it."""
-        nearest = lax.round(x.astype(jnp.float32) * self.per_step, HALF_TO_EVEN)
-        steps = jnp.clip(nearest, float(self.lower - self.zero), float(self.upper - self.zero))
-        return (steps.astype(jnp.int32) + self.zero).astype(jnp.uint8)
+        """The codes of values; the smallest where they are no number."""
+        return q_codes(
+            x.astype(jnp.float32),
+            per_step=float(self.per_step),
+            zero=self.zero,
+            lower=self.lower,
+            upper=self.upper,
+        )
 
     def read(self, codes: UInt8[Array, "*shape"]) -> Float[Array, "*shape"]:
         """The values of codes."""

@@ -182,6 +182,24 @@ def is_move(layer: Layer) -> bool:
     return layer.kind == "shape" and names <= {"reshape", "transpose", "squeeze", "expand_dims"}
 
 
+def pool_of(layer: Layer) -> tuple[int, int] | None:
+    """The windows side by side of which a layer takes the largest; None of any other layer."""
+    if layer.kind != "pooling" or len(layer.nodes) != 1 or len(layer.inputs) != 1:
+        return None
+    (node,) = layer.nodes
+    if node.primitive.name != "reduce_window_max":
+        return None
+    given = node.params
+    window = tuple(given["window_dimensions"])
+    if len(window) != 4 or window[0] != 1 or window[3] != 1 or window[1:3] == (1, 1):
+        return None
+    if tuple(given["window_strides"]) != window or any(map(any, given["padding"])):
+        return None
+    if set(given["base_dilation"]) | set(given["window_dilation"]) != {1}:
+        return None
+    return window[1], window[2]
+
+
 def mean_count(layer: Layer) -> int | None:
     """How many elements a layer averages, with equal weights; None if it does anything else."""
     names = {node.primitive.name for node in layer.nodes}

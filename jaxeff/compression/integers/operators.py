@@ -2,9 +2,11 @@
 
 A function lowered for export holds them as composites `jaxeff.q_dense` and `jaxeff.q_conv2d`, whose
 decomposition is the integer arithmetic below: the artifact runs wherever StableHLO runs, and an
-operator library that knows the names computes the same bits by its own kernels.
+operator library that knows the names computes the same bits by its own kernels. `jaxeff.q_codes`
+writes float32 values as codes, clamp(round(x per_step)) + zero; its attributes are `per_step`,
+`zero`, `lower` and `upper`, and what is no number becomes the smallest code.
 
-Operands, in order:
+Operands of products, in order:
 
     x         uint8, codes of the activations, (M, K) or NHWC; a code u is (u - zero) steps
     w         int8, codes of the weights on a symmetric grid, (K, N) or HWIO
@@ -13,13 +15,18 @@ Operands, in order:
     shortcut  uint8 or float32, of the result's shape; absent without one
     factor    float32 (N,), beside a shortcut: one unit of it in units of the accumulator
 
+With scales="fixed" the scale of codes is three arrays, int32 (N,): multiplier, shift before, shift
+after; and the factor of a shortcut of codes two: multiplier and shift after (`fixed.py`).
+
 Attributes:
     result            "codes" (uint8) | "float" (float32) | "sums" (int32)
     zero, lower, upper  of a result of codes: its zero, and the ends that it is clamped to
     shortcut          "none" | "codes" | "float"
     shortcut_zero     the zero of a shortcut of codes
+    scales            "fixed", if it is there: fixed-point multipliers
     weight_bits, activation_bits  how wide the codes are, 1 to 8
     strides, padding (low, high per axis, in one list), dilation, groups, input_zero: of q_conv2d
+    pool              of q_conv2d, if it is there: the largest of every such window of results
 
 With acc = bias + sum x w, of which a shortcut s adds round(s factor), the result is acc, acc scale,
 or clamp(round(acc scale) + zero). Every step is exact or one rounding of IEEE 754 whose result is
@@ -33,19 +40,36 @@ References:
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Int8, Int32, UInt8
+from jaxtyping import Array, Float, Int8, Int32, UInt8
 
 from jaxeff import _compat
+from jaxeff.compression.integers import fixed
 
 LIMIT = 2**29
 """What a bias and a shortcut may add to an accumulator, either way; products may add twice it."""
 
 Attribute = str | int | tuple[int, ...]
+
+
+def q_codes(
+    x: Float[Array, "*shape"], *, per_step: float, zero: int, lower: int, upper: int
+) -> UInt8[Array, "*shape"]:
+    """The codes of values; a product with 1 / step, as no compiler can make another of it."""
+
+    def rule(x: Array) -> tuple[Array]:
+        nearest = _nearest(x * jnp.float32(per_step))
+        steps = jnp.clip(nearest, float(lower - zero), float(upper - zero))
+        steps = jnp.where(jnp.isnan(x), float(lower - zero), steps)
+        return ((steps.astype(jnp.int32) + zero).astype(jnp.uint8),)
+
+    attributes = {"per_step": float(per_step), "zero": zero, "lower": lower, "upper": upper}
+    (y,) = _compat.export_composite(rule, (x,), "jaxeff.q_codes", attributes)
+    return y
 
 
 def q_dense(
@@ -73,20 +97,34 @@ def q_conv2d(
 def _call(
     name: str, sums: Any, operands: tuple[Array, ...], attributes: Mapping[str, Any]
 ) -> Array:
-    rule = functools.partial(_rule, sums, attributes)
+    rule = functools.partial(_pooled, sums, attributes)
     (y,) = _compat.export_composite(rule, operands, f"jaxeff.{name}", attributes)
     return y
+
+
+def _pooled(sums: Any, attributes: Mapping[str, Any], *operands: Array) -> tuple[Array]:
+    (y,) = _rule(sums, attributes, *operands)
+    window = attributes.get("pool", (1, 1))
+    if window == (1, 1):
+        return (y,)
+    least = -jnp.inf if y.dtype == jnp.float32 else jnp.iinfo(y.dtype).min
+    sizes = (1, *window, 1)
+    return (lax.reduce_window(y, jnp.asarray(least, y.dtype), lax.max, sizes, sizes, "VALID"),)
 
 
 def _rule(sums: Any, attributes: Mapping[str, Any], *operands: Array) -> tuple[Array]:
     x, w, bias, *rest = operands
     acc = sums(x, w, attributes) + _along(bias, x.ndim)
-    if attributes["shortcut"] != "none":
-        *rest, shortcut, factor = rest
-        acc = acc + _shortcut(shortcut, factor, attributes)
+    scale, added = parted(attributes, rest)
+    if added:
+        acc = acc + _shortcut(*added, attributes)
     if attributes["result"] == "sums":
         return (acc,)
-    y = acc.astype(jnp.float32) * _along(rest[0], x.ndim)
+    rest = [_along(v, x.ndim) for v in scale]
+    if len(rest) > 1:
+        whole = fixed.multiplied(acc, *rest) + attributes["zero"]
+        return (jnp.clip(whole, attributes["lower"], attributes["upper"]).astype(jnp.uint8),)
+    y = acc.astype(jnp.float32) * rest[0]
     if attributes["result"] == "float":
         return (y,)
     zero, lower, upper = (attributes[name] for name in ("zero", "lower", "upper"))
@@ -115,10 +153,22 @@ def _windows(x: Array, w: Array, attributes: Mapping[str, Any]) -> Array:
     )
 
 
-def _shortcut(shortcut: Array, factor: Array, attributes: Mapping[str, Any]) -> Array:
+def parted(attributes: Mapping[str, Any], rest: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """The operands after the bias: those of the scale, and the shortcut with its factor."""
+    is_fixed = attributes.get("scales") == "fixed"
+    count = {"sums": 0, "float": 1, "codes": 3 if is_fixed else 1}[str(attributes["result"])]
+    return list(rest[:count]), list(rest[count:])
+
+
+def _shortcut(shortcut: Array, factor: Array, *after: Any) -> Array:
+    *shifts, attributes = after
     value = shortcut
     if attributes["shortcut"] == "codes":
-        value = (shortcut.astype(jnp.int32) - attributes["shortcut_zero"]).astype(jnp.float32)
+        whole = shortcut.astype(jnp.int32) - attributes["shortcut_zero"]
+        if shifts:
+            product = whole * _along(factor, whole.ndim)
+            return fixed.shifted(product, _along(shifts[0], whole.ndim))
+        value = whole.astype(jnp.float32)
     units = _nearest(value * _along(factor, shortcut.ndim))
     return jnp.clip(units, float(-LIMIT), float(LIMIT)).astype(jnp.int32)
 

@@ -35,14 +35,15 @@ import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from jaxeff._compat import Literal
+from jaxeff._compat import Literal as JaxprLiteral
+from jaxeff.compression import tables
 from jaxeff.compression.apart import Apart, Method
 from jaxeff.compression.integers import layers as read
 from jaxeff.compression.integers.dynamic import ranged_by_itself
@@ -115,8 +116,14 @@ class Converted:
 class Integer:
     """The function that `integer` returns: `g(params, *args)` of parameters, float or converted."""
 
-    def __init__(self, f: Callable[..., Any], spec: Mapping[str, Method | None], dynamic: bool):
-        self._f, self._spec, self._dynamic = f, spec, dynamic
+    def __init__(
+        self,
+        f: Callable[..., Any],
+        spec: Mapping[str, Method | None],
+        dynamic: bool,
+        fixed: bool = False,
+    ):
+        self._f, self._spec, self._dynamic, self._fixed = f, spec, dynamic, fixed
         functools.update_wrapper(self, f, updated=())
 
     def __call__(self, params: Any, *args: Any, **kwargs: Any) -> Any:
@@ -167,7 +174,7 @@ class Integer:
         program = trace(self._f, *args, **kwargs)
         with jax.ensure_compile_time_eval():  # a range is a number, also under jit
             settings = settings_of(self._spec, program)
-        rule = _Rule(program, settings, store, self._dynamic)
+        rule = _Rule(program, settings, store, self._dynamic, self._fixed)
         done = _evaluate(program, rule, argument_leaves(args, kwargs))
         paths = {v.path: i for i, v in enumerate(program.inputs) if v.path}
         needed = sorted({paths[path] for path in rule.read if path in paths})
@@ -175,7 +182,11 @@ class Integer:
 
 
 def integer(
-    f: Callable[..., Any], spec: Mapping[str, Method | None], *, dynamic: bool = False
+    f: Callable[..., Any],
+    spec: Mapping[str, Method | None],
+    *,
+    dynamic: bool = False,
+    requantize: Literal["float", "fixed"] = "float",
 ) -> Integer:
     """Computes a quantized model with integer codes.
 
@@ -185,6 +196,9 @@ def integer(
             (`Int(8, symmetric="weights")`), with the ranges of activations that `calibrate` gives.
         dynamic: Whether activations without a range take their own smallest and largest value in
             every call, which costs two passes over them.
+        requantize: How sums become codes: by a "float" scale, or by a "fixed"-point multiplier of
+            16 bits and shifts, for arithmetic of integers alone between the first codes and the
+            last sums (means but for). The codes of a layer differ by one at most.
 
     Returns:
         A pure function `g(params, *args)`, whose parameters are those of `f` or what
@@ -192,10 +206,13 @@ def integer(
 
     Raises:
         TypeError: The spec isn't a mapping from patterns to methods.
+        ValueError: `requantize` is neither.
         IntegerError: On the first call; as for `convert`.
     """
     check_spec(spec)
-    return Integer(f, spec, dynamic)
+    if requantize not in ("float", "fixed"):
+        raise ValueError(f'requantize is "float" or "fixed", not {requantize!r}')
+    return Integer(f, spec, dynamic, requantize == "fixed")
 
 
 def _evaluate(program: Program, rule: _Rule, values: Sequence[Any]) -> list[Any]:
@@ -213,7 +230,7 @@ def _evaluate(program: Program, rule: _Rule, values: Sequence[Any]) -> list[Any]
         else:
             made = rule(layer, None, *arguments)
         env.update(zip(layer.outputs, made, strict=True))
-    return [v.val if isinstance(v, Literal) else _float(env[v]) for v in program.outputs]
+    return [v.val if isinstance(v, JaxprLiteral) else _float(env[v]) for v in program.outputs]
 
 
 class _Store:
@@ -244,9 +261,14 @@ class _Rule:
     """
 
     def __init__(
-        self, program: Program, settings: Mapping[str, Apart], store: _Store, dynamic: bool
+        self,
+        program: Program,
+        settings: Mapping[str, Apart],
+        store: _Store,
+        dynamic: bool,
+        fixed: bool,
     ):
-        self.settings, self.store, self.dynamic = settings, store, dynamic
+        self.settings, self.store, self.dynamic, self.fixed = settings, store, dynamic, fixed
         self.outside = set(program.layers)
         self.read: set[str] = set()
         loops = [layer for layer in program.layers if layer.kind == "control flow"]
@@ -259,6 +281,8 @@ class _Rule:
             found = self._product(layer, setting, values)
             if found is not None:
                 return [found]
+        elif setting is not None and layer in self.outside and tables.is_look_up(layer):
+            return [self._rows(layer, setting, values)]
         elif setting is None:
             found = self._followed(layer, values)
             if found is not None:
@@ -313,10 +337,24 @@ class _Rule:
             x = value.codes(grid)
         if read.is_convolution(layer):
             told = functools.partial(told, input_zero=grid.zero)
-        product = Product(told, x, grid, weights, bits, depth)
+        pools = read.is_convolution(layer)
+        product = Product(told, x, grid, weights, bits, depth, pools, self.fixed)
         line = Line(lambda: jnp.ones(w.shape[-1], jnp.float32), lambda: read.bias_of(layer, values))
         shape = layer.outputs[0].aval.shape
         return Sums(layer.site, shape, product, line, put)
+
+    def _rows(self, layer: Layer, setting: Apart, values: Sequence[Any]) -> Value:
+        """Rows of a table of codes."""
+        ((quantizer, tensor, i),) = of_inputs(layer, setting, _like(layer))
+        weight_bits(quantizer, f"{layer.site}/{tensor.name}")
+
+        def made() -> tuple[Array, Array]:
+            return weight_codes(quantizer, values[i], tensor)
+
+        codes = self.store.put(layer.site, "codes", lambda: made()[0])
+        steps = self.store.put(layer.site, "steps", lambda: made()[1])
+        call = _told(tables.looked_up, layer, [_bits(quantizer, tensor, layer, i)])
+        return Plain(call(layer, codes, steps, _float(values[1 - i])))
 
     def _kernel(self, layer: Layer, setting: Apart) -> Any:
         if layer not in self.outside:
@@ -342,6 +380,9 @@ class _Rule:
             bounds = read.bounds_of(layer)
             if bounds is not None and value.low is None and not value.moves:
                 return value.changed(low=bounds[0], high=bounds[1])
+            window = read.pool_of(layer) if value.takes_pool else None
+            if window is not None:
+                return value.changed(pool=window, shape=tuple(shape))
             count = read.mean_count(layer)
             if count is not None:
                 return Mean(value, shape, count, lambda x: layer.fn(x)[0])

@@ -17,6 +17,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int8
 
+from jaxeff.compression.integers.fixed import factor_of, multiplier_of
 from jaxeff.compression.integers.grids import HALF_TO_EVEN, Codes
 from jaxeff.compression.integers.operators import LIMIT
 
@@ -36,6 +37,8 @@ class Product:
         weights: Gives codes of the weights and their steps, one for each output.
         bits: Of the weights.
         depth: Products in a sum.
+        pools: Whether maxima over windows of its pixels can go into it.
+        fixed: Whether scales are fixed-point multipliers.
     """
 
     call: Callable[..., Array]
@@ -44,6 +47,8 @@ class Product:
     weights: Callable[[], tuple[Int8[Array, "*shape"], Float[Array, " columns"]]]
     bits: int
     depth: int
+    pools: bool = False
+    fixed: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,13 +72,15 @@ class Sums:
         self.shortcut: Value | None = None
         self.low: float | None = None
         self.high: float | None = None
+        self.pool: tuple[int, int] | None = None
         self.moves: tuple[Move, ...] = ()
         self._made: dict[Codes | None, Array] = {}
 
     def changed(self, **changes: Any) -> Sums:
         """The same with something done to it."""
         new = Sums(self.site, self.shape, self.product, self.line, self.put)
-        new.shortcut, new.low, new.high, new.moves = self.shortcut, self.low, self.high, self.moves
+        new.shortcut, new.low, new.high = self.shortcut, self.low, self.high
+        new.pool, new.moves = self.pool, self.moves
         for name, value in changes.items():
             setattr(new, name, value)
         return new
@@ -81,7 +88,13 @@ class Sums:
     @property
     def takes_lines(self) -> bool:
         """Whether a batch norm or a shortcut can still go into it."""
-        return self.shortcut is None and self.low is None and not self.moves
+        changed = self.low is not None or self.pool is not None or self.moves
+        return self.shortcut is None and not changed
+
+    @property
+    def takes_pool(self) -> bool:
+        """Whether maxima over windows can still go into it."""
+        return self.product.pools and self.pool is None and not self.moves
 
     def codes(self, to: Codes) -> Array:
         """The array on a grid."""
@@ -112,17 +125,15 @@ class Sums:
         product = self.product
         w = self.put("codes", lambda: self._constants()[0])
         bias = self.put("bias", lambda: self._constants()[1])
-        name = "scale" if to is None else f"scale[{to.step:.9g}]"
-
-        def scale() -> Array:
-            unit = self._constants()[2]
-            return unit if to is None else unit / np.float32(to.step)
-
         attributes: dict[str, Any] = {"shortcut": "none", "shortcut_zero": 0}
-        rest = [self.put(name, scale)]
+        rest = self._scale(to)
         if self.shortcut is not None:
             more, attributes = self._shortcut()
             rest += more
+        if product.fixed:
+            attributes["scales"] = "fixed"
+        if self.pool is not None:
+            attributes["pool"] = self.pool
         zero, lower, upper = (0, 0, 0) if to is None else self._ends(to)
         return product.call(
             product.x,
@@ -138,17 +149,45 @@ class Sums:
             **attributes,
         )
 
+    def _scale(self, to: Codes | None) -> list[Array]:
+        """What a sum is multiplied with."""
+        if to is None:
+            return [self.put("scale", lambda: self._constants()[2])]
+        step = np.float32(to.step)
+
+        def scale() -> Array:
+            return self._constants()[2] / step
+
+        name = f"[{to.step:.9g}]"
+        if not self.product.fixed:
+            return [self.put(f"scale{name}", scale)]
+        names = ("multiplier", "before", "after")
+        return [
+            self.put(f"{part}{name}", _part(i, lambda: multiplier_of(scale())))
+            for i, part in enumerate(names)
+        ]
+
     def _shortcut(self) -> tuple[list[Array], dict[str, Any]]:
         """Operands and attributes of what is added."""
         assert self.shortcut is not None
         found = self.shortcut.known()
         if found is None:
             units = self.put("factor", lambda: 1 / self._constants()[2])
-            kind = {"shortcut": "float", "shortcut_zero": 0}
-            return [self.shortcut.values(), units], kind
+            of_floats = {"shortcut": "float", "shortcut_zero": 0}
+            return [self.shortcut.values(), units], of_floats
         codes, of = found
-        units = self.put("factor", lambda: np.float32(of.step) / self._constants()[2])
-        return [codes, units], {"shortcut": "codes", "shortcut_zero": of.zero}
+        kind = {"shortcut": "codes", "shortcut_zero": of.zero}
+
+        def factor() -> Array:
+            return np.float32(of.step) / self._constants()[2]
+
+        if not self.product.fixed:
+            return [codes, self.put("factor", factor)], kind
+        parts = [
+            self.put(f"factor_{part}", _part(i, lambda: factor_of(factor())))
+            for i, part in enumerate(("multiplier", "after"))
+        ]
+        return [codes, *parts], kind
 
     def _ends(self, to: Codes) -> tuple[int, int, int]:
         """Zero, smallest and largest code, a ReLU's included."""
@@ -250,6 +289,11 @@ class Plain:
     def known(self) -> tuple[Array, Codes] | None:
         """Codes that it has been written as already, if any."""
         return next(((array, to) for to, array in self._made.items()), None)
+
+
+def _part(i: int, make: Callable[[], tuple[Array, ...]]) -> Callable[[], Array]:
+    """One of several arrays."""
+    return lambda: make()[i]
 
 
 Value = Sums | Mean | Plain
