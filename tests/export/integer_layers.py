@@ -27,19 +27,53 @@ class Case:
         sums = _dense(x, w) if self.name == "q_dense" else _conv2d(x, w, at)
         total = sums + bias
         if at["shortcut"] != "none":
-            *rest, added, factor = rest
-            value = added.astype(np.float32)
-            if at["shortcut"] == "codes":
-                value = (added.astype(np.int32) - at["shortcut_zero"]).astype(np.float32)
-            total = total + np.clip(np.rint(value * factor), -(2**29), 2**29).astype(np.int64)
+            scale_count = {"sums": 0, "float": 1, "codes": 3 if at.get("scales") else 1}
+            count = scale_count[at["result"]]
+            rest, (added, *factor) = rest[:count], rest[count:]
+            total = total + _units(added, factor, at)
         assert np.abs(total).max() < 2**31
+        return _largest(self._written(total, rest), at.get("pool", (1, 1)))
+
+    def _written(self, total: np.ndarray, rest: Sequence[np.ndarray]) -> np.ndarray:
+        at = self.attributes
         if at["result"] == "sums":
             return total.astype(np.int32)
+        if len(rest) > 1:
+            multiplier, before, after = rest
+            short = np.clip(_shifted(total, before), -(2**15), 2**15)
+            whole = _shifted(short * multiplier, after) + at["zero"]
+            return np.clip(whole, at["lower"], at["upper"]).astype(np.uint8)
         y = total.astype(np.float32) * rest[0]
         if at["result"] == "float":
             return y
         steps = np.clip(np.rint(y), at["lower"] - at["zero"], at["upper"] - at["zero"])
         return (steps.astype(np.int32) + at["zero"]).astype(np.uint8)
+
+
+def _units(added: np.ndarray, factor: Sequence[np.ndarray], at: Mapping[str, Any]) -> np.ndarray:
+    """A shortcut in units of the sums."""
+    value = added.astype(np.float32)
+    if at["shortcut"] == "codes":
+        whole = added.astype(np.int64) - at["shortcut_zero"]
+        if len(factor) > 1:
+            return _shifted(whole * factor[0], factor[1])
+        value = whole.astype(np.float32)
+    return np.clip(np.rint(value * factor[0]), -(2**29), 2**29).astype(np.int64)
+
+
+def _shifted(x: np.ndarray, by: np.ndarray) -> np.ndarray:
+    """To the nearest, halves up."""
+    return np.floor(x / 2.0**by + 0.5).astype(np.int64)
+
+
+def _largest(y: np.ndarray, window: Sequence[int]) -> np.ndarray:
+    """The largest of windows side by side."""
+    if tuple(window) == (1, 1):
+        return y
+    down, right = window
+    rows, columns = y.shape[1] // down, y.shape[2] // right
+    y = y[:, : rows * down, : columns * right]
+    return y.reshape(y.shape[0], rows, down, columns, right, -1).max((2, 4))
 
 
 def dense(seed: int, rows: int, depth: int, columns: int, bits=(8, 8), **changes: Any) -> Case:
@@ -83,13 +117,19 @@ def _case(
         rng.choice(weights, w).astype(np.int8),
         rng.integers(-(2**20), 2**20, w[-1]).astype(np.int32),
     ]
-    if at["result"] != "sums":
+    is_fixed = at.get("scales") == "fixed"
+    if at["result"] == "codes" and is_fixed:
+        ranges = ((-(2**15), 2**15), (0, 17), (10, 31))
+        arrays += [rng.integers(*ends, w[-1]).astype(np.int32) for ends in ranges]
+    elif at["result"] != "sums":
         arrays.append(rng.uniform(1e-4, 1e-3, w[-1]).astype(np.float32))
     if at["shortcut"] == "codes":
         arrays.append(rng.integers(0, 256, shape).astype(np.uint8))
     if at["shortcut"] == "float":
         arrays.append(rng.normal(size=shape).astype(np.float32))
-    if at["shortcut"] != "none":
+    if at["shortcut"] == "codes" and is_fixed:
+        arrays += [rng.integers(*ends, w[-1]).astype(np.int32) for ends in ((0, 2**21), (0, 31))]
+    elif at["shortcut"] != "none":
         arrays.append(rng.uniform(1e2, 1e4, w[-1]).astype(np.float32))
     return Case(name, tuple(arrays), at)
 

@@ -34,6 +34,18 @@ SHAPES = [
     dense(10, 17, 300, 40, extreme=True),
     dense(11, 5, 64, 50, result="codes", shortcut="codes", zero=7),
     dense(12, 2, 64, 19, result="float", shortcut="float"),
+    conv2d(14, (2, 6, 7, 8), (3, 3, 8, 18), padding=(1, 1, 1, 1), result="codes", pool=(2, 3)),
+    conv2d(15, (1, 5, 4, 5), (1, 1, 5, 3), result="float", pool=(2, 2), shortcut="codes"),
+    conv2d(16, (2, 7, 21, 1), (3, 5, 1, 6), padding=(1, 1, 2, 2), result="codes", pool=(2, 2)),
+    conv2d(17, (1, 4, 40, 1), (2, 2, 1, 3), result="float", shortcut="float", strides=(2, 1)),
+    conv2d(18, (1, 5, 11, 3), (3, 3, 3, 7), result="codes", shortcut="codes", pool=(1, 3)),
+    conv2d(19, (2, 6, 9, 40), (3, 3, 1, 40), groups=40, padding=(1, 1, 1, 1), result="codes"),
+    conv2d(50, (1, 9, 8, 16), (5, 5, 1, 16), groups=16, padding=(2, 2, 2, 2), pool=(2, 2)),
+    conv2d(51, (1, 7, 7, 24), (3, 3, 1, 24), groups=24, result="codes", shortcut="codes"),
+    conv2d(52, (1, 7, 9, 9), (2, 3, 1, 9), groups=9, dilation=(2, 2), strides=(2, 2)),
+    dense(53, 7, 64, 50, result="codes", shortcut="codes", zero=7, scales="fixed"),
+    conv2d(54, (2, 6, 21, 1), (3, 5, 1, 6), result="codes", scales="fixed", pool=(2, 2)),
+    conv2d(55, (1, 6, 6, 8), (3, 3, 8, 19), result="codes", scales="fixed", lower=3, extreme=True),
     conv2d(13, (1, 4, 4, 8), (3, 3, 8, 18), padding=(1, 1, 1, 1), result="codes", zero=9, lower=9),
 ]
 NARROW = [
@@ -65,7 +77,15 @@ def hold(cases, target, by_planes=False) -> None:
         np.testing.assert_array_equal(result.numpy(), case.expected(), err_msg=str(case.attributes))
 
 
-@pytest.mark.parametrize("missing", [(), ("avx512vnni", "avxvnni"), ("avx512f", "avxvnni")])
+@pytest.mark.parametrize(
+    "missing",
+    [
+        (),
+        ("avx512vnni", "avxvnni"),
+        ("avx512f", "avxvnni"),
+        ("avx512f", "avxvnni", "avx2"),  # no products of bytes at all, as on microcontrollers
+    ],
+)
 def test_every_shape_is_exact_with_every_instruction(missing):
     if missing and "avx512" not in str(integer_machine()):
         pytest.skip("nothing to switch off on this processor")
@@ -108,6 +128,14 @@ def network():
     return g, g.convert(params, x), params, x[:5]
 
 
+@pytest.fixture(scope="module")
+def fixed_network():
+    f, params, (x, _) = small_classifier(16)
+    spec = calibrate(f, params, [x], {"*:linear": Int(8, symmetric="weights")})
+    g = integer(f, spec, requantize="fixed")
+    return g, g.convert(params, x), x[:5]
+
+
 def test_a_network_is_the_same_bits_here_and_under_xla(network, tmp_path):
     g, codes, params, x = network
     bundle = deploy(g, (codes, x), path=tmp_path / "b")
@@ -130,19 +158,26 @@ def test_float_bundles_hold_no_weight_twice(tmp_path):
 
 
 def layers(params, x):
-    """Sums of three convolutions and a dense layer, in bits that go to planes and that don't."""
+    """Sums of convolutions and a dense layer, in bits that go to planes and that don't."""
     window = {"dilation": (1, 1), "groups": 1, "input_zero": 1, "strides": (1, 1)}
     at = {"result": "sums", "zero": 0, "lower": 0, "upper": 255}
     at |= {"shortcut": "none", "shortcut_zero": 0}
-    bias = np.arange(9, dtype=np.int32)
-    results = []
+    bias = np.arange(33, dtype=np.int32)
+    own = np.moveaxis(params[8, 8][..., :1], 2, 3)  # a channel to a lane
+    at |= {"weight_bits": 8, "activation_bits": 8}
+    results = [q_conv2d(x, own, bias, padding=(1, 0, 2, 1), **{**window, "groups": 33}, **at)]
+    bias = bias[:9]
     for bits, w in params.items():
         widths = {"weight_bits": bits[0], "activation_bits": bits[1]}
         u = x & np.uint8(2 ** bits[1] - 1)
-        results.append(q_conv2d(u, w, bias, padding=(1, 1, 0, 2), **window, **at, **widths))
+        at |= widths
+        results.append(q_conv2d(u, w, bias, padding=(1, 1, 0, 2), **window, **at))
+        results.append(
+            q_conv2d(u, w[..., :3], bias[:3], padding=(1,) * 4, pool=(2, 3), **window, **at)
+        )
         flat = u.reshape(u.shape[0], -1)
         dense = w.reshape(-1, 9)
-        results.append(q_dense(flat[:, : len(dense)], dense, bias, **at, **widths))
+        results.append(q_dense(flat[:, : len(dense)], dense, bias, **at))
     return results
 
 
@@ -162,6 +197,16 @@ def test_arm_is_the_same_bits(arm_linker, emulated_board, network, tmp_path):
     g, codes, _, x = network
     bundle = deploy(g, (codes, x), target="cortex-a72", path=tmp_path / "network")
     np.testing.assert_array_equal(bundle.run(x, board=emulated_board), jax.jit(g)(codes, x))
+
+
+def test_fixed_point_is_the_same_bits_here_under_xla_and_on_arm(
+    arm_linker, emulated_board, fixed_network, tmp_path
+):
+    g, codes, x = fixed_network
+    expected = jax.jit(g)(codes, x)
+    np.testing.assert_array_equal(deploy(g, (codes, x), path=tmp_path / "here").run(x), expected)
+    there = deploy(g, (codes, x), target="cortex-a72", path=tmp_path / "there")
+    np.testing.assert_array_equal(there.run(x, board=emulated_board), expected)
 
 
 def test_dot_products_of_a76_are_the_same_bits(arm_linker, emulator, network, tmp_path):

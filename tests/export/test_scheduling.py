@@ -1,7 +1,19 @@
 """Default schedules: what they know of a processor."""
 
+import jax
+import numpy as np
 import pytest
-from jaxeff_export.compiler.scheduling import Machine
+import tvm
+import tvm_ffi
+from importer_oracle import export
+from jaxeff_export.compiler import pixels, scheduling
+from jaxeff_export.compiler.compilation import compilation_target, compile_module, schedule_module
+from jaxeff_export.compiler.scheduling import Machine, _register_tile
+from jaxeff_export.importer import import_stablehlo
+from jaxeff_export.operators import Form
+from jaxeff_export.operators.modules import dense_module
+from jaxeff_export.targets.target import resolve_target
+from tvm import relax, tirx
 from tvm.target import Target
 
 
@@ -18,3 +30,63 @@ def test_vectors_are_those_of_the_target(settings, lanes, registers):
     triple = {"mtriple": "x86_64-linux-gnu"}
     target = Target({"kind": "llvm", "num-cores": 4, **triple, **settings})
     assert Machine.of(target) == Machine(lanes, registers, cores=4)
+
+
+@pytest.mark.parametrize(
+    ("said", "prefers"),
+    [([], "-prefer-256-bit"), (["+prefer-256-bit"], "+prefer-256-bit"), (["-avx512f"], "")],
+)
+def test_vectors_are_whole_where_there_is_avx_512(said, prefers):
+    target = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "emeraldrapids", "mattr": said}
+    names = [str(name) for name in compilation_target(target).attrs.get("mattr", [])]
+    assert [name for name in names if "prefer" in name] == ([prefers] if prefers else [])
+
+
+@pytest.mark.parametrize(
+    ("columns", "lanes", "tile"),
+    [(112, 16, (10, 1)), (64, 16, (5, 2)), (84, 4, (5, 3)), (16, 4, (5, 4)), (6, 4, (10, 2))],
+)
+def test_tiles_need_few_loads(columns, lanes, tile):
+    chosen = _register_tile([10, columns], Machine(lanes, 32, 1), 1)
+    assert (*chosen.rows, chosen.vectors) == tile
+
+
+def test_a_variance_is_two_fused_products_a_turn():
+    form = Form("variance")
+    mod = schedule_module(dense_module(4, 6, 16, form), resolve_target("host"))
+    stores = []
+    for _, kernel in mod.functions_items():
+        if isinstance(kernel, tirx.PrimFunc):
+            tvm_ffi.structural_walk(kernel.body, (tirx.BufferStore, stores.append))
+    sums = [
+        s.value for s in stores if isinstance(s.value, tirx.Add) and isinstance(s.value.b, tirx.Mul)
+    ]
+    assert any(isinstance(value.a, tirx.Add) for value in sums)
+
+
+def image(w, x):
+    dims = ("NHWC", "HWIO", "NHWC")
+    return jax.nn.relu(jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=dims))
+
+
+@pytest.mark.parametrize(
+    ("shape", "features", "strips"),
+    [((3, 12, 14, 1), 3, True), ((2, 5, 28, 1), 6, True), ((2, 6, 14, 3), 3, False),
+     ((1, 6, 14, 1), 12, False)],
+)  # fmt: skip
+def test_convolutions_to_few_features_are_vectors_of_pixels(shape, features, strips, monkeypatch):
+    found = []
+    monkeypatch.setattr(
+        scheduling, "strip_of", lambda *a: found.append(pixels.strip_of(*a)) or found[-1]
+    )
+    rng = np.random.default_rng(0)
+    w = rng.standard_normal((5, 5, shape[-1], features)).astype(np.float32)
+    x = rng.standard_normal(shape).astype(np.float32)
+    target = {**resolve_target("host"), "num-cores": 2}
+    monkeypatch.setattr(scheduling.Machine, "of", lambda _: Machine(16, 32, 2))
+    executable = compile_module(import_stablehlo(export(image, w, x)), target)
+    (ours,) = (
+        relax.VirtualMachine(executable, tvm.cpu())["main"](*map(tvm.runtime.tensor, (w, x))),
+    )
+    np.testing.assert_allclose(ours.numpy(), jax.jit(image)(w, x), rtol=2e-5, atol=2e-5)
+    assert any(found) == strips

@@ -1,33 +1,33 @@
 """What a core would do with a bundle's kernels, read from their machine code: a model, no timing.
 
-Of every kernel the innermost loop that multiplies most is given to llvm-mca (Debian: `llvm`),
-LLVM's static model of a core: instructions, ports and latencies; every load hits the first cache.
+Of every kernel the innermost loop that multiplies most, or the longest with vectors, is given to
+llvm-mca (Debian: `llvm`), LLVM's static model of a core: instructions, ports and latencies; every
+load hits the first cache. How often it turns follows from the work that the bundle's manifest has
+of the kernel; the bytes of its arrays are held against the core's caches (`caches.py`).
 
 Sharp edges:
-    Caches, branches and memory are not in it: it bounds a kernel's speed from above.
-    A loop without products (elementwise kernels) isn't listed.
-    llvm-mca's models of cores differ in care.
+    Branches, and what a kernel does outside of that loop, aren't in it: it bounds speed from above.
+    Caches are: all arrays of a kernel together come once from the level that holds them.
+    llvm-mca's models of cores differ in care: up to LLVM 19 Zen 5 is Zen 4, half as wide.
 """
 
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from jaxeff_export.bundle import machine_code as code
+from jaxeff_export.bundle.caches import level_of
 from jaxeff_export.targets.toolchain import ToolchainError
 
 _ITERATIONS = 100
-_TRIPLES = {"aarch64": "aarch64-linux-gnu", "x86_64": "x86_64-linux-gnu"}
-_FUNCTION = re.compile(r"^[0-9a-f]+ <(?P<name>[^>]+)>:$")
-_LINE = re.compile(r"^\s*(?P<at>[0-9a-f]+):\s+(?P<text>\S.*)$")
-_TARGET = re.compile(r"\b(?P<at>[0-9a-f]{3,})\s+<")
-_BRANCH = re.compile(r"^(b\.\w+|b|cbn?z|tbn?z|j\w+)\s")
 _CYCLES = re.compile(r"Total Cycles:\s+(\d+)")
-_WIDTHS = {"zmm": 512, "ymm": 256, "xmm": 128}
+_PLACE = re.compile(r"\b[0-9a-f]+ <[^>]*>")
+_BODY = re.compile(r"(_compute_)?(\.\w+)*$")
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,13 @@ class LoopModel:
         products: multiply-accumulates of one turn; bit products where bits are counted.
         cycles: of one turn, on average.
         spills: loads and stores of vectors on the stack in one turn.
+        multiplies: instructions of one turn that make the products.
+        loads: instructions of one turn that read memory, the stack apart.
+        widths: how many instructions of one turn have a widest register of so many bits.
+        turns: how often it turns in a call of the kernel; None where the bundle doesn't know.
+        bytes: of the kernel's arrays, read and written; None where the bundle doesn't know.
+        level: the core's cache that holds them; empty for a core without figures.
+        transfer: cycles they take from there, at the least.
     """
 
     kernel: str
@@ -47,135 +54,114 @@ class LoopModel:
     products: int
     cycles: float
     spills: int
+    multiplies: int = 0
+    loads: int = 0
+    widths: tuple[tuple[int, int], ...] = ()
+    turns: float | None = None
+    bytes: int | None = None
+    level: str = ""
+    transfer: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """What profiles and the manifest call the kernel."""
+        return _name(self.kernel)
 
     @property
     def per_cycle(self) -> float:
         """Products in a cycle."""
         return self.products / self.cycles
 
+    @property
+    def loads_per_multiply(self) -> float:
+        """Loads to an instruction that multiplies; 0 without any."""
+        return self.loads / self.multiplies if self.multiplies else 0.0
 
-def model_library(library: Path, machine: str, core: str) -> tuple[LoopModel, ...]:
+    @property
+    def width(self) -> int:
+        """Bits of the widest vector in it."""
+        return max((bits for bits, _ in self.widths), default=0)
+
+    @property
+    def total(self) -> float | None:
+        """Cycles of a call: those of all turns, or of the transfer if that takes longer."""
+        return None if self.turns is None else max(self.turns * self.cycles, self.transfer)
+
+
+def model_library(
+    library: Path, machine: str, core: str, work: Mapping[str, Mapping[str, int]] | None = None
+) -> tuple[LoopModel, ...]:
     """The kernels of a library as llvm-mca sees them.
 
     Args:
       library: its file.
       machine: its processor architecture.
       core: a core as LLVM names it, such as `cortex-a72`.
+      work: per kernel the bytes `read` and `written` and the `products`, as the manifest has it.
 
     Raises:
       ToolchainError: if a program isn't installed, or llvm-mca doesn't know the core.
     """
-    analyser = _program("llvm-mca", "llvm")
-    triple = _TRIPLES.get(machine, machine)
+    analyser = code.program("llvm-mca", "llvm")
+    triple = code.TRIPLES.get(machine, machine)
     found = []
-    for name, lines in _functions(_disassembled(library, triple)):
-        loops = [(products(body), body) for body in _innermost(lines)]
-        most, body = max(loops, key=lambda loop: loop[0], default=(0, []))
-        if most:
-            turns = _cycles(analyser, body, triple, core)
-            spills = sum(_is_spill(line) for line in body)
-            found.append(LoopModel(name, len(body), most, turns, spills))
+    for name, lines in code.functions(library, triple):
+        facts = (work or {}).get(_name(name))
+        loops = [body for body in code.innermost_loops(lines) if any(map(code.width, body))]
+        body = max(loops, key=_weight, default=[])
+        if body and (facts or code.products(body)):
+            found.append(_model(name, body, _cycles(analyser, body, triple, core), facts, core))
     return tuple(found)
 
 
-def products(body: Sequence[str]) -> int:
-    """Multiply-accumulates of a stretch of code, or bit products if it counts bits."""
-    counted = sum(_counted(line) for line in body)
-    return counted or sum(_multiplied(line) for line in body)
-
-
-def _multiplied(line: str) -> int:
-    name = line.split()[0]
-    if name in {"fmla", "fmls"}:
-        return 4 if ".4s" in line else 2
-    if name in {"smull", "smull2", "smlal", "smlal2"} and "b" in line.split(",")[-1]:
-        return 8
-    if name in {"sdot", "udot"}:
-        return 16
-    bits = next((n for register, n in _WIDTHS.items() if register in line), 0)
-    if name.startswith("vpdpbusd"):
-        return bits // 8
-    if name.startswith("vpmaddwd"):
-        return bits // 16
-    if name.startswith(("vfmadd", "vfnmadd")) and name.endswith("ps"):
-        return bits // 32
-    return 0
-
-
-def _counted(line: str) -> int:
-    name = line.split()[0]
-    if name == "cnt":
-        return 128 if ".16b" in line else 64
-    if name.startswith("vpopcnt"):
-        return next((n for register, n in _WIDTHS.items() if register in line), 0)
-    return 0
-
-
-def _is_spill(line: str) -> bool:
-    name = line.split()[0]
-    arm = name in {"ldr", "str", "ldp", "stp", "ldur", "stur"} and re.search(r"\sq\d+.*\[sp", line)
-    x86 = name.startswith("vmov") and ("(%rsp" in line or "(%rbp" in line)
-    return bool(arm or x86)
-
-
-def _disassembled(library: Path, triple: str) -> list[str]:
-    cross = shutil.which(f"{triple}-objdump")
-    command = cross or _program("objdump", "binutils")
-    done = subprocess.run(
-        [command, "-d", "--no-show-raw-insn", str(library)], capture_output=True, text=True
+def _model(
+    name: str, body: Sequence[str], cycles: float, facts: Mapping[str, int] | None, core: str
+) -> LoopModel:
+    products = code.products(body)
+    widths = Counter(bits for line in body if (bits := code.width(line)))
+    loop = LoopModel(
+        kernel=name,
+        instructions=len(body),
+        products=products,
+        cycles=cycles,
+        spills=sum(map(code.is_spill, body)),
+        multiplies=code.multiplies(body),
+        loads=code.loads(body),
+        widths=tuple(sorted(widths.items())),
     )
-    if done.returncode:
-        reason = (done.stderr.strip().splitlines() or ["it gives no reason"])[-1]
-        raise ToolchainError(f"{command} cannot read {library.name}: {reason}")
-    return done.stdout.splitlines()
+    if facts is None:
+        return loop
+    size = facts["read"] + facts["written"]
+    level = level_of(core, size)
+    turns = None
+    if facts["products"] and products:
+        turns = facts["products"] / products
+    elif not facts["products"] and (stored := code.stored_bytes(body)):
+        turns = facts["written"] / stored
+    return replace(
+        loop,
+        turns=turns,
+        bytes=size,
+        level=level.name if level else "",
+        transfer=size / level.speed if level else 0.0,
+    )
 
 
-def _functions(lines: Sequence[str]) -> Iterator[tuple[str, list[tuple[int, str]]]]:
-    """Names, and addresses with instructions."""
-    name = ""
-    body: list[tuple[int, str]] = []
-    for line in lines:
-        if start := _FUNCTION.match(line):
-            if body:
-                yield name, body
-            name, body = start["name"], []
-        elif found := _LINE.match(line):
-            text = re.sub(r"\s*(//|#).*$", "", found["text"].replace("\t", " ")).strip()
-            if text:
-                body.append((int(found["at"], 16), text))
-    if body:
-        yield name, body
+def _name(function: str) -> str:
+    return _BODY.sub("", function)
 
 
-def _innermost(lines: Sequence[tuple[int, str]]) -> list[list[str]]:
-    """The bodies of loops that hold no other loop, without what jumps."""
-    places = {at: i for i, (at, _) in enumerate(lines)}
-    loops = []
-    for i, (_, text) in enumerate(lines):
-        target = _TARGET.search(text) if _BRANCH.match(text) else None
-        start = places.get(int(target["at"], 16)) if target else None
-        if start is not None and start <= i:
-            loops.append((start, i))
-    inner = [a for a in loops if not any(a != b and a[0] <= b[0] and b[1] <= a[1] for b in loops)]
-    return [[t for _, t in lines[a:b] if not _BRANCH.match(t)] for a, b in inner]
+def _weight(body: Sequence[str]) -> tuple[int, int]:
+    return code.products(body), sum(bool(code.width(line)) for line in body)
 
 
 def _cycles(analyser: str, body: Sequence[str], triple: str, core: str) -> float:
     command = [analyser, f"-mtriple={triple}", f"-mcpu={core}", f"-iterations={_ITERATIONS}"]
-    done = subprocess.run(
-        command, input="\n".join(body) + "\n", capture_output=True, text=True, check=False
-    )
+    nowhere = "#0" if triple.startswith("aarch64") else "0"  # an address stands for any
+    text = "\n".join(_PLACE.sub(nowhere, line) for line in body) + "\n"
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
     found = _CYCLES.search(done.stdout)
     if found is None or "not a recognized processor" in done.stderr:
         reason = (done.stderr.strip().splitlines() or ["it gives no reason"])[0]
         raise ToolchainError(f"llvm-mca has no model of this loop on {core}: {reason}")
     return int(found[1]) / _ITERATIONS
-
-
-def _program(name: str, package: str) -> str:
-    if found := shutil.which(name):
-        return found
-    raise ToolchainError(
-        f"{name} not found, which models kernels; install it (Debian, Ubuntu: apt-get install "
-        f"{package})"
-    )

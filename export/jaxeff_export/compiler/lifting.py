@@ -14,6 +14,7 @@ import tvm
 from tvm import relax, tirx
 
 PACKS = "jaxeff.packs"  # attribute of a kernel that lays weights out: it is worth its bytes
+BOUND = "jaxeff.bound"  # attribute of ``main``: how many of its first arguments are bound
 GROWTH = 2  # how many times the bytes it is computed from a derived array may take
 
 
@@ -61,6 +62,7 @@ def lift_parameters(mod: tvm.IRModule, count: int) -> Lifted:
     body = relax.SeqExpr([relax.DataflowBlock([*named, *kept])], result)
     params = [*(available[i] for i in operands), *inputs]
     rest = relax.Function(params, body, main.ret_ty, main.is_pure, main.attrs)
+    rest = rest.with_attr(BOUND, len(operands))
     derive = _derivation(block.bindings, parameters, lifted)
     return Lifted(_with_main(mod, rest), _with_main(mod, derive) if lifted else None, operands)
 

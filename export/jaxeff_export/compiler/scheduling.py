@@ -20,6 +20,7 @@ import math
 from collections.abc import Callable
 
 import tvm
+import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV, Schedule
 from tvm.target import Target
@@ -27,13 +28,17 @@ from tvm.target.codegen import llvm_cpu_has_features
 
 from .locals import becomes_locals
 from .merging import LONG, is_dear, merge_blocks
+from .pixels import strip_of, tile_strip
 from .tir import contains, count, is_contraction, map_kernels
 
 PARALLEL_WORK = 60_000  # multiply-adds; waking a thread costs some microseconds
 _UNKNOWN = 16  # what a size that only the call tells counts as, when work is estimated
 _NODES = 16  # expression nodes of a multiply-add: two loads and their indices
 _ACCUMULATORS = 20  # of 32 registers; the rest hold operands
-_VECTORS = 2  # side by side in a tile, if there are rows enough
+_SPARE = 4  # registers more for sums where weights are operands in memory
+_LANED = 4  # elements of NEON's vectors, one of which a product may take of each
+_IN_FLIGHT = 8  # sums that hide the latency of a fused multiply-add
+_FARTHER = 2.25  # a load of weights, in loads of data
 _STACK_FLOATS = 256  # TVM keeps a local buffer on the stack below 1024 bytes
 
 
@@ -191,6 +196,11 @@ def _tile_reduction(sch: Schedule, block: SBlockRV, machine: Machine) -> list[SB
     if not extents:
         return []
     epilogue = _epilogue(sch, block)
+    accumulators = _ACCUMULATORS * machine.registers // 32
+    strip = strip_of(sch.get(block), machine.lanes, accumulators + _SPARE)
+    if strip and not machine.tiling:
+        fused = tile_strip(sch, block, (spatial, reduce_loops), strip, epilogue)
+        return _begun(sch, block, fused, reduce_loops[0], work, machine, epilogue)
     tile = (machine.tiling or _register_tile)(extents, machine, len(sch.get(block).writes))
 
     outer, inner = [], []
@@ -200,16 +210,33 @@ def _tile_reduction(sch: Schedule, block: SBlockRV, machine: Machine) -> list[SB
         inner.append(i)
     if tile.columns_first:
         outer = [outer[-1], *outer[:-1]]
+    if machine.lanes == _LANED and _extents(sch, reduce_loops)[-1] % _LANED == 0:
+        several, each = _split(sch, reduce_loops[-1], _LANED)
+        reduce_loops = [*reduce_loops[:-1], several]
+        inner = [each, *inner]
     sch.reorder(*outer, *reduce_loops, *inner)
     fused = sch.fuse(*outer)
     for following in epilogue:
         sch.reverse_compute_at(following, fused, preserve_unit_loops=True)
         _in_registers(sch, following, sch.get_loops(following)[1:], tile)
     _in_registers(sch, block, inner, tile)
+    return _begun(sch, block, fused, reduce_loops[0], work, machine, epilogue)
+
+
+def _begun(
+    sch: Schedule,
+    block: SBlockRV,
+    tiles: LoopRV,
+    first: LoopRV,
+    work: int,
+    machine: Machine,
+    epilogue: list[SBlockRV],
+) -> list[SBlockRV]:
+    """Share out the loop over tiles, and start the sums of each before its first reduction loop."""
     if work >= PARALLEL_WORK and machine.cores > 1:
-        sch.parallel(fused)
-    init = sch.decompose_reduction(block, reduce_loops[0])
-    for loop in sch.get_loops(init)[-len(extents) - 1 : -1]:
+        sch.parallel(tiles)
+    init = sch.decompose_reduction(block, first)
+    for loop in sch.get_loops(init)[1:-1]:
         sch.unroll(loop)
     sch.vectorize(sch.get_loops(init)[-1])
     return epilogue
@@ -249,16 +276,29 @@ def _register_tile(extents: list[int], machine: Machine, results: int) -> Tile:
     registers unless their width is a power of two, which costs a factor of ten.
     """
     width = max(d for d in divisors(extents[-1]) if d <= machine.lanes)
-    across = divisors(extents[-1] // width)
     budget = min(_ACCUMULATORS * machine.registers // 32 // results, _STACK_FLOATS // width)
-    vectors = max(d for d in across if d <= _VECTORS)
-    left = max(1, budget // vectors)
-    rows = [1] * (len(extents) - 1)
+    across = [d for d in divisors(extents[-1] // width) if d == 1 or d <= budget]
+    tiles = [Tile(_rows(extents[:-1], max(1, budget // v)), v, width) for v in across]
+    return min(tiles, key=_loads)
+
+
+def _rows(extents: list[int], most: int) -> list[int]:
+    """How many rows of each dimension, the last first, to compute at once."""
+    rows = [1] * len(extents)
     for d in reversed(range(len(rows))):
-        rows[d] = max(n for n in divisors(extents[d]) if n <= left)
-        left //= rows[d]
-    vectors = max(d for d in across if d <= max(vectors, budget // math.prod(rows)))
-    return Tile(rows, vectors, width)
+        rows[d] = max(n for n in divisors(extents[d]) if n <= most)
+        most //= rows[d]
+    return rows
+
+
+def _loads(tile: Tile) -> float:
+    """Loads to a vector of products: an element a row, and vectors of weights.
+
+    Vectors count twice, as they come from farther away; sums that are too few wait for each other.
+    """
+    rows = math.prod(tile.rows)
+    loads = 1 / tile.vectors + _FARTHER / rows
+    return loads * max(1.0, _IN_FLIGHT / (rows * tile.vectors))
 
 
 def divisors(n: int) -> list[int]:
@@ -299,9 +339,25 @@ def _schedule_spatial(sch: Schedule, block: SBlockRV, machine: Machine) -> None:
         return
     extents = _extents(sch, loops)
     work = _turns(sch, loops) * max(1, count(sch.get(block).body, object) // _NODES)
+    threads = work >= PARALLEL_WORK and machine.cores > 1
     if is_dear(sch.get(block)):  # LLVM vectorises the innermost loop, so it has to be a long one
-        while len(loops) > 1 and extents[-1] < LONG:
+        flat = _is_flat(sch.get(block)) and math.prod(extents) == _turns(sch, loops)
+        enough = LONG * machine.lanes if flat and threads else math.inf if flat else LONG
+        while len(loops) > 1 and extents[-1] < enough:
             extents[-2:] = [extents[-2] * extents[-1]]
             loops[-2:] = [sch.fuse(*loops[-2:])]
-    if work >= PARALLEL_WORK and machine.cores > 1 and len(loops) > 1:
+    if threads and len(loops) > 1:
         sch.parallel(sch.fuse(*loops[:-1]))
+
+
+def _is_flat(block: s_tir.SBlock) -> bool:
+    """Tell whether a block reads and writes whole arrays, element by element, and scalars."""
+    at = [v.var for v in block.iter_vars]
+    extents = [v.dom.extent for v in block.iter_vars]
+    for region in (*(read for read in block.reads if len(read.region)), *block.writes):
+        same = len(region.region) == len(at) and all(
+            part.min.same_as(var) for part, var in zip(region.region, at, strict=True)
+        )
+        if not same or not tvm_ffi.structural_equal(list(region.source.shape), extents):
+            return False
+    return True

@@ -13,6 +13,8 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx import Expr
 
+from ...compiler.chaining import CHAINS
+
 Index = Any  # an integer, or an expression of one
 
 
@@ -71,8 +73,8 @@ class Code:
         """Writes an element, or a vector of neighbours."""
         self.write(tirx.BufferStore(buffer, value, _flat(buffer, at, lanes)))
 
-    def local(self, size: int, dtype: str, name: str = "local", scope: str = "local") -> Any:
-        """A buffer that lives here."""
+    def local(self, size: int, dtype: str, name: str = "local", scope: str = "global") -> Any:
+        """A buffer that lives here: on the stack below 1024 bytes, as no other scope is."""
         buffer = declare([max(size, 1)], dtype, name, scope)
         self.write(tirx.AllocBuffer(buffer))
         return buffer
@@ -138,7 +140,10 @@ def sequence(statements: Sequence[tirx.Stmt]) -> tirx.Stmt:
     return statements[0] if len(statements) == 1 else tirx.SeqStmt(list(statements))
 
 
-def function(parameters: Sequence[tirx.Buffer], body: tirx.Stmt) -> tirx.PrimFunc:
-    """A finished kernel, which is neither scheduled nor fused with others."""
+def function(
+    parameters: Sequence[tirx.Buffer], body: tirx.Stmt, products: int = 0
+) -> tirx.PrimFunc:
+    """A finished kernel of so many products, which is not scheduled."""
     attributes = {"tirx.noalias": True, "tirx.is_scheduled": True, "op_pattern": 8}
+    attributes[CHAINS] = products
     return tirx.PrimFunc(list(parameters), body).with_attrs(attributes)

@@ -7,6 +7,7 @@ time, so that their weights stay in the first cache while all pixels pass.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -18,7 +19,7 @@ from tvm.tirx import Expr
 
 from .code import Code, Vector, cast, const, declare, function, index, load
 from .dots import Dot
-from .epilogue import Epilogue
+from .epilogue import Epilogue, Taken
 from .geometry import Geometry, Tile, tile_of
 
 PARALLEL_MACS = 2_000_000
@@ -59,7 +60,7 @@ def contraction(
     kernel = make(geometry, dot, epilogue, chosen, x, w, y, attributes.get("input_zero", 0))
     parallel = cores > 1 and geometry.macs >= PARALLEL_MACS
     kernel.write(parallel, cores)
-    return function([*buffers, y], kernel.code.finish())
+    return function([*buffers, y], kernel.code.finish(), geometry.macs)
 
 
 def words_of(geometry: Geometry, dot: Dot) -> int:
@@ -105,15 +106,20 @@ class Kernel:
             vectors = vectors_of(g, self.dot)
             at_once = self.tile.vectors
             whole, left = vectors // at_once, vectors % at_once
-            assert not left
+            assert not left or g.groups == 1
             inner = parallel and not over_images
             # Pixels of fewer features than lanes are written whole, one over the end of the other.
             one = g.groups == 1 and vectors == 1 and bool(g.per_group % self.dot.lanes)
-            self.overlaps = one and not inner and self.tile.rows == 1
+            self.overlaps = one and not inner and self.tile.rows == g.pool[0]
+            self.overlaps &= self.epilogue.added is None or g.pool == (1, 1)
             blocks = g.groups * whole
             by_block = inner and blocks >= cores and blocks * 4 > g.rows // self.tile.rows
             with code.loop(blocks, by_block) as block:
                 self._block(source, base, n, block, whole, inner and not by_block)
+            if left:
+                kept, self.tile = self.tile, dataclasses.replace(self.tile, vectors=left)
+                self._block(source, base, n, index(0), 1, inner, whole * at_once)
+                self.tile = kept
 
     def source(self, n: Any) -> tuple[Any, Any]:
         """The buffer that an image is read from, and where it starts."""
@@ -125,9 +131,16 @@ class Kernel:
         return made, index(0)
 
     def _block(
-        self, source: tirx.Buffer, base: Any, n: Any, block: Any, whole: int, parallel: bool
+        self,
+        source: tirx.Buffer,
+        base: Any,
+        n: Any,
+        block: Any,
+        whole: int,
+        parallel: bool,
+        before: int = 0,
     ) -> None:
-        """All pixels of some vectors of features."""
+        """All pixels of some vectors of features, after so many."""
         g, tile = self.g, self.tile
         if g.groups == 1:
             group, part = 0, block
@@ -135,14 +148,15 @@ class Kernel:
             group, part = block, 0
         else:
             group, part = tirx.indexdiv(block, whole), tirx.indexmod(block, whole)
-        first = part * tile.vectors  # vector of the group
-        with self.code.loop(g.rows // tile.rows, parallel) as i:
+        first = part * tile.vectors + before  # vector of the group
+        rows, columns = g.walked
+        with self.code.loop(rows // tile.rows, parallel) as i:
             row = i * tile.rows
-            full = g.columns // tile.columns
+            full = columns // tile.columns
             if full:
                 with self.code.loop(full) as j:
                     self._tile(source, base, n, group, first, row, j * tile.columns, tile.columns)
-            if left := g.columns % tile.columns:
+            if left := columns % tile.columns:
                 at = full * tile.columns
                 self._tile(source, base, n, group, first, row, at, left)
 
@@ -160,9 +174,12 @@ class Kernel:
         """Sums of a tile, and what becomes of them."""
         pixels = [(r, c) for r in range(self.tile.rows) for c in range(columns)]
         totals = self.sums(source, base, group, first, row, column, pixels)
-        for (p, v), total in totals.items():
-            r, c = pixels[p]
-            self._finish(total, n, group, first, v, row + r, column + c)
+        (down, right), tile = self.g.pool, self.tile
+        corners = [(r, c) for r in range(0, tile.rows, down) for c in range(0, columns, right)]
+        for (r, c), v in itertools.product(corners, range(tile.vectors)):
+            window = [(r + i, c + j) for i in range(down) for j in range(right)]
+            sums = [totals[pixels.index(place), v] for place in window]
+            self._finish(sums, window, n, group, first, v, row, column)
 
     def sums(
         self,
@@ -191,23 +208,45 @@ class Kernel:
         return totals
 
     def _finish(
-        self, total: Expr, n: Any, group: Any, first: Any, v: int, row: Any, column: Any
+        self,
+        sums: list[Expr],
+        window: list[tuple[int, int]],
+        n: Any,
+        group: Any,
+        first: Any,
+        v: int,
+        row: Any,
+        column: Any,
     ) -> None:
+        """Writes the largest of a window, of a vector of features."""
         g, dot = self.g, self.dot
-        pixel = (n * g.rows + row) * g.columns + column
+        (down, right), (rows, columns) = g.pool, g.walked
         within = (first + v) * dot.lanes
-        at = pixel * g.features + group * g.per_group + within
-        padded = vectors_of(g, dot) * dot.lanes
-        feature = group * padded + within
+        channel = group * g.per_group + within
+
+        def place(r: int, c: int) -> Any:
+            pixel = (n * g.rows + row + r) * g.columns + (column + c)
+            return pixel * g.features + channel
+
+        r, c = window[0]
+        above, beside = over(row, down) + r // down, over(column, right) + c // right
+        pixel = (n * (rows // down) + above) * (columns // right) + beside
+        at = pixel * g.features + channel
+        feature = group * (vectors_of(g, dot) * dot.lanes) + within
         vectors, short = vectors_of(g, dot), g.per_group % dot.lanes
 
         def write(used: int) -> None:
-            self.epilogue.write(self.code, self.y, total, feature, at, dot.lanes, used)
+            places = [place(r, c) for r, c in window]
+            taken = Taken(sums, places, feature, used)
+            self.epilogue.write(self.code, self.y, taken, at, dot.lanes)
 
+        last = isinstance(first, int) and first + v == vectors - 1
         if not short or v < self.tile.vectors - 1:
             write(dot.lanes)
+        elif last and not self.overlaps:
+            write(short)
         elif self.overlaps:
-            end = (n + 1) * (g.rows * g.columns * g.features)
+            end = (n + 1) * ((rows // down) * (columns // right) * g.features)
             with self.code.branch(at + dot.lanes <= end) as otherwise:
                 write(dot.lanes)
                 next(otherwise)
@@ -289,6 +328,13 @@ class Kernel:
         with code.loop(height) as h, code.loop(line) as i:
             value = load(self.x, (n * height + h) * line + i)
             code.store(target, (h + top) * padded_line + left * channels + i, moved(value))
+
+
+def over(place: Any, step: int) -> Any:
+    """A place counted in windows."""
+    if step == 1:
+        return place
+    return place // step if isinstance(place, int) else tirx.indexdiv(place, step)
 
 
 def _from(source: tirx.Buffer, here: Any, offset: int, count: int) -> Expr:

@@ -26,6 +26,8 @@ from tvm.target import Target
 from tvm.target.codegen import llvm_cpu_has_features
 from tvm.tirx import Expr
 
+from jaxeff_export.targets.target import target_machine
+
 from .code import splat
 
 Load = Callable[[int, int], Expr]
@@ -74,9 +76,15 @@ def dot_of(target: Target) -> Dot:
         return multiply_words(8, "llvm.x86.avx2.pmadd.wd", 16)
     if has("dotprod", target):
         return signed_dot()
-    if has("neon", target):
+    if has_neon(target):
         return multiply_long()
     return plain()
+
+
+def has_neon(target: Target) -> bool:
+    """Whether a processor has the vectors of 64-bit ARM; those of 32 bits go by other names."""
+    machine = target_machine(dict(target.attrs))
+    return machine == "aarch64" and llvm_cpu_has_features("neon", target)
 
 
 def _broadcast(data: str, lanes: int, group: int) -> Callable[[Load], Expr]:
@@ -136,13 +144,13 @@ def multiply_long() -> Dot:
         return sums + pairs
 
     # Halves of the weights and of the input take registers beside the sums.
-    return Dot("smlal2", 4, 4, "int8", "int8", 128, 24, step, prepare, halves=True)
+    return Dot("smlal2", 4, 4, "int8", "int8", 128, 20, step, prepare, halves=True)
 
 
 def plain() -> Dot:
-    """Sums and products in int32, for processors without any of these."""
+    """Sums and products in int32 of weights kept as bytes, for processors without any of these."""
 
     def step(sums: Expr, x: Expr, w: Expr) -> Expr:
-        return sums + x * w
+        return sums + tirx.Cast("int32x4", x) * tirx.Cast("int32x4", w)
 
-    return Dot("plain", 4, 1, "int32", "int32", 0, 16, step, lambda load: splat(load(0, 1), 4))
+    return Dot("plain", 4, 1, "uint8", "int8", 0, 16, step, lambda load: splat(load(0, 1), 4))

@@ -29,6 +29,7 @@ class Geometry:
         step: between neighbouring rows and columns of the result, in the padded image.
         taps: of the window that are apart: how many, and how far.
         stretch: length of one.
+        pool: rows and columns of the windows of which the largest result is taken.
     """
 
     batch: int
@@ -41,6 +42,7 @@ class Geometry:
     step: tuple[int, int]
     taps: tuple[tuple[int, int], ...]
     stretch: int
+    pool: tuple[int, int] = (1, 1)
 
     @classmethod
     def dense(cls, rows: int, depth: int, columns: int) -> Geometry:
@@ -80,7 +82,25 @@ class Geometry:
             (strides[0] * line, strides[1] * channels),
             tuple(distances),
             stretch,
+            tuple(attributes.get("pool", (1, 1))),
         )
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether there are no pixels but examples."""
+        return self.image[0] == 1 and self.stretch == self.image[2] and not self.taps
+
+    @property
+    def walked(self) -> tuple[int, int]:
+        """Rows and columns that whole windows cover."""
+        down, right = self.pool
+        return self.rows - self.rows % down, self.columns - self.columns % right
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """Of the result."""
+        (down, right), (rows, columns) = self.pool, self.walked
+        return self.batch, rows // down, columns // right, self.features
 
     @property
     def padded(self) -> tuple[int, int, int]:
@@ -147,23 +167,42 @@ def tile_of(geometry: Geometry, lanes: int, registers: int, apart: int = 4) -> T
     """
     across = -(-geometry.per_group // lanes)
     alone = geometry.groups == 1 and geometry.per_group < lanes
-    best, least = Tile(1, 1, 1), math.inf
-    for vectors in (v for v in range(1, min(across, 8) + 1) if across % v == 0 or v == across):
-        for columns in range(1, min(geometry.columns, 14) + 1):
-            for rows in (r for r in range(1, 2 if alone else 5) if geometry.rows % r == 0):
+    (down, right), (high, wide) = geometry.pool, geometry.walked
+    found: dict[int, tuple[float, Tile]] = {}
+    for vectors in range(1, min(across, 8) + 1):
+        for columns in range(right, min(wide, 14) + 1, right):
+            for rows in range(down, 1 + (down if alone else 4), down):
                 pixels = rows * columns
-                if pixels * vectors + vectors + 1 > registers:
+                if high % rows or pixels * vectors + vectors + 1 > registers:
                     continue
-                left = geometry.columns % columns
-                full = geometry.columns - left
-                tiles = full // columns + bool(left)
+                left = wide % columns
                 # Loads and sums of a step, over all tiles of a row, idle pipelines counted.
-                busy = max(pixels * vectors, apart * 2)
-                cost = tiles / rows * (busy + 0.6 * (pixels + vectors)) / vectors
-                if cost < least:
-                    best, least = Tile(rows, columns, vectors), cost
+                cost = wide // columns * _cost(pixels, vectors, apart)
+                cost += _cost(rows * left, vectors, apart) if left else 0
+                if cost / rows < found.get(vectors, (math.inf,))[0]:
+                    found[vectors] = cost / rows, Tile(rows, columns, vectors)
+    best, least = Tile(down, right, 1), math.inf
+    for vectors, (cost, tile) in found.items():
+        whole, left = divmod(across, vectors)
+        if left and geometry.groups > 1:
+            continue
+        # What is left has the rows and columns of the others.
+        after = _row_cost(tile, left, wide, apart) if left else 0
+        if whole * cost + after < least:
+            best, least = tile, whole * cost + after
     sums = best.pixels * best.vectors
     chains = max(1, min(4, 2 * apart // sums)) if sums < apart * 2 else 1
     while chains * sums + best.vectors + 1 > registers:
         chains -= 1
     return dataclasses.replace(best, chains=max(1, chains))
+
+
+def _cost(pixels: int, vectors: int, apart: int) -> float:
+    """Instructions of a step."""
+    return max(pixels * vectors, apart * 2) + 0.6 * (pixels + vectors)
+
+
+def _row_cost(tile: Tile, vectors: int, wide: int, apart: int) -> float:
+    full, left = divmod(wide, tile.columns)
+    cost = full * _cost(tile.pixels, vectors, apart)
+    return (cost + (_cost(tile.rows * left, vectors, apart) if left else 0)) / tile.rows

@@ -11,11 +11,14 @@ from tvm import relax
 from tvm.target import Target
 
 from .contraction import contraction
+from .depthwise import DepthwiseKernel, depthwise_dot, depthwise_tile, depthwise_weights
 from .dots import Dot, dot_of
 from .epilogue import epilogue_of
 from .geometry import Geometry, tile_of
 from .packing import packed_bias, packed_planes, packed_vector, packed_weights
+from .pixels import PixelsKernel, suits
 from .planes import Planes, PlanesKernel, planes_of
+from .quantizing import write_codes
 
 _DTYPES = {"codes": "uint8", "float": "float32", "sums": "int32"}
 
@@ -48,12 +51,17 @@ def integer_operators(
             counted = planes is not None and product <= planes.worth
             counted = counted if by_planes is None else by_planes
             geometry, shape = read(tensors, attributes, counted)
+            counted &= by_planes is not None or not geometry.is_depthwise
             how = How(dot, cores, planes if counted else None)
             return _emit(bb, geometry, how, tensors, attributes, shape, name)
 
         return lower
 
+    def codes(bb: relax.BlockBuilder, x: relax.Expr, **attributes: Any) -> relax.Expr:
+        return write_codes(bb, x, dot.lanes, **attributes)
+
     return {
+        "jaxeff.q_codes": codes,
         "jaxeff.q_dense": lowered(_dense, "q_dense"),
         "jaxeff.q_conv2d": lowered(_conv2d, "q_conv2d"),
     }
@@ -87,7 +95,7 @@ def _dense(tensors: Any, attributes: Any, counted: bool) -> tuple[Geometry, tupl
 def _conv2d(tensors: Any, attributes: Any, counted: bool) -> tuple[Geometry, tuple[int, ...]]:
     x, w = _shape(tensors[0]), _shape(tensors[1])
     geometry = Geometry.conv2d(x, w, attributes, apart=counted)
-    return geometry, (geometry.batch, geometry.rows, geometry.columns, geometry.features)
+    return geometry, geometry.shape
 
 
 def _emit(
@@ -101,7 +109,8 @@ def _emit(
 ) -> relax.Expr:
     x, w, bias, *rest = tensors
     dot, planes = how.dot, how.planes
-    kernel_of, tile = None, None
+    kernel_of: Any = None
+    tile = None
     if planes is not None:
         bits = attributes["weight_bits"], attributes["activation_bits"]
         dot = dataclasses.replace(dot, lanes=planes.lanes, offset=0)
@@ -109,12 +118,18 @@ def _emit(
         kernel_of = functools.partial(PlanesKernel, planes, bits)
         tile = tile_of(geometry, dot.lanes, planes.registers)
         tile = dataclasses.replace(tile, chains=1)
+    elif geometry.is_depthwise:
+        dot = depthwise_dot(dot)
+        kernel_of, tile = DepthwiseKernel, depthwise_tile(geometry)
+        weights = depthwise_weights(bb, w, geometry, dot)
     else:
+        kernel_of = PixelsKernel if suits(geometry, dot) else None
         weights = packed_weights(bb, w, geometry, dot)
-    operands = [x, weights, packed_bias(bb, bias, w, geometry, dot)]
+    flat = dataclasses.replace(geometry, groups=1) if kernel_of is DepthwiseKernel else geometry
+    operands = [x, weights, packed_bias(bb, bias, w, flat, dot)]
     for tensor in rest:
         whole = len(_shape(tensor)) == 1
-        operands.append(packed_vector(bb, tensor, geometry, dot.lanes) if whole else tensor)
+        operands.append(packed_vector(bb, tensor, flat, dot.lanes) if whole else tensor)
     sizes = [(_shape(o), str(o.ty.dtype)) for o in operands]
     kernel = contraction(
         geometry, dot, attributes, epilogue_of, sizes, shape, how.cores, tile, kernel_of

@@ -34,7 +34,7 @@ from tvm.tirx import Expr
 
 from .code import Vector, const, index, load, splat
 from .contraction import Kernel, nested, vectors_of
-from .dots import Dot
+from .dots import Dot, has_neon
 from .geometry import Geometry
 
 WORD = 32
@@ -65,7 +65,7 @@ def planes_of(target: Target, dot: Dot) -> Planes | None:
     """How bits are counted on a processor; None if it has no instruction for it."""
     if llvm_cpu_has_features("avx512vpopcntdq", target):
         return Planes("vpopcntd", 16, 14, False, 4 if dot.name == "vpdpbusd" else 8)
-    if llvm_cpu_has_features("neon", target):
+    if has_neon(target):
         return Planes("cnt", 4, 12, True, 5 if dot.name == "sdot" else 10)
     return None
 

@@ -1,0 +1,55 @@
+"""Values written as codes: what comes before the first product of a network."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from tvm import relax, tirx
+
+from .code import Code, cast, const, declare, function, load, splat
+
+_UNROLLED = 4
+
+
+def write_codes(
+    bb: relax.BlockBuilder,
+    x: relax.Expr,
+    lanes: int,
+    *,
+    per_step: float,
+    zero: int,
+    lower: int,
+    upper: int,
+) -> relax.Expr:
+    """Codes of float32 values: one rounding of a product, clamped; of no number the smallest."""
+    shape = tuple(int(n) for n in x.ty.shape)
+    source, target = declare(shape, "float32", "x"), declare(shape, "uint8", "y")
+    # An operand, for TVM takes a kernel of one array and one result for a reshape.
+    unit = declare((1,), "float32", "per_step")
+    code, size = Code(), math.prod(shape)
+    factor = code.vector(load(unit, 0), 1, "float32", "factor")
+
+    def write(at: Any, lanes: int) -> None:
+        steps = tirx.nearbyint(load(source, at, lanes) * splat(factor.get(), lanes))
+        # This maximum of no number and a number is the second.
+        steps = tirx.max(steps, const(float(lower - zero), "float32", lanes))
+        steps = tirx.min(steps, const(float(upper - zero), "float32", lanes))
+        whole = cast(steps, "int32", lanes) + const(zero, "int32", lanes)
+        code.store(target, at, cast(whole, "uint8", lanes), lanes)
+
+    done = 0
+    for many in (lanes * _UNROLLED, lanes):
+        if turns := (size - done) // many:
+            start = done
+            with code.loop(turns) as i:
+                for part in range(many // lanes):
+                    write(start + i * many + part * lanes, lanes)
+            done += turns * many
+    for at in range(done, size):
+        write(at, 1)
+    kernel = function([source, unit, target], code.finish())
+    kind = relax.TensorType(shape, "uint8")
+    operands = relax.Tuple([x, relax.const(np.full(1, per_step, np.float32))])
+    return bb.emit(relax.call_tir(bb.add_func(kernel, "q_codes"), operands, kind))

@@ -1,0 +1,80 @@
+"""Integer kernels that follow each other become one, and compute what they computed apart."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tvm
+from jaxeff_export import deploy, export, resolve_target
+from jaxeff_export.compiler.chaining import CHAINS, chained
+from jaxeff_export.compiler.compilation import bind_parameters, fused_kernels
+from jaxeff_export.importer import import_stablehlo
+from jaxeff_export.operators import operators_for
+from tvm import relax
+from tvm.target import Target
+
+from jaxeff.compression.integers.operators import q_codes, q_dense
+
+HOST = {**resolve_target("host"), "num-cores": 1}
+KEY = jax.random.key(0)
+
+
+def layer(x, w, result="codes", **more):
+    """A dense layer of codes."""
+    bias, scale = jnp.arange(w.shape[1], dtype=jnp.int32), jnp.full(w.shape[1], 0.01, jnp.float32)
+    at = {"zero": 3, "lower": 3, "upper": 255, "shortcut": "none", "shortcut_zero": 0, **more}
+    return q_dense(x, w, bias, scale, result=result, weight_bits=8, activation_bits=8, **at)
+
+
+def network(params, x):
+    """Codes that two layers read, one of them twice over; a view; floats in between."""
+    codes = q_codes(x, per_step=20.0, zero=9, lower=0, upper=255)
+    first = layer(codes, params["a"])
+    second = layer(first, params["a"])  # the same kernel twice
+    flat = second.reshape(1, -1)
+    last = layer(flat, params["b"], result="float")
+    apart = jnp.tanh(last) * 2.0
+    again = layer(q_codes(apart, per_step=9.0, zero=9, lower=0, upper=255), params["c"])
+    return first, last, again
+
+
+@pytest.fixture(scope="module")
+def given():
+    shapes = {"a": (24, 24), "b": (72, 20), "c": (20, 5)}
+    keys = jax.random.split(KEY, 3)
+    params = {
+        name: jax.random.randint(key, shape, -127, 128).astype(jnp.int8)
+        for key, (name, shape) in zip(keys, shapes.items(), strict=True)
+    }
+    return params, jax.random.normal(KEY, (3, 24))
+
+
+def kernels_of(module):
+    """Of each kernel that `main` calls, whether it can be one of a chain."""
+    calls = [
+        module[b.value.args[0]]
+        for block in module["main"].body.blocks
+        for b in block.bindings
+        if isinstance(b.value, tvm.ir.Call) and b.value.op == tvm.ir.Op.get("relax.call_tir")
+    ]
+    return [CHAINS in (kernel.attrs or {}) for kernel in calls]
+
+
+def test_kernels_between_others_are_one(given):
+    artifact = export(network, given)
+    module = import_stablehlo(artifact.stablehlo, composites=operators_for(HOST))
+    main = fused_kernels(bind_parameters(module, 3, HOST).main, Target(HOST))
+    apart = relax.transform.RewriteDataflowReshape()(main)
+    assert sum(kernels_of(apart)) == 6
+    assert sum(kernels_of(chained(apart))) == 2  # before the hyperbolic tangent, and after it
+
+
+def test_results_are_the_same_bits(given, tmp_path):
+    bundle = deploy(network, given, target=HOST, path=tmp_path / "b")
+    expected = jax.jit(network)(*given)
+    for i in (0, 1):
+        np.testing.assert_array_equal(bundle.run(given[1])[i], expected[i])
+    named = {row.name for row in bundle.profile(number=1, repeat=1)}
+    assert len([name for name in named if name.startswith("q_")]) >= 4  # each by itself

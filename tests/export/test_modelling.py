@@ -1,0 +1,77 @@
+"""What is read from machine code: instructions, and what a core would do with them."""
+
+import shutil
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jaxeff_export import Bundle, deploy
+from jaxeff_export.bundle import machine_code as code
+from jaxeff_export.bundle.caches import level_of
+
+
+@pytest.mark.parametrize(
+    ("line", "products", "width", "loads", "stored", "spill"),
+    [
+        ("vfmadd231ps 0x18(%r9,%r13,1){1to16},%zmm24,%zmm20", 16, 512, 1, 0, False),
+        ("vfmadd231ps %ymm1,%ymm2,%ymm3", 8, 256, 0, 0, False),
+        ("vmovaps (%rsi,%rax,4),%zmm30", 0, 512, 1, 0, False),
+        ("vmovaps %zmm7,(%rcx,%rax,4)", 0, 512, 0, 64, False),
+        ("vmovaps %zmm7,0x40(%rsp)", 0, 512, 0, 0, True),
+        ("vpdpbusd %zmm1,%zmm2,%zmm3", 64, 512, 0, 0, False),
+        ("add $0x40,%r12", 0, 0, 0, 0, False),
+        ("fmla v18.4s, v24.4s, v23.s[0]", 4, 128, 0, 0, False),
+        ("ldp q24, q25, [x13]", 0, 128, 1, 0, False),
+        ("stp q24, q25, [x13]", 0, 128, 0, 32, False),
+        ("str q24, [sp, #32]", 0, 128, 0, 0, True),
+        ("cnt v0.16b, v1.16b", 128, 128, 0, 0, False),
+    ],
+)
+def test_instructions(line, products, width, loads, stored, spill):
+    assert code.products([line]) == products
+    assert code.multiplies([line]) == (products > 0)
+    assert code.width(line) == width
+    assert code.loads([line]) == loads
+    assert code.stored_bytes([line]) == stored
+    assert code.is_spill(line) == spill
+
+
+def test_caches():
+    assert level_of("cortex-a72", 32 * 1024).name == "L1"
+    assert level_of("cortex-a72", 32 * 1024 + 1).name == "L2"
+    assert level_of("cortex-a72", 10**9).name == "memory"
+    assert level_of("some-core", 1) is None
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory, arm_linker):
+    def f(params, x):
+        w, b = params
+        return jnp.tanh(x @ w + b) @ w.T
+
+    rng = np.random.default_rng(0)
+    w, b, x = (rng.standard_normal(s).astype(np.float32) for s in ((48, 64), (64,), (10, 48)))
+    return deploy(f, ((w, b), x), target="cortex-a72", path=tmp_path_factory.mktemp("m") / "b")
+
+
+def test_a_bundle_knows_its_kernels_work(bundle):
+    kernels = Bundle.load(bundle.folder).manifest.kernels
+    first = next(work for name, work in kernels.items() if "matmul" in name and "read" in work)
+    assert sum(work["products"] for work in kernels.values()) == 2 * 10 * 48 * 64
+    assert first["read"] > 4 * 48 * 64
+    assert first["written"] in (4 * 10 * 64, 4 * 10 * 48)
+
+
+def test_a_model_of_float_kernels_holds_the_roof(bundle):
+    if shutil.which("llvm-mca") is None:
+        pytest.skip("llvm-mca is not installed")
+    loops = [loop for loop in bundle.model() if "matmul" in loop.kernel]
+    assert len(loops) == 2
+    for loop in loops:
+        assert 3.6 <= loop.per_cycle <= 4.01
+        assert loop.spills == 0
+        assert loop.width == 128
+        assert loop.loads_per_multiply < 0.7
+        assert loop.turns == pytest.approx(10 * 48 * 64 / loop.products)
+        assert loop.level == "L1"
+        assert loop.total >= loop.turns * loop.cycles
