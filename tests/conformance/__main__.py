@@ -11,6 +11,9 @@ also timed beside XLA. Every case ends as one of
 - wrong, unsupported, import error, compile error, run error, crash, timeout;
 - left out: JAX doesn't run it here, or it has a type that TVM lacks. Counted nowhere.
 
+With `--compiler c` each is a C library, run by its example, and its results are also held to the
+bits of the same kernels in TVM's runtime.
+
 Records are kept as they come, so a run that was killed goes on where it stopped; `--retry` runs
 again what didn't end well, `--fresh` everything.
 """
@@ -42,7 +45,7 @@ class Settings:
         suite: JAX's own cases, programs as users write them, or operations at special values.
         group: Only these groups.
         match: Only cases with this in their name.
-        compiler: The pipeline, or plain tvm.compile.
+        compiler: The pipeline, plain tvm.compile, or the pipeline's kernels as a C library.
         constants: Whether arguments are written into the module.
         jobs: Worker processes.
         seconds: Time for one case.
@@ -53,7 +56,7 @@ class Settings:
     suite: Literal["harnesses", "programs", "values"] = "harnesses"
     group: Annotated[tuple[str, ...], SELECTS] = ()
     match: Annotated[str, SELECTS] = ""
-    compiler: Literal["pipeline", "plain"] = "pipeline"
+    compiler: Literal["pipeline", "plain", "c"] = "pipeline"
     constants: bool = False
     jobs: Annotated[int, Least(1), SELECTS] = 1
     seconds: Annotated[float, Least(0), SELECTS] = 60.0
@@ -112,6 +115,8 @@ def tables(report: Report) -> list[Table]:
     """How the cases end, and the slowest of those that are timed."""
     timed = sorted((row for row in report.rows if "ratio" in row), key=lambda row: -row["ratio"])
     shown = [Table("how cases end", report.extra["summary"])]
+    others = [row for row in report.rows if not row.get("same_bits", True)]
+    shown += [Table("C libraries of other bits", others, ("case", "ulps"))] if others else []
     return shown + ([Table("slowest beside XLA", timed[:SLOWEST], TIMES)] if timed else [])
 
 

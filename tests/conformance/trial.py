@@ -12,6 +12,7 @@ from jaxeff_export.importer import StableHLOParseError, UnsupportedOpError, impo
 from tvm import relax
 
 from experiments.timing import interleaved
+from tests.conformance.c_library import CRun
 from tests.conformance.harnesses import Case
 from tests.conformance.judging import judge
 
@@ -31,13 +32,14 @@ def run_case(case: Case, compiler: str, constants: bool, say: Callable[[str], No
 
     Args:
         case: The program.
-        compiler: A key of `COMPILERS`.
+        compiler: A key of `COMPILERS`, or "c" for a C library.
         constants: Whether the arguments are written into the module, as in the official files.
         say: Called with the name of each stage before it begins.
 
     Returns:
         `outcome`, `message`, `ulps` and the seconds that importing and compiling took; of timed
-        cases also the milliseconds of a run here and in XLA, and their ratio.
+        cases also the milliseconds of a run here and in XLA, and their ratio; of C libraries
+        whether the results are the bits of the same kernels in TVM's runtime.
     """
     with jax.enable_x64(case.wide):
         return _run_case(case, compiler, constants, say)
@@ -54,10 +56,16 @@ def _run_case(case: Case, compiler: str, constants: bool, say: Callable[[str], N
         say("importing")
         module = _timed(row, "import_s", import_stablehlo, exported)
         say("compiling")
-        executable = _timed(row, "compile_s", COMPILERS[compiler], module)
+        run: _Run | CRun
+        if compiler == "c":
+            run = _timed(row, "compile_s", lambda m: CRun(m, arguments, expected), module)
+            beside = _Run(COMPILERS["pipeline"](module), arguments).results()
+        else:
+            run = _Run(_timed(row, "compile_s", COMPILERS[compiler], module), arguments)
         say("running")
-        run = _Run(executable, arguments)
         results = run.results()
+        if compiler == "c":
+            row["same_bits"] = all(map(_same_bits, results, beside))
     except UnsupportedOpError as error:
         return row | {"outcome": "unsupported", "message": _short(error, "; ")}
     except (StableHLOParseError, Exception) as error:
@@ -66,7 +74,7 @@ def _run_case(case: Case, compiler: str, constants: bool, say: Callable[[str], N
         return row | {"outcome": f"{stage} error", "message": message}
     verdict = judge(results, expected)
     row |= {"outcome": verdict.outcome, "message": verdict.message, "ulps": verdict.ulps}
-    if case.timed:
+    if case.timed and isinstance(run, _Run):
         say("timing")
         row |= _times(exported, arguments, run)
     return row
@@ -115,6 +123,10 @@ class _Run:
     def results(self) -> list[np.ndarray]:
         results = self()
         return [results.numpy()] if hasattr(results, "numpy") else [r.numpy() for r in results]
+
+
+def _same_bits(ours: np.ndarray, theirs: np.ndarray) -> bool:
+    return ours.tobytes() == np.ascontiguousarray(theirs).tobytes()
 
 
 def _times(exported: jax.export.Exported, arguments: Sequence[np.ndarray], run: _Run) -> dict:

@@ -98,3 +98,10 @@ def test_programs_are_timed_beside_xla():
     row = run_case(program, "pipeline", constants=False, say=lambda stage: None)
     assert row["outcome"] == "ok"
     assert min(row["xla_ms"], row["tvm_ms"], row["ratio"]) > 0
+
+
+def test_programs_as_c_libraries():
+    program = programs.cases()["unsigned dot"]
+    row = run_case(program, "c", constants=False, say=lambda stage: None)
+    assert (row["outcome"], row["same_bits"]) == ("ok", True)
+    assert "ratio" not in row

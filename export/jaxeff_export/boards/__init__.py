@@ -2,7 +2,7 @@
 
 ``"local"`` is this process, ``"rpc://host:port"`` a machine that runs TVM's RPC server,
 ``"rpc://host:port/key"`` any free board that registered with a tracker under that key, and
-``"emulated"`` an ARM core in software (``"emulated:cortex-a53"`` names the core).
+``"emulated"`` a core in software (``"emulated:cortex-a53"``, ``"emulated:cortex-m7"`` name it).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from jaxeff_export.boards import emulated
 from jaxeff_export.boards.board import Board, BoardError, BoardLost
 from jaxeff_export.boards.emulated import CORES, EmulatedBoard
 from jaxeff_export.boards.local import LocalBoard
+from jaxeff_export.boards.programs import PROGRAM_CORES, ProgramBoard, core_of
 from jaxeff_export.boards.rpc import RpcBoard, TrackedBoard
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "BoardLost",
     "EmulatedBoard",
     "LocalBoard",
+    "ProgramBoard",
     "RpcBoard",
     "TrackedBoard",
     "emulated",
@@ -44,9 +46,14 @@ def make_board(spec: str | Board, *, cpu: str | None = None) -> Board:
     if spec.startswith("rpc://"):
         return RpcBoard.from_url(spec)
     if spec == "emulated":
-        return EmulatedBoard(cpu if cpu in CORES else "cortex-a72")
+        core = cpu if cpu in CORES else core_of(cpu) or "cortex-a72"
+        return ProgramBoard(core) if core in PROGRAM_CORES else EmulatedBoard(core)
     if spec.startswith("emulated:"):
-        return EmulatedBoard(spec.partition(":")[2])
+        core = spec.partition(":")[2]
+        if core not in (*CORES, *PROGRAM_CORES):
+            known = ", ".join((*CORES, *PROGRAM_CORES))
+            raise BoardError(f"no emulated core {core!r}; there are {known}")
+        return ProgramBoard(core) if core in PROGRAM_CORES else EmulatedBoard(core)
     raise BoardError(
         f"unknown board {spec!r}: use local, emulated, emulated:<core>, rpc://host:port, or "
         "rpc://tracker:port/key"

@@ -38,7 +38,7 @@ def board_kinds() -> tuple[BoardKind, ...]:
             "any free machine registered at a python -m tvm.exec.rpc_tracker",
             has_tvm,
         ),
-        BoardKind("emulated[:core]", "an ARM core in software, never for timing", emulated),
+        BoardKind("emulated[:core]", "a core in software, never for timing", emulated),
     )
 
 

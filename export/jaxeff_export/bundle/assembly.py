@@ -53,6 +53,7 @@ class Parts:
       machine: the library's processor architecture.
       processor_features: what the library may use of it, as /proc/cpuinfo names it.
       versions: of the packages that made it.
+      kernels: per kernel what it has to do, as the manifest has it.
       treedef: the exact structure of results, if this process knows it.
     """
 
@@ -68,6 +69,7 @@ class Parts:
     machine: str
     processor_features: tuple[str, ...]
     versions: Mapping[str, str]
+    kernels: Mapping[str, Mapping[str, int]]
     treedef: Any = None
 
 
@@ -123,6 +125,7 @@ def write_bundle(parts: Parts, path: str | Path | None = None) -> Bundle:
             structure=artifact.structure,
             versions=parts.versions,
             files=files,
+            kernels=parts.kernels,
             batches=tuple(pair.batch for pair in parts.recorded if pair.batch is not None),
         )
         (folder / MANIFEST).write_bytes(manifest.to_bytes())

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,10 +21,18 @@ from jaxeff_export.bundle.assembly import Parts, write_bundle
 from jaxeff_export.bundle.bundle import Bundle
 from jaxeff_export.bundle.instrument import instrument_sources
 from jaxeff_export.bundle.manifest import MANIFEST, own_files
-from jaxeff_export.bundle.selfcheck import Pair
+from jaxeff_export.bundle.selfcheck import Pair, tolerance
+from jaxeff_export.clib.errors import CLibraryError
+from jaxeff_export.clib.interface import identifier
+from jaxeff_export.clib.library import Order, write_library
 from jaxeff_export.extras import require_extra
 from jaxeff_export.schedules.database import TuningDatabase
-from jaxeff_export.targets.target import kernel_features, resolve_target, target_machine
+from jaxeff_export.targets.target import (
+    has_runtime,
+    kernel_features,
+    resolve_target,
+    target_machine,
+)
 from jaxeff_export.targets.toolchain import ToolchainError, find_linker
 
 if TYPE_CHECKING:
@@ -136,12 +145,14 @@ def build(
       database: whose schedules replace the default ones where it has better ones.
 
     Raises:
+      CLibraryError: if a target without TVM's runtime can't have the function as a C library.
       FileExistsError: if `path` holds anything but a bundle's own files.
       ToolchainError: if linking fails.
       TuningError: if the database is damaged.
       UnsupportedOpError: if the artifact uses an operation the importer does not know.
     """
-    from jaxeff_export.compiler.compilation import compile_module
+    from jaxeff_export.compiler.compilation import lower_module, schedule_module
+    from jaxeff_export.compiler.work import Work, work_of
     from jaxeff_export.schedules.replaying import tuned_schedules
 
     if path is not None:
@@ -149,18 +160,32 @@ def build(
     tuned = None if database is None else tuned_schedules(database, target.settings)
     say("importing StableHLO")
     lifted = lift(example, target)
-    say(f"compiling for {target.name}")
-    executable = compile_module(lifted.main, target.settings, tuned)
+    derived = _derived(lifted, example.bound) if example.derived is None else example.derived
+    works: list[Work] = []  # a C library's kernels are never modelled
     with tempfile.TemporaryDirectory(prefix="jaxeff-link-") as workspace:
         library = Path(workspace) / "library.so"
-        say("linking")
-        _link(executable, library, target.linker)
+        say(f"compiling for {target.name}")
+        if has_runtime(target.settings):
+            kernels = schedule_module(lifted.main, target.settings, tuned)
+            works = work_of(kernels)
+            executable = lower_module(kernels, target.settings)
+            say("linking")
+            _link(executable, library, target.linker)
+        else:
+            bound = [*example.bound, *derived]
+            operands = [bound[index] for index in lifted.operands]
+            any_device = {"flash": sys.maxsize, "ram": sys.maxsize}  # export_c is told of one
+            order = c_order(
+                example, target, lifted, operands, name="model", tuned=tuned, **any_device
+            )
+            made = write_library(order, Path(workspace) / "c")
+            library = made.folder / "libmodel.a"
         parts = Parts(
             library=library,
             artifact=example.artifact,
             arguments=example.artifact.arguments[example.parameters :],
             parameters=example.bound,
-            derived=_derived(lifted, example.bound) if example.derived is None else example.derived,
+            derived=derived,
             operands=lifted.operands,
             recorded=example.recorded,
             target_name=target.name,
@@ -168,15 +193,68 @@ def build(
             machine=target_machine(target.settings),
             processor_features=kernel_features(target.settings),
             versions=package_versions("jaxeff", "jax", "jaxlib", "apache-tvm", "apache-tvm-ffi"),
+            kernels={
+                work.name: {"read": work.read, "written": work.written, "products": work.products}
+                for work in works
+            },
             treedef=example.treedef,
         )
         return write_bundle(parts, path)
 
 
+def c_order(
+    example: Example,
+    target: NamedTarget,
+    lifted: Lifted,
+    operands: Sequence[np.ndarray],
+    *,
+    name: str,
+    **more: Any,
+) -> Order:
+    """What a C library of an example is made of.
+
+    Args:
+      example: the function with a recorded call.
+      target: what it is for.
+      lifted: the function without what depends on its parameters alone.
+      operands: what its module takes first.
+      name: of the library; made a name in C.
+      more: as for `jaxeff_export.clib.library.Order`.
+
+    Raises:
+      CLibraryError: if the batch may vary.
+    """
+    artifact, (pair, *others) = example.artifact, example.recorded
+    if others or pair.batch is not None:
+        raise CLibraryError(
+            "the function takes any batch, and a C library plans its memory in advance; deploy for "
+            "a fixed batch, without any_batch"
+        )
+    return Order(
+        name=identifier(name),
+        target_name=target.name,
+        target=target.settings,
+        module=lifted.main,
+        operands=operands,
+        inputs=artifact.inputs[len(example.bound) :],
+        outputs=artifact.outputs,
+        given=pair.inputs,
+        expected=pair.outputs,
+        tolerances=[tolerance(array.dtype) for array in pair.outputs],
+        **more,
+    )
+
+
+# Neither debugging information nor pages of padding: a small network's would weigh more than it.
+_LEAN = ("-Wl,--strip-debug", "-Wl,-z,noseparate-code")
+
+
 def _link(executable: Any, library: Path, linker: str) -> None:
+    sources = instrument_sources()
+    sources["options"] += _LEAN
     try:
         executable.export_library(
-            str(library), workspace_dir=str(library.parent), cc=linker, **instrument_sources()
+            str(library), workspace_dir=str(library.parent), cc=linker, **sources
         )
     except RuntimeError as error:
         lines = str(error).strip().splitlines() or ["it gives no reason"]

@@ -16,17 +16,18 @@ version that compiled it.
 from __future__ import annotations
 
 import contextlib
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from jaxeff.store import new_folder
 from jaxeff_export.artifact.archive import digest
 from jaxeff_export.artifact.artifact import Artifact, ArtifactError
-from jaxeff_export.boards import Board, make_board
+from jaxeff_export.boards import Board, ProgramBoard, make_board
 from jaxeff_export.bundle.arrays import unpack_arrays
 from jaxeff_export.bundle.manifest import (
     ARTIFACT,
@@ -44,7 +45,12 @@ from jaxeff_export.bundle.modelling import LoopModel, model_library
 from jaxeff_export.bundle.runner import Runner
 from jaxeff_export.bundle.selfcheck import Pair, SelfCheck
 from jaxeff_export.bundle.timing import OperatorTime, Timing, require_timed
+from jaxeff_export.clib.errors import CLibraryError
 from jaxeff_export.extras import require_extra
+from jaxeff_export.targets.toolchain import ToolchainError
+
+if TYPE_CHECKING:
+    from jaxeff_export.clib.library import CLibrary
 
 __all__ = ["Bundle", "BundleError"]
 
@@ -232,6 +238,54 @@ class Bundle:
         with self._place(board) as runner:
             return runner.profile(number, repeat, batch)
 
+    def export_c(
+        self,
+        path: str | Path,
+        *,
+        name: str | None = None,
+        embed: bool = True,
+        flash: int | str | None = None,
+        ram: int | str | None = None,
+        database: str | Path | None = None,
+        threads: int = 1,
+    ) -> CLibrary:
+        """Writes the function as a C library: a header, an archive, an example, no runtime.
+
+        Args:
+          path: its folder, written whole or not at all.
+          name: what its names in C begin with; by default the folder's.
+          embed: whether the archive has the parameters, as constants in a section of their own;
+            if not, they are a file beside it, which a board loads.
+          flash: bytes there are for code and parameters, as 524288 or ``"512k"``; by default those
+            of the emulated board for microcontrollers, no matter elsewhere.
+          ram: bytes there are for workspace, arguments, results and the arrays on the stack.
+          database: as for `deploy`; a bundle doesn't know what it was tuned by.
+          threads: how many may share the loops of a call, where there is an operating system; the
+            same bits for any number.
+
+        Returns:
+          The library, with what it takes of memories in ``.sizes``.
+
+        Raises:
+          CLibraryError: if the batch may vary, an operation has no static kernel, the memories
+            don't hold it, or there is no operating system for its threads.
+          TargetError: if the target has no floating-point unit.
+          ToolchainError: if no C compiler for it is installed.
+          FileExistsError: if `path` holds anything but a library's own files.
+        """
+        from jaxeff_export.bundle.c_export import export_c
+
+        return export_c(
+            self,
+            path,
+            name=name,
+            embed=embed,
+            flash=flash,
+            ram=ram,
+            database=database,
+            threads=threads,
+        )
+
     def model(self, core: str | None = None) -> tuple[LoopModel, ...]:
         """What a core would do with the kernels, by a static model of their machine code.
 
@@ -248,7 +302,8 @@ class Bundle:
         """
         self._read(LIBRARY)
         core = core or str(self.manifest.target.get("mcpu", "generic"))
-        return model_library(self.folder / LIBRARY, self.manifest.machine, core)
+        manifest = self.manifest
+        return model_library(self.folder / LIBRARY, manifest.machine, core, manifest.kernels)
 
     @contextlib.contextmanager
     def _place(self, board: str | Board) -> Iterator[Runner]:
@@ -265,6 +320,15 @@ class Bundle:
 
     def _runner(self, board: Board) -> Runner:
         self._read(LIBRARY)  # a library damaged since would take the process down
+        if isinstance(board, ProgramBoard):
+            from jaxeff_export.bundle.program_runner import ProgramRunner
+
+            with tempfile.TemporaryDirectory(prefix="jaxeff-c-") as home:
+                try:
+                    library = self.export_c(Path(home) / "model")
+                except (CLibraryError, ToolchainError) as error:
+                    raise BundleError(str(error)) from error
+                return ProgramRunner(self.manifest, library, self.recorded, board, self.treedef)
         return Runner(
             self.manifest,
             self.folder / LIBRARY,
@@ -280,8 +344,8 @@ class Bundle:
         if board.machine is not None and board.machine != manifest.machine:
             raise BundleError(
                 f"the library is for {manifest.machine} ({manifest.target_name}), the board "
-                f"{board.name} is {board.machine}; run it on a board of its kind (emulated runs "
-                "aarch64), or deploy for this one"
+                f"{board.name} is {board.machine}; run it on a board of its kind (emulated:<core> "
+                "runs the named cores), or deploy for this one"
             )
         if lacking := board.lacks(manifest.target):
             raise BundleError(

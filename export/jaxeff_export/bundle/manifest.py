@@ -49,6 +49,8 @@ class Manifest:
       structure: the description of the result's pytree.
       versions: of the packages that made the bundle.
       files: per file name its size in bytes and SHA-256.
+      kernels: per kernel whose sizes are known before the call the bytes `read` and `written` and
+        the `products` it adds up; empty in bundles of older versions.
       batches: of the pairs of inputs and outputs recorded for the self-check, the example's own
         first, where the batch may vary; empty where it is fixed, and one pair is recorded.
     """
@@ -66,6 +68,7 @@ class Manifest:
     structure: Description = field(repr=False)
     versions: Mapping[str, str]
     files: Mapping[str, Mapping[str, Any]] = field(repr=False)
+    kernels: Mapping[str, Mapping[str, int]] = field(default_factory=dict, repr=False)
     batches: tuple[int, ...] = ()
 
     @property
@@ -97,6 +100,7 @@ class Manifest:
                 "structure": self.structure,
                 "versions": dict(self.versions),
                 "files": {name: dict(facts) for name, facts in self.files.items()},
+                "kernels": {name: dict(work) for name, work in self.kernels.items()},
                 **more,
             }
         )
@@ -134,6 +138,7 @@ class Manifest:
                 structure=content["structure"],
                 versions=content["versions"],
                 files=content["files"],
+                kernels=content.get("kernels", {}),
                 batches=tuple(content.get("batches", ())),
             )
             leaves = count_leaves(manifest.structure)

@@ -1,4 +1,4 @@
-"""Named compilation targets: this machine and the ARM cores the library is meant for.
+"""Named compilation targets: this machine and the cores the library is meant for.
 
 A target is a plain dict, as TVM 0.27 takes it, so that it can be written into a manifest. Names
 are a convenience; any dict that TVM accepts is a target too.
@@ -48,6 +48,45 @@ ARM_TARGETS: Mapping[str, Target] = {
 }
 """Raspberry Pi 3 (A53), 4 (A72) and 5 (A76), four cores each."""
 
+C_TARGETS: Mapping[str, Target] = {
+    "cortex-a7": {
+        "kind": "llvm",
+        "mtriple": "armv7a-linux-gnueabihf",
+        "mcpu": "cortex-a7",
+        "mattr": ["+neon"],
+        "mfloat-abi": "hard",
+        "num-cores": 1,
+    },
+    "cortex-m4": {
+        "kind": "llvm",
+        "mtriple": "thumbv7em-none-eabihf",
+        "mcpu": "cortex-m4",
+        "mfloat-abi": "hard",
+        "vector-width": 128,
+        "num-cores": 1,
+    },
+    "cortex-m7": {
+        "kind": "llvm",
+        "mtriple": "thumbv7em-none-eabihf",
+        "mcpu": "cortex-m7",
+        "mfloat-abi": "hard",
+        "vector-width": 128,
+        "num-cores": 1,
+    },
+    "riscv64": {
+        "kind": "llvm",
+        "mtriple": "riscv64-unknown-linux-gnu",
+        "mcpu": "generic-rv64",
+        "mattr": ["+m", "+a", "+f", "+d", "+c"],
+        "mabi": "lp64d",
+        "num-cores": 1,
+    },
+}
+"""Processors that TVM's runtime isn't there for: their bundles hold a C library. A 32-bit ARM with
+NEON (Raspberry Pi 2), microcontrollers without an operating system, and 64-bit RISC-V."""
+
+_NAMED: Mapping[str, Target] = {**ARM_TARGETS, **C_TARGETS}
+
 # LLVM's name of a feature -> the kernel's name of it in /proc/cpuinfo. Only features that change
 # the code a compiler generates for dense arithmetic are listed.
 _KERNEL_NAMES: Mapping[str, str] = {
@@ -85,14 +124,14 @@ class TargetError(ValueError):
 
 def target_names() -> tuple[str, ...]:
     """The names that `resolve_target` accepts."""
-    return ("host", *ARM_TARGETS)
+    return ("host", *_NAMED)
 
 
 def resolve_target(target: str | Mapping[str, Any]) -> Target:
     """The TVM target dict of a name; a dict is checked and passed through.
 
     Args:
-      target: ``"host"``, one of `ARM_TARGETS`, or a TVM target dict.
+      target: ``"host"``, one of `ARM_TARGETS` or `C_TARGETS`, or a TVM target dict.
 
     Returns:
       A fresh dict with at least ``kind`` and ``mcpu``; ``num-cores`` is filled in for the host.
@@ -105,8 +144,8 @@ def resolve_target(target: str | Mapping[str, Any]) -> Target:
         return _checked(dict(copy.deepcopy(dict(target))))
     if target == "host":
         return _host()
-    if target in ARM_TARGETS:
-        return copy.deepcopy(dict(ARM_TARGETS[target]))
+    if target in _NAMED:
+        return copy.deepcopy(dict(_NAMED[target]))
     names = ", ".join(target_names())
     raise TargetError(f"unknown target {target!r}: use one of {names}, or a TVM target dict")
 
@@ -121,6 +160,11 @@ def target_machine(target: Mapping[str, Any]) -> str:
     """The processor architecture a target compiles for, as ``platform.machine`` would name it."""
     triple = target.get("mtriple")
     return normalized_machine(triple.split("-")[0] if triple else platform.machine())
+
+
+def has_runtime(target: Mapping[str, Any]) -> bool:
+    """Whether TVM's runtime, which bundles run on, is there for a target's architecture."""
+    return target_machine(target) in ("x86_64", "aarch64")
 
 
 def missing_features(target: Mapping[str, Any]) -> tuple[str, ...]:

@@ -17,6 +17,9 @@ from jaxeff_export.targets.target import normalized_machine, target_machine
 _LINKERS = {
     "aarch64": ("aarch64-linux-gnu-gcc", "gcc-aarch64-linux-gnu"),
     "x86_64": ("x86_64-linux-gnu-gcc", "gcc-x86-64-linux-gnu"),
+    "armv7a": ("arm-linux-gnueabihf-gcc", "gcc-arm-linux-gnueabihf"),
+    "riscv64": ("riscv64-linux-gnu-gcc", "gcc-riscv64-linux-gnu"),
+    "thumbv7em": ("arm-none-eabi-gcc", "gcc-arm-none-eabi libnewlib-arm-none-eabi"),
 }
 
 
@@ -54,6 +57,19 @@ def find_linker(target: Mapping[str, Any]) -> str:
         f"{command} not found, which links libraries for {machine}; "
         f"install it (Debian, Ubuntu: apt-get install {package})"
     )
+
+
+def packages(target: Mapping[str, Any]) -> tuple[str, ...]:
+    """The Debian packages with a C compiler for `target` and what emulates it.
+
+    Args:
+      target: a TVM target dict.
+    """
+    machine = target_machine(target)
+    if machine == normalized_machine(platform.machine()):
+        return ("gcc",)
+    emulator = "qemu-system-arm" if machine.startswith("thumb") else "qemu-user"
+    return (*_LINKERS[machine][1].split(), emulator)
 
 
 def find_emulator(machine: str = "aarch64") -> str:

@@ -1,0 +1,5 @@
+"""What a C library can't be made of."""
+
+
+class CLibraryError(RuntimeError):
+    """A function, a target or a memory that a C library can't be made for."""

@@ -1,0 +1,54 @@
+"""A case as a C library: written, compiled and run on this machine."""
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import tvm
+from jaxeff_export.artifact.signature import TensorSpec
+from jaxeff_export.clib.library import Order, write_library
+from jaxeff_export.clib.replaying import Program
+from jaxeff_export.targets.target import resolve_target
+
+
+class CRun:
+    """A program's C library, built with the arguments it is run on.
+
+    Args:
+        module: what was imported.
+        arguments: what it takes.
+        expected: results of the right shapes and dtypes.
+
+    Raises:
+        CLibraryError: if it can't be one.
+    """
+
+    def __init__(
+        self,
+        module: tvm.IRModule,
+        arguments: Sequence[np.ndarray],
+        expected: Sequence[np.ndarray],
+    ):
+        order = Order(
+            name="program",
+            target_name="host",
+            target=resolve_target("host"),
+            module=module,
+            operands=(),
+            inputs=_specs("x", arguments),
+            outputs=_specs("y", expected),
+            given=arguments,
+            expected=expected,
+            tolerances=[0.0] * len(expected),
+        )
+        with tempfile.TemporaryDirectory(prefix="jaxeff-c-") as home:
+            self._program = Program(write_library(order, Path(home) / "program"), None)
+
+    def results(self) -> list[np.ndarray]:
+        """What a call fills."""
+        return self._program.run()
+
+
+def _specs(name: str, arrays: Sequence[np.ndarray]) -> list[TensorSpec]:
+    return [TensorSpec(f"{name}{i}", a.shape, a.dtype.name) for i, a in enumerate(arrays)]

@@ -1,0 +1,123 @@
+"""C libraries for other processors, in software: 32-bit ARM, RISC-V, microcontrollers."""
+
+from __future__ import annotations
+
+import re
+
+import jax
+import numpy as np
+import pytest
+from c_programs import STRICT, call, instructions, require
+from flax import nnx
+from jaxeff_export import BoardError, Bundle, BundleError, CLibraryError, deploy
+from jaxeff_export.boards import ProgramBoard, make_board
+from jaxeff_export.targets.c_toolchain import emulation
+from jaxeff_export.targets.target import C_TARGETS
+from small_network import inputs, mlp, parameters
+
+import jaxeff
+from jaxeff.compression import Int, calibrate
+from jaxeff.from_flax import functional
+from jaxeff.nn import MLP
+
+TOOLS = {
+    "cortex-a7": ("arm-linux-gnueabihf-gcc", "qemu-arm"),
+    "cortex-m4": ("arm-none-eabi-gcc", "qemu-system-arm"),
+    "cortex-m7": ("arm-none-eabi-gcc", "qemu-system-arm"),
+    "riscv64": ("riscv64-linux-gnu-gcc", "qemu-riscv64"),
+}
+
+
+def deployed(core, path) -> Bundle:
+    require(*TOOLS[core])
+    deploy(mlp, (parameters(), inputs()), target=core, path=path)
+    return Bundle.load(path)
+
+
+@pytest.mark.parametrize("core", TOOLS)
+def test_a_bundle_is_checked_there(core, tmp_path):
+    bundle = deployed(core, tmp_path / "b")
+    with bundle.on(f"emulated:{core}") as runner:
+        assert runner.check().passed
+        x = inputs(7)
+        ours, theirs = runner.run(x), mlp(parameters(), x)
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("core", ["cortex-a7", "cortex-m7"])
+def test_a_stranger_follows_the_readme(core, tmp_path):
+    library = deployed(core, tmp_path / "b").export_c(tmp_path / "net")
+    build, run = instructions(library.folder)
+    call(*build.split(), folder=library.folder)
+    assert "as JAX computed" in call(*run.split(), folder=library.folder)
+    assert set(library.needs) <= {"memcpy", "memset", "expf", "floorf"}
+    require("cmake")
+    call("cmake", "-S", ".", "-B", "build", folder=library.folder)
+    call("cmake", "--build", "build", folder=library.folder)
+    run = run.replace("example", "build/net_example")
+    assert "as JAX computed" in call(*run.split(), folder=library.folder)
+
+
+@pytest.mark.parametrize("core", ["cortex-a7", "cortex-m7"])
+def test_clang_compiles_the_example_as_the_readme_says(core, tmp_path):
+    require("clang")
+    library = deployed(core, tmp_path / "b").export_c(tmp_path / "net")
+    text = (library.folder / "README.md").read_text()
+    build, run = instructions(library.folder)
+    compiler, *flags = build.split()
+    clang = ["clang", *re.findall(r"--target=[^`\s]+|-fshort-enums|-isystem\s\S+(?=`)", text)]
+    clang = " ".join(clang).split()
+    if core == "cortex-m7":
+        of_processor = [flag for flag in flags if flag.startswith(("-m", "-std"))]
+        for file in ("main", "startup"):
+            call(*clang, *STRICT, *of_processor, "-c", f"{file}.c", folder=library.folder)
+        objects = {"main.c": "main.o", "startup.c": "startup.o"}
+        call(compiler, *(objects.get(flag, flag) for flag in flags), folder=library.folder)
+    else:
+        call(*clang, *flags, folder=library.folder)
+    assert "as JAX computed" in call(*run.split(), folder=library.folder)
+
+
+def test_integer_networks_are_the_same_bits_on_a_microcontroller(tmp_path):
+    require(*TOOLS["cortex-m7"])
+    f, params = functional(MLP((20, 16, 5), rngs=nnx.Rngs(0)))
+    x = jax.random.normal(jax.random.key(1), (8, 20))
+    g = jaxeff.integer(f, calibrate(f, params, [x], {"*:linear": Int(8, symmetric="weights")}))
+    codes = g.convert(params, x)
+    bundle = deploy(g, (codes, x), target="cortex-m7", path=tmp_path / "b")
+    np.testing.assert_array_equal(bundle.run(x, board="emulated"), jax.jit(g)(codes, x))
+    # Bytes of weights, and few of scales.
+    assert bundle.export_c(tmp_path / "net").sizes.parameters < 2 * (20 * 16 + 16 * 5) + 1000
+
+
+def test_other_boards_are_refused(tmp_path, deployed_mlp):
+    bundle = deployed("cortex-m7", tmp_path / "b")
+    with pytest.raises(BundleError, match=r"for thumbv7em \(cortex-m7\), the board local is"):
+        bundle.check()
+    with pytest.raises(BundleError, match="emulated:cortex-m4 lacks its fp64"):
+        bundle.check("emulated:cortex-m4")
+    with pytest.raises(BundleError, match=r"the library is for .* \(host\), the board emulated:"):
+        deployed_mlp.check("emulated:riscv64")
+    with pytest.raises(BoardError, match="is not timed"):
+        bundle.benchmark("emulated:cortex-m7")
+    with pytest.raises(CLibraryError, match=r"RAM: .* 256 are there"):
+        bundle.export_c(tmp_path / "c", ram=256)
+
+
+def test_boards_by_name(monkeypatch, tmp_path):
+    assert isinstance(make_board("emulated", cpu="generic-rv64"), ProgramBoard)
+    with pytest.raises(BoardError, match="no emulated core 'cortex-m3'; there are"):
+        make_board("emulated:cortex-m3")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(BoardError, match="apt-get install gcc-arm-none-eabi"):
+        make_board("emulated:cortex-m7").__enter__()
+    with pytest.raises(RuntimeError, match="apt-get install qemu-system-arm"):
+        emulation("cortex-m7", C_TARGETS["cortex-m7"], tmp_path)
+
+
+def test_what_a_varying_batch_is_told(tmp_path):
+    require(*TOOLS["riscv64"])
+    x = np.ones((2, 3), np.float32)
+    with pytest.raises(CLibraryError, match="deploy for a fixed batch"):
+        deploy(lambda x: x * 2, (x,), target="riscv64", parameters=0, any_batch=True)
