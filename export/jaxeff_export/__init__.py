@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from jaxeff_export.boards import BoardError as BoardError
     from jaxeff_export.bundle.bundle import Bundle as Bundle
     from jaxeff_export.bundle.manifest import BundleError as BundleError
+    from jaxeff_export.clib.errors import CLibraryError as CLibraryError
+    from jaxeff_export.clib.library import CLibrary as CLibrary
     from jaxeff_export.compiler.compilation import compile_module as compile_module
     from jaxeff_export.deployment import deploy as deploy
     from jaxeff_export.deployment import deploy_artifact as deploy_artifact
@@ -39,9 +41,12 @@ if TYPE_CHECKING:
     from jaxeff_export.importer import StableHLOParseError as StableHLOParseError
     from jaxeff_export.importer import UnsupportedOpError as UnsupportedOpError
     from jaxeff_export.importer import import_stablehlo as import_stablehlo
-    from jaxeff_export.latency import measured_latency as measured_latency
+    from jaxeff_export.latency.measured import measured_latency as measured_latency
+    from jaxeff_export.latency.modelled import modelled_latency as modelled_latency
+    from jaxeff_export.latency.table import table_latency as table_latency
     from jaxeff_export.schedules.errors import TuningError as TuningError
     from jaxeff_export.targets.target import ARM_TARGETS as ARM_TARGETS
+    from jaxeff_export.targets.target import C_TARGETS as C_TARGETS
     from jaxeff_export.targets.target import TargetError as TargetError
     from jaxeff_export.targets.target import resolve_target as resolve_target
     from jaxeff_export.targets.target import target_names as target_names
@@ -54,14 +59,24 @@ _MODULES = {
     "boards": ("Board", "BoardError"),
     "bundle.bundle": ("Bundle",),
     "bundle.manifest": ("BundleError",),
+    "clib.errors": ("CLibraryError",),
+    "clib.library": ("CLibrary",),
     "compiler.compilation": ("compile_module",),
     "deployment": ("deploy", "deploy_artifact"),
     "extras": ("MissingExtraError",),
     "fleet": ("Outcome", "on_boards"),
     "importer": ("StableHLOParseError", "UnsupportedOpError", "import_stablehlo"),
-    "latency": ("measured_latency",),
+    "latency.measured": ("measured_latency",),
+    "latency.modelled": ("modelled_latency",),
+    "latency.table": ("table_latency",),
     "schedules.errors": ("TuningError",),
-    "targets.target": ("ARM_TARGETS", "TargetError", "resolve_target", "target_names"),
+    "targets.target": (
+        "ARM_TARGETS",
+        "C_TARGETS",
+        "TargetError",
+        "resolve_target",
+        "target_names",
+    ),
     "targets.toolchain": ("ToolchainError",),
     "tuning.tune": ("tune",),
 }

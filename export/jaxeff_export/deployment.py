@@ -49,8 +49,8 @@ def deploy(
       example_args: ``(params, *inputs)``. The parameters (a trained posterior) go into the bundle;
         the inputs fix the shapes and dtypes, and their values become the self-check, so give a
         real example.
-      target: ``"host"``, ``"cortex-a53"``, ``"cortex-a72"``, ``"cortex-a76"``, or a TVM target
-        dict.
+      target: ``"host"``, ``"cortex-a53"``, ``"cortex-a72"``, ``"cortex-a76"``, a TVM target dict,
+        or, for a C library alone, ``"cortex-a7"``, ``"cortex-m4"``, ``"cortex-m7"``, ``"riscv64"``.
       path: the bundle's folder, written whole or not at all; None for a temporary one that lives
         as long as the returned object.
       parameters: how many of the first arguments are parameters: 0 for a function of data alone,

@@ -10,11 +10,15 @@ from jaxeff.search.candidates import Candidates, Small
 from jaxeff.search.ddpg import DDPG
 from jaxeff.search.evolution import Evolution
 from jaxeff.search.greedy import Greedy
+from jaxeff.search.knapsack import Knapsack
+from jaxeff.search.latency import Candidate, Latency, LatencyError, bit_operations
 from jaxeff.search.policy import FLOAT, FP32, INT8, MIX, Policy
+from jaxeff.search.result import Search
 from jaxeff.search.reward import Absolute, Exponential, OneSided, Reward
-from jaxeff.search.run import Candidate, Latency, LatencyError, Search, bit_operations, search
+from jaxeff.search.run import search, search_among
 from jaxeff.search.searcher import Outcome, Problem, Random, Searcher, Uniform
 from jaxeff.search.sensitivity import Sensitivity, sensitivity
+from jaxeff.search.sequential import Sequential
 from jaxeff.search.space import Legal, Site, Space
 
 __all__ = [
@@ -30,6 +34,7 @@ __all__ = [
     "Evolution",
     "Exponential",
     "Greedy",
+    "Knapsack",
     "Latency",
     "LatencyError",
     "Legal",
@@ -42,11 +47,13 @@ __all__ = [
     "Search",
     "Searcher",
     "Sensitivity",
+    "Sequential",
     "Site",
     "Small",
     "Space",
     "Uniform",
     "bit_operations",
     "search",
+    "search_among",
     "sensitivity",
 ]

@@ -34,8 +34,11 @@ from jaxeff.pruning import Plan, pruned
 from jaxeff.search.policy import FLOAT, Policy
 from jaxeff.search.space import Space
 from jaxeff.settings import check_count
-from jaxeff.training import cross_entropy, init, make_epoch
+from jaxeff.training import cross_entropy, fit, init, make_epoch
 from jaxeff.training.epoch import count_examples
+
+RANGES = 256
+"""Inputs that ranges of activations are measured on before training."""
 
 
 class Small(NamedTuple):
@@ -48,6 +51,9 @@ class Small(NamedTuple):
         plan: What was kept.
         whole_bits: The smaller function in float32.
         spec: The bits of its layers.
+        train: The smaller function in training form, quantized.
+        whole_train: The same in float32.
+        kept_ranges: Whether ranges of activations are numbers in `spec`, as a library has them.
     """
 
     f: Callable[..., Any]
@@ -56,6 +62,71 @@ class Small(NamedTuple):
     plan: Plan
     whole_bits: Callable[..., Any]
     spec: Any
+    train: Callable[..., Any]
+    whole_train: Callable[..., Any]
+    kept_ranges: bool = False
+
+    def _evaluate(self, params: Any, x: Any) -> Any:
+        f, state = self.whole_bits, self.state
+        return f(params, x) if state is None else f(params, state, x)[0]
+
+    def with_ranges(self, x: Any) -> Small:
+        """The same with ranges of activations measured once, in the place of each sample's.
+
+        It is what a library computes.
+
+        Args:
+            x: Inputs that they are measured on.
+        """
+        if self.kept_ranges:
+            return self
+        bits = {
+            site: Int(int(setting.weights.width), int(setting.activations.width),
+                      symmetric="weights")
+            for site, setting in self.spec.items()
+            if int(setting.weights.width) != FLOAT
+        }  # fmt: skip
+        if not bits:
+            return self
+        spec = calibrate(self._evaluate, self.params, [x], bits)
+        return self._replace(
+            f=quantized(self.whole_bits, spec), train=quantized(self.whole_train, spec), spec=spec,
+            kept_ranges=True,
+        )  # fmt: skip
+
+    def retrained(
+        self,
+        key: PRNGKeyArray,
+        data: Any,
+        *,
+        epochs: int = 30,
+        batch_size: int = 128,
+        optimizer: optax.GradientTransformation | None = None,
+        progress: bool = True,
+    ) -> Small:
+        """The same after training on, in its bits: gradients pass rounding straight through.
+
+        Ranges of activations are measured on the first inputs, so that what is trained is what a
+        library computes.
+
+        Args:
+            key: Which examples, in which order.
+            data: Pairs of inputs and labels.
+            epochs: Passes over them.
+            batch_size: Images per update.
+            optimizer: None takes the source's, momentum of .9 at a rate of .02 that a cosine
+                brings to zero.
+            progress: Whether to show how far it is.
+        """
+        kept = self.with_ranges(jax.tree.map(lambda leaf: leaf[:RANGES], data[0]))
+        steps = epochs * (count_examples(data) // batch_size)
+        rate = optax.cosine_decay_schedule(0.02, max(steps, 1))
+        result = fit(
+            key, cross_entropy(kept.train, mutable=self.state is not None), self.params, data,
+            state=self.state, optimizer=optimizer or optax.sgd(rate, momentum=0.9),
+            epochs=epochs, batch_size=batch_size, progress=progress,
+        )  # fmt: skip
+        return kept._replace(params=result.params, state=result.state)
 
     def integer(self, x: Any) -> tuple[Callable[..., Any], Any]:
         """The same in integer codes, for a library: a function and its parameters.
@@ -67,20 +138,10 @@ class Small(NamedTuple):
             `g(params, x) -> logits` and its parameters; running statistics are folded. Without few
             bits anywhere it is the smaller function in float32.
         """
-        f, state = self.whole_bits, self.state
-
-        def evaluate(params: Any, x: Any) -> Any:
-            return f(params, x) if state is None else f(params, state, x)[0]
-
-        bits = {
-            site: Int(int(setting.weights.width), int(setting.activations.width),
-                      symmetric="weights")
-            for site, setting in self.spec.items()
-            if int(setting.weights.width) != FLOAT
-        }  # fmt: skip
-        if not bits:
-            return evaluate, self.params
-        g = integer(evaluate, calibrate(evaluate, self.params, [x], bits))
+        kept = self.with_ranges(x)
+        if not kept.kept_ranges:
+            return self._evaluate, self.params
+        g = integer(kept._evaluate, kept.spec)
         return g, g.convert(self.params, x)
 
 
@@ -128,8 +189,8 @@ class Candidates:
                     f"Candidates: {name} has {found} examples, less than one batch of {batch_size}"
                 )
         self.f, self.params, self.state, self.space = f, params, state, space
-        self._data, self._validation = data, validation
-        self._train, self._batch_size = train or f, batch_size
+        self.data, self.validation = data, validation
+        self.train, self.batch_size = train or f, batch_size
         most = count_examples(data) // batch_size
         self.steps = most if steps is None else steps
         if self.steps > most:
@@ -137,7 +198,7 @@ class Candidates:
                 f"Candidates: steps={self.steps} of {batch_size} are more than the "
                 f"{count_examples(data)} examples there are; an epoch has {most}"
             )
-        self._optimizer = optimizer or optax.sgd(0.05, momentum=0.9)
+        self.optimizer = optimizer or optax.sgd(0.05, momentum=0.9)
         self._measured = jax.jit(self._measure)
 
     def accuracy(self, key: PRNGKeyArray, policy: Policy) -> float:
@@ -148,17 +209,17 @@ class Candidates:
             policy: What is left of the model.
         """
         policy = jax.tree.map(jnp.asarray, policy)
-        found = self._measured(key, policy, self.params, self.state, self._data, self._validation)
+        found = self._measured(key, policy, self.params, self.state, self.data, self.validation)
         return float(found)
 
     def smaller(self, policy: Policy) -> Small:
         """The model of a policy with new shapes, without training it."""
         plan = self.space.plan(policy)
-        g = pruned(self.f, plan)
+        g, train = pruned(self.f, plan), pruned(self.train, plan)
         spec = {site: setting for site, setting in self.space.spec(policy).items() if setting}
         return Small(
             quantized(g, spec) if spec else g, plan.shrink(self.params), plan.shrink(self.state),
-            plan, g, spec,
+            plan, g, spec, quantized(train, spec) if spec else train, train,
         )  # fmt: skip
 
     def _measure(
@@ -166,17 +227,17 @@ class Candidates:
     ) -> Float[Array, ""]:
         if self.steps:
             loss = cross_entropy(
-                self.space.compressed(self._train, policy), mutable=self.state is not None
+                self.space.compressed(self.train, policy), mutable=self.state is not None
             )
-            epoch = make_epoch(loss, self._optimizer, self._batch_size)
+            epoch = make_epoch(loss, self.optimizer, self.batch_size)
             rows_key, epoch_key = jax.random.split(key)
             count = count_examples(data)
-            rows = jax.random.permutation(rows_key, count)[: self.steps * self._batch_size]
+            rows = jax.random.permutation(rows_key, count)[: self.steps * self.batch_size]
             few = jax.tree.map(lambda leaf: jnp.asarray(leaf)[rows], data)
-            trained, _ = epoch(init(params, self._optimizer, state), epoch_key, few)
+            trained, _ = epoch(init(params, self.optimizer, state), epoch_key, few)
             params, state = trained.params, trained.state
         f = self.space.compressed(self.f, policy)
-        size = self._batch_size
+        size = self.batch_size
         whole = count_examples(validation) // size * size
         batched = jax.tree.map(
             lambda leaf: jnp.asarray(leaf)[:whole].reshape(-1, size, *leaf.shape[1:]), validation

@@ -34,8 +34,10 @@ import optax
 from flax import linen
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
+from jaxeff.search.actions import Actions
 from jaxeff.search.features import Running, fixed, moving
 from jaxeff.search.searcher import Outcome, Problem
+from jaxeff.search.space import Space
 from jaxeff.settings import Choice, Count, Number, Setting, register_setting, static
 
 
@@ -159,7 +161,7 @@ class DDPG(Setting):
         self, key: PRNGKeyArray, problem: Problem, state: Agent
     ) -> tuple[Float[Array, "layers actions"], Agent]:
         """See `Searcher`."""
-        actions, features = _walk(self, problem, key, state)
+        actions, features = _walk(self, problem.space, problem.actions, key, state)
         return actions, state._replace(features=features)
 
     def learn(self, key: PRNGKeyArray, problem: Problem, state: Agent, outcome: Outcome) -> Agent:
@@ -190,20 +192,19 @@ class DDPG(Setting):
         )  # fmt: skip
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _walk(
-    agent: DDPG, problem: Problem, key: PRNGKeyArray, state: Agent
+    agent: DDPG, space: Space, of: Actions, key: PRNGKeyArray, state: Agent
 ) -> tuple[Float[Array, "layers actions"], Float[Array, "layers features"]]:
     """The actions of an episode, and what was seen before each."""
-    layers, count = problem.shape
+    layers, count = len(space.sites), of.count
     after = state.episode - agent.warm_up
     deviation = agent.deviation * agent.decay ** jnp.maximum(after, 0)
 
     def step(carry: Any, inputs: Any) -> Any:
         actions, noise = carry
         i, key = inputs
-        policy = problem.actions.policy(problem.space, actions)
-        shares = moving(problem.space, problem.actions, policy)[i]
+        shares = moving(space, of, of.policy(space, actions))[i]
         last = jnp.where(i > 0, actions[i - 1], 0.0)
         features = jnp.concatenate([state.known[i], shares, last])
         mean: Any = _Actor(count).apply(state.actor, state.seen.standardised(features))
@@ -255,9 +256,10 @@ def _learn(
     def update(state: Agent, key: PRNGKeyArray) -> tuple[Agent, None]:
         return _update(agent, shape[1], key, state), None
 
-    trained, _ = jax.lax.scan(update, state, jax.random.split(key, agent.updates))
-    warm = state.episode <= agent.warm_up
-    return jax.tree.map(lambda before, after: jnp.where(warm, before, after), state, trained)
+    def trained(state: Agent) -> Agent:
+        return jax.lax.scan(update, state, jax.random.split(key, agent.updates))[0]
+
+    return jax.lax.cond(state.episode <= agent.warm_up, lambda state: state, trained, state)
 
 
 def _update(agent: DDPG, count: int, key: PRNGKeyArray, state: Agent) -> Agent:

@@ -1,20 +1,29 @@
 """`Greedy`: one more step where it is predicted to hurt least for what it saves, until fast enough.
 
 After NetAdapt (Yang et al., arXiv 1804.03230), with sensitivities in the place of its trials: an
-episode strengthens one action of one layer, the latency is measured, and it goes on until the
-target is met; then the last step is halved.
+episode strengthens actions one after the other, by what is known of the latency until it is halfway
+to the target or, where nothing is known of it, just one. The candidate is measured, and it goes on
+until the target is met; then the last step is halved.
+
+What a step saves is seconds where a latency is looked up, and bit operations else.
 """
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from jaxeff.search.actions import Actions
+from jaxeff.search.policy import Policy
 from jaxeff.search.searcher import Outcome, Problem
+from jaxeff.search.sensitivity import Sensitivity
+from jaxeff.search.space import Space
 from jaxeff.settings import Number, Setting, register_setting, static
 
 
@@ -54,7 +63,9 @@ class Greedy(Setting):
         if problem.known is None:
             raise ValueError("Greedy goes by sensitivities: search(..., sensitivities=True)")
         actions = np.zeros(problem.shape, np.float32)
-        return Progress(actions, self._stronger(problem, actions, self.step), self.step)
+        if problem.actions.quantizes:  # eight bits first: they cost next to nothing
+            actions[:, -2:] = problem.actions.eight_below
+        return Progress(actions, self._advanced(problem, actions, self.step), self.step)
 
     def propose(
         self, key: PRNGKeyArray, problem: Problem, state: Progress
@@ -70,13 +81,31 @@ class Greedy(Setting):
             actions, step = state.tried, state.step
         else:  # too much: the same from before, in smaller steps
             actions, step = state.actions, state.step / 2
-        return Progress(actions, self._stronger(problem, actions, step), step)
+        return Progress(actions, self._advanced(problem, actions, step), step)
+
+    def _advanced(
+        self, problem: Problem, actions: np.ndarray, step: float
+    ) -> Float[np.ndarray, "layers actions"]:
+        """Steps that need no measurement, as far as half of what is too much, and at least one."""
+        found = self._stronger(problem, actions, step)
+        if problem.time is None:
+            return found
+        wanted = problem.target * problem.whole
+        least = (cost(problem, actions) + wanted) / 2
+        while cost(problem, found) > least:
+            further = self._stronger(problem, found, step)
+            if (further == found).all():
+                break
+            found = further
+        return found
 
     def _stronger(
         self, problem: Problem, actions: np.ndarray, step: float
     ) -> Float[np.ndarray, "layers actions"]:
         """The actions with the best of all single steps."""
-        before = self._operations(problem, actions)
+        of, known = problem.actions, problem.known
+        assert known is not None
+        before = cost(problem, actions)
         best, chosen = np.inf, actions
         for i, j in np.ndindex(*problem.shape):
             if actions[i, j] >= self.most:
@@ -84,10 +113,11 @@ class Greedy(Setting):
             more, saved = actions.copy(), 0.0
             while saved <= 0 and more[i, j] < self.most:  # a small step may round to nothing
                 more[i, j] = self._next(problem, float(more[i, j]), step, j)
-                saved = before - self._operations(problem, more)
+                saved = before - cost(problem, more)
             if saved <= 0:
                 continue
-            hurt = self._divergence(problem, more, i, j) - self._divergence(problem, actions, i, j)
+            now, then = (float(a[i, j]) for a in (actions, more))
+            hurt = divergence(of, known, then, i, j) - divergence(of, known, now, i, j)
             if (worth := max(hurt, 1e-12) / saved) < best:
                 best, chosen = worth, more
         return chosen
@@ -98,21 +128,29 @@ class Greedy(Setting):
         least = problem.actions.float_below + 1e-3 if quantizes and action == 0 else 0.0
         return float(min(max(action + step, least), self.most))
 
-    def _operations(self, problem: Problem, actions: np.ndarray) -> float:
-        policy = problem.actions.policy(problem.space, jnp.asarray(actions))
-        return float(problem.space.bops(policy).sum())
 
-    def _divergence(self, problem: Problem, actions: np.ndarray, i: int, j: int) -> float:
-        """What the layer's action alone is known to do."""
-        known, of = problem.known, problem.actions
-        assert known is not None
-        action = float(actions[i, j])
-        if of.prunes and j == 0:
-            return float(np.interp(action, known.strengths, known.pruning[i]))
-        if action <= of.float_below:
-            return 0.0
-        if action <= of.eight_below:
-            return float(known.eight[i]) / 2
-        table = known.weights if j == problem.shape[1] - 2 else known.activations
-        strength = (action - of.eight_below) / (1 - of.eight_below)
-        return float(np.interp(strength, known.strengths, table[i]))
+def cost(problem: Problem, actions: np.ndarray) -> float:
+    """What actions leave: seconds where they can be looked up, else bit operations."""
+    policy, operations = _operations(problem.space, problem.actions, actions)
+    if problem.time is None:
+        return float(operations)
+    return problem.time(jax.tree.map(np.asarray, policy))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _operations(space: Space, of: Actions, actions: Array) -> tuple[Policy, Array]:
+    policy = of.policy(space, actions)
+    return policy, space.bops(policy).sum()
+
+
+def divergence(of: Actions, known: Sensitivity, action: float, i: int, j: int) -> float:
+    """What action `j` of layer `i` alone is known to do, in nats."""
+    if of.prunes and j == 0:
+        return float(np.interp(action, known.strengths, known.pruning[i]))
+    if action <= of.float_below:
+        return 0.0
+    if action <= of.eight_below:
+        return float(known.eight[i]) / 2
+    table = known.weights if j == of.count - 2 else known.activations
+    strength = (action - of.eight_below) / (1 - of.eight_below)
+    return float(np.interp(strength, known.strengths, table[i]))

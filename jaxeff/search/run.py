@@ -26,9 +26,9 @@ Sharp edges:
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,105 +41,18 @@ from jaxtyping import PRNGKeyArray
 from jaxeff.progress import progress_bar
 from jaxeff.pruning.scores import Score, l1
 from jaxeff.search.actions import Actions
-from jaxeff.search.candidates import Candidates, Small
+from jaxeff.search.candidates import Candidates
 from jaxeff.search.ddpg import DDPG
+from jaxeff.search.latency import Candidate, Latency, LatencyError
 from jaxeff.search.policy import Policy
+from jaxeff.search.result import Search
 from jaxeff.search.reward import Absolute, Reward
 from jaxeff.search.searcher import Outcome, Problem, Searcher
 from jaxeff.search.sensitivity import Sensitivity, sensitivity
 from jaxeff.search.space import Legal, Space
 from jaxeff.settings import check_count, check_number
 from jaxeff.store import Kept, run_identity
-from jaxeff.tables import Table
 from jaxeff.training.epoch import count_examples
-
-
-@dataclass(frozen=True, eq=False)
-class Candidate:
-    """What a latency is asked about.
-
-    Attributes:
-        policy: Its numbers.
-        space: The model's layers.
-        small: The function and parameters to deploy; made when it is asked for.
-    """
-
-    policy: Policy
-    space: Space
-    make: Callable[[Policy], Small] = field(repr=False)
-
-    @property
-    def small(self) -> Small:
-        """The model with new shapes."""
-        return self.make(self.policy)
-
-
-Latency = Callable[[Candidate], float]
-"""How long a call of a candidate takes, in any unit; above zero."""
-
-
-class LatencyError(RuntimeError):
-    """A candidate couldn't be measured; the search goes on without it.
-
-    A latency raises it for a board that is lost or a candidate that doesn't compile.
-    """
-
-
-def bit_operations(candidate: Candidate) -> float:
-    """Bit operations of a candidate: a stand-in for a measurement, and no time."""
-    return float(candidate.space.bops(candidate.policy).sum())
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Search:
-    """What a search came to.
-
-    Attributes:
-        best: The policy of the highest reward.
-        smaller: The model that it leaves, not trained any further.
-        episodes: A record per episode: policy, accuracy, latency, ratio, reward, or a message where
-            it couldn't be measured.
-        whole: Latency of the whole model.
-        target: Share of it that was asked for.
-        known: Sensitivities of the layers; None if they weren't measured.
-        space: The model's layers.
-    """
-
-    best: Policy
-    smaller: Small
-    episodes: list[dict[str, Any]]
-    whole: float
-    target: float
-    known: Sensitivity | None
-    space: Space
-
-    @property
-    def table(self) -> Table:
-        """The best policy layer by layer."""
-        space, best = self.space, jax.tree.map(np.asarray, self.best)
-        outputs = np.asarray(space.outputs(best.kept))
-        names = ("float", "int8", "mix")
-        rows = [
-            (
-                site.name, f"{outputs[i]} of {site.made.size}", names[best.datatypes[i]],
-                str(best.weights[i]), str(best.activations[i]),
-            )
-            for i, site in enumerate(space.sites)
-        ]  # fmt: skip
-        measured = [e for e in self.episodes if "reward" in e]
-        top = max(measured, key=lambda e: e["reward"])
-        caption = (
-            f"episode {top['episode']}: accuracy {top['accuracy']:.4g}, latency "
-            f"{top['latency'] / self.whole:.4g} of the whole model's (asked {self.target:g})"
-        )
-        columns = ("layer", "channels>", "datatype", "weight bits>", "activation bits>")
-        return Table(columns, rows, caption=caption)
-
-    def __repr__(self) -> str:
-        return str(self.table)
-
-    def _repr_html_(self) -> str:
-        return self.table._repr_html_()
 
 
 def search(
@@ -203,8 +116,6 @@ def search(
         RuntimeError: No candidate could be measured.
         CheckpointError: The folder holds another search, or is damaged.
     """
-    check_number("search: target", target, above=0)
-    check_count("search: episodes", episodes)
     if validation is None:
         cut = count_examples(data) * 4 // 5
         data, validation = (
@@ -214,19 +125,70 @@ def search(
     one = jax.tree.map(lambda leaf: leaf[:1], data[0])
     before = (params,) if state is None else (params, state)
     space = Space.read(f, *before, one, score=score, legal=legal)
-    if actions.of == "pruning" and not space.groups:
-        raise ValueError("search: no channel of the model can be pruned; see jaxeff.channels")
-    kept = None
-    if folder is not None:
-        identity = run_identity(key, (params, data), {
-            **(settings or {}), "target": target, "agent": repr(agent), "actions": repr(actions),
-            "reward": repr(reward), "steps": steps, "batch size": batch_size,
-        })  # fmt: skip
-        kept = Kept(Path(folder) / "episodes.jsonl", identity)
+    _check_prunable(space, actions)
     candidates = Candidates(
         f, params, data, validation, space, state=state, train=train, steps=steps,
         batch_size=batch_size, optimizer=optimizer,
     )  # fmt: skip
+    known: Any = None
+    if sensitivities:
+        x = jax.tree.map(lambda leaf: leaf[:images], data[0])
+        known = functools.partial(sensitivity, f, params, x, space, actions, state=state)
+    return search_among(
+        key, candidates, latency=latency, target=target, agent=agent, actions=actions,
+        episodes=episodes, reward=reward, known=known, folder=folder, settings=settings,
+        progress=progress,
+    )  # fmt: skip
+
+
+def search_among(
+    key: PRNGKeyArray,
+    candidates: Candidates,
+    *,
+    latency: Latency,
+    target: float,
+    agent: Searcher = DDPG(),  # noqa: B008
+    actions: Actions = Actions(),  # noqa: B008
+    episodes: int = 410,
+    reward: Reward = Absolute(),  # noqa: B008
+    known: Sensitivity | Callable[[], Sensitivity] | None = None,
+    folder: str | os.PathLike[str] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    progress: bool = True,
+) -> Search:
+    """`search` where candidates are already prepared: several searches share what was compiled.
+
+    Args:
+        key: Random key of everything.
+        candidates: Of the model.
+        latency: As for `search`.
+        target: Likewise.
+        agent: Likewise.
+        actions: Likewise.
+        episodes: Likewise.
+        reward: Likewise.
+        known: Sensitivities, or what measures them; None to do without.
+        folder: As for `search`.
+        settings: Likewise.
+        progress: Likewise.
+
+    Raises:
+        ValueError: As for `search`.
+        RuntimeError: No candidate could be measured.
+        CheckpointError: The folder holds another search, or is damaged.
+    """
+    check_number("search: target", target, above=0)
+    check_count("search: episodes", episodes)
+    space = candidates.space
+    _check_prunable(space, actions)
+    kept = None
+    if folder is not None:
+        identity = run_identity(key, (candidates.params, candidates.data), {
+            **(settings or {}), "target": target, "agent": repr(agent), "actions": repr(actions),
+            "reward": repr(reward), "steps": candidates.steps,
+            "batch size": candidates.batch_size,
+        })  # fmt: skip
+        kept = Kept(Path(folder) / "episodes.jsonl", identity)
 
     def remembered(task: Any, make: Callable[[], Any]) -> Any:
         if kept is None:
@@ -242,13 +204,14 @@ def search(
 
     whole = remembered("whole", lambda: measure(space.whole))
     _check_reachable(
-        space, actions, target, whole, lambda p: remembered("least", lambda: measure(p))
-    )
-    known = None
-    if sensitivities:
-        x = jax.tree.map(lambda leaf: leaf[:images], data[0])
-        known = sensitivity(f, params, x, space, actions, state=state)
-    problem = Problem(space, actions, known, episodes, target)
+        space, actions, target, whole,
+        lambda p: remembered(["least", p.plain()], lambda: measure(p)),
+    )  # fmt: skip
+    if callable(known):
+        known = known()
+    time = measure if getattr(latency, "looked_up", False) else None
+    problem = Problem(space, actions, known, episodes, target, whole, time)
+    policy_of = jax.jit(functools.partial(actions.policy, space))
     memory = agent.start(jax.random.fold_in(key, 0), problem)
     rows: list[dict[str, Any]] = []
     with progress_bar(progress, "episodes", episodes, 0) as advance:
@@ -256,7 +219,7 @@ def search(
             keys = jax.random.split(jax.random.fold_in(key, 1 + episode), 3)
             proposed, memory = agent.propose(keys[0], problem, memory)
             _check_finite(proposed, episode)
-            policy = jax.tree.map(np.asarray, actions.policy(space, proposed))
+            policy = jax.tree.map(np.asarray, policy_of(jnp.asarray(proposed)))
 
             def evaluate(
                 policy: Policy = policy, key: Any = keys[1], episode: int = episode
@@ -288,18 +251,29 @@ def search(
     return Search(best, candidates.smaller(best), rows, whole, target, known, space)
 
 
+def _check_prunable(space: Space, actions: Actions) -> None:
+    if actions.of == "pruning" and not space.groups:
+        raise ValueError("search: no channel of the model can be pruned; see jaxeff.channels")
+
+
 def _check_reachable(
     space: Space, actions: Actions, target: float, whole: float, measure: Callable[[Policy], float]
 ) -> None:
-    """The strongest policy is measured first."""
-    strongest = jnp.ones((len(space.sites), actions.count))
-    least = measure(jax.tree.map(np.asarray, actions.policy(space, strongest))) / whole
-    if least > target:
-        raise ValueError(
-            f"search: a target of {target:g} can't be reached: the strongest policy of "
-            f"{actions.of!r} actions leaves {least:.4g} of the latency. Raise the target, or allow "
-            "more (Actions.round_to, Legal)."
-        )
+    """The strongest policies are measured first: few bits needn't be faster than eight, or none."""
+    least = np.inf
+    for bits in (1.0, actions.eight_below, 0.0) if actions.quantizes else (1.0,):
+        strongest = jnp.ones((len(space.sites), actions.count))
+        if actions.quantizes:
+            strongest = strongest.at[:, -2:].set(bits)
+        found = measure(jax.tree.map(np.asarray, actions.policy(space, strongest))) / whole
+        least = min(least, found)
+        if least <= target:
+            return
+    raise ValueError(
+        f"search: a target of {target:g} can't be reached: the strongest policy of "
+        f"{actions.of!r} actions leaves {least:.4g} of the latency. Raise the target, or allow "
+        "more (Actions.round_to, Legal)."
+    )
 
 
 def _check_finite(proposed: Any, episode: int) -> None:
@@ -311,4 +285,4 @@ def _check_finite(proposed: Any, episode: int) -> None:
         )
 
 
-__all__ = ["Candidate", "Latency", "LatencyError", "Search", "bit_operations", "search"]
+__all__ = ["search", "search_among"]

@@ -7,6 +7,7 @@ is how a search that was killed goes on: what was measured is read, what was lea
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -16,6 +17,7 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxeff.search.actions import Actions
+from jaxeff.search.policy import Policy
 from jaxeff.search.sensitivity import Sensitivity
 from jaxeff.search.space import Space
 
@@ -30,6 +32,8 @@ class Problem:
         known: Sensitivities of the layers, if they were measured.
         episodes: How many there will be.
         target: Share of the whole model's latency that is asked for.
+        whole: Latency of the whole model.
+        time: Latency of any policy, where it is looked up and costs no episode; else None.
     """
 
     space: Space
@@ -37,6 +41,8 @@ class Problem:
     known: Sensitivity | None
     episodes: int
     target: float
+    whole: float = 1.0
+    time: Callable[[Policy], float] | None = None
 
     @property
     def shape(self) -> tuple[int, int]:

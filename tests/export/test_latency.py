@@ -48,6 +48,6 @@ def test_what_the_compiler_cannot(monkeypatch):
     def refuse(*args, **kwargs):
         raise UnsupportedOpError(["no fft"])
 
-    monkeypatch.setattr("jaxeff_export.latency.deploy", refuse)
+    monkeypatch.setattr("jaxeff_export.latency.turns.deploy", refuse)
     with pytest.raises(LatencyError, match=r"(?s)can't be compiled: .*no fft"):
         measured_latency(X[:1])(candidate(0.0))

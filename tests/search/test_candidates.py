@@ -103,6 +103,24 @@ def test_states_are_carried():
     assert small.f(small.params, small.state, x)[0].shape == (96, 3)
 
 
+def test_results_are_trained_in_their_bits():
+    f, params, data, space = trained()
+    small = Candidates(f, params, data, data, space, steps=0, batch_size=64).smaller(
+        drawn(space, 1)
+    )
+    better = small.retrained(KEY, data, epochs=1, batch_size=64, progress=False)
+    right = [
+        float(jnp.mean(jax.jit(s.f)(s.params, data[0]).argmax(-1) == data[1]))
+        for s in (small, better)
+    ]
+    assert right[1] > right[0]
+    g, codes = better.integer(data[0])  # computes what was trained
+    ours, trained_on = jax.jit(g)(codes, data[0]), jax.jit(better.f)(better.params, data[0])
+    assert np.mean(ours.argmax(-1) != trained_on.argmax(-1)) <= 0.01
+    same = jax.tree.map(lambda a, b: a.shape == b.shape, small.params, better.params)
+    assert jax.tree.all(same)
+
+
 def test_sensitivities_are_divergences_of_single_layers():
     f, params, (x, _), space = trained()
     x = x[:64]

@@ -3,6 +3,7 @@
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -93,6 +94,22 @@ def test_lost_boards_cost_a_measurement():
     calls.clear()
     with pytest.raises(RuntimeError, match="the board is gone"):
         run(latency=lost, episodes=2, sensitivities=False)
+
+
+def test_an_agent_that_diverges(tmp_path):
+    """What was measured before is kept."""
+
+    class Diverges(Random):
+        def propose(self, key, problem, state):
+            actions, state = super().propose(key, problem, state)
+            return actions * (jnp.nan if (tmp_path / "now").exists() else 1.0), state
+
+        def learn(self, *args):
+            (tmp_path / "now").touch()
+
+    with pytest.raises(FloatingPointError, match="diverged before episode 1; lower its rates"):
+        run(tmp_path, agent=Diverges(), sensitivities=False)
+    assert '["episode", 0]' in (tmp_path / "episodes.jsonl").read_text()
 
 
 def test_the_best_has_the_highest_reward():

@@ -1,6 +1,8 @@
 """Agents on a problem whose best actions are known; what DDPG learns, by hand."""
 
+import dataclasses
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -14,16 +16,19 @@ from jaxeff.search import (
     Evolution,
     Exponential,
     Greedy,
+    Knapsack,
     Legal,
     OneSided,
     Outcome,
     Problem,
     Random,
     Sensitivity,
+    Sequential,
     Space,
     Uniform,
 )
 from jaxeff.search.features import Running, fixed
+from jaxeff.search.knapsack import _solved
 
 pytestmark = pytest.mark.promotes("dtype", "rank")
 KEY = jax.random.key(0)
@@ -152,6 +157,84 @@ def test_greedy_takes_what_hurts_least():
     assert steps[0] > steps[2] > steps[5] > 0  # smaller steps from the same start
     with pytest.raises(ValueError, match="Greedy goes by sensitivities"):
         Greedy().start(KEY, problem(known=False))
+
+
+def test_ddpg_learns_after_its_warm_up():
+    agent = DDPG(warm_up=2, batch_size=8)
+    states = [run(agent, problem(), near, n)[1] for n in (0, 2, 3)]
+    first, warm, after = (jax.tree.leaves(state.actor) for state in states)
+    assert all(np.array_equal(a, b) for a, b in zip(first, warm, strict=True))
+    assert not all(np.array_equal(a, b) for a, b in zip(warm, after, strict=True))
+
+
+def operations(problem):
+    """Bit operations as a latency that is looked up, with the ratio that a search would measure."""
+    space = problem.space
+
+    def time(policy):
+        return float(space.bops(policy).sum())
+
+    known = dataclasses.replace(problem, whole=time(space.whole), time=time)
+
+    def ratio(actions):
+        policy = known.actions.policy(space, jnp.asarray(actions, jnp.float32))
+        return time(policy) / (known.target * known.whole)
+
+    return known, ratio
+
+
+@pytest.mark.parametrize("of", ["pruning"])
+def test_a_knapsack_lands_on_its_target(of):
+    """Layers save more together than apart, which the measurements tell it."""
+    known, ratio = operations(
+        dataclasses.replace(problem(of), target=0.3 if of == "pruning" else 0.03)
+    )
+    found, _ = run(Knapsack(levels=8), known, near, 8, ratio)
+    ratios = [ratio(actions) for actions, _ in found]
+    assert min(abs(r - 1) for r in ratios) < 0.25
+    assert abs(ratios[-1] - 1) <= abs(ratios[0] - 1)
+    spread = found[-1][0][:, 0]
+    assert spread[1] >= spread[0]  # a tenth as sensitive
+    with pytest.raises(ValueError, match="Knapsack goes by sensitivities"):
+        Knapsack().start(KEY, problem(known=False))
+
+
+def test_a_knapsack_is_solved_exactly():
+    rng = np.random.default_rng(0)
+    hurts, costs = rng.uniform(size=(3, 4)), -rng.uniform(size=(3, 4))
+    for budget in (-0.5, -1.0, -1.5):
+        chosen = _solved(hurts, costs, budget)
+        best = min(
+            (sum(hurts[i, k] for i, k in enumerate(ks)), ks)
+            for ks in itertools.product(range(4), repeat=3)
+            if sum(costs[i, k] for i, k in enumerate(ks)) <= budget
+        )[1]
+        assert tuple(chosen) == best
+
+
+@pytest.mark.parametrize(("first", "column"), [("pruning", 0), ("quantization", 1)])
+def test_one_method_after_the_other(first, column):
+    agent = Sequential(first, Random())
+    found, state = run(agent, problem(), near, 60)
+    early, late = found[:30], found[30:]
+    rest = [c for c in range(3) if c not in ((0,) if column == 0 else (1, 2))]
+    assert all((actions[:, rest] == 0).all() for actions, _ in early)
+    mine = [c for c in range(3) if c not in rest]
+    assert all((actions[:, mine] == state.best[:, mine]).all() for actions, _ in late)
+    assert len({tuple(actions[:, rest].ravel()) for actions, _ in late}) == 30
+    with pytest.raises(ValueError, match="joint ones, not 'pruning'"):
+        agent.start(KEY, problem("pruning"))
+
+
+def test_the_first_method_goes_halfway():
+    """Its target is the square root of the whole one, and its rewards are by that."""
+    agent = Sequential("pruning", Random())
+    known = problem()
+    state = agent.start(KEY, known)
+    actions, state = agent.propose(KEY, known, state)
+    ratio = known.target**-0.5  # exactly at the first stage's target
+    state = agent.learn(KEY, known, state, Outcome(np.asarray(actions), 0.8, ratio, -9.0))
+    assert state.reward == pytest.approx(0.8)
 
 
 def test_random_is_random():

@@ -13,11 +13,13 @@ from typing import Annotated
 
 import typer
 
+from jaxeff_export.cli.c_library import c
 from jaxeff_export.cli.compiling import compile_bundle
 from jaxeff_export.cli.inspecting import inspect
 from jaxeff_export.cli.listing import boards, targets
 from jaxeff_export.cli.preparing import prepare
 from jaxeff_export.cli.running import check, run
+from jaxeff_export.cli.searching import search
 from jaxeff_export.cli.timing import benchmark, profile
 from jaxeff_export.cli.tuning import tune
 
@@ -32,7 +34,7 @@ app = typer.Typer(
         "* `local`: this process\n\n"
         "* `rpc://host:port`: a machine running `python -m tvm.exec.rpc_server`\n\n"
         "* `rpc://tracker:port/key`: any free machine of a `python -m tvm.exec.rpc_tracker`\n\n"
-        "* `emulated`, `emulated:cortex-a53`: an ARM core in software, for correctness only\n\n"
+        "* `emulated`, `emulated:cortex-m7`: a core in software, for correctness only\n\n"
         "RPC boards take `?session_timeout=60&connect_timeout=5`, in seconds."
     ),
     no_args_is_help=True,
@@ -59,12 +61,14 @@ def _before_any_command(
 
 
 app.command(name="compile")(compile_bundle)
+app.command()(c)
 app.command()(inspect)
 app.command()(check)
 app.command()(run)
 app.command()(benchmark)
 app.command()(profile)
 app.command()(tune)
+app.command()(search)
 app.command()(targets)
 app.command()(boards)
 app.command()(prepare)

@@ -30,10 +30,11 @@ def boards() -> None:
     """List the kinds of boards, and whether each can be used here."""
     from jaxeff_export.boards.emulated import CORES
     from jaxeff_export.boards.kinds import board_kinds
+    from jaxeff_export.boards.programs import PROGRAM_CORES
 
     made = table("board", "what it is", "usable here")
     with failures_in_one_line():
         for kind in board_kinds():
             made.add_row(kind.name, kind.what, f"no: {kind.missing}" if kind.missing else "yes")
-    made.caption = f"emulated cores: {', '.join(CORES)}"
+    made.caption = f"emulated cores: {', '.join(CORES)}; by programs: {', '.join(PROGRAM_CORES)}"
     console.print(made, markup=False)

@@ -20,8 +20,9 @@ seconds = measured_latency(x[:1])(Candidate(space.whole, space, candidates.small
 
 In a search it is `search(..., latency=measured_latency(x[:1]))`.
 
-A candidate is made smaller, converted to integer codes and compiled, its kernels are called on the
-board, and the median of the measurements counts. Nothing is trained for it.
+A candidate is made smaller, converted to integer codes and compiled, and timed on the board in
+turns with the whole model: the median ratio counts, times what the whole model took at first.
+Nothing is trained for it.
 
 Sharp edges:
     Compiling takes seconds, far longer than measuring.
@@ -38,8 +39,8 @@ from typing import Any
 from jaxeff.search import Candidate, LatencyError
 from jaxeff_export.boards import Board
 from jaxeff_export.boards.board import BoardError
-from jaxeff_export.deployment import deploy
-from jaxeff_export.importer.errors import UnsupportedOpError
+from jaxeff_export.bundle.bundle import BundleError
+from jaxeff_export.latency.turns import Turns, compiled
 
 
 def measured_latency(
@@ -65,18 +66,18 @@ def measured_latency(
         left to measure it.
     """
     places = [boards] if isinstance(boards, str | Board) else list(boards)
+    turns = {board: Turns(board, number, repeat) for board in places}
 
     def latency(candidate: Candidate) -> float:
-        g, params = candidate.small.integer(inputs[0])
-        try:
-            bundle = deploy(g, (params, *inputs), target, database=database)
-        except UnsupportedOpError as error:
-            raise LatencyError(f"the candidate can't be compiled: {error}") from error
+        bundle = compiled(candidate, candidate.policy, inputs, target, database)
         lost = []
         for board in places:
             try:
-                return bundle.benchmark(board, number, repeat).median_ms / 1000
-            except BoardError as error:
+                if turns[board].whole is None:
+                    whole = candidate.space.whole
+                    turns[board].start(compiled(candidate, whole, inputs, target, database))
+                return turns[board].seconds(bundle)
+            except (BoardError, BundleError) as error:
                 lost.append(f"{board}: {error}")
         raise LatencyError("; ".join(lost))
 

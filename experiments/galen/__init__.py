@@ -1,0 +1,1 @@
+"""Automatic pruning and quantization, every searcher: `python -m experiments.galen`."""

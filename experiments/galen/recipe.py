@@ -1,0 +1,113 @@
+"""What is compressed, by which searchers, on which budget."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from experiments.classifiers import Classifier
+from experiments.harness import SELECTS, Least
+from jaxeff.search import DDPG, Actions, Evolution, Greedy, Knapsack, Random, Sequential, Uniform
+
+AGENTS = ("pruning", "quantization", "joint")
+"""The source's, all by reinforcement learning."""
+BLIND = "joint, blind"
+"""The joint agent without sensitivities."""
+OTHERS = (
+    "uniform", "random", "greedy", "knapsack", "evolution", "pruning first", "quantization first",
+)  # fmt: skip
+"""Joint actions too."""
+NAMES = (*AGENTS, BLIND, *OTHERS)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is measured.
+
+    Attributes:
+        subject: The network.
+        targets: Shares of the whole model's latency that are asked for.
+        seeds: Searches by each searcher.
+        episodes: Of every search.
+        warm_up: Those of them in which the agent acts at random.
+        updates: Of the agent, per episode.
+        decay: Of the agent's noise, per episode.
+        steps: Of every candidate's training; 0 takes an epoch.
+        rate: Learning rate of Adam for the float network, decayed by a cosine.
+        retrain_rate: Of a candidate's training, by momentum of .9.
+        batch_size: Images per update.
+        validation: Images that candidates are measured on, none of the others.
+        images: That sensitivities are measured on.
+        epochs: Of the final training; 0 leaves it away.
+        final_images: Of the final training.
+        finals: Seeds of searches whose results are trained, compiled and measured.
+        finished: Searchers whose results are.
+        latency: What a search is told: a table of kernels' times, or bit operations, which are no
+            time.
+        round_to: Channels of joint searches are multiples of it.
+        few: Channels of the pruning agent are multiples of it.
+        nodes: Numbers of channels that the table of kernels holds.
+        inputs: Few bits take multiples of so many input channels.
+        only: Searchers; all if none is given.
+    """
+
+    subject: Classifier
+    targets: tuple[float, ...] = (0.3, 0.2)
+    seeds: Annotated[int, Least(1)] = 5
+    episodes: Annotated[int, Least(1)] = 30
+    warm_up: Annotated[int, Least(0)] = 10
+    updates: Annotated[int, Least(1)] = 20
+    decay: float = 0.9
+    steps: Annotated[int, Least(0)] = 4
+    rate: float = 2e-3
+    retrain_rate: float = 0.01
+    batch_size: Annotated[int, Least(1)] = 64
+    validation: Annotated[int, Least(1)] = 256
+    images: Annotated[int, Least(1)] = 32
+    epochs: Annotated[int, Least(0)] = 1
+    final_images: Annotated[int, Least(1)] = 10_000
+    finals: Annotated[int, Least(0)] = 1
+    finished: tuple[str, ...] = (*AGENTS, "greedy")
+    latency: Literal["table", "operations"] = "table"
+    round_to: Annotated[int, Least(1)] = 8
+    few: Annotated[int, Least(1)] = 4
+    nodes: tuple[Annotated[int, Least(1)], ...] = (4, 8, 32)
+    inputs: Annotated[int, Least(1)] = 8
+    only: Annotated[tuple[str, ...], SELECTS] = ()
+
+
+def actions_of(settings: Settings, name: str) -> Actions:
+    """What the actions of a searcher mean."""
+    if name == "pruning":
+        return Actions("pruning", settings.few)
+    of = "quantization" if name == "quantization" else "joint"
+    low = 0.0 if settings.latency == "table" else 0.2
+    return Actions(of, settings.round_to, float_below=low)
+
+
+def searcher_of(settings: Settings, name: str) -> Any:
+    """What proposes a searcher's actions."""
+    agent = DDPG(warm_up=settings.warm_up, updates=settings.updates, decay=settings.decay)
+    half = DDPG(warm_up=settings.warm_up // 2, updates=settings.updates, decay=settings.decay)
+    others: dict[str, Any] = {
+        "uniform": Uniform(), "random": Random(), "greedy": Greedy(), "knapsack": Knapsack(),
+        "evolution": Evolution(population=max(4, min(10, settings.episodes // 4))),
+        "pruning first": Sequential("pruning", half),
+        "quantization first": Sequential("quantization", half),
+    }  # fmt: skip
+    return others.get(name, agent)
+
+
+SIZES = {
+    "fast": Settings(
+        Classifier("lenet5", "digits", 1200, 12, 297, 1), targets=(0.3,), seeds=1, episodes=8,
+        warm_up=3, updates=5, steps=2, batch_size=32, validation=200, images=32,
+        final_images=1000, few=2,
+        round_to=2, nodes=(2,), inputs=2, finished=AGENTS, latency="operations",
+    ),
+    "default": Settings(Classifier("resnet8", "cifar-10", 20_000, 12, 2000, 1)),
+    "full": Settings(
+        Classifier("resnet18", "cifar-10", 40_000, 100, 10_000, 1), episodes=410, updates=1,
+        decay=0.95, steps=0, retrain_rate=0.05, batch_size=128, validation=10_000, images=256,
+        epochs=30, final_images=40_000, finals=5, round_to=32, few=1, nodes=(32, 64, 128, 256),
+        inputs=32,
+    ),
+}  # fmt: skip

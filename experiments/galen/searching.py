@@ -1,0 +1,180 @@
+"""One search, what became of its result, and what all of them share."""
+
+import functools
+import time
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from jaxeff_export import deploy, measured_latency, resolve_target, table_latency
+
+from experiments import classifiers
+from experiments.galen.recipe import BLIND, Settings, actions_of, searcher_of
+from experiments.harness import Row, Run
+from experiments.trainable import load_images
+from jaxeff.search import (
+    Candidate,
+    Candidates,
+    Legal,
+    Policy,
+    Sensitivity,
+    Space,
+    bit_operations,
+    search_among,
+    sensitivity,
+)
+
+GENERIC = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64", "num-cores": 1}
+"""A processor of which the compiler knows nothing."""
+RANGES = 256
+"""Images that ranges of activations are measured on."""
+
+
+class Workshop:
+    """The trained network, its candidates and their latencies, made when they are asked for."""
+
+    def __init__(self, run: Run[Settings]) -> None:
+        self.run, self.settings = run, run.settings
+        self.target = {**resolve_target("host"), "num-cores": 1}
+
+    @functools.cached_property
+    def model(self) -> classifiers.Trained:
+        """Trained in float32."""
+        settings: Any = self.settings  # of which it takes the rate and the batch
+        return classifiers.trained(self.run, settings.subject, settings, 0)
+
+    @functools.cached_property
+    def candidates(self) -> Candidates:
+        """Measured on images that nothing was trained on."""
+        settings, model = self.settings, self.model
+        subject = settings.subject
+        more = load_images(subject.data, subject.images + settings.validation, 1)
+        held = tuple(part[subject.images :] for part in more.train)
+        net, x = model.network, model.calibration(1)
+        space = Space.read(
+            net.evaluate, model.params, model.state, x, legal=Legal(inputs=settings.inputs)
+        )
+        return Candidates(
+            net.evaluate, model.params, model.images.train, held, space, state=model.state,
+            train=net.train, steps=settings.steps or None,
+            batch_size=min(settings.batch_size, len(held[0])),
+            optimizer=optax.sgd(settings.retrain_rate, momentum=0.9),
+        )  # fmt: skip
+
+    @functools.cached_property
+    def latency(self) -> Any:
+        """What searches are told; kernels of this network on this machine are those of all runs."""
+        if self.settings.latency == "operations":
+            return bit_operations
+        folder = self.run.shared("kernel_tables") / self.settings.subject.name
+        return table_latency(
+            self.model.calibration(1), target=self.target, folder=folder, nodes=self.settings.nodes
+        )
+
+    @functools.cached_property
+    def measured(self) -> Any:
+        """Compiled and timed."""
+        return measured_latency(self.model.calibration(1), target=self.target)
+
+    @functools.cached_property
+    def known(self) -> Sensitivity:
+        """Of joint actions."""
+        model, settings = self.model, self.settings
+        return sensitivity(
+            model.network.evaluate, model.params, model.calibration(settings.images),
+            self.candidates.space, actions_of(settings, "joint"),
+            state=model.state,
+        )  # fmt: skip
+
+    def whole(self) -> list[Row]:
+        """The network in float32, and how sensitive its layers are."""
+        model, space, known = self.model, self.candidates.space, self.known
+        x = model.calibration(1)
+        candidate = self._candidate(space.whole)
+        seconds = self.measured(candidate)
+        g, params = candidate.small.integer(x)
+        generic = deploy(g, (params, x), GENERIC).benchmark("local", 5, 11).median_ms / 1000
+        row = {
+            "part": "float", "subject": model.subject.name, "ms": 1000 * seconds,
+            "share_of_generic": seconds / generic, "sites": list(space.names),
+            "macs": float(space.macs(space.whole).sum()),
+            "bops": float(space.bops(space.whole).sum()),
+            "accuracy": self._accuracy(candidate.small),
+            "validation": self.candidates.accuracy(self._key(0), space.whole),
+        }  # fmt: skip
+        tables = {name: np.asarray(table).tolist() for name, table in known._asdict().items()}
+        return [row, {"part": "sensitivity", **tables}]
+
+    def search(self, name: str, target: float, seed: int) -> Row:
+        """What a searcher found, and every episode's reward."""
+        settings, space = self.settings, self.candidates.space
+        known = None if name == BLIND else self.known
+        start = time.monotonic()
+        row: Row = {"part": "search", "searcher": name, "target": target, "seed": seed}
+        try:
+            found = search_among(
+                self._key(1 + seed), self.candidates, latency=self.latency, target=target,
+                agent=searcher_of(settings, name), actions=actions_of(settings, name),
+                episodes=settings.episodes, known=known, progress=False,
+                folder=self.run.work / f"{name}-{target:g}-{seed}".replace(" ", "_"),
+            )  # fmt: skip
+        except ValueError as error:
+            if "can't be reached" not in str(error):
+                raise
+            return row | {"message": str(error), "seconds": time.monotonic() - start}
+        best = found.best
+        top = max((e for e in found.episodes if "reward" in e), key=lambda e: e["reward"])
+        outputs = np.asarray(space.outputs(best.kept))
+        made = np.array([site.made.size for site in space.sites])
+        return row | {
+            "accuracy": top["accuracy"], "ratio": top["ratio"], "reward": top["reward"],
+            "episode": top["episode"], "seconds": time.monotonic() - start,
+            "rewards": [e.get("reward") for e in found.episodes],
+            "macs": float(space.macs(best).sum()), "bops": float(space.bops(best).sum()),
+            "channels": outputs / made, "weights": best.weights, "activations": best.activations,
+            "policy": best.plain(),
+        }  # fmt: skip
+
+    def final(self, row: Row) -> Row:
+        """A result trained on, compiled and measured: its time, and the library's accuracy."""
+        same = {key: row[key] for key in ("searcher", "target", "seed")}
+        if "policy" not in row:
+            return {"part": "final", **same, "message": row["message"]}
+        settings, model = self.settings, self.model
+        candidate = self._candidate(Policy.from_plain(row["policy"]))
+        share = self.measured(candidate) / self.measured(self._candidate(candidate.space.whole))
+        small = candidate.small
+        ranges = model.calibration(RANGES)
+        small = small.with_ranges(ranges)
+        if settings.epochs:
+            data = tuple(part[: settings.final_images] for part in model.images.train)
+            small = small.retrained(
+                self._key(99), data, epochs=settings.epochs, batch_size=settings.batch_size,
+                progress=False,
+            )  # fmt: skip
+        g, params = small.integer(ranges)
+        bundle = deploy(g, (params, model.calibration(1)), self.target)
+        x, labels = (np.asarray(part) for part in model.images.test)
+        with bundle.on("local") as board:
+            right = [board.run(x[i : i + 1]).argmax() == labels[i] for i in range(len(labels))]
+        return {
+            "part": "final", **same, "table_share": row["ratio"] * row["target"], "share": share,
+            "searched": self._accuracy(small), "library": float(np.mean(right)),
+            "macs": row["macs"], "bops": row["bops"],
+        }  # fmt: skip
+
+    def _candidate(self, policy: Policy) -> Candidate:
+        return Candidate(policy, self.candidates.space, self.candidates.smaller)
+
+    def _key(self, number: int) -> jax.Array:
+        return jax.random.fold_in(self.run.key, number)
+
+    def _accuracy(self, small: Any) -> float:
+        f = small.f
+        return classifiers.accuracy(
+            lambda p, s, x: f(p, s, x)[0], (small.params, small.state), self.model.images
+        )
+
+
+__all__ = ["Workshop"]

@@ -1,0 +1,1 @@
+"""What `jaxeff.search` is told of a candidate: measured, looked up by layer, or modelled."""

@@ -1,0 +1,67 @@
+"""`Search`: what a search came to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxeff.search.candidates import Small
+from jaxeff.search.policy import Policy
+from jaxeff.search.sensitivity import Sensitivity
+from jaxeff.search.space import Space
+from jaxeff.tables import Table
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Search:
+    """What a search came to.
+
+    Attributes:
+        best: The policy of the highest reward.
+        smaller: The model that it leaves, not trained any further.
+        episodes: A record per episode: policy, accuracy, latency, ratio, reward, or a message where
+            it couldn't be measured.
+        whole: Latency of the whole model.
+        target: Share of it that was asked for.
+        known: Sensitivities of the layers; None if they weren't measured.
+        space: The model's layers.
+    """
+
+    best: Policy
+    smaller: Small
+    episodes: list[dict[str, Any]]
+    whole: float
+    target: float
+    known: Sensitivity | None
+    space: Space
+
+    @property
+    def table(self) -> Table:
+        """The best policy layer by layer."""
+        space, best = self.space, jax.tree.map(np.asarray, self.best)
+        outputs = np.asarray(space.outputs(best.kept))
+        names = ("float", "int8", "mix")
+        rows = [
+            (
+                site.name, f"{outputs[i]} of {site.made.size}", names[best.datatypes[i]],
+                str(best.weights[i]), str(best.activations[i]),
+            )
+            for i, site in enumerate(space.sites)
+        ]  # fmt: skip
+        measured = [e for e in self.episodes if "reward" in e]
+        top = max(measured, key=lambda e: e["reward"])
+        caption = (
+            f"episode {top['episode']}: accuracy {top['accuracy']:.4g}, latency "
+            f"{top['latency'] / self.whole:.4g} of the whole model's (asked {self.target:g})"
+        )
+        columns = ("layer", "channels>", "datatype", "weight bits>", "activation bits>")
+        return Table(columns, rows, caption=caption)
+
+    def __repr__(self) -> str:
+        return str(self.table)
+
+    def _repr_html_(self) -> str:
+        return self.table._repr_html_()
