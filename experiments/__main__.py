@@ -13,6 +13,7 @@ MODULES = (
     "dirty_mnist",
     "ensembles",
     "ensembles.peers",
+    "galen",
     "gaussian_limits",
     "hardening",
     "hardening.vant",

@@ -13,6 +13,7 @@ from experiments.harness import Refused, Run
 
 PACKAGES = {
     "iree": ("iree",),
+    "litert": ("ai_edge_litert",),
     "onnxruntime": ("onnx", "onnxruntime"),
     "pyro": ("torch", "pyro"),
     "tfp": ("tensorflow_probability",),

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from experiments.ensembles import judging
 from experiments.ensembles.sine import SOURCE, grid
-from experiments.harness import Report, Row, grouped
+from experiments.harness import Report, Row, averaged, grouped
 from jaxeff.data import noisy_sine
 from jaxeff.uncertainty import RegressionUncertainty, negative_log_density
 from jaxeff.uncertainty.figures import draw_regression
@@ -157,7 +157,7 @@ def _histograms(names: Sequence[str], arrays: Mapping[str, Any]) -> Figure:
 
 def _combined(rows: Sequence[Row]) -> Figure:
     """Both parents and the mixture."""
-    means = judging.means(rows, ("kind", "method"), judging.COLUMNS)
+    means = averaged(rows, ("kind", "method"), judging.COLUMNS, judging.COLUMNS)
     kinds = list(dict.fromkeys(row["kind"] for row in means))
     figure, axes = plt.subplots(1, len(kinds), figsize=(4 * len(kinds), 2.4), squeeze=False)
     for axis, kind in zip(axes[0], kinds, strict=True):
@@ -179,7 +179,7 @@ def _combined(rows: Sequence[Row]) -> Figure:
 
 def _partial(rows: Sequence[Row]) -> Figure:
     """What random layers detect, site by site."""
-    means = judging.means(rows, ("site", "method", "members"), judging.COLUMNS)
+    means = averaged(rows, ("site", "method", "members"), judging.COLUMNS, judging.COLUMNS)
     counts = {row["site"]: row["members"] for row in means}
     sites = list(counts)
     figure, axes = plt.subplots(1, 2, figsize=(8, 3))

@@ -1,13 +1,13 @@
 """Means over seeds, and what the study claims."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from experiments.ensembles.sine import GAMMA, SOURCE
-from experiments.harness import Report, Row, Table, error, grouped, mean
+from experiments.harness import Report, Row, Table, averaged, grouped
 
 COLUMNS = (
     "accuracy", "nll", "ece", "accuracy_ambiguous", "auroc_aleatoric", "auroc", "auroc_ambiguous",
@@ -34,21 +34,9 @@ def of_part(report: Report, part: str) -> list[Row]:
     return [row for row in report.rows if row["part"] == part]
 
 
-def means(rows: Iterable[Row], keys: Sequence[str], columns: Sequence[str]) -> list[Row]:
-    """Means over seeds, with their standard errors as `<column> error`."""
-    found = []
-    for key, same in grouped(rows, *keys).items():
-        row: Row = {**dict(zip(keys, key, strict=True)), "seeds": len(same)}
-        for column in columns:
-            row[column] = mean(one[column] for one in same)
-            row[f"{column} error"] = error(one[column] for one in same)
-        found.append(row)
-    return found
-
-
 def sine(report: Report) -> list[Row]:
     """A row per method and activation; RLLE once, with the strength that serves it best."""
-    rows = means(of_part(report, "sine"), ("method", "activation"), SINE_COLUMNS)
+    rows = averaged(of_part(report, "sine"), ("method", "activation"), SINE_COLUMNS, SINE_COLUMNS)
     strengths = {
         method: np.mean([row["auroc"] for row in same])
         for (method,), same in grouped(rows, "method").items()
@@ -72,12 +60,14 @@ def best(rows: Iterable[Row]) -> dict[str, Row]:
 
 def table(report: Report) -> list[Row]:
     """A row per method on Dirty-MNIST."""
-    return means(of_part(report, "table"), ("method", "source"), COLUMNS)
+    return averaged(of_part(report, "table"), ("method", "source"), COLUMNS, COLUMNS)
 
 
 def tables(report: Report) -> list[Table]:
     """What is printed."""
-    strengths = means(of_part(report, "sine"), ("method", "activation"), SINE_COLUMNS)
+    strengths = averaged(
+        of_part(report, "sine"), ("method", "activation"), SINE_COLUMNS, SINE_COLUMNS
+    )
     summary = [
         {
             "method": method, "best activation": top["activation"],
@@ -89,8 +79,8 @@ def tables(report: Report) -> list[Table]:
         for (method,), same in grouped(strengths, "method").items()
         for top in [max(same, key=lambda row: row["auroc"])]
     ]  # fmt: skip
-    combined = means(of_part(report, "combined"), ("kind", "method"), COLUMNS)
-    partly = means(of_part(report, "partial"), ("site", "method", "members"), COLUMNS)
+    combined = averaged(of_part(report, "combined"), ("kind", "method"), COLUMNS, COLUMNS)
+    partly = averaged(of_part(report, "partial"), ("site", "method", "members"), COLUMNS, COLUMNS)
     found = [
         Table("noisy sine: each method at its best activation", summary),
         Table(
@@ -175,7 +165,7 @@ def _judge_table(report: Report) -> None:
 
 
 def _judge_combined(report: Report) -> None:
-    rows = means(of_part(report, "combined"), ("kind", "method"), COLUMNS)
+    rows = averaged(of_part(report, "combined"), ("kind", "method"), COLUMNS, COLUMNS)
     for (kind,), same in grouped(rows, "kind").items():
         by = {row["method"]: row["auroc"] for row in same}
         gain = by["PFP x ensemble"] - max(by["PFP"], by["ensemble"])

@@ -214,7 +214,11 @@ def _laplace(structure: str) -> Callable[[Bench, int], Saying]:
 
 
 def _probit(bench: Bench, seeds: int) -> Saying:
-    """Without samples: the closed form's probabilities, and the variance of its logits."""
+    """Without samples: the closed form's probabilities, and the variance of its logits.
+
+    As a score that variance ranks the wrong way: it is a quadratic form of the features, which are
+    largest for clear digits, and it says nothing of how far apart the logits' means are.
+    """
 
     @jax.jit
     def of_batch(posterior: Any, x: Any) -> Any:

@@ -29,19 +29,29 @@ def grouped(rows: Iterable[Row], *names: str) -> dict[tuple[Any, ...], list[Row]
     return dict(found)
 
 
-def averaged(rows: Iterable[Row], by: Sequence[str], columns: Sequence[str]) -> list[Row]:
-    """A row per group: what its rows agree in, means, and the error of the last mean.
+def averaged(
+    rows: Iterable[Row],
+    by: Sequence[str],
+    columns: Sequence[str],
+    errors: Sequence[str] | None = None,
+) -> list[Row]:
+    """A row per group: what its rows agree in, how many they are, means and their errors.
 
     Args:
         rows: Of a report.
         by: Columns that rows of a group agree in.
-        columns: Columns that are averaged; `error` is the standard error of the last.
+        columns: Columns that are averaged.
+        errors: Those whose standard error is kept, as `<column> error`; the last if None.
+
+    Returns:
+        Rows of `by`, `seeds`, the columns, and their errors.
     """
-    return [
-        {
-            **dict(zip(by, key, strict=True)),
-            **{name: mean(row[name] for row in same) for name in columns},
-            "error": error(row[columns[-1]] for row in same),
-        }
-        for key, same in grouped(rows, *by).items()
-    ]
+    found = []
+    for key, same in grouped(rows, *by).items():
+        row: Row = {**dict(zip(by, key, strict=True)), "seeds": len(same)}
+        for name in columns:
+            row[name] = mean(one[name] for one in same)
+            if name in (columns[-1:] if errors is None else errors):
+                row[f"{name} error"] = error(one[name] for one in same)
+        found.append(row)
+    return found

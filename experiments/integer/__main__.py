@@ -1,15 +1,17 @@
-"""What integer arithmetic is worth: int8 beside float32 and ONNX Runtime, and few bits by planes.
+"""What integer arithmetic is worth; run it with `python -m experiments.integer`.
 
-    python -m experiments.integer
-
-1. `networks`: MLP 784-100-100-10, LeNet-5 and ResNet-18 (32x32) at batch 1, 10 and 100, one thread:
-   int8 and float32 compiled by us, int8 (QDQ, static, per channel) and float32 by ONNX Runtime
-   where it can be imported. Ours are timed by TVM's clock, without a call from Python; of ONNX
-   Runtime's the time of a graph that does nothing is taken off, measured in the same rounds.
+1. `networks`: MLP 784-100-100-10, LeNet-5 and ResNet-18 (32x32) at batch 1, 10 and 100, one thread
+   and two: int8 (also with fixed-point multipliers) and float32 compiled by us; int8 (QDQ, static,
+   per channel) and float32 by ONNX Runtime, int8 by LiteRT (XNNPACK, the first two networks, our
+   ranges), where they can be imported. Ours are timed by TVM's clock, without a call of Python; of
+   ONNX Runtime's the time of a graph that does nothing is taken off, measured in the same rounds;
+   LiteRT's is a call of `invoke`, of which nothing is taken off.
 2. `sizes`: bytes of the bundles at 8 and 2 bits, over float32's.
-3. `agreement`: results of the compiled integer network that are JAX's bit for bit.
+3. `agreement`: results of the compiled integer network that are JAX's bit for bit, here and on an
+   emulated Cortex-A72.
 4. `crossover`: a 3x3 convolution by planes of few bits, over int8 and float32, beside what the
    number of instructions lets expect where all of them take the same time.
+5. `depthwise`: depthwise convolutions in int8 over float32.
 
 The source (thesis T964) finds kernels on ARM's A cores bound by reads of the first cache; T1139 to
 T1163 that pruning and quantization save time only where layouts fit. Times here are of this x86
@@ -22,7 +24,9 @@ from typing import Annotated, Any
 import jax
 import jaxeff_export
 import numpy as np
-from jaxeff_export import Bundle, resolve_target
+from jaxeff_export import BoardError, Bundle, ToolchainError, resolve_target
+from jaxeff_export.boards.emulated import require_emulator
+from jaxeff_export.targets import toolchain
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
@@ -37,7 +41,9 @@ OVER_FLOAT = {"vnni": 2.5, "avx2": 1.5}
 OVER_PEER = 1.0
 SIZES = {8: 0.30, 2: 0.10}
 PLANES_OVER_INT8 = 4.0
-OVER = ("over_float32", "over_onnxruntime")
+OVER = ("over_float32", "over_onnxruntime", "over_litert")
+WITH_LITERT = ("mlp", "lenet5")
+EMULATED = ("mlp", "lenet5")
 
 
 @dataclass(frozen=True)
@@ -49,6 +55,8 @@ class Settings:
         models: The networks.
         batches: Inputs per prediction.
         images: Images that results are compared on.
+        emulated: Images that an emulated ARM core is compared on, if there is one.
+        threads: Of each engine.
         pairs: Pairs of widths of the crossover.
     """
 
@@ -56,48 +64,75 @@ class Settings:
     models: tuple[str, ...] = ("mlp", "lenet5", "resnet18")
     batches: tuple[Annotated[int, Least(1)], ...] = (1, 10, 100)
     images: Annotated[int, Least(1)] = 10_000
+    emulated: Annotated[int, Least(1)] = 200
+    threads: tuple[Annotated[int, Least(1)], ...] = (1, 2)
     pairs: Annotated[int, Least(1)] = len(kernels.PAIRS)
 
 
 def run(run: Run[Settings]) -> list[Row]:
     """Everything, table by table."""
-    engines.say_missing(run, ["onnxruntime"])
+    engines.say_missing(run, ["onnxruntime", "litert"])
     settings = run.settings
-    todo: list[tuple[Any, ...]] = [("crossover", settings.pairs)]
-    todo += [("network", model, batch) for batch in settings.batches for model in settings.models]
+    todo: list[tuple[Any, ...]] = [("crossover", settings.pairs), ("depthwise",)]
+    todo += [
+        ("network", model, batch, threads)
+        for threads in settings.threads
+        for batch in settings.batches
+        for model in settings.models
+    ]
     todo += [("sizes", model) for model in settings.models]
     todo += [("agreement", m, settings.images) for m in settings.models if m != "resnet18"]
+    try:
+        toolchain.find_linker(resolve_target("cortex-a72"))
+        require_emulator()
+    except (BoardError, ToolchainError) as error:
+        run.say(f"without an emulated core: {error}")
+    else:
+        todo += [("emulated", m, settings.emulated) for m in settings.models if m in EMULATED]
 
     def task(what: tuple[Any, ...]) -> list[Row]:
         name, *rest = what
         if name == "crossover":
             return kernels.crossover(settings.rounds, *rest)
+        if name == "depthwise":
+            return kernels.depthwise(settings.rounds)
         if name == "network":
-            return _network(subject(*rest), settings.rounds)
+            model, batch, threads = rest
+            return _network(subject(model, batch), settings.rounds, threads)
+        if name == "emulated":
+            model, images = rest
+            return _agreement(model, images, target="cortex-a72", board="emulated")
         return _sizes(*rest) if name == "sizes" else _agreement(*rest)
 
     return run.each(todo, task)
 
 
-def _target() -> dict[str, Any]:
-    return {**resolve_target("host"), "num-cores": 1}
+def _target(threads: int = 1) -> dict[str, Any]:
+    return {**resolve_target("host"), "num-cores": threads}
 
 
-def _deployed(net: Subject, bits: int | None) -> Bundle:
+def _deployed(
+    net: Subject, bits: int | None, threads: int = 1, requantize: Any = "float"
+) -> Bundle:
+    target = _target(threads)
     if bits is None:
-        return jaxeff_export.deploy(net.f, (net.params, net.x), target=_target())
-    g, codes = net.integer(bits)
-    return jaxeff_export.deploy(g, (codes, net.x), target=_target())
+        return jaxeff_export.deploy(net.f, (net.params, net.x), target=target)
+    g, codes = net.integer(bits, requantize)
+    return jaxeff_export.deploy(g, (codes, net.x), target=target)
 
 
-def _network(net: Subject, rounds: int) -> list[Row]:
-    ours = {"int8": _deployed(net, 8), "float32": _deployed(net, None)}
-    exact = ours["int8"].check().max_abs_error == 0
+def _network(net: Subject, rounds: int, threads: int) -> list[Row]:
+    ours = {
+        "int8": _deployed(net, 8, threads),
+        "int8 fixed": _deployed(net, 8, threads, "fixed"),
+        "float32": _deployed(net, None, threads),
+    }
+    exact = {name: ours[name].check().max_abs_error == 0 for name in ("int8", "int8 fixed")}
     meters = {("tvm", name): meter_of(bundle) for name, bundle in ours.items()}
-    if engines.available(["onnxruntime"]):
-        from experiments.integer.with_onnxruntime import calls
-
-        meters |= {("onnxruntime", name): metered(call) for name, call in calls(net, 1).items()}
+    there = engines.available(["onnxruntime", *(["litert"] if net.model in WITH_LITERT else [])])
+    for engine in there:
+        calls = engines.load("experiments.integer", engine).calls(net, threads)
+        meters |= {(engine, name): metered(call) for name, call in calls.items()}
     named = {"/".join(place): meter for place, meter in meters.items()}
     times = measure_rounds(named, rounds)
     waits = times.get("onnxruntime/dispatch", [0.0] * rounds)
@@ -108,14 +143,15 @@ def _network(net: Subject, rounds: int) -> list[Row]:
     rows = []
     for engine, kind in meters:
         values = times[f"{engine}/{kind}"]
-        row = {"table": "networks", "model": net.model, "batch": len(net.x), "engine": engine}
-        row |= {"arithmetic": kind, **summary(values)}
-        if kind != "dispatch":
+        row = {"table": "networks", "model": net.model, "batch": len(net.x), "threads": threads}
+        row |= {"engine": engine, "arithmetic": kind, **summary(values)}
+        if kind != "dispatch" and f"{engine}/float32" in times:
             row["over_float32"] = ratio(times[f"{engine}/float32"], values)
-        if engine == "tvm" and f"onnxruntime/{kind}" in times:
-            row["over_onnxruntime"] = ratio(values, times[f"onnxruntime/{kind}"])
-        if (engine, kind) == ("tvm", "int8"):
-            row["exact"], row["instructions"] = exact, _instructions()
+        for peer in there:
+            if engine == "tvm" and f"{peer}/{kind}" in times:
+                row[f"over_{peer}"] = ratio(values, times[f"{peer}/{kind}"])
+        if engine == "tvm" and kind in exact:
+            row["exact"], row["instructions"] = exact[kind], _instructions()
         rows.append(row)
     return rows
 
@@ -151,19 +187,19 @@ def _sizes(model: str) -> list[Row]:
     ]
 
 
-def _agreement(model: str, images: int) -> list[Row]:
+def _agreement(model: str, images: int, target: Any = None, board: str = "local") -> list[Row]:
     net = subject(model, 100)
     g, codes = net.integer(8)
-    bundle = jaxeff_export.deploy(g, (codes, net.x), target=_target())
+    bundle = jaxeff_export.deploy(g, (codes, net.x), target=target or _target())
     jitted = jax.jit(g)
     same = equal = 0
     for i in range(-(-images // 100)):
         x = jax.random.normal(jax.random.key(i), net.x.shape)
-        here, there = np.asarray(jitted(codes, x)), np.asarray(bundle.run(x))
+        here, there = np.asarray(jitted(codes, x)), np.asarray(bundle.run(x, board=board))
         same += int((here.argmax(1) == there.argmax(1)).sum())
         equal += int((here == there).all(1).sum())
     count = 100 * -(-images // 100)
-    row = {"table": "agreement", "model": model, "images": count}
+    row = {"table": "agreement", "model": model, "where": target or "host", "images": count}
     return [row | {"same_class": same / count, "same_bits": equal / count}]
 
 
@@ -178,7 +214,8 @@ def judge(report: Report) -> None:
             limit, ratio_ = SIZES[row["bits"]], row["over_float32"]
             report.check(words, limit, ratio_, ratio_ <= limit)
         if row["table"] == "agreement":
-            words = f"{row['model']}: results on {row['images']} images that are JAX's bit for bit"
+            where = f"{row['model']}, {row['where']}"
+            words = f"{where}: results on {row['images']} images that are JAX's bit for bit"
             report.check(words, 1.0, row["same_bits"], row["same_bits"] == 1)
     first = [row for row in rows if row["table"] == "crossover" and row["bits"] == "1 x 1"]
     for row in first:
@@ -188,15 +225,20 @@ def judge(report: Report) -> None:
 
 def _judge_network(report: Report, row: Any) -> None:
     where = f"{row['model']}, batch {row['batch']}"
+    if row["threads"] > 1:
+        where += f", {row['threads']} threads"
+    if "exact" in row:
+        words = f"{where}: {row['arithmetic']} is JAX's bit for bit"
+        report.check(words, 1, int(row["exact"]), row["exact"])
     if row["arithmetic"] == "int8":
         least = OVER_FLOAT["vnni" if row["instructions"] == "vpdpbusd" else "avx2"]
         words, faster = f"{where}: int8 over our float32", row["over_float32"]
         report.check(words, least, faster, faster >= least, needs="default")
-        report.check(f"{where}: int8 is JAX's bit for bit", 1, int(row["exact"]), row["exact"])
-    if "over_onnxruntime" in row:
-        words = f"{where}: our {row['arithmetic']} over ONNX Runtime's"
-        over = row["over_onnxruntime"]
-        report.check(words, OVER_PEER, over, over <= OVER_PEER, needs="default")
+    for peer, name in (("onnxruntime", "ONNX Runtime"), ("litert", "LiteRT")):
+        if f"over_{peer}" in row:
+            words = f"{where}: our {row['arithmetic']} over {name}'s"
+            over = row[f"over_{peer}"]
+            report.check(words, OVER_PEER, over, over <= OVER_PEER, needs="default")
 
 
 def draw(report: Report) -> dict[str, Figure]:
@@ -223,10 +265,11 @@ def draw(report: Report) -> dict[str, Figure]:
 def tables(report: Report) -> list[Table]:
     """A table for each kind of row."""
     columns = {
-        "networks": ("model", "batch", "engine", "arithmetic", "ms", *OVER),
+        "networks": ("model", "batch", "threads", "engine", "arithmetic", "ms", *OVER),
         "sizes": ("model", "bits", "bytes", "over_float32", "arrays_over_float32"),
-        "agreement": ("model", "images", "same_class", "same_bits"),
+        "agreement": ("model", "where", "images", "same_class", "same_bits"),
         "crossover": ("bits", "ms", "gmacs", "over_int8", "expected_over_int8", "over_float32"),
+        "depthwise": ("image", "kernel", "stride", "arithmetic", "ms", "over_float32"),
     }  # fmt: skip
     found = [
         (name, [r for r in report.rows if r["table"] == name], names)
@@ -238,7 +281,7 @@ def tables(report: Report) -> list[Table]:
 STUDY = Study(
     "integer", __doc__,
     {
-        "fast": Settings(3, ("mlp", "lenet5"), (1, 10), 200, 3),
+        "fast": Settings(3, ("mlp", "lenet5"), (1, 10), 200, 100, (1,), 3),
         "default": Settings(),
         "full": Settings(rounds=51),
     },

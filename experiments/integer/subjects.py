@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 from flax import nnx
@@ -31,11 +31,16 @@ class Subject:
     params: Any
     x: jax.Array
 
-    def integer(self, bits: int) -> tuple[Integer, Converted]:
-        """The network in codes, of 8-bit activations, and its parameters."""
+    def spec(self, bits: int) -> dict[str, Any]:
+        """Grids of weights, and of 8-bit activations by their ranges in the batch."""
         wanted = {"*:linear": Int(bits, 8, symmetric="weights")}
-        spec = calibrate(self.f, self.params, [self.x], wanted)
-        g = integer(self.f, spec)
+        return dict(calibrate(self.f, self.params, [self.x], wanted))
+
+    def integer(
+        self, bits: int, requantize: Literal["float", "fixed"] = "float"
+    ) -> tuple[Integer, Converted]:
+        """The network in codes, and its parameters."""
+        g = integer(self.f, self.spec(bits), requantize=requantize)
         return g, g.convert(self.params, self.x)
 
 

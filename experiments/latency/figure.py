@@ -25,8 +25,9 @@ METHODS = {
     "svi30": "30 samples",
 }
 LABELS = {"tvm": "TVM, tuned", "tvm_untuned": "TVM", "onnxruntime": "ONNX Runtime", "iree": "IREE"}
+LABELS |= {"litert": "LiteRT"}
 LABELS |= {"xla": "XLA", "pyro": "Pyro", "numpyro": "NumPyro", "numpyro_jit": "NumPyro, jitted"}
-COLORS = dict(zip(ENGINES, ("C3", "C1", "C0", "C9", "C2", "C4", "C6", "C5"), strict=True))
+COLORS = dict(zip(ENGINES, ("C3", "C1", "C0", "C8", "C9", "C2", "C4", "C6", "C5"), strict=True))
 
 KINDS = dict(zip(ORDER, ("C0", "C2", "C1", "C4", "lightgray"), strict=True))
 

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from experiments.harness import Report
-from experiments.latency import source
+from experiments.latency import modelled, source
 from experiments.latency.contest import OURS
 from experiments.latency.operators import DEFAULT
 from experiments.latency.pooling import BY_ROWS, GENERIC
@@ -23,6 +23,9 @@ PYRO_BATCH = 10
 DRAWN_OVER_MOMENTS = 6.0
 HEADS_FASTER = {"sine": 3.4, "lenet5_valid": 8.1}
 AGREEMENT = 1e-5
+OF_PEAK = {"convolutions": 0.6, "dense layers": 0.75}
+IN_ORDER, MODEL_ERROR = 0.9, 0.5
+OVER_OTHERS = ("onnxruntime", "litert")
 
 
 Claim = Callable[..., None]
@@ -45,6 +48,8 @@ def judge(report: Report) -> None:
         if row["table"] == "pooling":
             _judge_pooling(row, claim)
     _judge_operators(rows, claim)
+    _judge_others(rows, claim)
+    _judge_models([row for row in rows if row["table"] == "modelled"], report, claim)
     errors = [row["error"] for row in rows if row["engine"] in OURS and "error" in row]
     if errors:
         worst, words = max(errors), f"{len(errors)} compiled results within {AGREEMENT} of JAX"
@@ -123,6 +128,41 @@ def _judge_operators(rows: Iterable[Row], claim: Claim) -> None:
         claim(words, theirs, ours, ours >= theirs)
         words = "the default schedule over the best of them: at most 1"
         claim(words, None, ours / default, ours / default <= 1)
+
+
+def _judge_others(rows: Iterable[Row], claim: Claim) -> None:
+    """Our best engine over what else people would deploy with."""
+    main = [row for row in rows if row["table"] == "main"]
+    for row in main:
+        if row["engine"] not in OVER_OTHERS or row["method"] not in ("deterministic", "moments"):
+            continue
+        place = {key: row[key] for key in ("model", "batch", "threads", "method")}
+        if ours := best(main, **place):
+            where = f"{row['model']}, batch {row['batch']}, {row['threads']} thread(s)"
+            words = f"{where}: {row['method']} over {row['engine']}'s: at most 1"
+            over = ours["ms"] / row["ms"]
+            claim(words, None, over, over <= 1)
+
+
+def _judge_models(rows: list[Row], report: Report, claim: Claim) -> None:
+    """The static model against the clock, and the vectors that kernels use."""
+    if not rows:
+        return
+    in_order, error, _ = modelled.agreement(rows)
+    count = f"{len(rows)} kernels of {len({row['model'] for row in rows})} networks"
+    words = f"static model and times, {count}: Spearman's correlation at least {IN_ORDER}"
+    claim(words, None, in_order, in_order >= IN_ORDER)
+    words = f"static model over times, {count}: median error at most {MODEL_ERROR}"
+    claim(words, None, error, error <= MODEL_ERROR)
+    for (model, method, kind), share in modelled.shares(rows).items():
+        if model in OVER_DETERMINISTIC:
+            least = OF_PEAK[kind]
+            words = f"{model}, batch 10, {method}: {kind} of the core's peak: at least {least}"
+            claim(words, None, share, share >= least)
+    for model in dict.fromkeys(row["model"] for row in rows):
+        slim = modelled.narrow(row for row in rows if row["model"] == model)
+        words = f"{model}: float kernels without a vector as wide as its widest"
+        report.check(words, 0, len(slim), not slim)
 
 
 def _judge_ensembles(row: Row, rows: Iterable[Row], claim: Claim) -> None:

@@ -4,12 +4,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from experiments.harness import Report, Table
-from experiments.latency import source
+from experiments.latency import modelled, source
 from experiments.latency.operators import DEFAULT, switched
 from experiments.latency.profiling import ORDER, OVERHEAD
 
 Row = Mapping[str, Any]
-ENGINES = ("tvm", "tvm_untuned", "onnxruntime", "iree", "xla", "pyro", "numpyro_jit", "numpyro")
+ENGINES = (
+    "tvm", "tvm_untuned", "onnxruntime", "litert", "iree", "xla", "pyro", "numpyro_jit", "numpyro",
+)  # fmt: skip
 """In the order of columns and bars; other engines are the slower forms of one of these."""
 PLACE = ("model", "batch", "threads", "method")
 
@@ -115,6 +117,33 @@ def _pooling(rows: Sequence[Row]) -> list[Table]:
     return [Table(title, lines, columns)]
 
 
+def _modelled(rows: Sequence[Row]) -> list[Table]:
+    lines = [{**row, "operator": _shortened(row["operator"], 36)} for row in rows]
+    columns = (
+        "model", "method", "operator", "ms", "least_ms", "of_peak", "cycles", "per_cycle", "width",
+        "in_widest", "spills", "loads_per_multiply", "bytes", "level",
+    )  # fmt: skip
+    title = f"kernels by the clock, and by a static model of {rows[0]['core']}"
+    several = []
+    for method in dict.fromkeys(row["method"] for row in rows):
+        own = [row for row in rows if row["method"] == method]
+        if len(own) > 2:
+            order, error, clock = modelled.agreement(own)
+            several.append(
+                {"method": method, "kernels": len(own), "Spearman": order, "median error": error}
+                | {"clock fitted, GHz": clock}
+            )
+    of_peak = [
+        {"model": model, "method": method, "kind": kind, "of the peak": share}
+        for (model, method, kind), share in modelled.shares(rows).items()
+    ]
+    return [
+        Table(title, lines, columns),
+        Table("how the model and the clock agree", several),
+        Table("multiply-accumulates, padding included, over the core's peak", of_peak),
+    ]
+
+
 def kinds(rows: Iterable[Row]) -> dict[str, float]:
     """The shares of a profile by kind of operator; the overhead is never negative."""
     shares = dict.fromkeys(ORDER, 0.0)
@@ -152,6 +181,7 @@ _TABLES = {
     "ensembles": _ensembles,
     "profile": _profile,
     "pooling": _pooling,
+    "modelled": _modelled,
     "forms": _forms,
     "optimizations": _optimizations,
 }

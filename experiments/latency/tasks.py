@@ -13,11 +13,19 @@ from dataclasses import dataclass, replace
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from experiments.engines import available
 from experiments.harness import Least, Refused
-from experiments.latency import contest, machine, networks, operators, pooling, profiling
+from experiments.latency import (
+    contest,
+    machine,
+    modelled,
+    networks,
+    operators,
+    pooling,
+    profiling,
+)
 from experiments.latency.engines import ENGINES, Setup
 
 NETS = ("mlp", "lenet5")
@@ -70,6 +78,7 @@ class Settings:
         main: Batch sizes of the main table.
         curve: Batch sizes of the curve.
         beside: Batch sizes of the moment pass beside ten heads, but for the largest.
+        modelled: Networks whose kernels are modelled too, where llvm-mca is installed.
     """
 
     rounds: Annotated[int, Least(1)] = 21
@@ -78,10 +87,13 @@ class Settings:
     main: tuple[Annotated[int, Least(1)], ...] = (1, 10, 100)
     curve: tuple[Annotated[int, Least(1)], ...] = (1, 2, 4, 8, 16, 32, 64, 128, 256)
     beside: tuple[int, ...] = (1, 8, 16, 32, 64)
+    modelled: tuple[Literal["mlp", "lenet5", "resnet8", "resnet18", "transformer"], ...] = (
+        "mlp", "lenet5", "resnet8", "resnet18", "transformer",
+    )  # fmt: skip
 
 
 SIZES = {
-    "fast": Settings(5, (1,), 0, (10,), (1, 32), ()),
+    "fast": Settings(5, (1,), 0, (10,), (1, 32), (), ("mlp", "lenet5")),
     "default": Settings(),
     "full": Settings(rounds=51, trials=64),
 }
@@ -108,6 +120,13 @@ def plan(settings: Settings) -> list[Task]:
     profile = Task("profile", "", 10, first, ("moments",), ("tvm",), rounds, trials)
     tasks += [replace(profile, model=model) for model in NETS]
     tasks.append(replace(profile, table="pooling", model="lenet5"))
+    if modelled.possible():
+        of = Task("modelled", "", 10, first, (), ("tvm",), rounds)
+        tasks += [
+            replace(of, model=model, methods=(method,))
+            for model in settings.modelled
+            for method in modelled.METHODS[model]
+        ]
     forms = Task("forms", "mlp", 10, first, ("moments",), ("tvm",), rounds)
     return [*tasks, forms, replace(forms, table="optimizations", threads=last)]
 
@@ -136,6 +155,8 @@ def run(task: Task, database: Path | None) -> list[dict[str, Any]]:
     setup = Setup(task.threads, database if task.trials else None, task.trials)
     if task.table == "machine":
         rows = machine.measure(setup, task.rounds)
+    elif task.table == "modelled":
+        rows = modelled.measure(task.model, task.batch, task.methods, setup, task.rounds)
     elif task.table in OPERATORS:
         rows = OPERATORS[task.table](task.batch, setup, task.rounds)
     else:

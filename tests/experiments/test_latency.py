@@ -10,6 +10,7 @@ from experiments.latency import (
     contest,
     judging,
     machine,
+    modelled,
     networks,
     operators,
     pooling,
@@ -86,7 +87,7 @@ def test_predictive_draws_networks():
 
 
 @pytest.mark.parametrize("model", ["mlp", "lenet5"])
-@pytest.mark.parametrize("engine", ["onnxruntime", "iree", "pyro"])
+@pytest.mark.parametrize("engine", ["onnxruntime", "litert", "iree", "pyro"])
 def test_optional_engines(engine, model):
     for package in PACKAGES[engine]:
         pytest.importorskip(package)
@@ -94,8 +95,9 @@ def test_optional_engines(engine, model):
     found = list(
         load("experiments.latency.engines", engine).contestants(net, networks.METHODS, SETUP)
     )
-    expected = {"svi30"} if engine == "pyro" else {"deterministic", "moments", "multihead"}
-    assert {c.method for c in found} == expected
+    expected = {"pyro": {"svi30"}, "litert": {"deterministic"}}
+    every = {"deterministic", "moments", "multihead"}
+    assert {c.method for c in found} == expected.get(engine, every)
     # The textbook's variances of the ONNX graph are differences of raw moments.
     assert all(c.error < 1e-4 for c in found if c.error is not None)
     assert all(c.meter(1) > 0 for c in found)
@@ -124,6 +126,38 @@ def test_targets_are_held_to(value, passed):
     always |= {"lenet5, batch 10, 1 thread(s): moments over XLA: at most 0.25"}
     assert len(held) == 9 + len(always)
     assert all(held[name] == (name in always or passed) for name in held), held
+
+
+def kernel(operator, ms, cycles, width=512, method="deterministic"):
+    of = {"operator": operator, "kind": profiling.kind_of(operator), "width": width, "core": "x"}
+    of |= {"cycles": cycles, "GMAC/s": 50.0, "of_peak": 0.5}
+    return row("modelled", "mlp", method, "tvm_untuned", **of) | {"ms": ms, "least_ms": ms}
+
+
+def test_a_model_is_held_to_the_clock():
+    rows = [kernel(f"matmul{i}", 1e-3 * 2**i, 4e3 * 2**i) for i in range(4)]
+    assert modelled.agreement(rows) == pytest.approx((1.0, 0.0, 4.0))
+    rows += [kernel("relu", 0.5, 1e3, width=256), kernel("q_dense", 0.5, 1e3, 128, "int8")]
+    assert modelled.agreement(rows)[0] < 1
+    assert modelled.narrow(rows) == ["mlp/relu"]
+    assert modelled.shares(rows) == {("mlp", "deterministic", "dense layers"): pytest.approx(0.5)}
+    report = Report("latency", "default", {}, rows)
+    judging.judge(report)
+    held = {check["name"]: check for check in report.checks}
+    assert held["mlp: float kernels without a vector as wide as its widest"]["ours"] == 1
+    assert not held["mlp, batch 10, deterministic: dense layers of the core's peak: at least 0.75"][
+        "passed"
+    ]
+
+
+@pytest.mark.skipif(not modelled.possible(), reason="needs llvm-mca and objdump")
+def test_kernels_are_modelled_and_timed():
+    rows = modelled.measure("mlp", 4, ("deterministic",), SETUP, rounds=1)
+    assert [r["kind"] for r in rows] == ["dense layers"] * 3
+    assert all(r["cycles"] > 0 and r["ms"] > 0 and r["bytes"] > 0 for r in rows)
+    (first,) = (r for r in rows if r["bytes"] > 4 * 784 * 100)
+    assert first["level"] in ("", "L2", "L3")
+    assert 0 < first["of_peak"] < 1.5
 
 
 def test_operators_are_told_apart():

@@ -12,7 +12,7 @@ import numpy as np
 
 from experiments.timing import Meter
 
-ENGINES = ("xla", "tvm", "numpyro", "pyro", "onnxruntime", "iree")
+ENGINES = ("xla", "tvm", "numpyro", "pyro", "onnxruntime", "litert", "iree")
 
 
 @dataclass(frozen=True)

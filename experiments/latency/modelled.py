@@ -1,0 +1,182 @@
+"""The static model of a bundle's kernels beside their measured times, on the processor at hand.
+
+`Bundle.model` is for cores that aren't at hand. Where both can be had it is held to the profile:
+over all kernels of five networks, how well it orders them, and how far it is off once the clock's
+speed is fitted. It is a bound from above, so it is never called a time, and is held to the least of
+the rounds: what disturbs a kernel only adds to it.
+"""
+
+import shutil
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from statistics import median
+from typing import Any
+
+import jax
+import jaxeff_export
+from flax import nnx
+from jaxeff_export import Bundle, resolve_target
+from jaxeff_export.targets.toolchain import ToolchainError
+from scipy.stats import spearmanr
+
+import jaxeff
+from experiments.latency import peak
+from experiments.latency.engines import Setup
+from experiments.latency.profiling import kind_of
+from experiments.transforms.cost import posterior
+from jaxeff.compression import Int, calibrate, fold_batch_norm
+from jaxeff.nn import MLP, LeNet5, ResNet8, ResNet18, TransformerEncoder
+
+Row = Mapping[str, Any]
+NETS: Mapping[str, tuple[Callable[[nnx.Rngs], nnx.Module], tuple[int, ...]]] = {
+    "mlp": (lambda rngs: MLP((784, 100, 100, 10), rngs=rngs), (784,)),
+    "lenet5": (lambda rngs: LeNet5(10, rngs=rngs), (28, 28, 1)),
+    "resnet8": (lambda rngs: ResNet8(10, rngs=rngs), (32, 32, 3)),
+    "resnet18": (lambda rngs: ResNet18(10, stem="cifar", rngs=rngs), (32, 32, 3)),
+    "transformer": (lambda rngs: TransformerEncoder(10, 28, 28, rngs=rngs), (28, 28, 1)),
+}
+"""How a network is made, and the shape of one input."""
+METHODS = {
+    "mlp": ("deterministic", "moments", "int8"),
+    "lenet5": ("deterministic", "moments", "int8"),
+    "resnet8": ("deterministic", "moments", "int8"),
+    "resnet18": ("deterministic", "int8"),
+    "transformer": ("deterministic", "moments", "int8"),
+}
+LIKEST = {"znver5": "sapphirerapids"}
+"""LLVM has no model of these, or another's: up to 19, Zen 5 is Zen 4, which halves its vectors."""
+STAND_INS = ("sapphirerapids", "skylake-avx512", "haswell")
+"""Cores to model where llvm-mca is older than the processor, the likest first."""
+MILLISECONDS = 10  # of calls of the network, in a round
+KINDS = ("convolutions", "dense layers")
+SHORT_US = 0.2
+"""Kernels below it are mostly their call."""
+
+
+def possible() -> bool:
+    """Whether the programs that model kernels are here."""
+    return all(shutil.which(name) for name in ("llvm-mca", "objdump"))
+
+
+def measure(
+    model: str, batch: int, methods: Collection[str], setup: Setup, rounds: int
+) -> list[dict[str, Any]]:
+    """Rows per kernel, with its time in a call and what the model says of its innermost loop."""
+    rows = []
+    for method in methods:
+        bundle = deployed(model, batch, method, {"num-cores": setup.threads})
+        core, loops = _modelled(bundle)
+        times, fastest = _times(bundle, rounds)
+        for loop in loops:
+            name = loop.name
+            if name not in times or loop.total is None or loop.turns is None:
+                continue
+            products = bundle.manifest.kernels[name]["products"]
+            rows.append(
+                {
+                    "model": model,
+                    "method": method,
+                    "engine": "tvm_untuned",
+                    "batch": batch,
+                    "threads": setup.threads,
+                    "operator": name,
+                    "kind": kind_of(name),
+                    "ms": median(times[name]),
+                    "least_ms": (least := min(times[name])),
+                    "GMAC/s": products / least / 1e6,
+                    "of_peak": products / least / 1e6 / fastest,
+                    "core": core,
+                    "cycles": loop.total,
+                    "products": loop.products,
+                    "per_cycle": loop.per_cycle,
+                    "width": loop.width,
+                    "in_widest": dict(loop.widths).get(loop.width, 0),
+                    "spills": loop.spills,
+                    "loads_per_multiply": loop.loads_per_multiply,
+                    "bytes": loop.bytes,
+                    "level": loop.level,
+                }
+            )
+    return rows
+
+
+def deployed(model: str, batch: int, method: str, more: Mapping[str, Any]) -> Bundle:
+    """A network of `NETS`, compiled for the processor at hand."""
+    make, shape = NETS[model]
+    net = make(nnx.Rngs(0))
+    net.eval()
+    f, params = jaxeff.functional(net)
+    bound: Any = params
+    x = jax.random.normal(jax.random.key(1), (batch, *shape))
+    if model.startswith("resnet"):
+        f, bound = fold_batch_norm(f, params, x)
+    g: Callable[..., Any] = f
+    if method == "moments":
+        g, bound = jaxeff.moments(f), jax.jit(posterior)(bound)
+    elif method == "int8":
+        spec = calibrate(f, bound, [x], {"*:linear": Int(8, 8, symmetric="weights")})
+        integer = jaxeff.integer(f, spec)
+        g, bound = integer, integer.convert(bound, x)
+    return jaxeff_export.deploy(g, (bound, x), target={**resolve_target("host"), **more})
+
+
+def agreement(rows: Iterable[Row]) -> tuple[float, float, float]:
+    """How the model and the times agree.
+
+    Args:
+        rows: Those of `measure`.
+
+    Returns:
+        Spearman's correlation of cycles and least times; the median of
+        |cycles / (clock * time) - 1|, the clock being the one that makes the median of
+        cycles / time one; that clock, in GHz.
+    """
+    long = [row for row in rows if 1e3 * row["least_ms"] > SHORT_US]
+    cycles, times = [r["cycles"] for r in long], [r["least_ms"] for r in long]
+    clock = median(c / t for c, t in zip(cycles, times, strict=True))
+    errors = [abs(c / (clock * t) - 1) for c, t in zip(cycles, times, strict=True)]
+    return float(spearmanr(cycles, times).statistic), median(errors), clock / 1e6
+
+
+def shares(rows: Iterable[Row]) -> dict[tuple[str, str, str], float]:
+    """Of the core's peak, by network, method and kind: all layers of a kind together.
+
+    Columns that weights are padded by count as work.
+    """
+    work: dict[tuple[str, str, str], list[float]] = {}
+    for row in rows:
+        if row["method"] != "int8" and row["kind"] in KINDS and row["GMAC/s"]:
+            sums = work.setdefault((row["model"], row["method"], row["kind"]), [0.0, 0.0])
+            sums[0] += row["least_ms"] * row["GMAC/s"]
+            sums[1] += row["least_ms"] * row["GMAC/s"] / row["of_peak"]
+    return {place: done / could for place, (done, could) in work.items()}
+
+
+def narrow(rows: Iterable[Row]) -> list[str]:
+    """The kernels of float networks whose loop has no vector as wide as the widest there is."""
+    floats = [row for row in rows if row["method"] != "int8"]
+    widest = max((row["width"] for row in floats), default=0)
+    return [f"{r['model']}/{r['operator']}" for r in floats if r["width"] < widest]
+
+
+def _modelled(bundle: Bundle) -> tuple[str, Sequence[Any]]:
+    own = str(bundle.manifest.target["mcpu"])
+    for core in (LIKEST.get(own, own), *STAND_INS):
+        try:
+            return core, bundle.model(core)
+        except ToolchainError:
+            if core == STAND_INS[-1]:
+                raise
+    raise AssertionError
+
+
+def _times(bundle: Bundle, rounds: int) -> tuple[dict[str, list[float]], float]:
+    """Milliseconds of a call of each kernel in each round, and the peak in GMAC/s, the best one."""
+    number = max(1, int(MILLISECONDS / bundle.benchmark("local", 1, 3).median_ms))
+    meter, products = peak.meter()
+    found: dict[str, list[float]] = {}
+    peaks = []
+    for _ in range(rounds):
+        peaks.append(products / meter(MILLISECONDS) / 1e9)
+        for operator in bundle.profile("local", number, 1):
+            found.setdefault(operator.name, []).append(operator.ms / operator.calls)
+    return found, max(peaks)
