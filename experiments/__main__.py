@@ -8,6 +8,7 @@ MODULES = (
     "activations",
     "analog",
     "bridges",
+    "c_library",
     "compression",
     "compression.peers",
     "dirty_mnist",

@@ -59,6 +59,20 @@ class _Batch(CalibrationDataReader):  # type: ignore[misc]
 
 def calls(net: Subject, threads: int) -> dict[str, Callable[[], Any]]:
     """Calls of the network in both, and of a graph that does nothing: `dispatch`."""
+    feed = {"x": np.asarray(net.x)}
+    found = {name: _call(model, feed, threads) for name, model in models(net).items()}
+    nothing = helper.make_graph(
+        [helper.make_node("Identity", ["x"], ["y"])],
+        "nothing",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, net.x.shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, net.x.shape)],
+    )
+    made = helper.make_model(nothing, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=10)
+    return {**found, "dispatch": _call(made.SerializeToString(), feed, threads)}
+
+
+def models(net: Subject) -> dict[str, bytes]:
+    """The network in both, as ONNX files are."""
     with tempfile.TemporaryDirectory() as folder:
         plain, small = Path(folder) / "float.onnx", Path(folder) / "int8.onnx"
         onnx.save(_graph(net), plain)
@@ -72,17 +86,7 @@ def calls(net: Subject, threads: int) -> dict[str, Callable[[], Any]]:
             weight_type=QuantType.QInt8,
             extra_options={"WeightSymmetric": True},
         )
-        feed = {"x": np.asarray(net.x)}
-        models = {"float32": plain.read_bytes(), "int8": small.read_bytes()}
-    found = {name: _call(model, feed, threads) for name, model in models.items()}
-    nothing = helper.make_graph(
-        [helper.make_node("Identity", ["x"], ["y"])],
-        "nothing",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, net.x.shape)],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, net.x.shape)],
-    )
-    made = helper.make_model(nothing, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=10)
-    return {**found, "dispatch": _call(made.SerializeToString(), feed, threads)}
+        return {"float32": plain.read_bytes(), "int8": small.read_bytes()}
 
 
 def _call(model: bytes, feed: Any, threads: int) -> Callable[[], Any]:

@@ -12,6 +12,7 @@ from tvm.target.codegen import llvm_cpu_has_features
 
 from ..targets.target import resolve_target
 from .chaining import chained
+from .decoding import decode_where_read
 from .entry_points import OPERATOR_BY_OPERATOR
 from .lifting import BOUND, Lifted, lift_parameters
 from .locals import lets_to_locals, locals_to_lets
@@ -140,7 +141,7 @@ def compilation_target(target: Mapping[str, object]) -> Target:
 def fused_kernels(mod: tvm.IRModule, target: Target) -> tvm.IRModule:
     """An imported module with the kernels that will be compiled, not scheduled yet."""
     with target, tvm.transform.PassContext(opt_level=3):
-        return fuse(locals_to_lets(_fold(mod)))
+        return decode_where_read(fuse(locals_to_lets(_fold(mod))))
 
 
 def ready_to_lower(mod: tvm.IRModule) -> tvm.IRModule:
