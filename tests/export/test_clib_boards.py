@@ -11,9 +11,11 @@ from c_programs import STRICT, call, instructions, require
 from flax import nnx
 from jaxeff_export import BoardError, Bundle, BundleError, CLibraryError, deploy
 from jaxeff_export.boards import ProgramBoard, make_board
+from jaxeff_export.operators.integer.dots import dot_of
 from jaxeff_export.targets.c_toolchain import emulation
 from jaxeff_export.targets.target import C_TARGETS
 from small_network import inputs, mlp, parameters
+from tvm.target import Target
 
 import jaxeff
 from jaxeff.compression import Int, calibrate
@@ -89,6 +91,34 @@ def test_integer_networks_are_the_same_bits_on_a_microcontroller(tmp_path):
     np.testing.assert_array_equal(bundle.run(x, board="emulated"), jax.jit(g)(codes, x))
     # Bytes of weights, and few of scales.
     assert bundle.export_c(tmp_path / "net").sizes.parameters < 2 * (20 * 16 + 16 * 5) + 1000
+
+
+class Convolutions(nnx.Module):
+    """Strided, depthwise and grouped, with a dense layer behind them."""
+
+    def __init__(self, rngs):
+        self.strided = nnx.Conv(3, 8, (3, 3), strides=2, rngs=rngs)
+        self.depthwise = nnx.Conv(8, 8, (3, 3), feature_group_count=8, rngs=rngs)
+        self.grouped = nnx.Conv(8, 6, (3, 3), feature_group_count=2, rngs=rngs)
+        self.dense = nnx.Linear(6 * 16, 7, rngs=rngs)
+
+    def __call__(self, x):
+        for layer in (self.strided, self.depthwise, self.grouped):
+            x = nnx.relu(layer(x))
+        return self.dense(x.reshape(len(x), -1))
+
+
+def test_integer_convolutions_too_by_the_instruction_for_two_products(tmp_path):
+    require(*TOOLS["cortex-m4"], "arm-none-eabi-objdump")
+    assert dot_of(Target(C_TARGETS["cortex-m4"])).name == "smlad"
+    f, params = functional(Convolutions(nnx.Rngs(0)))
+    x = jax.random.normal(jax.random.key(1), (2, 7, 7, 3))
+    g = jaxeff.integer(f, calibrate(f, params, [x], {"*:linear": Int(8, symmetric="weights")}))
+    codes = g.convert(params, x)
+    bundle = deploy(g, (codes, x), target="cortex-m4", path=tmp_path / "b")
+    np.testing.assert_array_equal(bundle.run(x, board="emulated"), jax.jit(g)(codes, x))
+    archive = bundle.export_c(tmp_path / "net").folder / "libnet.a"
+    assert "smlad" in call("arm-none-eabi-objdump", "-d", str(archive), folder=tmp_path)
 
 
 def test_other_boards_are_refused(tmp_path, deployed_mlp):

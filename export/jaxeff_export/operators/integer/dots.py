@@ -9,6 +9,7 @@ a dword of the input is broadcast, the weights lie as `lanes` outputs of a dword
 | `vpmaddwd`, `vpaddd` (AVX-512 BW; AVX2) | as int16 | 16; 8 |
 | `sdot` (ARMv8.2) | u8 - 128 as s8 | 16 |
 | `smull`, `smlal2`, `sadalp` (ARMv8.0) | u8 - 128 as s8 | 16 / 3 |
+| `smlad` (ARMv7E-M: Cortex-M4, M7) | u8 as int16 | 2 |
 
 `vpmaddubsw` is none of them: it saturates. Two products of a code in [-128, 127] and one in
 [-127, 127] fit the int16 that `smlal2` adds them in.
@@ -78,6 +79,8 @@ def dot_of(target: Target) -> Dot:
         return signed_dot()
     if has_neon(target):
         return multiply_long()
+    if target_machine(dict(target.attrs)).startswith("thumb") and has("dsp", target):
+        return multiply_dual()
     return plain()
 
 
@@ -145,6 +148,28 @@ def multiply_long() -> Dot:
 
     # Halves of the weights and of the input take registers beside the sums.
     return Dot("smlal2", 4, 4, "int8", "int8", 128, 20, step, prepare, halves=True)
+
+
+def multiply_dual() -> Dot:
+    """`smlad`: two products of words, taken from a dword of bytes by `sxtb16` and `uxtb16`.
+
+    There are no vectors: an output is a lane. Of fourteen registers some hold addresses.
+    """
+
+    def words(extend: str, dword: Expr) -> tuple[Expr, Expr]:
+        odd = _call("llvm.fshr", "int32", dword, dword, tirx.const(8, "int32"))
+        even, odd = (_call(f"llvm.arm.{extend}", "int32", x) for x in (dword, odd))
+        return even, odd
+
+    def prepare(load: Load) -> tuple[Expr, Expr]:
+        return words("uxtb16", tirx.reinterpret("int32", load(0, 4)))
+
+    def step(sums: Expr, x: tuple[Expr, Expr], w: Expr) -> Expr:
+        for one, other in zip(x, words("sxtb16", tirx.reinterpret("int32", w)), strict=True):
+            sums = _call("llvm.arm.smlad", "int32", one, other, sums)
+        return sums
+
+    return Dot("smlad", 1, 4, "uint8", "int8", 0, 11, step, prepare)
 
 
 def plain() -> Dot:
