@@ -39,7 +39,7 @@ def decode_where_read(mod: tvm.IRModule) -> tvm.IRModule:
     """
     main = mod["main"]
     bound = int((main.attrs or {}).get(BOUND, 0))
-    if not bound:
+    if not bound or not main.body.blocks:
         return mod
     (block,) = main.body.blocks
     made_by = {b.var: b.value for b in block.bindings}
