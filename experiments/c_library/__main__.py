@@ -38,6 +38,8 @@ from experiments.timing import measure_rounds, ratio, summary
 PEERS = ("onnxruntime", "litert")
 DISPATCH_NS = 100.0
 OVER_BUNDLE = 1.0
+SECONDS = 0.002
+"""Of a measurement: shorter than a busy system's slices, so that most have no other program in."""
 FLASH, RAM = 512 << 10, 128 << 10
 LITERT_MICRO = 16 << 10
 """Bytes of LiteRT for Microcontrollers' core runtime on a Cortex-M3, as its guide says."""
@@ -124,7 +126,9 @@ def _calls(subject: Case, rounds: int) -> list[Row]:
         ):
             if form in subject.forms:
                 meters[peer, form], found[peer, form] = meter, results
-    times = measure_rounds({"/".join(place): meter for place, meter in meters.items()}, rounds)
+    times = measure_rounds(
+        {"/".join(place): meter for place, meter in meters.items()}, rounds, SECONDS
+    )
     rows = []
     for (engine, form), results in ((place, found.get(place)) for place in meters):
         values = times[f"{engine}/{form}"]
@@ -158,7 +162,7 @@ def _threads(subject: Case, rounds: int) -> list[Row]:
             meters[name] = repeater.meter(loaded.function, *arguments, keep=loaded)
             meters[name](1)
             results[name] = [y.tobytes() for y in loaded.outputs]
-        times = measure_rounds(meters, rounds)
+        times = measure_rounds(meters, rounds, SECONDS)
         loaded.close()
     row = {"model": subject.name, "batch": len(subject.net.x)}
     row |= {"ns": 1e6 * summary(times["one"])["ms"], "two_ns": 1e6 * summary(times["two"])["ms"]}
