@@ -79,7 +79,9 @@ def _decodes(
     parameters: Set[relax.Var],
 ) -> bool:
     """Whether an array is computed element by element of parameters that take fewer bytes."""
-    if made_by is None or not _is_kernel(made_by) or not parameters.issuperset(made_by.args[1]):
+    if made_by is None or not _is_kernel(made_by):
+        return False
+    if not all(argument in parameters for argument in made_by.args[1]):
         return False
     if not sources.get(array) or stays_small(array, sources):
         return False
