@@ -421,7 +421,7 @@ def _named(layer: Layer) -> Any:
 
 def _bits(quantizer: Any, tensor: Any, layer: Layer, i: int) -> str | None:
     """The name scope that tells `summary` and `cost` the width of an array."""
-    storage = quantizer.storage(layer.inputs[i].aval.shape, tensor)
+    storage = quantizer.storage(read.shape_of(layer.inputs[i].aval), tensor)
     return bits_scope(tensor.name, quantizer.width, storage)
 
 
@@ -472,7 +472,9 @@ def _float(value: Any) -> Any:
 
 def _like(layer: Layer) -> list[Any]:
     """Arrays like what a layer reads, which take no memory."""
-    return [np.broadcast_to(np.zeros((), v.aval.dtype), v.aval.shape) for v in layer.inputs]
+    return [
+        np.broadcast_to(np.zeros((), v.aval.dtype), read.shape_of(v.aval)) for v in layer.inputs
+    ]
 
 
 def _with(layer: Layer, made: Sequence[Any]) -> list[tuple[Any, Any]]:

@@ -14,12 +14,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 
+BLOCK = 64
+"""Examples of a dense layer that are walked together where their number isn't known."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Geometry:
     """A linear layer as loops over flat arrays; sizes are in elements.
 
     Attributes:
-        batch: images.
+        batch: images; an expression where any number may come.
         rows: of the result.
         columns: of the result.
         features: of the result, of all groups.
@@ -30,9 +34,11 @@ class Geometry:
         taps: of the window that are apart: how many, and how far.
         stretch: length of one.
         pool: rows and columns of the windows of which the largest result is taken.
+        examples: of a dense layer of any number of them, an expression: images are then `BLOCK`
+            of them, the last one fewer.
     """
 
-    batch: int
+    batch: Any
     rows: int
     columns: int
     features: int
@@ -43,6 +49,7 @@ class Geometry:
     taps: tuple[tuple[int, int], ...]
     stretch: int
     pool: tuple[int, int] = (1, 1)
+    examples: Any = None
 
     @classmethod
     def dense(cls, rows: int, depth: int, columns: int) -> Geometry:
@@ -85,6 +92,13 @@ class Geometry:
             tuple(attributes.get("pool", (1, 1))),
         )
 
+    def of_any(self, batch: Any) -> Geometry:
+        """The same for any number of images, or of examples of a dense layer."""
+        if not self.is_dense:
+            return dataclasses.replace(self, batch=batch)
+        blocks = Geometry.dense(BLOCK, self.depth, self.features)
+        return dataclasses.replace(blocks, batch=(batch + (BLOCK - 1)) // BLOCK, examples=batch)
+
     @property
     def is_dense(self) -> bool:
         """Whether there are no pixels but examples."""
@@ -125,8 +139,8 @@ class Geometry:
 
     @property
     def macs(self) -> int:
-        """Multiply-accumulates."""
-        return self.batch * self.rows * self.columns * self.features * self.depth
+        """Multiply-accumulates of an image."""
+        return self.rows * self.columns * self.features * self.depth
 
     @property
     def is_depthwise(self) -> bool:
@@ -168,9 +182,10 @@ def tile_of(geometry: Geometry, lanes: int, registers: int, apart: int = 4) -> T
     across = -(-geometry.per_group // lanes)
     alone = geometry.groups == 1 and geometry.per_group < lanes
     (down, right), (high, wide) = geometry.pool, geometry.walked
+    widths = [1, 2, 4, 8] if geometry.examples is not None else range(right, min(wide, 14) + 1, right)
     found: dict[int, tuple[float, Tile]] = {}
     for vectors in range(1, min(across, 8) + 1):
-        for columns in range(right, min(wide, 14) + 1, right):
+        for columns in widths:
             for rows in range(down, 1 + (down if alone else 4), down):
                 pixels = rows * columns
                 if high % rows or pixels * vectors + vectors + 1 > registers:
@@ -190,11 +205,17 @@ def tile_of(geometry: Geometry, lanes: int, registers: int, apart: int = 4) -> T
         after = _row_cost(tile, left, wide, apart) if left else 0
         if whole * cost + after < least:
             best, least = tile, whole * cost + after
-    sums = best.pixels * best.vectors
+    chains = chains_of(best.pixels, best.vectors, registers, apart)
+    return dataclasses.replace(best, chains=chains)
+
+
+def chains_of(pixels: int, vectors: int, registers: int, apart: int = 4) -> int:
+    """Into how many sums each output of a tile is split."""
+    sums = pixels * vectors
     chains = max(1, min(4, 2 * apart // sums)) if sums < apart * 2 else 1
-    while chains * sums + best.vectors + 1 > registers:
+    while chains > 1 and chains * sums + vectors + 1 > registers:
         chains -= 1
-    return dataclasses.replace(best, chains=max(1, chains))
+    return chains
 
 
 def _cost(pixels: int, vectors: int, apart: int) -> float:
