@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 
@@ -180,33 +180,44 @@ def tile_of(geometry: Geometry, lanes: int, registers: int, apart: int = 4) -> T
         apart: sums that wait for each other at least.
     """
     across = -(-geometry.per_group // lanes)
-    alone = geometry.groups == 1 and geometry.per_group < lanes
-    (down, right), (high, wide) = geometry.pool, geometry.walked
-    widths = [1, 2, 4, 8] if geometry.examples is not None else range(right, min(wide, 14) + 1, right)
+    wide = geometry.walked[1]
     found: dict[int, tuple[float, Tile]] = {}
-    for vectors in range(1, min(across, 8) + 1):
-        for columns in widths:
-            for rows in range(down, 1 + (down if alone else 4), down):
-                pixels = rows * columns
-                if high % rows or pixels * vectors + vectors + 1 > registers:
-                    continue
-                left = wide % columns
-                # Loads and sums of a step, over all tiles of a row, idle pipelines counted.
-                cost = wide // columns * _cost(pixels, vectors, apart)
-                cost += _cost(rows * left, vectors, apart) if left else 0
-                if cost / rows < found.get(vectors, (math.inf,))[0]:
-                    found[vectors] = cost / rows, Tile(rows, columns, vectors)
-    best, least = Tile(down, right, 1), math.inf
+    for tile in tiles_of(geometry, lanes, registers, apart):
+        left = wide % tile.columns
+        # Loads and sums of a step, over all tiles of a row, idle pipelines counted.
+        cost = wide // tile.columns * _cost(tile.pixels, tile.vectors, apart)
+        cost += _cost(tile.rows * left, tile.vectors, apart) if left else 0
+        if cost / tile.rows < found.get(tile.vectors, (math.inf,))[0]:
+            found[tile.vectors] = cost / tile.rows, tile
+    best, least = Tile(*geometry.pool, 1), math.inf
     for vectors, (cost, tile) in found.items():
         whole, left = divmod(across, vectors)
-        if left and geometry.groups > 1:
-            continue
         # What is left has the rows and columns of the others.
         after = _row_cost(tile, left, wide, apart) if left else 0
         if whole * cost + after < least:
             best, least = tile, whole * cost + after
-    chains = chains_of(best.pixels, best.vectors, registers, apart)
-    return dataclasses.replace(best, chains=chains)
+    return best
+
+
+def tiles_of(geometry: Geometry, lanes: int, registers: int, apart: int = 4) -> list[Tile]:
+    """All tiles that fit the registers; the arguments are those of `tile_of`."""
+    across = -(-geometry.per_group // lanes)
+    alone = geometry.groups == 1 and geometry.per_group < lanes
+    (down, right), (high, wide) = geometry.pool, geometry.walked
+    widths: Iterable[int] = range(right, min(wide, 14) + 1, right)
+    if geometry.examples is not None:
+        widths = [1, 2, 4, 8]
+    found = []
+    for vectors in range(1, min(across, 8) + 1):
+        if geometry.groups > 1 and across % vectors:
+            continue
+        for columns in widths:
+            for rows in range(down, 1 + (down if alone else 4), down):
+                pixels = rows * columns
+                if high % rows == 0 and pixels * vectors + vectors + 1 <= registers:
+                    chains = chains_of(pixels, vectors, registers, apart)
+                    found.append(Tile(rows, columns, vectors, chains))
+    return found
 
 
 def chains_of(pixels: int, vectors: int, registers: int, apart: int = 4) -> int:
