@@ -71,7 +71,10 @@ def tiles(rounds: int, name: str, batch: int) -> list[dict[str, Any]]:
     times = measure_rounds({k: meters[k] for k in finalists}, rounds, seconds=0.002)
     best = min(finalists, key=lambda kernel: statistics.median(times[kernel]))
     row = {"table": "tiles", "layer": name, "batch": batch, "tiles": len(found)}
-    row |= {"ms": statistics.median(times["tile0"]), "over_best": ratio(times["tile0"], times[best])}
+    row |= {
+        "ms": statistics.median(times["tile0"]),
+        "over_best": ratio(times["tile0"], times[best]),
+    }
     return [row | {"tile": _words(chosen), "best": _words(list(found)[int(best[4:])])}]
 
 

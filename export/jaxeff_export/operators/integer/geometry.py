@@ -13,7 +13,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-
 BLOCK = 64
 """Examples of a dense layer that are walked together where their number isn't known."""
 
