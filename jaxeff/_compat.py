@@ -84,7 +84,8 @@ def bind(eqn: JaxprEqn, *values: Any, **changed: Any) -> list[Any]:
 def at_size(value: Any, size: int) -> Any:
     """A shape, or an equation's parameter, with every size that may vary set to one."""
     if is_symbolic_dim(value):
-        return int(value._evaluate(dict.fromkeys(value._get_vars(), size)))
+        sizes: Any = dict.fromkeys(value._get_vars(), size)
+        return int(value._evaluate(sizes))
     if isinstance(value, tuple | list):
         return type(value)(at_size(part, size) for part in value)
     return value

@@ -318,6 +318,7 @@ class _Rule:
         w, depth = values[w_at], read.depth_of(layer)
         put = functools.partial(self.store.put, layer.site)
 
+        @functools.cache
         def weights() -> tuple[Array, Array]:
             codes, steps = weight_codes(of_w, w, w_tensor)
             return codes, jnp.broadcast_to(steps, (1,) * (w.ndim - 1) + w.shape[-1:]).reshape(-1)
@@ -348,6 +349,7 @@ class _Rule:
         ((quantizer, tensor, i),) = of_inputs(layer, setting, _like(layer))
         weight_bits(quantizer, f"{layer.site}/{tensor.name}")
 
+        @functools.cache
         def made() -> tuple[Array, Array]:
             return weight_codes(quantizer, values[i], tensor)
 
