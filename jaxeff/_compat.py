@@ -16,17 +16,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-from jax._src import api_util, source_info_util
+from jax._src import api_util, core, source_info_util
 from jax._src import linear_util as lu
 from jax._src.core import Atom, eval_jaxpr, jaxpr_as_fun, set_current_trace, trace_ctx
+from jax._src.export.shape_poly import is_symbolic_dim
 from jax._src.interpreters import mlir
 from jax._src.interpreters.ad import Zero
 from jax._src.interpreters.partial_eval import DynamicJaxprTrace, trace_to_jaxpr_dynamic
 from jax._src.lax.lax import composite_p, split_p, tile_p
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Var
 from jax.extend.core import primitives as primitives
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import func
 
 __all__ = [
+    "COMPOSITE",
+    "COMPOSITE_ATTRIBUTES",
     "Atom",
     "ClosedJaxpr",
     "Derivative",
@@ -35,7 +40,9 @@ __all__ = [
     "Literal",
     "Var",
     "as_closed",
+    "at_size",
     "bind",
+    "bind_at_size",
     "call_name",
     "composite_p",
     "derivatives",
@@ -72,6 +79,35 @@ def bind(eqn: JaxprEqn, *values: Any, **changed: Any) -> list[Any]:
     ):
         out = eqn.primitive.bind(*values, **params)
     return list(out) if eqn.primitive.multiple_results else [out]
+
+
+def at_size(value: Any, size: int) -> Any:
+    """A shape, or an equation's parameter, with every size that may vary set to one."""
+    if is_symbolic_dim(value):
+        sizes: Any = dict.fromkeys(value._get_vars(), size)
+        return int(value._evaluate(sizes))
+    if isinstance(value, tuple | list):
+        return type(value)(at_size(part, size) for part in value)
+    return value
+
+
+def bind_at_size(eqn: JaxprEqn, size: int, *values: Any) -> list[Any]:
+    """`bind`, with every size that may vary set to that of the values."""
+    inner = [param for param in eqn.params.values() if isinstance(param, ClosedJaxpr)]
+    if len(inner) != 1 or len(inner[0].in_avals) != len(values):
+        params = {name: at_size(value, size) for name, value in eqn.params.items()}
+        return bind(eqn, *values, **params)
+    (closed,) = inner
+    env: dict[Any, Any] = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+    env.update(zip(closed.jaxpr.invars, values, strict=True))
+
+    def read(atom: Atom) -> Any:
+        return atom.val if isinstance(atom, Literal) else env[atom]
+
+    for one in closed.jaxpr.eqns:
+        made = bind_at_size(one, size, *map(read, one.invars))
+        env.update(zip(one.outvars, made, strict=True))
+    return [read(atom) for atom in closed.jaxpr.outvars]
 
 
 class Derivative(NamedTuple):
@@ -243,8 +279,15 @@ def is_key(value: Any) -> bool:
     return dtype == "uint32" and tuple(value.shape) == (2,)
 
 
+COMPOSITE, COMPOSITE_ATTRIBUTES = "jaxeff.composite", "jaxeff.attributes"
+"""Attributes of a function that stands for a composite in a module of symbolic sizes."""
+
+
 class _ExportComposite(Primitive):
     """A call of a jaxpr that is a `stablehlo.composite` where it is lowered for export.
+
+    In a module of symbolic sizes it is a call of a function with the attributes `COMPOSITE` and
+    `COMPOSITE_ATTRIBUTES`.
 
     Only a function that is being staged out holds it; every interpreter (evaluation, derivatives,
     vmap) gets the equations of the jaxpr instead, so it needs no rules of its own.
@@ -295,9 +338,9 @@ def export_composite(
 def _lower_export_composite(
     ctx: Any, *args: Any, jaxpr: Any, operator: str, attributes: Any
 ) -> Sequence[Any]:
-    # A function called in a module of symbolic sizes takes those sizes as further operands.
-    symbolic = ctx.module_context.shape_poly_state.dim_vars
-    if ctx.module_context.lowering_parameters.for_export and not symbolic:
+    if ctx.module_context.lowering_parameters.for_export:
+        if ctx.module_context.shape_poly_state.dim_vars:
+            return _called(ctx, args, jaxpr, operator, attributes)
         return mlir.lower_fun(_composite(jaxpr, operator, attributes))(ctx, *args)
     results, tokens = mlir.jaxpr_subcomp(
         ctx.module_context,
@@ -312,6 +355,34 @@ def _lower_export_composite(
     )
     ctx.set_tokens_out(tokens)
     return results
+
+
+def _called(ctx: Any, args: Any, jaxpr: Any, operator: str, attributes: Any) -> Sequence[Any]:
+    """A call of a function that says which composite it is.
+
+    StableHLO finds the sizes of a module of symbolic ones call by call, but not through composites.
+    """
+    constants = [
+        (mlir.ir_constants(c, const_lowering=ctx.const_lowering, aval=aval), aval)
+        for c, aval in core.jaxpr_const_args(jaxpr.jaxpr)
+    ]
+    avals = (*(aval for _, aval in constants), *ctx.avals_in)
+    function, results, _ = mlir.lower_called_computation(
+        operator,
+        jaxpr,
+        ctx.module_context,
+        len(constants),
+        avals,
+        ctx.avals_out,
+        ctx.tokens_in,
+    )
+    said = {name: mlir.ir_attribute(value) for name, value in attributes}
+    function.attributes[COMPOSITE] = ir.StringAttr.get(operator)
+    function.attributes[COMPOSITE_ATTRIBUTES] = ir.DictAttr.get(said)
+    given = (*ctx.dim_var_values, *(c for c, _ in constants), *args)
+    operands, _ = mlir.ir_tree_registry.flatten(given)
+    callee = ir.FlatSymbolRefAttr.get(function.name.value)
+    return list(func.CallOp(results, callee, operands).results)
 
 
 def _composite(jaxpr: Any, operator: str, attributes: Any) -> Callable[..., Sequence[Any]]:

@@ -33,7 +33,7 @@ def crossover(rounds: int, pairs: int) -> list[dict[str, Any]]:
             meters[f"{a} x {w}"] = _integer(a, w, target, True)
     except IntegerKernelError:
         pass  # a processor that counts no bits of vectors has no such rows
-    times = measure_rounds(meters, rounds)
+    times = measure_rounds(meters, rounds, 0.002)
     rows = []
     for name, values in times.items():
         row: dict[str, Any] = {"table": "crossover", "bits": name, **summary(values)}
@@ -64,7 +64,7 @@ def depthwise(rounds: int) -> list[dict[str, Any]]:
             "float32": _float(target, image, kernel, stride),
             "int8": _integer(8, 8, target, None, image, kernel, stride),
         }
-        times = measure_rounds(meters, rounds)
+        times = measure_rounds(meters, rounds, 0.002)
         for name, values in times.items():
             row: dict[str, Any] = {"table": "depthwise", "image": "x".join(map(str, image[1:]))}
             row |= {"kernel": f"{kernel[0]}x{kernel[1]}", "stride": stride, "arithmetic": name}

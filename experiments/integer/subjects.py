@@ -31,9 +31,9 @@ class Subject:
     params: Any
     x: jax.Array
 
-    def spec(self, bits: int) -> dict[str, Any]:
-        """Grids of weights, and of 8-bit activations by their ranges in the batch."""
-        wanted = {"*:linear": Int(bits, 8, symmetric="weights")}
+    def spec(self, bits: int, activations: int = 8) -> dict[str, Any]:
+        """Grids of weights, and of activations by their ranges in the batch."""
+        wanted = {"*:linear": Int(bits, activations, symmetric="weights")}
         return dict(calibrate(self.f, self.params, [self.x], wanted))
 
     def integer(

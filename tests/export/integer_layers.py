@@ -135,10 +135,13 @@ def _case(
 
 
 def module_of(
-    cases: Sequence[Case], target: Mapping[str, Any], by_planes: bool | None = False
+    cases: Sequence[Case],
+    target: Mapping[str, Any],
+    by_planes: bool | None = False,
+    any_batch: bool = False,
 ) -> tvm.IRModule:
     """A module that computes all of them."""
-    operators = integer_operators(target, by_planes)
+    operators = integer_operators(target, by_planes, any_batch)
     bb, arguments = relax.BlockBuilder(), []
     given = [
         [relax.Var(f"x{i}_{j}", _kind(array)) for j, array in enumerate(case.arrays)]

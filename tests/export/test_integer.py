@@ -52,6 +52,11 @@ NARROW = [
     conv2d(20 + i, (1, 4, 5, 33), (2, 3, 33, 9), bits, padding=(1, 0, 0, 2), input_zero=1)
     for i, bits in enumerate([(1, 1), (1, 3), (2, 4), (5, 2)])
 ]
+MANY = [  # examples beyond a block, and enough products for threads
+    dense(60, 131, 40, 21, result="codes", shortcut="codes"),
+    dense(61, 64, 301, 120),
+    conv2d(62, (3, 24, 24, 16), (3, 3, 16, 32), padding=(1, 1, 1, 1)),
+]
 PAIRS = [(w, a) for w in range(1, 9) for a in range(1, 9)]
 
 
@@ -68,9 +73,9 @@ def require_counts(target) -> None:
         pytest.skip(str(error))
 
 
-def hold(cases, target, by_planes=False) -> None:
+def hold(cases, target, by_planes=False, any_batch=False) -> None:
     """Compiles all cases together and compares every bit."""
-    executable = compile_module(module_of(cases, target, by_planes), target)
+    executable = compile_module(module_of(cases, target, by_planes, any_batch), target)
     machine = relax.VirtualMachine(executable, tvm.cpu())
     arrays = [tvm.runtime.tensor(array) for case in cases for array in case.arrays]
     for case, result in zip(cases, machine["main"](*arrays), strict=True):
@@ -90,6 +95,17 @@ def test_every_shape_is_exact_with_every_instruction(missing):
     if missing and "avx512" not in str(integer_machine()):
         pytest.skip("nothing to switch off on this processor")
     hold(SHAPES, masked(*missing))
+
+
+def test_kernels_of_any_batch_are_exact():
+    hold([*SHAPES, *MANY], HOST, any_batch=True)
+
+
+def test_kernels_of_any_batch_are_exact_on_copies_and_planes():
+    if "avx512" in str(integer_machine()):
+        hold([SHAPES[0], SHAPES[7], MANY[0]], masked("avx512vnni", "avxvnni"), any_batch=True)
+    require_counts(HOST)
+    hold([*NARROW[:2], dense(63, 70, 40, 5, (2, 1))], HOST, by_planes=True, any_batch=True)
 
 
 def integer_machine() -> list[str]:
@@ -148,6 +164,19 @@ def test_a_network_is_the_same_bits_here_and_under_xla(network, tmp_path):
     assert not heavy  # no float weights
     again = sum(np.prod(spec.shape) for spec in stored if spec.dtype == "int8")
     assert again < 3 * sum(w.size for w in jax.tree.leaves(params))  # packed, and not twice
+
+
+def test_a_network_of_any_batch_is_the_same_bits(network, fixed_network, tmp_path):
+    for name, (g, codes, *_, x) in {"float": network, "fixed": fixed_network}.items():
+        bundle = deploy(g, (codes, x), path=tmp_path / name, any_batch=True)
+        assert bundle.check().max_abs_error == 0
+        names = {row.name.rstrip("0123456789") for row in bundle.profile(number=1, repeat=1)}
+        assert {"q_codes", "q_conv2d", "q_dense"} <= names
+        for size in (1, 6, 67):
+            given = jax.random.normal(jax.random.key(size), (size, *x.shape[1:]))
+            np.testing.assert_array_equal(bundle.run(given), jax.jit(g)(codes, given))
+            artifact = bundle.artifact.call(*jax.tree.leaves((codes, given)))
+            np.testing.assert_array_equal(artifact[0], jax.jit(g)(codes, given))
 
 
 def test_float_bundles_hold_no_weight_twice(tmp_path):

@@ -20,9 +20,9 @@ def pack_arrays(arrays: Sequence[np.ndarray]) -> bytes:
     """
     stored = {f"{index:05d}": _storable(np.asarray(array)) for index, array in enumerate(arrays)}
     buffer = io.BytesIO()
-    # Codes of few bits take a byte each in memory, and their bits in a file.
-    codes = [a for a in stored.values() if a.dtype == np.int8 and a.size]
-    save = np.savez_compressed if any(_is_narrow(a) for a in codes) else np.savez
+    # Codes take a byte each in memory, whole vectors of them, and in a file what they say.
+    codes = any(array.dtype == np.int8 for array in stored.values())
+    save = np.savez_compressed if codes else np.savez
     save(buffer, allow_pickle=False, **stored)  # type: ignore[arg-type]
     return buffer.getvalue()
 
@@ -49,11 +49,6 @@ def unpack_arrays(data: bytes, specs: Sequence[TensorSpec]) -> list[np.ndarray]:
     except (zipfile.BadZipFile, zlib.error, KeyError, EOFError, OSError) as error:
         raise ValueError(f"it is no readable npz file ({error})") from error
     return arrays
-
-
-def _is_narrow(codes: np.ndarray) -> bool:
-    """Whether codes use less than their byte."""
-    return int(codes.min()) >= -32 and int(codes.max()) <= 31
 
 
 def _storable(array: np.ndarray) -> np.ndarray:

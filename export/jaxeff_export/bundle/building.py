@@ -123,7 +123,7 @@ def lift(example: Example, target: NamedTarget) -> Lifted:
     from jaxeff_export.importer import import_stablehlo
     from jaxeff_export.operators import operators_for
 
-    composites = operators_for(target.settings)
+    composites = operators_for(target.settings, example.artifact.any_batch)
     module = import_stablehlo(example.artifact.stablehlo, composites=composites)
     return bind_parameters(module, len(example.bound), target.settings)
 

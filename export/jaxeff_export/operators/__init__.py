@@ -14,9 +14,12 @@ from .layers import Form
 from .linear import conv2d, dense
 
 
-def operators_for(target: Mapping[str, Any]) -> Mapping[str, Callable[..., Any]]:
-    """All operators, for a TVM target dict."""
-    return {**OPERATORS, **integer_operators(target)}
+def operators_for(
+    target: Mapping[str, Any], any_batch: bool = False
+) -> Mapping[str, Callable[..., Any]]:
+    """All operators for a TVM target dict; for any batch, those that know no batch."""
+    integers = integer_operators(target, any_batch=any_batch)
+    return integers if any_batch else {**OPERATORS, **integers}
 
 
 __all__ = ["OPERATORS", "Form", "conv2d", "dense", "operators_for"]

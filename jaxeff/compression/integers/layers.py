@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from jaxeff import _compat
 from jaxeff.compression.integers.operators import q_conv2d, q_dense
 from jaxeff.program import Layer
 from jaxeff.program import primitives as prim
@@ -153,11 +154,11 @@ def bounds_of(layer: Layer) -> tuple[float, float | None] | None:
     if layer.kind != "elementwise" or len(layer.inputs) != 1 or len(layer.outputs) != 1:
         return None
     aval = layer.inputs[0].aval
-    if aval.dtype != jnp.float32 or aval.size < len(_PROBES):
+    shape = shape_of(aval)
+    if aval.dtype != jnp.float32 or math.prod(shape) < len(_PROBES):
         return None
-    x = np.resize(_PROBES, aval.shape)
-    with jax.ensure_compile_time_eval():
-        (y,) = (np.asarray(v) for v in run_nodes(layer.nodes, layer.inputs, [x], layer.outputs))
+    x = np.resize(_PROBES, shape)
+    y = _evaluated(layer, x)
     if y.shape != x.shape:
         return None
     low, high = float(y.min()), float(y.max())
@@ -211,16 +212,30 @@ def mean_count(layer: Layer) -> int | None:
     }:
         return None
     aval = layer.inputs[0].aval
-    with jax.ensure_compile_time_eval():
-        ones = np.ones(aval.shape, aval.dtype)
-        (mean,) = (
-            np.asarray(v) for v in run_nodes(layer.nodes, layer.inputs, [ones], layer.outputs)
-        )
-        single = np.zeros(aval.shape, aval.dtype)
-        single[tuple(n // 2 for n in aval.shape)] = 1
-        (share,) = (
-            np.asarray(v) for v in run_nodes(layer.nodes, layer.inputs, [single], layer.outputs)
-        )
+    ones = np.ones(shape_of(aval), aval.dtype)
+    single = np.zeros_like(ones)
+    single[tuple(n // 2 for n in ones.shape)] = 1
+    mean, share = _evaluated(layer, ones), _evaluated(layer, single)
     if not np.allclose(mean, 1, atol=1e-5) or share.max() <= 0:
         return None
     return round(1 / float(share.max()))
+
+
+_EXAMPLES = 16
+"""As many as a batch of any size is thought to have where a layer is tried out."""
+
+
+def shape_of(aval: Any) -> tuple[int, ...]:
+    """An array's shape; where a size may vary, one that it may have."""
+    return tuple(_compat.at_size(tuple(aval.shape), _EXAMPLES))
+
+
+def _evaluated(layer: Layer, x: np.ndarray) -> np.ndarray:
+    """The only result of a layer of one input."""
+
+    def bind(eqn: Any, *values: Any) -> list[Any]:
+        return _compat.bind_at_size(eqn, _EXAMPLES, *values)
+
+    with jax.ensure_compile_time_eval():
+        (y,) = run_nodes(layer.nodes, layer.inputs, [x], layer.outputs, bind)
+        return np.asarray(y)

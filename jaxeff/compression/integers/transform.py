@@ -318,6 +318,7 @@ class _Rule:
         w, depth = values[w_at], read.depth_of(layer)
         put = functools.partial(self.store.put, layer.site)
 
+        @functools.cache
         def weights() -> tuple[Array, Array]:
             codes, steps = weight_codes(of_w, w, w_tensor)
             return codes, jnp.broadcast_to(steps, (1,) * (w.ndim - 1) + w.shape[-1:]).reshape(-1)
@@ -348,6 +349,7 @@ class _Rule:
         ((quantizer, tensor, i),) = of_inputs(layer, setting, _like(layer))
         weight_bits(quantizer, f"{layer.site}/{tensor.name}")
 
+        @functools.cache
         def made() -> tuple[Array, Array]:
             return weight_codes(quantizer, values[i], tensor)
 
@@ -421,7 +423,7 @@ def _named(layer: Layer) -> Any:
 
 def _bits(quantizer: Any, tensor: Any, layer: Layer, i: int) -> str | None:
     """The name scope that tells `summary` and `cost` the width of an array."""
-    storage = quantizer.storage(layer.inputs[i].aval.shape, tensor)
+    storage = quantizer.storage(read.shape_of(layer.inputs[i].aval), tensor)
     return bits_scope(tensor.name, quantizer.width, storage)
 
 
@@ -472,7 +474,9 @@ def _float(value: Any) -> Any:
 
 def _like(layer: Layer) -> list[Any]:
     """Arrays like what a layer reads, which take no memory."""
-    return [np.broadcast_to(np.zeros((), v.aval.dtype), v.aval.shape) for v in layer.inputs]
+    return [
+        np.broadcast_to(np.zeros((), v.aval.dtype), read.shape_of(v.aval)) for v in layer.inputs
+    ]
 
 
 def _with(layer: Layer, made: Sequence[Any]) -> list[tuple[Any, Any]]:

@@ -8,6 +8,7 @@ written.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -123,8 +124,8 @@ class Sums:
 
     def _written(self, to: Codes | None) -> Array:
         product = self.product
-        w = self.put("codes", lambda: self._constants()[0])
-        bias = self.put("bias", lambda: self._constants()[1])
+        w = self.put("codes", lambda: self._constants[0])
+        bias = self.put("bias", lambda: self._constants[1])
         attributes: dict[str, Any] = {"shortcut": "none", "shortcut_zero": 0}
         rest = self._scale(to)
         if self.shortcut is not None:
@@ -152,11 +153,11 @@ class Sums:
     def _scale(self, to: Codes | None) -> list[Array]:
         """What a sum is multiplied with."""
         if to is None:
-            return [self.put("scale", lambda: self._constants()[2])]
+            return [self.put("scale", lambda: self._constants[2])]
         step = np.float32(to.step)
 
         def scale() -> Array:
-            return self._constants()[2] / step
+            return self._constants[2] / step
 
         name = f"[{to.step:.9g}]"
         if not self.product.fixed:
@@ -172,14 +173,14 @@ class Sums:
         assert self.shortcut is not None
         found = self.shortcut.known()
         if found is None:
-            units = self.put("factor", lambda: 1 / self._constants()[2])
+            units = self.put("factor", lambda: 1 / self._constants[2])
             of_floats = {"shortcut": "float", "shortcut_zero": 0}
             return [self.shortcut.values(), units], of_floats
         codes, of = found
         kind = {"shortcut": "codes", "shortcut_zero": of.zero}
 
         def factor() -> Array:
-            return np.float32(of.step) / self._constants()[2]
+            return np.float32(of.step) / self._constants[2]
 
         if not self.product.fixed:
             return [codes, self.put("factor", factor)], kind
@@ -198,6 +199,7 @@ class Sums:
             upper = min(upper, to.zero + round(self.high / to.step))
         return to.zero, min(lower, upper), upper
 
+    @functools.cached_property
     def _constants(self) -> tuple[Array, Array, Array]:
         """Codes of the weights, biases in units of the accumulator, and these units' values."""
         codes, steps = self.product.weights()

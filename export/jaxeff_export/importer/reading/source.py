@@ -22,6 +22,7 @@ from jaxlib.mlir.passmanager import PassManager
 from ..errors import StableHLOParseError, Unsupported, position_of
 from ..types import is_dynamic
 from .artifact_layout import MAGIC, layout_fault, newer_version
+from .composites import restore_composites
 from .expansions import LEGALIZE_CHLO, expand
 from .functions import operations
 from .hazards import position, refuse_hazards, without_strings
@@ -114,6 +115,7 @@ def of_size(module: ir.Module, arguments: Sequence[ir.Type], size: int) -> ir.Mo
             PassManager.parse(_CHECK_SHAPES).run(copy.operation)
         except ir.MLIRError as error:
             raise Unsupported(f"with all dynamic dimensions {size}: {_diagnosis(error)}") from error
+        restore_composites(copy)
     legalize(copy)
     return copy
 

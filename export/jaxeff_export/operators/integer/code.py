@@ -23,7 +23,7 @@ def index(n: Index) -> Expr:
     return tirx.const(n, "int64") if isinstance(n, int) else n
 
 
-def declare(shape: Sequence[int], dtype: str, name: str, scope: str = "global") -> tirx.Buffer:
+def declare(shape: Sequence[Index], dtype: str, name: str, scope: str = "global") -> tirx.Buffer:
     """A buffer, which is read and written as if it were flat."""
     return tirx.decl_buffer([index(n) for n in shape], dtype, name, scope=scope)
 
@@ -141,9 +141,10 @@ def sequence(statements: Sequence[tirx.Stmt]) -> tirx.Stmt:
 
 
 def function(
-    parameters: Sequence[tirx.Buffer], body: tirx.Stmt, products: int = 0
+    parameters: Sequence[tirx.Buffer], body: tirx.Stmt, products: int | None = 0
 ) -> tirx.PrimFunc:
-    """A finished kernel of so many products, which is not scheduled."""
+    """A finished kernel of so many products, which is not scheduled; None if a call tells."""
     attributes = {"tirx.noalias": True, "tirx.is_scheduled": True, "op_pattern": 8}
-    attributes[CHAINS] = products
+    if products is not None:
+        attributes[CHAINS] = products
     return tirx.PrimFunc(list(parameters), body).with_attrs(attributes)

@@ -20,7 +20,7 @@ from tvm.tirx import Expr
 from .code import Code, Vector, cast, const, declare, function, index, load
 from .dots import Dot
 from .epilogue import Epilogue, Taken
-from .geometry import Geometry, Tile, tile_of
+from .geometry import BLOCK, Geometry, Tile, chains_of, tile_of
 
 PARALLEL_MACS = 2_000_000
 """Waking a thread takes some microseconds."""
@@ -58,9 +58,9 @@ def contraction(
     chosen = tile or tile_of(geometry, dot.lanes, dot.registers - 2)
     make = kernel_of or Kernel
     kernel = make(geometry, dot, epilogue, chosen, x, w, y, attributes.get("input_zero", 0))
-    parallel = cores > 1 and geometry.macs >= PARALLEL_MACS
-    kernel.write(parallel, cores)
-    return function([*buffers, y], kernel.code.finish(), geometry.macs)
+    kernel.write(cores)
+    products = geometry.batch * geometry.macs if isinstance(geometry.batch, int) else None
+    return function([*buffers, y], kernel.code.finish(), products)
 
 
 def words_of(geometry: Geometry, dot: Dot) -> int:
@@ -96,30 +96,73 @@ class Kernel:
         self.slack = words * dot.group - geometry.stretch
         copied = any(geometry.padding) or dot.data != "uint8" or self.slack > 0
         self.copied, self.overlaps = copied, False
+        self.width: Any = geometry.image[1]
 
-    def write(self, parallel: bool, cores: int) -> None:
+    def write(self, cores: int) -> None:
         """All images, one after the other or several at once."""
+        g, code, batch = self.g, self.code, self.g.batch
+        if isinstance(batch, int):
+            parallel = cores > 1 and batch * g.macs >= PARALLEL_MACS
+            over_images = parallel and batch >= cores
+            with code.loop(batch, over_images) as n:
+                self._image(n, cores if parallel and not over_images else 1)
+            return
+        count, each = (batch, g.macs) if g.examples is None else (g.examples, g.macs // BLOCK)
+        if cores == 1 or each >= PARALLEL_MACS:
+            with code.loop(batch) as n:
+                self._image(n, cores)
+            return
+        with code.branch(count * each >= PARALLEL_MACS) as otherwise:
+            with code.loop(batch, True) as n:
+                self._image(n, 1)
+            next(otherwise)
+            with code.loop(batch) as n:
+                self._image(n, 1)
+
+    def _image(self, n: Any, cores: int) -> None:
+        """An image, with its parts shared by so many cores."""
         g, code = self.g, self.code
-        over_images = parallel and g.batch >= cores
-        with code.loop(g.batch, over_images) as n:
-            source, base = self.source(n)
-            vectors = vectors_of(g, self.dot)
-            at_once = self.tile.vectors
-            whole, left = vectors // at_once, vectors % at_once
-            assert not left or g.groups == 1
-            inner = parallel and not over_images
-            # Pixels of fewer features than lanes are written whole, one over the end of the other.
-            one = g.groups == 1 and vectors == 1 and bool(g.per_group % self.dot.lanes)
-            self.overlaps = one and not inner and self.tile.rows == g.pool[0]
-            self.overlaps &= self.epilogue.added is None or g.pool == (1, 1)
-            blocks = g.groups * whole
-            by_block = inner and blocks >= cores and blocks * 4 > g.rows // self.tile.rows
-            with code.loop(blocks, by_block) as block:
-                self._block(source, base, n, block, whole, inner and not by_block)
-            if left:
-                kept, self.tile = self.tile, dataclasses.replace(self.tile, vectors=left)
-                self._block(source, base, n, index(0), 1, inner, whole * at_once)
-                self.tile = kept
+        inner = cores > 1
+        self.width = self._width(n)
+        source, base = self.source(n)
+        vectors = vectors_of(g, self.dot)
+        at_once = self.tile.vectors
+        whole, left = vectors // at_once, vectors % at_once
+        assert not left or g.groups == 1
+        # Pixels of fewer features than lanes are written whole, one over the end of the other.
+        one = g.groups == 1 and vectors == 1 and bool(g.per_group % self.dot.lanes)
+        self.overlaps = one and not inner and self.tile.rows == g.pool[0]
+        self.overlaps &= self.epilogue.added is None or g.pool == (1, 1)
+        self.overlaps &= g.examples is None
+        blocks = g.groups * whole
+        by_block = inner and blocks >= cores and blocks * 4 > g.rows // self.tile.rows
+        with code.loop(blocks, by_block) as block:
+            self._block(source, base, n, block, whole, inner and not by_block)
+        if left:
+            kept, self.tile = self.tile, dataclasses.replace(self.tile, vectors=left)
+            self._block(source, base, n, index(0), 1, inner, whole * at_once)
+            self.tile = kept
+
+    def _width(self, n: Any) -> Any:
+        """Columns of an image that is given: of a dense layer its examples."""
+        if self.g.examples is None:
+            return self.g.image[1]
+        return tirx.min(index(BLOCK), self.g.examples - n * BLOCK)
+
+    def _runs(self) -> list[tuple[int, Any, Any]]:
+        """Columns of a tile, how many such tiles there are side by side, and where they start."""
+        tiled, wide = self.tile.columns, self.g.walked[1]
+        if self.g.examples is None:
+            full, left = divmod(wide, tiled)
+            runs = [(tiled, full, 0), (left, 1, full * tiled)]
+            return [run for run in runs if run[0] and run[1]]
+        runs = [(tiled, tirx.indexdiv(self.width, tiled), 0)]
+        while tiled > 1:
+            start = tirx.indexdiv(self.width, tiled) * tiled
+            tiled //= 2
+            left = tirx.indexmod(tirx.indexdiv(self.width, tiled), 2)
+            runs.append((tiled, left, start))
+        return runs
 
     def source(self, n: Any) -> tuple[Any, Any]:
         """The buffer that an image is read from, and where it starts."""
@@ -149,16 +192,12 @@ class Kernel:
         else:
             group, part = tirx.indexdiv(block, whole), tirx.indexmod(block, whole)
         first = part * tile.vectors + before  # vector of the group
-        rows, columns = g.walked
-        with self.code.loop(rows // tile.rows, parallel) as i:
+        with self.code.loop(g.walked[0] // tile.rows, parallel) as i:
             row = i * tile.rows
-            full = columns // tile.columns
-            if full:
-                with self.code.loop(full) as j:
-                    self._tile(source, base, n, group, first, row, j * tile.columns, tile.columns)
-            if left := columns % tile.columns:
-                at = full * tile.columns
-                self._tile(source, base, n, group, first, row, at, left)
+            for many, count, start in self._runs():
+                with self.code.loop(count) as j:
+                    at = start + j * many
+                    self._tile(source, base, n, group, first, row, at, many)
 
     def _tile(
         self,
@@ -197,7 +236,7 @@ class Kernel:
         zeros = const(0, "int32", dot.lanes)
         chains = [
             {place: code.vector(zeros, dot.lanes, "int32", "sum") for place in places}
-            for _ in range(min(tile.chains, max(1, self.words)))
+            for _ in range(min(self._chains(len(pixels)), max(1, self.words)))
         ]
         start = base + row * g.step[0] + column * g.step[1] + group * g.channels_per_group
         at_weight = (group * vectors_of(g, dot) + first) * self.steps
@@ -206,6 +245,12 @@ class Kernel:
         for chain in chains[1:]:
             totals = {place: totals[place] + chain[place].get() for place in places}
         return totals
+
+    def _chains(self, pixels: int) -> int:
+        """Sums that an output is split into, in a tile of so many pixels."""
+        if pixels == self.tile.pixels:
+            return self.tile.chains
+        return chains_of(pixels, self.tile.vectors, self.dot.registers - 2)
 
     def _finish(
         self,
@@ -312,6 +357,7 @@ class Kernel:
         top, _, left, _ = g.padding
         _, padded_width, _ = g.padded
         line, padded_line = width * channels, padded_width * channels
+        given = self.width * channels
 
         def moved(value: Expr) -> Expr:
             if data == "uint8":
@@ -325,7 +371,7 @@ class Kernel:
                 code.store(target, i, const(self.zero - self.dot.offset, data))
         for i in range(self.slack):
             code.store(target, math.prod(g.padded) + i, const(0, data))
-        with code.loop(height) as h, code.loop(line) as i:
+        with code.loop(height) as h, code.loop(given) as i:
             value = load(self.x, (n * height + h) * line + i)
             code.store(target, (h + top) * padded_line + left * channels + i, moved(value))
 

@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+BLOCK = 64
+"""Examples of a dense layer that are walked together where their number isn't known."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,7 +22,7 @@ class Geometry:
     """A linear layer as loops over flat arrays; sizes are in elements.
 
     Attributes:
-        batch: images.
+        batch: images; an expression where any number may come.
         rows: of the result.
         columns: of the result.
         features: of the result, of all groups.
@@ -30,9 +33,11 @@ class Geometry:
         taps: of the window that are apart: how many, and how far.
         stretch: length of one.
         pool: rows and columns of the windows of which the largest result is taken.
+        examples: of a dense layer of any number of them, an expression: images are then `BLOCK`
+            of them, the last one fewer.
     """
 
-    batch: int
+    batch: Any
     rows: int
     columns: int
     features: int
@@ -43,6 +48,7 @@ class Geometry:
     taps: tuple[tuple[int, int], ...]
     stretch: int
     pool: tuple[int, int] = (1, 1)
+    examples: Any = None
 
     @classmethod
     def dense(cls, rows: int, depth: int, columns: int) -> Geometry:
@@ -85,6 +91,13 @@ class Geometry:
             tuple(attributes.get("pool", (1, 1))),
         )
 
+    def of_any(self, batch: Any) -> Geometry:
+        """The same for any number of images, or of examples of a dense layer."""
+        if not self.is_dense:
+            return dataclasses.replace(self, batch=batch)
+        blocks = Geometry.dense(BLOCK, self.depth, self.features)
+        return dataclasses.replace(blocks, batch=(batch + (BLOCK - 1)) // BLOCK, examples=batch)
+
     @property
     def is_dense(self) -> bool:
         """Whether there are no pixels but examples."""
@@ -125,8 +138,8 @@ class Geometry:
 
     @property
     def macs(self) -> int:
-        """Multiply-accumulates."""
-        return self.batch * self.rows * self.columns * self.features * self.depth
+        """Multiply-accumulates of an image."""
+        return self.rows * self.columns * self.features * self.depth
 
     @property
     def is_depthwise(self) -> bool:
@@ -166,35 +179,53 @@ def tile_of(geometry: Geometry, lanes: int, registers: int, apart: int = 4) -> T
         apart: sums that wait for each other at least.
     """
     across = -(-geometry.per_group // lanes)
-    alone = geometry.groups == 1 and geometry.per_group < lanes
-    (down, right), (high, wide) = geometry.pool, geometry.walked
+    wide = geometry.walked[1]
     found: dict[int, tuple[float, Tile]] = {}
-    for vectors in range(1, min(across, 8) + 1):
-        for columns in range(right, min(wide, 14) + 1, right):
-            for rows in range(down, 1 + (down if alone else 4), down):
-                pixels = rows * columns
-                if high % rows or pixels * vectors + vectors + 1 > registers:
-                    continue
-                left = wide % columns
-                # Loads and sums of a step, over all tiles of a row, idle pipelines counted.
-                cost = wide // columns * _cost(pixels, vectors, apart)
-                cost += _cost(rows * left, vectors, apart) if left else 0
-                if cost / rows < found.get(vectors, (math.inf,))[0]:
-                    found[vectors] = cost / rows, Tile(rows, columns, vectors)
-    best, least = Tile(down, right, 1), math.inf
+    for tile in tiles_of(geometry, lanes, registers, apart):
+        left = wide % tile.columns
+        # Loads and sums of a step, over all tiles of a row, idle pipelines counted.
+        cost = wide // tile.columns * _cost(tile.pixels, tile.vectors, apart)
+        cost += _cost(tile.rows * left, tile.vectors, apart) if left else 0
+        if cost / tile.rows < found.get(tile.vectors, (math.inf,))[0]:
+            found[tile.vectors] = cost / tile.rows, tile
+    best, least = Tile(*geometry.pool, 1), math.inf
     for vectors, (cost, tile) in found.items():
         whole, left = divmod(across, vectors)
-        if left and geometry.groups > 1:
-            continue
         # What is left has the rows and columns of the others.
         after = _row_cost(tile, left, wide, apart) if left else 0
         if whole * cost + after < least:
             best, least = tile, whole * cost + after
-    sums = best.pixels * best.vectors
+    return best
+
+
+def tiles_of(geometry: Geometry, lanes: int, registers: int, apart: int = 4) -> list[Tile]:
+    """All tiles that fit the registers; the arguments are those of `tile_of`."""
+    across = -(-geometry.per_group // lanes)
+    alone = geometry.groups == 1 and geometry.per_group < lanes
+    (down, right), (high, wide) = geometry.pool, geometry.walked
+    widths: Iterable[int] = range(right, min(wide, 14) + 1, right)
+    if geometry.examples is not None:
+        widths = [1, 2, 4, 8]
+    found = []
+    for vectors in range(1, min(across, 8) + 1):
+        if geometry.groups > 1 and across % vectors:
+            continue
+        for columns in widths:
+            for rows in range(down, 1 + (down if alone else 4), down):
+                pixels = rows * columns
+                if high % rows == 0 and pixels * vectors + vectors + 1 <= registers:
+                    chains = chains_of(pixels, vectors, registers, apart)
+                    found.append(Tile(rows, columns, vectors, chains))
+    return found
+
+
+def chains_of(pixels: int, vectors: int, registers: int, apart: int = 4) -> int:
+    """Into how many sums each output of a tile is split."""
+    sums = pixels * vectors
     chains = max(1, min(4, 2 * apart // sums)) if sums < apart * 2 else 1
-    while chains * sums + best.vectors + 1 > registers:
+    while chains > 1 and chains * sums + vectors + 1 > registers:
         chains -= 1
-    return dataclasses.replace(best, chains=max(1, chains))
+    return chains
 
 
 def _cost(pixels: int, vectors: int, apart: int) -> float:

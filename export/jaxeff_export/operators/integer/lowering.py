@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tvm import relax
+from tvm import relax, tirx
 from tvm.target import Target
 
 from .contraction import contraction
@@ -24,7 +24,7 @@ _DTYPES = {"codes": "uint8", "float": "float32", "sums": "int32"}
 
 
 def integer_operators(
-    target: Mapping[str, Any], by_planes: bool | None = None
+    target: Mapping[str, Any], by_planes: bool | None = None, any_batch: bool = False
 ) -> Mapping[str, Callable[..., Any]]:
     """The composites of integer layers, lowered for a target.
 
@@ -32,6 +32,7 @@ def integer_operators(
         target: a TVM target dict.
         by_planes: whether bits are counted plane by plane, for measurements; None: where that is
             faster by the number of its instructions.
+        any_batch: whether kernels take any number of examples, whatever the module's is.
 
     Raises:
         IntegerKernelError: `by_planes` is asked of a target without an instruction for it.
@@ -52,13 +53,13 @@ def integer_operators(
             counted = counted if by_planes is None else by_planes
             geometry, shape = read(tensors, attributes, counted)
             counted &= by_planes is not None or not geometry.is_depthwise
-            how = How(dot, cores, planes if counted else None)
+            how = How(dot, cores, planes if counted else None, any_batch)
             return _emit(bb, geometry, how, tensors, attributes, shape, name)
 
         return lower
 
     def codes(bb: relax.BlockBuilder, x: relax.Expr, **attributes: Any) -> relax.Expr:
-        return write_codes(bb, x, dot.lanes, **attributes)
+        return write_codes(bb, x, dot.lanes, any_batch=any_batch, **attributes)
 
     return {
         "jaxeff.q_codes": codes,
@@ -79,11 +80,13 @@ class How:
         dot: products of bytes.
         cores: of the target.
         planes: counts of bits, where these are taken instead.
+        any_batch: whether a kernel takes any number of examples.
     """
 
     dot: Dot
     cores: int
     planes: Planes | None = None
+    any_batch: bool = False
 
 
 def _dense(tensors: Any, attributes: Any, counted: bool) -> tuple[Geometry, tuple[int, ...]]:
@@ -111,6 +114,9 @@ def _emit(
     dot, planes = how.dot, how.planes
     kernel_of: Any = None
     tile = None
+    batch = tirx.Var("batch", "int64")
+    if how.any_batch:
+        geometry = geometry.of_any(batch)
     if planes is not None:
         bits = attributes["weight_bits"], attributes["activation_bits"]
         dot = dataclasses.replace(dot, lanes=planes.lanes, offset=0)
@@ -130,9 +136,16 @@ def _emit(
     for tensor in rest:
         whole = len(_shape(tensor)) == 1
         operands.append(packed_vector(bb, tensor, flat, dot.lanes) if whole else tensor)
-    sizes = [(_shape(o), str(o.ty.dtype)) for o in operands]
+    data = [x, *(tensor for tensor in rest if len(_shape(tensor)) > 1)]
+
+    def taken(operand: relax.Expr) -> tuple[Any, ...]:
+        whole = _shape(operand)
+        return (batch, *whole[1:]) if how.any_batch and operand in data else whole
+
+    sizes = [(taken(o), str(o.ty.dtype)) for o in operands]
+    result = (batch, *shape[1:]) if how.any_batch else shape
     kernel = contraction(
-        geometry, dot, attributes, epilogue_of, sizes, shape, how.cores, tile, kernel_of
+        geometry, dot, attributes, epilogue_of, sizes, result, how.cores, tile, kernel_of
     )
     kind = relax.TensorType(shape, _DTYPES[attributes["result"]])
     return bb.emit(relax.call_tir(bb.add_func(kernel, name), relax.Tuple(operands), kind))

@@ -47,24 +47,23 @@ class PixelsKernel(Kernel):
         super().__init__(*operands)
         self.copied = True  # whole vectors are read, also beyond the end
 
-    def write(self, parallel: bool, cores: int) -> None:
-        """All images, one after the other or several at once."""
+    def _image(self, n: Any, cores: int) -> None:
+        """An image; several are computed at once, but no parts of one."""
         g, code, lanes = self.g, self.code, self.dot.lanes
         rows, columns = g.walked
         down, right = g.pool
         lanes -= lanes % right
-        with code.loop(g.batch, parallel and g.batch >= cores) as n:
-            source, base = self.source(n)
-            with code.loop(rows // down) as i:
-                full, left = divmod(columns, lanes)
-                if full:
-                    with code.loop(full) as j:
-                        self._row(source, base, n, i, j * lanes, lanes)
-                if left and full:
-                    # The last pixels are computed twice rather than in a vector of fewer.
-                    self._row(source, base, n, i, columns - lanes, lanes)
-                elif left:
-                    self._row(source, base, n, i, 0, left)
+        source, base = self.source(n)
+        with code.loop(rows // down) as i:
+            full, left = divmod(columns, lanes)
+            if full:
+                with code.loop(full) as j:
+                    self._row(source, base, n, i, j * lanes, lanes)
+            if left and full:
+                # The last pixels are computed twice rather than in a vector of fewer.
+                self._row(source, base, n, i, columns - lanes, lanes)
+            elif left:
+                self._row(source, base, n, i, 0, left)
 
     def _row(self, source: Any, base: Any, n: Any, i: Any, column: Any, count: int) -> None:
         """Some neighbouring pixels of a row of results, with all their features."""

@@ -106,7 +106,7 @@ class PlanesKernel(Kernel):
                 with code.loop(padded_height * padded_width * g.groups) as i:
                     at = (i * self.activation_bits + plane) * self.words + k
                     code.store(made, at, border)
-        with code.loop(height) as h, code.loop(width) as w, code.loop(g.groups) as group:
+        with code.loop(height) as h, code.loop(self.width) as w, code.loop(g.groups) as group:
             place = ((h + top) * padded_width + (w + left)) * g.groups + group
             base = ((n * height + h) * width + w) * channels + group * g.stretch
             whole, rest = divmod(g.stretch, WORD)

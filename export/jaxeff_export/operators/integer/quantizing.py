@@ -22,13 +22,20 @@ def write_codes(
     zero: int,
     lower: int,
     upper: int,
+    any_batch: bool = False,
 ) -> relax.Expr:
-    """Codes of float32 values: one rounding of a product, clamped; of no number the smallest."""
+    """Codes of float32 values: one rounding of a product, clamped; of no number the smallest.
+
+    With `any_batch` the kernel takes any number of examples, the first axis of `x`.
+    """
     shape = tuple(int(n) for n in x.ty.shape)
-    source, target = declare(shape, "float32", "x"), declare(shape, "uint8", "y")
+    several = any_batch and len(shape) > 0
+    batch: Any = tirx.Var("batch", "int64") if several else 1
+    taken = (batch, *shape[1:]) if several else shape
+    source, target = declare(taken, "float32", "x"), declare(taken, "uint8", "y")
     # An operand, for TVM takes a kernel of one array and one result for a reshape.
     unit = declare((1,), "float32", "per_step")
-    code, size = Code(), math.prod(shape)
+    code, size = Code(), math.prod(shape[1:] if several else shape)
     factor = code.vector(load(unit, 0), 1, "float32", "factor")
 
     def write(at: Any, lanes: int) -> None:
@@ -39,17 +46,18 @@ def write_codes(
         whole = cast(steps, "int32", lanes) + const(zero, "int32", lanes)
         code.store(target, at, cast(whole, "uint8", lanes), lanes)
 
-    done = 0
-    for many in (lanes * _UNROLLED, lanes):
-        if turns := (size - done) // many:
-            start = done
-            with code.loop(turns) as i:
-                for part in range(many // lanes):
-                    write(start + i * many + part * lanes, lanes)
-            done += turns * many
-    for at in range(done, size):
-        write(at, 1)
-    kernel = function([source, unit, target], code.finish())
+    with code.loop(batch) as n:
+        first, done = n * size, 0
+        for many in (lanes * _UNROLLED, lanes):
+            if turns := (size - done) // many:
+                start = first + done
+                with code.loop(turns) as i:
+                    for part in range(many // lanes):
+                        write(start + i * many + part * lanes, lanes)
+                done += turns * many
+        for at in range(done, size):
+            write(first + at, 1)
+    kernel = function([source, unit, target], code.finish(), None if several else 0)
     kind = relax.TensorType(shape, "uint8")
     operands = relax.Tuple([x, relax.const(np.full(1, per_step, np.float32))])
     return bb.emit(relax.call_tir(bb.add_func(kernel, "q_codes"), operands, kind))
