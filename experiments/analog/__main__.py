@@ -9,7 +9,9 @@
 3. retraining by every strategy of the source: digital, quantized, noisy, through the white box with
    and without (growing) noise, with the chip in the loop, and combinations (T1833-1846), on digits
    and on spoken words;
-4. drift, and recalibration of the columns.
+4. the same through transformers of every column, with and without the order of events
+   (T1877-1933);
+5. drift, and recalibration of the columns.
 
 No chip is at hand. Those here are synthetic (`jaxeff.analog_hardware.physics`), published before
 any network was trained on them: the order of results can be compared with the source's, its numbers
@@ -25,6 +27,7 @@ import jax.numpy as jnp
 
 from experiments.analog import chips, figure, judging, problems
 from experiments.analog.recipe import SIZES, Settings
+from experiments.analog.sequences import sequences
 from experiments.analog.training import Problem, Trainer, step_times
 from experiments.harness import Found, Report, Row, Run, Study, Table
 
@@ -35,8 +38,8 @@ DIFFERENCES = (
     "300 epochs of retraining are 30 here (`config` says), and the short loops the same shares",
     "hidden layers are narrower than the source's 1024 and 128 but at full size; those of the "
     "digits were chosen among four by how far the plain network falls, before any retraining",
-    "the sequence models are trained on two columns of a chip and 32 events, not on 256 and all "
-    "rows, and no network is trained through them",
+    "the sequence models are of two columns of a chip and 32 events, not of 256 and all rows; "
+    "networks are trained through models of a whole array of 32 by 32, on digits of 8 by 8 pixels",
     "seconds are of the whole stage, compilation included, over the chips that ran at once",
 )
 
@@ -44,13 +47,20 @@ DIFFERENCES = (
 def run(run: Run[Settings]) -> Found:
     """Measures chips, then retrains for them."""
     settings = run.settings
-    rows = chips.fidelities(run)
-    rows += _problem(run, problems.images, settings.chips, settings.data)
-    if settings.speech:
+    rows: list[Row] = []
+    if settings.runs("models"):
+        rows += chips.fidelities(run)
+    if settings.runs("images"):
+        rows += _problem(run, problems.images, settings.chips, settings.data)
+    if settings.speech and settings.runs("speech"):
         devices = settings.chips[: settings.speech]
         rows += _problem(run, problems.speech, devices, "speech-commands")
-    rows += chips.orders(run)
-    return Found(rows, arrays=chips.column(run, settings.chips[0]))
+    if settings.runs("order"):
+        rows += chips.orders(run)
+    if settings.sequence_chips and settings.runs("sequences"):
+        rows += sequences(run)
+    arrays = chips.column(run, settings.chips[0]) if settings.runs("models") else {}
+    return Found(rows, arrays=arrays)
 
 
 def _problem(run: Run[Settings], make: Any, devices: tuple[int, ...], name: str) -> list[Row]:
@@ -93,6 +103,11 @@ def tables(report: Report) -> Sequence[Table]:
     return [
         *shown,
         Table("errors of models in counts", models),
+        Table(
+            "networks through models of sequences, accuracy in %",
+            judging.through_sequences(rows),
+            ("model", "chips", "data", *judging.SEQUENCE_COLUMNS),
+        ),
         Table("effects of order in counts", judging.of(rows, kind="order"), order),
         Table("drift: accuracy in %", judging.of(rows, kind="drift"), drift),
         Table("seconds of a training step", judging.of(rows, kind="step"), step),

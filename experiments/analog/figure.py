@@ -7,14 +7,20 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.analog.judging import mean, of, strategies
+from experiments.analog.judging import mean, of, strategies, through_sequences
 from experiments.analog.source import STRATEGIES
 from experiments.harness import Report
 
 
 def draw(report: Report) -> dict[str, Figure]:
     """Draws them; every title says that the chip is synthetic."""
-    figures = {"column": _column(report), "models": _models(report)}
+    figures = {}
+    if "column/counts" in report.arrays:
+        figures["column"] = _column(report)
+    if of(report.rows, kind="fidelity") or of(report.rows, kind="order"):
+        figures["models"] = _models(report)
+    if of(report.rows, kind="sequence"):
+        figures["sequences"] = _sequences(report)
     for data in dict.fromkeys(r["data"] for r in of(report.rows, kind="training")):
         figures[f"training-{data}"] = _training(report, data)
     return figures
@@ -60,6 +66,8 @@ def _models(report: Report) -> Figure:
         axes, (True, False), ("synthetic chips", "their order-free controls"), strict=False
     ):
         own = of(rows, ordered=ordered)
+        if not own:
+            continue
         active = sorted({r["active"] for r in own})
         for model in ("linear", "columnar", "white box"):
             errors = [mean(of(own, model=model, active=n), "error") for n in active]
@@ -90,6 +98,31 @@ def _orders(axis: Axes, report: Report) -> None:
     axis.set_xticks(range(len(found)), [r["chip"].replace(", ", ",\n") for r in found], fontsize=8)
     axis.set_ylabel("mean squared error [counts²]")
     axis.set_title("transformers of a column", fontsize=10)
+
+
+def _sequences(report: Report) -> Figure:
+    """Accuracy of networks through models of sequences, on the chips and after the loop."""
+    rows = through_sequences(report.rows)
+    figure, axis = plt.subplots(figsize=(8.5, 3.5), layout="constrained")
+    y = np.arange(len(rows))[::-1]
+    for shift, column, label, color in (
+        (0.2, "on_chip", "trained through the model", "tab:blue"),
+        (-0.2, "after_loop", "then in the loop", "tab:green"),
+    ):
+        for name, style in ((column, {}), (f"source_{column}", None)):
+            there = [(r[name], at + shift) for r, at in zip(rows, y, strict=True) if r[name]]
+            values, places = zip(*there, strict=True)
+            if style is None:
+                source = "source, real chip, other task" if column == "on_chip" else None
+                axis.plot(values, places, "kD", ms=4, label=source)
+            else:
+                axis.barh(places, values, 0.36, color=color, label=f"synthetic chips, {label}")
+    axis.set_yticks(y, [r["model"] for r in rows])
+    axis.set_xlabel("accuracy [%]")
+    axis.set_xlim(0, 100)
+    axis.set_title(f"{rows[0]['data']}, networks through models of sequences", fontsize=10)
+    figure.legend(loc="outside lower center", ncols=3, fontsize=8)
+    return figure
 
 
 def _training(report: Report, data: str) -> Figure:

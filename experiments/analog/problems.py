@@ -9,9 +9,10 @@ from flax import nnx
 
 import jaxeff
 from experiments.analog.recipe import Settings
-from experiments.analog.training import Problem, calibrated
+from experiments.analog.training import GAIN, Problem, calibrated
 from experiments.harness import Run
 from jaxeff import data
+from jaxeff.analog_hardware import Crossbar
 from jaxeff.nn import MLP
 from jaxeff.training import cross_entropy, fit
 
@@ -28,6 +29,22 @@ def images(run: Run[Settings]) -> Problem:
     test = scaled(found.test_images), found.test_labels
     test = test[0][: settings.test_images], test[1][: settings.test_images]
     return _trained(run, settings.data, train, test, settings.widths, found.num_classes)
+
+
+def small_images(run: Run[Settings]) -> Problem:
+    """Digits of 8 by 8 pixels, from 0 to 1, on an array that sequence models can afford."""
+    settings = run.settings
+    found = data.load("digits")
+
+    def scaled(x: np.ndarray) -> np.ndarray:
+        x = x.reshape(len(x), -1).astype(np.float32)
+        return x / x.max()
+
+    count, size = settings.sequence_images, settings.sequence_size
+    train = scaled(found.train_images)[:count], found.train_labels[:count]
+    test = scaled(found.test_images), found.test_labels
+    array = Crossbar(rows=size, columns=size, gain=GAIN)
+    return _trained(run, "digits-small", train, test, (size,), found.num_classes, array)
 
 
 def speech(run: Run[Settings]) -> Problem:
@@ -47,7 +64,13 @@ def speech(run: Run[Settings]) -> Problem:
 
 
 def _trained(
-    run: Run[Settings], name: str, train: Any, test: Any, widths: tuple[int, ...], classes: int
+    run: Run[Settings],
+    name: str,
+    train: Any,
+    test: Any,
+    widths: tuple[int, ...],
+    classes: int,
+    array: Crossbar | None = None,
 ) -> Problem:
     """A network that was trained digitally, with its crossbars."""
     settings = run.settings
@@ -60,4 +83,4 @@ def _trained(
         batch_size=settings.batch_size, checkpoint=run.work / f"{name}-digital.safetensors",
         progress=False,
     )  # fmt: skip
-    return calibrated(name, f, result.params, train, test)
+    return calibrated(name, f, result.params, train, test, array or Crossbar(gain=GAIN))

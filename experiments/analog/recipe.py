@@ -1,9 +1,11 @@
 """How much is measured and trained at each size."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
-from experiments.harness import Least
+from experiments.harness import SELECTS, Least
+
+Part = Literal["models", "images", "speech", "order", "sequences"]
 
 
 @dataclass(frozen=True)
@@ -24,10 +26,15 @@ class Settings:
         event_programs: Weight matrices of the measurement of order.
         event_epochs: Epochs of the sequence models.
         order_chips: Chips whose order is modelled.
+        sequence_chips: Chips for networks through sequence models; 0 leaves them out.
+        sequence_size: Rows and columns of their arrays, whose attention grows with the square.
+        sequence_images: Training images of these networks, of 8 by 8 pixels.
+        sequence_retrain: Epochs of their retraining; the loop has a sixth.
         speech: Chips for keyword spotting; 0 leaves it out.
         speech_widths: Hidden layers of its classifier (the source: 1024, 128).
         speech_bands: Mel bands, and as many frames.
         hours: Of drift.
+        parts: Parts to run; all if none is given.
     """
 
     chips: tuple[int, ...] = (0, 1, 2, 3, 4)
@@ -42,22 +49,33 @@ class Settings:
     programs: Annotated[int, Least(2)] = 32
     event_programs: Annotated[int, Least(1)] = 96
     event_epochs: Annotated[int, Least(1)] = 10
-    order_chips: Annotated[int, Least(0)] = 1
+    order_chips: Annotated[int, Least(0)] = 5
+    sequence_chips: Annotated[int, Least(0)] = 3
+    sequence_size: Annotated[int, Least(8)] = 32
+    sequence_images: Annotated[int, Least(1)] = 1000
+    sequence_retrain: Annotated[int, Least(1)] = 18
     speech: Annotated[int, Least(0)] = 1
     speech_widths: tuple[Annotated[int, Least(1)], ...] = (128, 64)
     speech_bands: Annotated[int, Least(1)] = 16
     hours: float = 24.0
+    parts: Annotated[tuple[Part, ...], SELECTS] = ()
+
+    def runs(self, part: Part) -> bool:
+        """Whether a part is to be run."""
+        return not self.parts or part in self.parts
 
 
 SIZES = {
     "fast": Settings(
         (0, 1), "digits", 1000, 360, (32,), 10, 6, programs=8, event_programs=16, event_epochs=3,
-        order_chips=1, speech=0,
+        order_chips=1, sequence_chips=1, sequence_size=16, sequence_images=400,
+        sequence_retrain=6, speech=0,
     ),
     "default": Settings(),
     "full": Settings(
         images=60_000, test_images=10_000, widths=(1024, 128), retrain=300, batch_size=100,
-        event_programs=512, event_epochs=100, order_chips=5, speech=5, speech_widths=(1024, 128),
+        event_programs=512, event_epochs=100, sequence_chips=5, sequence_size=64,
+        sequence_retrain=300, speech=5, speech_widths=(1024, 128),
         speech_bands=32,
     ),
 }  # fmt: skip

@@ -58,9 +58,9 @@ class Problem:
     spec: dict[str, Crossbar]
 
 
-def calibrated(name: str, f: Any, params: Any, train: Any, test: Any) -> Problem:
+def calibrated(name: str, f: Any, params: Any, train: Any, test: Any, array: Crossbar) -> Problem:
     """A problem with the ranges of its codes."""
-    spec = calibrate_ranges(f, params, [train[0][:500]], {"*:linear": Crossbar(gain=GAIN)})
+    spec = calibrate_ranges(f, params, [train[0][:500]], {"*:linear": array})
     return Problem(name, f, params, train, test, spec)
 
 
@@ -72,7 +72,10 @@ class Trainer:
 
     def __init__(self, run: Run[Settings], problem: Problem, devices: tuple[int, ...], boxes: Any):
         self.run, self.problem, self.devices = run, problem, devices
-        chips = jax.vmap(Chip)(jnp.asarray(devices))
+        array = next(iter(problem.spec.values()))
+        chips = jax.vmap(lambda d: Chip(d, rows=array.rows, columns=array.columns))(
+            jnp.asarray(devices)
+        )
         # Hardware is the state of a training: an argument, not a constant of the program.
         self.hardware = jax.tree.map(jnp.asarray, {"chip": chips, "box": boxes})
         self.count = len(devices)
@@ -111,7 +114,8 @@ class Trainer:
                     noisy_box = analog(self.problem.f, at_noise(boxed, level))
                     return cross_entropy(noisy_box, keyed=True)
 
-                inner = incremental(at, optax.linear_schedule(0.0, 1.0, steps))(1.0)
+                # All of it from half-way on: a rate that decays learns little of what comes later.
+                inner = incremental(at, optax.linear_schedule(0.0, 1.0, max(steps // 2, 1)))(1.0)
             else:
                 inner = cross_entropy(self.function(how, state), keyed=True)
             value, (metrics, _) = inner(key, params, None, batch, step)

@@ -17,7 +17,8 @@ logits = in_the_loop(f, spec, Chip(3))(jax.random.key(0), params, x)       # a (
    `calibrate_ranges` what codes stand for. `read_out` hands the noise to `jaxeff.moments`.
 2. `Chip` is a synthetic chip, known through integer codes alone; your own is a Python callable.
 3. `characterize` measures either; `fit_linear`, `fit_columnar` and `fit_white_box` model it, and
-   `fidelity` says how well. `order_effect` and `fit_sequence` ask whether order matters.
+   `fidelity` says how well. `order_effect` and `fit_sequence` ask whether order matters; networks
+   can be trained through each of these models.
 4. `in_the_loop` trains with the chip itself, `growing_noise` with a model's; `train_for_chip` is
    the whole recipe. `compensate_drift` recalibrates.
 
@@ -29,6 +30,7 @@ from jaxeff.analog_hardware.characterize import Characterization, Design, charac
 from jaxeff.analog_hardware.chip import Chip
 from jaxeff.analog_hardware.crossbar import Correction, Crossbar
 from jaxeff.analog_hardware.drift import Reference, compensate_drift, reference
+from jaxeff.analog_hardware.events import Events, measure_events
 from jaxeff.analog_hardware.fidelity import Fidelity, fidelity
 from jaxeff.analog_hardware.in_the_loop import in_the_loop
 from jaxeff.analog_hardware.models import Linear, TileModel
@@ -50,7 +52,7 @@ from jaxeff.analog_hardware.recipe import (
     train_for_chip,
     with_model,
 )
-from jaxeff.analog_hardware.sequence import Events, SequenceModel, fit_sequence, measure_events
+from jaxeff.analog_hardware.sequence import SequenceModel, fit_sequence
 from jaxeff.analog_hardware.splines import Splines, fit_splines
 from jaxeff.analog_hardware.transform import analog
 from jaxeff.analog_hardware.white_box import (

@@ -3,15 +3,19 @@
 ```python
 import jax
 
-from jaxeff.analog_hardware import Chip, Design, fit_sequence, measure_events
+from jaxeff.analog_hardware import Chip, Crossbar, Design, analog, fit_sequence, measure_events
+from jaxeff.nn import small_classifier
 
-chip = Chip(3, rows=16, columns=4)
-design = Design(rows=16, columns=4, active=(8,))
+chip, design = Chip(3, rows=16, columns=10), Design(rows=16, columns=10, active=(8,))
 events = measure_events(
-    jax.random.key(0), chip, design, columns=2, active=8, programs=2, vectors=64
+    jax.random.key(0), chip, design, columns=10, active=None, programs=2, vectors=64
 )
-model = fit_sequence(jax.random.key(1), events, position="time", epochs=2, progress=False)
+model = fit_sequence(jax.random.key(1), events, design, position="time", epochs=2, progress=False)
 error = model.error(events)                               # squared counts, one per column
+
+f, params, (x, y) = small_classifier()
+array = Crossbar(rows=16, columns=10, gain=0.004, model=model)
+logits = analog(f, {"fc*:linear": array})(jax.random.key(2), params, x.clip(0))
 ```
 
 One small transformer per column (T1877-1890) gets the events of a vector as a sequence: input code,
@@ -21,16 +25,20 @@ vector, so that everything but the order is left: the control of the positions t
 "none" the model has no time, a function of the set. Each column's output is a sum over events of
 their charge times what the transformer makes of it, plus an offset.
 
+On a crossbar (T1877-1933) a vector's events are its rows whose input isn't zero, in their order.
+
 Sharp edges:
-    Orders in the data are random for every vector. In one fixed order, time and row would be the
-    same thing, and a model without time could tell the order by the row.
     The size of the transformer isn't in the source; it is ours.
+    Memory and time of a column grow with the square of its rows, for every vector: the gradient of
+    50 vectors through two tiles of 32 by 32 takes a tenth of a second of a processor's core.
+    A model that was fitted to trains of one length knows no other; `measure_events(active=None)`
+    has all of them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -38,76 +46,15 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float
 
-from jaxeff.analog_hardware.characterize import Design, random_inputs, random_weights, read
-from jaxeff.analog_hardware.order import random_orders
-from jaxeff.analog_hardware.queries import Query, check_query
+from jaxeff.analog_hardware.characterize import Design
+from jaxeff.analog_hardware.chip import INPUT_TOP, WEIGHT_TOP
+from jaxeff.analog_hardware.events import Events
+from jaxeff.analog_hardware.white_box import ReadOutNoise
 from jaxeff.arguments import check_key
-from jaxeff.settings import Choice, Setting, check_count, register_setting, static
+from jaxeff.settings import Choice, Count, Setting, check_count, register_setting, static
 from jaxeff.training import fit, stateless
 
 POSITIONS = ("time", "permuted", "none")
-
-
-class Events(NamedTuple):
-    """What columns read after trains of events.
-
-    Attributes:
-        inputs: Codes in the order of time over the largest, `[n, events]`.
-        weights: Codes of the events' synapses over the largest, `[n, events, columns]`.
-        rows: Which row each event came by, int32 `[n, events]`.
-        counts: One read-out each, `[n, columns]`.
-    """
-
-    inputs: np.ndarray
-    weights: np.ndarray
-    rows: np.ndarray
-    counts: np.ndarray
-
-    def split(self, share: float = 0.8) -> tuple[Events, Events]:
-        """The first share, and the rest."""
-        at = int(share * len(self.counts))
-        return Events(*(a[:at] for a in self)), Events(*(a[at:] for a in self))
-
-
-def measure_events(
-    key: Any,
-    query: Query,
-    design: Design | None = None,
-    *,
-    columns: int = 4,
-    active: int = 32,
-    programs: int = 64,
-    vectors: int = 64,
-) -> Events:
-    """Sends random vectors in random orders.
-
-    Args:
-        key: Of codes and orders, and of a twin's noise.
-        query: A chip that takes an order.
-        design: The size of the array.
-        columns: How many columns are kept, the first ones.
-        active: Events of a vector.
-        programs: Weight matrices.
-        vectors: Vectors under each.
-    """
-    check_key("measure_events: key", key)
-    check_query("measure_events", query)
-    design = design or Design()
-    parts = []
-    for i in range(programs):
-        draw, chosen, shuffled, noise = jax.random.split(jax.random.fold_in(key, i), 4)
-        w = np.asarray(random_weights(draw, design))
-        a = np.asarray(random_inputs(chosen, design, vectors, active))
-        order = np.asarray(random_orders(shuffled, vectors, design.rows))
-        y = read(query, noise, w, a, order)[:, :columns]
-        sent = np.take_along_axis(a, order, 1)
-        rows = order[sent > 0].reshape(vectors, active)
-        inputs = sent[sent > 0].reshape(vectors, active)
-        parts.append(
-            (inputs / design.input_top, w[rows][..., :columns] / design.weight_top, rows, y)
-        )
-    found = [np.concatenate(column) for column in zip(*parts, strict=True)]
-    return Events(*(a.astype(np.int32 if i == 2 else np.float32) for i, a in enumerate(found)))
 
 
 @register_setting
@@ -117,27 +64,68 @@ class SequenceModel(Setting):
 
     Attributes:
         params: Its numbers, each with a first axis of columns.
+        noise: Of the read-out.
         position: What it knows of time: "time", "permuted" or "none".
+        input_top: The largest input code.
+        weight_top: The largest magnitude of a weight code.
     """
 
     params: Any
+    noise: ReadOutNoise
     position: Annotated[str, Choice(*POSITIONS)] = static("time")
+    input_top: Annotated[int, Count(1)] = static(INPUT_TOP)
+    weight_top: Annotated[int, Count(1)] = static(WEIGHT_TOP)
 
     def predict(self, events: Events, key: Any = None) -> Float[Array, "n columns"]:
         """The counts of each column; the key is that of permuted times."""
-        return _predict(
-            self.params, self.position, jax.random.key(0) if key is None else key, events
-        )
+        weights = jnp.moveaxis(jnp.asarray(events.weights), 2, 0)
+        key = jax.random.key(0) if key is None else key
+        inputs, rows = jnp.asarray(events.inputs), jnp.asarray(events.rows)
+        return _predicted(self.params, self.position, key, inputs, weights, rows)
 
     def error(self, events: Events) -> Float[Array, " columns"]:
         """The mean squared error of each column, noise of the read-out included."""
         return jnp.mean((self.predict(events) - events.counts) ** 2, 0)
 
+    def counts(
+        self, inputs: Float[Array, "p r"], weights: Float[Array, "r c"], gain: Any
+    ) -> Float[Array, "p c"]:
+        """The counts of vectors whose events come in the order of the rows.
+
+        Raises:
+            ValueError: The tile is larger than what was measured, or times are permuted.
+        """
+        del gain
+        if self.position == "permuted":
+            raise ValueError(
+                "SequenceModel: permuted times are a control, drawn anew for every vector; fit a "
+                "model with position='time' or 'none' for a crossbar."
+            )
+        rows, columns = weights.shape
+        known = self.params["when"].shape[-2], len(self.params["offset"])
+        if rows > known[0] or columns > known[1]:
+            raise ValueError(
+                f"SequenceModel: a tile of {rows} rows and {columns} columns is larger than the "
+                f"{known[0]} events and {known[1]} columns that were measured; set "
+                "Crossbar(rows=, columns=), or measure_events(active=None, columns=)."
+            )
+        params = jax.tree.map(lambda p: jnp.asarray(p, inputs.dtype)[:columns], self.params)
+        return _predict(
+            params, self.position, None, inputs / self.input_top,
+            (weights / self.weight_top).T[:, None], jnp.arange(rows)[None],
+        )  # fmt: skip
+
+    def variance(self, inputs: Any, weights: Any) -> Any:
+        """That of the columns."""
+        return self.noise.variance(inputs, weights.shape[1])
+
 
 def fit_sequence(
     key: Any,
     events: Events,
+    design: Design | None = None,
     *,
+    noise: ReadOutNoise | None = None,
     position: str = "time",
     width: int = 16,
     heads: int = 2,
@@ -151,6 +139,8 @@ def fit_sequence(
     Args:
         key: Random key.
         events: What was measured.
+        design: With which size and codes.
+        noise: Of the read-out, as `fit_noise` finds it; none if None.
         position: "time", "permuted" or "none"; see the module.
         width: Features per event.
         heads: Of attention; divides the width.
@@ -167,16 +157,21 @@ def fit_sequence(
         check_count(f"fit_sequence: {name}", count)
     if width % heads:
         raise ValueError(f"fit_sequence: {heads} heads don't divide a width of {width}.")
+    design = design or Design()
     start, train = jax.random.split(key)
     columns, length = events.counts.shape[1], events.inputs.shape[1]
-    design = int(events.rows.max()) + 1
     keys = jax.random.split(start, columns)
-    params = jax.vmap(lambda k: _init(k, design, length, width, heads))(keys)
-    params = {**params, **_straight_line(events)}
-    model = SequenceModel(params, position)
+    params = jax.vmap(lambda k: _init(k, design.rows, length, width, heads))(keys)
+    if noise is None:
+        noise = ReadOutNoise(jnp.zeros(columns), jnp.zeros(columns))
+    model = SequenceModel(
+        {**params, **_straight_line(events)}, noise, position, design.input_top, design.weight_top
+    )
 
     def loss(own: Any, p: Any, batch: Any) -> Any:
-        return jnp.mean((_predict(p, position, own, batch) - batch.counts) ** 2)
+        weights = jnp.moveaxis(batch.weights, 2, 0)
+        found = _predict(p, position, own, batch.inputs, weights, batch.rows)
+        return jnp.mean((found - batch.counts) ** 2)
 
     steps = epochs * (len(events.counts) // batch_size)
     result = fit(
@@ -184,7 +179,7 @@ def fit_sequence(
         optimizer=optax.adam(optax.cosine_decay_schedule(rate, steps)), epochs=epochs,
         batch_size=batch_size, progress=progress,
     )  # fmt: skip
-    return SequenceModel(result.params, position)
+    return SequenceModel(result.params, noise, position, design.input_top, design.weight_top)
 
 
 def _straight_line(events: Events) -> dict[str, Any]:
@@ -215,25 +210,35 @@ def _init(key: Any, rows: int, length: int, width: int, heads: int) -> dict[str,
     }
 
 
-def _predict(params: Any, position: str, key: Any, events: Events) -> Any:
-    """Every column's counts, `[n, columns]`."""
-    length = events.inputs.shape[1]
-    time = jnp.broadcast_to(jnp.arange(length), events.inputs.shape)
-    if position == "permuted":
-        time = jnp.argsort(jax.random.uniform(key, events.inputs.shape), 1)
-    lag = time[:, :, None] - time[:, None, :] + length - 1
+def _predict(params: Any, position: str, key: Any, inputs: Any, weights: Any, rows: Any) -> Any:
+    """Every column's counts, `[n, columns]`.
 
-    def column(p: Any, weights: Any) -> Any:
-        h = p["row"][events.rows]
+    `inputs` are `[n, events]`, of which zeros are none, `weights` `[columns, n, events]` and `rows`
+    `[n, events]`; an axis `n` may be 1.
+    """
+    there = jax.lax.stop_gradient(inputs) > 0
+    time = jnp.maximum(jnp.cumsum(there, 1) - 1, 0)
+    if position == "permuted":
+        draw = jnp.where(there, jax.random.uniform(key, inputs.shape), 2.0)
+        time = jnp.argsort(jnp.argsort(draw, 1), 1)
+    between = time[:, :, None] - time[:, None, :]
+
+    def column(p: Any, w: Any) -> Any:
+        h, bias = p["row"][rows], jnp.zeros((), inputs.dtype)
         if position != "none":
             h = h + p["when"][time]
-        return _column(p, jnp.asarray(events.inputs), weights, h, lag, position != "none")
+            bias = jnp.moveaxis(p["lag"][:, between + p["when"].shape[0] - 1], 0, 1)
+        bias = jnp.where(there[:, None, None, :], bias, -1e9)
+        return _column(p, inputs, w, h, bias)
 
-    weights = jnp.moveaxis(jnp.asarray(events.weights), 2, 0)
     return jax.vmap(column)(params, weights).T
 
 
-def _column(p: Any, a: Any, w: Any, h: Any, lag: Any, timed: bool) -> Any:
+_predicted = jax.jit(_predict, static_argnums=1)
+
+
+def _column(p: Any, a: Any, w: Any, h: Any, bias: Any) -> Any:
+    a, w = jnp.broadcast_arrays(a, w)
     charge = a * w
     h = h + jnp.stack([a, w, charge, jnp.abs(charge)], -1) @ p["embed"]
     heads = p["lag"].shape[0]
@@ -241,10 +246,8 @@ def _column(p: Any, a: Any, w: Any, h: Any, lag: Any, timed: bool) -> Any:
     mixed = (h @ p["mix"]).reshape(n, length, 3, heads, width // heads)
     q, k, v = (mixed[:, :, i] for i in range(3))
     scores = jnp.einsum("nihd,njhd->nhij", q, k) / np.sqrt(width // heads).astype(np.float32)
-    if timed:
-        scores = scores + jnp.moveaxis(p["lag"][:, lag], 0, 1)
-    seen = jnp.einsum("nhij,njhd->nihd", jax.nn.softmax(scores), v).reshape(n, length, width)
-    h = h + seen @ p["out"]
+    seen = jnp.einsum("nhij,njhd->nihd", jax.nn.softmax(scores + bias), v)
+    h = h + seen.reshape(n, length, width) @ p["out"]
     h = h + jax.nn.gelu(h @ p["up"]) @ p["down"]
     passed = charge * (1 + h @ p["charge"])
     return p["offset"] + p["gain"] * passed.sum(1)

@@ -12,6 +12,8 @@ from jaxeff.analog_hardware import (
     Chip,
     Crossbar,
     Design,
+    Events,
+    ReadOutNoise,
     Splines,
     analog,
     characterize,
@@ -140,20 +142,102 @@ def test_bad_measurements_are_refused(measured):
         fit_white_box(measured._replace(singles=measured.singles._replace(counts=counts)))
 
 
+@pytest.fixture(scope="module")
+def events():
+    """Trains of all lengths on a small array."""
+    return measure_events(
+        jax.random.key(0), Chip(3, **TINY), TINY_DESIGN, columns=2, active=None, programs=8,
+        vectors=32,
+    )  # fmt: skip
+
+
+TINY = {"rows": 12, "columns": 4}
+TINY_DESIGN = Design(**TINY, active=(8,))
+QUICK = {"epochs": 6, "width": 8, "heads": 1, "batch_size": 16, "progress": False}
+
+
+@pytest.fixture(scope="module")
+def sequences(events):
+    noise = ReadOutNoise(jnp.full(2, 0.3), jnp.full(2, 0.01))
+    return {
+        position: fit_sequence(
+            jax.random.key(1), events.split()[0], TINY_DESIGN, noise=noise, position=position,
+            **QUICK,
+        )
+        for position in ("time", "none")
+    }  # fmt: skip
+
+
 @pytest.mark.promotes("dtype")
-def test_sequences_are_learnt_per_column():
-    chip = Chip(3, rows=16, columns=4)
-    design = Design(rows=16, columns=4, active=(8,))
-    events = measure_events(
-        jax.random.key(0), chip, design, columns=2, active=6, programs=8, vectors=32
-    )
-    assert events.inputs.shape == (256, 6)
-    assert events.weights.shape == (256, 6, 2)
+def test_sequences_are_learnt_per_column(events, sequences):
+    assert events.inputs.shape == (256, 12)
+    assert events.weights.shape == (256, 12, 2)
+    sent = (events.inputs > 0).sum(1)
+    assert sent.min() < 4 < 9 < sent.max()
+    assert all((a[:n] > 0).all() for a, n in zip(events.inputs, sent, strict=True))
     train, test = events.split()
-    model = fit_sequence(jax.random.key(1), train, epochs=6, width=8, batch_size=16, progress=False)
+    model = sequences["time"]
     assert model.error(test).shape == (2,)
     assert (model.error(train) < train.counts.var(0)).all()
     timeless = dataclasses.replace(model, position="none")
     assert not np.allclose(timeless.predict(test), model.predict(test))
     with pytest.raises(ValueError, match="3 heads don't divide"):
         fit_sequence(jax.random.key(1), train, heads=3)
+
+
+@pytest.mark.promotes("dtype")
+@pytest.mark.parametrize("position", ["time", "none"])
+def test_a_tile_has_its_rows_as_events(sequences, position):
+    model = sequences[position]
+    rng = np.random.default_rng(0)
+    a = np.where(rng.random((5, 12)) < 0.6, rng.integers(1, 32, (5, 12)), 0).astype(np.float32)
+    w = rng.integers(-63, 64, (12, 2)).astype(np.float32)
+    # The same vectors with their silent rows taken out, as they were measured.
+    order = np.argsort(a == 0, 1, kind="stable").astype(np.int32)
+    trains = Events(np.take_along_axis(a, order, 1) / 31, w[order] / 63, order, np.zeros((5, 2)))
+    counts = jax.jit(lambda m, a, w: m.counts(a, w, 1.0))
+    np.testing.assert_allclose(counts(model, a, w), model.predict(trains), rtol=1e-4, atol=1e-3)
+    # Two events change places: only their times differ.
+    swapped = trains._replace(
+        **{
+            name: x[:, [1, 0, *range(2, 12)]]
+            for name, x in trains._asdict().items()
+            if name != "counts"
+        }
+    )
+    apart = np.abs(model.predict(swapped) - model.predict(trains)).max()
+    assert apart > 1e-2 if position == "time" else apart < 1e-3
+    np.testing.assert_allclose(
+        model.variance(a, w), np.repeat(0.3 + 0.01 * (a > 0).sum(1)[:, None], 2, 1), rtol=1e-5
+    )
+
+
+def test_a_crossbar_learns_through_a_model_of_sequences(sequences):
+    """Tiles of rows and columns, compiled, on several chips at once, with a gradient."""
+    models = jax.tree.map(lambda x: jnp.stack([x, 1.1 * x]), sequences["time"])
+    params = {"fc": {"kernel": jax.random.normal(jax.random.key(0), (20, 3))}}
+    x = jax.random.uniform(jax.random.key(1), (4, 20))
+
+    def run(model, params):
+        array = Crossbar(rows=12, columns=2, gain=0.004, weight_step=0.05, model=model)
+        g = analog(lambda p, x: x @ p["fc"]["kernel"], {"fc": array})
+        return g(jax.random.key(2), params, x)
+
+    each = jax.jit(jax.vmap(run, (0, None)))(models, params)
+    alone = jax.jit(run)(sequences["time"], params)
+    np.testing.assert_allclose(each[0], alone, rtol=1e-4, atol=1e-3)
+    assert np.abs(each[1] - each[0]).max() > 0
+    slope = jax.jit(jax.grad(lambda p: run(sequences["time"], p).sum()))(params)["fc"]["kernel"]
+    assert np.isfinite(slope).all()
+    # A larger weight lets more of a positive input through.
+    assert (np.asarray(slope) > 0).all()
+
+
+def test_tiles_that_were_not_measured_are_refused(sequences):
+    model = sequences["time"]
+    with pytest.raises(ValueError, match="13 rows and 2 columns is larger than the 12 events"):
+        model.counts(jnp.ones((1, 13)), jnp.ones((13, 2)), 1.0)
+    with pytest.raises(ValueError, match="permuted times are a control"):
+        dataclasses.replace(model, position="permuted").counts(
+            jnp.ones((1, 12)), jnp.ones((12, 2)), 1.0
+        )

@@ -21,7 +21,7 @@ from jaxeff.analog_hardware import (
     train_for_chip,
 )
 from jaxeff.nn import MLP
-from jaxeff.training import cross_entropy, fit
+from jaxeff.training import cross_entropy, fit, sweep
 
 ARRAY = {"rows": 16, "columns": 8, "gain": 0.004}
 CHIP = Chip(3, rows=16, columns=8)
@@ -68,11 +68,45 @@ def test_the_value_is_the_chips_and_the_gradient_the_models():
 def test_chips_are_a_vmap():
     f, params, (x, _) = network()
     spec = {"fc*:linear": Crossbar(**ARRAY)}
-    chips = jax.vmap(lambda d: Chip(d, rows=16, columns=8))(jnp.arange(3))
-    run = jax.vmap(lambda c: in_the_loop(f, spec, c)(jax.random.key(0), params, x))
-    logits = jax.jit(run)(chips)
+
+    @jax.jit
+    def run(device):
+        chip = Chip(device, rows=16, columns=8)
+        return in_the_loop(f, spec, chip)(jax.random.key(0), params, x)
+
+    logits = jax.jit(jax.vmap(run))(jnp.arange(3))
     assert logits.shape == (3, 64, 3)
     assert float(jnp.abs(logits[0] - logits[1]).max()) > 0
+    for device in range(3):
+        np.testing.assert_allclose(run(device), logits[device], rtol=1e-5, atol=1e-5)
+
+
+def test_a_sweep_over_chips_trains_for_each():
+    """Devices are settings of a sweep; each has the training that it would have alone."""
+    f, params, data = network()
+    spec = {"fc*:linear": Crossbar(**ARRAY)}
+
+    def on(device):
+        return in_the_loop(f, spec, Chip(device, rows=16, columns=8))
+
+    def score(key, params, state, device):
+        return {"logits": on(device)(key, params, data[0])}
+
+    def swept(devices):
+        return sweep(
+            jax.random.key(0), lambda d: cross_entropy(on(d), keyed=True),
+            lambda key: (params, None), devices, data, score=score, optimizer=optax.sgd(0.1),
+            epochs=2, batch_size=16, keep=True, progress=False,
+        )  # fmt: skip
+
+    both, alone = swept(jnp.arange(2)), swept(jnp.arange(1, 2))
+    assert not both.diverged.any()
+    kernels = both.params["fc1"]["kernel"][0]
+    assert np.abs(kernels[0] - kernels[1]).max() > 0
+    np.testing.assert_allclose(kernels[1], alone.params["fc1"]["kernel"][0, 0], atol=1e-5)
+    np.testing.assert_allclose(
+        both.scores["logits"][0, 1], alone.scores["logits"][0, 0], rtol=1e-3, atol=1e-3
+    )
 
 
 def test_a_chip_that_fails_in_training_leaves_the_checkpoint(tmp_path):
