@@ -67,9 +67,9 @@ class Settings:
     finals: Annotated[int, Least(0)] = 1
     finished: tuple[str, ...] = (*AGENTS, "greedy")
     latency: Literal["table", "operations"] = "table"
-    round_to: Annotated[int, Least(1)] = 8
+    round_to: Annotated[int, Least(1)] = 16
     few: Annotated[int, Least(1)] = 4
-    nodes: tuple[Annotated[int, Least(1)], ...] = (4, 8, 32)
+    nodes: tuple[Annotated[int, Least(1)], ...] = (4, 8, 12, 16, 32, 48)
     inputs: Annotated[int, Least(1)] = 8
     only: Annotated[tuple[str, ...], SELECTS] = ()
 
@@ -79,8 +79,7 @@ def actions_of(settings: Settings, name: str) -> Actions:
     if name == "pruning":
         return Actions("pruning", settings.few)
     of = "quantization" if name == "quantization" else "joint"
-    low = 0.0 if settings.latency == "table" else 0.2
-    return Actions(of, settings.round_to, float_below=low)
+    return Actions(of, settings.round_to)
 
 
 def searcher_of(settings: Settings, name: str) -> Any:

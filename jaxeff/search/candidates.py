@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
@@ -217,9 +218,14 @@ class Candidates:
         plan = self.space.plan(policy)
         g, train = pruned(self.f, plan), pruned(self.train, plan)
         spec = {site: setting for site, setting in self.space.spec(policy).items() if setting}
+        # By numpy: every cut would be a program of its own.
+        params, state = (
+            jax.tree.map(jnp.asarray, plan.shrink(jax.tree.map(np.asarray, tree)))
+            for tree in (self.params, self.state)
+        )
         return Small(
-            quantized(g, spec) if spec else g, plan.shrink(self.params), plan.shrink(self.state),
-            plan, g, spec, quantized(train, spec) if spec else train, train,
+            quantized(g, spec) if spec else g, params, state, plan, g, spec,
+            quantized(train, spec) if spec else train, train,
         )  # fmt: skip
 
     def _measure(

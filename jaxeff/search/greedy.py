@@ -63,8 +63,12 @@ class Greedy(Setting):
         if problem.known is None:
             raise ValueError("Greedy goes by sensitivities: search(..., sensitivities=True)")
         actions = np.zeros(problem.shape, np.float32)
-        if problem.actions.quantizes:  # eight bits first: they cost next to nothing
-            actions[:, -2:] = problem.actions.eight_below
+        if problem.actions.quantizes:
+            eight = actions.copy()
+            eight[:, -2:] = problem.actions.eight_below
+            # They hurt next to nothing; where they are fast enough, some layers may stay in float.
+            if cost(problem, eight) > problem.target * cost(problem, actions):
+                actions = eight
         return Progress(actions, self._advanced(problem, actions, self.step), self.step)
 
     def propose(

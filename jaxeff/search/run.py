@@ -43,6 +43,7 @@ from jaxeff.pruning.scores import Score, l1
 from jaxeff.search.actions import Actions
 from jaxeff.search.candidates import Candidates
 from jaxeff.search.ddpg import DDPG
+from jaxeff.search.landing import Course, Landing
 from jaxeff.search.latency import Candidate, Latency, LatencyError
 from jaxeff.search.policy import Policy
 from jaxeff.search.result import Search
@@ -79,6 +80,7 @@ def search(
     legal: Legal = Legal(),  # noqa: B008
     folder: str | os.PathLike[str] | None = None,
     settings: Mapping[str, Any] | None = None,
+    landing: Landing | None = None,
     progress: bool = True,
 ) -> Search:
     """Searches for the policy of the highest reward.
@@ -108,6 +110,8 @@ def search(
         legal: Which layers may have few bits.
         folder: Where episodes are kept.
         settings: What else makes it the same search, such as the latency's target, as JSON.
+        landing: How what is found is measured from end to end, and moved to the target; None
+            returns the best candidate by `latency`.
         progress: Whether to show how far it is.
 
     Raises:
@@ -137,7 +141,7 @@ def search(
     return search_among(
         key, candidates, latency=latency, target=target, agent=agent, actions=actions,
         episodes=episodes, reward=reward, known=known, folder=folder, settings=settings,
-        progress=progress,
+        landing=landing, progress=progress,
     )  # fmt: skip
 
 
@@ -154,6 +158,7 @@ def search_among(
     known: Sensitivity | Callable[[], Sensitivity] | None = None,
     folder: str | os.PathLike[str] | None = None,
     settings: Mapping[str, Any] | None = None,
+    landing: Landing | None = None,
     progress: bool = True,
 ) -> Search:
     """`search` where candidates are already prepared: several searches share what was compiled.
@@ -170,6 +175,7 @@ def search_among(
         known: Sensitivities, or what measures them; None to do without.
         folder: As for `search`.
         settings: Likewise.
+        landing: Likewise.
         progress: Likewise.
 
     Raises:
@@ -247,8 +253,26 @@ def search_among(
     measured = [row for row in rows if "reward" in row]
     if not measured:
         raise RuntimeError(f"no candidate could be measured; the last said: {rows[-1]['message']}")
+    landed: list[dict[str, Any]] = []
+    if landing is not None:
+        after = jax.random.fold_in(key, 1 + episodes)
+        of_policy = {str(row["policy"]): row for row in reversed(measured)}
+        landed = landing.land(Course(
+            space, actions, target, reward,
+            lambda policy: Candidate(policy, space, candidates.smaller),
+            None if time is None else lambda policy: measure(policy) / whole,
+            lambda policy: candidates.accuracy(after, policy), remembered,
+            [{"policy": row["policy"], "accuracy": row["accuracy"], "told": row["ratio"]}
+             for row in of_policy.values()],
+        ))  # fmt: skip
+        measured = [row for row in landed if "reward" in row]
+        if not measured:
+            raise RuntimeError(
+                "what was found couldn't be measured from end to end; the last said: "
+                f"{landed[-1]['message']}"
+            )
     best = Policy.from_plain(max(measured, key=lambda row: row["reward"])["policy"])
-    return Search(best, candidates.smaller(best), rows, whole, target, known, space)
+    return Search(best, candidates.smaller(best), rows, whole, target, known, space, landed)
 
 
 def _check_prunable(space: Space, actions: Actions) -> None:
