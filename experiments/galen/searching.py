@@ -62,11 +62,13 @@ class Workshop:
         space = Space.read(
             net.evaluate, model.params, model.state, x, legal=Legal(inputs=settings.inputs)
         )
+        size = min(settings.step_images, len(held[0]))
+        steps = settings.steps or len(model.images.train[0]) // size
+        rate = optax.cosine_decay_schedule(settings.retrain_rate, steps)
         return Candidates(
             net.evaluate, model.params, model.images.train, held, space, state=model.state,
-            train=net.train, steps=settings.steps or None,
-            batch_size=min(settings.batch_size, len(held[0])),
-            optimizer=optax.sgd(settings.retrain_rate, momentum=0.9),
+            train=net.train, steps=steps, batch_size=size,
+            optimizer=optax.sgd(rate, momentum=0.9),
         )  # fmt: skip
 
     @functools.cached_property
@@ -160,7 +162,7 @@ class Workshop:
         if "policy" not in row:
             return {"part": "final", **same, "message": row["message"]}
         settings, model = self.settings, self.model
-        landing = Landing(self.measured) if settings.latency == "table" else None
+        landing = Landing(self.measured, steps=2, tried=6) if settings.latency == "table" else None
         found = self._search(row["searcher"], row["target"], row["seed"], landing)
         small, top = found.smaller, found.top
         ranges = model.calibration(RANGES)
