@@ -204,9 +204,7 @@ def search_among(
         return kept[task]
 
     def measure(policy: Policy) -> float:
-        found = float(latency(Candidate(policy, space, candidates.smaller)))
-        check_number("search: latency(candidate)", found, above=0)
-        return found
+        return _checked(latency(Candidate(policy, space, candidates.smaller)))
 
     whole = remembered("whole", lambda: measure(space.whole))
     _check_reachable(
@@ -217,22 +215,30 @@ def search_among(
         known = known()
     time = measure if getattr(latency, "looked_up", False) else None
     problem = Problem(space, actions, known, episodes, target, whole, time)
-    policy_of = jax.jit(functools.partial(actions.policy, space))
+    jitted = jax.jit(functools.partial(actions.policy, space))
+
+    def policy_of(proposed: Any) -> Policy:
+        found: Policy = jax.tree.map(np.asarray, jitted(jnp.asarray(proposed)))
+        return found
+
+    early = _Early(latency, agent, problem, lambda p: Candidate(p, space, candidates.smaller))
     memory = agent.start(jax.random.fold_in(key, 0), problem)
     rows: list[dict[str, Any]] = []
     with progress_bar(progress, "episodes", episodes, 0) as advance:
         for episode in range(episodes):
-            keys = jax.random.split(jax.random.fold_in(key, 1 + episode), 3)
+            keys = _keys(key, episode)
+            if kept is None or ["episode", episode] not in kept:
+                early.measure(key, episode, memory, policy_of)
             proposed, memory = agent.propose(keys[0], problem, memory)
             _check_finite(proposed, episode)
-            policy = jax.tree.map(np.asarray, policy_of(jnp.asarray(proposed)))
+            policy = policy_of(proposed)
 
             def evaluate(
                 policy: Policy = policy, key: Any = keys[1], episode: int = episode
             ) -> dict[str, Any]:
                 row: dict[str, Any] = {"episode": episode, "policy": policy.plain()}
                 try:
-                    time = measure(policy)
+                    time = early.taken(episode, policy, measure)
                 except LatencyError as error:
                     return row | {"message": str(error)}
                 accuracy = candidates.accuracy(key, policy)
@@ -273,6 +279,52 @@ def search_among(
             )
     best = Policy.from_plain(max(measured, key=lambda row: row["reward"])["policy"])
     return Search(best, candidates.smaller(best), rows, whole, target, known, space, landed)
+
+
+def _keys(key: PRNGKeyArray, episode: int) -> PRNGKeyArray:
+    """To propose, to evaluate and to learn with."""
+    return jax.random.split(jax.random.fold_in(key, 1 + episode), 3)
+
+
+class _Early:
+    """Candidates of the next episodes, measured at once where there are several boards."""
+
+    def __init__(
+        self,
+        latency: Latency,
+        agent: Searcher,
+        problem: Problem,
+        candidate: Callable[[Policy], Candidate],
+    ) -> None:
+        self.many, self.boards = getattr(latency, "many", None), getattr(latency, "boards", 1)
+        self.ahead, self.problem = getattr(agent, "ahead", None), problem
+        self.candidate = candidate
+        self.known: dict[int, float | LatencyError] = {}
+
+    def measure(
+        self, key: PRNGKeyArray, episode: int, memory: Any, policy_of: Callable[[Any], Policy]
+    ) -> None:
+        """Measures from an episode on, unless that is known already."""
+        if self.many is None or self.ahead is None or self.boards < 2 or episode in self.known:
+            return
+        last = min(episode + self.boards, self.problem.episodes)
+        keys = [_keys(key, i)[0] for i in range(episode, last)]
+        policies = [policy_of(one) for one in self.ahead(keys, self.problem, memory)]
+        if len(policies) > 1:
+            found = self.many([self.candidate(policy) for policy in policies])
+            self.known |= dict(enumerate(found, episode))
+
+    def taken(self, episode: int, policy: Policy, measure: Callable[[Policy], float]) -> float:
+        """The latency of an episode's candidate."""
+        found = self.known.pop(episode, None)
+        if isinstance(found, LatencyError):
+            raise found
+        return measure(policy) if found is None else _checked(found)
+
+
+def _checked(found: float) -> float:
+    check_number("search: latency(candidate)", float(found), above=0)
+    return float(found)
 
 
 def _check_prunable(space: Space, actions: Actions) -> None:
