@@ -42,7 +42,7 @@ from jaxeff.progress import progress_bar
 from jaxeff.pruning.scores import Score, l1
 from jaxeff.search.actions import Actions
 from jaxeff.search.candidates import Candidates
-from jaxeff.search.ddpg import DDPG
+from jaxeff.search.knapsack import Knapsack
 from jaxeff.search.landing import Course, Landing
 from jaxeff.search.latency import Candidate, Latency, LatencyError
 from jaxeff.search.policy import Policy
@@ -64,9 +64,9 @@ def search(
     *,
     latency: Latency,
     target: float,
-    agent: Searcher = DDPG(),  # noqa: B008
+    agent: Searcher = Knapsack(),  # noqa: B008
     actions: Actions = Actions(),  # noqa: B008
-    episodes: int = 410,
+    episodes: int = 30,
     reward: Reward = Absolute(),  # noqa: B008
     validation: Any = None,
     state: Any = None,
@@ -93,9 +93,10 @@ def search(
         data: Pairs of inputs and labels.
         latency: How long a candidate takes; called once per episode, and for the whole model.
         target: Share of the whole model's latency that is asked for, above 0.
-        agent: What proposes actions.
+        agent: What proposes actions; of those that `python -m experiments.galen`
+            compares, the default finds the best at a few dozen episodes.
         actions: What they mean.
-        episodes: Candidates.
+        episodes: Candidates; an agent that learns takes hundreds.
         reward: Of accuracy and latency.
         validation: Pairs that accuracies are measured on; None takes the last fifth of the data,
             which is then not trained on.
@@ -151,9 +152,9 @@ def search_among(
     *,
     latency: Latency,
     target: float,
-    agent: Searcher = DDPG(),  # noqa: B008
+    agent: Searcher = Knapsack(),  # noqa: B008
     actions: Actions = Actions(),  # noqa: B008
-    episodes: int = 410,
+    episodes: int = 30,
     reward: Reward = Absolute(),  # noqa: B008
     known: Sensitivity | Callable[[], Sensitivity] | None = None,
     folder: str | os.PathLike[str] | None = None,
