@@ -55,7 +55,7 @@ def agents(report: Report) -> list[Row]:
                 "agent": row["searcher"], "c": row["target"], "seed": row["seed"],
                 **_beside("macs", row["macs"] / base["macs"], theirs, FLOAT["macs"]),
                 **_beside("bops", row["bops"] / base["bops"], theirs, FLOAT["bops"]),
-                "latency": row["share"],
+                "latency": row["share"], "of_untuned": row["share"] * base["share_of_generic"],
                 "source_latency": theirs["ms"] / FLOAT["ms"] if theirs else None,
                 "accuracy": row["library"], "source_accuracy": theirs.get("accuracy"),
             })  # fmt: skip
@@ -90,15 +90,21 @@ def tables(report: Report) -> Sequence[Table]:
     base = whole(report)
     kept = ("searcher", "target", "seeds", "reward", "error", "accuracy", "ratio", "seconds",
             "message")  # fmt: skip
-    columns = ("searcher", "target", "seed", "table_share", "share", "searched", "library")
+    columns = ("searcher", "target", "seed", "told", "took", "share", "searched", "library")
     return [
         Table("float", [base], ("subject", "ms", "share_of_generic", "accuracy", "validation")),
         Table("agents, trained and measured; shares of the whole network's", agents(report),
-              ("agent", "c", "seed", "macs", "bops", "latency", "accuracy")),
+              ("agent", "c", "seed", "macs", "bops", "latency", "of_untuned", "accuracy")),
         Table("every searcher at one budget, in the search", searches(report), kept),
         Table("sensitivities off and on, in the search", blind(report)),
-        Table("every result, trained and measured", finals(report), columns),
+        Table("every result, trained and measured", [_first(row) for row in finals(report)],
+              columns),
     ]  # fmt: skip
+
+
+def _first(row: Row) -> Row:
+    """With what was told and took of the first candidate that was measured."""
+    return row | {key: next(iter(row[key]), None) for key in ("told", "took")}
 
 
 def judge(report: Report) -> None:
@@ -114,8 +120,9 @@ def judge(report: Report) -> None:
         apart = abs(row["library"] - row["searched"])
         report.check(f"{name}: accuracy of the library apart from the search's", f"<= {SAME}",
                      apart, apart <= SAME, needs="default")  # fmt: skip
-    if ends := finals(report):
-        apart = float(np.median([abs(r["table_share"] / r["share"] - 1) for r in ends]))
+    pairs = [pair for r in finals(report) for pair in zip(r["told"], r["took"], strict=True)]
+    if pairs:
+        apart = float(np.median([abs(told / took - 1) for told, took in pairs]))
         report.check("median distance of the table's sums from times end to end", "<= .05", apart,
                      apart <= NEAR, needs="default")  # fmt: skip
     _collapse(report, means, min(targets))

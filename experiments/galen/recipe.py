@@ -31,8 +31,9 @@ class Settings:
         updates: Of the agent, per episode.
         decay: Of the agent's noise, per episode.
         steps: Of every candidate's training; 0 takes an epoch.
+        step_images: Images per step of it.
         rate: Learning rate of Adam for the float network, decayed by a cosine.
-        retrain_rate: Of a candidate's training, by momentum of .9.
+        retrain_rate: Of a candidate's training by momentum of .9, decayed by a cosine.
         batch_size: Images per update.
         validation: Images that candidates are measured on, none of the others.
         images: That sensitivities are measured on.
@@ -56,20 +57,21 @@ class Settings:
     warm_up: Annotated[int, Least(0)] = 10
     updates: Annotated[int, Least(1)] = 20
     decay: float = 0.9
-    steps: Annotated[int, Least(0)] = 4
+    steps: Annotated[int, Least(0)] = 16
+    step_images: Annotated[int, Least(1)] = 32
     rate: float = 2e-3
-    retrain_rate: float = 0.01
+    retrain_rate: float = 0.02
     batch_size: Annotated[int, Least(1)] = 64
-    validation: Annotated[int, Least(1)] = 256
+    validation: Annotated[int, Least(1)] = 512
     images: Annotated[int, Least(1)] = 32
     epochs: Annotated[int, Least(0)] = 1
     final_images: Annotated[int, Least(1)] = 10_000
     finals: Annotated[int, Least(0)] = 1
-    finished: tuple[str, ...] = (*AGENTS, "greedy")
+    finished: tuple[str, ...] = (*AGENTS, "greedy", "knapsack")
     latency: Literal["table", "operations"] = "table"
-    round_to: Annotated[int, Least(1)] = 8
+    round_to: Annotated[int, Least(1)] = 16
     few: Annotated[int, Least(1)] = 4
-    nodes: tuple[Annotated[int, Least(1)], ...] = (4, 8, 32)
+    nodes: tuple[Annotated[int, Least(1)], ...] = (4, 8, 12, 16, 32, 48)
     inputs: Annotated[int, Least(1)] = 8
     only: Annotated[tuple[str, ...], SELECTS] = ()
 
@@ -79,8 +81,7 @@ def actions_of(settings: Settings, name: str) -> Actions:
     if name == "pruning":
         return Actions("pruning", settings.few)
     of = "quantization" if name == "quantization" else "joint"
-    low = 0.0 if settings.latency == "table" else 0.2
-    return Actions(of, settings.round_to, float_below=low)
+    return Actions(of, settings.round_to)
 
 
 def searcher_of(settings: Settings, name: str) -> Any:
@@ -106,8 +107,8 @@ SIZES = {
     "default": Settings(Classifier("resnet8", "cifar-10", 20_000, 12, 2000, 1)),
     "full": Settings(
         Classifier("resnet18", "cifar-10", 40_000, 100, 10_000, 1), episodes=410, updates=1,
-        decay=0.95, steps=0, retrain_rate=0.05, batch_size=128, validation=10_000, images=256,
-        epochs=30, final_images=40_000, finals=5, round_to=32, few=1, nodes=(32, 64, 128, 256),
-        inputs=32,
+        decay=0.95, steps=0, step_images=128, retrain_rate=0.05, batch_size=128,
+        validation=10_000, images=256, epochs=30, final_images=40_000, finals=5, round_to=32,
+        few=1, nodes=(32, 64, 128, 256), inputs=32,
     ),
 }  # fmt: skip

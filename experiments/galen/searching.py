@@ -8,16 +8,19 @@ import jax
 import numpy as np
 import optax
 from jaxeff_export import deploy, measured_latency, resolve_target, table_latency
+from jaxeff_export.latency.turns import Turns, compiled
 
 from experiments import classifiers
-from experiments.galen.recipe import BLIND, Settings, actions_of, searcher_of
+from experiments.galen.recipe import AGENTS, BLIND, Settings, actions_of, searcher_of
 from experiments.harness import Row, Run
 from experiments.trainable import load_images
 from jaxeff.search import (
     Candidate,
     Candidates,
+    Landing,
     Legal,
     Policy,
+    Search,
     Sensitivity,
     Space,
     bit_operations,
@@ -29,6 +32,10 @@ GENERIC = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64", "num
 """A processor of which the compiler knows nothing."""
 RANGES = 256
 """Images that ranges of activations are measured on."""
+LIKELY = 200
+"""Policies at random that tables are filled for at first."""
+TIMES = 5, 11
+"""Calls per measurement, and measurements."""
 
 
 class Workshop:
@@ -55,11 +62,13 @@ class Workshop:
         space = Space.read(
             net.evaluate, model.params, model.state, x, legal=Legal(inputs=settings.inputs)
         )
+        size = min(settings.step_images, len(held[0]))
+        steps = settings.steps or len(model.images.train[0]) // size
+        rate = optax.cosine_decay_schedule(settings.retrain_rate, steps)
         return Candidates(
             net.evaluate, model.params, model.images.train, held, space, state=model.state,
-            train=net.train, steps=settings.steps or None,
-            batch_size=min(settings.batch_size, len(held[0])),
-            optimizer=optax.sgd(settings.retrain_rate, momentum=0.9),
+            train=net.train, steps=steps, batch_size=size,
+            optimizer=optax.sgd(rate, momentum=0.9),
         )  # fmt: skip
 
     @functools.cached_property
@@ -68,14 +77,34 @@ class Workshop:
         if self.settings.latency == "operations":
             return bit_operations
         folder = self.run.shared("kernel_tables") / self.settings.subject.name
-        return table_latency(
+        table = table_latency(
             self.model.calibration(1), target=self.target, folder=folder, nodes=self.settings.nodes
         )
+        space, key = self.candidates.space, self._key(7)
+        for name in AGENTS:
+            actions = actions_of(self.settings, name)
+            shape = LIKELY, len(space.sites), actions.count
+            drawn = jax.random.uniform(jax.random.fold_in(key, actions.count), shape)
+            table.prepare(
+                self._candidate(jax.tree.map(np.asarray, actions.policy(space, one)))
+                for one in drawn
+            )
+        return table
 
     @functools.cached_property
     def measured(self) -> Any:
         """Compiled and timed."""
         return measured_latency(self.model.calibration(1), target=self.target)
+
+    @functools.cached_property
+    def turns(self) -> Turns:
+        """In turns with the whole model in float32."""
+        made = Turns("local", *TIMES)
+        whole = self.candidates.space.whole
+        made.start(
+            compiled(self._candidate(whole), whole, (self.model.calibration(1),), self.target)
+        )
+        return made
 
     @functools.cached_property
     def known(self) -> Sensitivity:
@@ -91,10 +120,9 @@ class Workshop:
         """The network in float32, and how sensitive its layers are."""
         model, space, known = self.model, self.candidates.space, self.known
         x = model.calibration(1)
-        candidate = self._candidate(space.whole)
-        seconds = self.measured(candidate)
-        g, params = candidate.small.integer(x)
-        generic = deploy(g, (params, x), GENERIC).benchmark("local", 5, 11).median_ms / 1000
+        candidate, seconds = self._candidate(space.whole), self.turns.first
+        g, params = candidate.small.integer(x)  # in float: nothing of it has bits
+        generic = self.turns.seconds(deploy(g, (params, x), GENERIC))
         row = {
             "part": "float", "subject": model.subject.name, "ms": 1000 * seconds,
             "share_of_generic": seconds / generic, "sites": list(space.names),
@@ -108,23 +136,15 @@ class Workshop:
 
     def search(self, name: str, target: float, seed: int) -> Row:
         """What a searcher found, and every episode's reward."""
-        settings, space = self.settings, self.candidates.space
-        known = None if name == BLIND else self.known
-        start = time.monotonic()
+        space, start = self.candidates.space, time.monotonic()
         row: Row = {"part": "search", "searcher": name, "target": target, "seed": seed}
         try:
-            found = search_among(
-                self._key(1 + seed), self.candidates, latency=self.latency, target=target,
-                agent=searcher_of(settings, name), actions=actions_of(settings, name),
-                episodes=settings.episodes, known=known, progress=False,
-                folder=self.run.work / f"{name}-{target:g}-{seed}".replace(" ", "_"),
-            )  # fmt: skip
+            found = self._search(name, target, seed)
         except ValueError as error:
             if "can't be reached" not in str(error):
                 raise
             return row | {"message": str(error), "seconds": time.monotonic() - start}
-        best = found.best
-        top = max((e for e in found.episodes if "reward" in e), key=lambda e: e["reward"])
+        best, top = found.best, found.top
         outputs = np.asarray(space.outputs(best.kept))
         made = np.array([site.made.size for site in space.sites])
         return row | {
@@ -142,9 +162,9 @@ class Workshop:
         if "policy" not in row:
             return {"part": "final", **same, "message": row["message"]}
         settings, model = self.settings, self.model
-        candidate = self._candidate(Policy.from_plain(row["policy"]))
-        share = self.measured(candidate) / self.measured(self._candidate(candidate.space.whole))
-        small = candidate.small
+        landing = Landing(self.measured, steps=2, tried=6) if settings.latency == "table" else None
+        found = self._search(row["searcher"], row["target"], row["seed"], landing)
+        small, top = found.smaller, found.top
         ranges = model.calibration(RANGES)
         small = small.with_ranges(ranges)
         if settings.epochs:
@@ -155,14 +175,32 @@ class Workshop:
             )  # fmt: skip
         g, params = small.integer(ranges)
         bundle = deploy(g, (params, model.calibration(1)), self.target)
+        share = self.turns.seconds(bundle) / self.turns.first
         x, labels = (np.asarray(part) for part in model.images.test)
         with bundle.on("local") as board:
             right = [board.run(x[i : i + 1]).argmax() == labels[i] for i in range(len(labels))]
         return {
-            "part": "final", **same, "table_share": row["ratio"] * row["target"], "share": share,
+            "part": "final", **same, "share": share,
+            "told": [one["told"] * row["target"] for one in found.landed if "ratio" in one],
+            "took": [one["ratio"] * row["target"] for one in found.landed if "ratio" in one],
+            "validation": top["accuracy"], "reward": top["reward"],
             "searched": self._accuracy(small), "library": float(np.mean(right)),
-            "macs": row["macs"], "bops": row["bops"],
+            "macs": float(found.space.macs(found.best).sum()),
+            "bops": float(found.space.bops(found.best).sum()), "policy": found.best.plain(),
         }  # fmt: skip
+
+    def _search(
+        self, name: str, target: float, seed: int, landing: Landing | None = None
+    ) -> Search:
+        """The search; episodes that it had are read."""
+        settings = self.settings
+        return search_among(
+            self._key(1 + seed), self.candidates, latency=self.latency, target=target,
+            agent=searcher_of(settings, name), actions=actions_of(settings, name),
+            episodes=settings.episodes, known=None if name == BLIND else self.known,
+            landing=landing, progress=False,
+            folder=self.run.work / f"{name}-{target:g}-{seed}".replace(" ", "_"),
+        )  # fmt: skip
 
     def _candidate(self, policy: Policy) -> Candidate:
         return Candidate(policy, self.candidates.space, self.candidates.smaller)

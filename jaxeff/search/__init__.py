@@ -11,6 +11,7 @@ from jaxeff.search.ddpg import DDPG
 from jaxeff.search.evolution import Evolution
 from jaxeff.search.greedy import Greedy
 from jaxeff.search.knapsack import Knapsack
+from jaxeff.search.landing import Landing
 from jaxeff.search.latency import Candidate, Latency, LatencyError, bit_operations
 from jaxeff.search.policy import FLOAT, FP32, INT8, MIX, Policy
 from jaxeff.search.result import Search
@@ -35,6 +36,7 @@ __all__ = [
     "Exponential",
     "Greedy",
     "Knapsack",
+    "Landing",
     "Latency",
     "LatencyError",
     "Legal",

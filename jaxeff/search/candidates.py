@@ -15,7 +15,8 @@ candidates.accuracy(jax.random.key(0), space.whole)
 ```
 
 Sharp edges:
-    Every candidate starts from the parameters that are given, not from the last one's.
+    Every candidate starts from the parameters that are given, not from the last one's, and where it
+    trains it ends with running statistics of its own.
     Ranges of activations are those of each sample, so a batch is as accurate as its images are.
 """
 
@@ -26,6 +27,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
@@ -36,9 +38,10 @@ from jaxeff.search.space import Space
 from jaxeff.settings import check_count
 from jaxeff.training import cross_entropy, fit, init, make_epoch
 from jaxeff.training.epoch import count_examples
+from jaxeff.training.settling import settled
 
 RANGES = 256
-"""Inputs that ranges of activations are measured on before training."""
+"""Inputs that ranges of activations are measured on before training, running statistics after."""
 
 
 class Small(NamedTuple):
@@ -217,18 +220,22 @@ class Candidates:
         plan = self.space.plan(policy)
         g, train = pruned(self.f, plan), pruned(self.train, plan)
         spec = {site: setting for site, setting in self.space.spec(policy).items() if setting}
+        # By numpy: every cut would be a program of its own.
+        params, state = (
+            jax.tree.map(jnp.asarray, plan.shrink(jax.tree.map(np.asarray, tree)))
+            for tree in (self.params, self.state)
+        )
         return Small(
-            quantized(g, spec) if spec else g, plan.shrink(self.params), plan.shrink(self.state),
-            plan, g, spec, quantized(train, spec) if spec else train, train,
+            quantized(g, spec) if spec else g, params, state, plan, g, spec,
+            quantized(train, spec) if spec else train, train,
         )  # fmt: skip
 
     def _measure(
         self, key: Any, policy: Policy, params: Any, state: Any, data: Any, validation: Any
     ) -> Float[Array, ""]:
         if self.steps:
-            loss = cross_entropy(
-                self.space.compressed(self.train, policy), mutable=self.state is not None
-            )
+            train = self.space.compressed(self.train, policy)
+            loss = cross_entropy(train, mutable=self.state is not None)
             epoch = make_epoch(loss, self.optimizer, self.batch_size)
             rows_key, epoch_key = jax.random.split(key)
             count = count_examples(data)
@@ -236,6 +243,9 @@ class Candidates:
             few = jax.tree.map(lambda leaf: jnp.asarray(leaf)[rows], data)
             trained, _ = epoch(init(params, self.optimizer, state), epoch_key, few)
             params, state = trained.params, trained.state
+            if state is not None:
+                first = jax.tree.map(lambda leaf: leaf[:RANGES], few[0])
+                state = settled(train, params, state, first)
         f = self.space.compressed(self.f, policy)
         size = self.batch_size
         whole = count_examples(validation) // size * size

@@ -25,6 +25,7 @@ References:
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
@@ -163,6 +164,13 @@ class DDPG(Setting):
         """See `Searcher`."""
         actions, features = _walk(self, problem.space, problem.actions, key, state)
         return actions, state._replace(features=features)
+
+    def ahead(
+        self, keys: Sequence[PRNGKeyArray], problem: Problem, state: Agent
+    ) -> list[Float[Array, "layers actions"]]:
+        """See `searcher.py`: what is left of the warm-up."""
+        left = max(self.warm_up - int(state.episode), 0)
+        return [self.propose(key, problem, state)[0] for key in keys[:left]]
 
     def learn(self, key: PRNGKeyArray, problem: Problem, state: Agent, outcome: Outcome) -> Agent:
         """See `Searcher`."""

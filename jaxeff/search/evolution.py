@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
@@ -57,6 +58,13 @@ class Evolution(Setting):
     ) -> tuple[Float[Array, "layers actions"], Generation]:
         """See `Searcher`."""
         return jnp.clip(state.population[state.tried], 0, 1).reshape(problem.shape), state
+
+    def ahead(
+        self, keys: Sequence[PRNGKeyArray], problem: Problem, state: Generation
+    ) -> list[Float[Array, "layers actions"]]:
+        """See `searcher.py`: what is left of the generation."""
+        left = [state._replace(tried=i) for i in range(state.tried, self.population)]
+        return [self.propose(k, problem, s)[0] for k, s in zip(keys, left, strict=False)]
 
     def learn(
         self, key: PRNGKeyArray, problem: Problem, state: Generation, outcome: Outcome

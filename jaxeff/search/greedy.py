@@ -3,7 +3,7 @@
 After NetAdapt (Yang et al., arXiv 1804.03230), with sensitivities in the place of its trials: an
 episode strengthens actions one after the other, by what is known of the latency until it is halfway
 to the target or, where nothing is known of it, just one. The candidate is measured, and it goes on
-until the target is met; then the last step is halved.
+until the target is met. A step that was too much is taken back, and the next best one is tried.
 
 What a step saves is seconds where a latency is looked up, and bit operations else.
 """
@@ -17,7 +17,7 @@ from typing import Annotated, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from jaxeff.search.actions import Actions
 from jaxeff.search.policy import Policy
@@ -31,14 +31,14 @@ class Progress(NamedTuple):
     """Where it is.
 
     Attributes:
-        actions: The last ones that were too slow.
+        actions: Those before the last step.
         tried: Those of the episode.
-        step: How much an action grows.
+        closed: Which actions were too much a step further.
     """
 
     actions: Float[np.ndarray, "layers actions"]
     tried: Float[np.ndarray, "layers actions"]
-    step: float
+    closed: Bool[np.ndarray, "layers actions"]
 
 
 @register_setting
@@ -63,9 +63,13 @@ class Greedy(Setting):
         if problem.known is None:
             raise ValueError("Greedy goes by sensitivities: search(..., sensitivities=True)")
         actions = np.zeros(problem.shape, np.float32)
-        if problem.actions.quantizes:  # eight bits first: they cost next to nothing
-            actions[:, -2:] = problem.actions.eight_below
-        return Progress(actions, self._advanced(problem, actions, self.step), self.step)
+        if problem.actions.quantizes:
+            eight = actions.copy()
+            eight[:, -2:] = problem.actions.eight_below
+            # They hurt next to nothing; where they are fast enough, some layers may stay in float.
+            if cost(problem, eight) > problem.target * cost(problem, actions):
+                actions = eight
+        return self._advanced(problem, actions, np.zeros(problem.shape, bool))
 
     def propose(
         self, key: PRNGKeyArray, problem: Problem, state: Progress
@@ -78,41 +82,41 @@ class Greedy(Setting):
     ) -> Progress:
         """See `Searcher`."""
         if outcome.ratio > 1:
-            actions, step = state.tried, state.step
-        else:  # too much: the same from before, in smaller steps
-            actions, step = state.actions, state.step / 2
-        return Progress(actions, self._advanced(problem, actions, step), step)
+            return self._advanced(problem, state.tried, state.closed)
+        closed = state.closed | (state.tried != state.actions)
+        return self._advanced(problem, state.actions, closed)
 
     def _advanced(
-        self, problem: Problem, actions: np.ndarray, step: float
-    ) -> Float[np.ndarray, "layers actions"]:
+        self,
+        problem: Problem,
+        actions: Float[np.ndarray, "layers actions"],
+        closed: Bool[np.ndarray, "layers actions"],
+    ) -> Progress:
         """Steps that need no measurement, as far as half of what is too much, and at least one."""
-        found = self._stronger(problem, actions, step)
-        if problem.time is None:
-            return found
-        wanted = problem.target * problem.whole
-        least = (cost(problem, actions) + wanted) / 2
-        while cost(problem, found) > least:
-            further = self._stronger(problem, found, step)
-            if (further == found).all():
-                break
-            found = further
-        return found
+        before, found = actions, self._stronger(problem, actions, closed)
+        if problem.time is not None:
+            least = (cost(problem, actions) + problem.target * problem.whole) / 2
+            while cost(problem, found) > least:
+                further = self._stronger(problem, found, closed)
+                if (further == found).all():
+                    break
+                before, found = found, further
+        return Progress(before, found, closed)
 
     def _stronger(
-        self, problem: Problem, actions: np.ndarray, step: float
+        self, problem: Problem, actions: np.ndarray, closed: np.ndarray
     ) -> Float[np.ndarray, "layers actions"]:
-        """The actions with the best of all single steps."""
+        """The actions with the best of all single steps that aren't closed."""
         of, known = problem.actions, problem.known
         assert known is not None
         before = cost(problem, actions)
         best, chosen = np.inf, actions
         for i, j in np.ndindex(*problem.shape):
-            if actions[i, j] >= self.most:
+            if closed[i, j] or actions[i, j] >= self.most:
                 continue
             more, saved = actions.copy(), 0.0
             while saved <= 0 and more[i, j] < self.most:  # a small step may round to nothing
-                more[i, j] = self._next(problem, float(more[i, j]), step, j)
+                more[i, j] = self._next(problem, float(more[i, j]), j)
                 saved = before - cost(problem, more)
             if saved <= 0:
                 continue
@@ -122,11 +126,11 @@ class Greedy(Setting):
                 best, chosen = worth, more
         return chosen
 
-    def _next(self, problem: Problem, action: float, step: float, j: int) -> float:
+    def _next(self, problem: Problem, action: float, j: int) -> float:
         """What does nothing is skipped: bits begin to go above a threshold."""
         quantizes = problem.actions.quantizes and j >= problem.shape[1] - 2
         least = problem.actions.float_below + 1e-3 if quantizes and action == 0 else 0.0
-        return float(min(max(action + step, least), self.most))
+        return float(min(max(action + self.step, least), self.most))
 
 
 def cost(problem: Problem, actions: np.ndarray) -> float:

@@ -73,10 +73,11 @@ class Knapsack(Setting):
         if known is None:
             raise ValueError("Knapsack goes by sensitivities: search(..., sensitivities=True)")
         channels = np.linspace(0, 1, self.levels, endpoint=False)
-        # Eight bits, and every number of few bits once.
-        bits = of.eight_below + (1 - of.eight_below) * np.linspace(0, 0.999, self.levels)
-        axes = ([channels] if of.prunes else []) + ([bits, bits] if of.quantizes else [])
-        options = np.array([*itertools.product(*axes)], np.float32)
+        # Eight bits, every number of few bits once, and none of both if actions can say so.
+        few = of.eight_below + (1 - of.eight_below) * np.linspace(0, 0.999, self.levels)
+        bits = [*itertools.product(few, few), *([(0.0, 0.0)] if of.float_below > 0 else [])]
+        axes = ([[(c,) for c in channels]] if of.prunes else []) + ([bits] if of.quantizes else [])
+        options = np.array([sum(parts, ()) for parts in itertools.product(*axes)], np.float32)
         layers, _ = problem.shape
         start = np.zeros(problem.shape, np.float32)
         if of.quantizes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -28,6 +28,9 @@ class Search:
         target: Share of it that was asked for.
         known: Sensitivities of the layers; None if they weren't measured.
         space: The model's layers.
+        landed: A record per candidate that was measured from end to end, if there was a landing:
+            policy, accuracy, told (latency over the target's, by prediction), ratio (by
+            measurement) and reward, or a message.
     """
 
     best: Policy
@@ -37,6 +40,13 @@ class Search:
     target: float
     known: Sensitivity | None
     space: Space
+    landed: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def top(self) -> dict[str, Any]:
+        """The record of the best policy: what was measured from end to end, else its episode."""
+        measured = [row for row in self.landed or self.episodes if "reward" in row]
+        return max(measured, key=lambda row: row["reward"])
 
     @property
     def table(self) -> Table:
@@ -51,11 +61,11 @@ class Search:
             )
             for i, site in enumerate(space.sites)
         ]  # fmt: skip
-        measured = [e for e in self.episodes if "reward" in e]
-        top = max(measured, key=lambda e: e["reward"])
+        top = self.top
+        where = "measured end to end" if self.landed else f"episode {top['episode']}"
         caption = (
-            f"episode {top['episode']}: accuracy {top['accuracy']:.4g}, latency "
-            f"{top['latency'] / self.whole:.4g} of the whole model's (asked {self.target:g})"
+            f"{where}: accuracy {top['accuracy']:.4g}, latency {top['ratio'] * self.target:.4g} "
+            f"of the whole model's (asked {self.target:g})"
         )
         columns = ("layer", "channels>", "datatype", "weight bits>", "activation bits>")
         return Table(columns, rows, caption=caption)

@@ -42,7 +42,8 @@ from jaxeff.progress import progress_bar
 from jaxeff.pruning.scores import Score, l1
 from jaxeff.search.actions import Actions
 from jaxeff.search.candidates import Candidates
-from jaxeff.search.ddpg import DDPG
+from jaxeff.search.knapsack import Knapsack
+from jaxeff.search.landing import Course, Landing
 from jaxeff.search.latency import Candidate, Latency, LatencyError
 from jaxeff.search.policy import Policy
 from jaxeff.search.result import Search
@@ -63,9 +64,9 @@ def search(
     *,
     latency: Latency,
     target: float,
-    agent: Searcher = DDPG(),  # noqa: B008
+    agent: Searcher = Knapsack(),  # noqa: B008
     actions: Actions = Actions(),  # noqa: B008
-    episodes: int = 410,
+    episodes: int = 30,
     reward: Reward = Absolute(),  # noqa: B008
     validation: Any = None,
     state: Any = None,
@@ -79,6 +80,7 @@ def search(
     legal: Legal = Legal(),  # noqa: B008
     folder: str | os.PathLike[str] | None = None,
     settings: Mapping[str, Any] | None = None,
+    landing: Landing | None = None,
     progress: bool = True,
 ) -> Search:
     """Searches for the policy of the highest reward.
@@ -91,9 +93,10 @@ def search(
         data: Pairs of inputs and labels.
         latency: How long a candidate takes; called once per episode, and for the whole model.
         target: Share of the whole model's latency that is asked for, above 0.
-        agent: What proposes actions.
+        agent: What proposes actions; of those that `python -m experiments.galen`
+            compares, the default finds the best at a few dozen episodes.
         actions: What they mean.
-        episodes: Candidates.
+        episodes: Candidates; an agent that learns takes hundreds.
         reward: Of accuracy and latency.
         validation: Pairs that accuracies are measured on; None takes the last fifth of the data,
             which is then not trained on.
@@ -108,6 +111,8 @@ def search(
         legal: Which layers may have few bits.
         folder: Where episodes are kept.
         settings: What else makes it the same search, such as the latency's target, as JSON.
+        landing: How what is found is measured from end to end, and moved to the target; None
+            returns the best candidate by `latency`.
         progress: Whether to show how far it is.
 
     Raises:
@@ -137,7 +142,7 @@ def search(
     return search_among(
         key, candidates, latency=latency, target=target, agent=agent, actions=actions,
         episodes=episodes, reward=reward, known=known, folder=folder, settings=settings,
-        progress=progress,
+        landing=landing, progress=progress,
     )  # fmt: skip
 
 
@@ -147,13 +152,14 @@ def search_among(
     *,
     latency: Latency,
     target: float,
-    agent: Searcher = DDPG(),  # noqa: B008
+    agent: Searcher = Knapsack(),  # noqa: B008
     actions: Actions = Actions(),  # noqa: B008
-    episodes: int = 410,
+    episodes: int = 30,
     reward: Reward = Absolute(),  # noqa: B008
     known: Sensitivity | Callable[[], Sensitivity] | None = None,
     folder: str | os.PathLike[str] | None = None,
     settings: Mapping[str, Any] | None = None,
+    landing: Landing | None = None,
     progress: bool = True,
 ) -> Search:
     """`search` where candidates are already prepared: several searches share what was compiled.
@@ -170,6 +176,7 @@ def search_among(
         known: Sensitivities, or what measures them; None to do without.
         folder: As for `search`.
         settings: Likewise.
+        landing: Likewise.
         progress: Likewise.
 
     Raises:
@@ -198,9 +205,7 @@ def search_among(
         return kept[task]
 
     def measure(policy: Policy) -> float:
-        found = float(latency(Candidate(policy, space, candidates.smaller)))
-        check_number("search: latency(candidate)", found, above=0)
-        return found
+        return _checked(latency(Candidate(policy, space, candidates.smaller)))
 
     whole = remembered("whole", lambda: measure(space.whole))
     _check_reachable(
@@ -211,22 +216,30 @@ def search_among(
         known = known()
     time = measure if getattr(latency, "looked_up", False) else None
     problem = Problem(space, actions, known, episodes, target, whole, time)
-    policy_of = jax.jit(functools.partial(actions.policy, space))
+    jitted = jax.jit(functools.partial(actions.policy, space))
+
+    def policy_of(proposed: Any) -> Policy:
+        found: Policy = jax.tree.map(np.asarray, jitted(jnp.asarray(proposed)))
+        return found
+
+    early = _Early(latency, agent, problem, lambda p: Candidate(p, space, candidates.smaller))
     memory = agent.start(jax.random.fold_in(key, 0), problem)
     rows: list[dict[str, Any]] = []
     with progress_bar(progress, "episodes", episodes, 0) as advance:
         for episode in range(episodes):
-            keys = jax.random.split(jax.random.fold_in(key, 1 + episode), 3)
+            keys = _keys(key, episode)
+            if kept is None or ["episode", episode] not in kept:
+                early.measure(key, episode, memory, policy_of)
             proposed, memory = agent.propose(keys[0], problem, memory)
             _check_finite(proposed, episode)
-            policy = jax.tree.map(np.asarray, policy_of(jnp.asarray(proposed)))
+            policy = policy_of(proposed)
 
             def evaluate(
                 policy: Policy = policy, key: Any = keys[1], episode: int = episode
             ) -> dict[str, Any]:
                 row: dict[str, Any] = {"episode": episode, "policy": policy.plain()}
                 try:
-                    time = measure(policy)
+                    time = early.taken(episode, policy, measure)
                 except LatencyError as error:
                     return row | {"message": str(error)}
                 accuracy = candidates.accuracy(key, policy)
@@ -247,8 +260,72 @@ def search_among(
     measured = [row for row in rows if "reward" in row]
     if not measured:
         raise RuntimeError(f"no candidate could be measured; the last said: {rows[-1]['message']}")
+    landed: list[dict[str, Any]] = []
+    if landing is not None:
+        after = jax.random.fold_in(key, 1 + episodes)
+        of_policy = {str(row["policy"]): row for row in reversed(measured)}
+        landed = landing.land(Course(
+            space, actions, target, reward,
+            lambda policy: Candidate(policy, space, candidates.smaller),
+            None if time is None else lambda policy: measure(policy) / whole,
+            lambda policy: candidates.accuracy(after, policy), remembered,
+            [{"policy": row["policy"], "accuracy": row["accuracy"], "told": row["ratio"]}
+             for row in of_policy.values()],
+        ))  # fmt: skip
+        measured = [row for row in landed if "reward" in row]
+        if not measured:
+            raise RuntimeError(
+                "what was found couldn't be measured from end to end; the last said: "
+                f"{landed[-1]['message']}"
+            )
     best = Policy.from_plain(max(measured, key=lambda row: row["reward"])["policy"])
-    return Search(best, candidates.smaller(best), rows, whole, target, known, space)
+    return Search(best, candidates.smaller(best), rows, whole, target, known, space, landed)
+
+
+def _keys(key: PRNGKeyArray, episode: int) -> PRNGKeyArray:
+    """To propose, to evaluate and to learn with."""
+    return jax.random.split(jax.random.fold_in(key, 1 + episode), 3)
+
+
+class _Early:
+    """Candidates of the next episodes, measured at once where there are several boards."""
+
+    def __init__(
+        self,
+        latency: Latency,
+        agent: Searcher,
+        problem: Problem,
+        candidate: Callable[[Policy], Candidate],
+    ) -> None:
+        self.many, self.boards = getattr(latency, "many", None), getattr(latency, "boards", 1)
+        self.ahead, self.problem = getattr(agent, "ahead", None), problem
+        self.candidate = candidate
+        self.known: dict[int, float | LatencyError] = {}
+
+    def measure(
+        self, key: PRNGKeyArray, episode: int, memory: Any, policy_of: Callable[[Any], Policy]
+    ) -> None:
+        """Measures from an episode on, unless that is known already."""
+        if self.many is None or self.ahead is None or self.boards < 2 or episode in self.known:
+            return
+        last = min(episode + self.boards, self.problem.episodes)
+        keys = [_keys(key, i)[0] for i in range(episode, last)]
+        policies = [policy_of(one) for one in self.ahead(keys, self.problem, memory)]
+        if len(policies) > 1:
+            found = self.many([self.candidate(policy) for policy in policies])
+            self.known |= dict(enumerate(found, episode))
+
+    def taken(self, episode: int, policy: Policy, measure: Callable[[Policy], float]) -> float:
+        """The latency of an episode's candidate."""
+        found = self.known.pop(episode, None)
+        if isinstance(found, LatencyError):
+            raise found
+        return measure(policy) if found is None else _checked(found)
+
+
+def _checked(found: float) -> float:
+    check_number("search: latency(candidate)", float(found), above=0)
+    return float(found)
 
 
 def _check_prunable(space: Space, actions: Actions) -> None:

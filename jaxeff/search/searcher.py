@@ -3,11 +3,15 @@
 A searcher is a setting and pure functions of a state, a pytree: `start` makes it, `propose` asks
 for the actions of an episode, `learn` takes the reward. The same key gives the same result, which
 is how a search that was killed goes on: what was measured is read, what was learnt is learnt again.
+
+One that knows the actions of several episodes before the outcome of the first has `ahead`, too:
+`ahead(keys, problem, state)` gives those of as many of the next episodes, at most one by key, as
+`propose` will give them. Where a latency has several boards they are measured at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -96,6 +100,12 @@ class Random:
     ) -> tuple[Float[Array, "layers actions"], None]:
         """See `Searcher`."""
         return jax.random.uniform(key, problem.shape), None
+
+    def ahead(
+        self, keys: Sequence[PRNGKeyArray], problem: Problem, state: None
+    ) -> list[Float[Array, "layers actions"]]:
+        """See the module: all of them."""
+        return [self.propose(key, problem, state)[0] for key in keys]
 
     def learn(self, key: PRNGKeyArray, problem: Problem, state: None, outcome: Outcome) -> None:
         """See `Searcher`."""

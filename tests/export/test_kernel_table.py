@@ -1,17 +1,21 @@
 """Sums of kernels' times: whose kernels they are, what is measured, what is kept, what is lost."""
 
+import dataclasses
 import shutil
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from jaxeff_export import deploy, modelled_latency, table_latency
 from jaxeff_export.bundle.timing import OperatorTime
 from jaxeff_export.latency.attribution import kernel_calls
 from jaxeff_export.latency.cells import Cells
 from jaxeff_export.latency.table import _split
 
-from jaxeff.nn import small_classifier
+import jaxeff
+from jaxeff.nn import ResNet8, small_classifier
 from jaxeff.search import Candidate, Candidates, LatencyError, Legal, Policy, Space
 from jaxeff.store import CheckpointError
 
@@ -75,30 +79,107 @@ def test_what_is_known_is_not_measured_again(folder):
         table_latency(X[:1], folder=folder, nodes=(4,), **FEW)(candidate(32))
 
 
-def test_between_nodes_lies_what_is_interpolated():
+def test_whole_vectors_are_made_and_shares_of_them_are_read():
     latency = table_latency(X[:1], nodes=(2,), **FEW)
     low, high = ([2] * len(SPACE.groups), SPACE.sizes)
     middle = (np.asarray(low) + high) // 2
     cells = latency._begin(SPACE)
-    for sizes in (low, high, middle):  # cells as if they had been measured
+    corners = [[(2, int(n))[i] for i, n in zip(index, high, strict=True)]
+               for index in np.ndindex(*[2] * len(high))]  # fmt: skip
+    for sizes in corners:  # cells as if they had been measured
         for own in cells.shares(candidate(8, sizes).policy):
-            assert sum(share.weight for share in own) == pytest.approx(1)
             for share in own:
                 latency._known[share.cell] = [float(sum(share.cell.channels) + 1)]
     found = latency.layers(candidate(8, middle))
-    wanted = [sum(int(middle[g]) for g in groups) + 1 for groups in cells.groups]
+    both = zip(cells.made, cells.read, strict=True)
+    wanted = [
+        sum(int(high[g]) for g in made) + sum(int(middle[g]) for g in read) + 1
+        for made, read in both
+    ]
     assert found == pytest.approx(wanted)
+    assert any(cells.read)
     assert latency.fills == 0
 
 
+def test_planes_of_activations_count_more_than_those_of_weights():
+    """Bits lie between one each and the most of either; what isn't worth planes is bytes."""
+    cells = dataclasses.replace(Cells.of(SPACE, (2,), "host"), worth=4)
+    (one, of_weights, of_activations) = (
+        {share.cell[2:]: share.weight for share in cells.shares(widths(*bits))[1]}
+        for bits in ((1, 1), (3, 1), (1, 3))
+    )
+    assert one == {(1, 1): 1}
+    assert of_weights == pytest.approx({(1, 1): 1 / 3, (4, 1): 2 / 3})
+    assert of_activations == pytest.approx({(1, 1): 1 / 3, (1, 4): 2 / 3})
+    both = {share.cell[2:]: share.weight for share in cells.shares(widths(2, 2))[1]}
+    assert both == pytest.approx({(1, 1): 1 / 3, (4, 1): 1 / 3, (1, 4): 1 / 3})
+    assert {share.cell[2:] for share in cells.shares(widths(2, 3))[1]} == {(8, 8)}
+
+
+def widths(weights, activations):
+    whole, n = SPACE.whole, len(SPACE.sites)
+    return Policy(whole.kept, whole.datatypes, np.full(n, weights), np.full(n, activations))
+
+
+def test_layers_of_one_geometry_share_cells():
+    """The inner blocks of a ResNet are alike but for what is added to an earlier layer."""
+    model = ResNet8(widths=(8, 8, 8), rngs=nnx.Rngs(0))
+    model.eval()
+    f, params = jaxeff.functional(model)
+    space = Space.read(f, params, jnp.zeros((1, 16, 16, 3)), legal=Legal(inputs=1, outputs=1))
+    cells = Cells.of(space, None, "host")
+    names, like = space.names, cells.like
+    makers = {names[i]: names[j] for i, j in enumerate(cells.makers) if j >= 0}
+    assert makers["stage2/conv1"] == "stage1/conv2"
+    assert makers["stage1/conv1"] == "conv1"
+    assert like[names.index("stage1/conv1")] != like[names.index("stage1/conv2")]
+
+    twice = Policy(space.whole.kept, space.whole.datatypes, *np.full((2, len(names)), 8))
+    assert cells.seams(twice) == [0.0] * len(names)
+    readers = [i for i, maker in enumerate(cells.makers) if names[maker] == "stage1/conv2"]
+    bits = np.full(len(names), 8)
+    bits[readers[0]] = 5  # the same numbers in two widths
+    maker = names.index("stage1/conv2")
+    numbers = 8 * space.sites[maker].places ** 2
+    assert cells.seams(dataclasses.replace(twice, activations=bits))[maker] == numbers
+    bits[readers[0]] = 32  # and in float
+    assert cells.seams(dataclasses.replace(twice, activations=bits))[maker] == 2 * numbers
+    bits[readers] = 32
+    assert cells.seams(dataclasses.replace(twice, activations=bits))[maker] == numbers
+
+
 def test_designs_hold_what_is_missing():
+    """Every design holds the first missing cell, and all of them in fewer designs than cells."""
     cells = Cells.of(SPACE, (2,), "host")
-    shares = cells.shares(candidate(8, [3] * len(SPACE.groups)).policy)
-    wanted = [share.cell for own in shares for share in own]
-    policy, held = cells.design(candidate(8).policy, wanted)
-    assert set(held) & set(wanted)
-    assert set(np.asarray(policy.kept).tolist()) <= {2, *SPACE.sizes.tolist()}
-    assert (policy.weights == 8).all()
+    policies = [candidate(bits, [2] * len(SPACE.groups)).policy for bits in (8, 32)]
+    policies += [candidate(bits).policy for bits in (8, 32)]
+    missing = {share.cell for p in policies for own in cells.shares(p) for share in own}
+    count, designs = len(missing), 0
+    while missing:
+        policy, held = cells.design(policies[0], wanted := sorted(missing))
+        assert wanted[0] in held
+        assert set(policy.kept.tolist()) <= {2, *SPACE.sizes.tolist()}
+        assert len(set(policy.weights == 32)) == 1
+        missing -= set(held)
+        designs += 1
+    assert designs < count / 2
+
+
+def test_a_table_is_filled_for_many_at_once(monkeypatch):
+    """Many candidates are a few measurements; what was prepared isn't measured again."""
+    latency = table_latency(X[:1], nodes=(2,), **FEW)
+    monkeypatch.setattr(latency, "_measure", lambda candidate, policy: latency_of(latency, policy))
+    many = [candidate(8, np.minimum(n, SPACE.sizes)) for n in (2, 3, 4, 5, 6)]
+    latency.prepare(many)
+    filled = latency.fills
+    assert 0 < filled < 8
+    assert all(latency(one) > 0 for one in many)
+    assert latency.fills == filled
+
+
+def latency_of(latency, policy):
+    latency.fills += 1
+    return [1.0] * len(SPACE.sites)
 
 
 def test_lost_boards():

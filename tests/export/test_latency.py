@@ -1,5 +1,7 @@
 """A search's latency from a library: what is compiled and timed, what a lost board does."""
 
+import threading
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -37,6 +39,39 @@ def test_codes_compute_what_the_search_measured(strength):
     assert np.corrcoef(ours.ravel(), searched.ravel())[0, 1] > 0.97
     if strength == 0.3:
         assert {str(leaf.dtype) for leaf in jax.tree.leaves(params) if leaf.ndim > 1} == {"int8"}
+
+
+def test_boards_measure_at_once(monkeypatch):
+    """Three boards are at it at the same time, and each candidate has its own time."""
+    together = threading.Barrier(3, timeout=60)  # breaks if they take turns
+
+    class Steady:
+        def __init__(self, board, number, repeat):
+            self.board, self.whole, self.first = board, None, 0.0
+
+        def start(self, whole, first=None):
+            self.whole, self.first = whole, first or 1.0
+
+        def seconds(self, bundle):
+            together.wait()
+            return bundle
+
+    monkeypatch.setattr("jaxeff_export.latency.measured.Turns", Steady)
+    monkeypatch.setattr(
+        "jaxeff_export.latency.measured.compiled",
+        lambda candidate, policy, **rest: float(policy.kept.sum()),
+    )
+    latency = measured_latency(X[:1], boards=["a", "b", "c"])
+    assert latency.boards == 3
+    many = [candidate(strength) for strength in (0.0, 0.1, 0.3, 0.5, 0.7, 0.9)]
+    assert latency.many(many) == [float(one.policy.kept.sum()) for one in many]
+
+
+def test_many_where_boards_are_lost():
+    latency = measured_latency(X[:1], boards=[NOWHERE, "local"], number=2, repeat=3)
+    assert all(0 < found < 1 for found in latency.many([candidate(0.0), candidate(0.4)]))
+    (lost,) = measured_latency(X[:1], boards=NOWHERE).many([candidate(0.0)])
+    assert isinstance(lost, LatencyError)
 
 
 def test_no_board():

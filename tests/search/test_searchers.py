@@ -152,9 +152,9 @@ def test_greedy_takes_what_hurts_least():
     assert found[-1][0][1, 0] > found[-1][0][0, 0]
     grown = np.diff([actions.sum() for actions, _ in found])
     assert (grown > 0).all()
-    found, _ = run(Greedy(), problem("pruning"), near, 6, ratio=lambda actions: 0.5)
-    steps = [actions.sum() for actions, _ in found]
-    assert steps[0] > steps[2] > steps[5] > 0  # smaller steps from the same start
+    found, _ = run(Greedy(), problem("pruning"), near, 4, ratio=lambda actions: 0.5)
+    steps = [np.flatnonzero(actions).tolist() for actions, _ in found]
+    assert steps == [[1], [0], [], []]  # what was too much isn't taken again
     with pytest.raises(ValueError, match="Greedy goes by sensitivities"):
         Greedy().start(KEY, problem(known=False))
 
@@ -183,18 +183,21 @@ def operations(problem):
     return known, ratio
 
 
-@pytest.mark.parametrize("of", ["pruning"])
-def test_a_knapsack_lands_on_its_target(of):
+@pytest.mark.parametrize(
+    ("of", "target", "within"),
+    [("pruning", 0.3, 0.25), ("quantization", 0.03, 0.1), ("joint", 0.03, 0.1)],
+)
+def test_a_knapsack_lands_on_its_target(of, target, within):
     """Layers save more together than apart, which the measurements tell it."""
-    known, ratio = operations(
-        dataclasses.replace(problem(of), target=0.3 if of == "pruning" else 0.03)
-    )
+    known, ratio = operations(dataclasses.replace(problem(of), target=target))
     found, _ = run(Knapsack(levels=8), known, near, 8, ratio)
-    ratios = [ratio(actions) for actions, _ in found]
-    assert min(abs(r - 1) for r in ratios) < 0.25
-    assert abs(ratios[-1] - 1) <= abs(ratios[0] - 1)
-    spread = found[-1][0][:, 0]
-    assert spread[1] >= spread[0]  # a tenth as sensitive
+    off = [abs(ratio(actions) - 1) for actions, _ in found]
+    assert min(off) < within
+    best = found[int(np.argmin(off))][0].sum(1)
+    assert best[1] >= best[0]  # a tenth as sensitive
+    assert best[1] >= best[2]
+    if of == "pruning":  # bits of layers multiply: what one saves, it saves beside others too
+        assert off[-1] <= off[0]
     with pytest.raises(ValueError, match="Knapsack goes by sensitivities"):
         Knapsack().start(KEY, problem(known=False))
 

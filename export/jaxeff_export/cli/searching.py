@@ -38,7 +38,8 @@ def search(
     """Compress a trained classifier to a share of its time, and compile what was found.
 
     Channels and bits of every layer are searched for, by what every candidate's kernels take on the
-    board; the result is trained on, converted to integer codes and compiled.
+    board; what is found is measured from end to end and moved to the share, trained on, converted
+    to integer codes and compiled.
     """
     try:
         with failures_in_one_line():
@@ -67,12 +68,13 @@ def _search(
 ) -> None:
     import jax
 
-    from jaxeff.search import Actions, Greedy
+    from jaxeff.search import Actions, Knapsack, Landing
     from jaxeff.search import search as search_policies
     from jaxeff.store import CheckpointError
     from jaxeff_export.artifact.signature import SignatureError
     from jaxeff_export.cli.models import example_of
     from jaxeff_export.deployment import deploy
+    from jaxeff_export.latency.measured import measured_latency
     from jaxeff_export.latency.table import table_latency
 
     f, example = example_of(*model.partition(":")[::2])
@@ -83,10 +85,10 @@ def _search(
     kernels = None if folder is None else folder / "kernels"
     try:
         found = search_policies(
-            key, f, params, (x, labels), target=share, agent=Greedy(),
+            key, f, params, (x, labels), target=share, agent=Knapsack(),
             latency=table_latency(x[:1], target=target, board=board, folder=kernels),
             actions=Actions(of, round_to), episodes=episodes, steps=steps, batch_size=size,
-            folder=folder,
+            landing=Landing(measured_latency(x[:1], target=target, boards=board)), folder=folder,
         )  # fmt: skip
     except (ValueError, CheckpointError) as error:
         raise SignatureError(str(error)) from error

@@ -24,23 +24,118 @@ A candidate is made smaller, converted to integer codes and compiled, and timed 
 turns with the whole model: the median ratio counts, times what the whole model took at first.
 Nothing is trained for it.
 
+With several boards, candidates that a searcher knows in advance (`ahead`: random ones, those of a
+generation, an agent's before it has learnt) are measured on as many boards at once.
+
 Sharp edges:
-    Compiling takes seconds, far longer than measuring.
+    Compiling takes seconds, one candidate after the other: boards add to each other as far as
+    measuring takes longer. Boards that are one machine compete for its cores.
     Every candidate is compared with the whole model in float32, as this compiler makes it: a better
     baseline makes the same share harder to reach.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import functools
+import queue
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from jaxeff.search import Candidate, LatencyError
 from jaxeff_export.boards import Board
 from jaxeff_export.boards.board import BoardError
-from jaxeff_export.bundle.bundle import BundleError
+from jaxeff_export.bundle.bundle import Bundle, BundleError
 from jaxeff_export.latency.turns import Turns, compiled
+
+
+class MeasuredLatency:
+    """A latency that is measured; made by `measured_latency`.
+
+    Attributes:
+        boards: For searches: how many candidates can be measured at once.
+    """
+
+    def __init__(
+        self,
+        inputs: tuple[Any, ...],
+        target: str | Mapping[str, Any],
+        places: Sequence[str | Board],
+        number: int,
+        repeat: int,
+        database: str | Path | None,
+    ) -> None:
+        self.boards = len(places)
+        self._compile = functools.partial(compiled, inputs=inputs, target=target, database=database)
+        self._turns = [Turns(board, number, repeat) for board in places]
+        self._timing = [threading.Lock() for _ in places]
+        self._compiling = threading.Lock()
+        self._whole: Bundle | None = None
+        self._first: float | None = None
+
+    def __call__(self, candidate: Candidate) -> float:
+        """Seconds of a call.
+
+        Raises:
+            LatencyError: It can't be compiled, or no board is left to measure it.
+        """
+        return self._taken(candidate, 0)
+
+    def many(self, candidates: Sequence[Candidate]) -> list[float | LatencyError]:
+        """Seconds of several candidates, as many at once as there are boards.
+
+        Args:
+            candidates: Of one model.
+
+        Returns:
+            Their times, or why one couldn't be measured.
+        """
+        todo: queue.SimpleQueue[int] = queue.SimpleQueue()
+        for i in range(len(candidates)):
+            todo.put(i)
+        found: dict[int, float | LatencyError] = {}
+
+        def work(board: int) -> None:
+            while True:
+                try:
+                    i = todo.get_nowait()
+                except queue.Empty:
+                    return
+                try:
+                    found[i] = self._taken(candidates[i], board)
+                except LatencyError as error:
+                    found[i] = error
+
+        with ThreadPoolExecutor(self.boards) as pool:
+            list(pool.map(work, range(self.boards)))
+        return [found[i] for i in range(len(candidates))]
+
+    def _taken(self, candidate: Candidate, first: int) -> float:
+        """Seconds on a board, or on the next where it is lost."""
+        with self._compiling:
+            bundle = self._compile(candidate, candidate.policy)
+            if self._whole is None:
+                self._whole = self._compile(candidate, candidate.space.whole)
+        lost = []
+        for i in [*range(first, self.boards), *range(first)]:
+            turns = self._turns[i]
+            try:
+                with self._timing[i]:
+                    if turns.whole is None:
+                        self._start(turns)
+                    return turns.seconds(bundle)
+            except (BoardError, BundleError) as error:
+                lost.append(f"{turns.board}: {error}")
+        raise LatencyError("; ".join(lost))
+
+    def _start(self, turns: Turns) -> None:
+        """What the whole model took on the first board is the unit on all of them."""
+        assert self._whole is not None
+        turns.start(self._whole, self._first)
+        with self._compiling:
+            self._first = turns.first = self._first or turns.first
 
 
 def measured_latency(
@@ -50,13 +145,14 @@ def measured_latency(
     number: int = 5,
     repeat: int = 11,
     database: str | Path | None = None,
-) -> Callable[[Candidate], float]:
+) -> MeasuredLatency:
     """A latency for `jaxeff.search.search`: the median time of a call on a board, in seconds.
 
     Args:
         *inputs: An example of what the model reads; its batch is the one that is timed.
         target: Whom to compile for, as for `deploy`.
-        boards: Where to measure; of several, the next one takes over where one is lost.
+        boards: Where to measure, several candidates at once on several boards; where one is lost,
+            the next one takes over. A tracker's boards may be named several times.
         number: Calls per measurement.
         repeat: Measurements.
         database: Tuned schedules, as for `deploy`.
@@ -66,19 +162,4 @@ def measured_latency(
         left to measure it.
     """
     places = [boards] if isinstance(boards, str | Board) else list(boards)
-    turns = {board: Turns(board, number, repeat) for board in places}
-
-    def latency(candidate: Candidate) -> float:
-        bundle = compiled(candidate, candidate.policy, inputs, target, database)
-        lost = []
-        for board in places:
-            try:
-                if turns[board].whole is None:
-                    whole = candidate.space.whole
-                    turns[board].start(compiled(candidate, whole, inputs, target, database))
-                return turns[board].seconds(bundle)
-            except (BoardError, BundleError) as error:
-                lost.append(f"{board}: {error}")
-        raise LatencyError("; ".join(lost))
-
-    return latency
+    return MeasuredLatency(inputs, target, places, number, repeat, database)

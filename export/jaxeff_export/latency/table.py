@@ -17,13 +17,16 @@ latency(Candidate(space.whole, space, candidates.smaller))      # looked up
 A cell is a layer with the channels that it reads and makes and its bits, on a target; what it holds
 is its kernels' time. A cell that isn't known is measured: a candidate that holds it is
 compiled and timed, and every layer's share of the time goes into its cell. With `nodes` cells are
-those at the nodes alone: channels between two nodes, and bits whose planes are counted, are
-interpolated, so that a table is full after a few dozen measurements whatever a search tries.
+those at the nodes alone (`cells.py` has the rules), so that a table is full after a few dozen
+measurements whatever a search tries. `prepare` fills it for many candidates at once, with far fewer
+measurements than one after the other.
 
 Sharp edges:
     A cell holds a share of the time of the whole, launches too, so that sums are times end to end.
-    In a table with nodes, layers in float are measured among layers in float, and layers of bits
-    among layers of bits. Where both meet, arrays are written in both forms, which it doesn't know.
+    Where layers in float read layers of bits, or two of other widths read the same, every number
+    that is written for it costs the same time (a seam), measured once on the whole model with every
+    second layer in float.
+    Sums are predictions: `search(..., landing=measured_latency(x[:1]))` measures what it returns.
     Cores are slower at times: every measurement is taken in turns with the whole model's, and
     counted relative to it.
 """
@@ -31,7 +34,7 @@ Sharp edges:
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +78,7 @@ class TableLatency:
         self._times = {"number": number, "repeat": repeat}
         self._of: Cells | None = None
         self._known: dict[Cell, list[float]] = {}
+        self._seam: float | None = None
         self._kept: Kept | None = None
         self._turns = Turns(board, number, repeat)
 
@@ -88,15 +92,38 @@ class TableLatency:
 
     def layers(self, candidate: Candidate) -> list[float]:
         """Seconds of every layer of a candidate; what is new is measured first."""
+        self.prepare([candidate])
         cells = self._begin(candidate.space)
-        shares = cells.shares(candidate.policy)
-        wanted = [share.cell for own in shares for share in own]
-        while missing := [cell for cell in wanted if cell not in self._known]:
-            self._fill(candidate, cells, missing)
+        seams = cells.seams(candidate.policy)
+        per_number = self._per_number(candidate, cells) if any(seams) else 0.0
         return [
             sum(share.weight * statistics.median(self._known[share.cell]) for share in own)
-            for own in shares
+            + seam * per_number
+            for own, seam in zip(cells.shares(candidate.policy), seams, strict=True)
         ]
+
+    def prepare(self, candidates: Iterable[Candidate]) -> None:
+        """Measures what is new of several candidates of one space.
+
+        Args:
+            candidates: What will be asked for.
+
+        Raises:
+            LatencyError: It can't be measured.
+        """
+        for one in (candidates := list(candidates)):
+            cells = self._begin(one.space)
+            missing = self._missing(cells, one)
+            if missing and cells.nodes is not None:  # of all of them: one design holds many
+                found = (cell for each in candidates for cell in self._missing(cells, each))
+                missing = list(dict.fromkeys(found))
+            while missing:
+                self._fill(one, cells, missing)
+                missing = [cell for cell in missing if cell not in self._known]
+
+    def _missing(self, cells: Cells, candidate: Candidate) -> list[Cell]:
+        wanted = [share.cell for own in cells.shares(candidate.policy) for share in own]
+        return [cell for cell in dict.fromkeys(wanted) if cell not in self._known]
 
     def _begin(self, space: Space) -> Cells:
         if self._of is not None and self._of.space is space:
@@ -113,24 +140,41 @@ class TableLatency:
                 "sites": sites, "nodes": list(self._nodes or ()),
             })  # fmt: skip
             for task in self._kept:
-                for (layer, channels, *rest), seconds in self._kept[task]["cells"]:
-                    cell = Cell(layer, tuple(channels), *rest)
+                for (layer, channels, *bits), seconds in self._kept[task]["cells"]:
+                    cell = Cell(layer, tuple(channels), *bits)
                     self._known.setdefault(cell, []).append(seconds)
         return self._of
 
     def _fill(self, candidate: Candidate, cells: Cells, missing: list[Cell]) -> None:
         """Measures a candidate that holds as many of the missing cells as one can."""
         policy, held = cells.design(candidate.policy, missing)
-        shares = self._measure(candidate, policy)
-        self.fills += 1
-        rows = [(cell, shares[cell.layer]) for cell in held]
+        rows = list(zip(held, self._measure(candidate, policy), strict=True))
         if self._kept is not None:
             self._kept.add([len(self._kept), "cells"], {"cells": rows})
         for cell, seconds in rows:
             self._known.setdefault(cell, []).append(seconds)
 
+    def _per_number(self, candidate: Candidate, cells: Cells) -> float:
+        """Seconds of a seam by the numbers in it: what a mixed model takes beyond its cells."""
+        kept = self._kept
+        if self._seam is None and kept is not None and "seam" in kept:
+            self._seam = kept["seam"]["seconds"]
+        if self._seam is None:
+            mixed = Candidate(cells.mixed(), candidate.space, candidate.make)
+            self.prepare([mixed])
+            apart = sum(
+                share.weight * statistics.median(self._known[share.cell])
+                for own in cells.shares(mixed.policy) for share in own
+            )  # fmt: skip
+            took = sum(self._measure(candidate, mixed.policy))
+            self._seam = max(took - apart, 0.0) / sum(cells.seams(mixed.policy))
+            if kept is not None:
+                kept.add("seam", {"cells": [], "seconds": self._seam})
+        return self._seam
+
     def _measure(self, candidate: Candidate, policy: Policy) -> list[float]:
         """Seconds of every layer, in turns with the whole model."""
+        self.fills += 1
         space = candidate.space
         inputs, target, database = self._inputs, self._target, self._database
         profiles: list[Sequence[OperatorTime]] = []
@@ -172,8 +216,8 @@ def table_latency(
         target: Whom to compile for, as for `deploy`.
         board: Where to measure.
         folder: Where the table is kept; None for as long as the object lives.
-        nodes: Numbers of channels that are measured; others are interpolated, and fewer than the
-            fewest count as these. None measures every cell.
+        nodes: Numbers of channels that are measured: a layer takes what it takes to make the next
+            one, and as much between two as it reads. None measures every cell.
         number: Calls per measurement.
         repeat: Measurements.
         database: Tuned schedules, as for `deploy`.

@@ -1,0 +1,232 @@
+"""`Landing`: what a search returns is measured, and moved until it takes what was asked for.
+
+```python
+import jax
+from jaxeff.nn import small_classifier
+from jaxeff.search import Actions, Landing, Random, bit_operations, search
+
+f, params, data = small_classifier()
+slow = lambda candidate: 1.2 * bit_operations(candidate) + 1e5   # what the search isn't told
+found = search(
+    jax.random.key(0), f, params, data, agent=Random(), latency=bit_operations, target=0.3,
+    actions=Actions(round_to=4), episodes=4, steps=0, batch_size=32, landing=Landing(slow),
+)
+print(found.landed[-1]["ratio"])
+```
+
+A search goes by a latency that costs little: a table of kernels, or a model. What its candidates
+take from end to end is another number. So after the episodes the best candidate is measured, every
+prediction is corrected by what it took over what was predicted, and the best candidate by the
+corrected rewards is next, until that is one that was measured already. Candidates are those of all
+episodes and, where the latency is looked up, what lies a single step from the best: one group of
+channels, or the bits of one layer.
+
+Sharp edge: predictions are off by other shares elsewhere, so a correction holds in the
+neighbourhood of what was measured.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxeff.search.actions import Actions
+from jaxeff.search.latency import Candidate, Latency, LatencyError
+from jaxeff.search.policy import FLOAT, FP32, INT8, MIX, Policy
+from jaxeff.search.reward import Reward
+from jaxeff.search.space import Space
+from jaxeff.settings import check_count
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Landing:
+    """How the best candidate is brought to the latency that was asked for.
+
+    Attributes:
+        latency: Of a candidate from end to end, such as `jaxeff_export.measured_latency`.
+        rounds: Candidates that are measured at most.
+        steps: Single steps between two of them at most.
+        tried: Candidates a step away whose accuracy is measured: those nearest to the target.
+    """
+
+    latency: Latency
+    rounds: int = 5
+    steps: int = 3
+    tried: int = 8
+
+    def __post_init__(self) -> None:
+        """Checks the counts."""
+        for name in ("rounds", "steps", "tried"):
+            check_count(f"Landing: {name}", getattr(self, name), low=1 if name == "rounds" else 0)
+
+    def land(self, course: Course) -> list[Row]:
+        """Rows of what was measured, in order: policy, accuracy, told, ratio and reward."""
+        flown: list[Row] = []
+        for _ in range(self.rounds):
+            best = self._nearest(course)
+            if "ratio" in best or "message" in best:
+                break
+            measured = course.remembered(
+                ["landing", best["policy"]], functools.partial(self._measured, course, best)
+            )
+            best |= measured
+            flown.append(best)
+            if "ratio" in best:
+                course.off = best["ratio"] / best["told"]
+        return flown
+
+    def _nearest(self, course: Course) -> Row:
+        """The best candidate by corrected predictions, a few steps from the best of those known."""
+        best = max(course.rows, key=course.expected)
+        if course.told is None:
+            return best
+        for _ in range(self.steps):
+            around = [course.foretold(p) for p in neighbours(course, best["policy"])]
+            around.sort(key=lambda row: abs(row["told"] * course.off - 1))
+            tried = [course.known(row) for row in around[: self.tried]]
+            better = max([best, *tried], key=course.expected)
+            if better is best:
+                break
+            best = better
+        return best
+
+    def _measured(self, course: Course, row: Row) -> Row:
+        try:
+            if course.whole is None:
+                course.whole = float(self.latency(course.candidate(course.space.whole)))
+            took = float(self.latency(course.candidate(Policy.from_plain(row["policy"]))))
+        except LatencyError as error:
+            return {"message": str(error)}
+        ratio = took / course.whole / course.target
+        return {"ratio": ratio, "reward": course.reward(row["accuracy"], ratio, 1.0)}
+
+
+@dataclass(eq=False)
+class Course:
+    """What a landing knows; it grows.
+
+    Attributes:
+        space: The model's layers.
+        actions: What can be decided.
+        target: Share of the whole model's latency that is asked for.
+        reward: Of accuracy and latency.
+        candidate: Of a policy.
+        told: Share of the whole model's latency that is predicted; None where asking costs.
+        accuracy: Of a policy.
+        remembered: What was measured for a task, now or before a kill.
+        rows: What is known of candidates: policy, accuracy, told, and ratio once it was measured.
+        off: Measured over told, of the last one.
+        whole: What the whole model takes from end to end; None until it was measured.
+    """
+
+    space: Space
+    actions: Actions
+    target: float
+    reward: Reward
+    candidate: Callable[[Policy], Candidate]
+    told: Callable[[Policy], float] | None
+    accuracy: Callable[[Policy], float]
+    remembered: Callable[[Any, Callable[[], Row]], Row]
+    rows: list[Row]
+    off: float = 1.0
+    whole: float | None = None
+    _found: dict[str, Row] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Rows by policy."""
+        self._found = {str(row["policy"]): row for row in self.rows}
+
+    def expected(self, row: Row) -> float:
+        """Its reward, by what it took or by the corrected prediction."""
+        if "message" in row:
+            return -np.inf
+        return self.reward(row["accuracy"], row.get("ratio", row["told"] * self.off), 1.0)
+
+    def foretold(self, policy: Policy) -> Row:
+        """What is known without its accuracy."""
+        plain = policy.plain()
+        if str(plain) in self._found:
+            return self._found[str(plain)]
+        assert self.told is not None
+        return {"policy": plain, "told": self.told(policy) / self.target}
+
+    def known(self, row: Row) -> Row:
+        """The same with its accuracy."""
+        if "accuracy" not in row and "message" not in row:
+            plain = row["policy"]
+            row |= self.remembered(
+                ["accuracy", plain], lambda: {"accuracy": self.accuracy(Policy.from_plain(plain))}
+            )
+            self._found[str(plain)] = row
+            self.rows.append(row)
+        return row
+
+
+def neighbours(course: Course, plain: dict[str, Any]) -> Iterator[Policy]:
+    """The policies a single step from one."""
+    space, actions, policy = course.space, course.actions, Policy.from_plain(plain)
+    if actions.prunes and space.groups:
+        for g, counts in enumerate(_counts(space, actions)):
+            at = int(np.searchsorted(counts, policy.kept[g]))
+            for i in {max(at - 1, 0), min(at + 1, len(counts) - 1)} - {at}:
+                yield _legal(space, policy, g, int(counts[i]))
+    if actions.quantizes:
+        few = np.asarray(space.few_bits(policy.kept))
+        for i in range(len(space.sites)):
+            now = int(policy.weights[i]), int(policy.activations[i])
+            for datatype, bits in _widths(actions, int(policy.datatypes[i]), now, bool(few[i])):
+                if bits != now:
+                    yield _with_bits(policy, i, datatype, bits)
+
+
+def _counts(space: Space, actions: Actions) -> list[np.ndarray]:
+    """The numbers of channels that actions can leave of every group."""
+    levels = np.linspace(0, 1, 1 + int(space.sizes.max()))
+    sites = len(space.sites)
+    kept = np.stack([actions.kept(space, jnp.full(sites, level)) for level in levels])
+    return [np.unique(column) for column in kept.T]
+
+
+def _widths(
+    actions: Actions, datatype: int, now: tuple[int, int], few: bool
+) -> Iterator[tuple[int, tuple[int, int]]]:
+    """Datatypes and bits a step from those of a layer."""
+    if actions.float_below > 0:
+        yield FP32, (FLOAT, FLOAT)
+    yield INT8, (8, 8)
+    if few:
+        yield MIX, (1, 1)
+        if datatype == MIX:
+            for weights, activations in ((1, 0), (-1, 0), (0, 1), (0, -1)):
+                bits = now[0] + weights, now[1] + activations
+                if all(1 <= width <= actions.bits for width in bits):
+                    yield MIX, bits
+
+
+def _legal(space: Space, policy: Policy, group: int, count: int) -> Policy:
+    """The policy with another number of channels; few bits where a kernel takes them."""
+    kept = np.array(policy.kept)
+    kept[group] = count
+    lost = (np.asarray(policy.datatypes) == MIX) & ~np.asarray(space.few_bits(kept))
+    return Policy(
+        kept, np.where(lost, INT8, policy.datatypes), np.where(lost, 8, policy.weights),
+        np.where(lost, 8, policy.activations),
+    )  # fmt: skip
+
+
+def _with_bits(policy: Policy, i: int, datatype: int, bits: tuple[int, int]) -> Policy:
+    datatypes, weights, activations = (
+        np.array(one) for one in (policy.datatypes, policy.weights, policy.activations)
+    )
+    datatypes[i], (weights[i], activations[i]) = datatype, bits
+    return Policy(policy.kept, datatypes, weights, activations)
+
+
+__all__ = ["Landing"]

@@ -1,0 +1,116 @@
+"""Landings: what is found is measured, and moved until it takes what was asked for."""
+
+import jax
+import numpy as np
+import pytest
+
+from jaxeff.nn import small_classifier
+from jaxeff.search import Actions, Landing, LatencyError, Random, bit_operations, search
+
+pytestmark = pytest.mark.promotes("dtype", "rank")
+F, PARAMS, DATA = small_classifier(256)
+
+
+class Looked:
+    """A latency that is looked up."""
+
+    looked_up = True
+
+    def __call__(self, candidate):
+        return bit_operations(candidate)
+
+
+class Slower:
+    """What a table doesn't know: candidates take a third more than it says, the whole doesn't."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, candidate):
+        self.calls += 1
+        counted = bit_operations(candidate)
+        whole = bit_operations(type(candidate)(candidate.space.whole, candidate.space, None))
+        return counted if counted == whole else 4 / 3 * counted
+
+
+def run(landing, folder=None, **changed):
+    given = {
+        "latency": Looked(), "target": 0.3, "agent": Random(), "actions": Actions(round_to=2),
+        "episodes": 6, "steps": 0, "batch_size": 32, "sensitivities": False, "progress": False,
+        "landing": landing, "folder": folder,
+    }  # fmt: skip
+    return search(jax.random.key(0), F, PARAMS, DATA, **given | changed)
+
+
+def test_what_is_returned_lands():
+    """The table is a third off, and what is returned within 5 % of what was asked for."""
+    found = run(Landing(Slower()))
+    assert abs(found.top["ratio"] - 1) <= 0.05
+    for row in found.landed:
+        assert row["ratio"] == pytest.approx(4 / 3 * row["told"])
+        assert row["reward"] == pytest.approx(row["accuracy"] - 3 * abs(row["ratio"] - 1))
+    rewards = [row["reward"] for row in found.landed]
+    assert found.best.plain() == found.landed[int(np.argmax(rewards))]["policy"]
+    assert "measured end to end" in str(found)
+    alone = run(None)
+    assert alone.landed == []
+    assert rewards[-1] > alone.top["accuracy"] - 3 * abs(4 / 3 * alone.top["ratio"] - 1)
+
+
+def test_a_latency_that_costs_is_not_asked_for_neighbours():
+    """Without a table, the candidates are those of the episodes."""
+    slower = Slower()
+    found = run(Landing(slower), latency=bit_operations)
+    assert slower.calls == 1 + len(found.landed)
+    tried = [row["policy"] for row in found.episodes]
+    assert all(row["policy"] in tried for row in found.landed)
+
+
+def test_landings_are_kept(tmp_path):
+    first = run(Landing(Slower()), tmp_path)
+    slower = Slower()
+    again = run(Landing(slower), tmp_path)
+    assert slower.calls == 0
+    assert again.landed == first.landed
+    assert again.best.plain() == first.best.plain()
+
+
+def test_boards_that_are_lost():
+    calls = []
+
+    def lost_once(candidate):
+        calls.append(1)
+        if len(calls) == 2:
+            raise LatencyError("the board is gone")
+        return bit_operations(candidate)
+
+    found = run(Landing(lost_once))
+    assert found.landed[0]["message"] == "the board is gone"
+    assert "ratio" in found.landed[1]
+
+    def lost(candidate):
+        raise LatencyError("the board is gone")
+
+    with pytest.raises(RuntimeError, match="from end to end; the last said: the board is gone"):
+        run(Landing(lost))
+
+
+@pytest.mark.parametrize("of", ["pruning", "quantization", "joint"])
+def test_steps_are_legal(of):
+    """What lies a step away is what actions could have said."""
+    found = run(Landing(Slower(), rounds=2), actions=Actions(of, 2), target=0.6)
+    for row in found.landed:
+        policy, sizes = row["policy"], found.space.sizes
+        assert all(n % 2 == 0 or n == size for n, size in zip(policy["kept"], sizes, strict=True))
+        few = np.asarray(found.space.few_bits(np.array(policy["kept"])))
+        mixed = np.array(policy["datatypes"]) == 2
+        assert not (mixed & ~few).any()
+        if of == "pruning":
+            assert set(policy["weights"]) == {32}
+        if of == "quantization":
+            assert policy["kept"] == sizes.tolist()
+
+
+def test_counts():
+    with pytest.raises(ValueError, match="Landing: rounds"):
+        Landing(bit_operations, rounds=0)
