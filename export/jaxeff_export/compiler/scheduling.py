@@ -340,8 +340,9 @@ def _schedule_spatial(sch: Schedule, block: SBlockRV, machine: Machine) -> None:
     extents = _extents(sch, loops)
     work = _turns(sch, loops) * max(1, count(sch.get(block).body, object) // _NODES)
     threads = work >= PARALLEL_WORK and machine.cores > 1
-    if is_dear(sch.get(block)):  # LLVM vectorises the innermost loop, so it has to be a long one
-        flat = _is_flat(sch.get(block)) and math.prod(extents) == _turns(sch, loops)
+    # LLVM vectorises the innermost loop. A short one it unrolls, to gather along the next.
+    flat = _is_flat(sch.get(block)) and math.prod(extents) == _turns(sch, loops)
+    if flat or is_dear(sch.get(block)):
         enough = LONG * machine.lanes if flat and threads else math.inf if flat else LONG
         while len(loops) > 1 and extents[-1] < enough:
             extents[-2:] = [extents[-2] * extents[-1]]
