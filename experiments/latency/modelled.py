@@ -64,7 +64,10 @@ def possible() -> bool:
 def measure(
     model: str, batch: int, methods: Collection[str], setup: Setup, rounds: int
 ) -> list[dict[str, Any]]:
-    """Rows per kernel, with its time in a call and what the model says of its innermost loop."""
+    """Rows per kernel, with its time and what the model says of its innermost loop.
+
+    `ms` is the median of a call, `least_ms` the least of the kernel without what calling takes.
+    """
     rows = []
     for method in methods:
         bundle = deployed(model, batch, method, {"num-cores": setup.threads})
@@ -85,8 +88,7 @@ def measure(
                     "operator": name,
                     "kind": kind_of(name),
                     "ms": median(times[name]),
-                    "least_ms": (least := min(times[name])),
-                    "call_ms": call,
+                    "least_ms": (least := max(min(times[name]) - call, 1e-6)),
                     "GMAC/s": products / least / 1e6,
                     "of_peak": products / least / 1e6 / fastest,
                     "core": core,
@@ -131,12 +133,12 @@ def agreement(rows: Iterable[Row]) -> tuple[float, float, float]:
         rows: Those of `measure`.
 
     Returns:
-        Spearman's correlation of cycles and least times without the call; the median of
+        Spearman's correlation of cycles and least times; the median of
         |cycles / (clock * time) - 1|, the clock being the one that makes the median of
         cycles / time one; that clock, in GHz.
     """
     long = [row for row in rows if 1e3 * row["least_ms"] > SHORT_US]
-    cycles, times = [r["cycles"] for r in long], [r["least_ms"] - r["call_ms"] for r in long]
+    cycles, times = [r["cycles"] for r in long], [r["least_ms"] for r in long]
     clock = median(c / t for c, t in zip(cycles, times, strict=True))
     errors = [abs(c / (clock * t) - 1) for c, t in zip(cycles, times, strict=True)]
     return float(spearmanr(cycles, times).statistic), median(errors), clock / 1e6

@@ -130,9 +130,8 @@ def test_targets_are_held_to(value, passed):
 
 def kernel(operator, ms, cycles, width=512, method="deterministic"):
     of = {"operator": operator, "kind": profiling.kind_of(operator), "width": width, "core": "x"}
-    of |= {"cycles": cycles, "GMAC/s": 50.0, "of_peak": 0.5, "call_ms": 1e-4}
-    of |= {"ms": ms, "least_ms": ms + 1e-4}
-    return row("modelled", "mlp", method, "tvm_untuned") | of
+    of |= {"cycles": cycles, "GMAC/s": 50.0, "of_peak": 0.5}
+    return row("modelled", "mlp", method, "tvm_untuned", **of) | {"ms": ms, "least_ms": ms}
 
 
 def test_a_model_is_held_to_the_clock():
@@ -156,7 +155,7 @@ def test_kernels_are_modelled_and_timed():
     rows = modelled.measure("mlp", 4, ("deterministic",), SETUP, rounds=1)
     assert [r["kind"] for r in rows] == ["dense layers"] * 3
     assert all(r["cycles"] > 0 and r["bytes"] > 0 for r in rows)
-    assert all(r["ms"] >= r["least_ms"] > r["call_ms"] > 0 for r in rows)
+    assert all(r["ms"] > r["least_ms"] > 0 for r in rows)
     (first,) = (r for r in rows if r["bytes"] > 4 * 784 * 100)
     assert first["level"] in ("", "L2", "L3")
     assert 0 < first["of_peak"] < 1.5

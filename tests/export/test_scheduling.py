@@ -51,6 +51,31 @@ def test_tiles_need_few_loads(columns, lanes, tile):
     assert (*chosen.rows, chosen.vectors) == tile
 
 
+def test_few_channels_leave_registers_for_their_weights_on_arm():
+    wide, image = (_register_tile([32, 64], Machine(4, 32, 1), 1, depth) for depth in (64, 3))
+    assert wide.vectors * wide.rows[0] == 16
+    assert image.vectors * image.rows[0] <= 12
+    memory = _register_tile([32, 64], Machine(16, 32, 1), 1, 3)  # weights are operands in memory
+    assert memory.vectors * memory.rows[0] == 16
+
+
+def test_short_rows_of_whole_arrays_are_one_loop():
+    """A loop of four LLVM would unroll, and gather along the next one."""
+
+    def f(w, x):
+        return x * x + w
+
+    x = np.zeros((6, 50, 4), np.float32)
+    mod = schedule_module(import_stablehlo(export(f, x, x)), resolve_target("host"))
+    extents = []
+    for _, kernel in mod.functions_items():
+        if isinstance(kernel, tirx.PrimFunc):
+            tvm_ffi.structural_walk(
+                kernel.body, (tirx.For, lambda loop: extents.append(int(loop.extent)))
+            )
+    assert extents == [x.size]
+
+
 def test_a_variance_is_two_fused_products_a_turn():
     form = Form("variance")
     mod = schedule_module(dense_module(4, 6, 16, form), resolve_target("host"))

@@ -277,8 +277,8 @@ def _in_registers(sch: Schedule, block: SBlockRV, loops: list[LoopRV], tile: Til
 def _accumulators(machine: Machine, depth: int) -> int:
     """How many registers may hold sums, of so many terms in the innermost loop.
 
-    A loop of few terms (the channels of an image) LLVM unrolls with the one around it. Where weights
-    are no operands in memory, those of all terms are in registers too.
+    A loop of few terms (the channels of an image) LLVM unrolls with the one around it. Where
+    weights are no operands in memory, those of all terms are in registers too.
     """
     unrolled = machine.lanes == _LANED and depth < _LANED
     return (_ACCUMULATORS_UNROLLED if unrolled else _ACCUMULATORS) * machine.registers // 32
