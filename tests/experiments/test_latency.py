@@ -154,7 +154,8 @@ def test_a_model_is_held_to_the_clock():
 def test_kernels_are_modelled_and_timed():
     rows = modelled.measure("mlp", 4, ("deterministic",), SETUP, rounds=1)
     assert [r["kind"] for r in rows] == ["dense layers"] * 3
-    assert all(r["cycles"] > 0 and r["ms"] > 0 and r["bytes"] > 0 for r in rows)
+    assert all(r["cycles"] > 0 and r["bytes"] > 0 for r in rows)
+    assert all(r["ms"] > r["least_ms"] > 0 for r in rows)
     (first,) = (r for r in rows if r["bytes"] > 4 * 784 * 100)
     assert first["level"] in ("", "L2", "L3")
     assert 0 < first["of_peak"] < 1.5

@@ -71,6 +71,21 @@ def test_kernels_between_others_are_one(given):
     assert sum(kernels_of(chained(apart))) == 2  # before the hyperbolic tangent, and after it
 
 
+def test_a_view_of_what_comes_before_a_chain_stays_before_it():
+    def f(params, x):
+        before = jnp.tanh(x)
+        first = q_codes(x, per_step=20.0, zero=9, lower=0, upper=255)
+        flat = q_codes(before.reshape(-1), per_step=20.0, zero=9, lower=0, upper=255)
+        return layer(first, params["a"]), flat
+
+    keys = jax.random.split(KEY, 2)
+    params = {"a": jax.random.randint(keys[0], (24, 24), -127, 128).astype(jnp.int8)}
+    x = jax.random.normal(keys[1], (3, 24))
+    bundle = deploy(f, (params, x), target=HOST)
+    for found, expected in zip(bundle.run(x), jax.jit(f)(params, x), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
 def test_results_are_the_same_bits(given, tmp_path):
     bundle = deploy(network, given, target=HOST, path=tmp_path / "b")
     expected = jax.jit(network)(*given)

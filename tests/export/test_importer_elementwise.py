@@ -201,6 +201,21 @@ def test_any_values(dtype, data):
     _check(dtype, *operands)
 
 
+def test_an_exponential_reaches_both_ends_of_the_exponents():
+    least, most = np.float32(-87.33654), np.float32(88.72283)
+    near = (np.arange(-40, 40) * np.float32(2**-17)).astype(np.float32)
+    x = np.concatenate(
+        [near + least, near + most, near + 128 * np.log(2), near - 125.5 * np.log(2)]
+    )
+    x = np.concatenate([x, [np.nan, np.inf, -np.inf, 0.0, -200, 1e30]]).astype(np.float32)
+    (ours,) = run(import_stablehlo(export(jnp.exp, x)), x)
+    with np.errstate(over="ignore"):
+        exact = np.exp(x.astype(np.float64))
+        theirs = exact.astype(np.float32)
+    theirs = np.where(exact < np.finfo(np.float32).tiny, 0, theirs)
+    np.testing.assert_allclose(ours, theirs, rtol=2 * np.finfo(np.float32).eps)
+
+
 def test_results_that_share_terms_and_read_constants_come_from_one_loop():
     scale, shift = np.arange(1.0, 6.0, dtype=np.float32), np.linspace(2, 3, 5, dtype=np.float32)
 

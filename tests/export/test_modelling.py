@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from jaxeff_export import Bundle, deploy
 from jaxeff_export.bundle import machine_code as code
+from jaxeff_export.bundle import modelling
 from jaxeff_export.bundle.caches import level_of
 
 
@@ -58,7 +59,8 @@ def test_a_bundle_knows_its_kernels_work(bundle):
     kernels = Bundle.load(bundle.folder).manifest.kernels
     first = next(work for name, work in kernels.items() if "matmul" in name and "read" in work)
     assert sum(work["products"] for work in kernels.values()) == 2 * 10 * 48 * 64
-    assert first["read"] > 4 * 48 * 64
+    assert first["read"] > first["bound"] >= 4 * 48 * 64
+    assert first["calls"] == 1
     assert first["written"] in (4 * 10 * 64, 4 * 10 * 48)
 
 
@@ -75,3 +77,28 @@ def test_a_model_of_float_kernels_holds_the_roof(bundle):
         assert loop.turns == pytest.approx(10 * 48 * 64 / loop.products)
         assert loop.level == "L1"
         assert loop.total >= loop.turns * loop.cycles
+
+
+def test_parameters_come_from_where_all_of_them_are(bundle, monkeypatch):
+    monkeypatch.setattr(modelling, "_cycles", lambda *_: 1.0)
+    monkeypatch.setattr(code, "program", lambda *_: "")
+    library, kernels = bundle.folder / "library.so", bundle.manifest.kernels
+
+    def transfers(extra):
+        work = {**kernels, "another": {"read": extra, "written": 0, "products": 0, "bound": extra}}
+        loops = modelling.model_library(library, "aarch64", "cortex-a72", work)
+        return {loop.name: (loop.transfer, loop.level) for loop in loops if "matmul" in loop.name}
+
+    near, far = transfers(0), transfers(10**7)
+    for name, (transfer, level) in near.items():
+        facts = kernels[name]
+        assert level == far[name][1] == "L1"
+        assert transfer == pytest.approx((facts["read"] + facts["written"]) / 16)
+        assert far[name][0] - transfer == pytest.approx(facts["bound"] * (1 / 3 - 1 / 16))
+
+
+def test_a_loop_that_sums_is_the_one_that_multiplies():
+    squares = ["vmulps %zmm1,%zmm1,%zmm2", "vfmadd231ps %zmm1,%zmm2,%zmm3"] * 9
+    sums = ["vmovaps (%rsi,%rax,4),%zmm30", "vfmadd231ps %zmm30,%zmm2,%zmm3"]
+    chosen = max([[*squares, "vmovaps %zmm3,(%rcx,%rax,4)"], sums], key=modelling._weight)
+    assert chosen == sums

@@ -47,8 +47,33 @@ def test_vectors_are_whole_where_there_is_avx_512(said, prefers):
     [(112, 16, (10, 1)), (64, 16, (5, 2)), (84, 4, (5, 3)), (16, 4, (5, 4)), (6, 4, (10, 2))],
 )
 def test_tiles_need_few_loads(columns, lanes, tile):
-    chosen = _register_tile([10, columns], Machine(lanes, 32, 1), 1)
+    chosen = _register_tile([10, columns], Machine(lanes, 32, 1), 1, 100)
     assert (*chosen.rows, chosen.vectors) == tile
+
+
+def test_few_channels_leave_registers_for_their_weights_on_arm():
+    wide, image = (_register_tile([32, 64], Machine(4, 32, 1), 1, depth) for depth in (64, 3))
+    assert wide.vectors * wide.rows[0] == 16
+    assert image.vectors * image.rows[0] <= 12
+    memory = _register_tile([32, 64], Machine(16, 32, 1), 1, 3)  # weights are operands in memory
+    assert memory.vectors * memory.rows[0] == 16
+
+
+def test_short_rows_of_whole_arrays_are_one_loop():
+    """A loop of four LLVM would unroll, and gather along the next one."""
+
+    def f(w, x):
+        return x * x + w
+
+    x = np.zeros((6, 50, 4), np.float32)
+    mod = schedule_module(import_stablehlo(export(f, x, x)), resolve_target("host"))
+    extents = []
+    for _, kernel in mod.functions_items():
+        if isinstance(kernel, tirx.PrimFunc):
+            tvm_ffi.structural_walk(
+                kernel.body, (tirx.For, lambda loop: extents.append(int(loop.extent)))
+            )
+    assert extents == [x.size]
 
 
 def test_a_variance_is_two_fused_products_a_turn():

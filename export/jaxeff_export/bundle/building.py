@@ -193,10 +193,7 @@ def build(
             machine=target_machine(target.settings),
             processor_features=kernel_features(target.settings),
             versions=package_versions("jaxeff", "jax", "jaxlib", "apache-tvm", "apache-tvm-ffi"),
-            kernels={
-                work.name: {"read": work.read, "written": work.written, "products": work.products}
-                for work in works
-            },
+            kernels={work.name: work.facts for work in works},
             treedef=example.treedef,
         )
         return write_bundle(parts, path)

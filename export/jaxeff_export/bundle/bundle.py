@@ -286,13 +286,14 @@ class Bundle:
             threads=threads,
         )
 
-    def model(self, core: str | None = None) -> tuple[LoopModel, ...]:
+    def model(self, core: str | None = None, like: str | None = None) -> tuple[LoopModel, ...]:
         """What a core would do with the kernels, by a static model of their machine code.
 
         Never a measurement: `jaxeff_export.bundle.modelling` says what is not in it.
 
         Args:
           core: as LLVM names it; by default that of the bundle's target.
+          like: the core whose instructions llvm-mca models, where it doesn't know `core`.
 
         Returns:
           The innermost loop of every kernel that multiplies, in the library's order.
@@ -303,7 +304,7 @@ class Bundle:
         self._read(LIBRARY)
         core = core or str(self.manifest.target.get("mcpu", "generic"))
         manifest = self.manifest
-        return model_library(self.folder / LIBRARY, manifest.machine, core, manifest.kernels)
+        return model_library(self.folder / LIBRARY, manifest.machine, core, manifest.kernels, like)
 
     @contextlib.contextmanager
     def _place(self, board: str | Board) -> Iterator[Runner]:

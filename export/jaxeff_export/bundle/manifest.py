@@ -49,8 +49,9 @@ class Manifest:
       structure: the description of the result's pytree.
       versions: of the packages that made the bundle.
       files: per file name its size in bytes and SHA-256.
-      kernels: per kernel whose sizes are known before the call the bytes `read` and `written` and
-        the `products` it adds up; empty in bundles of older versions.
+      kernels: per kernel whose sizes are known before the call the bytes `read` and `written`,
+        those of parameters that are `bound`, the `products` it adds up and its `calls`; empty in
+        bundles of older versions.
       batches: of the pairs of inputs and outputs recorded for the self-check, the example's own
         first, where the batch may vary; empty where it is fixed, and one pair is recorded.
     """

@@ -3,12 +3,15 @@
 Of every kernel the innermost loop that multiplies most, or the longest with vectors, is given to
 llvm-mca (Debian: `llvm`), LLVM's static model of a core: instructions, ports and latencies; every
 load hits the first cache. How often it turns follows from the work that the bundle's manifest has
-of the kernel; the bytes of its arrays are held against the core's caches (`caches.py`).
+of the kernel. Arrays come once from the core's caches (`caches.py`): a kernel's own from the level
+that holds them together, its parameters from the level that holds the parameters of all kernels,
+which have passed since they were last read.
 
 Sharp edges:
-    Branches, and what a kernel does outside of that loop, aren't in it: it bounds speed from above.
-    Caches are: all arrays of a kernel together come once from the level that holds them.
-    llvm-mca's models of cores differ in care: up to LLVM 19 Zen 5 is Zen 4, half as wide.
+    Branches, and what a kernel does outside of that loop, aren't in it, nor is the call of it: it
+    bounds speed from above, and far so for kernels of less than a microsecond.
+    llvm-mca's models of cores differ in care. Where it has none, or another core's, the likest
+    core's stands in (`LIKEST`), with the divisions and roots of that one.
 """
 
 from __future__ import annotations
@@ -21,9 +24,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jaxeff_export.bundle import machine_code as code
-from jaxeff_export.bundle.caches import level_of
+from jaxeff_export.bundle.caches import Level, level_of
 from jaxeff_export.targets.toolchain import ToolchainError
 
+LIKEST: Mapping[str, str] = {"znver5": "sapphirerapids"}
+"""Cores by whose instructions others are modelled: up to LLVM 19 Zen 5 is unknown, or Zen 4, whose
+vectors are half as wide."""
 _ITERATIONS = 100
 _CYCLES = re.compile(r"Total Cycles:\s+(\d+)")
 _PLACE = re.compile(r"\b[0-9a-f]+ <[^>]*>")
@@ -89,7 +95,11 @@ class LoopModel:
 
 
 def model_library(
-    library: Path, machine: str, core: str, work: Mapping[str, Mapping[str, int]] | None = None
+    library: Path,
+    machine: str,
+    core: str,
+    work: Mapping[str, Mapping[str, int]] | None = None,
+    like: str | None = None,
 ) -> tuple[LoopModel, ...]:
     """The kernels of a library as llvm-mca sees them.
 
@@ -98,24 +108,29 @@ def model_library(
       machine: its processor architecture.
       core: a core as LLVM names it, such as `cortex-a72`.
       work: per kernel the bytes `read` and `written` and the `products`, as the manifest has it.
+      like: the core whose instructions llvm-mca models; that of `LIKEST` or `core` by default.
 
     Raises:
       ToolchainError: if a program isn't installed, or llvm-mca doesn't know the core.
     """
     analyser = code.program("llvm-mca", "llvm")
     triple = code.TRIPLES.get(machine, machine)
+    like = like or LIKEST.get(core, core)
+    parameters = sum(f.get("bound", 0) * f.get("calls", 1) for f in (work or {}).values())
+    weights = level_of(core, parameters)
     found = []
     for name, lines in code.functions(library, triple):
         facts = (work or {}).get(_name(name))
         loops = [body for body in code.innermost_loops(lines) if any(map(code.width, body))]
         body = max(loops, key=_weight, default=[])
         if body and (facts or code.products(body)):
-            found.append(_model(name, body, _cycles(analyser, body, triple, core), facts, core))
+            loop = _model(name, body, _cycles(analyser, body, triple, like), facts)
+            found.append(_with_caches(loop, facts, core, weights) if facts else loop)
     return tuple(found)
 
 
 def _model(
-    name: str, body: Sequence[str], cycles: float, facts: Mapping[str, int] | None, core: str
+    name: str, body: Sequence[str], cycles: float, facts: Mapping[str, int] | None
 ) -> LoopModel:
     products = code.products(body)
     widths = Counter(bits for line in body if (bits := code.width(line)))
@@ -131,28 +146,36 @@ def _model(
     )
     if facts is None:
         return loop
-    size = facts["read"] + facts["written"]
-    level = level_of(core, size)
     turns = None
     if facts["products"] and products:
         turns = facts["products"] / products
     elif not facts["products"] and (stored := code.stored_bytes(body)):
         turns = facts["written"] / stored
-    return replace(
-        loop,
-        turns=turns,
-        bytes=size,
-        level=level.name if level else "",
-        transfer=size / level.speed if level else 0.0,
-    )
+    return replace(loop, turns=turns, bytes=facts["read"] + facts["written"])
+
+
+def _with_caches(
+    loop: LoopModel, facts: Mapping[str, int], core: str, weights: Level | None
+) -> LoopModel:
+    """A loop with what bringing its arrays takes, its parameters from the level `weights`."""
+    size, bound = facts["read"] + facts["written"], facts.get("bound", 0)
+    level = level_of(core, size)
+    if level is None or weights is None:
+        return loop
+    farther = min(level, weights, key=lambda level: level.speed)
+    transfer = (size - bound) / level.speed + bound / farther.speed
+    return replace(loop, level=level.name, transfer=transfer)
 
 
 def _name(function: str) -> str:
     return _BODY.sub("", function)
 
 
-def _weight(body: Sequence[str]) -> tuple[int, int]:
-    return code.products(body), sum(bool(code.width(line)) for line in body)
+def _weight(body: Sequence[str]) -> tuple[bool, int, int]:
+    """Sums stay in registers; a loop that stores its products prepares operands for another."""
+    products = code.products(body)
+    sums = products > 0 and not code.stored_bytes(body)
+    return sums, products, sum(bool(code.width(line)) for line in body)
 
 
 def _cycles(analyser: str, body: Sequence[str], triple: str, core: str) -> float:

@@ -66,9 +66,12 @@ def _rewritten(
 
     late: list[relax.Binding] = []
     for i, binding in enumerate(bindings):
-        kernel = _kernel(mod, binding)
-        joins = kernel is not None or (run and _viewed(binding) is not None)
-        if joins and _fits(mod, [*run, binding]):
+        kernel, viewed = _kernel(mod, binding), _viewed(binding)
+        own = any(viewed is not None and viewed.same_as(b.var) for b in run)
+        if run and viewed is not None and not own:  # of what is there before the run
+            made.append(binding)
+            continue
+        if (kernel is not None or own) and _fits(mod, [*run, binding]):
             run.append(binding)
             continue
         close(bindings[i:])

@@ -16,6 +16,7 @@ below do not foresee keeps its plain loops.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 
@@ -35,6 +36,7 @@ PARALLEL_WORK = 60_000  # multiply-adds; waking a thread costs some microseconds
 _UNKNOWN = 16  # what a size that only the call tells counts as, when work is estimated
 _NODES = 16  # expression nodes of a multiply-add: two loads and their indices
 _ACCUMULATORS = 20  # of 32 registers; the rest hold operands
+_ACCUMULATORS_UNROLLED = 12
 _SPARE = 4  # registers more for sums where weights are operands in memory
 _LANED = 4  # elements of NEON's vectors, one of which a product may take of each
 _IN_FLIGHT = 8  # sums that hide the latency of a fused multiply-add
@@ -196,12 +198,14 @@ def _tile_reduction(sch: Schedule, block: SBlockRV, machine: Machine) -> list[SB
     if not extents:
         return []
     epilogue = _epilogue(sch, block)
-    accumulators = _ACCUMULATORS * machine.registers // 32
+    depth = _extents(sch, reduce_loops)[-1]
+    accumulators = _accumulators(machine, depth)
     strip = strip_of(sch.get(block), machine.lanes, accumulators + _SPARE)
     if strip and not machine.tiling:
         fused = tile_strip(sch, block, (spatial, reduce_loops), strip, epilogue)
         return _begun(sch, block, fused, reduce_loops[0], work, machine, epilogue)
-    tile = (machine.tiling or _register_tile)(extents, machine, len(sch.get(block).writes))
+    choose = machine.tiling or functools.partial(_register_tile, depth=depth)
+    tile = choose(extents, machine, len(sch.get(block).writes))
 
     outer, inner = [], []
     for loop, size in zip(spatial, [*tile.rows, tile.columns], strict=True):
@@ -210,8 +214,9 @@ def _tile_reduction(sch: Schedule, block: SBlockRV, machine: Machine) -> list[SB
         inner.append(i)
     if tile.columns_first:
         outer = [outer[-1], *outer[:-1]]
-    if machine.lanes == _LANED and _extents(sch, reduce_loops)[-1] % _LANED == 0:
-        several, each = _split(sch, reduce_loops[-1], _LANED)
+    if machine.lanes == _LANED and depth % _LANED == 0:
+        # Two results bring twice the operands, all of which LLVM loads first: half as many terms.
+        several, each = _split(sch, reduce_loops[-1], _LANED // len(sch.get(block).writes))
         reduce_loops = [*reduce_loops[:-1], several]
         inner = [each, *inner]
     sch.reorder(*outer, *reduce_loops, *inner)
@@ -269,14 +274,24 @@ def _in_registers(sch: Schedule, block: SBlockRV, loops: list[LoopRV], tile: Til
         sch.vectorize(lanes)
 
 
-def _register_tile(extents: list[int], machine: Machine, results: int) -> Tile:
+def _accumulators(machine: Machine, depth: int) -> int:
+    """How many registers may hold sums, of so many terms in the innermost loop.
+
+    A loop of few terms (the channels of an image) LLVM unrolls with the one around it. Where
+    weights are no operands in memory, those of all terms are in registers too.
+    """
+    unrolled = machine.lanes == _LANED and depth < _LANED
+    return (_ACCUMULATORS_UNROLLED if unrolled else _ACCUMULATORS) * machine.registers // 32
+
+
+def _register_tile(extents: list[int], machine: Machine, results: int, depth: int) -> Tile:
     """Choose what to compute at once, of each result.
 
     Vectors fill a register as well as they can; wider ones than a register are not promoted to
     registers unless their width is a power of two, which costs a factor of ten.
     """
     width = max(d for d in divisors(extents[-1]) if d <= machine.lanes)
-    budget = min(_ACCUMULATORS * machine.registers // 32 // results, _STACK_FLOATS // width)
+    budget = min(_accumulators(machine, depth) // results, _STACK_FLOATS // width)
     across = [d for d in divisors(extents[-1] // width) if d == 1 or d <= budget]
     tiles = [Tile(_rows(extents[:-1], max(1, budget // v)), v, width) for v in across]
     return min(tiles, key=_loads)
@@ -340,8 +355,9 @@ def _schedule_spatial(sch: Schedule, block: SBlockRV, machine: Machine) -> None:
     extents = _extents(sch, loops)
     work = _turns(sch, loops) * max(1, count(sch.get(block).body, object) // _NODES)
     threads = work >= PARALLEL_WORK and machine.cores > 1
-    if is_dear(sch.get(block)):  # LLVM vectorises the innermost loop, so it has to be a long one
-        flat = _is_flat(sch.get(block)) and math.prod(extents) == _turns(sch, loops)
+    # LLVM vectorises the innermost loop. A short one it unrolls, to gather along the next.
+    flat = _is_flat(sch.get(block)) and math.prod(extents) == _turns(sch, loops)
+    if flat or is_dear(sch.get(block)):
         enough = LONG * machine.lanes if flat and threads else math.inf if flat else LONG
         while len(loops) > 1 and extents[-1] < enough:
             extents[-2:] = [extents[-2] * extents[-1]]

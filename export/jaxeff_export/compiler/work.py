@@ -7,14 +7,15 @@ product where bits are counted. Only kernels that accumulate have any.
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from dataclasses import dataclass
 
 import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.script import tirx as T
 
+from .lifting import BOUND
 from .tir import contains, statements_of
 
 _PRODUCTS = {
@@ -28,7 +29,7 @@ _PRODUCTS = {
 """Products in a call of an instruction."""
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Work:
     """A kernel's work in one call.
 
@@ -37,17 +38,26 @@ class Work:
         read: bytes of the arrays it is given.
         written: bytes of its results.
         products: what it adds up; 0 if it accumulates nothing.
+        bound: bytes of what it reads that are the network's parameters.
+        calls: of it in a call of the network.
     """
 
     name: str
     read: int
     written: int
     products: int
+    bound: int = 0
+    calls: int = 1
+
+    @property
+    def facts(self) -> dict[str, int]:
+        """All but the name."""
+        return {k: v for k, v in dataclasses.asdict(self).items() if k != "name"}
 
 
 def work_of(mod: tvm.IRModule) -> list[Work]:
     """The work of every kernel of a scheduled module whose sizes are known before the call."""
-    counter = _Counter()
+    counter, called = _Counter(), _calls(mod)
     found = []
     for name, kernel in mod.functions_items():
         if not isinstance(kernel, tirx.PrimFunc):
@@ -59,7 +69,24 @@ def work_of(mod: tvm.IRModule) -> list[Work]:
             work = counter.products(kernel.body)
         except (TypeError, ValueError, AttributeError):  # a size that only the call tells
             continue
-        found.append(Work(name.name_hint, sum(sizes.values()) - result, result, work))
+        calls = called.get(name, [])
+        bound = max((sum(sizes[kernel.params[i]] for i in taken) for taken in calls), default=0)
+        read = sum(sizes.values()) - result
+        found.append(Work(name.name_hint, read, result, work, bound, max(1, len(calls))))
+    return found
+
+
+def _calls(mod: tvm.IRModule) -> dict[tvm.ir.GlobalVar, list[list[int]]]:
+    """Per kernel and call of it in ``main``, which of its arguments are bound parameters."""
+    main = mod["main"]
+    bound = set(main.params[: int((main.attrs or {}).get(BOUND, 0))])
+    found: dict[tvm.ir.GlobalVar, list[list[int]]] = {}
+    for block in main.body.blocks:
+        for binding in block.bindings:
+            value = binding.value
+            if isinstance(value, tvm.ir.Call) and value.op == tvm.ir.Op.get("relax.call_tir"):
+                taken = [i for i, v in enumerate(value.args[1].fields) if v in bound]
+                found.setdefault(value.args[0], []).append(taken)
     return found
 
 

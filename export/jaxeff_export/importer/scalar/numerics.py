@@ -18,6 +18,8 @@ from .scope import Scope, bits_of, dtype_of
 
 _LOG2E = 1.44269504088896341
 _LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4
+_ROUNDS = 1.5 * 2**23  # floats from here to 2**24 are the integers
+_EXP_LEAST, _EXP_MOST = -87.33654, 88.72283  # results between are normal numbers
 _EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 0.5)
 _LOG = (
     7.0376836292e-2,
@@ -62,24 +64,23 @@ def _horner(s: Scope, x: Expr, coefficients: Sequence[float]) -> Expr:
     return total
 
 
-def _power_of_two(s: Scope, n: Expr) -> Expr:
-    """2**n for an int32 ``n`` in [-126, 127]."""
-    return s.let(tirx.reinterpret("float32", (n + _i32(127)) << _i32(23)))
-
-
 def exp(s: Scope, x: Expr) -> Expr:
     """e**x."""
-    low, high = _f32(-104.0), _f32(89.0)
-    y = s.let(tirx.Select(x > high, high, tirx.Select(x < low, low, x)))
-    y = s.let(tirx.Select(tirx.isnan(x), _f32(0.0), y))  # NaN to int is undefined
-    n = s.let(tirx.floor(y * _f32(_LOG2E) + _f32(0.5)))
-    r = s.let(y - n * _f32(_LN2_HIGH))
+    shifted = s.let(x * _f32(_LOG2E) + _f32(_ROUNDS))  # its last bits are the nearest integer
+    n = s.let(shifted - _f32(_ROUNDS))
+    r = s.let(x - n * _f32(_LN2_HIGH))
     r = s.let(r - n * _f32(_LN2_LOW))
-    p = s.let(_horner(s, r, _EXP) * (r * r) + r + _f32(1.0))
-    # Two factors, so that 2**128 and the subnormals are reached without leaving the exponent range.
-    k = s.let(tirx.Cast("int32", n))
-    half = s.let(k >> _i32(1))
-    scaled = s.let(p * _power_of_two(s, half) * _power_of_two(s, s.let(k - half)))
+    square = s.let(r * r)
+    pairs = [s.let(r * _f32(a) + _f32(b)) for a, b in zip(_EXP[::2], _EXP[1::2], strict=True)]
+    p = pairs[0]  # pairs shorten the chain, which is what this function takes
+    for pair in pairs[1:]:
+        p = s.let(p * square + pair)
+    p = s.let(p * square + r + _f32(1.0))
+    # Added to the exponent of a number next to 1, n reaches 128, which is no factor of its own.
+    power = tirx.reinterpret("int32", shifted) << _i32(23)
+    scaled = s.let(tirx.reinterpret("float32", tirx.reinterpret("int32", p) + power))
+    scaled = s.let(tirx.Select(x < _f32(_EXP_LEAST), _f32(0.0), scaled))
+    scaled = s.let(tirx.Select(x > _f32(_EXP_MOST), _f32(float("inf")), scaled))
     return s.let(tirx.Select(tirx.isnan(x), x, scaled))
 
 
