@@ -243,7 +243,11 @@ def _modelled(model: str, weights: int, activations: int) -> list[Row]:
     loops = [loop for loop in bundle.model() if loop.products and loop.name in work]
     rows = []
     for loop in loops:
-        row = {"table": "modelled", "model": model, "bits": f"{activations} x {weights}"}
+        row: dict[str, Any] = {
+            "table": "modelled",
+            "model": model,
+            "bits": f"{activations} x {weights}",
+        }
         row |= {"kernel": loop.name, "per_cycle": loop.per_cycle, "spills": loop.spills}
         rows.append(row | {"products": work[loop.name]["products"], "level": loop.level})
     return rows

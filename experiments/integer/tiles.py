@@ -86,7 +86,11 @@ def _geometry(layer: Any, batch: int) -> Geometry:
     if len(layer) == 2:
         return Geometry.dense(batch, *layer)
     image, kernel, stride, pad, pool = layer
-    attributes = {"padding": (pad,) * 4, "strides": (stride,) * 2, "dilation": (1, 1)}
+    attributes: dict[str, Any] = {
+        "padding": (pad,) * 4,
+        "strides": (stride,) * 2,
+        "dilation": (1, 1),
+    }
     attributes |= {"groups": 1, "pool": (pool, pool)}
     return Geometry.conv2d((batch, *image), kernel, attributes)
 
