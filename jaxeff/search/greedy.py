@@ -135,16 +135,21 @@ class Greedy(Setting):
 
 def cost(problem: Problem, actions: np.ndarray) -> float:
     """What actions leave: seconds where they can be looked up, else bit operations."""
-    policy, operations = _operations(problem.space, problem.actions, actions)
-    if problem.time is None:
-        return float(operations)
-    return problem.time(jax.tree.map(np.asarray, policy))
+    if problem.time is not None:
+        return problem.time(policy(problem, actions))
+    return float(_operations(problem.space, problem.actions, actions)[1])
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _operations(space: Space, of: Actions, actions: Array) -> tuple[Policy, Array]:
     policy = of.policy(space, actions)
     return policy, space.bops(policy).sum()
+
+
+def policy(problem: Problem, actions: np.ndarray) -> Policy:
+    """What actions come to."""
+    found, _ = _operations(problem.space, problem.actions, actions)
+    return jax.tree.map(np.asarray, found)
 
 
 def divergence(of: Actions, known: Sensitivity, action: float, i: int, j: int) -> float:

@@ -25,7 +25,7 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from jaxeff.search.greedy import cost, divergence
+from jaxeff.search.greedy import cost, divergence, policy
 from jaxeff.search.searcher import Outcome, Problem
 from jaxeff.settings import Count, Setting, register_setting, static
 
@@ -82,12 +82,15 @@ class Knapsack(Setting):
         start = np.zeros(problem.shape, np.float32)
         if of.quantizes:
             start[:, -2:] = of.eight_below
+        changed = np.tile(start, (layers, len(options), 1, 1))
+        for i in range(layers):
+            changed[i, :, i] = options
+        if problem.prepare is not None:
+            problem.prepare([policy(problem, one) for own in changed for one in own])
         whole = cost(problem, start)
         hurts, costs = np.zeros((2, layers, len(options)))
         for i, (k, option) in itertools.product(range(layers), enumerate(options)):
-            changed = start.copy()
-            changed[i] = option
-            costs[i, k] = cost(problem, changed) - whole
+            costs[i, k] = cost(problem, changed[i, k]) - whole
             hurts[i, k] = sum(divergence(of, known, float(a), i, j) for j, a in enumerate(option))
         unit = problem.whole if problem.time is not None else cost(problem, np.zeros_like(start))
         return Items(options, hurts, costs, whole, problem.target * unit, -np.inf, np.inf)

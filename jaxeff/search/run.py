@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -215,7 +215,13 @@ def search_among(
     if callable(known):
         known = known()
     time = measure if getattr(latency, "looked_up", False) else None
-    problem = Problem(space, actions, known, episodes, target, whole, time)
+    fill, prepare = getattr(latency, "prepare", None), None
+    if fill is not None:
+
+        def prepare(policies: Sequence[Policy]) -> None:
+            fill([Candidate(policy, space, candidates.smaller) for policy in policies])
+
+    problem = Problem(space, actions, known, episodes, target, whole, time, prepare)
     jitted = jax.jit(functools.partial(actions.policy, space))
 
     def policy_of(proposed: Any) -> Policy:

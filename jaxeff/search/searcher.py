@@ -38,6 +38,8 @@ class Problem:
         target: Share of the whole model's latency that is asked for.
         whole: Latency of the whole model.
         time: Latency of any policy, where it is looked up and costs no episode; else None.
+        prepare: Fills what is looked up for many policies at once, which is cheaper than one by
+            one; None where nothing is to be filled.
     """
 
     space: Space
@@ -47,6 +49,7 @@ class Problem:
     target: float
     whole: float = 1.0
     time: Callable[[Policy], float] | None = None
+    prepare: Callable[[Sequence[Policy]], None] | None = None
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -83,10 +83,13 @@ def _search(
     params, x, labels = example
     key, size = jax.random.key(seed), max(1, min(128, len(x) // 5))
     kernels = None if folder is None else folder / "kernels"
+    nodes = [round_to * 2**i for i in range(8)]
     try:
         found = search_policies(
             key, f, params, (x, labels), target=share, agent=Knapsack(),
-            latency=table_latency(x[:1], target=target, board=board, folder=kernels),
+            latency=table_latency(
+                x[:1], target=target, board=board, folder=kernels, nodes=nodes
+            ),
             actions=Actions(of, round_to), episodes=episodes, steps=steps, batch_size=size,
             landing=Landing(measured_latency(x[:1], target=target, boards=board)), folder=folder,
         )  # fmt: skip
