@@ -240,7 +240,7 @@ def _label(row: Any) -> str:
 
 def tables(report: Report) -> list[Table]:
     """A table for each kind of row."""
-    columns = {
+    return report.tables({
         "calls": (
             "model", "method", "batch", "arithmetic", "engine", "ns", "over_bundle",
             "over_onnxruntime", "over_litert", "error",
@@ -249,12 +249,7 @@ def tables(report: Report) -> list[Table]:
         "sizes": (
             "model", "method", "arithmetic", "code", "parameters", "workspace", "flash", "ram"
         ),
-    }  # fmt: skip
-    found = [
-        (name, [r for r in report.rows if r["table"] == name], names)
-        for name, names in columns.items()
-    ]
-    return [Table(name, rows, names) for name, rows, names in found if rows]
+    })  # fmt: skip
 
 
 STUDY = Study(

@@ -327,7 +327,7 @@ def draw(report: Report) -> dict[str, Figure]:
 
 def tables(report: Report) -> list[Table]:
     """A table for each kind of row."""
-    columns = {
+    return report.tables({
         "networks": ("model", "batch", "threads", "engine", "arithmetic", "ms", *OVER),
         "sizes": ("model", "bits", "bytes", "over_float32", "arrays_over_float32"),
         "agreement": ("model", "where", "images", "same_class", "same_bits"),
@@ -335,12 +335,7 @@ def tables(report: Report) -> list[Table]:
         "modelled": ("model", "bits", "kernel", "products", "per_cycle", "spills", "level"),
         "tiles": ("layer", "batch", "tiles", "ms", "over_best", "tile", "best"),
         "depthwise": ("image", "kernel", "stride", "arithmetic", "ms", "over_float32"),
-    }  # fmt: skip
-    found = [
-        (name, [r for r in report.rows if r["table"] == name], names)
-        for name, names in columns.items()
-    ]
-    return [Table(name, rows, names) for name, rows, names in found if rows]
+    })  # fmt: skip
 
 
 STUDY = Study(
