@@ -22,13 +22,14 @@ DIFFERENCES = (
     "the source: ResNet-18 on a Raspberry Pi 4; here the network and data of `config`, timed on "
     "one core of this machine (x86). Compare shares of the latency, not milliseconds",
     "the source's baseline is untuned (7 % of the core's peak); ours is this compiler's float32, "
-    "so the same share is harder to reach. `float` has the share that it is of a build for a "
-    "processor that the compiler knows nothing of",
+    "so the same share is harder to reach. `of_untuned` is the share of a build for a processor "
+    "that the compiler knows nothing of",
     "latencies in a search are sums of kernels' times from a table with nodes, filled by "
-    "measuring; what a search found is compiled and measured",
+    "measuring; the best candidate is then measured end to end, and moved a layer at a time until "
+    "it lands. `told` and `took` are shares by the table and by the clock of the first one",
     "below --full: far fewer episodes, so that the agent makes many updates an episode, and a few "
-    "steps of retraining in the place of an epoch",
-    "no layer stays in float among others in bits: where they meet, arrays are written twice, "
-    "which the table doesn't know",
+    "steps of retraining in the place of an epoch, after which running statistics are settled",
+    "where layers in float or of other widths read the same array, it is written once more: the "
+    "table has one time per number for that, and doesn't know of sums of floats and codes",
     "all seeds of a search share one trained network",
 )
