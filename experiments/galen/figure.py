@@ -8,8 +8,8 @@ from experiments.galen import judging
 from experiments.galen.recipe import NAMES
 from experiments.harness import Report, Row, grouped
 
-COLORS = plt.colormaps["Paired"]
-"""Twelve, for eleven searchers."""
+COLORS = (*(f"C{i}" for i in range(10)), "black")
+"""For eleven searchers."""
 
 
 def draw(report: Report) -> dict[str, Figure]:
@@ -63,7 +63,7 @@ def _rewards(rows: list[Row]) -> Figure:
             curves = np.array([[np.nan if v is None else v for v in curve] for curve in own])
             best = np.fmax.accumulate(curves, axis=1).mean(0)
             style = "-" if name in judging.AGENTS else "--"
-            axis.plot(np.arange(1, len(best) + 1), best, style, color=COLORS(i), label=name)
+            axis.plot(np.arange(1, len(best) + 1), best, style, color=COLORS[i], label=name)
         axis.set_ylim(-1, 1)
         axis.set_title(f"c = {target:g}", fontsize=9)
         axis.set_xlabel("episode")
@@ -78,7 +78,7 @@ def _front(report: Report, rows: list[Row]) -> Figure:
         own = [r for r in rows if r["searcher"] == name]
         if own:
             axis.plot([r["ratio"] * r["target"] for r in own], [r["accuracy"] for r in own],
-                      "s" if name in judging.AGENTS else "o", ms=5, color=COLORS(i),
+                      "s" if name in judging.AGENTS else "o", ms=5, color=COLORS[i],
                       mfc=None if name in judging.AGENTS else "none", label=name)  # fmt: skip
     points = sorted((r["ratio"] * r["target"], r["accuracy"]) for r in rows)
     best = np.maximum.accumulate([accuracy for _, accuracy in points])
