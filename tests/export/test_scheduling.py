@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tvm
 import tvm_ffi
-from importer_oracle import export
+from importer_oracle import assert_agrees, export
 from jaxeff_export.compiler import pixels, scheduling
 from jaxeff_export.compiler.compilation import compilation_target, compile_module, schedule_module
 from jaxeff_export.compiler.scheduling import Machine, _register_tile
@@ -74,6 +74,11 @@ def test_short_rows_of_whole_arrays_are_one_loop():
                 kernel.body, (tirx.For, lambda loop: extents.append(int(loop.extent)))
             )
     assert extents == [x.size]
+
+
+@pytest.mark.parametrize("function", [jax.numpy.negative, jax.scipy.special.erf])
+def test_arrays_without_elements(function):
+    assert_agrees(function, np.zeros((2, 0, 3), np.float32))
 
 
 def test_a_variance_is_two_fused_products_a_turn():

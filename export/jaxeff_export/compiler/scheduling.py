@@ -353,6 +353,8 @@ def _schedule_spatial(sch: Schedule, block: SBlockRV, machine: Machine) -> None:
     if not loops or sch.get(loops[0]).kind == tirx.ForKind.PARALLEL:  # shared with another block
         return
     extents = _extents(sch, loops)
+    if 0 in extents:  # fused, its index would be divided by nothing
+        return
     work = _turns(sch, loops) * max(1, count(sch.get(block).body, object) // _NODES)
     threads = work >= PARALLEL_WORK and machine.cores > 1
     # LLVM vectorises the innermost loop. A short one it unrolls, to gather along the next.
