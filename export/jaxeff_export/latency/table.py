@@ -92,14 +92,18 @@ class TableLatency:
 
     def layers(self, candidate: Candidate) -> list[float]:
         """Seconds of every layer of a candidate; what is new is measured first."""
-        self.prepare([candidate])
+        apart = self._apart(candidate)
         cells = self._begin(candidate.space)
         seams = cells.seams(candidate.policy)
         per_number = self._per_number(candidate, cells) if any(seams) else 0.0
+        return [own + seam * per_number for own, seam in zip(apart, seams, strict=True)]
+
+    def _apart(self, candidate: Candidate) -> list[float]:
+        """Seconds of every layer without seams."""
+        self.prepare([candidate])
         return [
             sum(share.weight * statistics.median(self._known[share.cell]) for share in own)
-            + seam * per_number
-            for own, seam in zip(cells.shares(candidate.policy), seams, strict=True)
+            for own in self._begin(candidate.space).shares(candidate.policy)
         ]
 
     def prepare(self, candidates: Iterable[Candidate]) -> None:
@@ -161,11 +165,7 @@ class TableLatency:
             self._seam = kept["seam"]["seconds"]
         if self._seam is None:
             mixed = Candidate(cells.mixed(), candidate.space, candidate.make)
-            self.prepare([mixed])
-            apart = sum(
-                share.weight * statistics.median(self._known[share.cell])
-                for own in cells.shares(mixed.policy) for share in own
-            )  # fmt: skip
+            apart = sum(self._apart(mixed))
             took = sum(self._measure(candidate, mixed.policy))
             self._seam = max(took - apart, 0.0) / sum(cells.seams(mixed.policy))
             if kept is not None:
