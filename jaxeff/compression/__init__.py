@@ -32,6 +32,7 @@ from jaxeff.compression.integers import (
     IntegerError,
     IntegerFallbackWarning,
     integer,
+    integer_aware,
 )
 from jaxeff.compression.learned_basis import LearnedBasis
 from jaxeff.compression.learned_powers import LearnedPowers
@@ -132,6 +133,7 @@ __all__ = [
     "init",
     "initial_ranges",
     "integer",
+    "integer_aware",
     "kl_sensitivity",
     "learned",
     "memory",

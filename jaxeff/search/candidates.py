@@ -31,7 +31,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxeff.compression import Int, calibrate, integer, quantized
+from jaxeff.compression import Int, calibrate, integer, integer_aware
 from jaxeff.pruning import Plan, pruned
 from jaxeff.search.policy import FLOAT, Policy
 from jaxeff.search.space import Space
@@ -93,7 +93,9 @@ class Small(NamedTuple):
             return self
         spec = calibrate(self._evaluate, self.params, [x], bits)
         return self._replace(
-            f=quantized(self.whole_bits, spec), train=quantized(self.whole_train, spec), spec=spec,
+            f=integer_aware(self.whole_bits, spec),
+            train=integer_aware(self.whole_train, spec),
+            spec=spec,
             kept_ranges=True,
         )  # fmt: skip
 
@@ -226,8 +228,8 @@ class Candidates:
             for tree in (self.params, self.state)
         )
         return Small(
-            quantized(g, spec) if spec else g, params, state, plan, g, spec,
-            quantized(train, spec) if spec else train, train,
+            integer_aware(g, spec) if spec else g, params, state, plan, g, spec,
+            integer_aware(train, spec) if spec else train, train,
         )  # fmt: skip
 
     def _measure(

@@ -31,7 +31,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxeff.compression import Uniform, bit_policy, quantized
+from jaxeff.compression import Uniform, bit_policy, integer_aware
 from jaxeff.program import Layer
 from jaxeff.program import primitives as prim
 from jaxeff.program.cost import node_macs
@@ -182,7 +182,7 @@ class Space:
         return Plan(keep, self.channels)
 
     def spec(self, policy: Policy) -> Mapping[str, Any]:
-        """The bits of every layer, for `quantized`.
+        """The bits of every layer, for `integer_aware`.
 
         Weights have a symmetric range for each output channel, as kernels multiply them, and
         activations one for each sample.
@@ -194,7 +194,7 @@ class Space:
 
     def compressed(self, f: Callable[..., Any], policy: Policy) -> Callable[..., Any]:
         """The model that a policy leaves, with the old shapes; traced where the policy is."""
-        return masked(quantized(f, self.spec(policy)), self.plan(policy))
+        return masked(integer_aware(f, self.spec(policy)), self.plan(policy))
 
     def inputs(self, kept: Counts) -> Int[Array, " sites"]:
         """Input channels of every layer."""

@@ -25,7 +25,7 @@ class Case:
         x, w, bias, *rest = self.arrays
         at = self.attributes
         sums = _dense(x, w) if self.name == "q_dense" else _conv2d(x, w, at)
-        total = sums + bias
+        total = sums * 2 ** at.get("finer", 0) + bias
         if at["shortcut"] != "none":
             scale_count = {"sums": 0, "float": 1, "codes": 3 if at.get("scales") else 1}
             count = scale_count[at["result"]]

@@ -28,28 +28,34 @@ SHAPES = [
     conv2d(4, (1, 6, 6, 6), (3, 3, 2, 9), groups=3, padding=(1, 1, 1, 1)),
     conv2d(5, (1, 5, 6, 19), (3, 3, 1, 19), groups=19, padding=(1, 1, 1, 1), strides=(1, 2)),
     conv2d(6, (1, 8, 8, 1), (5, 5, 1, 6), padding=(2, 2, 2, 2)),
-    conv2d(7, (1, 3, 3, 130), (1, 1, 130, 33)),
+    conv2d(7, (1, 3, 3, 130), (1, 1, 130, 33), finer=2),
     dense(8, 3, 37, 21),
     dense(9, 1, 4, 1),
     dense(10, 17, 300, 40, extreme=True),
-    dense(11, 5, 64, 50, result="codes", shortcut="codes", zero=7),
-    dense(12, 2, 64, 19, result="float", shortcut="float"),
-    conv2d(14, (2, 6, 7, 8), (3, 3, 8, 18), padding=(1, 1, 1, 1), result="codes", pool=(2, 3)),
+    dense(11, 5, 64, 50, result="codes", shortcut="codes", zero=7, finer=3),
+    dense(12, 2, 64, 19, result="float", shortcut="float", finer=6),
+    conv2d(
+        14, (2, 6, 7, 8), (3, 3, 8, 18), padding=(1, 1, 1, 1), result="codes", pool=(2, 3), finer=4
+    ),
     conv2d(15, (1, 5, 4, 5), (1, 1, 5, 3), result="float", pool=(2, 2), shortcut="codes"),
-    conv2d(16, (2, 7, 21, 1), (3, 5, 1, 6), padding=(1, 1, 2, 2), result="codes", pool=(2, 2)),
+    conv2d(
+        16, (2, 7, 21, 1), (3, 5, 1, 6), padding=(1, 1, 2, 2), result="codes", pool=(2, 2), finer=9
+    ),
     conv2d(17, (1, 4, 40, 1), (2, 2, 1, 3), result="float", shortcut="float", strides=(2, 1)),
-    conv2d(18, (1, 5, 11, 3), (3, 3, 3, 7), result="codes", shortcut="codes", pool=(1, 3)),
-    conv2d(19, (2, 6, 9, 40), (3, 3, 1, 40), groups=40, padding=(1, 1, 1, 1), result="codes"),
-    conv2d(50, (1, 9, 8, 16), (5, 5, 1, 16), groups=16, padding=(2, 2, 2, 2), pool=(2, 2)),
+    conv2d(18, (1, 5, 11, 3), (3, 3, 3, 7), result="codes", shortcut="codes", pool=(1, 3), finer=5),
+    conv2d(
+        19, (2, 6, 9, 40), (3, 3, 1, 40), groups=40, padding=(1, 1, 1, 1), result="codes", finer=2
+    ),
+    conv2d(50, (1, 9, 8, 16), (5, 5, 1, 16), groups=16, padding=(2, 2, 2, 2), pool=(2, 2), finer=1),
     conv2d(51, (1, 7, 7, 24), (3, 3, 1, 24), groups=24, result="codes", shortcut="codes"),
     conv2d(52, (1, 7, 9, 9), (2, 3, 1, 9), groups=9, dilation=(2, 2), strides=(2, 2)),
-    dense(53, 7, 64, 50, result="codes", shortcut="codes", zero=7, scales="fixed"),
-    conv2d(54, (2, 6, 21, 1), (3, 5, 1, 6), result="codes", scales="fixed", pool=(2, 2)),
+    dense(53, 7, 64, 50, result="codes", shortcut="codes", zero=7, scales="fixed", finer=3),
+    conv2d(54, (2, 6, 21, 1), (3, 5, 1, 6), result="codes", scales="fixed", pool=(2, 2), finer=4),
     conv2d(55, (1, 6, 6, 8), (3, 3, 8, 19), result="codes", scales="fixed", lower=3, extreme=True),
     conv2d(13, (1, 4, 4, 8), (3, 3, 8, 18), padding=(1, 1, 1, 1), result="codes", zero=9, lower=9),
 ]
 NARROW = [
-    conv2d(20 + i, (1, 4, 5, 33), (2, 3, 33, 9), bits, padding=(1, 0, 0, 2), input_zero=1)
+    conv2d(20 + i, (1, 4, 5, 33), (2, 3, 33, 9), bits, padding=(1, 0, 0, 2), input_zero=1, finer=i)
     for i, bits in enumerate([(1, 1), (1, 3), (2, 4), (5, 2)])
 ]
 MANY = [  # examples beyond a block, and enough products for threads

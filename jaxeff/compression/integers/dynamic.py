@@ -14,8 +14,8 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from jaxeff.compression.integers import layers as read
-from jaxeff.compression.integers.grids import HALF_TO_EVEN, width
-from jaxeff.compression.integers.operators import LIMIT
+from jaxeff.compression.integers.grids import HALF_TO_EVEN, levels, width
+from jaxeff.compression.integers.operators import LIMIT, finer_units
 from jaxeff.compression.protocol import Tensor
 from jaxeff.compression.quantization import grid, value_range
 from jaxeff.compression.uniform import Uniform
@@ -82,6 +82,8 @@ def ranged_by_itself(
         return vector.reshape((1,) * (acc.ndim - 1) + vector.shape)
 
     zero = (half - to.zero).astype(jnp.int32)
-    unit = to.step * along(steps)
+    finer = finer_units(read.depth_of(layer), bits, levels(weight_bits))
+    unit = to.step * along(steps) / 2**finer
     offset = jnp.clip(lax.round(along(bias) / unit, HALF_TO_EVEN), float(-LIMIT), float(LIMIT))
-    return (acc - zero * along(sums) + offset.astype(jnp.int32)).astype(jnp.float32) * unit
+    whole = ((acc - zero * along(sums)) << finer) + offset.astype(jnp.int32)
+    return whole.astype(jnp.float32) * unit

@@ -24,14 +24,16 @@ Attributes:
     shortcut          "none" | "codes" | "float"
     shortcut_zero     the zero of a shortcut of codes
     scales            "fixed", if it is there: fixed-point multipliers
+    finer             products count 2^finer units of the accumulator; absent for 0
     weight_bits, activation_bits  how wide the codes are, 1 to 8
     strides, padding (low, high per axis, in one list), dilation, groups, input_zero: of q_conv2d
     pool              of q_conv2d, if it is there: the largest of every such window of results
 
-With acc = bias + sum x w, of which a shortcut s adds round(s factor), the result is acc, acc scale,
-or clamp(round(acc scale) + zero). Every step is exact or one rounding of IEEE 754 whose result is
-rounded or stored at once, so no compiler can fuse a product with a sum: the result is the same, bit
-for bit, on every machine.
+With acc = bias + 2^finer sum x w, to which a shortcut s adds round(s factor), the result is acc,
+acc scale, or clamp(round(acc scale) + zero). Where sums of few bits leave room in int32, `finer`
+gives it to biases and shortcuts, which are whole numbers of the accumulator's units. Every step is
+exact or one rounding of IEEE 754 whose result is rounded or stored at once, so no compiler can fuse
+a product with a sum: the result is the same, bit for bit, on every machine.
 
 References:
     Jacob et al., arXiv:1712.05877, eq. 4 to 7.
@@ -52,6 +54,8 @@ from jaxeff.compression.integers import fixed
 
 LIMIT = 2**29
 """What a bias and a shortcut may add to an accumulator, either way; products may add twice it."""
+FILLED = 26
+"""Bits that products may fill with finer units; a bias beside them has eight times as much."""
 
 Attribute = str | int | tuple[int, ...]
 
@@ -114,7 +118,7 @@ def _pooled(sums: Any, attributes: Mapping[str, Any], *operands: Array) -> tuple
 
 def _rule(sums: Any, attributes: Mapping[str, Any], *operands: Array) -> tuple[Array]:
     x, w, bias, *rest = operands
-    acc = sums(x, w, attributes) + _along(bias, x.ndim)
+    acc = (sums(x, w, attributes) << attributes.get("finer", 0)) + _along(bias, x.ndim)
     scale, added = parted(attributes, rest)
     if added:
         acc = acc + _shortcut(*added, attributes)
@@ -151,6 +155,18 @@ def _windows(x: Array, w: Array, attributes: Mapping[str, Any]) -> Array:
         dimension_numbers=("NHWC", "HWIO", "NHWC"),
         feature_group_count=attributes["groups"],
     )
+
+
+def finer_units(depth: int, activation_bits: int, weight_levels: int) -> int:
+    """How much finer than a product's its units may be: a power of two, for few bits more.
+
+    Args:
+        depth: Products in a sum.
+        activation_bits: Width of the activations' codes.
+        weight_levels: The largest code of a weight.
+    """
+    most = depth * (2**activation_bits - 1) * weight_levels
+    return max(0, FILLED - most.bit_length())
 
 
 def parted(attributes: Mapping[str, Any], rest: Sequence[Any]) -> tuple[list[Any], list[Any]]:

@@ -19,7 +19,8 @@ al., section 2.4); means are means of whole numbers. `quantized(f, spec)` comput
 floating point.
 
 Sharp edges:
-    A shortcut reads the codes of its neighbour on the main road, where `quantized` reads floats.
+    A shortcut reads the codes of its neighbour on the main road, where `quantized` reads floats:
+    below 8 bits train `integer_aware(f, spec)`, which reads codes.
     What no integer kernel takes runs as in `quantized` (an `IntegerFallbackWarning` names it).
     `g(params, x)` converts in every call: convert once.
     Conversion folds running statistics as they are.

@@ -19,8 +19,8 @@ from jax import lax
 from jaxtyping import Array, Float, Int8
 
 from jaxeff.compression.integers.fixed import factor_of, multiplier_of
-from jaxeff.compression.integers.grids import HALF_TO_EVEN, Codes
-from jaxeff.compression.integers.operators import LIMIT
+from jaxeff.compression.integers.grids import HALF_TO_EVEN, Codes, levels
+from jaxeff.compression.integers.operators import LIMIT, finer_units
 
 Put = Callable[[str, Callable[[], Array]], Array]
 """`put(name, make)`: an array that depends on parameters alone, made once or taken as it was."""
@@ -50,6 +50,11 @@ class Product:
     depth: int
     pools: bool = False
     fixed: bool = False
+
+    @property
+    def finer(self) -> int:
+        """Bits by which biases and shortcuts are finer than its products."""
+        return finer_units(self.depth, self.grid.bits, levels(self.bits))
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,6 +136,8 @@ class Sums:
         if self.shortcut is not None:
             more, attributes = self._shortcut()
             rest += more
+        if product.finer:
+            attributes["finer"] = product.finer
         if product.fixed:
             attributes["scales"] = "fixed"
         if self.pool is not None:
@@ -205,14 +212,17 @@ class Sums:
         codes, steps = self.product.weights()
         grid = self.product.grid
         gain, offset = self.line.gain(), self.line.offset()
-        unit = np.float32(grid.step) * steps * gain
+        finer = self.product.finer
+        unit = np.float32(grid.step / 2**finer) * steps * gain
         # A channel whose weights are next to nothing beside its bias is that bias.
-        alone = ~(jnp.abs(offset) < LIMIT / 2 * jnp.abs(unit)) & (offset != 0)
+        room = LIMIT if finer else LIMIT / 2
+        alone = ~(jnp.abs(offset) < room * jnp.abs(unit)) & (offset != 0)
         unit = jnp.where(alone, jnp.abs(offset) / 2**20, jnp.where(unit == 0, 1, unit))
         codes = jnp.where(alone | (gain == 0), jnp.zeros_like(codes), codes)
         over = tuple(range(codes.ndim - 1))
         sums = codes.astype(jnp.int32).sum(over, dtype=jnp.int32)
-        bias = lax.round(offset / unit, HALF_TO_EVEN).astype(jnp.int32) - grid.zero * sums
+        bias = lax.round(offset / unit, HALF_TO_EVEN).astype(jnp.int32)
+        bias = bias - ((grid.zero * sums) << finer)
         return codes, bias, unit.astype(jnp.float32)
 
 

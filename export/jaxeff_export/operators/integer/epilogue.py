@@ -27,6 +27,7 @@ class Epilogue:
         shortcut: "none", "codes" or "float".
         zero: of the result's codes, `lower` and `upper` their ends.
         shortcut_zero: of the shortcut's codes.
+        finer: bits by which bias and shortcut are finer than products.
         bias: for each feature, whole vectors of them.
         scale: likewise; or a multiplier and the shifts before and after it.
         added: the shortcut.
@@ -39,6 +40,7 @@ class Epilogue:
     lower: int
     upper: int
     shortcut_zero: int
+    finer: int
     bias: tirx.Buffer
     scale: Sequence[tirx.Buffer] = ()
     added: tirx.Buffer | None = None
@@ -88,6 +90,8 @@ class Epilogue:
         def of(buffer: tirx.Buffer) -> Expr:
             return splat(load(buffer, feature), lanes) if alone else load(buffer, feature, lanes)
 
+        if self.finer:
+            sums = tirx.shift_left(sums, const(self.finer, "int32", lanes))
         total = sums + of(self.bias)
         if self.added is not None:
             factor = [of(buffer) for buffer in self.factor]
@@ -193,6 +197,7 @@ def epilogue_of(attributes: Mapping[str, Any], *operands: tirx.Buffer) -> Epilog
         attributes["lower"],
         attributes["upper"],
         attributes["shortcut_zero"],
+        attributes.get("finer", 0),
         bias,
         scale,
         added,

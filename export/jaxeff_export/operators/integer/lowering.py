@@ -132,7 +132,8 @@ def _emit(
         kernel_of = PixelsKernel if suits(geometry, dot) else None
         weights = packed_weights(bb, w, geometry, dot)
     flat = dataclasses.replace(geometry, groups=1) if kernel_of is DepthwiseKernel else geometry
-    operands = [x, weights, packed_bias(bb, bias, w, flat, dot)]
+    finer = attributes.get("finer", 0)
+    operands = [x, weights, packed_bias(bb, bias, w, flat, dot, finer)]
     for tensor in rest:
         whole = len(_shape(tensor)) == 1
         operands.append(packed_vector(bb, tensor, flat, dot.lanes) if whole else tensor)

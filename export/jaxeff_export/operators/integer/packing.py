@@ -76,9 +76,17 @@ def packed_planes(
 
 
 def packed_bias(
-    bb: relax.BlockBuilder, bias: relax.Expr, w: relax.Expr, geometry: Geometry, dot: Dot
+    bb: relax.BlockBuilder,
+    bias: relax.Expr,
+    w: relax.Expr,
+    geometry: Geometry,
+    dot: Dot,
+    finer: int = 0,
 ) -> relax.Expr:
-    """Biases in whole vectors, with what moving the input's codes takes from the sums."""
+    """Biases in whole vectors, with what moving the input's codes takes from the sums.
+
+    Products count 2^finer of their units.
+    """
     if not dot.offset:
         return packed_vector(bb, bias, geometry, dot.lanes)
 
@@ -89,7 +97,9 @@ def packed_bias(
             lambda n: te.sum(tirx.Cast("int32", w(*axes, n)), axis=axes),
             name="sums",
         )
-        return te.compute(bias.shape, lambda n: bias(n) + dot.offset * sums(n), name="moved")
+        return te.compute(
+            bias.shape, lambda n: bias(n) + (dot.offset << finer) * sums(n), name="moved"
+        )
 
     attributes = {PACKS: True}
     made = bb.emit_te(moved, bias, w, primfunc_name_hint="q_bias", primfunc_attrs=attributes)

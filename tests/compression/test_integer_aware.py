@@ -1,0 +1,109 @@
+"""`integer_aware`: what `integer` computes at few bits, where `quantized` differs."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import jaxeff
+from jaxeff.compression import Int, calibrate, integer, integer_aware, quantized
+from jaxeff.compression.integers.aware import shortcuts
+from jaxeff.compression.quantized import settings_of
+from jaxeff.nn import ResNet8
+from jaxeff.program import trace
+
+KEY = jax.random.key(0)
+
+
+class Block(nnx.Module):
+    """A shortcut over two convolutions, and one that is a convolution itself."""
+
+    def __init__(self, rngs):
+        self.conv1 = nnx.Conv(3, 16, (3, 3), rngs=rngs)
+        self.conv2 = nnx.Conv(16, 16, (3, 3), rngs=rngs)
+        self.conv3 = nnx.Conv(16, 16, (3, 3), rngs=rngs)
+        self.bn3 = nnx.BatchNorm(16, use_running_average=True, rngs=rngs)
+        self.conv4 = nnx.Conv(16, 8, (3, 3), rngs=rngs)
+        self.beside = nnx.Conv(16, 8, (1, 1), rngs=rngs)
+        self.fc = nnx.Linear(8, 4, rngs=rngs)
+        self.bn3.bias[...] = jax.random.normal(KEY, 16)
+
+    def __call__(self, x):
+        x = nnx.relu(self.conv1(x))
+        x = nnx.relu(self.bn3(self.conv3(nnx.relu(self.conv2(x)))) + x)
+        x = nnx.relu(self.beside(x) + self.conv4(x))
+        return self.fc(x.mean((-3, -2)))
+
+
+@pytest.fixture(scope="module")
+def block():
+    f, params = jaxeff.functional(Block(nnx.Rngs(0)))
+    return f, params, jax.random.normal(KEY, (16, 8, 8, 3))
+
+
+def error(f, g, params, x):
+    """The mean distance of two functions, in standard deviations of the first."""
+    y, z = jax.jit(f)(params, x), jax.jit(g)(params, x)
+    return float(jnp.abs(y - z).mean() / y.std())
+
+
+@pytest.mark.parametrize("bits", [(8, 8), (4, 4), (3, 2), (1, 2), (2, 3)])
+def test_it_is_what_codes_compute(block, bits):
+    f, params, x = block
+    spec = calibrate(f, params, [x], {"*:linear": Int(*bits, symmetric="weights")})
+    aware = integer_aware(f, spec)
+    g, fixed = (integer(f, spec, requantize=how) for how in ("float", "fixed"))
+    found, other = error(aware, g, params, x), error(quantized(f, spec), g, params, x)
+    assert found < 0.01
+    if bits[1] < 4:
+        assert other > 4 * found
+        assert error(aware, fixed, params, x) < other
+
+
+def test_a_bias_between_the_units_of_few_bits_is_kept():
+    f, params = jaxeff.functional(nnx.Linear(4, 3, rngs=nnx.Rngs(0)))
+    x = jax.random.uniform(KEY, (50, 4))
+    spec = calibrate(f, params, [x], {"*:linear": Int(2, 2, symmetric="weights")})
+    (setting,) = spec.values()
+    unit = float(setting.range[1]) / 3 * np.abs(params["kernel"]).max(0)  # of a channel's products
+    params["bias"] = 0.3 * unit
+    found, near = (jax.jit(h(f, spec))(params, x) for h in (integer, quantized))
+    np.testing.assert_allclose(found, near, atol=1e-4 * unit.min())
+
+
+def test_only_shortcuts_whose_codes_there_are_become_codes(block):
+    f, params, x = block
+    spec = calibrate(f, params, [x], {"*:linear": Int(2, symmetric="weights")})
+    program = trace(f, params, x)
+    found = shortcuts(program, settings_of(spec, program))
+    assert [reader.site for _, reader in found.values()] == ["conv2"]
+    spec["conv2"] = None
+    assert not shortcuts(program, settings_of(spec, program))
+    np.testing.assert_array_equal(
+        jax.jit(integer_aware(f, spec))(params, x), jax.jit(quantized(f, spec))(params, x)
+    )
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_the_training_form_has_the_same_shortcuts(training):
+    module = ResNet8(10, 3, rngs=nnx.Rngs(0))
+    if not training:
+        module.eval()
+    f, params, state = jaxeff.functional(module, mutable=True)
+    x = jnp.zeros((2, 32, 32, 3))
+    program = trace(f, params, state, x)
+    settings = settings_of({"*:linear": Int(4)}, program)
+    found = shortcuts(program, settings)
+    assert [reader.site for _, reader in found.values()] == ["stage1/conv1"]
+
+
+def test_gradients_pass_through_shortcuts(block):
+    f, params, x = block
+    spec = calibrate(f, params, [x], {"*:linear": Int(8, 4, symmetric="weights")})
+    g = jax.grad(lambda p: (integer_aware(f, spec)(p, x) ** 2).sum())(params)
+    near = jax.grad(lambda p: (f(p, x) ** 2).sum())(params)
+    cosine = jnp.vdot(g["conv1"]["kernel"], near["conv1"]["kernel"]) / (
+        jnp.linalg.norm(g["conv1"]["kernel"]) * jnp.linalg.norm(near["conv1"]["kernel"])
+    )
+    assert cosine > 0.9
