@@ -136,7 +136,7 @@ def _classifier(model: str) -> tuple[Callable[..., Any], tuple[Any, Any, Any]]:
     params, x, labels = example
     require_call(model, f, (params, x))
     logits = jax.eval_shape(f, params, x)
-    if jax.tree.structure(logits).num_nodes > 1 or logits.ndim != 2:
+    if not isinstance(logits, jax.ShapeDtypeStruct) or logits.ndim != 2:
         raise SignatureError(f"{model} is no classifier: f(parameters, inputs) gives no logits "
                              "of shape [examples, classes]")  # fmt: skip
     if not hasattr(x, "shape"):
