@@ -11,7 +11,7 @@ from tests.search import interrupted_search
 
 pytestmark = pytest.mark.promotes("dtype", "rank")
 LIMIT = 600
-"""Seconds that a process may take on a machine that is busy with others; alone it takes some ten."""
+"""Seconds that a process may take on a machine that is busy with others; alone some ten."""
 
 
 def started(*arguments):
