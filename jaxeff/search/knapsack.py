@@ -3,7 +3,8 @@
 What every option of every layer costs is looked up, one layer changed at a time, and which options
 are taken is a multiple-choice knapsack, solved exactly (scipy's mixed-integer programs). Layers
 that follow each other save more together than apart, so the first budget is too small: an episode
-measures what was chosen, and the budget of the next one is corrected by it.
+measures what was chosen, and the budget of the next one is corrected by it. What was chosen before
+is cut off, so every episode is the next best policy near the budget.
 
 ```python
 from jaxeff.search import Knapsack
@@ -11,23 +12,31 @@ from jaxeff.search import Knapsack
 Knapsack(levels=10)      # search(..., agent=Knapsack(), latency=table_latency(x[:1]))
 ```
 
-Sharp edge: without a latency that is looked up, options cost bit operations.
+Sharp edges:
+    Without a latency that is looked up, options cost bit operations.
+    The key is not used: seeds differ in how candidates train alone.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from jaxeff.search.greedy import cost, divergence, policy
 from jaxeff.search.searcher import Outcome, Problem
 from jaxeff.settings import Count, Setting, register_setting, static
+
+NEAR = 0.1
+"""Share of the budget that solutions after the first one leave at most, where there are such."""
+RETRIES = 20
+"""Solutions of an episode at most, until one comes to a policy that is new."""
 
 
 class Items(NamedTuple):
@@ -41,6 +50,9 @@ class Items(NamedTuple):
         budget: What the changes may leave.
         low: The largest budget that was too small.
         high: The smallest that was too large.
+        alike: Which options of a layer come to the same, as numbers, by layer and option.
+        tried: Options of the layers that were chosen so far, as such numbers.
+        seen: Policies that were proposed.
     """
 
     options: Float[np.ndarray, "options actions"]
@@ -50,6 +62,9 @@ class Items(NamedTuple):
     budget: float
     low: float
     high: float
+    alike: Int[np.ndarray, "layers options"]
+    tried: tuple[Int[np.ndarray, " layers"], ...] = ()
+    seen: frozenset[str] = frozenset()
 
 
 @register_setting
@@ -85,21 +100,37 @@ class Knapsack(Setting):
         changed = np.tile(start, (layers, len(options), 1, 1))
         for i in range(layers):
             changed[i, :, i] = options
+        alone = [[policy(problem, one) for one in own] for own in changed]
         if problem.prepare is not None:
-            problem.prepare([policy(problem, one) for own in changed for one in own])
+            problem.prepare([one for own in alone for one in own])
+        alike = np.array([_numbered([str(one.plain()) for one in own]) for own in alone])
         whole = cost(problem, start)
         hurts, costs = np.zeros((2, layers, len(options)))
         for i, (k, option) in itertools.product(range(layers), enumerate(options)):
             costs[i, k] = cost(problem, changed[i, k]) - whole
             hurts[i, k] = sum(divergence(of, known, float(a), i, j) for j, a in enumerate(option))
         unit = problem.whole if problem.time is not None else cost(problem, np.zeros_like(start))
-        return Items(options, hurts, costs, whole, problem.target * unit, -np.inf, np.inf)
+        return Items(options, hurts, costs, whole, problem.target * unit, -np.inf, np.inf, alike)
 
     def propose(
         self, key: PRNGKeyArray, problem: Problem, state: Items
     ) -> tuple[Float[Array, "layers actions"], Items]:
         """See `Searcher`."""
-        chosen = _solved(state.hurts, state.costs, state.budget - state.whole)
+        layers, tried, seen = np.arange(len(state.costs)), state.tried, state.seen
+        for _ in range(RETRIES):
+            chosen = _solved(
+                state.hurts,
+                state.costs,
+                state.budget - state.whole,
+                state.alike,
+                tried,
+                NEAR * state.budget,
+            )
+            found = str(policy(problem, state.options[chosen]).plain())
+            tried = (*tried, state.alike[layers, chosen])
+            if found not in seen:
+                break
+        state = state._replace(tried=tried, seen=seen | {found})
         return jnp.asarray(state.options[chosen]), state
 
     def learn(self, key: PRNGKeyArray, problem: Problem, state: Items, outcome: Outcome) -> Items:
@@ -114,26 +145,46 @@ class Knapsack(Setting):
             budget = (low + high) / 2
         else:
             budget = least + (state.budget - least) / outcome.ratio
-            budget = min(budget, state.whole) if outcome.ratio < 1 else budget
-        return state._replace(budget=max(budget, least), low=low, high=high)
+        most = state.whole + state.costs.max(1).sum()
+        return state._replace(budget=min(max(budget, least), most), low=low, high=high)
+
+
+def _numbered(texts: Sequence[str]) -> list[int]:
+    """The same number for the same text."""
+    return [texts.index(text) for text in texts]
 
 
 def _solved(
     hurts: Float[np.ndarray, "layers options"],
     costs: Float[np.ndarray, "layers options"],
     budget: float,
+    alike: Int[np.ndarray, "layers options"],
+    tried: Sequence[Int[np.ndarray, " layers"]] = (),
+    near: float = np.inf,
 ) -> np.ndarray:
-    """The option of every layer with the least sum of `hurts` whose `costs` keep a budget."""
+    """The option of every layer with the least sum of `hurts` whose `costs` keep a budget.
+
+    After the first one it is another than those tried, in one layer at least, that leaves less than
+    `near` of the budget; else any other within the budget; else the cheapest other one. Where there
+    is no other, they count again.
+    """
     layers, count = costs.shape
     scale = max(np.abs(costs).max(), 1e-300)  # seconds are small numbers to a solver
+    total, hurt = costs.reshape(1, -1) / scale, hurts.ravel() / max(hurts.max(), 1e-300)
+    most = max(budget / scale, costs.min(1).sum() / scale + 1e-9)
     one_each = LinearConstraint(np.kron(np.eye(layers), np.ones(count)), 1, 1)
-    least = costs.min(1).sum() / scale
-    within = LinearConstraint(costs.reshape(1, -1) / scale, -np.inf,
-                              max(budget / scale, least + 1e-9))  # fmt: skip
-    found = milp(
-        hurts.ravel() / max(hurts.max(), 1e-300), constraints=[one_each, within],
-        integrality=np.ones(layers * count), bounds=Bounds(0, 1), options={"time_limit": 5.0},
-    )  # fmt: skip
-    if found.x is None:
-        return costs.argmin(1)
-    return np.asarray(found.x).reshape(layers, count).argmax(1)
+    within = LinearConstraint(total, -np.inf, most)
+    goals = [(hurt, [within])]
+    if tried:
+        same = np.stack([alike == one[:, None] for one in tried]).reshape(len(tried), -1)
+        another = LinearConstraint(same.astype(float), -np.inf, layers - 1)
+        close = LinearConstraint(total, most - near / scale, most)
+        goals = [(hurt, [close, another]), (hurt, [within, another]), (total[0], [another]), *goals]
+    for goal, constraints in goals:
+        found = milp(
+            goal, constraints=[one_each, *constraints], integrality=np.ones(layers * count),
+            bounds=Bounds(0, 1), options={"time_limit": 5.0},
+        )  # fmt: skip
+        if found.x is not None:
+            return np.asarray(found.x).reshape(layers, count).argmax(1)
+    return costs.argmin(1)

@@ -118,7 +118,7 @@ def search(
     Raises:
         ValueError: A number is out of bounds, the model has nothing to compress, or the target
             can't be reached: the message says what can.
-        RuntimeError: No candidate could be measured.
+        LatencyError: No candidate could be measured.
         CheckpointError: The folder holds another search, or is damaged.
     """
     if validation is None:
@@ -181,7 +181,7 @@ def search_among(
 
     Raises:
         ValueError: As for `search`.
-        RuntimeError: No candidate could be measured.
+        LatencyError: No candidate could be measured.
         CheckpointError: The folder holds another search, or is damaged.
     """
     check_number("search: target", target, above=0)
@@ -265,7 +265,7 @@ def search_among(
             advance(1, f"{row.get('accuracy', 0):.3f} at {row.get('ratio', 0) * target:.3f}")
     measured = [row for row in rows if "reward" in row]
     if not measured:
-        raise RuntimeError(f"no candidate could be measured; the last said: {rows[-1]['message']}")
+        raise LatencyError(f"no candidate could be measured; the last said: {rows[-1]['message']}")
     landed: list[dict[str, Any]] = []
     if landing is not None:
         after = jax.random.fold_in(key, 1 + episodes)
@@ -280,7 +280,7 @@ def search_among(
         ))  # fmt: skip
         measured = [row for row in landed if "reward" in row]
         if not measured:
-            raise RuntimeError(
+            raise LatencyError(
                 "what was found couldn't be measured from end to end; the last said: "
                 f"{landed[-1]['message']}"
             )

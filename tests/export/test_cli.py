@@ -10,10 +10,9 @@ from importlib import metadata
 import jax
 import numpy as np
 import pytest
+from command_line import call, refused
 from jaxeff_export import Bundle, export, target_names
-from jaxeff_export.cli import app
 from small_network import inputs, mlp, parameters
-from typer.testing import CliRunner
 
 
 @pytest.fixture
@@ -33,22 +32,11 @@ def artifact(tmp_path_factory):
     return path
 
 
-def call(*arguments):
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-
-def refused(result, message):
-    """Whether a command failed with one line that says so."""
-    assert result.exit_code == 1, result.output
-    assert message in result.stderr
-    assert result.stderr.count("\n") == 1
-    return True
-
-
 def test_help_names_the_commands_and_their_arguments():
     listed = call("--help").stdout
     for command in (
-        "compile", "inspect", "check", "run", "benchmark", "profile", "targets", "boards", "prepare"
+        "compile", "inspect", "check", "run", "benchmark", "profile", "search", "targets",
+        "boards", "prepare",
     ):  # fmt: skip
         assert command in listed
         assert "--help" in call(command, "--help").stdout

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -68,19 +69,22 @@ def _search(
 ) -> None:
     import jax
 
-    from jaxeff.search import Actions, Knapsack, Landing
+    from jaxeff.search import Actions, Knapsack, Landing, LatencyError
     from jaxeff.search import search as search_policies
     from jaxeff.store import CheckpointError
     from jaxeff_export.artifact.signature import SignatureError
-    from jaxeff_export.cli.models import example_of
+    from jaxeff_export.boards import BoardError, make_board
     from jaxeff_export.deployment import deploy
     from jaxeff_export.latency.measured import measured_latency
     from jaxeff_export.latency.table import table_latency
+    from jaxeff_export.targets.target import resolve_target
 
-    f, example = example_of(*model.partition(":")[::2])
-    if len(example) != 3:
-        raise SignatureError(f"{model} gives no (f, (parameters, inputs, labels))")
-    params, x, labels = example
+    _require_place(bundle, folder)
+    resolve_target(target)
+    make_board(board)
+    if not 0 < share <= 1:
+        raise SignatureError(f"--share {share:g} is no share of the time: above 0, 1 at most")
+    f, (params, x, labels) = _classifier(model)
     key, size = jax.random.key(seed), max(1, min(128, len(x) // 5))
     kernels = None if folder is None else folder / "kernels"
     nodes = [round_to * 2**i for i in range(8)]
@@ -95,6 +99,8 @@ def _search(
         )  # fmt: skip
     except (ValueError, CheckpointError) as error:
         raise SignatureError(str(error)) from error
+    except LatencyError as error:
+        raise BoardError(str(error)) from error
     console.print(str(found.table), markup=False, highlight=False)
     small = found.smaller
     if epochs:
@@ -103,3 +109,41 @@ def _search(
         )
     g, codes = small.integer(x[:_MOST])
     deploy(g, (codes, x[:1]), target, bundle)
+
+
+def _require_place(bundle: Path, folder: Path | None) -> None:
+    """Raises what would come after the search, when all of it would be lost."""
+    from jaxeff.store import require_free
+    from jaxeff_export.bundle.manifest import MANIFEST, own_files
+
+    require_free(bundle, MANIFEST, own_files)
+    if folder is not None and folder.resolve().is_relative_to(bundle.resolve()):
+        raise FileExistsError(f"{folder} lies in the bundle's folder; choose another --folder")
+
+
+def _classifier(model: str) -> tuple[Callable[..., Any], tuple[Any, Any, Any]]:
+    """A function, its parameters, inputs and labels, which fit each other."""
+    import jax
+
+    from jaxeff.arguments import check_labels
+    from jaxeff.training.epoch import count_examples
+    from jaxeff_export.artifact.signature import SignatureError
+    from jaxeff_export.cli.models import example_of, require_call
+
+    f, example = example_of(*model.partition(":")[::2])
+    if len(example) != 3:
+        raise SignatureError(f"{model} gives no (f, (parameters, inputs, labels))")
+    params, x, labels = example
+    require_call(model, f, (params, x))
+    logits = jax.eval_shape(f, params, x)
+    if not isinstance(logits, jax.ShapeDtypeStruct) or logits.ndim != 2:
+        raise SignatureError(f"{model} is no classifier: f(parameters, inputs) gives no logits "
+                             "of shape [examples, classes]")  # fmt: skip
+    if not hasattr(x, "shape"):
+        raise SignatureError(f"the inputs of {model} are no array")
+    try:
+        count_examples((x, labels))
+        check_labels(f"the labels of {model}", labels, logits.shape[-1])
+    except (TypeError, ValueError) as error:
+        raise SignatureError(str(error)) from error
+    return f, (params, x, labels)
