@@ -39,6 +39,7 @@ from .code import Vector, const, index, load, splat
 from .contraction import Kernel, nested, vectors_of
 from .dots import Dot, has_neon
 from .geometry import Geometry
+from .pixels import suits
 
 _COUNT = 3  # instructions
 MOST_ADDED = 31  # counts of a byte, at most 8 each, that fit a byte
@@ -91,11 +92,12 @@ def are_faster(
     products = _steps(of_bytes) * -(-of_bytes.stretch // dot.group)
     # Ending a pair of planes takes a zero, a product and a sum: as many as a count.
     counts = pairs * (_steps(of_planes) * words_of(of_planes) + 1)
-    outputs = math.prod(of_bytes.walked) * of_bytes.groups * vectors_of(of_bytes, dot)
+    pixels, vectors = math.prod(of_bytes.walked), of_bytes.groups * vectors_of(of_bytes, dot)
+    filled = of_bytes.features / dot.lanes if suits(of_bytes, dot) else vectors
     height, width, _ = of_planes.image
     made = height * width * of_planes.groups * packing(of_planes.stretch, bits[1], planes.by_signs)
     a_count = WORD / dot.group / planes.worth  # in products
-    return (outputs * counts + made / _COUNT) * a_count < outputs * products
+    return (pixels * vectors * counts + made / _COUNT) * a_count < pixels * filled * products
 
 
 def _steps(geometry: Geometry) -> int:
