@@ -12,8 +12,12 @@ from integer_layers import conv2d, dense, module_of
 from jaxeff_export import Bundle, deploy, resolve_target
 from jaxeff_export.compiler.compilation import compile_module
 from jaxeff_export.operators.integer import IntegerKernelError, integer_operators
+from jaxeff_export.operators.integer.dots import dot_of
+from jaxeff_export.operators.integer.geometry import Geometry
+from jaxeff_export.operators.integer.pixels import suits
 from jaxeff_export.targets.toolchain import ToolchainError
 from tvm import relax
+from tvm.target import Target
 
 import jaxeff
 from jaxeff.compression import Int, calibrate, integer
@@ -53,6 +57,15 @@ SHAPES = [
     conv2d(54, (2, 6, 21, 1), (3, 5, 1, 6), result="codes", scales="fixed", pool=(2, 2), finer=4),
     conv2d(55, (1, 6, 6, 8), (3, 3, 8, 19), result="codes", scales="fixed", lower=3, extreme=True),
     conv2d(13, (1, 4, 4, 8), (3, 3, 8, 18), padding=(1, 1, 1, 1), result="codes", zero=9, lower=9),
+]
+TURNED = [  # pixels in lanes, of images whose channels are copied side by side
+    conv2d(80, (2, 5, 16, 8), (3, 3, 8, 8), padding=(1, 1, 1, 1), result="codes", shortcut="codes"),
+    conv2d(81, (2, 7, 21, 16), (3, 3, 16, 7), result="float", shortcut="float", strides=(2, 1)),
+    conv2d(82, (1, 4, 14, 12), (1, 5, 12, 3), padding=(0, 0, 4, 4)),
+    conv2d(83, (2, 8, 37, 32), (3, 2, 32, 5), result="codes", pool=(2, 2), zero=7, lower=7),
+    conv2d(84, (1, 6, 40, 8), (3, 3, 8, 4), dilation=(2, 1), extreme=True),
+    conv2d(85, (2, 3, 35, 8), (3, 3, 8, 4), result="codes", shortcut="codes", pool=(1, 3)),
+    conv2d(86, (1, 4, 18, 8), (3, 3, 8, 6), result="codes", shortcut="codes", scales="fixed"),
 ]
 NARROW = [
     conv2d(20 + i, (1, 4, 5, 33), (2, 3, 33, 9), bits, padding=(1, 0, 0, 2), input_zero=1, finer=i)
@@ -103,6 +116,26 @@ def test_every_shape_is_exact_with_every_instruction(missing):
     hold(SHAPES, masked(*missing))
 
 
+@pytest.mark.parametrize("missing", [(), ("avx512f",)])
+@pytest.mark.parametrize("any_batch", [False, True])
+def test_pixels_of_several_channels_are_exact(missing, any_batch):
+    if missing and "avx512" not in str(integer_machine()):
+        pytest.skip("nothing to switch off on this processor")
+    dot = dot_of(Target(masked(*missing)))
+    taken = [
+        suits(Geometry.conv2d(case.arrays[0].shape, case.arrays[1].shape, case.attributes), dot)
+        for case in TURNED
+    ]
+    if dot.name == "vpdpbusd":
+        assert sum(taken) >= 3  # of eight lanes, those of at most four features
+        assert all(taken) or dot.lanes < 16
+    hold(TURNED, masked(*missing), any_batch=any_batch)
+
+
+def test_rows_of_pixels_are_shared_by_threads():
+    hold([conv2d(87, (1, 70, 70, 16), (3, 3, 16, 8), result="codes")], HOST)
+
+
 def test_kernels_of_any_batch_are_exact():
     hold([*SHAPES, *MANY], HOST, any_batch=True)
 
@@ -135,6 +168,29 @@ def test_planes_are_refused_where_no_instruction_counts():
     plain = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "haswell"}
     with pytest.raises(IntegerKernelError, match="haswell has no instruction that counts"):
         integer_operators(plain, by_planes=True)
+
+
+def test_bits_are_counted_where_words_are_full():
+    """Eight channels leave three quarters of a word empty: the widths alone don't decide."""
+    require_counts(HOST)
+
+    def counts(case) -> bool:
+        module = module_of([case], HOST, by_planes=None)
+        return any(v.name_hint.startswith("q_planes") for v in module.get_global_vars())
+
+    window = {"padding": (1, 1, 1, 1)}
+    convolutions = {
+        (n, bits): counts(conv2d(70, (1, 8, 8, n), (3, 3, n, n), bits, **window))
+        for n in (8, 64)
+        for bits in ((1, 1), (1, 3), (3, 2))
+    }
+    assert [bits for (n, bits), by_planes in convolutions.items() if n == 8 and by_planes] == []
+    assert [n for (n, bits), by_planes in convolutions.items() if bits == (1, 3) and by_planes] == [
+        64
+    ]
+    assert not convolutions[64, (3, 2)]
+    assert counts(dense(71, 1, 1024, 64, (1, 3)))
+    assert not counts(dense(72, 1, 1024, 8, (1, 3)))  # planes are made for one vector alone
 
 
 @pytest.fixture(scope="module")
@@ -221,7 +277,7 @@ def test_arm_is_the_same_bits(arm_linker, emulated_board, network, tmp_path):
     x = rng.integers(0, 256, (2, 6, 7, 33)).astype(np.uint8)
     x[0] = 255
     params = {}
-    for bits in ((8, 8), (1, 1), (1, 3), (2, 4), (3, 3), (5, 2)):
+    for bits in ((8, 8), (1, 1), (1, 3), (2, 2), (4, 1), (5, 2)):
         most = max(1, 2 ** (bits[0] - 1) - 1)
         w = rng.integers(-most, most + 1, (3, 3, 33, 9)).astype(np.int8)
         w = np.where(w < 0, -1, 1).astype(np.int8) if bits[0] == 1 else w

@@ -269,4 +269,4 @@ def worth_of_planes(target: str | Mapping[str, Any]) -> int:
 
     where = Target(resolve_target(target))
     planes = planes_of(where, dot_of(where))
-    return planes.worth if planes else 0
+    return planes.worth - 1 if planes else 0

@@ -80,8 +80,8 @@ def exp(s: Scope, x: Expr) -> Expr:
     power = tirx.reinterpret("int32", shifted) << _i32(23)
     scaled = s.let(tirx.reinterpret("float32", tirx.reinterpret("int32", p) + power))
     scaled = s.let(tirx.Select(x < _f32(_EXP_LEAST), _f32(0.0), scaled))
-    scaled = s.let(tirx.Select(x > _f32(_EXP_MOST), _f32(float("inf")), scaled))
-    return s.let(tirx.Select(tirx.isnan(x), x, scaled))
+    # What is beyond, or no number, becomes itself and infinity: infinity, or no number.
+    return s.let(tirx.Select(x <= _f32(_EXP_MOST), scaled, x + _f32(float("inf"))))
 
 
 def log(s: Scope, x: Expr) -> Expr:

@@ -17,7 +17,7 @@ from .epilogue import epilogue_of
 from .geometry import Geometry, tile_of
 from .packing import packed_bias, packed_planes, packed_vector, packed_weights
 from .pixels import PixelsKernel, suits
-from .planes import Planes, PlanesKernel, planes_of
+from .planes import Planes, PlanesKernel, are_faster, planes_of
 from .quantizing import write_codes
 
 _DTYPES = {"codes": "uint8", "float": "float32", "sums": "int32"}
@@ -48,11 +48,13 @@ def integer_operators(
 
     def lowered(read: Any, name: str) -> Callable[..., Any]:
         def lower(bb: relax.BlockBuilder, *tensors: relax.Expr, **attributes: Any) -> relax.Expr:
-            product = attributes["weight_bits"] * attributes["activation_bits"]
-            counted = planes is not None and product <= planes.worth
-            counted = counted if by_planes is None else by_planes
-            geometry, shape = read(tensors, attributes, counted)
-            counted &= by_planes is not None or not geometry.is_depthwise
+            bits = attributes["weight_bits"], attributes["activation_bits"]
+            geometry, shape = read(tensors, attributes, False)
+            apart, _ = read(tensors, attributes, True)
+            counted = bool(by_planes)
+            if by_planes is None and planes is not None and not geometry.is_depthwise:
+                counted = are_faster(planes, bits, dot, geometry, apart)
+            geometry = apart if counted else geometry
             how = How(dot, cores, planes if counted else None, any_batch)
             return _emit(bb, geometry, how, tensors, attributes, shape, name)
 

@@ -8,10 +8,11 @@ from typing import Any
 from tvm import relax, te, tirx
 
 from ...compiler.lifting import PACKS
+from .bits import WORD
 from .contraction import vectors_of, words_of
 from .dots import Dot
 from .geometry import Geometry
-from .planes import WORD, weight_planes
+from .planes import weight_planes
 
 
 def packed_weights(

@@ -5,18 +5,20 @@ sum_j 2^j w_j, so
 
     sum x w = sum_ij +- 2^(i+j) popcount(x_i & w_j)
 
-Binary weights are -1 and 1, in two bits 11 and 01: their lower plane is all ones. Every lane holds
-one output, and a word of 32 products of it, so tiles, results and layouts are those of the other
-kernels. Planes of the input are made in the kernel, pixel by pixel, from the codes.
+Binary weights are -1 and 1, in two bits 11 and 01: their lower plane is all ones, and adds the
+codes of a window, whose sums are made with the planes, pixel by pixel. Every lane holds one
+output, and a word of 32 products of it, so tiles, results and layouts are those of the other
+kernels. Planes of the input are made in the kernel (`bits.py`).
 
 | instructions | bit products per instruction |
 |---|---|
 | `vpand`, `vpopcntd`, `vpaddd` (AVX-512 VPOPCNTDQ) | 512 / 3 |
 | `and`, `cnt`, `add`, and `uadalp` now and then (NEON) | 128 / 3 |
 
-By this count they beat dot products of bytes where the product of both widths is at most 2 with
-VNNI, 10 with `smlal2` and 5 with `sdot`. Where cores count more vectors a cycle than they multiply
-it is more: on Zen 5 a product of 4 was still 1.1 to 1.2 times faster than `vpdpbusd`, one of 8 not.
+By this count a full word costs what its dot products of bytes cost where the product of both
+widths is 2.7 with VNNI, 10 with `smlal2` and 5 with `sdot`. Where cores count more vectors a cycle
+than they multiply it is more: 5 on Zen 5. A word that is not full is counted whole, planes have to
+be made, and every pair of them ends in a product: `are_faster` counts all of that.
 """
 
 from __future__ import annotations
@@ -32,13 +34,14 @@ from tvm.target import Target
 from tvm.target.codegen import llvm_cpu_has_features
 from tvm.tirx import Expr
 
+from .bits import WORD, packing, words_of_planes
 from .code import Vector, const, index, load, splat
 from .contraction import Kernel, nested, vectors_of
 from .dots import Dot, has_neon
 from .geometry import Geometry
+from .pixels import suits
 
-WORD = 32
-_ONES, _GATHER = 0x0101010101010101, 0x0102040810204080
+_COUNT = 3  # instructions
 MOST_ADDED = 31  # counts of a byte, at most 8 each, that fit a byte
 
 
@@ -51,7 +54,9 @@ class Planes:
         lanes: outputs in a vector.
         registers: vector registers for counts, weights and an input.
         bytewise: whether counts are of bytes, to be added up later.
-        worth: the largest product of both widths that counting is faster for.
+        worth: the product of both widths for which a full word costs what its products of bytes
+            cost; from it on bytes are as fast.
+        by_signs: whether an instruction gathers the signs of bytes.
     """
 
     name: str
@@ -59,15 +64,45 @@ class Planes:
     registers: int
     bytewise: bool
     worth: int
+    by_signs: bool
 
 
 def planes_of(target: Target, dot: Dot) -> Planes | None:
     """How bits are counted on a processor; None if it has no instruction for it."""
     if llvm_cpu_has_features("avx512vpopcntdq", target):
-        return Planes("vpopcntd", 16, 14, False, 4 if dot.name == "vpdpbusd" else 8)
+        return Planes("vpopcntd", 16, 14, False, 5 if dot.name == "vpdpbusd" else 8, True)
     if has_neon(target):
-        return Planes("cnt", 4, 12, True, 5 if dot.name == "sdot" else 10)
+        return Planes("cnt", 4, 12, True, 5 if dot.name == "sdot" else 10, False)
     return None
+
+
+def are_faster(
+    planes: Planes, bits: tuple[int, int], dot: Dot, of_bytes: Geometry, of_planes: Geometry
+) -> bool:
+    """Whether a layer has fewer instructions by planes than by products of bytes.
+
+    Args:
+        planes: how bits are counted.
+        bits: of weights and activations.
+        dot: products of bytes.
+        of_bytes: the layer, as these walk it.
+        of_planes: the layer, with its taps apart.
+    """
+    pairs = bits[0] * bits[1]
+    products = _steps(of_bytes) * -(-of_bytes.stretch // dot.group)
+    # Ending a pair of planes takes a zero, a product and a sum: as many as a count.
+    counts = pairs * (_steps(of_planes) * words_of(of_planes) + 1)
+    pixels, vectors = math.prod(of_bytes.walked), of_bytes.groups * vectors_of(of_bytes, dot)
+    filled = of_bytes.features / dot.lanes if suits(of_bytes, dot) else vectors
+    height, width, _ = of_planes.image
+    made = height * width * of_planes.groups * packing(of_planes.stretch, bits[1], planes.by_signs)
+    a_count = WORD / dot.group / planes.worth  # in products
+    return (pixels * vectors * counts + made / _COUNT) * a_count < pixels * filled * products
+
+
+def _steps(geometry: Geometry) -> int:
+    """Stretches in a sum."""
+    return math.prod(count for count, _ in geometry.taps)
 
 
 def weight_planes(bits: int) -> list[tuple[int, int]]:
@@ -87,10 +122,12 @@ class PlanesKernel(Kernel):
         self.words = words_of(g)
         taps = math.prod(count for count, _ in g.taps)
         self.steps = self.words * taps * len(weight_planes(self.weight_bits))
-        self.pixel = self.words * self.activation_bits * g.groups
+        self.summed = self.weight_bits == 1
+        self.each = self.words * self.activation_bits + self.summed
+        self.pixel = self.each * g.groups
 
     def source(self, n: Any) -> tuple[Any, Any]:
-        """Planes of an image: pixel, group, plane, word."""
+        """Planes of an image: pixel, group, plane, word; after them the sum of the codes."""
         g, code = self.g, self.code
         height, width, channels = g.image
         top, _, left, _ = g.padding
@@ -98,45 +135,45 @@ class PlanesKernel(Kernel):
         size = padded_height * padded_width * self.pixel
         made = code.local(size, "int32", "planes", "global")
         if any(g.padding):
-            rest = g.stretch % WORD
-            for plane, k in itertools.product(range(self.activation_bits), range(self.words)):
-                # Only the bits of channels: those beyond would be counted with binary weights.
-                ones = (1 << rest) - 1 if rest and k == self.words - 1 else -1
-                border = const(ones if self.zero >> plane & 1 else 0, "int32")
-                with code.loop(padded_height * padded_width * g.groups) as i:
-                    at = (i * self.activation_bits + plane) * self.words + k
-                    code.store(made, at, border)
+            with code.loop(padded_height * padded_width * g.groups) as place:
+                self._border(made, place)
         with code.loop(height) as h, code.loop(self.width) as w, code.loop(g.groups) as group:
             place = ((h + top) * padded_width + (w + left)) * g.groups + group
             base = ((n * height + h) * width + w) * channels + group * g.stretch
             whole, rest = divmod(g.stretch, WORD)
+            total = code.vector(const(0, "int32"), 1, "int32", "total")
             with code.loop(whole) as k:
-                self._write(made, base + k * WORD, place, k, WORD)
+                self._write(made, base + k * WORD, place, k, WORD, total)
             if rest:
-                self._write(made, base + whole * WORD, place, whole, rest)
+                self._write(made, base + whole * WORD, place, whole, rest, total)
+            if self.summed:
+                code.store(made, place * self.each + self.each - 1, total.get())
         return made, index(0)
 
-    def _write(self, made: tirx.Buffer, base: Any, place: Any, k: Any, count: int) -> None:
-        """The planes of up to 32 codes: a product gathers the bits of eight bytes."""
-        code = self.code
-        eights = []
-        for start in range(0, count, 8):
-            if count - start >= 8:
-                eight = tirx.reinterpret("uint64", load(self.x, base + start, 8))
-            else:
-                eight = const(0, "uint64")
-                for i in range(count - start):
-                    byte = tirx.Cast("uint64", load(self.x, base + start + i))
-                    eight = eight | (byte << const(8 * i, "uint64"))
-            eights.append(code.vector(eight, 1, "uint64"))
-        for plane in range(self.activation_bits):
-            word = const(0, "uint32")
-            for i, eight in enumerate(eights):
-                ones = (eight.get() >> const(plane, "uint64")) & const(_ONES, "uint64")
-                byte = (ones * const(_GATHER, "uint64")) >> const(56, "uint64")
-                word = word | (tirx.Cast("uint32", byte) << const(8 * i, "uint32"))
-            at = (place * self.activation_bits + plane) * self.words + k
-            code.store(made, at, tirx.reinterpret("int32", word))
+    def _border(self, made: tirx.Buffer, place: Any) -> None:
+        """The planes of a pixel of padding."""
+        rest = self.g.stretch % WORD
+        for plane, k in itertools.product(range(self.activation_bits), range(self.words)):
+            # Only the bits of channels: those beyond would be counted with binary weights.
+            ones = (1 << rest) - 1 if rest and k == self.words - 1 else -1
+            border = const(ones if self.zero >> plane & 1 else 0, "int32")
+            self.code.store(made, place * self.each + plane * self.words + k, border)
+        if self.summed:
+            total = const(self.zero * self.g.stretch, "int32")
+            self.code.store(made, place * self.each + self.each - 1, total)
+
+    def _write(
+        self, made: tirx.Buffer, base: Any, place: Any, k: Any, count: int, total: Vector
+    ) -> None:
+        """The planes of up to 32 codes."""
+        words = words_of_planes(
+            self.code, self.x, base, count, self.activation_bits, self.planes.by_signs
+        )
+        for plane, word in enumerate(words):
+            held = self.code.vector(word, 1, "int32", "word").get()
+            self.code.store(made, place * self.each + plane * self.words + k, held)
+            if self.summed:
+                total.set(total.get() + (tirx.popcount(held) << const(plane, "int32")))
 
     def sums(
         self, source: Any, base: Any, group: Any, first: Any, row: Any, column: Any, pixels: Any
@@ -144,29 +181,40 @@ class PlanesKernel(Kernel):
         """Sums of a tile, one pair of planes after the other."""
         g, code, lanes = self.g, self.code, self.dot.lanes
         places = list(itertools.product(range(len(pixels)), range(self.tile.vectors)))
-        totals = {place: self._zero() for place in places}
         planes, shifts = len(weight_planes(self.weight_bits)), 1 if self.weight_bits == 1 else 0
-        line = g.padded[1] * self.pixel
         down, right = (n * self.pixel // g.image[2] for n in (g.step[0], g.step[1]))
-        start = row * down + column * right + group * (self.words * self.activation_bits)
-        del line
-        for_own = self.weight_bits == 1
+        start = row * down + column * right + group * self.each
+        own = self._own(source, start, pixels, (down, right))
+        totals = {}
+        for p, v in places:
+            held = splat(own[p].get(), lanes) if self.summed else const(0, "int32", lanes)
+            totals[p, v] = code.vector(held, lanes, "int32", "total")
         with code.loop(self.activation_bits) as i, code.loop(planes) as j:
             counts = {place: self._zero() for place in places}
-            own = [self._zero() for _ in pixels] if for_own else []
             here = start + i * self.words
             there = (group * vectors_of(g, self.dot) + first) * self.steps
-            self._count(source, here, there, j, pixels, (down, right), counts, own)
+            self._count(source, here, there, j, pixels, (down, right), counts)
             factor = tirx.shift_left(tirx.const(1, "int32"), tirx.Cast("int32", i + j) + shifts)
             last = tirx.Cast("int32", j) == planes - 1
             factor = tirx.Select(last, tirx.const(0, "int32") - factor, factor)
-            power = tirx.shift_left(tirx.const(1, "int32"), tirx.Cast("int32", i))
-            for p, v in places:
-                total = totals[p, v].get() + counts[p, v].get() * splat(factor, lanes)
-                if for_own:
-                    total = total + own[p].get() * splat(power, lanes)
-                totals[p, v].set(total)
+            for place in places:
+                total = totals[place].get() + counts[place].get() * splat(factor, lanes)
+                totals[place].set(total)
         return {place: total.get() for place, total in totals.items()}
+
+    def _own(self, source: Any, start: Any, pixels: Any, steps: tuple[int, int]) -> list[Vector]:
+        """What the lower plane of binary weights adds, which is all ones: codes of a window."""
+        if not self.summed:
+            return []
+        code, (down, right) = self.code, steps
+        own = [code.vector(const(0, "int32"), 1, "int32", "own") for _ in pixels]
+        with nested(code, [count for count, _ in self.g.taps]) as taps:
+            at = start + self.each - 1
+            for i, (_, distance) in zip(taps, self.g.taps, strict=True):
+                at = at + i * (distance * self.pixel // self.g.image[2])
+            for (r, c), total in zip(pixels, own, strict=True):
+                total.set(total.get() + load(source, at + r * down + c * right))
+        return own
 
     def _count(
         self,
@@ -177,7 +225,6 @@ class PlanesKernel(Kernel):
         pixels: Any,
         steps: tuple[int, int],
         counts: dict[tuple[int, int], Vector],
-        own: list[Vector],
     ) -> None:
         """Adds the counts of one pair of planes over all taps and words."""
         g, code, lanes = self.g, self.code, self.dot.lanes
@@ -194,11 +241,6 @@ class PlanesKernel(Kernel):
                 x = splat(load(source, at + r * down + c * right + k), lanes)
                 for v, w in enumerate(weights):
                     sums[p, v].set(sums[p, v].get() + self._ones(x & w))
-                if own:
-                    sums[p, None].set(sums[p, None].get() + self._ones(x))
-
-        def all_sums() -> Any:
-            return {**counts, **{(p, None): one for p, one in enumerate(own)}}
 
         distances = [n * self.pixel // g.image[2] for _, n in g.taps]
         with nested(code, [count for count, _ in g.taps[:-1]]) as outer:
@@ -208,14 +250,14 @@ class PlanesKernel(Kernel):
             inner, distance = (g.taps[-1][0], distances[-1]) if g.taps else (1, 0)
             if not self.planes.bytewise:
                 with code.loop(inner) as i, code.loop(self.words) as k:
-                    add(all_sums(), at + i * distance, tap * inner + i, k)
+                    add(counts, at + i * distance, tap * inner + i, k)
                 return
             steps_ = [(i, k) for i in range(inner) for k in range(self.words)]
             for start in range(0, len(steps_), MOST_ADDED):
-                narrow = {key: self._zero("uint8", 4) for key in all_sums()}
+                narrow = {key: self._zero("uint8", 4) for key in counts}
                 for i, k in steps_[start : start + MOST_ADDED]:
                     add(narrow, at + i * distance, tap * inner + i, k)
-                for key, total in all_sums().items():
+                for key, total in counts.items():
                     total.set(total.get() + _added_up(narrow[key].get()))
 
     def _ones(self, x: Expr) -> Expr:
