@@ -12,11 +12,13 @@ from importlib import metadata
 from pathlib import Path
 
 import interrupted_tuning
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import tvm
 import tvm_ffi
 from interrupted_tuning import TARGET, Bench, layer, session
+from jax import lax
 from jaxeff_export import Board, BoardError, Bundle, TuningError, deploy, tune
 from jaxeff_export.boards.board import BoardLost
 from jaxeff_export.bundle.building import Example, NamedTarget, lift
@@ -24,7 +26,7 @@ from jaxeff_export.cli import app
 from jaxeff_export.compiler.compilation import compilation_target, fused_kernels
 from jaxeff_export.compiler.scheduling import Machine
 from jaxeff_export.schedules.database import HEADER, TuningDatabase
-from jaxeff_export.schedules.replaying import tuned_schedules
+from jaxeff_export.schedules.replaying import default_schedule, digest_of, tuned_schedules
 from jaxeff_export.tuning import checking, measuring
 from jaxeff_export.tuning.interrupts import held_interrupts
 from jaxeff_export.tuning.selection import select
@@ -35,6 +37,7 @@ from typer.testing import CliRunner
 
 from jaxeff.store import read_lines
 
+PLAIN_AVX512 = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "skylake-avx512"}
 PLAIN = tvm.target.Target({"kind": "llvm"})
 
 
@@ -217,6 +220,24 @@ def test_layers_are_tuned_by_default_and_others_by_name(fused):
         names(["*matmul*"], ["*matmul*"])
     with pytest.raises(TuningError, match="nothing is left"):
         names(None, ["*"])
+
+
+def test_convolutions_whose_results_are_turned_are_tuned_too(tmp_path):
+    def f(w, x):
+        numbers = ("NHWC", "HWIO", "NHWC")
+        return lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=numbers)
+
+    target = {**PLAIN_AVX512, "num-cores": 1}
+    example = (jnp.ones((5, 5, 1, 6)), jnp.ones((1, 28, 28, 1)))
+    bundle = deploy(f, example, target, tmp_path / "bundle")
+    lifted = lift(Example.of_bundle(bundle), NamedTarget.of_bundle(bundle)).main
+    (kernel,) = select(fused_kernels(lifted, compilation_target(target)), None, [])
+    default = default_schedule(kernel, Machine.of(compilation_target(target)))
+    assert "transform_layout" in str(default.trace)  # of which MetaSchedule writes no record
+    plain = tvm.s_tir.Schedule(kernel.module)
+    again = default_schedule(kernel, Machine.of(compilation_target(target)))
+    keys = [digest_of(kernel, schedule) for schedule in (default, again, plain)]
+    assert keys[0] == keys[1] != keys[2]
 
 
 def test_tiles_fill_the_registers_and_no_more():
