@@ -109,7 +109,7 @@ class Settings:
     members: Annotated[int, Least(2)] = 10
     few: Annotated[int, Least(2)] = 5
     seeds: Annotated[int, Least(2)] = 5
-    some: Annotated[int, Least(1)] = 2
+    some: Annotated[int, Least(1)] = 5
     one: Annotated[int, Least(1)] = 1
     strengths: tuple[float, ...] = (0.3, 1.0, 3.0)
     weight_strength: float = 0.1
@@ -149,7 +149,7 @@ SIZES = {
         DEFAULT,
         sine=Sine(steps=20_000),
         network="resnet18", clean=58_000, ambiguous=5000, tests=10_000, epochs=50, rate=1e-3,
-        batch_size=128, some=5, one=3, strengths=(0.3, 1.0, 3.0, 10.0), repulsive=64,
+        batch_size=128, one=3, strengths=(0.3, 1.0, 3.0, 10.0), repulsive=64,
         features=1024, samples=100, svi_epochs=30, rounds=15,
     ),
 }  # fmt: skip
