@@ -98,6 +98,18 @@ def test_the_training_form_has_the_same_shortcuts(training):
     assert [reader.site for _, reader in found.values()] == ["stage1/conv1"]
 
 
+@pytest.mark.parametrize("of_beside", [Int(8, 4, symmetric="weights"), None])
+def test_what_is_read_in_several_forms_is_multiplied_once(block, of_beside):
+    f, params, x = block
+    spec = {"*:linear": Int(8, symmetric="weights"), "beside": of_beside}
+    spec = calibrate(f, params, [x], spec)
+    g = integer(f, spec)
+    assert error(integer_aware(f, spec), g, params, x) < 0.01
+    text = jax.export.export(jax.jit(g))(g.convert(params, x), x).mlir_module()
+    calls = [line for line in text.splitlines() if 'stablehlo.composite "jaxeff.q_conv2d' in line]
+    assert len(calls) == 5 - (of_beside is None)
+
+
 def test_gradients_pass_through_shortcuts(block):
     f, params, x = block
     spec = calibrate(f, params, [x], {"*:linear": Int(8, 4, symmetric="weights")})

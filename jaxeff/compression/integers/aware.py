@@ -23,8 +23,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax.numpy as jnp
-
 from jaxeff.arguments import check_key
 from jaxeff.compression.apart import Apart, Method
 from jaxeff.compression.integers import layers as read
@@ -134,9 +132,10 @@ def _as_codes(
 ) -> tuple[Any, ...]:
     """What a sum reads, with its shortcut on the grid of another reader."""
     i = reader.data[0]
-    like = [jnp.broadcast_to(jnp.zeros((), v.aval.dtype), v.aval.shape) for v in reader.inputs]
     given = list(values)
-    for quantizer, tensor, j in of_inputs(reader, settings[reader.site], like, key):
+    for quantizer, tensor, j in of_inputs(
+        reader, settings[reader.site], read.arrays_like(reader), key
+    ):
         if j == i:
             given[at] = quantizer.quantize(values[at], tensor)
     return tuple(given)

@@ -230,6 +230,11 @@ def shape_of(aval: Any) -> tuple[int, ...]:
     return tuple(_compat.at_size(tuple(aval.shape), _EXAMPLES))
 
 
+def arrays_like(layer: Layer) -> list[Any]:
+    """Arrays like what a layer reads, which take no memory."""
+    return [np.broadcast_to(np.zeros((), v.aval.dtype), shape_of(v.aval)) for v in layer.inputs]
+
+
 def _evaluated(layer: Layer, x: np.ndarray) -> np.ndarray:
     """The only result of a layer of one input."""
 

@@ -48,6 +48,7 @@ from jaxeff.compression import tables
 from jaxeff.compression.apart import Apart, Method
 from jaxeff.compression.integers import layers as read
 from jaxeff.compression.integers.dynamic import ranged_by_itself
+from jaxeff.compression.integers.forms import in_several_forms
 from jaxeff.compression.integers.grids import (
     Codes,
     IntegerError,
@@ -230,7 +231,10 @@ def _evaluate(program: Program, rule: _Rule, values: Sequence[Any]) -> list[Any]
             made: Sequence[Any] = control.run(layer, None, list(map(_float, arguments)), body, None)
         else:
             made = rule(layer, None, *arguments)
-        env.update(zip(layer.outputs, made, strict=True))
+        for v, value in zip(layer.outputs, made, strict=True):
+            if isinstance(value, Sums) and v in rule.several:
+                value = value.changed(several=True)
+            env[v] = value
     return [v.val if isinstance(v, JaxprLiteral) else _float(env[v]) for v in program.outputs]
 
 
@@ -259,6 +263,7 @@ class _Rule:
 
     Attributes:
         read: Paths of the parameters that layers in float have read.
+        several: Values that are read in several forms.
     """
 
     def __init__(
@@ -274,6 +279,7 @@ class _Rule:
         self.read: set[str] = set()
         loops = [layer for layer in program.layers if layer.kind == "control flow"]
         self.read.update(path for layer in loops for v in layer.inputs for path in v.leaves)
+        self.several = in_several_forms(program, settings)
 
     def __call__(self, layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
         """One layer."""
@@ -313,7 +319,7 @@ class _Rule:
                 stacklevel=2,
             )
             return None
-        both = {t.role: (q, t, i) for q, t, i in of_inputs(layer, setting, _like(layer))}
+        both = {t.role: (q, t, i) for q, t, i in of_inputs(layer, setting, read.arrays_like(layer))}
         (of_x, x_tensor, x_at), (of_w, w_tensor, w_at) = both["activation"], both["weight"]
         bits = weight_bits(of_w, f"{layer.site}/{w_tensor.name}")
         w, depth = values[w_at], read.depth_of(layer)
@@ -347,7 +353,7 @@ class _Rule:
 
     def _rows(self, layer: Layer, setting: Apart, values: Sequence[Any]) -> Value:
         """Rows of a table of codes."""
-        ((quantizer, tensor, i),) = of_inputs(layer, setting, _like(layer))
+        ((quantizer, tensor, i),) = of_inputs(layer, setting, read.arrays_like(layer))
         weight_bits(quantizer, f"{layer.site}/{tensor.name}")
 
         @functools.cache
@@ -471,13 +477,6 @@ def _value(value: Any) -> Value:
 
 def _float(value: Any) -> Any:
     return value.values() if isinstance(value, Sums | Mean | Plain) else value
-
-
-def _like(layer: Layer) -> list[Any]:
-    """Arrays like what a layer reads, which take no memory."""
-    return [
-        np.broadcast_to(np.zeros((), v.aval.dtype), read.shape_of(v.aval)) for v in layer.inputs
-    ]
 
 
 def _with(layer: Layer, made: Sequence[Any]) -> list[tuple[Any, Any]]:

@@ -20,7 +20,7 @@ from jaxtyping import Array, Float, Int8
 
 from jaxeff.compression.integers.fixed import factor_of, multiplier_of
 from jaxeff.compression.integers.grids import HALF_TO_EVEN, Codes, levels
-from jaxeff.compression.integers.operators import LIMIT, finer_units
+from jaxeff.compression.integers.operators import LIMIT, finer_units, q_codes
 
 Put = Callable[[str, Callable[[], Array]], Array]
 """`put(name, make)`: an array that depends on parameters alone, made once or taken as it was."""
@@ -70,6 +70,8 @@ class Sums:
 
     Attributes:
         shape: Of the array it stands for.
+        several: Whether it is read in several forms, so that floats are written and codes made of
+            them (`forms.py`). With fixed-point scales, which know no floats, it is computed anew.
     """
 
     def __init__(self, site: str, shape: Sequence[int], product: Product, line: Line, put: Put):
@@ -80,6 +82,7 @@ class Sums:
         self.high: float | None = None
         self.pool: tuple[int, int] | None = None
         self.moves: tuple[Move, ...] = ()
+        self.several = False
         self._made: dict[Codes | None, Array] = {}
 
     def changed(self, **changes: Any) -> Sums:
@@ -105,13 +108,14 @@ class Sums:
     def codes(self, to: Codes) -> Array:
         """The array on a grid."""
         if to not in self._made:
-            self._made[to] = self._moved(self._written(to))
+            apart = self.several and not self.product.fixed
+            self._made[to] = self._moved(self._rounded(to) if apart else self._written(to))
         return self._made[to]
 
     def values(self) -> Array:
         """The array in float32: what a reader takes that knows no codes."""
         if None not in self._made:
-            y = self._written(None)
+            y = self._floats
             if self.low is not None or self.high is not None:
                 y = jnp.clip(y, self.low, self.high)
             self._made[None] = self._moved(y)
@@ -126,6 +130,18 @@ class Sums:
         for move in self.moves:
             y = move(y)
         return y
+
+    @functools.cached_property
+    def _floats(self) -> Array:
+        """Scaled sums, before a ReLU."""
+        return self._written(None)
+
+    def _rounded(self, to: Codes) -> Array:
+        """Codes of floats that are written for other readers too."""
+        zero, lower, upper = self._ends(to)
+        return q_codes(
+            self._floats, per_step=float(to.per_step), zero=zero, lower=lower, upper=upper
+        )
 
     def _written(self, to: Codes | None) -> Array:
         product = self.product
