@@ -78,7 +78,8 @@ def read(layer: Layer) -> Widths:
     if any(name.startswith("input") for name in found):
         inputs = [
             found[f"input_{i}"][0] if f"input_{i}" in found else dtype_bits(layer.inputs[at])
-            for i, at in enumerate(layer.data)
+            for i, at in enumerate(layer.data)  # a linear layer adds what isn't named: a shortcut
+            if layer.kind != "linear" or f"input_{i}" in found
         ]
     first = max((width for width, _ in weights), default=None)
     return Widths(

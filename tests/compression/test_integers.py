@@ -114,12 +114,20 @@ def test_a_network_is_codes_from_end_to_end(residual):
 
 def test_summary_knows_the_bits_without_being_told(residual):
     f, params, x, spec = residual
-    spec = {**spec, "conv2": Int(3, 5, symmetric="weights", range=spec["conv2"].range)}
+    spec = {
+        **spec,
+        "conv2": Int(3, 5, symmetric="weights", range=spec["conv2"].range),
+        "conv3": Int(4, 3, symmetric="weights", range=spec["conv3"].range),
+    }
     g = integer(f, spec)
     for given in (params, g.convert(params, x)):
         rows = {row.site: row for row in jaxeff.cost(g, given, x).layers}
         assert (rows["conv1"].weight_bits, rows["conv1"].activation_bits) == (8, 8)
         assert (rows["conv2"].weight_bits, rows["conv2"].activation_bits) == (3, 5)
+        assert (rows["conv3"].weight_bits, rows["conv3"].activation_bits) == (
+            4,
+            3,
+        )  # not its shortcut's
         assert rows["conv2"].macs == 4 * 16 * 9 * 64
 
 
