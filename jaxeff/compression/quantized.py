@@ -64,6 +64,25 @@ def quantized(
             specific at one, a setting has nothing to quantize in any of its layers, or a method
             draws and there is no key.
     """
+    return by_layer(
+        f, spec, keyed, lambda _, settings: functools.partial(quantized_layer, settings)
+    )
+
+
+def by_layer(
+    f: Callable[..., Any],
+    spec: Mapping[str, Method | None],
+    keyed: bool,
+    rule_of: Callable[[Program, dict[str, Apart]], Rule],
+) -> Callable[..., Any]:
+    """A model whose layers are computed by a rule, where the spec has settings for some.
+
+    Args:
+        f: As for `quantized`.
+        spec: Likewise.
+        keyed: Likewise.
+        rule_of: Makes the rule of a program and its settings.
+    """
     check_spec(spec)
 
     def g(*args: Any, **kwargs: Any) -> Any:
@@ -75,7 +94,7 @@ def quantized(
 
         def make_rule(program: Program) -> Rule | None:
             settings = settings_of(spec, program)
-            return functools.partial(quantized_layer, settings) if settings else None
+            return rule_of(program, settings) if settings else None
 
         return interpret(f, make_rule, key, args, kwargs)
 

@@ -23,11 +23,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jaxeff.arguments import check_key
 from jaxeff.compression.apart import Apart, Method
 from jaxeff.compression.integers import layers as read
-from jaxeff.compression.quantized import check_spec, of_inputs, quantized_layer, settings_of
-from jaxeff.program import Layer, Program, interpret
+from jaxeff.compression.quantized import by_layer, of_inputs, quantized_layer
+from jaxeff.program import Layer, Program
 from jaxeff.program.evaluation import Rule
 
 Reader = tuple[int, Layer]
@@ -52,31 +51,18 @@ def integer_aware(
         TypeError: As for `quantized`.
         ValueError: As for `quantized`, on the first call.
     """
-    check_spec(spec)
 
-    def g(*args: Any, **kwargs: Any) -> Any:
-        key = None
-        if keyed:
-            key, *rest = args
-            check_key("the first argument, a key,", key)
-            args = tuple(rest)
+    def rule_of(program: Program, settings: Mapping[str, Apart]) -> Rule:
+        readers = shortcuts(program, settings)
 
-        def make_rule(program: Program) -> Rule | None:
-            settings = settings_of(spec, program)
-            if not settings:
-                return None
-            readers = shortcuts(program, settings)
+        def rule(layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
+            if layer in readers:
+                values = _as_codes(settings, *readers[layer], key, values)
+            return quantized_layer(settings, layer, key, *values)
 
-            def rule(layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
-                if layer in readers:
-                    values = _as_codes(settings, *readers[layer], key, values)
-                return quantized_layer(settings, layer, key, *values)
+        return rule
 
-            return rule
-
-        return interpret(f, make_rule, key, args, kwargs)
-
-    return g
+    return by_layer(f, spec, keyed, rule_of)
 
 
 def shortcuts(program: Program, settings: Mapping[str, Apart]) -> dict[Layer, Reader]:
