@@ -110,6 +110,22 @@ def test_what_is_read_in_several_forms_is_multiplied_once(block, of_beside):
     assert len(calls) == 5 - (of_beside is None)
 
 
+def test_results_may_be_read_inside_too_and_may_be_constants():
+    def f(params, x):
+        y = jax.nn.relu(x @ params["a"])
+        return y @ params["b"], y, 3.0
+
+    params = {name: jax.random.normal(KEY, (4, 4)) for name in "ab"}
+    x = jax.random.normal(KEY, (9, 4))
+    spec = calibrate(f, params, [x], {"*:linear": Int(8, symmetric="weights")})
+    g = integer(f, spec)
+    found, near = jax.jit(g)(params, x), jax.jit(integer_aware(f, spec))(params, x)
+    for one, other in zip(found, near, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+    text = jax.export.export(jax.jit(g))(g.convert(params, x), x).mlir_module()
+    assert text.count('stablehlo.composite "jaxeff.q_dense"') == 2
+
+
 def test_gradients_pass_through_shortcuts(block):
     f, params, x = block
     spec = calibrate(f, params, [x], {"*:linear": Int(8, 4, symmetric="weights")})

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from jaxeff._compat import Literal
 from jaxeff.compression.apart import Apart
 from jaxeff.compression.integers import layers as read
 from jaxeff.compression.integers.grids import Codes
@@ -31,7 +32,7 @@ def in_several_forms(program: Program, settings: Mapping[str, Apart]) -> set[Any
     for layer in program.layers:
         for i in layer.data:
             readers.setdefault(layer.inputs[i], []).append(layer)
-    returned = {v for v in program.outputs if v in readers}
+    returned = {v for v in program.outputs if not isinstance(v, Literal)}
     found = set()
     for v, layers in readers.items():
         if len(layers) + (v in returned) > 1:
