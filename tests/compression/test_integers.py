@@ -124,10 +124,8 @@ def test_summary_knows_the_bits_without_being_told(residual):
         rows = {row.site: row for row in jaxeff.cost(g, given, x).layers}
         assert (rows["conv1"].weight_bits, rows["conv1"].activation_bits) == (8, 8)
         assert (rows["conv2"].weight_bits, rows["conv2"].activation_bits) == (3, 5)
-        assert (rows["conv3"].weight_bits, rows["conv3"].activation_bits) == (
-            4,
-            3,
-        )  # not its shortcut's
+        # Not its shortcut's.
+        assert (rows["conv3"].weight_bits, rows["conv3"].activation_bits) == (4, 3)
         assert rows["conv2"].macs == 4 * 16 * 9 * 64
 
 

@@ -93,11 +93,7 @@ def shortcuts(program: Program, settings: Mapping[str, Apart]) -> dict[Layer, Re
 
 def _is_product(layer: Layer, settings: Mapping[str, Apart]) -> bool:
     """Whether a layer multiplies codes."""
-    setting = settings[layer.site]
-    quantizes = setting.weights is not None and setting.activations is not None
-    if layer.kind not in {"linear", "contraction"} or not quantizes or setting.at != "input":
-        return False
-    return not isinstance(read.kernel_of(layer), str)
+    return not isinstance(read.kernel_of(layer, settings[layer.site]), str)
 
 
 def _depth(v: Any, makers: Mapping[Any, Layer], settings: Mapping[str, Apart]) -> int:

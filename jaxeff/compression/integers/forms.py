@@ -48,7 +48,7 @@ def _forms(layer: Layer, settings: Mapping[str, Apart]) -> tuple[Codes | None, .
     if setting is None:
         taken = read.is_sum(layer) or read.is_line(layer) or read.is_move(layer)
         return () if taken or read.bounds_of(layer) or read.pool_of(layer) else (None,)
-    if setting.weights is None or isinstance(read.kernel_of(layer), str):
+    if isinstance(read.kernel_of(layer, setting), str):
         return (None,)
     grids = [
         Codes.of(quantizer, tensor)

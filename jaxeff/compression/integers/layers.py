@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Array
 
 from jaxeff import _compat
+from jaxeff.compression.apart import Apart
 from jaxeff.compression.integers.operators import q_conv2d, q_dense
 from jaxeff.program import Layer
 from jaxeff.program import primitives as prim
@@ -22,12 +23,14 @@ _SUMMED = {"reduce_sum", "reduce_window_sum", "div", "mul", "reshape", "convert_
 _PROBES = np.array([-50, -7.25, -6, -3, -1, -0.5, 0, 0.25, 1, 2.5, 3, 6, 7.25, 60], np.float32)
 
 
-def kernel_of(layer: Layer) -> Callable[..., Array] | str:
+def kernel_of(layer: Layer, setting: Apart) -> Callable[..., Array] | str:
     """The operator that computes a linear layer from codes `(x, w, bias, *rest, **attributes)`.
 
     Returns:
         It; or why there is none.
     """
+    if setting.weights is None or setting.activations is None or setting.at != "input":
+        return "quantized in its weights or its inputs alone"
     node = layer.op
     if node is None or len(layer.weights) != 1 or len(layer.data) != 1:
         return f"a {layer.kind} of {len(layer.data)} arrays of data"

@@ -309,7 +309,8 @@ class _Rule:
             return quantized_layer(self.settings, layer, key, *floats)
 
     def _product(self, layer: Layer, setting: Apart, values: Sequence[Any]) -> Value | None:
-        kernel = self._kernel(layer, setting)
+        inside = layer not in self.outside
+        kernel = "inside a loop or branch" if inside else read.kernel_of(layer, setting)
         if isinstance(kernel, str):
             warnings.warn(
                 f"{layer.site!r} is {kernel}, which no integer kernel takes; it is computed in "
@@ -364,13 +365,6 @@ class _Rule:
         steps = self.store.put(layer.site, "steps", lambda: made()[1])
         call = _told(tables.looked_up, layer, [_bits(quantizer, tensor, layer, i)])
         return Plain(call(layer, codes, steps, _float(values[1 - i])))
-
-    def _kernel(self, layer: Layer, setting: Apart) -> Any:
-        if layer not in self.outside:
-            return "inside a loop or branch"
-        if setting.weights is None or setting.activations is None or setting.at != "input":
-            return "quantized in its weights or its inputs alone"
-        return read.kernel_of(layer)
 
     def _followed(self, layer: Layer, values: Sequence[Any]) -> Value | None:
         """What a layer without a setting makes of values that are not rounded yet."""
