@@ -37,7 +37,6 @@ from typer.testing import CliRunner
 
 from jaxeff.store import read_lines
 
-PLAIN_AVX512 = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "skylake-avx512"}
 PLAIN = tvm.target.Target({"kind": "llvm"})
 
 
@@ -227,7 +226,8 @@ def test_convolutions_whose_results_are_turned_are_tuned_too(tmp_path):
         numbers = ("NHWC", "HWIO", "NHWC")
         return lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=numbers)
 
-    target = {**PLAIN_AVX512, "num-cores": 1}
+    target = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "skylake-avx512"}
+    target |= {"num-cores": 1}
     example = (jnp.ones((5, 5, 1, 6)), jnp.ones((1, 28, 28, 1)))
     bundle = deploy(f, example, target, tmp_path / "bundle")
     lifted = lift(Example.of_bundle(bundle), NamedTarget.of_bundle(bundle)).main

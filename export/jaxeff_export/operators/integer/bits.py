@@ -34,15 +34,12 @@ def words_of_planes(
         by_signs: whether the target has `vpmovmskb`.
     """
     parts = []
-    done = 0
-    while done < count:
-        many = _at_once(count - done, by_signs)
+    for start, many in _parts(count, by_signs):
         if many > _EIGHT:
-            value, dtype, lanes = load(x, at + done, many), "uint8", many
+            value, dtype, lanes = load(x, at + start, many), "uint8", many
         else:
-            value, dtype, lanes = _eight(x, at + done, many), "uint64", 1
-        parts.append((done, many, code.vector(value, lanes, dtype, "codes").get()))
-        done += many
+            value, dtype, lanes = _eight(x, at + start, many), "uint64", 1
+        parts.append((start, many, code.vector(value, lanes, dtype, "codes").get()))
     found = []
     for plane in range(planes):
         word = const(0, "uint32")
@@ -55,19 +52,20 @@ def words_of_planes(
 
 def packing(count: int, planes: int, by_signs: bool) -> int:
     """Instructions that make the words of some codes."""
-    parts, done = 0, 0
-    while done < count:
-        done += _at_once(min(count - done, WORD), by_signs)
-        parts += 1
-    words = -(-count // WORD)
+    parts, words = len(_parts(count, by_signs)), -(-count // WORD)
     # A load; shift, gather, and join with the other parts or store.
     return parts * (1 + planes * (3 if by_signs else 5)) + words * planes
 
 
-def _at_once(left: int, by_signs: bool) -> int:
-    """How many of the codes that are left make one part."""
-    wide = [n for n in _SIGNS if by_signs and n <= left]
-    return max(wide, default=min(left, _EIGHT))
+def _parts(count: int, by_signs: bool) -> list[tuple[int, int]]:
+    """Where the parts of some codes start that are taken at once, and how long they are."""
+    parts, done = [], 0
+    while done < count:
+        wide = [n for n in _SIGNS if by_signs and n <= count - done]
+        many = max(wide, default=min(count - done, _EIGHT))
+        parts.append((done, many))
+        done += many
+    return parts
 
 
 def _eight(x: tirx.Buffer, at: Expr, count: int) -> Expr:

@@ -120,8 +120,7 @@ class PlanesKernel(Kernel):
         self.planes, (self.weight_bits, self.activation_bits) = planes, bits
         g = self.g
         self.words = words_of(g)
-        taps = math.prod(count for count, _ in g.taps)
-        self.steps = self.words * taps * len(weight_planes(self.weight_bits))
+        self.steps = self.words * _steps(g) * len(weight_planes(self.weight_bits))
         self.summed = self.weight_bits == 1
         self.each = self.words * self.activation_bits + self.summed
         self.pixel = self.each * g.groups
