@@ -26,8 +26,9 @@ processor and of nothing else.
 
 import shutil
 import statistics
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import jax
 import jaxeff_export
@@ -39,7 +40,7 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
 from experiments import engines
-from experiments.harness import Least, Report, Row, Run, Study, Table
+from experiments.harness import SELECTS, Least, Report, Row, Run, Study, Table
 from experiments.integer import kernels
 from experiments.integer.subjects import Subject, subject
 from experiments.integer.tiles import LAYERS, tiles
@@ -57,6 +58,8 @@ EMULATED = ("mlp", "lenet5")
 PER_CYCLE = {"8 x 8": 7.2, "2 x 1": 76.0}
 """Products in a cycle of a Cortex-A72 to be reached, by the bits of activations and weights."""
 WINDOW = 0.002
+Model = Literal["mlp", "lenet5", "resnet18"]
+Part = Literal["networks", "sizes", "agreement", "crossover", "depthwise", "modelled", "tiles"]
 
 
 @dataclass(frozen=True)
@@ -72,47 +75,25 @@ class Settings:
         threads: Of each engine.
         pairs: Pairs of widths of the crossover.
         tiles: Layers whose tiles are timed.
+        parts: Parts to run; all if none is given.
     """
 
     rounds: Annotated[int, Least(1)] = 41
-    models: tuple[str, ...] = ("mlp", "lenet5", "resnet18")
-    batches: tuple[Annotated[int, Least(1)], ...] = (1, 10, 100)
+    models: Annotated[tuple[Model, ...], SELECTS] = ("mlp", "lenet5", "resnet18")
+    batches: Annotated[tuple[Annotated[int, Least(1)], ...], SELECTS] = (1, 10, 100)
     images: Annotated[int, Least(1)] = 10_000
     emulated: Annotated[int, Least(1)] = 200
-    threads: tuple[Annotated[int, Least(1)], ...] = (1, 2)
+    threads: Annotated[tuple[Annotated[int, Least(1)], ...], SELECTS] = (1, 2)
     pairs: Annotated[int, Least(1)] = len(kernels.PAIRS)
-    tiles: int = len(LAYERS)
+    tiles: Annotated[int, SELECTS] = len(LAYERS)
+    parts: Annotated[tuple[Part, ...], SELECTS] = ()
 
 
 def run(run: Run[Settings]) -> list[Row]:
     """Everything, table by table."""
     engines.say_missing(run, ["onnxruntime", "litert"])
     settings = run.settings
-    todo: list[tuple[Any, ...]] = [
-        ("network", model, batch, threads)
-        for threads in settings.threads
-        for batch in settings.batches
-        for model in settings.models
-    ]
-    todo += [("crossover", settings.pairs), ("depthwise",)]
-    todo += [("sizes", model) for model in settings.models]
-    todo += [("agreement", m, settings.images) for m in settings.models if m != "resnet18"]
-    try:
-        toolchain.find_linker(resolve_target("cortex-a72"))
-    except ToolchainError as error:
-        run.say(f"without code of a Cortex-A72: {error}")
-    else:
-        try:
-            require_emulator()
-        except (BoardError, ToolchainError) as error:
-            run.say(f"without an emulated core: {error}")
-        else:
-            todo += [("emulated", m, settings.emulated) for m in settings.models if m in EMULATED]
-        if shutil.which("llvm-mca"):
-            todo += [("modelled", model, *widths) for model in settings.models for widths in WIDTHS]
-        else:
-            run.say("without a static model: llvm-mca isn't installed")
-    todo += [("tiles", name, 1) for name, _ in LAYERS[: settings.tiles]]
+    todo = [task for part, task in _plan(run) if not settings.parts or part in settings.parts]
 
     def task(what: tuple[Any, ...]) -> list[Row]:
         name, *rest = what
@@ -133,6 +114,39 @@ def run(run: Run[Settings]) -> list[Row]:
         return _sizes(*rest) if name == "sizes" else _agreement(*rest)
 
     return run.each(todo, task)
+
+
+def _plan(run: Run[Settings]) -> Iterator[tuple[Part, tuple[Any, ...]]]:
+    """Tasks, by part; of what isn't here is said that it is left out."""
+    settings = run.settings
+    models = settings.models
+    for threads in settings.threads:
+        for batch in settings.batches:
+            for model in models:
+                yield "networks", ("network", model, batch, threads)
+    yield "crossover", ("crossover", settings.pairs)
+    yield "depthwise", ("depthwise",)
+    yield from (("sizes", ("sizes", model)) for model in models)
+    few = [model for model in models if model in EMULATED]
+    yield from (("agreement", ("agreement", model, settings.images)) for model in few)
+    try:
+        toolchain.find_linker(resolve_target("cortex-a72"))
+    except ToolchainError as error:
+        run.say(f"without code of a Cortex-A72: {error}")
+    else:
+        try:
+            require_emulator()
+        except (BoardError, ToolchainError) as error:
+            run.say(f"without an emulated core: {error}")
+        else:
+            for model in few:
+                yield "agreement", ("emulated", model, settings.emulated)
+        if shutil.which("llvm-mca"):
+            for model in models:
+                yield from (("modelled", ("modelled", model, *widths)) for widths in WIDTHS)
+        else:
+            run.say("without a static model: llvm-mca isn't installed")
+    yield from (("tiles", ("tiles", name, 1)) for name, _ in LAYERS[: settings.tiles])
 
 
 def _target(threads: int = 1) -> dict[str, Any]:
