@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from experiments.engines import available
-from experiments.harness import Least, Refused
+from experiments.harness import SELECTS, Least, Refused
 from experiments.latency import (
     contest,
     machine,
@@ -29,6 +29,11 @@ from experiments.latency import (
 from experiments.latency.engines import ENGINES, Setup
 
 NETS = ("mlp", "lenet5")
+Modelled = Literal["mlp", "lenet5", "resnet8", "resnet18", "transformer"]
+Part = Literal[
+    "machine", "main", "curve", "ensembles", "profile", "pooling", "modelled", "forms",
+    "optimizations",
+]  # fmt: skip
 OPERATORS = {
     "forms": operators.measure_forms,
     "optimizations": operators.measure_optimizations,
@@ -79,17 +84,21 @@ class Settings:
         curve: Batch sizes of the curve.
         beside: Batch sizes of the moment pass beside ten heads, but for the largest.
         modelled: Networks whose kernels are modelled too, where llvm-mca is installed.
+        parts: Tables to measure; all if none is given.
     """
 
     rounds: Annotated[int, Least(1)] = 21
-    threads: tuple[Annotated[int, Least(1)], ...] = (1, 2)
+    threads: Annotated[tuple[Annotated[int, Least(1)], ...], SELECTS] = (1, 2)
     trials: Annotated[int, Least(0)] = 16
-    main: tuple[Annotated[int, Least(1)], ...] = (1, 10, 100)
-    curve: tuple[Annotated[int, Least(1)], ...] = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-    beside: tuple[int, ...] = (1, 8, 16, 32, 64)
-    modelled: tuple[Literal["mlp", "lenet5", "resnet8", "resnet18", "transformer"], ...] = (
+    main: Annotated[tuple[Annotated[int, Least(1)], ...], SELECTS] = (1, 10, 100)
+    curve: Annotated[tuple[Annotated[int, Least(1)], ...], SELECTS] = (
+        1, 2, 4, 8, 16, 32, 64, 128, 256,
+    )  # fmt: skip
+    beside: Annotated[tuple[int, ...], SELECTS] = (1, 8, 16, 32, 64)
+    modelled: Annotated[tuple[Modelled, ...], SELECTS] = (
         "mlp", "lenet5", "resnet8", "resnet18", "transformer",
     )  # fmt: skip
+    parts: Annotated[tuple[Part, ...], SELECTS] = ()
 
 
 SIZES = {
@@ -128,7 +137,8 @@ def plan(settings: Settings) -> list[Task]:
             for method in modelled.METHODS[model]
         ]
     forms = Task("forms", "mlp", 10, first, ("moments",), ("tvm",), rounds)
-    return [*tasks, forms, replace(forms, table="optimizations", threads=last)]
+    tasks += [forms, replace(forms, table="optimizations", threads=last)]
+    return [task for task in tasks if not settings.parts or task.table in settings.parts]
 
 
 def _main(settings: Settings, task: Task) -> list[Task]:
