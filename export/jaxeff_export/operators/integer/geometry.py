@@ -9,8 +9,9 @@ examples.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 BLOCK = 64
@@ -169,7 +170,13 @@ class Tile:
         return self.rows * self.columns
 
 
-def tile_of(geometry: Geometry, lanes: int, registers: int, apart: int = 4) -> Tile:
+def tile_of(
+    geometry: Geometry,
+    lanes: int,
+    registers: int,
+    apart: int = 4,
+    cost_of: Callable[[int, int], float] | None = None,
+) -> Tile:
     """The tile with the fewest loads for a step that fits the registers.
 
     Args:
@@ -177,22 +184,24 @@ def tile_of(geometry: Geometry, lanes: int, registers: int, apart: int = 4) -> T
         lanes: outputs in a vector.
         registers: for sums and operands.
         apart: sums that wait for each other at least.
+        cost_of: instructions of a step by pixels and vectors; by default of products of bytes.
     """
     across = -(-geometry.per_group // lanes)
     wide = geometry.walked[1]
+    cost_of = cost_of or functools.partial(_cost, apart=apart)
     found: dict[int, tuple[float, Tile]] = {}
     for tile in tiles_of(geometry, lanes, registers, apart):
         left = wide % tile.columns
         # Loads and sums of a step, over all tiles of a row, idle pipelines counted.
-        cost = wide // tile.columns * _cost(tile.pixels, tile.vectors, apart)
-        cost += _cost(tile.rows * left, tile.vectors, apart) if left else 0
+        cost = wide // tile.columns * cost_of(tile.pixels, tile.vectors)
+        cost += cost_of(tile.rows * left, tile.vectors) if left else 0
         if cost / tile.rows < found.get(tile.vectors, (math.inf,))[0]:
             found[tile.vectors] = cost / tile.rows, tile
     best, least = Tile(*geometry.pool, 1), math.inf
     for vectors, (cost, tile) in found.items():
         whole, left = divmod(across, vectors)
         # What is left has the rows and columns of the others.
-        after = _row_cost(tile, left, wide, apart) if left else 0
+        after = _row_cost(tile, left, wide, cost_of) if left else 0
         if whole * cost + after < least:
             best, least = tile, whole * cost + after
     return best
@@ -233,7 +242,7 @@ def _cost(pixels: int, vectors: int, apart: int) -> float:
     return max(pixels * vectors, apart * 2) + 0.6 * (pixels + vectors)
 
 
-def _row_cost(tile: Tile, vectors: int, wide: int, apart: int) -> float:
+def _row_cost(tile: Tile, vectors: int, wide: int, cost_of: Callable[[int, int], float]) -> float:
     full, left = divmod(wide, tile.columns)
-    cost = full * _cost(tile.pixels, vectors, apart)
-    return (cost + (_cost(tile.rows * left, vectors, apart) if left else 0)) / tile.rows
+    cost = full * cost_of(tile.pixels, vectors)
+    return (cost + (cost_of(tile.rows * left, vectors) if left else 0)) / tile.rows

@@ -17,7 +17,7 @@ from .epilogue import epilogue_of
 from .geometry import Geometry, tile_of
 from .packing import packed_bias, packed_planes, packed_vector, packed_weights
 from .pixels import PixelsKernel, suits
-from .planes import Planes, PlanesKernel, are_faster, planes_of
+from .planes import Planes, PlanesKernel, are_faster, planes_of, step_of
 from .quantizing import write_codes
 
 _DTYPES = {"codes": "uint8", "float": "float32", "sums": "int32"}
@@ -124,7 +124,7 @@ def _emit(
         dot = dataclasses.replace(dot, lanes=planes.lanes, offset=0)
         weights = packed_planes(bb, w, geometry, dot.lanes, bits[0])
         kernel_of = functools.partial(PlanesKernel, planes, bits)
-        tile = tile_of(geometry, dot.lanes, planes.registers)
+        tile = tile_of(geometry, dot.lanes, planes.registers, cost_of=step_of(planes))
         tile = dataclasses.replace(tile, chains=1)
     elif geometry.is_depthwise:
         dot = depthwise_dot(dot)

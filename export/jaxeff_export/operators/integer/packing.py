@@ -48,15 +48,15 @@ def packed_weights(
 def packed_planes(
     bb: relax.BlockBuilder, w: relax.Expr, geometry: Geometry, lanes: int, bits: int
 ) -> relax.Expr:
-    """Bit planes of weights as groups, vectors of features, taps, planes, words and outputs."""
+    """Bit planes of weights as groups, vectors of features, planes, taps, words and outputs."""
     vectors = -(-geometry.per_group // lanes)
     taps = [count for count, _ in geometry.taps]
     planes = weight_planes(bits)
-    shape = (geometry.groups, vectors, *taps, len(planes), -(-geometry.stretch // WORD), lanes)
+    shape = (geometry.groups, vectors, len(planes), *taps, -(-geometry.stretch // WORD), lanes)
 
     def pack(w: te.Tensor) -> te.Tensor:
         def element(*at: tirx.Expr) -> tirx.Expr:
-            group, vector, *tap, plane, word, lane = at
+            group, vector, plane, *tap, word, lane = at
             feature = vector * lanes + lane
             column = group * geometry.per_group + feature
             total: Any = tirx.const(0, "int32")

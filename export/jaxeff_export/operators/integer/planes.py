@@ -18,7 +18,7 @@ kernels. Planes of the input are made in the kernel (`bits.py`).
 By this count a full word costs what its dot products of bytes cost where the product of both
 widths is 2.7 with VNNI, 10 with `smlal2` and 5 with `sdot`. Where cores count more vectors a cycle
 than they multiply it is more: 5 on Zen 5. A word that is not full is counted whole, planes have to
-be made, and every pair of them ends in a product: `are_faster` counts all of that.
+be made, and every plane of weights ends in a product: `are_faster` counts all of that.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from tvm import tirx
@@ -35,7 +37,7 @@ from tvm.target.codegen import llvm_cpu_has_features
 from tvm.tirx import Expr
 
 from .bits import WORD, packing, words_of_planes
-from .code import Vector, const, index, load, splat
+from .code import Code, Vector, const, index, load, splat
 from .contraction import Kernel, nested, vectors_of
 from .dots import Dot, has_neon
 from .geometry import Geometry
@@ -43,6 +45,7 @@ from .pixels import suits
 
 _COUNT = 3  # instructions
 MOST_ADDED = 31  # counts of a byte, at most 8 each, that fit a byte
+_MOST_SUMS = 8  # in a tile, of bytes and of lanes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +75,7 @@ def planes_of(target: Target, dot: Dot) -> Planes | None:
     if llvm_cpu_has_features("avx512vpopcntdq", target):
         return Planes("vpopcntd", 16, 14, False, 5 if dot.name == "vpdpbusd" else 8, True)
     if has_neon(target):
-        return Planes("cnt", 4, 12, True, 5 if dot.name == "sdot" else 10, False)
+        return Planes("cnt", 4, 17, True, 5 if dot.name == "sdot" else 10, False)
     return None
 
 
@@ -90,14 +93,28 @@ def are_faster(
     """
     pairs = bits[0] * bits[1]
     products = _steps(of_bytes) * -(-of_bytes.stretch // dot.group)
-    # Ending a pair of planes takes a zero, a product and a sum: as many as a count.
-    counts = pairs * (_steps(of_planes) * words_of(of_planes) + 1)
+    # A pair of planes ends in a sum, a plane of weights in a product and a zero more.
+    ends = (pairs + _COUNT * bits[0]) / _COUNT
+    counts = pairs * _steps(of_planes) * words_of(of_planes) + ends
     pixels, vectors = math.prod(of_bytes.walked), of_bytes.groups * vectors_of(of_bytes, dot)
     filled = of_bytes.features / dot.lanes if suits(of_bytes, dot) else vectors
     height, width, _ = of_planes.image
     made = height * width * of_planes.groups * packing(of_planes.stretch, bits[1], planes.by_signs)
     a_count = WORD / dot.group / planes.worth  # in products
     return (pixels * vectors * counts + made / _COUNT) * a_count < pixels * filled * products
+
+
+def step_of(planes: Planes) -> Callable[[int, int], float] | None:
+    """Instructions of a tile's step by pixels and vectors; None: those of products of bytes.
+
+    On NEON a number for all lanes comes through the pipes of vectors, as weights do not.
+    """
+
+    def instructions(pixels: int, vectors: int) -> float:
+        sums = pixels * vectors
+        return _COUNT * max(sums, 2) + pixels if sums <= _MOST_SUMS else math.inf
+
+    return instructions if planes.bytewise else None
 
 
 def _steps(geometry: Geometry) -> int:
@@ -180,26 +197,31 @@ class PlanesKernel(Kernel):
         """Sums of a tile, one pair of planes after the other."""
         g, code, lanes = self.g, self.code, self.dot.lanes
         places = list(itertools.product(range(len(pixels)), range(self.tile.vectors)))
-        planes, shifts = len(weight_planes(self.weight_bits)), 1 if self.weight_bits == 1 else 0
+        planes = len(weight_planes(self.weight_bits))
         down, right = (n * self.pixel // g.image[2] for n in (g.step[0], g.step[1]))
         start = row * down + column * right + group * self.each
+        at_weight = (group * vectors_of(g, self.dot) + first) * self.steps
         own = self._own(source, start, pixels, (down, right))
-        totals = {}
-        for p, v in places:
-            held = splat(own[p].get(), lanes) if self.summed else const(0, "int32", lanes)
-            totals[p, v] = code.vector(held, lanes, "int32", "total")
-        with code.loop(self.activation_bits) as i, code.loop(planes) as j:
+        totals = {} if self.summed else {place: self._zero() for place in places}
+        # From the uppermost planes down, doubling what is there: no pair ends in a product.
+        with code.loop(planes) as turn:
             counts = {place: self._zero() for place in places}
-            here = start + i * self.words
-            there = (group * vectors_of(g, self.dot) + first) * self.steps
-            self._count(source, here, there, j, pixels, (down, right), counts)
-            factor = tirx.shift_left(tirx.const(1, "int32"), tirx.Cast("int32", i + j) + shifts)
-            last = tirx.Cast("int32", j) == planes - 1
-            factor = tirx.Select(last, tirx.const(0, "int32") - factor, factor)
-            for place in places:
-                total = totals[place].get() + counts[place].get() * splat(factor, lanes)
-                totals[place].set(total)
-        return {place: total.get() for place, total in totals.items()}
+            there = at_weight + (planes - 1 - turn) * (self.steps // planes)
+            with code.loop(self.activation_bits) as i:
+                for count in counts.values():
+                    count.set(count.get() + count.get())
+                here = start + (self.activation_bits - 1 - i) * self.words
+                self._count(source, here, there, pixels, (down, right), counts)
+            sign = tirx.Select(turn == 0, tirx.const(-1, "int32"), tirx.const(1, "int32"))
+            for place, total in totals.items():
+                twice = total.get() + total.get()
+                total.set(twice + counts[place].get() * splat(sign, lanes))
+        if not self.summed:
+            return {place: total.get() for place, total in totals.items()}
+        return {
+            (p, v): splat(own[p].get(), lanes) - (counts[p, v].get() + counts[p, v].get())
+            for p, v in places
+        }
 
     def _own(self, source: Any, start: Any, pixels: Any, steps: tuple[int, int]) -> list[Vector]:
         """What the lower plane of binary weights adds, which is all ones: codes of a window."""
@@ -220,44 +242,54 @@ class PlanesKernel(Kernel):
         source: Any,
         here: Any,
         there: Any,
-        j: Any,
         pixels: Any,
         steps: tuple[int, int],
         counts: dict[tuple[int, int], Vector],
     ) -> None:
         """Adds the counts of one pair of planes over all taps and words."""
-        g, code, lanes = self.g, self.code, self.dot.lanes
-        planes = len(weight_planes(self.weight_bits))
+        code, lanes = self.code, self.dot.lanes
         down, right = steps
 
-        def add(sums: Any, at: Any, tap: Any, k: Any) -> None:
-            place = (tap * planes + j) * self.words + k
+        def add(sums: Any, at: Any, place: Any) -> None:
             weights = [
-                load(self.w, ((there + v * self.steps) + place) * lanes, lanes)
+                load(self.w, (there + v * self.steps + place) * lanes, lanes)
                 for v in range(self.tile.vectors)
             ]
             for p, (r, c) in enumerate(pixels):
-                x = splat(load(source, at + r * down + c * right + k), lanes)
+                x = splat(load(source, at + r * down + c * right), lanes)
                 for v, w in enumerate(weights):
                     sums[p, v].set(sums[p, v].get() + self._ones(x & w))
 
-        distances = [n * self.pixel // g.image[2] for _, n in g.taps]
-        with nested(code, [count for count, _ in g.taps[:-1]]) as outer:
-            at, tap = here, index(0)
-            for i, (count, _), distance in zip(outer, g.taps[:-1], distances[:-1], strict=True):
-                at, tap = at + i * distance, tap * count + i
-            inner, distance = (g.taps[-1][0], distances[-1]) if g.taps else (1, 0)
-            if not self.planes.bytewise:
-                with code.loop(inner) as i, code.loop(self.words) as k:
-                    add(counts, at + i * distance, tap * inner + i, k)
-                return
-            steps_ = [(i, k) for i in range(inner) for k in range(self.words)]
-            for start in range(0, len(steps_), MOST_ADDED):
+        if not self.planes.bytewise:
+            with _walk(code, [*self._taps(), (self.words, 1, 1)], here) as (at, place):
+                add(counts, at, place)
+            return
+        for start, words in self._stretches():
+            every = [*self._taps(), *words]
+            sizes = [math.prod(count for count, *_ in every[i:]) for i in range(len(every))]
+            whole = next(i for i, size in enumerate(sizes) if size <= MOST_ADDED)
+            with _walk(code, every[:whole], here + start, start) as (at, place):
                 narrow = {key: self._zero("uint8", 4) for key in counts}
-                for i, k in steps_[start : start + MOST_ADDED]:
-                    add(narrow, at + i * distance, tap * inner + i, k)
+                with _walk(code, every[whole:], at, place) as (at, place):
+                    add(narrow, at, place)
                 for key, total in counts.items():
                     total.set(total.get() + _added_up(narrow[key].get()))
+
+    def _taps(self) -> list[tuple[int, int, int]]:
+        """How many there are, and how far apart in the planes of the input and of the weights."""
+        apart, found = self.words, []
+        for count, distance in reversed(self.g.taps):
+            found.append((count, distance * self.pixel // self.g.image[2], apart))
+            apart *= count
+        return found[::-1]
+
+    def _stretches(self) -> Iterator[tuple[int, list[tuple[int, int, int]]]]:
+        """Words that are counted in bytes: where they start, and parts of them, of one size."""
+        size = -(-self.words // -(-self.words // MOST_ADDED))
+        parts, left = divmod(self.words, size)
+        yield 0, [(parts, size, size), (size, 1, 1)]
+        if left:
+            yield self.words - left, [(left, 1, 1)]
 
     def _ones(self, x: Expr) -> Expr:
         if self.planes.bytewise:
@@ -267,6 +299,17 @@ class PlanesKernel(Kernel):
     def _zero(self, dtype: str = "int32", times: int = 1) -> Vector:
         lanes = self.dot.lanes * times
         return self.code.vector(const(0, dtype, lanes), lanes, dtype)
+
+
+@contextmanager
+def _walk(
+    code: Code, dimensions: Sequence[tuple[int, int, int]], at: Any, place: Any = 0
+) -> Iterator[tuple[Any, Any]]:
+    """Loops over dimensions, with where that is in the planes of the input and of the weights."""
+    with nested(code, [count for count, *_ in dimensions]) as loops:
+        for i, (_, distance, apart) in zip(loops, dimensions, strict=True):
+            at, place = at + i * distance, place + i * apart
+        yield at, place
 
 
 def _added_up(counts: Expr) -> Expr:
