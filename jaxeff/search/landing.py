@@ -16,8 +16,9 @@ print(found.landed[-1]["ratio"])
 
 A search goes by a latency that costs little: a table of kernels, or a model. What its candidates
 take from end to end is another number. So after the episodes the best candidate is measured, every
-prediction is corrected by what it took over what was predicted, and the best candidate by the
-corrected rewards is next, until that is one that was measured already. Candidates are those of all
+prediction is corrected by what the most similar of those measured took over what was predicted of
+it, and the best candidate by the corrected rewards is next, until that is one that was measured
+already. Candidates are those of all
 episodes and, where the latency is looked up, what lies a single step from the best: one group of
 channels, or the bits of one layer.
 
@@ -78,8 +79,6 @@ class Landing:
             )
             best |= measured
             flown.append(best)
-            if "ratio" in best:
-                course.off = best["ratio"] / best["told"]
         return flown
 
     def _nearest(self, course: Course) -> Row:
@@ -89,7 +88,7 @@ class Landing:
             return best
         for _ in range(self.steps):
             around = [course.foretold(p) for p in neighbours(course, best["policy"])]
-            around.sort(key=lambda row: abs(row["told"] * course.off - 1))
+            around.sort(key=lambda row: abs(course.corrected(row) - 1))
             tried = [course.known(row) for row in around[: self.tried]]
             better = max([best, *tried], key=course.expected)
             if better is best:
@@ -122,7 +121,6 @@ class Course:
         accuracy: Of a policy.
         remembered: What was measured for a task, now or before a kill.
         rows: What is known of candidates: policy, accuracy, told, and ratio once it was measured.
-        off: Measured over told, of the last one.
         whole: What the whole model takes from end to end; None until it was measured.
     """
 
@@ -135,7 +133,6 @@ class Course:
     accuracy: Callable[[Policy], float]
     remembered: Callable[[Any, Callable[[], Row]], Row]
     rows: list[Row]
-    off: float = 1.0
     whole: float | None = None
     _found: dict[str, Row] = field(default_factory=dict)
 
@@ -147,7 +144,17 @@ class Course:
         """Its reward, by what it took or by the corrected prediction."""
         if "message" in row:
             return -np.inf
-        return self.reward(row["accuracy"], row.get("ratio", row["told"] * self.off), 1.0)
+        return self.reward(row["accuracy"], self.corrected(row), 1.0)
+
+    def corrected(self, row: Row) -> float:
+        """What it took, or what it was told to, as far off as the most similar one measured."""
+        if "ratio" in row:
+            return float(row["ratio"])
+        measured = [known for known in self.rows if "ratio" in known]
+        if not measured:
+            return float(row["told"])
+        alike = max(reversed(measured), key=lambda known: _alike(row["policy"], known["policy"]))
+        return float(row["told"] * alike["ratio"] / alike["told"])
 
     def foretold(self, policy: Policy) -> Row:
         """What is known without its accuracy."""
@@ -184,6 +191,11 @@ def neighbours(course: Course, plain: dict[str, Any]) -> Iterator[Policy]:
             for datatype, bits in _widths(actions, int(policy.datatypes[i]), now, bool(few[i])):
                 if bits != now:
                     yield _with_bits(policy, i, datatype, bits)
+
+
+def _alike(one: dict[str, Any], other: dict[str, Any]) -> int:
+    """How many entries two policies share."""
+    return sum(int(np.sum(np.equal(one[key], other[key]))) for key in one)
 
 
 def _counts(space: Space, actions: Actions) -> list[np.ndarray]:

@@ -6,6 +6,7 @@ import pytest
 
 from jaxeff.nn import small_classifier
 from jaxeff.search import Actions, Landing, LatencyError, Random, bit_operations, search
+from jaxeff.search.landing import Course
 
 pytestmark = pytest.mark.promotes("dtype", "rank")
 F, PARAMS, DATA = small_classifier(256)
@@ -114,3 +115,20 @@ def test_steps_are_legal(of):
 def test_counts():
     with pytest.raises(ValueError, match="Landing: rounds"):
         Landing(bit_operations, rounds=0)
+
+
+def test_corrections_are_those_of_similar_policies():
+    """What one policy took says little of another that has few layers in common with it."""
+
+    def row(weights, told, **more):
+        plain = {"kept": [4], "datatypes": [1, 1, 1], "weights": weights, "activations": [8, 8, 8]}
+        return {"policy": plain, "told": told, **more}
+
+    few, many = row([2, 2, 2], 0.9), row([8, 8, 4], 1.0)
+    rows = [row([2, 2, 4], 1.0, ratio=1.2), row([8, 8, 8], 1.0, ratio=0.9), few, many]
+    course = Course(*[None] * 8, rows)
+    assert course.corrected(few) == pytest.approx(0.9 * 1.2)
+    assert course.corrected(many) == pytest.approx(0.9)
+    assert course.corrected(rows[0]) == 1.2
+    alone = Course(*[None] * 8, [few])
+    assert alone.corrected(few) == 0.9
