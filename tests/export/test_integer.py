@@ -290,6 +290,50 @@ def test_arm_is_the_same_bits(arm_linker, emulated_board, network, tmp_path):
     np.testing.assert_array_equal(bundle.run(x, board=emulated_board), jax.jit(g)(codes, x))
 
 
+LONG = (1060, 2110)  # inputs: words of 32 in two parts and a rest, and in three
+
+
+def counted(params, x):
+    """Dense layers of sums that no byte can hold, in 1 by 2 and 2 by 2 bits."""
+    at = {"input_zero": 0, "result": "sums", "zero": 0, "lower": 0, "upper": 3}
+    at |= {"shortcut": "none", "shortcut_zero": 0, "activation_bits": 2}
+    return [
+        q_dense(x[:, : len(w)], w, np.zeros(w.shape[1], np.int32), weight_bits=bits, **at)
+        for bits, weights in params.items()
+        for w in weights
+    ]
+
+
+def test_long_sums_of_bits_are_exact_on_arm(arm_linker, emulated_board, tmp_path):
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 4, (3, LONG[-1])).astype(np.uint8)
+    x[0] = 3
+    params = {}
+    for bits in (1, 2):
+        params[bits] = [rng.choice([-1, 1], (depth, 37)).astype(np.int8) for depth in LONG]
+        for w in params[bits]:
+            w[:, 0] = -1
+    bundle = deploy(counted, (params, x), target="cortex-a72", path=tmp_path / "b")
+    results = bundle.run(x, board=emulated_board)
+    expected = [x[:, : len(w)].astype(int) @ w for weights in params.values() for w in weights]
+    for result, exact in zip(results, expected, strict=True):
+        np.testing.assert_array_equal(result, exact)
+
+
+def test_a_model_of_planes_on_a72_holds_its_roof(arm_linker, tmp_path):
+    if shutil.which("llvm-mca") is None:
+        pytest.skip("llvm-mca is not installed")
+    case = conv2d(90, (1, 8, 8, 128), (3, 3, 128, 32), (1, 2), padding=(1, 1, 1, 1), result="codes")
+
+    def f(params, x):
+        return q_conv2d(x, *params, **case.attributes)
+
+    x, *params = case.arrays
+    (loop,) = deploy(f, (params, x), target="cortex-a72", path=tmp_path / "b").model()
+    assert 74 <= loop.per_cycle <= 85.4  # three instructions for 128 products, two a cycle
+    assert loop.spills == 0
+
+
 def test_fixed_point_is_the_same_bits_here_under_xla_and_on_arm(
     arm_linker, emulated_board, fixed_network, tmp_path
 ):
