@@ -27,7 +27,7 @@ processor and of nothing else.
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import jax
 import jaxeff_export
@@ -69,7 +69,7 @@ class Settings:
     """
 
     rounds: Annotated[int, Least(1)] = 41
-    models: Annotated[tuple[Model, ...], SELECTS] = ("mlp", "lenet5", "resnet18")
+    models: Annotated[tuple[Model, ...], SELECTS] = get_args(Model)
     batches: Annotated[tuple[Annotated[int, Least(1)], ...], SELECTS] = (1, 10, 100)
     images: Annotated[int, Least(1)] = 10_000
     emulated: Annotated[int, Least(1)] = 200

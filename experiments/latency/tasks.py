@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from experiments.engines import available
 from experiments.harness import SELECTS, Least, Refused
@@ -95,9 +95,7 @@ class Settings:
         1, 2, 4, 8, 16, 32, 64, 128, 256,
     )  # fmt: skip
     beside: Annotated[tuple[int, ...], SELECTS] = (1, 8, 16, 32, 64)
-    modelled: Annotated[tuple[Modelled, ...], SELECTS] = (
-        "mlp", "lenet5", "resnet8", "resnet18", "transformer",
-    )  # fmt: skip
+    modelled: Annotated[tuple[Modelled, ...], SELECTS] = get_args(Modelled)
     parts: Annotated[tuple[Part, ...], SELECTS] = ()
 
 

@@ -18,9 +18,8 @@ A search goes by a latency that costs little: a table of kernels, or a model. Wh
 take from end to end is another number. So after the episodes the best candidate is measured, every
 prediction is corrected by what the most similar of those measured took over what was predicted of
 it, and the best candidate by the corrected rewards is next, until that is one that was measured
-already. Candidates are those of all
-episodes and, where the latency is looked up, what lies a single step from the best: one group of
-channels, or the bits of one layer.
+already. Candidates are those of all episodes and, where the latency is looked up, what lies a
+single step from the best: one group of channels, or the bits of one layer.
 
 Sharp edge: predictions are off by other shares elsewhere, so a correction holds in the
 neighbourhood of what was measured.
