@@ -1,7 +1,8 @@
 """Times several callables against each other, so that their ratios hold on a noisy machine.
 
 Each round calls every one of them in turn; a figure is the median over rounds. Never quote one
-without another from the same run.
+without another from the same run. Engines have threads that wait for the next call actively, for
+up to a tenth of a second: a turn begins when those of the turn before have gone to sleep.
 """
 
 import statistics
@@ -15,6 +16,9 @@ Meter = Callable[[int], float]
 """`meter(n)`: seconds per call, measured over n calls in a row."""
 SLOW, SLOW_ROUNDS = 1.0, 2
 """A call of more than so many seconds is measured in the first so many rounds only."""
+GLANCE, BUSY, PATIENCE = 0.002, 0.2, 0.5
+"""Threads are at rest once they ran for less than this share of so many seconds; they are waited
+for this long at most."""
 
 
 def interleaved(
@@ -78,8 +82,21 @@ def measure_rounds(
     for i in range(rounds):
         for name, meter in meters.items():
             if repeats[name] or i < SLOW_ROUNDS:
+                _rest()
+                if repeats[name] > 1:
+                    meter(1)  # wakes its own threads
                 times[name].append(1e3 * meter(repeats[name] or 1))
     return times
+
+
+def _rest() -> None:
+    """Waits until this process's other threads are at rest."""
+    until = time.perf_counter() + PATIENCE
+    while time.perf_counter() < until:
+        start = time.process_time()
+        time.sleep(GLANCE)
+        if time.process_time() - start < BUSY * GLANCE:
+            return
 
 
 def ratio(times: Sequence[float], base: Sequence[float]) -> float:

@@ -63,6 +63,14 @@ class Board(abc.ABC):
         """CPU features that code for `target` may use and the board is known not to have."""
         return ()
 
+    def use_threads(self, count: int) -> int:
+        """Has libraries that are called next run on `count` threads, where that is up to us.
+
+        Returns:
+          How many there are. A remote board's are its server's business; `count` is returned.
+        """
+        return count
+
     def reconnect(self) -> None:
         """Connects again after the connection was lost.
 

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from jaxeff_export.boards.board import Board
+from jaxeff_export.boards.threads import use_threads
 from jaxeff_export.targets.target import missing_features, normalized_machine
 
 
@@ -46,3 +47,7 @@ class LocalBoard(Board):
     def lacks(self, target: Mapping[str, Any]) -> tuple[str, ...]:
         """What the kernel of this machine does not report."""
         return missing_features(target)
+
+    def use_threads(self, count: int) -> int:
+        """As many of this process's threads as it may have cores, and the environment allows."""
+        return use_threads(count)

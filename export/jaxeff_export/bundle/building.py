@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,7 @@ import numpy as np
 from jaxeff.store import require_free
 from jaxeff_export.artifact.artifact import Artifact, package_versions
 from jaxeff_export.artifact.signature import dtype_of
+from jaxeff_export.boards.threads import use_threads
 from jaxeff_export.bundle.assembly import Parts, write_bundle
 from jaxeff_export.bundle.bundle import Bundle
 from jaxeff_export.bundle.instrument import instrument_sources
@@ -266,6 +268,7 @@ def _derived(lifted: Lifted, parameters: Sequence[np.ndarray]) -> list[np.ndarra
 
     if lifted.derive is None:
         return []
+    use_threads(os.cpu_count() or 1)
     machine = tvm.relax.VirtualMachine(compile_module(lifted.derive), tvm.cpu())
     arrays = machine["main"](*(tvm.runtime.tensor(value) for value in parameters))
     return [array.numpy() for array in arrays]

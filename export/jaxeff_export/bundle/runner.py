@@ -67,6 +67,7 @@ class Runner:
         self._board = board
         self._treedef = treedef
 
+        self._threads = int(manifest.target.get("num-cores", 1))
         self._closed = False
         self._loaded: Any = None
         self._machine: Any = None
@@ -243,6 +244,7 @@ class Runner:
     def _attempt(self, what: str, action: Callable[[], _T]) -> _T:
         started = time.monotonic()
         try:
+            self._board.use_threads(self._threads)
             if self._machine is None:
                 self._load()
             return action()

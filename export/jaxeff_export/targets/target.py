@@ -12,7 +12,6 @@ not report are switched off.
 from __future__ import annotations
 
 import copy
-import os
 import platform
 from collections.abc import Mapping
 from typing import Any
@@ -134,7 +133,8 @@ def resolve_target(target: str | Mapping[str, Any]) -> Target:
       target: ``"host"``, one of `ARM_TARGETS` or `C_TARGETS`, or a TVM target dict.
 
     Returns:
-      A fresh dict with at least ``kind`` and ``mcpu``; ``num-cores`` is filled in for the host.
+      A fresh dict with at least ``kind`` and ``mcpu``; ``num-cores`` is filled in for the host: the
+      physical cores that this process may use.
 
     Raises:
       TargetError: if the name is unknown, or TVM does not know the dict's kind or CPU.
@@ -196,12 +196,13 @@ def kernel_features(target: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _host() -> Target:
     require_extra("tvm", "finding this machine's processor")
+    from joblib import cpu_count
     from tvm.target import codegen
 
     target: Target = {
         "kind": "llvm",
         "mcpu": str(codegen.llvm_get_system_cpu()),
-        "num-cores": os.cpu_count() or 1,
+        "num-cores": cpu_count(only_physical_cores=True),
     }
     masked = missing_features(target)
     if masked:
