@@ -16,7 +16,8 @@ def use_threads(count: int) -> int:
     """Has kernels that this thread calls from now on run on `count` threads.
 
     On as many as the cores that this thread may use, if these are fewer, or as ``TVM_NUM_THREADS``
-    or ``OMP_NUM_THREADS`` allow. Threads aren't bound to cores: the system places them.
+    or ``OMP_NUM_THREADS`` allow. The calling thread stays where it was; the others get a core each,
+    unless ``TVM_BIND_THREADS`` is 0, which is better where several processes share the cores.
 
     Args:
       count: how many; the library's ``num-cores``.
@@ -33,8 +34,8 @@ def use_threads(count: int) -> int:
         return 1
     cores = _cores()
     count = min(count, _allowed(len(cores)))
-    share_all_cores = -3
-    tvm.get_global_func("runtime.config_threadpool")(share_all_cores, count, cores)
+    a_core_each = -2
+    tvm.get_global_func("runtime.config_threadpool")(a_core_each, count, cores)
     there = int(tvm.get_global_func("runtime.NumThreads")())
     if there < count:
         warnings.warn(

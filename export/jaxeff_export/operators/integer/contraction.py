@@ -22,9 +22,20 @@ from .dots import Dot
 from .epilogue import Epilogue, Taken
 from .geometry import BLOCK, Geometry, Tile, chains_of, tile_of
 
-PARALLEL_MACS = 2_000_000
-"""Waking a thread takes some microseconds."""
 _WIDE = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Sharing:
+    """Who does the work of a kernel.
+
+    Attributes:
+        cores: of the target.
+        least: multiply-accumulates that are worth waking threads for.
+    """
+
+    cores: int = 1
+    least: int = 0
 
 
 def contraction(
@@ -34,7 +45,7 @@ def contraction(
     epilogue_of: Any,
     operands: Any,
     shape: Sequence[int],
-    cores: int,
+    sharing: Sharing,
     tile: Tile | None = None,
     kernel_of: Callable[..., Kernel] | None = None,
 ) -> tirx.PrimFunc:
@@ -47,7 +58,7 @@ def contraction(
         epilogue_of: makes the epilogue of the attributes and the operands after the weights.
         operands: shapes and dtypes of x, the packed weights and what follows.
         shape: of the result.
-        cores: of the target.
+        sharing: among how many cores.
         tile: of sums in registers; by default one with few loads.
         kernel_of: what writes the kernel; by default that of bytes.
     """
@@ -58,7 +69,7 @@ def contraction(
     chosen = tile or tile_of(geometry, dot.lanes, dot.registers - 2)
     make = kernel_of or Kernel
     kernel = make(geometry, dot, epilogue, chosen, x, w, y, attributes.get("input_zero", 0))
-    kernel.write(cores)
+    kernel.write(sharing)
     products = geometry.batch * geometry.macs if isinstance(geometry.batch, int) else None
     return function([*buffers, y], kernel.code.finish(), products)
 
@@ -98,21 +109,22 @@ class Kernel:
         self.copied, self.overlaps = copied, False
         self.width: Any = geometry.image[1]
 
-    def write(self, cores: int) -> None:
+    def write(self, sharing: Sharing) -> None:
         """All images, one after the other or several at once."""
         g, code, batch = self.g, self.code, self.g.batch
+        cores, least = sharing.cores, sharing.least
         if isinstance(batch, int):
-            parallel = cores > 1 and batch * g.macs >= PARALLEL_MACS
+            parallel = cores > 1 and batch * g.macs >= least
             over_images = parallel and batch >= cores
             with code.loop(batch, over_images) as n:
                 self._image(n, cores if parallel and not over_images else 1)
             return
         count, each = (batch, g.macs) if g.examples is None else (g.examples, g.macs // BLOCK)
-        if cores == 1 or each >= PARALLEL_MACS:
+        if cores == 1 or (g.examples is None and each >= least):
             with code.loop(batch) as n:
                 self._image(n, cores)
             return
-        with code.branch(count * each >= PARALLEL_MACS) as otherwise:
+        with code.branch(count * each >= least) as otherwise:
             with code.loop(batch, True) as n:
                 self._image(n, 1)
             next(otherwise)

@@ -99,6 +99,19 @@ class Geometry:
         blocks = Geometry.dense(BLOCK, self.depth, self.features)
         return dataclasses.replace(blocks, batch=(batch + (BLOCK - 1)) // BLOCK, examples=batch)
 
+    def in_parts(self, least: int) -> Geometry:
+        """The same, a dense layer's examples in as many parts of one size as are asked for.
+
+        Or a few more, where these are of one size; it stays whole where none are.
+        """
+        if not self.is_dense or least == 1:
+            return self
+        for parts in range(least, 3 * least):
+            if self.columns % parts == 0:
+                part = Geometry.dense(self.columns // parts, self.depth, self.features)
+                return dataclasses.replace(part, batch=parts)
+        return self
+
     @property
     def is_dense(self) -> bool:
         """Whether there are no pixels but examples."""

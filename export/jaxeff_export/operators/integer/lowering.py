@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from tvm import relax, tirx
 from tvm.target import Target
 
-from .contraction import contraction
+from .bits import WORD
+from .contraction import Sharing, contraction
 from .depthwise import DepthwiseKernel, depthwise_dot, depthwise_tile, depthwise_weights
 from .dots import Dot, dot_of
 from .epilogue import epilogue_of
@@ -20,6 +22,8 @@ from .pixels import PixelsKernel, suits
 from .planes import Planes, PlanesKernel, are_faster, planes_of, step_of
 from .quantizing import write_codes
 
+STEPS_SHARED = 12_000
+"""Vectors of products that are worth waking threads for, which takes a microsecond or more."""
 _DTYPES = {"codes": "uint8", "float": "float32", "sums": "int32"}
 
 
@@ -90,6 +94,12 @@ class How:
     planes: Planes | None = None
     any_batch: bool = False
 
+    def sharing(self, bits: tuple[int, int]) -> Sharing:
+        """Who does the work of a layer of such weights and activations."""
+        if self.planes is None:
+            return Sharing(self.cores, STEPS_SHARED * self.dot.lanes * self.dot.group)
+        return Sharing(self.cores, STEPS_SHARED * self.planes.lanes * WORD // math.prod(bits))
+
 
 def _dense(tensors: Any, attributes: Any, counted: bool) -> tuple[Geometry, tuple[int, ...]]:
     del attributes, counted
@@ -117,10 +127,13 @@ def _emit(
     kernel_of: Any = None
     tile = None
     batch = tirx.Var("batch", "int64")
+    bits = attributes["weight_bits"], attributes["activation_bits"]
+    sharing = how.sharing(bits)
     if how.any_batch:
         geometry = geometry.of_any(batch)
+    elif geometry.batch * geometry.macs >= sharing.least:
+        geometry = geometry.in_parts(sharing.cores)
     if planes is not None:
-        bits = attributes["weight_bits"], attributes["activation_bits"]
         dot = dataclasses.replace(dot, lanes=planes.lanes, offset=0)
         weights = packed_planes(bb, w, geometry, dot.lanes, bits[0])
         kernel_of = functools.partial(PlanesKernel, planes, bits)
@@ -148,7 +161,7 @@ def _emit(
     sizes = [(taken(o), str(o.ty.dtype)) for o in operands]
     result = (batch, *shape[1:]) if how.any_batch else shape
     kernel = contraction(
-        geometry, dot, attributes, epilogue_of, sizes, result, how.cores, tile, kernel_of
+        geometry, dot, attributes, epilogue_of, sizes, result, sharing, tile, kernel_of
     )
     kind = relax.TensorType(shape, _DTYPES[attributes["result"]])
     return bb.emit(relax.call_tir(bb.add_func(kernel, name), relax.Tuple(operands), kind))
