@@ -1,15 +1,18 @@
 """Boards: each runs the same bundle to the same result, and fails with one clear error."""
 
 import contextlib
+import os
 import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import numpy as np
 import psutil
 import pytest
+import tvm
 from jaxeff_export import (
     BoardError,
     BundleError,
@@ -25,6 +28,7 @@ from jaxeff_export.boards import (
     make_board,
     sysroot,
 )
+from jaxeff_export.boards.threads import use_threads
 from small_network import inputs, mlp, parameters
 
 
@@ -212,3 +216,32 @@ def test_an_interrupted_step_is_started_over_and_a_finished_one_kept(tmp_path):
     assert [entry.name for entry in tmp_path.rglob("*")] == ["root", "whole"]
     with sysroot._step(finished) as folder:
         assert folder is None
+
+
+@pytest.fixture
+def anew(monkeypatch):
+    """Calls a function in a thread of its own, where TVM's pool wasn't used, and nothing limits it."""
+    for name in ("TVM_NUM_THREADS", "OMP_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    with ThreadPoolExecutor(1) as pool:
+        yield lambda function, *args: pool.submit(function, *args).result()
+
+
+def test_kernels_run_on_as_many_threads_as_the_target_has_cores(anew, monkeypatch):
+    here = os.sched_getaffinity(0)
+    assert anew(use_threads, 2) == min(2, len(here))
+    assert anew(os.sched_getaffinity, 0) == here  # whoever calls is not bound to a core
+    assert anew(use_threads, 1) == 1
+    assert anew(use_threads, 1000) == len(here)
+    monkeypatch.setenv("TVM_NUM_THREADS", "1")
+    assert anew(use_threads, 1000) == 1
+
+
+def test_threads_that_a_pool_lacks_are_a_warning(anew, monkeypatch):
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("a core has no threads to share")
+    monkeypatch.setenv("TVM_NUM_THREADS", "1")
+    assert anew(tvm.get_global_func("runtime.NumThreads")) == 1
+    monkeypatch.delenv("TVM_NUM_THREADS")
+    with pytest.warns(RuntimeWarning, match="on 1 of 2 threads"):
+        anew(use_threads, 2)

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 import tvm
+import tvm_ffi
 from integer_layers import conv2d, dense, module_of
 from jaxeff_export import Bundle, deploy, resolve_target
 from jaxeff_export.compiler.compilation import compile_module
@@ -16,7 +17,7 @@ from jaxeff_export.operators.integer.dots import dot_of
 from jaxeff_export.operators.integer.geometry import Geometry
 from jaxeff_export.operators.integer.pixels import suits
 from jaxeff_export.targets.toolchain import ToolchainError
-from tvm import relax
+from tvm import relax, tirx
 from tvm.target import Target
 
 import jaxeff
@@ -134,6 +135,24 @@ def test_pixels_of_several_channels_are_exact(missing, any_batch):
 
 def test_rows_of_pixels_are_shared_by_threads():
     hold([conv2d(87, (1, 70, 70, 16), (3, 3, 16, 8), result="codes")], HOST)
+
+
+@pytest.mark.parametrize(
+    ("examples", "cores", "by_planes", "parts"),
+    [(100, 2, False, [2]), (100, 3, False, [4]), (97, 2, False, []), (96, 2, True, [2])],
+)
+def test_examples_of_dense_layers_are_shared_by_threads(examples, cores, by_planes, parts):
+    target = {**HOST, "num-cores": cores}
+    if by_planes:
+        require_counts(target)
+    case = dense(88, examples, 301, 120, (2, 2) if by_planes else (8, 8), result="codes")
+    found: list[int] = []
+    for _, kernel in module_of([case], target, by_planes).functions_items():
+        if isinstance(kernel, tirx.PrimFunc):
+            walk = (tirx.For, lambda loop: found.append((loop.kind, int(loop.extent))))
+            tvm_ffi.structural_walk(kernel.body, walk)
+    assert [n for kind, n in found if kind == tirx.ForKind.PARALLEL] == parts
+    hold([case], target, by_planes)
 
 
 def test_kernels_of_any_batch_are_exact():

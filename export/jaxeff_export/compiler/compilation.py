@@ -11,6 +11,7 @@ from tvm.target import Target
 from tvm.target.codegen import llvm_cpu_has_features
 
 from ..targets.target import resolve_target
+from .blocking import block_weights
 from .chaining import chained
 from .decoding import decode_where_read
 from .entry_points import OPERATOR_BY_OPERATOR
@@ -119,7 +120,9 @@ def bind_parameters(
     where = Target(target or resolve_target("host"))
     with where, tvm.transform.PassContext(opt_level=3):
         mod = relax.transform.RewriteDataflowReshape()(_fold(mod))
-        return lift_parameters(widen_contractions(mod, count, Machine.of(where).lanes), count)
+        machine = Machine.of(where)
+        mod = block_weights(widen_contractions(mod, count, machine.lanes), count, machine)
+        return lift_parameters(mod, count)
 
 
 def compilation_target(target: Mapping[str, object]) -> Target:

@@ -15,7 +15,7 @@ import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV, Schedule
 
-from .tir import contains
+from .nests import uses
 
 _BETTER = 1.3  # times more lanes in use make up for turning the tile
 _STACK_FLOATS = 256  # TVM keeps a local buffer on the stack below 1024 bytes
@@ -67,10 +67,10 @@ def _walks_rows(block: s_tir.SBlock, pixel: tirx.IterVar, feature: tirx.IterVar)
     for load in loads:
         if load.source in written:
             continue
-        moves = [i for i, index in enumerate(load.indices) if _uses(index, pixel)]
+        moves = [i for i, index in enumerate(load.indices) if uses(index, pixel)]
         if not moves:
             continue
-        if any(_uses(index, feature) for index in load.indices):
+        if any(uses(index, feature) for index in load.indices):
             return False
         rank = len(load.indices)
         if moves != [rank - 2] or int(load.source.shape[-1]) != 1:
@@ -85,13 +85,9 @@ def _is_next(index: tirx.Expr, pixel: tirx.IterVar) -> bool:
     """Tell whether an index is the pixel plus something else."""
     if isinstance(index, tirx.Add):
         sides = [index.a, index.b]
-        using = [side for side in sides if _uses(side, pixel)]
+        using = [side for side in sides if uses(side, pixel)]
         return len(using) == 1 and _is_next(using[0], pixel)
     return isinstance(index, tirx.Var) and bool(index.same_as(pixel.var))
-
-
-def _uses(index: tirx.Expr, iterator: tirx.IterVar) -> bool:
-    return contains(index, tirx.Var, lambda v: v.same_as(iterator.var))
 
 
 def tile_strip(

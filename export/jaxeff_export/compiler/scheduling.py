@@ -18,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import tvm
 import tvm_ffi
@@ -29,6 +29,7 @@ from tvm.target.codegen import llvm_cpu_has_features
 
 from .locals import becomes_locals
 from .merging import LONG, is_dear, merge_blocks
+from .nests import columns_of
 from .pixels import strip_of, tile_strip
 from .tir import contains, count, is_contraction, map_kernels
 
@@ -205,7 +206,7 @@ def _tile_reduction(sch: Schedule, block: SBlockRV, machine: Machine) -> list[SB
         fused = tile_strip(sch, block, (spatial, reduce_loops), strip, epilogue)
         return _begun(sch, block, fused, reduce_loops[0], work, machine, epilogue)
     choose = machine.tiling or functools.partial(_register_tile, depth=depth)
-    tile = choose(extents, machine, len(sch.get(block).writes))
+    tile = choose(extents, machine, len(sch.get(block).writes), columns_of(sch.get(block)))
 
     outer, inner = [], []
     for loop, size in zip(spatial, [*tile.rows, tile.columns], strict=True):
@@ -262,7 +263,8 @@ class Tile:
         return self.vectors * self.width
 
 
-Tiling = Callable[[list[int], Machine, int], Tile]  # of extents, for so many results
+# Of extents, for so many results, of weights of which so many columns lie together.
+Tiling = Callable[[list[int], Machine, int, int | None], Tile]
 
 
 def _in_registers(sch: Schedule, block: SBlockRV, loops: list[LoopRV], tile: Tile) -> None:
@@ -284,8 +286,20 @@ def _accumulators(machine: Machine, depth: int) -> int:
     return (_ACCUMULATORS_UNROLLED if unrolled else _ACCUMULATORS) * machine.registers // 32
 
 
-def _register_tile(extents: list[int], machine: Machine, results: int, depth: int) -> Tile:
-    """Choose what to compute at once, of each result.
+def tile_of(blocks: Sequence[s_tir.SBlock], machine: Machine) -> Tile:
+    """What is computed at once of contractions that will be one block, and aren't scheduled yet."""
+    extents: dict[bool, list[int]] = {False: [], True: []}
+    for v in blocks[0].iter_vars:
+        n = int(v.dom.extent) if isinstance(v.dom.extent, tirx.IntImm) else 1
+        extents[v.iter_type == tirx.IterVar.CommReduce].append(n)
+    results = sum(len(block.writes) for block in blocks)
+    return _register_tile(extents[False], machine, results, None, extents[True][-1])
+
+
+def _register_tile(
+    extents: list[int], machine: Machine, results: int, together: int | None, depth: int
+) -> Tile:
+    """Choose what to compute at once, of each result; the columns that lie together, if it is said.
 
     Vectors fill a register as well as they can; wider ones than a register are not promoted to
     registers unless their width is a power of two, which costs a factor of ten.
@@ -293,7 +307,10 @@ def _register_tile(extents: list[int], machine: Machine, results: int, depth: in
     width = max(d for d in divisors(extents[-1]) if d <= machine.lanes)
     budget = min(_accumulators(machine, depth) // results, _STACK_FLOATS // width)
     across = [d for d in divisors(extents[-1] // width) if d == 1 or d <= budget]
-    tiles = [Tile(_rows(extents[:-1], max(1, budget // v)), v, width) for v in across]
+    if together is not None:
+        across = [v for v in across if v * width == together] or across
+    rows = {v: _rows(extents[:-1], max(1, budget // v)) for v in across}
+    tiles = [Tile(rows[v], v, width, columns_first=together is not None) for v in across]
     return min(tiles, key=_loads)
 
 

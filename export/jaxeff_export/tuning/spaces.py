@@ -105,7 +105,9 @@ class PostOrderApply:
         self._context.notify_runner_results(self._proposed, results)
 
 
-def tiles(extents: Sequence[int], machine: Machine, results: int) -> list[Tile]:
+def tiles(
+    extents: Sequence[int], machine: Machine, results: int, together: int | None = None
+) -> list[Tile]:
     """The tiles worth a measurement, the most promising first.
 
     A tile should fill the registers, and load little for each multiplication: so many rows and so
@@ -115,11 +117,14 @@ def tiles(extents: Sequence[int], machine: Machine, results: int) -> list[Tile]:
       extents: of the output's dimensions.
       machine: the processor.
       results: how many outputs are computed at once; each needs registers of its own.
+      together: columns of the weights that lie together, if not all of them.
     """
     *outer, last = extents
     found = []
     for width in (d for d in divisors(last) if d <= machine.lanes):
         for vectors in divisors(last // width):
+            if together is not None and together % (vectors * width):
+                continue
             room = machine.registers // (vectors * results)
             for rows in itertools.product(*(_at_most(divisors(n), room) for n in outer)):
                 if math.prod(rows) <= room:
@@ -128,13 +133,13 @@ def tiles(extents: Sequence[int], machine: Machine, results: int) -> list[Tile]:
 
 
 def _decisions(
-    extents: Sequence[int], machine: Machine, results: int
+    extents: Sequence[int], machine: Machine, results: int, together: int | None
 ) -> Iterator[tuple[Tile, int]]:
     """Tiles, each with both orders of the outer loops, and how many cores may share the work.
 
     The most promising tiles are tried on one core too, for kernels that are not worth a thread.
     """
-    for rank, tile in enumerate(tiles(extents, machine, results)):
+    for rank, tile in enumerate(tiles(extents, machine, results, together)):
         orders = [tile]
         if tile.columns < extents[-1]:
             orders.append(dataclasses.replace(tile, columns_first=True))
@@ -158,17 +163,17 @@ def _tiled(
     kernel: Kernel, machine: Machine, is_new: Callable[[Schedule], bool]
 ) -> Iterator[Schedule]:
     """The kernel's schedules, one per tile; every contraction of a kernel is tiled alike."""
-    asked: list[tuple[list[int], int]] = []
+    asked: list[tuple[list[int], int, int | None]] = []
 
-    def first(extents: list[int], _: Machine, results: int) -> Tile:
-        asked.append((extents, results))
+    def first(extents: list[int], _: Machine, results: int, together: int | None) -> Tile:
+        asked.append((extents, results, together))
         return Tile([1] * (len(extents) - 1), 1, 1)
 
     schedule_kernel(kernel.function, dataclasses.replace(machine, tiling=first))
     if not asked:
         return
-    extents, results = asked[0]
-    for tile, cores in _decisions(extents, machine, results):
+    extents, results, together = asked[0]
+    for tile, cores in _decisions(extents, machine, results, together):
         chosen = dataclasses.replace(machine, cores=cores, tiling=lambda *_, tile=tile: tile)
         schedule = schedule_kernel(kernel.function, chosen)
         if schedule is not None and is_new(schedule):

@@ -1,0 +1,134 @@
+"""Weights in blocks of columns, as a tile of a contraction reads them.
+
+A tile computes a few vectors of features and walks all weights of these. In a matrix of many
+columns those lie a row apart, and rows of a power of two bytes meet in few sets of a cache: what
+would fit is fetched again for every tile, from farther away. Weights belong to the bundle, so the
+columns of a tile can be laid side by side once, row after row: they are read as one stream, and
+stay in the cache while the tiles of other pixels or examples use them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import ir, relax, tirx
+
+from .calls import CallRewriter
+from .nests import Nest
+from .scheduling import Machine, tile_of
+from .tir import FUSES_WHAT_FOLLOWS, root_of, statements_of
+
+LONG_ROW = 1024  # bytes; shorter ones a cache holds side by side
+LARGE = 1 << 18  # bytes of weights; fewer stay in the nearest caches wherever they lie
+
+
+def block_weights(mod: tvm.IRModule, parameters: int, machine: Machine) -> tvm.IRModule:
+    """Let contractions read their weights in blocks of the columns that they compute at once.
+
+    Args:
+        mod: a module of kernels (operators are legalised); it is not changed.
+        parameters: how many of the first arguments of ``main`` are parameters.
+        machine: what the kernels are scheduled for.
+
+    Returns:
+        A module that computes the same and lays weights out on the way, for `lift_parameters`.
+    """
+    return _Blocking(mod, parameters, machine).module()
+
+
+class _Blocking(CallRewriter):
+    def __init__(self, mod: tvm.IRModule, parameters: int, machine: Machine) -> None:
+        super().__init__(mod, parameters)
+        self._machine = machine
+        self._blocks: dict[tuple[relax.Var, int], relax.Var] = {}
+
+    def _other(
+        self, kernel: tirx.PrimFunc, operands: list[relax.Var], weights: Sequence[int]
+    ) -> tirx.PrimFunc | None:
+        found = _blocked(kernel, weights, self._machine)
+        if found is None:
+            return None
+        for i in found.blocked:
+            operands[i] = self._in_blocks(operands[i], found.columns)
+        return found.kernel
+
+    def _in_blocks(self, array: relax.Var, columns: int) -> relax.Var:
+        if (array, columns) not in self._blocks:
+            *rows, width = (int(n) for n in array.ty.shape)
+            count, order = width // columns, [len(rows), *range(len(rows)), len(rows) + 1]
+            apart = [*rows, count, columns]
+            split = self._bound("split", relax.op.reshape(array, apart), array, apart)
+            turned, shape = relax.op.permute_dims(split, order), [count, *rows, columns]
+            self._blocks[array, columns] = self._bound("blocks", turned, array, shape)
+        return self._blocks[array, columns]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Blocked:
+    """A kernel that reads some of its arguments in blocks of so many columns."""
+
+    kernel: tirx.PrimFunc
+    blocked: list[int]
+    columns: int
+
+
+def _blocked(function: tirx.PrimFunc, weights: Sequence[int], machine: Machine) -> _Blocked | None:
+    """Let the contractions of a kernel read weights in blocks; None where that is no use."""
+    root = root_of(function)
+    nests = [n for s in statements_of(root.body) if (n := Nest.of(s))] if root else []
+    across = {buffer for nest in nests for buffer in nest.across}
+    large = [i for i in weights if function.params[i] in across and _is_large(function, i)]
+    if not large or len({nest.width for nest in nests}) != 1:
+        return None
+    columns = tile_of([nest.block for nest in nests], machine).columns
+    if columns == nests[0].width:
+        return None
+    buffers = {function.params[i]: _in_blocks(function.params[i], columns) for i in large}
+    params = [buffers.get(p, p) for p in function.params]
+    body = _reading(function.body, buffers, columns)
+    kernel = tirx.PrimFunc(params, body, function.ret_type, function.attrs)
+    if "op_pattern" not in kernel.attrs:
+        kernel = kernel.with_attr("op_pattern", FUSES_WHAT_FOLLOWS)
+    return _Blocked(kernel, large, columns)
+
+
+def _is_large(function: tirx.PrimFunc, position: int) -> bool:
+    buffer = function.params[position]
+    if not all(isinstance(n, tirx.IntImm) for n in buffer.shape):
+        return False
+    row = int(buffer.shape[-1]) * tvm.DataType(str(buffer.dtype)).itemsize
+    return row >= LONG_ROW and row * math.prod(int(n) for n in buffer.shape[:-1]) >= LARGE
+
+
+def _in_blocks(buffer: tirx.Buffer, columns: int) -> tirx.Buffer:
+    *rows, width = (int(n) for n in buffer.shape)
+    shape = [width // columns, *rows, columns]
+    return tirx.decl_buffer(shape, buffer.dtype, f"{buffer.name}_blocks")
+
+
+def _reading(body: Any, buffers: dict[tirx.Buffer, tirx.Buffer], columns: int) -> Any:
+    """A statement that reads blocks in place of whole rows."""
+
+    def load(node: ir.TensorLoad) -> tirx.Expr:
+        if node.source not in buffers:
+            return node
+        *rows, column = node.indices
+        at = [tirx.floordiv(column, columns), *rows, tirx.floormod(column, columns)]
+        return tirx.BufferLoad(buffers[node.source], at)
+
+    def region(node: ir.TensorRegion) -> ir.TensorRegion:
+        if node.source not in buffers:
+            return node
+        *rows, column = node.region
+        one = [
+            ir.Range.from_min_extent(half(column.min, columns), 1)
+            for half in (tirx.floordiv, tirx.floormod)
+        ]
+        return tirx.BufferRegion(buffers[node.source], [one[0], *rows, one[1]])
+
+    return tvm_ffi.structural_map(body, [(ir.TensorLoad, load), (ir.TensorRegion, region)])

@@ -1,0 +1,70 @@
+"""Calls of kernels exchanged for others, one binding of ``main`` after the other."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+
+import tvm
+from tvm import ir, relax, tirx
+
+from .lifting import sources_of, stays_small
+
+
+class CallRewriter(abc.ABC):
+    """Lets calls of kernels work on other operands.
+
+    Args:
+        mod: a module of kernels (operators are legalised); it is not changed.
+        parameters: how many of the first arguments of ``main`` are parameters.
+    """
+
+    def __init__(self, mod: tvm.IRModule, parameters: int) -> None:
+        self._mod = mod
+        self._sources = sources_of(mod["main"], parameters)
+        self._builder = relax.BlockBuilder(mod)
+        self._bindings: list[relax.VarBinding] = []
+
+    def module(self) -> tvm.IRModule:
+        """A module that computes the same, and operands on the way, for `lift_parameters`."""
+        main = self._mod["main"]
+        (block,) = main.body.blocks
+        for binding in block.bindings:
+            call = binding.value
+            if isinstance(call, ir.Call) and call.op == ir.Op.get("relax.call_tir"):
+                binding = relax.VarBinding(binding.var, self._exchanged(call))
+            self._bindings.append(binding)
+        body = relax.SeqExpr([relax.DataflowBlock(self._bindings)], main.body.body)
+        result = self._builder.get()
+        result["main"] = relax.Function(main.params, body, main.ret_ty, main.is_pure, main.attrs)
+        return result
+
+    def _exchanged(self, call: ir.Call) -> ir.Call:
+        """What is called instead, the same call if nothing is."""
+        callee, arguments = call.args[:2]
+        operands = list(arguments.fields)
+        weights = [i for i, operand in enumerate(operands) if stays_small(operand, self._sources)]
+        found = self._other(self._mod[callee], operands, weights)
+        if found is None:
+            return call
+        name = self._builder.add_func(found, callee.name_hint)
+        results = list(call.ty.fields) if isinstance(call.ty, relax.TupleType) else call.ty
+        return relax.call_tir(name, relax.Tuple(operands), results)
+
+    @abc.abstractmethod
+    def _other(
+        self, kernel: tirx.PrimFunc, operands: list[relax.Var], weights: Sequence[int]
+    ) -> tirx.PrimFunc | None:
+        """The other kernel, if there is one; writes what it takes into `operands`.
+
+        Args:
+            kernel: what is called.
+            operands: what it is called with.
+            weights: which of these depend on parameters alone.
+        """
+
+    def _bound(self, name: str, value: relax.Expr, like: relax.Var, shape: list[int]) -> relax.Var:
+        """An array of the dtype of another, under a name."""
+        var = relax.DataflowVar(name, relax.TensorType(shape, like.ty.dtype))
+        self._bindings.append(relax.VarBinding(var, value))
+        return var

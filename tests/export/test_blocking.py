@@ -1,0 +1,129 @@
+"""Weights in blocks of columns: the same results, from weights in the order of their use."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from importer_oracle import assert_close, export, run
+from jaxeff_export import deploy
+from jaxeff_export.compiler.blocking import block_weights
+from jaxeff_export.compiler.compilation import fused_kernels
+from jaxeff_export.compiler.lifting import lift_parameters
+from jaxeff_export.compiler.merging import merge_blocks
+from jaxeff_export.compiler.scheduling import Machine, _register_tile, schedule_kernel
+from jaxeff_export.importer import import_stablehlo
+from jaxeff_export.targets.target import resolve_target
+from jaxeff_export.tuning.spaces import tiles
+from tvm import relax, tirx
+from tvm.target import Target
+
+import jaxeff
+from jaxeff.moment_propagation import Gaussian
+from jaxeff.nn import MLP
+
+AVX512 = Machine(lanes=16, registers=32, cores=1)
+NEON = Machine(lanes=4, registers=32, cores=4)
+
+
+def array(*shape):
+    return np.random.default_rng(len(shape)).standard_normal(shape).astype(np.float32)
+
+
+def blocked(function, parameter, *inputs, machine=AVX512):
+    """Derived arrays of a function whose two parts, together, were checked against XLA."""
+    exported = export(function, parameter, *inputs, keep_unused=True)
+    with Target(resolve_target("host")):
+        kernels = relax.transform.LegalizeOps()(import_stablehlo(exported))
+    parts = lift_parameters(block_weights(kernels, 1, machine), 1)
+    derived = run(parts.derive, parameter) if parts.derive else []
+    operands = [[parameter, *derived][index] for index in parts.operands]
+    expected = jax.tree.leaves(jax.jit(function)(parameter, *inputs))
+    for ours, theirs in zip(run(parts.main, *operands, *inputs), expected, strict=True):
+        assert_close(ours, np.asarray(theirs), rtol=1e-5, atol=1e-4)
+    return derived
+
+
+def dense(w, x):
+    return jax.nn.relu(x @ w)
+
+
+def convolution(w, x):
+    dims = ("NHWC", "HWIO", "NHWC")
+    return jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=dims)
+
+
+def test_weights_of_long_rows_lie_in_blocks():
+    w, x = array(300, 256), array(8, 300)
+    (found,) = blocked(dense, w, x)
+    count, rows, columns = found.shape
+    assert (rows, count * columns) == w.shape
+    assert columns < 256
+    np.testing.assert_array_equal(found, w.reshape(rows, count, columns).swapaxes(0, 1))
+
+
+@pytest.mark.parametrize("machine", [AVX512, NEON])
+def test_convolutions_have_blocks(machine):
+    (found,) = blocked(convolution, array(3, 3, 32, 256), array(2, 4, 4, 32), machine=machine)
+    assert found.shape[1:4] == (3, 3, 32)
+
+
+@pytest.mark.parametrize("shape", [(4096, 128), (64, 512)])
+def test_short_rows_and_few_weights_stay(shape):
+    assert blocked(dense, array(*shape), array(3, shape[0])) == []
+
+
+def test_weights_used_twice_are_laid_out_once():
+    def both(w, x):
+        return x @ w, (x * 2) @ w
+
+    assert len(blocked(both, array(300, 256), array(8, 300))) == 1
+
+
+def test_given_weights_stay():
+    """What isn't bound would be laid out in every call."""
+    assert (
+        blocked(lambda scale, w, x: scale * (x @ w), array(1), array(300, 256), array(8, 300)) == []
+    )
+
+
+@pytest.mark.parametrize("machine", [AVX512, NEON])
+def test_a_tile_has_the_columns_of_a_block(machine):
+    """So that its vectors are neighbours in memory, and tiles of the same columns follow."""
+    w, x = array(300, 256), array(8, 300)
+    target = Target(resolve_target("host"))
+    with target:
+        kernels = relax.transform.LegalizeOps()(import_stablehlo(export(dense, w, x)))
+    parts = lift_parameters(block_weights(kernels, 1, machine), 1)
+    (derived,) = run(parts.derive, w)
+    fused = fused_kernels(parts.main, target)
+    (kernel,) = (f for _, f in fused.functions_items() if isinstance(f, tirx.PrimFunc))
+    chosen = []
+
+    def choose(extents, machine, results, together):
+        chosen.append((together, _register_tile(extents, machine, results, together, 300)))
+        return chosen[-1][1]
+
+    assert schedule_kernel(merge_blocks(kernel), replace(machine, tiling=choose))
+    ((together, tile),) = chosen
+    assert together == derived.shape[-1] == tile.columns
+    assert tile.columns_first
+
+
+def test_tuning_tries_tiles_within_a_block():
+    found = tiles([8, 256], AVX512, 1, 64)
+    assert {tile.columns for tile in found} >= {16, 32, 64}
+    assert all(64 % tile.columns == 0 for tile in found)
+
+
+def test_both_moments_have_blocks(tmp_path):
+    f, params = jaxeff.functional(MLP((300, 256, 10), rngs=nnx.Rngs(0)))
+    posterior = jax.tree.map(lambda p: Gaussian(p, 0.01 * jnp.ones_like(p)), params)
+    x = jax.random.normal(jax.random.key(0), (8, 300))
+    bundle = deploy(jaxeff.moments(f), (posterior, x), path=tmp_path / "bundle")
+    assert bundle.check().passed
+    shapes = [spec.shape for spec in bundle.manifest.derived if len(spec.shape) == 3]
+    assert len(shapes) == 2  # means and variances
+    assert len(set(shapes)) == 1
