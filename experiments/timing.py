@@ -19,6 +19,8 @@ SLOW, SLOW_ROUNDS = 1.0, 2
 GLANCE, BUSY, PATIENCE = 0.002, 0.2, 0.5
 """Threads are at rest once they ran for less than this share of so many seconds; they are waited
 for this long at most."""
+WARM = 0.01
+"""Seconds of fast calls before a turn counts: its own threads wake, and find cores of their own."""
 
 
 def interleaved(
@@ -84,7 +86,7 @@ def measure_rounds(
             if repeats[name] or i < SLOW_ROUNDS:
                 _rest()
                 if repeats[name] > 1:
-                    meter(1)  # wakes its own threads
+                    meter(max(1, int(repeats[name] * WARM / seconds)))
                 times[name].append(1e3 * meter(repeats[name] or 1))
     return times
 

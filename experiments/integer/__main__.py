@@ -4,7 +4,7 @@
    and two: int8 (also with fixed-point multipliers) and float32 compiled by us; int8 (QDQ, static,
    per channel) and float32 by ONNX Runtime, int8 by LiteRT (XNNPACK, the first two networks, our
    ranges), where they can be imported. Ours are timed by TVM's clock, without a call of Python; of
-   ONNX Runtime's the time of a graph that does nothing is taken off, measured in the same rounds;
+   ONNX Runtime's the time of a graph that hands back an example is taken off, of the same rounds;
    LiteRT's is a call of `invoke`, of which nothing is taken off.
 2. `sizes`: bytes of the bundles at 8 and 2 bits, over float32's.
 3. `agreement`: results of the compiled integer network that are JAX's bit for bit, here and on an

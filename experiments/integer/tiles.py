@@ -13,7 +13,7 @@ import numpy as np
 import tvm
 from jaxeff_export import resolve_target
 from jaxeff_export.compiler.compilation import compilation_target
-from jaxeff_export.operators.integer.contraction import contraction, vectors_of, words_of
+from jaxeff_export.operators.integer.contraction import Sharing, contraction, vectors_of, words_of
 from jaxeff_export.operators.integer.dots import Dot, dot_of
 from jaxeff_export.operators.integer.epilogue import epilogue_of
 from jaxeff_export.operators.integer.geometry import Geometry, Tile, tile_of, tiles_of
@@ -105,7 +105,7 @@ def _kernel(geometry: Geometry, dot: Dot, tile: Tile) -> Any:
     operands = [(x, "uint8"), (weights, dot.weight), ((wide,), "int32"), ((wide,), "float32")]
     attributes = {"result": "codes", "shortcut": "none", "zero": 3, "lower": 3, "upper": 255}
     attributes |= {"shortcut_zero": 0, "input_zero": 3}
-    return contraction(geometry, dot, attributes, epilogue_of, operands, y, 1, tile)
+    return contraction(geometry, dot, attributes, epilogue_of, operands, y, Sharing(), tile)
 
 
 def _arrays(kernel: Any) -> list[np.ndarray]:

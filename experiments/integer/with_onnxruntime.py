@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import (
     CalibrationDataReader,
     QuantFormat,
@@ -58,14 +58,15 @@ class _Batch(CalibrationDataReader):  # type: ignore[misc]
 
 
 def calls(net: Subject, threads: int) -> dict[str, Callable[[], Any]]:
-    """Calls of the network in both, and of a graph that does nothing: `dispatch`."""
+    """Calls of the network in both, and of a graph that hands back an example: `dispatch`."""
     feed = {"x": np.asarray(net.x)}
     found = {name: _call(model, feed, threads) for name, model in models(net).items()}
     nothing = helper.make_graph(
-        [helper.make_node("Identity", ["x"], ["y"])],
+        [helper.make_node("Gather", ["x", "first"], ["y"])],
         "nothing",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, net.x.shape)],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, net.x.shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, net.x.shape[1:])],
+        [numpy_helper.from_array(np.array(0), "first")],
     )
     made = helper.make_model(nothing, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=10)
     return {**found, "dispatch": _call(made.SerializeToString(), feed, threads)}

@@ -37,7 +37,9 @@ def test_a_turn_wakes_its_own_threads_before_it_counts():
 
         return run
 
-    times = timing.measure_rounds({"fast": meter("fast", 0.01), "slow": meter("slow", 0.1)}, 2, 0.03)
+    times = timing.measure_rounds(
+        {"fast": meter("fast", 0.01), "slow": meter("slow", 0.1)}, 2, 0.03
+    )
     assert times == {"fast": [10.0, 10.0], "slow": [100.0, 100.0]}
     turns = [("fast", 1), ("fast", 3), ("slow", 1)]
     assert calls[4:] == turns * 2

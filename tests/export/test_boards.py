@@ -28,7 +28,7 @@ from jaxeff_export.boards import (
     make_board,
     sysroot,
 )
-from jaxeff_export.boards.threads import use_threads
+from jaxeff_export.boards.threads import threads
 from small_network import inputs, mlp, parameters
 
 
@@ -220,28 +220,40 @@ def test_an_interrupted_step_is_started_over_and_a_finished_one_kept(tmp_path):
 
 @pytest.fixture
 def anew(monkeypatch):
-    """Calls a function in a thread of its own, where TVM's pool wasn't used, and nothing limits it."""
-    for name in ("TVM_NUM_THREADS", "OMP_NUM_THREADS"):
+    """Counts threads of kernels, and cores meanwhile and after, where TVM wasn't used before."""
+    for name in ("TVM_NUM_THREADS", "OMP_NUM_THREADS", "TVM_BIND_THREADS"):
         monkeypatch.delenv(name, raising=False)
+
+    def count(asked):
+        with threads(asked) as there:
+            meanwhile = len(os.sched_getaffinity(0))
+        return there, meanwhile, len(os.sched_getaffinity(0))
+
     with ThreadPoolExecutor(1) as pool:
-        yield lambda function, *args: pool.submit(function, *args).result()
+        yield lambda asked: pool.submit(count, asked).result()
 
 
 def test_kernels_run_on_as_many_threads_as_the_target_has_cores(anew, monkeypatch):
-    here = os.sched_getaffinity(0)
-    assert anew(use_threads, 2) == min(2, len(here))
-    assert anew(os.sched_getaffinity, 0) == here  # whoever calls is not bound to a core
-    assert anew(use_threads, 1) == 1
-    assert anew(use_threads, 1000) == len(here)
+    cores = len(os.sched_getaffinity(0))
+    assert anew(1) == (1, cores, cores)
+    assert anew(cores) == (cores, 1, cores)  # whoever calls is bound to a core no longer than that
+    monkeypatch.setenv("TVM_BIND_THREADS", "0")
+    assert anew(cores) == (cores, cores, cores)
     monkeypatch.setenv("TVM_NUM_THREADS", "1")
-    assert anew(use_threads, 1000) == 1
+    assert anew(cores) == (1, cores, cores)
 
 
-def test_threads_that_a_pool_lacks_are_a_warning(anew, monkeypatch):
-    if len(os.sched_getaffinity(0)) < 2:
+def test_threads_for_which_there_are_no_cores_are_a_warning(anew):
+    cores = len(os.sched_getaffinity(0))
+    with pytest.warns(RuntimeWarning, match=f"on {cores} of 1000 threads"):
+        assert anew(1000)[0] == cores
+
+
+def test_threads_that_a_pool_lacks_are_a_warning(anew):
+    if len(os.sched_getaffinity(0)) == 1:
         pytest.skip("a core has no threads to share")
-    monkeypatch.setenv("TVM_NUM_THREADS", "1")
-    assert anew(tvm.get_global_func("runtime.NumThreads")) == 1
-    monkeypatch.delenv("TVM_NUM_THREADS")
-    with pytest.warns(RuntimeWarning, match="on 1 of 2 threads"):
-        anew(use_threads, 2)
+    function = tvm.get_global_func("runtime.NumThreads")
+    with ThreadPoolExecutor(1) as pool:
+        there = pool.submit(function).result()  # starts it
+        with pytest.warns(RuntimeWarning, match=f"on {there} of 1000 threads"):
+            pool.submit(lambda: threads(1000).__enter__()).result()

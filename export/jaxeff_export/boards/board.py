@@ -8,6 +8,7 @@ on the board, whose functions run there.
 from __future__ import annotations
 
 import abc
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -63,13 +64,12 @@ class Board(abc.ABC):
         """CPU features that code for `target` may use and the board is known not to have."""
         return ()
 
-    def use_threads(self, count: int) -> int:
-        """Has libraries that are called next run on `count` threads, where that is up to us.
+    def threads(self, count: int) -> contextlib.AbstractContextManager[int]:
+        """Has libraries that are called meanwhile run on `count` threads, where that is up to us.
 
-        Returns:
-          How many there are. A remote board's are its server's business; `count` is returned.
+        A remote board's are its server's business.
         """
-        return count
+        return contextlib.nullcontext(count)
 
     def reconnect(self) -> None:
         """Connects again after the connection was lost.

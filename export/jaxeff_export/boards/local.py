@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from jaxeff_export.boards.board import Board
-from jaxeff_export.boards.threads import use_threads
+from jaxeff_export.boards.threads import threads
 from jaxeff_export.targets.target import missing_features, normalized_machine
 
 
@@ -48,6 +49,6 @@ class LocalBoard(Board):
         """What the kernel of this machine does not report."""
         return missing_features(target)
 
-    def use_threads(self, count: int) -> int:
-        """As many of this process's threads as it may have cores, and the environment allows."""
-        return use_threads(count)
+    def threads(self, count: int) -> AbstractContextManager[int]:
+        """As many of this process's, if it may use as many cores, and the environment allows."""
+        return threads(count)

@@ -8,16 +8,25 @@ and doesn't grow once it was used.
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import warnings
+from collections.abc import Iterator
+
+SHARED, A_CORE_EACH = -3, -2
+"""TVM's ways of placing threads: the system does it, or each has a core."""
 
 
-def use_threads(count: int) -> int:
-    """Has kernels that this thread calls from now on run on `count` threads.
+@contextlib.contextmanager
+def threads(count: int) -> Iterator[int]:
+    """Has kernels that this thread calls meanwhile run on several threads.
 
-    On as many as the cores that this thread may use, if these are fewer, or as ``TVM_NUM_THREADS``
-    or ``OMP_NUM_THREADS`` allow. The calling thread stays where it was; the others get a core each,
-    unless ``TVM_BIND_THREADS`` is 0, which is better where several processes share the cores.
+    On no more than the cores that this thread may use, or than ``TVM_NUM_THREADS`` or
+    ``OMP_NUM_THREADS`` allow. If they take all these cores, each thread has one of its own until
+    the end, the calling one included (not with ``TVM_BIND_THREADS=0``, which is better where other
+    processes are busy, too): they wait for each other, and left to the system two that meet on a
+    core stay there for many milliseconds.
 
     Args:
       count: how many; the library's ``num-cores``.
@@ -26,37 +35,53 @@ def use_threads(count: int) -> int:
       How many there are.
 
     Warns:
-      RuntimeWarning: if there are fewer: the pool was used before, and had no more.
+      RuntimeWarning: if there are fewer than that and the environment allows.
     """
     import tvm
 
     if count == 1:  # no loop of such a library is parallel; a pool need not be started
-        return 1
-    cores = _cores()
-    count = min(count, _allowed(len(cores)))
-    a_core_each = -2
-    tvm.get_global_func("runtime.config_threadpool")(a_core_each, count, cores)
+        yield 1
+        return
+    cores, wanted = _cores(), int(min(count, _allowed()))
+    count = min(wanted, len(cores))
+    bound = 1 < count == len(cores) and _binds()
+    names = [str(core) for core in cores]
+    configure = tvm.get_global_func("runtime.config_threadpool")
+    configure(A_CORE_EACH if bound else SHARED, count, names)
     there = int(tvm.get_global_func("runtime.NumThreads")())
-    if there < count:
+    if there < wanted:
         warnings.warn(
-            f"kernels run on {there} of {count} threads: TVM's pool was started with no more "
-            "before, in this thread; call the bundle in another thread, or before TVM is used",
+            f"kernels run on {there} of {wanted} threads: this thread may use no more cores, or "
+            "something else used TVM in it before, which then keeps to half of an x86's; deploy "
+            "for as many as there are (num-cores), or call bundles first, or in another thread",
             RuntimeWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
-    return there
+    if not bound or there < count:
+        yield there
+        return
+    os.sched_setaffinity(0, cores[:1])
+    try:
+        yield there
+    finally:
+        os.sched_setaffinity(0, cores)
 
 
-def _cores() -> list[str]:
-    """Numbers of the cores this thread may use."""
+def _cores() -> list[int]:
+    """The cores this thread may use."""
     if hasattr(os, "sched_getaffinity"):
-        return [str(core) for core in sorted(os.sched_getaffinity(0))]
-    return [str(core) for core in range(os.cpu_count() or 1)]
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
 
 
-def _allowed(cores: int) -> int:
-    """What the environment allows, as TVM reads it."""
+def _binds() -> bool:
+    """Whether threads may be bound to cores, as TVM reads it."""
+    return hasattr(os, "sched_setaffinity") and os.environ.get("TVM_BIND_THREADS", "1") == "1"
+
+
+def _allowed() -> float:
+    """How many threads the environment allows, as TVM reads it."""
     for name in ("TVM_NUM_THREADS", "OMP_NUM_THREADS"):
         if (value := os.environ.get(name, "")).isdecimal():
-            return min(cores, max(1, int(value)))
-    return cores
+            return max(1, int(value))
+    return math.inf

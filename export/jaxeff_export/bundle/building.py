@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +17,7 @@ import numpy as np
 from jaxeff.store import require_free
 from jaxeff_export.artifact.artifact import Artifact, package_versions
 from jaxeff_export.artifact.signature import dtype_of
-from jaxeff_export.boards.threads import use_threads
+from jaxeff_export.boards.threads import threads
 from jaxeff_export.bundle.assembly import Parts, write_bundle
 from jaxeff_export.bundle.bundle import Bundle
 from jaxeff_export.bundle.instrument import instrument_sources
@@ -263,12 +262,13 @@ def _link(executable: Any, library: Path, linker: str) -> None:
 def _derived(lifted: Lifted, parameters: Sequence[np.ndarray]) -> list[np.ndarray]:
     """What depends on the parameters alone, computed on this machine whatever the target."""
     import tvm
+    from joblib import cpu_count
 
     from jaxeff_export.compiler.compilation import compile_module
 
     if lifted.derive is None:
         return []
-    use_threads(os.cpu_count() or 1)
     machine = tvm.relax.VirtualMachine(compile_module(lifted.derive), tvm.cpu())
-    arrays = machine["main"](*(tvm.runtime.tensor(value) for value in parameters))
+    with threads(cpu_count(only_physical_cores=True)):
+        arrays = machine["main"](*(tvm.runtime.tensor(value) for value in parameters))
     return [array.numpy() for array in arrays]

@@ -244,10 +244,10 @@ class Runner:
     def _attempt(self, what: str, action: Callable[[], _T]) -> _T:
         started = time.monotonic()
         try:
-            self._board.use_threads(self._threads)
-            if self._machine is None:
-                self._load()
-            return action()
+            with self._board.threads(self._threads):
+                if self._machine is None:
+                    self._load()
+                return action()
         except (BoardError, BundleError):
             raise
         except Exception as error:

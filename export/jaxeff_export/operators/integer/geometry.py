@@ -16,6 +16,8 @@ from typing import Any
 
 BLOCK = 64
 """Examples of a dense layer that are walked together where their number isn't known."""
+FEW = 16
+"""Examples of a part of a dense layer at least."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,12 +104,13 @@ class Geometry:
     def in_parts(self, least: int) -> Geometry:
         """The same, a dense layer's examples in as many parts of one size as are asked for.
 
-        Or a few more, where these are of one size; it stays whole where none are.
+        Or a few more, where these are of one size; it stays whole where none are, or parts would
+        have so few examples that fetching the weights takes as long as multiplying.
         """
         if not self.is_dense or least == 1:
             return self
         for parts in range(least, 3 * least):
-            if self.columns % parts == 0:
+            if self.columns % parts == 0 and self.columns // parts >= FEW:
                 part = Geometry.dense(self.columns // parts, self.depth, self.features)
                 return dataclasses.replace(part, batch=parts)
         return self

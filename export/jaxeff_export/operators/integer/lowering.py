@@ -65,7 +65,7 @@ def integer_operators(
         return lower
 
     def codes(bb: relax.BlockBuilder, x: relax.Expr, **attributes: Any) -> relax.Expr:
-        return write_codes(bb, x, dot.lanes, any_batch=any_batch, **attributes)
+        return write_codes(bb, x, dot.lanes, cores, any_batch=any_batch, **attributes)
 
     return {
         "jaxeff.q_codes": codes,

@@ -11,12 +11,15 @@ from tvm import relax, tirx
 from .code import Code, cast, const, declare, function, load, splat
 
 _UNROLLED = 4
+_SHARED = 4_000
+"""Vectors that are worth waking threads for."""
 
 
 def write_codes(
     bb: relax.BlockBuilder,
     x: relax.Expr,
     lanes: int,
+    cores: int = 1,
     *,
     per_step: float,
     zero: int,
@@ -26,7 +29,8 @@ def write_codes(
 ) -> relax.Expr:
     """Codes of float32 values: one rounding of a product, clamped; of no number the smallest.
 
-    With `any_batch` the kernel takes any number of examples, the first axis of `x`.
+    Many of them are shared by the cores. With `any_batch` the kernel takes any number of examples,
+    the first axis of `x`, on one.
     """
     shape = tuple(int(n) for n in x.ty.shape)
     several = any_batch and len(shape) > 0
@@ -51,7 +55,7 @@ def write_codes(
         for many in (lanes * _UNROLLED, lanes):
             if turns := (size - done) // many:
                 start = first + done
-                with code.loop(turns) as i:
+                with code.loop(turns, cores > 1 and not several and size >= _SHARED * lanes) as i:
                     for part in range(many // lanes):
                         write(start + i * many + part * lanes, lanes)
                 done += turns * many
