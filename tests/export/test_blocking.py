@@ -10,7 +10,7 @@ from flax import nnx
 from importer_oracle import assert_close, export, run
 from jaxeff_export import deploy
 from jaxeff_export.compiler.blocking import block_weights
-from jaxeff_export.compiler.compilation import fused_kernels
+from jaxeff_export.compiler.compilation import bind_parameters, fused_kernels
 from jaxeff_export.compiler.lifting import lift_parameters
 from jaxeff_export.compiler.merging import merge_blocks
 from jaxeff_export.compiler.scheduling import Machine, _register_tile, schedule_kernel
@@ -68,6 +68,16 @@ def test_weights_of_long_rows_lie_in_blocks():
 def test_convolutions_have_blocks(machine):
     (found,) = blocked(convolution, array(3, 3, 32, 256), array(2, 4, 4, 32), machine=machine)
     assert found.shape[1:4] == (3, 3, 32)
+
+
+def test_padded_weights_lie_in_blocks():
+    w, x = array(300, 250), array(8, 300)
+    target = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "skylake-avx512"}
+    parts = bind_parameters(import_stablehlo(export(dense, w, x)), 1, target)
+    (found,) = run(parts.derive, w)
+    rows = found.swapaxes(0, 1).reshape(300, 256)
+    np.testing.assert_array_equal(rows, np.pad(w, ((0, 0), (0, 6))))
+    assert_close(run(parts.main, found, x)[0], np.asarray(dense(w, x)), rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("shape", [(4096, 128), (64, 512)])

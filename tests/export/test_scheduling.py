@@ -47,15 +47,17 @@ def test_vectors_are_whole_where_there_is_avx_512(said, prefers):
     [(112, 16, (10, 1)), (64, 16, (5, 2)), (84, 4, (5, 3)), (16, 4, (5, 4)), (6, 4, (10, 2))],
 )
 def test_tiles_need_few_loads(columns, lanes, tile):
-    chosen = _register_tile([10, columns], Machine(lanes, 32, 1), 1, 100)
+    chosen = _register_tile([10, columns], Machine(lanes, 32, 1), 1, None, 100)
     assert (*chosen.rows, chosen.vectors) == tile
 
 
 def test_few_channels_leave_registers_for_their_weights_on_arm():
-    wide, image = (_register_tile([32, 64], Machine(4, 32, 1), 1, depth) for depth in (64, 3))
+    wide, image = (_register_tile([32, 64], Machine(4, 32, 1), 1, None, depth) for depth in (64, 3))
     assert wide.vectors * wide.rows[0] == 16
     assert image.vectors * image.rows[0] <= 12
-    memory = _register_tile([32, 64], Machine(16, 32, 1), 1, 3)  # weights are operands in memory
+    memory = _register_tile(
+        [32, 64], Machine(16, 32, 1), 1, None, 3
+    )  # weights are operands in memory
     assert memory.vectors * memory.rows[0] == 16
 
 

@@ -32,14 +32,14 @@ class CallRewriter(abc.ABC):
         for binding in block.bindings:
             call = binding.value
             if isinstance(call, ir.Call) and call.op == ir.Op.get("relax.call_tir"):
-                binding = relax.VarBinding(binding.var, self._exchanged(call))
+                binding = relax.VarBinding(binding.var, self._exchanged(call, binding.var.ty))
             self._bindings.append(binding)
         body = relax.SeqExpr([relax.DataflowBlock(self._bindings)], main.body.body)
         result = self._builder.get()
         result["main"] = relax.Function(main.params, body, main.ret_ty, main.is_pure, main.attrs)
         return result
 
-    def _exchanged(self, call: ir.Call) -> ir.Call:
+    def _exchanged(self, call: ir.Call, result: ir.Type) -> ir.Call:
         """What is called instead, the same call if nothing is."""
         callee, arguments = call.args[:2]
         operands = list(arguments.fields)
@@ -48,7 +48,7 @@ class CallRewriter(abc.ABC):
         if found is None:
             return call
         name = self._builder.add_func(found, callee.name_hint)
-        results = list(call.ty.fields) if isinstance(call.ty, relax.TupleType) else call.ty
+        results = list(result.fields) if isinstance(result, relax.TupleType) else result
         return relax.call_tir(name, relax.Tuple(operands), results)
 
     @abc.abstractmethod
