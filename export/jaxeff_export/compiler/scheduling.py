@@ -42,7 +42,6 @@ _SPARE = 4  # registers more for sums where weights are operands in memory
 _LANED = 4  # elements of NEON's vectors, one of which a product may take of each
 _IN_FLIGHT = 8  # sums that hide the latency of a fused multiply-add
 _FARTHER = 2.25  # a load of weights, in loads of data
-_STACK_FLOATS = 256  # TVM keeps a local buffer on the stack below 1024 bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -305,7 +304,7 @@ def _register_tile(
     registers unless their width is a power of two, which costs a factor of ten.
     """
     width = max(d for d in divisors(extents[-1]) if d <= machine.lanes)
-    budget = min(_accumulators(machine, depth) // results, _STACK_FLOATS // width)
+    budget = _accumulators(machine, depth) // results
     across = [d for d in divisors(extents[-1] // width) if d == 1 or d <= budget]
     if together is not None:
         across = [v for v in across if v * width == together] or across
