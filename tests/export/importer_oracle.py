@@ -8,8 +8,11 @@ import jax
 import numpy as np
 import tvm
 from jaxeff_export.compiler.compilation import compile_module
+from jaxeff_export.compiler.lifting import Lifted, lift_parameters
 from jaxeff_export.importer import import_stablehlo
+from jaxeff_export.targets.target import resolve_target
 from tvm import relax
+from tvm.target import Target
 
 
 def run(module: tvm.IRModule, *args) -> list[np.ndarray]:
@@ -56,3 +59,23 @@ def assert_close(
     np.testing.assert_allclose(
         ours.astype(np.float64), theirs.astype(np.float64), rtol=tolerance, atol=atol
     )
+
+
+def rewritten(
+    rewrite: Callable[[tvm.IRModule], tvm.IRModule],
+    function: Callable,
+    parameter,
+    *inputs,
+    atol: float = 1e-5,
+) -> tuple[Lifted, list[np.ndarray]]:
+    """A function's kernels rewritten, in two parts that together agree with XLA; derived arrays."""
+    exported = export(function, parameter, *inputs, keep_unused=True)
+    with Target(resolve_target("host")):
+        kernels = relax.transform.LegalizeOps()(import_stablehlo(exported))
+    parts = lift_parameters(rewrite(kernels), 1)
+    derived = run(parts.derive, parameter) if parts.derive else []
+    operands = [[parameter, *derived][index] for index in parts.operands]
+    expected = jax.tree.leaves(jax.jit(function)(parameter, *inputs))
+    for ours, theirs in zip(run(parts.main, *operands, *inputs), expected, strict=True):
+        assert_close(ours, np.asarray(theirs), rtol=1e-5, atol=atol)
+    return parts, derived

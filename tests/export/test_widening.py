@@ -4,13 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from importer_oracle import assert_close, export, run
+from importer_oracle import rewritten, run
 from jaxeff_export.compiler.lifting import lift_parameters
 from jaxeff_export.compiler.widening import widen_contractions
-from jaxeff_export.importer import import_stablehlo
-from jaxeff_export.targets.target import resolve_target
 from tvm import relax, te, tirx
-from tvm.target import Target
 
 LANES = 8  # whatever machine the tests run on
 
@@ -21,16 +18,9 @@ def array(*shape):
 
 def widened(function, parameter, *inputs):
     """The widened module in two parts, checked together against XLA; the derived arrays."""
-    exported = export(function, parameter, *inputs, keep_unused=True)
-    with Target(resolve_target("host")):
-        kernels = relax.transform.LegalizeOps()(import_stablehlo(exported))
-    parts = lift_parameters(widen_contractions(kernels, 1, LANES), 1)
-    derived = run(parts.derive, parameter) if parts.derive else []
-    operands = [[parameter, *derived][index] for index in parts.operands]
-    expected = jax.tree.leaves(jax.jit(function)(parameter, *inputs))
-    for ours, theirs in zip(run(parts.main, *operands, *inputs), expected, strict=True):
-        assert_close(ours, np.asarray(theirs), rtol=1e-5, atol=1e-5)
-    return parts, derived
+    return rewritten(
+        lambda kernels: widen_contractions(kernels, 1, LANES), function, parameter, *inputs
+    )
 
 
 def derived_shapes(function, parameter, *inputs):
