@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from c_programs import STRICT, call, instructions, require
-from jaxeff_export import Bundle, CLibraryError, deploy
+from jaxeff_export import Bundle, CLibraryError, deploy, resolve_target
 from jaxeff_export.cli import app
 from jaxeff_export.clib.replaying import Program
 from typer.testing import CliRunner
@@ -124,6 +124,23 @@ def test_threads_have_scratch_of_their_own(bundle, tmp_path):
     assert re.search(r"at \+ \d+ \+ \d+ \* task", (two.folder / "net.c").read_text())
     listed = call("size", nine.folder / "libnet.a", folder=nine.folder).splitlines()[1:]
     assert all(line.split()[1:3] == ["0", "0"] for line in listed)  # no state
+
+
+def test_a_padded_image_is_a_threads_own(tmp_path):
+    def convolution(w, x):
+        dims = ("NHWC", "HWIO", "NHWC")
+        return jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=dims)
+
+    keys, target = jax.random.split(jax.random.key(0)), {**resolve_target("host"), "num-cores": 2}
+    w = jax.random.normal(keys[0], (3, 3, 64, 16))
+    x = jax.random.normal(keys[1], (4, 64, 64, 64))
+    bundle = deploy(convolution, (w, x), target=target, path=tmp_path / "b")
+    library = bundle.export_c(tmp_path / "net", threads=2)
+    assert library.sizes.workspace < x.nbytes  # two images, not four
+    with bundle.on("local") as runner:
+        theirs = runner.run_leaves(bundle.recorded[0].inputs)
+    for ours, other in zip(Program(library, None).run(), theirs, strict=True):
+        assert ours.tobytes() == np.ascontiguousarray(other).tobytes()
 
 
 def test_callers_at_the_same_time_under_the_thread_sanitizer(bundle, tmp_path):

@@ -9,6 +9,7 @@ from importer_oracle import assert_agrees, export
 from jaxeff_export.compiler import pixels, scheduling
 from jaxeff_export.compiler.compilation import compilation_target, compile_module, schedule_module
 from jaxeff_export.compiler.scheduling import Machine, _register_tile
+from jaxeff_export.compiler.tir import root_of, statements_of
 from jaxeff_export.importer import import_stablehlo
 from jaxeff_export.operators import Form
 from jaxeff_export.operators.modules import dense_module
@@ -122,3 +123,24 @@ def test_convolutions_to_few_features_are_vectors_of_pixels(shape, features, str
     )
     np.testing.assert_allclose(ours.numpy(), jax.jit(image)(w, x), rtol=2e-5, atol=2e-5)
     assert any(found) == strips
+
+
+@pytest.mark.parametrize(
+    ("images", "cores", "nests"), [(4, 2, 1), (4, 1, 1), (9, 2, 1), (3, 2, 2), (1, 1, 2)]
+)
+def test_large_copies_are_written_image_by_image(images, cores, nests):
+    """Not where a core would have one image more of a few, nor of one alone."""
+    rng = np.random.default_rng(0)
+    w = rng.standard_normal((3, 3, 64, 16)).astype(np.float32)
+    x = rng.standard_normal((images, 64, 64, 64)).astype(np.float32)
+    target = {**resolve_target("host"), "num-cores": cores}
+    module = import_stablehlo(export(image, w, x))
+    kernels = [
+        f
+        for _, f in schedule_module(module, target).functions_items()
+        if isinstance(f, tirx.PrimFunc)
+    ]
+    assert [len(statements_of(root_of(kernel).body)) for kernel in kernels] == [nests]
+    machine = relax.VirtualMachine(compile_module(module, target), tvm.cpu())
+    ours = machine["main"](*map(tvm.runtime.tensor, (w, x))).numpy()
+    np.testing.assert_allclose(ours, jax.jit(image)(w, x), rtol=1e-4, atol=1e-4)

@@ -191,6 +191,8 @@ class Model:
         self.inputs = self.recorded[0][0]
 
         os.environ.setdefault("TVM_USE_RUNTIME_LIB", "1")  # the compiler is not needed here
+        cores = min(int(manifest["target"].get("num-cores", 1)), os.cpu_count() or 1)
+        os.environ.setdefault("TVM_NUM_THREADS", str(cores))  # by itself TVM takes half of an x86's
         import tvm
         from tvm.runtime.vm import VirtualMachine
 
@@ -331,7 +333,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--number", type=int, default=10, help="calls per measurement (10)")
     parser.add_argument("--repeat", type=int, default=10, help="measurements (10)")
     parser.add_argument("--batch", type=int, help="examples per call, for a library for any batch")
-    parser.add_argument("--threads", type=int, help="threads to use (all cores)")
+    parser.add_argument("--threads", type=int, help="threads to use (the target's num-cores)")
     parser.add_argument("--bundle", type=Path, default=folder, help="another bundle's folder")
     given = parser.parse_args()
     if (given.inputs is None) != (given.outputs is None):

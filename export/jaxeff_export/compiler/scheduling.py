@@ -42,6 +42,8 @@ _SPARE = 4  # registers more for sums where weights are operands in memory
 _LANED = 4  # elements of NEON's vectors, one of which a product may take of each
 _IN_FLIGHT = 8  # sums that hide the latency of a fused multiply-add
 _FARTHER = 2.25  # a load of weights, in loads of data
+_FAR = 1 << 20  # bytes of a copy that doesn't stay in the second cache
+_FAIR = 4  # images a core, from which on it matters little if one has one more
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,12 +222,40 @@ def _tile_reduction(sch: Schedule, block: SBlockRV, machine: Machine) -> list[SB
         reduce_loops = [*reduce_loops[:-1], several]
         inner = [each, *inner]
     sch.reorder(*outer, *reduce_loops, *inner)
-    fused = sch.fuse(*outer)
+    copies = _copied_by_image(sch, block, extents[0], tile, machine)
+    shared = fused = sch.fuse(*outer[1 if copies else 0 :])
     for following in epilogue:
         sch.reverse_compute_at(following, fused, preserve_unit_loops=True)
-        _in_registers(sch, following, sch.get_loops(following)[1:], tile)
+        _in_registers(sch, following, sch.get_loops(following)[2 if copies else 1 :], tile)
     _in_registers(sch, block, inner, tile)
-    return _begun(sch, block, fused, reduce_loops[0], work, machine, epilogue)
+    for copy in copies:
+        shared = outer[0]
+        sch.compute_at(copy, shared, preserve_unit_loops=True)
+    return [*_begun(sch, block, shared, reduce_loops[0], work, machine, epilogue), *copies]
+
+
+def _copied_by_image(
+    sch: Schedule, block: SBlockRV, images: int, tile: Tile, machine: Machine
+) -> list[SBlockRV]:
+    """What is best written image by image, each just before it is read: large padded copies.
+
+    Of all images at once it would go to memory and come back. Not where tiles of the same columns
+    follow each other over all images, nor where these can't be shared fairly.
+    """
+    even = images % machine.cores == 0 or images >= _FAIR * machine.cores
+    dimensions = len(tile.rows)
+    if images < 2 or dimensions < 3 or tile.rows[0] > 1 or tile.columns_first or not even:
+        return []
+    image = sch.get(block).iter_vars[0].var
+    found = []
+    for made in sch.get_producers(block):
+        (written,) = [region.source for region in sch.get(made).writes]
+        (read,) = [r.region for r in sch.get(block).reads if r.source.same_as(written)]
+        alone = len(sch.get_consumers(made)) == 1 and not _is_reduction(sch, made)
+        size = math.prod(int(n) for n in written.shape) * tvm.DataType(str(written.dtype)).itemsize
+        if alone and size >= _FAR and read[0].min.same_as(image):
+            found.append(made)
+    return found
 
 
 def _begun(
@@ -237,14 +267,19 @@ def _begun(
     machine: Machine,
     epilogue: list[SBlockRV],
 ) -> list[SBlockRV]:
-    """Share out the loop over tiles, and start the sums of each before its first reduction loop."""
+    """Share out a loop over tiles, and start the sums of each before its first reduction loop."""
     if work >= PARALLEL_WORK and machine.cores > 1:
         sch.parallel(tiles)
+    around = next(i for i, x in enumerate(sch.get_loops(block)) if _is_same(sch, x, first))
     init = sch.decompose_reduction(block, first)
-    for loop in sch.get_loops(init)[1:-1]:
+    for loop in sch.get_loops(init)[around:-1]:
         sch.unroll(loop)
     sch.vectorize(sch.get_loops(init)[-1])
     return epilogue
+
+
+def _is_same(sch: Schedule, one: LoopRV, other: LoopRV) -> bool:
+    return bool(sch.get(one).same_as(sch.get(other)))
 
 
 @dataclasses.dataclass(frozen=True)
