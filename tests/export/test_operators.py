@@ -266,3 +266,11 @@ def test_lenet_on_an_emulated_a72(lenet, arm_linker, emulated_board):
     g, args, theirs = lenet
     bundle = deploy(g, args, target="cortex-a72")
     assert_within_1e_5(bundle.run(args[1], board=emulated_board), theirs)
+
+
+def test_large_images_of_moments_are_copied_one_by_one():
+    """Means and squares of an image are one copy with two results."""
+    f, params = jaxeff.functional(nnx.Conv(32, 16, (3, 3), rngs=nnx.Rngs(0)))
+    posterior = jax.tree.map(lambda p: Gaussian(p, 0.01 * jnp.ones_like(p)), params)
+    x = jax.random.normal(jax.random.key(0), (4, 96, 96, 32))
+    assert deploy(jaxeff.moments(f), (posterior, x)).check().passed

@@ -21,7 +21,7 @@ from tvm import ir, relax, tirx
 from .calls import CallRewriter
 from .nests import Nest
 from .scheduling import Machine, tile_of
-from .tir import FUSES_WHAT_FOLLOWS, root_of, statements_of
+from .tir import FUSES_WHAT_FOLLOWS, contains, root_of, statements_of
 
 LONG_ROW = 1024  # bytes; shorter ones a cache holds side by side
 LARGE = 1 << 18  # bytes of weights; fewer stay in the nearest caches wherever they lie
@@ -80,10 +80,14 @@ class _Blocked:
 def _blocked(function: tirx.PrimFunc, weights: Sequence[int], machine: Machine) -> _Blocked | None:
     """Let the contractions of a kernel read weights in blocks; None where that is no use."""
     root = root_of(function)
-    nests = [n for s in statements_of(root.body) if (n := Nest.of(s))] if root else []
+    statements = statements_of(root.body) if root else []
+    nests = [nest for statement in statements if (nest := Nest.of(statement))]
     across = {buffer for nest in nests for buffer in nest.across}
     large = [i for i in weights if function.params[i] in across and _is_large(function, i)]
     if not large or len({nest.width for nest in nests}) != 1:
+        return None
+    others = [statement for statement in statements if Nest.of(statement) is None]
+    if any(contains(others, tirx.Var, function.params[i].same_as) for i in large):
         return None
     columns = tile_of([nest.block for nest in nests], machine).columns
     if columns == nests[0].width:

@@ -249,13 +249,20 @@ def _copied_by_image(
     image = sch.get(block).iter_vars[0].var
     found = []
     for made in sch.get_producers(block):
-        (written,) = [region.source for region in sch.get(made).writes]
-        (read,) = [r.region for r in sch.get(block).reads if r.source.same_as(written)]
+        written = [region.source for region in sch.get(made).writes]
+        reads = [r.region for r in sch.get(block).reads if any(map(r.source.same_as, written))]
         alone = len(sch.get_consumers(made)) == 1 and not _is_reduction(sch, made)
-        size = math.prod(int(n) for n in written.shape) * tvm.DataType(str(written.dtype)).itemsize
-        if alone and size >= _FAR and read[0].min.same_as(image):
+        if (
+            alone
+            and sum(map(_bytes, written)) >= _FAR
+            and all(r[0].min.same_as(image) for r in reads)
+        ):
             found.append(made)
     return found
+
+
+def _bytes(buffer: tirx.Buffer) -> int:
+    return math.prod(int(n) for n in buffer.shape) * tvm.DataType(str(buffer.dtype)).itemsize
 
 
 def _begun(
