@@ -9,7 +9,6 @@ stay in the cache while the tiles of other pixels or examples use them.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -18,10 +17,10 @@ import tvm
 import tvm_ffi
 from tvm import ir, relax, tirx
 
-from .calls import CallRewriter
+from .calls import CallRewriter, Other
 from .nests import Nest
 from .scheduling import Machine, tile_of
-from .tir import FUSES_WHAT_FOLLOWS, contains, root_of, statements_of
+from .tir import bytes_of, contains, root_of, statements_of
 
 LONG_ROW = 1024  # bytes; shorter ones a cache holds side by side
 LARGE = 1 << 18  # bytes of weights; fewer stay in the nearest caches wherever they lie
@@ -45,39 +44,20 @@ class _Blocking(CallRewriter):
     def __init__(self, mod: tvm.IRModule, parameters: int, machine: Machine) -> None:
         super().__init__(mod, parameters)
         self._machine = machine
-        self._blocks: dict[tuple[relax.Var, int], relax.Var] = {}
 
-    def _other(
-        self, kernel: tirx.PrimFunc, operands: list[relax.Var], weights: Sequence[int]
-    ) -> tirx.PrimFunc | None:
-        found = _blocked(kernel, weights, self._machine)
-        if found is None:
-            return None
-        for i in found.blocked:
-            operands[i] = self._in_blocks(operands[i], found.columns)
-        return found.kernel
+    def _other(self, kernel: tirx.PrimFunc, weights: Sequence[int]) -> Other | None:
+        return _blocked(kernel, weights, self._machine)
 
-    def _in_blocks(self, array: relax.Var, columns: int) -> relax.Var:
-        if (array, columns) not in self._blocks:
-            *rows, width = (int(n) for n in array.ty.shape)
-            count, order = width // columns, [len(rows), *range(len(rows)), len(rows) + 1]
-            apart = [*rows, count, columns]
-            split = self._bound("split", relax.op.reshape(array, apart), array, apart)
-            turned, shape = relax.op.permute_dims(split, order), [count, *rows, columns]
-            self._blocks[array, columns] = self._bound("blocks", turned, array, shape)
-        return self._blocks[array, columns]
+    def _laid_out(self, array: relax.Var, columns: int) -> relax.Var:
+        *rows, width = (int(n) for n in array.ty.shape)
+        count, order = width // columns, [len(rows), *range(len(rows)), len(rows) + 1]
+        apart = [*rows, count, columns]
+        split = self._bound("split", relax.op.reshape(array, apart), array, apart)
+        turned = relax.op.permute_dims(split, order)
+        return self._bound("blocks", turned, array, [count, *rows, columns])
 
 
-@dataclasses.dataclass(frozen=True)
-class _Blocked:
-    """A kernel that reads some of its arguments in blocks of so many columns."""
-
-    kernel: tirx.PrimFunc
-    blocked: list[int]
-    columns: int
-
-
-def _blocked(function: tirx.PrimFunc, weights: Sequence[int], machine: Machine) -> _Blocked | None:
+def _blocked(function: tirx.PrimFunc, weights: Sequence[int], machine: Machine) -> Other | None:
     """Let the contractions of a kernel read weights in blocks; None where that is no use."""
     root = root_of(function)
     statements = statements_of(root.body) if root else []
@@ -96,17 +76,15 @@ def _blocked(function: tirx.PrimFunc, weights: Sequence[int], machine: Machine) 
     params = [buffers.get(p, p) for p in function.params]
     body = _reading(function.body, buffers, columns)
     kernel = tirx.PrimFunc(params, body, function.ret_type, function.attrs)
-    if "op_pattern" not in kernel.attrs:
-        kernel = kernel.with_attr("op_pattern", FUSES_WHAT_FOLLOWS)
-    return _Blocked(kernel, large, columns)
+    return Other(kernel, large, columns)
 
 
 def _is_large(function: tirx.PrimFunc, position: int) -> bool:
     buffer = function.params[position]
     if not all(isinstance(n, tirx.IntImm) for n in buffer.shape):
         return False
-    row = int(buffer.shape[-1]) * tvm.DataType(str(buffer.dtype)).itemsize
-    return row >= LONG_ROW and row * math.prod(int(n) for n in buffer.shape[:-1]) >= LARGE
+    size, rows = bytes_of(buffer), math.prod(int(n) for n in buffer.shape[:-1])
+    return size >= LARGE and size >= LONG_ROW * rows
 
 
 def _in_blocks(buffer: tirx.Buffer, columns: int) -> tirx.Buffer:
@@ -129,10 +107,8 @@ def _reading(body: Any, buffers: dict[tirx.Buffer, tirx.Buffer], columns: int) -
         if node.source not in buffers:
             return node
         *rows, column = node.region
-        one = [
-            ir.Range.from_min_extent(half(column.min, columns), 1)
-            for half in (tirx.floordiv, tirx.floormod)
-        ]
-        return tirx.BufferRegion(buffers[node.source], [one[0], *rows, one[1]])
+        block = ir.Range.from_min_extent(tirx.floordiv(column.min, columns), 1)
+        within = ir.Range.from_min_extent(tirx.floormod(column.min, columns), 1)
+        return tirx.BufferRegion(buffers[node.source], [block, *rows, within])
 
     return tvm_ffi.structural_map(body, [(ir.TensorLoad, load), (ir.TensorRegion, region)])

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import abc
+import dataclasses
 from collections.abc import Sequence
 
 import tvm
 from tvm import ir, relax, tirx
 
 from .lifting import sources_of, stays_small
+from .tir import FUSES_WHAT_FOLLOWS
+
+
+@dataclasses.dataclass(frozen=True)
+class Other:
+    """A kernel that takes some of its operands in another form, given by a number of columns."""
+
+    kernel: tirx.PrimFunc
+    exchanged: list[int]
+    columns: int
 
 
 class CallRewriter(abc.ABC):
@@ -24,6 +35,7 @@ class CallRewriter(abc.ABC):
         self._sources = sources_of(mod["main"], parameters)
         self._builder = relax.BlockBuilder(mod)
         self._bindings: list[relax.VarBinding] = []
+        self._others: dict[tuple[relax.Var, int], relax.Var] = {}
 
     def module(self) -> tvm.IRModule:
         """A module that computes the same, and operands on the way, for `lift_parameters`."""
@@ -44,24 +56,36 @@ class CallRewriter(abc.ABC):
         callee, arguments = call.args[:2]
         operands = list(arguments.fields)
         weights = [i for i, operand in enumerate(operands) if stays_small(operand, self._sources)]
-        found = self._other(self._mod[callee], operands, weights)
+        found = self._other(self._mod[callee], weights)
         if found is None:
             return call
-        name = self._builder.add_func(found, callee.name_hint)
+        for i in found.exchanged:
+            operands[i] = self._made(operands[i], found.columns)
+        kernel = found.kernel
+        if "op_pattern" not in kernel.attrs:
+            kernel = kernel.with_attr("op_pattern", FUSES_WHAT_FOLLOWS)
+        name = self._builder.add_func(kernel, callee.name_hint)
         results = list(result.fields) if isinstance(result, relax.TupleType) else result
         return relax.call_tir(name, relax.Tuple(operands), results)
 
+    def _made(self, array: relax.Var, columns: int) -> relax.Var:
+        """What an array becomes, once for all calls that take it."""
+        if (array, columns) not in self._others:
+            self._others[array, columns] = self._laid_out(array, columns)
+        return self._others[array, columns]
+
     @abc.abstractmethod
-    def _other(
-        self, kernel: tirx.PrimFunc, operands: list[relax.Var], weights: Sequence[int]
-    ) -> tirx.PrimFunc | None:
-        """The other kernel, if there is one; writes what it takes into `operands`.
+    def _other(self, kernel: tirx.PrimFunc, weights: Sequence[int]) -> Other | None:
+        """The kernel to call instead, if there is one.
 
         Args:
             kernel: what is called.
-            operands: what it is called with.
-            weights: which of these depend on parameters alone.
+            weights: which of its operands depend on parameters alone.
         """
+
+    @abc.abstractmethod
+    def _laid_out(self, array: relax.Var, columns: int) -> relax.Var:
+        """An array as the other kernel takes it."""
 
     def _bound(self, name: str, value: relax.Expr, like: relax.Var, shape: list[int]) -> relax.Var:
         """An array of the dtype of another, under a name."""

@@ -18,7 +18,7 @@ import tvm
 import tvm_ffi
 from tvm import relax, s_tir, tirx
 
-from .tir import renamed, statements_of
+from .tir import bytes_of, renamed, statements_of
 
 CHAINS = "jaxeff.chains"  # attribute of a kernel of flat loops: how much it multiplies
 _MOST_PRODUCTS = 20_000_000
@@ -86,7 +86,7 @@ def _rewritten(
 def _fits(mod: tvm.IRModule, run: Sequence[relax.VarBinding]) -> bool:
     kernels = [found for b in run if (found := _kernel(mod, b)) is not None]
     products = sum(int(kernel.attrs[CHAINS]) for kernel in kernels)
-    scratch = sum(_size(binding.var) for binding in run)
+    scratch = sum(bytes_of(binding.var) for binding in run)
     return products <= _MOST_PRODUCTS and scratch <= _MOST_SCRATCH
 
 
@@ -192,8 +192,3 @@ def _with_buffers(body: tirx.Stmt, replaced: Mapping[tirx.Var, tirx.Var]) -> tir
 
     made = tvm_ffi.structural_map(body, [(tvm.ir.TensorLoad, load), (tirx.BufferStore, store)])
     return renamed(made, replaced)
-
-
-def _size(var: relax.Var) -> int:
-    shape = [int(n) for n in var.ty.shape]
-    return math.prod(shape) * tvm.DataType(var.ty.dtype).itemsize

@@ -31,7 +31,7 @@ from .locals import becomes_locals
 from .merging import LONG, is_dear, merge_blocks
 from .nests import columns_of
 from .pixels import strip_of, tile_strip
-from .tir import contains, count, is_contraction, map_kernels
+from .tir import bytes_of, contains, count, is_contraction, map_kernels
 
 PARALLEL_WORK = 60_000  # multiply-adds; waking a thread costs some microseconds
 _UNKNOWN = 16  # what a size that only the call tells counts as, when work is estimated
@@ -254,15 +254,11 @@ def _copied_by_image(
         alone = len(sch.get_consumers(made)) == 1 and not _is_reduction(sch, made)
         if (
             alone
-            and sum(map(_bytes, written)) >= _FAR
+            and sum(map(bytes_of, written)) >= _FAR
             and all(r[0].min.same_as(image) for r in reads)
         ):
             found.append(made)
     return found
-
-
-def _bytes(buffer: tirx.Buffer) -> int:
-    return math.prod(int(n) for n in buffer.shape) * tvm.DataType(str(buffer.dtype)).itemsize
 
 
 def _begun(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -45,6 +46,11 @@ def stores_of(body: tirx.Stmt) -> list[tirx.BufferStore] | None:
     """The stores of a block that does nothing but store, one to each result; else None."""
     statements = statements_of(body)
     return statements if all(isinstance(s, tirx.BufferStore) for s in statements) else None
+
+
+def bytes_of(array: tirx.Var) -> int:
+    """The size of a buffer or tensor whose shape is known."""
+    return math.prod(int(n) for n in array.ty.shape) * tvm.DataType(array.ty.dtype).itemsize
 
 
 def is_contraction(block: s_tir.SBlock) -> bool:

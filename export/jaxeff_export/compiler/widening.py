@@ -9,16 +9,14 @@ used for many rows and equal vectors would be short.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 import tvm
 from tvm import ir, relax, s_tir, tirx
 
-from .calls import CallRewriter
+from .calls import CallRewriter, Other
 from .nests import Nest
 from .tir import (
-    FUSES_WHAT_FOLLOWS,
     renamed,
     root_of,
     statements_of,
@@ -46,38 +44,18 @@ class _Widening(CallRewriter):
     def __init__(self, mod: tvm.IRModule, parameters: int, lanes: int) -> None:
         super().__init__(mod, parameters)
         self._lanes = lanes
-        self._padded: dict[tuple[relax.Var, int], relax.Var] = {}
 
-    def _other(
-        self, kernel: tirx.PrimFunc, operands: list[relax.Var], weights: Sequence[int]
-    ) -> tirx.PrimFunc | None:
-        wide = _widened(kernel, weights, self._lanes)
-        if wide is None:
-            return None
-        for i in wide.padded:
-            operands[i] = self._with_zeros(operands[i], wide.columns)
-        return wide.kernel
+    def _other(self, kernel: tirx.PrimFunc, weights: Sequence[int]) -> Other | None:
+        return _widened(kernel, weights, self._lanes)
 
-    def _with_zeros(self, array: relax.Var, columns: int) -> relax.Var:
-        if (array, columns) not in self._padded:
-            shape = [int(n) for n in array.ty.shape]
-            margins = [0] * (2 * len(shape) - 1) + [columns - shape[-1]]
-            padded = relax.op.nn.pad(array, margins)
-            wide = self._bound("padded", padded, array, [*shape[:-1], columns])
-            self._padded[array, columns] = wide
-        return self._padded[array, columns]
+    def _laid_out(self, array: relax.Var, columns: int) -> relax.Var:
+        shape = [int(n) for n in array.ty.shape]
+        margins = [0] * (2 * len(shape) - 1) + [columns - shape[-1]]
+        padded = relax.op.nn.pad(array, margins)
+        return self._bound("padded", padded, array, [*shape[:-1], columns])
 
 
-@dataclasses.dataclass(frozen=True)
-class _Wide:
-    """A kernel on whole vectors: which of its arguments are padded, and to how many columns."""
-
-    kernel: tirx.PrimFunc
-    padded: list[int]
-    columns: int
-
-
-def _widened(function: tirx.PrimFunc, weights: Sequence[int], lanes: int) -> _Wide | None:
+def _widened(function: tirx.PrimFunc, weights: Sequence[int], lanes: int) -> Other | None:
     """Widen the contractions of a kernel; None if they need or allow it not."""
     root = root_of(function)
     if root is None:
@@ -116,9 +94,7 @@ def _widened(function: tirx.PrimFunc, weights: Sequence[int], lanes: int) -> _Wi
     kernel = tirx.PrimFunc(
         params, s_tir.SBlockRealize([], True, body), function.ret_type, function.attrs
     )
-    if "op_pattern" not in kernel.attrs:
-        kernel = kernel.with_attr("op_pattern", FUSES_WHAT_FOLLOWS)
-    return _Wide(kernel, [i for i, p in enumerate(function.params) if p in padded], columns)
+    return Other(kernel, [i for i, p in enumerate(function.params) if p in padded], columns)
 
 
 def _in_equal_vectors(width: int, lanes: int) -> int:

@@ -8,7 +8,6 @@ product where bits are counted. Only kernels that accumulate have any.
 from __future__ import annotations
 
 import dataclasses
-import math
 
 import tvm
 import tvm_ffi
@@ -16,7 +15,7 @@ from tvm import s_tir, tirx
 from tvm.script import tirx as T
 
 from .lifting import BOUND
-from .tir import contains, statements_of
+from .tir import bytes_of, contains, statements_of
 
 _PRODUCTS = {
     "llvm.x86.avx512.vpdpbusd.512": 64,
@@ -64,7 +63,7 @@ def work_of(mod: tvm.IRModule) -> list[Work]:
             continue
         try:
             written = _written(kernel)
-            sizes = {p: _bytes(p) for p in kernel.params}
+            sizes = {p: bytes_of(p) for p in kernel.params}
             result = sum(size for p, size in sizes.items() if p in written)
             work = counter.products(kernel.body)
         except (TypeError, ValueError, AttributeError):  # a size that only the call tells
@@ -94,10 +93,6 @@ def _written(kernel: tirx.PrimFunc) -> set[tirx.Var]:
     stored: set[tirx.Var] = set()
     tvm_ffi.structural_walk(kernel.body, (tirx.BufferStore, lambda s: stored.add(s.buffer)))
     return stored
-
-
-def _bytes(buffer: tirx.Var) -> int:
-    return math.prod(int(n) for n in buffer.ty.shape) * tvm.DataType(buffer.ty.dtype).itemsize
 
 
 class _Counter:

@@ -55,7 +55,8 @@ def write_codes(
         for many in (lanes * _UNROLLED, lanes):
             if turns := (size - done) // many:
                 start = first + done
-                with code.loop(turns, cores > 1 and not several and size >= _SHARED * lanes) as i:
+                shared = cores > 1 and not several and turns * many >= _SHARED * lanes
+                with code.loop(turns, shared) as i:
                     for part in range(many // lanes):
                         write(start + i * many + part * lanes, lanes)
                 done += turns * many
