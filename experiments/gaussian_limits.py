@@ -2,8 +2,8 @@
 
     python -m experiments.gaussian_limits
 
-The source's three regimes (T3600-3623) over five classes, as distributions of logits. It doesn't
-state them; these reproduce its numbers:
+The three regimes of Klein's thesis, table 8.1, over five classes, as distributions of logits. It
+doesn't state them; these reproduce its numbers:
 
 - low: one class at 1, the others at 0, in every draw;
 - high aleatoric: all classes at 0, in every draw;
@@ -177,7 +177,11 @@ def tables(report: Report) -> Sequence[Table]:
         for row in report.rows
     ]
     kept = f"correlated Gaussians lose {report.extra['lost_with_correlation']:.0%} of the last"
-    return [Table(f"uncertainty in nats; {kept}", digits, ["regime", "distribution", *columns])]
+    return [
+        Table.from_rows(
+            f"uncertainty in nats; {kept}", digits, ["regime", "distribution", *columns]
+        )
+    ]
 
 
 STUDY = Study(

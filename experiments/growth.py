@@ -21,9 +21,7 @@ from experiments.harness import Row
 from experiments.timing import measure_rounds, metered
 from jaxeff.nn import MLP
 from jaxeff.noise import Additive
-from jaxeff.training import cross_entropy
-from jaxeff.training.replicates import epoch_function, start_function
-from jaxeff.training.spreading import spread_replicates
+from jaxeff.training import cross_entropy, epoch_function, spread_replicates, start_function
 
 WIDTHS = (784, 64, 64, 64, 10)
 BATCH = 128

@@ -30,8 +30,7 @@ from experiments.harness import Found, Least, Report, Row, Run, Study, Table
 from experiments.timing import measure_rounds, metered, ratio, summary
 from jaxeff.nn import MLP
 from jaxeff.noise import Additive
-from jaxeff.training import init, make_epoch
-from jaxeff.training.replicates import epoch_function, start_function
+from jaxeff.training import epoch_function, init, make_epoch, start_function
 
 SIGMA = 0.3
 TORCH = "PyTorch loop"
@@ -206,8 +205,8 @@ GROWTH = ("devices", "replicates", "step_ms", "ms_per_replicate", "mb_per_device
 def tables(report: Report) -> list[Table]:
     """Every form, and how the vmapped ones grow."""
     return [
-        Table("ms per step and replicate", report.rows, COLUMNS),
-        Table("growth over replicates and devices", report.extra["growth"], GROWTH),
+        Table.from_rows("ms per step and replicate", report.rows, COLUMNS),
+        Table.from_rows("growth over replicates and devices", report.extra["growth"], GROWTH),
     ]
 
 

@@ -30,8 +30,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from jaxeff.compression import Int, integer, quantized
+from jaxeff.core import functional
 from jaxeff.ensembles import ensemble
-from jaxeff.from_flax import functional
 from jaxeff.moment_propagation import Gaussian, assumptions, calibrate_moments, moments
 from jaxeff.noise import Additive, Mixed, Multiplicative, noisy
 from jaxeff.photonics import ChaoticLight, photonic

@@ -130,8 +130,7 @@ def _unavailable(reason: str) -> NoReturn:
 @pytest.fixture(scope="session")
 def arm_linker() -> str:
     """The aarch64 cross linker, or a skip."""
-    from jaxeff_export.targets.target import resolve_target
-    from jaxeff_export.targets.toolchain import ToolchainError, find_linker
+    from jaxeff_export.targets import ToolchainError, find_linker, resolve_target
 
     try:
         return find_linker(resolve_target("cortex-a72"))
@@ -143,7 +142,7 @@ def arm_linker() -> str:
 def emulator() -> None:
     """A prepared emulated board, or a skip."""
     from jaxeff_export.boards import BoardError, emulated
-    from jaxeff_export.targets.toolchain import ToolchainError, find_emulator
+    from jaxeff_export.targets import ToolchainError, find_emulator
 
     try:
         find_emulator()

@@ -10,6 +10,7 @@ from flax import nnx
 import jaxeff
 from jaxeff.bayes import (
     Draws,
+    SVIResult,
     distill,
     nuts,
     predict,
@@ -18,7 +19,6 @@ from jaxeff.bayes import (
     svi,
     to_gaussians,
 )
-from jaxeff.bayes.variational import SVIResult
 from jaxeff.moment_propagation import Gaussian
 from jaxeff.training import cross_entropy, fit, stateless
 
@@ -78,7 +78,7 @@ KEYS = ("None", "0", r"float32\[2\]")
         (lambda: walk(params=MODEL), "params must be a pytree of arrays, not the Flax model"),
         (lambda: infer(params=RESULT), "params is a SVIResult: pass its posterior"),
         (lambda: infer(params={"w": "ones"}), "params .* but w is 'ones'"),
-        (lambda: jaxeff.sites(f, MODEL, X), "argument 0 must be .* not the Flax model Linear"),
+        (lambda: jaxeff.sites(f, MODEL, X), "sites: params must be .* not the Flax model Linear"),
         # data
         (lambda: infer(data=X), r"data must be \(\*inputs, targets\).* not float32\[4,?\s?3\]"),
         (lambda: walk(data={"x": X, "y": Y}), r"data must be .* not a dict"),

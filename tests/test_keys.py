@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from jaxeff.keys import fast_key
+from jaxeff.core import fast_key
 from jaxeff.store import run_difference, run_identity
 from jaxeff.training import load_pytree, save_pytree
 

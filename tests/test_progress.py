@@ -7,8 +7,8 @@ import pytest
 from nbclient import NotebookClient
 from rich.console import Console
 
-from jaxeff import progress
-from jaxeff.progress import progress_bar
+from jaxeff.core import _progress as progress
+from jaxeff.core import progress_bar
 
 
 def shown(show, **console):
@@ -57,7 +57,7 @@ def test_pytest_and_pipes_stay_silent(capfd):
 
 def test_a_notebook_shows_a_bar_that_needs_no_widgets():
     cell = """
-        from jaxeff.progress import progress_bar
+        from jaxeff.core import progress_bar
         with progress_bar(None, "epoch", 4) as advance:
             for i in range(4):
                 advance(1, "loss < 1")

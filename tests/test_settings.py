@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxeff.settings import (
+from jaxeff.core import (
     Choice,
     Count,
     NonNegative,

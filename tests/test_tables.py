@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 
 import jaxeff
-from jaxeff.bayes import Draws, SVIResult
-from jaxeff.bayes.guides import LowRank
+from jaxeff.bayes import Draws, LowRank, SVIResult
 from jaxeff.bayes.sampling import HMC, NUTS, SGHMC, SGLD, MCMCResult, hmc, mcmc, nuts, sghmc, sgld
+from jaxeff.core import Table
 from jaxeff.noise import Additive, Repeated
 from jaxeff.program import SpecError
-from jaxeff.robustness.curve import summarize
-from jaxeff.tables import Table
+from jaxeff.robustness import summarize
 
 PARAMS = {"fc": {"bias": jnp.zeros(3), "kernel": jnp.zeros((2, 3))}}
 DRAWS = Draws({"fc/kernel": jnp.arange(60.0).reshape(2, 5, 2, 3)}, PARAMS)
@@ -182,3 +181,10 @@ def test_a_samplers_signature_is_that_of_its_kernel_and_of_mcmc(sampler, kernel)
     for name, default in of_kernel.items():
         missing = type(default).__name__ == "_MISSING_TYPE"
         assert given[name].default == (inspect.Parameter.empty if missing else default)
+
+
+def test_a_sampler_names_the_nearest_option():
+    with pytest.raises(TypeError, match="'warm_up'; did you mean 'warmup'"):
+        nuts(jax.random.key(0), f, PARAMS, (jnp.ones((4, 2)), jnp.arange(4) % 3), warm_up=3)
+    with pytest.raises(TypeError, match=r"sgld.. needs batch_size"):
+        sgld(jax.random.key(0), f, PARAMS, (jnp.ones((4, 2)), jnp.arange(4) % 3), step_size=0.1)

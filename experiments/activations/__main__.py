@@ -12,8 +12,8 @@
 
 All activation functions of a task run in one compiled sampler. R-hat is that of the predictions;
 what has not converged is marked. Finished networks and all chains are kept: a run that was killed
-goes on where it stopped, and one with more samples where the chains ended. Source: T3024-3061,
-T3250-3259.
+goes on where it stopped, and one with more samples where the chains ended. Source: Klein's
+thesis, tables 7.1 and 7.2.
 """
 
 from collections.abc import Sequence
@@ -80,9 +80,9 @@ def tables(report: Report) -> Sequence[Table]:
     shown = []
     for name in dict.fromkeys(row["table"] for row in report.rows):
         rows = sorted((r for r in report.rows if r["table"] == name), key=lambda r: -r["auroc"])
-        shown += [Table(name, rows, columns) for columns in COLUMNS[name]]
+        shown += [Table.from_rows(name, rows, columns) for columns in COLUMNS[name]]
     short = [{k: v for k, v in e.items() if k != "ranking"} for e in report.extra["rankings"]]
-    return [*shown, Table("rank correlation with the source", short)]
+    return [*shown, Table.from_rows("rank correlation with the source", short)]
 
 
 def _comparisons(rows: Sequence[Row]) -> list[dict[str, Any]]:

@@ -10,8 +10,7 @@ from matplotlib.figure import Figure
 from experiments.activations.judging import compare
 from experiments.activations.source import MOONS
 from experiments.harness import Report, Row
-from jaxeff.uncertainty import RegressionUncertainty
-from jaxeff.uncertainty.figures import draw_plane, draw_regression
+from jaxeff.uncertainty import RegressionUncertainty, draw_plane, draw_regression
 
 Arrays = Mapping[str, Any]
 

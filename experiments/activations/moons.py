@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from experiments.activations.network import Network
 from experiments.activations.recipe import Settings
 from jaxeff.bayes import predict
-from jaxeff.data.two_moons import plane, two_moons
+from jaxeff.data import plane, two_moons
 from jaxeff.uncertainty import (
     accuracy,
     auroc,

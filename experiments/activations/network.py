@@ -20,10 +20,10 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 import jaxeff
 from jaxeff.nn import ACTIVATIONS, MLP, SplineActivation
-from jaxeff.nn.activations import prelu
+from jaxeff.nn.layers import prelu
 
 LEARNED = "Spline"
-"""The learned activation (ours): the source only says that it tried some (T3157-3160)."""
+"""The learned activation (ours): Klein's thesis, section 7.5.1, only says that it tried some."""
 NAMES = (*ACTIVATIONS, LEARNED)
 HIDDEN = 50
 LAYERS = ("fc1", "fc2", "fc3")

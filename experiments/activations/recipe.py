@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from experiments.activations.network import LEARNED, NAMES, Scales
 from experiments.activations.source import MOONS
 from experiments.harness import SELECTS, Least, choose
-from jaxeff.data.two_moons import NOISE
+from jaxeff.data import NOISE
 from jaxeff.uncertainty import OOD_QUANTILE
 
 Task = Literal["sine", "moons"]
@@ -56,7 +56,9 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Variational:
-    """How the posterior is approximated (T3160-3200: linear annealing after pretraining).
+    """How the posterior is approximated: linear annealing after pretraining.
+
+    See Klein's thesis, figure 7.10.
 
     Attributes:
         pretrain_epochs: Epochs of the point estimate, from which SVI starts.

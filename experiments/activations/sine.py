@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from experiments.activations.network import Network
 from experiments.activations.recipe import Settings
 from jaxeff.bayes import Draws, predict
-from jaxeff.data import noisy_sine
+from jaxeff.data import sine as noisy_sine
 from jaxeff.uncertainty import (
     aleatoric_mse,
     auroc,

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 
 class Sine(NamedTuple):
-    """A row of T3024-3061: NUTS on the noisy sine."""
+    """A row of Klein's thesis, table 7.1: NUTS on the noisy sine."""
 
     mse_prediction: float
     mse_aleatoric: float
@@ -13,7 +13,7 @@ class Sine(NamedTuple):
 
 
 class Moons(NamedTuple):
-    """A row of T3250-3259: two moons; accuracies in percent."""
+    """A row of Klein's thesis, table 7.2: two moons; accuracies in percent."""
 
     accuracy_svi: float
     accuracy_nuts: float

@@ -10,7 +10,7 @@ from jaxtyping import Array, Int, PRNGKeyArray
 
 from experiments.activations.network import LAYERS, PRIOR, Network
 from jaxeff.bayes import prior_scales
-from jaxeff.bayes.density import Random, draw_prior, log_joint, log_prior, with_random
+from jaxeff.bayes.posteriors import Random, draw_prior, log_joint, log_prior, with_random
 
 
 @partial(jax.jit, static_argnames=("f", "likelihood", "chains", "steps"))

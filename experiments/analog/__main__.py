@@ -3,20 +3,20 @@
     python -m experiments.analog
 
 1. linear, columnar and white-box models, fitted to what chips answer to integer codes: their errors
-   over the number of active rows (T1794-1824);
+   over the number of active rows (Klein's thesis, figure 5.6);
 2. whether the order of a sum's terms matters, and what a transformer that knows it gains over one
-   that doesn't, with order-free chips as the control (T1851-1896);
+   that doesn't, with order-free chips as the control (section 5.4);
 3. retraining by every strategy of the source: digital, quantized, noisy, through the white box with
-   and without (growing) noise, with the chip in the loop, and combinations (T1833-1846), on digits
+   and without (growing) noise, with the chip in the loop, and combinations (table 5.1), on digits
    and on spoken words;
 4. the same through transformers of every column, with and without the order of events
-   (T1877-1933);
+   (tables 5.2 and 5.3);
 5. drift, and recalibration of the columns.
 
-No chip is at hand. Those here are synthetic (`jaxeff.analog_hardware.physics`), published before
+No chip is at hand. Those here are synthetic (`jaxeff.analog_hardware.crossbar`), published before
 any network was trained on them: the order of results can be compared with the source's, its numbers
 can't.
-Source: T1499-1951.
+Source: Klein's thesis, chapter 5.
 """
 
 from collections.abc import Sequence
@@ -80,7 +80,7 @@ def tables(report: Report) -> Sequence[Table]:
     """The source's tables beside ours."""
     rows = report.rows
     shown = [
-        Table(
+        Table.from_rows(
             f"{data}: retraining for synthetic chips, accuracy in %",
             judging.strategies(rows, data),
             ("strategy", "chips", "epochs", "seconds", "software", "on_chip", "worst", "best"),
@@ -102,15 +102,15 @@ def tables(report: Report) -> Sequence[Table]:
     step = ("data", "chip", "quantized", "white box", "ratio")
     return [
         *shown,
-        Table("errors of models in counts", models),
-        Table(
+        Table.from_rows("errors of models in counts", models),
+        Table.from_rows(
             "networks through models of sequences, accuracy in %",
             judging.through_sequences(rows),
             ("model", "chips", "data", *judging.SEQUENCE_COLUMNS),
         ),
-        Table("effects of order in counts", judging.of(rows, kind="order"), order),
-        Table("drift: accuracy in %", judging.of(rows, kind="drift"), drift),
-        Table("seconds of a training step", judging.of(rows, kind="step"), step),
+        Table.from_rows("effects of order in counts", judging.of(rows, kind="order"), order),
+        Table.from_rows("drift: accuracy in %", judging.of(rows, kind="drift"), drift),
+        Table.from_rows("seconds of a training step", judging.of(rows, kind="step"), step),
     ]
 
 

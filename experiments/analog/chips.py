@@ -53,7 +53,10 @@ def white_box(run: Run[Settings], device: int) -> WhiteBox:
 
 
 def fidelities(run: Run[Settings]) -> list[Row]:
-    """Errors of the three models on every chip, and on its order-free control (T1800-1824)."""
+    """Errors of the three models on every chip, and on its order-free control.
+
+    As in Klein's thesis, figure 5.6.
+    """
 
     def one(task: dict[str, Any]) -> list[Row]:
         chip = make(task["device"], task["ordered"])
@@ -79,7 +82,7 @@ def fidelities(run: Run[Settings]) -> list[Row]:
 
 
 def orders(run: Run[Settings]) -> list[Row]:
-    """How much order matters, and what models that know it make of it (T1851-1896)."""
+    """How much order matters, and what models make of it (Klein's thesis, section 5.4)."""
     settings = run.settings
 
     def one(task: dict[str, Any]) -> list[Row]:
@@ -109,7 +112,10 @@ def orders(run: Run[Settings]) -> list[Row]:
 
 
 def column(run: Run[Settings], device: int, at: int = 5) -> dict[str, np.ndarray]:
-    """One column's counts against the ideal sum, the table's, and the spline of that (T1794)."""
+    """One column's counts against the ideal sum, the table's, and the spline of that.
+
+    As in Klein's thesis, figure 5.5.
+    """
     chip = make(device, ordered=False)
     found = measured(run, chip)
     box = fit_white_box(found)

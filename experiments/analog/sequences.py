@@ -1,4 +1,7 @@
-"""Networks through models of sequences: ordered, order-free, and the white box (T1877-1933)."""
+"""Networks through models of sequences: ordered, order-free, and the white box.
+
+See Klein's thesis, tables 5.2 and 5.3.
+"""
 
 import dataclasses
 from typing import Any

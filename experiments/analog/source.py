@@ -17,13 +17,13 @@ STRATEGIES = {
     "representation + loop 1/30": (None, 69.7),
     "representation + loop 1/6": (None, 70.1),
 }
-"""Software and chip (T1833-1846); shares are of the 300 epochs of retraining."""
+"""Software and chip (Klein's thesis, table 5.1); shares are of the 300 epochs of retraining."""
 
 SOFTWARE_ROWS = tuple(STRATEGIES)[:6]
-"""Those without the chip, whose order is compared (T1833-1838)."""
+"""Those without the chip, whose order is compared."""
 
 ORDERED, UNORDERED = 0.5, 0.9
-"""Mean squared errors of the transformer sets, of no stated unit (T1894-1896)."""
+"""Mean squared errors of the transformer sets, of no stated unit (Klein's thesis, table 5.2)."""
 
 
 class Through(NamedTuple):
@@ -48,7 +48,7 @@ SEQUENCES = {
     "white box": Through(None, 76.9, 41.2, 71.9),
     "no model": Through(None, None, None, 69.6),
 }
-"""T1877-1933; without a model, all 350 epochs are in the loop."""
+"""Klein's thesis, tables 5.2 and 5.3; without a model, all 350 epochs are in the loop."""
 
 WHITE_BOX_STEP = 6.4
 """Time of an epoch through the white box over one of quantized training: 83.4 / 13.1 minutes."""

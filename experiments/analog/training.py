@@ -30,8 +30,7 @@ from jaxeff.analog_hardware import (
 from jaxeff.hardening import incremental
 from jaxeff.noise import Additive, noisy
 from jaxeff.store import load_pytree, save_pytree
-from jaxeff.training import cross_entropy, init, make_epoch, run_epochs
-from jaxeff.training.epoch import Loss
+from jaxeff.training import Loss, cross_entropy, init, make_epoch, run_epochs
 
 GAIN = 0.004
 """Counts per product of codes that a crossbar's result is decoded with, the chip's nominal gain."""
@@ -225,7 +224,7 @@ class Trainer:
         return rows
 
     def drift_rows(self) -> list[Row]:
-        """Accuracy after drift, and after recalibration of the columns (T1624-1634)."""
+        """Accuracy after drift, and after recalibration of the columns."""
         settings, key = self.run.settings, self.run.key
         late = jax.vmap(lambda c: c.after(settings.hours))(self.hardware["chip"])
         late = dataclasses.replace(late, hours=jnp.full(self.count, settings.hours))

@@ -2,9 +2,9 @@
 
     python -m experiments.bridges
 
-The source proposes them and has no numbers (T5166-5169: "high-quality MCMC posteriors can serve as
-a teacher model to regularize or initialize SVI, priors learned by SVI can accelerate MCMC"). On two
-moons and the noisy sine, with the long NUTS run as reference:
+Klein's thesis proposes them and has no numbers (section 11.3: "high-quality MCMC posteriors can
+serve as a teacher model to regularize or initialize SVI, priors learned by SVI can accelerate
+MCMC"). On two moons and the noisy sine, with the long NUTS run as reference:
 
 - MCMC with a short warm-up that starts at draws from the prior, around trained weights, or at draws
   from an SVI posterior: R-hat and effective samples, per gradient and per second;
@@ -71,8 +71,8 @@ def tables(report: Report) -> Sequence[Table]:
     for problem in dict.fromkeys(row["problem"] for row in report.rows):
         rows = [row for row in report.rows if row["problem"] == problem]
         sampled = [row for row in rows if "rhat" in row]
-        found.append(Table(f"{problem}: predictions", rows, QUALITY))
-        found.append(Table(f"{problem}: samplers", sampled, SAMPLING))
+        found.append(Table.from_rows(f"{problem}: predictions", rows, QUALITY))
+        found.append(Table.from_rows(f"{problem}: samplers", sampled, SAMPLING))
     return found
 
 

@@ -14,7 +14,7 @@ from experiments.bridges.problems import Problem
 from experiments.bridges.recipe import Settings
 from experiments.harness import Row, Run
 from jaxeff.bayes import MCMCResult, around_best_draw, distill, nuts, predict, sample, svi
-from jaxeff.bayes.likelihood import resolve_likelihood
+from jaxeff.bayes.posteriors import resolve_likelihood
 from jaxeff.training import fit, stateless
 
 GUIDES = ("mean_field", "low_rank")

@@ -14,12 +14,17 @@ from jaxtyping import Array, Bool, Float
 
 from experiments.bridges.recipe import Settings
 from jaxeff import functional
-from jaxeff.data import noisy_sine
-from jaxeff.data.two_moons import plane, two_moons
+from jaxeff.data import plane, two_moons
+from jaxeff.data import sine as noisy_sine
 from jaxeff.nn import MLP
-from jaxeff.uncertainty import auroc, decompose_logits, nll_from_log, predictive_log_probs
-from jaxeff.uncertainty.density import out_of_domain
-from jaxeff.uncertainty.regression import decompose_regression
+from jaxeff.uncertainty import (
+    auroc,
+    decompose_logits,
+    decompose_regression,
+    nll_from_log,
+    out_of_domain,
+    predictive_log_probs,
+)
 
 TEST = 1000
 SIDE = 40

@@ -22,7 +22,7 @@ import jax
 import jaxeff_export
 import numpy as np
 from jaxeff_export import Bundle, ToolchainError, resolve_target
-from jaxeff_export.targets.c_toolchain import find_c_toolchain
+from jaxeff_export.targets import find_c_toolchain
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 

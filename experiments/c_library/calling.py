@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 from jaxeff_export import resolve_target
-from jaxeff_export.clib.library import CLibrary
+from jaxeff_export.clib import CLibrary
 from jaxeff_export.clib.objects import call
-from jaxeff_export.targets.c_toolchain import find_c_toolchain
+from jaxeff_export.targets import find_c_toolchain
 
 from experiments.timing import Meter
 

@@ -9,8 +9,8 @@
 3. without training: ranges, equalization, bias correction and learned rounding;
 4. allocation: bits per layer, at the bit operations of a uniform policy.
 
-Finished trainings are kept: a run that was killed goes on. Source: T842-1197; its comparison
-(T928-936, after Roth et al., arXiv 2001.03048) is DenseNet-BC-100 on CIFAR-100.
+Finished trainings are kept: a run that was killed goes on. Source: Klein's thesis, chapter 3; its
+comparison (figure 3.3, after Roth et al., arXiv 2001.03048) is DenseNet-BC-100 on CIFAR-100.
 """
 
 import functools

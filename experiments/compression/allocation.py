@@ -12,8 +12,8 @@ from experiments.classifiers import Trained, accuracy
 from experiments.compression.recipe import Settings
 from experiments.harness import Row, Run
 from jaxeff.compression import (
-    Apart,
     BitSensitivity,
+    LayerQuantization,
     Uniform,
     allocate_bits,
     hessian_sensitivity,
@@ -58,7 +58,7 @@ def allocate(run: Run[Settings], model: Trained) -> list[Row]:
     for bits in settings.budgets:
         budget = sum(macs.values()) * bits**2
         policies: dict[str, dict[str, Any]] = {
-            "uniform": {s: Apart(Uniform(bits), Uniform(bits)) for s in sites}
+            "uniform": {s: LayerQuantization(Uniform(bits), Uniform(bits)) for s in sites}
         }
         policies |= {
             name: allocate_bits(_finite(table), found, budget, of="bops")
@@ -90,7 +90,7 @@ def _finite(table: BitSensitivity) -> BitSensitivity:
     return table._replace(weights=weights, activations=activations)
 
 
-def _closed_form(macs: dict[str, int], budget: float) -> dict[str, Apart]:
+def _closed_form(macs: dict[str, int], budget: float) -> dict[str, LayerQuantization]:
     """Whole bits of the largest signal-to-noise ratio that the budget allows (Lin et al.)."""
     low, high = 0.0, 200.0
     for _ in range(60):
@@ -100,7 +100,7 @@ def _closed_form(macs: dict[str, int], budget: float) -> dict[str, Apart]:
         else:
             high = middle
     bits = _whole(macs, low)
-    return {site: Apart(Uniform(b), Uniform(b)) for site, b in bits.items()}
+    return {site: LayerQuantization(Uniform(b), Uniform(b)) for site, b in bits.items()}
 
 
 def _whole(macs: dict[str, int], decibels: float) -> dict[str, int]:

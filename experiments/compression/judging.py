@@ -92,11 +92,11 @@ def tables(report: Report) -> Sequence[Table]:
     rows = report.rows
     floats = [{"subject": s, "accuracy": a} for s, a in float_accuracy(rows).items()]
     return [
-        Table("float", floats),
-        Table("accuracy over bits", over_bits(rows)),
-        Table("methods, with training", methods(rows)),
-        Table("methods, without training", without_training(rows)),
-        Table("bits per layer, without training", allocated(rows)),
+        Table.from_rows("float", floats),
+        Table.from_rows("accuracy over bits", over_bits(rows)),
+        Table.from_rows("methods, with training", methods(rows)),
+        Table.from_rows("methods, without training", without_training(rows)),
+        Table.from_rows("bits per layer, without training", allocated(rows)),
     ]
 
 

@@ -12,7 +12,6 @@ import optax
 from jaxeff.compression import (
     LSQ,
     PACT,
-    Apart,
     BayesianBits,
     Binary,
     BinaryBases,
@@ -22,6 +21,7 @@ from jaxeff.compression import (
     Floating,
     HalfWave,
     Incremental,
+    LayerQuantization,
     LearnedBasis,
     LearnedPowers,
     LearnedWidth,
@@ -79,9 +79,9 @@ class Method:
             last: Site of the last.
         """
         weights, activations = (make and make() for make in (self.weights, self.activations))
-        inside = Apart(weights, activations)
+        inside = LayerQuantization(weights, activations)
         end = LSQ(ENDS) if self.learns else _grid(ENDS)
-        ends = Apart(weights and end, activations and end)
+        ends = LayerQuantization(weights and end, activations and end)
         return {"*:linear": inside, first: ends, last: ends}
 
 

@@ -29,7 +29,7 @@ from experiments.classifiers import accuracy, how_to_train
 from experiments.harness import Least, Report, Row, Run, Study, Table, averaged
 from experiments.timing import interleaved
 from experiments.trainable import Images, load_images
-from jaxeff.compression import LSQ, Apart, Binary, Int, init, learned, quantized
+from jaxeff.compression import LSQ, Binary, Int, LayerQuantization, init, learned, quantized
 from jaxeff.nn import LeNet5
 from jaxeff.training import cross_entropy, fit
 
@@ -124,7 +124,7 @@ def _spec(method: str) -> dict[str, Any]:
     """Our setting of a method: the grids that Brevitas has, symmetric and a range per tensor."""
     name, _, bits = method.rpartition(" ")
     if name == "binary":
-        return {"*:linear": Apart(Binary(per="tensor"))}
+        return {"*:linear": LayerQuantization(Binary(per="tensor"))}
     if name == "lsq":
         return {"*:linear": LSQ(int(bits), initial="error")}
     return {"*:linear": Int(int(bits), symmetric="weights", per="tensor")}
@@ -242,8 +242,8 @@ def _compared(report: Report) -> list[Row]:
 def tables(report: Report) -> Sequence[Table]:
     """Accuracies and times."""
     return [
-        Table("accuracy", _compared(report)),
-        Table("a training step", [r for r in report.rows if "ratio" in r]),
+        Table.from_rows("accuracy", _compared(report)),
+        Table.from_rows("a training step", [r for r in report.rows if "ratio" in r]),
     ]
 
 

@@ -13,12 +13,12 @@ from experiments.compression.recipe import Settings, Subject
 from experiments.harness import Row, Run
 from jaxeff.compression import (
     calibrate,
+    deterministic,
     init,
     learned,
     memory,
     penalty,
     quantized,
-    settled,
 )
 from jaxeff.training import DivergedError, cross_entropy, fit
 
@@ -48,7 +48,7 @@ def train(run: Run[Settings], subject: Subject, model: Trained, method: Method) 
     # Incremental quantization is done by the optimizer: the network computes with what it holds.
     function = net.train if method.after is not None else learned(net.train, keyed=method.keyed)
     loss = _loss(model, method, function, settings.batch_size)
-    found = quantized(net.evaluate, settled(spec))
+    found = quantized(net.evaluate, deterministic(spec))
     row = {
         "subject": subject.name, "seed": model.seed, "family": method.family,
         "weight_bits": method.weight_bits, "activation_bits": method.activation_bits,
@@ -62,7 +62,7 @@ def train(run: Run[Settings], subject: Subject, model: Trained, method: Method) 
     except DivergedError as error:
         return row | {"trained": None, "message": str(error)}
     params, spec = result.params
-    final = settled(spec)
+    final = deterministic(spec)
     g = quantized(net.evaluate, final)
     measured = jaxeff.cost(g, params, result.state, jnp.asarray(x[:1]))
     return row | {

@@ -11,8 +11,8 @@ from experiments.compression.methods import FLOAT
 from experiments.compression.recipe import Settings
 from experiments.harness import Row, Run
 from jaxeff.compression import (
-    Apart,
     Int,
+    LayerQuantization,
     Uniform,
     adaround,
     awq,
@@ -90,7 +90,7 @@ def _methods(steps: int) -> dict[str, Make]:
         return make
 
     def clipped(f: Any, params: Any, x: Any, weights: int, activations: int) -> Compressed:
-        spec = {"*:linear": Apart(Uniform(weights), Uniform(activations))}
+        spec = {"*:linear": LayerQuantization(Uniform(weights), Uniform(activations))}
         return f, params, calibrate(f, params, [x], spec, method="mse", weights=True)
 
     def equalized(f: Any, params: Any, x: Any, weights: int, activations: int) -> Compressed:
@@ -103,9 +103,11 @@ def _methods(steps: int) -> dict[str, Make]:
 
     def rounded(method: Callable[..., Any]) -> Make:
         def make(f: Any, params: Any, x: Any, weights: int, activations: int) -> Compressed:
-            spec = {"*:linear": Apart(Uniform(weights), None)}
+            spec = {"*:linear": LayerQuantization(Uniform(weights), None)}
             new, found = method(f, params, x, spec)
-            measured = calibrate(f, params, [x], {"*:linear": Apart(None, Uniform(activations))})
+            measured = calibrate(
+                f, params, [x], {"*:linear": LayerQuantization(None, Uniform(activations))}
+            )
             return f, new, _joined(found, measured)
 
         return make
@@ -124,8 +126,9 @@ def _methods(steps: int) -> dict[str, Make]:
     }
 
 
-def _joined(weights: dict[str, Any], activations: dict[str, Any]) -> dict[str, Apart]:
+def _joined(weights: dict[str, Any], activations: dict[str, Any]) -> dict[str, LayerQuantization]:
     """Settings of the same sites for weights and for activations as one."""
     return {
-        site: Apart(weights[site].weights, activations[site].activations) for site in activations
+        site: LayerQuantization(weights[site].weights, activations[site].activations)
+        for site in activations
     }

@@ -31,7 +31,10 @@ SWEEP = (
 def tables(report: Report) -> Sequence[Table]:
     """The methods, and the calibration factor."""
     sweep = report.extra["sweep"]
-    return [Table("methods", report.rows, COLUMNS), Table("calibration factor", sweep, SWEEP)]
+    return [
+        Table.from_rows("methods", report.rows, COLUMNS),
+        Table.from_rows("calibration factor", sweep, SWEEP),
+    ]
 
 
 STUDY = Study(

@@ -1,9 +1,10 @@
 """The calibration factor of the moment pass, measured: what it does, and where it comes from.
 
 The source scales the variances of all weights by 0.3 (MLP) or 0.4 (LeNet-5) before the moment pass
-and supposes that moment matching makes this necessary (T3654-3665). Its released weights hold
-standard deviations as ``softplus(raw)``, and its released operators read their variances as
-``exp(raw)``. So both readings are swept here: ``right`` and ``misread``.
+and supposes that moment matching makes this necessary (Klein's thesis, section 8.3). Its released
+weights hold standard deviations as ``softplus(raw)``, and its released operators read their
+variances as ``exp(raw)``. So both readings are swept here:
+``right`` and ``misread``.
 """
 
 from collections.abc import Callable

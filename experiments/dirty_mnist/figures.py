@@ -57,7 +57,10 @@ def draw_data(report: Report) -> Figure:
 
 
 def draw_scatter(report: Report) -> Figure:
-    """Softmax entropy against mutual information: a panel per method (T3262ff, T3667ff)."""
+    """Softmax entropy against mutual information: a panel per method.
+
+    As in Klein's thesis, figures 7.11 and 8.4.
+    """
     rows = report.rows
     columns = min(3, len(rows))
     lines = -(-len(rows) // columns)
@@ -84,7 +87,10 @@ def draw_scatter(report: Report) -> Figure:
 
 
 def draw_histograms(report: Report, methods: Sequence[str]) -> Figure:
-    """Total, aleatoric and epistemic uncertainty of the three sets: a row per method (T3667ff)."""
+    """Total, aleatoric and epistemic uncertainty of the three sets: a row per method.
+
+    As in Klein's thesis, figure 8.3.
+    """
     parts = {"total": "total", "aleatoric": "softmax entropy", "epistemic": "mutual information"}
     figure, axes = plt.subplots(
         len(methods), 3, figsize=(12, 2.8 * len(methods)), layout="constrained", squeeze=False,
@@ -107,7 +113,10 @@ def draw_histograms(report: Report, methods: Sequence[str]) -> Figure:
 
 
 def draw_counts(report: Report, networks: Sequence[str]) -> Figure:
-    """What the number of samples does to each figure; dashed, the moment pass (T3560ff)."""
+    """What the number of samples does to each figure; dashed, the moment pass.
+
+    As in Klein's thesis, figure 8.2.
+    """
     figure, axes = plt.subplots(
         len(networks), 4, figsize=(15, 3.2 * len(networks)), layout="constrained", squeeze=False
     )

@@ -21,7 +21,7 @@ from experiments.dirty_mnist.recipe import Sets, Settings, split, subset
 from experiments.dirty_mnist.training import Trained
 from experiments.harness import Run
 from jaxeff.bayes import MCMCResult, hmc, prior_scales, sample
-from jaxeff.bayes.density import random_part, with_random
+from jaxeff.bayes.posteriors import random_part, with_random
 from jaxeff.data import normalize
 
 MONITORED = 40

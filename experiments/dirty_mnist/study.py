@@ -19,7 +19,7 @@ from experiments.dirty_mnist.sampling import Sampled, sample_mlp
 from experiments.dirty_mnist.training import train
 from experiments.harness import Found, Report, Run
 
-# T3698-3716, and T3262ff (MLP by MCMC and SVI, 0.958 and 0.966) of the source.
+# Klein's thesis, table 8.2, and section 7.5.2 (MLP by MCMC and SVI, 0.958 and 0.966).
 SOURCE = {
     "mlp svi": {"accuracy": 0.963, "auroc": 0.812},
     "mlp moments": {"accuracy": 0.963, "auroc": 0.858},

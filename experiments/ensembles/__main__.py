@@ -12,7 +12,7 @@
 5. cost: multiplications, time of a prediction and of a training.
 
 Finished trainings are kept: a run that was killed goes on. `--full` trains a ResNet-18. Source:
-T4057-4537 (arXiv 2412.15758); its numbers of the table are not public.
+Klein's thesis, chapter 9 (arXiv 2412.15758); the numbers of its table 9.1 are not public.
 """
 
 from collections.abc import Callable, Iterable

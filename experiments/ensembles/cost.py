@@ -16,7 +16,7 @@ from jaxeff.ensembles import Members, member_loss, repulsive
 from jaxeff.nn import MLP
 from jaxeff.training import cross_entropy, init, make_epoch
 
-# T4415-4434, millions of multiply-accumulates at batch 1000 (sine) and 128 (LeNet-5).
+# Klein's thesis, table 9.2: millions of multiply-accumulates, batch 1000 (sine), 128 (LeNet-5).
 SOURCE_MACS = {
     ("sine", "one"): 2.6, ("sine", "heads"): 7.8, ("sine", "networks"): 26.0,
     ("lenet5", "one"): 36.0, ("lenet5", "heads"): 37.0, ("lenet5", "networks"): 360.5,

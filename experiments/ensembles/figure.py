@@ -11,9 +11,8 @@ from matplotlib.figure import Figure
 from experiments.ensembles import judging
 from experiments.ensembles.sine import SOURCE, grid
 from experiments.harness import Report, Row, averaged, grouped
-from jaxeff.data import noisy_sine
-from jaxeff.uncertainty import RegressionUncertainty, negative_log_density
-from jaxeff.uncertainty.figures import draw_regression
+from jaxeff.data import sine as noisy_sine
+from jaxeff.uncertainty import RegressionUncertainty, draw_regression, negative_log_density
 
 DOMAINS = {"clean": "C0", "ambiguous": "C1", "ood": "C3"}
 SHOWN = ("MAP", "DDU", "DE, few", "heads", "RLLE, patches 8", "RLLE, other")

@@ -1,4 +1,4 @@
-"""The rows of the source's table (T4379-4393), and rivals that need no images from elsewhere.
+"""The rows of Klein's thesis, table 9.1, and rivals that need no images from elsewhere.
 
 Each method trains its networks and yields, seed by seed, what they say of the test images.
 """
@@ -33,7 +33,7 @@ from jaxeff.ensembles import (
     with_prior,
 )
 from jaxeff.noise import Dropout
-from jaxeff.program.last_layer import inputs_of
+from jaxeff.program.costs import inputs_of
 from jaxeff.training import cross_entropy
 from jaxeff.uncertainty import Decomposition, in_batches, sample_logits
 

@@ -9,7 +9,7 @@ import jaxeff
 from experiments.ensembles.bench import Bench, judged, said
 from experiments.harness import Row
 from jaxeff.bayes import laplace, svi
-from jaxeff.ensembles import Members, affordable, drawn, member_loss
+from jaxeff.ensembles import Members, affordable, member_loss, sampled
 
 
 def rows(bench: Bench, site: str) -> Iterator[Row]:
@@ -27,10 +27,10 @@ def rows(bench: Bench, site: str) -> Iterator[Row]:
     for seed in range(settings.one):
         start = bench.networks[seed]
         key = jax.random.fold_in(bench.run.key, seed)
-        found = {"SVI": drawn(key, bench.f, _svi(bench, site, seed, start), count)}
+        found = {"SVI": sampled(key, bench.f, _svi(bench, site, seed, start), count)}
         if site == bench.last:
             posterior = laplace(bench.f, start, bench.images.train, {site: "full"})
-            found["Laplace"] = drawn(key, bench.f, posterior, count)
+            found["Laplace"] = sampled(key, bench.f, posterior, count)
         found["members"] = _members(bench, site, seed, start, count)
         for method, (g, params) in found.items():
             one = {

@@ -161,7 +161,7 @@ def draw(report: Report) -> dict[str, Figure]:
 
 def tables(report: Report) -> Sequence[Table]:
     """The differences, with the values that differ most."""
-    return [Table("largest differences", differences(report))]
+    return [Table.from_rows("largest differences", differences(report))]
 
 
 STUDY = Study(

@@ -20,7 +20,7 @@ KINDS: tuple[Kind, ...] = (
 
 @dataclass(frozen=True)
 class Sine:
-    """The noisy sine (T4238-4257).
+    """The noisy sine (Klein's thesis, figure 9.2).
 
     Attributes:
         activations: Activation functions, as the source's table names them.

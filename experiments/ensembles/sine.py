@@ -18,8 +18,8 @@ from jaxtyping import Array, Float
 import jaxeff
 from experiments.ensembles.recipe import Sine
 from experiments.harness import Row
-from jaxeff.bayes.likelihood import heteroscedastic
-from jaxeff.data import noisy_sine
+from jaxeff.bayes.posteriors import heteroscedastic
+from jaxeff.data import sine as noisy_sine
 from jaxeff.ensembles import Interval, Members, member_loss, repulsive
 from jaxeff.nn import ACTIVATIONS, MLP
 from jaxeff.noise import Dropout
@@ -35,7 +35,7 @@ from jaxeff.uncertainty import (
 )
 
 GAMMA = "RLLE, gamma "
-# T4238-4257: the configurations of the source's figure.
+# The configurations of Klein's thesis, figure 9.2.
 SOURCE = {"MC dropout": "SiLU", "DE": "SiLU", "RLLE": "SELU"}
 PUSHED = 32
 """Inputs per step at which heads repel each other."""

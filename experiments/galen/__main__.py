@@ -10,7 +10,7 @@
 What a search found is trained on, compiled in integer codes and measured. Every search and every
 result is kept when it is done: a run that was killed goes on. `--only joint` selects searchers.
 
-Source: T1199-1497; Krieger et al., arXiv 2212.07818.
+Source: Klein's thesis, chapter 4; Krieger et al., arXiv 2212.07818.
 """
 
 from dataclasses import dataclass

@@ -24,13 +24,12 @@ import jaxeff_export.boards
 import numpy as np
 from jaxeff_export import Bundle
 from jaxeff_export.boards import RpcBoard
-from jaxeff_export.latency.measured import MeasuredLatency
-from jaxeff_export.latency.turns import compiled
+from jaxeff_export.latency import MeasuredLatency, compiled
 
 from jaxeff.nn import small_classifier
 from jaxeff.search import Actions, Candidate, Candidates, Legal, Space
 
-SERVER = Path(jaxeff_export.boards.__file__).with_name("device_server.py")
+SERVER = Path(jaxeff_export.boards.__file__).with_name("_device_server.py")
 FIRST_PORT, PORTS = 21000, 100
 NUMBER, REPEAT = 2, 3
 CALLS = 1 + NUMBER * REPEAT

@@ -45,7 +45,7 @@ def finals(report: Report) -> list[Row]:
 
 
 def agents(report: Report) -> list[Row]:
-    """The source's table of its agents (T1356-1364), as shares of the whole network's numbers."""
+    """The agents of Klein's thesis, table 4.1, as shares of the whole network's numbers."""
     base = whole(report)
     rows = []
     for row in finals(report):
@@ -68,7 +68,7 @@ def _beside(name: str, ours: float, theirs: Row, whole: float) -> Row:
 
 
 def blind(report: Report) -> list[Row]:
-    """The source's table of sensitivities (T1433-1465), at the smallest share."""
+    """With and without sensitivities, at the smallest share (Klein's thesis, table 4.2)."""
     base, least = whole(report), min(report.config["targets"])
     rows = []
     for row in searches(report):
@@ -92,14 +92,20 @@ def tables(report: Report) -> Sequence[Table]:
             "message")  # fmt: skip
     columns = ("searcher", "target", "seed", "told", "took", "share", "searched", "library")
     return [
-        Table("float", [base], ("subject", "ms", "share_of_generic", "accuracy", "validation")),
-        Table("agents, trained and measured; shares of the whole network's", agents(report),
-              ("agent", "c", "seed", "macs", "bops", "latency", "of_untuned", "accuracy")),
-        Table("every searcher at one budget, in the search", searches(report), kept),
-        Table("sensitivities off and on, in the search", blind(report)),
-        Table("every result, trained and measured", [_first(row) for row in finals(report)],
-              columns),
-    ]  # fmt: skip
+        Table.from_rows(
+            "float", [base], ("subject", "ms", "share_of_generic", "accuracy", "validation")
+        ),
+        Table.from_rows(
+            "agents, trained and measured; shares of the whole network's",
+            agents(report),
+            ("agent", "c", "seed", "macs", "bops", "latency", "of_untuned", "accuracy"),
+        ),
+        Table.from_rows("every searcher at one budget, in the search", searches(report), kept),
+        Table.from_rows("sensitivities off and on, in the search", blind(report)),
+        Table.from_rows(
+            "every result, trained and measured", [_first(row) for row in finals(report)], columns
+        ),
+    ]
 
 
 def _first(row: Row) -> Row:

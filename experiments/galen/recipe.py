@@ -80,7 +80,7 @@ def actions_of(settings: Settings, name: str) -> Actions:
     """What the actions of a searcher mean."""
     if name == "pruning":
         return Actions("pruning", settings.few)
-    of = "quantization" if name == "quantization" else "joint"
+    of = "quantization" if name == "quantization" else "both"
     return Actions(of, settings.round_to)
 
 

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import optax
 from jaxeff_export import deploy, measured_latency, resolve_target, table_latency
-from jaxeff_export.latency.turns import Turns, compiled
+from jaxeff_export.latency import Turns, compiled
 
 from experiments import classifiers
 from experiments.galen.recipe import AGENTS, BLIND, Settings, actions_of, searcher_of
@@ -17,9 +17,9 @@ from experiments.trainable import load_images
 from jaxeff.search import (
     Candidate,
     Candidates,
-    Landing,
     Legal,
     Policy,
+    Refinement,
     Search,
     Sensitivity,
     Space,
@@ -162,8 +162,10 @@ class Workshop:
         if "policy" not in row:
             return {"part": "final", **same, "message": row["message"]}
         settings, model = self.settings, self.model
-        landing = Landing(self.measured, steps=2, tried=6) if settings.latency == "table" else None
-        found = self._search(row["searcher"], row["target"], row["seed"], landing)
+        refinement = (
+            Refinement(self.measured, steps=2, tried=6) if settings.latency == "table" else None
+        )
+        found = self._search(row["searcher"], row["target"], row["seed"], refinement)
         small, top = found.smaller, found.top
         ranges = model.calibration(RANGES)
         small = small.with_ranges(ranges)
@@ -181,8 +183,8 @@ class Workshop:
             right = [board.run(x[i : i + 1]).argmax() == labels[i] for i in range(len(labels))]
         return {
             "part": "final", **same, "share": share,
-            "told": [one["told"] * row["target"] for one in found.landed if "ratio" in one],
-            "took": [one["ratio"] * row["target"] for one in found.landed if "ratio" in one],
+            "told": [one["predicted"] * row["target"] for one in found.refined if "ratio" in one],
+            "took": [one["ratio"] * row["target"] for one in found.refined if "ratio" in one],
             "validation": top["accuracy"], "reward": top["reward"],
             "searched": self._accuracy(small), "library": float(np.mean(right)),
             "macs": float(found.space.macs(found.best).sum()),
@@ -190,7 +192,7 @@ class Workshop:
         }  # fmt: skip
 
     def _search(
-        self, name: str, target: float, seed: int, landing: Landing | None = None
+        self, name: str, target: float, seed: int, refinement: Refinement | None = None
     ) -> Search:
         """The search; episodes that it had are read."""
         settings = self.settings
@@ -198,7 +200,7 @@ class Workshop:
             self._key(1 + seed), self.candidates, latency=self.latency, target=target,
             agent=searcher_of(settings, name), actions=actions_of(settings, name),
             episodes=settings.episodes, known=None if name == BLIND else self.known,
-            landing=landing, progress=False,
+            refinement=refinement, progress=False,
             folder=self.run.work / f"{name}-{target:g}-{seed}".replace(" ", "_"),
         )  # fmt: skip
 

@@ -3,14 +3,15 @@
     python -m experiments.hardening
 
 1. quantization-aware training without noise, by bit width and scale of the activations: accuracy
-   without noise against the midpoint noise level (T2226-2257);
+   without noise against the midpoint noise level (Klein's thesis, table 6.2);
 2. noisy training at several levels: accuracy where training and inference noise match, and its
-   midpoint beside that of a network trained without noise (T2265-2283);
+   midpoint beside that of a network trained without noise (Klein's thesis, table 6.3);
 3. both combined.
 
 Noise is additive, Gaussian, fresh for every element, at every slot of the source's accounting. All
 levels and scales of a kind are one compiled sweep. Finished networks are kept, so is the running
-one by the epoch: a run that was killed goes on. Source: T2176-2349, arXiv 2501.14531.
+one by the epoch: a run that was killed goes on. Source: Klein's thesis, section 6.3; arXiv
+2501.14531.
 """
 
 from collections.abc import Sequence
@@ -55,7 +56,10 @@ def run(run: Run[recipe.Settings]) -> Found:
 
 def tables(report: Report) -> Sequence[Table]:
     """The source's two tables beside ours, and the curves of matched noise."""
-    return [Table(name, report.extra["tables"][name], columns) for name, columns in TABLES.items()]
+    return [
+        Table.from_rows(name, report.extra["tables"][name], columns)
+        for name, columns in TABLES.items()
+    ]
 
 
 STUDY = Study(

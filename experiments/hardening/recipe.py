@@ -13,7 +13,7 @@ import numpy as np
 from experiments.harness import Least, Refused
 
 SCALES = (0.5, 1.0, 2.0, 3.0)
-"""Constant scales of activations (T2226: VGG-11's)."""
+"""Constant scales of activations (Klein's thesis, table 6.2: VGG-11's)."""
 RESNET_SCALES = (0.5, 1.0, 4.0, 8.0, 10.0)
 BITS = (8, 4)
 

@@ -13,7 +13,7 @@ ResNet-18, which has it too: under other noise than in training the running stat
 and accuracy peaks at the trained level. `--network lenet5` shows what is left of that without.
 
 Trainings of a kind are one compiled sweep. Finished networks are kept, so is the running one by the
-epoch: a run that was killed goes on. Source: T2352-2474, arXiv 2503.16183.
+epoch: a run that was killed goes on. Source: Klein's thesis, section 6.4; arXiv 2503.16183.
 """
 
 from collections.abc import Sequence
@@ -138,8 +138,8 @@ def tables(report: Report) -> Sequence[Table]:
     """All networks, and VANT beside noisy training."""
     compared = report.extra["tables"]["comparison"]
     return [
-        Table("all networks", report.rows, COLUMNS),
-        Table("rAUC of noisy training and of VANT", compared),
+        Table.from_rows("all networks", report.rows, COLUMNS),
+        Table.from_rows("rAUC of noisy training and of VANT", compared),
     ]
 
 

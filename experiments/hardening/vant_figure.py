@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from experiments.hardening import vant_judging as judging
 from experiments.harness import Report, Row
 from jaxeff.hardening import ALPHA
-from jaxeff.robustness.figures import draw_heatmap
+from jaxeff.robustness.curves import draw_heatmap
 
 
 def draw(report: Report) -> dict[str, Figure]:

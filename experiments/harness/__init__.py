@@ -14,7 +14,7 @@ from experiments.harness.means import grouped as grouped
 from experiments.harness.means import mean as mean
 from experiments.harness.report import Report as Report
 from experiments.harness.report import Row as Row
-from experiments.harness.report import Table as Table
 from experiments.harness.run import Found as Found
 from experiments.harness.run import Run as Run
 from experiments.harness.study import Study as Study
+from jaxeff.core import Table as Table

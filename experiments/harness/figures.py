@@ -15,6 +15,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 from matplotlib.transforms import ScaledTranslation
 
+from jaxeff.store import new_file
+
 DPI = 120
 SMALL = 8
 
@@ -31,7 +33,8 @@ def save(figures: Mapping[str, Figure], folder: Path) -> list[Path]:
     for name, figure in figures.items():
         finish(figure)
         paths.append(folder / f"{name}.png")
-        figure.savefig(paths[-1], dpi=DPI)
+        with new_file(paths[-1]) as temporary:
+            figure.savefig(temporary, dpi=DPI, format="png")
         plt.close(figure)
     return paths
 

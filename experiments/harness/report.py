@@ -13,31 +13,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table as RichTable
 
 from experiments.harness.command import SIZES
+from jaxeff.core import Table, cell_text
 from jaxeff.store import write_whole
 
 Row = dict[str, Any]
 _PACKAGES = ("jaxeff", "jax", "jaxlib", "flax", "optax", "numpyro", "apache-tvm", "numpy")
-
-
-class Table(NamedTuple):
-    """Rows to print; a column's numbers of the source (`source_<column>`) stand beside ours.
-
-    Attributes:
-        title: Above them.
-        rows: The records; a missing entry is an empty cell.
-        columns: The keys to show, all of them if empty.
-    """
-
-    title: str
-    rows: Sequence[Mapping[str, Any]]
-    columns: Sequence[str] = ()
 
 
 @dataclass
@@ -80,7 +66,7 @@ class Report:
     def tables(self, columns: Mapping[str, Sequence[str]]) -> list[Table]:
         """A table for each kind of row that there is, by the entry ``table``; `columns` of each."""
         kinds = {kind: [row for row in self.rows if row["table"] == kind] for kind in columns}
-        return [Table(kind, rows, columns[kind]) for kind, rows in kinds.items() if rows]
+        return [Table.from_rows(kind, rows, columns[kind]) for kind, rows in kinds.items() if rows]
 
     def save(self, path: Path, differences: Sequence[str] = ()) -> Path:
         """Writes the JSON, atomically."""
@@ -123,30 +109,13 @@ def _plain(value: Any) -> Any:
     return array.item() if array.ndim == 0 else array.tolist()
 
 
-def show_table(console: Console, table: Table) -> None:
-    """Prints a table."""
-    known = list(dict.fromkeys(key for row in table.rows for key in row))
-    columns: list[str] = []
-    for column in table.columns or known:
-        beside = f"source_{column}"
-        columns += [column, beside] if table.columns and beside in known else [column]
-    shown = RichTable(title=table.title)
-    for i, column in enumerate(dict.fromkeys(columns)):
-        shown.add_column(column.replace("_", " "), justify="right" if i else "left", no_wrap=True)
-    for row in table.rows:
-        shown.add_row(*(_cell(row.get(column)) for column in dict.fromkeys(columns)))
-    console.print(shown)
-
-
 def show_checks(console: Console, checks: Sequence[Mapping[str, Any]]) -> None:
     """Prints the claims beside the source's numbers."""
-    table = RichTable(title="Checks")
-    for column in ("check", "source", "ours", ""):
-        table.add_column(column)
-    for check in checks:
-        cells = (_cell(check["source"]), _cell(check["ours"]))
-        table.add_row(check["name"], *cells, verdict(check))
-    console.print(table)
+    cells = [
+        (check["name"], cell_text(check["source"]), cell_text(check["ours"]), verdict(check))
+        for check in checks
+    ]
+    console.print(Table(("check", "source", "ours", ""), cells, title="Checks"))
 
 
 def verdict(check: Mapping[str, Any]) -> str:
@@ -165,16 +134,3 @@ def versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, bool | int):
-        return f"{value:,}" if not isinstance(value, bool) else str(value)
-    if isinstance(value, list):
-        return " ".join(map(_cell, value))
-    number = float(value)
-    return f"{number:.2e}" if number and abs(number) < 1e-3 else f"{number:.4g}"

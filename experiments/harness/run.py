@@ -13,9 +13,8 @@ from rich.console import Console
 
 from experiments.harness.command import Order, Refused, find_options
 from experiments.harness.report import Row, plain
-from jaxeff.keys import fast_key
-from jaxeff.progress import progress_bar
-from jaxeff.store import CheckpointError, Kept, write_whole
+from jaxeff.core import fast_key, progress_bar
+from jaxeff.store import CheckpointError, Journal, write_whole
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -141,7 +140,7 @@ class Run(Generic[S]):
         done = [plain(task) for task in tasks if plain(task) in self._kept]
         return [row for task in done for row in self._kept[task]]
 
-    def _open(self, identity: dict[str, Any], order: Order) -> Kept:
+    def _open(self, identity: dict[str, Any], order: Order) -> Journal:
         """The rows of this run; nothing is computed where they can't be kept."""
         path = self.work / "rows.jsonl"
         try:
@@ -151,7 +150,7 @@ class Run(Generic[S]):
                 file.parent.mkdir(parents=True, exist_ok=True)
                 write_whole(probe := file.with_name(f"{file.name}.probe"), "")
                 probe.unlink()
-            return Kept(path, identity)
+            return Journal(path, identity)
         except OSError as error:
             raise Refused(f"results can't be written: {error}") from error
         except CheckpointError as error:

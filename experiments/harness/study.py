@@ -19,12 +19,14 @@ from matplotlib.figure import Figure
 
 from experiments.harness import figures
 from experiments.harness.command import SIZES, Order, Refused, read
-from experiments.harness.report import Report, Row, Table, plain, show_checks, show_table
+from experiments.harness.report import Report, Row, plain, show_checks
 from experiments.harness.run import Found, Run, S, make_console
+from jaxeff.core import Table
+from jaxeff.store import new_file
 
 
 def _all_rows(report: Report) -> list[Table]:
-    return [Table(report.name, report.rows)]
+    return [Table.from_rows(report.name, report.rows)]
 
 
 @dataclass(frozen=True)
@@ -85,11 +87,12 @@ class Study(Generic[S]):
         self.judge(report)
         path = report.save(order.json or order.results / f"{run.name}.json", self.differences)
         if found.arrays:
-            np.savez_compressed(run.folder / "arrays.npz", **found.arrays)  # type: ignore[arg-type]
+            with new_file(run.folder / "arrays.npz") as temporary, temporary.open("wb") as file:
+                np.savez_compressed(file, **found.arrays)  # type: ignore[arg-type]
         pictures = figures.save(self.draw(report), run.folder)
 
         for table in self.tables(report):
-            show_table(console, table)
+            console.print(table)
         show_checks(console, report.checks)
         for difference in self.differences:
             console.print(f"- {difference}")

@@ -19,9 +19,9 @@
 Times are of windows of two milliseconds: where others share the processor, longer ones hold their
 turns too.
 
-The source (thesis T964) finds kernels on ARM's A cores bound by reads of the first cache; T1139 to
-T1163 that pruning and quantization save time only where layouts fit. Times here are of this x86
-processor and of nothing else.
+Klein's thesis finds kernels on ARM's A cores bound by reads of the first cache (section 3.2.1), and
+that pruning and quantization save time only where layouts fit (section 3.6). Times here are of this
+x86 processor and of nothing else.
 """
 
 import shutil
@@ -33,7 +33,7 @@ import jax
 import jaxeff_export
 import numpy as np
 from jaxeff_export import BoardError, Bundle, ToolchainError, resolve_target
-from jaxeff_export.boards.emulated import require_emulator
+from jaxeff_export.boards import require_emulator
 from jaxeff_export.targets import toolchain
 
 from experiments import engines
@@ -189,7 +189,7 @@ def _network(net: Subject, rounds: int, threads: int) -> list[Row]:
 
 
 def _instructions() -> str:
-    from jaxeff_export.operators.integer.dots import dot_of
+    from jaxeff_export.operators.integer import dot_of
     from tvm.target import Target
 
     return dot_of(Target(_target())).name

@@ -9,13 +9,13 @@ import numpy as np
 import tvm
 from jax import lax
 from jaxeff_export import export, resolve_target
-from jaxeff_export.compiler.compilation import bind_parameters, compile_module
+from jaxeff_export.compiler import bind_parameters, compile_module
 from jaxeff_export.importer import import_stablehlo
 from jaxeff_export.operators.integer import IntegerKernelError, integer_operators
 from tvm import relax
 
 from experiments.timing import Meter, measure_rounds, ratio, summary
-from jaxeff.compression.integers.operators import q_conv2d
+from jaxeff.compression.integers import q_conv2d
 
 IMAGE, KERNEL = (1, 16, 16, 128), (3, 3, 128, 128)
 MACS = 16 * 16 * 128 * 9 * 128

@@ -12,9 +12,8 @@ from ai_edge_litert import schema_py_generated as schema
 
 from experiments.integer.subjects import Subject
 from experiments.litert_layers import FORWARD, Layers
-from jaxeff.compression.integers.grids import Codes, weight_codes
-from jaxeff.compression.protocol import Tensor
-from jaxeff.compression.uniform import Uniform
+from jaxeff.compression import Tensor, Uniform
+from jaxeff.compression.integers import Codes, weight_codes
 
 _WEIGHTS = Uniform(8, True, None, per="channel")
 

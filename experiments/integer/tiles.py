@@ -1,7 +1,7 @@
 """How good the rule for register tiles is: every tile of a layer on the clock.
 
 Tiles of integer kernels come from a count of loads and of idle pipelines
-(`jaxeff_export.operators.integer.geometry`), not from a search. Here all tiles of the layers of
+(`jaxeff_export.operators.integer`), not from a search. Here all tiles of the layers of
 three networks that fill at least half of the registers are timed, and the best of them meets the
 rule's in alternating rounds.
 """
@@ -12,11 +12,20 @@ from typing import Any
 import numpy as np
 import tvm
 from jaxeff_export import resolve_target
-from jaxeff_export.compiler.compilation import compilation_target
-from jaxeff_export.operators.integer.contraction import Sharing, contraction, vectors_of, words_of
-from jaxeff_export.operators.integer.dots import Dot, dot_of
-from jaxeff_export.operators.integer.epilogue import epilogue_of
-from jaxeff_export.operators.integer.geometry import Geometry, Tile, tile_of, tiles_of
+from jaxeff_export.compiler import compilation_target
+from jaxeff_export.operators.integer import (
+    Dot,
+    Geometry,
+    Sharing,
+    Tile,
+    contraction,
+    dot_of,
+    epilogue_of,
+    tile_of,
+    tiles_of,
+    vectors_of,
+    words_of,
+)
 
 from experiments.timing import Meter, measure_rounds, ratio
 

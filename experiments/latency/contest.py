@@ -7,7 +7,7 @@ from experiments import engines
 from experiments.latency.engines import Contestant, Setup
 from experiments.latency.networks import METHODS, Subject
 from experiments.timing import measure_rounds, ratio, summary
-from jaxeff.program.cost import cost
+from jaxeff.program import cost
 
 Place = tuple[str, str]
 """Method and engine."""

@@ -19,8 +19,8 @@ import jax.numpy as jnp
 import jaxeff_export
 from flax import nnx
 from jaxeff_export import Bundle, resolve_target
-from jaxeff_export.bundle.modelling import LIKEST
-from jaxeff_export.targets.toolchain import ToolchainError
+from jaxeff_export.bundle.machine_model import LIKEST
+from jaxeff_export.targets import ToolchainError
 from scipy.stats import spearmanr
 
 import jaxeff

@@ -11,11 +11,9 @@ from typing import Any
 
 import numpy as np
 import tvm
-from jaxeff_export.compiler.compilation import compile_module
-from jaxeff_export.operators import Form
-from jaxeff_export.operators.manual import Optimizations, dense_kernel
-from jaxeff_export.operators.modules import dense_module
-from jaxeff_export.targets.target import resolve_target
+from jaxeff_export.compiler import compile_module
+from jaxeff_export.operators import Form, Optimizations, dense_kernel, dense_module
+from jaxeff_export.targets import resolve_target
 from tvm import relax
 
 from experiments.latency.engines import Setup

@@ -2,9 +2,9 @@
 
 import numpy as np
 import tvm
-from jaxeff_export.compiler.compilation import compile_module
-from jaxeff_export.compiler.scheduling import Machine
-from jaxeff_export.targets.target import resolve_target
+from jaxeff_export.compiler import compile_module
+from jaxeff_export.compiler.schedules import Machine
+from jaxeff_export.targets import resolve_target
 from tvm import relax, te
 
 from experiments.timing import Meter

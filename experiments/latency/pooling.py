@@ -15,16 +15,15 @@ import jaxeff_export
 from jax import lax
 from jax.extend.core.primitives import reduce_window_max_p
 from jaxeff_export import Bundle, resolve_target
-from jaxeff_export.tuning.tune import tune
+from jaxeff_export.tuning import tune
 
 from experiments.latency.engines import Setup
 from experiments.latency.engines.with_tvm import meter_of
 from experiments.latency.networks import Subject
 from experiments.timing import Meter, measure_rounds, ratio, summary
 from jaxeff.moment_propagation import Gaussian, moments
-from jaxeff.moment_propagation.clark import maximum
-from jaxeff.moment_propagation.pooling import window, window_max
-from jaxeff.moment_propagation.raw import Activated
+from jaxeff.moment_propagation.rules import maximum, window, window_max
+from jaxeff.moment_propagation.values import Activated
 
 GENERIC, BY_ROWS = "generic", "by rows"
 SHAPES = ((28, 28, 6), (10, 10, 16))

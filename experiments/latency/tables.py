@@ -32,16 +32,16 @@ def _machine(rows: Sequence[Row]) -> list[Table]:
         }
         for row in rows
     ]
-    return [Table("what the machine does", lines)]
+    return [Table.from_rows("what the machine does", lines)]
 
 
 def _main(rows: Sequence[Row]) -> list[Table]:
     lines = [line | _source(line) for line in _by_engine(rows)]
     title = "milliseconds; the source's on a Cortex-A72, tuned (30 samples: Pyro)"
     return [
-        Table(title, lines),
-        Table("over XLA, medians of the same rounds", _by_engine(rows, "over_xla")),
-        Table("over our moment pass", _by_engine(rows, "over_moments")),
+        Table.from_rows(title, lines),
+        Table.from_rows("over XLA, medians of the same rounds", _by_engine(rows, "over_xla")),
+        Table.from_rows("over our moment pass", _by_engine(rows, "over_moments")),
     ]
 
 
@@ -49,8 +49,8 @@ def _curve(rows: Sequence[Row]) -> list[Table]:
     per_image = [{**row, "ms": row["ms"] / row["batch"]} for row in rows]
     sampled = [row for row in rows if row["method"] == "svi30"]
     return [
-        Table("milliseconds per image", _by_engine(per_image)),
-        Table("30 samples over our moment pass", _by_engine(sampled, "over_moments")),
+        Table.from_rows("milliseconds per image", _by_engine(per_image)),
+        Table.from_rows("30 samples over our moment pass", _by_engine(sampled, "over_moments")),
     ]
 
 
@@ -66,7 +66,7 @@ def _ensembles(rows: Sequence[Row]) -> list[Table]:
             line |= {"A72_tuned": both[line["method"] == "multihead"]}
         lines.append(line)
     title = "ensembles, milliseconds; the source's on a Cortex-A72 with four threads"
-    return [Table(title, lines)]
+    return [Table.from_rows(title, lines)]
 
 
 def _profile(rows: Sequence[Row]) -> list[Table]:
@@ -76,11 +76,11 @@ def _profile(rows: Sequence[Row]) -> list[Table]:
         own = [row for row in rows if (row["model"], row["engine"]) == (model, engine)]
         lines = [{**row, "operator": _shortened(row["operator"])} for row in own]
         title = f"moment pass of {model} by {engine}, batch {own[0]['batch']}"
-        found.append(Table(title, lines, ("operator", "kind", "calls", "ms", "share")))
+        found.append(Table.from_rows(title, lines, ("operator", "kind", "calls", "ms", "share")))
         shares = kinds(own)
         theirs = source.SHARES[model]
         beside = [{"kind": k, "share": v, "A72": theirs.get(k)} for k, v in shares.items()]
-        found.append(Table(f"shares of {model}, the source's before tuning", beside))
+        found.append(Table.from_rows(f"shares of {model}, the source's before tuning", beside))
     return found
 
 
@@ -90,7 +90,7 @@ def _forms(rows: Sequence[Row]) -> list[Table]:
         line = lines.setdefault(row["layer"], {"dense layer": row["layer"]})
         line[row["form"]] = row["ms"]
     title = f"forms of the dense operator, batch {rows[0]['batch']}, ms"
-    return [Table(title, [*lines.values()])]
+    return [Table.from_rows(title, [*lines.values()])]
 
 
 def _optimizations(rows: Sequence[Row]) -> list[Table]:
@@ -104,7 +104,7 @@ def _optimizations(rows: Sequence[Row]) -> list[Table]:
     title = f"the dense operator of an MLP, batch {rows[0]['batch']}, {threads} thread(s), ms"
     (default,) = (row for row in rows if row["optimizations"] == DEFAULT)
     last = {"optimization": DEFAULT, "with_ms": default["ms"], "speedup": default["speedup"]}
-    return [Table(title, [*lines, last])]
+    return [Table.from_rows(title, [*lines, last])]
 
 
 def _pooling(rows: Sequence[Row]) -> list[Table]:
@@ -114,7 +114,7 @@ def _pooling(rows: Sequence[Row]) -> list[Table]:
     ]
     title = f"max pooling in the moment pass of LeNet-5, batch {rows[0]['batch']}, ms"
     columns = ("part", "implementation", "engine", "ms", "over_generic", "A72")
-    return [Table(title, lines, columns)]
+    return [Table.from_rows(title, lines, columns)]
 
 
 def _modelled(rows: Sequence[Row]) -> list[Table]:
@@ -138,9 +138,9 @@ def _modelled(rows: Sequence[Row]) -> list[Table]:
         for (model, method, kind), share in modelled.shares(rows).items()
     ]
     return [
-        Table(title, lines, columns),
-        Table("how the model and the clock agree", several),
-        Table("multiply-accumulates, padding included, over the core's peak", of_peak),
+        Table.from_rows(title, lines, columns),
+        Table.from_rows("how the model and the clock agree", several),
+        Table.from_rows("multiply-accumulates, padding included, over the core's peak", of_peak),
     ]
 
 

@@ -62,9 +62,11 @@ def tables(report: Report) -> Sequence[Table]:
         for network, rows in by_network(report).items()
     ]
     return [
-        Table("median error of variances, held-out inputs", errors),
-        Table("variances over Monte Carlo's, held-out inputs", report.rows, COLUMNS),
-        Table("out-of-domain AUROC of mutual information", report.extra["detection"], DETECTION),
+        Table.from_rows("median error of variances, held-out inputs", errors),
+        Table.from_rows("variances over Monte Carlo's, held-out inputs", report.rows, COLUMNS),
+        Table.from_rows(
+            "out-of-domain AUROC of mutual information", report.extra["detection"], DETECTION
+        ),
     ]
 
 

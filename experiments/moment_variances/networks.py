@@ -14,7 +14,7 @@ from flax import nnx
 import jaxeff
 from jaxeff.moment_propagation import Gaussian
 from jaxeff.nn import MLP
-from jaxeff.nn.transformer import EncoderBlock
+from jaxeff.nn.models import EncoderBlock
 
 WIDTH, CLASSES, TOKENS, SIZE = 16, 10, 8, 8
 NOISE = 0.1

@@ -13,7 +13,8 @@
 6. time: predictions in software, with pseudo-random light and without;
 7. dark: the networks of 2 with the same parameters and no light at all, by entropy.
 
-Source: T4541-4983; Brückerhoff-Plückelmann et al., Nature Communications 15, 10445 (2024).
+Source: Klein's thesis, chapter 10; Brückerhoff-Plückelmann et al., Nature Communications 15, 10445
+(2024).
 """
 
 from dataclasses import dataclass

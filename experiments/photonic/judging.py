@@ -49,22 +49,25 @@ def tables(report: Report) -> Sequence[Table]:
     rows = report.rows
     light = ("intensity", "mean", "variance", "skewness", "pvalue")
     found = [
-        Table("variance", of(rows, "light", "variance"), light),
-        Table("fit", of(rows, "light", "fit"), ("modes", "photons", "electronic")),
-        Table("sums", of(rows, "light", "sum"), ("carriers", "mean", "std", "without", "split")),
-        Table(
-            "correlation", of(rows, "light", "correlation"),
+        Table.from_rows("variance", of(rows, "light", "variance"), light),
+        Table.from_rows("fit", of(rows, "light", "fit"), ("modes", "photons", "electronic")),
+        Table.from_rows(
+            "sums", of(rows, "light", "sum"), ("carriers", "mean", "std", "without", "split")
+        ),
+        Table.from_rows(
+            "correlation",
+            of(rows, "light", "correlation"),
             ("times", "channels", "time", "channel", "effective"),
         ),
-        Table("digits", of(rows, "digits"), ("seed", "model", *COLUMNS, *LEVELS)),
-        Table("without light", of(rows, "dark"), ("seed", *COLUMNS)),
-        Table("beside", of(rows, "beside"), ("method", *COLUMNS)),
-        Table("noise budget", of(rows, "budget"), ("level", *COLUMNS)),
-        Table("samples", of(rows, "samples"), ("samples", *COLUMNS)),
-        Table("bits", of(rows, "bits"), ("bits", *COLUMNS)),
-        Table("guides", of(rows, "guides"), ("guide", "kl", "nats", *COLUMNS, *LEVELS)),
-        Table("time", of(rows, "time"), TIME),
-    ]  # fmt: skip
+        Table.from_rows("digits", of(rows, "digits"), ("seed", "model", *COLUMNS, *LEVELS)),
+        Table.from_rows("without light", of(rows, "dark"), ("seed", *COLUMNS)),
+        Table.from_rows("beside", of(rows, "beside"), ("method", *COLUMNS)),
+        Table.from_rows("noise budget", of(rows, "budget"), ("level", *COLUMNS)),
+        Table.from_rows("samples", of(rows, "samples"), ("samples", *COLUMNS)),
+        Table.from_rows("bits", of(rows, "bits"), ("bits", *COLUMNS)),
+        Table.from_rows("guides", of(rows, "guides"), ("guide", "kl", "nats", *COLUMNS, *LEVELS)),
+        Table.from_rows("time", of(rows, "time"), TIME),
+    ]
     return [table for table in found if table.rows]
 
 

@@ -145,9 +145,9 @@ def tables(report: Report) -> Sequence[Table]:
     ]
     columns = ("net", "batch", "policies", "loop_us", "at_once", "ratio", "traces", "same")
     return [
-        Table("microseconds per policy, and throughput over the loop's", timed, columns),
-        Table("a training step by XLA's count, ours over hand-written", steps),
-        Table("allocation", [row for row in report.rows if "budget" in row]),
+        Table.from_rows("microseconds per policy, and throughput over the loop's", timed, columns),
+        Table.from_rows("a training step by XLA's count, ours over hand-written", steps),
+        Table.from_rows("allocation", [row for row in report.rows if "budget" in row]),
     ]
 
 

@@ -11,7 +11,7 @@
 
 Finished trainings are kept: a run that was killed goes on. Other programs of this package compare
 with Torch-Pruning (`experiments.pruning.peer`) and time a ResNet-18 (`experiments.pruning.speed`).
-Source: T989-1041, and T1139-1163: multiply-accumulates are a poor proxy of time.
+Source: Klein's thesis, section 3.3, and section 3.6: multiply-accumulates are a poor proxy of time.
 """
 
 import functools

@@ -59,12 +59,12 @@ def tables(report: Report) -> Sequence[Table]:
     """What is printed."""
     rows = report.rows
     return [
-        Table("whole", [{"subject": s, "accuracy": a} for s, a in whole(rows).items()]),
-        Table("scores", by_score(rows)),
-        Table("single weights", by_method(rows)),
-        Table("the small network", by_start(rows)),
-        Table("time", [r for r in rows if r["part"] == "time"]),
-        Table("time and multiply-accumulates", correlations(rows)),
+        Table.from_rows("whole", [{"subject": s, "accuracy": a} for s, a in whole(rows).items()]),
+        Table.from_rows("scores", by_score(rows)),
+        Table.from_rows("single weights", by_method(rows)),
+        Table.from_rows("the small network", by_start(rows)),
+        Table.from_rows("time", [r for r in rows if r["part"] == "time"]),
+        Table.from_rows("time and multiply-accumulates", correlations(rows)),
     ]
 
 

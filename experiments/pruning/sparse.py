@@ -10,7 +10,7 @@ import jaxeff
 from experiments.classifiers import Trained, accuracy, how_to_train
 from experiments.harness import Row, Run
 from experiments.pruning.recipe import Settings, Subject
-from jaxeff.compression import init, quantized, updated
+from jaxeff.compression import init, quantized, update_statistics
 from jaxeff.pruning.sparsity import (
     Magnitude,
     NofM,
@@ -51,7 +51,7 @@ def sparse(run: Run[Settings], subject: Subject, model: Trained, method: str, sh
         if method == "surgery":
             spec = jax.lax.cond(
                 step % EVERY == 0,
-                lambda: updated(net.evaluate, params, (state, batch[0]), spec),
+                lambda: update_statistics(net.evaluate, params, (state, batch[0]), spec),
                 lambda: spec,
             )
         return value, (metrics, (after, spec))

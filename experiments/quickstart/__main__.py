@@ -50,7 +50,7 @@ def run(run: Run[recipe.Settings]) -> Found:
 def tables(report: Report) -> Sequence[Table]:
     """The methods."""
     where = f"LeNet-5 on {report.config['data']}, batch {report.config['batch']}"
-    return [Table(where, report.rows, COLUMNS)]
+    return [Table.from_rows(where, report.rows, COLUMNS)]
 
 
 STUDY = Study(

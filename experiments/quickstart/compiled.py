@@ -10,7 +10,7 @@ import jaxeff_export
 import numpy as np
 from jaxeff_export import BoardError, ToolchainError, resolve_target
 from jaxeff_export.boards import emulated
-from jaxeff_export.targets.toolchain import find_emulator, find_linker
+from jaxeff_export.targets import find_emulator, find_linker
 
 import jaxeff
 from experiments.harness import Run

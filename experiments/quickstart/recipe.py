@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int
 
 from experiments.harness import Least, Refused
 from jaxeff import data
-from jaxeff.data.catalogue import VARIABLE
+from jaxeff.data import VARIABLE
 
 
 @dataclass(frozen=True)

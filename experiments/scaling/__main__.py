@@ -7,8 +7,8 @@ the noisy sine, over depth 1 to 5, width 25 to 200 and the size of the data set,
 BlackJAX, TensorFlow Probability and Pyro (where installed: `pip install "jaxeff[benchmark]"`) and
 by jaxeff itself; and a roofline whose ceilings are measured here.
 
-Rows are kept as they come: a run that was killed goes on where it stopped. Source: T3308-3420 of
-the thesis.
+Rows are kept as they come: a run that was killed goes on where it stopped. Source: Klein's
+thesis, section 7.5.3.
 """
 
 import time
@@ -54,7 +54,7 @@ def finished(row: Row, task: Task) -> Row:
 
 def tables(report: Report) -> list[Table]:
     """Every row."""
-    return [Table("cost of inference", report.rows, COLUMNS)]
+    return [Table.from_rows("cost of inference", report.rows, COLUMNS)]
 
 
 STUDY = Study(

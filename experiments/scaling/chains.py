@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jaxeff.bayes import mixing
-from jaxeff.data.noisy_sine import REGIMES, noisy_sine, span
+from jaxeff.data import REGIMES, noisy_sine, span
 
 INPUTS = 100
 """Inputs of the predictions, over the data, the gaps, and one unit beyond."""

@@ -140,8 +140,8 @@ def draw(report: Report) -> dict[str, Figure]:
 def tables(report: Report) -> list[Table]:
     """Times and rates."""
     return [
-        Table("NUTS on the noisy sine", report.rows, TIMES),
-        Table("predictive means over 100 inputs", report.rows, RATES),
+        Table.from_rows("NUTS on the noisy sine", report.rows, TIMES),
+        Table.from_rows("predictive means over 100 inputs", report.rows, RATES),
     ]
 
 

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from experiments.harness import Least, Refused
-from jaxeff.data.noisy_sine import REGIMES, noisy_sine
+from jaxeff.data import REGIMES, noisy_sine
 
 EXAMPLES = 192
 OUTPUTS = 2  # mean and log-variance

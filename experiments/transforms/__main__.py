@@ -116,7 +116,10 @@ def tables(report: Report) -> Sequence[Table]:
         if "transform" in row
     ]
     timed = [row for row in report.rows if "method" in row]
-    return [Table("XLA's count, ours over hand-written", short), Table("milliseconds", timed)]
+    return [
+        Table.from_rows("XLA's count, ours over hand-written", short),
+        Table.from_rows("milliseconds", timed),
+    ]
 
 
 STUDY = Study(

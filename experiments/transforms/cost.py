@@ -16,7 +16,7 @@ from jaxeff.compression import Int, quantized
 from jaxeff.moment_propagation import Gaussian, moments
 from jaxeff.nn import MLP, LeNet5, ResNet18
 from jaxeff.noise import Additive, Multiplicative, Noise, noisy
-from jaxeff.program.evaluation import site_key
+from jaxeff.program import site_key
 
 TRANSFORMS = ("noisy", "quantized", "moments")
 ADD, MUL, BITS = 0.1, 0.05, 8

@@ -11,7 +11,8 @@
 
 A sweep is one compiled program over all of its levels. Everything can be killed and started again.
 ``--fast`` runs on the embedded digits, the default on two processor cores in well under an hour,
-``--full`` is the source's configuration, for an accelerator. Source: arXiv 2212.10430, T2011-2174.
+``--full`` is the source's configuration, for an accelerator. Source: Klein's thesis, section 6.2;
+arXiv 2212.10430.
 """
 
 from collections.abc import Sequence
@@ -87,11 +88,14 @@ def tables(report: Report) -> Sequence[Table]:
     fits = report.extra["midpoints"]
     none = sum(fit["mu"] is None for fit in fits)
     return [
-        Table(f"midpoints ({none} of {len(fits)} curves have none; the JSON says why)", fits,
-              MIDPOINTS),
-        Table("self-binarization", report.extra["binarization"], BINARIZATION),
-        Table("repetition (accuracy)", report.extra["repetition"], REPETITION),
-    ]  # fmt: skip
+        Table.from_rows(
+            f"midpoints ({none} of {len(fits)} curves have none; the JSON says why)",
+            fits,
+            MIDPOINTS,
+        ),
+        Table.from_rows("self-binarization", report.extra["binarization"], BINARIZATION),
+        Table.from_rows("repetition (accuracy)", report.extra["repetition"], REPETITION),
+    ]
 
 
 STUDY = Study("walking_noise", __doc__, recipe.SIZES, run, findings.judge, figures.draw, tables)

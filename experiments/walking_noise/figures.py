@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from experiments.harness import Report, Row
 from experiments.walking_noise.findings import CHANCE, ORDERS, Curve, accuracies, midpoints
 from jaxeff.robustness import Midpoint, summarize
-from jaxeff.robustness.figures import draw_contour, draw_curve, draw_histograms, draw_midpoints
+from jaxeff.robustness.curves import draw_contour, draw_curve, draw_histograms, draw_midpoints
 
 KINDS = {"add": "additive", "mul": "multiplicative"}
 
@@ -80,7 +80,7 @@ def _layers(rows: Sequence[Row], fits: Mapping[Curve, Midpoint], kind: str) -> F
 
 
 def _binarization(row: Row, arrays: Mapping[str, np.ndarray]) -> Figure:
-    """The source's panels: values on both scales, and the threshold check (T2103)."""
+    """Values on both scales, and the threshold check (Klein's thesis, section 6.2.2)."""
     found = {name.removeprefix(f"{row['case']}/"): array for name, array in arrays.items()}
     level = row["level"]
     figure, axes = plt.subplots(1, 3, figsize=(13, 3.8), layout="constrained")

@@ -133,7 +133,7 @@ EPOCHS = {
     ("mlp", "cifar-10"): 200, ("lenet5", "cifar-10"): 300,
     ("mlp", "fashion-mnist"): 250, ("lenet5", "fashion-mnist"): 200,
 }  # fmt: skip
-# The source's table: noise level, executions per slot, accuracy uniform and guided (T2149).
+# Klein's thesis, table 6.1: noise level, executions per slot, accuracy uniform and guided.
 REPETITIONS = {
     Case("mlp", "mnist", True): (0.35, (6, 1, 3, 3, 2, 1, 2, 1, 1, 1, 1), (0.714, 0.806)),
     Case("mlp", "mnist", False): (0.471, (8, 1, 2, 1, 1, 1, 1, 1), (0.682, 0.871)),

@@ -1,4 +1,4 @@
-"""The table of guided repetition (T2149): uniform against guided executions of noisy layers."""
+"""Uniform against guided executions of noisy layers (Klein's thesis, table 6.1)."""
 
 import functools
 from collections.abc import Sequence

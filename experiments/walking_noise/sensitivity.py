@@ -2,8 +2,9 @@
 
     python -m experiments.walking_noise.sensitivity
 
-Walking noise trains a network per slot, level and seed. The source calls for something cheaper and
-proposes two (T5154-5160), which it doesn't try. Measured here, for networks trained without noise:
+Walking noise trains a network per slot, level and seed. Klein's thesis, section 11.3, calls for
+something cheaper and proposes two, which it doesn't try. Measured here, for networks trained
+without noise:
 
 1. divergence: the noise level at which a slot alone moves the predictions by one bit;
 2. a budget of noise spread over the slots by gradient, of the trained network;
@@ -92,7 +93,7 @@ def measure(run: Run[Effort], problem: Sweep) -> list[Row]:
 
 def tables(report: Report) -> Sequence[Table]:
     """The rankings."""
-    return [Table("ranking of slots against walking noise", report.rows, COLUMNS)]
+    return [Table.from_rows("ranking of slots against walking noise", report.rows, COLUMNS)]
 
 
 STUDY = Study(

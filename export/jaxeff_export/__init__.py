@@ -19,70 +19,65 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from jaxeff_export.extras import require_extra
+from jaxeff_export.targets import require_extra
 
 if TYPE_CHECKING:
-    from jaxeff_export.artifact.artifact import Artifact as Artifact
-    from jaxeff_export.artifact.artifact import ArtifactError as ArtifactError
-    from jaxeff_export.artifact.artifact import export as export
-    from jaxeff_export.artifact.signature import SignatureError as SignatureError
+    from jaxeff_export.artifact import Artifact as Artifact
+    from jaxeff_export.artifact import ArtifactError as ArtifactError
+    from jaxeff_export.artifact import SignatureError as SignatureError
+    from jaxeff_export.artifact import export as export
     from jaxeff_export.boards import Board as Board
     from jaxeff_export.boards import BoardError as BoardError
-    from jaxeff_export.bundle.bundle import Bundle as Bundle
-    from jaxeff_export.bundle.manifest import BundleError as BundleError
-    from jaxeff_export.clib.errors import CLibraryError as CLibraryError
-    from jaxeff_export.clib.library import CLibrary as CLibrary
-    from jaxeff_export.compiler.compilation import compile_module as compile_module
-    from jaxeff_export.deployment import deploy as deploy
-    from jaxeff_export.deployment import deploy_artifact as deploy_artifact
-    from jaxeff_export.extras import MissingExtraError as MissingExtraError
-    from jaxeff_export.fleet import Outcome as Outcome
-    from jaxeff_export.fleet import on_boards as on_boards
+    from jaxeff_export.bundle import Bundle as Bundle
+    from jaxeff_export.bundle import Outcome as Outcome
+    from jaxeff_export.bundle import deploy as deploy
+    from jaxeff_export.bundle import deploy_artifact as deploy_artifact
+    from jaxeff_export.bundle import on_boards as on_boards
+    from jaxeff_export.bundle.files import BundleError as BundleError
+    from jaxeff_export.clib import CLibrary as CLibrary
+    from jaxeff_export.clib.objects import CLibraryError as CLibraryError
+    from jaxeff_export.compiler import compile_module as compile_module
     from jaxeff_export.importer import StableHLOParseError as StableHLOParseError
     from jaxeff_export.importer import UnsupportedOpError as UnsupportedOpError
     from jaxeff_export.importer import import_stablehlo as import_stablehlo
-    from jaxeff_export.latency.measured import measured_latency as measured_latency
-    from jaxeff_export.latency.modelled import modelled_latency as modelled_latency
-    from jaxeff_export.latency.table import table_latency as table_latency
-    from jaxeff_export.schedules.errors import TuningError as TuningError
-    from jaxeff_export.targets.target import ARM_TARGETS as ARM_TARGETS
-    from jaxeff_export.targets.target import C_TARGETS as C_TARGETS
-    from jaxeff_export.targets.target import TargetError as TargetError
-    from jaxeff_export.targets.target import resolve_target as resolve_target
-    from jaxeff_export.targets.target import target_names as target_names
-    from jaxeff_export.targets.toolchain import ToolchainError as ToolchainError
-    from jaxeff_export.tuning.tune import tune as tune
+    from jaxeff_export.latency import measured_latency as measured_latency
+    from jaxeff_export.latency import modelled_latency as modelled_latency
+    from jaxeff_export.latency import table_latency as table_latency
+    from jaxeff_export.schedules import TuningError as TuningError
+    from jaxeff_export.targets import ARM_TARGETS as ARM_TARGETS
+    from jaxeff_export.targets import C_TARGETS as C_TARGETS
+    from jaxeff_export.targets import MissingExtraError as MissingExtraError
+    from jaxeff_export.targets import TargetError as TargetError
+    from jaxeff_export.targets import ToolchainError as ToolchainError
+    from jaxeff_export.targets import resolve_target as resolve_target
+    from jaxeff_export.targets import target_names as target_names
+    from jaxeff_export.tuning import tune as tune
 
 _MODULES = {
-    "artifact.artifact": ("Artifact", "ArtifactError", "export"),
-    "artifact.signature": ("SignatureError",),
+    "artifact": ("Artifact", "ArtifactError", "SignatureError", "export"),
     "boards": ("Board", "BoardError"),
-    "bundle.bundle": ("Bundle",),
-    "bundle.manifest": ("BundleError",),
-    "clib.errors": ("CLibraryError",),
-    "clib.library": ("CLibrary",),
-    "compiler.compilation": ("compile_module",),
-    "deployment": ("deploy", "deploy_artifact"),
-    "extras": ("MissingExtraError",),
-    "fleet": ("Outcome", "on_boards"),
+    "bundle": ("Bundle", "Outcome", "deploy", "deploy_artifact", "on_boards"),
+    "bundle.files": ("BundleError",),
+    "clib": ("CLibrary",),
+    "clib.objects": ("CLibraryError",),
+    "compiler": ("compile_module",),
     "importer": ("StableHLOParseError", "UnsupportedOpError", "import_stablehlo"),
-    "latency.measured": ("measured_latency",),
-    "latency.modelled": ("modelled_latency",),
-    "latency.table": ("table_latency",),
-    "schedules.errors": ("TuningError",),
-    "targets.target": (
+    "latency": ("measured_latency", "modelled_latency", "table_latency"),
+    "schedules": ("TuningError",),
+    "targets": (
         "ARM_TARGETS",
         "C_TARGETS",
+        "MissingExtraError",
         "TargetError",
+        "ToolchainError",
         "resolve_target",
         "target_names",
     ),
-    "targets.toolchain": ("ToolchainError",),
-    "tuning.tune": ("tune",),
+    "tuning": ("tune",),
 }
-"""The public names by the module that defines them; none may be a module's of this package."""
+"""The public names by the package that offers them."""
 
-_NEED_TVM = ("compiler.compilation", "importer")
+_NEED_TVM = ("compiler", "importer")
 """Those of them that import TVM at once."""
 
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}

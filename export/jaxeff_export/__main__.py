@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from jaxeff_export.extras import MissingExtraError, require_extra
+from jaxeff_export.targets import MissingExtraError, require_extra
 
 
 def main() -> None:

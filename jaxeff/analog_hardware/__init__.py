@@ -22,49 +22,60 @@ logits = in_the_loop(f, spec, Chip(3))(jax.random.key(0), params, x)       # a (
 4. `in_the_loop` trains with the chip itself, `growing_noise` with a model's; `train_for_chip` is
    the whole recipe. `compensate_drift` recalibrates.
 
-Source: T1499-1951; Klein et al., "Towards addressing noise and static variations of analog
-computations using efficient retraining" (2021); Kuhn et al., arXiv:2309.14292.
+Source: Klein's thesis, chapter 5; Klein et al., "Towards addressing noise and static variations of
+analog computations using efficient retraining" (2021); Kuhn et al., arXiv:2309.14292.
 """
 
-from jaxeff.analog_hardware.characterize import Characterization, Design, characterize
-from jaxeff.analog_hardware.chip import Chip
-from jaxeff.analog_hardware.crossbar import Correction, Crossbar
-from jaxeff.analog_hardware.drift import Reference, compensate_drift, reference
-from jaxeff.analog_hardware.events import Events, measure_events
-from jaxeff.analog_hardware.fidelity import Fidelity, fidelity
-from jaxeff.analog_hardware.in_the_loop import in_the_loop
-from jaxeff.analog_hardware.models import Linear, TileModel
-from jaxeff.analog_hardware.observed import (
-    Partition,
-    Placement,
-    ReadOut,
-    calibrate_ranges,
-    partition,
-    read_out,
-)
-from jaxeff.analog_hardware.order import OrderEffect, order_effect
-from jaxeff.analog_hardware.physics import PUBLISHED, Physics
-from jaxeff.analog_hardware.queries import Hardware, Query
-from jaxeff.analog_hardware.recipe import (
+from jaxeff.analog_hardware._drift import Reference, compensate_drift, reference
+from jaxeff.analog_hardware._in_the_loop import in_the_loop
+from jaxeff.analog_hardware._recipe import (
     ForChip,
     at_noise,
     growing_noise,
     train_for_chip,
     with_model,
 )
-from jaxeff.analog_hardware.sequence import SequenceModel, fit_sequence
-from jaxeff.analog_hardware.splines import Splines, fit_splines
-from jaxeff.analog_hardware.transform import analog
-from jaxeff.analog_hardware.white_box import (
+from jaxeff.analog_hardware.chips import (
+    Characterization,
+    Chip,
     Columnar,
+    Design,
+    Events,
+    Fidelity,
+    Hardware,
     LinearFit,
+    OrderEffect,
+    Partition,
+    Placement,
+    Query,
     ReadOutNoise,
+    SequenceModel,
+    Splines,
     WhiteBox,
+    calibrate_ranges,
+    characterize,
+    fidelity,
     fit_columnar,
     fit_linear,
     fit_noise,
+    fit_sequence,
+    fit_splines,
     fit_white_box,
+    measure_events,
+    order_effect,
+    partition,
+    read_out,
 )
+from jaxeff.analog_hardware.crossbar import (
+    PUBLISHED,
+    Correction,
+    Crossbar,
+    Linear,
+    Physics,
+    TileModel,
+    analog,
+)
+from jaxeff.noise import ReadOut
 
 __all__ = [
     "PUBLISHED",

@@ -21,23 +21,21 @@ jaxeff.moments(f)(result.posterior, x)                      # one pass instead o
 Gaussian around a trained last layer; a `MixturePosterior` has several modes.
 """
 
-from jaxeff.bayes.bridges import around_best_draw
-from jaxeff.bayes.collapse import CollapseWarning
-from jaxeff.bayes.distillation import distill
-from jaxeff.bayes.guides import Flow, FullRank, LowRank, MeanField
-from jaxeff.bayes.laplace import Laplace, laplace
-from jaxeff.bayes.mixture import MixturePosterior
-from jaxeff.bayes.posterior import (
+from jaxeff.bayes._bridges import around_best_draw
+from jaxeff.bayes._distillation import distill
+from jaxeff.bayes._posterior_file import load_posterior, save_posterior
+from jaxeff.bayes.last_layer import Laplace, laplace
+from jaxeff.bayes.posteriors import (
     Draws,
+    MixturePosterior,
     Posterior,
     check_posterior,
     draw,
+    predict,
+    prior_scales,
     sample,
     to_gaussians,
 )
-from jaxeff.bayes.posterior_file import load_posterior, save_posterior
-from jaxeff.bayes.predictive import predict
-from jaxeff.bayes.prior import prior_scales
 from jaxeff.bayes.sampling import (
     HMC,
     NUTS,
@@ -56,8 +54,15 @@ from jaxeff.bayes.sampling import (
     sghmc,
     sgld,
 )
-from jaxeff.bayes.svi import svi
-from jaxeff.bayes.variational import SVIResult
+from jaxeff.bayes.variational import (
+    CollapseWarning,
+    Flow,
+    FullRank,
+    LowRank,
+    MeanField,
+    SVIResult,
+    svi,
+)
 
 __all__ = [
     "HMC",

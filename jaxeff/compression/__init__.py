@@ -1,5 +1,11 @@
 """Compression: fewer bits, fewer channels."""
 
+from jaxeff.compression._deterministic import deterministic
+from jaxeff.compression._initialize import init, learned
+from jaxeff.compression._penalties import memory, penalty
+from jaxeff.compression._quantized import quantized
+from jaxeff.compression._random_weights import random_weights
+from jaxeff.compression._update import update_statistics
 from jaxeff.compression.allocation import (
     BitSensitivity,
     HessianTrace,
@@ -14,18 +20,6 @@ from jaxeff.compression.allocation import (
     quantization_errors,
     signal_to_noise_bits,
 )
-from jaxeff.compression.apart import Apart
-from jaxeff.compression.bases import BinaryBases
-from jaxeff.compression.bayesian_bits import BayesianBits
-from jaxeff.compression.binary import Binary
-from jaxeff.compression.calibration import calibrate
-from jaxeff.compression.codebook import Codebook
-from jaxeff.compression.discrete import Discrete, random_weights
-from jaxeff.compression.dorefa import DoReFa
-from jaxeff.compression.floating import Floating
-from jaxeff.compression.half_wave import HalfWave, half_wave_levels
-from jaxeff.compression.incremental import Incremental, incrementally, shares
-from jaxeff.compression.integer import Int
 from jaxeff.compression.integers import (
     Converted,
     Integer,
@@ -34,26 +28,12 @@ from jaxeff.compression.integers import (
     integer,
     integer_aware,
 )
-from jaxeff.compression.learned_basis import LearnedBasis
-from jaxeff.compression.learned_powers import LearnedPowers
-from jaxeff.compression.learned_width import LearnedWidth
-from jaxeff.compression.lsq import LSQ
-from jaxeff.compression.pact import PACT
-from jaxeff.compression.penalties import memory, penalty
-from jaxeff.compression.post_training import (
-    adaround,
-    awq,
-    clip_range,
-    correct_biases,
-    equalize,
-    fold_batch_norm,
-    gptq,
-)
-from jaxeff.compression.posterior_bits import PosteriorBits, posterior_bits
-from jaxeff.compression.powers_of_two import PowersOfTwo
-from jaxeff.compression.protocol import Quantization, Quantizer, Tensor
-from jaxeff.compression.quantization import (
+from jaxeff.compression.numerics import (
     Grid,
+    LayerQuantization,
+    Quantization,
+    Quantizer,
+    Tensor,
     dequantize,
     fake_quantize,
     grid,
@@ -62,22 +42,54 @@ from jaxeff.compression.quantization import (
     straight_through,
     value_range,
 )
-from jaxeff.compression.quantized import quantized
-from jaxeff.compression.relaxed import Relaxed
-from jaxeff.compression.running import RunningRange, initial_ranges, running
-from jaxeff.compression.scaled import Scaled
-from jaxeff.compression.settled import settled
-from jaxeff.compression.start import init, learned
-from jaxeff.compression.stochastic import Stochastic
-from jaxeff.compression.switched import Switched
-from jaxeff.compression.ternary import Ternary, TrainedTernary
-from jaxeff.compression.uniform import Uniform
-from jaxeff.compression.updated import updated
+from jaxeff.compression.post_training import (
+    RunningRange,
+    adaround,
+    awq,
+    calibrate,
+    clip_range,
+    correct_biases,
+    equalize,
+    fold_batch_norm,
+    gptq,
+    initial_ranges,
+    running,
+)
+from jaxeff.compression.quantizers import Scaled, Switched
+from jaxeff.compression.quantizers.codebooks import (
+    Binary,
+    BinaryBases,
+    Codebook,
+    Discrete,
+    Floating,
+    Incremental,
+    LearnedBasis,
+    LearnedPowers,
+    PowersOfTwo,
+    Ternary,
+    TrainedTernary,
+    incrementally,
+    shares,
+)
+from jaxeff.compression.quantizers.uniform import (
+    LSQ,
+    PACT,
+    BayesianBits,
+    DoReFa,
+    HalfWave,
+    Int,
+    LearnedWidth,
+    PosteriorBits,
+    Relaxed,
+    Stochastic,
+    Uniform,
+    half_wave_levels,
+    posterior_bits,
+)
 
 __all__ = [
     "LSQ",
     "PACT",
-    "Apart",
     "BayesianBits",
     "Binary",
     "BinaryBases",
@@ -95,6 +107,7 @@ __all__ = [
     "Integer",
     "IntegerError",
     "IntegerFallbackWarning",
+    "LayerQuantization",
     "LearnedBasis",
     "LearnedPowers",
     "LearnedWidth",
@@ -120,6 +133,7 @@ __all__ = [
     "clip_range",
     "correct_biases",
     "dequantize",
+    "deterministic",
     "each_policy",
     "equalize",
     "fake_quantize",
@@ -146,10 +160,9 @@ __all__ = [
     "random_weights",
     "round_through",
     "running",
-    "settled",
     "shares",
     "signal_to_noise_bits",
     "straight_through",
-    "updated",
+    "update_statistics",
     "value_range",
 ]

@@ -8,20 +8,27 @@ x = data.normalize(digits.train_images, "digits")
 ood = data.normalize(data.load("digits-ood").test_images, "digits")
 ```
 
-Two small sets are drawn rather than loaded: `jaxeff.data.noisy_sine` and `jaxeff.data.two_moons`.
+Two small sets are drawn rather than loaded: `noisy_sine`, with its truth in `sine`, and
+`two_moons`.
 A third is built, by training, in a room of its own: `jaxeff.dirty_mnist`. Recordings of spoken
 words are `speech_commands`, their features `log_mel`.
 """
 
-from jaxeff.data.augmentation import augment
-from jaxeff.data.catalogue import NAMES, available, load
-from jaxeff.data.dataset import Dataset
-from jaxeff.data.errors import DataError
-from jaxeff.data.normalization import normalize
-from jaxeff.data.speech import Recordings, log_mel, speech_commands, tones
+from jaxeff.data import _noisy_sine as sine
+from jaxeff.data._augmentation import augment
+from jaxeff.data._catalogue import NAMES, VARIABLE, available, load
+from jaxeff.data._dataset import Dataset
+from jaxeff.data._errors import DataError
+from jaxeff.data._noisy_sine import REGIMES, noisy_sine, span
+from jaxeff.data._normalization import normalize
+from jaxeff.data._speech import Recordings, log_mel, speech_commands, tones
+from jaxeff.data._two_moons import NOISE, plane, two_moons
 
 __all__ = [
     "NAMES",
+    "NOISE",
+    "REGIMES",
+    "VARIABLE",
     "DataError",
     "Dataset",
     "Recordings",
@@ -29,7 +36,12 @@ __all__ = [
     "available",
     "load",
     "log_mel",
+    "noisy_sine",
     "normalize",
+    "plane",
+    "sine",
+    "span",
     "speech_commands",
     "tones",
+    "two_moons",
 ]

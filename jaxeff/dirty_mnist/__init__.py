@@ -12,15 +12,15 @@ for no other reason than the data: aleatoric uncertainty that no training remove
 Sharp edge: these are not the published images, so figures compare with those on them only roughly.
 """
 
-from jaxeff.dirty_mnist.ambiguous import (
+from jaxeff.dirty_mnist._ambiguous import (
     balance_entropy,
     draw_labels,
     is_ambiguous,
     mix_codes,
     stretch_contrast,
 )
-from jaxeff.dirty_mnist.cache import dirty_mnist
-from jaxeff.dirty_mnist.recipe import DirtyMNIST, Recipe
+from jaxeff.dirty_mnist._cache import dirty_mnist
+from jaxeff.dirty_mnist._recipe import DirtyMNIST, Recipe
 
 __all__ = [
     "DirtyMNIST",

@@ -6,24 +6,18 @@ elsewhere. `Mixture` is what members with uncertain weights predict. One network
 has seen: `spectral` keeps distances, `feature_density` and `sngp` measure them.
 """
 
-from jaxeff.ensembles.drawn import affordable, drawn
-from jaxeff.ensembles.ensemble import Ensemble, ensemble
-from jaxeff.ensembles.feature_density import FeatureDensity, feature_density
-from jaxeff.ensembles.kernels import RBF, Repulsion, repulsion
-from jaxeff.ensembles.losses import MemberLoss, member_loss, members_only
-from jaxeff.ensembles.members import Members
-from jaxeff.ensembles.mixture import Mixture, MixtureUncertainty, mixture_moments
-from jaxeff.ensembles.natural import bootstrap_weights, with_prior
-from jaxeff.ensembles.repulsive import RepulsiveLoss, repulsive
-from jaxeff.ensembles.samples import (
-    Interval,
-    NoiseImages,
-    Patches,
-    ShuffledPixels,
-    batch_inputs,
-)
-from jaxeff.ensembles.sngp import RandomFeatures, sngp
-from jaxeff.ensembles.spectral import Spectral, spectral
+from jaxeff.ensembles._ensemble import Ensemble, ensemble
+from jaxeff.ensembles._feature_density import FeatureDensity, feature_density
+from jaxeff.ensembles._kernels import RBF, Repulsion, repulsion
+from jaxeff.ensembles._losses import MemberLoss, member_loss, members_only
+from jaxeff.ensembles._members import Members
+from jaxeff.ensembles._mixture import Mixture, MixtureUncertainty, mixture_moments
+from jaxeff.ensembles._natural import bootstrap_weights, with_prior
+from jaxeff.ensembles._repulsive import RepulsiveLoss, repulsive
+from jaxeff.ensembles._sampled import affordable, sampled
+from jaxeff.ensembles._samples import Interval, NoiseImages, Patches, ShuffledPixels, batch_inputs
+from jaxeff.ensembles._sngp import RandomFeatures, sngp
+from jaxeff.ensembles._spectral import Spectral, spectral
 
 __all__ = [
     "RBF",
@@ -44,7 +38,6 @@ __all__ = [
     "affordable",
     "batch_inputs",
     "bootstrap_weights",
-    "drawn",
     "ensemble",
     "feature_density",
     "member_loss",
@@ -52,6 +45,7 @@ __all__ = [
     "mixture_moments",
     "repulsion",
     "repulsive",
+    "sampled",
     "sngp",
     "spectral",
     "with_prior",

@@ -36,12 +36,12 @@ train(cross_entropy(g))                                                 # quanti
 Everything is a loss, an optimizer or a spec, so that all of it combines.
 """
 
-from jaxeff.hardening.clamping import clamped
-from jaxeff.hardening.distillation import distilled
-from jaxeff.hardening.levels import incremental, scaled
-from jaxeff.hardening.quantization import relu_quantization
-from jaxeff.hardening.sharpness import sharpness_aware
-from jaxeff.hardening.variance_aware import (
+from jaxeff.hardening._clamping import clamped
+from jaxeff.hardening._distillation import distilled
+from jaxeff.hardening._levels import incremental, scaled
+from jaxeff.hardening._quantization import relu_quantization
+from jaxeff.hardening._sharpness import sharpness_aware
+from jaxeff.hardening._variance_aware import (
     ALPHA,
     THETA_PER_SIGMA,
     Variable,

@@ -1,14 +1,19 @@
 """Moment propagation: the mean and variance of a network's output in a single pass."""
 
-from jaxeff.moment_propagation.assumption import Assumption, Assumptions
-from jaxeff.moment_propagation.assumptions import assumptions
-from jaxeff.moment_propagation.calibrate import calibrate_moments
-from jaxeff.moment_propagation.calibrated import Calibrated
-from jaxeff.moment_propagation.errors import MomentsError
-from jaxeff.moment_propagation.gaussian import Gaussian, check_gaussian, is_gaussian
-from jaxeff.moment_propagation.joint_gaussian import JointGaussian, is_joint
-from jaxeff.moment_propagation.sampled import sampled
-from jaxeff.moment_propagation.transform import moments
+from jaxeff.moment_propagation._assumptions import assumptions
+from jaxeff.moment_propagation._calibrate import calibrate_moments
+from jaxeff.moment_propagation._calibrated import Calibrated
+from jaxeff.moment_propagation._moments import moments
+from jaxeff.moment_propagation._sampled import sampled
+from jaxeff.moment_propagation.dependence import Assumption, Assumptions
+from jaxeff.moment_propagation.values import (
+    Gaussian,
+    JointGaussian,
+    MomentsError,
+    check_gaussian,
+    is_gaussian,
+    is_joint_gaussian,
+)
 
 __all__ = [
     "Assumption",
@@ -21,7 +26,7 @@ __all__ = [
     "calibrate_moments",
     "check_gaussian",
     "is_gaussian",
-    "is_joint",
+    "is_joint_gaussian",
     "moments",
     "sampled",
 ]

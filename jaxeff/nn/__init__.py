@@ -5,17 +5,20 @@ Images are NHWC; models flatten what they need to. Layers have short names (``co
 ``model.eval()`` before ``jaxeff.functional`` where it has batch norm or dropout.
 """
 
-from jaxeff.nn.activations import ACTIVATIONS, activation
-from jaxeff.nn.lenet5 import LeNet5
-from jaxeff.nn.linen import LinenLeNet5, LinenMLP
-from jaxeff.nn.mlp import MLP
-from jaxeff.nn.resnet8 import ResNet8
-from jaxeff.nn.resnet18 import ResNet18
-from jaxeff.nn.small import SmallCNN, small_classifier
-from jaxeff.nn.spline import SplineActivation
-from jaxeff.nn.transformer import TransformerEncoder
-from jaxeff.nn.vae import VAE
-from jaxeff.nn.vgg11 import VGG11
+from jaxeff.nn.layers import ACTIVATIONS, SplineActivation, activation
+from jaxeff.nn.models import (
+    MLP,
+    VAE,
+    VGG11,
+    LeNet5,
+    LinenLeNet5,
+    LinenMLP,
+    ResNet8,
+    ResNet18,
+    SmallCNN,
+    TransformerEncoder,
+    small_classifier,
+)
 
 __all__ = [
     "ACTIVATIONS",

@@ -25,19 +25,26 @@ evaluate = noisy(f, {"*": Additive(0.5)})                         # what the sco
 ```
 """
 
-from jaxeff.noise.drift import Drift
-from jaxeff.noise.dropout import Dropout
-from jaxeff.noise.gaussian import Additive, Mixed, Multiplicative
-from jaxeff.noise.mismatch import Mismatch
-from jaxeff.noise.monte_carlo import monte_carlo
-from jaxeff.noise.noisy import noisy
-from jaxeff.noise.protocol import MomentNoise, Noise, SiteNoise
-from jaxeff.noise.read_out import ReadOut
-from jaxeff.noise.repeated import Repeated
-from jaxeff.noise.roundoff import Quantization, Uniform
-from jaxeff.noise.slots import slots
-from jaxeff.noise.telegraph import Telegraph
-from jaxeff.noise.walking import walking
+from jaxeff.noise._monte_carlo import monte_carlo
+from jaxeff.noise._noisy import applies, noisy, places
+from jaxeff.noise._slots import slots
+from jaxeff.noise._walking import walking
+from jaxeff.noise.models import (
+    Additive,
+    Drift,
+    Dropout,
+    Mismatch,
+    Mixed,
+    MomentNoise,
+    Multiplicative,
+    Noise,
+    Quantization,
+    ReadOut,
+    Repeated,
+    SiteNoise,
+    Telegraph,
+    Uniform,
+)
 
 __all__ = [
     "Additive",
@@ -54,8 +61,10 @@ __all__ = [
     "SiteNoise",
     "Telegraph",
     "Uniform",
+    "applies",
     "monte_carlo",
     "noisy",
+    "places",
     "slots",
     "walking",
 ]

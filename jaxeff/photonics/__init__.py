@@ -3,32 +3,42 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from jaxeff.photonics.chaotic_light import ChaoticLight
-from jaxeff.photonics.correlation import chaotic_intensity, effective_samples, excess_share
-from jaxeff.photonics.element import PhotonicElement, ReadElement
-from jaxeff.photonics.encoding import noise_for
-from jaxeff.photonics.learning import (
+from jaxeff.photonics._learning import (
     divergence,
     level_logits,
     light_divergence,
     per_activation,
     with_levels,
 )
-from jaxeff.photonics.measured import Measured, fit_light
-from jaxeff.photonics.photon_counts import MODES, photon_counts
-from jaxeff.photonics.photonic import photonic
-from jaxeff.photonics.pooling import (
+from jaxeff.photonics._measured import Measured, fit_light
+from jaxeff.photonics._photonic import photonic
+from jaxeff.photonics._reading import read_out
+from jaxeff.photonics.elements import (
+    ChaoticLight,
+    PhotonicElement,
+    PhotonicWeights,
+    ReadElement,
     gaussian_noise,
+    noise_for,
     physical_sample,
     probabilistic_pooling,
     quant_relu,
+    transmissions,
 )
-from jaxeff.photonics.pulses import noise_sigma, pattern_sigma, sigma_bounds, slot_pattern
-from jaxeff.photonics.reading import read_out
-from jaxeff.photonics.weights import PhotonicWeights, transmissions
+from jaxeff.photonics.light import (
+    MODES,
+    chaotic_intensity,
+    effective_samples,
+    excess_share,
+    noise_sigma,
+    pattern_sigma,
+    photon_counts,
+    sigma_bounds,
+    slot_pattern,
+)
 
 if TYPE_CHECKING:
-    from jaxeff.photonics.bose_einstein import BoseEinstein
+    from jaxeff.photonics.light import BoseEinstein
 
 __all__ = [
     "MODES",
@@ -65,5 +75,5 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "BoseEinstein":  # the only one that needs distrax, which takes longer than all else
-        return import_module("jaxeff.photonics.bose_einstein").BoseEinstein
+        return import_module("jaxeff.photonics.light").BoseEinstein
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,31 +1,51 @@
 """A Flax model's function, read once as a program of named layers."""
 
-from jaxeff.program.cost import Cost, LayerCost, cost
-from jaxeff.program.evaluation import evaluate, plain, site_key
-from jaxeff.program.expression import expression, expression_of
-from jaxeff.program.interpret import interpret
-from jaxeff.program.layers import KINDS, Layer, Program
-from jaxeff.program.spec import SpecError, resolve
-from jaxeff.program.summary import Summary, sites, summary
-from jaxeff.program.trace import trace
-from jaxeff.program.widths import Widths
+from jaxeff.program import _control_flow as control_flow
+from jaxeff.program._closed import (
+    CORRELATIONS,
+    INTEGER,
+    check_open,
+    closed,
+    read_out,
+    read_out_by,
+)
+from jaxeff.program._evaluate import Rule, evaluate, plain, site_key
+from jaxeff.program._interpret import interpret
+from jaxeff.program._patterns import SpecError, Target, decide, select
+from jaxeff.program._spec import check_settings, matching, resolve
+from jaxeff.program.costs import Cost, LayerCost, Summary, Widths, cost, sites, summary
+from jaxeff.program.ir import KINDS, Layer, Program
+from jaxeff.program.reading import expression, expression_of, trace
 
 __all__ = [
+    "CORRELATIONS",
+    "INTEGER",
     "KINDS",
     "Cost",
     "Layer",
     "LayerCost",
     "Program",
+    "Rule",
     "SpecError",
     "Summary",
+    "Target",
     "Widths",
+    "check_open",
+    "check_settings",
+    "closed",
+    "control_flow",
     "cost",
+    "decide",
     "evaluate",
     "expression",
     "expression_of",
     "interpret",
+    "matching",
     "plain",
+    "read_out",
+    "read_out_by",
     "resolve",
+    "select",
     "site_key",
     "sites",
     "summary",

@@ -14,24 +14,25 @@ g, small = jaxeff.pruned(f, plan), plan.shrink(params)
 - `channels`: the groups, and why some can't lose any
 - `scores`: which channels matter
 - `prune_plan`, `Prune`, `Budget`: how many go, by layer or in all
+- `CrossedWarning`: statistics are taken over channels that go, as in a layer norm
 - `masked`, `pruned`, `Plan.shrink`: what the model becomes
 - `gates`, `group_lasso`, `slimming`: what training adds, so that channels can go
 - `prune_iteratively`, `save_pruned`: runs and files
 - `sparsity`: single weights, which take fewer bytes and no less time
 """
 
-from jaxeff.pruning.budget import Budget
-from jaxeff.pruning.channels import Channels, Group, Member, channels
-from jaxeff.pruning.iterative import Pruned, prune_iteratively
-from jaxeff.pruning.penalties import group_lasso, slimming
-from jaxeff.pruning.plan import Plan, PlanError
-from jaxeff.pruning.planning import Prune, prune_plan
-from jaxeff.pruning.pruned import masked, pruned
-from jaxeff.pruning.saved import load_pruned, save_pruned
+from jaxeff.pruning._budget import Budget
+from jaxeff.pruning._cost import size_of
+from jaxeff.pruning._iterative import Pruned, prune_iteratively
+from jaxeff.pruning._penalties import group_lasso, slimming
+from jaxeff.pruning._prune_plan import Prune, prune_plan
+from jaxeff.pruning.dependencies import Channels, CrossedWarning, Group, Member, PlanError, channels
+from jaxeff.pruning.shrinking import Plan, load_pruned, masked, pruned, save_pruned
 
 __all__ = [
     "Budget",
     "Channels",
+    "CrossedWarning",
     "Group",
     "Member",
     "Plan",
@@ -46,5 +47,6 @@ __all__ = [
     "prune_plan",
     "pruned",
     "save_pruned",
+    "size_of",
     "slimming",
 ]

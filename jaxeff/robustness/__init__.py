@@ -27,26 +27,44 @@ robustness.learn_budget(                                        # noise spread b
 )
 ```
 
-Pictures of all of it are in `jaxeff.robustness.figures`.
+Pictures of all of it are in `jaxeff.robustness.curves`.
 """
 
-from jaxeff.robustness.area import envelope, preserved_accuracy, robustness_area
-from jaxeff.robustness.bimodality import UNIMODAL, Bimodality, Binarized, bimodality
-from jaxeff.robustness.budget import Budget, learn_budget, spread_levels
-from jaxeff.robustness.curve import Curve, accuracy_curve, noisy_accuracy, summarize
-from jaxeff.robustness.layer_values import activations, bin_edges
-from jaxeff.robustness.logistic import logistic
-from jaxeff.robustness.midpoint import Midpoint, fit_midpoint
-from jaxeff.robustness.one_peak import one_peak_pvalue
-from jaxeff.robustness.peaks import Peaks, peaks
-from jaxeff.robustness.repetition import allocate_repetitions
-from jaxeff.robustness.sensitivity import (
+from jaxeff.robustness.curves import (
+    Curve,
+    Midpoint,
+    accuracy_curve,
+    activations,
+    bin_edges,
+    envelope,
+    fit_midpoint,
+    logistic,
+    noisy_accuracy,
+    preserved_accuracy,
+    robustness_area,
+    summarize,
+    weight_growth,
+    weight_rms,
+)
+from jaxeff.robustness.modality import (
+    UNIMODAL,
+    Bimodality,
+    Binarized,
+    Peaks,
+    bimodality,
+    one_peak_pvalue,
+    peaks,
+)
+from jaxeff.robustness.repetition import (
     ONE_BIT,
+    Budget,
     Sensitivity,
+    allocate_repetitions,
     kl_sensitivity,
+    learn_budget,
+    spread_levels,
     tolerated_level,
 )
-from jaxeff.robustness.weights import weight_growth, weight_rms
 
 __all__ = [
     "ONE_BIT",

@@ -6,28 +6,54 @@ seed of a study.
 """
 
 from jaxeff.store import CheckpointError, load_metadata, load_pytree, save_pytree
-from jaxeff.training.canonical import canonical_convolutions
-from jaxeff.training.epoch import TrainState, init, make_epoch
-from jaxeff.training.fit import FitResult, fit
-from jaxeff.training.loop import DivergedError, run_epochs
-from jaxeff.training.losses import cross_entropy, stateless
-from jaxeff.training.sweep import SweepResult, sweep
+from jaxeff.training._batch_stats import converge_batch_stats
+from jaxeff.training._canonical import canonical_convolutions, quick_in_loops
+from jaxeff.training._epoch import Loss, TrainState, count_examples, init, make_epoch
+from jaxeff.training._fit import FitResult, fit
+from jaxeff.training._identity import describe_training
+from jaxeff.training._loop import DivergedError, run_epochs
+from jaxeff.training._losses import (
+    CheckedLoss,
+    LabelledLoss,
+    called,
+    cross_entropy,
+    in_range,
+    stateless,
+)
+from jaxeff.training._replicates import epoch_function, start_function
+from jaxeff.training._sensitivity import divergences, map_changes
+from jaxeff.training._spreading import spread_replicates
+from jaxeff.training._sweep import SweepResult, sweep
 
 __all__ = [
+    "CheckedLoss",
     "CheckpointError",
     "DivergedError",
     "FitResult",
+    "LabelledLoss",
+    "Loss",
     "SweepResult",
     "TrainState",
+    "called",
     "canonical_convolutions",
+    "converge_batch_stats",
+    "count_examples",
     "cross_entropy",
+    "describe_training",
+    "divergences",
+    "epoch_function",
     "fit",
+    "in_range",
     "init",
     "load_metadata",
     "load_pytree",
     "make_epoch",
+    "map_changes",
+    "quick_in_loops",
     "run_epochs",
     "save_pytree",
+    "spread_replicates",
+    "start_function",
     "stateless",
     "sweep",
 ]

@@ -28,9 +28,9 @@ A regression with an aleatoric head has variances instead: `decompose_regression
 the epistemic part to the sparsity of the training data.
 """
 
-from jaxeff.uncertainty.batches import in_batches
-from jaxeff.uncertainty.calibration import ece
-from jaxeff.uncertainty.decomposition import (
+from jaxeff.uncertainty._batches import in_batches
+from jaxeff.uncertainty._calibration import ece
+from jaxeff.uncertainty._decomposition import (
     Decomposition,
     decompose,
     decompose_logits,
@@ -39,27 +39,28 @@ from jaxeff.uncertainty.decomposition import (
     predictive_log_probs,
     softmax_entropy,
 )
-from jaxeff.uncertainty.density import (
+from jaxeff.uncertainty._density import (
     OOD_QUANTILE,
     euc,
     negative_log_density,
     out_of_domain,
     sparsity_threshold,
 )
-from jaxeff.uncertainty.detection import aupr, auroc, fpr95
-from jaxeff.uncertainty.gaussian_logits import (
+from jaxeff.uncertainty._detection import aupr, auroc, fpr95
+from jaxeff.uncertainty._figures import draw_plane, draw_regression
+from jaxeff.uncertainty._gaussian_logits import (
     from_gaussian,
     predict_probs,
     raw_variance,
     sample_logits,
 )
-from jaxeff.uncertainty.regression import (
+from jaxeff.uncertainty._regression import (
     RegressionUncertainty,
     aleatoric_mse,
     decompose_regression,
     prediction_mse,
 )
-from jaxeff.uncertainty.scores import accuracy, brier, nll, nll_from_log
+from jaxeff.uncertainty._scores import accuracy, brier, nll, nll_from_log
 
 __all__ = [
     "OOD_QUANTILE",
@@ -73,6 +74,8 @@ __all__ = [
     "decompose",
     "decompose_logits",
     "decompose_regression",
+    "draw_plane",
+    "draw_regression",
     "ece",
     "euc",
     "fpr95",

@@ -5,8 +5,7 @@ import pytest
 from scipy import stats
 
 from jaxeff.bayes import prior_scales
-from jaxeff.bayes.density import draw_prior, log_joint, random_part
-from jaxeff.bayes.likelihood import check_likelihood
+from jaxeff.bayes.posteriors import check_likelihood, draw_prior, log_joint, random_part
 
 PARAMS = {"kernel": jnp.array([[0.3, -0.2], [1.0, 0.5]]), "bias": jnp.array([0.1, -0.4])}
 X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(6, 2)

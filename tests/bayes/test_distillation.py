@@ -16,7 +16,7 @@ from jaxeff.bayes import (
     svi,
     to_gaussians,
 )
-from jaxeff.bayes.distillation import energy_score
+from jaxeff.bayes._distillation import energy_score
 from jaxeff.moment_propagation import Gaussian
 
 

@@ -14,7 +14,9 @@ from jaxeff.bayes import (
     CollapseWarning,
     Draws,
     Flow,
+    FullRank,
     LowRank,
+    MeanField,
     check_posterior,
     predict,
     prior_scales,
@@ -22,9 +24,7 @@ from jaxeff.bayes import (
     svi,
     to_gaussians,
 )
-from jaxeff.bayes.guides import FullRank, MeanField, resolve_guide
-from jaxeff.bayes.svi import mean_nll
-from jaxeff.bayes.variational import make_loss, start_from
+from jaxeff.bayes.variational import make_loss, mean_nll, resolve_guide, start_from
 
 NOISE, PRIOR, N = 0.5, 0.8, 64
 PARAMS = {"a": jnp.zeros(3), "b": {"c": jnp.zeros((2, 1))}}

@@ -10,7 +10,7 @@ from flax import nnx
 
 import jaxeff
 from jaxeff.bayes import check_posterior, laplace, predict, sample, to_gaussians
-from jaxeff.bayes.curvature import outputs_curvature
+from jaxeff.bayes.last_layer._curvature import outputs_curvature
 from jaxeff.nn import MLP
 
 KEY = jax.random.key(0)

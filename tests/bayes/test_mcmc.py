@@ -30,7 +30,7 @@ from jaxeff.training import CheckpointError
 
 NOISE, PRIOR, N = 0.5, 0.8, 64
 PARAMS = {"a": jnp.zeros(3), "b": {"c": jnp.zeros((1, 1))}}
-run = importlib.import_module("jaxeff.bayes.sampling.run")
+run = importlib.import_module("jaxeff.bayes.sampling._run")
 
 
 def linear(params, x):
@@ -98,7 +98,7 @@ def test_hamiltonian_samplers_sample_the_posterior(sample, settings):
     ("sample", "settings"),
     [
         (sgld, {"step_size": 1e-4, "thin": 20}),
-        (sghmc, {"step_size": 5e-4, "steps": 20, "friction": 10.0, "thin": 10}),
+        (sghmc, {"step_size": 5e-4, "steps": 20, "friction": 10.0, "thin": 20}),
     ],
     ids=["sgld", "sghmc"],
 )
@@ -110,6 +110,26 @@ def test_samplers_on_mini_batches_sample_the_posterior(sample, settings):
         **MODEL, **settings,
     )  # fmt: skip
     assert_posterior(vectors(result), mean, covariance)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.25])
+def test_sghmc_keeps_its_temperature(temperature):
+    """The posterior to the power of 1 / temperature has variances so much smaller."""
+    size, friction, wide = 0.02, 1.0, 400  # examples are all the same: gradients have no noise
+    data = jnp.zeros((4, 1)), jnp.zeros((4, wide))
+    result = sghmc(
+        jax.random.key(0), lambda p, x: p["w"] + 0 * x, {"w": jnp.zeros(wide)}, data,
+        step_size=size, steps=75, friction=friction, batch_size=1, temperature=temperature,
+        warmup=20, samples=60, chains=4, vectorized=True, monitor=(), prior=2.0,
+        likelihood=lambda mean: dist.Normal(mean, 4 / np.sqrt(3)).to_event(1),
+    )  # fmt: skip
+    draws = np.asarray(result.posterior.random["w"], float)  # variances of 1 at temperature 1
+    # An iteration of 1.5 standard deviations of time leaves a correlation of about a fifth.
+    correlation = np.corrcoef(draws[:, 1:].ravel(), draws[:, :-1].ravel())[0, 1]
+    assert abs(correlation) < 0.4
+    error = np.sqrt(2 / draws.size * (1 + correlation**2) / (1 - correlation**2))
+    assert error < 0.006
+    assert abs((draws**2).mean() / temperature - 1) < 4 * error + size * friction / 2
 
 
 def test_other_data_prior_and_length_use_the_same_program(tmp_path):
@@ -128,7 +148,8 @@ def test_other_data_prior_and_length_use_the_same_program(tmp_path):
             **(MODEL | {"prior": PRIOR + seed}),
         )  # fmt: skip
         counts.append(len(traces))
-    assert counts[1] == counts[0] + 1  # only to find the shape of the outputs
+    # Only to find the shape of the outputs, and for the checkpoint to know the function.
+    assert counts[1] == counts[0] + 2
 
 
 def few_draws(**options):
@@ -225,9 +246,54 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path, monkeypatch, change, m
         draw(**change, resume=False)
 
 
+def test_a_checkpoint_of_other_functions_is_refused(tmp_path):
+    def draw(samples=5, scale=1.0, noise=NOISE, decay=0.5, init=None, **changes):
+        model = {**MODEL, "likelihood": lambda mean: dist.Normal(mean, noise)}
+        return sgld(
+            jax.random.key(2), lambda p, x: scale * linear(p, x), PARAMS, DATA, batch_size=8,
+            step_size=lambda i: 1e-3 / (1 + i) ** decay, warmup=1, samples=samples, init=init,
+            checkpoint=tmp_path, **model, **changes,
+        )  # fmt: skip
+
+    first = vectors(draw())
+    cases = [
+        (dict(scale=1.5), "the log-density differs: it computes with 1.5 only here"),
+        (dict(noise=0.25), "the log-density differs: it computes"),
+        (dict(decay=0.75), "setting 'kernel' has"),
+        (dict(init=jax.tree.map(jnp.ones_like, PARAMS)), "start has other values"),
+    ]
+    for changes, message in cases:
+        with pytest.raises(CheckpointError) as error:
+            draw(**changes)
+        assert message in str(error.value)
+    forced = vectors(draw(6, noise=0.25, resume="force"))
+    np.testing.assert_array_equal(forced[:, :5], first)
+
+
+def test_a_funnel_has_not_converged():
+    """Neal's, centred: predictions agree long before the logarithm of their scale does."""
+
+    def funnel(params, x):
+        return jnp.concatenate([params["x"], params["v"][None]])[None]
+
+    def likelihood(outputs):
+        return dist.Normal(outputs[..., :9], jnp.exp(outputs[..., 9:] / 2)).to_event(1)
+
+    start = {"v": jnp.zeros(()), "x": jnp.zeros(9)}
+    with pytest.warns(ConvergenceWarning, match="effective draws") as warned:
+        result = nuts(
+            jax.random.key(2), funnel, start, (jnp.zeros((1, 1)), jnp.zeros((1, 9))), init=start,
+            likelihood=likelihood, prior={"v": 3.0, "x": 1e3}, warmup=250, samples=500,
+            jitter=0.01, vectorized=True,
+        )  # fmt: skip
+    assert result.predictions.max_rhat < 1.05
+    assert " v has " in str(warned[0].message)
+    assert not result.converged
+
+
 def test_starts(monkeypatch):
     def start(init, jitter=0.1):
-        starts = importlib.import_module("jaxeff.bayes.sampling.starts").starting_points
+        starts = importlib.import_module("jaxeff.bayes.sampling._starts").starting_points
         scales = {"a": PRIOR, "b/c": PRIOR}
         return starts(jax.random.key(0), PARAMS, scales, 4, init, jitter)["a"]
 

@@ -1,5 +1,7 @@
 """R-hat and effective sample size, held to processes whose autocorrelation is known."""
 
+import re
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -72,14 +74,15 @@ def test_mixing_of_parameters_and_of_predictions():
     assert means.rhat.shape == (3,)
 
 
-def result(rhat=1.0, divergent=0, acceptance=0.8):
+def result(rhat=1.0, divergent=0, acceptance=0.8, w=None):
     stats = {
         "step_size": np.ones((2, 100)),
         "acceptance": np.array([[0.8], [acceptance]]) * np.ones((2, 100)),
         "divergent": np.arange(100) < np.array([[0], [divergent]]),
     }
     predictions = Mixing(np.array([1.0, rhat, np.nan]), np.ones(3))
-    posterior = Draws({"w": jnp.zeros((2, 100, 1))}, {"w": jnp.zeros(1)})
+    w = jnp.zeros((2, 100, 2)) if w is None else jnp.asarray(w)
+    posterior = Draws({"w": w}, {"w": jnp.zeros(2)})
     return MCMCResult(posterior, stats, {}, predictions, (1.0, 1.0))
 
 
@@ -88,6 +91,11 @@ def test_what_is_said_of_chains_that_have_not_converged():
     assert result(rhat=1.04, divergent=1, acceptance=0.1).converged
     (disagree,) = result(rhat=1.2).problems
     assert disagree.startswith("R-hat of the predictions is 1.20 at worst, and above 1.05 for 1 of")
+    (slow,) = result(w=np.cumsum(autoregressive(0.0, 2)[:2, :100], 1)).problems
+    assert re.match(r"2 of 2 numbers of the parameters mix too slowly; w\[[01]\] has \d+", slow)
+    units = autoregressive(0.0, 2)[:2] + np.float32([3, -3])
+    units[0] = units[0, :, ::-1]  # exchanged between the chains, and well mixed in each
+    assert result(w=units).converged
     (diverged,) = result(divergent=30).problems
     assert diverged.startswith("30 of 200 iterations diverged, 30 of them in chain 1")
     (stuck,) = result(acceptance=0.0).problems

@@ -4,8 +4,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxeff.bayes import Draws, load_posterior, sample, save_posterior
-from jaxeff.bayes.guides import Flow, FullRank, Joint, LowRank, MeanField
+from jaxeff.bayes import (
+    Draws,
+    Flow,
+    FullRank,
+    LowRank,
+    MeanField,
+    load_posterior,
+    sample,
+    save_posterior,
+)
+from jaxeff.bayes.variational import CorrelatedPosterior
 from jaxeff.moment_propagation import Calibrated, Gaussian
 from jaxeff.training import CheckpointError, save_pytree
 
@@ -49,7 +58,7 @@ def test_what_a_guide_found_comes_back_as_it_was(tmp_path, guide):
 
 
 def test_a_guide_of_the_users_own_has_no_file(tmp_path):
-    own = Joint({"mean": PARAMS, "raw": jnp.zeros(6)}, object(), ("fc/kernel",))
+    own = CorrelatedPosterior({"mean": PARAMS, "raw": jnp.zeros(6)}, object(), ("fc/kernel",))
     with pytest.raises(TypeError, match="to_gaussians"):
         save_posterior(tmp_path / "posterior.safetensors", own)
 

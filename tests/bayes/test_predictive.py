@@ -5,8 +5,8 @@ import pytest
 from flax import nnx
 
 from jaxeff.bayes import Draws, check_posterior, draw, predict, sample, to_gaussians
-from jaxeff.bayes.prior import named_leaves
-from jaxeff.from_flax import functional
+from jaxeff.bayes.posteriors import named_leaves
+from jaxeff.core import functional
 from jaxeff.moment_propagation import Gaussian, is_gaussian
 
 

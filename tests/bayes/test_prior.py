@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from flax import linen, nnx
 
-from jaxeff.bayes import nuts, prior_scales, svi, variational
-from jaxeff.bayes.density import draw_prior
-from jaxeff.from_flax import functional
+from jaxeff.bayes import nuts, prior_scales, svi
+from jaxeff.bayes.posteriors import draw_prior
+from jaxeff.bayes.variational import _elbo as variational
+from jaxeff.core import functional
 
-mcmc_module = importlib.import_module("jaxeff.bayes.sampling.mcmc")
+mcmc_module = importlib.import_module("jaxeff.bayes.sampling._mcmc")
 
 PARAMS = {
     "conv1": {"kernel": jnp.zeros((5, 5, 3, 6)), "bias": jnp.zeros(6)},

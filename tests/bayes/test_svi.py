@@ -12,11 +12,9 @@ import optax
 import pytest
 from scipy.stats import multivariate_normal
 
-from jaxeff.bayes import prior_scales, svi
-from jaxeff.bayes.guides import MeanField
-from jaxeff.bayes.prior import named_leaves
-from jaxeff.bayes.svi import mean_nll
-from jaxeff.bayes.variational import make_loss
+from jaxeff.bayes import MeanField, prior_scales, svi
+from jaxeff.bayes.posteriors import named_leaves
+from jaxeff.bayes.variational import make_loss, mean_nll
 from jaxeff.moment_propagation import Gaussian, is_gaussian
 from jaxeff.training import CheckpointError, DivergedError
 
@@ -215,6 +213,28 @@ def test_checkpoint_of_another_run_is_refused(tmp_path, whole, change, message):
         run(checkpoint=file, **change)
 
 
+def test_checkpoint_of_other_functions_is_refused(tmp_path):
+    def run(epochs=2, scale=1.0, spread=0.1, start=AFFINE, **changes):
+        return svi(
+            jax.random.key(0), lambda p, x: scale * affine(p, x), start, classification(),
+            likelihood=lambda logits: dist.Normal(logits.sum(-1), spread), kl=lambda step: 1.0,
+            epochs=epochs, batch_size=20, checkpoint=tmp_path / "run", **changes,
+        ).history  # fmt: skip
+
+    first = run(1)
+    cases = [
+        (dict(scale=2.5), "the loss differs: it computes with 2.5 only here"),
+        (dict(spread=0.3), "the loss differs: it computes"),
+        (dict(optimizer=optax.adam(3e-3)), "the optimizer differs: it computes with -0.001 only"),
+        (dict(start=jax.tree.map(lambda p: p + 1, AFFINE)), "start.params"),
+    ]
+    for changes, message in cases:
+        with pytest.raises(CheckpointError) as error:
+            run(**changes)
+        assert message in str(error.value)
+    assert run(start=jax.tree.map(lambda p: p + 1, AFFINE), resume="force")[:1] == first
+
+
 def test_one_trace_whatever_the_number_of_epochs():
     def traces(epochs):
         calls = []
@@ -244,11 +264,11 @@ X, LABELS = np.ones((40, 2), np.float32), np.zeros(40, np.int32)
 @pytest.mark.parametrize(
     ("data", "options", "error", "message"),
     [
-        ((X * np.nan, LABELS), {}, ValueError, "data 0 holds values that are NaN"),
+        ((X * np.nan, LABELS), {}, ValueError, "data, 0, holds NaN"),
         ((X, LABELS + 3), {}, ValueError, "labels must be 0 to 2; found 3 to 3"),
         ((X, LABELS - 1), {}, ValueError, "labels must be 0 to 2; found -1 to -1"),
         ((X, LABELS.astype(float)), {}, TypeError, "integer class labels"),
-        ((X, LABELS[:-1]), {}, ValueError, r"one of targets \[40\], but \[39\] came"),
+        ((X, LABELS[:-1]), {}, ValueError, "the same number of examples"),
         ((X,), {}, ValueError, r"data must be \(\*inputs, targets\)"),
         ((X, LABELS), {"batch_size": 41}, ValueError, "40 examples, less than one batch of 41"),
         ((X, LABELS), {"batch_size": 0}, ValueError, "batch_size must be at least 1"),

@@ -13,9 +13,9 @@ from flax import nnx
 import jaxeff
 from jaxeff.compression import (
     LSQ,
-    Apart,
     BitSensitivity,
     Int,
+    LayerQuantization,
     Switched,
     Uniform,
     allocate_bits,
@@ -30,7 +30,7 @@ from jaxeff.compression import (
     signal_to_noise_bits,
 )
 from jaxeff.nn import ResNet18
-from jaxeff.program.cost import Cost, LayerCost
+from jaxeff.program import Cost, LayerCost
 
 KEY = jax.random.key(0)
 X = jax.random.normal(jax.random.key(1), (16, 6))
@@ -64,7 +64,7 @@ def test_policies_are_the_specs_they_stand_for(params):
     many = each_policy(chain, params, X, SITES, weights, activations)
     for i in range(3):
         spec = {
-            site: Apart(*(None if b == 32 else Uniform(int(b)) for b in (w, a)))
+            site: LayerQuantization(*(None if b == 32 else Uniform(int(b)) for b in (w, a)))
             for site, w, a in zip(SITES, weights[i], activations[i], strict=True)
             if not w == a == 32
         }
@@ -110,7 +110,7 @@ def test_a_policy_is_an_argument_and_vmaps(params):
 def test_other_bits_compile_nothing(params):
     def count(calls):
         # Every size of policies is a program of its own; a count of cached ones is JAX's.
-        from jaxeff.compression.allocation.policy import _each
+        from jaxeff.compression.allocation._policy import _each
 
         before = _each._cache_size()
         calls()
@@ -123,16 +123,16 @@ def test_other_bits_compile_nothing(params):
 
 def test_a_switch_is_off_or_the_method(params):
     x = jnp.linspace(-1, 1, 7)
-    q = {"fc1": Apart(Switched(LSQ(3), jnp.zeros(())))}
+    q = {"fc1": LayerQuantization(Switched(LSQ(3), jnp.zeros(())))}
     np.testing.assert_array_equal(quantized(chain, q)(params, X), chain(params, X))
     on, off = (Switched(Uniform(2), jnp.asarray(v)) for v in (1.0, 0.0))
-    layer = quantized(lambda p, x: x @ p["w"], {"*:linear": Apart(None, off)})
+    layer = quantized(lambda p, x: x @ p["w"], {"*:linear": LayerQuantization(None, off)})
     grad = jax.grad(lambda x: layer({"w": jnp.ones((7,))}, x))(x)
     np.testing.assert_array_equal(grad, jnp.ones(7))
     assert (on.width, off.width) == (2, 32)
     always, never = Switched(Uniform(2)), Switched(Uniform(2), False)
-    spec = {"fc1": Apart(always), "fc2": Apart(never)}
-    expected = quantized(chain, {"fc1": Apart(Uniform(2))})(params, X)
+    spec = {"fc1": LayerQuantization(always), "fc2": LayerQuantization(never)}
+    expected = quantized(chain, {"fc1": LayerQuantization(Uniform(2))})(params, X)
     np.testing.assert_array_equal(quantized(chain, spec)(params, X), expected)
 
 
@@ -144,7 +144,7 @@ def test_bad_policies():
     with pytest.raises(ValueError, match=r"activations of 'fc2' has 17 bits"):
         bit_policy(SITES, None, np.array([[8, 8, 8], [8, 17, 8]]))
     eight = np.full((2, 3), 8)
-    with pytest.raises(ValueError, match="a row of bit widths per policy"):
+    with pytest.raises(ValueError, match="weights must be an array of 2 axes"):
         each_policy(chain, {}, X, SITES, eight[0], eight[0])
     with pytest.raises(ValueError, match="weights have a width of 12"):
         each_policy(chain, {}, X, SITES, eight + 4, eight)
@@ -158,8 +158,8 @@ def test_kl_is_that_of_each_array_alone(params):
     clean = chain(params, X)
     for i, site in enumerate(SITES):
         for j, bits in enumerate((2, 5)):
-            w = quantized(chain, {site: Apart(Uniform(bits))})(params, X)
-            a = quantized(chain, {site: Apart(None, Uniform(bits))})(params, X)
+            w = quantized(chain, {site: LayerQuantization(Uniform(bits))})(params, X)
+            a = quantized(chain, {site: LayerQuantization(None, Uniform(bits))})(params, X)
             assert found.weights[i, j] == pytest.approx(float(kl(clean, w)), rel=1e-3, abs=1e-6)
             assert found.activations[i, j] == pytest.approx(float(kl(clean, a)), rel=1e-3, abs=1e-6)
     assert np.all(found.weights[:, 1] < found.weights[:, 0])
@@ -208,7 +208,7 @@ def test_the_second_order_damage_of_small_steps():
     errors = quantization_errors(loss, params, x, ("a",), (4, 8))
     trace = hessian_trace(KEY, loss, params, x, ("a",), probes=200)
     found = hessian_sensitivity(trace, errors)
-    delta = quantized(lambda p, x: x @ p["a"]["w"], {"a": Apart(Uniform(4))})(params, x)
+    delta = quantized(lambda p, x: x @ p["a"]["w"], {"a": LayerQuantization(Uniform(4))})(params, x)
     expected = 0.5 * float(jnp.sum((delta - params["a"]["w"]) ** 2))
     assert abs(found.weights[0, 0] - expected) < 4 * found.weights_error[0, 0] + 1e-3 * expected
     with pytest.raises(ValueError, match="The traces are of"):

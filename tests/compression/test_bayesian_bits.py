@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxeff.compression import Apart, BayesianBits, Tensor, init, penalty, quantized
+from jaxeff.compression import BayesianBits, LayerQuantization, Tensor, init, penalty, quantized
 from jaxeff.nn import small_classifier
 
 KEY = jax.random.key(4)
@@ -58,7 +58,7 @@ def drawn_gates(phi):
 
 def test_every_method_keeps_the_rules(check_method):
     check_method(BayesianBits(pruned="channel"), exact=False)
-    check_method(BayesianBits(gates=gates(4), deterministic=True))
+    check_method(BayesianBits(gates=gates(4), hard=True))
 
 
 @pytest.mark.parametrize(("tensor", "signed"), [(WEIGHT, True), (DATA, False)])
@@ -98,7 +98,7 @@ def test_the_decomposition_and_its_gradients(tensor, signed):
 def test_open_gates_are_a_grid_of_their_width(bits):
     x = jnp.asarray(np.random.default_rng(2).uniform(-1, 1, 40001), jnp.float32)
     x = x.at[:2].set(jnp.array([-1.0, 1.0]))[:, None]
-    q = BayesianBits(gates=gates(bits), deterministic=True).start(x, WEIGHT)
+    q = BayesianBits(gates=gates(bits), hard=True).start(x, WEIGHT)
     y = q.quantize(x, dataclasses.replace(WEIGHT, key=None))
     assert q.width == bits
     assert jax.jit(lambda q: q.width)(q) == bits
@@ -109,14 +109,14 @@ def test_open_gates_are_a_grid_of_their_width(bits):
     if bits < 16:
         np.testing.assert_allclose(jnp.mean((y - x) ** 2), step**2 / 12, rtol=0.05)
     # The decomposition with the same gates says the same, but for numbers beside a middle.
-    summed = dataclasses.replace(q, deterministic=False).quantize(x, WEIGHT)
+    summed = dataclasses.replace(q, hard=False).quantize(x, WEIGHT)
     beside = np.abs(np.abs(x / step - np.round(x / step)) - 0.5) < 1e-6 / step
     np.testing.assert_allclose(np.where(beside, y, summed), y, atol=1e-6)
     assert beside.mean() < 0.1
 
 
 def test_all_gates_open_return_the_array():
-    q = BayesianBits(gates=gates(32), maximum=4.0, deterministic=True, signed=True)
+    q = BayesianBits(gates=gates(32), maximum=4.0, hard=True, signed=True)
     np.testing.assert_allclose(q.quantize(jnp.asarray(X), WEIGHT), X, rtol=1e-6)
 
 
@@ -124,7 +124,7 @@ def test_gates_close_from_the_first_that_is_closed():
     phi = jnp.array([OPEN, SHUT, OPEN, OPEN])
     assert BayesianBits(gates=phi).width == 4
     pruned = BayesianBits(pruned="channel", gates=phi, kept=jnp.array([[OPEN, SHUT, SHUT, OPEN]]))
-    q = dataclasses.replace(pruned, deterministic=True).start(jnp.asarray(X), WEIGHT)
+    q = dataclasses.replace(pruned, hard=True).start(jnp.asarray(X), WEIGHT)
     y = q.quantize(jnp.asarray(X), WEIGHT)
     assert (y[:, 1:3] == 0).all()
     assert (y[:, (0, 3)] != 0).any()
@@ -174,7 +174,7 @@ def test_drawn_gates_are_open_as_often_as_they_say():
 def test_a_price_lowers_the_width_of_a_model():
     f, params, (x, _) = small_classifier()
     method = BayesianBits(1.0, "channel")
-    spec = init(f, params, x, {"*:linear": Apart(method, BayesianBits())})
+    spec = init(f, params, x, {"*:linear": LayerQuantization(method, BayesianBits())})
     assert all(s.activations.kept is None for s in spec.values() if s)
 
     def loss(spec):

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxeff.compression import Apart, Binary, Tensor, init, quantized
+from jaxeff.compression import Binary, LayerQuantization, Tensor, init, quantized
 from jaxeff.nn import small_classifier
 
 WEIGHT = Tensor("fc", "weights_1", "weight", 2, find_channels=lambda: (1,))
@@ -89,7 +89,7 @@ def test_drawn_signs_are_unbiased_within_the_scale():
 
 def test_a_draw_needs_a_key():
     f, params, (x, _) = small_classifier()
-    spec = {"*:linear": Apart(Binary(stochastic=True))}
+    spec = {"*:linear": LayerQuantization(Binary(stochastic=True))}
     with pytest.raises(ValueError, match="keyed=True"):
         quantized(f, spec)(params, x)
     g = quantized(f, spec, keyed=True)
@@ -100,7 +100,9 @@ def test_a_draw_needs_a_key():
 
 def test_a_model_of_one_bit_is_trained_by_its_gradient():
     f, params, (x, y) = small_classifier()
-    spec = init(f, params, x, {"*:linear": Apart(Binary(), Binary(gradient="polynomial"))})
+    spec = init(
+        f, params, x, {"*:linear": LayerQuantization(Binary(), Binary(gradient="polynomial"))}
+    )
 
     def loss(params, spec):
         logits = quantized(f, spec)(params, x)

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from sklearn.cluster import KMeans
 
-from jaxeff.compression import Apart, Codebook, Tensor, init
-from jaxeff.compression.entropy_coding import code_lengths, entropy, mean_length
+from jaxeff.compression import Codebook, LayerQuantization, Tensor, init
+from jaxeff.compression.numerics import mean_length
+from jaxeff.compression.numerics._entropy_coding import code_lengths, entropy
 from jaxeff.nn import small_classifier
 
 WEIGHT = Tensor("fc", "weights_1", "weight", 2, find_channels=lambda: (1,))
@@ -96,7 +97,7 @@ def test_bits_of_an_array():
 def test_a_codebook_larger_than_the_weights():
     f, params, (x, _) = small_classifier()
     with pytest.raises(ValueError, match=r"/weights_1 has \d+ value.*fewer bits there.*\(None\)"):
-        init(f, params, x, {"*:linear": Apart(Codebook(8))})
+        init(f, params, x, {"*:linear": LayerQuantization(Codebook(8))})
     with pytest.raises(ValueError, match=r'has 60 value.*per="tensor"'):
         Codebook(6, per="channel").quantize(X, WEIGHT)
     same = jnp.full((2, 2), 0.3)

@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 
 from jaxeff.compression import Int, quantized
-from jaxeff.from_flax import functional
+from jaxeff.core import functional
 from jaxeff.nn import LeNet5
 from jaxeff.noise import Additive, noisy
 

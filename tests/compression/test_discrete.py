@@ -9,19 +9,19 @@ import optax
 import pytest
 
 from jaxeff.compression import (
-    Apart,
     BayesianBits,
     Binary,
     Discrete,
     DoReFa,
+    LayerQuantization,
     Relaxed,
     Stochastic,
     Switched,
     Tensor,
+    deterministic,
     init,
     quantized,
     random_weights,
-    settled,
 )
 from jaxeff.moment_propagation import Gaussian, moments, sampled
 from jaxeff.nn import small_classifier
@@ -41,7 +41,7 @@ def small():
     keys = jax.random.split(jax.random.key(0), 3)
     params = {"fc": jax.random.normal(keys[0], (6, 5)), "out": jax.random.normal(keys[1], (5, 3))}
     x = jax.random.normal(keys[2], (4, 6))
-    return params, x, init(net, params, x, {"*:linear": Apart(Discrete())})
+    return params, x, init(net, params, x, {"*:linear": LayerQuantization(Discrete())})
 
 
 @pytest.mark.parametrize("levels", [2, 3])
@@ -69,7 +69,7 @@ def test_moments_draws_and_gradients(levels):
     share = np.isclose(drawn[..., None], (scale[..., None] * values)).mean(0)
     assert (np.abs(share - p) <= 4 * np.sqrt(p * (1 - p) / n)).all()
     best = values[logits.argmax(-1)] * scale
-    mode = q.settled().quantize(jnp.asarray(X), dataclasses.replace(WEIGHT, key=None))
+    mode = q.deterministic().quantize(jnp.asarray(X), dataclasses.replace(WEIGHT, key=None))
     np.testing.assert_allclose(mode, best, rtol=1e-6)
     # The mean's gradient: d mean / d logit_k = scale p_k (v_k - sum_j p_j v_j).
     grads = jax.grad(lambda q: jnp.vdot(G, q.quantize(jnp.asarray(X), WEIGHT)))(q)
@@ -142,7 +142,7 @@ def test_logits_are_learnt():
     x = jax.random.normal(keys[1], (256, 8))
     f = lambda p, x: x @ p["fc"]  # noqa: E731
     params = {"fc": 0.5 * jax.random.normal(keys[2], (8, 4))}
-    spec = {"fc": Apart(Discrete(scale=1.0))}
+    spec = {"fc": LayerQuantization(Discrete(scale=1.0))}
     spec = init(f, params, x, spec)
     optimizer = optax.adam(0.1)
 
@@ -159,13 +159,13 @@ def test_logits_are_learnt():
 
     (spec, _), _ = jax.lax.scan(step, (spec, optimizer.init(spec)), jax.random.split(KEY, 200))
     scale = spec["fc"].weights.scale
-    ours = quantized(f, settled(spec))(params, jnp.eye(8)) / scale
+    ours = quantized(f, deterministic(spec))(params, jnp.eye(8)) / scale
     np.testing.assert_allclose(ours, truth, atol=1e-6)
 
 
 def test_in_a_flax_model():
     f, params, (x, _) = small_classifier()
-    spec = init(f, params, x, {"*:linear": Apart(Discrete(2))})
+    spec = init(f, params, x, {"*:linear": LayerQuantization(Discrete(2))})
     gaussians = random_weights(f, spec, params, x)
     where = lambda v: isinstance(v, Gaussian)  # noqa: E731
     found = sum(where(leaf) for leaf in jax.tree.leaves(gaussians, is_leaf=where))
@@ -174,7 +174,7 @@ def test_in_a_flax_model():
     one, same, other = (drawn(jax.random.key(i), gaussians, x) for i in (0, 0, 1))
     np.testing.assert_array_equal(one, same)
     assert (one != other).any()
-    assert np.isfinite(jax.jit(quantized(f, settled(spec)))(params, x)).all()
+    assert np.isfinite(jax.jit(quantized(f, deterministic(spec)))(params, x)).all()
 
 
 def test_settled_leaves_nothing_to_chance(small):
@@ -189,21 +189,23 @@ def test_settled_leaves_nothing_to_chance(small):
     ):
         with pytest.raises(ValueError, match="keyed=True"):
             jax.eval_shape(quantized(net, {"*": method}), params, x)
-        jax.eval_shape(quantized(net, settled({"*": method})), params, x)
+        jax.eval_shape(quantized(net, deterministic({"*": method})), params, x)
 
 
 def test_what_cannot_be(small):
     params, x, _ = small
     with pytest.raises(ValueError, match="Discrete at fc/input_0 has an activation"):
-        quantized(net, {"*": Apart(activations=Discrete())})(params, x)
+        quantized(net, {"*": LayerQuantization(activations=Discrete())})(params, x)
     with pytest.raises(ValueError, match=r"Discrete.logits at fc/weights_1 has shape \(2, 3\)"):
-        quantized(net, {"fc": Apart(Discrete(logits=jnp.zeros((2, 3))))})(params, x)
+        quantized(net, {"fc": LayerQuantization(Discrete(logits=jnp.zeros((2, 3))))})(params, x)
     twice = lambda p, x: jnp.tanh(x @ p["w"]) @ p["w"]  # noqa: E731
     with pytest.raises(ValueError, match="The weight of 'w#1' is read by 'w', too"):
-        random_weights(twice, {"*:linear": Apart(Discrete())}, {"w": jnp.eye(6)}, x)
+        random_weights(twice, {"*:linear": LayerQuantization(Discrete())}, {"w": jnp.eye(6)}, x)
     turned = lambda p, x: x @ p["w"].T  # noqa: E731
     with pytest.raises(ValueError, match="'w' reaches its product in another form"):
-        random_weights(turned, {"w": Apart(Discrete(per="tensor"))}, {"w": jnp.ones((5, 6))}, x)
+        random_weights(
+            turned, {"w": LayerQuantization(Discrete(per="tensor"))}, {"w": jnp.ones((5, 6))}, x
+        )
     with pytest.raises(ValueError, match="levels must be one of 2, 3"):
         Discrete(4)
     assert Discrete(2).storage((6, 4), WEIGHT) == 24 + 4 * 32

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxeff.compression import Apart, DoReFa, Tensor, quantized
+from jaxeff.compression import DoReFa, LayerQuantization, Tensor, quantized
 from jaxeff.nn import small_classifier
 
 WEIGHT = Tensor("fc", "weights_1", "weight", 2, find_channels=lambda: (1,))
@@ -90,7 +90,7 @@ def test_gradients_are_of_few_values_and_right_on_average():
 
 def test_in_a_model():
     f, params, (x, y) = small_classifier()
-    spec = {"*:linear": Apart(DoReFa(2), DoReFa(4, gradient_bits=6))}
+    spec = {"*:linear": LayerQuantization(DoReFa(2), DoReFa(4, gradient_bits=6))}
     with pytest.raises(ValueError, match="keyed=True"):
         quantized(f, spec)(params, x)
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from jaxeff.compression import (
-    Apart,
     Binary,
     BinaryBases,
     Codebook,
     HalfWave,
     Incremental,
+    LayerQuantization,
     LearnedBasis,
     PowersOfTwo,
     Tensor,
@@ -131,12 +131,12 @@ def test_odd_arrays(name, q, tensor):
 
 
 METHODS = (
-    Apart(Binary(follow=True), HalfWave(2)),
-    Apart(BinaryBases(2), BinaryBases(2)),
-    Apart(TrainedTernary(per="channel"), Ternary()),
-    Apart(LearnedBasis(2), LearnedBasis(2)),
-    Apart(Codebook(2), Codebook(3)),
-    Apart(Incremental(4, 0.5), PowersOfTwo(3)),
+    LayerQuantization(Binary(follow=True), HalfWave(2)),
+    LayerQuantization(BinaryBases(2), BinaryBases(2)),
+    LayerQuantization(TrainedTernary(per="channel"), Ternary()),
+    LayerQuantization(LearnedBasis(2), LearnedBasis(2)),
+    LayerQuantization(Codebook(2), Codebook(3)),
+    LayerQuantization(Incremental(4, 0.5), PowersOfTwo(3)),
 )
 
 
@@ -161,9 +161,9 @@ def test_a_model_learns_parameters_and_spec_under_one_gradient(three):
 
 
 def test_methods_say_what_they_are_for():
-    with pytest.raises(ValueError, match="fc/input_0 is an activation: write Apart"):
+    with pytest.raises(ValueError, match="fc/input_0 is an activation: write LayerQuantization"):
         Incremental(4).quantize(W, DATA)
-    with pytest.raises(ValueError, match="fc/weights_1 is a weight: write Apart"):
+    with pytest.raises(ValueError, match="fc/weights_1 is a weight: write LayerQuantization"):
         HalfWave(2).quantize(W, WEIGHT)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxeff.compression import Floating, Tensor
-from jaxeff.compression.floating import FORMATS
+from jaxeff.compression.quantizers.codebooks._floating import FORMATS
 
 WEIGHT = Tensor("fc", "weights_1", "weight", 2, find_channels=lambda: (1,))
 

@@ -8,8 +8,8 @@ from flax import nnx
 
 import jaxeff
 from jaxeff.compression import Int, calibrate, integer, integer_aware, quantized
-from jaxeff.compression.integers.aware import shortcuts
-from jaxeff.compression.quantized import settings_of
+from jaxeff.compression._quantized import settings_of
+from jaxeff.compression.integers._aware import shortcuts
 from jaxeff.nn import ResNet8
 from jaxeff.program import trace
 

@@ -15,14 +15,14 @@ from jaxeff.compression import (
     Int,
     IntegerError,
     IntegerFallbackWarning,
+    Tensor,
     Uniform,
     calibrate,
     integer,
     quantized,
 )
-from jaxeff.compression.integers.fixed import multiplied, multiplier_of
-from jaxeff.compression.integers.grids import Codes
-from jaxeff.compression.protocol import Tensor
+from jaxeff.compression.integers import Codes
+from jaxeff.compression.integers._fixed import multiplied, multiplier_of
 from jaxeff.nn import small_classifier
 
 WEIGHTS = Int(8, symmetric="weights")

@@ -13,7 +13,6 @@ from jaxeff import compression
 from jaxeff.compression import (
     LSQ,
     PACT,
-    Apart,
     BayesianBits,
     Binary,
     BinaryBases,
@@ -23,6 +22,7 @@ from jaxeff.compression import (
     Floating,
     HalfWave,
     Incremental,
+    LayerQuantization,
     LearnedBasis,
     LearnedPowers,
     LearnedWidth,
@@ -35,38 +35,38 @@ from jaxeff.compression import (
     Ternary,
     TrainedTernary,
     Uniform,
+    deterministic,
     init,
     quantized,
-    settled,
 )
 from jaxeff.noise import Additive
 from jaxeff.program import trace
 
 METHODS = {
-    "uniform": Apart(Uniform(3), Uniform(4, per="sample")),
-    "lsq": Apart(LSQ(3), LSQ(4, asymmetric=True)),
-    "pact": Apart(PACT(3), PACT(4)),
-    "width": Apart(LearnedWidth(4), LearnedWidth(5)),
-    "learned powers": Apart(LearnedPowers(3), LearnedPowers(4, zero=True)),
-    "dorefa": Apart(DoReFa(2), DoReFa(3)),
-    "dorefa, gradients": Apart(DoReFa(2), DoReFa(3, gradient_bits=4)),
-    "stochastic": Apart(Stochastic(3), Stochastic(4, per="sample")),
-    "floating": Apart(Floating("e4m3"), Floating("e5m2", scaling="power_of_two")),
-    "binary": Apart(Binary(), Binary(gradient="polynomial")),
-    "drawn": Apart(Binary(stochastic=True)),
-    "bases": Apart(BinaryBases(2), BinaryBases(2)),
-    "ternary": Apart(Ternary(), Ternary()),
-    "trained ternary": Apart(TrainedTernary(), TrainedTernary()),
-    "powers": Apart(PowersOfTwo(3), PowersOfTwo(4)),
-    "incremental": Apart(Incremental(4, 0.5)),
-    "half-wave": Apart(Binary(follow=True), HalfWave(2)),
-    "basis": Apart(LearnedBasis(2, turns=2), LearnedBasis(2, turns=2)),
-    "codebook": Apart(Codebook(2), Codebook(2)),
-    "relaxed": Apart(Relaxed(3), Relaxed(3, draw="hard")),
-    "bayesian bits": Apart(BayesianBits(), BayesianBits()),
-    "discrete": Apart(Discrete()),
-    "scaled": Apart(Scaled(Uniform(3), jnp.array(2.0))),
-    "switched": Apart(
+    "uniform": LayerQuantization(Uniform(3), Uniform(4, per="sample")),
+    "lsq": LayerQuantization(LSQ(3), LSQ(4, asymmetric=True)),
+    "pact": LayerQuantization(PACT(3), PACT(4)),
+    "width": LayerQuantization(LearnedWidth(4), LearnedWidth(5)),
+    "learned powers": LayerQuantization(LearnedPowers(3), LearnedPowers(4, zero=True)),
+    "dorefa": LayerQuantization(DoReFa(2), DoReFa(3)),
+    "dorefa, gradients": LayerQuantization(DoReFa(2), DoReFa(3, gradient_bits=4)),
+    "stochastic": LayerQuantization(Stochastic(3), Stochastic(4, per="sample")),
+    "floating": LayerQuantization(Floating("e4m3"), Floating("e5m2", scaling="power_of_two")),
+    "binary": LayerQuantization(Binary(), Binary(gradient="polynomial")),
+    "drawn": LayerQuantization(Binary(stochastic=True)),
+    "bases": LayerQuantization(BinaryBases(2), BinaryBases(2)),
+    "ternary": LayerQuantization(Ternary(), Ternary()),
+    "trained ternary": LayerQuantization(TrainedTernary(), TrainedTernary()),
+    "powers": LayerQuantization(PowersOfTwo(3), PowersOfTwo(4)),
+    "incremental": LayerQuantization(Incremental(4, 0.5)),
+    "half-wave": LayerQuantization(Binary(follow=True), HalfWave(2)),
+    "basis": LayerQuantization(LearnedBasis(2, turns=2), LearnedBasis(2, turns=2)),
+    "codebook": LayerQuantization(Codebook(2), Codebook(2)),
+    "relaxed": LayerQuantization(Relaxed(3), Relaxed(3, draw="hard")),
+    "bayesian bits": LayerQuantization(BayesianBits(), BayesianBits()),
+    "discrete": LayerQuantization(Discrete()),
+    "scaled": LayerQuantization(Scaled(Uniform(3), jnp.array(2.0))),
+    "switched": LayerQuantization(
         Switched(Uniform(3), jnp.array(True)), Switched(Uniform(3), jnp.array(False))
     ),
 }
@@ -117,8 +117,10 @@ def test_laws(name):
 
         gradient = jax.grad(loss, (0, 1), allow_int=True)(spec, params)
         gradient = [g for g in jax.tree.leaves(gradient) if g.dtype != jax.dtypes.float0]
-        noisy = jaxeff.noisy(quantized(F, settled(spec)), {"fc": Additive(0.0)})(key, params, x)
-        alone = quantized(F, settled(spec))(params, x)
+        noisy = jaxeff.noisy(quantized(F, deterministic(spec)), {"fc": Additive(0.0)})(
+            key, params, x
+        )
+        alone = quantized(F, deterministic(spec))(params, x)
         return plain, wrapped, many, gradient, (noisy, alone)
 
     plain, wrapped, many, gradient, (noisy, alone) = jax.jit(results)(spec, KEY, PARAMS, X)
@@ -128,7 +130,7 @@ def test_laws(name):
         np.testing.assert_allclose(result, plain, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(noisy, alone, rtol=1e-5, atol=1e-5)
     assert all(jnp.isfinite(leaf).all() for leaf in gradient)
-    sites = [s.site for s in trace(quantized(F, settled(spec)), PARAMS, X).sites]
+    sites = [s.site for s in trace(quantized(F, deterministic(spec)), PARAMS, X).sites]
     assert {"conv", "fc"} <= set(sites)
 
 

@@ -7,7 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxeff.compression import Apart, Codebook, LearnedBasis, Tensor, init, quantized, updated
+from jaxeff.compression import (
+    Codebook,
+    LayerQuantization,
+    LearnedBasis,
+    Tensor,
+    init,
+    quantized,
+    update_statistics,
+)
 from jaxeff.nn import small_classifier
 
 WEIGHT = Tensor("fc", "weights_1", "weight", 2, find_channels=lambda: (1,))
@@ -42,7 +50,7 @@ def test_an_update_is_a_turn_averaged(tensor, ends):
     v = np.array([0.3, 0.8], np.float32)
     columns = list(W.T) if tensor is WEIGHT else [W.ravel()]
     bases = np.stack([v] * 3)[None] if tensor is WEIGHT else v
-    ours = LearnedBasis(2, jnp.asarray(bases)).updated(X, tensor).basis
+    ours = LearnedBasis(2, jnp.asarray(bases)).update_statistics(X, tensor).basis
     best = [np.linalg.lstsq(encode(x, v, ends), x, rcond=None)[0] for x in columns]
     expected = 0.9 * bases + 0.1 * (np.stack(best)[None] if tensor is WEIGHT else best[0])
     np.testing.assert_allclose(ours, expected, rtol=1e-5)
@@ -69,15 +77,17 @@ def test_two_bits_of_a_gaussian_reach_the_optimum():
 def test_what_is_not_determined_stays():
     # One value alone uses one code: its level becomes the value, by the shortest way.
     x, v = jnp.full((4, 1), 1.0), jnp.array([[[0.2, 0.4]]])
-    q = LearnedBasis(2, v, momentum=0.0).updated(x, WEIGHT)
+    q = LearnedBasis(2, v, momentum=0.0).update_statistics(x, WEIGHT)
     np.testing.assert_allclose(q.basis, v + (1 - 0.6) / 2, rtol=1e-6)
 
 
 def test_a_model_is_updated_within_a_compiled_step():
     f, params, (x, _) = small_classifier()
     method = LearnedBasis(2, turns=1)
-    spec = init(f, params, x[:64], {"*:linear": Apart(method, method)})
-    new = jax.jit(lambda params, x, spec: updated(f, params, x, spec))(params, x[64:128], spec)
+    spec = init(f, params, x[:64], {"*:linear": LayerQuantization(method, method)})
+    new = jax.jit(lambda params, x, spec: update_statistics(f, params, x, spec))(
+        params, x[64:128], spec
+    )
     assert jax.tree.structure(new) == jax.tree.structure(spec)
     moved = [
         float(jnp.abs(a - b).max())
@@ -88,15 +98,15 @@ def test_a_model_is_updated_within_a_compiled_step():
     # By hand, for what the first layer reads.
     site = next(iter(spec))
     tensor = Tensor(site, "input_0", "activation", 2)
-    by_hand = spec[site].activations.updated(x[64:128], tensor)
+    by_hand = spec[site].activations.update_statistics(x[64:128], tensor)
     np.testing.assert_allclose(new[site].activations.basis, by_hand.basis, rtol=1e-5)
     assert jnp.isfinite(quantized(f, new)(params, x)).all()
     # Methods without a rule stay.
-    other = init(f, params, x, {"*:linear": Apart(Codebook(2))})
-    same = updated(f, params, x, other)
+    other = init(f, params, x, {"*:linear": LayerQuantization(Codebook(2))})
+    same = update_statistics(f, params, x, other)
     assert all(map(np.array_equal, jax.tree.leaves(same), jax.tree.leaves(other)))
     with pytest.raises(ValueError, match=r"needs a setting for .* itself"):
-        updated(f, params, x, {"*:linear": LearnedBasis(2)})
+        update_statistics(f, params, x, {"*:linear": LearnedBasis(2)})
 
 
 def test_bits_of_an_array():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxeff.compression import LearnedPowers, Tensor
-from jaxeff.compression.learned_powers import nearest_power
+from jaxeff.compression.quantizers.codebooks._learned_powers import nearest_power
 
 WEIGHT = Tensor("fc", "weights_1", "weight", 2, find_channels=lambda: (1,))
 X = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)

@@ -6,7 +6,16 @@ import numpy as np
 import optax
 import pytest
 
-from jaxeff.compression import LSQ, PACT, Apart, LearnedWidth, init, learned, memory, penalty
+from jaxeff.compression import (
+    LSQ,
+    PACT,
+    LayerQuantization,
+    LearnedWidth,
+    init,
+    learned,
+    memory,
+    penalty,
+)
 from jaxeff.nn import small_classifier
 
 
@@ -17,7 +26,9 @@ def model():
 
 def test_the_penalty_is_the_sum_over_sites(model):
     f, params, (x, _) = model
-    spec = init(f, params, x, {"*:linear": Apart(PACT(4, decay=0.1), PACT(3, decay=0.2))})
+    spec = init(
+        f, params, x, {"*:linear": LayerQuantization(PACT(4, decay=0.1), PACT(3, decay=0.2))}
+    )
     by_hand = sum(
         0.1 * s.weights.alpha**2 + 0.2 * s.activations.alpha**2 for s in spec.values() if s
     )
@@ -35,18 +46,18 @@ def test_memory_counts_each_weight_once():
 
     params = {"w": jnp.ones((4, 4)) / 3}
     x = jnp.ones((2, 4))
-    spec = {"*:linear": Apart(LearnedWidth(5))}
+    spec = {"*:linear": LayerQuantization(LearnedWidth(5))}
     assert memory(twice, spec, params, x) == 16 * 5 + 64
-    spec = {"*:linear": Apart(activations=LearnedWidth(5))}
+    spec = {"*:linear": LayerQuantization(activations=LearnedWidth(5))}
     assert memory(twice, spec, params, x, of="activations") == 2 * (8 * 5 + 64)
     shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), params)
-    assert memory(twice, {"*:linear": Apart(LSQ(4))}, shapes, x) == 16 * 4 + 32
+    assert memory(twice, {"*:linear": LayerQuantization(LSQ(4))}, shapes, x) == 16 * 4 + 32
 
 
 @pytest.mark.promotes("dtype")  # Optax
 def test_widths_shrink_to_a_budget(model):
     f, params, (x, y) = model
-    spec = init(f, params, x, {"*:linear": Apart(LearnedWidth(8))})
+    spec = init(f, params, x, {"*:linear": LayerQuantization(LearnedWidth(8))})
     start = memory(f, spec, params, x)
     budget = start / 2
     optimizer = optax.adam(0.03)
@@ -77,5 +88,7 @@ def test_a_loop_says_so():
 
     params, x = {"w": jnp.eye(3)}, jnp.ones((2, 3))
     with pytest.raises(ValueError, match="lies inside a loop or branch, where the penalty of PACT"):
-        penalty(scanned, {"*:linear": Apart(PACT(4, 1.0))}, params, x)
-    assert memory(scanned, {"*:linear": Apart(LearnedWidth(5))}, params, x) == 9 * 5 + 64
+        penalty(scanned, {"*:linear": LayerQuantization(PACT(4, 1.0))}, params, x)
+    assert (
+        memory(scanned, {"*:linear": LayerQuantization(LearnedWidth(5))}, params, x) == 9 * 5 + 64
+    )

@@ -9,8 +9,8 @@ import optax
 import pytest
 
 from jaxeff.compression import (
-    Apart,
     Incremental,
+    LayerQuantization,
     PowersOfTwo,
     Tensor,
     incrementally,
@@ -165,7 +165,9 @@ def test_incremental_training_ends_with_powers_of_two():
     assert run.history[-1]["loss"] < run.history[0]["loss"]
     # A schedule of the step works for the quantizer as well, as one for noise does.
     growing = incremental(
-        lambda share: cross_entropy(quantized(f, {"fc*": Apart(Incremental(5, share))})),
+        lambda share: cross_entropy(
+            quantized(f, {"fc*": LayerQuantization(Incremental(5, share))})
+        ),
         shares(each),
     )
     run = fit(jax.random.key(0), growing(1.0), params, (x, y),

@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 
 from jaxeff.compression import Int, calibrate, fake_quantize, quantized, value_range
-from jaxeff.from_flax import functional
+from jaxeff.core import functional
 from jaxeff.nn import LeNet5, LinenLeNet5, TransformerEncoder
 from jaxeff.noise import Additive, noisy
 from jaxeff.program import trace
@@ -227,3 +227,38 @@ def test_a_constant_range_can_be_swept_and_calibrated_settings_pass_jit(params):
     spec = calibrate(net, params, [X], {"*": Int(8)})
     jitted = jax.jit(lambda s: quantized(net, s)(params, X))(spec)
     np.testing.assert_allclose(jitted, quantized(net, spec)(params, X), rtol=1e-5, atol=1e-5)
+
+
+def _two_layers(params, x):
+    return jax.nn.relu(x @ params["fc1"]["w"] + params["fc1"]["b"][None]) @ params["fc2"]["w"]
+
+
+@pytest.mark.parametrize("own", [("fc1", "fc2"), ("fc2",), ("fc1",)])
+def test_draws_of_parameters_have_ranges_of_their_own(own):
+    # Wherever the axis of draws stands, no draw's range is another's.
+    def drawn(key, *shape):
+        return jax.random.normal(jax.random.key(key), shape) * 3.0 ** jnp.arange(3.0).reshape(
+            3, *(1,) * (len(shape) - 1)
+        )
+
+    params = {"fc1": {"w": drawn(0, 3, 4, 6), "b": drawn(1, 3, 6)}, "fc2": {"w": drawn(2, 3, 6, 2)}}
+    axes = ({name: 0 if name in own else None for name in params}, None)
+    params = {n: p if n in own else jax.tree.map(lambda a: a[0], p) for n, p in params.items()}
+    x = jax.random.normal(jax.random.key(3), (5, 4)) * jnp.arange(1.0, 6)[:, None]
+    spec = {"*:linear": Int(3)}
+    inside = jax.jit(jax.vmap(quantized(_two_layers, spec), axes))(params, x)
+    around = jax.jit(quantized(jax.vmap(_two_layers, axes), spec))(params, x)
+    np.testing.assert_allclose(around, inside, atol=1e-4)
+
+
+def test_convolutions_of_several_draws_are_refused():
+    def f(params, x):
+        return jax.lax.conv_general_dilated(
+            x * params["scale"][None, None, None], params["conv"], (1, 1), "SAME",
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        )  # fmt: skip
+
+    params = {"conv": jnp.ones((3, 2, 2, 2, 2)), "scale": jnp.ones((3, 2))}
+    g = quantized(jax.vmap(f, (0, None)), {"conv": Int(4)})
+    with pytest.raises(ValueError, match=r"'conv'.*share an axis.*vmap\(quantized"):
+        jax.eval_shape(g, params, jnp.ones((2, 4, 4, 1)))

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxeff.compression import Relaxed, Tensor, quantized, settled
+from jaxeff.compression import Relaxed, Tensor, deterministic, quantized
 from jaxeff.nn import small_classifier
 
 KEY = jax.random.key(2)
@@ -123,7 +123,7 @@ def test_in_a_model():
         quantized(f, {"*:linear": Relaxed(3)})(params, x)
     keyed = quantized(f, {"*:linear": Relaxed(3)}, keyed=True)
     assert np.isfinite(jax.jit(keyed)(jax.random.key(0), params, x)).all()
-    plain = quantized(f, settled({"*:linear": Relaxed(3)}))
+    plain = quantized(f, deterministic({"*:linear": Relaxed(3)}))
     assert np.isfinite(jax.jit(plain)(params, x)).all()
 
 

@@ -9,11 +9,20 @@ import pytest
 from flax import nnx
 
 import jaxeff
-from jaxeff.compression import LSQ, Apart, Int, Quantization, Uniform, init, quantized, running
-from jaxeff.compression.running import initial_ranges
+from jaxeff.compression import (
+    LSQ,
+    Int,
+    LayerQuantization,
+    Quantization,
+    Uniform,
+    init,
+    initial_ranges,
+    quantized,
+    running,
+)
+from jaxeff.core import register_setting
 from jaxeff.nn import LeNet5
 from jaxeff.program import SpecError, Widths, cost, summary
-from jaxeff.settings import register_setting
 
 KEY = jax.random.key(0)
 X = jax.random.normal(jax.random.key(1), (1, 28, 28, 1))
@@ -46,7 +55,10 @@ def test_a_quantized_function_knows_its_bits(lenet):
 
 def test_bits_survive_other_transforms_and_methods_count_what_decodes(lenet):
     f, params = lenet
-    spec = {"*:linear": Apart(LSQ(4), LSQ(2)), "fc3": Apart(LSQ(8, per="channel", asymmetric=True))}
+    spec = {
+        "*:linear": LayerQuantization(LSQ(4), LSQ(2)),
+        "fc3": LayerQuantization(LSQ(8, per="channel", asymmetric=True)),
+    }
     started = init(f, params, X, spec)
     expected = cost(quantized(f, spec), params, X)
     assert cost(quantized(f, started), params, X).layers == expected.layers
@@ -148,7 +160,9 @@ def test_what_takes_the_place_of_a_weight_is_stored():
         def width(self):
             return 3
 
-    g = quantized(lambda p, x: x @ p["w"], {"*:linear": Apart(Learnt(jnp.ones((8, 4))))})
+    g = quantized(
+        lambda p, x: x @ p["w"], {"*:linear": LayerQuantization(Learnt(jnp.ones((8, 4))))}
+    )
     found = cost(g, {"w": jnp.ones((8, 4))}, jnp.ones((1, 8)))
     assert [row.storage for row in found.layers if row.macs] == [32 * 3]
     assert found.layers[-1].site == "(other)"  # the parameters, which nobody reads

@@ -114,10 +114,14 @@ def judge(report: Report) -> None:
 def tables(report: Report) -> list[Table]:
     """How the cases end, and the slowest of those that are timed."""
     timed = sorted((row for row in report.rows if "ratio" in row), key=lambda row: -row["ratio"])
-    shown = [Table("how cases end", report.extra["summary"])]
+    shown = [Table.from_rows("how cases end", report.extra["summary"])]
     others = [row for row in report.rows if not row.get("same_bits", True)]
-    shown += [Table("C libraries of other bits", others, ("case", "ulps"))] if others else []
-    return shown + ([Table("slowest beside XLA", timed[:SLOWEST], TIMES)] if timed else [])
+    shown += (
+        [Table.from_rows("C libraries of other bits", others, ("case", "ulps"))] if others else []
+    )
+    return shown + (
+        [Table.from_rows("slowest beside XLA", timed[:SLOWEST], TIMES)] if timed else []
+    )
 
 
 STUDY = Study(

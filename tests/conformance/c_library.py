@@ -6,10 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import tvm
-from jaxeff_export.artifact.signature import TensorSpec
-from jaxeff_export.clib.library import Order, write_library
-from jaxeff_export.clib.replaying import Program
-from jaxeff_export.targets.target import resolve_target
+from jaxeff_export.artifact import TensorSpec
+from jaxeff_export.clib import Order, Program, write_library
+from jaxeff_export.targets import resolve_target
 
 
 class CRun:

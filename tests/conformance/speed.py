@@ -25,7 +25,7 @@ import numpy as np
 import tvm
 from flax import nnx
 from jax import lax
-from jaxeff_export.compiler.compilation import compile_module
+from jaxeff_export.compiler import compile_module
 from jaxeff_export.importer import import_stablehlo
 from tvm import relax
 
@@ -266,7 +266,7 @@ def _normal(*shape: int) -> np.ndarray:
 def tables(report: Report) -> list[Table]:
     """Networks, loops, operators, sizes."""
     names = dict.fromkeys(row["table"] for row in report.rows)
-    return [Table(name, [r for r in report.rows if r["table"] == name]) for name in names]
+    return [Table.from_rows(name, [r for r in report.rows if r["table"] == name]) for name in names]
 
 
 STUDY = Study(

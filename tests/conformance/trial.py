@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 import tvm
-from jaxeff_export.compiler.compilation import compile_module
+from jaxeff_export.compiler import compile_module
 from jaxeff_export.importer import StableHLOParseError, UnsupportedOpError, import_stablehlo
 from tvm import relax
 

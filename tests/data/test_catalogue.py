@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from jaxeff import data
+from jaxeff.data._normalization import CONSTANTS
 
 
 def test_without_the_variable_only_embedded_data(monkeypatch):
@@ -55,7 +56,7 @@ def test_real_data(name):
     size = 50_000 if name == "cifar-10" else 60_000
     assert (len(loaded.train_images), len(loaded.test_images)) == (size, 10_000)
     assert np.bincount(loaded.test_labels).shape == (10,)
-    mean, std = data.normalization.CONSTANTS[name]
+    mean, std = CONSTANTS[name]
     values = np.arange(256) / 255
     for channel in range(len(mean)):  # how often each value occurs: a tenth of the time of a mean
         share = np.bincount(loaded.train_images[..., channel].ravel(), minlength=256)

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from jaxeff import data
-from jaxeff.data import cifar
+from jaxeff.data import _cifar as cifar
 
 
 @pytest.fixture(scope="module")

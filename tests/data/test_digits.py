@@ -2,7 +2,7 @@ import numpy as np
 from sklearn.datasets import load_digits
 
 from jaxeff import data
-from jaxeff.data.digits import frame
+from jaxeff.data._digits import frame
 
 
 def test_split_is_fixed_stratified_and_complete():

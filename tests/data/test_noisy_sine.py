@@ -3,8 +3,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxeff.data import noisy_sine as sine
-from jaxeff.data.noisy_sine import DENSE_NOISE, MID_NOISE, REGIMES, Regime, dense, mid
+from jaxeff.data import REGIMES, sine
+from jaxeff.data._noisy_sine import DENSE_NOISE, MID_NOISE, Regime, dense, mid
 
 
 def test_regimes_have_their_noise_and_density():

@@ -7,7 +7,7 @@ import pytest
 
 from jaxeff import data
 from jaxeff.data import DataError
-from jaxeff.data.speech import RATE, WORDS
+from jaxeff.data._speech import RATE, WORDS
 
 
 def write(path, audio, rate=RATE):

@@ -2,7 +2,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxeff.data.two_moons import NOISE, plane, two_moons
+from jaxeff.data import NOISE, plane, two_moons
 
 
 def test_the_best_classifier_reaches_what_the_source_reports():
@@ -24,7 +24,7 @@ def test_keys_decide_the_points():
 
 
 def test_impossible_settings_are_named():
-    with pytest.raises(ValueError, match="two samples or more"):
+    with pytest.raises(ValueError, match="samples must be at least 2"):
         two_moons(jax.random.key(0), 1)
 
 

@@ -73,7 +73,7 @@ def check(command: str) -> None:
         check_own(words[1:] if words[0] == "jaxeff-export" else words[3:])
         return
     if words[1] == "run.py":
-        shown = help_of("jaxeff_export.bundle.device_runner")
+        shown = help_of("jaxeff_export.bundle.running._device_runner")
     else:
         assert importlib.util.find_spec(words[2]) is not None, f"there is no module {words[2]}"
         if words[2] in ("venv", "pip", "pytest"):

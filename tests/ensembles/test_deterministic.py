@@ -12,7 +12,7 @@ import jaxeff
 from jaxeff.bayes import laplace
 from jaxeff.ensembles import Members, Spectral, feature_density, sngp, spectral
 from jaxeff.nn import MLP
-from jaxeff.program.last_layer import inputs_of
+from jaxeff.program.costs import inputs_of
 
 KEY = jax.random.key(0)
 X = jax.random.normal(jax.random.key(1), (40, 6))

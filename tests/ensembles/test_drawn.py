@@ -8,7 +8,7 @@ from flax import nnx
 
 import jaxeff
 from jaxeff.bayes import laplace, predict, sample
-from jaxeff.ensembles import affordable, drawn
+from jaxeff.ensembles import affordable, sampled
 from jaxeff.nn import MLP
 
 KEY = jax.random.key(0)
@@ -20,7 +20,7 @@ def test_draws_of_some_layers_share_the_others():
     posterior = {**PARAMS, "fc2": jax.tree.map(
         lambda w: jaxeff.Gaussian(w, jnp.full_like(w, 0.1)), PARAMS["fc2"]
     )}  # fmt: skip
-    g, params = drawn(KEY, F, posterior, 5)
+    g, params = sampled(KEY, F, posterior, 5)
     assert params["fc1"]["kernel"].shape == (6, 12)
     assert params["fc2"]["kernel"].shape == (5, 12, 8)
     draws = sample(KEY, posterior, 5)
@@ -34,7 +34,7 @@ def test_draws_of_some_layers_share_the_others():
 def test_draws_of_a_laplace_approximation():
     labels = (X[:, 0] > 0).astype(jnp.int32)
     posterior = laplace(F, PARAMS, (X, labels), {"fc3": "kron"}, prior_precision=1.0)
-    g, params = drawn(KEY, F, posterior, 4)
+    g, params = sampled(KEY, F, posterior, 4)
     assert params["fc2"]["kernel"].shape == (12, 8)
     np.testing.assert_allclose(
         jax.jit(g)(params, X), predict(KEY, F, posterior, X, samples=4), atol=1e-5

@@ -7,7 +7,8 @@ import pytest
 from flax import nnx
 
 import jaxeff
-from jaxeff.compression import Int
+from jaxeff.compression import LSQ, Int
+from jaxeff.compression import init as started
 from jaxeff.ensembles import Members
 from jaxeff.nn import MLP, LeNet5
 from jaxeff.noise import Additive
@@ -120,6 +121,21 @@ def test_quantized_members_are_the_quantized_network():
     around = jax.jit(jaxeff.quantized(g, spec))(params, X)
     assert around.shape == (4, 16, 3)
     assert np.abs(around - g(params, X)).max() < 1.0
+
+
+@pytest.mark.parametrize("own", ["*", "*fc3*"])
+def test_learnt_settings_have_members_like_parameters(own):
+    # Fields of a setting that are None are no leaves, neither shared ones nor members'.
+    settings = started(F, PARAMS, X, {"*:linear": LSQ(4)})
+
+    def f(learnt, x):
+        return jaxeff.quantized(F, learnt["settings"])(learnt["params"], x)
+
+    learnt = {"params": PARAMS, "settings": settings}
+    g, params = jaxeff.ensemble(KEY, f, learnt, {own: Members(3, spread=0.2)})
+    assert len(g.own(params)) == (12 if own == "*" else 4)
+    members = [f(g.member(params, i), X) for i in range(3)]
+    np.testing.assert_allclose(jax.jit(g)(params, X), np.stack(members), atol=1e-5)
 
 
 def test_moments_of_an_ensemble_are_those_of_its_members():

@@ -13,7 +13,7 @@ from experiments.activations.source import MOONS, SINE
 from experiments.activations.starts import trained_starts
 from experiments.harness import Refused, Report
 from jaxeff.nn import ACTIVATIONS, SplineActivation
-from jaxeff.nn.activations import prelu
+from jaxeff.nn.layers import prelu
 
 
 def test_one_compiled_network_is_that_of_every_activation():

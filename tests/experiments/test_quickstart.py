@@ -15,7 +15,7 @@ import pytest
 from experiments.harness import Refused, Report
 from experiments.quickstart import evaluation, recipe, training
 from experiments.quickstart.__main__ import STUDY
-from jaxeff.data.catalogue import VARIABLE
+from jaxeff.data import VARIABLE
 
 ARM = all(map(shutil.which, ("aarch64-linux-gnu-gcc", "qemu-aarch64")))
 

@@ -10,7 +10,7 @@ from experiments.engines import PACKAGES
 from experiments.harness import Refused, Report
 from experiments.scaling import engines, judging, machine, plan, workers
 from experiments.scaling.problem import Configuration, Settings, analytic_macs, make_problem
-from jaxeff.data.noisy_sine import REGIMES
+from jaxeff.data import REGIMES
 
 TINY = Settings(warmup=2, samples=2, doublings=2, epochs=1, rounds=1)
 CEILINGS = {

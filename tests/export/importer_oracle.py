@@ -7,10 +7,10 @@ from collections.abc import Callable
 import jax
 import numpy as np
 import tvm
-from jaxeff_export.compiler.compilation import compile_module
-from jaxeff_export.compiler.lifting import Lifted, lift_parameters
+from jaxeff_export.compiler import compile_module
+from jaxeff_export.compiler.passes import Lifted, lift_parameters
 from jaxeff_export.importer import import_stablehlo
-from jaxeff_export.targets.target import resolve_target
+from jaxeff_export.targets import resolve_target
 from tvm import relax
 from tvm.target import Target
 

@@ -10,16 +10,12 @@ import sys
 import jax
 import jax.numpy as jnp
 from jaxeff_export import export
-from jaxeff_export.compiler.compilation import (
-    bind_parameters,
-    compilation_target,
-    fused_kernels,
-)
+from jaxeff_export.compiler import bind_parameters, compilation_target, fused_kernels
 from jaxeff_export.importer import import_stablehlo
-from jaxeff_export.schedules.database import TuningDatabase
-from jaxeff_export.targets.target import resolve_target
-from jaxeff_export.tuning.selection import select
-from jaxeff_export.tuning.session import Session
+from jaxeff_export.schedules import TuningDatabase
+from jaxeff_export.targets import resolve_target
+from jaxeff_export.tuning._selection import select
+from jaxeff_export.tuning._session import Session
 
 TARGET = {**resolve_target("host"), "num-cores": 1}
 

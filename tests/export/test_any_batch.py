@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxeff_export import Bundle, SignatureError, TuningError, deploy, deploy_artifact, export, tune
-from jaxeff_export.artifact.artifact import Artifact
+from jaxeff_export.artifact import Artifact
 from jaxeff_export.cli import app
 from small_network import inputs, mlp, parameters
 from typer.testing import CliRunner

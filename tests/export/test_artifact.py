@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jaxeff_export import Artifact, ArtifactError, SignatureError, export
-from jaxeff_export.artifact.structure import count_leaves, describe, rebuild
+from jaxeff_export.artifact import rebuild
+from jaxeff_export.artifact._structure import count_leaves, describe
 from small_network import inputs, mlp, parameters
 
 from jaxeff.moment_propagation import Gaussian
@@ -111,7 +112,7 @@ def test_other_files_and_versions_are_refused(artifact, tmp_path, monkeypatch):
     (tmp_path / "text.zip").write_text("not a zip file")
     with pytest.raises(ArtifactError, match=r"text\.zip is damaged or no artifact"):
         Artifact.load(tmp_path / "text.zip")
-    monkeypatch.setattr("jaxeff_export.artifact.artifact.FORMAT_VERSION", 3)
+    monkeypatch.setattr("jaxeff_export.artifact._artifact.FORMAT_VERSION", 3)
     newer = artifact.to_bytes()
     monkeypatch.undo()
     with pytest.raises(ArtifactError, match="format version 3, this jaxeff reads 1 and 2"):

@@ -9,13 +9,13 @@ import pytest
 from flax import nnx
 from importer_oracle import assert_close, export, rewritten, run
 from jaxeff_export import deploy
-from jaxeff_export.compiler.blocking import block_weights
-from jaxeff_export.compiler.compilation import bind_parameters, fused_kernels
-from jaxeff_export.compiler.merging import merge_blocks
-from jaxeff_export.compiler.scheduling import Machine, _register_tile, schedule_kernel
+from jaxeff_export.compiler import bind_parameters, fused_kernels
+from jaxeff_export.compiler.passes import block_weights
+from jaxeff_export.compiler.schedules import Machine, merge_blocks, schedule_kernel
+from jaxeff_export.compiler.schedules._scheduling import _register_tile
 from jaxeff_export.importer import import_stablehlo
-from jaxeff_export.targets.target import resolve_target
-from jaxeff_export.tuning.spaces import tiles
+from jaxeff_export.targets import resolve_target
+from jaxeff_export.tuning._spaces import tiles
 from tvm import tirx
 from tvm.target import Target
 

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -26,9 +27,12 @@ from jaxeff_export.boards import (
     RpcBoard,
     emulated,
     make_board,
-    sysroot,
+    on_threads,
 )
-from jaxeff_export.boards.threads import threads
+from jaxeff_export.boards import (
+    _sysroot as sysroot,
+)
+from jaxeff_export.boards._threads import threads
 from small_network import inputs, mlp, parameters
 
 
@@ -188,7 +192,7 @@ def test_no_orphans_when_the_parent_is_killed(emulator):
 @pytest.mark.arm
 def test_preparing_twice_does_nothing(emulator, monkeypatch):
     said = []
-    monkeypatch.setattr("jaxeff_export.boards.sysroot.subprocess", None)  # any use would raise
+    monkeypatch.setattr("jaxeff_export.boards._sysroot.subprocess", None)  # any use would raise
     assert emulated.prepare(progress=said.append).ready
     assert said == []
 
@@ -257,3 +261,19 @@ def test_threads_that_a_pool_lacks_are_a_warning(anew):
         there = pool.submit(function).result()  # starts it
         with pytest.warns(RuntimeWarning, match=f"on {there} of 1000 threads"):
             pool.submit(lambda: threads(1000).__enter__()).result()
+
+
+def test_kernels_on_several_threads_are_called_by_two_threads_however_many_ask():
+    """TVM's pools outlive the threads that they belong to, and spin."""
+
+    def caller(count):
+        with ThreadPoolExecutor(1) as pool:
+            asking = pool.submit(threading.current_thread).result()
+            return asking, pool.submit(on_threads, count, threading.current_thread).result()
+
+    (one, first), (another, second) = caller(2), caller(2)
+    assert first is second
+    assert first not in (one, another)
+    assert on_threads(2, threading.current_thread) is threading.main_thread()
+    asking, called = caller(1)
+    assert called is asking  # such calls run side by side

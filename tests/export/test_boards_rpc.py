@@ -22,11 +22,15 @@ from jaxeff_export import (
 from jaxeff_export.boards import (
     LocalBoard,
     RpcBoard,
-    connecting,
     make_board,
-    processor,
 )
-from jaxeff_export.targets.target import _reported_features
+from jaxeff_export.boards import (
+    _connecting as connecting,
+)
+from jaxeff_export.boards import (
+    _processor as processor,
+)
+from jaxeff_export.targets._target import _reported_features
 from small_network import inputs
 from tvm.rpc import Server
 from tvm.rpc.tracker import Tracker
@@ -34,7 +38,7 @@ from tvm.rpc.tracker import Tracker
 needs_modalias = pytest.mark.skipif(
     not Path(processor.MODALIAS).is_file(), reason="this kernel offers no modalias"
 )
-SERVER = Path(jaxeff_export.boards.__file__).with_name("device_server.py")
+SERVER = Path(jaxeff_export.boards.__file__).with_name("_device_server.py")
 
 
 @pytest.fixture

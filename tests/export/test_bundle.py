@@ -3,7 +3,11 @@
 import dataclasses
 import gc
 import os
+import resource
 import shutil
+import subprocess
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
@@ -18,11 +22,10 @@ from jaxeff_export import (
     deploy,
     deploy_artifact,
     export,
+    resolve_target,
 )
-from jaxeff_export.artifact.archive import digest, sealed, unsealed
-from jaxeff_export.bundle.arrays import pack_arrays
-from jaxeff_export.bundle.building import Example
-from jaxeff_export.bundle.manifest import FILES, MANIFEST
+from jaxeff_export.artifact import digest, sealed, unsealed
+from jaxeff_export.bundle.files import FILES, MANIFEST, pack_arrays
 from small_network import inputs, mlp, parameters
 
 from jaxeff.moment_propagation import Gaussian
@@ -191,7 +194,7 @@ def test_another_architecture_is_refused(folder):
 
 
 def test_a_processor_without_the_instructions_is_refused(deployed, monkeypatch):
-    reported = "jaxeff_export.targets.target._reported_features"
+    reported = "jaxeff_export.targets._target._reported_features"
     monkeypatch.setattr(reported, lambda: frozenset({"none"}))
     with pytest.raises(BundleError, match=r"the board local lacks its .*; deploy for this"):
         Bundle.load(deployed.folder).run(inputs())
@@ -229,10 +232,47 @@ def test_nothing_half_written_is_left(tmp_path, monkeypatch):
     def broken(arrays):
         raise OSError("no space left on device")
 
-    monkeypatch.setattr("jaxeff_export.bundle.assembly.pack_arrays", broken)
+    monkeypatch.setattr("jaxeff_export.bundle._assembly.pack_arrays", broken)
     with pytest.raises(OSError, match="no space"):
         deploy(mlp, (parameters(), inputs()), path=tmp_path / "mlp")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def tiny_disk(tmp_path, monkeypatch):
+    """A file system with room for eight pages, where temporary files go as well."""
+    place = tmp_path / "tiny"
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=32k", "none", str(place)]
+    try:
+        subprocess.run(command, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no file system can be mounted here: {error}")
+    monkeypatch.setattr("tempfile.tempdir", str(place))
+    yield place
+    subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+def test_a_full_disk_under_the_compiler_is_an_error(tiny_disk, tmp_path):
+    p, x = parameters(), inputs()
+    (tiny_disk / "rest").write_bytes(bytes(6 << 12))  # what is left is too little for LLVM
+    with pytest.raises(OSError, match=r"No space left.*/tiny/.*lib0\.o"):
+        deploy(mlp, (p, x), path=tmp_path / "b")
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_full_disk_names_the_file_of_the_bundle(deployed, tmp_path, monkeypatch):
+    copy = deployed.save(tmp_path / "copy")
+    size = len((copy.folder / "library.so").read_bytes())
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size - 1, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"File too large: '.*/copy/library\.so'"):
+            deployed.save(tmp_path / "copy")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["copy"]
+    assert Bundle.load(copy.folder).manifest == copy.manifest
 
 
 def test_a_temporary_bundle_goes_with_its_object():
@@ -242,6 +282,48 @@ def test_a_temporary_bundle_goes_with_its_object():
     del bundle
     gc.collect()
     assert not folder.exists()
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_threads_that_share_a_bundle_get_their_own_results(tmp_path, cores):
+    target = {**resolve_target("host"), "num-cores": cores}
+    deploy(mlp, (parameters(), inputs()), target, path=tmp_path / "mlp")
+    given = [np.asarray(inputs(seed=i)) for i in range(8)]
+    alone = [jax.tree.leaves(Bundle.load(tmp_path / "mlp").run(x)) for x in given]
+    bundle = Bundle.load(tmp_path / "mlp")  # that its first callers have to open
+    started = threading.Barrier(len(given) + 1)
+
+    def call(x):
+        started.wait()
+        return [jax.tree.leaves(bundle.run(x)) for _ in range(200)]
+
+    def profile():
+        started.wait()
+        return [bundle.profile(number=1, repeat=1) for _ in range(3)]
+
+    with ThreadPoolExecutor(len(given) + 1) as pool:
+        profiles = pool.submit(profile)
+        results = list(pool.map(call, given))
+        names = [{row.name for row in rows} for rows in profiles.result()]
+    wrong = [
+        not np.array_equal(ours, own)
+        for found, expected in zip(results, alone, strict=True)
+        for leaves in found
+        for ours, own in zip(leaves, expected, strict=True)
+    ]
+    assert sum(wrong) == 0
+    assert (
+        names[0] == names[1] == names[2] == {row.name for row in bundle.profile(number=1, repeat=1)}
+    )
+
+
+def test_a_result_is_not_overwritten_by_the_next_call(deployed):
+    first, second = inputs(seed=3), inputs(seed=4)
+    kept = jax.tree.leaves(deployed.run(first))
+    before = [array.copy() for array in kept]
+    deployed.run(second)
+    for array, copied in zip(kept, before, strict=True):
+        np.testing.assert_array_equal(array, copied)
 
 
 def test_benchmark_and_profile(deployed):
@@ -298,7 +380,7 @@ def test_parameters_are_as_many_as_is_said(tmp_path, count, given):
     for one in (bundle, loaded):
         assert one.check().passed
         np.testing.assert_allclose(one.run(*data), f(*x[:count], *data), rtol=1e-6)
-    again = Example.of_bundle(loaded)
+    again = loaded.example
     assert (again.parameters, len(again.bound)) == (count, count)
 
 
@@ -327,6 +409,8 @@ def test_deploy_refuses_what_it_cannot_check(tmp_path):
         deploy(lambda params, x: x, ({"act": "relu"}, x), path=tmp_path / "b")
     with pytest.raises(SignatureError, match="example_args is empty"):
         deploy(mlp, ())
+    with pytest.raises(SignatureError, match=r"x has shape \(0, 8\), an empty batch.*at least one"):
+        deploy(mlp, (p, inputs()[:0]), path=tmp_path / "b")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import tvm
 from jaxeff_export import deploy, export, resolve_target
-from jaxeff_export.compiler.chaining import CHAINS, chained
-from jaxeff_export.compiler.compilation import bind_parameters, fused_kernels
+from jaxeff_export.compiler import bind_parameters, fused_kernels
+from jaxeff_export.compiler.passes import CHAINS, chained
 from jaxeff_export.importer import import_stablehlo
 from jaxeff_export.operators import operators_for
 from tvm import relax
 from tvm.target import Target
 
-from jaxeff.compression.integers.operators import q_codes, q_dense
+from jaxeff.compression.integers._operators import q_codes, q_dense
 
 HOST = {**resolve_target("host"), "num-cores": 1}
 KEY = jax.random.key(0)

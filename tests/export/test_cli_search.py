@@ -99,7 +99,7 @@ def test_the_bundle_is_what_was_printed(searched, place):
 def test_the_latency_was_measured_from_end_to_end(searched, place):
     found = re.search(r"latency (\S+) of the whole model's \(asked 0.35\)", searched)
     kept = map(json.loads, (place / "kept" / "episodes.jsonl").read_text().splitlines()[1:])
-    landed = [one["rows"]["ratio"] for one in kept if one["task"][0] == "landing"]
+    landed = [one["rows"]["ratio"] for one in kept if one["task"][0] == "refinement"]
     assert any(f"{0.35 * ratio:.4g}" == found[1] for ratio in landed)
 
 
@@ -181,7 +181,7 @@ def test_nonsense_is_told_before_anything_is_measured(place, monkeypatch, argume
     def never(*_, **__):
         raise AssertionError("something is measured")
 
-    monkeypatch.setattr("jaxeff_export.latency.table.TableLatency._measure", never)
+    monkeypatch.setattr("jaxeff_export.latency._table.TableLatency._measure", never)
     before = contents(place)
     assert refused(search(*arguments), message)
     assert contents(place) == before

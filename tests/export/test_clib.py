@@ -14,21 +14,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jaxeff_export import Bundle, CLibraryError, TargetError, deploy, resolve_target
 from jaxeff_export.cli import app
-from jaxeff_export.clib.interface import identifier
-from jaxeff_export.clib.library import CLibrary
-from jaxeff_export.clib.memory import Piece, place
-from jaxeff_export.clib.objects import archive, compile_c, require_self_contained
-from jaxeff_export.clib.program import program_of
-from jaxeff_export.clib.replaying import Program
-from jaxeff_export.clib.sizes import bytes_of
-from jaxeff_export.targets.c_toolchain import find_c_toolchain
+from jaxeff_export.clib import CLibrary, Program
+from jaxeff_export.clib.codegen import identifier
+from jaxeff_export.clib.kernels import program_of
+from jaxeff_export.clib.kernels._memory import Piece, place
+from jaxeff_export.clib.objects import bytes_of
+from jaxeff_export.clib.objects._objects import archive, compile_c, require_self_contained
+from jaxeff_export.targets import find_c_toolchain
 from small_network import inputs
 from tvm import relax
 from typer.testing import CliRunner
 
 import jaxeff
+from jaxeff.core import functional
 from jaxeff.ensembles import Members
-from jaxeff.from_flax import functional
 from jaxeff.nn import MLP
 
 USER = """

@@ -11,15 +11,14 @@ from c_programs import STRICT, call, instructions, require
 from flax import nnx
 from jaxeff_export import BoardError, Bundle, BundleError, CLibraryError, deploy
 from jaxeff_export.boards import ProgramBoard, make_board
-from jaxeff_export.operators.integer.dots import dot_of
-from jaxeff_export.targets.c_toolchain import emulation
-from jaxeff_export.targets.target import C_TARGETS
+from jaxeff_export.operators.integer import dot_of
+from jaxeff_export.targets import C_TARGETS, emulation
 from small_network import inputs, mlp, parameters
 from tvm.target import Target
 
 import jaxeff
 from jaxeff.compression import Int, calibrate
-from jaxeff.from_flax import functional
+from jaxeff.core import functional
 from jaxeff.nn import MLP
 
 TOOLS = {

@@ -11,7 +11,7 @@ import pytest
 from c_programs import STRICT, call, instructions, require
 from jaxeff_export import Bundle, CLibraryError, deploy, resolve_target
 from jaxeff_export.cli import app
-from jaxeff_export.clib.replaying import Program
+from jaxeff_export.clib import Program
 from typer.testing import CliRunner
 
 CALLERS = """

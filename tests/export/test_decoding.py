@@ -6,14 +6,10 @@ import numpy as np
 import pytest
 from importer_oracle import assert_close, export, run
 from jaxeff_export.clib.kernels import compile_kernels
-from jaxeff_export.compiler.compilation import (
-    compilation_target,
-    fused_kernels,
-    schedule_module,
-)
-from jaxeff_export.compiler.lifting import lift_parameters
+from jaxeff_export.compiler import compilation_target, fused_kernels, schedule_module
+from jaxeff_export.compiler.passes import lift_parameters
 from jaxeff_export.importer import import_stablehlo
-from jaxeff_export.targets.target import resolve_target
+from jaxeff_export.targets import resolve_target
 from tvm.target import Target
 
 import jaxeff

@@ -10,9 +10,9 @@ import jax
 import numpy as np
 import pytest
 from jaxeff_export import Bundle
-from jaxeff_export.boards.sysroot import Sysroot
-from jaxeff_export.bundle import device_runner
-from jaxeff_export.bundle.manifest import FILES, MANIFEST, PROGRAM
+from jaxeff_export.boards._sysroot import Sysroot
+from jaxeff_export.bundle.files import FILES, MANIFEST, PROGRAM
+from jaxeff_export.bundle.running import _device_runner as device_runner
 from small_network import inputs
 
 # Neither JAX nor this library: what a device has.

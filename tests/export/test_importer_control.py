@@ -9,7 +9,7 @@ import pytest
 import tvm
 from importer_oracle import assert_agrees, assert_close, export
 from jax import lax
-from jaxeff_export.compiler.compilation import compile_module
+from jaxeff_export.compiler import compile_module
 from jaxeff_export.importer import import_stablehlo
 from tvm import relax
 

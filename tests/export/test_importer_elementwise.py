@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from importer_oracle import assert_close, export, run
 from jax import lax
-from jaxeff_export.compiler.compilation import compile_module
+from jaxeff_export.compiler import compile_module
 from jaxeff_export.importer import import_stablehlo
 from tvm import relax, tirx
 

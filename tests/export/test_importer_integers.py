@@ -11,7 +11,8 @@ from flax import nnx
 from importer_oracle import assert_agrees
 from jax import lax
 
-from jaxeff.from_flax import TrainingModeWarning, functional
+from jaxeff.core import functional
+from jaxeff.core._training_mode import TrainingModeWarning
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ import tvm
 from flax import nnx
 from importer_oracle import assert_close
 from jax import export as jax_export
-from jaxeff_export.compiler.compilation import compile_module
+from jaxeff_export.compiler import compile_module
 from jaxeff_export.importer import UnsupportedOpError, import_stablehlo
 from tvm import relax
 

@@ -9,20 +9,20 @@ import numpy as np
 import pytest
 import tvm
 import tvm_ffi
+from flax import nnx
 from integer_layers import conv2d, dense, module_of
-from jaxeff_export import Bundle, deploy, resolve_target
-from jaxeff_export.compiler.compilation import compile_module
-from jaxeff_export.operators.integer import IntegerKernelError, integer_operators
-from jaxeff_export.operators.integer.dots import dot_of
-from jaxeff_export.operators.integer.geometry import Geometry
-from jaxeff_export.operators.integer.pixels import suits
-from jaxeff_export.targets.toolchain import ToolchainError
+from jaxeff_export import Bundle, SignatureError, deploy, resolve_target
+from jaxeff_export.compiler import compile_module
+from jaxeff_export.operators.integer import Geometry, IntegerKernelError, dot_of, integer_operators
+from jaxeff_export.operators.integer._pixels import suits
+from jaxeff_export.targets import ToolchainError
 from tvm import relax, tirx
 from tvm.target import Target
 
 import jaxeff
-from jaxeff.compression import Int, calibrate, integer
-from jaxeff.compression.integers.operators import q_conv2d, q_dense
+from jaxeff.compression import Int, calibrate, integer, quantized
+from jaxeff.compression.integers import q_conv2d
+from jaxeff.compression.integers._operators import q_dense
 from jaxeff.nn import small_classifier
 
 HOST = {**resolve_target("host"), "num-cores": 2}
@@ -398,3 +398,41 @@ def test_summary_of_an_exported_network_knows_its_bits(network):
     rows = {row.site: row for row in jaxeff.cost(g, codes, x).layers}
     assert (rows["conv1"].weight_bits, rows["conv1"].activation_bits) == (8, 8)
     assert (rows["fc1"].weight_bits, rows["fc1"].activation_bits) == (2, 4)
+
+
+class Averaged(nnx.Module):
+    """Means and sums over positions and windows, read as floats and as codes."""
+
+    def __init__(self, rngs):
+        self.conv = nnx.Conv(3, 12, (3, 3), rngs=rngs)
+        self.fc = nnx.Linear(12, 4, rngs=rngs)
+
+    def __call__(self, x):
+        y = nnx.relu(self.conv(x))
+        mean = y.mean((1, 2))
+        return self.fc(mean), mean, y.sum((1, 2)), nnx.avg_pool(y, (3, 3), strides=(2, 2))
+
+
+@pytest.mark.parametrize("requantize", ["float", "fixed"])
+def test_means_over_positions_are_the_same_bits_as_under_xla(requantize, tmp_path):
+    """In float32, the order of the sum would show in nearly every result."""
+    f, params = jaxeff.functional(Averaged(nnx.Rngs(0)))
+    x = jax.random.normal(jax.random.key(1), (16, 13, 11, 3))
+    spec = calibrate(f, params, [x], {"*:linear": Int(8, symmetric="weights")})
+    g = integer(f, spec, requantize=requantize)
+    codes = g.convert(params, x)
+    bundle, jitted = deploy(g, (codes, x), {**HOST, "num-cores": 1}), jax.jit(g)
+    for seed in range(6):
+        given = jax.random.normal(jax.random.key(seed), x.shape)
+        expected = jitted(codes, given)
+        for ours, theirs in zip(bundle.run(given), expected, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+    exact = jax.jit(quantized(f, spec))(params, given)
+    for ours, theirs in zip(expected[1:], exact[1:], strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4 * np.abs(theirs).max())
+    damaged = given.at[1, 2].set(-np.inf)  # the smallest code, everywhere
+    for ours, theirs in zip(bundle.run(damaged), jitted(codes, damaged), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+        assert np.isfinite(ours).all()
+    with pytest.raises(SignatureError, match="holds NaN"):
+        bundle.run(given.at[0, 3:5].set(np.nan))

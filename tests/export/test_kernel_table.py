@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from flax import nnx
 from jaxeff_export import deploy, modelled_latency, table_latency
-from jaxeff_export.bundle.timing import OperatorTime
-from jaxeff_export.latency.attribution import kernel_calls
-from jaxeff_export.latency.cells import Cells
-from jaxeff_export.latency.table import _split
+from jaxeff_export.bundle.running import OperatorTime
+from jaxeff_export.latency._attribution import kernel_calls
+from jaxeff_export.latency._cells import Cells
+from jaxeff_export.latency._table import _split
 
 import jaxeff
 from jaxeff.nn import ResNet8, small_classifier
@@ -135,17 +135,17 @@ def test_layers_of_one_geometry_share_cells():
     assert like[names.index("stage1/conv1")] != like[names.index("stage1/conv2")]
 
     twice = Policy(space.whole.kept, space.whole.datatypes, *np.full((2, len(names)), 8))
-    assert cells.seams(twice) == [0.0] * len(names)
+    assert cells.conversions(twice) == [0.0] * len(names)
     readers = [i for i, maker in enumerate(cells.makers) if names[maker] == "stage1/conv2"]
     bits = np.full(len(names), 8)
     bits[readers[0]] = 5  # the same numbers in two widths
     maker = names.index("stage1/conv2")
     numbers = 8 * space.sites[maker].places ** 2
-    assert cells.seams(dataclasses.replace(twice, activations=bits))[maker] == numbers
+    assert cells.conversions(dataclasses.replace(twice, activations=bits))[maker] == numbers
     bits[readers[0]] = 32  # and in float
-    assert cells.seams(dataclasses.replace(twice, activations=bits))[maker] == 2 * numbers
+    assert cells.conversions(dataclasses.replace(twice, activations=bits))[maker] == 2 * numbers
     bits[readers] = 32
-    assert cells.seams(dataclasses.replace(twice, activations=bits))[maker] == numbers
+    assert cells.conversions(dataclasses.replace(twice, activations=bits))[maker] == numbers
 
 
 def test_designs_hold_what_is_missing():

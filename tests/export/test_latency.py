@@ -56,9 +56,9 @@ def test_boards_measure_at_once(monkeypatch):
             together.wait()
             return bundle
 
-    monkeypatch.setattr("jaxeff_export.latency.measured.Turns", Steady)
+    monkeypatch.setattr("jaxeff_export.latency._measured.Turns", Steady)
     monkeypatch.setattr(
-        "jaxeff_export.latency.measured.compiled",
+        "jaxeff_export.latency._measured.compiled",
         lambda candidate, policy, **rest: float(policy.kept.sum()),
     )
     latency = measured_latency(X[:1], boards=["a", "b", "c"])
@@ -83,6 +83,6 @@ def test_what_the_compiler_cannot(monkeypatch):
     def refuse(*args, **kwargs):
         raise UnsupportedOpError(["no fft"])
 
-    monkeypatch.setattr("jaxeff_export.latency.turns.deploy", refuse)
+    monkeypatch.setattr("jaxeff_export.latency._turns.deploy", refuse)
     with pytest.raises(LatencyError, match=r"(?s)can't be compiled: .*no fft"):
         measured_latency(X[:1])(candidate(0.0))

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from importer_oracle import assert_close, export, run
-from jaxeff_export.compiler.lifting import lift_parameters
+from jaxeff_export.compiler.passes import lift_parameters
 from jaxeff_export.importer import import_stablehlo
 
 W = np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)

@@ -6,9 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxeff_export import Bundle, deploy
-from jaxeff_export.bundle import machine_code as code
-from jaxeff_export.bundle import modelling
-from jaxeff_export.bundle.caches import level_of
+from jaxeff_export.bundle.machine_model import _machine_code as code
+from jaxeff_export.bundle.machine_model import _modelling as modelling
+from jaxeff_export.bundle.machine_model._caches import level_of
 
 
 @pytest.mark.parametrize(

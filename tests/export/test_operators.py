@@ -12,18 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 from jaxeff_export import deploy
-from jaxeff_export.compiler.compilation import compile_module
-from jaxeff_export.operators import OPERATORS, Form
-from jaxeff_export.operators.manual import Optimizations, dense_kernel
-from jaxeff_export.operators.modules import dense_module
+from jaxeff_export.compiler import compile_module
+from jaxeff_export.operators import OPERATORS, Form, Optimizations, dense_kernel, dense_module
 from scipy import special
 from tvm import relax
 
 import jaxeff
 from jaxeff.moment_propagation import Gaussian
-from jaxeff.moment_propagation.clark import maximum
-from jaxeff.moment_propagation.normal import tail
-from jaxeff.moment_propagation.piecewise import relu
+from jaxeff.moment_propagation.rules import maximum, relu
+from jaxeff.moment_propagation.values import tail
 from jaxeff.nn import LeNet5
 
 FORMS = [

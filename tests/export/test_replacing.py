@@ -8,13 +8,13 @@ import sys
 import jaxeff_export
 import pytest
 from jaxeff_export import Bundle, deploy
-from jaxeff_export.artifact.archive import digest, sealed
-from jaxeff_export.bundle.manifest import FILES, MANIFEST, own_files
+from jaxeff_export.artifact import digest, sealed
+from jaxeff_export.bundle.files import FILES, MANIFEST, own_files
 from jaxeff_export.cli import app
 from small_network import inputs, mlp, parameters
 from typer.testing import CliRunner
 
-import jaxeff.store.writing as writing
+from jaxeff.store import _writing as writing
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def refused(folder, *ways, match):
 def test_notes_in_a_bundle_are_not_lost(compiled, folder, monkeypatch):
     (folder / "notes").mkdir()
     (folder / "notes" / "monday.txt").write_text("three weeks of work")
-    monkeypatch.setattr("jaxeff_export.bundle.building.lift", None)  # refused before the work
+    monkeypatch.setattr("jaxeff_export.bundle._building.lift", None)  # refused before the work
     refused(
         folder,
         lambda: compiled.save(folder),
@@ -182,7 +182,7 @@ def test_without_an_exchange_of_folders_the_result_is_the_same(compiled, folder,
 _KILLED = """
 import os, signal, sys
 from pathlib import Path
-from jaxeff.store import writing
+from jaxeff.store import _writing as writing
 from jaxeff_export import Bundle
 
 source, target, moment = sys.argv[1:]

@@ -6,14 +6,15 @@ import pytest
 import tvm
 import tvm_ffi
 from importer_oracle import assert_agrees, export
-from jaxeff_export.compiler import pixels, scheduling
-from jaxeff_export.compiler.compilation import compilation_target, compile_module, schedule_module
-from jaxeff_export.compiler.scheduling import Machine, _register_tile
+from jaxeff_export.compiler import compilation_target, compile_module, schedule_module
+from jaxeff_export.compiler.schedules import Machine
+from jaxeff_export.compiler.schedules import _pixels as pixels
+from jaxeff_export.compiler.schedules import _scheduling as scheduling
+from jaxeff_export.compiler.schedules._scheduling import _register_tile
 from jaxeff_export.compiler.tir import root_of, statements_of
 from jaxeff_export.importer import import_stablehlo
-from jaxeff_export.operators import Form
-from jaxeff_export.operators.modules import dense_module
-from jaxeff_export.targets.target import resolve_target
+from jaxeff_export.operators import Form, dense_module
+from jaxeff_export.targets import resolve_target
 from tvm import relax, tirx
 from tvm.target import Target
 

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jaxeff_export.artifact.signature import TensorSpec
-from jaxeff_export.bundle.selfcheck import Pair, compare, tolerance
+from jaxeff_export.artifact import TensorSpec
+from jaxeff_export.bundle.files import Pair, compare, tolerance
 
 
 def check(ours, theirs):

@@ -4,8 +4,13 @@ import platform
 
 import pytest
 from jaxeff_export import ARM_TARGETS, TargetError, ToolchainError, resolve_target, target_names
-from jaxeff_export.targets.target import arithmetic_features, normalized_machine, target_machine
-from jaxeff_export.targets.toolchain import find_emulator, find_linker
+from jaxeff_export.targets import (
+    arithmetic_features,
+    find_emulator,
+    find_linker,
+    normalized_machine,
+    target_machine,
+)
 
 
 def test_the_host_names_its_processor():
@@ -64,7 +69,7 @@ def test_unknown_targets(target, message, capfd):
 def test_masked_instructions_are_switched_off(monkeypatch):
     """A virtual machine whose processor model promises more than its kernel reports."""
     plain = resolve_target("host")  # this machine's kernel may mask some already
-    reported = "jaxeff_export.targets.target._reported_features"
+    reported = "jaxeff_export.targets._target._reported_features"
     monkeypatch.setattr(reported, lambda: frozenset({"none"}))
     masked = resolve_target("host")
     promised = arithmetic_features({k: plain[k] for k in plain if k != "mattr"})

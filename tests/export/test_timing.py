@@ -1,7 +1,8 @@
 """What is made of times: medians, shares, and nothing of the virtual machine's own."""
 
 import pytest
-from jaxeff_export.bundle.timing import OperatorTime, Timing, operator_times
+from jaxeff_export.bundle.running import OperatorTime, Timing
+from jaxeff_export.bundle.running._timing import operator_times
 
 
 def test_an_operators_time_is_the_median_of_its_measurements():

@@ -20,18 +20,25 @@ import tvm_ffi
 from interrupted_tuning import TARGET, Bench, layer, session
 from jax import lax
 from jaxeff_export import Board, BoardError, Bundle, TuningError, deploy, tune
-from jaxeff_export.boards.board import BoardLost
-from jaxeff_export.bundle.building import Example, NamedTarget, lift
+from jaxeff_export.boards import BoardLost
+from jaxeff_export.bundle import NamedTarget, lift
 from jaxeff_export.cli import app
-from jaxeff_export.compiler.compilation import compilation_target, fused_kernels
-from jaxeff_export.compiler.scheduling import Machine
-from jaxeff_export.schedules.database import HEADER, TuningDatabase
-from jaxeff_export.schedules.replaying import default_schedule, digest_of, tuned_schedules
-from jaxeff_export.tuning import checking, measuring
-from jaxeff_export.tuning.interrupts import held_interrupts
-from jaxeff_export.tuning.selection import select
-from jaxeff_export.tuning.session import chosen
-from jaxeff_export.tuning.spaces import tiles
+from jaxeff_export.compiler import (
+    compilation_target,
+    default_schedule,
+    digest_of,
+    fused_kernels,
+    tuned_schedules,
+)
+from jaxeff_export.compiler.schedules import Machine
+from jaxeff_export.schedules import TuningDatabase
+from jaxeff_export.schedules._database import HEADER
+from jaxeff_export.tuning import _checking as checking
+from jaxeff_export.tuning import _measuring as measuring
+from jaxeff_export.tuning._interrupts import held_interrupts
+from jaxeff_export.tuning._selection import select
+from jaxeff_export.tuning._session import chosen
+from jaxeff_export.tuning._spaces import tiles
 from small_network import inputs, mlp, parameters
 from typer.testing import CliRunner
 
@@ -49,7 +56,7 @@ def bundle(tmp_path_factory):
 @pytest.fixture(scope="module")
 def fused(bundle):
     return fused_kernels(
-        lift(Example.of_bundle(bundle), NamedTarget.of_bundle(bundle)).main,
+        lift(bundle.example, NamedTarget.of_manifest(bundle.manifest)).main,
         compilation_target(TARGET),
     )
 
@@ -230,7 +237,7 @@ def test_convolutions_whose_results_are_turned_are_tuned_too(tmp_path):
     target |= {"num-cores": 1}
     example = (jnp.ones((5, 5, 1, 6)), jnp.ones((1, 28, 28, 1)))
     bundle = deploy(f, example, target, tmp_path / "bundle")
-    lifted = lift(Example.of_bundle(bundle), NamedTarget.of_bundle(bundle)).main
+    lifted = lift(bundle.example, NamedTarget.of_manifest(bundle.manifest)).main
     (kernel,) = select(fused_kernels(lifted, compilation_target(target)), None, [])
     default = default_schedule(kernel, Machine.of(compilation_target(target)))
     assert "transform_layout" in str(default.trace)  # of which MetaSchedule writes no record
@@ -284,7 +291,7 @@ def test_boards_that_cannot_tell_are_refused(bundle, tmp_path):
         tune(foreign, tmp_path / "new", board="emulated")
     with pytest.raises(TuningError, match="unknown space 'gpu'"):
         tune(bundle, tmp_path / "new", space="gpu")
-    with pytest.raises(TuningError, match="trials must be positive"):
+    with pytest.raises(ValueError, match="trials must be at least 1"):
         tune(bundle, tmp_path / "new", trials=0)
     assert not (tmp_path / "new").exists()
 

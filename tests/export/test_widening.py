@@ -5,8 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from importer_oracle import rewritten, run
-from jaxeff_export.compiler.lifting import lift_parameters
-from jaxeff_export.compiler.widening import widen_contractions
+from jaxeff_export.compiler.passes import lift_parameters, widen_contractions
 from tvm import relax, te, tirx
 
 LANES = 8  # whatever machine the tests run on

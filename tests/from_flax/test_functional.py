@@ -7,7 +7,8 @@ import pytest
 from flax import linen as nn
 from flax import nnx
 
-from jaxeff.from_flax import TrainingModeWarning, functional
+from jaxeff.core import functional
+from jaxeff.core._training_mode import TrainingModeWarning
 
 pytestmark = pytest.mark.promotes("rank")  # Flax's batch norm does
 
@@ -279,7 +280,7 @@ def test_wrong_models_are_clear_errors(net, linen):
         functional(module)
     with pytest.raises(ValueError, match="no 'params'"):
         functional(module, variables["params"])
-    with pytest.raises(TypeError, match=r"takes a flax\.nnx\.Module"):
+    with pytest.raises(TypeError, match=r"model must be a flax\.nnx\.Module"):
         functional(jnp.sin)
 
 

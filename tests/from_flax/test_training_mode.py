@@ -11,7 +11,8 @@ from flax import linen as nn
 from flax import nnx
 
 import jaxeff
-from jaxeff.from_flax import TrainingModeWarning, functional
+from jaxeff.core import functional
+from jaxeff.core._training_mode import TrainingModeWarning
 from jaxeff.training import cross_entropy, fit
 
 

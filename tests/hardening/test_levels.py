@@ -52,6 +52,13 @@ def test_scaled_refuses_what_has_no_levels():
         scaled({"fc": Own()}, 0.5)
 
 
+@pytest.mark.parametrize("factor", [-1, -0.5, np.nan])
+def test_scaled_refuses_factors_that_make_no_level(factor):
+    with pytest.raises(ValueError, match=r"factor must be at least 0, but is"):
+        scaled({"fc": Additive(0.1)}, factor)
+    assert scaled(Additive(0.1), 0.0) == Additive(0.0)
+
+
 def test_incremental_follows_its_schedule():
     clean_start = optax.join_schedules(
         [optax.constant_schedule(0.0), optax.linear_schedule(0.0, 1.0, 4)], [2]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxeff.from_flax import functional
+from jaxeff.core import functional
 from jaxeff.moment_propagation import Calibrated, Gaussian, MomentsError, calibrate_moments, moments
 from jaxeff.nn import MLP
 
@@ -112,7 +112,7 @@ def test_neutral_factors_change_nothing(calibrated):
 def test_what_cannot_be_measured_is_refused():
     with pytest.raises(ValueError, match="nothing is random"):
         calibrate_moments(KEY, F, PARAMS, TRAIN)
-    with pytest.raises(ValueError, match="samples is 1"):
+    with pytest.raises(ValueError, match="samples must be at least 2"):
         calibrate_moments(KEY, F, POSTERIOR, TRAIN, samples=1)
     with pytest.raises(MomentsError, match="vmap over them"):
         moments(lambda p: p @ p, correlations=True)(

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxeff.moment_propagation import Gaussian, moments
-from jaxeff.moment_propagation.piecewise import piecewise
+from jaxeff.moment_propagation.rules import piecewise
 from jaxeff.nn import ACTIVATIONS as SOURCE_TABLE
 
 MEANS, STDS = map(

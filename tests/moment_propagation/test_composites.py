@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 
 from jaxeff.compression import Int, quantized
-from jaxeff.from_flax import functional
+from jaxeff.core import functional
 from jaxeff.moment_propagation import Gaussian, moments
 from jaxeff.nn import MLP, LeNet5, ResNet18
 

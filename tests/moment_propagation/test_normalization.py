@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxeff.from_flax import TrainingModeWarning, functional
+from jaxeff.core import functional
+from jaxeff.core._training_mode import TrainingModeWarning
 from jaxeff.moment_propagation import Gaussian, MomentsError, assumptions, moments
-from jaxeff.moment_propagation.normalization import (
+from jaxeff.moment_propagation.rules._normalization import (
     centred,
     layer_norm,
     mean_square,

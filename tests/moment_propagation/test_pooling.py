@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxeff.moment_propagation import Gaussian, moments
-from jaxeff.moment_propagation.clark import maximum, minimum, reduce_max, reduce_min
-from jaxeff.moment_propagation.pooling import window, window_max
+from jaxeff.moment_propagation.rules import maximum, window, window_max
+from jaxeff.moment_propagation.rules._clark import minimum, reduce_max, reduce_min
 
 
 def random(*shape, seed=0, spread=1.0):

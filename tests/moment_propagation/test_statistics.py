@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from jaxeff.moment_propagation import Gaussian, moments
-from jaxeff.moment_propagation import statistics as st
-from jaxeff.moment_propagation.normalization import layer_norm, rms_norm
-from jaxeff.program.symbolic import UNKNOWN
+from jaxeff.moment_propagation.regions import _statistics as st
+from jaxeff.moment_propagation.rules._normalization import layer_norm, rms_norm
+from jaxeff.program.reading import UNKNOWN
 
 
 def random(*shape, var=0.3):

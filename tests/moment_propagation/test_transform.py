@@ -6,7 +6,7 @@ from flax import nnx
 
 import jaxeff
 from jaxeff.compression import Int
-from jaxeff.from_flax import functional
+from jaxeff.core import functional
 from jaxeff.moment_propagation import Gaussian, MomentsError, is_gaussian, moments
 from jaxeff.nn import MLP, LeNet5, TransformerEncoder
 
@@ -144,6 +144,7 @@ ARITHMETIC = {
     "written": lambda p, x: jax.lax.dynamic_update_slice(x, p[:3], (jnp.int32(2),)),
     "added at": lambda p, x: jnp.zeros(25).at[jnp.arange(20)].add(x),
     "running sum": lambda p, x: jnp.cumsum(x)[:2] + p[:2],
+    "stacked": lambda p, x: jnp.stack([p, x], 1),
     "split": lambda p, x: sum(jnp.split(x, 2)) * p[:10],
 }
 
@@ -213,6 +214,27 @@ def test_a_rectifier_inside_a_scan_may_be_pooled_outside():
     x = random(3, 4)
     ours, expected = jax.jit(moments(f))({}, x), moments(lambda _, x: jax.nn.relu(x).max(1))({}, x)
     np.testing.assert_allclose(ours.mean, expected.mean, rtol=1e-6)
+
+
+def test_moments_inside_a_sharded_function_are_those_outside():
+    """There constants are made to vary over devices (`pvary`), and arrays change their layout."""
+    auto, explicit = (
+        jax.make_mesh((1,), ("i",), axis_types=(kind,))
+        for kind in (jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit)
+    )
+    spec = jax.sharding.PartitionSpec
+
+    def f(w, x):
+        return jnp.tanh(x @ w) + 1
+
+    w, x = random(3, 3), X[:, :3]
+    inside = jax.shard_map(moments(f), mesh=auto, in_specs=(spec(), spec("i")), out_specs=spec("i"))
+    layout = jax.sharding.NamedSharding(explicit, spec(None, None))
+    moved = jax.jit(moments(lambda w, x: jax.sharding.reshard(f(w, x), layout)))
+    expected = jax.jit(moments(f))(w, x)
+    for ours in (jax.jit(inside)(w, x), moved(w, x)):
+        np.testing.assert_allclose(ours.mean, expected.mean, rtol=1e-6)
+        np.testing.assert_allclose(ours.var, expected.var, rtol=1e-6)
 
 
 def test_vmap_inside_and_outside_are_the_same():
@@ -323,3 +345,28 @@ def test_discrete_results_are_those_of_the_means():
 def test_bad_gaussians_are_named(bad, message):
     with pytest.raises(ValueError, match=message):
         moments(lambda p, x: p["fc"]["kernel"] * x)({"fc": {"kernel": bad}}, 1.0)
+
+
+@pytest.mark.parametrize("loop", ["scan", "fori_loop"])
+def test_what_a_loop_carries_and_nothing_reads_needs_no_rule(loop):
+    """The vector of the likeliest entry: a discrete function of what is random."""
+    random = Gaussian(jnp.ones((4, 4)), 0.1 * jnp.ones((4, 4)))
+
+    def step(carry, reads):
+        token, s = carry
+        return jax.nn.one_hot(jnp.argmax(s, -1), 4), s * 1.1 + token if reads else s * 1.1
+
+    def carried(reads):
+        def f(params, s):
+            start = (jnp.zeros((4, 4)), s)
+            if loop == "scan":
+                end = jax.lax.scan(lambda c, _: (step(c, reads), None), start, length=2)[0]
+            else:
+                end = jax.lax.fori_loop(0, 2, lambda i, c: step(c, reads), start)
+            return end[1]
+
+        return f
+
+    np.testing.assert_allclose(moments(carried(False))({}, random).var, 0.1 * 1.1**4, rtol=1e-5)
+    with pytest.raises(MomentsError, match="discrete function of a random value"):
+        moments(carried(True))({}, random)

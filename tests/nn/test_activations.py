@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from scipy import special
 
-from jaxeff.nn.activations import ACTIVATIONS, activation, prelu
+from jaxeff.nn import ACTIVATIONS, activation
+from jaxeff.nn.layers import prelu
 
 X = np.concatenate([np.linspace(-4, 4, 33), [-0.5, 0.5, -3.0, 3.0, 0.0]])
 ROWS = np.random.default_rng(0).normal(size=(3, 7))

@@ -6,16 +6,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxeff.from_flax import functional
-from jaxeff.nn import (
-    MLP,
-    VGG11,
-    LeNet5,
-    LinenLeNet5,
-    LinenMLP,
-    ResNet18,
-    TransformerEncoder,
-)
+from jaxeff.core import functional
+from jaxeff.nn import MLP, VGG11, LeNet5, LinenLeNet5, LinenMLP, ResNet18, TransformerEncoder
 
 
 def abstract(build):
@@ -168,7 +160,7 @@ def test_one_image_alone_equals_its_row_of_the_batch():
 
 
 def test_vgg_head_repeats_a_single_cell():
-    from jaxeff.nn.vgg11 import _resize_pool
+    from jaxeff.nn.models._vgg11 import _resize_pool
 
     x = jax.random.normal(jax.random.key(0), (2, 1, 1, 3))
     np.testing.assert_array_equal(_resize_pool(x, 7), np.broadcast_to(x, (2, 7, 7, 3)))

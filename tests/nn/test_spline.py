@@ -8,7 +8,7 @@ from scipy.interpolate import BSpline
 import jaxeff
 from jaxeff.bayes import prior_scales
 from jaxeff.nn import SplineActivation
-from jaxeff.nn.spline import cubic_basis
+from jaxeff.nn.layers._spline import cubic_basis
 
 
 def test_the_basis_is_scipys():

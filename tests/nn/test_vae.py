@@ -9,7 +9,7 @@ from flax import nnx
 
 from jaxeff import functional
 from jaxeff.nn import VAE
-from jaxeff.nn.vae import negative_evidence_bound
+from jaxeff.nn.models import negative_evidence_bound
 
 
 def test_parameter_count_and_shapes():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxeff.from_flax import functional
+from jaxeff.core import functional
 from jaxeff.nn import MLP, LeNet5
 from jaxeff.noise import Additive, Mixed, Multiplicative, noisy
 from jaxeff.program import site_key, trace

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
-from jaxeff.from_flax import functional
+from jaxeff.core import functional
 from jaxeff.nn import MLP, VGG11, LeNet5, ResNet18
 from jaxeff.noise import Additive, noisy, slots
 

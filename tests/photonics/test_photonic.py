@@ -7,7 +7,7 @@ import optax
 import pytest
 from flax import nnx
 
-from jaxeff.from_flax import functional
+from jaxeff.core import functional
 from jaxeff.nn import LeNet5
 from jaxeff.photonics import ChaoticLight, gaussian_noise, photonic, quant_relu
 from jaxeff.program import site_key, trace

@@ -74,7 +74,7 @@ def main(place, die=None):
     folder = Path(place)
     folder.mkdir(exist_ok=True)
     assert (jax.device_count(), jax.local_device_count()) == (8, 4)
-    module = sys.modules["jaxeff.training.sweep"]
+    module = sys.modules["jaxeff.training._sweep"]
     run_epochs, trained, sharded = module.run_epochs, [], []
 
     def watched(*args, on_epoch, **options):

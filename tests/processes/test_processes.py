@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pickle
+import re
 import signal
 import socket
 import subprocess
@@ -25,6 +26,7 @@ jax.distributed.initialize(address, num_processes=2, process_id=int(number))
 import job
 job.main(*rest)
 """
+DOCUMENT = Path(__file__).parents[2] / "MACHINES.md"
 LIMIT = 600
 """Seconds that a job may take on a machine that is busy with others; alone it takes some ten."""
 
@@ -33,11 +35,16 @@ def assert_same(a, b):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5), a, b)
 
 
-def start(folder, *dying):
-    """Both processes of a job; those of the given numbers die on the way."""
+def free_port():
+    """A port that nobody listens on."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
-        address = f"localhost:{free.getsockname()[1]}"
+        return free.getsockname()[1]
+
+
+def start(folder, *dying):
+    """Both processes of a job; those of the given numbers die on the way."""
+    address = f"localhost:{free_port()}"
     flags = os.environ["XLA_FLAGS"] + " --xla_force_host_platform_device_count=4"
     environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     rest = [["die"] if i in dying else [] for i in range(2)]
@@ -122,7 +129,7 @@ def test_one_process_goes_on_where_two_stopped(folder, resumed, monkeypatch):
     def never(*_, **__):
         raise AssertionError("a chunk is trained again")
 
-    monkeypatch.setattr(sys.modules["jaxeff.training.sweep"], "run_epochs", never)
+    monkeypatch.setattr(sys.modules["jaxeff.training._sweep"], "run_epochs", never)
     again = job.swept(folder / "0" / "sweep")
     jax.tree.map(np.testing.assert_array_equal, again._asdict(), resumed[0][0]["sweep"])
 
@@ -130,9 +137,37 @@ def test_one_process_goes_on_where_two_stopped(folder, resumed, monkeypatch):
 def test_chains_that_processes_cannot_share_evenly(monkeypatch):
     from types import SimpleNamespace
 
-    from jaxeff.bayes.sampling.mcmc import _mesh
+    from jaxeff.bayes.sampling._mcmc import _mesh
 
     devices = [SimpleNamespace(process_index=i) for i in (0, 0, 1, 1)]
     monkeypatch.setattr(jax, "devices", lambda: devices)
     with pytest.raises(ValueError, match="3 chains can't be spread evenly over 2 processes"):
         _mesh(3, None)
+
+
+def test_the_documented_script_finds_in_two_processes_what_it_finds_in_one(tmp_path, monkeypatch):
+    (script,) = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    (tmp_path / "two").mkdir()
+    slurm = {"SLURM_JOB_ID": "1", "SLURM_STEP_NODELIST": "localhost", "SLURM_LOCALID": "0"}
+    slurm |= {"SLURM_STEP_NUM_TASKS": "2", "SLURM_NTASKS": "2", "JAX_PLATFORMS": "cpu"}
+    slurm |= {"JAX_COORDINATOR_PORT": str(free_port())}
+    keep = "import pickle; open(f'{jax.process_index()}.pickle', 'wb').write("
+    keep += "pickle.dumps(jax.device_get((result.loss, chains.posterior.random))))"
+    command = [sys.executable, "-W", "ignore", "-c", script + keep]
+    processes = [
+        subprocess.Popen(
+            command, env=os.environ | slurm | {"SLURM_PROCID": str(number)}, text=True,
+            cwd=tmp_path / "two", stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )
+        for number in range(2)
+    ]  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    with ended(processes):
+        one = {}
+        exec(script, one)
+        told = [process.communicate(timeout=LIMIT) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], told
+    assert ["[[" in printed for printed, _ in told] == [True, False]  # the first one alone speaks
+    alone = jax.device_get((one["result"].loss, one["chains"].posterior.random))
+    for number in range(2):
+        assert_same(pickle.loads((tmp_path / f"two/{number}.pickle").read_bytes()), alone)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxeff.from_flax import functional
+from jaxeff.core import functional
 from jaxeff.nn import LeNet5, ResNet18, TransformerEncoder
 from jaxeff.program import evaluate, expression, expression_of, plain, trace
 

@@ -10,7 +10,7 @@ import pytest
 from flax import linen, nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxeff.from_flax import functional
+from jaxeff.core import functional
 from jaxeff.nn import MLP, LeNet5
 from jaxeff.program import evaluate, plain, trace
 

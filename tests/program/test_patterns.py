@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 import jaxeff
 from jaxeff.noise import Additive
-from jaxeff.program import SpecError, resolve, trace
-from jaxeff.program.patterns import Target, decide, select
+from jaxeff.program import SpecError, Target, decide, resolve, select, trace
 
 NAMES = ["conv1", "conv2", "conv10", "fc", "fc#1", "fc#2", "relu", "relu_1", "block/w1", "block/w2"]
 KINDS = ("linear", "elementwise")

@@ -2,8 +2,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxeff.program import axes
-from jaxeff.program.symbolic import UNKNOWN, Constant, Reader, known_number
+from jaxeff.program.ir import axes
+from jaxeff.program.reading import UNKNOWN, Constant, known_number
+from jaxeff.program.reading._symbolic import Reader
 
 
 class Doubled(Reader):

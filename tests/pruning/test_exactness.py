@@ -28,7 +28,7 @@ def drawn(found, seed, network=None):
         where[rng.integers(group.size)] = True
     for one, other in itertools.pairwise(network.alike if network else ()):
         keep[network.sizes[other]] = keep[network.sizes[one]]
-    return Plan(keep, found)
+    return Plan(keep, found, {group.name: "left" for group in found.free if group.crossed})
 
 
 def computed(f, args):
@@ -94,12 +94,51 @@ def test_what_crosses_is_what_differs_from_the_masked_one(f, crossed):
     assert {group.name for group in found.free if group.crossed} == crossed
     for group in found.free:
         keep = np.arange(group.size) < group.size - 1
-        plan = Plan({group.name: keep}, found)
+        plan = Plan({group.name: keep}, found, {name: "left" for name in crossed})
         small = plan.shrink(used)
         ours, theirs = pruned(f, plan)(small, x), masked(f, plan)(used, x)
         assert np.allclose(ours, theirs, rtol=1e-5, atol=1e-5) == (group.name not in crossed)
         if f is not mean_elsewhere:
             np.testing.assert_allclose(ours, f(small, x), rtol=1e-5, atol=1e-5)
+
+
+def reparametrised(key, p, x):
+    h = x @ p["q"]
+    return (h + jnp.exp(0.1 * h) * jax.random.normal(key, h.shape)) @ p["o"]
+
+
+def dropped(key, p, x):
+    h = jax.nn.relu(x @ p["q"])
+    kept = jax.checkpoint(lambda k: jax.random.bernoulli(k, 0.5, h.shape))(key)
+    return jnp.where(kept, 2 * h, 0.0) @ p["o"]
+
+
+def each_with_its_key(key, p, x):
+    def one(key, x):
+        h = x @ p["q"]
+        return (h * jax.random.uniform(key, h.shape)) @ p["o"]
+
+    return jax.vmap(one)(jax.random.split(key, 4), x)
+
+
+def noisy_site(key, p, x):
+    return jaxeff.noisy(lambda p, x: x @ p["q"] @ p["o"], {"q": jaxeff.Additive(0.5)})(key, p, x)
+
+
+@pytest.mark.parametrize("f", [reparametrised, dropped, each_with_its_key, noisy_site])
+def test_noise_of_channels_is_that_of_the_masked_network(f):
+    rng = np.random.default_rng(0)
+    shapes = {"q": (3, 6), "o": (6, 2)}
+    params = {name: rng.standard_normal(s, dtype=np.float32) for name, s in shapes.items()}
+    x = rng.standard_normal((4, 3), dtype=np.float32)
+    key = jax.random.key(0)
+    found = channels(f, key, params, x)
+    (group,) = found.free
+    plan = Plan({group.name: np.array([True, False, True, False, False, True])}, found)
+    g, small = jax.jit(pruned(f, plan)), plan.shrink(params)
+    for k in (key, jax.random.key(1)):
+        theirs = jax.jit(masked(f, plan))(k, params, x)
+        np.testing.assert_allclose(g(k, small, x), theirs, rtol=1e-5, atol=1e-5)
 
 
 @functools.cache

@@ -218,7 +218,7 @@ def test_dropout_gates_have_their_moments_and_drop_what_is_noise():
     assert (jnp.abs(z.var(0) - sigma**2) < 4 * error).all()
     np.testing.assert_allclose(gates.log_alpha[group.name], -2 - 2 * jnp.log(mean), rtol=1e-3)
     assert gates.plan().keep[group.name].tolist() == [True, True, True, False, True, True]
-    soft = gates.settled().keep[group.name]
+    soft = gates.deterministic().keep[group.name]
     np.testing.assert_array_equal(soft, jnp.where(mean > 0.1, mean, 0))
     zero = jax.tree.map(jnp.zeros_like, gates)
     slopes = jax.grad(lambda g: g.penalty())(zero)
@@ -249,7 +249,7 @@ def test_training_closes_gates_of_channels_that_only_cost(kind):
         KEY, stateless(loss), kind.start(found), (x, y),
         optimizer=optax.adam(0.1), epochs=40, batch_size=64, progress=False,
     )  # fmt: skip
-    keep = run.params.plan() if kind is DropoutGates else run.params.settled().above(0)
+    keep = run.params.plan() if kind is DropoutGates else run.params.deterministic().above(0)
     assert keep.keep[group.name].tolist() == [True, True, False, False]
 
 

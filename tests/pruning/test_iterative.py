@@ -24,7 +24,7 @@ from jaxeff.pruning import (
     save_pruned,
     scores,
 )
-from jaxeff.pruning.iterative import lifted
+from jaxeff.pruning._iterative import lifted
 from jaxeff.store import CheckpointError
 from jaxeff.training import cross_entropy
 
@@ -66,6 +66,10 @@ def run(folder=None, **changed):
         **changed,
     }
     return prune_iteratively(KEY, plain, drawn(), DATA, folder=folder, **given)
+
+
+def cross_entropy_of(temperature, f):
+    return cross_entropy(lambda params, x: f(params, x) * temperature)
 
 
 class Killed(Exception):
@@ -159,6 +163,13 @@ def test_folders_of_other_runs_are_refused(tmp_path):
         run(tmp_path, epochs=1, budgets=[Budget(macs=0.7), Budget(macs=0.3)])
     with pytest.raises(CheckpointError, match="of another run"):
         run(tmp_path, epochs=1, settings={"rate": 1})
+    with pytest.raises(
+        CheckpointError, match=r"the optimizer differs: it computes with -0\.01 only"
+    ):
+        run(tmp_path, epochs=1, optimizer=optax.adam(2e-2))
+    smoothed = functools.partial(cross_entropy_of, 0.375)
+    with pytest.raises(CheckpointError, match="the loss differs"):
+        run(tmp_path, epochs=1, loss=smoothed)
     with pytest.raises(ValueError, match="at least one budget"):
         run(budgets=[])
 

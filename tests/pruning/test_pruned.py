@@ -49,7 +49,7 @@ def test_a_mean_over_channels_is_that_of_those_left():
     found = channels(wide[0], wide[1], x)
     (group,) = found.free
     assert "div at 'norm' (a mean)" in group.crossed[0]
-    plan = Plan({group.name: jnp.arange(16) < 5}, found)
+    plan = Plan({group.name: jnp.arange(16) < 5}, found, {group.name: "left"})
     small = plan.shrink(wide[1])
     assert jax.tree.map(jnp.shape, small) == jax.tree.map(jnp.shape, narrow[1])
     ours, theirs = pruned(wide[0], plan)(small, x), narrow[0](small, x)

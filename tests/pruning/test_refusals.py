@@ -132,8 +132,8 @@ def test_an_unknown_primitive_between_other_channels_holds_only_its_own():
 
 
 def test_what_does_not_come_out_as_its_rule_says_is_named(monkeypatch):
-    from jaxeff.program.primitives import p as primitives
-    from jaxeff.pruning import rules
+    from jaxeff.core import primitives
+    from jaxeff.pruning.dependencies import _rules as rules
 
     f, params = model(lambda y: jnp.cumsum(y, 1))
     monkeypatch.setitem(rules.RULES, primitives.cumsum_p, rules.passed)

@@ -9,7 +9,14 @@ import optax
 import pytest
 
 import jaxeff
-from jaxeff.compression import Apart, Uniform, init, memory, quantized, updated
+from jaxeff.compression import (
+    LayerQuantization,
+    Uniform,
+    init,
+    memory,
+    quantized,
+    update_statistics,
+)
 from jaxeff.pruning.sparsity import Fixed, Magnitude, NofM, Random, Surgery, cubic
 from jaxeff.training import fit
 
@@ -107,7 +114,7 @@ def test_random_masks_depend_on_the_site_and_the_seed():
 
 def test_values_of_what_is_kept_are_quantized_and_zeros_stay_zeros():
     ours = weights({"fc": Magnitude(0.5, values=Uniform(4))})
-    dense = weights({"fc": Apart(weights=Uniform(4))})
+    dense = weights({"fc": LayerQuantization(weights=Uniform(4))})
     mask = weights({"fc": Magnitude(0.5)}) != 0
     np.testing.assert_array_equal(ours, jnp.where(mask, dense, 0))
     both = jaxeff.quantized(
@@ -155,7 +162,7 @@ def test_surgery_removes_and_splices_with_a_margin():
     method = Surgery(threshold=1.0).start(w, tensor)
     assert method.where.tolist() == [[False, False, False, True, True]]
     grown = jnp.array([[1.2, 0.5, 1.05, 0.95, 0.8]])
-    again = method.updated(grown, tensor)
+    again = method.update_statistics(grown, tensor)
     # Back above 1.1, gone below .9, and in between what it was.
     assert again.where.tolist() == [[True, False, False, True, False]]
     np.testing.assert_allclose(again.quantize(grown, tensor), [[1.2, 0, 0, 0.95, 0]])
@@ -178,7 +185,7 @@ def test_surgery_in_training_lets_weights_come_back():
 
     def loss(key, params, state, batch, step):
         x, y = batch
-        spec = updated(f, params, x, state)
+        spec = update_statistics(f, params, x, state)
         error = jnp.square(quantized(f, spec)(params, x) - y).mean()
         return error, ({}, spec)
 
@@ -189,7 +196,7 @@ def test_surgery_in_training_lets_weights_come_back():
 
 def test_sparse_methods_refuse_activations():
     with pytest.raises(ValueError, match=r"Magnitude removes weights, and fc/input_0"):
-        quantized(net, {"fc": Apart(activations=Magnitude(0.5))})(drawn(), X)
+        quantized(net, {"fc": LayerQuantization(activations=Magnitude(0.5))})(drawn(), X)
     with pytest.raises(ValueError, match=r"Fixed\.where at 'fc' has shape"):
         quantized(net, {"fc": Fixed(np.ones((3, 80), bool))})(drawn(), X)
     with pytest.raises(ValueError, match=r"Magnitude\.fraction must be between 0 and 1"):

@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 from scipy import stats
 
-from jaxeff.from_flax import functional
+from jaxeff.core import functional
 from jaxeff.nn import MLP
 from jaxeff.noise import Additive, noisy
 from jaxeff.robustness import accuracy_curve, noisy_accuracy, summarize

@@ -6,7 +6,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 from jaxeff.robustness import fit_midpoint, logistic, summarize
-from jaxeff.robustness.figures import (
+from jaxeff.robustness.curves import (
     draw_contour,
     draw_curve,
     draw_heatmap,

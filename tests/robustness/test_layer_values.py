@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxeff.from_flax import functional
+from jaxeff.core import functional
 from jaxeff.nn import MLP
 from jaxeff.noise import Additive, noisy
 from jaxeff.robustness import activations, bin_edges, weight_growth, weight_rms

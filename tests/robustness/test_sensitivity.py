@@ -7,8 +7,13 @@ import optax
 import pytest
 
 from jaxeff.noise import Additive, Multiplicative, noisy
-from jaxeff.robustness import kl_sensitivity, learn_budget, spread_levels, tolerated_level
-from jaxeff.robustness.sensitivity import Sensitivity
+from jaxeff.robustness import (
+    Sensitivity,
+    kl_sensitivity,
+    learn_budget,
+    spread_levels,
+    tolerated_level,
+)
 from jaxeff.training import stateless
 
 KEY = jax.random.key(0)

@@ -1,5 +1,6 @@
 """Candidates and sensitivities: one program for all policies, the numbers of smaller models."""
 
+import dataclasses
 import functools
 
 import jax
@@ -51,6 +52,27 @@ def test_one_trace_for_all_policies():
     assert len(traces) == before
     assert len(found | {first}) > 2
     assert candidates.accuracy(KEY, drawn(space, 0)) == first
+
+
+def test_smaller_models_have_the_statistics_that_were_measured():
+    class Normed(nnx.Module):
+        def __init__(self, rngs):
+            self.first, self.norm = nnx.Linear(6, 8, rngs=rngs), nnx.LayerNorm(8, rngs=rngs)
+            self.last = nnx.Linear(8, 3, rngs=rngs)
+
+        def __call__(self, x):
+            return self.last(jax.nn.gelu(self.norm(self.first(x))))
+
+    f, params = jaxeff.functional(Normed(nnx.Rngs(0)))
+    x = jax.random.normal(KEY, (4, 6))
+    space = Space.read(f, params, x)
+    policy = dataclasses.replace(space.whole, kept=np.array([5], np.int32))
+    data = (x, np.arange(4) % 3)
+    candidates = Candidates(f, params, data, data, space, steps=0, batch_size=4)
+    small = candidates.smaller(policy)
+    assert small.params["first"]["kernel"].shape == (6, 5)
+    theirs = masked(f, space.plan(policy))(params, x)
+    np.testing.assert_allclose(small.f(small.params, x), theirs, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("seed", range(3))

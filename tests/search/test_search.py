@@ -5,17 +5,11 @@ import json
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from jaxeff.nn import small_classifier
-from jaxeff.search import (
-    DDPG,
-    Actions,
-    LatencyError,
-    Random,
-    bit_operations,
-    search,
-)
+from jaxeff.search import DDPG, Actions, LatencyError, Random, bit_operations, search
 from jaxeff.store import CheckpointError
 
 pytestmark = pytest.mark.promotes("dtype", "rank")
@@ -67,6 +61,17 @@ def test_other_searches_are_refused(tmp_path):
     run(tmp_path, agent=Random(), episodes=1, sensitivities=False)
     with pytest.raises(CheckpointError, match="target"):
         run(tmp_path, agent=Random(), episodes=1, target=0.4)
+    with pytest.raises(
+        CheckpointError, match=r"the optimizer differs: it computes with .*0\.05 only"
+    ):
+        run(tmp_path, agent=Random(), episodes=1, optimizer=optax.sgd(0.03, momentum=0.9))
+    other = jax.tree.map(lambda p: p.at[..., 0].add(1e-3), PARAMS)
+    with pytest.raises(CheckpointError, match=r"start\.params.* has other values"):
+        search(
+            KEY, F, other, DATA, latency=bit_operations, target=0.3, agent=Random(), episodes=1,
+            actions=Actions(round_to=4), steps=1, batch_size=32, folder=tmp_path, images=32,
+            sensitivities=False, progress=False,
+        )  # fmt: skip
     (tmp_path / "episodes.jsonl").write_text("nonsense\n")
     with pytest.raises(CheckpointError):
         run(tmp_path, agent=Random(), episodes=1)
@@ -119,6 +124,29 @@ def test_the_best_has_the_highest_reward():
     for row in found.episodes:
         wanted = row["accuracy"] - 3 * abs(row["latency"] / (0.3 * found.whole) - 1)
         assert row["reward"] == pytest.approx(wanted)
+
+
+def test_validation_of_sorted_data_has_all_classes(monkeypatch):
+    """None of the data is both trained on and measured, and the key decides about each."""
+    order = np.argsort(np.asarray(DATA[1]), kind="stable")
+    x, y = (np.asarray(leaf)[order] for leaf in DATA)
+    splits = []
+
+    def seen(key, candidates, **_):
+        splits.append((candidates.data, candidates.validation))
+
+    monkeypatch.setattr("jaxeff.search._search.search_among", seen)
+    for key in (KEY, KEY, jax.random.key(1)):
+        search(key, F, PARAMS, (x, y), latency=bit_operations, target=0.3, batch_size=32,
+               sensitivities=False)  # fmt: skip
+    (trained, measured), again, other = splits
+    assert (len(trained[1]), len(measured[1])) == (204, 52)
+    assert set(measured[1]) == set(trained[1]) == set(y)
+    both = np.concatenate([trained[0], measured[0]]).reshape(256, -1)
+    np.testing.assert_array_equal(np.sort(both, 0), np.sort(x.reshape(256, -1), 0))
+    assert (x[:, None] == measured[0][None]).reshape(256, 52, -1).all(-1).any(0).all()
+    np.testing.assert_array_equal(measured[0], again[1][0])
+    assert not np.array_equal(measured[0], other[1][0])
 
 
 def test_mistakes():

@@ -27,15 +27,15 @@ from jaxeff.search import (
     Space,
     Uniform,
 )
-from jaxeff.search.features import Running, fixed
-from jaxeff.search.knapsack import _solved
+from jaxeff.search.searchers._features import Running, fixed
+from jaxeff.search.searchers._knapsack import _solved
 
 pytestmark = pytest.mark.promotes("dtype", "rank")
 KEY = jax.random.key(0)
 
 
 @functools.cache
-def problem(of="joint", known=True):
+def problem(of="both", known=True):
     def f(params, x):
         for name in "abc":
             x = jax.nn.relu(x @ params[name])
@@ -124,9 +124,9 @@ def test_what_ddpg_remembers():
 
 def test_agents_are_told_what_concerns_them():
     sizes = {of: fixed(problem(of).space, problem(of).actions, problem(of).known).shape[1]
-             for of in ("pruning", "quantization", "joint")}  # fmt: skip
-    assert sizes == {"pruning": 17, "quantization": 30, "joint": 40}
-    assert fixed(problem("joint", known=False).space, Actions(), None).shape[1] == 8
+             for of in ("pruning", "quantization", "both")}  # fmt: skip
+    assert sizes == {"pruning": 17, "quantization": 30, "both": 40}
+    assert fixed(problem("both", known=False).space, Actions(), None).shape[1] == 8
 
 
 def test_running_numbers_are_numpys():
@@ -185,7 +185,7 @@ def operations(problem):
 
 @pytest.mark.parametrize(
     ("of", "target", "within"),
-    [("pruning", 0.3, 0.25), ("quantization", 0.03, 0.1), ("joint", 0.03, 0.1)],
+    [("pruning", 0.3, 0.25), ("quantization", 0.03, 0.1), ("both", 0.03, 0.1)],
 )
 def test_a_knapsack_lands_on_its_target(of, target, within):
     """Layers save more together than apart, which the measurements tell it."""
@@ -205,43 +205,43 @@ def test_a_knapsack_lands_on_its_target(of, target, within):
 def test_a_knapsack_is_solved_exactly():
     """The best one first, then the next best, and those that come to the same are one."""
     rng = np.random.default_rng(0)
-    hurts, costs = rng.uniform(size=(3, 4)), -rng.uniform(size=(3, 4))
-    alike = np.array([[0, 0, 2, 3], [0, 1, 2, 2], [0, 1, 2, 3]])
+    damages, costs = rng.uniform(size=(3, 4)), -rng.uniform(size=(3, 4))
+    duplicates = np.array([[0, 0, 2, 3], [0, 1, 2, 2], [0, 1, 2, 3]])
     layers = np.arange(3)
     for budget in (-0.5, -1.0, -1.5):
         sums = {
-            tuple(alike[layers, ks]): (sum(hurts[layers, ks]), ks)
+            tuple(duplicates[layers, ks]): (sum(damages[layers, ks]), ks)
             for ks in sorted(
-                itertools.product(range(4), repeat=3), key=lambda ks: -sum(hurts[layers, ks])
+                itertools.product(range(4), repeat=3), key=lambda ks: -sum(damages[layers, ks])
             )
             if sum(costs[layers, ks]) <= budget
         }
         tried = []
         for _, best in sorted(sums.values())[:6]:
-            chosen = _solved(hurts, costs, budget, alike, tried)
+            chosen = _solved(damages, costs, budget, duplicates, tried)
             assert tuple(chosen) == best
-            tried.append(alike[layers, chosen])
+            tried.append(duplicates[layers, chosen])
         tried = [np.array(numbers) for numbers in sums]
         rest = [ks for ks in itertools.product(range(4), repeat=3)
-                if tuple(alike[layers, ks]) not in sums]  # fmt: skip
+                if tuple(duplicates[layers, ks]) not in sums]  # fmt: skip
         if rest:  # the cheapest of those beyond the budget
             least = min(rest, key=lambda ks: sum(costs[layers, ks]))
-            assert tuple(_solved(hurts, costs, budget, alike, tried)) == least
+            assert tuple(_solved(damages, costs, budget, duplicates, tried)) == least
     assert rest
 
 
 def test_a_knapsack_near_its_budget():
     """Others come after those that leave little of it."""
-    hurts, costs = np.array([[0.0, 1.0, 2.0, 3.0]]), np.array([[-9.0, -5.0, -4.2, -4.1]])
-    alike, tried, found = np.arange(4)[None], [], []
+    damages, costs = np.array([[0.0, 1.0, 2.0, 3.0]]), np.array([[-9.0, -5.0, -4.2, -4.1]])
+    duplicates, tried, found = np.arange(4)[None], [], []
     for _ in range(5):
-        (chosen,) = _solved(hurts, costs, -4.0, alike, tried, 0.5)
+        (chosen,) = _solved(damages, costs, -4.0, duplicates, tried, 0.5)
         found.append(int(chosen))
         tried.append(np.array([chosen]))
     assert found == [0, 2, 3, 1, 0]
 
 
-@pytest.mark.parametrize(("of", "target"), [("joint", 0.03), ("quantization", 0.03)])
+@pytest.mark.parametrize(("of", "target"), [("both", 0.03), ("quantization", 0.03)])
 def test_a_knapsack_repeats_nothing(of, target):
     known, ratio = operations(dataclasses.replace(problem(of), target=target))
     found, _ = run(Knapsack(), known, near, 20, ratio)
@@ -279,7 +279,7 @@ def test_one_method_after_the_other(first, column):
     mine = [c for c in range(3) if c not in rest]
     assert all((actions[:, mine] == state.best[:, mine]).all() for actions, _ in late)
     assert len({tuple(actions[:, rest].ravel()) for actions, _ in late}) == 30
-    with pytest.raises(ValueError, match="joint ones, not 'pruning'"):
+    with pytest.raises(ValueError, match="of='both', not 'pruning'"):
         agent.start(KEY, problem("pruning"))
 
 

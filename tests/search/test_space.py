@@ -90,7 +90,7 @@ def space_of_two():
 
 
 def test_actions_by_hand():
-    """The formulas of T1254-1306 with C = 64, R = 32 or 1, B = 8."""
+    """The formulas of Klein's thesis, section 4.2.3, with C = 64, R = 32 or 1, B = 8."""
     space = space_of_two()
     kept = lambda p, r: int(Actions(round_to=r).kept(space, jnp.array([p, 0.0]))[0])  # noqa: E731
     assert [kept(p, 1) for p in (0.0, 0.25, 0.5, 0.99, 1.0)] == [64, 49, 33, 1, 1]
@@ -135,4 +135,4 @@ def test_mistakes():
     with pytest.raises(ValueError, match="no action would mean eight bits"):
         Actions(float_below=0.6)
     with pytest.raises(ValueError, match=r"Actions\.of"):
-        Actions("both")
+        Actions("everything")

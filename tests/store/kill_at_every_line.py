@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxeff.store import CheckpointError, Kept, load_pytree, new_folder, save_pytree, write_whole
+from jaxeff.store import CheckpointError, Journal, load_pytree, new_folder, save_pytree, write_whole
 
 STORE = str(Path(sys.modules["jaxeff.store"].__file__).parent)
 
@@ -76,19 +76,19 @@ def keep_rows(path):
     done = []
 
     def work():
-        kept = Kept(path, {"seed": 0})
+        kept = Journal(path, {"seed": 0})
         for task in range(3):
             if task not in kept:
                 kept.add(task, [{"task": task}])
 
     def check():
         if path.exists():
-            kept = Kept(path, {"seed": 0})
+            kept = Journal(path, {"seed": 0})
             assert len(kept) >= len(done), "a task was lost"
             done[:] = kept
             assert all(kept[task] == [{"task": task}] for task in kept)
             try:
-                Kept(path, {"seed": 1})
+                Journal(path, {"seed": 1})
             except CheckpointError:
                 return
             raise AssertionError("another run was not refused")

@@ -1,15 +1,26 @@
 """Files and folders appear whole or not at all, whenever their writer dies."""
 
 import os
+import re
+import resource
 import subprocess
 import sys
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from jaxeff.store import new_file, new_folder, write_whole
-from jaxeff.store.writing import _exchange
+from jaxeff.store import (
+    Journal,
+    load_pytree,
+    new_file,
+    new_folder,
+    require_free,
+    save_pytree,
+    write_whole,
+)
+from jaxeff.store._writing import _exchange
 
 WRITERS = Path(__file__).with_name("kill_at_every_line.py")
 
@@ -86,3 +97,78 @@ def test_folders_are_exchanged_where_the_system_has_no_call_for_it(tmp_path, mon
     _exchange(new, old)
     assert [p.name for p in old.iterdir()] == ["new.partial"]
     assert [p.name for p in new.iterdir()] == ["old"]
+
+
+LARGE = np.arange(20_000.0)
+
+
+def write_arrays(path):
+    with new_file(path) as temporary, temporary.open("wb") as file:
+        np.savez(file, x=LARGE)
+
+
+def write_folder(path):
+    with new_folder(path, "mark", bytes.decode) as folder:
+        (folder / "mark").write_text("")
+        save_pytree(folder / "inner", {"x": LARGE})
+
+
+def add_rows(path):
+    Journal(path).add("task", LARGE.tolist())
+
+
+WRITERS_OF_MUCH = [
+    lambda path: write_whole(path, LARGE.tobytes()),
+    lambda path: save_pytree(path, {"x": LARGE}),
+    write_arrays,
+    add_rows,
+    write_folder,
+]
+
+
+@pytest.fixture
+def full_disk():
+    """As a full disk does, the system refuses to write beyond some bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("write", WRITERS_OF_MUCH)
+def test_a_full_disk_is_an_error_that_names_the_file(tmp_path, full_disk, write):
+    path = tmp_path / "name"
+    if write is add_rows:
+        Journal(path).add("before", [1])
+    elif write is write_folder:
+        path.mkdir()
+        (path / "mark").write_text("")
+    else:
+        save_pytree(path, {"before": 1.0})
+    inner = path / "inner" if write is write_folder else path
+    with pytest.raises(OSError, match=re.escape(str(inner))) as raised:
+        write(path)
+    assert raised.value.filename == str(inner)
+    assert ".partial" not in str(raised.value)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["name"]
+    if write is add_rows:
+        assert list(Journal(path)) == ["before"]
+    elif write is write_folder:
+        assert [entry.name for entry in path.iterdir()] == ["mark"]
+    else:
+        assert load_pytree(path)["before"] == 1
+
+
+def test_errors_of_other_files_keep_their_names(tmp_path):
+    with pytest.raises(FileNotFoundError, match="of-another"), new_file(tmp_path / "file"):
+        (tmp_path / "of-another").read_bytes()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link", "folder"])
+def test_a_mark_that_is_no_file_is_not_read(tmp_path, kind):
+    mark = tmp_path / "mark"
+    {"pipe": os.mkfifo, "link": lambda p: p.symlink_to("/dev/zero"), "folder": Path.mkdir}[kind](
+        mark
+    )
+    with pytest.raises(FileExistsError, match=f"it is a {kind}, not a regular file"):
+        require_free(tmp_path, "mark", lambda content: [])

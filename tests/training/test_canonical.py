@@ -5,8 +5,8 @@ import pytest
 from jax import lax
 from jax.extend.core import primitives
 
-from jaxeff._compat import sub_jaxprs
-from jaxeff.training.canonical import canonical_convolutions
+from jaxeff.core._jax_internals import sub_jaxprs
+from jaxeff.training import canonical_convolutions
 
 NHWC = ("NHWC", "HWIO", "NHWC")
 

@@ -1,6 +1,9 @@
 """`fit` and its pure core: a plain optax loop is the oracle; resuming is bit for bit."""
 
 import json
+import os
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +13,7 @@ import pytest
 from flax import nnx
 from sklearn.datasets import load_digits
 
-from jaxeff.from_flax import functional
+from jaxeff.core import functional
 from jaxeff.nn import MLP
 from jaxeff.training import (
     CheckpointError,
@@ -204,7 +207,7 @@ def test_another_runs_checkpoint_is_refused_with_the_difference(tmp_path, with_s
         (dict(key=jax.random.key(5)), r"key is \[0, 0\] there and \[0, 5\] here"),
         (dict(data=(x[:40], y[:40])), r"data\[0\] has shape \[50, 4\] there and \[40, 4\] here"),
         (dict(data=(x, 1 - y)), r"data\[1\] has other values"),
-        (dict(optimizer=optax.sgd(1e-2)), r"of another model"),
+        (dict(optimizer=optax.sgd(1e-2)), r"optimizer differs: it computes with 0\.1, 0\.9, "),
         (dict(epochs=1), r"already holds 2 epochs"),
     ]
     for changes, message in cases:
@@ -213,8 +216,142 @@ def test_another_runs_checkpoint_is_refused_with_the_difference(tmp_path, with_s
             run(tmp_path, f, params, state, **changes)
         assert str(tmp_path / "run") in str(error.value)
     g, wider, wider_state = functional(Stateful(9, nnx.Rngs(0)), mutable=True)
-    with pytest.raises(CheckpointError, match=r"'params/bn1/bias' is float32\[8\], expected"):
+    with pytest.raises(CheckpointError, match=r"\['bn1'\]\['bias'\] has shape \[8\] there"):
         run(tmp_path, g, wider, wider_state, data)
+
+
+@jax.custom_jvp
+def rounded(x, slope):
+    return jnp.round(x)
+
+
+@rounded.defjvp
+def _(primals, tangents):
+    x, slope = primals
+    return jnp.round(x), slope * tangents[0]
+
+
+X = np.linspace(-1, 1, 4000).reshape(1000, 4)
+ONES = {"w": jnp.ones(4)}
+
+
+def squares(scale=1.0, teacher=(0.0, 1.0, 2.0, 3.0), slope=1.0):
+    teacher = np.array(teacher, np.float32)
+
+    def loss(key, params, batch):
+        return jnp.mean((scale * rounded(params["w"], slope)[None] * batch - teacher[None]) ** 2)
+
+    return stateless(loss)
+
+
+SQUARES = squares()
+
+
+def of_scheduled(steps):
+    return optax.sgd(optax.cosine_decay_schedule(0.1, steps))
+
+
+def with_rate(rate):
+    return optax.inject_hyperparams(optax.sgd)(learning_rate=rate)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            dict(optimizer=optax.adam(1e-2)), dict(optimizer=optax.adam(2e-2)),
+            "the optimizer differs: it computes with -0.01 only there, with -0.02 only here",
+        ),
+        (
+            dict(optimizer=of_scheduled(10)), dict(optimizer=of_scheduled(20)),
+            "the optimizer differs: it computes with 10 only there, with 20 only here",
+        ),
+        (
+            dict(optimizer=with_rate(0.1)), dict(optimizer=with_rate(0.2)),
+            "start.opt_state.hyperparams['learning_rate'] is 0.1 there and 0.2 here",
+        ),
+        (
+            dict(), dict(optimizer=optax.chain(optax.add_decayed_weights(0.1), optax.sgd(0.1))),
+            "the optimizer differs: it computes with 0.1 only here",
+        ),
+        (
+            dict(loss=squares(1.0)), dict(loss=squares(1.5)),
+            "the loss differs: it computes with 1.5 only here",
+        ),
+        (
+            dict(), dict(loss=squares(teacher=(0.0, 1.0, 2.0, 4.0))),
+            "the loss differs: it computes something else",
+        ),
+        (
+            dict(), dict(loss=squares(slope=0.5)),
+            "the loss differs: it computes with 0.5 only here",
+        ),
+        (dict(), dict(params={"w": jnp.ones(4).at[2].set(2)}), "start.params['w'] has other"),
+        (dict(), dict(data=X + 1e-3 * (np.arange(1000) == 501)[:, None]), "data has other values"),
+    ],
+)  # fmt: skip
+def test_another_runs_numbers_are_refused(tmp_path, old, new, message):
+    def train(epochs, params=ONES, data=X, loss=SQUARES, **changes):
+        options = dict(optimizer=optax.sgd(0.1), batch_size=500, checkpoint=tmp_path / "run")
+        return fit(KEY, loss, params, data, epochs=epochs, **(options | changes)).history
+
+    first = train(1, **old)
+    before = (tmp_path / "run").read_bytes()
+    with pytest.raises(CheckpointError) as error:
+        train(2, **new)
+    assert message in str(error.value)
+    assert (tmp_path / "run").read_bytes() == before
+    forced = train(2, **new, resume="force")
+    assert forced[:1] == first
+    assert len(forced) == 2
+    assert train(2, **new) == forced  # it is this run's now
+
+
+def test_arrays_of_the_same_values_are_the_same_run(tmp_path):
+    def train(epochs, data, params):
+        options = dict(optimizer=optax.sgd(0.1), batch_size=500, checkpoint=tmp_path / "run")
+        return fit(KEY, SQUARES, params, data, epochs=epochs, **options).history
+
+    first = train(1, X, {"w": np.ones(4)})
+    assert train(2, jnp.asarray(X), ONES)[:1] == first
+    assert train(3, X.astype(np.float32), ONES)[:1] == first
+
+
+SCRIPT = """
+import jax, jax.numpy as jnp, optax
+import jaxeff
+from jaxeff.compression import Uniform
+from jaxeff.noise import Additive
+from jaxeff.training import cross_entropy, fit
+x = jax.random.normal(jax.random.key(1), (8, 4))
+params = {"a": jnp.ones((4, 3)), "b": jnp.ones((3, 2))}
+f = lambda params, x: jax.nn.relu(x @ params["a"]) @ params["b"]
+f = jaxeff.noisy(jaxeff.quantized(f, {"*": Uniform(4)}), {"*": Additive(0.1)})
+rate = optax.warmup_cosine_decay_schedule(0.0, 1e-2, 2, 10)
+decayed = optax.masked(optax.add_decayed_weights(1e-2), {"a": True, "b": False})
+epochs = []
+fit(
+    jax.random.key(0), cross_entropy(f, keyed=True), params, (x, jnp.arange(8) % 2), epochs=EPOCHS,
+    optimizer=optax.chain(optax.clip_by_global_norm(1.0), decayed, optax.adam(rate)),
+    batch_size=8, checkpoint=PATH, on_epoch=lambda i, *_: epochs.append(i),
+)
+"""
+
+
+def test_the_same_script_goes_on_in_a_new_process(tmp_path):
+    """Whatever differs between processes: addresses, and the order of sets of strings."""
+    path = tmp_path / "run"
+    exec(SCRIPT, {"PATH": path, "EPOCHS": 1})
+    script = f"PATH, EPOCHS = {str(path)!r}, 2\n{SCRIPT}\nprint(epochs)"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=os.environ | {"PYTHONHASHSEED": "12345"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[1]"
 
 
 def test_damaged_and_foreign_checkpoints_are_refused(tmp_path, with_state, data):

@@ -7,8 +7,7 @@ import optax
 import pytest
 
 from jaxeff.hardening import distilled
-from jaxeff.training import DivergedError, cross_entropy, fit, stateless
-from jaxeff.training.sweep import sweep
+from jaxeff.training import DivergedError, cross_entropy, fit, stateless, sweep
 
 X = np.linspace(-1, 1, 24, dtype=np.float32).reshape(8, 3)
 Y = np.arange(8) % 2

@@ -13,8 +13,8 @@ import pytest
 import jaxeff
 from jaxeff.noise import Additive
 from jaxeff.training import CheckpointError, cross_entropy, init, make_epoch, sweep
-from jaxeff.training import loop as training_loop
-from jaxeff.training.replicates import replicate_keys
+from jaxeff.training import _loop as training_loop
+from jaxeff.training._replicates import replicate_keys
 
 pytestmark = pytest.mark.promotes("dtype")  # optax does
 KEY = jax.random.key(3)
@@ -134,7 +134,7 @@ def test_settings_of_a_seed_share_random_numbers_and_seeds_do_not(problem):
 
 def test_what_is_random_is_drawn_once_for_all_settings(problem, data):
     """Else a sweep over levels would spend its time on drawing noise."""
-    from jaxeff.training.replicates import epoch_function, start_function
+    from jaxeff.training import epoch_function, start_function
 
     optimizer = optax.sgd(0.1)
     begin = start_function(fresh, optimizer)
@@ -186,6 +186,38 @@ def test_a_folder_of_another_sweep_is_refused(problem, tmp_path):
         run(LEVELS + 1, epochs=1, checkpoint=tmp_path)
 
 
+def test_a_folder_of_other_functions_is_refused(data, tmp_path):
+    """A learning rate, a loss, a start and a score are numbers inside of functions."""
+
+    def run(rate=0.1, scale=1.0, offset=0.0, weight=1.0, **changes):
+        def loss_at(level):
+            def loss(key, params, state, batch, step):
+                return scale * level * jnp.sum(params["fc"] ** 2), ({}, state)
+
+            return loss
+
+        return sweep(
+            KEY, loss_at, lambda key: ({"fc": offset + fresh(key)[0]["fc"]}, None), LEVELS[:2],
+            data, score=lambda key, params, state, level: {"sum": weight * params["fc"].sum()},
+            optimizer=optax.sgd(rate), epochs=1, batch_size=40, checkpoint=tmp_path, **changes,
+        )  # fmt: skip
+
+    first = run()
+    cases = [
+        (dict(rate=0.2), "the optimizer differs: it computes with -0.1 only there, with -0.2 only"),
+        (dict(scale=3.0), "the loss differs: it computes with "),
+        (dict(offset=0.375), "the init differs: it computes with "),
+        (dict(weight=0.25), "the score differs: it computes with "),
+    ]
+    for changes, message in cases:
+        with pytest.raises(CheckpointError) as error:
+            run(**changes)
+        assert message in str(error.value)
+    np.testing.assert_array_equal(run(rate=0.2, resume="force").loss, first.loss)
+    again = run(scale=3.0, resume=False)
+    np.testing.assert_allclose(again.loss, 3 * first.loss, rtol=1e-5)
+
+
 def test_bad_arguments_are_named(problem):
     run, _ = problem
     with pytest.raises(ValueError, match="chunk must be at least 1"):
@@ -200,7 +232,7 @@ import jax, jax.numpy as jnp, numpy as np, optax
 import jaxeff
 from jaxeff.noise import Additive
 from jaxeff.training import cross_entropy, sweep
-module = sys.modules["jaxeff.training.sweep"]
+module = sys.modules["jaxeff.training._sweep"]
 f = lambda params, x: x @ params["fc"]
 x = jax.random.normal(jax.random.key(1), (40, 8))
 seen = []

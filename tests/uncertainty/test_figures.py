@@ -6,8 +6,7 @@ import pytest
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from jaxeff.uncertainty.figures import draw_plane, draw_regression
-from jaxeff.uncertainty.regression import RegressionUncertainty
+from jaxeff.uncertainty import RegressionUncertainty, draw_plane, draw_regression
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 import jaxeff_export
 from jaxeff_export import Bundle, resolve_target
-from jaxeff_export.tuning.tune import tune
+from jaxeff_export.tuning import tune
 
 from experiments.latency.engines import Contestant, Setup
 from experiments.latency.networks import SEVERAL, Subject

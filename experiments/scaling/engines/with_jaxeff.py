@@ -10,13 +10,9 @@ import optax
 from experiments.scaling.engines import Session
 from experiments.scaling.problem import INIT_SCALE, LEARNING_RATE, Problem, Settings, forward
 from experiments.scaling.work import compiled_work
-from jaxeff.bayes import nuts
-from jaxeff.bayes.density import log_joint
-from jaxeff.bayes.guides import MeanField
-from jaxeff.bayes.prior import prior_scales
-from jaxeff.bayes.sampling.diagnostics import ConvergenceWarning
-from jaxeff.bayes.svi import mean_nll
-from jaxeff.bayes.variational import make_loss, start_from
+from jaxeff.bayes import ConvergenceWarning, MeanField, nuts, prior_scales
+from jaxeff.bayes.posteriors import log_joint
+from jaxeff.bayes.variational import make_loss, mean_nll, start_from
 from jaxeff.training import init, make_epoch
 
 PRIOR = "fan_in"  # the scales of `Problem`

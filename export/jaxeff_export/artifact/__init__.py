@@ -1,1 +1,55 @@
 """Artifacts: functions lowered to StableHLO, and what goes in and out of them written down."""
+
+from jaxeff_export.artifact._archive import (
+    MOST_TEXT,
+    digest,
+    most_inflated,
+    require_member,
+    sealed,
+    unsealed,
+)
+from jaxeff_export.artifact._artifact import Artifact, ArtifactError, export, package_versions
+from jaxeff_export.artifact._forms import COUNT, SPEC, Each, require_form
+from jaxeff_export.artifact._signature import (
+    SignatureError,
+    TensorSpec,
+    argument_names,
+    batch_of,
+    check_array,
+    check_leaves,
+    dtype_of,
+    flatten_named,
+    specs_from_json,
+    with_batch,
+)
+from jaxeff_export.artifact._structure import Description, rebuild, require_structure
+
+__all__ = [
+    "COUNT",
+    "MOST_TEXT",
+    "SPEC",
+    "Artifact",
+    "ArtifactError",
+    "Description",
+    "Each",
+    "SignatureError",
+    "TensorSpec",
+    "argument_names",
+    "batch_of",
+    "check_array",
+    "check_leaves",
+    "digest",
+    "dtype_of",
+    "export",
+    "flatten_named",
+    "most_inflated",
+    "package_versions",
+    "rebuild",
+    "require_form",
+    "require_member",
+    "require_structure",
+    "sealed",
+    "specs_from_json",
+    "unsealed",
+    "with_batch",
+]

@@ -7,12 +7,15 @@
 
 from __future__ import annotations
 
-from jaxeff_export.boards import emulated
-from jaxeff_export.boards.board import Board, BoardError, BoardLost
-from jaxeff_export.boards.emulated import CORES, EmulatedBoard
-from jaxeff_export.boards.local import LocalBoard
-from jaxeff_export.boards.programs import PROGRAM_CORES, ProgramBoard, core_of
-from jaxeff_export.boards.rpc import RpcBoard, TrackedBoard
+from jaxeff.core import an, takes, text
+from jaxeff_export.boards import _emulated as emulated
+from jaxeff_export.boards._board import Board, BoardError, BoardLost
+from jaxeff_export.boards._emulated import CORES, EmulatedBoard, require_emulator
+from jaxeff_export.boards._kinds import board_kinds
+from jaxeff_export.boards._local import LocalBoard
+from jaxeff_export.boards._programs import PROGRAM_CORES, ProgramBoard, core_of
+from jaxeff_export.boards._rpc import RpcBoard, TrackedBoard
+from jaxeff_export.boards._threads import on_threads
 
 __all__ = [
     "Board",
@@ -23,11 +26,15 @@ __all__ = [
     "ProgramBoard",
     "RpcBoard",
     "TrackedBoard",
+    "board_kinds",
     "emulated",
     "make_board",
+    "on_threads",
+    "require_emulator",
 ]
 
 
+@takes(spec=an(str, Board), cpu=text)
 def make_board(spec: str | Board, *, cpu: str | None = None) -> Board:
     """The board of a name, not yet connected; a `Board` is passed through.
 

@@ -1,1 +1,19 @@
 """Bundles: the folder that a deployed model is, how it is built, and how it runs on a board."""
+
+from jaxeff_export.bundle._building import build
+from jaxeff_export.bundle._bundle import Bundle
+from jaxeff_export.bundle._deployment import deploy, deploy_artifact
+from jaxeff_export.bundle._example import Example, NamedTarget, lift
+from jaxeff_export.bundle._fleet import Outcome, on_boards
+
+__all__ = [
+    "Bundle",
+    "Example",
+    "NamedTarget",
+    "Outcome",
+    "build",
+    "deploy",
+    "deploy_artifact",
+    "lift",
+    "on_boards",
+]

@@ -13,15 +13,15 @@ from typing import Annotated
 
 import typer
 
-from jaxeff_export.cli.c_library import c
-from jaxeff_export.cli.compiling import compile_bundle
-from jaxeff_export.cli.inspecting import inspect
-from jaxeff_export.cli.listing import boards, targets
-from jaxeff_export.cli.preparing import prepare
-from jaxeff_export.cli.running import check, run
-from jaxeff_export.cli.searching import search
-from jaxeff_export.cli.timing import benchmark, profile
-from jaxeff_export.cli.tuning import tune
+from jaxeff_export.cli._c_library import c
+from jaxeff_export.cli._compiling import compile_bundle
+from jaxeff_export.cli._inspecting import inspect
+from jaxeff_export.cli._listing import boards, targets
+from jaxeff_export.cli._preparing import prepare
+from jaxeff_export.cli._running import check, run
+from jaxeff_export.cli._searching import search
+from jaxeff_export.cli._timing import benchmark, profile
+from jaxeff_export.cli._tuning import tune
 
 __all__ = ["app"]
 

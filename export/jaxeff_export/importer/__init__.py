@@ -8,7 +8,12 @@ operation. Rules are kept one family to a file: ``scalar`` for elementwise opera
 for loops and branches; ``complex_numbers``, which makes pairs of real tensors of complex ones.
 """
 
-from .errors import StableHLOParseError, UnsupportedOp, UnsupportedOpError
-from .module import import_stablehlo
+from jaxeff_export.importer._module import import_stablehlo
+from jaxeff_export.importer.reading import StableHLOParseError, UnsupportedOp, UnsupportedOpError
 
-__all__ = ["StableHLOParseError", "UnsupportedOp", "UnsupportedOpError", "import_stablehlo"]
+__all__ = [
+    "StableHLOParseError",
+    "UnsupportedOp",
+    "UnsupportedOpError",
+    "import_stablehlo",
+]

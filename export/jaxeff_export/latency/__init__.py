@@ -1,1 +1,15 @@
 """What `jaxeff.search` is told of a candidate: measured, looked up by layer, or modelled."""
+
+from jaxeff_export.latency._measured import MeasuredLatency, measured_latency
+from jaxeff_export.latency._modelled import modelled_latency
+from jaxeff_export.latency._table import table_latency
+from jaxeff_export.latency._turns import Turns, compiled
+
+__all__ = [
+    "MeasuredLatency",
+    "Turns",
+    "compiled",
+    "measured_latency",
+    "modelled_latency",
+    "table_latency",
+]

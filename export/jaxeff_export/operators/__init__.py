@@ -8,10 +8,12 @@ Pass either to ``import_stablehlo(source, composites=...)``, as ``deploy`` does.
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from .composites import OPERATORS
-from .integer import integer_operators
-from .layers import Form
-from .linear import conv2d, dense
+from jaxeff_export.operators._composites import OPERATORS
+from jaxeff_export.operators._layers import Form
+from jaxeff_export.operators._linear import conv2d, dense
+from jaxeff_export.operators._manual import Optimizations, dense_kernel
+from jaxeff_export.operators._modules import dense_module
+from jaxeff_export.operators.integer import integer_operators
 
 
 def operators_for(
@@ -22,4 +24,13 @@ def operators_for(
     return integers if any_batch else {**OPERATORS, **integers}
 
 
-__all__ = ["OPERATORS", "Form", "conv2d", "dense", "operators_for"]
+__all__ = [
+    "OPERATORS",
+    "Form",
+    "Optimizations",
+    "conv2d",
+    "dense",
+    "dense_kernel",
+    "dense_module",
+    "operators_for",
+]

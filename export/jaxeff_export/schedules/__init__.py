@@ -1,4 +1,24 @@
-"""Recorded schedules: the folder that keeps them, and their use when a bundle is built.
+"""Recorded schedules: the folder that keeps them.
 
-They are found by `jaxeff_export.tuning`.
+They are found by `jaxeff_export.tuning` and used when a bundle is built.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from jaxeff_export.schedules._errors import TuningError
+
+if TYPE_CHECKING:
+    from jaxeff_export.schedules._database import FAILED as FAILED
+    from jaxeff_export.schedules._database import Choice as Choice
+    from jaxeff_export.schedules._database import TuningDatabase as TuningDatabase
+    from jaxeff_export.schedules._database import has_failed as has_failed
+
+__all__ = ["FAILED", "Choice", "TuningDatabase", "TuningError", "has_failed"]
+
+
+def __getattr__(name: str) -> Any:
+    # The database imports JAX, which `jaxeff-export --help` needn't wait for.
+    if name in __all__:
+        return getattr(import_module(f"{__name__}._database"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -3,3 +3,9 @@
 ``tune`` (in `jaxeff_export.tuning.tune`) is the call; what was measured is kept by
 `jaxeff_export.schedules`, for whoever compiles the same kernels for the same target later.
 """
+
+from jaxeff_export.tuning._tune import tune
+
+__all__ = [
+    "tune",
+]

@@ -1,17 +1,17 @@
 """Markov chain Monte Carlo: `mcmc` and its kernels, diagnostics, and the files of a run."""
 
-from jaxeff.bayes.sampling.diagnostics import (
+from jaxeff.bayes.sampling._diagnostics import (
     ConvergenceWarning,
     Mixing,
     mixing,
     parameter_mixing,
     prediction_mixing,
 )
-from jaxeff.bayes.sampling.kernels import HMC, NUTS, SGHMC, SGLD
-from jaxeff.bayes.sampling.mcmc import mcmc
-from jaxeff.bayes.sampling.result import MCMCResult
-from jaxeff.bayes.sampling.run import ChainsDivergedError
-from jaxeff.bayes.sampling.samplers import hmc, nuts, sghmc, sgld
+from jaxeff.bayes.sampling._kernels import HMC, NUTS, SGHMC, SGLD
+from jaxeff.bayes.sampling._mcmc import mcmc
+from jaxeff.bayes.sampling._result import MCMCResult
+from jaxeff.bayes.sampling._run import ChainsDivergedError
+from jaxeff.bayes.sampling._samplers import hmc, nuts, sghmc, sgld
 
 __all__ = [
     "HMC",

@@ -1,22 +1,23 @@
 """Where bits go: what each layer loses by fewer of them, and what a budget buys."""
 
-from jaxeff.compression.allocation.errors import (
+from jaxeff.compression.allocation._errors import (
     QuantizationErrors,
     noise_to_signal,
     quantization_errors,
     signal_to_noise_bits,
 )
-from jaxeff.compression.allocation.hessian import (
+from jaxeff.compression.allocation._hessian import (
     HessianTrace,
     hessian_sensitivity,
     hessian_trace,
 )
-from jaxeff.compression.allocation.kl import kl_sensitivity
-from jaxeff.compression.allocation.knapsack import allocate_bits
-from jaxeff.compression.allocation.policy import bit_policy, each_policy
-from jaxeff.compression.allocation.table import BitSensitivity
+from jaxeff.compression.allocation._kl import kl_sensitivity
+from jaxeff.compression.allocation._knapsack import allocate_bits
+from jaxeff.compression.allocation._policy import FLOAT, bit_policy, each_policy
+from jaxeff.compression.allocation._table import BitSensitivity
 
 __all__ = [
+    "FLOAT",
     "BitSensitivity",
     "HessianTrace",
     "QuantizationErrors",

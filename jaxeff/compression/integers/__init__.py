@@ -1,8 +1,9 @@
 """Networks of integer codes: `integer`, its grids and its operators."""
 
-from jaxeff.compression.integers.aware import integer_aware
-from jaxeff.compression.integers.grids import IntegerError
-from jaxeff.compression.integers.transform import (
+from jaxeff.compression.integers._aware import integer_aware
+from jaxeff.compression.integers._grids import Codes, IntegerError, weight_codes
+from jaxeff.compression.integers._operators import q_conv2d
+from jaxeff.compression.integers._transform import (
     Converted,
     Integer,
     IntegerFallbackWarning,
@@ -10,10 +11,13 @@ from jaxeff.compression.integers.transform import (
 )
 
 __all__ = [
+    "Codes",
     "Converted",
     "Integer",
     "IntegerError",
     "IntegerFallbackWarning",
     "integer",
     "integer_aware",
+    "q_conv2d",
+    "weight_codes",
 ]

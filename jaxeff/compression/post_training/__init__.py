@@ -3,20 +3,38 @@
 Transforms keep the signature `f(params, *args)`; what they return goes to `quantized` as it is.
 """
 
-from jaxeff.compression.post_training.adaround import adaround
-from jaxeff.compression.post_training.awq import awq
-from jaxeff.compression.post_training.batch_norm import fold_batch_norm
-from jaxeff.compression.post_training.bias_correction import correct_biases
-from jaxeff.compression.post_training.equalization import equalize
-from jaxeff.compression.post_training.gptq import gptq
-from jaxeff.compression.post_training.ranges import clip_range
+from jaxeff.compression.post_training._adaround import adaround
+from jaxeff.compression.post_training._awq import awq
+from jaxeff.compression.post_training._batch_norm import fold_batch_norm
+from jaxeff.compression.post_training._bias_correction import correct_biases
+from jaxeff.compression.post_training._calibrate import calibrate
+from jaxeff.compression.post_training._equalization import equalize
+from jaxeff.compression.post_training._gptq import gptq
+from jaxeff.compression.post_training._layerwise import Problem, arguments, on_grids
+from jaxeff.compression.post_training._multiplication import (
+    Matrix,
+    Multiplication,
+    multiplications,
+)
+from jaxeff.compression.post_training._ranges import clip_range
+from jaxeff.compression.post_training._running_range import RunningRange, initial_ranges, running
 
 __all__ = [
+    "Matrix",
+    "Multiplication",
+    "Problem",
+    "RunningRange",
     "adaround",
+    "arguments",
     "awq",
+    "calibrate",
     "clip_range",
     "correct_biases",
     "equalize",
     "fold_batch_norm",
     "gptq",
+    "initial_ranges",
+    "multiplications",
+    "on_grids",
+    "running",
 ]

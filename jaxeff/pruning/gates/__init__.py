@@ -3,7 +3,13 @@
 `Plan`, `masked` and `pruned` take booleans or gates alike; what is here draws and penalises gates.
 """
 
-from jaxeff.pruning.gates.dropout import DropoutGates, dropout_divergence
-from jaxeff.pruning.gates.hard_concrete import HardConcrete
+from jaxeff.pruning.gates._dropout import THRESHOLD, DropoutGates, dropout_divergence, log_rate
+from jaxeff.pruning.gates._hard_concrete import HardConcrete
 
-__all__ = ["DropoutGates", "HardConcrete", "dropout_divergence"]
+__all__ = [
+    "THRESHOLD",
+    "DropoutGates",
+    "HardConcrete",
+    "dropout_divergence",
+    "log_rate",
+]

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxeff.compression import LSQ, Apart, Int, Scaled, Uniform, adaround, quantized
-from jaxeff.compression.post_training.adaround import excess, rectified_sigmoid
+from jaxeff.compression import LSQ, Int, LayerQuantization, Scaled, Uniform, adaround, quantized
+from jaxeff.compression.post_training._adaround import excess, rectified_sigmoid
 
 
 def linear(params, x):
@@ -52,7 +52,7 @@ def test_close_to_the_best_of_all_roundings():
     """2^6 roundings for each output: the best one is found for most, never worse than nearest."""
     params, x = _problem(40, 6, 8)
     w, data = np.asarray(params["fc"]["kernel"]), np.asarray(x)
-    new, spec = adaround(linear, params, x, {"fc": Apart(Uniform(3, symmetric=True))})
+    new, spec = adaround(linear, params, x, {"fc": LayerQuantization(Uniform(3, symmetric=True))})
     step = np.abs(w).max(0) / 3
     floor = np.floor(w / step)
     best = np.full(8, np.inf)
@@ -88,7 +88,7 @@ def test_asymmetric_reconstruction_makes_good_what_came_before():
     def f(params, x):
         return jax.nn.relu(x @ params["a"]["kernel"]) @ params["b"]["kernel"]
 
-    method = Apart(Uniform(2, symmetric=True))
+    method = LayerQuantization(Uniform(2, symmetric=True))
     errors = {}
     for asymmetric in (True, False):
         new, _ = adaround(f, params, x, {"*:linear": method}, steps=500, asymmetric=asymmetric)
@@ -99,9 +99,9 @@ def test_asymmetric_reconstruction_makes_good_what_came_before():
 def test_other_grids():
     params, x = _problem(40, 6, 4)
     for method in (LSQ(3), LSQ(3, asymmetric=True), Uniform(3, per="tensor")):
-        new, spec = adaround(linear, params, x, {"fc": Apart(method)}, steps=200)
+        new, spec = adaround(linear, params, x, {"fc": LayerQuantization(method)}, steps=200)
         np.testing.assert_array_equal(jax.jit(quantized(linear, spec))(new, x), linear(new, x))
-        nearest = quantized(linear, {"fc": Apart(method)})(params, x)
+        nearest = quantized(linear, {"fc": LayerQuantization(method)})(params, x)
         exact = linear(params, x)
         assert jnp.square(linear(new, x) - exact).mean() < jnp.square(nearest - exact).mean()
 
@@ -114,10 +114,10 @@ def test_degenerate_weights_and_mistakes():
         np.testing.assert_array_equal(new["fc"]["kernel"], constant["fc"]["kernel"])
     spec = {"fc": Int(4, activations=False)}
     with pytest.raises(TypeError, match="evenly spaced values, but 'fc' has Scaled"):
-        adaround(linear, params, x, {"fc": Apart(Scaled(Uniform(4), 2.0))})
+        adaround(linear, params, x, {"fc": LayerQuantization(Scaled(Uniform(4), 2.0))})
     with pytest.raises(ValueError, match="steps must be at least 1"):
         adaround(linear, params, x, spec, steps=0)
     with pytest.raises(ValueError, match=r"beta\[1\]"):
         adaround(linear, params, x, spec, beta=(20.0, 0.0))
-    with pytest.raises(ValueError, match="adaround needs a batch"):
+    with pytest.raises(ValueError, match="adaround: batch is empty"):
         adaround(linear, params, x[:0], spec)

@@ -6,8 +6,17 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxeff.compression import Apart, Int, Scaled, Tensor, Uniform, awq, fake_quantize, quantized
-from jaxeff.from_flax import functional
+from jaxeff.compression import (
+    Int,
+    LayerQuantization,
+    Scaled,
+    Tensor,
+    Uniform,
+    awq,
+    fake_quantize,
+    quantized,
+)
+from jaxeff.core import functional
 
 TENSOR = Tensor("fc", "weights_1", "weight", 2, None, lambda: (1,))
 
@@ -134,6 +143,6 @@ def test_mistakes_are_named():
         Scaled(3, 1.0)
     with pytest.raises(ValueError, match=r"Scaled.scale must be positive"):
         Scaled(Uniform(3), 0.0)
-    wrong = {"fc": Apart(Scaled(Uniform(3), jnp.ones((5, 1))))}
+    wrong = {"fc": LayerQuantization(Scaled(Uniform(3), jnp.ones((5, 1))))}
     with pytest.raises(ValueError, match=r"Scaled.scale at 'fc' has shape \(5, 1\)"):
         jax.jit(quantized(linear, wrong))(params, x)

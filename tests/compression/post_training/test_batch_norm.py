@@ -8,10 +8,9 @@ import pytest
 from flax import nnx
 
 from jaxeff.compression import Int, fold_batch_norm, quantized
-from jaxeff.from_flax import functional
-from jaxeff.nn import LeNet5
-from jaxeff.nn.linen import LinenLeNet5
-from jaxeff.nn.residual import Block
+from jaxeff.core import functional
+from jaxeff.nn import LeNet5, LinenLeNet5
+from jaxeff.nn.layers import Block
 from jaxeff.program import trace
 
 

@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 
 from jaxeff.compression import Int, correct_biases, gptq, quantized
-from jaxeff.from_flax import functional
+from jaxeff.core import functional
 
 
 def test_one_layer_in_closed_form():
@@ -69,5 +69,5 @@ def test_mistakes_are_named():
     params = {"fc": {"kernel": jnp.eye(3)}}
     with pytest.raises(ValueError, match="no bias of its own in any layer of the spec: fc"):
         correct_biases(f, params, jnp.ones((2, 3)), {"fc": Int(4)})
-    with pytest.raises(ValueError, match="correct_biases needs a batch"):
+    with pytest.raises(ValueError, match="correct_biases: batch is empty"):
         correct_biases(f, params, jnp.ones((0, 3)), {"fc": Int(4)})

@@ -9,10 +9,10 @@ import pytest
 from flax import nnx
 
 from jaxeff.compression import Int, equalize, quantized
-from jaxeff.compression.post_training.channels import pairs
-from jaxeff.from_flax import functional
-from jaxeff.nn.linen import LinenLeNet5
-from jaxeff.nn.pooling import avg_pool
+from jaxeff.compression.post_training._channels import pairs
+from jaxeff.core import functional
+from jaxeff.nn import LinenLeNet5
+from jaxeff.nn.layers import avg_pool
 from jaxeff.program import trace
 
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxeff.compression import LSQ, Apart, Int, Uniform, gptq, init, quantized
-from jaxeff.compression.post_training.gptq import inverse_factor
-from jaxeff.from_flax import functional
-from jaxeff.nn.linen import LinenMLP
+from jaxeff.compression import LSQ, Int, LayerQuantization, Uniform, gptq, init, quantized
+from jaxeff.compression.post_training._gptq import inverse_factor
+from jaxeff.core import functional
+from jaxeff.nn import LinenMLP
 
 
 def linear(params, x):
@@ -50,7 +50,7 @@ def _grid(spec):
 @pytest.mark.parametrize("block", [1, 3, 128])
 def test_against_the_definition(block):
     params, x = _problem(50, 8, 5)
-    spec = {"fc": Apart(Uniform(3, symmetric=True))}
+    spec = {"fc": LayerQuantization(Uniform(3, symmetric=True))}
     new, started = gptq(linear, params, x, spec, block=block)
     expected = _reference(params["fc"]["kernel"], x, _grid(started), 0.01)
     np.testing.assert_allclose(new["fc"]["kernel"], expected, rtol=1e-5, atol=1e-6)
@@ -59,7 +59,9 @@ def test_against_the_definition(block):
 def test_two_inputs_in_closed_form():
     """With the first weight rounded, the second one is w2 + H12 (w1 - q1) / H22, rounded."""
     params, x = _problem(40, 2, 6)
-    new, started = gptq(linear, params, x, {"fc": Apart(Uniform(3, symmetric=True))}, damping=0)
+    new, started = gptq(
+        linear, params, x, {"fc": LayerQuantization(Uniform(3, symmetric=True))}, damping=0
+    )
     quantize = _grid(started)
     w, h = np.asarray(params["fc"]["kernel"], np.float64), np.asarray(x, np.float64)
     h = h.T @ h
@@ -78,7 +80,7 @@ def test_the_factor_of_the_inverse():
 
 def test_sorting_is_a_permutation_of_inputs():
     params, x = _problem(50, 8, 5)
-    spec = {"fc": Apart(Uniform(3, symmetric=True))}
+    spec = {"fc": LayerQuantization(Uniform(3, symmetric=True))}
     order = np.argsort(-np.square(np.asarray(x)).mean(0))
     permuted = {"fc": {"kernel": params["fc"]["kernel"][order]}}
     new, _ = gptq(linear, permuted, x[:, order], spec)
@@ -102,7 +104,11 @@ def test_better_than_nearest(trained, divergence, bits):
 
 def test_the_spec_reproduces_the_weights_exactly(trained):
     f, params, x = trained
-    for method in (Int(3, activations=False), Apart(LSQ(3)), Apart(Uniform(4, per="tensor"))):
+    for method in (
+        Int(3, activations=False),
+        LayerQuantization(LSQ(3)),
+        LayerQuantization(Uniform(4, per="tensor")),
+    ):
         new, spec = gptq(f, params, x, {"fc1": method})
         np.testing.assert_array_equal(jax.jit(quantized(f, spec))(new, x), f(new, x))
         np.testing.assert_array_equal(jax.jit(quantized(f, spec))(new, x), jax.jit(f)(new, x))
@@ -120,17 +126,21 @@ def test_later_layers_see_quantized_inputs():
     def f(params, x):
         return (x @ params["a"]["kernel"]) @ params["b"]["kernel"]
 
-    coarse = Apart(Uniform(1, symmetric=True))
-    new, _ = gptq(f, params, x, {"a": coarse, "b": Apart(Uniform(3, symmetric=True))})
+    coarse = LayerQuantization(Uniform(1, symmetric=True))
+    new, _ = gptq(f, params, x, {"a": coarse, "b": LayerQuantization(Uniform(3, symmetric=True))})
     given = x @ new["a"]["kernel"]
-    alone, _ = gptq(linear, {"fc": params["b"]}, given, {"fc": Apart(Uniform(3, symmetric=True))})
+    alone, _ = gptq(
+        linear, {"fc": params["b"]}, given, {"fc": LayerQuantization(Uniform(3, symmetric=True))}
+    )
     np.testing.assert_array_equal(new["b"]["kernel"], alone["fc"]["kernel"])
     # ... and on quantized activations where there are any.
-    both = Apart(Uniform(3, symmetric=True), Uniform(2, per="tensor"))
-    read = Apart(None, Uniform(2, per="tensor"))
+    both = LayerQuantization(Uniform(3, symmetric=True), Uniform(2, per="tensor"))
+    read = LayerQuantization(None, Uniform(2, per="tensor"))
     seen = quantized(lambda p, x: x @ p, {"*:linear": read})(jnp.eye(6), x)
     one, _ = gptq(linear, {"fc": params["a"]}, x, {"fc": both})
-    two, _ = gptq(linear, {"fc": params["a"]}, seen, {"fc": Apart(Uniform(3, symmetric=True))})
+    two, _ = gptq(
+        linear, {"fc": params["a"]}, seen, {"fc": LayerQuantization(Uniform(3, symmetric=True))}
+    )
     np.testing.assert_array_equal(one["fc"]["kernel"], two["fc"]["kernel"])
 
 
@@ -198,9 +208,9 @@ def test_bfloat16_and_degenerate_weights():
 def test_mistakes_are_named():
     params, x = _problem(20, 4, 3)
     spec = {"fc": Int(4, activations=False)}
-    with pytest.raises(ValueError, match="gptq needs a batch with at least one example"):
+    with pytest.raises(ValueError, match="gptq: batch is empty"):
         gptq(linear, params, x[:0], spec)
-    with pytest.raises(ValueError, match="NaN or inf"):
+    with pytest.raises(ValueError, match="batch holds NaN"):
         gptq(linear, params, x.at[0, 0].set(jnp.nan), spec)
     bad = {"fc": {"kernel": params["fc"]["kernel"].at[0, 0].set(jnp.inf)}}
     with pytest.raises(ValueError, match="weights of 'fc' hold NaN"):

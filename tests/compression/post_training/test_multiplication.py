@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxeff.compression.post_training.multiplication import multiplications
-from jaxeff.from_flax import functional
+from jaxeff.compression.post_training import multiplications
+from jaxeff.core import functional
 from jaxeff.program import trace
 
 
@@ -69,7 +69,7 @@ def test_a_moment_in_parts_is_the_whole_one(monkeypatch):
     at, _ = _only(f, params, x)
     rows = np.asarray(at.rows(x), np.float64)[0]
     expected = rows.T @ rows / len(rows)
-    monkeypatch.setattr("jaxeff.compression.post_training.multiplication._ROWS", 1000)
+    monkeypatch.setattr("jaxeff.compression.post_training._multiplication._ROWS", 1000)
     assert len(list(at.parts(x))) > 1
     np.testing.assert_allclose(at.moment(x, x)[0], expected, rtol=1e-4, atol=1e-5)
 

@@ -9,7 +9,7 @@ import numpy as np
 from flax import nnx
 
 from jaxeff.nn import LeNet5
-from jaxeff.nn.residual import Block
+from jaxeff.nn.layers import Block
 from tests.pruning.networks.making import IMAGE, SEQUENCE, of_linen, of_nnx
 
 

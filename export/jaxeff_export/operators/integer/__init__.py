@@ -1,5 +1,35 @@
 """Integer kernels: dense layers and convolutions of codes of up to 8 bits."""
 
-from .lowering import IntegerKernelError, integer_operators
+from jaxeff_export.operators.integer._contraction import (
+    Sharing,
+    contraction,
+    vectors_of,
+    words_of,
+)
+from jaxeff_export.operators.integer._dots import Dot, dot_of
+from jaxeff_export.operators.integer._epilogue import epilogue_of
+from jaxeff_export.operators.integer._geometry import Geometry, Tile, tile_of, tiles_of
+from jaxeff_export.operators.integer._lowering import (
+    COMPOSITES,
+    IntegerKernelError,
+    integer_operators,
+)
+from jaxeff_export.operators.integer._planes import planes_of
 
-__all__ = ["IntegerKernelError", "integer_operators"]
+__all__ = [
+    "COMPOSITES",
+    "Dot",
+    "Geometry",
+    "IntegerKernelError",
+    "Sharing",
+    "Tile",
+    "contraction",
+    "dot_of",
+    "epilogue_of",
+    "integer_operators",
+    "planes_of",
+    "tile_of",
+    "tiles_of",
+    "vectors_of",
+    "words_of",
+]

@@ -1,0 +1,92 @@
+"""Documents with a checksum of themselves, so that damage is noticed, and zip files from elsewhere.
+
+Checksums catch transmission errors and accidents, not an attacker, who can compute them as well. So
+whatever is read is bounded: deflated zeros take a thousandth of the memory they are inflated to.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zipfile
+from typing import Any
+
+MOST_TEXT = 1 << 24
+"""Bytes of a document: those of a network of a hundred thousand arrays."""
+
+_ROOM, _RATIO = 1 << 28, 64
+
+
+def digest(data: bytes) -> str:
+    """The SHA-256 of `data` in hexadecimal."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def sealed(document: dict[str, Any]) -> bytes:
+    """A JSON document with a checksum of itself under ``sha256``."""
+    body = {key: value for key, value in document.items() if key != "sha256"}
+    body["sha256"] = digest(_canonical(body))
+    return json.dumps(body, indent=2).encode()
+
+
+def unsealed(data: bytes) -> dict[str, Any]:
+    """The document of `sealed`.
+
+    Raises:
+      ValueError: if it is no JSON object, too large or too deep, or its checksum does not match.
+    """
+    if len(data) > MOST_TEXT:
+        raise ValueError(f"it has {len(data)} bytes, more than the {MOST_TEXT} that are read")
+    try:
+        document = json.loads(data)
+        if not isinstance(document, dict):
+            raise ValueError("it is not a JSON object")
+        body = {key: value for key, value in document.items() if key != "sha256"}
+        if document.get("sha256") != digest(_canonical(body)):
+            raise ValueError("its checksum does not match its content")
+    except RecursionError:
+        raise ValueError("it is nested deeper than any that jaxeff writes") from None
+    return body
+
+
+def most_inflated(size: int) -> int:
+    """The bytes that a file of `size` bytes may be inflated to.
+
+    Codes of one bit, which take a byte each in memory, are eight times their file. What is small
+    any computer has room for.
+    """
+    return max(_ROOM, _RATIO * size)
+
+
+def require_member(archive: zipfile.ZipFile, name: str) -> zipfile.ZipInfo:
+    """A member of a zip file, if reading a part of it inflates no more than that part.
+
+    Raises:
+      ValueError: if there is none, or it is neither stored nor deflated.
+    """
+    try:
+        member = archive.getinfo(name)
+    except KeyError:
+        raise ValueError(f"it has no {name}") from None
+    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise ValueError(f"its {name} is compressed in another way than deflated")
+    return member
+
+
+def read_member(archive: zipfile.ZipFile, name: str, most: int) -> bytes:
+    """The content of a zip file's member, of at most `most` bytes.
+
+    Raises:
+      ValueError: if there is none, or it inflates to more.
+    """
+    with archive.open(require_member(archive, name)) as member:
+        content = member.read(most + 1)
+    if len(content) > most:
+        raise ValueError(
+            f"its {name} inflates to more than {most} bytes, which nothing in it needs"
+        )
+    return content
+
+
+def _canonical(body: dict[str, Any]) -> bytes:
+    return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()

@@ -1,0 +1,298 @@
+"""Names, shapes and dtypes of the flattened arguments and results of a function.
+
+A compiled function takes and returns flat lists of arrays; people think in arguments and pytrees.
+A `TensorSpec` ties one to the other: its name is the argument's name followed by the path into it,
+such as ``params['conv1']['kernel'].mean`` or ``x``. A size that may vary is written down as text:
+``batch`` first in the shape of an input, and in those of results what follows from it, such as
+``2*batch``.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+
+from jaxeff_export.artifact._forms import SPEC, require_form
+
+BATCH = "batch"
+
+
+class SignatureError(ValueError):
+    """Inputs that do not fit what a function was exported for."""
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One array of a function's flattened arguments or results.
+
+    Attributes:
+      name: the argument's name and the path into it.
+      shape: its shape; a size that may vary is text.
+      dtype: the name of its dtype, as numpy and ml_dtypes spell it.
+    """
+
+    name: str
+    shape: tuple[int | str, ...]
+    dtype: str
+
+    @property
+    def varies(self) -> bool:
+        """Whether its shape depends on the batch."""
+        return any(isinstance(size, str) for size in self.shape)
+
+    def admits(self, shape: Sequence[int]) -> bool:
+        """Whether an array of that shape fits, as far as this array alone tells."""
+        return len(shape) == len(self.shape) and all(
+            isinstance(own, str) or own == size for own, size in zip(self.shape, shape, strict=True)
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data."""
+        return {"name": self.name, "shape": list(self.shape), "dtype": self.dtype}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> TensorSpec:
+        """From plain data."""
+        shape = tuple(n if isinstance(n, str) else int(n) for n in data["shape"])
+        return cls(str(data["name"]), shape, str(data["dtype"]))
+
+
+def dtype_of(name: str) -> np.dtype:
+    """The numpy dtype of a name, ml_dtypes' (``bfloat16``, ``float8_e4m3fn``, …) included.
+
+    Raises:
+      SignatureError: if no dtype has that name.
+    """
+    scalar = getattr(ml_dtypes, name, None)
+    if isinstance(scalar, type) and issubclass(scalar, np.generic):
+        return np.dtype(scalar)
+    try:
+        dtype = np.dtype(name)
+    except (TypeError, ValueError, SyntaxError):  # the latter for commas
+        dtype = np.dtype(object)
+    # np.dtype takes "f4", "S9" and "i4,i4" as well, which no spec says.
+    if dtype.kind not in "biufc" or dtype.name != name:
+        raise SignatureError(f"no dtype is called {name!r}")
+    return dtype
+
+
+def specs_from_json(items: Any, where: str) -> tuple[TensorSpec, ...]:
+    """Several specs from plain data of any origin.
+
+    Args:
+      items: a list of what `TensorSpec.to_json` gives.
+      where: what an error message calls it.
+
+    Raises:
+      ValueError: if it is something else, or a dtype is unknown; the entry is named.
+    """
+    require_form(items, [SPEC], where)
+    for index, item in enumerate(items):
+        try:
+            dtype_of(item["dtype"])
+        except SignatureError as error:
+            raise ValueError(f"{where}[{index}].dtype: {error}") from None
+    return tuple(TensorSpec.from_json(item) for item in items)
+
+
+def argument_names(f: Callable[..., Any], count: int) -> tuple[str, ...]:
+    """The names of the first `count` positional arguments of `f`, or made-up ones."""
+    kinds = inspect.Parameter
+    names: list[str] = []
+    try:
+        parameters = list(inspect.signature(f).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    for parameter in parameters:
+        if parameter.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD):
+            names.append(parameter.name)
+        elif parameter.kind is kinds.VAR_POSITIONAL:
+            rest = count - len(names)
+            names.extend(f"{parameter.name}[{index}]" for index in range(rest))
+            break
+    names.extend(f"argument{index}" for index in range(len(names), count))
+    return tuple(names[:count])
+
+
+def flatten_named(trees: Sequence[Any], names: Sequence[str]) -> tuple[list[Any], list[TensorSpec]]:
+    """The leaves of several pytrees as arrays, each with its spec.
+
+    Args:
+      trees: one pytree per argument; leaves are arrays, scalars or ``jax.ShapeDtypeStruct``.
+      names: one name per argument.
+
+    Raises:
+      SignatureError: if a leaf is no array, or a typed PRNG key.
+    """
+    leaves: list[Any] = []
+    specs: list[TensorSpec] = []
+    for tree, name in zip(trees, names, strict=True):
+        for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+            full = name + jax.tree_util.keystr(path)
+            array = _as_array(leaf, full)
+            leaves.append(array)
+            shape = tuple(n if isinstance(n, int) else str(n) for n in array.shape)
+            specs.append(TensorSpec(full, shape, str(np.dtype(array.dtype))))
+    return leaves, specs
+
+
+def _as_array(leaf: Any, name: str) -> Any:
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        array: Any = leaf
+    else:
+        try:
+            array = jnp.asarray(leaf)
+        except (TypeError, ValueError) as error:
+            raise SignatureError(
+                f"{name} is a {type(leaf).__name__}, not an array; bind it in the function instead"
+            ) from error
+    if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+        raise SignatureError(
+            f"{name} is a typed PRNG key, which has no place in a compiled library; "
+            "pass jax.random.key_data(key) and wrap it inside the function"
+        )
+    return array
+
+
+def check_leaves(
+    inputs: Sequence[Any], names: Sequence[str], expected: Sequence[TensorSpec]
+) -> list[np.ndarray]:
+    """The leaves of `inputs` as numpy arrays, if they are what is expected.
+
+    Args:
+      inputs: one pytree per argument.
+      names: the arguments' names.
+      expected: the specs of all leaves, in flattening order.
+
+    Raises:
+      SignatureError: naming the first input that is missing, superfluous, or of another shape or
+        dtype; nothing is converted silently.
+    """
+    if len(inputs) != len(names):
+        raise SignatureError(
+            f"{len(inputs)} inputs were given, {len(names)} are expected: {', '.join(names)}"
+        )
+    wanted = {spec.name: spec for spec in expected}
+    given: dict[str, np.ndarray] = {}
+    for tree, name in zip(inputs, names, strict=True):
+        for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+            full = name + jax.tree_util.keystr(path)
+            if full not in wanted:
+                raise SignatureError(
+                    f"input {full} is not expected; expected are {', '.join(wanted)}"
+                )
+            given[full] = check_array(np.asarray(leaf), wanted[full])
+    if missing := [name for name in wanted if name not in given]:
+        raise SignatureError(f"input {missing[0]} is missing; expected are {', '.join(wanted)}")
+    arrays = [given[spec.name] for spec in expected]
+    batch_of(arrays, expected)
+    return arrays
+
+
+def batched_arguments(
+    names: Sequence[str], parameters: int, any_batch: bool | Collection[str]
+) -> tuple[str, ...]:
+    """The arguments whose batch may vary.
+
+    Args:
+      names: of all arguments.
+      parameters: how many of them, the first, are parameters.
+      any_batch: True for all the others, or which.
+
+    Raises:
+      SignatureError: if one is unknown or a parameter, or there are none.
+    """
+    data = tuple(names[parameters:])
+    if isinstance(any_batch, str):
+        any_batch = (any_batch,)
+    chosen = (data if any_batch else ()) if isinstance(any_batch, bool) else tuple(any_batch)
+    if unknown := [name for name in chosen if name not in data]:
+        raise SignatureError(
+            f"any_batch names {unknown[0]}, but the arguments that are data are "
+            f"{', '.join(data) or 'none'}"
+        )
+    if any_batch is True and not chosen:
+        raise SignatureError("any_batch is set, but every argument is parameters, without a batch")
+    return chosen
+
+
+def batch_of(arrays: Sequence[np.ndarray], specs: Sequence[TensorSpec]) -> int | None:
+    """The batch that arrays have in common; None if none of them has one that may vary.
+
+    Raises:
+      SignatureError: if it is 0, or another in one array than in another.
+    """
+    pairs = zip(arrays, specs, strict=True)
+    return common_batch([(spec.name, array.shape) for array, spec in pairs if spec.varies])
+
+
+def common_batch(shapes: Sequence[tuple[str, Sequence[Any]]]) -> int | None:
+    """The first size that named shapes have in common; None if there are none.
+
+    Raises:
+      SignatureError: if it is 0, or another in one shape than in another.
+    """
+    if not shapes:
+        return None
+    (first, (batch, *_)), *_ = shapes
+    for name, shape in shapes:
+        if shape[0] == 0:
+            raise SignatureError(
+                f"input {name} has shape {tuple(shape)}, an empty batch; give at least one example"
+            )
+        if shape[0] != batch:
+            raise SignatureError(
+                f"input {name} has a batch of {shape[0]}, input {first} of {batch}; they have to "
+                "be the same"
+            )
+    return int(batch)
+
+
+def with_batch(
+    arrays: Sequence[Any], specs: Sequence[TensorSpec], size: int | None
+) -> list[np.ndarray]:
+    """Arrays with their batch repeated or cut to `size`; None leaves them as they are.
+
+    Raises:
+      SignatureError: if no array has a batch that may vary and theirs isn't known to be `size`.
+      ValueError: if `size` is not positive.
+    """
+    if size is None:
+        return list(arrays)
+    if size < 1:
+        raise ValueError(f"the batch must be positive, got {size}")
+    if not any(spec.varies for spec in specs):
+        raise SignatureError(
+            f"the batch cannot be set to {size}: the shapes are fixed; deploy with any_batch=True"
+        )
+    return [
+        np.asarray(array)[np.arange(size) % len(array)] if spec.varies else array
+        for array, spec in zip(arrays, specs, strict=True)
+    ]
+
+
+def check_array(array: np.ndarray, spec: TensorSpec) -> np.ndarray:
+    """The array, if it has the shape and the dtype of `spec`.
+
+    Raises:
+      SignatureError: naming the input and what it is instead.
+    """
+    if not spec.admits(array.shape):
+        raise SignatureError(
+            f"input {spec.name} has shape {tuple(array.shape)}, the library was compiled for "
+            f"({', '.join(map(str, spec.shape))}{',' * (len(spec.shape) == 1)}); deploy again with "
+            "an example of the shape you need"
+        )
+    if array.dtype != dtype_of(spec.dtype):
+        raise SignatureError(
+            f"input {spec.name} has dtype {array.dtype}, the library was compiled for "
+            f"{spec.dtype}; convert it with .astype({spec.dtype!r})"
+        )
+    return array

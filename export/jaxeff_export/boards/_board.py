@@ -1,0 +1,107 @@
+"""What every board offers: a place that takes a compiled library and runs it.
+
+A board is a context manager. Entering it connects (and starts whatever has to be started), leaving
+it tears everything down. Between the two, `load` hands back the library as a TVM module that lives
+on the board, whose functions run there.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+_T = TypeVar("_T")
+
+
+class BoardError(RuntimeError):
+    """A board that cannot be set up, refuses, hangs, vanishes, or fails to run a library."""
+
+
+class BoardLost(BoardError):
+    """A board whose connection ended; another attempt may succeed."""
+
+
+class Board(abc.ABC):
+    """A place to run compiled libraries.
+
+    Attributes:
+      name: how the board was asked for, for messages and results.
+      machine: its processor architecture (``"x86_64"``, ``"aarch64"``), or None if unknown.
+      untimed_because: why its timings mean nothing, or None if they mean something.
+      attempts: how often a call is tried in all when the connection to the board is lost.
+      turn: held during a call. By default calls of several threads take turns: they share a
+        session, which one of them may have to open again.
+      profiling: held while operators are timed.
+    """
+
+    name: str
+    machine: str | None = None
+    untimed_because: str | None = None
+    attempts: int = 1
+
+    def __init__(self) -> None:
+        self.turn: contextlib.AbstractContextManager[Any] = threading.RLock()
+        self.profiling: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+
+    @abc.abstractmethod
+    def __enter__(self) -> Self:
+        """Connects; raises `BoardError` if that fails, leaving nothing behind."""
+
+    @abc.abstractmethod
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Disconnects and removes whatever was put on the board."""
+
+    @property
+    @abc.abstractmethod
+    def device(self) -> Any:
+        """The TVM device that tensors are copied to."""
+
+    @abc.abstractmethod
+    def load(self, library: Path) -> Any:
+        """Copies a library to the board and loads it there: a ``tvm.runtime.Module``."""
+
+    def lacks(self, target: Mapping[str, Any]) -> tuple[str, ...]:
+        """CPU features that code for `target` may use and the board is known not to have."""
+        return ()
+
+    def call(self, count: int, action: Callable[[], _T]) -> _T:
+        """Does something that calls libraries, which run on `count` threads where that is up to us.
+
+        A remote board's are its server's business.
+        """
+        return action()
+
+    def reconnect(self) -> None:
+        """Connects again after the connection was lost.
+
+        Raises:
+          BoardLost: if that fails; it may be tried again.
+        """
+        raise BoardLost(f"{self.name} does not reconnect")
+
+    def failure(self, error: Exception, started: float) -> BoardError:
+        """What a failed call says about the board.
+
+        Args:
+          error: what the call raised.
+          started: when it began, by ``time.monotonic``.
+
+        Returns:
+          `BoardLost` where another attempt on a new connection makes sense, else `BoardError`.
+        """
+        return BoardError(self.explain(error))
+
+    def explain(self, error: Exception) -> str:
+        """One sentence on why a call on the board failed."""
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        return f"{type(error).__name__}: {lines[-1] if lines else 'no reason given'}"

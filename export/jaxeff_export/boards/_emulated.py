@@ -1,0 +1,205 @@
+"""An ARM board in software: qemu's user-mode emulation of a Cortex core, running TVM's RPC server.
+
+It answers exactly as a board at ``rpc://`` does, so what runs here runs there; it executes the same
+instructions a real core would, so its results hold for the real board. It is for correctness only:
+the time an emulator takes says nothing about a board, and timing on it is refused.
+
+Call `prepare` once; it downloads what the board runs. Starting takes a few seconds (an emulated
+Python importing TVM's runtime), so open one board and run many bundles on it.
+
+Sharp edge: the emulated core has only its own instructions. A library for a newer core (A76) is
+refused on an older one (A72), where it would die; pick the core with ``emulated:cortex-a76``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import select
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+from jaxeff_export.boards._board import Board, BoardError
+from jaxeff_export.boards._rpc import RpcBoard
+from jaxeff_export.boards._sysroot import Sysroot, prepare
+from jaxeff_export.targets import ARM_TARGETS, arithmetic_features, find_emulator
+
+__all__ = ["CORES", "EmulatedBoard", "prepare", "require_emulator"]
+
+CORES = tuple(ARM_TARGETS)
+
+
+def require_emulator() -> Sysroot:
+    """What an emulated board runs, if it is set up.
+
+    Raises:
+      ToolchainError: if qemu is not installed.
+      BoardError: if `prepare` was not called yet.
+    """
+    find_emulator()
+    sysroot = Sysroot.default()
+    if not sysroot.ready:
+        raise BoardError(
+            "the emulated board is not set up yet; this downloads it once, into "
+            f"{sysroot.folder}: jaxeff_export.boards.emulated.prepare(), or jaxeff-export prepare"
+        )
+    return sysroot
+
+
+class EmulatedBoard(Board):
+    """An emulated ARM core on this machine.
+
+    Args:
+      cpu: one of `CORES`.
+      start_timeout: seconds the emulated server may take to come up.
+      session_timeout: seconds after which the session is ended.
+    """
+
+    untimed_because = (
+        "it is emulated: the time an emulator takes says nothing about a real board; "
+        "benchmark on local or on a board at rpc://host:port"
+    )
+
+    def __init__(
+        self,
+        cpu: str = "cortex-a72",
+        *,
+        start_timeout: float = 180.0,
+        session_timeout: float = 3600.0,
+    ) -> None:
+        super().__init__()
+        if cpu not in CORES:
+            raise BoardError(f"no emulated core {cpu!r}; there are {', '.join(CORES)}")
+        self.cpu = cpu
+        self.name = f"emulated:{cpu}"
+        self.machine = "aarch64"
+        self._target = ARM_TARGETS[cpu]
+        self._start_timeout = start_timeout
+        self._session_timeout = session_timeout
+        self._server: subprocess.Popen[bytes] | None = None
+        self._log: IO[bytes] | None = None
+        self._remote: RpcBoard | None = None
+
+    def __enter__(self) -> Self:
+        if self._server is not None:
+            raise BoardError(f"{self.name} is open already")
+        sysroot = require_emulator()
+        try:
+            port = self._start(sysroot)
+            remote = RpcBoard(
+                "127.0.0.1",
+                port,
+                connect_timeout=self._start_timeout,
+                session_timeout=self._session_timeout,
+            )
+            self._remote = remote.__enter__()
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Ends the session and kills the emulator with everything it started."""
+        try:
+            if self._remote is not None:
+                self._remote.__exit__(kind, error, traceback)
+        finally:
+            self._stop()
+
+    @property
+    def device(self) -> Any:
+        """The emulated CPU."""
+        return self._connected().device
+
+    def load(self, library: Path) -> Any:
+        """Uploads the library and loads it into the emulated machine."""
+        return self._connected().load(library)
+
+    def lacks(self, target: Mapping[str, Any]) -> tuple[str, ...]:
+        """What the emulated core does not have."""
+        return tuple(sorted(arithmetic_features(target) - arithmetic_features(self._target)))
+
+    def failure(self, error: Exception, started: float) -> BoardError:
+        """Adds what the emulated server printed last, where the crash itself is told."""
+        reason = self._connected().failure(error, started)
+        last = self._last_words()
+        return BoardError(f"{reason} ({last})" if last else str(reason))
+
+    def _connected(self) -> RpcBoard:
+        if self._remote is None:
+            raise BoardError(f"{self.name} is not running; use it in a with statement")
+        return self._remote
+
+    def _start(self, sysroot: Sysroot) -> int:
+        """Starts the server and returns its port."""
+        script = Path(__file__).with_name("_device_server.py")
+        # Boards that start at the same moment begin their search for a port at different places.
+        first = random.SystemRandom().randrange(20000, 60000, 100)
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed by _stop)
+        self._server = subprocess.Popen(
+            sysroot.command(self.cpu, [str(script), str(first), str(first + 100)]),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            env=sysroot.environment(),
+            start_new_session=True,
+        )
+        assert self._server.stdout is not None
+        deadline = time.monotonic() + self._start_timeout
+        said = b""
+        while not said.endswith(b"\n"):
+            left = max(0.0, deadline - time.monotonic())
+            readable, _, _ = select.select([self._server.stdout], [], [], left)
+            if not readable:
+                raise BoardError(
+                    f"{self.name}: the server did not start within {self._start_timeout:g} s"
+                )
+            piece = os.read(self._server.stdout.fileno(), 4096)
+            if not piece:
+                raise BoardError(
+                    f"{self.name}: the server ended while starting: "
+                    f"{self._last_words() or 'it said nothing'}; "
+                    f"if it persists, delete {sysroot.folder}"
+                )
+            said += piece
+        return int(said.split()[-1])
+
+    def _stop(self) -> None:
+        server, self._server = self._server, None
+        self._remote = None
+        if server is not None:
+            assert server.stdin is not None
+            assert server.stdout is not None
+            with contextlib.suppress(OSError):
+                server.stdin.close()  # the server ends its sessions, then itself
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                server.wait(timeout=5.0)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(server.pid, signal.SIGKILL)
+            server.wait()
+            server.stdout.close()
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+    def _last_words(self) -> str:
+        if self._log is None:
+            return ""
+        if self._server is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._server.wait(timeout=0.2)
+        self._log.seek(0)
+        lines = self._log.read().decode("utf-8", errors="replace").strip().splitlines()
+        return lines[-1].strip() if lines else ""

@@ -1,0 +1,62 @@
+"""The board that is this very process."""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from jaxeff_export.boards._board import Board
+from jaxeff_export.boards._threads import on_threads
+from jaxeff_export.targets import missing_features, normalized_machine
+
+_T = TypeVar("_T")
+
+_PROFILING = threading.Lock()
+"""An instrument is known to TVM by a name, which is one for all libraries of the process."""
+
+
+class LocalBoard(Board):
+    """Runs libraries in this process; there is nothing to connect to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.turn, self.profiling = contextlib.nullcontext(), _PROFILING
+        self.name = "local"
+        self.machine = normalized_machine(platform.machine())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Nothing to tear down."""
+
+    @property
+    def device(self) -> Any:
+        """This machine's CPU."""
+        import tvm
+
+        return tvm.cpu()
+
+    def load(self, library: Path) -> Any:
+        """Loads the library into this process."""
+        import tvm
+
+        return tvm.runtime.load_module(str(library))
+
+    def lacks(self, target: Mapping[str, Any]) -> tuple[str, ...]:
+        """What the kernel of this machine does not report."""
+        return missing_features(target)
+
+    def call(self, count: int, action: Callable[[], _T]) -> _T:
+        """On as many of this process's, if it may use as many cores, and the environment allows."""
+        return on_threads(count, action)

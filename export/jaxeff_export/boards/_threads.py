@@ -1,0 +1,128 @@
+"""How many threads of this process share a kernel's parallel loops.
+
+Left alone, TVM's pool has half as many threads as an x86 processor has cores (it counts on two
+threads a core), whatever a library was compiled for, and keeps the thread that calls it, and all
+that this one starts later, from the other half. The pool belongs to the thread that calls kernels,
+and doesn't grow once it was used. Nor does it end with that thread: its own threads stay, and spin.
+So kernels with parallel loops are called by two threads at most, however many ask for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+SHARED, A_CORE_EACH = -3, -2
+"""TVM's ways of placing threads: the system does it, or each has a core."""
+
+_T = TypeVar("_T")
+
+_TURN = threading.Lock()
+"""Held by calls on several threads: two that share the same cores would wait for each other's."""
+
+_CALLER = ThreadPoolExecutor(1, thread_name_prefix="jaxeff-kernels")
+"""The thread that calls kernels for all threads but the main one; started when it is needed."""
+
+
+def on_threads(count: int, action: Callable[[], _T]) -> _T:
+    """Does something that calls kernels on several threads, from whatever thread it is asked for.
+
+    On one thread calls run side by side. On several they take turns, in the main thread or in the
+    one that calls for all others.
+
+    Args:
+      count: how many; the library's ``num-cores``.
+      action: what calls kernels; it doesn't come back here.
+
+    Returns:
+      What that returns.
+
+    Warns:
+      RuntimeWarning: as `threads` does.
+    """
+    if count == 1:  # no loop of such a library is parallel, so there is no pool
+        return action()
+
+    def called() -> _T:
+        with threads(count):
+            return action()
+
+    with _TURN:
+        if threading.current_thread() is threading.main_thread():
+            return called()
+        return _CALLER.submit(called).result()
+
+
+@contextlib.contextmanager
+def threads(count: int) -> Iterator[int]:
+    """Has kernels that this thread calls meanwhile run on several threads.
+
+    On no more than the cores that this thread may use, or than ``TVM_NUM_THREADS`` or
+    ``OMP_NUM_THREADS`` allow. If they take all these cores, each thread has one of its own until
+    the end, the calling one included (not with ``TVM_BIND_THREADS=0``, which is better where other
+    processes are busy, too): they wait for each other, and left to the system two that meet on a
+    core stay there for many milliseconds.
+
+    Args:
+      count: how many; the library's ``num-cores``.
+
+    Returns:
+      How many there are.
+
+    Warns:
+      RuntimeWarning: if there are fewer than that and the environment allows.
+    """
+    import tvm
+
+    if count == 1:  # no loop of such a library is parallel; a pool need not be started
+        yield 1
+        return
+    cores, wanted = _cores(), int(min(count, _allowed()))
+    count = min(wanted, len(cores))
+    bound = 1 < count == len(cores) and _binds()
+    names = [str(core) for core in cores]
+    configure = tvm.get_global_func("runtime.config_threadpool")
+    configure(A_CORE_EACH if bound else SHARED, count, names)
+    there = int(tvm.get_global_func("runtime.NumThreads")())
+    if there < wanted:
+        warnings.warn(
+            f"kernels run on {there} of {wanted} threads: this thread may use no more cores, or "
+            "something else used TVM in it before, which then keeps to half of an x86's; deploy "
+            "for as many as there are (num-cores), or call bundles first, or in another thread",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    if not bound or there < count:
+        yield there
+        return
+    os.sched_setaffinity(0, cores[:1])
+    try:
+        yield there
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
+def _cores() -> list[int]:
+    """The cores this thread may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def _binds() -> bool:
+    """Whether threads may be bound to cores, as TVM reads it."""
+    return hasattr(os, "sched_setaffinity") and os.environ.get("TVM_BIND_THREADS", "1") == "1"
+
+
+def _allowed() -> float:
+    """How many threads the environment allows, as TVM reads it."""
+    for name in ("TVM_NUM_THREADS", "OMP_NUM_THREADS"):
+        if (value := os.environ.get(name, "")).isdecimal():
+            return max(1, int(value))
+    return math.inf

@@ -1,0 +1,135 @@
+"""Putting a bundle together: its files, written whole or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxeff.store import new_folder, write_whole
+from jaxeff_export.artifact import Artifact, TensorSpec, digest
+from jaxeff_export.bundle.files import (
+    ARTIFACT,
+    DERIVED,
+    FILES,
+    LIBRARY,
+    MANIFEST,
+    PARAMETERS,
+    PROGRAM,
+    SELFCHECK,
+    Manifest,
+    Pair,
+    own_files,
+    pack_arrays,
+)
+
+_PROGRAM = Path(__file__).parent / "running" / "_device_runner.py"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What a bundle is put together from.
+
+    Attributes:
+      library: the compiled library's file; it is copied.
+      artifact: what it was compiled from.
+      arguments: the names of its last arguments, the data, which the bundle does not bind.
+      parameters: the values of its first inputs, which the bundle binds; those that the library
+        doesn't take are left out of it.
+      derived: the arrays computed from them.
+      operands: what the library takes first, as indices into parameters followed by derived arrays.
+      recorded: pairs of values of the others and what JAX computed from them, for the self-check.
+      target_name: the target as it was asked for.
+      target: the TVM target dict.
+      machine: the library's processor architecture.
+      processor_features: what the library may use of it, as /proc/cpuinfo names it.
+      versions: of the packages that made it.
+      kernels: per kernel what it has to do, as the manifest has it.
+      rounds_inputs: whether the function rounds its data to codes.
+    """
+
+    library: Path
+    artifact: Artifact
+    arguments: tuple[str, ...]
+    parameters: Sequence[np.ndarray]
+    derived: Sequence[np.ndarray]
+    operands: tuple[int, ...]
+    recorded: Sequence[Pair]
+    target_name: str
+    target: Mapping[str, Any]
+    machine: str
+    processor_features: tuple[str, ...]
+    versions: Mapping[str, str]
+    kernels: Mapping[str, Mapping[str, int]]
+    rounds_inputs: bool
+
+
+def write_bundle(parts: Parts, path: Path) -> Manifest:
+    """Puts a bundle's parts into a folder, whole or not at all.
+
+    Args:
+      parts: what goes in.
+      path: the folder.
+
+    Returns:
+      The manifest of the bundle in the folder.
+
+    Raises:
+      FileExistsError: if `path` holds anything but a bundle's own files.
+      OSError: if a file cannot be written (the disk is full), naming it.
+    """
+    bound = len(parts.parameters)
+    artifact = parts.artifact
+    kept, operands = _kept(bound, parts.operands)
+    with new_folder(path, MANIFEST, own_files) as folder:
+        recorded = [array for pair in parts.recorded for array in (*pair.inputs, *pair.outputs)]
+        contents = {
+            LIBRARY: parts.library.read_bytes,
+            PARAMETERS: lambda: pack_arrays([parts.parameters[index] for index in kept]),
+            DERIVED: lambda: pack_arrays(parts.derived),
+            ARTIFACT: artifact.to_bytes,
+            SELFCHECK: lambda: pack_arrays(recorded),
+            PROGRAM: _PROGRAM.read_bytes,
+        }
+        files = {}
+        for name in FILES:
+            content = contents[name]()  # one in memory at a time
+            files[name] = {"size": len(content), "sha256": digest(content)}
+            write_whole(folder / name, content)
+        manifest = Manifest(
+            target_name=parts.target_name,
+            target=parts.target,
+            machine=parts.machine,
+            processor_features=parts.processor_features,
+            arguments=parts.arguments,
+            parameters=tuple(artifact.inputs[index] for index in kept),
+            derived=tuple(
+                TensorSpec(f"derived[{index}]", array.shape, str(array.dtype))
+                for index, array in enumerate(parts.derived)
+            ),
+            operands=operands,
+            inputs=artifact.inputs[bound:],
+            outputs=artifact.outputs,
+            structure=artifact.structure,
+            versions=parts.versions,
+            files=files,
+            kernels=parts.kernels,
+            batches=tuple(pair.batch for pair in parts.recorded if pair.batch is not None),
+            rounds_inputs=parts.rounds_inputs,
+        )
+        write_whole(folder / MANIFEST, manifest.to_bytes())
+    return manifest
+
+
+def _kept(bound: int, operands: Sequence[int]) -> tuple[list[int], tuple[int, ...]]:
+    """Which parameters the library takes, and its operands as indices of those and derived arrays.
+
+    A weight that was laid out anew, or written as codes, is not stored twice.
+    """
+    kept = sorted(index for index in set(operands) if index < bound)
+    places = {index: place for place, index in enumerate(kept)}
+    derived = len(kept) - bound
+    return kept, tuple(places[i] if i < bound else i + derived for i in operands)

@@ -1,0 +1,443 @@
+"""A deployed model: one folder with all that running it takes, and the proof that it runs right.
+
+    library.so        the compiled function, taking what is bound and the data
+    parameters.npz    the bound arrays (a trained posterior), no pickle
+    derived.npz       what the function computes of them alone (squares of weights), computed once
+    artifact.zip      the StableHLO artifact the library was compiled from
+    selfcheck.npz     inputs, and the outputs JAX computed from them
+    run.py            runs the bundle on a device that has TVM's runtime and numpy, nothing else
+    manifest.json     shapes, dtypes, target, versions, and the checksum of every file
+
+Sharp edges: loading a library runs native code, so load bundles only from where you would install
+programs from; the checksums guard against damage, not against malice. A bundle runs with the TVM
+version that compiled it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jaxeff.store import new_folder, open_regular, write_whole
+from jaxeff_export.artifact import MOST_TEXT, Artifact, ArtifactError, digest, dtype_of
+from jaxeff_export.boards import Board, ProgramBoard, make_board
+from jaxeff_export.bundle._c_export import export_c
+from jaxeff_export.bundle._example import Example
+from jaxeff_export.bundle.files import (
+    ARTIFACT,
+    DERIVED,
+    FILES,
+    LIBRARY,
+    MANIFEST,
+    PARAMETERS,
+    SELFCHECK,
+    BundleError,
+    Manifest,
+    Pair,
+    SelfCheck,
+    own_files,
+    unpack_arrays,
+)
+from jaxeff_export.bundle.machine_model import LoopModel, model_library
+from jaxeff_export.bundle.running import (
+    OperatorTime,
+    ProgramRunner,
+    Runner,
+    Timing,
+    require_timed,
+)
+from jaxeff_export.clib.objects import CLibraryError
+from jaxeff_export.targets import ToolchainError, require_extra
+
+if TYPE_CHECKING:
+    from jaxeff_export.clib import CLibrary
+
+__all__ = ["Bundle", "BundleError"]
+
+_RENEW = "copy the bundle again, or deploy the model again"
+
+
+class Bundle:
+    """A compiled model in a folder; made by `deploy` or `Bundle.load`.
+
+    Attributes:
+      folder: where its files are.
+      manifest: what they hold.
+      treedef: the exact structure of results, if this process knows it.
+    """
+
+    def __init__(self, folder: Path, manifest: Manifest, treedef: Any = None) -> None:
+        self.folder = folder
+        self.manifest = manifest
+        self.treedef = treedef
+        self._local: Runner | None = None
+        self._opening = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"Bundle({str(self.folder)!r}, target={self.manifest.target_name!r})"
+
+    @classmethod
+    def load(cls, path: str | Path) -> Bundle:
+        """Opens a bundle and checks every file of it.
+
+        A bundle is regular files in its folder, of the sizes that its manifest says, which inflate
+        to what that promises.
+
+        Raises:
+          BundleError: naming the file that is missing, a link, a pipe or a device, damaged, cut
+            short, or of another version, or the entry of the manifest that is wrong.
+        """
+        folder = Path(path)
+        if not folder.is_dir():
+            raise BundleError(f"{folder} is no bundle: it is not a folder")
+        try:
+            with open_regular(folder / MANIFEST, links=False) as (file, size):
+                data = file.read(min(size, MOST_TEXT) + 1)
+        except OSError as error:
+            raise BundleError(
+                f"{folder} is no bundle: it has no readable {MANIFEST} ({error.strerror})"
+            ) from error
+        try:
+            bundle = cls(folder, Manifest.from_bytes(data))
+            for name in FILES:
+                bundle._read(name)
+            bundle.manifest.require_artifact(bundle.artifact)
+            _ = bundle.operands, bundle.recorded
+        except BundleError as error:
+            raise BundleError(f"{folder}: {error}") from error
+        return bundle
+
+    def save(self, path: str | Path) -> Bundle:
+        """Copies the bundle to another folder, whole or not at all; returns the copy.
+
+        Raises:
+          BundleError: if a file of this bundle was damaged meanwhile.
+          FileExistsError: if `path` holds anything but a bundle's own files.
+        """
+        path = Path(path)
+        with new_folder(path, MANIFEST, own_files) as folder:
+            for name in FILES:
+                write_whole(folder / name, self._read(name))
+            write_whole(folder / MANIFEST, self.manifest.to_bytes())
+        return Bundle(path, self.manifest, self.treedef)
+
+    @property
+    def artifact(self) -> Artifact:
+        """The StableHLO artifact the library was compiled from."""
+        try:
+            return Artifact.from_bytes(self._read(ARTIFACT), ARTIFACT)
+        except ArtifactError as error:
+            raise BundleError(str(error)) from error
+
+    @property
+    def parameters(self) -> list[np.ndarray]:
+        """The bound arrays that the library takes, in the order of ``manifest.parameters``."""
+        return self._arrays(PARAMETERS, self.manifest.parameters)
+
+    @property
+    def derived(self) -> list[np.ndarray]:
+        """What was computed from the parameters when the bundle was made."""
+        return self._arrays(DERIVED, self.manifest.derived)
+
+    @property
+    def operands(self) -> list[np.ndarray]:
+        """What the library takes before the data: parameters, and arrays derived from them."""
+        bound = [*self.parameters, *self.derived]
+        return [bound[index] for index in self.manifest.operands]
+
+    @property
+    def recorded(self) -> list[Pair]:
+        """What the self-check replays: the example first, then other batches if they may vary."""
+        manifest = self.manifest
+        arrays = self._arrays(SELFCHECK, manifest.recorded())
+        inputs, size = len(manifest.inputs), len(manifest.inputs) + len(manifest.outputs)
+        pairs = [
+            Pair(arrays[i * size :][:inputs], arrays[i * size + inputs :][: size - inputs], batch)
+            for i, batch in enumerate(manifest.batches or (None,))
+        ]
+        for pair in pairs:
+            for array, spec in zip(pair.inputs, manifest.inputs, strict=True):
+                if spec.varies and array.shape[:1] != (pair.batch,):
+                    raise BundleError(
+                        f"{SELFCHECK} has {spec.name} of shape {array.shape}, where batches of "
+                        f"{MANIFEST} says {pair.batch}"
+                    )
+        return pairs
+
+    @property
+    def example(self) -> Example:
+        """What the bundle was built from; zeros in place of parameters that it had no use for."""
+        artifact = self.artifact
+        parameters = len(artifact.arguments) - len(self.manifest.arguments)
+        names = (spec.name for spec in self.manifest.parameters)
+        stored = dict(zip(names, self.parameters, strict=True))
+        bound = [
+            stored[spec.name]
+            if spec.name in stored
+            else np.zeros(tuple(int(n) for n in spec.shape), dtype_of(spec.dtype))
+            for spec in artifact.inputs[: artifact.leaf_count(parameters)]
+        ]
+        return Example(artifact, parameters, bound, self.recorded, self.treedef, self.derived)
+
+    @contextlib.contextmanager
+    def on(self, board: str | Board = "local") -> Iterator[Runner]:
+        """The bundle loaded on a board, for many calls.
+
+        Args:
+          board: ``"local"``, ``"emulated"``, ``"rpc://host:port"``, ``"rpc://tracker:port/key"``,
+            or an open `Board`, which stays open.
+
+        Raises:
+          MissingExtraError: if TVM is not installed.
+          BundleError: if the library is for another processor or another TVM.
+          BoardError: if the board cannot be reached or set up.
+        """
+        place = make_board(board, cpu=self.manifest.target.get("mcpu"))
+        self._require_fit(place)
+        with contextlib.ExitStack() as stack:
+            if not isinstance(board, Board):
+                stack.enter_context(place)
+                self._require_fit(place)  # now that it can be asked
+            runner = self._runner(place)
+            try:
+                yield runner
+            finally:
+                runner.close()
+
+    def run(self, *inputs: Any, board: str | Board = "local") -> Any:
+        """Calls the function on data inputs; the parameters are in the bundle.
+
+        Any number of threads may call one bundle, and each gets its own results. On this machine
+        calls of a library for one core (``num-cores``) run side by side. Those of a library for
+        several cores take turns, each on all of its cores, and so do calls on any other board.
+
+        A function that rounds its data to codes (`jaxeff.integer`) takes no NaN, for which there
+        is no code. An infinity becomes an end of its range.
+
+        Returns:
+          What the function returned under JAX, with numpy arrays as leaves.
+
+        Raises:
+          SignatureError: naming an input of another shape or dtype than it was compiled for, or
+            one that holds NaN and is rounded to codes.
+          BundleError: if the bundle does not fit the board.
+          BoardError: if the board fails.
+        """
+        with self._place(board) as runner:
+            return runner.run(*inputs)
+
+    def check(self, board: str | Board = "local") -> SelfCheck:
+        """Replays the recorded pairs on a board: whether it computes what JAX computed."""
+        with self._place(board) as runner:
+            return runner.check()
+
+    def benchmark(
+        self,
+        board: str | Board = "local",
+        number: int = 10,
+        repeat: int = 10,
+        batch: int | None = None,
+    ) -> Timing:
+        """Times the function on a board; ``.median_ms`` is the figure to quote.
+
+        Args:
+          board: as for `on`.
+          number: calls per measurement.
+          repeat: measurements.
+          batch: how many examples, where that may vary; the recorded ones are repeated. By default
+            as many as the bundle was deployed with.
+
+        Raises:
+          BoardError: on the emulated board, whose timings mean nothing.
+          SignatureError: if there is a `batch`, and the bundle's is fixed.
+        """
+        require_timed(make_board(board))
+        with self._place(board) as runner:
+            return runner.benchmark(number, repeat, batch)
+
+    def profile(
+        self,
+        board: str | Board = "local",
+        number: int = 10,
+        repeat: int = 5,
+        batch: int | None = None,
+    ) -> tuple[OperatorTime, ...]:
+        """The time per compiled operator on a board, slowest first.
+
+        Args:
+          board: as for `on`.
+          number: calls of the function per measurement.
+          repeat: measurements.
+          batch: as for `benchmark`.
+
+        Raises:
+          BoardError: on the emulated board, whose timings mean nothing.
+          SignatureError: if there is a `batch`, and the bundle's is fixed.
+        """
+        require_timed(make_board(board))
+        with self._place(board) as runner:
+            return runner.profile(number, repeat, batch)
+
+    def export_c(
+        self,
+        path: str | Path,
+        *,
+        name: str | None = None,
+        embed: bool = True,
+        flash: int | str | None = None,
+        ram: int | str | None = None,
+        database: str | Path | None = None,
+        threads: int = 1,
+    ) -> CLibrary:
+        """Writes the function as a C library: a header, an archive, an example, no runtime.
+
+        Args:
+          path: its folder, written whole or not at all.
+          name: what its names in C begin with; by default the folder's.
+          embed: whether the archive has the parameters, as constants in a section of their own;
+            if not, they are a file beside it, which a board loads.
+          flash: bytes there are for code and parameters, as 524288 or ``"512k"``; by default those
+            of the emulated board for microcontrollers, no matter elsewhere.
+          ram: bytes there are for workspace, arguments, results and the arrays on the stack.
+          database: as for `deploy`; a bundle doesn't know what it was tuned by.
+          threads: how many may share the loops of a call, where there is an operating system; the
+            same bits for any number.
+
+        Returns:
+          The library, with what it takes of memories in ``.sizes``.
+
+        Raises:
+          CLibraryError: if the batch may vary, an operation has no static kernel, the memories
+            don't hold it, or there is no operating system for its threads.
+          TargetError: if the target has no floating-point unit.
+          ToolchainError: if no C compiler for it is installed.
+          FileExistsError: if `path` holds anything but a library's own files.
+        """
+        return export_c(
+            self.example,
+            self.manifest,
+            self.operands,
+            path,
+            name=name,
+            embed=embed,
+            flash=flash,
+            ram=ram,
+            database=database,
+            threads=threads,
+        )
+
+    def model(self, core: str | None = None, like: str | None = None) -> tuple[LoopModel, ...]:
+        """What a core would do with the kernels, by a static model of their machine code.
+
+        Never a measurement: `jaxeff_export.bundle.machine_model` says what is not in it.
+
+        Args:
+          core: as LLVM names it; by default that of the bundle's target.
+          like: the core whose instructions llvm-mca models, where it doesn't know `core`.
+
+        Returns:
+          The innermost loop of every kernel that multiplies, in the library's order.
+
+        Raises:
+          ToolchainError: if llvm-mca or objdump isn't installed, or the core is unknown to it.
+        """
+        self._read(LIBRARY)
+        core = core or str(self.manifest.target.get("mcpu", "generic"))
+        manifest = self.manifest
+        return model_library(self.folder / LIBRARY, manifest.machine, core, manifest.kernels, like)
+
+    @contextlib.contextmanager
+    def _place(self, board: str | Board) -> Iterator[Runner]:
+        """As `on`, but keeps the library loaded in this process between local calls."""
+        if board != "local":
+            with self.on(board) as runner:
+                yield runner
+            return
+        with self._opening:
+            if self._local is None:
+                place = make_board("local")
+                self._require_fit(place)
+                self._local = self._runner(place)
+        yield self._local
+
+    def _runner(self, board: Board) -> Runner:
+        self._read(LIBRARY)  # a library damaged since would take the process down
+        if isinstance(board, ProgramBoard):
+            with tempfile.TemporaryDirectory(prefix="jaxeff-c-") as home:
+                try:
+                    library = self.export_c(Path(home) / "model")
+                except (CLibraryError, ToolchainError) as error:
+                    raise BundleError(str(error)) from error
+                return ProgramRunner(self.manifest, library, self.recorded, board, self.treedef)
+        return Runner(
+            self.manifest,
+            self.folder / LIBRARY,
+            self.operands,
+            self.recorded,
+            board,
+            self.treedef,
+        )
+
+    def _require_fit(self, board: Board) -> None:
+        require_extra("tvm", "running a bundle")
+        manifest = self.manifest
+        if board.machine is not None and board.machine != manifest.machine:
+            raise BundleError(
+                f"the library is for {manifest.machine} ({manifest.target_name}), the board "
+                f"{board.name} is {board.machine}; run it on a board of its kind (emulated:<core> "
+                "runs the named cores), or deploy for this one"
+            )
+        try:
+            lacking = board.lacks(manifest.target)
+        except Exception as error:  # TVM has several kinds for a target it doesn't know
+            reason = (str(error).strip().splitlines() or ["it gives no reason"])[-1]
+            raise BundleError(f"TVM does not know the target of {MANIFEST}: {reason}") from error
+        if lacking:
+            raise BundleError(
+                f"the library was compiled for {manifest.target.get('mcpu')}, the board "
+                f"{board.name} lacks its {', '.join(lacking)}; deploy for this board's processor"
+            )
+        made, here = manifest.versions["apache-tvm"], metadata.version("apache-tvm")
+        if made != here:
+            raise BundleError(
+                f"the library was compiled by TVM {made}, this is TVM {here}; deploy it again "
+                f"or install apache-tvm=={made}"
+            )
+
+    def _arrays(self, name: str, specs: Sequence[Any]) -> list[np.ndarray]:
+        try:
+            return unpack_arrays(self._read(name), specs)
+        except BundleError:
+            raise
+        except ValueError as error:
+            raise BundleError(f"{name} is damaged: {error}") from error
+
+    def _read(self, name: str) -> bytes:
+        """A file's content, if it is what the manifest says."""
+        facts: Mapping[str, Any] = self.manifest.files[name]
+        try:
+            with open_regular(self.folder / name, links=False) as (file, size):
+                if size != facts["size"]:
+                    raise BundleError(
+                        f"{name} is damaged: it has {size} bytes instead of {facts['size']}; "
+                        f"{_RENEW}"
+                    )
+                data = file.read(size)
+        except OSError as error:
+            raise BundleError(
+                f"{name} is missing or unreadable ({error.strerror}); {_RENEW}"
+            ) from error
+        except MemoryError:
+            raise BundleError(f"{name} has {size} bytes, more than memory holds") from None
+        if digest(data) != facts["sha256"]:
+            raise BundleError(
+                f"{name} is damaged: its checksum differs from the manifest's; {_RENEW}"
+            )
+        return data

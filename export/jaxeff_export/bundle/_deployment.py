@@ -1,0 +1,300 @@
+"""From a function and its trained parameters to a bundle: the whole road in one call.
+
+export (JAX to StableHLO), import (StableHLO to Relax), compute what depends on the parameters
+alone, compile the rest (Relax to machine code), link, and record what JAX itself computes, so that
+every board can be checked against it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxeff.core import (
+    a_path,
+    an,
+    both,
+    either,
+    flag,
+    mapping,
+    names,
+    of_form,
+    takes,
+    tree,
+    whole,
+)
+from jaxeff_export.artifact import (
+    Artifact,
+    SignatureError,
+    TensorSpec,
+    argument_names,
+    batch_of,
+    check_array,
+    dtype_of,
+    export,
+    with_batch,
+)
+from jaxeff_export.bundle._building import Progress, build
+from jaxeff_export.bundle._bundle import Bundle
+from jaxeff_export.bundle._example import Example, NamedTarget
+from jaxeff_export.bundle.files import Pair
+from jaxeff_export.schedules import TuningDatabase
+
+
+@takes(
+    f=of_form("f(*args)"),
+    path=a_path,
+    parameters=whole(0),
+    database=a_path,
+    progress=of_form("progress(line)"),
+    any_batch=either(flag, names),
+)
+def deploy(
+    f: Callable[..., Any],
+    example_args: Sequence[Any],
+    target: str | Mapping[str, Any] = "host",
+    path: str | Path | None = None,
+    *,
+    parameters: int | None = None,
+    any_batch: bool | Collection[str] = False,
+    database: str | Path | None = None,
+    progress: Progress | None = None,
+) -> Bundle:
+    """Compiles ``f(params, *inputs)`` into a bundle.
+
+    Args:
+      f: a pure function whose first argument is the parameters, e.g. ``jaxeff.moments(f)``.
+      example_args: ``(params, *inputs)``. The parameters (a trained posterior) go into the bundle;
+        the inputs fix the shapes and dtypes, and their values become the self-check, so give a
+        real example.
+      target: ``"host"``, ``"cortex-a53"``, ``"cortex-a72"``, ``"cortex-a76"``, a TVM target dict,
+        or, for a C library alone, ``"cortex-a7"``, ``"cortex-m4"``, ``"cortex-m7"``, ``"riscv64"``.
+      path: the bundle's folder, written whole or not at all; None for a temporary one that lives
+        as long as the returned object.
+      parameters: how many of the first arguments are parameters: 0 for a function of data alone,
+        2 for parameters and batch statistics. By default 1; of a function of one argument nothing
+        tells whether that is parameters or data, and it has to be said.
+      any_batch: True if the bundle is to take any number of examples: the first axis of all inputs
+        is a batch, the same for all; or the names of the arguments that have one. It costs speed,
+        see export/README.md.
+      database: a folder that `tune` filled: kernels it knows for this target get the schedules
+        found there, the others the default ones.
+      progress: called with one line per step.
+
+    Returns:
+      The bundle; ``bundle.run(*inputs, board=...)`` calls it.
+
+    Raises:
+      MissingExtraError: if TVM is not installed.
+      TargetError: if the target is unknown.
+      ToolchainError: if no linker for it is installed, or linking fails.
+      SignatureError: if an argument holds something else than arrays, there is a single argument
+        and no `parameters`, there are fewer arguments than `parameters`, JAX cannot trace the
+        function without knowing the batch, the example is an empty batch, its result on the
+        example has NaN, which nothing can be checked against, or the example itself has where it
+        is rounded to codes.
+      FileExistsError: if `path` holds anything but a bundle's own files.
+      TuningError: if `database` is none, damaged, or of another TVM version.
+      UnsupportedOpError: if the function uses an operation the importer does not know.
+    """
+    if not example_args:
+        raise SignatureError("example_args is empty; give (params, *inputs)")
+    names = argument_names(f, len(example_args))
+    order = _Order.of(names, parameters, target, path, database, progress)
+    leaves = _concrete(example_args)
+    # Before tracing: many models can't be traced for a batch of none, and say so obscurely.
+    for name, argument in list(zip(names, example_args, strict=True))[order.parameters :]:
+        _require_examples((name, leaf) for leaf in jax.tree.leaves(argument))
+    order.say("exporting to StableHLO")
+    artifact = export(f, example_args, any_batch=any_batch, parameters=order.parameters)
+    structure, jitted = jax.tree.structure(tuple(example_args)), jax.jit(f)
+
+    def reference(given: Sequence[Any]) -> list[Any]:
+        return jax.tree.leaves(jitted(*jax.tree.unflatten(structure, given)))
+
+    treedef = jax.tree.structure(jax.eval_shape(jitted, *example_args))
+    return order.built(artifact, leaves, reference, treedef)
+
+
+@takes(
+    artifact=an(Artifact),
+    arrays=both(mapping, tree),
+    path=a_path,
+    parameters=whole(0),
+    database=a_path,
+    progress=of_form("progress(line)"),
+)
+def deploy_artifact(
+    artifact: Artifact,
+    arrays: Mapping[str, np.ndarray],
+    target: str | Mapping[str, Any] = "host",
+    path: str | Path | None = None,
+    *,
+    parameters: int | None = None,
+    database: str | Path | None = None,
+    progress: Progress | None = None,
+) -> Bundle:
+    """Compiles a saved artifact into a bundle; its first argument is the parameters.
+
+    Args:
+      artifact: what `export` made.
+      arrays: the parameters and an example of the inputs, one array per name in
+        ``artifact.inputs``.
+      target: as for `deploy`.
+      path: as for `deploy`.
+      parameters: as for `deploy`.
+      database: as for `deploy`.
+      progress: as for `deploy`.
+
+    Returns:
+      The bundle.
+
+    Raises:
+      MissingExtraError: if TVM is not installed.
+      SignatureError: naming an array that is missing, of another shape or dtype, or an empty batch;
+        about `parameters`, as for `deploy`.
+      TargetError: if the target is unknown.
+      ToolchainError: if no linker for it is installed, or linking fails.
+      FileExistsError: if `path` holds anything but a bundle's own files.
+      TuningError: if `database` is none, damaged, or of another TVM version.
+      UnsupportedOpError: if the artifact uses an operation the importer does not know.
+    """
+    order = _Order.of(artifact.arguments, parameters, target, path, database, progress)
+    if missing := [spec.name for spec in artifact.inputs if spec.name not in arrays]:
+        raise SignatureError(
+            f"{len(missing)} of the artifact's {len(artifact.inputs)} arrays are missing, "
+            f"first {missing[0]}"
+        )
+    values = [check_array(np.asarray(arrays[spec.name]), spec) for spec in artifact.inputs]
+    return order.built(artifact, values, lambda given: artifact.call(*given))
+
+
+@dataclass(frozen=True)
+class _Order:
+    """What a bundle is ordered with, whatever its artifact comes from; found out before any work.
+
+    Attributes:
+      parameters: how many of the first arguments are parameters.
+      target: what to compile for.
+      path: the bundle's folder; None for a temporary one.
+      database: whose schedules to take.
+      say: called with one line per step.
+    """
+
+    parameters: int
+    target: NamedTarget
+    path: str | Path | None
+    database: TuningDatabase | None
+    say: Progress
+
+    @classmethod
+    def of(
+        cls,
+        arguments: Sequence[str],
+        parameters: int | None,
+        target: str | Mapping[str, Any],
+        path: str | Path | None,
+        database: str | Path | None,
+        progress: Progress | None,
+    ) -> _Order:
+        """As `deploy` was asked."""
+        count = _parameters(arguments, parameters)
+        place = NamedTarget.of(target)
+        records = None if database is None else TuningDatabase(database)
+        return cls(count, place, path, records, progress or _silence)
+
+    def built(
+        self,
+        artifact: Artifact,
+        leaves: Sequence[Any],
+        reference: Callable[[Sequence[Any]], Sequence[Any]],
+        treedef: Any = None,
+    ) -> Bundle:
+        """The bundle.
+
+        Args:
+          artifact: what it is built from.
+          leaves: the values of its inputs.
+          reference: what JAX computes from such leaves, flattened.
+          treedef: the exact structure of results, where it is known.
+        """
+        specs = artifact.inputs
+        self.say("computing the reference with JAX")
+        bound = artifact.leaf_count(self.parameters)
+        data = zip(specs[bound:], leaves[bound:], strict=True)
+        _require_examples((spec.name, leaf) for spec, leaf in data)
+        recorded, values = [], []
+        for batch in _recorded_batches(leaves, specs):
+            given = with_batch(leaves, specs, batch)
+            outputs = _reference(artifact, reference(given))
+            values = [
+                np.asarray(leaf).astype(dtype_of(spec.dtype), copy=False)
+                for leaf, spec in zip(given, specs, strict=True)
+            ]
+            recorded.append(Pair(values[bound:], outputs, batch))
+        example = Example(artifact, self.parameters, values[:bound], recorded, treedef)
+        return build(example, self.target, self.path, self.say, self.database)
+
+
+def _recorded_batches(leaves: Sequence[Any], specs: Sequence[TensorSpec]) -> list[int | None]:
+    """Which batches the self-check records: the example's, the smallest, and an odd larger one."""
+    given = batch_of([np.asarray(leaf) for leaf in leaves], specs)
+    return [None] if given is None else list(dict.fromkeys((given, 1, 2 * given + 1)))
+
+
+def _require_examples(data: Iterable[tuple[str, Any]]) -> None:
+    """Refuses named arrays without an example, of which the self-check could say nothing."""
+    for name, leaf in data:
+        if np.shape(leaf)[:1] == (0,):
+            raise SignatureError(
+                f"example_args: {name} has shape {np.shape(leaf)}, an empty batch, which the "
+                "self-check could say nothing about; give at least one example"
+            )
+
+
+def _parameters(arguments: Sequence[str], given: int | None) -> int:
+    """How many of the first arguments are parameters."""
+    if given is None:
+        if len(arguments) == 1:
+            raise SignatureError(
+                f"{arguments[0]} is the only argument, and nothing tells whether it is parameters, "
+                "which a bundle binds, or data, which it takes in each call; give parameters=1 or "
+                "parameters=0"
+            )
+        return 1
+    if not 0 <= given <= len(arguments):
+        raise SignatureError(
+            f"parameters is {given}, but of {len(arguments)} arguments: {', '.join(arguments)}"
+        )
+    return given
+
+
+def _silence(line: str) -> None:
+    """Shows no progress."""
+
+
+def _concrete(example_args: Sequence[Any]) -> list[Any]:
+    leaves = jax.tree.leaves(tuple(example_args))
+    if any(isinstance(leaf, jax.ShapeDtypeStruct | jax.core.Tracer) for leaf in leaves):
+        raise SignatureError(
+            "deploy needs example arguments with values, for the parameters it binds and the "
+            "self-check it records; export takes shapes alone"
+        )
+    return leaves
+
+
+def _reference(artifact: Artifact, results: Sequence[Any]) -> list[np.ndarray]:
+    """What JAX computes from the example, if it can be compared with."""
+    outputs = [np.asarray(leaf) for leaf in results]
+    for spec, output in zip(artifact.outputs, outputs, strict=True):
+        if np.isnan(output.astype(np.complex128)).any():
+            raise SignatureError(
+                f"JAX computes NaN in {spec.name} from the example, and nothing can be checked "
+                "against that; give example inputs the function is defined for"
+            )
+    return outputs

@@ -1,0 +1,140 @@
+"""What a bundle is built from: an exported function, values for its inputs, a target.
+
+A C library is ordered from the same (`c_order`), without the bundle that it is of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jaxeff_export.artifact import Artifact
+from jaxeff_export.bundle.files import Manifest, Pair, tolerance
+from jaxeff_export.clib import Order
+from jaxeff_export.clib.codegen import identifier
+from jaxeff_export.clib.objects import CLibraryError
+from jaxeff_export.targets import find_linker, require_extra, resolve_target
+
+if TYPE_CHECKING:
+    from jaxeff_export.compiler.passes import Lifted
+
+
+@dataclass(frozen=True)
+class NamedTarget:
+    """What is compiled for, and with which linker.
+
+    Attributes:
+      name: the target as it was asked for.
+      settings: the TVM target dict.
+      linker: a C compiler for it.
+    """
+
+    name: str
+    settings: Mapping[str, Any]
+    linker: str
+
+    @classmethod
+    def of(cls, target: str | Mapping[str, Any]) -> NamedTarget:
+        """A target by name or as a dict.
+
+        Raises:
+          MissingExtraError: if TVM is not installed.
+          TargetError: if it is unknown.
+          ToolchainError: if no linker for it is installed.
+        """
+        require_extra("tvm", "deploying")
+        resolved = resolve_target(target)
+        name = target if isinstance(target, str) else str(resolved.get("mcpu", "custom"))
+        return cls(name, resolved, find_linker(resolved))
+
+    @classmethod
+    def of_manifest(cls, manifest: Manifest) -> NamedTarget:
+        """Returns the target that a bundle was compiled for.
+
+        Raises:
+          ToolchainError: if no linker for it is installed.
+        """
+        return cls(manifest.target_name, manifest.target, find_linker(manifest.target))
+
+
+@dataclass(frozen=True)
+class Example:
+    """An artifact with values for its inputs.
+
+    Attributes:
+      artifact: the exported function.
+      parameters: how many of the artifact's first arguments are parameters.
+      bound: the values of their leaves; zeros for those that a bundle had no use for.
+      recorded: pairs of values of the other inputs and what JAX computed from them.
+      treedef: the exact structure of results, if this process knows it.
+      derived: what was computed from the leaves, if it was.
+    """
+
+    artifact: Artifact
+    parameters: int
+    bound: Sequence[np.ndarray]
+    recorded: Sequence[Pair]
+    treedef: Any = None
+    derived: Sequence[np.ndarray] | None = None
+
+
+def lift(example: Example, target: NamedTarget) -> Lifted:
+    """The imported function, what depends on its parameters alone apart from the rest.
+
+    Raises:
+      UnsupportedOpError: if the artifact uses an operation the importer does not know.
+    """
+    # Start-up time: each of these loads TVM.
+    from jaxeff_export.compiler import bind_parameters
+    from jaxeff_export.importer import import_stablehlo
+    from jaxeff_export.operators import operators_for
+
+    composites = operators_for(target.settings, example.artifact.any_batch)
+    module = import_stablehlo(example.artifact.stablehlo, composites=composites)
+    return bind_parameters(module, len(example.bound), target.settings)
+
+
+def c_order(
+    example: Example,
+    target: NamedTarget,
+    lifted: Lifted,
+    operands: Sequence[np.ndarray],
+    *,
+    name: str,
+    **more: Any,
+) -> Order:
+    """What a C library of an example is made of.
+
+    Args:
+      example: the function with a recorded call.
+      target: what it is for.
+      lifted: the function without what depends on its parameters alone.
+      operands: what its module takes first.
+      name: of the library; made a name in C.
+      more: as for `jaxeff_export.clib.Order`.
+
+    Raises:
+      CLibraryError: if the batch may vary.
+    """
+    artifact, (pair, *others) = example.artifact, example.recorded
+    if others or pair.batch is not None:
+        raise CLibraryError(
+            "the function takes any batch, and a C library plans its memory in advance; deploy for "
+            "a fixed batch, without any_batch"
+        )
+    return Order(
+        name=identifier(name),
+        target_name=target.name,
+        target=target.settings,
+        module=lifted.main,
+        operands=operands,
+        inputs=artifact.inputs[len(example.bound) :],
+        outputs=artifact.outputs,
+        given=pair.inputs,
+        expected=pair.outputs,
+        tolerances=[tolerance(array.dtype) for array in pair.outputs],
+        **more,
+    )

@@ -1,0 +1,168 @@
+"""The machine code of a library: its functions, their innermost loops, and what is in them."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from jaxeff_export.targets import ToolchainError
+
+TRIPLES = {"aarch64": "aarch64-linux-gnu", "x86_64": "x86_64-linux-gnu"}
+_FUNCTION = re.compile(r"^[0-9a-f]+ <(?P<name>[^>]+)>:$")
+_LINE = re.compile(r"^\s*(?P<at>[0-9a-f]+):\s+(?P<text>\S.*)$")
+_TARGET = re.compile(r"\b(?P<at>[0-9a-f]{3,})\s+<")
+_BRANCH = re.compile(r"^(b\.\w+|b|cbn?z|tbn?z|j\w+)\s")
+_WIDTHS = {"zmm": 512, "ymm": 256, "xmm": 128}
+_ARM_VECTOR = re.compile(r"\bv\d+\.|\bq\d+\b")
+_STACK = re.compile(r"\(%rsp|\(%rbp|\[sp")
+
+
+def functions(library: Path, triple: str) -> Iterator[tuple[str, list[tuple[int, str]]]]:
+    """The functions of a library: names, and addresses with instructions.
+
+    Raises:
+      ToolchainError: if objdump isn't installed, or can't read it.
+    """
+    name = ""
+    body: list[tuple[int, str]] = []
+    for line in _disassembled(library, triple):
+        if start := _FUNCTION.match(line):
+            if body:
+                yield name, body
+            name, body = start["name"], []
+        elif found := _LINE.match(line):
+            text = re.sub(r"\s*(//|#\s).*$", "", found["text"].replace("\t", " ")).strip()
+            if text:
+                body.append((int(found["at"], 16), text))
+    if body:
+        yield name, body
+
+
+def innermost_loops(lines: Sequence[tuple[int, str]]) -> list[list[str]]:
+    """The bodies of a function's loops that hold no other loop, without what jumps."""
+    places = {at: i for i, (at, _) in enumerate(lines)}
+    loops = []
+    for i, (_, text) in enumerate(lines):
+        target = _TARGET.search(text) if _BRANCH.match(text) else None
+        start = places.get(int(target["at"], 16)) if target else None
+        if start is not None and start <= i:
+            loops.append((start, i))
+    inner = [a for a in loops if not any(a != b and a[0] <= b[0] and b[1] <= a[1] for b in loops)]
+    return [[t for _, t in lines[a:b] if not _BRANCH.match(t)] for a, b in inner]
+
+
+def products(body: Sequence[str]) -> int:
+    """Multiply-accumulates of a stretch of code, or bit products if it counts bits."""
+    counted = sum(_counted(line) for line in body)
+    return counted or sum(_multiplied(line) for line in body)
+
+
+def multiplies(body: Sequence[str]) -> int:
+    """Instructions that multiply and accumulate, or count bits."""
+    return sum(bool(_multiplied(line) or _counted(line)) for line in body)
+
+
+def width(line: str) -> int:
+    """Bits of the widest vector register in an instruction; 0 without one."""
+    widest = next((bits for register, bits in _WIDTHS.items() if register in line), 0)
+    if widest:
+        return widest
+    return 128 if _ARM_VECTOR.search(line) else 0
+
+
+def loads(body: Sequence[str]) -> int:
+    """Instructions that read memory, the stack apart, as operands too."""
+    return sum(_reads(line) for line in body)
+
+
+def stored_bytes(body: Sequence[str]) -> int:
+    """Bytes that vector stores write in a turn, the stack apart."""
+    total = 0
+    for line in body:
+        name, operands = line.split()[0], line.split(" ", 1)[-1].strip()
+        if _STACK.search(line):
+            continue
+        if name.startswith("vmov") and operands.endswith(")"):
+            small = {"vmovss": 4, "vmovsd": 8, "vmovlps": 8, "vmovhps": 8}
+            total += small.get(name, width(line) // 8)
+        elif name in {"str", "stur", "stp"} and re.match(r"[qds]\d", operands):
+            size = {"q": 16, "d": 8, "s": 4}[operands[0]]
+            total += size * (2 if name == "stp" else 1)
+        elif name == "st1":
+            total += 16 * operands.split("}")[0].count("v")
+    return total
+
+
+def is_spill(line: str) -> bool:
+    """Tell whether an instruction moves a vector to or from the stack."""
+    name = line.split()[0]
+    arm = name in {"ldr", "str", "ldp", "stp", "ldur", "stur"} and re.search(r"\sq\d+.*\[sp", line)
+    x86 = name.startswith("vmov") and ("(%rsp" in line or "(%rbp" in line)
+    return bool(arm or x86)
+
+
+def _multiplied(line: str) -> int:
+    name = line.split()[0]
+    if name in {"fmla", "fmls"}:
+        return 4 if ".4s" in line else 2
+    if name in {"smull", "smull2", "smlal", "smlal2"} and "b" in line.split(",")[-1]:
+        return 8
+    if name in {"sdot", "udot"}:
+        return 16
+    bits = next((n for register, n in _WIDTHS.items() if register in line), 0)
+    if name.startswith("vpdpbusd"):
+        return bits // 8
+    if name.startswith("vpmaddwd"):
+        return bits // 16
+    if name.startswith(("vfmadd", "vfnmadd")) and name.endswith("ps"):
+        return bits // 32
+    return 0
+
+
+def _counted(line: str) -> int:
+    name = line.split()[0]
+    if name == "cnt":
+        return 128 if ".16b" in line else 64
+    if name.startswith("vpopcnt"):
+        return next((n for register, n in _WIDTHS.items() if register in line), 0)
+    return 0
+
+
+def _reads(line: str) -> bool:
+    name = line.split()[0]
+    if _STACK.search(line):
+        return False
+    if "[" in line and name.startswith(("ld", "prfm")):
+        return True
+    if "(" not in line or name.startswith(("lea", "nop", "prefetch")):
+        return False
+    return not line.endswith(")") or not name.startswith(("mov", "vmov"))
+
+
+def _disassembled(library: Path, triple: str) -> list[str]:
+    cross = shutil.which(f"{triple}-objdump")
+    command = cross or program("objdump", "binutils")
+    done = subprocess.run(
+        [command, "-d", "--no-show-raw-insn", str(library)], capture_output=True, text=True
+    )
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or ["it gives no reason"])[-1]
+        raise ToolchainError(f"{command} cannot read {library.name}: {reason}")
+    return done.stdout.splitlines()
+
+
+def program(name: str, package: str) -> str:
+    """Where a program is that models kernels.
+
+    Raises:
+      ToolchainError: if it isn't installed.
+    """
+    if found := shutil.which(name):
+        return found
+    raise ToolchainError(
+        f"{name} not found, which models kernels; install it (Debian, Ubuntu: apt-get install "
+        f"{package})"
+    )

@@ -1,0 +1,309 @@
+"""A bundle on a board: loaded once, what it binds resident there, ready to be called.
+
+A call whose connection to the board is lost is repeated on a new one, with the library and the
+arrays uploaded again, as often as the board allows (``board.attempts``).
+
+Any number of threads may call a runner. A virtual machine holds the inputs and results of one call,
+so each call takes one that no other has, and results are copied before another call can have it.
+Here calls of libraries for one core run side by side; elsewhere, and on several cores, they take
+turns (`boards.board`, `boards.threads`).
+
+Sharp edge: objects on a remote board live as long as the connection. A runner must not be used
+after its board was left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from jaxeff_export.artifact import (
+    SignatureError,
+    batch_of,
+    check_array,
+    check_leaves,
+    rebuild,
+    with_batch,
+)
+from jaxeff_export.boards import Board, BoardError, BoardLost
+from jaxeff_export.bundle.files import BundleError, Manifest, Pair, SelfCheck, compare
+from jaxeff_export.bundle.running._instrument import Instrument
+from jaxeff_export.bundle.running._numbers import require_numbers
+from jaxeff_export.bundle.running._timing import (
+    OperatorTime,
+    Timing,
+    operator_times,
+    require_timed,
+)
+from jaxeff_export.targets import OPERATOR_BY_OPERATOR
+
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+
+class Runner:
+    """Calls a loaded bundle; made by ``bundle.on(board)``.
+
+    Args:
+      manifest: the bundle's.
+      library: the compiled library's file.
+      operands: the arrays the library takes before the data.
+      recorded: what the self-check replays, the example first.
+      board: an open board.
+      treedef: the exact structure of results, where this process knows it.
+
+    Raises:
+      BoardError: if the board cannot load the library.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        library: Path,
+        operands: Sequence[np.ndarray],
+        recorded: Sequence[Pair],
+        board: Board,
+        treedef: Any = None,
+    ) -> None:
+        self._manifest = manifest
+        self._library = library
+        self._bound = operands
+        self._recorded = recorded
+        self._board = board
+        self._treedef = treedef
+
+        self._threads = int(manifest.target.get("num-cores", 1))
+        self._closed = False
+        self._loaded: Any = None
+        self._idle: list[Any] = []  # virtual machines that no call uses now
+        self._operands: list[Any] = []
+        self._on_board(
+            f"load the library, which is for {manifest.machine} ({manifest.target_name})",
+            lambda: None,
+        )
+
+    def close(self) -> None:
+        """Lets go of everything on the board; a remote session ends only when nobody holds it."""
+        self._closed = True
+        self._let_go()
+
+    def run(self, *inputs: Any) -> Any:
+        """Calls the function on data inputs.
+
+        Args:
+          *inputs: the data arguments (not the parameters), as numpy or JAX arrays or pytrees.
+
+        Returns:
+          What the function returned under JAX, with numpy arrays as leaves.
+
+        Raises:
+          SignatureError: naming an input of another shape or dtype than it was compiled for, or
+            one that holds NaN and is rounded to codes.
+          BoardError: if the board fails.
+        """
+        manifest = self._manifest
+        arrays = check_leaves(inputs, manifest.arguments, manifest.inputs)
+        if manifest.rounds_inputs:
+            require_numbers(arrays, manifest.inputs)
+        results = self._call(arrays)
+        if self._treedef is not None:
+            return self._treedef.unflatten(results)
+        return rebuild(manifest.structure, results)
+
+    def run_leaves(self, leaves: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Calls the function on flattened inputs and returns flattened results.
+
+        Args:
+          leaves: one array per ``manifest.inputs``, in that order.
+
+        Raises:
+          SignatureError: naming an input of another shape or dtype than it was compiled for, or
+            one that holds NaN and is rounded to codes.
+          BoardError: if the board fails.
+        """
+        specs = self._manifest.inputs
+        if len(leaves) != len(specs):
+            raise SignatureError(f"{len(leaves)} arrays were given, {len(specs)} are expected")
+        arrays = [check_array(*pair) for pair in zip(leaves, specs, strict=True)]
+        batch_of(arrays, specs)
+        if self._manifest.rounds_inputs:
+            require_numbers(arrays, specs)
+        return self._call(arrays)
+
+    def check(self) -> SelfCheck:
+        """Replays the recorded inputs and compares the results with JAX's recorded ones."""
+        results = [self._call(pair.inputs) for pair in self._recorded]
+        return compare(self._board.name, self._manifest.outputs, results, self._recorded)
+
+    def benchmark(self, number: int = 10, repeat: int = 10, batch: int | None = None) -> Timing:
+        """Times the function on the recorded inputs, parameters resident, results not copied back.
+
+        Args:
+          number: calls per measurement.
+          repeat: measurements.
+          batch: how many examples, where that may vary; the recorded ones are repeated.
+
+        Raises:
+          BoardError: if timings on this board mean nothing, or it fails.
+          SignatureError: if there is a `batch`, and the bundle's is fixed.
+        """
+        require_timed(self._board)
+        _require_positive(number, repeat)
+        inputs = self._examples(batch)
+
+        def measure() -> tuple[float, ...]:
+            with self._machine(inputs) as machine:
+                evaluate = machine.time_evaluator(
+                    "invoke_stateful", self._board.device, number=number, repeat=repeat
+                )
+                return tuple(1000.0 * float(seconds) for seconds in evaluate("main").results)
+
+        return Timing(self._board.name, number, self._on_board("time the library", measure))
+
+    def profile(
+        self, number: int = 10, repeat: int = 5, batch: int | None = None
+    ) -> tuple[OperatorTime, ...]:
+        """The time per compiled operator on the recorded inputs, slowest first.
+
+        Args:
+          number: calls of the function per measurement, of which the mean is taken.
+          repeat: measurements, of which the median is taken.
+          batch: as for `benchmark`.
+
+        Raises:
+          BoardError: if timings on this board mean nothing, or it fails.
+          SignatureError: if there is a `batch`, and the bundle's is fixed.
+        """
+        require_timed(self._board)
+        _require_positive(number, repeat)
+        inputs = self._examples(batch)
+
+        def measure() -> list[list[tuple[str, int, int]]]:
+            with self._board.profiling:
+                return record()
+
+        def record() -> list[list[tuple[str, int, int]]]:
+            # A virtual machine of its own: the one that serves stays without an instrument.
+            machine, instrument = self._new_machine(), Instrument(self._loaded)
+            arrays = [*self._operands, *self._put(inputs)]
+            machine.set_input(OPERATOR_BY_OPERATOR, *arrays)
+            machine.invoke_stateful(OPERATOR_BY_OPERATOR)  # warm-up
+            measurements = []
+            for _ in range(repeat):
+                instrument.attach(machine)
+                for _ in range(number):
+                    machine.invoke_stateful(OPERATOR_BY_OPERATOR)
+                measurements.append(instrument.read())
+            return measurements
+
+        return operator_times(self._on_board("profile the library", measure), number)
+
+    def _examples(self, batch: int | None) -> list[np.ndarray]:
+        """The recorded inputs, as many of them as are asked for."""
+        return with_batch(self._recorded[0].inputs, self._manifest.inputs, batch)
+
+    def _call(self, leaves: Sequence[np.ndarray]) -> list[np.ndarray]:
+        def call() -> list[np.ndarray]:
+            with self._machine(leaves) as machine:
+                machine.invoke_stateful("main")
+                # The virtual machine's own get_outputs is a recursive closure, a cycle that would
+                # keep a remote session alive until some later garbage collection.
+                get_output = machine.module["get_output"]
+                count = int(machine.module["get_output_arity"]("main"))
+                if count < 0:
+                    return [get_output("main").numpy()]
+                return [get_output("main", index).numpy() for index in range(count)]
+
+        results = self._on_board("run the library", call)
+        return [
+            result if spec.varies else result.reshape([int(n) for n in spec.shape])
+            for result, spec in zip(results, self._manifest.outputs, strict=True)
+        ]
+
+    @contextlib.contextmanager
+    def _machine(self, leaves: Sequence[np.ndarray]) -> Iterator[Any]:
+        """A virtual machine for one call, with its inputs set."""
+        idle = self._idle  # of this session: another one has machines of its own
+        try:
+            machine = idle.pop()
+        except IndexError:
+            machine = self._new_machine()
+        machine.set_input("main", *self._operands, *self._put(leaves))
+        yield machine
+        idle.append(machine)  # not if the call failed: its session may be gone
+
+    def _put(self, arrays: Sequence[np.ndarray]) -> list[Any]:
+        import tvm
+
+        device = self._board.device
+        return [tvm.runtime.tensor(np.asarray(array), device=device) for array in arrays]
+
+    def _load(self) -> None:
+        self._loaded = self._board.load(self._library)
+        self._idle = [self._new_machine()]
+        self._operands = self._put(self._bound)
+
+    def _new_machine(self) -> Any:
+        from tvm.runtime.vm import VirtualMachine
+
+        return VirtualMachine(self._loaded, self._board.device)
+
+    def _on_board(self, what: str, action: Callable[[], _T]) -> _T:
+        """Does something on the board, again if the connection is lost meanwhile."""
+        board = self._board
+        if self._closed:
+            raise BoardError(f"{board.name} was left; use the runner inside its with statement")
+        lost: list[str] = []
+        with board.turn:
+            while True:
+                try:
+                    if lost:
+                        board.reconnect()
+                    return self._attempt(what, action)
+                except BoardLost as error:
+                    self._let_go()
+                    lost.append(str(error))
+                    if len(lost) == board.attempts:
+                        raise BoardError(_given_up(lost)) from error
+                    _log.warning(
+                        "%s; attempt %d of %d follows", error, len(lost) + 1, board.attempts
+                    )
+
+    def _attempt(self, what: str, action: Callable[[], _T]) -> _T:
+        def loaded() -> _T:
+            if self._loaded is None:
+                self._load()
+            return action()
+
+        started = time.monotonic()
+        try:
+            return self._board.call(self._threads, loaded)
+        except (BoardError, BundleError):
+            raise
+        except Exception as error:
+            failure = self._board.failure(error, started)
+            message = f"{self._board.name} could not {what}: {failure}"
+            raise type(failure)(message) from error
+
+    def _let_go(self) -> None:
+        self._idle = []
+        self._loaded = None
+        self._operands = []
+
+
+def _require_positive(number: int, repeat: int) -> None:
+    if number < 1 or repeat < 1:
+        raise ValueError(f"number and repeat must be positive, got {number} and {repeat}")
+
+
+def _given_up(lost: Sequence[str]) -> str:
+    """Why a call failed whose every attempt lost the connection."""
+    if len(lost) == 1:
+        return lost[0]
+    return f"{lost[0]} (given up after {len(lost)} attempts; the last: {lost[-1]})"

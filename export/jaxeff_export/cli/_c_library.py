@@ -1,0 +1,58 @@
+"""``c``: from a bundle to a C library."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from jaxeff_export.cli._terminal import BundlePath, console, failures_in_one_line
+
+
+def c(
+    bundle: BundlePath,
+    folder: Annotated[Path, typer.Argument(help="The library's folder, written or replaced.")],
+    name: Annotated[
+        str | None, typer.Option(help="What its names in C begin with; by default the folder's.")
+    ] = None,
+    blob: Annotated[
+        bool,
+        typer.Option("--blob", help="Keep the parameters in a file that the board loads."),
+    ] = False,
+    flash: Annotated[
+        str | None, typer.Option(help="Bytes for code and parameters: 524288, 512k or 2M.")
+    ] = None,
+    ram: Annotated[
+        str | None, typer.Option(help="Bytes for workspace, arguments, results and stack.")
+    ] = None,
+    database: Annotated[
+        Path | None,
+        typer.Option(help="A folder that tune filled, for faster schedules where it knows some."),
+    ] = None,
+    threads: Annotated[
+        int, typer.Option(help="How many threads may share the loops of a call.")
+    ] = 1,
+) -> None:
+    """Write a bundle's function as a C library: a header, an archive, an example, no runtime.
+
+    With --flash or --ram, one that does not fit is refused before it is linked.
+    """
+    with failures_in_one_line():
+        from jaxeff_export.bundle import Bundle
+
+        loaded = Bundle.load(bundle)
+        with console.status(f"compiling for {loaded.manifest.target_name}"):
+            library = loaded.export_c(
+                folder,
+                name=name,
+                embed=not blob,
+                flash=flash,
+                ram=ram,
+                database=database,
+                threads=threads,
+            )
+        sizes = library.sizes
+        for what, size in sizes.to_json().items():
+            console.print(f"{what}: {size:,} bytes", highlight=False)
+        console.print(f"{library.folder}: README.md says how its example is built", markup=False)

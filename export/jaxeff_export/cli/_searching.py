@@ -1,0 +1,149 @@
+"""``search``: how much of every layer should stay, for a share of the time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from jaxeff_export.cli._terminal import BoardName, complain, console, failures_in_one_line
+
+_MOST = 256  # images that ranges of activations are measured on
+
+
+def search(
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="MODULE:FUNCTION; the function returns (f, (parameters, inputs, labels)) with "
+            "f(parameters, inputs) giving logits."
+        ),
+    ],
+    bundle: Annotated[Path, typer.Argument(help="The folder of the compressed model's bundle.")],
+    share: Annotated[float, typer.Option(help="Share of the time that is asked for.")] = 0.3,
+    of: Annotated[str, typer.Option(help="pruning, quantization or both.")] = "both",
+    episodes: Annotated[int, typer.Option(min=1, help="Candidates that are tried.")] = 60,
+    steps: Annotated[int, typer.Option(min=0, help="Updates of every candidate.")] = 20,
+    epochs: Annotated[int, typer.Option(min=0, help="Of the result's training.")] = 5,
+    round_to: Annotated[int, typer.Option(min=1, help="Channels are multiples of it.")] = 8,
+    target: Annotated[str, typer.Option(help="Whom to compile for.")] = "host",
+    board: BoardName = "local",
+    folder: Annotated[
+        Path | None,
+        typer.Option(help="Where episodes and kernels are kept: a search goes on from there."),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+) -> None:
+    """Compress a trained classifier to a share of its time, and compile what was found.
+
+    Channels and bits of every layer are searched for, by what every candidate's kernels take on the
+    board; what is found is measured from end to end and moved to the share, trained on, converted
+    to integer codes and compiled.
+    """
+    try:
+        with failures_in_one_line():
+            _search(model, bundle, share, of, episodes, steps, epochs, round_to, target, board,
+                    folder, seed)  # fmt: skip
+    except KeyboardInterrupt:
+        kept = f"what was measured is in {folder}" if folder else "nothing was kept (--folder)"
+        complain(f"stopped; {kept}")
+        raise typer.Exit(code=130) from None
+    console.print(f"{bundle} holds the compressed model", markup=False)
+
+
+def _search(
+    model: str,
+    bundle: Path,
+    share: float,
+    of: str,
+    episodes: int,
+    steps: int,
+    epochs: int,
+    round_to: int,
+    target: str,
+    board: str,
+    folder: Path | None,
+    seed: int,
+) -> None:
+    import jax
+
+    from jaxeff.search import Actions, Knapsack, LatencyError, Refinement
+    from jaxeff.search import search as search_policies
+    from jaxeff.store import CheckpointError
+    from jaxeff_export.artifact import SignatureError
+    from jaxeff_export.boards import BoardError, make_board
+    from jaxeff_export.bundle import deploy
+    from jaxeff_export.latency import measured_latency, table_latency
+    from jaxeff_export.targets import resolve_target
+
+    _require_place(bundle, folder)
+    resolve_target(target)
+    make_board(board)
+    if not 0 < share <= 1:
+        raise SignatureError(f"--share {share:g} is no share of the time: above 0, 1 at most")
+    f, (params, x, labels) = _classifier(model)
+    key, size = jax.random.key(seed), max(1, min(128, len(x) // 5))
+    kernels = None if folder is None else folder / "kernels"
+    nodes = [round_to * 2**i for i in range(8)]
+    try:
+        found = search_policies(
+            key, f, params, (x, labels), target=share, agent=Knapsack(),
+            latency=table_latency(
+                x[:1], target=target, board=board, folder=kernels, nodes=nodes
+            ),
+            actions=Actions(of, round_to), episodes=episodes, steps=steps, batch_size=size,
+            refinement=Refinement(measured_latency(x[:1], target=target, boards=board)),
+            folder=folder,
+        )  # fmt: skip
+    except (ValueError, CheckpointError) as error:
+        raise SignatureError(str(error)) from error
+    except LatencyError as error:
+        raise BoardError(str(error)) from error
+    console.print(str(found.table), markup=False, highlight=False)
+    small = found.smaller
+    if epochs:
+        small = small.retrained(
+            jax.random.fold_in(key, 1), (x, labels), epochs=epochs, batch_size=size
+        )
+    g, codes = small.integer(x[:_MOST])
+    deploy(g, (codes, x[:1]), target, bundle)
+
+
+def _require_place(bundle: Path, folder: Path | None) -> None:
+    """Raises what would come after the search, when all of it would be lost."""
+    from jaxeff.store import require_free
+    from jaxeff_export.bundle.files import MANIFEST, own_files
+
+    require_free(bundle, MANIFEST, own_files)
+    if folder is not None and folder.resolve().is_relative_to(bundle.resolve()):
+        raise FileExistsError(f"{folder} lies in the bundle's folder; choose another --folder")
+
+
+def _classifier(model: str) -> tuple[Callable[..., Any], tuple[Any, Any, Any]]:
+    """A function, its parameters, inputs and labels, which fit each other."""
+    import jax
+
+    from jaxeff.core import check_labels
+    from jaxeff.training import count_examples
+    from jaxeff_export.artifact import SignatureError
+    from jaxeff_export.cli._models import example_of, require_call
+
+    f, example = example_of(*model.partition(":")[::2])
+    if len(example) != 3:
+        raise SignatureError(f"{model} gives no (f, (parameters, inputs, labels))")
+    params, x, labels = example
+    require_call(model, f, (params, x))
+    logits = jax.eval_shape(f, params, x)
+    if not isinstance(logits, jax.ShapeDtypeStruct) or logits.ndim != 2:
+        raise SignatureError(f"{model} is no classifier: f(parameters, inputs) gives no logits "
+                             "of shape [examples, classes]")  # fmt: skip
+    if not hasattr(x, "shape"):
+        raise SignatureError(f"the inputs of {model} are no array")
+    try:
+        count_examples((x, labels))
+        check_labels(f"the labels of {model}", labels, logits.shape[-1])
+    except (TypeError, ValueError) as error:
+        raise SignatureError(str(error)) from error
+    return f, (params, x, labels)

@@ -1,0 +1,268 @@
+"""A C library in a folder: everything that is written, compiled and checked for it.
+
+NAME.h             the interface
+libNAME.a          kernels, what calls them, parameters
+NAME.c             what calls the kernels, to read
+main.c             the example, with recorded.S and recorded.bin, what it replays
+README.md          how to build and run it, sizes
+CMakeLists.txt     the same for CMake
+startup.c board.ld where there is no operating system
+library.json       sizes, and the list of these files
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jaxeff.store import new_folder, write_whole
+from jaxeff_export.artifact import TensorSpec
+from jaxeff_export.clib.codegen import (
+    assembly,
+    bare_metal,
+    driver,
+    example,
+    fields_of,
+    identifier,
+    instructions,
+    pack,
+    threads,
+)
+from jaxeff_export.clib.objects import CLibraryError, Sizes, objects, require_room
+from jaxeff_export.targets import CToolchain, find_c_toolchain, target_machine
+
+if TYPE_CHECKING:
+    import tvm
+
+FACTS = "library.json"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Order:
+    """What a library is made of.
+
+    Attributes:
+        name: what its names begin with.
+        target_name: the processor, as it was asked for.
+        target: its TVM target dict.
+        module: the function, whose first arguments are bound.
+        operands: their values.
+        inputs: its other arguments.
+        outputs: its results.
+        given: recorded values of its arguments.
+        expected: what JAX computed from them.
+        tolerances: what results may differ, each relative to its largest magnitude.
+        tuned: as for `jaxeff_export.compile_module`.
+        embed: whether the archive has the parameters.
+        flash: bytes of it that are there.
+        ram: bytes of it that are there.
+        threads: how many may share a loop.
+        rounds_inputs: whether arguments are rounded to codes, so that a call refuses NaN.
+    """
+
+    name: str
+    target_name: str
+    target: Mapping[str, Any]
+    module: tvm.IRModule
+    operands: Sequence[np.ndarray]
+    inputs: Sequence[TensorSpec]
+    outputs: Sequence[TensorSpec]
+    given: Sequence[np.ndarray]
+    expected: Sequence[np.ndarray]
+    tolerances: Sequence[float]
+    tuned: Callable[..., Any] | None = None
+    embed: bool = True
+    flash: int | None = None
+    ram: int | None = None
+    threads: int = 1
+    rounds_inputs: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class CLibrary:
+    """A C library in a folder.
+
+    Attributes:
+        folder: where it is.
+        name: what its names begin with.
+        target_name: the processor.
+        target: its TVM target dict.
+        outputs: its results.
+        sizes: what it takes.
+        needs: functions it takes from elsewhere: libm's, copies, the compiler's.
+        build: the command that builds its example, in the folder, but for the program's name.
+    """
+
+    folder: Path
+    name: str
+    target_name: str
+    target: Mapping[str, Any]
+    outputs: tuple[TensorSpec, ...]
+    sizes: Sizes
+    needs: tuple[str, ...]
+    build: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.folder}: {self.sizes}"
+
+
+def write_library(order: Order, path: Path) -> CLibrary:
+    """Write a library into a folder, whole or not at all.
+
+    Raises:
+        CLibraryError: if an operation has no static kernel, a size varies, it doesn't fit, or there
+            is no operating system for its threads.
+        FileExistsError: if `path` holds anything but a library's own files.
+        TargetError: if the target has no floating-point unit.
+        ToolchainError: if a compiler is missing, or fails.
+    """
+    tools = find_c_toolchain(order.target)
+    if order.name != identifier(order.name):
+        raise CLibraryError(
+            f"{order.name!r} is no name in C; give one such as {identifier(order.name)!r}"
+        )
+    if order.threads < 1 or (order.threads > 1 and tools.board):
+        raise CLibraryError(
+            f"threads={order.threads}: there has to be one, the caller's"
+            if order.threads < 1
+            else f"threads={order.threads}: {order.target_name} has no operating system that would "
+            "run them; leave threads at 1"
+        )
+    with new_folder(path, FACTS, own_files) as folder:
+        library, sizes = _compile(order, tools, folder)
+        needs = objects.require_self_contained(
+            tools, folder / f"lib{order.name}.a", threads=order.threads > 1
+        )
+        build = instructions.example_command(library, tools, "")[:-2]
+        _write_example(order, library, tools, sizes, folder)
+        written = [entry.name for entry in folder.iterdir()]
+        files = sorted([*written, "example.elf" if tools.board else "example"])  # as README builds
+        facts = {"format": "jaxeff-c-library", "files": files, "sizes": sizes.to_json()}
+        facts |= {"target_name": order.target_name, "target": dict(order.target), "needs": needs}
+        write_whole(folder / FACTS, json.dumps(facts, indent=2) + "\n")
+    return CLibrary(
+        folder=path,
+        name=order.name,
+        target_name=order.target_name,
+        target=order.target,
+        outputs=tuple(order.outputs),
+        sizes=sizes,
+        needs=needs,
+        build=tuple(build),
+    )
+
+
+def own_files(data: bytes) -> frozenset[str]:
+    """The files beside a ``library.json`` that are its library's.
+
+    Raises:
+        CLibraryError: if it is none.
+    """
+    try:
+        facts = json.loads(data)
+        if facts["format"] != "jaxeff-c-library":
+            raise ValueError("it is of another kind")
+        return frozenset(name for name in facts["files"] if "/" not in name)
+    except (ValueError, KeyError, TypeError) as error:
+        raise CLibraryError(f"{FACTS} lists no files of a C library: {error}") from error
+
+
+def scheduled(order: Order) -> tuple[tvm.IRModule, Any]:
+    """The module with the kernels that a bundle of it runs, and the target they are for."""
+    from jaxeff_export.clib.kernels import with_views
+    from jaxeff_export.compiler import compilation
+
+    target = dict(order.target)
+    if order.threads > 1:  # of one core schedules mark no loops
+        target["num-cores"] = order.threads
+    module = compilation.schedule_module(order.module, target, order.tuned)
+    return with_views(module), compilation.compilation_target(target)
+
+
+def _compile(order: Order, tools: CToolchain, folder: Path) -> tuple[driver.Library, Sizes]:
+    from jaxeff_export.clib.kernels import compile_kernels, plan, program_of
+
+    n, machine = order.name, target_machine(order.target)
+    wide = 64 if machine in ("x86_64", "aarch64") else 16  # a line of the cache; a vector
+    module, where = scheduled(order)
+    program = program_of(module, len(order.operands))
+    ours = {"parameters": not order.embed, threads.FIELD: order.threads > 1}
+    inputs = fields_of(order.inputs, frozenset(name for name, there in ours.items() if there))
+    outputs = fields_of(order.outputs)
+    with tempfile.TemporaryDirectory(prefix="jaxeff-c-") as temporary:
+        made = Path(temporary)
+        kernels = compile_kernels(module, where, n, made / "kernels.o", order.threads)
+        library = driver.Library(
+            name=n,
+            made_for=f"{order.target_name} ({order.target.get('mcpu', machine)}, {machine})",
+            inputs=inputs,
+            outputs=outputs,
+            program=program,
+            kernels=kernels,
+            memory=plan(program, kernels, wide),
+            parameters=pack(program, order.operands, wide),
+            embedded=order.embed,
+            threads=order.threads,
+            rounds_inputs=order.rounds_inputs,
+        )
+        objects.trim(tools, made / "kernels.o")
+        write_whole(folder / f"{n}.h", driver.header(library))
+        write_whole(folder / f"{n}.c", driver.source(library))
+        objects.compile_c(tools, folder / f"{n}.c", made / "driver.o")
+        code = [made / "kernels.o", made / "driver.o"]
+        sizes = Sizes(
+            code=objects.code_size(tools, code),
+            parameters=len(library.parameters.blob),
+            workspace=library.memory.size,
+            live=library.memory.live,
+            arrays=sum(field.size for field in (*inputs, *outputs)),
+            stack=library.stack,
+        )
+        board = tools.board
+        flash = board.flash[1] if board and order.flash is None else order.flash
+        ram = board.ram[1] if board and order.ram is None else order.ram
+        require_room(sizes, flash, ram, embedded=order.embed)
+        _write_parameters(library, made if order.embed else folder, arm=_is_arm(order))
+        if order.embed:
+            objects.compile_c(tools, made / f"{n}_parameters.S", made / "parameters.o")
+            code.append(made / "parameters.o")
+        objects.archive(tools, code, folder / f"lib{n}.a")
+    return library, sizes
+
+
+def _is_arm(order: Order) -> bool:
+    """Whether it is 32-bit ARM, whose assembler has marks of its own."""
+    return target_machine(order.target).startswith(("arm", "thumb"))
+
+
+def _write_parameters(library: driver.Library, folder: Path, *, arm: bool) -> None:
+    symbol, parameters = f"{library.name}_parameters", library.parameters
+    write_whole(folder / f"{symbol}.bin", parameters.blob)
+    text = assembly(symbol, f"{symbol}.bin", parameters.alignment, arm=arm)
+    write_whole(folder / f"{symbol}.S", text)
+
+
+def _write_example(
+    order: Order, library: driver.Library, tools: CToolchain, sizes: Sizes, folder: Path
+) -> None:
+    recorded = example.record(order.given, order.expected)
+    write_whole(folder / "recorded.bin", recorded.blob)
+    text = assembly(
+        f"{order.name}_recorded", "recorded.bin", library.memory.alignment, arm=_is_arm(order)
+    )
+    write_whole(folder / "recorded.S", text)
+    write_whole(folder / "main.c", example.main_c(library, recorded, order.tolerances))
+    core = str(order.target.get("mcpu", order.target_name))
+    readme = instructions.readme(library, tools, core, order.target, sizes)
+    write_whole(folder / "README.md", readme)
+    write_whole(folder / "CMakeLists.txt", instructions.cmake(library, tools))
+    if tools.board:
+        write_whole(folder / "startup.c", bare_metal.STARTUP)
+        given = bare_metal.at_least(tools.board, order.flash, order.ram)
+        write_whole(folder / "board.ld", bare_metal.linker_script(given))

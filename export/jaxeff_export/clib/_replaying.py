@@ -1,0 +1,96 @@
+"""A library's example as it runs: on this machine, or on another processor in software."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from jaxeff_export.artifact import TensorSpec, dtype_of
+from jaxeff_export.clib._library import CLibrary
+from jaxeff_export.clib.codegen import record
+from jaxeff_export.clib.objects import CLibraryError, call
+from jaxeff_export.targets import emulation
+
+RESULTS = "results.bin"
+TIMEOUT = 600.0  # seconds; an emulator takes long for large networks
+
+
+class Program:
+    """A library's example, built once, to be run on any arguments; `close` removes it.
+
+    Args:
+        library: whose example it is.
+        core: the processor that is emulated; None to run here.
+
+    Raises:
+        ToolchainError: if it can't be built, or the emulator is missing.
+    """
+
+    def __init__(self, library: CLibrary, core: str | None) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="jaxeff-replay-"))
+        self.close = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        for entry in library.folder.iterdir():
+            (self._folder / entry.name).write_bytes(entry.read_bytes())
+        self._build = [*library.build, f'-DREPLAY_FILE="{RESULTS}"', "-o", "program"]
+        program = self._folder / "program"
+        self._command = [str(program)]
+        if core is not None:
+            self._command = emulation(core, library.target, program)
+        self._outputs = library.outputs
+        self._recorded = (self._folder / "recorded.bin").read_bytes()
+        self._built: bytes | None = None
+
+    def run(self, inputs: Sequence[np.ndarray] | None = None) -> list[np.ndarray]:
+        """Call the function once.
+
+        Args:
+            inputs: its arguments, flattened; by default the recorded ones.
+
+        Returns:
+            The results, flattened.
+
+        Raises:
+            CLibraryError: if the program fails, or hangs.
+        """
+        recorded = self._recorded
+        if inputs is not None:
+            given = record(inputs, ()).blob
+            recorded = given + recorded[len(given) :]
+        if recorded != self._built:
+            (self._folder / "recorded.bin").write_bytes(recorded)
+            call(self._build, self._folder)
+            self._built = recorded
+        results = self._folder / RESULTS
+        results.unlink(missing_ok=True)
+        try:
+            done = subprocess.run(
+                self._command,
+                cwd=self._folder,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=TIMEOUT,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise CLibraryError(f"the program did not end within {TIMEOUT:g} s") from error
+        if not results.exists():
+            said = (done.stderr + done.stdout).strip().splitlines() or ["it said nothing"]
+            raise CLibraryError(f"the program failed with status {done.returncode}: {said[-1]}")
+        return _split(results.read_bytes(), self._outputs)
+
+
+def _split(data: bytes, outputs: Sequence[TensorSpec]) -> list[np.ndarray]:
+    arrays, at = [], 0
+    for spec in outputs:
+        shape, dtype = tuple(int(n) for n in spec.shape), dtype_of(spec.dtype)
+        count = int(np.prod(shape, dtype=int))
+        arrays.append(np.frombuffer(data, dtype, count, at).reshape(shape).copy())
+        at += count * dtype.itemsize
+    return arrays

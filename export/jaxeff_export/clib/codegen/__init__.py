@@ -1,0 +1,23 @@
+"""Writes the C text of a library: interface, driver, threads, parameters, example, bare metal."""
+
+from jaxeff_export.clib.codegen import _bare_metal as bare_metal
+from jaxeff_export.clib.codegen import _driver as driver
+from jaxeff_export.clib.codegen import _example as example
+from jaxeff_export.clib.codegen import _instructions as instructions
+from jaxeff_export.clib.codegen import _threads as threads
+from jaxeff_export.clib.codegen._example import record
+from jaxeff_export.clib.codegen._interface import fields_of, identifier
+from jaxeff_export.clib.codegen._parameters import assembly, pack
+
+__all__ = [
+    "assembly",
+    "bare_metal",
+    "driver",
+    "example",
+    "fields_of",
+    "identifier",
+    "instructions",
+    "pack",
+    "record",
+    "threads",
+]

@@ -1,0 +1,277 @@
+"""The C that users include and the C that calls the kernels."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from jaxeff_export.clib.codegen import _numbers as numbers
+from jaxeff_export.clib.codegen import _threads as threads
+from jaxeff_export.clib.codegen._interface import Field
+from jaxeff_export.clib.codegen._sources import Library
+
+if TYPE_CHECKING:
+    pass
+
+
+def header(library: Library) -> str:
+    """``NAME.h``."""
+    n, u, memory = library.name, library.upper, library.memory
+    blob = []
+    if not library.embedded:
+        blob = [
+            f"    /* the content of {n}_parameters.bin, {u}_PARAMETER_BYTES, aligned to "
+            f"{u}_PARAMETER_ALIGNMENT */",
+            "    const void *parameters;",
+        ]
+    if library.threads > 1:
+        blob += ["    /* NULL, or started */", f"    {n}_threads *{threads.FIELD};"]
+    sizes = [
+        f"#define {u}_{field.name.upper()}_SIZE {field.count} /* elements of {field.kind} */"
+        for field in _apart(library.inputs, library.outputs)
+    ]
+    codes = ",\n".join(f"    {u}_{code} = {number}" for code, number in library.codes.items())
+    rounded = []
+    if library.rounds_inputs:
+        rounded = [
+            "/* The function rounds its arguments to codes, which have no NaN: a call returns",
+            f"   {u}_NOT_A_NUMBER where one holds it, before it writes anything. An infinity",
+            "   becomes an end of its range. */",
+        ]
+    return "\n".join(
+        [
+            f"/* {n}: compiled for {library.made_for}. No allocation, no state: calls from several",
+            "   threads need an own workspace each, and nothing else. */",
+            f"#ifndef {u}_H",
+            f"#define {u}_H",
+            "",
+            *(["#include <pthread.h>"] if library.threads > 1 else []),
+            "#include <stddef.h>",
+            "#include <stdint.h>",
+            "",
+            "#ifdef __cplusplus",
+            'extern "C" {',
+            "#endif",
+            "",
+            "/* What a call needs beside its arguments; known in advance, aligned as said. */",
+            f"#define {u}_WORKSPACE_BYTES {memory.size}",
+            f"#define {u}_WORKSPACE_ALIGNMENT {memory.alignment}",
+            f"#define {u}_PARAMETER_BYTES {len(library.parameters.blob)}",
+            f"#define {u}_PARAMETER_ALIGNMENT {library.parameters.alignment}",
+            "",
+            *sizes,
+            "",
+            "/* What is returned. The size of the workspace is checked in every call, pointers are",
+            "   where NDEBUG is not defined. */",
+            "enum {",
+            codes,
+            "};",
+            *(threads.declarations(library) if library.threads > 1 else []),
+            "",
+            *rounded,
+            "/* Arrays lie row by row, the last axis innermost, aligned as their elements are. */",
+            "typedef struct {",
+            *_struct(library.inputs, "const "),
+            *blob,
+            f"}} {n}_inputs;",
+            "",
+            "/* Results overlap neither each other nor the arguments nor the workspace. */",
+            "typedef struct {",
+            *_struct(library.outputs, ""),
+            f"}} {n}_outputs;",
+            "",
+            f"int {n}_run(const {n}_inputs *inputs, const {n}_outputs *outputs, void *workspace,",
+            f"{' ' * len(n)}         size_t workspace_bytes);",
+            f"int {n}_run_checked(const {n}_inputs *inputs, const {n}_outputs *outputs,",
+            f"{' ' * len(n)}                 void *workspace, size_t workspace_bytes);",
+            "",
+            "#ifndef NDEBUG",
+            f"#define {n}_run {n}_run_checked",
+            "#endif",
+            "",
+            "#ifdef __cplusplus",
+            "}",
+            "#endif",
+            "#endif",
+            "",
+        ]
+    )
+
+
+def source(library: Library) -> str:
+    """``NAME.c``."""
+    n, u = library.name, library.upper
+    places = _places(library)
+    (body, shared), copies = _calls(library, places), _copies(library, places)
+    if library.threads > 1:
+        body = [
+            f"    {n}_threads *threads = inputs->{threads.FIELD};",
+            "    if (threads != NULL && pthread_mutex_trylock(&threads->taken) != 0)",
+            "        threads = NULL;",
+            *([] if shared else ["    (void)share; /* no loop is worth waking a thread */"]),
+            *body,
+        ]
+        copies += ["    if (threads != NULL)", "        pthread_mutex_unlock(&threads->taken);"]
+    if library.embedded and library.parameters.blob:
+        declared = [f"extern const unsigned char {n}_parameters[];"]
+    else:
+        declared = []
+    unpacked = []
+    if not library.embedded and library.parameters.blob:
+        unpacked = [f"    const unsigned char *const {n}_parameters = inputs->parameters;"]
+    check = []
+    if library.memory.size:
+        check = [
+            f"    if (workspace_bytes < {u}_WORKSPACE_BYTES)",
+            f"        return {u}_WORKSPACE_TOO_SMALL;",
+        ]
+    return "\n".join(
+        [
+            "#ifndef NDEBUG",
+            "#define NDEBUG /* both functions of the header by their own names */",
+            "#endif",
+            f'#include "{n}.h"',
+            "",
+            "#include <string.h>",
+            "",
+            *declared,
+            *(line for name in _used(library) for line in _declarations(library, name)),
+            *(threads.source(library, shared) if library.threads > 1 else []),
+            *numbers.source(library),
+            "",
+            f"int {n}_run(const {n}_inputs *inputs, const {n}_outputs *outputs, void *workspace,",
+            f"{' ' * len(n)}         size_t workspace_bytes)",
+            "{",
+            "    unsigned char *const at = workspace;",
+            *unpacked,
+            "    (void)inputs, (void)outputs, (void)at, (void)workspace_bytes;",
+            *check,
+            *numbers.checks(library),  # before threads are taken, which a return would keep
+            *body,
+            *copies,
+            f"    return {u}_OK;",
+            "}",
+            "",
+            "static int bad(const void *pointer, size_t alignment)",
+            "{",
+            "    return pointer == NULL ? 2 : (uintptr_t)pointer % alignment != 0;",
+            "}",
+            "",
+            f"int {n}_run_checked(const {n}_inputs *inputs, const {n}_outputs *outputs,",
+            f"{' ' * len(n)}                 void *workspace, size_t workspace_bytes)",
+            "{",
+            "    int worst = 0, found;",
+            "    if (inputs == NULL || outputs == NULL)",
+            f"        return {u}_NULL_POINTER;",
+            *_checks(library),
+            "    if (worst != 0)",
+            f"        return worst > 1 ? {u}_NULL_POINTER : {u}_MISALIGNED;",
+            f"    return {n}_run(inputs, outputs, workspace, workspace_bytes);",
+            "}",
+            "",
+        ]
+    )
+
+
+def _struct(fields: Sequence[Field], qualifier: str) -> list[str]:
+    if not fields:
+        return ["    char nothing; /* C has no empty structs */"]
+    lines = []
+    for field in fields:
+        lines += [f"    /* {field.remark} */", f"    {qualifier}{field.kind} *{field.name};"]
+    return lines
+
+
+def _apart(inputs: Sequence[Field], outputs: Sequence[Field]) -> list[Field]:
+    """Fields of both structs; a result that has an argument's name is told apart."""
+    taken = {field.name.upper() for field in inputs}
+    renamed = [
+        dataclasses.replace(field, name=f"OUT_{field.name}")
+        if field.name.upper() in taken
+        else field
+        for field in outputs
+    ]
+    return [*inputs, *renamed]
+
+
+def _places(library: Library) -> dict[int, str]:
+    """Where each array lies, as an expression in C."""
+    program, n = library.program, library.name
+    places = {number: f"at + {offset}" for number, offset in library.memory.arrays.items()}
+    for number, field in zip(program.outputs, library.outputs, strict=True):
+        places.setdefault(number, f"outputs->{field.name}")
+    for number, field in zip(program.inputs, library.inputs, strict=True):
+        places[number] = f"inputs->{field.name}"
+    for number, offset in library.parameters.offsets.items():
+        places[number] = f"{n}_parameters + {offset}"
+    return places
+
+
+def _calls(library: Library, places: Mapping[int, str]) -> tuple[list[str], list[str]]:
+    """The calls of a run, and those that its threads share."""
+    lines: list[str] = []
+    shared: list[str] = []
+    steps = zip(library.program.calls, library.memory.scratch, strict=True)
+    for call, scratch in steps:
+        kernel = library.kernels[call.kernel]
+        arrays = [places[number] for number in (*call.arguments, *call.results)]
+        alone = [*arrays, *(f"at + {offset}" for offset in scratch)]
+        several = arrays + [
+            f"at + {offset} + {piece.stride} * task" if piece.stride else f"at + {offset}"
+            for offset, piece in zip(scratch, kernel.scratch, strict=True)
+        ]
+        for part in kernel.parts:
+            if part.turns is None:
+                lines.append(f"    {part.symbol}({', '.join(alone)});")
+                continue
+            ends = [f"turn({part.turns}, task{more}, tasks)" for more in ("", " + 1")]
+            lines.append(f"    share(threads, {len(shared)}, inputs, outputs, at);")
+            shared.append(f"{part.symbol}({', '.join([*several, *ends])});")
+    return lines, shared
+
+
+def _copies(library: Library, places: Mapping[int, str]) -> list[str]:
+    """Results that are no kernel's: arguments, constants, and a result that is there twice."""
+    lines = []
+    for number, field in zip(library.program.outputs, library.outputs, strict=True):
+        here = f"outputs->{field.name}"
+        if places[number] != here and field.size:
+            lines.append(f"    memcpy({here}, {places[number]}, {field.size});")
+    return lines
+
+
+def _used(library: Library) -> list[str]:
+    return list(dict.fromkeys(call.kernel for call in library.program.calls))
+
+
+def _declarations(library: Library, name: str) -> list[str]:
+    call = next(c for c in library.program.calls if c.kernel == name)
+    kernel = library.kernels[name]
+    kinds = ["const void *"] * len(call.arguments)
+    kinds += ["void *"] * (len(call.results) + len(kernel.scratch))
+    lines = []
+    for part in kernel.parts:
+        more = [] if part.turns is None else ["int32_t", "int32_t"]
+        lines.append(f"void {part.symbol}({', '.join([*kinds, *more]) or 'void'});")
+    return lines
+
+
+def _checks(library: Library) -> list[str]:
+    pointers = [(f"inputs->{f.name}", f"sizeof(*inputs->{f.name})", f.size) for f in library.inputs]
+    pointers += [
+        (f"outputs->{f.name}", f"sizeof(*outputs->{f.name})", f.size) for f in library.outputs
+    ]
+    workspace = f"{library.upper}_WORKSPACE_ALIGNMENT"
+    pointers.append(("workspace", workspace, library.memory.size))
+    if not library.embedded:
+        alignment = f"{library.upper}_PARAMETER_ALIGNMENT"
+        pointers.append(("inputs->parameters", alignment, len(library.parameters.blob)))
+    lines = []
+    for pointer, alignment, size in pointers:
+        if size:
+            lines += [
+                f"    found = bad({pointer}, {alignment});",
+                "    worst = found > worst ? found : worst;",
+            ]
+    return lines or ["    found = 0;", "    (void)found, (void)bad;"]

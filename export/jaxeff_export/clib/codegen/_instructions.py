@@ -1,0 +1,181 @@
+"""What stands beside a library: how to build and run its example, in words and for CMake."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxeff_export.clib.codegen._sources import Library
+from jaxeff_export.clib.objects import Sizes
+from jaxeff_export.targets import CToolchain, emulation, has_runtime, packages, target_machine
+
+_LINK = ("--specs=rdimon.specs", "-Wl,--gc-sections", "-Wl,-z,noexecstack")
+BARE = ("startup.c", "-nostartfiles", "-T", "board.ld", *_LINK)
+
+
+def example_sources(library: Library) -> list[str]:
+    """The files of the example."""
+    more = [] if library.embedded else [f"{library.name}_parameters.S"]
+    return ["main.c", "recorded.S", *more]
+
+
+def example_command(
+    library: Library, tools: CToolchain, made: str, more: Sequence[str] = ()
+) -> list[str]:
+    """The command that builds the example, in the library's folder.
+
+    Args:
+        library: what it calls.
+        tools: of the target.
+        made: the program.
+        more: flags.
+    """
+    placed = BARE if tools.board else ("-static",)
+    shared = ("-pthread",) if library.threads > 1 else ()
+    flags = ("-std=c11", "-O2", *tools.flags, *shared, *more)
+    files = (*example_sources(library), f"lib{library.name}.a")
+    return [tools.compiler, *flags, *files, *placed, "-lm", "-o", made]
+
+
+def readme(
+    library: Library, tools: CToolchain, core: str, target: Mapping[str, Any], sizes: Sizes
+) -> str:
+    """``README.md``."""
+    n, u = library.name, library.upper
+    program = "./example.elf" if tools.board else "./example"
+    build = example_command(library, tools, program[2:])
+    build[0] = build[0].rpartition("/")[2]
+    run = [program]
+    if tools.board or not has_runtime(target) or target_machine(target) == "aarch64":
+        from pathlib import Path
+
+        run = emulation(core, target, Path(program[2:]))
+        run[0] = run[0].rpartition("/")[2]
+    arrays = [
+        f"| {role} | `{field.name}` | {'x'.join(map(str, field.spec.shape)) or 'one number'} "
+        f"| {field.spec.dtype} | {field.size:,} |"
+        for role, fields in (("argument", library.inputs), ("result", library.outputs))
+        for field in fields
+    ]
+    blob = ""
+    if not library.embedded:
+        blob = (
+            f"\nThe parameters are the file `{n}_parameters.bin`, which the program has to load, "
+            f"aligned to {library.parameters.alignment} bytes, and hands over as "
+            "`inputs.parameters`. The example links it in.\n"
+        )
+    shared = ""
+    if library.threads > 1:
+        shared = f"""
+Loops of a call are shared by up to {library.threads} threads: `{n}_start(&threads)` makes the
+others, `inputs.threads = &threads` lends them to a call, `{n}_stop(&threads)` ends them. With NULL
+in place of them, and while another call has them, a call runs on its caller's thread alone. The
+results are the same bits. Waking threads takes some microseconds a loop. Programs are linked with
+`-pthread`.
+"""
+    refused = ""
+    if library.rounds_inputs:
+        refused = f"""
+Arguments are rounded to codes, which have no NaN: a call with NaN in one of them returns
+{u}_NOT_A_NUMBER and writes nothing. An infinity becomes an end of its range.
+"""
+    timed = ""
+    if not tools.board:
+        timed = "With `-DNDEBUG -DREPLAY_TIMES=1000` it also prints how long a call takes.\n\n"
+    return f"""# {n}
+
+A network compiled for {library.made_for}: a header, an archive, no runtime.
+
+    {n}_inputs inputs;      /* pointers to arguments, see {n}.h */
+    {n}_outputs outputs;    /* pointers to results */
+    {n}_run(&inputs, &outputs, workspace, {u}_WORKSPACE_BYTES);
+
+It allocates nothing and keeps no state, so threads may call it at the same time, each with a
+workspace of its own. It returns {u}_OK, or {u}_WORKSPACE_TOO_SMALL; where `NDEBUG` is not
+defined, pointers are checked too ({u}_MISALIGNED, {u}_NULL_POINTER). The archive needs libm and
+`memcpy`, and the compiler's own helpers.
+{blob}{shared}{refused}
+|  | name | shape | dtype | bytes |
+|---|---|---|---|---|
+{chr(10).join(arrays)}
+
+| bytes of | |
+|---|---|
+| code | {sizes.code:,} |
+| parameters, in the section `.rodata.{n}_parameters` | {sizes.parameters:,} |
+| workspace, aligned to {library.memory.alignment} | {sizes.workspace:,} |
+| the same, needed at the same time | {sizes.live:,} |
+| arrays on the stack, spilled registers not counted | {sizes.stack:,} |
+
+The example replays a recorded call and compares with what JAX computed:
+
+    {" ".join(build)}
+    {" ".join(run)}
+
+{timed}With CMake: `cmake -S . -B build && cmake --build build`.
+
+{_compilers(tools, target)}
+"""
+
+
+def cmake(library: Library, tools: CToolchain) -> str:
+    """``CMakeLists.txt``: the library as an imported target, and the example."""
+    n = library.name
+    flags = " ".join(tools.flags)
+    assembled = " ".join(name for name in example_sources(library) if name.endswith(".S"))
+    sources = " ".join([*example_sources(library), *(["startup.c"] if tools.board else [])])
+    there = f"-nostartfiles -T ${{CMAKE_CURRENT_SOURCE_DIR}}/board.ld {' '.join(_LINK)}"
+    placed = there if tools.board else "-static"
+    found, linked = "", "m"
+    if library.threads > 1:
+        found, linked = "find_package(Threads REQUIRED)\n", '"m;Threads::Threads"'
+    suffix = f'set_target_properties({n}_example PROPERTIES SUFFIX ".elf")' if tools.board else ""
+    start = ""
+    compiler = tools.compiler.rpartition("/")[2]
+    if "-" in compiler:  # of another processor; where a project includes this, it has chosen
+        start = f"""if(NOT DEFINED CMAKE_C_COMPILER AND NOT DEFINED ENV{{CC}})
+    set(CMAKE_C_COMPILER {compiler})
+endif()
+"""
+    if tools.board:  # CMake's own trial programs can't be linked
+        start += (
+            "set(CMAKE_TRY_COMPILE_TARGET_TYPE STATIC_LIBRARY)\nset(CMAKE_SYSTEM_NAME Generic)\n"
+        )
+    return f"""cmake_minimum_required(VERSION 3.13)
+{start}
+project({n} C ASM)
+
+{found}add_library({n} STATIC IMPORTED GLOBAL)
+set_target_properties({n} PROPERTIES
+    IMPORTED_LOCATION "${{CMAKE_CURRENT_SOURCE_DIR}}/lib{n}.a"
+    INTERFACE_INCLUDE_DIRECTORIES "${{CMAKE_CURRENT_SOURCE_DIR}}"
+    INTERFACE_LINK_LIBRARIES {linked})
+
+if(CMAKE_SOURCE_DIR STREQUAL CMAKE_CURRENT_SOURCE_DIR)  # not where a project includes it
+    set(CMAKE_C_STANDARD 11)
+    separate_arguments(processor UNIX_COMMAND "{flags}")
+    add_executable({n}_example {sources})
+    target_compile_options({n}_example PRIVATE ${{processor}})
+    target_include_directories({n}_example PRIVATE "${{CMAKE_CURRENT_SOURCE_DIR}}")
+    set_source_files_properties({assembled} PROPERTIES
+        COMPILE_OPTIONS "-I${{CMAKE_CURRENT_SOURCE_DIR}}")
+    separate_arguments(placed UNIX_COMMAND "{flags} {placed}")
+    target_link_libraries({n}_example PRIVATE {n} ${{placed}})
+    {suffix}
+endif()
+"""
+
+
+def _compilers(tools: CToolchain, target: Mapping[str, Any]) -> str:
+    """Where the tools come from, and what clang has to be told."""
+    text = f"On Debian and Ubuntu the tools are in the packages {', '.join(packages(target))}. "
+    compiler = tools.compiler.rpartition("/")[2]
+    if tools.board:
+        return (
+            f"{text}clang compiles the C\nfiles with the same flags of the processor and "
+            f"`--target={target['mtriple']} -fshort-enums\n-isystem "
+            f"/usr/lib/arm-none-eabi/include`; what links them is {compiler}."
+        )
+    if "-" in compiler:
+        return f"{text}clang\ntakes the same flags and `--target={compiler.removesuffix('-gcc')}`."
+    return f"{text}clang takes the\nsame flags."

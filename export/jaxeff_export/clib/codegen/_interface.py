@@ -1,0 +1,104 @@
+"""The names and types that C sees of a function's arguments and results."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Sequence
+
+from jaxeff_export.artifact import TensorSpec, dtype_of
+from jaxeff_export.clib.objects import CLibraryError
+
+_TYPES = {
+    "bool": "uint8_t",
+    "float32": "float",
+    "float64": "double",
+    **{f"{sign}int{bits}": f"{sign}int{bits}_t" for sign in ("", "u") for bits in (8, 16, 32, 64)},
+}
+_REMARKS = {
+    "bool": "0 or 1",
+    "float16": "bits of IEEE half precision",
+    "bfloat16": "bits of bfloat16",
+}
+_WORDS = """
+alignas alignof auto bool break case catch char class const constexpr continue default delete do
+double else enum explicit export extern false float for friend goto if inline int long mutable
+namespace new nullptr operator private protected public register restrict return short signed
+sizeof static struct switch template this throw true try typedef typename union unsigned using
+virtual void volatile while
+"""
+_KEYWORDS = frozenset(_WORDS.split())  # of C and C++
+
+
+@dataclasses.dataclass(frozen=True)
+class Field:
+    """An array that a call takes or fills.
+
+    Attributes:
+        name: in C.
+        kind: the C type of an element.
+        count: of elements of that type.
+        spec: what it is in the function.
+    """
+
+    name: str
+    kind: str
+    count: int
+    spec: TensorSpec
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return self.count * dtype_of(self.spec.dtype).itemsize
+
+    @property
+    def remark(self) -> str:
+        """What it is, for a comment."""
+        shape = "x".join(map(str, self.spec.shape)) or "a single number"
+        more = _REMARKS.get(self.spec.dtype, "")
+        return f"{self.spec.name}: {self.spec.dtype}, {shape}" + (f", {more}" if more else "")
+
+
+def fields_of(
+    specs: Sequence[TensorSpec], reserved: frozenset[str] = frozenset()
+) -> tuple[Field, ...]:
+    """The fields of a struct, each with a name of its own and none of those that are `reserved`.
+
+    Raises:
+        CLibraryError: if an array's size varies, or C has no type for its elements.
+    """
+    fields: list[Field] = []
+    taken: set[str] = set(reserved)
+    for spec in specs:
+        if spec.varies:
+            raise CLibraryError(
+                f"{spec.name} has the shape {spec.shape}, which varies, and a C library plans its "
+                "memory in advance; deploy for a fixed batch, without any_batch"
+            )
+        name = identifier(spec.name, taken)
+        taken.add(name)
+        count = math.prod(int(n) for n in spec.shape)
+        fields.append(Field(name, _c_type(spec), count, spec))
+    return tuple(fields)
+
+
+def identifier(text: str, taken: set[str] | frozenset[str] = frozenset()) -> str:
+    """A name in C, which is none of those that are taken."""
+    name = re.sub(r"\W+", "_", text, flags=re.ASCII).strip("_") or "value"
+    if name[0].isdigit() or name in _KEYWORDS:
+        name = f"_{name}" if name[0].isdigit() else f"{name}_"
+        name = f"n{name}" if name.startswith("_") else name
+    made, number = name, 2
+    while made in taken:
+        made, number = f"{name}_{number}", number + 1
+    return made
+
+
+def _c_type(spec: TensorSpec) -> str:
+    if spec.dtype in _TYPES:
+        return _TYPES[spec.dtype]
+    size = dtype_of(spec.dtype).itemsize
+    if spec.dtype.startswith(("float", "bfloat")) and size <= 2:
+        return f"uint{8 * size}_t"
+    raise CLibraryError(f"{spec.name} is of dtype {spec.dtype}, which C has no type for")

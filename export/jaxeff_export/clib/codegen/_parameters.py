@@ -1,0 +1,74 @@
+"""What is bound, as one block of constants: part of the archive, or a file that a board loads."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from jaxeff_export.clib.objects import CLibraryError
+
+if TYPE_CHECKING:
+    from jaxeff_export.clib.kernels import Program
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameters:
+    """A block of constants.
+
+    Attributes:
+        blob: its bytes.
+        offsets: where in it each array begins.
+        alignment: in bytes, of the block and of every array in it.
+    """
+
+    blob: bytes
+    offsets: Mapping[int, int]
+    alignment: int
+
+
+def pack(program: Program, operands: Sequence[np.ndarray], alignment: int) -> Parameters:
+    """Lay the operands and constants of a program one after the other.
+
+    Args:
+        program: what reads them; those that nothing reads are left out.
+        operands: the values of ``program.operands``.
+        alignment: in bytes.
+    """
+    values = [*zip(program.operands, operands, strict=True), *program.constants]
+    read = {number for call in program.calls for number in call.arguments} | {*program.outputs}
+    blob, offsets = bytearray(), {}
+    for number, value in values:
+        if number not in read:
+            continue
+        data = np.asarray(value).tobytes()
+        if len(data) != program.sizes[number]:
+            raise CLibraryError(
+                f"an array of {len(data)} bytes is bound where {program.sizes[number]} are read; "
+                "deploy the model again"
+            )
+        blob.extend(bytes(-len(blob) % alignment))
+        offsets[number] = len(blob)
+        blob.extend(data)
+    return Parameters(bytes(blob), offsets, alignment)
+
+
+def assembly(symbol: str, file: str, alignment: int, *, arm: bool) -> str:
+    """An assembler file that puts a file's bytes into read-only memory, in a section of its own."""
+    sign = "%" if arm else "@"  # on ARM an @ begins a comment
+    return "\n".join(
+        [
+            f'    .section .rodata.{symbol}, "a", {sign}progbits',
+            f"    .balign {alignment}",
+            f"    .global {symbol}",
+            f"    .type {symbol}, {sign}object",
+            f"{symbol}:",
+            f'    .incbin "{file}"',
+            "    .byte 0 /* a block of no bytes has an address too */",
+            f"    .size {symbol}, . - {symbol}",
+            f'    .section .note.GNU-stack, "", {sign}progbits',
+            "",
+        ]
+    )

@@ -1,0 +1,65 @@
+"""What a library's C text is written from: its kernels, buffers and types."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from jaxeff_export.clib.codegen._interface import Field
+
+if TYPE_CHECKING:
+    from jaxeff_export.clib.codegen._parameters import Parameters
+    from jaxeff_export.clib.kernels import Kernel, Memory, Program
+
+
+CODES = {"OK": 0, "WORKSPACE_TOO_SMALL": 1, "MISALIGNED": 2, "NULL_POINTER": 3}
+"""What each call may return; others have numbers of their own, the same in all libraries."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Library:
+    """All that a library's C is written from.
+
+    Attributes:
+        name: what its names begin with.
+        made_for: the processor, in words.
+        inputs: what a call takes.
+        outputs: what it fills.
+        program: what it does.
+        kernels: with what.
+        memory: where.
+        parameters: what is bound, and the constants.
+        embedded: whether these are part of the archive.
+        threads: how many may share a loop.
+        rounds_inputs: whether arguments are rounded to codes, and looked through for NaN before.
+    """
+
+    name: str
+    made_for: str
+    inputs: tuple[Field, ...]
+    outputs: tuple[Field, ...]
+    program: Program
+    kernels: Mapping[str, Kernel]
+    memory: Memory
+    parameters: Parameters
+    embedded: bool = True
+    threads: int = 1
+    rounds_inputs: bool = False
+
+    @property
+    def upper(self) -> str:
+        """The name as macros have it."""
+        return self.name.upper()
+
+    @property
+    def stack(self) -> int:
+        """Bytes of arrays that the kernel with most of them keeps on the stack."""
+        return max((k.stack for k in self.kernels.values()), default=0)
+
+    @property
+    def codes(self) -> Mapping[str, int]:
+        """What a call may return."""
+        threads = {"NO_THREADS": 4} if self.threads > 1 else {}
+        numbers = {"NOT_A_NUMBER": 5} if self.rounds_inputs else {}
+        return CODES | threads | numbers

@@ -1,0 +1,15 @@
+"""Turns a compiled module into C kernels: entry points, working memory, the calls between them."""
+
+from jaxeff_export.clib.kernels._kernels import Kernel, compile_kernels
+from jaxeff_export.clib.kernels._memory import Memory, plan
+from jaxeff_export.clib.kernels._program import Program, program_of, with_views
+
+__all__ = [
+    "Kernel",
+    "Memory",
+    "Program",
+    "compile_kernels",
+    "plan",
+    "program_of",
+    "with_views",
+]

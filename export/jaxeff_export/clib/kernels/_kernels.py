@@ -1,0 +1,221 @@
+"""Kernels as C functions: every argument a plain pointer, no runtime beneath.
+
+TVM's own pipeline ends in functions that unpack an array of tagged arguments, allocate from its
+runtime and wake its threads. Here its passes stop before that. Arrays that a kernel allocates
+become arguments, whose places the library plans; loops over threads become plain loops, or
+functions that the library's own threads share (`_sharing.py`); nothing of the arithmetic is
+touched, so that results have the bits of the same kernels in a bundle.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import s_tir, tirx
+from tvm.target import Target
+
+from jaxeff_export.clib.kernels._sharing import Part, declared, phases, some_turns, turns, used
+from jaxeff_export.clib.objects import CLibraryError
+from jaxeff_export.compiler import in_memory
+
+STACK_BYTES = 1024
+"""Arrays below this many bytes stay on the stack, as in TVM's own pipeline."""
+
+_LINE = 64  # bytes; threads that write to the same line of the cache wait for each other
+_CPU = 1  # DLPack's number of the kind of device
+
+
+@dataclasses.dataclass(frozen=True)
+class Scratch:
+    """An array that a kernel needs while it runs.
+
+    Attributes:
+        size: in bytes, of all threads.
+        alignment: in bytes.
+        stride: bytes from one thread's to the next one's; 0 if there is one for all.
+    """
+
+    size: int
+    alignment: int
+    stride: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """C functions that are called one after the other, mostly a single one.
+
+    Attributes:
+        parts: these functions; all take the same arguments.
+        scratch: what they take after arguments and results.
+        stack: bytes of the arrays they keep on the stack; registers that spill come on top.
+    """
+
+    parts: tuple[Part, ...]
+    scratch: tuple[Scratch, ...]
+    stack: int
+
+
+def compile_kernels(
+    mod: tvm.IRModule, where: Target, prefix: str, path: Path, threads: int = 1
+) -> Mapping[str, Kernel]:
+    """Compile the kernels of a scheduled module into an object file.
+
+    Args:
+        mod: kernels in the form that `jaxeff_export.compiler.ready_to_lower` leaves
+            them in; other functions are ignored.
+        where: the target.
+        prefix: of the names of the functions.
+        path: the object file to write.
+        threads: how many may share a loop.
+
+    Returns:
+        The functions by the names of their kernels.
+
+    Raises:
+        CLibraryError: if a kernel has arrays whose sizes are not known.
+        OSError: if the object file cannot be written (the disk is full), naming it.
+    """
+    functions = {g: f for g, f in mod.functions_items() if isinstance(f, tirx.PrimFunc)}
+    with where, tvm.transform.PassContext(opt_level=3):
+        lowered = tirx.transform.BindTarget(where.with_host(where))(tvm.IRModule(functions))
+        lowered = tvm.transform.Sequential(_until_the_interface())(lowered)
+        plain, kernels = {}, {}
+        for g, f in lowered.functions_items():
+            made, kernel = _with_pointers(f, f"{prefix}_{g.name_hint}", threads)
+            kernels[g.name_hint] = kernel
+            for part, function in zip(kernel.parts, made, strict=True):
+                plain[tvm.ir.GlobalVar(part.symbol)] = function
+        finished = tvm.transform.Sequential(_after_the_interface())(tvm.IRModule(plain))
+        code = tvm.get_global_func("target.build.llvm")(finished, where)
+    with in_memory([path]) as to_disk:
+        code.write_to_file(str(path))
+        to_disk()
+    return kernels
+
+
+def _until_the_interface() -> list[tvm.transform.Pass]:
+    """TVM's default pipeline for a CPU (tvm.s_tir.pipeline) up to MakePackedAPI."""
+    return [
+        s_tir.transform.CanonicalizeLoop(),
+        s_tir.transform.LowerInitBlock(),
+        s_tir.transform.PlanAndUpdateBufferAllocationLocation(),
+        s_tir.transform.ConvertBlocksToOpaque(),
+        s_tir.transform.CompactBufferAllocation(),
+        s_tir.transform.LowerMatchBuffer(),
+        s_tir.transform.StmtSimplify(),
+        s_tir.transform.AnnotateIrregularLoop(),
+        s_tir.transform.InjectSoftwarePipeline(),
+        s_tir.transform.LowerOpaqueBlock(),
+        tirx.transform.FlattenBuffer(),
+        tirx.transform.BF16ComputeLegalize(),
+        tirx.transform.NarrowDataType(32),
+        s_tir.transform.LoopPartition(),
+        tirx.transform.VectorizeLoop(),
+        s_tir.transform.InjectVirtualThread(),
+        s_tir.transform.InjectDoubleBuffer(),
+        tirx.transform.StorageRewrite(),
+        s_tir.transform.HoistIfThenElse(),
+        tirx.transform.UnrollLoop(),
+        s_tir.transform.RenormalizeSplitPattern(),
+        tirx.transform.StmtSimplify(),
+        tirx.transform.RemoveNoOp(),
+        s_tir.transform.RewriteUnsafeSelect(),
+        tirx.transform.CommonSubexprElim(),
+        tirx.transform.FP8ComputeLegalize(),
+        tirx.transform.VerifyMemory(),
+    ]
+
+
+def _after_the_interface() -> list[tvm.transform.Pass]:
+    return [
+        tirx.transform.FP8StorageLegalize(),
+        tirx.transform.BF16StorageLegalize(),
+        tirx.transform.SkipAssert(),
+        tirx.transform.LowerIntrin(),
+    ]
+
+
+def _with_pointers(
+    function: tirx.PrimFunc, symbol: str, threads: int
+) -> tuple[list[tirx.PrimFunc], Kernel]:
+    """A kernel's functions, whose arguments, results and larger arrays are pointers."""
+    pointers, scratch = [], []
+    known: list[tirx.Stmt] = []
+    for parameter in function.params:
+        pointer = _pointer(parameter.name, str(parameter.ty.dtype))
+        pointers.append(pointer)
+        known.append(tirx.DeclBuffer(parameter, data=pointer))
+    stack = 0
+
+    def place(node: tirx.AllocBuffer, least: int, copies: int) -> tirx.Stmt:
+        nonlocal stack
+        size, unit = _bytes(node.buffer, symbol)
+        if 0 < size < least:  # of no bytes there can be none on the stack
+            stack += size
+            return node
+        pointer = _pointer(node.buffer.name, str(node.buffer.dtype).partition("x")[0])
+        pointers.append(pointer)
+        stride = -(-size // _LINE) * _LINE if copies > 1 else 0
+        alignment = 1 << max(0, unit - 1).bit_length()
+        scratch.append(Scratch(stride * copies or size, alignment, stride))
+        return tirx.DeclBuffer(node.buffer, data=pointer)
+
+    first = declared(function.body)
+    rest = phases(function.body) if threads > 1 else [function.body]
+    if len(rest) == 1 and turns(rest[0]) is None:
+        first, rest = [], [function.body]
+    needs = [used(phase, first) for phase in rest]
+    common = [s for s in first if _allocates(s) and sum(s in n for n in needs) > 1]
+    placed = {s: place(s, least=0, copies=1) for s in common}
+    bodies, arguments, parts = [], [], []
+    for number, (phase, needed) in enumerate(zip(rest, needs, strict=True)):
+        shared = turns(phase) if threads > 1 else None
+        body, more = some_turns(phase) if shared is not None else (phase, [])
+        on_stack = functools.partial(place, least=STACK_BYTES, copies=threads if more else 1)
+        body = tirx.SeqStmt([*(placed.get(s, s) for s in needed), body]) if needed else body
+        body = tvm_ffi.structural_map(body, (tirx.AllocBuffer, on_stack))
+        bodies.append(tvm_ffi.structural_map(body, (tirx.For, _on_one_thread)))
+        arguments.append(more)
+        parts.append(Part(symbol if len(rest) == 1 else f"{symbol}_part{number}", shared))
+    made = []
+    for part, body, more in zip(parts, bodies, arguments, strict=True):
+        body = tirx.SeqStmt([*known, body]) if known else body
+        for attribute, value in (("device_type", _CPU), ("device_id", 0)):
+            body = tirx.AttrStmt(0, attribute, value, body)
+        plain = tirx.PrimFunc([*pointers, *more], body, function.ret_type, function.attrs)
+        made.append(plain.with_attr("global_symbol", part.symbol))
+    return made, Kernel(tuple(parts), tuple(scratch), stack)
+
+
+def _allocates(statement: tirx.Stmt) -> bool:
+    return isinstance(statement, tirx.AllocBuffer)
+
+
+def _pointer(name: str, dtype: str) -> tirx.Var:
+    return tirx.Var(name, tvm.ir.PointerType(tvm.ir.PrimType(dtype), "global"))
+
+
+def _bytes(buffer: tirx.Buffer, symbol: str) -> tuple[int, int]:
+    """The size of an array that a kernel allocates, and that of an element of it."""
+    shape: Sequence[Any] = buffer.shape
+    if not all(isinstance(n, tirx.IntImm) for n in shape):
+        raise CLibraryError(
+            f"{symbol} allocates {buffer.name} of shape {list(shape)}, which only the call tells; "
+            "a C library plans its memory in advance: deploy for a fixed batch"
+        )
+    dtype = tvm.DataType(str(buffer.dtype))
+    unit = -(-dtype.bits // 8) * max(1, int(dtype.lanes))
+    return math.prod(int(n) for n in shape) * unit, unit
+
+
+def _on_one_thread(node: tirx.For) -> tirx.For:
+    if node.kind != tirx.ForKind.PARALLEL:
+        return node
+    return tirx.For(node.loop_var, node.min, node.extent, tirx.ForKind.SERIAL, node.body)

@@ -1,0 +1,118 @@
+"""Where arrays lie: a static plan by liveness.
+
+An array of the workspace lives from the call that writes it to the last that reads it; a kernel's
+scratch lives for its call. Arrays that live at the same time lie apart, others may lie in the same
+place. The largest arrays are placed first, each as low as those that it meets allow (greedy by
+size: Pisarchyk and Lee 2020, arXiv 2001.03288).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from jaxeff_export.clib.kernels._kernels import Kernel
+    from jaxeff_export.clib.kernels._program import Program
+
+
+ALIGNMENT = 16
+"""Bytes that every array of the workspace is aligned to, at least."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """Bytes that are needed for a while.
+
+    Attributes:
+        size: in bytes.
+        first: the call from which they are needed.
+        last: the call up to which they are needed.
+    """
+
+    size: int
+    first: int
+    last: int
+
+    def meets(self, other: Piece) -> bool:
+        """Whether both are needed at the same time."""
+        return self.first <= other.last and other.first <= self.last
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """A plan.
+
+    Attributes:
+        arrays: the offset in the workspace of each array that lies there.
+        scratch: per call the offsets of its kernel's scratch.
+        size: of the workspace, in bytes.
+        live: the largest number of bytes that are needed at the same time, which no plan is below.
+        alignment: of the workspace, in bytes.
+    """
+
+    arrays: Mapping[int, int]
+    scratch: tuple[tuple[int, ...], ...]
+    size: int
+    live: int
+    alignment: int
+
+
+def plan(program: Program, kernels: Mapping[str, Kernel], alignment: int = ALIGNMENT) -> Memory:
+    """Plan the workspace of a program.
+
+    Args:
+        program: its calls.
+        kernels: what they call.
+        alignment: of the workspace, at least.
+    """
+    scratch = [kernels[call.kernel].scratch for call in program.calls]
+    alignment = max([alignment, *(s.alignment for several in scratch for s in several)])
+    arrays = _lives(program)
+    pieces = [*arrays.values()]
+    for step, several in enumerate(scratch):
+        pieces += [Piece(s.size, step, step) for s in several]
+    pieces = [dataclasses.replace(p, size=_rounded(p.size, alignment)) for p in pieces]
+    offsets = place(pieces)
+    rest = iter(offsets[len(arrays) :])
+    ends = [p.size + offset for p, offset in zip(pieces, offsets, strict=True)]
+    steps = range(len(program.calls))
+    return Memory(
+        arrays=dict(zip(arrays, offsets, strict=False)),
+        scratch=tuple(tuple(next(rest) for _ in several) for several in scratch),
+        size=max(ends, default=0),
+        live=max((sum(p.size for p in pieces if p.first <= t <= p.last) for t in steps), default=0),
+        alignment=alignment,
+    )
+
+
+def place(pieces: Sequence[Piece]) -> list[int]:
+    """Offsets at which no two pieces that meet overlap."""
+    offsets = [0] * len(pieces)
+    placed: list[int] = []
+    for i in sorted(range(len(pieces)), key=lambda i: (-pieces[i].size, pieces[i].first)):
+        neighbours = [j for j in placed if pieces[j].meets(pieces[i])]
+        for j in sorted(neighbours, key=lambda j: offsets[j]):
+            if offsets[i] + pieces[i].size <= offsets[j]:
+                break
+            offsets[i] = max(offsets[i], offsets[j] + pieces[j].size)
+        placed.append(i)
+    return offsets
+
+
+def _lives(program: Program) -> dict[int, Piece]:
+    """When the arrays of the workspace are needed: those that are not given, bound or results."""
+    elsewhere = {*program.operands, *program.inputs, *program.outputs}
+    elsewhere.update(number for number, _ in program.constants)
+    lives: dict[int, Piece] = {}
+    for step, call in enumerate(program.calls):
+        for number in (*call.results, *call.arguments):
+            if number not in elsewhere:
+                first = lives[number].first if number in lives else step
+                lives[number] = Piece(program.sizes[number], first, step)
+    return lives
+
+
+def _rounded(size: int, alignment: int) -> int:
+    return -(-size // alignment) * alignment

@@ -1,0 +1,109 @@
+"""Compiling, archiving and looking into object files, by the target's own tools."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from jaxeff_export.clib.objects._errors import CLibraryError
+from jaxeff_export.targets import CToolchain, ToolchainError
+
+WARNINGS = ("-std=c11", "-Wall", "-Wextra", "-Wpedantic", "-Werror")
+_HALF = ".text.tvm.fp16.conv"  # conversions of half floats, which TVM adds to every module
+_MEMORY = frozenset({"memcpy", "memset", "memmove", "memcmp"})
+_MATH = re.compile(
+    r"(a?(cos|sin|tan)h?|atan2|cbrt|ceil|copysign|erfc?|exp(2|10|m1)?|fabs|fdim|floor|fma|fmax|fmin"
+    r"|fmod|frexp|hypot|ldexp|lgamma|ll?r(int|ound)|log(2|10|1p|b)?|modf|nearbyint|nextafter|pow"
+    r"|remainder|rint|round(even)?|sqrt|tgamma|trunc)[fl]?"
+)
+
+
+def compile_c(tools: CToolchain, source: Path, made: Path) -> None:
+    """Compile a C or assembler file into an object file, in the file's own folder."""
+    strict = WARNINGS if source.suffix == ".c" else ()
+    anywhere = () if tools.board else ("-fPIC",)
+    command = [tools.compiler, *tools.flags, *strict, "-O2", *anywhere, "-c", source.name]
+    call([*command, "-o", str(made)], source.parent)
+
+
+def trim(tools: CToolchain, made: Path) -> None:
+    """Drop what only debuggers read, and conversions of half floats that nothing calls."""
+    unwinding = ("-R", ".eh_frame", "-R", ".rela.eh_frame")
+    call([tools.tool("objcopy"), "--strip-debug", *unwinding, str(made)])
+    section, half = "", re.compile(r"__(truncsfhf2|extendhfsf2)|\.text\.tvm\.fp16")
+    for line in call([tools.tool("readelf"), "-rW", str(made)]).splitlines():
+        if line.startswith("Relocation section"):
+            section = line
+        elsewhere = ".text" in section and "exidx" not in section and _HALF not in section
+        if elsewhere and half.search(line):
+            return
+    more = [x for name in (_HALF, f".ARM.exidx{_HALF}") for x in ("-R", name, "-R", f".rel{name}")]
+    symbols = ["-N", "__truncsfhf2", "-N", "__extendhfsf2"]
+    call([tools.tool("objcopy"), *symbols, *more, str(made)])
+
+
+def archive(tools: CToolchain, members: Sequence[Path], made: Path) -> None:
+    """Put object files into an archive; the same members make the same bytes."""
+    made.unlink(missing_ok=True)
+    call([tools.tool("ar"), "rcsD", str(made), *map(str, members)])
+
+
+def code_size(tools: CToolchain, members: Iterable[Path]) -> int:
+    """Bytes of code and its constants in object files."""
+    lines = call([tools.tool("size"), *map(str, members)]).splitlines()[1:]
+    return sum(int(line.split()[0]) + int(line.split()[1]) for line in lines)
+
+
+def require_self_contained(
+    tools: CToolchain, made: Path, *, threads: bool = False
+) -> tuple[str, ...]:
+    """What an archive takes from elsewhere: functions of libm, copies, a compiler's own helpers.
+
+    With `threads` those of POSIX threads too.
+
+    Raises:
+        CLibraryError: if it needs anything else.
+    """
+    defined, wanted = set(), set()
+    for line in call([tools.tool("nm"), str(made)]).splitlines():
+        parts = line.split()
+        if len(parts) == 2 and parts[0] in "Uw":
+            wanted.add(parts[1])
+        elif len(parts) == 3:
+            defined.add(parts[2])
+    foreign = sorted(wanted - defined - {"_GLOBAL_OFFSET_TABLE_"})
+    bad = [
+        name
+        for name in foreign
+        if not (_allowed(name) or (threads and name.startswith("pthread_")))
+    ]
+    if bad:
+        raise CLibraryError(
+            f"the kernels call {', '.join(bad[:5])}, which no C library has; an operation of the "
+            "function has no static kernel"
+        )
+    return tuple(foreign)
+
+
+def call(command: Sequence[str], folder: Path | None = None) -> str:
+    """Run a tool and return what it prints.
+
+    Raises:
+        ToolchainError: if it fails, with the last line it printed.
+    """
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode:
+        lines = (done.stderr.strip() or done.stdout.strip() or "it gives no reason").splitlines()
+        raise ToolchainError(f"{Path(command[0]).name} failed: {lines[0]} … {lines[-1]}")
+    return done.stdout
+
+
+def _allowed(name: str) -> bool:
+    """Whether every C compiler brings a function: helpers of its own begin with underscores."""
+    return (
+        name in _MEMORY
+        or bool(_MATH.fullmatch(name))
+        or (name.startswith("__") and "tvm" not in name.lower())
+    )

@@ -1,0 +1,44 @@
+"""Object files that LLVM makes, in memory first.
+
+Where LLVM cannot write a file (the disk is full), it ends the process. So it is given links to
+files in memory, and what it wrote there is written to the disk by Python, which raises an error.
+
+Sharp edge: only Linux has files in memory; elsewhere LLVM writes to the disk itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from jaxeff.store import write_whole
+
+
+@contextlib.contextmanager
+def in_memory(paths: Sequence[Path]) -> Iterator[Callable[[], None]]:
+    """Lets LLVM write to paths without a disk.
+
+    Args:
+      paths: files that it may write, in a folder that is there.
+
+    Yields:
+      What puts those it wrote on the disk; raises OSError naming one that cannot be written.
+    """
+    if not hasattr(os, "memfd_create"):
+        yield lambda: None
+        return
+    with contextlib.ExitStack() as stack:
+        files = {}
+        for path in paths:
+            files[path] = stack.enter_context(os.fdopen(os.memfd_create(path.name), "rb"))
+            path.symlink_to(f"/proc/self/fd/{files[path].fileno()}")
+
+        def to_disk() -> None:
+            for path, file in files.items():
+                path.unlink()
+                if content := file.read():
+                    write_whole(path, content)
+
+        yield to_disk

@@ -1,0 +1,145 @@
+"""What each kernel of a scheduled module has to do: products to add up, and bytes it is given.
+
+Counted in its loops, so padding and what a tile computes twice are in it. Products are counted as
+instructions make them: a product and a sum of floats, a product of bytes in a dot product, a bit
+product where bits are counted. Only kernels that accumulate have any.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import tvm
+import tvm_ffi
+from tvm import s_tir, tirx
+from tvm.script import tirx as T
+
+from jaxeff_export.compiler.passes import BOUND
+from jaxeff_export.compiler.tir import bytes_of, contains, statements_of
+
+_PRODUCTS = {
+    "llvm.x86.avx512.vpdpbusd.512": 64,
+    "llvm.x86.avx512.vpdpbusd.256": 32,
+    "llvm.x86.avx512.pmaddw.d.512": 32,
+    "llvm.x86.avx2.pmadd.wd": 16,
+    "llvm.aarch64.neon.sdot.v4i32.v16i8": 16,
+    "llvm.aarch64.neon.smull.v8i16": 8,
+}
+"""Products in a call of an instruction."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """A kernel's work in one call.
+
+    Attributes:
+        name: of the kernel.
+        read: bytes of the arrays it is given.
+        written: bytes of its results.
+        products: what it adds up; 0 if it accumulates nothing.
+        bound: bytes of what it reads that are the network's parameters.
+        calls: of it in a call of the network.
+    """
+
+    name: str
+    read: int
+    written: int
+    products: int
+    bound: int = 0
+    calls: int = 1
+
+    @property
+    def facts(self) -> dict[str, int]:
+        """All but the name."""
+        return {k: v for k, v in dataclasses.asdict(self).items() if k != "name"}
+
+
+def work_of(mod: tvm.IRModule) -> list[Work]:
+    """The work of every kernel of a scheduled module whose sizes are known before the call."""
+    counter, called = _Counter(), _calls(mod)
+    found = []
+    for name, kernel in mod.functions_items():
+        if not isinstance(kernel, tirx.PrimFunc):
+            continue
+        try:
+            written = _written(kernel)
+            sizes = {p: bytes_of(p) for p in kernel.params}
+            result = sum(size for p, size in sizes.items() if p in written)
+            work = counter.products(kernel.body)
+        except (TypeError, ValueError, AttributeError):  # a size that only the call tells
+            continue
+        calls = called.get(name, [])
+        bound = max((sum(sizes[kernel.params[i]] for i in taken) for taken in calls), default=0)
+        read = sum(sizes.values()) - result
+        found.append(Work(name.name_hint, read, result, work, bound, max(1, len(calls))))
+    return found
+
+
+def _calls(mod: tvm.IRModule) -> dict[tvm.ir.GlobalVar, list[list[int]]]:
+    """Per kernel and call of it in ``main``, which of its arguments are bound parameters."""
+    main = mod["main"]
+    bound = set(main.params[: int((main.attrs or {}).get(BOUND, 0))])
+    found: dict[tvm.ir.GlobalVar, list[list[int]]] = {}
+    for block in main.body.blocks:
+        for binding in block.bindings:
+            value = binding.value
+            if isinstance(value, tvm.ir.Call) and value.op == tvm.ir.Op.get("relax.call_tir"):
+                taken = [i for i, v in enumerate(value.args[1].fields) if v in bound]
+                found.setdefault(value.args[0], []).append(taken)
+    return found
+
+
+def _written(kernel: tirx.PrimFunc) -> set[tirx.Var]:
+    stored: set[tirx.Var] = set()
+    tvm_ffi.structural_walk(kernel.body, (tirx.BufferStore, lambda s: stored.add(s.buffer)))
+    return stored
+
+
+class _Counter:
+    def __init__(self) -> None:
+        self._calls = {T.llvm_lookup_intrinsic_id(name): n for name, n in _PRODUCTS.items()}
+
+    def products(self, statement: tirx.Stmt) -> int:
+        """Products of a statement; both sides of a branch count, starting values don't."""
+        if isinstance(statement, tirx.For):
+            return int(statement.extent) * self.products(statement.body)
+        if isinstance(statement, tirx.SeqStmt):
+            return sum(map(self.products, statements_of(statement)))
+        if isinstance(statement, s_tir.SBlockRealize):
+            return self.products(statement.block.body)
+        if isinstance(statement, tirx.IfThenElse):
+            branches = [statement.then_case, statement.else_case]
+            return sum(self.products(branch) for branch in branches if branch is not None)
+        if isinstance(statement, tirx.BufferStore):
+            return self._added(statement)
+        body = getattr(statement, "body", None)
+        return 0 if body is None else self.products(body)
+
+    def _added(self, store: tirx.BufferStore) -> int:
+        counted: list[int] = []
+        tvm_ffi.structural_walk(store.value, (tvm.ir.Call, lambda c: counted.append(self._of(c))))
+        if any(counted):
+            return sum(counted)
+        return _terms(store.value, store.buffer) * _lanes(store.value)
+
+    def _of(self, call: tvm.ir.Call) -> int:
+        name = getattr(call.op, "name", "")
+        if name.endswith("popcount"):
+            return tvm.DataType(call.ty.dtype).bits * _lanes(call)
+        if "llvm_pure_intrin" in name:
+            return self._calls.get(int(call.args[0]), 0)
+        return 0
+
+
+def _terms(value: tirx.Expr, target: tirx.Var) -> int:
+    """How many products a store adds to what its buffer holds."""
+    terms = 0
+    while isinstance(value, tirx.Add | tirx.Sub):
+        terms += contains(value.b, tirx.Mul)
+        value = value.a
+    held = isinstance(value, tvm.ir.TensorLoad) and value.source.same_as(target)
+    return terms if held else 0
+
+
+def _lanes(value: tirx.Expr) -> int:
+    return int(tvm.DataType(value.ty.dtype).lanes)

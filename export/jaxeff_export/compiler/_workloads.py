@@ -1,0 +1,56 @@
+"""Kernels as schedules are recorded for them, and how they are told apart."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+from tvm.s_tir import meta_schedule as ms
+
+from jaxeff_export.compiler.schedules import merge_blocks
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel, apart from the module it is of.
+
+    Attributes:
+      name: of its function in the module.
+      function: the function, blocks merged and not scheduled.
+      workload: its structural hash, equal for equal kernels of other modules.
+    """
+
+    name: str
+    function: tirx.PrimFunc
+    workload: str
+
+    @property
+    def module(self) -> tvm.IRModule:
+        """The kernel alone, as MetaSchedule wants it."""
+        return tvm.IRModule({"main": self.function})
+
+    @property
+    def outputs(self) -> list[int]:
+        """The positions of the arguments it writes."""
+        written: list[tirx.Var] = []
+        tvm_ffi.structural_walk(
+            self.function.body, (tirx.BufferStore, lambda store: written.append(store.buffer))
+        )
+        return [
+            index
+            for index, parameter in enumerate(self.function.params)
+            if any(parameter.same_as(buffer) for buffer in written)
+        ]
+
+
+def kernel_of(name: str, function: tirx.PrimFunc) -> Kernel:
+    """A function of a module, before it is scheduled, as a kernel."""
+    merged = merge_blocks(function)
+    return Kernel(name, merged, workload_of(merged))
+
+
+def workload_of(function: tirx.PrimFunc) -> str:
+    """The structural hash of a kernel whose blocks are merged."""
+    return str(ms.database.Workload(tvm.IRModule({"main": function})).as_json()[0])

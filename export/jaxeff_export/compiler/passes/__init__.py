@@ -1,0 +1,28 @@
+"""Rewrites of a module between import and scheduling, one pass a file."""
+
+from jaxeff_export.compiler.passes._blocking import block_weights
+from jaxeff_export.compiler.passes._chaining import CHAINS, chained
+from jaxeff_export.compiler.passes._decoding import decode_where_read
+from jaxeff_export.compiler.passes._lifting import (
+    BOUND,
+    PACKS,
+    Lifted,
+    lift_parameters,
+    sources_of,
+)
+from jaxeff_export.compiler.passes._storage import narrow_floats_to_bits
+from jaxeff_export.compiler.passes._widening import widen_contractions
+
+__all__ = [
+    "BOUND",
+    "CHAINS",
+    "PACKS",
+    "Lifted",
+    "block_weights",
+    "chained",
+    "decode_where_read",
+    "lift_parameters",
+    "narrow_floats_to_bits",
+    "sources_of",
+    "widen_contractions",
+]

@@ -1,0 +1,204 @@
+"""Sibling blocks become one: several results from a single walk over the same operands.
+
+The mean and the variance of a layer read the same operands at the same indices. As two blocks
+every load, and every term the two share, is paid twice; as one block with two stores they are paid
+once, and a contraction keeps both of its accumulators in registers. TE cannot say this: it makes a
+block of every result.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import tvm_ffi
+from tvm import ir, s_tir, tirx
+
+from jaxeff_export.compiler.tir import is_contraction, renamed, root_of, statements_of, stores_of
+
+
+def join_siblings(function: tirx.PrimFunc, worth: Callable[[s_tir.SBlock], bool]) -> tirx.PrimFunc:
+    """Join the blocks of a kernel that walk the same loops.
+
+    Contractions are joined with contractions, and elementwise blocks with those that read the
+    same tensor, or results of the same block. A kernel whose blocks are not plain loop nests stays
+    as it is.
+
+    Args:
+        function: a kernel that is not scheduled yet.
+        worth: which blocks to join.
+
+    Returns:
+        The kernel with fewer blocks and the same results.
+    """
+    nests = _nests(function)
+    joined = _join(nests, worth)
+    if len(joined) == len(nests):
+        return function
+    root = function.body.block
+    nested = [nest.statement() for nest in joined]
+    body = tirx.SeqStmt(nested) if len(nested) > 1 else nested[0]
+    block = s_tir.SBlock(
+        [], root.reads, root.writes, root.name_hint, body, alloc_buffers=root.alloc_buffers
+    )
+    return function.with_body(s_tir.SBlockRealize([], True, block))
+
+
+def is_plain(function: tirx.PrimFunc) -> bool:
+    """Tell whether a kernel is nothing but loop nests around blocks, one after the other.
+
+    In others, such as loops that carry a state, a buffer changes while the kernel runs: no block
+    may be moved there.
+    """
+    if root_of(function) is None:
+        return False
+    nests = _nests(function)
+    written = [target for nest in nests for target in nest.targets]
+    return bool(nests) and len(written) == len(set(written))
+
+
+def _nests(function: tirx.PrimFunc) -> list[_Nest]:
+    """The loop nests of a kernel; none if there is anything else in it."""
+    statements = statements_of(function.body.block.body)
+    nests = [nest for statement in statements for nest in _nests_of(statement, [])]
+    return [] if any(nest is None for nest in nests) else [nest for nest in nests if nest]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Nest:
+    """Serial loops, one to an iterator, around one block."""
+
+    loops: tuple[tirx.For, ...]
+    block: s_tir.SBlock
+
+    @property
+    def walk(self) -> tuple[object, ...]:
+        """What two nests must have in common: extents and kinds of their loops."""
+        return tuple(
+            (int(loop.extent), int(v.iter_type))
+            for loop, v in zip(self.loops, self.block.iter_vars, strict=True)
+        )
+
+    @property
+    def sources(self) -> set[tirx.Var]:
+        """The buffers it reads."""
+        return {region.source for region in self.block.reads} - self.targets
+
+    @property
+    def targets(self) -> set[tirx.Var]:
+        """The buffers it writes."""
+        return {region.source for region in self.block.writes}
+
+    def statement(self) -> tirx.Stmt:
+        """The nest as a statement, with loop variables of its own."""
+        names = [loop.loop_var for loop in self.loops]
+        variables = [tirx.Var(name.name, name.ty.dtype) for name in names]
+        body: tirx.Stmt = s_tir.SBlockRealize(variables, True, self.block)
+        for loop, variable in reversed(list(zip(self.loops, variables, strict=True))):
+            body = tirx.For(variable, loop.min, loop.extent, loop.kind, body)
+        return body
+
+
+def _nests_of(statement: tirx.Stmt, loops: Sequence[tirx.For]) -> list[_Nest | None]:
+    """The loop nests of a statement; None for one of another form."""
+    if isinstance(statement, tirx.For):
+        plain = statement.kind == tirx.ForKind.SERIAL and isinstance(statement.extent, tirx.IntImm)
+        return _nests_of(statement.body, [*loops, statement]) if plain else [None]
+    if isinstance(statement, tirx.SeqStmt) and loops:  # several results of one computation
+        return [nest for part in statement.seq for nest in _nests_of(part, loops)]
+    if not isinstance(statement, s_tir.SBlockRealize):
+        return [None]
+    block = statement.block
+    variables = [loop.loop_var for loop in loops]
+    simple = len(variables) == len(statement.iter_values) and all(
+        isinstance(value, tirx.Var) and value.same_as(variable)
+        for value, variable in zip(statement.iter_values, variables, strict=True)
+    )
+    if not simple or block.alloc_buffers or block.match_buffers:
+        return [None]
+    return [_Nest(tuple(loops), block)]
+
+
+def _join(nests: Sequence[_Nest], worth: Callable[[s_tir.SBlock], bool]) -> list[_Nest]:
+    """Join what can be joined, and put the rest where its operands are ready."""
+    done: list[_Nest] = []
+    for nest in nests:
+        for i, earlier in enumerate(done):
+            if not worth(earlier.block) or not worth(nest.block):
+                continue
+            if _are_siblings(earlier, nest, done) and not _feeds(earlier, nest, done):
+                done[i] = _joined(earlier, nest)
+                break
+        else:
+            done.append(nest)
+    return _in_order(done)
+
+
+def _feeds(first: _Nest, second: _Nest, others: Sequence[_Nest]) -> bool:
+    """Tell whether one nest works on what comes of another, by whatever way."""
+    reached, ways = set(first.targets), [other for other in others if other is not first]
+    while True:
+        next_ = [other for other in ways if other.sources & reached]
+        if not next_:
+            return bool(second.sources & reached)
+        for other in next_:
+            reached |= other.targets
+            ways.remove(other)
+
+
+def _in_order(nests: Sequence[_Nest]) -> list[_Nest]:
+    """Sort nests so that what is read was written before, else as they are."""
+    ordered: list[_Nest] = []
+    waiting = list(nests)
+    while waiting:
+        missing = set().union(*(nest.targets for nest in waiting))
+        ready = next(nest for nest in waiting if not nest.sources & missing)
+        ordered.append(ready)
+        waiting.remove(ready)
+    return ordered
+
+
+def _are_siblings(first: _Nest, second: _Nest, others: Sequence[_Nest]) -> bool:
+    if first.walk != second.walk:
+        return False
+    if any(nest.block.init is not None for nest in (first, second)):
+        return all(is_contraction(nest.block) for nest in (first, second))
+    related = first.sources & second.sources or any(
+        other.targets & first.sources and other.targets & second.sources for other in others
+    )
+    return bool(related) and all(stores_of(n.block.body) is not None for n in (first, second))
+
+
+def _joined(first: _Nest, second: _Nest) -> _Nest:
+    """One nest that does the work of two."""
+    names = {
+        theirs.var: ours.var
+        for ours, theirs in zip(first.block.iter_vars, second.block.iter_vars, strict=True)
+    }
+    ours, theirs = first.block, second.block
+    init = None
+    if ours.init is not None:
+        init = tirx.SeqStmt(
+            [*statements_of(ours.init), *statements_of(renamed(theirs.init, names))]
+        )
+    reads = _united([*ours.reads, *(renamed(region, names) for region in theirs.reads)])
+    block = s_tir.SBlock(
+        ours.iter_vars,
+        reads,
+        [*ours.writes, *(renamed(region, names) for region in theirs.writes)],
+        f"{ours.name_hint}_{theirs.name_hint}",
+        tirx.SeqStmt([*statements_of(ours.body), *statements_of(renamed(theirs.body, names))]),
+        init,
+    )
+    return _Nest(first.loops, block)
+
+
+def _united(regions: Sequence[tirx.BufferRegion]) -> list[tirx.BufferRegion]:
+    """One region to a buffer: TVM forgets all but the first when it fuses kernels."""
+    united: dict[tirx.Var, tirx.BufferRegion] = {}
+    for region in regions:
+        known = united.setdefault(region.source, region)
+        if not tvm_ffi.structural_equal(known, region, map_free_vars=False):
+            whole = [ir.Range(0, extent) for extent in region.source.shape]
+            united[region.source] = tirx.BufferRegion(region.source, whole)
+    return list(united.values())

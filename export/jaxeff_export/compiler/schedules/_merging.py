@@ -1,0 +1,101 @@
+"""Fewer blocks in a kernel before it is scheduled: producers inlined, siblings joined.
+
+A fused kernel comes as one block to an operation. Short producers are inlined into what reads them,
+so that no intermediate goes through memory; blocks that walk the same loops become one
+(``joining``). What is left is what the schedules are about.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import s_tir, tirx
+from tvm.s_tir.schedule import SBlockRV, Schedule
+
+from jaxeff_export.compiler.schedules._joining import is_plain, join_siblings
+from jaxeff_export.compiler.tir import count, is_contraction
+
+LONG = 64  # turns of a loop that is worth vectorising
+_DEAR = 200  # expression nodes; computing them takes longer than copying what they read
+_CHEAP = 24  # expression nodes that may be repeated rather than stored
+
+
+def merge_blocks(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Inline and join the blocks of a kernel that is not scheduled yet.
+
+    Others than plain kernels stay as they are.
+    """
+    if not is_plain(function):
+        return function
+    joined = join_siblings(function, lambda block: is_contraction(block) or is_dear(block))
+    sch = Schedule(tvm.IRModule({"main": joined}))
+    _inline(sch)
+    return join_siblings(sch.mod["main"], lambda block: True)
+
+
+def is_dear(block: s_tir.SBlock) -> bool:
+    """Tell whether a block computes much for an element."""
+    return count(block.body, object) > _DEAR
+
+
+def _inline(sch: Schedule) -> None:
+    """Inline elementwise producers into their consumer."""
+    root = sch.get_sblock("root")
+    for block in sch.get_child_blocks(root):
+        if sch.get(block).init is not None or len(sch.get(block).writes) != 1:
+            continue
+        consumers = sch.get_consumers(block)
+        if len(consumers) != 1 or (
+            len(sch.get_loops(block)) and is_contraction(sch.get(consumers[0]))
+        ):
+            continue
+        if _grows(sch, block, consumers[0]) or _scatters_loads(sch, block, consumers[0]):
+            continue
+        try:
+            sch.compute_inline(block)
+        except s_tir.ScheduleError:
+            continue
+
+
+def _grows(sch: Schedule, block: SBlockRV, consumer: SBlockRV) -> bool:
+    """Tell whether inlining would repeat work: the consumer reads the value more than once.
+
+    A chain of such values (a polynomial, an error function) would double at every link.
+    """
+    if _copied(sch.get(block)) is not None:
+        return False
+    (written,) = sch.get(block).writes
+
+    def reads_it(node: Any) -> bool:
+        return isinstance(node, tvm.ir.TensorLoad) and node.source.same_as(written.source)
+
+    reads = count(sch.get(consumer).body, object, reads_it)
+    return reads > 1 and reads * count(sch.get(block).body, object) > _CHEAP
+
+
+def _scatters_loads(sch: Schedule, block: SBlockRV, consumer: SBlockRV) -> bool:
+    """Tell whether a slice or the like is better copied: its consumer computes long in vectors.
+
+    Rows that stay whole can be read in place.
+    """
+    load = _copied(sch.get(block))
+    if load is None or not is_dear(sch.get(consumer)):
+        return False
+    whole = 1
+    iters, shape = sch.get(block).iter_vars, load.source.shape
+    for v, index, extent in list(zip(iters, load.indices, shape, strict=False))[::-1]:
+        if len(iters) != len(shape) or not index.same_as(v.var):
+            break
+        whole *= int(v.dom.extent)
+        if not tvm_ffi.structural_equal(v.dom.extent, extent):
+            break
+    return whole < LONG
+
+
+def _copied(block: s_tir.SBlock) -> tvm.ir.TensorLoad | None:
+    """What a block copies, if that is all it does."""
+    store = block.body
+    loads = isinstance(store, tirx.BufferStore) and isinstance(store.value, tvm.ir.TensorLoad)
+    return store.value if loads else None

@@ -1,0 +1,441 @@
+"""Default CPU schedules: good loops without tuning.
+
+Three kinds of kernel, told apart by their blocks:
+
+- a contraction (a block that reduces a product: matmul, convolution) gets a register tile: the
+  innermost output dimension in vectors, the next ones unrolled, the reduction around them, and
+  what follows it (bias, activation) applied while the tile is in registers;
+- other reductions (pooling, sums) get the innermost output dimension vectorised;
+- elementwise kernels are one vectorised loop.
+
+Outer loops run in parallel when the kernel is worth a thread. A loop over a batch that only the
+call tells is walked example by example: no tile reaches across it. A kernel whose shape the rules
+below do not foresee keeps its plain loops.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+
+import tvm
+import tvm_ffi
+from tvm import s_tir, tirx
+from tvm.s_tir.schedule import LoopRV, SBlockRV, Schedule
+from tvm.target import Target
+from tvm.target.codegen import llvm_cpu_has_features
+
+from jaxeff_export.compiler.schedules._merging import LONG, is_dear, merge_blocks
+from jaxeff_export.compiler.schedules._pixels import strip_of, tile_strip
+from jaxeff_export.compiler.tir import (
+    becomes_locals,
+    bytes_of,
+    columns_of,
+    contains,
+    count,
+    is_contraction,
+    map_kernels,
+)
+
+PARALLEL_WORK = 60_000  # multiply-adds; waking a thread costs some microseconds
+_UNKNOWN = 16  # what a size that only the call tells counts as, when work is estimated
+_NODES = 16  # expression nodes of a multiply-add: two loads and their indices
+_ACCUMULATORS = 20  # of 32 registers; the rest hold operands
+_ACCUMULATORS_UNROLLED = 12
+_SPARE = 4  # registers more for sums where weights are operands in memory
+_LANED = 4  # elements of NEON's vectors, one of which a product may take of each
+_IN_FLIGHT = 8  # sums that hide the latency of a fused multiply-add
+_FARTHER = 2.25  # a load of weights, in loads of data
+_FAR = 1 << 20  # bytes of a copy that doesn't stay in the second cache
+_FAIR = 4  # images a core, from which on it matters little if one has one more
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """What the schedules need to know of the processor."""
+
+    lanes: int  # float32 elements in a vector register
+    registers: int
+    cores: int
+    tiling: Tiling | None = None  # what tuning tries; the rules below by default
+
+    @classmethod
+    def of(cls, target: Target) -> Machine:
+        """Read a target; its features, as TVM gives every x86 the vectors of AVX-512."""
+        cores = int(target.attrs.get("num-cores", 1))
+        for feature, lanes, registers in (("avx512f", 16, 32), ("avx", 8, 16), ("neon", 4, 32)):
+            if llvm_cpu_has_features(feature, target):
+                return cls(lanes, registers, cores)
+        return cls(4, 16, cores)
+
+
+ANY_MACHINE = Machine(lanes=8, registers=16, cores=1)
+
+
+def schedule_cpu(mod: tvm.IRModule, machine: Machine) -> tvm.IRModule:
+    """Schedule every kernel of a module; those that resist stay as they are."""
+    return map_kernels(mod, lambda function: _schedule_function(function, machine))
+
+
+def _schedule_function(function: tirx.PrimFunc, machine: Machine) -> tirx.PrimFunc:
+    if "tirx.is_scheduled" in function.attrs:
+        return function
+    sch = schedule_kernel(merge_blocks(function), machine)
+    return sch.mod["main"].with_attr("tirx.is_scheduled", True) if sch else function
+
+
+def schedule_kernel(function: tirx.PrimFunc, machine: Machine) -> Schedule | None:
+    """Schedule one kernel whose blocks are merged; None if it resists.
+
+    The trace of the schedule can be applied to the same kernel again.
+    """
+    for attempt in (_schedule, _schedule_simple):
+        try:
+            sch = Schedule(tvm.IRModule({"main": function}))
+            attempt(sch, machine)
+            return sch
+        except (s_tir.ScheduleError, _NotForeseenError):
+            continue
+    return None
+
+
+class _NotForeseenError(Exception):
+    """The kernel does not have the form a schedule is for."""
+
+
+def _schedule(sch: Schedule, machine: Machine) -> None:
+    blocks = sch.get_child_blocks(sch.get_sblock("root"))
+    contractions = [b for b in blocks if _is_contraction(sch, b)]
+    if len(contractions) > 1:
+        raise _NotForeseenError
+    for block in contractions:
+        taken = [sch.get(b) for b in (block, *_tile_reduction(sch, block, machine))]
+        blocks = [b for b in blocks if not any(sch.get(b).same_as(t) for t in taken)]
+    _schedule_rest(sch, blocks, machine)
+
+
+def _schedule_simple(sch: Schedule, machine: Machine) -> None:
+    _schedule_rest(sch, sch.get_child_blocks(sch.get_sblock("root")), machine)
+
+
+def _schedule_rest(sch: Schedule, blocks: list[SBlockRV], machine: Machine) -> None:
+    for block in blocks:
+        if _is_reduction(sch, block):
+            _schedule_reduction(sch, block, machine)
+        else:
+            _schedule_spatial(sch, block, machine)
+
+
+def _is_reduction(sch: Schedule, block: SBlockRV) -> bool:
+    return any(v.iter_type == tirx.IterVar.CommReduce for v in sch.get(block).iter_vars)
+
+
+def _is_contraction(sch: Schedule, block: SBlockRV) -> bool:
+    return is_contraction(sch.get(block))
+
+
+def _vectorizable(sch: Schedule, block: SBlockRV) -> bool:
+    """Tell whether TVM may vectorise a block; LLVM vectorises what is left to it.
+
+    TVM mistypes vectors of booleans, and cannot have local variables in a vector's lanes.
+    """
+    body = sch.get(block).body
+    buffers = [region.source for region in (*sch.get(block).reads, *sch.get(block).writes)]
+    if any(str(buffer.ty.dtype) == "bool" for buffer in buffers):
+        return False
+    return not becomes_locals(body)
+
+
+def _epilogue(sch: Schedule, block: SBlockRV) -> list[SBlockRV]:
+    """What takes a tile out of registers: the elementwise block that follows, or copies.
+
+    A long chain of scalars is no epilogue: it runs fastest in a flat loop of its own.
+    """
+    consumers = sch.get_consumers(block)
+    if len(consumers) == 1 and not _is_reduction(sch, consumers[0]):
+        ours = _extents(sch, [x for x, k in _loops(sch, block) if k == "S"])
+        theirs = _extents(sch, sch.get_loops(consumers[0]))
+        if ours == theirs and not becomes_locals(sch.get(consumers[0]).body):
+            return consumers
+    return [sch.cache_write(block, i, "global") for i in range(len(sch.get(block).writes))]
+
+
+def _loops(sch: Schedule, block: SBlockRV) -> list[tuple[LoopRV, str]]:
+    """A block's loops, each S (spatial) or R (reduction); loops and iterators must match."""
+    loops = sch.get_loops(block)
+    kinds = sch.get(block).iter_vars
+    if len(loops) != len(kinds):
+        raise _NotForeseenError
+    reduce = tirx.IterVar.CommReduce
+    return [
+        (loop, "R" if v.iter_type == reduce else "S") for loop, v in zip(loops, kinds, strict=True)
+    ]
+
+
+def _extents(sch: Schedule, loops: list[LoopRV], unknown: int = 1) -> list[int]:
+    """How long loops are; for tiles, one whose length only the call tells has length 1."""
+    extents = [sch.get(loop).extent for loop in loops]
+    return [int(n) if isinstance(n, tirx.IntImm) else unknown for n in extents]
+
+
+def _turns(sch: Schedule, loops: list[LoopRV]) -> int:
+    """How often the body of loops runs, as far as it can be told."""
+    return math.prod(_extents(sch, loops, _UNKNOWN))
+
+
+def _split(sch: Schedule, loop: LoopRV, size: int) -> tuple[LoopRV, LoopRV]:
+    """A loop over pieces of a size that divides it, and one within."""
+    extent = sch.get(loop).extent
+    outer = int(extent) // size if isinstance(extent, tirx.IntImm) else None
+    first, second = sch.split(loop, [outer, size])
+    return first, second
+
+
+def _tile_reduction(sch: Schedule, block: SBlockRV, machine: Machine) -> list[SBlockRV]:
+    """Compute a reduction tile by tile in registers; returns the blocks it took along."""
+    loops = _loops(sch, block)
+    spatial = [loop for loop, kind in loops if kind == "S"]
+    reduce_loops = [loop for loop, kind in loops if kind == "R"]
+    extents = _extents(sch, spatial)
+    if not all(isinstance(sch.get(loop).extent, tirx.IntImm) for loop in reduce_loops):
+        raise _NotForeseenError
+    turns = _turns(sch, spatial) * _turns(sch, reduce_loops)
+    work = turns * count(sch.get(block).body, tirx.Mul)
+    if not extents:
+        return []
+    epilogue = _epilogue(sch, block)
+    depth = _extents(sch, reduce_loops)[-1]
+    accumulators = _accumulators(machine, depth)
+    strip = strip_of(sch.get(block), machine.lanes, accumulators + _SPARE)
+    if strip and not machine.tiling:
+        fused = tile_strip(sch, block, (spatial, reduce_loops), strip, epilogue)
+        return _begun(sch, block, fused, reduce_loops[0], work, machine, epilogue)
+    choose = machine.tiling or functools.partial(_register_tile, depth=depth)
+    tile = choose(extents, machine, len(sch.get(block).writes), columns_of(sch.get(block)))
+
+    outer, inner = [], []
+    for loop, size in zip(spatial, [*tile.rows, tile.columns], strict=True):
+        o, i = _split(sch, loop, size)
+        outer.append(o)
+        inner.append(i)
+    if tile.columns_first:
+        outer = [outer[-1], *outer[:-1]]
+    if machine.lanes == _LANED and depth % _LANED == 0:
+        # Two results bring twice the operands, all of which LLVM loads first: half as many terms.
+        several, each = _split(sch, reduce_loops[-1], _LANED // len(sch.get(block).writes))
+        reduce_loops = [*reduce_loops[:-1], several]
+        inner = [each, *inner]
+    sch.reorder(*outer, *reduce_loops, *inner)
+    copies = _copied_by_image(sch, block, extents[0], tile, machine)
+    shared = fused = sch.fuse(*outer[1 if copies else 0 :])
+    for following in epilogue:
+        sch.reverse_compute_at(following, fused, preserve_unit_loops=True)
+        _in_registers(sch, following, sch.get_loops(following)[2 if copies else 1 :], tile)
+    _in_registers(sch, block, inner, tile)
+    for copy in copies:
+        shared = outer[0]
+        sch.compute_at(copy, shared, preserve_unit_loops=True)
+    return [*_begun(sch, block, shared, reduce_loops[0], work, machine, epilogue), *copies]
+
+
+def _copied_by_image(
+    sch: Schedule, block: SBlockRV, images: int, tile: Tile, machine: Machine
+) -> list[SBlockRV]:
+    """What is best written image by image, each just before it is read: large padded copies.
+
+    Of all images at once it would go to memory and come back. Not where tiles of the same columns
+    follow each other over all images, nor where these can't be shared fairly.
+    """
+    even = images % machine.cores == 0 or images >= _FAIR * machine.cores
+    dimensions = len(tile.rows)
+    if images < 2 or dimensions < 3 or tile.rows[0] > 1 or tile.columns_first or not even:
+        return []
+    image = sch.get(block).iter_vars[0].var
+    found = []
+    for made in sch.get_producers(block):
+        written = [region.source for region in sch.get(made).writes]
+        reads = [r.region for r in sch.get(block).reads if any(map(r.source.same_as, written))]
+        alone = len(sch.get_consumers(made)) == 1 and not _is_reduction(sch, made)
+        if (
+            alone
+            and sum(map(bytes_of, written)) >= _FAR
+            and all(r[0].min.same_as(image) for r in reads)
+        ):
+            found.append(made)
+    return found
+
+
+def _begun(
+    sch: Schedule,
+    block: SBlockRV,
+    tiles: LoopRV,
+    first: LoopRV,
+    work: int,
+    machine: Machine,
+    epilogue: list[SBlockRV],
+) -> list[SBlockRV]:
+    """Share out a loop over tiles, and start the sums of each before its first reduction loop."""
+    if work >= PARALLEL_WORK and machine.cores > 1:
+        sch.parallel(tiles)
+    around = next(i for i, x in enumerate(sch.get_loops(block)) if _is_same(sch, x, first))
+    init = sch.decompose_reduction(block, first)
+    for loop in sch.get_loops(init)[around:-1]:
+        sch.unroll(loop)
+    sch.vectorize(sch.get_loops(init)[-1])
+    return epilogue
+
+
+def _is_same(sch: Schedule, one: LoopRV, other: LoopRV) -> bool:
+    return bool(sch.get(one).same_as(sch.get(other)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Tile:
+    """What is computed in registers at once: rows of each outer dimension, and vectors."""
+
+    rows: list[int]
+    vectors: int
+    width: int  # elements of the last dimension in a vector
+    columns_first: bool = False  # walk the last dimension outermost: its weights stay in the cache
+
+    @property
+    def columns(self) -> int:
+        """Elements of the last dimension."""
+        return self.vectors * self.width
+
+
+# Of extents, for so many results, of weights of which so many columns lie together.
+Tiling = Callable[[list[int], Machine, int, int | None], Tile]
+
+
+def _in_registers(sch: Schedule, block: SBlockRV, loops: list[LoopRV], tile: Tile) -> None:
+    """Unroll the loops over a tile and vectorise the innermost elements."""
+    vectors, lanes = sch.split(loops[-1], [tile.vectors, tile.width])
+    for loop in [*loops[:-1], vectors]:
+        sch.unroll(loop)
+    if _vectorizable(sch, block):
+        sch.vectorize(lanes)
+
+
+def _accumulators(machine: Machine, depth: int) -> int:
+    """How many registers may hold sums, of so many terms in the innermost loop.
+
+    A loop of few terms (the channels of an image) LLVM unrolls with the one around it. Where
+    weights are no operands in memory, those of all terms are in registers too.
+    """
+    unrolled = machine.lanes == _LANED and depth < _LANED
+    return (_ACCUMULATORS_UNROLLED if unrolled else _ACCUMULATORS) * machine.registers // 32
+
+
+def tile_of(blocks: Sequence[s_tir.SBlock], machine: Machine) -> Tile:
+    """What is computed at once of contractions that will be one block, and aren't scheduled yet."""
+    extents: dict[bool, list[int]] = {False: [], True: []}
+    for v in blocks[0].iter_vars:
+        n = int(v.dom.extent) if isinstance(v.dom.extent, tirx.IntImm) else 1
+        extents[v.iter_type == tirx.IterVar.CommReduce].append(n)
+    results = sum(len(block.writes) for block in blocks)
+    return _register_tile(extents[False], machine, results, None, extents[True][-1])
+
+
+def _register_tile(
+    extents: list[int], machine: Machine, results: int, together: int | None, depth: int
+) -> Tile:
+    """Choose what to compute at once, of each result; the columns that lie together, if it is said.
+
+    Vectors fill a register as well as they can; wider ones than a register are not promoted to
+    registers unless their width is a power of two, which costs a factor of ten.
+    """
+    width = max(d for d in divisors(extents[-1]) if d <= machine.lanes)
+    budget = _accumulators(machine, depth) // results
+    across = [d for d in divisors(extents[-1] // width) if d == 1 or d <= budget]
+    if together is not None:
+        across = [v for v in across if v * width == together] or across
+    rows = {v: _rows(extents[:-1], max(1, budget // v)) for v in across}
+    tiles = [Tile(rows[v], v, width, columns_first=together is not None) for v in across]
+    return min(tiles, key=_loads)
+
+
+def _rows(extents: list[int], most: int) -> list[int]:
+    """How many rows of each dimension, the last first, to compute at once."""
+    rows = [1] * len(extents)
+    for d in reversed(range(len(rows))):
+        rows[d] = max(n for n in divisors(extents[d]) if n <= most)
+        most //= rows[d]
+    return rows
+
+
+def _loads(tile: Tile) -> float:
+    """Loads to a vector of products: an element a row, and vectors of weights.
+
+    Vectors count twice, as they come from farther away; sums that are too few wait for each other.
+    """
+    rows = math.prod(tile.rows)
+    loads = 1 / tile.vectors + _FARTHER / rows
+    return loads * max(1.0, _IN_FLIGHT / (rows * tile.vectors))
+
+
+def divisors(n: int) -> list[int]:
+    """What divides `n`, in rising order."""
+    return [d for d in range(1, n + 1) if n % d == 0]
+
+
+def _schedule_reduction(sch: Schedule, block: SBlockRV, machine: Machine) -> None:
+    loops = _loops(sch, block)
+    spatial = [x for x, k in loops if k == "S"]
+    if not spatial or len(sch.get(block).writes) != 1:
+        return
+    if _last_index_is_spatial(sch, block) and not sch.get_consumers(block):
+        _tile_reduction(sch, block, machine)
+        return
+    extents = _extents(sch, spatial)
+    work = _turns(sch, [x for x, _ in loops])
+    if work >= PARALLEL_WORK and machine.cores > 1:
+        sch.parallel(spatial[0] if extents[0] > 1 else sch.fuse(*spatial))
+
+
+def _last_index_is_spatial(sch: Schedule, block: SBlockRV) -> bool:
+    """Tell whether neighbours in the output come from neighbours in every input."""
+    iters = sch.get(block).iter_vars
+    spatial = [v.var for v in iters if v.iter_type != tirx.IterVar.CommReduce]
+    for read in sch.get(block).reads:
+        if not read.region:
+            continue
+        index = read.region[-1].min
+        if not contains(index, tirx.Var, lambda v: v.same_as(spatial[-1])):
+            return False
+    return True
+
+
+def _schedule_spatial(sch: Schedule, block: SBlockRV, machine: Machine) -> None:
+    loops = sch.get_loops(block)
+    if not loops or sch.get(loops[0]).kind == tirx.ForKind.PARALLEL:  # shared with another block
+        return
+    extents = _extents(sch, loops)
+    if 0 in extents:  # fused, its index would be divided by nothing
+        return
+    work = _turns(sch, loops) * max(1, count(sch.get(block).body, object) // _NODES)
+    threads = work >= PARALLEL_WORK and machine.cores > 1
+    # LLVM vectorises the innermost loop. A short one it unrolls, to gather along the next.
+    flat = _is_flat(sch.get(block)) and math.prod(extents) == _turns(sch, loops)
+    if flat or is_dear(sch.get(block)):
+        enough = LONG * machine.lanes if flat and threads else math.inf if flat else LONG
+        while len(loops) > 1 and extents[-1] < enough:
+            extents[-2:] = [extents[-2] * extents[-1]]
+            loops[-2:] = [sch.fuse(*loops[-2:])]
+    if threads and len(loops) > 1:
+        sch.parallel(sch.fuse(*loops[:-1]))
+
+
+def _is_flat(block: s_tir.SBlock) -> bool:
+    """Tell whether a block reads and writes whole arrays, element by element, and scalars."""
+    at = [v.var for v in block.iter_vars]
+    extents = [v.dom.extent for v in block.iter_vars]
+    for region in (*(read for read in block.reads if len(read.region)), *block.writes):
+        same = len(region.region) == len(at) and all(
+            part.min.same_as(var) for part, var in zip(region.region, at, strict=True)
+        )
+        if not same or not tvm_ffi.structural_equal(list(region.source.shape), extents):
+            return False
+    return True

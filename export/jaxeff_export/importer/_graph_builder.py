@@ -1,0 +1,317 @@
+"""From a module to its graph.
+
+Calls are inlined (so repeated private functions become repeated nodes), composites are inlined
+unless they are known, and integer scalars known at import time are folded. Loops that stay small
+are unrolled, and branches that are cheap become selects; other loops and branches are nodes that
+hold graphs of their own.
+
+Sharp edge: both branches of a cheap ``if`` or ``case`` are computed (StableHLO is pure, so only
+time is lost).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from jaxlib.mlir import ir
+
+from jaxeff_export.importer.emission import fold
+from jaxeff_export.importer.reading import (
+    Complex,
+    Graph,
+    Node,
+    StableHLOParseError,
+    TensorType,
+    Unsupported,
+    UnsupportedOp,
+    UnsupportedOpError,
+    Value,
+    attribute,
+    constant_parts,
+    dense_array,
+    describe,
+    failure,
+    flattened,
+    functions_of,
+    is_complex,
+    paired,
+    part_type,
+    public_function,
+    refuse_endless_calls,
+    source_location,
+    splat,
+    tensor_type,
+)
+from jaxeff_export.importer.rules import is_annotation, node_name
+from jaxeff_export.importer.scalar import SCALAR_RULES
+
+MAX_UNROLLED_NODES = 400
+MAX_UNROLLED_TURNS = 8  # more would update the outputs of a scan by copying them each time
+MAX_TURNS = 10_000  # of all loops together, so that loops in loops take no longer
+MAX_SELECTED_NODES = 32
+_MOVES = ("stablehlo.broadcast_in_dim", "stablehlo.iota", "stablehlo.reshape")
+
+
+class GraphBuilder:
+    """Builds the :class:`Graph` of a module's public function, collecting what it cannot take."""
+
+    def __init__(
+        self,
+        module: ir.Module,
+        known_ops: Collection[str],
+        composites: Collection[str],
+        rewrite_complex: Callable[..., list[Value]],
+    ):
+        self._functions = functions_of(module)
+        self._known_ops = known_ops
+        self._composites = composites
+        self._rewrite_complex = rewrite_complex
+        self._nodes: list[Node] = []
+        self._templates: list[ir.Module] = []  # of operations that the module itself lacks
+        self._turns = 0  # iterations unrolled, those that were given up included
+        self.unsupported: list[UnsupportedOp] = []
+
+    def build(self) -> Graph:
+        """Return the graph of the public function.
+
+        Raises:
+            StableHLOParseError: there is no single public function with a body.
+        """
+        function = public_function(self._functions)
+        refuse_endless_calls(function, self._functions)
+        try:
+            kinds = [tensor_type(a.type) for a in function.regions[0].blocks[0].arguments]
+        except Unsupported as error:
+            self.unsupported.append(describe(function, f"argument of the public function: {error}"))
+            return Graph((), [], ())
+        arguments = tuple(Value(kind) for kind in kinds)
+        outputs = tuple(self._block(function.regions[0].blocks[0], arguments, {}))
+        if any(isinstance(output, Complex) for output in outputs):
+            reason = "result of the public function: TVM has no complex types"
+            self.unsupported.append(describe(function, reason))
+        return Graph(arguments, self._nodes, outputs)
+
+    def _block(
+        self, block: ir.Block, arguments: Sequence[Value], outer: dict[ir.Value, Value]
+    ) -> list[Value]:
+        """Add the nodes of a block; return the values its terminator returns."""
+        env = dict(outer)
+        env.update(zip(block.arguments, arguments, strict=True))
+        for view in block.operations:
+            op = view.operation
+            operands = tuple(env[operand] for operand in op.operands)
+            if op.name in ("func.return", "stablehlo.return"):
+                return list(operands)
+            try:
+                results = self._operation(op, operands, env)
+            except (StableHLOParseError, UnsupportedOpError):
+                raise
+            except Unsupported as error:
+                self.unsupported.append(describe(op, str(error)))
+                results = [_placeholder(result.type) for result in op.results]
+            except Exception as error:
+                raise failure(op, error) from error
+            env.update(zip(op.results, results, strict=True))
+        raise StableHLOParseError(
+            f"{source_location(op)}: the block ends in {op.name} instead of a return; only "
+            "StableHLO's own control flow is read"
+        )
+
+    def _operation(
+        self, op: ir.Operation, operands: tuple[Value, ...], env: dict[ir.Value, Value]
+    ) -> list[Value]:
+        match op.name:
+            case "stablehlo.constant" if is_complex(op.results[0].type):
+                kind = part_type(op.results[0].type)
+                real, imaginary = (Value(kind, constant=part) for part in constant_parts(op))
+                return [Complex.of(real, imaginary)]
+            case "stablehlo.constant":
+                kind = tensor_type(op.results[0].type)
+                return [_constant(op.attributes["value"], kind)]
+            case "func.call":
+                return self._call(attribute(op, "callee"), operands)
+            case "stablehlo.composite" if attribute(op, "name") not in self._composites:
+                return self._call(attribute(op, "decomposition"), operands)
+            case "stablehlo.optimization_barrier" | "sdy.sharding_constraint" | "sdy.reshard":
+                return list(operands)
+            case "stablehlo.create_token" | "stablehlo.after_all":
+                return [splat(True, TensorType((), "bool"))]  # they order nothing here
+            case "stablehlo.tuple" if not any(True for _ in op.results[0].uses):
+                return [splat(True, TensorType((), "bool"))]
+            case "stablehlo.custom_call" if is_annotation(op):
+                return list(operands[: len(op.results)])
+            case "stablehlo.if":
+                return self._branch(op, operands[0], (1, 0), env)  # branch 0 is the false one
+            case "stablehlo.case":
+                return self._branch(op, operands[0], range(len(op.regions)), env)
+            case "stablehlo.while":
+                unrolled = self._unroll(op, operands, env)
+                return self._loop(op, operands, env) if unrolled is None else unrolled
+        name = op.name
+        if name == "stablehlo.custom_call":
+            name = node_name(op, self._known_ops)
+        elif any(is_complex(value.type) for value in (*op.operands, *op.results)):
+            return self._rewrite_complex(op, operands, self._node, self._templates)
+        elif name not in self._known_ops:
+            raise Unsupported("no lowering to TVM is known")
+        kinds = [tensor_type(result.type) for result in op.results]
+        for operand in op.operands:
+            tensor_type(operand.type)
+        folded = fold(op, [o.constant for o in operands], [o.type.shape for o in operands], kinds)
+        if folded is not None:
+            return [splat(folded, kinds[0])]
+        return list(self._node(name, op, operands, kinds).results)
+
+    def _node(
+        self,
+        name: str,
+        op: ir.Operation,
+        operands: tuple[Value, ...],
+        kinds: Sequence[TensorType],
+    ) -> Node:
+        node = Node(name, op, operands)
+        node.results = tuple(Value(kind, node, i) for i, kind in enumerate(kinds))
+        self._nodes.append(node)
+        return node
+
+    def _call(self, name: str, operands: tuple[Value, ...]) -> list[Value]:
+        return self._block(self._functions[name].regions[0].blocks[0], operands, {})
+
+    def _region(
+        self,
+        op: ir.Operation,
+        index: int,
+        arguments: Sequence[Value],
+        env: dict[ir.Value, Value],
+    ) -> list[Value]:
+        return self._block(op.regions[index].blocks[0], arguments, env)
+
+    def _subgraph(
+        self, op: ir.Operation, index: int, arguments: Sequence[Value], env: dict[ir.Value, Value]
+    ) -> Graph:
+        """Build region ``index`` as a graph of its own; arguments without a node are its own."""
+        outer, self._nodes = self._nodes, []
+        try:
+            outputs = self._region(op, index, arguments, env)
+            return Graph(tuple(arguments), self._nodes, tuple(outputs))
+        finally:
+            self._nodes = outer
+
+    def _control(
+        self,
+        name: str,
+        op: ir.Operation,
+        operands: Sequence[Value],
+        bodies: Sequence[Graph],
+        kinds: Sequence[TensorType],
+    ) -> list[Value]:
+        captured = dict.fromkeys(value for body in bodies for value in body.captured())
+        node = self._node(name, op, (*operands, *captured), kinds)
+        node.bodies = tuple(bodies)
+        return list(node.results)
+
+    def _branch(
+        self, op: ir.Operation, index: Value, regions: Sequence[int], env: dict[ir.Value, Value]
+    ) -> list[Value]:
+        """Choose between the results of regions; an index out of range means the last."""
+        if index.constant is not None:
+            i = int(index.constant)
+            return self._region(op, regions[i if 0 <= i < len(regions) else -1], (), env)
+        branches = [self._subgraph(op, i, (), env) for i in regions]
+        chosen = branches[0].outputs
+        for branch in branches:
+            branch.outputs = tuple(flattened(branch.outputs))
+        nodes = [node for branch in branches for node in branch.nodes]
+        if len(nodes) <= MAX_SELECTED_NODES and all(_is_cheap(n) for n in nodes):
+            self._nodes += nodes
+            results = self._select(op, index, [branch.outputs for branch in branches])
+        else:
+            kinds = [output.type for output in branches[0].outputs]
+            results = self._control("importer.branch", op, [index], branches, kinds)
+        return paired(results, chosen)
+
+    def _select(
+        self, op: ir.Operation, index: Value, branches: Sequence[Sequence[Value]]
+    ) -> list[Value]:
+        chosen = list(branches[-1])
+        for i, branch in reversed(list(enumerate(branches[:-1]))):
+            if index.type.dtype == "bool":
+                hit = self._node("importer.not", op, (index,), [index.type]).result
+            else:
+                hit = self._node(
+                    "importer.equal",
+                    op,
+                    (index, splat(i, index.type)),
+                    [TensorType((), "bool")],
+                ).result
+            chosen = [
+                a if a is b else self._node("stablehlo.select", op, (hit, a, b), [a.type]).result
+                for a, b in zip(branch, chosen, strict=True)
+            ]
+        return chosen
+
+    def _unroll(
+        self, op: ir.Operation, operands: tuple[Value, ...], env: dict[ir.Value, Value]
+    ) -> list[Value] | None:
+        """Return a loop's results if its trip count is known and small, else None."""
+        carried = list(operands)
+        start, refused = len(self._nodes), len(self.unsupported)
+        for _ in range(MAX_UNROLLED_TURNS + 1):
+            if (
+                len(self._nodes) - start > MAX_UNROLLED_NODES
+                or len(self.unsupported) > refused
+                or self._turns > MAX_TURNS
+            ):
+                break
+            (proceed,) = self._region(op, 0, carried, env)
+            if proceed.constant is None:
+                break
+            if not bool(proceed.constant):
+                return carried
+            self._turns += 1
+            carried = self._region(op, 1, carried, env)
+        del self._nodes[start:]
+        del self.unsupported[refused:]
+        return None
+
+    def _loop(
+        self, op: ir.Operation, operands: tuple[Value, ...], env: dict[ir.Value, Value]
+    ) -> list[Value]:
+        """Add a loop; what its body hands on unchanged is not carried."""
+        block = op.regions[1].blocks[0]
+        returned = list(block.operations)[-1].operands
+        unchanged = [a == r for a, r in zip(block.arguments, returned, strict=True)]
+        fresh = paired([Value(o.type) for o in flattened(operands)], operands)
+        arguments = [o if u else f for o, u, f in zip(operands, unchanged, fresh, strict=True)]
+        bodies = [self._subgraph(op, i, arguments, env) for i in (0, 1)]
+        carried = [i for i, u in enumerate(unchanged) if not u]
+        for body in bodies:
+            body.arguments = tuple(flattened(arguments[i] for i in carried))
+        bodies[1].outputs = tuple(flattened(bodies[1].outputs[i] for i in carried))
+        inits = flattened(operands[i] for i in carried)
+        results = self._control("importer.loop", op, inits, bodies, [o.type for o in inits])
+        final = iter(paired(results, [operands[i] for i in carried]))
+        return [o if u else next(final) for o, u in zip(operands, unchanged, strict=True)]
+
+
+def _is_cheap(node: Node) -> bool:
+    return node.name in SCALAR_RULES or node.name in _MOVES
+
+
+def _constant(elements: Any, kind: TensorType) -> Value:
+    if isinstance(elements, ir.DenseElementsAttr) and (elements.is_splat or kind.size == 1):
+        scalar = ir.DenseElementsAttr.get_splat(
+            ir.RankedTensorType.get([], elements.type.element_type), elements.get_splat_value()
+        )
+        return splat(dense_array(scalar), kind)
+    return Value(kind, constant=dense_array(elements))
+
+
+def _placeholder(mlir_type: ir.Type) -> Value:
+    """Stand in for a result that could not be imported, so that the rest is still checked."""
+    try:
+        kind = tensor_type(mlir_type)
+    except Unsupported:
+        kind = TensorType((), "float32")
+    return Value(kind)

@@ -1,0 +1,86 @@
+"""The entry point: StableHLO in, a TVM module out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import tvm
+from jaxlib.mlir import ir
+
+# Rules register themselves when the package of their family is imported.
+import jaxeff_export.importer.linalg
+import jaxeff_export.importer.scalar  # noqa: F401
+from jaxeff_export.compiler.passes import narrow_floats_to_bits
+from jaxeff_export.compiler.tir import lets_to_locals
+from jaxeff_export.importer._graph_builder import GraphBuilder
+from jaxeff_export.importer.emission import CompositeRule, Emitter, known_ops
+from jaxeff_export.importer.reading import (
+    Source,
+    StableHLOParseError,
+    Unsupported,
+    UnsupportedOpError,
+    describe,
+    failure,
+    functions_of,
+    generalize,
+    is_dynamic,
+    legalize,
+    load_module,
+    of_size,
+    public_function,
+)
+from jaxeff_export.importer.rules import rewrite
+
+
+def import_stablehlo(
+    source: Source, *, composites: Mapping[str, CompositeRule] | None = None
+) -> tvm.IRModule:
+    """Import a StableHLO module into Relax.
+
+    Args:
+        source: StableHLO text, a portable artifact's bytes, an MLIR module, or an ``Exported``
+            from ``jax.export``. Dynamic dimensions of the arguments become one symbolic size.
+        composites: lowerings of ``stablehlo.composite`` by name, each called as
+            ``lowering(block_builder, *tensors, **attributes)`` and returning one Relax expression
+            or a list of them. Composites that are not named here are inlined.
+
+    Returns:
+        A module whose ``main`` takes the arguments of the public function in order, and returns
+        a tensor, or a tuple where the function has several results (or none).
+
+    Raises:
+        StableHLOParseError: the source cannot be read, or has no public function.
+        UnsupportedOpError: operations without a lowering; all of the module's are named.
+    """
+    module = load_module(source)
+    with module.context:
+        function = public_function(functions_of(module))
+        arguments = [argument.type for argument in function.regions[0].blocks[0].arguments]
+    if not any(is_dynamic(kind) for kind in arguments):
+        legalize(module)
+        return _import(module, composites or {})
+
+    def import_at(size: int) -> tvm.IRModule:
+        return _import(of_size(module, arguments, size), composites or {})
+
+    try:
+        return generalize(import_at)
+    except (StableHLOParseError, UnsupportedOpError):
+        raise
+    except Unsupported as error:
+        raise UnsupportedOpError([describe(function, str(error))]) from error
+    except Exception as error:
+        raise failure(function, error) from error
+
+
+def _import(module: ir.Module, composites: Mapping[str, CompositeRule]) -> tvm.IRModule:
+    builder = GraphBuilder(module, known_ops(), set(composites), rewrite)
+    with module.context, ir.Location.unknown():
+        graph = builder.build()
+        emitter = Emitter(composites)
+        if not builder.unsupported:
+            emitter.emit(graph)
+    unsupported = builder.unsupported + emitter.unsupported
+    if unsupported:
+        raise UnsupportedOpError(unsupported)
+    return narrow_floats_to_bits(lets_to_locals(emitter.bb.get()))

@@ -1,0 +1,268 @@
+"""Elementwise regions: connected elementwise operations become one loop.
+
+Nothing is emitted for an elementwise node until something else needs its tensor. Then the node and
+all elementwise ancestors that have no tensor yet are emitted as one ``te.compute`` whose body is a
+chain of scalar lets. Intermediates that others need too become further outputs of the same loop
+when they are dear, and are computed again when they are cheap. Broadcasts, splat constants and
+iotas are read in place: they never become tensors of their own unless another operation asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tvm import te, tirx
+from tvm.tirx import Expr
+
+from jaxeff_export.importer.reading import Node, Value, attribute, integers
+from jaxeff_export.importer.scalar import (
+    SCALAR_RULES,
+    ScalarOp,
+    Scope,
+    apply_scalar,
+    held,
+    literal,
+    load,
+    store,
+)
+
+INDEXED = ("stablehlo.broadcast_in_dim", "stablehlo.iota")
+MAX_REGION = 128  # nodes; TVM walks nested lets recursively
+KEEP_COST = 8  # additions; dearer intermediates are stored rather than computed again
+
+
+def is_elementwise(value: Value) -> bool:
+    """Tell whether the value is computed element by element, and so is lazily emitted."""
+    return value.node is not None and (
+        value.node.name in SCALAR_RULES or value.node.name in INDEXED
+    )
+
+
+def region_of(root: Value, emitted: dict[Value, object]) -> list[Value]:
+    """Return the unemitted elementwise ancestors of ``root``, in topological order, root last."""
+    order: list[Value] = []
+    seen: set[Value] = set()
+    stack: list[tuple[Value, bool]] = [(root, False)]
+    while stack:
+        value, done = stack.pop()
+        if done:
+            order.append(value)
+            continue
+        if value in seen:
+            continue
+        seen.add(value)
+        stack.append((value, True))
+        for operand in _region_operands(value):
+            if (
+                operand not in seen
+                and operand not in emitted
+                and is_elementwise(operand)
+                and operand.type.shape == root.type.shape
+            ):
+                stack.append((operand, False))
+    return order
+
+
+def _region_operands(value: Value) -> Sequence[Value]:
+    """The operands that may be computed in the same loop (a broadcast's may not)."""
+    if value.node is None or value.node.name in INDEXED:
+        return ()
+    return value.node.operands
+
+
+def with_siblings(
+    region: list[Value], emitted: dict[Value, object]
+) -> tuple[list[Value], list[Value]]:
+    """Add what else is computed from a region's values and can be computed in the same loop.
+
+    The mean and the variance of an activation share most of their terms, but neither needs the
+    other: emitted one by one, the shared terms would go through memory or be computed twice.
+
+    Returns:
+        The larger region, in topological order, and its roots: the values that need a tensor.
+    """
+    roots, order = [region[-1]], dict.fromkeys(region)
+    for value in _needing_tensors(region, emitted):
+        added = [v for v in region_of(value, emitted) if v not in order]
+        ready = all(v in emitted or v.constant is not None for v in leaves_of([*order, *added]))
+        if ready and len(order) + len(added) <= MAX_REGION:
+            order.update(dict.fromkeys(added))
+            roots.append(value)
+    return list(order), roots
+
+
+def _needing_tensors(region: Sequence[Value], emitted: dict[Value, object]) -> list[Value]:
+    """The elementwise values downstream of a region that something else wants as a tensor."""
+    found: list[Value] = []
+    seen = set(region)
+    stack = list(region)
+    while stack and len(seen) < 2 * MAX_REGION:
+        for user in stack.pop().users:
+            for value in user.results:
+                if value in seen or value in emitted or not _in_loop(value, region[-1]):
+                    continue
+                seen.add(value)
+                stack.append(value)
+                if value.is_output or not all(
+                    _in_loop(result, value) for u in value.users for result in u.results
+                ):
+                    found.append(value)
+    return found
+
+
+def _in_loop(value: Value, other: Value) -> bool:
+    """Tell whether a value is computed element by element, in the same loop as another."""
+    return (
+        is_elementwise(value)
+        and bool(_region_operands(value))
+        and value.type.shape == other.type.shape
+    )
+
+
+def kept_values(region: Sequence[Value], roots: Sequence[Value]) -> list[Value]:
+    """Choose which values of a region get a tensor: its roots, and what is dear and used outside.
+
+    The last root to be computed comes last.
+    """
+    inside = {value.node for value in region}
+    costs: dict[Value, int] = {}
+    kept = []
+    for value in region:
+        entry = SCALAR_RULES.get(value.node.name) if value.node else None
+        own = entry.cost if entry else 0
+        costs[value] = own + sum(costs.get(o, 0) for o in set(_region_operands(value)))
+        outside = value.is_output or any(user not in inside for user in value.users)
+        if value in roots or (outside and costs[value] >= KEEP_COST):
+            kept.append(value)
+            costs[value] = 0
+    return kept
+
+
+def leaves_of(region: Sequence[Value]) -> list[Value]:
+    """The values whose tensors the region reads: operands from outside, sources of broadcasts."""
+    inside = set(region)
+    leaves: dict[Value, None] = {}
+    for value in region:
+        assert value.node is not None
+        if value.node.name == "stablehlo.broadcast_in_dim":
+            source, _ = broadcast_source(value)
+            if not is_immediate(source):
+                leaves[source] = None
+            continue
+        for operand in value.node.operands:
+            if operand not in inside and not is_immediate(operand):
+                leaves[operand] = None
+    return list(leaves)
+
+
+def is_immediate(value: Value) -> bool:
+    """Tell whether a value is a splat constant, which is written into the code."""
+    return value.constant is not None and value.constant.ndim == 0
+
+
+def broadcast_source(value: Value) -> tuple[Value, tuple[int | None, ...]]:
+    """Follow a chain of broadcasts to its source.
+
+    Returns:
+        The source, and for each of its dimensions the result dimension that indexes it, or None
+        where it has size one and is repeated.
+    """
+    dims: list[int | None] = list(range(len(value.type.shape)))
+    while value.node is not None and value.node.name == "stablehlo.broadcast_in_dim":
+        source = value.node.operands[0]
+        mapped = integers(value.node.op, "broadcast_dimensions")
+        dims = [
+            dims[d] if source.type.shape[i] == value.type.shape[d] else None
+            for i, d in enumerate(mapped)
+        ]
+        value = source
+    return value, tuple(dims)
+
+
+def compute_region(
+    region: Sequence[Value], kept: Sequence[Value], leaves: Sequence[Value], *tensors: te.Tensor
+) -> te.Tensor | Sequence[te.Tensor]:
+    """Build the loop of a region in TE; one output for each kept value."""
+    tensor_of = dict(zip(leaves, tensors, strict=True))
+    shape = region[-1].type.shape
+
+    def body(*indices: Expr) -> Expr | tuple[Expr, ...]:
+        results = tuple(_element(region, value, tensor_of, indices) for value in kept)
+        return results[0] if len(results) == 1 else results
+
+    return te.compute(shape, body, name=region_name(region))
+
+
+def _element(
+    region: Sequence[Value],
+    root: Value,
+    tensor_of: dict[Value, te.Tensor],
+    indices: Sequence[Expr],
+) -> Expr:
+    """The scalar expression of one kept value at one index."""
+    needed = _needed(region, root)
+    scope = Scope()
+    scalars: dict[Value, Expr] = {}
+
+    def scalar(value: Value) -> Expr:
+        if value in scalars:
+            return scalars[value]
+        if is_immediate(value):
+            return immediate(value)
+        # The predicate of a select and the bounds of a clamp may be scalars beside tensors.
+        at = indices if value.type.shape else ()
+        scalars[value] = scope.let(load(tensor_of[value](*at)))
+        return scalars[value]
+
+    for value in region:
+        if value in needed:
+            scalars[value] = _apply(scope, value, scalar, tensor_of, indices)
+    return scope.wrap(store(scalars[root], root.type.dtype))
+
+
+def _apply(scope, value, scalar, tensor_of, indices) -> Expr:  # type: ignore[no-untyped-def]
+    node = value.node
+    if node.name == "stablehlo.iota":
+        dimension = attribute(node.op, "iota_dimension")
+        counter = ScalarOp(value.type.dtype, None)
+        return apply_scalar("stablehlo.convert", scope, counter, indices[dimension])
+    if node.name == "stablehlo.broadcast_in_dim":
+        source, dims = broadcast_source(value)
+        if is_immediate(source):
+            return immediate(source)
+        at = [tirx.const(0, "int64") if d is None else indices[d] for d in dims]
+        return scope.let(load(tensor_of[source](*at)))
+    return apply_scalar(
+        node.name, scope, scalar_op(node, value), *(scalar(operand) for operand in node.operands)
+    )
+
+
+def scalar_op(node: Node, value: Value) -> ScalarOp:
+    """Describe an elementwise node to its scalar rule."""
+    same = len(node.operands) == 2 and node.operands[0] is node.operands[1]
+    return ScalarOp(value.type.dtype, node.op, same)
+
+
+def immediate(value: Value) -> Expr:
+    """Return a splat constant as a scalar literal, as scopes hold it."""
+    assert value.constant is not None
+    kind = value.type.dtype
+    item = value.constant.item() if held(kind) == kind else float(value.constant)
+    return literal(item, held(kind))
+
+
+def _needed(region: Sequence[Value], root: Value) -> set[Value]:
+    inside = set(region)
+    needed, stack = {root}, [root]
+    while stack:
+        for operand in _region_operands(stack.pop()):
+            if operand in inside and operand not in needed:
+                needed.add(operand)
+                stack.append(operand)
+    return needed
+
+
+def region_name(region: Sequence[Value]) -> str:
+    """Name a region after its last operation."""
+    names = [v.node.name.rpartition(".")[2] for v in region if v.node]
+    return names[-1] if len(names) == 1 else f"region_{names[-1]}"

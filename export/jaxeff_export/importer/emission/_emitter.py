@@ -1,0 +1,310 @@
+"""From the graph to Relax: demand-driven emission of tensors, and the table of rules.
+
+A rule is ``rule(emitter, node) -> list of Relax variables``, one for each result. Elementwise
+operations have no rule here: see ``elementwise``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tvm
+from jaxlib.mlir import ir
+from tvm import relax, te, tirx
+from tvm.runtime import tensor as runtime_tensor
+
+from jaxeff_export.importer.emission._elementwise import (
+    INDEXED,
+    MAX_REGION,
+    compute_region,
+    immediate,
+    is_immediate,
+    kept_values,
+    leaves_of,
+    region_name,
+    region_of,
+    with_siblings,
+)
+from jaxeff_export.importer.emission._loops import kernel
+from jaxeff_export.importer.reading import (
+    Graph,
+    Node,
+    TensorType,
+    Unsupported,
+    UnsupportedOp,
+    UnsupportedOpError,
+    Value,
+    attribute,
+    describe,
+    failure,
+)
+from jaxeff_export.importer.scalar import HELD_AS_FLOAT32, SCALAR_RULES, store
+
+MAX_STORED_SPLAT = 4096  # elements
+
+Rule = Callable[["Emitter", Node], Sequence[relax.Expr]]
+CompositeRule = Callable[..., "relax.Expr | Sequence[relax.Expr]"]
+RULES: dict[str, Rule] = {}
+_OPAQUE = 8  # TVM's OpPatternKind.kOpaque
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Register the lowering of one or more operations."""
+
+    def register(function: Rule) -> Rule:
+        for name in names:
+            RULES[name] = function
+        return function
+
+    return register
+
+
+def known_ops() -> set[str]:
+    """The names of all operations with a lowering."""
+    return {*RULES, *SCALAR_RULES, *INDEXED, "stablehlo.composite"}
+
+
+class Emitter:
+    """Emits the live part of a graph into a Relax dataflow block.
+
+    Attributes:
+        bb: the block builder; rules emit into it.
+        unsupported: what could not be taken, in program order.
+    """
+
+    def __init__(self, composites: Mapping[str, CompositeRule]):
+        self.bb = relax.BlockBuilder()
+        self.unsupported: list[UnsupportedOp] = []
+        self.composites = composites
+        self._emitted: dict[Value, relax.Expr] = {}
+        self._parameters: list[relax.Var] = []
+
+    def emit(self, graph: Graph) -> None:
+        """Emit ``graph`` as the function ``main``."""
+        self._function(graph, graph.arguments, graph.outputs, unpack=True)
+
+    def emit_body(
+        self, graph: Graph, captured: Sequence[Value], outputs: Sequence[Value]
+    ) -> tvm.IRModule:
+        """Emit the body of a loop or branch in a module of its own.
+
+        Args:
+            graph: the body.
+            captured: what it takes after its arguments.
+            outputs: the values to return.
+
+        Returns:
+            A module whose ``main`` takes arguments and captured values, and returns a tuple.
+        """
+        body = Emitter(self.composites)
+        body._function(graph, [*graph.arguments, *captured], outputs, unpack=False)
+        self.unsupported += body.unsupported
+        return body.bb.get()
+
+    def _function(
+        self, graph: Graph, arguments: Sequence[Value], outputs: Sequence[Value], *, unpack: bool
+    ) -> None:
+        live = _live_nodes(graph, outputs)
+        parameters = [
+            relax.Var(f"arg{i}", relax.TensorType(value.type.shape, value.type.dtype))
+            for i, value in enumerate(arguments)
+        ]
+        self._parameters = parameters
+        self._emitted.update(zip(arguments, parameters, strict=True))
+        with self.bb.function("main", parameters):
+            with self.bb.dataflow():
+                for node in live:
+                    if node.name not in SCALAR_RULES and node.name not in INDEXED:
+                        self._emit_node(node)
+                tensors = [self.tensor(value) for value in outputs]
+                alone = unpack and len(tensors) == 1
+                result = self.bb.emit_output(tensors[0] if alone else relax.Tuple(tensors))
+            self.bb.emit_func_output(result)
+
+    def tensor(self, value: Value) -> relax.Expr:
+        """Return the tensor of a value, emitting what it takes."""
+        if value not in self._emitted:
+            if value.type.size == 0:
+                self._emitted[value] = self._empty(value.type)
+            elif value.constant is not None:
+                self._emitted[value] = self._constant(value)
+            else:
+                self._emit_region(value)
+        return self._emitted[value]
+
+    def _empty(self, kind: TensorType) -> relax.Expr:
+        """A tensor of no elements.
+
+        TVM cannot load these as constants, and would make constants of what depends on nothing:
+        so it is computed "from" an argument. Without arguments it is memory that nothing writes.
+        """
+        if not self._parameters:
+            shape = relax.ShapeExpr(kind.shape)
+            return self.bb.emit(relax.op.builtin.alloc_tensor(shape, kind.dtype, 0))
+
+        def nothing(_: te.Tensor) -> te.Tensor:
+            return te.compute(kind.shape, lambda *_: tirx.const(0, kind.dtype), name="empty")
+
+        return self.bb.emit_te(nothing, self._parameters[0], primfunc_name_hint="empty")
+
+    def _constant(self, value: Value) -> relax.Expr:
+        """A constant; a large one whose elements are all the same is filled at run time."""
+        assert value.constant is not None
+        if value.constant.ndim or value.type.size <= MAX_STORED_SPLAT:
+            return constant(np.broadcast_to(value.constant, value.type.shape))
+        element = store(immediate(value), value.type.dtype)
+        shape = value.type.shape
+
+        def fill() -> te.Tensor:
+            return te.compute(shape, lambda *_: element, name="splat")
+
+        return self.bb.emit_te(fill, primfunc_name_hint="splat")
+
+    def te(self, function: Callable, *operands: Value, name: str, alone: bool = False) -> relax.Var:
+        """Emit ``function``, which maps TE tensors of the operands to its result in TE.
+
+        A kernel that is ``alone`` is not fused with its neighbours, nor is one of narrow floats.
+        """
+        tensors = [self.tensor(operand) for operand in operands]
+        alone = alone or any(operand.type.dtype in HELD_AS_FLOAT32 for operand in operands)
+        attributes = {"op_pattern": _OPAQUE} if alone else None
+        return self.bb.emit_te(
+            function, *tensors, primfunc_name_hint=name, primfunc_attrs=attributes
+        )
+
+    def kernel(self, body: Callable[..., None], node: Node, *, name: str) -> list[relax.Expr]:
+        """Emit an imperative kernel that reads all operands of a node and writes its results.
+
+        Splat constants among the operands become literals.
+        """
+        results = [(value.type.shape, value.type.dtype) for value in node.results]
+
+        def function(*tensors: te.Tensor) -> object:
+            rest = iter(tensors)
+            operands = [immediate(v) if is_immediate(v) else next(rest) for v in node.operands]
+            return kernel(body, operands, results, name)
+
+        written = self.te(function, *(v for v in node.operands if not is_immediate(v)), name=name)
+        return self.unpack(written, len(results))
+
+    def unpack(self, result: relax.Expr, count: int) -> list[relax.Expr]:
+        """Return the first ``count`` tensors of a kernel's result: a tuple, or the only tensor."""
+        if not isinstance(result.ty, relax.TupleType):
+            return [result]
+        return [self.bb.emit(relax.TupleGetItem(result, i)) for i in range(count)]
+
+    def reshape(self, tensor: relax.Expr, shape: Sequence[int]) -> relax.Expr:
+        """Reshape a tensor if its shape is another."""
+        if tuple(int(d) for d in tensor.ty.shape) == tuple(shape):
+            return tensor
+        return self.bb.emit(relax.op.reshape(tensor, tuple(shape)))
+
+    def _emit_node(self, node: Node) -> None:
+        try:
+            if node.name == "stablehlo.composite":
+                results: Sequence[relax.Expr] = self._emit_composite(node)
+            else:
+                results = RULES[node.name](self, node)
+        except Unsupported as error:
+            self.unsupported.append(describe(node.op, str(error)))
+            results = [
+                self.bb.emit(relax.op.zeros(r.type.shape, r.type.dtype)) for r in node.results
+            ]
+        except UnsupportedOpError:
+            raise
+        except Exception as error:
+            raise failure(node.op, error) from error
+        self._emitted.update(zip(node.results, results, strict=True))
+
+    def _emit_composite(self, node: Node) -> Sequence[relax.Expr]:
+        attributes = _composite_attributes(node.op)
+        name = attribute(node.op, "name")
+        operands = [self.tensor(operand) for operand in node.operands]
+        results = self.composites[name](self.bb, *operands, **attributes)
+        return results if isinstance(results, Sequence) else [results]
+
+    def _emit_region(self, root: Value) -> None:
+        # Small tensors that are broadcast into the region, and constants, come first.
+        while True:
+            region = region_of(root, self._emitted)
+            pending = [leaf for leaf in leaves_of(region) if leaf not in self._emitted]
+            for leaf in pending:
+                self.tensor(leaf)
+            if not pending:
+                break
+        if len(region) > MAX_REGION:
+            region = region[:MAX_REGION]
+            inside = {value.node for value in region}
+            kept = [v for v in region if v.is_output or any(u not in inside for u in v.users)]
+            self._emit_kept(region, kept, alone=True)
+            self._emit_region(root)
+            return
+        region, roots = with_siblings(region, self._emitted)
+        self._emit_kept(region, kept_values(region, roots))
+
+    def _emit_kept(
+        self, region: Sequence[Value], kept: Sequence[Value], *, alone: bool = False
+    ) -> None:
+        leaves = leaves_of(region)
+        alone = alone or any(value.type.dtype in HELD_AS_FLOAT32 for value in kept)
+
+        def function(*tensors: te.Tensor) -> object:
+            return compute_region(region, kept, leaves, *tensors)
+
+        try:
+            result = self.te(function, *leaves, name=region_name(region), alone=alone)
+        except Unsupported as error:
+            assert region[-1].node is not None
+            raise UnsupportedOpError([describe(region[-1].node.op, str(error))]) from error
+        except Exception as error:
+            assert region[-1].node is not None
+            raise failure(region[-1].node.op, error) from error
+        self._emitted.update(zip(kept, self.unpack(result, len(kept)), strict=True))
+
+
+def constant(array: np.ndarray) -> relax.Expr:
+    """Return an array as a Relax constant, keeping its rank and dtype."""
+    data = np.array(array, order="C", copy=True)  # np.ascontiguousarray would drop rank 0
+    return relax.const(runtime_tensor(data))
+
+
+def _live_nodes(graph: Graph, outputs: Sequence[Value]) -> list[Node]:
+    """Drop nodes that no output needs, and record every value's users.
+
+    A tensor of no elements needs no node.
+    """
+    inside = set(graph.nodes)
+    live: set[Node] = set()
+    stack = [value.node for value in outputs if value.type.size]
+    while stack:
+        node = stack.pop()
+        if node is None or node in live or node not in inside:
+            continue
+        live.add(node)
+        for operand in node.operands:
+            operand.users.append(node)
+            if operand.type.size:
+                stack.append(operand.node)
+    for value in outputs:
+        value.is_output = True
+    return [node for node in graph.nodes if node in live]
+
+
+def _composite_attributes(op: ir.Operation) -> dict[str, object]:
+    """Read a composite's attributes: numbers, booleans, strings and arrays of them."""
+    if "composite_attributes" not in op.attributes:
+        return {}
+    named: Any = op.attributes["composite_attributes"]
+    return {item.name: _python(item.attr) for item in named}
+
+
+def _python(item: Any) -> object:
+    if isinstance(item, ir.DenseElementsAttr):
+        return np.array(item)
+    if isinstance(item, ir.ArrayAttr):
+        return [_python(part) for part in item]
+    if hasattr(item, "value"):
+        return item.value
+    raise Unsupported(f"the composite attribute {item} is of an unknown kind")

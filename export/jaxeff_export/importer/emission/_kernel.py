@@ -1,0 +1,148 @@
+"""Sequences of compiled calls as one TIR function: what the bodies of loops become.
+
+A body is emitted like any function, fused and scheduled for any machine, and the kernels it calls
+are then laid one after the other, with buffers in the place of its tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tvm
+from tvm import relax, s_tir, tirx
+
+from jaxeff_export.compiler import fuse
+from jaxeff_export.compiler.schedules import ANY_MACHINE, schedule_cpu
+from jaxeff_export.compiler.tir import lets_to_locals, renamed
+from jaxeff_export.importer.emission._in_place import Step
+from jaxeff_export.importer.emission._loops import Code
+from jaxeff_export.importer.emission._views import View
+from jaxeff_export.importer.reading import TensorType
+from jaxeff_export.importer.scalar import HELD_AS_FLOAT32
+
+
+class Kernel:
+    """A TIR function under construction.
+
+    Attributes:
+        constants: tensors known at import time, which become parameters.
+        spilled: temporaries that become further results: TVM would make float32 of them.
+    """
+
+    def __init__(self) -> None:
+        self.constants: dict[tvm.ir.GenericConst, tirx.Buffer] = {}
+        self.spilled: list[tirx.Buffer] = []
+        self._allocated: list[tirx.Buffer] = []
+
+    def allocate(self, kind: TensorType, name: str) -> tirx.Buffer:
+        """Return a new buffer that lives as long as the function runs."""
+        buffer = declare(kind, name)
+        if kind.dtype in HELD_AS_FLOAT32:
+            self.spilled.append(buffer)
+        else:
+            self.adopt([buffer])
+        return buffer
+
+    def adopt(self, buffers: Sequence[tirx.Buffer]) -> None:
+        """Take over buffers that an inlined function allocates."""
+        self._allocated += list(buffers)
+
+    def inline(
+        self, module: tvm.IRModule, inputs: Sequence[tirx.Buffer]
+    ) -> tuple[list[Step], list[tirx.Buffer]]:
+        """Return the kernels of a body and the buffers that hold its results.
+
+        Args:
+            module: as ``Emitter.emit_body`` returns it.
+            inputs: one buffer for each parameter of its ``main``.
+
+        Returns:
+            The kernels, and one buffer for each result: an input where that is the result.
+        """
+        return _Body(self, _scheduled(module)).inline(inputs)
+
+    def function(
+        self, inputs: Sequence[tirx.Buffer], outputs: Sequence[tirx.Buffer], body: tirx.Stmt
+    ) -> tirx.PrimFunc:
+        """Return the finished function: it takes inputs, constants, outputs and what is spilled."""
+        root = s_tir.SBlock([], [], [], "root", body, alloc_buffers=self._allocated)
+        return tirx.PrimFunc(
+            [*inputs, *self.constants.values(), *outputs, *self.spilled],
+            s_tir.SBlockRealize([], True, root),
+        ).with_attr({"s_tir": True, "tirx.noalias": True, "tirx.is_scheduled": True})
+
+
+def declare(kind: TensorType, name: str) -> tirx.Buffer:
+    """Return a buffer for a tensor of type ``kind``."""
+    return tirx.decl_buffer([tirx.const(n, "int64") for n in kind.shape], kind.dtype, name)
+
+
+def copy(
+    source: tirx.Buffer, target: tirx.Buffer, offsets: Sequence[tirx.Expr] | None = None
+) -> tirx.Stmt:
+    """Copy one buffer into another: into all of it, or into a part that starts at ``offsets``."""
+    code = Code()
+    part = View(code.write, target)
+    if offsets is not None:
+        part = part.shifted(*offsets)
+    code.copy(View(code.write, source), part, source.ty.shape)
+    return code.finish()
+
+
+def _scheduled(module: tvm.IRModule) -> tvm.IRModule:
+    fused = fuse(relax.transform.LegalizeOps()(module))
+    return lets_to_locals(schedule_cpu(fused, ANY_MACHINE))
+
+
+class _Body:
+    """Walks the bindings of one Relax function."""
+
+    def __init__(self, kernel: Kernel, module: tvm.IRModule):
+        self._kernel = kernel
+        self._module = module
+        self._values: dict[relax.Var, tirx.Buffer | list[tirx.Buffer]] = {}
+        self._steps: list[Step] = []
+
+    def inline(self, inputs: Sequence[tirx.Buffer]) -> tuple[list[Step], list[tirx.Buffer]]:
+        main = self._module["main"]
+        self._values.update(zip(main.params, inputs, strict=True))
+        for block in main.body.blocks:
+            for binding in block.bindings:
+                self._values[binding.var] = self._binding(binding)
+        results = self._value(main.body.body)
+        assert isinstance(results, list)
+        return self._steps, results
+
+    def _binding(self, binding: relax.Binding) -> tirx.Buffer | list[tirx.Buffer]:
+        value = binding.value
+        if isinstance(value, relax.Call) and getattr(value.op, "name", "") == "relax.call_tir":
+            return self._call(value, binding.var)
+        return self._value(value)
+
+    def _value(self, expr: relax.Expr) -> tirx.Buffer | list[tirx.Buffer]:
+        if isinstance(expr, relax.Tuple):
+            return [self._value(field) for field in expr.fields]  # type: ignore[misc]
+        if isinstance(expr, relax.TupleGetItem):
+            return self._value(expr.tuple_value)[expr.index]  # type: ignore[index]
+        if isinstance(expr, tvm.ir.GenericConst):
+            return self._constant(expr)
+        return self._values[expr]
+
+    def _constant(self, expr: tvm.ir.GenericConst) -> tirx.Buffer:
+        constants = self._kernel.constants
+        if expr not in constants:
+            constants[expr] = declare(TensorType.of(expr.ty), f"constant{len(constants)}")
+        return constants[expr]
+
+    def _call(self, call: relax.Call, var: relax.Var) -> tirx.Buffer | list[tirx.Buffer]:
+        name, arguments = call.args
+        tuple_type = isinstance(var.ty, relax.TupleType)
+        types = var.ty.fields if tuple_type else [var.ty]
+        results = [self._kernel.allocate(TensorType.of(ty), name.name_hint) for ty in types]
+        function = s_tir.renew_defs(self._module[name])
+        taken = [self._value(a) for a in arguments.fields]
+        place = dict(zip(function.params, [*taken, *results], strict=True))
+        body = renamed(function.body, place)
+        self._kernel.adopt(body.block.alloc_buffers)
+        self._steps.append(Step(body.block.body, tuple(taken), tuple(results)))  # type: ignore[arg-type]
+        return results if tuple_type else results[0]

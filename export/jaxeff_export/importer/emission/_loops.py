@@ -1,0 +1,184 @@
+"""Imperative kernels: loops and branches that read and write views of tensors.
+
+Some operations are no pure function of the output's index: a scatter writes where its indices say,
+a sort moves elements about, a factorization overwrites a matrix. Their kernels are written by a
+function that is handed the :class:`Code` to write into and one :class:`View` per tensor:
+
+```python
+from tvm import te
+
+from jaxeff_export.importer.emission import Code, View, kernel
+
+def body(code: Code, x: View, total: View) -> None:
+    total[()] = 0.0
+    with code.loop(8) as i:
+        total[()] = total[()] + x[i]
+
+total = kernel(body, [te.placeholder((8,), "float32")], [((), "float32")], name="total")
+```
+
+What is written are ordinary statements of TVM, so nothing depends on the target, and a kernel may
+become part of a larger loop. Scalars live in one-element local buffers, which LLVM turns into
+registers; TVM takes time exponential in chains of named values (``Let`` and ``Bind`` alike).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from tvm import te, tirx
+from tvm.tirx import Expr
+
+from jaxeff_export.importer.emission._views import Index, Splat, View, declare, int64
+from jaxeff_export.importer.scalar import Scope, dtype_of, held
+
+
+class Code(Scope):
+    """A statement being written, and the scope of the scalars that it names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._open: list[list[tirx.Stmt]] = [[]]
+
+    def write(self, statement: tirx.Stmt) -> None:
+        """Append a statement."""
+        self._open[-1].append(statement)
+
+    def let(self, expr: Expr) -> Expr:
+        """Evaluate ``expr`` here, and name its value."""
+        if isinstance(expr, tirx.Var | tirx.IntImm | tirx.FloatImm):
+            return expr
+        return self.variable(expr)[()]
+
+    def variable(self, initial: Expr) -> View:
+        """Declare a scalar that may change, of the dtype of its initial value."""
+        variable = self.local(dtype_of(initial))
+        variable[()] = initial
+        return variable
+
+    def local(self, dtype: str, *shape: int) -> View:
+        """Declare a local tensor, which holds elements as scopes do; a scalar without a shape."""
+        scope = "global" if shape else "local"
+        buffer = declare([max(n, 1) for n in shape or (1,)], held(dtype), "local", scope)
+        self.write(tirx.AllocBuffer(buffer))
+        return View(self.write, buffer, None if shape else lambda *index: (*index, 0))
+
+    @contextmanager
+    def loop(self, stop: Index, start: Index = 0) -> Iterator[Expr]:
+        """Repeat what is written inside for every integer from ``start`` up to ``stop``."""
+        # Loops in TIR start at zero: TVM's own shifting of others forgets the loops inside.
+        i = tirx.Var("i", "int64")
+        with self._nested() as inside:
+            yield i + int64(start)
+        if isinstance(stop, int) and isinstance(start, int):
+            stop = max(stop, start)  # TVM refuses negative extents
+        self.write(_for(i, int64(stop) - int64(start), inside()))
+
+    @contextmanager
+    def loops(self, shape: Sequence[Index]) -> Iterator[tuple[tirx.Var, ...]]:
+        """Repeat what is written inside for every index of ``shape``."""
+        index = tuple(tirx.Var(f"i{d}", "int64") for d in range(len(shape)))
+        with self._nested() as inside:
+            yield index
+        body = inside()
+        for i, extent in reversed(list(zip(index, shape, strict=True))):
+            body = _for(i, int64(extent), body)
+        self.write(body)
+
+    @contextmanager
+    def loop_while(self, condition: Expr) -> Iterator[None]:
+        """Repeat what is written inside while ``condition`` holds; it is read again each time."""
+        with self._nested() as inside:
+            yield
+        self.write(tirx.While(condition, inside()))
+
+    @contextmanager
+    def when(self, *conditions: Expr) -> Iterator[None]:
+        """Do what is written inside only if all conditions hold."""
+        with self._nested() as inside:
+            yield
+        self.write(
+            tirx.IfThenElse(tirx.all(*conditions), inside(), None) if conditions else inside()
+        )
+
+    def copy(self, source: View, target: View, shape: Sequence[Index]) -> None:
+        """Copy all elements of ``source``."""
+        with self.loops(shape) as index:
+            if source.dtype == target.dtype:
+                target.put(source.get(index), index)
+            else:  # one is a local that holds narrow floats
+                target[index] = source[index]
+
+    def exchange(self, x: View, y: View) -> None:
+        """Exchange two scalars."""
+        first = self.let(x[()])
+        x[()] = y[()]
+        y[()] = first
+
+    def swap(self, x: View, y: View, length: Index) -> None:
+        """Exchange two vectors."""
+        with self.loop(length) as i:
+            self.exchange(x.at(i), y.at(i))
+
+    def finish(self) -> tirx.Stmt:
+        """Return the statement written so far."""
+        return _sequence(self._open[0])
+
+    @contextmanager
+    def _nested(self) -> Iterator[Callable[[], tirx.Stmt]]:
+        statements: list[tirx.Stmt] = []
+        self._open.append(statements)
+        yield lambda: _sequence(statements)
+        self._open.pop()
+
+
+def kernel(
+    body: Callable[..., None],
+    operands: Sequence[te.Tensor | Expr],
+    results: Sequence[tuple[Sequence[int], str]],
+    name: str,
+) -> te.Tensor | list[te.Tensor]:
+    """Emit an imperative kernel in TE.
+
+    Args:
+        body: called as ``body(code, *views of the operands, *views of the results)``.
+        operands: what it reads; a scalar stands for a tensor of such elements.
+        results: the shapes and dtypes of what it writes.
+        name: of the kernel.
+
+    Returns:
+        The results.
+    """
+    tensors = [x for x in operands if isinstance(x, te.Tensor)]
+
+    def statement(ins: Sequence[tirx.Buffer], outs: Sequence[tirx.Buffer]) -> tirx.Stmt:
+        code = Code()
+        buffers = itertools.chain(ins, outs)
+        reads = [
+            View(code.write, next(buffers)) if isinstance(x, te.Tensor) else Splat(x)
+            for x in operands
+        ]
+        body(code, *reads, *(View(code.write, buffer) for buffer in buffers))
+        return code.finish()
+
+    return te.extern(
+        [tuple(shape) for shape, _ in results],
+        tensors,
+        statement,
+        name=name,
+        dtype=[dtype for _, dtype in results],
+        in_buffers=[declare(x.shape, x.dtype, f"x{i}") for i, x in enumerate(tensors)],
+        out_buffers=[declare(*result, f"y{i}") for i, result in enumerate(results)],
+    )
+
+
+def _for(i: tirx.Var, extent: Expr, body: tirx.Stmt) -> tirx.Stmt:
+    return tirx.For(i, int64(0), extent, tirx.ForKind.SERIAL, body)
+
+
+def _sequence(statements: list[tirx.Stmt]) -> tirx.Stmt:
+    if not statements:
+        return tirx.Evaluate(tirx.const(0, "int32"))
+    return statements[0] if len(statements) == 1 else tirx.SeqStmt(statements)

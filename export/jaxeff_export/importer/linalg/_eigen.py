@@ -1,0 +1,168 @@
+"""Symmetric eigenvalue problems (syevd): Householder tridiagonalization, then implicit QL.
+
+Shifts, directions and rotations are chosen as LAPACK chooses them for matrices of up to 25 rows,
+so that eigenvectors come out with the same signs. For larger ones LAPACK divides and conquers:
+there vectors agree up to their signs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from tvm import relax, tirx
+from tvm.tirx import Expr
+
+from jaxeff_export.importer.emission import Code, Emitter, View, rule
+from jaxeff_export.importer.linalg._householder import identity, reflect, tridiagonalize
+from jaxeff_export.importer.linalg._rotations import rotate, rotation, signed
+from jaxeff_export.importer.reading import Node, backend_integer
+
+_SWEEPS = 30  # per row, before the iteration is said to fail
+
+
+@rule("custom_call @lapack_ssyevd_ffi", "custom_call @lapack_dsyevd_ffi")
+def _syevd(e: Emitter, node: Node) -> Sequence[relax.Expr]:
+    lower = backend_integer(node.op, "uplo") == ord("L")
+    *batch, n, _ = node.results[0].type.shape
+    dtype = node.results[0].type.dtype
+
+    def body(code: Code, matrices: View, vectors: View, values: View, infos: View) -> None:
+        work, row = code.local(dtype, n, n), code.local(dtype, n)
+        off, tau = code.local(dtype, n), code.local(dtype, n)
+        with code.loops(batch) as at:
+            a, z, d, info = (view.at(*at) for view in (matrices, vectors, values, infos))
+            with code.loops((n, n)) as (i, j):
+                inside = (i >= j) if lower else (i <= j)
+                work[i, j] = tirx.if_then_else(inside, a[i, j], a[j, i])
+            reduced, diagonal, beside, back = work, d, off, z
+            if not lower:  # from the other end
+                reduced = work.map(lambda i, j: (n - 1 - i, n - 1 - j))
+                diagonal = d.map(lambda i: (n - 1 - i,))
+                beside = off.map(lambda i: (n - 2 - i,))
+                back = z.map(lambda i, j: (n - 1 - i, j))
+            tridiagonalize(code, reduced, n, diagonal, beside, tau)
+            identity(code, z, (n, n))
+            diagonalize(code, d, off, z, n, info)
+            with code.loop(n - 1) as step:
+                k = n - 2 - step
+                v = reduced.T.at(k).shifted(k + 2)
+                reflect(code, back.shifted(k + 1, 0), (n - k - 2, n), v, tau[k], row)
+
+    return e.kernel(body, node, name="syevd")
+
+
+def diagonalize(code: Code, d: View, e: View, z: View, n: int, info: View) -> None:
+    """Find the eigenvalues of a tridiagonal matrix, ascending, and multiply their vectors to ``z``.
+
+    ``d`` is the diagonal, which they overwrite, and ``e`` the off-diagonal. ``info`` becomes 1 if
+    the iteration does not converge, else 0.
+    """
+    limits = np.finfo(d.dtype)
+    epsilon, tiny = (tirx.const(float(x), d.dtype) for x in (limits.eps / 2, limits.tiny))
+    zero, no = tirx.const(0, "int64"), tirx.const(False, "bool")
+    start, head, goal, step, end, length, sweeps = (code.local("int64") for _ in range(7))
+
+    def link(k: Expr) -> Expr:  # where the off-diagonal between k and k + step is
+        return tirx.min(k, k + step[()])
+
+    def linked(k: Expr) -> Expr:  # and whether it counts
+        return e[k] * e[k] > epsilon * epsilon * tirx.abs(d[k]) * tirx.abs(d[k + 1]) + tiny
+
+    start[()] = zero
+    sweeps[()] = tirx.const(n * _SWEEPS + 1, "int64")
+    with code.loop_while(tirx.And(start[()] < n, sweeps[()] > 0)):
+        head[()] = start[()]
+        goal[()] = start[()]
+        step[()] = zero + 1
+        with code.loop_while(tirx.if_then_else(goal[()] < n - 1, linked(goal[()]), no)):
+            goal[()] = goal[()] + 1
+        start[()] = goal[()] + 1
+        with code.when(tirx.abs(d[goal[()]]) < tirx.abs(d[head[()]])):
+            code.exchange(head, goal)
+            step[()] = zero - 1
+        # A block from head to goal, whose eigenvalues converge one by one, at the head.
+        with code.loop_while(tirx.And((goal[()] - head[()]) * step[()] >= 0, sweeps[()] > 0)):
+            end[()] = head[()]
+            with code.loop_while(tirx.if_then_else(end[()] != goal[()], linked(link(end[()])), no)):
+                end[()] = end[()] + step[()]
+            length[()] = (end[()] - head[()]) * step[()]
+            with code.when(length[()] > 1):
+                _sweep(code, d, e, z, n, head[()], length[()], step[()])
+                sweeps[()] = sweeps[()] - 1
+            with code.when(length[()] == 1):
+                _solve_pair(code, d, e, z, n, link(head[()]))
+            with code.when(length[()] <= 1):
+                head[()] = head[()] + (length[()] + 1) * step[()]
+    info[()] = tirx.Cast("int32", sweeps[()] <= 0)
+    with code.loop(n) as i, code.when(tirx.isnan(d[i])):
+        info[()] = tirx.const(1, "int32")
+    _sort(code, d, z, n)
+
+
+def _sweep(
+    code: Code, d: View, e: View, z: View, n: int, head: Expr, length: Expr, step: Expr
+) -> None:
+    """Chase a bulge from ``head + length * step`` to the head, with Wilkinson's shift."""
+    c, s, g, p, r = (code.local(d.dtype) for _ in range(5))
+    one, two = tirx.const(1, d.dtype), tirx.const(2, d.dtype)
+    first = e[tirx.min(head, head + step)]
+    g[()] = (d[head + step] - d[head]) / (two * first)
+    r[()] = signed(tirx.sqrt(g[()] * g[()] + one), g[()])
+    g[()] = d[head + length * step] - d[head] + first / (g[()] + r[()])
+    s[()] = one
+    c[()] = one
+    p[()] = tirx.const(0, d.dtype)
+    with code.loop(length) as back:
+        k = head + (length - 1 - back) * step
+        near, far = e.at(tirx.min(k, k + step)), e.at(tirx.min(k + step, k + 2 * step))
+        f, b = code.let(s[()] * near[()]), code.let(c[()] * near[()])
+        rotation(code, g[()], f, c, s, r)
+        with code.when(back > 0):
+            far[()] = r[()]
+        g[()] = d[k + step] - p[()]
+        r[()] = (d[k] - g[()]) * s[()] + two * c[()] * b
+        p[()] = s[()] * r[()]
+        d[k + step] = g[()] + p[()]
+        g[()] = c[()] * r[()] - b
+        rotate(code, z, n, k + step, k, c[()], s[()])
+    d[head] = d[head] - p[()]
+    e[tirx.min(head, head + step)] = g[()]
+
+
+def _solve_pair(code: Code, d: View, e: View, z: View, n: int, k: Expr) -> None:
+    """Diagonalize rows ``k`` and ``k + 1`` by one rotation; the larger eigenvalue comes first."""
+    dtype = d.dtype
+    zero, one, half = (tirx.const(x, dtype) for x in (0, 1, 0.5))
+    a, b, other = code.let(d[k]), code.let(e[k]), code.let(d[k + 1])
+    total, difference, twice = code.let(a + other), code.let(a - other), code.let(b + b)
+    root = code.let(tirx.sqrt(difference * difference + twice * twice))
+    swap = code.let(tirx.abs(a) <= tirx.abs(other))
+    larger, smaller = tirx.Select(swap, other, a), tirx.Select(swap, a, other)
+    down = code.let(total < zero)
+    d[k] = half * (total + tirx.Select(down, -root, root))
+    product = (larger / d[k]) * smaller - (b / d[k]) * b
+    d[k + 1] = tirx.if_then_else(total == zero, -half * root, product)
+    left = code.let(difference < zero)
+    sum_ = code.let(difference + tirx.Select(left, -root, root))
+    steep = code.let(tirx.abs(sum_) > tirx.abs(twice))
+    none = code.let(tirx.And(tirx.Not(steep), twice == zero))
+    tangent = code.let(tirx.if_then_else(steep, -twice / sum_, -sum_ / twice))
+    short = code.let(one / tirx.sqrt(one + tangent * tangent))
+    cosine = code.let(tirx.Select(none, one, tirx.Select(steep, tangent * short, short)))
+    sine = code.let(tirx.Select(none, zero, tirx.Select(steep, short, tangent * short)))
+    same = code.let(tirx.EQ(tirx.Cast("int32", down), tirx.Cast("int32", left)))
+    c, s = tirx.Select(same, -sine, cosine), tirx.Select(same, cosine, sine)
+    rotate(code, z, n, k, k + 1, code.let(c), code.let(s))
+
+
+def _sort(code: Code, d: View, z: View, n: int) -> None:
+    """Sort eigenvalues and their vectors."""
+    least = code.local("int64")
+    with code.loop(n) as i:
+        least[()] = i
+        with code.loop(n, i + 1) as j, code.when(d[j] < d[least[()]]):
+            least[()] = j
+        with code.when(least[()] != i):
+            code.exchange(d.at(i), d.at(least[()]))
+            code.swap(z.T.at(i), z.T.at(least[()]), n)

@@ -1,0 +1,238 @@
+"""Operations that are written as other StableHLO before the graph is built.
+
+Deprecated operations, operations that are several others, and those that do nothing on a single
+device. Each is a JAX function of the operands, ``@expansion("stablehlo.x") def _(op, *operands)``,
+traced for the operation's types; a call of the traced function takes the operation's place.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import func
+from jaxlib.mlir.passmanager import PassManager
+
+from jaxeff_export.importer.reading._attributes import attribute, integers
+from jaxeff_export.importer.reading._errors import Unsupported
+from jaxeff_export.importer.reading._functions import operations
+from jaxeff_export.importer.reading._types import TensorType, tensor_type
+
+Expansion = Callable[..., "jax.Array | Sequence[jax.Array]"]
+# jaxlib's CHLO decompositions are XLA's own, so the numbers agree with XLA's.
+LEGALIZE_CHLO = "builtin.module(func.func(chlo-legalize-to-stablehlo))"
+EXPANSIONS: dict[str, Expansion] = {}
+_SYMBOL = re.compile(r"@([\w$.-]+)")
+
+
+def expansion(*names: str) -> Callable[[Expansion], Expansion]:
+    """Register what one or more operations are written as."""
+
+    def register(function: Expansion) -> Expansion:
+        for name in names:
+            EXPANSIONS[name] = function
+        return function
+
+    return register
+
+
+def expand(module: ir.Module) -> None:
+    """Replace every operation of ``module`` that has an expansion, where it applies."""
+    found = [
+        op
+        for op, _ in operations(module.operation)
+        if op.name in EXPANSIONS or op.name == "stablehlo.get_tuple_element"
+    ]
+    for i, op in enumerate(found):
+        try:
+            if op.name == "stablehlo.get_tuple_element":
+                _untuple(op)
+            else:
+                _replace(module, op, f"expansion{i}")
+        except Unsupported:
+            continue  # the graph builder refuses it, and says where it came from
+
+
+def _replace(module: ir.Module, op: ir.Operation, prefix: str) -> None:
+    kinds = [tensor_type(operand.type) for operand in op.operands]
+    results = [tensor_type(result.type) for result in op.results]
+    text = _traced(op, kinds, results)
+    renamed = ir.Module.parse(_SYMBOL.sub(rf"@{prefix}.\1", text))
+    PassManager.parse(LEGALIZE_CHLO).run(renamed.operation)
+    for function in list(renamed.body.operations):
+        added = function.operation.clone(ir.InsertionPoint(module.body))
+        added.attributes["sym_visibility"] = ir.StringAttr.get("private")
+    with ir.InsertionPoint(op), op.location:
+        call = func.CallOp([r.type for r in op.results], f"{prefix}.main", list(op.operands))
+    for old, new in zip(op.results, call.results, strict=True):
+        old.replace_all_uses_with(new)
+    op.erase()
+
+
+def _untuple(op: ir.Operation) -> None:
+    """Use what went into a tuple instead of taking it out again."""
+    owner: Any = op.operands[0].owner
+    if not isinstance(owner, ir.Block) and owner.operation.name == "stablehlo.tuple":
+        op.results[0].replace_all_uses_with(owner.operation.operands[attribute(op, "index")])
+        op.erase()
+
+
+def _traced(op: ir.Operation, kinds: Sequence[TensorType], results: Sequence[TensorType]) -> str:
+    def function(*operands: jax.Array) -> list[jax.Array]:
+        found = EXPANSIONS[op.name](op, *operands)
+        found = found if isinstance(found, Sequence) else [found]
+        return [x.astype(kind.numpy_dtype) for x, kind in zip(found, results, strict=True)]
+
+    arguments = [jax.ShapeDtypeStruct(kind.shape, kind.numpy_dtype) for kind in kinds]
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+        return jax.jit(function, keep_unused=True).lower(*arguments).as_text()
+
+
+@expansion("stablehlo.dot")
+def _dot(op: ir.Operation, x: jax.Array, y: jax.Array) -> jax.Array:
+    kind = tensor_type(op.results[0].type)
+    return lax.dot(x, y, preferred_element_type=kind.numpy_dtype)
+
+
+@expansion("stablehlo.einsum", "stablehlo.unary_einsum")
+def _einsum(op: ir.Operation, *operands: jax.Array) -> jax.Array:
+    kind = tensor_type(op.results[0].type)
+    equation = attribute(op, "einsum_config")
+    return jnp.einsum(equation, *operands, preferred_element_type=kind.numpy_dtype)
+
+
+@expansion("stablehlo.broadcast")
+def _broadcast(op: ir.Operation, x: jax.Array) -> jax.Array:
+    return lax.broadcast(x, integers(op, "broadcast_sizes"))
+
+
+@expansion("stablehlo.torch_index_select")
+def _torch_index_select(op: ir.Operation, x: jax.Array, index: jax.Array) -> jax.Array:
+    batch = attribute(op, "batch_dims")
+    axis = attribute(op, "dim") - batch
+
+    def select(x: jax.Array, index: jax.Array) -> jax.Array:
+        return jnp.take(x, index, axis, mode="clip")
+
+    for _ in range(batch):
+        select = jax.vmap(select)
+    return select(x, index)
+
+
+@expansion("stablehlo.real_dynamic_slice")
+def _real_dynamic_slice(
+    op: ir.Operation, x: jax.Array, start: jax.Array, limit: jax.Array, stride: jax.Array
+) -> jax.Array:
+    if not (_constant(op.operands[3]) == 1).all():
+        raise Unsupported("its strides are not known at import time")
+    starts = [start[d] for d in range(x.ndim)]
+    return lax.dynamic_slice(x, starts, tensor_type(op.results[0].type).shape)
+
+
+@expansion("stablehlo.get_dimension_size")
+def _get_dimension_size(op: ir.Operation, x: jax.Array) -> jax.Array:
+    return jnp.int32(x.shape[attribute(op, "dimension")])
+
+
+@expansion("stablehlo.set_dimension_size")
+def _set_dimension_size(op: ir.Operation, x: jax.Array, size: jax.Array) -> jax.Array:
+    if int(_constant(op.operands[1])) != x.shape[attribute(op, "dimension")]:
+        raise Unsupported("the size of its result is not the operand's")
+    return x
+
+
+def _constant(value: ir.Value) -> np.ndarray:
+    """Return the integers that a value holds.
+
+    Raises:
+        Unsupported: they are not a constant.
+    """
+    owner: Any = value.owner
+    if not isinstance(owner, ir.Block) and owner.operation.name == "stablehlo.constant":
+        return np.array(owner.operation.attributes["value"])
+    raise Unsupported("an operand is not known at import time")
+
+
+@expansion("stablehlo.batch_norm_inference")
+def _batch_norm_inference(
+    op: ir.Operation,
+    x: jax.Array,
+    scale: jax.Array,
+    offset: jax.Array,
+    mean: jax.Array,
+    variance: jax.Array,
+) -> jax.Array:
+    along, _, epsilon = _features(op, x)
+    deviation = jnp.sqrt(variance + epsilon)
+    return along(scale) * ((x - along(mean)) / along(deviation)) + along(offset)
+
+
+@expansion("stablehlo.batch_norm_training")
+def _batch_norm_training(
+    op: ir.Operation, x: jax.Array, scale: jax.Array, offset: jax.Array
+) -> Sequence[jax.Array]:
+    along, others, epsilon = _features(op, x)
+    mean = jnp.mean(x, others)
+    variance = jnp.mean(jnp.square(x - along(mean)), others)
+    deviation = jnp.sqrt(variance + epsilon)
+    return [along(scale) * ((x - along(mean)) / along(deviation)) + along(offset), mean, variance]
+
+
+@expansion("stablehlo.batch_norm_grad")
+def _batch_norm_grad(
+    op: ir.Operation,
+    x: jax.Array,
+    scale: jax.Array,
+    mean: jax.Array,
+    variance: jax.Array,
+    grad: jax.Array,
+) -> Sequence[jax.Array]:
+    along, others, epsilon = _features(op, x)
+    centred, deviation = x - along(mean), jnp.sqrt(variance + epsilon)
+    grad_mean = jnp.mean(grad, others)
+    slope = jnp.mean(grad * centred, others) / (variance + epsilon)
+    grad_x = along(scale / deviation) * (grad - along(grad_mean) - along(slope) * centred)
+    grad_scale = jnp.sum(grad * centred / along(deviation), others)
+    return [grad_x, grad_scale, jnp.sum(grad, others)]
+
+
+def _features(
+    op: ir.Operation, x: jax.Array
+) -> tuple[Callable[[jax.Array], jax.Array], tuple[int, ...], jax.Array]:
+    """How to lay a vector along the feature dimension, the other dimensions, and epsilon."""
+    feature = attribute(op, "feature_index")
+    others = tuple(d for d in range(x.ndim) if d != feature)
+    epsilon = jnp.asarray(attribute(op, "epsilon"), x.dtype)
+    return lambda vector: jnp.expand_dims(vector, others), others, epsilon
+
+
+@expansion("stablehlo.partition_id", "stablehlo.replica_id")
+def _id(_: ir.Operation) -> jax.Array:
+    return jnp.uint32(0)
+
+
+@expansion(
+    "stablehlo.all_gather",
+    "stablehlo.all_reduce",
+    "stablehlo.all_to_all",
+    "stablehlo.cross-replica-sum",
+    "stablehlo.reduce_scatter",
+)
+def _collective(op: ir.Operation, *operands: jax.Array) -> Sequence[jax.Array]:
+    if np.array(op.attributes["replica_groups"]).any():
+        raise Unsupported("it communicates, and TVM has a single device")
+    return operands
+
+
+@expansion("stablehlo.collective_permute")
+def _collective_permute(op: ir.Operation, x: jax.Array) -> jax.Array:
+    pairs = np.array(op.attributes["source_target_pairs"])
+    if pairs.any():
+        raise Unsupported("it communicates, and TVM has a single device")
+    return x if pairs.size else jnp.zeros_like(x)

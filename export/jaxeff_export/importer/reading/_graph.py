@@ -1,0 +1,114 @@
+"""A program as one flat dataflow graph: what the emitter reads.
+
+Loops and dear branches are nodes that hold graphs of their own; everything else is flat.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+import numpy as np
+from jaxlib.mlir import ir
+
+from jaxeff_export.importer.reading._types import TensorType
+
+_BROADCAST = "stablehlo.broadcast_in_dim"
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Value:
+    """One tensor of the graph: result ``index`` of ``node``, or an argument (node is None)."""
+
+    type: TensorType
+    node: Node | None = None
+    index: int = 0
+    constant: np.ndarray | None = None  # set for constants; 0-d stands for a splat
+    users: list[Node] = dataclasses.field(default_factory=list)
+    is_output: bool = False
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Node:
+    """One operation: its name, operands and results; ``op`` holds the attributes and regions."""
+
+    name: str
+    op: ir.Operation
+    operands: tuple[Value, ...]
+    results: tuple[Value, ...] = ()
+    bodies: tuple[Graph, ...] = ()  # of a loop or branch; its last operands are what these capture
+
+    @property
+    def result(self) -> Value:
+        """The only result."""
+        (value,) = self.results
+        return value
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Graph:
+    """A program: its arguments, its nodes in topological order, its outputs."""
+
+    arguments: tuple[Value, ...]
+    nodes: list[Node]
+    outputs: tuple[Value, ...]
+
+    def captured(self) -> list[Value]:
+        """The values from outside that the nodes and outputs use.
+
+        Constants are left out, and of broadcasts the source is taken: they are read in place. Some
+        products read what was transposed, so that is taken, too.
+        """
+        inside = set(self.nodes)
+        found: dict[Value, None] = {}
+        for value in [*(o for node in self.nodes for o in node.operands), *self.outputs]:
+            while value.node and value.node not in inside and value.node.name == _BROADCAST:
+                value = value.node.operands[0]
+            if value.constant is None and value.node not in inside:
+                found[value] = None
+                if value.node and value.node.name == "stablehlo.transpose":
+                    found.update(dict.fromkeys(value.node.operands))
+        return [value for value in found if value not in self.arguments]
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Complex(Value):
+    """The two parts of a complex tensor, each of which has its ``type``."""
+
+    parts: tuple[Value, ...] = ()
+
+    @classmethod
+    def of(cls, real: Value, imaginary: Value) -> Complex:
+        """Pair two parts."""
+        return cls(real.type, parts=(real, imaginary))
+
+    @property
+    def real(self) -> Value:
+        """The real part."""
+        return self.parts[0]
+
+    @property
+    def imaginary(self) -> Value:
+        """The imaginary part."""
+        return self.parts[1]
+
+
+def flattened(values: Iterable[Value]) -> list[Value]:
+    """Return values with pairs taken apart."""
+    flat: list[Value] = []
+    for value in values:
+        flat += value.parts if isinstance(value, Complex) else [value]
+    return flat
+
+
+def paired(flat: Iterable[Value], like: Iterable[Value]) -> list[Value]:
+    """Put values together again: the inverse of :func:`flattened`."""
+    rest = iter(flat)
+    return [
+        Complex.of(next(rest), next(rest)) if isinstance(v, Complex) else next(rest) for v in like
+    ]
+
+
+def splat(item: object, kind: TensorType) -> Value:
+    """Return a constant whose elements are all ``value``."""
+    return Value(kind, constant=np.asarray(item, dtype=kind.numpy_dtype))

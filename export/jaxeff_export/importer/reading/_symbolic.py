@@ -1,0 +1,211 @@
+"""Batch-polymorphic modules: one import for every size of the dynamic dimensions.
+
+A module with dynamic dimensions is imported for a few fixed sizes, by the same rules as any other.
+Where the results differ in nothing but numbers that are linear in the size, these numbers become
+expressions of one symbolic variable, and the module holds for every size. That it does is checked
+against imports at the smallest sizes too, where a rule would first decide otherwise.
+
+Sharp edges: all dynamic dimensions of the arguments are one and the same size. A number that is
+not linear in the size, such as a tensor of size squared, is refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tvm
+from tvm import relax, tirx
+from tvm_ffi import structural_map
+from tvm_ffi.serialization import from_json_graph_str
+
+from jaxeff_export.importer.reading._errors import Unsupported
+
+_SIZES = ((101, 103), (211, 223), (307, 311))  # a line's two points; tried in turn
+_SMALL_SIZE = 2  # where a rule would first decide otherwise
+_FIRST_MARK = 2_000_000_000  # more than any number of a module, and still 32 bits
+
+_CALL_TIR = tvm.ir.Op.get("relax.call_tir")
+
+Json = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """A number that is linear in the size."""
+
+    slope: int
+    offset: int
+
+    def at(self, size: Any) -> Any:
+        """The number at a size, which may be an expression."""
+        value = size if self.slope == 1 else size * self.slope
+        return value + self.offset if self.offset else value
+
+
+def generalize(at_size: Callable[[int], tvm.IRModule]) -> tvm.IRModule:
+    """Return the module that is ``at_size(n)`` for every size n.
+
+    Args:
+        at_size: imports the module with all dynamic dimensions of one size.
+
+    Raises:
+        Unsupported: the imports differ in more than numbers that are linear in the size.
+    """
+    for sizes in _SIZES:
+        samples = [_nodes(at_size(size)) for size in sizes]
+        if len(samples[0]["nodes"]) == len(samples[1]["nodes"]):
+            break
+    else:
+        raise Unsupported("its code depends on the size in more than its shapes")
+    lines = _lines(sizes, samples)
+    if not _same(_fixed(samples[0], lines, _SMALL_SIZE), at_size(_SMALL_SIZE)):
+        raise Unsupported(f"its code for the size {_SMALL_SIZE} is another than for {sizes[0]}")
+    return _symbolic(samples[0], lines)
+
+
+def _nodes(mod: tvm.IRModule) -> Json:
+    return json.loads(tvm.ir.save_json(mod))
+
+
+def _lines(sizes: tuple[int, int], samples: Sequence[Json]) -> dict[int, Line]:
+    """For each node that differs, its number as a line in the size."""
+    lines: dict[int, Line] = {}
+    pairs = zip(samples[0]["nodes"], samples[1]["nodes"], strict=True)
+    for index, (one, other) in enumerate(pairs):
+        if one == other:
+            continue
+        if one["type"] != other["type"] or one["type"] not in ("int", "ir.FloatImm"):
+            raise Unsupported(f"its code depends on the size in a {one['type']}")
+        slope = (_number(other) - _number(one)) / (sizes[1] - sizes[0])
+        offset = _number(one) - slope * sizes[0]
+        if slope % 1 or offset % 1:
+            raise Unsupported(f"{_number(one)} at the size {sizes[0]} is not linear in the size")
+        lines[index] = Line(int(slope), int(offset))
+    return lines
+
+
+def _number(node: Json) -> float:
+    return node["data"] if node["type"] == "int" else node["data"]["value"]
+
+
+def _with_numbers(sample: Json, numbers: Mapping[int, float]) -> tvm.IRModule:
+    nodes = list(sample["nodes"])
+    for index, number in numbers.items():
+        node = nodes[index]
+        if node["type"] == "int":
+            nodes[index] = {"type": "int", "data": int(number)}
+        else:
+            nodes[index] = {**node, "data": {**node["data"], "value": float(number)}}
+    # TVM's load_json would first read and rewrite it all for the sake of what older versions wrote.
+    return from_json_graph_str(json.dumps({**sample, "nodes": nodes}))
+
+
+def _fixed(sample: Json, lines: Mapping[int, Line], size: int) -> tvm.IRModule:
+    return _with_numbers(sample, {index: line.at(size) for index, line in lines.items()})
+
+
+def _symbolic(sample: Json, lines: Mapping[int, Line]) -> tvm.IRModule:
+    """Put expressions of one variable in place of the numbers, by way of marks."""
+    marks = {index: _FIRST_MARK + i for i, index in enumerate(lines)}
+    marked = {mark: lines[index] for index, mark in marks.items()}
+    size = tirx.Var("size", "int64")
+
+    def expression(literal: tirx.IntImm | tirx.FloatImm) -> tirx.Expr:
+        if literal.value not in marked:
+            return literal
+        value, dtype = marked[literal.value].at(size), str(literal.ty.dtype)
+        return value if dtype == "int64" else tirx.Cast(dtype, value)
+
+    module = _with_numbers(sample, marks)
+    general = structural_map(module, ((tirx.IntImm, tirx.FloatImm), expression))
+    witness = next(p for p in general["main"].params if any(_slope(n, size) for n in p.ty.shape))
+    told: dict[str, tirx.PrimFunc] = {}
+    for name, function in list(general.functions.items()):
+        if not isinstance(function, tirx.PrimFunc):
+            continue
+        closed = _closed(function, size, witness.ty)
+        if len(closed.params) == len(function.params):
+            general.update_func(name, closed)
+        else:
+            told[name.name_hint] = closed
+    return _telling(general, told, witness) if told else general
+
+
+def _closed(function: tirx.PrimFunc, size: tirx.Var, witness: relax.TensorType) -> tirx.PrimFunc:
+    """Give a kernel a variable of its own for the size.
+
+    The shapes of its arguments determine that, or, where they only hold multiples of it, their
+    common divisor. Where they do not, a tensor of the type ``witness`` becomes the first argument.
+    """
+    shapes = [p.ty.shape for p in function.params if isinstance(p.ty, tirx.BufferType)]
+    slopes = [slope for shape in shapes for n in shape if (slope := _slope(n, size))]
+    used: set[int] = set()
+
+    def record(expr: Any) -> Any:
+        if slope := _slope(expr, size):
+            used.add(slope)
+            return size  # below a multiple is the size itself, which is not used on its own
+        return expr
+
+    structural_map(function, ((tirx.Var, tirx.Mul), record), order="pre")
+    if not used:
+        return function
+    unit = min(slopes, default=1)
+    told = not slopes or any(slope % unit for slope in used)
+    unit = 1 if told else unit
+    own = tirx.Var("size", "int64")
+
+    def replace(expr: Any) -> Any:
+        slope = _slope(expr, size)
+        if not slope:
+            return expr
+        return own if slope == unit else own * (slope // unit)
+
+    closed = structural_map(function, ((tirx.Var, tirx.Mul), replace), order="pre")
+    if not told:
+        return closed
+    shape = [own if _slope(n, size) else n for n in witness.shape]
+    teller = tirx.decl_buffer(shape, str(witness.dtype.dtype), "teller", layout=None)
+    return tirx.PrimFunc([teller, *closed.params], closed.body, closed.ret_type, closed.attrs)
+
+
+def _telling(
+    mod: tvm.IRModule, told: Mapping[str, tirx.PrimFunc], witness: relax.Var
+) -> tvm.IRModule:
+    """Exchange kernels for such as take the witness, and hand it to them."""
+    builder = relax.BlockBuilder(mod)
+    names = {name: builder.add_func(function, f"{name}_of_size") for name, function in told.items()}
+
+    def call(expr: tvm.ir.Call) -> tvm.ir.Call:
+        if expr.op != _CALL_TIR or expr.args[0].name_hint not in told:
+            return expr
+        arguments = relax.Tuple([witness, *expr.args[1].fields])
+        callee = names[expr.args[0].name_hint]
+        return relax.Call(expr.op, [callee, arguments], expr.attrs, expr.ty_args, ret_ty=expr.ty)
+
+    general = builder.get()
+    main = general["main"]
+    body = structural_map(main.body, (tvm.ir.Call, call))
+    function = relax.Function(main.params, body, main.ret_ty, main.is_pure, main.attrs)
+    general.update_func(general.get_global_var("main"), function)
+    return relax.transform.DeadCodeElimination(["main"])(general)
+
+
+def _slope(expr: Any, size: tirx.Var) -> int | None:
+    """The factor of the size that an expression is a multiple of, None for any other."""
+    if isinstance(expr, tirx.Var):
+        return 1 if expr.same_as(size) else None
+    if isinstance(expr, tirx.Mul) and expr.a.same_as(size) and isinstance(expr.b, tirx.IntImm):
+        return int(expr.b.value)
+    return None
+
+
+def _same(ours: tvm.IRModule, theirs: tvm.IRModule) -> bool:
+    try:
+        tvm.ir.assert_structural_equal(ours, theirs, map_free_vars=True)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,338 @@
+"""Complex tensors as pairs of real ones: TVM has no complex types.
+
+While the graph is built, an operation with a complex operand or result is replaced by real
+operations on the parts. Only arguments and results of the module itself have to be real.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from jaxlib.mlir import ir
+
+from jaxeff_export.importer.reading import (
+    Complex,
+    TensorType,
+    Unsupported,
+    Value,
+    direction,
+    is_complex,
+    part_type,
+    splat,
+    tensor_type,
+)
+
+_COMPLEX = re.compile(r"complex<(f32|f64)>")
+
+
+class Parts:
+    """Writes real operations in the place of one complex operation."""
+
+    def __init__(
+        self,
+        op: ir.Operation,
+        add_node: Callable[..., Any],
+        modules: list[ir.Module],
+    ):
+        self.op = op
+        self._add_node, self._modules = add_node, modules
+
+    def __call__(
+        self,
+        name: str,
+        *operands: Value,
+        kind: TensorType | None = None,
+        op: ir.Operation | None = None,
+    ) -> Value:
+        """Add an operation; its result is of the first operand's type unless ``kind`` says."""
+        kind = kind or operands[0].type
+        node = self._add_node(f"stablehlo.{name}", op or self.op, operands, [kind])
+        result: Value = node.result
+        return result
+
+    def same(self, number: float, like: Value) -> Value:
+        """A constant of the type of ``like``."""
+        return splat(number, like.type)
+
+    def equal(self, x: Value, y: Value) -> Value:
+        """Compare two real tensors."""
+        kind = TensorType(x.type.shape, "bool")
+        result: Value = self._add_node("importer.equal", self.op, (x, y), [kind]).result
+        return result
+
+    def template(self) -> ir.Operation:
+        """Return the same operation on real tensors, for its attributes and body."""
+        text = self.op.get_asm(print_generic_op_form=True, use_local_scope=True)
+        _, text = text.split("(", 1)[1].split(")", 1)  # what follows the operands
+        names = [f"%x{i}" for i in range(len(self.op.operands))]
+        arguments = ", ".join(
+            f"{n}: {o.type}" for n, o in zip(names, self.op.operands, strict=True)
+        )
+        whole = f"""func.func @main({arguments}) {{
+          "{self.op.name}"({", ".join(names)}){text}
+          return
+        }}"""
+        module = ir.Module.parse(_COMPLEX.sub(r"\1", whole))
+        self._modules.append(module)  # which owns the operation
+        function = module.body.operations[0].operation
+        found: ir.Operation = function.regions[0].blocks[0].operations[0].operation
+        return found
+
+    def fft(self, operands: Sequence[Value], kinds: Sequence[TensorType]) -> Sequence[Value]:
+        """Add a Fourier transform."""
+        node = self._add_node("importer.fft", self.op, tuple(operands), list(kinds))
+        results: Sequence[Value] = node.results
+        return results
+
+
+def rewrite(
+    op: ir.Operation,
+    operands: Sequence[Value],
+    add_node: Callable[..., Any],
+    modules: list[ir.Module],
+) -> list[Value]:
+    """Return the results of an operation on complex tensors.
+
+    Args:
+        op: the operation.
+        operands: its operands, the complex ones as pairs.
+        add_node: adds a node of the graph for its name, operation, operands and result types.
+        modules: takes what owns the operations that are made here.
+
+    Raises:
+        Unsupported: there is no rule for it.
+    """
+    parts = Parts(op, add_node, modules)
+    name = op.name.removeprefix("stablehlo.")
+    pairs = [
+        Complex.of(value, value) if is_complex(o.type) and not isinstance(value, Complex) else value
+        for value, o in zip(operands, op.operands, strict=True)
+    ]  # what could not be imported has no parts, and was reported
+    if name in _MOVES:
+        return [_by_parts(parts, name, pairs)]
+    if name not in _RULES:
+        raise Unsupported("there is no lowering of it for complex numbers")
+    return [_RULES[name](parts, *pairs)]
+
+
+def _by_parts(
+    p: Parts, name: str, operands: Sequence[Value], op: ir.Operation | None = None
+) -> Complex:
+    """Apply an operation to the real parts, and to the imaginary ones."""
+    kind = part_type(p.op.results[0].type)
+    real, imaginary = (
+        p(name, *(o.parts[k] if isinstance(o, Complex) else o for o in operands), kind=kind, op=op)
+        for k in range(2)
+    )
+    return Complex.of(real, imaginary)
+
+
+_MOVES = (
+    "broadcast_in_dim", "reshape", "slice", "transpose", "concatenate", "reverse", "pad", "gather",
+    "dynamic_slice", "dynamic_update_slice", "select",
+)  # fmt: skip
+_RULES: dict[str, Callable[..., Value]] = {}
+
+
+_Rule = TypeVar("_Rule", bound=Callable[..., Value])
+
+
+def _complex_rule(name: str) -> Callable[[_Rule], _Rule]:
+    def register(function: _Rule) -> _Rule:
+        _RULES[name] = function
+        return function
+
+    return register
+
+
+@_complex_rule("complex")
+def _complex(p: Parts, real: Value, imaginary: Value) -> Value:
+    return Complex.of(real, imaginary)
+
+
+@_complex_rule("real")
+def _real(p: Parts, z: Complex) -> Value:
+    return z.real
+
+
+@_complex_rule("imag")
+def _imag(p: Parts, z: Complex) -> Value:
+    return z.imaginary
+
+
+@_complex_rule("convert")
+def _convert(p: Parts, z: Value) -> Value:
+    kind = part_type(p.op.results[0].type)
+    real = p("convert", z.real if isinstance(z, Complex) else z, kind=kind)
+    if not is_complex(p.op.results[0].type):
+        return real
+    if isinstance(z, Complex):
+        return Complex.of(real, p("convert", z.imaginary, kind=kind))
+    return Complex.of(real, p.same(0.0, real))
+
+
+@_complex_rule("add")
+def _add(p: Parts, x: Complex, y: Complex) -> Complex:
+    return Complex.of(p("add", x.real, y.real), p("add", x.imaginary, y.imaginary))
+
+
+@_complex_rule("subtract")
+def _subtract(p: Parts, x: Complex, y: Complex) -> Complex:
+    return Complex.of(p("subtract", x.real, y.real), p("subtract", x.imaginary, y.imaginary))
+
+
+@_complex_rule("negate")
+def _negate(p: Parts, z: Complex) -> Complex:
+    return Complex.of(p("negate", z.real), p("negate", z.imaginary))
+
+
+def _bilinear(p: Parts, name: str, x: Complex, y: Complex, kind: TensorType) -> Complex:
+    def product(a: Value, b: Value) -> Value:
+        return p(name, a, b, kind=kind)
+
+    return Complex.of(
+        p("subtract", product(x.real, y.real), product(x.imaginary, y.imaginary)),
+        p("add", product(x.real, y.imaginary), product(x.imaginary, y.real)),
+    )
+
+
+@_complex_rule("multiply")
+def _multiply(p: Parts, x: Complex, y: Complex) -> Complex:
+    return _bilinear(p, "multiply", x, y, x.type)
+
+
+@_complex_rule("dot_general")
+def _dot_general(p: Parts, x: Complex, y: Complex) -> Complex:
+    return _bilinear(p, "dot_general", x, y, part_type(p.op.results[0].type))
+
+
+@_complex_rule("convolution")
+def _convolution(p: Parts, x: Complex, y: Complex) -> Complex:
+    return _bilinear(p, "convolution", x, y, part_type(p.op.results[0].type))
+
+
+@_complex_rule("divide")
+def _divide(p: Parts, x: Complex, y: Complex) -> Complex:
+    largest = p("maximum", p("abs", y.real), p("abs", y.imaginary))
+    scaled = Complex.of(p("divide", y.real, largest), p("divide", y.imaginary, largest))
+    squares = (p("multiply", part, part) for part in (scaled.real, scaled.imaginary))
+    size = p("multiply", p("add", *squares), largest)
+    above = _multiply(p, x, Complex.of(scaled.real, p("negate", scaled.imaginary)))
+    return Complex.of(p("divide", above.real, size), p("divide", above.imaginary, size))
+
+
+@_complex_rule("abs")
+def _abs(p: Parts, z: Complex) -> Value:
+    """The length of (real, imaginary), without overflow on the way."""
+    a, b = p("abs", z.real), p("abs", z.imaginary)
+    large, small = p("maximum", a, b), p("minimum", a, b)
+    one = p.same(1.0, large)
+    same = p.equal(large, small)  # both zero, or infinite
+    ratio = p("select", same, one, p("divide", small, large), kind=large.type)
+    return p("multiply", large, p("sqrt", p("add", one, p("multiply", ratio, ratio))))
+
+
+@_complex_rule("sign")
+def _sign(p: Parts, z: Complex) -> Complex:
+    size = _abs(p, z)
+    is_zero = p.equal(size, p.same(0.0, size))
+    divisor = p("select", is_zero, p.same(1.0, size), size, kind=size.type)
+    return Complex.of(p("divide", z.real, divisor), p("divide", z.imaginary, divisor))
+
+
+@_complex_rule("exponential")
+def _exponential(p: Parts, z: Complex) -> Complex:
+    size = p("exponential", z.real)
+    cosine, sine = p("cosine", z.imaginary), p("sine", z.imaginary)
+    return Complex.of(p("multiply", size, cosine), p("multiply", size, sine))
+
+
+@_complex_rule("log")
+def _log(p: Parts, z: Complex) -> Complex:
+    return Complex.of(p("log", _abs(p, z)), p("atan2", z.imaginary, z.real))
+
+
+@_complex_rule("power")
+def _power(p: Parts, x: Complex, y: Complex) -> Complex:
+    return _exponential(p, _multiply(p, y, _log(p, x)))
+
+
+@_complex_rule("sine")
+def _sine(p: Parts, z: Complex) -> Complex:
+    rising, falling = _hyperbolic(p, z.imaginary)
+    real = p("multiply", p("sine", z.real), rising)
+    return Complex.of(real, p("multiply", p("cosine", z.real), falling))
+
+
+@_complex_rule("cosine")
+def _cosine(p: Parts, z: Complex) -> Complex:
+    rising, falling = _hyperbolic(p, z.imaginary)
+    real = p("multiply", p("cosine", z.real), rising)
+    return Complex.of(real, p("negate", p("multiply", p("sine", z.real), falling)))
+
+
+def _hyperbolic(p: Parts, x: Value) -> tuple[Value, Value]:
+    """The hyperbolic cosine and sine."""
+    up, down = (p("exponential_minus_one", y) for y in (x, p("negate", x)))
+    half, one = p.same(0.5, x), p.same(1.0, x)
+    return (
+        p("add", p("multiply", half, p("add", up, down)), one),
+        p("multiply", half, p("subtract", up, down)),
+    )
+
+
+@_complex_rule("rsqrt")
+def _rsqrt(p: Parts, z: Complex) -> Complex:
+    root = _sqrt(p, z)
+    one = p.same(1.0, z.real)
+    return _divide(p, Complex.of(one, p.same(0.0, one)), root)
+
+
+@_complex_rule("sqrt")
+def _sqrt(p: Parts, z: Complex) -> Complex:
+    """The root in the right half plane: what is added to the size has its sign, so is not lost."""
+    half, zero = p.same(0.5, z.real), p.same(0.0, z.real)
+    far = p("add", _abs(p, z), p("abs", z.real))
+    main = p("sqrt", p("multiply", half, far))
+    other = p("divide", p("multiply", half, z.imaginary), main)
+    other = p("select", p.equal(main, zero), z.imaginary, other, kind=main.type)
+    right = p.equal(p("abs", z.real), z.real)
+    lower = p.equal(p("abs", z.imaginary), p("negate", z.imaginary))
+    turned = p("select", lower, p("negate", main), main, kind=main.type)
+    return Complex.of(
+        p("select", right, main, p("abs", other), kind=main.type),
+        p("select", right, other, turned, kind=main.type),
+    )
+
+
+@_complex_rule("compare")
+def _compare(p: Parts, x: Complex, y: Complex) -> Value:
+    kind = tensor_type(p.op.results[0].type)
+    pairs = ((x.real, y.real), (x.imaginary, y.imaginary))
+    both = [p("compare", *pair, kind=kind) for pair in pairs]
+    return p("and" if direction(p.op) == "EQ" else "or", *both)
+
+
+def _accumulate(p: Parts, *operands: Value) -> Complex:
+    """Sum, or replace, the parts each by themselves: a sum of complex numbers never mixes them."""
+    body = {view.operation.name for view in p.op.regions[0].blocks[0].operations}
+    if not body <= {"stablehlo.add", "stablehlo.return"}:
+        raise Unsupported("complex numbers can only be summed or replaced")
+    name, op = p.op.name.removeprefix("stablehlo."), p.template()
+    return _by_parts(p, name, operands, op)
+
+
+for _name in ("reduce", "reduce_window", "scatter"):
+    _complex_rule(_name)(_accumulate)
+
+
+@_complex_rule("fft")
+def _fft(p: Parts, x: Value) -> Value:
+    result = p.op.results[0].type
+    kind = part_type(result)
+    operands = [x.real, x.imaginary] if isinstance(x, Complex) else [x]
+    if not is_complex(result):
+        return p.fft(operands, [kind])[0]
+    return Complex.of(*p.fft(operands, [kind, kind]))

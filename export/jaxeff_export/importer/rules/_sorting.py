@@ -1,0 +1,159 @@
+"""sort, stable, by any comparator, of any number of operands together.
+
+Of a sort that is cut off after its first few elements (as top_k is written), only these are kept in
+order while going through the rest; otherwise it is a merge sort.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jaxlib.mlir import ir
+from tvm import relax, tirx
+from tvm.tirx import Expr
+
+from jaxeff_export.importer.emission import (
+    Code,
+    Emitter,
+    View,
+    called_regions,
+    evaluate_region,
+    int64,
+    rule,
+)
+from jaxeff_export.importer.reading import Node, attribute, integers
+
+FEW = 64  # elements that may be kept by insertion, which for more may be slower than sorting
+
+
+@rule("stablehlo.sort")
+def _sort(e: Emitter, node: Node) -> Sequence[relax.Expr]:
+    rank = len(node.results[0].type.shape)
+    if not rank:
+        return [e.tensor(operand) for operand in node.operands]
+    dimension = attribute(node.op, "dimension") % rank
+    return _sorted(e, node, dimension, node.op.regions[0], _used(node, dimension))
+
+
+@rule("custom_call @ApproxTopK")
+def _approx_top_k(e: Emitter, node: Node) -> Sequence[relax.Expr]:
+    """An exact answer is an approximate one too. The operands' second half only fills gaps."""
+    configuration: Any = node.op.attributes["mhlo.backend_config"]
+    dimension = configuration["reduction_dim"].value
+    (comparator,) = called_regions(node.op)
+    return _sorted(e, node, dimension, comparator, node.results[0].type.shape[dimension])
+
+
+def _used(node: Node, dimension: int) -> int:
+    """How many of the first elements along a dimension anything reads."""
+    users = [user for result in node.results for user in result.users]
+    sliced = all(user.name == "stablehlo.slice" for user in users)
+    if not sliced or any(result.is_output for result in node.results):
+        return node.results[0].type.shape[dimension]
+    return max(integers(user.op, "limit_indices")[dimension] for user in users)
+
+
+def _sorted(
+    e: Emitter, node: Node, dimension: int, comparator: ir.Region, kept: int
+) -> Sequence[relax.Expr]:
+    """Sort operands together; of the results the first ``kept`` elements are written."""
+    count = len(node.results)
+    shape = node.operands[0].type.shape
+    length = shape[dimension]
+    few = kept < length and kept <= FEW
+    first_of = _first_by_insertion if few else _first_by_merging
+
+    def body(code: Code, *views: View) -> None:
+        reads, writes = views[:count], views[-count:]
+        with code.loops([n for d, n in enumerate(shape) if d != dimension]) as others:
+
+            def row(x: View) -> View:
+                return x.map(lambda i: (*others[:dimension], i, *others[dimension:]))
+
+            ordered = first_of(code, comparator, [row(x) for x in reads], length, kept)
+            for x, y in zip(ordered, writes, strict=True):
+                code.copy(x, row(y), (kept,))
+
+    return e.kernel(body, node, name="sort")
+
+
+def _first_by_insertion(
+    code: Code, comparator: ir.Region, row: Sequence[View], length: int, kept: int
+) -> list[View]:
+    """Insert one element after the other among the first ones; what falls off the end is lost."""
+    first = [code.local(x.dtype, kept + 1) for x in row]
+    place, moving = code.local("int64"), code.local("bool")
+    with code.loop(length) as i:
+        new = [code.let(x[i]) for x in row]
+        place[()] = tirx.min(i, int64(kept))
+        moving[()] = place[()] > 0
+        with code.loop_while(moving[()]):
+            old = [code.let(x[place[()] - 1]) for x in first]
+            pairs = [x for pair in zip(new, old, strict=True) for x in pair]
+            (moving[()],) = evaluate_region(comparator, code, pairs)
+            with code.when(moving[()]):
+                for x, value in zip(first, old, strict=True):
+                    x[place[()]] = value
+                place[()] = place[()] - 1
+                moving[()] = place[()] > 0
+        for x, value in zip(first, new, strict=True):
+            x[place[()]] = value
+    return first
+
+
+def _first_by_merging(
+    code: Code, comparator: ir.Region, row: Sequence[View], length: int, kept: int
+) -> list[View]:
+    # Two halves: each pass merges from one into the other.
+    halves = [code.local(x.dtype, 2 * length) for x in row]
+    for x, half in zip(row, halves, strict=True):
+        code.copy(x, half, (length,))
+    start = _merge_passes(code, comparator, halves, length)
+    return [half.shifted(start) for half in halves]
+
+
+def _merge_passes(code: Code, comparator: ir.Region, halves: Sequence[View], length: int) -> Expr:
+    """Merge sorted runs of doubling width; return where the sorted half begins."""
+    end = int64(length)
+    width, source = code.variable(int64(1)), code.variable(int64(0))
+    with code.loop_while(width[()] < end):
+        target = code.let(end - source[()])
+        with code.loop(tirx.floordiv(end + width[()] * 2 - 1, width[()] * 2)) as run:
+            low = code.let(run * (width[()] * 2))
+            middle = code.let(tirx.min(low + width[()], end))
+            high = code.let(tirx.min(low + width[()] * 2, end))
+            _merge(code, comparator, halves, (source[()], target), (low, middle, high))
+        width[()] = width[()] * 2
+        source[()] = target
+    return source[()]
+
+
+def _merge(
+    code: Code,
+    comparator: ir.Region,
+    halves: Sequence[View],
+    offsets: tuple[Expr, Expr],
+    bounds: tuple[Expr, Expr, Expr],
+) -> None:
+    """Merge two neighbouring runs; of equal elements the left one comes first."""
+    source, target = offsets
+    low, middle, high = bounds
+    left, right, out = code.variable(low), code.variable(middle), code.variable(target + low)
+
+    def take(i: Expr) -> None:
+        for half in halves:
+            half[out[()]] = half[source + i]
+        out[()] = out[()] + 1
+
+    with code.loop_while(tirx.And(left[()] < middle, right[()] < high)):
+        pairs = [x for half in halves for x in (half[source + right[()]], half[source + left[()]])]
+        (precedes,) = evaluate_region(comparator, code, pairs)
+        step = code.let(tirx.Cast("int64", precedes))
+        take(tirx.Select(step > 0, right[()], left[()]))
+        right[()] = right[()] + step
+        left[()] = left[()] + 1 - step
+    for rest, stop in ((left, middle), (right, high)):
+        with code.loop_while(rest[()] < stop):
+            take(rest[()])
+            rest[()] = rest[()] + 1

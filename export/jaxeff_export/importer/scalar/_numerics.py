@@ -1,0 +1,169 @@
+"""Elementary functions of float32 as straight-line code that compilers vectorise.
+
+LLVM's own ``exp`` and friends become one library call per element. These are the classic
+range-reduction-and-polynomial forms (Cephes, S. Moshier, 1989), accurate to about 2 ulp, with NaN,
+infinities and signed zeros as IEEE asks. float64 goes to the C library.
+
+Sharp edge: results below the smallest normal number may be flushed to zero, as XLA's are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tvm import tirx
+from tvm.tirx import Expr
+
+from jaxeff_export.importer.scalar._scope import Scope, bits_of, dtype_of
+
+_LOG2E = 1.44269504088896341
+_LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4
+_ROUNDS = 1.5 * 2**23  # floats from here to 2**24 are the integers
+_EXP_LEAST, _EXP_MOST = -87.33654, 88.72283  # results between are normal numbers
+_EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 0.5)
+_LOG = (
+    7.0376836292e-2,
+    -1.1514610310e-1,
+    1.1676998740e-1,
+    -1.2420140846e-1,
+    1.4249322787e-1,
+    -1.6668057665e-1,
+    2.0000714765e-1,
+    -2.4999993993e-1,
+    3.3333331174e-1,
+)
+_TANH_ODD = (
+    -2.76076847742355e-16,
+    2.00018790482477e-13,
+    -8.60467152213735e-11,
+    5.12229709037114e-08,
+    1.48572235717979e-05,
+    6.37261928875436e-04,
+    4.89352455891786e-03,
+)
+_TANH_EVEN = (
+    1.19825839466702e-06,
+    1.18534705686654e-04,
+    2.26843463243900e-03,
+    4.89352518554385e-03,
+)
+
+
+def _f32(value: float) -> Expr:
+    return tirx.const(value, "float32")
+
+
+def _i32(value: int) -> Expr:
+    return tirx.const(value, "int32")
+
+
+def _horner(s: Scope, x: Expr, coefficients: Sequence[float]) -> Expr:
+    total = _f32(coefficients[0])
+    for c in coefficients[1:]:
+        total = s.let(total * x + _f32(c))
+    return total
+
+
+def exp(s: Scope, x: Expr) -> Expr:
+    """e**x."""
+    shifted = s.let(x * _f32(_LOG2E) + _f32(_ROUNDS))  # its last bits are the nearest integer
+    n = s.let(shifted - _f32(_ROUNDS))
+    r = s.let(x - n * _f32(_LN2_HIGH))
+    r = s.let(r - n * _f32(_LN2_LOW))
+    square = s.let(r * r)
+    pairs = [s.let(r * _f32(a) + _f32(b)) for a, b in zip(_EXP[::2], _EXP[1::2], strict=True)]
+    p = pairs[0]  # pairs shorten the chain, which is what this function takes
+    for pair in pairs[1:]:
+        p = s.let(p * square + pair)
+    p = s.let(p * square + r + _f32(1.0))
+    # Added to the exponent of a number next to 1, n reaches 128, which is no factor of its own.
+    power = tirx.reinterpret("int32", shifted) << _i32(23)
+    scaled = s.let(tirx.reinterpret("float32", tirx.reinterpret("int32", p) + power))
+    scaled = s.let(tirx.Select(x < _f32(_EXP_LEAST), _f32(0.0), scaled))
+    # What is beyond, or no number, becomes itself and infinity: infinity, or no number.
+    return s.let(tirx.Select(x <= _f32(_EXP_MOST), scaled, x + _f32(float("inf"))))
+
+
+def log(s: Scope, x: Expr) -> Expr:
+    """The natural logarithm."""
+    tiny = s.let(x < _f32(1.17549435e-38))
+    y = s.let(tirx.Select(tiny, x * _f32(2.0**23), x))
+    bits = s.let(tirx.reinterpret("int32", y))
+    exponent = s.let((bits >> _i32(23)) - _i32(126) - tirx.Select(tiny, _i32(23), _i32(0)))
+    mantissa = s.let(
+        tirx.reinterpret("float32", (bits & _i32(0x007FFFFF)) | _i32(0x3F000000))
+    )  # in [0.5, 1)
+    small = s.let(mantissa < _f32(0.70710678118))
+    e = s.let(tirx.Cast("float32", exponent - tirx.Select(small, _i32(1), _i32(0))))
+    m = s.let(tirx.Select(small, mantissa + mantissa, mantissa) - _f32(1.0))
+    z = s.let(m * m)
+    p = s.let(_horner(s, m, _LOG) * m * z + e * _f32(_LN2_LOW) - z * _f32(0.5))
+    value = s.let(m + p + e * _f32(_LN2_HIGH))
+    inf = _f32(float("inf"))
+    value = tirx.Select(x < inf, value, x)  # +inf and NaN
+    value = tirx.Select(tirx.EQ(x, _f32(0.0)), -inf, value)
+    return s.let(tirx.Select(x < _f32(0.0), _f32(float("nan")), value))
+
+
+def log1p(s: Scope, x: Expr) -> Expr:
+    """log(1 + x), accurate near zero (Kahan's correction of the rounding of 1 + x)."""
+    u = s.let(x + _f32(1.0))
+    d = s.let(u - _f32(1.0))
+    tiny = s.let(tirx.EQ(d, _f32(0.0)))
+    ratio = s.let(x / tirx.Select(tiny, _f32(1.0), d))
+    ratio = s.let(tirx.Select(tirx.isfinite(u), ratio, _f32(1.0)))
+    return s.let(tirx.Select(tiny, x, log(s, u) * ratio))
+
+
+def expm1(s: Scope, x: Expr) -> Expr:
+    """exp(x) - 1, which near zero is tanh(x / 2) * (exp(x) + 1)."""
+    e = exp(s, x)
+    half = s.let(x * _f32(0.5))
+    near = s.let(tanh(s, half) * s.let(e + _f32(1.0)))
+    far = s.let(e - _f32(1.0))
+    return s.let(tirx.Select(tirx.abs(x) < _f32(0.5), near, far))
+
+
+def tanh(s: Scope, x: Expr) -> Expr:
+    """The hyperbolic tangent: XLA's rational function, so that results agree with XLA's."""
+    limit = _f32(7.99881172180175781)
+    y = s.let(tirx.Select(x > limit, limit, tirx.Select(x < -limit, -limit, x)))
+    z = s.let(y * y)
+    value = s.let(y * _horner(s, z, _TANH_ODD) / _horner(s, z, _TANH_EVEN))
+    return s.let(tirx.Select(tirx.abs(x) < _f32(0.0004), x, value))
+
+
+def logistic(s: Scope, x: Expr) -> Expr:
+    """1 / (1 + exp(-x))."""
+    return s.let(_f32(1.0) / (_f32(1.0) + exp(s, s.let(-x))))
+
+
+def round_to(s: Scope, x: Expr, exponent_bits: int, mantissa_bits: int) -> Expr:
+    """Round a float32 or float64 to fewer bits, to nearest even; overflow goes to infinity."""
+    dtype = dtype_of(x)
+    width = bits_of(dtype)
+    own_mantissa, own_exponent = (23, 8) if width == 32 else (52, 11)
+    kind = f"uint{width}"
+
+    def const(value: int) -> Expr:
+        return tirx.const(value, kind)
+
+    raw = s.let(tirx.reinterpret(kind, x))
+    sign = s.let(raw & const(1 << (width - 1)))
+    magnitude = s.let(raw & const((1 << (width - 1)) - 1))
+    drop = own_mantissa - mantissa_bits
+    if drop > 0:
+        last = s.let((magnitude >> const(drop)) & const(1))
+        magnitude = s.let(magnitude + const((1 << (drop - 1)) - 1) + last)
+        magnitude = s.let(magnitude & const(((1 << (width - 1)) - 1) & ~((1 << drop) - 1)))
+    if exponent_bits < own_exponent:
+        bias, own_bias = (1 << (exponent_bits - 1)) - 1, (1 << (own_exponent - 1)) - 1
+        largest = ((own_bias + bias) << own_mantissa) | (
+            ((1 << own_mantissa) - 1) & ~((1 << max(drop, 0)) - 1)
+        )
+        smallest = (own_bias - bias + 1) << own_mantissa
+        infinity = ((1 << own_exponent) - 1) << own_mantissa
+        magnitude = s.let(tirx.Select(magnitude > const(largest), const(infinity), magnitude))
+        magnitude = s.let(tirx.Select(magnitude < const(smallest), const(0), magnitude))
+    rounded = tirx.reinterpret(dtype, s.let(sign | magnitude))
+    return tirx.Select(tirx.isnan(x), x, rounded)

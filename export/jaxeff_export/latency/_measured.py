@@ -1,0 +1,173 @@
+"""`measured_latency`: what a search is told of a candidate, from a library on a board.
+
+```python
+import jax
+import jax.numpy as jnp
+from flax import nnx
+import jaxeff
+from jaxeff.nn import ResNet8
+from jaxeff.search import Candidates, Candidate, Space
+from jaxeff_export import measured_latency
+
+model = ResNet8(widths=(8, 8, 8), rngs=nnx.Rngs(0))
+model.eval()
+f, params = jaxeff.functional(model)
+x, y = jnp.zeros((2, 16, 16, 3)), jnp.zeros(2, int)
+space = Space.read(f, params, x[:1])
+candidates = Candidates(f, params, (x, y), (x, y), space, steps=0, batch_size=2)
+seconds = measured_latency(x[:1])(Candidate(space.whole, space, candidates.smaller))
+```
+
+In a search it is `search(..., latency=measured_latency(x[:1]))`.
+
+A candidate is made smaller, converted to integer codes and compiled, and timed on the board in
+turns with the whole model: the median ratio counts, times what the whole model took at first.
+Nothing is trained for it.
+
+With several boards, candidates that a searcher knows in advance (`ahead`: random ones, those of a
+generation, an agent's before it has learnt) are measured on as many boards at once.
+
+Sharp edges:
+    Compiling takes seconds, one candidate after the other: boards add to each other as far as
+    measuring takes longer. Boards that are one machine compete for its cores.
+    Every candidate is compared with the whole model in float32, as this compiler makes it: a better
+    baseline makes the same share harder to reach.
+"""
+
+from __future__ import annotations
+
+import functools
+import queue
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from jaxeff.core import a_batch, a_path, an, each, either, takes, whole
+from jaxeff.search import Candidate, LatencyError
+from jaxeff_export.boards import Board, BoardError
+from jaxeff_export.bundle import Bundle
+from jaxeff_export.bundle.files import BundleError
+from jaxeff_export.latency._turns import Turns, compiled
+
+
+class MeasuredLatency:
+    """A latency that is measured; made by `measured_latency`.
+
+    Attributes:
+        boards: For searches: how many candidates can be measured at once.
+    """
+
+    def __init__(
+        self,
+        inputs: tuple[Any, ...],
+        target: str | Mapping[str, Any],
+        places: Sequence[str | Board],
+        number: int,
+        repeat: int,
+        database: str | Path | None,
+    ) -> None:
+        self.boards = len(places)
+        self._compile = functools.partial(compiled, inputs=inputs, target=target, database=database)
+        self._turns = [Turns(board, number, repeat) for board in places]
+        self._timing = [threading.Lock() for _ in places]
+        self._compiling = threading.Lock()
+        self._whole: Bundle | None = None
+        self._first: float | None = None
+
+    def __call__(self, candidate: Candidate) -> float:
+        """Seconds of a call.
+
+        Raises:
+            LatencyError: It can't be compiled, or no board is left to measure it.
+        """
+        return self._taken(candidate, 0)
+
+    def many(self, candidates: Sequence[Candidate]) -> list[float | LatencyError]:
+        """Seconds of several candidates, as many at once as there are boards.
+
+        Args:
+            candidates: Candidates of one model.
+
+        Returns:
+            Their times, or why one couldn't be measured.
+        """
+        todo: queue.SimpleQueue[int] = queue.SimpleQueue()
+        for i in range(len(candidates)):
+            todo.put(i)
+        found: dict[int, float | LatencyError] = {}
+
+        def work(board: int) -> None:
+            while True:
+                try:
+                    i = todo.get_nowait()
+                except queue.Empty:
+                    return
+                try:
+                    found[i] = self._taken(candidates[i], board)
+                except LatencyError as error:
+                    found[i] = error
+
+        with ThreadPoolExecutor(self.boards) as pool:
+            list(pool.map(work, range(self.boards)))
+        return [found[i] for i in range(len(candidates))]
+
+    def _taken(self, candidate: Candidate, first: int) -> float:
+        """Seconds on a board, or on the next where it is lost."""
+        with self._compiling:
+            bundle = self._compile(candidate, candidate.policy)
+            if self._whole is None:
+                self._whole = self._compile(candidate, candidate.space.whole)
+        lost = []
+        for i in [*range(first, self.boards), *range(first)]:
+            turns = self._turns[i]
+            try:
+                with self._timing[i]:
+                    if turns.whole is None:
+                        self._start(turns)
+                    return turns.seconds(bundle)
+            except (BoardError, BundleError) as error:
+                lost.append(f"{turns.board}: {error}")
+        raise LatencyError("; ".join(lost))
+
+    def _start(self, turns: Turns) -> None:
+        """What the whole model took on the first board is the unit on all of them."""
+        assert self._whole is not None
+        turns.start(self._whole, self._first)
+        with self._compiling:
+            self._first = turns.first = self._first or turns.first
+
+
+@takes(
+    inputs=a_batch,
+    number=whole(),
+    repeat=whole(),
+    database=a_path,
+    boards=either(an(str, Board), each(an(str, Board))),
+)
+def measured_latency(
+    *inputs: Any,
+    target: str | Mapping[str, Any] = "host",
+    boards: str | Board | Sequence[str | Board] = "local",
+    number: int = 5,
+    repeat: int = 11,
+    database: str | Path | None = None,
+) -> MeasuredLatency:
+    """A latency for `jaxeff.search.search`: the median time of a call on a board, in seconds.
+
+    Args:
+        *inputs: An example of what the model reads; its batch is the one that is timed.
+        target: Whom to compile for, as for `deploy`.
+        boards: Boards to measure on, several candidates at once on several boards; where one is
+            lost, the next one takes over. A tracker's boards may be named several times.
+        number: Calls per measurement.
+        repeat: Measurements.
+        database: Tuned schedules, as for `deploy`.
+
+    Returns:
+        The latency. It raises `LatencyError` where a candidate can't be compiled, or no board is
+        left to measure it.
+    """
+    places = [boards] if isinstance(boards, str | Board) else list(boards)
+    return MeasuredLatency(inputs, target, places, number, repeat, database)

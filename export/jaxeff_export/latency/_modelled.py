@@ -1,0 +1,42 @@
+"""`modelled_latency`: cycles of a candidate by a static model of a core, and no measurement.
+
+In a search it is `search(..., latency=modelled_latency(x[:1], target="cortex-a72"))`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jaxeff.core import a_batch, takes
+from jaxeff.search import Candidate
+from jaxeff_export.latency._attribution import kernel_calls
+from jaxeff_export.latency._turns import compiled
+
+
+@takes(inputs=a_batch)
+def modelled_latency(
+    *inputs: Any, target: str | Mapping[str, Any] = "cortex-a72"
+) -> Callable[[Candidate], float]:
+    """A latency by the static model of a core (`Bundle.model`): cycles, and no measurement.
+
+    The sum over the kernels that are called of the cycles of their innermost loops, or of bringing
+    their arrays if that takes longer. What kernels do outside of those loops isn't in it, nor are
+    kernels that the model doesn't know: it bounds times from below.
+
+    Args:
+        *inputs: An example of what the model reads.
+        target: Whose core, as for `deploy`.
+
+    Returns:
+        The latency, in cycles of one core. It raises `LatencyError` where a candidate can't be
+        compiled, `ToolchainError` where llvm-mca isn't installed.
+    """
+
+    def latency(candidate: Candidate) -> float:
+        bundle = compiled(candidate, candidate.policy, inputs, target)
+        cycles = {loop.name: loop.total for loop in bundle.model()}
+        calls = kernel_calls(bundle, candidate.space.names)
+        return sum(cycles.get(call.kernel) or 0.0 for call in calls)
+
+    return latency

@@ -1,0 +1,46 @@
+"""The moments of a layer's input as its contraction wants them: computed once, not once per use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from tvm import te, tirx
+
+from jaxeff_export.operators._layers import DETERMINISTIC, RAW, VARIANCE, Form, Moments
+
+Element = Callable[[Callable[..., tirx.Expr], Sequence[tirx.Expr]], tirx.Expr]
+
+
+def input_tensors(
+    form: Form, x: Moments, shape: Sequence[int] | None = None, element: Element | None = None
+) -> list[te.Tensor]:
+    """The tensors that a contraction reads of its input, in the order ``moments_of_product`` takes.
+
+    Args:
+        form: the layer's.
+        x: the input.
+        shape: the shape that is read, if it is another (a padded one).
+        element: how to read an element of that shape, given a function of an index of ``x``.
+
+    Returns:
+        The mean, and what meets the weights' variance: x^2 of a deterministic input, E[x^2]
+        else; in the variance form with random weights also Var[x]. With fixed weights the mean
+        and the spread as it is.
+    """
+    mean, spread = x.mean, x.spread
+
+    def stage(name: str, value: Callable[..., tirx.Expr], plain: te.Tensor | None) -> te.Tensor:
+        if element is None:
+            return plain if plain is not None else te.compute(mean.shape, value, name=name)
+        return te.compute(shape, lambda *at: element(value, at), name=name)
+
+    tensors = [stage("mean", lambda *at: mean(*at), mean)]
+    if form.input == DETERMINISTIC:
+        return [*tensors, stage("square", lambda *at: mean(*at) * mean(*at), None)]
+    assert spread is not None
+    as_given = stage("spread", lambda *at: spread(*at), spread)
+    if form.input == VARIANCE and form.weight == VARIANCE:
+        second = stage("second", lambda *at: mean(*at) * mean(*at) + spread(*at), None)
+        return [*tensors, second, as_given]
+    assert form.input in (RAW, VARIANCE)
+    return [*tensors, as_given]

@@ -1,0 +1,150 @@
+"""Kernels written statement by statement: loops, local vectors, loads and stores of vectors.
+
+Schedules make loops of one kind; these kernels hold instructions that no schedule finds, so they
+are written out. Buffers are taken as flat: four neighbouring bytes may cross the end of a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from tvm import tirx
+from tvm.tirx import Expr
+
+from jaxeff_export.compiler.passes import CHAINS
+
+Index = Any  # an integer, or an expression of one
+
+
+def index(n: Index) -> Expr:
+    """An index as TVM has them."""
+    return tirx.const(n, "int64") if isinstance(n, int) else n
+
+
+def declare(shape: Sequence[Index], dtype: str, name: str, scope: str = "global") -> tirx.Buffer:
+    """A buffer, which is read and written as if it were flat."""
+    return tirx.decl_buffer([index(n) for n in shape], dtype, name, scope=scope)
+
+
+def _flat(buffer: tirx.Buffer, at: Index, lanes: int) -> list[Expr]:
+    """A place in a buffer by its distance from the start, whatever the axes it ends on."""
+    place = index(at) if lanes == 1 else tirx.Ramp(index(at), index(1), lanes)
+    return [index(0)] * (len(buffer.shape) - 1) + [place]
+
+
+def dtype_of(buffer: tirx.Buffer) -> str:
+    """The dtype of a buffer's elements."""
+    return str(buffer.dtype)
+
+
+def load(buffer: tirx.Buffer, at: Index, lanes: int = 1) -> Expr:
+    """An element, or a vector of neighbours."""
+    return tirx.BufferLoad(buffer, _flat(buffer, at, lanes))
+
+
+def splat(x: Expr, lanes: int) -> Expr:
+    """A vector of one value."""
+    return tirx.Broadcast(x, lanes) if lanes > 1 else x
+
+
+def const(value: float, dtype: str, lanes: int = 1) -> Expr:
+    """A constant, or a vector of it."""
+    return splat(tirx.const(value, dtype), lanes)
+
+
+def cast(x: Expr, dtype: str, lanes: int) -> Expr:
+    """A conversion, vector by vector."""
+    return tirx.Cast(dtype if lanes == 1 else f"{dtype}x{lanes}", x)
+
+
+class Code:
+    """A statement being written."""
+
+    def __init__(self) -> None:
+        self._open: list[list[tirx.Stmt]] = [[]]
+
+    def write(self, statement: tirx.Stmt) -> None:
+        """Appends a statement."""
+        self._open[-1].append(statement)
+
+    def store(self, buffer: tirx.Buffer, at: Index, value: Expr, lanes: int = 1) -> None:
+        """Writes an element, or a vector of neighbours."""
+        self.write(tirx.BufferStore(buffer, value, _flat(buffer, at, lanes)))
+
+    def local(self, size: int, dtype: str, name: str = "local", scope: str = "global") -> Any:
+        """A buffer that lives here: on the stack below 1024 bytes, as no other scope is."""
+        buffer = declare([max(size, 1)], dtype, name, scope)
+        self.write(tirx.AllocBuffer(buffer))
+        return buffer
+
+    def vector(self, value: Expr, lanes: int, dtype: str, name: str = "v") -> Vector:
+        """A vector that may change: LLVM keeps it in a register."""
+        made = Vector(self, self.local(lanes, dtype, name), lanes)
+        made.set(value)
+        return made
+
+    @contextmanager
+    def loop(self, extent: Index, parallel: bool = False) -> Iterator[Expr]:
+        """Repeats what is written inside; a loop of one turn is none."""
+        if isinstance(extent, int) and extent == 1:
+            yield index(0)
+            return
+        i = tirx.Var("i", "int64")
+        self._open.append([])
+        yield i
+        body = sequence(self._open.pop())
+        kind = tirx.ForKind.PARALLEL if parallel else tirx.ForKind.SERIAL
+        self.write(tirx.For(i, index(0), index(extent), kind, body))
+
+    @contextmanager
+    def branch(self, condition: Expr) -> Iterator[Iterator[None]]:
+        """Does one thing or another: what is written before and after the only `next`."""
+        parts: list[tirx.Stmt] = []
+
+        def turn() -> Iterator[None]:
+            parts.append(sequence(self._open.pop()))
+            self._open.append([])
+            yield
+
+        self._open.append([])
+        yield turn()
+        otherwise = sequence(self._open.pop())
+        self.write(tirx.IfThenElse(condition, parts[0], otherwise))
+
+    def finish(self) -> tirx.Stmt:
+        """The statement written so far."""
+        return sequence(self._open[0])
+
+
+class Vector:
+    """A local vector."""
+
+    def __init__(self, code: Code, buffer: tirx.Buffer, lanes: int):
+        self._code, self.buffer, self.lanes = code, buffer, lanes
+
+    def get(self) -> Expr:
+        """Its value."""
+        return load(self.buffer, 0, self.lanes)
+
+    def set(self, value: Expr) -> None:
+        """Gives it another."""
+        self._code.store(self.buffer, 0, value, self.lanes)
+
+
+def sequence(statements: Sequence[tirx.Stmt]) -> tirx.Stmt:
+    """Statements one after the other."""
+    if not statements:
+        return tirx.Evaluate(tirx.const(0, "int32"))
+    return statements[0] if len(statements) == 1 else tirx.SeqStmt(list(statements))
+
+
+def function(
+    parameters: Sequence[tirx.Buffer], body: tirx.Stmt, products: int | None = 0
+) -> tirx.PrimFunc:
+    """A finished kernel of so many products, which is not scheduled; None if a call tells."""
+    attributes = {"tirx.noalias": True, "tirx.is_scheduled": True, "op_pattern": 8}
+    if products is not None:
+        attributes[CHAINS] = products
+    return tirx.PrimFunc(list(parameters), body).with_attrs(attributes)

@@ -1,0 +1,425 @@
+"""The kernel of a dense layer or convolution of bytes, for the instructions of a target.
+
+An image is first copied where it has to be: with its padding, with its codes moved to signed ones,
+or because dwords would be read beyond its end. Features are walked outermost, a few vectors at a
+time, so that their weights stay in the first cache while all pixels pass.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tvm import tirx
+from tvm.tirx import Expr
+
+from jaxeff_export.operators.integer._code import (
+    Code,
+    Vector,
+    cast,
+    const,
+    declare,
+    function,
+    index,
+    load,
+)
+from jaxeff_export.operators.integer._dots import Dot
+from jaxeff_export.operators.integer._epilogue import Epilogue, Taken
+from jaxeff_export.operators.integer._geometry import BLOCK, Geometry, Tile, chains_of, tile_of
+
+_WIDE = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Sharing:
+    """Who does the work of a kernel.
+
+    Attributes:
+        cores: of the target.
+        least: multiply-accumulates that are worth waking threads for.
+    """
+
+    cores: int = 1
+    least: int = 0
+
+
+def contraction(
+    geometry: Geometry,
+    dot: Dot,
+    attributes: Any,
+    epilogue_of: Any,
+    operands: Any,
+    shape: Sequence[int],
+    sharing: Sharing,
+    tile: Tile | None = None,
+    kernel_of: Callable[..., Kernel] | None = None,
+) -> tirx.PrimFunc:
+    """The kernel.
+
+    Args:
+        geometry: what it walks.
+        dot: the instructions.
+        attributes: the composite's.
+        epilogue_of: makes the epilogue of the attributes and the operands after the weights.
+        operands: shapes and dtypes of x, the packed weights and what follows.
+        shape: of the result.
+        sharing: among how many cores.
+        tile: of sums in registers; by default one with few loads.
+        kernel_of: what writes the kernel; by default that of bytes.
+    """
+    buffers = [declare(shape, dtype, f"x{i}") for i, (shape, dtype) in enumerate(operands)]
+    x, w, *rest = buffers
+    epilogue = epilogue_of(attributes, *rest)
+    y = declare(shape, epilogue.dtype, "y")
+    chosen = tile or tile_of(geometry, dot.lanes, dot.registers - 2)
+    make = kernel_of or Kernel
+    kernel = make(geometry, dot, epilogue, chosen, x, w, y, attributes.get("input_zero", 0))
+    kernel.write(sharing)
+    products = geometry.batch * geometry.macs if isinstance(geometry.batch, int) else None
+    return function([*buffers, y], kernel.code.finish(), products)
+
+
+def words_of(geometry: Geometry, dot: Dot) -> int:
+    """Groups of products in a stretch."""
+    return -(-geometry.stretch // dot.group)
+
+
+def vectors_of(geometry: Geometry, dot: Dot) -> int:
+    """Vectors of the features of a group."""
+    return -(-geometry.per_group // dot.lanes)
+
+
+class Kernel:
+    """A kernel being written."""
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        dot: Dot,
+        epilogue: Epilogue,
+        tile: Tile,
+        x: tirx.Buffer,
+        w: tirx.Buffer,
+        y: tirx.Buffer,
+        zero: int,
+    ):
+        self.code = Code()
+        self.g, self.dot, self.epilogue, self.tile = geometry, dot, epilogue, tile
+        self.x, self.w, self.y, self.zero = x, w, y, zero
+        words = words_of(geometry, dot)
+        taps = math.prod(count for count, _ in geometry.taps)
+        self.words, self.steps = words, words * taps
+        self.slack = words * dot.group - geometry.stretch
+        copied = any(geometry.padding) or dot.data != "uint8" or self.slack > 0
+        self.copied, self.overlaps = copied, False
+        self.width: Any = geometry.image[1]
+
+    def write(self, sharing: Sharing) -> None:
+        """All images, one after the other or several at once."""
+        g, code, batch = self.g, self.code, self.g.batch
+        cores, least = sharing.cores, sharing.least
+        if isinstance(batch, int):
+            parallel = cores > 1 and batch * g.macs >= least
+            over_images = parallel and batch >= cores
+            with code.loop(batch, over_images) as n:
+                self._image(n, cores if parallel and not over_images else 1)
+            return
+        count, each = (batch, g.macs) if g.examples is None else (g.examples, g.macs // BLOCK)
+        if cores == 1 or (g.examples is None and each >= least):
+            with code.loop(batch) as n:
+                self._image(n, cores)
+            return
+        with code.branch(count * each >= least) as otherwise:
+            with code.loop(batch, True) as n:
+                self._image(n, 1)
+            next(otherwise)
+            with code.loop(batch) as n:
+                self._image(n, 1)
+
+    def _image(self, n: Any, cores: int) -> None:
+        """An image, with its parts shared by so many cores."""
+        g, code = self.g, self.code
+        inner = cores > 1
+        self.width = self._width(n)
+        source, base = self.source(n)
+        vectors = vectors_of(g, self.dot)
+        at_once = self.tile.vectors
+        whole, left = vectors // at_once, vectors % at_once
+        assert not left or g.groups == 1
+        # Pixels of fewer features than lanes are written whole, one over the end of the other.
+        one = g.groups == 1 and vectors == 1 and bool(g.per_group % self.dot.lanes)
+        self.overlaps = one and not inner and self.tile.rows == g.pool[0]
+        self.overlaps &= self.epilogue.added is None or g.pool == (1, 1)
+        self.overlaps &= g.examples is None
+        blocks = g.groups * whole
+        by_block = inner and blocks >= cores and blocks * 4 > g.rows // self.tile.rows
+        with code.loop(blocks, by_block) as block:
+            self._block(source, base, n, block, whole, inner and not by_block)
+        if left:
+            kept, self.tile = self.tile, dataclasses.replace(self.tile, vectors=left)
+            self._block(source, base, n, index(0), 1, inner, whole * at_once)
+            self.tile = kept
+
+    def _width(self, n: Any) -> Any:
+        """Columns of an image that is given: of a dense layer its examples."""
+        if self.g.examples is None:
+            return self.g.image[1]
+        return tirx.min(index(BLOCK), self.g.examples - n * BLOCK)
+
+    def _runs(self) -> list[tuple[int, Any, Any]]:
+        """Columns of a tile, how many such tiles there are side by side, and where they start."""
+        tiled, wide = self.tile.columns, self.g.walked[1]
+        if self.g.examples is None:
+            full, left = divmod(wide, tiled)
+            runs = [(tiled, full, 0), (left, 1, full * tiled)]
+            return [run for run in runs if run[0] and run[1]]
+        runs = [(tiled, tirx.indexdiv(self.width, tiled), 0)]
+        while tiled > 1:
+            start = tirx.indexdiv(self.width, tiled) * tiled
+            tiled //= 2
+            left = tirx.indexmod(tirx.indexdiv(self.width, tiled), 2)
+            runs.append((tiled, left, start))
+        return runs
+
+    def source(self, n: Any) -> tuple[Any, Any]:
+        """The buffer that an image is read from, and where it starts."""
+        size = math.prod(self.g.padded)
+        if not self.copied:
+            return self.x, n * size
+        made = self.code.local(size + self.slack + _WIDE, self.dot.data, "padded", "global")
+        self._copy(made, n)
+        return made, index(0)
+
+    def _block(
+        self,
+        source: tirx.Buffer,
+        base: Any,
+        n: Any,
+        block: Any,
+        whole: int,
+        parallel: bool,
+        before: int = 0,
+    ) -> None:
+        """All pixels of some vectors of features, after so many."""
+        g, tile = self.g, self.tile
+        if g.groups == 1:
+            group, part = 0, block
+        elif whole == 1:
+            group, part = block, 0
+        else:
+            group, part = tirx.indexdiv(block, whole), tirx.indexmod(block, whole)
+        first = part * tile.vectors + before  # vector of the group
+        with self.code.loop(g.walked[0] // tile.rows, parallel) as i:
+            row = i * tile.rows
+            for many, count, start in self._runs():
+                with self.code.loop(count) as j:
+                    at = start + j * many
+                    self._tile(source, base, n, group, first, row, at, many)
+
+    def _tile(
+        self,
+        source: tirx.Buffer,
+        base: Any,
+        n: Any,
+        group: Any,
+        first: Any,
+        row: Any,
+        column: Any,
+        columns: int,
+    ) -> None:
+        """Sums of a tile, and what becomes of them."""
+        pixels = [(r, c) for r in range(self.tile.rows) for c in range(columns)]
+        totals = self.sums(source, base, group, first, row, column, pixels)
+        (down, right), tile = self.g.pool, self.tile
+        corners = [(r, c) for r in range(0, tile.rows, down) for c in range(0, columns, right)]
+        for (r, c), v in itertools.product(corners, range(tile.vectors)):
+            window = [(r + i, c + j) for i in range(down) for j in range(right)]
+            sums = [totals[pixels.index(place), v] for place in window]
+            self._finish(sums, window, n, group, first, v, row, column)
+
+    def sums(
+        self,
+        source: tirx.Buffer,
+        base: Any,
+        group: Any,
+        first: Any,
+        row: Any,
+        column: Any,
+        pixels: list[tuple[int, int]],
+    ) -> dict[tuple[int, int], Expr]:
+        """Sums of a tile by pixel and vector."""
+        g, dot, code, tile = self.g, self.dot, self.code, self.tile
+        places = list(itertools.product(range(len(pixels)), range(tile.vectors)))
+        zeros = const(0, "int32", dot.lanes)
+        chains = [
+            {place: code.vector(zeros, dot.lanes, "int32", "sum") for place in places}
+            for _ in range(min(self._chains(len(pixels)), max(1, self.words)))
+        ]
+        start = base + row * g.step[0] + column * g.step[1] + group * g.channels_per_group
+        at_weight = (group * vectors_of(g, dot) + first) * self.steps
+        self._steps(source, start, at_weight, pixels, chains)
+        totals = {place: chains[0][place].get() for place in places}
+        for chain in chains[1:]:
+            totals = {place: totals[place] + chain[place].get() for place in places}
+        return totals
+
+    def _chains(self, pixels: int) -> int:
+        """Sums that an output is split into, in a tile of so many pixels."""
+        if pixels == self.tile.pixels:
+            return self.tile.chains
+        return chains_of(pixels, self.tile.vectors, self.dot.registers - 2)
+
+    def _finish(
+        self,
+        sums: list[Expr],
+        window: list[tuple[int, int]],
+        n: Any,
+        group: Any,
+        first: Any,
+        v: int,
+        row: Any,
+        column: Any,
+    ) -> None:
+        """Writes the largest of a window, of a vector of features."""
+        g, dot = self.g, self.dot
+        (down, right), (rows, columns) = g.pool, g.walked
+        within = (first + v) * dot.lanes
+        channel = group * g.per_group + within
+
+        def place(r: int, c: int) -> Any:
+            pixel = (n * g.rows + row + r) * g.columns + (column + c)
+            return pixel * g.features + channel
+
+        r, c = window[0]
+        above, beside = over(row, down) + r // down, over(column, right) + c // right
+        pixel = (n * (rows // down) + above) * (columns // right) + beside
+        at = pixel * g.features + channel
+        feature = group * (vectors_of(g, dot) * dot.lanes) + within
+        vectors, short = vectors_of(g, dot), g.per_group % dot.lanes
+
+        def write(used: int) -> None:
+            places = [place(r, c) for r, c in window]
+            taken = Taken(sums, places, feature, used)
+            self.epilogue.write(self.code, self.y, taken, at, dot.lanes)
+
+        last = isinstance(first, int) and first + v == vectors - 1
+        if not short or v < self.tile.vectors - 1:
+            write(dot.lanes)
+        elif last and not self.overlaps:
+            write(short)
+        elif self.overlaps:
+            end = (n + 1) * ((rows // down) * (columns // right) * g.features)
+            with self.code.branch(at + dot.lanes <= end) as otherwise:
+                write(dot.lanes)
+                next(otherwise)
+                write(short)
+        elif self.tile.vectors == vectors:
+            write(short)
+        else:
+            with self.code.branch(first + v < vectors - 1) as otherwise:
+                write(dot.lanes)
+                next(otherwise)
+                write(short)
+
+    def _steps(
+        self,
+        source: tirx.Buffer,
+        start: Any,
+        at_weight: Any,
+        pixels: list[tuple[int, int]],
+        chains: list[dict[tuple[int, int], Vector]],
+    ) -> None:
+        g, code = self.g, self.code
+        with nested(code, [count for count, _ in g.taps]) as taps:
+            at, tap = start, 0
+            for i, (count, distance) in zip(taps, g.taps, strict=True):
+                at, tap = at + i * distance, tap * count + i
+            whole, left = divmod(self.words, len(chains))
+            with code.loop(whole) as k:
+                for number, sums in enumerate(chains):
+                    word = k * len(chains) + number
+                    self._step(source, at, at_weight, tap * self.words + word, word, pixels, sums)
+            for number in range(left):
+                word = whole * len(chains) + number
+                place = tap * self.words + word
+                self._step(source, at, at_weight, place, word, pixels, chains[number])
+
+    def _step(
+        self,
+        source: tirx.Buffer,
+        at: Any,
+        at_weight: Any,
+        place: Any,
+        word: Any,
+        pixels: list[tuple[int, int]],
+        sums: dict[tuple[int, int], Vector],
+    ) -> None:
+        """One group of products of a tile."""
+        g, dot = self.g, self.dot
+        many = dot.lanes * dot.group
+        weights = [
+            load(self.w, ((at_weight + v * self.steps) + place) * many, many)
+            for v in range(self.tile.vectors)
+        ]
+        for p, (r, c) in enumerate(pixels):
+            here = at + (r * g.step[0] + c * g.step[1]) + word * dot.group
+            value = dot.prepare(functools.partial(_from, source, here))
+            for v, weight in enumerate(weights):
+                sums[p, v].set(dot.step(sums[p, v].get(), value, weight))
+
+    def _copy(self, target: tirx.Buffer, n: Any) -> None:
+        """An image with its padding, in the codes that the instructions take."""
+        g, code, data = self.g, self.code, self.dot.data
+        height, width, channels = g.image
+        top, _, left, _ = g.padding
+        _, padded_width, _ = g.padded
+        line, padded_line = width * channels, padded_width * channels
+        given = self.width * channels
+
+        def moved(value: Expr) -> Expr:
+            if data == "uint8":
+                return value
+            wide = cast(value, "int32", 1) - const(self.dot.offset, "int32")
+            return cast(wide, data, 1)
+
+        if any(g.padding):
+            size = math.prod(g.padded)
+            with code.loop(size) as i:
+                code.store(target, i, const(self.zero - self.dot.offset, data))
+        for i in range(self.slack):
+            code.store(target, math.prod(g.padded) + i, const(0, data))
+        with code.loop(height) as h, code.loop(given) as i:
+            value = load(self.x, (n * height + h) * line + i)
+            code.store(target, (h + top) * padded_line + left * channels + i, moved(value))
+
+
+def over(place: Any, step: int) -> Any:
+    """A place counted in windows."""
+    if step == 1:
+        return place
+    return place // step if isinstance(place, int) else tirx.indexdiv(place, step)
+
+
+def _from(source: tirx.Buffer, here: Any, offset: int, count: int) -> Expr:
+    """Neighbours from an offset."""
+    return load(source, here + offset, count)
+
+
+class nested:
+    """Loops in each other."""
+
+    def __init__(self, code: Code, extents: list[int]):
+        self.code, self.extents = code, extents
+        self._open: list[Any] = []
+
+    def __enter__(self) -> list[Expr]:
+        self._open = [self.code.loop(extent) for extent in self.extents]
+        return [loop.__enter__() for loop in self._open]
+
+    def __exit__(self, *error: Any) -> None:
+        for loop in reversed(self._open):
+            loop.__exit__(*error)

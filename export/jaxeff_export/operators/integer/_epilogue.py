@@ -1,0 +1,225 @@
+"""From int32 sums to what a layer returns, while they are in registers."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tvm import tirx
+from tvm.tirx import Expr
+
+from jaxeff_export.operators.integer._code import Code, cast, const, load, splat
+
+LIMIT = 2.0**29  # what a shortcut may add, as `jaxeff.compression.integers` has it
+
+MOST = 2**15  # before a multiplier, as `jaxeff.compression.integers` has it
+_RESULTS = {"codes": "uint8", "float": "float32", "sums": "int32"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Epilogue:
+    """What is done to a vector of sums.
+
+    Attributes:
+        result: "codes", "float" or "sums".
+        shortcut: "none", "codes" or "float".
+        zero: of the result's codes, `lower` and `upper` their ends.
+        shortcut_zero: of the shortcut's codes.
+        finer: bits by which bias and shortcut are finer than products.
+        bias: for each feature, whole vectors of them.
+        scale: likewise; or a multiplier and the shifts before and after it.
+        added: the shortcut.
+        factor: like the scale; or a multiplier and the shift after it.
+    """
+
+    result: str
+    shortcut: str
+    zero: int
+    lower: int
+    upper: int
+    shortcut_zero: int
+    finer: int
+    bias: tirx.Buffer
+    scale: Sequence[tirx.Buffer] = ()
+    added: tirx.Buffer | None = None
+    factor: Sequence[tirx.Buffer] = ()
+
+    @property
+    def dtype(self) -> str:
+        """Of the result."""
+        return _RESULTS[self.result]
+
+    @property
+    def scale_dtype(self) -> str:
+        """Of sums once they are scaled."""
+        return "float32" if len(self.scale) == 1 else "int32"
+
+    @property
+    def wide_dtype(self) -> str:
+        """Of results before codes become bytes."""
+        return "float32" if self.result == "float" else "int32"
+
+    def value(self, sums: Expr, feature: Any, at: Any, lanes: int) -> Expr:
+        """The results of a vector of sums.
+
+        Args:
+            sums: int32.
+            feature: the first of them, in vectors that are whole.
+            at: where they go in the result.
+            lanes: how many.
+        """
+        return self.narrowed(self.rounded(self.scaled_at(sums, feature, at, lanes), lanes), lanes)
+
+    def scaled_at(self, sums: Expr, feature: Any, at: Any, lanes: int) -> Expr:
+        """Sums with bias and shortcut in units of the result, of neighbouring features."""
+        return self.scaled(sums, feature, lambda buffer, lanes: load(buffer, at, lanes), lanes)
+
+    def scaled(self, sums: Expr, feature: Any, added: Any, lanes: int, alone: bool = False) -> Expr:
+        """Sums with bias and shortcut in units of the result: the larger, the larger the code.
+
+        Args:
+            sums: int32.
+            feature: the first of them, or the only one.
+            added: takes as many of the shortcut's buffer, `added(buffer, lanes)`.
+            lanes: how many.
+            alone: whether they are many pixels of one feature.
+        """
+
+        def of(buffer: tirx.Buffer) -> Expr:
+            return splat(load(buffer, feature), lanes) if alone else load(buffer, feature, lanes)
+
+        if self.finer:
+            sums = tirx.shift_left(sums, const(self.finer, "int32", lanes))
+        total = sums + of(self.bias)
+        if self.added is not None:
+            factor = [of(buffer) for buffer in self.factor]
+            total = total + self._units(added(self.added, lanes), factor, lanes)
+        if self.result == "sums":
+            return total
+        if len(self.scale) > 1:
+            multiplier, before, after = (of(buffer) for buffer in self.scale)
+            return _multiplied(total, multiplier, before, after, lanes)
+        return cast(total, "float32", lanes) * of(self.scale[0])
+
+    def rounded(self, y: Expr, lanes: int) -> Expr:
+        """Scaled sums as codes in 32 bits, where the result is codes."""
+        if self.result != "codes":
+            return y
+        if len(self.scale) > 1:
+            return _clamped(y, self.lower - self.zero, self.upper - self.zero, lanes) + const(
+                self.zero, "int32", lanes
+            )
+        low, high = (float(end - self.zero) for end in (self.lower, self.upper))
+        steps = cast(_clamped(tirx.nearbyint(y), low, high, lanes), "int32", lanes)
+        return steps + const(self.zero, "int32", lanes)
+
+    def narrowed(self, wide: Expr, lanes: int) -> Expr:
+        """Codes as bytes."""
+        return cast(wide, "uint8", lanes) if self.result == "codes" else wide
+
+    def _units(self, value: Expr, factor: Sequence[Expr], lanes: int) -> Expr:
+        if self.shortcut == "codes":
+            whole = cast(value, "int32", lanes) - const(self.shortcut_zero, "int32", lanes)
+            if len(factor) > 1:
+                return _shifted(whole * factor[0], factor[1], lanes)
+            value = cast(whole, "float32", lanes)
+        units = tirx.nearbyint(value * factor[0])
+        return cast(_clamped(units, -LIMIT, LIMIT, lanes), "int32", lanes)
+
+    def write(self, code: Code, y: tirx.Buffer, taken: Taken, at: Any, lanes: int) -> None:
+        """Writes a vector of results, of which the last may be of no use.
+
+        Args:
+            code: where to.
+            y: the result.
+            taken: the sums, of one place or of several whose largest is taken.
+            at: where they go.
+            lanes: of a vector.
+        """
+        if taken.used >= lanes or self.added is None:
+            scaled = [
+                self.scaled_at(total, taken.feature, there, lanes)
+                for total, there in zip(taken.sums, taken.places, strict=True)
+            ]
+            best = functools.reduce(tirx.max, scaled)
+            value = self.narrowed(self.rounded(best, lanes), lanes)
+            if taken.used >= lanes:
+                code.store(y, at, value, lanes)
+                return
+            # What is computed for lanes beyond the last feature is of no use.
+            made = code.vector(value, lanes, self.dtype, "made")
+            done = 0
+            while done < taken.used:  # powers of two, which are stored at once
+                many = 1 << ((taken.used - done).bit_length() - 1)
+                picked = [tirx.const(done + i, "int32") for i in range(many)]
+                code.store(y, at + done, tirx.Shuffle([made.get()], picked), many)
+                done += many
+            return
+        kept = [code.vector(total, lanes, "int32", "kept") for total in taken.sums]
+        for lane in range(taken.used):
+            scaled = [
+                self.scaled_at(load(one.buffer, lane), taken.feature + lane, there + lane, 1)
+                for one, there in zip(kept, taken.places, strict=True)
+            ]
+            best = functools.reduce(tirx.max, scaled)
+            code.store(y, at + lane, self.narrowed(self.rounded(best, 1), 1))
+
+
+@dataclasses.dataclass(frozen=True)
+class Taken:
+    """Sums of a vector of features, at the places of a window.
+
+    Attributes:
+        sums: of each place.
+        places: where each would go without a window: in a shortcut.
+        feature: the first, in vectors that are whole.
+        used: how many features there are.
+    """
+
+    sums: list[Expr]
+    places: list[Any]
+    feature: Any
+    used: int
+
+
+def epilogue_of(attributes: Mapping[str, Any], *operands: tirx.Buffer) -> Epilogue:
+    """The epilogue of a composite's attributes, and its operands after the weights."""
+    bias, *rest = operands
+    is_fixed = attributes.get("scales") == "fixed"
+    count = {"sums": 0, "float": 1, "codes": 3 if is_fixed else 1}[attributes["result"]]
+    scale, (added, *factor) = rest[:count], rest[count:] or (None,)
+    return Epilogue(
+        attributes["result"],
+        attributes["shortcut"],
+        attributes["zero"],
+        attributes["lower"],
+        attributes["upper"],
+        attributes["shortcut_zero"],
+        attributes.get("finer", 0),
+        bias,
+        scale,
+        added,
+        factor,
+    )
+
+
+def _clamped(x: Expr, low: float, high: float, lanes: int) -> Expr:
+    dtype = "float32" if isinstance(low, float) else "int32"
+    x = tirx.max(x, const(low, dtype, lanes))
+    return tirx.min(x, const(high, dtype, lanes))
+
+
+def _multiplied(sums: Expr, multiplier: Expr, before: Expr, after: Expr, lanes: int) -> Expr:
+    """As `jaxeff.compression.integers` has it."""
+    zero, one = const(0, "int32", lanes), const(1, "int32", lanes)
+    half = tirx.shift_right(sums, tirx.max(before - one, zero)) & tirx.min(before, one)
+    short = _clamped(tirx.shift_right(sums, before) + half, -MOST, MOST, lanes)
+    return _shifted(short * multiplier, after, lanes)
+
+
+def _shifted(product: Expr, after: Expr, lanes: int) -> Expr:
+    one = const(1, "int32", lanes)
+    half = tirx.shift_right(tirx.shift_left(one, after), one)
+    return tirx.shift_right(product + half, after)

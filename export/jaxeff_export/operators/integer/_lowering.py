@@ -1,0 +1,189 @@
+"""From the composites of an integer network to kernels for a target."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tvm import relax, tirx
+from tvm.target import Target
+
+from jaxeff_export.operators.integer._bits import WORD
+from jaxeff_export.operators.integer._contraction import Sharing, contraction
+from jaxeff_export.operators.integer._depthwise import (
+    DepthwiseKernel,
+    depthwise_dot,
+    depthwise_tile,
+    depthwise_weights,
+)
+from jaxeff_export.operators.integer._dots import Dot, dot_of
+from jaxeff_export.operators.integer._epilogue import epilogue_of
+from jaxeff_export.operators.integer._geometry import Geometry, tile_of
+from jaxeff_export.operators.integer._packing import (
+    packed_bias,
+    packed_planes,
+    packed_vector,
+    packed_weights,
+)
+from jaxeff_export.operators.integer._pixels import PixelsKernel, suits
+from jaxeff_export.operators.integer._planes import (
+    Planes,
+    PlanesKernel,
+    are_faster,
+    planes_of,
+    step_of,
+)
+from jaxeff_export.operators.integer._quantizing import write_codes
+
+STEPS_SHARED = 12_000
+"""Vectors of products that are worth waking threads for, which takes a microsecond or more."""
+COMPOSITES = CODES, DENSE, CONV2D = "jaxeff.q_codes", "jaxeff.q_dense", "jaxeff.q_conv2d"
+"""The layers of an integer network, in the order of `jaxeff.compression.integers`."""
+_DTYPES = {"codes": "uint8", "float": "float32", "sums": "int32"}
+
+
+def integer_operators(
+    target: Mapping[str, Any], by_planes: bool | None = None, any_batch: bool = False
+) -> Mapping[str, Callable[..., Any]]:
+    """The composites of integer layers, lowered for a target.
+
+    Args:
+        target: a TVM target dict.
+        by_planes: whether bits are counted plane by plane, for measurements; None: where that is
+            faster by the number of its instructions.
+        any_batch: whether kernels take any number of examples, whatever the module's is.
+
+    Raises:
+        IntegerKernelError: `by_planes` is asked of a target without an instruction for it.
+    """
+    where = Target(dict(target))
+    dot, cores = dot_of(where), int(where.attrs.get("num-cores", 1))
+    planes = planes_of(where, dot)
+    if by_planes and planes is None:
+        raise IntegerKernelError(
+            f"{where.attrs.get('mcpu', 'the target')} has no instruction that counts the bits of "
+            "a vector (AVX-512 VPOPCNTDQ, NEON), so there are no kernels by bit planes for it."
+        )
+
+    def lowered(read: Any, name: str) -> Callable[..., Any]:
+        def lower(bb: relax.BlockBuilder, *tensors: relax.Expr, **attributes: Any) -> relax.Expr:
+            bits = attributes["weight_bits"], attributes["activation_bits"]
+            geometry, shape = read(tensors, attributes, False)
+            apart, _ = read(tensors, attributes, True)
+            counted = bool(by_planes)
+            if by_planes is None and planes is not None and not geometry.is_depthwise:
+                counted = are_faster(planes, bits, dot, geometry, apart)
+            geometry = apart if counted else geometry
+            how = How(dot, cores, planes if counted else None, any_batch)
+            return _emit(bb, geometry, how, tensors, attributes, shape, name)
+
+        return lower
+
+    def codes(bb: relax.BlockBuilder, x: relax.Expr, **attributes: Any) -> relax.Expr:
+        return write_codes(bb, x, dot.lanes, cores, any_batch=any_batch, **attributes)
+
+    return {
+        CODES: codes,
+        DENSE: lowered(_dense, "q_dense"),
+        CONV2D: lowered(_conv2d, "q_conv2d"),
+    }
+
+
+class IntegerKernelError(ValueError):
+    """Kernels that a target has no instructions for."""
+
+
+@dataclasses.dataclass(frozen=True)
+class How:
+    """What a kernel is written for.
+
+    Attributes:
+        dot: products of bytes.
+        cores: of the target.
+        planes: counts of bits, where these are taken instead.
+        any_batch: whether a kernel takes any number of examples.
+    """
+
+    dot: Dot
+    cores: int
+    planes: Planes | None = None
+    any_batch: bool = False
+
+    def sharing(self, bits: tuple[int, int]) -> Sharing:
+        """Who does the work of a layer of such weights and activations."""
+        if self.planes is None:
+            return Sharing(self.cores, STEPS_SHARED * self.dot.lanes * self.dot.group)
+        return Sharing(self.cores, STEPS_SHARED * self.planes.lanes * WORD // math.prod(bits))
+
+
+def _dense(tensors: Any, attributes: Any, counted: bool) -> tuple[Geometry, tuple[int, ...]]:
+    del attributes, counted
+    (rows, depth), columns = _shape(tensors[0]), _shape(tensors[1])[1]
+    return Geometry.dense(rows, depth, columns), (rows, columns)
+
+
+def _conv2d(tensors: Any, attributes: Any, counted: bool) -> tuple[Geometry, tuple[int, ...]]:
+    x, w = _shape(tensors[0]), _shape(tensors[1])
+    geometry = Geometry.conv2d(x, w, attributes, apart=counted)
+    return geometry, geometry.shape
+
+
+def _emit(
+    bb: relax.BlockBuilder,
+    geometry: Geometry,
+    how: How,
+    tensors: tuple[relax.Expr, ...],
+    attributes: Mapping[str, Any],
+    shape: tuple[int, ...],
+    name: str,
+) -> relax.Expr:
+    x, w, bias, *rest = tensors
+    dot, planes = how.dot, how.planes
+    kernel_of: Any = None
+    tile = None
+    batch = tirx.Var("batch", "int64")
+    bits = attributes["weight_bits"], attributes["activation_bits"]
+    sharing = how.sharing(bits)
+    if how.any_batch:
+        geometry = geometry.of_any(batch)
+    elif geometry.batch * geometry.macs >= sharing.least:
+        geometry = geometry.in_parts(sharing.cores)
+    if planes is not None:
+        dot = dataclasses.replace(dot, lanes=planes.lanes, offset=0)
+        weights = packed_planes(bb, w, geometry, dot.lanes, bits[0])
+        kernel_of = functools.partial(PlanesKernel, planes, bits)
+        tile = tile_of(geometry, dot.lanes, planes.registers, cost_of=step_of(planes))
+        tile = dataclasses.replace(tile, chains=1)
+    elif geometry.is_depthwise:
+        dot = depthwise_dot(dot)
+        kernel_of, tile = DepthwiseKernel, depthwise_tile(geometry)
+        weights = depthwise_weights(bb, w, geometry, dot)
+    else:
+        kernel_of = PixelsKernel if suits(geometry, dot) else None
+        weights = packed_weights(bb, w, geometry, dot)
+    flat = dataclasses.replace(geometry, groups=1) if kernel_of is DepthwiseKernel else geometry
+    finer = attributes.get("finer", 0)
+    operands = [x, weights, packed_bias(bb, bias, w, flat, dot, finer)]
+    for tensor in rest:
+        whole = len(_shape(tensor)) == 1
+        operands.append(packed_vector(bb, tensor, flat, dot.lanes) if whole else tensor)
+    data = [x, *(tensor for tensor in rest if len(_shape(tensor)) > 1)]
+
+    def taken(operand: relax.Expr) -> tuple[Any, ...]:
+        whole = _shape(operand)
+        return (batch, *whole[1:]) if how.any_batch and operand in data else whole
+
+    sizes = [(taken(o), str(o.ty.dtype)) for o in operands]
+    result = (batch, *shape[1:]) if how.any_batch else shape
+    kernel = contraction(
+        geometry, dot, attributes, epilogue_of, sizes, result, sharing, tile, kernel_of
+    )
+    kind = relax.TensorType(shape, _DTYPES[attributes["result"]])
+    return bb.emit(relax.call_tir(bb.add_func(kernel, name), relax.Tuple(operands), kind))
+
+
+def _shape(tensor: relax.Expr) -> tuple[int, ...]:
+    return tuple(int(n) for n in tensor.ty.shape)

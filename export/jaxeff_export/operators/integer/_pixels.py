@@ -1,0 +1,260 @@
+"""Convolutions of few features: sixteen pixels in a vector, where features would fill half of it.
+
+The first layer of a network for images of one channel has six features or eight, and so have layers
+whose channels were pruned. Lanes are then pixels of a row, and the weights of one feature are
+broadcast. A shuffle of a stretch of the input gives every lane its own group of products; where a
+group of all lanes doesn't lie in one vector, the image is copied with its groups of channels apart,
+so that those of neighbouring pixels are neighbours. Results come feature by feature, and are woven
+together when they are stored.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+from tvm import tirx
+from tvm.tirx import Expr
+
+from jaxeff_export.operators.integer._code import const, index, load, splat
+from jaxeff_export.operators.integer._contraction import Kernel, over
+from jaxeff_export.operators.integer._dots import Dot
+from jaxeff_export.operators.integer._geometry import Geometry
+
+_BYTES = 64
+MOST_FEATURES = 8
+
+
+def suits(geometry: Geometry, dot: Dot) -> bool:
+    """Whether lanes are better pixels than features."""
+    return (
+        geometry.groups == 1
+        and not geometry.is_dense
+        and len(geometry.taps) == 1
+        and not dot.halves
+        and dot.group > 1
+        and geometry.features <= min(MOST_FEATURES, dot.lanes // 2)
+        and (_is_narrow(geometry, dot) or _is_turned(geometry, dot))
+    )
+
+
+def _is_narrow(geometry: Geometry, dot: Dot) -> bool:
+    """Whether a group of products of every lane lies in one vector."""
+    bytes_of = 1 if dot.data in ("uint8", "int8") else 2
+    reach = (dot.lanes - 1) * geometry.step[1] + dot.group
+    return geometry.walked[1] >= dot.lanes // 2 and reach * bytes_of <= _BYTES
+
+
+def _is_turned(geometry: Geometry, dot: Dot) -> bool:
+    """Whether groups of channels can be copied side by side, pixel by pixel."""
+    channels = geometry.image[2]
+    whole = channels % dot.group == 0 and geometry.step[1] == channels
+    whole &= geometry.stretch > channels  # a window of one column would be read once, not more
+    return whole and dot.data == "uint8" and geometry.walked[1] >= dot.lanes
+
+
+class PixelsKernel(Kernel):
+    """The kernel of such a layer; where it differs from that of other convolutions."""
+
+    def __init__(self, *operands: Any):
+        super().__init__(*operands)
+        self.copied = True  # whole vectors are read, also beyond the end
+        self.turned = not _is_narrow(self.g, self.dot)
+
+    def _image(self, n: Any, cores: int) -> None:
+        """An image, row by row."""
+        g, code, lanes = self.g, self.code, self.dot.lanes
+        rows, columns = g.walked
+        down, right = g.pool
+        lanes -= lanes % right
+        source, base = self.source(n)
+        with code.loop(rows // down, cores > 1) as i:
+            full, left = divmod(columns, lanes)
+            if full:
+                with code.loop(full) as j:
+                    self._row(source, base, n, i, j * lanes, lanes)
+            if left and full:
+                # The last pixels are computed twice rather than in a vector of fewer.
+                self._row(source, base, n, i, columns - lanes, lanes)
+            elif left:
+                self._row(source, base, n, i, 0, left)
+
+    def _row(self, source: Any, base: Any, n: Any, i: Any, column: Any, count: int) -> None:
+        """Some neighbouring pixels of a row of results, with all their features."""
+        g, code, lanes = self.g, self.code, self.dot.lanes
+        down, right = g.pool
+        zeros = const(0, "int32", lanes)
+        sums = [
+            [code.vector(zeros, lanes, "int32", "sum") for _ in range(g.features)]
+            for _ in range(down)
+        ]
+        add = self._sum_turned if self.turned else self._sum
+        add(source, base, i * down, column, sums)
+        made = []
+        for f in range(g.features):
+            best: Expr | None = None
+            for r, row in enumerate(sums):
+                at = ((n * g.rows + i * down + r) * g.columns + column) * g.features
+                beside = self.turned and right == 1
+                take = functools.partial(self._beside if beside else self._strided, at, f)
+                value = self.epilogue.scaled(row[f].get(), f, take, lanes, alone=True)
+                best = value if best is None else tirx.max(best, value)
+            assert best is not None
+            for step in range(1, right):
+                if step == 1:
+                    held = code.vector(best, lanes, self.epilogue.scale_dtype, "largest")
+                    best = held.get()
+                turned = [tirx.const((p + step) % lanes, "int32") for p in range(lanes)]
+                best = tirx.max(best, tirx.Shuffle([held.get()], turned))
+            wide = self.epilogue.rounded(best, lanes)
+            made.append(code.vector(wide, lanes, self.epilogue.wide_dtype, "wide"))
+        pixel = (n * (g.walked[0] // down) + i) * (g.walked[1] // right)
+        place = (pixel + over(column, right)) * g.features
+        self._weave(made, place, count // right, right)
+
+    def _sum(self, source: Any, base: Any, row: Any, column: Any, sums: Any) -> None:
+        g, dot, code, lanes = self.g, self.dot, self.code, self.dot.lanes
+        ((taps, distance),) = g.taps
+        apart = g.step[0] // distance if distance else 0  # input rows from one result to the next
+        whole = _BYTES if dot.data in ("uint8", "int8") else _BYTES // 2
+        several = (lanes - 1) * g.step[1] + self.words * dot.group <= whole
+        for line in range((len(sums) - 1) * apart + taps):
+            start = base + row * g.step[0] + line * distance + column * g.step[1]
+            held = None
+            if several:
+                held = code.vector(load(source, start, whole), whole, dot.data, "line")
+            for word in range(self.words):
+                if held is None:
+                    there = load(source, start + word * dot.group, whole)
+                    line_, offset = code.vector(there, whole, dot.data, "line"), 0
+                else:
+                    line_, offset = held, word * dot.group
+                picked = [
+                    tirx.const(offset + p * g.step[1] + one, "int32")
+                    for p in range(lanes)
+                    for one in range(dot.group)
+                ]
+                many = lanes * dot.group
+                x = code.vector(tirx.Shuffle([line_.get()], picked), many, dot.data, "x")
+                self._add(x, line, word, apart, sums)
+
+    def _sum_turned(self, source: Any, base: Any, row: Any, column: Any, sums: Any) -> None:
+        g, dot, code = self.g, self.dot, self.code
+        ((taps, distance),) = g.taps
+        apart = g.step[0] // distance  # input rows from one result to the next
+        groups = g.image[2] // dot.group
+        beside, many = self.words // groups, dot.lanes * dot.group
+        # One loop around all rows: LLVM unrolls shorter ones, and keeps their weights in memory.
+        with code.loop(groups) as k:
+            for line in range((len(sums) - 1) * apart + taps):
+                start = base + row * g.step[0] + line * distance + column * dot.group
+                for right in range(beside):
+                    at = start + (k * g.padded[1] + right) * dot.group
+                    x = code.vector(load(source, at, many), many, dot.data, "x")
+                    self._add(x, line, right * groups + k, apart, sums)
+
+    def _add(self, x: Any, line: int, word: Any, apart: int, sums: Any) -> None:
+        """A group of products of every pixel and feature, of a row of the input."""
+        ((taps, _),) = self.g.taps
+        dot, lanes = self.dot, self.dot.lanes
+        for r, row_sums in enumerate(sums):
+            tap = line - r * apart
+            if not 0 <= tap < taps:
+                continue
+            for f, total in enumerate(row_sums):
+                at = ((tap * self.words + word) * lanes + f) * dot.group
+                weights = tirx.reinterpret("int32", load(self.w, at, dot.group))
+                w = tirx.reinterpret(f"{dot.weight}x{lanes * dot.group}", splat(weights, lanes))
+                total.set(dot.step(total.get(), x.get(), w))
+
+    def _copy(self, target: tirx.Buffer, n: Any) -> None:
+        """An image with its padding; turned, it is row, group of channels, pixel."""
+        if not self.turned:
+            super()._copy(target, n)
+            return
+        g, code, group = self.g, self.code, self.dot.group
+        (height, width, channels), (top, _, left, _) = g.image, g.padding
+        if any(g.padding):
+            with code.loop(math.prod(g.padded)) as i:
+                code.store(target, i, const(self.zero, "uint8"))
+        groups, lanes = channels // group, self.dot.lanes
+        with code.loop(height) as h:
+            given = (n * height + h) * width * channels
+            made = (h + top) * g.padded[1] * channels + left * group
+            if width < lanes or groups & (groups - 1):
+                with code.loop(groups) as k, code.loop(width) as w:
+                    found = load(self.x, given + w * channels + k * group, group)
+                    code.store(target, made + (k * g.padded[1] + w) * group, found, group)
+                return
+            starts = [
+                *range(0, width - lanes + 1, lanes),
+                *([width - lanes] if width % lanes else []),
+            ]
+            for start in starts:
+                self._turn(target, given + start * channels, made + start * group)
+
+    def _turn(self, target: tirx.Buffer, given: Any, made: Any) -> None:
+        """The groups of as many pixels as there are lanes."""
+        g, code, lanes, group = self.g, self.code, self.dot.lanes, self.dot.group
+        groups, many = g.image[2] // group, lanes * group
+        vectors = []
+        for i in range(groups):
+            words = tirx.reinterpret(f"int32x{lanes}", load(self.x, given + i * many, many))
+            vectors.append(code.vector(words, lanes, "int32", "groups").get())
+        for k in range(groups):
+            parts, each = vectors, lanes
+            if groups > 1:
+                picked = [tirx.const(i, "int32") for i in range(k, 2 * lanes, groups)]
+                parts, each = self._pairs(parts, picked)
+            while len(parts) > 1:
+                parts, each = self._pairs(parts, [tirx.const(i, "int32") for i in range(2 * each)])
+            words = tirx.reinterpret(f"uint8x{many}", parts[0])
+            code.store(target, made + k * g.padded[1] * group, words, many)
+
+    def _pairs(self, parts: list[Expr], picked: list[Expr]) -> tuple[list[Expr], int]:
+        """The same lanes of every two vectors."""
+        lanes = len(picked)
+        both = [
+            tirx.Shuffle(list(pair), picked) for pair in zip(parts[::2], parts[1::2], strict=True)
+        ]
+        return [self.code.vector(one, lanes, "int32", "part").get() for one in both], lanes
+
+    def _strided(self, at: Any, feature: int, buffer: Any, lanes: int) -> Expr:
+        """Neighbouring pixels of one feature."""
+        place = tirx.Ramp(index(at + feature), index(self.g.features), lanes)
+        return tirx.BufferLoad(buffer, [index(0)] * (len(buffer.shape) - 1) + [place])
+
+    def _beside(self, at: Any, feature: int, buffer: Any, lanes: int) -> Expr:
+        """The same of whole vectors, none of whose pixels lies beyond the end."""
+        features = self.g.features
+        whole = load(buffer, at, lanes * features)
+        picked = [tirx.const(p * features + feature, "int32") for p in range(lanes)]
+        return tirx.Shuffle([whole], picked)
+
+    def _weave(self, made: list[Any], place: Any, pixels: int, every: int) -> None:
+        """Stores features of every so many pixels side by side."""
+        code, lanes, dtype = self.code, self.dot.lanes, self.epilogue.dtype
+        size = 1 if dtype == "uint8" else 4
+        packed, per = list(made), 1
+        if dtype == "uint8":
+            per = 4
+            packed = []
+            for start in range(0, len(made), per):
+                word = made[start].get()
+                for shift, one in enumerate(made[start + 1 : start + per], 1):
+                    word = word | (one.get() << const(8 * shift, "int32", lanes))
+                held = code.vector(word, lanes, "int32", "word")
+                bytes_ = tirx.reinterpret(f"uint8x{4 * lanes}", held.get())
+                packed.append(code.vector(bytes_, 4 * lanes, "uint8", "bytes"))
+        places = [
+            (f // per) * lanes * per + p * every * per + f % per
+            for p in range(pixels)
+            for f in range(len(made))
+        ]
+        done, vectors = 0, [one.get() for one in packed]
+        while done < len(places):
+            many = min(_BYTES // size, 2 ** int(math.log2(len(places) - done)))
+            picked = [tirx.const(n, "int32") for n in places[done : done + many]]
+            code.store(self.y, place + done, tirx.Shuffle(vectors, picked), many)
+            done += many

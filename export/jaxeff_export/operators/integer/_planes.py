@@ -1,0 +1,327 @@
+"""Products of few bits by planes: and, count, add, for every pair of bits of two codes.
+
+A code of an activation is sum_i 2^i x_i, one of a weight in two's complement -2^(b-1) w_(b-1) +
+sum_j 2^j w_j, so
+
+    sum x w = sum_ij +- 2^(i+j) popcount(x_i & w_j)
+
+Binary weights are -1 and 1, in two bits 11 and 01: their lower plane is all ones, and adds the
+codes of a window, whose sums are made with the planes, pixel by pixel. Every lane holds one
+output, and a word of 32 products of it, so tiles, results and layouts are those of the other
+kernels. Planes of the input are made in the kernel (`_bits.py`).
+
+| instructions | bit products per instruction |
+|---|---|
+| `vpand`, `vpopcntd`, `vpaddd` (AVX-512 VPOPCNTDQ) | 512 / 3 |
+| `and`, `cnt`, `add`, and `uadalp` now and then (NEON) | 128 / 3 |
+
+By this count a full word costs what its dot products of bytes cost where the product of both
+widths is 2.7 with VNNI, 10 with `smlal2` and 5 with `sdot`. Where cores count more vectors a cycle
+than they multiply it is more: 5 on Zen 5. A word that is not full is counted whole, planes have to
+be made, and every plane of weights ends in a product: `are_faster` counts all of that.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from tvm import tirx
+from tvm.script import tirx as T
+from tvm.target import Target
+from tvm.target.codegen import llvm_cpu_has_features
+from tvm.tirx import Expr
+
+from jaxeff_export.operators.integer._bits import WORD, packing, words_of_planes
+from jaxeff_export.operators.integer._code import Code, Vector, const, index, load, splat
+from jaxeff_export.operators.integer._contraction import Kernel, nested, vectors_of
+from jaxeff_export.operators.integer._dots import Dot, has_neon
+from jaxeff_export.operators.integer._geometry import Geometry
+from jaxeff_export.operators.integer._pixels import suits
+
+_COUNT = 3  # instructions
+MOST_ADDED = 31  # counts of a byte, at most 8 each, that fit a byte
+_MOST_SUMS = 8  # in a tile, of bytes and of lanes
+
+
+@dataclasses.dataclass(frozen=True)
+class Planes:
+    """How bits are counted on a processor.
+
+    Attributes:
+        name: of the instruction.
+        lanes: outputs in a vector.
+        registers: vector registers for counts, weights and an input.
+        bytewise: whether counts are of bytes, to be added up later.
+        worth: the product of both widths for which a full word costs what its products of bytes
+            cost; from it on bytes are as fast.
+        by_signs: whether an instruction gathers the signs of bytes.
+    """
+
+    name: str
+    lanes: int
+    registers: int
+    bytewise: bool
+    worth: int
+    by_signs: bool
+
+
+def planes_of(target: Target, dot: Dot) -> Planes | None:
+    """How bits are counted on a processor; None if it has no instruction for it."""
+    if llvm_cpu_has_features("avx512vpopcntdq", target):
+        return Planes("vpopcntd", 16, 14, False, 5 if dot.name == "vpdpbusd" else 8, True)
+    if has_neon(target):
+        return Planes("cnt", 4, 17, True, 5 if dot.name == "sdot" else 10, False)
+    return None
+
+
+def are_faster(
+    planes: Planes, bits: tuple[int, int], dot: Dot, of_bytes: Geometry, of_planes: Geometry
+) -> bool:
+    """Whether a layer has fewer instructions by planes than by products of bytes.
+
+    Args:
+        planes: how bits are counted.
+        bits: of weights and activations.
+        dot: products of bytes.
+        of_bytes: the layer, as these walk it.
+        of_planes: the layer, with its taps apart.
+    """
+    pairs = bits[0] * bits[1]
+    products = _steps(of_bytes) * -(-of_bytes.stretch // dot.group)
+    # A pair of planes ends in a sum, a plane of weights in a product and a zero more.
+    ends = (pairs + _COUNT * bits[0]) / _COUNT
+    counts = pairs * _steps(of_planes) * words_of(of_planes) + ends
+    pixels, vectors = math.prod(of_bytes.walked), of_bytes.groups * vectors_of(of_bytes, dot)
+    filled = of_bytes.features / dot.lanes if suits(of_bytes, dot) else vectors
+    height, width, _ = of_planes.image
+    made = height * width * of_planes.groups * packing(of_planes.stretch, bits[1], planes.by_signs)
+    a_count = WORD / dot.group / planes.worth  # in products
+    return (pixels * vectors * counts + made / _COUNT) * a_count < pixels * filled * products
+
+
+def step_of(planes: Planes) -> Callable[[int, int], float] | None:
+    """Instructions of a tile's step by pixels and vectors; None: those of products of bytes.
+
+    On NEON a number for all lanes comes through the pipes of vectors, as weights do not.
+    """
+
+    def instructions(pixels: int, vectors: int) -> float:
+        sums = pixels * vectors
+        return _COUNT * max(sums, 2) + pixels if sums <= _MOST_SUMS else math.inf
+
+    return instructions if planes.bytewise else None
+
+
+def _steps(geometry: Geometry) -> int:
+    """Stretches in a sum."""
+    return math.prod(count for count, _ in geometry.taps)
+
+
+def weight_planes(bits: int) -> list[tuple[int, int]]:
+    """Shift and sign of each plane of weights that is stored."""
+    if bits == 1:
+        return [(1, -1)]
+    return [(j, -1 if j == bits - 1 else 1) for j in range(bits)]
+
+
+class PlanesKernel(Kernel):
+    """The kernel of a layer by planes; where it differs from that of bytes."""
+
+    def __init__(self, planes: Planes, bits: tuple[int, int], *operands: Any):
+        super().__init__(*operands)
+        self.planes, (self.weight_bits, self.activation_bits) = planes, bits
+        g = self.g
+        self.words = words_of(g)
+        self.steps = self.words * _steps(g) * len(weight_planes(self.weight_bits))
+        self.summed = self.weight_bits == 1
+        self.each = self.words * self.activation_bits + self.summed
+        self.pixel = self.each * g.groups
+
+    def source(self, n: Any) -> tuple[Any, Any]:
+        """Planes of an image: pixel, group, plane, word; after them the sum of the codes."""
+        g, code = self.g, self.code
+        height, width, channels = g.image
+        top, _, left, _ = g.padding
+        padded_height, padded_width, _ = g.padded
+        size = padded_height * padded_width * self.pixel
+        made = code.local(size, "int32", "planes", "global")
+        if any(g.padding):
+            with code.loop(padded_height * padded_width * g.groups) as place:
+                self._border(made, place)
+        with code.loop(height) as h, code.loop(self.width) as w, code.loop(g.groups) as group:
+            place = ((h + top) * padded_width + (w + left)) * g.groups + group
+            base = ((n * height + h) * width + w) * channels + group * g.stretch
+            whole, rest = divmod(g.stretch, WORD)
+            total = code.vector(const(0, "int32"), 1, "int32", "total")
+            with code.loop(whole) as k:
+                self._write(made, base + k * WORD, place, k, WORD, total)
+            if rest:
+                self._write(made, base + whole * WORD, place, whole, rest, total)
+            if self.summed:
+                code.store(made, place * self.each + self.each - 1, total.get())
+        return made, index(0)
+
+    def _border(self, made: tirx.Buffer, place: Any) -> None:
+        """The planes of a pixel of padding."""
+        rest = self.g.stretch % WORD
+        for plane, k in itertools.product(range(self.activation_bits), range(self.words)):
+            # Only the bits of channels: those beyond would be counted with binary weights.
+            ones = (1 << rest) - 1 if rest and k == self.words - 1 else -1
+            border = const(ones if self.zero >> plane & 1 else 0, "int32")
+            self.code.store(made, place * self.each + plane * self.words + k, border)
+        if self.summed:
+            total = const(self.zero * self.g.stretch, "int32")
+            self.code.store(made, place * self.each + self.each - 1, total)
+
+    def _write(
+        self, made: tirx.Buffer, base: Any, place: Any, k: Any, count: int, total: Vector
+    ) -> None:
+        """The planes of up to 32 codes."""
+        words = words_of_planes(
+            self.code, self.x, base, count, self.activation_bits, self.planes.by_signs
+        )
+        for plane, word in enumerate(words):
+            held = self.code.vector(word, 1, "int32", "word").get()
+            self.code.store(made, place * self.each + plane * self.words + k, held)
+            if self.summed:
+                total.set(total.get() + (tirx.popcount(held) << const(plane, "int32")))
+
+    def sums(
+        self, source: Any, base: Any, group: Any, first: Any, row: Any, column: Any, pixels: Any
+    ) -> dict[tuple[int, int], Expr]:
+        """Sums of a tile, one pair of planes after the other."""
+        g, code, lanes = self.g, self.code, self.dot.lanes
+        places = list(itertools.product(range(len(pixels)), range(self.tile.vectors)))
+        planes = len(weight_planes(self.weight_bits))
+        down, right = (n * self.pixel // g.image[2] for n in (g.step[0], g.step[1]))
+        start = row * down + column * right + group * self.each
+        at_weight = (group * vectors_of(g, self.dot) + first) * self.steps
+        own = self._own(source, start, pixels, (down, right))
+        totals = {} if self.summed else {place: self._zero() for place in places}
+        # From the uppermost planes down, doubling what is there: no pair ends in a product.
+        with code.loop(planes) as turn:
+            counts = {place: self._zero() for place in places}
+            there = at_weight + (planes - 1 - turn) * (self.steps // planes)
+            with code.loop(self.activation_bits) as i:
+                for count in counts.values():
+                    count.set(count.get() + count.get())
+                here = start + (self.activation_bits - 1 - i) * self.words
+                self._count(source, here, there, pixels, (down, right), counts)
+            sign = tirx.Select(turn == 0, tirx.const(-1, "int32"), tirx.const(1, "int32"))
+            for place, total in totals.items():
+                twice = total.get() + total.get()
+                total.set(twice + counts[place].get() * splat(sign, lanes))
+        if not self.summed:
+            return {place: total.get() for place, total in totals.items()}
+        return {
+            (p, v): splat(own[p].get(), lanes) - (counts[p, v].get() + counts[p, v].get())
+            for p, v in places
+        }
+
+    def _own(self, source: Any, start: Any, pixels: Any, steps: tuple[int, int]) -> list[Vector]:
+        """What the lower plane of binary weights adds, which is all ones: codes of a window."""
+        if not self.summed:
+            return []
+        code, (down, right) = self.code, steps
+        own = [code.vector(const(0, "int32"), 1, "int32", "own") for _ in pixels]
+        with nested(code, [count for count, _ in self.g.taps]) as taps:
+            at = start + self.each - 1
+            for i, (_, distance) in zip(taps, self.g.taps, strict=True):
+                at = at + i * (distance * self.pixel // self.g.image[2])
+            for (r, c), total in zip(pixels, own, strict=True):
+                total.set(total.get() + load(source, at + r * down + c * right))
+        return own
+
+    def _count(
+        self,
+        source: Any,
+        here: Any,
+        there: Any,
+        pixels: Any,
+        steps: tuple[int, int],
+        counts: dict[tuple[int, int], Vector],
+    ) -> None:
+        """Adds the counts of one pair of planes over all taps and words."""
+        code, lanes = self.code, self.dot.lanes
+        down, right = steps
+
+        def add(sums: Any, at: Any, place: Any) -> None:
+            weights = [
+                load(self.w, (there + v * self.steps + place) * lanes, lanes)
+                for v in range(self.tile.vectors)
+            ]
+            for p, (r, c) in enumerate(pixels):
+                x = splat(load(source, at + r * down + c * right), lanes)
+                for v, w in enumerate(weights):
+                    sums[p, v].set(sums[p, v].get() + self._ones(x & w))
+
+        if not self.planes.bytewise:
+            with _walk(code, [*self._taps(), (self.words, 1, 1)], here) as (at, place):
+                add(counts, at, place)
+            return
+        for start, words in self._stretches():
+            every = [*self._taps(), *words]
+            sizes = [math.prod(count for count, *_ in every[i:]) for i in range(len(every))]
+            whole = next(i for i, size in enumerate(sizes) if size <= MOST_ADDED)
+            with _walk(code, every[:whole], here + start, start) as (at, place):
+                narrow = {key: self._zero("uint8", 4) for key in counts}
+                with _walk(code, every[whole:], at, place) as (at, place):
+                    add(narrow, at, place)
+                for key, total in counts.items():
+                    total.set(total.get() + _added_up(narrow[key].get()))
+
+    def _taps(self) -> list[tuple[int, int, int]]:
+        """How many there are, and how far apart in the planes of the input and of the weights."""
+        apart, found = self.words, []
+        for count, distance in reversed(self.g.taps):
+            found.append((count, distance * self.pixel // self.g.image[2], apart))
+            apart *= count
+        return found[::-1]
+
+    def _stretches(self) -> Iterator[tuple[int, list[tuple[int, int, int]]]]:
+        """Words that are counted in bytes: where they start, and parts of them, of one size."""
+        size = -(-self.words // -(-self.words // MOST_ADDED))
+        parts, left = divmod(self.words, size)
+        yield 0, [(parts, size, size), (size, 1, 1)]
+        if left:
+            yield self.words - left, [(left, 1, 1)]
+
+    def _ones(self, x: Expr) -> Expr:
+        if self.planes.bytewise:
+            return tirx.popcount(tirx.reinterpret(f"uint8x{4 * self.dot.lanes}", x))
+        return tirx.popcount(x)
+
+    def _zero(self, dtype: str = "int32", times: int = 1) -> Vector:
+        lanes = self.dot.lanes * times
+        return self.code.vector(const(0, dtype, lanes), lanes, dtype)
+
+
+@contextmanager
+def _walk(
+    code: Code, dimensions: Sequence[tuple[int, int, int]], at: Any, place: Any = 0
+) -> Iterator[tuple[Any, Any]]:
+    """Loops over dimensions, with where that is in the planes of the input and of the weights."""
+    with nested(code, [count for count, *_ in dimensions]) as loops:
+        for i, (_, distance, apart) in zip(loops, dimensions, strict=True):
+            at, place = at + i * distance, place + i * apart
+        yield at, place
+
+
+def _added_up(counts: Expr) -> Expr:
+    """The counts of four bytes of every lane."""
+    pairs = T.call_llvm_pure_intrin(
+        T.llvm_lookup_intrinsic_id("llvm.aarch64.neon.uaddlp.v8i16.v16i8"), counts, dtype="int16x8"
+    )
+    return T.call_llvm_pure_intrin(
+        T.llvm_lookup_intrinsic_id("llvm.aarch64.neon.uaddlp.v4i32.v8i16"), pairs, dtype="int32x4"
+    )
+
+
+def words_of(geometry: Geometry) -> int:
+    """Words of the channels of a pixel."""
+    return -(-geometry.stretch // WORD)

@@ -1,0 +1,219 @@
+"""The folder that keeps what was measured, for whoever compiles the same kernels again.
+
+    jaxeff-tuning.json             what this folder is, and the TVM that made it
+    <target>/target.json           the target, in full
+    <target>/choices.jsonl         per kernel, what a session found best
+    <target>/<space>/*.jsonl       MetaSchedule's database: every candidate measured
+
+Everything below a target's folder was measured for that target: records of another one cannot be
+met by accident. Files are only added to, a line at a time, so a killed process loses nothing but
+the candidate it was measuring.
+
+Sharp edge: traces are programs for TVM's scheduler, so a database of unknown origin should be
+treated like code of unknown origin.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jaxeff.store import CheckpointError, add_line, mend_lines, read_lines, write_whole
+from jaxeff_export.schedules._errors import TuningError
+
+if TYPE_CHECKING:
+    from tvm.s_tir import meta_schedule as ms
+
+HEADER = "jaxeff-tuning.json"
+_FORMAT = "jaxeff-tuning"
+_FORMAT_VERSION = 1
+FAILED = 1e10  # seconds, MetaSchedule's sign of a candidate that failed
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a session decided for one kernel.
+
+    Attributes:
+      workload: the structural hash of the kernel.
+      trace: the schedule that beat the default one, as MetaSchedule writes it; None if none did.
+      microseconds: one call of the kernel so scheduled.
+      default: a digest of the default schedule it was compared with.
+      default_microseconds: one call with that, measured alternately.
+      trials: how many candidates had been measured by then.
+      space: where they came from.
+    """
+
+    workload: str
+    trace: Any
+    microseconds: float
+    default: str
+    default_microseconds: float
+    trials: int
+    space: str
+
+
+class TuningDatabase:
+    """A database's folder.
+
+    Args:
+      path: the folder; it is made by the first record.
+
+    Raises:
+      TuningError: if `path` holds something else, or the work of another TVM.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._check()
+
+    def choices(self, target: Mapping[str, Any]) -> dict[str, Choice]:
+        """What was decided for a target: per kernel the latest choice."""
+        file = self.folder(target) / "choices.jsonl"
+        try:
+            found = [Choice(**value) for value in _lines(file)]
+        except TypeError as error:
+            raise TuningError(f"{file} is no list of choices: {error}") from error
+        return {choice.workload: choice for choice in found}
+
+    def choose(self, target: Mapping[str, Any], choice: Choice) -> None:
+        """Add a decision; it replaces earlier ones for that kernel."""
+        add_line(self._open(target) / "choices.jsonl", asdict(choice))
+
+    def records(self, target: Mapping[str, Any], space: str) -> ms.database.JSONDatabase:
+        """MetaSchedule's database for a target and a design space, mended if it was cut short.
+
+        Raises:
+          TuningError: if it is damaged otherwise.
+        """
+        from tvm.s_tir import meta_schedule as ms
+
+        folder = self._open(target) / space
+        folder.mkdir(exist_ok=True)
+        workloads, records = folder / "workloads.jsonl", folder / "records.jsonl"
+        known = len(_mended(workloads))
+        for number, value in enumerate(_mended(records), 1):
+            if not isinstance(value, list) or not 0 <= value[0] < known:
+                raise TuningError(
+                    f"line {number} of {records} belongs to no line of {workloads.name}; the two "
+                    f"files are not of one database; delete {folder} to measure again"
+                )
+        try:
+            return ms.database.JSONDatabase(str(workloads), str(records))
+        except Exception as error:
+            reason = (str(error).strip().splitlines() or ["no reason given"])[-1]
+            raise TuningError(
+                f"TVM cannot read {folder} ({reason}); delete it to measure again"
+            ) from error
+
+    def folder(self, target: Mapping[str, Any]) -> Path:
+        """Where a target's measurements are."""
+        text = _written(target)
+        name = str(target.get("mcpu", target.get("kind", "target")))
+        return self.path / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+    @contextmanager
+    def locked(self, target: Mapping[str, Any]) -> Iterator[None]:
+        """Keep other processes from adding to a target's measurements.
+
+        Raises:
+          TuningError: if one is doing so.
+        """
+        with (self._open(target) / "lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise TuningError(
+                    f"another process is tuning into {self.path} for this target; wait for it, "
+                    "or give another folder"
+                ) from None
+            yield
+
+    def _open(self, target: Mapping[str, Any]) -> Path:
+        """A target's folder, made if need be."""
+        folder = self.folder(target)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            _write_once(self.path / HEADER, json.dumps(_header(), indent=1))
+            folder.mkdir(exist_ok=True)
+            _write_once(folder / "target.json", _written(target))
+        except OSError as error:
+            raise TuningError(f"{self.path} cannot be written to: {error.strerror}") from error
+        _mend(folder / "choices.jsonl")
+        return folder
+
+    def _check(self) -> None:
+        if not self.path.exists() or (self.path.is_dir() and not _visible(self.path)):
+            return
+        try:
+            found = json.loads((self.path / HEADER).read_bytes())
+            form, number, made = (found[key] for key in _header())
+        except (OSError, ValueError, KeyError, TypeError):
+            raise TuningError(
+                f"{self.path} is no tuning database: it has no readable {HEADER}; give a folder "
+                "that is empty or does not exist yet"
+            ) from None
+        if (form, number) != (_FORMAT, _FORMAT_VERSION):
+            raise TuningError(
+                f"{self.path} has format {form} {number}, this jaxeff reads {_FORMAT} "
+                f"{_FORMAT_VERSION}; tune into another folder"
+            )
+        if made != (here := _header()["apache-tvm"]):
+            raise TuningError(
+                f"{self.path} was made by TVM {made}, this is TVM {here}, whose kernels and "
+                f"schedules differ; tune into another folder, or install apache-tvm=={made}"
+            )
+
+
+def has_failed(seconds: float) -> bool:
+    """Tell whether a recorded time is that of a candidate that failed."""
+    return seconds >= 0.1 * FAILED
+
+
+def _header() -> dict[str, Any]:
+    return {
+        "format": _FORMAT,
+        "format_version": _FORMAT_VERSION,
+        "apache-tvm": metadata.version("apache-tvm"),
+    }
+
+
+def _written(target: Mapping[str, Any]) -> str:
+    return json.dumps(dict(target), sort_keys=True)
+
+
+def _write_once(path: Path, text: str) -> None:
+    """Write a small file whole or not at all, unless it is there."""
+    if not path.exists():
+        write_whole(path, text)
+
+
+def _visible(folder: Path) -> list[Path]:
+    """A folder's files but hidden ones, which a killed process may leave."""
+    return [path for path in folder.iterdir() if not path.name.startswith(".")]
+
+
+def _lines(path: Path) -> list[Any]:
+    try:
+        return read_lines(path)
+    except CheckpointError as error:
+        raise TuningError(str(error)) from error
+
+
+def _mend(path: Path) -> None:
+    try:
+        mend_lines(path)
+    except CheckpointError as error:
+        raise TuningError(str(error)) from error
+
+
+def _mended(path: Path) -> list[Any]:
+    _mend(path)
+    return _lines(path)

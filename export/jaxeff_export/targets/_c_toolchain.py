@@ -1,0 +1,145 @@
+"""Compilers of C libraries, by processor: commands, flags, and what runs their programs here."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxeff_export.targets._target import TargetError, target_machine
+from jaxeff_export.targets._toolchain import ToolchainError, find_emulator, find_linker
+
+
+@dataclasses.dataclass(frozen=True)
+class Board:
+    """A microcontroller's memories, for the emulated board and the example's linker script.
+
+    Attributes:
+      machine: qemu's name of it.
+      flash: address and size in bytes of the memory that holds code and parameters.
+      ram: the same of the memory for data.
+    """
+
+    machine: str
+    flash: tuple[int, int]
+    ram: tuple[int, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class CToolchain:
+    """What compiles C for a target.
+
+    Attributes:
+      compiler: the command.
+      flags: what names the processor to it.
+      board: of a microcontroller; None where there is an operating system.
+    """
+
+    compiler: str
+    flags: tuple[str, ...]
+    board: Board | None = None
+
+    def tool(self, name: str) -> str:
+        """One of the compiler's companions: ``ar``, ``nm``, ``size``, ``objcopy``.
+
+        Raises:
+          ToolchainError: if it is missing.
+        """
+        prefix, dash, _ = Path(self.compiler).name.rpartition("-")
+        found = shutil.which(f"{prefix}{dash}{name}") or shutil.which(name)
+        if found is None:
+            raise ToolchainError(f"{prefix}{dash}{name} not found; install binutils")
+        return found
+
+
+_MPS2 = {  # Arm's MPS2 boards: 4 MiB of each kind, far more than most microcontrollers have
+    "cortex-m4": Board("mps2-an386", (0x00000000, 4 << 20), (0x20000000, 4 << 20)),
+    "cortex-m7": Board("mps2-an500", (0x00000000, 4 << 20), (0x20000000, 4 << 20)),
+}
+_THUMB = ("-mthumb", "-mfloat-abi=hard")
+_FLAGS = {
+    "armv7a": ("-march=armv7-a", "-mfpu=neon-vfpv4", "-mfloat-abi=hard"),
+    "riscv64": ("-march=rv64gc", "-mabi=lp64d"),
+}
+_MICROCONTROLLERS = {
+    "cortex-m4": (*_THUMB, "-mcpu=cortex-m4", "-mfpu=fpv4-sp-d16"),
+    "cortex-m7": (*_THUMB, "-mcpu=cortex-m7", "-mfpu=fpv5-d16"),
+}
+
+
+def find_c_toolchain(target: Mapping[str, Any]) -> CToolchain:
+    """What compiles a C library for a target.
+
+    Args:
+      target: a TVM target dict.
+
+    Raises:
+      TargetError: if the processor has no floating-point unit, or no flags are known for it.
+      ToolchainError: if no compiler is installed for it.
+    """
+    machine, core = target_machine(target), str(target.get("mcpu", ""))
+    require_hard_float(target)
+    compiler = find_linker(target)
+    if machine.startswith("thumb"):
+        if core not in _MICROCONTROLLERS:
+            known = ", ".join(_MICROCONTROLLERS)
+            raise TargetError(
+                f"no flags are known for the microcontroller {core!r}; known: {known}"
+            )
+        return CToolchain(compiler, _MICROCONTROLLERS[core], _MPS2[core])
+    return CToolchain(compiler, _FLAGS.get(machine, ()))
+
+
+def require_hard_float(target: Mapping[str, Any]) -> None:
+    """Refuses a processor that computes floating-point numbers in software.
+
+    Raises:
+      TargetError: if LLVM knows no floating-point unit of it, or the interface passes no registers
+        of one.
+    """
+    import tvm
+    from tvm.target import codegen
+
+    machine = target_machine(target)
+    if not machine.startswith(("arm", "thumb", "riscv")):
+        return  # part of every other architecture there are kernels for
+    features = {str(f) for f in codegen.llvm_get_cpu_features(tvm.target.Target(dict(target)))}
+    units = ("f",) if machine.startswith("riscv") else ("vfp2sp", "fp-armv8d16sp", "vfp4d16sp")
+    soft = (
+        target.get("mfloat-abi", "hard") != "hard" or str(target.get("mabi", "d"))[-1] not in "fd"
+    )
+    if soft or features.isdisjoint(units):
+        raise TargetError(
+            f"{target.get('mcpu', machine)} has no floating-point unit as it is described "
+            f"({'its interface is soft-float' if soft else 'LLVM knows no feature of one'}); "
+            "C libraries are for processors with hard float, such as cortex-m4 and cortex-m7"
+        )
+
+
+def emulation(core: str, target: Mapping[str, Any], program: Path) -> list[str]:
+    """The command that runs a program of another processor on this machine.
+
+    Args:
+      core: a core's name.
+      target: its TVM target dict.
+      program: a statically linked executable.
+
+    Raises:
+      ToolchainError: if the emulator is not installed.
+    """
+    machine = target_machine(target)
+    if core in _MPS2:
+        found = shutil.which("qemu-system-arm")
+        if found is None:
+            raise ToolchainError(
+                "qemu-system-arm not found, which emulates microcontrollers; "
+                "install it (Debian, Ubuntu: apt-get install qemu-system-arm)"
+            )
+        quiet = ["-display", "none", "-monitor", "none", "-serial", "none"]
+        host = ["-semihosting-config", "enable=on,target=native"]
+        return [found, "-M", _MPS2[core].machine, *quiet, *host, "-kernel", str(program)]
+    name = {"armv7a": "arm"}.get(machine, machine)
+    named = [] if machine == "riscv64" else ["-cpu", core]
+    return [find_emulator(name), *named, str(program)]

@@ -1,0 +1,275 @@
+"""Named compilation targets: this machine and the cores the library is meant for.
+
+A target is a plain dict, as TVM 0.27 takes it, so that it can be written into a manifest. Names
+are a convenience; any dict that TVM accepts is a target too.
+
+Sharp edges: a bare ``{"kind": "llvm"}`` names no CPU and compiles for the lowest common
+denominator, so ``"host"`` always names the CPU it found. LLVM infers the CPU from its model
+number, and virtual machines may mask instructions that the model has; instructions the kernel does
+not report are switched off.
+"""
+
+from __future__ import annotations
+
+import copy
+import platform
+from collections.abc import Mapping
+from typing import Any
+
+from jaxeff_export.targets._extras import require_extra
+
+Target = dict[str, Any]
+
+_ARM = "aarch64-linux-gnu"
+
+ARM_TARGETS: Mapping[str, Target] = {
+    "cortex-a53": {
+        "kind": "llvm",
+        "mtriple": _ARM,
+        "mcpu": "cortex-a53",
+        "mattr": ["+neon"],
+        "num-cores": 4,
+    },
+    "cortex-a72": {
+        "kind": "llvm",
+        "mtriple": _ARM,
+        "mcpu": "cortex-a72",
+        "mattr": ["+neon"],
+        "num-cores": 4,
+    },
+    "cortex-a76": {
+        "kind": "llvm",
+        "mtriple": _ARM,
+        "mcpu": "cortex-a76",
+        "mattr": ["+neon", "+dotprod", "+fullfp16"],
+        "num-cores": 4,
+    },
+}
+"""Raspberry Pi 3 (A53), 4 (A72) and 5 (A76), four cores each."""
+
+C_TARGETS: Mapping[str, Target] = {
+    "cortex-a7": {
+        "kind": "llvm",
+        "mtriple": "armv7a-linux-gnueabihf",
+        "mcpu": "cortex-a7",
+        "mattr": ["+neon"],
+        "mfloat-abi": "hard",
+        "num-cores": 1,
+    },
+    "cortex-m4": {
+        "kind": "llvm",
+        "mtriple": "thumbv7em-none-eabihf",
+        "mcpu": "cortex-m4",
+        "mfloat-abi": "hard",
+        "vector-width": 128,
+        "num-cores": 1,
+    },
+    "cortex-m7": {
+        "kind": "llvm",
+        "mtriple": "thumbv7em-none-eabihf",
+        "mcpu": "cortex-m7",
+        "mfloat-abi": "hard",
+        "vector-width": 128,
+        "num-cores": 1,
+    },
+    "riscv64": {
+        "kind": "llvm",
+        "mtriple": "riscv64-unknown-linux-gnu",
+        "mcpu": "generic-rv64",
+        "mattr": ["+m", "+a", "+f", "+d", "+c"],
+        "mabi": "lp64d",
+        "num-cores": 1,
+    },
+}
+"""Processors that TVM's runtime isn't there for: their bundles hold a C library. A 32-bit ARM with
+NEON (Raspberry Pi 2), microcontrollers without an operating system, and 64-bit RISC-V."""
+
+_NAMED: Mapping[str, Target] = {**ARM_TARGETS, **C_TARGETS}
+
+# LLVM's name of a feature -> the kernel's name of it in /proc/cpuinfo. Only features that change
+# the code a compiler generates for dense arithmetic are listed.
+_KERNEL_NAMES: Mapping[str, str] = {
+    "sse4.2": "sse4_2",
+    "avx": "avx",
+    "avx2": "avx2",
+    "fma": "fma",
+    "f16c": "f16c",
+    "bmi": "bmi1",
+    "bmi2": "bmi2",
+    "avxvnni": "avx_vnni",
+    "avx512f": "avx512f",
+    "avx512bw": "avx512bw",
+    "avx512cd": "avx512cd",
+    "avx512dq": "avx512dq",
+    "avx512vl": "avx512vl",
+    "avx512ifma": "avx512ifma",
+    "avx512vbmi": "avx512vbmi",
+    "avx512vnni": "avx512_vnni",
+    "avx512bf16": "avx512_bf16",
+    "avx512fp16": "avx512_fp16",
+    "amx-tile": "amx_tile",
+    "neon": "asimd",
+    "dotprod": "asimddp",
+    "fullfp16": "asimdhp",
+    "lse": "atomics",
+    "sve": "sve",
+    "sve2": "sve2",
+}
+
+
+class TargetError(ValueError):
+    """A target name nobody knows, or a dict that TVM cannot compile for."""
+
+
+def target_names() -> tuple[str, ...]:
+    """The names that `resolve_target` accepts."""
+    return ("host", *_NAMED)
+
+
+def resolve_target(target: str | Mapping[str, Any]) -> Target:
+    """The TVM target dict of a name; a dict is checked and passed through.
+
+    Args:
+      target: ``"host"``, one of `ARM_TARGETS` or `C_TARGETS`, or a TVM target dict.
+
+    Returns:
+      A fresh dict with at least ``kind`` and ``mcpu``; ``num-cores`` is filled in for the host: the
+      physical cores that this process may use.
+
+    Raises:
+      TargetError: if the name is unknown, or TVM does not know the dict's kind or CPU.
+      MissingExtraError: if TVM has to be asked and is not installed.
+    """
+    if isinstance(target, Mapping):
+        return _checked(dict(copy.deepcopy(dict(target))))
+    if target == "host":
+        return _host()
+    if target in _NAMED:
+        return copy.deepcopy(dict(_NAMED[target]))
+    names = ", ".join(target_names())
+    raise TargetError(f"unknown target {target!r}: use one of {names}, or a TVM target dict")
+
+
+def normalized_machine(name: str) -> str:
+    """One spelling per processor architecture: ``x86_64``, ``aarch64``, else as given."""
+    name = name.lower()
+    return {"amd64": "x86_64", "arm64": "aarch64"}.get(name, name)
+
+
+def target_machine(target: Mapping[str, Any]) -> str:
+    """The processor architecture a target compiles for, as ``platform.machine`` would name it."""
+    triple = target.get("mtriple")
+    return normalized_machine(triple.split("-")[0] if triple else platform.machine())
+
+
+def has_runtime(target: Mapping[str, Any]) -> bool:
+    """Whether TVM's runtime, which bundles run on, is there for a target's architecture."""
+    return target_machine(target) in ("x86_64", "aarch64")
+
+
+def missing_features(target: Mapping[str, Any]) -> tuple[str, ...]:
+    """CPU features that code for `target` may use and this machine does not report.
+
+    Returns:
+      LLVM feature names; empty where the kernel publishes no list to compare with.
+    """
+    reported = _reported_features()
+    if not reported or target_machine(target) != normalized_machine(platform.machine()):
+        return ()
+    wanted = arithmetic_features(target)
+    return tuple(sorted(name for name in wanted if _KERNEL_NAMES[name] not in reported))
+
+
+def arithmetic_features(target: Mapping[str, Any]) -> frozenset[str]:
+    """The features of `target`, as LLVM names them, that matter for dense arithmetic."""
+    import tvm
+    from tvm.target import codegen
+
+    features = codegen.llvm_get_cpu_features(tvm.target.Target(dict(target)))
+    return frozenset(_KERNEL_NAMES) & {str(name) for name in features}
+
+
+def kernel_features(target: Mapping[str, Any]) -> tuple[str, ...]:
+    """The features that code for `target` may use, as /proc/cpuinfo names them."""
+    return tuple(sorted(_KERNEL_NAMES[name] for name in arithmetic_features(target)))
+
+
+def _host() -> Target:
+    require_extra("tvm", "finding this machine's processor")
+    from joblib import cpu_count
+    from tvm.target import codegen
+
+    target: Target = {
+        "kind": "llvm",
+        "mcpu": str(codegen.llvm_get_system_cpu()),
+        "num-cores": cpu_count(only_physical_cores=True),
+    }
+    masked = missing_features(target)
+    if masked:
+        target["mattr"] = [f"-{name}" for name in masked]
+    return target
+
+
+def _reported_features() -> frozenset[str]:
+    """The feature flags of /proc/cpuinfo (``flags`` on x86, ``Features`` on ARM)."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            for line in lines:
+                key, _, value = line.partition(":")
+                if key.strip() in ("flags", "Features"):
+                    return frozenset(value.split())
+    except OSError:
+        pass
+    return frozenset()
+
+
+def _checked(target: Target) -> Target:
+    require_extra("tvm", "checking a target")
+    from tvm.target import codegen
+
+    if target.get("kind", "llvm") != "llvm":
+        raise TargetError(f"targets are CPUs, of kind 'llvm', not {target['kind']!r}")
+    _require_backend(target)
+    # The CPU is left out at first: given one it does not know, LLVM writes to standard error.
+    bare = _accepted({key: value for key, value in target.items() if key not in ("mcpu", "mattr")})
+    if (cores := target.get("num-cores", 1)) < 1:
+        raise TargetError(f"num-cores is {cores}; it must be positive")
+    if "mcpu" in target:
+        known = {str(name) for name in codegen.llvm_get_cpu_archlist(bare)}
+        if target["mcpu"] not in known:
+            raise TargetError(
+                f"LLVM knows no CPU {target['mcpu']!r} for {target_machine(target)}; "
+                f"it knows {', '.join(sorted(known)[:12])}, … ({len(known)} in all)"
+            )
+    checked = _accepted(target)
+    features = {str(name) for name in codegen.llvm_get_cpu_features(checked)}
+    for attribute in target.get("mattr", ()):
+        if attribute.startswith("+") and attribute[1:] not in features:
+            raise TargetError(
+                f"LLVM knows no feature {attribute!r} of {target.get('mcpu', 'this CPU')}"
+            )
+    return target
+
+
+def _require_backend(target: Target) -> None:
+    """Raises `TargetError` for a triple LLVM has no backend for, which TVM would crash on."""
+    from tvm.target import codegen
+
+    machine = target_machine(target)
+    backends = tuple(str(name) for name in codegen.llvm_get_targets())
+    if not machine.startswith(backends):  # armv7l is arm
+        raise TargetError(
+            f"LLVM knows no processor {machine!r} (of mtriple {target.get('mtriple')!r}); "
+            f"write a triple such as {_ARM!r}"
+        )
+
+
+def _accepted(target: Target) -> Any:
+    """TVM's object of a target dict."""
+    import tvm
+
+    try:
+        return tvm.target.Target(target)
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or ["no reason given"])[0]
+        raise TargetError(f"TVM refuses the target {target}: {reason}") from error

@@ -1,0 +1,85 @@
+"""What is shown while kernels are tuned: per kernel a line, and how long the rest will take."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import TextColumn
+
+from jaxeff.core import bars
+from jaxeff_export.schedules import Choice
+
+
+class Display:
+    """A progress display; use it in a with statement.
+
+    Args:
+      console: where it is drawn.
+      kernels: how many will be tuned.
+    """
+
+    def __init__(self, console: Console, kernels: int) -> None:
+        kernel = TextColumn("{task.description}", markup=False)
+        best = TextColumn("{task.fields[best]}", markup=False)
+        self._progress = bars(console, kernel, after=[best])
+        self._kernels = kernels
+        self._trials = 0
+        self._all = self._progress.add_task(f"all {kernels} kernels", total=None, best="")
+        self._current = self._all
+        self._finished = 0
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._progress.stop()
+
+    def begin(self, kernel: str, done: int, trials: int) -> None:
+        """A new bar for a kernel."""
+        self._trials = trials
+        self._show_all(done)
+        self._current = self._progress.add_task(kernel, total=trials, completed=done, best="")
+
+    def advance(self, best: float | None, default: float) -> None:
+        """One candidate more."""
+        self._progress.advance(self._all)
+        self._progress.advance(self._current)
+        text = f"default {_time(default)}"
+        if best is not None:
+            text += f", best {_time(best)} ({default / best:.2f}× faster)"
+        self._progress.update(self._current, best=text)
+
+    def decide(self, kernel: str, choice: Choice) -> None:
+        """A line that stays, in place of the bar."""
+        self._finished += 1
+        if self._current != self._all:
+            self._progress.remove_task(self._current)
+            self._current = self._all
+        self._show_all(0)
+        gain = choice.default_microseconds / choice.microseconds
+        verdict = f"{gain:.2f}× faster" if choice.trace is not None else "the default stays"
+        self._progress.console.print(
+            f"{kernel}: {_time(1e-6 * choice.default_microseconds)} → "
+            f"{_time(1e-6 * choice.microseconds)}, {verdict} ({choice.trials} candidates)",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
+
+    def _show_all(self, done: int) -> None:
+        """How far all kernels together are; some have fewer candidates than were asked for."""
+        completed = self._finished * self._trials + done
+        total = self._kernels * self._trials or None
+        self._progress.update(self._all, completed=completed, total=total)
+
+
+def _time(seconds: float) -> str:
+    return f"{1e6 * seconds:.4g} µs"

@@ -1,0 +1,166 @@
+"""One kernel's tuning: measure candidates, then let the best of them meet the default schedule."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from tvm.s_tir.schedule import Schedule
+from tvm.target import Target
+
+from jaxeff_export.compiler import Kernel, compilation_target, default_schedule, replayed
+from jaxeff_export.compiler.schedules import Machine
+from jaxeff_export.schedules import FAILED, Choice, TuningDatabase, TuningError
+from jaxeff_export.tuning._measuring import Bench
+from jaxeff_export.tuning._records import Libraries, Records
+from jaxeff_export.tuning._spaces import PostOrderApply, Space, Tiles
+
+_BATCH = 32  # built at once: the processes that build are started anew for every batch
+_FINALISTS = 3
+_ROUNDS = 7
+_MARGIN = 0.98  # of the default's time; less of a gain is noise
+
+
+class Watcher(Protocol):
+    """Who is told of a session's progress."""
+
+    def begin(self, kernel: str, done: int, trials: int) -> None:
+        """A kernel is taken up, of which `done` candidates are known from earlier sessions."""
+
+    def advance(self, best: float | None, default: float) -> None:
+        """Another candidate was measured; times are in seconds, None while all failed."""
+
+    def decide(self, kernel: str, choice: Choice) -> None:
+        """The kernel is finished."""
+
+
+@dataclass(frozen=True)
+class Session:
+    """Where and how kernels are tuned.
+
+    Attributes:
+      target: the TVM target dict.
+      database: where everything measured goes, at once.
+      bench: what measures.
+      space: ``"tiles"`` or ``"metaschedule"``.
+      trials: candidates per kernel, those of earlier sessions included.
+      watcher: told of every step.
+    """
+
+    target: Mapping[str, Any]
+    database: TuningDatabase
+    bench: Bench
+    space: str
+    trials: int
+    watcher: Watcher
+
+    def tune(self, kernel: Kernel) -> Choice:
+        """Measure what is still to be measured, and let the best meet the default schedule.
+
+        Raises:
+          TuningError: if not even the default schedule can be measured.
+        """
+        target = compilation_target(self.target)
+        default = default_schedule(kernel, Machine.of(target))
+        records = Records(kernel, self.database.records(self.target, self.space), target)
+        key = records.key(default)
+        records.is_new(default)
+        source = self._source(kernel, records, target)
+        batch = self._next(source, records)
+        choice = self.database.choices(self.target).get(kernel.workload)
+        if batch or not choice or not self._still_holds(choice, key, records.count):
+            libraries = Libraries(self.bench, records)
+            self.bench.take(kernel)
+            self.watcher.begin(kernel.name, records.count, self.trials)
+            self._measure(source, batch, default, records, libraries)
+            finalists = records.finalists(_FINALISTS)
+            if choice and choice.trace is not None and choice.trace not in finalists:
+                finalists.append(choice.trace)
+            schedules = [default, *(replayed(kernel, trace) for trace in finalists)]
+            times = self._duel(libraries.of(schedules))
+            choice = chosen(kernel.workload, key, finalists, times, records.count, self.space)
+            self.database.choose(self.target, choice)
+        self.watcher.decide(kernel.name, choice)
+        return choice
+
+    def _still_holds(self, choice: Choice, default: str, count: int) -> bool:
+        """Tell whether nothing was measured or changed since a choice was made."""
+        made = (choice.space, choice.default, choice.trials)
+        return made == (self.space, default, count)
+
+    def _measure(
+        self,
+        source: Space,
+        batch: list[Schedule],
+        default: Schedule,
+        records: Records,
+        libraries: Libraries,
+    ) -> None:
+        """Measure the default schedule, and candidates until there are enough."""
+        default_seconds = self.bench.seconds(libraries.of([default, *batch])[0])
+        if default_seconds is None:
+            raise TuningError(
+                f"the default schedule of {records.kernel.name} cannot be measured: "
+                f"{self.bench.reason}; exclude {records.kernel.name} to tune the others"
+            )
+        while batch:
+            seconds = []
+            for schedule, library in zip(batch, libraries.of(batch), strict=True):
+                seconds.append(self.bench.seconds(library))
+                records.add(schedule, seconds[-1])
+                self.watcher.advance(records.best, default_seconds)
+            source.learn(seconds)
+            batch = self._next(source, records)
+
+    def _source(self, kernel: Kernel, records: Records, target: Target) -> Space:
+        if self.space == "tiles":
+            return Tiles(kernel, Machine.of(target), records.is_new)
+        left = max(self.trials - records.count, 1)
+        return PostOrderApply(kernel, target, records.database, left, min(left, _BATCH))
+
+    def _next(self, source: Space, records: Records) -> list[Schedule]:
+        left = self.trials - records.count
+        return source.propose(min(left, _BATCH)) if left > 0 else []
+
+    def _duel(self, libraries: Sequence[Path | None]) -> list[float]:
+        """Measure several in turn, so that whatever slows the machine slows all."""
+        rounds = [[self.bench.seconds(library) for library in libraries] for _ in range(_ROUNDS)]
+        return [
+            statistics.median(FAILED if seconds is None else seconds for seconds in column)
+            for column in zip(*rounds, strict=True)
+        ]
+
+
+def chosen(
+    workload: str,
+    default: str,
+    finalists: Sequence[Any],
+    times: Sequence[float],
+    trials: int,
+    space: str,
+) -> Choice:
+    """The decision for a kernel: the fastest finalist if it beats the default schedule.
+
+    Args:
+      workload: the kernel's hash.
+      default: a digest of the default schedule.
+      finalists: recorded schedules.
+      times: seconds of the default schedule, and then of each finalist.
+      trials: how many candidates were measured.
+      space: where they came from.
+    """
+    untuned, *others = times
+    best = min(others, default=untuned)
+    beats = best < _MARGIN * untuned
+    return Choice(
+        workload=workload,
+        trace=finalists[others.index(best)] if beats else None,
+        microseconds=1e6 * (best if beats else untuned),
+        default=default,
+        default_microseconds=1e6 * untuned,
+        trials=trials,
+        space=space,
+    )

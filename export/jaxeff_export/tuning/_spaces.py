@@ -1,0 +1,180 @@
+"""Where candidates come from.
+
+``tiles`` is the space of this project's own schedules: every register tile that could be worth a
+measurement, in both orders of the loops around it, the most promising first. It knows joint
+kernels and takes seconds to minutes.
+``metaschedule`` is TVM's general space with its evolutionary search, for kernels that the own
+schedules do not foresee and for those who have hours; it tiles no kernel with several results.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+from tvm.s_tir import meta_schedule as ms
+from tvm.s_tir.schedule import Schedule
+from tvm.target import Target
+
+from jaxeff_export.compiler import Kernel
+from jaxeff_export.compiler.schedules import Machine, Tile, divisors, schedule_kernel
+
+_POPULATION = 64  # more cost seconds a batch, and without a cost model they are drawn by chance
+_SERIAL = 4
+
+
+class Space(Protocol):
+    """A source of candidates that may learn from measurements."""
+
+    def propose(self, count: int) -> list[Schedule]:
+        """At most `count` candidates that were not proposed before; none when there are no more."""
+
+    def learn(self, seconds: Sequence[float | None]) -> None:
+        """Take the times of the last proposal; None for a candidate that failed."""
+
+
+class Tiles:
+    """The own schedule of a kernel, with every tile worth a measurement.
+
+    Args:
+      kernel: the kernel.
+      machine: the processor.
+      is_new: tells whether a candidate was not met before, and remembers it.
+    """
+
+    def __init__(
+        self, kernel: Kernel, machine: Machine, is_new: Callable[[Schedule], bool]
+    ) -> None:
+        self._candidates = _tiled(kernel, machine, is_new)
+
+    def propose(self, count: int) -> list[Schedule]:
+        """The next ones, in the order of promise."""
+        return list(itertools.islice(self._candidates, count))
+
+    def learn(self, seconds: Sequence[float | None]) -> None:
+        """Nothing: the order is fixed."""
+
+
+class PostOrderApply:
+    """MetaSchedule's general space and evolutionary search, without a learned cost model.
+
+    Args:
+      kernel: the kernel.
+      target: as kernels are compiled for it.
+      database: what it has measured; the best of it are parents of what comes.
+      trials: how many candidates will be asked for in all.
+      batch: how many at once.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        target: Target,
+        database: ms.database.Database,
+        trials: int,
+        batch: int,
+    ) -> None:
+        search = ms.search_strategy.EvolutionarySearch(
+            population_size=_POPULATION, init_min_unmeasured=batch
+        )
+        self._context = ms.TuneContext(
+            kernel.module,
+            target=target,
+            space_generator=ms.space_generator.PostOrderApply(),
+            search_strategy=search,
+            task_name=kernel.name,
+            rand_state=1 + len(database),
+        )
+        self._context.pre_tuning(trials, batch, database=database)
+        self._proposed: list[ms.MeasureCandidate] = []
+
+    def propose(self, count: int) -> list[Schedule]:
+        """The next generation."""
+        self._proposed = list(self._context.generate_measure_candidates() or [])[:count]
+        return [candidate.sch for candidate in self._proposed]
+
+    def learn(self, seconds: Sequence[float | None]) -> None:
+        """Tell the search how fit the generation was."""
+        results = [
+            ms.runner.RunnerResult([s], None) if s else ms.runner.RunnerResult(None, "failed")
+            for s in seconds
+        ]
+        self._context.notify_runner_results(self._proposed, results)
+
+
+def tiles(
+    extents: Sequence[int], machine: Machine, results: int, together: int | None = None
+) -> list[Tile]:
+    """The tiles worth a measurement, the most promising first.
+
+    A tile should fill the registers, and load little for each multiplication: so many rows and so
+    many vectors that their sum is small for their product.
+
+    Args:
+      extents: of the output's dimensions.
+      machine: the processor.
+      results: how many outputs are computed at once; each needs registers of its own.
+      together: columns of the weights that lie together, if not all of them.
+    """
+    *outer, last = extents
+    found = []
+    for width in (d for d in divisors(last) if d <= machine.lanes):
+        for vectors in divisors(last // width):
+            if together is not None and together % (vectors * width):
+                continue
+            room = machine.registers // (vectors * results)
+            for rows in itertools.product(*(_at_most(divisors(n), room) for n in outer)):
+                if math.prod(rows) <= room:
+                    found.append(Tile(list(rows), vectors, width))
+    return sorted(found, key=lambda tile: (_loads(tile), -tile.rows[-1] if tile.rows else 0))
+
+
+def _decisions(
+    extents: Sequence[int], machine: Machine, results: int, together: int | None
+) -> Iterator[tuple[Tile, int]]:
+    """Tiles, each with both orders of the outer loops, and how many cores may share the work.
+
+    The most promising tiles are tried on one core too, for kernels that are not worth a thread.
+    """
+    for rank, tile in enumerate(tiles(extents, machine, results, together)):
+        orders = [tile]
+        if tile.columns < extents[-1]:
+            orders.append(dataclasses.replace(tile, columns_first=True))
+        for ordered in orders:
+            yield ordered, machine.cores
+            if machine.cores > 1 and rank < _SERIAL:
+                yield ordered, 1
+
+
+def _loads(tile: Tile) -> float:
+    """Loads per product that a tile computes."""
+    rows = math.prod(tile.rows)
+    return (rows + tile.vectors) / (rows * tile.columns)
+
+
+def _at_most(numbers: Sequence[int], limit: int) -> list[int]:
+    return [n for n in numbers if n <= limit]
+
+
+def _tiled(
+    kernel: Kernel, machine: Machine, is_new: Callable[[Schedule], bool]
+) -> Iterator[Schedule]:
+    """The kernel's schedules, one per tile; every contraction of a kernel is tiled alike."""
+    asked: list[tuple[list[int], int, int | None]] = []
+
+    def first(extents: list[int], _: Machine, results: int, together: int | None) -> Tile:
+        asked.append((extents, results, together))
+        return Tile([1] * (len(extents) - 1), 1, 1)
+
+    schedule_kernel(kernel.function, dataclasses.replace(machine, tiling=first))
+    if not asked:
+        return
+    extents, results, together = asked[0]
+    for tile, cores in _decisions(extents, machine, results, together):
+        chosen = dataclasses.replace(machine, cores=cores, tiling=lambda *_, tile=tile: tile)
+        schedule = schedule_kernel(kernel.function, chosen)
+        if schedule is not None and is_new(schedule):
+            yield schedule

@@ -1,0 +1,204 @@
+"""`train_for_chip`: from a digital network to one that works on a given chip, in one call.
+
+```python
+import jax
+import optax
+
+from jaxeff.analog_hardware import Chip, Design, train_for_chip
+from jaxeff.nn import small_classifier
+
+f, params, (x, y) = small_classifier()
+result = train_for_chip(
+    jax.random.key(0), f, params, (x - x.min(), y), Chip(3), sites="fc*:linear",
+    optimizer=optax.adam(1e-3), epochs=(1, 1, 1), batch_size=64,
+    design=Design(programs=2, drives=2, vectors=32, repeats=8, active=(8, 64)), progress=False,
+)
+result.params, result.spec                        # for in_the_loop(f, result.spec, chip)
+```
+
+The recipe of Klein's thesis, chapter 5: a digital network, quantization-aware training, training
+through a white box with noise that grows from nothing to what was measured, and a few epochs with
+the chip in the loop. The noise grows over the first half of the epochs: an optimizer whose rate
+decays would learn little of noise that is whole at their end alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import optax
+
+from jaxeff.analog_hardware._in_the_loop import in_the_loop
+from jaxeff.analog_hardware.chips import (
+    Design,
+    Query,
+    calibrate_ranges,
+    characterize,
+    check_query,
+    fit_white_box,
+)
+from jaxeff.analog_hardware.crossbar import Crossbar, analog
+from jaxeff.core import (
+    a_path,
+    an,
+    check_count,
+    check_key,
+    flag,
+    function,
+    labelled,
+    non_negative,
+    of_form,
+    one_key,
+    optimizer,
+    settings,
+    takes,
+    text,
+    tree,
+    whole,
+    whole_numbers,
+)
+from jaxeff.hardening import incremental
+from jaxeff.training import Loss, cross_entropy, fit
+
+STAGES = ("quantized", "white_box", "in_the_loop")
+
+
+class ForChip(NamedTuple):
+    """A network that was trained for a chip.
+
+    Attributes:
+        params: Its parameters.
+        spec: Its crossbars, with ranges and the white box, for `analog` and `in_the_loop`.
+        history: The records of each stage, by its name.
+    """
+
+    params: Any
+    spec: dict[str, Crossbar]
+    history: dict[str, Any]
+
+
+@takes(
+    key=one_key,
+    f=function,
+    params=tree,
+    data=labelled,
+    sites=text,
+    array=an(Crossbar),
+    optimizer=optimizer,
+    epochs=whole_numbers(),
+    batch_size=whole(),
+    design=an(Design),
+    checkpoints=a_path,
+    progress=flag,
+)
+def train_for_chip(
+    key: Any,
+    f: Callable[..., Any],
+    params: Any,
+    data: Any,
+    query: Query,
+    *,
+    sites: str = "*:linear",
+    array: Crossbar | None = None,
+    optimizer: optax.GradientTransformation,
+    epochs: tuple[int, int, int],
+    batch_size: int,
+    design: Design | None = None,
+    checkpoints: str | Path | None = None,
+    progress: bool | None = None,
+) -> ForChip:
+    """Retrains a classifier for a chip.
+
+    Args:
+        key: Random key.
+        f: A pure function `f(params, x)` that returns logits.
+        params: Trained digitally.
+        data: Non-negative inputs, and integer labels.
+        query: The chip, or a Python callable.
+        sites: The layers that run on it.
+        array: Its size and gain; `Crossbar(gain=0.004)`, the twin's, if None.
+        optimizer: Optimizer of every stage, which starts it anew.
+        epochs: Epochs of quantization-aware training, of the white box, and in the loop; 0 leaves a
+            stage out.
+        batch_size: Examples per update.
+        design: What is measured of the chip.
+        checkpoints: Folder for a checkpoint of every stage, with which a call that failed goes on.
+        progress: Whether to show bars.
+
+    Raises:
+        RuntimeError: A callable failed; what the last epochs left is in `checkpoints`.
+        ValueError: A layer reads negative activations, or a count is negative.
+    """
+    check_key("train_for_chip: key", key)
+    check_query("train_for_chip", query)
+    for stage, count in zip(STAGES, epochs, strict=True):
+        check_count(f"train_for_chip: epochs of {stage}", count, 0)
+    keys = dict(zip((*STAGES, "measured"), jax.random.split(key, 4), strict=True))
+    x, labels = data
+    spec = {sites: array or Crossbar(gain=0.004)}
+    spec = calibrate_ranges(f, params, [x[: max(batch_size, 256)]], spec)
+    design = design or Design(rows=_one(spec).rows, columns=_one(spec).columns)
+    box = fit_white_box(characterize(keys["measured"], query, design))
+    boxed = with_model(spec, box)
+    steps = epochs[1] * (len(labels) // batch_size)
+
+    losses: dict[str, Loss] = {
+        "quantized": cross_entropy(analog(f, spec), keyed=True),
+        "white_box": growing_noise(f, boxed, optax.linear_schedule(0.0, 1.0, max(steps // 2, 1))),
+        "in_the_loop": cross_entropy(in_the_loop(f, boxed, query), keyed=True),
+    }
+    history: dict[str, Any] = {}
+    for stage, count in zip(STAGES, epochs, strict=True):
+        if not count:
+            continue
+        file = None if checkpoints is None else Path(checkpoints) / f"{stage}.safetensors"
+        result = fit(
+            keys[stage], losses[stage], params, data, optimizer=optimizer, epochs=count,
+            batch_size=batch_size, checkpoint=file, progress=progress,
+        )  # fmt: skip
+        params, history[stage] = result.params, result.history
+    return ForChip(params, boxed, history)
+
+
+@takes(f=function, spec=settings(Crossbar), schedule=of_form("schedule(step)"))
+def growing_noise(
+    f: Callable[..., Any], spec: Mapping[str, Crossbar], schedule: optax.Schedule
+) -> Loss:
+    """Cross entropy through models whose noise follows a schedule of the step, from 0 to 1.
+
+    "Incremental noise" of Klein's thesis, section 5.3.1; it doesn't give the shape of the ramp.
+    """
+
+    def at(level: Any) -> Loss:
+        return cross_entropy(analog(f, at_noise(spec, level)), keyed=True)
+
+    return incremental(at, schedule)(1.0)
+
+
+@takes(spec=settings(Crossbar))
+def with_model(spec: Mapping[str, Crossbar], model: Any) -> dict[str, Crossbar]:
+    """Returns a spec whose crossbars have this model."""
+    return {site: dataclasses.replace(array, model=model) for site, array in spec.items()}
+
+
+@takes(spec=settings(Crossbar), level=non_negative)
+def at_noise(spec: Mapping[str, Crossbar], level: Any) -> dict[str, Crossbar]:
+    """Returns a spec of fitted models with a share of their measured noise, 0 to 1."""
+
+    def quieter(model: Any) -> Any:
+        return dataclasses.replace(model, noise=dataclasses.replace(model.noise, level=level))
+
+    return {
+        site: dataclasses.replace(array, model=quieter(array.model)) for site, array in spec.items()
+    }
+
+
+def _one(spec: Mapping[str, Crossbar]) -> Crossbar:
+    return next(iter(spec.values()))
+
+
+__all__ = ["ForChip", "at_noise", "growing_noise", "train_for_chip", "with_model"]

@@ -1,0 +1,253 @@
+"""`Chip`: a synthetic analog chip that is known only through its answers to integer codes.
+
+```python
+import jax
+import jax.numpy as jnp
+
+from jaxeff.analog_hardware import Chip
+
+chip = Chip(device=3)                                     # another number is another chip
+keys = jax.random.split(jax.random.key(0))
+weights = jax.random.randint(keys[0], (128, 256), -63, 64)
+inputs = jax.random.randint(keys[1], (10, 128), 0, 32)
+counts = chip.query(jax.random.key(1), weights, inputs)   # [10, 256], -128 to 127
+chips = jax.vmap(Chip)(jnp.arange(5))                     # five of them, in one program
+```
+
+A vector is a train of events, one for every row whose input isn't zero, in the order of the rows
+unless another is given. An event puts charge on the line of each column; the line remembers some of
+it and lets less through next time; the integrator leaks from event to event. So the sum depends on
+the order of its terms. The numbers are `jaxeff.analog_hardware.PUBLISHED`.
+
+A model of a chip shares nothing with it: it may `query` it, and nothing else.
+
+Sharp edges:
+    The twin has no gradient; `jaxeff.analog_hardware.in_the_loop` takes that of a model.
+    A smaller matrix uses the first rows and columns of the array.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from jaxeff.analog_hardware.crossbar import PUBLISHED, Physics, limits
+from jaxeff.core import (
+    Count,
+    NonNegative,
+    Number,
+    Setting,
+    check_key,
+    is_concrete,
+    register_setting,
+    static,
+)
+
+INPUT_TOP, WEIGHT_TOP = 31, 63
+BITS = 8
+
+
+@register_setting
+@dataclass(frozen=True)
+class Chip(Setting):
+    """A synthetic chip.
+
+    Attributes:
+        device: Which one, an integer; its fixed pattern is a function of it.
+        hours: Since it was calibrated; gain and offsets drift with `log(1 + hours)`.
+        rows: Inputs of its array.
+        columns: Signed columns.
+        sends: How often the events of a vector are sent before the read-out.
+        physics: What its circuits do.
+        pattern: The fixed pattern, made from the device; not to be given.
+
+    Raises:
+        TypeError: `device` isn't an integer.
+        ValueError: A number is out of bounds.
+    """
+
+    device: Annotated[Int[Array, ""] | int, Number(0, integer=True)] = 0
+    hours: NonNegative = 0.0
+    rows: Annotated[int, Count(1)] = static(128)
+    columns: Annotated[int, Count(1)] = static(256)
+    sends: Annotated[int, Count(1)] = static(1)
+    physics: Physics = PUBLISHED
+    pattern: Any = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.pattern is None:
+            object.__setattr__(self, "pattern", self._pattern())
+
+    def after(self, hours: Float[Array, ""] | float) -> Chip:
+        """Returns the same chip so many hours after its calibration."""
+        return dataclasses.replace(self, hours=hours)
+
+    def query(
+        self,
+        key: PRNGKeyArray,
+        weights: Int[Array, "r c"],
+        inputs: Int[Array, "p r"],
+        order: Int[Array, "p r"] | Int[Array, " r"] | None = None,
+    ) -> Int[Array, "p c"]:
+        """Returns what the converters of all columns read for each vector.
+
+        Args:
+            key: Random key of the read-out noise.
+            weights: Integer codes from -63 to 63, `[rows, columns]`.
+            inputs: Integer codes from 0 to 31, `[vectors, rows]`.
+            order: In which order rows are sent, permutations of the rows, `[vectors, rows]` or
+                `[rows]`.
+
+        Returns:
+            Counts from -128 to 127, int32 `[vectors, columns]`.
+
+        Raises:
+            TypeError: Codes aren't integers.
+            ValueError: A shape doesn't fit, or a code is out of range (where it is known).
+        """
+        check_key("Chip.query: key", key)
+        check_codes("Chip.query", weights, inputs, self.rows, self.columns)
+        if order is not None:
+            _check_order(order, inputs.shape)
+        columns = weights.shape[1]
+        charge = self._charge(weights)
+        pulses = self._pulses(inputs)
+        if self.physics.ordered:
+            held = self._integrated(charge, pulses, order)
+        else:
+            held = (pulses @ charge) * self.sends
+        column = {name: x[:columns][None] for name, x in self.pattern["column"].items()}
+        # Order of the circuit: synapses, integration, saturation, gain and offset, noise,
+        # conversion.
+        late = jnp.log1p(jnp.asarray(self.hours, jnp.float32))
+        limit = self.physics.limit * (1 + self.physics.limit_mismatch * column["limit"])
+        gain = 1 + self.physics.column_mismatch * column["gain"]
+        gain = gain * jnp.exp(-self.physics.gain_drift * late * (1 + column["gain_drift"]))
+        offset = self.physics.column_offset * column["offset"]
+        offset = offset + self.physics.offset_drift * late * column["offset_drift"]
+        mean = offset + gain * limit * jnp.tanh(held / limit)
+        # Each active row adds its own noise: variances add up.
+        active = jnp.sum(inputs > 0, axis=1)[:, None].astype(jnp.float32)
+        level = jnp.sqrt(self.physics.noise**2 + self.physics.row_noise * active)
+        level = level * jnp.abs(1 + self.physics.noise_mismatch * column["noise"])
+        read = mean + level * jax.random.normal(key, mean.shape)
+        return jnp.clip(jnp.floor(read), *limits(BITS)).astype(jnp.int32)
+
+    def _charge(self, weights: Any) -> Any:
+        """Returns the charge per pulse length that each synapse adds, `[r, c]`."""
+        rows, columns = weights.shape
+        w = weights.astype(jnp.float32)
+        size = jnp.abs(w) * (1 - self.physics.weight_curve * jnp.abs(w) / WEIGHT_TOP)
+        mismatch = self.pattern["synapse"][:, :rows, :columns]
+        own = jnp.where(w > 0, mismatch[0], mismatch[1])
+        return self.physics.gain * jnp.sign(w) * size * (1 + self.physics.synapse_mismatch * own)
+
+    def _pulses(self, inputs: Any) -> Any:
+        """Returns the lengths of pulses in codes, `[p, r]`; none for an input of zero."""
+        offset = self.physics.pulse_offset * self.pattern["row"][: inputs.shape[1]][None]
+        long = jnp.maximum(inputs.astype(jnp.float32) + offset, 0)
+        return jnp.where(inputs > 0, long, 0)
+
+    def _integrated(self, charge: Any, pulses: Any, order: Any) -> Any:
+        """Returns what the integrators hold after the last event."""
+        keep = jnp.exp(-1 / jnp.asarray(self.physics.leak, jnp.float32))
+        memory = jnp.asarray(self.physics.memory, jnp.float32)
+
+        def event(state: Any, at: Any) -> tuple[Any, None]:
+            held, line = state
+            pulse, added = at  # [p], [c] or [p, c]
+            active = (pulse > 0)[:, None]
+            added = pulse[:, None] * (added[None] if added.ndim == 1 else added)
+            # The more charge recent events put on the line, the less of the next one
+            # reaches the integrator.
+            passed = added / (1 + line / self.physics.line)
+            held = jnp.where(active, keep, 1) * held + passed
+            line = jnp.where(active, memory, 1) * line + jnp.abs(added)
+            return (held, line), None
+
+        start = jnp.zeros((pulses.shape[0], charge.shape[1]))
+        if order is None:
+            trains = (pulses.T, charge)
+        elif order.ndim == 1:
+            trains = (pulses[:, order].T, charge[order])
+        else:
+            trains = (jnp.take_along_axis(pulses, order, 1).T, charge[order.T])
+        state = (start, start)
+        for _ in range(self.sends):
+            state, _ = jax.lax.scan(event, state, trains, unroll=min(8, pulses.shape[1]))
+        return state[0]
+
+    def _pattern(self) -> dict[str, Any]:
+        """Computes the standard normal numbers that belong to the device."""
+        # The pattern is a function of the device alone: the same chip in every process.
+        key = jax.random.fold_in(jax.random.key(0x0B55), self.device)
+        synapse, row, column = jax.random.split(key, 3)
+        names = ("gain", "offset", "limit", "noise", "gain_drift", "offset_drift")
+        drawn = jax.random.normal(column, (len(names), self.columns))
+        return {
+            "synapse": jax.random.normal(synapse, (2, self.rows, self.columns)),
+            "row": jax.random.normal(row, (self.rows,)),
+            "column": dict(zip(names, drawn, strict=True)),
+        }
+
+
+def check_codes(
+    where: str,
+    weights: Any,
+    inputs: Any,
+    rows: int,
+    columns: int,
+    input_top: int = INPUT_TOP,
+    weight_top: int = WEIGHT_TOP,
+) -> None:
+    """Holds codes to the form that a chip takes.
+
+    Raises:
+        TypeError: They aren't integers.
+        ValueError: A shape doesn't fit, or a code is out of range (where it is known).
+    """
+    for name, codes in (("weights", weights), ("inputs", inputs)):
+        if not jnp.issubdtype(jnp.result_type(codes), jnp.integer):
+            raise TypeError(
+                f"{where}: {name} must be integer codes, not {jnp.result_type(codes)}; hardware "
+                "takes no other: round and convert them."
+            )
+    if np.ndim(weights) != 2 or np.ndim(inputs) != 2 or np.shape(weights)[0] != np.shape(inputs)[1]:
+        raise ValueError(
+            f"{where}: weights must be [rows, columns] and inputs [vectors, rows], not "
+            f"{list(np.shape(weights))} and {list(np.shape(inputs))}."
+        )
+    if np.shape(weights)[0] > rows or np.shape(weights)[1] > columns or not np.size(weights):
+        raise ValueError(
+            f"{where}: the array has {rows} rows and {columns} columns, weights of "
+            f"{list(np.shape(weights))} don't fit; `analog` cuts a layer into tiles."
+        )
+    for name, codes, low, high in (
+        ("weights", weights, -weight_top, weight_top), ("inputs", inputs, 0, input_top)
+    ):  # fmt: skip
+        if is_concrete(codes) and np.size(codes):
+            least, most = int(np.min(codes)), int(np.max(codes))
+            if least < low or most > high:
+                raise ValueError(
+                    f"{where}: {name} hold codes from {least} to {most}, out of the range {low} to "
+                    f"{high}; clip them."
+                )
+
+
+def _check_order(order: Any, shape: tuple[int, ...]) -> None:
+    if order.shape not in {shape, shape[1:]}:
+        raise ValueError(
+            f"Chip.query: order must be permutations of the rows, {list(shape)} or "
+            f"{list(shape[1:])}, not {list(order.shape)}."
+        )
+    if is_concrete(order):
+        wanted = np.broadcast_to(np.arange(shape[1]), order.shape)
+        if not (np.sort(np.asarray(order), -1) == wanted).all():
+            raise ValueError("Chip.query: order must hold every row once.")

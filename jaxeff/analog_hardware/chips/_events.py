@@ -1,0 +1,99 @@
+"""What a chip answers to trains of events in random orders: the data of models of sequences.
+
+```python
+import jax
+
+from jaxeff.analog_hardware import Chip, Design, measure_events
+
+chip, design = Chip(3, rows=16, columns=4), Design(rows=16, columns=4, active=(8,))
+events = measure_events(jax.random.key(0), chip, design, active=8, programs=2, vectors=64)
+train, test = events.split()
+```
+
+Orders are random for every vector. In one fixed order, time and row would be the same thing, and a
+model without time could tell the order by the row.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxeff.analog_hardware.chips._characterize import Design, random_inputs, random_weights, read
+from jaxeff.analog_hardware.chips._order import random_orders
+from jaxeff.analog_hardware.chips._queries import Query, check_query
+from jaxeff.core import an, check_key, one_key, takes, whole
+
+
+class Events(NamedTuple):
+    """What columns read after trains of events.
+
+    Attributes:
+        inputs: Codes in the order of time over the largest, `[n, events]`; after the last event of
+            a shorter train are zeros.
+        weights: Codes of the events' synapses over the largest, `[n, events, columns]`.
+        rows: Which row each event came by, int32 `[n, events]`.
+        counts: One read-out each, `[n, columns]`.
+    """
+
+    inputs: np.ndarray
+    weights: np.ndarray
+    rows: np.ndarray
+    counts: np.ndarray
+
+    def split(self, share: float = 0.8) -> tuple[Events, Events]:
+        """Returns the first share, and the rest."""
+        at = int(share * len(self.counts))
+        return Events(*(a[:at] for a in self)), Events(*(a[at:] for a in self))
+
+
+@takes(
+    key=one_key,
+    design=an(Design),
+    columns=whole(),
+    active=whole(),
+    programs=whole(),
+    vectors=whole(),
+)
+def measure_events(
+    key: Any,
+    query: Query,
+    design: Design | None = None,
+    *,
+    columns: int = 4,
+    active: int | None = 32,
+    programs: int = 64,
+    vectors: int = 64,
+) -> Events:
+    """Sends random vectors in random orders.
+
+    Args:
+        key: Random key of codes and orders, and of a twin's noise.
+        query: A chip that takes an order.
+        design: The size of the array.
+        columns: How many columns are kept, the first ones.
+        active: Events of a vector; any number from one to all rows if None.
+        programs: Weight matrices.
+        vectors: Vectors under each.
+    """
+    check_key("measure_events: key", key)
+    check_query("measure_events", query)
+    design = design or Design()
+    length = design.rows if active is None else active
+    parts = []
+    for i in range(programs):
+        draw, chosen, shuffled, noise = jax.random.split(jax.random.fold_in(key, i), 4)
+        w = np.asarray(random_weights(draw, design))
+        a = np.asarray(random_inputs(chosen, design, vectors, active))
+        order = np.asarray(random_orders(shuffled, vectors, design.rows))
+        y = read(query, noise, w, a, order)[:, :columns]
+        sent = np.take_along_axis(a, order, 1)
+        events = np.argsort(sent == 0, 1, kind="stable")[:, :length]
+        inputs, rows = (np.take_along_axis(x, events, 1) for x in (sent, order))
+        parts.append(
+            (inputs / design.input_top, w[rows][..., :columns] / design.weight_top, rows, y)
+        )
+    found = [np.concatenate(column) for column in zip(*parts, strict=True)]
+    return Events(*(a.astype(np.int32 if i == 2 else np.float32) for i, a in enumerate(found)))

@@ -1,0 +1,314 @@
+"""Models of a chip that are fitted to what it answered: linear, columnar, and the white box.
+
+```python
+import jax
+
+from jaxeff.analog_hardware import Chip, Design, characterize, fidelity, fit_linear, fit_white_box
+
+chip = Chip(3, rows=16, columns=8)
+design = Design(rows=16, columns=8, programs=8, drives=8, vectors=64, active=(1, 8, 16))
+measured = characterize(jax.random.key(0), chip, design)
+box = fit_white_box(measured)
+print(fidelity(jax.random.key(1), box, chip, design, active=(4, 16)))
+print(fidelity(jax.random.key(1), fit_linear(measured), chip, design, active=(4, 16)))
+```
+
+The white box is ``y_c = f_c(sum_r LUT[r, c, a, w]) + N(0, var(c, N))`` (Klein's thesis, eqs. (5.1)
+and (5.2)). The table of every synapse has 128 x 256 x 32 x 127 entries, 533 MB; here it is a
+product of what its parts depend on, ``strength[sign(w), r, c] * pulse[r, a] * curve[abs(w)]``, 300
+kB, so that a column's sum is one product of matrices.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+from scipy.optimize import nnls
+
+from jaxeff.analog_hardware.chips._characterize import Characterization, Noise
+from jaxeff.analog_hardware.chips._splines import Splines, fit_splines
+from jaxeff.analog_hardware.crossbar import through
+from jaxeff.core import NonNegative, Setting, an, register_setting, takes, whole
+
+SWEEPS = 4
+"""Rounds of alternating least squares; a fifth changes the table by less than 1e-3."""
+
+
+@register_setting
+@dataclass(frozen=True)
+class ReadOutNoise(Setting):
+    """Noise of each column: `level**2 * (still + per_row * N)` with N active rows.
+
+    Attributes:
+        still: Variance without an active row, `[columns]`, squared counts.
+        per_row: What each active row adds.
+        level: Share of the standard deviation: 0 is silent, 1 what was measured.
+    """
+
+    still: Float[Array, " columns"]
+    per_row: Float[Array, " columns"]
+    level: NonNegative = 1.0
+
+    def variance(self, inputs: Float[Array, "p r"], columns: int) -> Float[Array, "p c"]:
+        """Returns the variance of each read-out of the first columns."""
+        active = jnp.sum(jax.lax.stop_gradient(inputs) > 0, axis=1).astype(inputs.dtype)
+        still, per_row = (
+            jnp.asarray(a, inputs.dtype)[:columns][None] for a in (self.still, self.per_row)
+        )
+        return jnp.asarray(self.level, inputs.dtype) ** 2 * (still + per_row * active[:, None])
+
+
+@register_setting
+@dataclass(frozen=True)
+class LinearFit(Setting):
+    """One slope and one offset for all columns.
+
+    Attributes:
+        slope: Counts per product of codes.
+        offset: In counts.
+        noise: Noise of the read-out.
+    """
+
+    slope: Float[Array, ""]
+    offset: Float[Array, ""]
+    noise: ReadOutNoise
+
+    def counts(self, inputs: Any, weights: Any, gain: Any) -> Any:
+        """Returns the straight line of the ideal sum."""
+        del gain
+        return (inputs @ weights) * self.slope + self.offset
+
+    def variance(self, inputs: Any, weights: Any) -> Any:
+        """That of the columns."""
+        return self.noise.variance(inputs, weights.shape[1])
+
+
+@register_setting
+@dataclass(frozen=True)
+class Columnar(Setting):
+    """A spline per column on the ideal sum of products.
+
+    Attributes:
+        splines: From products of codes to counts.
+        noise: Noise of the read-out.
+    """
+
+    splines: Splines
+    noise: ReadOutNoise
+
+    def counts(self, inputs: Any, weights: Any, gain: Any) -> Any:
+        """Each column's spline of its ideal sum."""
+        del gain
+        return self.splines(inputs @ weights)
+
+    def variance(self, inputs: Any, weights: Any) -> Any:
+        """That of the columns."""
+        return self.noise.variance(inputs, weights.shape[1])
+
+
+@register_setting
+@dataclass(frozen=True)
+class WhiteBox(Setting):
+    """A factorised table of synapses, a spline per column, and noise.
+
+    Attributes:
+        strength: Counts per unit of charge of a positive and a negative weight,
+            `[2, rows, columns]`.
+        pulse: The length of every input code, `[rows, codes]`.
+        curve: The current of every magnitude of a weight code, `[codes]`.
+        splines: From sums of the table to counts.
+        noise: Noise of the read-out.
+    """
+
+    strength: Float[Array, "2 rows columns"]
+    pulse: Float[Array, "rows inputs"]
+    curve: Float[Array, " magnitudes"]
+    splines: Splines
+    noise: ReadOutNoise
+
+    def sums(self, inputs: Float[Array, "p r"], weights: Float[Array, "r c"]) -> Any:
+        """Returns what the table adds up to in each column, in counts."""
+        rows, columns = weights.shape
+        strength = jnp.asarray(self.strength, weights.dtype)[:, :rows, :columns]
+        size = _looked_up(jnp.asarray(self.curve, weights.dtype), jnp.abs(weights))
+        # Excitatory and inhibitory synapses are different circuits: each sign has its own
+        # strength.
+        charge = jnp.sign(weights) * size * jnp.where(weights > 0, strength[0], strength[1])
+        # At zero a weight has no sign, and yet a gradient: that of the mean of both signs.
+        unit = jnp.asarray(self.curve[1] - self.curve[0], weights.dtype)
+        slope = unit * (strength[0] + strength[1]) / 2
+        at_zero = jax.lax.stop_gradient(weights) == 0
+        charge = jnp.where(at_zero, through(jnp.zeros_like(weights), weights * slope), charge)
+        pulse = jnp.asarray(self.pulse, inputs.dtype)[:rows]
+        codes = jnp.clip(inputs, 0, pulse.shape[1] - 1)
+        # Linear between the measured lengths, which gives input codes a gradient.
+        first = jnp.minimum(jnp.floor(jax.lax.stop_gradient(codes)), pulse.shape[1] - 2)
+        at, row = first.astype(jnp.int32), jnp.arange(rows)[None]
+        low, high = pulse[row, at], pulse[row, at + 1]
+        return (low + (high - low) * (codes - first)) @ charge
+
+    def counts(self, inputs: Any, weights: Any, gain: Any) -> Any:
+        """Returns the spline of each column's sum."""
+        del gain
+        return self.splines(self.sums(inputs, weights))
+
+    def variance(self, inputs: Any, weights: Any) -> Any:
+        """That of the columns."""
+        return self.noise.variance(inputs, weights.shape[1])
+
+
+def _looked_up(table: Any, x: Any) -> Any:
+    """Returns a table at whole numbers, linear between them, which gives it a gradient."""
+    x = jnp.clip(x, 0, len(table) - 1)
+    first = jnp.minimum(jnp.floor(jax.lax.stop_gradient(x)), len(table) - 2)
+    at = first.astype(jnp.int32)
+    return table[at] + (table[at + 1] - table[at]) * (x - first)
+
+
+@takes(measured=an(Characterization))
+def fit_linear(measured: Characterization) -> LinearFit:
+    """One straight line for all columns, by least squares on full drive."""
+    ideal, counts = _drive(measured)
+    slope, offset = np.polyfit(ideal.ravel(), counts.ravel(), 1)
+    return LinearFit(jnp.float32(slope), jnp.float32(offset), fit_noise(measured.noise))
+
+
+@takes(measured=an(Characterization), intervals=whole())
+def fit_columnar(measured: Characterization, intervals: int = 8) -> Columnar:
+    """Returns a spline per column on the ideal sum, from full drive."""
+    return Columnar(fit_splines(*_drive(measured), intervals), fit_noise(measured.noise))
+
+
+@takes(measured=an(Characterization), intervals=whole())
+def fit_white_box(measured: Characterization, intervals: int = 8) -> WhiteBox:
+    """Returns the table from single rows, splines from full drive, noise from repeats.
+
+    Args:
+        measured: What `characterize` found.
+        intervals: Between the knots of a spline.
+
+    Raises:
+        ValueError: The measurement holds NaN, or too few values.
+    """
+    strength, pulse, curve = fit_table(measured)
+    flat = Splines(
+        jnp.zeros((strength.shape[2], 4)), *(jnp.full(strength.shape[2], x) for x in (0.0, 1.0))
+    )
+    table = WhiteBox(
+        jnp.asarray(strength, jnp.float32),
+        jnp.asarray(pulse, jnp.float32),
+        jnp.asarray(curve, jnp.float32),
+        flat,
+        fit_noise(measured.noise),
+    )
+    drives = measured.drives
+    # Splines last: they are fitted to what the table predicts for full drive, so they take
+    # up saturation and whatever else single rows don't show.
+    sums = np.concatenate(
+        [
+            np.asarray(_sums(table, jnp.asarray(a, jnp.float32), jnp.asarray(w, jnp.float32)))
+            for a, w in zip(drives.inputs, drives.weights, strict=True)
+        ]
+    )
+    counts = drives.counts.reshape(sums.shape)
+    splines = fit_splines(sums, counts, intervals)
+    return WhiteBox(table.strength, table.pulse, table.curve, splines, table.noise)
+
+
+_sums = jax.jit(WhiteBox.sums)
+
+
+def fit_table(measured: Characterization) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns the factors of the table: strengths, pulse lengths and the curve of weights.
+
+    Raises:
+        ValueError: A measurement isn't finite.
+    """
+    singles, design = measured.singles, measured.design
+    y = singles.counts.astype(np.float32)  # [programs, rows, levels, columns]
+    if not np.isfinite(y).all():
+        raise ValueError("fit_white_box: the measurement of single rows holds NaN or infinity.")
+    w = singles.weights
+    size, positive = np.abs(w), w > 0
+    curve = np.arange(design.weight_top + 1, dtype=np.float32)
+    pulse = np.tile(singles.levels.astype(np.float32), (design.rows, 1))
+    strength = np.ones((2, *w.shape[1:]), np.float32)
+    sign = np.sign(w).astype(np.float32)
+    # y = strength * pulse * curve is linear in each factor given the two others:
+    # alternating least squares, each step in closed form.
+    for _ in range(SWEEPS):
+        # Strengths of each sign, given lengths and the curve.
+        charge = sign * curve[size]
+        across = np.einsum("prlc,rl->prc", y, pulse)
+        power = (pulse**2).sum(1)[None, :, None]
+        for i, own in enumerate((positive, ~positive)):
+            over = np.sum(own * charge * across, 0)
+            strength[i] = over / np.maximum(np.sum(own * charge**2 * power, 0), 1e-9)
+        scale = strength.mean()
+        strength = np.where(strength > 0, strength, scale)
+        # Lengths of pulses, one per row and level.
+        charge = charge * np.where(positive, strength[0], strength[1])
+        pulse = np.einsum("prlc,prc->rl", y, charge) / np.sum(charge**2, (0, 2))[:, None]
+        # The curve, one number per magnitude, for both signs and all synapses.
+        unit = sign * np.where(positive, strength[0], strength[1])
+        over = np.einsum("prlc,rl->prc", y, pulse) * unit
+        under = unit**2 * (pulse**2).sum(1)[None, :, None]
+        above = np.bincount(size.ravel(), over.ravel(), len(curve))
+        below = np.bincount(size.ravel(), under.ravel(), len(curve))
+        curve = np.where(below > 0, above / np.maximum(below, 1e-9), curve).astype(np.float32)
+        curve[0] = 0
+        # The factors are known up to scales: the largest codes fix that of the curve,
+        # averaged over eight of them against noise.
+        curve *= design.weight_top / curve[-8:].mean() * (1 - 3.5 / design.weight_top)
+        # What is left of a column's offset would count once for every active row.
+        charge = sign * curve[size] * np.where(positive, strength[0], strength[1])
+        fitted = np.einsum("prc,rl->c", charge, pulse) / (y.shape[0] * y.shape[1] * y.shape[2])
+        y = y - (y.mean((0, 1, 2)) - fitted)
+    return strength, _all_codes(pulse, singles.levels, design.input_top), _smooth(curve)
+
+
+def _all_codes(pulse: np.ndarray, levels: np.ndarray, top: int) -> np.ndarray:
+    """Lengths at every input code, by a straight line per row; none at zero."""
+    codes = np.arange(top + 1)
+    slope, start = np.polyfit(levels, pulse.T, 1)
+    lengths = np.maximum(start[:, None] + slope[:, None] * codes, 0)
+    return np.where(codes > 0, lengths, 0).astype(np.float32)
+
+
+def _smooth(curve: np.ndarray) -> np.ndarray:
+    """Returns the curve of weights as a cubic through zero, which averages its noise."""
+    code = np.arange(len(curve)) / (len(curve) - 1)
+    powers = np.stack([code, code**2, code**3], 1)
+    found = np.linalg.lstsq(powers, curve, rcond=None)[0]
+    return (powers @ found).astype(np.float32)
+
+
+@takes(noise=an(Noise))
+def fit_noise(noise: Noise) -> ReadOutNoise:
+    """Returns a variance per column without rows, and one per active row; neither is negative.
+
+    Raises:
+        ValueError: A variance is NaN.
+    """
+    if not np.isfinite(noise.variance).all():
+        raise ValueError("fit_noise: a measured variance is NaN; measure with at least 8 repeats.")
+    design = np.stack([np.ones(len(noise.active)), noise.active], 1)
+    # A variance's own error grows with it: relative errors are what is even.
+    weight = 1 / np.maximum(noise.variance.mean(1), 1e-6)
+    found = np.stack(
+        [nnls(design * weight[:, None], column * weight)[0] for column in noise.variance.T]
+    )
+    return ReadOutNoise(*(jnp.asarray(a, jnp.float32) for a in found.T))
+
+
+def _drive(measured: Characterization) -> tuple[np.ndarray, np.ndarray]:
+    """Computes the ideal sums and counts of full drive, `[n, columns]`."""
+    drives = measured.drives
+    ideal = np.einsum("dpr,drc->dpc", drives.inputs.astype(float), drives.weights.astype(float))
+    columns = ideal.shape[-1]
+    return ideal.reshape(-1, columns), drives.counts.reshape(-1, columns).astype(float)

@@ -1,0 +1,59 @@
+"""Integer codes with straight-through gradients: what goes into a crossbar and what comes out.
+
+Codes are floating-point arrays that hold whole numbers, so that they can be differentiated. The
+gradient is that of clamping: one inside the range, zero where a value is clamped.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+
+def through(value: Float[Array, "*shape"], like: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """`value` bit for bit, with the gradient of `like`."""
+    return jax.lax.stop_gradient(value) + (like - jax.lax.stop_gradient(like))
+
+
+def encode(
+    x: Float[Array, "*shape"], step: Float[Array, ""], low: int, high: int
+) -> Float[Array, "*shape"]:
+    """Returns the nearest code of each value, half to even, clamped to `low` to `high`.
+
+    Args:
+        x: Real numbers.
+        step: What one code stands for, in the unit of `x`.
+        low: The smallest code.
+        high: The largest code.
+    """
+    codes = x / step
+    return through(jnp.round(jnp.clip(codes, low, high)), _inside(codes, low - 0.5, high + 0.5))
+
+
+def convert(
+    counts: Float[Array, "*shape"], bits: int, rounding: str = "floor"
+) -> Float[Array, "*shape"]:
+    """Converts voltages as a signed converter does: whole counts from `-2**(bits-1)` on.
+
+    Args:
+        counts: Voltages in units of one count.
+        bits: Its width.
+        rounding: "floor", as a converter truncates, or "nearest", for a voltage that was fitted to
+            converted values and holds the half count already.
+    """
+    low, high = limits(bits)
+    # Straight-through: the gradient of the voltage, where the converter doesn't clamp it.
+    whole = jnp.floor(counts) if rounding == "floor" else jnp.round(counts)
+    return through(jnp.clip(whole, low, high), _inside(counts, low - 0.5, high + 1.0))
+
+
+def _inside(x: Float[Array, "*shape"], low: float, high: float) -> Float[Array, "*shape"]:
+    """`x` with a gradient where it is between the bounds, both included.
+
+    The largest weight lies on the largest code, and has to learn like any other.
+    """
+    return jnp.where((x >= low) & (x <= high), x, jax.lax.stop_gradient(x))
+
+
+def limits(bits: int) -> tuple[int, int]:
+    """Returns the smallest and the largest signed number of a width."""
+    return -(2 ** (bits - 1)), 2 ** (bits - 1) - 1

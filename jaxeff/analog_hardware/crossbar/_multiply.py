@@ -1,0 +1,234 @@
+"""One layer on a crossbar: codes, tiles, read-outs, their digital sum, and real numbers again."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from jaxeff.analog_hardware.crossbar._codes import convert, encode, limits, through
+from jaxeff.analog_hardware.crossbar._crossbar import Crossbar
+from jaxeff.analog_hardware.crossbar._mapping import Product, as_product, packed, tiled
+from jaxeff.core import is_concrete
+from jaxeff.core import jax_internals as _compat
+from jaxeff.program import Layer
+from jaxeff.program.ir import run_nodes
+
+Counts = Callable[[Any, Any, Any], Any]
+"""Counts of a chip, `(key, weights, inputs) -> counts`, for tiles: `[g, tr, tc, r, c]` of weight
+codes, `[g, tr, p, r]` of input codes, `[g, tr, tc, p, c]` of counts."""
+
+
+class Tiles(NamedTuple):
+    """A product on tiles: `g` groups, `tr` by `tc` tiles of `r` rows and `c` columns.
+
+    Attributes:
+        inputs: Codes, `[g, tr, p, r]`.
+        weights: Codes, `[g, tr, tc, r, c]`.
+        counts: Converted, `[g, tr, tc, p, c]`.
+        clipped: Shares of inputs, weights and counts that are clamped, as scalars.
+    """
+
+    inputs: Float[Array, "g tr p r"]
+    weights: Float[Array, "g tr tc r c"]
+    counts: Float[Array, "g tr tc p c"]
+    clipped: tuple[Any, Any, Any]
+
+
+def on_crossbar(
+    crossbar: Crossbar,
+    layer: Layer,
+    key: PRNGKeyArray | None,
+    values: Sequence[Any],
+    chip: Counts | None = None,
+    observe: Callable[[Product, Tiles], None] | None = None,
+) -> tuple[Any, ...]:
+    """A linear layer's outputs, its product computed by a crossbar; without noise if no key.
+
+    Args:
+        crossbar: The setting.
+        layer: A layer of kind linear.
+        key: For the read-out noise of the model, or for the chip.
+        values: The layer's inputs.
+        chip: Computes the counts in the model's place; the model has the gradient then.
+        observe: Is shown the product and what became of it.
+    """
+    op = layer.op
+    assert op is not None
+
+    def bind(eqn: Any, *operands: Any) -> list[Any]:
+        if eqn is not op.eqn:
+            return _compat.bind(eqn, *operands)
+        (dtype,) = (v.aval.dtype for v in op.outputs)
+        # Codes are whole numbers up to thousands: bfloat16 would round them.
+        precise = jnp.promote_types(dtype, jnp.float32)
+        left, right = (x.astype(precise) for x in operands)
+        product = as_product(layer.site, op, left, right)
+        result = _multiplied(crossbar, layer.site, key, product, chip, observe)
+        return [product.restore(result).astype(dtype)]
+
+    return run_nodes(layer.nodes, layer.inputs, values, layer.outputs, bind)
+
+
+def variance_of(crossbar: Crossbar, layer: Layer, values: Sequence[Any]) -> Any:
+    """The variance of a layer's result by the read-outs of its tiles, of the result's shape."""
+    op = layer.op
+    assert op is not None
+    found: list[Any] = []
+
+    def bind(eqn: Any, *operands: Any) -> list[Any]:
+        if eqn is not op.eqn:
+            return _compat.bind(eqn, *operands)
+        left, right = (x.astype(jnp.float32) for x in operands)
+        product = as_product(layer.site, op, left, right)
+        # The variance of a sum over tiles is the sum of the tiles' variances: the same
+        # adding and restoring as for counts, without the clamp of digital sums, which is
+        # nonlinear.
+        spread: list[Any] = []
+        quiet = dataclasses.replace(crossbar, correction=None)
+
+        def observe(part: Product, tiles: Tiles) -> None:
+            pairs = jax.vmap(jax.vmap(jax.vmap(crossbar.model.variance, (None, 0))))
+            each = pairs(tiles.inputs, tiles.weights)
+            each = jnp.broadcast_to(each, tiles.counts.shape)
+            if crossbar.correction is not None:
+                each = each * crossbar.correction.scale[: each.shape[-1]] ** 2
+            wide = dataclasses.replace(crossbar, sum_bits=None)
+            spread.append(part.restore(_summed(wide, each, part.weights.shape[-1])))
+
+        _multiplied(quiet, layer.site, None, product, None, observe)
+        steps = _steps(crossbar, product)
+        unit = steps[0] * steps[1] / (crossbar.gain * crossbar.sends)
+        found.append(product.restore(sum(spread) * unit**2))
+        return _compat.bind(eqn, *operands)
+
+    run_nodes(layer.nodes, layer.inputs, values, layer.outputs, bind)
+    return found[0]
+
+
+def product_of(layer: Layer, values: Sequence[Any]) -> tuple[Any, Any]:
+    """What a linear layer multiplies, `[groups, vectors, rows]` and `[groups, rows, columns]`."""
+    op = layer.op
+    assert op is not None
+    found: list[Any] = []
+
+    def bind(eqn: Any, *operands: Any) -> list[Any]:
+        if eqn is op.eqn:
+            left, right = (x.astype(jnp.float32) for x in operands)
+            found.append(as_product(layer.site, op, left, right))
+        return _compat.bind(eqn, *operands)
+
+    run_nodes(layer.nodes, layer.inputs, values, layer.outputs, bind)
+    return found[0].inputs, found[0].weights
+
+
+def _steps(crossbar: Crossbar, product: Product) -> tuple[Any, Any]:
+    """Returns what input and weight codes stand for."""
+    return (
+        _step(crossbar.input_step, product.inputs, crossbar.input_top),
+        _step(crossbar.weight_step, product.weights, crossbar.weight_top),
+    )
+
+
+def _multiplied(
+    crossbar: Crossbar,
+    site: str,
+    key: PRNGKeyArray | None,
+    product: Product,
+    chip: Counts | None,
+    observe: Callable[[Product, Tiles], None] | None,
+) -> Any:
+    inputs = product.inputs
+    if not crossbar.signed:
+        inputs = without_negatives(site, inputs)
+    input_step, weight_step = _steps(crossbar, product)
+    # A pulse has no sign: negative inputs go in a second pass, whose counts are subtracted.
+    passes = [inputs, -inputs] if crossbar.signed else [inputs]
+    keys = [None] * 2 if key is None else list(jax.random.split(key))
+    results = []
+    for sign, own in zip(passes, keys, strict=False):
+        part = packed(Product(sign, product.weights, lambda y: y), crossbar.rows, crossbar.columns)
+        a = encode(part.inputs, input_step, 0, crossbar.input_top)
+        w = encode(part.weights, weight_step, -crossbar.weight_top, crossbar.weight_top)
+        tiles = _tiles(crossbar, own, a, w, chip)
+        if observe is not None:
+            clipped = (
+                jnp.mean(sign > (crossbar.input_top + 0.5) * input_step),
+                jnp.mean(jnp.abs(product.weights) > (crossbar.weight_top + 0.5) * weight_step),
+                tiles.clipped[2],
+            )
+            observe(part, tiles._replace(clipped=clipped))
+        results.append(part.restore(_summed(crossbar, tiles.counts, part.weights.shape[-1])))
+    counts = results[0] - results[1] if crossbar.signed else results[0]
+    gain = jnp.asarray(crossbar.gain, counts.dtype) * crossbar.sends
+    return counts * (input_step * weight_step / gain)
+
+
+def _tiles(
+    crossbar: Crossbar, key: PRNGKeyArray | None, a: Any, w: Any, chip: Counts | None
+) -> Tiles:
+    """Returns the converted counts of every tile of `[g, p, k]` by `[g, k, n]` codes."""
+    # Inputs are shared by the tiles of a row, weights are each tile's own.
+    inputs = jnp.moveaxis(tiled(a, crossbar.rows, 2), 2, 1)
+    weights = tiled(tiled(w, crossbar.columns, 2), crossbar.rows, 1)  # [g, tr, r, tc, c]
+    weights = jnp.moveaxis(weights, 3, 2)
+    model = crossbar.model
+    gain = jnp.asarray(crossbar.gain, a.dtype) * crossbar.sends
+
+    def over_tiles(function: Callable[[Any, Any], Any]) -> Any:
+        by_column = jax.vmap(function, (None, 0))
+        return jax.vmap(jax.vmap(by_column))(inputs, weights)
+
+    counts = over_tiles(lambda x, m: model.counts(x, m, gain))
+    rounding = getattr(model, "rounding", "nearest")
+    # A chip has its own noise; the model's is added where no chip answers.
+    if key is not None and chip is None:
+        variance = over_tiles(model.variance)
+        noise = jax.random.normal(key, counts.shape, counts.dtype)
+        counts = counts + jnp.sqrt(variance) * noise
+    low, high = limits(crossbar.output_bits)
+    clipped = jnp.mean((counts < low) | (counts >= high + 1))
+    counts = convert(counts, crossbar.output_bits, rounding)
+    if chip is not None:
+        measured = jnp.asarray(chip(key, weights, inputs), counts.dtype)
+        clipped = jnp.mean((measured <= low) | (measured >= high))
+        # In the loop: the value of the chip, the gradient of the model.
+        counts = through(measured, counts)
+    if crossbar.correction is not None:
+        counts = crossbar.correction.apply(counts)
+    return Tiles(inputs, weights, counts, (0.0, 0.0, clipped))
+
+
+def _summed(crossbar: Crossbar, counts: Any, columns: int) -> Any:
+    """Returns the digital sum over row tiles, `[g, p, n]`."""
+    # Row tiles hold parts of one sum, column tiles different outputs.
+    total = counts.sum(1)
+    if crossbar.sum_bits is not None:
+        low, high = limits(crossbar.sum_bits)
+        total = jnp.clip(total, low, high)
+    groups, _, vectors, _ = total.shape
+    return jnp.moveaxis(total, 1, 2).reshape(groups, vectors, -1)[..., :columns]
+
+
+def _step(step: Any, x: Any, top: int) -> Any:
+    """What a code stands for: as set, or so that the largest magnitude has the largest code."""
+    if step is not None:
+        return jnp.asarray(step, x.dtype)
+    largest = jax.lax.stop_gradient(jnp.abs(x).max())
+    return jnp.where(largest > 0, largest, 1) / top
+
+
+def without_negatives(site: str, x: Any) -> Any:
+    """Inputs as pulses can carry them: an error where one is negative, NaN where that is traced."""
+    least = jax.lax.stop_gradient(x.min())
+    if is_concrete(least) and float(least) < 0:
+        raise ValueError(
+            f"analog: {site!r} reads negative activations (minimum {float(least):.4g}, maximum "
+            f"{float(x.max()):.4g}), but an input is the length of a pulse: put a ReLU in front, "
+            "scale the data from 0 on, or let Crossbar(signed=True) send them in a second pass."
+        )
+    return x * jnp.where(least < 0, jnp.nan, 1).astype(x.dtype)

@@ -1,0 +1,264 @@
+"""Distillation: a variational posterior that predicts as a teacher does, draw for draw.
+
+```python
+import jax
+
+import jaxeff
+from jaxeff.bayes import distill, predict
+from jaxeff.nn import small_classifier
+
+key = jax.random.key(0)
+f, params, (x, y) = small_classifier()
+posterior = jax.tree.map(lambda w: jaxeff.Gaussian(w, 0.01 * w**2), params)   # any: NUTS's draws
+student = distill(                                                            # no labels
+    key, f, params, (x,), posterior, likelihood="categorical", epochs=20
+).posterior
+```
+
+Draws and results know their likelihood; bare Gaussians don't, so it has to be said, as it has of a
+teacher of another function, which is given by its outputs:
+
+```python
+outputs = predict(key, f, posterior, x, samples=100)
+student = distill(key, f, params, (x,), outputs, likelihood="categorical", epochs=20)
+```
+
+The loss is the energy score (Gneiting and Raftery 2007, JASA 102) between the predictions of the
+teacher's draws and of the student's, for each input
+
+    E|s - t| - E|s - s'| / 2
+
+which is least, for any shape of distribution, where both are distributed alike. What the teacher's
+draws disagree on, epistemic uncertainty, is thereby kept. A cross-entropy to the teacher's *mean*
+prediction, which is the usual distillation, loses it: every draw of the student learns the mean
+(`experiments.bridges` measures both).
+
+Sharp edge: the student learns where the inputs are. For uncertainty away from the training data
+give inputs from there too; they need no labels.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+import optax
+from jaxtyping import Array, Float
+
+from jaxeff.bayes.posteriors import (
+    Draws,
+    Likelihood,
+    Prior,
+    check_data,
+    is_posterior,
+    predict,
+    require_likelihood,
+    resolve_likelihood,
+)
+from jaxeff.bayes.variational import Guide, Loss, SVIResult, resolve_guide, start_from, train
+from jaxeff.core import (
+    a_path,
+    check_count,
+    check_function,
+    check_key,
+    choice,
+    either,
+    flag,
+    function,
+    mapping,
+    non_negative,
+    of_form,
+    one_key,
+    optimizer,
+    positive,
+    takes,
+    tree,
+    whole,
+)
+from jaxeff.store import Resume
+
+TEACHER_DRAWS = 100
+"""Draws of a posterior that teaches; more of them cost time and teach little."""
+TEACHER = 2**32 - 2
+"""Folded into a run's key to draw them; `START` of the variational run has the number above."""
+
+
+@takes(
+    kl=either(of_form("kl(step)"), non_negative),
+    key=one_key,
+    f=function,
+    params=tree,
+    epochs=whole(),
+    batch_size=whole(),
+    init_scale=positive,
+    optimizer=optimizer,
+    particles=whole(),
+    checkpoint=a_path,
+    checkpoint_every=whole(),
+    settings=mapping,
+    progress=flag,
+    resume=choice(True, False, "force"),
+)
+def distill(
+    key: jax.Array,
+    f: Callable[..., Any],
+    params: Any,
+    inputs: tuple[Any, ...],
+    teacher: Any,
+    *,
+    epochs: int,
+    batch_size: int = 100,
+    guide: str | Guide = "mean_field",
+    likelihood: Likelihood | None = None,
+    prior: Prior = "fan_in",
+    kl: float | optax.Schedule = 0.0,
+    init_scale: float = 0.1,
+    optimizer: optax.GradientTransformation | None = None,
+    particles: int = 8,
+    checkpoint: str | os.PathLike[str] | None = None,
+    checkpoint_every: int = 1,
+    resume: Resume = True,
+    settings: Mapping[str, Any] | None = None,
+    progress: bool | None = None,
+) -> SVIResult:
+    """Fits a variational posterior to another posterior's predictions.
+
+    Args:
+        key: Random key; the run is a function of it and of the other arguments.
+        f: ``f(params, *inputs) -> outputs``; it may be a smaller network than the teacher's.
+        params: Parameters at which the posterior means start, or any posterior; trained parameters
+            are best.
+        inputs: Arrays (or pytrees) with a common first axis of examples; no labels.
+        teacher: A posterior over the parameters of the same ``f``, or the result of an inference: a
+            hundred of its draws teach. Or the outputs of any teacher for these inputs, ``[draws,
+            examples, ...]``, such as `predict` returns; a step's cost grows with their number.
+        epochs: Passes over the inputs.
+        batch_size: Examples per step.
+        guide: The family of the posterior, as for `svi`.
+        likelihood: What outputs mean, of teacher and student: class probabilities are compared
+            for ``"categorical"``, else means and standard deviations. Left out, it is that of the
+            teacher, or of ``params``, if it is a result, `Draws` or a guide; arrays and pytrees of
+            `Gaussian` know none, so that it has to be named.
+        prior: Which parameters are random (see `jaxeff.bayes.posteriors`); its scales matter only
+            where ``kl`` isn't zero.
+        kl: Weight of a pull towards the prior, in units of the score per example.
+        init_scale: Standard deviation that the posterior starts with. It may be larger than for
+            `svi`, since nothing here rewards knowing nothing; from 0.01 a few hundred steps were
+            too few to reach a teacher's spread.
+        optimizer: Any optax optimizer; Adam with learning rate 1e-3 if None.
+        particles: Draws of the student per step, at least two.
+        checkpoint: File to keep the run in.
+        checkpoint_every: Epochs between checkpoints.
+        resume: Whether to go on from ``checkpoint`` if it exists; ``"force"`` does so although it
+            is of another run.
+        settings: What else defines the run, as JSON.
+        progress: Whether to show a bar; see `jaxeff.core`.
+
+    Returns:
+        The posterior and the history; its ``nll`` is the score.
+
+    Raises:
+        ValueError: Teacher and inputs don't go together, fewer than two draws or particles, a
+            value that isn't finite, no likelihood or one that isn't the teacher's, or what `svi`
+            refuses.
+        TypeError: An argument is of another kind.
+        DivergedError: The objective became NaN or infinite; names the epoch.
+        CheckpointError: The checkpoint is damaged, of another model or of another run.
+    """
+    check_key("distill: key", key)
+    check_function("distill: f", f)
+    if not isinstance(inputs, tuple | list):
+        raise TypeError(
+            "distill: inputs must be a tuple, such as (images,), not a " + type(inputs).__name__
+        )
+    carriers = teacher, params
+    params, scales, stds = start_from(params, prior, init_scale, f, tuple(inputs))
+    teacher = _outputs(key, f, teacher, tuple(inputs))
+    outputs = jax.eval_shape(f, params, *inputs)
+    if len(teacher) < 2 or np.shape(teacher)[1:] != outputs.shape:
+        raise ValueError(
+            f"the teacher's outputs have shape {list(np.shape(teacher))}; they must be "
+            f"[draws, *{list(outputs.shape)}], of two draws or more, as predict gives them for "
+            "these inputs"
+        )
+    check_count("particles", particles, 2)  # the energy score compares them with each other
+    data = *inputs, jnp.swapaxes(jnp.asarray(teacher), 0, 1)
+    check_data(params, data)
+    likelihood = require_likelihood("distill", likelihood, *carriers)
+    return train(
+        key,
+        f,
+        params,
+        stds,
+        data,
+        energy_score(likelihood),
+        likelihood=likelihood,
+        guide=resolve_guide(guide),
+        scales=scales,
+        epochs=epochs,
+        batch_size=batch_size,
+        kl=kl,
+        optimizer=optimizer,
+        particles=particles,
+        checkpoint=checkpoint,
+        checkpoint_every=checkpoint_every,
+        resume=resume,
+        settings={**(settings or {}), "method": "distillation"},
+        progress=progress,
+    )
+
+
+def _outputs(key: jax.Array, f: Callable[..., Any], teacher: Any, inputs: tuple[Any, ...]) -> Any:
+    """Returns a teacher's outputs, if it is not they themselves."""
+    posterior = getattr(teacher, "posterior", teacher)
+    if not is_posterior(posterior):
+        if not isinstance(posterior, jax.Array | np.ndarray):
+            raise TypeError(
+                "distill: the teacher must be a posterior, the result of an inference or an array "
+                f"of outputs [draws, examples, ...], not a {type(posterior).__name__}"
+            )
+        return posterior
+    count = min(len(posterior), TEACHER_DRAWS) if isinstance(posterior, Draws) else TEACHER_DRAWS
+    return predict(jax.random.fold_in(key, TEACHER), f, posterior, *inputs, samples=count)
+
+
+def energy_score(likelihood: Likelihood) -> Loss:
+    """Returns the energy score of a student's draws against a teacher's.
+
+    Args:
+        likelihood: What outputs mean.
+
+    Returns:
+        ``score(outputs, teacher)``, the mean over examples: outputs of the student
+        ``[draws, examples, ...]``, those of the teacher ``[examples, draws, ...]``. Its mean over
+        the student's draws is the score of their distribution.
+    """
+    distribution = resolve_likelihood(likelihood)
+
+    def predictions(outputs: Any) -> Float[Array, "examples predicted"]:
+        of_targets = distribution(outputs)
+        if isinstance(of_targets, dist.CategoricalLogits | dist.CategoricalProbs):
+            return of_targets.probs
+        parts = of_targets.mean, jnp.sqrt(of_targets.variance)
+        return jnp.concatenate([part.reshape(len(part), -1) for part in parts], -1)
+
+    def score(outputs: Any, teacher: Any) -> Float[Array, ""]:
+        students = jax.vmap(predictions)(outputs)
+        teachers = jax.vmap(predictions)(jnp.swapaxes(teacher, 0, 1))
+        draws = len(students)
+        across = _distance(students[:, None], teachers[None]).mean()
+        # Of pairs of different draws: a draw's distance from itself is no sample of E|s - s'|.
+        among = _distance(students[:, None], students[None]).mean() * draws / (draws - 1)
+        return across - among / 2
+
+    return score
+
+
+def _distance(a: Array, b: Array) -> Array:
+    """Euclidean; its gradient is zero, not NaN, between equal points."""
+    squared = jnp.square(a - b).sum(-1)
+    apart = squared > 0
+    return jnp.where(apart, jnp.sqrt(jnp.where(apart, squared, 1.0)), 0.0)

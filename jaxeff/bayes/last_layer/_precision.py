@@ -1,0 +1,196 @@
+"""Gaussian posteriors of a matrix of weights, precision = curvature + prior, by eigenvalues.
+
+`Full`, `Outputs`, `Kron` and `Diag` keep a curvature `[features, outputs]` by its eigenvalues: a
+prior precision is added to each, and the evidence, its best prior precision and every variance are
+sums over them. All have the same methods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray
+
+
+class Precision(Protocol):
+    """A curvature of weights `[features, outputs]`."""
+
+    @property
+    def values(self) -> Array:
+        """Its eigenvalues."""
+
+    def covariance(self, features: Array, prior: Any) -> Float[Array, "batch outputs outputs"]:
+        """Returns the covariance of `features @ W`."""
+
+    def variance(self, features: Array, prior: Any) -> Float[Array, "batch outputs"]:
+        """Its diagonal, without the rest of it."""
+
+    def weights_variance(self, prior: Any) -> Float[Array, "features outputs"]:
+        """Returns the variance of each weight."""
+
+    def sample(self, key: PRNGKeyArray, n: int, prior: Any) -> Float[Array, "n features outputs"]:
+        """Draws of the weights around zero."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class Full:
+    """Every weight with every other: eigenvalues `[n]`, eigenvectors `[features, outputs, n]`."""
+
+    values: Float[Array, " n"]
+    vectors: Float[Array, "features outputs n"]
+
+    def covariance(self, features: Array, prior: Any) -> Float[Array, "batch outputs outputs"]:
+        """Returns the covariance of `features @ W`."""
+        # In the eigenbasis the prior only shifts eigenvalues: any prior precision reuses
+        # one decomposition.
+        turned = jnp.tensordot(features, self.vectors, 1) / jnp.sqrt(self.values + prior)
+        return turned @ turned.swapaxes(1, 2)
+
+    def variance(self, features: Array, prior: Any) -> Float[Array, "batch outputs"]:
+        """Its diagonal."""
+        turned = jnp.tensordot(features, self.vectors, 1)
+        return (turned**2 / (self.values + prior)).sum(-1)
+
+    def weights_variance(self, prior: Any) -> Float[Array, "features outputs"]:
+        """Returns the variance of each weight."""
+        return (self.vectors**2 / (self.values + prior)).sum(-1)
+
+    def sample(self, key: PRNGKeyArray, n: int, prior: Any) -> Float[Array, "n features outputs"]:
+        """Draws of the weights around zero."""
+        noise = jax.random.normal(key, (n, len(self.values)), self.values.dtype)
+        return jnp.einsum("dcm,nm->ndc", self.vectors, noise / jnp.sqrt(self.values + prior))
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class Outputs:
+    """A matrix for the weights of each output, which are independent of the others'."""
+
+    values: Float[Array, "outputs n"]
+    vectors: Float[Array, "outputs features n"]
+
+    def covariance(self, features: Array, prior: Any) -> Float[Array, "batch outputs outputs"]:
+        """Returns the covariance of `features @ W`: outputs are independent."""
+        eye = jnp.eye(len(self.values), dtype=features.dtype)
+        return self.variance(features, prior)[:, :, None] * eye
+
+    def variance(self, features: Array, prior: Any) -> Float[Array, "batch outputs"]:
+        """Its diagonal."""
+
+        def one(of_output: tuple[Array, Array]) -> Array:
+            values, vectors = of_output
+            return (features @ vectors) ** 2 @ (1 / (values + prior))
+
+        return jax.lax.map(one, (self.values, self.vectors)).T
+
+    def weights_variance(self, prior: Any) -> Float[Array, "features outputs"]:
+        """Returns the variance of each weight."""
+        return jnp.einsum("cdn,cn->dc", self.vectors**2, 1 / (self.values + prior))
+
+    def sample(self, key: PRNGKeyArray, n: int, prior: Any) -> Float[Array, "n features outputs"]:
+        """Draws of the weights around zero."""
+        noise = jax.random.normal(key, (n, *self.values.shape), self.values.dtype)
+        return jnp.einsum("cdm,ncm->ndc", self.vectors, noise / jnp.sqrt(self.values + prior))
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class Kron:
+    """A product of one matrix of features and one of outputs, each by its eigenvalues."""
+
+    left: Float[Array, " features"]
+    left_vectors: Float[Array, "features features"]
+    right: Float[Array, " outputs"]
+    right_vectors: Float[Array, "outputs outputs"]
+
+    @property
+    def values(self) -> Float[Array, "features outputs"]:
+        """The eigenvalues of the product."""
+        return self.left[:, None] * self.right[None]
+
+    def _spread(self, features: Array, prior: Any) -> Float[Array, "batch outputs"]:
+        """Variances along the eigenvectors of the outputs."""
+        return (features @ self.left_vectors) ** 2 @ (1 / (self.values + prior))
+
+    def covariance(self, features: Array, prior: Any) -> Float[Array, "batch outputs outputs"]:
+        """Returns the covariance of `features @ W`."""
+        spread, turn = self._spread(features, prior), self.right_vectors
+        return jnp.einsum("co,no,ko->nck", turn, spread, turn)
+
+    def variance(self, features: Array, prior: Any) -> Float[Array, "batch outputs"]:
+        """Its diagonal."""
+        return self._spread(features, prior) @ (self.right_vectors**2).T
+
+    def weights_variance(self, prior: Any) -> Float[Array, "features outputs"]:
+        """Returns the variance of each weight."""
+        return self.left_vectors**2 @ (1 / (self.values + prior)) @ (self.right_vectors**2).T
+
+    def sample(self, key: PRNGKeyArray, n: int, prior: Any) -> Float[Array, "n features outputs"]:
+        """Draws of the weights around zero."""
+        noise = jax.random.normal(key, (n, *self.values.shape), self.left.dtype)
+        noise = noise / jnp.sqrt(self.values + prior)
+        return jnp.einsum("de,neo,co->ndc", self.left_vectors, noise, self.right_vectors)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class Diag:
+    """Every weight by itself."""
+
+    values: Float[Array, "features outputs"]
+
+    def covariance(self, features: Array, prior: Any) -> Float[Array, "batch outputs outputs"]:
+        """Returns the covariance of `features @ W`: outputs are independent."""
+        eye = jnp.eye(self.values.shape[1], dtype=features.dtype)
+        return self.variance(features, prior)[:, :, None] * eye
+
+    def variance(self, features: Array, prior: Any) -> Float[Array, "batch outputs"]:
+        """Its diagonal."""
+        return features**2 @ (1 / (self.values + prior))
+
+    def weights_variance(self, prior: Any) -> Float[Array, "features outputs"]:
+        """Returns the variance of each weight."""
+        return 1 / (self.values + prior)
+
+    def sample(self, key: PRNGKeyArray, n: int, prior: Any) -> Float[Array, "n features outputs"]:
+        """Draws of the weights around zero."""
+        noise = jax.random.normal(key, (n, *self.values.shape), self.values.dtype)
+        return noise / jnp.sqrt(self.values + prior)
+
+
+def precision(structure: str, parts: Sequence[Array], examples: int, shape: Any) -> Precision:
+    """Returns the eigenvalues of a summed curvature.
+
+    Args:
+        structure: "full", "outputs", "kron" or "diag".
+        parts: What `jaxeff.bayes.last_layer` summed over the data.
+        examples: How many they are.
+        shape: Shape of the weights, `(features, outputs)`.
+    """
+    if structure == "diag":
+        return Diag(parts[0])
+    if structure == "kron":
+        (left, turn), (right, other) = (_eigen(part) for part in parts)
+        # Both factors are sums over n examples; the product of the sums would count n
+        # twice.
+        return Kron(left, turn, right / jnp.asarray(examples, right.dtype), other)
+    values, vectors = _eigen(parts[0])
+    if structure == "outputs":
+        return Outputs(values, vectors)
+    return Full(values, vectors.reshape(*shape, -1))
+
+
+def _eigen(matrix: Array) -> tuple[Array, Array]:
+    """Eigenvalues, none below zero, and eigenvectors; computed in double precision."""
+    # Curvatures are positive semi-definite; rounding makes small eigenvalues negative.
+    values, vectors = np.linalg.eigh(np.asarray(matrix, np.float64))
+    return (
+        jnp.asarray(np.maximum(values, 0).astype(matrix.dtype)),
+        jnp.asarray(vectors.astype(matrix.dtype)),
+    )

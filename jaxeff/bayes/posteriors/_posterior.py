@@ -1,0 +1,256 @@
+"""Posteriors over the parameters of a function, and what can be done with any of them.
+
+A posterior is one of
+
+- a pytree with the structure of the parameters whose leaves are `Gaussian` (mean field), or plain
+  arrays where a parameter is not random;
+- `Draws`, what a sampler leaves behind;
+- anything else that is a `Posterior`, such as the guides of `jaxeff.bayes.svi`.
+
+All three take `sample`, `jaxeff.bayes.predict` and `to_gaussians`. What the outputs of the function
+mean (its likelihood) travels with `Draws`, guides and every result of an inference; a pytree of
+`Gaussian` is one of parameters and knows nothing of outputs, so what needs it then has to be told.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PRNGKeyArray
+
+from jaxeff.bayes.posteriors._density import Random, with_random
+from jaxeff.bayes.posteriors._likelihood import Likelihood
+from jaxeff.bayes.posteriors._prior import named_leaves
+from jaxeff.core import Table, a_posterior, one_key, takes, tree, whole
+from jaxeff.moment_propagation import Gaussian, is_gaussian
+
+
+@runtime_checkable
+class Posterior(Protocol):
+    """A distribution over pytrees of parameters."""
+
+    def draws(self, key: PRNGKeyArray, n: int) -> tuple[Any, Callable[[Any], Any]]:
+        """Prepares ``n`` draws.
+
+        Returns:
+            A pytree with a leading axis of ``n``, and a pure function from one entry along it to
+            parameters: so that draws can be made one at a time where memory is short.
+        """
+
+    def to_gaussians(self) -> Any:
+        """Returns the mean and variance of every parameter, as a pytree of `Gaussian`."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class Draws:
+    """Draws of a sampler: an empirical distribution over parameters.
+
+    Attributes:
+        random: The random parameters by path, ``[chains, draws, *shape]``.
+        params: All parameters, one set of them; gives those that are not random their values.
+        likelihood: What the outputs of the sampled function mean, as the sampler was told; None if
+            nobody knows.
+    """
+
+    random: Random
+    params: Any
+    likelihood: Likelihood | None = field(default=None, metadata={"static": True})
+
+    @property
+    def chains(self) -> int:
+        """The number of chains."""
+        return next(iter(self.random.values())).shape[0]
+
+    @property
+    def draws_per_chain(self) -> int:
+        """The number of draws of each chain."""
+        return next(iter(self.random.values())).shape[1]
+
+    def __len__(self) -> int:
+        return self.chains * self.draws_per_chain
+
+    def __repr__(self) -> str:
+        """Returns what it is over; the arrays are in `random`."""
+        return str(self._table())
+
+    def _repr_html_(self) -> str:
+        """The same, for a notebook."""
+        return self._table()._repr_html_()
+
+    def _table(self) -> Table:
+        shapes = {path: np.shape(a) for path, a in self.random.items()}
+        chains, draws, *_ = (*next(iter(shapes.values()), ()), 0, 0)
+        own = {path: shape[2:] for path, shape in shapes.items()}
+        return parameter_table(f"Draws: {chains} chains of {draws}", self.params, own)
+
+    def at(self, index: Any) -> Any:
+        """Returns the parameters of one draw, counted chain by chain."""
+        flat = {path: a.reshape(-1, *a.shape[2:])[index] for path, a in self.random.items()}
+        return with_random(self.params, flat)
+
+    def draws(self, key: PRNGKeyArray, n: int) -> tuple[Any, Callable[[Any], Any]]:
+        """Chooses ``n`` of the draws at random, no draw twice.
+
+        Raises:
+            ValueError: There are fewer.
+        """
+        if n > len(self):
+            raise ValueError(
+                f"the posterior holds {len(self)} draws ({self.chains} chains of "
+                f"{self.draws_per_chain}), fewer than the {n} asked for: sample more, or ask for "
+                "less"
+            )
+        return jax.random.permutation(key, len(self))[:n], self.at
+
+    def to_gaussians(self) -> Any:
+        """The mean and variance over all draws of every parameter; the fixed ones as they are.
+
+        Sharp edge: two modes that are mirror images of each other, as hidden units that may be
+        exchanged have them, average to a network that is neither.
+        """
+        gaussians = {
+            path: Gaussian(a.mean((0, 1)), a.var((0, 1))) for path, a in self.random.items()
+        }
+        return with_random(self.params, gaussians)
+
+
+def parameter_table(title: str, params: Any, random: Mapping[str, tuple[int, ...]]) -> Table:
+    """Returns the parameters that a posterior is over, random or not.
+
+    Args:
+        title: What it is.
+        params: All parameters, or their shapes.
+        random: The shapes of the random ones, by path.
+    """
+    leaves = {path: random.get(path, np.shape(leaf)) for path, leaf in named_leaves(params).items()}
+    rows = [
+        (path, "x".join(map(str, shape)), "random" if path in random else "fixed")
+        for path, shape in leaves.items()
+    ]
+    count = sum(math.prod(shape) for shape in random.values())
+    return Table(("parameter", "shape", ""), rows, caption=f"{title}, {count:,} random numbers")
+
+
+def to_gaussians(posterior: Any) -> Any:
+    """Hands a posterior over to `jaxeff.moments`: the mean and variance of every parameter.
+
+    Args:
+        posterior: Any posterior.
+
+    Returns:
+        A pytree with the structure of the parameters, leaves `Gaussian` or, if a parameter is not
+        random, a plain array. A pytree of `Gaussian` comes back as it is; others lose their
+        correlations.
+    """
+    if isinstance(posterior, Posterior):
+        return posterior.to_gaussians()
+    return _checked(posterior)
+
+
+def prepare_draws(key: PRNGKeyArray, posterior: Any, n: int) -> tuple[Any, Callable[[Any], Any]]:
+    """Prepares draws of any posterior.
+
+    Args:
+        key: Random key.
+        posterior: Any posterior.
+        n: Number of draws.
+
+    Returns:
+        As `Posterior.draws`.
+
+    Raises:
+        TypeError: It is no posterior.
+    """
+    if isinstance(posterior, Posterior):
+        return posterior.draws(key, n)
+    _checked(posterior)
+    return jax.random.split(key, n), lambda k: draw(k, posterior)
+
+
+@takes(key=one_key, posterior=a_posterior, n=whole())
+def sample(key: PRNGKeyArray, posterior: Any, n: int) -> Any:
+    """Draws parameters.
+
+    Args:
+        key: Random key.
+        posterior: Any posterior; a parameter that is not random is the same in each draw.
+        n: Number of draws.
+
+    Returns:
+        Pytree of arrays with the structure of the parameters and a leading axis of ``n``. Draw
+        ``i`` is what `predict` uses for its sample ``i``, given the same key and ``n``.
+    """
+    entries, at = prepare_draws(key, posterior, n)
+    return jax.vmap(at)(entries)
+
+
+@takes(key=one_key, posterior=a_posterior)
+def draw(key: PRNGKeyArray, posterior: Any) -> Any:
+    """Draws one set of parameters.
+
+    Args:
+        key: Random key.
+        posterior: Any posterior.
+
+    Returns:
+        Pytree of arrays with the structure of the parameters.
+    """
+    if isinstance(posterior, Posterior):
+        return jax.tree.map(lambda a: a[0], sample(key, posterior, 1))
+    leaves, treedef = jax.tree.flatten(posterior, is_leaf=is_gaussian)
+    keys = jax.random.split(key, max(len(leaves), 1))
+    drawn = [
+        leaf.sample(k) if is_gaussian(leaf) else jnp.asarray(leaf)
+        for k, leaf in zip(keys, leaves, strict=False)
+    ]
+    return jax.tree.unflatten(treedef, drawn)
+
+
+@takes(params=tree)
+def check_posterior(posterior: Any, params: Any) -> None:
+    """Hold a posterior to the parameters of a model.
+
+    Args:
+        posterior: Any posterior.
+        params: The model's parameters, or their ``jax.ShapeDtypeStruct``.
+
+    Raises:
+        ValueError: A parameter is missing, unexpected or of another shape; its path is named.
+        TypeError: It is no posterior.
+    """
+    shapes = jax.eval_shape(lambda p: draw(jax.random.key(0), p), _checked(posterior))
+    given, expected = named_leaves(shapes), named_leaves(params)
+    for path in [*expected, *given]:
+        if path not in given:
+            raise ValueError(f"the posterior is of another model: it has no {path}")
+        if path not in expected:
+            raise ValueError(f"the posterior is of another model: the model has no {path}")
+        if given[path].shape != np.shape(expected[path]):
+            raise ValueError(
+                f"the posterior is of another model: its {path} has shape {given[path].shape}, "
+                f"the model's {np.shape(expected[path])}"
+            )
+
+
+def is_posterior(tree: Any) -> bool:
+    """Returns whether it is any posterior, rather than a pytree of plain arrays."""
+    if hasattr(tree, "posterior"):  # a result, not its posterior
+        return False
+    leaves = jax.tree.leaves(tree, is_leaf=is_gaussian)
+    return isinstance(tree, Posterior) or any(is_gaussian(leaf) for leaf in leaves)
+
+
+def _checked(posterior: Any) -> Any:
+    if not is_posterior(posterior):
+        raise TypeError(
+            f"the posterior, a {type(posterior).__name__}, holds no Gaussian: pass the `posterior` "
+            "of a result (not the result itself, and not a pytree of arrays)"
+        )
+    return posterior

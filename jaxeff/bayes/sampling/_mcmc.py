@@ -1,0 +1,334 @@
+"""Markov chain Monte Carlo over the parameters of any function.
+
+```python
+import jax
+import jax.numpy as jnp
+
+from jaxeff.bayes import nuts, predict
+
+def f(params, x):                                          # a line; mean and log-variance
+    return jnp.stack([params["slope"] * x + params["offset"], jnp.full_like(x, -2.0)], -1)
+
+key, params = jax.random.key(0), {"slope": jnp.ones(()), "offset": jnp.zeros(())}
+x = jnp.linspace(-1, 1, 20)
+y = 2 * x + 0.3 * jax.random.normal(key, (20,))
+result = nuts(key, f, params, (x, y), likelihood="gaussian", chains=4)
+outputs = predict(key, f, result.posterior, x)             # [chains * samples, 20, 2]
+result.predictions.max_rhat, result.converged
+```
+
+All chains run in one compiled program, spread over the devices there are, of all processes
+(`jaxeff.core`). The program is compiled once for each `f`, likelihood, kernel and set of
+shapes: for other data, another prior, or another value of an input it is used again. So pass the
+same function object, and what tells models apart as an input: with ``f(params, x, index)`` and
+``shared=(index,)`` one program samples every model that ``jax.lax.switch(index, ...)`` holds.
+
+Sharp edges:
+
+- `NUTS` and `HMC` use all data in each step.
+- Chains that run together wait for the longest trajectory among them.
+- On a CPU, spread chains over the cores by giving JAX as many devices, before it starts:
+  ``XLA_FLAGS=--xla_force_host_platform_device_count=2``.
+- A result is bit for bit the same again, also after an interruption, on the same devices; on others
+  it differs in rounding, which a chain amplifies.
+"""
+
+import math
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jax.sharding import Mesh
+
+from jaxeff.bayes.posteriors import (
+    Draws,
+    Likelihood,
+    Prior,
+    Scales,
+    check_data,
+    check_targets,
+    likelihood_name,
+    named_leaves,
+    prior_scales,
+    random_part,
+)
+from jaxeff.bayes.sampling._chain_store import ChainStore, Trace
+from jaxeff.bayes.sampling._diagnostics import ConvergenceWarning, prediction_mixing
+from jaxeff.bayes.sampling._kernels import Kernel, StochasticGradient
+from jaxeff.bayes.sampling._program import AXIS, Chains, Problem, Program, start, to_vectors
+from jaxeff.bayes.sampling._result import MCMCResult
+from jaxeff.bayes.sampling._run import run_chains
+from jaxeff.bayes.sampling._starts import starting_points
+from jaxeff.core import (
+    a_path,
+    check_count,
+    check_function,
+    check_key,
+    check_params,
+    choice,
+    examples,
+    flag,
+    function,
+    mapping,
+    non_negative,
+    one_key,
+    takes,
+    tree,
+    whole,
+)
+from jaxeff.store import Resume, describe_arrays, describe_computation, run_identity
+from jaxeff.training import count_examples
+
+_MONITORED = 100
+
+
+@takes(
+    key=one_key,
+    f=function,
+    params=tree,
+    data=examples,
+    warmup=whole(0),
+    samples=whole(),
+    chains=whole(),
+    thin=whole(),
+    jitter=non_negative,
+    checkpoint=a_path,
+    settings=mapping,
+    progress=flag,
+    resume=choice(True, False, "force"),
+)
+def mcmc(
+    key: jax.Array,
+    f: Callable[..., Any],
+    params: Any,
+    data: tuple[Any, ...],
+    kernel: Kernel,
+    *,
+    warmup: int = 1000,
+    samples: int = 1000,
+    chains: int = 4,
+    thin: int = 1,
+    likelihood: Likelihood = "categorical",
+    prior: Prior = "fan_in",
+    shared: tuple[Any, ...] = (),
+    init: Any = None,
+    jitter: float = 0.1,
+    devices: Sequence[Any] | None = None,
+    vectorized: bool | None = None,
+    monitor: tuple[Any, ...] | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    resume: Resume = True,
+    settings: Mapping[str, Any] | None = None,
+    progress: bool | None = None,
+) -> MCMCResult:
+    """Samples the posterior over the parameters of ``f``.
+
+    Args:
+        key: Random key; the run is a function of it and of the other arguments.
+        f: ``f(params, *inputs, *shared) -> outputs``.
+        params: Pytree of parameters: structure, shapes and dtypes, and the values of those that
+            have no prior.
+        data: ``(*inputs, targets)``: arrays (or pytrees) with a common first axis of examples.
+        kernel: The sampler: `NUTS`, `HMC`, `SGLD` or `SGHMC`.
+        warmup: Iterations that come first and aren't kept; `NUTS` and `HMC` adapt in them.
+        samples: Draws to keep of each chain.
+        chains: How many chains.
+        thin: Iterations for each kept draw; memory is ``chains * samples`` times the parameters.
+        likelihood: ``"categorical"``, ``"gaussian"``, or a function from the outputs to a NumPyro
+            distribution of the targets.
+        prior: Standard deviations; see `jaxeff.bayes.posteriors`. A parameter with the rule None
+            keeps its value in ``params``.
+        shared: Inputs that come after those of ``data`` and are the same for all examples.
+        init: Starting points of the chains: draws from the prior (None) or from a posterior, such
+            as that of an SVI run or earlier chains; around given parameters; or at parameters with
+            a leading axis of chains.
+        jitter: Spread of the starts around given parameters, in the prior's standard deviations.
+        devices: To spread the chains over; all there are if None, those of other processes too
+            (`jaxeff.core`), as far as the number of chains is a multiple of theirs.
+        vectorized: Whether the chains of a device run together or one after the other; if None,
+            together unless it is a CPU. There a step of a 2x50 network takes 15 % less time alone,
+            and no chain waits for another's longer trajectory.
+        monitor: Inputs whose predictions are held to R-hat; 100 of the data's if None. If empty,
+            neither predictions nor parameters are looked at.
+        checkpoint: Folder to keep the run in.
+        resume: Whether to go on from ``checkpoint`` if it exists; the result is then that of an
+            uninterrupted run, bit for bit. A run may be continued with more ``samples``. That of
+            another run (another start, function, likelihood, kernel, other data or numbers) is
+            refused, unless this is ``"force"``.
+        settings: What else defines the run, as JSON, such as the data's name; a checkpoint with
+            other settings is refused.
+        progress: Whether to show a bar; see `jaxeff.core`.
+
+    Returns:
+        The draws, statistics, and R-hat and effective sample size of the predictions.
+
+    Raises:
+        ValueError: Data that don't fit together or hold less than a batch, labels out of range, a
+            density that isn't finite at a start, starts of another model, counts below 1.
+        TypeError: A parameter or label has the wrong dtype, or the kernel is none.
+        ChainsDivergedError: A chain on mini-batches left the finite numbers.
+        CheckpointError: The checkpoint is damaged or of another run; the message names what
+            differs.
+
+    Warns:
+        ConvergenceWarning: The chains disagree, diverge or are stuck.
+    """
+    if not isinstance(kernel, Kernel):
+        raise TypeError(f"kernel must be NUTS(), HMC(), SGLD() or SGHMC(), not {kernel!r}")
+    check_key("key", key)
+    check_function("f", f)
+    check_params("params", params)
+    for name, value in (("samples", samples), ("chains", chains), ("thin", thin)):
+        check_count(name, value)
+    check_count("warmup", warmup, 0)
+    check_data(params, data)
+    check_targets(lambda p, *inputs: f(p, *inputs, *shared), params, data, likelihood)
+    _check_batch(kernel, data)
+    # Checks come first: an error inside the compiled program would name no argument.
+    scales = prior_scales(prior, params, f, *data[:-1], *shared)
+    problem = jax.tree.map(jnp.asarray, Problem(params, scales, data, shared))
+    # Vectorized chains all take as many steps as the longest trajectory: worth it on
+    # accelerators.
+    together = jax.default_backend() != "cpu" if vectorized is None else vectorized
+    program = Program(f, likelihood, kernel, _mesh(chains, devices), together)
+    # The starts have a key of their own: iterations depend on the other one only.
+    start_key, key = jax.random.split(key)
+    starts = starting_points(start_key, params, scales, chains, init, jitter)
+    state = start(to_vectors(starts), problem, program=program)
+    _check_start(state)
+    store = None
+    if checkpoint is not None:
+        described = {
+            **(settings or {}),
+            "kernel": _described(kernel),
+            "likelihood": likelihood_name(likelihood),
+            "warmup": warmup,
+            "chains": chains,
+            "thin": thin,
+            "prior": scales,
+            "parameters": {path: np.shape(leaf) for path, leaf in named_leaves(params).items()},
+        }
+        identity = run_identity(key, {"data": problem.data, "shared": problem.shared}, described, {
+            **describe_arrays("start", state.point.position),
+            **describe_arrays("params", _fixed(params, scales)),
+            **_describe_functions(program, state.point.position, problem),
+        })  # fmt: skip
+        store = ChainStore(Path(checkpoint), identity, program.together)
+    trace = run_chains(
+        key,
+        program,
+        problem,
+        state,
+        warmup_iterations=warmup,
+        samples=samples,
+        thin=thin,
+        store=store,
+        resume=resume,
+        progress=progress,
+    )
+    posterior = _draws(trace, params, scales, likelihood)
+    predictions = None
+    if monitor is None:
+        # Evenly spread over the data: sorted data sets would show one class only.
+        rows = np.linspace(0, count_examples(data) - 1, _MONITORED).astype(int)
+        monitor = jax.tree.map(lambda leaf: leaf[np.unique(rows)], tuple(data[:-1]))
+    if monitor and samples >= 4:
+        inputs = (*monitor, *shared)
+        predictions = prediction_mixing(f, posterior, *inputs)
+    stats = {name: values.T for name, values in trace.stats.items()}
+    seconds = trace.seconds[:warmup].sum(), trace.seconds[warmup:].sum()
+    result = MCMCResult(
+        posterior,
+        {name: values[:, warmup:] for name, values in stats.items()},
+        {name: values[:, :warmup] for name, values in stats.items()},
+        predictions,
+        seconds=(float(seconds[0]), float(seconds[1])),
+    )
+    if result.problems:
+        warnings.warn(
+            "the chains have not converged:\n- " + "\n- ".join(result.problems),
+            ConvergenceWarning,
+            stacklevel=2,
+        )
+    return result
+
+
+def _mesh(chains: int, devices: Sequence[Any] | None) -> Mesh | None:
+    """Returns the devices that the chains are spread over, as many of each process."""
+    given = jax.devices() if devices is None else list(devices)
+    if devices is not None and chains % len(given):
+        raise ValueError(
+            f"{chains} chains can't be spread evenly over {len(given)} devices: choose a multiple"
+        )
+    processes = sorted({device.process_index for device in given})
+    if chains % len(processes):
+        raise ValueError(
+            f"{chains} chains can't be spread evenly over {len(processes)} processes: choose a "
+            "multiple, or devices=jax.local_devices() for a run of each process's own"
+        )
+    # Every device gets as many chains: shard_map splits axes evenly.
+    count = math.gcd(chains, len(given)) // len(processes)
+    if devices is None and count == len(processes) == 1:
+        return None
+    own = [[device for device in given if device.process_index == i] for i in processes]
+    return Mesh(np.array([device for part in own for device in part[:count]]), (AXIS,))
+
+
+def _draws(trace: Trace, params: Any, scales: Scales, likelihood: Likelihood) -> Draws:
+    _, unravel = ravel_pytree(random_part(params, scales))
+    # Traces are written draw by draw; results are by chain.
+    positions = jnp.swapaxes(trace.positions, 0, 1)
+    return Draws(jax.vmap(jax.vmap(unravel))(positions), params, likelihood)
+
+
+def _described(kernel: Kernel) -> dict[str, Any]:
+    described = {"name": type(kernel).__name__, **asdict(kernel)}
+    if isinstance(kernel, StochasticGradient):
+        # A schedule is known by a few of its values.
+        described["step_size"] = [float(kernel.step_size_at(10**n)) for n in range(7)]
+    return described
+
+
+def _fixed(params: Any, scales: Scales) -> dict[str, Any]:
+    """Returns the parameters whose values play a part: those without a prior."""
+    return {path: leaf for path, leaf in named_leaves(params).items() if scales[path] is None}
+
+
+def _describe_functions(program: Program, positions: Any, problem: Problem) -> dict[str, Any]:
+    """Returns what the chains compute: the density, and the step size if that is a function."""
+
+    def density(position: Any, problem: Problem) -> Any:
+        return jax.value_and_grad(program.log_density(problem))(position, problem.data)
+
+    position = jax.ShapeDtypeStruct(positions.shape[1:], positions.dtype)
+    parts = {"log-density": describe_computation(density, position, problem)}
+    step_size = getattr(program.kernel, "step_size", None)
+    if callable(step_size):
+        parts["step size"] = describe_computation(step_size, jnp.int32(0))
+    return parts
+
+
+def _check_batch(kernel: Kernel, data: tuple[Any, ...]) -> None:
+    examples = count_examples(data)
+    if isinstance(kernel, StochasticGradient) and kernel.batch_size > examples:
+        raise ValueError(
+            f"a batch of {kernel.batch_size} from {examples} examples: lower batch_size"
+        )
+
+
+def _check_start(chains: Chains) -> None:
+    finite = np.isfinite(np.asarray(chains.point.log_density))
+    finite &= np.isfinite(np.asarray(chains.point.gradient)).all(1)
+    if not finite.all():
+        raise ValueError(
+            f"at the start of chain {int(np.argmin(finite))} the log-density of parameters and "
+            "data is NaN or infinite, or its gradient is: check f and its likelihood there, or "
+            "start elsewhere (init), for example at trained parameters"
+        )

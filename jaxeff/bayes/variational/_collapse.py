@@ -1,0 +1,68 @@
+"""Tells a run that collapsed into "I don't know" from one that learns.
+
+A posterior that is about the prior again predicts every example alike (Klein's thesis, section
+7.3.2): the objective is then at a local optimum, which more training doesn't leave.
+"""
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from jaxeff.bayes.posteriors import Likelihood
+
+MARGIN = 0.05
+"""A run is no better than a guess unless its NLL is so many nats lower."""
+NEAR_PRIOR = 0.32
+"""A posterior is about the prior if the KL is below so many nats for each random parameter: what a
+standard deviation half of the prior's gives."""
+
+
+class CollapseWarning(UserWarning):
+    """A posterior that knows nothing."""
+
+
+def guess_nll(likelihood: Likelihood, targets: Any) -> float | None:
+    """Returns the NLL of the best prediction that ignores the inputs.
+
+    Args:
+        likelihood: As `svi` takes it.
+        targets: All targets.
+
+    Returns:
+        Nats per example: by class frequencies, or a Gaussian of the targets' mean and variance;
+        None for another likelihood.
+    """
+    targets = np.asarray(targets)
+    if likelihood == "categorical":
+        shares = np.bincount(targets) / len(targets)
+        return float(-sum(p * np.log(p) for p in shares if p > 0))
+    if likelihood == "gaussian":
+        variances = targets.reshape(len(targets), -1).var(0)
+        return float(0.5 * np.log(2 * np.pi * np.e * variances).sum()) if variances.all() else None
+    return None
+
+
+def warn_if_collapsed(record: Mapping[str, Any], guess: float | None, size: int) -> None:
+    """Warn if a run knows nothing.
+
+    Args:
+        record: What training recorded of an epoch: ``epoch``, ``nll`` and ``kl``.
+        guess: The NLL of a prediction that ignores the inputs, or None if it isn't known.
+        size: Number of random parameters.
+    """
+    nll, each = record["nll"], record["kl"] / size
+    # Collapsed means both: predictions that ignore the inputs, and a posterior that is the
+    # prior.
+    if guess is None or nll < guess - MARGIN or each > NEAR_PRIOR:
+        return
+    warnings.warn(
+        f"after {record['epoch'] + 1} epochs the network says 'I don't know' to everything: its "
+        f"NLL of {nll:.3g} nats per example is no better than a guess that ignores the inputs "
+        f"({guess:.3g}), and its posterior is about the prior ({each:.2g} nats of KL for each of "
+        f"{size:,} random parameters). It rarely recovers. Start from trained parameters and a "
+        "smaller init_scale, or lower kl or anneal it more slowly.",
+        CollapseWarning,
+        stacklevel=3,
+    )

@@ -1,0 +1,154 @@
+"""What a loss adds so that clipping levels, gates and widths are learnt: sums over all sites.
+
+```python
+import jax
+import optax
+from jaxeff.compression import LayerQuantization, LearnedWidth, init, learned, memory, penalty
+from jaxeff.nn import small_classifier
+
+f, params, (x, y) = small_classifier()
+spec = init(f, params, x, {"*:linear": LayerQuantization(LearnedWidth(8, price=1e-6))})
+budget = 0.5 * memory(f, spec, params, x)
+
+def loss(params, spec):
+    logits = learned(f)((params, spec), x)
+    fit = optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
+    too_large = jax.nn.relu(memory(f, spec, params, x) / budget - 1)
+    return fit + penalty(f, spec, params, x) + too_large**2
+
+by_params, by_spec = jax.grad(loss, (0, 1))(params, spec)
+```
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxeff.compression._quantized import check_spec, of_inputs, of_outputs, settings_of
+from jaxeff.compression.numerics import Method, Quantization, Quantizer, Tensor
+from jaxeff.core import check_choice, function, takes, tree
+from jaxeff.program import Layer, evaluate, plain, trace
+from jaxeff.program.reading import argument_leaves
+
+
+@takes(f=function, params=tree)
+def penalty(
+    f: Callable[..., Any], spec: Mapping[str, Method | None], params: Any, *args: Any
+) -> Float[Array, ""]:
+    """Returns the sum of what every quantizer of a spec asks a loss to add.
+
+    Args:
+        f: A pure function `f(params, *args)`.
+        spec: As for `quantized`.
+        params: Its parameters.
+        *args: Its other arguments. Arrays are those of the model before quantization; of methods
+            whose numbers are known only their shapes matter, and compiled nothing else is computed.
+
+    Returns:
+        A scalar, differentiable with respect to the spec.
+
+    Raises:
+        TypeError: The spec isn't a mapping from patterns to methods.
+        ValueError: A pattern matches or decides no site, or a method with a penalty acts inside a
+            loop or branch.
+    """
+    check_spec(spec)
+    program = trace(f, params, *args)
+    settings = settings_of(spec, program)
+    outside = set(program.layers)
+    terms: list[Any] = []
+
+    def rule(layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
+        outputs = plain(layer, key, *values)
+        setting = settings.get(layer.site)
+        if setting is None:
+            return outputs
+        read = [(q, t, values[i]) for q, t, i in of_inputs(layer, setting, values)]
+        made = [(q, t, outputs[i]) for q, t, i in of_outputs(layer, setting, outputs)]
+        for quantizer, tensor, x in read + made:
+            if _has_penalty(quantizer):
+                _check_outside(layer in outside, quantizer, tensor)
+                terms.append(jnp.asarray(quantizer.penalty(x, tensor)))  # type: ignore[attr-defined]
+        return outputs
+
+    evaluate(program, rule, None, argument_leaves((params, *args), {}))
+    return sum((term.astype(jnp.float32) for term in terms), jnp.zeros((), jnp.float32))
+
+
+@takes(f=function, params=tree)
+def memory(
+    f: Callable[..., Any],
+    spec: Mapping[str, Method | None],
+    params: Any,
+    *args: Any,
+    of: str = "weights",
+) -> Any:
+    """Bits of all the arrays that a spec quantizes, with what decodes them.
+
+    Args:
+        f: A pure function `f(params, *args)`.
+        spec: As for `quantized`.
+        params: Its parameters; of these and the arguments shapes are enough.
+        *args: Its other arguments, with the batch that counts.
+        of: "weights", each counted once; or "activations", together.
+
+    Returns:
+        Their sum, differentiable with respect to the spec where a method learns its width.
+
+    Raises:
+        TypeError: The spec isn't a mapping from patterns to methods, or a method can't tell.
+        ValueError: A pattern matches or decides no site.
+    """
+    check_spec(spec)
+    check_choice("memory: of", of, ("weights", "activations"))
+    program = trace(f, params, *args)
+    settings = settings_of(spec, program)
+    counted: set[frozenset[str]] = set()
+    total: Any = 0.0
+    for layer in program.walk():
+        setting = settings.get(layer.site)
+        if setting is None:
+            continue
+        inputs = [v.aval for v in layer.inputs]
+        outputs = [v.aval for v in layer.outputs]
+        read = of_inputs(layer, setting, inputs)
+        for quantizer, tensor, i in read if of == "weights" else ():
+            paths = layer.inputs[i].leaves
+            if tensor.role == "weight" and paths not in counted:
+                counted.add(paths)
+                total = total + _storage(quantizer, tensor, inputs[i].shape)
+        for quantizer, tensor, i in read if of == "activations" else ():
+            if tensor.role == "activation":
+                total = total + _storage(quantizer, tensor, inputs[i].shape)
+        for quantizer, tensor, i in of_outputs(layer, setting, outputs):
+            if of == "activations":
+                total = total + _storage(quantizer, tensor, outputs[i].shape)
+    return total
+
+
+def _storage(quantizer: Quantizer, tensor: Tensor, shape: tuple[int, ...]) -> Any:
+    if not hasattr(quantizer, "storage"):
+        raise TypeError(
+            f"{type(quantizer).__name__} at {tensor.site}/{tensor.name} doesn't say what it takes; "
+            "give it a method storage(shape, tensor), as jaxeff.compression.Quantization has."
+        )
+    return quantizer.storage(shape, tensor)
+
+
+def _has_penalty(quantizer: Quantizer) -> bool:
+    default = Quantization.penalty
+    return getattr(type(quantizer), "penalty", default) is not default
+
+
+def _check_outside(outside: bool, quantizer: Quantizer, tensor: Tensor) -> None:
+    if not outside:
+        raise ValueError(
+            f"{tensor.site!r} lies inside a loop or branch, where the penalty of "
+            f"{type(quantizer).__name__} can't be summed; leave the layer out of the spec that "
+            "penalty is given, or use a method without one there."
+        )
+
+
+__all__ = ["memory", "penalty"]

@@ -1,0 +1,284 @@
+"""`quantized`: a model computed with quantized weights and activations.
+
+```python
+from jaxeff.compression import LSQ, Int, init, quantized
+from jaxeff.nn import small_classifier
+
+f, params, (x, y) = small_classifier()
+g = quantized(f, {"*": Int(8), "fc2": None})
+logits = g(params, x)                                # straight-through gradients
+spec = init(f, params, x, {"*:linear": LSQ(4)})      # with the numbers that LSQ starts from
+logits = quantized(f, spec)(params, x)               # learnt with respect to (params, spec)
+```
+
+`Int` without a range quantizes activations by their own smallest and largest value on every call;
+`calibrate` measures ranges once. Methods are in files of their own and follow
+`jaxeff.compression.numerics`.
+
+Sharp edges:
+    Values stay floating-point numbers on a grid; `quantize` makes true integer codes.
+    The straight-through gradient of `Int` is one everywhere, also where a fixed range clamps.
+    Integer arrays are left alone. Around `jaxeff.moments`, means are rounded and variances kept, as
+    inside of it; around `moments(f, correlations=True)` and `integer` it is refused.
+    An embedding is a look-up, which `"*"` doesn't match: name its site.
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxeff.compression._embedding import is_look_up, rows_of
+from jaxeff.compression._samples import find_samples, sample_axes
+from jaxeff.compression.numerics import (
+    HasParts,
+    LayerQuantization,
+    Method,
+    Quantizer,
+    Tensor,
+    parts,
+)
+from jaxeff.core import check_key, function, takes
+from jaxeff.program import (
+    Layer,
+    Program,
+    Rule,
+    check_settings,
+    interpret,
+    plain,
+    read_out_by,
+    resolve,
+)
+from jaxeff.program.costs import bits_scope, is_scalar
+from jaxeff.program.ir import primitives as prim
+from jaxeff.program.reading import mark
+
+
+@takes(f=function)
+def quantized(
+    f: Callable[..., Any], spec: Mapping[str, Method | None], *, keyed: bool = False
+) -> Callable[..., Any]:
+    """Quantizes the layers of a model.
+
+    Args:
+        f: A pure function `f(params, *args)`.
+        spec: Maps patterns of sites to a method for weights and activations alike (`Int(8)`,
+            `LSQ(4)`) or to `LayerQuantization(weights, activations)`; the most specific pattern
+            decides, and None leaves a layer alone (`jaxeff.program`).
+        keyed: Whether the result takes a random key first, for methods that draw.
+
+    Returns:
+        A pure function `g(params, *args)` like `f`, or `g(key, params, *args)`. It is
+        differentiable with respect to parameters and spec, as each method says.
+
+    Raises:
+        TypeError: The spec isn't a mapping from patterns to methods.
+        ValueError: On the first call: a pattern matches or decides no site, two are equally
+            specific at one, a setting has nothing to quantize in any of its layers, or a method
+            draws and there is no key.
+    """
+    return by_layer(
+        f, spec, keyed, lambda _, settings: functools.partial(quantized_layer, settings)
+    )
+
+
+def by_layer(
+    f: Callable[..., Any],
+    spec: Mapping[str, Method | None],
+    keyed: bool,
+    rule_of: Callable[[Program, dict[str, LayerQuantization]], Rule],
+) -> Callable[..., Any]:
+    """Returns a model whose layers are computed by a rule, where the spec has settings for some.
+
+    Args:
+        f: A pure function, as for `quantized`.
+        spec: Quantizers by site, as for `quantized`.
+        keyed: Whether the result takes a random key first, as for `quantized`.
+        rule_of: Makes the rule of a program and its settings.
+    """
+    check_spec(spec)
+
+    def g(*args: Any, **kwargs: Any) -> Any:
+        key = None
+        if keyed:
+            key, *rest = args
+            check_key("the first argument, a key,", key)
+            args = tuple(rest)
+
+        def make_rule(program: Program) -> Rule | None:
+            settings = settings_of(spec, program)
+            return rule_of(program, settings) if settings else None
+
+        return interpret(f, make_rule, key, args, kwargs, "quantized")
+
+    return g
+
+
+def quantized_layer(
+    settings: Mapping[str, LayerQuantization], layer: Layer, key: Any, *values: Any
+) -> Sequence[Any]:
+    """Returns the rule of `quantized`: one layer, computed as its setting says."""
+    setting = settings.get(layer.site)
+    if setting is None:
+        return plain(layer, key, *values)
+    inputs = list(values)
+    for quantizer, tensor, i in of_inputs(layer, setting, values, key):
+        inputs[i] = _quantize(quantizer, inputs[i], tensor)
+    outputs = list(plain(layer, key, *inputs))
+    for quantizer, tensor, i in of_outputs(layer, setting, outputs, key):
+        outputs[i] = _quantize(quantizer, outputs[i], tensor)
+    return outputs
+
+
+def check_spec(spec: Any) -> None:
+    """Checks that a spec maps patterns to methods or None.
+
+    Raises:
+        TypeError: It doesn't.
+    """
+    kinds: Any = LayerQuantization | Quantizer | HasParts
+    check_settings(spec, kinds, "a method of compression, such as Int(8)")
+
+
+def settings_of(
+    spec: Mapping[str, Method | None], program: Program
+) -> dict[str, LayerQuantization]:
+    """Returns the setting of every site that has one, weights and activations apart."""
+    found = resolve(spec, program, applies, "a quantizer")
+    if found:
+        find_samples(program)
+    return {site: parts(setting) for site, setting in found.items()}
+
+
+def applies(layer: Layer, setting: Method) -> bool:
+    """Returns whether a setting quantizes anything in a layer."""
+    apart = parts(setting)
+    result = apart.activations is not None and apart.at == "output"
+    return result or bool(_weights(layer, apart)) or bool(operands(layer, apart))
+
+
+def operands(layer: Layer, setting: Method) -> list[int]:
+    """Returns the inputs of a layer that a setting quantizes as activations."""
+    apart = parts(setting)
+    reads = apart.activations is not None and apart.at == "input" and _multiplies(layer)
+    return _signals(layer, layer.data) if reads else []
+
+
+def of_inputs(
+    layer: Layer, setting: LayerQuantization, values: Sequence[Any], key: Any = None
+) -> list[tuple[Quantizer, Tensor, int]]:
+    """Returns the methods for what a layer reads, what they are told, and which input it is."""
+    found: list[tuple[Quantizer, Tensor, int]] = []
+    for i in _weights(layer, setting):
+        if setting.weights is not None and _is_real(values[i]):
+            channels = functools.partial(_channels, layer, i)
+            rank = jnp.ndim(values[i])
+            name = f"weights_{i}"
+            tensor = Tensor(layer.site, name, "weight", rank, _folded(key, i), channels)
+            found.append((setting.weights, tensor, i))
+    read = operands(layer, setting)
+    for operand, i in enumerate(read):
+        quantizer = setting.of_activation(layer.site, operand, len(read))
+        if quantizer is not None and _is_real(values[i]):
+            rank, name = jnp.ndim(values[i]), f"input_{operand}"
+            tensor = Tensor(
+                layer.site, name, "activation", rank, _folded(key, i),
+                samples=sample_axes(layer, layer.inputs[i], read=True),
+            )  # fmt: skip
+            found.append((quantizer, tensor, i))
+    return found
+
+
+def of_outputs(
+    layer: Layer, setting: LayerQuantization, values: Sequence[Any], key: Any = None
+) -> list[tuple[Quantizer, Tensor, int]]:
+    """Returns the same of what it returns."""
+    found: list[tuple[Quantizer, Tensor, int]] = []
+    for i, y in enumerate(values if setting.at == "output" else ()):
+        quantizer = setting.of_activation(layer.site, i, len(values))
+        if quantizer is not None and _is_real(y) and not layer.outputs[i].spread:
+            at = _folded(key, len(layer.inputs) + i)
+            rank, name = jnp.ndim(y), f"output_{i}"
+            own = sample_axes(layer, layer.outputs[i], read=False)
+            tensor = Tensor(layer.site, name, "activation", rank, at, samples=own)
+            found.append((quantizer, tensor, i))
+    return found
+
+
+def _quantize(quantizer: Quantizer, x: Any, tensor: Tensor) -> Any:
+    with quantizing(quantizer, tensor, jnp.shape(x)):
+        return quantizer.quantize(x, tensor)
+
+
+@contextlib.contextmanager
+def quantizing(quantizer: Quantizer, tensor: Tensor, shape: tuple[int, ...]) -> Iterator[None]:
+    """The name scopes of an array's quantization: whose it is, and its bits if they are known."""
+    with contextlib.ExitStack() as scopes:
+        of_array = mark("quantize", f"{tensor.site}/quantize_{tensor.name}")
+        scopes.enter_context(jax.named_scope(of_array))
+        with jax.ensure_compile_time_eval():  # a width may be a number that is held by an array
+            width, storage = (getattr(quantizer, name, None) for name in ("width", "storage"))
+            bits = storage(shape, tensor) if is_scalar(width) and storage is not None else None
+            told = bits_scope(tensor.name, width, bits)
+        if told is not None:
+            scopes.enter_context(jax.named_scope(told))
+        yield
+
+
+def _is_real(x: Any) -> bool:
+    return jnp.issubdtype(jnp.result_type(x), jnp.floating)
+
+
+def _folded(key: Any, i: int) -> Any:
+    return None if key is None else jax.random.fold_in(key, i)
+
+
+def _multiplies(layer: Layer) -> bool:
+    return layer.kind in {"linear", "contraction"}
+
+
+def _weights(layer: Layer, setting: LayerQuantization) -> list[int]:
+    """The weights of a multiply-accumulate, never a bias; and tables that rows are looked up in."""
+    has = setting.weights is not None and (_multiplies(layer) or is_look_up(layer))
+    return _signals(layer, layer.weights) if has else []
+
+
+def _signals(layer: Layer, numbers: Sequence[int]) -> list[int]:
+    """Returns those of a layer's inputs that aren't variances: rounding leaves these alone."""
+    return [i for i in numbers if not layer.inputs[i].spread]
+
+
+def _channels(layer: Layer, index: int) -> tuple[int, ...]:
+    """The axes of a weight that make output channels: those not summed over; rows of a table."""
+    if is_look_up(layer):
+        return rows_of(layer)
+    node = layer.op
+    assert node is not None
+    shape = layer.inputs[index].aval.shape
+    side = next(
+        (
+            side
+            for side, v in enumerate(node.inputs)
+            if not getattr(v, "is_data", False) and v.aval.shape == shape
+        ),
+        None,
+    )
+    if side is None and (transform := read_out_by(layer.nodes)):
+        raise ValueError(
+            f"{layer.site!r} can't be quantized per channel, for {transform} has cut it into tiles:"
+            f' take {transform}(quantized(f, spec), ...), or per="tensor".'
+        )
+    if side is None:
+        raise ValueError(
+            f"The weight of {layer.site!r} has shape {shape} and reaches its "
+            f"{node.primitive.name} in another, so its output channels are unknown; use "
+            'per="tensor".'
+        )
+    if node.primitive is prim.p.dot_general_p:
+        summed = node.params["dimension_numbers"][0][side]
+        return tuple(axis for axis in range(len(shape)) if axis not in summed)
+    numbers = node.params["dimension_numbers"]
+    return (numbers.rhs_spec[0] if side == 1 else numbers.lhs_spec[0],)

@@ -1,0 +1,61 @@
+"""Draws random weights from trained distributions over discrete values."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+from jaxeff.compression._quantized import check_spec, of_inputs, settings_of
+from jaxeff.compression.numerics import Method
+from jaxeff.compression.quantizers.codebooks import Discrete
+from jaxeff.core import function, takes, tree
+from jaxeff.program import trace
+
+
+@takes(f=function, params=tree)
+def random_weights(
+    f: Callable[..., Any], spec: Mapping[str, Method | None], params: Any, *args: Any
+) -> Any:
+    """Returns the parameters with the distributions of a spec in place of its discrete weights.
+
+    Args:
+        f: A pure function `f(params, *args)`.
+        spec: As for `quantized`; what isn't `Discrete` plays no part.
+        params: Its parameters.
+        *args: Its other arguments; shapes are enough.
+
+    Returns:
+        A pytree like `params` with a `Gaussian` for each of them, for `jaxeff.moments`,
+        `jaxeff.moment_propagation.sampled` and whatever takes a mean-field posterior.
+
+    Raises:
+        ValueError: Two layers read one such weight, or it reaches its product changed.
+    """
+    check_spec(spec)
+    program = trace(f, params, *args)
+    settings = settings_of(spec, program)
+    leaves, structure = jax.tree.flatten(params)
+    position = {v: i for i, v in enumerate(program.inputs[: len(leaves)])}
+    taken: dict[int, str] = {}
+    for layer in program.walk():
+        setting = settings.get(layer.site)
+        if setting is None or not isinstance(setting.weights, Discrete):
+            continue
+        for quantizer, tensor, i in of_inputs(layer, setting, [v.aval for v in layer.inputs]):
+            if not isinstance(quantizer, Discrete):
+                continue
+            at = position.get(layer.inputs[i])
+            if at is None or at in taken:
+                why = (
+                    "reaches its product in another form"
+                    if at is None
+                    else (f"is read by {taken[at]!r}, too")
+                )
+                raise ValueError(
+                    f"The weight of {layer.site!r} {why}, so it has no distribution of its own; "
+                    "leave the layer out of the spec, or draw its weights: quantized(f, spec, "
+                    "keyed=True)."
+                )
+            taken[at] = layer.site
+            leaves[at] = quantizer.gaussian(leaves[at], tensor)
+    return jax.tree.unflatten(structure, leaves)

@@ -1,0 +1,116 @@
+"""Sensitivity of layers to fewer bits, without labels or training: KL of the predictions.
+
+S(l, b) = mean over inputs of KL(f || f with layer l in b bits), as Galen measures it after ZeroQ.
+Weights and activations are measured apart. All layers and widths are policies of one compiled
+program, in which widths are numbers.
+
+```python
+import jaxeff
+from jaxeff.compression import allocate_bits, kl_sensitivity, quantized
+from jaxeff.nn import small_classifier
+
+f, params, (x, y) = small_classifier()
+found = kl_sensitivity(f, params, x[:64], ("conv1", "fc1", "fc2"), widths=(2, 4, 8))
+cost = jaxeff.cost(f, params, x[:1])
+spec = allocate_bits(found, cost, 4 * 4 * cost.macs, of="bops")    # what 4 x 4 bits everywhere cost
+quantized(f, spec)(params, x)
+```
+
+Sharp edge: damages of several layers are taken to add up; KL is of second order in small changes.
+
+References:
+    Krieger et al., "Galen: Hardware-specific Automatic Compression of Neural Networks",
+    arXiv:2212.07818. Cai et al., "ZeroQ", arXiv:2001.00281.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from jaxeff.compression.allocation._policy import FLOAT, Method, under_policies
+from jaxeff.compression.allocation._table import BitSensitivity, check_widths
+from jaxeff.compression.quantizers.uniform import Uniform
+from jaxeff.core import a_batch, function, names, of_form, takes, tree, whole
+from jaxeff.training import divergences
+
+
+@takes(
+    f=function, params=tree, x=a_batch, sites=names, method=of_form("method(bits)"), at_once=whole()
+)
+def kl_sensitivity(
+    f: Callable[..., Any],
+    params: Any,
+    x: Any,
+    sites: Sequence[str],
+    widths: Sequence[int] = (1, 2, 3, 4, 5, 6, 7, 8),
+    *,
+    method: Method = Uniform,
+    state: Any = None,
+    at_once: int = 1,
+) -> BitSensitivity:
+    """Measures every layer in every width.
+
+    Args:
+        f: A classifier `f(params, x) -> logits`; with a state `f(params, state, x) -> (logits, new
+            state)`.
+        params: Its parameters.
+        x: Inputs, a few hundred of them; they are evaluated at once.
+        sites: The layers.
+        widths: Bit widths, rising, 1 to 16.
+        method: How an array is quantized to a width.
+        state: The model's state, which stays as it is.
+        at_once: How many policies are evaluated side by side, by `vmap`.
+
+    Returns:
+        Divergences in nats, mean over inputs, with the standard error over them.
+
+    Raises:
+        ValueError: No sites or one given twice, a width that isn't one, or a site that there isn't
+            or that multiplies nothing.
+    """
+    sites, widths = tuple(sites), check_widths(widths)
+    if not sites or len(set(sites)) < len(sites):
+        raise ValueError(f"sites must be layers that differ, got {list(sites)}.")
+    kl = np.asarray(_divergences(f, method, sites, widths, at_once, params, state, x), float)
+    mean = kl.mean(-1).reshape(2, len(sites), len(widths))
+    scatter = kl.std(-1, ddof=1) if kl.shape[-1] > 1 else np.full(len(kl), np.nan)
+    error = scatter.reshape(mean.shape) / math.sqrt(kl.shape[-1])
+    return BitSensitivity(sites, widths, mean[0], mean[1], error[0], error[1])
+
+
+def one_at_a_time(sites: int, widths: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """The policies that quantize one array of one site: bits of weights, bits of activations.
+
+    In the order of weights and activations, sites, widths.
+    """
+    alone = np.full((sites * len(widths), sites), FLOAT, np.int32)
+    for i in range(sites):
+        alone[i * len(widths) : (i + 1) * len(widths), i] = widths
+    others = np.full_like(alone, FLOAT)
+    return np.concatenate([alone, others]), np.concatenate([others, alone])
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
+def _divergences(
+    f: Any,
+    method: Method,
+    sites: tuple[str, ...],
+    widths: tuple[int, ...],
+    at_once: int,
+    params: Any,
+    state: Any,
+    x: Any,
+) -> Array:
+    args = (params, x) if state is None else (params, state, x)
+    evaluated = under_policies(f, method, sites, (*widths, FLOAT), *args)
+    changes = jax.tree.map(jnp.asarray, one_at_a_time(len(sites), widths))
+    found = divergences(
+        f, lambda bits: evaluated(*bits), changes, params, x, state=state, at_once=at_once
+    )
+    return found.reshape(len(found), -1)

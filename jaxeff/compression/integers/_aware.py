@@ -1,0 +1,128 @@
+"""`integer_aware`: what an integer network computes, in floating point and with gradients.
+
+```python
+from jaxeff.compression import Int, calibrate, integer, integer_aware
+from jaxeff.nn import small_classifier
+
+f, params, (x, y) = small_classifier()
+spec = calibrate(f, params, [x], {"*:linear": Int(4, symmetric="weights")})
+g = integer_aware(f, spec)               # train this one ...
+logits = integer(f, spec)(params, x)     # ... to deploy this one
+```
+
+`quantized` puts what a layer reads on its grid, and a residual sum reads what it was before. An
+integer network has the codes alone, so that at few bits it computes something else. Here sums read
+codes, too.
+
+References:
+    Jacob et al., arXiv:1712.05877, section 2.4 and appendix A.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from jaxeff.compression._quantized import by_layer, of_inputs, quantized_layer
+from jaxeff.compression.integers import _layers as read
+from jaxeff.compression.numerics import LayerQuantization, Method
+from jaxeff.core import function, takes
+from jaxeff.program import Layer, Program, Rule
+
+Reader = tuple[int, Layer]
+"""Which input of a sum takes codes, and the layer on whose grid they are."""
+
+
+@takes(f=function)
+def integer_aware(
+    f: Callable[..., Any], spec: Mapping[str, Method | None], *, keyed: bool = False
+) -> Callable[..., Any]:
+    """Quantizes the layers of a model, and the shortcuts that `integer` reads as their codes.
+
+    Args:
+        f: A pure function `f(params, *args)`, in inference or in training.
+        spec: Quantizers by site, as for `quantized`.
+        keyed: Whether the result takes a random key first, as for `quantized`.
+
+    Returns:
+        A pure function `g(params, *args)`, or `g(key, params, *args)`, differentiable as that of
+        `quantized`, and the same where no sum reads codes.
+
+    Raises:
+        TypeError: As for `quantized`.
+        ValueError: As for `quantized`, on the first call.
+    """
+
+    def rule_of(program: Program, settings: Mapping[str, LayerQuantization]) -> Rule:
+        readers = shortcuts(program, settings)
+
+        def rule(layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
+            if layer in readers:
+                values = _as_codes(settings, *readers[layer], key, values)
+            return quantized_layer(settings, layer, key, *values)
+
+        return rule
+
+    return by_layer(f, spec, keyed, rule_of)
+
+
+def shortcuts(program: Program, settings: Mapping[str, LayerQuantization]) -> dict[Layer, Reader]:
+    """Returns the sums of a program that an integer network computes with codes.
+
+    Args:
+        program: The model.
+        settings: Settings of the model's layers, by site.
+
+    Returns:
+        For each of them the input that is a shortcut, and the first layer that has its codes.
+    """
+    makers = {v: layer for layer in program.layers for v in layer.outputs}
+    readers: dict[Any, Layer] = {}
+    found = {}
+    for layer in program.layers:
+        if layer.site in settings and _is_product(layer, settings):
+            readers.setdefault(layer.inputs[layer.data[0]], layer)
+        elif layer.site not in settings and read.is_sum(layer):
+            depths = [_depth(v, makers, settings) for v in layer.inputs]
+            main = depths.index(max(depths))
+            other = layer.inputs[1 - main]
+            whole = other.aval.shape == layer.inputs[main].aval.shape
+            if depths[main] and whole and other in readers and makers[other].kind != "input":
+                found[layer] = 1 - main, readers[other]
+    return found
+
+
+def _is_product(layer: Layer, settings: Mapping[str, LayerQuantization]) -> bool:
+    """Returns whether a layer multiplies codes."""
+    return not isinstance(read.kernel_of(layer, settings[layer.site]), str)
+
+
+def _depth(v: Any, makers: Mapping[Any, Layer], settings: Mapping[str, LayerQuantization]) -> int:
+    """Products in the sums that a value is a line of in each channel; 0 if it is none."""
+    layer = makers.get(v)
+    if layer is None:
+        return 0
+    if layer.site in settings:
+        return read.depth_of(layer) if _is_product(layer, settings) else 0
+    is_norm = layer.kind == "normalization" and v is layer.outputs[0]
+    if len(layer.data) == 1 and (is_norm or read.is_line(layer)):
+        return _depth(layer.inputs[layer.data[0]], makers, settings)
+    return 0
+
+
+def _as_codes(
+    settings: Mapping[str, LayerQuantization],
+    at: int,
+    reader: Layer,
+    key: Any,
+    values: Sequence[Any],
+) -> tuple[Any, ...]:
+    """Returns what a sum reads, with its shortcut on the grid of another reader."""
+    i = reader.data[0]
+    given = list(values)
+    for quantizer, tensor, j in of_inputs(
+        reader, settings[reader.site], read.arrays_like(reader), key
+    ):
+        if j == i:
+            given[at] = quantizer.quantize(values[at], tensor)
+    return tuple(given)

@@ -1,0 +1,172 @@
+"""The grids of an integer network: codes of activations that count from a zero, codes of weights.
+
+An activation's code u stands for `(u - zero) * step`, 0 <= u < 2^bits: the grid of
+`jaxeff.compression.grid` with its codes moved to start at nought. A weight's code stands for
+`code * step`, at most 127 either way, so that two products with 8-bit codes fit 16 bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float, Int8, UInt8
+
+from jaxeff.compression.integers._operators import q_codes
+from jaxeff.compression.numerics import Tensor, grid, quantize, value_range
+from jaxeff.compression.quantizers.uniform import Uniform
+from jaxeff.core import is_concrete
+
+MOST_BITS = 8
+HALF_TO_EVEN = lax.RoundingMethod.TO_NEAREST_EVEN
+
+
+class IntegerError(ValueError):
+    """A network, or a part of it, that integer kernels can't compute as asked."""
+
+
+@dataclass(frozen=True)
+class Codes:
+    """How activations are written as codes.
+
+    Attributes:
+        step: The value of one, float32.
+        zero: The code of zero.
+        lower: The smallest code.
+        upper: The largest.
+        bits: Their width.
+    """
+
+    step: float
+    zero: int
+    lower: int
+    upper: int
+    bits: int
+
+    @property
+    def per_step(self) -> Any:
+        """1 / step in float32."""
+        return np.float32(1) / np.float32(self.step)
+
+    @classmethod
+    def of(cls, quantizer: Any, tensor: Tensor) -> Codes:
+        """Returns the codes of an activation's grid.
+
+        Raises:
+            IntegerError: It isn't a grid of at most 8 bits with a known range around zero.
+        """
+        where = f"{tensor.site}/{tensor.name}"
+        if not isinstance(quantizer, Uniform):
+            raise IntegerError(
+                f"{where}: integer kernels take uniform grids (Int, Uniform), not "
+                f"{type(quantizer).__name__}; give this site one, or None to leave it in float."
+            )
+        bits = width(quantizer, where)
+        if quantizer.range is None:
+            raise IntegerError(
+                f"{where} has no range: calibrate(f, params, batches, spec) measures one and "
+                "returns the spec to pass here; dynamic=True computes it anew in every call."
+            )
+        if not all(is_concrete(end) for end in quantizer.range):
+            raise IntegerError(f"{where}: a range must be known numbers, but this one is traced.")
+        low, high = (np.asarray(end, np.float32) for end in quantizer.range)
+        if low.size != 1 or high.size != 1:
+            raise IntegerError(
+                f"{where}: activations have one range for the whole tensor, not {low.shape}."
+            )
+        if quantizer.symmetric and bits == 1:
+            raise IntegerError(
+                f"{where}: a symmetric grid of one bit has no code for zero, which padding needs; "
+                "take an affine one, or two bits."
+            )
+        # `grid` has signed codes; activations are stored unsigned, shifted by half the
+        # range.
+        half = 2 ** (bits - 1)
+        with jax.ensure_compile_time_eval():
+            low_end, high_end = (jnp.asarray(end.item(), jnp.float32) for end in (low, high))
+            made = grid(bits, low_end, high_end, quantizer.symmetric)
+            numbers = (made.lower, made.upper, made.zero, made.step)
+            lower, upper, zero, step = (float(number) for number in numbers)
+        whole = int(half - zero)
+        if not 0 <= whole < 2**bits:  # the one value of a range without width
+            raise IntegerError(f"{where}: its range [{low}, {high}] has no code for zero.")
+        return cls(step, whole, int(lower) + half, int(upper) + half, bits)
+
+    def write(self, x: Float[Array, "*shape"]) -> UInt8[Array, "*shape"]:
+        """Returns the codes of values; the smallest where they are no number."""
+        return q_codes(
+            x.astype(jnp.float32),
+            per_step=float(self.per_step),
+            zero=self.zero,
+            lower=self.lower,
+            upper=self.upper,
+        )
+
+    def read(self, codes: UInt8[Array, "*shape"]) -> Float[Array, "*shape"]:
+        """Returns the values of codes."""
+        return (codes.astype(jnp.int32) - self.zero).astype(jnp.float32) * jnp.float32(self.step)
+
+
+def weight_codes(
+    quantizer: Any, w: Float[Array, "*shape"], tensor: Tensor
+) -> tuple[Int8[Array, "*shape"], Float[Array, ...]]:
+    """The codes of a weight and their steps, size one along axes without steps of their own.
+
+    Raises:
+        IntegerError: Its grid isn't symmetric, or has more than 8 bits.
+    """
+    where = f"{tensor.site}/{tensor.name}"
+    bits = weight_bits(quantizer, where)
+    if quantizer.range is None:
+        low, high = value_range(w, tensor.axes(quantizer.per))
+    else:
+        low, high = quantizer.range
+    to = grid(bits, jnp.asarray(low, jnp.float32), jnp.asarray(high, jnp.float32), True)
+    codes = quantize(w.astype(jnp.float32), to)
+    if bits == 1:  # -step/2 and step/2
+        return (2 * codes + 1).astype(jnp.int8), to.step / 2
+    return codes.astype(jnp.int8), to.step
+
+
+def weight_bits(quantizer: Any, where: str) -> int:
+    """Returns the width of a weight's codes.
+
+    Raises:
+        IntegerError: The quantizer isn't a symmetric uniform grid of at most 8 bits.
+    """
+    if not isinstance(quantizer, Uniform):
+        raise IntegerError(
+            f"{where}: integer kernels take weights on uniform grids (Int, Uniform), not "
+            f"{type(quantizer).__name__}; give this site one, or None to leave it in float."
+        )
+    if not quantizer.symmetric:
+        raise IntegerError(
+            f"{where}: integer kernels take weights on symmetric grids, as others cost a sum over "
+            'the inputs for every output: take Int(bits, symmetric="weights").'
+        )
+    return width(quantizer, where)
+
+
+def width(quantizer: Uniform, where: str) -> int:
+    """Returns the width of a grid's codes.
+
+    Raises:
+        IntegerError: It isn't known, or above 8.
+    """
+    if not isinstance(quantizer.bits, int) and not is_concrete(quantizer.bits):
+        raise IntegerError(f"{where}: a bit width must be a known number, but this one is traced.")
+    if np.size(quantizer.bits) != 1:
+        raise IntegerError(f"{where}: one bit width per array, not {np.shape(quantizer.bits)}.")
+    bits = int(np.asarray(quantizer.bits).item())
+    if bits > MOST_BITS:
+        raise IntegerError(f"{where} has {bits} bits, but integer kernels take 1 to {MOST_BITS}.")
+    return bits
+
+
+def levels(bits: int) -> int:
+    """Returns the largest weight code of a width."""
+    return max(1, 2 ** (bits - 1) - 1)

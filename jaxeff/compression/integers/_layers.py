@@ -1,0 +1,230 @@
+"""Which layers integer arithmetic takes, and as what: read from what they compute."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from jaxeff.compression.integers._operators import q_conv2d, q_dense
+from jaxeff.compression.numerics import LayerQuantization
+from jaxeff.core import jax_internals as _compat
+from jaxeff.program import Layer
+from jaxeff.program.ir import primitives as prim
+from jaxeff.program.ir import run_nodes
+
+_PROBES = np.array([-50, -7.25, -6, -3, -1, -0.5, 0, 0.25, 1, 2.5, 3, 6, 7.25, 60], np.float32)
+
+
+def kernel_of(layer: Layer, setting: LayerQuantization) -> Callable[..., Array] | str:
+    """The operator that computes a linear layer from codes `(x, w, bias, *rest, **attributes)`.
+
+    Returns:
+        It; or why there is none.
+    """
+    if setting.weights is None or setting.activations is None or setting.at != "input":
+        return "quantized in its weights or its inputs alone"
+    node = layer.op
+    if node is None or len(layer.weights) != 1 or len(layer.data) != 1:
+        return f"a {layer.kind} of {len(layer.data)} arrays of data"
+    if len(layer.outputs) != 1:
+        return "a layer of several results"
+    x, w = layer.inputs[layer.data[0]], layer.inputs[layer.weights[0]]
+    if [node.inputs[0], node.inputs[1]] != [x, w] or node.primitive not in prim.LINEAR:
+        return "a product whose operands are rearranged or have another order"
+    if node.primitive is prim.p.dot_general_p:
+        (summed, batch) = node.params["dimension_numbers"]
+        rank = len(x.aval.shape)
+        if batch != ((), ()) or summed != ((rank - 1,), (0,)) or len(w.aval.shape) != 2:
+            return "a product over other axes than the input's last and the weight's first"
+        return _dense
+    if node.primitive is prim.p.conv_general_dilated_p:
+        return _convolution(node.params, len(x.aval.shape))
+    return f"a {node.primitive.name}"
+
+
+def is_convolution(layer: Layer) -> bool:
+    """Returns whether a linear layer is a convolution."""
+    return layer.op is not None and layer.op.primitive is prim.p.conv_general_dilated_p
+
+
+def _dense(x: Array, w: Array, bias: Array, *rest: Array, **attributes: Any) -> Array:
+    flat = x.reshape(-1, x.shape[-1])
+    shape = (*x.shape[:-1], w.shape[1])
+    more = [r.reshape(-1, r.shape[-1]) if r.ndim == x.ndim else r for r in rest]
+    return q_dense(flat, w, bias, *more, **attributes).reshape(shape)
+
+
+def _convolution(params: Any, rank: int) -> Callable[..., Array] | str:
+    numbers = params["dimension_numbers"]
+    orders = (numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec)
+    if rank != 4:
+        return f"a convolution over {rank - 2} axes; kernels have two"
+    if orders != ((0, 3, 1, 2), (3, 2, 0, 1), (0, 3, 1, 2)):
+        return "a convolution in another layout than NHWC with HWIO"
+    if tuple(params["lhs_dilation"]) != (1, 1):
+        return "a transposed convolution"
+    if params["batch_group_count"] != 1:
+        return "a convolution with groups of its batch"
+    if any(low < 0 or high < 0 for low, high in params["padding"]):
+        return "a convolution that is padded by less than nothing"
+    (top, bottom), (left, right) = params["padding"]
+    return functools.partial(
+        q_conv2d,
+        strides=tuple(params["window_strides"]),
+        padding=(top, bottom, left, right),
+        dilation=tuple(params["rhs_dilation"]),
+        groups=params["feature_group_count"],
+    )
+
+
+def bias_of(layer: Layer, values: Sequence[Any]) -> Array:
+    """Returns what a linear layer adds to its product, one number for each output."""
+    columns = layer.outputs[0].aval.shape[-1]
+    if not layer.biases:
+        return jnp.zeros(columns, jnp.float32)
+    given = list(values)
+    for i in (*layer.data, *layer.weights):
+        given[i] = jnp.zeros(layer.inputs[i].aval.shape, layer.inputs[i].aval.dtype)
+    out = layer.fn(*given)[0]
+    return out[(0,) * (out.ndim - 1)].astype(jnp.float32)
+
+
+def depth_of(layer: Layer) -> int:
+    """Products in each sum of a linear layer."""
+    return math.prod(layer.inputs[layer.weights[0]].aval.shape[:-1])
+
+
+def is_line(layer: Layer) -> bool:
+    """Whether a layer is a line of its data in each channel, as batch norm in inference is."""
+    if layer.kind not in {"normalization", "elementwise"} or len(layer.data) != 1:
+        return False
+    if len(layer.inputs) < 2 or len(layer.outputs) != 1:
+        return False
+    aval = layer.inputs[layer.data[0]].aval
+    return layer.outputs[0].aval.shape == aval.shape and _is_affine(layer)
+
+
+def line_of(layer: Layer, values: Sequence[Any]) -> tuple[Array, Array]:
+    """Gain and offset of each channel; of the data among the values only the shape counts."""
+    (i,) = layer.data
+    aval = layer.inputs[i].aval
+
+    def run(x: Array) -> Array:
+        y: Array = layer.fn(*(x if j == i else v for j, v in enumerate(values)))[0]
+        return y
+
+    zeros = jnp.zeros(aval.shape, aval.dtype)
+    offset, gain = jax.jvp(run, (zeros,), (jnp.ones_like(zeros),))
+    at = (0,) * (len(aval.shape) - 1)
+    return gain[at].astype(jnp.float32), offset[at].astype(jnp.float32)
+
+
+_LINES = {"add", "sub", "mul", "div", "neg", "broadcast_in_dim", "reshape", "convert_element_type"}
+
+
+def _is_affine(layer: Layer) -> bool:
+    """Whether what happens to the data is sums with and products by numbers of the last axis."""
+    moving = {layer.inputs[i] for i in layer.data}
+    for node in layer.nodes:
+        theirs = [v for v in node.values if v in moving]
+        if not theirs:
+            continue
+        name = node.primitive.name
+        if name not in _LINES or len(theirs) > 1:
+            return False
+        if name == "div" and node.inputs[0] is not theirs[0]:
+            return False
+        rank = len(theirs[0].aval.shape)
+        for v in node.values:
+            if v is not theirs[0] and any(n != 1 for n in v.aval.shape[: rank - 1]):
+                return False
+        if node.outputs[0].aval.shape != theirs[0].aval.shape:
+            return False
+        moving.update(node.outputs)
+    return True
+
+
+def bounds_of(layer: Layer) -> tuple[float, float | None] | None:
+    """Returns the ends that a ReLU or one like ReLU6 clamps to; None of any other layer."""
+    if layer.kind != "elementwise" or len(layer.inputs) != 1 or len(layer.outputs) != 1:
+        return None
+    aval = layer.inputs[0].aval
+    shape = shape_of(aval)
+    if aval.dtype != jnp.float32 or math.prod(shape) < len(_PROBES):
+        return None
+    x = np.resize(_PROBES, shape)
+    y = evaluated(layer, x)
+    if y.shape != x.shape:
+        return None
+    low, high = float(y.min()), float(y.max())
+    if not np.array_equal(y, np.clip(x, low, high)):
+        return None
+    return low, None if high == _PROBES.max() else high
+
+
+def is_sum(layer: Layer) -> bool:
+    """Returns whether a layer adds two arrays of data, and nothing else."""
+    names = [node.primitive.name for node in layer.nodes]
+    return names in (["add"], ["add_any"]) and len(layer.data) == 2 == len(layer.inputs)
+
+
+def is_move(layer: Layer) -> bool:
+    """Whether a layer only moves elements, or takes the largest of windows: the same for codes."""
+    if len(layer.inputs) != 1 or len(layer.outputs) != 1:
+        return False
+    names = {node.primitive.name for node in layer.nodes}
+    if layer.kind == "pooling":
+        return names == {"reduce_window_max"}
+    return layer.kind == "shape" and names <= {"reshape", "transpose", "squeeze", "expand_dims"}
+
+
+def pool_of(layer: Layer) -> tuple[int, int] | None:
+    """The windows side by side of which a layer takes the largest; None of any other layer."""
+    if layer.kind != "pooling" or len(layer.nodes) != 1 or len(layer.inputs) != 1:
+        return None
+    (node,) = layer.nodes
+    if node.primitive.name != "reduce_window_max":
+        return None
+    given = node.params
+    window = tuple(given["window_dimensions"])
+    if len(window) != 4 or window[0] != 1 or window[3] != 1 or window[1:3] == (1, 1):
+        return None
+    if tuple(given["window_strides"]) != window or any(map(any, given["padding"])):
+        return None
+    if set(given["base_dilation"]) | set(given["window_dilation"]) != {1}:
+        return None
+    return window[1], window[2]
+
+
+_EXAMPLES = 16
+"""As many as a batch of any size is thought to have where a layer is tried out."""
+
+
+def shape_of(aval: Any) -> tuple[int, ...]:
+    """Returns an array's shape; where a size may vary, one that it may have."""
+    return tuple(_compat.at_size(tuple(aval.shape), _EXAMPLES))
+
+
+def arrays_like(layer: Layer) -> list[Any]:
+    """Arrays like what a layer reads, which take no memory."""
+    return [np.broadcast_to(np.zeros((), v.aval.dtype), shape_of(v.aval)) for v in layer.inputs]
+
+
+def evaluated(
+    layer: Layer, x: np.ndarray, rule: Callable[..., list[Any]] = _compat.bind_at_size
+) -> np.ndarray:
+    """The only result of a layer of one input; `rule(eqn, size, *values)` evaluates an equation."""
+
+    def bind(eqn: Any, *values: Any) -> list[Any]:
+        return rule(eqn, _EXAMPLES, *values)
+
+    with jax.ensure_compile_time_eval():
+        (y,) = run_nodes(layer.nodes, layer.inputs, [x], layer.outputs, bind)
+        return np.asarray(y)

@@ -1,0 +1,350 @@
+"""What flows through an integer network: codes, sums that are not rounded yet, and their means.
+
+A product of codes is not computed where it stands in the program but where it is read, as only the
+reader knows the grid it has to end on. Until then a `Sums` collects what happens to it: batch norm,
+a shortcut, a ReLU, a maximum over windows. One kernel then does it all, and no int32 array is
+written.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float, Int8
+
+from jaxeff.compression.integers._fixed import factor_of, multiplier_of
+from jaxeff.compression.integers._grids import HALF_TO_EVEN, Codes, levels
+from jaxeff.compression.integers._means import Addition
+from jaxeff.compression.integers._operators import LIMIT, finer_units, q_codes
+
+Put = Callable[[str, Callable[[], Array]], Array]
+"""`put(name, make)`: an array that depends on parameters alone, made once or taken as it was."""
+Move = Callable[[Array], Array]
+_FAR = 80
+"""Exponents of float32 from which 2^31 units, and fractions of one, are numbers still."""
+
+
+@dataclass(frozen=True, eq=False)
+class Product:
+    """A dense layer or convolution of codes.
+
+    Attributes:
+        call: The composite: `call(x, w, bias, *rest, **attributes)`.
+        x: Codes it reads.
+        grid: Theirs.
+        weights: Gives codes of the weights and their steps, one for each output.
+        bits: Bits of the weights.
+        depth: Products in a sum.
+        pools: Whether maxima over windows of its pixels can go into it.
+        fixed: Whether scales are fixed-point multipliers.
+    """
+
+    call: Callable[..., Array]
+    x: Array
+    grid: Codes
+    weights: Callable[[], tuple[Int8[Array, "*shape"], Float[Array, " columns"]]]
+    bits: int
+    depth: int
+    pools: bool = False
+    fixed: bool = False
+
+    @property
+    def finer(self) -> int:
+        """Bits by which biases and shortcuts are finer than its products."""
+        return finer_units(self.depth, self.grid.bits, levels(self.bits))
+
+
+@dataclass(frozen=True, eq=False)
+class Line:
+    """The line `gain * x + offset` of each channel, which depends on parameters alone."""
+
+    gain: Callable[[], Array]
+    offset: Callable[[], Array]
+
+
+class Sums:
+    """What a product of codes stands for, and what is done to it before it is written.
+
+    Attributes:
+        shape: Shape of the array it stands for.
+        several: Whether it is read in several forms, so that floats are written and codes made of
+            them (`_forms.py`). With fixed-point scales, which know no floats, it is computed anew.
+    """
+
+    def __init__(self, site: str, shape: Sequence[int], product: Product, line: Line, put: Put):
+        self.site, self.shape = site, tuple(shape)
+        self.product, self.line, self.put = product, line, put
+        self.shortcut: Value | None = None
+        self.low: float | None = None
+        self.high: float | None = None
+        self.pool: tuple[int, int] | None = None
+        self.moves: tuple[Move, ...] = ()
+        self.several = False
+        self._made: dict[Codes | None, Array] = {}
+
+    def changed(self, **changes: Any) -> Sums:
+        """Returns the same with something done to it."""
+        new = Sums(self.site, self.shape, self.product, self.line, self.put)
+        new.shortcut, new.low, new.high = self.shortcut, self.low, self.high
+        new.pool, new.moves = self.pool, self.moves
+        for name, value in changes.items():
+            setattr(new, name, value)
+        return new
+
+    @property
+    def takes_lines(self) -> bool:
+        """Whether a batch norm or a shortcut can still go into it."""
+        changed = self.low is not None or self.pool is not None or self.moves
+        return self.shortcut is None and not changed
+
+    @property
+    def takes_pool(self) -> bool:
+        """Whether maxima over windows can still go into it."""
+        return self.product.pools and self.pool is None and not self.moves
+
+    def codes(self, to: Codes) -> Array:
+        """Returns the array on a grid."""
+        if to not in self._made:
+            apart = self.several and not self.product.fixed
+            self._made[to] = self._moved(self._rounded(to) if apart else self._written(to))
+        return self._made[to]
+
+    def values(self) -> Array:
+        """Returns the array in float32: what a reader takes that knows no codes."""
+        if None not in self._made:
+            # A ReLU after the scale, not in codes: the same floats serve several readers.
+            y = self._floats
+            if self.low is not None or self.high is not None:
+                y = jnp.clip(y, self.low, self.high)
+            self._made[None] = self._moved(y)
+        return self._made[None]
+
+    def unit(self) -> Array:
+        """Returns the power of two above the largest value of one in the accumulators."""
+
+        def unit() -> Array:
+            _, exponent = jnp.frexp(jnp.abs(self._constants[2]).max())
+            return jnp.ldexp(jnp.float32(1), jnp.clip(exponent, -_FAR, _FAR))
+
+        return self.put("unit", unit)
+
+    def known(self) -> tuple[Array, Codes] | None:
+        """Codes that it has been written as already, if any."""
+        found = [(array, to) for to, array in self._made.items() if to is not None]
+        return found[0] if found else None
+
+    def _moved(self, y: Array) -> Array:
+        for move in self.moves:
+            y = move(y)
+        return y
+
+    @functools.cached_property
+    def _floats(self) -> Array:
+        """Scaled sums, before a ReLU."""
+        return self._written(None)
+
+    def _rounded(self, to: Codes) -> Array:
+        """Codes of floats that are written for other readers too."""
+        zero, lower, upper = self._ends(to)
+        return q_codes(
+            self._floats, per_step=float(to.per_step), zero=zero, lower=lower, upper=upper
+        )
+
+    def _written(self, to: Codes | None) -> Array:
+        product = self.product
+        w = self.put("codes", lambda: self._constants[0])
+        bias = self.put("bias", lambda: self._constants[1])
+        attributes: dict[str, Any] = {"shortcut": "none", "shortcut_zero": 0}
+        rest = self._scale(to)
+        if self.shortcut is not None:
+            more, attributes = self._shortcut()
+            rest += more
+        if product.finer:
+            attributes["finer"] = product.finer
+        if product.fixed:
+            attributes["scales"] = "fixed"
+        if self.pool is not None:
+            attributes["pool"] = self.pool
+        zero, lower, upper = (0, 0, 0) if to is None else self._ends(to)
+        return product.call(
+            product.x,
+            w,
+            bias,
+            *rest,
+            result="float" if to is None else "codes",
+            zero=zero,
+            lower=lower,
+            upper=upper,
+            weight_bits=product.bits,
+            activation_bits=product.grid.bits,
+            **attributes,
+        )
+
+    def _scale(self, to: Codes | None) -> list[Array]:
+        """Returns what a sum is multiplied with."""
+        if to is None:
+            return [self.put("scale", lambda: self._constants[2])]
+        step = np.float32(to.step)
+
+        def scale() -> Array:
+            return self._constants[2] / step
+
+        # Nine digits identify a float32: scales for different grids have different names.
+        name = f"[{to.step:.9g}]"
+        if not self.product.fixed:
+            return [self.put(f"scale{name}", scale)]
+        names = ("multiplier", "before", "after")
+        return [
+            self.put(f"{part}{name}", _part(i, lambda: multiplier_of(scale())))
+            for i, part in enumerate(names)
+        ]
+
+    def _shortcut(self) -> tuple[list[Array], dict[str, Any]]:
+        """Operands and attributes of what is added."""
+        assert self.shortcut is not None
+        found = self.shortcut.known()
+        if found is None:
+            units = self.put("factor", lambda: 1 / self._constants[2])
+            of_floats = {"shortcut": "float", "shortcut_zero": 0}
+            return [self.shortcut.values(), units], of_floats
+        # A shortcut in codes: (q - zero) * step / unit, added to the accumulator by its own
+        # factor.
+        codes, of = found
+        kind = {"shortcut": "codes", "shortcut_zero": of.zero}
+
+        def factor() -> Array:
+            return np.float32(of.step) / self._constants[2]
+
+        if not self.product.fixed:
+            return [codes, self.put("factor", factor)], kind
+        parts = [
+            self.put(f"factor_{part}", _part(i, lambda: factor_of(factor())))
+            for i, part in enumerate(("multiplier", "after"))
+        ]
+        return [codes, *parts], kind
+
+    def _ends(self, to: Codes) -> tuple[int, int, int]:
+        """Zero, smallest and largest code, a ReLU's included."""
+        lower, upper = to.lower, to.upper
+        # Bounds in codes of the result; rounded once here rather than per value.
+        if self.low is not None:
+            lower = max(lower, to.zero + round(self.low / to.step))
+        if self.high is not None:
+            upper = min(upper, to.zero + round(self.high / to.step))
+        return to.zero, min(lower, upper), upper
+
+    @functools.cached_property
+    def _constants(self) -> tuple[Array, Array, Array]:
+        """Codes of the weights, biases in units of the accumulator, and these units' values."""
+        codes, steps = self.product.weights()
+        grid = self.product.grid
+        gain, offset = self.line.gain(), self.line.offset()
+        finer = self.product.finer
+        # One unit of the accumulator in real numbers: input step x weight step x the batch
+        # norm's gain.
+        unit = np.float32(grid.step / 2**finer) * steps * gain
+        # A channel whose weights are next to nothing beside its bias is that bias.
+        room = LIMIT if finer else LIMIT / 2
+        alone = ~(jnp.abs(offset) < room * jnp.abs(unit)) & (offset != 0)
+        unit = jnp.where(alone, jnp.abs(offset) / 2**20, jnp.where(unit == 0, 1, unit))
+        codes = jnp.where(alone | (gain == 0), jnp.zeros_like(codes), codes)
+        over = tuple(range(codes.ndim - 1))
+        sums = codes.astype(jnp.int32).sum(over, dtype=jnp.int32)
+        # sum_i (q_i - z) w_i = sum_i q_i w_i - z sum_i w_i: the zero of the inputs goes
+        # into the bias, so that the kernel multiplies raw codes.
+        bias = lax.round(offset / unit, HALF_TO_EVEN).astype(jnp.int32)
+        bias = bias - ((grid.zero * sums) << finer)
+        return codes, bias, unit.astype(jnp.float32)
+
+
+class Mean:
+    """The mean or sum of sums over windows or axes: whole numbers are added (`means.py`).
+
+    Attributes:
+        shape: Shape of the means.
+    """
+
+    def __init__(self, of: Sums, shape: Sequence[int], addition: Addition):
+        self.of, self.shape, self.addition = of, tuple(shape), addition
+        self.moves: tuple[Move, ...] = ()
+        self._float: Array | None = None
+        self._made: dict[Codes, Array] = {}
+
+    def moved(self, move: Move, shape: Sequence[int]) -> Mean:
+        """Returns the same in another arrangement."""
+        new = Mean(self.of, shape, self.addition)
+        new.moves = (*self.moves, move)
+        return new
+
+    def values(self) -> Array:
+        """Returns the means in float32, the same bits in any order of the sum."""
+        if self._float is None:
+            self._float = self._moved(self.addition.exact(self.of.values(), self.of.unit()))
+        return self._float
+
+    def codes(self, to: Codes) -> Array:
+        """Returns the means on a grid."""
+        if to not in self._made:
+            # Fractions of a step as whole numbers whose sums stay below 2^24, float32's own.
+            count = self.addition.count
+            room = 2.0 ** np.floor(np.log2(2**24 / (count * 2**to.bits * 4)))
+            wide = lax.round(self.of.values() * (to.per_step * np.float32(room)), HALF_TO_EVEN)
+            most = float(room * 2**to.bits * 4)
+            whole = jnp.clip(wide, -most, most).astype(jnp.int32)
+            mean = self.addition.divided(self.addition.total(whole).astype(jnp.float32))
+            self._made[to] = self._moved(replace(to, step=float(room)).write(mean))
+        return self._made[to]
+
+    def known(self) -> tuple[Array, Codes] | None:
+        """Codes that it has been written as already, if any."""
+        return next(((array, to) for to, array in self._made.items()), None)
+
+    def _moved(self, y: Array) -> Array:
+        for move in self.moves:
+            y = move(y)
+        return y
+
+
+class Plain:
+    """A float array, and its codes where it was written as such.
+
+    Attributes:
+        shape: Shape of the array.
+    """
+
+    def __init__(self, x: Array):
+        self.x = x
+        self._made: dict[Codes, Array] = {}
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The array's."""
+        return tuple(jnp.shape(self.x))
+
+    def values(self) -> Array:
+        """Returns the array."""
+        return self.x
+
+    def codes(self, to: Codes) -> Array:
+        """Returns the array on a grid."""
+        if to not in self._made:
+            self._made[to] = to.write(self.x)
+        return self._made[to]
+
+    def known(self) -> tuple[Array, Codes] | None:
+        """Codes that it has been written as already, if any."""
+        return next(((array, to) for to, array in self._made.items()), None)
+
+
+def _part(i: int, make: Callable[[], tuple[Array, ...]]) -> Callable[[], Array]:
+    """One of several arrays."""
+    return lambda: make()[i]
+
+
+Value = Sums | Mean | Plain

@@ -1,0 +1,75 @@
+"""Grids, rounding and codes, and the protocol that every quantizer follows."""
+
+from jaxeff.compression.numerics._entropy_coding import mean_length
+from jaxeff.compression.numerics._fitting import (
+    code_range,
+    infer_sign,
+    keep_positive,
+    magnitude,
+    or_one,
+)
+from jaxeff.compression.numerics._grid import (
+    MAX_BITS,
+    Bits,
+    Grid,
+    dequantize,
+    fake_quantize,
+    grid,
+    kept_axes,
+    power_of_two,
+    quantize,
+    ranges,
+    round_through,
+    straight_through,
+    value_range,
+    wide_dtype,
+)
+from jaxeff.compression.numerics._layer_quantization import (
+    HasParts,
+    LayerQuantization,
+    Method,
+    parts,
+)
+from jaxeff.compression.numerics._nearest_level import (
+    least_squares,
+    look_up,
+    nearest,
+    sums,
+    widened,
+)
+from jaxeff.compression.numerics._quantizer import Quantization, Quantizer, Tensor
+
+__all__ = [
+    "MAX_BITS",
+    "Bits",
+    "Grid",
+    "HasParts",
+    "LayerQuantization",
+    "Method",
+    "Quantization",
+    "Quantizer",
+    "Tensor",
+    "code_range",
+    "dequantize",
+    "fake_quantize",
+    "grid",
+    "infer_sign",
+    "keep_positive",
+    "kept_axes",
+    "least_squares",
+    "look_up",
+    "magnitude",
+    "mean_length",
+    "nearest",
+    "or_one",
+    "parts",
+    "power_of_two",
+    "quantize",
+    "ranges",
+    "round_through",
+    "straight_through",
+    "sums",
+    "value_range",
+    "wide_dtype",
+    "widened",
+]

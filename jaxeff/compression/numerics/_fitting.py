@@ -1,0 +1,79 @@
+"""What quantizers measure of an array before they quantize it: sign, magnitude, and codes."""
+
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from jaxeff.compression.numerics._grid import Bits, kept_axes, power_of_two
+from jaxeff.compression.numerics._quantizer import Tensor
+from jaxeff.core import is_concrete
+
+
+def infer_sign(x: Float[Array, "*shape"], tensor: Tensor) -> bool | Bool[Array, ""]:
+    """Returns whether codes reach below zero: for weights, and where an activation is negative.
+
+    Args:
+        x: Values to quantize.
+        tensor: Description of the array; its role decides.
+
+    Returns:
+        A Python bool, or an array of shape () where `x` is traced.
+    """
+    # Weights have a sign even if none is negative yet: training may change that.
+    signed = True if tensor.role == "weight" else jnp.any(x < 0)
+    return bool(signed) if is_concrete(signed) else signed
+
+
+def magnitude(x: Float[Array, "*shape"], tensor: Tensor, per: str) -> Float[Array, "..."]:
+    """Returns the largest magnitude of the values that share a number.
+
+    Args:
+        x: Values to quantize.
+        tensor: Description of the array, which has its channels.
+        per: Part with a magnitude of its own: "channel" or "tensor".
+
+    Returns:
+        An array that broadcasts against `x`: of shape () for the tensor, else of size one along
+        the axes that share a number.
+    """
+    axes, shape = kept_axes(x, tensor.axes(per))
+    return jnp.max(jnp.abs(x), axes).reshape(shape)
+
+
+def or_one(scale: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """Returns a scale with ones where it isn't positive.
+
+    An array of zeros has no scale, and any is right for it.
+    """
+    return jnp.where(scale > 0, scale, jnp.ones_like(scale))
+
+
+def keep_positive(value: Float[Array, "*shape"], factor: float = 1.0) -> Float[Array, "*shape"]:
+    """Returns a learnt number that training may have brought to zero or below as a positive one.
+
+    Args:
+        value: Step, scale or clipping level.
+        factor: Smallest result, in the dtype's smallest normal numbers.
+    """
+    return jnp.maximum(value, jnp.asarray(jnp.finfo(value.dtype).tiny * factor, value.dtype))
+
+
+def code_range(
+    bits: Bits, signed: bool | Bool[Array, "..."] | None, dtype: Any
+) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
+    """Returns the smallest and largest code of a width.
+
+    Args:
+        bits: Bit width, 1 to 16; an array may be traced.
+        signed: Whether codes reach below zero; an array may be traced.
+        dtype: Dtype of the codes.
+
+    Returns:
+        -2^(b-1) and 2^(b-1) - 1 with a sign, else 0 and 2^b - 1.
+    """
+    half = power_of_two(bits, dtype) / 2
+    zero = jnp.zeros_like(half)
+    if signed is None or isinstance(signed, bool):
+        return (-half, half - 1) if signed else (zero, 2 * half - 1)
+    return jnp.where(signed, -half, zero), jnp.where(signed, half, 2 * half) - 1

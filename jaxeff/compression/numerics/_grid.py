@@ -1,0 +1,322 @@
+"""Uniform quantization of an array to b-bit integers: grids, integer codes, straight-through.
+
+A grid maps an integer code q to the value `(q + zero) * step`. Affine grids follow Galen: with
+n = 2^b - 1 steps over [low, high], `zero = round(low / step) + 2^(b-1)` and codes clamped to
+[-2^(b-1), 2^(b-1) - 1]; rounding is half to even. A range that doesn't hold zero is extended to it
+first, as integer kernels need it (they pad with the code of zero). `fake_quantize` stays in
+floating point and has a gradient of exactly one everywhere (straight-through, also where values are
+clamped).
+
+Sharp edges:
+    An affine grid holds zero exactly, but its ends are moved by up to half a step for it. With one
+    bit this is coarse: the two values are multiples of `high - low`, so a range around zero becomes
+    lopsided; take a symmetric grid for one-bit weights.
+    Values far from zero share their steps with the way to it: those of [9, 10] have a tenth of the
+    codes of [0, 10].
+    A symmetric grid has an odd number of values, 2^b - 1 of them around zero. With one bit it has
+    none at zero: its two values are -m/2 and +m/2 for the range [-m, m], the sign of the input
+    (that of zero is positive) scaled to the middle of each half.
+    A range of no width keeps its one value exactly: an affine grid goes from it to zero in 2^(b-1)
+    steps, a symmetric one to the same value of the other sign.
+    A step above 8e37 has no reciprocal in float32, by which compilers multiply: values become zero.
+    Grids are computed in float32 at least; a bfloat16 array is rounded once more to its own dtype.
+
+References:
+    Krieger et al., "Galen: Hardware-specific Automatic Compression of Neural Networks",
+    arXiv:2212.07818. Jacob et al., arXiv:1712.05877.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float, Int32, Integer
+
+from jaxeff.core import Width, an, check_number, flag, is_concrete, lifted, reals, takes
+
+MAX_BITS = 16
+
+Bits = Int32[Array, "..."] | int
+"""A bit width: a Python number, or an array of whole numbers, which may be traced."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Grid:
+    """The values a quantized array can take: `(q + zero) * step` for lower <= q <= upper.
+
+    Attributes:
+        step: Distance of neighbouring values, positive.
+        zero: Added to a code before scaling; a whole number, or a half for one symmetric bit.
+        lower: Smallest code, a whole number.
+        upper: Largest code, a whole number.
+
+    All four broadcast against the array: scalars for one grid per tensor, size-one axes elsewhere.
+    """
+
+    step: Float[Array, "..."]
+    zero: Float[Array, "..."]
+    lower: Float[Array, "..."]
+    upper: Float[Array, "..."]
+
+
+@takes(symmetric=flag)
+def grid(
+    bits: Bits, low: Float[Array, "..."], high: Float[Array, "..."], symmetric: bool = False
+) -> Grid:
+    """Returns the uniform grid of a range.
+
+    Args:
+        bits: 1 to 16. An array broadcasts against the range; a traced one isn't checked.
+        low: Smallest value of the range; broadcasts against the array to quantize. One above zero
+            counts as zero where the grid isn't symmetric.
+        high: Largest value of the range, of the shape of `low`; likewise one below zero.
+        symmetric: Whether the grid is centred on zero; its range is then plus and minus
+            max(|low|, |high|).
+
+    Returns:
+        The grid, in float32 or the wider dtype of the range.
+
+    Raises:
+        TypeError: `bits` isn't a whole number, or an end of the range no number.
+        ValueError: `bits` isn't between 1 and 16, or the range's ends are in the wrong order.
+    """
+    Width(1, MAX_BITS).check("bits", bits)
+    _check_range("grid", low, high)
+    dtype = wide_dtype(low, high)
+    low, high = jnp.broadcast_arrays(jnp.asarray(low, dtype), jnp.asarray(high, dtype))
+    if not isinstance(bits, int):
+        # Widths per channel give a range of the tensor an axis of channels.
+        shape = jnp.broadcast_shapes(low.shape, jnp.shape(bits))
+        low, high = jnp.broadcast_to(low, shape), jnp.broadcast_to(high, shape)
+    return _grid(low, high, bits, symmetric)
+
+
+def _check_range(where: str, low: Any, high: Any) -> None:
+    """Checks the ends of a range where they are known.
+
+    NaN in an array passes, so that it shows in what is quantized: ranges are read from data.
+    """
+    for name, end in (("low", low), ("high", high)):
+        if not isinstance(end, jax.Array):
+            check_number(f"{where}: {name}", end)
+    if is_concrete(low) and is_concrete(high) and np.any(np.asarray(low) > np.asarray(high)):
+        raise ValueError(f"{where}: low must be at most high, but they are {low} and {high}.")
+
+
+def _grid(low: Array, high: Array, bits: Bits, symmetric: bool) -> Grid:
+    """`grid` in terms of `lax`, which is traced twice as fast: a network has many arrays."""
+
+    def filled(value: float) -> Array:
+        return lax.full_like(low, value)
+
+    def of_bits(number: Callable[[float], float]) -> Array:
+        """Returns a number of `half`, the same bits whether the width is known or traced."""
+        if isinstance(bits, int):
+            return filled(number(2.0 ** (bits - 1)))
+        # A table instead of exp2: a traced width must give the same bits as a known one.
+        table = np.array([number(2.0**b) for b in range(MAX_BITS)], low.dtype)
+        entries = jnp.asarray(table)[jnp.asarray(bits, jnp.int32) - 1]
+        return jnp.broadcast_to(lifted(entries, low.shape), low.shape)
+
+    # Steps are written so that fusing, and turning a division by a constant into a product, as
+    # compilers do, changes no bit: a step off by an ulp would move every value of the grid.
+    none, half = filled(0), of_bits(float)
+    lower, upper = (of_bits(functools.partial(_end, symmetric, k)) for k in (0, 1))
+    if symmetric:
+        high = lax.max(lax.abs(low), lax.abs(high))
+        low = lax.mul(none, high)  # a range of no width is the value zero; one of NaN stays NaN
+        # With one bit the step is the range itself.
+        step = lax.mul(high, of_bits(lambda h: 1.0 if h == 1 else 1 / (h - 1)))
+        zero = of_bits(lambda h: 0.5 if h == 1 else 0.0)
+    else:
+        single = lax.bitwise_and(lax.eq(low, high), lax.ne(low, none))
+        low, high = lax.min(low, none), lax.max(high, none)
+        # Halves are exact: the difference of the ends can't overflow.
+        width = lax.sub(lax.mul(filled(0.5), high), lax.mul(filled(0.5), low))
+        step = lax.mul(width, of_bits(lambda h: 1 / (h - 0.5)))
+        by = lax.select(lax.gt(step, none), step, filled(1))
+        zero = lax.round(lax.div(low, by), lax.RoundingMethod.TO_NEAREST_EVEN)
+        zero = lax.add(zero, half)
+        # A power of two of steps reaches the one value exactly.
+        exact = lax.mul(lax.sub(high, low), of_bits(lambda h: 1 / h))
+        step = lax.select(single, exact, step)
+        at = lax.select(lax.gt(high, none), half, none)
+        zero = lax.select(single, at, zero)
+        upper = lax.select(single, none, upper)
+    # A range of zeros alone: the grid has the one code 0, of the value `low`.
+    wide = lax.gt(step, none)
+    return Grid(
+        step=lax.select(wide, step, filled(1)),
+        zero=lax.select(wide, zero, low),
+        lower=lax.select(wide, lower, none),
+        upper=lax.select(wide, upper, none),
+    )
+
+
+@takes(x=reals(empty=True), grid=an(Grid))
+def quantize(x: Float[Array, "*shape"], grid: Grid) -> Integer[Array, "*shape"]:
+    """Returns the integer codes of the nearest grid values. NaN has no code; don't pass it.
+
+    Args:
+        x: Values to quantize.
+        grid: A grid that broadcasts against `x`.
+
+    Returns:
+        Codes between `grid.lower` and `grid.upper`, in the shape of `x`: int8, or int16 where the
+        grid's ends are known and beyond it.
+    """
+    wide = not isinstance(grid.upper, jax.core.Tracer) and bool(jnp.any(grid.upper > 127))
+    codes = _codes(x, grid, (grid.lower, grid.upper))
+    return codes.astype(jnp.int16 if wide else jnp.int8)
+
+
+@takes(codes=reals(nan=True, empty=True), grid=an(Grid))
+def dequantize(codes: Integer[Array, "*shape"], grid: Grid) -> Float[Array, "*shape"]:
+    """Returns the grid values of integer codes.
+
+    Args:
+        codes: What `quantize` returned.
+        grid: The grid they were made with.
+
+    Returns:
+        Values in the grid's dtype, float32 at least.
+    """
+    return (jnp.asarray(codes, grid.step.dtype) + grid.zero) * grid.step
+
+
+@takes(x=reals(nan=True, empty=True))
+def fake_quantize(
+    x: Float[Array, "*shape"],
+    bits: Bits,
+    low: Float[Array, "..."] | float,
+    high: Float[Array, "..."] | float,
+    symmetric: bool = False,
+    covered: bool = False,
+) -> Float[Array, "*shape"]:
+    """Rounds to the nearest value of a uniform grid, with a straight-through gradient.
+
+    Args:
+        x: Values to quantize, a real floating-point array.
+        bits: 1 to 16; an array, such as a traced one, broadcasts against the range.
+        low: Smallest value of the range; broadcasts against `x`.
+        high: Largest value of the range; broadcasts against `x`.
+        symmetric: Whether the grid is centred on zero.
+        covered: Whether the range is known to hold every value of `x`, as `value_range` does. The
+            result is the same, for one operation per element less.
+
+    Returns:
+        An array like `x` with at most 2^bits different values per range. Its derivative with
+        respect to `x` is one everywhere, with respect to the range zero.
+
+    Raises:
+        TypeError: `x` isn't real floating-point, or an end of the range no number.
+        ValueError: `bits` isn't between 1 and 16, or the range's ends are in the wrong order.
+    """
+    x = jnp.asarray(x)
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        raise TypeError(f"fake_quantize: x must be real and floating-point, not {x.dtype}.")
+    _check_range("fake_quantize", low, high)
+    to = grid(bits, jnp.asarray(low, x.dtype), jnp.asarray(high, x.dtype), symmetric)
+    # Where nothing lies outside a range of no width, its ends need not be an array: XLA clamps
+    # between two constants in one operation.
+    ends: tuple[Any, Any] = to.lower, to.upper
+    if covered and isinstance(bits, int):
+        half = 2.0 ** (bits - 1)
+        ends = _end(symmetric, 0, half), _end(symmetric, 1, half)
+    codes = _codes(x, to, ends)
+    rounded = ((codes + to.zero) * to.step).astype(x.dtype)
+    return straight_through(x, rounded)
+
+
+@takes(x=reals(nan=True, empty=True), y=reals(nan=True, empty=True))
+def straight_through(x: Float[Array, "*shape"], y: Float[Array, "*shape"]) -> Array:
+    """Returns the value of `y` with the gradient of `x` (Bengio et al., arXiv:1308.3432).
+
+    Exactly `y`: x + stop_gradient(y - x) would round, and leave a grid by an ulp.
+    """
+    return lax.stop_gradient(y) + (x - lax.stop_gradient(x))
+
+
+@takes(x=reals(nan=True, empty=True))
+def round_through(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """Returns the nearest whole number, half to even, with a gradient of one."""
+    return straight_through(x, lax.round(x, lax.RoundingMethod.TO_NEAREST_EVEN))
+
+
+@takes(x=reals(nan=True))
+def value_range(
+    x: Float[Array, "*shape"], keep: Sequence[int] = ()
+) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
+    """Returns the smallest and largest value of an array.
+
+    Args:
+        x: Any array that isn't empty.
+        keep: Axes that keep a range for each of their entries: none for one range per tensor, the
+            output channels of a weight, the batch axis of an activation.
+
+    Returns:
+        Two arrays that broadcast against `x`: size one along every axis that isn't kept.
+    """
+    axes, _ = kept_axes(x, keep)
+    return jnp.min(x, axes, keepdims=True), jnp.max(x, axes, keepdims=True)
+
+
+def kept_axes(
+    x: Float[Array, "*shape"], keep: Sequence[int]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The axes that numbers are shared along, and the shape of numbers that broadcast against `x`.
+
+    Args:
+        x: Any array.
+        keep: Axes that keep a number for each of their entries.
+
+    Returns:
+        The other axes; and a shape, () where nothing is kept, else of size one along those axes.
+    """
+    kept = {axis % x.ndim for axis in keep}
+    axes = tuple(axis for axis in range(x.ndim) if axis not in kept)
+    shape = tuple(n if axis in kept else 1 for axis, n in enumerate(x.shape))
+    return axes, shape if kept else ()
+
+
+def ranges(shape: Sequence[int], keep: Sequence[int]) -> int:
+    """How many ranges an array of a shape has that keeps one for each entry of some axes."""
+    return math.prod(shape[axis] for axis in keep)
+
+
+def power_of_two(bits: Bits, dtype: Any) -> Float[Array, "..."]:
+    """2^bits exactly, also of widths that are traced, which `exp2` isn't on every machine."""
+    if isinstance(bits, int):
+        return jnp.asarray(2.0**bits, dtype)
+    powers = np.minimum(2.0 ** np.arange(MAX_BITS + 1), float(jnp.finfo(dtype).max))
+    return jnp.asarray(powers, dtype)[jnp.asarray(bits, jnp.int32)]
+
+
+def _end(symmetric: bool, upper: int, half: float) -> float:
+    """Returns the smallest or largest code of a grid of `2 half` values."""
+    if not symmetric:
+        return half - 1 if upper else -half
+    if half == 1:
+        return 0.0 if upper else -1.0
+    return half - 1 if upper else 1 - half
+
+
+def _codes(x: Array, grid: Grid, ends: tuple[Any, Any]) -> Array:
+    """Codes as floating-point numbers, so that NaN stays NaN."""
+    codes = x.astype(grid.step.dtype) / grid.step - grid.zero
+    nearest = lax.round(codes, lax.RoundingMethod.TO_NEAREST_EVEN)
+    return jnp.clip(nearest, *ends)
+
+
+def wide_dtype(*arrays: Any) -> Any:
+    """Returns the dtype to compute in: that of the arrays, float32 at least."""
+    dtype = jnp.result_type(*arrays)
+    narrow = not jnp.issubdtype(dtype, jnp.floating) or jnp.finfo(dtype).bits < 32
+    return jnp.float32 if narrow else dtype

@@ -1,0 +1,170 @@
+"""What `jaxeff.quantized` asks of a quantizer, and what it tells it.
+
+A quantizer is a frozen dataclass with one method, `quantize`, that gives an array's value after
+quantization, with the gradient its method has. Its numbers (a step, a threshold, a codebook) are
+leaves, so they are learnt by the gradient with respect to the spec and swept by `vmap`. A number
+that is None is computed from the array on every call; `jaxeff.compression.init` computes it once,
+from the parameters and a batch, and makes it a leaf.
+
+A new method is a new file:
+
+```python
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+
+from jaxeff.compression import Quantization, quantized, round_through
+from jaxeff.nn import small_classifier
+from jaxeff.core import Positive, register_setting
+
+@register_setting
+@dataclass(frozen=True)
+class Fixed(Quantization):
+    step: Positive
+
+    def quantize(self, x, tensor):
+        return round_through(x / self.step) * self.step
+
+f, params, (x, y) = small_classifier()
+logits = quantized(f, {"*:linear": Fixed(0.1)})(params, x)
+```
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from jaxeff.core import Setting, check_broadcasts, lifted
+
+Role = Literal["weight", "activation"]
+Axes = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """What a quantizer is told about the array that it quantizes.
+
+    Attributes:
+        site: The layer's name.
+        name: The array's among those that the layer quantizes: "weights_1", "input_0", "output_0".
+        role: A weight, or an activation.
+        rank: Number of axes.
+        key: A key of this array's own, where the caller of `quantized` gave one.
+        find_channels: Gives the axes that make output channels; of a weight.
+        samples: The axes that count samples, and draws of the parameters; of an activation. None if
+            one axis counts draws and something else.
+    """
+
+    site: str
+    name: str
+    role: Role
+    rank: int
+    key: PRNGKeyArray | None = None
+    find_channels: Callable[[], Axes] | None = None
+    samples: Axes | None = (0,)
+
+    def axes(self, per: str) -> Axes:
+        """Returns the axes along which every entry has numbers of its own.
+
+        Args:
+            per: "tensor": none. "channel": of a weight, the axes of its output channels. "sample":
+                of an activation with more than one axis, `samples`.
+
+        Raises:
+            ValueError: The output channels of a weight are unknown, because it reaches its product
+                in another shape; or the samples of an activation are (`samples`).
+        """
+        if per == "channel" and self.find_channels is not None:
+            return self.find_channels()
+        if per != "sample" or self.role != "activation" or self.rank < 2:
+            return ()
+        if self.samples is None:
+            raise ValueError(
+                f"quantized: {self.site!r} is a convolution under vmap with a kernel for each "
+                "draw, whose draws and channels share an axis, so they would share ranges. Put "
+                'quantized inside, vmap(quantized(f, spec)), or take activations_per="tensor" or a '
+                "range."
+            )
+        return self.samples
+
+    def count(self, shape: tuple[int, ...], per: str) -> int:
+        """Returns how many entries of an array of this shape have numbers of their own."""
+        return math.prod(shape[axis] for axis in self.axes(per))
+
+    def fitted(self, name: str, value: Any, x: Float[Array, "*shape"]) -> Array:
+        """A number of a method as an array that broadcasts against what it acts on, of its dtype.
+
+        Args:
+            name: What an error message calls it, such as "Binary.scale".
+            value: The number, or an array of them.
+            x: What it acts on.
+
+        Raises:
+            ValueError: It doesn't broadcast against the array, or would enlarge it.
+        """
+        check_broadcasts(f"{name} at {self.site}/{self.name}", value, x.shape)
+        return lifted(jnp.asarray(value, x.dtype), x.shape)
+
+    def random(self, method: str) -> PRNGKeyArray:
+        """Returns the key, for a method that draws.
+
+        Raises:
+            ValueError: The caller gave none.
+        """
+        if self.key is None:
+            raise ValueError(
+                f"{method} at {self.site!r} draws random numbers: call quantized(f, spec, "
+                "keyed=True), whose result takes a key first."
+            )
+        return self.key
+
+
+@runtime_checkable
+class Quantizer(Protocol):
+    """What `jaxeff.quantized` asks of a method; any object with this method will do.
+
+    `Quantization` has defaults for what else is asked, where it is there:
+
+    - `start(x, tensor)` returns the quantizer with its open numbers computed from an array, which
+      `init` gives as it is, not traced;
+    - `storage(shape, tensor)` the bits that an array of a shape takes, all included;
+    - `penalty(x, tensor)` what a loss adds to learn with this method.
+    """
+
+    def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
+        """Returns the quantized values of `x`, of the same shape and dtype."""
+        ...
+
+
+class Quantization(Setting):
+    """A quantizer with nothing to start from and nothing to penalise."""
+
+    def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
+        """Returns the quantized values of `x`, of the same shape and dtype."""
+        raise NotImplementedError
+
+    def start(self, x: Float[Array, "*shape"], tensor: Tensor) -> Quantizer:
+        """Returns the same method with its open numbers computed from an array."""
+        return self
+
+    def storage(self, shape: tuple[int, ...], tensor: Tensor) -> Any:
+        """Bits that an array of this shape takes: codes, and what decodes them."""
+        return math.prod(shape) * self.width
+
+    @property
+    def width(self) -> Any:
+        """Bits of one code: the field `bits`, for most methods."""
+        return getattr(self, "bits", 32)
+
+    def penalty(self, x: Float[Array, "*shape"], tensor: Tensor) -> Any:
+        """Returns what a loss adds for this array; zero for most methods."""
+        return 0.0
+
+
+__all__ = ["Axes", "Quantization", "Quantizer", "Role", "Tensor"]

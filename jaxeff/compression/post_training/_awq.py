@@ -1,0 +1,200 @@
+"""`awq`: the weights that meet large activations are scaled up before they are rounded.
+
+For a layer x W the scale s of its inputs minimises E|x W - (x / s) Q(s W)|^2 among
+s = mean|x|^alpha, for alpha on a grid from 0 to 1 (Lin et al., eqs. 4, 5). Where one linear layer
+alone feeds the channels through a positively homogeneous function, its outputs are divided by s;
+else `Scaled` keeps the scale with the quantizer.
+
+```python
+from jaxeff.compression import Int, awq, quantized
+from jaxeff.nn import small_classifier
+
+f, params, (x, y) = small_classifier()
+params, spec = awq(f, params, x, {"*:linear": Int(3, activations=False)})
+logits = quantized(f, spec)(params, x)
+```
+
+Sharp edges:
+    Statistics are those of the original network: layers don't make good each other's errors.
+    Ranges aren't clipped after scaling; `calibrate(..., method="mse", weights=True)` clips them
+    without scaling.
+    Inputs of a convolution share a scale per channel. A layer norm before a layer isn't scaled.
+
+References:
+    Lin et al., "AWQ: Activation-aware Weight Quantization", arXiv:2306.00978.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from jaxeff.compression._quantized import check_spec, of_inputs, settings_of
+from jaxeff.compression.numerics import LayerQuantization, Method, Quantizer, Tensor
+from jaxeff.compression.post_training._adaround import excess
+from jaxeff.compression.post_training._channels import Pair, pairs
+from jaxeff.compression.post_training._equalization import rescale, weights_of
+from jaxeff.compression.post_training._layerwise import (
+    arguments,
+    check_finite,
+    check_kept,
+    check_users,
+    compiled,
+    start,
+    started_spec,
+)
+from jaxeff.compression.post_training._multiplication import Multiplication, multiplications
+from jaxeff.compression.quantizers import Scaled
+from jaxeff.core import a_batch, check_count, function, takes, tree, whole
+from jaxeff.program import Layer, evaluate, plain, trace
+
+
+@takes(f=function, params=tree, batch=a_batch, points=whole())
+def awq(
+    f: Callable[..., Any],
+    params: Any,
+    batch: Any,
+    spec: Mapping[str, Method | None],
+    *,
+    points: int = 20,
+    fold: bool = True,
+) -> tuple[Any, dict[str, LayerQuantization | None]]:
+    """Scales inputs of layers by how large they are, and rounds weights to the nearest values.
+
+    Args:
+        f: A pure function `f(params, *args)`.
+        params: Its parameters.
+        batch: `args` as a tuple, or the only one of them: some hundred examples.
+        spec: As for `quantized`. Open numbers of weights are those of the scaled weights.
+        points: How many values of alpha above 0 are tried.
+        fold: Whether scales move into the layer before, where that is possible.
+
+    Returns:
+        Parameters whose weights lie on the grid, and the spec that reproduces them.
+
+    Raises:
+        ValueError: The batch is empty or not finite, nothing has weights to quantize, or a weight
+            isn't one parameter's entries.
+    """
+    check_spec(spec)
+    check_count("awq: points", points)
+    args = arguments("awq", batch)
+    program = trace(f, params, *args)
+    settings = settings_of(spec, program)
+    found, refused = multiplications(program)
+    leaves = jax.tree.leaves((params, *args))
+    sites: dict[str, tuple[Multiplication, Quantizer, Tensor, Array, Array]] = {}
+
+    def measure(layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
+        setting = settings.get(layer.site)
+        told = [] if setting is None else of_inputs(layer, setting, values)
+        weights = [(q, t) for q, t, _ in told if t.role == "weight"]
+        if weights and layer.site in {la.site for la in program.layers}:
+            if layer.site not in found:
+                raise ValueError(
+                    f"awq can't replace the weight of {layer.site!r}: {refused[layer.site]}. Set "
+                    "None there."
+                )
+            at = found[layer.site]
+            check_users("awq", program, at, {layer.site: at})
+            x = at.reads(values)
+            check_finite("awq", layer.site, weights=values[at.index], inputs=x)
+            sites[layer.site] = (at, *weights[0], at.moment(x, x), at.magnitude(x))
+        return plain(layer, key, *values)
+
+    evaluate(program, measure, None, leaves)
+    if not sites:
+        raise ValueError("awq found no weights to quantize: no setting of the spec has any.")
+    # Where a linear layer comes before, scales go into its outputs and cost nothing at run
+    # time.
+    into: dict[str, Pair] = {}
+    if fold:
+        into = {pair.second.layer.site: pair for pair in pairs(program, leaves)}
+    scales: dict[str, np.ndarray] = {}
+    for site, (at, quantizer, tensor, second, size) in sites.items():
+        pair = into.get(site)
+        channels = _input_channels(at) if pair is None else pair.channels
+        scale = _search(at, leaves, quantizer, tensor, second, size, channels, points)
+        if pair is not None:
+            rescale(pair, leaves, scale)
+        else:
+            scales[site] = scale[channels]
+    started: dict[str, Quantizer] = {}
+    for site, (at, quantizer, tensor, *_) in sites.items():
+        leaf = leaves[at.origin.leaf]
+        w = at.origin.to_input(leaf)
+        if site in scales:
+            quantizer = Scaled(quantizer, _narrow(at, scales[site]))
+        method = start(quantizer, w, tensor)
+        new = compiled(method, tensor)(w)
+        check_kept("awq", method, new, tensor)
+        leaves[at.origin.leaf] = at.origin.to_leaf(new, leaf)
+        started[site] = method
+    count = len(jax.tree.leaves(params))
+    fitted = jax.tree.unflatten(jax.tree.structure(params), leaves[:count])
+    return fitted, started_spec(program, settings, started)
+
+
+def _search(
+    at: Multiplication,
+    leaves: Sequence[Any],
+    quantizer: Quantizer,
+    tensor: Tensor,
+    second: Array,
+    size: Float[Array, "groups inputs"],
+    channels: Int[np.ndarray, "groups inputs"],
+    points: int,
+) -> Float[np.ndarray, " channels"]:
+    """Returns the scale of each input channel with the smallest error of the layer's outputs."""
+    w = weights_of(at, leaves).astype(np.float32)
+    dtype = at.layer.inputs[at.index].aval.dtype
+    count = int(channels.max()) + 1
+    total = np.bincount(channels.reshape(-1), np.asarray(size, np.float64).reshape(-1), count)
+    each = total / np.maximum(np.bincount(channels.reshape(-1), minlength=count), 1)
+    # A channel that is always zero has no say; it gets the scale of the others' middle, one.
+    each = np.where(each > 0, each, np.exp(np.log(each[each > 0]).mean()) if each.any() else 1.0)
+
+    @jax.jit
+    def error(scale: Array) -> Array:
+        rows = scale[channels][:, :, None]
+        scaled = at.weight(w * rows).astype(dtype)
+        rounded = start(quantizer, scaled, tensor).quantize(scaled, tensor)
+        # The error of Q(w s) / s against w, as the layer's inputs weigh it.
+        difference = at.matrix(rounded).astype(jnp.float32) / rows - w
+        return excess(difference, jnp.zeros(w.shape), second, second).sum()
+
+    best, lowest = np.ones(count, np.float32), np.inf
+    for alpha in np.arange(points + 1) / points:
+        scale = each**alpha
+        # Centered geometrically, as the authors' code does: only ratios between channels
+        # matter.
+        scale = (scale / np.sqrt(scale.max() * scale.min())).astype(np.float32)
+        here = float(error(scale))
+        if here < lowest:
+            best, lowest = scale, here
+    return best
+
+
+def _input_channels(at: Multiplication) -> Int[np.ndarray, "groups inputs"]:
+    """Returns a number for every input channel; the places in a kernel share theirs."""
+    groups, inputs, _ = at.matrix_shape
+    places = 1
+    if at.is_convolution:
+        numbers = at.node.params["dimension_numbers"]
+        places = inputs // at.shape[numbers.rhs_spec[1]]
+    return (np.arange(groups * inputs) // places).reshape(groups, inputs)
+
+
+def _narrow(at: Multiplication, scale: Float[np.ndarray, "groups inputs"]) -> Array:
+    """A scale in the shape of the weight, with one entry along axes where it is constant."""
+    wide = at.weight(np.broadcast_to(scale[:, :, None], at.matrix_shape))
+    for axis in range(wide.ndim):
+        first = wide.take([0], axis)
+        wide = first if (wide == first).all() else wide
+    return jnp.asarray(wide, jnp.float32)
+
+
+__all__ = ["awq"]

@@ -1,0 +1,291 @@
+"""`fold_batch_norm`: a batch norm in inference becomes part of the linear layer before it.
+
+A normalization by running statistics is y = a x + b with a number a and b for each channel. With
+W' = a W and the bias a c + b the layer before it makes y at once, and the normalization is gone
+(Jacob et al., section 3.2).
+
+```python
+import jax
+import jaxeff
+from flax import nnx
+from jaxeff.compression import Int, fold_batch_norm, quantized
+from jaxeff.nn import LeNet5
+
+model = LeNet5(batch_norm=True, rngs=nnx.Rngs(0))
+model.eval()
+f, params = jaxeff.functional(model)
+x = jax.numpy.ones((2, 28, 28, 1))
+f, params = fold_batch_norm(f, params, x)
+logits = quantized(f, {"*:linear": Int(8)})(params, x)
+```
+
+Running statistics are closed over by a function or among its arguments, and most convolutions
+before a batch norm have no bias; so there is a new function besides new parameters. A bias that
+wasn't there is a leaf `bias` beside the weight, and the parameters of a folded normalization are
+gone.
+
+Sharp edges:
+    The statistics are folded as they are now: fold again after training.
+    A normalization by the statistics of its batch isn't affine, and stays.
+
+References:
+    Jacob et al., arXiv:1712.05877.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from jaxeff.compression.post_training._channels import Source, source
+from jaxeff.compression.post_training._equalization import replace_weights, weights_of
+from jaxeff.compression.post_training._multiplication import (
+    multiplications,
+    parameter_values,
+    users,
+)
+from jaxeff.core import a_batch, function, takes, tree
+from jaxeff.program import Layer, Program, Rule, interpret, plain, trace
+from jaxeff.program.ir import Value
+
+_DRAWS = 2
+
+
+@dataclass(frozen=True, eq=False)
+class _Fold:
+    """A linear layer, the normalization after it, and that one's two numbers per channel."""
+
+    source: Source
+    norm: Layer
+    factor: Float[np.ndarray, " channels"]
+    shift: Float[np.ndarray, " channels"]
+
+    @property
+    def site(self) -> str:
+        return self.source.at.layer.site
+
+
+@takes(f=function, params=tree, args=a_batch)
+def fold_batch_norm(f: Callable[..., Any], params: Any, *args: Any) -> tuple[Any, Any]:
+    """Folds every batch norm that directly follows a linear layer.
+
+    Args:
+        f: A pure function `f(params, *args)` in inference: running statistics are used.
+        params: Its parameters.
+        *args: Its other arguments; shapes count, and the values of state, but not those of data.
+
+    Returns:
+        A function `g` and its parameters. `g` takes and returns what `f` does, and its layers have
+        the same names. If there is nothing to fold they are `f` and `params`.
+
+    Raises:
+        ValueError: A normalization's numbers aren't finite.
+        TypeError: A bias has to be added, but the parameters are no nested dict.
+    """
+    program = trace(f, params, *args)
+    leaves = jax.tree.leaves((params, *args))
+    folds = _folds(program, leaves)
+    if not folds:
+        return f, params
+    count = len(jax.tree.leaves(params))
+    for fold in folds:
+        _scale(fold, leaves)
+    nested = _is_nested(params)
+    places = [_place(keys) for keys, _ in jax.tree.leaves_with_path(params)]
+    new = {fold.site: _new(fold, places) for fold in folds if fold.source.bias is None}
+    if new and not nested:
+        raise TypeError(
+            f"fold_batch_norm has to add a bias to {', '.join(new)}, so the parameters must be a "
+            "nested dict, as jaxeff.functional makes it."
+        )
+    norms = {fold.norm.site for fold in folds}
+    gone = set()
+    for place, value in zip(places, program.inputs[:count], strict=True):
+        used = users(program, value.path)
+        if nested and used and set(used) <= norms:
+            gone.add(place)
+    structure = jax.tree.structure(params)
+    shapes = [jax.ShapeDtypeStruct(np.shape(x), jnp.result_type(x)) for x in leaves[:count]]
+    axes = {fold.site: _axes(fold) for fold in folds}
+
+    def rule(given: Mapping[str, Any], layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
+        if layer.site in norms:
+            (x,) = (values[i] for i in layer.data)
+            return (x,)
+        outputs = list(plain(layer, key, *values))
+        if layer.site in new:
+            bias, y = given[layer.site], outputs[0]
+            outputs[0] = y + jnp.expand_dims(bias, _missing(axes[layer.site], y.ndim))
+        return outputs
+
+    def g(params: Any, *args: Any, **kwargs: Any) -> Any:
+        given = {site: _at(params, place) for site, place in new.items()}
+        if nested:
+            # The original function still expects the leaves that are gone; its
+            # normalizations are passed over, so zeros do.
+            filled = [
+                jnp.zeros(shape.shape, shape.dtype) if place in gone else _at(params, place)
+                for place, shape in zip(places, shapes, strict=True)
+            ]
+            params = jax.tree.unflatten(structure, filled)
+
+        def make_rule(program: Program) -> Rule:
+            del program
+            return lambda layer, key, *values: rule(given, layer, key, *values)
+
+        return interpret(f, make_rule, None, (params, *args), kwargs)
+
+    if not nested:
+        return g, jax.tree.unflatten(structure, leaves[:count])
+    kept = {p: x for p, x in zip(places, leaves[:count], strict=True) if p not in gone}
+    kept.update({new[fold.site]: _bias(fold) for fold in folds if fold.site in new})
+    return g, _nest(kept)
+
+
+def _folds(program: Program, leaves: Sequence[Any]) -> list[_Fold]:
+    found, _ = multiplications(program)
+    env = parameter_values(program, leaves)
+    results = {v for v in program.outputs if isinstance(v, Value)}
+    folds = []
+    for at in found.values():
+        outputs = at.layer.outputs
+        reading = [la for la in program.layers if outputs[0] in la.inputs]
+        # Folding changes the weight: nobody else may read it, and nothing but the
+        # normalization may read the product.
+        alone = users(program, at.origin.path) == [at.layer.site]
+        if len(outputs) != 1 or outputs[0] in results or len(reading) != 1 or not alone:
+            continue
+        (norm,) = reading
+        # An affine function without numbers of its own, such as a factor, is no normalization.
+        own = len(norm.inputs) > 1 and norm.kind in {"normalization", "elementwise"}
+        known = all(v is outputs[0] or v in env for v in norm.inputs)
+        if not own or not known or len(norm.outputs) != 1:
+            continue
+        first = source(program, at, leaves, env)
+        numbers = None if first is None else _affine(first, norm, env)
+        if first is not None and numbers is not None:
+            folds.append(_Fold(first, norm, *numbers))
+    return folds
+
+
+def _affine(
+    first: Source, norm: Layer, env: Mapping[Value, Any]
+) -> tuple[Float[np.ndarray, " channels"], Float[np.ndarray, " channels"]] | None:
+    """Factor and shift of each channel; None where a layer isn't affine, channel by channel."""
+    value = first.at.layer.outputs[0]
+
+    def run(x: Array) -> Array:
+        made: Array = norm.fn(*(x if v is value else env[v] for v in norm.inputs))[0]
+        return made
+
+    @jax.jit
+    def tangent(x: Array) -> tuple[Array, Array]:
+        # At x = 0 the value is the shift, and the tangent along ones the factor of an
+        # elementwise function.
+        return jax.jvp(run, (x,), (jnp.ones_like(x),))
+
+    zero = np.zeros(value.aval.shape, value.aval.dtype)
+    shift, factor = (np.asarray(a, np.float64) for a in tangent(zero))
+    if shift.shape != zero.shape:
+        return None
+    tolerance = 1e-4 if jnp.finfo(zero.dtype).bits >= 32 else 0.05
+    # Affine or not is decided by values, not by the names of operations: random points must
+    # lie on the line, up to rounding of the two terms.
+    for draw in range(_DRAWS):
+        x = np.asarray(10 * np.random.default_rng(draw).normal(size=zero.shape), zero.dtype)
+        y = np.asarray(tangent(x)[0], np.float64)
+        parts = np.abs(factor * x) + np.abs(shift)
+        if not (np.abs(y - (factor * x + shift)) <= tolerance * parts).all():
+            if not np.isfinite(parts).all():
+                raise ValueError(f"fold_batch_norm: {norm.site!r} has numbers that aren't finite.")
+            return None
+    numbers = []
+    for array in (factor, shift):
+        each, flat = array.reshape(-1), first.channels.reshape(-1)
+        # All entries of a channel must agree: otherwise no weight and bias can hold the
+        # numbers.
+        mean = np.bincount(flat, each) / np.bincount(flat)
+        if not np.allclose(mean[flat], each, rtol=tolerance, atol=0):
+            return None
+        numbers.append(mean)
+    return numbers[0], numbers[1]
+
+
+def _scale(fold: _Fold, leaves: list[Any]) -> None:
+    """Puts a normalization's numbers into the weight, and the bias where there is one."""
+    at, bias = fold.source.at, fold.source.bias
+    matrix = weights_of(at, leaves)
+    replace_weights(at, leaves, matrix * fold.factor.reshape(matrix.shape[0], 1, -1))
+    if bias is not None:
+        channels, leaf = fold.source.bias_channels, leaves[bias.leaf]
+        assert channels is not None
+        new = np.asarray(leaf, np.float64) * fold.factor[channels] + fold.shift[channels]
+        leaves[bias.leaf] = jnp.asarray(new.astype(leaf.dtype))
+
+
+def _axes(fold: _Fold) -> tuple[int, ...]:
+    """Returns the axes of a layer's output along which channels differ, counted from the end."""
+    channels = fold.source.channels
+    return tuple(
+        axis - channels.ndim
+        for axis in range(channels.ndim)
+        if (channels != channels.take([0], axis)).any()
+    )
+
+
+def _bias(fold: _Fold) -> Array:
+    """Returns a new bias: the shift, with the axes of the layer's channels."""
+    channels, axes = fold.source.channels, _axes(fold)
+    first = channels[
+        tuple(slice(None) if a - channels.ndim in axes else 0 for a in range(channels.ndim))
+    ]
+    return jnp.asarray(fold.shift[first], fold.norm.outputs[0].aval.dtype)
+
+
+def _missing(axes: tuple[int, ...], rank: int) -> tuple[int, ...]:
+    return tuple(a for a in range(rank) if a - rank not in axes)
+
+
+def _is_nested(tree: Any) -> bool:
+    """Returns whether parameters are nested dicts of arrays with string keys."""
+    if not isinstance(tree, Mapping):
+        return False
+    return all(
+        isinstance(k, str) and (_is_nested(v) or not isinstance(v, Mapping | tuple | list))
+        for k, v in tree.items()
+    )
+
+
+def _place(keys: Sequence[Any]) -> tuple[str, ...]:
+    """Returns where a leaf of nested dicts is."""
+    return tuple(jax.tree_util.keystr((key,), simple=True) for key in keys)
+
+
+def _new(fold: _Fold, places: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+    """Returns where the bias of a layer goes that has none."""
+    beside = places[fold.source.at.origin.leaf][:-1]
+    taken = (*beside, "bias") in places
+    return (*beside, "folded_bias" if taken else "bias")
+
+
+def _at(tree: Any, place: tuple[str, ...]) -> Any:
+    for key in place:
+        tree = tree[key]
+    return tree
+
+
+def _nest(leaves: Mapping[tuple[str, ...], Any]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for (*parents, last), leaf in leaves.items():
+        node = tree
+        for key in parents:
+            node = node.setdefault(key, {})
+        node[last] = leaf
+    return tree
+
+
+__all__ = ["fold_batch_norm"]

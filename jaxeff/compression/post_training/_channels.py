@@ -1,0 +1,267 @@
+"""Which output channel of one layer is which input of another, and what lies between scales along.
+
+Between two linear layers there may be anything that keeps channels apart and is positively
+homogeneous, g(s x) = s g(x) for s > 0: a ReLU, a leaky one, pooling, a mean, a reshape. Neither is
+read off names. The functions between are evaluated at values of all sizes and both signs, and again
+with channels multiplied by small whole numbers, the digits of the channel's number; where every
+ratio is a whole number, and the same wherever an input of the second layer stands, the digits give
+the channel. A GELU, a sigmoid, a clipped ReLU, a shift or a softmax gives ratios that aren't whole,
+and there is no pair.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from jaxeff.compression.post_training._multiplication import (
+    Multiplication,
+    Origin,
+    mean_per_entry,
+    multiplications,
+    origin,
+    parameter_values,
+    producers,
+    users,
+)
+from jaxeff.program import Layer, Program
+from jaxeff.program.ir import Value
+
+_BASE = 8
+_DRAWS = 4
+
+Labels = Int[np.ndarray, "..."]
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """A linear layer whose output channels can be scaled, for nothing else reads its parameters.
+
+    Attributes:
+        at: The layer.
+        bias: The parameter added to it, if there is one.
+        bias_channels: For each entry of that parameter, its channel.
+        channels: For each entry of the layer's output, its channel, counted over groups.
+    """
+
+    at: Multiplication
+    bias: Origin | None
+    bias_channels: Labels | None
+    channels: Labels
+
+
+@dataclass(frozen=True, eq=False)
+class Pair:
+    """Two linear layers of which the second reads the first one's channels.
+
+    Attributes:
+        first: The layer that makes the channels.
+        second: The layer that reads them.
+        channels: For each input of the second, the channel of the first.
+    """
+
+    first: Source
+    second: Multiplication
+    channels: Int[np.ndarray, "groups inputs"]
+
+
+def pairs(program: Program, leaves: Sequence[Any]) -> list[Pair]:
+    """Returns every pair of linear layers between which channels can be rescaled.
+
+    Args:
+        program: What `trace` returned.
+        leaves: The flattened arguments; parameters are looked at, data isn't.
+
+    Returns:
+        Pairs in order of execution. The first layer's result is read along one way only.
+    """
+    found, _ = multiplications(program)
+    env = parameter_values(program, leaves)
+    readers: dict[Value, list[Layer]] = {}
+    for layer in program.layers:
+        for v in layer.inputs:
+            readers.setdefault(v, []).append(layer)
+    results = {v for v in program.outputs if isinstance(v, Value)}
+    made: list[Pair] = []
+    for at in found.values():
+        # Rescaling is only allowed where nothing else reads the channels in between.
+        way = _way(at.layer, readers, results, found, env)
+        if way is None or not _alone(program, at) or not _alone(program, way[1]):
+            continue
+        first = source(program, at, leaves, env)
+        channels = None if first is None else _carried(first, *way, env)
+        if first is not None and channels is not None:
+            made.append(Pair(first, way[1], channels))
+    return made
+
+
+def source(
+    program: Program, at: Multiplication, leaves: Sequence[Any], env: Mapping[Value, Any]
+) -> Source | None:
+    """A layer with the channels of its output, or None where its bias is shared or computed."""
+    channels = output_channels(at)
+    biases = at.layer.biases
+    if channels is None or len(biases) > 1:
+        return None
+    if not biases:
+        return Source(at, None, None, channels)
+    bias = origin(program, at.layer.inputs[biases[0]], producers(program), grows=True)
+    if bias is None or users(program, bias.path) != [at.layer.site]:
+        return None
+    values = [env.get(v, _zeros(v)) for v in at.layer.inputs]
+    # The mean of channel numbers over the places that a bias entry adds to is that entry's
+    # channel.
+    labels = channels.astype(np.float32)
+    entries = mean_per_entry(at.layer, bias, biases[0], leaves[bias.leaf], values, labels)
+    return Source(at, bias, np.rint(np.asarray(entries, np.float64)).astype(int), channels)
+
+
+def output_channels(at: Multiplication) -> Labels | None:
+    """Returns the channel of every entry of a layer's output, counted over groups.
+
+    None where an entry is made of no weight, as between those of a dilated image.
+    """
+    groups, inputs, outputs = at.matrix_shape
+    zeros = [z + 1 if v.is_data else z for v in at.layer.inputs for z in (_zeros(v),)]
+
+    @jax.jit
+    def output(scales: Float[Array, " channels"]) -> Array:
+        rows = scales.reshape(groups, 1, outputs)
+        matrix = jnp.broadcast_to(rows, (groups, inputs, outputs))
+        values = list(zeros)
+        values[at.index] = at.weight(matrix).astype(zeros[at.index].dtype)
+        made: Array = at.layer.fn(*values)[0]
+        return made
+
+    labels = _labels(output, groups * outputs)
+    return None if labels is None or (labels < 0).any() else labels
+
+
+def _way(
+    first: Layer,
+    readers: Mapping[Value, Sequence[Layer]],
+    results: set[Value],
+    found: Mapping[str, Multiplication],
+    env: Mapping[Value, Any],
+) -> tuple[list[Layer], Multiplication] | None:
+    """Returns the layers between a linear layer and the one that alone reads what becomes of it."""
+    between: list[Layer] = []
+    layer = first
+    while len(layer.outputs) == 1:
+        (value,) = layer.outputs
+        reading = readers.get(value, [])
+        if value in results or len(reading) != 1:
+            return None
+        (layer,) = reading
+        if layer.site in found:
+            return between, found[layer.site]
+        known = all(v is value or v in env for v in layer.inputs)
+        if not layer.nodes or layer.kind == "control flow" or not known:
+            return None
+        between.append(layer)
+    return None
+
+
+def _carried(
+    first: Source, between: Sequence[Layer], second: Multiplication, env: Mapping[Value, Any]
+) -> Int[np.ndarray, "groups inputs"] | None:
+    """For each input of the second layer the first one's channel; None where there is none."""
+    value = first.at.layer.outputs[0]
+
+    def through(x: Array) -> Array:
+        known = {**env, value: x}
+        for layer in between:
+            known[layer.outputs[0]] = layer.fn(*(known[v] for v in layer.inputs))[0]
+        return second.reads([known.get(v, _zeros(v)) for v in second.layer.inputs])
+
+    @jax.jit
+    def scaled(x: Array, scales: Array) -> Array:
+        return through(x * scales[first.channels].astype(x.dtype))
+
+    count = int(first.channels.max()) + 1
+    labels: Labels | None = None
+    for draw in range(_DRAWS):
+        random = np.random.default_rng(draw // 2)
+        # Magnitudes over six decades: a clip, a GELU's knee or a shift shows at some of
+        # them.
+        x = 10.0 ** random.uniform(-3, 3, value.aval.shape)
+        # What a ReLU stops with one sign, it lets through with the other.
+        x = np.where((random.random(x.shape) < 0.5) == bool(draw % 2), x, -x)
+        x = x.astype(value.aval.dtype)
+        drawn = _labels(partial(scaled, x), count)
+        if drawn is None:
+            return None
+        labels = drawn if labels is None else labels
+        # Every draw must give the same channels; -1 (stopped by a ReLU) agrees with
+        # anything.
+        if ((drawn != labels) & (drawn >= 0) & (labels >= 0)).any():
+            return None
+        labels = np.maximum(labels, drawn)
+    assert labels is not None
+    return _inputs(second, labels)
+
+
+def _inputs(second: Multiplication, labels: Labels) -> Int[np.ndarray, "groups inputs"] | None:
+    """The label of each input of a layer, where all rows agree. Zero is what padding gives."""
+    highest: Any = None
+    rows = jax.jit(second.rows)
+    marked = jnp.asarray(labels + 1, jnp.float32)
+    for part, _ in second.parts(marked):
+        here = np.rint(np.asarray(rows(*part))).astype(int)
+        highest = here.max(1) if highest is None else np.maximum(highest, here.max(1))
+    for part, _ in second.parts(marked):
+        here = np.rint(np.asarray(rows(*part))).astype(int)
+        if ((here != highest[:, None]) & (here != 0)).any():
+            return None
+    return None if (highest == 0).any() else highest - 1
+
+
+def _labels(run: Callable[[Any], Array], count: int) -> Labels | None:
+    """Returns the channel that each entry of a result scales with: -1 where it is zero anyway.
+
+    Args:
+        run: Gives the result for a factor of each channel.
+        count: Number of channels.
+
+    Returns:
+        None where a ratio isn't that of a single channel.
+    """
+    base = run(np.ones(count, np.float32))
+    tolerance = 1e-3 if jnp.finfo(base.dtype).bits >= 32 else 0.03
+    known = np.asarray(base, np.float64)
+    alive = known != 0
+    labels = np.zeros(known.shape, int)
+    weight = 1
+    while weight < count:
+        # The channel's number in base 8, one digit per evaluation: log_8(count) evaluations
+        # instead of one per channel. A max pooling may choose another entry of the same
+        # channel, which has the same factor.
+        digits = np.arange(count) // weight % _BASE
+        scaled = np.asarray(run((1 + digits).astype(np.float32)), np.float64)
+        ratio = np.divide(scaled, known, where=alive, out=np.ones_like(known))
+        whole = np.rint(ratio)
+        # Not finite is neither, hence the form of the comparison.
+        fits = (np.abs(ratio - whole) <= tolerance * np.abs(ratio)) & (whole >= 1)
+        if not (fits & (whole <= _BASE)).all() or (scaled[~alive] != 0).any():
+            return None
+        labels += (whole.astype(int) - 1) * weight
+        weight *= _BASE
+    return None if (labels >= count).any() else np.where(alive, labels, -1)
+
+
+def _alone(program: Program, at: Multiplication) -> bool:
+    """Returns whether no other layer reads the weight."""
+    return users(program, at.origin.path) == [at.layer.site]
+
+
+def _zeros(value: Value) -> np.ndarray:
+    """Zeros like a value."""
+    return np.zeros(value.aval.shape, value.aval.dtype)
+
+
+__all__ = ["Pair", "Source", "output_channels", "pairs", "source"]

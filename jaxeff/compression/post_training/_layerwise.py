@@ -1,0 +1,320 @@
+"""A model and its quantized self side by side, layer by layer, on one batch.
+
+Every layer sees what the original network feeds it, and what the layers before it, quantized
+already, feed it. GPTQ, AdaRound and bias correction are what is done at a layer.
+
+Sharp edges:
+    Values are concrete: this is host code that can't be traced, one layer's arrays at a time.
+    A layer in a loop is quantized as its setting says and left alone otherwise.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from jaxeff.compression._quantized import check_spec, of_inputs, quantized_layer, settings_of
+from jaxeff.compression.numerics import LayerQuantization, Method, Quantizer, Tensor
+from jaxeff.compression.post_training._multiplication import (
+    Matrix,
+    Multiplication,
+    multiplications,
+    parameter_values,
+    users,
+)
+from jaxeff.program import Layer, Program, Rule, evaluate, plain, trace
+
+At = Callable[[Layer, Sequence[Any], Sequence[Any], Sequence[Any]], Sequence[Any] | None]
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """One layer's weights to be put on their grid.
+
+    Attributes:
+        at: The layer.
+        tensor: What its quantizer is told.
+        quantizer: The method, started.
+        weights: The original weights, as matrices in float32.
+        exact: The data that the original network feeds the layer.
+        given: The data that the quantized network feeds it.
+        dtype: Dtype of the weights as the layer reads them.
+    """
+
+    at: Multiplication
+    tensor: Tensor
+    quantizer: Quantizer
+    weights: Matrix
+    exact: Array
+    given: Array
+    dtype: Any
+
+    @cached_property
+    def round(self) -> Callable[[Matrix], Matrix]:
+        """`nearest`, compiled."""
+        return jax.jit(self.nearest)
+
+    def nearest(self, matrix: Matrix) -> Matrix:
+        """Values of the grid; of all inputs, or of a single one."""
+        weight = self.at.weight(matrix).astype(self.dtype)
+        rounded = self.quantizer.quantize(weight, self.tensor)
+        return self.at.matrix(rounded).astype(jnp.float32)
+
+
+Solve = Callable[[Problem], Matrix]
+
+
+def arguments(where: str, batch: Any) -> tuple[Any, ...]:
+    """Returns a batch as arguments.
+
+    Raises:
+        ValueError: It is empty, or holds NaN or infinity.
+    """
+    args = batch if isinstance(batch, tuple) else (batch,)
+    for leaf in jax.tree.leaves(args):
+        if np.size(leaf) == 0:
+            raise ValueError(f"{where} needs a batch with at least one example, but it is empty.")
+        numeric = jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
+        if numeric and not np.isfinite(leaf).all():
+            raise ValueError(f"{where} needs a batch of finite numbers, but it holds NaN or inf.")
+    return args
+
+
+def on_grids(
+    where: str,
+    f: Callable[..., Any],
+    params: Any,
+    batch: Any,
+    spec: Mapping[str, Method | None],
+    solve: Solve,
+) -> tuple[Any, dict[str, LayerQuantization | None]]:
+    """Parameters whose weights lie on their quantizers' grids, chosen layer by layer.
+
+    Args:
+        where: The function's name, for error messages.
+        f: A pure function `f(params, *args)`.
+        params: Its parameters.
+        batch: `args` as a tuple, or the only one of them.
+        spec: As for `quantized`. Open numbers of a weight's method are those of the original
+            weights; activations are quantized as they are set.
+        solve: Gives the new weights of a layer.
+
+    Returns:
+        The parameters, and a spec for them with one setting per site.
+
+    Raises:
+        ValueError: Nothing in the spec has weights, a weight can't be replaced, values aren't
+            finite, or a method doesn't keep its own grid.
+    """
+    check_spec(spec)
+    args = arguments(where, batch)
+    program = trace(f, params, *args)
+    settings = settings_of(spec, program)
+    found, refused = multiplications(program)
+    leaves = jax.tree.leaves((params, *args))
+    solved: dict[str, tuple[Array, Quantizer]] = {}
+    started: dict[str, Quantizer] = {}
+
+    def at(
+        layer: Layer, exact: Sequence[Any], outputs: Sequence[Any], given: Sequence[Any]
+    ) -> Sequence[Any] | None:
+        del outputs
+        setting = settings.get(layer.site)
+        if setting is None:
+            return None
+        inputs = list(given)
+        weights = [q for q in of_inputs(layer, setting, exact) if q[1].role == "weight"]
+        if not weights:
+            return None
+        if layer.site not in found:
+            raise ValueError(
+                f"{where} can't replace the weight of {layer.site!r}: {refused[layer.site]}. Set "
+                "None there."
+            )
+        ((quantizer, tensor, i),) = weights
+        here = found[layer.site]
+        # The weight is fitted to what the layer will read: quantized activations of
+        # quantized layers.
+        for method, told, j in of_inputs(layer, setting, given):
+            if told.role == "activation":
+                inputs[j] = compiled(method, told)(inputs[j])
+        path = here.origin.path
+        # Two uses of one weight share its solution, that of the first use.
+        if path not in solved:
+            check_users(where, program, here, found)
+            w = exact[i]
+            check_finite(where, layer.site, weights=w, inputs=here.reads(inputs))
+            quantizer = start(quantizer, w, tensor)
+            problem = Problem(
+                here,
+                tensor,
+                quantizer,
+                here.matrix(np.asarray(w)).astype(np.float32),
+                here.reads(exact),
+                here.reads(inputs),
+                w.dtype,
+            )
+            new = jnp.asarray(here.weight(np.asarray(solve(problem))).astype(w.dtype))
+            # The returned spec must reproduce these weights: quantizing them again changes
+            # nothing.
+            check_kept(where, quantizer, new, tensor)
+            leaf = here.origin.leaf
+            leaves[leaf] = here.origin.to_leaf(new, leaves[leaf])
+            solved[path] = new, quantizer
+        inputs[i], started[layer.site] = solved[path]
+        return evaluated(layer, inputs)
+
+    side_by_side(program, settings, leaves, at)
+    if not started:
+        raise ValueError(f"{where} found no weights to quantize: no setting of the spec has any.")
+    count = len(jax.tree.leaves(params))
+    fitted = jax.tree.unflatten(jax.tree.structure(params), leaves[:count])
+    return fitted, started_spec(program, settings, started)
+
+
+def side_by_side(
+    program: Program, settings: Mapping[str, LayerQuantization], leaves: Sequence[Any], at: At
+) -> None:
+    """Evaluates a program twice: as it is, and quantized.
+
+    Args:
+        program: What `trace` returned.
+        settings: By site.
+        leaves: The flattened arguments.
+        at: `at(layer, exact inputs, exact outputs, quantized inputs)` may give the quantized
+            outputs; None leaves them to the layer's setting.
+    """
+    exact = parameter_values(program, leaves)
+    given = dict(exact)
+    # Values are freed after their last reader: two copies of every activation are held
+    # otherwise.
+    last = {v: i for i, layer in enumerate(program.layers) for v in layer.inputs}
+    for i, layer in enumerate(program.layers):
+        if any(v not in exact for v in layer.outputs):
+            values, others = ([env[v] for v in layer.inputs] for env in (exact, given))
+            run = jax.jit(partial(_run, layer, plain))
+            outputs = run(values)
+            exact.update(zip(layer.outputs, outputs, strict=True))
+            changed = None
+            if layer.nodes and layer.kind != "control flow":
+                changed = at(layer, values, outputs, others)
+            if changed is None:
+                # Without a setting both evaluations share one compiled function.
+                quantizes = layer.kind == "control flow" or layer.site in settings
+                rule = partial(_run, layer, partial(quantized_layer, settings))
+                changed = (jax.jit(rule) if quantizes else run)(others)
+            given.update(zip(layer.outputs, changed, strict=True))
+        for v in layer.inputs:
+            if last[v] == i:
+                del exact[v], given[v]
+
+
+def started_spec(
+    program: Program, settings: Mapping[str, LayerQuantization], started: Mapping[str, Quantizer]
+) -> dict[str, LayerQuantization | None]:
+    """Returns the settings with started weights, one pattern per site.
+
+    A later use of a layer that is left alone says so.
+    """
+    used = {layer.base for layer in program.sites if layer.site in settings}
+    spec: dict[str, LayerQuantization | None] = {}
+    for layer in program.sites:
+        if layer.base in used:
+            setting = settings.get(layer.site)
+            if setting is not None and layer.site in started:
+                setting = replace(setting, weights=started[layer.site])
+            spec[layer.site] = setting
+    return spec
+
+
+def start(quantizer: Quantizer, w: Array, tensor: Tensor) -> Quantizer:
+    """Returns the method with the numbers it takes from a weight."""
+    found: Quantizer = quantizer.start(w, tensor) if hasattr(quantizer, "start") else quantizer
+    return found
+
+
+def compiled(quantizer: Quantizer, tensor: Tensor) -> Callable[[Array], Array]:
+    """Returns a method as a function of an array."""
+    quantize: Callable[[Array], Array] = jax.jit(lambda x: quantizer.quantize(x, tensor))
+    return quantize
+
+
+def evaluated(layer: Layer, values: Sequence[Any]) -> Sequence[Any]:
+    """Returns a layer's outputs."""
+    outputs: Sequence[Any] = jax.jit(layer.fn)(*values)
+    return outputs
+
+
+def _run(layer: Layer, rule: Rule, values: Sequence[Any]) -> Sequence[Any]:
+    one = Program(layer.inputs, {}, (layer,), layer.outputs)
+    return evaluate(one, rule, None, values)
+
+
+def check_users(
+    where: str, program: Program, here: Multiplication, found: Mapping[str, Multiplication]
+) -> None:
+    """Checks that no other kind of layer reads a weight.
+
+    Raises:
+        ValueError: One does.
+    """
+    others = [
+        site
+        for site in users(program, here.origin.path)
+        if site not in found or found[site].origin.path != here.origin.path
+    ]
+    if others:
+        raise ValueError(
+            f"{where} can't replace the weight of {here.layer.site!r}: {here.origin.path!r} is "
+            f"read by {', '.join(others)} too. Set None there."
+        )
+
+
+def check_finite(where: str, site: str, **arrays: Array) -> None:
+    """Checks a layer's arrays.
+
+    Raises:
+        ValueError: One holds NaN or infinity.
+    """
+    for what, x in arrays.items():
+        if not np.isfinite(x).all():
+            raise ValueError(
+                f"{where}: the {what} of {site!r} hold NaN or infinity; look at the parameters and "
+                "the batch."
+            )
+
+
+def check_kept(where: str, quantizer: Quantizer, new: Array, tensor: Tensor) -> None:
+    """Checks that a method gives its own values back.
+
+    Raises:
+        ValueError: It doesn't.
+    """
+    again = compiled(quantizer, tensor)(new)
+    if not (np.asarray(again) == np.asarray(new)).all():
+        raise ValueError(
+            f"{where}: {type(quantizer).__name__} at {tensor.site!r} moves values that it made, so "
+            "weights can't be kept on its grid; take a method with fixed numbers, such as "
+            "Uniform(4) or LSQ(4)."
+        )
+
+
+__all__ = [
+    "Problem",
+    "Solve",
+    "arguments",
+    "check_finite",
+    "check_kept",
+    "check_users",
+    "compiled",
+    "evaluated",
+    "on_grids",
+    "side_by_side",
+    "start",
+    "started_spec",
+]

@@ -1,0 +1,399 @@
+"""Dot products and convolutions as one matrix product, with the parameter that is their weight.
+
+Every linear layer is `Y[g] = X[g] @ W[g]`: X `[groups, rows, inputs]`, W
+`[groups, inputs, outputs]`. Groups are the batch dimensions of a dot product, or the feature groups
+of a convolution, whose rows are its patches. Which parameter a weight is, is followed through what
+only moves or converts entries; any other weight (a product of two, one that is fake-quantized
+already) is no parameter that could be replaced, and is refused by name.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float
+
+from jaxeff.program import Layer, Program
+from jaxeff.program.ir import Node, Role, Value, run_nodes
+from jaxeff.program.ir import primitives as prim
+
+_CONVERSIONS = {prim.p.convert_element_type_p, prim.p.copy_p, prim.NAME}
+_MOVES = _CONVERSIONS | {
+    prim.p.reshape_p, prim.p.transpose_p, prim.p.rev_p, prim.p.squeeze_p, prim.p.broadcast_in_dim_p,
+}  # fmt: skip
+
+_EXACT = lax.Precision.HIGHEST
+
+_ROWS = 1 << 24
+"""Entries of X at once; more are taken in parts, for a convolution has each value many times."""
+
+Matrix = Float[Array, "groups inputs outputs"]
+
+
+@dataclass(frozen=True, eq=False)
+class Origin:
+    """The parameter that a layer's input is made of, entry by entry.
+
+    Attributes:
+        leaf: Position among the flattened arguments, parameters first.
+        path: Its name.
+        value: It, in the program.
+        nodes: What happens to it on the way.
+        target: The layer's input.
+    """
+
+    leaf: int
+    path: str
+    value: Value
+    nodes: tuple[Node, ...]
+    target: Value
+
+    def to_input(self, leaf: Array) -> Array:
+        """Returns the layer's input for a value of the parameter."""
+        if not self.nodes:
+            return leaf
+        made: Array = run_nodes(self.nodes, (self.value,), (leaf,), (self.target,))[0]
+        return made
+
+    def to_leaf(self, x: Array, like: Array) -> Array:
+        """The parameter for a value of the input; moves are undone by their transposition."""
+        if not self.nodes:
+            return x
+        # Moves permute entries, so the transposed map is the inverse.
+        moved: Array = jax.jit(lambda x, like: jax.vjp(self.to_input, like)[1](x)[0])(x, like)
+        return moved
+
+
+@dataclass(frozen=True, eq=False)
+class Multiplication:
+    """A linear layer that multiplies by entries of one parameter.
+
+    Attributes:
+        layer: The layer.
+        index: The weight among the layer's inputs.
+        origin: The parameter behind it.
+    """
+
+    layer: Layer
+    index: int
+    origin: Origin
+
+    @property
+    def node(self) -> Node:
+        """The dot product or convolution."""
+        node = self.layer.op
+        assert node is not None
+        return node
+
+    @property
+    def is_convolution(self) -> bool:
+        """Whether it is one."""
+        return self.node.primitive is prim.p.conv_general_dilated_p
+
+    @functools.cached_property
+    def _side(self) -> int:
+        return next(i for i, v in enumerate(self.node.inputs) if not _is_data(v))
+
+    @functools.cached_property
+    def _axes(self) -> tuple[list[int], list[int], list[int]]:
+        """The weight's axes: groups, inputs, outputs; those of a convolution share the first."""
+        if self.is_convolution:
+            out, *summed = self.node.params["dimension_numbers"].rhs_spec
+            return [], list(summed), [out]
+        # What is neither summed nor paired makes outputs.
+        summed, batch = (d[self._side] for d in self.node.params["dimension_numbers"])
+        rest = [a for a in range(self._shape_rank) if a not in {*summed, *batch}]
+        return list(batch), list(summed), rest
+
+    @property
+    def _shape_rank(self) -> int:
+        return len(self.layer.inputs[self.index].aval.shape)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the weight as the layer reads it."""
+        shape: tuple[int, ...] = self.layer.inputs[self.index].aval.shape
+        return shape
+
+    @property
+    def groups(self) -> int:
+        """How many matrices there are."""
+        if self.is_convolution:
+            return int(self.node.params["feature_group_count"])
+        return math.prod(self.shape[a] for a in self._axes[0])
+
+    @property
+    def matrix_shape(self) -> tuple[int, int, int]:
+        """Groups, inputs, outputs."""
+        inputs = math.prod(self.shape[a] for a in self._axes[1])
+        return self.groups, inputs, math.prod(self.shape) // (self.groups * inputs)
+
+    def matrix(self, w: Any) -> Any:
+        """A weight of the layer, or one with inputs of size one, as matrices; NumPy's or JAX's."""
+        groups, summed, outputs = self._axes
+        inputs = math.prod(w.shape[a] for a in summed)
+        if self.is_convolution:  # [outputs, inputs], outputs of a group beside each other
+            flat = w.transpose(outputs + summed).reshape(self.groups, -1, inputs)
+            return flat.swapaxes(1, 2)
+        return w.transpose(groups + summed + outputs).reshape(self.groups, inputs, -1)
+
+    def weight(self, matrix: Any) -> Any:
+        """Returns the weight of a matrix; one with a single row gets axes of size one."""
+        groups, summed, outputs = self._axes
+        order = outputs + summed if self.is_convolution else groups + summed + outputs
+        # A single row stands for any input: GPTQ rounds one input of all outputs at a time.
+        whole = matrix.shape[1] > 1 or all(self.shape[a] == 1 for a in summed)
+        sizes = [self.shape[a] if whole or a not in summed else 1 for a in order]
+        flat = matrix.swapaxes(1, 2) if self.is_convolution else matrix
+        back = sorted(range(len(order)), key=order.__getitem__)
+        return flat.reshape(sizes).transpose(back)
+
+    def reads(self, values: Sequence[Any]) -> Array:
+        """Returns the data operand, of the layer's inputs."""
+        operand = self.node.inputs[1 - self._side]
+        if operand in self.layer.inputs:
+            at: Array = values[self.layer.inputs.index(operand)]
+            return at
+        nodes = _before(self.layer.nodes, operand)
+        made: Array = run_nodes(nodes, self.layer.inputs, values, (operand,))[0]
+        return made
+
+    def rows(self, x: Array) -> Float[Array, "groups rows inputs"]:
+        """Returns the data operand as matrices: patches of a convolution, padding as zeros."""
+        params = self.node.params
+        if not self.is_convolution:
+            summed, batch = (list(d[1 - self._side]) for d in params["dimension_numbers"])
+            rest = [a for a in range(x.ndim) if a not in {*summed, *batch}]
+            inputs = math.prod(x.shape[a] for a in summed)
+            return x.transpose(batch + rest + summed).reshape(self.groups, -1, inputs)
+        numbers = params["dimension_numbers"]
+        # At the highest precision: patches are copies of inputs, and a TPU's or GPU's
+        # default product would round them.
+        patches = lax.conv_general_dilated_patches(
+            x.transpose(numbers.lhs_spec),
+            [self.shape[a] for a in numbers.rhs_spec[2:]],
+            params["window_strides"],
+            params["padding"],
+            params["lhs_dilation"],
+            params["rhs_dilation"],
+            precision=_EXACT,
+        )
+        # Patches come as channels x taps, channels slowest: the order of `matrix`, groups
+        # outermost.
+        patches = patches.reshape(x.shape[numbers.lhs_spec[0]], self.groups, -1, *patches.shape[2:])
+        patches = patches.reshape(*patches.shape[:3], -1)
+        return patches.transpose(1, 0, 3, 2).reshape(self.groups, -1, patches.shape[2])
+
+    def moment(self, x: Array, y: Array) -> Float[Array, "groups inputs inputs"]:
+        """Returns the mean of x y^T over rows."""
+
+        @jax.jit
+        def sums(a: Array, b: Array) -> Array:
+            a, b = (self.rows(v.astype(jnp.float32)) for v in (a, b))
+            return jnp.einsum("gni,gnj->gij", a, b, precision=_EXACT) / a.shape[1]
+
+        return self._mean(sums, x, y)
+
+    def magnitude(self, x: Array) -> Float[Array, "groups inputs"]:
+        """Returns the mean of |x| of every input."""
+        return self._mean(jax.jit(lambda x: jnp.abs(self.rows(x.astype(jnp.float32))).mean(1)), x)
+
+    def _mean(self, of: Callable[..., Array], *xs: Array) -> Array:
+        """Returns the mean over parts of the batch, weighed by their sizes."""
+        # Parts are added on the host in float64: float32 sums of many parts lose digits.
+        total: Any = 0.0
+        for part, share in self.parts(*xs):
+            total = total + np.asarray(of(*part), np.float64) * share
+        return jnp.asarray(total, jnp.float32)
+
+    def parts(self, *xs: Array) -> Iterator[tuple[tuple[Array, ...], float]]:
+        """Data operands in parts whose rows fit into memory, each with its share of the whole."""
+        if not self.is_convolution:
+            yield xs, 1.0
+            return
+        numbers = self.node.params["dimension_numbers"]
+        axis = numbers.lhs_spec[0]
+        patch = math.prod(self.shape[a] for a in numbers.rhs_spec[2:])
+        images = xs[0].shape[axis]
+        # Each value stands in as many patches as the kernel has taps.
+        split = min(images, 1 + xs[0].size * patch // _ROWS)
+        if split == 1:
+            yield xs, 1.0
+            return
+        for piece in np.array_split(np.arange(images), split):
+            part = tuple(lax.slice_in_dim(x, piece[0], piece[-1] + 1, axis=axis) for x in xs)
+            yield part, len(piece) / images
+
+
+def multiplications(program: Program) -> tuple[dict[str, Multiplication], dict[str, str]]:
+    """Returns the linear layers of a program, outside loops.
+
+    Returns:
+        By site: those that multiply by a parameter, and why others don't.
+    """
+    makers = producers(program)
+    found: dict[str, Multiplication] = {}
+    refused: dict[str, str] = {}
+    for layer in program.layers:
+        if layer.kind == "linear" and layer.site:
+            result = _multiplication(program, layer, makers)
+            if isinstance(result, str):
+                refused[layer.site] = result
+            else:
+                found[layer.site] = result
+    return found, refused
+
+
+def producers(program: Program) -> dict[Value, Node]:
+    """Returns which equation makes a value."""
+    return {v: n for layer in program.layers for n in layer.nodes for v in n.outputs}
+
+
+def origin(
+    program: Program, value: Value, makers: dict[Value, Node], grows: bool = False
+) -> Origin | None:
+    """Returns the parameter that a value consists of, if there is one.
+
+    Args:
+        program: The program.
+        value: An input of one of its layers.
+        makers: What `producers` returned.
+        grows: Whether entries may be repeated, as those of a bias are.
+    """
+    nodes: list[Node] = []
+    target = value
+    while value in makers:
+        node = makers[value]
+        moves = node.primitive in _MOVES and len(node.values) == 1
+        # A broadcast that repeats entries isn't invertible: allowed only where it is asked
+        # for.
+        if not moves or not (grows or node.values[0].aval.size == value.aval.size):
+            return None
+        nodes.append(node)
+        (value,) = node.values
+    if value not in program.inputs or not value.role & Role.PARAM:
+        return None
+    leaf = program.inputs.index(value)
+    return Origin(leaf, value.path, value, tuple(reversed(nodes)), target)
+
+
+def users(program: Program, path: str) -> list[str]:
+    """The sites that depend on a parameter, and "the result" where that does without one."""
+    named = [
+        layer.site
+        for layer in program.layers
+        if layer.site and any(v.is_weight and path in v.leaves for v in layer.inputs)
+    ]
+    outputs = [v for v in program.outputs if isinstance(v, Value) and v.is_weight]
+    return named + (["the result"] if any(path in v.leaves for v in outputs) else [])
+
+
+def mean_per_entry(
+    layer: Layer, bias: Origin, index: int, leaf: Array, values: Sequence[Any], x: Any
+) -> Array:
+    """The mean of an array like a layer's output over all places that an entry of its bias adds to.
+
+    The transposition of adding a bias is summing over those places.
+    """
+
+    def add(leaf: Array) -> Array:
+        inputs = list(values)
+        inputs[index] = bias.to_input(leaf)
+        made: Array = layer.fn(*inputs)[0]
+        return made
+
+    @jax.jit
+    def mean(x: Array) -> Array:
+        transposed = jax.vjp(add, leaf)[1]
+        # Sum over the places divided by their number, both by the same transposed map.
+        (total,), (count,) = transposed(x), transposed(jnp.ones_like(x))
+        return total / count
+
+    return mean(x)
+
+
+def _multiplication(
+    program: Program, layer: Layer, makers: dict[Value, Node]
+) -> Multiplication | str:
+    node = layer.op
+    weights = layer.weights
+    if node is None or len(weights) != 1:
+        return f"it reads {len(weights)} weights"
+    index, source = weights[0], layer.inputs[weights[0]]
+    operand = next((v for v in node.inputs if not _is_data(v)), None)
+    inside = operand
+    # Conversions are allowed between the weight and the product: they keep entries and
+    # axes.
+    while inside is not source and inside in makers:
+        maker = makers[inside]
+        if maker.primitive not in _CONVERSIONS:
+            break
+        (inside,) = maker.values
+    if inside is not source:
+        return f"its weight reaches its {node.primitive.name} in another form"
+    if node.primitive is prim.p.conv_general_dilated_p:
+        if _is_data(node.inputs[1]):
+            return "its kernel is data and its image a parameter"
+        if node.params["batch_group_count"] != 1:
+            return "it is a convolution with groups of its batch"
+    found = origin(program, source, makers)
+    if found is None:
+        return f"its weight is computed from parameters ({source.path}) and none of them itself"
+    return Multiplication(layer, index, found)
+
+
+def _before(nodes: Sequence[Node], value: Value) -> list[Node]:
+    needed, kept = {value}, []
+    for node in reversed(nodes):
+        if any(v in needed for v in node.outputs):
+            kept.append(node)
+            needed.update(node.values)
+    return kept[::-1]
+
+
+def _is_data(value: Any) -> bool:
+    return isinstance(value, Value) and value.is_data
+
+
+def parameter_values(program: Program, leaves: Sequence[Any]) -> dict[Value, Any]:
+    """Returns the values that depend on no data, at concrete arguments; those too."""
+    known: set[Value] = {*program.constants, *program.inputs}
+    layers: list[Layer] = []
+    for layer in program.layers:
+        passed = not layer.nodes or any(v.is_data for v in layer.outputs)
+        if not passed and layer.kind != "control flow" and known.issuperset(layer.inputs):
+            layers.append(layer)
+            known.update(layer.outputs)
+
+    @jax.jit
+    def made(leaves: Sequence[Any], constants: Sequence[Any]) -> list[Any]:
+        env = dict(zip(program.inputs, leaves, strict=True))
+        env.update(zip(program.constants, constants, strict=True))
+        for layer in layers:
+            env.update(zip(layer.outputs, layer.fn(*(env[v] for v in layer.inputs)), strict=True))
+        return [env[v] for layer in layers for v in layer.outputs]
+
+    env: dict[Value, Any] = dict(program.constants)
+    env.update(zip(program.inputs, leaves, strict=True))
+    values = made(list(leaves), list(program.constants.values())) if layers else []
+    env.update(zip((v for layer in layers for v in layer.outputs), values, strict=True))
+    return env
+
+
+__all__ = [
+    "Matrix",
+    "Multiplication",
+    "Origin",
+    "mean_per_entry",
+    "multiplications",
+    "origin",
+    "parameter_values",
+    "producers",
+    "users",
+]

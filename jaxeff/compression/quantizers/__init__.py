@@ -1,0 +1,9 @@
+"""Quantizers by their values: evenly spaced (`uniform`) or any others (`codebooks`)."""
+
+from jaxeff.compression.quantizers._scaled import Scaled
+from jaxeff.compression.quantizers._switched import Switched
+
+__all__ = [
+    "Scaled",
+    "Switched",
+]

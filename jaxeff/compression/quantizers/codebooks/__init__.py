@@ -1,0 +1,34 @@
+"""Quantizers with values of their own: binary, ternary, powers of two, codebooks, floats."""
+
+from jaxeff.compression.quantizers.codebooks._binary import Binary
+from jaxeff.compression.quantizers.codebooks._binary_bases import BinaryBases
+from jaxeff.compression.quantizers.codebooks._codebook import Codebook
+from jaxeff.compression.quantizers.codebooks._discrete import Discrete
+from jaxeff.compression.quantizers.codebooks._floating import Floating
+from jaxeff.compression.quantizers.codebooks._incremental import (
+    Incremental,
+    incrementally,
+    largest,
+    shares,
+)
+from jaxeff.compression.quantizers.codebooks._learned_basis import LearnedBasis
+from jaxeff.compression.quantizers.codebooks._learned_powers import LearnedPowers
+from jaxeff.compression.quantizers.codebooks._powers_of_two import PowersOfTwo
+from jaxeff.compression.quantizers.codebooks._ternary import Ternary, TrainedTernary
+
+__all__ = [
+    "Binary",
+    "BinaryBases",
+    "Codebook",
+    "Discrete",
+    "Floating",
+    "Incremental",
+    "LearnedBasis",
+    "LearnedPowers",
+    "PowersOfTwo",
+    "Ternary",
+    "TrainedTernary",
+    "incrementally",
+    "largest",
+    "shares",
+]

@@ -1,0 +1,165 @@
+"""`Codebook`: values shared by k-means, stored as indices (Deep Compression).
+
+The codebook minimises the sum of squared distances to the nearest of its 2^b values (Han et al.,
+eq. 2). It starts from values evenly spaced between the smallest and the largest (linear
+initialisation, section 3.2) and takes turns (Lloyd): members are those that are nearest, the shared
+value is their mean. Then the values are trained, the gradient of each being the sum over its
+members (eq. 3).
+
+Indices can be stored by a Huffman code, the frequent ones shorter (section 4).
+
+Sharp edges:
+    Once weights have a codebook they have no gradient, so that members stay: learn the spec. With
+    `reassign`, and for activations, gradients pass straight through.
+    A value without members stays where it is.
+"""
+
+import functools
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+from jaxeff.compression.numerics import (
+    Quantization,
+    Tensor,
+    kept_axes,
+    look_up,
+    mean_length,
+    nearest,
+    sums,
+    widened,
+)
+from jaxeff.core import Choice, Count, Number, is_concrete, register_setting, static
+
+MAX_BITS = 8
+TURNS = 300
+"""The most turns of k-means, as elsewhere."""
+STILL = 1e-4
+"""It ends when no value moves by more than this share of their mean distance."""
+
+
+@register_setting
+@dataclass(frozen=True)
+class Codebook(Quantization):
+    """Shared values: `Codebook(4)` has 16.
+
+    Attributes:
+        bits: Bit width of an index, 1 to 8.
+        values: The codebook along its last axis; the other axes are of size one, or those that
+            have a codebook of their own. Open: by k-means.
+        per: What has a codebook of its own: the output "channel" of a weight, or the "tensor".
+        coding: How indices are stored: with "fixed" lengths, or by a "huffman" code.
+        length: Bits of an index by the Huffman code of the array that it started from, on average;
+            has no gradient. Open: `bits`.
+        reassign: Whether weights are trained too, and may change their shared value.
+
+    Raises:
+        TypeError, ValueError: A number is out of bounds, or there is another number of values.
+
+    References:
+        Han et al., "Deep Compression", arXiv:1510.00149.
+    """
+
+    bits: Annotated[int, Count(1, MAX_BITS)] = static()
+    values: Annotated[Float[Array, "... values"] | None, Number()] = None
+    per: Annotated[str, Choice("channel", "tensor")] = static("tensor")
+    coding: Annotated[str, Choice("fixed", "huffman")] = static("fixed")
+    length: Annotated[Float[Array, ""] | float | None, Number(0)] = None
+    reassign: bool = static(False)
+
+    def __post_init__(self) -> None:
+        """Checks the fields."""
+        super().__post_init__()
+        shape = jnp.shape(self.values) if self.values is not None else (2**self.bits,)
+        if shape[-1:] != (2**self.bits,):
+            raise ValueError(
+                f"Codebook.values has shape {shape}; its last axis must have the {2**self.bits} "
+                f"values of {self.bits} bit(s)."
+            )
+
+    def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
+        """Returns the nearest values of the codebook.
+
+        Raises:
+            ValueError: The codebook is larger than what it stands for.
+        """
+        # Assignments have no gradient; a shared value gets the sum of its members' (Han et
+        # al., section 3.3), through `look_up`.
+        fixed = lax.stop_gradient(x)
+        values = self.values if self.values is not None else self._k_means(fixed, tensor)
+        tensor.fitted("Codebook.values", values[..., 0], x)
+        levels = jnp.sort(jnp.asarray(values, x.dtype), axis=-1)
+        y = look_up(levels, nearest(fixed, lax.stop_gradient(levels)))
+        through = self.reassign or self.values is None or tensor.role == "activation"
+        return y + ((x if through else fixed) - fixed)
+
+    def start(self, x: Float[Array, "*shape"], tensor: Tensor) -> "Codebook":
+        """Returns the codebook of an array, where it is open, and the length of its indices."""
+        values = self.values
+        if values is None:
+            values = self._k_means(x, tensor).astype(x.dtype)
+        started = replace(self, values=values)
+        if self.coding == "huffman" and self.length is None and is_concrete(x):
+            started = replace(started, length=started._length(x, tensor))
+        return started
+
+    def storage(self, shape: tuple[int, ...], tensor: Tensor) -> Any:
+        """Indices, and a float for each shared value, with the 8-bit length of its code if any."""
+        entries = 2**self.bits * tensor.count(shape, self.per)
+        coded = self.coding == "huffman"
+        indices = super().storage(shape, tensor)
+        if coded and self.length is not None:
+            indices = indices / self.bits * self.length
+        return indices + entries * (40 if coded else 32)
+
+    def _k_means(self, x: Array, tensor: Tensor) -> Array:
+        axes, shape = kept_axes(x, tensor.axes(self.per))
+        members = x.size // tensor.count(x.shape, self.per)
+        if members < 2**self.bits:
+            raise ValueError(
+                f"{tensor.site}/{tensor.name} has {members} value(s) for a codebook of "
+                f"{2**self.bits}: take fewer bits there, "
+                + ('per="tensor", ' if self.per == "channel" and shape else "")
+                + "or leave the layer alone (None)."
+            )
+        return _lloyd(x, 2**self.bits, axes, shape)
+
+    def _length(self, x: Array, tensor: Tensor) -> Array:
+        levels = jnp.sort(jnp.asarray(self.values, x.dtype), axis=-1)
+        _, shape = kept_axes(x, tensor.axes(self.per))
+        levels = jnp.broadcast_to(levels, (*shape, 2**self.bits))
+        counts, _ = sums(x, nearest(x, levels), 2**self.bits, shape)
+        lengths = [mean_length(row) for row in counts.reshape(-1, 2**self.bits)]
+        return jnp.asarray(sum(lengths) / len(lengths), x.dtype)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2, 3))
+def _lloyd(x: Array, count: int, axes: tuple[int, ...], shape: tuple[int, ...]) -> Array:
+    """Returns the shared values of k-means from evenly spaced ones."""
+    wide = widened(x)
+    low, high = (end(wide, axes).reshape(shape)[..., None] for end in (jnp.min, jnp.max))
+    # Linear initialization: large weights, few but important, get shared values too (Han et
+    # al., section 3.2).
+    parts = jnp.arange(count, dtype=wide.dtype) / (count - 1)
+    first = low + (high - low) * parts.reshape((1,) * len(shape) + (count,))
+
+    still = STILL * (high - low) / count
+
+    def turn(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        levels, _, turns = carry
+        codes = nearest(wide, levels)
+        # Sums of distances, which are small, lose less to rounding than sums of values.
+        counts, totals = sums(wide - look_up(levels, codes), codes, count, shape)
+        # An empty cluster stays where it is.
+        moved = levels + totals / jnp.maximum(counts, 1)
+        return moved, jnp.any(jnp.abs(moved - levels) > still), turns + 1
+
+    def goes_on(carry: tuple[Array, Array, Array]) -> Array:
+        return carry[1] & (carry[2] < TURNS)
+
+    levels, _, _ = lax.while_loop(goes_on, turn, (first, jnp.array(True), jnp.array(0)))
+    return levels

@@ -1,0 +1,142 @@
+"""`LearnedPowers`: powers of two between two ends that are learnt, so that their number is, too.
+
+The magnitude of the value is the nearest power of two, 2^round(log2 |x|), between q_min and q_max
+(Uhlich et al., eq. 3 of its section 2), the sign that of x, and the width is that of as many codes:
+
+```text
+bits = ceil(log2(log2(q_max / q_min) + 1) + 1)
+```
+
+In this parametrization (P3 of the paper) the derivatives with respect to (q_min, q_max) are
+(sign(x), 0) for |x| < q_min, (0, sign(x)) for |x| > q_max and zero between, where that with respect
+to x is Q(x) / x, as rounding the logarithm passes gradients through; it is zero outside. Both ends
+count as the nearest powers of two, with a derivative of one.
+
+Sharp edge: there is no zero among the values, unless `zero` adds one for all magnitudes below
+q_min / sqrt(2); zeros become +q_min.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float
+
+from jaxeff.compression.numerics import (
+    Quantization,
+    Tensor,
+    magnitude,
+    or_one,
+    straight_through,
+    wide_dtype,
+    widened,
+)
+from jaxeff.core import Choice, Count, Number, register_setting, static, static_number
+
+
+@register_setting
+@dataclass(frozen=True)
+class LearnedPowers(Quantization):
+    """Signed powers of two whose range, and so width, is learnt: `LearnedPowers()`.
+
+    Attributes:
+        initial: Width to start from, 2 to 6.
+        minimum: The smallest magnitude, q_min; positive. Open: what the initial width gives.
+        maximum: The largest magnitude, q_max; positive. Open: that of the array, one if it is zero.
+        zero: Whether zero is a value, for one code more.
+        price: What the penalty takes for a bit. A plain number isn't learnt.
+        per: What has ends of its own: the output "channel" of a weight, or the "tensor".
+
+    Raises:
+        TypeError, ValueError: A number is out of bounds.
+
+    References:
+        Uhlich et al., "Mixed Precision DNNs: All you need is a good parametrization",
+        arXiv:1905.11452.
+    """
+
+    initial: Annotated[int, Count(2, 6)] = static(4)
+    minimum: Annotated[Float[Array, "..."] | float | None, Number(above=0)] = None
+    maximum: Annotated[Float[Array, "..."] | float | None, Number(above=0)] = None
+    zero: bool = static(False)
+    price: Annotated[Float[Array, "..."] | float, Number(0)] = static_number(0.0)
+    per: Annotated[str, Choice("channel", "tensor")] = static("tensor")
+
+    def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
+        """Returns the nearest powers of two in range, with the gradients above."""
+        own = self.start(lax.stop_gradient(x), tensor)
+        value = widened(x)
+        least = tensor.fitted("LearnedPowers.minimum", own.minimum, value)
+        most = tensor.fitted("LearnedPowers.maximum", own.maximum, value)
+        least, most = _ends(least, most)
+        fixed = lax.stop_gradient(value)
+        size = jnp.abs(fixed)
+        sign = jnp.where(fixed < 0, -jnp.ones_like(fixed), 1)
+        low, high = lax.stop_gradient(least), lax.stop_gradient(most)
+        # 2^e <= x < 2^(e+1); the logarithm's half lies at sqrt(2) 2^e.
+        power = nearest_power(jnp.clip(size, low, high))
+        between = value * (power / jnp.clip(size, low, high))
+        inside = (size >= low) & (size <= high)
+        smooth = jnp.where(inside, between, sign * jnp.where(size < low, least, most))
+        y = straight_through(smooth, sign * power)
+        if self.zero:
+            y = jnp.where(size < low * 2**-0.5, jnp.zeros_like(y), y)
+        return y.astype(x.dtype)
+
+    def start(self, x: Float[Array, "*shape"], tensor: Tensor) -> "LearnedPowers":
+        """Returns the ends of an array's range, where they are open."""
+        least, most = self.minimum, self.maximum
+        if least is not None and most is not None:
+            return self
+        if most is None:
+            top = or_one(magnitude(x, tensor, self.per))
+            most = nearest_power(top.astype(wide_dtype(x)))
+        if least is None:
+            codes = 2 ** (self.initial - 1) - int(self.zero)
+            least = jnp.asarray(most) * 2.0 ** (1 - codes)
+        return replace(self, minimum=least, maximum=most)
+
+    def storage(self, shape: tuple[int, ...], tensor: Tensor) -> Any:
+        """Codes, each channel's of its own width, and the exponents of both ends."""
+        width = self.width
+        mean = width if np.ndim(width) == 0 else width.mean()
+        return math.prod(shape) * mean + 2 * 8 * tensor.count(shape, self.per)
+
+    @property
+    def width(self) -> Any:
+        """Bits of a code, whole numbers with a gradient; before `init` those to start from."""
+        if self.minimum is None or self.maximum is None:
+            return self.initial
+        least, most = _ends(jnp.asarray(self.minimum), jnp.asarray(self.maximum))
+        powers = [jnp.frexp(lax.stop_gradient(end))[1] for end in (least, most)]
+        count = 2 * (powers[1] - powers[0] + 1) + int(self.zero)
+        exponent = jnp.frexp((count - 1).astype(least.dtype))[1].astype(least.dtype)
+        return straight_through(jnp.log2(jnp.log2(most / least) + 1) + 1, exponent)
+
+    def penalty(self, x: Float[Array, "*shape"], tensor: Tensor) -> Any:
+        """Returns the price of its bits."""
+        own = self.start(lax.stop_gradient(x), tensor)
+        bits = jnp.asarray(own.storage(x.shape, tensor), wide_dtype(x))
+        return jnp.asarray(self.price, bits.dtype) * bits
+
+
+def nearest_power(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """Returns the power of two nearest to positive numbers in terms of the logarithm, exactly."""
+    fraction, exponent = jnp.frexp(x)
+    half = jnp.ones_like(x) / 2
+    return jnp.ldexp(jnp.where(fraction < 2**-0.5, half, 2 * half), exponent)
+
+
+def _ends(least: Array, most: Array) -> tuple[Array, Array]:
+    """Both ends as powers of two in order, of numbers that training may have brought anywhere."""
+    tiny = 2.0 * jnp.finfo(least.dtype).tiny
+    least = jnp.where(least > tiny, least, tiny)
+    least, most = jnp.broadcast_arrays(least, jnp.asarray(most, least.dtype))
+    most = jnp.where(most >= least, most, least)
+    least, most = (
+        straight_through(end, nearest_power(lax.stop_gradient(end))) for end in (least, most)
+    )
+    return least, most

@@ -1,0 +1,172 @@
+"""`HalfWave`: the quantizer of least error for a rectified Gaussian (HWGQ).
+
+With u = x / scale the value is scale * Q(u): zero for u <= 0, else the nearest of 2^b - 1 positive
+levels q_1 < ... < q_m (Cai et al., eq. 12). They minimise E (Q(u) - u)^2 for u > 0 under a standard
+Gaussian, freely or as multiples of one step (eq. 13). Free levels are those that Lloyd's iteration
+converges to: each is the mean of what it stands for, q_i = E[u | t_i < u <= t_(i+1)] with
+thresholds t in the middle between levels and t_1 = 0; this equation is solved by Newton's method.
+
+Q has no gradient; it gets that of
+
+- "vanilla": max(u, 0) (section 4.1);
+- "clipped": the same up to q_m, zero beyond (eq. 16);
+- "log": q_m + log(u - (q_m - 1)) beyond q_m, whose derivative is 1 / (u - q_m + 1) (eq. 17).
+
+Sharp edges:
+    It includes the rectifier: negative values become zero.
+    The smallest positive value becomes q_1, not zero, so that zeros are those of the rectifier.
+    Normalised activations have scale 1. The open scale is that of x = max(Gaussian, 0), whose mean
+    square is half the variance: sqrt(2 mean(max(x, 0)^2)); an array without positive values has
+    scale zero, and only zeros.
+"""
+
+import functools
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+import jax.numpy as jnp
+import numpy as np
+import scipy  # its `special` is loaded when first used, a fifth of a second after import
+from jax import lax
+from jaxtyping import Array, Float
+
+from jaxeff.compression.numerics import (
+    Quantization,
+    Tensor,
+    look_up,
+    nearest,
+    or_one,
+    straight_through,
+)
+from jaxeff.core import Choice, Count, Number, register_setting, static, takes, whole
+
+MAX_BITS = 8
+
+
+@register_setting
+@dataclass(frozen=True)
+class HalfWave(Quantization):
+    """Half-wave Gaussian quantization of activations: `HalfWave(2)`.
+
+    Attributes:
+        bits: Bit width, 1 to 8.
+        scale: Standard deviation of the Gaussian. Open: by the mean square of the positive part.
+        uniform: Whether levels are multiples of one step.
+        gradient: "vanilla", "clipped" or "log".
+
+    Raises:
+        TypeError, ValueError: A number is out of bounds, or the gradient unknown.
+
+    References:
+        Cai et al., "Deep Learning with Low Precision by Half-wave Gaussian Quantization",
+        arXiv:1702.00953.
+    """
+
+    bits: Annotated[int, Count(1, MAX_BITS)] = static()
+    scale: Annotated[Float[Array, "..."] | float | None, Number(0)] = None
+    uniform: bool = static(True)
+    gradient: Annotated[str, Choice("vanilla", "clipped", "log")] = static("clipped")
+
+    def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
+        """Returns the nearest levels, with the gradients above.
+
+        Raises:
+            ValueError: It is a weight.
+        """
+        own = self.start(lax.stop_gradient(x), tensor)
+        scale = tensor.fitted("HalfWave.scale", own.scale, x)
+        unit = x / or_one(scale)
+        levels = half_wave_levels(self.bits, self.uniform)
+        last = float(levels[-1])
+        table = jnp.asarray(levels, x.dtype)
+        value = jnp.where(unit > 0, look_up(table, nearest(unit, table)), jnp.zeros_like(unit))
+        value = jnp.where(jnp.isnan(unit), unit, value)
+        passed = jnp.where((unit > 0) & (unit <= last), unit, 0)
+        if self.gradient != "clipped":
+            beyond = unit > last
+            outer = jnp.where(beyond, unit, last)  # a logarithm of what isn't beyond may be NaN
+            tail = jnp.log(outer - (last - 1)) if self.gradient == "log" else outer
+            passed = jnp.where(beyond, tail, passed)
+        return straight_through(passed, value) * scale
+
+    def start(self, x: Float[Array, "*shape"], tensor: Tensor) -> "HalfWave":
+        """Returns the scale of an activation, where it is open."""
+        if tensor.role == "weight":
+            raise ValueError(
+                f"HalfWave has no negative values, and {tensor.site}/{tensor.name} is a weight: "
+                "write LayerQuantization(weights=..., activations=HalfWave(2))."
+            )
+        if self.scale is not None:
+            return self
+        return replace(self, scale=jnp.sqrt(2 * jnp.mean(jnp.maximum(x, 0) ** 2)))
+
+    def storage(self, shape: tuple[int, ...], tensor: Tensor) -> int:
+        """Returns the codes and one float, the scale; levels are constants of the method."""
+        return super().storage(shape, tensor) + 32
+
+
+@takes(bits=whole())
+@functools.cache
+def half_wave_levels(bits: int, uniform: bool = True) -> np.ndarray:
+    """Returns the positive levels of least mean squared error for a rectified standard Gaussian.
+
+    Args:
+        bits: 1 to 8; there are 2^bits - 1 levels.
+        uniform: Whether they are multiples of one step.
+
+    Returns:
+        The levels, rising, in float64; not to be written to.
+    """
+    from scipy.optimize import minimize_scalar  # takes longer to load than all of JAX's NumPy
+
+    count = 2**bits - 1
+    numbers = np.arange(1.0, count + 1)
+    if uniform:
+        step = minimize_scalar(
+            lambda step: half_wave_error(step * numbers),
+            bounds=(0.5 / count, 6.0 / count),
+            method="bounded",
+            options={"xatol": 1e-12},
+        ).x
+        levels = step * numbers
+    else:
+        # The density of levels of a fine quantizer goes with the cube root of that of the values:
+        # a Gaussian of thrice the variance. From there Newton's method takes a few steps.
+        levels = np.sqrt(3.0) * scipy.special.ndtri((1 + (numbers - 0.5) / count) / 2)
+        for _ in range(50):
+            means, lower, upper = _centroids(levels)
+            slopes = np.diag((lower + upper) / 2 - 1)
+            slopes += np.diag(lower[1:] / 2, -1) + np.diag(upper[:-1] / 2, 1)
+            change = np.linalg.solve(slopes, levels - means)
+            levels = levels + change
+            if np.abs(change).max() < 1e-13:
+                break
+    levels.setflags(write=False)
+    return levels
+
+
+def half_wave_error(levels: np.ndarray) -> float:
+    """E (Q(u) - u)^2 of positive values u of a standard Gaussian, for levels that rise."""
+    t = np.concatenate([[0.0], (levels[1:] + levels[:-1]) / 2, [np.inf]])
+    mass = scipy.special.ndtr(-t[:-1]) - scipy.special.ndtr(-t[1:])
+    density = _density(t)
+    edges = np.where(np.isfinite(t), t, 0) * density
+    first = density[:-1] - density[1:]
+    second = mass + edges[:-1] - edges[1:]
+    return float(2 * np.sum(second - 2 * levels * first + levels**2 * mass))
+
+
+def _centroids(levels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Means between thresholds, and their derivatives by the threshold below and above."""
+    t = np.concatenate([[0.0], (levels[1:] + levels[:-1]) / 2, [np.inf]])
+    mass = scipy.special.ndtr(-t[:-1]) - scipy.special.ndtr(-t[1:])
+    density = _density(t)
+    means = (density[:-1] - density[1:]) / mass
+    lower = density[:-1] * (means - t[:-1]) / mass
+    upper = density[1:] * (np.where(np.isfinite(t[1:]), t[1:], 0) - means) / mass
+    lower[0] = upper[-1] = 0.0  # these ends stay
+    return means, lower, upper
+
+
+def _density(x: np.ndarray) -> np.ndarray:
+    return np.exp(-(x**2) / 2) / np.sqrt(2 * np.pi)

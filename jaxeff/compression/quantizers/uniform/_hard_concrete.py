@@ -1,0 +1,48 @@
+"""Gates between 0 and 1 that are exactly either with some probability, and learnt by gradients.
+
+For a location phi and uniform u,
+
+```text
+z = clip((ZETA - GAMMA) sigmoid((log(u / (1 - u)) + phi) / TAU) + GAMMA, 0, 1)
+```
+
+with TAU = 2/3, GAMMA = -0.1 and ZETA = 1.1 isn't zero with probability
+sigmoid(phi - TAU log(-GAMMA / ZETA)).
+
+Source: Louizos et al., "Learning Sparse Neural Networks through L0 Regularization",
+arXiv:1712.01312, eqs. 10 to 13.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+TAU, GAMMA, ZETA = 2 / 3, -0.1, 1.1
+_SHIFT = TAU * math.log(-GAMMA / ZETA)
+
+
+def openness(phi: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """Returns the probability that a gate isn't closed."""
+    return jax.nn.sigmoid(phi - _SHIFT)
+
+
+def location(probability: float) -> float:
+    """Returns the phi of gates that aren't closed with a probability."""
+    return math.log(probability / (1 - probability)) + _SHIFT
+
+
+def hard_concrete(key: PRNGKeyArray, phi: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """One draw for each location."""
+    u = jax.random.uniform(key, phi.shape, phi.dtype, jnp.finfo(phi.dtype).tiny)
+    s = jax.nn.sigmoid((jnp.log(u) - jnp.log1p(-u) + phi) / TAU)
+    return jnp.clip(s * (ZETA - GAMMA) + GAMMA, 0, 1)
+
+
+def at_test_time(phi: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """Returns the gate that is used once nothing is drawn any more (eq. 13)."""
+    return jnp.clip(jax.nn.sigmoid(phi) * (ZETA - GAMMA) + GAMMA, 0, 1)
+
+
+__all__ = ["GAMMA", "TAU", "ZETA", "at_test_time", "hard_concrete", "location", "openness"]

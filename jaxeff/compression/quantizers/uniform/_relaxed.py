@@ -1,0 +1,158 @@
+"""`Relaxed`: noise before rounding makes a distribution over the grid, which is drawn from softly.
+
+Logistic noise of scale sigma takes x to the bin of the grid value g_i = step * i with probability
+
+```text
+pi_i = sigmoid((g_i + step/2 - x) / sigma) - sigmoid((g_i - step/2 - x) / sigma)
+```
+
+(Louizos et al., section 2.1), here among the `reach` neighbours on each side of the nearest value
+(their local grid), and made to sum to one. The value is sum_i z_i g_i with weights
+z = softmax((log pi + Gumbel noise) / temperature) (section 2.2): differentiable with respect to x,
+step and sigma. "hard" takes the one value with the largest weight, whose distribution is pi, with
+the gradients of the soft one (RQ ST of the paper); "deterministic" the nearest value, the most
+probable one, as at test time.
+
+Sharp edge: soft values lie between those of the grid; train softly, then evaluate with
+`dataclasses.replace(quantizer, draw="deterministic")`.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+from jaxeff.compression.numerics import (
+    MAX_BITS,
+    Bits,
+    Quantization,
+    Tensor,
+    code_range,
+    infer_sign,
+    keep_positive,
+    magnitude,
+    or_one,
+    straight_through,
+    wide_dtype,
+    widened,
+)
+from jaxeff.core import (
+    Choice,
+    Count,
+    Number,
+    Width,
+    register_setting,
+    static,
+    static_number,
+)
+
+
+@register_setting
+@dataclass(frozen=True)
+class Relaxed(Quantization):
+    """Relaxed quantization: `Relaxed(4)`, in `quantized(..., keyed=True)`.
+
+    Attributes:
+        bits: Bit width, 1 to 16; an array may be traced. One signed bit has the codes -1 and 0.
+        step: Distance of neighbouring values, positive. Open: the largest magnitude gets the
+            largest code.
+        sigma: Scale of the noise, positive; at least a thousandth of the step. Open: step / 3.
+        signed: Whether codes reach below zero. Open: for weights they do, for activations if one is
+            negative.
+        temperature: Temperature of the softmax over neighbouring values; a plain number isn't
+            learnt.
+        draw: "soft", "hard" or "deterministic", which needs no key.
+        reach: Neighbours on each side.
+        per: What has a step of its own: the output "channel" of a weight, or the "tensor".
+
+    Raises:
+        TypeError, ValueError: A number is out of bounds, or a choice is unknown.
+
+    References:
+        Louizos et al., "Relaxed Quantization for Discretized Neural Networks", arXiv:1810.01875.
+    """
+
+    bits: Annotated[Bits, Width(1, MAX_BITS)] = static_number()
+    step: Annotated[Float[Array, "..."] | float | None, Number(above=0)] = None
+    sigma: Annotated[Float[Array, "..."] | float | None, Number(above=0)] = None
+    signed: bool | Array | None = static_number(None)
+    temperature: Annotated[Float[Array, "..."] | float, Number(above=0)] = static_number(1.0)
+    draw: Annotated[str, Choice("soft", "hard", "deterministic")] = static("soft")
+    reach: Annotated[int, Count(1, 64)] = static(2)
+    per: Annotated[str, Choice("channel", "tensor")] = static("tensor")
+
+    def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
+        """Returns a draw of the grid's values, or the nearest."""
+        own = self.start(lax.stop_gradient(x), tensor)
+        value = widened(x)
+        step = tensor.fitted("Relaxed.step", own.step, value)
+        step = keep_positive(step)
+        lower, upper = code_range(self.bits, own.signed, value.dtype)
+        codes = value / step
+        nearest = lax.round(jnp.clip(codes, lower, upper), lax.RoundingMethod.TO_NEAREST_EVEN)
+        nearest = lax.stop_gradient(nearest)
+        if self.draw == "deterministic":
+            passed = straight_through(jnp.clip(codes, lower, upper), nearest)
+            return (passed * step).astype(x.dtype)
+        sigma = tensor.fitted("Relaxed.sigma", own.sigma, value)
+        options, logits = _local(value, step, sigma, nearest, lower, upper, self.reach)
+        key = tensor.random("Relaxed")
+        logits = logits + jax.random.gumbel(key, logits.shape, logits.dtype)
+        temperature = jnp.asarray(self.temperature, logits.dtype)
+        weights = jax.nn.softmax(logits / temperature, axis=0)
+        y = jnp.sum(weights * options, axis=0) * step
+        if self.draw == "hard":
+            best = jnp.argmax(logits, axis=0)[None]
+            chosen = jnp.take_along_axis(options, best, axis=0)[0]
+            y = straight_through(y, chosen * lax.stop_gradient(step))
+        return y.astype(x.dtype)
+
+    def deterministic(self) -> "Relaxed":
+        """Returns the same with the nearest values."""
+        return replace(self, draw="deterministic")
+
+    def start(self, x: Float[Array, "*shape"], tensor: Tensor) -> "Relaxed":
+        """Step, noise and sign of an array, where they are open."""
+        signed, step, sigma = self.signed, self.step, self.sigma
+        if signed is not None and step is not None and sigma is not None:
+            return self
+        if signed is None:
+            signed = infer_sign(x, tensor)
+        known = replace(self, signed=signed)
+        if step is None:
+            top = or_one(magnitude(x, tensor, self.per)).astype(wide_dtype(x))
+            _, upper = code_range(self.bits, signed, top.dtype)
+            # A product: compilers make one of a division by a constant, and move values by an ulp.
+            step = top * (1 / jnp.maximum(upper, 1))
+        if sigma is None:
+            sigma = jnp.asarray(step) * (1 / 3)
+        return replace(known, step=step, sigma=sigma)
+
+    def storage(self, shape: tuple[int, ...], tensor: Tensor) -> Any:
+        """Codes, and a float for each step."""
+        return super().storage(shape, tensor) + 32 * tensor.count(shape, self.per)
+
+
+def _local(
+    x: Array, step: Array, sigma: Array, nearest: Array, lower: Any, upper: Any, reach: int
+) -> tuple[Array, Array]:
+    """The codes near each value and the logarithms of their probabilities, but for a constant.
+
+    A difference of sigmoids, sigmoid(b) - sigmoid(a), is sigmoid(b) sigmoid(-a) (1 - e^(a-b)), of
+    which the last factor is the same for all codes: so nothing cancels.
+    """
+    offsets = jnp.arange(-reach, reach + 1, dtype=x.dtype).reshape(-1, *(1,) * x.ndim)
+    options = nearest[None] + offsets
+    step, sigma, lower, upper = (
+        jnp.broadcast_to(number, x.shape)[None] for number in (step, sigma, lower, upper)
+    )
+    inside = (options >= lower) & (options <= upper)
+    # Noise that training brought to zero would make logits infinite.
+    sigma = jnp.maximum(sigma, 1e-3 * lax.stop_gradient(step))
+    above = ((options + 0.5) * step - x[None]) / sigma
+    below = ((options - 0.5) * step - x[None]) / sigma
+    logits = jax.nn.log_sigmoid(above) + jax.nn.log_sigmoid(-below)
+    return options, jnp.where(inside, logits, -1e30)

@@ -1,0 +1,210 @@
+"""Arguments of public functions, held to what they should be: one clear error each.
+
+What a function takes is told by duck typing deep inside, where an attribute error names nothing
+that the caller wrote. These checks stand at the doors. They look at types and shapes; at values
+only where they are concrete, so that everything still traces.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+TOLERANCE = 0.01
+"""What rows of probabilities may miss 1 by: bfloat16 rounds ten of them by less."""
+
+
+def check_key(where: str, key: Any) -> None:
+    """Checks a random key; an array of keys is one as well.
+
+    Args:
+        where: What an error message calls it, such as `fit: key`.
+        key: A typed key, or old-style numbers of dtype uint32.
+
+    Raises:
+        TypeError: It is none.
+    """
+    dtype = getattr(key, "dtype", None)
+    typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
+    if not typed and (dtype != jnp.uint32 or np.shape(key)[-1:] not in {(2,), (4,)}):
+        raise TypeError(f"{where} must be a random key such as jax.random.key(0), not {told(key)}")
+
+
+def check_function(where: str, f: Any, form: str = "f(params, *inputs)") -> None:
+    """Checks a function.
+
+    Args:
+        where: What an error message calls it.
+        f: A pure function.
+        form: How it is called, for the error message.
+
+    Raises:
+        TypeError: It is a Flax model, or cannot be called.
+    """
+    if isinstance(f, nnx.Module | nn.Module):
+        raise TypeError(
+            f"{where} must be a pure function {form}, not the Flax model {type(f).__name__}: "
+            "f, params = jaxeff.functional(model) makes one"
+        )
+    if not callable(f):
+        raise TypeError(f"{where} must be a pure function {form}, not {told(f)}")
+
+
+def check_params(where: str, params: Any) -> None:
+    """Checks a pytree of parameters, which may hold shapes or random values as well.
+
+    Args:
+        where: What an error message calls it.
+        params: Any pytree.
+
+    Raises:
+        TypeError: It is a Flax model or the result of an inference, or a leaf is no array.
+    """
+    if isinstance(params, nnx.Module | nn.Module):
+        raise TypeError(
+            f"{where} must be a pytree of arrays, not the Flax model {type(params).__name__}: "
+            "f, params = jaxeff.functional(model) takes them out of it"
+        )
+    if hasattr(params, "posterior") and hasattr(params, "likelihood"):  # of an inference
+        raise TypeError(
+            f"{where} is a {type(params).__name__}: pass its posterior, result.posterior, or "
+            "the parameters themselves"
+        )
+    if hasattr(params, "to_gaussians"):
+        raise TypeError(
+            f"{where} is a posterior ({type(params).__name__}), not a pytree of arrays: "
+            "give jaxeff.bayes.to_gaussians(posterior), or call jaxeff.bayes.predict"
+        )
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        if not _is_array(leaf):
+            name = jax.tree_util.keystr(path, simple=True, separator="/")
+            raise TypeError(
+                f"{where} must be a pytree of arrays, but {name or 'it'} is {told(leaf)}"
+            )
+
+
+def check_examples(where: str, data: Any) -> None:
+    """Checks data of an inference: ``(*inputs, targets)``.
+
+    Args:
+        where: What an error message calls it.
+        data: A tuple or list of arrays or pytrees of arrays.
+
+    Raises:
+        TypeError: It is something else, or a leaf is no array.
+        ValueError: There are no targets.
+    """
+    if not isinstance(data, tuple | list):
+        raise TypeError(
+            f"{where} must be (*inputs, targets), such as (images, labels), not {told(data)}"
+        )
+    if len(data) < 2:
+        raise ValueError(f"{where} must be (*inputs, targets), such as (images, labels)")
+    check_params(where, tuple(data))
+
+
+def check_labels(
+    where: str, labels: Any, classes: int, batch: tuple[int, ...] | None = None
+) -> None:
+    """Checks integer class labels, their range where they are concrete.
+
+    Args:
+        where: What an error message calls them.
+        labels: Integers, one for each example.
+        classes: How many classes there are.
+        batch: The shape of the examples; one axis of any length if None.
+
+    Raises:
+        TypeError: They have another dtype or shape.
+        ValueError: One is out of range.
+    """
+    if not _is_array(labels) and not isinstance(labels, list | tuple):
+        raise TypeError(f"{where} must be integer class labels, not {told(labels)}")
+    shape, dtype = np.shape(labels), jnp.result_type(labels)
+    fits = len(shape) == 1 if batch is None else shape == batch
+    if not jnp.issubdtype(dtype, jnp.integer) or not fits:
+        wanted = "[examples]" if batch is None else str(list(batch))
+        raise TypeError(
+            f"{where} must be integer class labels of shape {wanted}, not {dtype}{list(shape)}"
+        )
+    if isinstance(labels, jax.core.Tracer) or not np.size(labels):
+        return
+    values = np.asarray(labels)  # numpy's own, also while something else is traced
+    low, high = int(values.min()), int(values.max())
+    if low < 0 or high >= classes:
+        raise ValueError(
+            f"{where}: there are {classes} classes, so labels must be 0 to {classes - 1}; found "
+            f"{low} to {high}"
+        )
+
+
+def check_probs(where: str, probs: Any, *, logs: bool = False) -> None:
+    """Checks class probabilities on the last axis, or their logarithms; values where concrete.
+
+    Args:
+        where: What an error message calls them.
+        probs: ``[..., classes]``; rows that hold NaN pass, so that it stays visible.
+        logs: Whether they are logarithms.
+
+    Raises:
+        TypeError: They are no floating-point array.
+        ValueError: Rows don't sum to one within `TOLERANCE`, or an entry lies outside 0 to 1.
+    """
+    way_out = (
+        "jax.nn.log_softmax(logits), or predictive_log_probs of samples' logits"
+        if logs
+        else "jax.nn.softmax(logits), or jnp.exp(predictive_log_probs(logits)) of samples'"
+    )
+    kind = "log-probabilities" if logs else "probabilities"
+    array = isinstance(probs, jax.Array | np.ndarray) and np.ndim(probs) > 0
+    if not array or not jnp.issubdtype(probs.dtype, jnp.floating):
+        raise TypeError(f"{where} must be an array of {kind}, not {told(probs)}; {way_out}")
+    if not np.size(probs):
+        raise ValueError(f"{where} is empty: its shape is {np.shape(probs)}")
+    if isinstance(probs, jax.core.Tracer):
+        return
+    values = np.asarray(probs, np.float64)
+    values = np.exp(values) if logs else values
+    sums, low = values.sum(-1), values.min(-1, initial=0.0)
+    wrong = (np.abs(sums - 1) > TOLERANCE) | (low < -TOLERANCE)
+    if wrong.any():
+        raise ValueError(
+            f"{where} must be {kind}, but {int(wrong.sum())} of {wrong.size} rows don't sum to one "
+            f"or hold negative entries (the first sums to {sums[wrong].ravel()[0]:.3g}); if they "
+            f"are logits, give {way_out}"
+        )
+
+
+def check_scores(where: str, arrays: Iterable[tuple[str, Any]]) -> None:
+    """Checks vectors of scores: one axis and at least one entry each.
+
+    Raises:
+        TypeError: One is something else.
+    """
+    for name, array in arrays:
+        given = isinstance(array, jax.Array | np.ndarray)
+        if not given or np.ndim(array) != 1 or not np.size(array):
+            raise TypeError(
+                f"{where}: {name} must be scores of shape [n], at least one, not {told(array)}"
+            )
+
+
+def _is_array(x: Any) -> bool:
+    scalar = isinstance(x, bool | int | float | complex)
+    if isinstance(x, np.ndarray):
+        return x.dtype.kind not in "OSU"  # neither text nor objects
+    return scalar or (hasattr(x, "shape") and hasattr(x, "dtype") and not callable(x))
+
+
+def told(x: Any) -> str:
+    """Returns a value in a few words."""
+    if x is None or isinstance(x, bool | int | float | str):
+        return repr(x) if len(repr(x)) < 60 else f"a {type(x).__name__}"
+    if hasattr(x, "shape") and hasattr(x, "dtype"):
+        kind = "" if isinstance(x, jax.Array | np.ndarray) else f"{type(x).__name__} "
+        return f"{kind}{x.dtype}{list(x.shape)}"
+    return f"a {type(x).__name__}"

@@ -1,0 +1,432 @@
+"""The one file that knows JAX internals; everything else reads jaxprs through it.
+
+JAX's interpreter-facing API moves with its minor versions. `jax.extend.core` and
+`jax.extend.core.primitives` are public and used where they suffice; the private modules below are
+needed to keep source locations and name scopes when an equation is bound again, to read a name
+scope, for six primitives that the public list lacks, and for a call that is lowered one way for
+export and another way otherwise. A JAX upgrade is an edit of this file and of the pin in
+pyproject.toml.
+
+Sharp edge: `multiple_results` primitives bind to a list, all others to a bare value; `bind` below
+always returns a list.
+"""
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax._src import api_util, core, source_info_util
+from jax._src import linear_util as lu
+from jax._src.core import Atom, eval_jaxpr, jaxpr_as_fun, pvary_p, set_current_trace, trace_ctx
+from jax._src.export.shape_poly import is_symbolic_dim
+from jax._src.interpreters import mlir
+from jax._src.interpreters.ad import Zero
+from jax._src.interpreters.partial_eval import (
+    DynamicJaxprTrace,
+    dce_jaxpr,
+    trace_to_jaxpr_dynamic,
+)
+from jax._src.lax.lax import composite_p, split_p, stack_p, tile_p
+from jax._src.pjit import reshard_p
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Var
+from jax.extend.core import primitives as primitives
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import func
+
+__all__ = [
+    "COMPOSITE",
+    "COMPOSITE_ATTRIBUTES",
+    "Atom",
+    "ClosedJaxpr",
+    "Derivative",
+    "Jaxpr",
+    "JaxprEqn",
+    "Literal",
+    "Var",
+    "as_closed",
+    "at_size",
+    "bind",
+    "bind_at_size",
+    "call_name",
+    "composite_p",
+    "derivatives",
+    "eval_jaxpr",
+    "export_composite",
+    "export_composite_p",
+    "is_key",
+    "is_transposed",
+    "jaxpr_as_fun",
+    "primitives",
+    "primitives_in",
+    "pvary_p",
+    "reshard_p",
+    "restated",
+    "scopes",
+    "source_line",
+    "split_p",
+    "stack_p",
+    "sub_jaxprs",
+    "tile_p",
+]
+
+
+def bind(eqn: JaxprEqn, *values: Any, **changed: Any) -> list[Any]:
+    """Evaluates one equation on `values`, keeping its source location, name scope and context.
+
+    Args:
+        eqn: The equation.
+        *values: Its operands.
+        **changed: Parameters that replace its own.
+    """
+    params = eqn.primitive.get_bind_params(eqn.params | changed)
+    # `bind` alone takes the location of this line; marks and error messages need the
+    # user's.
+    stack = source_info_util.current_name_stack() + eqn.source_info.name_stack
+    with (
+        source_info_util.user_context(eqn.source_info.traceback, name_stack=stack),
+        eqn.ctx.manager,
+    ):
+        out = eqn.primitive.bind(*values, **params)
+    return list(out) if eqn.primitive.multiple_results else [out]
+
+
+def at_size(value: Any, size: int) -> Any:
+    """Returns a shape, or an equation's parameter, with every size that may vary set to one."""
+    if is_symbolic_dim(value):
+        sizes: Any = dict.fromkeys(value._get_vars(), size)
+        return int(value._evaluate(sizes))
+    if isinstance(value, tuple | list):
+        return type(value)(at_size(part, size) for part in value)
+    return value
+
+
+def bind_at_size(eqn: JaxprEqn, size: int, *values: Any) -> list[Any]:
+    """`bind`, with every size that may vary set to that of the values."""
+    inner = [param for param in eqn.params.values() if isinstance(param, ClosedJaxpr)]
+    if len(inner) != 1 or len(inner[0].in_avals) != len(values):
+        params = {name: at_size(value, size) for name, value in eqn.params.items()}
+        return bind(eqn, *values, **params)
+    # A call's body holds the sizes too: evaluate it equation by equation rather than change
+    # it.
+    (closed,) = inner
+    env: dict[Any, Any] = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+    env.update(zip(closed.jaxpr.invars, values, strict=True))
+
+    def read(atom: Atom) -> Any:
+        return atom.val if isinstance(atom, Literal) else env[atom]
+
+    for one in closed.jaxpr.eqns:
+        made = bind_at_size(one, size, *map(read, one.invars))
+        env.update(zip(one.outvars, made, strict=True))
+    return [read(atom) for atom in closed.jaxpr.outvars]
+
+
+class Derivative(NamedTuple):
+    """A jaxpr that belongs to a custom derivative.
+
+    Attributes:
+        closed: The jaxpr.
+        given: What each of its inputs has the axes of: the call's `("operand", i)`,
+            `("result", i)` or a `("residual", i)`, which the forward pass makes.
+        made: The same of its outputs.
+    """
+
+    closed: ClosedJaxpr
+    given: list[tuple[str, int]]
+    made: list[tuple[str, int]]
+
+
+def derivatives(eqn: JaxprEqn) -> list[Derivative]:
+    """Returns the jaxprs of a custom derivative, with all operands differentiated.
+
+    Returns:
+        The rule of a `custom_jvp`; the forward and the backward pass of a `custom_vjp`.
+    """
+    q, results = eqn.params, [("result", i) for i in range(len(eqn.outvars))]
+    operands = [("operand", i) for i in range(len(eqn.invars))][q["num_consts"] :]
+    if "jvp_jaxpr_fun" in q:
+        # `False` per operand: no tangent is a symbolic zero, so the rule is the complete
+        # one.
+        jaxpr, consts, zeros = q["jvp_jaxpr_fun"].call_wrapped(*(False for _ in operands))
+        moving = [result for result, zero in zip(results, zeros, strict=True) if not zero]
+        rule = ClosedJaxpr(jaxpr, consts)
+        return [Derivative(rule, [*operands, *operands], [*results, *moving])]
+    jaxpr, consts = q["fwd_jaxpr_thunk"].call_wrapped(*(True for _ in operands))
+    forward = ClosedJaxpr(jaxpr, consts)
+    _, _, inputs = q["out_trees"]()
+    made = iter(forward.out_avals)
+    # JAX forwards a residual that is an operand unchanged: it is not among the forward
+    # pass's results.
+    residuals = [("residual", i) if k is None else ("operand", k) for i, k in enumerate(inputs)]
+    own = [residual for residual in residuals if residual[0] == "residual"]
+    avals = [next(made) if k is None else eqn.invars[k].aval for k in inputs]
+    moving = []
+
+    def backward(*values: Any) -> list[Any]:
+        cotangents = q["bwd"].call_wrapped(*values)
+        pairs = list(zip(operands, cotangents, strict=True))
+        moving[:] = [operand for operand, x in pairs if type(x) is not Zero]
+        return [x for _, x in pairs if type(x) is not Zero]
+
+    # Traced once to find which operands get a cotangent: symbolic zeros don't leave a
+    # jaxpr.
+    cotangents = [v.aval.to_ct_aval() for v in eqn.outvars]
+    closed = jax.make_jaxpr(backward)(*avals, *cotangents)
+    return [
+        Derivative(forward, operands, [*own, *results]),
+        Derivative(closed, [*residuals, *results], moving),
+    ]
+
+
+def restated(eqn: JaxprEqn, restate: Callable[[Derivative], ClosedJaxpr]) -> dict[str, Any]:
+    """Returns the parameters of a custom derivative for operands of other shapes.
+
+    Args:
+        eqn: A call of a function with a derivative of its own.
+        restate: Gives a jaxpr of the old shapes for the new ones.
+
+    Returns:
+        Parameters for `bind`.
+    """
+    q, count = eqn.params, len(eqn.invars)
+    numbered = [("operand", i) for i in range(count)]
+    operands = numbered[q["num_consts"] :]
+    call = Derivative(q["call_jaxpr"], numbered, [("result", i) for i in range(len(eqn.outvars))])
+    changed: dict[str, Any] = {"call_jaxpr": restate(call)}
+    if "jvp_jaxpr_fun" in q:
+
+        def derivative(*zeros: bool) -> Any:
+            jaxpr, consts, out_zeros = q["jvp_jaxpr_fun"].call_wrapped(*zeros)
+            moving = [operand for operand, zero in zip(operands, zeros, strict=True) if not zero]
+            made = [*call.made, *(m for m, z in zip(call.made, out_zeros, strict=True) if not z)]
+            new = restate(Derivative(ClosedJaxpr(jaxpr, consts), [*operands, *moving], made))
+            return new.jaxpr, new.consts, out_zeros
+
+        info = q["jvp_jaxpr_fun"].debug_info
+        changed["jvp_jaxpr_fun"] = lu.wrap_init(derivative, debug_info=info)
+        return changed
+
+    # Cached: JAX asks for the forward and the backward pass separately, and each needs
+    # both.
+    passes = functools.cache(lambda: [(d, restate(d)) for d in derivatives(eqn)])
+
+    def forward(*nonzeros: bool) -> Any:
+        del nonzeros  # which only symbolic zeros are told
+        (_, new), _ = passes()
+        return new.jaxpr, new.consts
+
+    def backward(*values: Any) -> list[Any]:
+        _, (last, new) = passes()
+        made = dict(zip(last.made, jaxpr_as_fun(new)(*values), strict=True))
+        shapes = dict(zip(call.given, changed["call_jaxpr"].in_avals, strict=True))
+        return [made.get(at, Zero(shapes[at].to_ct_aval())) for at in operands]
+
+    changed["fwd_jaxpr_thunk"] = lu.wrap_init(forward, debug_info=q["fwd_jaxpr_thunk"].debug_info)
+    changed["bwd"] = lu.wrap_init(backward, debug_info=q["bwd"].debug_info)
+    return changed
+
+
+def as_closed(jaxpr: Jaxpr | ClosedJaxpr) -> ClosedJaxpr:
+    """Returns a closed jaxpr: remat and shard_map carry open ones."""
+    return jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, ())
+
+
+def sub_jaxprs(eqn: JaxprEqn) -> list[ClosedJaxpr]:
+    """Returns every jaxpr an equation carries in its parameters, in parameter order."""
+    found: list[ClosedJaxpr] = []
+    for value in eqn.params.values():
+        candidates = value if isinstance(value, tuple | list) else (value,)
+        found.extend(as_closed(c) for c in candidates if isinstance(c, Jaxpr | ClosedJaxpr))
+    return found
+
+
+def primitives_in(closed: ClosedJaxpr) -> Iterator[Any]:
+    """Yields the primitives of a jaxpr at any depth."""
+    for eqn in closed.jaxpr.eqns:
+        yield eqn.primitive
+        for sub in sub_jaxprs(eqn):
+            yield from primitives_in(sub)
+
+
+def call_name(eqn: JaxprEqn) -> str:
+    """Returns the name of the function a call equation came from, or the empty string."""
+    name = eqn.params.get("name", "")
+    if not isinstance(name, str):
+        return ""
+    # jit and remat carry the function's name; custom derivatives leave it empty.
+    if name or eqn.primitive not in {primitives.custom_jvp_call_p, primitives.custom_vjp_call_p}:
+        return name
+    # Of a function with derivatives of its own only the traced body knows it.
+    name = sub_jaxprs(eqn)[0].jaxpr.debug_info.func_name or ""
+    return name if name.isidentifier() else ""
+
+
+def scopes(eqn: JaxprEqn) -> tuple[str, ...]:
+    """Returns the name scopes around an equation, outermost first, without `jvp` and `vmap`.
+
+    Scopes inside a transposition are left out too: they name what the backward pass was derived
+    from, not what it is.
+    """
+    names: list[str] = []
+    for element in eqn.source_info.name_stack.stack:
+        if type(element).__name__ == "Scope":
+            names.append(element.name)
+        elif element.name == "transpose":
+            break
+    return tuple(names)
+
+
+def is_transposed(eqn: JaxprEqn) -> bool:
+    """Returns whether an equation is part of a backward pass, as far as its own name scope tells.
+
+    The equations inside a transposed call (jit, scan, remat) don't say so themselves.
+    """
+    return any(element.name == "transpose" for element in eqn.source_info.name_stack.stack)
+
+
+def source_line(eqn: JaxprEqn) -> str:
+    """Returns where in the user's code an equation was written, as `file:line (function)`."""
+    return source_info_util.summarize(eqn.source_info)
+
+
+def is_key(value: Any) -> bool:
+    """Returns whether a value is a PRNG key: a typed key, or a legacy `uint32[2]` array."""
+    dtype = getattr(value, "dtype", None)
+    if dtype is None:
+        return False
+    if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+        return True
+    return dtype == "uint32" and tuple(value.shape) == (2,)
+
+
+COMPOSITE, COMPOSITE_ATTRIBUTES = "jaxeff.composite", "jaxeff.attributes"
+"""Attributes of a function that stands for a composite in a module of symbolic sizes."""
+
+
+class _ExportComposite(Primitive):
+    """A call of a jaxpr that is a `stablehlo.composite` where it is lowered for export.
+
+    In a module of symbolic sizes it is a call of a function with the attributes `COMPOSITE` and
+    `COMPOSITE_ATTRIBUTES`.
+
+    Only a function that is being staged out holds it; every interpreter (evaluation, derivatives,
+    vmap) gets the equations of the jaxpr instead, so it needs no rules of its own.
+    """
+
+    multiple_results = True
+
+    def bind_with_trace(self, trace: Any, args: Any, avals: Any, params: Any, /) -> Any:
+        # Staged out: keep the call as an equation. Any other interpreter gets the body's
+        # equations.
+        if isinstance(trace, DynamicJaxprTrace):
+            return super().bind_with_trace(trace, args, avals, params)
+        with set_current_trace(trace):
+            return jaxpr_as_fun(params["jaxpr"])(*args)
+
+
+export_composite_p = _ExportComposite("export_composite")
+export_composite_p.def_abstract_eval(lambda *args, jaxpr, **params: jaxpr.out_avals)
+
+
+def export_composite(
+    fn: Callable[..., Sequence[Any]],
+    operands: Sequence[Any],
+    operator: str,
+    attributes: Mapping[str, Any],
+) -> Sequence[Any]:
+    """Calls `fn(*operands)`, as a `stablehlo.composite` where that is lowered for export.
+
+    Args:
+        fn: Returns a sequence of arrays. It closes over no traced value.
+        operands: Arrays.
+        operator: The composite's name.
+        attributes: Its attributes: strings, integers, floats and tuples of them.
+    """
+    if not isinstance(trace_ctx.trace, DynamicJaxprTrace):
+        return fn(*operands)
+    # `jax.make_jaxpr` is a jit of its own: it would slow the tracing of moments by a third.
+    debug_info = api_util.debug_info("export_composite", fn, tuple(operands), {})
+    jaxpr, _, consts = trace_to_jaxpr_dynamic(
+        lu.wrap_init(fn, debug_info=debug_info), [jax.typeof(x) for x in operands]
+    )
+    return export_composite_p.bind(
+        *operands,
+        jaxpr=ClosedJaxpr(jaxpr, consts),
+        operator=operator,
+        attributes=tuple(attributes.items()),
+    )
+
+
+def _lower_export_composite(
+    ctx: Any, *args: Any, jaxpr: Any, operator: str, attributes: Any
+) -> Sequence[Any]:
+    if ctx.module_context.lowering_parameters.for_export:
+        if ctx.module_context.shape_poly_state.dim_vars:
+            return _called(ctx, args, jaxpr, operator, attributes)
+        return mlir.lower_fun(_composite(jaxpr, operator, attributes))(ctx, *args)
+    results, tokens = mlir.jaxpr_subcomp(
+        ctx.module_context,
+        jaxpr.jaxpr,
+        ctx.name_stack,
+        ctx.tokens_in,
+        mlir.ir_consts(jaxpr.consts, [v.aval for v in jaxpr.jaxpr.constvars]),
+        *args,
+        dim_var_values=ctx.dim_var_values,
+        const_lowering=ctx.const_lowering,
+        outer_traceback=ctx.traceback,
+    )
+    ctx.set_tokens_out(tokens)
+    return results
+
+
+def _called(ctx: Any, args: Any, jaxpr: Any, operator: str, attributes: Any) -> Sequence[Any]:
+    """Lowers a composite as the call of a function that names it.
+
+    StableHLO finds the sizes of a module of symbolic ones call by call, but not through composites.
+    """
+    constants = [
+        (mlir.ir_constants(c, const_lowering=ctx.const_lowering, aval=aval), aval)
+        for c, aval in core.jaxpr_const_args(jaxpr.jaxpr)
+    ]
+    avals = (*(aval for _, aval in constants), *ctx.avals_in)
+    function, results, _ = mlir.lower_called_computation(
+        operator,
+        jaxpr,
+        ctx.module_context,
+        len(constants),
+        avals,
+        ctx.avals_out,
+        ctx.tokens_in,
+    )
+    said = {name: mlir.ir_attribute(value) for name, value in attributes}
+    function.attributes[COMPOSITE] = ir.StringAttr.get(operator)
+    function.attributes[COMPOSITE_ATTRIBUTES] = ir.DictAttr.get(said)
+    given = (*ctx.dim_var_values, *(c for c, _ in constants), *args)
+    operands, _ = mlir.ir_tree_registry.flatten(given)
+    callee = ir.FlatSymbolRefAttr.get(function.name.value)
+    return list(func.CallOp(results, callee, operands).results)
+
+
+def _composite(jaxpr: Any, operator: str, attributes: Any) -> Callable[..., Sequence[Any]]:
+    # Not through `lax.composite`, which makes operands of the jaxpr's constants.
+    flat = [(name, jax.tree.flatten(value)) for name, value in attributes]
+    return functools.partial(
+        composite_p.bind,
+        name=operator,
+        attributes=tuple((name, tuple(leaves), tree) for name, (leaves, tree) in flat),
+        version=1,
+        jaxpr=jaxpr,
+    )
+
+
+mlir.register_lowering(export_composite_p, _lower_export_composite, cacheable=False)
+
+
+def without_dead_code(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """Leaves out what no result depends on, such as loop carries that are never read.
+
+    Inputs stay, used or not; so do equations with effects.
+    """
+    live, _ = dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)
+    return closed.replace(jaxpr=live)

@@ -1,0 +1,150 @@
+"""How far a long run is: a bar on a terminal and in a notebook, lines in a log file if asked for.
+
+```python
+from jaxeff.core import progress_bar
+
+with progress_bar(None, "epoch", 20) as advance:
+    for epoch in range(20):
+        advance(1, "loss 0.31")
+```
+
+Functions that run for long take ``progress``: None shows it where somebody is looking, a terminal
+or a notebook, and keeps silent elsewhere; True shows it anyway, in a log file a line per half
+minute; False never does. Of several processes only the first shows it.
+"""
+
+from __future__ import annotations
+
+import html
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
+
+Advance = Callable[[float, str], None]
+LOG_SECONDS = 30.0
+"""Between two lines of a log file."""
+NOTEBOOK_SECONDS = 0.25
+"""Between two drawings of a notebook's bar."""
+
+
+@contextmanager
+def progress_bar(
+    show: bool | None,
+    unit: str,
+    total: float,
+    done: float = 0,
+    *,
+    console: Console | None = None,
+) -> Iterator[Advance]:
+    """Shows how far a run is, on standard error.
+
+    Args:
+      show: None shows it on a terminal and in a notebook, True anywhere, False nowhere.
+      unit: What is counted.
+      total: How many there are.
+      done: How many are done already.
+      console: Console to show it on instead.
+
+    Yields:
+      A function of how many more are done and of a line about them.
+    """
+    from jaxeff.core._processes import is_first  # JAX, which nobody needs for a bar of their own
+
+    console = console or Console(stderr=True)
+    watched = console.is_terminal or console.is_jupyter
+    if show is False or (show is None and not watched) or not is_first():
+        yield lambda more, line: None
+    elif console.is_terminal:
+        line_column = TextColumn("{task.description}", markup=False)
+        with bars(console, TextColumn(unit), after=[line_column]) as bar:
+            task = bar.add_task("", total=total)
+            bar.update(task, completed=done)
+            yield lambda more, line: bar.update(task, advance=more, description=line)
+    else:
+        in_notebook = console.is_jupyter
+        draw = _notebook_bar() if in_notebook else _log(console)
+        count = _Count(unit, total, done, draw, NOTEBOOK_SECONDS if in_notebook else LOG_SECONDS)
+        try:
+            yield count.advance
+        finally:
+            count.draw()
+
+
+def bars(
+    console: Console, *before: ProgressColumn, after: list[ProgressColumn] | None = None
+) -> Progress:
+    """Returns a display of one or more bars, all of the same look.
+
+    Args:
+      console: Console to show them on.
+      *before: Columns that stand before the bar.
+      after: Columns that stand after the time that is left.
+    """
+    return Progress(
+        *before, BarColumn(bar_width=20), MofNCompleteColumn(), TimeRemainingColumn(),
+        *(after or []), console=console,
+    )  # fmt: skip
+
+
+class _Count:
+    """Counts, and draws now and then."""
+
+    def __init__(
+        self,
+        unit: str,
+        total: float,
+        done: float,
+        show: Callable[[str, float, str], None],
+        every: float,
+    ):
+        self._unit, self._total, self._done, self._first = unit, total, done, done
+        self._show, self._every, self._line = show, every, ""
+        self._began = self._drawn = time.monotonic()
+
+    def advance(self, more: float, line: str) -> None:
+        """So many more are done."""
+        self._done, self._line = self._done + more, line
+        if time.monotonic() - self._drawn >= self._every:
+            self.draw()
+
+    def draw(self) -> None:
+        """Shows where it stands."""
+        self._drawn = time.monotonic()
+        passed, new = self._drawn - self._began, self._done - self._first
+        left = passed / new * (self._total - self._done) if new else None
+        rest = "" if not left else f"{timedelta(seconds=round(left))} left"
+        head = f"{self._unit} {self._done:g}/{self._total:g}"
+        share = self._done / self._total if self._total else 1.0
+        self._show(head, share, "  ".join(part for part in (rest, self._line) if part))
+
+
+def _log(console: Console) -> Callable[[str, float, str], None]:
+    def show(head: str, share: float, rest: str) -> None:
+        console.print(f"{head}  {rest}", markup=False, highlight=False, soft_wrap=True)
+
+    return show
+
+
+def _notebook_bar() -> Callable[[str, float, str], None]:
+    """Returns a bar that any notebook shows, without widgets."""
+    from IPython.display import display
+
+    handle = display({"text/plain": ""}, raw=True, display_id=True)
+
+    def show(head: str, share: float, rest: str) -> None:
+        text = f'{html.escape(head)} <progress max="1" value="{share:.4f}"></progress> '
+        bundle = {"text/plain": f"{head}  {rest}", "text/html": text + html.escape(rest)}
+        handle.update(bundle, raw=True)
+
+    return show

@@ -1,0 +1,120 @@
+"""Small tables for people: plain text on a console, HTML in a notebook."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table as RichTable
+from rich.text import Text
+
+
+@dataclass(frozen=True, repr=False)
+class Table:
+    """A table that shows itself wherever it is printed.
+
+    Attributes:
+        columns: Their heads; one that ends in ``>`` holds numbers, aligned to the right.
+        rows: A text per column.
+        total: A last row, set apart.
+        caption: A line below.
+        title: A line above.
+        wrap: Whether cells that a console has no room for go on in the next line.
+    """
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    total: Sequence[str] = ()
+    caption: str = ""
+    title: str = ""
+    wrap: bool = True
+
+    @classmethod
+    def from_rows(
+        cls,
+        title: str,
+        rows: Sequence[Mapping[str, Any]],
+        columns: Sequence[str] = (),
+        beside: str = "source_",
+    ) -> Table:
+        """Returns a table of records.
+
+        Args:
+            title: Line above the table.
+            rows: Records; a missing entry is an empty cell.
+            columns: Keys to show; all of them if empty.
+            beside: Start of the keys of reference values, such as a paper's: each stands beside
+                the chosen column that it belongs to.
+        """
+        known = list(dict.fromkeys(key for row in rows for key in row))
+        keys: list[str] = []
+        for column in columns or known:
+            keys.append(column)
+            if columns and f"{beside}{column}" in known:
+                keys.append(f"{beside}{column}")
+        keys = list(dict.fromkeys(keys))
+        # The first column names the record; all others are mostly numbers.
+        heads = [key.replace("_", " ") + (">" if i else "") for i, key in enumerate(keys)]
+        cells = [[cell_text(row.get(key)) for key in keys] for row in rows]
+        return cls(heads, cells, title=title, wrap=False)
+
+    def __rich__(self) -> RenderableType:
+        """Returns the table, for `rich`."""
+        table = RichTable(title=self.title or None)
+        for column in self.columns:
+            side: Literal["left", "right"] = "right" if column.endswith(">") else "left"
+            table.add_column(column.rstrip(">"), justify=side, no_wrap=not self.wrap)
+        for row in self.rows:
+            table.add_row(*map(Text, row))  # a bracket is no markup
+        if self.total:
+            table.add_section()
+            table.add_row(*self.total)
+        # Below, for a table's own caption is wrapped to its width.
+        return Group(table, Text(self.caption)) if self.caption else table
+
+    def __str__(self) -> str:
+        """Returns the table as plain text, wide enough for every cell."""
+        console = Console(width=200, color_system=None, force_jupyter=False, force_terminal=False)
+        with console.capture() as capture:
+            console.print(self.__rich__())
+        return "\n".join(line.rstrip() for line in capture.get().splitlines())
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """Returns the table, for a notebook."""
+        right = [column.endswith(">") for column in self.columns]
+
+        def row(cells: Sequence[str], tag: str) -> str:
+            inside = "".join(
+                f'<{tag} style="text-align: {"right" if at_right else "left"}">'
+                f"{html.escape(cell)}</{tag}>"
+                for cell, at_right in zip(cells, right, strict=True)
+            )
+            return f"<tr>{inside}</tr>"
+
+        head = row([column.rstrip(">") for column in self.columns], "th")
+        body = "".join(row(cells, "td") for cells in self.rows)
+        foot = f"<tfoot>{row(self.total, 'th')}</tfoot>" if self.total else ""
+        # A page's table has one caption, so a title comes first in it.
+        texts = [text for text in (self.title, self.caption) if text]
+        lines = html.escape("\n".join(texts)).replace("\n", "<br>")
+        caption = f'<caption style="caption-side: bottom">{lines}</caption>' if lines else ""
+        return f"<table>{caption}<thead>{head}</thead><tbody>{body}</tbody>{foot}</table>"
+
+
+def cell_text(value: Any) -> str:
+    """Returns a value as the text of a cell: four digits of a number, nothing for None."""
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool | int):
+        return f"{value:,}" if not isinstance(value, bool) else str(value)
+    if isinstance(value, list):
+        return " ".join(map(cell_text, value))
+    number = float(value)
+    return f"{number:.2e}" if number and abs(number) < 1e-3 else f"{number:.4g}"

@@ -1,0 +1,416 @@
+"""`takes`: what the arguments of a public function must be, said above it and held to at the door.
+
+```python
+from jaxeff.core import function, one_key, takes, tree, whole
+
+@takes(key=one_key, f=function, params=tree, samples=whole())
+def scores(key, f, params, samples=10, exact=False):
+    ...
+```
+
+Nothing runs before all arguments have passed, and an error begins with the function and the
+argument: `scores: samples must be at least 1, but is 0.` None passes where it is the default or the
+annotation says so, and an argument annotated as `bool` takes True and False alone.
+
+A check is a function of what an error message calls the argument, and of its value. Checks look at
+values only where they are concrete, so that everything still traces.
+"""
+
+import functools
+import inspect
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxeff.core._arguments import check_examples, check_function, check_key, check_params, told
+from jaxeff.core._settings import check_choice, check_count, check_number
+
+F = TypeVar("F", bound=Callable[..., Any])
+Check = Callable[[str, Any], None]
+
+
+_READERS: set[Check] = set()
+"""Checks that read what arrays hold."""
+
+
+def _reads(check: Check) -> Check:
+    _READERS.add(check)
+    return check
+
+
+def takes(**checks: Check) -> Callable[[F], F]:
+    """Holds the arguments of a function to what they should be, before it runs.
+
+    Args:
+        **checks: A check for each argument by name; of `*args` it is one for each of them.
+
+    Raises:
+        TypeError: The function has no argument of such a name.
+    """
+
+    def held(run: F) -> F:
+        plan = _plan(run, checks)
+
+        @functools.wraps(run)
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            for name, position, several, optional, check in plan:
+                if several:
+                    for i, value in enumerate(args[position:]):
+                        if value is not None:  # a pytree without leaves, such as no state
+                            check(f"{run.__name__}: {name}[{i}]", value)
+                    continue
+                if name in kwargs:
+                    value = kwargs[name]
+                elif position < len(args):
+                    value = args[position]
+                else:
+                    continue  # the default, or Python's own error
+                if not (value is None and optional):
+                    check(f"{run.__name__}: {name}", value)
+            return run(*args, **kwargs)
+
+        return checked  # type: ignore[return-value]
+
+    return held
+
+
+def _plan(
+    run: Callable[..., Any], checks: Mapping[str, Check]
+) -> list[tuple[str, Any, bool, bool, Check]]:
+    """Of each argument: its name, place, whether it is `*args`, whether it may be None."""
+    parameters = inspect.signature(run).parameters
+    unknown = checks.keys() - parameters.keys()
+    if unknown:
+        raise TypeError(f"takes: {run.__name__} has no argument {sorted(unknown)[0]!r}.")
+    plan = []
+    for i, (name, parameter) in enumerate(parameters.items()):
+        check = checks.get(name, flag if parameter.annotation in (bool, "bool") else None)
+        if check is not None:
+            several = parameter.kind is parameter.VAR_POSITIONAL
+            by_name = parameter.kind is parameter.KEYWORD_ONLY
+            place = float("inf") if by_name else i
+            optional = parameter.default is None or "None" in str(parameter.annotation)
+            plan.append((name, place, several, optional, check))
+    # The cheap and telling ones first: what an argument is, before what the data hold.
+    return sorted(plan, key=lambda row: row[-1] in _READERS)
+
+
+def one_key(where: str, value: Any) -> None:
+    """One random key, no array of them."""
+    check_key(where, value)
+    shape = np.shape(value)
+    if shape if jnp.issubdtype(value.dtype, jax.dtypes.prng_key) else shape[:-1]:
+        raise ValueError(
+            f"{where} must be one random key, not an array of them of shape {list(shape)}: give "
+            "one, or call it under jax.vmap."
+        )
+
+
+def function(where: str, value: Any) -> None:
+    """A pure function `f(params, *inputs)`."""
+    check_function(where, value)
+
+
+def of_form(form: str) -> Check:
+    """Returns a function that is called in another way."""
+    return lambda where, value: check_function(where, value, form)
+
+
+def whole(low: int = 1, high: int | None = None) -> Check:
+    """Returns a whole number that is known when a program is traced."""
+    return lambda where, value: check_count(where, value, low, high)
+
+
+def number(low: float = -np.inf, high: float = np.inf, **bounds: Any) -> Check:
+    """Returns a real number or an array of them, finite unless `finite=False`."""
+    return lambda where, value: check_number(where, value, low, high, **bounds)
+
+
+finite = number()
+positive = number(above=0)
+non_negative = number(0)
+probability = number(0, 1)
+
+
+def choice(*options: Any) -> Check:
+    """Checks that a value is one of a few."""
+    return lambda where, value: check_choice(where, value, options)
+
+
+def either(*checks: Check) -> Check:
+    """Returns what passes one of some checks; the error is that of the last."""
+
+    def check(where: str, value: Any) -> None:
+        for each in checks[:-1]:
+            try:
+                return each(where, value)
+            except (TypeError, ValueError):
+                continue
+        return checks[-1](where, value)
+
+    return check
+
+
+def both(*checks: Check) -> Check:
+    """Returns what passes all of some checks."""
+
+    def check(where: str, value: Any) -> None:
+        for one in checks:
+            one(where, value)
+
+    return check
+
+
+def flag(where: str, value: Any) -> None:
+    """True or False."""
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"{where} must be True or False, not {told(value)}.")
+
+
+def text(where: str, value: Any) -> None:
+    """A string that isn't empty."""
+    if not isinstance(value, str) or not value:
+        raise TypeError(f"{where} must be a string, not {told(value)}.")
+
+
+def a_path(where: str, value: Any) -> None:
+    """A file or folder."""
+    if not isinstance(value, str | os.PathLike):
+        raise TypeError(f"{where} must be a path, not {told(value)}.")
+
+
+def names(where: str, value: Any) -> None:
+    """Patterns of sites, or other names."""
+    alone = isinstance(value, str | Mapping) or not hasattr(value, "__iter__")
+    if alone or not all(isinstance(name, str) for name in value):
+        raise TypeError(
+            f"{where} must be a sequence of strings such as ['fc1'], not {told(value)}."
+        )
+
+
+def whole_numbers(low: int = 0) -> Check:
+    """Returns a sequence of whole numbers, such as a shape."""
+
+    def check(where: str, value: Any) -> None:
+        if isinstance(value, str) or not isinstance(value, Sequence | np.ndarray):
+            raise TypeError(f"{where} must be a sequence of whole numbers, not {told(value)}.")
+        for i, entry in enumerate(value):
+            check_count(f"{where}[{i}]", entry, low)
+
+    return check
+
+
+def mapping(where: str, value: Any) -> None:
+    """A mapping by name."""
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{where} must be a mapping by name, not {told(value)}.")
+    for name in value:
+        if not isinstance(name, str):
+            raise TypeError(f"{where} must be a mapping by name, but {name!r} is no string.")
+
+
+def settings(*classes: type) -> Check:
+    """Returns a spec: settings of some classes by pattern, or None; of no class itself."""
+
+    def check(where: str, value: Any) -> None:
+        mapping(where, value)
+        for pattern, setting in value.items():
+            if isinstance(setting, type):
+                raise TypeError(
+                    f"{where} has the class {setting.__name__} for {pattern!r}: write "
+                    f"{setting.__name__}(...)."
+                )
+            if setting is not None and classes:
+                an(*classes)(f"{where} of {pattern!r}", setting)
+
+    return check
+
+
+def each(check: Check) -> Check:
+    """Returns a list or tuple of what passes a check."""
+
+    def check_all(where: str, value: Any) -> None:
+        an(list, tuple)(where, value)
+        for i, one in enumerate(value):
+            check(f"{where}[{i}]", one)
+
+    return check_all
+
+
+def batches(where: str, value: Any) -> None:
+    """Batches of inputs, one after the other; looked at where they are a list or tuple."""
+    alone = isinstance(value, str | Mapping) or hasattr(value, "dtype")
+    if alone or not hasattr(value, "__iter__"):
+        raise TypeError(f"{where} must be a list of batches, or an iterator, not {told(value)}.")
+    if isinstance(value, list | tuple):
+        for i, one in enumerate(value):
+            a_batch(f"{where}[{i}]", one)
+
+
+def mask(where: str, value: Any) -> None:
+    """A row of true and false."""
+    if getattr(value, "dtype", None) != np.bool_ or np.ndim(value) != 1:
+        raise TypeError(f"{where} must be an array of booleans of one axis, not {told(value)}.")
+
+
+def an(*classes: type) -> Check:
+    """Returns an instance of a class."""
+    named = " or ".join(cls.__name__ for cls in classes)
+
+    def check(where: str, value: Any) -> None:
+        if not isinstance(value, classes):
+            is_class = isinstance(value, type) and issubclass(value, classes)
+            hint = f": write {value.__name__}(...)" if is_class else ""
+            raise TypeError(f"{where} must be a {named}, not {told(value)}{hint}.")
+
+    return check
+
+
+def optimizer(where: str, value: Any) -> None:
+    """A gradient transformation of Optax."""
+    if not all(callable(getattr(value, name, None)) for name in ("init", "update")):
+        uncalled = f": call it, {value.__name__}(...)" if inspect.isfunction(value) else ""
+        raise TypeError(
+            f"{where} must be an optimizer such as optax.adam(1e-3), not {told(value)}{uncalled}."
+        )
+
+
+def tree(where: str, value: Any) -> None:
+    """A pytree of parameters."""
+    if value is None:
+        raise TypeError(f"{where} must be a pytree of arrays, not None.")
+    check_params(where, value)
+
+
+def a_posterior(where: str, value: Any) -> None:
+    """A posterior of any kind, or a pytree of Gaussians."""
+    if not hasattr(value, "to_gaussians") or isinstance(value, type):
+        tree(where, value)
+
+
+@_reads
+def a_batch(where: str, value: Any) -> None:
+    """Inputs, or whatever holds arrays: none of them empty, none with NaN."""
+    tree(where, value)
+    for found, leaf in jax.tree_util.tree_leaves_with_path(value):
+        name = jax.tree_util.keystr(found, simple=True, separator="/")
+        _check_values(f"{where}{f', {name},' if name else ''}", leaf)
+
+
+@_reads
+def rows(where: str, value: Any) -> None:
+    """Arrays with as many examples as each other, at least one; NaN may be masked by a loss."""
+    tree(where, value)
+    leaves = jax.tree.leaves(value)
+    for leaf in leaves:
+        _check_values(where, leaf, nan=True)
+    if not leaves:
+        raise ValueError(f"{where} holds no arrays.")
+    _check_lengths(where, value)
+
+
+def reals(*ranks: int, nan: bool = False, empty: bool = False) -> Check:
+    """Returns an array of real numbers, or nested lists of them.
+
+    Args:
+        *ranks: How many axes it may have; any if none is given.
+        nan: Whether it may hold NaN, which then shows in the result.
+        empty: Whether it may have no entries.
+    """
+
+    def check(where: str, value: Any) -> None:
+        shape, dtype = _shape_and_dtype(where, value)
+        if not any(jnp.issubdtype(dtype, kind) for kind in (np.bool_, jnp.integer, jnp.floating)):
+            raise TypeError(f"{where} must be an array of real numbers, not {dtype}{list(shape)}.")
+        if ranks and len(shape) not in ranks:
+            axes = " or ".join(map(str, ranks))
+            raise ValueError(f"{where} must be an array of {axes} axes, not of shape {shape}.")
+        _check_values(where, value, nan, empty)
+
+    return _reads(check)
+
+
+def integers(*ranks: int) -> Check:
+    """Returns an array of whole numbers."""
+    numbers = reals(*ranks)
+
+    def check(where: str, value: Any) -> None:
+        shape, dtype = _shape_and_dtype(where, value)
+        if not jnp.issubdtype(dtype, jnp.integer):
+            raise TypeError(f"{where} must be an array of integers, not {dtype}{list(shape)}.")
+        numbers(where, value)
+
+    return check
+
+
+_LABELS = integers(1)
+
+
+@_reads
+def examples(where: str, value: Any) -> None:
+    """Data of an inference, `(*inputs, targets)`, at least one example."""
+    check_examples(where, value)
+    a_batch(where, tuple(value))
+    _check_lengths(where, value)
+
+
+@_reads
+def labelled(where: str, value: Any) -> None:
+    """A classifier's inputs and labels, at least one of them."""
+    if not isinstance(value, tuple | list) or len(value) != 2:
+        raise TypeError(f"{where} must be a pair (inputs, labels), not {told(value)}.")
+    a_batch(where, tuple(value))
+    _check_lengths(where, value)
+    _LABELS(f"{where}, the labels,", value[1])
+    if _concrete(value[1]) and (low := int(np.asarray(value[1]).min())) < 0:
+        raise ValueError(f"{where}: labels must be 0 or more; found {low}.")
+
+
+def _shape_and_dtype(where: str, value: Any) -> tuple[tuple[int, ...], Any]:
+    try:
+        told_shape = np.shape(value)
+        dtype = value.dtype if hasattr(value, "dtype") else np.asarray(value).dtype
+    except (TypeError, ValueError):
+        raise TypeError(f"{where} must be an array of numbers, not {told(value)}.") from None
+    if value is None or isinstance(value, str):
+        raise TypeError(f"{where} must be an array of numbers, not {told(value)}.")
+    return told_shape, dtype
+
+
+def _check_lengths(where: str, value: Any) -> None:
+    """Checks that arrays have as many examples as each other."""
+    shapes = [np.shape(leaf) for leaf in jax.tree.leaves(value)]
+    if any(not shape for shape in shapes) or len({shape[0] for shape in shapes}) > 1:
+        raise ValueError(
+            f"{where} must be arrays with the same number of examples on their first axes, not of "
+            f"shapes {', '.join(map(str, shapes))}."
+        )
+
+
+def _check_values(where: str, value: Any, nan: bool = False, empty: bool = False) -> None:
+    """Checks that an array has entries, and none that is NaN where they are concrete."""
+    shape = np.shape(value)
+    if not empty and 0 in shape:
+        raise ValueError(f"{where} is empty: its shape is {shape}; give one example or more.")
+    dtype = getattr(value, "dtype", None)
+    if nan or not _concrete(value) or (dtype is not None and not _is_inexact(dtype)):
+        return
+    # NumPy's own, also while something else is traced.
+    found = np.isnan(np.asarray(value, None if dtype is not None else float))
+    if found.any():
+        raise ValueError(f"{where} holds NaN, in {int(found.sum())} of {found.size} entries.")
+
+
+def _is_inexact(dtype: Any) -> bool:
+    return jnp.issubdtype(dtype, jnp.inexact)
+
+
+def _concrete(value: Any) -> bool:
+    """Returns whether numbers can be looked at: not traced, no mere shape, no other process's."""
+    if isinstance(value, jax.Array):
+        return not isinstance(value, jax.core.Tracer) and value.is_fully_addressable
+    return not isinstance(value, jax.ShapeDtypeStruct)

@@ -1,0 +1,236 @@
+"""Speech Commands: recordings of one second of a spoken word, split by speaker.
+
+Warden, "Speech Commands: A Dataset for Limited-Vocabulary Speech Recognition", arXiv:1804.03209.
+Folders are the classes, files are 16 kHz, 16 bit, mono; what is before ``_nohash_`` in a name is
+the speaker.
+
+```python
+from jaxeff import data
+
+assert data.log_mel(data.tones(4)).shape == (4, 32, 32)     # [recordings, frames, bands]
+```
+
+Sharp edges:
+    The official split needs the training archive. Here a fifth of the speakers is held out, by a
+    hash of their names, so that no speaker is on both sides, whatever part of the set is there.
+    The recordings of ``_silence_`` have no speaker: there each file is one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import tarfile
+import wave
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+from jaxtyping import Float, Int, Int16
+
+from jaxeff.core import a_path, non_negative, positive, reals, takes, whole
+from jaxeff.data._errors import DataError
+
+RATE, LENGTH = 16_000, 16_000
+FOLDERS = ("speech-commands", "speech_commands_test_set_v0.02", "SpeechCommands")
+WORDS = ("yes", "no", "up", "down", "left", "right", "on", "off", "stop", "go", "_unknown_",
+         "_silence_")  # fmt: skip
+HELD_OUT = 5
+"""One of so many speakers is for testing."""
+
+
+@dataclass(frozen=True, eq=False)
+class Recordings:
+    """Recordings with their labels, on the host.
+
+    Attributes:
+        train_audio: int16 `[n, 16000]`, at 16 kHz.
+        train_labels: int32 `[n]`, places in `words`.
+        test_audio: int16 `[m, 16000]`, of other speakers.
+        test_labels: int32 `[m]`.
+        words: The classes.
+    """
+
+    train_audio: Int16[np.ndarray, "train samples"]
+    train_labels: Int[np.ndarray, " train"]
+    test_audio: Int16[np.ndarray, "test samples"]
+    test_labels: Int[np.ndarray, " test"]
+    words: tuple[str, ...] = WORDS
+
+    def __repr__(self) -> str:
+        return (
+            f"Recordings(train={len(self.train_labels)}, test={len(self.test_labels)}, "
+            f"classes={len(self.words)})"
+        )
+
+
+@takes(root=a_path)
+def speech_commands(root: str | os.PathLike[str] | None = None) -> Recordings:
+    """Loads the twelve classes of Speech Commands.
+
+    Wave files are looked for in `speech-commands/<word>/` under the folder named by `JAXEFF_DATA`;
+    where there are none, a `*.flac.tar` archive there is read if the package `soundfile` is
+    installed.
+
+    Args:
+        root: The folder to look in; the one named by `JAXEFF_DATA` if None.
+
+    Raises:
+        DataError: Nothing is there, or a file isn't what its name promises; the message names the
+            file and the way out.
+    """
+    folder = _folder(root)
+    found: dict[bool, tuple[list[np.ndarray], list[int]]] = {True: ([], []), False: ([], [])}
+    for name, label, audio in _waves(folder) if _has_waves(folder) else _archived(folder):
+        audios, labels = found[_held_out(name)]
+        audios.append(audio)
+        labels.append(label)
+    if not (found[True][0] and found[False][0]):
+        raise DataError(f"speech-commands: {folder} holds too few recordings for a split")
+    (test, test_labels), (train, train_labels) = found[True], found[False]
+    return Recordings(
+        np.stack(train), np.array(train_labels, np.int32), np.stack(test),
+        np.array(test_labels, np.int32),
+    )  # fmt: skip
+
+
+def _folder(root: str | os.PathLike[str] | None) -> Path:
+    chosen = root if root is not None else os.environ.get("JAXEFF_DATA")
+    if not chosen:
+        raise DataError(
+            "speech-commands: JAXEFF_DATA is not set; set it to the folder that holds "
+            f"{FOLDERS[0]}/"
+        )
+    for name in FOLDERS:
+        folder = Path(chosen).expanduser() / name
+        if folder.is_dir():
+            return folder
+    raise DataError(
+        f"speech-commands: expected a folder {' or '.join(FOLDERS)} in {chosen}, found none; put "
+        "<word>/*.wav there"
+    )
+
+
+def _has_waves(folder: Path) -> bool:
+    return any(next((folder / word).glob("*.wav"), None) is not None for word in WORDS)
+
+
+def _waves(folder: Path) -> Iterator[tuple[str, int, np.ndarray]]:
+    for label, word in enumerate(WORDS):
+        paths = sorted((folder / word).glob("*.wav"))
+        if not paths:
+            raise DataError(
+                f"speech-commands: expected wave files in {folder / word}, found none; the classes "
+                f"are {', '.join(WORDS)}"
+            )
+        for path in paths:
+            yield path.name, label, _read_wave(path)
+
+
+def _read_wave(path: Path) -> np.ndarray:
+    try:
+        with wave.open(str(path)) as file:
+            form = (file.getframerate(), file.getsampwidth(), file.getnchannels())
+            content = file.readframes(file.getnframes())
+    except (wave.Error, EOFError, OSError) as error:
+        raise DataError(f"{path}: expected a wave file, but {error or 'it ends'}") from error
+    if form != (RATE, 2, 1):
+        raise DataError(f"{path}: expected 16 kHz, 16 bit and one channel, found {form}")
+    return _second(np.frombuffer(content, np.int16))
+
+
+def _archived(folder: Path) -> Iterator[tuple[str, int, np.ndarray]]:
+    archive = next(iter(sorted(folder.glob("*.flac.tar"))), None)
+    if archive is None:
+        raise DataError(f"speech-commands: expected <word>/*.wav in {folder}, found none")
+    try:
+        import soundfile
+    except ImportError:
+        raise DataError(
+            f"speech-commands: {archive} holds FLAC, which takes the package soundfile to read: "
+            f"pip install 'jaxeff[speech]', or unpack it to {folder}/<word>/*.wav"
+        ) from None
+    with tarfile.open(archive) as members:
+        for member in members:
+            path = PurePosixPath(member.name)
+            file = members.extractfile(member)
+            if file is not None and path.parent.name in WORDS:
+                audio, _ = soundfile.read(io.BytesIO(file.read()), dtype="int16")
+                yield path.name, WORDS.index(path.parent.name), _second(audio)
+
+
+def _second(audio: np.ndarray) -> np.ndarray:
+    """Cut or filled up with silence to one second."""
+    return np.pad(audio[:LENGTH], (0, max(LENGTH - len(audio), 0)))
+
+
+def _held_out(name: str) -> bool:
+    speaker = name.split("_nohash_")[0]
+    return hashlib.sha256(speaker.encode()).digest()[0] % HELD_OUT == 0
+
+
+@takes(count=whole(), seed=whole(0))
+def tones(count: int, seed: int = 0) -> Int16[np.ndarray, "count samples"]:
+    """Drawn tones in the form of recordings, for examples and tests.
+
+    Args:
+        count: How many.
+        seed: Seed of their frequencies.
+    """
+    rng = np.random.default_rng(seed)
+    time = np.arange(LENGTH) / RATE
+    pitch = rng.uniform(200, 4000, (count, 1))
+    return (8000 * np.sin(2 * np.pi * pitch * time)).astype(np.int16)
+
+
+@takes(audio=reals(2), bands=whole(), frames=whole(), low=non_negative, high=positive)
+def log_mel(
+    audio: Int16[np.ndarray, "n samples"],
+    bands: int = 32,
+    frames: int = 32,
+    low: float = 60.0,
+    high: float = 7600.0,
+) -> Float[np.ndarray, "n frames bands"]:
+    """Log-mel spectra, non-negative, as the pulses of an analog chip have to be.
+
+    Frames are Hann windows of 1024 samples (64 ms), evenly spread over the recording; bands are
+    triangles, evenly spaced on the mel scale ``2595 log10(1 + f / 700)``. Energies are compressed
+    by ``log(1 + energy / 1e-3)``, which is zero for silence.
+
+    Args:
+        audio: `[n, samples]` at 16 kHz.
+        bands: Mel bands.
+        frames: Spectra per recording.
+        low: Lower end of the first band in Hz.
+        high: Upper end of the last.
+
+    Returns:
+        float32 `[n, frames, bands]`, at least 0.
+
+    Raises:
+        DataError: Audio isn't int16 with two axes.
+    """
+    if audio.dtype != np.int16 or audio.ndim != 2:
+        raise DataError(f"log_mel: expected int16 [n, samples], found {audio.dtype}{audio.shape}")
+    size = 1024
+    starts = np.linspace(0, audio.shape[1] - size, frames).astype(int)
+    window = np.hanning(size).astype(np.float32) / 32768
+    banks = _triangles(size, bands, low, high)
+    found = np.empty((len(audio), frames, bands), np.float32)
+    for i, start in enumerate(starts):
+        spectrum = np.fft.rfft(audio[:, start : start + size] * window, axis=1)
+        found[:, i] = np.log1p((np.abs(spectrum) ** 2 @ banks) / 1e-3)
+    return found
+
+
+def _triangles(size: int, bands: int, low: float, high: float) -> np.ndarray:
+    """Weights of the spectrum's bins in each band, `[bins, bands]`."""
+    first, last = (2595 * np.log10(1 + f / 700) for f in (low, high))
+    mel = np.linspace(first, last, bands + 2)
+    edges = 700 * (10 ** (mel / 2595) - 1)
+    bins = np.fft.rfftfreq(size, 1 / RATE)[:, None]
+    rising = (bins - edges[:-2]) / (edges[1:-1] - edges[:-2])
+    falling = (edges[2:] - bins) / (edges[2:] - edges[1:-1])
+    return np.maximum(np.minimum(rising, falling), 0)

@@ -1,0 +1,121 @@
+"""The steps of the recipe, each a function: mix codes, stretch contrast, judge, balance, label."""
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxeff.core import integers, non_negative, positive, reals, takes, whole
+from jaxeff.uncertainty import decompose_logits
+
+
+@takes(codes=reals(2), labels=integers(1), parts=whole(), n=whole())
+def mix_codes(
+    rng: np.random.Generator,
+    codes: Float[np.ndarray, "digits latents"],
+    labels: Int[np.ndarray, " digits"],
+    parts: int,
+    n: int,
+) -> Float[np.ndarray, "n latents"]:
+    """Convex combinations of the codes of digits of distinct classes.
+
+    Args:
+        rng: Source of randomness.
+        codes: A code per digit.
+        labels: The digits' classes.
+        parts: Digits per combination. Their weights are uniform on the simplex.
+        n: Number of combinations.
+
+    Returns:
+        The combinations.
+
+    Raises:
+        ValueError: The labels name fewer classes than there are parts.
+    """
+    order = np.argsort(labels, kind="stable")
+    _, starts, counts = np.unique(labels[order], return_index=True, return_counts=True)
+    if not 1 <= parts <= len(starts):
+        raise ValueError(f"can't mix {parts} digits of distinct classes out of {len(starts)}")
+    classes = np.argsort(rng.random((n, len(starts))), axis=1)[:, :parts]
+    digits = order[starts[classes] + rng.integers(counts[classes])]
+    weights = rng.dirichlet(np.ones(parts), n).astype(codes.dtype)
+    return np.einsum("np,npl->nl", weights, codes[digits])
+
+
+@takes(logits=reals(3), largest_mi=non_negative, smallest_entropy=non_negative)
+def is_ambiguous(
+    logits: Float[Array, "members n classes"], largest_mi: float, smallest_entropy: float
+) -> Bool[Array, " n"]:
+    """Returns whether an ensemble agrees that an image may be of several classes.
+
+    Args:
+        logits: Logits of each member.
+        largest_mi: Upper bound on the mutual information of label and member, in nats.
+        smallest_entropy: Lower bound on the entropy of the mean prediction, in nats.
+
+    Returns:
+        A mask.
+    """
+    uncertainty = decompose_logits(logits)
+    return (uncertainty.epistemic <= largest_mi) & (uncertainty.total >= smallest_entropy)
+
+
+@takes(
+    entropy=reals(1), n=whole(), low=non_negative, high=positive, bins=whole(), power=non_negative
+)
+def balance_entropy(
+    rng: np.random.Generator,
+    entropy: Float[np.ndarray, " candidates"],
+    n: int,
+    *,
+    low: float = 0.05,
+    high: float = 1.6,
+    bins: int = 50,
+    power: float = 0.2,
+) -> Int[np.ndarray, " n"]:
+    """Chooses candidates so that all entropies occur about as often.
+
+    Entropies are counted in equal bins; a bin that holds ``h`` candidates is drawn from in
+    proportion to ``h ** power``, and each of its candidates alike.
+
+    Args:
+        rng: Source of randomness.
+        entropy: Entropy of each candidate's prediction, in nats.
+        n: How many to choose, without repetition.
+        low: Lower edge of the bins.
+        high: Upper edge; candidates outside the bins are never chosen.
+        bins: Number of bins.
+        power: 1 keeps the candidates' own distribution, 0 makes it flat.
+
+    Returns:
+        Their indices, in random order.
+
+    Raises:
+        ValueError: Fewer than `n` candidates lie within the bins.
+    """
+    counts, edges = np.histogram(entropy, bins, (low, high))
+    inside = (entropy >= low) & (entropy <= high)
+    if inside.sum() < n:
+        raise ValueError(
+            f"{n} images are wanted, but only {inside.sum()} candidates have an entropy of "
+            f"{low} to {high} nats"
+        )
+    held = counts[np.clip(np.digitize(entropy, edges) - 1, 0, bins - 1)]
+    weights = np.where(inside, np.maximum(held, 1) ** (power - 1.0), 0.0)
+    return rng.choice(len(entropy), n, replace=False, p=weights / weights.sum())
+
+
+@takes(probs=reals(2), labels=whole())
+def draw_labels(
+    rng: np.random.Generator, probs: Float[np.ndarray, "n classes"], labels: int
+) -> Int[np.ndarray, "n labels"]:
+    """Draws labels independently from each image's class probabilities."""
+    edges = np.cumsum(probs, axis=1)
+    edges /= edges[:, -1:]
+    drawn = rng.random((len(probs), labels, 1)) >= edges[:, None, :]
+    return drawn.sum(-1).astype(np.int32)
+
+
+@takes(images=reals(nan=True, empty=True))
+def stretch_contrast(images: Float[Array, "..."]) -> Float[Array, "..."]:
+    """Bring decoded images, which are soft, to MNIST's pixel statistics: clip(1.2 x - 0.15)."""
+    return jnp.clip(1.2 * images - 0.15, 0, 1)

@@ -1,0 +1,79 @@
+"""`dirty_mnist`: the data set from its cache, built first where it isn't there."""
+
+import dataclasses
+import json
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxeff.core import a_path, of_form, takes
+from jaxeff.data import load
+from jaxeff.dirty_mnist._build import Say, build
+from jaxeff.dirty_mnist._recipe import DirtyMNIST, Recipe
+from jaxeff.store import CheckpointError, cache_folder, load_metadata, load_pytree, save_pytree
+
+
+@takes(folder=a_path, root=a_path, progress=of_form("progress(line)"))
+def dirty_mnist(
+    recipe: Recipe | None = None,
+    *,
+    folder: str | os.PathLike[str] | None = None,
+    root: str | os.PathLike[str] | None = None,
+    progress: Say | None = print,
+) -> DirtyMNIST:
+    """MNIST and ambiguous digits made from it.
+
+    The first call trains the networks and makes the images, about ten minutes on one core; it can
+    be killed and called again, and goes on. Later calls read the file it leaves, which holds a
+    checksum of its content and the recipe: each recipe has a folder of its own, a file that is
+    damaged or of another recipe is built anew, with a warning.
+
+    Args:
+        recipe: How the images are made; the published recipe if None. The same recipe makes the
+            same images on the same machine and versions.
+        folder: Folder that keeps the data set; ``dirty-mnist`` in `jaxeff.store.cache_folder` if
+            None.
+        root: Folder of the source's files, as `jaxeff.data.load` takes it.
+        progress: Called with one line per step; None for silence.
+
+    Returns:
+        The data set, in host memory.
+
+    Raises:
+        DataError: The source is missing or damaged, or too few ambiguous images are found.
+    """
+    recipe = recipe or Recipe()
+    source = load(recipe.source, root)
+    digest = recipe.digest(source)
+    place = Path(folder) if folder is not None else cache_folder() / "dirty-mnist"
+    place = place.expanduser() / digest
+    path = place / "ambiguous.safetensors"
+    metadata = {"digest": digest, "recipe": _plain(recipe)}
+    try:
+        stored = _read(path, metadata)
+    except FileNotFoundError:
+        stored = None
+    except CheckpointError as error:
+        warnings.warn(f"Dirty-MNIST is built again: {error}", stacklevel=2)
+        stored = None
+    if stored is None:
+        stored = build(recipe, source, place, progress)
+        save_pytree(path, stored, metadata)
+    parts = {f"{s}_{n}": np.asarray(a) for s, split in stored.items() for n, a in split.items()}
+    return DirtyMNIST(digits=source, **parts)
+
+
+def _read(path: Path, metadata: dict[str, Any]) -> Any:
+    found = load_metadata(path)
+    if found != metadata:
+        raise CheckpointError(f"{path} was made by another recipe or from other digits.")
+    return jax.device_get(load_pytree(path))
+
+
+def _plain(recipe: Recipe) -> dict[str, Any]:
+    """Returns the recipe as it comes back from JSON."""
+    return json.loads(json.dumps(dataclasses.asdict(recipe)))

@@ -1,0 +1,245 @@
+"""`ensemble`: members of chosen sites behind one shared network, as a transform of its function.
+
+```python
+import jax
+
+import jaxeff
+from jaxeff.ensembles import Members
+from jaxeff.nn import small_classifier
+
+f, params, (x, y) = small_classifier()
+g, heads = jaxeff.ensemble(jax.random.key(0), f, params, {"fc2": Members(10)})
+logits = g(heads, x)                                # [members, batch, classes]
+g, networks = jaxeff.ensemble(jax.random.key(0), f, params, {"*": Members(10)})
+```
+
+The result is `jax.vmap` over the leaves that have members. What depends on none of them is computed
+once, since `vmap` batches only what depends on a batched value: ten heads cost one network and nine
+heads, `{"*": ...}` is a deep ensemble, and everything between is the same function. It is a pure
+function of one pytree, so it composes: `noisy(g, ...)`, `quantized(g, ...)` and `moments(g)` see
+the sites of `f`, `fit` and `sweep` train all members as one program.
+
+Patterns are those of a spec, over the names of parameters: `fc3` is every parameter of the module
+`fc3`, `fc3/kernel` one of them, `"*"` all. The most specific pattern decides, None shares.
+
+Sharp edges:
+    What stands behind a site with members exists once per member, whatever its pattern says.
+    A random key goes to every member: they see the same noise. Around the ensemble,
+    `noisy(g, spec)`, noise is drawn for each.
+    A convolution with members is a grouped convolution, which processors run slowly; members
+    behind the convolutions don't have that cost.
+
+References:
+    Lakshminarayanan et al., "Simple and Scalable Predictive Uncertainty Estimation using Deep
+    Ensembles", arXiv:1612.01474. Steger et al., "Function Space Diversity for Uncertainty
+    Prediction via Repulsive Last-Layer Ensembles", arXiv:2412.15758.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import PRNGKeyArray
+
+from jaxeff.core import (
+    check_function,
+    check_key,
+    check_params,
+    function,
+    is_key,
+    of_form,
+    one_key,
+    takes,
+    tree,
+)
+from jaxeff.ensembles._members import Members, chosen_leaves, start
+from jaxeff.program import Program, trace
+from jaxeff.program.reading import leaf_names
+
+
+@dataclass(frozen=True, eq=False)
+class Ensemble:
+    """The function of an ensemble, `g(params, *args)`; a random key may come first, as in `f`.
+
+    Attributes:
+        f: The function of one network.
+        count: How many members.
+        chosen: Settings of the leaves that have members, by name.
+        mutable: Whether `f` takes a state after its parameters and returns a new one.
+    """
+
+    f: Callable[..., Any]
+    count: int
+    chosen: Mapping[str, Members]
+    mutable: bool = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns the results of all members, `[members, ...]` each.
+
+        Raises:
+            ValueError: A leaf that has members lacks their axis, or its parameter is read by sites
+                that would have members by it alone.
+        """
+        position = next((i for i, arg in enumerate(args) if not is_key(arg)), 0)
+        self._check_ties(position, args, kwargs)
+        # Lists of leaves: a tree of axes would take a setting's empty field (None) for a shared
+        # leaf.
+        structures = {position: jax.tree.structure(args[position])}
+        out_axes: Any = 0
+        if self.mutable:
+            structures[position + 1] = jax.tree.structure(args[position + 1])
+            out_axes = (0, self.axes(args[position + 1]))
+        given = [jax.tree.leaves(arg) if i in structures else arg for i, arg in enumerate(args)]
+        axes = [self.leaf_axes(arg) if i in structures else None for i, arg in enumerate(args)]
+
+        def one(*given: Any) -> Any:
+            whole = (
+                jax.tree.unflatten(structures[i], arg) if i in structures else arg
+                for i, arg in enumerate(given)
+            )
+            return self.f(*whole, **kwargs)
+
+        mapped = jax.vmap(one, in_axes=tuple(axes), out_axes=out_axes, axis_size=self.count)
+        try:
+            return mapped(*given)
+        except ValueError as error:
+            if not self.mutable or "out_axes" not in str(error):
+                raise
+            raise ValueError(
+                "ensemble: a state that the members share would have to become theirs, for it "
+                'stands behind a site with members; give it members, too, such as {"bn*": '
+                f"Members({self.count})}}"
+            ) from error
+
+    def axes(self, params: Any) -> Any:
+        """Returns where the axis of members is: 0 or None for each leaf, as `jax.vmap` takes it.
+
+        Args:
+            params: The parameters of the ensemble, or its state.
+
+        Raises:
+            ValueError: A leaf that has members has no axis of so many.
+        """
+        return jax.tree.unflatten(jax.tree.structure(params), self.leaf_axes(params))
+
+    def leaf_axes(self, params: Any) -> list[int | None]:
+        """Returns the same as `axes`, in a list with one entry per leaf."""
+        leaves, names = jax.tree.leaves(params), leaf_names(params)
+        modules = {name.rpartition("/")[0] for name in self.chosen}
+        has = [name in self.chosen for name in names]
+        if not any(has):  # a state: it goes with the module that it belongs to
+            has = [name.rpartition("/")[0] in modules for name in names]
+        for name, leaf, chosen in zip(names, leaves, has, strict=True):
+            if chosen and jnp.shape(leaf)[:1] != (self.count,):
+                raise ValueError(
+                    f"{name} has {self.count} members, so its first axis must be of that length, "
+                    f"but its shape is {jnp.shape(leaf)}: give what `ensemble` returned"
+                )
+        return [0 if chosen else None for chosen in has]
+
+    def member(self, params: Any, index: Any) -> Any:
+        """Returns the parameters (or the state) of one network, for `f`.
+
+        Args:
+            params: Those of the ensemble.
+            index: The member's number, from 0.
+        """
+        leaves, structure = jax.tree.flatten(params)
+        pairs = zip(leaves, self.leaf_axes(params), strict=True)
+        return jax.tree.unflatten(
+            structure, [leaf if axis is None else leaf[index] for leaf, axis in pairs]
+        )
+
+    def of(self, f: Callable[..., Any]) -> Ensemble:
+        """The same members of another function of the same parameters, such as a hidden layer's."""
+        return replace(self, f=f)
+
+    def own(self, params: Any) -> list[Any]:
+        """Returns the leaves that have members, `[members, ...]` each."""
+        pairs = zip(jax.tree.leaves(params), self.leaf_axes(params), strict=True)
+        return [leaf for leaf, axis in pairs if axis == 0]
+
+    def _check_ties(self, position: int, args: Any, kwargs: Any) -> None:
+        params = args[position]
+        free = all(setting.tied for setting in self.chosen.values())
+        if free or len(self.own(params)) == len(jax.tree.leaves(params)):
+            return
+        shapes = [arg if is_key(arg) else jax.eval_shape(lambda tree: tree, arg) for arg in args]
+        for i in (position, position + self.mutable):
+            shapes[i] = jax.eval_shape(lambda tree: self.member(tree, 0), args[i])
+        readers = _readers(trace(self.f, *shapes, **kwargs))
+        for name, setting in self.chosen.items():
+            sites = readers.get(name, [])
+            if len(sites) > 1 and not setting.tied:
+                raise ValueError(
+                    f"ensemble: {name} is read at {', '.join(sites)}, so members of one are "
+                    'members of all, and what lies between runs once for each. Give "*" members '
+                    f"for whole networks, say Members({self.count}, tied=True) if that is meant, "
+                    "or give the sites parameters of their own"
+                )
+
+
+@takes(key=one_key, f=function, params=tree, init=of_form("init(key)"))
+def ensemble(
+    key: PRNGKeyArray,
+    f: Callable[..., Any],
+    params: Any,
+    spec: Mapping[str, Members | None],
+    *,
+    init: Callable[[PRNGKeyArray], Any] | None = None,
+    state: Any = None,
+) -> tuple[Any, ...]:
+    """Gives chosen sites members.
+
+    Args:
+        key: Random key; members start from it.
+        f: A pure function `f(params, *args)`; a random key may come before `params`.
+        params: Its parameters. What is shared stays as it is here.
+        spec: Maps patterns of sites or parameters to `Members`, or to None for what is shared.
+        init: `init(key) -> params` makes fresh parameters; see `Members` for what is done without.
+        state: The mutable state of `f(params, state, *args) -> (outputs, new state)`, as
+            `functional(model, mutable=True)` returns it. It has members where its module has.
+
+    Returns:
+        The function `g(params, *args)`, whose results have a first axis of members, and the
+        parameters of the ensemble; with a state, `g(params, state, *args)`, parameters and state.
+        `g.member(params, i)` are the parameters of one network.
+
+    Raises:
+        TypeError: An argument is of another kind.
+        SpecError: A pattern matches or decides no parameter, or two are equally specific for one.
+        ValueError: Nothing has members, a count is below one, two counts differ, or `init` makes
+            other parameters; when called: several sites read a parameter that has members.
+    """
+    check_key("ensemble: key", key)
+    check_function("ensemble: f", f)
+    check_params("ensemble: params", params)
+    chosen = chosen_leaves(spec, params)
+    count = next(iter(chosen.values())).count
+    g = Ensemble(f, count, chosen, mutable=state is not None)
+    started = start(key, params, chosen, init)
+    if state is None:
+        return g, started
+    modules = {name.rpartition("/")[0] for name in chosen}
+    leaves, structure = jax.tree.flatten(state)
+    stacked = [
+        jnp.broadcast_to(leaf, (count, *jnp.shape(leaf))) if name.rpartition("/")[0] in modules
+        else leaf
+        for name, leaf in zip(leaf_names(state), leaves, strict=True)
+    ]  # fmt: skip
+    return g, started, jax.tree.unflatten(structure, stacked)
+
+
+def _readers(program: Program) -> dict[str, list[str]]:
+    """Returns the sites that read each parameter."""
+    readers: dict[str, list[str]] = {}
+    for layer in program.sites:
+        if layer.kind == "control flow" or layer.auxiliary:
+            continue
+        for path in {path for v in layer.inputs if v.is_weight for path in v.leaves}:
+            readers.setdefault(path, []).append(layer.site)
+    return readers

@@ -1,0 +1,198 @@
+"""`member_loss`: a training loss of an ensemble, in which every member learns as if alone.
+
+```python
+import jax
+import optax
+
+import jaxeff
+from jaxeff.ensembles import Members, member_loss
+from jaxeff.nn import small_classifier
+from jaxeff.training import fit
+
+key = jax.random.key(0)
+f, params, data = small_classifier()
+g, networks = jaxeff.ensemble(key, f, params, {"*": Members(3)})
+result = fit(key, member_loss(g), networks, data, optimizer=optax.adam(1e-2), epochs=1,
+             batch_size=64)
+```
+
+It is the sum over members of each one's mean loss over the batch, so a parameter of one member has
+the gradient that it has in a network of its own, and what is shared has the sum of all.
+
+Sharp edges:
+    The sum makes the step of what is shared grow with the number of members, but for optimizers
+    like Adam that don't see the scale of a gradient.
+    All members see the same batches in the same order; a member of a deep ensemble trained in
+    another program sees others. Weights in the data (`bootstrap_weights`) tell them apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float
+
+from jaxeff.core import an, check_labels, function, optimizer, takes, whole
+from jaxeff.ensembles._ensemble import Ensemble
+from jaxeff.training import called, in_range
+
+if TYPE_CHECKING:
+    from jaxeff.bayes.posteriors import Likelihood
+
+
+@dataclass(frozen=True, eq=False)
+class MemberLoss:
+    """A loss of an ensemble's outputs; `jaxeff.training.fit` calls it.
+
+    Attributes:
+        g: The ensemble.
+        likelihood: What one member's outputs mean.
+        keyed: Whether `g` takes a random key first.
+        mutable: Whether `g` takes a state and returns a new one.
+        members: How many.
+    """
+
+    g: Callable[..., Any]
+    likelihood: Likelihood
+    keyed: bool
+    mutable: bool
+    members: int
+
+    def __call__(self, key: Any, params: Any, state: Any, batch: Any, step: Any) -> tuple[Any, Any]:
+        """Returns the loss, as `jaxeff.training.make_epoch` calls it."""
+        del step
+        outputs, state = self.outputs(key, params, state, batch[0])
+        return self.of_outputs(outputs, batch), (self.metrics(outputs, batch), state)
+
+    def outputs(self, key: Any, params: Any, state: Any, x: Any) -> tuple[Any, Any]:
+        """Returns what members predict, `[members, batch, ...]`, and the new state."""
+        return called(self.g, keyed=self.keyed, mutable=self.mutable)(key, params, state, x)
+
+    def of_outputs(self, outputs: Any, batch: Any) -> Float[Array, ""]:
+        """Returns the loss of given outputs: members' means over the batch, summed."""
+        _, targets, *weights = batch
+        # Summed over members: each has the gradient that it would have alone, whatever
+        # their number.
+        each = jax.vmap(lambda out: self._each(out, targets))(outputs)
+        if weights:
+            each = each * weights[0].T.astype(each.dtype)
+        return each.mean(1).sum()
+
+    def metrics(self, outputs: Any, batch: Any) -> dict[str, Any]:
+        """Returns the accuracy of the members' mean prediction, of a classifier."""
+        if self.likelihood != "categorical":
+            return {}
+        return {"accuracy": jnp.mean(jax.nn.softmax(outputs).mean(0).argmax(-1) == batch[1])}
+
+    def check(self, key: Any, params: Any, state: Any, data: Any, batch_size: int) -> None:
+        """Hold data to the loss; runs nothing.
+
+        Raises:
+            TypeError: Data are no tuple of inputs and targets, or labels of another dtype or shape.
+            ValueError: A label is out of range, or weights are not `[examples, members]`.
+        """
+        if not isinstance(data, tuple | list) or len(data) not in (2, 3):
+            raise TypeError(
+                "the data of this loss must be (inputs, targets) or (inputs, targets, weights), "
+                f"not a {type(data).__name__}"
+                + (f" of {len(data)}" if isinstance(data, tuple | list) else "")
+            )
+        examples = jnp.shape(jax.tree.leaves(data[1])[0])[0]
+        if len(data) == 3 and jnp.shape(data[2]) != (examples, self.members):
+            raise ValueError(
+                f"the weights of examples must have one entry per example and member, "
+                f"{[examples, self.members]}, not {list(jnp.shape(data[2]))}: "
+                "bootstrap_weights(key, examples, members) draws some"
+            )
+        if self.likelihood == "categorical":
+            first = jax.tree.map(lambda leaf: leaf[:batch_size], data[0])
+            outputs = jax.eval_shape(self.outputs, key, params, state, first)[0]
+            check_labels("the data's labels", data[1], outputs.shape[-1])
+
+    def _each(self, outputs: Any, targets: Any) -> Float[Array, " batch"]:
+        if self.likelihood == "categorical":
+            # A label out of range would read another class's logit: multiplied by NaN, it
+            # shows.
+            each = optax.softmax_cross_entropy_with_integer_labels(outputs, targets)
+            return each * in_range(targets, outputs).astype(each.dtype)
+        each = -_resolved(self.likelihood)(outputs).log_prob(targets)
+        return each.reshape(len(each), -1).sum(1)
+
+
+@takes(g=function, members=whole())
+def member_loss(
+    g: Ensemble | Callable[..., Any],
+    likelihood: Likelihood = "categorical",
+    *,
+    members: int | None = None,
+    keyed: bool = False,
+    mutable: bool = False,
+) -> MemberLoss:
+    """Returns the loss of an ensemble.
+
+    Args:
+        g: What `ensemble` returned, or a transform of it: `g(params, x) -> [members, batch, ...]`.
+        likelihood: What a member's outputs mean: "categorical" (logits and integer labels),
+            "gaussian" (mean and log-variance), or a function to a NumPyro distribution.
+        members: How many; asked for only where `g` is a transform of an ensemble.
+        keyed: Whether `g` takes a random key first, as `noisy(g, spec)` does.
+        mutable: Whether `g` takes a state after its parameters and returns a new one.
+
+    Returns:
+        The loss, for batches `(x, targets)` or `(x, targets, weights)` with a weight for every
+        example and member, `[batch, members]`.
+
+    Raises:
+        TypeError: `g` says not how many members it has, and neither does `members`.
+        ValueError: The likelihood is unknown.
+    """
+    _resolved(likelihood)
+    return MemberLoss(g, likelihood, keyed, mutable, count_members("member_loss", g, members))
+
+
+def count_members(where: str, g: Any, members: int | None) -> int:
+    """Returns how many members an ensemble, or a transform of it, has.
+
+    Raises:
+        TypeError: Nothing says so.
+    """
+    found = getattr(g, "count", None) if members is None else members
+    if not isinstance(found, int):
+        raise TypeError(
+            f"{where}: g must be what jaxeff.ensemble returned; of a transform of it, such as "
+            "noisy(g, spec), say how many members there are: members=10"
+        )
+    return found
+
+
+@takes(g=an(Ensemble), optimizer=optimizer)
+def members_only(
+    g: Ensemble, optimizer: optax.GradientTransformation
+) -> optax.GradientTransformation:
+    """Returns an optimizer for members behind a trained network, which stays as it is.
+
+    Args:
+        g: What `ensemble` returned.
+        optimizer: For the parameters that have members; what is shared has no state.
+    """
+
+    def labels(params: Any) -> Any:
+        structure, own = jax.tree.structure(params), _labels(g, params)
+        return jax.tree.unflatten(structure, own)
+
+    return optax.multi_transform({"own": optimizer, "shared": optax.set_to_zero()}, labels)
+
+
+def _labels(g: Ensemble, params: Any) -> Sequence[str]:
+    return ["shared" if axis is None else "own" for axis in g.leaf_axes(params)]
+
+
+def _resolved(likelihood: Likelihood) -> Callable[[Any], Any]:
+    from jaxeff.bayes.posteriors import resolve_likelihood  # NumPyro comes with it
+
+    return resolve_likelihood(likelihood)

@@ -1,0 +1,252 @@
+"""`repulsive`: a loss whose members push each other apart; it goes around any loss.
+
+```python
+import jax
+import optax
+
+import jaxeff
+from jaxeff.ensembles import Members, Patches, member_loss, repulsive
+from jaxeff.nn import small_classifier
+from jaxeff.training import fit
+
+key = jax.random.key(0)
+f, params, data = small_classifier()
+g, heads = jaxeff.ensemble(key, f, params, {"fc2": Members(5)})
+loss = repulsive(member_loss(g), g, Patches(7), strength=0.1)
+result = fit(key, loss, heads, data, optimizer=optax.adam(1e-2), epochs=1, batch_size=64)
+```
+
+What is pushed apart is a choice:
+
+- `space="function"`: what members predict for repulsive samples, where they should disagree. Logits
+  as they are, or probabilities (`on="probabilities"`). Out-of-domain sets, ambiguous images or
+  label-destroying changes of the batch (`jaxeff.ensembles`); never the training data.
+- `space="weights"`: the parameters that have members; no samples.
+- `space=features`: any function `features(params, x) -> [members, batch, ...]`, such as the values
+  of a hidden layer; then the batch itself may be the samples (`batch_inputs`), and no other data
+  are needed.
+
+```text
+LL-POVI     ensemble of last layers, member_loss
+RLL-POVI    the same, repulsive(..., space="weights")
+fLL-POVI    the same, repulsive(..., samples), space="function"
+```
+
+The gradient of the loss by a member's point f_i is that of the wrapped loss minus `strength` times
+the field phi_i (`jaxeff.ensembles`), pulled back to the parameters. With `method="svgd"`
+the gradients of the wrapped loss are averaged by the kernel as well, as Stein's method has it.
+
+Sharp edges:
+    The strength is in units of the wrapped loss. The source's gamma goes with a log-posterior,
+    summed over the data: with a mean over examples, strength = gamma / examples.
+    The field grows with the number of samples in a batch, whose kernel is one for all of them.
+    The first element of a batch is taken for its inputs.
+
+References:
+    Steger et al., arXiv:2412.15758, equation 4; D'Angelo and Fortuin, arXiv:2106.11642; Wang et
+    al., "Function Space Particle Optimization for Bayesian Neural Networks", arXiv:1902.09754.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from jaxeff.core import (
+    an,
+    check_choice,
+    check_function,
+    check_number,
+    either,
+    non_negative,
+    of_form,
+    takes,
+)
+from jaxeff.ensembles._ensemble import Ensemble
+from jaxeff.ensembles._kernels import METHODS, RBF, Repulsion, repulsion
+from jaxeff.ensembles._losses import MemberLoss
+from jaxeff.ensembles._samples import Samples, check_samples, check_unlike, chosen
+from jaxeff.training import CheckedLoss, Loss, called
+
+
+@dataclass(frozen=True, eq=False)
+class RepulsiveLoss:
+    """A loss with repulsion; `jaxeff.training.fit` calls it. The arguments are `repulsive`'s."""
+
+    loss: Loss
+    g: Ensemble
+    samples: Any
+    strength: Any
+    space: str | Callable[..., Any]
+    on: str
+    kernel: RBF
+    method: str
+    keyed: bool
+    mutable: bool
+
+    def __call__(self, key: Any, params: Any, state: Any, batch: Any, step: Any) -> tuple[Any, Any]:
+        """Returns the loss, as `jaxeff.training.make_epoch` calls it; the potential is a metric."""
+        at = jax.random.fold_in(key, zlib.crc32(b"repulsion"))
+        points = self.points(at, params, state, batch[0])
+        found = repulsion(points, self.kernel, self.method)
+        if self.method == "svgd":
+            value, (metrics, state) = self._averaged(found, key, params, state, batch, step)
+        else:
+            value, (metrics, state) = self.loss(key, params, state, batch, step)
+        strength = jnp.asarray(self.strength, points.dtype)
+        # The optimizer descends: the gradient by a member's point is minus the field that
+        # pushes it. The points' own derivative carries it on to the parameters.
+        pushed = _with_gradient(found.potential, -found.field, points)
+        return value + strength * pushed, ({**metrics, "repulsion": found.potential}, state)
+
+    def points(self, key: Any, params: Any, state: Any, x: Any) -> Array:
+        """Returns what is pushed apart, one row for each member."""
+        if self.space == "weights":
+            own = self.g.own(params)
+            return jnp.concatenate([leaf.reshape(self.g.count, -1) for leaf in own], axis=1)
+        sample_key, call_key = jax.random.split(key)
+        samples = chosen(sample_key, self.samples, x)
+        if callable(self.space):
+            values = self.space(params, samples)
+        else:
+            call = called(self.g, keyed=self.keyed, mutable=self.mutable)
+            values, _ = call(call_key, params, state, samples)
+            values = jax.nn.softmax(values) if self.on == "probabilities" else values
+        return values.reshape(self.g.count, -1)
+
+    def check(self, key: Any, params: Any, state: Any, data: Any, batch_size: int) -> None:
+        """Hold data to the loss.
+
+        Raises:
+            ValueError: Repulsive samples are training inputs.
+        """
+        if isinstance(self.loss, CheckedLoss):
+            self.loss.check(key, params, state, data, batch_size)
+        if self.space == "function":
+            check_unlike(self.samples, data[0], batch_size)
+
+    def _averaged(
+        self, found: Repulsion, key: Any, params: Any, state: Any, batch: Any, step: Any
+    ) -> tuple[Any, Any]:
+        """Returns the loss with Stein's average of the members' gradients."""
+        # SVGD: each member follows the kernel-weighted mean of all members' gradients,
+        # sum_j k_ij grad_j / n. Only the gradient changes: the value stays that of the
+        # loss.
+        mean = found.kernel / self.g.count
+        held = jax.lax.stop_gradient((params, state))
+
+        def averaged(gradient: Array) -> Array:
+            return jnp.tensordot(mean.astype(gradient.dtype), gradient, 1)
+
+        if self.space == "weights":
+
+            def objective(given: Any) -> tuple[Any, Any]:
+                return self.loss(key, given, held[1], batch, step)
+
+            (value, aux), gradients = jax.value_and_grad(objective, has_aux=True)(held[0])
+            axes = self.g.leaf_axes(params)
+            leaves, structure = jax.tree.flatten(gradients)
+            leaves = [
+                leaf if axis is None else averaged(leaf)
+                for leaf, axis in zip(leaves, axes, strict=True)
+            ]
+            return _with_gradient(value, jax.tree.unflatten(structure, leaves), params), aux
+        assert isinstance(self.loss, MemberLoss)
+        outputs, state = self.loss.outputs(key, params, state, batch[0])
+        value, gradient = jax.value_and_grad(self.loss.of_outputs)(
+            jax.lax.stop_gradient(outputs), batch
+        )
+        metrics = self.loss.metrics(outputs, batch)
+        return _with_gradient(value, averaged(gradient), outputs), (metrics, state)
+
+
+@takes(
+    loss=of_form("loss(key, params, state, batch, step)"),
+    strength=either(of_form("strength(step)"), non_negative),
+    kernel=an(RBF),
+)
+def repulsive(
+    loss: Loss,
+    g: Ensemble,
+    samples: Samples | None = None,
+    *,
+    strength: Any,
+    space: str | Callable[..., Any] = "function",
+    on: str = "outputs",
+    kernel: RBF | None = None,
+    method: str = "wgd",
+    keyed: bool = False,
+    mutable: bool = False,
+) -> RepulsiveLoss:
+    """Adds repulsion between members to a loss.
+
+    Args:
+        loss: Any loss of the form that `jaxeff.training.fit` takes, such as `member_loss(g)`.
+        g: What `ensemble` returned.
+        samples: Repulsive samples: a set of inputs `[n, ...]`, of which every step draws as many as
+            its batch has, or a function `samples(key, x)` of a batch's inputs.
+        strength: How strong, at least 0; it may be traced.
+        space: What is pushed apart: "function", "weights", or a function
+            `features(params, x) -> [members, batch, ...]`.
+        on: In function space, "outputs" as they are (logits) or "probabilities".
+        kernel: Between members; an RBF kernel with the median rule if None.
+        method: "wgd" or "svgd".
+        keyed: Whether `g` takes a random key first.
+        mutable: Whether `g` takes a state after its parameters; repulsion doesn't change it.
+
+    Returns:
+        The loss, with the repulsive potential as its metric `repulsion`.
+
+    Raises:
+        TypeError: An argument is of another kind.
+        ValueError: There is one member, samples are missing, empty or superfluous, a choice is
+            unknown, or the strength negative; in `fit`: samples are training inputs.
+    """
+    check_function("repulsive: loss", loss, "loss(key, params, state, batch, step)")
+    if not isinstance(g, Ensemble):
+        raise TypeError(
+            f"repulsive: g must be what jaxeff.ensemble returned, not a {type(g).__name__}"
+        )
+    if g.count < 2:
+        named = sorted({name.rpartition("/")[0] or name for name in g.chosen})
+        raise ValueError(
+            f"repulsive: {', '.join(named)} has one member, which nothing can repel: give it "
+            "Members(2) or more, or train it with the loss alone"
+        )
+    if not callable(space):
+        check_choice("repulsive: space", space, ("function", "weights"))
+    check_choice("repulsive: on", on, ("outputs", "probabilities"))
+    check_choice("repulsive: method", method, METHODS)
+    check_number("repulsive: strength", strength, 0)
+    if method == "svgd" and callable(space):
+        raise ValueError(
+            'repulsive: method="svgd" averages gradients in the space that members are pushed '
+            'apart in, "function" or "weights"; of features choose "wgd"'
+        )
+    if method == "svgd" and space == "function" and not isinstance(loss, MemberLoss):
+        raise TypeError(
+            'repulsive: method="svgd" in function space has to know the loss of outputs: give '
+            f"member_loss(g), not a {type(loss).__name__}"
+        )
+    check_samples(samples, wanted=space != "weights")
+    kernel = RBF() if kernel is None else kernel
+    return RepulsiveLoss(
+        loss, g, samples, strength, space, on, kernel, method, keyed=keyed, mutable=mutable
+    )
+
+
+def _with_gradient(value: Any, gradient: Any, at: Any) -> Any:
+    """Returns a value whose gradient at `at` is given."""
+    products = jax.tree.map(
+        lambda slope, x: jnp.vdot(jax.lax.stop_gradient(slope), x), gradient, at
+    )
+    # The dot product with a fixed slope has that slope as its gradient; its own value is
+    # taken out again.
+    total = sum(jax.tree.leaves(products))
+    return jax.lax.stop_gradient(value - total) + total

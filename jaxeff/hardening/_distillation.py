@@ -1,0 +1,77 @@
+"""Knowledge distillation: a noisy student learns from a clean teacher.
+
+```python
+import functools
+
+from jaxeff.hardening import distilled
+from jaxeff.nn import small_classifier
+from jaxeff.noise import Additive, noisy
+
+f, params, data = small_classifier()
+teacher = functools.partial(f, params)                          # trained without noise; x -> logits
+loss = distilled(noisy(f, {"*": Additive(0.5)}), teacher, keyed=True)       # for `fit`
+```
+
+The loss is `(1 - weight) CE(labels, student) + weight T^2 KL(softmax(teacher / T) ||
+softmax(student / T))`; T^2 keeps the gradient's size independent of the temperature T.
+
+Source: Hinton, Vinyals and Dean, "Distilling the Knowledge in a Neural Network", arXiv:1503.02531.
+(`jaxeff.bayes.distill` is another thing: it keeps a posterior's disagreement.)
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxeff.core import check_number, function, of_form, positive, probability, takes
+from jaxeff.training import LabelledLoss, Loss, called, in_range
+
+
+@takes(f=function, teacher=of_form("teacher(inputs)"), temperature=positive, weight=probability)
+def distilled(
+    f: Callable[..., Any],
+    teacher: Callable[[Any], Any],
+    *,
+    temperature: float = 4.0,
+    weight: float = 0.9,
+    keyed: bool = False,
+    mutable: bool = False,
+) -> Loss:
+    """Returns the loss of a student that is taught by labels and by another network.
+
+    Args:
+        f: The student, `f(params, x) -> logits` of shape `[batch, classes]`.
+        teacher: `teacher(x) -> logits`; no gradient reaches it.
+        temperature: Softens both distributions.
+        weight: Share of the teacher, 0 to 1.
+        keyed: Whether `f` takes a random key first.
+        mutable: Whether `f` takes a state after its parameters and returns (logits, new state).
+
+    Returns:
+        A loss like that of `jaxeff.training.cross_entropy`, with metrics "accuracy" and
+        "divergence", the mean KL divergence in nats at the given temperature.
+
+    Raises:
+        ValueError: The temperature isn't positive, or the weight not between 0 and 1.
+    """
+    check_number("temperature", temperature, low=1e-6)
+    check_number("weight", weight, low=0, high=1)
+
+    call = called(f, keyed=keyed, mutable=mutable)
+
+    def loss(key: Any, params: Any, state: Any, batch: Any, step: Any) -> tuple[Any, Any]:
+        x, labels = batch
+        logits, state = call(key, params, state, x)
+        each = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+        hard = (each * in_range(labels, logits).astype(each.dtype)).mean()
+        taught = jax.nn.log_softmax(jax.lax.stop_gradient(teacher(x)) / temperature)
+        learned = jax.nn.log_softmax(logits / temperature)
+        soft = optax.losses.kl_divergence_with_log_targets(learned, taught).mean()
+        value = (1 - weight) * hard + weight * temperature**2 * soft
+        accuracy = jnp.mean(jnp.argmax(logits, axis=-1) == labels)
+        return value, ({"accuracy": accuracy, "divergence": soft}, state)
+
+    return LabelledLoss(loss, lambda *args: call(*args)[0])

@@ -1,0 +1,94 @@
+"""Noise levels that change during training: incremental noise by any schedule.
+
+```python
+import jax
+import optax
+
+from jaxeff.hardening import incremental
+from jaxeff.nn import small_classifier
+from jaxeff.noise import Additive, noisy
+from jaxeff.training import cross_entropy, fit
+
+f, params, data = small_classifier()
+loss_at = lambda spec: cross_entropy(noisy(f, spec), keyed=True)
+growing = incremental(loss_at, optax.linear_schedule(0.0, 1.0, 100))
+loss = growing({"*": Additive(0.5)})
+fit(jax.random.key(0), loss, params, data, optimizer=optax.adam(1e-2), epochs=2, batch_size=32)
+```
+
+`optax.join_schedules` gives a clean start before a ramp, or stairs.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxeff.core import non_negative, of_form, takes
+from jaxeff.noise import Noise
+from jaxeff.training import Loss
+
+
+@takes(factor=non_negative)
+def scaled(spec: Any, factor: Any) -> Any:
+    """Multiplies every level of a noise specification.
+
+    Args:
+        spec: A pytree whose leaves are levels: `{pattern: setting}`, one setting, or arrays. Of a
+            model that names its `levels` (drift: not its time) only those are multiplied.
+        factor: A scalar, such as a schedule's value.
+
+    Returns:
+        The same structure; settings that are None stay None.
+
+    Raises:
+        TypeError: A leaf is no number, as of a noise model that isn't registered as a pytree.
+        ValueError: The factor is negative or NaN; a traced one isn't looked at.
+    """
+
+    def scale(path: Any, level: Any) -> Any:
+        if _names_levels(level):
+            levels = {name: getattr(level, name) for name in level.levels}
+            return dataclasses.replace(level, **scaled(levels, factor))
+        try:
+            numeric = jnp.issubdtype(jnp.result_type(level), jnp.number)
+        except TypeError:
+            numeric = False
+        if not numeric:
+            raise TypeError(
+                f"spec{jax.tree_util.keystr(path)} is {level!r} and not a level; a noise model "
+                "whose levels are to change must be a pytree (jaxeff.core.register_setting)."
+            )
+        return factor * level
+
+    return jax.tree_util.tree_map_with_path(scale, spec, is_leaf=_names_levels)
+
+
+def _names_levels(node: Any) -> bool:
+    """Returns whether this is a model that has other numbers than levels: a time, a device."""
+    return isinstance(node, Noise) and hasattr(node, "levels")
+
+
+@takes(loss_at=of_form("loss_at(level)"), schedule=of_form("schedule(step)"))
+def incremental(loss_at: Callable[[Any], Loss], schedule: optax.Schedule) -> Callable[[Any], Loss]:
+    """Noisy training whose levels follow a schedule of the training step.
+
+    Args:
+        loss_at: The loss of a setting.
+        schedule: Any optax schedule; its value multiplies the levels.
+
+    Returns:
+        `loss_at` with the setting scaled by `schedule(step)`.
+    """
+
+    def at(setting: Any) -> Loss:
+        def loss(key: Any, params: Any, state: Any, batch: Any, step: Any) -> Any:
+            now = scaled(setting, schedule(step))
+            return loss_at(now)(key, params, state, batch, step)
+
+        return loss
+
+    return at

@@ -1,0 +1,136 @@
+"""`assumptions(f, params, x)`: where moments take dependent values as independent, and how far off.
+
+```python
+import jax
+
+import jaxeff
+from jaxeff.moment_propagation import assumptions
+from jaxeff.nn import small_classifier
+
+f, params, (x, y) = small_classifier()
+posterior = jax.tree.map(lambda w: jaxeff.Gaussian(w, 0.01 * w**2), params)
+twice = lambda p, x: f(p, x) * f(p, x)[:, ::-1]              # whatever shares a posterior
+print(assumptions(twice, posterior, x[:10]))                 # the places
+print(assumptions(twice, posterior, x[:10], key=jax.random.key(0)))  # and what each costs
+```
+
+The second form runs the function on samples and holds the rule of each place against it, given the
+moments that its inputs have indeed, so that what one place gets wrong isn't blamed on the next.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import PRNGKeyArray
+
+from jaxeff.core import a_batch, an, function, one_key, takes, whole
+from jaxeff.moment_propagation._calibrated import uncalibrated
+from jaxeff.moment_propagation._moment_pass import Propagation
+from jaxeff.moment_propagation._monte_carlo import ratios, sampled_moments
+from jaxeff.moment_propagation._reading import read
+from jaxeff.moment_propagation.dependence import Assumption, Assumptions, Ratio
+from jaxeff.moment_propagation.rules import Rule
+from jaxeff.moment_propagation.values import is_random, to_variance
+from jaxeff.program import Layer
+
+
+@takes(f=function, key=one_key, samples=whole(2), chunk=whole(), rules=an(Mapping), args=a_batch)
+def assumptions(
+    f: Callable[..., Any],
+    *args: Any,
+    key: PRNGKeyArray | None = None,
+    samples: int = 1000,
+    chunk: int = 50,
+    rules: Mapping[Any, Rule] | None = None,
+    **kwargs: Any,
+) -> Assumptions:
+    """The places where `moments(f)(*args, **kwargs)` assumes independence.
+
+    Args:
+        f: A pure function `f(params, *args)`.
+        *args: Its arguments, any leaf of which may be a `Gaussian`.
+        key: A PRNG key, to estimate how far the variance of each place is off; nothing is estimated
+            without one.
+        samples: How many samples to estimate from: an entry's ratio has a standard error of about
+            sqrt(2 / samples).
+        chunk: How many samples are run at once.
+        rules: As for `moments`.
+        **kwargs: Further arguments.
+
+    Returns:
+        The places in order of execution; empty where the moments are exact but for the form of
+        distributions. It prints as a list.
+
+    Raises:
+        ValueError: Fewer than 2 samples.
+        MomentsError: As `moments`.
+    """
+    if samples < 2:
+        raise ValueError(f"assumptions: samples is {samples}; 2 or more are needed.")
+    found: list[Assumption] = []
+    propagation = Propagation(rules or {}, "variance", found.append)
+    jax.eval_shape(functools.partial(propagation.run, f), args, kwargs)
+    places = Assumptions.merged(found)
+    if key is None or not places:
+        return places
+    errors = _ratios(key, f, args, kwargs, rules or {}, samples, chunk)
+    return Assumptions(replace(one, ratio=errors.get(_place(one))) for one in places)
+
+
+def _place(one: Assumption | Layer) -> tuple[str, str]:
+    return one.site, one.kind
+
+
+def _ratios(
+    key: PRNGKeyArray,
+    f: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    rules: Mapping[Any, Rule],
+    samples: int,
+    chunk: int,
+) -> dict[tuple[str, str], Ratio | None]:
+    """Variances by the rule of each layer over sampled ones, given its inputs as sampled."""
+    propagation = Propagation(rules, "variance", lambda one: None)
+    plain_args, _ = uncalibrated(args)
+
+    @jax.jit
+    def run(key: PRNGKeyArray, args: Any, kwargs: Any) -> dict[str, Any]:
+        program, values, _ = read(f, args, kwargs)
+        sampled = sampled_moments(key, program, values, samples, chunk)
+        program = propagation.prepare(program, values)
+        known = dict(zip(program.inputs, values, strict=True))
+        found = {}
+        for number, layer in enumerate(program.layers):
+            result = layer.outputs[0]
+            if layer.kind == "control flow" or not layer.nodes or result not in sampled:
+                continue
+            inputs = [sampled.get(v, known.get(v)) for v in layer.inputs]
+            if any(v is None for v in inputs):
+                continue  # made from constants alone, or discrete
+            outputs = propagation.layer({}, layer, None, *inputs)
+            if is_random(outputs[0]):
+                places[str(number)] = _place(layer)
+                found[str(number)] = ratios(to_variance(outputs[0]), sampled[result])
+        return found
+
+    places: dict[str, tuple[str, str]] = {}
+    measured = run(key, plain_args, dict(kwargs))
+    return {places[n]: _summary(np.asarray(r), samples) for n, r in measured.items()}
+
+
+def _summary(ratio: np.ndarray, samples: int) -> Ratio | None:
+    values = ratio[np.isfinite(ratio)]
+    if not values.size:
+        return None
+    low, median, high = (float(q) for q in np.quantile(values, (0.05, 0.5, 0.95)))
+    return Ratio(median, low, high, float(np.sqrt(2 / samples)))
+
+
+__all__ = ["Assumption", "Assumptions", "Ratio", "assumptions"]

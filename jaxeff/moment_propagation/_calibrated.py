@@ -1,0 +1,66 @@
+"""A posterior together with what the variances of its network's layers have to be multiplied by.
+
+The factors are measured once (`calibrate_moments`) and travel with the posterior: `moments(f)`
+takes the pair in place of the posterior, and so do `deploy` and bundles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+from jaxtyping import Array
+
+from jaxeff.moment_propagation.values import Activated, is_random
+from jaxeff.program import Layer
+
+# The key of the factors of a whole result, by its place among the results.
+RESULT = "result "
+
+# A pointwise function of one array gets its moments right from its input's.
+_SCALED = {"linear", "contraction", "pooling", "reduction", "normalization"}
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Calibrated:
+    """A posterior with factors for the variances that `moments` gives.
+
+    Attributes:
+        posterior: What `moments(f)` would take in its place: a pytree with `Gaussian` leaves.
+        factors: By site, what the variance of the site's result is multiplied by, `[channels]`: one
+            factor per entry of its last axis. For `moments(f, correlations=True)` those of the
+            function's own results, `"result 0"`, ...
+        errors: By site, the median standard error of its factors, relative to them, that the number
+            of samples left; `()` if it isn't known.
+    """
+
+    posterior: Any
+    factors: Mapping[str, Array]
+    errors: tuple[tuple[str, float], ...] = field(default=(), metadata={"static": True})
+
+    def __repr__(self) -> str:
+        """How many sites, and the range of their factors where they are known."""
+        return f"Calibrated({len(self.factors)} sites: {', '.join(self.factors)})"
+
+
+def is_scaled(layer: Layer, result: Any) -> bool:
+    """Whether a layer's result may have a factor."""
+    if not is_random(result) or isinstance(result, Activated) or not layer.site:
+        return False
+    joins = sum(v.is_data for v in layer.inputs) > 1
+    return layer.kind in _SCALED or joins
+
+
+def uncalibrated(args: Sequence[Any]) -> tuple[tuple[Any, ...], Mapping[str, Array]]:
+    """Arguments with a posterior in the place of a `Calibrated`, and the factors."""
+    found = [a for a in args if isinstance(a, Calibrated)]
+    if len(found) > 1:
+        raise TypeError(
+            f"moments: {len(found)} arguments are Calibrated, and one may be; calibrate them "
+            "together, as one pytree."
+        )
+    plain = tuple(a.posterior if isinstance(a, Calibrated) else a for a in args)
+    return plain, found[0].factors if found else {}

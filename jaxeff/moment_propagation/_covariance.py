@@ -1,0 +1,319 @@
+"""Variances with everything that results share taken into account: `moments(f, correlations=True)`.
+
+The variance of y = f(w) for independent Gaussian w of variances v is a sum over orders (the Hermite
+expansion of f), and the first is
+
+    sum_p v_p (d E[y] / d E[w_p])^2,
+
+since the derivative of a mean by the mean of an input is the expected slope. Derived in reverse
+through the means that moments propagate, it knows of every path from a random entry to a result: a
+kernel's noise over positions, a residual stream, attention, noise at the input. The orders left out
+are some per cent of a network's variance; `calibrate_moments(..., correlations=True)` measures them
+as one factor per result.
+
+The same slopes hold what two results share, `sum_p v_p J_ip J_jp`: with `joint` every result is a
+`JointGaussian` with the covariance of the entries of an example.
+
+Sharp edges
+- One pass backward for each entry of a result that is left of an example, so about the cost of
+  twice as many samples as there are logits, whatever the samples cost to draw.
+- Examples are derived one after the other, for on a processor that is up to forty times as fast as
+  sixteen at once (each has slopes of its own for every kernel). On an accelerator vmap over them.
+- Examples are told apart by following the first axis of every data argument to the first of every
+  result. Where that fails (a loop over a batch), all entries of a result are derived one by one, up
+  to `MOST_RESULTS`.
+- Variances inside the network, which the slopes are expected under, are those of the diagonal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array
+
+from jaxeff.moment_propagation._calibrated import RESULT, uncalibrated
+from jaxeff.moment_propagation._reading import read
+from jaxeff.moment_propagation.dependence import Lineage, identity, walk
+from jaxeff.moment_propagation.values import (
+    Gaussian,
+    JointGaussian,
+    MomentsError,
+    is_gaussian,
+    is_joint_gaussian,
+    is_random,
+    to_variance,
+)
+from jaxeff.program import CORRELATIONS, Layer, Program, closed
+from jaxeff.program.ir import Value
+
+MOST_RESULTS = 256
+
+
+class Pass(Protocol):
+    """The pass over a program that slopes are taken through."""
+
+    def prepare(self, program: Program, values: Sequence[Any]) -> Program:
+        """Returns the program with the layers grouped that have to be integrated together."""
+        ...
+
+    def layer(
+        self, factors: Mapping[str, Any], layer: Layer, key: Any, *values: Any
+    ) -> Sequence[Any]:
+        """Returns the moments of one layer."""
+        ...
+
+    def evaluated(self, program: Program, rule: Callable[..., Any], values: Sequence[Any]) -> Any:
+        """Returns the results of a prepared program under a rule."""
+        ...
+
+
+def correlated(
+    propagation: Pass,
+    f: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    joint: bool = False,
+) -> Any:
+    """Moments with variances of first order, correlations included.
+
+    Args:
+        propagation: The moments that slopes are taken through; no derivative passes through a
+            variance.
+        f: The function.
+        args: Positional arguments, any leaf of which may be a `Gaussian`.
+        kwargs: Further arguments; they are taken as shared by the examples.
+        joint: Whether results have covariances.
+
+    Returns:
+        As `moments(f)`; of joint results each floating-point leaf is a `JointGaussian`.
+
+    Raises:
+        MomentsError: A result has more than `MOST_RESULTS` entries for an example, or, if `joint`,
+            more than one axis of them.
+    """
+    program = read(f, args, kwargs).program
+    args, factors = uncalibrated(args)
+    leaves, structure = jax.tree.flatten(tuple(args), is_leaf=is_gaussian)
+    batched = _batched(program, len(leaves))
+    axes = (1 + any(batched)) if joint else 0  # of a vector, and of the one example
+
+    def first_order(given: Sequence[Any]) -> Any:
+        return _first_order(propagation, f, jax.tree.unflatten(structure, given), kwargs, axes)
+
+    if not any(batched):
+        out = first_order(leaves)
+    else:
+
+        def one(examples: Sequence[Any]) -> Any:
+            rows = iter(examples)
+            given = [
+                jax.tree.map(lambda a: a[None], next(rows)) if b else leaf
+                for leaf, b in zip(leaves, batched, strict=True)
+            ]
+            return jax.tree.map(lambda a: a[0], first_order(given))
+
+        examples = [leaf for leaf, b in zip(leaves, batched, strict=True) if b]
+        out = lax.map(one, examples)
+    return _closed(_scaled(out, factors))
+
+
+def _closed(out: Any) -> Any:
+    """The results, whose spreads no other transform can act on."""
+    return jax.tree.map(_closed_result, out, is_leaf=_is_result)
+
+
+def _closed_result(result: Any) -> Any:
+    if is_gaussian(result):
+        return Gaussian(result.mean, closed(result.var, CORRELATIONS))
+    if is_joint_gaussian(result):
+        return JointGaussian(result.mean, closed(result.cov, CORRELATIONS))
+    return result
+
+
+def _is_result(value: Any) -> bool:
+    return is_gaussian(value) or is_joint_gaussian(value)
+
+
+def _scaled(out: Any, factors: Mapping[str, Array]) -> Any:
+    """The results' variances times their factors."""
+
+    def scaled(i: int, result: Any) -> Any:
+        factor = factors.get(f"{RESULT}{i}")
+        if factor is None or not _is_result(result):
+            return result
+        if is_gaussian(result):
+            return Gaussian(result.mean, result.var * factor)
+        root = jnp.broadcast_to(jnp.sqrt(factor), result.shape)
+        return JointGaussian(result.mean, result.cov * root[..., None] * root[..., None, :])
+
+    results, structure = jax.tree.flatten(out, is_leaf=_is_result)
+    return jax.tree.unflatten(structure, [scaled(i, r) for i, r in enumerate(results)])
+
+
+def _first_order(
+    propagation: Pass,
+    f: Callable[..., Any],
+    args: Any,
+    kwargs: Mapping[str, Any],
+    joint_axes: int,
+) -> Any:
+    program, values, _ = read(f, args, kwargs)
+    program = propagation.prepare(program, values)
+    known = dict(zip(program.inputs, values, strict=True))
+    owned = _owned(program, [v for v in program.inputs if is_gaussian(known[v])])
+    apart = {v for inputs in owned.values() for v in inputs}
+    followed = [v for v in program.inputs if is_gaussian(known[v]) and v not in apart]
+
+    def means(at: Sequence[Array], noise: Sequence[Array]) -> tuple[list[Array], Any]:
+        moved = dict(zip(followed, at, strict=True))
+        given = [Gaussian(moved[v], x.var) if v in moved else x for v, x in known.items()]
+        steps = dict(zip(owned, noise, strict=True))
+        alone: dict[Layer, Array] = {}
+
+        def rule(layer: Layer, key: Any, *operands: Any) -> Any:
+            outputs = propagation.layer({}, layer, key, *operands)
+            if layer not in owned:
+                return outputs
+            only = [
+                x if v in apart or not is_random(x) else x.mean
+                for v, x in zip(layer.inputs, operands, strict=True)
+            ]
+            (out,), (own,) = outputs, propagation.layer({}, layer, key, *only)
+            alone[layer] = to_variance(own).var
+            moments = to_variance(out)
+            return [Gaussian(moments.mean + steps[layer], moments.var)]
+
+        out = propagation.evaluated(program, rule, given)
+        found = jax.tree.leaves(out, is_leaf=is_gaussian)
+        return [g.mean for g in found], (out, [alone[layer] for layer in owned])
+
+    start = [known[v].mean for v in followed]
+    still = [jnp.zeros(o.aval.shape, o.aval.dtype) for layer in owned for o in layer.outputs]
+    y, pull, (out, alone) = jax.vjp(means, start, still, has_aux=True)
+    spreads = ([known[v].var for v in followed], alone)
+    if joint_axes:
+        numbers = range(len(y))
+        shared = iter([_covariance(pull, y, n, spreads, joint_axes) for n in numbers])
+        make = lambda r: JointGaussian(r.mean, next(shared))  # noqa: E731
+        return jax.tree.map(make, out, is_leaf=is_gaussian)
+    variances = iter([_variance(pull, y, number, spreads) for number in range(len(y))])
+    return jax.tree.map(lambda r: Gaussian(r.mean, next(variances)), out, is_leaf=is_gaussian)
+
+
+def _owned(program: Program, random: Sequence[Value]) -> dict[Layer, list[Value]]:
+    """Linear layers, with those of the random inputs whose noise is fresh in each of their results.
+
+    Nobody else reads such an input, and no two entries of the result share one of its entries (a
+    kernel of a dense layer, for one example). What it adds to a result's variance is its own part
+    of the layer's variance times the squared slope after the layer: nothing is derived by the
+    entries of the kernel.
+    """
+    readers: dict[Value, list[Layer]] = {}
+    for layer in program.layers:
+        for value in layer.inputs:
+            readers.setdefault(value, []).append(layer)
+    found: dict[Layer, list[Value]] = {}
+    for value in random:
+        if len(readers.get(value, ())) != 1 or value in program.outputs:
+            continue
+        (layer,) = readers[value]
+        if layer.kind != "linear" or len(layer.outputs) != 1 or layer.inputs.count(value) != 1:
+            continue
+        (result,) = layer.outputs
+        lineages, meetings = walk(layer.nodes, {value: {value: identity(value.aval.shape)}})
+        labels = lineages.get(result, {}).get(value, ())
+        sizes = result.aval.shape
+        fresh = all(isinstance(x, int) or n == 1 for x, n in zip(labels, sizes, strict=True))
+        if labels and fresh and not meetings:
+            found.setdefault(layer, []).append(value)
+    return found
+
+
+def _variance(pull: Callable[..., Any], y: Sequence[Array], number: int, spreads: Any) -> Array:
+    one = y[number]
+    slopes = _slopes(pull, y, number)
+
+    def spread(direction: Array) -> Array:
+        parts = jax.tree.map(lambda v, s: jnp.sum(v * s * s), spreads, slopes(direction))
+        return jnp.stack(jax.tree.leaves(parts)).sum()
+
+    return jax.vmap(spread)(jnp.eye(one.size, dtype=one.dtype)).reshape(one.shape)
+
+
+def _covariance(
+    pull: Callable[..., Any], y: Sequence[Array], number: int, spreads: Any, axes: int
+) -> Array:
+    one = y[number]
+    if one.ndim != axes or one.shape[-1] != one.size:
+        raise MomentsError(
+            "moments: correlations='joint' takes results that are vectors, one per example; "
+            f"result {number} has shape {one.shape}. Reshape it to one axis, or take "
+            "correlations=True."
+        )
+    found = jax.vmap(_slopes(pull, y, number))(jnp.eye(one.size, dtype=one.dtype))
+
+    def part(v: Array, s: Array) -> Array:
+        flat = s.reshape(one.size, -1)
+        return (flat * v.reshape(1, -1)) @ flat.T
+
+    parts = jax.tree.leaves(jax.tree.map(part, spreads, found))
+    return jnp.stack(parts).sum(0).reshape(*one.shape, one.size)
+
+
+def _slopes(pull: Callable[..., Any], y: Sequence[Array], number: int) -> Callable[[Array], Any]:
+    """The expected slopes of a combination of one result's entries."""
+    one = y[number]
+    if one.size > MOST_RESULTS:
+        raise MomentsError(
+            f"moments: correlations=True derives every entry of a result, and result {number} has "
+            f"{one.size} for one example, more than {MOST_RESULTS}. Leave correlations out, return "
+            "less, or, if these are examples, vmap over them: "
+            "jax.vmap(moments(f, correlations=True), in_axes=(None, 0))."
+        )
+
+    def slopes(direction: Array) -> Any:
+        seeds = [
+            direction.reshape(v.shape) if i == number else jnp.zeros_like(v)
+            for i, v in enumerate(y)
+        ]
+        return pull(seeds)
+
+    return slopes
+
+
+def _batched(program: Program, count: int) -> list[bool]:
+    """Which leaves hold one example per place of their first axis; none if that isn't sure."""
+    inputs = program.inputs[:count]
+    data = [v for v in inputs if v.is_data]
+    none = [False] * count
+    if (
+        not data
+        or any(v.is_data for v in program.inputs[count:])
+        or not all(v.aval.ndim for v in data)
+    ):
+        return none
+    if len({v.aval.shape[0] for v in data}) > 1:
+        return none
+    lineages: dict[Value, Lineage] = {v: {v: identity(v.aval.shape)} for v in data}
+    for layer in program.layers:
+        if not any(v in lineages for v in layer.inputs):
+            continue
+        if layer.kind == "control flow":
+            return none
+        if not layer.nodes:
+            lineages.update(
+                (o, lineages[i]) for i, o in zip(layer.inputs, layer.outputs, strict=True)
+            )
+            continue
+        given = {v: lineages[v] for v in layer.inputs if v in lineages}
+        found, _ = walk(layer.nodes, given)
+        lineages.update((v, found[v]) for v in layer.outputs if v in found)
+    for result in program.outputs:
+        lineage = lineages.get(result) if isinstance(result, Value) else None
+        if not lineage or any(not labels or labels[0] != 0 for labels in lineage.values()):
+            return none
+    return [v.is_data for v in inputs]

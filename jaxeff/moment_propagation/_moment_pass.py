@@ -1,0 +1,180 @@
+"""The pass of `moments` over a program: which rule each layer takes, and what it returns."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxeff.moment_propagation._calibrated import is_scaled
+from jaxeff.moment_propagation._reading import check_certain, read
+from jaxeff.moment_propagation.dependence import FusedLayer, Note, fuse_dependent
+from jaxeff.moment_propagation.regions import Environment, linear_patterns, propagate, region
+from jaxeff.moment_propagation.rules import Rule
+from jaxeff.moment_propagation.values import (
+    AtMean,
+    Gaussian,
+    MomentsError,
+    RawMoments,
+    at_mean,
+    is_gaussian,
+    is_random,
+    no_rule,
+    to_raw,
+    to_variance,
+)
+from jaxeff.program import Layer, Program, evaluate, plain, read_out_by
+
+_REGIONS = {"elementwise", "normalization", "reduction"}
+
+
+_DISCRETE = "computes with a discrete function of a random value"
+
+
+@dataclass(frozen=True)
+class Propagation:
+    """One pass of moments over a program.
+
+    Attributes:
+        rules: The user's rules by primitive.
+        form: What layers hand to each other.
+        note: Called for each place where independence is assumed.
+        differentiable: Whether derivatives pass through variances; not those by expected slopes.
+    """
+
+    rules: Mapping[Any, Rule]
+    form: str
+    note: Note
+    differentiable: bool = True
+
+    def run(self, f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """What `moments(f)` returns."""
+        if not any(is_gaussian(v) for v in jax.tree.leaves((args, kwargs), is_leaf=is_gaussian)):
+            result = f(*args, **kwargs)
+            check_certain(result)
+            return jax.tree.map(_result, result)
+        program, values, factors = read(f, args, kwargs)
+        program = self.prepare(program, values)
+        return self.evaluated(program, functools.partial(self.layer, factors), values)
+
+    def evaluated(self, program: Program, rule: Callable[..., Any], values: Sequence[Any]) -> Any:
+        """The results of a prepared program under a rule."""
+
+        def prepare(part: Program, given: Sequence[Any]) -> Program:
+            return part if part is program else self.prepare(part, given)
+
+        outputs = evaluate(program, rule, None, values, promote, prepare)
+        return jax.tree.unflatten(program.out_tree, [_result(v) for v in outputs])
+
+    def prepare(self, program: Program, values: Sequence[Any]) -> Program:
+        """The program with what has to be integrated as a whole joined."""
+        random = [v for v, x in zip(program.inputs, values, strict=True) if is_random(x)]
+        if not random:
+            return program
+        # Slopes are taken through means, which products with dependent operands hardly change.
+        return fuse_dependent(program, random, self.note, products=self.differentiable)
+
+    def layer(
+        self, factors: Mapping[str, Any], layer: Layer, key: Any, *values: Any
+    ) -> Sequence[Any]:
+        """The moments of one layer: the rule `evaluate` calls."""
+        outputs = self._moments(layer, key, values)
+        if not self.differentiable:
+            outputs = [_held(value) for value in outputs]
+        if layer.site in factors and is_scaled(layer, outputs[0]):
+            first = Gaussian(outputs[0].mean, outputs[0].var * factors[layer.site])
+            return [first, *outputs[1:]]
+        return outputs
+
+    def _moments(self, layer: Layer, key: Any, values: Sequence[Any]) -> Sequence[Any]:
+        random = any(is_random(v) for v in values)
+        if not layer.nodes or not (random or any(isinstance(v, AtMean) for v in values)):
+            return plain(layer, key, *values)
+        if not random:
+            return _discrete(layer, values)
+        if any(isinstance(v, AtMean) for v in values):
+            raise no_rule(layer.nodes[-1], layer.site, _DISCRETE)
+        if transform := read_out_by(layer.nodes):
+            raise MomentsError(
+                f"moments: a random value reaches {layer.site!r}, which {transform} reads out; "
+                f"take {transform}(moments(f), spec), which reads out the means, or what read-outs "
+                "add as noise: moments(f, noise=read_out(f, params, x, spec))."
+            )
+        if layer.kind == "quantize":
+            return _quantize(layer, values, self.differentiable)
+        if layer.mark and layer.programs:
+            rule = functools.partial(self.layer, {})
+            return evaluate(layer.programs[0], rule, key, values, promote, self.prepare)
+        if layer.kind in _REGIONS or isinstance(layer, FusedLayer):
+            return region(layer, values, self.rules, self.note)
+        if self.form == "raw" and layer.kind in {"linear", "contraction"}:
+            values = tuple(
+                to_raw(v) if is_random(v) and i in layer.data else v for i, v in enumerate(values)
+            )
+        operator = linear_patterns(layer, values, self.rules)
+        if operator is not None:
+            return operator
+        env = Environment.of(layer, values, self.rules, self.note)
+        propagate(layer.nodes, env)
+        return [env.read(v) for v in layer.outputs]
+
+
+def _result(value: Any) -> Any:
+    """What leaves the function: a Gaussian for floating-point values, else an array."""
+    if is_random(value):
+        return to_variance(value)
+    value = at_mean(value)
+    if jnp.issubdtype(jnp.result_type(value), jnp.floating):
+        value = jnp.asarray(value)
+        return Gaussian(value, jnp.zeros_like(value))
+    return value
+
+
+def promote(value: Any, like: Any) -> Any:
+    """Brings a value to the structure of another, so that loops and branches keep one type."""
+    if isinstance(like, RawMoments):
+        return to_raw(_random(value))
+    if isinstance(like, Gaussian):
+        return to_variance(_random(value))
+    if isinstance(like, AtMean) and not isinstance(value, AtMean):
+        return AtMean(value)
+    return value
+
+
+def _random(value: Any) -> Any:
+    return value if is_random(value) else Gaussian(value, jnp.zeros_like(value))
+
+
+def _discrete(layer: Layer, values: Sequence[Any]) -> list[Any]:
+    """A layer of values that are discrete functions of random ones, which stay so."""
+    outputs = layer.fn(*(at_mean(v) for v in values))
+    for output in outputs:
+        if jnp.issubdtype(jnp.result_type(output), jnp.inexact):
+            raise no_rule(layer.nodes[-1], layer.site, _DISCRETE)
+    return [AtMean(v) for v in outputs]
+
+
+def _held(value: Any) -> Any:
+    """A random value through whose variance no derivative passes."""
+    if not is_random(value):
+        return value
+    if isinstance(value, Gaussian):
+        return replace(value, var=lax.stop_gradient(value.var))
+    return RawMoments(value.mean, value.mean**2 + lax.stop_gradient(value.var))
+
+
+def _quantize(layer: Layer, values: Sequence[Any], differentiable: bool) -> list[Any]:
+    """Rounds the mean and keeps the variance; for expected slopes, rounding has slope one."""
+    random = [v for v in values if is_random(v)]
+    outputs = layer.fn(*(v.mean if is_random(v) else v for v in values))
+    if len(random) != 1 or len(outputs) != 1 or outputs[0].shape != random[0].shape:
+        raise no_rule(layer.nodes[-1], layer.site, "quantizes several random values at once")
+    if differentiable:
+        return [Gaussian(outputs[0], random[0].var)]
+    mean = random[0].mean
+    return [Gaussian(mean + lax.stop_gradient(outputs[0] - mean), random[0].var)]

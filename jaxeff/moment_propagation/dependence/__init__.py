@@ -1,0 +1,41 @@
+"""Finds which random values share noise, and fuses the layers where that matters."""
+
+from jaxeff.moment_propagation.dependence._assumption import Assumption, Assumptions, Note, Ratio
+from jaxeff.moment_propagation.dependence._expansion import degree, second_order
+from jaxeff.moment_propagation.dependence._fusion import FusedLayer, fuse_dependent
+from jaxeff.moment_propagation.dependence._lineage import (
+    SHARED,
+    Labels,
+    Lineage,
+    Meeting,
+    identity,
+)
+from jaxeff.moment_propagation.dependence._pointwise import (
+    AFFINE,
+    degrees,
+    is_limited,
+    is_pointwise,
+)
+from jaxeff.moment_propagation.dependence._tracking import fresh, walk
+
+__all__ = [
+    "AFFINE",
+    "SHARED",
+    "Assumption",
+    "Assumptions",
+    "FusedLayer",
+    "Labels",
+    "Lineage",
+    "Meeting",
+    "Note",
+    "Ratio",
+    "degree",
+    "degrees",
+    "fresh",
+    "fuse_dependent",
+    "identity",
+    "is_limited",
+    "is_pointwise",
+    "second_order",
+    "walk",
+]

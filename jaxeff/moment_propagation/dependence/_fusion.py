@@ -1,0 +1,305 @@
+"""Which parts of a program are integrated as a whole, and where independence is assumed.
+
+The program's layers are cut where names want it. For numbers another partition is right: a layer
+that combines entries which depend on one another (`x * sigmoid(x)` cut in two, the square of a
+centred tensor averaged, `x @ x.T`) is joined with the layers before it, back to values whose
+entries are independent of each other and from which everything between follows. The nearest such
+values are taken, so that a bottleneck (a centred tensor before a ReLU) stays one. A chain of
+pointwise functions is joined too, whatever cut it.
+
+What lies behind a product with weights, a pooling or a loop isn't followed back: its result is an
+*atom*, unless following a product is exact and cheap (`x @ A @ x` of a few entries). Where entries
+of atoms depend on one another through noise they share further back, independence is assumed, and
+the place is noted.
+
+Sharp edges
+- A site inside a whole isn't evaluated on its own unless others read it: a transform of the result
+  sees the last site of the whole only.
+- A loop's body is looked at by itself: what it reads is taken as independent, and that is noted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import jax.numpy as jnp
+
+from jaxeff.core import primitives as p
+from jaxeff.moment_propagation.dependence._assumption import Assumption, Note
+from jaxeff.moment_propagation.dependence._expansion import has_rule
+from jaxeff.moment_propagation.dependence._lineage import SHARED, Labels, Lineage, identity
+from jaxeff.moment_propagation.dependence._pointwise import degrees, is_pointwise
+from jaxeff.moment_propagation.dependence._tracking import (
+    external,
+    internal,
+    shared_sources,
+    walk,
+)
+from jaxeff.program import Layer, Program
+from jaxeff.program.ir import Node, Value
+from jaxeff.program.reading import reduces
+
+_JOINABLE = {"elementwise", "normalization", "reduction", "shape", "other"}
+_PRODUCTS = {"linear", "contraction"}
+_POWERS = {p.sqrt_p, p.rsqrt_p, p.pow_p, p.integer_pow_p, p.div_p, p.log_p}
+_MOST_NODES = 96
+
+
+class FusedLayer(Layer):
+    """Layers that are integrated as one: the equations of all, the name and kind of the last."""
+
+
+def fuse_dependent(
+    program: Program, random: Collection[Value], note: Note, products: bool = True
+) -> Program:
+    """The program with dependent layers joined.
+
+    Args:
+        program: A program or a loop's body.
+        random: Those of its inputs that are random.
+        note: Called for each place where independence is assumed.
+        products: Whether to follow products with weights where that is exact: it costs more than
+            the layers one by one.
+
+    Returns:
+        A program of the same inputs and outputs, with a `FusedLayer` in place of its last layer;
+        layers that nobody reads any more are dropped.
+    """
+    state = _State(note, products)
+    for value in random:
+        own = {value: identity(value.aval.shape)}
+        state.atoms[value] = state.roots[value] = state.leaves[value] = own
+    layers = [state.visit(layer) for layer in program.layers]
+    if not any(isinstance(layer, FusedLayer) for layer in layers):
+        return program
+    return replace(program, layers=_read(layers, program))
+
+
+def _read(layers: Sequence[Layer], program: Program) -> tuple[Layer, ...]:
+    """The layers whose results are read; those that nobody read to begin with are kept."""
+    results = {v for v in program.outputs if isinstance(v, Value)}
+    before = results.union(*(layer.inputs for layer in program.layers))
+    after = set(results)
+    kept: list[Layer] = []
+    for layer in reversed(layers):
+        if before.isdisjoint(layer.outputs) or not after.isdisjoint(layer.outputs):
+            kept.append(layer)
+            after.update(layer.inputs)
+    return tuple(kept[::-1])
+
+
+@dataclass
+class _State:
+    """What is known of the values so far.
+
+    Attributes:
+        note: Function that notes assumptions.
+        products: Whether products are followed.
+        atoms: Each random value's lineage from atoms.
+        roots: Its lineage from what not even products are followed through.
+        leaves: Its lineage from the program's random inputs.
+        made_by: The layers that others can be joined with, by what they make, in order.
+        product_of: The products that others can be joined with where that is exact.
+        position: The order of those layers.
+    """
+
+    note: Note
+    products: bool
+    atoms: dict[Value, Lineage] = field(default_factory=dict)
+    leaves: dict[Value, Lineage] = field(default_factory=dict)
+    roots: dict[Value, Lineage] = field(default_factory=dict)
+    made_by: dict[Value, Layer] = field(default_factory=dict)
+    product_of: dict[Value, Layer] = field(default_factory=dict)
+    position: dict[Layer, int] = field(default_factory=dict)
+
+    def visit(self, layer: Layer) -> Layer:
+        """The layer, or the whole that takes its place."""
+        random = self._random(layer)
+        if not random:
+            return layer
+        if not layer.nodes:
+            for value, made in zip(layer.inputs, layer.outputs, strict=True):
+                for lineages in (self.atoms, self.roots, self.leaves):
+                    lineages[made] = lineages[value]
+            return layer
+        if layer.kind == "control flow":
+            self._pass(layer, random)
+            return layer
+        whole = layer if layer.mark else self._joined(layer)
+        assumed = external(self._random(whole), whole.nodes, self.leaves)
+        if assumed and not layer.mark and (exact := self._exact(layer)) is not None:
+            whole, assumed = exact, []
+        for meeting in assumed:
+            self.note(Assumption.of(whole, meeting, self.leaves))
+        self._follow(whole)
+        return whole
+
+    def _random(self, layer: Layer) -> list[Value]:
+        return [v for v in layer.inputs if v in self.leaves]
+
+    def _pass(self, layer: Layer, random: Sequence[Value]) -> None:
+        """A loop or branch: everything it makes depends on all it reads."""
+        sources = list(dict.fromkeys(s for v in random for s in self.leaves[v]))
+        shared = shared_sources(random, self.leaves)
+        if shared or _repeats(layer.nodes[0], random):
+            self.note(Assumption.in_a_loop(layer, shared or sources))
+        for value in layer.outputs:
+            self.leaves[value] = {s: (SHARED,) * len(value.aval.shape) for s in sources}
+            self.atoms[value] = self.roots[value] = {value: identity(value.aval.shape)}
+
+    def _joined(self, layer: Layer) -> Layer:
+        """The layer joined with those before it that it can't do without."""
+        if layer.kind not in _JOINABLE | _PRODUCTS:
+            return layer
+        parts, whole = [layer], layer
+        while wrong := self._wrong(whole):
+            before = [self.made_by[v] for v in wrong if v in self.made_by]
+            if not before or len(whole.nodes) > _MOST_NODES:
+                return layer
+            nearest = max(before, key=self.position.__getitem__)
+            parts = [*sorted([nearest, *parts[:-1]], key=self.position.__getitem__), layer]
+            whole = _join(parts)
+        if layer.kind in _PRODUCTS:
+            if len(parts) == 1 and not internal(self._random(layer), layer.nodes):
+                return layer
+            whole = _join(parts)
+            return whole if has_rule(whole, self._random(whole)) else layer
+        extended = self._extended(parts, whole)
+        return layer if len(extended) == 1 else _join(extended)
+
+    def _exact(self, layer: Layer) -> Layer | None:
+        """The layer joined with products before it, if the whole is exact and cheap."""
+        if not self.products or layer.kind not in _JOINABLE | _PRODUCTS:
+            return None
+        parts, whole = [layer], layer
+        while wrong := self._wrong(whole, self.roots):
+            before = [
+                made for v in wrong if (made := self.made_by.get(v) or self.product_of.get(v))
+            ]
+            if not before:
+                return None
+            nearest = max(before, key=self.position.__getitem__)
+            parts = [*sorted([nearest, *parts[:-1]], key=self.position.__getitem__), layer]
+            whole = _join(parts)
+            if not has_rule(whole, self._random(whole)):
+                return None
+        return whole if len(parts) > 1 else None
+
+    def _wrong(self, whole: Layer, lineages: dict[Value, Lineage] | None = None) -> list[Value]:
+        """The inputs that can't be taken as independent, or that are decisions by random values."""
+        random = self._random(whole)
+        if _is_discrete(whole.outputs[0]):
+            return []
+        meetings = external(random, whole.nodes, self.atoms if lineages is None else lineages)
+        discrete = [v for v in random if _is_discrete(v)]
+        return list(dict.fromkeys([*discrete, *(m.source for m in meetings)]))
+
+    def _extended(self, parts: list[Layer], whole: Layer) -> list[Layer]:
+        """Goes back along a chain of pointwise functions to the first curved one."""
+        if not _is_curved(whole, self._random(whole)):
+            return parts
+        chain: list[Layer] = []
+        curved = 0
+        random = self._random(whole)
+        while len(random) == 1 and (before := self.made_by.get(random[0])) is not None:
+            random = self._random(before)
+            if len(random) != 1 or len(before.outputs) != 1:
+                break
+            if not _is_chain(before.nodes):
+                # The root, the inverse or the logarithm of a variance is a statistic of its own.
+                powers = any(n.primitive in _POWERS for n in whole.nodes)
+                if powers and any(reduces(n) for n in before.nodes):
+                    chain += [before, *self._squares(random[0])]
+                    curved = len(chain)
+                break
+            chain.append(before)
+            curved = len(chain) if _is_curved(before, random) else curved
+        return [*reversed(chain[:curved]), *parts]
+
+    def _squares(self, value: Value) -> list[Layer]:
+        """The pointwise layer that makes what a reduction sums, if it is of degree two."""
+        before = self.made_by.get(value)
+        if before is None or len(before.outputs) != 1 or not _is_chain(before.nodes):
+            return []
+        return [before] if degrees(before.nodes, self._random(before)).get(value) == 2 else []
+
+    def _follow(self, layer: Layer) -> None:
+        """Records the lineages of what a layer makes."""
+        joinable = not layer.mark and (isinstance(layer, FusedLayer) or layer.kind in _JOINABLE)
+        product = not layer.mark and not joinable and layer.kind in _PRODUCTS
+        followed = [self.leaves]
+        if joinable or product:
+            followed.append(self.roots)
+        if joinable:
+            followed.append(self.atoms)
+        # One walk for all of them, with a number beside each source.
+        given = {
+            v: {(i, s): x for i, known in enumerate(followed) for s, x in known[v].items()}
+            for v in self._random(layer)
+        }
+        made = walk(layer.nodes, given)[0]
+        for value in layer.outputs:
+            found: list[dict[Value, Labels]] = [{}, {}, {}]
+            for (i, source), labels in made.get(value, {}).items():
+                found[i][source] = labels
+            leaves, roots, atoms = found
+            if not leaves:
+                continue
+            self.leaves[value] = leaves
+            self.atoms[value] = atoms or {value: identity(value.aval.shape)}
+            self.roots[value] = roots or {value: identity(value.aval.shape)}
+            if joinable or product:
+                (self.made_by if joinable else self.product_of)[value] = layer
+                self.position.setdefault(layer, len(self.position))
+
+
+def _join(parts: Sequence[Layer]) -> Layer:
+    last = parts[-1]
+    # A whole among the parts may have made what a part before it reads.
+    nodes = _in_order(dict.fromkeys(n for part in parts for n in part.nodes))
+    made = {v for n in nodes for v in n.outputs}
+    inputs = tuple(dict.fromkeys(v for n in nodes for v in n.values if v not in made))
+    return FusedLayer(last.kind, nodes, inputs, last.outputs, last.site, last.base, last.occurrence)
+
+
+def _in_order(nodes: Iterable[Node]) -> tuple[Node, ...]:
+    """Equations after those whose results they read, otherwise as given."""
+    made_by = {v: n for n in nodes for v in n.outputs}
+    ordered: dict[Node, None] = {}
+
+    def place(node: Node) -> None:
+        for value in node.values:
+            before = made_by.get(value)
+            if before is not None and before not in ordered:
+                place(before)
+        ordered[node] = None
+
+    for node in nodes:
+        if node not in ordered:
+            place(node)
+    return tuple(ordered)
+
+
+def _repeats(node: Node, random: Sequence[Value]) -> bool:
+    """Whether a loop reads the same random value at every step."""
+    if node.primitive is p.scan_p:
+        fixed = node.inputs[: node.params["num_consts"]]
+        return any(v in random for v in fixed if isinstance(v, Value))
+    return node.primitive is p.while_p
+
+
+def _is_discrete(value: Value) -> bool:
+    return not jnp.issubdtype(value.aval.dtype, jnp.inexact)
+
+
+def _is_chain(nodes: Sequence[Node]) -> bool:
+    return all(is_pointwise(n.eqn) for n in nodes)
+
+
+def _is_curved(layer: Layer, random: Sequence[Value]) -> bool:
+    """Whether a layer is a pointwise function, and none of degree one."""
+    if not _is_chain(layer.nodes):
+        return False
+    found = degrees(layer.nodes, random)
+    return any(found.get(v, 0) > 1 for v in layer.outputs)

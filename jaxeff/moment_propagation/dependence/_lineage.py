@@ -1,0 +1,348 @@
+"""What each random value depends on, entry by entry: the lineage that decides about independence.
+
+The lineage of a value says for every *source* (a random array) how the value's entries depend on
+the source's entries, one label per axis of the value:
+
+    an integer   entries at different places along this axis depend on different entries of the
+                 source, those at the same place of that axis of the source
+    APART        on different entries, in an order that isn't followed (a slice, a merged axis)
+    SHARED       on the same ones (a broadcast, a matrix product's columns), or maybe so
+
+Two operands with a common source are dependent, and so are the terms of a sum along a `SHARED`
+axis. Everything in between is independent, and the rules of `rules` are exact for it.
+
+Sharp edges
+- A conservative answer is SHARED: what is called independent is, what is called dependent may not
+  be. A gather by indices that happen to differ counts as shared.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from jaxeff.core import Literal as JaxprLiteral
+from jaxeff.core import jax_internals as _compat
+from jaxeff.core import primitives as p
+from jaxeff.core import split_p, stack_p, tile_p
+from jaxeff.program.ir import primitives as prim
+
+APART: Literal["apart"] = "apart"
+SHARED: Literal["shared"] = "shared"
+Label = int | Literal["apart", "shared"]
+Labels = tuple[Label, ...]
+Lineage = Mapping[Any, Labels]
+
+# These put entries side by side: no entry meets another.
+PLACING = {
+    p.concatenate_p, p.dynamic_update_slice_p, p.pad_p, p.scatter_p, p.select_n_p, stack_p,
+}  # fmt: skip
+_SLICING = {p.slice_p, p.dynamic_slice_p, p.rev_p, p.pad_p, split_p}
+_RUNNING = {p.cumsum_p, p.cumprod_p, p.cummax_p, p.cummin_p, p.cumlogsumexp_p}
+_REDUCING = prim.REDUCTION.keys()
+_SCATTERING = {p.scatter_add_p, p.scatter_mul_p, p.scatter_max_p, p.scatter_min_p}
+_ALIGNED = prim.ELEMENTWISE | prim.IN_PLACE
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """A place where dependent entries are combined.
+
+    Attributes:
+        source: The source they share.
+        eqn: The equation that combines them.
+        along: Whether they are entries of one operand, combined along an axis, rather than entries
+            of two operands.
+        partners: Other values that depend on what the source depends on.
+    """
+
+    source: Any
+    eqn: Any
+    along: bool
+    partners: tuple[Any, ...] = ()
+
+
+def identity(shape: Sequence[int]) -> Labels:
+    """The labels of a source with respect to itself."""
+    return tuple(range(len(shape)))
+
+
+def through(eqn: Any, lineages: Sequence[Lineage]) -> tuple[list[Lineage], list[Meeting]]:
+    """The lineages of an equation's results, and the dependent entries it combines.
+
+    Args:
+        eqn: An equation without control flow.
+        lineages: One per operand; empty for a deterministic one.
+    """
+    if eqn.primitive in prim.CALLS | prim.CUSTOM:
+        return _through_body(_compat.sub_jaxprs(eqn)[0], lineages)
+    if not any(lineages):
+        return [{} for _ in eqn.outvars], []
+    shapes = [tuple(getattr(v.aval, "shape", ())) for v in eqn.invars]
+    meetings = list(_crossings(eqn, lineages))
+    # Many sources, few distinct labels: deep in a network there is a source per weight before it.
+    distinct = [set(lineage.values()) for lineage in lineages]
+    for lineage, labels, axes in zip(lineages, distinct, _combined_axes(eqn, shapes), strict=True):
+        met = {x for x in labels if any(x[a] == SHARED for a in axes)}
+        meetings += [Meeting(s, eqn, along=True) for s, x in lineage.items() if x in met]
+    outputs = []
+    for var in eqn.outvars:
+        shape = tuple(var.aval.shape)
+        moved = []
+        for i, (lineage, labels) in enumerate(zip(lineages, distinct, strict=True)):
+            to = {x: _labels(eqn, i, x, shapes, shape) for x in labels}
+            moved.append({s: to[x] for s, x in lineage.items()})
+        outputs.append(_union(moved))
+    return outputs, meetings
+
+
+def _through_body(closed: Any, lineages: Sequence[Lineage]) -> tuple[list[Lineage], list[Meeting]]:
+    env: dict[Any, Lineage] = dict(zip(closed.jaxpr.invars, lineages, strict=True))
+    meetings: list[Meeting] = []
+
+    def read(atom: Any) -> Lineage:
+        return {} if isinstance(atom, JaxprLiteral) else env.get(atom, {})
+
+    for eqn in closed.jaxpr.eqns:
+        results, found = through(eqn, [read(a) for a in eqn.invars])
+        meetings += found
+        env.update(zip(eqn.outvars, results, strict=True))
+    return [read(a) for a in closed.jaxpr.outvars], meetings
+
+
+def _crossings(eqn: Any, lineages: Sequence[Lineage]) -> Iterator[Meeting]:
+    """Two operands with one source, where entries of both meet."""
+    if eqn.primitive in PLACING and not (eqn.primitive is p.select_n_p and lineages[0]):
+        return
+    seen: set[Any] = set()
+    for lineage in lineages:
+        for source in lineage:
+            if source in seen:
+                yield Meeting(source, eqn, along=False)
+        seen |= set(lineage)
+
+
+def _union(moved: Sequence[Lineage]) -> Lineage:
+    result: dict[Any, Labels] = {}
+    for lineage in moved:
+        for source, labels in lineage.items():
+            if source in result:
+                pairs = zip(result[source], labels, strict=True)
+                # Two views in an order of their own may reach for the same entries.
+                labels = tuple(a if a == b and a != APART else SHARED for a, b in pairs)
+            result[source] = labels
+    return result
+
+
+def _combined_axes(eqn: Any, shapes: Sequence[tuple[int, ...]]) -> list[list[int]]:
+    """For each operand the axes along which its entries are combined into one result."""
+    q, primitive = eqn.params, eqn.primitive
+    if primitive in _REDUCING:
+        axes = list(q["axes"])
+        return [[a for a in axes if shape[a] != 1] for shape in shapes]
+    if primitive in _RUNNING:
+        return [[q["axis"]] if shapes[0][q["axis"]] != 1 else []]
+    if primitive is p.dot_general_p:
+        (left, right), _ = q["dimension_numbers"]
+        return [
+            [a for a in axes if shape[a] != 1]
+            for axes, shape in zip((left, right), shapes, strict=True)
+        ]
+    if primitive is p.conv_general_dilated_p:
+        return _combined_in_convolution(q, shapes)
+    if primitive in prim.WINDOW and "window_dimensions" in q:
+        return [[a for a, n in enumerate(q["window_dimensions"]) if n != 1] for _ in shapes]
+    if primitive in _SCATTERING:
+        return [[], [], _scattered_axes(q, shapes)]
+    known = _ALIGNED | _SLICING | prim.SHAPE | PLACING
+    if primitive in known:
+        return [[] for _ in shapes]
+    return [[a for a, n in enumerate(shape) if n != 1] for shape in shapes]
+
+
+def _combined_in_convolution(q: Any, shapes: Sequence[tuple[int, ...]]) -> list[list[int]]:
+    numbers = q["dimension_numbers"]
+    (_, channel, *places), (_, inside, *taps) = numbers.lhs_spec, numbers.rhs_spec
+    size = [shapes[1][t] for t in taps]
+    moving = [x for x, n in zip(places, size, strict=True) if n != 1]
+    data = moving + ([channel] if shapes[1][inside] != 1 else [])
+    weight = [t for t, n in zip(taps, size, strict=True) if n != 1]
+    return [data, weight + ([inside] if shapes[1][inside] != 1 else [])]
+
+
+def _labels(
+    eqn: Any, operand: int, labels: Labels, shapes: Sequence[tuple[int, ...]], out: tuple[int, ...]
+) -> Labels:
+    """Labels of a result with respect to one source of one operand."""
+    q, primitive, shape = eqn.params, eqn.primitive, shapes[operand]
+    if primitive in _ALIGNED:
+        if len(shape) != len(out):
+            return (SHARED,) * len(out)  # a scalar beside an array
+        return tuple(x if n == m else SHARED for x, n, m in zip(labels, shape, out, strict=True))
+    if primitive is p.broadcast_in_dim_p:
+        result: list[Label] = [SHARED] * len(out)
+        for source, target in enumerate(q["broadcast_dimensions"]):
+            if shape[source] == out[target]:
+                result[target] = labels[source]
+        # Along an axis of one place there are no two that could share anything.
+        return tuple(APART if n == 1 else x for x, n in zip(result, out, strict=True))
+    if primitive is tile_p:
+        return tuple(x if n == m else SHARED for x, n, m in zip(labels, shape, out, strict=True))
+    if primitive is p.transpose_p:
+        return tuple(labels[i] for i in q["permutation"])
+    if primitive in {p.reshape_p, p.squeeze_p}:
+        return _reshaped(labels, shape, out)
+    if primitive in _REDUCING:
+        return tuple(x for i, x in enumerate(labels) if i not in q["axes"])
+    if primitive in _SLICING or primitive is p.dynamic_update_slice_p:
+        if len(shape) != len(out):
+            return (SHARED,) * len(out)  # where to slice, or what to pad with
+        return tuple(
+            x if shape[i] == out[i] and primitive is not p.rev_p else _unordered(x)
+            for i, x in enumerate(labels)
+        )
+    if primitive in _RUNNING:
+        return tuple(SHARED if i == q["axis"] else x for i, x in enumerate(labels))
+    if primitive is p.concatenate_p:
+        axis = q["dimension"]
+        return tuple(_unordered(x) if i == axis else x for i, x in enumerate(labels))
+    if primitive is stack_p:
+        # Of one operand only one place of the new axis depends.
+        return (*labels[: q["axis"]], APART, *labels[q["axis"] :])
+    if primitive is p.gather_p and operand == 0:
+        return _gathered(q, labels, shape, out)
+    if primitive is p.gather_p:
+        # All axes of the indices but the last, which holds their coordinates, are the result's.
+        rest = iter(labels[:-1])
+        offset = q["dimension_numbers"].offset_dims
+        return tuple(SHARED if i in offset else next(rest) for i in range(len(out)))
+    if primitive in _SCATTERING | {p.scatter_p}:
+        return labels if operand == 0 else _scattered(q, operand, labels, shapes)
+    if primitive is p.dot_general_p:
+        return _contracted(q, operand, labels, shapes)
+    if primitive is p.conv_general_dilated_p:
+        return _convolved(q, operand, labels, shapes)
+    if primitive in prim.WINDOW and "window_dimensions" in q and operand == 0:
+        windows = zip(
+            q["window_dimensions"], q["window_strides"], q["window_dilation"], labels, strict=True
+        )
+        return tuple(
+            x if (n, s) == (1, 1) else _unordered(x) if s >= n and d == 1 else SHARED
+            for n, s, d, x in windows
+        )
+    return (SHARED,) * len(out)
+
+
+def _unordered(label: Label) -> Label:
+    return SHARED if label == SHARED else APART
+
+
+def _reshaped(labels: Labels, shape: tuple[int, ...], out: tuple[int, ...]) -> Labels:
+    """Labels after a reshape, by the groups of axes that keep their product."""
+    result: list[Label] = []
+    i = j = 0
+    while j < len(out):
+        if out[j] == 1:
+            result.append(APART)
+            j += 1
+            continue
+        while i < len(shape) and shape[i] == 1:
+            i += 1
+        if i < len(shape) and shape[i] == out[j]:
+            result.append(labels[i])
+            i, j = i + 1, j + 1
+            continue
+        group = _next_group(shape[i:], out[j:])
+        if group is None:
+            return (SHARED,) * len(out)
+        before, after = group
+        merged = [x for x, n in zip(labels[i:], shape[i : i + before], strict=False) if n != 1]
+        result += [SHARED if SHARED in merged else APART] * after
+        i, j = i + before, j + after
+    return tuple(result)
+
+
+def _next_group(shape: tuple[int, ...], out: tuple[int, ...]) -> tuple[int, int] | None:
+    """The least number of leading axes of both with the same product; None if there is none.
+
+    Symbolic sizes are compared for equality only, for they have no order.
+    """
+    for before in range(1, len(shape) + 1):
+        for after in range(1, len(out) + 1):
+            if math.prod(shape[:before]) == math.prod(out[:after]):
+                return before, after
+    return None
+
+
+def _gathered(q: Any, labels: Labels, shape: tuple[int, ...], out: tuple[int, ...]) -> Labels:
+    numbers = q["dimension_numbers"]
+    dropped = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
+    kept = [
+        x if size == shape[i] else _unordered(x)
+        for i, (x, size) in enumerate(zip(labels, q["slice_sizes"], strict=True))
+        if i not in dropped
+    ]
+    result: list[Label] = [SHARED] * len(out)
+    for target, label in zip(numbers.offset_dims, kept, strict=True):
+        result[target] = label
+    return tuple(result)
+
+
+def _windows(q: Any, shapes: Sequence[tuple[int, ...]]) -> dict[int, int]:
+    """The axes of a scatter's updates that lie along a whole axis of its operand, and which."""
+    numbers = q["dimension_numbers"]
+    inserted = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
+    moved = set(numbers.scatter_dims_to_operand_dims)
+    kept = [a for a in range(len(shapes[0])) if a not in inserted]
+    return {
+        axis: target
+        for axis, target in zip(numbers.update_window_dims, kept, strict=True)
+        if target not in moved and shapes[2][axis] == shapes[0][target]
+    }
+
+
+def _scattered_axes(q: Any, shapes: Sequence[tuple[int, ...]]) -> list[int]:
+    """The axes of a scatter's updates along which entries may reach the same place."""
+    windows = _windows(q, shapes)
+    return [a for a, n in enumerate(shapes[2]) if a not in windows and n != 1]
+
+
+def _scattered(q: Any, operand: int, labels: Labels, shapes: Sequence[tuple[int, ...]]) -> Labels:
+    """Labels of a scatter's result with respect to a source of its updates or indices."""
+    result: list[Label] = [SHARED] * len(shapes[0])
+    if operand == 2:
+        for axis, target in _windows(q, shapes).items():
+            result[target] = labels[axis]
+    return tuple(result)
+
+
+def _contracted(q: Any, operand: int, labels: Labels, shapes: Sequence[tuple[int, ...]]) -> Labels:
+    contracting, batch = q["dimension_numbers"]
+    free = [
+        [a for a in range(len(shapes[k])) if a not in {*contracting[k], *batch[k]}] for k in (0, 1)
+    ]
+    own = [labels[a] for a in free[operand]]
+    left = own if operand == 0 else [SHARED] * len(free[0])
+    right = own if operand == 1 else [SHARED] * len(free[1])
+    return (*(labels[a] for a in batch[operand]), *left, *right)
+
+
+def _convolved(q: Any, operand: int, labels: Labels, shapes: Sequence[tuple[int, ...]]) -> Labels:
+    numbers = q["dimension_numbers"]
+    out_batch, out_channel, *out_places = numbers.out_spec
+    result: list[Label] = [SHARED] * len(shapes[0])
+    if operand == 1:
+        result[out_channel] = labels[numbers.rhs_spec[0]]
+        return tuple(result)
+    batch, channel, *places = numbers.lhs_spec
+    result[out_batch] = labels[batch] if q["batch_group_count"] == 1 else SHARED
+    taps = [shapes[1][t] for t in numbers.rhs_spec[2:]]
+    windows = zip(places, out_places, taps, q["window_strides"], q["rhs_dilation"], strict=True)
+    for place, target, size, stride, dilation in windows:
+        disjoint = size == 1 or (stride >= size and dilation == 1)
+        result[target] = _unordered(labels[place]) if disjoint else SHARED
+    if q["feature_group_count"] == shapes[0][channel] == shapes[1][numbers.rhs_spec[0]]:
+        result[out_channel] = labels[channel]
+    return tuple(result)

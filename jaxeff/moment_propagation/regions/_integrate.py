@@ -1,0 +1,367 @@
+"""Moments of a region of functions of one tensor, integrated as a whole.
+
+`x * sigmoid(x)` primitive by primitive would treat its factors as independent and give a mean of 0
+where it is 0.21. So a region with one random tensor is evaluated as one function:
+
+1. what doesn't depend on the tensor is evaluated first (it may be random: a scale, a slope);
+2. a region with reductions is read by `statistics` (softmax, layer norm, ...);
+3. a pointwise region is stripped of affine steps at both ends, exact one by one, and its core is a
+   primitive with a closed form, a piecewise polynomial (`polynomial`), or integrated by quadrature.
+
+Sharp edges
+- A core with one further random operand (a random PReLU slope) is integrated over both; with more
+  it is an error.
+- Rounding and remainders have too many jumps for quadrature and are an error; quantization that
+  `jaxeff.quantized` put there is known and keeps the variance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from jaxeff.core import Literal
+from jaxeff.core import primitives as p
+from jaxeff.moment_propagation.dependence import (
+    AFFINE,
+    Assumption,
+    Note,
+    degree,
+    is_limited,
+    is_pointwise,
+    second_order,
+)
+from jaxeff.moment_propagation.regions import _statistics as statistics
+from jaxeff.moment_propagation.regions._deferred import Deferred
+from jaxeff.moment_propagation.regions._polynomial import (
+    VARIABLE,
+    Pieces,
+    Reader,
+    is_nondecreasing,
+)
+from jaxeff.moment_propagation.regions._propagation import Environment, propagate, step
+from jaxeff.moment_propagation.regions._splitting import split_slices
+from jaxeff.moment_propagation.regions._views import by_views
+from jaxeff.moment_propagation.rules import (
+    UNARY,
+    Rule,
+    gauss_legendre,
+    gauss_pair,
+    map_linear,
+    piecewise,
+    relu,
+)
+from jaxeff.moment_propagation.values import (
+    Activated,
+    AtMean,
+    DependenceError,
+    Gaussian,
+    is_random,
+    no_rule,
+    to_variance,
+)
+from jaxeff.program import Layer
+from jaxeff.program.ir import Node, Value, run_nodes
+from jaxeff.program.reading import Constant, constant, reduces
+
+_MAX_KINKS = 4
+
+
+def region(layer: Layer, values: Sequence[Any], rules: Mapping[Any, Rule], note: Note) -> list[Any]:
+    """The moments of a layer as one function of its random inputs.
+
+    Args:
+        layer: A layer with at least one random input; those it has are taken as independent.
+        values: Its inputs, arrays or random arrays.
+        rules: The user's rules by primitive.
+        note: Called where dependence inside the layer has to be assumed away or is approximated.
+
+    Returns:
+        Its outputs.
+
+    Raises:
+        MomentsError: Something in it has no rule.
+    """
+    layer, values = split_slices(layer, values)
+    try:
+        return _noted(layer, values, rules, note)
+    except DependenceError:
+        pass
+    given = {
+        v: to_variance(x) if is_random(x) else x for v, x in zip(layer.inputs, values, strict=True)
+    }
+    random = [v for v in layer.inputs if is_random(given[v])]
+    if not any(n.primitive in rules for n in layer.nodes):
+
+        def independent(part: Layer, known: dict[Value, Any]) -> list[Any] | None:
+            try:
+                return _noted(part, [known[v] for v in part.inputs], rules, note)
+            except DependenceError:
+                return None
+
+        found = by_views(layer, random, given, independent)
+        if found is not None:
+            return found
+        found = second_order(layer, random, given)
+        if found is not None:
+            if degree(layer, random) > 2:
+                note(Assumption.expanded(layer, random))
+            return found
+    return _noted(layer, values, rules, note, note)
+
+
+def _noted(
+    layer: Layer,
+    values: Sequence[Any],
+    rules: Mapping[Any, Rule],
+    note: Note,
+    assume: Note | None = None,
+) -> list[Any]:
+    """What `_known` finds; what it approximates is noted once it has found something."""
+    approximated: list[Assumption] = []
+    known = _known(layer, values, rules, approximated, assume)
+    for one in approximated:
+        note(one)
+    return known
+
+
+def _known(
+    layer: Layer,
+    values: Sequence[Any],
+    rules: Mapping[Any, Rule],
+    approximated: list[Assumption],
+    assume: Note | None = None,
+) -> list[Any]:
+    """By statistics, closed forms and quadrature, equation by equation where none applies."""
+    env = Environment.of(layer, values, rules, assume)
+    env.approximated = approximated
+    root = _root(layer, env)
+    if root is None:
+        _apart(layer.nodes, layer.outputs, env)
+        return [env.read(v) for v in layer.outputs]
+    inside = _dependent(layer.nodes, root)
+    propagate([n for n in layer.nodes if n not in inside], env)
+    nodes = [n for n in layer.nodes if n in inside]
+    if any(reduces(n) for n in nodes):
+        _with_statistics(nodes, root, env)
+    else:
+        _pointwise(nodes, root, layer.outputs, env)
+    return [env.read(v) for v in layer.outputs]
+
+
+def _root(layer: Layer, env: Environment) -> Value | None:
+    """The random input the layer is a function of; None if there are several to choose from."""
+    random = [v for v in layer.inputs if is_random(env.values[v])]
+    data = [v for v in random if v.is_data]
+    candidates = data or random
+    return candidates[0] if len(candidates) == 1 else None
+
+
+def _dependent(nodes: Sequence[Node], root: Value) -> set[Node]:
+    reached, found = {root}, set()
+    for node in nodes:
+        if any(v in reached for v in node.values):
+            reached.update(node.outputs)
+            found.add(node)
+    return found
+
+
+def _with_statistics(nodes: Sequence[Node], root: Value, env: Environment) -> None:
+    """Follows the tensor's statistics symbolically until they make a known function."""
+    tensor = env.values[root]
+    deferred = _deferred(env)
+    symbols: dict[Any, statistics.Statistic] = {root: statistics.tensor(tensor)}
+
+    def settle(atom: Any, node: Node) -> None:
+        """Turns a symbol into its moments."""
+        if isinstance(atom, Value) and atom in symbols and atom not in env.values:
+            found = statistics.moments(symbols[atom], tensor)
+            if found is not None:
+                env.values[atom] = found
+                if not statistics.is_exact(symbols[atom], tensor):
+                    name = symbols[atom].name
+                    env.approximated.append(Assumption.approximated(env.layer, node, root, name))
+
+    for node in nodes:
+        waits = any(a in deferred.root_of and a not in symbols for a in node.values)
+        symbolic = any(a in symbols for a in node.values)
+        settled = any(root in env.sources(a) for a in node.values if a not in symbols)
+        if symbolic and not settled and not waits and len(node.outputs) == 1:
+            operands = [
+                symbols[a] if isinstance(a, Value) and a in symbols else env.read(a)
+                for a in node.inputs
+            ]
+            numbers = [env.number(a) for a in node.inputs]
+            symbol = statistics.read(node, operands, numbers)
+            if symbol is not None:
+                symbols[node.outputs[0]] = symbol
+                deferred.wait(node)
+                continue
+        if deferred.wait(node):
+            continue
+        for atom in node.inputs:
+            settle(atom, node)
+        unknown = [a for a in node.values if a in symbols and a not in env.values]
+        if any(a not in deferred.root_of for a in unknown):
+            reason = "uses statistics of a random tensor in an unknown way"
+            raise no_rule(node, env.site, reason, DependenceError)
+        deferred.take(node)
+    for value in env.layer.outputs:
+        settle(value, nodes[-1])
+        deferred.settle(value)
+
+
+def _apart(nodes: Sequence[Node], outputs: Sequence[Value], env: Environment) -> None:
+    """Evaluates equations one by one, but functions of one random value as wholes."""
+    deferred = _deferred(env)
+    for node in nodes:
+        deferred.take(node)
+    for value in outputs:
+        deferred.settle(value)
+
+
+def _deferred(env: Environment) -> Deferred:
+    return Deferred(env, lambda nodes, root, value: _pointwise(nodes, root, [value], env))
+
+
+def _pointwise(
+    nodes: Sequence[Node], root: Value, outputs: Sequence[Value], env: Environment
+) -> None:
+    if any(n.primitive in env.rules for n in nodes):
+        propagate(nodes, env)
+        return
+    nodes = list(nodes)
+    while nodes and _is_affine(nodes[0], root, nodes, outputs, env):
+        node = nodes.pop(0)
+        step(node, env)
+        (root,) = node.outputs
+    tail: list[Node] = []
+    end = outputs[0]
+    while len(outputs) == 1 and nodes:
+        last = nodes[-1]
+        inner = [v for v in last.values if v is root or _made_by(v, nodes[:-1])]
+        if end not in last.outputs or len(inner) != 1:
+            break
+        if not _is_affine(last, inner[0], nodes, (), env):
+            break
+        tail.insert(0, nodes.pop())
+        (end,) = inner
+    if nodes:
+        _core(nodes, root, [end] if tail else list(outputs), env)
+    propagate(tail, env)
+
+
+def _made_by(value: Value, nodes: Sequence[Node]) -> bool:
+    return any(value in n.outputs for n in nodes)
+
+
+def _is_affine(
+    node: Node, variable: Value, nodes: Sequence[Node], outputs: Sequence[Value], env: Environment
+) -> bool:
+    """Whether `node` alone reads `variable`, as an affine function of it."""
+    readers = [n for n in nodes if variable in n.values]
+    if readers != [node] or variable in outputs:
+        return False
+    if node.primitive is p.select_n_p:  # of a mask that is none of the variable's making
+        return node.inputs.count(variable) == 1 and node.inputs[0] is not variable
+    if node.primitive not in AFFINE:
+        return False
+    if sum(a is variable for a in node.inputs) != 1:
+        return False
+    floating = jnp.issubdtype(node.outputs[0].aval.dtype, jnp.floating)
+    if node.primitive is p.div_p:
+        return floating and node.inputs[0] is variable
+    return floating
+
+
+def _core(nodes: list[Node], root: Value, outputs: Sequence[Value], env: Environment) -> None:
+    """Integrates a pointwise function of the root."""
+    x = env.values[root]
+    made = {v for n in nodes for v in n.outputs}
+    others = list(dict.fromkeys(v for n in nodes for v in n.values if v not in made))
+    others.remove(root)
+    random = [v for v in others if is_random(env.values[v])]
+    shared = any(env.sources(v) & env.sources(root) for v in random)
+    if shared or len(random) > 1 or not all(is_pointwise(n.eqn) for n in nodes):
+        _apart(nodes, outputs, env)
+        return
+    fixed = [v for v in others if v not in random]
+    values = [env.values[v] for v in fixed]
+    kinks: set[float] = set()
+
+    def fn(*variables: Any) -> tuple[Any, ...]:
+        return run_nodes(nodes, [root, *random, *fixed], [*variables, *values], outputs)
+
+    if not random:
+        if len(nodes) == 1 and nodes[0].primitive in UNARY:
+            env.write(nodes[0].outputs, [UNARY[nodes[0].primitive](x)])
+            return
+        if len(nodes) == 1 and _has_pole(nodes[0], root):
+            step(nodes[0], env)
+            return
+        found, kinks = _closed_form(nodes, root, outputs, env)
+        if found is not None:
+            env.write(outputs, found)
+            return
+    limited = is_limited(nodes)
+    points = tuple(sorted(kinks)) if 0 < len(kinks) <= _MAX_KINKS else (0.0,)
+
+    if random:
+        other = map_linear(lambda a: jnp.broadcast_to(a, x.shape), env.values[random[0]])
+        results = gauss_pair(fn, x, other, points, limited)
+    else:
+        results = gauss_legendre(fn, x, points, limited=limited)
+    env.write(outputs, [r if is_random(r) else AtMean(r) for r in results])
+
+
+def _closed_form(
+    nodes: Sequence[Node], root: Value, outputs: Sequence[Value], env: Environment
+) -> tuple[list[Any] | None, set[float]]:
+    """The moments if the core is a piecewise polynomial; and the kinks found either way."""
+    reader = Reader()
+    symbols: dict[Any, Any] = {root: VARIABLE}
+
+    def read(atom: Any) -> Any:
+        if isinstance(atom, Literal):
+            return constant(atom.val)
+        return symbols.get(atom) or Constant(env.values[atom], env.number(atom))
+
+    for node in nodes:
+        results = reader.equation(node.eqn, [read(a) for a in node.inputs])
+        symbols.update(zip(node.outputs, results, strict=True))
+    x = env.values[root]
+    found = [_moments(symbols[v], v, x) for v in outputs]
+    return (None if None in found else found), reader.kinks
+
+
+def _moments(symbol: Any, value: Value, x: Any) -> Any:
+    if not isinstance(symbol, Pieces):
+        return None
+    if any(isinstance(v, bool) for v in symbol.values):
+        mask = jnp.full(x.shape, symbol.values[0])
+        for knot, truth in zip(symbol.breaks, symbol.values[1:], strict=True):
+            mask = jnp.where(x.mean > knot, truth, mask)
+        return AtMean(mask)
+    dtype = value.aval.dtype
+
+    def apply(x: Gaussian) -> Gaussian:
+        if symbol == Pieces((0.0,), ((0.0,), (0.0, 1.0))):
+            return relu(x)
+        moments = piecewise(x, symbol.breaks, symbol.values)
+        return Gaussian(moments.mean.astype(dtype), moments.var.astype(dtype))
+
+    result = apply(x)
+    if is_nondecreasing(symbol):
+        return Activated(result.mean, result.var, to_variance(x), apply)
+    return result
+
+
+def _has_pole(node: Node, root: Value) -> bool:
+    """Whether a function has a pole or a branch at zero, and a rule that knows it."""
+    if node.primitive is p.integer_pow_p:
+        return node.eqn.params["y"] < 0
+    if node.primitive is p.pow_p:
+        return node.inputs[0] is root and node.inputs.count(root) == 1
+    return node.primitive is p.div_p

@@ -1,0 +1,41 @@
+"""A reduction inside a region, such as the mean of a normalization, as an input of its own."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from jaxeff.program.ir import Axes
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """A symbol: `gain` times a named function of the tensor, with its axes followed.
+
+    Attributes:
+        name: Which function.
+        labels: For each axis of the value, the axis of the tensor it is, None if it is neither.
+        shape: The value's shape.
+        axes: The axes of the tensor that were reduced, if any.
+        gain: A known factor.
+        eps: What was added under the root, relative to the gain.
+        floor: What is under the root is raised to this, relative to the gain.
+        shift: What was added to the root or the logarithm, relative to the gain.
+        factors: Other operands it was multiplied by, of the value's shape.
+    """
+
+    name: str
+    labels: Axes
+    shape: tuple[int, ...]
+    axes: tuple[int, ...] = ()
+    gain: float = 1.0
+    eps: float = 0.0
+    floor: float = 0.0
+    shift: float = 0.0
+    factors: tuple[Any, ...] = ()
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it has neither gain nor factors."""
+        return math.isclose(self.gain, 1.0, rel_tol=1e-5) and not self.factors

@@ -1,0 +1,354 @@
+"""Recognises functions of a tensor and its own statistics: softmax, layer norm and their kin.
+
+A tensor recombined with its maximum, mean or mean square can't be propagated primitive by
+primitive, because the operands share every variable. Here a region's equations are read on symbols
+("the tensor less its mean", "mean square plus epsilon"), so that softmax, log-softmax, log-sum-exp,
+layer norm, batch norm in training, RMS norm, division by a norm or a standard deviation, variances
+and norms are recognised however they are written, with their axes, epsilon and scale, inside calls
+and under `vmap` too. As soon as a symbol is a whole function `statistic_moments` knows its moments,
+and the rest of the region is propagated as usual.
+
+Sharp edges
+- What isn't recognised is an error, not an approximation.
+- Batch norm in training is treated like layer norm over the batch: the moments over inputs that
+  are independent of each other, statistics included.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jaxeff.core import primitives as p
+from jaxeff.moment_propagation.regions._statistic import Statistic
+from jaxeff.moment_propagation.regions._statistic_moments import is_exact, moments
+from jaxeff.moment_propagation.values import is_random
+from jaxeff.program.ir import Node
+from jaxeff.program.ir import axes as following
+from jaxeff.program.reading import Constant, UnreadableError, symbolic
+
+__all__ = ["Independent", "Reader", "Statistic", "is_exact", "moments", "read", "tensor"]
+
+
+@dataclass(frozen=True)
+class Independent:
+    """A random operand that is independent of the tensor."""
+
+    value: Any
+
+
+Operand = Statistic | Constant | Independent
+
+
+def tensor(x: Any) -> Statistic:
+    """The symbol of the tensor itself."""
+    return Statistic("x", tuple(range(len(x.shape))), tuple(x.shape))
+
+
+_REDUCED = {
+    "x": "mean",
+    "x^2": "mean square",
+    "centred^2": "variance",
+    "exp": "sum exp",
+    "exp of shifted": "sum exp of shifted",
+}
+_SQUARED = {"x": "x^2", "mean": "mean^2", "centred": "centred^2"}
+_EXPONENTIALS = {
+    "x": "exp",
+    "shifted": "exp of shifted",
+    "log_softmax": "softmax",
+}
+_LOGARITHMS = {
+    "sum exp": "logsumexp",
+    "sum exp of shifted": "logsumexp of shifted",
+    "softmax": "log_softmax",
+}
+_SUMS = {("logsumexp of shifted", "max"): "logsumexp"}
+_DIFFERENCES = {
+    ("x", "max"): "shifted",
+    ("x", "mean"): "centred",
+    ("mean square", "mean^2"): "variance",
+    ("shifted", "logsumexp of shifted"): "log_softmax",
+    ("x", "logsumexp"): "log_softmax",
+}
+_QUOTIENTS = {
+    ("exp", "sum exp"): "softmax",
+    ("exp of shifted", "sum exp of shifted"): "softmax",
+    ("centred", "root variance"): "layer_norm",
+    ("x", "root mean square"): "rms_norm",
+}
+_PRODUCTS = {(a, f"1/{b}"): name for (a, b), name in _QUOTIENTS.items()}
+_POWERS = {"variance", "mean square"}
+_ROOTS = {f"root {name}" for name in _POWERS}
+_DIVISORS = {divisor for _, divisor in _QUOTIENTS}
+
+
+def read(node: Node, operands: Sequence[Any], numbers: Sequence[float | None]) -> Statistic | None:
+    """The symbol of an equation's result, or None where it isn't a known statistic.
+
+    Args:
+        node: An equation with at least one `Statistic` operand and one result; a call is read
+            through.
+        operands: Symbols, arrays, or Gaussians that are independent of the tensor.
+        numbers: For each operand the number it is everywhere, None where that isn't known.
+    """
+    symbols = [_symbol(o, n) for o, n in zip(operands, numbers, strict=True)]
+    (result,) = Reader().equation(node.eqn, symbols)
+    return result if isinstance(result, Statistic) else None
+
+
+def _symbol(operand: Any, number: float | None) -> Operand:
+    if isinstance(operand, Statistic):
+        return operand
+    return Independent(operand) if is_random(operand) else Constant(operand, number)
+
+
+class Reader(symbolic.Reader):
+    """The domain of statistics: what it reads is a `Statistic` or unknown."""
+
+    def __init__(self) -> None:
+        self.rules = _RULES
+
+
+def _known(name: str | None) -> str:
+    """A name that a table holds."""
+    if name is None:
+        raise UnreadableError
+    return name
+
+
+def _plain(*symbols: Any) -> None:
+    """Goes on only with statistics that have neither gain nor factors."""
+    if not all(isinstance(s, Statistic) and s.is_plain for s in symbols):
+        raise UnreadableError
+
+
+def _move(eqn: Any, s: Statistic, *sizes: Any) -> Statistic:
+    labels = None if s.factors or sizes else following.moved(eqn, s.labels, s.shape)
+    if labels is None:
+        raise UnreadableError
+    return replace(s, labels=labels, shape=tuple(eqn.outvars[0].aval.shape))
+
+
+def _reduce(eqn: Any, s: Statistic, names: Mapping[str, str]) -> Statistic:
+    """A reduction, over the axes that it is a statistic of if it is one."""
+    axes = tuple(a for i in eqn.params["axes"] if (a := s.labels[i]) is not None)
+    apart = s.axes and set(s.axes) != set(axes)
+    _plain(s)
+    if len(axes) < len(eqn.params["axes"]) or apart:
+        raise UnreadableError
+    labels = following.dropped(s.labels, eqn.params["axes"])
+    shape = tuple(eqn.outvars[0].aval.shape)
+    return Statistic(_known(names.get(s.name)), labels, shape, axes)
+
+
+def _sum(eqn: Any, s: Statistic) -> Statistic:
+    result = _reduce(eqn, s, _REDUCED)
+    if result.name.startswith("sum"):
+        return result
+    return replace(result, gain=float(following.extent(s.shape, eqn.params["axes"])))
+
+
+def _renamed(names: Mapping[str, str]) -> symbolic.Rule:
+    """A function of a plain statistic that has a name of its own."""
+
+    def rule(eqn: Any, s: Statistic) -> Statistic:
+        _plain(s)
+        return replace(s, name=_known(names.get(s.name)))
+
+    return rule
+
+
+_square = _renamed(_SQUARED)
+
+
+def _integer_power(eqn: Any, s: Statistic) -> Statistic:
+    return _power(eqn, s, Constant(None, float(eqn.params["y"])))
+
+
+def _power(eqn: Any, s: Operand, exponent: Operand) -> Statistic:
+    number = exponent.number if isinstance(exponent, Constant) else None
+    if not isinstance(s, Statistic) or number not in _EXPONENTS:
+        raise UnreadableError
+    return _EXPONENTS[number](eqn, s)
+
+
+def _root(eqn: Any, s: Statistic) -> Statistic:
+    if s.name not in _POWERS or s.factors or s.gain <= 0:
+        raise UnreadableError
+    return replace(s, name=f"root {s.name}", gain=math.sqrt(s.gain))
+
+
+def _inverse(eqn: Any, s: Statistic) -> Statistic:
+    if s.name not in _DIVISORS | _POWERS or s.factors:
+        raise UnreadableError
+    return replace(s, name=f"1/{s.name}", gain=1 / s.gain)
+
+
+def _logarithm(eqn: Any, s: Statistic) -> Statistic:
+    if s.name not in _POWERS:
+        return _renamed(_LOGARITHMS)(eqn, s)
+    if s.factors or s.floor or s.gain <= 0:
+        raise UnreadableError
+    return replace(s, name=f"log {s.name}", gain=1.0, shift=math.log(s.gain))
+
+
+_EXPONENTS: dict[float | None, symbolic.Rule] = {
+    2.0: _square,
+    0.5: _root,
+    -1.0: _inverse,
+    -0.5: lambda eqn, s: _inverse(eqn, _root(eqn, s)),
+}
+
+
+def _absolute(eqn: Any, s: Statistic) -> Statistic:
+    if not s.name.startswith(("sum exp", "root ")) or s.gain < 0:
+        raise UnreadableError
+    return s
+
+
+def _is_finite(eqn: Any, s: Statistic) -> Statistic:
+    if s.name != "max":
+        raise UnreadableError
+    return replace(s, name="finite")
+
+
+def _select(eqn: Any, which: Operand, no: Operand, yes: Operand) -> Statistic:
+    """The guard that a maximum is finite is passed."""
+    guards = isinstance(which, Statistic) and which.name == "finite"
+    zero = isinstance(no, Constant) and no.number == 0
+    if not (guards and zero and isinstance(yes, Statistic) and yes.name == "max"):
+        raise UnreadableError
+    return yes
+
+
+def _maximum(eqn: Any, a: Operand, b: Operand) -> Statistic:
+    """A maximum with a number: a floor, or one that is never met."""
+    s, number = _with_number(a, b)
+    if s.name == "max" and number == -math.inf:
+        return s
+    if s.name not in _POWERS | _ROOTS or s.factors or s.gain <= 0:
+        raise UnreadableError
+    if number <= 0:
+        return s
+    if s.shift:
+        raise UnreadableError
+    floor = (number / s.gain) ** (2 if s.name in _ROOTS else 1)
+    return replace(s, floor=max(s.floor, floor))
+
+
+def _add(eqn: Any, a: Operand, b: Operand) -> Statistic:
+    if isinstance(a, Statistic) and isinstance(b, Statistic):
+        _plain(a, b)
+        name = _SUMS.get((a.name, b.name), _SUMS.get((b.name, a.name)))
+        return _together(eqn, a, b, _known(name))
+    s, number = _with_number(a, b)
+    if number == 0:
+        return s
+    if s.factors or s.floor or s.gain <= 0 or number < 0:
+        raise UnreadableError
+    if s.name in _POWERS:
+        return replace(s, eps=s.eps + number / s.gain)
+    if s.name in _ROOTS:
+        return replace(s, shift=s.shift + number / s.gain)
+    raise UnreadableError
+
+
+def _subtract(eqn: Any, a: Operand, b: Operand) -> Statistic:
+    if isinstance(a, Statistic) and isinstance(b, Statistic):
+        _plain(a, b)
+        result = _together(eqn, a, b, _known(_DIFFERENCES.get((a.name, b.name))))
+        if result.floor:  # a bounded mean square less the squared mean isn't a bounded variance
+            raise UnreadableError
+        return result
+    if isinstance(a, Statistic) and isinstance(b, Constant) and b.number == 0:
+        return a
+    raise UnreadableError
+
+
+def _multiply(eqn: Any, a: Operand, b: Operand) -> Statistic:
+    if isinstance(a, Statistic) and isinstance(b, Statistic):
+        if not a.factors and a == b:
+            return _square(eqn, a)
+        a, b = (a, b) if (a.name, b.name) in _PRODUCTS else (b, a)
+        _plain(a)
+        result = _together(eqn, a, b, _known(_PRODUCTS.get((a.name, b.name))))
+        return replace(result, gain=b.gain, factors=b.factors)
+    s, other = (a, b) if isinstance(a, Statistic) else (b, a)
+    if not isinstance(s, Statistic) or isinstance(other, Statistic) or not s.axes:
+        raise UnreadableError
+    if isinstance(other, Constant) and other.number:
+        return replace(s, gain=s.gain * other.number)
+    if not s.name.startswith("1/root"):
+        raise UnreadableError
+    factor = other.array if isinstance(other, Constant) else other.value
+    return replace(s, factors=(*s.factors, factor), shape=tuple(eqn.outvars[0].aval.shape))
+
+
+def _divide(eqn: Any, a: Operand, b: Operand) -> Statistic:
+    if isinstance(a, Statistic) and isinstance(b, Statistic):
+        if b.factors:
+            raise UnreadableError
+        _plain(a)
+        result = _together(eqn, a, b, _known(_QUOTIENTS.get((a.name, b.name))))
+        return replace(result, gain=1 / b.gain)
+    s, number = _with_number(a, b)
+    if number == 0:
+        raise UnreadableError
+    if s is b:
+        return replace(_inverse(eqn, s), gain=number / s.gain)
+    if not s.axes:
+        raise UnreadableError
+    return replace(s, gain=s.gain / number)
+
+
+def _with_number(a: Operand, b: Operand) -> tuple[Statistic, float]:
+    """The statistic of a pair and the number that the other one is."""
+    s, other = (a, b) if isinstance(a, Statistic) else (b, a)
+    if not isinstance(s, Statistic) or not isinstance(other, Constant) or other.number is None:
+        raise UnreadableError
+    return s, other.number
+
+
+def _together(eqn: Any, a: Statistic, b: Statistic, name: str) -> Statistic:
+    """A pointwise function of two statistics of the one tensor, over the same axes."""
+    shape = tuple(eqn.outvars[0].aval.shape)
+    if a.axes and b.axes and set(a.axes) != set(b.axes):
+        raise UnreadableError
+    both = [s.labels or (None,) * len(shape) for s in (a, b)]  # a scalar lies along nothing
+    labels = following.united(*both)
+    if any(following.crosses(own, labels) for own in both):
+        raise UnreadableError
+    return Statistic(
+        name,
+        labels,
+        shape,
+        a.axes or b.axes,
+        eps=max(a.eps, b.eps),
+        floor=max(a.floor, b.floor),
+        shift=max(a.shift, b.shift),
+    )
+
+
+_RULES: dict[Any, symbolic.Rule] = {
+    **dict.fromkeys(following.MOVES, _move),
+    p.reduce_sum_p: _sum,
+    p.reduce_max_p: lambda eqn, s: _reduce(eqn, s, {"x": "max"}),
+    p.square_p: _square,
+    p.integer_pow_p: _integer_power,
+    p.pow_p: _power,
+    p.sqrt_p: _root,
+    p.rsqrt_p: _EXPONENTS[-0.5],
+    p.exp_p: _renamed(_EXPONENTIALS),
+    p.log_p: _logarithm,
+    p.abs_p: _absolute,
+    p.is_finite_p: _is_finite,
+    p.select_n_p: _select,
+    p.max_p: _maximum,
+    p.add_p: _add,
+    p.sub_p: _subtract,
+    p.mul_p: _multiply,
+    p.div_p: _divide,
+}

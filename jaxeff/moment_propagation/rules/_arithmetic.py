@@ -1,0 +1,188 @@
+"""Moments of sums, products, quotients and selections of independent arrays.
+
+Every function takes random or deterministic operands of equal shape and returns a plain array
+where none is random.
+
+Sharp edges
+- Operands are taken as independent. `x * x` is not a product of independents: it is
+  `activations.square`. The interpreter tells the two apart; a caller of these functions must.
+- 1/x of a Gaussian has no moments, however far its mean is from zero, and a logarithm or a root is
+  undefined below it. The quotient and the functions of a positive argument (`log`, `sqrt`, `rsqrt`,
+  `reciprocal`, powers) have those of an operand that keeps a tenth of its mean's distance from
+  zero: what samples show as long as none of them comes closer. With a mean of 5.5 standard
+  deviations or more they are within 3 % of the variances that 1e5 samples have; that of 1/x is
+  1.5 % small at five and 7 % at 4.5, steeper powers' more. Below 3.5 no
+  number is right; the operand is then taken as log-normal with the same mean and variance, which is
+  exact where it can't be negative for such a reason, and finite whenever its mean isn't zero.
+  In between the two are mixed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import overload
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+from jaxeff.moment_propagation.rules._quadrature import gauss_legendre
+from jaxeff.moment_propagation.values import Gaussian, Random, is_random, to_variance
+
+Value = Array | Random
+
+
+def mean_of(x: Value) -> Array:
+    """The mean of a random array; a deterministic one is its own mean."""
+    return x.mean if is_random(x) else x
+
+
+@overload
+def map_linear(op: Callable[[Array], Array], x: Random) -> Gaussian: ...
+@overload
+def map_linear(op: Callable[[Array], Array], x: Array) -> Array: ...
+def map_linear(op: Callable[[Array], Array], x: Value) -> Array | Gaussian:
+    """Apply `op`, which only moves, copies or drops entries, to mean and variance alike."""
+    return Gaussian(op(x.mean), op(x.var)) if is_random(x) else op(x)
+
+
+@overload
+def negate(x: Random) -> Gaussian: ...
+@overload
+def negate(x: Array) -> Array: ...
+def negate(x: Value) -> Array | Gaussian:
+    """Moments of -x."""
+    return Gaussian(-x.mean, x.var) if is_random(x) else -x
+
+
+def add(x: Value, y: Value) -> Array | Gaussian:
+    """Moments of x + y for independent operands."""
+    total = mean_of(x) + mean_of(y)
+    variances = [jnp.broadcast_to(v.var, total.shape) for v in (x, y) if is_random(v)]
+    return Gaussian(total, sum(variances[1:], variances[0])) if variances else total
+
+
+def subtract(x: Value, y: Value) -> Array | Gaussian:
+    """Moments of x - y for independent operands."""
+    return add(x, negate(y))
+
+
+@overload
+def multiply(x: Random, y: Value) -> Gaussian: ...
+@overload
+def multiply(x: Value, y: Random) -> Gaussian: ...
+@overload
+def multiply(x: Array, y: Array) -> Array: ...
+def multiply(x: Value, y: Value) -> Array | Gaussian:
+    """Moments of x * y for independent operands."""
+    if not is_random(x):
+        if not is_random(y):
+            return x * y
+        return Gaussian(x * y.mean, (x * x) * y.var)
+    if not is_random(y):
+        return Gaussian(x.mean * y, x.var * (y * y))
+    return Gaussian(x.mean * y.mean, x.second_moment * y.var + x.var * (y.mean * y.mean))
+
+
+def divide(x: Value, y: Value) -> Array | Gaussian:
+    """Moments of x / y for independent operands; those of 1 / y are of one away from zero."""
+    if is_random(y):
+        return multiply(x, power(y, -1.0))
+    return Gaussian(x.mean / y, x.var / (y * y)) if is_random(x) else x / y
+
+
+def select(mask: Array, *cases: Value) -> Array | Gaussian:
+    """Moments of `lax.select_n(mask, *cases)` under a deterministic mask."""
+    mean = lax.select_n(mask, *(mean_of(case) for case in cases))
+    if not any(is_random(case) for case in cases):
+        return mean
+    zero = jnp.zeros(mean.shape, mean.dtype)
+    return Gaussian(mean, lax.select_n(mask, *(c.var if is_random(c) else zero for c in cases)))
+
+
+def concatenate(values: list[Value], axis: int) -> Array | Gaussian:
+    """Moments of the concatenation of random and deterministic arrays along `axis`."""
+    mean = jnp.concatenate([mean_of(v) for v in values], axis)
+    if not any(is_random(v) for v in values):
+        return mean
+    parts = [v.var if is_random(v) else jnp.zeros_like(v) for v in values]
+    return Gaussian(mean, jnp.concatenate(parts, axis))
+
+
+def log_normal_parameters(
+    x: Random,
+) -> tuple[Float[Array, "*shape"], Float[Array, "*shape"]]:
+    """Mean and variance of log|x| for the log-normal with the mean and variance of `x`."""
+    x = to_variance(x)
+    safe = jnp.where(x.mean == 0, 1, x.mean)
+    log_var = jnp.log1p(x.var / safe / safe)
+    return jnp.log(jnp.abs(x.mean)) - 0.5 * log_var, log_var
+
+
+def log(x: Random) -> Gaussian:
+    """The logarithm's moments, NaN where the mean is negative."""
+    mu, var = log_normal_parameters(x)
+    log_normal = Gaussian(jnp.where(x.mean < 0, jnp.nan, mu), var)
+    relative = _away_from_zero(x, jnp.log)
+    shift = jnp.where(x.mean < 0, jnp.nan, jnp.log(jnp.where(x.mean > 0, x.mean, 1)))
+    return _mixed(x, log_normal, Gaussian(shift + relative.mean, relative.var))
+
+
+def power(x: Random, exponent: float | Array) -> Gaussian:
+    """Moments of `x ** exponent`; the sign of a negative mean is kept.
+
+    Args:
+        x: Base. Powers that aren't whole numbers of a negative mean are NaN, as in `jnp.power`.
+        exponent: Deterministic exponent.
+    """
+    exponent = jnp.asarray(exponent, x.mean.dtype)
+    relative = _away_from_zero(x, lambda ratio: jnp.power(ratio, exponent))
+    safe = jnp.where(x.mean == 0, 1, x.mean)
+    scale = jnp.power(jnp.abs(safe), exponent)
+    sign = jnp.power(jnp.sign(safe), exponent)
+    gaussian = Gaussian(sign * scale * relative.mean, scale * scale * relative.var)
+    return _mixed(x, power_of_log_normal(x, exponent), gaussian)
+
+
+def power_of_log_normal(x: Random, exponent: float | Array) -> Gaussian:
+    """Moments of `x ** exponent` for a log-normal `x`: a variable that can't be negative.
+
+    Args:
+        x: Base, as for `power`.
+        exponent: Deterministic exponent.
+    """
+    mu, var = log_normal_parameters(x)
+    exponent = jnp.asarray(exponent, x.mean.dtype)
+    magnitude = jnp.exp(exponent * mu + 0.5 * exponent * exponent * var)
+    sign = jnp.power(jnp.sign(x.mean), exponent)
+    return Gaussian(sign * magnitude, magnitude * magnitude * jnp.expm1(exponent * exponent * var))
+
+
+_NEAR, _FAR = 3.5, 4.5  # a mean's distance from zero, in standard deviations
+_CLOSEST = 0.1  # of the mean
+
+
+def _away_from_zero(x: Random, fn: Callable[[Array], Array]) -> Gaussian:
+    """Moments of `fn(x / mean)` without what lies close to zero, where the mean doesn't."""
+    safe = jnp.where(_distance(x) > _NEAR, x.mean, 1)
+    # Measured in means, so that neither the nodes nor their floor depend on the scale of x.
+    spread = jnp.where(_distance(x) > _NEAR, x.var, 0) / safe / safe
+    ratio = Gaussian(jnp.ones_like(spread), spread)
+    return gauss_legendre(fn, ratio, (1.0,), above=_CLOSEST)
+
+
+def _distance(x: Random) -> Array:
+    """How many standard deviations a mean is away from zero; infinite without a variance."""
+    mean, var = lax.stop_gradient((x.mean, x.var))
+    return jnp.where(mean == 0, 0, jnp.abs(mean) * lax.rsqrt(var))
+
+
+def _mixed(x: Random, near: Gaussian, far: Gaussian) -> Gaussian:
+    share = jnp.clip((_distance(x) - _NEAR) / (_FAR - _NEAR), 0, 1)
+
+    def mix(a: Array, b: Array) -> Array:
+        # Chosen at the ends, so that an infinite or undefined one of the two doesn't count there.
+        return jnp.where(share == 0, a, jnp.where(share == 1, b, a + share * (b - a)))
+
+    var = jnp.where(jnp.isinf(x.mean), 0, mix(near.var, far.var))
+    return Gaussian(mix(near.mean, far.mean), var)

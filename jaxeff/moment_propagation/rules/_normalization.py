@@ -1,0 +1,229 @@
+"""Moments of layer norm, RMS norm and their kin, whose entries share their statistics.
+
+y_i = c_i / (sqrt(q) + shift), where c_i is the entry (centred, for layer norm) and
+q = mean(c^2) + eps. Both are random and correlated, so primitive by primitive is wrong. For
+independent Gaussian inputs the mean and variance of c_i and q and their covariance are exact and
+linear in the width; the quotient is expanded about their means, the mean to second order and the
+variance to first (delta method). An entry over its l2 norm is an RMS norm over the root of the
+width. Where q has a floor, as in x / max(|x|, eps), the result is c_i over the floor with the
+probability that a log-normal q is below it, and the quotient otherwise.
+
+Sharp edges
+- The expansion needs the spread of q to be small against q, which it is for wide layers: with n
+  inputs Var q / (E q)^2 is at most about 2 / n. The tests state the error at widths 8 and 64.
+- Outputs are correlated through the statistics; the diagonal covariance forgets it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array
+
+from jaxeff.moment_propagation.values import Gaussian, Random, cdf, inverse_std, to_variance
+
+
+class _Statistics(NamedTuple):
+    """Moments of the centred entries c and of q = mean(c^2) + eps."""
+
+    centre: Array
+    var: Array
+    power: Array
+    power_var: Array
+    covariance: Array
+
+
+def _centred_statistics(x: Gaussian, axes: tuple[int, ...], eps: float | Array) -> _Statistics:
+    n = _count(x, axes)
+
+    def average(value: Array) -> Array:
+        return jnp.mean(value, axes, keepdims=True)
+
+    centre = x.mean - average(x.mean)
+    mean_var = average(x.var)
+    var = x.var * (1 - 2 / n) + mean_var / n
+    power = average(centre * centre) + mean_var * (1 - 1 / n) + eps
+    weighted = x.var * centre
+    trace = average(x.var * x.var) * (1 - 2 / n) + mean_var * mean_var / n
+    power_var = (2 * trace + 4 * average(weighted * centre)) / n
+    covariance = 2 / n * (weighted - average(weighted))
+    return _Statistics(centre, var, power, power_var, covariance)
+
+
+def _raw_statistics(x: Gaussian, axes: tuple[int, ...], eps: float | Array) -> _Statistics:
+    n = _count(x, axes)
+
+    def average(value: Array) -> Array:
+        return jnp.mean(value, axes, keepdims=True)
+
+    power = average(x.second_moment) + eps
+    weighted = x.var * x.mean
+    power_var = (2 * average(x.var * x.var) + 4 * average(weighted * x.mean)) / n
+    return _Statistics(x.mean, x.var, power, power_var, 2 / n * weighted)
+
+
+def layer_norm(
+    x: Random,
+    axes: tuple[int, ...] = (-1,),
+    eps: float | Array = 1e-5,
+    shift: float = 0.0,
+    floor: float = 0.0,
+) -> Gaussian:
+    """Moments of (x - mean(x)) / (sqrt(var(x) + eps) + shift), statistics over `axes`.
+
+    Args:
+        x: Random input.
+        axes: The axes the statistics are taken over.
+        eps: Added to the variance.
+        shift: Added to the standard deviation, non-negative.
+        floor: What `var(x) + eps` is raised to; only without a shift.
+
+    Returns:
+        Mean and variance, shaped like `x`, no scale or bias.
+    """
+    return _quotient(_centred_statistics(to_variance(x), axes, eps), shift, floor)
+
+
+def rms_norm(
+    x: Random,
+    axes: tuple[int, ...] = (-1,),
+    eps: float | Array = 1e-6,
+    shift: float = 0.0,
+    floor: float = 0.0,
+) -> Gaussian:
+    """Moments of x / (sqrt(mean(x^2) + eps) + shift), the mean over `axes`, no scale.
+
+    Args:
+        x: Random input.
+        axes: The axes the statistics are taken over.
+        eps: Added to the mean square.
+        shift: Added to the root, non-negative.
+        floor: What `mean(x^2) + eps` is raised to; only without a shift.
+
+    Returns:
+        Mean and variance, shaped like `x`.
+    """
+    return _quotient(_raw_statistics(to_variance(x), axes, eps), shift, floor)
+
+
+def centred(x: Random, axes: tuple[int, ...]) -> Gaussian:
+    """Exact moments of x - mean(x) over `axes`, shaped like `x`."""
+    s = _centred_statistics(to_variance(x), axes, 0.0)
+    return Gaussian(s.centre, s.var)
+
+
+def variance(x: Random, axes: tuple[int, ...], eps: float = 0.0) -> Gaussian:
+    """Exact moments of the variance of the entries over `axes`, plus eps; axes kept with size 1."""
+    s = _centred_statistics(to_variance(x), axes, eps)
+    return Gaussian(s.power, s.power_var)
+
+
+def mean_square(x: Random, axes: tuple[int, ...], eps: float = 0.0) -> Gaussian:
+    """Exact moments of the mean square of the entries over `axes`, plus eps; axes kept."""
+    s = _raw_statistics(to_variance(x), axes, eps)
+    return Gaussian(s.power, s.power_var)
+
+
+def root(q: Gaussian) -> Gaussian:
+    """Moments of sqrt(q) for a sum of squares, taken as gamma distributed with the moments of `q`.
+
+    With shape k = (E q)^2 / Var q and r = Gamma(k + 1/2)^2 / (Gamma(k)^2 k), the mean is
+    sqrt(r E q) and the variance (1 - r) E q; exact for central, equal variances (the chi
+    distribution; Patnaik 1949 for others). From k = 4 on 1 - r is its series in 1 / k, which keeps
+    the digits of a small variance.
+    """
+    safe, c = _inverse_shape(q)
+    lost = _lost(c)
+    return Gaussian(jnp.sqrt(safe * (1 - lost)) * (q.mean > 0), q.mean * lost)
+
+
+def inverse_root(q: Gaussian) -> Gaussian:
+    """Moments of 1 / sqrt(q), `q` taken as gamma distributed; from k = 1.1 down as at 1.1.
+
+    E 1/q is k / ((k - 1) E q), and below k = 1 infinite. With d = k - 1/2 and the r of `root` at d,
+    the squared mean is k / (d r E q).
+    """
+    safe, c = _inverse_shape(q)
+    c = jnp.minimum(c, 1 / 1.1)
+    past = c / (1 - c / 2)  # 1 / d
+    lost = _lost(past)
+    mean = lax.rsqrt(safe * (1 - c / 2) * (1 - lost))
+    # k / (k - 1) - k / (d r), without the cancellation; lost / past is 1/4 where c is 0.
+    share = jnp.where(past > 0, lost / jnp.where(past > 0, past, 1), 0.25)
+    var = (0.5 - share) * c / ((1 - c) * (1 - c / 2) * (1 - lost)) / safe
+    return Gaussian(mean, var)
+
+
+def inverse(q: Gaussian) -> Gaussian:
+    """Moments of 1 / q, `q` taken as gamma distributed; from k = 2.1 down as at 2.1."""
+    safe, c = _inverse_shape(q)
+    c = jnp.minimum(c, 1 / 2.1)
+    mean = 1 / (safe * (1 - c))
+    return Gaussian(mean, mean * mean * c / (1 - 2 * c))
+
+
+def logarithm(q: Gaussian) -> Gaussian:
+    """Moments of log(q), `q` taken as gamma distributed: digamma and trigamma of its shape."""
+    safe, c = _inverse_shape(q)
+    k = 1 / jnp.maximum(c, 0.1)
+    mean = jnp.where(
+        c < 0.1, -c / 2 - c * c / 12 + c**4 / 120, lax.digamma(k) - jnp.log(k)
+    )  # fmt: skip
+    var = jnp.where(
+        c < 0.1, c + c * c / 2 + c**3 / 6 - c**5 / 30, lax.polygamma(jnp.ones_like(k), k)
+    )
+    return Gaussian(jnp.log(safe) + mean, var)
+
+
+def _inverse_shape(q: Gaussian) -> tuple[Array, Array]:
+    """The mean of a gamma variable, 1 where it isn't positive, and 1 / k."""
+    safe = jnp.where(q.mean > 0, q.mean, 1)
+    return safe, q.var / (safe * safe)
+
+
+def _lost(c: Array) -> Array:
+    """1 - Gamma(k + 1/2)^2 / (Gamma(k)^2 k) at k = 1 / c."""
+    series = 0.25 * c * (1 - c / 8 - c * c / 32 + 5 * c**3 / 512)
+    k = 1 / jnp.maximum(c, 0.25)
+    exact = -jnp.expm1(2 * (lax.lgamma(k + 0.5) - lax.lgamma(k)) - jnp.log(k))
+    return jnp.where(c < 0.25, series, exact)
+
+
+def _count(x: Gaussian, axes: tuple[int, ...]) -> int:
+    n = 1
+    for axis in axes:
+        n *= x.shape[axis]
+    return n
+
+
+def _quotient(s: _Statistics, shift: float, floor: float) -> Gaussian:
+    """Moments of c / (sqrt(max(q, floor)) + shift)."""
+    if not floor:
+        return _expanded(s, shift)
+    # A squared norm that isn't normal in the dtype, or nearly so, has no derivatives.
+    power = jnp.maximum(s.power, float(jnp.finfo(s.power.dtype).tiny) ** 0.375)
+    log_var = jnp.log1p(s.power_var / power / power)
+    log_mean = jnp.log(power) - 0.5 * log_var
+    below = cdf((math.log(floor) - log_mean) * inverse_std(log_var))
+    above = _expanded(s._replace(power=jnp.maximum(power, floor)), shift)
+    scale = floor**-0.5
+    mean = below * scale * s.centre + (1 - below) * above.mean
+    gap = scale * s.centre - above.mean
+    var = below * scale * scale * s.var + (1 - below) * (above.var + below * gap * gap)
+    return Gaussian(mean, var)
+
+
+def _expanded(s: _Statistics, shift: float) -> Gaussian:
+    """Moments of c / (sqrt(q) + shift): mean to second order, variance to first, clamped at 0."""
+    root = jnp.sqrt(s.power)
+    scale = lax.reciprocal(root + shift)
+    part = root * scale  # of the divisor that is the root; 1 without a shift
+    tilt = part * s.covariance / s.power
+    spread = s.power_var / s.power / s.power
+    curvature = part * (0.125 + 0.25 * part)
+    mean = scale * (s.centre * (1 + curvature * spread) - 0.5 * tilt)
+    var = s.var - s.centre * tilt + 0.25 * s.centre * s.centre * part * part * spread
+    return Gaussian(mean, scale * scale * jnp.maximum(var, 0))

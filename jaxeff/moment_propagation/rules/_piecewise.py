@@ -1,0 +1,152 @@
+"""Moments of piecewise polynomials of a Gaussian, in closed form: the kinked activations.
+
+ReLU, ReLU6, clip, abs, leaky ReLU, PReLU, hard tanh, hard sigmoid, hard and soft shrinkage, and
+hard swish are polynomials of degree at most two between breakpoints, continuous or not. With
+x = m + s z their moments are sums of truncated normal moments,
+
+    I_j(a, b) = int_a^b z^j phi(z) dz,   I_j = (j-1) I_{j-2} + a^{j-1} phi(a) - b^{j-1} phi(b).
+
+The polynomials are expanded about the mean and measured from f(m), so that the variance is a
+difference of numbers of its own size: it keeps its digits in float32 however small it is against
+the mean, and at a variance of zero the result is f(m) with the gradients of the limit.
+
+Sharp edges
+- At a jump (hard shrinkage) with zero variance and the mean exactly on it, the result is the
+  average of both sides.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+from jaxeff.moment_propagation.rules._composites import activation, composite
+from jaxeff.moment_propagation.values import Gaussian, Random, inverse_std, tail, to_variance
+
+Coefficients = Sequence[float | Array]
+
+
+@activation("pfp_relu")
+def relu(x: Gaussian) -> Gaussian:
+    """Moments of max(x, 0), one exponential and one error function per entry.
+
+    The mean is max(m, 0) + s h(|t|) and the variance s^2 (Phi(t) - h(|t|) (|t| + h(|t|))) with
+    t = m / s: the source's equation pfp_relu, rearranged so that nothing cancels.
+    """
+    scale = inverse_std(x.var)
+    t = jnp.minimum(jnp.abs(x.mean) * scale, 40)
+    _, prob, h = tail(t)
+    share = jnp.where(x.mean > 0, 1 - prob, prob) - h * (t + h)
+    return Gaussian(
+        jnp.maximum(x.mean, 0) + x.var * scale * h,
+        x.var * jnp.maximum(share, 0),
+    )
+
+
+def piecewise(
+    x: Random, breaks: Sequence[float | Array], pieces: Sequence[Coefficients]
+) -> Gaussian:
+    """Moments of a piecewise polynomial of a Gaussian.
+
+    Args:
+        x: Random input of any shape.
+        breaks: Ascending breakpoints, numbers or arrays that broadcast against `x`.
+        pieces: One more polynomial than breakpoints, each the coefficients (constant, linear,
+            quadratic, ...) of f between two neighbouring breakpoints; degree at most two.
+
+    Returns:
+        The exact mean and variance of f(x), up to rounding.
+
+    Raises:
+        ValueError: The number of pieces isn't the number of breakpoints plus one, or a degree
+            exceeds two.
+    """
+    if len(pieces) != len(breaks) + 1 or any(len(p) > 3 for p in pieces):
+        raise ValueError(
+            f"piecewise: {len(breaks)} breakpoints need {len(breaks) + 1} polynomials of degree "
+            f"two or less, got {[len(p) - 1 for p in pieces]}."
+        )
+    x = to_variance(x)
+
+    def rule(mean: Array, var: Array) -> Gaussian:
+        return _piecewise(Gaussian(mean, var), breaks, pieces)
+
+    coefficients = [c for piece in pieces for c in (*piece, 0.0, 0.0)[:3]]
+    numbers = [float(v) for v in (*breaks, *coefficients) if isinstance(v, int | float)]
+    if len(numbers) < len(breaks) + len(coefficients):
+        return rule(x.mean, x.var)
+    shape = {
+        "breaks": tuple(numbers[: len(breaks)]),
+        "coefficients": tuple(numbers[len(breaks) :]),
+    }
+    return composite("pfp_piecewise", rule, x.mean, x.var, **shape)
+
+
+def _piecewise(
+    x: Gaussian, breaks: Sequence[float | Array], pieces: Sequence[Coefficients]
+) -> Gaussian:
+    # Infinity times a coefficient of zero isn't a number, so the limits are taken apart.
+    known = jnp.isfinite(x.mean)
+    mean, scale = jnp.where(known, x.mean, 0), inverse_std(x.var)
+    std = lax.reciprocal(scale)
+    centred = [_expand(piece, mean) for piece in pieces]
+    at_mean = centred[0][0]
+    for knot, poly in zip(breaks, centred[1:], strict=True):
+        at_mean = jnp.where(mean > knot, poly[0], at_mean)
+    integrals = _truncated_moments([(knot - mean) * scale for knot in breaks], mean)
+    first, second = jnp.zeros_like(mean), jnp.zeros_like(mean)
+    for poly, moments in zip(centred, integrals, strict=True):
+        terms = [poly[0] - at_mean] + [c * std ** (j + 1) for j, c in enumerate(poly[1:])]
+        first += sum(c * moments[j] for j, c in enumerate(terms))
+        second += sum(
+            a * b * moments[i + j] for i, a in enumerate(terms) for j, b in enumerate(terms)
+        )
+    ratio = x.var * scale * scale
+    limit = jnp.where(x.mean > 0, _limit(pieces[-1], 1.0), _limit(pieces[0], -1.0))
+    return Gaussian(
+        jnp.where(known, at_mean + ratio * first, jnp.where(jnp.isnan(x.mean), jnp.nan, limit)),
+        jnp.where(known, ratio * jnp.maximum(second - first * first, 0), 0),
+    )
+
+
+def _limit(piece: Coefficients, sign: float) -> Array:
+    """What a polynomial tends to at an infinity."""
+    c0, c1, c2 = (jnp.asarray(c) for c in (*piece, 0.0, 0.0, 0.0)[:3])
+    linear = jnp.where(c1 == 0, c0, jnp.copysign(jnp.inf, sign * c1))
+    return jnp.where(c2 == 0, linear, jnp.copysign(jnp.inf, c2))
+
+
+def _expand(piece: Coefficients, mean: Float[Array, "*shape"]) -> list[Any]:
+    """The coefficients of a polynomial in (x - mean)."""
+    c0, c1, c2 = (*piece, 0.0, 0.0)[:3] if len(piece) < 3 else piece
+    constant = c0 + mean * (c1 + mean * c2)
+    return [jnp.broadcast_to(constant, mean.shape), c1 + 2 * c2 * mean, c2][: max(len(piece), 1)]
+
+
+def _truncated_moments(
+    knots: list[Array], like: Float[Array, "*shape"]
+) -> list[list[Float[Array, "*shape"]]]:
+    """I_0..I_4 of the standard normal on every interval between standardised breakpoints."""
+    zero, one = jnp.zeros_like(like), jnp.ones_like(like)
+    ends = [(zero, zero, zero, one)]  # breakpoint (finite stand-in), density, lower, upper tail
+    for knot in knots:
+        t = jnp.clip(knot, -40, 40)
+        density, prob, _ = tail(jnp.abs(t))
+        ends.append(
+            (t, density, jnp.where(t < 0, prob, 1 - prob), jnp.where(t < 0, 1 - prob, prob))
+        )
+    ends.append((zero, zero, one, zero))
+    intervals = []
+    for (a, pa, la, ua), (b, pb, lb, ub) in itertools.pairwise(ends):
+        # Differences of upper tails right of the mean, of lower tails left of it: far from the
+        # mean the other difference would be rounding, multiplied by a large polynomial.
+        moments = [jnp.where(a > 0, ua - ub, lb - la), pa - pb]
+        for j in range(2, 5):
+            moments.append((j - 1) * moments[j - 2] + a ** (j - 1) * pa - b ** (j - 1) * pb)
+        intervals.append(moments)
+    return intervals

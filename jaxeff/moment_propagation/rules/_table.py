@@ -1,0 +1,227 @@
+"""The moment rule of each JAX primitive, for operands that are independent of each other.
+
+A rule is `rule(node, *values) -> list of outputs`: `node` is the equation, at least one of the
+values is random. It reads `var` or `second_moment`, whichever it consumes, and returns a `Gaussian`
+(or a plain array) for each result. What combines values that share a random variable doesn't come
+here; `region_moments` treats it as a whole.
+
+Families
+- moving: apply the primitive to means and to variances (reshape, gather, sum, concatenate, ...).
+- bilinear: dot products and convolutions (`linear`).
+- arithmetic, closed-form functions of one variable, maxima (`clark`) and windows (`pooling`).
+- any other pointwise function of one random operand: quadrature.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from jaxeff.core import jax_internals as _compat
+from jaxeff.core import primitives as p
+from jaxeff.core import pvary_p, reshard_p, split_p, stack_p, tile_p
+from jaxeff.moment_propagation.rules import (
+    _arithmetic as arithmetic,
+)
+from jaxeff.moment_propagation.rules import (
+    _clark as clark,
+)
+from jaxeff.moment_propagation.rules import (
+    _closed_forms as closed_forms,
+)
+from jaxeff.moment_propagation.rules import (
+    _extremes as extremes,
+)
+from jaxeff.moment_propagation.rules import (
+    _pooling as pooling,
+)
+from jaxeff.moment_propagation.rules._linear import bilinear
+from jaxeff.moment_propagation.rules._quadrature import gauss_legendre
+from jaxeff.moment_propagation.values import Activated, Gaussian, is_random, to_variance
+from jaxeff.program.ir import Node
+
+Rule = Callable[..., Sequence[Any]]
+
+MOVING = {
+    p.add_jaxvals_p, p.broadcast_in_dim_p, p.concatenate_p, p.copy_p, p.cumsum_p,
+    p.device_put_p, p.dynamic_slice_p, p.dynamic_update_slice_p, p.gather_p, p.name_p, p.pad_p,
+    p.reduce_precision_p, p.reduce_sum_p, p.reduce_window_sum_p, p.reshape_p, p.rev_p,
+    p.scatter_add_p, p.scatter_p, p.select_n_p, p.sharding_constraint_p, p.slice_p, split_p,
+    p.squeeze_p, p.stop_gradient_p, p.transpose_p, pvary_p, reshard_p, stack_p, tile_p,
+}  # fmt: skip
+
+
+def moving(node: Node, *values: Any) -> list[Any]:
+    """Linear with coefficients 0 and 1: the same operation on the means and on the variances."""
+    means = _compat.bind(node.eqn, *(arithmetic.mean_of(v) for v in values))
+    variances = _compat.bind(node.eqn, *(_variance_or_zero(v) for v in values))
+    return [Gaussian(m, v) for m, v in zip(means, variances, strict=True)]
+
+
+def _variance_or_zero(value: Any) -> Any:
+    if is_random(value):
+        return value.var
+    # Indices and masks select; floating-point constants contribute no variance.
+    floating = jnp.issubdtype(jnp.result_type(value), jnp.floating)
+    return jnp.zeros_like(value) if floating else value
+
+
+def _contraction(node: Node, x: Any, w: Any) -> list[Any]:
+    return [bilinear(lambda a, b: _compat.bind(node.eqn, a, b)[0], x, w)]
+
+
+def _convert(node: Node, x: Any) -> list[Any]:
+    return moving(node, x)
+
+
+def _extremum(fn: Callable[..., Gaussian], describe: Callable[[Node], Any]) -> Rule:
+    """A maximum or minimum over axes or windows; it commutes with a nondecreasing function."""
+
+    def rule(node: Node, x: Any) -> list[Any]:
+        if isinstance(x, Activated):
+            return [x.apply(fn(x.before, describe(node)))]
+        return [fn(to_variance(x), describe(node))]
+
+    return rule
+
+
+def _scattered(fn: Callable[..., Gaussian]) -> Rule:
+    """A maximum or minimum of what is written to the same place."""
+
+    def rule(node: Node, *values: Any) -> list[Any]:
+        q = {k: v for k, v in node.params.items() if k not in {"update_jaxpr", "update_consts"}}
+        return [fn(*values, **q)]
+
+    return rule
+
+
+def _axes(node: Node) -> tuple[int, ...]:
+    return tuple(node.params["axes"])
+
+
+def read_window(node: Node) -> pooling.Window:
+    """The window of a windowed reduction."""
+    q = node.params
+    return pooling.window(
+        q["window_dimensions"], q["window_strides"], q["padding"], q["base_dilation"],
+        q["window_dilation"],
+    )  # fmt: skip
+
+
+def _single(fn: Callable[..., Any]) -> Rule:
+    return lambda node, *values: [fn(*values)]
+
+
+def _integer_pow(node: Node, x: Any) -> list[Any]:
+    y = node.params["y"]
+    if y < 0:
+        return [arithmetic.power(x, y)]
+    return [closed_forms.square(x)] if y == 2 else quadrature(node, x)
+
+
+def _pow(node: Node, x: Any, y: Any) -> list[Any]:
+    if is_random(y):
+        raise TypeError("a random exponent")
+    return [arithmetic.power(x, y)]
+
+
+def _clamp(node: Node, low: Any, x: Any, high: Any) -> list[Any]:
+    return [clark.minimum(clark.maximum(x, _fill(low, x)), _fill(high, x))]
+
+
+def _fill(value: Any, like: Any) -> Any:
+    return arithmetic.map_linear(lambda a: jnp.broadcast_to(a, like.shape), value)
+
+
+def _scaled(fn: Callable[..., Gaussian], factor: float) -> Callable:
+    """The moments of `fn(factor * x)`."""
+    return lambda x: fn(Gaussian(factor * x.mean, factor * factor * x.var))
+
+
+def _shifted(fn: Callable[..., Gaussian], before: float = 0.0, after: float = 0.0) -> Callable:
+    """The moments of `fn(x + before) + after`."""
+
+    def moments(x: Any) -> Gaussian:
+        y = fn(Gaussian(x.mean + before, x.var))
+        return Gaussian(y.mean + after, y.var)
+
+    return moments
+
+
+UNARY: dict[Any, Callable[[Any], Gaussian]] = {
+    p.neg_p: arithmetic.negate,
+    p.exp_p: closed_forms.exponential,
+    p.exp2_p: _scaled(closed_forms.exponential, math.log(2)),
+    p.expm1_p: _shifted(closed_forms.exponential, after=-1.0),
+    p.sin_p: closed_forms.sine,
+    p.cos_p: closed_forms.cosine,
+    p.erf_p: closed_forms.error_function,
+    p.erfc_p: closed_forms.complementary_error_function,
+    p.square_p: closed_forms.square,
+    p.abs_p: closed_forms.absolute,
+    p.log_p: arithmetic.log,
+    p.log1p_p: _shifted(arithmetic.log, before=1.0),
+    p.sqrt_p: functools.partial(arithmetic.power, exponent=0.5),
+    p.rsqrt_p: functools.partial(arithmetic.power, exponent=-0.5),
+}
+
+SMOOTH = {
+    p.acos_p, p.acosh_p, p.asin_p, p.asinh_p, p.atan_p, p.atanh_p, p.bessel_i0e_p, p.bessel_i1e_p,
+    p.cbrt_p, p.cosh_p, p.digamma_p, p.erf_inv_p, p.lgamma_p, p.logistic_p, p.sinh_p, p.tan_p,
+    p.tanh_p,
+}  # fmt: skip
+
+
+def quadrature(node: Node, x: Any) -> list[Any]:
+    """The moments of a pointwise primitive of one operand by quadrature."""
+    return [gauss_legendre(lambda value: _compat.bind(node.eqn, value)[0], x)]
+
+
+RULES: dict[Any, Rule] = {
+    **{primitive: moving for primitive in MOVING},
+    **{primitive: _single(fn) for primitive, fn in UNARY.items()},
+    **{primitive: quadrature for primitive in SMOOTH},
+    p.dot_general_p: _contraction,
+    p.conv_general_dilated_p: _contraction,
+    p.convert_element_type_p: _convert,
+    p.add_p: _single(arithmetic.add),
+    p.sub_p: _single(arithmetic.subtract),
+    p.mul_p: _single(arithmetic.multiply),
+    p.div_p: _single(arithmetic.divide),
+    p.max_p: _single(clark.maximum),
+    p.min_p: _single(clark.minimum),
+    p.clamp_p: _clamp,
+    p.integer_pow_p: _integer_pow,
+    p.pow_p: _pow,
+    p.reduce_max_p: _extremum(extremes.reduce_max, _axes),
+    p.reduce_min_p: _extremum(extremes.reduce_min, _axes),
+    p.scatter_max_p: _scattered(extremes.scatter_max),
+    p.scatter_min_p: _scattered(extremes.scatter_min),
+    p.reduce_window_max_p: _extremum(pooling.window_max, read_window),
+    p.reduce_window_min_p: _extremum(pooling.window_min, read_window),
+}
+
+# Applied to one value twice, an operation on independents becomes a function of one variable.
+_TWICE: dict[Any, Callable[[Any], Any]] = {
+    p.mul_p: closed_forms.square,
+    p.add_p: lambda x: Gaussian(2 * x.mean, 4 * x.var),
+    p.add_jaxvals_p: lambda x: Gaussian(2 * x.mean, 4 * x.var),
+    p.sub_p: lambda x: jnp.zeros(x.shape, x.dtype),
+    p.div_p: lambda x: jnp.ones(x.shape, x.dtype),
+    p.max_p: to_variance,
+    p.min_p: to_variance,
+}
+
+DISCRETE = {
+    p.argmax_p, p.argmin_p, p.eq_p, p.ge_p, p.gt_p, p.is_finite_p, p.le_p, p.lt_p, p.ne_p,
+}  # fmt: skip
+
+
+def twice(node: Node, x: Any) -> list[Any] | None:
+    """The moments of a primitive whose two operands are the same random value, or None."""
+    fn = _TWICE.get(node.primitive)
+    return None if fn is None else [fn(x)]

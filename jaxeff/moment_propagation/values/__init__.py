@@ -1,0 +1,42 @@
+"""Random arrays: means with variances, raw moments or covariances, and their errors."""
+
+from jaxeff.moment_propagation.values._errors import (
+    AtMean,
+    DependenceError,
+    MomentsError,
+    at_mean,
+    no_rule,
+)
+from jaxeff.moment_propagation.values._gaussian import Gaussian, check_gaussian, is_gaussian
+from jaxeff.moment_propagation.values._joint_gaussian import JointGaussian, is_joint_gaussian
+from jaxeff.moment_propagation.values._normal import cdf, inverse_std, tail
+from jaxeff.moment_propagation.values._raw import (
+    Activated,
+    Random,
+    RawMoments,
+    is_random,
+    to_raw,
+    to_variance,
+)
+
+__all__ = [
+    "Activated",
+    "AtMean",
+    "DependenceError",
+    "Gaussian",
+    "JointGaussian",
+    "MomentsError",
+    "Random",
+    "RawMoments",
+    "at_mean",
+    "cdf",
+    "check_gaussian",
+    "inverse_std",
+    "is_gaussian",
+    "is_joint_gaussian",
+    "is_random",
+    "no_rule",
+    "tail",
+    "to_raw",
+    "to_variance",
+]

@@ -1,0 +1,69 @@
+"""The error of a value that moments can't be propagated through, and the values that cause it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import jax
+from jaxtyping import Array
+
+from jaxeff.core import jax_internals as _compat
+from jaxeff.program.ir import Node
+
+_WAY_OUT = (
+    "Give this layer deterministic inputs, write it with functions that have rules, or pass your "
+    "own as moments(f, rules={primitive: rule})."
+)
+
+
+class MomentsError(NotImplementedError):
+    """A random value met a computation that moment propagation has no rule for."""
+
+
+class DependenceError(MomentsError):
+    """Dependent values met where no exact rule is known; independence may be assumed instead."""
+
+
+def no_rule(
+    node: Node,
+    site: str,
+    reason: str = "has no moment rule",
+    error: type[MomentsError] = MomentsError,
+) -> MomentsError:
+    """The error that names the primitive, the site, the source line and the way out."""
+    where = f"at site {site!r}" if site else "in a layer without a site"
+    return error(
+        f"moments: primitive '{node.primitive.name}' {where} ({_compat.source_line(node.eqn)}) "
+        f"{reason}. {_WAY_OUT}"
+    )
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class AtMean:
+    """A discrete value (a comparison, an argmax) of random inputs, taken at their means.
+
+    It may leave the function as a result; anything that computes with it further would treat a
+    random decision as certain, which is an error.
+
+    Attributes:
+        value: The integer or boolean array.
+    """
+
+    value: Array
+
+    @property
+    def dtype(self) -> NoReturn:
+        """Reading it as an array, as control flow does, is the error."""
+        raise MomentsError(
+            "moments: control flow or indexing is decided by a random value. Decide it on "
+            "deterministic values, or write both branches and mix them with a deterministic mask."
+        )
+
+    shape = dtype
+
+
+def at_mean(value: Any) -> Any:
+    """`value`, unwrapped where it is `AtMean`."""
+    return value.value if isinstance(value, AtMean) else value

@@ -1,0 +1,147 @@
+"""`Gaussian`: an array whose entries are independent normal random variables.
+
+Every room that speaks about uncertain arrays speaks this type: a posterior over parameters is a
+pytree of `Gaussian`, a moment-propagating function takes and returns them.
+
+Sharp edges
+- The covariance is diagonal by definition: entries are independent of one another, and two
+  `Gaussian` leaves are independent of each other.
+- The constructor validates nothing, because JAX also builds pytrees out of tracers and
+  placeholders; `check_gaussian` is the explicit check for concrete input.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray
+from typing_extensions import TypeIs
+
+from jaxeff.core import an, takes, text
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class Gaussian:
+    """Independent normal variables given by their means and variances.
+
+    Attributes:
+        mean: Means, any shape, a floating-point dtype.
+        var: Variances (squared units of `mean`), the same shape and dtype, never negative.
+    """
+
+    mean: Float[Array, "*shape"]
+    var: Float[Array, "*shape"]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the random array."""
+        return tuple(np.shape(self.mean))
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes of the random array."""
+        return np.ndim(self.mean)
+
+    @property
+    def dtype(self) -> Any:
+        """The floating-point dtype of the random array."""
+        return jnp.result_type(self.mean)
+
+    @property
+    def std(self) -> Float[Array, "*shape"]:
+        """The standard deviations. Its gradient with respect to a variance of zero is infinite."""
+        return jnp.sqrt(self.var)
+
+    @property
+    def second_moment(self) -> Float[Array, "*shape"]:
+        """The second raw moments, E[x^2] = mean^2 + var."""
+        return self.mean * self.mean + self.var
+
+    def __repr__(self) -> str:
+        """Shape and ranges where there are numbers, so that a posterior of many is readable."""
+        if isinstance(self.mean, jax.core.Tracer) or not np.size(self.mean):
+            return f"Gaussian(mean={self.mean!r}, var={self.var!r})"
+        try:
+            mean, std = np.asarray(self.mean, float), np.sqrt(np.asarray(self.var, float))
+            kind = f"{self.dtype}[{','.join(map(str, self.shape))}]"
+        except (TypeError, ValueError):  # a placeholder of JAX's in a pytree
+            return f"Gaussian(mean={self.mean!r}, var={self.var!r})"
+        return f"Gaussian({kind}, mean {_range(mean)}, std {_range(std)})"
+
+    def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Array:
+        """Draw independent samples.
+
+        Args:
+            key: A PRNG key.
+            shape: Leading sample axes.
+
+        Returns:
+            An array of shape `shape + self.shape`. Draws are differentiable with respect to mean
+            and variance (reparameterised); where the variance is zero they equal the mean and the
+            gradient to the variance is zero.
+        """
+        noise = jax.random.normal(key, (*shape, *self.shape), self.dtype)
+        positive = self.var > 0
+        std = jnp.where(positive, jnp.sqrt(jnp.where(positive, self.var, 1)), 0)
+        mean, std = (jnp.broadcast_to(a, noise.shape) for a in (self.mean, std))
+        return mean + std * noise
+
+
+def _range(values: np.ndarray) -> str:
+    low, high = f"{values.min():.3g}", f"{values.max():.3g}"
+    return low if low == high else f"{low} to {high}"
+
+
+def is_gaussian(x: Any) -> TypeIs[Gaussian]:
+    """Whether `x` is a `Gaussian`: the `is_leaf` of every `jax.tree` call that must keep them."""
+    return isinstance(x, Gaussian)
+
+
+@takes(x=an(Gaussian), name=text)
+def check_gaussian(x: Gaussian, name: str = "Gaussian") -> None:
+    """Check what can be checked of `x`: shapes and dtypes always, values where concrete.
+
+    Args:
+        x: The value to check. Traced arrays are checked for shape and dtype only.
+        name: How an error message names it, such as a parameter path.
+
+    Raises:
+        TypeError: The mean or variance isn't a floating-point array.
+        ValueError: Shapes or dtypes differ, an entry is NaN, or a variance is negative.
+    """
+    mean, var = x.mean, x.var
+    for part, value in (("mean", mean), ("variance", var)):
+        if not jnp.issubdtype(jnp.result_type(value), jnp.floating):
+            raise TypeError(
+                f"{name}: the {part} has dtype {jnp.result_type(value)}; a Gaussian needs a "
+                "floating-point dtype, so convert it with .astype(jnp.float32)."
+            )
+    if np.shape(mean) != np.shape(var):
+        raise ValueError(
+            f"{name}: the mean has shape {np.shape(mean)} but the variance {np.shape(var)}; give "
+            "both the same shape, for example with jnp.broadcast_to."
+        )
+    if jnp.result_type(mean) != jnp.result_type(var):
+        raise ValueError(
+            f"{name}: the mean has dtype {jnp.result_type(mean)} but the variance "
+            f"{jnp.result_type(var)}; give both the same dtype."
+        )
+    for part, value in (("mean", mean), ("variance", var)):
+        if isinstance(value, jax.core.Tracer):
+            continue
+        concrete = np.asarray(value)
+        if bad := int(np.isnan(concrete).sum()):
+            raise ValueError(
+                f"{name}: {bad} of {concrete.size} entries of the {part} are NaN; find where they "
+                "arise (jax.config jax_debug_nans) before propagating moments."
+            )
+        if part == "variance" and (bad := int((concrete < 0).sum())):
+            raise ValueError(
+                f"{name}: {bad} of {concrete.size} variances are negative (smallest "
+                f"{concrete.min():.3g}); pass variances, for example jax.nn.softplus(rho) ** 2."
+            )

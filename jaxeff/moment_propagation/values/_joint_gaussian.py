@@ -1,0 +1,67 @@
+"""`JointGaussian`: normal variables with the covariance that the entries of the last axis have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from jaxeff.moment_propagation.values._gaussian import Gaussian
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class JointGaussian:
+    """Vectors of normal variables: the logits of each example, with what they share.
+
+    Attributes:
+        mean: Means, the last axis the vector.
+        cov: Covariances (squared units of `mean`), symmetric and positive semidefinite.
+    """
+
+    mean: Float[Array, "*batch n"]
+    cov: Float[Array, "*batch n n"]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the random array."""
+        return tuple(np.shape(self.mean))
+
+    @property
+    def dtype(self) -> Any:
+        """The floating-point dtype of the random array."""
+        return jnp.result_type(self.mean)
+
+    @property
+    def var(self) -> Float[Array, "*batch n"]:
+        """The variances."""
+        return jnp.diagonal(self.cov, axis1=-2, axis2=-1)
+
+    def independent(self) -> Gaussian:
+        """The same means and variances, without what entries share."""
+        return Gaussian(self.mean, self.var)
+
+    def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "*all n"]:
+        """Draws of the vectors.
+
+        Args:
+            key: Random key.
+            shape: Axes of draws, in front of those of the mean.
+
+        Returns:
+            Draws of shape `(*shape, *batch, n)`. By the eigenvectors of the covariance, so it may
+            be singular.
+        """
+        values, vectors = jnp.linalg.eigh(self.cov)
+        roots = vectors * jnp.sqrt(jnp.maximum(values, 0))[..., None, :]
+        normal = jax.random.normal(key, (*shape, *self.shape), self.dtype)
+        return self.mean + jnp.einsum("...ij,...j->...i", roots, normal)
+
+
+def is_joint_gaussian(value: Any) -> bool:
+    """Whether a value is a `JointGaussian`."""
+    return isinstance(value, JointGaussian)

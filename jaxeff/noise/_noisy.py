@@ -1,0 +1,149 @@
+"""`noisy`: a model with analog noise at chosen layers, as a transform of its function.
+
+```python
+import jax
+
+from jaxeff.nn import small_classifier
+from jaxeff.noise import Additive, Multiplicative, noisy
+
+f, params, (x, y) = small_classifier()
+g = noisy(f, {"conv*": Additive(0.3), "relu*": Multiplicative(0.1)})
+logits = g(jax.random.key(0), params, x)
+```
+
+Sharp edges:
+    Same key, same noise: split the key for another draw. A layer's noise depends only on the key
+    and the layer's name, so making another layer noisy doesn't change it. What belongs to a device
+    (drift, mismatch) depends on the device and the layer's name alone.
+    `at="weights"` acts on the weights of dense and convolution layers, never on biases or on a
+    normalization's scale. It draws noise for every use of a weight, as an analog read-out would,
+    and in every iteration of a scan.
+    Integer and boolean values (an argmax, an index) are left alone.
+    An outer transform acts first on what enters a layer and last on what leaves it. Around
+    `moments`, noise acts on means, and takes variances times its squared slope: exact for additive
+    and multiplicative noise. Around `moments(f, correlations=True)` and `integer` it is refused.
+"""
+
+import functools
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import PRNGKeyArray
+
+from jaxeff.core import check_key, function, takes
+from jaxeff.noise.models import Noise, check_noise, perturb_at, place
+from jaxeff.program import Layer, Program, Rule, interpret, plain, resolve
+from jaxeff.program.ir import Value
+
+
+@takes(f=function)
+def noisy(f: Callable[..., Any], spec: Mapping[str, Noise | None]) -> Callable[..., Any]:
+    """Perturbs the layers of a model.
+
+    Args:
+        f: A pure function `f(params, *args)`.
+        spec: Maps patterns of sites to noise models; the most specific pattern decides, and None
+            leaves a layer alone (`jaxeff.program`).
+
+    Returns:
+        A pure function `g(key, params, *args)` with the result of `f` under noise.
+
+    Raises:
+        TypeError: The spec isn't a mapping from patterns to noise models.
+        ValueError: On the first call: a pattern matches or decides no site, two are equally
+            specific at one, or a noise model names weights where none of its layers has any.
+    """
+    check_noise(spec)
+
+    def g(key: PRNGKeyArray, *args: Any, **kwargs: Any) -> Any:
+        check_key("the first argument, a key,", key)
+
+        def make_rule(program: Program) -> Rule | None:
+            models = resolve(spec, program, applies, "noise to perturb")
+            return functools.partial(rule, models) if models else None
+
+        def rule(
+            models: Mapping[str, Noise], layer: Layer, site_key: PRNGKeyArray, *values: Any
+        ) -> Sequence[Any]:
+            model = models.get(layer.site)
+            if model is None:
+                return plain(layer, site_key, *values)
+            inputs = list(values)
+            _perturb_all(model, site_key, layer, places(layer, model), layer.inputs, inputs)
+            outputs = list(plain(layer, site_key, *inputs))
+            if place(model) == "output":
+                numbers = [i for i, v in enumerate(layer.outputs) if not v.spread]
+                _perturb_all(model, site_key, layer, numbers, layer.outputs, outputs)
+            return outputs
+
+        return interpret(f, make_rule, key, args, kwargs, "noisy")
+
+    return g
+
+
+def places(layer: Layer, model: Noise) -> list[int]:
+    """Returns the inputs of a layer that a model perturbs, as indices."""
+    found: Sequence[int] = ()
+    if place(model) == "input":
+        found = layer.data if layer.kind != "input" else [0]
+    if place(model) == "weights" and layer.kind == "linear":
+        found = layer.weights
+    return [i for i in found if not layer.inputs[i].spread]
+
+
+def applies(layer: Layer, model: Noise) -> bool:
+    """Returns whether a model has something to perturb at a layer."""
+    return bool(layer.outputs if place(model) == "output" else places(layer, model))
+
+
+def _perturb_all(
+    model: Noise,
+    site_key: PRNGKeyArray,
+    layer: Layer,
+    numbers: Sequence[int],
+    described: Sequence[Value],
+    values: list[Any],
+) -> None:
+    """Perturbs some of a layer's values in place, and the variances that belong to them.
+
+    Given a draw, a perturbation is a function of each entry: y = x + n, y = x (1 + n). Its slope s
+    at the mean takes a variance v to s^2 v, which is exact for all that are lines, additive and
+    multiplicative noise among them.
+    """
+    variances = [i for i, v in enumerate(described) if v.spread]
+    for i in numbers:
+        perturb = functools.partial(_perturb, model, site_key, layer, i)
+        # A mean and its variance are of one shape, and of one parameter where they are of any.
+        v, path = described[i], described[i].path
+        of_it = [j for j in variances if _alike(described[j], v.aval.shape, path)]
+        alone = sum(_alike(described[j], v.aval.shape, path) for j in numbers) == 1
+        if not of_it or not _is_real(values[i]):
+            values[i] = perturb(values[i])
+        elif alone and len(of_it) == 1:
+            values[i], slope = jax.jvp(perturb, (values[i],), (jnp.ones_like(values[i]),))
+            values[of_it[0]] = slope * slope * values[of_it[0]]
+        else:
+            raise ValueError(
+                f"noisy: {layer.site!r} has several random values of one shape, so it isn't known "
+                f"whose variance {model!r} changes; take moments(f, noise=spec), or put the noise "
+                "on the results of the layers before it."
+            )
+
+
+def _alike(value: Value, shape: tuple[int, ...], path: str) -> bool:
+    return value.aval.shape == shape and value.path == path
+
+
+def _is_real(x: Any) -> bool:
+    return bool(jnp.issubdtype(jnp.result_type(x), jnp.floating))
+
+
+def _perturb(model: Noise, site_key: PRNGKeyArray, layer: Layer, i: int, x: Any) -> Any:
+    """Perturbs the i-th value of a layer, unless it holds no real numbers."""
+    if not _is_real(x):
+        return x
+    site = zlib.crc32(f"{layer.site}/{i}".encode())
+    return perturb_at(model, jax.random.fold_in(site_key, i), site, x)

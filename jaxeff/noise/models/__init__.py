@@ -1,0 +1,41 @@
+"""Distributions of noise, one a file: additive, multiplicative, drift, dropout, device mismatch."""
+
+from jaxeff.noise.models._drift import Drift
+from jaxeff.noise.models._dropout import Dropout
+from jaxeff.noise.models._gaussian import Additive, Mixed, Multiplicative
+from jaxeff.noise.models._mismatch import Mismatch
+from jaxeff.noise.models._model import NoiseModel, Place
+from jaxeff.noise.models._protocol import (
+    MomentNoise,
+    Noise,
+    SiteNoise,
+    check_noise,
+    perturb_at,
+    place,
+)
+from jaxeff.noise.models._read_out import ReadOut
+from jaxeff.noise.models._repeated import Repeated
+from jaxeff.noise.models._roundoff import Quantization, Uniform
+from jaxeff.noise.models._telegraph import Telegraph
+
+__all__ = [
+    "Additive",
+    "Drift",
+    "Dropout",
+    "Mismatch",
+    "Mixed",
+    "MomentNoise",
+    "Multiplicative",
+    "Noise",
+    "NoiseModel",
+    "Place",
+    "Quantization",
+    "ReadOut",
+    "Repeated",
+    "SiteNoise",
+    "Telegraph",
+    "Uniform",
+    "check_noise",
+    "perturb_at",
+    "place",
+]

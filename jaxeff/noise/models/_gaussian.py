@@ -1,0 +1,151 @@
+"""Gaussian noise models for analog hardware: additive, multiplicative, and both in either order.
+
+Each model is a setting: a frozen dataclass and pytree whose noise level is a leaf, so that thirty
+levels are one vmapped program and the level itself can be trained. `perturb(key, x)` draws a fresh
+sample for every element, channel or image and is reparameterised: gradients reach `x` and the noise
+levels. `jaxeff.noise.models` explains `per`, `along` and `relative`.
+
+Sharp edges:
+    A noise level is a standard deviation, not a variance.
+    Only real floating-point arrays can be perturbed: `perturb` refuses others, while
+    `jaxeff.noisy` leaves a layer's integer and boolean values alone.
+    A negative traced level is not caught; it acts as its absolute value.
+
+References:
+    Borras et al., "Walking Noise: On Layer-Specific Robustness of Neural Architectures against
+    Noisy Computations and Associated Characteristic Learning Dynamics", arXiv:2212.10430.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from jaxeff.core import Choice, NonNegative, register_setting, static
+from jaxeff.noise.models._model import Axis, Flag, NoiseModel, Place, Sharing
+from jaxeff.noise.models._protocol import Part
+
+ORDERS = ("mul_add", "add_mul")
+
+
+@register_setting
+@dataclass(frozen=True)
+class Additive(NoiseModel):
+    """Additive Gaussian noise, `x + N(0, sigma)`.
+
+    Attributes:
+        sigma: Standard deviation in the units of `x`; a scalar, or an array that broadcasts
+            against `x`, such as one level per channel.
+        at: Place where a layer is perturbed: "output", "weights" or "input".
+        per: What shares one draw: "element" (nothing), "channel" or "sample".
+        along: What an array of levels holds one entry for: "sample" or "channel".
+        relative: Whether `sigma` is in units of the range of `x`.
+
+    Raises:
+        ValueError: `sigma` is negative, NaN or infinite, or a choice is unknown.
+    """
+
+    sigma: NonNegative
+    at: Place = static("output")
+    per: Sharing = static("element")
+    along: Axis = static(None)
+    relative: Flag = static(False)
+
+    def perturb(self, key: PRNGKeyArray, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+        """Returns `x` plus fresh normal noise."""
+        return x + self._amount("sigma", x) * self._normal(key, x)
+
+    def terms(self, x: Any) -> Sequence[Part]:
+        """Returns the noise, of mean 0."""
+        shape = self._draw_shape(jnp.shape(x))
+        variance = self._fitting("sigma", self._level("sigma", x) ** 2, shape)
+        return [(jnp.zeros_like(variance), variance)]
+
+    def combine(self, x: Any, *parts: Any) -> Any:
+        """Returns the value plus its noise."""
+        return x + parts[0]
+
+
+@register_setting
+@dataclass(frozen=True)
+class Multiplicative(NoiseModel):
+    """Multiplicative Gaussian noise, `x * N(1, sigma)`.
+
+    Attributes:
+        sigma: Standard deviation relative to `x`, without unit; a scalar or an array that
+            broadcasts against `x`.
+        at: Place where a layer is perturbed: "output", "weights" or "input".
+        per: What shares one draw: "element" (nothing), "channel" or "sample".
+        along: What an array of levels holds one entry for: "sample" or "channel".
+
+    Raises:
+        ValueError: `sigma` is negative, NaN or infinite, or a choice is unknown.
+    """
+
+    sigma: NonNegative
+    at: Place = static("output")
+    per: Sharing = static("element")
+    along: Axis = static(None)
+
+    def perturb(self, key: PRNGKeyArray, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+        """Returns `x` times fresh noise, normal around one."""
+        return x * (1 + self._level("sigma", x) * self._normal(key, x))
+
+    def terms(self, x: Any) -> Sequence[Part]:
+        """Returns the factor, of mean 1."""
+        shape = self._draw_shape(jnp.shape(x))
+        variance = self._fitting("sigma", self._level("sigma", x) ** 2, shape)
+        return [(jnp.ones_like(variance), variance)]
+
+    def combine(self, x: Any, *parts: Any) -> Any:
+        """Returns the value times its factor."""
+        return x * parts[0]
+
+
+@register_setting
+@dataclass(frozen=True)
+class Mixed(NoiseModel):
+    """Additive and multiplicative Gaussian noise, independent of each other, in either order.
+
+    Attributes:
+        add: Standard deviation of the additive part, in the units of `x`.
+        mul: Standard deviation of the multiplicative part, without unit.
+        order: "mul_add" for `x * N(1, mul) + N(0, add)`; "add_mul" for
+            `(x + N(0, add)) * N(1, mul)`.
+        at: Place where a layer is perturbed: "output", "weights" or "input".
+        per: What shares one draw: "element" (nothing), "channel" or "sample".
+        along: What an array of levels holds one entry for: "sample" or "channel".
+        relative: Whether `add` is in units of the range of `x`.
+
+    Raises:
+        ValueError: A level is negative, NaN or infinite, or a choice is unknown.
+    """
+
+    add: NonNegative
+    mul: NonNegative
+    order: Annotated[str, Choice(*ORDERS)] = static("mul_add")
+    at: Place = static("output")
+    per: Sharing = static("element")
+    along: Axis = static(None)
+    relative: Flag = static(False)
+
+    def perturb(self, key: PRNGKeyArray, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+        """Returns `x` under both kinds of noise, in the given order."""
+        add_key, mul_key = jax.random.split(key)
+        offset = self._amount("add", x) * self._normal(add_key, x)
+        gain = 1 + self._level("mul", x) * self._normal(mul_key, x)
+        return self.combine(x, offset, gain)
+
+    def terms(self, x: Any) -> Sequence[Part]:
+        """Returns the offset, of mean 0, and the factor, of mean 1."""
+        shape = self._draw_shape(jnp.shape(x))
+        add, mul = (self._fitting(n, self._level(n, x) ** 2, shape) for n in ("add", "mul"))
+        return [(jnp.zeros_like(add), add), (jnp.ones_like(mul), mul)]
+
+    def combine(self, x: Any, *parts: Any) -> Any:
+        """Returns the value under both, in the given order."""
+        offset, gain = parts
+        return x * gain + offset if self.order == "mul_add" else (x + offset) * gain

@@ -1,0 +1,189 @@
+"""A noise level per activation, learnt as the posterior that the hardware can have.
+
+```python
+import jax
+
+from jaxeff.nn import small_classifier
+from jaxeff.photonics import ChaoticLight, divergence, level_logits, per_activation, with_levels
+
+f, params, (x, y) = small_classifier()
+spec = per_activation(f, params, x, spec={"avg_pool*": ChaoticLight(bits=4)})
+raw = level_logits(spec)                              # what an optimizer moves
+
+def loss(params, raw, key):                           # the likelihood's part is left to you
+    outputs, kl = divergence(f, with_levels(spec, raw))(key, params, x)
+    return kl.mean() + (outputs**2).mean()
+
+gradients = jax.grad(loss, (0, 1))(params, raw, jax.random.key(0))
+```
+
+Variational inference over activations: the guide of a pooled activation is N(I, sigma) with sigma
+between the hardware's bounds, its prior N(I, sigma_max), the noisiest light of the same intensity.
+The divergence is then bounded too, by that of the quietest light. `ChaoticLight(model="free")` is
+the same guide without bounds.
+
+Sharp edges:
+    The prior's mean is the activation itself: the divergence prices quiet light, not intensity.
+    Levels belong to places within an example: the first axis of a pooled activation is taken for
+    the batch.
+    It knows patterns made after pooling, of the Gaussian model; what correlated wavelength channels
+    have in common (`ChaoticLight.channel`) it counts in each of them.
+"""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from jaxeff.core import an, check_key, check_number, function, mapping, reals, settings, takes, tree
+from jaxeff.photonics._photonic import WANTED, carried, carry
+from jaxeff.photonics.elements import ChaoticLight, pooling_of, quant_relu
+from jaxeff.photonics.light import noise_sigma, sigma_bounds
+from jaxeff.program import Layer, Program, check_settings, evaluate, trace
+from jaxeff.program.reading import argument_leaves
+
+Lights = Mapping[str, ChaoticLight]
+Raw = dict[str, Float[Array, "..."]]
+
+
+@takes(f=function, params=tree)
+def per_activation(
+    f: Callable[..., Any],
+    params: Any,
+    *args: Any,
+    spec: Mapping[str, ChaoticLight | None],
+    level: float = 0.5,
+) -> dict[str, ChaoticLight]:
+    """Returns a spec with one noise level for each pooled activation.
+
+    Args:
+        f: A pure function `f(params, *args)`.
+        params: Its parameters.
+        *args: Its other arguments, examples first; shapes are enough.
+        spec: Settings of average poolings, as `jaxeff.photonic` takes them.
+        level: Starting value of all noise levels, in [0, 1].
+
+    Returns:
+        A setting by site, its `noise` an array of the shape of the pooled activations of one
+        example.
+
+    Raises:
+        TypeError: The spec isn't a mapping from patterns to `ChaoticLight`.
+        ValueError: A pattern decides no average pooling, or a level is outside [0, 1].
+    """
+    check_settings(spec, ChaoticLight, "a ChaoticLight, such as ChaoticLight(0.5)")
+    check_number("level", level, 0, 1)
+    program = trace(f, params, *args)
+    lights: Any = carried(spec, program)
+    found = {}
+    for layer in program.sites:
+        if layer.site in lights:
+            (pooled,) = (v.aval for v in layer.outputs if not v.spread)
+            noise = jnp.full(pooled.shape[1:], level, pooled.dtype)
+            found[layer.site] = replace(lights[layer.site], noise=noise)
+    return found
+
+
+@takes(spec=settings(ChaoticLight))
+def level_logits(spec: Lights) -> Raw:
+    """The numbers behind the levels of a spec, without bounds: logits, or logarithms if free."""
+    return {
+        site: jnp.log(light.noise) - (0 if light.model == "free" else jnp.log1p(-light.noise))
+        for site, light in spec.items()
+    }
+
+
+@takes(spec=settings(ChaoticLight), raw=mapping)
+def with_levels(spec: Lights, raw: Mapping[str, Float[Array, "..."]]) -> dict[str, ChaoticLight]:
+    """A spec with the levels that some numbers stand for: their sigmoid, or exponential if free.
+
+    Args:
+        spec: A setting by site.
+        raw: As `level_logits` returns it.
+
+    Raises:
+        ValueError: The two name different sites.
+    """
+    if set(raw) != set(spec):
+        raise ValueError(f"levels are those of {sorted(raw)}, settings of {sorted(spec)}.")
+    return {
+        site: replace(
+            light, noise=(jnp.exp if light.model == "free" else jax.nn.sigmoid)(raw[site])
+        )
+        for site, light in spec.items()
+    }
+
+
+@takes(light=an(ChaoticLight), intensity=reals(nan=True, empty=True))
+def light_divergence(
+    intensity: Float[Array, "*shape"], light: ChaoticLight
+) -> Float[Array, "*shape"]:
+    """The Kullback-Leibler divergence of the Gaussian model from the noisiest light, in nats.
+
+    Args:
+        intensity: Pooled activations.
+        light: The setting.
+    """
+    _, largest = sigma_bounds(intensity, light)
+    some = largest > 0
+    # KL between Gaussians of equal mean: (r^2 - 1)/2 - log r with the ratio r of
+    # deviations. An intensity without noise contributes nothing; both `where`s keep NaN out
+    # of its gradient.
+    ratio = jnp.where(some, noise_sigma(intensity, light) / jnp.where(some, largest, 1), 1)
+    return (jnp.square(ratio) - 1) / 2 - jnp.log(ratio)
+
+
+@takes(f=function)
+def divergence(
+    f: Callable[..., Any], spec: Mapping[str, ChaoticLight | None]
+) -> Callable[..., Any]:
+    """`jaxeff.photonic` with what its noise costs: the loss of variational inference has both.
+
+    Args:
+        f: A pure function `f(params, *args)`.
+        spec: As `jaxeff.photonic` takes it, of average poolings.
+
+    Returns:
+        A pure function `g(key, params, *args) -> (outputs, nats)`, the divergence of each example,
+        `[batch]`, summed over all activations.
+
+    Raises:
+        TypeError: The spec isn't a mapping from patterns to `ChaoticLight`.
+        ValueError: On a call: as `jaxeff.photonic`; a site lies in a loop or branch, or a setting's
+            pattern is made before pooling.
+    """
+    check_settings(spec, ChaoticLight, WANTED.split(", or")[0])
+
+    def g(key: PRNGKeyArray, *args: Any, **kwargs: Any) -> Any:
+        check_key("the first argument, a key,", key)
+        program = trace(f, *args, **kwargs)
+        lights: Any = carried(spec, program)
+        _check_reachable(lights, program)
+        nats: list[Array] = []
+
+        def rule(layer: Layer, site_key: PRNGKeyArray, *values: Any) -> Sequence[Any]:
+            if light := lights.get(layer.site):
+                i, _, pool = pooling_of(layer, values)
+                intensity = pool(quant_relu(values[i], light.bits, light.full_scale))
+                each = light_divergence(intensity, light)
+                nats.append(each.sum(tuple(range(1, each.ndim))))
+            return carry(lights, layer, site_key, *values)
+
+        outputs = evaluate(program, rule, key, argument_leaves(args, kwargs))
+        total = functools.reduce(jnp.add, nats) if nats else jnp.zeros(())
+        return jax.tree.unflatten(program.out_tree, outputs), total
+
+    return g
+
+
+def _check_reachable(lights: Lights, program: Program) -> None:
+    inside = sorted(set(lights) - {layer.site for layer in program.layers})
+    if inside:
+        raise ValueError(f"{', '.join(inside)} is in a loop or branch, whose light isn't counted.")
+    before = sorted(site for site, light in lights.items() if light.pattern == "before")
+    if before:
+        raise ValueError(f"{', '.join(before)}: the divergence is that of patterns after pooling.")

@@ -1,0 +1,102 @@
+"""Runs a program under a rule: the one interpreter that every transform shares.
+
+A rule is `rule(layer, key, *values) -> sequence of outputs`, called for every layer except those of
+kind control flow, whose bodies are run under the same rule. `layer.fn(*values)` is the plain
+evaluation. Values are arrays, or any pytree a rule chooses to put in an array's place; a rule that
+does gives `promote(value, like)`, which brings a value to another's structure, so that a loop's
+carry and a branch's results keep one type.
+
+Randomness: a site's key is `fold_in(fold_in(key, crc32(base name)), occurrence)`, so one site's
+noise doesn't depend on which others there are; a scan's body gets a key per iteration.
+
+Each layer runs under a name scope that records its site, so a transform of the result sees the same
+sites.
+"""
+
+import contextlib
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import PRNGKeyArray
+
+from jaxeff.core import Literal
+from jaxeff.program import _control_flow as control
+from jaxeff.program.ir import SPREAD_TAG, Layer, Program
+from jaxeff.program.reading import mark
+
+Rule = Callable[..., Sequence[Any]]
+Promote = Callable[[Any, Any], Any]
+Prepare = Callable[[Program, Sequence[Any]], Program]
+
+
+def site_key(key: PRNGKeyArray | None, layer: Layer) -> PRNGKeyArray | None:
+    """Returns the key of one site, derived from the transform's key."""
+    if key is None or not layer.site:
+        return None
+    name = jax.random.fold_in(key, zlib.crc32(layer.base.encode()))
+    return jax.random.fold_in(name, layer.occurrence)
+
+
+def evaluate(
+    program: Program,
+    rule: Rule,
+    key: PRNGKeyArray | None,
+    values: Sequence[Any],
+    promote: Promote | None = None,
+    prepare: Prepare | None = None,
+) -> list[Any]:
+    """Runs a program's layers in order.
+
+    Args:
+        program: What `trace` returned.
+        rule: Evaluates one layer.
+        key: The transform's PRNG key, or None for a deterministic transform.
+        values: One per flattened argument.
+        promote: Brings a value to the structure of another; only for rules with values of their
+            own.
+        prepare: Groups the layers of a program (of each loop's body, too) anew, given its inputs.
+
+    Returns:
+        One value per flattened result.
+    """
+    if prepare is not None:
+        program = prepare(program, values)
+    env: dict[Any, Any] = dict(program.constants)
+    env.update(zip(program.inputs, values, strict=True))
+    for layer in program.layers:
+        arguments = [env[v] for v in layer.inputs]
+        if layer.kind == "control flow":
+
+            def run(body: Program, body_key: Any, body_values: Sequence[Any]) -> list[Any]:
+                return evaluate(body, rule, body_key, body_values, promote, prepare)
+
+            outputs = control.run(layer, key, arguments, run, promote)
+        else:
+            scope = (
+                jax.named_scope(mark(layer.kind, layer.site, layer.occurrence))
+                if layer.site and layer.kind != "input"
+                else contextlib.nullcontext()
+            )
+            with scope:
+                outputs = rule(layer, site_key(key, layer), *arguments)
+                outputs = [_tag_spread(value) for value in outputs]
+        env.update(zip(layer.outputs, outputs, strict=True))
+    return [v.val if isinstance(v, Literal) else env[v] for v in program.outputs]
+
+
+def _tag_spread(value: Any) -> Any:
+    """Marks all but the first leaf of a distribution, so that a later transform knows the mean."""
+    leaves, structure = jax.tree.flatten(value)
+    if len(leaves) < 2:
+        return value
+    tagged = [checkpoint_name(leaf, SPREAD_TAG) for leaf in leaves[1:]]
+    return jax.tree.unflatten(structure, [leaves[0], *tagged])
+
+
+def plain(layer: Layer, key: PRNGKeyArray | None, *values: Any) -> Sequence[Any]:
+    """Returns the rule that changes nothing."""
+    del key
+    return layer.fn(*values) if layer.nodes else values

@@ -1,0 +1,51 @@
+"""Calls a function under a rule: what every transform's result does when it is called."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+from jaxtyping import PRNGKeyArray
+
+from jaxeff.program._closed import check_open
+from jaxeff.program._evaluate import Rule, evaluate
+from jaxeff.program.ir import Program
+from jaxeff.program.reading import argument_leaves, trace
+
+
+def interpret(
+    f: Callable[..., Any],
+    make_rule: Callable[[Program], Rule | None],
+    key: PRNGKeyArray | None,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    transform: str = "This transform",
+) -> Any:
+    """Reads `f` at its arguments and evaluates it under the rule made for its program.
+
+    Args:
+        f: A pure function `f(params, *args)`.
+        make_rule: Gives the rule for a program, or None if there is nothing to change: then `f`
+            itself is called, so that its result is the same bit for bit.
+        key: The transform's PRNG key, if it has one.
+        args: Positional arguments of `f`.
+        kwargs: Keyword arguments of `f`.
+        transform: What errors call the transform.
+
+    Returns:
+        A result of the structure that `f` returns.
+
+    Raises:
+        ClosedError: The layers of `f` are none that a transform can act on
+            (`jaxeff.program.closed`).
+    """
+    program = trace(f, *args, **kwargs)
+    try:
+        rule = make_rule(program)
+    except ValueError:
+        check_open(program, transform)  # why it can't act on the layers it finds
+        raise
+    if rule is None:
+        return f(*args, **kwargs)
+    check_open(program, transform)
+    outputs = evaluate(program, rule, key, argument_leaves(args, kwargs))
+    return jax.tree.unflatten(program.out_tree, outputs)

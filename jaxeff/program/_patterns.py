@@ -1,0 +1,212 @@
+"""Which pattern decides for a name: the most specific one that matches it, whatever its position.
+
+A pattern is a glob (`fnmatch`, case-sensitive: `*` any characters, `?` one, `[ab]` one of a set,
+`[!ab]` one outside it), optionally followed by `:kind`. Of two patterns that match a name, the one
+that comes first in this list decides, and each line settles what the lines before it left open:
+
+1. the name itself over anything else (`fc#1` at the site `fc#1`, also as `fc#1:linear`);
+2. more literal characters over fewer: those outside `*`, `?` and sets (`conv1*` over `conv*`);
+3. no wildcards over some: `fc` is a name of its second use `fc#1` too (`fc` over `fc*` there, but
+   `fc#*`, with one literal more, over `fc`);
+4. a kind over none (`*:linear` over `*`);
+5. more sets over fewer (`fc[12]` over `fc?`);
+6. more question marks over fewer (`fc?` over `fc*`).
+
+Two patterns that are still equal are an error there, also if they say the same. So is a pattern
+that decides for no name: one that matches none, or always finds a more specific one.
+
+This one rule serves sites (`jaxeff.program`), parameters (`jaxeff.bayes.posteriors`) and the
+kernels that `jaxeff_export.tune` takes.
+"""
+
+import difflib
+import fnmatch
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+_TOKENS = re.compile(r"(?P<set>\[!?.[^\]]*\])|(?P<star>\*)|(?P<one>\?)|(?P<literal>.)", re.DOTALL)
+
+
+class SpecError(ValueError):
+    """Patterns that can't be applied to the names there are."""
+
+
+class Target(NamedTuple):
+    """What a pattern may select.
+
+    Attributes:
+        name: Its name, which no other target has.
+        shared: A name that it has in common with others, such as that of a layer used twice.
+        kind: What a pattern's `:kind` is compared with.
+        reserved: Whether only its exact name or its kind selects it.
+    """
+
+    name: str
+    shared: str = ""
+    kind: str = ""
+    reserved: bool = False
+
+
+class Pattern(NamedTuple):
+    """A pattern taken apart.
+
+    Attributes:
+        text: As it was given.
+        glob: Without the kind.
+        kind: The kind it names, or empty.
+        literals: Characters outside wildcards.
+        stars: How many `*`.
+        sets: How many `[...]`.
+        ones: How many `?`.
+    """
+
+    text: str
+    glob: str
+    kind: str
+    literals: int
+    stars: int
+    sets: int
+    ones: int
+
+    @property
+    def is_name(self) -> bool:
+        """Whether it has no wildcards."""
+        return not (self.stars or self.sets or self.ones)
+
+    def matches(self, target: Target) -> bool:
+        """Returns whether it selects a target, however specifically."""
+        if self.glob == target.name:
+            return self.kind in ("", target.kind)
+        if target.reserved if not self.kind else self.kind != target.kind:
+            return False
+        if self.is_name:
+            return self.glob == target.shared != ""
+        return fnmatch.fnmatchcase(target.name, self.glob) or (
+            target.shared != "" and fnmatch.fnmatchcase(target.shared, self.glob)
+        )
+
+    def specificity(self, target: Target) -> tuple[int, ...]:
+        """Returns what decides between patterns that match a target, larger being more specific."""
+        exact = self.glob == target.name
+        literals = len(self.glob) if exact else self.literals
+        named = exact or self.is_name
+        return (exact, literals, named, bool(self.kind), self.sets, self.ones)
+
+
+def parse(text: str, kinds: Collection[str] = ()) -> Pattern:
+    """Takes a pattern apart.
+
+    Args:
+        text: The pattern.
+        kinds: The kinds there are; without any, a colon is a character like others.
+
+    Raises:
+        SpecError: It isn't a string, or names a kind that doesn't exist.
+    """
+    if not isinstance(text, str):
+        raise SpecError(f"A spec's keys are patterns (strings), not {text!r}.")
+    glob, separator, kind = text.rpartition(":") if kinds else (text, "", "")
+    if not separator:
+        glob, kind = text, ""
+    elif kind not in kinds:
+        raise SpecError(f"Pattern {text!r}: there is no kind {kind!r}, only {', '.join(kinds)}.")
+    found = [token.lastgroup for token in _TOKENS.finditer(glob)]
+    return Pattern(text, glob, kind, *(found.count(n) for n in ("literal", "star", "set", "one")))
+
+
+def decide(
+    patterns: Iterable[str],
+    targets: Sequence[Target],
+    *,
+    what: str = "site",
+    kinds: Collection[str] = (),
+    verdicts: Mapping[str, Any] | None = None,
+) -> dict[str, str]:
+    """Returns the pattern that decides for each name.
+
+    Args:
+        patterns: In any order.
+        targets: What there is to select.
+        what: What error messages call a target.
+        kinds: As for `parse`.
+        verdicts: What each pattern says, where several may say the same: those don't compete.
+
+    Returns:
+        Patterns by name, in the order of `targets`; names that no pattern matches are absent.
+
+    Raises:
+        SpecError: A pattern matches or decides nothing, two are equally specific for a name, or one
+            is no pattern.
+    """
+    parsed = [parse(text, kinds) for text in patterns]
+    verdict = {p.text: p.text for p in parsed} if verdicts is None else verdicts
+    matched = {p.text: [t for t in targets if p.matches(t)] for p in parsed}
+    rivals: dict[str, list[Pattern]] = {}
+    for pattern in parsed:
+        if not matched[pattern.text]:
+            raise SpecError(_no_match(pattern, targets, what))
+        for target in matched[pattern.text]:
+            rivals.setdefault(target.name, []).append(pattern)
+    decided: dict[str, str] = {}
+    for target in targets:
+        if target.name in rivals:
+            ranks = {p.text: p.specificity(target) for p in rivals[target.name]}
+            best = max(ranks.values())
+            first, *others = (text for text, rank in ranks.items() if rank == best)
+            against = [text for text in others if verdict[text] != verdict[first]]
+            if against:
+                raise SpecError(
+                    f"Patterns {first!r} and {against[0]!r} are equally specific at the {what} "
+                    f"{target.name!r}: name it in a pattern of its own, or narrow one of the two. "
+                    f"{_listed(targets, matched[first], what)}"
+                )
+            decided[target.name] = first
+    for pattern in parsed:
+        found = matched[pattern.text]
+        if all(verdict[decided[t.name]] != verdict[pattern.text] for t in found):
+            beaten = ", ".join(f"{decided[t.name]!r} at {t.name!r}" for t in found)
+            raise SpecError(
+                f"Pattern {pattern.text!r} decides no {what}: wherever it matches, another is more "
+                f"specific ({beaten}); leave it out, or narrow the other. "
+                f"{_listed(targets, found, what)}"
+            )
+    return decided
+
+
+def select(
+    patterns: Sequence[str],
+    targets: Sequence[Target],
+    *,
+    what: str = "site",
+    kinds: Collection[str] = (),
+) -> list[str]:
+    """Returns the names that any of several patterns matches, in the order of `targets`.
+
+    Args:
+        patterns: In any order.
+        targets: What there is to select.
+        what: What error messages call a target.
+        kinds: As for `parse`.
+
+    Raises:
+        TypeError: `patterns` is a single string.
+        SpecError: A pattern matches nothing, or is none.
+    """
+    if isinstance(patterns, str):
+        raise TypeError(f"A list of patterns is wanted, such as [{patterns!r}], not {patterns!r}.")
+    taken = dict.fromkeys(patterns, True)
+    return list(decide(taken, targets, what=what, kinds=kinds, verdicts=taken))
+
+
+def _no_match(pattern: Pattern, targets: Sequence[Target], what: str) -> str:
+    shown = [t for t in targets if pattern.kind or not t.reserved]
+    near = difflib.get_close_matches(pattern.glob, [t.name for t in shown], cutoff=0.5)
+    first = sorted((t for t in shown if t.name in near), key=lambda t: near.index(t.name))
+    return f"Pattern {pattern.text!r} matches no {what}. {_listed(shown, first, what)}"
+
+
+def _listed(targets: Sequence[Target], first: Sequence[Target], what: str) -> str:
+    ordered = dict.fromkeys((*first, *targets))
+    names = [f"{t.name}:{t.kind}" if t.kind else t.name for t in ordered]
+    return f"The {what}s are: {', '.join(names) or '(none)'}."

@@ -1,0 +1,34 @@
+"""What a program costs: multiplications, bits, memory, and what each layer reads."""
+
+from jaxeff.program.costs._cost import Cost, LayerCost, cost, node_macs
+from jaxeff.program.costs._fan_in import fan_ins
+from jaxeff.program.costs._last_layer import (
+    LastLayer,
+    flat,
+    inputs_of,
+    last_layer,
+    with_constant,
+    with_flat,
+)
+from jaxeff.program.costs._summary import Summary, sites, summary
+from jaxeff.program.costs._widths import Widths, bits_scope, is_scalar
+
+__all__ = [
+    "Cost",
+    "LastLayer",
+    "LayerCost",
+    "Summary",
+    "Widths",
+    "bits_scope",
+    "cost",
+    "fan_ins",
+    "flat",
+    "inputs_of",
+    "is_scalar",
+    "last_layer",
+    "node_macs",
+    "sites",
+    "summary",
+    "with_constant",
+    "with_flat",
+]

@@ -1,0 +1,287 @@
+"""What a program costs: parameters, multiply-accumulates, bits and bit operations, layer by layer.
+
+MACs count the products of dot products and convolutions, the measure of the source work; pointwise
+functions, pooling and additions count nothing. Padding counts as work, as in the usual formula
+(output size x kernel size x input channels / groups). Zeros between the inputs of a transposed
+convolution don't count: there the formula is input size x kernel size x output channels / groups,
+in which what falls beyond the borders counts: a strided convolution and its transpose cost the
+same. A scan's body counts once per iteration, a cond counts its most expensive branch, and a while
+loop (its trip count isn't known) one iteration.
+
+BOPs = MACs x activation bits x weight bits (Galen, arXiv 2212.07818). Bits are those of a function
+that was quantized, or what `bits` says; anything else has the bits of its dtypes. Parameters take
+the bits of their codes and of the scales or codebooks that decode them (`_widths.py`), activations
+as much memory as is live at once (`_memory.py`).
+
+```python
+import jax
+import jaxeff
+from jaxeff.nn import small_classifier
+
+f, params, (x, y) = small_classifier()
+small = jaxeff.quantized(f, {"*:linear": jaxeff.Int(4, 8)})
+print(jaxeff.summary(small, params, x[:1]))
+jaxeff.cost(small, params, x[:1]).size                   # bytes; also .peak, .bops, .macs, .params
+```
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jaxeff.core import check_number, function, mapping, takes, tree
+from jaxeff.program._patterns import SpecError
+from jaxeff.program.costs._memory import carried_widths, peak_bits
+from jaxeff.program.costs._widths import Bits, Widths, dtype_bits, widths_of
+from jaxeff.program.ir import Contraction, Layer, Node, Program, Value
+from jaxeff.program.ir import primitives as prim
+from jaxeff.program.reading import trace
+
+
+@dataclass(frozen=True)
+class LayerCost:
+    """One layer's row.
+
+    Attributes:
+        site: Its name.
+        kind: Its kind.
+        shape: Shape of its result.
+        params: Scalars in the parameters it reads, each leaf counted where it is first read.
+        macs: Multiply-accumulates for the traced batch.
+        bops: Bit operations for the traced batch.
+        weights: How many of `params` its products read: what a quantizer of weights acts on.
+        storage: Bits of `params` as they are stored. A leaf that is read in other bits elsewhere
+            is stored, and counted, there too.
+        weight_bits: Bits of one weight, where the layer multiplies; for a product of two
+            activations, those of the first.
+        activation_bits: Bits of what its weights are multiplied with.
+    """
+
+    site: str
+    kind: str
+    shape: tuple[int, ...]
+    params: int
+    macs: int
+    bops: float
+    weights: int = 0
+    storage: float = 0
+    weight_bits: float | None = None
+    activation_bits: float | None = None
+
+
+@dataclass(frozen=True)
+class Cost:
+    """A program's rows and totals; `macs`, `bops` and `peak` are for the traced batch.
+
+    Attributes:
+        layers: A row each.
+        peak: Bytes of the activations that are live at the same time, at most.
+    """
+
+    layers: tuple[LayerCost, ...]
+    peak: int = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes of all parameters as they are stored."""
+        return math.ceil(sum(row.storage for row in self.layers) / 8)
+
+    @property
+    def params(self) -> int:
+        """Scalars in all parameters."""
+        return sum(row.params for row in self.layers)
+
+    @property
+    def macs(self) -> int:
+        """Multiply-accumulates."""
+        return sum(row.macs for row in self.layers)
+
+    @property
+    def bops(self) -> float:
+        """Bit operations."""
+        return sum(row.bops for row in self.layers)
+
+
+@takes(f=function, params=tree, bits=mapping)
+def cost(
+    f: Callable[..., Any],
+    params: Any,
+    *args: Any,
+    bits: Bits | None = None,
+    **kwargs: Any,
+) -> Cost:
+    """Computes the cost of `f` at the given shapes; a batch of one gives per-sample figures.
+
+    Args:
+        f: A pure function `f(params, *args)`.
+        params: Arrays or `jax.ShapeDtypeStruct`s.
+        *args: Further arguments.
+        bits: `(weight bits, activation bits)` or `jaxeff.program.Widths` by site, for layers that
+            will be quantized.
+        **kwargs: As for `trace`.
+
+    Raises:
+        TypeError: `bits` is no mapping of pairs of numbers.
+        ValueError: Bits are negative, infinite or NaN.
+        SpecError: `bits` names a site that there isn't.
+    """
+    return program_cost(trace(f, params, *args, **kwargs), bits or {})
+
+
+def program_cost(program: Program, bits: Bits) -> Cost:
+    """Returns the cost of a program that has been traced already."""
+    unknown = sorted(bits.keys() - {layer.site for layer in program.sites})
+    if unknown:
+        there = ", ".join(layer.site for layer in program.sites)
+        raise SpecError(f"bits has {unknown[0]!r}, which is no site; there are {there}.")
+    for site, pair in bits.items():
+        _check_bits(site, pair)
+    widths = widths_of(program, bits)
+    store = _Store()
+    for v in program.inputs:
+        if v.is_weight:
+            store.add(v)
+    rows = _rows(program, widths, store)
+    # Parameters that no layer reads are stored with the model all the same.
+    if store.unread:  # read by no layer
+        left = list(store.unread)
+        count, kept = sum(store.unread.values()), store.as_they_are(left)
+        rows.append(LayerCost("(other)", "other", (), count, 0, 0, storage=kept))
+    return Cost(tuple(rows), math.ceil(peak_bits(program, widths) / 8))
+
+
+def _check_bits(site: str, pair: Any) -> None:
+    if not isinstance(pair, tuple | list) or not 2 <= len(pair) <= len(Widths._fields):
+        raise TypeError(
+            f"bits of {site!r} must be (weight bits, activation bits) or Widths, not {pair!r}."
+        )
+    for width in pair:
+        if width is not None:
+            check_number(f"bits of {site!r}", width, 0)
+
+
+class _Store:
+    """What of the parameters is still to be counted, and what is stored already."""
+
+    def __init__(self) -> None:
+        self.sizes: dict[str, int] = {}
+        self.unread: dict[str, int] = {}
+        self._bits: dict[str, int] = {}
+        self._stored: set[Any] = set()
+
+    def add(self, v: Value) -> None:
+        """Takes in a leaf; the two halves of a distribution share their path."""
+        self.sizes[v.path] = self.unread[v.path] = self.sizes.get(v.path, 0) + v.aval.size
+        self._bits[v.path] = self._bits.get(v.path, 0) + v.aval.size * dtype_bits(v)
+
+    def read(self, paths: Iterable[str]) -> int:
+        """Scalars of leaves that nobody has read before."""
+        return sum(self.unread.pop(path, 0) for path in paths)
+
+    def as_they_are(self, paths: Iterable[str]) -> int:
+        """Bits of leaves that are stored in their dtypes, once each."""
+        new = set(paths) - self._stored
+        self._stored |= new
+        return sum(self._bits.get(path, 0) for path in new)
+
+    def in_codes(self, v: Value, bits: float, times: int) -> float:
+        """Bits of a weight that is stored as codes, `bits` for all of it.
+
+        A weight that is used again in the same bits is stored once; parts of a leaf are others.
+        """
+        size = times * v.aval.size
+        # A slice of a leaf is its own entry: two layers that read different halves store
+        # both.
+        whole = [path for path in v.leaves if len(v.leaves) == 1 and size >= self.sizes[path]]
+        key = (*whole, bits / v.aval.size)
+        if whole and key in self._stored:
+            return 0
+        self._stored.add(key)
+        return bits * (self.sizes[whole[0]] / v.aval.size if whole else times)
+
+
+def _rows(
+    program: Program, widths: Mapping[Layer, Widths], store: _Store, times: int = 1
+) -> list[LayerCost]:
+    rows: list[LayerCost] = []
+    carried = carried_widths(program, widths)
+    for layer in program.layers:
+        if layer.kind == "control flow":
+            rows += _control_rows(layer, widths, store, times)
+        elif layer.site:
+            rows.append(_row(layer, widths[layer], carried, store, times))
+    return rows
+
+
+def _control_rows(
+    layer: Layer, widths: Mapping[Layer, Widths], store: _Store, times: int
+) -> list[LayerCost]:
+    (node,) = layer.nodes
+    # A `while` has no known length: its body counts once.
+    if node.primitive is prim.p.scan_p:
+        times *= node.params["length"]
+    bodies = [_rows(p, widths, store, times) for p in layer.programs]
+    if node.primitive is prim.p.cond_p:
+        costliest = max(bodies, key=lambda rows: sum(r.macs for r in rows))
+        # All branches are stored, but only one runs: the most expensive one counts.
+        idle = [r for rows in bodies if rows is not costliest for r in rows]
+        return costliest + [replace(r, macs=0, bops=0) for r in idle]
+    return [row for rows in bodies for row in rows]
+
+
+def _row(
+    layer: Layer, own: Widths, carried: Mapping[Value, float], store: _Store, times: int
+) -> LayerCost:
+    macs = times * sum(node_macs(n) for n in layer.nodes)
+    # `read` pops: a leaf that two layers share counts for the first one only.
+    multiplied = [layer.inputs[i] for i in layer.weights] if macs else []
+    read = [v for v in layer.inputs if v.is_weight]
+    weights = sum(store.read(v.leaves) for v in multiplied)
+    params = weights + sum(store.read(v.leaves) for v in read)
+    storage: float = 0
+    # A table that rows are looked up in has codes, too.
+    coded = [layer.inputs[i] for i in layer.weights] if own.weights is not None else []
+    elements = sum(v.aval.size for v in coded)
+    for v in read:
+        if own.weights is None or v not in coded:
+            storage += store.as_they_are(v.leaves)
+        else:
+            of_all = elements * own.weights if own.storage is None else own.storage
+            storage += store.in_codes(v, of_all * v.aval.size / elements, times)
+    if macs and not multiplied:  # what a method has learnt takes the place of the weights
+        storage += times * (own.storage or 0)
+    first, second = _multiplied_bits(layer, own, carried) if macs else (None, None)
+    return LayerCost(
+        layer.site,
+        layer.kind,
+        tuple(layer.outputs[0].aval.shape),
+        params,
+        macs,
+        _whole(macs * (first or 0) * (second or 0)),
+        weights,
+        _whole(storage),
+        first,
+        second,
+    )
+
+
+def _multiplied_bits(
+    layer: Layer, own: Widths, carried: Mapping[Value, float]
+) -> tuple[float, float]:
+    """Returns the widths of what a dot product or convolution multiplies."""
+    data = [carried.get(layer.inputs[i], 32) for i in layer.data]
+    weights = [dtype_bits(layer.inputs[i]) for i in layer.weights] or data[:1]
+    first = max(weights, default=32) if own.weights is None else own.weights
+    second = max(data, default=32) if own.activations is None else own.activations
+    return _whole(first), _whole(second)
+
+
+def _whole(bits: float) -> float:
+    """Returns the number, as an integer if it is one."""
+    return int(bits) if bits == int(bits) else bits
+
+
+def node_macs(node: Node) -> int:
+    """Returns the multiply-accumulates of a dot product or convolution, zero for anything else."""
+    return Contraction.of(node).macs if node.primitive in prim.LINEAR else 0

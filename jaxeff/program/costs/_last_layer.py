@@ -1,0 +1,180 @@
+"""A function as features and a last dense layer, `f(params, x) = features @ kernel + bias`.
+
+```python
+from jaxeff.nn import small_classifier
+from jaxeff.program.costs import inputs_of, last_layer
+
+f, params, (x, y) = small_classifier()
+last_layer(f, "fc2", params, x).kernel              # the index of its leaf in params
+features = inputs_of(f, "fc2")(params, x)           # [batch, 32]
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jaxtyping import Array
+
+from jaxeff.program._evaluate import evaluate, plain
+from jaxeff.program.ir import Contraction, Layer, Program
+from jaxeff.program.ir import primitives as prim
+from jaxeff.program.reading import argument_leaves, trace
+
+
+class LastLayer(NamedTuple):
+    """A dense layer whose result is the function's.
+
+    Attributes:
+        site: Its name.
+        kernel: The index of its kernel among the leaves of the parameters, `[features, outputs]`.
+        bias: The index of its bias, `[outputs]`; None if it has none.
+    """
+
+    site: str
+    kernel: int
+    bias: int | None
+
+
+def inputs_of(f: Callable[..., Any], site: str) -> Callable[..., Array]:
+    """Returns what a layer reads: the features in front of a last layer.
+
+    Args:
+        f: A pure function `f(params, *args)`.
+        site: The layer's name.
+
+    Returns:
+        A function of the arguments of `f` with the layer's data input; XLA leaves out what comes
+        after.
+
+    Raises:
+        ValueError: When called: there is no such site, it lies inside a loop or branch, or has
+            several data inputs.
+    """
+
+    def features(*args: Any, **kwargs: Any) -> Array:
+        program = trace(f, *args, **kwargs)
+        layer = find(program, site)
+        if len(layer.data) != 1:
+            raise ValueError(f"{site} has {len(layer.data)} data inputs, not one")
+        found: list[Array] = []
+
+        def rule(each: Layer, key: Any, *values: Any) -> Sequence[Any]:
+            if each.site == site:
+                found.append(values[layer.data[0]])
+            return plain(each, key, *values)
+
+        evaluate(program, rule, None, argument_leaves(args, kwargs))
+        return found[0]
+
+    return features
+
+
+def find(program: Program, site: str) -> Layer:
+    """Returns the layer of a site outside loops and branches.
+
+    Raises:
+        ValueError: There is none.
+    """
+    for layer in program.layers:
+        if layer.site == site and layer.kind != "control flow":
+            return layer
+    inside = any(layer.site == site for layer in program.sites)
+    there = ", ".join(layer.site for layer in program.layers if layer.site)
+    raise ValueError(
+        f"{site} lies inside a loop or branch" if inside else f"there is no site {site!r}: {there}"
+    )
+
+
+def last_layer(f: Callable[..., Any], site: str, params: Any, *args: Any) -> LastLayer:
+    """Returns the last layer of a function.
+
+    Args:
+        f: A pure function `f(params, *args)`.
+        site: The layer's name.
+        params: Its parameters.
+        *args: Its inputs; shapes are enough.
+
+    Raises:
+        ValueError: The site isn't a dense layer of features `[batch, n]`, its result isn't the
+            function's, its kernel or bias is no parameter as it is, or another layer reads it.
+    """
+    program = trace(f, params, *args)
+    layer = find(program, site)
+    reason = _what_is_wrong(program, layer)
+    if reason:
+        linear = [each.site for each in program.layers if each.kind == "linear"]
+        raise ValueError(
+            f"{site} is no linear last layer: {reason}. Name the dense layer whose result f "
+            f"returns (linear layers here: {', '.join(linear) or 'none'}), and let f return its "
+            "result as it is, logits instead of probabilities"
+        )
+    kernel, bias = layer.inputs[layer.weights[0]], [layer.inputs[i] for i in layer.biases]
+    inputs = list(program.inputs)
+    at = inputs.index(kernel)
+    if not bias:
+        return LastLayer(site, at, None)
+    names = {v.path: i for i, v in enumerate(inputs) if v.is_weight}
+    return LastLayer(site, at, names[bias[0].path])
+
+
+def _what_is_wrong(program: Program, layer: Layer) -> str:
+    op = layer.op
+    if layer.kind != "linear" or op is None or op.primitive is not prim.p.dot_general_p:
+        return f"its kind is {layer.kind}, of {layer.outputs[0].aval.str_short()}"
+    if len(program.outputs) != 1 or program.outputs[0] is not layer.outputs[0]:
+        after = next(
+            (each.site for each in program.layers if layer.outputs[0] in each.inputs), "others"
+        )
+        return f"its result goes to {after}"
+    product = Contraction.of(op)
+    data = layer.inputs[layer.data[0]]
+    summed = product.summed(0), product.summed(1)
+    if data.aval.ndim != 2 or summed != ((1,), (0,)) or product.batch(0):
+        return f"it multiplies {data.aval.str_short()} along other axes than [batch, features]"
+    if len(layer.weights) != 1 or layer.inputs[layer.weights[0]] not in program.inputs:
+        return "its kernel is computed from its parameter"
+    if len(layer.biases) > 1:
+        return "it has several biases"
+    sizes = {v.path: v.aval.size for v in program.inputs if v.is_weight}
+    for i in layer.biases:
+        bias = layer.inputs[i]
+        if sizes.get(bias.path) != layer.outputs[0].aval.shape[-1]:
+            return "its bias is not one number for each output"
+    path = layer.inputs[layer.weights[0]].path
+    readers = [
+        each.site for each in program.sites
+        if each is not layer and any(path in v.leaves for v in each.inputs if v.is_weight)
+    ]  # fmt: skip
+    return f"{', '.join(readers)} reads its kernel, too" if readers else ""
+
+
+def flat(params: Any, layer: LastLayer) -> Array:
+    """Joins kernel and bias to one matrix `[features (+ 1), outputs]`, the bias last."""
+    leaves = jax.tree.leaves(params)
+    kernel = jax.numpy.asarray(leaves[layer.kernel])
+    if layer.bias is None:
+        return kernel
+    bias = jax.numpy.asarray(leaves[layer.bias]).reshape(1, -1)
+    return jax.numpy.concatenate([kernel, bias], axis=0)
+
+
+def with_flat(params: Any, layer: LastLayer, matrix: Array) -> Any:
+    """Replaces kernel and bias; leading axes of the matrix become theirs."""
+    leaves, structure = jax.tree.flatten(params)
+    rows = leaves[layer.kernel].shape[0]
+    leaves[layer.kernel] = matrix[..., :rows, :]
+    if layer.bias is not None:
+        shape = jax.numpy.shape(leaves[layer.bias])
+        leaves[layer.bias] = matrix[..., rows, :].reshape(*matrix.shape[:-2], *shape)
+    return jax.tree.unflatten(structure, leaves)
+
+
+def with_constant(features: Array, layer: LastLayer) -> Array:
+    """Features with a last one of 1 where the layer has a bias."""
+    if layer.bias is None:
+        return features
+    ones = jax.numpy.ones((len(features), 1), features.dtype)
+    return jax.numpy.concatenate([features, ones], axis=1)

@@ -1,0 +1,131 @@
+"""The program as a table for people."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from jaxeff.core import Table, brief, function, mapping, settings, takes, tree
+from jaxeff.program._spec import resolve
+from jaxeff.program.costs._cost import Cost, LayerCost, program_cost
+from jaxeff.program.costs._widths import Bits
+from jaxeff.program.reading import trace
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A function's layers and what they cost; prints as a table, also in a notebook.
+
+    Attributes:
+        cost: The same as numbers.
+        settings: What a spec says of each site, if one was given.
+    """
+
+    cost: Cost
+    settings: Mapping[str, Any] | None = field(default=None)
+
+    def _table(self) -> Table:
+        columns = ["site", "kind", "output", "params>", "MACs>", "BOPs>"]
+        cells = [
+            [
+                row.site,
+                row.kind,
+                "x".join(map(str, row.shape)),
+                *(_number(n) for n in (row.params, row.macs, row.bops)),
+            ]
+            for row in self.cost.layers
+        ]
+        total = ["total", "", "", *map(_number, (self.cost.params, self.cost.macs, self.cost.bops))]
+        if any(
+            min(row.weight_bits or 32, row.activation_bits or 32) < 32 for row in self.cost.layers
+        ):
+            columns += ["bits", "bytes>"]
+            for row, of_layer in zip(self.cost.layers, cells, strict=True):
+                of_layer += [_bits(row), _number(math.ceil(row.storage / 8))]
+            total += ["", _number(self.cost.size)]
+        if self.settings is not None:
+            columns.append("setting")
+            for row, of_layer in zip(self.cost.layers, cells, strict=True):
+                known = row.site in self.settings
+                of_layer.append(brief(self.settings[row.site]) if known else "")
+            total.append("")
+        caption = (
+            f"{len(cells)} layers, {self.cost.size:,} bytes of parameters, "
+            f"{self.cost.peak:,} of activations at a time"
+        )
+        return Table(columns, cells, total, caption)
+
+    def __rich__(self) -> Any:
+        """Returns the table, for `rich`."""
+        return self._table().__rich__()
+
+    def __str__(self) -> str:
+        """Returns the table as plain text, wide enough for every cell."""
+        return str(self._table())
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """Returns the table, for a notebook."""
+        return self._table()._repr_html_()
+
+
+def _number(n: float) -> str:
+    return (f"{n:,}" if isinstance(n, int) else f"{n:,.1f}") if n else ""
+
+
+def _bits(row: LayerCost) -> str:
+    """Of weights and of activations."""
+    if row.weight_bits is None or row.activation_bits is None:
+        return ""
+    return f"{row.weight_bits:.3g} x {row.activation_bits:.3g}"
+
+
+@takes(f=function, params=tree, bits=mapping, spec=settings())
+def summary(
+    f: Callable[..., Any],
+    params: Any,
+    *args: Any,
+    bits: Bits | None = None,
+    spec: Mapping[str, Any] | None = None,
+    **kwargs: Any,
+) -> Summary:
+    """Returns the layers of `f`: site, kind, output shape, parameters, MACs and BOPs.
+
+    A function that was quantized shows its bits, too, and the bytes that parameters take in them.
+
+    Args:
+        f: A pure function `f(params, *args)`.
+        params: Arrays or `jax.ShapeDtypeStruct`s.
+        *args: Further arguments; a batch of one gives per-sample figures.
+        bits: As for `cost`: widths by site, of a network that will be quantized.
+        spec: Settings by pattern, of any transform; a column says what each site gets. Costs are
+            those of `f`; of `quantized(f, spec)` they are those in its bits.
+        **kwargs: As for `trace`.
+
+    Raises:
+        SpecError: As for the transform: a pattern of `spec` matches or decides no site, or two are
+            equally specific at one.
+    """
+    program = trace(f, params, *args, **kwargs)
+    settings = None if spec is None else resolve(spec, program)
+    return Summary(program_cost(program, bits or {}), settings)
+
+
+class Sites(tuple[str, ...]):
+    """Names of layers; a notebook shows their kinds beside them."""
+
+    kinds: tuple[str, ...]
+
+    def _repr_html_(self) -> str:
+        """Returns the names and kinds, for a notebook."""
+        return Table(("site", "kind"), list(zip(self, self.kinds, strict=True)))._repr_html_()
+
+
+@takes(f=function, params=tree)
+def sites(f: Callable[..., Any], params: Any, *args: Any, **kwargs: Any) -> Sites:
+    """Returns the names of every layer of `f`, in order of execution."""
+    layers = trace(f, params, *args, **kwargs).sites
+    found = Sites(layer.site for layer in layers)
+    found.kinds = tuple(layer.kind for layer in layers)
+    return found

@@ -1,0 +1,307 @@
+"""A function's equations in one flat list: values with roles, nodes with renamed variables.
+
+Calls that only structure the source (`jit`, composites, custom derivatives around a site) are read
+in place; `scan`, `while`, `cond` and `remat` stay nodes of their own and carry graphs. Every value
+knows its *role*: whether it depends on data, on parameters, on a PRNG key, or on nothing but
+constants; and a parameter-derived value knows which leaf it came from, through any chain of
+reshapes, transposes, conversions and fake quantization.
+
+Sharp edges:
+    A `custom_jvp` or `custom_vjp` with a site inside is read in place, so its gradient becomes that
+    of its primal; without one it stays a single node and keeps its gradient.
+    The function inside a `shard_map` (and so a `pmap`) is not read: it stays one layer of kind
+    `other` and runs as it is. Transform the function first and shard the result.
+    What a backward pass holds has no name scopes: they would name what it was derived from.
+    The first argument that is not a PRNG key holds the parameters.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntFlag
+from typing import Any, TypeAlias
+
+import jax.numpy as jnp
+
+from jaxeff.core import STATE_TAG, ClosedJaxpr, JaxprEqn, Literal
+from jaxeff.core import jax_internals as _compat
+from jaxeff.program.ir import _primitives as prim
+
+SPREAD_TAG = "jaxeff.spread"
+
+
+class Role(IntFlag):
+    """What a value depends on; a value's role is the union of its inputs'."""
+
+    CONSTANT = 0
+    KEY = 1
+    PARAM = 2
+    STATE = 4
+    DATA = 8
+
+
+@dataclass(eq=False, slots=True)
+class Value:
+    """One array of the flattened function. Compared by identity.
+
+    Attributes:
+        aval: Its shape and dtype.
+        role: What it depends on.
+        path: For a value derived from parameters or state, the leaf it mainly came from.
+        leaves: All leaves it came from.
+        along: For each axis, the axis of the data arguments that it is, or a label of
+            `moment_propagation.lineage`; empty where nobody has looked.
+        spread: Whether it describes another value's distribution rather than being a signal: the
+            variance of a distribution that a transform has put in an array's place, or a statistic
+            that only updates state.
+    """
+
+    aval: Any
+    role: Role = Role.CONSTANT
+    path: str = ""
+    spread: bool = False
+    leaves: frozenset[str] = frozenset()
+    along: tuple[Any, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.path and not self.leaves:
+            self.leaves = frozenset((self.path,))
+
+    @property
+    def is_data(self) -> bool:
+        """Whether it depends on an input that is neither parameter, state nor key."""
+        return bool(self.role & Role.DATA)
+
+    @property
+    def is_weight(self) -> bool:
+        """Whether it depends on parameters or state, and not on data."""
+        return bool(self.role & (Role.PARAM | Role.STATE)) and not self.is_data
+
+
+Atom: TypeAlias = Any  # a Value, or one of JAX's literals
+
+
+@dataclass(eq=False, slots=True)
+class Node:
+    """One equation with its variables renamed to the flattened function's values.
+
+    Attributes:
+        eqn: The equation; its own variables are those of the jaxpr it came from.
+        inputs: Values or literals.
+        outputs: Values.
+        calls: Names and identities of the calls around it, outermost first.
+        scopes: The name scopes around it, outermost first; empty for NNX.
+        graphs: The sub-functions of a control-flow node.
+    """
+
+    eqn: JaxprEqn
+    inputs: tuple[Atom, ...]
+    outputs: tuple[Value, ...]
+    calls: tuple[tuple[str, int], ...] = ()
+    scopes: tuple[str, ...] = ()
+    graphs: tuple["Graph", ...] = ()
+
+    @property
+    def primitive(self) -> Any:
+        """The JAX primitive."""
+        return self.eqn.primitive
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The primitive's parameters."""
+        return self.eqn.params
+
+    @property
+    def values(self) -> list[Value]:
+        """Its inputs without the literals."""
+        return [v for v in self.inputs if isinstance(v, Value)]
+
+
+@dataclass(eq=False, slots=True)
+class Graph:
+    """A flattened function: `inputs` and `constants` go in, `outputs` come out of `nodes`."""
+
+    inputs: tuple[Value, ...]
+    constants: dict[Value, Any]
+    nodes: list[Node]
+    outputs: tuple[Atom, ...]
+
+
+@dataclass
+class _Flattener:
+    nodes: list[Node] = field(default_factory=list)
+    constants: dict[Value, Any] = field(default_factory=dict)
+    call_count: int = 0
+
+    def read(
+        self,
+        closed: ClosedJaxpr,
+        arguments: Sequence[Atom],
+        calls: tuple[tuple[str, int], ...],
+        outer: tuple[str, ...],
+        backward: bool,
+    ) -> list[Atom]:
+        env: dict[Any, Atom] = dict(zip(closed.jaxpr.invars, arguments, strict=True))
+        for var, const in zip(closed.jaxpr.constvars, closed.consts, strict=True):
+            value = Value(var.aval)
+            self.constants[value] = const
+            env[var] = value
+
+        def atom(a: Any) -> Atom:
+            return a if isinstance(a, Literal) else env[a]
+
+        for eqn in closed.jaxpr.eqns:
+            inputs = tuple(atom(a) for a in eqn.invars)
+            # What a backward pass holds isn't what it was derived from, whatever its scopes say.
+            transposed = backward or _compat.is_transposed(eqn)
+            names = outer if backward else outer + _compat.scopes(eqn)
+            # Calls are numbered: two calls of one function have the same name.
+            if _is_inlined(eqn):
+                self.call_count += 1
+                inner = (*calls, (_compat.call_name(eqn), self.call_count))
+                body = _compat.sub_jaxprs(eqn)[0]
+                results = self.read(body, inputs, inner, names, transposed)
+                env.update(zip(eqn.outvars, results, strict=True))
+                continue
+            role, path, leaves = _provenance(inputs)
+            if eqn.primitive is prim.NAME and eqn.params["name"].startswith(STATE_TAG):
+                # Counters and keys feed random numbers; they are nobody's weights.
+                numeric = jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.floating)
+                path = _state_path(eqn.params["name"]) if numeric else ""
+                leaves = frozenset((path,)) if path else frozenset()
+                role = Role.STATE if numeric else Role.KEY
+            spread = _spreads(eqn, inputs)
+            outputs = tuple(Value(v.aval, role, path, spread, leaves) for v in eqn.outvars)
+            # Sets the outputs' roles too: they follow from the bodies, not from the inputs alone.
+            graphs = _sub_graphs(eqn, inputs, outputs, transposed)
+            env.update(zip(eqn.outvars, outputs, strict=True))
+            self.nodes.append(Node(eqn, inputs, outputs, calls, names, graphs))
+        return [atom(v) for v in closed.jaxpr.outvars]
+
+
+def flatten(closed: ClosedJaxpr, inputs: Sequence[Value], backward: bool = False) -> Graph:
+    """Reads a jaxpr into a graph whose inputs have the given roles; unused nodes are dropped.
+
+    Args:
+        closed: The jaxpr.
+        inputs: One value per input.
+        backward: Whether it is the body of a transposed call: its name scopes don't count.
+    """
+    flattener = _Flattener()
+    outputs = flattener.read(closed, inputs, (), (), backward)
+    # Dead equations would be layers with a site, a cost and a quantizer of their own.
+    nodes = _used(flattener.nodes, outputs)
+    return Graph(tuple(inputs), flattener.constants, nodes, tuple(outputs))
+
+
+def has_site(closed: ClosedJaxpr) -> bool:
+    """Returns whether a jaxpr holds, at any depth, a product or a pooling."""
+    sites = prim.LINEAR | set(prim.WINDOW)
+    return any(
+        eqn.primitive in sites or any(has_site(sub) for sub in _compat.sub_jaxprs(eqn))
+        for eqn in closed.jaxpr.eqns
+    )
+
+
+def _is_inlined(eqn: JaxprEqn) -> bool:
+    if eqn.primitive in prim.CALLS:
+        return True
+    return eqn.primitive in prim.CUSTOM and has_site(_compat.sub_jaxprs(eqn)[0])
+
+
+def _provenance(inputs: Sequence[Atom]) -> tuple[Role, str, frozenset[str]]:
+    """Unites the inputs' roles and leaves; takes the path of the largest one with a path."""
+    role, path, size = Role.CONSTANT, "", -1
+    leaves: frozenset[str] = frozenset()
+    for value in inputs:
+        if isinstance(value, Literal):
+            continue
+        role |= value.role
+        leaves = leaves | value.leaves if leaves else value.leaves
+        # The largest: in a weight times its scale, the weight gives the name.
+        if value.path and value.aval.size > size:
+            path, size = value.path, value.aval.size
+    return (role, path, leaves) if not role & Role.DATA else (role, "", frozenset())
+
+
+def _spreads(eqn: JaxprEqn, inputs: Sequence[Atom]) -> bool:
+    if eqn.primitive is prim.NAME and eqn.params["name"] == SPREAD_TAG:
+        return True
+    values = [v for v in inputs if isinstance(v, Value)]
+    return bool(values) and all(v.spread for v in values)
+
+
+def _sub_graphs(
+    eqn: JaxprEqn, inputs: Sequence[Atom], outputs: Sequence[Value], backward: bool
+) -> tuple[Graph, ...]:
+    """Graphs of a control-flow equation; sets the roles of its outputs from their bodies."""
+    if eqn.primitive not in prim.CONTROL:
+        return ()
+    bodies = [_compat.as_closed(b) for b in _compat.sub_jaxprs(eqn)]
+    sources = [v if isinstance(v, Value) else Value(v.aval) for v in inputs]
+    if eqn.primitive is prim.p.cond_p:
+        graphs = [flatten(b, [_copy(v) for v in sources[1:]], backward) for b in bodies]
+    elif eqn.primitive is prim.p.remat_p:
+        graphs = [flatten(bodies[0], [_copy(v) for v in sources], backward)]
+    elif eqn.primitive is prim.p.scan_p:
+        consts, carry = eqn.params["num_consts"], eqn.params["num_carry"]
+        graphs = [_loop_graph(bodies[0], sources, slice(consts, consts + carry), backward)]
+    else:
+        n_cond, n_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+        # The body first: the test reads the carry, whose roles only the body raises.
+        state = sources[n_cond + n_body :]
+        body = _loop_graph(
+            eqn.params["body_jaxpr"],
+            sources[n_cond : n_cond + n_body] + state,
+            slice(n_body, None),
+            backward,
+        )
+        carried = list(body.inputs[n_body:])
+        tested = [_copy(v) for v in sources[:n_cond] + carried]
+        test = flatten(eqn.params["cond_jaxpr"], tested, backward)
+        graphs = [test, body]
+    for graph in graphs:
+        if len(graph.outputs) == len(outputs):
+            for inner, out in zip(graph.outputs, outputs, strict=True):
+                out.role |= inner.role if isinstance(inner, Value) else Role.CONSTANT
+                if out.is_data:
+                    out.path, out.leaves = "", frozenset()
+    return tuple(graphs)
+
+
+def _loop_graph(body: ClosedJaxpr, sources: Sequence[Value], carry: slice, backward: bool) -> Graph:
+    """Flattens a loop body, raising the carry's roles until they are those it produces."""
+    avals = [v.aval for v in body.jaxpr.invars]
+    values = [
+        Value(a, s.role, s.path, s.spread, s.leaves) for a, s in zip(avals, sources, strict=True)
+    ]
+    # Roles only grow and are finitely many: the fixed point is reached in a few passes.
+    while True:
+        graph = flatten(body, values, backward)
+        changed = False
+        for inner, out in zip(values[carry], graph.outputs, strict=False):
+            role = inner.role | (out.role if isinstance(out, Value) else Role.CONSTANT)
+            if role != inner.role:
+                inner.role, changed = role, True
+        if not changed:
+            return graph
+
+
+def _state_path(tag: str) -> str:
+    """Returns the path in a state tag, without Linen's collection name."""
+    return tag.removeprefix(STATE_TAG).removeprefix("batch_stats/")
+
+
+def _copy(value: Value) -> Value:
+    return Value(value.aval, value.role, value.path, value.spread, value.leaves)
+
+
+def _used(nodes: Sequence[Node], outputs: Sequence[Atom]) -> list[Node]:
+    needed = {v for v in outputs if isinstance(v, Value)}
+    kept: list[Node] = []
+    for node in reversed(nodes):
+        # An equation with effects (a print, a callback) stays, though nobody reads its
+        # results.
+        if node.eqn.effects or any(v in needed for v in node.outputs):
+            kept.append(node)
+            needed.update(node.values)
+    return kept[::-1]

@@ -1,0 +1,69 @@
+"""JAX primitives sorted by what they do to a tensor. Compared as objects, never by name.
+
+A primitive that is in none of these sets is `other`: it runs as it is on plain arrays, and a
+transform that must understand it (moments of a random value) reports it by name.
+"""
+
+from jaxeff.core import (
+    composite_p,
+    export_composite_p,
+    pvary_p,
+    reshard_p,
+    split_p,
+    stack_p,
+    tile_p,
+)
+from jaxeff.core import primitives as p
+
+LINEAR = {p.dot_general_p, p.conv_general_dilated_p}
+
+ELEMENTWISE = {
+    p.abs_p, p.acos_p, p.acosh_p, p.add_jaxvals_p, p.add_p, p.and_p, p.asin_p, p.asinh_p,
+    p.atan2_p, p.atan_p, p.atanh_p, p.bessel_i0e_p, p.bessel_i1e_p, p.cbrt_p, p.ceil_p,
+    p.clamp_p, p.convert_element_type_p, p.copy_p, p.cos_p, p.cosh_p, p.digamma_p, p.div_p,
+    p.eq_p, p.erf_inv_p, p.erf_p, p.erfc_p, p.exp2_p, p.exp_p, p.expm1_p, p.floor_p, p.ge_p,
+    p.gt_p, p.integer_pow_p, p.is_finite_p, p.le_p, p.lgamma_p, p.log1p_p, p.log_p, p.logistic_p,
+    p.lt_p, p.max_p, p.min_p, p.mul_p, p.ne_p, p.neg_p, p.nextafter_p, p.not_p, p.or_p, p.pow_p,
+    p.reduce_precision_p, p.rem_p, p.round_p, p.rsqrt_p, p.select_n_p, p.shift_left_p,
+    p.shift_right_arithmetic_p, p.shift_right_logical_p, p.sign_p, p.sin_p, p.sinh_p, p.sqrt_p,
+    p.square_p, p.stop_gradient_p, p.sub_p, p.tan_p, p.tanh_p, p.xor_p,
+}  # fmt: skip
+
+WINDOW = {
+    p.reduce_window_p: "pool",
+    p.reduce_window_max_p: "max_pool",
+    p.reduce_window_min_p: "min_pool",
+    p.reduce_window_sum_p: "sum_pool",
+}
+
+REDUCTION = {
+    p.reduce_sum_p: "sum",
+    p.reduce_max_p: "max",
+    p.reduce_min_p: "min",
+    p.reduce_prod_p: "prod",
+    p.reduce_and_p: "all",
+    p.reduce_or_p: "any",
+    p.argmax_p: "argmax",
+    p.argmin_p: "argmin",
+}
+
+# They say where entries are, not what: on which device, in which layout, under which name.
+IN_PLACE = {
+    p.copy_p, p.device_put_p, p.name_p, p.sharding_constraint_p, pvary_p, reshard_p,
+}  # fmt: skip
+
+SHAPE = {
+    p.broadcast_in_dim_p, p.concatenate_p, p.dynamic_slice_p, p.dynamic_update_slice_p,
+    p.gather_p, p.pad_p, p.reshape_p, p.rev_p, p.slice_p, p.squeeze_p, p.transpose_p,
+    p.name_p, split_p, p.sharding_constraint_p, p.device_put_p, tile_p, stack_p, pvary_p,
+    reshard_p,
+}  # fmt: skip
+
+# Shape operations a statistic passes on its way back to the tensor it was taken from.
+BROADCAST_BACK = {p.broadcast_in_dim_p, p.reshape_p, p.squeeze_p, p.transpose_p, p.name_p}
+
+# Calls whose body is read in place; custom_jvp and custom_vjp only when a site is inside.
+CALLS = {p.jit_p, p.closed_call_p, p.call_p, composite_p, export_composite_p}
+CUSTOM = {p.custom_jvp_call_p, p.custom_vjp_call_p}
+CONTROL = {p.scan_p, p.while_p, p.cond_p, p.remat_p}
+NAME = p.name_p

@@ -1,0 +1,156 @@
+"""Reads equations on symbols in place of arrays: the one walker under every recognition.
+
+What a function is gets recognised by evaluating its equations on symbols: on text (`expression`),
+on piecewise polynomials of one variable, on the statistics of a tensor (both in `moments`). These
+are *domains*: a table from primitives to rules over the domain's symbols. What they share is here:
+calls and custom derivatives are followed into their bodies, deterministic operands are evaluated
+and remembered with the number they are everywhere, what leaves its operand as it is is passed over,
+a selection whose condition is known is the case it selects, and what has no rule is `UNKNOWN`.
+
+Sharp edges
+- A function with derivatives of its own is read as its primal: what is recognised in it is
+  differentiated anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import jax
+import numpy as np
+
+from jaxeff.core import Literal
+from jaxeff.core import jax_internals as _compat
+from jaxeff.core import primitives as p
+from jaxeff.program.ir import Node
+from jaxeff.program.ir import primitives as prim
+
+Rule = Callable[..., Any]
+
+_UNIFORM = {p.broadcast_in_dim_p, p.reshape_p, p.copy_p}
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A deterministic operand: an array, and its number where it is a known uniform one."""
+
+    array: Any
+    number: float | None = None
+
+
+class Unknown:
+    """A value that the domain has no symbol for."""
+
+
+UNKNOWN = Unknown()
+
+
+class UnreadableError(Exception):
+    """Raised by a rule: the result has no symbol in this domain."""
+
+
+def constant(value: Any) -> Constant:
+    """Returns a deterministic value as a symbol."""
+    if isinstance(value, np.ndarray | np.generic | float | int | bool) and np.ndim(value) == 0:
+        return Constant(np.asarray(value), float(value))
+    return Constant(value)
+
+
+def known_number(eqn: Any, numbers: Sequence[float | None]) -> float | None:
+    """Returns the number an equation's result is everywhere, if its operands' numbers tell.
+
+    Args:
+        eqn: An equation of deterministic operands.
+        numbers: For each operand the number it is everywhere, or None.
+    """
+    if None in numbers or not numbers or len(eqn.outvars) != 1:
+        return None
+    if eqn.primitive in _UNIFORM:
+        return numbers[0]
+    if eqn.primitive not in prim.ELEMENTWISE:
+        return None
+    # In the operand's dtype and by the primitive itself: the number is what the array would
+    # hold.
+    scalars = [np.asarray(n, v.aval.dtype) for n, v in zip(numbers, eqn.invars, strict=True)]
+    with jax.ensure_compile_time_eval():
+        return float(_compat.bind(eqn, *scalars)[0])
+
+
+class Reader:
+    """Evaluates equations on symbols; a domain is a subclass with a table of rules.
+
+    Attributes:
+        rules: From a primitive to `rule(eqn, *operands)`, the symbol of its one result. It may
+            raise `UnreadableError`.
+        transparent: Primitives whose result is their operand.
+    """
+
+    rules: Mapping[Any, Rule] = {}
+    transparent: ClassVar[set[Any]] = {prim.NAME, p.copy_p, p.stop_gradient_p}
+
+    def constant(self, value: Any) -> Any:
+        """Returns the symbol of a deterministic value."""
+        return constant(value)
+
+    def equation(self, eqn: Any, operands: Sequence[Any]) -> list[Any]:
+        """Returns the symbols of an equation's results."""
+        if eqn.primitive in prim.CALLS | prim.CUSTOM:
+            return self.body(_compat.sub_jaxprs(eqn)[0], operands)
+        if eqn.primitive in self.transparent:
+            return list(operands)
+        # Before the rules: a domain may know a selection's cases and not what its condition
+        # means.
+        chosen = _chosen(eqn, operands)
+        return self.apply(eqn, operands) if chosen is None else [chosen]
+
+    def apply(self, eqn: Any, operands: Sequence[Any]) -> list[Any]:
+        """Returns the symbols of the results of an equation that isn't a call."""
+        # Known numbers are kept beside arrays: an array may be a tracer, whose value can't
+        # be read.
+        if all(isinstance(o, Constant) for o in operands):
+            arrays = _compat.bind(eqn, *(o.array for o in operands))
+            number = known_number(eqn, [o.number for o in operands])
+            return [Constant(v, number) for v in arrays]
+        rule, count = self.rules.get(eqn.primitive), len(eqn.outvars)
+        if rule is None or count != 1 or any(isinstance(o, Unknown) for o in operands):
+            return [UNKNOWN] * count
+        try:
+            return [rule(eqn, *operands)]
+        except UnreadableError:
+            return [UNKNOWN]
+
+    def body(self, closed: Any, operands: Sequence[Any]) -> list[Any]:
+        """Returns the symbols of a jaxpr's results."""
+        symbols = dict(zip(closed.jaxpr.invars, operands, strict=True))
+        consts = zip(closed.jaxpr.constvars, closed.consts, strict=True)
+        symbols.update((var, self.constant(value)) for var, value in consts)
+        equations = ((e, e.invars, e.outvars) for e in closed.jaxpr.eqns)
+        return self._follow(equations, symbols, closed.jaxpr.outvars)
+
+    def nodes(
+        self, nodes: Iterable[Node], symbols: Mapping[Any, Any], outputs: Sequence[Any]
+    ) -> list[Any]:
+        """Returns the symbols of `outputs`, given those of all that `nodes` read and don't make."""
+        equations = ((n.eqn, n.inputs, n.outputs) for n in nodes)
+        return self._follow(equations, dict(symbols), outputs)
+
+    def _follow(
+        self, equations: Iterable[tuple], symbols: dict[Any, Any], outputs: Sequence[Any]
+    ) -> list[Any]:
+        def read(atom: Any) -> Any:
+            return self.constant(atom.val) if isinstance(atom, Literal) else symbols[atom]
+
+        for eqn, inputs, made in equations:
+            results = self.equation(eqn, [read(a) for a in inputs])
+            symbols.update(zip(made, results, strict=True))
+        return [read(a) for a in outputs]
+
+
+def _chosen(eqn: Any, operands: Sequence[Any]) -> Any:
+    """Returns the case that a selection takes everywhere, None if that isn't known."""
+    if eqn.primitive is not p.select_n_p or not isinstance(operands[0], Constant):
+        return None
+    number = operands[0].number
+    return None if number is None else operands[1 + int(number)]

@@ -1,0 +1,272 @@
+"""`Budget`: how much a pruned model may cost, which decides what every group keeps.
+
+```python
+import jax
+from jaxeff.nn import small_classifier
+from jaxeff.pruning import Budget, Prune, prune_plan, pruned
+
+f, params, (x, y) = small_classifier()
+spec = {"*": Prune(0.9, round_to=2)}                        # at most .9 of a layer goes
+half = prune_plan(f, params, x, spec, budget=Budget(parameters=0.5))
+same = prune_plan(f, params, x, spec, budget=Budget(macs=0.5, uniform=True))
+
+def operations(plan):                                       # or the seconds that a call takes
+    compiled = jax.jit(pruned(f, plan)).lower(plan.shrink(params), x).compile()
+    return compiled.cost_analysis()["flops"]
+
+light = prune_plan(f, params, x, spec, budget=Budget(measured=0.6, measure=operations))
+```
+
+Channels of all groups compete by their scores, each divided by its group's mean, since the sizes of
+weights differ between layers: those below a threshold go, and the threshold is the least that meets
+the budget, found by bisection. What rounding then leaves of the budget is given back, a block of
+channels at a time, the highest scores first, until no group's next block fits.
+
+Sharp edges:
+    MACs are those of `jaxeff.cost` for the smaller model and the batch of `prune_plan`; they are
+    counted without tracing it.
+    A measurement is taken at every step of the bisection, about as often as the binary logarithm of
+    the number of channels; nothing is given back. The plan has been measured within the budget
+    itself, whatever the noise of the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+
+from jaxeff.core import Choice, Number, Setting, check_number, register_setting, static
+from jaxeff.pruning._cost import macs, parameters
+from jaxeff.pruning.dependencies import Channels, PlanError
+from jaxeff.pruning.shrinking import Plan
+
+
+@register_setting
+@dataclass(frozen=True)
+class Budget(Setting):
+    """What a pruned model may cost, as a share of what the whole one does: one of three.
+
+    Attributes:
+        parameters: Share of its parameters.
+        macs: Share of its multiply-accumulates.
+        measured: Share of what `measure` gives for it.
+        measure: `measure(plan)` gives a positive number, such as a time.
+        uniform: Whether every group keeps the same share, as far as rounding allows, and scores
+            decide within groups only.
+        normalize: What scores of different groups are divided by to be compared: the group's
+            "mean", its "max", or "nothing".
+
+    Raises:
+        ValueError: None of the three is given, or several; one is out of bounds, or a measured one
+            has no `measure`.
+    """
+
+    parameters: Annotated[float | None, Number(above=0, high=1)] = static(None)
+    macs: Annotated[float | None, Number(above=0, high=1)] = static(None)
+    measured: Annotated[float | None, Number(above=0, high=1)] = static(None)
+    measure: Callable[[Plan], Any] | None = static(None)
+    uniform: bool = static(False)
+    normalize: Annotated[str, Choice("mean", "max", "nothing")] = static("mean")
+
+    def __post_init__(self) -> None:
+        """Checks the fields."""
+        super().__post_init__()
+        given = [self.parameters, self.macs, self.measured]
+        if sum(share is not None for share in given) != 1:
+            raise ValueError(
+                "Budget takes one share: Budget(parameters=0.5), Budget(macs=0.5) or "
+                "Budget(measured=0.5, measure=seconds)."
+            )
+        if (self.measured is None) != (self.measure is None):
+            raise ValueError("Budget takes measured and measure together, or neither.")
+
+    @property
+    def of(self) -> tuple[str, float]:
+        """What is counted, and the share."""
+        for name in ("parameters", "macs", "measured"):
+            share = getattr(self, name)
+            if share is not None:
+                return name, share
+        raise AssertionError
+
+
+class Allowed(NamedTuple):
+    """What a group may keep.
+
+    Attributes:
+        scores: The higher the more, `[channels]`.
+        least: The fewest channels.
+        round_to: What it keeps is a multiple, or all.
+        crossed: What a plan says of it (`Plan.crossed`), if anything.
+    """
+
+    scores: np.ndarray
+    least: int
+    round_to: int
+    crossed: str | None = None
+
+    def rounded(self, count: int) -> int:
+        """Returns the next number up that is allowed."""
+        whole = -(-max(count, self.least) // self.round_to) * self.round_to
+        return min(whole, len(self.scores))
+
+
+def within(budget: Budget, channels: Channels, allowed: Mapping[str, Allowed]) -> Plan:
+    """Returns the plan that keeps as much as a budget allows.
+
+    Args:
+        budget: What it may cost.
+        channels: The model's groups.
+        allowed: By group, what it may keep; the others keep everything.
+
+    Raises:
+        PlanError: The budget is below the least that can be reached; the message says what that is.
+    """
+    search = _Search(budget, channels, allowed)
+    what, share = budget.of
+    whole, least = search.cost(search.at(0)), search.cost(search.at(search.levels))
+    if least > share * whole:
+        raise PlanError(
+            f"a budget of {share:g} of the {_told(what)} can't be reached: what the spec allows "
+            f"to be removed leaves {least / whole:.4g} ({least:.6g} of {whole:.6g}); raise the "
+            "budget, or the ratios and the layers of the spec."
+        )
+    if whole <= share * whole:
+        return search.plan(search.at(0))
+    # Thresholds remove from all groups at once, so there may be room for single blocks
+    # afterwards. Not for measurements: each would cost another, and noise decides between
+    # small steps.
+    counts = search.least_level(share * whole)
+    if what != "measured":
+        counts = search.given_back(counts, share * whole)
+    return search.plan(counts)
+
+
+class _Search:
+    """Plans by level: at each the next channels have gone, and the cost has fallen."""
+
+    def __init__(self, budget: Budget, channels: Channels, allowed: Mapping[str, Allowed]) -> None:
+        self._channels, self._allowed, self._measure = channels, allowed, budget.measure
+        self._uniform = budget.uniform
+        self._scores = {n: _normalized(n, a.scores, budget.normalize) for n, a in allowed.items()}
+        self._ids = {g.name: d for g, d in zip(channels, channels.dimensions, strict=True)}
+        count = {"parameters": parameters, "macs": macs}.get(budget.of[0])
+        self._count = None if count is None else count(channels)
+        if budget.uniform:
+            # The shares at which some group's count changes: between two of them nothing
+            # does.
+            shares = {i / len(a.scores) for a in allowed.values() for i in range(len(a.scores))}
+            self._thresholds = sorted(shares - {0.0})
+        else:
+            everything = [s for scores in self._scores.values() for s in scores]
+            self._thresholds = [float(t) for t in np.unique(everything)]
+
+    @property
+    def levels(self) -> int:
+        """The last level, where as much has gone as may."""
+        return len(self._thresholds)
+
+    def at(self, level: int) -> dict[str, int]:
+        """Returns how many channels every group keeps at a level; all at the first."""
+        if level == 0:
+            return {name: len(a.scores) for name, a in self._allowed.items()}
+        threshold = self._thresholds[level - 1]
+        return {
+            name: a.rounded(
+                len(a.scores) - int(threshold * len(a.scores) + 1e-9)
+                if self._uniform
+                else int((self._scores[name] > threshold).sum())
+            )
+            for name, a in self._allowed.items()
+        }
+
+    def cost(self, counts: Mapping[str, int]) -> float:
+        """Returns what a plan with so many channels costs."""
+        if self._count is not None:
+            return self._count({self._ids[name]: n for name, n in counts.items()})
+        assert self._measure is not None
+        found = float(self._measure(self.plan(counts)))
+        check_number("Budget.measure(plan)", found, above=0)
+        return found
+
+    def plan(self, counts: Mapping[str, int]) -> Plan:
+        """Returns the best channels, so many of each group."""
+        return kept_best(self._channels, self._allowed, counts)
+
+    def least_level(self, limit: float) -> dict[str, int]:
+        """Returns what is kept at the first level within a limit, by bisection; the last one is."""
+        low, high = 0, self.levels
+        # Cost falls with the level, as fewer channels stay. `high` always meets the limit.
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self.cost(self.at(middle)) <= limit:
+                high = middle
+            else:
+                low = middle
+        return self.at(high)
+
+    def given_back(self, counts: dict[str, int], limit: float) -> dict[str, int]:
+        """Adds every block of channels that still fits, the highest scores first."""
+        # Greedy: the best next block that fits. A group whose block doesn't fit is closed,
+        # for room only shrinks; so there are at most as many cost evaluations as blocks and
+        # groups.
+        counts, open_ = dict(counts), set(counts)
+        while open_:
+            steps = {n: self._allowed[n].rounded(counts[n] + 1) for n in open_}
+            ranked = [(self._worth(n, counts[n]), n) for n in sorted(open_) if steps[n] > counts[n]]
+            if not ranked:
+                break
+            _, name = max(ranked, key=lambda pair: pair[0])
+            more = {**counts, name: steps[name]}
+            if self.cost(more) <= limit:
+                counts = more
+            else:
+                open_.discard(name)  # the others only take room away
+        return counts
+
+    def _worth(self, name: str, kept: int) -> float:
+        """Returns the score of the next channel to keep; with equal shares, minus the share."""
+        scores = self._scores[name]
+        if self._uniform:
+            return -kept / len(scores)
+        return float(np.sort(scores)[::-1][kept]) if kept < len(scores) else -np.inf
+
+
+def kept_best(
+    channels: Channels, allowed: Mapping[str, Allowed], counts: Mapping[str, int]
+) -> Plan:
+    """Returns the plan that keeps the best channels, so many of each group."""
+    keep = {name: best(allowed[name].scores, n) for name, n in counts.items()}
+    crossed = {name: what for name in counts if (what := allowed[name].crossed) is not None}
+    return Plan(keep, channels, crossed)
+
+
+def best(scores: np.ndarray, count: int) -> np.ndarray:
+    """Returns the indices with the highest scores; of equals the first."""
+    # Stable, so that equal scores give the same plan on every machine.
+    order = np.argsort(-scores, kind="stable")
+    keep = np.zeros(len(scores), bool)
+    keep[order[:count]] = True
+    return keep
+
+
+def _normalized(name: str, scores: np.ndarray, by: str) -> np.ndarray:
+    if by == "nothing":
+        return scores
+    if (scores < 0).any():
+        raise PlanError(
+            f"scores of {name!r} are negative, so that dividing by their {by} means nothing; use "
+            'Budget(..., normalize="nothing").'
+        )
+    scale = scores.mean() if by == "mean" else scores.max()
+    return scores / scale if scale > 0 else scores
+
+
+def _told(what: str) -> str:
+    return {"macs": "multiply-accumulates", "measured": "measured cost"}.get(what, what)
+
+
+__all__ = ["Allowed", "Budget", "best", "kept_best", "within"]

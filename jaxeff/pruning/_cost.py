@@ -1,0 +1,91 @@
+"""What a pruned model costs, as a function of how many channels its groups keep.
+
+Counted on the axes of the program that was read, so that thousands of plans cost no trace: the
+entries of parameters, and the multiply-accumulates that `jaxeff.cost` counts for the smaller model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jaxeff.program import Program
+from jaxeff.program.costs import node_macs
+from jaxeff.program.ir import Node, Role
+from jaxeff.program.ir import primitives as prim
+from jaxeff.pruning.dependencies import Axis, Channels, Concatenation, Dimension, Labels, resolve
+
+Counts = Mapping[Dimension, int]
+Count = Callable[[Counts], float]
+
+
+def parameters(channels: Channels) -> Count:
+    """Entries of all parameters by how many channels stay; running statistics aren't parameters."""
+    read = {v.path for v in channels.program.inputs if v.role & Role.PARAM}
+    shapes = [[*map(resolve, axes)] for path, axes in channels.leaves.items() if path in read]
+
+    def count(counts: Counts) -> float:
+        return float(sum(math.prod(size_of(axis, counts) for axis in axes) for axes in shapes))
+
+    return count
+
+
+def macs(channels: Channels) -> Count:
+    """Returns a function from kept channels to multiply-accumulates, for the traced batch."""
+    return _macs(channels.program, channels.labels)
+
+
+def _macs(program: Program, labels: Labels, times: int = 1) -> Count:
+    terms: list[Count] = []
+    for layer in program.layers:
+        if layer.kind == "control flow":
+            (node,) = layer.nodes
+            repeated = times * (node.params["length"] if node.primitive is prim.p.scan_p else 1)
+            bodies = [_macs(body, labels, repeated) for body in layer.programs]
+            if node.primitive is prim.p.cond_p:
+                terms.append(_dearest(bodies))
+            else:
+                terms += bodies
+            continue
+        terms += [_term(times * node_macs(n), n, labels) for n in layer.nodes if node_macs(n)]
+
+    def count(counts: Counts) -> float:
+        return sum(term(counts) for term in terms)
+
+    return count
+
+
+def _dearest(bodies: list[Count]) -> Count:
+    return lambda counts: max(body(counts) for body in bodies)
+
+
+def _term(whole: int, node: Node, labels: Labels) -> Count:
+    """One product: its cost in proportion to the sizes of what it makes and sums."""
+    made = labels.of(node.outputs[0])
+    if node.primitive is prim.p.dot_general_p:
+        (summed, _), _ = node.params["dimension_numbers"]
+        axes = [*made, *(labels.of(node.inputs[0])[i] for i in summed)]
+    else:
+        numbers = node.params["dimension_numbers"]
+        inner = labels.of(node.inputs[1])[numbers.rhs_spec[1]]
+        axes = [made[numbers.out_spec[0]], made[numbers.out_spec[1]], inner]
+    # A kernel's places and strides lose nothing: what is left over is the same for every plan.
+    per_entry = whole / math.prod(axis.size for axis in axes)
+    axes = [*map(resolve, axes)]
+
+    def count(counts: Counts) -> float:
+        return per_entry * math.prod(size_of(axis, counts) for axis in axes)
+
+    return count
+
+
+def size_of(axis: Axis, counts: Mapping[Dimension, Any]) -> Any:
+    """Returns how many indices of a resolved axis stay; counts may be traced."""
+    if isinstance(axis, Dimension):
+        return counts.get(axis, axis.size)
+    sizes = [size_of(part, counts) for part in axis.parts]
+    return sum(sizes) if isinstance(axis, Concatenation) else math.prod(sizes)
+
+
+__all__ = ["Counts", "macs", "parameters", "size_of"]

@@ -1,0 +1,304 @@
+"""`prune_iteratively`: prune a little, train on, again; a run that can be killed at any moment.
+
+```python
+import optax
+from jaxeff.nn import small_classifier
+from jaxeff.pruning import Budget, Prune, prune_iteratively
+from jaxeff.training import cross_entropy
+import jax
+
+f, params, data = small_classifier()
+run = prune_iteratively(
+    jax.random.key(0), f, params, data, {"*": Prune(0.9)},
+    [Budget(macs=share) for share in (0.8, 0.6)],
+    loss=cross_entropy, optimizer=optax.adam(1e-3), epochs=1, batch_size=64, folder="run",
+)
+logits = run.f(run.params, data[0])
+```
+
+Every round plans on the model that the last one left, by the scores of its weights, and trains the
+smaller model; budgets are shares of the first one. The result is one plan for the whole model.
+
+With a `folder`, a round is a line of `rounds.jsonl`, its plan, written before it trains, and a
+checkpoint of `fit`. A run that is started again takes both as they are and comes to the same
+numbers. A folder of another run is refused.
+
+Sharp edges:
+    The optimizer starts anew in every round: its schedules count the updates of a round.
+    What sets a score, or a budget's own measure, can't be seen from outside: it belongs in
+    `settings`. Loss, optimizer and model are known.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxeff.core import (
+    a_batch,
+    a_path,
+    flag,
+    function,
+    mapping,
+    of_form,
+    one_key,
+    optimizer,
+    rows,
+    takes,
+    tree,
+    whole,
+)
+from jaxeff.pruning._budget import Budget
+from jaxeff.pruning._cost import macs, parameters
+from jaxeff.pruning._prune_plan import Prune, prune_plan
+from jaxeff.pruning.dependencies import PlanError, channels, leaf_path
+from jaxeff.pruning.dependencies import kept as kept_indices
+from jaxeff.pruning.scores import Score, l1
+from jaxeff.pruning.shrinking import Plan, pruned
+from jaxeff.store import Journal, run_identity
+from jaxeff.training import Loss, describe_training, fit, init
+
+Model = Callable[..., Any]
+
+
+class Pruned(NamedTuple):
+    """What iterative pruning came to.
+
+    Attributes:
+        f: The smaller model, `f(params, *args)`.
+        params: Its parameters.
+        state: Its state; None if it has none.
+        plan: What was kept of the whole model.
+        rounds: One record per round: its share, how many parameters and MACs are left of the whole
+            model, and the history of its training.
+    """
+
+    f: Model
+    params: Any
+    state: Any
+    plan: Plan
+    rounds: list[dict[str, Any]]
+
+
+@takes(
+    key=one_key,
+    f=function,
+    params=tree,
+    data=rows,
+    spec=mapping,
+    loss=of_form("loss(f)"),
+    optimizer=optimizer,
+    epochs=whole(0),
+    batch_size=whole(),
+    score=of_form("score(f)"),
+    inputs=a_batch,
+    folder=a_path,
+    settings=mapping,
+    on_round=of_form("on_round(round, plan)"),
+    on_epoch=of_form("on_epoch(epoch, train_state, row)"),
+    progress=flag,
+)
+def prune_iteratively(
+    key: jax.Array,
+    f: Model,
+    params: Any,
+    data: Any,
+    spec: Mapping[str, Prune | None],
+    budgets: Sequence[Budget],
+    *,
+    loss: Callable[[Model], Loss],
+    optimizer: optax.GradientTransformation,
+    epochs: int,
+    batch_size: int,
+    score: Callable[[Model], Score] | None = None,
+    state: Any = None,
+    inputs: Any = None,
+    folder: str | os.PathLike[str] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    on_round: Callable[[int, Plan], None] | None = None,
+    on_epoch: Callable[[int, Any, dict[str, Any]], bool | None] | None = None,
+    progress: bool | None = None,
+) -> Pruned:
+    """Prunes a model round by round, training in between.
+
+    Args:
+        key: Random key; round i trains with `fold_in(key, i)`.
+        f: A pure function `f(params, x)`, or `f(params, state, x)` with a state.
+        params: Trained parameters.
+        data: As for `jaxeff.training.fit`.
+        spec: As for `prune_plan`; ratios are the most that may go in one round.
+        budgets: A budget per round, each a share of what the whole model costs.
+        loss: `loss(f)` gives the loss of a model, as `cross_entropy` does.
+        optimizer: Any optax optimizer.
+        epochs: Passes over the data per round.
+        batch_size: Examples per update.
+        score: `score(f)` gives the score for a model, such as `lambda f: taylor(of(f), batches)`;
+            `l1` without it.
+        state: The model's state, from `functional(model, mutable=True)`.
+        inputs: What MACs are counted for: `x`, only shapes matter. One example of the first array
+            of `data` without it.
+        folder: Folder that keeps the run; None keeps nothing.
+        settings: What else defines the run, as JSON.
+        on_round: Called with a round's number and plan before it trains.
+        on_epoch: As for `fit`.
+        progress: Whether to show bars.
+
+    Returns:
+        The smaller model, trained, and the plan.
+
+    Raises:
+        PlanError: A budget can't be reached.
+        CheckpointError: The folder holds another run.
+        ValueError: There are no budgets, or what `prune_plan` and `fit` refuse.
+    """
+    if not budgets:
+        raise ValueError("prune_iteratively needs at least one budget, one per round.")
+    x = jax.tree.leaves(data)[0][:1] if inputs is None else inputs
+    whole = channels(f, params, *_arguments(state, x))
+    described = {
+        "budgets": [repr(_share(b)) for b in budgets],
+        "spec": {pattern: repr(setting) for pattern, setting in spec.items()},
+        "epochs": epochs,
+        "batch_size": batch_size,
+        **(settings or {}),
+    }
+    kept = None
+    if folder is not None:
+        start = init(params, optimizer, state)
+        parts = describe_training(key, loss(f), optimizer, start, data, batch_size)
+        run = run_identity(key, data, described, parts)
+        kept = Journal(Path(folder) / "rounds.jsonl", run)
+    plan, small, small_state = Plan({}, whole), params, state
+    rounds: list[dict[str, Any]] = []
+    for i, budget in enumerate(budgets):
+        # A recorded plan is taken as it is: measurements and scores need not come out the
+        # same twice.
+        if kept is not None and i in kept:
+            new = Plan.from_text(kept[i], whole, f"round {i} of {kept.path}")
+        else:
+            new = _next(f, plan, small, _arguments(small_state, x), spec, budget, score)
+            if kept is not None:
+                kept.add(i, new.text())
+        if on_round is not None:
+            on_round(i, new)
+        small, small_state = (_relative(plan, new, tree) for tree in (small, small_state))
+        g = pruned(f, new)
+        result = fit(
+            jax.random.fold_in(key, i), loss(g), small, data,
+            optimizer=optimizer, epochs=epochs, batch_size=batch_size, state=small_state,
+            checkpoint=None if folder is None else Path(folder) / f"round-{i}.safetensors",
+            on_epoch=on_epoch, settings={"round": i, **described}, progress=progress,
+        )  # fmt: skip
+        plan, small, small_state = new, result.params, result.state
+        rounds.append(
+            {"round": i, "share": _share(budget), **_left(plan), "history": result.history}
+        )
+    return Pruned(pruned(f, plan), small, small_state, plan, rounds)
+
+
+def lifted(plan: Plan, further: Plan) -> Plan:
+    """Returns two plans one after the other as one.
+
+    Args:
+        plan: Plan of the whole model.
+        further: Plan of the smaller model that `plan` makes.
+
+    Returns:
+        A plan of the first model, that keeps what both do.
+
+    Raises:
+        PlanError: The second is of another model.
+    """
+    plan.concrete()
+    keep = {name: np.array(where, bool) for name, where in plan.keep.items()}
+    sizes = {group.name: group.size for group in plan.channels}
+    for name, where in further.keep.items():
+        if name not in sizes:
+            raise PlanError(f"the plan is of another model: there is no group {name!r} before it")
+        own = keep.setdefault(name, np.ones(sizes[name], bool))
+        if own.sum() != np.size(where):
+            raise PlanError(
+                f"{name!r} has {int(own.sum())} channels left, and the further plan "
+                f"{np.size(where)}"
+            )
+        # The further plan's indices count only the channels that the first one left.
+        own[own] = np.asarray(where)
+    return Plan(keep, plan.channels, {**plan.crossed, **further.crossed})
+
+
+def _next(
+    f: Model,
+    plan: Plan,
+    small: Any,
+    args: tuple[Any, ...],
+    spec: Mapping[str, Prune | None],
+    budget: Budget,
+    score: Callable[[Model], Score] | None,
+) -> Plan:
+    """Returns the plan of the next round, for the whole model."""
+    g = pruned(f, plan)
+    what, share = budget.of
+    measure = budget.measure
+    if measure is None:
+        count = {"parameters": parameters, "macs": macs}[what](plan.channels)
+        full, now = count({}), count(_counts(plan))
+    else:
+        full, now = (float(measure(p)) for p in (Plan({}, plan.channels), plan))
+    # The budget is a share of the first model; this round's model is smaller already. At
+    # most 1: an earlier round may have gone below this one's share.
+    relative: dict[str, Any] = {what: min(1.0, share * full / now)}
+    if measure is not None:
+        relative["measure"] = lambda further: measure(lifted(plan, further))
+    given = l1 if score is None else score(g)
+    further = prune_plan(g, small, args, spec, score=given, budget=replace(budget, **relative))
+    return lifted(plan, further)
+
+
+def _relative(before: Plan, after: Plan, tree: Any) -> Any:
+    """Returns what a plan leaves of a tree that an earlier one has shrunk already."""
+    old, new = before.concrete(), after.concrete()
+    whole = before.channels
+
+    def back(path: Any, leaf: Any) -> Any:
+        name = whole.find(leaf_path(path))
+        if name is None or not jnp.shape(leaf):
+            return leaf
+        for i, axis in enumerate(whole.leaves[name]):
+            # Indices among those left, not among all: the leaf has lost the others already.
+            there, stays = kept_indices(axis, old), kept_indices(axis, new)
+            if not stays[there].all():
+                leaf = leaf[(slice(None),) * i + (np.flatnonzero(stays[there]),)]
+        return leaf
+
+    return jax.tree_util.tree_map_with_path(back, tree)
+
+
+def _counts(plan: Plan) -> dict[Any, int]:
+    return {d: int(where.sum()) for d, where in plan.concrete().items()}
+
+
+def _left(plan: Plan) -> dict[str, float]:
+    counts = _counts(plan)
+    return {
+        name: of(plan.channels)(counts) / of(plan.channels)({})
+        for name, of in (("parameters", parameters), ("macs", macs))
+    }
+
+
+def _share(budget: Budget) -> list[Any]:
+    return [*budget.of, budget.uniform, budget.normalize]
+
+
+def _arguments(state: Any, x: Any) -> tuple[Any, ...]:
+    return (x,) if state is None else (state, x)
+
+
+__all__ = ["Pruned", "lifted", "prune_iteratively"]

@@ -1,0 +1,277 @@
+"""`prune_plan`: which channels go, by site, budget and score.
+
+```python
+import jaxeff
+from jaxeff.nn import small_classifier
+from jaxeff.pruning import Budget, Prune, prune_plan, pruned
+
+f, params, (x, y) = small_classifier()
+plan = prune_plan(f, params, x, {"*:linear": Prune(0.5, round_to=4)})
+g, small = pruned(f, plan), plan.shrink(params)
+print(plan, jaxeff.cost(g, small, x[:1]).macs / jaxeff.cost(f, params, x[:1]).macs)
+
+half = prune_plan(f, params, x, {"*": Prune(0.9)}, budget=Budget(macs=0.5))
+```
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import numpy as np
+
+from jaxeff.core import (
+    Count,
+    Number,
+    Setting,
+    a_batch,
+    an,
+    function,
+    mapping,
+    of_form,
+    register_setting,
+    static,
+    takes,
+    tree,
+)
+from jaxeff.program import check_settings, resolve, trace
+from jaxeff.pruning._budget import Allowed, Budget, kept_best, within
+from jaxeff.pruning._factors import Made, chosen_factors, made_channels
+from jaxeff.pruning.dependencies import (
+    KEEP,
+    Crossed,
+    Group,
+    PlanError,
+    check_crossed,
+    read_channels,
+)
+from jaxeff.pruning.scores import Score, l1
+from jaxeff.pruning.shrinking import Plan
+
+
+@register_setting
+@dataclass(frozen=True)
+class Prune(Setting):
+    """How many of the channels that a layer makes are removed.
+
+    Attributes:
+        ratio: The share, 0 to below 1.
+        count: The number, in the place of a share.
+        round_to: What is kept is a multiple of it (rounded up), so that vectors stay full.
+        crossed: What is done where a statistic is taken over the channels (`Group.crossed`), as in
+            a layer norm: "keep" removes none of them. "left" takes it over those left, as in a
+            narrower network. "zeros" counts removed channels as zeros, so that `pruned` is
+            `masked`. None does what "left" does, and `pruned` warns (`CrossedWarning`).
+
+    Raises:
+        ValueError: Neither ratio nor count is given, or both; or one is out of bounds.
+    """
+
+    ratio: Annotated[float | None, Number(0, below=1)] = static(None)
+    count: Annotated[int | None, Count(0)] = static(None)
+    round_to: Annotated[int, Count(1)] = static(1)
+    crossed: Crossed = static(None)
+
+    def __post_init__(self) -> None:
+        """Checks the fields."""
+        super().__post_init__()
+        if (self.ratio is None) == (self.count is None):
+            raise ValueError("Prune takes a ratio or a count: Prune(0.5), Prune(count=16).")
+
+    def left(self, size: int, name: str) -> int:
+        """Returns how many of a layer's channels stay, before rounding.
+
+        Args:
+            size: How many it makes.
+            name: The group that an error names.
+
+        Raises:
+            PlanError: None would.
+        """
+        removed = self.count if self.count is not None else int(self.ratio * size)  # type: ignore[operator]
+        if removed >= size:
+            raise PlanError(
+                f"{removed} channels can't be removed from {name!r}, which has {size}: one has to "
+                "stay."
+            )
+        return size - removed
+
+
+@takes(
+    f=function,
+    params=tree,
+    batch=a_batch,
+    spec=mapping,
+    score=of_form("score(params, channels)"),
+    budget=an(Budget),
+)
+def prune_plan(
+    f: Callable[..., Any],
+    params: Any,
+    batch: Any,
+    spec: Mapping[str, Prune | None],
+    *,
+    score: Score = l1,
+    budget: Budget | None = None,
+) -> Plan:
+    """Plans which channels of a model are removed.
+
+    Args:
+        f: A pure function `f(params, *args)`.
+        params: Its parameters.
+        batch: `args` as a tuple, or the only one of them; only shapes matter.
+        spec: Maps patterns of sites to `Prune`. A group of channels that several layers make is
+            pruned where all of them say the same; a layer without a setting keeps its channels.
+            Where a layer's channels are a product (heads, the blocks of a group norm), one factor
+            loses channels (`jaxeff.pruning`); with a budget any may.
+        score: Which channels stay: those with the highest (`jaxeff.pruning.scores`).
+        budget: How much the whole model may cost, which then decides how many channels each group
+            keeps; ratios and counts of the spec are the most that may go.
+
+    Returns:
+        The plan.
+
+    Raises:
+        TypeError: The spec isn't a mapping from patterns to `Prune`.
+        ValueError: A pattern matches or decides no site, or nothing that it decides makes channels
+            that can be removed: the message says why.
+        PlanError: All channels of a group would go, layers that share one disagree, the score says
+            nothing about one, or the budget is below the least that the spec allows.
+    """
+    check_settings(spec, Prune, "a Prune, such as Prune(0.5)")
+    args = batch if isinstance(batch, tuple) else (batch,)
+    program = trace(f, params, *args)
+    found = read_channels(program)
+    makes = {site for group in found if group.free for site in group.sites}
+    uncrossed = {site for group in found.free if not group.crossed for site in group.sites}
+    held = {site: group.refusal for group in found if group.held for site in group.sites}
+
+    def applies(layer: Any, setting: Prune) -> bool:
+        return layer.site in (uncrossed if setting.crossed == KEEP else makes)
+
+    try:
+        settings = resolve(spec, program, applies, "channels that can be removed")
+    except ValueError as error:
+        why = next((f" {held[s]}" for s in held if repr(s) in str(error) or s in spec), "")
+        if not why and any(s is not None and s.crossed == KEEP for s in spec.values()):
+            why = f' Statistics cross all others, which crossed="{KEEP}" leaves out.'
+        raise type(error)(f"{error}{why}") from None
+    scores = score(params, found)
+    wanted = {}
+    for group in found.free:
+        setting = _setting(group, settings)
+        if setting is not None and not (group.crossed and setting.crossed == KEEP):
+            wanted[group.name] = setting
+    groups = {group.name: group for group in found}
+    crossed = {n: s.crossed for n, s in wanted.items() if groups[n].crossed and s.crossed}
+    check_crossed(groups, crossed)
+    least = _least(made_channels(found), wanted, groups, all_factors=budget is not None)
+    allowed = {
+        name: Allowed(_scores_of(groups[name], scores), n, wanted[name].round_to, crossed.get(name))
+        for name, n in least.items()
+    }
+    if budget is not None:
+        return within(budget, found, allowed)
+    return kept_best(found, allowed, least)
+
+
+def _least(
+    made: Sequence[Made],
+    wanted: Mapping[str, Prune],
+    groups: Mapping[str, Group],
+    *,
+    all_factors: bool,
+) -> dict[str, int]:
+    """Returns how many channels of every group stay at least.
+
+    Args:
+        made: What the layers make.
+        wanted: The settings, by group.
+        groups: All groups.
+        all_factors: Whether all factors of what a layer makes may lose channels, as with a budget;
+            otherwise one of them takes the layer's share.
+    """
+
+    def missed(name: str, m: Made) -> tuple[float, bool, int]:
+        group = groups[name]
+        ends = _kept(group, wanted[name], [m]) * (m.size // group.size)
+        asked = wanted[name].left(m.size, name)
+        return ends - asked, bool(group.crossed), -group.size
+
+    chosen = set(wanted) if all_factors else chosen_factors(made, wanted, missed)
+    return {
+        name: _kept(
+            groups[name],
+            setting,
+            [m for m in made if name in m.groups],
+            {m: sum(n in wanted for n in m.groups) for m in made} if all_factors else {},
+        )
+        for name, setting in wanted.items()
+        if name in chosen
+    }
+
+
+def _kept(
+    group: Group, setting: Prune, made: Sequence[Made], factors: Mapping[Made, int] | None = None
+) -> int:
+    """Returns how many channels of a group stay, so that enough stay of what layers make of it.
+
+    Args:
+        group: The group.
+        setting: What is asked.
+        made: What layers make of it.
+        factors: How many factors share the loss of what a layer makes; one without it. Each then
+            keeps at least the root of the share, so that their product keeps the share.
+    """
+    needed = 1
+    for m in made:
+        share = setting.left(m.size, group.name) / m.size
+        needed = max(
+            needed, math.ceil(group.size * share ** (1 / (factors or {}).get(m, 1)) - 1e-6)
+        )
+    # What a layer makes of the group is a multiple, not the group's channels by themselves.
+    each = [m.size // group.size for m in made]
+    fits = (
+        n
+        for n in range(needed, group.size)
+        if all(n * times % setting.round_to == 0 for times in each)
+    )
+    return next(fits, group.size)
+
+
+def _setting(group: Group, settings: Mapping[str, Prune]) -> Prune | None:
+    """Returns what the layers of a group agree on."""
+    chosen = {site: settings.get(site) for site in group.sites}
+    wanted = {setting for setting in chosen.values() if setting is not None}
+    if not wanted or None in chosen.values():
+        return None
+    if len(wanted) > 1:
+        raise PlanError(
+            f"{', '.join(chosen)} make the same channels ({group.name!r}), so they need the same "
+            "setting."
+        )
+    return wanted.pop()
+
+
+def _scores_of(group: Group, scores: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Returns a group's scores, as numbers that can be put in order."""
+    where = f"the channels of {group.name!r} (made by {', '.join(group.sites)})"
+    if group.name not in scores:
+        raise PlanError(
+            f"the score says nothing about {where}; set None at these sites, or take another score."
+        )
+    found = np.asarray(scores[group.name], np.float64)
+    if found.shape != (group.size,):
+        raise PlanError(
+            f"the score of {where} has shape {found.shape}; it has to have one number per channel, "
+            f"{(group.size,)}."
+        )
+    if np.isnan(found).any():
+        raise PlanError(f"the score of {where} has NaN; look at the parameters and the batch.")
+    return found
+
+
+__all__ = ["Prune", "prune_plan"]

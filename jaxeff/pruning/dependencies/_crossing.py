@@ -1,0 +1,237 @@
+"""Where a smaller model isn't the masked one: what is summed over channels that aren't zero.
+
+Masking zeroes the parameters of a channel. What is computed of them alone is zero as well, through
+products with zero and functions that are zero at zero, up to a layer that would read it. A sum over
+channels of which every removed one is zero is the sum of those left. Any other crosses: a sum of
+what isn't zero (a softmax, features that are positive at zero), a maximum, and a mean, whose count
+changes. There `pruned` computes what a narrower model would, unless a plan lets removed channels
+count as zeros (`_statistics.py`).
+
+For each value this follows for which dimensions its entries aren't known to be zero at removed
+indices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxeff.core import Literal, split_p
+from jaxeff.core import jax_internals as _compat
+from jaxeff.program import Program
+from jaxeff.program.ir import Node
+from jaxeff.program.ir import primitives as prim
+from jaxeff.pruning.dependencies._dimensions import Axis, Dimension, dimensions
+from jaxeff.pruning.dependencies._errors import MEAN
+from jaxeff.pruning.dependencies._labels import Labels, Reader
+from jaxeff.pruning.dependencies._numbers import Numbers
+
+p = prim.p
+Dimensions = frozenset[Dimension]
+_FIRST = {p.gather_p, p.dynamic_slice_p, p.slice_p, split_p}
+"""Of whose operands only the first is what comes out."""
+_KEPT = (
+    (prim.SHAPE | set(prim.WINDOW) | {p.copy_p, p.sort_p, p.top_k_p, p.bitcast_convert_type_p})
+    | {p.cumsum_p, p.cumprod_p, p.cummax_p, p.cummin_p}
+) - {p.pad_p}
+"""Whose results are zero where their operands are."""
+_NEUTRAL = {p.reduce_sum_p}
+
+
+def every(labels: Labels, atom: Any) -> Dimensions:
+    """Returns all dimensions of a value."""
+    return frozenset(d for axis in labels.of(atom) for d in dimensions(axis))
+
+
+@dataclass
+class Crossing:
+    """Follows what is zero through a program whose axes are known.
+
+    Attributes:
+        labels: The axes of its values; what crosses is noted there.
+        known: For each value, the dimensions at whose removed indices it may differ from zero.
+        zeros: Whether a function is zero for some operands, found out before.
+    """
+
+    labels: Labels
+    known: dict[Any, Dimensions] = field(default_factory=dict)
+    zeros: dict[Any, bool] = field(default_factory=dict)
+
+    def program(self, program: Program, given: Sequence[Dimensions]) -> list[Dimensions]:
+        """Follows a program, given its inputs; gives its results."""
+        # Constants aren't masked: they are taken to be nonzero everywhere.
+        for value in program.constants:
+            self.known[value] = every(self.labels, value)
+        self.known.update(zip(program.inputs, given, strict=True))
+        for layer in program.layers:
+            if layer.kind == "control flow":
+                (node,) = layer.nodes
+                made = self._control(node, layer.programs)
+                self.known.update(zip(node.outputs, made, strict=True))
+                continue
+            if not layer.nodes:
+                for value, made_value in zip(layer.inputs, layer.outputs, strict=True):
+                    self.known[made_value] = self._of(value, self.labels, self.known)
+            reader = Reader(self.labels, layer.site, {})
+            for node in layer.nodes:
+                self._equation(node.eqn, node.inputs, node.outputs, reader, self.known)
+        return [self._of(a, self.labels, self.known) for a in program.outputs]
+
+    def _of(self, atom: Any, labels: Labels, known: Mapping[Any, Dimensions]) -> Dimensions:
+        if isinstance(atom, Literal):
+            return frozenset()
+        found = known.get(atom)
+        return every(labels, atom) if found is None else found
+
+    def _equation(
+        self,
+        eqn: Any,
+        inputs: Sequence[Any],
+        outputs: Sequence[Any],
+        reader: Reader,
+        known: dict[Any, Dimensions],
+    ) -> None:
+        labels = reader.labels
+        given = [self._of(a, labels, known) for a in inputs]
+        if eqn.primitive in prim.CALLS | prim.CUSTOM:
+            closed = _compat.sub_jaxprs(eqn)[0]
+            made = self._jaxpr(closed, given, labels.bodies[id(eqn)], reader)
+        else:
+            made = self._made(eqn, inputs, outputs, given, reader)
+        known.update(zip(outputs, made, strict=True))
+
+    def _jaxpr(
+        self, closed: Any, given: Sequence[Dimensions], labels: Labels, outer: Reader
+    ) -> list[Dimensions]:
+        reader = Reader(labels, outer.where, {})
+        known = dict(zip(closed.jaxpr.invars, given, strict=True))
+        for var in closed.jaxpr.constvars:
+            known[var] = every(labels, var)
+        for eqn in closed.jaxpr.eqns:
+            self._equation(eqn, eqn.invars, eqn.outvars, reader, known)
+        return [self._of(a, labels, known) for a in closed.jaxpr.outvars]
+
+    def _made(
+        self,
+        eqn: Any,
+        inputs: Sequence[Any],
+        outputs: Sequence[Any],
+        given: Sequence[Dimensions],
+        reader: Reader,
+    ) -> list[Dimensions]:
+        """Follows one equation and notes what crosses in it."""
+        labels, primitive = reader.labels, eqn.primitive
+        has = [every(labels, a) for a in inputs]
+        made = [every(labels, v) for v in outputs]
+        for axis in labels.numbers.averaged(eqn, inputs):
+            reader.crosses(eqn, axis, MEAN)
+        if primitive in prim.LINEAR:
+            # A product is zero at a removed index if either factor is: x_c w_c with w_c
+            # masked.
+            zero = (has[0] - given[0]) | (has[1] - given[1])
+            for axis in _contracted(eqn, labels.of(inputs[1])):
+                for dimension in dimensions(axis):
+                    if dimension not in zero:
+                        reader.crosses(eqn, dimension)
+            return [made[0] - zero]
+        if primitive in prim.REDUCTION:
+            for i in eqn.params["axes"]:
+                for dimension in dimensions(labels.of(inputs[0])[i]):
+                    # Zero is neutral for a sum only: a maximum over negative entries would
+                    # return the zero.
+                    if primitive not in _NEUTRAL or dimension in given[0]:
+                        reader.crosses(eqn, dimension)
+            return [made[0] & given[0]]
+        # Padding with anything but zero writes nonzero entries beside the removed ones.
+        if primitive is p.pad_p:
+            return made if labels.numbers.number(inputs[1]) != 0 else [made[0] & given[0]]
+        if primitive in _KEPT:
+            if primitive is p.broadcast_in_dim_p and labels.numbers.number(inputs[0]) == 0:
+                return [frozenset()]
+            count = 1 if primitive in _FIRST else len(inputs)
+            zero = frozenset().union(*has[:count]) - frozenset().union(*given[:count])
+            return [found - zero for found in made]
+        if primitive in prim.ELEMENTWISE:
+            return [
+                frozenset(
+                    d for d in made[0] if not self._zero(eqn, inputs, given, has, d, labels.numbers)
+                )
+            ]
+        return made
+
+    def _zero(
+        self,
+        eqn: Any,
+        inputs: Sequence[Any],
+        given: Sequence[Dimensions],
+        has: Sequence[Dimensions],
+        dimension: Dimension,
+        numbers: Numbers,
+    ) -> bool:
+        """Returns whether a pointwise function is zero at the removed indices of a dimension."""
+        values: list[Any] = []
+        for atom, nonzero, there in zip(inputs, given, has, strict=True):
+            # 0 where the operand is zero at removed indices, the number if it is a known
+            # one, else None.
+            zero = dimension in there and dimension not in nonzero
+            values.append(0 if zero else numbers.number(atom))
+        # 0 times an unknown operand is 0: the other one need not be known.
+        if eqn.primitive in {p.mul_p, p.and_p} and any(v is not None and v == 0 for v in values):
+            return True
+        if eqn.primitive is p.div_p:
+            return (
+                values[0] is not None and values[0] == 0 and (values[1] is None or values[1] != 0)
+            )
+        if eqn.primitive is p.select_n_p:
+            return all(v is not None and v == 0 for v in values[1:])
+        if any(v is None for v in values):
+            return False
+        # Evaluated once per primitive and operands: f(0) decides for a whole region of
+        # layers.
+        key = (eqn.primitive, tuple(map(float, values)), str(eqn.params))
+        if key not in self.zeros:
+            operands = [np.asarray(v, a.aval.dtype) for v, a in zip(values, inputs, strict=True)]
+            with jax.ensure_compile_time_eval():
+                (found,) = _compat.bind(eqn, *operands)
+            self.zeros[key] = bool(np.asarray(found) == 0)
+        return self.zeros[key]
+
+    def _control(self, node: Node, programs: Sequence[Program]) -> list[Dimensions]:
+        """Loops and branches; what a loop carries is followed until nothing more may differ."""
+        given = [self._of(a, self.labels, self.known) for a in node.inputs]
+        q = node.params
+        if node.primitive is p.remat_p:
+            return self.program(programs[0], given)
+        if node.primitive is p.cond_p:
+            branches = [self.program(branch, given[1:]) for branch in programs]
+            return [frozenset().union(*found) for found in zip(*branches, strict=True)]
+        if node.primitive is p.scan_p:
+            first, count, body = q["num_consts"], q["num_carry"], programs[0]
+            before, after = given[:first], given[first + count :]
+        else:
+            first, body = q["cond_nconsts"] + q["body_nconsts"], programs[1]
+            count, before, after = len(given) - first, given[q["cond_nconsts"] : first], []
+        carried = list(given[first : first + count])
+        while True:
+            made = self.program(body, [*before, *carried, *after])
+            # The sets only grow and are bounded by the carry's dimensions: this ends.
+            wider = [a | b for a, b in zip(carried, made, strict=False)]
+            if wider == carried:
+                break
+            carried = wider
+        if node.primitive is p.while_p:
+            self.program(programs[0], [*given[: q["cond_nconsts"]], *carried])
+        return [*carried, *made[count:]]
+
+
+def _contracted(eqn: Any, axes: Sequence[Axis]) -> list[Axis]:
+    """Returns the axes of the second operand that a product sums over."""
+    numbers = eqn.params["dimension_numbers"]
+    if eqn.primitive is p.dot_general_p:
+        (_, summed), _ = numbers
+        return [axes[i] for i in summed]
+    return [axes[numbers.rhs_spec[1]]]

@@ -1,0 +1,274 @@
+"""The axes of every value of a program, related by its equations.
+
+Each equation is read by the rule of its primitive (`_rules.py`), which gives the axes of its
+results and unifies what has to lose the same indices. Equations without a rule hold all axes of
+what they read: nothing is removed there, and the reason names the primitive. Loops and branches are
+read once, their carried values unified with themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxeff.core import Literal
+from jaxeff.core import jax_internals as _compat
+from jaxeff.program import Layer, Program
+from jaxeff.program.ir import Node
+from jaxeff.program.ir import primitives as prim
+from jaxeff.pruning.dependencies._alignment import unify
+from jaxeff.pruning.dependencies._dimensions import Axis, Dimension, dimensions, fresh, hold
+from jaxeff.pruning.dependencies._errors import ALONG, UNKNOWN
+from jaxeff.pruning.dependencies._numbers import Numbers
+
+Axes = tuple[Axis, ...]
+p = prim.p
+
+
+@dataclass
+class Labels:
+    """What is known of a program's axes.
+
+    Attributes:
+        axes: Those of every value, also inside loops.
+        bodies: Those of the jaxprs of custom derivatives, by the equation that calls them: there a
+            variable may be called several times.
+        numbers: Which numbers came from sizes.
+        crossed: Places where removing indices isn't the same as masking them (`_crossing.py`).
+    """
+
+    axes: dict[Any, Axes] = field(default_factory=dict)
+    bodies: dict[Any, Labels] = field(default_factory=dict)
+    numbers: Numbers = field(default_factory=Numbers)
+    crossed: dict[Dimension, list[str]] = field(default_factory=dict)
+
+    def of(self, atom: Any) -> Axes:
+        """Returns the axes of a value or literal; a new value gets new ones."""
+        if isinstance(atom, Literal):
+            return tuple(fresh(int(n)) for n in np.shape(atom.val))
+        if atom not in self.axes:
+            self.axes[atom] = tuple(fresh(int(n)) for n in atom.aval.shape)
+        return self.axes[atom]
+
+    def set(self, value: Any, axes: Sequence[Axis]) -> None:
+        """Records the axes of a result; those it has already are the same ones."""
+        if value in self.axes:
+            for known, axis in zip(self.axes[value], axes, strict=True):
+                unify(known, axis, "its parts don't line up")
+        else:
+            self.axes[value] = tuple(axes)
+
+
+Rule = Callable[[Any, Sequence[Axes], "Reader"], Sequence[Axes]]
+
+
+@dataclass
+class Reader:
+    """Reads one layer's equations.
+
+    Attributes:
+        labels: What is found goes there.
+        where: The site that errors and reasons name.
+        rules: By primitive.
+        derived: Whether it's a derivative that is read, whose own derivatives aren't.
+    """
+
+    labels: Labels
+    where: str
+    rules: Mapping[Any, Rule]
+    derived: bool = False
+
+    def reason(self, eqn: Any, why: str = "") -> str:
+        """Returns what forbids to remove an index, for people."""
+        name = eqn.primitive.name
+        place = f" at {self.where!r}" if self.where else ""
+        line = _compat.source_line(eqn)
+        return f"{name}{place}{f' ({why})' if why else ''}{f' [{line}]' if line else ''}"
+
+    def equation(self, eqn: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        """Relates the axes of an equation's operands and results."""
+        labels, axes = self.labels, [self.labels.of(a) for a in inputs]
+        results: Sequence[Axes]
+        # An unknown primitive holds everything it reads: a missed chance to prune, never a
+        # wrong model.
+        if eqn.primitive in prim.CALLS | prim.CUSTOM:
+            results = self._called(eqn, inputs, outputs, axes)
+        elif eqn.primitive in self.rules:
+            results = self.rules[eqn.primitive](eqn, axes, self)
+        else:
+            results = self.unknown(eqn, axes, UNKNOWN)
+        for value, found in zip(outputs, results, strict=True):
+            labels.set(value, found)
+        labels.numbers.follow(eqn, inputs, outputs, axes)
+
+    def unknown(self, eqn: Any, axes: Sequence[Axes], why: str = "") -> list[Axes]:
+        """Holds everything that an equation reads; what it makes is held as well."""
+        reason = self.reason(eqn, why)
+        # The results are held too, with axes of their own: how they relate to the operands
+        # is unknown.
+        for found in axes:
+            for axis in found:
+                hold(axis, reason)
+        return [tuple(fresh(int(n), reason) for n in v.aval.shape) for v in eqn.outvars]
+
+    def crosses(self, eqn: Any, axis: Axis, why: str = "") -> None:
+        """Notes that removing indices of an axis changes what is computed."""
+        for dimension in dimensions(axis):
+            notes = self.labels.crossed.setdefault(dimension, [])
+            if (note := self.reason(eqn, why)) not in notes:
+                notes.append(note)
+
+    def _called(
+        self, eqn: Any, inputs: Sequence[Any], outputs: Sequence[Any], axes: Sequence[Axes]
+    ) -> list[Axes]:
+        closed = _compat.sub_jaxprs(eqn)[0]
+        inner = Labels(crossed=self.labels.crossed)
+        # Variables of a jaxpr that is called twice are told apart by the call.
+        self.labels.bodies[id(eqn)] = inner
+        self.labels.numbers.give(inputs, inner.numbers, closed.jaxpr.invars)
+        results = read_jaxpr(closed, axes, replace(self, labels=inner))
+        inner.numbers.give(closed.jaxpr.outvars, self.labels.numbers, outputs)
+        # The gradients of a custom derivative read the same channels: an axis that only its
+        # backward pass would mix must be held in the forward pass as well.
+        if eqn.primitive in prim.CUSTOM and not self.derived:
+            places = called(axes, results)
+            for derivative in _derivatives(eqn):
+                self.derivative(derivative, places)
+        return results
+
+    def derivative(self, derivative: Any, places: dict[tuple[str, int], Axes]) -> Labels:
+        """Reads a derivative of a call: its gradients have to shrink as well.
+
+        Args:
+            derivative: What `_compat.derivatives` gives.
+            places: The axes of the call's operands and results; those of residuals are added.
+        """
+        labels = Labels()
+        reader = replace(self, labels=labels, derived=True)
+        made = read_jaxpr(derivative.closed, [places[at] for at in derivative.given], reader)
+        for at, found in zip(derivative.made, made, strict=True):
+            for known, axis in zip(places.setdefault(at, tuple(found)), found, strict=True):
+                unify(known, axis, f"the derivative at {self.where!r}")
+        return labels
+
+
+def _derivatives(eqn: Any) -> list[Any]:
+    """Returns a call's derivatives; none where the function can't be differentiated."""
+    try:
+        return _compat.derivatives(eqn)
+    except (TypeError, ValueError, NotImplementedError):
+        return []
+
+
+def called(operands: Sequence[Axes], results: Sequence[Axes]) -> dict[tuple[str, int], Axes]:
+    """Returns the axes of a call's operands and results, by what derivatives call them."""
+    places = {("operand", i): found for i, found in enumerate(operands)}
+    return places | {("result", i): found for i, found in enumerate(results)}
+
+
+def read_jaxpr(closed: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
+    """Reads the equations of a jaxpr; gives the axes of its results."""
+    labels, jaxpr = reader.labels, closed.jaxpr
+    _scalars(labels, dict(zip(jaxpr.constvars, closed.consts, strict=True)))
+    for var, found in zip(jaxpr.invars, axes, strict=True):
+        labels.set(var, found)
+    for eqn in jaxpr.eqns:
+        reader.equation(eqn, eqn.invars, eqn.outvars)
+    return [labels.of(a) for a in jaxpr.outvars]
+
+
+def read_program(program: Program, labels: Labels, rules: Mapping[Any, Rule]) -> None:
+    """Reads the layers of a program, loops and branches included."""
+    _scalars(labels, program.constants)
+    for layer in program.layers:
+        if layer.kind == "control flow":
+            _control(layer, labels, rules)
+            continue
+        reader = Reader(labels, layer.site, rules)
+        if not layer.nodes:
+            for value, made in zip(layer.inputs, layer.outputs, strict=True):
+                labels.set(made, labels.of(value))
+        for node in layer.nodes:
+            reader.equation(node.eqn, node.inputs, node.outputs)
+
+
+def _scalars(labels: Labels, constants: Mapping[Any, Any]) -> None:
+    for value, number in constants.items():
+        traced = isinstance(number, jax.core.Tracer)
+        if not traced and not np.shape(number) and not _compat.is_key(number):
+            labels.numbers.known[value] = np.asarray(number)
+
+
+def _control(layer: Layer, labels: Labels, rules: Mapping[Any, Rule]) -> None:
+    """Unifies what goes into a body with its inputs, and what a loop carries with itself."""
+    (node,) = layer.nodes
+    axes = [labels.of(a) for a in node.inputs]
+    reader = Reader(labels, layer.site, rules)
+    bodies = {p.scan_p: _scan, p.while_p: _while, p.cond_p: _cond, p.remat_p: _remat}
+    for value, found in zip(
+        node.outputs, bodies[node.primitive](node, layer.programs, axes, reader), strict=True
+    ):
+        labels.set(value, found)
+
+
+def _body(program: Program, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
+    for value, found in zip(program.inputs, axes, strict=True):
+        reader.labels.set(value, found)
+    read_program(program, reader.labels, reader.rules)
+    return [reader.labels.of(a) for a in program.outputs]
+
+
+def _scan(
+    node: Node, programs: Sequence[Program], axes: Sequence[Axes], reader: Reader
+) -> list[Axes]:
+    consts, carried = node.params["num_consts"], node.params["num_carry"]
+    reason = reader.reason(node.eqn, ALONG)
+    along = fresh(node.params["length"], reason)
+    rows = []
+    for found in axes[consts + carried :]:
+        unify(along, found[0], reason)
+        rows.append(found[1:])
+    start = axes[consts : consts + carried]
+    made = _body(programs[0], [*axes[:consts], *start, *rows], reader)
+    # An index that a step removes from the carry must be removed before the next step as
+    # well: input and output of the body lose the same ones.
+    _same(start, made[:carried], reason)
+    return [*start, *((along, *found) for found in made[carried:])]
+
+
+def _while(
+    node: Node, programs: Sequence[Program], axes: Sequence[Axes], reader: Reader
+) -> list[Axes]:
+    tested, looped = node.params["cond_nconsts"], node.params["body_nconsts"]
+    start = axes[tested + looped :]
+    made = _body(programs[1], [*axes[tested : tested + looped], *start], reader)
+    _body(programs[0], [*axes[:tested], *start], reader)
+    _same(start, made, reader.reason(node.eqn))
+    return list(start)
+
+
+def _cond(
+    node: Node, programs: Sequence[Program], axes: Sequence[Axes], reader: Reader
+) -> list[Axes]:
+    # Which branch runs isn't known: all of them lose the same indices.
+    branches = [_body(program, axes[1:], reader) for program in programs]
+    for other in branches[1:]:
+        _same(branches[0], other, reader.reason(node.eqn))
+    return branches[0]
+
+
+def _remat(
+    node: Node, programs: Sequence[Program], axes: Sequence[Axes], reader: Reader
+) -> list[Axes]:
+    del node
+    return _body(programs[0], axes, reader)
+
+
+def _same(ones: Sequence[Axes], others: Sequence[Axes], reason: str) -> None:
+    for one, other in zip(ones, others, strict=True):
+        for a, b in zip(one, other, strict=True):
+            unify(a, b, reason)

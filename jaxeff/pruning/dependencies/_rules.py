@@ -1,0 +1,225 @@
+"""How each primitive relates the axes of its operands to those of its results.
+
+A rule is `rule(eqn, axes, reader) -> axes of each result`. It unifies what loses the same indices
+and holds what can't lose any, with a reason that names the primitive, the site and the line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jaxeff.program.ir import primitives as prim
+from jaxeff.pruning.dependencies import _parts as parts
+from jaxeff.pruning.dependencies._alignment import split, unify
+from jaxeff.pruning.dependencies._dimensions import ONE, Axis, Concatenation, Product, fresh, hold
+from jaxeff.pruning.dependencies._errors import PLACE, RECTANGLE
+from jaxeff.pruning.dependencies._labels import Axes, Reader, Rule
+
+p = prim.p
+_RUNNING = {p.cumsum_p, p.cumprod_p, p.cummax_p, p.cummin_p, p.cumlogsumexp_p}
+_PASSED = {p.name_p, p.copy_p, p.sharding_constraint_p, p.device_put_p, p.stop_gradient_p}
+
+
+def elementwise(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
+    """Unifies the axes of operands at the same position."""
+    (result,) = eqn.outvars
+    made: list[Axis] = []
+    for i, n in enumerate(result.aval.shape):
+        # A scalar stands for an array, and an axis of one index for any.
+        there = [
+            found[i] for found in axes if len(found) == result.aval.ndim and found[i].size == n
+        ]
+        for other in there[1:]:
+            unify(there[0], other, reader.reason(eqn))
+        made.append(there[0] if there else fresh(int(n)))
+    return [tuple(made)]
+
+
+def broadcast(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
+    """Makes new axes; they repeat what is there, so they may lose any index."""
+    del reader
+    shape = eqn.params["shape"]
+    result: list[Axis] = [fresh(int(n)) for n in shape]
+    for source, target in enumerate(eqn.params["broadcast_dimensions"]):
+        if axes[0][source].size == shape[target]:
+            result[target] = axes[0][source]
+    return [tuple(result)]
+
+
+def reshape(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
+    """Makes merged axes products; an axis that is split becomes one."""
+    sizes = [int(n) for n in eqn.params["new_sizes"]]
+    kept_axes = _unchanged(list(axes[0]), sizes)
+    if kept_axes is not None:
+        return [tuple(kept_axes)]
+    # Row-major order: the new axes are read off the product of all old ones from the left.
+    found = split(list(axes[0]), sizes)
+    if found is None:
+        return reader.unknown(eqn, axes, RECTANGLE)
+    return [tuple(found)]
+
+
+def _unchanged(axes: list[Axis], sizes: list[int]) -> list[Axis] | None:
+    """Returns the axes where only axes of one index come and go."""
+    rest = [axis for axis in axes if axis.size != 1]
+    if [axis.size for axis in rest] != [n for n in sizes if n != 1]:
+        return None
+    left = iter(rest)
+    return [ONE if n == 1 else next(left) for n in sizes]
+
+
+def squeeze(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
+    """Drops axes of size one."""
+    del reader
+    gone = {d % len(axes[0]) for d in eqn.params["dimensions"]}
+    return [tuple(axis for i, axis in enumerate(axes[0]) if i not in gone)]
+
+
+def transpose(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
+    """Permutes axes."""
+    del reader
+    return [tuple(axes[0][i] for i in eqn.params["permutation"])]
+
+
+def reduction(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
+    """Drops axes; those of argmax are held, for an index means nothing without the others."""
+    gone = set(eqn.params["axes"])
+    for i in gone:
+        if eqn.primitive in {p.argmax_p, p.argmin_p}:
+            hold(axes[0][i], reader.reason(eqn))
+    return [tuple(axis for i, axis in enumerate(axes[0]) if i not in gone)]
+
+
+def running(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
+    """Holds the axis: later entries depend on earlier ones."""
+    hold(axes[0][eqn.params["axis"]], reader.reason(eqn))
+    return [axes[0]]
+
+
+def dot(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
+    """Unifies summed axes and batch axes of both sides."""
+    summed, paired = eqn.params["dimension_numbers"]
+    for one, other in (*zip(*summed, strict=True), *zip(*paired, strict=True)):
+        unify(axes[0][one], axes[1][other], reader.reason(eqn))
+    # Result axes in JAX's order: batch, then the free axes of the left and of the right
+    # operand.
+    free = [
+        [axis for i, axis in enumerate(axes[k]) if i not in {*summed[k], *paired[k]}]
+        for k in (0, 1)
+    ]
+    return [(*(axes[0][i] for i in paired[0]), *free[0], *free[1])]
+
+
+def convolution(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
+    """Relates channels in and out; groups are a factor of both."""
+    q = eqn.params
+    numbers, groups = q["dimension_numbers"], q["feature_group_count"]
+    if q["batch_group_count"] != 1:
+        return reader.unknown(eqn, axes, "groups of a batch")
+    batch, channels, *places = (axes[0][i] for i in numbers.lhs_spec)
+    out, inner, *taps = (axes[1][i] for i in numbers.rhs_spec)
+    reason = reader.reason(eqn)
+    # Positions and taps are paired by arithmetic on indices: removing one would shift the
+    # others.
+    for axis in (*places, *taps):
+        hold(axis, reason + PLACE)
+    if groups == 1:
+        unify(channels, inner, reason)
+    else:
+        # A grouped convolution's channels are a product (group, channel in group). All
+        # groups lose the same inner channels, so that the kernel stays one rectangular
+        # array.
+        group = fresh(groups)
+        unify(channels, Product((group, inner)), reason)
+        unify(out, Product((group, fresh(out.size // groups))), reason)
+    shape = eqn.outvars[0].aval.shape
+    result = [fresh(int(n), reason + PLACE) for n in shape]
+    result[numbers.out_spec[0]], result[numbers.out_spec[1]] = batch, out
+    return [tuple(result)]
+
+
+def window(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
+    """Keeps axes along which the window has size one, holds the others."""
+    q = eqn.params
+    result = []
+    for i, (axis, n) in enumerate(zip(axes[0], eqn.outvars[0].aval.shape, strict=True)):
+        whole = q["window_dimensions"][i] == q["window_strides"][i] == 1
+        if whole and axis.size == n:
+            result.append(axis)
+        else:
+            hold(axis, reader.reason(eqn))
+            result.append(fresh(int(n), reader.reason(eqn)))
+    return [tuple(result)]
+
+
+def concatenation(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
+    """Concatenates along one axis and unifies the others."""
+    along = eqn.params["dimension"]
+    first, *others = axes
+    for other in others:
+        for i, (a, b) in enumerate(zip(first, other, strict=True)):
+            if i != along:
+                unify(a, b, reader.reason(eqn))
+    result = list(first)
+    result[along] = Concatenation(tuple(found[along] for found in axes))
+    return [tuple(result)]
+
+
+def reverse(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
+    """Holds reversed axes."""
+    for i in eqn.params["dimensions"]:
+        hold(axes[0][i], reader.reason(eqn))
+    return [axes[0]]
+
+
+def iota(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
+    """Holds the axis that is numbered; all others may lose indices."""
+    del axes
+    shape = eqn.params["shape"]
+    result = [fresh(int(n)) for n in shape]
+    hold(result[eqn.params["dimension"]], reader.reason(eqn))
+    return [tuple(result)]
+
+
+def random(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
+    """Leaves drawn axes free: bits are drawn at the old shape; a key has no channels."""
+    for found in axes:
+        for axis in found:
+            hold(axis, reader.reason(eqn))
+    return [tuple(fresh(int(n)) for n in v.aval.shape) for v in eqn.outvars]
+
+
+def bitcast(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
+    """Passes axes on if both types have the same width."""
+    if eqn.outvars[0].aval.ndim != len(axes[0]):
+        return reader.unknown(eqn, axes, "the types have other widths")
+    return list(axes)
+
+
+def passed(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
+    """Passes axes on."""
+    del eqn, reader
+    return list(axes)
+
+
+RULES: dict[Any, Rule] = {
+    **parts.RULES,
+    **dict.fromkeys(prim.ELEMENTWISE, elementwise),
+    **dict.fromkeys(prim.REDUCTION, reduction),
+    **dict.fromkeys(prim.WINDOW, window),
+    **dict.fromkeys(_RUNNING, running),
+    **dict.fromkeys(_PASSED, passed),
+    p.broadcast_in_dim_p: broadcast,
+    p.reshape_p: reshape,
+    p.squeeze_p: squeeze,
+    p.transpose_p: transpose,
+    p.dot_general_p: dot,
+    p.conv_general_dilated_p: convolution,
+    p.concatenate_p: concatenation,
+    p.rev_p: reverse,
+    p.iota_p: iota,
+    p.bitcast_convert_type_p: bitcast,
+    p.random_bits_p: random,
+}
+"""By primitive. Whatever isn't here holds what it reads."""

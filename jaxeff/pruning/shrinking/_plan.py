@@ -1,0 +1,323 @@
+"""`Plan`: which channels of a model stay, and what that makes of trees of its shapes.
+
+A plan is a pytree whose leaves are booleans, one array per group: many plans are one axis more, so
+a `vmap` over plans evaluates them all in one program (`masked`). It belongs to the model it was
+made for, by the shapes of its parameters, and is saved as text.
+
+In the place of booleans there may be numbers, *gates* that multiply channels: they are drawn,
+learnt and penalised (`jaxeff.pruning.gates`), and `above` makes a plan of them that can be carried
+out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxeff.core import Table
+from jaxeff.pruning.dependencies import (
+    Axis,
+    Channels,
+    Concatenation,
+    Dimension,
+    PlanError,
+    check_crossed,
+    kept,
+    leaf_path,
+    resolve,
+)
+from jaxeff.store import write_whole
+
+_FORMAT = "jaxeff-plan-1"
+
+
+@jax.tree_util.register_pytree_with_keys_class
+@dataclass(frozen=True, repr=False)
+class Plan:
+    """What stays of every group.
+
+    Attributes:
+        keep: By group, an array of booleans `[channels]`, or of numbers that multiply the channels;
+            groups that lose nothing may be left out.
+        channels: The groups that it is about.
+        crossed: By group that a statistic crosses, what `pruned` takes it of: the channels "left",
+            or all of them, the removed ones as "zeros". A group that isn't named has "left", and
+            `pruned` warns of it.
+    """
+
+    keep: dict[str, Any]
+    channels: Channels
+    crossed: Mapping[str, str] = field(default_factory=dict)
+
+    def tree_flatten_with_keys(self) -> tuple[Any, Any]:
+        """Splits the plan: booleans are leaves, groups are not."""
+        names = tuple(self.keep)
+        keys = [(jax.tree_util.DictKey(n), self.keep[n]) for n in names]
+        return keys, (names, self.channels, tuple(sorted(self.crossed.items())))
+
+    @classmethod
+    def tree_unflatten(cls, aux: Any, children: Sequence[Any]) -> Plan:
+        """Puts it together again."""
+        names, channels, crossed = aux
+        return cls(dict(zip(names, children, strict=True)), channels, dict(crossed))
+
+    @property
+    def by_dimension(self) -> dict[Dimension, Any]:
+        """What stays of every dimension that loses something."""
+        ids = {g.name: d for g, d in zip(self.channels, self.channels.dimensions, strict=True)}
+        return {ids[name]: keep for name, keep in self.keep.items()}
+
+    @property
+    def gates(self) -> dict[str, Any]:
+        """The groups whose channels are multiplied by numbers."""
+        return {name: keep for name, keep in self.keep.items() if not _is_boolean(keep)}
+
+    def above(self, threshold: Any = 0.0) -> Plan:
+        """Returns the plan that keeps the channels whose gates lie above a threshold.
+
+        Args:
+            threshold: A number. Booleans stay what they are.
+        """
+        keep = {
+            name: where if _is_boolean(where) else jnp.asarray(where) > threshold
+            for name, where in self.keep.items()
+        }
+        return Plan(keep, self.channels, self.crossed)
+
+    def concrete(self) -> dict[Dimension, np.ndarray]:
+        """Returns the plan as concrete numbers.
+
+        Raises:
+            PlanError: It is traced or holds gates, removes all channels of a group, or some of a
+                held one, or is about a group that there isn't; or it lets channels count as zeros
+                where a statistic reads something else.
+        """
+        groups = {group.name: group for group in self.channels}
+        found = {}
+        for name in self.keep:
+            if name not in groups:
+                raise PlanError(f"the model has no group {name!r}; there are {list(groups)}")
+        for (name, keep), dimension in zip(self.keep.items(), self.by_dimension, strict=True):
+            if not _is_boolean(keep):
+                raise PlanError(
+                    f"the channels of {name!r} are multiplied by numbers, which neither keep nor "
+                    "remove them: give plan.above(threshold), or use masked(f, plan)"
+                )
+            if isinstance(keep, jax.core.Tracer):
+                raise PlanError(
+                    f"the channels of {name!r} are traced, but shapes have to be known: make the "
+                    "plan outside of jit, or use masked(f, plan)"
+                )
+            found[dimension] = where = np.asarray(keep).astype(bool)
+            group = groups[name]
+            if where.shape != (group.size,):
+                raise PlanError(
+                    f"{name!r} has {group.size} channels, the plan {where.shape}: give one per "
+                    "channel; what a reshape splits has groups for its factors"
+                )
+            if not where.any():
+                made = f" (made by {', '.join(group.sites)})" if group.sites else ""
+                raise PlanError(
+                    f"the plan removes all channels of {name!r}{made}; keep one at least"
+                )
+            if group.held and not where.all():
+                raise PlanError(group.refusal)
+        check_crossed(groups, self.crossed)
+        return found
+
+    def shrink(self, tree: Any) -> Any:
+        """Returns a tree of the model's shapes without what is removed.
+
+        Args:
+            tree: Parameters, running statistics, an optimizer's state, gradients or a posterior of
+                `Gaussian`: leaves are known by the last parts of their paths.
+
+        Returns:
+            A tree of the same structure; leaves that are none of the model's stay as they are.
+
+        Raises:
+            PlanError: A leaf has a parameter's name and another shape.
+        """
+        keep = self.concrete()
+        cut = {
+            path: tuple(kept(axis, keep) for axis in axes)
+            for path, axes in self.channels.leaves.items()
+        }
+
+        def shrunk(path: Any, leaf: Any) -> Any:
+            name = self.channels.find(leaf_path(path))
+            if name is None or not hasattr(leaf, "shape"):
+                return leaf
+            shape = tuple(axis.size for axis in self.channels.leaves[name])
+            if tuple(leaf.shape) != shape:
+                if not leaf.shape:
+                    return leaf  # a number kept per parameter
+                raise PlanError(
+                    f"{leaf_path(path)} has shape {tuple(leaf.shape)}, but the plan is of a model "
+                    f"whose {name} has shape {shape}"
+                )
+            for i, where in enumerate(cut[name]):
+                if not where.all():
+                    leaf = leaf[(slice(None),) * i + (np.flatnonzero(where),)]
+            return leaf
+
+        return jax.tree_util.tree_map_with_path(shrunk, tree)
+
+    def check_small(self, tree: Any) -> None:
+        """Checks that the leaves of a tree have the shapes that the plan leaves.
+
+        Raises:
+            PlanError: One has another; the message says how to get the right one.
+        """
+        keep = self.concrete()
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+            name = self.channels.find(leaf_path(path))
+            if name is None or not jnp.shape(leaf):
+                continue
+            left = tuple(int(kept(axis, keep).sum()) for axis in self.channels.leaves[name])
+            if tuple(jnp.shape(leaf)) != left:
+                raise PlanError(
+                    f"{name} has shape {tuple(jnp.shape(leaf))}, but what the plan leaves of it "
+                    f"has {left}: give plan.shrink(params)"
+                )
+
+    def mask(self, tree: Any) -> Any:
+        """Returns a tree of the model's shapes, zero where entries are removed; may be traced.
+
+        Gates multiply channels, not parameters, and play no part here.
+        """
+        keep = {d: k for d, k in self.by_dimension.items() if _is_boolean(k)}
+
+        def masked(path: Any, leaf: Any) -> Any:
+            name = self.channels.find(leaf_path(path))
+            axes = self.channels.leaves.get(name, ()) if name else ()
+            if tuple(axis.size for axis in axes) != tuple(jnp.shape(leaf)):
+                return leaf
+            for i, axis in enumerate(axes):
+                where = _traced_indices(axis, keep)
+                if where is not None:
+                    shape = [1] * len(axes)
+                    shape[i] = -1
+                    leaf = jnp.where(where.reshape(shape), leaf, jnp.zeros_like(leaf))
+            return leaf
+
+        return jax.tree_util.tree_map_with_path(masked, tree)
+
+    @property
+    def table(self) -> Table:
+        """What every group loses."""
+        sizes = {group.name: group.size for group in self.channels}
+        rows = []
+        for name, keep in self.keep.items():
+            left = "traced" if isinstance(keep, jax.core.Tracer) else f"{np.sum(keep):.4g}"
+            rows.append((name, str(sizes[name]), left))
+        return Table(("group", "channels>", "kept>"), rows)
+
+    def __repr__(self) -> str:
+        return str(self.table)
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Writes it as text (JSON): the kept channels of each group and the model's shapes.
+
+        Raises:
+            PlanError: It can't be carried out.
+        """
+        write_whole(path, self.text())
+        return Path(path)
+
+    def text(self) -> str:
+        """Returns what `save` writes.
+
+        Raises:
+            PlanError: It can't be carried out.
+        """
+        self.concrete()
+        found = {
+            "format": _FORMAT,
+            "shapes": _shapes(self.channels),
+            "keep": {n: np.flatnonzero(k).tolist() for n, k in self.keep.items()},
+            "crossed": dict(self.crossed),
+        }
+        return json.dumps(found, indent=1)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], channels: Channels) -> Plan:
+        """Reads a plan for a model.
+
+        Args:
+            path: What `save` wrote.
+            channels: The model's groups, as `jaxeff.channels` reads them.
+
+        Raises:
+            PlanError: The file is damaged, no plan, or of another model.
+            FileNotFoundError: There is none.
+        """
+        return cls.from_text(Path(path).read_bytes(), channels, str(path))
+
+    @classmethod
+    def from_text(cls, text: bytes | str, channels: Channels, path: str = "the text") -> Plan:
+        """Makes a plan of text that has been read already; errors name `path`."""
+        try:
+            found = json.loads(text)
+            if found["format"] != _FORMAT:
+                raise PlanError(f"{path} is no plan of this version ({found['format']!r})")
+            shapes = dict(found["shapes"])
+            chosen = {name: [int(i) for i in indices] for name, indices in found["keep"].items()}
+            crossed = {str(name): str(choice) for name, choice in found.get("crossed", {}).items()}
+        except (ValueError, KeyError, TypeError, AttributeError, UnicodeDecodeError) as error:
+            if isinstance(error, PlanError):
+                raise
+            raise PlanError(f"{path} is no plan, or damaged: {error}") from error
+        ours = _shapes(channels)
+        if shapes != ours:
+            other = sorted({k for k in {*shapes, *ours} if shapes.get(k) != ours.get(k)})
+            raise PlanError(f"{path} is the plan of another model; these differ: {other[:4]}")
+        sizes = {group.name: group.size for group in channels}
+        keep = {}
+        for name, indices in chosen.items():
+            if name not in sizes:
+                raise PlanError(f"{path}: the model has no group {name!r}")
+            keep[name] = np.isin(np.arange(sizes[name]), indices)
+            if keep[name].sum() != len(indices):
+                raise PlanError(f"{path}: {name!r} has channels 0 to {sizes[name] - 1} only")
+        plan = cls(keep, channels, crossed)
+        plan.concrete()
+        return plan
+
+
+def _is_boolean(keep: Any) -> bool:
+    """Returns whether channels are kept or removed; arrays of anything else multiply them."""
+    return bool(jnp.result_type(keep) == jnp.bool_)
+
+
+def _shapes(channels: Channels) -> dict[str, list[int]]:
+    return {path: [axis.size for axis in axes] for path, axes in channels.leaves.items()}
+
+
+def _traced_indices(axis: Axis, keep: Mapping[Dimension, Any]) -> Any:
+    """`kept` for booleans that may be traced; None where nothing is removed."""
+    axis = resolve(axis)
+    if isinstance(axis, Dimension):
+        found = keep.get(axis)
+        return None if found is None else jnp.asarray(found)
+    parts = [_traced_indices(part, keep) for part in axis.parts]
+    if all(part is None for part in parts):
+        return None
+    full = [
+        jnp.ones(axis_part.size, bool) if part is None else part
+        for axis_part, part in zip(axis.parts, parts, strict=True)
+    ]
+    if isinstance(axis, Concatenation):
+        return jnp.concatenate(full)
+    whole = full[0]
+    for part in full[1:]:
+        whole = (whole[:, None] & part[None]).reshape(-1)
+    return whole

@@ -1,0 +1,295 @@
+"""Accuracy over noise levels: measured on a trained model, and summarised over replicates.
+
+```python
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxeff.nn import small_classifier
+from jaxeff.noise import Additive
+from jaxeff.robustness import accuracy_curve, fit_midpoint
+from jaxeff.training import cross_entropy, fit
+
+key, levels = jax.random.key(0), jnp.logspace(-2, 2, 17)
+f, params, (x, y) = small_classifier()
+params = fit(
+    key, cross_entropy(f), params, (x, y), optimizer=optax.adam(1e-2), epochs=15, batch_size=32
+).params
+curve = accuracy_curve(key, f, params, lambda level: {"*": Additive(level)}, levels, (x, y))
+midpoint = fit_midpoint(curve.levels, curve.draws)
+```
+
+`noisy_accuracy` is the measurement alone: pure, so it can be jitted and vmapped over parameters.
+`summarize` also takes what several trained networks scored, such as `[seeds, settings]` of
+`jaxeff.training.sweep`.
+
+Sharp edges:
+    The band is a confidence interval of the mean over whatever the replicates are. Over draws of
+    the noise it says nothing about another training; over seeds it does. Neither holds what the
+    finite test set adds.
+    The same keys are used at every level, so neighbouring levels differ by the level alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+from scipy import stats
+
+from jaxeff.core import (
+    Table,
+    check_labels,
+    either,
+    function,
+    labelled,
+    of_form,
+    one_key,
+    reals,
+    takes,
+    tree,
+    whole,
+)
+from jaxeff.noise import Noise, noisy
+from jaxeff.noise.models import check_noise
+from jaxeff.training import count_examples, quick_in_loops
+
+CONFIDENCE = 0.95
+
+Spec = Mapping[str, Noise | None]
+
+
+class Curve(NamedTuple):
+    """Accuracy over noise levels.
+
+    Attributes:
+        levels: The noise levels.
+        mean: Mean accuracy over the replicates; NaN where there is none.
+        std: Standard deviation of one replicate; NaN for fewer than two.
+        low: Lower end of the confidence interval of the mean (Student's t, 95 %).
+        high: Its upper end; both NaN for fewer than two replicates.
+        replicates: Replicates with a finite accuracy.
+        draws: The accuracies themselves.
+    """
+
+    levels: Float[np.ndarray, " levels"]
+    mean: Float[np.ndarray, " levels"]
+    std: Float[np.ndarray, " levels"]
+    low: Float[np.ndarray, " levels"]
+    high: Float[np.ndarray, " levels"]
+    replicates: Int[np.ndarray, " levels"]
+    draws: Float[np.ndarray, "replicates levels"]
+
+    def __repr__(self) -> str:
+        """Returns a summary; the arrays are the attributes."""
+        return str(self._table())
+
+    def _repr_html_(self) -> str:
+        """Returns a summary, for a notebook."""
+        return self._table()._repr_html_()
+
+    def _table(self) -> Table:
+        rows = [
+            (f"{level:.4g}", f"{mean:.4f}", f"{low:.4f} to {high:.4f}", str(count))
+            for level, mean, low, high, count in zip(
+                *(np.asarray(a) for a in (*self[:2], *self[3:6])), strict=True
+            )
+        ]
+        caption = f"{len(rows)} levels of up to {len(self.draws)} replicates"
+        columns = ("level>", "accuracy>", f"{CONFIDENCE:.0%} of the mean", "replicates>")
+        return Table(columns, rows, caption=f"Accuracy over noise: {caption}")
+
+
+def _noise(_: str, spec: Any) -> None:
+    check_noise(spec)
+
+
+@takes(
+    key=one_key,
+    f=function,
+    params=tree,
+    spec=either(of_form("spec(level)"), _noise),
+    levels=reals(),
+    data=labelled,
+    repeats=whole(),
+    batch=whole(),
+    chunk=whole(),
+)
+def accuracy_curve(
+    key: PRNGKeyArray,
+    f: Callable[..., Any],
+    params: Any,
+    spec: Spec | Callable[[Any], Spec],
+    levels: Float[Array | np.ndarray, " levels"],
+    data: tuple[Any, Int[Array, " n"]],
+    *,
+    repeats: int = 5,
+    batch: int = 1000,
+    chunk: int = 1,
+    state: Any = None,
+) -> Curve:
+    """Measures a trained classifier's accuracy over noise levels.
+
+    Args:
+        key: Random key of the noise.
+        f: `f(params, x) -> logits`; with a state `f(params, state, x) -> (logits, new state)`.
+        params: Its parameters.
+        spec: The noise at a level, `spec(level) -> {pattern: model}`; or a spec whose numbers
+            have a leading axis of levels.
+        levels: The levels.
+        data: Inputs and labels.
+        repeats: Passes over the data with fresh noise, at every level.
+        batch: Inputs evaluated at once.
+        chunk: Levels evaluated at once. Memory grows with `batch` times `chunk`.
+        state: The model's state, which stays as it is.
+
+    Returns:
+        The curve over the draws of the noise.
+
+    Raises:
+        ValueError: Levels that aren't one row of numbers, or as for `noisy_accuracy`.
+    """
+    levels = jnp.asarray(levels, float)
+    if levels.ndim != 1 or not len(levels):
+        raise ValueError(f"the levels must be one row of numbers, not of shape {levels.shape}.")
+    specs = _stacked([spec(level) for level in levels]) if callable(spec) else spec
+    draws = noisy_accuracy(
+        key, f, params, specs, data, repeats=repeats, batch=batch, chunk=chunk, state=state
+    )
+    return summarize(levels, draws)
+
+
+def _stacked(specs: list[Spec]) -> Spec:
+    """One spec for all levels."""
+    for spec in specs:
+        check_noise(spec)
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *(dict(spec) for spec in specs))
+
+
+@takes(
+    key=one_key,
+    f=function,
+    params=tree,
+    specs=_noise,
+    data=labelled,
+    repeats=whole(),
+    batch=whole(),
+    chunk=whole(),
+)
+def noisy_accuracy(
+    key: PRNGKeyArray,
+    f: Callable[..., Any],
+    params: Any,
+    specs: Spec,
+    data: tuple[Any, Int[Array, " n"]],
+    *,
+    repeats: int = 5,
+    batch: int = 1000,
+    chunk: int = 1,
+    state: Any = None,
+) -> Float[Array, "repeats levels"]:
+    """Computes the accuracy of every draw at every level, as one compiled program.
+
+    Args:
+        key: Random key of the noise.
+        f: As for `accuracy_curve`.
+        params: Its parameters.
+        specs: A spec whose numbers have a leading axis of levels.
+        data: Inputs and labels.
+        repeats: Draws of the noise at every level.
+        batch: Inputs evaluated at once.
+        chunk: Levels evaluated at once.
+        state: The model's state, which stays as it is.
+
+    Raises:
+        TypeError: The spec isn't a mapping from patterns to noise models.
+        ValueError: A count below 1, no numbers in the spec, data or numbers that differ in length,
+            no data or data with NaN, or a label that is no class of the model.
+    """
+    count_examples(specs)
+    total = count_examples(data)
+    size = min(batch, total)
+    parts = math.ceil(total / size)
+
+    def cut(leaf: Any) -> Array:
+        leaf = jnp.asarray(leaf)
+        # All batches have one shape: the last is filled with copies, whose labels are never
+        # right.
+        missing = parts * size - total
+        filled = jnp.concatenate([leaf, jnp.repeat(leaf[-1:], missing, axis=0)])
+        return filled.reshape(parts, size, *leaf.shape[1:])
+
+    inputs, labels = data
+    _check_classes(f, params, state, inputs, labels, size)
+    real = jnp.arange(parts * size).reshape(parts, size) < total
+    batches = (jax.tree.map(cut, inputs), jnp.where(real, cut(labels), -1))  # -1: never right
+    keys = jax.random.split(key, (repeats, parts))
+    hits = _hits(f, params, state, dict(specs), keys, batches, chunk)
+    return hits / total
+
+
+def _check_classes(f: Any, params: Any, state: Any, inputs: Any, labels: Any, size: int) -> None:
+    """Checks that no label is beyond the classes that the model has an output for."""
+    first = jax.tree.map(lambda leaf: jnp.asarray(leaf)[:size], inputs)
+    args = (params, first) if state is None else (params, state, first)
+    found = jax.eval_shape(f, *args)
+    logits = found if state is None else found[0]
+    check_labels("noisy_accuracy: data, the labels,", labels, logits.shape[-1])
+
+
+@functools.partial(jax.jit, static_argnames=("f", "chunk"))
+def _hits(
+    f: Any, params: Any, state: Any, specs: Any, keys: Any, batches: Any, chunk: int
+) -> Int[Array, "repeats levels"]:
+    def at_level(spec: Spec) -> Int[Array, " repeats"]:
+        perturbed = noisy(f, spec)
+
+        def in_batch(inputs: Any) -> Int[Array, ""]:
+            key, (x, labels) = inputs
+            found = perturbed(key, params, x) if state is None else perturbed(key, params, state, x)
+            logits = found if state is None else found[0]
+            return (logits.argmax(-1) == labels).sum()
+
+        quick = quick_in_loops(in_batch)
+        return jax.lax.map(lambda k: jax.lax.map(quick, (k, batches)).sum(), keys)
+
+    # A loop over one level at a time: vmapped convolutions are slow on a CPU.
+    return jax.lax.map(at_level, specs, batch_size=chunk if chunk > 1 else None).T
+
+
+@takes(levels=reals(1), accuracies=reals(2, nan=True))
+def summarize(
+    levels: Float[Array | np.ndarray, " levels"],
+    accuracies: Float[Array | np.ndarray, "replicates levels"],
+) -> Curve:
+    """Returns the curve of replicates: draws of the noise, or trainings from several seeds.
+
+    Args:
+        levels: The noise levels.
+        accuracies: Accuracies of every replicate; NaN for one that diverged, which is left out.
+
+    Raises:
+        ValueError: The shapes don't agree.
+    """
+    sigma, draws = np.asarray(levels, float), np.asarray(accuracies, float)
+    if draws.ndim != 2 or draws.shape[1:] != sigma.shape:
+        raise ValueError(
+            f"accuracies [replicates, levels] are wanted for {len(sigma)} levels, not an array of "
+            f"shape {draws.shape}."
+        )
+    found = np.isfinite(draws)
+    count = found.sum(0)
+    none = np.full(sigma.shape, np.nan)
+    mean = np.divide(np.where(found, draws, 0).sum(0), count, out=none.copy(), where=count > 0)
+    squares = np.where(found, draws - mean, 0) ** 2
+    freedom = count - 1
+    variance = np.divide(squares.sum(0), freedom, out=none.copy(), where=freedom > 0)
+    std = np.sqrt(variance)
+    half = stats.t.ppf((1 + CONFIDENCE) / 2, np.maximum(freedom, 1)) * std / np.sqrt(count.clip(1))
+    return Curve(sigma, mean, std, mean - half, mean + half, count, draws)

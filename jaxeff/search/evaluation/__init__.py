@@ -1,0 +1,21 @@
+"""Judges candidates: latency, accuracy, reward, sensitivity."""
+
+from jaxeff.search.evaluation._candidates import Candidates, Small
+from jaxeff.search.evaluation._latency import Candidate, Latency, LatencyError, bit_operations
+from jaxeff.search.evaluation._reward import Absolute, Exponential, OneSided, Reward
+from jaxeff.search.evaluation._sensitivity import Sensitivity, sensitivity
+
+__all__ = [
+    "Absolute",
+    "Candidate",
+    "Candidates",
+    "Exponential",
+    "Latency",
+    "LatencyError",
+    "OneSided",
+    "Reward",
+    "Sensitivity",
+    "Small",
+    "bit_operations",
+    "sensitivity",
+]

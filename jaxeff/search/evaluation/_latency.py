@@ -1,0 +1,47 @@
+"""Latencies: what a search asks of a candidate, as functions that the caller gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from jaxeff.core import an, takes
+from jaxeff.search.evaluation._candidates import Small
+from jaxeff.search.space import Policy, Space
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """What a latency is asked about.
+
+    Attributes:
+        policy: Its numbers.
+        space: The model's layers.
+        small: The function and parameters to deploy; made when it is asked for.
+    """
+
+    policy: Policy
+    space: Space
+    make: Callable[[Policy], Small] = field(repr=False)
+
+    @property
+    def small(self) -> Small:
+        """The model with new shapes."""
+        return self.make(self.policy)
+
+
+Latency = Callable[[Candidate], float]
+"""How long a call of a candidate takes, in any unit; above zero."""
+
+
+class LatencyError(RuntimeError):
+    """A candidate couldn't be measured; the search goes on without it.
+
+    A latency raises it for a board that is lost or a candidate that doesn't compile.
+    """
+
+
+@takes(candidate=an(Candidate))
+def bit_operations(candidate: Candidate) -> float:
+    """Computes bit operations of a candidate: a stand-in for a measurement, and no time."""
+    return float(candidate.space.bops(candidate.policy).sum())

@@ -1,0 +1,108 @@
+"""`Evolution`: the actions of all layers as one vector, by an evolution strategy of `evosax`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from jaxeff.core import Count, Number, Setting, register_setting, static
+from jaxeff.search.searchers._searcher import Outcome, Problem
+
+
+class Generation(NamedTuple):
+    """Where an evolution is.
+
+    Attributes:
+        strategy: Its state.
+        population: Candidates of the generation.
+        losses: Losses of the candidates that were tried.
+        tried: How many were.
+    """
+
+    strategy: Any
+    population: Float[Array, "population numbers"]
+    losses: Float[Array, " population"]
+    tried: int
+
+
+@register_setting
+@dataclass(frozen=True)
+class Evolution(Setting):
+    """Covariance matrix adaptation (Hansen, arXiv 1604.00772), or another strategy of evosax.
+
+    Attributes:
+        population: Candidates of a generation.
+        deviation: Standard deviation with which the first generation is drawn.
+        algorithm: Name of a strategy in `evosax.algorithms`.
+    """
+
+    population: Annotated[int, Count(2)] = static(10)
+    deviation: Annotated[float, Number(above=0)] = static(0.3)
+    algorithm: str = static("CMA_ES")
+
+    def start(self, key: PRNGKeyArray, problem: Problem) -> Generation:
+        """Implements `Searcher`."""
+        strategy, options = self._strategy(problem)
+        first, second = jax.random.split(key)
+        # Actions outside of [0, 1] count as its ends, so the middle is where most can be reached.
+        state = strategy.init(first, jnp.full(_numbers(problem), 0.5), options)
+        return self._asked(second, problem, state)
+
+    def propose(
+        self, key: PRNGKeyArray, problem: Problem, state: Generation
+    ) -> tuple[Float[Array, "layers actions"], Generation]:
+        """Implements `Searcher`."""
+        return jnp.clip(state.population[state.tried], 0, 1).reshape(problem.shape), state
+
+    def ahead(
+        self, keys: Sequence[PRNGKeyArray], problem: Problem, state: Generation
+    ) -> list[Float[Array, "layers actions"]]:
+        """Implements `_searcher.py`: what is left of the generation."""
+        left = [state._replace(tried=i) for i in range(state.tried, self.population)]
+        return [self.propose(k, problem, s)[0] for k, s in zip(keys, left, strict=False)]
+
+    def learn(
+        self, key: PRNGKeyArray, problem: Problem, state: Generation, outcome: Outcome
+    ) -> Generation:
+        """Implements `Searcher`."""
+        state = state._replace(
+            losses=state.losses.at[state.tried].set(-outcome.reward), tried=state.tried + 1
+        )
+        if state.tried < self.population:
+            return state
+        strategy, options = self._strategy(problem)
+        first, second = jax.random.split(key)
+        told, _ = strategy.tell(first, state.population, state.losses, state.strategy, options)
+        return self._asked(second, problem, told)
+
+    def _asked(self, key: PRNGKeyArray, problem: Problem, state: Any) -> Generation:
+        strategy, options = self._strategy(problem)
+        population, state = strategy.ask(key, state, options)
+        return Generation(state, population, jnp.zeros(self.population), 0)
+
+    def _strategy(self, problem: Problem) -> tuple[Any, Any]:
+        try:
+            from evosax import algorithms
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                "Evolution is that of evosax, which is optional: pip install 'jaxeff[search]'"
+            ) from error
+
+        make = getattr(algorithms, self.algorithm, None)
+        if make is None:
+            raise ValueError(f"evosax has no algorithm {self.algorithm!r}; CMA_ES is one")
+        strategy = make(population_size=self.population, solution=jnp.zeros(_numbers(problem)))
+        options = strategy.default_params
+        if hasattr(options, "std_init"):
+            options = options.replace(std_init=self.deviation)
+        return strategy, options
+
+
+def _numbers(problem: Problem) -> int:
+    layers, count = problem.shape
+    return layers * count

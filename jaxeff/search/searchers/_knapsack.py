@@ -1,0 +1,202 @@
+"""`Knapsack`: one option for every layer, of least predicted divergence within a budget.
+
+What every option of every layer costs is looked up, one layer changed at a time, and which options
+are taken is a multiple-choice knapsack, solved exactly (scipy's mixed-integer programs). Layers
+that follow each other save more together than apart, so the first budget is too small: an episode
+measures what was chosen, and the budget of the next one is corrected by it. What was chosen before
+is cut off, so every episode is the next best policy near the budget.
+
+```python
+from jaxeff.search import Knapsack
+
+Knapsack(levels=10)      # search(..., agent=Knapsack(), latency=table_latency(x[:1]))
+```
+
+Sharp edges:
+    Without a latency that is looked up, options cost bit operations.
+    The key is not used: seeds differ in how candidates train alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+from scipy.optimize import Bounds, LinearConstraint, milp
+
+from jaxeff.core import Count, Setting, register_setting, static
+from jaxeff.search.searchers._greedy import cost, divergence, policy
+from jaxeff.search.searchers._searcher import Outcome, Problem
+
+NEAR = 0.1
+"""Share of the budget that solutions after the first one leave at most, where there are such."""
+RETRIES = 20
+"""Solutions of an episode at most, until one comes to a policy that is new."""
+
+
+class Items(NamedTuple):
+    """What can be chosen.
+
+    Attributes:
+        options: Actions of a layer.
+        damages: Predicted divergence, by layer and option.
+        costs: What the option leaves of the whole model, by layer and option, as its change.
+        whole: Cost of the whole model.
+        budget: What the changes may leave.
+        low: The largest budget that was too small.
+        high: The smallest that was too large.
+        duplicates: Which options of a layer come to the same, as numbers, by layer and option.
+        tried: Options of the layers that were chosen so far, as such numbers.
+        seen: Policies that were proposed.
+    """
+
+    options: Float[np.ndarray, "options actions"]
+    damages: Float[np.ndarray, "layers options"]
+    costs: Float[np.ndarray, "layers options"]
+    whole: float
+    budget: float
+    low: float
+    high: float
+    duplicates: Int[np.ndarray, "layers options"]
+    tried: tuple[Int[np.ndarray, " layers"], ...] = ()
+    seen: frozenset[str] = frozenset()
+
+
+@register_setting
+@dataclass(frozen=True)
+class Knapsack(Setting):
+    """A multiple-choice knapsack of layers.
+
+    Attributes:
+        levels: Strengths of every action that are options.
+    """
+
+    levels: Annotated[int, Count(2)] = static(6)
+
+    def start(self, key: PRNGKeyArray, problem: Problem) -> Items:
+        """Implements `Searcher`.
+
+        Raises:
+            ValueError: There are no sensitivities.
+        """
+        known, of = problem.known, problem.actions
+        if known is None:
+            raise ValueError("Knapsack goes by sensitivities: search(..., sensitivities=True)")
+        channels = np.linspace(0, 1, self.levels, endpoint=False)
+        # Eight bits, every number of few bits once, and none of both if actions can say so.
+        few = of.eight_below + (1 - of.eight_below) * np.linspace(0, 0.999, self.levels)
+        bits = [*itertools.product(few, few), *([(0.0, 0.0)] if of.float_below > 0 else [])]
+        axes = ([[(c,) for c in channels]] if of.prunes else []) + ([bits] if of.quantizes else [])
+        options = np.array([sum(parts, ()) for parts in itertools.product(*axes)], np.float32)
+        layers, _ = problem.shape
+        start = np.zeros(problem.shape, np.float32)
+        if of.quantizes:
+            start[:, -2:] = of.eight_below
+        changed = np.tile(start, (layers, len(options), 1, 1))
+        for i in range(layers):
+            changed[i, :, i] = options
+        alone = [[policy(problem, one) for one in own] for own in changed]
+        if problem.prepare is not None:
+            problem.prepare([one for own in alone for one in own])
+        duplicates = np.array([_numbered([str(one.plain()) for one in own]) for own in alone])
+        whole = cost(problem, start)
+        damages, costs = np.zeros((2, layers, len(options)))
+        for i, (k, option) in itertools.product(range(layers), enumerate(options)):
+            costs[i, k] = cost(problem, changed[i, k]) - whole
+            damages[i, k] = sum(divergence(of, known, float(a), i, j) for j, a in enumerate(option))
+        unit = problem.whole if problem.time is not None else cost(problem, np.zeros_like(start))
+        return Items(
+            options, damages, costs, whole, problem.target * unit, -np.inf, np.inf, duplicates
+        )
+
+    def propose(
+        self, key: PRNGKeyArray, problem: Problem, state: Items
+    ) -> tuple[Float[Array, "layers actions"], Items]:
+        """Implements `Searcher`."""
+        layers, tried, seen = np.arange(len(state.costs)), state.tried, state.seen
+        for _ in range(RETRIES):
+            chosen = _solved(
+                state.damages,
+                state.costs,
+                state.budget - state.whole,
+                state.duplicates,
+                tried,
+                NEAR * state.budget,
+            )
+            found = str(policy(problem, state.options[chosen]).plain())
+            tried = (*tried, state.duplicates[layers, chosen])
+            if found not in seen:
+                break
+        state = state._replace(tried=tried, seen=seen | {found})
+        return jnp.asarray(state.options[chosen]), state
+
+    def learn(self, key: PRNGKeyArray, problem: Problem, state: Items, outcome: Outcome) -> Items:
+        """Implements `Searcher`."""
+        least = state.whole + state.costs.min(1).sum()
+        low, high = state.low, state.high
+        if outcome.ratio > 1:
+            high = min(high, state.budget)
+        else:
+            low = max(low, state.budget)
+        if np.isfinite(low) and np.isfinite(high):
+            # Bisection once the budget is bracketed, before that a step in proportion to
+            # how far the measurement was off the target.
+            budget = (low + high) / 2
+        else:
+            budget = least + (state.budget - least) / outcome.ratio
+        most = state.whole + state.costs.max(1).sum()
+        return state._replace(budget=min(max(budget, least), most), low=low, high=high)
+
+
+def _numbered(texts: Sequence[str]) -> list[int]:
+    """Returns the same number for the same text."""
+    return [texts.index(text) for text in texts]
+
+
+def _solved(
+    damages: Float[np.ndarray, "layers options"],
+    costs: Float[np.ndarray, "layers options"],
+    budget: float,
+    duplicates: Int[np.ndarray, "layers options"],
+    tried: Sequence[Int[np.ndarray, " layers"]] = (),
+    near: float = np.inf,
+) -> np.ndarray:
+    """The option of every layer with the least sum of `damages` whose `costs` keep a budget.
+
+    After the first one it is another than those tried, in one layer at least, that leaves less than
+    `near` of the budget; else any other within the budget; else the cheapest other one. Where there
+    is no other, they count again.
+    """
+    layers, count = costs.shape
+    # Binary variables x[layer, option], one option each: minimize damage within the budget.
+    scale = max(np.abs(costs).max(), 1e-300)  # seconds are small numbers to a solver
+    total, damage = costs.reshape(1, -1) / scale, damages.ravel() / max(damages.max(), 1e-300)
+    most = max(budget / scale, costs.min(1).sum() / scale + 1e-9)
+    one_each = LinearConstraint(np.kron(np.eye(layers), np.ones(count)), 1, 1)
+    within = LinearConstraint(total, -np.inf, most)
+    goals = [(damage, [within])]
+    if tried:
+        # A cut per tried solution: at most layers - 1 options may agree with it. Options
+        # that come to the same policy count as equal.
+        same = np.stack([duplicates == one[:, None] for one in tried]).reshape(len(tried), -1)
+        another = LinearConstraint(same.astype(float), -np.inf, layers - 1)
+        close = LinearConstraint(total, most - near / scale, most)
+        goals = [
+            (damage, [close, another]),
+            (damage, [within, another]),
+            (total[0], [another]),
+            *goals,
+        ]
+    for goal, constraints in goals:
+        found = milp(
+            goal, constraints=[one_each, *constraints], integrality=np.ones(layers * count),
+            bounds=Bounds(0, 1), options={"time_limit": 5.0},
+        )  # fmt: skip
+        if found.x is not None:
+            return np.asarray(found.x).reshape(layers, count).argmax(1)
+    return costs.argmin(1)

@@ -1,0 +1,149 @@
+"""`Searcher`: what proposes actions, and learns from what became of them.
+
+A searcher is a setting and pure functions of a state, a pytree: `start` makes it, `propose` asks
+for the actions of an episode, `learn` takes the reward. The same key gives the same result, which
+is how a search that was killed goes on: what was measured is read, what was learnt is learnt again.
+
+One that knows the actions of several episodes before the outcome of the first has `ahead`, too:
+`ahead(keys, problem, state)` gives those of as many of the next episodes, at most one by key, as
+`propose` will give them. Where a latency has several boards they are measured at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from jaxeff.search.evaluation import Sensitivity
+from jaxeff.search.space import Actions, Policy, Space
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """What a searcher may know before it starts.
+
+    Attributes:
+        space: The model's layers.
+        actions: What actions mean.
+        known: Sensitivities of the layers, if they were measured.
+        episodes: How many there will be.
+        target: Share of the whole model's latency that is asked for.
+        whole: Latency of the whole model.
+        time: Latency of any policy, where it is looked up and costs no episode; else None.
+        prepare: Fills what is looked up for many policies at once, which is cheaper than one by
+            one; None where nothing is to be filled.
+    """
+
+    space: Space
+    actions: Actions
+    known: Sensitivity | None
+    episodes: int
+    target: float
+    whole: float = 1.0
+    time: Callable[[Policy], float] | None = None
+    prepare: Callable[[Sequence[Policy]], None] | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of an episode's actions."""
+        return len(self.space.sites), self.actions.count
+
+
+class Outcome(NamedTuple):
+    """What became of an episode.
+
+    Attributes:
+        actions: `[layers, actions]`.
+        accuracy: From 0 to 1.
+        ratio: Latency over the target latency.
+        reward: Reward of the accuracy and the latency.
+    """
+
+    actions: Float[np.ndarray, "layers actions"]
+    accuracy: float
+    ratio: float
+    reward: float
+
+
+@runtime_checkable
+class Searcher(Protocol):
+    """Proposes the actions of every episode."""
+
+    def start(self, key: PRNGKeyArray, problem: Problem) -> Any:
+        """Returns the state before the first episode."""
+        ...
+
+    def propose(
+        self, key: PRNGKeyArray, problem: Problem, state: Any
+    ) -> tuple[Float[Array, "layers actions"], Any]:
+        """Returns the actions of the next episode, and the state."""
+        ...
+
+    def learn(self, key: PRNGKeyArray, problem: Problem, state: Any, outcome: Outcome) -> Any:
+        """Returns the state after an episode."""
+        ...
+
+
+@dataclass(frozen=True)
+class Random:
+    """Actions that are uniform between 0 and 1: what a search has to beat."""
+
+    def start(self, key: PRNGKeyArray, problem: Problem) -> None:
+        """Implements `Searcher`."""
+
+    def propose(
+        self, key: PRNGKeyArray, problem: Problem, state: None
+    ) -> tuple[Float[Array, "layers actions"], None]:
+        """Implements `Searcher`."""
+        return jax.random.uniform(key, problem.shape), None
+
+    def ahead(
+        self, keys: Sequence[PRNGKeyArray], problem: Problem, state: None
+    ) -> list[Float[Array, "layers actions"]]:
+        """See the module: all of them."""
+        return [self.propose(key, problem, state)[0] for key in keys]
+
+    def learn(self, key: PRNGKeyArray, problem: Problem, state: None, outcome: Outcome) -> None:
+        """Implements `Searcher`."""
+
+
+class Bracket(NamedTuple):
+    """Where the strength lies that meets the target.
+
+    Attributes:
+        low: A strength that is too slow.
+        high: One that is fast enough.
+        now: Strength of the current episode.
+    """
+
+    low: float
+    high: float
+    now: float
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """The same action everywhere, bisected until the latency is the target's."""
+
+    def start(self, key: PRNGKeyArray, problem: Problem) -> Bracket:
+        """Implements `Searcher`."""
+        return Bracket(0.0, 1.0, 0.5)
+
+    def propose(
+        self, key: PRNGKeyArray, problem: Problem, state: Bracket
+    ) -> tuple[Float[Array, "layers actions"], Bracket]:
+        """Implements `Searcher`."""
+        return jnp.full(problem.shape, state.now), state
+
+    def learn(
+        self, key: PRNGKeyArray, problem: Problem, state: Bracket, outcome: Outcome
+    ) -> Bracket:
+        """Implements `Searcher`."""
+        low, high = (state.now, state.high) if outcome.ratio > 1 else (state.low, state.now)
+        return Bracket(low, high, (low + high) / 2)

@@ -1,0 +1,16 @@
+"""The space that is searched: layers, actions, policies."""
+
+from jaxeff.search.space._actions import Actions
+from jaxeff.search.space._policy import FP32, INT8, MIX, Policy
+from jaxeff.search.space._space import Legal, Site, Space
+
+__all__ = [
+    "FP32",
+    "INT8",
+    "MIX",
+    "Actions",
+    "Legal",
+    "Policy",
+    "Site",
+    "Space",
+]

@@ -1,0 +1,40 @@
+"""`Policy`: what a search decides, as arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Array, Int
+
+FP32, INT8, MIX = 0, 1, 2
+"""Datatypes of a layer: left alone, eight bits, or one to eight bits by bit planes."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Policy:
+    """How much of a model stays; arrays that may be traced, with leading axes for many policies.
+
+    Attributes:
+        kept: Channels of every group.
+        datatypes: `FP32`, `INT8` or `MIX`, by layer.
+        weights: Bits of the weights by layer; 32 leaves them alone.
+        activations: Bits of what layers read.
+    """
+
+    kept: Int[Array | np.ndarray, " groups"]
+    datatypes: Int[Array | np.ndarray, " sites"]
+    weights: Int[Array | np.ndarray, " sites"]
+    activations: Int[Array | np.ndarray, " sites"]
+
+    def plain(self) -> dict[str, list[Any]]:
+        """As JSON has it."""
+        return {name: np.asarray(value).tolist() for name, value in vars(self).items()}
+
+    @classmethod
+    def from_plain(cls, found: dict[str, Any]) -> Policy:
+        """Returns what `plain` said."""
+        return cls(**{name: np.asarray(value, np.int32) for name, value in found.items()})

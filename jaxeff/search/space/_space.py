@@ -1,0 +1,305 @@
+"""`Space`: what a search decides about a model, layer by layer, and what that makes of it.
+
+```python
+import jaxeff
+from jaxeff.nn import small_classifier
+from jaxeff.search import Space
+
+f, params, (x, y) = small_classifier()
+space = Space.read(f, params, x[:1])
+print(space)
+space.macs(space.whole).sum() / 10_000        # of a batch of one, in tens of thousands
+```
+
+A layer is a site that multiplies its input with a weight, outside loops. The first layer that makes
+a group of channels decides how many of them stay; layers that add to the same channels follow it.
+Which channels go is settled before the search, by their scores, so a policy is nothing but numbers:
+it may be traced, and thousands of candidates are one program.
+
+Sharp edge: what lies inside a loop, and a second use of a weight, is left as it is.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxeff.compression import Uniform, bit_policy, integer_aware
+from jaxeff.compression.allocation import FLOAT
+from jaxeff.core import Count, Setting, Table, register_setting, static
+from jaxeff.program import Layer
+from jaxeff.program.costs import node_macs
+from jaxeff.program.ir import primitives as prim
+from jaxeff.pruning import Channels, Plan, channels, masked, size_of
+from jaxeff.pruning.dependencies import Axis, Dimension, Product, counts_zeros, dimensions, resolve
+from jaxeff.pruning.scores import Score, l1
+from jaxeff.search.space._policy import FP32, Policy
+
+Counts = Int[Array | np.ndarray, " groups"]
+
+
+_OF_CHANNELS = functools.partial(Uniform, symmetric=True)
+_OF_SAMPLES = functools.partial(Uniform, per="sample")
+
+
+@register_setting
+@dataclass(frozen=True)
+class Legal(Setting):
+    """Which layers a kernel of few bits takes, by the channels that are left of them.
+
+    Attributes:
+        inputs: A convolution's input channels are a multiple of it.
+        outputs: The output channels of any layer are a multiple of it.
+        places: A convolution's result has at least so many rows and columns.
+        last: Whether the last layer may have few bits.
+
+    The defaults are those of the source's bit-serial kernels (Krieger et al., arXiv 2212.07818).
+    """
+
+    inputs: Annotated[int, Count(1)] = static(32)
+    outputs: Annotated[int, Count(1)] = static(8)
+    places: Annotated[int, Count(1)] = static(2)
+    last: bool = static(False)
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """A layer that a policy is about.
+
+    Attributes:
+        name: Its site.
+        group: Number of the group of channels whose count it decides; -1 if it decides none.
+        macs: Multiply-accumulates of the whole layer, for the batch that was read.
+        made: Axis of its output channels.
+        read: Axis of its input channels.
+        weights: Scalars in its weight.
+        kernel: Places of its kernel; 1 of a dense layer.
+        stride: The largest of its strides.
+        places: The fewest rows or columns of its result; 0 of a dense layer.
+        blocks: Groups of its convolution.
+    """
+
+    name: str
+    group: int
+    macs: int
+    made: Axis
+    read: Axis
+    weights: int
+    kernel: int
+    stride: int
+    places: int
+    blocks: int
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Space:
+    """What a policy decides.
+
+    Attributes:
+        channels: The model's groups of channels.
+        sites: The layers in order.
+        groups: Names of the groups that a layer decides about.
+        ranks: By group, the rank of every channel by its score: 0 is the last to go.
+        legal: Which layers may have few bits.
+    """
+
+    channels: Channels
+    sites: tuple[Site, ...]
+    groups: tuple[str, ...]
+    ranks: dict[str, Int[np.ndarray, " channels"]]
+    legal: Legal
+
+    @classmethod
+    def read(
+        cls,
+        f: Callable[..., Any],
+        params: Any,
+        *args: Any,
+        score: Score = l1,
+        legal: Legal = Legal(),
+    ) -> Space:
+        """Reads a model.
+
+        Args:
+            f: A pure function `f(params, *args)`.
+            params: Its parameters, whose channels are scored.
+            *args: Its further arguments; the batch is that of latencies and operations.
+            score: Which channels stay longest (`jaxeff.pruning.scores`).
+            legal: Which layers may have few bits.
+
+        Raises:
+            ValueError: The model has no layer that could be compressed.
+        """
+        found = channels(f, params, *args)
+        ids = {d: g for d, g in zip(found.dimensions, found.groups, strict=True) if g.free}
+        names: list[str] = []
+        sites = []
+        for layer in found.program.layers:
+            if layer.kind == "linear" and layer.weights and not layer.occurrence:
+                sites.append(_site(layer, found, ids, names))
+        if not sites:
+            raise ValueError(
+                "the model has no layer to compress: none multiplies its input with a weight "
+                "outside of a loop"
+            )
+        scores = score(params, found)
+        ranks = {}
+        for name in names:
+            if name not in scores:
+                raise ValueError(f"the score says nothing about {name!r}; take another one")
+            order = np.argsort(-np.asarray(scores[name], np.float64), kind="stable")
+            ranks[name] = np.argsort(order, kind="stable").astype(np.int32)
+        return cls(found, tuple(sites), tuple(names), ranks, legal)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The sites."""
+        return tuple(site.name for site in self.sites)
+
+    @property
+    def sizes(self) -> Int[np.ndarray, " groups"]:
+        """Channels of every group."""
+        return np.array([self.channels[name].size for name in self.groups], np.int32)
+
+    @property
+    def whole(self) -> Policy:
+        """The policy that leaves the model as it is."""
+        bits = np.full(len(self.sites), FLOAT, np.int32)
+        return Policy(self.sizes, np.full_like(bits, FP32), bits, bits)
+
+    def plan(self, policy: Policy) -> Plan:
+        """Returns the channels that stay; traced where the policy is."""
+        keep = {name: self.ranks[name] < policy.kept[i] for i, name in enumerate(self.groups)}
+        # Accuracies are those of masked models, so smaller ones have their statistics, if possible.
+        crossed = {
+            group.name: "zeros"
+            for group in self.channels
+            if group.name in keep and group.crossed and counts_zeros(group)
+        }
+        return Plan(keep, self.channels, crossed)
+
+    def spec(self, policy: Policy) -> Mapping[str, Any]:
+        """Returns the bits of every layer, for `integer_aware`.
+
+        Weights have a symmetric range for each output channel, as kernels multiply them, and
+        activations one for each sample.
+        """
+        return bit_policy(
+            self.names, policy.weights, policy.activations, method=_OF_CHANNELS,
+            of_activations=_OF_SAMPLES,
+        )  # fmt: skip
+
+    def compressed(self, f: Callable[..., Any], policy: Policy) -> Callable[..., Any]:
+        """The model that a policy leaves, with the old shapes; traced where the policy is."""
+        return masked(integer_aware(f, self.spec(policy)), self.plan(policy))
+
+    def inputs(self, kept: Counts) -> Int[Array, " sites"]:
+        """Computes input channels of every layer."""
+        return self._per_site(lambda site, counts: size_of(site.read, counts), kept)
+
+    def outputs(self, kept: Counts) -> Int[Array, " sites"]:
+        """Computes output channels of every layer."""
+        return self._per_site(lambda site, counts: size_of(site.made, counts), kept)
+
+    def macs(self, policy: Policy) -> Float[Array, " sites"]:
+        """Computes multiply-accumulates of every layer, for the batch that was read."""
+        return self._products(policy.kept, [site.macs for site in self.sites])
+
+    def bops(self, policy: Policy) -> Float[Array, " sites"]:
+        """Computes bit operations of every layer: multiply-accumulates times both widths."""
+        widths = jnp.asarray(policy.weights) * jnp.asarray(policy.activations)
+        return self.macs(policy) * widths.astype(jnp.float32)
+
+    def weights(self, policy: Policy) -> Float[Array, " sites"]:
+        """Scalars in the weight of every layer."""
+        return self._products(policy.kept, [site.weights for site in self.sites])
+
+    def few_bits(self, kept: Counts) -> Bool[Array, " sites"]:
+        """Returns which layers a kernel of few bits takes, with the channels that stay."""
+        legal, inputs, outputs = self.legal, self.inputs(kept), self.outputs(kept)
+        convolution = np.array([site.places > 0 for site in self.sites])
+        fits = np.array([s.blocks == 1 and s.places >= legal.places for s in self.sites])
+        found = (outputs % legal.outputs == 0) & (
+            ~convolution | (fits & (inputs % legal.inputs == 0))
+        )
+        last = np.arange(len(self.sites)) == len(self.sites) - 1
+        return jnp.asarray(found & ~(last & (not legal.last)))
+
+    def _products(self, kept: Counts, whole: list[int]) -> Float[Array, " sites"]:
+        def share(site: Site, counts: Mapping[Dimension, Any]) -> Any:
+            made = size_of(site.made, counts) / site.made.size
+            return made if site.blocks > 1 else made * size_of(site.read, counts) / site.read.size
+
+        return self._per_site(share, kept) * jnp.asarray(whole, jnp.float32)
+
+    def _per_site(self, count: Callable[[Site, Mapping[Dimension, Any]], Any], kept: Any) -> Array:
+        ids = dict(zip((g.name for g in self.channels), self.channels.dimensions, strict=True))
+        counts = {ids[name]: kept[i] for i, name in enumerate(self.groups)}
+        return jnp.stack([jnp.asarray(count(site, counts)) for site in self.sites])
+
+    @property
+    def table(self) -> Table:
+        """A row per layer."""
+        legal = np.asarray(self.few_bits(self.sizes))
+        rows = [
+            (
+                site.name, str(site.read.size), str(site.made.size), f"{site.macs:,}",
+                self.groups[site.group] if site.group >= 0 else "", "yes" if legal[i] else "no",
+            )
+            for i, site in enumerate(self.sites)
+        ]  # fmt: skip
+        columns = ("layer", "in>", "out>", "MACs>", "decides about", "few bits")
+        return Table(columns, rows)
+
+    def __repr__(self) -> str:
+        return str(self.table)
+
+    def _repr_html_(self) -> str:
+        return self.table._repr_html_()
+
+
+def _site(layer: Layer, found: Channels, ids: Mapping[Dimension, Any], names: list[str]) -> Site:
+    """One layer; a group that it is the first to make is added to `names`."""
+    (node,) = [node for node in layer.nodes if node_macs(node)]
+    labels = found.labels
+    out, shape = labels.of(node.outputs[0]), node.outputs[0].aval.shape
+    weight = next(i for i, v in enumerate(node.inputs) if getattr(v, "is_weight", False) or i == 1)
+    if node.primitive is prim.p.dot_general_p:
+        (first, second), _ = node.params["dimension_numbers"]
+        of_weight = labels.of(node.inputs[weight])
+        summed = (first, second)[weight]
+        made: Axis = _merged([a for i, a in enumerate(of_weight) if i not in summed])
+        read: Axis = _merged([a for i, a in enumerate(of_weight) if i in summed])
+        kernel, stride, places, blocks = 1, 1, 0, 1
+    else:
+        numbers = node.params["dimension_numbers"]
+        made = resolve(out[numbers.out_spec[1]])
+        read = resolve(labels.of(node.inputs[0])[numbers.lhs_spec[1]])
+        right = node.inputs[1].aval.shape
+        kernel = math.prod(right[i] for i in numbers.rhs_spec[2:])
+        stride = max(node.params["window_strides"], default=1)
+        places = min((shape[i] for i in numbers.out_spec[2:]), default=0)
+        blocks = node.params["feature_group_count"]
+    group = -1
+    for dimension in dimensions(made):
+        if dimension in ids and layer.site in ids[dimension].sites:
+            name = ids[dimension].name
+            if name not in names:
+                names.append(name)
+                group = len(names) - 1
+            break
+    size = math.prod(node.inputs[weight].aval.shape)
+    return Site(
+        layer.site, group, node_macs(node), made, read, size, kernel, stride, places, blocks
+    )
+
+
+def _merged(axes: list[Axis]) -> Axis:
+    return resolve(axes[0]) if len(axes) == 1 else resolve(Product(tuple(axes)))

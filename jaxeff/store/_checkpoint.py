@@ -1,0 +1,227 @@
+"""Pytrees of arrays on disk: one safetensors file, keyed by path, written atomically.
+
+The file is an ordinary safetensors file (any reader opens it); its header also holds what the
+format can't: dtypes it doesn't know, random key types, a checksum and the caller's metadata. It
+contains no pickle, and loading executes nothing.
+
+Sharp edges:
+
+- The tree's *structure* is not stored, only the paths of its leaves. `load_pytree` rebuilds
+  nested dicts, or any structure when it is given one as ``like``.
+- Python numbers come back as arrays; ``None`` has no leaves and needs ``like``.
+- A writer killed midway leaves the previous file as it was (`jaxeff.store`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from jaxeff.core import FAST, a_path, mapping, takes
+from jaxeff.store._errors import CheckpointError
+from jaxeff.store._writing import new_file
+
+FORMAT = 1
+_HEADER = "jaxeff"
+_DIGITS = 64  # of a SHA-256
+# Stored as they are; other dtypes (bfloat16, float8, …) are stored as integers of their size.
+_PLAIN = {
+    *("float64", "float32", "float16", "int64", "int32", "int16", "int8", "bool"),
+    *("uint64", "uint32", "uint16", "uint8", "complex64"),
+}
+
+
+class _File(NamedTuple):
+    arrays: dict[str, np.ndarray]
+    key_types: dict[str, str]
+    metadata: dict[str, Any]
+
+
+@takes(path=a_path, metadata=mapping)
+def save_pytree(
+    path: str | os.PathLike[str], tree: Any, metadata: Mapping[str, Any] | None = None
+) -> None:
+    """Writes a pytree of arrays to ``path``, replacing the file there in one step.
+
+    Args:
+      path: The file; its folder is made when missing.
+      tree: Any pytree of arrays, numbers and random keys.
+      metadata: What else to keep; must be writable as JSON.
+
+    Raises:
+      TypeError: A leaf is not an array, or ``metadata`` is not JSON.
+      ValueError: Two leaves have the same path.
+      OSError: The file cannot be written (the disk is full), and is named; what was there stays.
+    """
+    arrays: dict[str, np.ndarray] = {}
+    key_types: dict[str, str] = {}
+    for name, leaf in _named_leaves(tree):
+        if name in arrays:
+            raise ValueError(f"two leaves of the pytree have the path {name!r}; rename one.")
+        if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            key_types[name] = str(jax.random.key_impl(leaf))
+            # A key's implementation is kept beside its numbers: the same bits mean other
+            # draws elsewhere.
+            leaf = jax.random.key_data(leaf)
+        array = np.asarray(leaf)
+        if array.dtype.kind in "OSUM":
+            raise TypeError(f"the leaf {name!r} is a {type(leaf).__name__}, not an array.")
+        arrays[name] = np.array(array, order="C")
+    header = {
+        "format": FORMAT,
+        "dtypes": {name: array.dtype.name for name, array in arrays.items()},
+        "keys": key_types,
+        "metadata": dict(metadata or {}),
+    }
+    stored = {name: _to_plain(array) for name, array in arrays.items()}
+    text = json.dumps(header)
+    # One entry, checksum first: safetensors writes several in no fixed order.
+    entries = {_HEADER: _digest(text, stored) + text}
+    with new_file(path) as temporary:
+        try:
+            save_file(stored, temporary, metadata=entries)
+        except SafetensorError as error:  # its way to say that the disk is full
+            code = re.search(r"\(os error (\d+)\)", str(error))
+            if code is None:
+                raise
+            raise OSError(int(code[1]), os.strerror(int(code[1])), str(temporary)) from error
+
+
+@takes(path=a_path)
+def load_pytree(path: str | os.PathLike[str], like: Any = None) -> Any:
+    """Reads a pytree that `save_pytree` wrote.
+
+    Args:
+      path: The file.
+      like: A pytree of the structure, shapes and dtypes to expect (arrays or
+        ``jax.ShapeDtypeStruct``). Without it, nested dicts by path are returned.
+
+    Returns:
+      The tree, with JAX arrays as leaves.
+
+    Raises:
+      FileNotFoundError: There is no such file.
+      CheckpointError: The file is damaged, no such checkpoint, or doesn't match ``like``; the
+        message names the file and the first difference.
+    """
+    path = Path(path)
+    file = _read(path)
+    leaves = {name: _to_jax(file, name) for name in file.arrays}
+    if like is not None:
+        return _match(path, leaves, like)
+    tree: dict[str, Any] = {}
+    for name, leaf in leaves.items():
+        *parents, last = name.split("/")
+        node = tree
+        for key in parents:
+            node = node.setdefault(key, {})
+        node[last] = leaf
+    return tree
+
+
+@takes(path=a_path)
+def load_metadata(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Returns the metadata that was saved with a pytree.
+
+    Raises:
+      FileNotFoundError: There is no such file.
+      CheckpointError: The file is damaged or no such checkpoint.
+    """
+    return _read(Path(path)).metadata
+
+
+def _named_leaves(tree: Any) -> list[tuple[str, Any]]:
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return [(jax.tree_util.keystr(p, simple=True, separator="/"), leaf) for p, leaf in leaves]
+
+
+def _read(path: Path) -> _File:
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no checkpoint {path}.")
+    try:
+        with safe_open(path, framework="numpy") as opened:
+            entries = opened.metadata() or {}
+            stored = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    except (SafetensorError, UnicodeDecodeError, OSError) as error:
+        raise CheckpointError(f"the checkpoint {path} is damaged: {error}.") from error
+    if _HEADER not in entries:
+        raise CheckpointError(f"{path} is a safetensors file, but not one of jaxeff's.")
+    checksum, text = entries[_HEADER][:_DIGITS], entries[_HEADER][_DIGITS:]
+    if _digest(text, stored) != checksum:
+        raise CheckpointError(
+            f"the checkpoint {path} is damaged: its checksum differs from the recorded one."
+        )
+    header = json.loads(text)
+    if header["format"] != FORMAT:
+        raise CheckpointError(
+            f"the checkpoint {path} has format {header['format']}; this version of jaxeff reads "
+            f"format {FORMAT}."
+        )
+    # Arrays of other dtypes were stored as integers: `view` restores their bits.
+    dtypes = header["dtypes"]  # in the order of writing, which the file doesn't keep
+    arrays = {name: stored[name].view(jnp.dtype(dtypes[name])) for name in dtypes}
+    return _File(arrays, header["keys"], header["metadata"])
+
+
+def _match(path: Path, leaves: dict[str, jax.Array], like: Any) -> Any:
+    expected = dict(_named_leaves(like))
+    for name, want in expected.items():
+        shape, dtype = jnp.shape(want), _dtype(want)
+        if name not in leaves:
+            raise CheckpointError(
+                f"the checkpoint {path} is of another model: it has no {name!r} "
+                f"(expected {dtype}{list(shape)})."
+            )
+        got = leaves[name]
+        if (got.shape, got.dtype) != (shape, dtype):
+            raise CheckpointError(
+                f"the checkpoint {path} is of another model: {name!r} is "
+                f"{got.dtype}{list(got.shape)}, expected {dtype}{list(shape)}."
+            )
+    for name in leaves:
+        if name not in expected:
+            raise CheckpointError(
+                f"the checkpoint {path} is of another model: it has {name!r}, which is not "
+                "expected."
+            )
+    return jax.tree.unflatten(jax.tree.structure(like), [leaves[name] for name in expected])
+
+
+def _dtype(leaf: Any) -> Any:
+    return leaf.dtype if hasattr(leaf, "dtype") else jnp.asarray(leaf).dtype
+
+
+def _to_jax(file: _File, name: str) -> jax.Array:
+    array = jnp.asarray(file.arrays[name])
+    if name in file.key_types:
+        implementation = file.key_types[name]
+        known = FAST if implementation == str(FAST) else implementation
+        return jax.random.wrap_key_data(array, impl=known)
+    return array
+
+
+def _to_plain(array: np.ndarray) -> np.ndarray:
+    if array.dtype.name in _PLAIN:
+        return array
+    return array.view(f"u{array.dtype.itemsize}")
+
+
+def _digest(header: str, stored: Mapping[str, np.ndarray]) -> str:
+    digest = hashlib.sha256(header.encode())
+    # Names, dtypes and shapes enter the checksum too: equal bytes may mean another array.
+    for name in sorted(stored):
+        array = stored[name]
+        digest.update(f"{name} {array.dtype.name} {array.shape};".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,56 @@
+"""Files that others made, opened only where reading them ends.
+
+A folder from elsewhere may hold links, pipes and devices as well. A pipe that nobody writes to
+blocks its reader, ``/dev/zero`` has no end, and a link leads out of the folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from typing import BinaryIO
+
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFLNK: "a link",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+}
+
+
+@contextlib.contextmanager
+def open_regular(
+    path: str | os.PathLike[str], *, links: bool = True
+) -> Iterator[tuple[BinaryIO, int]]:
+    """Opens a regular file for reading, and nothing else.
+
+    Args:
+      path: The file.
+      links: Whether a link to one is followed.
+
+    Yields:
+      The open file and its size in bytes.
+
+    Raises:
+      OSError: It is something else, which is named, or cannot be opened.
+    """
+    _require_regular(os.stat(path, follow_symlinks=links), path)
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    handle = os.open(path, flags | (0 if links else getattr(os, "O_NOFOLLOW", 0)))
+    with os.fdopen(handle, "rb") as file:
+        # What was looked at may have been replaced before it was opened.
+        found = os.fstat(handle)
+        _require_regular(found, path)
+        yield file, found.st_size
+
+
+def _require_regular(found: os.stat_result, path: str | os.PathLike[str]) -> None:
+    kind = stat.S_IFMT(found.st_mode)
+    if kind != stat.S_IFREG:
+        name = _KINDS.get(kind, "something else")
+        raise OSError(errno.EINVAL, f"it is {name}, not a regular file", os.fspath(path))

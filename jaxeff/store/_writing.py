@@ -1,0 +1,283 @@
+"""Files and folders that appear whole or not at all.
+
+What is written goes to a temporary name beside the target, is forced to disk, and takes the
+target's place in one step. A process killed at any moment leaves the old content or the new; what
+it had written so far stays under a hidden name that ends in ``.partial``, which the next write to
+the same target removes. Several processes may write one target at once: the last one wins.
+
+An error of the file system, such as a full disk, names the file that was to be written: the system
+itself names a temporary one, or none.
+
+Sharp edges:
+    The target's folder must be on one file system with itself, that is, no mount point.
+    A link at the target is replaced by what is written, not followed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from jaxeff.core import a_path, an, takes
+from jaxeff.store._reading import open_regular
+
+try:
+    import fcntl
+except ImportError:  # not a POSIX system: leftovers of killed writers stay
+    fcntl = None  # type: ignore[assignment]
+
+Listed = Callable[[bytes], Iterable[str]]
+
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+
+
+@takes(path=a_path)
+@contextlib.contextmanager
+def new_file(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yields a temporary path that takes the place of ``path`` when the block succeeds.
+
+    Args:
+      path: The file to write; its folder is made when missing.
+
+    Yields:
+      The path of an empty file in the same folder, to be written by name or opened.
+
+    Raises:
+      OSError: It cannot be written (the disk is full), and is named; what was there stays.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Content first, then the name, each forced to disk: after a power cut there is the old
+    # file or the new one, never part of one.
+    with _claimed(path, folder=False) as temporary:
+        yield temporary
+        _sync(temporary)
+        temporary.replace(path)
+        _sync(path.parent)
+
+
+@takes(path=a_path, content=an(str, bytes))
+def write_whole(path: str | os.PathLike[str], content: bytes | str) -> None:
+    """Writes a file whole or not at all; text is written as UTF-8.
+
+    Args:
+      path: The file; its folder is made when missing.
+      content: All of it.
+
+    Raises:
+      OSError: It cannot be written (the disk is full), and is named; what was there stays.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    with new_file(path) as temporary:
+        temporary.write_bytes(data)
+
+
+@contextlib.contextmanager
+def named_errors(path: Path, temporary: Path | None = None) -> Iterator[None]:
+    """Lets errors of the file system name what was to be written.
+
+    Args:
+      path: The file or folder to be written; errors that name no file get its name.
+      temporary: What is written in its place; errors that name it, or something in it, get the
+        final name.
+
+    Raises:
+      OSError: As in the block, of the same number, with a name.
+    """
+    try:
+        yield
+    except OSError as error:
+        at = error.filename2 or error.filename
+        if at is None and type(error) is not OSError and error.errno is None:
+            raise  # of its own kind, in words of its own
+        place = path
+        if at is not None:
+            if temporary is None or not Path(os.fsdecode(at)).is_relative_to(temporary):
+                raise
+            place = path / Path(os.fsdecode(at)).relative_to(temporary)
+        # NumPy has words alone for a file that ends too soon.
+        code, words = error.errno or errno.EIO, error.strerror or str(error)
+        raise OSError(code, words, str(place)) from error
+
+
+def require_free(path: Path, mark: str, listed: Listed) -> frozenset[str]:
+    """Refuses a place where something would be lost.
+
+    Args:
+      path: Path at which a folder is to be written.
+      mark: The file of such a folder that lists the others.
+      listed: From the content of ``mark`` to the names of the files that belong to it; raises
+        ValueError if it can't tell.
+
+    Returns:
+      The names of the files there that may be replaced: all that there are.
+
+    Raises:
+      FileExistsError: Something else is there, which is named.
+    """
+    if path.is_symlink() or (path.exists() and not path.is_dir()):
+        raise FileExistsError(f"{path} exists and is not a folder; choose another path")
+    entries = {entry.name: entry for entry in path.iterdir()} if path.is_dir() else {}
+    if not entries:
+        return frozenset()
+    if mark not in entries:
+        raise FileExistsError(f"{path} holds other files (no {mark}); choose another path")
+    try:
+        with open_regular(entries[mark], links=False) as (file, _):
+            ours = {mark, *listed(file.read())}
+    except (ValueError, OSError) as error:
+        raise FileExistsError(
+            f"{path} may hold files of yours, its {mark} cannot tell: {error}; choose another "
+            "path, or remove that folder yourself"
+        ) from error
+    plain = {name for name, entry in entries.items() if entry.is_file() and not entry.is_symlink()}
+    if foreign := sorted(entries.keys() - (ours & plain)):
+        some = ", ".join(foreign[:3]) + (", ..." if len(foreign) > 3 else "")
+        raise FileExistsError(
+            f"{path} holds other files than those that its {mark} lists: {some}; move them "
+            "elsewhere, or choose another path"
+        )
+    return frozenset(entries)
+
+
+@contextlib.contextmanager
+def new_folder(path: Path, mark: str, listed: Listed) -> Iterator[Path]:
+    """Yields a temporary folder that takes the place of ``path`` when the block succeeds.
+
+    Args:
+      path: The folder to write. One that is there is replaced only if all that it holds is the file
+        ``mark`` and what that lists.
+      mark: The file that lists the others.
+      listed: As for `require_free`.
+
+    Yields:
+      An empty folder beside it.
+
+    Raises:
+      FileExistsError: Something else is at ``path``, before or after the block.
+      OSError: A file cannot be written (the disk is full), and is named; what was there stays.
+    """
+    path = path.absolute()
+    require_free(path, mark, listed)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _claimed(path, folder=True) as temporary:
+        yield temporary
+        for entry in temporary.rglob("*"):
+            _sync(entry)
+        _sync(temporary)
+        # Checked a second time right before the exchange: writing may have taken minutes.
+        replaced = require_free(path, mark, listed)  # what came meanwhile counts as well
+        if replaced:
+            temporary.chmod(path.stat().st_mode & 0o777)
+            _exchange(temporary, path)
+            _retire(temporary, replaced, path)
+        else:
+            temporary.rename(path)
+        _sync(path.parent)
+
+
+def _retire(folder: Path, names: frozenset[str], successor: Path) -> None:
+    """Removes a replaced folder's files; what came at the last moment moves to its successor."""
+    for name in names:
+        (folder / name).unlink(missing_ok=True)
+    for entry in folder.iterdir():
+        if not (successor / entry.name).exists():
+            entry.rename(successor / entry.name)
+
+
+@contextlib.contextmanager
+def _claimed(path: Path, *, folder: bool) -> Iterator[Path]:
+    """A temporary name of our own beside a path; what is left under it is removed afterwards."""
+    for leftover in path.parent.glob(f".{_escaped(path.name)}.*.partial"):
+        _remove_abandoned(leftover)
+    while True:
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+        with named_errors(path, temporary):
+            if folder:
+                temporary.mkdir(mode=0o755)
+                handle = os.open(temporary, os.O_RDONLY)
+            else:
+                handle = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+        if fcntl is not None:
+            with contextlib.suppress(OSError):  # some network file systems have no locks
+                fcntl.flock(handle, fcntl.LOCK_EX)  # held until the process ends, however it ends
+        if temporary.exists():  # nobody took it for abandoned before it was locked
+            break
+        os.close(handle)
+    try:
+        with named_errors(path, temporary):
+            yield temporary
+    finally:
+        _remove(temporary)
+        os.close(handle)
+
+
+def _remove_abandoned(leftover: Path) -> None:
+    """Removes what a killed writer left, unless its writer lives."""
+    if fcntl is None:
+        return
+    with contextlib.suppress(OSError):  # locked, or gone already
+        handle = os.open(leftover, os.O_RDONLY if leftover.is_dir() else os.O_RDWR)
+        try:
+            # The kernel frees a lock when its process ends: whoever gets it knows that the
+            # writer is gone.
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _remove(leftover)
+        finally:
+            os.close(handle)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _exchange(new: Path, old: Path) -> None:
+    """Gives a folder the name of another and the other way round, in one step where Linux can."""
+    try:
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+    except (AttributeError, OSError, TypeError):
+        code = errno.ENOSYS
+    else:
+        names = os.fsencode(new), os.fsencode(old)
+        failed = rename(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE)
+        code = ctypes.get_errno() if failed else 0
+    if code in (errno.ENOSYS, errno.EINVAL):  # no such call here, or not on this file system
+        # Two renames instead of one exchange: for a moment neither name is there, and a
+        # failure in between is undone.
+        aside = new.with_name(new.name.replace(".partial", ".replaced"))
+        old.rename(aside)
+        try:
+            new.rename(old)
+        except BaseException:
+            aside.rename(old)
+            raise
+        aside.rename(new)
+    elif code:
+        raise OSError(code, os.strerror(code), str(old))
+
+
+def _sync(path: Path) -> None:
+    """Force a file, or the names in a folder, to disk."""
+    folder = path.is_dir()
+    if path.is_symlink() or (folder and os.name != "posix"):
+        return
+    handle = os.open(path, os.O_RDONLY if folder else os.O_RDWR)
+    try:
+        with contextlib.suppress(OSError) if folder else contextlib.nullcontext():
+            os.fsync(handle)  # not every file system can for folders
+    finally:
+        os.close(handle)
+
+
+def _escaped(name: str) -> str:
+    """Returns a name as a glob pattern that matches it alone."""
+    return "".join(f"[{c}]" if c in "*?[" else c for c in name)

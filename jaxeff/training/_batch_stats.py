@@ -1,0 +1,45 @@
+"""`converge_batch_stats`: running statistics at their limit, without the steps that lead there.
+
+A network that was changed, by pruning or by bits, has running statistics of another one. Training
+on moves them a little with every step; a few steps leave them behind, and its accuracy is that of
+wrong statistics. Estimating them anew is what tells candidates apart (Li et al., EagleEye, arXiv
+2007.02491).
+
+A running mean moves as s' = m s + (1 - m) b for the batch's statistic b. Its fixed point is b,
+which two evaluations tell: of zeros, (1 - m) b, and of ones, m + (1 - m) b.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+
+def converge_batch_stats(train: Callable[..., Any], params: Any, state: Any, x: Any) -> Any:
+    """Returns the state that training on one batch forever, with fixed parameters, would end with.
+
+    Args:
+        train: The network in training form, `train(params, state, x) -> (logits, state)`; its
+            result for `x` may not depend on the state.
+        params: Its parameters.
+        state: What is replaced where it is a running mean: elementwise s' = m s + (1 - m) b with m
+            below 1. Anything else, such as a counter, stays as it is.
+        x: A batch.
+    """
+
+    def after(value: float) -> Any:
+        given = jax.tree.map(lambda leaf: jnp.full_like(leaf, value), state)
+        return train(params, given, x)[1]
+
+    def fixed(leaf: Array, zero: Array, one: Array) -> Array:
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            return leaf
+        stays = one - zero  # m
+        moves = stays < 1 - 1e-4
+        return jnp.where(moves, zero / jnp.where(moves, 1 - stays, 1), leaf)
+
+    return jax.tree.map(fixed, state, after(0), after(1))

@@ -1,0 +1,127 @@
+"""Loss functions of the form that `jaxeff.training.make_epoch` takes.
+
+A loss of integer labels is a `LabelledLoss`, a `CheckedLoss`: `fit` has it hold the labels to the
+number of classes before it trains, since a label out of range trains towards NaN, or as another
+class, silently.
+
+The full form is ``loss(key, params, state, batch, step) -> (loss, (metrics, new_state))``. Write
+it out where a loss anneals or carries state of its own; the adapters here cover the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxeff.core import check_function, check_labels, function, of_form, takes
+from jaxeff.training._epoch import Loss
+
+
+@runtime_checkable
+class CheckedLoss(Protocol):
+    """A loss that says before a training what is wrong with its data; `fit` and `sweep` ask it."""
+
+    def __call__(self, key: Any, params: Any, state: Any, batch: Any, step: Any) -> tuple[Any, Any]:
+        """Returns the loss, as `jaxeff.training.make_epoch` calls it."""
+        ...
+
+    def check(self, key: Any, params: Any, state: Any, data: Any, batch_size: int) -> None:
+        """Raises what is wrong with the data; trains nothing."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class LabelledLoss:
+    """A loss whose batches are pairs of inputs and integer labels.
+
+    Attributes:
+      loss: The loss itself.
+      logits: ``logits(key, params, state, x)`` of shape ``[batch, classes]``.
+    """
+
+    loss: Loss
+    logits: Callable[[Any, Any, Any, Any], Any]
+
+    def __call__(self, key: Any, params: Any, state: Any, batch: Any, step: Any) -> tuple[Any, Any]:
+        """Returns the loss, as `jaxeff.training.make_epoch` calls it."""
+        return self.loss(key, params, state, batch, step)
+
+    def check(self, key: Any, params: Any, state: Any, data: Any, batch_size: int) -> None:
+        """Hold data to the loss; runs nothing.
+
+        Raises:
+          TypeError: Data are no pair, or labels of another dtype or shape.
+          ValueError: A label is out of range.
+        """
+        if not isinstance(data, tuple | list) or len(data) != 2:
+            raise TypeError(
+                "the data of this loss must be a pair (inputs, labels), not a "
+                f"{type(data).__name__}"
+                + (f" of {len(data)}" if isinstance(data, tuple | list) else "")
+            )
+        x, labels = data
+        first = jax.tree.map(lambda leaf: leaf[:batch_size], x)
+        logits = jax.eval_shape(self.logits, key, params, state, first)
+        check_labels("the data's labels", labels, logits.shape[-1])
+
+
+def in_range(labels: Any, logits: Any) -> Any:
+    """One where labels are classes, NaN elsewhere, ``[batch]``: what multiplies a loss of them.
+
+    An index below zero would count from the last class.
+    """
+    return jnp.where((labels >= 0) & (labels < logits.shape[-1]), 1.0, jnp.nan)
+
+
+@takes(loss=of_form("loss(key, params, batch)"))
+def stateless(loss: Callable[[Any, Any, Any], Any]) -> Loss:
+    """Adapts ``loss(key, params, batch)``, which returns a scalar or (scalar, metrics)."""
+
+    def full(key: Any, params: Any, state: Any, batch: Any, step: Any) -> tuple[Any, Any]:
+        result = loss(key, params, batch)
+        value, metrics = result if isinstance(result, tuple) else (result, {})
+        return value, (metrics, state)
+
+    return full
+
+
+@takes(f=function)
+def cross_entropy(f: Callable[..., Any], *, keyed: bool = False, mutable: bool = False) -> Loss:
+    """Returns the mean softmax cross entropy of a classifier, with its accuracy as a metric.
+
+    Args:
+      f: ``f(params, x) -> logits`` of shape ``[batch, classes]``.
+      keyed: Whether ``f`` takes a random key first, as the transforms with noise do.
+      mutable: Whether ``f`` takes a state after its parameters and returns (logits, new state),
+        as ``functional(model, mutable=True)`` does.
+
+    Returns:
+      The loss; its batches are pairs of inputs and integer labels of shape ``[batch]``.
+    """
+    check_function("cross_entropy: f", f, "f(params, x)")
+    call = called(f, keyed=keyed, mutable=mutable)
+
+    def loss(key: Any, params: Any, state: Any, batch: Any, step: Any) -> tuple[Any, Any]:
+        x, labels = batch
+        logits, state = call(key, params, state, x)
+        each = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+        value = (each * in_range(labels, logits).astype(each.dtype)).mean()
+        accuracy = jnp.mean(jnp.argmax(logits, axis=-1) == labels)
+        return value, ({"accuracy": accuracy}, state)
+
+    return LabelledLoss(loss, lambda *args: call(*args)[0])
+
+
+def called(f: Callable[..., Any], *, keyed: bool, mutable: bool) -> Callable[..., tuple[Any, Any]]:
+    """``f`` as a function of (key, params, state, x) that returns (logits, new state)."""
+
+    def call(key: Any, params: Any, state: Any, x: Any) -> tuple[Any, Any]:
+        args = (*((key,) if keyed else ()), params, *((state,) if mutable else ()), x)
+        return f(*args) if mutable else (f(*args), state)
+
+    return call

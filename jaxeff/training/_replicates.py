@@ -1,0 +1,138 @@
+"""Replicates of a training, vmapped over settings and seeds, as pure functions.
+
+A setting rides in the place of the model's state, so that one compiled epoch serves every chunk of
+a sweep. Everything leads with the axes of seeds and settings; random keys belong to seeds, so all
+settings of a seed see the same numbers, and what is random is computed once for all of them. Start,
+epochs and score have keys of their own: `replicate_keys`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Sharding
+
+from jaxeff.training._epoch import Epoch, Loss, TrainState, make_epoch
+from jaxeff.training._epoch import init as init_state
+
+LossAt = Callable[[Any], Loss]
+Init = Callable[[jax.Array], tuple[Any, Any]]
+Score = Callable[[jax.Array, Any, Any, Any], Mapping[str, Any]]
+
+
+class ReplicateKeys(NamedTuple):
+    """The independent keys of one replicate's parts.
+
+    Attributes:
+        start: For its initial parameters and state.
+        train: For its epochs, folded in by number (`jaxeff.training`).
+        score: For its score.
+    """
+
+    start: jax.Array
+    train: jax.Array
+    score: jax.Array
+
+
+def replicate_keys(key: jax.Array, seed: jax.Array | int) -> ReplicateKeys:
+    """Returns the keys of a seed's replicates.
+
+    Args:
+        key: The sweep's key.
+        seed: The seed's number.
+    """
+    return ReplicateKeys(*jax.random.split(jax.random.fold_in(key, seed), 3))
+
+
+class _State(NamedTuple):
+    """What a replicate carries in the place of its model's state."""
+
+    setting: Any
+    model: Any
+
+
+def start_function(
+    init: Init, optimizer: optax.GradientTransformation, sharding: Sharding | None = None
+) -> Callable[[jax.Array, Any], TrainState]:
+    """``start(keys, settings) -> carry`` before the first epoch.
+
+    Args:
+        init: Initial parameters and state from a key.
+        optimizer: Any optax optimizer.
+        sharding: Devices of the replicates, as a sharding; each device makes its own.
+    """
+
+    def replicate(key: Any, setting: Any) -> TrainState:
+        params, state = init(key)
+        return init_state(params, optimizer, _State(setting, state))
+
+    return jax.jit(jax.vmap(jax.vmap(replicate, (None, 0)), (0, None)), out_shardings=sharding)
+
+
+def epoch_function(
+    loss_at: LossAt,
+    optimizer: optax.GradientTransformation,
+    batch_size: int,
+    seeds: int,
+    settings: int,
+) -> Epoch:
+    """``epoch(carry, keys, data) -> (carry, metrics)`` of so many seeds and settings.
+
+    Args:
+        loss_at: The training loss of a setting.
+        optimizer: Any optax optimizer.
+        batch_size: Examples per update.
+        seeds: How many seeds; one key for each.
+        settings: How many settings.
+    """
+
+    def loss(key: Any, params: Any, state: _State, batch: Any, step: Any) -> Any:
+        value, (metrics, model) = loss_at(state.setting)(key, params, state.model, batch, step)
+        return value, (metrics, state._replace(model=model))
+
+    epoch = make_epoch(loss, optimizer, batch_size)
+    return _over(_over(epoch, settings, (0, None, None)), seeds, (0, 0, None))
+
+
+def finish_function(
+    score: Score | None, keep: bool, seeds: int, settings: int
+) -> Callable[[jax.Array, TrainState], dict[str, Any]]:
+    """``finish(keys, carry) -> {"diverged", "scores", "params", "state"}``, what there is of them.
+
+    Args:
+        score: ``score(key, params, state, setting)`` of one replicate.
+        keep: Whether to return the models.
+        seeds: How many seeds.
+        settings: How many settings.
+    """
+
+    def replicate(key: Any, carry: TrainState) -> dict[str, Any]:
+        params, (setting, model) = carry.params, carry.state
+        inexact = [x for x in jax.tree.leaves(params) if jnp.issubdtype(x.dtype, jnp.inexact)]
+        finite = jnp.stack([jnp.all(jnp.isfinite(x)) for x in inexact]).all()
+        found: dict[str, Any] = {"diverged": ~finite}
+        if score is not None:
+            found["scores"] = dict(score(key, params, model, setting))
+        models = {"params": params, "state": model} if keep else {}
+        return found | {name: tree for name, tree in models.items() if jax.tree.leaves(tree)}
+
+    return _over(_over(replicate, settings, (None, 0)), seeds, (0, 0))
+
+
+def _over(fn: Any, size: int, in_axes: tuple[int | None, ...]) -> Any:
+    """`vmap`, but an axis of one is taken away: a vmapped convolution is another, slower one."""
+    if size > 1:
+        return jax.vmap(fn, in_axes)
+
+    def single(*args: Any) -> Any:
+        inside = [
+            arg if axis is None else jax.tree.map(lambda leaf: leaf[0], arg)
+            for arg, axis in zip(args, in_axes, strict=True)
+        ]
+        return jax.tree.map(lambda leaf: leaf[None], fn(*inside))
+
+    return single

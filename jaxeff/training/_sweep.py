@@ -1,0 +1,312 @@
+"""`sweep`: one training per setting and seed, as few compiled programs as memory allows.
+
+```python
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+import jaxeff
+from jaxeff.nn import SmallCNN, small_classifier
+from jaxeff.noise import Additive
+from jaxeff.training import cross_entropy, sweep
+
+f, _, (x, y) = small_classifier()
+
+def init(key):                                        # parameters and state
+    return jaxeff.functional(SmallCNN(rngs=nnx.Rngs(key)))[1], None
+
+def loss_at(spec):                                    # spec: {site: Additive(level)}
+    return cross_entropy(jaxeff.noisy(f, spec), keyed=True)
+
+def score(key, params, state, spec):
+    logits = jaxeff.noisy(f, spec)(key, params, x)
+    return {"accuracy": jnp.mean(logits.argmax(-1) == y)}
+
+result = sweep(
+    jax.random.key(0), loss_at, init, {"*": Additive(jnp.logspace(-2, 1, 4))}, (x, y),
+    score=score, seeds=2, optimizer=optax.adam(1e-2), epochs=2, batch_size=32,
+)
+result.scores["accuracy"]                             # [seeds, settings]
+```
+
+A setting is a pytree whose leaves have a common first axis; every replicate gets one slice of it
+and the initial parameters, mini-batches and random keys of its seed. All settings of one seed thus
+see the same random numbers (common random numbers): their differences are those of the settings,
+and what is random is drawn once for all of them.
+
+Sharp edges:
+    Replicates of one seed are not independent of each other; those of several seeds are.
+    A replicate that diverges is marked and keeps its scores, whatever they are; the others go on.
+    All devices share a chunk, those of other processes too (`jaxeff.core`): let it be a
+    multiple of their number. What doesn't divide is filled up with copies.
+    Memory grows with the chunk, not with the sweep, also that of `score`: let it take large test
+    sets in batches. Without `keep` only scores stay.
+    Vmapped convolutions are slow on a CPU: there a chunk of 1 is the faster one for such nets.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Bool, Float
+
+from jaxeff.core import (
+    a_path,
+    check_count,
+    check_function,
+    check_key,
+    check_params,
+    choice,
+    flag,
+    mapping,
+    of_form,
+    one_key,
+    optimizer,
+    progress_bar,
+    rows,
+    span_processes,
+    takes,
+    to_host,
+    whole,
+)
+from jaxeff.store import Resume, run_identity
+from jaxeff.training._chunks import ChunkFolder, even_parts, join_chunks
+from jaxeff.training._epoch import TrainState, count_examples
+from jaxeff.training._identity import describe_sweep
+from jaxeff.training._loop import run_epochs
+from jaxeff.training._losses import CheckedLoss
+from jaxeff.training._replicates import (
+    Init,
+    LossAt,
+    Score,
+    epoch_function,
+    finish_function,
+    replicate_keys,
+    start_function,
+)
+from jaxeff.training._spreading import spread_replicates
+
+
+class SweepResult(NamedTuple):
+    """What a sweep found; every array leads with the axes of seeds and settings.
+
+    Attributes:
+        scores: What `score` returned, as numpy arrays `[seeds, settings, ...]`.
+        loss: The mean training loss of every epoch, `[seeds, settings, epochs]`.
+        diverged: Replicates whose last loss or parameters aren't finite, `[seeds, settings]`.
+        params: The trained parameters, with `keep`; else None.
+        state: The models' states, with `keep`; else None.
+    """
+
+    scores: dict[str, Any]
+    loss: Float[np.ndarray, "seeds settings epochs"]
+    diverged: Bool[np.ndarray, "seeds settings"]
+    params: Any
+    state: Any
+
+
+@takes(
+    key=one_key,
+    init=of_form("init(key)"),
+    data=rows,
+    optimizer=optimizer,
+    epochs=whole(),
+    batch_size=whole(),
+    score=of_form("score(params)"),
+    seeds=whole(),
+    chunk=whole(),
+    checkpoint=a_path,
+    checkpoint_every=whole(),
+    identity=mapping,
+    progress=flag,
+    resume=choice(True, False, "force"),
+)
+def sweep(
+    key: jax.Array,
+    loss_at: LossAt,
+    init: Init,
+    settings: Any,
+    data: Any,
+    *,
+    optimizer: optax.GradientTransformation,
+    epochs: int,
+    batch_size: int,
+    score: Score | None = None,
+    seeds: int = 1,
+    chunk: int = 64,
+    keep: bool = False,
+    checkpoint: str | os.PathLike[str] | None = None,
+    checkpoint_every: int = 10,
+    resume: Resume = True,
+    identity: Mapping[str, Any] | None = None,
+    progress: bool | None = None,
+) -> SweepResult:
+    """Trains and scores one replicate per setting and seed.
+
+    Args:
+        key: Random key; a replicate's numbers depend on it, its setting and its seed alone, up to
+            float rounding not on the chunks.
+        loss_at: The training loss of a setting, in the form that `make_epoch` takes.
+        init: Initial parameters and state (None if there is none) from a key.
+        settings: Pytree of arrays with a common first axis, one entry per setting.
+        data: Pytree of arrays with a common first axis of examples.
+        optimizer: Any optax optimizer; schedules count updates, not epochs.
+        epochs: Passes over the data.
+        batch_size: Examples per update.
+        score: `score(key, params, state, setting) -> dict` of arrays, after training.
+        seeds: Replicates of each setting.
+        chunk: Replicates trained at once, over all devices.
+        keep: Whether to return the trained models.
+        checkpoint: Folder to keep finished chunks and the running one in.
+        checkpoint_every: Epochs between checkpoints of the running chunk.
+        resume: Whether to go on from what the folder holds. A folder of another run is refused
+            (another key, init, loss, score, optimizer, other settings, data or sizes); ``"force"``
+            takes what is there all the same.
+        identity: What else defines the run, as JSON.
+        progress: Whether to show a bar of replicates; see `jaxeff.core`.
+
+    Returns:
+        Scores, losses and marks of diverged replicates, and the models on request.
+
+    Raises:
+        CheckpointError: The folder holds another run, or a damaged file.
+        ValueError: Settings or data without a common first axis, counts below 1, or labels that are
+            no classes of the network's.
+        TypeError: An argument is of another kind.
+    """
+    check_key("sweep: key", key)
+    check_function("sweep: loss_at", loss_at, "loss_at(setting)")
+    check_params("sweep: data", data)
+    for name, count in (("seeds", seeds), ("chunk", chunk), ("epochs", epochs)):
+        check_count(name, count)
+    total = _count_settings(settings)
+    settings = jax.tree.map(jnp.asarray, settings)
+    data = jax.tree.map(jnp.asarray, data)
+    _check_labels(key, loss_at, init, settings, data, batch_size)
+    # Chunks of one size: a single compiled program trains all of them.
+    columns = even_parts(total, chunk)
+    rows = even_parts(seeds, max(1, chunk // total))
+    shape = len(rows[0]), len(columns[0])
+    spread = spread_replicates(*shape)
+    filled = spread.seeds, spread.settings
+    train = epoch_function(loss_at, optimizer, batch_size, *filled)
+    start = start_function(init, optimizer, spread.sharding)
+    finish = jax.jit(finish_function(score, keep, *filled))
+    run = {
+        **(identity or {}), "epochs": epochs, "batch_size": batch_size, "seeds": seeds,
+        "chunk": chunk, "keep": keep,
+    }  # fmt: skip
+    identified = {}
+    if checkpoint is not None:
+        parts = describe_sweep(key, loss_at, init, settings, data, optimizer, batch_size, score)
+        identified = run_identity(key, (settings, data), run, parts)
+    data = spread.whole(data)
+    folder = ChunkFolder(checkpoint, identified, span_processes(data), resume)
+
+    chunks = [(i, j) for i in range(len(rows)) for j in range(len(columns))]
+    found: dict[tuple[int, int], Any] = {}
+    with progress_bar(progress, "replicate", seeds * total, 0) as advance:
+        for i, j in chunks:
+            name = f"{rows[i][0]}-{columns[j][0]}"
+            number = len(set(rows[i])) * len(set(columns[j]))
+            row, column = _fill(rows[i], filled[0]), _fill(columns[j], filled[1])
+            # Keys by seed, not by position in the chunk: chunks of another size give the
+            # same replicates.
+            keys = spread.whole(jax.vmap(lambda seed: replicate_keys(key, seed))(row))
+            part = spread.whole(jax.tree.map(lambda leaf: leaf[column], settings))  # noqa: B023
+            # The structure of a finished chunk, without training one: files are checked
+            # against it.
+            like = jax.eval_shape(
+                lambda k, s: _cut(finish(k, start(k, s)), *shape), keys.start, part
+            )
+            losses = jax.ShapeDtypeStruct((*shape, epochs), jnp.float32)
+            kept = folder.load(name, {**like, "loss": losses})
+            if kept is None:
+                carry, history = run_epochs(
+                    keys.train,
+                    train,
+                    start(keys.start, part),
+                    data,
+                    epochs=epochs,
+                    on_nan="keep",
+                    on_epoch=_progress(advance, number, epochs, shape),
+                    checkpoint=folder.running(name, None if filled == shape else filled),
+                    checkpoint_every=checkpoint_every,
+                    resume=resume,
+                    identity=folder.identity,
+                    progress=False,
+                )
+                loss = np.stack([record["loss"] for record in history], axis=-1, dtype=np.float32)
+                kept = _cut({**to_host(finish(keys.score, carry)), "loss": loss}, *shape)
+                folder.save(name, kept)
+            else:
+                advance(number, "kept from an earlier run")
+            found[i, j] = kept
+    whole = join_chunks(found, rows, columns, seeds, total)
+    # A loss that isn't finite in the last epoch counts, even where parameters still are.
+    whole["diverged"] |= ~np.isfinite(whole["loss"][..., -1])
+    return SweepResult(
+        whole.get("scores", {}), whole["loss"], whole["diverged"],
+        whole.get("params"), whole.get("state"),
+    )  # fmt: skip
+
+
+def _check_labels(
+    key: jax.Array, loss_at: LossAt, init: Init, settings: Any, data: Any, batch_size: int
+) -> None:
+    """Have a loss hold the data to what it can learn from, at the first setting."""
+
+    def check(key: Any, setting: Any) -> None:
+        loss = loss_at(setting)
+        if isinstance(loss, CheckedLoss):
+            params, state = init(key)
+            loss.check(key, params, state, data, batch_size)
+
+    if count_examples(data) >= batch_size:  # otherwise the epoch says what is wrong
+        jax.eval_shape(check, key, jax.tree.map(lambda leaf: leaf[0], settings))
+
+
+def _count_settings(settings: Any) -> int:
+    try:
+        return count_examples(settings)
+    except ValueError:
+        shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(settings)]
+        raise ValueError(
+            "the settings must be arrays with a common first axis, one entry per setting, not of "
+            f"the shapes {shapes}."
+        ) from None
+
+
+def _fill(numbers: list[int], size: int) -> jax.Array:
+    """Returns a chunk's seeds or settings, the last one repeated."""
+    return jnp.array([*numbers, *numbers[-1:] * (size - len(numbers))])
+
+
+def _cut(found: Any, seeds: int, settings: int) -> Any:
+    """Returns what a chunk found, without what filled it up."""
+    return jax.tree.map(lambda leaf: leaf[:seeds, :settings], found)
+
+
+def _progress(advance: Any, number: int, epochs: int, shape: tuple[int, int]) -> Any:
+    shown = 0
+
+    def on_epoch(index: int, carry: TrainState, record: dict[str, Any]) -> None:
+        nonlocal shown
+        losses = _cut(np.asarray(record["loss"]), *shape)
+        bad = np.count_nonzero(~np.isfinite(losses))
+        line = (
+            f"epoch {index + 1} of {epochs}, {bad} diverged"
+            if bad
+            else f"epoch {index + 1} of {epochs}"
+        )
+        advance(number * (index + 1 - shown) / epochs, line)  # with what a checkpoint had
+        shown = index + 1
+
+    return on_epoch

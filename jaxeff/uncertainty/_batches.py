@@ -1,0 +1,31 @@
+"""Outputs for more inputs than fit in memory at once."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxeff.core import an, of_form, takes, tree, whole
+
+
+@takes(f=of_form("f(inputs)"), batch=whole(), axis=an(int), inputs=tree)
+def in_batches(f: Callable[[Any], Any], inputs: Any, batch: int = 500, *, axis: int = 0) -> Any:
+    """Applies a function to inputs a batch at a time.
+
+    Args:
+        f: A function of a batch of inputs; a last batch that isn't full is passed as it is.
+        inputs: An array, batch axis first.
+        batch: Inputs at a time.
+        axis: The batch axis of the outputs: ``-2`` for logits ``[samples, batch, classes]``.
+
+    Returns:
+        What ``f`` returns for all inputs at once: each leaf's batches joined along ``axis``.
+
+    Raises:
+        ValueError: There are no inputs.
+    """
+    if not len(inputs):
+        raise ValueError("there are no inputs to pass in batches")
+    parts = [f(inputs[i : i + batch]) for i in range(0, len(inputs), batch)]
+    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis), *parts)

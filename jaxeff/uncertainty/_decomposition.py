@@ -1,0 +1,147 @@
+"""Total, aleatoric and epistemic uncertainty of a classifier that predicts with several samples.
+
+The total uncertainty is the entropy of the mean prediction; the part that every sample agrees on is
+aleatoric (the mean entropy of the samples: softmax entropy, SME); the rest, their disagreement, is
+epistemic (mutual information, MI, between label and weights; Houlsby et al. 2011, arXiv 1112.5745;
+Depeweg et al. 2018, arXiv 1710.07283). All in nats, so 0 to log(classes).
+
+Sharp edges: a sample may put probability 0 on a class (0 log 0 counts as 0), but the gradient of an
+entropy is infinite there: differentiate with respect to logits. The difference of two entropies
+can round to less than zero, so the epistemic part is cut at zero; near there its error is a few
+units of float rounding.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.scipy.special import entr, logsumexp
+from jaxtyping import Array, Float
+
+from jaxeff.core import check_probs, reals, takes
+
+
+class Decomposition(NamedTuple):
+    """Uncertainty per input, in nats.
+
+    Attributes:
+        total: Predictive entropy, ``[batch]``.
+        aleatoric: Softmax entropy (SME), ``[batch]``.
+        epistemic: Mutual information (MI), ``[batch]``; ``total - aleatoric``, not below zero.
+    """
+
+    total: Float[Array, "*batch"]
+    aleatoric: Float[Array, "*batch"]
+    epistemic: Float[Array, "*batch"]
+
+
+def predictive_entropy(probs: Float[Array, "samples *batch classes"]) -> Float[Array, "*batch"]:
+    """Computes the entropy of the mean prediction, in nats.
+
+    Args:
+        probs: Class probabilities of each sample.
+
+    Returns:
+        The total uncertainty of each input.
+
+    Raises:
+        TypeError: They are no floating-point array.
+        ValueError: Rows don't sum to one, as of logits; where they are concrete.
+    """
+    check_probs("predictive_entropy: probs", probs)
+    return entr(probs.mean(0)).sum(-1)
+
+
+def softmax_entropy(probs: Float[Array, "samples *batch classes"]) -> Float[Array, "*batch"]:
+    """Computes the mean entropy of the samples' predictions (SME), in nats.
+
+    Args:
+        probs: Class probabilities of each sample.
+
+    Returns:
+        The aleatoric uncertainty of each input.
+
+    Raises:
+        TypeError: They are no floating-point array.
+        ValueError: Rows don't sum to one, as of logits; where they are concrete.
+    """
+    check_probs("softmax_entropy: probs", probs)
+    return entr(probs).sum(-1).mean(0)
+
+
+def mutual_information(probs: Float[Array, "samples *batch classes"]) -> Float[Array, "*batch"]:
+    """Computes the mutual information between label and sample (MI), in nats, zero or more.
+
+    Args:
+        probs: Class probabilities of each sample.
+
+    Returns:
+        The epistemic uncertainty of each input.
+
+    Raises:
+        TypeError: They are no floating-point array.
+        ValueError: Rows don't sum to one, as of logits; where they are concrete.
+    """
+    return decompose(probs).epistemic
+
+
+def decompose(probs: Float[Array, "samples *batch classes"]) -> Decomposition:
+    """Computes total, aleatoric and epistemic uncertainty from class probabilities.
+
+    Args:
+        probs: Class probabilities of each sample; those of one sample have no epistemic part.
+
+    Returns:
+        The three uncertainties of each input.
+
+    Raises:
+        TypeError: They are no floating-point array.
+        ValueError: Rows don't sum to one, as of logits; where they are concrete.
+    """
+    check_probs("probs", probs)
+    total, aleatoric = entr(probs.mean(0)).sum(-1), entr(probs).sum(-1).mean(0)
+    return Decomposition(total, aleatoric, jnp.maximum(total - aleatoric, 0))
+
+
+@takes(logits=reals(nan=True))
+def decompose_logits(logits: Float[Array, "samples *batch classes"]) -> Decomposition:
+    """Computes total, aleatoric and epistemic uncertainty from logits.
+
+    The same as `decompose` of the softmax, in log space throughout, so that gradients stay finite
+    where a probability underflows.
+
+    Args:
+        logits: Logits of each sample.
+
+    Returns:
+        The three uncertainties of each input.
+    """
+    log_probs = jax.nn.log_softmax(logits)
+    total = _entropy(predictive_log_probs(logits))
+    aleatoric = _entropy(log_probs).mean(0)
+    return Decomposition(total, aleatoric, jnp.maximum(total - aleatoric, 0))
+
+
+@takes(logits=reals(nan=True))
+def predictive_log_probs(
+    logits: Float[Array, "samples *batch classes"],
+) -> Float[Array, "*batch classes"]:
+    """Logarithm of the mean of the samples' class probabilities, without leaving log space.
+
+    Args:
+        logits: Logits of each sample.
+
+    Returns:
+        Log-probabilities of the prediction, as `jaxeff.uncertainty.nll` and the other scores of
+        point predictions take them (``exp`` of it where they want probabilities).
+    """
+    log_probs = jax.nn.log_softmax(logits)
+    return logsumexp(log_probs, axis=0) - jnp.log(jnp.asarray(len(logits), log_probs.dtype))
+
+
+def _entropy(log_probs: Array) -> Array:
+    """Entropy over the last axis; -inf contributes nothing, and no NaN to the gradient either."""
+    finite = jnp.isfinite(log_probs)
+    safe = jnp.where(finite, log_probs, 0)
+    # An infinite logit makes NaN, which must stay visible.
+    return -jnp.where(finite | jnp.isnan(log_probs), jnp.exp(log_probs) * safe, 0).sum(-1)

@@ -1,0 +1,134 @@
+"""The source's two layouts of an uncertain prediction, drawn onto given matplotlib axes.
+
+```python
+import jax
+import jax.numpy as jnp
+import matplotlib.pyplot as plt
+
+from jaxeff.uncertainty import decompose_regression
+from jaxeff.uncertainty import draw_regression
+
+x, draws = jnp.linspace(-3, 3, 50), jax.random.normal(jax.random.key(0), (30, 1))
+outputs = jnp.stack([jnp.sin(x)[None] + 0.1 * draws * x[None], jnp.full((30, 50), -4.0)], -1)
+train = x[10:40:3, None], jnp.sin(x[10:40:3])
+figure, axes = plt.subplots(3, 1, sharex=True)
+draw_regression(axes, x, decompose_regression(outputs), train, jnp.full(50, 0.1), x**2)
+```
+
+What every panel shows is labelled; titles, legends and files are the caller's. All arrays may be of
+JAX or NumPy. Nothing but the axes is changed.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+from matplotlib.axes import Axes
+from matplotlib.contour import QuadContourSet
+
+from jaxeff.uncertainty._regression import RegressionUncertainty
+
+CLASS_COLORS = ("C0", "C3")
+
+
+def draw_regression(
+    axes: Sequence[Axes],
+    x: Float[Array, " n"],
+    parts: RegressionUncertainty,
+    train: tuple[Float[Array, "examples 1"], Float[Array, " examples"]],
+    true_std: Float[Array, " n"],
+    sparsity: Float[Array, " n"],
+    target: Float[Array, " n"] | None = None,
+) -> None:
+    """Draws a one-dimensional regression in three rows (Klein's thesis, figure 7.3).
+
+    Top: predictive mean, a band of one total standard deviation, and the training samples. Middle:
+    aleatoric standard deviation, predicted and true. Bottom: epistemic standard deviation and,
+    dashed on an axis of its own, the negative log density of the training inputs.
+
+    Args:
+        axes: Three, from top to bottom.
+        x: Inputs in rising order.
+        parts: Prediction for them, one target each.
+        train: Inputs and targets of the training set.
+        true_std: Standard deviation of the noise; NaN where it is not defined.
+        sparsity: `jaxeff.uncertainty.negative_log_density` of the inputs.
+        target: The function without noise, drawn thin if given.
+    """
+    top, middle, bottom = axes
+    parts = jax.tree.map(np.ravel, parts)
+    band = np.sqrt(parts.total)
+    top.fill_between(
+        np.asarray(x), parts.mean - band, parts.mean + band, color="C0", alpha=0.25, lw=0
+    )
+    top.plot(x, parts.mean, color="C0", label="mean, total std")
+    if target is not None:
+        top.plot(x, target, color="black", lw=0.7, label="without noise")
+    top.plot(np.ravel(train[0]), train[1], ".", color="gray", ms=2, label="training data")
+    top.set_ylabel("y")
+    # Uncertainty may grow without bound beyond the data; the data must stay readable.
+    low, high = float(np.min(train[1])), float(np.max(train[1]))
+    room = high - low
+    top.set_ylim(low - room, high + room)
+
+    middle.plot(x, np.sqrt(parts.aleatoric), color="C1", label="predicted")
+    middle.plot(x, true_std, color="black", lw=1.5, label="true")
+    highest = float(np.nanmax(np.asarray(true_std)))
+    middle.set_ylim(0, 3 * highest)
+    middle.set_ylabel("aleatoric std")
+
+    bottom.plot(x, np.sqrt(parts.epistemic), color="C2", label="epistemic")
+    bottom.set_ylabel("epistemic std")
+    bottom.set_ylim(bottom=0)
+    bottom.set_xlabel("x")
+    beside = bottom.twinx()
+    beside.plot(x, sparsity, "--", color="gray", lw=1, label="negative log density")
+    beside.set_ylabel("neg. log KDE", color="gray")
+    beside.tick_params(axis="y", colors="gray")
+
+
+def draw_plane(
+    axes: Sequence[Axes],
+    grid: tuple[Float[Array, "rows columns"], Float[Array, "rows columns"]],
+    probability: Float[Array, "rows columns"],
+    epistemic: Float[Array, "rows columns"],
+    ood: Bool[Array, "rows columns"],
+    train: tuple[Float[Array, "examples 2"], Int[Array, " examples"]],
+) -> tuple[QuadContourSet, QuadContourSet]:
+    """Draws a classification of the plane into two in two panels (Klein's thesis, figure 7.5).
+
+    Left: mean prediction with the decision boundary. Right: mutual information, and dashed the
+    border of what counts as out of domain. The training samples on both.
+
+    Args:
+        axes: Two, from left to right.
+        grid: Coordinates of the points, as ``np.meshgrid`` gives them.
+        probability: Mean probability of class 1.
+        epistemic: Mutual information in nats.
+        ood: Which points are out of domain.
+        train: Points and classes (0 or 1) of the training set.
+
+    Returns:
+        The filled contours of both panels, for colour bars.
+    """
+    left, right = axes
+    first, second = (np.asarray(g) for g in grid)
+    filled: dict[str, Any] = {"levels": np.linspace(0, 1, 21), "cmap": "coolwarm", "alpha": 0.8}
+    mean = left.contourf(first, second, probability, **filled)
+    left.contour(first, second, probability, levels=[0.5], colors="black", linewidths=1)
+    # Two classes: at most log 2, so panels of several networks share one scale.
+    levels = np.linspace(0, np.log(2), 15)
+    shown = np.clip(epistemic, 0, np.log(2))
+    information = right.contourf(first, second, shown, levels=levels, cmap="viridis")
+    border: dict[str, Any] = {"levels": [0.5], "colors": "white", "linestyles": "dashed"}
+    right.contour(first, second, np.asarray(ood, float), linewidths=1, **border)
+    points, classes = (np.asarray(t) for t in train)
+    for axis in axes:
+        for label, color in enumerate(CLASS_COLORS):
+            own = points[classes == label]
+            axis.plot(*own.T, "o", ms=2, color=color, mec="white", mew=0.2)
+        axis.set_xlim(float(first.min()), float(first.max()))
+        axis.set_ylim(float(second.min()), float(second.max()))
+    return mean, information

@@ -1,0 +1,105 @@
+"""Uncertainty from Gaussian logits, as a single probabilistic forward pass returns them.
+
+Logit sampling draws logits from their means and variances, which costs no further forward pass, and
+treats the draws as those of a sampled network (Klein's thesis, section 8.3.1). For the tightest
+budgets the variance itself is the epistemic score, with no sampling at all.
+
+Sharp edges:
+
+- The logits of a `Gaussian` are drawn independently. Where weight uncertainty moves several of them
+  together, a sampled network has less mutual information than this; those of a `JointGaussian`
+  (`moments(f, correlations="joint")`) are drawn together.
+- The raw variance measures how far the logits may move, not whether that changes the class.
+  Inputs that a network knows well excite it most, and their logits can vary most: for LeNet-5
+  after a few epochs of SVI on MNIST it told MNIST from Fashion-MNIST no better than chance or the
+  wrong way round (AUROC 0.04 to 0.57, depending on the prior), where the mutual information of
+  drawn logits separated them well (0.97 to 0.99). Validate it before relying on it.
+"""
+
+from typing import Any
+
+import jax
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from jaxeff.core import one_key, takes, whole
+from jaxeff.moment_propagation import Gaussian, JointGaussian, is_gaussian, is_joint_gaussian
+from jaxeff.uncertainty._decomposition import Decomposition, decompose_logits
+
+
+@takes(key=one_key, samples=whole())
+def sample_logits(
+    key: PRNGKeyArray, logits: Gaussian | JointGaussian, samples: int = 100
+) -> Float[Array, "samples *batch classes"]:
+    """Draws logits, independent ones or joint ones.
+
+    Args:
+        key: Random key.
+        logits: Means and variances, ``[*batch, classes]``.
+        samples: Number of draws.
+
+    Returns:
+        Logits, for `decompose_logits` or `predictive_log_probs`.
+
+    Raises:
+        TypeError: They are neither a `Gaussian` nor a `JointGaussian`.
+    """
+    _check("sample_logits", logits)
+    return logits.sample(key, (samples,))
+
+
+@takes(key=one_key, samples=whole())
+def from_gaussian(
+    key: PRNGKeyArray, logits: Gaussian | JointGaussian, samples: int = 100
+) -> Decomposition:
+    """Computes total, aleatoric and epistemic uncertainty of Gaussian logits, by logit sampling.
+
+    Args:
+        key: Random key.
+        logits: Means and variances, ``[*batch, classes]``.
+        samples: Number of draws; the entropy of the mean is biased low with few.
+
+    Returns:
+        The three uncertainties of each input, in nats.
+    """
+    return decompose_logits(sample_logits(key, logits, samples))
+
+
+@takes(key=one_key, samples=whole())
+def predict_probs(
+    key: PRNGKeyArray, logits: Gaussian | JointGaussian, samples: int = 100
+) -> Float[Array, "*batch classes"]:
+    """Computes the mean class probabilities under Gaussian logits, by logit sampling.
+
+    Args:
+        key: Random key.
+        logits: Means and variances, ``[*batch, classes]``.
+        samples: Number of draws.
+
+    Returns:
+        Class probabilities, as the scores of point predictions take them.
+    """
+    return jax.nn.softmax(sample_logits(key, logits, samples)).mean(0)
+
+
+def raw_variance(logits: Gaussian | JointGaussian) -> Float[Array, "*batch"]:
+    """Returns the mean of the logit variances over classes: an epistemic score without sampling.
+
+    Args:
+        logits: Means and variances, ``[*batch, classes]``.
+
+    Returns:
+        One score per input, in squared logits; only its order means something.
+
+    Raises:
+        TypeError: They are no `Gaussian`.
+    """
+    _check("raw_variance", logits)
+    return logits.var.mean(-1)
+
+
+def _check(where: str, logits: Any) -> None:
+    if not (is_gaussian(logits) or is_joint_gaussian(logits)):
+        raise TypeError(
+            f"{where}: logits must be a Gaussian, as jaxeff.moments(f) returns them, not a "
+            f"{type(logits).__name__}; samples of logits go to decompose_logits"
+        )

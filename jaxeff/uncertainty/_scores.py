@@ -1,0 +1,109 @@
+"""Accuracy and the proper scores of a point prediction: negative log-likelihood and Brier score.
+
+All take the probabilities ``[batch, classes]`` of the prediction itself. From samples that is their
+mean: ``probs.mean(0)``, or ``predictive_log_probs(logits)`` in log space.
+
+Sharp edge: under `jit` values are not known, so what is checked there is shapes and dtypes: logits
+in the place of probabilities are refused only where they are concrete.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jaxeff.core import check_labels, check_probs, reals, takes
+
+
+@takes(probs=reals(2, nan=True))
+def accuracy(
+    probs: Float[Array, "batch classes"], labels: Int[Array, " batch"]
+) -> Float[Array, ""]:
+    """Share of inputs whose most probable class is the label (the first of equals counts).
+
+    Args:
+        probs: Class probabilities, or logits: only their order matters.
+        labels: True classes.
+
+    Returns:
+        0 to 1; NaN where a row holds NaN.
+
+    Raises:
+        TypeError: The labels are no integers of shape ``[batch]``.
+        ValueError: A label is out of range.
+    """
+    check_labels("accuracy: labels", labels, probs.shape[-1], probs.shape[:-1])
+    right = (probs.argmax(-1) == labels).astype(probs.dtype)
+    return jnp.where(jnp.isnan(probs).any(-1), jnp.asarray(jnp.nan, probs.dtype), right).mean()
+
+
+def nll(probs: Float[Array, "batch classes"], labels: Int[Array, " batch"]) -> Float[Array, ""]:
+    """Computes the mean negative log-likelihood in nats.
+
+    A label with probability 0 counts as the smallest normal number of the dtype (87 nats in
+    float32), so that one rounded-off probability can't make the mean infinite. `nll_from_log`
+    doesn't need that.
+
+    Args:
+        probs: Class probabilities.
+        labels: True classes.
+
+    Returns:
+        The mean over the batch.
+
+    Raises:
+        TypeError: Something else than floating-point probabilities or integer labels was given.
+        ValueError: Rows that don't sum to one, as of logits, or a label out of range; where
+            arrays are concrete.
+    """
+    check_probs("nll: probs", probs)
+    check_labels("nll: labels", labels, probs.shape[-1], probs.shape[:-1])
+    return _mean_nll(jnp.log(jnp.maximum(probs, jnp.finfo(probs.dtype).tiny)), labels)
+
+
+def nll_from_log(
+    log_probs: Float[Array, "batch classes"], labels: Int[Array, " batch"]
+) -> Float[Array, ""]:
+    """Mean negative log-likelihood in nats, from log-probabilities (`predictive_log_probs`).
+
+    Args:
+        log_probs: Logarithms of the class probabilities.
+        labels: True classes.
+
+    Returns:
+        The mean over the batch.
+
+    Raises:
+        TypeError: Something else than floating-point probabilities or integer labels was given.
+        ValueError: Rows that don't sum to one, as of logits, or a label out of range; where
+            arrays are concrete.
+    """
+    check_probs("nll_from_log: log_probs", log_probs, logs=True)
+    check_labels("nll_from_log: labels", labels, log_probs.shape[-1], log_probs.shape[:-1])
+    return _mean_nll(log_probs, labels)
+
+
+def _mean_nll(log_probs: Array, labels: Array) -> Array:
+    return -jnp.take_along_axis(log_probs, jnp.asarray(labels)[:, None], axis=-1).mean()
+
+
+def brier(probs: Float[Array, "batch classes"], labels: Int[Array, " batch"]) -> Float[Array, ""]:
+    """Brier score: mean squared distance of the probabilities to the one-hot label.
+
+    Summed over classes (Brier 1950), so 0 to 2; some libraries report half of it for two classes.
+
+    Args:
+        probs: Class probabilities.
+        labels: True classes.
+
+    Returns:
+        The mean over the batch.
+
+    Raises:
+        TypeError: Something else than floating-point probabilities or integer labels was given.
+        ValueError: Rows that don't sum to one, as of logits, or a label out of range; where
+            arrays are concrete.
+    """
+    check_probs("brier: probs", probs)
+    check_labels("brier: labels", labels, probs.shape[-1], probs.shape[:-1])
+    onehot = jax.nn.one_hot(labels, probs.shape[-1], dtype=probs.dtype)
+    return ((probs - onehot) ** 2).sum(-1).mean()

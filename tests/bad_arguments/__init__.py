@@ -1,0 +1,1 @@
+"""Bad arguments for every public function, drawn from its signature."""

@@ -1,0 +1,369 @@
+"""What public functions are called with: a valid value for each parameter, by name.
+
+`COMMON` holds for parameters of that name anywhere, `OWN` for those of one function. A new function
+whose parameters have other names gets a line here, or in `LEFT_OUT` with the reason.
+
+Arguments are checked before anything is done with them, so an object that is costly to make (a
+chip's characterization, a bundle) may be an `empty` one: of its class, with nothing in it.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from jaxeff_export import Artifact, Bundle
+from jaxeff_export.boards import LocalBoard
+
+from jaxeff.analog_hardware import (
+    Characterization,
+    Chip,
+    Crossbar,
+    Design,
+    Events,
+    Linear,
+    Reference,
+)
+from jaxeff.analog_hardware.chips._characterize import Noise as MeasuredNoise
+from jaxeff.bayes import NUTS, Draws, MCMCResult, MixturePosterior
+from jaxeff.compression import (
+    BitSensitivity,
+    HessianTrace,
+    Incremental,
+    Int,
+    QuantizationErrors,
+    grid,
+)
+from jaxeff.compression import Uniform as UniformGrid
+from jaxeff.ensembles import RBF, Ensemble, Members, NoiseImages, Spectral, ensemble
+from jaxeff.moment_propagation import Gaussian
+from jaxeff.noise import Additive
+from jaxeff.photonics import ChaoticLight, PhotonicWeights
+from jaxeff.program import Cost, Layer, Program
+from jaxeff.pruning import Budget, Channels, Plan, Prune
+from jaxeff.pruning.scores import l1
+from jaxeff.robustness import Sensitivity
+from jaxeff.search import Candidate, Candidates, Refinement, Space
+from jaxeff.search import Sensitivity as Known
+from jaxeff.training import TrainState, cross_entropy
+from tests.bad_arguments import faces
+
+
+def empty(cls: type) -> Any:
+    """An instance of a class with nothing in it."""
+    if issubclass(cls, tuple):
+        return tuple.__new__(cls, [None] * len(getattr(cls, "_fields", ())))
+    return object.__new__(cls)
+
+
+def f(params: Any, x: Any) -> Any:
+    """Two layers, `fc1` and `fc2`, of 3 inputs and 2 classes."""
+    return jax.nn.relu(x @ params["fc1"]["kernel"]) @ params["fc2"]["kernel"]
+
+
+def at_setting(setting: Any) -> Any:
+    """A loss at a setting, or of another function."""
+    return cross_entropy(f)
+
+
+def schedule(step: Any) -> Any:
+    """A schedule."""
+    return 0.1 * step
+
+
+RNG = np.random.default_rng(0)
+KEY = jax.random.key(0)
+X = jnp.linspace(-1, 1, 12).reshape(4, 3)
+Y = jnp.arange(4) % 2
+DATA = (X, Y)
+PARAMS = {"fc1": {"kernel": jnp.ones((3, 4))}, "fc2": {"kernel": jnp.ones((4, 2))}}
+GAUSSIANS = jax.tree.map(lambda w: Gaussian(w, 0.1 * w), PARAMS)
+DRAWS = Draws({"fc2/kernel": jnp.ones((2, 4, 4, 2))}, PARAMS)
+TWO = ensemble(KEY, f, PARAMS, {"fc2": Members(2)})[0]
+PROBS = jnp.full((4, 2), 0.5)
+LOGITS = Gaussian(jnp.zeros((4, 2)), jnp.ones((4, 2)))
+POINTS = jax.random.normal(KEY, (20, 3))
+SCORES = jnp.linspace(0.1, 1.0, 4)
+IMAGES = jnp.ones((4, 4, 4, 1))
+SITES = ("fc1", "fc2")
+LIGHT = ChaoticLight(0.5)
+ADAM = optax.adam(1e-3)
+
+COMMON: dict[str, Any] = {
+    "key": KEY, "f": f, "g": f, "fn": f, "params": PARAMS, "start": PARAMS, "x": X, "args": (X,),
+    "inputs": X, "likelihood": "categorical", "data": DATA, "validation": DATA, "batch": X,
+    "batches": [X, X],
+    "posterior": GAUSSIANS, "sites": SITES, "optimizer": ADAM, "budget_optimizer": ADAM,
+    "loss": cross_entropy(f), "loss_at": at_setting, "schedule": schedule, "progress": False,
+    "epochs": 2, "batch_size": 2, "samples": 3, "chunk": 2, "steps": 2, "n": 2, "count": 3,
+    "bits": 4, "budget": 10, "seeds": 2, "levels": SCORES, "level": 0.5, "probs": PROBS,
+    "labels": Y, "logits": LOGITS, "inside": SCORES, "outside": SCORES, "train": X,
+    "intensity": SCORES, "light": LIGHT, "query": Chip(3), "design": Design(),
+    "measured": empty(Characterization), "plan": empty(Plan), "channels": empty(Channels),
+    "program": empty(Program), "layer": empty(Layer), "bundle": empty(Bundle),
+    "sensitivity": empty(Sensitivity), "errors": empty(QuantizationErrors), "space": empty(Space),
+    "checkpoint": Path("never-written"), "path": Path("never-written"),
+    "folder": Path("never-written"), "database": Path("never-written"),
+    "root": Path("never-written"), "monitor": (X,), "shared": (), "kernel": RBF(),
+    "target_acceptance": 0.8, "rules": {}, "board": LocalBoard(), "parameters": 1,
+    "low": -1.0, "high": 1.0, "method": UniformGrid, "widths": (2, 4), "settings": {},
+    "on_epoch": print, "eval_fn": print, "score": lambda f: l1, "init_scale": 0.1,
+}  # fmt: skip
+
+SPECS: dict[str, Any] = {
+    "jaxeff.analog": {"fc1": Crossbar()},
+    "jaxeff.analog_hardware": {"fc1": Crossbar()},
+    "jaxeff.bayes": {"fc2": "kron"},
+    "jaxeff.boards": "local",
+    "jaxeff.compression": {"fc1": Int(4)},
+    "jaxeff.ensemble": {"fc2": Members(2)},
+    "jaxeff.ensembles": {"fc2": Spectral()},
+    "jaxeff.hardening": {"fc1": Additive(0.1)},
+    "jaxeff.integer": {"fc1": Int(4)},
+    "jaxeff.noisy": {"fc1": Additive(0.1)},
+    "jaxeff.photonic": {"relu": LIGHT},
+    "jaxeff.photonics": {"relu": LIGHT},
+    "jaxeff.prune_plan": {"fc1": Prune(0.5)},
+    "jaxeff.pruning": {"fc1": Prune(0.5)},
+    "jaxeff.quantized": {"fc1": Int(4)},
+    "jaxeff.robustness": {"fc1": Additive(SCORES)},
+    "jaxeff.summary": {"fc1": Additive(0.1)},
+    "jaxeff_export.boards": "local",
+}
+"""What `spec` is: of a function, or of all functions of a room."""
+
+OWN: dict[str, dict[str, Any]] = {
+    "jaxeff.data.plane": {"points": POINTS, "margin": 1.0, "side": 3},
+    "jaxeff_export.table_latency": {"inputs": (X,)},
+    "jaxeff_export.modelled_latency": {"inputs": (X,)},
+    "jaxeff_export.measured_latency": {"inputs": (X,)},
+    "jaxeff.photonics.read_out": {"args": ()},
+    "jaxeff.analog_hardware.read_out": {"args": ()},
+    "jaxeff.analog_hardware.partition": {"args": ()},
+    "jaxeff.uncertainty.sparsity_threshold": {"train": POINTS},
+    "jaxeff.uncertainty.out_of_domain": {"x": POINTS, "train": POINTS},
+    "jaxeff.uncertainty.negative_log_density": {"x": POINTS, "train": POINTS},
+    "jaxeff.cost": {"bits": {"fc1": (4, 4)}},
+    "jaxeff.ensemble": {"init": lambda key: PARAMS},
+    "jaxeff.functional": {"model": nnx.Linear(3, 2, rngs=nnx.Rngs(0))},
+    "jaxeff.moments": {"noise": {"fc1": Additive(0.1)}},
+    "jaxeff.prune_plan": {"budget": Budget(macs=0.5)},
+    "jaxeff.summary": {"bits": {"fc1": (4, 4)}},
+    "jaxeff.analog_hardware.compensate_drift": {"before": empty(Reference)},
+    "jaxeff.analog_hardware.fidelity": {"model": Linear()},
+    "jaxeff.analog_hardware.fit_noise": {"noise": empty(MeasuredNoise)},
+    "jaxeff.analog_hardware.fit_sequence": {"events": empty(Events)},
+    "jaxeff.analog_hardware.fit_splines": {"x": np.asarray(X), "y": np.asarray(X)},
+    "jaxeff.analog_hardware.with_model": {"model": Linear()},
+    "jaxeff.analog_hardware.train_for_chip": {"epochs": (1, 1, 1), "array": Crossbar()},
+    "jaxeff.bayes.around_best_draw": {"result": empty(MCMCResult)},
+    "jaxeff.bayes.distill": {"batch_size": 2, "inputs": (X,), "teacher": GAUSSIANS},
+    "jaxeff.bayes.svi": {"batch_size": 2},
+    "jaxeff.bayes.mcmc": {"kernel": NUTS()},
+    "jaxeff.bayes.mixing": {"values": jnp.ones((2, 4))},
+    "jaxeff.bayes.parameter_mixing": {"posterior": DRAWS},
+    "jaxeff.bayes.prediction_mixing": {"posterior": DRAWS, "inputs": (X,)},
+    "jaxeff.bayes.prior_scales": {"prior": 1.0},
+    "jaxeff.bayes.sghmc": {"step_size": 0.1},
+    "jaxeff.bayes.sgld": {"step_size": 0.1},
+    "jaxeff.compression.allocate_bits": {
+        "sensitivity": empty(BitSensitivity), "cost": empty(Cost),
+        "weights": {"fc1": (2, 4)}, "activations": {"fc1": (2, 4)},
+    },
+    "jaxeff.compression.bit_policy": {"weights": (2, 4), "activations": (2, 4)},
+    "jaxeff.compression.calibrate": {"method": "minmax"},
+    "jaxeff.compression.clip_range": {"values": np.asarray(SCORES)},
+    "jaxeff.compression.dequantize": {"grid": grid(4, -1.0, 1.0), "codes": Y},
+    "jaxeff.compression.each_policy": {"weights": 4 + Y[None, :2], "activations": 4 + Y[None, :2]},
+    "jaxeff.compression.hessian_sensitivity": {"trace": empty(HessianTrace)},
+    "jaxeff.compression.hessian_trace": {"args": (X,)},
+    "jaxeff.compression.incrementally": {"method": Incremental(4)},
+    "jaxeff.compression.quantize": {"grid": grid(4, -1.0, 1.0)},
+    "jaxeff.compression.shares": {"every": 2},
+    "jaxeff.compression.signal_to_noise_bits": {"sizes": {"fc1": 10.0}, "decibels": 20.0},
+    "jaxeff.compression.straight_through": {"y": X},
+    "jaxeff.data.augment": {"images": IMAGES},
+    "jaxeff.data.load": {"name": "mnist"},
+    "jaxeff.data.log_mel": {"audio": np.ones((2, 16000), np.int16)},
+    "jaxeff.data.normalize": {"images": IMAGES, "name": "mnist"},
+    "jaxeff.dirty_mnist.balance_entropy": {"rng": RNG, "entropy": np.asarray(SCORES)},
+    "jaxeff.dirty_mnist.draw_labels": {"rng": RNG, "probs": np.asarray(PROBS), "labels": 3},
+    "jaxeff.dirty_mnist.is_ambiguous": {
+        "logits": jnp.ones((2, 4, 3)), "largest_mi": 0.5, "smallest_entropy": 0.1,
+    },
+    "jaxeff.dirty_mnist.mix_codes": {"rng": RNG, "codes": np.asarray(X), "labels": np.asarray(Y),
+                                     "parts": 2},
+    "jaxeff.dirty_mnist.stretch_contrast": {"images": IMAGES},
+    "jaxeff.ensembles.affordable": {"pattern": "fc1", "times": 2.0},
+    "jaxeff.ensembles.bootstrap_weights": {"examples": 4, "members": 2},
+    "jaxeff.ensembles.feature_density": {"features": X, "classes": 2},
+    "jaxeff.ensembles.member_loss": {"members": 2},
+    "jaxeff.ensembles.members_only": {"g": empty(Ensemble)},
+    "jaxeff.ensembles.mixture_moments": {"posterior": empty(MixturePosterior)},
+    "jaxeff.ensembles.repulsion": {"points": X},
+    "jaxeff.ensembles.repulsive": {"g": TWO, "strength": 1.0, "samples": NoiseImages()},
+    "jaxeff.ensembles.sngp": {"site": "fc2", "length_scale": 1.0},
+    "jaxeff.hardening.distilled": {"teacher": lambda x: x},
+    "jaxeff.hardening.incremental": {"loss_at": at_setting},
+    "jaxeff.hardening.relu_quantization": {"last": "fc2", "scale": 1.0},
+    "jaxeff.hardening.scaled": {"factor": 0.5},
+    "jaxeff.hardening.sharpness_aware": {"rho": 0.1},
+    "jaxeff.hardening.vant": {"sigma": 0.1, "theta": 0.1, "batch": 4},
+    "jaxeff.moment_propagation.check_gaussian": {"x": LOGITS},
+    "jaxeff.nn.activation": {"name": "relu"},
+    "jaxeff.noise.walking": {"model": Additive},
+    "jaxeff.photonics.chaotic_intensity": {"shape": (3, 2)},
+    "jaxeff.photonics.effective_samples": {"times": 3},
+    "jaxeff.photonics.excess_share": {"mean": 0.5},
+    "jaxeff.photonics.fit_light": {"mean": SCORES, "variance": SCORES},
+    "jaxeff.photonics.noise_for": {"sigma": 0.1},
+    "jaxeff.photonics.pattern_sigma": {"pulses": X},
+    "jaxeff.photonics.photon_counts": {"mean": SCORES, "modes": 10.0, "shape": (4,)},
+    "jaxeff.photonics.probabilistic_pooling": {"pool": jnp.mean},
+    "jaxeff.photonics.quant_relu": {"top": 1.0},
+    "jaxeff.photonics.transmissions": {"weights": X, "setting": PhotonicWeights()},
+    "jaxeff.photonics.with_levels": {"raw": {"relu": jnp.ones(1)}},
+    "jaxeff.program.resolve": {"spec": {"fc1": 1.0}},
+    "jaxeff.pruning.load_pruned": {"like": PARAMS},
+    "jaxeff.pruning.prune_iteratively": {"budgets": (Budget(macs=0.5),), "loss": at_setting},
+    "jaxeff.pruning.save_pruned": {"small": PARAMS},
+    "jaxeff.robustness.allocate_repetitions": {"midpoints": {"fc1": 0.5}},
+    "jaxeff.robustness.bimodality": {"values": SCORES},
+    "jaxeff.robustness.bin_edges": {"arrays": [SCORES, SCORES]},
+    "jaxeff.robustness.envelope": {"curves": X},
+    "jaxeff.robustness.fit_midpoint": {"accuracies": SCORES, "sigma": SCORES, "chance": 0.1},
+    "jaxeff.robustness.learn_budget": {"loss": lambda g: cross_entropy(g, keyed=True)},
+    "jaxeff.robustness.logistic": {"sigma": SCORES, "mu": 0.5, "slope": 1.0, "a_max": 1.0,
+                                   "a_min": 0.1},
+    "jaxeff.robustness.noisy_accuracy": {"specs": {"fc1": Additive(SCORES)}},
+    "jaxeff.robustness.one_peak_pvalue": {"values": SCORES},
+    "jaxeff.robustness.peaks": {"values": SCORES},
+    "jaxeff.robustness.preserved_accuracy": {"standard": SCORES, "accuracies": SCORES,
+                                             "level": 0.1},
+    "jaxeff.robustness.robustness_area": {"ideal": SCORES, "accuracies": SCORES},
+    "jaxeff.robustness.spread_levels": {"logits": SCORES},
+    "jaxeff.robustness.summarize": {"accuracies": jnp.ones((2, 4))},
+    "jaxeff.search.bit_operations": {"candidate": empty(Candidate)},
+    "jaxeff.search.search": {"batch_size": 2, "train": f, "target": 0.5, "latency": print,
+                             "refinement": empty(Refinement)},
+    "jaxeff.search.search_among": {"target": 0.5, "latency": print, "refinement": empty(Refinement),
+                                   "candidates": empty(Candidates), "known": empty(Known)},
+    "jaxeff.store.write_whole": {"content": "text"},
+    "jaxeff.training.run_epochs": {"epoch": print, "start": empty(TrainState)},
+    "jaxeff.training.init": {"params": PARAMS},
+    "jaxeff.training.sweep": {"init": lambda key: (PARAMS, None), "settings": {"level": SCORES}},
+    "jaxeff.uncertainty.aleatoric_mse": {"std": SCORES, "true_std": SCORES,
+                                         "inside": SCORES > 0.5},
+    "jaxeff.uncertainty.decompose": {"probs": PROBS[None]},
+    "jaxeff.uncertainty.decompose_logits": {"logits": jnp.zeros((3, 4, 2))},
+    "jaxeff.uncertainty.decompose_regression": {"outputs": jnp.ones((3, 4, 2))},
+    "jaxeff.uncertainty.euc": {"epistemic": SCORES, "sparsity": SCORES},
+    "jaxeff.uncertainty.in_batches": {"batch": 2, "f": lambda x: x},
+    "jaxeff.uncertainty.mutual_information": {"probs": PROBS[None]},
+    "jaxeff.uncertainty.nll_from_log": {"log_probs": jnp.log(PROBS)},
+    "jaxeff.uncertainty.prediction_mse": {"mean": SCORES, "target": SCORES,
+                                          "inside": SCORES > 0.5},
+    "jaxeff.uncertainty.predictive_entropy": {"probs": PROBS[None]},
+    "jaxeff.uncertainty.predictive_log_probs": {"logits": jnp.zeros((3, 4, 2))},
+    "jaxeff.uncertainty.softmax_entropy": {"probs": PROBS[None]},
+    "jaxeff_export.deploy": {"progress": print, "example_args": (PARAMS, X)},
+    "jaxeff_export.deploy_artifact": {"progress": print, "artifact": empty(Artifact),
+                                      "arrays": {"a": np.ones(2)}},
+    "jaxeff_export.export": {"example_args": (PARAMS, X)},
+    "jaxeff_export.on_boards": {"work": print, "boards": ("local",)},
+    "jaxeff_export.resolve_target": {"target": "host"},
+    "jaxeff_export.boards.make_board": {"cpu": "cortex-a72"},
+}  # fmt: skip
+"""What parameters of one function are, where they differ from `COMMON`."""
+
+LEFT_OUT: dict[str, str] = {
+    "jaxeff.store.describe_arrays": "for writers of stores",
+    "jaxeff.store.describe_computation": "for writers of stores",
+    "jaxeff.store.run_identity": "for writers of stores",
+    "jaxeff.store.add_line": "takes any value",
+    "jaxeff.store.save_pytree": "takes any pytree",
+    "jaxeff.program.evaluate": "for authors of transforms",
+    "jaxeff.program.interpret": "for authors of transforms",
+    "jaxeff.program.expression_of": "for authors of transforms",
+    "jaxeff.program.expression": "for authors of transforms",
+    "jaxeff.program.plain": "for authors of transforms",
+    "jaxeff.program.resolve": "for authors of transforms",
+    "jaxeff.program.site_key": "for authors of transforms",
+    "jaxeff.moment_propagation.is_gaussian": "answers for any value",
+    "jaxeff.moment_propagation.is_joint_gaussian": "answers for any value",
+    "jaxeff.store.new_folder": "for writers of stores",
+    "jaxeff.store.require_free": "for writers of stores",
+    "jaxeff.store.require_same_run": "for writers of stores",
+    "jaxeff.store.run_difference": "for writers of stores",
+    "jaxeff_export.import_stablehlo": "takes a file or module, which its reader checks",
+    "jaxeff_export.compile_module": "takes a module of TVM, which checks it",
+    "jaxeff.noise.applies": "for the library's own packages",
+    "jaxeff.noise.places": "for the library's own packages",
+    "jaxeff.program.check_open": "for the library's own packages",
+    "jaxeff.program.check_settings": "for the library's own packages",
+    "jaxeff.program.closed": "for the library's own packages",
+    "jaxeff.program.decide": "for the library's own packages",
+    "jaxeff.program.matching": "for the library's own packages",
+    "jaxeff.program.read_out": "for the library's own packages",
+    "jaxeff.program.read_out_by": "for the library's own packages",
+    "jaxeff.program.select": "for the library's own packages",
+    "jaxeff.pruning.size_of": "for the library's own packages",
+    "jaxeff.store.open_regular": "for the library's own packages",
+    "jaxeff.training.called": "for the library's own packages",
+    "jaxeff.training.count_examples": "for the library's own packages",
+    "jaxeff.training.describe_training": "for the library's own packages",
+    "jaxeff.training.divergences": "for the library's own packages",
+    "jaxeff.training.epoch_function": "for the library's own packages",
+    "jaxeff.training.in_range": "for the library's own packages",
+    "jaxeff.training.map_changes": "for the library's own packages",
+    "jaxeff.training.converge_batch_stats": "for the library's own packages",
+    "jaxeff.training.spread_replicates": "for the library's own packages",
+    "jaxeff.training.start_function": "for the library's own packages",
+    "jaxeff.uncertainty.draw_plane": "for the library's own packages",
+    "jaxeff.uncertainty.draw_regression": "for the library's own packages",
+    "jaxeff_export.boards.on_threads": "for the library's own packages",
+}
+"""Public functions that aren't tried, and why."""
+
+ANYTHING: dict[str, str] = {
+    "regimes": "stretches of an axis, which check themselves",
+    "state": "a model's state, any pytree or None",
+    "variables": "Flax's own, which Flax checks",
+    "like": "any pytree",
+    "init": "a posterior, parameters or None",
+    "shared": "inputs of any kind that all examples share",
+    "identity": "how a caller names a run",
+    "console": "of the command line",
+    "rng": "a generator of NumPy",
+    # Tried by tests of their own rooms
+    **dict.fromkeys(
+        ("active", "noise", "epochs", "checkpoints", "inputs", "devices", "vectorized", "monitor",
+         "prior_precision", "beta", "weights", "activations", "of_activations", "percentile",
+         "counts", "widths", "args", "fractions", "keep", "recipe", "shape", "budgets", "on_round",
+         "candidates", "example_args", "bundle", "report", "nodes", "operators", "exclude"),
+        "tuples, objects and options that no kind of bad values is known for",
+    ),
+}  # fmt: skip
+"""Parameters whose bad values nothing says, and why."""
+
+
+def call_of(name: str, function: Any) -> dict[str, Any]:
+    """A valid value for each parameter of a public function.
+
+    Raises:
+        KeyError: Nothing is known for a parameter that has no default.
+    """
+    own = dict(OWN.get(name, {}))
+    spec = SPECS.get(name, SPECS.get(name.rpartition(".")[0]))
+    if spec is not None:
+        own.setdefault("spec", spec)
+    values, unknown = faces.call_of(function, own, COMMON)
+    if unknown:
+        raise KeyError(
+            f"{name} is public, but nothing is known for {sorted(unknown)}: give a valid value in "
+            "COMMON or OWN, or a reason in LEFT_OUT"
+        )
+    return values

@@ -1,0 +1,1 @@
+"""Counts that the library's structure is held to: `python -m tests.structure` prints them."""
