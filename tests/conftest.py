@@ -105,6 +105,23 @@ def _compiler(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def _environment() -> Iterator[None]:
+    """The environment as it was, whatever a test sets: processes of later tests inherit it.
+
+    A bundle's device script asks for TVM's runtime alone, for one; with that left behind, every
+    later process of the same worker would have no compiler.
+    """
+    before = dict(os.environ)
+    yield
+    kept_by_pytest = {"PYTEST_CURRENT_TEST"}
+    for name in os.environ.keys() - before.keys() - kept_by_pytest:
+        del os.environ[name]
+    for name in before.keys() - kept_by_pytest:
+        if os.environ.get(name) != before[name]:
+            os.environ[name] = before[name]
+
+
+@pytest.fixture(autouse=True)
 def _strictness(request: pytest.FixtureRequest) -> Iterator[None]:
     """No promotion but that which a test is marked to do."""
     if _room(request) not in STRICT:
