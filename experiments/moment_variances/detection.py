@@ -129,7 +129,7 @@ def detect(run: Run[Settings], network: str, domain: str) -> list[Row]:
     chunk = 1 if network == "LeNet-5" else 20
     seen = sets.images[: settings.calibration]
     methods = passes(keys[0], f, posterior, seen, settings.samples, chunk)
-    methods[JOINT] = jax.jit(jaxeff.moments(f, correlations="joint")), methods[BOTH][1]
+    methods[JOINT] = jax.jit(jaxeff.moments(f, correlations="full")), methods[BOTH][1]
 
     def gaussian(method: str, x: Any) -> Any:
         g, given = methods[method]

@@ -11,7 +11,7 @@ kernel's noise over positions, a residual stream, attention, noise at the input.
 are some per cent of a network's variance; `calibrate_moments(..., correlations=True)` measures them
 as one factor per result.
 
-The same slopes hold what two results share, `sum_p v_p J_ip J_jp`: with `joint` every result is a
+The same slopes hold what two results share, `sum_p v_p J_ip J_jp`: with `full` every result is a
 `JointGaussian` with the covariance of the entries of an example.
 
 Sharp edges
@@ -76,7 +76,7 @@ def correlated(
     f: Callable[..., Any],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
-    joint: bool = False,
+    full: bool = False,
 ) -> Any:
     """Moments with variances of first order, correlations included.
 
@@ -86,20 +86,20 @@ def correlated(
         f: The function.
         args: Positional arguments, any leaf of which may be a `Gaussian`.
         kwargs: Further arguments; they are taken as shared by the examples.
-        joint: Whether results have covariances.
+        full: Whether results carry the covariances of an example's entries.
 
     Returns:
-        As `moments(f)`; of joint results each floating-point leaf is a `JointGaussian`.
+        What `moments(f)` returns; with `full` each floating-point leaf is a `JointGaussian`.
 
     Raises:
-        MomentsError: A result has more than `MOST_RESULTS` entries for an example, or, if `joint`,
+        MomentsError: A result has more than `MOST_RESULTS` entries for an example, or, if `full`,
             more than one axis of them.
     """
     program = read(f, args, kwargs).program
     args, factors = uncalibrated(args)
     leaves, structure = jax.tree.flatten(tuple(args), is_leaf=is_gaussian)
     batched = _batched(program, len(leaves))
-    axes = (1 + any(batched)) if joint else 0  # of a vector, and of the one example
+    axes = (1 + any(batched)) if full else 0  # of a vector, and of the one example
 
     def first_order(given: Sequence[Any]) -> Any:
         return _first_order(propagation, f, jax.tree.unflatten(structure, given), kwargs, axes)
@@ -159,7 +159,7 @@ def _first_order(
     f: Callable[..., Any],
     args: Any,
     kwargs: Mapping[str, Any],
-    joint_axes: int,
+    vector_axes: int,
 ) -> Any:
     program, values, _ = read(f, args, kwargs)
     program = propagation.prepare(program, values)
@@ -195,9 +195,9 @@ def _first_order(
     still = [jnp.zeros(o.aval.shape, o.aval.dtype) for layer in owned for o in layer.outputs]
     y, pull, (out, alone) = jax.vjp(means, start, still, has_aux=True)
     spreads = ([known[v].var for v in followed], alone)
-    if joint_axes:
+    if vector_axes:
         numbers = range(len(y))
-        shared = iter([_covariance(pull, y, n, spreads, joint_axes) for n in numbers])
+        shared = iter([_covariance(pull, y, n, spreads, vector_axes) for n in numbers])
         make = lambda r: JointGaussian(r.mean, next(shared))  # noqa: E731
         return jax.tree.map(make, out, is_leaf=is_gaussian)
     variances = iter([_variance(pull, y, number, spreads) for number in range(len(y))])
@@ -250,7 +250,7 @@ def _covariance(
     one = y[number]
     if one.ndim != axes or one.shape[-1] != one.size:
         raise MomentsError(
-            "moments: correlations='joint' takes results that are vectors, one per example; "
+            "moments: correlations='full' takes results that are vectors, one per example; "
             f"result {number} has shape {one.shape}. Reshape it to one axis, or take "
             "correlations=True."
         )

@@ -76,7 +76,7 @@ def moments(
     *,
     rules: Mapping[Any, Rule] | None = None,
     form: str = "variance",
-    correlations: bool | Literal["joint"] = False,
+    correlations: bool | Literal["full"] = False,
     strict: bool = False,
     noise: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
@@ -90,7 +90,7 @@ def moments(
         form: What layers hand to each other: "variance" (the default, safe in float32) or "raw",
             E[x^2] between an activation and the next linear layer, as the source's operators do.
         correlations: Take into account everything that results share (see `correlated`), at the
-            cost of one pass backward per result of an example. "joint" returns what the entries
+            cost of one pass backward per result of an example. "full" returns what the entries
             of an example share as well: a `JointGaussian` for each floating-point leaf.
         strict: Refuse to assume independence: a function with a place that `assumptions` would
             list is an error.
@@ -119,8 +119,8 @@ def moments(
         check_noise(noise)
     if form not in _FORMS:
         raise ValueError(f"moments: form {form!r} is unknown; choose one of {_FORMS}.")
-    if correlations not in (False, True, "joint"):
-        raise ValueError(f"moments: correlations is False, True or 'joint', not {correlations!r}.")
+    if correlations not in (False, True, "full"):
+        raise ValueError(f"moments: correlations is False, True or 'full', not {correlations!r}.")
 
     @functools.wraps(f)
     def propagated(*args: Any, **kwargs: Any) -> Any:
@@ -142,7 +142,7 @@ def moments(
 
 def _propagated(
     propagation: Propagation,
-    correlations: bool | Literal["joint"],
+    correlations: bool | Literal["full"],
     f: Callable[..., Any],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
@@ -151,7 +151,7 @@ def _propagated(
     if correlations and random:
         # Expected slopes are derivatives of means alone: variances are held while they are taken.
         slopes = replace(propagation, differentiable=False)
-        return correlated(slopes, f, args, kwargs, correlations == "joint")
+        return correlated(slopes, f, args, kwargs, correlations == "full")
     return propagation.run(f, args, kwargs)
 
 

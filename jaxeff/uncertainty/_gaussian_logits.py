@@ -8,7 +8,7 @@ Sharp edges:
 
 - The logits of a `Gaussian` are drawn independently. Where weight uncertainty moves several of them
   together, a sampled network has less mutual information than this; those of a `JointGaussian`
-  (`moments(f, correlations="joint")`) are drawn together.
+  (`moments(f, correlations="full")`) are drawn together.
 - The raw variance measures how far the logits may move, not whether that changes the class.
   Inputs that a network knows well excite it most, and their logits can vary most: for LeNet-5
   after a few epochs of SVI on MNIST it told MNIST from Fashion-MNIST no better than chance or the

@@ -45,7 +45,7 @@ X = jax.random.normal(jax.random.key(1), (3, 5, 5, 2))
 @pytest.mark.parametrize("name", NETS)
 def test_covariances_are_those_of_samples(name):
     f, given = NETS[name]
-    found = jax.jit(jaxeff.moments(f, correlations="joint"))(given, X)
+    found = jax.jit(jaxeff.moments(f, correlations="full"))(given, X)
 
     def draw(key):
         keys = jax.random.split(key, len(given))
@@ -64,7 +64,7 @@ def test_covariances_are_those_of_samples(name):
 @pytest.mark.parametrize("name", NETS)
 def test_the_diagonal_is_that_of_correlations(name):
     f, given = NETS[name]
-    joint = jaxeff.moments(f, correlations="joint")(given, X)
+    joint = jaxeff.moments(f, correlations="full")(given, X)
     alone = jaxeff.moments(f, correlations=True)(given, X)
     np.testing.assert_allclose(joint.var, alone.var, rtol=1e-5)
     np.testing.assert_array_equal(joint.mean, alone.mean)
@@ -74,7 +74,7 @@ def test_the_diagonal_is_that_of_correlations(name):
 def test_calibration_scales_both_sides():
     f, given = NETS["dense"]
     calibrated = jaxeff.calibrate_moments(KEY, f, given, X, samples=200, correlations=True)
-    joint = jaxeff.moments(f, correlations="joint")(calibrated, X)
+    joint = jaxeff.moments(f, correlations="full")(calibrated, X)
     alone = jaxeff.moments(f, correlations=True)(calibrated, X)
     np.testing.assert_allclose(joint.var, alone.var, rtol=1e-5)
 
@@ -93,11 +93,11 @@ def test_draws_have_the_covariance_even_a_singular_one():
 
 
 def test_mistakes_are_named():
-    with pytest.raises(ValueError, match="correlations is False, True or 'joint', not 'all'"):
+    with pytest.raises(ValueError, match="correlations is False, True or 'full', not 'all'"):
         jaxeff.moments(dense, correlations="all")
     f, given = NETS["dense"]
     for g in (lambda p, x: f(p, x).reshape(-1, 2, 2), lambda p, x: f(p, x)[:, 0]):
         with pytest.raises(MomentsError, match="takes results that are vectors"):
-            jaxeff.moments(g, correlations="joint")(given, X)
+            jaxeff.moments(g, correlations="full")(given, X)
     with pytest.raises(TypeError, match="logits must be a Gaussian"):
         sample_logits(KEY, jnp.ones((2, 4)))
