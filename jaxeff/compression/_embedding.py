@@ -27,6 +27,7 @@ def is_look_up(layer: Layer) -> bool:
     inputs = list(layer.inputs)
     if len(inputs) != 2 or list(node.inputs) != inputs or layer.weights != (0,):
         return False
+    # Slices must be whole rows, so that each has the one step of its channel.
     table, numbers = inputs[0].aval, node.params["dimension_numbers"]
     rows = tuple(numbers.start_index_map)
     whole = all(
@@ -42,7 +43,7 @@ def rows_of(layer: Layer) -> tuple[int, ...]:
 
 
 def looked_up(layer: Layer, codes: Array, steps: Array, at: Any) -> Array:
-    """Values of rows of codes: those alone are scaled.
+    """Looks rows of codes up and scales those alone.
 
     Args:
         layer: The look-up.
@@ -51,9 +52,11 @@ def looked_up(layer: Layer, codes: Array, steps: Array, at: Any) -> Array:
         at: Indices of the rows.
     """
     given = layer.nodes[0].params
+    # Gathered as integers, then scaled: the table never exists in floating point.
     found = _gathered(codes, at, given, given["slice_sizes"]).astype(steps.dtype)
     if steps.size == 1:
         return found * steps.reshape(())
+    # Steps have size one along axes that share them, and gather takes no larger slices.
     sizes = tuple(
         1 if n == 1 else size for n, size in zip(steps.shape, given["slice_sizes"], strict=True)
     )

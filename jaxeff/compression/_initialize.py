@@ -71,6 +71,7 @@ def init(
     settings = settings_of(spec, program)
     methods: dict[str, dict[str, tuple[Quantizer, Tensor]]] = {}
 
+    # `methods` is filled while this is traced: it is static, and only arrays leave the program.
     @jax.jit
     def arrays_of(*args: Any) -> dict[str, dict[str, Any]]:
         arrays: dict[str, dict[str, Any]] = {}
@@ -87,6 +88,7 @@ def init(
             return outputs
 
         evaluate(program, rule, None, jax.tree.leaves((args, {})))
+        # What is read inside a loop's body exists in that loop's trace alone.
         outside = {layer.site for layer in program.layers}
         return {site: found for site, found in arrays.items() if site in outside}
 
@@ -124,7 +126,8 @@ def learned(f: Callable[..., Any], *, keyed: bool = False) -> Callable[..., Any]
 def _spec(
     layers: Sequence[Layer], settings: Mapping[str, LayerQuantization], started: Mapping[str, Found]
 ) -> dict[str, LayerQuantization | None]:
-    """One pattern per site; a later use of a layer that is left alone says so."""
+    """Builds a spec of one pattern per site; later uses of a layer that stay alone get None."""
+    # The pattern of a layer's first use matches later ones, too: None leaves these alone.
     used = {layer.base for layer in layers if started.get(layer.site)}
     spec: dict[str, LayerQuantization | None] = {}
     for layer in layers:

@@ -85,7 +85,7 @@ def memory(
     *args: Any,
     of: str = "weights",
 ) -> Any:
-    """Bits of all the arrays that a spec quantizes, with what decodes them.
+    """Counts the bits of all arrays that a spec quantizes, with what decodes them.
 
     Args:
         f: A pure function `f(params, *args)`.
@@ -115,6 +115,7 @@ def memory(
         outputs = [v.aval for v in layer.outputs]
         read = of_inputs(layer, setting, inputs)
         for quantizer, tensor, i in read if of == "weights" else ():
+            # Stored once however many layers read it: known by the parameters it is made of.
             paths = layer.inputs[i].leaves
             if tensor.role == "weight" and paths not in counted:
                 counted.add(paths)

@@ -120,7 +120,7 @@ def by_layer(
 def quantized_layer(
     settings: Mapping[str, LayerQuantization], layer: Layer, key: Any, *values: Any
 ) -> Sequence[Any]:
-    """Returns the rule of `quantized`: one layer, computed as its setting says."""
+    """Computes one layer as its setting says: the rule of `quantized`."""
     setting = settings.get(layer.site)
     if setting is None:
         return plain(layer, key, *values)
@@ -170,8 +170,9 @@ def operands(layer: Layer, setting: Method) -> list[int]:
 def of_inputs(
     layer: Layer, setting: LayerQuantization, values: Sequence[Any], key: Any = None
 ) -> list[tuple[Quantizer, Tensor, int]]:
-    """Returns the methods for what a layer reads, what they are told, and which input it is."""
+    """Returns the method, the description and the number of every input that is quantized."""
     found: list[tuple[Quantizer, Tensor, int]] = []
+    # A key per array: folding its number in keeps draws independent of what else is quantized.
     for i in _weights(layer, setting):
         if setting.weights is not None and _is_real(values[i]):
             channels = functools.partial(_channels, layer, i)
@@ -195,11 +196,12 @@ def of_inputs(
 def of_outputs(
     layer: Layer, setting: LayerQuantization, values: Sequence[Any], key: Any = None
 ) -> list[tuple[Quantizer, Tensor, int]]:
-    """Returns the same of what it returns."""
+    """Returns the method, the description and the number of every result that is quantized."""
     found: list[tuple[Quantizer, Tensor, int]] = []
     for i, y in enumerate(values if setting.at == "output" else ()):
         quantizer = setting.of_activation(layer.site, i, len(values))
         if quantizer is not None and _is_real(y) and not layer.outputs[i].spread:
+            # Numbered after the inputs: no two arrays of a layer draw with the same key.
             at = _folded(key, len(layer.inputs) + i)
             rank, name = jnp.ndim(y), f"output_{i}"
             own = sample_axes(layer, layer.outputs[i], read=False)
@@ -215,7 +217,7 @@ def _quantize(quantizer: Quantizer, x: Any, tensor: Tensor) -> Any:
 
 @contextlib.contextmanager
 def quantizing(quantizer: Quantizer, tensor: Tensor, shape: tuple[int, ...]) -> Iterator[None]:
-    """The name scopes of an array's quantization: whose it is, and its bits if they are known."""
+    """Names operations after the array that they quantize, and its bits if they are known."""
     with contextlib.ExitStack() as scopes:
         of_array = mark("quantize", f"{tensor.site}/quantize_{tensor.name}")
         scopes.enter_context(jax.named_scope(of_array))
@@ -241,23 +243,24 @@ def _multiplies(layer: Layer) -> bool:
 
 
 def _weights(layer: Layer, setting: LayerQuantization) -> list[int]:
-    """The weights of a multiply-accumulate, never a bias; and tables that rows are looked up in."""
+    """Finds the weights of products, never biases, and tables that rows are looked up in."""
     has = setting.weights is not None and (_multiplies(layer) or is_look_up(layer))
     return _signals(layer, layer.weights) if has else []
 
 
 def _signals(layer: Layer, numbers: Sequence[int]) -> list[int]:
-    """Returns those of a layer's inputs that aren't variances: rounding leaves these alone."""
+    """Leaves out the inputs that are variances, which aren't rounded."""
     return [i for i in numbers if not layer.inputs[i].spread]
 
 
 def _channels(layer: Layer, index: int) -> tuple[int, ...]:
-    """The axes of a weight that make output channels: those not summed over; rows of a table."""
+    """Finds a weight's axes of output channels: those not summed over, or a table's rows."""
     if is_look_up(layer):
         return rows_of(layer)
     node = layer.op
     assert node is not None
     shape = layer.inputs[index].aval.shape
+    # By shape, not identity: a cast or a scaling may lie between a weight and its product.
     side = next(
         (
             side
@@ -278,6 +281,7 @@ def _channels(layer: Layer, index: int) -> tuple[int, ...]:
             'per="tensor".'
         )
     if node.primitive is prim.p.dot_general_p:
+        # A step per axis that isn't summed factors out of the sum; one per summed axis wouldn't.
         summed = node.params["dimension_numbers"][0][side]
         return tuple(axis for axis in range(len(shape)) if axis not in summed)
     numbers = node.params["dimension_numbers"]

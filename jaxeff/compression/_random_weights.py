@@ -44,6 +44,7 @@ def random_weights(
         for quantizer, tensor, i in of_inputs(layer, setting, [v.aval for v in layer.inputs]):
             if not isinstance(quantizer, Discrete):
                 continue
+            # A leaf holds one distribution, and only a parameter itself is a leaf.
             at = position.get(layer.inputs[i])
             if at is None or at in taken:
                 why = (

@@ -23,8 +23,9 @@ from jaxeff.program.ir import primitives as prim
 
 
 def find_samples(program: Program) -> None:
-    """Tells every activation of a program which axes of the data arguments its own are."""
+    """Notes for every activation of a program which axes of the data arguments its axes are."""
     data = [v for v in program.inputs if v.is_data and v.aval.ndim]
+    # Arguments of several first sizes have no axis of samples in common.
     if not data or len({v.aval.shape[0] for v in data}) > 1:
         return
     lineages: dict[Value, Lineage] = {v: {v: identity(v.aval.shape)} for v in data}
@@ -65,13 +66,14 @@ def sample_axes(layer: Layer, value: Value, read: bool) -> tuple[int, ...] | Non
     samples = labels.index(0)
     summed, batched = _product_axes(layer, value) if read else ((), ())
     spare = rank - 1 - len(summed) if read else rank - 2  # an axis at least is covered by a range
+    # `vmap` puts draws in front of the samples, where no axis comes from the data.
     draws = [i for i in range(samples) if labels[i] == SHARED and i not in summed]
     draws = draws[: max(spare, 0)]
     return tuple(sorted({samples, *draws, *batched}))
 
 
 def _product_axes(layer: Layer, value: Value) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The axes that a layer's product sums over, and those that go with weights of their own."""
+    """Finds the axes that a layer's product sums over, and those with weights of their own."""
     op = layer.op
     if op is None or op.primitive is not prim.p.dot_general_p or value not in op.inputs:
         return (), ()
@@ -90,7 +92,7 @@ def _merged(lineage: Lineage) -> Labels:
 
 
 def _check_merged(layer: Layer, leaves: Mapping[str, int]) -> None:
-    """Notes of a convolution whether it has a kernel for each draw, all in one axis of channels."""
+    """Notes whether a convolution has a kernel for each draw, all in one axis of channels."""
     op = layer.op if layer.kind == "linear" else None
     if op is None or op.primitive is not prim.p.conv_general_dilated_p:
         return

@@ -68,6 +68,7 @@ def update_statistics(
             arrays = list(arrays)
             for quantizer, tensor, i in read:
                 x = arrays[i]
+                # Statistics are those of the quantized model: all layers still use the old numbers.
                 rules = isinstance(quantizer, Updates)
                 of_layer[tensor.name] = (
                     quantizer.update_statistics(x, tensor) if rules else quantizer

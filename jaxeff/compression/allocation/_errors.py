@@ -169,7 +169,7 @@ def _squares(
     params: Any,
     args: tuple[Any, ...],
 ) -> Float[Array, "two sites widths"]:
-    """Of weights and activations by site: the mean square, then the mean squared errors."""
+    """Computes mean squares and mean squared errors of weights and of activations, by site."""
     program = trace(f, params, *args)
     settings = multiplying(sites, program)
     sums = {site: {"weight": [], "activation": []} for site in settings}  # type: ignore[var-annotated]
@@ -193,6 +193,7 @@ def _squares(
 
     evaluate(program, rule, None, jax.tree.leaves(((params, *args), {})))
 
+    # Over all elements of a site's arrays, which may have several sizes.
     def mean(parts: list[tuple[Array, int]]) -> Array:
         if not parts:
             return jnp.zeros(1 + len(widths))

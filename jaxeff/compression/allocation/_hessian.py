@@ -121,7 +121,7 @@ def hessian_trace(
 
 @takes(trace=an(HessianTrace), errors=an(QuantizationErrors))
 def hessian_sensitivity(trace: HessianTrace, errors: QuantizationErrors) -> BitSensitivity:
-    """The second-order rise of the loss, (tr(H) / 2) times the mean squared error of each array.
+    """Computes the second-order rise of the loss, (tr(H) / 2) times the mean squared errors.
 
     Args:
         trace: From `hessian_trace`.
@@ -139,6 +139,7 @@ def hessian_sensitivity(trace: HessianTrace, errors: QuantizationErrors) -> BitS
         )
 
     def times(of: np.ndarray, squares: np.ndarray) -> np.ndarray:
+        # The mean squared error has the 1 / n of (tr(H) / 2n) |Delta|^2 (Hutchinson's average).
         return 0.5 * of[:, None] * squares
 
     return BitSensitivity(
@@ -155,7 +156,7 @@ def hessian_sensitivity(trace: HessianTrace, errors: QuantizationErrors) -> BitS
 def _products(
     loss: Any, sites: tuple[str, ...], at_once: int, keys: Any, params: Any, args: tuple[Any, ...]
 ) -> Float[Array, "probes two sites"]:
-    """v^T H v of every draw, by weights or activations and by site."""
+    """Computes v^T H v of every draw, by weights or activations and by site."""
     program = trace(loss, params, *args)
     leaves = jax.tree.leaves(((params, *args), {}))
     settings = multiplying(sites, program)
@@ -196,7 +197,7 @@ def _products(
 
 
 def _zeros(program: Program, settings: Any) -> dict[str, dict[str, Array]]:
-    """No change of what each site multiplies."""
+    """Makes zeros like what each site multiplies: the point of no change."""
     zeros: dict[str, dict[str, Array]] = {}
     for layer in program.layers:
         if layer.site in settings:

@@ -85,7 +85,7 @@ def kl_sensitivity(
 
 
 def one_at_a_time(sites: int, widths: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """The policies that quantize one array of one site: bits of weights, bits of activations.
+    """Lists the policies that quantize one array of one site: bits of weights, of activations.
 
     In the order of weights and activations, sites, widths.
     """
@@ -108,6 +108,7 @@ def _divergences(
     x: Any,
 ) -> Array:
     args = (params, x) if state is None else (params, state, x)
+    # FLOAT is a width of the look-up too: that of the sites a policy leaves alone.
     evaluated = under_policies(f, method, sites, (*widths, FLOAT), *args)
     changes = jax.tree.map(jnp.asarray, one_at_a_time(len(sites), widths))
     found = divergences(

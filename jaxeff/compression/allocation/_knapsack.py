@@ -165,7 +165,7 @@ def _options(
     activations: list[int],
     together: bool,
 ) -> list[_Option]:
-    """What a site may do, costliest last, without what costs and damages more than another."""
+    """Lists a site's options by rising cost, without those that another one dominates."""
     has_weights = sensitivity.weights is not None and row.kind != "contraction"
     has_activations = sensitivity.activations is not None
     first: list[int | None] = [*weights] if has_weights else [None]
@@ -187,6 +187,7 @@ def _options(
         else:
             second_bits = row.activation_bits or 32 if a is None else a
             first_bits = row.weight_bits or 32 if w is None else w
+            # Both factors are activations, of the same width.
             if row.kind == "contraction" and a is not None:
                 first_bits = a
             cost = row.macs * first_bits * second_bits
@@ -205,11 +206,12 @@ def _damage(table: Any, sensitivity: BitSensitivity, i: int, width: int | None) 
 
 
 def _solve(options: list[list[_Option]], budget: float) -> list[_Option]:
-    """One option per site, of the least damage in all that costs at most the budget."""
-    # Sites with more to choose first: what follows is bounded the better.
+    """Chooses one option per site: least total damage within the budget (exact)."""
+    # Dynamic program over sites; expensive ones first: the others' bound is tighter.
     order = sorted(range(len(options)), key=lambda i: -options[i][-1].cost)
     bounds = [_Relaxation([options[i] for i in order[k:]]) for k in range(len(order) + 1)]
     best = bounds[0].rounded(budget)
+    # Slack above rounding errors: sums in another order mustn't drop the optimum itself.
     best += 1e-9 * (abs(best) + sum(abs(o.damage) for site in options for o in site))
     costs, damages = np.zeros(1), np.zeros(1)
     steps: list[tuple[np.ndarray, np.ndarray]] = []
@@ -218,14 +220,17 @@ def _solve(options: list[list[_Option]], budget: float) -> list[_Option]:
         all_damages = damages[:, None] + np.array([o.damage for o in options[i]])
         came, took = np.indices(all_costs.shape)
         c, d, came, took = (x.ravel() for x in (all_costs, all_damages, came, took))
+        # Drop states whose relaxed completion is worse than a known solution.
         hopeful = d + bounds[k + 1].least(budget - c) <= best
         c, d, came, took = (x[hopeful] for x in (c, d, came, took))
+        # Keep the Pareto front: no other state is cheaper and less damaging.
         by_cost = np.lexsort((d, c))
         lowest = np.minimum.accumulate(d[by_cost])
         better = np.concatenate([[True], lowest[1:] < lowest[:-1]])
         kept = by_cost[better]
         costs, damages = c[kept], d[kept]
         steps.append((came[kept], took[kept]))
+    # Every remaining state fits the budget; walk back from the best through its predecessors.
     at = int(np.argmin(damages))
     chosen: dict[int, _Option] = {}
     for i, (came, took) in zip(reversed(order), reversed(steps), strict=True):
@@ -235,7 +240,7 @@ def _solve(options: list[list[_Option]], budget: float) -> list[_Option]:
 
 
 class _Relaxation:
-    """The least damage of some sites within a budget if options could be mixed: a lower bound."""
+    """Lower bound on the damage of some sites within a budget: options may be mixed."""
 
     def __init__(self, options: list[list[_Option]]) -> None:
         self._cost = sum(site[0].cost for site in options)
@@ -260,6 +265,7 @@ class _Relaxation:
         """Returns the damage of a choice that fits: of every step that does, in order."""
         room, damage, ended = budget - self._cost, self._damage, set()
         for cost, saved, site in self._steps:
+            # A site's steps build on each other: after one that doesn't fit its later ones are out.
             if site in ended or cost > room:
                 ended.add(site)
                 continue
@@ -268,7 +274,7 @@ class _Relaxation:
 
 
 def _hull_steps(site: list[_Option]) -> list[tuple[float, float]]:
-    """Cost and (negative) damage from each option to the next on the lower convex hull."""
+    """Returns cost and (negative) damage of each step along the lower convex hull."""
     hull: list[_Option] = []
     for option in site:
         # Monotone chain: drop points above the line between their neighbours.

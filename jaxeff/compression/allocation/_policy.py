@@ -227,7 +227,7 @@ class _LookedUp(Quantization):
 def _tables(
     f: Any, method: Method, sites: Sequence[str], widths: Sequence[int], args: Sequence[Any]
 ) -> dict[str, dict[str, dict[str, Array]]]:
-    """The arrays of every site that no policy changes, in every width: by role, then by name.
+    """Quantizes what no policy changes to every width: by site, by role, then by name.
 
     Sites inside loops, and those that share their weights, have none.
     """

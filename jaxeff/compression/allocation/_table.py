@@ -31,7 +31,7 @@ class BitSensitivity(NamedTuple):
 
 
 def check_widths(widths: Iterable[int]) -> tuple[int, ...]:
-    """Whole bit widths between 1 and 16, in rising order.
+    """Checks that bit widths are whole numbers from 1 to 16 in rising order.
 
     Raises:
         ValueError: They aren't.

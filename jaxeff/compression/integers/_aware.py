@@ -81,8 +81,11 @@ def shortcuts(program: Program, settings: Mapping[str, LayerQuantization]) -> di
     found = {}
     for layer in program.layers:
         if layer.site in settings and _is_product(layer, settings):
+            # A value has codes from the first product on that reads it; later sums can take them.
             readers.setdefault(layer.inputs[layer.data[0]], layer)
         elif layer.site not in settings and read.is_sum(layer):
+            # As in `integer`: a sum goes into the accumulator of the product with the longest sums,
+            # and the other operand is the shortcut.
             depths = [_depth(v, makers, settings) for v in layer.inputs]
             main = depths.index(max(depths))
             other = layer.inputs[1 - main]
@@ -98,7 +101,7 @@ def _is_product(layer: Layer, settings: Mapping[str, LayerQuantization]) -> bool
 
 
 def _depth(v: Any, makers: Mapping[Any, Layer], settings: Mapping[str, LayerQuantization]) -> int:
-    """Products in the sums that a value is a line of in each channel; 0 if it is none."""
+    """Counts the products per sum of the layer that a value is an affine map of; 0 for none."""
     layer = makers.get(v)
     if layer is None:
         return 0

@@ -82,7 +82,9 @@ def ranged_by_itself(
 
     zero = (half - to.zero).astype(jnp.int32)
     finer = finer_units(read.depth_of(layer), bits, levels(weight_bits))
+    # One unit of the accumulator as a number; spare bits of int32 make the bias finer.
     unit = to.step * along(steps) / 2**finer
     offset = jnp.clip(lax.round(along(bias) / unit, HALF_TO_EVEN), float(-LIMIT), float(LIMIT))
+    # sum (u - zero) w = sum u w - zero sum w, with a zero that only this call knows.
     whole = ((acc - zero * along(sums)) << finer) + offset.astype(jnp.int32)
     return whole.astype(jnp.float32) * unit

@@ -34,8 +34,10 @@ Ints = Int32[Array, " columns"]
 def multiplier_of(scale: Float[Array, " columns"]) -> tuple[Ints, Ints, Ints]:
     """Returns a scale's multiplier, and the shifts before and after it."""
     part, exponent = jnp.frexp(scale)
+    # M 2^before >= 2^-7: then t = a >> before has at most 15 bits where the code has 8.
     before = jnp.clip(1 - _CODES + 1 - exponent, 0, _BEFORE)
     exponent = exponent + before
+    # m = part 2^15, so |t m| <= 2^30 and the half that rounds fits int32 beside it.
     after = jnp.clip(15 - exponent, 1, _AFTER)
     return _whole(part, exponent + after, MOST), before, after
 
@@ -43,12 +45,13 @@ def multiplier_of(scale: Float[Array, " columns"]) -> tuple[Ints, Ints, Ints]:
 def factor_of(factor: Float[Array, " columns"]) -> tuple[Ints, Ints]:
     """Returns the multiplier of a shortcut's codes, and the shift after it."""
     part, exponent = jnp.frexp(factor)
+    # A code of 8 bits times 21: below 2^29, which leaves room for the half that rounds.
     after = jnp.clip(_FACTOR_BITS - exponent, 0, _AFTER)
     return _whole(part, exponent + after, 2**_FACTOR_BITS), after
 
 
 def multiplied(sums: Array, multiplier: Array, before: Array, after: Array) -> Array:
-    """Sums in steps of the result, rounded but not clamped."""
+    """Scales sums to steps of the result, rounded but not clamped."""
     # Half of what is shifted out could overflow if it were added.
     half = lax.shift_right_arithmetic(
         sums, jnp.broadcast_to(jnp.maximum(before - 1, 0), sums.shape)
@@ -60,6 +63,7 @@ def multiplied(sums: Array, multiplier: Array, before: Array, after: Array) -> A
 
 def shifted(product: Array, after: Array) -> Array:
     """Returns a product shifted to the nearest number."""
+    # 2^(after - 1), and 0 where nothing is shifted out.
     half = lax.shift_right_arithmetic(
         lax.shift_left(jnp.ones_like(after), after), jnp.ones_like(after)
     )

@@ -43,7 +43,7 @@ def in_several_forms(program: Program, settings: Mapping[str, LayerQuantization]
 
 
 def _forms(layer: Layer, settings: Mapping[str, LayerQuantization]) -> tuple[Codes | None, ...]:
-    """What a layer reads: codes, or floats (None); nothing where it goes into the product."""
+    """Lists the forms that a layer reads: codes, or floats (None); none if it is fused."""
     setting = settings.get(layer.site)
     if setting is None:
         taken = read.is_sum(layer) or read.is_line(layer) or read.is_move(layer)

@@ -114,7 +114,7 @@ class Codes:
 def weight_codes(
     quantizer: Any, w: Float[Array, "*shape"], tensor: Tensor
 ) -> tuple[Int8[Array, "*shape"], Float[Array, ...]]:
-    """The codes of a weight and their steps, size one along axes without steps of their own.
+    """Computes a weight's codes and their steps, of size one along axes that share them.
 
     Raises:
         IntegerError: Its grid isn't symmetric, or has more than 8 bits.

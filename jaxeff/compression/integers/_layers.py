@@ -19,11 +19,12 @@ from jaxeff.program import Layer
 from jaxeff.program.ir import primitives as prim
 from jaxeff.program.ir import run_nodes
 
+# On, between and far beyond the ends of usual clamps, all exact in float32.
 _PROBES = np.array([-50, -7.25, -6, -3, -1, -0.5, 0, 0.25, 1, 2.5, 3, 6, 7.25, 60], np.float32)
 
 
 def kernel_of(layer: Layer, setting: LayerQuantization) -> Callable[..., Array] | str:
-    """The operator that computes a linear layer from codes `(x, w, bias, *rest, **attributes)`.
+    """Finds the operator of a linear layer on codes, `(x, w, bias, *rest, **attributes)`.
 
     Returns:
         It; or why there is none.
@@ -91,6 +92,7 @@ def bias_of(layer: Layer, values: Sequence[Any]) -> Array:
         return jnp.zeros(columns, jnp.float32)
     given = list(values)
     for i in (*layer.data, *layer.weights):
+        # Without data and weights what is left is the bias, the same at every position.
         given[i] = jnp.zeros(layer.inputs[i].aval.shape, layer.inputs[i].aval.dtype)
     out = layer.fn(*given)[0]
     return out[(0,) * (out.ndim - 1)].astype(jnp.float32)
@@ -102,7 +104,7 @@ def depth_of(layer: Layer) -> int:
 
 
 def is_line(layer: Layer) -> bool:
-    """Whether a layer is a line of its data in each channel, as batch norm in inference is."""
+    """Tells whether a layer is affine in each channel, as batch norm in inference is."""
     if layer.kind not in {"normalization", "elementwise"} or len(layer.data) != 1:
         return False
     if len(layer.inputs) < 2 or len(layer.outputs) != 1:
@@ -112,7 +114,7 @@ def is_line(layer: Layer) -> bool:
 
 
 def line_of(layer: Layer, values: Sequence[Any]) -> tuple[Array, Array]:
-    """Gain and offset of each channel; of the data among the values only the shape counts."""
+    """Computes gain and offset of each channel; of the data only the shape counts."""
     (i,) = layer.data
     aval = layer.inputs[i].aval
 
@@ -121,6 +123,7 @@ def line_of(layer: Layer, values: Sequence[Any]) -> tuple[Array, Array]:
         return y
 
     zeros = jnp.zeros(aval.shape, aval.dtype)
+    # The value at zero is the offset of an affine map, the derivative along ones its gain.
     offset, gain = jax.jvp(run, (zeros,), (jnp.ones_like(zeros),))
     at = (0,) * (len(aval.shape) - 1)
     return gain[at].astype(jnp.float32), offset[at].astype(jnp.float32)
@@ -130,18 +133,20 @@ _LINES = {"add", "sub", "mul", "div", "neg", "broadcast_in_dim", "reshape", "con
 
 
 def _is_affine(layer: Layer) -> bool:
-    """Whether what happens to the data is sums with and products by numbers of the last axis."""
+    """Tells whether the data is only added to and multiplied by numbers of the last axis."""
     moving = {layer.inputs[i] for i in layer.data}
     for node in layer.nodes:
         theirs = [v for v in node.values if v in moving]
         if not theirs:
             continue
         name = node.primitive.name
+        # A product of two arrays of data isn't affine; nor is a number divided by data.
         if name not in _LINES or len(theirs) > 1:
             return False
         if name == "div" and node.inputs[0] is not theirs[0]:
             return False
         rank = len(theirs[0].aval.shape)
+        # Other operands vary along channels only: else a channel has more than one line.
         for v in node.values:
             if v is not theirs[0] and any(n != 1 for n in v.aval.shape[: rank - 1]):
                 return False
@@ -164,8 +169,10 @@ def bounds_of(layer: Layer) -> tuple[float, float | None] | None:
     if y.shape != x.shape:
         return None
     low, high = float(y.min()), float(y.max())
+    # Tried, not read: relu, clip and min or max are different primitives of one function.
     if not np.array_equal(y, np.clip(x, low, high)):
         return None
+    # The largest probe itself means that nothing is clamped above.
     return low, None if high == _PROBES.max() else high
 
 
@@ -176,7 +183,7 @@ def is_sum(layer: Layer) -> bool:
 
 
 def is_move(layer: Layer) -> bool:
-    """Whether a layer only moves elements, or takes the largest of windows: the same for codes."""
+    """Tells whether a layer moves elements or takes maxima, which commute with rounding."""
     if len(layer.inputs) != 1 or len(layer.outputs) != 1:
         return False
     names = {node.primitive.name for node in layer.nodes}
@@ -186,7 +193,7 @@ def is_move(layer: Layer) -> bool:
 
 
 def pool_of(layer: Layer) -> tuple[int, int] | None:
-    """The windows side by side of which a layer takes the largest; None of any other layer."""
+    """Returns the window of a max pooling without overlap; None of any other layer."""
     if layer.kind != "pooling" or len(layer.nodes) != 1 or len(layer.inputs) != 1:
         return None
     (node,) = layer.nodes
@@ -213,14 +220,14 @@ def shape_of(aval: Any) -> tuple[int, ...]:
 
 
 def arrays_like(layer: Layer) -> list[Any]:
-    """Arrays like what a layer reads, which take no memory."""
+    """Makes arrays like what a layer reads, which take no memory."""
     return [np.broadcast_to(np.zeros((), v.aval.dtype), shape_of(v.aval)) for v in layer.inputs]
 
 
 def evaluated(
     layer: Layer, x: np.ndarray, rule: Callable[..., list[Any]] = _compat.bind_at_size
 ) -> np.ndarray:
-    """The only result of a layer of one input; `rule(eqn, size, *values)` evaluates an equation."""
+    """Evaluates a layer of one input and result; `rule(eqn, size, *values)` does an equation."""
 
     def bind(eqn: Any, *values: Any) -> list[Any]:
         return rule(eqn, _EXAMPLES, *values)

@@ -59,6 +59,7 @@ class Addition:
             return None
         ones = np.ones(shape_of(aval), np.int32)
         counts, means = evaluated(layer, ones, _whole), evaluated(layer, ones.astype(np.float32))
+        # Windows that are cut at the border have several counts, so no one divisor.
         if counts.size == 0 or counts.min() < 1 or counts.min() != counts.max():
             return None
         count = int(counts.max())
@@ -77,12 +78,13 @@ class Addition:
         return y
 
     def exact(self, x: Float[Array, "*shape"], unit: Float[Array, ""]) -> Float[Array, "*result"]:
-        """Means or sums in float32, of values on a grid of powers of two.
+        """Computes means or sums in float32, of values on a grid of powers of two.
 
         Args:
             x: Values below 2^31 units.
             unit: A power of two.
         """
+        # whole = high 2^split + low: with length <= split the sums of both parts fit int32.
         length = (self.count - 1).bit_length()
         split = min(_BITS // 2 + 1, _BITS - length)
         dropped = max(0, length - split)  # of more elements than two parts of int32 can add
@@ -98,18 +100,18 @@ class Addition:
         return self.divided(sums)
 
     def divided(self, sums: Float[Array, "*result"]) -> Float[Array, "*result"]:
-        """Means of sums."""
+        """Divides sums to means."""
         # Not a quotient, which XLA computes as this product and other compilers don't.
         return sums if self.divisor == 1 else sums * np.float32(1 / self.divisor)
 
 
 def _bound(eqn: Any, *values: Any) -> list[Any]:
-    """Returns an equation of such a layer on whole numbers, which are added and not divided."""
+    """Evaluates an equation on whole numbers, which are added and not divided."""
     return _undivided(eqn, values) or _compat.bind(eqn, *values)
 
 
 def _whole(eqn: Any, size: int, *values: Any) -> list[Any]:
-    """Likewise at a batch of that size."""
+    """Evaluates an equation likewise, at a batch of that size."""
     return _undivided(eqn, values) or _compat.bind_at_size(eqn, size, *values)
 
 

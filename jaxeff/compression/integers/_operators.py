@@ -63,7 +63,7 @@ Attribute = str | int | tuple[int, ...]
 def q_codes(
     x: Float[Array, "*shape"], *, per_step: float, zero: int, lower: int, upper: int
 ) -> UInt8[Array, "*shape"]:
-    """The codes of values; a product with 1 / step, as no compiler can make another of it."""
+    """Writes values as codes by a product with 1 / step, which no compiler can rewrite."""
 
     def rule(x: Array) -> tuple[Array]:
         nearest = _nearest(x * jnp.float32(per_step))
@@ -132,6 +132,7 @@ def _rule(sums: Any, attributes: Mapping[str, Any], *operands: Array) -> tuple[A
     if attributes["result"] == "float":
         return (y,)
     zero, lower, upper = (attributes[name] for name in ("zero", "lower", "upper"))
+    # Clamped while floating-point: a number beyond int32 has no defined conversion.
     steps = jnp.clip(_nearest(y), float(lower - zero), float(upper - zero))
     return ((steps.astype(jnp.int32) + zero).astype(jnp.uint8),)
 

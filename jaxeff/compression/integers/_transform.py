@@ -93,18 +93,18 @@ class Converted:
     structure: Any
 
     def tree_flatten_with_keys(self) -> tuple[Any, Any]:
-        """Its arrays, by name."""
+        """Splits it into named arrays and static fields."""
         key = jax.tree_util.DictKey
         named = [(key(name), dict(part)) for name, part in self._parts()]
         return named, (self.shapes, self.structure)
 
     @classmethod
     def tree_unflatten(cls, static: Any, parts: Any) -> Converted:
-        """Returns the reverse."""
+        """Rebuilds it from arrays and static fields."""
         return cls(*parts, *static)
 
     def leaves(self) -> list[Array]:
-        """Leaves for the float function; those that nobody reads are zeros."""
+        """Makes leaves for the float function; those that nobody reads are zeros."""
         return [
             self.rest[str(i)] if str(i) in self.rest else jnp.zeros(shape, dtype)
             for i, (shape, dtype) in enumerate(self.shapes)
@@ -128,7 +128,7 @@ class Integer:
         functools.update_wrapper(self, f, updated=())
 
     def __call__(self, params: Any, *args: Any, **kwargs: Any) -> Any:
-        """Returns what `f` returns, computed with codes."""
+        """Computes what `f` returns with codes."""
         if not isinstance(params, Converted):
             taken: dict[str, Any] = {}
             return self._run((params, *args), kwargs, _Store(None, taken))[0]
@@ -138,7 +138,7 @@ class Integer:
         return self._run((inner, *args), kwargs, _Store(params.arrays, {}))[0]
 
     def convert(self, params: Any, *args: Any, **kwargs: Any) -> Converted:
-        """Parameters as codes, once and for all.
+        """Converts parameters to codes, once and for all.
 
         Args:
             params: Those of `f`.
@@ -305,7 +305,7 @@ class _Rule:
         self.several = in_several_forms(program, settings)
 
     def __call__(self, layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
-        """One layer."""
+        """Computes one layer."""
         setting = self.settings.get(layer.site)
         if setting is not None and layer.kind in {"linear", "contraction"}:
             found = self._product(layer, setting, values)
@@ -383,7 +383,7 @@ class _Rule:
         return Sums(layer.site, shape, product, line, put)
 
     def _rows(self, layer: Layer, setting: LayerQuantization, values: Sequence[Any]) -> Value:
-        """Rows of a table of codes."""
+        """Looks rows up in a table of codes."""
         ((quantizer, tensor, i),) = of_inputs(layer, setting, read.arrays_like(layer))
         weight_bits(quantizer, f"{layer.site}/{tensor.name}")
 
@@ -397,7 +397,7 @@ class _Rule:
         return Plain(call(layer, codes, steps, _float(values[1 - i])))
 
     def _followed(self, layer: Layer, values: Sequence[Any]) -> Value | None:
-        """Returns what a layer without a setting makes of values that are not rounded yet."""
+        """Fuses a layer without a setting into sums or means that are not rounded yet."""
         ours = [v for v in values if isinstance(v, Sums | Mean)]
         if not ours:
             return None
@@ -461,7 +461,7 @@ def _bits(quantizer: Any, tensor: Any, layer: Layer, i: int) -> str | None:
 
 
 def _told(kernel: Any, layer: Layer, widths: Sequence[str | None]) -> Callable[..., Array]:
-    """A kernel under the name scopes that tell whose it is and how wide its operands are."""
+    """Wraps a kernel in the name scopes of its layer and of its operands' widths."""
 
     def call(*operands: Array, **attributes: Any) -> Array:
         with contextlib.ExitStack() as scopes:

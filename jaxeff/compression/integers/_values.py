@@ -89,7 +89,7 @@ class Sums:
         self._made: dict[Codes | None, Array] = {}
 
     def changed(self, **changes: Any) -> Sums:
-        """Returns the same with something done to it."""
+        """Copies it with some attributes replaced."""
         new = Sums(self.site, self.shape, self.product, self.line, self.put)
         new.shortcut, new.low, new.high = self.shortcut, self.low, self.high
         new.pool, new.moves = self.pool, self.moves
@@ -150,7 +150,7 @@ class Sums:
         return self._written(None)
 
     def _rounded(self, to: Codes) -> Array:
-        """Codes of floats that are written for other readers too."""
+        """Rounds floats to codes that are written for other readers too."""
         zero, lower, upper = self._ends(to)
         return q_codes(
             self._floats, per_step=float(to.per_step), zero=zero, lower=lower, upper=upper
@@ -237,6 +237,7 @@ class Sums:
             lower = max(lower, to.zero + round(self.low / to.step))
         if self.high is not None:
             upper = min(upper, to.zero + round(self.high / to.step))
+        # A clamp may lie beyond the grid: then every value has the one code at its end.
         return to.zero, min(lower, upper), upper
 
     @functools.cached_property
@@ -298,6 +299,7 @@ class Mean:
             most = float(room * 2**to.bits * 4)
             whole = jnp.clip(wide, -most, most).astype(jnp.int32)
             mean = self.addition.divided(self.addition.total(whole).astype(jnp.float32))
+            # The mean counts fractions 1 / room of a step, so a grid of step `room` rounds it.
             self._made[to] = self._moved(replace(to, step=float(room)).write(mean))
         return self._made[to]
 
@@ -343,7 +345,7 @@ class Plain:
 
 
 def _part(i: int, make: Callable[[], tuple[Array, ...]]) -> Callable[[], Array]:
-    """One of several arrays."""
+    """Selects one of several arrays."""
     return lambda: make()[i]
 
 

@@ -39,15 +39,16 @@ def code_lengths(counts: Sequence[int] | np.ndarray) -> np.ndarray:
 
 
 def mean_length(counts: Sequence[int] | np.ndarray) -> float:
-    """Bits per symbol in a Huffman code: at least the entropy, and less than one bit more."""
+    """Computes the bits per symbol of a Huffman code: from the entropy to one bit above it."""
     numbers = _checked(counts)
     return float(np.sum(code_lengths(numbers) * numbers) / np.sum(numbers))
 
 
 def entropy(counts: Sequence[int] | np.ndarray) -> float:
-    """Returns the entropy of the symbols in bits: what no code gets below."""
+    """Computes the entropy of the symbols in bits, which no code gets below."""
     numbers = _checked(counts)
     shares = numbers[numbers > 0] / np.sum(numbers)
+    # The zero added turns the -0.0 of a single symbol into 0.
     return float(-np.sum(shares * np.log2(shares))) + 0.0
 
 

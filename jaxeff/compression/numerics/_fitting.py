@@ -42,7 +42,7 @@ def magnitude(x: Float[Array, "*shape"], tensor: Tensor, per: str) -> Float[Arra
 
 
 def or_one(scale: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """Returns a scale with ones where it isn't positive.
+    """Replaces scales that aren't positive by one.
 
     An array of zeros has no scale, and any is right for it.
     """
@@ -50,7 +50,7 @@ def or_one(scale: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
 
 
 def keep_positive(value: Float[Array, "*shape"], factor: float = 1.0) -> Float[Array, "*shape"]:
-    """Returns a learnt number that training may have brought to zero or below as a positive one.
+    """Keeps a learnt number positive that training may have brought to zero or below.
 
     Args:
         value: Step, scale or clipping level.

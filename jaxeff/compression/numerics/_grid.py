@@ -111,7 +111,7 @@ def _check_range(where: str, low: Any, high: Any) -> None:
 
 
 def _grid(low: Array, high: Array, bits: Bits, symmetric: bool) -> Grid:
-    """`grid` in terms of `lax`, which is traced twice as fast: a network has many arrays."""
+    """Computes `grid` in terms of `lax`, traced twice as fast: a network has many arrays."""
 
     def filled(value: float) -> Array:
         return lax.full_like(low, value)
@@ -271,7 +271,7 @@ def value_range(
 def kept_axes(
     x: Float[Array, "*shape"], keep: Sequence[int]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The axes that numbers are shared along, and the shape of numbers that broadcast against `x`.
+    """Finds the axes that share a number, and the shape of numbers that broadcast against `x`.
 
     Args:
         x: Any array.
@@ -287,12 +287,12 @@ def kept_axes(
 
 
 def ranges(shape: Sequence[int], keep: Sequence[int]) -> int:
-    """How many ranges an array of a shape has that keeps one for each entry of some axes."""
+    """Counts the ranges of an array that keeps one for each entry of some axes."""
     return math.prod(shape[axis] for axis in keep)
 
 
 def power_of_two(bits: Bits, dtype: Any) -> Float[Array, "..."]:
-    """2^bits exactly, also of widths that are traced, which `exp2` isn't on every machine."""
+    """Computes 2^bits exactly, also of traced widths, which `exp2` isn't on every machine."""
     if isinstance(bits, int):
         return jnp.asarray(2.0**bits, dtype)
     powers = np.minimum(2.0 ** np.arange(MAX_BITS + 1), float(jnp.finfo(dtype).max))
@@ -309,7 +309,7 @@ def _end(symmetric: bool, upper: int, half: float) -> float:
 
 
 def _codes(x: Array, grid: Grid, ends: tuple[Any, Any]) -> Array:
-    """Codes as floating-point numbers, so that NaN stays NaN."""
+    """Computes codes as floating-point numbers, so that NaN stays NaN."""
     codes = x.astype(grid.step.dtype) / grid.step - grid.zero
     nearest = lax.round(codes, lax.RoundingMethod.TO_NEAREST_EVEN)
     return jnp.clip(nearest, *ends)
