@@ -15,7 +15,7 @@ import numpy as np
 from flax import nnx
 
 TOLERANCE = 0.01
-"""What rows of probabilities may miss 1 by: bfloat16 rounds ten of them by less."""
+"""Largest accepted deviation of a probability sum from 1: ten bfloat16 values round by less."""
 
 
 def check_key(where: str, key: Any) -> None:
@@ -30,6 +30,7 @@ def check_key(where: str, key: Any) -> None:
     """
     dtype = getattr(key, "dtype", None)
     typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
+    # Old-style keys are two words for Threefry, four for RBG.
     if not typed and (dtype != jnp.uint32 or np.shape(key)[-1:] not in {(2,), (4,)}):
         raise TypeError(f"{where} must be a random key such as jax.random.key(0), not {told(key)}")
 
@@ -167,9 +168,11 @@ def check_probs(where: str, probs: Any, *, logs: bool = False) -> None:
         raise ValueError(f"{where} is empty: its shape is {np.shape(probs)}")
     if isinstance(probs, jax.core.Tracer):
         return
+    # In float64: sums of thousands of classes in bfloat16 would miss 1 by their own rounding.
     values = np.asarray(probs, np.float64)
     values = np.exp(values) if logs else values
     sums, low = values.sum(-1), values.min(-1, initial=0.0)
+    # Comparisons with NaN are false, so rows that hold it pass and it shows in the result.
     wrong = (np.abs(sums - 1) > TOLERANCE) | (low < -TOLERANCE)
     if wrong.any():
         raise ValueError(
@@ -197,11 +200,12 @@ def _is_array(x: Any) -> bool:
     scalar = isinstance(x, bool | int | float | complex)
     if isinstance(x, np.ndarray):
         return x.dtype.kind not in "OSU"  # neither text nor objects
+    # Classes such as `np.float32` have these attributes too, and are callable.
     return scalar or (hasattr(x, "shape") and hasattr(x, "dtype") and not callable(x))
 
 
 def told(x: Any) -> str:
-    """Returns a value in a few words."""
+    """Describes a value in a few words."""
     if x is None or isinstance(x, bool | int | float | str):
         return repr(x) if len(repr(x)) < 60 else f"a {type(x).__name__}"
     if hasattr(x, "shape") and hasattr(x, "dtype"):

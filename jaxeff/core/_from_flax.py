@@ -107,7 +107,7 @@ def functional(
     keyed: bool = False,
     method: Method = None,
 ) -> tuple[Callable[..., Any], Params] | tuple[Callable[..., Any], Params, State]:
-    """Returns a Flax model as a pure function with its parameters.
+    """Makes a Flax model a pure function and its parameters.
 
     Args:
       model: A ``flax.nnx.Module``, or a ``flax.linen.Module``, bound or not. It is not changed.
@@ -193,8 +193,9 @@ def functional(
 
 
 def _called(f: Callable[..., Any], name: str, keyed: bool) -> Callable[..., Any]:
-    """Returns a function named after the model, that takes a key first only if it uses one."""
+    """Names a function after the model; it takes a key first only if it uses one."""
 
+    # Positional only: the model's own inputs may be named `key` or `params`.
     def with_key(key: Any, params: Params, /, *args: Any, **kwargs: Any) -> Any:
         check_key(f"{name}: the first argument", key)
         return f(key, params, *args, **kwargs)
@@ -214,6 +215,7 @@ def _read_nnx(
     graphdef: nnx.GraphDef = nnx.split(model)[0]
     # Lists have integer keys in NNX; the original keys are needed to merge.
     params, param_keys = _flatten_nnx(nnx.state(model, nnx.Param))
+    # With a key, random streams are no state: every call starts them from its key.
     others = nnx.Not(nnx.Any(nnx.Param, nnx.RngState)) if keyed else nnx.Not(nnx.Param)
     state, state_keys = _flatten_nnx(nnx.state(model, others))
     random = set(_flatten_nnx(nnx.state(model, nnx.RngState))[0])
@@ -229,6 +231,8 @@ def _read_nnx(
         result = _method_of(module, method)(*args, **kwargs)
         after, _ = _flatten_nnx(nnx.state(module, nnx.Not(nnx.Param)))
         if not mutable and method is not None:  # only the call tells what a method runs
+            # An untouched variable still holds the very object it was merged with: identity tells
+            # writes without comparing traced values.
             written = {path for path in state if after[path] is not state[path]}
             drawn, noted = _layers_of(written & random), _layers_of(written - random)
             warn_of_training_mode(type(model).__name__, drawn, noted)
@@ -243,17 +247,18 @@ def _layers_of(paths: Iterable[str]) -> list[str]:
 
 
 def _restart(key: Any, path: str, leaf: Any) -> Any:
-    """Returns a stream's key made of a call's, or its counter at zero."""
+    """Makes a stream's key from a call's key, or sets its counter to zero."""
     if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return jnp.zeros(leaf.shape, leaf.dtype)
     if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         key = jax.random.wrap_key_data(key)
+    # CRC-32, not `hash`, which Python seeds per process: streams are the same in every run.
     key = jax.random.fold_in(key, zlib.crc32(path.encode()))
     return jax.random.split(key, leaf.shape) if leaf.shape else key
 
 
 def _flatten_nnx(tree: Any) -> tuple[dict[str, Any], dict[str, tuple]]:
-    """Returns the arrays of an NNX state by path, and the path's original keys."""
+    """Flattens an NNX state into arrays by path, and the original keys of each path."""
     leaves: dict[str, Any] = {}
     keys: dict[str, tuple] = {}
     for key, leaf in nnx.to_flat_state(tree):
@@ -284,6 +289,7 @@ def _read_linen(
             f"{name} is a Linen module without variables: "
             "call functional(module, module.init(key, x)), or pass a bound module."
         )
+    # `nn.Partitioned` and other boxes hold placement, not values: the function takes arrays.
     collections = dict(nn.meta.unbox(unfreeze(dict(variables))))
     if collections and "params" not in collections:
         raise ValueError(
@@ -300,6 +306,8 @@ def _read_linen(
         if key is not None:
             kwargs = {"rngs": key, **kwargs}
         given = {**_nest(state.items()), "params": _nest(params.items())}
+        # Existing collections are writable, so that training mode runs. Others are not: what a call
+        # would create (sown intermediates) is never made.
         result, after = model.apply(given, *args, method=method, mutable=names, **kwargs)
         flat = _flatten(nn.meta.unbox(unfreeze(after)))
         if not mutable:
@@ -377,6 +385,7 @@ def _fit(
 def _agrees(given: jax.ShapeDtypeStruct, expected: jax.ShapeDtypeStruct) -> bool:
     if given.shape != expected.shape:
         return False
+    # A model cast to another precision is the same model: any float fits a float leaf.
     both_float = all(jnp.issubdtype(s.dtype, jnp.floating) for s in (given, expected))
     return both_float or given.dtype == expected.dtype
 

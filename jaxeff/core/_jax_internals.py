@@ -102,7 +102,7 @@ def at_size(value: Any, size: int) -> Any:
 
 
 def bind_at_size(eqn: JaxprEqn, size: int, *values: Any) -> list[Any]:
-    """`bind`, with every size that may vary set to that of the values."""
+    """Evaluates an equation with every size that may vary set to that of the values."""
     inner = [param for param in eqn.params.values() if isinstance(param, ClosedJaxpr)]
     if len(inner) != 1 or len(inner[0].in_avals) != len(values):
         params = {name: at_size(value, size) for name, value in eqn.params.items()}
@@ -144,6 +144,7 @@ def derivatives(eqn: JaxprEqn) -> list[Derivative]:
         The rule of a `custom_jvp`; the forward and the backward pass of a `custom_vjp`.
     """
     q, results = eqn.params, [("result", i) for i in range(len(eqn.outvars))]
+    # Constants come before the differentiable operands; rules don't take them.
     operands = [("operand", i) for i in range(len(eqn.invars))][q["num_consts"] :]
     if "jvp_jaxpr_fun" in q:
         # `False` per operand: no tangent is a symbolic zero, so the rule is the complete
@@ -196,6 +197,8 @@ def restated(eqn: JaxprEqn, restate: Callable[[Derivative], ClosedJaxpr]) -> dic
     changed: dict[str, Any] = {"call_jaxpr": restate(call)}
     if "jvp_jaxpr_fun" in q:
 
+        # JAX asks for a rule per pattern of zero tangents, which is known only when it
+        # differentiates: the jaxpr is restated then.
         def derivative(*zeros: bool) -> Any:
             jaxpr, consts, out_zeros = q["jvp_jaxpr_fun"].call_wrapped(*zeros)
             moving = [operand for operand, zero in zip(operands, zeros, strict=True) if not zero]
@@ -219,6 +222,7 @@ def restated(eqn: JaxprEqn, restate: Callable[[Derivative], ClosedJaxpr]) -> dic
     def backward(*values: Any) -> list[Any]:
         _, (last, new) = passes()
         made = dict(zip(last.made, jaxpr_as_fun(new)(*values), strict=True))
+        # JAX expects a cotangent per operand: symbolic zeros where the rule makes none.
         shapes = dict(zip(call.given, changed["call_jaxpr"].in_avals, strict=True))
         return [made.get(at, Zero(shapes[at].to_ct_aval())) for at in operands]
 
@@ -235,6 +239,7 @@ def as_closed(jaxpr: Jaxpr | ClosedJaxpr) -> ClosedJaxpr:
 def sub_jaxprs(eqn: JaxprEqn) -> list[ClosedJaxpr]:
     """Returns every jaxpr an equation carries in its parameters, in parameter order."""
     found: list[ClosedJaxpr] = []
+    # The branches of `cond` are a tuple.
     for value in eqn.params.values():
         candidates = value if isinstance(value, tuple | list) else (value,)
         found.extend(as_closed(c) for c in candidates if isinstance(c, Jaxpr | ClosedJaxpr))
@@ -270,6 +275,7 @@ def scopes(eqn: JaxprEqn) -> tuple[str, ...]:
     """
     names: list[str] = []
     for element in eqn.source_info.name_stack.stack:
+        # Elements are scopes or transforms; the classes are private, so they go by name.
         if type(element).__name__ == "Scope":
             names.append(element.name)
         elif element.name == "transpose":
@@ -365,6 +371,7 @@ def _lower_export_composite(
         if ctx.module_context.shape_poly_state.dim_vars:
             return _called(ctx, args, jaxpr, operator, attributes)
         return mlir.lower_fun(_composite(jaxpr, operator, attributes))(ctx, *args)
+    # Compiled here, the body is inlined: XLA fuses across the call.
     results, tokens = mlir.jaxpr_subcomp(
         ctx.module_context,
         jaxpr.jaxpr,
@@ -386,6 +393,7 @@ def _called(ctx: Any, args: Any, jaxpr: Any, operator: str, attributes: Any) -> 
     StableHLO finds the sizes of a module of symbolic ones call by call, but not through composites.
     """
     constants = [
+        # MLIR functions close over nothing: the body's constants become operands.
         (mlir.ir_constants(c, const_lowering=ctx.const_lowering, aval=aval), aval)
         for c, aval in core.jaxpr_const_args(jaxpr.jaxpr)
     ]
@@ -402,6 +410,7 @@ def _called(ctx: Any, args: Any, jaxpr: Any, operator: str, attributes: Any) -> 
     said = {name: mlir.ir_attribute(value) for name, value in attributes}
     function.attributes[COMPOSITE] = ir.StringAttr.get(operator)
     function.attributes[COMPOSITE_ATTRIBUTES] = ir.DictAttr.get(said)
+    # The order of a lowered function's arguments: sizes, constants, operands.
     given = (*ctx.dim_var_values, *(c for c, _ in constants), *args)
     operands, _ = mlir.ir_tree_registry.flatten(given)
     callee = ir.FlatSymbolRefAttr.get(function.name.value)
@@ -424,7 +433,7 @@ mlir.register_lowering(export_composite_p, _lower_export_composite, cacheable=Fa
 
 
 def without_dead_code(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """Leaves out what no result depends on, such as loop carries that are never read.
+    """Removes what no result depends on, such as loop carries that are never read.
 
     Inputs stay, used or not; so do equations with effects.
     """

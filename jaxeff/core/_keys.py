@@ -34,12 +34,14 @@ import jax.numpy as jnp
 from jax.extend.random import define_prng_impl, threefry_prng_impl
 from jaxtyping import Array, PRNGKeyArray, UInt32
 
+# 2**32 over the golden ratio, and the first two words of pi's fraction: arbitrary constants without
+# structure.
 _STRIDE = 0x9E3779B9  # odd: counters stay different
 _OFFSETS = (0x243F6A88, 0x85A308D3)
 
 
 def fast_key(seed: int | Array) -> PRNGKeyArray:
-    """Returns a random key like `jax.random.key(seed)`, whose bits are a hash of a counter.
+    """Makes a random key like `jax.random.key(seed)`, whose bits are a hash of a counter.
 
     Args:
         seed: Any integer.
@@ -52,8 +54,12 @@ def fast_key(seed: int | Array) -> PRNGKeyArray:
 
 def _bits(key: UInt32[Array, "2"], width: int, shape: tuple[int, ...]) -> Array:
     if width == 64:
+        # Both words of the key are changed by 1 and by 2, so that neither half repeats the 32-bit
+        # numbers of the same key.
         high, low = (_bits(key ^ jnp.uint32(i), 32, shape).astype(jnp.uint64) for i in (1, 2))
         return high << 32 | low
+    # Counters wrap after 2**32 numbers. Until then all are different, and as every step below is a
+    # bijection of 32 bits, so are the hashes.
     counter = jax.lax.iota(jnp.uint32, math.prod(shape))
     first, second = key ^ jnp.array(_OFFSETS, jnp.uint32)  # the hash of zero is zero
     bits = _avalanche(_avalanche(counter * jnp.uint32(_STRIDE) ^ first) + second)
@@ -62,7 +68,8 @@ def _bits(key: UInt32[Array, "2"], width: int, shape: tuple[int, ...]) -> Array:
 
 
 def _avalanche(x: UInt32[Array, "*shape"]) -> UInt32[Array, "*shape"]:
-    """Returns a bijection of 32 bits in which every input bit flips half of the output bits."""
+    """Mixes 32 bits by a bijection: each input bit flips about half of the output bits."""
+    # "lowbias32" of Wellons (2018): shifts 16, 15, 16 and these two odd factors.
     x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
     x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
     return x ^ (x >> 16)

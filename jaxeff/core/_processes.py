@@ -55,7 +55,7 @@ def is_writer(together: bool) -> bool:
 
 
 def from_writer(read: Callable[[], T], together: bool) -> T:
-    """Returns what the process that writes reads, in all processes of the run.
+    """Shares with all processes of the run what the writer reads.
 
     Args:
         read: Called in the writer alone; what it returns or raises is pickled on its way.
@@ -71,11 +71,15 @@ def from_writer(read: Callable[[], T], together: bool) -> T:
         return read()
     content = b""
     if is_first():
+        # An error goes to all: raised in the first process alone, it would leave the others waiting
+        # in the broadcast.
         try:
             content = pickle.dumps((read(), None))
         except Exception as error:
             content = pickle.dumps((None, error))
+    # A collective needs arrays of one shape everywhere, so the size is sent first.
     (size,) = np.frombuffer(_broadcast(np.int64(len(content)).tobytes(), 8), np.int64)
+    # Pickle is safe here: the bytes come from the first process of this run, not from a file.
     value, raised = pickle.loads(_broadcast(content, int(size)))
     if raised is not None:
         raise raised
@@ -84,12 +88,13 @@ def from_writer(read: Callable[[], T], together: bool) -> T:
 
 def _broadcast(content: bytes, size: int) -> bytes:
     """Sends that many bytes from the first process to all."""
+    # Only the first process's array counts; the others must match its shape and dtype.
     own = np.frombuffer(content, np.uint8) if is_first() else np.zeros(size, np.uint8)
     return np.asarray(multihost_utils.broadcast_one_to_all(own)).tobytes()
 
 
 def to_devices(tree: Any, sharding: Sharding) -> Any:
-    """Arrays that every process has whole, on the devices; each process fills its own.
+    """Puts arrays that every process has whole on the devices; each process fills its own.
 
     Args:
         tree: Pytree of arrays.
@@ -99,6 +104,7 @@ def to_devices(tree: Any, sharding: Sharding) -> Any:
         return jax.device_put(tree, sharding)
 
     def place(leaf: Any) -> jax.Array:
+        # NumPy has no typed keys: their words are placed, and wrapped again.
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             data = to_devices(jax.random.key_data(leaf), sharding)
             return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))

@@ -84,7 +84,7 @@ def progress_bar(
 def bars(
     console: Console, *before: ProgressColumn, after: list[ProgressColumn] | None = None
 ) -> Progress:
-    """Returns a display of one or more bars, all of the same look.
+    """Makes a display of one or more bars, all of the same look.
 
     Args:
       console: Console to show them on.
@@ -113,14 +113,16 @@ class _Count:
         self._began = self._drawn = time.monotonic()
 
     def advance(self, more: float, line: str) -> None:
-        """So many more are done."""
+        """Counts steps that are done, and draws if the last drawing is long ago."""
         self._done, self._line = self._done + more, line
+        # Drawing may take longer than a step, so its frequency is bounded by time, not by steps.
         if time.monotonic() - self._drawn >= self._every:
             self.draw()
 
     def draw(self) -> None:
-        """Shows where it stands."""
+        """Shows the count, the time left and the last line."""
         self._drawn = time.monotonic()
+        # The rate of this process: steps that an earlier one finished took none of its time.
         passed, new = self._drawn - self._began, self._done - self._first
         left = passed / new * (self._total - self._done) if new else None
         rest = "" if not left else f"{timedelta(seconds=round(left))} left"

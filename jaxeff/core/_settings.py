@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 
 def static(default: Any = dataclasses.MISSING) -> Any:
-    """Returns a dataclass field that is static metadata of the pytree, not a leaf."""
+    """Declares a dataclass field that is static metadata of the pytree, not a leaf."""
     return dataclasses.field(default=default, metadata={"static": True})
 
 
@@ -79,6 +79,8 @@ def register_setting(cls: type[T]) -> type[T]:
         )
 
     def flatten(x: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        # What is metadata depends on the value, so the names are part of it: trees that differ
+        # there have different structures, and `jit` compiles each.
         names = leaves(x)
         metadata = tuple((n, getattr(x, n)) for n in kinds if n not in names)
         return tuple(getattr(x, n) for n in names), (names, metadata)
@@ -89,6 +91,8 @@ def register_setting(cls: type[T]) -> type[T]:
         return tuple(zip(keys, children, strict=True)), aux
 
     def unflatten(aux: tuple[Any, ...], children: Iterable[Any]) -> T:
+        # No constructor: JAX also rebuilds trees of gradients and placeholders, which need not pass
+        # the checks.
         x = object.__new__(cls)
         names, metadata = aux
         for name, value in (*zip(names, children, strict=True), *metadata):
@@ -147,6 +151,7 @@ def check_number(
         raise TypeError(f"{name} must hold real numbers, not dtype {numbers.dtype}.")
     if integer and numbers.dtype.kind not in "iu":
         raise TypeError(f"{name} must be an integer, not {value!r}.")
+    # Exact for every narrower float, and one dtype to compare with the bounds.
     numbers = numbers.astype(np.float64)
     allowed = (numbers >= low) & (numbers <= high) & (np.isfinite(numbers) | (not finite))
     # The infinities that stand for no bound exclude nothing.
@@ -183,6 +188,8 @@ def check_count(name: str, value: Any, low: int = 1, high: int | None = None) ->
         ValueError: It is outside the bounds.
     """
     try:
+        # `index` takes NumPy's integers and refuses floats. A bool has an index too, but as a count
+        # it is a mistake.
         number = None if isinstance(value, bool | jax.core.Tracer) else operator.index(value)
     except TypeError:
         number = None
@@ -204,35 +211,35 @@ def check_choice(name: str, value: Any, choices: Iterable[Any]) -> None:
 
 
 class Number:
-    """Of a field that may be a leaf: its bounds, those of `check_number`."""
+    """Bounds of a field that may be a leaf, checked by `check_number`."""
 
     def __init__(self, low: float = -np.inf, high: float = np.inf, **bounds: Any):
         self._bounds = {"low": low, "high": high, **bounds}
 
     def check(self, name: str, value: Any) -> None:
-        """Holds a value to them."""
+        """Checks a value against the bounds."""
         check_number(name, value, **self._bounds)
 
 
 class Count:
-    """Of a static field: a whole number, see `check_count`."""
+    """Bounds of a static field that is a whole number, checked by `check_count`."""
 
     def __init__(self, low: int = 1, high: int | None = None):
         self._bounds = low, high
 
     def check(self, name: str, value: Any) -> None:
-        """Holds a value to its bounds."""
+        """Checks a value against the bounds."""
         check_count(name, value, *self._bounds)
 
 
 class Width:
-    """Of a `static_number`: whole numbers between two bounds, one or an array of them."""
+    """Bounds of a `static_number` that holds one whole number or an array of them."""
 
     def __init__(self, low: int, high: int):
         self._bounds = low, high
 
     def check(self, name: str, value: Any) -> None:
-        """Holds a value to its bounds; of a traced array, nothing is known."""
+        """Checks a value against the bounds; the values of a traced array are unknown."""
         if isinstance(value, np.ndarray | jax.Array):
             check_number(name, value, *self._bounds)
             if is_concrete(value) and np.any(np.asarray(value) % 1):
@@ -242,13 +249,13 @@ class Width:
 
 
 class Choice:
-    """Of a static field: what may be chosen."""
+    """Options of a static field."""
 
     def __init__(self, *choices: Any):
         self._choices = choices
 
     def check(self, name: str, value: Any) -> None:
-        """Holds a value to the choices."""
+        """Checks that a value is one of the options."""
         check_choice(name, value, self._choices)
 
 
@@ -290,11 +297,12 @@ def _checked_fields(cls: type) -> list[tuple[str, bool, Any]]:
 
 
 def brief(setting: Any) -> str:
-    """Returns a setting in a few words: what isn't its default; of an array its dtype and shape."""
+    """Describes a setting briefly: what isn't its default; of an array its dtype and shape."""
     if dataclasses.is_dataclass(setting) and not isinstance(setting, type):
         told = [
             f"{field.name}={brief(value)}"
             for field in dataclasses.fields(setting)
+            # Identity first: comparing an array with `==` gives an array, not a truth value.
             if (value := getattr(setting, field.name)) is not field.default
             and not (isinstance(value, str | bool | int | float) and value == field.default)
         ]
@@ -308,6 +316,7 @@ def brief(setting: Any) -> str:
 
 def lifted(value: Any, shape: tuple[int, ...]) -> jax.Array:
     """Adds leading axes of size one, so that an array broadcasts without rank promotion."""
+    # Scalars broadcast as they are: JAX exempts rank 0 from its check of rank promotion.
     missing = range(len(shape) - jnp.ndim(value)) if jnp.ndim(value) else ()
     return jnp.expand_dims(jnp.asarray(value), tuple(missing))
 

@@ -40,7 +40,7 @@ class Table:
         columns: Sequence[str] = (),
         beside: str = "source_",
     ) -> Table:
-        """Returns a table of records.
+        """Makes a table of records.
 
         Args:
             title: Line above the table.
@@ -77,6 +77,7 @@ class Table:
 
     def __str__(self) -> str:
         """Returns the table as plain text, wide enough for every cell."""
+        # Neither terminal nor notebook, whatever runs this: the text is the same everywhere.
         console = Console(width=200, color_system=None, force_jupyter=False, force_terminal=False)
         with console.capture() as capture:
             console.print(self.__rich__())
@@ -107,7 +108,7 @@ class Table:
 
 
 def cell_text(value: Any) -> str:
-    """Returns a value as the text of a cell: four digits of a number, nothing for None."""
+    """Formats a value as the text of a cell: four digits of a number, nothing for None."""
     if value is None:
         return ""
     if isinstance(value, str):

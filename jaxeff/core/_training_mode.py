@@ -21,6 +21,7 @@ def random_layers(model: nnx.Module) -> list[str]:
     return [
         path
         for path, layer in _layers(model)
+        # `is False`: where the attribute is None or missing, the call decides.
         if getattr(layer, "deterministic", None) is False
         and (_number(layer, "rate") > 0 or _number(layer, "dropout_rate") > 0)
     ]
@@ -36,7 +37,7 @@ def batch_layers(model: nnx.Module) -> list[str]:
 
 
 def warn_of_training_mode(name: str, dropping: Iterable[str], batching: Iterable[str]) -> None:
-    """Warn of what a function without state and key freezes.
+    """Warns of what a function without state and key freezes.
 
     Args:
         name: The model's.

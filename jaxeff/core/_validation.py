@@ -1,4 +1,4 @@
-"""`takes`: what the arguments of a public function must be, said above it and held to at the door.
+"""`takes`: checks the arguments of a public function before it runs.
 
 ```python
 from jaxeff.core import function, one_key, takes, tree, whole
@@ -43,7 +43,7 @@ def _reads(check: Check) -> Check:
 
 
 def takes(**checks: Check) -> Callable[[F], F]:
-    """Holds the arguments of a function to what they should be, before it runs.
+    """Checks the arguments of a function before it runs.
 
     Args:
         **checks: A check for each argument by name; of `*args` it is one for each of them.
@@ -81,17 +81,19 @@ def takes(**checks: Check) -> Callable[[F], F]:
 def _plan(
     run: Callable[..., Any], checks: Mapping[str, Check]
 ) -> list[tuple[str, Any, bool, bool, Check]]:
-    """Of each argument: its name, place, whether it is `*args`, whether it may be None."""
+    """Lists the checks: name, position, whether it is `*args`, whether None passes, the check."""
     parameters = inspect.signature(run).parameters
     unknown = checks.keys() - parameters.keys()
     if unknown:
         raise TypeError(f"takes: {run.__name__} has no argument {sorted(unknown)[0]!r}.")
     plan = []
     for i, (name, parameter) in enumerate(parameters.items()):
+        # Where annotations are not evaluated, one is its text: `"bool"`, `"int | None"`.
         check = checks.get(name, flag if parameter.annotation in (bool, "bool") else None)
         if check is not None:
             several = parameter.kind is parameter.VAR_POSITIONAL
             by_name = parameter.kind is parameter.KEYWORD_ONLY
+            # An argument by keyword alone has no position: beyond the end of any `args`.
             place = float("inf") if by_name else i
             optional = parameter.default is None or "None" in str(parameter.annotation)
             plan.append((name, place, several, optional, check))
@@ -100,9 +102,10 @@ def _plan(
 
 
 def one_key(where: str, value: Any) -> None:
-    """One random key, no array of them."""
+    """Checks for one random key, no array of them."""
     check_key(where, value)
     shape = np.shape(value)
+    # A legacy key's words are its last axis; a typed key's are not in its shape.
     if shape if jnp.issubdtype(value.dtype, jax.dtypes.prng_key) else shape[:-1]:
         raise ValueError(
             f"{where} must be one random key, not an array of them of shape {list(shape)}: give "
@@ -111,22 +114,22 @@ def one_key(where: str, value: Any) -> None:
 
 
 def function(where: str, value: Any) -> None:
-    """A pure function `f(params, *inputs)`."""
+    """Checks for a pure function `f(params, *inputs)`."""
     check_function(where, value)
 
 
 def of_form(form: str) -> Check:
-    """Returns a function that is called in another way."""
+    """Makes a check for a function that is called in another way."""
     return lambda where, value: check_function(where, value, form)
 
 
 def whole(low: int = 1, high: int | None = None) -> Check:
-    """Returns a whole number that is known when a program is traced."""
+    """Makes a check for a whole number that is known when a program is traced."""
     return lambda where, value: check_count(where, value, low, high)
 
 
 def number(low: float = -np.inf, high: float = np.inf, **bounds: Any) -> Check:
-    """Returns a real number or an array of them, finite unless `finite=False`."""
+    """Makes a check for a real number or an array of them, finite unless `finite=False`."""
     return lambda where, value: check_number(where, value, low, high, **bounds)
 
 
@@ -137,12 +140,12 @@ probability = number(0, 1)
 
 
 def choice(*options: Any) -> Check:
-    """Checks that a value is one of a few."""
+    """Makes a check for one of a few values."""
     return lambda where, value: check_choice(where, value, options)
 
 
 def either(*checks: Check) -> Check:
-    """Returns what passes one of some checks; the error is that of the last."""
+    """Makes a check that passes if one of several does; the error is that of the last."""
 
     def check(where: str, value: Any) -> None:
         for each in checks[:-1]:
@@ -156,7 +159,7 @@ def either(*checks: Check) -> Check:
 
 
 def both(*checks: Check) -> Check:
-    """Returns what passes all of some checks."""
+    """Makes a check that passes if all of several do."""
 
     def check(where: str, value: Any) -> None:
         for one in checks:
@@ -166,25 +169,26 @@ def both(*checks: Check) -> Check:
 
 
 def flag(where: str, value: Any) -> None:
-    """True or False."""
+    """Checks for True or False."""
     if not isinstance(value, bool | np.bool_):
         raise TypeError(f"{where} must be True or False, not {told(value)}.")
 
 
 def text(where: str, value: Any) -> None:
-    """A string that isn't empty."""
+    """Checks for a string that isn't empty."""
     if not isinstance(value, str) or not value:
         raise TypeError(f"{where} must be a string, not {told(value)}.")
 
 
 def a_path(where: str, value: Any) -> None:
-    """A file or folder."""
+    """Checks for a path of a file or folder."""
     if not isinstance(value, str | os.PathLike):
         raise TypeError(f"{where} must be a path, not {told(value)}.")
 
 
 def names(where: str, value: Any) -> None:
-    """Patterns of sites, or other names."""
+    """Checks for a sequence of names, such as patterns of sites."""
+    # A lone string is a sequence of one-letter names: almost always a forgotten bracket.
     alone = isinstance(value, str | Mapping) or not hasattr(value, "__iter__")
     if alone or not all(isinstance(name, str) for name in value):
         raise TypeError(
@@ -193,7 +197,7 @@ def names(where: str, value: Any) -> None:
 
 
 def whole_numbers(low: int = 0) -> Check:
-    """Returns a sequence of whole numbers, such as a shape."""
+    """Makes a check for a sequence of whole numbers, such as a shape."""
 
     def check(where: str, value: Any) -> None:
         if isinstance(value, str) or not isinstance(value, Sequence | np.ndarray):
@@ -205,7 +209,7 @@ def whole_numbers(low: int = 0) -> Check:
 
 
 def mapping(where: str, value: Any) -> None:
-    """A mapping by name."""
+    """Checks for a mapping whose keys are strings."""
     if not isinstance(value, Mapping):
         raise TypeError(f"{where} must be a mapping by name, not {told(value)}.")
     for name in value:
@@ -214,7 +218,7 @@ def mapping(where: str, value: Any) -> None:
 
 
 def settings(*classes: type) -> Check:
-    """Returns a spec: settings of some classes by pattern, or None; of no class itself."""
+    """Makes a check for a spec: settings of some classes, or None, by pattern; no class itself."""
 
     def check(where: str, value: Any) -> None:
         mapping(where, value)
@@ -231,7 +235,7 @@ def settings(*classes: type) -> Check:
 
 
 def each(check: Check) -> Check:
-    """Returns a list or tuple of what passes a check."""
+    """Makes a check for a list or tuple whose entries pass a check."""
 
     def check_all(where: str, value: Any) -> None:
         an(list, tuple)(where, value)
@@ -242,23 +246,24 @@ def each(check: Check) -> Check:
 
 
 def batches(where: str, value: Any) -> None:
-    """Batches of inputs, one after the other; looked at where they are a list or tuple."""
+    """Checks batches of inputs; those of a list or tuple one by one."""
     alone = isinstance(value, str | Mapping) or hasattr(value, "dtype")
     if alone or not hasattr(value, "__iter__"):
         raise TypeError(f"{where} must be a list of batches, or an iterator, not {told(value)}.")
+    # Anything else may be an iterator, which looking would use up.
     if isinstance(value, list | tuple):
         for i, one in enumerate(value):
             a_batch(f"{where}[{i}]", one)
 
 
 def mask(where: str, value: Any) -> None:
-    """A row of true and false."""
+    """Checks for an array of booleans with one axis."""
     if getattr(value, "dtype", None) != np.bool_ or np.ndim(value) != 1:
         raise TypeError(f"{where} must be an array of booleans of one axis, not {told(value)}.")
 
 
 def an(*classes: type) -> Check:
-    """Returns an instance of a class."""
+    """Makes a check for an instance of some classes."""
     named = " or ".join(cls.__name__ for cls in classes)
 
     def check(where: str, value: Any) -> None:
@@ -271,7 +276,7 @@ def an(*classes: type) -> Check:
 
 
 def optimizer(where: str, value: Any) -> None:
-    """A gradient transformation of Optax."""
+    """Checks for an Optax gradient transformation."""
     if not all(callable(getattr(value, name, None)) for name in ("init", "update")):
         uncalled = f": call it, {value.__name__}(...)" if inspect.isfunction(value) else ""
         raise TypeError(
@@ -280,21 +285,21 @@ def optimizer(where: str, value: Any) -> None:
 
 
 def tree(where: str, value: Any) -> None:
-    """A pytree of parameters."""
+    """Checks for a pytree of parameters."""
     if value is None:
         raise TypeError(f"{where} must be a pytree of arrays, not None.")
     check_params(where, value)
 
 
 def a_posterior(where: str, value: Any) -> None:
-    """A posterior of any kind, or a pytree of Gaussians."""
+    """Checks for a posterior of any kind, or a pytree of Gaussians."""
     if not hasattr(value, "to_gaussians") or isinstance(value, type):
         tree(where, value)
 
 
 @_reads
 def a_batch(where: str, value: Any) -> None:
-    """Inputs, or whatever holds arrays: none of them empty, none with NaN."""
+    """Checks a pytree of inputs: none of its arrays is empty, none holds NaN."""
     tree(where, value)
     for found, leaf in jax.tree_util.tree_leaves_with_path(value):
         name = jax.tree_util.keystr(found, simple=True, separator="/")
@@ -303,7 +308,7 @@ def a_batch(where: str, value: Any) -> None:
 
 @_reads
 def rows(where: str, value: Any) -> None:
-    """Arrays with as many examples as each other, at least one; NaN may be masked by a loss."""
+    """Checks for at least one array, all with the same number of examples; NaN is allowed."""
     tree(where, value)
     leaves = jax.tree.leaves(value)
     for leaf in leaves:
@@ -314,7 +319,7 @@ def rows(where: str, value: Any) -> None:
 
 
 def reals(*ranks: int, nan: bool = False, empty: bool = False) -> Check:
-    """Returns an array of real numbers, or nested lists of them.
+    """Makes a check for an array of real numbers, or nested lists of them.
 
     Args:
         *ranks: How many axes it may have; any if none is given.
@@ -335,7 +340,7 @@ def reals(*ranks: int, nan: bool = False, empty: bool = False) -> Check:
 
 
 def integers(*ranks: int) -> Check:
-    """Returns an array of whole numbers."""
+    """Makes a check for an array of whole numbers."""
     numbers = reals(*ranks)
 
     def check(where: str, value: Any) -> None:
@@ -352,7 +357,7 @@ _LABELS = integers(1)
 
 @_reads
 def examples(where: str, value: Any) -> None:
-    """Data of an inference, `(*inputs, targets)`, at least one example."""
+    """Checks the data of an inference, `(*inputs, targets)`, at least one example."""
     check_examples(where, value)
     a_batch(where, tuple(value))
     _check_lengths(where, value)
@@ -360,7 +365,7 @@ def examples(where: str, value: Any) -> None:
 
 @_reads
 def labelled(where: str, value: Any) -> None:
-    """A classifier's inputs and labels, at least one of them."""
+    """Checks a classifier's inputs and labels, at least one of each."""
     if not isinstance(value, tuple | list) or len(value) != 2:
         raise TypeError(f"{where} must be a pair (inputs, labels), not {told(value)}.")
     a_batch(where, tuple(value))

@@ -27,7 +27,7 @@ from jaxeff.core import check_count, check_function, check_key
 def monte_carlo(
     g: Callable[..., Any], samples: int, *, chunk: int | None = None
 ) -> Callable[..., Any]:
-    """Draws of a function that takes a random key.
+    """Evaluates a function that takes a random key several times.
 
     What doesn't depend on the key is computed once for all draws of a chunk.
 
@@ -50,8 +50,11 @@ def monte_carlo(
 
     def h(key: PRNGKeyArray, *args: Any, **kwargs: Any) -> Any:
         check_key("monte_carlo: key", key)
+        # The keys don't depend on `chunk`, so neither do the draws.
         keys = jax.random.split(key, samples)
         if chunk is None or chunk >= samples:
+            # Mapped over keys alone: what doesn't depend on them has no axis of draws, and is
+            # computed once. `lax.map` does the same chunk after chunk, in the memory of one.
             return jax.vmap(lambda k: g(k, *args, **kwargs))(keys)
         return jax.lax.map(lambda k: g(k, *args, **kwargs), keys, batch_size=chunk)
 

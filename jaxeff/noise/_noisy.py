@@ -63,12 +63,14 @@ def noisy(f: Callable[..., Any], spec: Mapping[str, Noise | None]) -> Callable[.
 
         def make_rule(program: Program) -> Rule | None:
             models = resolve(spec, program, applies, "noise to perturb")
+            # Without a rule `interpret` gives f's own result, bit for bit.
             return functools.partial(rule, models) if models else None
 
         def rule(
             models: Mapping[str, Noise], layer: Layer, site_key: PRNGKeyArray, *values: Any
         ) -> Sequence[Any]:
             model = models.get(layer.site)
+            # The site's key is made of its name: a layer without noise changes no other's draws.
             if model is None:
                 return plain(layer, site_key, *values)
             inputs = list(values)
@@ -123,6 +125,8 @@ def _perturb_all(
         if not of_it or not _is_real(values[i]):
             values[i] = perturb(values[i])
         elif alone and len(of_it) == 1:
+            # Perturbations act entry by entry, so the tangent of ones is the slope of each entry,
+            # for the very draw that perturbs the mean.
             values[i], slope = jax.jvp(perturb, (values[i],), (jnp.ones_like(values[i]),))
             values[of_it[0]] = slope * slope * values[of_it[0]]
         else:
@@ -145,5 +149,6 @@ def _perturb(model: Noise, site_key: PRNGKeyArray, layer: Layer, i: int, x: Any)
     """Perturbs the i-th value of a layer, unless it holds no real numbers."""
     if not _is_real(x):
         return x
+    # CRC-32, not `hash`, which Python seeds per process: a device has the same number always.
     site = zlib.crc32(f"{layer.site}/{i}".encode())
     return perturb_at(model, jax.random.fold_in(site_key, i), site, x)

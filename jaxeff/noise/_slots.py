@@ -41,6 +41,7 @@ def slots(f: Callable[..., Any], params: Any, *args: Any, **kwargs: Any) -> list
         Names of sites.
     """
     program = trace(f, params, *args, **kwargs)
+    # Asked of the whole network: a loop body without branches follows the accounting around it.
     is_residual = any(_joins(layer) for layer in program.walk() if layer.is_matchable)
     return _slots(program, is_residual)
 
@@ -68,14 +69,17 @@ def _is_residual_slot(layer: Layer, trunk: set[str]) -> bool:
 
 
 def _trunk(program: Program) -> set[str]:
-    """Sites outside all branches: everything that is read later depends on their result alone."""
+    """Finds the sites outside all branches: all that is read later depends on their result."""
     layers = [layer for layer in program.layers if not layer.auxiliary]
+    # Later readers overwrite earlier ones, so the last one stays; results are read at the end.
     last_reader = {v: i for i, layer in enumerate(layers) for v in layer.inputs if v.is_data}
     last_reader |= {v: len(layers) for v in program.outputs if v in last_reader}
     live = {v for v in program.inputs if v.is_data}
     trunk: set[str] = set()
     for i, layer in enumerate(layers):
+        # A value is live while a later layer or the result still reads it.
         live = {v for v in (*live, *layer.outputs) if last_reader.get(v, -1) > i}
+        # Nothing older is live: every path to the result leads through this layer.
         if live <= set(layer.outputs):
             trunk.add(layer.site)
     return trunk

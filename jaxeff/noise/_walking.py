@@ -76,10 +76,13 @@ def walking(
     twice = [site for i, site in enumerate(sites) if site in sites[:i]]
     if twice:
         raise ValueError(f"Noise walks over every site once, but {twice[0]!r} comes twice.")
+    # One row per part of a level, so that a plain list of levels has a single part.
     parts = table.reshape(len(table), -1).T
     settings = (len(parts), len(sites), len(table))
     spec: dict[str, Noise] = {}
     for index, site in enumerate(sites):
+        # Zero by default: in the settings of other sites this one is silent. Sites come first and
+        # levels second, the order in which the rows are listed below.
         own = np.zeros(settings, np.float32)
         own[:, index] = parts
         made = model(*own.reshape(len(parts), -1))
@@ -94,4 +97,5 @@ def _per_setting(leaf: Any, settings: int) -> Any:
             f"A model whose levels walk must be a pytree of numbers "
             f"(jaxeff.core.register_setting), but holds {leaf!r}."
         )
+    # Numbers that are no levels (a time, a device) are repeated: `vmap` maps every leaf.
     return leaf if np.ndim(leaf) else np.full(settings, leaf)

@@ -75,8 +75,11 @@ def save_pytree(
             # draws elsewhere.
             leaf = jax.random.key_data(leaf)
         array = np.asarray(leaf)
+        # Objects, text and dates: safetensors has no such dtypes, and pickling them would let a
+        # file run code when it is loaded.
         if array.dtype.kind in "OSUM":
             raise TypeError(f"the leaf {name!r} is a {type(leaf).__name__}, not an array.")
+        # safetensors writes the buffer as it lies, whatever the strides say: copy to C order.
         arrays[name] = np.array(array, order="C")
     header = {
         "format": FORMAT,
@@ -158,6 +161,7 @@ def _read(path: Path) -> _File:
     if _HEADER not in entries:
         raise CheckpointError(f"{path} is a safetensors file, but not one of jaxeff's.")
     checksum, text = entries[_HEADER][:_DIGITS], entries[_HEADER][_DIGITS:]
+    # Finds damage, not forgery: whoever can write the file can write a matching checksum.
     if _digest(text, stored) != checksum:
         raise CheckpointError(
             f"the checkpoint {path} is damaged: its checksum differs from the recorded one."
@@ -206,6 +210,7 @@ def _to_jax(file: _File, name: str) -> jax.Array:
     array = jnp.asarray(file.arrays[name])
     if name in file.key_types:
         implementation = file.key_types[name]
+        # `FAST` is not in JAX's table of names, so the object itself is handed over.
         known = FAST if implementation == str(FAST) else implementation
         return jax.random.wrap_key_data(array, impl=known)
     return array

@@ -28,7 +28,7 @@ import numpy as np
 from jaxeff.core import ClosedJaxpr, Jaxpr, Literal
 
 MOST_NUMBERS = 64
-"""So many different numbers of a computation are kept by value, to name a difference by."""
+"""At most this many different numbers are kept by value, to name a difference by."""
 
 # What says how or where a program runs, what it is called, or how it would be differentiated once
 # more; none of it changes what is computed.
@@ -48,8 +48,9 @@ def describe_computation(f: Callable[..., Any], *args: Any) -> dict[str, Any]:
       *args: Its arguments, of which only structure, shapes and dtypes matter.
 
     Returns:
-      JAX's version, the different numbers in it (the first `MOST_NUMBERS`) and a hash of it all.
+      JAX's version, its different numbers (the first `MOST_NUMBERS`) and a hash of all of it.
     """
+    # Traced on shapes alone: values of the arguments never enter, `describe_arrays` is for those.
     closed = jax.make_jaxpr(f)(*jax.tree.map(_shape, args))
     reader = _Reader()
     digest = reader.closed(closed)
@@ -61,7 +62,10 @@ def array_hash(array: Any) -> str:
     if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         array = jax.random.key_data(array)
     plain = np.ascontiguousarray(array)
+    # `ascontiguousarray` gives a scalar an axis, so the shape is taken from what was given. It is
+    # hashed because arrays of [2, 3] and [3, 2] may hold the same bytes.
     digest = hashlib.sha256(f"{plain.dtype.name}{np.shape(array)}".encode())
+    # Bytes through a view: NumPy exports no buffer of bfloat16 and the float8 types.
     digest.update(plain.reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
 
@@ -116,6 +120,7 @@ class _Reader:
     def _array(self, array: Any) -> str:
         if not hasattr(array, "dtype"):
             array = np.asarray(array)
+        # A learning rate or a decay is a scalar: kept by value, so that a message can name it.
         if not np.shape(array) and jnp.issubdtype(array.dtype, jnp.floating):
             self.numbers[f"{float(array):.6g}"] = None
         return array_hash(array)
@@ -133,6 +138,7 @@ class _Reader:
         if isinstance(value, Mapping):
             parts = [f"{key}: {self._setting(value[key])}" for key in sorted(value, key=str)]
             return f"{{{', '.join(parts)}}}"
+        # Strings hash differently in each process, so a set's own order is not reproducible.
         if isinstance(value, set | frozenset):
             return f"{{{', '.join(sorted(map(self._setting, value)))}}}"
         if isinstance(value, tuple | list):
@@ -142,6 +148,7 @@ class _Reader:
         if callable(value) and not isinstance(value, type):
             inner = getattr(value, "callback_func", None)  # of a host callback
             if inner is not None:
+                # By name: the `repr` of a function holds its address.
                 return self._setting(inner)
             named = value if hasattr(value, "__qualname__") else type(value)
             return f"{named.__module__}.{named.__qualname__}"

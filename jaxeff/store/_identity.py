@@ -36,6 +36,7 @@ def run_identity(
     typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     raw = jax.random.key_data(key) if typed else key
     described: dict[str, Any] = {"key": np.asarray(raw).tolist()}
+    # The same words mean other draws under another implementation.
     if typed and jax.random.key_impl(key) == FAST:
         described["key's implementation"] = str(FAST)
     for name, value in (settings or {}).items():
@@ -57,6 +58,8 @@ def describe_arrays(name: str, tree: Any) -> dict[str, Any]:
 
 def _described(leaf: Any) -> dict[str, Any]:
     """Returns an array as JAX has it, whichever kind it was given as."""
+    # With 64-bit types off, JAX computes on a float64 array as float32: identify it as that, so
+    # that NumPy's and JAX's copy of the same data are the same.
     if not isinstance(leaf, jax.Array):
         leaf = np.asarray(leaf)
         leaf = leaf.astype(jax.dtypes.canonicalize_dtype(leaf.dtype), copy=False)
@@ -124,6 +127,7 @@ def run_difference(stored: Any, given: Any) -> str:
 
 
 def _part_difference(name: str, old: dict[str, Any], new: dict[str, Any]) -> str:
+    # In the order shape, dtype, sample, hash: the first one that differs explains the most.
     part = next(k for k in {**old, **new} if old.get(k) != new.get(k))
     there: Any = old.get(part)
     here: Any = new.get(part)

@@ -63,6 +63,7 @@ class Journal:
         self.path = Path(path)
         self._values: dict[str, Any] = {}
         head = json.dumps({"run": dict(run or {})}) + "\n"
+        # A head that is cut short has no values behind it: starting over loses nothing.
         if fresh or not self.path.exists() or self._is_cut_in_the_head(head.encode()):
             write_whole(self.path, head)
             return
@@ -115,7 +116,9 @@ class Journal:
             TypeError: The task or the rows are not JSON; nothing was written.
         """
         name = _named(task)
+        # On disk before it is known here: what this process counts as finished survives it.
         add_line(self.path, {"task": task, "rows": rows})
+        # Through JSON once, so that a value reads the same now and after a restart.
         self._values[name] = json.loads(json.dumps(rows))
 
 

@@ -41,11 +41,13 @@ def numbered_lines(path: str | os.PathLike[str]) -> list[tuple[int, Any]]:
     path = Path(path)
     whole, rest = _split(path)
     values = []
+    # Split at the line feed alone: the carriage return of Windows is white space to JSON.
     for number, line in enumerate((whole + (b"" if _is_cut(rest) else rest)).split(b"\n"), 1):
         if not line.strip():
             continue
         try:
             values.append((number, json.loads(line)))
+        # A file from strangers may nest deeper than the parser's stack.
         except (ValueError, RecursionError) as error:
             raise CheckpointError(
                 f"line {number} of {path} is damaged: {error}. The file was left as it is; mend "

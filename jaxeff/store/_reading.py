@@ -39,7 +39,9 @@ def open_regular(
     Raises:
       OSError: It is something else, which is named, or cannot be opened.
     """
+    # Before opening, which may act already: it blocks on a pipe, and some devices react to it.
     _require_regular(os.stat(path, follow_symlinks=links), path)
+    # Not blocking, in case a pipe takes the file's place between the look and the opening.
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     handle = os.open(path, flags | (0 if links else getattr(os, "O_NOFOLLOW", 0)))
     with os.fdopen(handle, "rb") as file:

@@ -136,6 +136,7 @@ def require_free(path: Path, mark: str, listed: Listed) -> frozenset[str]:
             f"{path} may hold files of yours, its {mark} cannot tell: {error}; choose another "
             "path, or remove that folder yourself"
         ) from error
+    # A link does not count as ours even under a listed name: it may lead out of the folder.
     plain = {name for name, entry in entries.items() if entry.is_file() and not entry.is_symlink()}
     if foreign := sorted(entries.keys() - (ours & plain)):
         some = ", ".join(foreign[:3]) + (", ..." if len(foreign) > 3 else "")
@@ -185,6 +186,7 @@ def new_folder(path: Path, mark: str, listed: Listed) -> Iterator[Path]:
 def _retire(folder: Path, names: frozenset[str], successor: Path) -> None:
     """Removes a replaced folder's files; what came at the last moment moves to its successor."""
     for name in names:
+        # Only names that were checked are removed; a file that came since is somebody else's.
         (folder / name).unlink(missing_ok=True)
     for entry in folder.iterdir():
         if not (successor / entry.name).exists():
@@ -193,12 +195,13 @@ def _retire(folder: Path, names: frozenset[str], successor: Path) -> None:
 
 @contextlib.contextmanager
 def _claimed(path: Path, *, folder: bool) -> Iterator[Path]:
-    """A temporary name of our own beside a path; what is left under it is removed afterwards."""
+    """Yields a temporary name of our own beside a path; removes what is left under it."""
     for leftover in path.parent.glob(f".{_escaped(path.name)}.*.partial"):
         _remove_abandoned(leftover)
     while True:
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
         with named_errors(path, temporary):
+            # Created exclusively: the random name is ours, or this fails.
             if folder:
                 temporary.mkdir(mode=0o755)
                 handle = os.open(temporary, os.O_RDONLY)
@@ -266,7 +269,7 @@ def _exchange(new: Path, old: Path) -> None:
 
 
 def _sync(path: Path) -> None:
-    """Force a file, or the names in a folder, to disk."""
+    """Forces a file, or the names in a folder, to disk."""
     folder = path.is_dir()
     if path.is_symlink() or (folder and os.name != "posix"):
         return

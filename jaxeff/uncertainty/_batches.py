@@ -27,5 +27,7 @@ def in_batches(f: Callable[[Any], Any], inputs: Any, batch: int = 500, *, axis: 
     """
     if not len(inputs):
         raise ValueError("there are no inputs to pass in batches")
+    # A shorter last batch is passed as it is: padding it would change a function that looks at its
+    # whole batch. Compiled functions compile once more for it.
     parts = [f(inputs[i : i + batch]) for i in range(0, len(inputs), batch)]
     return jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis), *parts)

@@ -99,6 +99,8 @@ def decompose(probs: Float[Array, "samples *batch classes"]) -> Decomposition:
         ValueError: Rows don't sum to one, as of logits; where they are concrete.
     """
     check_probs("probs", probs)
+    # Entropy is concave, so the entropy of the mean is at least the mean entropy (Jensen): only
+    # rounding makes the difference negative. `entr` counts 0 log 0 as 0.
     total, aleatoric = entr(probs.mean(0)).sum(-1), entr(probs).sum(-1).mean(0)
     return Decomposition(total, aleatoric, jnp.maximum(total - aleatoric, 0))
 
@@ -126,7 +128,7 @@ def decompose_logits(logits: Float[Array, "samples *batch classes"]) -> Decompos
 def predictive_log_probs(
     logits: Float[Array, "samples *batch classes"],
 ) -> Float[Array, "*batch classes"]:
-    """Logarithm of the mean of the samples' class probabilities, without leaving log space.
+    """Computes the logarithm of the mean of the samples' class probabilities, in log space.
 
     Args:
         logits: Logits of each sample.
@@ -136,12 +138,15 @@ def predictive_log_probs(
         point predictions take them (``exp`` of it where they want probabilities).
     """
     log_probs = jax.nn.log_softmax(logits)
+    # log(1/n sum exp) = logsumexp - log n: no probability is formed, so none underflows.
     return logsumexp(log_probs, axis=0) - jnp.log(jnp.asarray(len(logits), log_probs.dtype))
 
 
 def _entropy(log_probs: Array) -> Array:
-    """Entropy over the last axis; -inf contributes nothing, and no NaN to the gradient either."""
+    """Computes the entropy over the last axis; -inf adds nothing, and no NaN to the gradient."""
     finite = jnp.isfinite(log_probs)
+    # Replaced before it is used: a `where` around the product alone would leave 0 * inf in the
+    # derivative of the branch that it doesn't take.
     safe = jnp.where(finite, log_probs, 0)
     # An infinite logit makes NaN, which must stay visible.
     return -jnp.where(finite | jnp.isnan(log_probs), jnp.exp(log_probs) * safe, 0).sum(-1)

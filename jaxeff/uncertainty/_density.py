@@ -65,14 +65,15 @@ def out_of_domain(
 def sparsity_threshold(
     train: Float[Array, "examples features"], quantile: float = OOD_QUANTILE
 ) -> Float[Array, ""]:
-    """Returns the negative log density above which `out_of_domain` says so."""
+    """Computes the negative log density above which `out_of_domain` is true."""
     check_number("quantile", quantile, 0, 1)
+    # The negative logarithm reverses the order: the lowest densities are the highest values.
     return jnp.quantile(negative_log_density(train, train), 1 - quantile)
 
 
 @takes(epistemic=reals(1), sparsity=reals(1))
 def euc(epistemic: Float[Array, " n"], sparsity: Float[Array, " n"]) -> Float[Array, ""]:
-    """Epistemic uncertainty correlation: Pearson's, with the sparsity of the training data.
+    """Correlates epistemic uncertainty with the sparsity of the training data (Pearson).
 
     Args:
         epistemic: Epistemic uncertainty of each input (a standard deviation for a regression).
@@ -98,7 +99,10 @@ def _kde(train: Array) -> gaussian_kde:
             f"a density estimate in {features} dimensions needs more than {features} points, "
             f"found {examples}: give more, or estimate it in fewer dimensions"
         )
+    # In float64: far from the origin, float32 would round the spread of the data away.
     centred = points.astype(np.float64) - points.mean(0, dtype=np.float64)
+    # With fewer independent directions than features the covariance has no inverse, and the
+    # estimate would be infinite or NaN without a word.
     if np.linalg.matrix_rank(centred, rtol=1e-5) < features:
         raise ValueError(
             "the training points lie on one point, line or plane, so they have no density: leave "

@@ -33,6 +33,8 @@ def auroc(inside: Float[Array, " n_in"], outside: Float[Array, " n_out"]) -> Flo
         TypeError: One of them is no vector of scores, or empty.
     """
     check_scores("auroc", (("inside", inside), ("outside", outside)))
+    # Sorting costs n log n, all pairs n**2. Of the two counts, `below` leaves equal scores out and
+    # `not_above` includes them: their mean counts ties one half.
     ordered = jnp.sort(inside)
     below = jnp.searchsorted(ordered, outside, side="left")
     not_above = jnp.searchsorted(ordered, outside, side="right")
@@ -43,7 +45,9 @@ def auroc(inside: Float[Array, " n_in"], outside: Float[Array, " n_out"]) -> Flo
 
 @takes(inside=reals(nan=True, empty=True), outside=reals(nan=True, empty=True))
 def aupr(inside: Float[Array, " n_in"], outside: Float[Array, " n_out"]) -> Float[Array, ""]:
-    """Area under the precision-recall curve, out of domain positive (average precision).
+    """Computes the area under the precision-recall curve (average precision).
+
+        Out-of-domain inputs are the positive class.
 
     Args:
         inside: Scores of in-domain inputs.
@@ -57,6 +61,8 @@ def aupr(inside: Float[Array, " n_in"], outside: Float[Array, " n_out"]) -> Floa
     """
     check_scores("aupr", (("inside", inside), ("outside", outside)))
     dtype = jnp.result_type(inside, outside)
+    # Recall rises by 1 / n_out at each out-of-domain score, so the area is the mean precision at
+    # these thresholds; equal scores share a threshold, as in scikit-learn.
     caught = _at_least(outside, outside).astype(dtype)
     false_alarms = _at_least(inside, outside).astype(dtype)
     return _nan_if_nan((caught / (caught + false_alarms)).mean(), inside, outside)
@@ -64,7 +70,7 @@ def aupr(inside: Float[Array, " n_in"], outside: Float[Array, " n_out"]) -> Floa
 
 @takes(inside=reals(nan=True, empty=True), outside=reals(nan=True, empty=True))
 def fpr95(inside: Float[Array, " n_in"], outside: Float[Array, " n_out"]) -> Float[Array, ""]:
-    """Share of in-domain inputs flagged when at least 95 % of out-of-domain inputs are.
+    """Computes the share of in-domain inputs flagged when 95 % of out-of-domain inputs are.
 
     Args:
         inside: Scores of in-domain inputs.
@@ -89,5 +95,6 @@ def _at_least(scores: Array, thresholds: Array) -> Array:
 
 
 def _nan_if_nan(value: Array, *scores: Array) -> Array:
+    # Sorting puts NaN last, where it would count as the highest score.
     bad = jnp.stack([jnp.isnan(s).any() for s in scores]).any()
     return jnp.where(bad, jnp.nan, value)

@@ -76,6 +76,7 @@ def draw_regression(
     middle.plot(x, np.sqrt(parts.aleatoric), color="C1", label="predicted")
     middle.plot(x, true_std, color="black", lw=1.5, label="true")
     highest = float(np.nanmax(np.asarray(true_std)))
+    # The scale is that of the true noise: a prediction far off must not flatten it.
     middle.set_ylim(0, 3 * highest)
     middle.set_ylabel("aleatoric std")
 
@@ -83,6 +84,7 @@ def draw_regression(
     bottom.set_ylabel("epistemic std")
     bottom.set_ylim(bottom=0)
     bottom.set_xlabel("x")
+    # Epistemic uncertainty and density have different units: compared in shape alone.
     beside = bottom.twinx()
     beside.plot(x, sparsity, "--", color="gray", lw=1, label="negative log density")
     beside.set_ylabel("neg. log KDE", color="gray")

@@ -78,6 +78,7 @@ def predict_probs(
     Returns:
         Class probabilities, as the scores of point predictions take them.
     """
+    # The mean of softmaxes, not the softmax of the mean: the latter ignores the variances.
     return jax.nn.softmax(sample_logits(key, logits, samples)).mean(0)
 
 

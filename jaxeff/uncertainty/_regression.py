@@ -59,6 +59,7 @@ def decompose_regression(
             f"means and log-variances need an even number of outputs, not {outputs.shape[-1]}"
         )
     means, log_variances = jnp.split(outputs, 2, axis=-1)
+    # Law of total variance of the samples as they are: divided by their number, not by one less.
     return RegressionUncertainty(means.mean(0), jnp.exp(log_variances).mean(0), means.var(0))
 
 
@@ -81,7 +82,7 @@ def prediction_mse(
 def aleatoric_mse(
     std: Float[Array, " n"], true_std: Float[Array, " n"], inside: Bool[Array, " n"]
 ) -> Float[Array, ""]:
-    """Mean squared error of the predicted standard deviation of the noise where there are data.
+    """Computes the mean squared error of the predicted noise deviation where there are data.
 
     Args:
         std: Predicted: the square root of `RegressionUncertainty.aleatoric`.
@@ -89,6 +90,7 @@ def aleatoric_mse(
         inside: Which points lie where data are.
     """
     _check_lengths("aleatoric_mse", std=std, true_std=true_std, inside=inside)
+    # Replaced before the difference too: NaN outside would reach the gradient past the mask.
     return jnp.square(std - jnp.where(inside, true_std, 0)).mean(where=inside)
 
 

@@ -18,7 +18,9 @@ from jaxeff.core import check_labels, check_probs, reals, takes
 def accuracy(
     probs: Float[Array, "batch classes"], labels: Int[Array, " batch"]
 ) -> Float[Array, ""]:
-    """Share of inputs whose most probable class is the label (the first of equals counts).
+    """Computes the share of inputs whose most probable class is the label.
+
+        The first of equally probable classes counts.
 
     Args:
         probs: Class probabilities, or logits: only their order matters.
@@ -33,6 +35,7 @@ def accuracy(
     """
     check_labels("accuracy: labels", labels, probs.shape[-1], probs.shape[:-1])
     right = (probs.argmax(-1) == labels).astype(probs.dtype)
+    # `argmax` of a row with NaN is the place of the NaN, which may be the label by chance.
     return jnp.where(jnp.isnan(probs).any(-1), jnp.asarray(jnp.nan, probs.dtype), right).mean()
 
 
@@ -57,13 +60,16 @@ def nll(probs: Float[Array, "batch classes"], labels: Int[Array, " batch"]) -> F
     """
     check_probs("nll: probs", probs)
     check_labels("nll: labels", labels, probs.shape[-1], probs.shape[:-1])
+    # The smallest normal number: below it, many processors flush to zero and the logarithm to -inf.
     return _mean_nll(jnp.log(jnp.maximum(probs, jnp.finfo(probs.dtype).tiny)), labels)
 
 
 def nll_from_log(
     log_probs: Float[Array, "batch classes"], labels: Int[Array, " batch"]
 ) -> Float[Array, ""]:
-    """Mean negative log-likelihood in nats, from log-probabilities (`predictive_log_probs`).
+    """Computes the mean negative log-likelihood in nats, from log-probabilities.
+
+        `predictive_log_probs` makes them of samples.
 
     Args:
         log_probs: Logarithms of the class probabilities.
@@ -87,7 +93,7 @@ def _mean_nll(log_probs: Array, labels: Array) -> Array:
 
 
 def brier(probs: Float[Array, "batch classes"], labels: Int[Array, " batch"]) -> Float[Array, ""]:
-    """Brier score: mean squared distance of the probabilities to the one-hot label.
+    """Computes the Brier score: mean squared distance of probabilities to the one-hot label.
 
     Summed over classes (Brier 1950), so 0 to 2; some libraries report half of it for two classes.
 

@@ -30,7 +30,7 @@ DeviceSharing = Annotated[str, Choice("element", "channel")]
 
 
 class DeviceModel(NoiseModel):
-    """What the models of a device have in common, beside what all noise models do.
+    """Base of the models of a device, beside what all noise models have in common.
 
     Attributes:
         device: The device, an integer.
@@ -50,6 +50,7 @@ class DeviceModel(NoiseModel):
 
     def _device_key(self, site: int) -> PRNGKeyArray:
         """Returns the key of the device's imperfections of one kind at one site."""
+        # Two models at one site, or one at outputs and weights, have imperfections of their own.
         kind = zlib.crc32(f"{type(self).__name__} {self.at}".encode())
         return jax.random.fold_in(jax.random.fold_in(jax.random.key(self.device), kind), site)
 
@@ -58,4 +59,5 @@ class DeviceModel(NoiseModel):
         shape = jnp.shape(x)
         if self.per == "channel":
             return (1,) * (len(shape) - 1) + shape[-1:]
+        # Samples, the first axis of outputs, pass through the same device and share its draws.
         return shape if self.at == "weights" or len(shape) < 2 else (1, *shape[1:])

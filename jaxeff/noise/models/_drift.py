@@ -63,6 +63,9 @@ class Drift(DeviceModel):
         """Returns `x` after the drift of one site; the key isn't used."""
         del key
         dtype = real_dtype(x)
+        # Drawn without the time: a device that is read later is further along the same curve.
         z = jax.random.normal(self._device_key(site), self._device_shape(x))
         nu = self._aligned("nu", x) + self._aligned("spread", x) * z
+        # (t / t0)**-nu of Joshi et al., eq. 3, as an exponential: with t >= t0 its logarithm is
+        # finite, and gradients reach the time and the exponents.
         return x * jnp.exp(-nu * jnp.log(self._aligned("time", x))).astype(dtype)

@@ -72,6 +72,7 @@ class Dropout(NoiseModel):
         """Returns `x` with fresh zeros."""
         kept = 1 - self._level("rate", x)
         draws = jax.random.uniform(key, self._draw_shape(jnp.shape(x)), real_dtype(x))
+        # Draws lie in [0, 1), so a rate of zero keeps every value exactly.
         return x * jnp.where(draws < kept, 1 / kept, 0)
 
     def terms(self, x: Any) -> Sequence[Part]:
@@ -79,6 +80,7 @@ class Dropout(NoiseModel):
         rate = self._level("rate", x)
         shape = self._draw_shape(jnp.shape(x))
         one = jnp.ones(shape, real_dtype(x))
+        # B / (1 - p) has the variance p (1 - p) / (1 - p)**2 = p / (1 - p).
         return [(one, self._fitting("rate", rate / (1 - rate), shape))]
 
     def combine(self, x: Any, *parts: Any) -> Any:

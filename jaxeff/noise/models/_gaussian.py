@@ -56,6 +56,7 @@ class Additive(NoiseModel):
 
     def perturb(self, key: PRNGKeyArray, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
         """Returns `x` plus fresh normal noise."""
+        # Reparameterised: the draw depends on neither x nor sigma, so gradients reach both.
         return x + self._amount("sigma", x) * self._normal(key, x)
 
     def terms(self, x: Any) -> Sequence[Part]:
@@ -134,14 +135,17 @@ class Mixed(NoiseModel):
 
     def perturb(self, key: PRNGKeyArray, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
         """Returns `x` under both kinds of noise, in the given order."""
+        # Independent parts: from one key both would be the same draws.
         add_key, mul_key = jax.random.split(key)
         offset = self._amount("add", x) * self._normal(add_key, x)
         gain = 1 + self._level("mul", x) * self._normal(mul_key, x)
+        # The same formula as for moments, so that samples and moments can't differ in the order.
         return self.combine(x, offset, gain)
 
     def terms(self, x: Any) -> Sequence[Part]:
         """Returns the offset, of mean 0, and the factor, of mean 1."""
         shape = self._draw_shape(jnp.shape(x))
+        # Both factors are integrated as independent; `combine` is linear in each of them.
         add, mul = (self._fitting(n, self._level(n, x) ** 2, shape) for n in ("add", "mul"))
         return [(jnp.zeros_like(add), add), (jnp.ones_like(mul), mul)]
 

@@ -74,12 +74,17 @@ def correlated_normal(
     z = jax.random.normal(key, columns)
     if not columns:
         return z
+    # The inner `where` keeps the derivative finite at length 0; the outer one selects an infinite
+    # rate there, that is, a decay of zero.
     rate = jnp.where(length > 0, 1 / jnp.where(length > 0, length, 1), jnp.inf)
+    # y_1 = z_1, y_k = a y_(k-1) + sqrt(1 - a**2) z_k with a = exp(-1 / length) has unit variance
+    # everywhere. `expm1` keeps 1 - a**2 from cancelling where a is close to 1.
     innovations = z.at[1:].multiply(jnp.sqrt(-jnp.expm1(-2 * rate)))
     decay = jnp.full(columns, jnp.exp(-rate))
+    # A linear recurrence is associative in (decay, innovation): log2(columns) parallel steps.
     return jax.lax.associative_scan(_compose, (decay, innovations))[1]
 
 
 def _compose(first: tuple[Array, Array], second: tuple[Array, Array]) -> tuple[Array, Array]:
-    """One step of y -> decay * y + innovation after another."""
+    """Composes two steps of y -> decay * y + innovation."""
     return first[0] * second[0], first[1] * second[0] + second[1]

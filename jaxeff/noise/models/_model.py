@@ -29,7 +29,7 @@ Flag = Annotated[bool, Choice(False, True)]
 
 
 class NoiseModel(Setting):
-    """What noise models have in common; subclasses are frozen dataclasses with these fields.
+    """Base of the noise models; subclasses are frozen dataclasses with these fields.
 
     Attributes:
         at: Place where a layer is perturbed: "output", "weights" or "input".
@@ -69,6 +69,7 @@ class NoiseModel(Setting):
         shape = jnp.shape(x)
         if self.along is None or jnp.ndim(value) == 0:
             check_broadcasts(name, value, shape)
+            # NumPy's rule, spelt out in the shape: leading axes of size one.
             return lifted(value, shape)
         wanted = shape[:1] if self.along == "sample" else shape[-1:]
         if jnp.shape(value) != wanted:
@@ -86,8 +87,9 @@ class NoiseModel(Setting):
         return self._aligned(field, x).astype(jnp.result_type(x))
 
     def _amount(self, field: str, x: Any) -> Array:
-        """A level that is an amount of signal: in the units of `x`, or of its range if relative."""
+        """Returns a level in the units of `x`: multiplied by its range if relative."""
         value = self._level(field, x)
+        # A measured range is no parameter: a gradient through it would reward a smaller signal.
         return value * jax.lax.stop_gradient(jnp.max(x) - jnp.min(x)) if self.relative else value
 
     def _draw_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -96,6 +98,7 @@ class NoiseModel(Setting):
             return shape
         own = {0} if self.per == "sample" else {0, len(shape) - 1}
         if self.at == "weights":
+            # The channels of weights are their outputs; samples don't exist there.
             own = {len(shape) - 1}
         return tuple(n if axis in own else 1 for axis, n in enumerate(shape))
 
@@ -115,11 +118,11 @@ class NoiseModel(Setting):
         return jnp.broadcast_to(variance, shape)
 
     def _normal(self, key: Any, x: Any) -> Array:
-        """Fresh standard normal draws for `x`."""
+        """Draws standard normal numbers for `x`."""
         return jax.random.normal(key, self._draw_shape(jnp.shape(x)), real_dtype(x))
 
     def _uniform(self, key: Any, x: Any) -> Array:
-        """Fresh draws for `x`, uniform between -1/2 and 1/2."""
+        """Draws numbers for `x`, uniform between -1/2 and 1/2."""
         return jax.random.uniform(key, self._draw_shape(jnp.shape(x)), real_dtype(x), -0.5, 0.5)
 
 

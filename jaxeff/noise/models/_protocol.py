@@ -50,7 +50,7 @@ class MomentNoise(Noise, Protocol):
     """
 
     def terms(self, x: Any) -> Sequence[Part]:
-        """Mean and variance of each random array, whose shape broadcasts against `x`."""
+        """Returns mean and variance of each random array, whose shape broadcasts against `x`."""
         ...
 
     def combine(self, x: Any, *parts: Any) -> Any:
@@ -70,7 +70,7 @@ def check_noise(spec: Any) -> None:
 
 
 def perturb_at(model: Noise, key: PRNGKeyArray, site: int, x: Any) -> Any:
-    """Perturbs the value of a site, which is told to the models that ask for it."""
+    """Perturbs the value of a site; models of a device get the site's number too."""
     if isinstance(model, SiteNoise):
         return model.perturb_site(key, site, x)
     return model.perturb(key, x)

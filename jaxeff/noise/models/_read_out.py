@@ -31,14 +31,14 @@ class ReadOut(Setting):
     var: NonNegative
 
     def perturb(self, key: Any, x: Any) -> Any:
-        """Returns a draw."""
+        """Draws a perturbed copy of `x`."""
         return x + self.shift + jnp.sqrt(self.var) * jax.random.normal(key, x.shape, x.dtype)
 
     def terms(self, x: Any) -> Sequence[Any]:
-        """One random array."""
+        """Returns the mean and the variance of the single random array."""
         zero = jnp.zeros_like(x)
         return [(zero + self.shift, zero + self.var)]
 
     def combine(self, x: Any, *parts: Any) -> Any:
-        """Adds it."""
+        """Adds the random array."""
         return x + parts[0]

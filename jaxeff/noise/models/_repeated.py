@@ -59,5 +59,7 @@ class Repeated(Setting):
         self, key: PRNGKeyArray, site: int, x: Float[Array, "*shape"]
     ) -> Float[Array, "*shape"]:
         """Returns the mean of copies of `x` that were perturbed independently at one site."""
+        # Keys differ from one execution to the next, the site doesn't: errors of the device are the
+        # same in each, and averaging leaves them as they are.
         keys = jax.random.split(key, self.times)
         return jnp.mean(jax.vmap(lambda k: perturb_at(self.model, k, site, x))(keys), axis=0)

@@ -74,6 +74,9 @@ class Quantization(NoiseModel):
         """Returns `x` rounded; the key isn't used."""
         del key
         real_dtype(x)
+        # A step of zero multiplies what follows by zero, so any divisor serves there.
         step = self._amount("step", x)
         in_steps = jax.lax.stop_gradient(x / jnp.where(step > 0, step, 1))
+        # With v = x / step held constant, the derivative by x is 1 (straight through) and that by
+        # step is round(v) - v: Esser et al., eq. 3, inside the range.
         return x + step * (jnp.round(in_steps) - in_steps)

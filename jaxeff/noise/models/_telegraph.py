@@ -118,26 +118,33 @@ def _states(
     A trap's n-th holding time is the n-th draw, whenever it is looked at: the path is the same for
     every time. The first is exponential too, for the process has no memory.
     """
+    # No gradient: the state jumps, and its derivative is zero wherever it exists.
     up, down, time = (jax.lax.stop_gradient(jnp.asarray(v, jnp.float32)) for v in (up, down, time))
     full = jnp.broadcast_shapes(shape, up.shape, down.shape, time.shape)
     first_key, holding_key = jax.random.split(key)
 
     def hold(number: Any, occupied: Array) -> Array:
+        # By number, not by time: the n-th wait of a trap is the same whenever one looks.
         waits = jax.random.exponential(jax.random.fold_in(holding_key, number), shape)
+        # A rate of zero makes the wait infinite: that state is never left.
         return waits / jnp.where(occupied, down, up)
 
     def pending(carry: tuple[Any, Array, Array]) -> Array:
         number, _, until = carry
+        # The bound is on the expected number; twice as many end the loop where rates are traced.
         return (number < 2 * MOST_SWITCHES) & jnp.any(until <= time)
 
     def switch(carry: tuple[Any, Array, Array]) -> tuple[Any, Array, Array]:
         number, occupied, until = carry
+        # Traps switch on their own clocks; those past `time` wait for the others to get there.
         switches = until <= time
         occupied ^= switches
         until += jnp.where(switches, hold(number, occupied), 0)
         return number + 1, occupied, until
 
     total = up + down
+    # The stationary occupancy up / (up + down). As a product it holds for two rates of zero as
+    # well: such a trap stays empty.
     occupied = jax.random.uniform(first_key, shape) * total < up
     occupied = jnp.broadcast_to(occupied, full)
     start = (jnp.int32(1), occupied, hold(0, occupied))
@@ -148,6 +155,7 @@ def _check_switches(up: Any, down: Any, time: Any) -> None:
     if not all(is_concrete(v) for v in (up, down, time)):
         return
     up, down, time = (np.max(np.asarray(v, np.float64), initial=0) for v in (up, down, time))
+    # Two switches take 1 / up + 1 / down on average: a rate of 2 up down / (up + down).
     switches = 2 * up * down * time / max(up + down, np.finfo(np.float64).tiny)
     if switches > MOST_SWITCHES:
         raise ValueError(
