@@ -196,7 +196,6 @@ def restated(eqn: JaxprEqn, restate: Callable[[Derivative], ClosedJaxpr]) -> dic
     call = Derivative(q["call_jaxpr"], numbered, [("result", i) for i in range(len(eqn.outvars))])
     changed: dict[str, Any] = {"call_jaxpr": restate(call)}
     if "jvp_jaxpr_fun" in q:
-
         # JAX asks for a rule per pattern of zero tangents, which is known only when it
         # differentiates: the jaxpr is restated then.
         def derivative(*zeros: bool) -> Any:
