@@ -14,7 +14,7 @@ def augment(
     pad: int = 4,
     flip: bool = True,
 ) -> Shaped[Array, "batch height width channels"]:
-    """Shift each image by up to ``pad`` pixels (zeros move in) and mirror half of them.
+    """Shifts each image by up to ``pad`` pixels (zeros move in) and mirrors half of them.
 
     Pure and jittable (``pad`` and ``flip`` are static). Augment before normalising, or zeros will
     not be black.
@@ -30,7 +30,9 @@ def augment(
     """
     crop_key, flip_key = jax.random.split(key)
     padded = jnp.pad(images, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
+    # Corners of the crop in the padded image: 0 shifts by +pad, 2 pad by -pad.
     corners = jax.random.randint(crop_key, (len(images), 2), 0, 2 * pad + 1)
+    # `dynamic_slice` takes indices of one dtype only.
     zero = jnp.zeros((), corners.dtype)
 
     def crop(image: Array, corner: Array) -> Array:

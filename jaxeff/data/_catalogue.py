@@ -62,7 +62,7 @@ def load(name: str, root: str | os.PathLike[str] | None = None) -> Dataset:
 
 @takes(root=a_path)
 def available(root: str | os.PathLike[str] | None = None) -> tuple[str, ...]:
-    """Names of the data sets whose files are there (their content is not checked).
+    """Lists the data sets whose files are there (their content is not checked).
 
     Args:
         root: The folder to look in; the one named by ``JAXEFF_DATA`` if None.
@@ -110,6 +110,8 @@ def _idx_files(name: str, root: Path) -> dict[str, Path]:
         missing = [stem for part, stem in _IDX_FILES.items() if part not in paths]
         if not missing:
             return paths
+        # A folder with some of the files is the one that was meant: what it lacks is named, and
+        # files of two folders, perhaps of different origin, are never mixed.
         if paths:
             folders = [folder]
             break
@@ -142,6 +144,7 @@ def _cifar_files(root: Path) -> tuple[Path, ...]:
         lacking = [name for name in names if not (folder / name).is_file()]
         if not lacking:
             return tuple(folder / name for name in names)
+        # The folder that has more of the files than none is the one that was meant.
         if len(lacking) < len(missing):
             missing, folders = lacking, [folder]
             break

@@ -52,6 +52,7 @@ def read_batch(path: Path, records: int = RECORDS) -> Labelled:
         table = np.fromfile(path, np.uint8).reshape(records, _RECORD_BYTES)
     except OSError as error:
         raise DataError(f"{path}: expected a readable file, but {error}") from error
+    # Planes of colour become the last axis; copied once, since every later batch is read by rows.
     planes = table[:, 1:].reshape(records, 3, 32, 32)
     return np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), table[:, 0]
 
@@ -71,6 +72,7 @@ def read_archive(path: Path) -> tuple[Labelled, Labelled]:
     names = [f"delta_batch_{i}" for i in range(1, 6)] + ["delta_test"]
     try:
         # Opened here, since numpy leaves its own file open when the archive is damaged.
+        # No pickle: an archive from elsewhere must not run code when it is opened.
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
             parts = [_decode(_member(archive, path, name, (3, None, 32, 32))) for name in names]
             train, test = np.concatenate(parts[:5]), parts[5]
@@ -87,7 +89,7 @@ def read_archive(path: Path) -> tuple[Labelled, Labelled]:
 def _member(
     archive: np.lib.npyio.NpzFile, path: Path, name: str, shape: tuple[int | None, ...]
 ) -> UInt8[np.ndarray, "..."]:
-    """One array of the archive, its dtype and shape checked (None stands for any size)."""
+    """Reads one array of the archive and checks dtype and shape (None stands for any size)."""
     if name not in archive:
         raise DataError(f"{path}: expected an array {name!r}, found only {archive.files}")
     array = archive[name]
@@ -103,7 +105,10 @@ def _member(
 
 
 def _decode(delta: UInt8[np.ndarray, "3 n 32 32"]) -> UInt8[np.ndarray, "n 32 32 3"]:
-    """Integrate the differences and undo the subtraction of green (uint8 wraps as it should)."""
+    """Integrates the differences and adds green back.
+
+    Sums modulo 256 undo differences modulo 256 exactly: uint8 wraps as it should.
+    """
     rows = np.cumsum(delta, axis=2, dtype=np.uint8)
     green, red, blue = np.cumsum(rows, axis=3, dtype=np.uint8)
     return np.stack([red + green, green, blue + green], axis=-1)

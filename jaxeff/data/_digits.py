@@ -30,7 +30,7 @@ _SEED = 0
 
 
 def digits() -> Dataset:
-    """scikit-learn's digits in MNIST's frame: 1,437 + 360 images of 28 x 28."""
+    """Loads scikit-learn's digits in MNIST's frame: 1,437 + 360 images of 28 x 28."""
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
@@ -48,7 +48,7 @@ def digits() -> Dataset:
 
 
 def digits_ood() -> Dataset:
-    """Patches of scikit-learn's photographs in the frame of the digits: 1,437 + 360 images."""
+    """Makes patches of scikit-learn's photographs look like digits: 1,437 + 360 images."""
     from sklearn.datasets import load_digits, load_sample_image
 
     sizes = {"train": len(load_digits().target) - TEST_SIZE, "test": TEST_SIZE}
@@ -58,6 +58,7 @@ def digits_ood() -> Dataset:
         patches, labels = [], []
         for label, photograph in enumerate(PHOTOGRAPHS):
             grey = load_sample_image(photograph).astype(np.float64).mean(-1)
+            # Training and test patches come from different halves, so that none of them overlap.
             middle = grey.shape[1] // 2
             found = _patches(grey[:, middle:] if half else grey[:, :middle])
             count = (size + label) // len(PHOTOGRAPHS)  # the parts add up to an odd size too
@@ -72,7 +73,7 @@ def digits_ood() -> Dataset:
 
 
 def frame(images: np.ndarray) -> UInt8[np.ndarray, "n 28 28 1"]:
-    """Bring ``[n, 8, 8]`` images with values 0 to 16 to MNIST's frame (uint8, 20 x 20 in 28 x 28).
+    """Brings ``[n, 8, 8]`` images of values 0 to 16 to MNIST's frame (uint8, 20 x 20 in 28 x 28).
 
     Args:
         images: ``[n, 8, 8]``, 0 to 16.
@@ -88,16 +89,22 @@ def frame(images: np.ndarray) -> UInt8[np.ndarray, "n 28 28 1"]:
 
 
 def _bilinear(size: int, new_size: int) -> np.ndarray:
-    """The matrix ``[new_size, size]`` of a bilinear resize with pixels centred at half integers."""
+    """Computes the matrix of a bilinear resize, pixels centred at half integers.
+
+    Its shape is ``[new_size, size]``.
+    """
+    # On the host even where an accelerator is JAX's default, whose rounding may differ.
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
         return np.asarray(jax.image.resize(np.eye(size), (new_size, size), "bilinear"))
 
 
 def _patches(grey: np.ndarray) -> np.ndarray:
-    """All patches on a grid, as 8 x 8 block means in 17 levels; flat ones (sky) are left out."""
+    """Cuts patches on a grid, as 8 x 8 block means in 17 levels, without flat ones (sky)."""
     windows = np.lib.stride_tricks.sliding_window_view(grey, (_PATCH, _PATCH))
+    # Axes: patch, block row, pixel in it, block column, pixel in it.
     windows = windows[::_STRIDE, ::_STRIDE].reshape(-1, 8, _PATCH // 8, 8, _PATCH // 8)
     blocks = windows.mean((2, 4))
     low, high = blocks.min((1, 2), keepdims=True), blocks.max((1, 2), keepdims=True)
+    # Stretched to the full range, a flat patch would be mere rounding noise.
     blocks, low, high = (a[(high - low)[:, 0, 0] >= _LEVELS] for a in (blocks, low, high))
     return np.rint((blocks - low) / (high - low) * _LEVELS)

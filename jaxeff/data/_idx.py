@@ -48,12 +48,14 @@ def read_idx(path: Path, ndim: int) -> UInt8[np.ndarray, "..."]:
             f"{'s' if ndim > 1 else ''}), found 0x{found:08x}; is it another file renamed?"
         )
     shape = tuple(int(size) for size in np.frombuffer(content, ">u4", ndim, offset=4))
+    # In Python's integers: sizes from a damaged header must not overflow to a matching product.
     expected = header + int(np.prod(shape, dtype=object))
     if len(content) != expected:
         raise DataError(
             f"{path}: its header states {' x '.join(map(str, shape))} values, so {expected} bytes "
             f"(uncompressed) were expected, found {len(content)}; fetch the file again"
         )
+    # A view of the bytes, without a copy, and therefore read-only.
     return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
 
 

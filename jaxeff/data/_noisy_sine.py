@@ -66,12 +66,12 @@ class Regime:
 
 
 def dense(start: float, stop: float) -> Regime:
-    """Returns a densely sampled regime with little noise."""
+    """Makes a densely sampled regime with little noise."""
     return Regime(start, stop, DENSITY, DENSE_NOISE)
 
 
 def mid(start: float, stop: float) -> Regime:
-    """Returns a regime of half the density and much noise."""
+    """Makes a regime of half the density and much noise."""
     return Regime(start, stop, DENSITY / 2, MID_NOISE)
 
 
@@ -80,7 +80,7 @@ REGIMES = (dense(-6.0, -4.0), mid(-4.0, -2.0), dense(1.0, 3.0), mid(3.0, 5.0))
 
 
 def target(x: Float[Array, "*n"]) -> Float[Array, "*n"]:
-    """Returns the function without noise."""
+    """Computes the function without noise."""
     return jnp.sin(x) + 0.05 * x
 
 
@@ -112,9 +112,10 @@ def noisy_sine(
 
 
 def noise_std(x: Float[Array, " n"], regimes: Sequence[Regime] = REGIMES) -> Float[Array, " n"]:
-    """Returns the true standard deviation of the noise; NaN in gaps, where it is not defined."""
+    """Computes the true standard deviation of the noise; NaN in gaps, where there is none."""
     _, _, noises = _borders(regimes)
     inside = _membership(x, regimes)
+    # On a border that two regimes share, `argmax` takes the first, which is the left one.
     return jnp.where(inside.any(0), jnp.asarray(noises)[inside.argmax(0)], jnp.nan)
 
 
@@ -125,7 +126,7 @@ def in_regime(x: Float[Array, " n"], regimes: Sequence[Regime] = REGIMES) -> Boo
 
 @takes(margin=non_negative)
 def span(regimes: Sequence[Regime] = REGIMES, margin: float = 0.0) -> tuple[float, float]:
-    """From the first border to the last, and ``margin`` beyond both."""
+    """Returns the first border and the last, moved outwards by ``margin``."""
     starts, stops, _ = _borders(regimes)
     return float(starts[0]) - margin, float(stops[-1]) + margin
 
@@ -133,9 +134,10 @@ def span(regimes: Sequence[Regime] = REGIMES, margin: float = 0.0) -> tuple[floa
 def midpoints(
     regimes: Sequence[Regime] = REGIMES,
 ) -> tuple[Float[Array, " regimes"], Float[Array, " gaps"]]:
-    """The middles of the regimes, and of the gaps between them: the source's evaluation points."""
+    """Computes the middles of the regimes and of the gaps: the source's evaluation points."""
     starts, stops, _ = _borders(regimes)
     between = (stops[:-1] + starts[1:]) / 2
+    # Regimes that touch have no gap between them.
     return (starts + stops) / 2, between[starts[1:] > stops[:-1]]
 
 
@@ -145,7 +147,7 @@ def _membership(x: Array, regimes: Sequence[Regime]) -> Array:
 
 
 def _borders(regimes: Sequence[Regime]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Starts, stops and noises, from left to right."""
+    """Sorts the regimes and returns starts, stops and noises, from left to right."""
     if not regimes:
         raise ValueError("the noisy sine needs at least one regime")
     ordered = sorted(regimes, key=lambda regime: regime.start)

@@ -57,5 +57,6 @@ def normalize(
     else:
         raise TypeError(f"expected uint8 or floating images, found {images.dtype}")
     shape = (1,) * (scaled.ndim - 1) + (len(mean),)
+    # In the dtype of the images, so that bfloat16 isn't promoted.
     centre, spread = (jnp.asarray(v, scaled.dtype).reshape(shape) for v in (mean, std))
     return (scaled - centre) / spread

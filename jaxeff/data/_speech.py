@@ -38,7 +38,7 @@ FOLDERS = ("speech-commands", "speech_commands_test_set_v0.02", "SpeechCommands"
 WORDS = ("yes", "no", "up", "down", "left", "right", "on", "off", "stop", "go", "_unknown_",
          "_silence_")  # fmt: skip
 HELD_OUT = 5
-"""One of so many speakers is for testing."""
+"""Every fifth speaker is for testing."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,6 +119,7 @@ def _has_waves(folder: Path) -> bool:
 
 def _waves(folder: Path) -> Iterator[tuple[str, int, np.ndarray]]:
     for label, word in enumerate(WORDS):
+        # Sorted: the order of a folder's entries differs from one file system to another.
         paths = sorted((folder / word).glob("*.wav"))
         if not paths:
             raise DataError(
@@ -152,6 +153,8 @@ def _archived(folder: Path) -> Iterator[tuple[str, int, np.ndarray]]:
             f"speech-commands: {archive} holds FLAC, which takes the package soundfile to read: "
             f"pip install 'jaxeff[speech]', or unpack it to {folder}/<word>/*.wav"
         ) from None
+    # Members are read in place: nothing is extracted, so no name in the archive can lead out of the
+    # folder.
     with tarfile.open(archive) as members:
         for member in members:
             path = PurePosixPath(member.name)
@@ -162,18 +165,20 @@ def _archived(folder: Path) -> Iterator[tuple[str, int, np.ndarray]]:
 
 
 def _second(audio: np.ndarray) -> np.ndarray:
-    """Cut or filled up with silence to one second."""
+    """Cuts a recording to one second, or fills it up with silence."""
     return np.pad(audio[:LENGTH], (0, max(LENGTH - len(audio), 0)))
 
 
 def _held_out(name: str) -> bool:
     speaker = name.split("_nohash_")[0]
+    # SHA-256, not `hash`, which Python seeds per process. 52 of the 256 first bytes are multiples
+    # of 5: about a fifth of the speakers.
     return hashlib.sha256(speaker.encode()).digest()[0] % HELD_OUT == 0
 
 
 @takes(count=whole(), seed=whole(0))
 def tones(count: int, seed: int = 0) -> Int16[np.ndarray, "count samples"]:
-    """Drawn tones in the form of recordings, for examples and tests.
+    """Makes tones in the form of recordings, for examples and tests.
 
     Args:
         count: How many.
@@ -216,9 +221,12 @@ def log_mel(
         raise DataError(f"log_mel: expected int16 [n, samples], found {audio.dtype}{audio.shape}")
     size = 1024
     starts = np.linspace(0, audio.shape[1] - size, frames).astype(int)
+    # int16 as a fraction of full scale; in the window, so that no scaled copy is made.
     window = np.hanning(size).astype(np.float32) / 32768
     banks = _triangles(size, bands, low, high)
     found = np.empty((len(audio), frames, bands), np.float32)
+    # Frame by frame: the spectra of all recordings and frames at once would be 16 times the size of
+    # the recordings.
     for i, start in enumerate(starts):
         spectrum = np.fft.rfft(audio[:, start : start + size] * window, axis=1)
         found[:, i] = np.log1p((np.abs(spectrum) ** 2 @ banks) / 1e-3)
@@ -226,8 +234,10 @@ def log_mel(
 
 
 def _triangles(size: int, bands: int, low: float, high: float) -> np.ndarray:
-    """Weights of the spectrum's bins in each band, `[bins, bands]`."""
+    """Computes the weights of the spectrum's bins in each band, `[bins, bands]`."""
     first, last = (2595 * np.log10(1 + f / 700) for f in (low, high))
+    # A band rises from the centre of the one before to its own and falls to the next: two edges
+    # more than bands.
     mel = np.linspace(first, last, bands + 2)
     edges = 700 * (10 ** (mel / 2595) - 1)
     bins = np.fft.rfftfreq(size, 1 / RATE)[:, None]

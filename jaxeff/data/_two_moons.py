@@ -33,6 +33,7 @@ def two_moons(
     # Start-up time: scikit-learn takes longer to import than all else.
     from sklearn.datasets import make_moons
 
+    # scikit-learn takes an integer seed: drawn from the key, so that keys decide here too.
     seed = int(jax.random.randint(key, (), 0, np.iinfo(np.int32).max))
     points, classes = make_moons(samples, noise=noise, random_state=seed)
     return points.astype(np.float32), classes.astype(np.int32)

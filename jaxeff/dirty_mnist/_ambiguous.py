@@ -16,7 +16,7 @@ def mix_codes(
     parts: int,
     n: int,
 ) -> Float[np.ndarray, "n latents"]:
-    """Convex combinations of the codes of digits of distinct classes.
+    """Mixes the codes of digits of distinct classes (convex combinations).
 
     Args:
         rng: Source of randomness.
@@ -31,12 +31,16 @@ def mix_codes(
     Raises:
         ValueError: The labels name fewer classes than there are parts.
     """
+    # Sorted by class, the digits of a class are a run, drawn from by its start and length.
     order = np.argsort(labels, kind="stable")
     _, starts, counts = np.unique(labels[order], return_index=True, return_counts=True)
     if not 1 <= parts <= len(starts):
         raise ValueError(f"can't mix {parts} digits of distinct classes out of {len(starts)}")
+    # The order of uniform draws is a random permutation of the classes: its first entries are
+    # distinct, each class equally likely.
     classes = np.argsort(rng.random((n, len(starts))), axis=1)[:, :parts]
     digits = order[starts[classes] + rng.integers(counts[classes])]
+    # Dirichlet with all parameters 1: uniform on the simplex.
     weights = rng.dirichlet(np.ones(parts), n).astype(codes.dtype)
     return np.einsum("np,npl->nl", weights, codes[digits])
 
@@ -99,7 +103,9 @@ def balance_entropy(
             f"{n} images are wanted, but only {inside.sum()} candidates have an entropy of "
             f"{low} to {high} nats"
         )
+    # `digitize` puts the last edge into a bin of its own, `histogram` into the last bin.
     held = counts[np.clip(np.digitize(entropy, edges) - 1, 0, bins - 1)]
+    # h candidates of weight h**(power - 1) give their bin the weight h**power.
     weights = np.where(inside, np.maximum(held, 1) ** (power - 1.0), 0.0)
     return rng.choice(len(entropy), n, replace=False, p=weights / weights.sum())
 
@@ -108,8 +114,9 @@ def balance_entropy(
 def draw_labels(
     rng: np.random.Generator, probs: Float[np.ndarray, "n classes"], labels: int
 ) -> Int[np.ndarray, "n labels"]:
-    """Draws labels independently from each image's class probabilities."""
+    """Draws labels independently from each image's class probabilities (inverse transform)."""
     edges = np.cumsum(probs, axis=1)
+    # The last edge is 1 exactly: rounded below it, a draw could fall beyond the last class.
     edges /= edges[:, -1:]
     drawn = rng.random((len(probs), labels, 1)) >= edges[:, None, :]
     return drawn.sum(-1).astype(np.int32)
@@ -117,5 +124,5 @@ def draw_labels(
 
 @takes(images=reals(nan=True, empty=True))
 def stretch_contrast(images: Float[Array, "..."]) -> Float[Array, "..."]:
-    """Bring decoded images, which are soft, to MNIST's pixel statistics: clip(1.2 x - 0.15)."""
+    """Stretches decoded images, which are soft, to MNIST's contrast: clip(1.2 x - 0.15)."""
     return jnp.clip(1.2 * images - 0.15, 0, 1)

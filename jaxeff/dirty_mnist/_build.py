@@ -1,4 +1,4 @@
-"""Makes the ambiguous images: train the networks, search mixtures, balance and label them."""
+"""Makes the ambiguous images: trains the networks, searches mixtures, balances and labels."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +19,7 @@ Say = Callable[[str], None]
 def build(
     recipe: Recipe, source: Dataset, folder: Path, say: Say | None
 ) -> dict[str, dict[str, np.ndarray]]:
-    """Returns the ambiguous images of both splits.
+    """Makes the ambiguous images of both splits.
 
     Args:
         recipe: How.
@@ -55,7 +55,9 @@ def build(
 
     made = {}
     for i, (split, (images, labels, n)) in enumerate(splits.items()):
+        # A generator for each split: how many draws one takes doesn't change the other.
         rng = np.random.default_rng([recipe.seed, i])
+        # More candidates than wanted, so that balancing has some to choose from in every bin.
         found = search(rng, recipe, judge, encode(vae, images), labels, recipe.surplus * n, tell)
         rows = balance_entropy(
             rng,

@@ -25,7 +25,7 @@ def dirty_mnist(
     root: str | os.PathLike[str] | None = None,
     progress: Say | None = print,
 ) -> DirtyMNIST:
-    """MNIST and ambiguous digits made from it.
+    """Loads MNIST and ambiguous digits made from it, or makes them.
 
     The first call trains the networks and makes the images, about ten minutes on one core; it can
     be killed and called again, and goes on. Later calls read the file it leaves, which holds a
@@ -50,6 +50,7 @@ def dirty_mnist(
     source = load(recipe.source, root)
     digest = recipe.digest(source)
     place = Path(folder) if folder is not None else cache_folder() / "dirty-mnist"
+    # A folder per recipe and source: data sets of several recipes stay side by side.
     place = place.expanduser() / digest
     path = place / "ambiguous.safetensors"
     metadata = {"digest": digest, "recipe": _plain(recipe)}
@@ -57,6 +58,7 @@ def dirty_mnist(
         stored = _read(path, metadata)
     except FileNotFoundError:
         stored = None
+    # A damaged file is no reason to fail: all that it held can be made again.
     except CheckpointError as error:
         warnings.warn(f"Dirty-MNIST is built again: {error}", stacklevel=2)
         stored = None

@@ -19,14 +19,14 @@ from jaxeff.training import CheckpointError, Loss, cross_entropy, fit, stateless
 
 
 def to_unit(images: Any) -> jax.Array:
-    """Pixels of 0 to 1 from uint8 ones."""
+    """Converts uint8 pixels to 0 to 1."""
     return jnp.asarray(images, jnp.float32) / 255
 
 
 def train_vae(
     key: jax.Array, recipe: Recipe, source: Dataset, path: Path, progress: bool | None
 ) -> Any:
-    """Returns the autoencoder's parameters, trained on the source's training images.
+    """Trains the autoencoder on the source's training images, and returns its parameters.
 
     Args:
         key: Random key.
@@ -44,6 +44,7 @@ def train_vae(
         return negative_evidence_bound(logits, mean, log_var, x)
 
     steps = len(source.train_images) // recipe.batch_size
+    # The schedule counts updates, the recipe epochs.
     rate = optax.piecewise_constant_schedule(
         recipe.vae_rate, {epoch * steps: 0.2 for epoch in recipe.vae_drops}
     )
@@ -58,7 +59,7 @@ def train_vae(
 def train_member(
     key: jax.Array, recipe: Recipe, source: Dataset, path: Path, progress: bool | None
 ) -> Any:
-    """Returns the parameters of one LeNet of the ensemble; see `train_vae`."""
+    """Trains one LeNet of the ensemble, and returns its parameters; see `train_vae`."""
     init_key, fit_key = jax.random.split(key)
     f, params = functional(_lenet(init_key))
     steps = len(source.train_images) // recipe.batch_size
@@ -92,7 +93,7 @@ def _fit(
     path: Path,
     progress: bool | None,
 ) -> Any:
-    """Returns the trained parameters: from the checkpoint on, or anew where it is of no use."""
+    """Trains, from the checkpoint on or anew where it is of no use; returns the parameters."""
     train = partial(
         fit,
         key,

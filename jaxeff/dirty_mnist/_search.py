@@ -21,7 +21,7 @@ BATCH = 1000
 
 
 class Judged(NamedTuple):
-    """Images, and what the ensemble says of them.
+    """Images, and what the ensemble predicts for them.
 
     Attributes:
         images: uint8, ``[n, 28, 28, 1]``.
@@ -38,7 +38,7 @@ Judge = Callable[[Float[np.ndarray, "n latents"]], Judged]
 
 
 def make_judge(recipe: Recipe, source: str, vae: Any, members: list[Any]) -> Judge:
-    """A function that decodes codes ``[BATCH, latents]`` and lets the ensemble judge the images.
+    """Makes a function that decodes codes ``[BATCH, latents]`` and judges the images.
 
     Args:
         recipe: Recipe that holds the bounds of ambiguity.
@@ -46,6 +46,7 @@ def make_judge(recipe: Recipe, source: str, vae: Any, members: list[Any]) -> Jud
         vae: The autoencoder's parameters.
         members: The LeNets' parameters.
     """
+    # Structure and shapes are enough: parameters come with each call, none are made here.
     decode, _ = functional(nnx.eval_shape(lambda: VAE(rngs=nnx.Rngs(0))), method="decode")
     lenet, _ = functional(nnx.eval_shape(lambda: LeNet5(padding="VALID", rngs=nnx.Rngs(0))))
 
@@ -97,8 +98,10 @@ def search(
     kept: list[Judged] = []
     tried = found = 0
     for _ in range(recipe.rounds):
+        # Every number of parts as often, in batches of one size: one program for the search.
         for parts in recipe.parts * -(-recipe.candidates // (len(recipe.parts) * BATCH)):
             judged: Judged = jax.device_get(judge(mix_codes(rng, codes, labels, parts, BATCH)))
+            # Selected on the host: how many are ambiguous is known only there.
             kept.append(Judged(*(array[judged.ambiguous] for array in judged)))
             tried, found = tried + BATCH, found + len(kept[-1].probs)
         tell(f"{found:,} ambiguous images among {tried:,} mixtures")

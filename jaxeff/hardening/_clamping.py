@@ -48,6 +48,7 @@ def clamped(low: float, high: float) -> optax.GradientTransformation:
     check_number("high", high, low=low, finite=False)
 
     def update(updates: Any, params: Any) -> Any:
+        # What is clipped is the sum: an update within the bounds may still leave them.
         after = optax.tree.clip(optax.apply_updates(params, updates), low, high)
         return jax.tree.map(lambda new, old: new - old, after, params)
 

@@ -40,7 +40,7 @@ def distilled(
     keyed: bool = False,
     mutable: bool = False,
 ) -> Loss:
-    """Returns the loss of a student that is taught by labels and by another network.
+    """Makes the loss of a student that learns from labels and from another network.
 
     Args:
         f: The student, `f(params, x) -> logits` of shape `[batch, classes]`.
@@ -67,9 +67,11 @@ def distilled(
         logits, state = call(key, params, state, x)
         each = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
         hard = (each * in_range(labels, logits).astype(each.dtype)).mean()
+        # A target: no gradient reaches the teacher, even if it shares what is trained.
         taught = jax.nn.log_softmax(jax.lax.stop_gradient(teacher(x)) / temperature)
         learned = jax.nn.log_softmax(logits / temperature)
         soft = optax.losses.kl_divergence_with_log_targets(learned, taught).mean()
+        # Gradients of the soft part fall as 1 / T**2 (Hinton et al., section 2): made up for here.
         value = (1 - weight) * hard + weight * temperature**2 * soft
         accuracy = jnp.mean(jnp.argmax(logits, axis=-1) == labels)
         return value, ({"accuracy": accuracy, "divergence": soft}, state)

@@ -50,6 +50,7 @@ def scaled(spec: Any, factor: Any) -> Any:
     """
 
     def scale(path: Any, level: Any) -> Any:
+        # A model that names its levels has other numbers too (a time, a device), which stay.
         if _names_levels(level):
             levels = {name: getattr(level, name) for name in level.levels}
             return dataclasses.replace(level, **scaled(levels, factor))
@@ -74,7 +75,7 @@ def _names_levels(node: Any) -> bool:
 
 @takes(loss_at=of_form("loss_at(level)"), schedule=of_form("schedule(step)"))
 def incremental(loss_at: Callable[[Any], Loss], schedule: optax.Schedule) -> Callable[[Any], Loss]:
-    """Noisy training whose levels follow a schedule of the training step.
+    """Makes noisy training whose levels follow a schedule of the training step.
 
     Args:
         loss_at: The loss of a setting.
@@ -86,6 +87,7 @@ def incremental(loss_at: Callable[[Any], Loss], schedule: optax.Schedule) -> Cal
 
     def at(setting: Any) -> Loss:
         def loss(key: Any, params: Any, state: Any, batch: Any, step: Any) -> Any:
+            # Levels are leaves and the step is traced: all steps are one compiled program.
             now = scaled(setting, schedule(step))
             return loss_at(now)(key, params, state, batch, step)
 

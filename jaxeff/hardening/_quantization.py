@@ -35,7 +35,7 @@ LARGEST = {4: 15.0, 8: 256.0}
 def relu_quantization(
     bits: int, *, last: str, scale: float | None = None, activations: str = "relu*"
 ) -> dict[str, Int | None]:
-    """Returns the settings of quantization-aware training.
+    """Makes the settings of quantization-aware training.
 
     Args:
         bits: Bit width of weights and activations.
@@ -60,6 +60,7 @@ def relu_quantization(
                 "range itself: {activations: Int(bits, at='output', weights=False, range=...)}."
             )
         largest = scale * LARGEST[bits]
+    # A name is more specific than a kind: for the last layer its own entry applies.
     return {
         last: Int(bits, per="tensor", activations=False),
         "*:linear": Int(bits, activations=False),

@@ -61,12 +61,16 @@ def sharpness_aware(
 
     def descend(grads: Any, params: Any) -> Any:
         scales = jax.tree.map(lambda w: jnp.abs(w) + eta if adaptive else jnp.ones_like(w), params)
+        # T g, whose norm is in the denominator; multiplied by T once more below.
         steep = jax.tree.map(jnp.multiply, scales, grads)
         norm = optax.tree.norm(steep)
+        # At a stationary point there is no direction: any divisor makes the step zero.
         length = rho / jnp.where(norm > 0, norm, 1)
         # A descent, as optimizers return one; `sam` turns it round.
         return jax.tree.map(lambda t, s: -length * t * s, scales, steep)
 
+    # Opaque: `sam` evaluates the second gradient itself, so that an update is a whole step and a
+    # schedule counts it once.
     worst = sam(optimizer, optax.stateless(descend), sync_period=2, opaque_mode=True)
 
     def update(

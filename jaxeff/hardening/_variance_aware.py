@@ -105,7 +105,7 @@ def variance_aware(
     form: str = "half_normal",
     ramp_steps: int = 0,
 ) -> Callable[[Variable], Loss]:
-    """Noisy training with a level per image.
+    """Makes noisy training with a level per image.
 
     Args:
         loss_at: The loss of a batch whose images have these noise levels.
@@ -120,11 +120,14 @@ def variance_aware(
 
     def at(setting: Variable) -> Loss:
         def loss(key: Any, params: Any, state: Any, batch: Any, step: Any) -> Any:
+            # Levels have a key of their own: drawn with the noise's, they would be correlated with
+            # it.
             level_key, key = jax.random.split(key)
             sigma, theta, alpha = setting
             size = count_examples(batch)
             levels = vant(level_key, sigma, theta, size, alpha=alpha, form=form)
             if ramp_steps:
+                # Selected, not branched: the step is traced, and both phases are one program.
                 levels = jnp.where(step < ramp_steps, sigma * step / ramp_steps, levels)
             return loss_at(levels)(key, params, state, batch, step)
 

@@ -26,32 +26,33 @@ RRELU_SLOPE = (1 / 8 + 1 / 3) / 2
 
 
 def prelu(x: Float[Array, "*n"], slope: Float[Array, ""] | float = PRELU_START) -> Array:
-    """ReLU with a given slope below zero (He et al. 2015, arXiv 1502.01852)."""
+    """Computes ReLU with a given slope below zero (He et al. 2015, arXiv 1502.01852)."""
     return jnp.where(x >= 0, x, slope * x)
 
 
 def softshrink(x: Array, threshold: float = 0.5) -> Array:
-    """Soft shrinkage, `sign(x) max(|x| - threshold, 0)`."""
+    """Computes soft shrinkage, `sign(x) max(|x| - threshold, 0)`."""
     return jnp.sign(x) * jnp.maximum(jnp.abs(x) - threshold, 0)
 
 
 def hardshrink(x: Array, threshold: float = 0.5) -> Array:
-    """Hard shrinkage, x where |x| > threshold, else 0."""
+    """Computes hard shrinkage, x where |x| > threshold, else 0."""
     return jnp.where(jnp.abs(x) > threshold, x, 0)
 
 
 def tanhshrink(x: Array) -> Array:
-    """Tanh shrinkage, x - tanh(x)."""
+    """Computes tanh shrinkage, x - tanh(x)."""
     return x - jnp.tanh(x)
 
 
 def gelu_exact(x: Array) -> Array:
-    """GELU without the tanh approximation, x Phi(x)."""
+    """Computes GELU without the tanh approximation, x Phi(x)."""
+    # PyTorch's default; JAX's is the approximation.
     return jax.nn.gelu(x, approximate=False)
 
 
 def softmin(x: Float[Array, "*n features"]) -> Array:
-    """Softmax of ``-x`` over the last axis."""
+    """Computes the softmax of ``-x`` over the last axis."""
     return jax.nn.softmax(-x)
 
 

@@ -13,11 +13,12 @@ from jaxtyping import Array, Float
 def avg_pool(
     x: Float[Array, "... height width channels"], window: tuple[int, ...], strides: tuple[int, ...]
 ) -> Float[Array, "... rows columns channels"]:
-    """Returns the mean of each window, without padding; as `flax.nnx.avg_pool`.
+    """Averages each window, without padding; as `flax.nnx.avg_pool`.
 
     Args:
       x: Images, channels last.
       window: Its height and width.
       strides: Steps between windows.
     """
+    # A Python integer is weakly typed: the quotient keeps the dtype of the images.
     return linen.pool(x, 0.0, jax.lax.add, window, strides, "VALID") / math.prod(window)

@@ -35,6 +35,8 @@ class Block(nnx.Module):
         gain = 2.0 if batch_norm else 2.0 / blocks
         self.conv2 = conv(width, width, 3, 1, batch_norm, gain=gain, rngs=rngs)
         self.project = stride != 1 or channels != width
+        # Strides and widths change the shape of the sum, so the shortcut has to follow it. No ReLU
+        # comes after it alone, hence the gain of 1.
         if self.project:
             self.shortcut = conv(channels, width, 1, stride, batch_norm, gain=1.0, rngs=rngs)
         if batch_norm:
@@ -65,19 +67,22 @@ def conv(
     gain: float = 2.0,
     rngs: nnx.Rngs,
 ) -> nnx.Conv:
-    """Returns a convolution that starts as He et al. do (arXiv 1502.01852) with ``gain`` 2."""
+    """Makes a convolution initialized as by He et al. (arXiv 1502.01852) with ``gain`` 2."""
     return nnx.Conv(
         channels,
         width,
         (kernel, kernel),
         strides=stride,
+        # Symmetric, as the original pads: "SAME" pads a strided convolution at one end only.
         padding=kernel // 2,
+        # Batch norm subtracts the mean, so a bias before it has no effect.
         use_bias=not batch_norm,
+        # Keeps the variance under ReLU: n Var(w) / 2 = 1, He et al., eq. 10.
         kernel_init=nnx.initializers.variance_scaling(gain, "fan_in", "truncated_normal"),
         rngs=rngs,
     )
 
 
 def bn(width: int, *, rngs: nnx.Rngs) -> nnx.BatchNorm:
-    """Returns a batch norm with the running statistics' momentum that ResNets have."""
+    """Makes a batch norm with the momentum that ResNets have for running statistics."""
     return nnx.BatchNorm(width, momentum=0.9, epsilon=1e-5, rngs=rngs)

@@ -19,7 +19,7 @@ from jaxtyping import Array, Float
 def cubic_basis(
     x: Float[Array, "*n"], intervals: int, limits: tuple[float, float]
 ) -> Float[Array, "*n basis"]:
-    """Returns the cubic B-splines on evenly spaced knots, at ``x``.
+    """Evaluates the cubic B-splines on evenly spaced knots, at ``x``.
 
     Args:
         x: Points at which to evaluate the splines.
@@ -35,6 +35,8 @@ def cubic_basis(
     centres = jnp.arange(-1, intervals + 2, dtype=x.dtype)
     centres = centres.reshape((1,) * x.ndim + (-1,))
     distance = jnp.abs((x[..., None] - low) / spacing - centres)
+    # The cardinal cubic B-spline by truncated powers of the distance from its centre. Only four of
+    # them are not zero at a point, but all are evaluated: no gather, and gradients throughout.
     return (jax.nn.relu(2 - distance) ** 3 - 4 * jax.nn.relu(1 - distance) ** 3) / 6
 
 
@@ -50,7 +52,7 @@ class SplineActivation(nnx.Module):
         *,
         rngs: nnx.Rngs,
     ):
-        """Start near SiLU.
+        """Initializes the function near SiLU.
 
         Args:
           features: Number of units of the layer for a function each; None for one that all share.

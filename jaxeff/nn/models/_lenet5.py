@@ -22,13 +22,14 @@ POOLS = {"max": nnx.max_pool, "avg": avg_pool}
 
 
 def lenet5_features(size: int, padding: str) -> int:
-    """Returns the number of features before ``fc1`` for square images of ``size`` pixels.
+    """Computes the number of features before ``fc1`` for square images of ``size`` pixels.
 
     Raises:
       ValueError: Unknown padding, or images too small for two 5×5 convolutions.
     """
     if padding not in ("SAME", "VALID"):
         raise ValueError(f"LeNet-5 takes padding 'SAME' or 'VALID' for conv1, not {padding!r}.")
+    # A 5×5 convolution without padding takes 4 pixels off, a pooling halves, rounding down.
     side = ((size if padding == "SAME" else size - 4) // 2 - 4) // 2
     if side < 1:
         raise ValueError(f"LeNet-5 with padding {padding!r} can't take {size}×{size} images.")
@@ -88,6 +89,7 @@ class LeNet5(nnx.Module):
         for i, conv in enumerate((self.conv1, self.conv2), 1):
             x = self._activate(i, conv(x))
             x = POOLS[self.pool](x, (2, 2), strides=(2, 2))
+        # Axes before the image's three are kept, however many a transform has put there.
         x = x.reshape(*x.shape[:-3], -1)
         for i, fc in enumerate((self.fc1, self.fc2), 3):
             x = self._activate(i, fc(x))

@@ -70,6 +70,7 @@ class ResNet18(nnx.Module):
         x = self.conv1(x)
         x = jax.nn.relu(self.bn1(x) if self.batch_norm else x)
         if self.stem == "imagenet":
+            # PyTorch's stem: symmetric padding, with -inf, so that the border is never the maximum.
             x = nnx.max_pool(x, (3, 3), strides=(2, 2), padding=((1, 1), (1, 1)))
         for i in range(1, len(STAGES) + 1):
             for block in getattr(self, f"stage{i}"):

@@ -52,7 +52,7 @@ def small_classifier(
     dict[str, Any],
     tuple[Float[Array, "examples 28 28 1"], Int[Array, " examples"]],
 ]:
-    """An untrained convolutional network of 1,618 parameters and some of scikit-learn's digits.
+    """Makes an untrained network of 1,618 parameters and loads some of scikit-learn's digits.
 
     Args:
       examples: Number of images, at most 1,437.

@@ -62,6 +62,7 @@ class TransformerEncoder(nnx.Module):
         if width % heads:
             raise ValueError(f"the width {width} can't be split evenly over {heads} heads.")
         self.embed = nnx.Linear(in_features, width, rngs=rngs)
+        # As BERT and ViT start: small beside the embedding, whose entries are of order 1.
         self.position = nnx.Param(0.02 * jax.random.normal(rngs.params(), (length, width)))
         blocks = [EncoderBlock(width, heads, hidden, rngs=rngs) for _ in range(depth)]
         self.blocks = nnx.List(blocks)

@@ -66,6 +66,8 @@ class VAE(nnx.Module):
     ]:
         """Returns the logits of pixels decoded from one drawn code each, and the codes' moments."""
         mean, log_var = self.encode(x)
+        # Reparameterised (Kingma and Welling, section 2.4), so that gradients reach both heads. The
+        # network gives log variances: any real number is one.
         z = mean + jnp.exp(log_var / 2) * jax.random.normal(key, mean.shape, mean.dtype)
         return self.decode(z), mean, log_var
 
@@ -76,7 +78,7 @@ def negative_evidence_bound(
     log_var: Float[Array, "batch latents"],
     x: Float[Array, "batch ..."],
 ) -> Float[Array, ""]:
-    """Binary cross entropy plus KL divergence from a standard normal, in nats per image.
+    """Computes binary cross entropy plus KL divergence from a standard normal, in nats per image.
 
     Args:
         logits: What the decoder gave.
@@ -88,6 +90,8 @@ def negative_evidence_bound(
         The mean over the batch.
     """
     pixels = x.reshape(logits.shape)
+    # -x log s(l) - (1 - x) log(1 - s(l)) = softplus(l) - x l: no logarithm of a rounded sigmoid.
     cross_entropy = (jax.nn.softplus(logits) - pixels * logits).sum(-1)
+    # In closed form: Kingma and Welling, appendix B.
     divergence = 0.5 * (mean**2 + jnp.exp(log_var) - 1 - log_var).sum(-1)
     return (cross_entropy + divergence).mean()

@@ -49,6 +49,7 @@ class VGG11(nnx.Module):
         self.batch_norm = batch_norm
         self.head = head
         channels = in_channels
+        # Without batch norm, eight layers of another scale would not train: He et al., eq. 10.
         init = nnx.initializers.he_normal()
         for i, width in enumerate((width for stage in STAGES for width in stage), 1):
             conv = nnx.Conv(channels, width, (3, 3), padding=1, kernel_init=init, rngs=rngs)
@@ -86,7 +87,7 @@ class VGG11(nnx.Module):
 
 
 def _resize_pool(x: jax.Array, size: int) -> jax.Array:
-    """Adaptive average pooling to ``size``×``size`` where one size divides the other."""
+    """Pools by averages to ``size``×``size``, adaptively; one size must divide the other."""
     height, width, channels = x.shape[-3:]
     if (height, width) == (size, size):
         return x
