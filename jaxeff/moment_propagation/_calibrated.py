@@ -47,7 +47,7 @@ class Calibrated:
 
 
 def is_scaled(layer: Layer, result: Any) -> bool:
-    """Whether a layer's result may have a factor."""
+    """Returns whether a layer's result may have a factor."""
     if not is_random(result) or isinstance(result, Activated) or not layer.site:
         return False
     joins = sum(v.is_data for v in layer.inputs) > 1

@@ -82,7 +82,7 @@ class Propagation:
     def layer(
         self, factors: Mapping[str, Any], layer: Layer, key: Any, *values: Any
     ) -> Sequence[Any]:
-        """The moments of one layer: the rule `evaluate` calls."""
+        """Computes the moments of one layer: the rule `evaluate` calls."""
         outputs = self._moments(layer, key, values)
         if not self.differentiable:
             outputs = [_held(value) for value in outputs]

@@ -40,7 +40,7 @@ MOST_ENTRIES = 2**22
 
 
 def has_rule(layer: Layer, random: Sequence[Value]) -> bool:
-    """Whether a layer with products is exact by expansion, at an acceptable cost."""
+    """Returns whether a layer with products is exact by expansion, at an acceptable cost."""
     return degree(layer, random) <= 2 and (is_gram(layer.nodes) or is_affordable(layer, random))
 
 
@@ -57,7 +57,7 @@ def is_gram(nodes: Sequence[Node]) -> bool:
 
 
 def is_affordable(layer: Layer, random: Sequence[Value]) -> bool:
-    """Whether the derivatives fit into `MOST_ENTRIES`."""
+    """Returns whether the derivatives fit into `MOST_ENTRIES`."""
     sizes = [v.aval.size for v in (*layer.inputs, *(v for n in layer.nodes for v in n.outputs))]
     if not all(isinstance(size, int) for size in sizes):
         return False  # symbolic
@@ -71,7 +71,7 @@ def is_affordable(layer: Layer, random: Sequence[Value]) -> bool:
 
 
 def second_order(layer: Layer, random: Sequence[Value], values: dict[Value, Any]) -> Any:
-    """Moments of a layer's results by expansion to second order at the means.
+    """Computes the moments of a layer's results by expansion to second order at the means.
 
     Args:
         layer: Equations with floating-point results.

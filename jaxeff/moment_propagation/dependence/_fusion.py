@@ -282,7 +282,7 @@ def _in_order(nodes: Iterable[Node]) -> tuple[Node, ...]:
 
 
 def _repeats(node: Node, random: Sequence[Value]) -> bool:
-    """Whether a loop reads the same random value at every step."""
+    """Returns whether a loop reads the same random value at every step."""
     if node.primitive is p.scan_p:
         fixed = node.inputs[: node.params["num_consts"]]
         return any(v in random for v in fixed if isinstance(v, Value))
@@ -298,7 +298,7 @@ def _is_chain(nodes: Sequence[Node]) -> bool:
 
 
 def _is_curved(layer: Layer, random: Sequence[Value]) -> bool:
-    """Whether a layer is a pointwise function, and none of degree one."""
+    """Returns whether a layer is a pointwise function, and none of degree one."""
     if not _is_chain(layer.nodes):
         return False
     found = degrees(layer.nodes, random)

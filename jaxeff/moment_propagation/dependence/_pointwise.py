@@ -45,7 +45,7 @@ _PRODUCTS = {p.mul_p, *prim.LINEAR}
 
 
 def is_pointwise(eqn: Any) -> bool:
-    """Whether an equation is a function of single entries that quadrature can integrate."""
+    """Returns whether an equation is a function of single entries that quadrature can integrate."""
     if eqn.primitive in prim.CALLS | prim.CUSTOM:
         return all(is_pointwise(e) for e in _compat.sub_jaxprs(eqn)[0].jaxpr.eqns)
     if eqn.primitive in _CONSTANT_MOVES:
@@ -55,7 +55,7 @@ def is_pointwise(eqn: Any) -> bool:
 
 
 def is_limited(nodes: Sequence[Node]) -> bool:
-    """Whether pointwise equations may be undefined for some real operands.
+    """Returns whether pointwise equations may be undefined for some real operands.
 
     Logarithms and roots of what is never negative (a softplus) don't count.
     """
@@ -70,7 +70,7 @@ def is_limited(nodes: Sequence[Node]) -> bool:
 
 
 def _signs(eqn: Any, operands: Sequence[bool]) -> tuple[list[bool], bool]:
-    """Whether each result is never negative, and whether an equation may be undefined."""
+    """Returns whether each result is never negative, and whether an equation may be undefined."""
     if eqn.primitive in prim.CALLS | prim.CUSTOM:
         return _signs_of_body(_compat.sub_jaxprs(eqn)[0], operands)
     signs = [
@@ -102,7 +102,7 @@ def _signs_of_body(closed: Any, operands: Sequence[bool]) -> tuple[list[bool], b
 
 
 def are_smooth(nodes: Sequence[Node], variables: Sequence[Value], results: Sequence[Value]) -> bool:
-    """Whether results are twice differentiable functions of variables, inside their domain.
+    """Returns whether results are twice differentiable functions of variables, inside their domain.
 
     What only enters through `stop_gradient`, as softmax's maximum, doesn't count.
     """

@@ -112,12 +112,12 @@ def _across(
 
 
 def _places(nodes: Sequence[Node]) -> bool:
-    """Whether an equation puts several values side by side, and others follow."""
+    """Returns whether an equation puts several values side by side, and others follow."""
     return any(n.primitive in PLACING and len(n.values) > 1 for n in nodes[:-1])
 
 
 def _meets(node: Node) -> bool:
-    """Whether entries of different operands are combined, rather than put side by side."""
+    """Returns whether entries of different operands are combined, rather than put side by side."""
     if len(node.values) < 2:
         return False
     given = [{None: identity(getattr(a.aval, "shape", ()))} for a in node.inputs]

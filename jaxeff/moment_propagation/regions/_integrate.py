@@ -70,7 +70,7 @@ _MAX_KINKS = 4
 
 
 def region(layer: Layer, values: Sequence[Any], rules: Mapping[Any, Rule], note: Note) -> list[Any]:
-    """The moments of a layer as one function of its random inputs.
+    """Computes the moments of a layer as one function of its random inputs.
 
     Args:
         layer: A layer with at least one random input; those it has are taken as independent.
@@ -260,7 +260,7 @@ def _made_by(value: Value, nodes: Sequence[Node]) -> bool:
 def _is_affine(
     node: Node, variable: Value, nodes: Sequence[Node], outputs: Sequence[Value], env: Environment
 ) -> bool:
-    """Whether `node` alone reads `variable`, as an affine function of it."""
+    """Returns whether `node` alone reads `variable`, as an affine function of it."""
     readers = [n for n in nodes if variable in n.values]
     if readers != [node] or variable in outputs:
         return False
@@ -359,7 +359,7 @@ def _moments(symbol: Any, value: Value, x: Any) -> Any:
 
 
 def _has_pole(node: Node, root: Value) -> bool:
-    """Whether a function has a pole or a branch at zero, and a rule that knows it."""
+    """Returns whether a function has a pole or a branch at zero, and a rule that knows it."""
     if node.primitive is p.integer_pow_p:
         return node.eqn.params["y"] < 0
     if node.primitive is p.pow_p:

@@ -81,7 +81,7 @@ def _broadcast_of_vector(value: Value, made: Mapping[Value, Layer]) -> list[Laye
 
 
 def _is_broadcast(nodes: Sequence[Node]) -> bool:
-    """Whether one equation only adds axes before the last one, or repeats along them."""
+    """Returns whether one equation only adds axes before the last one, or repeats along them."""
     if len(nodes) != 1 or len(nodes[0].values) != 1:
         return False
     (node,) = nodes
@@ -109,7 +109,7 @@ def _drop_unread(program: Program, candidates: set[Layer]) -> None:
 def linear_patterns(
     layer: Layer, values: Sequence[Any], rules: Mapping[Any, Rule]
 ) -> list[Any] | None:
-    """The moments of a layer of several equations as one composite.
+    """Computes the moments of a layer of several equations as one composite.
 
     Args:
         layer: A layer with a random input, after `with_bias_vectors`.

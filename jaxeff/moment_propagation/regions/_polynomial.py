@@ -85,7 +85,7 @@ class Reader(symbolic.Reader):
 
 
 def is_nondecreasing(x: Pieces) -> bool:
-    """Whether a piecewise linear function with known coefficients never decreases."""
+    """Returns whether a piecewise linear function with known coefficients never decreases."""
     linear = all(
         isinstance(v, tuple) and len(v) <= 2 and all(isinstance(c, float) for c in v)
         for v in x.values

@@ -45,7 +45,7 @@ def split_slices(layer: Layer, values: Sequence[Any]) -> tuple[Layer, list[Any]]
 
 
 def _are_apart(readers: Sequence[Node]) -> bool:
-    """Whether equations take parts of their operand that don't overlap."""
+    """Returns whether equations take parts of their operand that don't overlap."""
     if len(readers) == 1:
         return readers[0].primitive is split_p
     if len(readers) < 2 or any(n.primitive is not p.slice_p for n in readers):

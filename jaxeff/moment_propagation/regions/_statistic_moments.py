@@ -97,7 +97,7 @@ def _sum_of_exponentials(s: Statistic, x: Gaussian) -> Gaussian:
 
 
 def _power_of(s: Statistic, x: Gaussian) -> Gaussian:
-    """The moments of the variance or mean square that the name ends with."""
+    """Computes the moments of the variance or mean square that the name ends with."""
     mean_square = s.name.endswith("mean square")
     rule = normalization.mean_square if mean_square else normalization.variance
     return rule(x, s.axes, s.eps)

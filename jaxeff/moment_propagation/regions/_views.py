@@ -50,7 +50,7 @@ def by_views(
     values: Mapping[Value, Any],
     independent: Callable[[Layer, dict[Value, Any]], list[Any] | None],
 ) -> list[Any] | None:
-    """Moments of a layer that is a pointwise function, or one product, of views.
+    """Computes the moments of a layer that is a pointwise function, or one product, of views.
 
     Args:
         layer: Its equations.
@@ -254,7 +254,7 @@ def _terms(index: Index, batch: Sequence[int], contracted: Sequence[int]) -> Ind
 
 
 def _mixes(left: Index, right: Index) -> bool:
-    """Whether different terms of one sum hold the same entry."""
+    """Returns whether different terms of one sum hold the same entry."""
     both = np.concatenate([left.reshape(-1, left.shape[-1]), right.reshape(-1, right.shape[-1])])
     place = np.broadcast_to(np.arange(both.shape[-1]), both.shape)
     held = both >= 0

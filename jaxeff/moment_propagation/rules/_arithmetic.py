@@ -33,7 +33,7 @@ Value = Array | Random
 
 
 def mean_of(x: Value) -> Array:
-    """The mean of a random array; a deterministic one is its own mean."""
+    """Returns the mean of a random array; a deterministic one is its own mean."""
     return x.mean if is_random(x) else x
 
 
@@ -42,7 +42,7 @@ def map_linear(op: Callable[[Array], Array], x: Random) -> Gaussian: ...
 @overload
 def map_linear(op: Callable[[Array], Array], x: Array) -> Array: ...
 def map_linear(op: Callable[[Array], Array], x: Value) -> Array | Gaussian:
-    """Apply `op`, which only moves, copies or drops entries, to mean and variance alike."""
+    """Applies `op`, which only moves, copies or drops entries, to mean and variance alike."""
     return Gaussian(op(x.mean), op(x.var)) if is_random(x) else op(x)
 
 
@@ -51,19 +51,19 @@ def negate(x: Random) -> Gaussian: ...
 @overload
 def negate(x: Array) -> Array: ...
 def negate(x: Value) -> Array | Gaussian:
-    """Moments of -x."""
+    """Computes the moments of -x."""
     return Gaussian(-x.mean, x.var) if is_random(x) else -x
 
 
 def add(x: Value, y: Value) -> Array | Gaussian:
-    """Moments of x + y for independent operands."""
+    """Computes the moments of x + y for independent operands."""
     total = mean_of(x) + mean_of(y)
     variances = [jnp.broadcast_to(v.var, total.shape) for v in (x, y) if is_random(v)]
     return Gaussian(total, sum(variances[1:], variances[0])) if variances else total
 
 
 def subtract(x: Value, y: Value) -> Array | Gaussian:
-    """Moments of x - y for independent operands."""
+    """Computes the moments of x - y for independent operands."""
     return add(x, negate(y))
 
 
@@ -74,34 +74,37 @@ def multiply(x: Value, y: Random) -> Gaussian: ...
 @overload
 def multiply(x: Array, y: Array) -> Array: ...
 def multiply(x: Value, y: Value) -> Array | Gaussian:
-    """Moments of x * y for independent operands."""
+    """Computes the moments of x * y for independent operands."""
     if not is_random(x):
         if not is_random(y):
             return x * y
         return Gaussian(x * y.mean, (x * x) * y.var)
     if not is_random(y):
         return Gaussian(x.mean * y, x.var * (y * y))
+    # Var[xy] = E[x^2] Var[y] + Var[x] E[y]^2: unlike E[x^2] E[y^2] - (E[x] E[y])^2 a sum of
+    # non-negative terms, which keeps a small variance in float32.
     return Gaussian(x.mean * y.mean, x.second_moment * y.var + x.var * (y.mean * y.mean))
 
 
 def divide(x: Value, y: Value) -> Array | Gaussian:
-    """Moments of x / y for independent operands; those of 1 / y are of one away from zero."""
+    """Computes the moments of x / y for independent operands, with y kept away from zero."""
     if is_random(y):
         return multiply(x, power(y, -1.0))
     return Gaussian(x.mean / y, x.var / (y * y)) if is_random(x) else x / y
 
 
 def select(mask: Array, *cases: Value) -> Array | Gaussian:
-    """Moments of `lax.select_n(mask, *cases)` under a deterministic mask."""
+    """Computes the moments of `lax.select_n(mask, *cases)` under a deterministic mask."""
     mean = lax.select_n(mask, *(mean_of(case) for case in cases))
     if not any(is_random(case) for case in cases):
         return mean
+    # The mask is certain, so every entry is one case's: there is no mixture whose means spread.
     zero = jnp.zeros(mean.shape, mean.dtype)
     return Gaussian(mean, lax.select_n(mask, *(c.var if is_random(c) else zero for c in cases)))
 
 
 def concatenate(values: list[Value], axis: int) -> Array | Gaussian:
-    """Moments of the concatenation of random and deterministic arrays along `axis`."""
+    """Computes the moments of the concatenation of random and deterministic arrays along `axis`."""
     mean = jnp.concatenate([mean_of(v) for v in values], axis)
     if not any(is_random(v) for v in values):
         return mean
@@ -112,30 +115,34 @@ def concatenate(values: list[Value], axis: int) -> Array | Gaussian:
 def log_normal_parameters(
     x: Random,
 ) -> tuple[Float[Array, "*shape"], Float[Array, "*shape"]]:
-    """Mean and variance of log|x| for the log-normal with the mean and variance of `x`."""
+    """Computes mean and variance of log|x| for the log-normal with the moments of `x`."""
     x = to_variance(x)
+    # The squared coefficient of variation. Divided twice, for the square of a small mean
+    # underflows; log1p keeps it where it is below the machine epsilon.
     safe = jnp.where(x.mean == 0, 1, x.mean)
     log_var = jnp.log1p(x.var / safe / safe)
     return jnp.log(jnp.abs(x.mean)) - 0.5 * log_var, log_var
 
 
 def log(x: Random) -> Gaussian:
-    """The logarithm's moments, NaN where the mean is negative."""
+    """Computes the moments of the logarithm; NaN where the mean is negative."""
     mu, var = log_normal_parameters(x)
     log_normal = Gaussian(jnp.where(x.mean < 0, jnp.nan, mu), var)
+    # log x = log m + log(x / m): the second term alone varies, whatever the scale of x.
     relative = _away_from_zero(x, jnp.log)
     shift = jnp.where(x.mean < 0, jnp.nan, jnp.log(jnp.where(x.mean > 0, x.mean, 1)))
     return _mixed(x, log_normal, Gaussian(shift + relative.mean, relative.var))
 
 
 def power(x: Random, exponent: float | Array) -> Gaussian:
-    """Moments of `x ** exponent`; the sign of a negative mean is kept.
+    """Computes the moments of `x ** exponent`; the sign of a negative mean is kept.
 
     Args:
         x: Base. Powers that aren't whole numbers of a negative mean are NaN, as in `jnp.power`.
         exponent: Deterministic exponent.
     """
     exponent = jnp.asarray(exponent, x.mean.dtype)
+    # x^p = sign(m)^p |m|^p (x / m)^p: quadrature sees a base near one, whatever the scale of x.
     relative = _away_from_zero(x, lambda ratio: jnp.power(ratio, exponent))
     safe = jnp.where(x.mean == 0, 1, x.mean)
     scale = jnp.power(jnp.abs(safe), exponent)
@@ -145,7 +152,7 @@ def power(x: Random, exponent: float | Array) -> Gaussian:
 
 
 def power_of_log_normal(x: Random, exponent: float | Array) -> Gaussian:
-    """Moments of `x ** exponent` for a log-normal `x`: a variable that can't be negative.
+    """Computes the moments of `x ** exponent` for a log-normal `x`, which is never negative.
 
     Args:
         x: Base, as for `power`.
@@ -153,6 +160,8 @@ def power_of_log_normal(x: Random, exponent: float | Array) -> Gaussian:
     """
     mu, var = log_normal_parameters(x)
     exponent = jnp.asarray(exponent, x.mean.dtype)
+    # A power of a log-normal is one: E[x^p] = exp(p mu + p^2 s^2 / 2), and the relative variance
+    # is exp(p^2 s^2) - 1, which expm1 keeps where it is small.
     magnitude = jnp.exp(exponent * mu + 0.5 * exponent * exponent * var)
     sign = jnp.power(jnp.sign(x.mean), exponent)
     return Gaussian(sign * magnitude, magnitude * magnitude * jnp.expm1(exponent * exponent * var))
@@ -163,7 +172,8 @@ _CLOSEST = 0.1  # of the mean
 
 
 def _away_from_zero(x: Random, fn: Callable[[Array], Array]) -> Gaussian:
-    """Moments of `fn(x / mean)` without what lies close to zero, where the mean doesn't."""
+    """Computes the moments of `fn(x / mean)`, the part of `x` close to zero left out."""
+    # Entries near zero get a stand-in with finite derivatives: `_mixed` takes none of their result.
     safe = jnp.where(_distance(x) > _NEAR, x.mean, 1)
     # Measured in means, so that neither the nodes nor their floor depend on the scale of x.
     spread = jnp.where(_distance(x) > _NEAR, x.var, 0) / safe / safe
@@ -172,12 +182,14 @@ def _away_from_zero(x: Random, fn: Callable[[Array], Array]) -> Gaussian:
 
 
 def _distance(x: Random) -> Array:
-    """How many standard deviations a mean is away from zero; infinite without a variance."""
+    """Returns how many standard deviations a mean is from zero; infinite at a variance of zero."""
+    # The distance only weighs two approximations of one moment: no derivative of the moment passes.
     mean, var = lax.stop_gradient((x.mean, x.var))
     return jnp.where(mean == 0, 0, jnp.abs(mean) * lax.rsqrt(var))
 
 
 def _mixed(x: Random, near: Gaussian, far: Gaussian) -> Gaussian:
+    # Linear from one approximation to the other, so that moments are continuous in the mean.
     share = jnp.clip((_distance(x) - _NEAR) / (_FAR - _NEAR), 0, 1)
 
     def mix(a: Array, b: Array) -> Array:

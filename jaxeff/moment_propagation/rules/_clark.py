@@ -39,7 +39,7 @@ def maximum(x: Value, y: Random) -> Gaussian: ...
 @overload
 def maximum(x: Array, y: Array) -> Array: ...
 def maximum(x: Value, y: Value) -> Array | Gaussian:
-    """Moments of max(x, y) for independent operands (Clark 1961).
+    """Computes the moments of max(x, y) for independent operands (Clark 1961).
 
     Args:
         x: Random or deterministic array.
@@ -56,26 +56,33 @@ def maximum(x: Value, y: Value) -> Array | Gaussian:
     gap = jnp.minimum(jnp.abs(distance), jnp.finfo(x.dtype).max)
     total = x.var + y.var
     scale = inverse_std(total)
+    # The tail functions are zero from there on; further out the product may be infinite.
     t = jnp.minimum(gap * scale, 40)
     _, prob, h = tail(t)
+    # Measured from the variance of the operand with the larger mean, the limit of a large t: the
+    # corrections fade with the tail, and E[M^2] - E[M]^2 is never formed.
     high = jnp.where(distance >= 0, x.var, y.var)
     low = total - high
     var = high - (high - low) * prob - total * h * (t + h)
     return Gaussian(
+        # total * scale is a, but exactly zero, with a finite gradient, where both variances are.
         jnp.maximum(x.mean, y.mean) + total * scale * h,
         jnp.maximum(var, 0),
     )
 
 
 def minimum(x: Value, y: Value) -> Array | Gaussian:
-    """Moments of min(x, y) for independent operands."""
+    """Computes the moments of min(x, y) for independent operands."""
     return negate(maximum(negate(x), negate(y)))
 
 
 def reduce_max(x: Gaussian, axes: tuple[int, ...]) -> Gaussian:
-    """Moments of the maximum over `axes`, by a balanced tree of pairwise maxima per axis."""
+    """Computes the moments of the maximum over `axes`, a balanced tree of pairs per axis."""
+    # The last axis first: removing it leaves the numbers of the others valid.
     for axis in sorted((a % x.ndim for a in axes), reverse=True):
         while (size := x.shape[axis]) > 1:
+            # A tree, not a chain: an entry passes log2(n) approximations by a Gaussian instead of
+            # up to n - 1, and a level is one vectorised maximum. An odd entry waits a level.
             half = size // 2
             parts = [
                 Gaussian(*(lax.slice_in_dim(m, lo, hi, axis=axis) for m in (x.mean, x.var)))
@@ -93,5 +100,5 @@ def reduce_max(x: Gaussian, axes: tuple[int, ...]) -> Gaussian:
 
 
 def reduce_min(x: Gaussian, axes: tuple[int, ...]) -> Gaussian:
-    """Moments of the minimum over `axes`."""
+    """Computes the moments of the minimum over `axes`."""
     return negate(reduce_max(negate(x), axes))

@@ -29,7 +29,7 @@ Sharp edges
   random are exported without a composite.
 - Under `jax.grad`, `jax.vmap` and other transforms of the propagated function the rule is
   transformed, so there is no composite either; nor is there in a module of symbolic sizes.
-- Max pooling is taken before a ReLU that precedes it (`raw.Activated`), so it comes first in an
+- Max pooling is taken before a ReLU that precedes it (`Activated`), so it comes first in an
   export too.
 """
 
@@ -54,7 +54,7 @@ _DTYPES = ("float32", "float64")
 def composite(
     name: str, rule: Callable[..., Gaussian], *operands: Array, **attributes: Attribute
 ) -> Gaussian:
-    """`rule(*operands)`, exported as the composite `jaxeff.<name>`.
+    """Evaluates `rule(*operands)`, which an export keeps as the composite `jaxeff.<name>`.
 
     Args:
         name: The operator, such as "pfp_dense".
@@ -65,6 +65,7 @@ def composite(
     if not _is_uniform(operands):
         return rule(*operands)
 
+    # A composite returns arrays: the Gaussian is put together again outside of it.
     def moments(*values: Array) -> tuple[Array, Array]:
         result = rule(*values)
         return result.mean, result.var
@@ -92,6 +93,6 @@ def activation(name: str) -> Callable[[Callable[[Gaussian], Gaussian]], Callable
 
 
 def _is_uniform(operands: Sequence[Any]) -> bool:
-    """Whether arrays are all of one dtype that operators are made for."""
+    """Returns whether arrays are all of one dtype that operators are made for."""
     dtypes = {str(jnp.result_type(operand)) for operand in operands}
     return len(dtypes) == 1 and dtypes <= set(_DTYPES)

@@ -34,9 +34,10 @@ _FAR = 10.0
 
 
 def reduce_max(x: Gaussian, axes: tuple[int, ...]) -> Gaussian:
-    """Moments of the maximum over `axes`; entries may be infinite or deterministic."""
+    """Computes the moments of the maximum over `axes`; entries may be infinite or deterministic."""
     axes = tuple(a % x.ndim for a in axes)
     if extent(x.shape, axes) <= _PAIRED:
+        # Three pairs cost less than 48 nodes, and are as accurate for so few entries.
         return clark.reduce_max(x, axes)
     kept = [a for a in range(x.ndim) if a not in axes]
 
@@ -52,12 +53,12 @@ def reduce_max(x: Gaussian, axes: tuple[int, ...]) -> Gaussian:
 
 
 def reduce_min(x: Gaussian, axes: tuple[int, ...]) -> Gaussian:
-    """Moments of the minimum over `axes`."""
+    """Computes the moments of the minimum over `axes`."""
     return negate(reduce_max(negate(x), axes))
 
 
 def scatter_max(x: Value, indices: Array, updates: Value, **how: Any) -> Gaussian:
-    """Moments of `lax.scatter_max`, a segment's maximum among them.
+    """Computes the moments of `lax.scatter_max`, a segment's maximum among them.
 
     Args:
         x: What is written to, random or not; minus infinity where only updates count.
@@ -65,6 +66,8 @@ def scatter_max(x: Value, indices: Array, updates: Value, **how: Any) -> Gaussia
         updates: What is written, random or not, independent of `x`.
         **how: Further arguments of `lax.scatter_max`.
     """
+    # The array written to and the updates become one vector: each result is the maximum of its own
+    # entry and the updates that reach it, a segment of that vector.
     shape = jnp.shape(mean_of(updates))
     split = math.prod(jnp.shape(mean_of(x)))
 
@@ -75,6 +78,7 @@ def scatter_max(x: Value, indices: Array, updates: Value, **how: Any) -> Gaussia
 
         return reduce
 
+    # A product over a segment is the exponential of a sum of logarithms, which scatter_add takes.
     total = reduced(lax.scatter_add)
     both = [v if is_random(v) else Gaussian(v, jnp.zeros_like(v)) for v in (x, updates)]
     entries = Gaussian(
@@ -87,7 +91,7 @@ def scatter_max(x: Value, indices: Array, updates: Value, **how: Any) -> Gaussia
 
 
 def scatter_min(x: Value, indices: Array, updates: Value, **how: Any) -> Gaussian:
-    """Moments of `lax.scatter_min`, as `scatter_max`."""
+    """Computes the moments of `lax.scatter_min`, as `scatter_max`."""
     return negate(scatter_max(negate(x), indices, negate(updates), **how))
 
 
@@ -97,7 +101,7 @@ def _integrated(
     total: Callable[[Array], Array],
     back: Callable[[Array], Array],
 ) -> Gaussian:
-    """The moments of maxima.
+    """Integrates the distribution functions of maxima.
 
     Args:
         x: Entries.
@@ -106,6 +110,8 @@ def _integrated(
         back: For each entry the result that it belongs to.
     """
     scale = inverse_std(x.var)
+    # var * scale is the standard deviation, with a finite gradient at a variance of zero. Below the
+    # highest of the lower ends F is zero, above the highest upper end one, both to 1e-9 an entry.
     reach = _REACH * x.var * scale
     low, high = (most(x.mean + sign * reach) for sign in (-1, 1))
     known = jnp.isfinite(low) & jnp.isfinite(high)
@@ -114,15 +120,18 @@ def _integrated(
 
     def at(sums: Any, node: Any) -> tuple[Any, None]:
         u, weight = node
+        # Clipped where the logarithm of the normal CDF is still finite in float32.
         z = back(start + width * u) - x.mean
         log_below = jnp.log(cdf(jnp.clip(z * scale, -_FAR, _FAR)))
         below = weight * jnp.exp(total(log_below))
         return (sums[0] + below, sums[1] + 2 * (1 - u) * below), None
 
     points, weights = np.polynomial.legendre.leggauss(_NODES)
+    # u = v^2 puts half of the nodes into the first quarter of the range: narrow entries step there.
     v = 0.5 * (points + 1)
     nodes = tuple(jnp.asarray(a, x.mean.dtype) for a in (v * v, weights * v))  # u = v^2
     zero = jnp.zeros_like(width)
+    # One node after the other: all at once would take 48 times the memory.
     (first, second), _ = lax.scan(at, (zero, zero), nodes)
     var = width * width * jnp.maximum(second - first * first, 0)
     # Where nothing is random the range has no width.

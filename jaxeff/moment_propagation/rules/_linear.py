@@ -8,9 +8,9 @@ and groups), propagates moments by calling that same operation on means and vari
     var  = op(E[x^2], Var[w]) + op(Var[x], E[w]^2)        mean-variance form
          = op(E[x^2], E[w^2]) - op(E[x]^2, E[w]^2)        second-raw-moment form
 
-(equations pfp_dense of the source; Roth 2021). Both cost three contractions. The first is the
-default because its terms are all non-negative: in float32 the second loses the variance when it is
-below about 1e-7 mean^2. A deterministic operand drops a contraction: fixed weights leave
+(Klein's thesis, eqs. (8.1), (8.3) and (8.9); Roth 2021). Both cost three contractions. The first is
+the default because its terms are all non-negative: in float32 the second loses the variance when it
+is below about 1e-7 mean^2. A deterministic operand drops a contraction: fixed weights leave
 `op(Var[x], w^2)`, a fixed input (the first layer) `op(x^2, Var[w])`.
 
 Sharp edges
@@ -31,7 +31,7 @@ Bilinear = Callable[[Array, Array], Array]
 
 
 def bilinear(op: Bilinear, x: Array | Random, w: Array | Random) -> Array | Gaussian:
-    """Propagate moments through an operation bilinear in `x` and `w`.
+    """Propagates moments through an operation bilinear in `x` and `w`.
 
     Args:
         op: A function of two arrays, linear in each, whose outputs are sums of distinct products.
@@ -45,11 +45,13 @@ def bilinear(op: Bilinear, x: Array | Random, w: Array | Random) -> Array | Gaus
     if not is_random(x):
         if not is_random(w):
             return op(x, w)
+        # The first layer's case, of two contractions (Klein's thesis, eqs. (8.10) and (8.11)).
         return Gaussian(op(x, w.mean), op(x * x, w.var))
     if not is_random(w):
         return Gaussian(op(x.mean, w), op(x.var, w * w))
     mean = op(x.mean, w.mean)
     if isinstance(x, RawMoments):
+        # The difference of raw moments can round to a negative variance, whose root is NaN.
         second = op(x.second_moment, w.second_moment)
         return Gaussian(mean, jnp.maximum(second - op(x.mean * x.mean, w.mean * w.mean), 0))
     return Gaussian(mean, op(x.second_moment, w.var) + op(x.var, w.mean * w.mean))

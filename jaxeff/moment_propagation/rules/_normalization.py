@@ -42,6 +42,9 @@ def _centred_statistics(x: Gaussian, axes: tuple[int, ...], eps: float | Array) 
     def average(value: Array) -> Array:
         return jnp.mean(value, axes, keepdims=True)
 
+    # Quadratic forms of independent normals, with A = I - 11'/n and V = diag(v):
+    # E x'Ax = tr(AV) + m'Am, Var x'Ax = 2 tr(AVAV) + 4 m'AVAm, Cov(a'x, x'Ax) = 2 a'VAm,
+    # here divided by n and with A multiplied out, so that the cost is linear in the width.
     centre = x.mean - average(x.mean)
     mean_var = average(x.var)
     var = x.var * (1 - 2 / n) + mean_var / n
@@ -59,6 +62,7 @@ def _raw_statistics(x: Gaussian, axes: tuple[int, ...], eps: float | Array) -> _
     def average(value: Array) -> Array:
         return jnp.mean(value, axes, keepdims=True)
 
+    # As for the centred entries, with A = I.
     power = average(x.second_moment) + eps
     weighted = x.var * x.mean
     power_var = (2 * average(x.var * x.var) + 4 * average(weighted * x.mean)) / n
@@ -72,7 +76,7 @@ def layer_norm(
     shift: float = 0.0,
     floor: float = 0.0,
 ) -> Gaussian:
-    """Moments of (x - mean(x)) / (sqrt(var(x) + eps) + shift), statistics over `axes`.
+    """Computes the moments of (x - mean(x)) / (sqrt(var(x) + eps) + shift), statistics over `axes`.
 
     Args:
         x: Random input.
@@ -94,7 +98,7 @@ def rms_norm(
     shift: float = 0.0,
     floor: float = 0.0,
 ) -> Gaussian:
-    """Moments of x / (sqrt(mean(x^2) + eps) + shift), the mean over `axes`, no scale.
+    """Computes the moments of x / (sqrt(mean(x^2) + eps) + shift), the mean over `axes`, no scale.
 
     Args:
         x: Random input.
@@ -110,25 +114,25 @@ def rms_norm(
 
 
 def centred(x: Random, axes: tuple[int, ...]) -> Gaussian:
-    """Exact moments of x - mean(x) over `axes`, shaped like `x`."""
+    """Computes the exact moments of x - mean(x) over `axes`, shaped like `x`."""
     s = _centred_statistics(to_variance(x), axes, 0.0)
     return Gaussian(s.centre, s.var)
 
 
 def variance(x: Random, axes: tuple[int, ...], eps: float = 0.0) -> Gaussian:
-    """Exact moments of the variance of the entries over `axes`, plus eps; axes kept with size 1."""
+    """Computes the exact moments of the variance over `axes`, plus eps; axes kept with size 1."""
     s = _centred_statistics(to_variance(x), axes, eps)
     return Gaussian(s.power, s.power_var)
 
 
 def mean_square(x: Random, axes: tuple[int, ...], eps: float = 0.0) -> Gaussian:
-    """Exact moments of the mean square of the entries over `axes`, plus eps; axes kept."""
+    """Computes the exact moments of the mean square over `axes`, plus eps; axes kept."""
     s = _raw_statistics(to_variance(x), axes, eps)
     return Gaussian(s.power, s.power_var)
 
 
 def root(q: Gaussian) -> Gaussian:
-    """Moments of sqrt(q) for a sum of squares, taken as gamma distributed with the moments of `q`.
+    """Computes the moments of sqrt(q) for a sum of squares q, taken as gamma distributed.
 
     With shape k = (E q)^2 / Var q and r = Gamma(k + 1/2)^2 / (Gamma(k)^2 k), the mean is
     sqrt(r E q) and the variance (1 - r) E q; exact for central, equal variances (the chi
@@ -137,11 +141,12 @@ def root(q: Gaussian) -> Gaussian:
     """
     safe, c = _inverse_shape(q)
     lost = _lost(c)
+    # The stand-in for a mean of zero is masked: the root of zero is zero, with a finite gradient.
     return Gaussian(jnp.sqrt(safe * (1 - lost)) * (q.mean > 0), q.mean * lost)
 
 
 def inverse_root(q: Gaussian) -> Gaussian:
-    """Moments of 1 / sqrt(q), `q` taken as gamma distributed; from k = 1.1 down as at 1.1.
+    """Computes the moments of 1 / sqrt(q), `q` taken as gamma; from shape k = 1.1 down as at 1.1.
 
     E 1/q is k / ((k - 1) E q), and below k = 1 infinite. With d = k - 1/2 and the r of `root` at d,
     the squared mean is k / (d r E q).
@@ -158,16 +163,18 @@ def inverse_root(q: Gaussian) -> Gaussian:
 
 
 def inverse(q: Gaussian) -> Gaussian:
-    """Moments of 1 / q, `q` taken as gamma distributed; from k = 2.1 down as at 2.1."""
+    """Computes the moments of 1 / q, `q` taken as gamma; from shape k = 2.1 down as at 2.1."""
     safe, c = _inverse_shape(q)
     c = jnp.minimum(c, 1 / 2.1)
+    # E 1/q = k / ((k - 1) E q), and the relative variance 1 / (k - 2) is infinite at k = 2.
     mean = 1 / (safe * (1 - c))
     return Gaussian(mean, mean * mean * c / (1 - 2 * c))
 
 
 def logarithm(q: Gaussian) -> Gaussian:
-    """Moments of log(q), `q` taken as gamma distributed: digamma and trigamma of its shape."""
+    """Computes the moments of log(q), `q` taken as gamma: digamma and trigamma of its shape."""
     safe, c = _inverse_shape(q)
+    # Above k = 10 by the asymptotic series: digamma(k) - log(k) cancels there.
     k = 1 / jnp.maximum(c, 0.1)
     mean = jnp.where(
         c < 0.1, -c / 2 - c * c / 12 + c**4 / 120, lax.digamma(k) - jnp.log(k)
@@ -179,13 +186,14 @@ def logarithm(q: Gaussian) -> Gaussian:
 
 
 def _inverse_shape(q: Gaussian) -> tuple[Array, Array]:
-    """The mean of a gamma variable, 1 where it isn't positive, and 1 / k."""
+    """Returns the mean of a gamma variable, 1 if it isn't positive, and 1 / k for its shape k."""
     safe = jnp.where(q.mean > 0, q.mean, 1)
     return safe, q.var / (safe * safe)
 
 
 def _lost(c: Array) -> Array:
-    """1 - Gamma(k + 1/2)^2 / (Gamma(k)^2 k) at k = 1 / c."""
+    """Computes 1 - Gamma(k + 1/2)^2 / (Gamma(k)^2 k) at k = 1 / c."""
+    # The difference of log-gammas cancels for large k; the series keeps a small variance.
     series = 0.25 * c * (1 - c / 8 - c * c / 32 + 5 * c**3 / 512)
     k = 1 / jnp.maximum(c, 0.25)
     exact = -jnp.expm1(2 * (lax.lgamma(k + 0.5) - lax.lgamma(k)) - jnp.log(k))
@@ -200,27 +208,35 @@ def _count(x: Gaussian, axes: tuple[int, ...]) -> int:
 
 
 def _quotient(s: _Statistics, shift: float, floor: float) -> Gaussian:
-    """Moments of c / (sqrt(max(q, floor)) + shift)."""
+    """Computes the moments of c / (sqrt(max(q, floor)) + shift)."""
     if not floor:
         return _expanded(s, shift)
     # A squared norm that isn't normal in the dtype, or nearly so, has no derivatives.
     power = jnp.maximum(s.power, float(jnp.finfo(s.power.dtype).tiny) ** 0.375)
+    # The probability that q is below its floor, as for a log-normal with the moments of q.
     log_var = jnp.log1p(s.power_var / power / power)
     log_mean = jnp.log(power) - 0.5 * log_var
     below = cdf((math.log(floor) - log_mean) * inverse_std(log_var))
     above = _expanded(s._replace(power=jnp.maximum(power, floor)), shift)
     scale = floor**-0.5
     mean = below * scale * s.centre + (1 - below) * above.mean
+    # Law of total variance over the two cases: the variance within each, and between their means.
     gap = scale * s.centre - above.mean
     var = below * scale * scale * s.var + (1 - below) * (above.var + below * gap * gap)
     return Gaussian(mean, var)
 
 
 def _expanded(s: _Statistics, shift: float) -> Gaussian:
-    """Moments of c / (sqrt(q) + shift): mean to second order, variance to first, clamped at 0."""
+    """Computes the moments of c / (sqrt(q) + shift).
+
+    The mean is of second order, the variance of first, clamped at 0.
+    """
     root = jnp.sqrt(s.power)
     scale = lax.reciprocal(root + shift)
     part = root * scale  # of the divisor that is the root; 1 without a shift
+    # With g(q) = 1 / (sqrt(q) + shift) = scale: q g' = -scale part / 2 and
+    # q^2 g'' / 2 = scale (part / 8 + part^2 / 4). Mean: g c + g' Cov(c, q) + g'' c Var(q) / 2;
+    # variance: g^2 Var(c) + 2 g g' c Cov(c, q) + g'^2 c^2 Var(q).
     tilt = part * s.covariance / s.power
     spread = s.power_var / s.power / s.power
     curvature = part * (0.125 + 0.25 * part)

@@ -33,14 +33,15 @@ Coefficients = Sequence[float | Array]
 
 @activation("pfp_relu")
 def relu(x: Gaussian) -> Gaussian:
-    """Moments of max(x, 0), one exponential and one error function per entry.
+    """Computes the moments of max(x, 0), at one exponential and one tail probability per entry.
 
     The mean is max(m, 0) + s h(|t|) and the variance s^2 (Phi(t) - h(|t|) (|t| + h(|t|))) with
-    t = m / s: the source's equation pfp_relu, rearranged so that nothing cancels.
+    t = m / s: Klein's thesis, eqs. (8.5) and (8.6), rearranged so that nothing cancels.
     """
     scale = inverse_std(x.var)
     t = jnp.minimum(jnp.abs(x.mean) * scale, 40)
     _, prob, h = tail(t)
+    # The tail is taken at |t|, where it is small: Phi(t) near one then loses nothing that counts.
     share = jnp.where(x.mean > 0, 1 - prob, prob) - h * (t + h)
     return Gaussian(
         jnp.maximum(x.mean, 0) + x.var * scale * h,
@@ -51,7 +52,7 @@ def relu(x: Gaussian) -> Gaussian:
 def piecewise(
     x: Random, breaks: Sequence[float | Array], pieces: Sequence[Coefficients]
 ) -> Gaussian:
-    """Moments of a piecewise polynomial of a Gaussian.
+    """Computes the moments of a piecewise polynomial of a Gaussian.
 
     Args:
         x: Random input of any shape.
@@ -76,6 +77,7 @@ def piecewise(
     def rule(mean: Array, var: Array) -> Gaussian:
         return _piecewise(Gaussian(mean, var), breaks, pieces)
 
+    # A composite's attributes are numbers: with a slope per channel (PReLU) there is none.
     coefficients = [c for piece in pieces for c in (*piece, 0.0, 0.0)[:3]]
     numbers = [float(v) for v in (*breaks, *coefficients) if isinstance(v, int | float)]
     if len(numbers) < len(breaks) + len(coefficients):
@@ -94,6 +96,8 @@ def _piecewise(
     known = jnp.isfinite(x.mean)
     mean, scale = jnp.where(known, x.mean, 0), inverse_std(x.var)
     std = lax.reciprocal(scale)
+    # Expanded about the mean and less f(m), the polynomials are of the size of the spread itself:
+    # E[x^2] - E[x]^2 of the raw ones cancels in float32.
     centred = [_expand(piece, mean) for piece in pieces]
     at_mean = centred[0][0]
     for knot, poly in zip(breaks, centred[1:], strict=True):
@@ -101,11 +105,13 @@ def _piecewise(
     integrals = _truncated_moments([(knot - mean) * scale for knot in breaks], mean)
     first, second = jnp.zeros_like(mean), jnp.zeros_like(mean)
     for poly, moments in zip(centred, integrals, strict=True):
+        # Coefficients of z^j with x = m + s z. The square has degree four, hence I_0 to I_4.
         terms = [poly[0] - at_mean] + [c * std ** (j + 1) for j, c in enumerate(poly[1:])]
         first += sum(c * moments[j] for j, c in enumerate(terms))
         second += sum(
             a * b * moments[i + j] for i, a in enumerate(terms) for j, b in enumerate(terms)
         )
+    # 1 above the floor of the variance and 0 at a variance of zero, where the result is f(m).
     ratio = x.var * scale * scale
     limit = jnp.where(x.mean > 0, _limit(pieces[-1], 1.0), _limit(pieces[0], -1.0))
     return Gaussian(
@@ -115,14 +121,15 @@ def _piecewise(
 
 
 def _limit(piece: Coefficients, sign: float) -> Array:
-    """What a polynomial tends to at an infinity."""
+    """Returns the limit of a polynomial at an infinity."""
     c0, c1, c2 = (jnp.asarray(c) for c in (*piece, 0.0, 0.0, 0.0)[:3])
+    # The highest coefficient that isn't zero decides: sums of infinities would be NaN.
     linear = jnp.where(c1 == 0, c0, jnp.copysign(jnp.inf, sign * c1))
     return jnp.where(c2 == 0, linear, jnp.copysign(jnp.inf, c2))
 
 
 def _expand(piece: Coefficients, mean: Float[Array, "*shape"]) -> list[Any]:
-    """The coefficients of a polynomial in (x - mean)."""
+    """Returns the coefficients of a polynomial in (x - mean)."""
     c0, c1, c2 = (*piece, 0.0, 0.0)[:3] if len(piece) < 3 else piece
     constant = c0 + mean * (c1 + mean * c2)
     return [jnp.broadcast_to(constant, mean.shape), c1 + 2 * c2 * mean, c2][: max(len(piece), 1)]
@@ -131,8 +138,10 @@ def _expand(piece: Coefficients, mean: Float[Array, "*shape"]) -> list[Any]:
 def _truncated_moments(
     knots: list[Array], like: Float[Array, "*shape"]
 ) -> list[list[Float[Array, "*shape"]]]:
-    """I_0..I_4 of the standard normal on every interval between standardised breakpoints."""
+    """Computes I_0 to I_4 of the standard normal between neighbouring standardised breakpoints."""
     zero, one = jnp.zeros_like(like), jnp.ones_like(like)
+    # At the infinite ends a^j phi(a) is zero; a finite a with a density of zero gives that, where
+    # inf * 0 would be NaN.
     ends = [(zero, zero, zero, one)]  # breakpoint (finite stand-in), density, lower, upper tail
     for knot in knots:
         t = jnp.clip(knot, -40, 40)
@@ -146,6 +155,7 @@ def _truncated_moments(
         # Differences of upper tails right of the mean, of lower tails left of it: far from the
         # mean the other difference would be rounding, multiplied by a large polynomial.
         moments = [jnp.where(a > 0, ua - ub, lb - la), pa - pb]
+        # Integration by parts, the recurrence of the module's docstring.
         for j in range(2, 5):
             moments.append((j - 1) * moments[j - 2] + a ** (j - 1) * pa - b ** (j - 1) * pb)
         intervals.append(moments)

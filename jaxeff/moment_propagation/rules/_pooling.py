@@ -59,7 +59,7 @@ def window(
     base_dilation: Sequence[int] | None = None,
     window_dilation: Sequence[int] | None = None,
 ) -> Window:
-    """A `Window` with the usual defaults: stride and dilation 1, no padding."""
+    """Makes a `Window` with the usual defaults: stride and dilation 1, no padding."""
     ones = (1,) * len(size)
     return Window(
         tuple(size),
@@ -71,7 +71,7 @@ def window(
 
 
 def window_sum(x: Gaussian, win: Window) -> Gaussian:
-    """Moments of `lax.reduce_window` with a sum; divide by the count for average pooling."""
+    """Computes the moments of `lax.reduce_window` with a sum."""
 
     def total(value: Array) -> Array:
         return lax.reduce_window(
@@ -85,11 +85,12 @@ def window_sum(x: Gaussian, win: Window) -> Gaussian:
             win.window_dilation,
         )
 
+    # Variances of independent entries add: the same window sum serves for both moments.
     return Gaussian(total(x.mean), total(x.var))
 
 
 def window_max(x: Gaussian, win: Window) -> Gaussian:
-    """Moments of `lax.reduce_window` with a maximum (max pooling)."""
+    """Computes the moments of `lax.reduce_window` with a maximum (max pooling)."""
 
     def rule(mean: Array, var: Array) -> Gaussian:
         return _window_max(Gaussian(mean, var), win)
@@ -100,7 +101,7 @@ def window_max(x: Gaussian, win: Window) -> Gaussian:
 
 
 def window_mean(x: Gaussian, win: Window) -> Gaussian:
-    """Moments of the window's sum divided by its size (average pooling, padding included)."""
+    """Computes the moments of average pooling: sums over windows divided by their size."""
     count = math.prod(win.size)
 
     def rule(mean: Array, var: Array) -> Gaussian:
@@ -118,16 +119,20 @@ def _window_max(x: Gaussian, win: Window) -> Gaussian:
         for (lo, hi), dilation in zip(win.padding, win.base_dilation, strict=True)
     ]
     if any(entry != (0, 0, 0) for entry in config):
+        # Padding never wins, but is finite: two infinities would have no difference. A quarter of
+        # the lowest number leaves room for a difference.
         zero = jnp.zeros((), x.dtype)
         lowest = jnp.asarray(jnp.finfo(x.dtype).min / 4, x.dtype)
         x = Gaussian(lax.pad(x.mean, lowest, config), lax.pad(x.var, zero, config))
+    # The maximum over a window is that over its rows of those over its columns: one axis at a time,
+    # overlapping windows share the pairs of the axes before.
     for axis, size in enumerate(win.size):
         x = _axis_max(x, axis, size, win.strides[axis], win.window_dilation[axis])
     return x
 
 
 def _axis_max(x: Gaussian, axis: int, size: int, stride: int, dilation: int) -> Gaussian:
-    """The windowed maximum along one axis."""
+    """Computes the windowed maximum along one axis."""
     if size == 1 and stride == 1:
         return x
     span = (size - 1) * dilation + 1
@@ -137,6 +142,8 @@ def _axis_max(x: Gaussian, axis: int, size: int, stride: int, dilation: int) -> 
         stop = offset + (count - 1) * stride + 1
         return lax.slice_in_dim(value, offset, stop, stride, axis)
 
+    # One strided slice per place in the window: a tree over as many arrays, vectorised over all
+    # windows.
     level = [
         Gaussian(shifted(x.mean, i * dilation), shifted(x.var, i * dilation)) for i in range(size)
     ]
@@ -149,5 +156,5 @@ def _axis_max(x: Gaussian, axis: int, size: int, stride: int, dilation: int) -> 
 
 
 def window_min(x: Gaussian, win: Window) -> Gaussian:
-    """Moments of `lax.reduce_window` with a minimum."""
+    """Computes the moments of `lax.reduce_window` with a minimum."""
     return negate(window_max(negate(x), win))

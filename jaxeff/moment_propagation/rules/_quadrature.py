@@ -44,7 +44,7 @@ _REACH = 6.0  # standard deviations; 2e-9 of the mass lies outside
 def gauss_hermite(
     fn: Callable[[Array], Any], x: Random, nodes: int = HERMITE_NODES, limited: bool = False
 ) -> Any:
-    """Moments of `fn(x)` by Gauss-Hermite quadrature.
+    """Computes the moments of `fn(x)` by Gauss-Hermite quadrature.
 
     Args:
         fn: An elementwise function of one array; may return any pytree of arrays, each shaped
@@ -60,6 +60,7 @@ def gauss_hermite(
     roots, masses = np.polynomial.hermite.hermgauss(nodes)
     x = to_variance(x)
     shape = (nodes,) + (1,) * x.ndim
+    # From the weight exp(-t^2) to the normal density: z = sqrt(2) t, masses over sqrt(pi).
     z = jnp.asarray(roots * np.sqrt(2), x.dtype).reshape(shape)
     weight = jnp.asarray(masses / np.sqrt(np.pi), x.dtype).reshape(shape)
     return _integrate(fn, x, [(z, weight)], limited)
@@ -73,7 +74,7 @@ def gauss_legendre(
     limited: bool = False,
     above: float | None = None,
 ) -> Any:
-    """Moments of `fn(x)` by Gauss-Legendre quadrature of each piece between kinks.
+    """Computes the moments of `fn(x)` by Gauss-Legendre quadrature of each piece between kinks.
 
     Args:
         fn: As for `gauss_hermite`.
@@ -94,6 +95,8 @@ def gauss_legendre(
     t = jnp.asarray(0.5 * (roots + 1), x.dtype).reshape(shape)
     weight = jnp.asarray(0.5 * masses, x.dtype).reshape(shape)
     reach = jnp.full(x.shape, _REACH, x.dtype)
+    # Beyond the reach there is too little mass to count in float32; a kink out there makes a piece
+    # of width zero, whose nodes weigh nothing.
     lowest = -reach
     if above is not None:
         lowest = lax.stop_gradient(jnp.maximum(lowest, (above - x.mean) / std))
@@ -101,6 +104,7 @@ def gauss_legendre(
     inner = [lax.stop_gradient(jnp.clip((k - x.mean) / std, lowest, _REACH)) for k in kinks]
     ends = [lowest, *inner, reach]
     pieces = []
+    # The density is part of the weight, so each piece integrates a smooth function.
     for lo, hi in itertools.pairwise(end[None] for end in ends):
         z = lo + (hi - lo) * t
         pieces.append((z, weight * (hi - lo) * jnp.exp(-0.5 * z * z) * _INV_SQRT_2PI))
@@ -114,7 +118,9 @@ def gauss_pair(
     kinks: Sequence[float] = (0.0,),
     limited: bool = False,
 ) -> Any:
-    """Moments of `fn(x, y)` for independent operands: Legendre over `x`, Hermite over `y`.
+    """Computes the moments of `fn(x, y)` for independent operands.
+
+    Legendre over `x`, Hermite over `y`: about eight times the cost of `gauss_legendre`.
 
     Args:
         fn: A pointwise function of two arrays of one shape.
@@ -141,17 +147,19 @@ def gauss_pair(
 
 
 def _floored_std(x: Gaussian) -> Float[Array, "*shape"]:
-    """The standard deviation, at least the cube root of the machine epsilon, relative to 1+|m|."""
+    """Returns the standard deviation, or eps^(1/3) (1 + |m|) where that is larger."""
     mean = lax.stop_gradient(x.mean)
     mean = jnp.where(jnp.isfinite(mean), mean, 0)
+    # The best step of a central difference: truncation, h^2, balances rounding, eps / h.
     floor = float(jnp.finfo(x.dtype).eps) ** (1 / 3) * (1 + jnp.abs(mean))
+    # The maximum is inside of the root: the gradient at a variance of zero is zero, not infinite.
     return jnp.sqrt(jnp.maximum(x.var, floor * floor))
 
 
 def _inside(
     fn: Callable[[Array], Any], mean: Array, points: Sequence[Array], pieces: Sequence[tuple]
 ) -> tuple[list[Array], list[tuple]]:
-    """The nodes at which a function is defined, with weights that sum to one again.
+    """Keeps the nodes at which a function is defined, with weights that sum to one again.
 
     Nodes outside are moved to the mean, so that no derivative passes through what is undefined.
     """
@@ -164,6 +172,7 @@ def _inside(
             jnp.logical_and, map(jnp.isfinite, floats), jnp.full(at.shape, True)
         )
 
+    # Where a function is defined is found by evaluating it: a second time, at the same nodes.
     masks = [defined(lax.stop_gradient(point)) for point in points]
     weights = [jnp.where(mask, w, 0) for mask, (_, w) in zip(masks, pieces, strict=True)]
     inside = sum(jnp.sum(w, 0) for w in weights)
@@ -175,8 +184,10 @@ def _inside(
 def _integrate(
     fn: Callable[[Array], Any], x: Gaussian, pieces: Sequence[tuple], limited: bool
 ) -> Any:
-    """Moments of fn(mean + std z) under (z, weight) pairs with the nodes on a leading axis."""
+    """Computes the moments of fn(mean + std z); (z, weight) pairs have the nodes in front."""
     std = _floored_std(x)
+    # Below the floor the sums are difference quotients at the floor, scaled by this ratio: the mean
+    # f + v f''/2 and the variance v f'^2 of the delta method.
     ratio = x.var / (std * std)  # 1 above the floor
     centre = fn(x.mean)
     # A masked score is minus infinity at every node.
@@ -191,6 +202,7 @@ def _integrate(
             return at_mean
         first, second = jnp.zeros_like(at_mean), jnp.zeros_like(at_mean)
         for value, (_, weight) in zip(at_nodes, pieces, strict=True):
+            # Infinite at the mean and at the node alike: no difference; inf - inf would be NaN.
             same = jnp.isinf(value) & (value == at_mean[None])
             delta = jnp.where(same, 0, value - at_mean[None])
             first += jnp.sum(weight * delta, 0)

@@ -2,8 +2,8 @@
 
 A rule is `rule(node, *values) -> list of outputs`: `node` is the equation, at least one of the
 values is random. It reads `var` or `second_moment`, whichever it consumes, and returns a `Gaussian`
-(or a plain array) for each result. What combines values that share a random variable doesn't come
-here; `region_moments` treats it as a whole.
+(or a plain array) for each result. Operations on values that share a random variable don't come
+here; `regions` integrates them as a whole.
 
 Families
 - moving: apply the primitive to means and to variances (reshape, gather, sum, concatenate, ...).
@@ -56,7 +56,8 @@ MOVING = {
 
 
 def moving(node: Node, *values: Any) -> list[Any]:
-    """Linear with coefficients 0 and 1: the same operation on the means and on the variances."""
+    """Applies an operation that moves or sums entries to the means and to the variances."""
+    # Linear with coefficients 0 and 1, which are their own squares.
     means = _compat.bind(node.eqn, *(arithmetic.mean_of(v) for v in values))
     variances = _compat.bind(node.eqn, *(_variance_or_zero(v) for v in values))
     return [Gaussian(m, v) for m, v in zip(means, variances, strict=True)]
@@ -79,9 +80,11 @@ def _convert(node: Node, x: Any) -> list[Any]:
 
 
 def _extremum(fn: Callable[..., Gaussian], describe: Callable[[Node], Any]) -> Rule:
-    """A maximum or minimum over axes or windows; it commutes with a nondecreasing function."""
+    """Returns the rule of a maximum or minimum over axes or windows."""
 
     def rule(node: Node, x: Any) -> list[Any]:
+        # An extremum commutes with a nondecreasing function. Before a ReLU it is one of Gaussians,
+        # as Clark's formulas assume, and the ReLU is evaluated on fewer entries.
         if isinstance(x, Activated):
             return [x.apply(fn(x.before, describe(node)))]
         return [fn(to_variance(x), describe(node))]
@@ -90,9 +93,10 @@ def _extremum(fn: Callable[..., Gaussian], describe: Callable[[Node], Any]) -> R
 
 
 def _scattered(fn: Callable[..., Gaussian]) -> Rule:
-    """A maximum or minimum of what is written to the same place."""
+    """Returns the rule of a scatter that keeps the maximum or minimum of each place."""
 
     def rule(node: Node, *values: Any) -> list[Any]:
+        # The public function makes the combining function itself: only the primitive is given one.
         q = {k: v for k, v in node.params.items() if k not in {"update_jaxpr", "update_consts"}}
         return [fn(*values, **q)]
 
@@ -104,7 +108,7 @@ def _axes(node: Node) -> tuple[int, ...]:
 
 
 def read_window(node: Node) -> pooling.Window:
-    """The window of a windowed reduction."""
+    """Reads the window of a windowed reduction."""
     q = node.params
     return pooling.window(
         q["window_dimensions"], q["window_strides"], q["padding"], q["base_dilation"],
@@ -130,6 +134,7 @@ def _pow(node: Node, x: Any, y: Any) -> list[Any]:
 
 
 def _clamp(node: Node, low: Any, x: Any, high: Any) -> list[Any]:
+    # The order of `lax.clamp`: where the bounds cross, the upper one wins.
     return [clark.minimum(clark.maximum(x, _fill(low, x)), _fill(high, x))]
 
 
@@ -138,12 +143,12 @@ def _fill(value: Any, like: Any) -> Any:
 
 
 def _scaled(fn: Callable[..., Gaussian], factor: float) -> Callable:
-    """The moments of `fn(factor * x)`."""
+    """Makes a function that computes the moments of `fn(factor * x)`."""
     return lambda x: fn(Gaussian(factor * x.mean, factor * factor * x.var))
 
 
 def _shifted(fn: Callable[..., Gaussian], before: float = 0.0, after: float = 0.0) -> Callable:
-    """The moments of `fn(x + before) + after`."""
+    """Makes a function that computes the moments of `fn(x + before) + after`."""
 
     def moments(x: Any) -> Gaussian:
         y = fn(Gaussian(x.mean + before, x.var))
@@ -177,7 +182,7 @@ SMOOTH = {
 
 
 def quadrature(node: Node, x: Any) -> list[Any]:
-    """The moments of a pointwise primitive of one operand by quadrature."""
+    """Computes the moments of a pointwise primitive of one operand by quadrature."""
     return [gauss_legendre(lambda value: _compat.bind(node.eqn, value)[0], x)]
 
 
@@ -222,6 +227,6 @@ DISCRETE = {
 
 
 def twice(node: Node, x: Any) -> list[Any] | None:
-    """The moments of a primitive whose two operands are the same random value, or None."""
+    """Computes the moments of a primitive whose two operands are the same random value, or None."""
     fn = _TWICE.get(node.primitive)
     return None if fn is None else [fn(x)]

@@ -31,7 +31,7 @@ def no_rule(
     reason: str = "has no moment rule",
     error: type[MomentsError] = MomentsError,
 ) -> MomentsError:
-    """The error that names the primitive, the site, the source line and the way out."""
+    """Returns an error that names the primitive, the site, the source line and the way out."""
     where = f"at site {site!r}" if site else "in a layer without a site"
     return error(
         f"moments: primitive '{node.primitive.name}' {where} ({_compat.source_line(node.eqn)}) "
@@ -65,5 +65,5 @@ class AtMean:
 
 
 def at_mean(value: Any) -> Any:
-    """`value`, unwrapped where it is `AtMean`."""
+    """Unwraps an `AtMean`; returns other values as they are."""
     return value.value if isinstance(value, AtMean) else value

@@ -63,7 +63,7 @@ class Gaussian:
         return self.mean * self.mean + self.var
 
     def __repr__(self) -> str:
-        """Shape and ranges where there are numbers, so that a posterior of many is readable."""
+        """Returns the shape and the ranges: a posterior of many leaves stays readable."""
         if isinstance(self.mean, jax.core.Tracer) or not np.size(self.mean):
             return f"Gaussian(mean={self.mean!r}, var={self.var!r})"
         try:
@@ -74,7 +74,7 @@ class Gaussian:
         return f"Gaussian({kind}, mean {_range(mean)}, std {_range(std)})"
 
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Array:
-        """Draw independent samples.
+        """Draws independent samples.
 
         Args:
             key: A PRNG key.
@@ -86,6 +86,8 @@ class Gaussian:
             gradient to the variance is zero.
         """
         noise = jax.random.normal(key, (*shape, *self.shape), self.dtype)
+        # Two selections: the root has an infinite slope at zero, and zero times that is NaN, so the
+        # branch that is not taken must be finite as well.
         positive = self.var > 0
         std = jnp.where(positive, jnp.sqrt(jnp.where(positive, self.var, 1)), 0)
         mean, std = (jnp.broadcast_to(a, noise.shape) for a in (self.mean, std))
@@ -98,13 +100,13 @@ def _range(values: np.ndarray) -> str:
 
 
 def is_gaussian(x: Any) -> TypeIs[Gaussian]:
-    """Whether `x` is a `Gaussian`: the `is_leaf` of every `jax.tree` call that must keep them."""
+    """Returns whether `x` is a `Gaussian`; the `is_leaf` of `jax.tree` calls that keep them."""
     return isinstance(x, Gaussian)
 
 
 @takes(x=an(Gaussian), name=text)
 def check_gaussian(x: Gaussian, name: str = "Gaussian") -> None:
-    """Check what can be checked of `x`: shapes and dtypes always, values where concrete.
+    """Checks shapes and dtypes of `x`, and its values where they are concrete.
 
     Args:
         x: The value to check. Traced arrays are checked for shape and dtype only.
@@ -131,6 +133,7 @@ def check_gaussian(x: Gaussian, name: str = "Gaussian") -> None:
             f"{name}: the mean has dtype {jnp.result_type(mean)} but the variance "
             f"{jnp.result_type(var)}; give both the same dtype."
         )
+    # A tracer has a shape and a dtype but no values: under jit these pass unchecked.
     for part, value in (("mean", mean), ("variance", var)):
         if isinstance(value, jax.core.Tracer):
             continue

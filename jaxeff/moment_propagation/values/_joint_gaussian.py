@@ -42,20 +42,21 @@ class JointGaussian:
         return jnp.diagonal(self.cov, axis1=-2, axis2=-1)
 
     def independent(self) -> Gaussian:
-        """The same means and variances, without what entries share."""
+        """Drops the covariances and keeps means and variances."""
         return Gaussian(self.mean, self.var)
 
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "*all n"]:
-        """Draws of the vectors.
+        """Draws vectors.
 
         Args:
             key: Random key.
             shape: Axes of draws, in front of those of the mean.
 
         Returns:
-            Draws of shape `(*shape, *batch, n)`. By the eigenvectors of the covariance, so it may
-            be singular.
+            Draws of shape `(*shape, *batch, n)`. The covariance may be singular.
         """
+        # A Cholesky factor would be cheaper, but needs full rank: with fewer sources of noise than
+        # entries the covariance is singular, and rounding makes its smallest eigenvalues negative.
         values, vectors = jnp.linalg.eigh(self.cov)
         roots = vectors * jnp.sqrt(jnp.maximum(values, 0))[..., None, :]
         normal = jax.random.normal(key, (*shape, *self.shape), self.dtype)
@@ -63,5 +64,5 @@ class JointGaussian:
 
 
 def is_joint_gaussian(value: Any) -> bool:
-    """Whether a value is a `JointGaussian`."""
+    """Returns whether a value is a `JointGaussian`."""
     return isinstance(value, JointGaussian)

@@ -82,15 +82,17 @@ Random = Gaussian | RawMoments
 
 
 def is_random(x: Any) -> TypeIs[Random]:
-    """Whether `x` is a random array in either representation."""
+    """Returns whether `x` is a random array in either representation."""
     return isinstance(x, Gaussian | RawMoments)
 
 
 def to_variance(x: Random) -> Gaussian:
-    """`x` as mean and variance and nothing else."""
+    """Converts `x` to mean and variance; what an `Activated` came from is dropped."""
+    # Not `isinstance`: an `Activated` is a Gaussian too, but of another pytree structure, which
+    # loops and branches would refuse.
     return x if type(x) is Gaussian else Gaussian(x.mean, x.var)
 
 
 def to_raw(x: Random) -> RawMoments:
-    """`x` as mean and second raw moment, unchanged where it already is."""
+    """Converts `x` to mean and second raw moment."""
     return x if isinstance(x, RawMoments) else RawMoments(x.mean, x.second_moment)
