@@ -99,7 +99,7 @@ def bias_of(layer: Layer, values: Sequence[Any]) -> Array:
 
 
 def depth_of(layer: Layer) -> int:
-    """Products in each sum of a linear layer."""
+    """Counts the products in each sum of a linear layer."""
     return math.prod(layer.inputs[layer.weights[0]].aval.shape[:-1])
 
 

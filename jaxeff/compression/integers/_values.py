@@ -135,7 +135,7 @@ class Sums:
         return self.put("unit", unit)
 
     def known(self) -> tuple[Array, Codes] | None:
-        """Codes that it has been written as already, if any."""
+        """Returns codes that it has been written as already, if any."""
         found = [(array, to) for to, array in self._made.items() if to is not None]
         return found[0] if found else None
 
@@ -230,7 +230,7 @@ class Sums:
         return [codes, *parts], kind
 
     def _ends(self, to: Codes) -> tuple[int, int, int]:
-        """Zero, smallest and largest code, a ReLU's included."""
+        """Returns the zero, the smallest and the largest code, a ReLU's bounds included."""
         lower, upper = to.lower, to.upper
         # Bounds in codes of the result; rounded once here rather than per value.
         if self.low is not None:
@@ -304,7 +304,7 @@ class Mean:
         return self._made[to]
 
     def known(self) -> tuple[Array, Codes] | None:
-        """Codes that it has been written as already, if any."""
+        """Returns codes that it has been written as already, if any."""
         return next(((array, to) for to, array in self._made.items()), None)
 
     def _moved(self, y: Array) -> Array:
@@ -340,7 +340,7 @@ class Plain:
         return self._made[to]
 
     def known(self) -> tuple[Array, Codes] | None:
-        """Codes that it has been written as already, if any."""
+        """Returns codes that it has been written as already, if any."""
         return next(((array, to) for to, array in self._made.items()), None)
 
 

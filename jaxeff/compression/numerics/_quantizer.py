@@ -98,7 +98,7 @@ class Tensor:
         return math.prod(shape[axis] for axis in self.axes(per))
 
     def fitted(self, name: str, value: Any, x: Float[Array, "*shape"]) -> Array:
-        """A number of a method as an array that broadcasts against what it acts on, of its dtype.
+        """Shapes a method's number to broadcast against what it acts on, in its dtype.
 
         Args:
             name: What an error message calls it, such as "Binary.scale".
@@ -154,7 +154,7 @@ class Quantization(Setting):
         return self
 
     def storage(self, shape: tuple[int, ...], tensor: Tensor) -> Any:
-        """Bits that an array of this shape takes: codes, and what decodes them."""
+        """Counts the bits that an array of this shape takes: codes, and what decodes them."""
         return math.prod(shape) * self.width
 
     @property

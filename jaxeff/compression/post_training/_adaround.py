@@ -136,13 +136,13 @@ def excess(new: Matrix, w: Matrix, second: Array, cross: Array) -> Float[Array, 
 
 @jax.jit
 def _better(learnt: Matrix, nearest: Matrix, w: Matrix, second: Array, cross: Array) -> Matrix:
-    """Of each output those weights whose error is smaller."""
+    """Takes for each output the weights whose error is smaller."""
     worse = excess(learnt, w, second, cross) > excess(nearest, w, second, cross)
     return jnp.where(worse[:, None, :], nearest, learnt)
 
 
 def rectified_sigmoid(v: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """h(V), 0 to 1 (eq. 23)."""
+    """Computes h(V), 0 to 1 (eq. 23)."""
     return jnp.clip(jax.nn.sigmoid(v) * (ZETA - GAMMA) + GAMMA, 0, 1)
 
 
@@ -158,6 +158,7 @@ def _learn(
     beta: tuple[float, float],
     warmup: float,
 ) -> Matrix:
+    # Eq. 22: every weight takes one of its two neighbours; V decides which.
     codes = w / to.step - to.zero
     floor = jnp.floor(codes)
 
@@ -173,6 +174,7 @@ def _learn(
     def loss(v: Array, step: Array) -> Array:
         h = rectified_sigmoid(v)
         error = excess(value(h), w, second, cross).sum()
+        # In the warm-up the error alone moves V: early decisions would be final.
         done = jnp.maximum(step / steps - warmup, 0) / (1 - warmup)
         # From the first exponent to the last along half a cosine, as the authors' code does.
         exponent = beta[1] + 0.5 * (beta[0] - beta[1]) * (1 + jnp.cos(jnp.pi * done))

@@ -122,6 +122,7 @@ def awq(
             rescale(pair, leaves, scale)
         else:
             scales[site] = scale[channels]
+    # Rounded once all scales are found: folding one changes the weights of the layer before.
     started: dict[str, Quantizer] = {}
     for site, (at, quantizer, tensor, *_) in sites.items():
         leaf = leaves[at.origin.leaf]
@@ -152,6 +153,7 @@ def _search(
     w = weights_of(at, leaves).astype(np.float32)
     dtype = at.layer.inputs[at.index].aval.dtype
     count = int(channels.max()) + 1
+    # Inputs that share a scale, as a kernel's taps do, have the mean of their magnitudes.
     total = np.bincount(channels.reshape(-1), np.asarray(size, np.float64).reshape(-1), count)
     each = total / np.maximum(np.bincount(channels.reshape(-1), minlength=count), 1)
     # A channel that is always zero has no say; it gets the scale of the others' middle, one.
@@ -161,6 +163,7 @@ def _search(
     def error(scale: Array) -> Array:
         rows = scale[channels][:, :, None]
         scaled = at.weight(w * rows).astype(dtype)
+        # The range follows the scaled weights, as it will in the result.
         rounded = start(quantizer, scaled, tensor).quantize(scaled, tensor)
         # The error of Q(w s) / s against w, as the layer's inputs weigh it.
         difference = at.matrix(rounded).astype(jnp.float32) / rows - w
@@ -189,7 +192,7 @@ def _input_channels(at: Multiplication) -> Int[np.ndarray, "groups inputs"]:
 
 
 def _narrow(at: Multiplication, scale: Float[np.ndarray, "groups inputs"]) -> Array:
-    """A scale in the shape of the weight, with one entry along axes where it is constant."""
+    """Shapes a scale like the weight, with one entry along axes where it is constant."""
     wide = at.weight(np.broadcast_to(scale[:, :, None], at.matrix_shape))
     for axis in range(wide.ndim):
         first = wide.take([0], axis)

@@ -105,6 +105,7 @@ def fold_batch_norm(f: Callable[..., Any], params: Any, *args: Any) -> tuple[Any
     norms = {fold.norm.site for fold in folds}
     gone = set()
     for place, value in zip(places, program.inputs[:count], strict=True):
+        # Read by folded normalizations alone: its numbers are in weights and biases now.
         used = users(program, value.path)
         if nested and used and set(used) <= norms:
             gone.add(place)
@@ -175,7 +176,7 @@ def _folds(program: Program, leaves: Sequence[Any]) -> list[_Fold]:
 def _affine(
     first: Source, norm: Layer, env: Mapping[Value, Any]
 ) -> tuple[Float[np.ndarray, " channels"], Float[np.ndarray, " channels"]] | None:
-    """Factor and shift of each channel; None where a layer isn't affine, channel by channel."""
+    """Finds the factor and shift of each channel; None where a layer isn't affine by channel."""
     value = first.at.layer.outputs[0]
 
     def run(x: Array) -> Array:
@@ -218,6 +219,7 @@ def _affine(
 def _scale(fold: _Fold, leaves: list[Any]) -> None:
     """Puts a normalization's numbers into the weight, and the bias where there is one."""
     at, bias = fold.source.at, fold.source.bias
+    # a (W x + b) + shift = (a W) x + (a b + shift).
     matrix = weights_of(at, leaves)
     replace_weights(at, leaves, matrix * fold.factor.reshape(matrix.shape[0], 1, -1))
     if bias is not None:

@@ -51,7 +51,7 @@ from jaxeff.program import Layer, Program, trace
 def correct_biases(
     f: Callable[..., Any], params: Any, batch: Any, spec: Mapping[str, Method | None]
 ) -> Any:
-    """Biases with which the quantized layers keep the means of their outputs.
+    """Corrects biases so that quantized layers keep the means of their outputs.
 
     Args:
         f: A pure function `f(params, *args)`.
@@ -80,6 +80,7 @@ def correct_biases(
             return None
         index = layer.biases[0]
         bias = origin(program, layer.inputs[index], makers, grows=True)
+        # A bias that is computed, or read elsewhere too, can't take this layer's error alone.
         if bias is None or users(program, bias.path) != [layer.site]:
             return None
         rule = jax.jit(partial(quantized_layer, settings, layer, None))
@@ -87,11 +88,13 @@ def correct_biases(
         check_finite("correct_biases", layer.site, outputs=result)
         leaf = leaves[bias.leaf]
         error = np.asarray(result) - np.asarray(outputs[0])
+        # E[e] of eqs. 16 and 17, over all places that an entry of the bias adds to.
         mean = mean_per_entry(layer, bias, index, leaf, exact, error)
         corrected[layer.site] = mean
         leaves[bias.leaf] = jnp.asarray(np.asarray(leaf) - np.asarray(mean), leaf.dtype)
         inputs = list(given)
         inputs[index] = bias.to_input(leaves[bias.leaf])
+        # Later layers measure their error on corrected inputs (appendix D).
         changed: Sequence[Any] = rule(*inputs)
         return changed
 

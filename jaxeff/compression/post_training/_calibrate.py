@@ -109,6 +109,7 @@ def calibrate(
     def record_counts(place: _Place, low: Any, high: Any, counts: Any, exponent: Any) -> None:
         record(place, low, high)
         here = Histogram(np.asarray(counts, np.float64), int(exponent), float(low), float(high))
+        # Borders are powers of two, so histograms of batches add exactly, whatever their ranges.
         histograms[place] = histograms[place] + here if place in histograms else here
 
     def measure(place: _Place, x: Any) -> None:
@@ -193,7 +194,7 @@ def _method(method: str | None, percentile: float | None) -> tuple[str, float]:
 
 
 def _open(layer: Layer, setting: Measured, values: Sequence[Any], outputs: Sequence[Any]) -> _Found:
-    """The uniform grids of a layer that have no range, and their arrays; operands counted."""
+    """Lists a layer's uniform grids without a range, with their arrays and operands' numbers."""
     apart = parts_of(setting)
     told = [(q, t, values[i]) for q, t, i in of_inputs(layer, apart, values)]
     told += [(q, t, outputs[i]) for q, t, i in of_outputs(layer, apart, outputs)]
@@ -280,6 +281,7 @@ def _ends(site: str, seen: Sequence[tuple[float, float]], method: str) -> tuple[
     both = np.array(seen)
     if not np.isfinite(both).all():
         raise ValueError(f"The layer {site!r} has activations that aren't finite numbers.")
+    # Of batches, not of all values: those would have to be kept.
     if method == "percentile":
         return float(both[:, 0].mean()), float(both[:, 1].mean())
     return float(both[:, 0].min()), float(both[:, 1].max())

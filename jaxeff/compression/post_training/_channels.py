@@ -103,7 +103,7 @@ def pairs(program: Program, leaves: Sequence[Any]) -> list[Pair]:
 def source(
     program: Program, at: Multiplication, leaves: Sequence[Any], env: Mapping[Value, Any]
 ) -> Source | None:
-    """A layer with the channels of its output, or None where its bias is shared or computed."""
+    """Describes a layer's output channels; None where its bias is shared or computed."""
     channels = output_channels(at)
     biases = at.layer.biases
     if channels is None or len(biases) > 1:
@@ -127,6 +127,7 @@ def output_channels(at: Multiplication) -> Labels | None:
     None where an entry is made of no weight, as between those of a dilated image.
     """
     groups, inputs, outputs = at.matrix_shape
+    # With data of ones and columns that hold one factor, an output scales with its own channel.
     zeros = [z + 1 if v.is_data else z for v in at.layer.inputs for z in (_zeros(v),)]
 
     @jax.jit
@@ -170,7 +171,7 @@ def _way(
 def _carried(
     first: Source, between: Sequence[Layer], second: Multiplication, env: Mapping[Value, Any]
 ) -> Int[np.ndarray, "groups inputs"] | None:
-    """For each input of the second layer the first one's channel; None where there is none."""
+    """Finds the first layer's channel behind each input of the second; None without one."""
     value = first.at.layer.outputs[0]
 
     def through(x: Array) -> Array:
@@ -207,7 +208,8 @@ def _carried(
 
 
 def _inputs(second: Multiplication, labels: Labels) -> Int[np.ndarray, "groups inputs"] | None:
-    """The label of each input of a layer, where all rows agree. Zero is what padding gives."""
+    """Finds the label of each input of a layer, if all rows agree; padding counts as none."""
+    # First the label of each input, then a check of all rows: they agree, but for the padding.
     highest: Any = None
     rows = jax.jit(second.rows)
     marked = jnp.asarray(labels + 1, jnp.float32)

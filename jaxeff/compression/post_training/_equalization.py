@@ -37,12 +37,13 @@ from jaxeff.compression.post_training._multiplication import Multiplication
 from jaxeff.core import a_batch, check_count, function, takes, tree, whole
 from jaxeff.program import trace
 
+# Pairs whose scales all have logarithms below this count as equal.
 _SETTLED = 1e-4
 
 
 @takes(f=function, params=tree, batch=a_batch, sweeps=whole())
 def equalize(f: Callable[..., Any], params: Any, batch: Any, *, sweeps: int = 50) -> Any:
-    """Parameters whose linear layers have equal ranges, of the same function.
+    """Equalizes the ranges of linear layers without changing the function.
 
     Args:
         f: A pure function `f(params, *args)`.
@@ -100,7 +101,7 @@ def replace_weights(
 
 
 def _equalized(pair: Pair, leaves: list[Any]) -> float:
-    """Equalizes one pair; how far it was from equal, as a logarithm."""
+    """Equalizes one pair and returns how far from equal it was, as a logarithm."""
     first = np.abs(weights_of(pair.first.at, leaves)).max(1).reshape(-1)
     inputs = np.abs(weights_of(pair.second, leaves)).max(2)
     for at, x in ((pair.first.at, first), (pair.second, inputs)):
@@ -110,6 +111,7 @@ def _equalized(pair: Pair, leaves: list[Any]) -> float:
     np.maximum.at(second, pair.channels.reshape(-1), inputs.reshape(-1))
     # A channel that is zero on one side has no range to share.
     both = (first > 0) & (second > 0)
+    # Eq. 11: sqrt(r1 r2) / r2 = sqrt(r1 / r2).
     scale = np.where(both, np.sqrt(first / np.where(both, second, 1)), 1.0)
     rescale(pair, leaves, scale)
     return float(np.abs(np.log(scale)).max())

@@ -169,6 +169,7 @@ def inverse_factor(hessian: Float[Array, "groups n n"]) -> Float[Array, "groups 
     lower = jnp.linalg.cholesky(hessian[:, ::-1, ::-1])
     identity = jnp.broadcast_to(jnp.eye(hessian.shape[1], dtype=hessian.dtype), hessian.shape)
     upper = lower[:, ::-1, ::-1]
+    # A triangular solve instead of H^-1 and its factor: two inversions would lose digits.
     return lax.linalg.triangular_solve(upper, identity, left_side=True, lower=False)
 
 

@@ -60,7 +60,7 @@ class Problem:
         return jax.jit(self.nearest)
 
     def nearest(self, matrix: Matrix) -> Matrix:
-        """Values of the grid; of all inputs, or of a single one."""
+        """Rounds to values of the grid; weights of all inputs, or of a single one."""
         weight = self.at.weight(matrix).astype(self.dtype)
         rounded = self.quantizer.quantize(weight, self.tensor)
         return self.at.matrix(rounded).astype(jnp.float32)
@@ -93,7 +93,7 @@ def on_grids(
     spec: Mapping[str, Method | None],
     solve: Solve,
 ) -> tuple[Any, dict[str, LayerQuantization | None]]:
-    """Parameters whose weights lie on their quantizers' grids, chosen layer by layer.
+    """Puts weights on their quantizers' grids, layer by layer.
 
     Args:
         where: The function's name, for error messages.

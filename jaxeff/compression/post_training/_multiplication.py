@@ -62,7 +62,7 @@ class Origin:
         return made
 
     def to_leaf(self, x: Array, like: Array) -> Array:
-        """The parameter for a value of the input; moves are undone by their transposition."""
+        """Computes the parameter for a value of the input, undoing moves by transposition."""
         if not self.nodes:
             return x
         # Moves permute entries, so the transposed map is the inverse.
@@ -135,7 +135,7 @@ class Multiplication:
         return self.groups, inputs, math.prod(self.shape) // (self.groups * inputs)
 
     def matrix(self, w: Any) -> Any:
-        """A weight of the layer, or one with inputs of size one, as matrices; NumPy's or JAX's."""
+        """Reshapes a weight, or one with inputs of size one, to matrices; of NumPy or JAX."""
         groups, summed, outputs = self._axes
         inputs = math.prod(w.shape[a] for a in summed)
         if self.is_convolution:  # [outputs, inputs], outputs of a group beside each other
@@ -213,7 +213,7 @@ class Multiplication:
         return jnp.asarray(total, jnp.float32)
 
     def parts(self, *xs: Array) -> Iterator[tuple[tuple[Array, ...], float]]:
-        """Data operands in parts whose rows fit into memory, each with its share of the whole."""
+        """Splits data operands into parts whose rows fit into memory, with their shares."""
         if not self.is_convolution:
             yield xs, 1.0
             return
@@ -284,7 +284,7 @@ def origin(
 
 
 def users(program: Program, path: str) -> list[str]:
-    """The sites that depend on a parameter, and "the result" where that does without one."""
+    """Lists the sites that depend on a parameter, and "the result" if that does so directly."""
     named = [
         layer.site
         for layer in program.layers
@@ -297,7 +297,7 @@ def users(program: Program, path: str) -> list[str]:
 def mean_per_entry(
     layer: Layer, bias: Origin, index: int, leaf: Array, values: Sequence[Any], x: Any
 ) -> Array:
-    """The mean of an array like a layer's output over all places that an entry of its bias adds to.
+    """Averages an array like a layer's output over the places that a bias entry adds to.
 
     The transposition of adding a bias is summing over those places.
     """

@@ -189,7 +189,7 @@ def _errors(values: Array, counts: Array, ends: Array, bits: int, symmetric: boo
 
 
 def _threshold(sizes: np.ndarray, counts: np.ndarray, low: float, high: float, bits: int) -> float:
-    """The threshold of |x| by the divergence of the clipped from the quantized distribution."""
+    """Finds the threshold of |x| with the least divergence of clipped from quantized values."""
     # Values of both signs share the codes.
     levels = 2 ** (bits - 1) if low < 0 < high else 2**bits
     largest, bins = max(abs(low), abs(high)), BINS // 2
@@ -199,6 +199,7 @@ def _threshold(sizes: np.ndarray, counts: np.ndarray, low: float, high: float, b
     peak = np.quantile(histogram[histogram > 0], _PEAK, method="lower")
     histogram = np.minimum(histogram, peak)
     best, lowest = bins, np.inf
+    # At least a bin per level. A few million operations in all, as candidates share the bins.
     for kept in range(levels, bins + 1):
         divergence = _divergence(histogram, kept, levels)
         # Of equal divergences the widest range: thresholds are tried from below.

@@ -52,6 +52,7 @@ class RunningRange(NamedTuple):
     @property
     def bounds(self) -> tuple[Float[Array, ""], Float[Array, ""]]:
         """The averages; both zero before the first batch."""
+        # The decayed sum of ones takes out the start at zero, as Adam's bias correction does.
         weight = jnp.where(self.weight > 0, self.weight, 1)
         return self.low / weight, self.high / weight
 
@@ -85,6 +86,7 @@ def running(
     """
     check_settings(spec, Int, "an Int, such as Int(8)")
     check_number("decay", decay, low=0, high=1)
+    # Open ranges of results are followed by the rule below; the rest is quantized as usual.
     rest = quantized(f, {p: None if _is_followed(s) else s for p, s in spec.items()})
 
     def g(params: Any, ranges: Ranges, *args: Any, **kwargs: Any) -> tuple[Any, Ranges]:
@@ -107,6 +109,7 @@ def running(
                 grid = Uniform(setting.width("activations"))
                 with quantizing(grid, tensor, jnp.shape(first)):
                     if training:
+                        # Before it is used: the first batch needs a range already.
                         current[layer.site] = _follow(current[layer.site], first, decay)
                     first = _quantize(setting, first, current[layer.site])
                 return [first, *others]
@@ -171,6 +174,7 @@ def _followed(spec: Mapping[str, Int | None], program: Program) -> dict[str, Int
 
 
 def _follow(old: RunningRange, x: Any, decay: float) -> RunningRange:
+    # A statistic like that of a batch norm: no gradient flows through the state.
     low, high = (jax.lax.stop_gradient(end).reshape(()) for end in value_range(x))
     seen = RunningRange(low, high, jnp.ones(()))
     return jax.tree.map(lambda a, b: decay * a + (1 - decay) * b, old, seen)

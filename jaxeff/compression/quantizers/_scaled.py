@@ -52,7 +52,7 @@ class Scaled(Quantization):
         return replace(self, method=self.method.start(self._scaled(x, tensor)[0], tensor))
 
     def storage(self, shape: tuple[int, ...], tensor: Tensor) -> Any:
-        """Bits of the method, and 32 for each scale."""
+        """Counts the bits of the method, and 32 for each scale."""
         inner: Any = self.method
         return inner.storage(shape, tensor) + 32 * jnp.size(self.scale)
 

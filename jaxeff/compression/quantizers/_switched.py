@@ -34,6 +34,7 @@ class Switched(Quantization):
         """Returns the method's values, or those that come."""
         if isinstance(self.on, bool):
             return self.method.quantize(x, tensor) if self.on else x
+        # Both are computed: a traced number can't decide what is compiled.
         return jnp.where(self._is_on(), self.method.quantize(x, tensor), x)
 
     def start(self, x: Float[Array, "*shape"], tensor: Tensor) -> "Switched":
@@ -47,7 +48,7 @@ class Switched(Quantization):
         return self if form is None else replace(self, method=form())
 
     def storage(self, shape: tuple[int, ...], tensor: Tensor) -> Any:
-        """Bits by the method, or in float32."""
+        """Counts the bits by the method, or in float32."""
         method: Any = self.method
         return jnp.where(self._is_on(), method.storage(shape, tensor), 32 * math.prod(shape))
 
@@ -58,7 +59,7 @@ class Switched(Quantization):
         return jnp.where(self._is_on(), method.width, 32)
 
     def penalty(self, x: Float[Array, "*shape"], tensor: Tensor) -> Any:
-        """That of the method where it acts."""
+        """Returns the penalty of the method where it acts."""
         method: Any = self.method
         return jnp.where(self._is_on(), method.penalty(x, tensor), 0.0)
 

@@ -66,13 +66,16 @@ class Binary(Quantization):
         scale = tensor.fitted("Binary.scale", scale, x)
         unit = x
         if self.stochastic:
+            # A subnormal scale has no finite reciprocal; such values are drawn as zeros are.
             small = jnp.abs(scale) < jnp.finfo(x.dtype).tiny
             unit = x / jnp.where(small, jnp.ones_like(scale), scale)
         signs = self._signs(lax.stop_gradient(unit), tensor)
+        # Hubara et al., eq. 4: no gradient beyond one, where a step would change no sign.
         inside = jnp.where(jnp.abs(unit) <= 1, unit, 0)
         smooth = inside if self.gradient == "clipped" else inside * (2 - jnp.abs(inside))
         y = straight_through(smooth, signs) * scale
         if self.scale is None and self.per != "none":
+            # The scale's own share: dy/dscale dscale/dx = b sign(x) / n, 1/n where b is the sign.
             shared = x.size // max(scale.size, 1)
             follows = x * (signs * _sign(fixed) / shared)
             y = y + (follows - lax.stop_gradient(follows))
@@ -108,6 +111,7 @@ class Binary(Quantization):
     def _signs(self, x: Array, tensor: Tensor) -> Array:
         if not self.stochastic:
             return _sign(x)
+        # The hard sigmoid (Courbariaux et al., eq. 3), in float32: narrow dtypes are coarse.
         chance = jnp.clip((x + 1) / 2, 0, 1).astype(jnp.float32)
         up = jax.random.bernoulli(tensor.random("Binary(stochastic=True)"), chance)
         return jnp.where(jnp.isnan(x), x, jnp.where(up, jnp.ones_like(x), -1))

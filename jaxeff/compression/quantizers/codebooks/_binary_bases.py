@@ -82,6 +82,7 @@ class BinaryBases(Quantization):
         shifts = jnp.asarray(shifts, x.dtype)
         scales = self.scales
         if scales is None:
+            # Section 3.1: scales are constants to the gradient of W.
             known = replace(self, shifts=lax.stop_gradient(shifts))
             scales = known._scales(fixed, tensor)
         scales = jnp.asarray(scales, x.dtype)
@@ -92,7 +93,7 @@ class BinaryBases(Quantization):
         return y
 
     def start(self, x: Float[Array, "*shape"], tensor: Tensor) -> "BinaryBases":
-        """Shifts and scales of an array, where they are open."""
+        """Computes open shifts and scales from an array."""
         started = self
         if self.shifts is None:
             started = replace(started, shifts=self._shifts(x, tensor))
@@ -111,15 +112,17 @@ class BinaryBases(Quantization):
         return self.bases
 
     def _basis(self, x: Array, shift: Array, tensor: Tensor) -> Array:
-        """One of the binary arrays, -1 and +1."""
+        """Computes one of the binary arrays, -1 and +1."""
         one = jnp.ones_like(x)
         if tensor.role == "weight":
             fixed = lax.stop_gradient(x)
             axes, shape = kept_axes(x, tensor.axes(self.per))
+            # B_i = sign(W - mean(W) + shift_i std(W)), whose statistics have no gradient either.
             mean = jnp.mean(fixed, axes).reshape(shape)
             moved = x - mean + shift * jnp.std(fixed, axes).reshape(shape)
             return straight_through(moved, jnp.where(moved >= 0, one, jnp.where(moved < 0, -1, x)))
         moved = x + shift
+        # Section 3.2: the derivative is one within [0, 1] of the shifted value, zero outside.
         bounded = jnp.where((moved >= 0) & (moved <= 1), moved, 0)
         signs = jnp.where(moved >= 0.5, one, jnp.where(moved < 0.5, -1, x))
         return straight_through(bounded, signs)
@@ -128,6 +131,7 @@ class BinaryBases(Quantization):
         steps = np.linspace(-1.0, 1.0, self.bases) if self.bases > 1 else np.zeros(1)
         if tensor.role == "weight":
             return jnp.asarray(steps, x.dtype)
+        # Thresholds 1/2 - shift at even parts of the range: every basis splits the values.
         parts = jnp.asarray(np.arange(1, self.bases + 1) / (self.bases + 1), x.dtype)
         low, high = jnp.min(x), jnp.max(x)
         return 0.5 - (low + (high - low) * parts)
@@ -142,6 +146,7 @@ class BinaryBases(Quantization):
         def mean(values: Array) -> Array:
             return jnp.mean(values, axes).reshape(shape)
 
+        # Normal equations of min |W - sum_i scale_i B_i|^2; means keep large arrays in range.
         right = jnp.stack([mean(wide * b) for b in bases], -1)
         rows = [jnp.stack([mean(a * b) for a in bases], -1) for b in bases]
         return least_squares(jnp.stack(rows, -2), right).astype(x.dtype)

@@ -108,7 +108,7 @@ class Codebook(Quantization):
         return started
 
     def storage(self, shape: tuple[int, ...], tensor: Tensor) -> Any:
-        """Indices, and a float for each shared value, with the 8-bit length of its code if any."""
+        """Counts indices, and for each shared value a float and the 8-bit length of its code."""
         entries = 2**self.bits * tensor.count(shape, self.per)
         coded = self.coding == "huffman"
         indices = super().storage(shape, tensor)
@@ -133,6 +133,7 @@ class Codebook(Quantization):
         _, shape = kept_axes(x, tensor.axes(self.per))
         levels = jnp.broadcast_to(levels, (*shape, 2**self.bits))
         counts, _ = sums(x, nearest(x, levels), 2**self.bits, shape)
+        # Every codebook has a code of its own, and all have equally many members.
         lengths = [mean_length(row) for row in counts.reshape(-1, 2**self.bits)]
         return jnp.asarray(sum(lengths) / len(lengths), x.dtype)
 

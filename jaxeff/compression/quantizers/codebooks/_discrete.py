@@ -98,15 +98,17 @@ class Discrete(Quantization):
     per: Annotated[str, Choice("channel", "tensor")] = static("channel")
 
     def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
-        """Drawn or most probable values, with the gradient of their mean."""
+        """Draws values or takes the most probable ones, with the gradient of their mean."""
         own, scale = self._fitted(x, tensor)
         logits = jnp.asarray(own.logits, scale.dtype)
         values = self._values(logits)
         mean = scale * jnp.sum(jax.nn.softmax(logits) * values, -1)
         if self.draw == "sample":
             key = tensor.random("Discrete")
+            # Gumbel-max: the argmax of logits plus Gumbel noise is a draw from their softmax.
             logits = logits + jax.random.gumbel(key, logits.shape, logits.dtype)
         chosen = jnp.argmax(logits, -1)
+        # Index k stands for k step - 1: -1 and 1, or -1, 0 and 1.
         step = 2 / (self.levels - 1)
         y = lax.stop_gradient(scale) * (step * chosen.astype(scale.dtype) - 1)
         return straight_through(mean, y).astype(x.dtype)
@@ -125,7 +127,7 @@ class Discrete(Quantization):
         return replace(self, draw="mode")
 
     def start(self, x: Float[Array, "*shape"], tensor: Tensor) -> "Discrete":
-        """Scales and logits of weights, where they are open."""
+        """Computes open scales and logits from weights."""
         self._check_role(tensor)
         if self.logits is not None and self.scale is not None:
             return self
@@ -136,6 +138,7 @@ class Discrete(Quantization):
             fixed = lax.stop_gradient(value)
             std = jnp.std(fixed, axes).reshape(shape)
             size = jnp.mean(jnp.abs(fixed), axes).reshape(shape)
+            # A constant has no deviation but rounding errors; its magnitude serves.
             scale = jnp.where(std > 1e-6 * size, std, size)
             scale = or_one(scale)
         if self.logits is not None:
@@ -145,6 +148,7 @@ class Discrete(Quantization):
             up = jnp.clip((1 + unit) / 2, _LEAST, 1 - _LEAST)
             logits = jnp.log(jnp.stack([1 - up, up], -1))
         else:
+            # Off 0 and 1, where the softmax has no gradient and a weight would never change.
             most = 1 - _LEAST
             zero = jnp.clip(most - (most - _LEAST) * jnp.abs(unit), _LEAST, most)
             up = jnp.clip((1 + unit / (1 - zero)) / 2, _LEAST, most)
@@ -152,7 +156,7 @@ class Discrete(Quantization):
         return replace(self, logits=logits, scale=scale)
 
     def storage(self, shape: tuple[int, ...], tensor: Tensor) -> Any:
-        """Codes of the values that are chosen, and a float for each scale."""
+        """Counts the codes of the chosen values, and a float for each scale."""
         return math.prod(shape) * self.width + 32 * tensor.count(shape, self.per)
 
     @property

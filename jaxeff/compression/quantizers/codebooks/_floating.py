@@ -99,7 +99,7 @@ class Floating(Quantization):
         return replace(self, scale=jnp.where(top > 0, scale, jnp.ones_like(scale)))
 
     def storage(self, shape: tuple[int, ...], tensor: Tensor) -> Any:
-        """Codes, and for each scale a float or an exponent."""
+        """Counts codes, and for each scale a float or an exponent."""
         scaled = self.scale is not None or self.scaling != "none"
         bits = 8 if self.scaling == "power_of_two" else 32
         codes = super().storage(shape, tensor)
@@ -122,11 +122,13 @@ class Floating(Quantization):
         exponent = jnp.frexp(fixed)[1] - 1
         exponent = jnp.where(fixed == 0, int(info.minexp), exponent)
         exponent = jnp.maximum(exponent, int(info.minexp)) - int(info.nmant)
+        # In units of the last place: powers of two scale exactly, so `round` alone rounds.
         unit = jnp.ldexp(fixed, -exponent)
         rounded = lax.round(unit, lax.RoundingMethod.TO_NEAREST_EVEN)
         y = jnp.ldexp(rounded, exponent)
         beyond = jnp.abs(y) > most
         if self.saturate:
+            # A constant there: saturated values have no gradient.
             ends = jnp.clip(fixed, -most, most)
             y = jnp.where(beyond, ends, y)
             x = jnp.where(jnp.abs(fixed) > most, ends, x)

@@ -96,6 +96,7 @@ class Incremental(Quantization):
         own = self.start(fixed, tensor)
         tensor.fitted("Incremental.top", own.top, x)
         done = largest(jnp.abs(fixed), own.fraction)
+        # Values are constants: the other weights alone are trained on (eq. 8).
         return jnp.where(done, own.values(fixed), x)
 
     def start(self, x: Float[Array, "*shape"], tensor: Tensor) -> "Incremental":
@@ -196,7 +197,7 @@ def incrementally(method: Incremental, schedule: optax.Schedule) -> optax.Gradie
 
 
 def largest(x: Float[Array, "*shape"], fraction: Any) -> Bool[Array, "*shape"]:
-    """Which values belong to the largest, a share of all, rounded to a whole number of them."""
+    """Marks the largest values, a share of all, rounded to a whole number of them."""
     count = jnp.round(jnp.asarray(fraction, jnp.float32) * x.size).astype(jnp.int32)
     # A threshold instead of indices: the fraction may be traced, a shape may not.
     ordered = jnp.sort(x.ravel())

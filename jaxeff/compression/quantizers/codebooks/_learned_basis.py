@@ -6,9 +6,9 @@ minimises the error |x - B v|^2 in turns (algorithm 1): codes B are those of the
 then v = (B^T B)^-1 B^T x (eq. 8). Neither step makes the error larger.
 
 In training the paper does one such turn per step and averages: v becomes
-momentum v + (1 - momentum) v'. `LearnedBasis.updated` does that for an array, and
-`jaxeff.compression.updated` for a model. The basis is a leaf with the gradient of its levels, so
-it can be learnt by that as well.
+momentum v + (1 - momentum) v'. `LearnedBasis.update_statistics` does that for an array, and
+`jaxeff.compression.update_statistics` for a model. The basis is a leaf with the gradient of its
+levels, so it can be learnt by that as well.
 
 The gradient of x is one; of activations above the largest level it is zero, as in the code of the
 authors.
@@ -96,7 +96,7 @@ class LearnedBasis(Quantization):
         return value + (passed - lax.stop_gradient(passed))
 
     def start(self, x: Float[Array, "*shape"], tensor: Tensor) -> "LearnedBasis":
-        """The basis of an array, where it is open: `turns` turns from evenly spaced levels."""
+        """Computes an open basis from an array: `turns` turns from evenly spaced levels."""
         if self.basis is not None:
             return self
         first = self._first(x, tensor)
@@ -110,6 +110,7 @@ class LearnedBasis(Quantization):
         x = lax.stop_gradient(x)
         old = lax.stop_gradient(jnp.asarray(self.basis))
         wide = widened(old)
+        # One turn per training step: codes change little between steps (the paper's algorithm).
         new = self._turn(wide, x, tensor)
         mixed = self.momentum * wide + (1 - self.momentum) * new
         return replace(self, basis=mixed.astype(old.dtype))
@@ -131,7 +132,7 @@ class LearnedBasis(Quantization):
         return unit[..., None] * lifted(powers, (*shape, self.bits))
 
     def _levels(self, basis: Array, tensor: Tensor) -> tuple[Array, Array]:
-        """Sorted levels, and which of the codes each of them is."""
+        """Sorts the levels, and returns which code each of them has."""
         codes = jnp.asarray(_codes(self.bits, tensor), basis.dtype)
         codes = codes.reshape((1,) * (basis.ndim - 1) + codes.shape)
         # Level of a code: the inner product of its bits with the basis.

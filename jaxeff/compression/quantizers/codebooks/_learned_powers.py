@@ -78,11 +78,13 @@ class LearnedPowers(Quantization):
         low, high = lax.stop_gradient(least), lax.stop_gradient(most)
         # 2^e <= x < 2^(e+1); the logarithm's half lies at sqrt(2) 2^e.
         power = nearest_power(jnp.clip(size, low, high))
+        # Derivative Q(x) / x: rounding the logarithm passes gradients through (P3).
         between = value * (power / jnp.clip(size, low, high))
         inside = (size >= low) & (size <= high)
         smooth = jnp.where(inside, between, sign * jnp.where(size < low, least, most))
         y = straight_through(smooth, sign * power)
         if self.zero:
+            # The logarithm's half below q_min, from where the next smaller power would be nearest.
             y = jnp.where(size < low * 2**-0.5, jnp.zeros_like(y), y)
         return y.astype(x.dtype)
 
@@ -95,12 +97,13 @@ class LearnedPowers(Quantization):
             top = or_one(magnitude(x, tensor, self.per))
             most = nearest_power(top.astype(wide_dtype(x)))
         if least is None:
+            # Powers per sign that fit the width; zero takes one code of them.
             codes = 2 ** (self.initial - 1) - int(self.zero)
             least = jnp.asarray(most) * 2.0 ** (1 - codes)
         return replace(self, minimum=least, maximum=most)
 
     def storage(self, shape: tuple[int, ...], tensor: Tensor) -> Any:
-        """Codes, each channel's of its own width, and the exponents of both ends."""
+        """Counts codes, each channel's of its own width, and the exponents of both ends."""
         width = self.width
         mean = width if np.ndim(width) == 0 else width.mean()
         return math.prod(shape) * mean + 2 * 8 * tensor.count(shape, self.per)
@@ -113,6 +116,7 @@ class LearnedPowers(Quantization):
         least, most = _ends(jnp.asarray(self.minimum), jnp.asarray(self.maximum))
         powers = [jnp.frexp(lax.stop_gradient(end))[1] for end in (least, most)]
         count = 2 * (powers[1] - powers[0] + 1) + int(self.zero)
+        # ceil(log2(count)) exactly: the exponent that `frexp` has for count - 1.
         exponent = jnp.frexp((count - 1).astype(least.dtype))[1].astype(least.dtype)
         return straight_through(jnp.log2(jnp.log2(most / least) + 1) + 1, exponent)
 
@@ -126,12 +130,13 @@ class LearnedPowers(Quantization):
 def nearest_power(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """Returns the power of two nearest to positive numbers in terms of the logarithm, exactly."""
     fraction, exponent = jnp.frexp(x)
+    # x = fraction 2^e with fraction in [1/2, 1), whose logarithm has its middle at 2^-1/2.
     half = jnp.ones_like(x) / 2
     return jnp.ldexp(jnp.where(fraction < 2**-0.5, half, 2 * half), exponent)
 
 
 def _ends(least: Array, most: Array) -> tuple[Array, Array]:
-    """Both ends as powers of two in order, of numbers that training may have brought anywhere."""
+    """Makes both ends powers of two in order, wherever training has brought them."""
     tiny = 2.0 * jnp.finfo(least.dtype).tiny
     least = jnp.where(least > tiny, least, tiny)
     least, most = jnp.broadcast_arrays(least, jnp.asarray(most, least.dtype))

@@ -75,6 +75,7 @@ class PowersOfTwo(Quantization):
         top = tensor.fitted("PowersOfTwo.top", own.top, x)
         half = power_of_two(self.bits, x.dtype) / 2
         signed = jnp.asarray(own.signed).astype(bool)
+        # One code is zero; the others are powers, of each sign if there are two.
         count = jnp.where(signed, half, 2 * half) - 1
         y = nearest_powers(fixed, lax.stop_gradient(top), count, self.nearest == "exponent")
         # Without a sign, negative values become zero.
@@ -106,6 +107,7 @@ def top_exponent(x: Float[Array, "*shape"], keep: tuple[int, ...] = ()) -> Float
     axes, shape = kept_axes(x, keep)
     largest = jnp.max(jnp.abs(x), axes).reshape(shape)
     fraction, exponent = jnp.frexp(largest)  # largest = fraction 2^exponent, fraction in [1/2, 1)
+    # 4/3 fraction 2^e reaches 2^e from a fraction of 3/4 on.
     top = jnp.where(fraction < 0.75, exponent - 1, exponent)
     return jnp.where(largest > 0, top, 0).astype(x.dtype)
 
@@ -113,7 +115,7 @@ def top_exponent(x: Float[Array, "*shape"], keep: tuple[int, ...] = ()) -> Float
 def nearest_powers(
     x: Float[Array, "*shape"], top: Any, count: Any, by_exponent: bool = False
 ) -> Float[Array, "*shape"]:
-    """Zero, or plus or minus the nearest of the powers of two; it has no gradient.
+    """Rounds to zero or plus or minus the nearest power of two; without a gradient.
 
     Args:
         x: Values.
@@ -126,6 +128,7 @@ def nearest_powers(
     normal = fraction > 0
     # A quotient of a number and its fraction is a power of two exactly; `exp2` may not be.
     above = size / jnp.where(normal, fraction, jnp.ones_like(fraction))
+    # Between 2^(e-1) and 2^e: 3/4 2^e in value, 2^(e-1/2) in the exponent.
     middle = np.sqrt(0.5) if by_exponent else 0.75
     power = jnp.where(fraction >= middle, above, above / 2)
     smallest = _power(top + 1 - count, x.dtype)
@@ -135,7 +138,7 @@ def nearest_powers(
 
 
 def _power(exponent: Any, dtype: Any) -> Array:
-    """2^exponent exactly, for the exponents that a dtype has without subnormals."""
+    """Computes 2^exponent exactly, for the exponents of a dtype without subnormals."""
     info = jnp.finfo(dtype)
     low, high = int(info.minexp), int(info.maxexp) - 1
     table = jnp.asarray(np.ldexp(1.0, np.arange(low, high + 1)), dtype)

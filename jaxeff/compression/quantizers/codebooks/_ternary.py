@@ -65,7 +65,7 @@ class Ternary(Quantization):
         return _three(x, threshold, scale, scale) + (x - lax.stop_gradient(x))
 
     def start(self, x: Float[Array, "*shape"], tensor: Tensor) -> "Ternary":
-        """Threshold and scale of activations; those of weights follow them."""
+        """Fixes threshold and scale of activations; those of weights follow them."""
         started = self._filled(x, tensor) if tensor.role == "activation" else self
         return replace(started, fraction=jnp.asarray(self.fraction, x.dtype))
 
@@ -83,10 +83,12 @@ class Ternary(Quantization):
         threshold: Any = self.threshold
         if threshold is None:
             mean = jnp.mean(jnp.abs(x), axes).reshape(shape)
+            # Eq. 6: 0.7 lies between the best for uniform weights, 2/3, and for normal ones, 3/4.
             threshold = jnp.asarray(self.fraction, x.dtype) * mean
         scale: Any = self.scale
         if scale is None:
             beyond = jnp.abs(x) > tensor.fitted("Ternary.threshold", threshold, x)
+            # Eq. 5: given the threshold, this mean has the least squared error.
             scale = _mean(x, beyond, axes, shape)
         return replace(self, threshold=threshold, scale=scale)
 
@@ -175,5 +177,6 @@ def _mean(
 ) -> Array:
     """Returns the mean magnitude of some values, zero where there are none."""
     some = jnp.any(where, axes, keepdims=True)
+    # An empty choice takes all values instead of 0 / 0, and is zero in the end.
     mean = jnp.mean(jnp.abs(x), axes, where=where | ~some).reshape(shape)
     return jnp.where(some.reshape(shape), mean, jnp.zeros_like(mean))

@@ -100,6 +100,7 @@ class BayesianBits(Quantization):
         own = self.start(lax.stop_gradient(x), tensor)
         value = widened(x)
         beta = tensor.fitted("BayesianBits.maximum", own.maximum, value)
+        # The smallest step, of 32 bits, is about 2^-32 beta: it has to be a normal number too.
         beta = keep_positive(beta, 2.0**40)
         signed = jnp.asarray(own.signed)
         low = jnp.where(signed, -beta, jnp.zeros_like(beta))
@@ -117,7 +118,7 @@ class BayesianBits(Quantization):
         return replace(self, hard=True)
 
     def start(self, x: Float[Array, "*shape"], tensor: Tensor) -> "BayesianBits":
-        """Range, sign and gates of an array, where they are open."""
+        """Computes open range, sign and gates from an array."""
         signed, maximum, gates, kept = self.signed, self.maximum, self.gates, self.kept
         prunes = self.pruned != "nothing" and tensor.role == "weight"
         known = signed is not None and maximum is not None and gates is not None
@@ -135,7 +136,7 @@ class BayesianBits(Quantization):
         return replace(self, signed=signed, maximum=maximum, gates=gates, kept=kept)
 
     def storage(self, shape: tuple[int, ...], tensor: Tensor) -> Any:
-        """Codes of what isn't pruned, the range, and a bit for each channel that may be."""
+        """Counts codes of what isn't pruned, the range, and a bit per channel that may be."""
         prunes = self.pruned != "nothing" and tensor.role == "weight"
         share: Any = _is_open(self.kept).mean() if prunes and self.kept is not None else 1
         masks = tensor.count(shape, self.pruned) if prunes else 0
@@ -189,6 +190,7 @@ class BayesianBits(Quantization):
     def _on_grid(self, x: Array, span: Array) -> Array:
         """Returns the nearest values of the grid of the width that the gates open."""
         doublings = jnp.cumprod(_is_open(jnp.asarray(self.gates)), axis=-1).sum(-1)
+        # 3 (2^2 + 1) (2^4 + 1) ... = 2^b - 1: residuals of open gates add up to one grid of b bits.
         shares = jnp.asarray([1 / (2.0**bits - 1) for bits in WIDTHS], x.dtype)
         step = span * shares[doublings.astype(jnp.int32)]
         return round_through(x / step) * step
@@ -200,7 +202,7 @@ class BayesianBits(Quantization):
 
 
 def _is_open(phi: Any) -> Any:
-    """One where a gate is open for good, else zero."""
+    """Gives one where a gate is open for good, else zero."""
     phi = jnp.asarray(phi)
     return (1 - openness(phi) < _CLOSED).astype(phi.dtype)
 

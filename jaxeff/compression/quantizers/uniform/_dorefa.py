@@ -66,6 +66,7 @@ class DoReFa(Quantization):
         value = widened(x)
         if tensor.role == "weight":
             return self._weights(value).astype(x.dtype)
+        # Written by `where`: `jnp.clip` would halve the gradient at its ends.
         inside = (value >= 0) & (value <= 1)
         clipped = jnp.where(inside, value, lax.stop_gradient(jnp.clip(value, 0, 1)))
         y = _rounded(clipped, self.bits).astype(x.dtype)
@@ -79,7 +80,7 @@ class DoReFa(Quantization):
         return replace(self, gradient_bits=None)
 
     def storage(self, shape: tuple[int, ...], tensor: Tensor) -> Any:
-        """Codes, and for weights of one bit a float."""
+        """Counts codes, and for weights of one bit a float."""
         codes = super().storage(shape, tensor)
         if tensor.role == "activation":
             return codes
@@ -109,7 +110,7 @@ def _squashed(w: Array, bits: Bits) -> Array:
 
 
 def _rounded(r: Array, bits: Bits) -> Array:
-    """q_k, in products: of a division by a constant compilers make one, and move values."""
+    """Computes q_k by a product: compilers make one of a division by a constant anyway."""
     steps = power_of_two(bits, r.dtype) - 1
     codes = lax.round(lax.stop_gradient(r) * steps, lax.RoundingMethod.TO_NEAREST_EVEN)
     return straight_through(r, codes * (1 / steps))
@@ -117,7 +118,7 @@ def _rounded(r: Array, bits: Bits) -> Array:
 
 @jax.custom_vjp
 def _coarse_gradient(x: Array, steps: Array, key: PRNGKeyArray) -> Array:
-    """Values as they are, whose gradient is rounded at random to a number of steps."""
+    """Passes values, and rounds their gradient at random to a number of steps."""
     return x
 
 

@@ -122,6 +122,7 @@ def half_wave_levels(bits: int, uniform: bool = True) -> np.ndarray:
     count = 2**bits - 1
     numbers = np.arange(1.0, count + 1)
     if uniform:
+        # Eq. 13: one number to search for, which these bounds hold for all widths.
         step = minimize_scalar(
             lambda step: half_wave_error(step * numbers),
             bounds=(0.5 / count, 6.0 / count),
@@ -134,6 +135,8 @@ def half_wave_levels(bits: int, uniform: bool = True) -> np.ndarray:
         # a Gaussian of thrice the variance. From there Newton's method takes a few steps.
         levels = np.sqrt(3.0) * scipy.special.ndtri((1 + (numbers - 0.5) / count) / 2)
         for _ in range(50):
+            # Newton on means(q) - q = 0. Thresholds are middles of levels, so a mean depends on
+            # its level and both neighbours: the derivative is tridiagonal.
             means, lower, upper = _centroids(levels)
             slopes = np.diag((lower + upper) / 2 - 1)
             slopes += np.diag(lower[1:] / 2, -1) + np.diag(upper[:-1] / 2, 1)
@@ -146,10 +149,12 @@ def half_wave_levels(bits: int, uniform: bool = True) -> np.ndarray:
 
 
 def half_wave_error(levels: np.ndarray) -> float:
-    """E (Q(u) - u)^2 of positive values u of a standard Gaussian, for levels that rise."""
+    """Computes E (Q(u) - u)^2 over positive u of a standard Gaussian, for rising levels."""
     t = np.concatenate([[0.0], (levels[1:] + levels[:-1]) / 2, [np.inf]])
     mass = scipy.special.ndtr(-t[:-1]) - scipy.special.ndtr(-t[1:])
     density = _density(t)
+    # Parts of a normal: integral of u phi = phi(a) - phi(b), of u^2 phi = mass + a phi(a) -
+    # b phi(b), where t phi(t) vanishes at infinity.
     edges = np.where(np.isfinite(t), t, 0) * density
     first = density[:-1] - density[1:]
     second = mass + edges[:-1] - edges[1:]
@@ -157,11 +162,12 @@ def half_wave_error(levels: np.ndarray) -> float:
 
 
 def _centroids(levels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Means between thresholds, and their derivatives by the threshold below and above."""
+    """Computes means between thresholds, with derivatives by the thresholds below and above."""
     t = np.concatenate([[0.0], (levels[1:] + levels[:-1]) / 2, [np.inf]])
     mass = scipy.special.ndtr(-t[:-1]) - scipy.special.ndtr(-t[1:])
     density = _density(t)
     means = (density[:-1] - density[1:]) / mass
+    # By Leibniz: d mean / da = phi(a) (mean - a) / mass, d mean / db = phi(b) (b - mean) / mass.
     lower = density[:-1] * (means - t[:-1]) / mass
     upper = density[1:] * (np.where(np.isfinite(t[1:]), t[1:], 0) - means) / mass
     lower[0] = upper[-1] = 0.0  # these ends stay

@@ -34,7 +34,8 @@ def location(probability: float) -> float:
 
 
 def hard_concrete(key: PRNGKeyArray, phi: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """One draw for each location."""
+    """Draws a gate for each location."""
+    # Never zero, and by log1p: the logit is finite, and precise for small u.
     u = jax.random.uniform(key, phi.shape, phi.dtype, jnp.finfo(phi.dtype).tiny)
     s = jax.nn.sigmoid((jnp.log(u) - jnp.log1p(-u) + phi) / TAU)
     return jnp.clip(s * (ZETA - GAMMA) + GAMMA, 0, 1)

@@ -108,7 +108,7 @@ class LearnedWidth(Quantization):
         return straight_through(smooth, codes * lax.stop_gradient(step)).astype(x.dtype)
 
     def start(self, x: Float[Array, "*shape"], tensor: Tensor) -> "LearnedWidth":
-        """Step, maximum and sign of an array, where they are open."""
+        """Computes open step, maximum and sign from an array."""
         signed, step, maximum = self.signed, self.step, self.maximum
         if signed is not None and step is not None and maximum is not None:
             return self
@@ -117,6 +117,7 @@ class LearnedWidth(Quantization):
         if maximum is None:
             maximum = or_one(magnitude(x, tensor, self.per))
         if step is None:
+            # Eq. 2 solved for d: q_max / (2^(bits-1) - 1), and a bit more without a sign.
             with_sign, without = (1 / (2.0 ** (self.initial - s) - 1) for s in (1, 0))
             share: Any = with_sign if signed is True else without
             if not isinstance(signed, bool):
@@ -126,7 +127,7 @@ class LearnedWidth(Quantization):
         return replace(self, signed=signed, step=step, maximum=maximum)
 
     def storage(self, shape: tuple[int, ...], tensor: Tensor) -> Any:
-        """Codes, each channel's of its own width, and two floats that decode them."""
+        """Counts codes, each channel's of its own width, and two floats that decode them."""
         width = self.width
         mean = width if np.ndim(width) == 0 else width.mean()
         return math.prod(shape) * mean + 64 * tensor.count(shape, self.per)
@@ -152,7 +153,7 @@ class LearnedWidth(Quantization):
 
 
 def _sound(step: Array, maximum: Array) -> tuple[Array, Array]:
-    """Step and maximum where training brought them too near to zero, or past each other."""
+    """Repairs a step and a maximum that training brought near zero, or past each other."""
     tiny = jnp.finfo(step.dtype).tiny
     step = jnp.where(step > tiny, step, tiny)
     step, maximum = jnp.broadcast_arrays(step, jnp.asarray(maximum, step.dtype))

@@ -98,7 +98,7 @@ class LSQ(Quantization):
         return codes * step + offset
 
     def start(self, x: Float[Array, "*shape"], tensor: Tensor) -> "LSQ":
-        """Step, sign and offset of an array, where they are open."""
+        """Computes open step, sign and offset from an array."""
         if self.step is not None and self.signed is not None:
             return self
         axes, shape = kept_axes(x, tensor.axes(self.per))
@@ -128,7 +128,7 @@ class LSQ(Quantization):
         return replace(known, step=step, offset=offset)
 
     def storage(self, shape: tuple[int, ...], tensor: Tensor) -> Any:
-        """Bits of the codes, and of steps and offsets in float32."""
+        """Counts the bits of the codes, and of steps and offsets in float32."""
         each = 64 if self.asymmetric else 32
         return math.prod(shape) * self.bits + ranges(shape, tensor.axes(self.per)) * each
 

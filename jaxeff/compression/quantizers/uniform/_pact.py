@@ -88,7 +88,7 @@ class PACT(Quantization):
         return straight_through(clipped, codes * step).astype(x.dtype)
 
     def start(self, x: Float[Array, "*shape"], tensor: Tensor) -> "PACT":
-        """Clipping level and sign of an array, where they are open."""
+        """Computes open clipping level and sign from an array."""
         signed, alpha = self.signed, self.alpha
         if signed is None:
             signed = infer_sign(x, tensor)
@@ -104,7 +104,7 @@ class PACT(Quantization):
         return replace(self, signed=signed, alpha=alpha)
 
     def storage(self, shape: tuple[int, ...], tensor: Tensor) -> Any:
-        """Codes, and a float for each clipping level."""
+        """Counts codes, and a float for each clipping level."""
         return super().storage(shape, tensor) + 32 * tensor.count(shape, self.per)
 
     def penalty(self, x: Float[Array, "*shape"], tensor: Tensor) -> Any:

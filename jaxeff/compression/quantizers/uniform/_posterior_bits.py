@@ -85,7 +85,7 @@ class PosteriorBits:
         return sum(self.sizes.values())
 
     def spec(self, f: Callable[..., Any], *args: Any) -> dict[str, LayerQuantization]:
-        """These grids as methods for `jaxeff.quantized`.
+        """Converts these grids to methods for `jaxeff.quantized`.
 
         Args:
             f: A pure function `f(params, *args)` of the posterior's parameters.
@@ -125,7 +125,7 @@ class PosteriorBits:
         return str(self._table())
 
     def _repr_html_(self) -> str:
-        """The same, for a notebook."""
+        """Renders the table for a notebook."""
         return self._table()._repr_html_()
 
     def _table(self) -> Table:
@@ -201,11 +201,14 @@ def _rounded(
     mean, var = np.where(removed, 0, mean), np.where(removed, 0, var)
     keep = {"tensor": (), "channel": (-1,), "weight": tuple(range(mean.ndim))}[per]
     axes, shape = kept_axes(leaf.mean, keep if mean.ndim > 1 or per == "weight" else ())
+    # Original variances: those of removed weights are zero by now.
     precision = np.asarray(leaf.var, np.float64) ** -1
+    # The mean KL of rounding, d^2 mean(1 / sigma^2) / 24, solved for d.
     step = np.sqrt(24 * nats / precision.mean(axes).reshape(shape))
     step = step.astype(np.dtype(leaf.dtype) if np.dtype(leaf.dtype).itemsize > 3 else np.float32)
     codes = np.rint(mean / step)
     largest = np.abs(codes).max(axes).reshape(shape)
+    # Codes from -largest to largest: log2(largest + 1) bits, and one for the sign.
     bits = np.where(largest > 0, np.ceil(np.log2(largest + 1)) + 1, 0)
     if (bits > MAX_BITS).any():
         raise ValueError(

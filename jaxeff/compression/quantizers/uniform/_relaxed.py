@@ -102,9 +102,11 @@ class Relaxed(Quantization):
         key = tensor.random("Relaxed")
         logits = logits + jax.random.gumbel(key, logits.shape, logits.dtype)
         temperature = jnp.asarray(self.temperature, logits.dtype)
+        # Gumbel-softmax (section 2.2): it cancels the constant that log pi lacks.
         weights = jax.nn.softmax(logits / temperature, axis=0)
         y = jnp.sum(weights * options, axis=0) * step
         if self.draw == "hard":
+            # Gumbel-max: the largest is an exact draw from pi, at any temperature.
             best = jnp.argmax(logits, axis=0)[None]
             chosen = jnp.take_along_axis(options, best, axis=0)[0]
             y = straight_through(y, chosen * lax.stop_gradient(step))
@@ -115,7 +117,7 @@ class Relaxed(Quantization):
         return replace(self, draw="deterministic")
 
     def start(self, x: Float[Array, "*shape"], tensor: Tensor) -> "Relaxed":
-        """Step, noise and sign of an array, where they are open."""
+        """Computes open step, noise and sign from an array."""
         signed, step, sigma = self.signed, self.step, self.sigma
         if signed is not None and step is not None and sigma is not None:
             return self
@@ -132,14 +134,14 @@ class Relaxed(Quantization):
         return replace(known, step=step, sigma=sigma)
 
     def storage(self, shape: tuple[int, ...], tensor: Tensor) -> Any:
-        """Codes, and a float for each step."""
+        """Counts codes, and a float for each step."""
         return super().storage(shape, tensor) + 32 * tensor.count(shape, self.per)
 
 
 def _local(
     x: Array, step: Array, sigma: Array, nearest: Array, lower: Any, upper: Any, reach: int
 ) -> tuple[Array, Array]:
-    """The codes near each value and the logarithms of their probabilities, but for a constant.
+    """Lists the codes near each value and their log probabilities, but for a constant.
 
     A difference of sigmoids, sigmoid(b) - sigmoid(a), is sigmoid(b) sigmoid(-a) (1 - e^(a-b)), of
     which the last factor is the same for all codes: so nothing cancels.

@@ -65,7 +65,7 @@ class Stochastic(Quantization):
                 check_number(f"Stochastic.range[{i}]", end)
 
     def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
-        """One of the two neighbours of every value."""
+        """Draws one of the two neighbours of every value."""
         key = tensor.random("Stochastic")
         low, high = value_range(x, tensor.axes(self.per)) if self.range is None else self.range
         to = grid(self.bits, jnp.asarray(low, x.dtype), jnp.asarray(high, x.dtype), self.symmetric)
@@ -91,5 +91,5 @@ class Stochastic(Quantization):
         return Stochastic(self.bits, self.symmetric, (low, high), self.per)
 
     def storage(self, shape: tuple[int, ...], tensor: Tensor) -> Any:
-        """Codes, and step and zero of each range."""
+        """Counts codes, and step and zero of each range."""
         return super().storage(shape, tensor) + 64 * tensor.count(shape, self.per)

@@ -71,6 +71,6 @@ class Uniform(Quantization):
         return Uniform(self.bits, self.symmetric, (low, high), self.per)
 
     def storage(self, shape: tuple[int, ...], tensor: Tensor) -> Any:
-        """Bits of the codes; of each range a step in float32 and, where affine, a code for zero."""
+        """Counts codes, and for each range a step in float32 and, if affine, a code for zero."""
         zero = 0 if self.symmetric else self.bits
         return math.prod(shape) * self.bits + ranges(shape, tensor.axes(self.per)) * (32 + zero)
