@@ -47,7 +47,7 @@ def auroc(inside: Float[Array, " n_in"], outside: Float[Array, " n_out"]) -> Flo
 def aupr(inside: Float[Array, " n_in"], outside: Float[Array, " n_out"]) -> Float[Array, ""]:
     """Computes the area under the precision-recall curve (average precision).
 
-        Out-of-domain inputs are the positive class.
+    Out-of-domain inputs are the positive class.
 
     Args:
         inside: Scores of in-domain inputs.

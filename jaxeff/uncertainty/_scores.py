@@ -20,7 +20,7 @@ def accuracy(
 ) -> Float[Array, ""]:
     """Computes the share of inputs whose most probable class is the label.
 
-        The first of equally probable classes counts.
+    The first of equally probable classes counts.
 
     Args:
         probs: Class probabilities, or logits: only their order matters.
@@ -69,7 +69,7 @@ def nll_from_log(
 ) -> Float[Array, ""]:
     """Computes the mean negative log-likelihood in nats, from log-probabilities.
 
-        `predictive_log_probs` makes them of samples.
+    `predictive_log_probs` makes them of samples.
 
     Args:
         log_probs: Logarithms of the class probabilities.

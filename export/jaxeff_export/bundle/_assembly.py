@@ -1,4 +1,4 @@
-"""Putting a bundle together: its files, written whole or not at all."""
+"""Puts a bundle together: its files, written whole or not at all."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Parts:
 
 
 def write_bundle(parts: Parts, path: Path) -> Manifest:
-    """Puts a bundle's parts into a folder, whole or not at all.
+    """Writes a bundle's parts into a folder, whole or not at all.
 
     Args:
       parts: what goes in.
@@ -85,6 +85,7 @@ def write_bundle(parts: Parts, path: Path) -> Manifest:
     artifact = parts.artifact
     kept, operands = _kept(bound, parts.operands)
     with new_folder(path, MANIFEST, own_files) as folder:
+        # Pair by pair, inputs before outputs: the order of `Manifest.recorded`.
         recorded = [array for pair in parts.recorded for array in (*pair.inputs, *pair.outputs)]
         contents = {
             LIBRARY: parts.library.read_bytes,
@@ -99,6 +100,7 @@ def write_bundle(parts: Parts, path: Path) -> Manifest:
             content = contents[name]()  # one in memory at a time
             files[name] = {"size": len(content), "sha256": digest(content)}
             write_whole(folder / name, content)
+        # After all other files, whose sizes and checksums it has.
         manifest = Manifest(
             target_name=parts.target_name,
             target=parts.target,
@@ -125,11 +127,14 @@ def write_bundle(parts: Parts, path: Path) -> Manifest:
 
 
 def _kept(bound: int, operands: Sequence[int]) -> tuple[list[int], tuple[int, ...]]:
-    """Which parameters the library takes, and its operands as indices of those and derived arrays.
+    """Selects the parameters that the library takes, and renumbers its operands.
+
+    Operands become indices of the parameters kept, followed by derived arrays.
 
     A weight that was laid out anew, or written as codes, is not stored twice.
     """
     kept = sorted(index for index in set(operands) if index < bound)
     places = {index: place for place, index in enumerate(kept)}
+    # Derived arrays follow the parameters kept: they move up by those left out.
     derived = len(kept) - bound
     return kept, tuple(places[i] if i < bound else i + derived for i in operands)

@@ -74,17 +74,21 @@ def build(
         except BaseException:
             shutil.rmtree(home, ignore_errors=True)
             raise
+        # The folder is removed once nobody holds the bundle, or when the process ends.
         weakref.finalize(bundle, shutil.rmtree, home, ignore_errors=True)
         return bundle
     path = Path(path)
+    # Before minutes of compiling; checked once more when the folder is written.
     require_free(path, MANIFEST, own_files)
     rounded = example.artifact.rounds_inputs
     if rounded:
+        # Otherwise the bundle would refuse its own self-check.
         for pair in example.recorded:
             require_numbers(pair.inputs, example.artifact.inputs[len(example.bound) :])
     tuned = None if database is None else tuned_schedules(database, target.settings)
     say("importing StableHLO")
     lifted = lift(example, target)
+    # Arrays of a bundle that is built again are taken over, so that both hold the same bits.
     derived = _derived(lifted, example.bound) if example.derived is None else example.derived
     works: list[Work] = []  # a C library's kernels are never modelled
     with tempfile.TemporaryDirectory(prefix="jaxeff-link-") as workspace:
@@ -144,6 +148,8 @@ def _link(executable: Any, library: Path, linker: str) -> None:
     sources = instrument_sources()
     sources["options"] += _LEAN
     objects = [library.with_name(name) for name in ("lib0.o", "devc.o")]  # as TVM calls them
+    # LLVM writes into memory, from where files are written: on a full disk this raises an error
+    # that names the file.
     with in_memory(objects) as to_disk:
 
         def link(made: str, files: Sequence[str], **options: Any) -> None:
@@ -155,6 +161,7 @@ def _link(executable: Any, library: Path, linker: str) -> None:
                 str(library), fcompile=link, workspace_dir=str(library.parent), cc=linker, **sources
             )
         except RuntimeError as error:
+            # A full disk is named anywhere in the linker's output; other reasons are its last line.
             lines = str(error).strip().splitlines() or ["it gives no reason"]
             full = [line for line in lines if os.strerror(errno.ENOSPC) in line]
             reason = (full or lines)[-1]
@@ -162,7 +169,7 @@ def _link(executable: Any, library: Path, linker: str) -> None:
 
 
 def _derived(lifted: Lifted, parameters: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """What depends on the parameters alone, computed on this machine whatever the target."""
+    """Computes what depends on the parameters alone, on this machine whatever the target."""
     import tvm
     from joblib import cpu_count
 
@@ -173,5 +180,6 @@ def _derived(lifted: Lifted, parameters: Sequence[np.ndarray]) -> list[np.ndarra
         return []
     machine = tvm.relax.VirtualMachine(compile_module(lifted.derive), tvm.cpu())
     given = [tvm.runtime.tensor(value) for value in parameters]
+    # Two threads of one physical core would share its vector units.
     arrays = on_threads(cpu_count(only_physical_cores=True), lambda: machine["main"](*given))
     return [array.numpy() for array in arrays]

@@ -99,6 +99,7 @@ class Bundle:
             raise BundleError(f"{folder} is no bundle: it is not a folder")
         try:
             with open_regular(folder / MANIFEST, links=False) as (file, size):
+                # One byte more than is allowed shows that it is too long: never all of a huge file.
                 data = file.read(min(size, MOST_TEXT) + 1)
         except OSError as error:
             raise BundleError(
@@ -106,6 +107,8 @@ class Bundle:
             ) from error
         try:
             bundle = cls(folder, Manifest.from_bytes(data))
+            # Everything is read and decoded once, so that damage shows here and not in some later
+            # call.
             for name in FILES:
                 bundle._read(name)
             bundle.manifest.require_artifact(bundle.artifact)
@@ -162,6 +165,7 @@ class Bundle:
             Pair(arrays[i * size :][:inputs], arrays[i * size + inputs :][: size - inputs], batch)
             for i, batch in enumerate(manifest.batches or (None,))
         ]
+        # Checksums guard against damage; entries that contradict each other may be a stranger's.
         for pair in pairs:
             for array, spec in zip(pair.inputs, manifest.inputs, strict=True):
                 if spec.varies and array.shape[:1] != (pair.batch,):
@@ -188,7 +192,7 @@ class Bundle:
 
     @contextlib.contextmanager
     def on(self, board: str | Board = "local") -> Iterator[Runner]:
-        """The bundle loaded on a board, for many calls.
+        """Loads the bundle on a board, for many calls.
 
         Args:
           board: ``"local"``, ``"emulated"``, ``"rpc://host:port"``, ``"rpc://tracker:port/key"``,
@@ -200,6 +204,7 @@ class Bundle:
           BoardError: if the board cannot be reached or set up.
         """
         place = make_board(board, cpu=self.manifest.target.get("mcpu"))
+        # What is known without asking the board is refused before it is connected to.
         self._require_fit(place)
         with contextlib.ExitStack() as stack:
             if not isinstance(board, Board):
@@ -269,7 +274,7 @@ class Bundle:
         repeat: int = 5,
         batch: int | None = None,
     ) -> tuple[OperatorTime, ...]:
-        """The time per compiled operator on a board, slowest first.
+        """Times every compiled operator on a board, slowest first.
 
         Args:
           board: as for `on`.
@@ -334,7 +339,7 @@ class Bundle:
         )
 
     def model(self, core: str | None = None, like: str | None = None) -> tuple[LoopModel, ...]:
-        """What a core would do with the kernels, by a static model of their machine code.
+        """Models what a core does with the kernels, by a static model of their machine code.
 
         Never a measurement: `jaxeff_export.bundle.machine_model` says what is not in it.
 
@@ -355,11 +360,12 @@ class Bundle:
 
     @contextlib.contextmanager
     def _place(self, board: str | Board) -> Iterator[Runner]:
-        """As `on`, but keeps the library loaded in this process between local calls."""
+        """Opens a runner as `on` does, but keeps that of this process between local calls."""
         if board != "local":
             with self.on(board) as runner:
                 yield runner
             return
+        # One thread loads the library; those that come meanwhile wait for it, and share it.
         with self._opening:
             if self._local is None:
                 place = make_board("local")
@@ -371,6 +377,8 @@ class Bundle:
         self._read(LIBRARY)  # a library damaged since would take the process down
         if isinstance(board, ProgramBoard):
             with tempfile.TemporaryDirectory(prefix="jaxeff-c-") as home:
+                # Such a board loads no libraries: the function is exported to C and linked to a
+                # program.
                 try:
                     library = self.export_c(Path(home) / "model")
                 except (CLibraryError, ToolchainError) as error:
@@ -404,6 +412,7 @@ class Bundle:
                 f"the library was compiled for {manifest.target.get('mcpu')}, the board "
                 f"{board.name} lacks its {', '.join(lacking)}; deploy for this board's processor"
             )
+        # Compiled libraries call into TVM's runtime, whose interface changes with its version.
         made, here = manifest.versions["apache-tvm"], metadata.version("apache-tvm")
         if made != here:
             raise BundleError(
@@ -420,10 +429,12 @@ class Bundle:
             raise BundleError(f"{name} is damaged: {error}") from error
 
     def _read(self, name: str) -> bytes:
-        """A file's content, if it is what the manifest says."""
+        """Reads a file, if it is what the manifest says."""
         facts: Mapping[str, Any] = self.manifest.files[name]
         try:
             with open_regular(self.folder / name, links=False) as (file, size):
+                # The size first: a file of another one, perhaps larger than memory, isn't read at
+                # all.
                 if size != facts["size"]:
                     raise BundleError(
                         f"{name} is damaged: it has {size} bytes instead of {facts['size']}; "

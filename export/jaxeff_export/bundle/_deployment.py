@@ -105,6 +105,7 @@ def deploy(
     if not example_args:
         raise SignatureError("example_args is empty; give (params, *inputs)")
     names = argument_names(f, len(example_args))
+    # All that was asked for is checked before tracing, which may take minutes.
     order = _Order.of(names, parameters, target, path, database, progress)
     leaves = _concrete(example_args)
     # Before tracing: many models can't be traced for a batch of none, and say so obscurely.
@@ -114,6 +115,7 @@ def deploy(
     artifact = export(f, example_args, any_batch=any_batch, parameters=order.parameters)
     structure, jitted = jax.tree.structure(tuple(example_args)), jax.jit(f)
 
+    # Compiled, as the exported function is: operation by operation, JAX may round differently.
     def reference(given: Sequence[Any]) -> list[Any]:
         return jax.tree.leaves(jitted(*jax.tree.unflatten(structure, given)))
 
@@ -202,7 +204,7 @@ class _Order:
         database: str | Path | None,
         progress: Progress | None,
     ) -> _Order:
-        """As `deploy` was asked."""
+        """Resolves what `deploy` was asked for."""
         count = _parameters(arguments, parameters)
         place = NamedTarget.of(target)
         records = None if database is None else TuningDatabase(database)
@@ -215,7 +217,7 @@ class _Order:
         reference: Callable[[Sequence[Any]], Sequence[Any]],
         treedef: Any = None,
     ) -> Bundle:
-        """The bundle.
+        """Records what JAX computes, and builds the bundle.
 
         Args:
           artifact: what it is built from.
@@ -233,6 +235,8 @@ class _Order:
             given = with_batch(leaves, specs, batch)
             outputs = _reference(artifact, reference(given))
             values = [
+                # JAX converts what it is given (float64 to float32); what is recorded is what the
+                # library takes.
                 np.asarray(leaf).astype(dtype_of(spec.dtype), copy=False)
                 for leaf, spec in zip(given, specs, strict=True)
             ]
@@ -242,13 +246,18 @@ class _Order:
 
 
 def _recorded_batches(leaves: Sequence[Any], specs: Sequence[TensorSpec]) -> list[int | None]:
-    """Which batches the self-check records: the example's, the smallest, and an odd larger one."""
+    """Chooses the batches that the self-check records.
+
+    They are the example's, the smallest, and an odd larger one.
+    """
     given = batch_of([np.asarray(leaf) for leaf in leaves], specs)
+    # Odd and larger: no multiple of a vector's width or of the example, so that the ends of loops
+    # run too.
     return [None] if given is None else list(dict.fromkeys((given, 1, 2 * given + 1)))
 
 
 def _require_examples(data: Iterable[tuple[str, Any]]) -> None:
-    """Refuses named arrays without an example, of which the self-check could say nothing."""
+    """Refuses named arrays without an example, for which the self-check would be empty."""
     for name, leaf in data:
         if np.shape(leaf)[:1] == (0,):
             raise SignatureError(
@@ -258,7 +267,7 @@ def _require_examples(data: Iterable[tuple[str, Any]]) -> None:
 
 
 def _parameters(arguments: Sequence[str], given: int | None) -> int:
-    """How many of the first arguments are parameters."""
+    """Counts the first arguments that are parameters, or refuses to guess."""
     if given is None:
         if len(arguments) == 1:
             raise SignatureError(
@@ -289,9 +298,10 @@ def _concrete(example_args: Sequence[Any]) -> list[Any]:
 
 
 def _reference(artifact: Artifact, results: Sequence[Any]) -> list[np.ndarray]:
-    """What JAX computes from the example, if it can be compared with."""
+    """Converts what JAX computes from the example, if it can be compared with."""
     outputs = [np.asarray(leaf) for leaf in results]
     for spec, output in zip(artifact.outputs, outputs, strict=True):
+        # complex128 holds every dtype that results may have, those of ml_dtypes too.
         if np.isnan(output.astype(np.complex128)).any():
             raise SignatureError(
                 f"JAX computes NaN in {spec.name} from the example, and nothing can be checked "

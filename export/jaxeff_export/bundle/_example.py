@@ -38,7 +38,7 @@ class NamedTarget:
 
     @classmethod
     def of(cls, target: str | Mapping[str, Any]) -> NamedTarget:
-        """A target by name or as a dict.
+        """Resolves a target given by name or as a dict.
 
         Raises:
           MissingExtraError: if TVM is not installed.
@@ -82,7 +82,7 @@ class Example:
 
 
 def lift(example: Example, target: NamedTarget) -> Lifted:
-    """The imported function, what depends on its parameters alone apart from the rest.
+    """Imports the function, and separates what depends on its parameters alone.
 
     Raises:
       UnsupportedOpError: if the artifact uses an operation the importer does not know.
@@ -94,6 +94,7 @@ def lift(example: Example, target: NamedTarget) -> Lifted:
 
     composites = operators_for(target.settings, example.artifact.any_batch)
     module = import_stablehlo(example.artifact.stablehlo, composites=composites)
+    # Only the first inputs are bound; what is computed of them alone is done once.
     return bind_parameters(module, len(example.bound), target.settings)
 
 

@@ -65,6 +65,7 @@ def on_boards(
     def one(board: str | Board, future: Future[Outcome[_T]]) -> None:
         try:
             future.set_result(_outcome(bundle, board, work, timed))
+        # An error that is no board's belongs to the caller, who gets it where results are read.
         except BaseException as error:
             future.set_exception(error)
 

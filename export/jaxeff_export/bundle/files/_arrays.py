@@ -13,7 +13,7 @@ from jaxeff_export.artifact import TensorSpec, dtype_of, most_inflated, require_
 
 
 def pack_arrays(arrays: Sequence[np.ndarray]) -> bytes:
-    """The content of an npz file of `arrays`, in order.
+    """Makes the content of an npz file of `arrays`, in order.
 
     Dtypes of ml_dtypes (bfloat16, float8) are stored as unsigned integers of their width; the
     reader's specs say what they were.
@@ -28,7 +28,7 @@ def pack_arrays(arrays: Sequence[np.ndarray]) -> bytes:
 
 
 def unpack_arrays(data: bytes, specs: Sequence[TensorSpec]) -> list[np.ndarray]:
-    """The arrays of `pack_arrays`, checked against their specs before they are inflated.
+    """Reads the arrays of `pack_arrays`, checked against their specs before they are inflated.
 
     Raises:
       ValueError: if the content is no npz file, or an array is missing or another than `specs` say.
@@ -38,6 +38,7 @@ def unpack_arrays(data: bytes, specs: Sequence[TensorSpec]) -> list[np.ndarray]:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             if len(archive.namelist()) != len(specs):
                 raise ValueError(f"it has {len(archive.namelist())} arrays, not {len(specs)}")
+            # One budget for all: many arrays of allowed size could fill memory together.
             left = most_inflated(len(data))
             for index, spec in enumerate(specs):
                 arrays.append(_unpacked(archive, f"{index:05d}.npy", spec, left))
@@ -56,8 +57,10 @@ def _npz(save: Callable[..., None], arrays: Mapping[str, np.ndarray]) -> bytes:
 
 
 def _unpacked(archive: zipfile.ZipFile, name: str, spec: TensorSpec, most: int) -> np.ndarray:
-    """An array of at most `most` bytes, if its header promises what `spec` does."""
+    """Reads an array of at most `most` bytes, if its header promises what `spec` does."""
     member, dtype = require_member(archive, name), dtype_of(spec.dtype)
+    # The header alone is inflated here: dtype, shape and size are checked before memory is taken
+    # for them.
     with archive.open(member) as file:
         if np.lib.format.read_magic(file) != (1, 0):  # later ones have headers of any length
             raise ValueError(f"{spec.name} has a header that jaxeff does not write")
@@ -76,6 +79,7 @@ def _unpacked(archive: zipfile.ZipFile, name: str, spec: TensorSpec, most: int) 
 
 
 def _storable(array: np.ndarray) -> np.ndarray:
+    # NumPy's own kinds; ml_dtypes' are written as integers, which any reader of npz knows.
     return array if array.dtype.kind in "biufc" else array.view(_stand_in(array.dtype))
 
 

@@ -114,7 +114,8 @@ class Manifest:
         return [*self.inputs, *self.outputs] * max(1, len(self.batches))
 
     def to_bytes(self) -> bytes:
-        """The content of ``manifest.json``, with a checksum of itself."""
+        """Writes the content of ``manifest.json``, with a checksum of itself."""
+        # Older readers refuse the newer version, so only a bundle that needs it carries it.
         more = {"batches": list(self.batches)} if self.any_batch else {}
         return sealed(
             {
@@ -141,7 +142,7 @@ class Manifest:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Manifest:
-        """The manifest of `to_bytes`.
+        """Reads the manifest of `to_bytes`.
 
         Raises:
           BundleError: if it is damaged, of another kind, or of another format version.
@@ -152,6 +153,7 @@ class Manifest:
             raise BundleError(f"manifest.json is damaged: {error}") from error
         if content.get("format") != FORMAT:
             raise BundleError(f"manifest.json is of a {content.get('format')!r}, not a {FORMAT}")
+        # Before the entries: those of another version may have any form.
         if content.get("format_version") not in (FORMAT_VERSION, FORMAT_VERSION_ANY_BATCH):
             raise BundleError(
                 f"manifest.json has format version {content.get('format_version')}, this jaxeff "
@@ -164,14 +166,16 @@ class Manifest:
 
     @classmethod
     def _checked(cls, content: dict[str, Any]) -> Manifest:
-        """The manifest of a document of any origin; ValueError names the entry that is wrong."""
+        """Checks a document of any origin; a ValueError names the entry that is wrong."""
         require_form(content, _FORM, "")
         require_form(content["versions"], Each(str), "versions")
         require_form(content.get("kernels", {}), Each(_WORK), "kernels")
         require_form(content.get("batches", []), [COUNT], "batches")
         target = content["target"]
+        # Settings of a target are optional, and TVM has more of them: those known are checked.
         said = {name: form for name, form in _TARGET.items() if name in target}
         require_form(target, said, "target")
+        # A name may lead anywhere; files beside these are never opened.
         if foreign := [name for name in content["files"] if name not in FILES]:
             raise ValueError(f"files names {foreign[0]!r}, which no bundle has")
         manifest = cls(
@@ -192,6 +196,7 @@ class Manifest:
             kernels=content.get("kernels", {}),
             batches=tuple(content.get("batches", ())),
         )
+        # Each entry fits its form; now whether they agree, which all later code relies on.
         if require_structure(manifest.structure) != len(manifest.outputs):
             raise ValueError("structure and outputs differ in how many arrays they have")
         if manifest.any_batch != any(spec.varies for spec in manifest.inputs):
@@ -211,6 +216,7 @@ class Manifest:
             raise ValueError(
                 "an operand is no bound array: operands has an index beyond parameters and derived"
             )
+        # Missing or twice, it would be an operand that the library doesn't take.
         if sorted(manifest.operands) != list(range(bound)):
             raise ValueError("operands does not have each of parameters and derived once")
         if any(spec.name != f"derived[{i}]" for i, spec in enumerate(manifest.derived)):
@@ -242,7 +248,7 @@ class Manifest:
 
 
 def own_files(data: bytes) -> frozenset[str]:
-    """The files beside a manifest, of any format version, that are its bundle's.
+    """Lists the files beside a manifest, of any format version, that are its bundle's.
 
     Those that it lists under a name that bundles give; whatever else it lists is not.
 
@@ -256,4 +262,5 @@ def own_files(data: bytes) -> frozenset[str]:
     files = content.get("files")
     if content.get("format") != FORMAT or not isinstance(files, dict):
         raise BundleError("it lists no files of a bundle")
+    # The answer says what may be replaced: a stranger's manifest must not name other files.
     return frozenset(files).intersection(FILES)

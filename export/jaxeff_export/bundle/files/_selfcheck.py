@@ -45,6 +45,7 @@ class OutputCheck:
     @property
     def passed(self) -> bool:
         """Whether the deviation is rounding; NaN never is."""
+        # A comparison with NaN is false: results that differ in what is finite never pass.
         return self.max_abs_error <= self.tolerance * self.scale
 
 
@@ -113,7 +114,7 @@ def compare(
 
 
 def tolerance(dtype: np.dtype) -> float:
-    """The deviation, relative to a result's largest magnitude, that passes as rounding.
+    """Returns the deviation, relative to a result's largest magnitude, that passes as rounding.
 
     A thousand units in the last place for float32 and float64, which a deep network's reordered
     sums reach; eight for the short formats; none for integers and booleans.
@@ -121,11 +122,13 @@ def tolerance(dtype: np.dtype) -> float:
     if np.issubdtype(dtype, np.integer) or dtype == np.bool_:
         return 0.0
     precision = float(ml_dtypes.finfo(dtype).eps)
+    # 1e-6 lies between float32 (1.2e-7) and float16 (9.8e-4).
     return precision * (1000.0 if precision < 1e-6 else 8.0)
 
 
 def _deviation(actual: np.ndarray, expected: np.ndarray) -> tuple[float, float]:
     wide = np.complex128 if np.issubdtype(expected.dtype, np.complexfloating) else np.float64
+    # float64 holds the shorter formats exactly, so the difference is that of the results.
     ours, theirs = np.asarray(actual, wide), np.asarray(expected, wide)
     finite = np.isfinite(theirs)
     scale = float(np.max(np.abs(theirs), where=finite, initial=0.0))
@@ -134,5 +137,6 @@ def _deviation(actual: np.ndarray, expected: np.ndarray) -> tuple[float, float]:
     if ours.shape != theirs.shape or not same_elsewhere:
         return float("nan"), scale
     with np.errstate(invalid="ignore"):
+        # Where both are infinite the difference is NaN, which `where` leaves out below.
         difference = np.abs(ours - theirs)
     return float(np.max(difference, where=finite, initial=0.0)), scale

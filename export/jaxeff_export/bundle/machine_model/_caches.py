@@ -48,5 +48,8 @@ CORES: Mapping[str, tuple[Level, ...]] = {
 
 
 def level_of(core: str, size: int) -> Level | None:
-    """The smallest level of a core that holds so many bytes; None for a core without figures."""
+    """Finds the smallest level of a core that holds so many bytes.
+
+    There is none for a core without figures.
+    """
     return next((level for level in CORES.get(core, ()) if size <= level.size), None)

@@ -101,7 +101,7 @@ def model_library(
     work: Mapping[str, Mapping[str, int]] | None = None,
     like: str | None = None,
 ) -> tuple[LoopModel, ...]:
-    """The kernels of a library as llvm-mca sees them.
+    """Models the kernels of a library by llvm-mca.
 
     Args:
       library: its file.
@@ -116,11 +116,13 @@ def model_library(
     analyser = code.program("llvm-mca", "llvm")
     triple = code.TRIPLES.get(machine, machine)
     like = like or LIKEST.get(core, core)
+    # What all kernels read of parameters passes through the caches between two calls of one.
     parameters = sum(f.get("bound", 0) * f.get("calls", 1) for f in (work or {}).values())
     weights = level_of(core, parameters)
     found = []
     for name, lines in code.functions(library, triple):
         facts = (work or {}).get(_name(name))
+        # A kernel's products are in vectors; loops without any prepare or finish.
         loops = [body for body in code.innermost_loops(lines) if any(map(code.width, body))]
         body = max(loops, key=_weight, default=[])
         if body and (facts or code.products(body)):
@@ -147,6 +149,7 @@ def _model(
     if facts is None:
         return loop
     turns = None
+    # Products of a call over those of a turn; without products, what is stored.
     if facts["products"] and products:
         turns = facts["products"] / products
     elif not facts["products"] and (stored := code.stored_bytes(body)):
@@ -157,11 +160,12 @@ def _model(
 def _with_caches(
     loop: LoopModel, facts: Mapping[str, int], core: str, weights: Level | None
 ) -> LoopModel:
-    """A loop with what bringing its arrays takes, its parameters from the level `weights`."""
+    """Adds what bringing its arrays takes, its parameters from the level `weights`."""
     size, bound = facts["read"] + facts["written"], facts.get("bound", 0)
     level = level_of(core, size)
     if level is None or weights is None:
         return loop
+    # Parameters can't be nearer than the level that holds all of them.
     farther = min(level, weights, key=lambda level: level.speed)
     transfer = (size - bound) / level.speed + bound / farther.speed
     return replace(loop, level=level.name, transfer=transfer)
@@ -172,7 +176,10 @@ def _name(function: str) -> str:
 
 
 def _weight(body: Sequence[str]) -> tuple[bool, int, int]:
-    """Sums stay in registers; a loop that stores its products prepares operands for another."""
+    """Ranks loops: sums first, then by products, then by vectors.
+
+    Sums stay in registers; a loop that stores its products prepares operands for another.
+    """
     products = code.products(body)
     sums = products > 0 and not code.stored_bytes(body)
     return sums, products, sum(bool(code.width(line)) for line in body)
@@ -181,6 +188,7 @@ def _weight(body: Sequence[str]) -> tuple[bool, int, int]:
 def _cycles(analyser: str, body: Sequence[str], triple: str, core: str) -> float:
     command = [analyser, f"-mtriple={triple}", f"-mcpu={core}", f"-iterations={_ITERATIONS}"]
     nowhere = "#0" if triple.startswith("aarch64") else "0"  # an address stands for any
+    # llvm-mca assembles what it is given, in which no symbol of the library exists.
     text = "\n".join(_PLACE.sub(nowhere, line) for line in body) + "\n"
     done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
     found = _CYCLES.search(done.stdout)

@@ -46,6 +46,7 @@ FORM = {  # what a manifest has to have; numbers are counts
     "versions": {"apache-tvm": str, "apache-tvm-ffi": str},
     "files": {name: {"size": int, "sha256": str} for name in FILES},
 }
+# The limits of jaxeff_export.artifact, which is not there on a device.
 MOST_TEXT = 1 << 24  # bytes of a manifest
 ROOM, RATIO = 1 << 28, 64  # bytes, and times its size, that a file may be inflated to
 FORMAT, FORMAT_VERSIONS = "jaxeff-bundle", (2, 3)  # 3 if the batch may vary
@@ -56,10 +57,11 @@ class Refused(Exception):
 
 
 def read_manifest(folder: Path) -> dict:
-    """The bundle's manifest, if it is whole and of the version that this file reads."""
+    """Reads the bundle's manifest, if it is whole and of the version that this file reads."""
     try:
         document = json.loads(read_regular(folder / MANIFEST, MOST_TEXT))
         checksum = document.pop("sha256")
+        # The bytes whose checksum was taken when it was written: keys sorted, no white space.
         canonical = json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
     except OSError as error:
         raise Refused(f"{folder} is no bundle: {MANIFEST}: {error.strerror}") from error
@@ -78,6 +80,7 @@ def read_manifest(folder: Path) -> dict:
     require_form(batches, [int], "batches")
     cores = document["target"].get("num-cores", 1)
     require_form(cores, int, "target.num-cores")
+    # Every entry has its form; now whether they agree, which all below relies on.
     bound = document["parameters"] + document["derived"]
     if any(map(varies, bound)):
         raise Refused(f"{MANIFEST}: parameters or derived has a shape that varies")
@@ -101,6 +104,8 @@ def require_form(value: object, form: object, where: str) -> None:
         for index, item in enumerate(value):
             require_form(item, form[0], f"{where.rstrip('.')}[{index}].")
     elif not (
+        # The type itself: to `isinstance`, True is a number as well. Beyond 2**53, JSON readers
+        # that take numbers as floats would see another one.
         any(type(value) is kind for kind in (form if isinstance(form, tuple) else (form,)))
         and (isinstance(value, str) or value in range(2**53))
     ):
@@ -108,19 +113,20 @@ def require_form(value: object, form: object, where: str) -> None:
 
 
 def read_regular(path: Path, most: int) -> bytes:
-    """The first bytes of a regular file, one more than `most` if it has them.
+    """Reads the first bytes of a regular file, one more than `most` if it has them.
 
     A link leads elsewhere, a pipe may never be written to, and a device may never end.
     """
     if not stat.S_ISREG(path.lstat().st_mode):
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    # Refused here too, in case a link has taken its place since.
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
     with os.fdopen(handle, "rb") as file:
         return file.read(min(most, os.fstat(handle).st_size) + 1)
 
 
 def read_file(folder: Path, manifest: dict, name: str) -> bytes:
-    """A file's content, if it is what the manifest says."""
+    """Reads a file, if it is what the manifest says."""
     facts = manifest["files"][name]
     try:
         data = read_regular(folder / name, facts["size"])
@@ -143,6 +149,7 @@ def require_fit(manifest: dict) -> None:
     if here != manifest["machine"]:
         raise Refused(f"the library is for {made_for}, this machine is {here}")
     reported = processor_features(here)
+    # A kernel that reports nothing isn't asked: the library is tried.
     if lacking := sorted(set(manifest["processor_features"]) - reported if reported else ()):
         raise Refused(f"the library is for {made_for}, this processor lacks {', '.join(lacking)}")
     made = manifest["versions"]["apache-tvm"]
@@ -158,13 +165,13 @@ def require_fit(manifest: dict) -> None:
 
 
 def wanted(manifest: dict) -> list[str]:
-    """What pip has to install for the bundle to run."""
+    """Lists what pip has to install for the bundle to run."""
     versions = manifest["versions"]
     return [f"{name}=={versions[name]}" for name in ("apache-tvm", "apache-tvm-ffi")]
 
 
 def processor_features(machine: str) -> set[str]:
-    """What the kernel reports the processor to have; empty where it reports nothing."""
+    """Reads what the kernel reports the processor to have; empty where it reports nothing."""
     key = "Features" if machine == "aarch64" else "flags"
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
@@ -175,7 +182,7 @@ def processor_features(machine: str) -> set[str]:
 
 
 def dtype_of(name: str) -> np.dtype:
-    """The dtype of a name; ml_dtypes (which TVM brings along) knows bfloat16 and its like."""
+    """Finds the dtype of a name; ml_dtypes (which TVM brings) knows bfloat16 and its like."""
     try:
         dtype = np.dtype(name)
     except (TypeError, ValueError, SyntaxError):  # the latter for commas
@@ -191,7 +198,8 @@ def dtype_of(name: str) -> np.dtype:
 
 
 def unpack(name: str, data: bytes, specs: list[dict]) -> list[np.ndarray]:
-    """The arrays of an npz file of the bundle, if they are what the specs say."""
+    """Reads the arrays of an npz file of the bundle, if they are what the specs say."""
+    # One budget for all arrays: together they must not inflate to more than memory holds.
     left = max(ROOM, RATIO * len(data))
     arrays = []
     try:
@@ -209,7 +217,7 @@ def unpack(name: str, data: bytes, specs: list[dict]) -> list[np.ndarray]:
 
 
 def unpack_one(archive: zipfile.ZipFile, name: str, spec: dict, most: int) -> np.ndarray:
-    """One of them; it is inflated only if its header promises what the spec does."""
+    """Reads one of them; it is inflated only if its header promises what the spec does."""
     member, dtype = archive.getinfo(name), dtype_of(spec["dtype"])
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise Refused(f"{name} is compressed in another way than deflated")
@@ -231,24 +239,24 @@ def unpack_one(archive: zipfile.ZipFile, name: str, spec: dict, most: int) -> np
 
 
 def varies(spec: dict) -> bool:
-    """Whether the shape of an array depends on the batch: such a size is text."""
+    """Tells whether the shape of an array depends on the batch: such a size is text."""
     return any(isinstance(size, str) for size in spec["shape"])
 
 
 def shaped(array: np.ndarray, spec: dict) -> np.ndarray:
-    """The array in its shape, if that is fixed."""
+    """Gives an array its shape, if that is fixed."""
     return array if varies(spec) else array.reshape(spec["shape"])
 
 
 def admits(spec: dict, shape: tuple[int, ...]) -> bool:
-    """Whether an array of that shape fits."""
+    """Tells whether an array of that shape fits."""
     return len(shape) == len(spec["shape"]) and all(
         isinstance(own, str) or own == size for own, size in zip(spec["shape"], shape, strict=True)
     )
 
 
 def read_inputs(path: str, specs: list[dict]) -> list[np.ndarray]:
-    """The arrays of a user's npz file, one per input name."""
+    """Reads the arrays of a user's npz file, one per input name."""
     arrays = []
     try:
         with np.load(path, allow_pickle=False) as archive:
@@ -290,6 +298,7 @@ class Model:
     def __init__(self, folder: Path) -> None:
         self.manifest = manifest = read_manifest(folder)
         require_fit(manifest)
+        # All files are checked before any of them is used: the library runs as native code.
         files = {name: read_file(folder, manifest, name) for name in FILES}
         bound = unpack("parameters.npz", files["parameters.npz"], manifest["parameters"])
         bound += unpack("derived.npz", files["derived.npz"], manifest["derived"])
@@ -305,6 +314,7 @@ class Model:
                 if varies(spec) and array.shape[:1] != (batch,):
                     raise Refused(f"{MANIFEST}: batches says {batch} for {array.shape}")
 
+        # TVM reads both when it is imported, hence here.
         os.environ.setdefault("TVM_USE_RUNTIME_LIB", "1")  # the compiler is not needed here
         cores = min(int(manifest["target"].get("num-cores", 1)), os.cpu_count() or 1)
         os.environ.setdefault("TVM_NUM_THREADS", str(cores))  # by itself TVM takes half of an x86's
@@ -317,11 +327,11 @@ class Model:
         self._operands = [self._tensor(bound[index]) for index in manifest["operands"]]
 
     def set_inputs(self, arrays: list[np.ndarray]) -> None:
-        """Says what the next calls are to work on."""
+        """Sets what the next calls work on."""
         self._machine.set_input("main", *self._operands, *map(self._tensor, arrays))
 
     def run(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
-        """The results of a call."""
+        """Calls the function, and returns its results."""
         if self.manifest["rounds_inputs"]:
             require_numbers(arrays, self.manifest["inputs"])
         self.set_inputs(arrays)
@@ -332,7 +342,7 @@ class Model:
         return [shaped(result.numpy(), spec) for result, spec in zip(results, specs, strict=True)]
 
     def repeat_inputs(self, batch: int) -> None:
-        """Times so many examples from now on: the recorded ones, repeated."""
+        """Sets the benchmark to so many examples: the recorded ones, repeated."""
         specs = self.manifest["inputs"]
         if not any(map(varies, specs)):
             raise Refused(f"--batch {batch}: the library was compiled for the recorded shapes only")
@@ -378,6 +388,7 @@ class Model:
         times: dict[str, list[float]] = {}
         calls: dict[str, float] = {}
         for _ in range(repeat):
+            # A fresh instrument has counted nothing yet: each repetition is measured on its own.
             self._machine.module["set_instrument"](register())
             for _ in range(number):
                 self._machine.invoke_stateful(watched)
@@ -392,12 +403,13 @@ class Model:
             print(f"{value:10.4g} {value / total:6.1%} {calls[name]:6g}  {name}")
 
     def _recorded(self) -> list[tuple[int, int, str]]:
-        """Calls, nanoseconds and name of each operator that ran since the instrument was set."""
+        """Reads calls, nanoseconds and name of each operator since the instrument was set."""
         entry = self._library.get_function("profile_entry", True)
         recorded = []
         index = 0
         while line := entry(index):
             calls, nanoseconds, name = line.split(" ", 2)
+            # Builtins of the virtual machine (allocation, shapes) are no operators.
             if not name.startswith("vm.builtin"):
                 recorded.append((int(calls), int(nanoseconds), name))
             index += 1
@@ -405,7 +417,7 @@ class Model:
 
 
 def deviation(ours: np.ndarray, theirs: np.ndarray) -> tuple[float, float]:
-    """The largest error against JAX's result, and what passes as rounding."""
+    """Computes the largest error against JAX's result, and what passes as rounding."""
     wide = np.complex128 if theirs.dtype.kind == "c" else np.float64
     a, b = np.asarray(ours, wide), np.asarray(theirs, wide)
     finite = np.isfinite(b)
@@ -426,6 +438,7 @@ def deviation(ours: np.ndarray, theirs: np.ndarray) -> tuple[float, float]:
 
 def write_outputs(path: str, named: dict[str, np.ndarray]) -> None:
     """Writes an npz file, whole or not at all."""
+    # Under another name first: a process killed while writing leaves no half file.
     unfinished = Path(path + ".unfinished")
     try:
         with unfinished.open("wb") as file:
@@ -437,7 +450,7 @@ def write_outputs(path: str, named: dict[str, np.ndarray]) -> None:
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parses the command line."""
     folder = Path(__file__).resolve().parent
     parser = argparse.ArgumentParser(
         description="Run the bundle that this file lies in; without arguments, check it."
@@ -462,9 +475,10 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Does what the command line asks for; the exit status."""
+    """Does what the command line asks for, and returns the exit status."""
     given = arguments()
     if given.threads:
+        # Before TVM is imported, which reads it once.
         os.environ["TVM_NUM_THREADS"] = str(given.threads)
     try:
         model = Model(given.bundle)

@@ -19,7 +19,7 @@ _SOURCE = Path(__file__).with_name("instrument.c")
 
 
 def instrument_sources() -> dict[str, list[str]]:
-    """What ``export_library`` takes to compile the instrument into a library."""
+    """Lists what ``export_library`` takes to compile the instrument into a library."""
     from tvm_ffi import libinfo
 
     folders = (libinfo.find_include_path(), libinfo.find_dlpack_include_path())
@@ -48,10 +48,11 @@ class Instrument:
 
     def attach(self, machine: Any) -> None:
         """Sets it on a virtual machine of the library, with nothing recorded yet."""
+        # A new one for each time: it has recorded nothing yet.
         machine.module["set_instrument"](self._register())
 
     def read(self) -> list[tuple[str, int, int]]:
-        """Name, calls and nanoseconds of every operator that ran since it was attached."""
+        """Reads name, calls and nanoseconds of every operator that ran since it was attached."""
         recorded: list[tuple[str, int, int]] = []
         while line := self._entry(len(recorded)):
             calls, nanoseconds, name = line.split(" ", 2)

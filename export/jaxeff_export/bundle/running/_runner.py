@@ -89,7 +89,7 @@ class Runner:
         )
 
     def close(self) -> None:
-        """Lets go of everything on the board; a remote session ends only when nobody holds it."""
+        """Releases everything on the board; a remote session ends only when nobody holds it."""
         self._closed = True
         self._let_go()
 
@@ -169,7 +169,7 @@ class Runner:
     def profile(
         self, number: int = 10, repeat: int = 5, batch: int | None = None
     ) -> tuple[OperatorTime, ...]:
-        """The time per compiled operator on the recorded inputs, slowest first.
+        """Times each compiled operator on the recorded inputs, slowest first.
 
         Args:
           number: calls of the function per measurement, of which the mean is taken.
@@ -205,7 +205,7 @@ class Runner:
         return operator_times(self._on_board("profile the library", measure), number)
 
     def _examples(self, batch: int | None) -> list[np.ndarray]:
-        """The recorded inputs, as many of them as are asked for."""
+        """Repeats the recorded inputs to as many examples as are asked for."""
         return with_batch(self._recorded[0].inputs, self._manifest.inputs, batch)
 
     def _call(self, leaves: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -216,6 +216,7 @@ class Runner:
                 # keep a remote session alive until some later garbage collection.
                 get_output = machine.module["get_output"]
                 count = int(machine.module["get_output_arity"]("main"))
+                # A negative arity is a single result, not a tuple of one.
                 if count < 0:
                     return [get_output("main").numpy()]
                 return [get_output("main", index).numpy() for index in range(count)]
@@ -228,9 +229,11 @@ class Runner:
 
     @contextlib.contextmanager
     def _machine(self, leaves: Sequence[np.ndarray]) -> Iterator[Any]:
-        """A virtual machine for one call, with its inputs set."""
+        """Yields a virtual machine for one call, with its inputs set."""
         idle = self._idle  # of this session: another one has machines of its own
         try:
+            # `pop` and `append` of a list are atomic: no two threads get one machine, without a
+            # lock.
             machine = idle.pop()
         except IndexError:
             machine = self._new_machine()
@@ -255,7 +258,7 @@ class Runner:
         return VirtualMachine(self._loaded, self._board.device)
 
     def _on_board(self, what: str, action: Callable[[], _T]) -> _T:
-        """Does something on the board, again if the connection is lost meanwhile."""
+        """Runs an action on the board, again if the connection is lost meanwhile."""
         board = self._board
         if self._closed:
             raise BoardError(f"{board.name} was left; use the runner inside its with statement")
@@ -267,6 +270,7 @@ class Runner:
                         board.reconnect()
                     return self._attempt(what, action)
                 except BoardLost as error:
+                    # Objects of a lost session must be gone before there is a new one.
                     self._let_go()
                     lost.append(str(error))
                     if len(lost) == board.attempts:
@@ -277,6 +281,8 @@ class Runner:
 
     def _attempt(self, what: str, action: Callable[[], _T]) -> _T:
         def loaded() -> _T:
+            # After a lost connection the library is uploaded again, by whichever action comes
+            # first.
             if self._loaded is None:
                 self._load()
             return action()
@@ -287,6 +293,7 @@ class Runner:
         except (BoardError, BundleError):
             raise
         except Exception as error:
+            # Of the same kind as before: `BoardLost` is tried again, every other one is final.
             failure = self._board.failure(error, started)
             message = f"{self._board.name} could not {what}: {failure}"
             raise type(failure)(message) from error
@@ -303,7 +310,7 @@ def _require_positive(number: int, repeat: int) -> None:
 
 
 def _given_up(lost: Sequence[str]) -> str:
-    """Why a call failed whose every attempt lost the connection."""
+    """Describes why a call failed whose every attempt lost the connection."""
     if len(lost) == 1:
         return lost[0]
     return f"{lost[0]} (given up after {len(lost)} attempts; the last: {lost[-1]})"

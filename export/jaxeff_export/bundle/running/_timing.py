@@ -61,7 +61,7 @@ def require_timed(board: Board) -> None:
 def operator_times(
     measurements: Sequence[Sequence[tuple[str, int, int]]], number: int
 ) -> tuple[OperatorTime, ...]:
-    """The times of what an instrument recorded, slowest first.
+    """Summarizes what an instrument recorded, slowest first.
 
     Args:
       measurements: what it recorded over `number` calls, as often as that was measured: name, calls
@@ -78,6 +78,7 @@ def operator_times(
             if not name.startswith("vm.builtin"):
                 calls[name] = count
                 spent[name].append(nanoseconds)
+    # The median: a measurement that another process disturbed doesn't move it.
     medians = {name: statistics.median(times) for name, times in spent.items()}
     total = sum(medians.values()) or 1
     return tuple(
