@@ -58,9 +58,11 @@ def around_best_draw(result: MCMCResult, spread: float = 0.3) -> Any:
         )
     check_number("spread", spread, above=0)
     log_density = result.stats["log_density"]
+    # Statistics are of all iterations, draws of the last in each group of `thin`.
     thin = log_density.shape[1] // result.posterior.draws_per_chain
     of_kept = log_density[:, thin - 1 :: thin]
     chain, draw = np.unravel_index(np.argmax(of_kept), of_kept.shape)
+    # Within the best chain: another chain may sit in another mode, which is no width of this one.
     gaussians = {
         path: Gaussian(draws[chain, draw], spread**2 * draws[chain].var(0))
         for path, draws in result.posterior.random.items()

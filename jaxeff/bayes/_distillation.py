@@ -176,6 +176,7 @@ def distill(
         )
     carriers = teacher, params
     params, scales, stds = start_from(params, prior, init_scale, f, tuple(inputs))
+    # The teacher runs once on all inputs, not in every step.
     teacher = _outputs(key, f, teacher, tuple(inputs))
     outputs = jax.eval_shape(f, params, *inputs)
     if len(teacher) < 2 or np.shape(teacher)[1:] != outputs.shape:
@@ -185,6 +186,7 @@ def distill(
             "these inputs"
         )
     check_count("particles", particles, 2)  # the energy score compares them with each other
+    # Examples first, so that a mini-batch cuts the teacher's outputs as it does any targets.
     data = *inputs, jnp.swapaxes(jnp.asarray(teacher), 0, 1)
     check_data(params, data)
     likelihood = require_likelihood("distill", likelihood, *carriers)
@@ -242,6 +244,7 @@ def energy_score(likelihood: Likelihood) -> Loss:
         of_targets = distribution(outputs)
         if isinstance(of_targets, dist.CategoricalLogits | dist.CategoricalProbs):
             return of_targets.probs
+        # In the targets' units both: variances would weigh more the larger these are.
         parts = of_targets.mean, jnp.sqrt(of_targets.variance)
         return jnp.concatenate([part.reshape(len(part), -1) for part in parts], -1)
 
@@ -258,7 +261,8 @@ def energy_score(likelihood: Likelihood) -> Loss:
 
 
 def _distance(a: Array, b: Array) -> Array:
-    """Euclidean; its gradient is zero, not NaN, between equal points."""
+    """Computes Euclidean distances, with gradient zero instead of NaN between equal points."""
     squared = jnp.square(a - b).sum(-1)
+    # `where` differentiates both branches: the inner one keeps zero away from the root.
     apart = squared > 0
     return jnp.where(apart, jnp.sqrt(jnp.where(apart, squared, 1.0)), 0.0)

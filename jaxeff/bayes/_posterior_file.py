@@ -141,6 +141,6 @@ def _check(path: str | os.PathLike[str], posterior: Any, params: Any) -> None:
 
 
 def _arrange(leaves: dict[str, Any], params: Any) -> Any:
-    """Leaves by path in the structure of the parameters."""
+    """Arranges leaves by path in the structure of the parameters."""
     ordered = [leaves[name] for name in named_leaves(params)]
     return jax.tree.unflatten(jax.tree.structure(params), ordered)

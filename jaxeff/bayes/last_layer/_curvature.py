@@ -45,6 +45,7 @@ def outputs_curvature(
     def nll(out: Array, target: Any) -> Array:
         return -distribution(out[None]).log_prob(target[None]).sum()
 
+    # No closed form for other likelihoods; outputs are few, so their Hessian is cheap.
     return jax.vmap(jax.hessian(nll))(outputs, targets)
 
 
@@ -65,13 +66,14 @@ def check_size(structure: str, features: int, outputs: int) -> None:
 def batch_curvature(
     structure: str, features: Array, outputs: Array, targets: Any, likelihood: Likelihood
 ) -> tuple[Array, ...]:
-    """One batch's part of a curvature: what is summed over batches."""
+    """Computes one batch's part of a curvature: what is summed over batches."""
     # Of the layer's inputs and outputs one matrix each; their Kronecker product stands for
     # the sum of products, which it equals only if the two are independent.
     if structure == "kron":
         return features.T @ features, _summed(likelihood, outputs, targets)
     if likelihood == "categorical":
         probs = jax.nn.softmax(outputs)
+        # The diagonal of diag(p) - p p^T is p (1 - p): no example needs a matrix.
         if structure == "diag":
             return ((features**2).T @ (probs * (1 - probs)),)
         if structure == "outputs":
@@ -83,6 +85,7 @@ def batch_curvature(
     if structure == "outputs":
         return (_of_outputs(features, jnp.diagonal(each, axis1=1, axis2=2)),)
     n = features.shape[1] * outputs.shape[1]
+    # sum_n h h^T (x) L, in the order of the flattened weights: feature, then output.
     return (jnp.einsum("nd,ne,nck->dcek", features, features, each).reshape(n, n),)
 
 

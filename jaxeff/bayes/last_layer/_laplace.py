@@ -96,7 +96,7 @@ class Laplace:
     likelihood: Likelihood = dataclasses.field(metadata={"static": True})
 
     def logits(self, x: Any, *, params: Any = None) -> JointGaussian:
-        """Outputs, with what those of an example share.
+        """Computes the joint distribution of each example's outputs.
 
         Args:
             x: Inputs of the function.
@@ -109,7 +109,7 @@ class Laplace:
         return JointGaussian(mean, self.precision.covariance(features, self.prior_precision))
 
     def marginals(self, x: Any, *, params: Any = None) -> Gaussian:
-        """Outputs as if independent: of a thousand classes there is no room for covariances."""
+        """Computes outputs as if independent: covariances of a thousand classes don't fit."""
         mean, features = self._at(x, params)
         return Gaussian(mean, self.precision.variance(features, self.prior_precision))
 
@@ -121,7 +121,7 @@ class Laplace:
         key: PRNGKeyArray | None = None,
         samples: int = 100,
     ) -> Float[Array, "batch classes"]:
-        """Class probabilities.
+        """Computes class probabilities.
 
         Args:
             x: Inputs of the function.
@@ -167,6 +167,7 @@ class Laplace:
         """Returns the same posterior under the prior precision of the highest evidence."""
         from scipy.optimize import minimize_scalar
 
+        # On the host in float64: a function of one number and the eigenvalues, no pass over data.
         values = np.asarray(self.precision.values, np.float64)
         square = float((np.asarray(flat(self.params, self.layer), np.float64) ** 2).sum())
 
@@ -189,7 +190,7 @@ class Laplace:
         return drawn, lambda matrix: with_flat(self.params, self.layer, matrix)
 
     def to_gaussians(self) -> Any:
-        """The mean and variance of every weight of the last layer; the others as they are."""
+        """Returns mean and variance of the last layer's weights; the others as they are."""
         mean = flat(self.params, self.layer)
         var = self.precision.weights_variance(self.prior_precision)
         leaves = jax.tree.leaves(self.params)
@@ -203,6 +204,7 @@ class Laplace:
 
     def _at(self, x: Any, params: Any) -> tuple[Array, Array]:
         params = self.params if params is None else params
+        # Outputs are linear in the last layer's weights: its inputs are their Jacobian.
         features = inputs_of(self.f, self.layer.site)(params, x)
         return self.f(params, x), with_constant(features, self.layer)
 

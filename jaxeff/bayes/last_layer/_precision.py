@@ -34,7 +34,7 @@ class Precision(Protocol):
         """Returns the variance of each weight."""
 
     def sample(self, key: PRNGKeyArray, n: int, prior: Any) -> Float[Array, "n features outputs"]:
-        """Draws of the weights around zero."""
+        """Draws weights around zero."""
 
 
 @jax.tree_util.register_dataclass
@@ -62,7 +62,7 @@ class Full:
         return (self.vectors**2 / (self.values + prior)).sum(-1)
 
     def sample(self, key: PRNGKeyArray, n: int, prior: Any) -> Float[Array, "n features outputs"]:
-        """Draws of the weights around zero."""
+        """Draws weights around zero."""
         noise = jax.random.normal(key, (n, len(self.values)), self.values.dtype)
         return jnp.einsum("dcm,nm->ndc", self.vectors, noise / jnp.sqrt(self.values + prior))
 
@@ -87,6 +87,7 @@ class Outputs:
             values, vectors = of_output
             return (features @ vectors) ** 2 @ (1 / (values + prior))
 
+        # One output after the other: together they are features times batch times outputs numbers.
         return jax.lax.map(one, (self.values, self.vectors)).T
 
     def weights_variance(self, prior: Any) -> Float[Array, "features outputs"]:
@@ -94,7 +95,7 @@ class Outputs:
         return jnp.einsum("cdn,cn->dc", self.vectors**2, 1 / (self.values + prior))
 
     def sample(self, key: PRNGKeyArray, n: int, prior: Any) -> Float[Array, "n features outputs"]:
-        """Draws of the weights around zero."""
+        """Draws weights around zero."""
         noise = jax.random.normal(key, (n, *self.values.shape), self.values.dtype)
         return jnp.einsum("cdm,ncm->ndc", self.vectors, noise / jnp.sqrt(self.values + prior))
 
@@ -116,6 +117,7 @@ class Kron:
 
     def _spread(self, features: Array, prior: Any) -> Float[Array, "batch outputs"]:
         """Variances along the eigenvectors of the outputs."""
+        # h^T U diag(1 / (l r_o + prior)) U^T h for each eigenvalue r_o of the outputs.
         return (features @ self.left_vectors) ** 2 @ (1 / (self.values + prior))
 
     def covariance(self, features: Array, prior: Any) -> Float[Array, "batch outputs outputs"]:
@@ -132,8 +134,9 @@ class Kron:
         return self.left_vectors**2 @ (1 / (self.values + prior)) @ (self.right_vectors**2).T
 
     def sample(self, key: PRNGKeyArray, n: int, prior: Any) -> Float[Array, "n features outputs"]:
-        """Draws of the weights around zero."""
+        """Draws weights around zero."""
         noise = jax.random.normal(key, (n, *self.values.shape), self.left.dtype)
+        # Scaled in the eigenbasis and turned back by both factors: no matrix of all weights.
         noise = noise / jnp.sqrt(self.values + prior)
         return jnp.einsum("de,neo,co->ndc", self.left_vectors, noise, self.right_vectors)
 
@@ -159,7 +162,7 @@ class Diag:
         return 1 / (self.values + prior)
 
     def sample(self, key: PRNGKeyArray, n: int, prior: Any) -> Float[Array, "n features outputs"]:
-        """Draws of the weights around zero."""
+        """Draws weights around zero."""
         noise = jax.random.normal(key, (n, *self.values.shape), self.values.dtype)
         return noise / jnp.sqrt(self.values + prior)
 
@@ -187,7 +190,7 @@ def precision(structure: str, parts: Sequence[Array], examples: int, shape: Any)
 
 
 def _eigen(matrix: Array) -> tuple[Array, Array]:
-    """Eigenvalues, none below zero, and eigenvectors; computed in double precision."""
+    """Computes eigenvalues, none below zero, and eigenvectors, in double precision."""
     # Curvatures are positive semi-definite; rounding makes small eigenvalues negative.
     values, vectors = np.linalg.eigh(np.asarray(matrix, np.float64))
     return (

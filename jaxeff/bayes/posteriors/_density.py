@@ -109,6 +109,7 @@ def log_joint(
 
     def log_density(random: Random, data: tuple[Any, ...], weight: Any = 1.0) -> Float[Array, ""]:
         *inputs, targets = data
+        # Other parameters are constants here: samplers neither move nor differentiate them.
         outputs = f(with_random(params, random), *inputs)
         log_likelihood = distribution(outputs).log_prob(targets).sum()
         return log_prior(random, scales) + weight * log_likelihood

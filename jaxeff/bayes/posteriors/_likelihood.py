@@ -84,7 +84,7 @@ def likelihood_name(likelihood: Likelihood) -> str:
 
 
 def heteroscedastic(outputs: Float[Array, "*batch two_k"]) -> dist.Normal:
-    """Gaussian targets whose variance the network predicts.
+    """Makes Gaussian targets whose variance the network predicts.
 
     Args:
         outputs: The first half of the last axis is the mean, the second half the logarithm of the
@@ -104,6 +104,7 @@ def heteroscedastic(outputs: Float[Array, "*batch two_k"]) -> dist.Normal:
     mean, log_var = jnp.split(outputs, 2, axis=-1)
     if outputs.shape[-1] == 2:
         mean, log_var = mean[..., 0], log_var[..., 0]
+    # Halved first: the root of exp(log_var) would overflow, and lose its gradient, earlier.
     return dist.Normal(mean, jnp.exp(log_var / 2))
 
 
@@ -112,7 +113,7 @@ def _categorical(logits: Float[Array, "*batch classes"]) -> dist.Distribution:
 
 
 def check_data(params: Any, data: tuple[Any, ...]) -> None:
-    """Hold parameters and data to what every inference needs.
+    """Checks parameters and data for what every inference needs.
 
     Args:
         params: The parameters to start from.
@@ -135,7 +136,7 @@ def check_data(params: Any, data: tuple[Any, ...]) -> None:
 def check_likelihood(
     f: Callable[..., Any], params: Any, data: tuple[Any, ...], likelihood: Likelihood, batch: int
 ) -> None:
-    """Hold a function and its likelihood to the data, at the starting parameters.
+    """Checks a function and its likelihood on the data, at the starting parameters.
 
     Args:
         f: ``f(params, *inputs) -> outputs``.
@@ -177,7 +178,7 @@ def check_likelihood(
 def check_targets(
     f: Callable[..., Any], params: Any, data: tuple[Any, ...], likelihood: Likelihood
 ) -> None:
-    """Hold the targets to what a function and its likelihood predict; runs neither.
+    """Checks targets against what a function and its likelihood predict; runs neither.
 
     Args:
         f: ``f(params, *inputs) -> outputs``.
@@ -197,7 +198,8 @@ def check_targets(
 
 
 def _check_shapes(likelihood: Callable[..., Any], outputs: Any, targets: Any) -> None:
-    """A target of another shape would be broadcast silently, ``[n, 1]`` against ``[n]`` to all."""
+    """Refuses targets of another shape, as ``[n, 1]`` and ``[n]`` would silently broadcast."""
+    # Noted while tracing: a distribution is no array that `eval_shape` could return.
     shape: list[tuple[int, ...]] = []
 
     def describe(outputs: Any) -> None:

@@ -77,7 +77,7 @@ class MixturePosterior:
         return carried_likelihood(*self.members)
 
     def gaussians(self) -> Any:
-        """Every member's Gaussians, as one pytree whose leaves have a first axis of members."""
+        """Stacks every member's Gaussians into one pytree, with a first axis of members."""
         each = [
             member.to_gaussians() if isinstance(member, Posterior) else member
             for member in self.members
@@ -90,12 +90,13 @@ class MixturePosterior:
         Returns:
             As `jaxeff.bayes.Posterior.draws`.
         """
+        # Stratified: equal shares of draws vary less than members chosen at random.
         entries = jnp.arange(n) % len(self), jax.random.split(key, n)
         drawn = [lambda k, member=member: _drawn(k, member) for member in self.members]
         return entries, lambda entry: jax.lax.switch(entry[0], drawn, entry[1])
 
     def to_gaussians(self) -> NoReturn:
-        """Refuse: members' weights can't be averaged.
+        """Refuses to average members' weights.
 
         Raises:
             ValueError: Always.

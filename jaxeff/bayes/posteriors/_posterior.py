@@ -81,7 +81,7 @@ class Draws:
         return str(self._table())
 
     def _repr_html_(self) -> str:
-        """The same, for a notebook."""
+        """Renders the table for a notebook."""
         return self._table()._repr_html_()
 
     def _table(self) -> Table:
@@ -110,7 +110,7 @@ class Draws:
         return jax.random.permutation(key, len(self))[:n], self.at
 
     def to_gaussians(self) -> Any:
-        """The mean and variance over all draws of every parameter; the fixed ones as they are.
+        """Computes mean and variance of every parameter over all draws; fixed ones stay.
 
         Sharp edge: two modes that are mirror images of each other, as hidden units that may be
         exchanged have them, average to a network that is neither.
@@ -205,6 +205,7 @@ def draw(key: PRNGKeyArray, posterior: Any) -> Any:
     if isinstance(posterior, Posterior):
         return jax.tree.map(lambda a: a[0], sample(key, posterior, 1))
     leaves, treedef = jax.tree.flatten(posterior, is_leaf=is_gaussian)
+    # A key for every leaf, random or not: which ones are random changes no other's draw.
     keys = jax.random.split(key, max(len(leaves), 1))
     drawn = [
         leaf.sample(k) if is_gaussian(leaf) else jnp.asarray(leaf)
@@ -215,7 +216,7 @@ def draw(key: PRNGKeyArray, posterior: Any) -> Any:
 
 @takes(params=tree)
 def check_posterior(posterior: Any, params: Any) -> None:
-    """Hold a posterior to the parameters of a model.
+    """Checks that a posterior is over the parameters of a model.
 
     Args:
         posterior: Any posterior.
@@ -225,6 +226,7 @@ def check_posterior(posterior: Any, params: Any) -> None:
         ValueError: A parameter is missing, unexpected or of another shape; its path is named.
         TypeError: It is no posterior.
     """
+    # Every kind of posterior has draws in the shape of parameters; none is computed.
     shapes = jax.eval_shape(lambda p: draw(jax.random.key(0), p), _checked(posterior))
     given, expected = named_leaves(shapes), named_leaves(params)
     for path in [*expected, *given]:

@@ -76,10 +76,12 @@ def _predict(
     samples: int | None,
     chunk: int,
 ) -> Any:
+    # All draws in their order, chain by chain: diagnostics take the result apart again.
     if samples is None and isinstance(posterior, Draws):
         entries: Any = jnp.arange(len(posterior))
         at: Callable[[Any], Any] = posterior.at
     else:
         entries, at = prepare_draws(key, posterior, 30 if samples is None else samples)
     count = len(jax.tree.leaves(entries)[0])
+    # Mapped, not vmapped: memory is that of `chunk` networks, whatever the number of samples.
     return jax.lax.map(lambda entry: f(at(entry), *args), entries, batch_size=min(chunk, count))

@@ -47,7 +47,7 @@ class ChainStore:
         self._files: list[str] = []
 
     def clear(self) -> None:
-        """Forget the run so far; its draws are overwritten one by one."""
+        """Forgets the run so far; its draws are overwritten one by one."""
         if is_writer(self._together):
             self._state.unlink(missing_ok=True)
 
@@ -97,6 +97,7 @@ class ChainStore:
         if not is_writer(self._together):
             return
         name = f"draws-{len(self._files):06d}.safetensors"
+        # Draws before the state that names them: a kill between the two loses this block alone.
         save_pytree(self._folder / name, trace._asdict())
         self._files.append(name)
         metadata = {

@@ -128,7 +128,7 @@ def prediction_mixing(
 
 
 def _mixing(halves: np.ndarray) -> np.ndarray:
-    """R-hat and effective sample size of ``[chains, draws, quantities]``, chains split already."""
+    """Computes R-hat and effective sample size of split chains ``[chains, draws, quantities]``."""
     total = halves.shape[0] * halves.shape[1]
     most = total * np.log10(total)
     with np.errstate(divide="ignore", invalid="ignore"):  # of what never changes
@@ -145,7 +145,7 @@ def _mixing(halves: np.ndarray) -> np.ndarray:
 
 
 def _normal_ranks(values: np.ndarray) -> np.ndarray:
-    """Normal scores of the ranks among all draws."""
+    """Computes normal scores of the ranks among all draws."""
     ranks = rankdata(values.reshape(-1, values.shape[2]), axis=0)
     # Blom's offsets: ranks map into (0, 1) without its ends.
     return ndtri((ranks - 3 / 8) / (len(ranks) + 1 / 4)).reshape(values.shape)

@@ -215,6 +215,7 @@ def mcmc(
             "prior": scales,
             "parameters": {path: np.shape(leaf) for path, leaf in named_leaves(params).items()},
         }
+        # Functions can't be compared, so the run is known by its starts and by what it computes.
         identity = run_identity(key, {"data": problem.data, "shared": problem.shared}, described, {
             **describe_arrays("start", state.point.position),
             **describe_arrays("params", _fixed(params, scales)),
@@ -305,6 +306,7 @@ def _describe_functions(program: Program, positions: Any, problem: Problem) -> d
     """Returns what the chains compute: the density, and the step size if that is a function."""
 
     def density(position: Any, problem: Problem) -> Any:
+        # With the gradient, which samplers follow: it may be a custom one.
         return jax.value_and_grad(program.log_density(problem))(position, problem.data)
 
     position = jax.ShapeDtypeStruct(positions.shape[1:], positions.dtype)

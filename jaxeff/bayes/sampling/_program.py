@@ -107,10 +107,11 @@ class Recorded(NamedTuple):
 
 @partial(jax.jit, static_argnames=("program",))
 def start(positions: Float[Array, "chains d"], problem: Problem, *, program: Program) -> Chains:
-    """The state before the first iteration; on one mini-batch where the kernel uses such."""
+    """Makes the state before the first iteration; on one mini-batch if the kernel uses such."""
     log_density = _log_density(program, problem)
     data = problem.data
     if isinstance(program.kernel, StochasticGradient):
+        # One batch tells whether a start is finite, and all of the data may not fit.
         size = program.kernel.batch_size
         data = jax.tree.map(lambda leaf: leaf[:size], data)
     point = jax.vmap(lambda position: evaluate(log_density, position, data))(positions)
@@ -184,6 +185,7 @@ def _specs(program: Program) -> Any:
     split: Any = PartitionSpec(AXIS)
     adaptation = None
     if isinstance(program.kernel, Hamiltonian):
+        # Pooled numbers are the same on all devices; sums for the variances are each chain's.
         tuning = whole if program.kernel.pooled else split
         adaptation = warmup.Adaptation(tuning, tuning, tuning, split)
     return Chains(split, split, adaptation)
@@ -225,6 +227,7 @@ def _iteration(
         return jax.lax.map(lambda of_chain: move(*of_chain), of_chains)
 
     def pool_mean(values: Array) -> Array:
+        # Devices have equally many chains, so a mean of their means is the mean of all.
         mean = values.mean(0)
         return mean if mesh is None else jax.lax.pmean(mean, AXIS)
 
@@ -248,6 +251,7 @@ def _iteration(
         adaptation = warmup.update(
             kernel, chains, pool_mean, phase, state.adaptation, point.position, step.acceptance
         )
+        # The step size that this iteration used; `adaptation` has the next one.
         stats = {"log_density": point.log_density, "step_size": tuning[0], **step._asdict()}
         return Chains(point, state.number, adaptation), _record(point, stats)
 
@@ -261,6 +265,7 @@ def _iteration(
 
         def move(key: Array, point: Point) -> Point:
             key, batch_key = jax.random.split(key)
+            # With replacement: rows depend on the iteration alone, wherever a run resumes.
             rows = jax.random.randint(batch_key, (kernel.batch_size,), 0, examples)
             batch = jax.tree.map(lambda leaf: leaf[rows], problem.data)
             return stochastic_step(kernel, i, key, point, log_density, batch, weight)
@@ -299,5 +304,5 @@ def _log_density(program: Program, problem: Problem) -> LogDensity:
 
 
 def to_vectors(random: Random) -> Float[Array, "chains d"]:
-    """The random parameters of each chain as vectors, from arrays with a leading axis of chains."""
+    """Flattens each chain's random parameters, of arrays with a leading axis of chains."""
     return jax.vmap(lambda one: ravel_pytree(one)[0])(random)

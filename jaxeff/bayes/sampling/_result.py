@@ -15,6 +15,7 @@ from jaxeff.core import Table
 
 LEAST_DRAWS = 25
 """So many effective draws of each chain a parameter must have: of fewer, R-hat can't tell."""
+# Shares of iterations: more divergent ones, or fewer accepted ones, are reported.
 _DIVERGENT = 0.01
 _STUCK = 0.05
 _ARVIZ = {
@@ -166,7 +167,7 @@ class MCMCResult:
         return found
 
     def _slow_parameters(self) -> list[str]:
-        """What speaks against the convergence of parameters where predictions are monitored.
+        """Lists what speaks against the convergence of parameters if predictions are monitored.
 
         Chains may hold the units of a network in different orders, so that their parameters differ
         and their predictions don't. Of a number that chains disagree about, or that has few

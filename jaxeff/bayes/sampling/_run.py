@@ -69,6 +69,7 @@ def run_chains(
     size = dimensions * chains * start.point.position.dtype.itemsize
     # Bounded by memory too: a block's draws stay on the device until it ends.
     block = max(1, min(MOST, BYTES // size))
+    # A block's length longer: the last block reads phases past the end without running them.
     phases = np.zeros(total + block, np.int32)
     phases[:warmup_iterations] = warmup.phases(warmup_iterations)
     state, done = start, 0
@@ -80,6 +81,7 @@ def run_chains(
     # Placed once: a block would copy the data to all devices again.
     state, (key, problem) = spread(program, state), copied(program, (key, problem))
 
+    # One iteration first: it compiles, and the clock then tells how long blocks may be.
     count, divergences = 1, sum(_divergences(trace) for trace in traces)
     with progress_bar(progress, "iteration", total, done) as advance:
         while done < total:
@@ -103,16 +105,17 @@ def run_chains(
             faster = SECONDS / _seconds(began, program)
             count = max(1, min(block, int(count * min(faster, 8))))
     whole = jax.tree.map(lambda *parts: np.concatenate(parts), *traces)
+    # The store may hold more than is asked for: a resume with fewer samples cuts it.
     return jax.tree.map(lambda a: a[:total], whole)._replace(positions=whole.positions[:samples])
 
 
 def _seconds(began: float, program: Program) -> float:
-    """Since then, by one clock for all processes: they have to run blocks of the same length."""
+    """Measures time by one clock for all processes, whose blocks must have one length."""
     return from_writer(lambda: time.perf_counter() - began, program.together)
 
 
 def _kept(recorded: Recorded, count: int, sampled: int, thin: int) -> Trace:
-    """What to keep of a block, the first of whose iterations is number `sampled` of sampling."""
+    """Selects what to keep of a block that begins at iteration `sampled` of sampling."""
     number = sampled + np.arange(count)
     kept = np.flatnonzero((number >= 0) & (number % thin == thin - 1))
     positions = np.asarray(recorded.positions)[kept]

@@ -49,6 +49,7 @@ def starting_points(
     if _leads_with_chains(init, params, chains):
         return random_part(init, scales)
     center = random_part(init, scales)
+    # In the prior's units: parameters of all layers are spread on their own scales.
     noise = _prior_draws(key, params, scales, chains)
     return {path: center[path] + jitter * noise[path] for path in center}
 
@@ -66,6 +67,7 @@ def _leads_with_chains(init: Any, params: Any, chains: int) -> bool:
             f"init and params differ in {path}: give a pytree of the model's parameters, one "
             "with a leading axis of chains, a posterior, or None to start at draws from the prior"
         )
+    # All leaves agree on one of the two, so an axis as long as there are chains isn't mistaken.
     for extra in ((), (chains,)):
         if all(jnp.shape(given[path]) == (*extra, *jnp.shape(expected[path])) for path in given):
             return bool(extra)

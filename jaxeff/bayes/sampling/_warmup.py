@@ -111,6 +111,7 @@ def update(
         return state
 
     def fast(state: Adaptation) -> Adaptation:
+        # Pooled, one step size follows the mean acceptance: less noise, so a shorter warm-up.
         rate = pool_mean(acceptance) if kernel.pooled else acceptance
         after = averaging_update(state.averaging, rate)
         return state._replace(averaging=after, step_size=jnp.exp(after.log_step_size))
@@ -130,6 +131,7 @@ def update(
         # A new metric changes what a good step size is: dual averaging starts anew from its
         # average.
         after = averaging_init(averaging_final(state.averaging))
+        # Each window measures anew: the first ones saw the way to the bulk of the posterior.
         fresh = welford_init(positions.shape[1])
         fresh = jax.tree.map(lambda x, old: jnp.broadcast_to(x, old.shape), fresh, state.variances)
         return Adaptation(jnp.exp(after.log_step_size), inverse_mass, after, fresh)
@@ -139,6 +141,7 @@ def update(
         return state._replace(step_size=averaging_final(state.averaging))
 
     def typed(branch: Callable[[Adaptation], Adaptation]) -> Callable[[Adaptation], Adaptation]:
+        # Branches of a switch must agree in dtypes, which some updates promote.
         return lambda state: jax.tree.map(
             lambda new, old: jnp.asarray(new, old.dtype), branch(state), state
         )
@@ -148,7 +151,7 @@ def update(
 
 
 def _regularized(kernel: Hamiltonian, covariance: Array, count: Array) -> Array:
-    """Stan's: shrunk towards a thousandth of the identity, as by five more draws."""
+    """Shrinks towards a thousandth of the identity, as by five more draws (Stan's rule)."""
     unit = jnp.eye(covariance.shape[-1]) if kernel.dense else jnp.ones(covariance.shape[-1])
     # (n C + 5 * 1e-3 I) / (n + 5): keeps a metric from few draws positive definite.
     extra = covariance.ndim - count.ndim

@@ -36,16 +36,18 @@ def guess_nll(likelihood: Likelihood, targets: Any) -> float | None:
     """
     targets = np.asarray(targets)
     if likelihood == "categorical":
+        # The entropy of class frequencies is the NLL of always predicting them.
         shares = np.bincount(targets) / len(targets)
         return float(-sum(p * np.log(p) for p in shares if p > 0))
     if likelihood == "gaussian":
+        # The entropy of a Gaussian of the targets' variance, 1/2 log(2 pi e var).
         variances = targets.reshape(len(targets), -1).var(0)
         return float(0.5 * np.log(2 * np.pi * np.e * variances).sum()) if variances.all() else None
     return None
 
 
 def warn_if_collapsed(record: Mapping[str, Any], guess: float | None, size: int) -> None:
-    """Warn if a run knows nothing.
+    """Warns if a run knows nothing.
 
     Args:
         record: What training recorded of an epoch: ``epoch``, ``nll`` and ``kl``.

@@ -39,7 +39,7 @@ class Family(Protocol):
         """Returns the family's own numbers to start with: about those of independent entries."""
 
     def distribution(self, mean: Vector, std: Vector, shape: dict[str, Any]) -> dist.Distribution:
-        """The distribution of the vector; for a start, its moments are about those given."""
+        """Makes the distribution of the vector; at a start, of about the given moments."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,7 @@ class CorrelatedGuide(Setting):
         scale = {
             path: np.full(leaf.shape, scales[path], leaf.dtype) for path, leaf in random.items()
         }
+        # Flattened like the vector, so that every entry meets its own scale.
         prior = dist.Normal(0.0, ravel_pytree(scale)[0])
         of_vector = posterior.distribution()
         vector, intermediates = of_vector.sample_with_intermediates(key)
@@ -108,7 +109,7 @@ class CorrelatedPosterior:
         return str(self._table())
 
     def _repr_html_(self) -> str:
-        """The same, for a notebook."""
+        """Renders the table for a notebook."""
         return self._table()._repr_html_()
 
     def _table(self) -> Table:
@@ -127,6 +128,7 @@ class CorrelatedPosterior:
         """
         of_vector = self.distribution()
         if isinstance(of_vector, dist.TransformedDistribution):
+            # Always the same key: moments belong to the posterior, not to a call.
             keys = jax.random.split(jax.random.key(0), MOMENT_DRAWS)
             # In batches: 2,000 vectors of all parameters at once may not fit.
             drawn = jax.lax.map(of_vector.sample, keys, batch_size=100)
@@ -139,7 +141,7 @@ class CorrelatedPosterior:
         return with_random(self.numbers["mean"], gaussians)
 
     def distribution(self) -> dist.Distribution:
-        """The distribution of the random parameters as one vector, in the order of their paths."""
+        """Makes the distribution of the random parameters as one vector, ordered by path."""
         rest = dict(self.numbers)
         rest.pop("mean")
         mean, _ = ravel_pytree(self.random_of_mean())

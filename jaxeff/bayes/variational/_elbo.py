@@ -118,6 +118,7 @@ def start_from(
     scales = prior_scales(prior, means, f if inputs else None, *inputs)
     leaves = named_leaves(given, is_leaf=is_gaussian)
     stds = {
+        # At least `init_scale`: draws that agree in a number leave it no spread to start from.
         path: jnp.maximum(leaves[path].std, init_scale)
         if is_gaussian(leaves[path])
         else jnp.full_like(mean, init_scale)
@@ -135,7 +136,7 @@ def make_loss(
     examples: int,
     particles: int = 1,
 ) -> Callable[..., Any]:
-    """The variational objective per example, in the form `jaxeff.training.make_epoch` takes.
+    """Makes the variational objective per example, as `jaxeff.training.make_epoch` takes it.
 
     Args:
         f: ``f(params, *inputs) -> outputs``.
@@ -160,6 +161,7 @@ def make_loss(
             drawn = particle(key, numbers, inputs)
             outputs, divergences = jax.tree.map(lambda leaf: leaf[None], drawn)
         else:
+            # On one batch: particles lower the variance over weights, not over examples.
             draws = jax.vmap(lambda k: particle(k, numbers, inputs))
             outputs, divergences = draws(jax.random.split(key, particles))
         nll, divergence = of_outputs(outputs, targets), divergences.mean()
@@ -197,7 +199,7 @@ def train(
     settings: Mapping[str, Any] | None = None,
     progress: bool | None = None,
 ) -> SVIResult:
-    """Minimise a variational objective; the arguments are those of `jaxeff.bayes.svi`.
+    """Minimises a variational objective; the arguments are those of `jaxeff.bayes.svi`.
 
     Args:
         key: Random key.

@@ -48,6 +48,7 @@ class Flow(CorrelatedGuide):
         networks = []
         for k in jax.random.split(key, self.flows):
             _, layers = init(k, (size,))
+            # Last layers of zeros make the flow the identity, so the guide starts as a mean field.
             networks.append([*layers[:-1], jax.tree.map(jnp.zeros_like, layers[-1])])
         return {"networks": networks}
 
@@ -58,9 +59,12 @@ class Flow(CorrelatedGuide):
         for layers in shape["networks"]:
             if transforms:
                 transforms.append(PermuteTransform(jnp.arange(len(mean))[::-1]))
+            # A draw takes one pass, with its density; that of other points would take one per entry.
             transforms.append(InverseAutoregressiveTransform(lambda x, n=layers: apply(n, x)))
+        # Reversed an odd number of times so far: once more puts entries back under their means.
         if self.flows % 2 == 0:
             transforms.append(PermuteTransform(jnp.arange(len(mean))[::-1]))
+        # As in every guide: starts and optimizers see the parameters' own units.
         transforms.append(AffineTransform(mean, std))
         noise = dist.Normal(jnp.zeros_like(mean), jnp.ones_like(mean)).to_event(1)
         return dist.TransformedDistribution(noise, transforms)

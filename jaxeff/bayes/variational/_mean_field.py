@@ -19,6 +19,7 @@ from jaxeff.moment_propagation import Gaussian
 
 def inverse_softplus(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """Returns the y of ``softplus(y) = x`` for positive x, exact for small ones too."""
+    # log(e^x - 1) = x + log(1 - e^-x), which neither overflows nor cancels.
     return x + jnp.log(-jnp.expm1(-x))
 
 
@@ -50,6 +51,7 @@ class MeanField:
         random, divergence = {}, jnp.zeros(())
         for (path, raw), part in zip(raws.items(), noise, strict=True):
             mean, std = means[path], jax.nn.softplus(raw)
+            # Reparameterization (Kingma and Welling, arXiv:1312.6114): the draw is differentiable.
             random[path] = mean + std * part.reshape(mean.shape).astype(mean.dtype)
             prior = dist.Normal(0.0, scales[path])
             divergence += dist.kl_divergence(dist.Normal(mean, std), prior).sum()

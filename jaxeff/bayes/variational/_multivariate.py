@@ -38,6 +38,7 @@ class LowRank(CorrelatedGuide):
 
     def distribution(self, mean: Vector, std: Vector, shape: dict[str, Any]) -> dist.Distribution:
         """Implements `Family.distribution`."""
+        # Rows of F and the identity scale together: S (F F' + I) S.
         factor = shape["factor"] * std[:, None]
         return dist.LowRankMultivariateNormal(mean, factor, std**2)
 
@@ -56,6 +57,7 @@ class FullRank(CorrelatedGuide):
 
     def distribution(self, mean: Vector, std: Vector, shape: dict[str, Any]) -> dist.Distribution:
         """Implements `Family.distribution`."""
+        # Row by row `std` times a unit triangle: whatever is learnt, it is a Cholesky factor.
         correlated = jnp.tril(shape["lower"], -1) + jnp.eye(len(std), dtype=std.dtype)
         return dist.MultivariateNormal(mean, scale_tril=std[:, None] * correlated)
 

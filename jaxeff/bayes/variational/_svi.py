@@ -166,6 +166,7 @@ def svi(
     guess = guess_nll(likelihood, data[-1])
 
     def on_epoch(epoch: int, _: Any, record: dict[str, Any]) -> None:
+        # Halfway too, while there is time to start again.
         if epoch + 1 in (epochs // 2, epochs):
             warn_if_collapsed(record, guess, size)
 
@@ -200,6 +201,7 @@ def mean_nll(likelihood: Likelihood) -> Loss:
     distribution = resolve_likelihood(likelihood)
 
     def nll(outputs: Any, targets: Any) -> Float[Array, ""]:
+        # The mean of log-likelihoods, not the log of their mean: the ELBO's expectation over q.
         of_draws = jax.vmap(lambda each: distribution(each).log_prob(targets).sum())(outputs)
         return -of_draws.mean() / len(jax.tree.leaves(targets)[0])
 
