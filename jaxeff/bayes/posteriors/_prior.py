@@ -96,7 +96,7 @@ def _scale(rule: Any, path: str, shape: tuple[int, ...], fan_in: float | None) -
         return None
     if isinstance(rule, str) and rule == "fan_in":
         n = _fan_in_of_layout(path, shape) if fan_in is None else fan_in
-        # Variance 1 / n keeps a layer's outputs at one scale (Neal), and ReLU halves it (He et al.).
+        # Variance 1 / n keeps outputs at one scale (Neal); ReLU halves it (He et al.).
         return float(np.sqrt(2 / n)) if n else 1.0
     if isinstance(rule, str) or not np.isscalar(rule) or not 0 < float(rule) < np.inf:  # type: ignore[arg-type]
         raise ValueError(

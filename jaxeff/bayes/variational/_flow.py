@@ -59,7 +59,7 @@ class Flow(CorrelatedGuide):
         for layers in shape["networks"]:
             if transforms:
                 transforms.append(PermuteTransform(jnp.arange(len(mean))[::-1]))
-            # A draw takes one pass, with its density; that of other points would take one per entry.
+            # A draw and its density take one pass; other points would take one per entry.
             transforms.append(InverseAutoregressiveTransform(lambda x, n=layers: apply(n, x)))
         # Reversed an odd number of times so far: once more puts entries back under their means.
         if self.flows % 2 == 0:
