@@ -114,7 +114,7 @@ def _link(mod: tvm.IRModule, where: Target) -> relax.VMExecutable:
 def bind_parameters(
     mod: tvm.IRModule, count: int, target: Mapping[str, object] | None = None
 ) -> Lifted:
-    """Split an imported module into what depends on its parameters alone and the rest.
+    """Splits an imported module into what depends on its parameters alone and the rest.
 
     Args:
         mod: a Relax module, such as ``import_stablehlo`` returns; it is not changed.
@@ -171,7 +171,7 @@ def _fold(mod: tvm.IRModule) -> tvm.IRModule:
 
 
 def fuse(mod: tvm.IRModule) -> tvm.IRModule:
-    """Make one kernel of each group of kernels that belong together."""
+    """Makes one kernel of each group of kernels that belong together."""
     passes = [
         relax.transform.AnnotateTIROpPattern(),
         relax.transform.FuseOps(),

@@ -73,7 +73,7 @@ class GraphBuilder:
         self.unsupported: list[UnsupportedOp] = []
 
     def build(self) -> Graph:
-        """Return the graph of the public function.
+        """Returns the graph of the public function.
 
         Raises:
             StableHLOParseError: there is no single public function with a body.
@@ -95,7 +95,7 @@ class GraphBuilder:
     def _block(
         self, block: ir.Block, arguments: Sequence[Value], outer: dict[ir.Value, Value]
     ) -> list[Value]:
-        """Add the nodes of a block; return the values its terminator returns."""
+        """Adds the nodes of a block and returns the values of its terminator."""
         env = dict(outer)
         env.update(zip(block.arguments, arguments, strict=True))
         for view in block.operations:
@@ -107,6 +107,7 @@ class GraphBuilder:
                 results = self._operation(op, operands, env)
             except (StableHLOParseError, UnsupportedOpError):
                 raise
+            # A stand-in result lets one import report every operation that it cannot take.
             except Unsupported as error:
                 self.unsupported.append(describe(op, str(error)))
                 results = [_placeholder(result.type) for result in op.results]
@@ -137,6 +138,7 @@ class GraphBuilder:
                 return list(operands)
             case "stablehlo.create_token" | "stablehlo.after_all":
                 return [splat(True, TensorType((), "bool"))]  # they order nothing here
+            # A tuple that nothing reads: what took it apart reads its members by now.
             case "stablehlo.tuple" if not any(True for _ in op.results[0].uses):
                 return [splat(True, TensorType((), "bool"))]
             case "stablehlo.custom_call" if is_annotation(op):
@@ -151,13 +153,16 @@ class GraphBuilder:
         name = op.name
         if name == "stablehlo.custom_call":
             name = node_name(op, self._known_ops)
+        # TVM has no complex dtype: real operations on the two parts take its place.
         elif any(is_complex(value.type) for value in (*op.operands, *op.results)):
             return self._rewrite_complex(op, operands, self._node, self._templates)
         elif name not in self._known_ops:
             raise Unsupported("no lowering to TVM is known")
         kinds = [tensor_type(result.type) for result in op.results]
         for operand in op.operands:
+            # Raises where TVM lacks an operand's type, even if it has the result's.
             tensor_type(operand.type)
+        # Folded loop counters make trip counts and static indices known below.
         folded = fold(op, [o.constant for o in operands], [o.type.shape for o in operands], kinds)
         if folded is not None:
             return [splat(folded, kinds[0])]
@@ -190,7 +195,7 @@ class GraphBuilder:
     def _subgraph(
         self, op: ir.Operation, index: int, arguments: Sequence[Value], env: dict[ir.Value, Value]
     ) -> Graph:
-        """Build region ``index`` as a graph of its own; arguments without a node are its own."""
+        """Builds region ``index`` as a graph of its own; arguments without a node are its own."""
         outer, self._nodes = self._nodes, []
         try:
             outputs = self._region(op, index, arguments, env)
@@ -214,7 +219,8 @@ class GraphBuilder:
     def _branch(
         self, op: ir.Operation, index: Value, regions: Sequence[int], env: dict[ir.Value, Value]
     ) -> list[Value]:
-        """Choose between the results of regions; an index out of range means the last."""
+        """Chooses between the results of regions; an index out of range means the last."""
+        # Negative indices are out of range too, so they must not count from the end here.
         if index.constant is not None:
             i = int(index.constant)
             return self._region(op, regions[i if 0 <= i < len(regions) else -1], (), env)
@@ -222,6 +228,8 @@ class GraphBuilder:
         chosen = branches[0].outputs
         for branch in branches:
             branch.outputs = tuple(flattened(branch.outputs))
+        # Both sides of a select are computed. For a few elementwise nodes that costs less than a
+        # branch, which is a kernel of its own and keeps its neighbours from being fused.
         nodes = [node for branch in branches for node in branch.nodes]
         if len(nodes) <= MAX_SELECTED_NODES and all(_is_cheap(n) for n in nodes):
             self._nodes += nodes
@@ -234,8 +242,10 @@ class GraphBuilder:
     def _select(
         self, op: ir.Operation, index: Value, branches: Sequence[Sequence[Value]]
     ) -> list[Value]:
+        # From the last branch backwards: what matches no earlier index falls to the last.
         chosen = list(branches[-1])
         for i, branch in reversed(list(enumerate(branches[:-1]))):
+            # The regions of an `if` come as (false, true): the first is for a predicate not set.
             if index.type.dtype == "bool":
                 hit = self._node("importer.not", op, (index,), [index.type]).result
             else:
@@ -254,9 +264,12 @@ class GraphBuilder:
     def _unroll(
         self, op: ir.Operation, operands: tuple[Value, ...], env: dict[ir.Value, Value]
     ) -> list[Value] | None:
-        """Return a loop's results if its trip count is known and small, else None."""
+        """Returns a loop's results if its trip count is known and small, else None."""
+        # Withdrawing an attempt restores nodes and complaints. The count of turns stays: nested
+        # loops that are each tried in vain would otherwise take exponential time.
         carried = list(operands)
         start, refused = len(self._nodes), len(self.unsupported)
+        # One evaluation more than turns, which sees the condition fail after the last turn.
         for _ in range(MAX_UNROLLED_TURNS + 1):
             if (
                 len(self._nodes) - start > MAX_UNROLLED_NODES
@@ -265,6 +278,7 @@ class GraphBuilder:
             ):
                 break
             (proceed,) = self._region(op, 0, carried, env)
+            # Data decides when to stop, so the trip count is unknown until the call.
             if proceed.constant is None:
                 break
             if not bool(proceed.constant):
@@ -278,9 +292,10 @@ class GraphBuilder:
     def _loop(
         self, op: ir.Operation, operands: tuple[Value, ...], env: dict[ir.Value, Value]
     ) -> list[Value]:
-        """Add a loop; what its body hands on unchanged is not carried."""
+        """Adds a loop; values that its body returns unchanged are not carried."""
         block = op.regions[1].blocks[0]
         returned = list(block.operations)[-1].operands
+        # Loop-invariant values are captured instead: no state buffer, and no copy at each turn.
         unchanged = [a == r for a, r in zip(block.arguments, returned, strict=True)]
         fresh = paired([Value(o.type) for o in flattened(operands)], operands)
         arguments = [o if u else f for o, u, f in zip(operands, unchanged, fresh, strict=True)]
@@ -301,6 +316,7 @@ def _is_cheap(node: Node) -> bool:
 
 def _constant(elements: Any, kind: TensorType) -> Value:
     if isinstance(elements, ir.DenseElementsAttr) and (elements.is_splat or kind.size == 1):
+        # A splat stays one element: a large tensor of zeros costs nothing and still folds.
         scalar = ir.DenseElementsAttr.get_splat(
             ir.RankedTensorType.get([], elements.type.element_type), elements.get_splat_value()
         )
@@ -309,7 +325,7 @@ def _constant(elements: Any, kind: TensorType) -> Value:
 
 
 def _placeholder(mlir_type: ir.Type) -> Value:
-    """Stand in for a result that could not be imported, so that the rest is still checked."""
+    """Makes a value for a result that could not be imported: the rest is still checked."""
     try:
         kind = tensor_type(mlir_type)
     except Unsupported:

@@ -35,7 +35,7 @@ from jaxeff_export.importer.rules import rewrite
 def import_stablehlo(
     source: Source, *, composites: Mapping[str, CompositeRule] | None = None
 ) -> tvm.IRModule:
-    """Import a StableHLO module into Relax.
+    """Imports a StableHLO module into Relax.
 
     Args:
         source: StableHLO text, a portable artifact's bytes, an MLIR module, or an ``Exported``
@@ -56,6 +56,7 @@ def import_stablehlo(
     with module.context:
         function = public_function(functions_of(module))
         arguments = [argument.type for argument in function.regions[0].blocks[0].arguments]
+    # Fixed shapes take one import; a symbolic size is inferred from imports at several sizes.
     if not any(is_dynamic(kind) for kind in arguments):
         legalize(module)
         return _import(module, composites or {})
@@ -78,9 +79,11 @@ def _import(module: ir.Module, composites: Mapping[str, CompositeRule]) -> tvm.I
     with module.context, ir.Location.unknown():
         graph = builder.build()
         emitter = Emitter(composites)
+        # A graph with stand-ins would raise errors of its own, which explain nothing.
         if not builder.unsupported:
             emitter.emit(graph)
     unsupported = builder.unsupported + emitter.unsupported
     if unsupported:
         raise UnsupportedOpError(unsupported)
+    # TVM takes exponential time in long chains of lets, and makes float32 of narrow buffers.
     return narrow_floats_to_bits(lets_to_locals(emitter.bb.get()))

@@ -43,7 +43,7 @@ class Turns:
         self.whole, self.first = whole, first
 
     def seconds(self, bundle: Bundle, between: Callable[[], Any] = lambda: None) -> float:
-        """Time of a call, as it would have been when the whole model was timed.
+        """Times of a call, as it would have been when the whole model was timed.
 
         Args:
             bundle: What is timed.

@@ -19,7 +19,7 @@ def emit_operator(
     *tensors: relax.Expr,
     name: str,
 ) -> list[relax.Expr]:
-    """Emit an operator of two results as one kernel."""
+    """Emits an operator of two results as one kernel."""
     result = bb.emit_te(
         operator,
         *tensors,

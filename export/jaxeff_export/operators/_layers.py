@@ -61,7 +61,7 @@ class Form:
         return tensors_in(self.input)
 
     def operands(self, tensors: Sequence[te.Tensor]) -> tuple[Moments, Moments, Moments | None]:
-        """Sort a composite's operands into input, weight and bias.
+        """Sorts a composite's operands into input, weight and bias.
 
         Raises:
             ValueError: another number of operands than these forms have.

@@ -146,5 +146,5 @@ def _layer(
 
 
 def _plus(total: te.Tensor, offset: te.Tensor) -> te.Tensor:
-    """Add a vector along the last axis."""
+    """Adds a vector along the last axis."""
     return te.compute(total.shape, lambda *at: total(*at) + offset(at[-1]), name="plus")

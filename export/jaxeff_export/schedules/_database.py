@@ -84,7 +84,7 @@ class TuningDatabase:
         return {choice.workload: choice for choice in found}
 
     def choose(self, target: Mapping[str, Any], choice: Choice) -> None:
-        """Add a decision; it replaces earlier ones for that kernel."""
+        """Adds a decision; it replaces earlier ones for that kernel."""
         add_line(self._open(target) / "choices.jsonl", asdict(choice))
 
     def records(self, target: Mapping[str, Any], space: str) -> ms.database.JSONDatabase:
@@ -121,7 +121,7 @@ class TuningDatabase:
 
     @contextmanager
     def locked(self, target: Mapping[str, Any]) -> Iterator[None]:
-        """Keep other processes from adding to a target's measurements.
+        """Keeps other processes from adding to a target's measurements.
 
         Raises:
           TuningError: if one is doing so.
@@ -173,7 +173,7 @@ class TuningDatabase:
 
 
 def has_failed(seconds: float) -> bool:
-    """Tell whether a recorded time is that of a candidate that failed."""
+    """Tells whether a recorded time is that of a candidate that failed."""
     return seconds >= 0.1 * FAILED
 
 
@@ -190,7 +190,7 @@ def _written(target: Mapping[str, Any]) -> str:
 
 
 def _write_once(path: Path, text: str) -> None:
-    """Write a small file whole or not at all, unless it is there."""
+    """Writes a small file whole or not at all, unless it is there."""
     if not path.exists():
         write_whole(path, text)
 

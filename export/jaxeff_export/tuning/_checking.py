@@ -26,7 +26,7 @@ class CandidateError(RuntimeError):
 
 
 def timed(module: Any, device: Any, draws: Sequence[Draw]) -> float:
-    """Check a built kernel on every draw, and time it on the first.
+    """Checks a built kernel on every draw, and time it on the first.
 
     Raises:
       CandidateError: if an output differs from what is expected.

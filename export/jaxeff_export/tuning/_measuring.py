@@ -53,7 +53,7 @@ class Bench:
         )
 
     def take(self, kernel: Kernel) -> None:
-        """Put a kernel on the bench: draw arguments, and compute what is to be expected."""
+        """Puts a kernel on the bench: draw arguments, and compute what is to be expected."""
         draws = draws_of(kernel)
         (self._workspace / ARGUMENTS).write_bytes(pickle.dumps(draws))
 

@@ -42,7 +42,7 @@ class Records:
         return digest_of(self.kernel, schedule)
 
     def is_new(self, schedule: Schedule) -> bool:
-        """Tell whether a schedule was neither measured nor asked about before."""
+        """Tells whether a schedule was neither measured nor asked about before."""
         key = self.key(schedule)
         new = key not in self._met
         self._met.add(key)

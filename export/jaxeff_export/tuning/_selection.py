@@ -64,7 +64,7 @@ def select(
 
 
 def _is_tunable(function: tirx.PrimFunc) -> bool:
-    """Tell whether a kernel takes tensors of known shapes and has no schedule of its own."""
+    """Tells whether a kernel takes tensors of known shapes and has no schedule of its own."""
     if "tirx.is_scheduled" in function.attrs:
         return False
     types: list[Any] = [parameter.ty for parameter in function.params]

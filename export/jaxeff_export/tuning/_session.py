@@ -58,7 +58,7 @@ class Session:
     watcher: Watcher
 
     def tune(self, kernel: Kernel) -> Choice:
-        """Measure what is still to be measured, and let the best meet the default schedule.
+        """Measures what is still to be measured, and let the best meet the default schedule.
 
         Raises:
           TuningError: if not even the default schedule can be measured.
@@ -87,7 +87,7 @@ class Session:
         return choice
 
     def _still_holds(self, choice: Choice, default: str, count: int) -> bool:
-        """Tell whether nothing was measured or changed since a choice was made."""
+        """Tells whether nothing was measured or changed since a choice was made."""
         made = (choice.space, choice.default, choice.trials)
         return made == (self.space, default, count)
 
@@ -99,7 +99,7 @@ class Session:
         records: Records,
         libraries: Libraries,
     ) -> None:
-        """Measure the default schedule, and candidates until there are enough."""
+        """Measures the default schedule, and candidates until there are enough."""
         default_seconds = self.bench.seconds(libraries.of([default, *batch])[0])
         if default_seconds is None:
             raise TuningError(
@@ -126,7 +126,7 @@ class Session:
         return source.propose(min(left, _BATCH)) if left > 0 else []
 
     def _duel(self, libraries: Sequence[Path | None]) -> list[float]:
-        """Measure several in turn, so that whatever slows the machine slows all."""
+        """Measures several in turn, so that whatever slows the machine slows all."""
         rounds = [[self.bench.seconds(library) for library in libraries] for _ in range(_ROUNDS)]
         return [
             statistics.median(FAILED if seconds is None else seconds for seconds in column)

@@ -33,7 +33,7 @@ class Space(Protocol):
         """At most `count` candidates that were not proposed before; none when there are no more."""
 
     def learn(self, seconds: Sequence[float | None]) -> None:
-        """Take the times of the last proposal; None for a candidate that failed."""
+        """Takes the times of the last proposal; None for a candidate that failed."""
 
 
 class Tiles:
@@ -97,7 +97,7 @@ class PostOrderApply:
         return [candidate.sch for candidate in self._proposed]
 
     def learn(self, seconds: Sequence[float | None]) -> None:
-        """Tell the search how fit the generation was."""
+        """Tells the search how fit the generation was."""
         results = [
             ms.runner.RunnerResult([s], None) if s else ms.runner.RunnerResult(None, "failed")
             for s in seconds

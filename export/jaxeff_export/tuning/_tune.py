@@ -121,7 +121,7 @@ def _patterns(given: str | Sequence[str] | None) -> list[str] | None:
 
 
 def _require_timings(bundle: Bundle, board: Board) -> None:
-    """Refuse a board that cannot run the bundle's code, or whose timings mean nothing."""
+    """Refuses a board that cannot run the bundle's code, or whose timings mean nothing."""
     target = bundle.manifest.target
     wanted = f"{bundle.manifest.target_name} ({target_machine(target)})"
     way_out = "give an RPC board of that kind, e.g. board='rpc://raspberrypi:9090'"

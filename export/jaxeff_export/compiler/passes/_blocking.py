@@ -26,7 +26,7 @@ LARGE = 1 << 18  # bytes of weights; fewer stay in the nearest caches wherever t
 
 
 def block_weights(mod: tvm.IRModule, parameters: int, machine: Machine) -> tvm.IRModule:
-    """Let contractions read their weights in blocks of the columns that they compute at once.
+    """Lets contractions read their weights in blocks of the columns that they compute at once.
 
     Args:
         mod: a module of kernels (operators are legalised); it is not changed.
@@ -57,7 +57,7 @@ class _Blocking(CallRewriter):
 
 
 def _blocked(function: tirx.PrimFunc, weights: Sequence[int], machine: Machine) -> Other | None:
-    """Let the contractions of a kernel read weights in blocks; None where that is no use."""
+    """Lets the contractions of a kernel read weights in blocks; None where that is no use."""
     root = root_of(function)
     statements = statements_of(root.body) if root else []
     nests = [nest for statement in statements if (nest := Nest.of(statement))]

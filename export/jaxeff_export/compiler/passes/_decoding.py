@@ -36,7 +36,7 @@ _LETS = 8  # intermediate values of a decoded weight; each use of one is written
 
 
 def decode_where_read(mod: tvm.IRModule) -> tvm.IRModule:
-    """Let layers decode the codes they read.
+    """Lets layers decode the codes they read.
 
     Args:
         mod: fused kernels, not scheduled yet; a ``main`` without bound parameters stays as it is.

@@ -36,7 +36,7 @@ class Lifted:
 
 
 def lift_parameters(mod: tvm.IRModule, count: int) -> Lifted:
-    """Split a module into what depends on its parameters alone and the rest.
+    """Splits a module into what depends on its parameters alone and the rest.
 
     Derived arrays that are much larger than what they come from (a broadcast) stay where they are
     used, and so do views, which cost nothing.
@@ -113,7 +113,7 @@ def _callee(value: relax.Expr) -> tvm.ir.GlobalVar | None:
 
 
 def stays_small(value: relax.Expr, sources: Sources) -> bool:
-    """Tell whether an array depends on parameters alone and is not much larger than they are."""
+    """Tells whether an array depends on parameters alone and is not much larger than they are."""
     parameters = sources.get(value)
     if not parameters or not isinstance(value.ty, relax.TensorType):
         return False

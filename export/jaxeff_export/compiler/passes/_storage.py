@@ -25,7 +25,7 @@ _NARROW = {
 
 
 def narrow_floats_to_bits(mod: tvm.IRModule) -> tvm.IRModule:
-    """Rewrite the narrow floats inside every kernel of a module; arguments stay what they are."""
+    """Rewrites the narrow floats inside every kernel of a module; arguments stay what they are."""
     return map_kernels(mod, _rewritten)
 
 

@@ -22,7 +22,7 @@ MANY_ROWS = 8  # that an operand is used for, so that padding it in every call p
 
 
 def widen_contractions(mod: tvm.IRModule, parameters: int, lanes: int) -> tvm.IRModule:
-    """Let contractions work on whole vectors.
+    """Lets contractions work on whole vectors.
 
     Args:
         mod: a module of kernels (operators are legalised); it is not changed.
@@ -51,7 +51,7 @@ class _Widening(CallRewriter):
 
 
 def _widened(function: tirx.PrimFunc, weights: Sequence[int], lanes: int) -> Other | None:
-    """Widen the contractions of a kernel; None if they need or allow it not."""
+    """Widens the contractions of a kernel; None if they need or allow it not."""
     root = root_of(function)
     if root is None:
         return None
@@ -104,7 +104,7 @@ def _with_columns(buffer: tirx.Buffer, columns: int) -> tirx.Buffer:
 
 
 def _cut(wide: tirx.Buffer, result: tirx.Buffer) -> tirx.Stmt:
-    """Copy the real columns."""
+    """Copies the real columns."""
     extents = list(result.shape)
     iters = [
         tirx.IterVar(

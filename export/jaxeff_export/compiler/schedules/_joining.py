@@ -18,7 +18,7 @@ from jaxeff_export.compiler.tir import is_contraction, renamed, root_of, stateme
 
 
 def join_siblings(function: tirx.PrimFunc, worth: Callable[[s_tir.SBlock], bool]) -> tirx.PrimFunc:
-    """Join the blocks of a kernel that walk the same loops.
+    """Joins the blocks of a kernel that walk the same loops.
 
     Contractions are joined with contractions, and elementwise blocks with those that read the
     same tensor, or results of the same block. A kernel whose blocks are not plain loop nests stays
@@ -45,7 +45,7 @@ def join_siblings(function: tirx.PrimFunc, worth: Callable[[s_tir.SBlock], bool]
 
 
 def is_plain(function: tirx.PrimFunc) -> bool:
-    """Tell whether a kernel is nothing but loop nests around blocks, one after the other.
+    """Tells whether a kernel is nothing but loop nests around blocks, one after the other.
 
     In others, such as loops that carry a state, a buffer changes while the kernel runs: no block
     may be moved there.
@@ -120,7 +120,7 @@ def _nests_of(statement: tirx.Stmt, loops: Sequence[tirx.For]) -> list[_Nest | N
 
 
 def _join(nests: Sequence[_Nest], worth: Callable[[s_tir.SBlock], bool]) -> list[_Nest]:
-    """Join what can be joined, and put the rest where its operands are ready."""
+    """Joins what can be joined, and put the rest where its operands are ready."""
     done: list[_Nest] = []
     for nest in nests:
         for i, earlier in enumerate(done):
@@ -135,7 +135,7 @@ def _join(nests: Sequence[_Nest], worth: Callable[[s_tir.SBlock], bool]) -> list
 
 
 def _feeds(first: _Nest, second: _Nest, others: Sequence[_Nest]) -> bool:
-    """Tell whether one nest works on what comes of another, by whatever way."""
+    """Tells whether one nest works on what comes of another, by whatever way."""
     reached, ways = set(first.targets), [other for other in others if other is not first]
     while True:
         next_ = [other for other in ways if other.sources & reached]
@@ -147,7 +147,7 @@ def _feeds(first: _Nest, second: _Nest, others: Sequence[_Nest]) -> bool:
 
 
 def _in_order(nests: Sequence[_Nest]) -> list[_Nest]:
-    """Sort nests so that what is read was written before, else as they are."""
+    """Sorts nests so that what is read was written before, else as they are."""
     ordered: list[_Nest] = []
     waiting = list(nests)
     while waiting:

@@ -23,7 +23,7 @@ _CHEAP = 24  # expression nodes that may be repeated rather than stored
 
 
 def merge_blocks(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Inline and join the blocks of a kernel that is not scheduled yet.
+    """Inlines and join the blocks of a kernel that is not scheduled yet.
 
     Others than plain kernels stay as they are.
     """
@@ -36,12 +36,12 @@ def merge_blocks(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def is_dear(block: s_tir.SBlock) -> bool:
-    """Tell whether a block computes much for an element."""
+    """Tells whether a block computes much for an element."""
     return count(block.body, object) > _DEAR
 
 
 def _inline(sch: Schedule) -> None:
-    """Inline elementwise producers into their consumer."""
+    """Inlines elementwise producers into their consumer."""
     root = sch.get_sblock("root")
     for block in sch.get_child_blocks(root):
         if sch.get(block).init is not None or len(sch.get(block).writes) != 1:
@@ -60,7 +60,7 @@ def _inline(sch: Schedule) -> None:
 
 
 def _grows(sch: Schedule, block: SBlockRV, consumer: SBlockRV) -> bool:
-    """Tell whether inlining would repeat work: the consumer reads the value more than once.
+    """Tells whether inlining would repeat work: the consumer reads the value more than once.
 
     A chain of such values (a polynomial, an error function) would double at every link.
     """
@@ -76,7 +76,7 @@ def _grows(sch: Schedule, block: SBlockRV, consumer: SBlockRV) -> bool:
 
 
 def _scatters_loads(sch: Schedule, block: SBlockRV, consumer: SBlockRV) -> bool:
-    """Tell whether a slice or the like is better copied: its consumer computes long in vectors.
+    """Tells whether a slice or the like is better copied: its consumer computes long in vectors.
 
     Rows that stay whole can be read in place.
     """

@@ -59,7 +59,7 @@ def strip_of(block: s_tir.SBlock, lanes: int, accumulators: int) -> Strip | None
 
 
 def _walks_rows(block: s_tir.SBlock, pixel: tirx.IterVar, feature: tirx.IterVar) -> bool:
-    """Tell whether the next pixel reads the next number, and the next feature the next weight."""
+    """Tells whether the next pixel reads the next number, and the next feature the next weight."""
     loads: list[tvm.ir.TensorLoad] = []
     tvm_ffi.structural_walk(block.body, (tvm.ir.TensorLoad, loads.append))
     written = {region.source for region in block.writes}
@@ -82,7 +82,7 @@ def _walks_rows(block: s_tir.SBlock, pixel: tirx.IterVar, feature: tirx.IterVar)
 
 
 def _is_next(index: tirx.Expr, pixel: tirx.IterVar) -> bool:
-    """Tell whether an index is the pixel plus something else."""
+    """Tells whether an index is the pixel plus something else."""
     if isinstance(index, tirx.Add):
         sides = [index.a, index.b]
         using = [side for side in sides if uses(side, pixel)]
@@ -97,7 +97,7 @@ def tile_strip(
     strip: Strip,
     epilogue: list[SBlockRV],
 ) -> LoopRV:
-    """Compute a convolution strip by strip.
+    """Computes a convolution strip by strip.
 
     Args:
         sch: the schedule.

@@ -63,7 +63,7 @@ class Machine:
 
     @classmethod
     def of(cls, target: Target) -> Machine:
-        """Read a target; its features, as TVM gives every x86 the vectors of AVX-512."""
+        """Reads a target; its features, as TVM gives every x86 the vectors of AVX-512."""
         cores = int(target.attrs.get("num-cores", 1))
         for feature, lanes, registers in (("avx512f", 16, 32), ("avx", 8, 16), ("neon", 4, 32)):
             if llvm_cpu_has_features(feature, target):
@@ -75,7 +75,7 @@ ANY_MACHINE = Machine(lanes=8, registers=16, cores=1)
 
 
 def schedule_cpu(mod: tvm.IRModule, machine: Machine) -> tvm.IRModule:
-    """Schedule every kernel of a module; those that resist stay as they are."""
+    """Schedules every kernel of a module; those that resist stay as they are."""
     return map_kernels(mod, lambda function: _schedule_function(function, machine))
 
 
@@ -87,7 +87,7 @@ def _schedule_function(function: tirx.PrimFunc, machine: Machine) -> tirx.PrimFu
 
 
 def schedule_kernel(function: tirx.PrimFunc, machine: Machine) -> Schedule | None:
-    """Schedule one kernel whose blocks are merged; None if it resists.
+    """Schedules one kernel whose blocks are merged; None if it resists.
 
     The trace of the schedule can be applied to the same kernel again.
     """
@@ -137,7 +137,7 @@ def _is_contraction(sch: Schedule, block: SBlockRV) -> bool:
 
 
 def _vectorizable(sch: Schedule, block: SBlockRV) -> bool:
-    """Tell whether TVM may vectorise a block; LLVM vectorises what is left to it.
+    """Tells whether TVM may vectorise a block; LLVM vectorises what is left to it.
 
     TVM mistypes vectors of booleans, and cannot have local variables in a vector's lanes.
     """
@@ -194,7 +194,7 @@ def _split(sch: Schedule, loop: LoopRV, size: int) -> tuple[LoopRV, LoopRV]:
 
 
 def _tile_reduction(sch: Schedule, block: SBlockRV, machine: Machine) -> list[SBlockRV]:
-    """Compute a reduction tile by tile in registers; returns the blocks it took along."""
+    """Computes a reduction tile by tile in registers; returns the blocks it took along."""
     loops = _loops(sch, block)
     spatial = [loop for loop, kind in loops if kind == "S"]
     reduce_loops = [loop for loop, kind in loops if kind == "R"]
@@ -311,7 +311,7 @@ Tiling = Callable[[list[int], Machine, int, int | None], Tile]
 
 
 def _in_registers(sch: Schedule, block: SBlockRV, loops: list[LoopRV], tile: Tile) -> None:
-    """Unroll the loops over a tile and vectorise the innermost elements."""
+    """Unrolls the loops over a tile and vectorise the innermost elements."""
     vectors, lanes = sch.split(loops[-1], [tile.vectors, tile.width])
     for loop in [*loops[:-1], vectors]:
         sch.unroll(loop)
@@ -342,7 +342,7 @@ def tile_of(blocks: Sequence[s_tir.SBlock], machine: Machine) -> Tile:
 def _register_tile(
     extents: list[int], machine: Machine, results: int, together: int | None, depth: int
 ) -> Tile:
-    """Choose what to compute at once, of each result; the columns that lie together, if it is said.
+    """Chooses what to compute at once, of each result; the columns that lie together, if it is said.
 
     Vectors fill a register as well as they can; wider ones than a register are not promoted to
     registers unless their width is a power of two, which costs a factor of ten.
@@ -396,7 +396,7 @@ def _schedule_reduction(sch: Schedule, block: SBlockRV, machine: Machine) -> Non
 
 
 def _last_index_is_spatial(sch: Schedule, block: SBlockRV) -> bool:
-    """Tell whether neighbours in the output come from neighbours in every input."""
+    """Tells whether neighbours in the output come from neighbours in every input."""
     iters = sch.get(block).iter_vars
     spatial = [v.var for v in iters if v.iter_type != tirx.IterVar.CommReduce]
     for read in sch.get(block).reads:
@@ -429,7 +429,7 @@ def _schedule_spatial(sch: Schedule, block: SBlockRV, machine: Machine) -> None:
 
 
 def _is_flat(block: s_tir.SBlock) -> bool:
-    """Tell whether a block reads and writes whole arrays, element by element, and scalars."""
+    """Tells whether a block reads and writes whole arrays, element by element, and scalars."""
     at = [v.var for v in block.iter_vars]
     extents = [v.dom.extent for v in block.iter_vars]
     for region in (*(read for read in block.reads if len(read.region)), *block.writes):

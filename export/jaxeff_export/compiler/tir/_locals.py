@@ -22,7 +22,7 @@ SHORT = 4  # lets that may stay
 
 
 def lets_to_locals(mod: tvm.IRModule) -> tvm.IRModule:
-    """Rewrite the long chains of every kernel of a module into local variables."""
+    """Rewrites the long chains of every kernel of a module into local variables."""
     return map_kernels(mod, _to_locals)
 
 
@@ -32,7 +32,7 @@ def locals_to_lets(mod: tvm.IRModule) -> tvm.IRModule:
 
 
 def becomes_locals(tree: object) -> bool:
-    """Tell whether a statement's lets must go: all but a few that name floats.
+    """Tells whether a statement's lets must go: all but a few that name floats.
 
     TVM gets the bounds of named integers wrong. It vectorises loops around lets, but not around
     local variables.
@@ -143,7 +143,7 @@ class _Chain:
         self._loads: dict[tirx.Var, Expr] = {}
 
     def flatten(self, expr: Expr) -> Expr:
-        """Return ``expr`` without lets."""
+        """Returns ``expr`` without lets."""
         while isinstance(expr, tirx.Let):
             value = self.flatten(expr.value)
             local = self._local(expr.var.ty.dtype, expr.var.name)

@@ -15,7 +15,7 @@ from jaxeff_export.compiler.tir._tir import contains, map_kernels
 
 
 def unpair_products(mod: tvm.IRModule) -> tvm.IRModule:
-    """Rewrite the accumulating stores of every kernel of a module."""
+    """Rewrites the accumulating stores of every kernel of a module."""
     rewrite = [(tirx.BufferStore, _unpaired)]
     return map_kernels(
         mod, lambda kernel: kernel.with_body(tvm_ffi.structural_map(kernel.body, rewrite))

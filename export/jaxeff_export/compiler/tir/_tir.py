@@ -16,7 +16,7 @@ FUSES_WHAT_FOLLOWS = 4  # TVM's OpPatternKind.kOutEWiseFusable
 def map_kernels(
     mod: tvm.IRModule, rewrite: Callable[[tirx.PrimFunc], tirx.PrimFunc]
 ) -> tvm.IRModule:
-    """Return a copy of a module in which every kernel is rewritten."""
+    """Returns a copy of a module in which every kernel is rewritten."""
     result = mod.clone()
     for name, function in mod.functions_items():
         if isinstance(function, tirx.PrimFunc):
@@ -54,7 +54,7 @@ def bytes_of(array: tirx.Var) -> int:
 
 
 def is_contraction(block: s_tir.SBlock) -> bool:
-    """Tell whether a block accumulates products of tensors, in each of its results."""
+    """Tells whether a block accumulates products of tensors, in each of its results."""
     if block.init is None:
         return False
     stores = stores_of(block.body)
@@ -67,12 +67,12 @@ def is_contraction(block: s_tir.SBlock) -> bool:
 
 
 def contains(tree: object, kind: type, test: Callable[[Any], bool] = lambda _: True) -> bool:
-    """Tell whether a tree has a node of a kind that passes a test."""
+    """Tells whether a tree has a node of a kind that passes a test."""
     return count(tree, kind, test) > 0
 
 
 def count(tree: object, kind: type, test: Callable[[Any], bool] = lambda _: True) -> int:
-    """Count a tree's nodes of a kind that pass a test."""
+    """Counts a tree's nodes of a kind that pass a test."""
     found: list[bool] = []
     tvm_ffi.structural_walk(tree, (kind, lambda node: found.append(test(node))), order="post")
     return sum(map(bool, found))

@@ -32,7 +32,7 @@ from jaxeff_export.importer.scalar import (
 def evaluate_region(
     region: ir.Region, scope: Scope, arguments: Sequence[Expr], *, wide: bool = False
 ) -> list[Expr]:
-    """Apply a region of scalar operations to scalars, as scopes hold these.
+    """Applies a region of scalar operations to scalars, as scopes hold these.
 
     Args:
         region: has one block of elementwise operations.
@@ -53,6 +53,7 @@ def evaluate_region(
     for view in block.operations:
         op = view.operation
         for operand in op.operands:
+            # JAX may hoist constants out of the region; anything else would be captured data.
             if operand not in env:
                 env[operand] = _outer_constant(operand, wide)
         operands = [env[operand] for operand in op.operands]
@@ -64,13 +65,16 @@ def evaluate_region(
             env.update(zip(op.results, results, strict=True))
             continue
         kind = tensor_type(op.results[0].type)
+        # No rounding of intermediates: 16 bits would lose small terms of a long sum.
         if wide:
             kind = TensorType(kind.shape, accumulator(kind.dtype))
         if op.name == "stablehlo.constant":
             env[op.results[0]] = _constant(op, kind)
+        # Scalars of another rank: the one element is the same.
         elif op.name in ("stablehlo.reshape", "stablehlo.broadcast_in_dim") and kind.size == 1:
             env[op.results[0]] = operands[0]
         elif op.name in SCALAR_RULES:
+            # TVM would simplify x - x and x / x as if x were always finite.
             same = len(op.operands) == 2 and op.operands[0] == op.operands[1]
             info = ScalarOp(kind.dtype, op, same, in_reduction=wide)
             env[op.results[0]] = apply_scalar(op.name, scope, info, *operands)
@@ -80,7 +84,7 @@ def evaluate_region(
 
 
 def _outer_constant(value: Any, wide: bool) -> Expr:
-    """A constant that stands before the operation whose region uses it."""
+    """Reads a constant that stands before the operation whose region uses it."""
     op = getattr(value.owner, "operation", None)
     if op is None or op.name != "stablehlo.constant":
         raise Unsupported("its body uses a value from outside")
@@ -96,7 +100,7 @@ def _constant(op: ir.Operation, kind: TensorType) -> Expr:
 
 
 def called_regions(op: ir.Operation) -> list[ir.Region]:
-    """The bodies of the functions that a custom call names."""
+    """Returns the bodies of the functions that a custom call names."""
     names: Any = op.attributes["called_computations"]
     return [_function(op, name.value) for name in names]
 
@@ -109,12 +113,12 @@ def _function(op: ir.Operation, name: str) -> ir.Region:
 
 
 def accumulator(dtype: str) -> str:
-    """The dtype in which reductions to ``dtype`` are carried out."""
+    """Names the dtype in which reductions to ``dtype`` are carried out."""
     return "float32" if dtype in NARROW else dtype
 
 
 def rounded(total: te.Tensor, kind: TensorType) -> te.Tensor:
-    """Round accumulators to the dtype of the result."""
+    """Rounds accumulators to the dtype of the result."""
     if accumulator(kind.dtype) == kind.dtype:
         return total
 

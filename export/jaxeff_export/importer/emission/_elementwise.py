@@ -32,14 +32,15 @@ KEEP_COST = 8  # additions; dearer intermediates are stored rather than computed
 
 
 def is_elementwise(value: Value) -> bool:
-    """Tell whether the value is computed element by element, and so is lazily emitted."""
+    """Tells whether the value is computed element by element, and so is lazily emitted."""
     return value.node is not None and (
         value.node.name in SCALAR_RULES or value.node.name in INDEXED
     )
 
 
 def region_of(root: Value, emitted: dict[Value, object]) -> list[Value]:
-    """Return the unemitted elementwise ancestors of ``root``, in topological order, root last."""
+    """Returns the unemitted elementwise ancestors of ``root``, in topological order, root last."""
+    # Depth first with a stack of its own: chains of elementwise nodes exceed Python's recursion.
     order: list[Value] = []
     seen: set[Value] = set()
     stack: list[tuple[Value, bool]] = [(root, False)]
@@ -52,6 +53,7 @@ def region_of(root: Value, emitted: dict[Value, object]) -> list[Value]:
             continue
         seen.add(value)
         stack.append((value, True))
+        # A loop nest has one shape: an operand of another shape is a tensor to be read.
         for operand in _region_operands(value):
             if (
                 operand not in seen
@@ -64,7 +66,7 @@ def region_of(root: Value, emitted: dict[Value, object]) -> list[Value]:
 
 
 def _region_operands(value: Value) -> Sequence[Value]:
-    """The operands that may be computed in the same loop (a broadcast's may not)."""
+    """Returns the operands that may be computed in the same loop (a broadcast's may not)."""
     if value.node is None or value.node.name in INDEXED:
         return ()
     return value.node.operands
@@ -73,7 +75,7 @@ def _region_operands(value: Value) -> Sequence[Value]:
 def with_siblings(
     region: list[Value], emitted: dict[Value, object]
 ) -> tuple[list[Value], list[Value]]:
-    """Add what else is computed from a region's values and can be computed in the same loop.
+    """Adds other values that are computed from a region's values and fit into the same loop.
 
     The mean and the variance of an activation share most of their terms, but neither needs the
     other: emitted one by one, the shared terms would go through memory or be computed twice.
@@ -84,6 +86,7 @@ def with_siblings(
     roots, order = [region[-1]], dict.fromkeys(region)
     for value in _needing_tensors(region, emitted):
         added = [v for v in region_of(value, emitted) if v not in order]
+        # A root whose inputs are still to be emitted may depend on this very region.
         ready = all(v in emitted or v.constant is not None for v in leaves_of([*order, *added]))
         if ready and len(order) + len(added) <= MAX_REGION:
             order.update(dict.fromkeys(added))
@@ -92,10 +95,11 @@ def with_siblings(
 
 
 def _needing_tensors(region: Sequence[Value], emitted: dict[Value, object]) -> list[Value]:
-    """The elementwise values downstream of a region that something else wants as a tensor."""
+    """Finds elementwise values computed from a region that other operations need as tensors."""
     found: list[Value] = []
     seen = set(region)
     stack = list(region)
+    # A region holds no more than that; an unbounded search per region would be quadratic.
     while stack and len(seen) < 2 * MAX_REGION:
         for user in stack.pop().users:
             for value in user.results:
@@ -111,7 +115,7 @@ def _needing_tensors(region: Sequence[Value], emitted: dict[Value, object]) -> l
 
 
 def _in_loop(value: Value, other: Value) -> bool:
-    """Tell whether a value is computed element by element, in the same loop as another."""
+    """Tells whether a value is computed element by element, in the same loop as another."""
     return (
         is_elementwise(value)
         and bool(_region_operands(value))
@@ -120,7 +124,7 @@ def _in_loop(value: Value, other: Value) -> bool:
 
 
 def kept_values(region: Sequence[Value], roots: Sequence[Value]) -> list[Value]:
-    """Choose which values of a region get a tensor: its roots, and what is dear and used outside.
+    """Chooses which values of a region get a tensor: roots, and costly ones that others use.
 
     The last root to be computed comes last.
     """
@@ -130,16 +134,18 @@ def kept_values(region: Sequence[Value], roots: Sequence[Value]) -> list[Value]:
     for value in region:
         entry = SCALAR_RULES.get(value.node.name) if value.node else None
         own = entry.cost if entry else 0
+        # Estimates recomputation from above: an ancestor of two operands counts twice.
         costs[value] = own + sum(costs.get(o, 0) for o in set(_region_operands(value)))
         outside = value.is_output or any(user not in inside for user in value.users)
         if value in roots or (outside and costs[value] >= KEEP_COST):
             kept.append(value)
+            # It has a tensor: whoever needs what follows computes from here.
             costs[value] = 0
     return kept
 
 
 def leaves_of(region: Sequence[Value]) -> list[Value]:
-    """The values whose tensors the region reads: operands from outside, sources of broadcasts."""
+    """Finds the tensors that a region reads: operands from outside and sources of broadcasts."""
     inside = set(region)
     leaves: dict[Value, None] = {}
     for value in region:
@@ -156,12 +162,12 @@ def leaves_of(region: Sequence[Value]) -> list[Value]:
 
 
 def is_immediate(value: Value) -> bool:
-    """Tell whether a value is a splat constant, which is written into the code."""
+    """Tells whether a value is a splat constant, which is written into the code."""
     return value.constant is not None and value.constant.ndim == 0
 
 
 def broadcast_source(value: Value) -> tuple[Value, tuple[int | None, ...]]:
-    """Follow a chain of broadcasts to its source.
+    """Follows a chain of broadcasts to its source.
 
     Returns:
         The source, and for each of its dimensions the result dimension that indexes it, or None
@@ -171,6 +177,7 @@ def broadcast_source(value: Value) -> tuple[Value, tuple[int | None, ...]]:
     while value.node is not None and value.node.name == "stablehlo.broadcast_in_dim":
         source = value.node.operands[0]
         mapped = integers(value.node.op, "broadcast_dimensions")
+        # Maps are composed from the result inwards; a repeated dimension (None) stays one.
         dims = [
             dims[d] if source.type.shape[i] == value.type.shape[d] else None
             for i, d in enumerate(mapped)
@@ -182,7 +189,7 @@ def broadcast_source(value: Value) -> tuple[Value, tuple[int | None, ...]]:
 def compute_region(
     region: Sequence[Value], kept: Sequence[Value], leaves: Sequence[Value], *tensors: te.Tensor
 ) -> te.Tensor | Sequence[te.Tensor]:
-    """Build the loop of a region in TE; one output for each kept value."""
+    """Builds the loop of a region in TE; one output for each kept value."""
     tensor_of = dict(zip(leaves, tensors, strict=True))
     shape = region[-1].type.shape
 
@@ -199,7 +206,7 @@ def _element(
     tensor_of: dict[Value, te.Tensor],
     indices: Sequence[Expr],
 ) -> Expr:
-    """The scalar expression of one kept value at one index."""
+    """Writes the scalar expression of one kept value at one index."""
     needed = _needed(region, root)
     scope = Scope()
     scalars: dict[Value, Expr] = {}
@@ -224,12 +231,14 @@ def _apply(scope, value, scalar, tensor_of, indices) -> Expr:  # type: ignore[no
     node = value.node
     if node.name == "stablehlo.iota":
         dimension = attribute(node.op, "iota_dimension")
+        # Indices are int64: the conversion wraps or rounds as StableHLO's would.
         counter = ScalarOp(value.type.dtype, None)
         return apply_scalar("stablehlo.convert", scope, counter, indices[dimension])
     if node.name == "stablehlo.broadcast_in_dim":
         source, dims = broadcast_source(value)
         if is_immediate(source):
             return immediate(source)
+        # A repeated dimension has one element, which every index reads.
         at = [tirx.const(0, "int64") if d is None else indices[d] for d in dims]
         return scope.let(load(tensor_of[source](*at)))
     return apply_scalar(
@@ -238,15 +247,16 @@ def _apply(scope, value, scalar, tensor_of, indices) -> Expr:  # type: ignore[no
 
 
 def scalar_op(node: Node, value: Value) -> ScalarOp:
-    """Describe an elementwise node to its scalar rule."""
+    """Describes an elementwise node to its scalar rule."""
     same = len(node.operands) == 2 and node.operands[0] is node.operands[1]
     return ScalarOp(value.type.dtype, node.op, same)
 
 
 def immediate(value: Value) -> Expr:
-    """Return a splat constant as a scalar literal, as scopes hold it."""
+    """Returns a splat constant as a scalar literal, as scopes hold it."""
     assert value.constant is not None
     kind = value.type.dtype
+    # Exact: float32 represents every number of the narrow formats.
     item = value.constant.item() if held(kind) == kind else float(value.constant)
     return literal(item, held(kind))
 
@@ -263,6 +273,6 @@ def _needed(region: Sequence[Value], root: Value) -> set[Value]:
 
 
 def region_name(region: Sequence[Value]) -> str:
-    """Name a region after its last operation."""
+    """Names a region after its last operation."""
     names = [v.node.name.rpartition(".")[2] for v in region if v.node]
     return names[-1] if len(names) == 1 else f"region_{names[-1]}"

@@ -51,7 +51,7 @@ _OPAQUE = 8  # TVM's OpPatternKind.kOpaque
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
-    """Register the lowering of one or more operations."""
+    """Registers the lowering of one or more operations."""
 
     def register(function: Rule) -> Rule:
         for name in names:
@@ -62,7 +62,7 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 
 
 def known_ops() -> set[str]:
-    """The names of all operations with a lowering."""
+    """Lists the names of all operations with a lowering."""
     return {*RULES, *SCALAR_RULES, *INDEXED, "stablehlo.composite"}
 
 
@@ -82,13 +82,13 @@ class Emitter:
         self._parameters: list[relax.Var] = []
 
     def emit(self, graph: Graph) -> None:
-        """Emit ``graph`` as the function ``main``."""
+        """Emits ``graph`` as the function ``main``."""
         self._function(graph, graph.arguments, graph.outputs, unpack=True)
 
     def emit_body(
         self, graph: Graph, captured: Sequence[Value], outputs: Sequence[Value]
     ) -> tvm.IRModule:
-        """Emit the body of a loop or branch in a module of its own.
+        """Emits the body of a loop or branch in a module of its own.
 
         Args:
             graph: the body.
@@ -115,6 +115,7 @@ class Emitter:
         self._emitted.update(zip(arguments, parameters, strict=True))
         with self.bb.function("main", parameters):
             with self.bb.dataflow():
+                # Elementwise nodes wait: the operation that needs their tensor decides the loop.
                 for node in live:
                     if node.name not in SCALAR_RULES and node.name not in INDEXED:
                         self._emit_node(node)
@@ -124,8 +125,9 @@ class Emitter:
             self.bb.emit_func_output(result)
 
     def tensor(self, value: Value) -> relax.Expr:
-        """Return the tensor of a value, emitting what it takes."""
+        """Returns the tensor of a value, emitting what it takes."""
         if value not in self._emitted:
+            # First of all, since TVM loads no constant without elements either.
             if value.type.size == 0:
                 self._emitted[value] = self._empty(value.type)
             elif value.constant is not None:
@@ -135,10 +137,10 @@ class Emitter:
         return self._emitted[value]
 
     def _empty(self, kind: TensorType) -> relax.Expr:
-        """A tensor of no elements.
+        """Emits a tensor of no elements.
 
-        TVM cannot load these as constants, and would make constants of what depends on nothing:
-        so it is computed "from" an argument. Without arguments it is memory that nothing writes.
+        TVM cannot load these as constants, and folds computations without inputs into constants.
+        So it is computed "from" an argument. Without arguments it is allocated, never written.
         """
         if not self._parameters:
             shape = relax.ShapeExpr(kind.shape)
@@ -150,7 +152,7 @@ class Emitter:
         return self.bb.emit_te(nothing, self._parameters[0], primfunc_name_hint="empty")
 
     def _constant(self, value: Value) -> relax.Expr:
-        """A constant; a large one whose elements are all the same is filled at run time."""
+        """Emits a constant; a large one whose elements are all the same is filled at run time."""
         assert value.constant is not None
         if value.constant.ndim or value.type.size <= MAX_STORED_SPLAT:
             return constant(np.broadcast_to(value.constant, value.type.shape))
@@ -163,7 +165,7 @@ class Emitter:
         return self.bb.emit_te(fill, primfunc_name_hint="splat")
 
     def te(self, function: Callable, *operands: Value, name: str, alone: bool = False) -> relax.Var:
-        """Emit ``function``, which maps TE tensors of the operands to its result in TE.
+        """Emits ``function``, which maps TE tensors of the operands to its result in TE.
 
         A kernel that is ``alone`` is not fused with its neighbours, nor is one of narrow floats.
         """
@@ -175,7 +177,7 @@ class Emitter:
         )
 
     def kernel(self, body: Callable[..., None], node: Node, *, name: str) -> list[relax.Expr]:
-        """Emit an imperative kernel that reads all operands of a node and writes its results.
+        """Emits an imperative kernel that reads all operands of a node and writes its results.
 
         Splat constants among the operands become literals.
         """
@@ -190,13 +192,13 @@ class Emitter:
         return self.unpack(written, len(results))
 
     def unpack(self, result: relax.Expr, count: int) -> list[relax.Expr]:
-        """Return the first ``count`` tensors of a kernel's result: a tuple, or the only tensor."""
+        """Returns the first ``count`` tensors of a kernel's result: a tuple, or the only tensor."""
         if not isinstance(result.ty, relax.TupleType):
             return [result]
         return [self.bb.emit(relax.TupleGetItem(result, i)) for i in range(count)]
 
     def reshape(self, tensor: relax.Expr, shape: Sequence[int]) -> relax.Expr:
-        """Reshape a tensor if its shape is another."""
+        """Reshapes a tensor if its shape is another."""
         if tuple(int(d) for d in tensor.ty.shape) == tuple(shape):
             return tensor
         return self.bb.emit(relax.op.reshape(tensor, tuple(shape)))
@@ -207,6 +209,7 @@ class Emitter:
                 results: Sequence[relax.Expr] = self._emit_composite(node)
             else:
                 results = RULES[node.name](self, node)
+        # Zeros stand in, so that the rules after this one still report what they cannot take.
         except Unsupported as error:
             self.unsupported.append(describe(node.op, str(error)))
             results = [
@@ -228,6 +231,7 @@ class Emitter:
     def _emit_region(self, root: Value) -> None:
         # Small tensors that are broadcast into the region, and constants, come first.
         while True:
+            # Emitting a leaf may emit values of this region as well, so it is found anew.
             region = region_of(root, self._emitted)
             pending = [leaf for leaf in leaves_of(region) if leaf not in self._emitted]
             for leaf in pending:
@@ -235,6 +239,8 @@ class Emitter:
             if not pending:
                 break
         if len(region) > MAX_REGION:
+            # Cut: the first nodes in topological order become a kernel, opaque to TVM's fusion,
+            # which would otherwise put the two parts together again.
             region = region[:MAX_REGION]
             inside = {value.node for value in region}
             kept = [v for v in region if v.is_output or any(u not in inside for u in v.users)]
@@ -265,13 +271,13 @@ class Emitter:
 
 
 def constant(array: np.ndarray) -> relax.Expr:
-    """Return an array as a Relax constant, keeping its rank and dtype."""
+    """Returns an array as a Relax constant, keeping its rank and dtype."""
     data = np.array(array, order="C", copy=True)  # np.ascontiguousarray would drop rank 0
     return relax.const(runtime_tensor(data))
 
 
 def _live_nodes(graph: Graph, outputs: Sequence[Value]) -> list[Node]:
-    """Drop nodes that no output needs, and record every value's users.
+    """Drops nodes that no output needs, and records every value's users.
 
     A tensor of no elements needs no node.
     """
@@ -284,6 +290,7 @@ def _live_nodes(graph: Graph, outputs: Sequence[Value]) -> list[Node]:
             continue
         live.add(node)
         for operand in node.operands:
+            # Only live readers count: a dead one must not force a tensor into memory.
             operand.users.append(node)
             if operand.type.size:
                 stack.append(operand.node)
@@ -293,7 +300,7 @@ def _live_nodes(graph: Graph, outputs: Sequence[Value]) -> list[Node]:
 
 
 def _composite_attributes(op: ir.Operation) -> dict[str, object]:
-    """Read a composite's attributes: numbers, booleans, strings and arrays of them."""
+    """Reads a composite's attributes: numbers, booleans, strings and arrays of them."""
     if "composite_attributes" not in op.attributes:
         return {}
     named: Any = op.attributes["composite_attributes"]

@@ -59,7 +59,7 @@ def fold(
     shapes: Sequence[tuple[int, ...]],
     kinds: Sequence[TensorType],
 ) -> np.ndarray | None:
-    """Return the value of ``op`` on constants, or None if it isn't folded.
+    """Returns the value of ``op`` on constants, or None if it isn't folded.
 
     Args:
         op: the operation.
@@ -76,6 +76,7 @@ def fold(
     constants = [c for c in operands if c is not None]
     if len(constants) < len(operands):
         return None
+    # A splat is one element whatever its shape; full arrays are folded only while small.
     if all(c.ndim == 0 for c in constants):
         if op.name in _SPLATS:
             return constants[0]
@@ -90,14 +91,17 @@ def fold(
 def _computed(
     op: ir.Operation, kind: TensorType, constants: Sequence[np.ndarray]
 ) -> np.ndarray | None:
+    # Floats are computed on the target, so that they round like all others there.
     if not _integral(kind.dtype) or not all(c.dtype.kind in "biu" for c in constants):
         return None
     if op.name == "stablehlo.compare":
         return np.asarray(_COMPARE[direction(op)](*constants))
     if op.name not in _FOLD:
         return None
+    # NumPy has neither of these for booleans.
     if kind.dtype == "bool" and op.name in ("stablehlo.subtract", "stablehlo.negate"):
         return None
+    # Overflow wraps around modulo the width, in NumPy as in StableHLO.
     with np.errstate(over="ignore"):
         folded = np.asarray(_FOLD[op.name](*constants))
     if op.name == "stablehlo.convert" and kind.dtype == "bool":

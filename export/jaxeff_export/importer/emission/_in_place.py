@@ -31,7 +31,7 @@ def write_over(
     results: Sequence[tirx.Buffer],
     state: Sequence[tirx.Buffer | None],
 ) -> tuple[list[Step], list[bool]]:
-    """Let steps write the next state over the old where that changes nothing.
+    """Makes steps write the next state over the old where no result changes.
 
     Args:
         steps: the kernels of a body, in order.
@@ -42,10 +42,13 @@ def write_over(
         The steps, in an order in which they may run, and for each result whether it has been
         written over its state.
     """
+    # Steps whose results no other step reads run last, after all that read the old state. They
+    # keep their order, so an overwritten state can only be missed by a later one of them.
     read = {buffer for step in steps for buffer in step.reads}
     last = [not read.intersection(step.writes) for step in steps]  # these may run at the end
     renamed: dict[tirx.Buffer, tirx.Buffer] = {}
     for result, old in zip(results, state, strict=True):
+        # A state that is itself returned must survive; a result returned twice has two places.
         if old is None or old in results or results.count(result) > 1:
             continue
         at = next((k for k, step in enumerate(steps) if result in step.writes), None)
@@ -62,12 +65,15 @@ def write_over(
 
 
 def _may_alias(statement: tirx.Stmt, source: tirx.Buffer, target: tirx.Buffer) -> bool:
-    """Tell whether every element of ``source`` is read just where that of ``target`` is written."""
+    """Tells whether an element of ``source`` is read only where ``target``'s is written."""
+    # Every load of the source has to be accounted for: one elsewhere could come after a write.
     fine = 0
     leaves = [block for block in _blocks(statement) if len(_blocks(block.body)) == 0]
     for block in leaves:
         loads = _loads(block.body, source)
         stores = _stores(block.body, target)
+        # Iterations of a spatial block touch different elements, so equal indices are enough.
+        # A reduction reads its inputs again after it has stored a partial result.
         spatial = all(v.iter_type == tirx.IterVar.DataPar for v in block.iter_vars)
         overwritten = _reads_after_writing(block.body, source, target)
         if stores and spatial and block.init is None and not overwritten:
@@ -85,7 +91,7 @@ def _may_alias(statement: tirx.Stmt, source: tirx.Buffer, target: tirx.Buffer) -
 
 
 def _reads_after_writing(body: tirx.Stmt, source: tirx.Buffer, target: tirx.Buffer) -> bool:
-    """Tell whether a block of several stores reads one buffer after it has written another."""
+    """Tells whether a block of several stores reads one buffer after it has written another."""
     statements = statements_of(body)
     first = next((i for i, s in enumerate(statements) if _stores(s, target)), len(statements))
     return any(_loads(statement, source) for statement in statements[first + 1 :])
@@ -115,7 +121,7 @@ def _stores(tree: object, buffer: tirx.Buffer) -> list[tirx.BufferStore]:
 
 
 def _renamed(statement: tirx.Stmt, renamed: dict[tirx.Buffer, tirx.Buffer]) -> tirx.Stmt:
-    """Write to other buffers, and drop the copies of a buffer to itself that this makes."""
+    """Redirects writes to other buffers, and drops copies of a buffer to itself that result."""
 
     def clean(store: tirx.BufferStore) -> tirx.Stmt:
         value = store.value

@@ -35,7 +35,7 @@ class Kernel:
         self._allocated: list[tirx.Buffer] = []
 
     def allocate(self, kind: TensorType, name: str) -> tirx.Buffer:
-        """Return a new buffer that lives as long as the function runs."""
+        """Returns a new buffer that lives as long as the function runs."""
         buffer = declare(kind, name)
         if kind.dtype in HELD_AS_FLOAT32:
             self.spilled.append(buffer)
@@ -44,13 +44,13 @@ class Kernel:
         return buffer
 
     def adopt(self, buffers: Sequence[tirx.Buffer]) -> None:
-        """Take over buffers that an inlined function allocates."""
+        """Takes over buffers that an inlined function allocates."""
         self._allocated += list(buffers)
 
     def inline(
         self, module: tvm.IRModule, inputs: Sequence[tirx.Buffer]
     ) -> tuple[list[Step], list[tirx.Buffer]]:
-        """Return the kernels of a body and the buffers that hold its results.
+        """Returns the kernels of a body and the buffers that hold its results.
 
         Args:
             module: as ``Emitter.emit_body`` returns it.
@@ -64,7 +64,7 @@ class Kernel:
     def function(
         self, inputs: Sequence[tirx.Buffer], outputs: Sequence[tirx.Buffer], body: tirx.Stmt
     ) -> tirx.PrimFunc:
-        """Return the finished function: it takes inputs, constants, outputs and what is spilled."""
+        """Returns the finished function of inputs, constants, outputs and spilled buffers."""
         root = s_tir.SBlock([], [], [], "root", body, alloc_buffers=self._allocated)
         return tirx.PrimFunc(
             [*inputs, *self.constants.values(), *outputs, *self.spilled],
@@ -73,14 +73,14 @@ class Kernel:
 
 
 def declare(kind: TensorType, name: str) -> tirx.Buffer:
-    """Return a buffer for a tensor of type ``kind``."""
+    """Returns a buffer for a tensor of type ``kind``."""
     return tirx.decl_buffer([tirx.const(n, "int64") for n in kind.shape], kind.dtype, name)
 
 
 def copy(
     source: tirx.Buffer, target: tirx.Buffer, offsets: Sequence[tirx.Expr] | None = None
 ) -> tirx.Stmt:
-    """Copy one buffer into another: into all of it, or into a part that starts at ``offsets``."""
+    """Copies one buffer into all of another, or into its part from ``offsets`` on."""
     code = Code()
     part = View(code.write, target)
     if offsets is not None:
@@ -90,6 +90,7 @@ def copy(
 
 
 def _scheduled(module: tvm.IRModule) -> tvm.IRModule:
+    # The importer knows no target, so bodies get a schedule that suits any machine.
     fused = fuse(relax.transform.LegalizeOps()(module))
     return lets_to_locals(schedule_cpu(fused, ANY_MACHINE))
 
@@ -139,6 +140,7 @@ class _Body:
         tuple_type = isinstance(var.ty, relax.TupleType)
         types = var.ty.fields if tuple_type else [var.ty]
         results = [self._kernel.allocate(TensorType.of(ty), name.name_hint) for ty in types]
+        # Every call gets variables and buffers of its own: TIR allows one definition of each.
         function = s_tir.renew_defs(self._module[name])
         taken = [self._value(a) for a in arguments.fields]
         place = dict(zip(function.params, [*taken, *results], strict=True))

@@ -43,23 +43,23 @@ class Code(Scope):
         self._open: list[list[tirx.Stmt]] = [[]]
 
     def write(self, statement: tirx.Stmt) -> None:
-        """Append a statement."""
+        """Appends a statement."""
         self._open[-1].append(statement)
 
     def let(self, expr: Expr) -> Expr:
-        """Evaluate ``expr`` here, and name its value."""
+        """Evaluates ``expr`` at this point, and names its value."""
         if isinstance(expr, tirx.Var | tirx.IntImm | tirx.FloatImm):
             return expr
         return self.variable(expr)[()]
 
     def variable(self, initial: Expr) -> View:
-        """Declare a scalar that may change, of the dtype of its initial value."""
+        """Declares a scalar that may change, of the dtype of its initial value."""
         variable = self.local(dtype_of(initial))
         variable[()] = initial
         return variable
 
     def local(self, dtype: str, *shape: int) -> View:
-        """Declare a local tensor, which holds elements as scopes do; a scalar without a shape."""
+        """Declares a local tensor, which holds elements as scopes do; a scalar without a shape."""
         scope = "global" if shape else "local"
         buffer = declare([max(n, 1) for n in shape or (1,)], held(dtype), "local", scope)
         self.write(tirx.AllocBuffer(buffer))
@@ -67,7 +67,7 @@ class Code(Scope):
 
     @contextmanager
     def loop(self, stop: Index, start: Index = 0) -> Iterator[Expr]:
-        """Repeat what is written inside for every integer from ``start`` up to ``stop``."""
+        """Repeats what is written inside for every integer from ``start`` up to ``stop``."""
         # Loops in TIR start at zero: TVM's own shifting of others forgets the loops inside.
         i = tirx.Var("i", "int64")
         with self._nested() as inside:
@@ -78,7 +78,8 @@ class Code(Scope):
 
     @contextmanager
     def loops(self, shape: Sequence[Index]) -> Iterator[tuple[tirx.Var, ...]]:
-        """Repeat what is written inside for every index of ``shape``."""
+        """Repeats what is written inside for every index of ``shape``."""
+        # Bodies are written once with all indices; loops are then put around from the inside out.
         index = tuple(tirx.Var(f"i{d}", "int64") for d in range(len(shape)))
         with self._nested() as inside:
             yield index
@@ -89,14 +90,14 @@ class Code(Scope):
 
     @contextmanager
     def loop_while(self, condition: Expr) -> Iterator[None]:
-        """Repeat what is written inside while ``condition`` holds; it is read again each time."""
+        """Repeats what is written inside while ``condition`` holds; it is read again each time."""
         with self._nested() as inside:
             yield
         self.write(tirx.While(condition, inside()))
 
     @contextmanager
     def when(self, *conditions: Expr) -> Iterator[None]:
-        """Do what is written inside only if all conditions hold."""
+        """Guards the statements written inside by conditions, all of which must hold."""
         with self._nested() as inside:
             yield
         self.write(
@@ -104,7 +105,7 @@ class Code(Scope):
         )
 
     def copy(self, source: View, target: View, shape: Sequence[Index]) -> None:
-        """Copy all elements of ``source``."""
+        """Copies all elements of ``source``."""
         with self.loops(shape) as index:
             if source.dtype == target.dtype:
                 target.put(source.get(index), index)
@@ -112,18 +113,19 @@ class Code(Scope):
                 target[index] = source[index]
 
     def exchange(self, x: View, y: View) -> None:
-        """Exchange two scalars."""
+        """Exchanges two scalars."""
+        # Reads are expressions that run where they stand, so the first value is copied before.
         first = self.let(x[()])
         x[()] = y[()]
         y[()] = first
 
     def swap(self, x: View, y: View, length: Index) -> None:
-        """Exchange two vectors."""
+        """Exchanges two vectors."""
         with self.loop(length) as i:
             self.exchange(x.at(i), y.at(i))
 
     def finish(self) -> tirx.Stmt:
-        """Return the statement written so far."""
+        """Returns the statement written so far."""
         return _sequence(self._open[0])
 
     @contextmanager
@@ -140,7 +142,7 @@ def kernel(
     results: Sequence[tuple[Sequence[int], str]],
     name: str,
 ) -> te.Tensor | list[te.Tensor]:
-    """Emit an imperative kernel in TE.
+    """Emits an imperative kernel in TE.
 
     Args:
         body: called as ``body(code, *views of the operands, *views of the results)``.

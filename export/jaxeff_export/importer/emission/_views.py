@@ -37,29 +37,29 @@ class View:
         self.put(store(value, self.dtype), index if isinstance(index, tuple) else (index,))
 
     def get(self, index: Sequence[Index]) -> Expr:
-        """Read an element as the tensor holds it."""
+        """Reads an element as the tensor holds it."""
         return tirx.BufferLoad(self._buffer, self._at(index))
 
     def put(self, element: Expr, index: Sequence[Index]) -> None:
-        """Write an element as the tensor holds it."""
+        """Writes an element as the tensor holds it."""
         self._write(tirx.BufferStore(self._buffer, element, self._at(index)))
 
     def map(self, place: Callable[..., Any]) -> View:
-        """View this tensor through ``place``, which maps an index of the result to one of this."""
+        """Views this tensor through ``place``, which maps an index of the result to one of this."""
         inner = self._place
         return View(self._write, self._buffer, lambda *index: inner(*place(*index)))
 
     def at(self, *leading: Index) -> View:
-        """View the part of this tensor at a leading index."""
+        """Views the part of this tensor at a leading index."""
         return self.map(lambda *index: (*leading, *index))
 
     def shifted(self, *offsets: Index) -> View:
-        """View this tensor from a later first element."""
+        """Views this tensor from a later first element."""
         return self.map(lambda *index: tuple(i + k for i, k in zip(index, offsets, strict=True)))
 
     @property
     def T(self) -> View:
-        """View a matrix transposed."""
+        """Views a matrix transposed."""
         return self.map(lambda i, j: (j, i))
 
     def _at(self, index: Sequence[Index]) -> list[Expr]:
@@ -74,19 +74,19 @@ class Splat(View):
         self._element = element
 
     def get(self, index: Sequence[Index]) -> Expr:
-        """Read an element."""
+        """Reads an element."""
         return self._element
 
     def map(self, place: Callable[..., Any]) -> View:
-        """View this tensor in any way: it is the same."""
+        """Views this tensor in any way: it is the same."""
         return self
 
 
 def int64(index: Index) -> Expr:
-    """Return an integer as an expression of the dtype of indices."""
+    """Returns an integer as an expression of the dtype of indices."""
     return tirx.const(index, "int64") if isinstance(index, int) else index
 
 
 def declare(shape: Sequence[Index], dtype: str, name: str, scope: str = "global") -> tirx.Buffer:
-    """Declare a buffer without an offset, which ``te.extern`` would make a parameter."""
+    """Declares a buffer without an offset, which ``te.extern`` would make a parameter."""
     return tirx.decl_buffer([int64(n) for n in shape], dtype, name, scope=scope)

@@ -18,14 +18,14 @@ class Sides:
         self._code = code
 
     def rotate(self, side: View, i: Expr, j: Expr, c: View, s: View) -> None:
-        """Rotate columns ``i`` and ``j`` of one side."""
+        """Rotates columns ``i`` and ``j`` of one side."""
         if self.wanted:
             rotate(self._code, side, self.n, i, j, c[()], s[()])
 
     def rotate_both(
         self, step: Expr, i: Expr, first: tuple[View, View], second: tuple[View, View]
     ) -> None:
-        """Rotate columns ``i`` and ``i + step``: by ``first`` on the right if going down."""
+        """Rotates columns ``i`` and ``i + step``: by ``first`` on the right if going down."""
         for going, one, other in ((step > 0, first, second), (step < 0, second, first)):
             with self._code.when(going):
                 self.rotate(self.right, i, i + step, *one)
@@ -33,7 +33,7 @@ class Sides:
 
 
 def make_upper(code: Code, d: View, e: View, sides: Sides) -> None:
-    """Turn a lower bidiagonal matrix into an upper one by rotations from the left."""
+    """Turns a lower bidiagonal matrix into an upper one by rotations from the left."""
     c, s, r = (code.local(d.dtype) for _ in range(3))
     with code.loop(sides.n - 1) as k:
         rotation(code, d[k], e[k], c, s, r)
@@ -44,7 +44,7 @@ def make_upper(code: Code, d: View, e: View, sides: Sides) -> None:
 
 
 def diagonalize(code: Code, d: View, e: View, sides: Sides, info: View) -> None:
-    """Find the singular values of an upper bidiagonal matrix, descending, and their vectors.
+    """Finds the singular values of an upper bidiagonal matrix, descending, and their vectors.
 
     ``info`` becomes 1 if the iteration does not converge, else 0.
     """
@@ -200,7 +200,7 @@ def _sweep(
 
 
 def _solve_pair(code: Code, d: View, e: View, sides: Sides, k: Expr) -> None:
-    """Diagonalize rows ``k`` and ``k + 1``; the larger singular value comes first."""
+    """Diagonalizes rows ``k`` and ``k + 1``; the larger singular value comes first."""
     dtype = d.dtype
     zero, one, two = (tirx.const(x, dtype) for x in (0, 1, 2))
     f, g, h = code.let(d[k]), code.let(e[k]), code.let(d[k + 1])
@@ -238,7 +238,7 @@ def _solve_pair(code: Code, d: View, e: View, sides: Sides, k: Expr) -> None:
 
 
 def _sort(code: Code, d: View, sides: Sides) -> None:
-    """Make singular values positive, then descending."""
+    """Makes singular values positive, then descending."""
     n = sides.n
     least = code.local("int64")
     flipped = sides.left if n == 1 else sides.right

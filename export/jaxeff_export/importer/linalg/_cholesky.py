@@ -22,10 +22,12 @@ def _cholesky(e: Emitter, node: Node) -> Sequence[relax.Expr]:
         failed = code.local("int32")
         with code.loops(batch) as at:
             a, factor = matrices.at(*at), factors.at(*at)
+            # An upper triangle seen transposed is a lower one: A = U'U with L = U'.
             a, factor = (a, factor) if lower else (a.T, factor.T)
             with code.loops((n, n)) as (i, j):
                 factor[i, j] = tirx.if_then_else(i >= j, a[i, j], tirx.const(0, dtype))
             factorize(code, factor, n, failed)
+            # XLA's choice for matrices that are not positive definite.
             with code.when(failed[()] != 0), code.loops((n, n)) as (i, j):
                 factor[i, j] = nan
 
@@ -51,18 +53,20 @@ def _potrf(e: Emitter, node: Node) -> Sequence[relax.Expr]:
 
 
 def factorize(code: Code, a: View, n: int, failed: View) -> None:
-    """Write the lower factor over the lower triangle of ``a``, the rest of which is not read.
+    """Writes the lower factor over the lower triangle of ``a``, the rest of which is not read.
 
     ``failed`` becomes 0, or k + 1 if the leading minor k is not positive definite: columns from
     there on are left as they are.
     """
     failed[()] = tirx.const(0, "int32")
     with code.loop(n) as k, code.when(failed[()] == 0):
+        # A pivot that is not positive, or NaN, ends the factorization: potrf's info.
         with code.when(tirx.Or(a[k, k] <= tirx.const(0, a.dtype), tirx.isnan(a[k, k]))):
             failed[()] = tirx.Cast("int32", k + 1)
         with code.when(failed[()] == 0):
             a[k, k] = tirx.sqrt(a[k, k])
             with code.loop(n, k + 1) as i:
                 a[i, k] = a[i, k] / a[k, k]
+            # Right-looking: the trailing triangle is updated at once, n^3 / 3 operations in all.
             with code.loop(n, k + 1) as i, code.loop(i + 1, k + 1) as j:
                 a[i, j] = a[i, j] - a[i, k] * a[j, k]

@@ -35,6 +35,8 @@ def _syevd(e: Emitter, node: Node) -> Sequence[relax.Expr]:
             with code.loops((n, n)) as (i, j):
                 inside = (i >= j) if lower else (i <= j)
                 work[i, j] = tirx.if_then_else(inside, a[i, j], a[j, i])
+            # sytrd reduces an upper triangle from its last column: the same steps on
+            # reversed indices. The reflections then act on the reversed rows of z.
             reduced, diagonal, beside, back = work, d, off, z
             if not lower:  # from the other end
                 reduced = work.map(lambda i, j: (n - 1 - i, n - 1 - j))
@@ -44,6 +46,7 @@ def _syevd(e: Emitter, node: Node) -> Sequence[relax.Expr]:
             tridiagonalize(code, reduced, n, diagonal, beside, tau)
             identity(code, z, (n, n))
             diagonalize(code, d, off, z, n, info)
+            # T = Q'AQ, so A's vectors are Q z: the reflections are applied last to first.
             with code.loop(n - 1) as step:
                 k = n - 2 - step
                 v = reduced.T.at(k).shifted(k + 2)
@@ -53,7 +56,7 @@ def _syevd(e: Emitter, node: Node) -> Sequence[relax.Expr]:
 
 
 def diagonalize(code: Code, d: View, e: View, z: View, n: int, info: View) -> None:
-    """Find the eigenvalues of a tridiagonal matrix, ascending, and multiply their vectors to ``z``.
+    """Finds the ascending eigenvalues of a tridiagonal matrix, and multiplies ``z`` by vectors.
 
     ``d`` is the diagonal, which they overwrite, and ``e`` the off-diagonal. ``info`` becomes 1 if
     the iteration does not converge, else 0.
@@ -66,18 +69,21 @@ def diagonalize(code: Code, d: View, e: View, z: View, n: int, info: View) -> No
     def link(k: Expr) -> Expr:  # where the off-diagonal between k and k + step is
         return tirx.min(k, k + step[()])
 
+    # steqr neglects off-diagonals below eps * sqrt(|d[k] * d[k + 1]|), squared to save the root.
     def linked(k: Expr) -> Expr:  # and whether it counts
         return e[k] * e[k] > epsilon * epsilon * tirx.abs(d[k]) * tirx.abs(d[k + 1]) + tiny
 
     start[()] = zero
     sweeps[()] = tirx.const(n * _SWEEPS + 1, "int64")
     with code.loop_while(tirx.And(start[()] < n, sweeps[()] > 0)):
+        # The next block ends before the first negligible off-diagonal.
         head[()] = start[()]
         goal[()] = start[()]
         step[()] = zero + 1
         with code.loop_while(tirx.if_then_else(goal[()] < n - 1, linked(goal[()]), no)):
             goal[()] = goal[()] + 1
         start[()] = goal[()] + 1
+        # steqr works towards the end with the smaller entry: QL from above, else QR from below.
         with code.when(tirx.abs(d[goal[()]]) < tirx.abs(d[head[()]])):
             code.exchange(head, goal)
             step[()] = zero - 1
@@ -103,16 +109,18 @@ def diagonalize(code: Code, d: View, e: View, z: View, n: int, info: View) -> No
 def _sweep(
     code: Code, d: View, e: View, z: View, n: int, head: Expr, length: Expr, step: Expr
 ) -> None:
-    """Chase a bulge from ``head + length * step`` to the head, with Wilkinson's shift."""
+    """Chases a bulge from ``head + length * step`` to the head, with Wilkinson's shift."""
     c, s, g, p, r = (code.local(d.dtype) for _ in range(5))
     one, two = tirx.const(1, d.dtype), tirx.const(2, d.dtype)
     first = e[tirx.min(head, head + step)]
+    # Wilkinson's shift: of the first two rows, the eigenvalue closer to d[head].
     g[()] = (d[head + step] - d[head]) / (two * first)
     r[()] = signed(tirx.sqrt(g[()] * g[()] + one), g[()])
     g[()] = d[head + length * step] - d[head] + first / (g[()] + r[()])
     s[()] = one
     c[()] = one
     p[()] = tirx.const(0, d.dtype)
+    # steqr's recurrences: g and p carry the bulge on, so only the band is stored.
     with code.loop(length) as back:
         k = head + (length - 1 - back) * step
         near, far = e.at(tirx.min(k, k + step)), e.at(tirx.min(k + step, k + 2 * step))
@@ -131,10 +139,12 @@ def _sweep(
 
 
 def _solve_pair(code: Code, d: View, e: View, z: View, n: int, k: Expr) -> None:
-    """Diagonalize rows ``k`` and ``k + 1`` by one rotation; the larger eigenvalue comes first."""
+    """Diagonalizes rows ``k`` and ``k + 1`` by one rotation; the larger eigenvalue comes first."""
     dtype = d.dtype
     zero, one, half = (tirx.const(x, dtype) for x in (0, 1, 0.5))
     a, b, other = code.let(d[k]), code.let(e[k]), code.let(d[k + 1])
+    # LAPACK's laev2. The root of larger magnitude adds terms of one sign; the other follows
+    # from the determinant, where a subtraction would cancel.
     total, difference, twice = code.let(a + other), code.let(a - other), code.let(b + b)
     root = code.let(tirx.sqrt(difference * difference + twice * twice))
     swap = code.let(tirx.abs(a) <= tirx.abs(other))
@@ -157,7 +167,7 @@ def _solve_pair(code: Code, d: View, e: View, z: View, n: int, k: Expr) -> None:
 
 
 def _sort(code: Code, d: View, z: View, n: int) -> None:
-    """Sort eigenvalues and their vectors."""
+    """Sorts eigenvalues and their vectors."""
     least = code.local("int64")
     with code.loop(n) as i:
         least[()] = i

@@ -44,6 +44,7 @@ def _orgqr(e: Emitter, node: Node) -> Sequence[relax.Expr]:
             a, tau, q = matrices.at(*at), taus.at(*at), products.at(*at)
             identity(code, q, (rows, columns))
             with code.loop(count) as step:
+                # Last to first: reflection k finds an identity before row and column k.
                 k = count - 1 - step
                 v = a.T.at(k).shifted(k + 1)
                 reflect(code, q.shifted(k, k), (rows - k - 1, columns - k), v, tau[k], row)
@@ -65,6 +66,8 @@ def _gehrd(e: Emitter, node: Node) -> Sequence[relax.Expr]:
             with code.loop(n - 1) as k:
                 tau[k] = tirx.const(0, a.dtype)
             with code.loop(high - 1, low) as k:
+                # H A H: from the right on rows up to `high`, from the left on later columns.
+                # Outside of low..high the matrix is triangular already (gebal).
                 v, tail = a.T.at(k).shifted(k + 2), high - k - 2
                 reflector(code, a.at(k + 1, k), v, tail, tau.at(k))
                 reflect(code, a.T.shifted(k + 1, 0), (tail, high), v, tau[k], row)
@@ -98,7 +101,7 @@ def _sytrd(e: Emitter, node: Node) -> Sequence[relax.Expr]:
 
 
 def tridiagonalize(code: Code, a: View, n: int, d: View, e: View, tau: View) -> None:
-    """Reduce a symmetric matrix to the diagonal ``d`` and the off-diagonal ``e``.
+    """Reduces a symmetric matrix to the diagonal ``d`` and the off-diagonal ``e``.
 
     The reflections are left below the diagonal of ``a``.
     """
@@ -106,6 +109,8 @@ def tridiagonalize(code: Code, a: View, n: int, d: View, e: View, tau: View) -> 
     with code.loop(n - 1) as k:
         v, size = a.T.at(k).shifted(k + 2), n - k - 1
         reflector(code, a.at(k + 1, k), v, size - 1, tau.at(k))
+        # From the left and, transposed, from the right, on the full block: twice the work of
+        # sytd2's rank-two update of one triangle, but rows stay contiguous.
         rest = a.shifted(k + 1, k + 1)
         reflect(code, rest, (size - 1, size), v, tau[k], row)
         reflect(code, rest.T, (size - 1, size), v, tau[k], row)
@@ -115,10 +120,11 @@ def tridiagonalize(code: Code, a: View, n: int, d: View, e: View, tau: View) -> 
 
 
 def reflector(code: Code, first: View, rest: View, length: Index, tau: View) -> None:
-    """Find the reflection that maps a vector to a multiple of the first unit vector.
+    """Finds the reflection that maps a vector to a multiple of the first unit vector.
 
     ``first`` is overwritten by that multiple, ``rest`` by the reflection.
     """
+    # float64 holds the squares of float32 without overflow, which saves LAPACK's rescaling.
     squares, norm = code.local("float64"), code.local(first.dtype)
     zero = tirx.const(0, first.dtype)
     squares[()] = tirx.const(0, "float64")
@@ -126,9 +132,11 @@ def reflector(code: Code, first: View, rest: View, length: Index, tau: View) -> 
         x = tirx.Cast("float64", rest[i])
         squares[()] = squares[()] + x * x
     tau[()] = zero
+    # Nothing to clear: tau = 0 makes the reflection the identity.
     with code.when(squares[()] != tirx.const(0, "float64")):
         alpha = tirx.Cast("float64", first[()])
         norm[()] = tirx.Cast(first.dtype, tirx.sqrt(squares[()] + alpha * alpha))
+        # The opposite sign of the first element: first - norm adds magnitudes, never cancels.
         with code.when(first[()] >= zero):
             norm[()] = zero - norm[()]
         tau[()] = (norm[()] - first[()]) / norm[()]
@@ -138,10 +146,12 @@ def reflector(code: Code, first: View, rest: View, length: Index, tau: View) -> 
 
 
 def reflect(code: Code, a: View, shape: tuple[Index, Index], v: View, tau: Expr, row: View) -> None:
-    """Reflect the rows of ``a``: the first, and ``shape[0]`` more whose weights are in ``v``.
+    """Reflects the rows of ``a``: the first, and ``shape[0]`` more whose weights are in ``v``.
 
     ``row`` is room for ``shape[1]`` elements.
     """
+    # A - tau * v (v'A) in two passes over A: row = tau * v'A, then the rank-one update.
+    # v[0] = 1 isn't stored, so the first row stands apart.
     below, columns = shape
     rest = a.shifted(1, 0)
     with code.loop(columns) as j:
@@ -156,7 +166,7 @@ def reflect(code: Code, a: View, shape: tuple[Index, Index], v: View, tau: Expr,
 
 
 def identity(code: Code, a: View, shape: tuple[int, int]) -> None:
-    """Write the identity matrix."""
+    """Writes the identity matrix."""
     with code.loops(shape) as (i, j):
         one, zero = tirx.const(1, a.dtype), tirx.const(0, a.dtype)
         a[i, j] = tirx.Select(i == j, one, zero)

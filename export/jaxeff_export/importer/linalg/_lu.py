@@ -21,6 +21,8 @@ def _getrf(e: Emitter, node: Node) -> Sequence[relax.Expr]:
             code.copy(matrices.at(*at), a, (rows, columns))
             info[()] = tirx.const(0, "int32")
             with code.loop(min(rows, columns)) as k:
+                # The first row of the largest magnitude, as LAPACK's iamax finds it: the factors
+                # depend on which of several equal pivots is taken.
                 choice[()] = k
                 largest[()] = tirx.abs(a[k, k])
                 with code.loop(rows, k + 1) as i, code.when(tirx.abs(a[i, k]) > largest[()]):
@@ -29,11 +31,13 @@ def _getrf(e: Emitter, node: Node) -> Sequence[relax.Expr]:
                 pivots.at(*at)[k] = tirx.Cast("int32", choice[()] + 1)
                 with code.when(choice[()] != k):
                     code.swap(a.at(k), a.at(choice[()]), columns)
+                # getrf reports the first zero pivot but goes on; its column is left undivided.
                 with code.when(tirx.And(a[k, k] == tirx.const(0, a.dtype), info[()] == 0)):
                     info[()] = tirx.Cast("int32", k + 1)
                 nonzero = a[k, k] != tirx.const(0, a.dtype)
                 with code.when(nonzero), code.loop(rows, k + 1) as i:
                     a[i, k] = a[i, k] / a[k, k]
+                # Right-looking rank-one update: 2 n^3 / 3 operations in all for a square matrix.
                 with code.loop(rows, k + 1) as i, code.loop(columns, k + 1) as j:
                     a[i, j] = a[i, j] - a[i, k] * a[k, j]
 
@@ -42,7 +46,7 @@ def _getrf(e: Emitter, node: Node) -> Sequence[relax.Expr]:
 
 @rule("custom_call @lapack_sgtsv_ffi", "custom_call @lapack_dgtsv_ffi")
 def _gtsv(e: Emitter, node: Node) -> Sequence[relax.Expr]:
-    """Gaussian elimination with partial pivoting; the factors overwrite the diagonals.
+    """Solves by Gaussian elimination with partial pivoting; the factors overwrite the diagonals.
 
     The diagonals have equal lengths: the first element below and the last above are not used.
     """
@@ -61,6 +65,7 @@ def _gtsv(e: Emitter, node: Node) -> Sequence[relax.Expr]:
             info[()] = tirx.const(0, "int32")
             with code.loop(n - 1) as k:
                 fill[()] = zero  # what appears two above the diagonal
+                # Exchanged rows put one element two above the diagonal, never more.
                 with code.when(tirx.abs(below[k]) > tirx.abs(diagonal[k])):
                     code.exchange(diagonal.at(k), below.at(k))
                     code.exchange(above.at(k), diagonal.at(k + 1))
@@ -78,6 +83,7 @@ def _gtsv(e: Emitter, node: Node) -> Sequence[relax.Expr]:
                 below[k] = fill[()]
             with code.when(tirx.And(diagonal[n - 1] == zero, info[()] == 0)):
                 info[()] = tirx.const(n, "int32")
+            # Back substitution; `below` holds the second superdiagonal by now, as gtsv returns it.
             with code.loop(n) as step, code.loop(columns) as j:
                 k = n - 1 - step
                 with code.when(step > 0):

@@ -9,7 +9,7 @@ from jaxeff_export.importer.scalar import ScalarOp, Scope, apply_scalar, load, s
 
 
 def converted(tensor: te.Tensor, dtype: str) -> te.Tensor:
-    """Return a tensor in another dtype, rounding as StableHLO's convert does."""
+    """Returns a tensor in another dtype, rounding as StableHLO's convert does."""
     if str(tensor.dtype) == dtype:
         return tensor
 

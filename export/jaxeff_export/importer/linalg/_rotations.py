@@ -9,8 +9,10 @@ from jaxeff_export.importer.emission import Code, Index, View
 
 
 def rotation(code: Code, f: Expr, g: Expr, c: View, s: View, r: View) -> None:
-    """Find the rotation that maps (f, g) to (r, 0)."""
+    """Finds the rotation that maps (f, g) to (r, 0)."""
     zero, one = tirx.const(0, c.dtype), tirx.const(1, c.dtype)
+    # lartg's signs: c is not negative, r has the sign of f. Its rescaling is left out, so entries
+    # beyond the root of the largest float overflow.
     f, g = code.let(f), code.let(g)
     norm = code.let(tirx.sqrt(f * f + g * g))
     r[()] = tirx.Select(g == zero, f, tirx.Select(f == zero, norm, signed(norm, f)))
@@ -19,7 +21,7 @@ def rotation(code: Code, f: Expr, g: Expr, c: View, s: View, r: View) -> None:
 
 
 def rotate(code: Code, z: View, n: Index, i: Expr, j: Expr, c: Expr, s: Expr) -> None:
-    """Rotate columns ``i`` and ``j``."""
+    """Rotates columns ``i`` and ``j``."""
     with code.loop(n) as k:
         x, y = code.let(z[k, i]), code.let(z[k, j])
         z[k, i] = c * x + s * y
@@ -27,5 +29,5 @@ def rotate(code: Code, z: View, n: Index, i: Expr, j: Expr, c: Expr, s: Expr) ->
 
 
 def signed(x: Expr, sign: Expr) -> Expr:
-    """The positive ``x``, with a sign."""
+    """Gives ``x``, which is positive, the sign of another number."""
     return tirx.Select(sign < tirx.const(0, str(sign.ty.dtype)), -x, x)

@@ -24,6 +24,7 @@ def _gesdd(e: Emitter, node: Node) -> Sequence[relax.Expr]:
     long, short = max(rows, columns), min(rows, columns)
     tall = rows >= columns
     many = max(node.results[2].type.shape[-1], node.results[3].type.shape[-2])
+    # gesdd's crossover (MNTHR): for long matrices, a QR factorization first is less work.
     qr_first = long >= short * 11 // 6
     upper = tall or qr_first  # else what is reduced is the transpose
 
@@ -39,6 +40,7 @@ def _gesdd(e: Emitter, node: Node) -> Sequence[relax.Expr]:
             reduced, height = work, long
             if qr_first:
                 _triangularize(code, work, (long, short), qr_taus, row)
+                # Only R is reduced further; Q's reflections, below it, are applied last.
                 reduced, height = square if tall else square.T, short
                 with code.loops((short, short)) as (i, j):
                     zero = tirx.const(0, dtype)
@@ -48,10 +50,12 @@ def _gesdd(e: Emitter, node: Node) -> Sequence[relax.Expr]:
             if wanted:
                 identity(code, u, (rows, many if tall else short))
                 identity(code, vt.T, (columns, short if tall else many))
+            # bdsqr iterates on upper bidiagonal matrices; rotations for that go into the vectors.
             if not upper:
                 make_upper(code, d, off, sides)
             diagonalize(code, d, off, sides, info)
             if wanted:
+                # A = Q (U S V') P': reflections of the bidiagonalization first, those of QR last.
                 first, second = (u, vt.T) if upper else (vt.T, u)
                 size = (height, short if qr_first else many)
                 _restore(code, first, size, reduced.T, taus, row, short)
@@ -82,14 +86,16 @@ def _bidiagonalize(
     taus: tuple[View, View],
     row: View,
 ) -> None:
-    """Reduce a tall matrix to upper bidiagonal form by reflections from both sides."""
+    """Reduces a tall matrix to upper bidiagonal form by reflections from both sides."""
     rows, columns = shape
     with code.loop(columns) as k:
+        # From the left, clear column k below the diagonal.
         v = a.T.at(k).shifted(k + 1)
         reflector(code, a.at(k, k), v, rows - k - 1, taus[0].at(k))
         rest = a.shifted(k, k + 1)
         reflect(code, rest, (rows - k - 1, columns - k - 1), v, taus[0][k], row)
         diagonals[0][k] = a[k, k]
+        # From the right, clear row k beyond the superdiagonal; column k stays as it is.
         with code.when(k < columns - 1):
             v = a.at(k).shifted(k + 2)
             reflector(code, a.at(k, k + 1), v, columns - k - 2, taus[1].at(k))
@@ -107,7 +113,7 @@ def _restore(
     row: View,
     count: int,
 ) -> None:
-    """Multiply vectors by ``count`` reflections, whose weights are right of the diagonal."""
+    """Multiplies vectors by ``count`` reflections, whose weights are right of the diagonal."""
     rows, columns = shape
     with code.loop(count) as step:
         k = count - 1 - step

@@ -65,7 +65,7 @@ def _solve(
 def substitute(
     code: Code, a: View, x: View, shape: tuple[int, int], *, lower: bool, unit: bool
 ) -> None:
-    """Write the solution of ``a @ y = x`` over ``x``, reading only one triangle of ``a``."""
+    """Writes the solution of ``a @ y = x`` over ``x``, reading only one triangle of ``a``."""
     n, columns = shape
     with code.loop(n) as step:
         k = step if lower else n - 1 - step
@@ -73,5 +73,6 @@ def substitute(
             with code.loop(columns) as j:
                 x[k, j] = x[k, j] / a[k, k]
         start, stop = (k + 1, n) if lower else (0, k)
+        # A solved row is subtracted from the others at once, so the innermost loop runs along rows.
         with code.loop(stop, start) as i, code.loop(columns) as j:
             x[i, j] = x[i, j] - a[i, k] * x[k, j]

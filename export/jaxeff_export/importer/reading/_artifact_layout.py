@@ -20,7 +20,7 @@ _WRITER = re.compile(rb"StableHLO_v(\d{1,6})\.(\d{1,6})\.(\d{1,6})")
 
 
 def layout_fault(data: bytes) -> str | None:
-    """Say what is wrong with the layout of an artifact and at which byte; None if nothing is."""
+    """Says what is wrong with the layout of an artifact and at which byte; None if nothing is."""
     try:
         version, at = _number(data, len(MAGIC))
         if version > _BYTECODE_VERSION:
@@ -49,7 +49,7 @@ def layout_fault(data: bytes) -> str | None:
 
 
 def newer_version(data: bytes) -> str | None:
-    """Return the StableHLO version that wrote the artifact if it is newer than jaxlib's."""
+    """Returns the StableHLO version that wrote the artifact if it is newer than jaxlib's."""
     writer = _WRITER.search(data, 0, 64)
     if writer is None:
         return None
@@ -59,7 +59,7 @@ def newer_version(data: bytes) -> str | None:
 
 
 def _number(data: bytes, at: int) -> tuple[int, int]:
-    """Read a variable-length integer; the first byte's trailing zeros count the bytes after it."""
+    """Reads a variable-length integer; the first byte's trailing zeros count the bytes after it."""
     first = data[at]
     if first == 0:
         return int.from_bytes(data[at + 1 : at + 9], "little"), at + 9

@@ -12,7 +12,7 @@ from jaxeff_export.importer.reading._errors import StableHLOParseError, source_l
 
 
 def attribute(op: ir.Operation, name: str) -> Any:
-    """Return the value of an integer, boolean, string or symbol attribute."""
+    """Returns the value of an integer, boolean, string or symbol attribute."""
     found: Any = op.attributes[name]
     try:
         return found.value
@@ -24,7 +24,7 @@ def attribute(op: ir.Operation, name: str) -> Any:
 
 
 def integers(op: ir.Operation, name: str, default: list[int] | None = None) -> list[int]:
-    """Return a list of integers; ``default`` where the attribute is absent."""
+    """Returns a list of integers; ``default`` where the attribute is absent."""
     if default is not None and name not in op.attributes:
         return default
     items: Any = op.attributes[name]
@@ -32,7 +32,7 @@ def integers(op: ir.Operation, name: str, default: list[int] | None = None) -> l
 
 
 def padding(op: ir.Operation, rank: int) -> list[tuple[int, int]]:
-    """Return the padding below and above each of ``rank`` dimensions, none where absent."""
+    """Returns the padding below and above each of ``rank`` dimensions, none where absent."""
     if "padding" not in op.attributes:
         return [(0, 0)] * rank
     pairs = np.array(op.attributes["padding"]).reshape(rank, 2)
@@ -40,13 +40,13 @@ def padding(op: ir.Operation, rank: int) -> list[tuple[int, int]]:
 
 
 def direction(op: ir.Operation) -> str:
-    """Return a comparison's direction: EQ, NE, LT, LE, GT or GE."""
+    """Returns a comparison's direction: EQ, NE, LT, LE, GT or GE."""
     found: Any = stablehlo.ComparisonDirectionAttr(op.attributes["comparison_direction"])
     return found.value
 
 
 def compares_total_order(op: ir.Operation) -> bool:
-    """Tell whether a comparison orders floats totally (NaN and signed zeros included)."""
+    """Tells whether a comparison orders floats totally (NaN and signed zeros included)."""
     if "compare_type" not in op.attributes:
         return False
     found: Any = stablehlo.ComparisonTypeAttr(op.attributes["compare_type"])
@@ -54,11 +54,11 @@ def compares_total_order(op: ir.Operation) -> bool:
 
 
 def backend_integer(op: ir.Operation, name: str) -> int:
-    """Return an integer (or the code of a letter) of a custom call's backend configuration."""
+    """Returns an integer (or the code of a letter) of a custom call's backend configuration."""
     config: Any = op.attributes["mhlo.backend_config"]
     return int(config[name].value)
 
 
 def enumerator(op: ir.Operation, name: str) -> str:
-    """Return the name that an attribute of an enumeration holds, such as TRANSPOSE."""
+    """Returns the name that an attribute of an enumeration holds, such as TRANSPOSE."""
     return str(op.attributes[name]).rpartition(" ")[2].rstrip(">")

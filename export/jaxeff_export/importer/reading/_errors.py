@@ -61,12 +61,12 @@ class Unsupported(Exception):
 
 
 def source_location(op: ir.Operation) -> str:
-    """Say where in the JAX source ``op`` came from, as ``file:line:column (name)``."""
+    """Says where in the JAX source ``op`` came from, as ``file:line:column (name)``."""
     return position_of(op.location)
 
 
 def position_of(location: ir.Location) -> str:
-    """Say what a location tells: ``file:line:column (name)``, as much of it as there is.
+    """Says what a location tells: ``file:line:column (name)``, as much of it as there is.
 
     The file is the innermost of a call stack, the name the outermost. A position in the module's
     own text, which has no file, is ``line 1, column 2``.
@@ -101,13 +101,13 @@ def _name(location: ir.NameLoc) -> str:
 
 
 def describe(op: ir.Operation, reason: str) -> UnsupportedOp:
-    """Describe why ``op`` was not taken."""
+    """Describes why ``op`` was not taken."""
     operands = ", ".join(str(operand.type) for operand in op.operands)
     results = ", ".join(str(result.type) for result in op.results)
     return UnsupportedOp(op.name, f"({operands}) -> ({results})", source_location(op), reason)
 
 
 def failure(op: ir.Operation, error: Exception) -> UnsupportedOpError:
-    """Say that lowering ``op`` failed in a way that its rule did not foresee."""
+    """Says that lowering ``op`` failed in a way that its rule did not foresee."""
     reason = " ".join(f"{type(error).__name__}: {error}".split())[-300:]
     return UnsupportedOpError([describe(op, f"its lowering failed ({reason})")])

@@ -32,7 +32,7 @@ _SYMBOL = re.compile(r"@([\w$.-]+)")
 
 
 def expansion(*names: str) -> Callable[[Expansion], Expansion]:
-    """Register what one or more operations are written as."""
+    """Registers what one or more operations are written as."""
 
     def register(function: Expansion) -> Expansion:
         for name in names:
@@ -43,7 +43,7 @@ def expansion(*names: str) -> Callable[[Expansion], Expansion]:
 
 
 def expand(module: ir.Module) -> None:
-    """Replace every operation of ``module`` that has an expansion, where it applies."""
+    """Replaces every operation of ``module`` that has an expansion, where it applies."""
     found = [
         op
         for op, _ in operations(module.operation)
@@ -76,7 +76,7 @@ def _replace(module: ir.Module, op: ir.Operation, prefix: str) -> None:
 
 
 def _untuple(op: ir.Operation) -> None:
-    """Use what went into a tuple instead of taking it out again."""
+    """Uses what went into a tuple instead of taking it out again."""
     owner: Any = op.operands[0].owner
     if not isinstance(owner, ir.Block) and owner.operation.name == "stablehlo.tuple":
         op.results[0].replace_all_uses_with(owner.operation.operands[attribute(op, "index")])
@@ -148,7 +148,7 @@ def _set_dimension_size(op: ir.Operation, x: jax.Array, size: jax.Array) -> jax.
 
 
 def _constant(value: ir.Value) -> np.ndarray:
-    """Return the integers that a value holds.
+    """Returns the integers that a value holds.
 
     Raises:
         Unsupported: they are not a constant.

@@ -34,7 +34,7 @@ class _Inlined:
 
 
 def functions_of(module: ir.Module) -> dict[str, ir.Operation]:
-    """Return the functions of a module by name."""
+    """Returns the functions of a module by name."""
     return {
         attribute(op.operation, "sym_name"): op.operation
         for op in module.body.operations
@@ -43,7 +43,7 @@ def functions_of(module: ir.Module) -> dict[str, ir.Operation]:
 
 
 def public_function(functions: Mapping[str, ir.Operation]) -> ir.Operation:
-    """Return the function that a module is imported for.
+    """Returns the function that a module is imported for.
 
     Raises:
         StableHLOParseError: there is no single public function with a body.
@@ -65,7 +65,7 @@ def public_function(functions: Mapping[str, ir.Operation]) -> ir.Operation:
 
 
 def refuse_endless_calls(function: ir.Operation, functions: Mapping[str, ir.Operation]) -> None:
-    """Check that inlining all calls of ``function`` ends, and soon.
+    """Checks that inlining all calls of ``function`` ends, and soon.
 
     Args:
         function: where the program starts.

@@ -79,7 +79,7 @@ class Complex(Value):
 
     @classmethod
     def of(cls, real: Value, imaginary: Value) -> Complex:
-        """Pair two parts."""
+        """Pairs two parts."""
         return cls(real.type, parts=(real, imaginary))
 
     @property
@@ -94,7 +94,7 @@ class Complex(Value):
 
 
 def flattened(values: Iterable[Value]) -> list[Value]:
-    """Return values with pairs taken apart."""
+    """Returns values with pairs taken apart."""
     flat: list[Value] = []
     for value in values:
         flat += value.parts if isinstance(value, Complex) else [value]
@@ -102,7 +102,7 @@ def flattened(values: Iterable[Value]) -> list[Value]:
 
 
 def paired(flat: Iterable[Value], like: Iterable[Value]) -> list[Value]:
-    """Put values together again: the inverse of :func:`flattened`."""
+    """Puts values together again: the inverse of :func:`flattened`."""
     rest = iter(flat)
     return [
         Complex.of(next(rest), next(rest)) if isinstance(v, Complex) else next(rest) for v in like
@@ -110,5 +110,5 @@ def paired(flat: Iterable[Value], like: Iterable[Value]) -> list[Value]:
 
 
 def splat(item: object, kind: TensorType) -> Value:
-    """Return a constant whose elements are all ``value``."""
+    """Returns a constant whose elements are all ``value``."""
     return Value(kind, constant=np.asarray(item, dtype=kind.numpy_dtype))

@@ -34,12 +34,12 @@ _DIMENSION_NUMBER = re.compile(
 
 
 def without_strings(text: bytes) -> bytes:
-    """Return ``text`` without strings, comments and arrows: short, whatever constants it holds."""
+    """Returns ``text`` without strings, comments and arrows: short, whatever constants it holds."""
     return _OPAQUE.sub(b"", text)
 
 
 def refuse_hazards(text: bytes, bare: bytes) -> None:
-    """Check that MLIR's parser can be trusted with ``text``.
+    """Checks that MLIR's parser can be trusted with ``text``.
 
     Args:
         text: the source.
@@ -75,7 +75,7 @@ def refuse_hazards(text: bytes, bare: bytes) -> None:
 
 
 def position(text: bytes, offset: int) -> str:
-    """Say where in ``text`` a byte is, as MLIR counts: lines and columns from one."""
+    """Says where in ``text`` a byte is, as MLIR counts: lines and columns from one."""
     line, column = text.count(b"\n", 0, offset) + 1, offset - text.rfind(b"\n", 0, offset)
     return f"line {line}, column {column}"
 

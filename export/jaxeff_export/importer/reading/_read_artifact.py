@@ -11,7 +11,7 @@ from jaxlib.mlir.dialects import chlo, sdy, stablehlo
 
 
 def main() -> int:
-    """Convert stdin to stdout; return the exit status."""
+    """Converts stdin to stdout; return the exit status."""
     context = ir.Context()
     for dialect in (stablehlo, chlo, sdy):
         dialect.register_dialect(context)

@@ -48,7 +48,7 @@ Source: TypeAlias = str | bytes | ir.Module | Exported
 
 
 def load_module(source: Source) -> ir.Module:
-    """Parse ``source``.
+    """Parses ``source``.
 
     Args:
         source: StableHLO text, the bytes of a portable artifact, an MLIR module (left
@@ -79,7 +79,7 @@ def load_module(source: Source) -> ir.Module:
 
 
 def legalize(module: ir.Module) -> None:
-    """Lower CHLO, deprecated operations and known dynamism to plain StableHLO, in place.
+    """Lowers CHLO, deprecated operations and known dynamism to plain StableHLO, in place.
 
     Raises:
         StableHLOParseError: that fails; the message says at which position.
@@ -95,7 +95,7 @@ def legalize(module: ir.Module) -> None:
 
 
 def of_size(module: ir.Module, arguments: Sequence[ir.Type], size: int) -> ir.Module:
-    """Return a copy in which every dynamic dimension of the arguments has one size.
+    """Returns a copy in which every dynamic dimension of the arguments has one size.
 
     Args:
         module: not yet legalized.
@@ -192,7 +192,7 @@ def _unreadable(data: bytes, reason: str) -> StableHLOParseError:
 
 
 def _diagnosis(error: ir.MLIRError) -> str:
-    """Say what MLIR found wrong and where: the first complaints, each with its position."""
+    """Says what MLIR found wrong and where: the first complaints, each with its position."""
     found = [
         f"{position_of(ir.Location.from_attr(d.location.attr))}: {d.message}"
         for d in error.error_diagnostics[:3]

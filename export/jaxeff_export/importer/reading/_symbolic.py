@@ -46,7 +46,7 @@ class Line:
 
 
 def generalize(at_size: Callable[[int], tvm.IRModule]) -> tvm.IRModule:
-    """Return the module that is ``at_size(n)`` for every size n.
+    """Returns the module that is ``at_size(n)`` for every size n.
 
     Args:
         at_size: imports the module with all dynamic dimensions of one size.
@@ -108,7 +108,7 @@ def _fixed(sample: Json, lines: Mapping[int, Line], size: int) -> tvm.IRModule:
 
 
 def _symbolic(sample: Json, lines: Mapping[int, Line]) -> tvm.IRModule:
-    """Put expressions of one variable in place of the numbers, by way of marks."""
+    """Puts expressions of one variable in place of the numbers, by way of marks."""
     marks = {index: _FIRST_MARK + i for i, index in enumerate(lines)}
     marked = {mark: lines[index] for index, mark in marks.items()}
     size = tirx.Var("size", "int64")
@@ -135,7 +135,7 @@ def _symbolic(sample: Json, lines: Mapping[int, Line]) -> tvm.IRModule:
 
 
 def _closed(function: tirx.PrimFunc, size: tirx.Var, witness: relax.TensorType) -> tirx.PrimFunc:
-    """Give a kernel a variable of its own for the size.
+    """Gives a kernel a variable of its own for the size.
 
     The shapes of its arguments determine that, or, where they only hold multiples of it, their
     common divisor. Where they do not, a tensor of the type ``witness`` becomes the first argument.
@@ -175,7 +175,7 @@ def _closed(function: tirx.PrimFunc, size: tirx.Var, witness: relax.TensorType) 
 def _telling(
     mod: tvm.IRModule, told: Mapping[str, tirx.PrimFunc], witness: relax.Var
 ) -> tvm.IRModule:
-    """Exchange kernels for such as take the witness, and hand it to them."""
+    """Exchanges kernels for such as take the witness, and hand it to them."""
     builder = relax.BlockBuilder(mod)
     names = {name: builder.add_func(function, f"{name}_of_size") for name, function in told.items()}
 

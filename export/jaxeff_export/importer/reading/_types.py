@@ -47,7 +47,7 @@ class TensorType:
 
     @classmethod
     def of(cls, ty: Any) -> TensorType:
-        """Read the type of a TVM buffer or Relax tensor."""
+        """Reads the type of a TVM buffer or Relax tensor."""
         return cls(tuple(int(n) for n in ty.shape), str(ty.dtype))
 
     @property
@@ -62,12 +62,12 @@ class TensorType:
 
 
 def numpy_dtype(dtype: str) -> np.dtype:
-    """Return the numpy dtype of a TVM dtype name."""
+    """Returns the numpy dtype of a TVM dtype name."""
     return _NUMPY.get(dtype) or np.dtype(dtype)
 
 
 def tensor_type(mlir_type: Any) -> TensorType:
-    """Read a ranked, static tensor type.
+    """Reads a ranked, static tensor type.
 
     Raises:
         Unsupported: TVM has no such element type, or the shape is dynamic.
@@ -78,14 +78,14 @@ def tensor_type(mlir_type: Any) -> TensorType:
 
 
 def is_complex(mlir_type: ir.Type) -> bool:
-    """Tell whether a type is a tensor of complex numbers."""
+    """Tells whether a type is a tensor of complex numbers."""
     return isinstance(mlir_type, ir.RankedTensorType) and isinstance(
         mlir_type.element_type, ir.ComplexType
     )
 
 
 def part_type(mlir_type: Any) -> TensorType:
-    """Return the type of either part of a complex tensor, and of a real one that of itself."""
+    """Returns the type of either part of a complex tensor, and of a real one that of itself."""
     if not is_complex(mlir_type):
         return tensor_type(mlir_type)
     return _static(mlir_type, _PARTS, "type for the parts of")
@@ -101,7 +101,7 @@ def _static(mlir_type: Any, dtypes: dict[str, str], what: str) -> TensorType:
 
 
 def constant_parts(op: ir.Operation) -> list[np.ndarray]:
-    """Read a complex constant, which the bindings cannot, from how MLIR prints it."""
+    """Reads a complex constant, which the bindings cannot, from how MLIR prints it."""
     kind = part_type(op.results[0].type)
     flat = printed_elements(str(op), kind.numpy_dtype).reshape(-1, 2)
     if len(flat) == 1:
@@ -110,12 +110,12 @@ def constant_parts(op: ir.Operation) -> list[np.ndarray]:
 
 
 def is_dynamic(mlir_type: Any) -> bool:
-    """Tell whether a type is a ranked tensor with dynamic dimensions."""
+    """Tells whether a type is a ranked tensor with dynamic dimensions."""
     return isinstance(mlir_type, ir.RankedTensorType) and not mlir_type.has_static_shape
 
 
 def dense_array(attribute: Any) -> np.ndarray:
-    """Read a dense elements attribute into an array of its exact shape and dtype.
+    """Reads a dense elements attribute into an array of its exact shape and dtype.
 
     Raises:
         Unsupported: the element type or the storage is not one this importer reads.
@@ -129,7 +129,7 @@ def dense_array(attribute: Any) -> np.ndarray:
 
 
 def _printed(attribute: Any, kind: TensorType) -> np.ndarray:
-    """Read floats that the bindings cannot from how MLIR prints them."""
+    """Reads floats that the bindings cannot from how MLIR prints them."""
     elements = printed_elements(str(attribute), kind.numpy_dtype)
     if elements.size == 1:
         return np.full(kind.shape, elements[0], kind.numpy_dtype)
@@ -137,7 +137,7 @@ def _printed(attribute: Any, kind: TensorType) -> np.ndarray:
 
 
 def printed_elements(text: str, dtype: np.dtype) -> np.ndarray:
-    """Return the floats of a dense elements attribute that MLIR has printed, in order.
+    """Returns the floats of a dense elements attribute that MLIR has printed, in order.
 
     Many elements are one hexadecimal string of their bytes. Few are decimal numbers that determine
     the element, or, where there is no such number, the element's bits in hexadecimal.

@@ -21,7 +21,7 @@ Source = Callable[[Sequence[Expr], Sequence[Expr]], tuple[Expr | None, list[Expr
 def accumulate(
     e: Emitter, node: Node, extents: Sequence[int], source: Source
 ) -> Sequence[relax.Expr]:
-    """Reduce an operation's operands together, one element of the results after the other.
+    """Reduces an operation's operands together, one element of the results after the other.
 
     Args:
         e: where to.
@@ -43,7 +43,7 @@ def accumulate(
 def fold(
     code: Code, node: Node, views: Sequence[View], extents: Sequence[int], source: Source
 ) -> None:
-    """Write what :func:`accumulate` does: ``views`` are the node's operands and results."""
+    """Writes what :func:`accumulate` does: ``views`` are the node's operands and results."""
     count = len(node.results)
     values, starts, writes = views[:count], views[count : 2 * count], views[2 * count :]
     with code.loops(node.results[0].type.shape) as at:
@@ -64,18 +64,18 @@ def fold(
 
 
 def widened(code: Code, starts: Sequence[View]) -> list[Expr]:
-    """Read initial values in the dtypes of accumulators."""
+    """Reads initial values in the dtypes of accumulators."""
     return [code.let(converted(code, x[()], accumulator(x.dtype))) for x in starts]
 
 
 def _guarded(code: Code, inside: Expr, x: View, place: Sequence[Expr]) -> Expr:
-    """Read an element, or some zero where the index is out of bounds."""
+    """Reads an element, or some zero where the index is out of bounds."""
     element = x[*place]
     return code.let(tirx.if_then_else(inside, element, tirx.const(0, dtype_of(element))))
 
 
 def converted(code: Code, x: Expr, dtype: str) -> Expr:
-    """Convert a scalar; to bfloat16, which scopes hold as float32, it is rounded."""
+    """Converts a scalar; to bfloat16, which scopes hold as float32, it is rounded."""
     if dtype_of(x) == dtype:
         return x
     return apply_scalar("stablehlo.convert", code, ScalarOp(dtype, None), x)

@@ -46,7 +46,7 @@ class Parts:
         kind: TensorType | None = None,
         op: ir.Operation | None = None,
     ) -> Value:
-        """Add an operation; its result is of the first operand's type unless ``kind`` says."""
+        """Adds an operation; its result is of the first operand's type unless ``kind`` says."""
         kind = kind or operands[0].type
         node = self._add_node(f"stablehlo.{name}", op or self.op, operands, [kind])
         result: Value = node.result
@@ -57,13 +57,13 @@ class Parts:
         return splat(number, like.type)
 
     def equal(self, x: Value, y: Value) -> Value:
-        """Compare two real tensors."""
+        """Compares two real tensors."""
         kind = TensorType(x.type.shape, "bool")
         result: Value = self._add_node("importer.equal", self.op, (x, y), [kind]).result
         return result
 
     def template(self) -> ir.Operation:
-        """Return the same operation on real tensors, for its attributes and body."""
+        """Returns the same operation on real tensors, for its attributes and body."""
         text = self.op.get_asm(print_generic_op_form=True, use_local_scope=True)
         _, text = text.split("(", 1)[1].split(")", 1)  # what follows the operands
         names = [f"%x{i}" for i in range(len(self.op.operands))]
@@ -81,7 +81,7 @@ class Parts:
         return found
 
     def fft(self, operands: Sequence[Value], kinds: Sequence[TensorType]) -> Sequence[Value]:
-        """Add a Fourier transform."""
+        """Adds a Fourier transform."""
         node = self._add_node("importer.fft", self.op, tuple(operands), list(kinds))
         results: Sequence[Value] = node.results
         return results
@@ -93,7 +93,7 @@ def rewrite(
     add_node: Callable[..., Any],
     modules: list[ir.Module],
 ) -> list[Value]:
-    """Return the results of an operation on complex tensors.
+    """Returns the results of an operation on complex tensors.
 
     Args:
         op: the operation.
@@ -120,7 +120,7 @@ def rewrite(
 def _by_parts(
     p: Parts, name: str, operands: Sequence[Value], op: ir.Operation | None = None
 ) -> Complex:
-    """Apply an operation to the real parts, and to the imaginary ones."""
+    """Applies an operation to the real parts, and to the imaginary ones."""
     kind = part_type(p.op.results[0].type)
     real, imaginary = (
         p(name, *(o.parts[k] if isinstance(o, Complex) else o for o in operands), kind=kind, op=op)

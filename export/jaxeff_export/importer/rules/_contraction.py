@@ -87,7 +87,7 @@ def _dot_general(e: Emitter, node: Node) -> Sequence[relax.Expr]:
 def _emit_inner(
     e: Emitter, node: Node, lhs: Value, rhs: Value, contracted: int
 ) -> relax.Expr | None:
-    """Emit a product of which both operands are contracted along their innermost dimension.
+    """Emits a product of which both operands are contracted along their innermost dimension.
 
     Returns:
         The product, or None where another layout of the loops is better.
@@ -112,7 +112,7 @@ def _emit_inner(
 
 
 def _inner_products(lanes: int) -> Callable[[te.Tensor, te.Tensor], te.Tensor]:
-    """Contract the innermost dimensions of two tensors, with one partial result per lane."""
+    """Contracts the innermost dimensions of two tensors, with one partial result per lane."""
 
     def contract(a: te.Tensor, b: te.Tensor) -> te.Tensor:
         *rows, length = a.shape

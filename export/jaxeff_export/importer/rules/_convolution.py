@@ -31,7 +31,7 @@ class Window:
 
     @classmethod
     def of(cls, op: ir.Operation, spatial: int) -> Window:
-        """Read the attributes of a ``stablehlo.convolution``."""
+        """Reads the attributes of a ``stablehlo.convolution``."""
         ones = [1] * spatial
         return cls(
             strides=integers(op, "window_strides", ones),

@@ -34,7 +34,7 @@ _COMPLEX_LAPACK = ("lapack_c", "lapack_z")
 
 
 def is_annotation(op: ir.Operation) -> bool:
-    """Tell whether a custom call only says where or how its operands are held.
+    """Tells whether a custom call only says where or how its operands are held.
 
     The checks of StableHLO's own tests (``check.expect_close`` and its like), which have no
     results, are taken for one too: an imported module computes, it does not test itself.
@@ -49,7 +49,7 @@ def is_annotation(op: ir.Operation) -> bool:
 
 
 def node_name(op: ir.Operation, known_ops: Collection[str]) -> str:
-    """Return the name under which a custom call's lowering is registered.
+    """Returns the name under which a custom call's lowering is registered.
 
     Raises:
         Unsupported: there is none, or its matrices are not laid out as LAPACK has them.
@@ -69,7 +69,7 @@ def node_name(op: ir.Operation, known_ops: Collection[str]) -> str:
 
 
 def _check_layouts(op: ir.Operation, target: str) -> None:
-    """Check that matrices are column-major, and so mean to LAPACK what the tensors say."""
+    """Checks that matrices are column-major, and so mean to LAPACK what the tensors say."""
     layouts: list[list[int]] = []
     for name in ("operand_layouts", "result_layouts"):
         found: Any = op.attributes[name]

@@ -17,7 +17,7 @@ from jaxeff_export.importer.reading import Node, TensorType, Value, enumerator, 
 
 @rule("importer.fft")
 def _fft(e: Emitter, node: Node) -> Sequence[relax.Expr]:
-    """Transform a tensor given as its real and, unless it is real, its imaginary part."""
+    """Transforms a tensor given as its real and, unless it is real, its imaginary part."""
     kind = enumerator(node.op, "fft_type")
     lengths = integers(node.op, "fft_length")
     parts: list[relax.Expr] = [e.tensor(value) for value in node.operands]
@@ -53,7 +53,7 @@ def _along(
     inverse: bool,
     hermitian: bool,
 ) -> list[relax.Expr]:
-    """Transform along one axis; ``hermitian``: from the first half of a real signal's spectrum."""
+    """Transforms along one axis; ``hermitian``: from the first half of a real signal's spectrum."""
     angles = 2 * np.pi * np.arange(n) / n
     table = np.stack([np.cos(angles), np.sin(angles) * (1 if inverse else -1)])
     roots = Value(TensorType(table.shape, "float64"), constant=table)
@@ -100,7 +100,7 @@ def _along(
 
 
 def _pass(code: Code, x: View, y: View, roots: View, n: int, done: int, factor: int) -> None:
-    """Go from transforms of length ``done`` to transforms ``factor`` times as long.
+    """Goes from transforms of length ``done`` to transforms ``factor`` times as long.
 
     ``x`` holds, at ``k * rest + r``, coefficient k of the signal that starts at r and takes every
     ``rest``-th element; ``y`` becomes the same for the longer transforms.
@@ -122,7 +122,7 @@ def _pass(code: Code, x: View, y: View, roots: View, n: int, done: int, factor: 
 
 
 def factors(n: int) -> list[int]:
-    """Factor a length into fours and primes, large ones first."""
+    """Factors a length into fours and primes, large ones first."""
     found = []
     for p in (4, 2, *range(3, n + 1, 2)):
         while n % p == 0:

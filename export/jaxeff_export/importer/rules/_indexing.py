@@ -95,7 +95,7 @@ def _dynamic_update_slice(e: Emitter, node: Node) -> Sequence[relax.Expr]:
 
 
 def clamped(index: Expr, limit: int) -> Expr:
-    """Clamp a start index of any integer dtype to [0, limit], as int64."""
+    """Clamps a start index of any integer dtype to [0, limit], as int64."""
     if limit <= 0:
         return tirx.const(0, "int64")
     if str(index.ty.dtype) == "uint64":  # beyond int64 it is beyond the limit too

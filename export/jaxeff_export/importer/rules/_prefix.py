@@ -51,7 +51,7 @@ def running_dimension(node: Node) -> tuple[int, bool] | None:
 def emit_running(
     e: Emitter, node: Node, operation: str, dimension: int, backwards: bool
 ) -> Sequence[relax.Expr]:
-    """Emit a running sum, product, maximum or minimum, started from the operation's identity."""
+    """Emits a running sum, product, maximum or minimum, started from the operation's identity."""
     dtype = node.result.type.dtype
     summed = operation in ("stablehlo.add", "stablehlo.multiply")
     wide = ScalarOp("float64" if summed and dtype == "float32" else dtype, None)
@@ -69,7 +69,7 @@ def emit_running(
 def emit_running_body(
     e: Emitter, node: Node, dimension: int, backwards: bool, literally: Callable[..., None]
 ) -> Sequence[relax.Expr]:
-    """Emit a window of any body, one pass over the elements if the padding makes no difference.
+    """Emits a window of any body, one pass over the elements if the padding makes no difference.
 
     That is so if the body makes the initial value of two of them. It is found out at run time,
     since nothing is known of the body; else ``literally(code, views)`` writes every window.
@@ -107,7 +107,7 @@ def _run(
     starts: Sequence[Expr],
     advance: Callable[..., Sequence[Expr]],
 ) -> None:
-    """Write one pass along a dimension: ``advance(*running values, *elements)`` continues it."""
+    """Writes one pass along a dimension: ``advance(*running values, *elements)`` continues it."""
     (reads, writes), (dimension, backwards) = views, direction
     shape = node.results[0].type.shape
     before, n, after = shape[:dimension], shape[dimension], shape[dimension + 1 :]

@@ -69,7 +69,7 @@ def _rng(e: Emitter, node: Node) -> Sequence[relax.Expr]:
 
 
 def _assemble(words: te.Tensor, result: TensorType, place: Place) -> te.Tensor:
-    """Make the elements of the result from 32-bit words."""
+    """Makes the elements of the result from 32-bit words."""
     bits = bits_of(result.dtype)
 
     def element(*index: Expr) -> Expr:
@@ -165,7 +165,7 @@ def _add(code: Code, a: Expr, b: Expr) -> Expr:
 
 
 def _advance(code: Code, counter: Sequence[Expr], amount: Expr) -> list[Expr]:
-    """Add to a counter of one or two 64-bit words, the lower first."""
+    """Adds to a counter of one or two 64-bit words, the lower first."""
     low = _add(code, counter[0], amount)
     if len(counter) == 1:
         return [low]

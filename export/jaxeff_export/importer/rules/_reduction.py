@@ -119,7 +119,7 @@ def _reduce_window(e: Emitter, node: Node) -> Sequence[relax.Expr]:
 
 
 def _is_plain(operands: Sequence[Value], inits: Sequence[Value]) -> bool:
-    """Tell whether TVM's reducers serve: one operand, its own dtype, a constant to start from."""
+    """Tells whether TVM's reducers serve: one operand, its own dtype, a constant to start from."""
     same = len(operands) == 1 and operands[0].type.dtype == inits[0].type.dtype
     return same and is_immediate(inits[0])
 
@@ -143,7 +143,7 @@ def _highest(dtype: np.dtype) -> object:
 def _in_lanes(
     node: Node, inits: Sequence[Value], dims: Sequence[int], shape: Sequence[int]
 ) -> bool:
-    """Tell whether partial results may be kept: there is a known identity to start from."""
+    """Tells whether partial results may be kept: there is a known identity to start from."""
     if dims[-1] != len(shape) - 1 or lanes_of(shape[-1]) is None:
         return False
     return inits[0].type.dtype in _LANE_DTYPES and _plain_body(node, inits) is not None
@@ -165,7 +165,7 @@ _LANE_DTYPES = ("float32", "float64", "int32")
 def _reduce_in_lanes(
     e: Emitter, node: Node, inits: Sequence[Value], dims: Sequence[int]
 ) -> Sequence[relax.Expr]:
-    """Reduce to one partial result per lane, then reduce the lanes."""
+    """Reduces to one partial result per lane, then reduce the lanes."""
     shape = node.operands[0].type.shape
     kept = [d for d in range(len(shape)) if d not in dims]
     kept_shape = [shape[d] for d in kept]

@@ -72,7 +72,7 @@ def _combine(
     results: Sequence[View],
     place: Sequence[Expr],
 ) -> None:
-    """Apply a region to scalars and write what it returns."""
+    """Applies a region to scalars and write what it returns."""
     values = evaluate_region(region, code, [code.let(x) for x in arguments])
     for y, value in zip(results, values, strict=True):
         y[*place] = value

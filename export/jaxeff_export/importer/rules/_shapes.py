@@ -95,7 +95,7 @@ def padded_index(
     shape: Sequence[int],
     extent: Sequence[int] | None = None,
 ) -> tuple[Expr | None, list[Expr]]:
-    """Map an index of a padded tensor to the tensor itself.
+    """Maps an index of a padded tensor to the tensor itself.
 
     Args:
         index: the position in the padded tensor.

@@ -57,7 +57,7 @@ def _used(node: Node, dimension: int) -> int:
 def _sorted(
     e: Emitter, node: Node, dimension: int, comparator: ir.Region, kept: int
 ) -> Sequence[relax.Expr]:
-    """Sort operands together; of the results the first ``kept`` elements are written."""
+    """Sorts operands together; of the results the first ``kept`` elements are written."""
     count = len(node.results)
     shape = node.operands[0].type.shape
     length = shape[dimension]
@@ -81,7 +81,7 @@ def _sorted(
 def _first_by_insertion(
     code: Code, comparator: ir.Region, row: Sequence[View], length: int, kept: int
 ) -> list[View]:
-    """Insert one element after the other among the first ones; what falls off the end is lost."""
+    """Inserts one element after the other among the first ones; what falls off the end is lost."""
     first = [code.local(x.dtype, kept + 1) for x in row]
     place, moving = code.local("int64"), code.local("bool")
     with code.loop(length) as i:
@@ -114,7 +114,7 @@ def _first_by_merging(
 
 
 def _merge_passes(code: Code, comparator: ir.Region, halves: Sequence[View], length: int) -> Expr:
-    """Merge sorted runs of doubling width; return where the sorted half begins."""
+    """Merges sorted runs of doubling width; return where the sorted half begins."""
     end = int64(length)
     width, source = code.variable(int64(1)), code.variable(int64(0))
     with code.loop_while(width[()] < end):
@@ -136,7 +136,7 @@ def _merge(
     offsets: tuple[Expr, Expr],
     bounds: tuple[Expr, Expr, Expr],
 ) -> None:
-    """Merge two neighbouring runs; of equal elements the left one comes first."""
+    """Merges two neighbouring runs; of equal elements the left one comes first."""
     source, target = offsets
     low, middle, high = bounds
     left, right, out = code.variable(low), code.variable(middle), code.variable(target + low)

@@ -135,7 +135,7 @@ def _minimum(s: Scope, op: ScalarOp, a: Expr, b: Expr) -> Expr:
 
 
 def _extremum(s: Scope, op: ScalarOp, is_maximum: bool, a: Expr, b: Expr) -> Expr:
-    """Choose the better one; a NaN is never beaten, and 0 is more than -0."""
+    """Chooses the better one; a NaN is never beaten, and 0 is more than -0."""
     if op.dtype == "bool":
         return tirx.Or(a, b) if is_maximum else tirx.And(a, b)
     if not is_float(op.dtype):

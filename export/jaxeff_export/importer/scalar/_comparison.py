@@ -30,7 +30,7 @@ _ORDER = {
 
 
 def compare(direction: str, a: Expr, b: Expr, *, same: bool = False) -> Expr:
-    """Compare two scalars; ``same`` says that both are one value, which may be NaN."""
+    """Compares two scalars; ``same`` says that both are one value, which may be NaN."""
     dtype = dtype_of(a)
     if isinstance(a, tirx.IntImm) and isinstance(b, tirx.IntImm):
         return tirx.const(_ORDER[direction](int(a.value), int(b.value)), "bool")
@@ -56,7 +56,7 @@ def compare(direction: str, a: Expr, b: Expr, *, same: bool = False) -> Expr:
 
 
 def _biased(x: Expr, dtype: str) -> Expr:
-    """Map a signed integer to the unsigned one of the same rank.
+    """Maps a signed integer to the unsigned one of the same rank.
 
     TVM takes int32 and int64 for loop indices, and simplifies comparisons of these as if nothing
     overflowed: ``x == -2**31`` becomes false. Unsigned integers are left alone; LLVM undoes this.
@@ -104,7 +104,7 @@ def _not(s: Scope, op: ScalarOp, x: Expr) -> Expr:
 
 
 def negation(x: Expr) -> Expr:
-    """Negate a condition: TVM turns ``not (a < b)`` into ``b <= a``, which is wrong for NaN."""
+    """Negates a condition: TVM turns ``not (a < b)`` into ``b <= a``, which is wrong for NaN."""
     return tirx.EQ(tirx.Cast("uint8", x), tirx.const(0, "uint8"))
 
 

@@ -75,7 +75,7 @@ def held(dtype: str) -> str:
 
 
 def round_narrow(s: Scope, x: Expr, dtype: str) -> Expr:
-    """Round a float32 to nearest even among the numbers of a narrow float."""
+    """Rounds a float32 to nearest even among the numbers of a narrow float."""
     nan, inf = _f32(float("nan")), _f32(float("inf"))
     if dtype == "bfloat16":
         return tirx.Select(tirx.isnan(x), nan, round_to(s, x, 8, 7))  # NaN's upper half is one too
@@ -91,7 +91,7 @@ def round_narrow(s: Scope, x: Expr, dtype: str) -> Expr:
 
 
 def load(element: Expr) -> Expr:
-    """Return a tensor's element as scopes hold it."""
+    """Returns a tensor's element as scopes hold it."""
     dtype = dtype_of(element)
     if dtype not in HELD_AS_FLOAT32:
         return element
@@ -118,7 +118,7 @@ def load(element: Expr) -> Expr:
 
 
 def store(scalar: Expr, dtype: str) -> Expr:
-    """Return a scope's scalar as an element of a tensor of ``dtype``: the inverse of ``load``."""
+    """Returns a scope's scalar as an element of a tensor of ``dtype``: the inverse of ``load``."""
     if dtype not in HELD_AS_FLOAT32:
         return scalar
     bits = tirx.reinterpret("uint32", scalar)

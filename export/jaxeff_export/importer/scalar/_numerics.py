@@ -139,7 +139,7 @@ def logistic(s: Scope, x: Expr) -> Expr:
 
 
 def round_to(s: Scope, x: Expr, exponent_bits: int, mantissa_bits: int) -> Expr:
-    """Round a float32 or float64 to fewer bits, to nearest even; overflow goes to infinity."""
+    """Rounds a float32 or float64 to fewer bits, to nearest even; overflow goes to infinity."""
     dtype = dtype_of(x)
     width = bits_of(dtype)
     own_mantissa, own_exponent = (23, 8) if width == 32 else (52, 11)

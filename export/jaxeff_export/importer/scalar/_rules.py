@@ -46,7 +46,7 @@ SCALAR_RULES: dict[str, ScalarEntry] = {}
 
 
 def scalar_rule(*names: str, cost: int = 1) -> Callable[[ScalarRule], ScalarRule]:
-    """Register the rule of one or more operations."""
+    """Registers the rule of one or more operations."""
 
     def register(rule: ScalarRule) -> ScalarRule:
         for name in names:
@@ -57,7 +57,7 @@ def scalar_rule(*names: str, cost: int = 1) -> Callable[[ScalarRule], ScalarRule
 
 
 def apply_scalar(name: str, s: Scope, op: ScalarOp, *operands: Expr) -> Expr:
-    """Apply the rule of ``name``, computing narrow floats in 32 bits and rounding once."""
+    """Applies the rule of ``name``, computing narrow floats in 32 bits and rounding once."""
     entry = SCALAR_RULES[name]
     if name in _EXACT_IN_ANY_DTYPE:
         return s.let(entry.rule(s, op, *operands))
@@ -72,19 +72,19 @@ _EXACT_IN_ANY_DTYPE = ("stablehlo.convert", "stablehlo.select")
 
 
 def widen(s: Scope, x: Expr) -> Expr:
-    """Return a float16 as float32, everything else as it is."""
+    """Returns a float16 as float32, everything else as it is."""
     if isinstance(x, tirx.FloatImm):
         return tirx.const(x.value, "float32" if dtype_of(x) == "float16" else dtype_of(x))
     return s.let(tirx.Cast("float32", x)) if dtype_of(x) == "float16" else x
 
 
 def narrow(s: Scope, x: Expr, dtype: str) -> Expr:
-    """Round a float32 to a narrow float, as it is held in a scope."""
+    """Rounds a float32 to a narrow float, as it is held in a scope."""
     return s.let(tirx.Cast(dtype, x) if dtype == "float16" else round_narrow(s, x, dtype))
 
 
 def visible_zero(x: Expr) -> Expr:
-    """Hide a literal zero from TVM, which takes 0 * x for 0 and x + 0 for x; LLVM sees it."""
+    """Hides a literal zero from TVM, which takes 0 * x for 0 and x + 0 for x; LLVM sees it."""
     if isinstance(x, tirx.FloatImm) and x.value == 0:
         bits = bits_of(dtype_of(x))
         minus_zero = tirx.reinterpret(dtype_of(x), tirx.const(1 << (bits - 1), f"uint{bits}"))
@@ -93,7 +93,7 @@ def visible_zero(x: Expr) -> Expr:
 
 
 def unsigned(x: Expr, bits: int) -> Expr:
-    """Return an integer's bits as an unsigned integer."""
+    """Returns an integer's bits as an unsigned integer."""
     dtype = f"uint{bits}"
     if isinstance(x, tirx.IntImm):
         return literal(int(x.value) % (1 << bits), dtype)

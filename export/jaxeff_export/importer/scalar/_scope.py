@@ -20,12 +20,12 @@ from tvm.tirx import Expr
 
 
 def dtype_of(expr: Expr) -> str:
-    """Return the dtype name of a scalar expression."""
+    """Returns the dtype name of a scalar expression."""
     return str(expr.ty.dtype)
 
 
 def is_float(dtype: str) -> bool:
-    """Tell floating-point dtypes (bfloat16 included) from integers and booleans."""
+    """Tells floating-point dtypes (bfloat16 included) from integers and booleans."""
     return "float" in dtype
 
 
@@ -36,7 +36,7 @@ def bits_of(dtype: str) -> int:
 
 
 def literal(value: int | float | bool, dtype: str) -> Expr:
-    """Return a constant; an unsigned one beyond the signed range as bits.
+    """Returns a constant; an unsigned one beyond the signed range as bits.
 
     TVM converts literals when it simplifies, those in the branches of a selection too, and keeps
     all of them in 64 signed bits. It leaves bits alone; LLVM sees through them.
@@ -54,7 +54,7 @@ class Scope:
         self._bindings: list[tuple[tirx.Var, Expr]] = []
 
     def let(self, expr: Expr) -> Expr:
-        """Name ``expr`` so that using it several times computes it once."""
+        """Names ``expr`` so that using it several times computes it once."""
         if isinstance(expr, tirx.Var | tirx.IntImm | tirx.FloatImm):
             return expr
         var = tirx.Var(f"v{len(self._bindings)}", dtype_of(expr))
@@ -62,7 +62,7 @@ class Scope:
         return var
 
     def wrap(self, result: Expr) -> Expr:
-        """Return ``result`` inside all bindings made so far."""
+        """Returns ``result`` inside all bindings made so far."""
         bindings = self._bindings
         if bindings and result is bindings[-1][0]:
             *bindings, (_, result) = bindings

@@ -123,7 +123,7 @@ def _steps(geometry: Geometry) -> int:
 
 
 def weight_planes(bits: int) -> list[tuple[int, int]]:
-    """Shift and sign of each plane of weights that is stored."""
+    """Shifts and sign of each plane of weights that is stored."""
     if bits == 1:
         return [(1, -1)]
     return [(j, -1 if j == bits - 1 else 1) for j in range(bits)]
