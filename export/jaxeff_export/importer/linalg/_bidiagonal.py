@@ -50,6 +50,7 @@ def diagonalize(code: Code, d: View, e: View, sides: Sides, info: View) -> None:
     """
     dtype, n = d.dtype, sides.n
     epsilon, tiny = float(np.finfo(dtype).eps) / 2, float(np.finfo(dtype).tiny)
+    # bdsqr's relative tolerance for singular values; eps is half the spacing of floats at one.
     tolerance = max(10.0, min(100.0, epsilon**-0.125)) * epsilon
     zero, relative = tirx.const(0, dtype), tirx.const(tolerance, dtype)
     threshold, mu, least, largest, shift = (code.local(dtype) for _ in range(5))
@@ -61,18 +62,25 @@ def diagonalize(code: Code, d: View, e: View, sides: Sides, info: View) -> None:
         mu[()] = tirx.abs(d[k]) * (mu[()] / (mu[()] + tirx.abs(beside)))
         least[()] = tirx.min(least[()], mu[()])
 
+    # min(mu) / sqrt(n) bounds the least singular value from below: 1 / min(mu) is a norm of the
+    # inverse (Demmel and Kahan, SIAM J. Sci. Stat. Comput. 11(5), 1990).
     mu[()] = tirx.abs(d[0])
     least[()] = mu[()]
     with code.loop(n, 1) as k, code.when(least[()] > zero):
         shrink(k, e[k - 1])
     floor = tirx.const(6.0 * n * n * tiny, dtype)
+    # Off-diagonals below the tolerance times that bound can be zeroed. bdsqr's floor, MAXITR * n^2
+    # times the least normal number, keeps the threshold from underflowing.
     threshold[()] = tirx.max(relative * least[()] / tirx.const(n**0.5, dtype), floor)
     bottom[()] = tirx.const(n - 1, "int64")
     last_top[()] = none - 1
     last_bottom[()] = none - 1
     step[()] = one
+    # A sweep costs its length; bdsqr gives up after MAXITR = 6 times n^2 in all.
     budget[()] = tirx.const(6 * n * n + 1, "int64")
     with code.loop_while(tirx.And(bottom[()] > 0, budget[()] > 0)):
+        # Rows after `bottom` have converged. The block top..bottom ends above at the first
+        # negligible off-diagonal.
         top[()] = bottom[()]
         largest[()] = tirx.abs(d[bottom[()]])
         linked = tirx.abs(e[top[()] - 1]) > threshold[()]
@@ -84,10 +92,12 @@ def diagonalize(code: Code, d: View, e: View, sides: Sides, info: View) -> None:
             e[top[()] - 1] = zero
         length[()] = bottom[()] - top[()]
         with code.when(length[()] == 1):
+            # Two rows have a closed form.
             _solve_pair(code, d, e, sides, top[()])
         with code.when(length[()] <= 1):
             bottom[()] = top[()] - 1
         with code.when(length[()] > 1):
+            # A new block: chase the bulge from the larger end; values converge at the smaller.
             with code.when(tirx.Or(top[()] > last_bottom[()], bottom[()] < last_top[()])):
                 down = tirx.abs(d[top[()]]) >= tirx.abs(d[bottom[()]])
                 step[()] = tirx.Select(down, one, none - 1)
@@ -95,6 +105,8 @@ def diagonalize(code: Code, d: View, e: View, sides: Sides, info: View) -> None:
             head = code.let(tirx.Select(going > 0, top[()], bottom[()]))
             tail = code.let(head + length[()] * going)
             final = tirx.min(tail - going, tail)
+            # Demmel and Kahan's criterion, in the direction of the chase: an off-diagonal below
+            # the tolerance times mu changes no singular value by more than the tolerance.
             found[()] = none
             with code.when(tirx.abs(e[final]) <= relative * tirx.abs(d[tail])):
                 e[final] = zero
@@ -114,6 +126,7 @@ def diagonalize(code: Code, d: View, e: View, sides: Sides, info: View) -> None:
                 last_bottom[()] = bottom[()]
                 budget[()] = budget[()] - length[()]
                 _choose_shift(code, d, e, head, tail, going, shift)
+                # A shift would cost the least values of such a block their relative accuracy.
                 ratio = tirx.const(n * tolerance, dtype) * (least[()] / largest[()])
                 with code.when(ratio <= tirx.const(max(epsilon, 0.01 * tolerance), dtype)):
                     shift[()] = zero
@@ -124,6 +137,7 @@ def diagonalize(code: Code, d: View, e: View, sides: Sides, info: View) -> None:
                 with code.when(tirx.abs(e[final]) <= threshold[()]):
                     e[final] = zero
     info[()] = tirx.Cast("int32", budget[()] <= 0)
+    # Comparisons with NaN are false, so NaN looks converged and has to be reported here.
     with code.loop(n) as k, code.when(tirx.isnan(d[k])):
         info[()] = tirx.const(1, "int32")
     _sort(code, d, sides)
@@ -132,16 +146,19 @@ def diagonalize(code: Code, d: View, e: View, sides: Sides, info: View) -> None:
 def _choose_shift(
     code: Code, d: View, e: View, head: Expr, tail: Expr, step: Expr, shift: View
 ) -> None:
-    """The smaller singular value of the last two rows, or zero where it would not help."""
+    """Computes the last two rows' smaller singular value, or zero where a shift does not help."""
     dtype = d.dtype
     zero, two = tirx.const(0, dtype), tirx.const(2, dtype)
     before = tail - step
     f, h = code.let(tirx.abs(d[before])), code.let(tirx.abs(d[tail]))
     g = code.let(e[tirx.min(before, tail)])
+    # las2: the roots are sigma_1 + sigma_2 and sigma_1 - sigma_2, and f * h is the product,
+    # so the smaller value needs no subtraction.
     roots = [tirx.sqrt(x * x + g * g) for x in (f + h, f - h)]
     product = two * tirx.min(f, h) * (tirx.max(f, h) / (roots[0] + roots[1]))
     shift[()] = tirx.if_then_else(tirx.min(f, h) == zero, zero, product)
     first = code.let(tirx.abs(d[head]))
+    # bdsqr: in (d - shift)^2 such a shift is below rounding.
     share = code.let(tirx.if_then_else(first > zero, shift[()] / first, zero))
     epsilon = tirx.const(float(np.finfo(dtype).eps) / 2, dtype)
     with code.when(share * share < epsilon):
@@ -151,8 +168,9 @@ def _choose_shift(
 def _sweep_unshifted(
     code: Code, d: View, e: View, sides: Sides, head: Expr, length: Expr, step: Expr
 ) -> None:
-    """One step of QR without a shift, which keeps tiny singular values accurate."""
+    """Does one step of QR without a shift, which keeps tiny singular values accurate."""
     c, s, r, last_c, last_s = (code.local(d.dtype) for _ in range(5))
+    # Demmel and Kahan's zero-shift QR: products and roots of sums of squares, nothing cancels.
     c[()] = tirx.const(1, d.dtype)
     last_c[()] = tirx.const(1, d.dtype)
     last_s[()] = tirx.const(0, d.dtype)
@@ -172,15 +190,17 @@ def _sweep_unshifted(
 def _sweep(
     code: Code, d: View, e: View, sides: Sides, head: Expr, length: Expr, step: Expr, shift: Expr
 ) -> None:
-    """One step of implicit QR: chase the bulge that the shift makes at the head."""
+    """Does one step of implicit QR: chases the bulge that the shift makes at the head."""
     f, g, r, c, s, other_c, other_s = (code.local(d.dtype) for _ in range(7))
     one = tirx.const(1, d.dtype)
     first = code.let(d[head])
+    # First column of B'B - shift^2 over d: (d^2 - shift^2) / d, without squares that overflow.
     f[()] = (tirx.abs(first) - shift) * (signed(one, first) + shift / first)
     g[()] = e[tirx.min(head, head + step)]
     with code.loop(length) as t:
         k = head + t * step
         near, beyond = tirx.min(k, k + step), tirx.min(k + step, k + 2 * step)
+        # Rotating columns clears the bulge above the band; one appears below the diagonal.
         rotation(code, f[()], g[()], c, s, r)
         with code.when(t > 0):
             e[tirx.min(k - step, k)] = r[()]
@@ -188,6 +208,7 @@ def _sweep(
         e[near] = c[()] * e[near] - s[()] * d[k]
         g[()] = s[()] * d[k + step]
         d[k + step] = c[()] * d[k + step]
+        # Rotating rows clears that one; the next appears above the band, a step further.
         rotation(code, f[()], g[()], other_c, other_s, d.at(k))
         f[()] = other_c[()] * e[near] + other_s[()] * d[k + step]
         d[k + step] = other_c[()] * d[k + step] - other_s[()] * e[near]
@@ -204,11 +225,15 @@ def _solve_pair(code: Code, d: View, e: View, sides: Sides, k: Expr) -> None:
     dtype = d.dtype
     zero, one, two = (tirx.const(x, dtype) for x in (0, 1, 2))
     f, g, h = code.let(d[k]), code.let(e[k]), code.let(d[k + 1])
+    # LAPACK's lasv2, accurate to a few ulps. It wants |f| >= |h|: else the transpose is solved,
+    # whose left vectors are the right ones here.
     swap = code.let(tirx.abs(h) > tirx.abs(f))
     big, small = code.let(tirx.Select(swap, h, f)), code.let(tirx.Select(swap, f, h))
     fa, ha = code.let(tirx.abs(big)), code.let(tirx.abs(small))
     epsilon = tirx.const(float(np.finfo(dtype).eps) / 2, dtype)
     steep = code.let(fa < epsilon * tirx.abs(g))  # the off-diagonal is all there is
+    # a is sigma_1 / |f|, at least one. The one difference, |f| - |h|, is of given numbers and so
+    # loses nothing but its own rounding.
     gap, m = code.let((fa - ha) / fa), code.let(g / big)
     t, mm = code.let(two - gap), code.let(m * m)
     s = code.let(tirx.sqrt(t * t + mm))
@@ -225,6 +250,7 @@ def _solve_pair(code: Code, d: View, e: View, sides: Sides, k: Expr) -> None:
     right, left = (code.local(dtype), code.local(dtype)), (code.local(dtype), code.local(dtype))
     left[0][()], left[1][()] = tirx.Select(swap, sr, cl), tirx.Select(swap, cr, sl)
     right[0][()], right[1][()] = tirx.Select(swap, sl, cr), tirx.Select(swap, cl, sr)
+    # Rotations give sigma_1 this sign; the smaller value's follows from the determinant f * h.
     image = (left[0][()] * f) * right[0][()] + (left[0][()] * g + left[1][()] * h) * right[1][()]
     negative = code.let(image < zero)
     larger = code.let(tirx.Select(steep, tirx.abs(g), fa * a))
@@ -241,6 +267,7 @@ def _sort(code: Code, d: View, sides: Sides) -> None:
     """Makes singular values positive, then descending."""
     n = sides.n
     least = code.local("int64")
+    # LAPACK's convention: bdsqr negates right vectors, bdsdc, for a single row, the left one.
     flipped = sides.left if n == 1 else sides.right
     with code.loop(n) as k, code.when(d[k] < tirx.const(0, d.dtype)):
         d[k] = -d[k]
@@ -248,6 +275,7 @@ def _sort(code: Code, d: View, sides: Sides) -> None:
             with code.loop(n) as i:
                 flipped[i, k] = -flipped[i, k]
     with code.loop(n) as back:
+        # bdsqr's selection sort: among equal values, another sort would order vectors otherwise.
         end = n - 1 - back
         least[()] = tirx.const(0, "int64")
         with code.loop(end + 1) as j, code.when(d[j] <= d[least[()]]):

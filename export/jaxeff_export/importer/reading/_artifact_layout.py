@@ -32,6 +32,7 @@ def layout_fault(data: bytes) -> str | None:
             size, at = _number(data, at + 1)
             if kind & 0x7F >= len(_SECTIONS):
                 return f"byte {start}: no section is of kind {kind & 0x7F}"
+            # The top bit announces an alignment, and padding up to a multiple of it.
             if kind & 0x80:
                 alignment, at = _number(data, at)
                 if alignment == 0 or alignment & (alignment - 1):
@@ -61,6 +62,7 @@ def newer_version(data: bytes) -> str | None:
 def _number(data: bytes, at: int) -> tuple[int, int]:
     """Reads a variable-length integer; the first byte's trailing zeros count the bytes after it."""
     first = data[at]
+    # Eight zero bits: the value is in the eight bytes that follow.
     if first == 0:
         return int.from_bytes(data[at + 1 : at + 9], "little"), at + 9
     more = (first & -first).bit_length() - 1

@@ -81,6 +81,7 @@ def position_of(location: ir.Location) -> str:
             name = name or _name(part)
             pending.append(part.child_loc)
         elif isinstance(part, ir.CallSiteLoc):
+            # The callee is popped first: the innermost frame names the line to change.
             pending += [part.caller, part.callee]
         elif isinstance(part, ir.FusedLoc):
             pending += reversed(part.locations)
@@ -109,5 +110,6 @@ def describe(op: ir.Operation, reason: str) -> UnsupportedOp:
 
 def failure(op: ir.Operation, error: Exception) -> UnsupportedOpError:
     """Says that lowering ``op`` failed in a way that its rule did not foresee."""
+    # TVM's messages end in the fault; a stack comes before it.
     reason = " ".join(f"{type(error).__name__}: {error}".split())[-300:]
     return UnsupportedOpError([describe(op, f"its lowering failed ({reason})")])

@@ -44,6 +44,7 @@ def expansion(*names: str) -> Callable[[Expansion], Expansion]:
 
 def expand(module: ir.Module) -> None:
     """Replaces every operation of ``module`` that has an expansion, where it applies."""
+    # Listed before any is replaced: erasing an operation invalidates a walk.
     found = [
         op
         for op, _ in operations(module.operation)
@@ -63,7 +64,9 @@ def _replace(module: ir.Module, op: ir.Operation, prefix: str) -> None:
     kinds = [tensor_type(operand.type) for operand in op.operands]
     results = [tensor_type(result.type) for result in op.results]
     text = _traced(op, kinds, results)
+    # Every traced module has a @main, so that names need a prefix in the common module.
     renamed = ir.Module.parse(_SYMBOL.sub(rf"@{prefix}.\1", text))
+    # JAX lowers some functions to CHLO, for which the importer has no rules.
     PassManager.parse(LEGALIZE_CHLO).run(renamed.operation)
     for function in list(renamed.body.operations):
         added = function.operation.clone(ir.InsertionPoint(module.body))
@@ -90,6 +93,7 @@ def _traced(op: ir.Operation, kinds: Sequence[TensorType], results: Sequence[Ten
         return [x.astype(kind.numpy_dtype) for x, kind in zip(found, results, strict=True)]
 
     arguments = [jax.ShapeDtypeStruct(kind.shape, kind.numpy_dtype) for kind in kinds]
+    # Types are the operation's, whatever the caller's settings of JAX.
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
         return jax.jit(function, keep_unused=True).lower(*arguments).as_text()
 
@@ -194,6 +198,8 @@ def _batch_norm_grad(
     grad: jax.Array,
 ) -> Sequence[jax.Array]:
     along, others, epsilon = _features(op, x)
+    # With s = sqrt(variance + epsilon):
+    # grad_x = scale / s * (g - mean(g) - (x - mean) * mean(g * (x - mean)) / s^2).
     centred, deviation = x - along(mean), jnp.sqrt(variance + epsilon)
     grad_mean = jnp.mean(grad, others)
     slope = jnp.mean(grad * centred, others) / (variance + epsilon)
@@ -205,7 +211,7 @@ def _batch_norm_grad(
 def _features(
     op: ir.Operation, x: jax.Array
 ) -> tuple[Callable[[jax.Array], jax.Array], tuple[int, ...], jax.Array]:
-    """How to lay a vector along the feature dimension, the other dimensions, and epsilon."""
+    """Returns a function that lays vectors along the features, the other dimensions, epsilon."""
     feature = attribute(op, "feature_index")
     others = tuple(d for d in range(x.ndim) if d != feature)
     epsilon = jnp.asarray(attribute(op, "epsilon"), x.dtype)
@@ -225,6 +231,7 @@ def _id(_: ir.Operation) -> jax.Array:
     "stablehlo.reduce_scatter",
 )
 def _collective(op: ir.Operation, *operands: jax.Array) -> Sequence[jax.Array]:
+    # A group of device 0 alone has nobody to talk to: the operation is the identity.
     if np.array(op.attributes["replica_groups"]).any():
         raise Unsupported("it communicates, and TVM has a single device")
     return operands

@@ -74,6 +74,7 @@ def refuse_endless_calls(function: ir.Operation, functions: Mapping[str, ir.Oper
     Raises:
         UnsupportedOpError: it does not; names the call.
     """
+    # A function called many times is measured once, which keeps the check linear in the text.
     known: dict[str, _Inlined] = {}
     open_calls: set[str] = set()
 
@@ -101,6 +102,7 @@ def refuse_endless_calls(function: ir.Operation, functions: Mapping[str, ir.Oper
     def called(op: ir.Operation) -> _Inlined:
         name = attribute(op, _CALLS[op.name])
         if name not in known:
+            # Still being inlined itself: recursion.
             if name in open_calls:
                 raise Unsupported(f"@{name} calls itself; XLA has no recursion either")
             if name not in functions or not len(functions[name].regions[0].blocks):
@@ -117,7 +119,7 @@ def refuse_endless_calls(function: ir.Operation, functions: Mapping[str, ir.Oper
 
 
 def operations(op: ir.Operation) -> Iterator[tuple[ir.Operation, int]]:
-    """All operations inside ``op``, each with how many regions it is in."""
+    """Yields all operations inside ``op``, each with the number of regions around it."""
     pending = [(op, 0)]
     while pending:
         parent, depth = pending.pop()

@@ -54,10 +54,10 @@ class Graph:
     outputs: tuple[Value, ...]
 
     def captured(self) -> list[Value]:
-        """The values from outside that the nodes and outputs use.
+        """Lists the values from outside that the nodes and outputs use.
 
-        Constants are left out, and of broadcasts the source is taken: they are read in place. Some
-        products read what was transposed, so that is taken, too.
+        Constants are left out, and broadcasts stand for their source: both are read in place. Some
+        products read the operand of a transpose directly, so it is included as well.
         """
         inside = set(self.nodes)
         found: dict[Value, None] = {}

@@ -48,6 +48,7 @@ def refuse_hazards(text: bytes, bare: bytes) -> None:
     Raises:
         StableHLOParseError: it cannot; the message says why and at which line and column.
     """
+    # Whole arrays at once: texts with large constants have many millions of bytes.
     brackets = np.frombuffer(bare.translate(None, _NOT_BRACKETS), np.uint8)
     if len(brackets) > MAX_NESTING:
         depths = np.cumsum(_STEPS[brackets], dtype=np.int64)
@@ -84,6 +85,7 @@ def _refuse_expansion(text: bytes, bare: bytes) -> None:
     expansions: dict[bytes, int] = {}
     for match in _ALIAS.finditer(bare):
         alias, body = match.groups()
+        # Aliases are defined before use, so one pass in order finds every expansion's full size.
         expansions[alias] = 1 + sum(expansions.get(a, 1) for a in _ALIAS_NAME.findall(body))
         if expansions[alias] > MAX_EXPANSION:
             raise _refusal(

@@ -87,6 +87,7 @@ def legalize(module: ir.Module) -> None:
     with module.context, ir.Location.unknown(), _diagnosed():
         PassManager.parse(LEGALIZE_CHLO).run(module.operation)
         expand(module)
+        # Costs two passes over the module, so only for modules that need it.
         if any(
             op.name in _DYNAMIC or any(is_dynamic(result.type) for result in op.results)
             for op, _ in operations(module.operation)
@@ -108,6 +109,7 @@ def of_size(module: ir.Module, arguments: Sequence[ir.Type], size: int) -> ir.Mo
     text = module.operation.get_asm(enable_debug_info=True)
     types = ",".join(str(kind).replace("?", str(size)) for kind in arguments)
     refine = f"builtin.module(stablehlo-refine-arguments{{types={types}}},stablehlo-refine-shapes)"
+    # Passes change modules in place; a parse of the text is a copy in a context of its own.
     with jax_mlir.make_ir_context(), ir.Location.unknown():
         copy = ir.Module.parse(text)
         try:
@@ -162,6 +164,7 @@ def _artifact_text(data: bytes) -> bytes:
     reader = pathlib.Path(__file__).with_name("_read_artifact.py")
     try:
         child = subprocess.run(
+            # Isolated: neither the environment nor the working directory decides what is imported.
             [sys.executable, "-I", str(reader)],
             input=data,
             capture_output=True,

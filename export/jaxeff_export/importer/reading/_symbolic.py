@@ -23,6 +23,7 @@ from tvm_ffi.serialization import from_json_graph_str
 
 from jaxeff_export.importer.reading._errors import Unsupported
 
+# Primes: no lane count or tile divides them, so rules take the path that fits any size.
 _SIZES = ((101, 103), (211, 223), (307, 311))  # a line's two points; tried in turn
 _SMALL_SIZE = 2  # where a rule would first decide otherwise
 _FIRST_MARK = 2_000_000_000  # more than any number of a module, and still 32 bits
@@ -40,7 +41,7 @@ class Line:
     offset: int
 
     def at(self, size: Any) -> Any:
-        """The number at a size, which may be an expression."""
+        """Evaluates the number at a size, which may be an expression."""
         value = size if self.slope == 1 else size * self.slope
         return value + self.offset if self.offset else value
 
@@ -71,7 +72,7 @@ def _nodes(mod: tvm.IRModule) -> Json:
 
 
 def _lines(sizes: tuple[int, int], samples: Sequence[Json]) -> dict[int, Line]:
-    """For each node that differs, its number as a line in the size."""
+    """Fits a line in the size to the number of each node that differs."""
     lines: dict[int, Line] = {}
     pairs = zip(samples[0]["nodes"], samples[1]["nodes"], strict=True)
     for index, (one, other) in enumerate(pairs):
@@ -79,6 +80,7 @@ def _lines(sizes: tuple[int, int], samples: Sequence[Json]) -> dict[int, Line]:
             continue
         if one["type"] != other["type"] or one["type"] not in ("int", "ir.FloatImm"):
             raise Unsupported(f"its code depends on the size in a {one['type']}")
+        # Two points determine a line; a fraction shows that the number does not lie on one.
         slope = (_number(other) - _number(one)) / (sizes[1] - sizes[0])
         offset = _number(one) - slope * sizes[0]
         if slope % 1 or offset % 1:
@@ -109,6 +111,7 @@ def _fixed(sample: Json, lines: Mapping[int, Line], size: int) -> tvm.IRModule:
 
 def _symbolic(sample: Json, lines: Mapping[int, Line]) -> tvm.IRModule:
     """Puts expressions of one variable in place of the numbers, by way of marks."""
+    # JSON has no variables: unique numbers mark the places, and are replaced after loading.
     marks = {index: _FIRST_MARK + i for i, index in enumerate(lines)}
     marked = {mark: lines[index] for index, mark in marks.items()}
     size = tirx.Var("size", "int64")
@@ -153,6 +156,8 @@ def _closed(function: tirx.PrimFunc, size: tirx.Var, witness: relax.TensorType) 
     structural_map(function, ((tirx.Var, tirx.Mul), record), order="pre")
     if not used:
         return function
+    # Shapes give multiples of the size. The least of them serves as the variable if it divides
+    # all that are used; otherwise the size itself has to be known.
     unit = min(slopes, default=1)
     told = not slopes or any(slope % unit for slope in used)
     unit = 1 if told else unit
@@ -175,7 +180,7 @@ def _closed(function: tirx.PrimFunc, size: tirx.Var, witness: relax.TensorType) 
 def _telling(
     mod: tvm.IRModule, told: Mapping[str, tirx.PrimFunc], witness: relax.Var
 ) -> tvm.IRModule:
-    """Exchanges kernels for such as take the witness, and hand it to them."""
+    """Replaces kernels by versions that take the witness, and passes it to them."""
     builder = relax.BlockBuilder(mod)
     names = {name: builder.add_func(function, f"{name}_of_size") for name, function in told.items()}
 
@@ -195,7 +200,7 @@ def _telling(
 
 
 def _slope(expr: Any, size: tirx.Var) -> int | None:
-    """The factor of the size that an expression is a multiple of, None for any other."""
+    """Finds the factor by which an expression is a multiple of the size; None for any other."""
     if isinstance(expr, tirx.Var):
         return 1 if expr.same_as(size) else None
     if isinstance(expr, tirx.Mul) and expr.a.same_as(size) and isinstance(expr.b, tirx.IntImm):

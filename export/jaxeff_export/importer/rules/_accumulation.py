@@ -53,6 +53,7 @@ def fold(
             inside, place = source(at, k)
             arguments = [code.let(total[()]) for total in totals]
             for x, start in zip(values, initial, strict=True):
+                # A position in the padding is no address: the initial value is taken instead.
                 found = x[*place] if inside is None else _guarded(code, inside, x, place)
                 new = converted(code, found, dtype_of(start))
                 arguments.append(new if inside is None else tirx.Select(inside, new, start))

@@ -53,7 +53,7 @@ class Parts:
         return result
 
     def same(self, number: float, like: Value) -> Value:
-        """A constant of the type of ``like``."""
+        """Makes a constant of the type of ``like``."""
         return splat(number, like.type)
 
     def equal(self, x: Value, y: Value) -> Value:
@@ -65,6 +65,7 @@ class Parts:
     def template(self) -> ir.Operation:
         """Returns the same operation on real tensors, for its attributes and body."""
         text = self.op.get_asm(print_generic_op_form=True, use_local_scope=True)
+        # The bindings cannot change an operation's types, but its text can be parsed with others.
         _, text = text.split("(", 1)[1].split(")", 1)  # what follows the operands
         names = [f"%x{i}" for i in range(len(self.op.operands))]
         arguments = ", ".join(
@@ -215,6 +216,7 @@ def _convolution(p: Parts, x: Complex, y: Complex) -> Complex:
 
 @_complex_rule("divide")
 def _divide(p: Parts, x: Complex, y: Complex) -> Complex:
+    # x / y = x * conj(y) / |y|^2 with y scaled to at most sqrt(2), whose square cannot overflow.
     largest = p("maximum", p("abs", y.real), p("abs", y.imaginary))
     scaled = Complex.of(p("divide", y.real, largest), p("divide", y.imaginary, largest))
     squares = (p("multiply", part, part) for part in (scaled.real, scaled.imaginary))
@@ -225,8 +227,9 @@ def _divide(p: Parts, x: Complex, y: Complex) -> Complex:
 
 @_complex_rule("abs")
 def _abs(p: Parts, z: Complex) -> Value:
-    """The length of (real, imaginary), without overflow on the way."""
+    """Computes the length of (real, imaginary), without overflow on the way."""
     a, b = p("abs", z.real), p("abs", z.imaginary)
+    # max * sqrt(1 + (min / max)^2): the square of a large part itself would overflow.
     large, small = p("maximum", a, b), p("minimum", a, b)
     one = p.same(1.0, large)
     same = p.equal(large, small)  # both zero, or infinite
@@ -274,7 +277,8 @@ def _cosine(p: Parts, z: Complex) -> Complex:
 
 
 def _hyperbolic(p: Parts, x: Value) -> tuple[Value, Value]:
-    """The hyperbolic cosine and sine."""
+    """Computes the hyperbolic cosine and sine."""
+    # From exp(x) - 1, whose digits near zero survive in sinh; exp(x) - exp(-x) would cancel.
     up, down = (p("exponential_minus_one", y) for y in (x, p("negate", x)))
     half, one = p.same(0.5, x), p.same(1.0, x)
     return (
@@ -292,8 +296,10 @@ def _rsqrt(p: Parts, z: Complex) -> Complex:
 
 @_complex_rule("sqrt")
 def _sqrt(p: Parts, z: Complex) -> Complex:
-    """The root in the right half plane: what is added to the size has its sign, so is not lost."""
+    """Computes the square root whose real part is not negative."""
     half, zero = p.same(0.5, z.real), p.same(0.0, z.real)
+    # (a + ib)^2 = z with a = sqrt((|z| + |Re z|) / 2) and b = Im z / (2 a). The sum has terms of
+    # one sign; |z| - |Re z| would cancel.
     far = p("add", _abs(p, z), p("abs", z.real))
     main = p("sqrt", p("multiply", half, far))
     other = p("divide", p("multiply", half, z.imaginary), main)
@@ -316,7 +322,7 @@ def _compare(p: Parts, x: Complex, y: Complex) -> Value:
 
 
 def _accumulate(p: Parts, *operands: Value) -> Complex:
-    """Sum, or replace, the parts each by themselves: a sum of complex numbers never mixes them."""
+    """Sums or replaces the two parts separately: a sum of complex numbers never mixes them."""
     body = {view.operation.name for view in p.op.regions[0].blocks[0].operations}
     if not body <= {"stablehlo.add", "stablehlo.return"}:
         raise Unsupported("complex numbers can only be summed or replaced")

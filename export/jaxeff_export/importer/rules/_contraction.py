@@ -32,6 +32,7 @@ def _dot_general(e: Emitter, node: Node) -> Sequence[relax.Expr]:
     rhs_free = _rest(len(rhs.type.shape), rhs_batch, rhs_contract)
     batch = len(lhs_batch)
     extents = [lhs.type.shape[d] for d in lhs_contract]
+    # A sum of no terms; TVM's reductions have at least one.
     if 0 in extents:
         return [constant(np.zeros(result.shape, result.numpy_dtype))]
 
@@ -40,6 +41,7 @@ def _dot_general(e: Emitter, node: Node) -> Sequence[relax.Expr]:
         if emitted is not None:
             return [emitted]
     leading = list(range(batch))
+    # Relax's matmul sums in the operands' dtype, which is right for full-width floats only.
     native = result.dtype in ("float32", "float64") and lhs.type.dtype == rhs.type.dtype
     native = native and lhs.type.dtype == result.dtype
     if (
@@ -53,6 +55,7 @@ def _dot_general(e: Emitter, node: Node) -> Sequence[relax.Expr]:
         left = e.tensor(lhs)
         return [e.bb.emit(relax.op.matmul(left, e.tensor(rhs)))]
 
+    # Any other layout: one loop nest indexed as the dimension numbers say.
     accumulate = accumulator(result.dtype)
 
     def contract(a: te.Tensor, b: te.Tensor) -> te.Tensor:
@@ -97,6 +100,7 @@ def _emit_inner(
         return None
     rows = math.prod(lhs.type.shape[:-1])
     innermost = contracted == len(rhs.type.shape) - 1
+    # A pass over rhs to transpose it is repaid by the tiled matmul over several rows.
     if innermost and len(rhs.type.shape) == 2 and rows >= _TRANSPOSED_ROWS:
         right = e.bb.emit(relax.op.permute_dims(e.tensor(rhs)))
         return e.bb.emit(relax.op.matmul(e.tensor(lhs), right))
@@ -117,6 +121,7 @@ def _inner_products(lanes: int) -> Callable[[te.Tensor, te.Tensor], te.Tensor]:
     def contract(a: te.Tensor, b: te.Tensor) -> te.Tensor:
         *rows, length = a.shape
         columns = list(b.shape[:-1])
+        # A single sum would be a chain of dependent additions, as long as the dimension.
         chunk = te.reduce_axis((0, length // lanes), name="chunk")
 
         def partial(*index: Expr) -> Expr:
@@ -133,7 +138,7 @@ def _inner_products(lanes: int) -> Callable[[te.Tensor, te.Tensor], te.Tensor]:
 
 
 def summation(dtype: str, x: Expr, y: Expr, axes: Sequence[tirx.IterVar]) -> Expr:
-    """The sum of ``x * y`` over reduction axes; integers wrap around, booleans are and/or."""
+    """Sums ``x * y`` over reduction axes; integers wrap around, booleans are and/or."""
     if not axes:
         return _product(dtype, x, y)
     if is_float(dtype):
@@ -143,6 +148,7 @@ def summation(dtype: str, x: Expr, y: Expr, axes: Sequence[tirx.IterVar]) -> Exp
         scope = Scope()
         return scope.wrap(apply_scalar("stablehlo.add", scope, ScalarOp(dtype, None), a, b))
 
+    # TVM marks its own integer sums as never overflowing; StableHLO's wrap around.
     reducer = te.comm_reducer(add, lambda t: tirx.const(0, t), name="wrapping_sum")
     return reducer(_product(dtype, x, y), axis=list(axes))
 

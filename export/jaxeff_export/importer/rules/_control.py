@@ -26,6 +26,8 @@ def _loop(e: Emitter, node: Node) -> Sequence[relax.Expr]:
     outside = [declare(v.type, f"captured{i}") for i, v in enumerate(captured)]
     state = [declare(v.type, f"state{i}") for i, v in enumerate(inits)]
 
+    # TIR's While tests an expression, but the condition takes kernels: they run at the head of a
+    # turn and leave a flag, which also guards the rest of the turn.
     proceed = kernel.allocate(TensorType((), "bool"), "proceed")
     test, (found,) = kernel.inline(e.emit_body(cond, captured, cond.outputs), [*state, *outside])
     advance = _sequence(_advance(e, kernel, body, captured, state, outside))
@@ -36,6 +38,7 @@ def _loop(e: Emitter, node: Node) -> Sequence[relax.Expr]:
         tirx.IfThenElse(going, advance, None),
     ]
     loop = tirx.While(going, _sequence(turn))
+    # Inputs are only read: the state is a copy, and the flag lets the first turn test itself.
     begin = [copy(start, carried) for start, carried in zip(starts, state, strict=True)]
     begin.append(tirx.BufferStore(proceed, tirx.const(True, "bool"), []))
     function = kernel.function([*starts, *outside], state, _sequence([*begin, loop]))
@@ -50,7 +53,8 @@ def _advance(
     state: Sequence[tirx.Buffer],
     outside: Sequence[tirx.Buffer],
 ) -> list[tirx.Stmt]:
-    """One iteration: compute everything from the old state, then replace the state."""
+    """Writes one iteration: computes everything from the old state, then replaces the state."""
+    # Of a value that is updated in place only the update and its position are computed.
     updates = [_update_in_place(body, i) for i in range(len(state))]
     wanted: list[Value] = []
     replaces: list[tirx.Buffer | None] = []
@@ -74,11 +78,12 @@ def _advance(
             before.append(copy(old, new))
         if not is_done:
             replaced.append(copy(new, carried))
+    # Everything is computed before any state changes: kernels read the old state throughout.
     return [*before, *(step.statement for step in steps), *written, *replaced]
 
 
 def _update_in_place(body: Graph, i: int) -> Node | None:
-    """The update of carried value ``i``, if it may be written over the old value.
+    """Finds the update of carried value ``i``, if it may be written over the old value.
 
     The kernels of an iteration read the old value before it is written; so only what is handed on
     as it is must not be read any more.
@@ -97,6 +102,7 @@ def _update_in_place(body: Graph, i: int) -> Node | None:
 
 def _write(new: tirx.Buffer, at: Sequence[tirx.Buffer], carried: tirx.Buffer) -> tirx.Stmt:
     begin = [
+        # StableHLO moves the update until it lies inside.
         clamped(tirx.BufferLoad(start, []), int(n) - int(w))
         for start, n, w in zip(at, carried.ty.shape, new.ty.shape, strict=True)
     ]
@@ -117,6 +123,7 @@ def _branch(e: Emitter, node: Node) -> Sequence[relax.Expr]:
         kernels = [step.statement for step in steps]
         branches.append(_sequence([*kernels, *map(copy, results, outputs)]))
     which = tirx.BufferLoad(chosen, [])
+    # The last branch takes every index that no other one has.
     chain = branches[-1]
     for i, branch in reversed(list(enumerate(branches[:-1]))):
         hit = tirx.Not(which) if index.type.dtype == "bool" else which == i

@@ -70,8 +70,9 @@ def _convolution(e: Emitter, node: Node) -> Sequence[relax.Expr]:
 
 
 def _relax_layouts(node: Node, numbers, window: Window) -> tuple[str, str] | None:  # type: ignore[no-untyped-def]
-    """The layouts for ``relax.op.nn.conv2d``, or None where it has no such convolution."""
+    """Returns the layouts for ``relax.op.nn.conv2d``, or None where it has no such convolution."""
     lhs, rhs = node.operands
+    # conv2d takes two spatial dimensions, one group, no dilated input, no reversal, no cropping.
     dtypes = {lhs.type.dtype, rhs.type.dtype, node.result.type.dtype}
     if (
         len(window.strides) != 2
@@ -106,7 +107,7 @@ def _layout(pair: str, first: int, second: int, spatial: Sequence[int]) -> str:
 
 
 def _direct(node: Node, numbers, window: Window):  # type: ignore[no-untyped-def]
-    """A convolution of any rank and attributes as one reduction over a padded input."""
+    """Writes a convolution of any rank and attributes as one reduction over a padded input."""
     lhs, rhs = node.operands
     result = node.result.type
     accumulate = accumulator(result.dtype)
@@ -122,6 +123,7 @@ def _direct(node: Node, numbers, window: Window):  # type: ignore[no-untyped-def
     padded_shape = list(lhs.type.shape)
     low, interior = [0] * len(padded_shape), [0] * len(padded_shape)
     for d, (lo, hi), dilation in zip(in_spatial, window.padding, window.lhs_dilation, strict=True):
+        # Dilation by d puts d - 1 zeros between neighbours.
         padded_shape[d] = (padded_shape[d] - 1) * dilation + 1 + lo + hi
         low[d], interior[d] = lo, dilation - 1
     needs_padding = padded_shape != list(lhs.type.shape) or any(low)
@@ -137,6 +139,7 @@ def _direct(node: Node, numbers, window: Window):  # type: ignore[no-untyped-def
         def element(*index: Expr) -> Expr:
             feature = index[numbers.output_feature_dimension]
             batch = index[numbers.output_batch_dimension]
+            # Groups are runs of neighbouring output features, each with its own input channels.
             group = tirx.floordiv(feature, group_out)
             at_x: list = [None] * len(padded_shape)
             at_w: list = [None] * len(rhs.type.shape)

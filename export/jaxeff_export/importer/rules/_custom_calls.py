@@ -76,6 +76,7 @@ def _check_layouts(op: ir.Operation, target: str) -> None:
         layouts += [[int(d) for d in layout] for layout in found]
     matrix_rank = max(len(layout) for layout in layouts)
     for layout in layouts:
+        # Layouts name dimensions from the fastest on: batches row-major, matrices column-major.
         expected = list(reversed(range(len(layout))))
         if len(layout) == matrix_rank:
             expected[:2] = reversed(expected[:2])

@@ -54,6 +54,7 @@ def _along(
     hermitian: bool,
 ) -> list[relax.Expr]:
     """Transforms along one axis; ``hermitian``: from the first half of a real signal's spectrum."""
+    # One table of roots in double precision: powers by repeated rotation would drift.
     angles = 2 * np.pi * np.arange(n) / n
     table = np.stack([np.cos(angles), np.sin(angles) * (1 if inverse else -1)])
     roots = Value(TensorType(table.shape, "float64"), constant=table)
@@ -75,6 +76,8 @@ def _along(
                     zero = tirx.const(0, "float64")
                     is_given = part < len(inputs)
                     x[part, i] = tirx.Cast("float64", line(inputs[part])[i]) if is_given else zero
+            # X[n - k] is the conjugate of X[k], so X[0] and X[n / 2] are real: XLA ignores what
+            # imaginary parts they are given with.
             if hermitian:
                 x[1, 0] = tirx.const(0, "float64")
                 if n % 2 == 0:
@@ -112,6 +115,7 @@ def _pass(code: Code, x: View, y: View, roots: View, n: int, done: int, factor: 
             for part in range(2):
                 y[part, k * rest + r] = x[part, source + r]
         with code.loop(factor, 1) as s:
+            # The exponent of the root of unity is reduced in integers, exactly.
             turn = tirx.floormod(k * s * rest, tirx.const(n, "int64"))
             cos, sin = code.let(roots[0, turn]), code.let(roots[1, turn])
             with code.loop(rest) as r:
@@ -122,7 +126,7 @@ def _pass(code: Code, x: View, y: View, roots: View, n: int, done: int, factor: 
 
 
 def factors(n: int) -> list[int]:
-    """Factors a length into fours and primes, large ones first."""
+    """Factors a length into fours, at most one two, and odd primes in rising order."""
     found = []
     for p in (4, 2, *range(3, n + 1, 2)):
         while n % p == 0:

@@ -33,6 +33,7 @@ def _gather(e: Emitter, node: Node) -> Sequence[relax.Expr]:
 
             def start_at(k: int) -> Expr:
                 at = list(batch)
+                # Beyond the last dimension, the index vector is a single number without an axis.
                 if vector_dim < len(indices.type.shape):
                     at.insert(vector_dim, tirx.const(k, "int64"))
                 return start(*at)
@@ -41,6 +42,7 @@ def _gather(e: Emitter, node: Node) -> Sequence[relax.Expr]:
             for k, d in enumerate(index_map):
                 at[d] = clamped(start_at(k), shape[d] - sizes[d])
             for d, b in zip(operand_batching, indices_batching, strict=True):
+                # Positions in `batch` leave out the index vector's dimension.
                 at[d] = batch[b if b < vector_dim else b - 1]
             for d, o in zip(window_dims, offset_dims, strict=True):
                 at[d] = at[d] + index[o]
@@ -74,6 +76,7 @@ def _dynamic_update_slice(e: Emitter, node: Node) -> Sequence[relax.Expr]:
     shape, window = operand.type.shape, update.type.shape
     if update.type.size == 0:
         return [e.tensor(operand)]
+    # A window of the whole shape is clamped to start at zero.
     if shape == window:
         return [e.tensor(update)]
 
@@ -85,6 +88,7 @@ def _dynamic_update_slice(e: Emitter, node: Node) -> Sequence[relax.Expr]:
             inside, at = [], []
             for i, b, w, n in zip(index, begin, window, shape, strict=True):
                 at.append(i - b)
+                # Along a whole dimension the start is clamped to zero: every index is inside.
                 if w != n:
                     inside += [i >= b, i - b < w]
             return tirx.if_then_else(tirx.all(*inside), new(*at), x(*index))

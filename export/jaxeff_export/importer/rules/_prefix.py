@@ -19,6 +19,7 @@ from jaxeff_export.importer.reading import Node, integers, padding
 from jaxeff_export.importer.rules._accumulation import converted, widened
 from jaxeff_export.importer.scalar import NARROW, ScalarOp, apply_scalar, compare, dtype_of
 
+# Up to so many elements, backward windows of narrow floats are computed literally, like XLA's.
 _LITERAL = 64
 
 
@@ -82,6 +83,7 @@ def emit_running_body(
         def advance(*arguments: Expr) -> list[Expr]:
             wide = [converted(code, x, accumulator(dtype_of(x))) for x in arguments]
             totals, new = wide[:count], wide[count:]
+            # A window combines left to right; running backwards, the new element is its leftmost.
             ordered = [*new, *totals] if backwards else [*totals, *new]
             return evaluate_region(
                 node.op.regions[0], code, [code.let(x) for x in ordered], wide=True
@@ -111,6 +113,7 @@ def _run(
     (reads, writes), (dimension, backwards) = views, direction
     shape = node.results[0].type.shape
     before, n, after = shape[:dimension], shape[dimension], shape[dimension + 1 :]
+    # One running value per element of the inner dimensions: the innermost loop is contiguous.
     totals = [code.local(dtype_of(start), *after) for start in starts]
     with code.loops(before) as outer:
         with code.loops(after) as k:

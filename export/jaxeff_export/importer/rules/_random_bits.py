@@ -39,6 +39,7 @@ def _rng_bit_generator(e: Emitter, node: Node) -> Sequence[relax.Expr]:
         raise Unsupported(f"the algorithm {algorithm} with a state of {length} words")
 
     def body(code: Code, state: View, new_state: View, words: View) -> None:
+        # The key is the state's first word; the rest counts blocks, so any block can be made alone.
         key = _split(code, state[0])
         counter = [state[k] for k in range(1, length)]
         if algorithm != "THREE_FRY" and length == 2:
@@ -97,6 +98,7 @@ def _threefry_layout(result: TensorType) -> tuple[int, Place]:
     zero, two = tirx.const(0, "int64"), tirx.const(2, "int64")
     if bits_of(result.dtype) == 64 or not shape:
         return result.size, lambda index: (_row_major(index, shape), zero)
+    # As XLA: the first even dimension is halved, or the longest, rounded up.
     even = [d for d, n in enumerate(shape) if n % 2 == 0]
     split = even[0] if even else shape.index(max(shape))
     halves = list(shape)
@@ -124,13 +126,15 @@ _THREEFRY_PARITY = 0x1BD11BDA
 
 
 def _philox(code: Code, x: Words, key: Words) -> Words:
-    """Philox 4x32, ten rounds."""
+    """Applies Philox 4x32 with ten rounds (Salmon et al., SC 2011)."""
     for round_number in range(10):
         if round_number:
+            # Weyl sequences with the golden ratio and sqrt(3) - 1 as 32-bit fractions.
             key = [
                 _add(code, k, tirx.const(step, "uint32"))
                 for k, step in zip(key, _PHILOX_KEY_STEPS, strict=True)
             ]
+        # 32 x 32 -> 64 bits: high halves are mixed with the counter and the key.
         (low0, high0), (low1, high1) = (
             _split(code, tirx.Cast("uint64", word) * tirx.const(factor, "uint64"))
             for word, factor in zip(x[::2], _PHILOX_FACTORS, strict=True)
@@ -140,7 +144,8 @@ def _philox(code: Code, x: Words, key: Words) -> Words:
 
 
 def _threefry(code: Code, x: Words, key: Words) -> Words:
-    """Threefry 2x32, twenty rounds."""
+    """Applies Threefry 2x32 with twenty rounds (Salmon et al., SC 2011)."""
+    # The third key word is a parity, as in Skein: its constant makes one of the words nonzero.
     keys = [*key, code.let(key[0] ^ key[1] ^ tirx.const(_THREEFRY_PARITY, "uint32"))]
     x = [_add(code, word, k) for word, k in zip(x, key, strict=True)]
     for group in range(5):
@@ -148,6 +153,7 @@ def _threefry(code: Code, x: Words, key: Words) -> Words:
             first = _add(code, *x)
             left, right = tirx.const(rotation, "uint32"), tirx.const(32 - rotation, "uint32")
             x = [first, code.let(((x[1] << left) | (x[1] >> right)) ^ first)]
+        # The key goes in after every four rounds, with their number to break symmetry.
         count = tirx.const(group + 1, "uint32")
         x = [
             _add(code, x[0], keys[(group + 1) % 3]),
@@ -157,9 +163,10 @@ def _threefry(code: Code, x: Words, key: Words) -> Words:
 
 
 def _add(code: Code, a: Expr, b: Expr) -> Expr:
-    """The sum of two unsigned integers, which wraps around."""
+    """Adds two unsigned integers; the sum wraps around."""
     if str(a.ty.dtype) == "uint64":
         return apply_scalar("stablehlo.add", code, ScalarOp("uint64", None), a, b)
+    # TVM assumes that 32-bit sums never overflow; in 64 bits they don't.
     total = tirx.Cast("uint64", a) + tirx.Cast("uint64", b)
     return code.let(tirx.Cast("uint32", total & tirx.const(0xFFFFFFFF, "uint64")))
 
@@ -169,12 +176,13 @@ def _advance(code: Code, counter: Sequence[Expr], amount: Expr) -> list[Expr]:
     low = _add(code, counter[0], amount)
     if len(counter) == 1:
         return [low]
+    # A sum that is less than an addend has wrapped around.
     carry = code.let(tirx.Cast("uint64", low < amount))
     return [low, _add(code, counter[1], carry)]
 
 
 def _split(code: Code, number: Expr) -> Words:
-    """The lower and the upper half of a 64-bit integer."""
+    """Splits a 64-bit integer into its lower and its upper half."""
     number = code.let(number)
     mask, shift = tirx.const(0xFFFFFFFF, "uint64"), tirx.const(32, "uint64")
     halves = (number & mask, number >> shift)

@@ -44,6 +44,7 @@ def _reduce(e: Emitter, node: Node) -> Sequence[relax.Expr]:
         order = dict(zip([*kept, *dims], [*index, *axes], strict=True))
         return [order[d] for d in range(len(shape))]
 
+    # TVM's reducers take one operand and start from a constant; the rest are explicit loops.
     if not dims or not _is_plain(operands, inits):
         return accumulate(e, node, [shape[d] for d in dims], lambda i, k: (None, position(i, k)))
     if _in_lanes(node, inits, dims, shape):
@@ -79,6 +80,8 @@ def _reduce_window(e: Emitter, node: Node) -> Sequence[relax.Expr]:
     result_shape = node.results[0].type.shape
     dims = [d for d in range(rank) if window[d] != 1]
 
+    # One more than the furthest position of a window: the check of an upper bound that it cannot
+    # reach is left out.
     spread = [
         (result_shape[d] - 1) * strides[d] + (window[d] - 1) * dilation[d] + 1 for d in range(rank)
     ]
@@ -109,6 +112,7 @@ def _reduce_window(e: Emitter, node: Node) -> Sequence[relax.Expr]:
             inside, place = source(index, axes)
             found = _wide(x(*place))
             if inside is not None:
+                # The initial value stands for padding; for max that isn't zero.
                 found = tirx.if_then_else(inside, found, _wide(immediate(inits[0])))
             return reducer(found, axes)
 
@@ -144,17 +148,19 @@ def _in_lanes(
     node: Node, inits: Sequence[Value], dims: Sequence[int], shape: Sequence[int]
 ) -> bool:
     """Tells whether partial results may be kept: there is a known identity to start from."""
+    # Lanes are neighbours in memory, so the innermost dimension has to be reduced.
     if dims[-1] != len(shape) - 1 or lanes_of(shape[-1]) is None:
         return False
     return inits[0].type.dtype in _LANE_DTYPES and _plain_body(node, inits) is not None
 
 
 def _plain_body(node: Node, inits: Sequence[Value]) -> str | None:
-    """The operation that a body consists of, if it starts from that operation's identity."""
+    """Names the operation that a body consists of, if it starts from the operation's identity."""
     body = [view.operation.name for view in node.op.regions[0].blocks[0].operations]
     if len(inits) != 1 or len(body) != 2 or body[0] not in _IDENTITY or not is_immediate(inits[0]):
         return None
     dtype = inits[0].type.numpy_dtype
+    # Every lane starts from the identity; any other start would be counted once per lane.
     same = dtype.kind != "b" and inits[0].constant == _IDENTITY[body[0]](dtype)
     return body[0] if same else None
 
@@ -165,7 +171,7 @@ _LANE_DTYPES = ("float32", "float64", "int32")
 def _reduce_in_lanes(
     e: Emitter, node: Node, inits: Sequence[Value], dims: Sequence[int]
 ) -> Sequence[relax.Expr]:
-    """Reduces to one partial result per lane, then reduce the lanes."""
+    """Reduces to one partial result per lane, then reduces the lanes."""
     shape = node.operands[0].type.shape
     kept = [d for d in range(len(shape)) if d not in dims]
     kept_shape = [shape[d] for d in kept]
@@ -192,7 +198,7 @@ def _reduce_in_lanes(
 
 
 def region_reducer(op: ir.Operation, init: Value) -> Callable[[Expr, Sequence[tirx.IterVar]], Expr]:
-    """The reducer of a body, started from a constant."""
+    """Makes the reducer of a body, started from a constant."""
 
     def combine(accumulated: Expr, new: Expr) -> Expr:
         scope = Scope()

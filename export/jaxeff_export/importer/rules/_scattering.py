@@ -46,6 +46,7 @@ def _scatter(e: Emitter, node: Node) -> Sequence[relax.Expr]:
                 component: list[Index] = list(point)
                 if vector_dim < start_rank:
                     component.insert(vector_dim, k)
+                # Not clamped, unlike a gather's: what sticks out is dropped below.
                 at[d] = code.let(tirx.Cast("int64", starts[*component]))
             for d, b in zip(batching, indices_batching, strict=True):
                 at[d] = point[b if b < vector_dim else b - 1]
@@ -53,6 +54,7 @@ def _scatter(e: Emitter, node: Node) -> Sequence[relax.Expr]:
                 tirx.all(at[d] >= 0, at[d] <= int64(shape[d] - extents[d])) for d in index_map
             ]
             window = [update_shape[d] for d in update_window_dims]
+            # A window that leaves the operand anywhere is dropped as a whole.
             with code.when(*inside), code.loops(window) as offset:
                 place, source = list(at), list(offset)
                 for d, o in zip(window_dims, offset, strict=True):
@@ -72,7 +74,7 @@ def _combine(
     results: Sequence[View],
     place: Sequence[Expr],
 ) -> None:
-    """Applies a region to scalars and write what it returns."""
+    """Applies a region to scalars and writes its results."""
     values = evaluate_region(region, code, [code.let(x) for x in arguments])
     for y, value in zip(results, values, strict=True):
         y[*place] = value
@@ -92,6 +94,7 @@ def _select_and_scatter(e: Emitter, node: Node) -> Sequence[relax.Expr]:
         with code.loops(shape) as everywhere:
             y[*everywhere] = init[()]
         with code.loops(source.type.shape) as point:
+            # Positions in the padding are never chosen, so a window's best starts undefined.
             corner = [code.let(i * s - lo) for i, s, lo in zip(point, strides, low, strict=True)]
             found = code.variable(tirx.const(False, "bool"))
             best = code.variable(x[(0,) * len(shape)])
@@ -106,6 +109,7 @@ def _select_and_scatter(e: Emitter, node: Node) -> Sequence[relax.Expr]:
                 with code.when(*inside):
                     new = code.let(x[*at])
                     (keep,) = evaluate_region(select, code, [best[()], new])
+                    # select(best, new) keeps the best: of equal elements the first one wins.
                     with code.when(tirx.Or(negation(found[()]), negation(keep))):
                         best[()] = new
                         found[()] = tirx.const(True, "bool")

@@ -59,6 +59,7 @@ def _reverse(e: Emitter, node: Node) -> Sequence[relax.Expr]:
 @rule("stablehlo.concatenate")
 def _concatenate(e: Emitter, node: Node) -> Sequence[relax.Expr]:
     axis = attribute(node.op, "dimension")
+    # TVM cannot load operands without elements, and they contribute nothing.
     tensors = [e.tensor(v) for v in node.operands if v.type.size]
     if len(tensors) == 1:
         return tensors
@@ -117,6 +118,7 @@ def padded_index(
             position_in = tirx.floordiv(position, step)
         else:
             position_in = position
+        # The window's furthest position lies on the last element or before: nothing to check.
         covers = extent is not None and lo <= 0 and extent[d] - lo <= (size - 1) * (gap + 1) + 1
         if lo > 0:
             conditions.append(position >= 0)
@@ -139,6 +141,7 @@ def _bitcast_convert(e: Emitter, node: Node) -> Sequence[relax.Expr]:
     def split(x: te.Tensor) -> te.Tensor:  # one wide element to several narrow ones
         def element(*i: Expr) -> Expr:
             bits = _reinterpret(f"uint{wide}", x(*i[:-1]))
+            # The first narrow element has the lowest bits, as in XLA and little-endian memory.
             shift = tirx.Cast(f"uint{wide}", i[-1] * narrow)
             return _reinterpret(target.dtype, tirx.Cast(f"uint{narrow}", bits >> shift))
 

@@ -38,7 +38,7 @@ def _sort(e: Emitter, node: Node) -> Sequence[relax.Expr]:
 
 @rule("custom_call @ApproxTopK")
 def _approx_top_k(e: Emitter, node: Node) -> Sequence[relax.Expr]:
-    """An exact answer is an approximate one too. The operands' second half only fills gaps."""
+    """Selects exactly, which is allowed; the operands' second half would only fill gaps."""
     configuration: Any = node.op.attributes["mhlo.backend_config"]
     dimension = configuration["reduction_dim"].value
     (comparator,) = called_regions(node.op)
@@ -46,7 +46,7 @@ def _approx_top_k(e: Emitter, node: Node) -> Sequence[relax.Expr]:
 
 
 def _used(node: Node, dimension: int) -> int:
-    """How many of the first elements along a dimension anything reads."""
+    """Counts the first elements along a dimension that other operations read."""
     users = [user for result in node.results for user in result.users]
     sliced = all(user.name == "stablehlo.slice" for user in users)
     if not sliced or any(result.is_output for result in node.results):
@@ -82,6 +82,7 @@ def _first_by_insertion(
     code: Code, comparator: ir.Region, row: Sequence[View], length: int, kept: int
 ) -> list[View]:
     """Inserts one element after the other among the first ones; what falls off the end is lost."""
+    # One place more than is kept takes what falls off the end, without a test.
     first = [code.local(x.dtype, kept + 1) for x in row]
     place, moving = code.local("int64"), code.local("bool")
     with code.loop(length) as i:
@@ -91,6 +92,7 @@ def _first_by_insertion(
         with code.loop_while(moving[()]):
             old = [code.let(x[place[()] - 1]) for x in first]
             pairs = [x for pair in zip(new, old, strict=True) for x in pair]
+            # Only a strict precedence moves it on, so equal elements stay in order.
             (moving[()],) = evaluate_region(comparator, code, pairs)
             with code.when(moving[()]):
                 for x, value in zip(first, old, strict=True):
@@ -114,10 +116,11 @@ def _first_by_merging(
 
 
 def _merge_passes(code: Code, comparator: ir.Region, halves: Sequence[View], length: int) -> Expr:
-    """Merges sorted runs of doubling width; return where the sorted half begins."""
+    """Merges sorted runs of doubling width; returns the start of the sorted half."""
     end = int64(length)
     width, source = code.variable(int64(1)), code.variable(int64(0))
     with code.loop_while(width[()] < end):
+        # The halves begin at 0 and at `length`.
         target = code.let(end - source[()])
         with code.loop(tirx.floordiv(end + width[()] * 2 - 1, width[()] * 2)) as run:
             low = code.let(run * (width[()] * 2))
@@ -148,6 +151,7 @@ def _merge(
 
     with code.loop_while(tirx.And(left[()] < middle, right[()] < high)):
         pairs = [x for half in halves for x in (half[source + right[()]], half[source + left[()]])]
+        # The right element goes first only if it strictly precedes: the sort is stable.
         (precedes,) = evaluate_region(comparator, code, pairs)
         step = code.let(tirx.Cast("int64", precedes))
         take(tirx.Select(step > 0, right[()], left[()]))

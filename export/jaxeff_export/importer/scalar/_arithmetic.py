@@ -19,7 +19,7 @@ def _wrapping(dtype: str) -> bool:
 
 
 def _wrap32(op: Callable, dtype: str, a: Expr, b: Expr) -> Expr:
-    """32-bit arithmetic modulo 2**32, by way of 64 bits (LLVM narrows it again)."""
+    """Computes modulo 2**32 by way of 64 bits (LLVM narrows it again)."""
     wide = op(tirx.Cast("int64", tirx.Cast("int32", a)), tirx.Cast("int64", tirx.Cast("int32", b)))
     return tirx.Cast(dtype, wide)
 
@@ -45,6 +45,7 @@ def _add(s: Scope, op: ScalarOp, a: Expr, b: Expr) -> Expr:
         return a + b
     if bits_of(op.dtype) == 32:
         return _wrap32(lambda x, y: x + y, op.dtype, a, b)
+    # Halves in 64-bit words: their sum has 33 bits, so no addition can overflow in TVM's eyes.
     (al, ah), (bl, bh) = _halves(s, a), _halves(s, b)
     low = s.let(al + bl)
     return _join(s, low, s.let(ah + bh + (low >> tirx.const(32, "uint64"))), op.dtype)
@@ -77,6 +78,8 @@ def _multiply(s: Scope, op: ScalarOp, a: Expr, b: Expr) -> Expr:
         return a * b
     if bits_of(op.dtype) == 32:
         return _wrap32(lambda x, y: x * y, op.dtype, a, b)  # |product| <= 2**62
+    # (al + 2^32 ah) * (bl + 2^32 bh) mod 2^64: ah * bh drops out. Factors below 2^32 keep every
+    # product below 2^64, and masked terms keep `high` from wrapping.
     (al, ah), (bl, bh) = _halves(s, a), _halves(s, b)
     mask, shift = tirx.const(0xFFFFFFFF, "uint64"), tirx.const(32, "uint64")
     low = s.let(al * bl)
@@ -107,8 +110,9 @@ def _remainder(s: Scope, op: ScalarOp, a: Expr, b: Expr) -> Expr:
 
 
 def _integer_division(s: Scope, dtype: str, a: Expr, b: Expr) -> tuple[Expr, Expr]:
-    """Truncating division; x / 0 is all ones, x rem 0 is x, and min / -1 wraps to min."""
+    """Divides, truncating; x / 0 is all ones, x rem 0 is x, and min / -1 wraps to min."""
     zero, one = tirx.const(0, dtype), tirx.const(1, dtype)
+    # Both branches of a selection are computed: the divisor has to be safe before dividing.
     by_zero = s.let(compare("EQ", b, zero))
     divisor = s.let(tirx.Select(by_zero, one, b))
     if dtype.startswith("uint"):
@@ -143,6 +147,7 @@ def _extremum(s: Scope, op: ScalarOp, is_maximum: bool, a: Expr, b: Expr) -> Exp
     strictly, weakly = (tirx.GT, tirx.GE) if is_maximum else (tirx.LT, tirx.LE)
     if isinstance(b, tirx.FloatImm):
         a, b = b, a
+    # With NaN for b the comparison is false and b is taken, which is right for this order only.
     if isinstance(a, tirx.FloatImm) and not math.isnan(a.value):  # one comparison is enough
         positive = math.copysign(1.0, a.value) > 0
         better = weakly if positive == is_maximum else strictly
@@ -163,6 +168,7 @@ def _clamp(s: Scope, op: ScalarOp, low: Expr, x: Expr, high: Expr) -> Expr:
 @scalar_rule("stablehlo.negate")
 def _negate(s: Scope, op: ScalarOp, x: Expr) -> Expr:
     if is_float(op.dtype):
+        # 0 - x would make 0 of 0, where -0 is asked for.
         return tirx.const(-0.0, op.dtype) - x
     return _subtract(s, op, tirx.const(0, op.dtype), x)
 
@@ -195,8 +201,9 @@ def _power(s: Scope, op: ScalarOp, a: Expr, b: Expr) -> Expr:
 
 
 def _integer_power(s: Scope, op: ScalarOp, a: Expr, b: Expr) -> Expr:
-    """Square and multiply; a negative exponent gives what truncation of the fraction gives."""
+    """Squares and multiplies; a negative exponent gives the truncated fraction."""
     zero, one = tirx.const(0, op.dtype), tirx.const(1, op.dtype)
+    # One step per bit of the exponent: straight-line code, since expressions have no loops.
     result, square = one, a
     for bit in range(bits_of(op.dtype)):
         odd = compare("NE", (b >> tirx.const(bit, op.dtype)) & one, zero)

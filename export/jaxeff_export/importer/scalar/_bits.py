@@ -30,6 +30,7 @@ def _shift_right_arithmetic(s: Scope, op: ScalarOp, a: Expr, b: Expr) -> Expr:
     bits = bits_of(op.dtype)
     signed = f"int{bits}"
     shift, inside = _shift_amount(s, op.dtype, b)
+    # A shift by the width or more leaves copies of the sign, as one by width - 1 does.
     shift = tirx.Select(inside, tirx.Cast(signed, shift), tirx.const(bits - 1, signed))
     if op.dtype == signed:
         return a >> shift
@@ -37,7 +38,7 @@ def _shift_right_arithmetic(s: Scope, op: ScalarOp, a: Expr, b: Expr) -> Expr:
 
 
 def _shift_amount(s: Scope, dtype: str, b: Expr) -> tuple[Expr, Expr]:
-    """The amount made safe, and whether it was inside the width (as unsigned) at all."""
+    """Makes a shift's amount safe; also returns whether it was below the width (as unsigned)."""
     bits = bits_of(dtype)
     amount = s.let(unsigned(b, bits))
     inside = s.let(amount < tirx.const(bits, f"uint{bits}"))

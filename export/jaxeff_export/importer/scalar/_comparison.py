@@ -69,9 +69,10 @@ def _biased(x: Expr, dtype: str) -> Expr:
 
 
 def _total_order(s: Scope, x: Expr) -> Expr:
-    """The integer that orders floats as IEEE's totalOrder does."""
+    """Maps floats to integers ordered as IEEE's totalOrder."""
     bits = bits_of(dtype_of(x))
     kind = f"int{bits}"
+    # Floats are signed magnitudes: below zero, flipping all bits but the sign reverses the order.
     raw = s.let(tirx.reinterpret(kind, x))
     return s.let(raw ^ ((raw >> tirx.const(bits - 1, kind)) & tirx.max_value(kind)))
 

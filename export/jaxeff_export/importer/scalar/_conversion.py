@@ -33,7 +33,7 @@ def _convert(s: Scope, op: ScalarOp, x: Expr) -> Expr:
 
 
 def _wrap(x: Expr, source: str, target: str) -> Expr:
-    """Integer to integer, modulo the width; never a conversion that TVM finds to be too large."""
+    """Converts between integers modulo the width, without casts that TVM refuses as too large."""
     bits, width = bits_of(target), bits_of(source)
     if isinstance(x, tirx.IntImm):
         value = int(x.value) % (1 << bits)
@@ -50,16 +50,18 @@ def _wrap(x: Expr, source: str, target: str) -> Expr:
 
 
 def _saturate(s: Scope, x: Expr, source: str, target: str) -> Expr:
-    """Float to integer as XLA does: towards zero, out of range to the nearest, NaN to zero."""
+    """Converts floats to integers as XLA: towards zero, saturating at the range, NaN to zero."""
     bits = bits_of(target)
     if target.startswith("uint"):
         low, high = 0.0, 2.0**bits
     else:
         low, high = -(2.0 ** (bits - 1)), 2.0 ** (bits - 1)
+    # Powers of two are exact in any float; 2^31 - 1 itself would round up to 2^31.
     below = s.let(x <= tirx.const(low, source))
     above = s.let(x >= tirx.const(high, source))
     nan = s.let(tirx.isnan(x))
     outside = tirx.Or(tirx.Or(below, above), nan)
+    # LLVM's cast of a number out of range is poison, even where its result isn't selected.
     inside = s.let(tirx.Select(outside, tirx.const(0, source), x))
     value = s.let(tirx.Cast(target, inside))
     value = tirx.Select(below, tirx.min_value(target), value)

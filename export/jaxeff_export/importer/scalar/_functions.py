@@ -34,6 +34,7 @@ def _round_nearest_even(s: Scope, op: ScalarOp, x: Expr) -> Expr:
 
 @scalar_rule("stablehlo.round_nearest_afz", cost=4)
 def _round_nearest_afz(s: Scope, op: ScalarOp, x: Expr) -> Expr:
+    # x - trunc(x) is exact, so ties are told apart; x + 0.5 may round up to an integer.
     whole = s.let(tirx.trunc(x))
     away = s.let(tirx.abs(x - whole) >= tirx.const(0.5, op.dtype))
     one = tirx.const(1, op.dtype)
@@ -63,7 +64,7 @@ def _register_unary(name: str, in_32_bits: Callable, in_64_bits: Callable, cost:
 
 
 def library(name: str) -> Callable:
-    """The C library's function, for either width."""
+    """Calls the C library's function, for either width."""
 
     def call(s: Scope, *operands: Expr) -> Expr:
         dtype = dtype_of(operands[0])

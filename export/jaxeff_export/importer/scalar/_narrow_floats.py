@@ -70,7 +70,7 @@ NARROW = ("float16", *HELD_AS_FLOAT32)
 
 
 def held(dtype: str) -> str:
-    """The dtype of a scope's scalar that stands for an element of ``dtype``."""
+    """Names the dtype of a scope's scalar that stands for an element of ``dtype``."""
     return "float32" if dtype in HELD_AS_FLOAT32 else dtype
 
 
@@ -80,6 +80,7 @@ def round_narrow(s: Scope, x: Expr, dtype: str) -> Expr:
     if dtype == "bfloat16":
         return tirx.Select(tirx.isnan(x), nan, round_to(s, x, 8, 7))  # NaN's upper half is one too
     form = FLOAT8[dtype]
+    # Subnormals lie a fixed step apart, a power of two, so rounding in units of it is exact.
     steps = s.let(tirx.nearbyint(x * _f32(1 / form.step)) * _f32(form.step))
     normal = s.let(round_to(s, x, 8, form.mantissa))
     value = s.let(tirx.Select(tirx.abs(x) < _f32(form.smallest_normal), steps, normal))
@@ -102,6 +103,7 @@ def load(element: Expr) -> Expr:
     code = tirx.Cast("uint32", tirx.reinterpret("uint8", element))
     magnitude = code & _u32(0x7F)
     exponent = _u32((127 - form.bias) << 23)
+    # The narrow exponent and mantissa, moved to float32's fields; only the bias differs.
     normal = tirx.reinterpret("float32", (magnitude << _u32(23 - form.mantissa)) + exponent)
     subnormal = tirx.Cast("float32", magnitude) * _f32(form.step)
     value = tirx.Select(magnitude < _u32(1 << form.mantissa), subnormal, normal)
@@ -126,6 +128,7 @@ def store(scalar: Expr, dtype: str) -> Expr:
         return tirx.reinterpret(dtype, tirx.Cast("uint16", bits >> _u32(16)))
     form = FLOAT8[dtype]
     magnitude = bits & _u32(0x7FFFFFFF)
+    # Exact: a scope holds only numbers of the narrow format, so no set bit is shifted out.
     normal = (magnitude >> _u32(23 - form.mantissa)) - _u32((127 - form.bias) << form.mantissa)
     subnormal = tirx.Cast("uint32", tirx.abs(scalar) * _f32(1 / form.step))
     is_subnormal = tirx.abs(scalar) < _f32(form.smallest_normal)

@@ -65,9 +65,11 @@ def _horner(s: Scope, x: Expr, coefficients: Sequence[float]) -> Expr:
 
 
 def exp(s: Scope, x: Expr) -> Expr:
-    """e**x."""
+    """Computes e**x."""
     shifted = s.let(x * _f32(_LOG2E) + _f32(_ROUNDS))  # its last bits are the nearest integer
     n = s.let(shifted - _f32(_ROUNDS))
+    # Cody and Waite: ln 2 in two parts. The high one has nine bits, so n times it is exact and
+    # the reduced argument keeps its digits.
     r = s.let(x - n * _f32(_LN2_HIGH))
     r = s.let(r - n * _f32(_LN2_LOW))
     square = s.let(r * r)
@@ -85,7 +87,8 @@ def exp(s: Scope, x: Expr) -> Expr:
 
 
 def log(s: Scope, x: Expr) -> Expr:
-    """The natural logarithm."""
+    """Computes the natural logarithm."""
+    # Subnormals have no exponent bits: they are scaled into the normal range first.
     tiny = s.let(x < _f32(1.17549435e-38))
     y = s.let(tirx.Select(tiny, x * _f32(2.0**23), x))
     bits = s.let(tirx.reinterpret("int32", y))
@@ -93,6 +96,7 @@ def log(s: Scope, x: Expr) -> Expr:
     mantissa = s.let(
         tirx.reinterpret("float32", (bits & _i32(0x007FFFFF)) | _i32(0x3F000000))
     )  # in [0.5, 1)
+    # m + 1 in [sqrt(1/2), sqrt(2)), the interval of the polynomial, around log's zero.
     small = s.let(mantissa < _f32(0.70710678118))
     e = s.let(tirx.Cast("float32", exponent - tirx.Select(small, _i32(1), _i32(0))))
     m = s.let(tirx.Select(small, mantissa + mantissa, mantissa) - _f32(1.0))
@@ -106,8 +110,9 @@ def log(s: Scope, x: Expr) -> Expr:
 
 
 def log1p(s: Scope, x: Expr) -> Expr:
-    """log(1 + x), accurate near zero (Kahan's correction of the rounding of 1 + x)."""
+    """Computes log(1 + x), accurate near zero (Kahan's correction of the rounding of 1 + x)."""
     u = s.let(x + _f32(1.0))
+    # d is what was added in fact: log(1 + x) = x * log(u) / d up to rounding.
     d = s.let(u - _f32(1.0))
     tiny = s.let(tirx.EQ(d, _f32(0.0)))
     ratio = s.let(x / tirx.Select(tiny, _f32(1.0), d))
@@ -116,7 +121,7 @@ def log1p(s: Scope, x: Expr) -> Expr:
 
 
 def expm1(s: Scope, x: Expr) -> Expr:
-    """exp(x) - 1, which near zero is tanh(x / 2) * (exp(x) + 1)."""
+    """Computes exp(x) - 1, which near zero is tanh(x / 2) * (exp(x) + 1)."""
     e = exp(s, x)
     half = s.let(x * _f32(0.5))
     near = s.let(tanh(s, half) * s.let(e + _f32(1.0)))
@@ -125,16 +130,19 @@ def expm1(s: Scope, x: Expr) -> Expr:
 
 
 def tanh(s: Scope, x: Expr) -> Expr:
-    """The hyperbolic tangent: XLA's rational function, so that results agree with XLA's."""
+    """Computes the hyperbolic tangent by XLA's rational function: results agree with XLA's."""
+    # XLA's clamp: both saturate at the same argument.
     limit = _f32(7.99881172180175781)
     y = s.let(tirx.Select(x > limit, limit, tirx.Select(x < -limit, -limit, x)))
     z = s.let(y * y)
+    # Odd over even polynomial in y^2: the sign is y's, exactly.
     value = s.let(y * _horner(s, z, _TANH_ODD) / _horner(s, z, _TANH_EVEN))
+    # tanh x = x - x^3 / 3 + ...: here the second term is below half an ulp of x.
     return s.let(tirx.Select(tirx.abs(x) < _f32(0.0004), x, value))
 
 
 def logistic(s: Scope, x: Expr) -> Expr:
-    """1 / (1 + exp(-x))."""
+    """Computes 1 / (1 + exp(-x))."""
     return s.let(_f32(1.0) / (_f32(1.0) + exp(s, s.let(-x))))
 
 
@@ -153,6 +161,8 @@ def round_to(s: Scope, x: Expr, exponent_bits: int, mantissa_bits: int) -> Expr:
     magnitude = s.let(raw & const((1 << (width - 1)) - 1))
     drop = own_mantissa - mantissa_bits
     if drop > 0:
+        # Half to even: half an ulp less one, plus the last bit kept. A carry out of the mantissa
+        # rightly moves to the next exponent.
         last = s.let((magnitude >> const(drop)) & const(1))
         magnitude = s.let(magnitude + const((1 << (drop - 1)) - 1) + last)
         magnitude = s.let(magnitude & const(((1 << (width - 1)) - 1) & ~((1 << drop) - 1)))
@@ -164,6 +174,7 @@ def round_to(s: Scope, x: Expr, exponent_bits: int, mantissa_bits: int) -> Expr:
         smallest = (own_bias - bias + 1) << own_mantissa
         infinity = ((1 << own_exponent) - 1) << own_mantissa
         magnitude = s.let(tirx.Select(magnitude > const(largest), const(infinity), magnitude))
+        # Subnormals of the smaller format become zero, as in XLA's reduce_precision.
         magnitude = s.let(tirx.Select(magnitude < const(smallest), const(0), magnitude))
     rounded = tirx.reinterpret(dtype, s.let(sign | magnitude))
     return tirx.Select(tirx.isnan(x), x, rounded)

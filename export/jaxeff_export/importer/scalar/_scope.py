@@ -30,7 +30,7 @@ def is_float(dtype: str) -> bool:
 
 
 def bits_of(dtype: str) -> int:
-    """The width of an integer or floating-point dtype in bits."""
+    """Reads the width of an integer or floating-point dtype in bits off its name."""
     found = re.search(r"\d+", dtype)
     return int(found.group()) if found else 1  # bool
 
