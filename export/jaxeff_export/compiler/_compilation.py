@@ -38,7 +38,7 @@ def compile_module(
     target: Mapping[str, object] | None = None,
     tuned: Callable[[tirx.PrimFunc], tirx.PrimFunc] | None = None,
 ) -> relax.VMExecutable:
-    """Compile an imported module.
+    """Compiles an imported module.
 
     Args:
         mod: a Relax module, such as ``import_stablehlo`` returns; it is not changed.
@@ -58,7 +58,7 @@ def schedule_module(
     target: Mapping[str, object] | None = None,
     tuned: Callable[[tirx.PrimFunc], tirx.PrimFunc] | None = None,
 ) -> tvm.IRModule:
-    """The first half of `compile_module`, with its arguments: kernels, scheduled."""
+    """Fuses and schedules kernels: the first half of `compile_module`, with its arguments."""
     where = compilation_target(target or resolve_target("host"))
     with where, tvm.transform.PassContext(opt_level=3):
         mod = fused_kernels(mod, where)
@@ -70,11 +70,12 @@ def schedule_module(
 def lower_module(
     mod: tvm.IRModule, target: Mapping[str, object] | None = None
 ) -> relax.VMExecutable:
-    """The second half of `compile_module`: machine code of scheduled kernels."""
+    """Makes machine code of scheduled kernels: the second half of `compile_module`."""
     where = compilation_target(target or resolve_target("host"))
     # Kernels are called by ``main`` alone, which checks its arguments.
     with where, tvm.transform.PassContext(opt_level=3, config={"tirx.disable_assert": True}):
         apart = _lower()(mod)
+        # Reshapes become views first: a copy between two kernels would end their chain.
         joined = chained(relax.transform.RewriteDataflowReshape()(mod))
         # Lowered one by one: TVM plans the memory of every call once, whatever functions share it.
         together = apart if _same_kernels(joined, mod) else _lower()(joined)
@@ -89,7 +90,7 @@ def _same_kernels(one: tvm.IRModule, other: tvm.IRModule) -> bool:
 
 
 def _link(mod: tvm.IRModule, where: Target) -> relax.VMExecutable:
-    """Machine code for the kernels and for ``main``, which calls them without an interpreter.
+    """Makes machine code of the kernels and of ``main``, which calls them without an interpreter.
 
     ``OPERATOR_BY_OPERATOR`` is the same function, without chains, for TVM's interpreter, which
     costs about half a microsecond a kernel, but can be watched. ``relax.build`` makes one or the
@@ -128,12 +129,13 @@ def bind_parameters(
     with where, tvm.transform.PassContext(opt_level=3):
         mod = relax.transform.RewriteDataflowReshape()(_fold(mod))
         machine = Machine.of(where)
+        # Widths first: a block of columns is a tile of whole vectors.
         mod = block_weights(widen_contractions(mod, count, machine.lanes), count, machine)
         return lift_parameters(mod, count)
 
 
 def compilation_target(target: Mapping[str, object]) -> Target:
-    """The target as kernels are compiled for it: sums of products may be fused, vectors are whole.
+    """Completes a target: products and sums may be fused, vectors of AVX-512 are whole.
 
     LLVM's tuning for Intel's cores with AVX-512 prefers vectors of 256 bits, because the first of
     them lowered their clock for a few wide instructions in other code. Contractions are written in
@@ -149,18 +151,21 @@ def compilation_target(target: Mapping[str, object]) -> Target:
 
 
 def fused_kernels(mod: tvm.IRModule, target: Target) -> tvm.IRModule:
-    """An imported module with the kernels that will be compiled, not scheduled yet."""
+    """Fuses an imported module into the kernels that will be compiled, not scheduled yet."""
     with target, tvm.transform.PassContext(opt_level=3):
+        # Lets can be inlined and vectorised by schedules, which blocks with local buffers cannot.
         return decode_where_read(fuse(locals_to_lets(_fold(mod))))
 
 
 def ready_to_lower(mod: tvm.IRModule) -> tvm.IRModule:
-    """Scheduled kernels in the form that TVM lowers right and fast."""
+    """Rewrites scheduled kernels into the form that TVM lowers correctly and fast."""
+    # Bit casts move into the branches of choices while these are still expressions, then long
+    # chains become locals: TVM's later passes take exponential time in chains of lets.
     return lets_to_locals(narrow_floats_to_bits(unpair_products(mod)))
 
 
 def _fold(mod: tvm.IRModule) -> tvm.IRModule:
-    """What depends on constants only, computed now: kernels still hold locals, so they compile."""
+    """Computes what depends on constants only; kernels still hold locals, so they compile fast."""
     passes = [
         relax.backend.DispatchSampling(),
         relax.backend.DispatchSortScan(),
@@ -182,7 +187,7 @@ def fuse(mod: tvm.IRModule) -> tvm.IRModule:
 
 
 def _lower() -> tvm.transform.Pass:
-    """The rest of TVM's CPU pipeline: what follows fusion."""
+    """Lists the passes of TVM's CPU pipeline that follow fusion."""
     return tvm.transform.Sequential(
         [
             relax.transform.RewriteDataflowReshape(),
@@ -203,7 +208,7 @@ def _lower() -> tvm.transform.Pass:
 
 @tvm.transform.module_pass(opt_level=0, name="TrustParameters")
 def _trust_parameters(mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
-    """Takes the types off bound parameters: each would be checked twice in every call.
+    """Removes the types of bound parameters, which would be checked twice in every call.
 
     A bundle binds them once, and checks them then.
     """
@@ -216,13 +221,14 @@ def _trust_parameters(mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IR
     for name, function in mod.functions_items():
         attrs = function.attrs if isinstance(function, relax.Function) else None
         count = int(attrs.get(BOUND, 0)) if attrs else 0
+        # A variable of any type leaves nothing to check in a call.
         trusted = {v: relax.Var(v.name, relax.AnyType()) for v in function.params[:count]}
         result[name] = renamed(function, trusted) if trusted else function
     return result
 
 
 def _is_fixed(function: relax.Function) -> bool:
-    """Whether the sizes of all arguments are numbers."""
+    """Tells whether the sizes of all arguments are known numbers."""
     shapes = [getattr(v.ty, "shape", None) for v in function.params]
     return all(
         isinstance(shape, relax.ShapeExpr) and all(isinstance(n, tirx.IntImm) for n in shape)

@@ -20,14 +20,15 @@ from jaxeff_export.schedules import TuningDatabase, TuningError
 def tuned_schedules(
     database: TuningDatabase, target: Mapping[str, Any]
 ) -> Callable[[tirx.PrimFunc], tirx.PrimFunc]:
-    """What `compile_module` takes as `tuned`: the choices of a database for a target.
+    """Returns the `tuned` argument of `compile_module`: a database's choices for a target.
 
-    A choice that was made against another default schedule than this version's says nothing about
-    this one's, and is left alone.
+    A choice was measured against the default schedule of its time. If this version's default is
+    another, the choice is ignored.
 
     Raises:
       TuningError: if the database's list of choices is damaged.
     """
+    # The target as compiled for, so that the default compared here is the one that would run.
     machine = Machine.of(compilation_target(target))
     choices = {key: c for key, c in database.choices(target).items() if c.trace is not None}
 
@@ -44,12 +45,12 @@ def tuned_schedules(
 
 
 def default_schedule(kernel: Kernel, machine: Machine) -> Schedule:
-    """A kernel's schedule without tuning; plain loops where the rules foresee none."""
+    """Schedules a kernel without tuning; plain loops if no rule applies to it."""
     return schedule_kernel(kernel.function, machine) or Schedule(kernel.module)
 
 
 def digest_of(kernel: Kernel, schedule: Schedule) -> str:
-    """What tells the schedules of a kernel apart."""
+    """Hashes a schedule's trace, which tells the schedules of a kernel apart."""
     if any(step.kind.name == "TransformLayout" for step in schedule.trace.insts):
         return digest(str(schedule.trace).encode())[:16]  # MetaSchedule writes no maps down
     record = ms.database.TuningRecord(schedule.trace, ms.database.Workload(kernel.module))
@@ -57,12 +58,12 @@ def digest_of(kernel: Kernel, schedule: Schedule) -> str:
 
 
 def trace_digest(trace: Any) -> str:
-    """The same, of a trace as MetaSchedule writes it."""
+    """Hashes a trace as MetaSchedule writes it."""
     return digest(json.dumps(trace).encode())[:16]
 
 
 def replayed(kernel: Kernel, trace: Any) -> Schedule:
-    """A kernel scheduled as recorded.
+    """Schedules a kernel as recorded.
 
     Args:
       kernel: the kernel.

@@ -55,7 +55,7 @@ class Work:
 
 
 def work_of(mod: tvm.IRModule) -> list[Work]:
-    """The work of every kernel of a scheduled module whose sizes are known before the call."""
+    """Counts the work of every kernel of a scheduled module whose sizes are known beforehand."""
     counter, called = _Counter(), _calls(mod)
     found = []
     for name, kernel in mod.functions_items():
@@ -69,6 +69,7 @@ def work_of(mod: tvm.IRModule) -> list[Work]:
         except (TypeError, ValueError, AttributeError):  # a size that only the call tells
             continue
         calls = called.get(name, [])
+        # Calls of one kernel with other weights read as much; the largest stands for them.
         bound = max((sum(sizes[kernel.params[i]] for i in taken) for taken in calls), default=0)
         read = sum(sizes.values()) - result
         found.append(Work(name.name_hint, read, result, work, bound, max(1, len(calls))))
@@ -76,7 +77,7 @@ def work_of(mod: tvm.IRModule) -> list[Work]:
 
 
 def _calls(mod: tvm.IRModule) -> dict[tvm.ir.GlobalVar, list[list[int]]]:
-    """Per kernel and call of it in ``main``, which of its arguments are bound parameters."""
+    """Finds which arguments are bound parameters, for each kernel and each call of it."""
     main = mod["main"]
     bound = set(main.params[: int((main.attrs or {}).get(BOUND, 0))])
     found: dict[tvm.ir.GlobalVar, list[list[int]]] = {}
@@ -118,6 +119,7 @@ class _Counter:
     def _added(self, store: tirx.BufferStore) -> int:
         counted: list[int] = []
         tvm_ffi.structural_walk(store.value, (tvm.ir.Call, lambda c: counted.append(self._of(c))))
+        # An instruction's products replace the arithmetic around it, which only widens or adds up.
         if any(counted):
             return sum(counted)
         return _terms(store.value, store.buffer) * _lanes(store.value)
@@ -132,8 +134,9 @@ class _Counter:
 
 
 def _terms(value: tirx.Expr, target: tirx.Var) -> int:
-    """How many products a store adds to what its buffer holds."""
+    """Counts the products that a store adds to the content of its buffer."""
     terms = 0
+    # Sums are left-deep after `unpair_products`, with the buffer's own content innermost.
     while isinstance(value, tirx.Add | tirx.Sub):
         terms += contains(value.b, tirx.Mul)
         value = value.a

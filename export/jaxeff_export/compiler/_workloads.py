@@ -46,11 +46,12 @@ class Kernel:
 
 
 def kernel_of(name: str, function: tirx.PrimFunc) -> Kernel:
-    """A function of a module, before it is scheduled, as a kernel."""
+    """Makes a kernel of a module's function that is not scheduled yet."""
+    # Schedules apply to merged blocks, so these are what a record has to be matched by.
     merged = merge_blocks(function)
     return Kernel(name, merged, workload_of(merged))
 
 
 def workload_of(function: tirx.PrimFunc) -> str:
-    """The structural hash of a kernel whose blocks are merged."""
+    """Returns the structural hash of a kernel whose blocks are merged."""
     return str(ms.database.Workload(tvm.IRModule({"main": function})).as_json()[0])

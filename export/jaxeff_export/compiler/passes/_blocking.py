@@ -26,7 +26,7 @@ LARGE = 1 << 18  # bytes of weights; fewer stay in the nearest caches wherever t
 
 
 def block_weights(mod: tvm.IRModule, parameters: int, machine: Machine) -> tvm.IRModule:
-    """Lets contractions read their weights in blocks of the columns that they compute at once.
+    """Makes contractions read their weights in blocks of the columns that they compute at once.
 
     Args:
         mod: a module of kernels (operators are legalised); it is not changed.
@@ -49,6 +49,7 @@ class _Blocking(CallRewriter):
 
     def _laid_out(self, array: relax.Var, columns: int) -> relax.Var:
         *rows, width = (int(n) for n in array.ty.shape)
+        # [rows, width] -> [width / columns, rows, columns]: a tile's columns, row after row.
         count, order = width // columns, [len(rows), *range(len(rows)), len(rows) + 1]
         apart = [*rows, count, columns]
         split = self._bound("split", relax.op.reshape(array, apart), array, apart)
@@ -57,18 +58,21 @@ class _Blocking(CallRewriter):
 
 
 def _blocked(function: tirx.PrimFunc, weights: Sequence[int], machine: Machine) -> Other | None:
-    """Lets the contractions of a kernel read weights in blocks; None where that is no use."""
+    """Makes a kernel's contractions read weights in blocks; None where that has no use."""
     root = root_of(function)
     statements = statements_of(root.body) if root else []
     nests = [nest for statement in statements if (nest := Nest.of(statement))]
     across = {buffer for nest in nests for buffer in nest.across}
     large = [i for i in weights if function.params[i] in across and _is_large(function, i)]
+    # One layout serves all readers, so contractions have to agree on the columns.
     if not large or len({nest.width for nest in nests}) != 1:
         return None
+    # Anything else that reads the weights would need them in their own order.
     others = [statement for statement in statements if Nest.of(statement) is None]
     if any(contains(others, tirx.Var, function.params[i].same_as) for i in large):
         return None
     columns = tile_of([nest.block for nest in nests], machine).columns
+    # The tile takes whole rows: they are one stream already.
     if columns == nests[0].width:
         return None
     buffers = {function.params[i]: _in_blocks(function.params[i], columns) for i in large}
@@ -93,12 +97,13 @@ def _in_blocks(buffer: tirx.Buffer, columns: int) -> tirx.Buffer:
 
 
 def _reading(body: Any, buffers: dict[tirx.Buffer, tirx.Buffer], columns: int) -> Any:
-    """A statement that reads blocks in place of whole rows."""
+    """Rewrites a statement to read blocks in place of whole rows."""
 
     def load(node: ir.TensorLoad) -> tirx.Expr:
         if node.source not in buffers:
             return node
         *rows, column = node.indices
+        # The scheduler recognises this form (`columns_of`) and tiles by the block's columns.
         at = [tirx.floordiv(column, columns), *rows, tirx.floormod(column, columns)]
         return tirx.BufferLoad(buffers[node.source], at)
 

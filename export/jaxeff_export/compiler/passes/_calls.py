@@ -23,7 +23,7 @@ class Other:
 
 
 class CallRewriter(abc.ABC):
-    """Lets calls of kernels work on other operands.
+    """Replaces calls of kernels by calls of kernels that take operands in another form.
 
     Args:
         mod: a module of kernels (operators are legalised); it is not changed.
@@ -38,7 +38,7 @@ class CallRewriter(abc.ABC):
         self._others: dict[tuple[relax.Var, int], relax.Var] = {}
 
     def module(self) -> tvm.IRModule:
-        """A module that computes the same, and operands on the way, for `lift_parameters`."""
+        """Rewrites the module: same results, operands computed on the way for `lift_parameters`."""
         main = self._mod["main"]
         (block,) = main.body.blocks
         for binding in block.bindings:
@@ -52,7 +52,7 @@ class CallRewriter(abc.ABC):
         return result
 
     def _exchanged(self, call: ir.Call, result: ir.Type) -> ir.Call:
-        """What is called instead, the same call if nothing is."""
+        """Returns the call to make instead, or the same call."""
         callee, arguments = call.args[:2]
         operands = list(arguments.fields)
         weights = [i for i, operand in enumerate(operands) if stays_small(operand, self._sources)]
@@ -62,6 +62,7 @@ class CallRewriter(abc.ABC):
         for i in found.exchanged:
             operands[i] = self._made(operands[i], found.columns)
         kernel = found.kernel
+        # The rewritten kernel is still to be fused with what follows it, such as an activation.
         if "op_pattern" not in kernel.attrs:
             kernel = kernel.with_attr("op_pattern", FUSES_WHAT_FOLLOWS)
         name = self._builder.add_func(kernel, callee.name_hint)
@@ -69,14 +70,14 @@ class CallRewriter(abc.ABC):
         return relax.call_tir(name, relax.Tuple(operands), results)
 
     def _made(self, array: relax.Var, columns: int) -> relax.Var:
-        """What an array becomes, once for all calls that take it."""
+        """Lays out an array, once for all calls that take it."""
         if (array, columns) not in self._others:
             self._others[array, columns] = self._laid_out(array, columns)
         return self._others[array, columns]
 
     @abc.abstractmethod
     def _other(self, kernel: tirx.PrimFunc, weights: Sequence[int]) -> Other | None:
-        """The kernel to call instead, if there is one.
+        """Finds the kernel to call instead, if there is one.
 
         Args:
             kernel: what is called.
@@ -85,10 +86,10 @@ class CallRewriter(abc.ABC):
 
     @abc.abstractmethod
     def _laid_out(self, array: relax.Var, columns: int) -> relax.Var:
-        """An array as the other kernel takes it."""
+        """Lays out an array as the other kernel takes it."""
 
     def _bound(self, name: str, value: relax.Expr, like: relax.Var, shape: list[int]) -> relax.Var:
-        """An array of the dtype of another, under a name."""
+        """Binds a value of another array's dtype to a name."""
         var = relax.DataflowVar(name, relax.TensorType(shape, like.ty.dtype))
         self._bindings.append(relax.VarBinding(var, value))
         return var

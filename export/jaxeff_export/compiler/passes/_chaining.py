@@ -27,7 +27,7 @@ _MOST_SCRATCH = 1 << 20
 
 
 def chained(mod: tvm.IRModule) -> tvm.IRModule:
-    """A module whose ``main`` calls kernels that follow each other as one."""
+    """Joins kernels that follow each other in ``main`` into single calls."""
     main = mod["main"]
     if not all(isinstance(block, relax.DataflowBlock) for block in main.body.blocks):
         return mod.clone()
@@ -53,9 +53,11 @@ def _rewritten(
     run: list[relax.VarBinding] = []
 
     def close(following: Sequence[relax.Binding]) -> None:
+        # Views at the end of a run belong to what follows it.
         while run and _kernel(mod, run[-1]) is None:
             following = [run.pop(), *following]
             late.insert(0, following[0])
+        # A single kernel gains nothing from a copy of its code.
         if sum(_kernel(mod, b) is not None for b in run) > 1:
             made.extend(_joined(bb, mod, run, following, main))
         else:
@@ -71,6 +73,7 @@ def _rewritten(
         if run and viewed is not None and not own:  # of what is there before the run
             made.append(binding)
             continue
+        # A view of a result in the run stays inside: the buffer is the same under another shape.
         if (kernel is not None or own) and _fits(mod, [*run, binding]):
             run.append(binding)
             continue
@@ -91,7 +94,7 @@ def _fits(mod: tvm.IRModule, run: Sequence[relax.VarBinding]) -> bool:
 
 
 def _kernel(mod: tvm.IRModule, binding: relax.Binding) -> tirx.PrimFunc | None:
-    """The kernel that a binding calls, if it can be one of a chain."""
+    """Returns the kernel that a binding calls, if it can be one of a chain."""
     value = binding.value
     if not isinstance(value, tvm.ir.Call) or value.op != tvm.ir.Op.get("relax.call_tir"):
         return None
@@ -101,7 +104,7 @@ def _kernel(mod: tvm.IRModule, binding: relax.Binding) -> tirx.PrimFunc | None:
 
 
 def _viewed(binding: relax.Binding) -> relax.Var | None:
-    """What a reshape takes another view of."""
+    """Returns the array that a reshape is a view of."""
     value = binding.value
     if isinstance(value, tvm.ir.Call) and value.op == tvm.ir.Op.get("relax.reshape"):
         return value.args[0] if isinstance(value.args[0], relax.Var) else None
@@ -115,13 +118,15 @@ def _joined(
     following: Sequence[relax.Binding],
     main: relax.Function,
 ) -> list[relax.Binding]:
-    """One call in the place of a run, and views of its results that others read."""
+    """Makes one call of a run, and views of its results that others read."""
     within = {binding.var for binding in run}
     read = {v for b in following for v in relax.analysis.free_vars(b.value)} | {main.body.body}
+    # Views of views lead back to the array that owns the memory.
     origin: dict[relax.Var, relax.Var] = {}
     for binding in run:
         viewed = _viewed(binding)
         origin[binding.var] = binding.var if viewed is None else origin.get(viewed, viewed)
+    # Only arrays read after the run are results; all others become scratch memory.
     results = [b.var for b in run if b.var in {origin[v] for v in within & read}]
     results = [v for v in results if v in within]
     operands: dict[Any, tirx.Var] = {}
@@ -139,6 +144,7 @@ def _joined(
         replaced = {}
         for argument, parameter in zip(binding.value.args[1].fields, inputs, strict=True):
             source = origin.get(argument, argument)
+            # Made in this run: the reader gets the writer's buffer directly.
             if source in buffers:
                 replaced[parameter] = buffers[source]
             else:
@@ -175,9 +181,10 @@ def _joined(
 
 
 def _with_buffers(body: tirx.Stmt, replaced: Mapping[tirx.Var, tirx.Var]) -> tirx.Stmt:
-    """A kernel's statements on other buffers, of any shape: they are read as if they were flat."""
+    """Rewrites a kernel's statements to other buffers of any shape, which are indexed flat."""
 
     def place(buffer: tirx.Var, indices: Sequence[Any]) -> list[Any]:
+        # Kernels of flat loops index their arrays by the last axis alone.
         return [tirx.const(0, "int64")] * (len(buffer.shape) - 1) + [indices[-1]]
 
     def load(node: Any) -> Any:

@@ -36,7 +36,7 @@ _LETS = 8  # intermediate values of a decoded weight; each use of one is written
 
 
 def decode_where_read(mod: tvm.IRModule) -> tvm.IRModule:
-    """Lets layers decode the codes they read.
+    """Makes layers decode the codes that they read.
 
     Args:
         mod: fused kernels, not scheduled yet; a ``main`` without bound parameters stays as it is.
@@ -50,6 +50,7 @@ def decode_where_read(mod: tvm.IRModule) -> tvm.IRModule:
         return mod
     (block,) = main.body.blocks
     made_by = {b.var: b.value for b in block.bindings}
+    # Decoding inside a kernel is for one reader: others would decode the same weights again.
     uses = Counter(v for b in block.bindings for v in relax.analysis.free_vars(b.value))
     uses.update([main.body.body])
     sources, parameters = sources_of(main, bound), set(main.params[:bound])
@@ -85,11 +86,12 @@ def _decodes(
     sources: Sources,
     parameters: Set[relax.Var],
 ) -> bool:
-    """Whether an array is computed element by element of parameters that take fewer bytes."""
+    """Tells whether an array is computed elementwise from parameters that take fewer bytes."""
     if made_by is None or not _is_kernel(made_by):
         return False
     if not all(argument in parameters for argument in made_by.args[1]):
         return False
+    # Small derived arrays are computed once, with the bundle (`lift_parameters`).
     if not sources.get(array) or stays_small(array, sources):
         return False
     function = mod[made_by.args[0]]
@@ -99,18 +101,20 @@ def _decodes(
 
 
 def _reads(function: tirx.PrimFunc, position: int) -> int:
-    """How often the contractions of a kernel read an element of an argument; 0 if none does."""
+    """Counts how often a kernel's contractions read an element of an argument; 0 if none does."""
     buffer = function.params[position]
     times = 0
     for block in _blocks(function):
         if not is_contraction(block) or not any(r.source.same_as(buffer) for r in block.reads):
             continue
         at = [r.region for r in block.reads if r.source.same_as(buffer)]
+        # Iterators that do not move the read repeat it: their extents multiply the decoding work.
         elsewhere = [
             v for v in block.iter_vars
             if not any(contains([r.min for r in region], tirx.Var, v.var.same_as) for region in at)
         ]  # fmt: skip
         extents = [v.dom.extent for v in elsewhere]
+        # A size that only the call tells may be large: count it as too often.
         if not all(isinstance(n, tirx.IntImm) for n in extents):
             return FEW + 1
         times = max(times, math.prod(int(n) for n in extents))
@@ -118,7 +122,7 @@ def _reads(function: tirx.PrimFunc, position: int) -> int:
 
 
 def _blocks(function: tirx.PrimFunc) -> list[s_tir.SBlock]:
-    """The blocks of a kernel of plain loops; none of any other."""
+    """Lists the blocks of a kernel of plain loops; none of any other."""
     root = root_of(function)
     blocks = []
     for statement in statements_of(root.body) if root else []:
@@ -136,7 +140,7 @@ def _together(
     call: tvm.ir.Call,
     decoded: dict[relax.Var, tvm.ir.Call],
 ) -> tvm.ir.Call:
-    """A call of one kernel that does what several do: some arguments are computed by the others."""
+    """Calls one kernel that does the work of several, whose results are its arguments."""
     calls = [*decoded.items(), (relax.Var("made", call.ty), call)]
     given = [a for _, c in calls for a in c.args[1] if a not in decoded]
     arguments = list(dict.fromkeys(given))
@@ -146,7 +150,7 @@ def _together(
 
 
 def _called(name: tvm.ir.GlobalVar, arguments: relax.Tuple, like: tvm.ir.Call) -> tvm.ir.Call:
-    """A call of a kernel whose results are those of another call."""
+    """Calls a kernel whose results are those of another call."""
     several = isinstance(like.ty, relax.TupleType)
     return relax.call_tir(name, arguments, list(like.ty.fields) if several else like.ty)
 
@@ -156,7 +160,7 @@ def _inlined(
     calls: Sequence[tuple[relax.Var, tvm.ir.Call]],
     arguments: Sequence[relax.Var],
 ) -> tirx.PrimFunc:
-    """The kernels of several calls as one, in which all but the last are terms of the last."""
+    """Joins the kernels of several calls into one, with all but the last inlined into the last."""
     names = {v: relax.Var(v.name, v.ty) for v in arguments}
     names |= {v: relax.DataflowVar(v.name, v.ty) for v, _ in calls}
     bindings = []
@@ -181,6 +185,7 @@ def _inlined(
         outer.emit_func_output(out)
     fused = relax.transform.FuseTIR()(outer.get())
     (kernel,) = (f for _, f in fused.functions_items() if isinstance(f, tirx.PrimFunc))
+    # FuseTIR leaves the decoded weights in a buffer; inlining puts them into the product.
     sch = Schedule(tvm.IRModule({"main": kernel}))
     blocks = sch.get_child_blocks(sch.get_sblock("root"))
     for block in blocks[: len(calls) - 1]:

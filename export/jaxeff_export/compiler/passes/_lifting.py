@@ -62,6 +62,7 @@ def lift_parameters(mod: tvm.IRModule, count: int) -> Lifted:
     body = relax.SeqExpr([relax.DataflowBlock([*named, *kept])], result)
     params = [*(available[i] for i in operands), *inputs]
     rest = relax.Function(params, body, main.ret_ty, main.is_pure, main.attrs)
+    # Later passes tell weights from data by this count.
     rest = rest.with_attr(BOUND, len(operands))
     derive = _derivation(block.bindings, parameters, lifted)
     return Lifted(_with_main(mod, rest), _with_main(mod, derive) if lifted else None, operands)
@@ -71,7 +72,7 @@ Sources = dict[relax.Var, frozenset[relax.Var] | None]
 
 
 def sources_of(main: relax.Function, count: int) -> Sources:
-    """Per variable the parameters it is computed from, or None where data takes part."""
+    """Finds the parameters that each variable is computed from; None where data takes part."""
     sources: Sources = {parameter: frozenset([parameter]) for parameter in main.params[:count]}
     sources |= dict.fromkeys(main.params[count:])
     (block,) = main.body.blocks
@@ -90,12 +91,15 @@ def _partition(
     result: relax.Var,
     packing: Container[tvm.ir.GlobalVar],
 ) -> tuple[list[relax.VarBinding], list[relax.VarBinding], set[relax.Var]]:
-    """The bindings that stay, those whose values are derived arrays, and what is used of either."""
+    """Splits bindings into those that stay and derived arrays; also returns the variables used."""
     used = {result}
     kept, lifted = [], []
+    # Backwards, so that every use of a value is known before its binding is reached: only derived
+    # arrays that the remaining program reads are lifted, not the steps that lead to them.
     for binding in reversed(bindings):
         if binding.var not in used:
             continue
+        # Packed weights are lifted whatever their size: packing costs more than reading them.
         packs = _callee(binding.value) in packing and sources.get(binding.var)
         if not _is_view(binding.value) and (packs or stays_small(binding.var, sources)):
             lifted.append(binding)
@@ -106,7 +110,7 @@ def _partition(
 
 
 def _callee(value: relax.Expr) -> tvm.ir.GlobalVar | None:
-    """The kernel that a binding calls."""
+    """Returns the kernel that a binding calls."""
     if isinstance(value, tvm.ir.Call) and value.op == tvm.ir.Op.get("relax.call_tir"):
         return value.args[0]
     return None
@@ -118,6 +122,7 @@ def stays_small(value: relax.Expr, sources: Sources) -> bool:
     if not parameters or not isinstance(value.ty, relax.TensorType):
         return False
     size, *theirs = (_bytes(var) for var in (value, *parameters))
+    # Bytes of the bundle against work in every call: an array that grows more is recomputed.
     return size is not None and None not in theirs and size <= GROWTH * sum(filter(None, theirs))
 
 
@@ -128,7 +133,7 @@ def _is_view(value: relax.Expr) -> bool:
 
 
 def _bytes(var: relax.Var) -> int | None:
-    """The size of a tensor, or None where it is not known before the call."""
+    """Returns the bytes of a tensor, or None where they are not known before the call."""
     shape = var.ty.shape
     if not isinstance(shape, relax.ShapeExpr) or not all(isinstance(n, tirx.IntImm) for n in shape):
         return None
@@ -138,7 +143,7 @@ def _bytes(var: relax.Var) -> int | None:
 def _derivation(
     bindings: list[relax.VarBinding], parameters: list[relax.Var], lifted: list[relax.VarBinding]
 ) -> relax.Function:
-    """A function from parameters to derived arrays."""
+    """Makes a function from parameters to derived arrays."""
     used = {binding.var for binding in lifted}
     needed = []
     for binding in reversed(bindings):

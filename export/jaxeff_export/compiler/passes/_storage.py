@@ -36,6 +36,7 @@ def _rewritten(function: tirx.PrimFunc) -> tirx.PrimFunc:
     own = {buffer: _as_bits(buffer) for buffer in found if _is_narrow(buffer)}
     if own:
         body = tvm_ffi.structural_map(body, _in_terms_of(own))
+    # Neither own buffers nor arguments of narrow floats: nothing to rewrite.
     elif not any(_is_narrow(parameter) for parameter in function.params):
         return function
     return function.with_body(tvm_ffi.structural_map(body, (tvm.ir.Call, _sink)))
@@ -51,11 +52,12 @@ def _as_bits(buffer: tirx.Buffer) -> tirx.Buffer:
 
 
 def _in_terms_of(own: dict[tirx.Buffer, tirx.Buffer]) -> list:
-    """What puts integer buffers in the place of narrow ones."""
+    """Returns rewriting rules that put integer buffers in the place of narrow ones."""
 
     def load(node: tvm.ir.TensorLoad) -> Expr:
         if node.source not in own:
             return node
+        # The cast back to the narrow type meets another to bits in `_bits`, where the two cancel.
         return tirx.reinterpret(node.source.dtype, tirx.BufferLoad(own[node.source], node.indices))
 
     def store(node: tirx.BufferStore) -> tirx.Stmt:
@@ -98,7 +100,7 @@ def _sink(call: tvm.ir.Call) -> Expr:
 
 
 def _bits(x: Expr, dtype: str) -> Expr:
-    """The bits of a narrow float."""
+    """Returns the bits of a narrow float."""
     match x:
         case tirx.FloatImm():
             bits = np.array(x.value, _NARROW[str(x.ty.dtype)]).view(dtype)

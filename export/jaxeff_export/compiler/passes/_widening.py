@@ -22,7 +22,7 @@ MANY_ROWS = 8  # that an operand is used for, so that padding it in every call p
 
 
 def widen_contractions(mod: tvm.IRModule, parameters: int, lanes: int) -> tvm.IRModule:
-    """Lets contractions work on whole vectors.
+    """Pads operands so that contractions work on whole vectors.
 
     Args:
         mod: a module of kernels (operators are legalised); it is not changed.
@@ -51,21 +51,24 @@ class _Widening(CallRewriter):
 
 
 def _widened(function: tirx.PrimFunc, weights: Sequence[int], lanes: int) -> Other | None:
-    """Widens the contractions of a kernel; None if they need or allow it not."""
+    """Widens the contractions of a kernel; None if there is no need or no way."""
     root = root_of(function)
     if root is None:
         return None
     statements = statements_of(root.body)
     nests = {i: nest for i, s in enumerate(statements) if (nest := Nest.of(s)) is not None}
     widths = {nest.width for nest in nests.values()}
+    # Fewer columns than a vector would mostly compute padding.
     if len(widths) != 1 or not all(n > lanes and n % lanes for n in widths):
         return None
     written = {buffer for nest in nests.values() for buffer in nest.written}
     across = {buffer for nest in nests.values() for buffer in nest.across}
+    # Padding is zero, and the columns that it adds are cut off again: results do not change.
     padded = across - written
     width = widths.pop()
     columns = -(-width // lanes) * lanes
     paddable = {function.params[i] for i in weights}
+    # Short equal vectors cost more than padding data in every call, if many rows share it.
     if _in_equal_vectors(width, lanes) >= SHORT * columns // lanes:
         paddable |= {
             parameter
@@ -82,6 +85,7 @@ def _widened(function: tirx.PrimFunc, weights: Sequence[int], lanes: int) -> Oth
     statements = [renamed(statement, wide) for statement in statements]
     results = [buffer for buffer in function.params if buffer in written]
     statements += [_cut(wide[result], result) for result in results]
+    # Results are computed in wide buffers of the kernel's own and cut to the caller's.
     own = [wide.get(buffer, buffer) for buffer in root.alloc_buffers]
     own += [wide[result] for result in results]
     body = s_tir.SBlock([], [], [], root.name_hint, tirx.SeqStmt(statements), alloc_buffers=own)
@@ -93,7 +97,7 @@ def _widened(function: tirx.PrimFunc, weights: Sequence[int], lanes: int) -> Oth
 
 
 def _in_equal_vectors(width: int, lanes: int) -> int:
-    """How many vectors of one width make so many columns."""
+    """Counts the vectors of one width that make up so many columns."""
     return min(n for n in range(1, width + 1) if width % n == 0 and width // n <= lanes)
 
 
@@ -104,7 +108,7 @@ def _with_columns(buffer: tirx.Buffer, columns: int) -> tirx.Buffer:
 
 
 def _cut(wide: tirx.Buffer, result: tirx.Buffer) -> tirx.Stmt:
-    """Copies the real columns."""
+    """Copies the columns that are no padding."""
     extents = list(result.shape)
     iters = [
         tirx.IterVar(

@@ -58,7 +58,7 @@ def is_plain(function: tirx.PrimFunc) -> bool:
 
 
 def _nests(function: tirx.PrimFunc) -> list[_Nest]:
-    """The loop nests of a kernel; none if there is anything else in it."""
+    """Lists the loop nests of a kernel; none if there is anything else in it."""
     statements = statements_of(function.body.block.body)
     nests = [nest for statement in statements for nest in _nests_of(statement, [])]
     return [] if any(nest is None for nest in nests) else [nest for nest in nests if nest]
@@ -90,7 +90,7 @@ class _Nest:
         return {region.source for region in self.block.writes}
 
     def statement(self) -> tirx.Stmt:
-        """The nest as a statement, with loop variables of its own."""
+        """Writes the nest as a statement, with loop variables of its own."""
         names = [loop.loop_var for loop in self.loops]
         variables = [tirx.Var(name.name, name.ty.dtype) for name in names]
         body: tirx.Stmt = s_tir.SBlockRealize(variables, True, self.block)
@@ -100,7 +100,7 @@ class _Nest:
 
 
 def _nests_of(statement: tirx.Stmt, loops: Sequence[tirx.For]) -> list[_Nest | None]:
-    """The loop nests of a statement; None for one of another form."""
+    """Lists the loop nests of a statement, with None for one of another form."""
     if isinstance(statement, tirx.For):
         plain = statement.kind == tirx.ForKind.SERIAL and isinstance(statement.extent, tirx.IntImm)
         return _nests_of(statement.body, [*loops, statement]) if plain else [None]
@@ -120,22 +120,24 @@ def _nests_of(statement: tirx.Stmt, loops: Sequence[tirx.For]) -> list[_Nest | N
 
 
 def _join(nests: Sequence[_Nest], worth: Callable[[s_tir.SBlock], bool]) -> list[_Nest]:
-    """Joins what can be joined, and put the rest where its operands are ready."""
+    """Joins the nests that can be joined, and puts the rest where their operands are ready."""
     done: list[_Nest] = []
     for nest in nests:
         for i, earlier in enumerate(done):
             if not worth(earlier.block) or not worth(nest.block):
                 continue
+            # Joined, both run at the same point of the loops: the later must not need the earlier.
             if _are_siblings(earlier, nest, done) and not _feeds(earlier, nest, done):
                 done[i] = _joined(earlier, nest)
                 break
         else:
             done.append(nest)
+    # The joined nest stands at the earlier one's place, before operands that the later one reads.
     return _in_order(done)
 
 
 def _feeds(first: _Nest, second: _Nest, others: Sequence[_Nest]) -> bool:
-    """Tells whether one nest works on what comes of another, by whatever way."""
+    """Tells whether one nest depends on another's results, directly or through others."""
     reached, ways = set(first.targets), [other for other in others if other is not first]
     while True:
         next_ = [other for other in ways if other.sources & reached]
@@ -147,10 +149,11 @@ def _feeds(first: _Nest, second: _Nest, others: Sequence[_Nest]) -> bool:
 
 
 def _in_order(nests: Sequence[_Nest]) -> list[_Nest]:
-    """Sorts nests so that what is read was written before, else as they are."""
+    """Sorts nests topologically, keeping their order where it is free."""
     ordered: list[_Nest] = []
     waiting = list(nests)
     while waiting:
+        # Kernels have no cycles, so a nest with all of its operands always exists.
         missing = set().union(*(nest.targets for nest in waiting))
         ready = next(nest for nest in waiting if not nest.sources & missing)
         ordered.append(ready)
@@ -161,6 +164,7 @@ def _in_order(nests: Sequence[_Nest]) -> list[_Nest]:
 def _are_siblings(first: _Nest, second: _Nest, others: Sequence[_Nest]) -> bool:
     if first.walk != second.walk:
         return False
+    # Of reductions only contractions are joined, whose sums then share the loads.
     if any(nest.block.init is not None for nest in (first, second)):
         return all(is_contraction(nest.block) for nest in (first, second))
     related = first.sources & second.sources or any(
@@ -170,7 +174,8 @@ def _are_siblings(first: _Nest, second: _Nest, others: Sequence[_Nest]) -> bool:
 
 
 def _joined(first: _Nest, second: _Nest) -> _Nest:
-    """One nest that does the work of two."""
+    """Makes one nest that does the work of two."""
+    # Equal walks pair the iterators, so the second block can run on the first one's.
     names = {
         theirs.var: ours.var
         for ours, theirs in zip(first.block.iter_vars, second.block.iter_vars, strict=True)
@@ -194,11 +199,12 @@ def _joined(first: _Nest, second: _Nest) -> _Nest:
 
 
 def _united(regions: Sequence[tirx.BufferRegion]) -> list[tirx.BufferRegion]:
-    """One region to a buffer: TVM forgets all but the first when it fuses kernels."""
+    """Unites regions, one to a buffer: TVM's fusion of kernels keeps only the first."""
     united: dict[tirx.Var, tirx.BufferRegion] = {}
     for region in regions:
         known = united.setdefault(region.source, region)
         if not tvm_ffi.structural_equal(known, region, map_free_vars=False):
+            # Different parts: the whole buffer is the safe bound of both.
             whole = [ir.Range(0, extent) for extent in region.source.shape]
             united[region.source] = tirx.BufferRegion(region.source, whole)
     return list(united.values())

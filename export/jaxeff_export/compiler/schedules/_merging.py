@@ -23,12 +23,13 @@ _CHEAP = 24  # expression nodes that may be repeated rather than stored
 
 
 def merge_blocks(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Inlines and join the blocks of a kernel that is not scheduled yet.
+    """Inlines and joins the blocks of a kernel that is not scheduled yet.
 
-    Others than plain kernels stay as they are.
+    A kernel that is not plain stays as it is.
     """
     if not is_plain(function):
         return function
+    # Costly siblings share their terms only as one block; cheap ones mostly vanish by inlining.
     joined = join_siblings(function, lambda block: is_contraction(block) or is_dear(block))
     sch = Schedule(tvm.IRModule({"main": joined}))
     _inline(sch)
@@ -47,6 +48,7 @@ def _inline(sch: Schedule) -> None:
         if sch.get(block).init is not None or len(sch.get(block).writes) != 1:
             continue
         consumers = sch.get_consumers(block)
+        # A producer inlined into a contraction runs once per product instead of once per element.
         if len(consumers) != 1 or (
             len(sch.get_loops(block)) and is_contraction(sch.get(consumers[0]))
         ):
@@ -55,6 +57,7 @@ def _inline(sch: Schedule) -> None:
             continue
         try:
             sch.compute_inline(block)
+        # TVM finds more reasons than these to refuse; the block then stays.
         except s_tir.ScheduleError:
             continue
 
@@ -76,13 +79,14 @@ def _grows(sch: Schedule, block: SBlockRV, consumer: SBlockRV) -> bool:
 
 
 def _scatters_loads(sch: Schedule, block: SBlockRV, consumer: SBlockRV) -> bool:
-    """Tells whether a slice or the like is better copied: its consumer computes long in vectors.
+    """Tells whether a slice is better copied, for a costly consumer to read in vectors.
 
     Rows that stay whole can be read in place.
     """
     load = _copied(sch.get(block))
     if load is None or not is_dear(sch.get(consumer)):
         return False
+    # Elements that are contiguous in both tensors, from the innermost dimension outwards.
     whole = 1
     iters, shape = sch.get(block).iter_vars, load.source.shape
     for v, index, extent in list(zip(iters, load.indices, shape, strict=False))[::-1]:
@@ -95,7 +99,7 @@ def _scatters_loads(sch: Schedule, block: SBlockRV, consumer: SBlockRV) -> bool:
 
 
 def _copied(block: s_tir.SBlock) -> tvm.ir.TensorLoad | None:
-    """What a block copies, if that is all it does."""
+    """Returns the element that a block copies, if that is all it does."""
     store = block.body
     loads = isinstance(store, tirx.BufferStore) and isinstance(store.value, tvm.ir.TensorLoad)
     return store.value if loads else None

@@ -49,8 +49,10 @@ def strip_of(block: s_tir.SBlock, lanes: int, accumulators: int) -> Strip | None
     columns, features = int(pixel.dom.extent), int(feature.dom.extent)
     sums = features * len(block.writes)
     width = max(d for d in range(1, lanes + 1) if columns % d == 0)
+    # All features of a strip stay in registers: one sum each, for every vector of pixels.
     if features >= lanes or width < _BETTER * features or sums > accumulators:
         return None
+    # The turned tile is a local buffer, which has to stay on the stack.
     if features * width > _STACK_FLOATS or not _walks_rows(block, pixel, feature):
         return None
     most = min(accumulators // sums, _STACK_FLOATS // (features * width))
@@ -70,9 +72,11 @@ def _walks_rows(block: s_tir.SBlock, pixel: tirx.IterVar, feature: tirx.IterVar)
         moves = [i for i, index in enumerate(load.indices) if uses(index, pixel)]
         if not moves:
             continue
+        # Data that differs by feature (a depthwise layer) is no shared vector of pixels.
         if any(uses(index, feature) for index in load.indices):
             return False
         rank = len(load.indices)
+        # One channel: the next pixel is the next element, so a row is a vector without gathering.
         if moves != [rank - 2] or int(load.source.shape[-1]) != 1:
             return False
         if not _is_next(load.indices[rank - 2], pixel):
@@ -109,6 +113,7 @@ def tile_strip(
     Returns:
         The loop over strips.
     """
+    # [feature, pixel] in the tile: vectors of pixels are stored whole, and turned on the way out.
     turned = lambda n, h, w, c: [n, h, c, w]  # noqa: E731
     results = range(len(sch.get(block).writes))
     copies = [sch.cache_write(block, i, "global") for i in results]

@@ -63,7 +63,7 @@ class Machine:
 
     @classmethod
     def of(cls, target: Target) -> Machine:
-        """Reads a target; its features, as TVM gives every x86 the vectors of AVX-512."""
+        """Reads a target by its features: TVM's own vector width is AVX-512's on every x86."""
         cores = int(target.attrs.get("num-cores", 1))
         for feature, lanes, registers in (("avx512f", 16, 32), ("avx", 8, 16), ("neon", 4, 32)):
             if llvm_cpu_has_features(feature, target):
@@ -75,7 +75,7 @@ ANY_MACHINE = Machine(lanes=8, registers=16, cores=1)
 
 
 def schedule_cpu(mod: tvm.IRModule, machine: Machine) -> tvm.IRModule:
-    """Schedules every kernel of a module; those that resist stay as they are."""
+    """Schedules every kernel of a module; a kernel that no rule fits stays as it is."""
     return map_kernels(mod, lambda function: _schedule_function(function, machine))
 
 
@@ -87,10 +87,11 @@ def _schedule_function(function: tirx.PrimFunc, machine: Machine) -> tirx.PrimFu
 
 
 def schedule_kernel(function: tirx.PrimFunc, machine: Machine) -> Schedule | None:
-    """Schedules one kernel whose blocks are merged; None if it resists.
+    """Schedules one kernel whose blocks are merged; None if no rule fits.
 
     The trace of the schedule can be applied to the same kernel again.
     """
+    # A failed attempt leaves a half-changed schedule, so each starts from the kernel.
     for attempt in (_schedule, _schedule_simple):
         try:
             sch = Schedule(tvm.IRModule({"main": function}))
@@ -108,6 +109,7 @@ class _NotForeseenError(Exception):
 def _schedule(sch: Schedule, machine: Machine) -> None:
     blocks = sch.get_child_blocks(sch.get_sblock("root"))
     contractions = [b for b in blocks if _is_contraction(sch, b)]
+    # The rules tile one contraction, with what follows it as its epilogue.
     if len(contractions) > 1:
         raise _NotForeseenError
     for block in contractions:
@@ -149,7 +151,7 @@ def _vectorizable(sch: Schedule, block: SBlockRV) -> bool:
 
 
 def _epilogue(sch: Schedule, block: SBlockRV) -> list[SBlockRV]:
-    """What takes a tile out of registers: the elementwise block that follows, or copies.
+    """Finds the blocks that write a tile out of registers: an elementwise consumer, or copies.
 
     A long chain of scalars is no epilogue: it runs fastest in a flat loop of its own.
     """
@@ -163,7 +165,7 @@ def _epilogue(sch: Schedule, block: SBlockRV) -> list[SBlockRV]:
 
 
 def _loops(sch: Schedule, block: SBlockRV) -> list[tuple[LoopRV, str]]:
-    """A block's loops, each S (spatial) or R (reduction); loops and iterators must match."""
+    """Lists a block's loops, each S (spatial) or R (reduction); iterators have to match them."""
     loops = sch.get_loops(block)
     kinds = sch.get(block).iter_vars
     if len(loops) != len(kinds):
@@ -175,18 +177,18 @@ def _loops(sch: Schedule, block: SBlockRV) -> list[tuple[LoopRV, str]]:
 
 
 def _extents(sch: Schedule, loops: list[LoopRV], unknown: int = 1) -> list[int]:
-    """How long loops are; for tiles, one whose length only the call tells has length 1."""
+    """Returns the lengths of loops; a length that only the call tells counts as ``unknown``."""
     extents = [sch.get(loop).extent for loop in loops]
     return [int(n) if isinstance(n, tirx.IntImm) else unknown for n in extents]
 
 
 def _turns(sch: Schedule, loops: list[LoopRV]) -> int:
-    """How often the body of loops runs, as far as it can be told."""
+    """Estimates how often the body of loops runs."""
     return math.prod(_extents(sch, loops, _UNKNOWN))
 
 
 def _split(sch: Schedule, loop: LoopRV, size: int) -> tuple[LoopRV, LoopRV]:
-    """A loop over pieces of a size that divides it, and one within."""
+    """Splits a loop into pieces of a size that divides it."""
     extent = sch.get(loop).extent
     outer = int(extent) // size if isinstance(extent, tirx.IntImm) else None
     first, second = sch.split(loop, [outer, size])
@@ -202,6 +204,7 @@ def _tile_reduction(sch: Schedule, block: SBlockRV, machine: Machine) -> list[SB
     if not all(isinstance(sch.get(loop).extent, tirx.IntImm) for loop in reduce_loops):
         raise _NotForeseenError
     turns = _turns(sch, spatial) * _turns(sch, reduce_loops)
+    # Multiply-adds; a joined block of mean and variance has several in its body.
     work = turns * count(sch.get(block).body, tirx.Mul)
     if not extents:
         return []
@@ -215,20 +218,25 @@ def _tile_reduction(sch: Schedule, block: SBlockRV, machine: Machine) -> list[SB
     choose = machine.tiling or functools.partial(_register_tile, depth=depth)
     tile = choose(extents, machine, len(sch.get(block).writes), columns_of(sch.get(block)))
 
+    # Tiles divide the extents, so that no iteration is guarded and all loads are whole vectors.
     outer, inner = [], []
     for loop, size in zip(spatial, [*tile.rows, tile.columns], strict=True):
         o, i = _split(sch, loop, size)
         outer.append(o)
         inner.append(i)
+    # Blocked weights: all rows are computed with one block of columns while it is in the cache.
     if tile.columns_first:
         outer = [outer[-1], *outer[:-1]]
+    # NEON multiplies by a lane of a vector: four neighbouring terms of data are one load.
     if machine.lanes == _LANED and depth % _LANED == 0:
         # Two results bring twice the operands, all of which LLVM loads first: half as many terms.
         several, each = _split(sch, reduce_loops[-1], _LANED // len(sch.get(block).writes))
         reduce_loops = [*reduce_loops[:-1], several]
         inner = [each, *inner]
+    # Reductions run outside the tile: each step loads operands once for all sums in registers.
     sch.reorder(*outer, *reduce_loops, *inner)
     copies = _copied_by_image(sch, block, extents[0], tile, machine)
+    # Images stay apart where copies are made per image; else tiles are one loop, shared evenly.
     shared = fused = sch.fuse(*outer[1 if copies else 0 :])
     for following in epilogue:
         sch.reverse_compute_at(following, fused, preserve_unit_loops=True)
@@ -243,10 +251,10 @@ def _tile_reduction(sch: Schedule, block: SBlockRV, machine: Machine) -> list[SB
 def _copied_by_image(
     sch: Schedule, block: SBlockRV, images: int, tile: Tile, machine: Machine
 ) -> list[SBlockRV]:
-    """What is best written image by image, each just before it is read: large padded copies.
+    """Finds large padded copies that are best written image by image, just before they are read.
 
-    Of all images at once it would go to memory and come back. Not where tiles of the same columns
-    follow each other over all images, nor where these can't be shared fairly.
+    Copies of all images at once would go to memory and come back. None are found where tiles of
+    the same columns follow each other over all images, or images can't be shared evenly.
     """
     even = images % machine.cores == 0 or images >= _FAIR * machine.cores
     dimensions = len(tile.rows)
@@ -276,10 +284,11 @@ def _begun(
     machine: Machine,
     epilogue: list[SBlockRV],
 ) -> list[SBlockRV]:
-    """Share out a loop over tiles, and start the sums of each before its first reduction loop."""
+    """Runs a loop over tiles in parallel, and starts sums before their first reduction loop."""
     if work >= PARALLEL_WORK and machine.cores > 1:
         sch.parallel(tiles)
     around = next(i for i, x in enumerate(sch.get_loops(block)) if _is_same(sch, x, first))
+    # Sums start in registers too: unrolled and in vectors, like the tile.
     init = sch.decompose_reduction(block, first)
     for loop in sch.get_loops(init)[around:-1]:
         sch.unroll(loop)
@@ -311,7 +320,7 @@ Tiling = Callable[[list[int], Machine, int, int | None], Tile]
 
 
 def _in_registers(sch: Schedule, block: SBlockRV, loops: list[LoopRV], tile: Tile) -> None:
-    """Unrolls the loops over a tile and vectorise the innermost elements."""
+    """Unrolls the loops over a tile and vectorises the innermost elements."""
     vectors, lanes = sch.split(loops[-1], [tile.vectors, tile.width])
     for loop in [*loops[:-1], vectors]:
         sch.unroll(loop)
@@ -320,17 +329,17 @@ def _in_registers(sch: Schedule, block: SBlockRV, loops: list[LoopRV], tile: Til
 
 
 def _accumulators(machine: Machine, depth: int) -> int:
-    """How many registers may hold sums, of so many terms in the innermost loop.
+    """Counts the registers that may hold sums, given the terms of the innermost loop.
 
-    A loop of few terms (the channels of an image) LLVM unrolls with the one around it. Where
-    weights are no operands in memory, those of all terms are in registers too.
+    LLVM unrolls a loop of few terms (the channels of an image) with the one around it. Where
+    instructions take no operand from memory, the weights of all terms are in registers too.
     """
     unrolled = machine.lanes == _LANED and depth < _LANED
     return (_ACCUMULATORS_UNROLLED if unrolled else _ACCUMULATORS) * machine.registers // 32
 
 
 def tile_of(blocks: Sequence[s_tir.SBlock], machine: Machine) -> Tile:
-    """What is computed at once of contractions that will be one block, and aren't scheduled yet."""
+    """Chooses the tile of contractions that will be one block and aren't scheduled yet."""
     extents: dict[bool, list[int]] = {False: [], True: []}
     for v in blocks[0].iter_vars:
         n = int(v.dom.extent) if isinstance(v.dom.extent, tirx.IntImm) else 1
@@ -342,23 +351,25 @@ def tile_of(blocks: Sequence[s_tir.SBlock], machine: Machine) -> Tile:
 def _register_tile(
     extents: list[int], machine: Machine, results: int, together: int | None, depth: int
 ) -> Tile:
-    """Chooses what to compute at once, of each result; the columns that lie together, if it is said.
+    """Chooses the tile of each result; ``together`` columns of the weights lie side by side.
 
     Vectors fill a register as well as they can; wider ones than a register are not promoted to
     registers unless their width is a power of two, which costs a factor of ten.
     """
+    # The widest equal vectors: a divisor, so that no remainder is left.
     width = max(d for d in divisors(extents[-1]) if d <= machine.lanes)
     budget = _accumulators(machine, depth) // results
     across = [d for d in divisors(extents[-1] // width) if d == 1 or d <= budget]
     if together is not None:
         across = [v for v in across if v * width == together] or across
+    # rows * vectors sums have to stay within the budget; what vectors leave goes to rows.
     rows = {v: _rows(extents[:-1], max(1, budget // v)) for v in across}
     tiles = [Tile(rows[v], v, width, columns_first=together is not None) for v in across]
     return min(tiles, key=_loads)
 
 
 def _rows(extents: list[int], most: int) -> list[int]:
-    """How many rows of each dimension, the last first, to compute at once."""
+    """Chooses how many rows of each dimension to compute at once, from the last on."""
     rows = [1] * len(extents)
     for d in reversed(range(len(rows))):
         rows[d] = max(n for n in divisors(extents[d]) if n <= most)
@@ -367,9 +378,9 @@ def _rows(extents: list[int], most: int) -> list[int]:
 
 
 def _loads(tile: Tile) -> float:
-    """Loads to a vector of products: an element a row, and vectors of weights.
+    """Estimates loads per vector of products: an element of data a row, and vectors of weights.
 
-    Vectors count twice, as they come from farther away; sums that are too few wait for each other.
+    Weights count more, as they come from farther away. Too few sums wait for each other.
     """
     rows = math.prod(tile.rows)
     loads = 1 / tile.vectors + _FARTHER / rows
@@ -377,7 +388,7 @@ def _loads(tile: Tile) -> float:
 
 
 def divisors(n: int) -> list[int]:
-    """What divides `n`, in rising order."""
+    """Lists the divisors of `n` in rising order."""
     return [d for d in range(1, n + 1) if n % d == 0]
 
 
@@ -386,6 +397,7 @@ def _schedule_reduction(sch: Schedule, block: SBlockRV, machine: Machine) -> Non
     spatial = [x for x, k in loops if k == "S"]
     if not spatial or len(sch.get(block).writes) != 1:
         return
+    # Pooling and the like: neighbouring results read neighbouring inputs, so vectors are of these.
     if _last_index_is_spatial(sch, block) and not sch.get_consumers(block):
         _tile_reduction(sch, block, machine)
         return
@@ -396,7 +408,7 @@ def _schedule_reduction(sch: Schedule, block: SBlockRV, machine: Machine) -> Non
 
 
 def _last_index_is_spatial(sch: Schedule, block: SBlockRV) -> bool:
-    """Tells whether neighbours in the output come from neighbours in every input."""
+    """Tells whether neighbours in the output are computed from neighbours in every input."""
     iters = sch.get(block).iter_vars
     spatial = [v.var for v in iters if v.iter_type != tirx.IterVar.CommReduce]
     for read in sch.get(block).reads:
@@ -421,6 +433,7 @@ def _schedule_spatial(sch: Schedule, block: SBlockRV, machine: Machine) -> None:
     flat = _is_flat(sch.get(block)) and math.prod(extents) == _turns(sch, loops)
     if flat or is_dear(sch.get(block)):
         enough = LONG * machine.lanes if flat and threads else math.inf if flat else LONG
+        # One loop without threads; with them, outer loops are left to share.
         while len(loops) > 1 and extents[-1] < enough:
             extents[-2:] = [extents[-2] * extents[-1]]
             loops[-2:] = [sch.fuse(*loops[-2:])]

@@ -27,7 +27,7 @@ def lets_to_locals(mod: tvm.IRModule) -> tvm.IRModule:
 
 
 def locals_to_lets(mod: tvm.IRModule) -> tvm.IRModule:
-    """Undo :func:`lets_to_locals`, for kernels that are not scheduled yet."""
+    """Undoes :func:`lets_to_locals`, for kernels that are not scheduled yet."""
     return map_kernels(mod, _to_lets)
 
 
@@ -101,6 +101,7 @@ def _to_lets(function: tirx.PrimFunc) -> tirx.PrimFunc:
 def _block_to_lets(block: s_tir.SBlock) -> s_tir.SBlock:
     if not isinstance(block.body, tirx.SeqStmt) or not block.alloc_buffers:
         return block
+    # Exactly the form that `lets_to_locals` writes: one store to each local, then the result.
     *stores, last = block.body.seq
     locals_ = {buffer: tirx.Var(buffer.name, str(buffer.dtype)) for buffer in block.alloc_buffers}
     if not isinstance(last, tirx.BufferStore) or len(stores) != len(locals_):
@@ -144,6 +145,7 @@ class _Chain:
 
     def flatten(self, expr: Expr) -> Expr:
         """Returns ``expr`` without lets."""
+        # A loop along the body: recursion would overflow on chains of thousands of lets.
         while isinstance(expr, tirx.Let):
             value = self.flatten(expr.value)
             local = self._local(expr.var.ty.dtype, expr.var.name)

@@ -35,7 +35,7 @@ class Nest:
 
     @classmethod
     def of(cls, statement: tirx.Stmt) -> Nest | None:
-        """The nest that a statement is; None if its columns are more than a dimension."""
+        """Recognises a statement as a nest; None if its columns are not just the last dimension."""
         found: list[s_tir.SBlockRealize] = []
         tvm_ffi.structural_walk(statement, (s_tir.SBlockRealize, found.append))
         if len(found) != 1 or not is_contraction(found[0].block):
@@ -52,7 +52,7 @@ class Nest:
 
     @staticmethod
     def column_of(block: s_tir.SBlock) -> tirx.IterVar | None:
-        """A block's iterator along the last dimension of its result."""
+        """Returns a block's iterator along the last dimension of its result."""
         spatial = [v for v in block.iter_vars if v.iter_type == tirx.IterVar.DataPar]
         return spatial[-1] if spatial else None
 
@@ -67,8 +67,9 @@ class Nest:
         return {region.source for region in self.block.writes}
 
     def rows(self, buffer: tirx.Buffer) -> int:
-        """How many rows of a result an element of a buffer is used for."""
+        """Counts the rows of a result that an element of a buffer is used for."""
         indices = [at for source, at in accesses(self.block) if source.same_as(buffer)]
+        # Spatial iterators that do not index the buffer: along these an element is read again.
         extents = [
             int(v.dom.extent)
             for v in self.block.iter_vars
@@ -78,7 +79,7 @@ class Nest:
         return math.prod(extents)
 
     def over(self, columns: int, wide: Buffers) -> tirx.Stmt:
-        """The nest over more columns, on wide buffers."""
+        """Rewrites the nest to more columns, on wide buffers."""
         extent = tirx.const(columns, self.column.dom.extent.ty.dtype)
 
         def loop(node: tirx.For) -> tirx.Stmt:
@@ -102,7 +103,7 @@ class Nest:
 
 
 def _buffers_across(block: s_tir.SBlock, column: tirx.IterVar) -> frozenset[tirx.Buffer] | None:
-    """The buffers a block accesses from column to column; None if not by their last index alone."""
+    """Finds the buffers accessed column by column; None if not by their last index alone."""
     found = set()
     for buffer, indices in accesses(block):
         if not any(uses(index, column) for index in indices):
@@ -110,6 +111,7 @@ def _buffers_across(block: s_tir.SBlock, column: tirx.IterVar) -> frozenset[tirx
         *others, last = indices
         if any(uses(index, column) for index in others) or not last.same_as(column.var):
             return None
+        # A part of a wider row could not be padded at its end.
         if not tvm_ffi.structural_equal(buffer.shape[-1], column.dom.extent):
             return None
         found.add(buffer)
@@ -117,7 +119,7 @@ def _buffers_across(block: s_tir.SBlock, column: tirx.IterVar) -> frozenset[tirx
 
 
 def accesses(block: s_tir.SBlock) -> list[tuple[tirx.Buffer, Any]]:
-    """The buffers a block reads and writes, each with its indices."""
+    """Lists the buffers a block reads and writes, each with its indices."""
     found: list[tuple[tirx.Buffer, Any]] = []
     for part in (block.body, block.init):
         tvm_ffi.structural_walk(
@@ -131,17 +133,18 @@ def accesses(block: s_tir.SBlock) -> list[tuple[tirx.Buffer, Any]]:
 
 
 def uses(index: Any, iterator: tirx.IterVar) -> bool:
-    """Whether an index depends on an iterator."""
+    """Tells whether an index depends on an iterator."""
     return contains(index, tirx.Var, lambda v: v.same_as(iterator.var))
 
 
 def columns_of(block: s_tir.SBlock) -> int | None:
-    """How many columns of its weights a contraction finds side by side; None: all of them."""
+    """Counts the columns of its weights that lie side by side; None if all of them do."""
     column = Nest.column_of(block)
     if column is None:
         return None
     for _, indices in accesses(block):
         last = indices[-1] if len(indices) else None
+        # The form that `block_weights` writes: the column within its block.
         if isinstance(last, tirx.FloorMod) and last.a.same_as(column.var):
             return int(last.b)
     return None

@@ -31,6 +31,7 @@ def _unpaired(store: tirx.BufferStore) -> tirx.BufferStore:
         return store
     if not isinstance(terms, tirx.Add | tirx.Sub):
         return store
+    # A term without a product gains nothing, and reordering it would change the rounding.
     if not all(contains(term, tirx.Mul) for term in (terms.a, terms.b)):
         return store
     value = type(terms)(tirx.Add(so_far, terms.a), terms.b)

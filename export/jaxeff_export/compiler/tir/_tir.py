@@ -25,7 +25,7 @@ def map_kernels(
 
 
 def root_of(function: tirx.PrimFunc) -> s_tir.SBlock | None:
-    """The root around a kernel's blocks, which imperative kernels do not have."""
+    """Returns the root around a kernel's blocks; imperative kernels have none."""
     body = function.body
     if not isinstance(body, s_tir.SBlockRealize) or body.block.name_hint != "root":
         return None
@@ -33,23 +33,23 @@ def root_of(function: tirx.PrimFunc) -> s_tir.SBlock | None:
 
 
 def statements_of(body: tirx.Stmt) -> list[tirx.Stmt]:
-    """The statements that a body is a sequence of: itself if it is none."""
+    """Lists the statements of a body, which is the only one if it is no sequence."""
     return list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
 
 
 def renamed(node: Any, names: Mapping[tirx.Var, tirx.Var]) -> Any:
-    """A statement or expression with other variables or buffers in place of some."""
+    """Replaces some variables or buffers of a statement or expression by others."""
     return tvm_ffi.structural_map(node, (tirx.Var, lambda var: names.get(var, var)))
 
 
 def stores_of(body: tirx.Stmt) -> list[tirx.BufferStore] | None:
-    """The stores of a block that does nothing but store, one to each result; else None."""
+    """Lists the stores of a block that does nothing but store; None for any other."""
     statements = statements_of(body)
     return statements if all(isinstance(s, tirx.BufferStore) for s in statements) else None
 
 
 def bytes_of(array: tirx.Var) -> int:
-    """The size of a buffer or tensor whose shape is known."""
+    """Returns the bytes of a buffer or tensor whose shape is known."""
     return math.prod(int(n) for n in array.ty.shape) * tvm.DataType(array.ty.dtype).itemsize
 
 
@@ -58,6 +58,7 @@ def is_contraction(block: s_tir.SBlock) -> bool:
     if block.init is None:
         return False
     stores = stores_of(block.body)
+    # Two sources besides the result: a sum of squares of one tensor is no matrix product.
     sources = {region.source for region in block.reads} - {r.source for r in block.writes}
     return (
         stores is not None
