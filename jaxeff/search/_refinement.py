@@ -72,6 +72,7 @@ class Refinement:
         refined: list[Row] = []
         for _ in range(self.rounds):
             best = self._nearest(course)
+            # Measured already, so corrections don't change the choice any more; or not measurable.
             if "ratio" in best or "message" in best:
                 break
             measured = course.remembered(
@@ -82,7 +83,7 @@ class Refinement:
         return refined
 
     def _nearest(self, course: Course) -> Row:
-        """The best candidate by corrected predictions, a few steps from the best of those known."""
+        """Finds the best candidate by corrected predictions, a few steps from the best known."""
         best = max(course.rows, key=course.expected)
         if course.predicted is None:
             return best
@@ -105,6 +106,7 @@ class Refinement:
             took = float(self.latency(course.candidate(Policy.from_plain(row["policy"]))))
         except LatencyError as error:
             return {"message": str(error)}
+        # Both from end to end: over the predicted whole two clocks would mix.
         ratio = took / course.whole / course.target
         return {"ratio": ratio, "reward": course.reward(row["accuracy"], ratio, 1.0)}
 
@@ -139,7 +141,7 @@ class Course:
     _found: dict[str, Row] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Rows by policy."""
+        """Indexes rows by policy."""
         self._found = {str(row["policy"]): row for row in self.rows}
 
     def expected(self, row: Row) -> float:
@@ -149,7 +151,7 @@ class Course:
         return self.reward(row["accuracy"], self.corrected(row), 1.0)
 
     def corrected(self, row: Row) -> float:
-        """What it took, or what was predicted, as far off as the most similar one measured."""
+        """Returns the measured ratio, or the predicted one corrected by the most similar row."""
         if "ratio" in row:
             return float(row["ratio"])
         measured = [known for known in self.rows if "ratio" in known]
@@ -205,6 +207,7 @@ def _shared(one: dict[str, Any], other: dict[str, Any]) -> int:
 
 def _counts(space: Space, actions: Actions) -> list[np.ndarray]:
     """Returns the numbers of channels that actions can leave of every group."""
+    # Steps finer than a channel meet every number that rounding allows.
     levels = np.linspace(0, 1, 1 + int(space.sizes.max()))
     sites = len(space.sites)
     kept = np.stack([actions.kept(space, jnp.full(sites, level)) for level in levels])
@@ -231,6 +234,7 @@ def _legal(space: Space, policy: Policy, group: int, count: int) -> Policy:
     """Returns the policy with another number of channels; few bits where a kernel takes them."""
     kept = np.array(policy.kept)
     kept[group] = count
+    # Layers that lose their kernel of few bits take eight, as `Actions.policy` has it.
     lost = (np.asarray(policy.datatypes) == MIX) & ~np.asarray(space.few_bits(kept))
     return Policy(
         kept, np.where(lost, INT8, policy.datatypes), np.where(lost, 8, policy.weights),

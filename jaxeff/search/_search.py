@@ -222,7 +222,7 @@ def search_among(
     refinement: Refinement | None = None,
     progress: bool = True,
 ) -> Search:
-    """`search` where candidates are already prepared: several searches share what was compiled.
+    """Searches among prepared candidates: several searches share what was compiled.
 
     Args:
         key: Random key of everything.
@@ -271,12 +271,14 @@ def search_among(
     # Everything measured is written down at once: a killed search goes on with the same
     # numbers.
     whole = remembered("whole", lambda: measure(space.whole))
+    # Before the first episode: a target out of reach would cost all of them.
     _check_reachable(
         space, actions, target, whole,
         lambda p: remembered(["least", p.plain()], lambda: measure(p)),
     )  # fmt: skip
     if callable(known):
         known = known()
+    # A latency that is looked up costs nothing, so searchers may ask for any policy.
     time = measure if getattr(latency, "looked_up", False) else None
     fill, prepare = getattr(latency, "prepare", None), None
     if fill is not None:
@@ -296,6 +298,7 @@ def search_among(
     rows: list[dict[str, Any]] = []
     with progress_bar(progress, "episodes", episodes, 0) as advance:
         for episode in range(episodes):
+            # By the episode's number: a resumed search draws the same, however much it reads.
             keys = _keys(key, episode)
             if kept is None or ["episode", episode] not in kept:
                 # Not for an episode that the journal has: its result is read, nothing is
@@ -322,6 +325,7 @@ def search_among(
 
             row = remembered(["episode", episode], evaluate)
             rows.append(row)
+            # What couldn't be measured has no reward to learn from.
             if "reward" in row:
                 outcome = Outcome(
                     np.asarray(proposed), row["accuracy"], row["ratio"], row["reward"]
@@ -333,7 +337,9 @@ def search_among(
         raise LatencyError(f"no candidate could be measured; the last said: {rows[-1]['message']}")
     refined: list[dict[str, Any]] = []
     if refinement is not None:
+        # A key that no episode has.
         after = jax.random.fold_in(key, 1 + episodes)
+        # A policy that was proposed twice keeps its first row.
         of_policy = {str(row["policy"]): row for row in reversed(measured)}
         refined = refinement.refine(Course(
             space, actions, target, reward,
@@ -358,7 +364,7 @@ _SPLIT = 2**32 - 1
 
 
 def _keys(key: PRNGKeyArray, episode: int) -> PRNGKeyArray:
-    """To propose, to evaluate and to learn with."""
+    """Derives an episode's keys to propose, to evaluate and to learn with."""
     return jax.random.split(jax.random.fold_in(key, 1 + episode), 3)
 
 
@@ -413,7 +419,7 @@ def _check_prunable(space: Space, actions: Actions) -> None:
 def _check_reachable(
     space: Space, actions: Actions, target: float, whole: float, measure: Callable[[Policy], float]
 ) -> None:
-    """The strongest policies are measured first: few bits needn't be faster than eight, or none."""
+    """Checks that a strongest policy meets the target; few bits needn't be the fastest."""
     least = np.inf
     for bits in (1.0, actions.eight_below, 0.0) if actions.quantizes else (1.0,):
         strongest = jnp.ones((len(space.sites), actions.count))
@@ -431,7 +437,7 @@ def _check_reachable(
 
 
 def _check_finite(proposed: Any, episode: int) -> None:
-    """A diverged agent proposes nothing sensible."""
+    """Refuses what a diverged agent proposes."""
     if not np.isfinite(proposed).all():
         raise FloatingPointError(
             f"search: the agent diverged before episode {episode}; lower its rates. What was "

@@ -99,6 +99,7 @@ class Small(NamedTuple):
         }  # fmt: skip
         if not bits:
             return self
+        # Integer kernels take fixed ranges: each sample's own would cost two passes in every call.
         spec = calibrate(self._evaluate, self.params, [x], bits)
         return self._replace(
             f=integer_aware(self.whole_bits, spec),
@@ -117,7 +118,7 @@ class Small(NamedTuple):
         optimizer: optax.GradientTransformation | None = None,
         progress: bool = True,
     ) -> Small:
-        """The same after training on, in its bits: gradients pass rounding straight through.
+        """Trains on in its bits, with gradients that pass rounding straight through.
 
         Ranges of activations are measured on the first inputs, so that what is trained is what a
         library computes.
@@ -217,10 +218,11 @@ class Candidates:
                 f"{count_examples(data)} examples there are; an epoch has {most}"
             )
         self.optimizer = optimizer or optax.sgd(0.05, momentum=0.9)
+        # Parameters and data are arguments of it: as constants they would be compiled in.
         self._measured = jax.jit(self._measure)
 
     def described(self, key: PRNGKeyArray) -> dict[str, Any]:
-        """What tells candidates of this model from others', for `jaxeff.store.run_identity`.
+        """Describes what tells candidates of this model from others', for `run_identity`.
 
         Args:
             key: Random key, of which only the kind matters.
@@ -239,7 +241,7 @@ class Candidates:
         }
 
     def accuracy(self, key: PRNGKeyArray, policy: Policy) -> float:
-        """Share of the validation data that a candidate has right; 0 where it diverged.
+        """Measures a candidate's accuracy on the validation data; 0 if it diverged.
 
         Args:
             key: Which examples it trains on, in which order.
@@ -273,15 +275,18 @@ class Candidates:
             epoch = make_epoch(loss, self.optimizer, self.batch_size)
             rows_key, epoch_key = jax.random.split(key)
             count = count_examples(data)
+            # An epoch passes over all that it is given: so it is given `steps` batches.
             rows = jax.random.permutation(rows_key, count)[: self.steps * self.batch_size]
             few = jax.tree.map(lambda leaf: jnp.asarray(leaf)[rows], data)
             trained, _ = epoch(init(params, self.optimizer, state), epoch_key, few)
             params, state = trained.params, trained.state
             if state is not None:
                 first = jax.tree.map(lambda leaf: leaf[:RANGES], few[0])
+                # A few updates leave running statistics near those of the uncompressed model.
                 state = converge_batch_stats(train, params, state, first)
         f = self.space.compressed(self.f, policy)
         size = self.batch_size
+        # Shapes are static, so only whole batches count, in the sum and in what divides it.
         whole = count_examples(validation) // size * size
         batched = jax.tree.map(
             lambda leaf: jnp.asarray(leaf)[:whole].reshape(-1, size, *leaf.shape[1:]), validation
@@ -290,6 +295,7 @@ class Candidates:
         def right(batch: Any) -> Array:
             x, labels = batch
             logits = f(params, x) if state is None else f(params, state, x)[0]
+            # The argmax of NaN is a class: what diverged must not be right by chance.
             sure = jnp.isfinite(logits).all(-1)
             return jnp.sum((logits.argmax(-1) == labels) & sure)
 

@@ -82,14 +82,16 @@ def sensitivity(
     found = np.asarray(_divergences(f, space, policies, params, state, x), float)
     # Rounding leaves a little less than nothing where nothing changed.
     of_layer = np.maximum(found.mean(-1), 0).reshape(len(space.sites), 3 * strengths + 1)
+    # Pruning is a sensitivity of the layer that decides; those that follow have none.
     deciding = np.array([site.group >= 0 for site in space.sites])[:, None]
     pruning, weights, activations = np.split(of_layer[:, :-1], 3, axis=1)
     return Sensitivity(levels, pruning * deciding, weights, activations, of_layer[:, -1])
 
 
 def _one_at_a_time(space: Space, actions: Actions, levels: np.ndarray) -> Policy:
-    """Every layer in turn: pruned, with fewer bits of weights, of activations, with eight."""
+    """Compresses every layer in turn: pruned, fewer bits of weights or activations, eight bits."""
     whole = space.whole
+    # Strengths within MIX: weaker actions choose a datatype, not a number of bits.
     quantizing = np.asarray(actions.width(actions.eight_below + levels * (1 - actions.eight_below)))
     pruning = actions if actions.prunes else Actions("both", actions.round_to)
     rows: list[Policy] = []

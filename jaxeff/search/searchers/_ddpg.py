@@ -50,6 +50,7 @@ class _Actor(linen.Module):
     def __call__(self, state: Array) -> Array:
         x = linen.relu(linen.Dense(400)(state))
         x = linen.relu(linen.Dense(300)(x))
+        # Small last weights (Lillicrap et al.): actions start where the sigmoid is steepest.
         return linen.sigmoid(linen.Dense(self.actions, kernel_init=_small(3e-3))(x))
 
 
@@ -141,6 +142,7 @@ class DDPG(Setting):
         """Implements `Searcher`."""
         layers, count = problem.shape
         known = jnp.asarray(fixed(problem.space, problem.actions, problem.known))
+        # Fixed features; shares of MACs, and of bit operations, on both sides; the last actions.
         size = known.shape[1] + (4 if problem.actions.quantizes else 2) + count
         state, action = jnp.zeros(size), jnp.zeros(count)
         first, second = jax.random.split(key)
@@ -228,6 +230,7 @@ def _walk(
             low, high = (0 - mean) / width, (1 - mean) / width
             explored = mean + width * jax.random.truncated_normal(key, low, high)
             explored = jnp.clip(explored, 0, 1)
+        # Both are drawn: whether it is the warm-up is a traced number.
         uniform = jax.random.uniform(key, (count,))
         action = jnp.where(after < 0, uniform, explored)
         return (actions.at[i].set(action), noise), features
@@ -274,6 +277,7 @@ def _learn(
     def trained(state: Agent) -> Agent:
         return jax.lax.scan(update, state, jax.random.split(key, agent.updates))[0]
 
+    # Random episodes fill the memory and the features' statistics before anything is learnt.
     return jax.lax.cond(state.episode <= agent.warm_up, lambda state: state, trained, state)
 
 
@@ -305,6 +309,7 @@ def _update(agent: DDPG, count: int, key: PRNGKeyArray, state: Agent) -> Agent:
         jax.grad(worth)(state.actor), state.actor_optimizer, state.actor
     )
     new_actor = optax.apply_updates(state.actor, change)
+    # Soft updates with tau = 1e-3 (Klein's thesis, section 4.2.7).
     targets = optax.incremental_update((new_actor, new_critic), state.targets, agent.follow)
     return state._replace(
         actor=new_actor, critic=new_critic, targets=targets, actor_optimizer=actor_optimizer,

@@ -70,9 +70,11 @@ class Evolution(Setting):
         self, key: PRNGKeyArray, problem: Problem, state: Generation, outcome: Outcome
     ) -> Generation:
         """Implements `Searcher`."""
+        # Strategies minimise, rewards are maximised.
         state = state._replace(
             losses=state.losses.at[state.tried].set(-outcome.reward), tried=state.tried + 1
         )
+        # A strategy learns from whole generations.
         if state.tried < self.population:
             return state
         strategy, options = self._strategy(problem)

@@ -35,7 +35,7 @@ class Running(NamedTuple):
 
     @classmethod
     def start(cls, size: int) -> Running:
-        """Nothing has come."""
+        """Makes the statistics of nothing."""
         return cls(jnp.zeros(()), jnp.zeros(size), jnp.zeros(size))
 
     def add(self, x: Float[Array, "n features"]) -> Running:
@@ -52,7 +52,7 @@ class Running(NamedTuple):
         )
 
     def standardised(self, x: Float[Array, "*n features"]) -> Float[Array, "*n features"]:
-        """Zero mean and unit variance; what never varies is zero."""
+        """Standardises to zero mean and unit variance; what never varies is zero."""
         deviation = jnp.sqrt(self.squares / jnp.maximum(self.number, 1.0))
         return jnp.where(
             deviation > 1e-6, (x - self.mean) / jnp.maximum(deviation, 1e-6), jnp.zeros_like(x)
@@ -87,12 +87,13 @@ def fixed(
 
 
 def moving(space: Space, actions: Actions, policy: Policy) -> Float[Array, "layers moving"]:
-    """Shares of the model before and from every layer, if a policy held up to there."""
+    """Computes shares of the model before and from every layer, if a policy held up to there."""
     whole = space.whole
     counts = [space.macs, space.bops] if actions.quantizes else [space.macs]
     columns = []
     for count in counts:
         now, before = count(policy), count(whole)
         total = before.sum()
+        # Layers before as decided so far, layers from here on as they are: what is left to save.
         columns += [(jnp.cumsum(now) - now) / total, jnp.cumsum(before[::-1])[::-1] / total]
     return jnp.stack(columns, 1)

@@ -81,6 +81,7 @@ class Greedy(Setting):
         """Implements `Searcher`."""
         if outcome.ratio > 1:
             return self._advanced(problem, state.tried, state.closed)
+        # Fast enough: the last step is taken back, and another one may do with less damage.
         closed = state.closed | (state.tried != state.actions)
         return self._advanced(problem, state.actions, closed)
 
@@ -161,7 +162,9 @@ def divergence(of: Actions, known: Sensitivity, action: float, i: int, j: int) -
     if action <= of.float_below:
         return 0.0
     if action <= of.eight_below:
+        # Measured for both together, and asked for weights and activations one by one.
         return float(known.eight[i]) / 2
     table = known.weights if j == of.count - 2 else known.activations
+    # The part of an action that chooses bits, as in `Actions.width`: so it was measured.
     strength = (action - of.eight_below) / (1 - of.eight_below)
     return float(np.interp(strength, known.strengths, table[i]))

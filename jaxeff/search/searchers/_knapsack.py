@@ -107,8 +107,10 @@ class Knapsack(Setting):
         whole = cost(problem, start)
         damages, costs = np.zeros((2, layers, len(options)))
         for i, (k, option) in itertools.product(range(layers), enumerate(options)):
+            # One layer alone: several save more together, which `learn` makes up for.
             costs[i, k] = cost(problem, changed[i, k]) - whole
             damages[i, k] = sum(divergence(of, known, float(a), i, j) for j, a in enumerate(option))
+        # Bit operations have no measured whole: that of no actions stands for it.
         unit = problem.whole if problem.time is not None else cost(problem, np.zeros_like(start))
         return Items(
             options, damages, costs, whole, problem.target * unit, -np.inf, np.inf, duplicates
@@ -119,6 +121,7 @@ class Knapsack(Setting):
     ) -> tuple[Float[Array, "layers actions"], Items]:
         """Implements `Searcher`."""
         layers, tried, seen = np.arange(len(state.costs)), state.tried, state.seen
+        # Choices that differ may come to one policy: few bits depend on other layers' channels.
         for _ in range(RETRIES):
             chosen = _solved(
                 state.damages,
@@ -166,7 +169,7 @@ def _solved(
     tried: Sequence[Int[np.ndarray, " layers"]] = (),
     near: float = np.inf,
 ) -> np.ndarray:
-    """The option of every layer with the least sum of `damages` whose `costs` keep a budget.
+    """Chooses one option per layer: the least sum of `damages` whose `costs` keep a budget.
 
     After the first one it is another than those tried, in one layer at least, that leaves less than
     `near` of the budget; else any other within the budget; else the cheapest other one. Where there
@@ -176,6 +179,7 @@ def _solved(
     # Binary variables x[layer, option], one option each: minimize damage within the budget.
     scale = max(np.abs(costs).max(), 1e-300)  # seconds are small numbers to a solver
     total, damage = costs.reshape(1, -1) / scale, damages.ravel() / max(damages.max(), 1e-300)
+    # At least the cheapest choice: below it there is no solution.
     most = max(budget / scale, costs.min(1).sum() / scale + 1e-9)
     one_each = LinearConstraint(np.kron(np.eye(layers), np.ones(count)), 1, 1)
     within = LinearConstraint(total, -np.inf, most)
@@ -192,6 +196,7 @@ def _solved(
             (total[0], [another]),
             *goals,
         ]
+    # The strictest first; each next one drops a wish, and the last one always has a solution.
     for goal, constraints in goals:
         found = milp(
             goal, constraints=[one_each, *constraints], integrality=np.ones(layers * count),

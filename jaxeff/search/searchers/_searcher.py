@@ -106,7 +106,7 @@ class Random:
     def ahead(
         self, keys: Sequence[PRNGKeyArray], problem: Problem, state: None
     ) -> list[Float[Array, "layers actions"]]:
-        """See the module: all of them."""
+        """Proposes all of them, as nothing is learnt from an outcome."""
         return [self.propose(key, problem, state)[0] for key in keys]
 
     def learn(self, key: PRNGKeyArray, problem: Problem, state: None, outcome: Outcome) -> None:
@@ -145,5 +145,6 @@ class Uniform:
         self, key: PRNGKeyArray, problem: Problem, state: Bracket, outcome: Outcome
     ) -> Bracket:
         """Implements `Searcher`."""
+        # Latency falls as the strength rises, so the target stays between both ends.
         low, high = (state.now, state.high) if outcome.ratio > 1 else (state.low, state.now)
         return Bracket(low, high, (low + high) / 2)

@@ -123,5 +123,6 @@ class Sequential(Setting):
         half = problem.episodes // 2
         return dataclasses.replace(
             problem, actions=actions, episodes=problem.episodes - half if second else half,
+            # A looked-up latency would be that of one method, without what the other stage decides.
             target=problem.target if second else problem.target**0.5, time=None,
         )  # fmt: skip

@@ -86,6 +86,7 @@ class Actions(Setting):
                 kept, *map(jnp.asarray, (whole.datatypes, whole.weights, whole.activations))
             )
         weights, activations = actions[:, -2], actions[:, -1]
+        # One kernel multiplies both, so the stronger action decides its datatype.
         larger = jnp.maximum(weights, activations)
         few = jnp.where(space.few_bits(kept), MIX, INT8)
         eight = jnp.where(larger <= self.eight_below, INT8, few)
@@ -98,13 +99,13 @@ class Actions(Setting):
         return Policy(kept, datatypes, width(weights), width(activations))
 
     def width(self, q: Float[Array | np.ndarray, " sites"]) -> Int[Array, " sites"]:
-        """Bits of MIX."""
+        """Computes bits of MIX."""
         r = (q - self.eight_below) / (1 - self.eight_below)
         found = jnp.floor((1 - r) * self.bits) + 1
         return jnp.clip(found, 1, self.bits).astype(jnp.int32)
 
     def kept(self, space: Space, p: Float[Array, " sites"]) -> Int[Array, " groups"]:
-        """Channels that stay of every group, by the layer that decides about it."""
+        """Counts the channels that stay of every group, by the layer that decides about it."""
         deciding = {site.group: i for i, site in enumerate(space.sites) if site.group >= 0}
         step = self.round_to or (32 if self.of == "both" else 1)
         sizes = jnp.asarray(space.sizes)

@@ -31,10 +31,10 @@ class Policy:
     activations: Int[Array | np.ndarray, " sites"]
 
     def plain(self) -> dict[str, list[Any]]:
-        """As JSON has it."""
+        """Converts it to lists, for JSON."""
         return {name: np.asarray(value).tolist() for name, value in vars(self).items()}
 
     @classmethod
     def from_plain(cls, found: dict[str, Any]) -> Policy:
-        """Returns what `plain` said."""
+        """Makes a policy of what `plain` returned."""
         return cls(**{name: np.asarray(value, np.int32) for name, value in found.items()})

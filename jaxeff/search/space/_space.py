@@ -155,6 +155,7 @@ class Space:
             if name not in scores:
                 raise ValueError(f"the score says nothing about {name!r}; take another one")
             order = np.argsort(-np.asarray(scores[name], np.float64), kind="stable")
+            # The argsort of a permutation is its inverse: here the rank of every channel.
             ranks[name] = np.argsort(order, kind="stable").astype(np.int32)
         return cls(found, tuple(sites), tuple(names), ranks, legal)
 
@@ -197,7 +198,7 @@ class Space:
         )  # fmt: skip
 
     def compressed(self, f: Callable[..., Any], policy: Policy) -> Callable[..., Any]:
-        """The model that a policy leaves, with the old shapes; traced where the policy is."""
+        """Compresses a model by a policy without changing shapes; traced where the policy is."""
         return masked(integer_aware(f, self.spec(policy)), self.plan(policy))
 
     def inputs(self, kept: Counts) -> Int[Array, " sites"]:
@@ -218,7 +219,7 @@ class Space:
         return self.macs(policy) * widths.astype(jnp.float32)
 
     def weights(self, policy: Policy) -> Float[Array, " sites"]:
-        """Scalars in the weight of every layer."""
+        """Counts scalars in the weight of every layer."""
         return self._products(policy.kept, [site.weights for site in self.sites])
 
     def few_bits(self, kept: Counts) -> Bool[Array, " sites"]:
@@ -226,6 +227,7 @@ class Space:
         legal, inputs, outputs = self.legal, self.inputs(kept), self.outputs(kept)
         convolution = np.array([site.places > 0 for site in self.sites])
         fits = np.array([s.blocks == 1 and s.places >= legal.places for s in self.sites])
+        # Bit-serial kernels pack channels into words, so their numbers have to fit.
         found = (outputs % legal.outputs == 0) & (
             ~convolution | (fits & (inputs % legal.inputs == 0))
         )
@@ -234,6 +236,7 @@ class Space:
 
     def _products(self, kept: Counts, whole: list[int]) -> Float[Array, " sites"]:
         def share(site: Site, counts: Mapping[Dimension, Any]) -> Any:
+            # Products are linear in outputs and inputs; a group's inputs go with its outputs.
             made = size_of(site.made, counts) / site.made.size
             return made if site.blocks > 1 else made * size_of(site.read, counts) / site.read.size
 
@@ -266,7 +269,7 @@ class Space:
 
 
 def _site(layer: Layer, found: Channels, ids: Mapping[Dimension, Any], names: list[str]) -> Site:
-    """One layer; a group that it is the first to make is added to `names`."""
+    """Reads one layer; a group that it is the first to make is added to `names`."""
     (node,) = [node for node in layer.nodes if node_macs(node)]
     labels = found.labels
     out, shape = labels.of(node.outputs[0]), node.outputs[0].aval.shape
