@@ -75,7 +75,7 @@ class Board(abc.ABC):
         return ()
 
     def call(self, count: int, action: Callable[[], _T]) -> _T:
-        """Does something that calls libraries, which run on `count` threads where that is up to us.
+        """Runs an action that calls libraries, on `count` threads where that is up to us.
 
         A remote board's are its server's business.
         """
@@ -102,6 +102,7 @@ class Board(abc.ABC):
         return BoardError(self.explain(error))
 
     def explain(self, error: Exception) -> str:
-        """One sentence on why a call on the board failed."""
+        """Explains in one sentence why a call on the board failed."""
+        # The last line: TVM puts a stack trace before the message.
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         return f"{type(error).__name__}: {lines[-1] if lines else 'no reason given'}"

@@ -52,10 +52,11 @@ class Session:
                 self._timer.start()
 
     def close(self) -> None:
-        """Lets go of the session; it ends once nothing on the board is referred to any more."""
+        """Releases the session; it ends once nothing on the board is referred to any more."""
         if self._timer is not None:
             self._timer.cancel()
         if self._connection is not None:
+            # A duplicate of TVM's socket: closing it ends nothing.
             self._connection.close()
         self.remote = None
 
@@ -63,6 +64,7 @@ class Session:
         assert self._connection is not None
         self.cut = True
         with contextlib.suppress(OSError):
+            # Acts on the connection, whichever handle it has: TVM's blocked read returns at once.
             self._connection.shutdown(socket.SHUT_RDWR)
 
 
@@ -84,7 +86,9 @@ def connect(
     from tvm import rpc
 
     host, port = address
+    # TVM's own connecting has no time limit: only a server that is there and free is asked.
     _knock(address, connect_timeout, name)
+    # TVM hands out no socket: it is the one that is new afterwards.
     before = _open_sockets()
     with _ended_after(connect_timeout, address, before) as stuck:
         try:
@@ -139,6 +143,7 @@ def _knock(address: Address, timeout: float, name: str) -> None:
     try:
         with socket.create_connection(address, timeout=timeout) as connection:
             connected = True
+            # A key that no server has: this connection is to be turned away, never served.
             greeting = f"client:{secrets.token_hex(8)}".encode()
             connection.sendall(struct.pack("<ii", base.RPC_MAGIC, len(greeting)) + greeting)
             if struct.unpack("<i", base.recvall(connection, 4))[0] != base.RPC_CODE_MISMATCH:
@@ -165,22 +170,25 @@ def _silent(name: str, address: Address, timeout: float) -> str:
 
 
 def _open_sockets() -> set[str]:
-    """The names under ``/proc/self/fd`` that are sockets, each with the socket's number."""
+    """Lists the names under ``/proc/self/fd`` that are sockets, with each socket's number."""
     found = set()
     for entry in Path("/proc/self/fd").glob("*"):
         with contextlib.suppress(OSError):
             if (target := os.readlink(entry)).startswith("socket:"):
+                # With the socket's number: a descriptor that was closed and used again is another
+                # one.
                 found.add(f"{entry.name} {target}")
     return found
 
 
 def _socket_to(address: Address, candidates: set[str]) -> socket.socket | None:
-    """A second handle of the candidate that is connected to `address`."""
+    """Duplicates the handle of the candidate that is connected to `address`."""
     host, port = address
     with contextlib.suppress(OSError):
         peers = {info[4][:2] for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
         for candidate in candidates:
             with contextlib.suppress(OSError):
+                # A duplicate, so that closing it here leaves TVM's open.
                 connection = socket.socket(fileno=os.dup(int(candidate.split()[0])))
                 if connection.getpeername()[:2] in peers:
                     return connection
@@ -189,20 +197,22 @@ def _socket_to(address: Address, candidates: set[str]) -> socket.socket | None:
 
 
 def _bound_waiting(connection: socket.socket, seconds: float) -> None:
-    """Lets no single wait for the board last longer.
+    """Limits how long any single wait for the board lasts.
 
     The timer alone is not enough: TVM asks the board to free objects while it holds Python's global
     lock, and no timer runs then.
     """
     whole = int(seconds)
+    # A `struct timeval` in native longs, as the kernel takes it.
     duration = struct.pack("ll", whole, int(1e6 * (seconds - whole)))
     for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
         connection.setsockopt(socket.SOL_SOCKET, option, duration)
 
 
 def _keep_alive(connection: socket.socket) -> None:
-    """Has the operating system notice, within half a minute, that the other end is gone."""
+    """Makes the operating system notice, within half a minute, that the other end is gone."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    # Probes are sent while nothing else is; data that nobody acknowledges has its own limit.
     options = {**_KEEP_ALIVE, "TCP_USER_TIMEOUT": _UNACKNOWLEDGED_MS}
     for option, value in options.items():
         if hasattr(socket, option):

@@ -37,7 +37,7 @@ CORES = tuple(ARM_TARGETS)
 
 
 def require_emulator() -> Sysroot:
-    """What an emulated board runs, if it is set up.
+    """Finds what an emulated board runs, if it is set up.
 
     Raises:
       ToolchainError: if qemu is not installed.
@@ -100,6 +100,7 @@ class EmulatedBoard(Board):
                 session_timeout=self._session_timeout,
             )
             self._remote = remote.__enter__()
+        # At an interrupt too, the emulator must not be left running.
         except BaseException:
             self._stop()
             raise
@@ -128,11 +129,11 @@ class EmulatedBoard(Board):
         return self._connected().load(library)
 
     def lacks(self, target: Mapping[str, Any]) -> tuple[str, ...]:
-        """What the emulated core does not have."""
+        """Lists what the emulated core does not have."""
         return tuple(sorted(arithmetic_features(target) - arithmetic_features(self._target)))
 
     def failure(self, error: Exception, started: float) -> BoardError:
-        """Adds what the emulated server printed last, where the crash itself is told."""
+        """Adds what the emulated server printed last, which describes the crash itself."""
         reason = self._connected().failure(error, started)
         last = self._last_words()
         return BoardError(f"{reason} ({last})" if last else str(reason))
@@ -147,9 +148,13 @@ class EmulatedBoard(Board):
         script = Path(__file__).with_name("_device_server.py")
         # Boards that start at the same moment begin their search for a port at different places.
         first = random.SystemRandom().randrange(20000, 60000, 100)
+        # A file, not a pipe: nobody reads it while the server runs, and a full pipe would block.
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed by _stop)
         self._server = subprocess.Popen(
             sysroot.command(self.cpu, [str(script), str(first), str(first + 100)]),
+            # The pipe to its standard input closes when this process ends, by whatever death: the
+            # server then ends too. A session of its own, so that all it starts can be killed at
+            # once.
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -158,6 +163,7 @@ class EmulatedBoard(Board):
         )
         assert self._server.stdout is not None
         deadline = time.monotonic() + self._start_timeout
+        # Whatever is there is read: a whole line would be waited for without a time limit.
         said = b""
         while not said.endswith(b"\n"):
             left = max(0.0, deadline - time.monotonic())
@@ -198,6 +204,7 @@ class EmulatedBoard(Board):
         if self._log is None:
             return ""
         if self._server is not None:
+            # A server that is crashing may still be writing why.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._server.wait(timeout=0.2)
         self._log.seek(0)

@@ -26,7 +26,7 @@ class BoardKind:
 
 
 def board_kinds() -> tuple[BoardKind, ...]:
-    """All kinds; whether a particular board at an address answers is not asked."""
+    """Lists all kinds; whether a particular board at an address answers is not asked."""
     has_tvm = _missing(lambda: require_extra("tvm", "a board"))
     emulated = has_tvm or _missing(require_emulator)
     return (

@@ -25,6 +25,7 @@ class LocalBoard(Board):
 
     def __init__(self) -> None:
         super().__init__()
+        # Nothing to share but cores, of which `on_threads` takes care.
         self.turn, self.profiling = contextlib.nullcontext(), _PROFILING
         self.name = "local"
         self.machine = normalized_machine(platform.machine())
@@ -54,9 +55,9 @@ class LocalBoard(Board):
         return tvm.runtime.load_module(str(library))
 
     def lacks(self, target: Mapping[str, Any]) -> tuple[str, ...]:
-        """What the kernel of this machine does not report."""
+        """Lists what the kernel of this machine does not report."""
         return missing_features(target)
 
     def call(self, count: int, action: Callable[[], _T]) -> _T:
-        """On as many of this process's, if it may use as many cores, and the environment allows."""
+        """Runs an action on as many threads as are asked for, may be used, and are allowed."""
         return on_threads(count, action)

@@ -42,7 +42,7 @@ _NUMBERS: Mapping[str, Mapping[str, int]] = {
 
 
 def lacking(modalias: str, target: Mapping[str, Any]) -> tuple[str, ...]:
-    """The features, as the kernel names them, that `target` uses and a processor lacks.
+    """Lists the features, as the kernel names them, that `target` uses and a processor lacks.
 
     Args:
       modalias: the content of `MODALIAS` on the board, e.g.
@@ -52,18 +52,21 @@ def lacking(modalias: str, target: Mapping[str, Any]) -> tuple[str, ...]:
     Returns:
       Names; empty where the file says nothing about this target.
     """
+    # The kernel pads the file with a zero byte.
     kind, _, features = modalias.rstrip("\0\n").partition(":feature:")
     machine = target_machine(target)
     spoken_of = {"x86": "x86_64"}.get(_type_of(kind), _type_of(kind))
+    # Of another architecture (an emulator's host), or without a list: no evidence.
     if spoken_of != machine or not features:
         return ()
     present = {int(number, 16) for number in features.split(",") if number}
     numbers = _NUMBERS.get(machine, {})
+    # A feature without a number here isn't judged, rather than refused by mistake.
     return tuple(
         name for name in kernel_features(target) if name in numbers and numbers[name] not in present
     )
 
 
 def _type_of(kind: str) -> str:
-    """``aarch64`` of ``cpu:type:aarch64``, ``x86`` of ``cpu:type:x86,ven0002fam001Amod0002``."""
+    """Extracts ``aarch64`` of ``cpu:type:aarch64``, ``x86`` of ``cpu:type:x86,ven0002``."""
     return kind.removeprefix("cpu:type:").split(",")[0]

@@ -46,6 +46,7 @@ class ProgramBoard(Board):
         self.machine = target_machine(C_TARGETS[core])
 
     def __enter__(self) -> Self:
+        # What running needs is looked for here, not only when a program was compiled.
         try:
             find_c_toolchain(C_TARGETS[self.core])
             emulation(self.core, C_TARGETS[self.core], Path("program"))
@@ -67,14 +68,15 @@ class ProgramBoard(Board):
         raise BoardError(f"{self.name} runs whole programs; TVM knows no device there")
 
     def load(self, library: Path) -> Any:
-        """Refused: there is nothing that a library could be loaded into."""
+        """Refuses: there is nothing that a library could be loaded into."""
         raise BoardError(f"{self.name} runs whole programs and loads no library")
 
     def lacks(self, target: Mapping[str, Any]) -> tuple[str, ...]:
-        """What code for another core of this architecture needs and this core does not have."""
+        """Lists what code for another core of this architecture needs and this core lacks."""
         import tvm
         from tvm.target import codegen
 
+        # Asked of LLVM: what a core has follows from its name as well as from attributes.
         def units(of: Mapping[str, Any]) -> frozenset[str]:
             features = codegen.llvm_get_cpu_features(tvm.target.Target(dict(of)))
             return _UNITS & {str(feature) for feature in features}
@@ -83,5 +85,5 @@ class ProgramBoard(Board):
 
 
 def core_of(cpu: str | None) -> str | None:
-    """The core that LLVM's name of a processor stands for."""
+    """Finds the core that LLVM's name of a processor stands for."""
     return next((name for name, target in C_TARGETS.items() if target["mcpu"] == cpu), None)

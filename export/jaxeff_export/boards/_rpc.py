@@ -70,7 +70,7 @@ class RpcBoard(Board):
 
     @classmethod
     def from_url(cls, url: str) -> RpcBoard:
-        """The board of an address.
+        """Makes the board of an address.
 
         Args:
           url: ``rpc://host:port`` for a board, ``rpc://host:port/key`` for any free one of a
@@ -81,6 +81,7 @@ class RpcBoard(Board):
         """
         parts = urlsplit(url)
         try:
+            # Raises ValueError for a port that is no number, or out of range.
             port = parts.port
             given = dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
             limits: dict[str, Any] = {name: float(value) for name, value in given.items()}
@@ -115,6 +116,7 @@ class RpcBoard(Board):
         uploaded, self._uploaded = self._uploaded, []
         if session is not None:
             for file_name in uploaded:
+                # The board may be gone; an error here would hide the one that ended the block.
                 with contextlib.suppress(Exception):
                     session.remote.remove(file_name)
             session.close()
@@ -127,13 +129,14 @@ class RpcBoard(Board):
     def load(self, library: Path) -> Any:
         """Uploads the library and loads it on the board."""
         session = self._live_session()
+        # Numbered: a file that is loaded must not be written over.
         file_name = f"{len(self._uploaded)}-{library.name}"
         session.upload(bytearray(library.read_bytes()), target=file_name)
         self._uploaded.append(file_name)
         return session.load_module(file_name)
 
     def lacks(self, target: Mapping[str, Any]) -> tuple[str, ...]:
-        """What the board's kernel says its processor does not have, if it says anything."""
+        """Lists what the board's kernel says its processor lacks, if it says anything."""
         if self._session is None:
             return ()
         try:
@@ -143,15 +146,17 @@ class RpcBoard(Board):
             return ()  # not Linux, or an old one; whatever else is wrong shows when it runs
 
     def failure(self, error: Exception, started: float) -> BoardError:
-        """Tells a lost connection and an expired session from a failed call."""
+        """Distinguishes a lost connection and an expired session from a failed call."""
         reason = self.explain(error)
         cut = self._session is not None and self._session.cut
         if not cut and not any(sign in reason for sign in _SIGNS_OF_LOSS):
             if "Failed to load dynamic shared library" in reason:
                 reason = f"its loader refuses the file; is it a board of that kind? ({reason})"
             return BoardError(reason)
+        # It ended before this call: on a new session the call may succeed.
         if started >= self._ends:
             return BoardLost(f"the session ended while idle, after {self._session_timeout:g} s")
+        # It ended during this call, which would outlast a new session as well.
         if time.monotonic() >= self._ends:
             return BoardError(
                 f"no answer before the session's {self._session_timeout:g} s ran out; the board "
@@ -169,6 +174,7 @@ class RpcBoard(Board):
         try:
             self.__enter__()
         except BoardError as error:
+            # Of this kind so that it is tried again: a server needs a moment after a crash.
             raise BoardLost(str(error)) from error
 
     def _connect(self) -> Session:
@@ -201,6 +207,7 @@ class TrackedBoard(RpcBoard):
         self.name = f"rpc://{host}:{port}/{key}"
 
     def _connect(self) -> Session:
+        # Asked anew for every connection: after a loss the tracker names a board that is free.
         address, match_key = request_board(
             self._address, self._key, timeout=self._connect_timeout, name=self.name
         )

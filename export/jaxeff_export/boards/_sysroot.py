@@ -56,7 +56,7 @@ class Sysroot:
 
     @classmethod
     def default(cls) -> Sysroot:
-        """The one for the installed TVM, in the cache folder."""
+        """Locates the one for the installed TVM, in the cache folder."""
         from jaxeff.store import cache_folder  # loads all of jaxeff, which no other board needs
 
         require_extra("tvm", "the emulated board")
@@ -79,7 +79,7 @@ class Sysroot:
         return (self.folder / "ready").is_file()
 
     def python(self) -> Path:
-        """The emulated machine's Python.
+        """Finds the emulated machine's Python.
 
         Raises:
           BoardError: if it was not unpacked yet.
@@ -90,14 +90,14 @@ class Sysroot:
         raise BoardError(f"no ARM Python in {self.root}; prepare the emulated board first")
 
     def command(self, cpu: str, arguments: Sequence[str]) -> list[str]:
-        """The command line that runs the emulated Python on an emulated `cpu`."""
+        """Makes the command line that runs the emulated Python on an emulated `cpu`."""
         return [
             *(find_emulator(), "-cpu", cpu, "-L", str(self.root)),
             *(str(self.python()), *arguments),
         ]
 
     def environment(self) -> dict[str, str]:
-        """What the emulated Python must find in its environment, and nothing of this one's."""
+        """Lists what the emulated Python must find in its environment, and nothing of this one."""
         return {
             "PATH": os.environ.get("PATH", os.defpath),
             "TMPDIR": tempfile.gettempdir(),
@@ -130,6 +130,7 @@ def prepare(progress: Progress | None = print) -> Sysroot:
     sysroot = Sysroot.default()
     if sysroot.ready:
         return sysroot
+    # Two processes that filled one folder would each see the other's half.
     with _locked(sysroot.folder):
         if sysroot.ready:  # another process was faster
             return sysroot
@@ -142,6 +143,7 @@ def prepare(progress: Progress | None = print) -> Sysroot:
                 version = sysroot.python().name.removeprefix("python")
                 _unpack_wheels(unfinished, sysroot.folder / "wheels", version, say)
         shutil.rmtree(sysroot.folder / "wheels", ignore_errors=True)
+        # Only what was seen to run counts as ready.
         say("starting it once")
         probe = "import tvm, tvm.rpc.server, platform; print(tvm.__version__, platform.machine())"
         answer = _run(
@@ -167,7 +169,10 @@ def _unpack_debian(destination: Path, state: Path, say: Progress) -> None:
             )
     for folder in ("lists/partial", "archives/partial"):
         (state / folder).mkdir(parents=True, exist_ok=True)
+    # An empty list of installed packages: all dependencies are downloaded as well.
     (state / "status").touch()
+    # State and cache of its own: neither root nor the system's lists are touched. apt would
+    # download as the user `_apt`, who can't write here.
     options = {
         "APT::Architecture": "arm64",
         "APT::Architectures": "arm64",
@@ -233,6 +238,8 @@ def _unpack_wheels(destination: Path, downloads: Path, version: str, say: Progre
     for wheel in sorted(downloads.glob("*.whl")):
         with zipfile.ZipFile(wheel) as archive:
             members = [
+                # TVM's compiler, headers and tests are nine tenths of the wheels; a board only
+                # runs.
                 name
                 for name in archive.namelist()
                 if not any(
@@ -252,6 +259,7 @@ def _step(finished: Path) -> Iterator[Path | None]:
     if finished.is_dir():
         yield None
         return
+    # Under another name until it is complete: an interrupted step starts over.
     unfinished = finished.with_name(finished.name + ".unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
@@ -273,6 +281,7 @@ def _locked(folder: Path) -> Iterator[None]:
         raise BoardError(
             f"cannot write the cache folder {folder} ({error}); set JAXEFF_CACHE to another one"
         ) from error
+    # The kernel frees the lock when the process ends, however it ends.
     with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -281,7 +290,7 @@ def _locked(folder: Path) -> Iterator[None]:
 def _run(
     command: Sequence[str], complaint: str, *, environment: dict[str, str] | None = None
 ) -> str:
-    """Runs a command; its output, or a `BoardError` with the last line of its complaint."""
+    """Runs a command and returns its output; raises `BoardError` with its last complaint."""
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if done.returncode != 0:
         lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]

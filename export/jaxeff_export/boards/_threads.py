@@ -31,7 +31,7 @@ _CALLER = ThreadPoolExecutor(1, thread_name_prefix="jaxeff-kernels")
 
 
 def on_threads(count: int, action: Callable[[], _T]) -> _T:
-    """Does something that calls kernels on several threads, from whatever thread it is asked for.
+    """Runs an action that calls kernels on several threads, from whatever thread it is asked for.
 
     On one thread calls run side by side. On several they take turns, in the main thread or in the
     one that calls for all others.
@@ -54,6 +54,7 @@ def on_threads(count: int, action: Callable[[], _T]) -> _T:
             return action()
 
     with _TURN:
+        # Two threads at most ever own a pool of TVM's, whose threads never end.
         if threading.current_thread() is threading.main_thread():
             return called()
         return _CALLER.submit(called).result()
@@ -85,10 +86,12 @@ def threads(count: int) -> Iterator[int]:
         return
     cores, wanted = _cores(), int(min(count, _allowed()))
     count = min(wanted, len(cores))
+    # Bound only if all cores are taken: fewer threads are better placed by the system.
     bound = 1 < count == len(cores) and _binds()
     names = [str(core) for core in cores]
     configure = tvm.get_global_func("runtime.config_threadpool")
     configure(A_CORE_EACH if bound else SHARED, count, names)
+    # What there is: a pool that was started before doesn't grow.
     there = int(tvm.get_global_func("runtime.NumThreads")())
     if there < wanted:
         warnings.warn(
@@ -101,6 +104,7 @@ def threads(count: int) -> Iterator[int]:
     if not bound or there < count:
         yield there
         return
+    # The calling thread works as well: left to the system, it would meet another on a core.
     os.sched_setaffinity(0, cores[:1])
     try:
         yield there
@@ -109,19 +113,19 @@ def threads(count: int) -> Iterator[int]:
 
 
 def _cores() -> list[int]:
-    """The cores this thread may use."""
+    """Lists the cores this thread may use."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
 
 
 def _binds() -> bool:
-    """Whether threads may be bound to cores, as TVM reads it."""
+    """Tells whether threads may be bound to cores, as TVM reads it."""
     return hasattr(os, "sched_setaffinity") and os.environ.get("TVM_BIND_THREADS", "1") == "1"
 
 
 def _allowed() -> float:
-    """How many threads the environment allows, as TVM reads it."""
+    """Reads how many threads the environment allows, as TVM reads it."""
     for name in ("TVM_NUM_THREADS", "OMP_NUM_THREADS"):
         if (value := os.environ.get(name, "")).isdecimal():
             return max(1, int(value))

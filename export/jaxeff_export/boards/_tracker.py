@@ -39,6 +39,8 @@ def request_board(tracker: Address, key: str, *, timeout: float, name: str) -> t
             connection.sendall(struct.pack("<i", base.RPC_TRACKER_MAGIC))
             if struct.unpack("<i", base.recvall(connection, 4))[0] != base.RPC_TRACKER_MAGIC:
                 raise ConnectionError("it answers, but not as a tracker")
+            # A request for a key that no board has would wait without end: the keys are asked for
+            # first.
             base.sendjson(connection, [base.TrackerCode.SUMMARY])
             known = _known_keys(base.recvjson(connection)[1])
             if key not in known:

@@ -13,7 +13,7 @@ from jaxeff_export.artifact import SignatureError, TensorSpec, dtype_of
 
 
 def read_arrays(paths: Sequence[Path], specs: Sequence[TensorSpec]) -> list[np.ndarray]:
-    """One array per spec, from whichever file has one of its name.
+    """Reads one array per spec, from whichever file has one of its name.
 
     Raises:
       SignatureError: if a file is no npz file, or none of them has an array.
@@ -21,6 +21,7 @@ def read_arrays(paths: Sequence[Path], specs: Sequence[TensorSpec]) -> list[np.n
     found: dict[str, np.ndarray] = {}
     for path in paths:
         try:
+            # No pickle: a file of somebody else's must not run code when it is read.
             with np.load(path, allow_pickle=False) as archive:
                 found.update(
                     (spec.name, archive[spec.name]) for spec in specs if spec.name in archive
@@ -37,7 +38,7 @@ def read_arrays(paths: Sequence[Path], specs: Sequence[TensorSpec]) -> list[np.n
 
 
 def require_place(path: Path) -> None:
-    """Raises `OSError` where `write_arrays` could not write; to be asked before the work."""
+    """Raises `OSError` where `write_arrays` could not write; asked before the work is done."""
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder; name a file")
     if not path.absolute().parent.is_dir():
@@ -52,7 +53,7 @@ def write_arrays(path: Path, specs: Sequence[TensorSpec], arrays: Sequence[np.nd
 
 
 def _named(array: np.ndarray, spec: TensorSpec) -> np.ndarray:
-    """The array; numpy's files forget the names of dtypes like bfloat16, but keep their bits."""
+    """Restores a dtype: NumPy's files forget names like bfloat16, but keep the bits."""
     dtype = dtype_of(spec.dtype)
     unnamed = array.dtype.kind == "V" and array.dtype.itemsize == dtype.itemsize
     return array.view(dtype) if unnamed else array

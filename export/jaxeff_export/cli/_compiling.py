@@ -84,9 +84,11 @@ def _compile(
     from jaxeff_export.cli._models import example_of, require_call
 
     database = options["database"]
+    # A database makes the folder it is given: a typing error would be an empty one.
     if database is not None and not database.is_dir():
         raise TuningError(f"there is no folder {database}; tune a bundle with --database first")
     module, colon, function = source.partition(":")
+    # A path may have a colon as well; a file that is there is an artifact.
     if colon and not Path(source).exists():
         f, example = example_of(module, function)
         require_call(source, f, example)

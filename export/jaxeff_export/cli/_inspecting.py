@@ -35,6 +35,7 @@ def _show_artifact(path: Path) -> None:
     from jaxeff_export.artifact import Artifact
 
     artifact = Artifact.load(path)
+    # Nothing in an artifact says which arguments are parameters: the first, as for `deploy`.
     bound = artifact.leaf_count(1) if len(artifact.arguments) > 1 else 0
     groups = [
         ("parameter", artifact.inputs[:bound]),

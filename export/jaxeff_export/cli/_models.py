@@ -17,17 +17,19 @@ from jaxeff_export.artifact import SignatureError, argument_names, flatten_named
 
 
 def example_of(module: str, function: str) -> tuple[Callable[..., Any], Sequence[Any]]:
-    """What ``module:function`` returns, with modules of the current folder at hand.
+    """Calls ``module:function``, with modules of the current folder at hand.
 
     Raises:
       SignatureError: if that is no function with its arguments, or fails.
     """
     where = f"{module}:{function}"
+    # As `python -m` does: a command's own folder is the one that Python would look in.
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
         made = getattr(importlib.import_module(module), function)()
         f, example = made
+    # The user's module runs here, and may do anything, `sys.exit` included.
     except (Exception, SystemExit) as error:
         raise SignatureError(
             f"{where} gives no (f, (parameters, *inputs)): {_reason(error)}"
@@ -49,7 +51,7 @@ def require_call(where: str, f: Callable[..., Any], example: Sequence[Any]) -> N
 
 
 def _reason(error: BaseException) -> str:
-    """An error with the innermost line of the user's own code that led to it, if any did."""
+    """Describes an error with the innermost line of the user's own code, if any led to it."""
     said = f"{type(error).__name__}: {error}"
     if isinstance(error, SyntaxError):  # says where by itself
         return said
@@ -63,7 +65,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _is_users(frame: traceback.FrameSummary) -> bool:
-    """Tell whether a frame is neither of Python, nor of an installed package, nor of this one."""
+    """Tells whether a frame is neither of Python, nor of a package installed, nor of this one."""
     file = Path(frame.filename).absolute()
     return file.is_file() and not any(file.is_relative_to(folder) for folder in _OTHERS)
 

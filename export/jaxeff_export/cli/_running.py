@@ -32,6 +32,7 @@ def run(
         from jaxeff_export.bundle import Bundle
         from jaxeff_export.cli._arrays import read_arrays, require_place, write_arrays
 
+        # Before the call, which may take long on a board: its results would have no place.
         require_place(outputs)
         loaded = Bundle.load(bundle)
         manifest = loaded.manifest

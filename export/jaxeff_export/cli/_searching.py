@@ -49,6 +49,7 @@ def search(
     except KeyboardInterrupt:
         kept = f"what was measured is in {folder}" if folder else "nothing was kept (--folder)"
         complain(f"stopped; {kept}")
+        # 128 + 2, the number of the signal, as shells have it.
         raise typer.Exit(code=130) from None
     console.print(f"{bundle} holds the compressed model", markup=False)
 
@@ -78,14 +79,17 @@ def _search(
     from jaxeff_export.latency import measured_latency, table_latency
     from jaxeff_export.targets import resolve_target
 
+    # All that can be wrong is found before hours of searching.
     _require_place(bundle, folder)
     resolve_target(target)
     make_board(board)
     if not 0 < share <= 1:
         raise SignatureError(f"--share {share:g} is no share of the time: above 0, 1 at most")
     f, (params, x, labels) = _classifier(model)
+    # At least five batches, so that the updates of a candidate see different ones.
     key, size = jax.random.key(seed), max(1, min(128, len(x) // 5))
     kernels = None if folder is None else folder / "kernels"
+    # Kernels are measured at these widths alone; what lies between counts as the next one.
     nodes = [round_to * 2**i for i in range(8)]
     try:
         found = search_policies(
@@ -103,10 +107,12 @@ def _search(
         raise BoardError(str(error)) from error
     console.print(str(found.table), markup=False, highlight=False)
     small = found.smaller
+    # Trained on only now: candidates are compared after a few updates each.
     if epochs:
         small = small.retrained(
             jax.random.fold_in(key, 1), (x, labels), epochs=epochs, batch_size=size
         )
+    # Ranges of activations are measured on some images, and fixed in the integer codes.
     g, codes = small.integer(x[:_MOST])
     deploy(g, (codes, x[:1]), target, bundle)
 
@@ -122,7 +128,7 @@ def _require_place(bundle: Path, folder: Path | None) -> None:
 
 
 def _classifier(model: str) -> tuple[Callable[..., Any], tuple[Any, Any, Any]]:
-    """A function, its parameters, inputs and labels, which fit each other."""
+    """Loads a function, its parameters, inputs and labels, and checks that they fit."""
     import jax
 
     from jaxeff.core import check_labels

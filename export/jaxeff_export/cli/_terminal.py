@@ -32,7 +32,7 @@ console = Console(width=None if sys.stdout.isatty() else 160)
 
 
 def table(*headings: str, title: str | None = None) -> Table:
-    """An empty table; numbers belong into columns whose heading ends in a unit or a count."""
+    """Makes an empty table; columns whose heading ends in a unit or a count hold numbers."""
     made = Table(title=title, title_justify="left")
     for heading in headings:
         numeric = heading in ("calls", "share") or heading.endswith(" ms")
@@ -41,7 +41,8 @@ def table(*headings: str, title: str | None = None) -> Table:
 
 
 def complain(message: object) -> None:
-    """One line on standard error."""
+    """Prints one line on standard error."""
+    # Messages may quote several lines of a tool: a failure is one line, easily found by others.
     line = " ".join(str(message).split())
     Console(stderr=True).print(f"error: {line}", style="red", markup=False, soft_wrap=True)
 
@@ -55,6 +56,7 @@ def failures_in_one_line() -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        # By name: importing every room for its errors would load TVM for each command.
         ours = type(error).__module__.partition(".")[0] == "jaxeff_export"
         if not ours and not isinstance(error, OSError):
             raise

@@ -68,5 +68,6 @@ def tune(
             )
     except KeyboardInterrupt:
         complain(f"stopped; what was measured is in {database}, and the same command goes on")
+        # 128 + 2, the number of the signal, as shells have it.
         raise typer.Exit(code=130) from None
     console.print(f"{tuned.folder} is compiled with what {database} holds", markup=False)

@@ -113,7 +113,7 @@ class CLibrary:
 
 
 def write_library(order: Order, path: Path) -> CLibrary:
-    """Write a library into a folder, whole or not at all.
+    """Writes a library into a folder, whole or not at all.
 
     Raises:
         CLibraryError: if an operation has no static kernel, a size varies, it doesn't fit, or there
@@ -123,6 +123,7 @@ def write_library(order: Order, path: Path) -> CLibrary:
         ToolchainError: if a compiler is missing, or fails.
     """
     tools = find_c_toolchain(order.target)
+    # The name becomes part of every symbol: it is not changed behind the caller's back.
     if order.name != identifier(order.name):
         raise CLibraryError(
             f"{order.name!r} is no name in C; give one such as {identifier(order.name)!r}"
@@ -136,9 +137,11 @@ def write_library(order: Order, path: Path) -> CLibrary:
         )
     with new_folder(path, FACTS, own_files) as folder:
         library, sizes = _compile(order, tools, folder)
+        # A symbol that nobody has would show at the user's linker, and name no operation.
         needs = objects.require_self_contained(
             tools, folder / f"lib{order.name}.a", threads=order.threads > 1
         )
+        # Without `-o` and a name, which whoever builds it adds.
         build = instructions.example_command(library, tools, "")[:-2]
         _write_example(order, library, tools, sizes, folder)
         written = [entry.name for entry in folder.iterdir()]
@@ -159,7 +162,7 @@ def write_library(order: Order, path: Path) -> CLibrary:
 
 
 def own_files(data: bytes) -> frozenset[str]:
-    """The files beside a ``library.json`` that are its library's.
+    """Lists the files beside a ``library.json`` that are its library's.
 
     Raises:
         CLibraryError: if it is none.
@@ -168,13 +171,14 @@ def own_files(data: bytes) -> frozenset[str]:
         facts = json.loads(data)
         if facts["format"] != "jaxeff-c-library":
             raise ValueError("it is of another kind")
+        # A name with a slash leads out of the folder, where nothing is a library's to replace.
         return frozenset(name for name in facts["files"] if "/" not in name)
     except (ValueError, KeyError, TypeError) as error:
         raise CLibraryError(f"{FACTS} lists no files of a C library: {error}") from error
 
 
 def scheduled(order: Order) -> tuple[tvm.IRModule, Any]:
-    """The module with the kernels that a bundle of it runs, and the target they are for."""
+    """Schedules the kernels as a bundle of the function runs them, and returns their target."""
     from jaxeff_export.clib.kernels import with_views
     from jaxeff_export.compiler import compilation
 
@@ -195,6 +199,7 @@ def _compile(order: Order, tools: CToolchain, folder: Path) -> tuple[driver.Libr
     ours = {"parameters": not order.embed, threads.FIELD: order.threads > 1}
     inputs = fields_of(order.inputs, frozenset(name for name, there in ours.items() if there))
     outputs = fields_of(order.outputs)
+    # Object files are made elsewhere: the library's folder has their archive alone.
     with tempfile.TemporaryDirectory(prefix="jaxeff-c-") as temporary:
         made = Path(temporary)
         kernels = compile_kernels(module, where, n, made / "kernels.o", order.threads)
@@ -211,6 +216,7 @@ def _compile(order: Order, tools: CToolchain, folder: Path) -> tuple[driver.Libr
             threads=order.threads,
             rounds_inputs=order.rounds_inputs,
         )
+        # Before sizes are taken: what is left out here takes no room on a device.
         objects.trim(tools, made / "kernels.o")
         write_whole(folder / f"{n}.h", driver.header(library))
         write_whole(folder / f"{n}.c", driver.source(library))
@@ -225,6 +231,7 @@ def _compile(order: Order, tools: CToolchain, folder: Path) -> tuple[driver.Libr
             stack=library.stack,
         )
         board = tools.board
+        # A board's memories are known; elsewhere only what the caller names is a limit.
         flash = board.flash[1] if board and order.flash is None else order.flash
         ram = board.ram[1] if board and order.ram is None else order.ram
         require_room(sizes, flash, ram, embedded=order.embed)
@@ -237,7 +244,7 @@ def _compile(order: Order, tools: CToolchain, folder: Path) -> tuple[driver.Libr
 
 
 def _is_arm(order: Order) -> bool:
-    """Whether it is 32-bit ARM, whose assembler has marks of its own."""
+    """Tells whether it is 32-bit ARM, whose assembler has marks of its own."""
     return target_machine(order.target).startswith(("arm", "thumb"))
 
 
@@ -264,5 +271,6 @@ def _write_example(
     write_whole(folder / "CMakeLists.txt", instructions.cmake(library, tools))
     if tools.board:
         write_whole(folder / "startup.c", bare_metal.STARTUP)
+        # The linker script describes the emulated board; a caller who names more memory gets it.
         given = bare_metal.at_least(tools.board, order.flash, order.ram)
         write_whole(folder / "board.ld", bare_metal.linker_script(given))

@@ -35,8 +35,10 @@ class Program:
     def __init__(self, library: CLibrary, core: str | None) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="jaxeff-replay-"))
         self.close = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        # A copy: the library may be gone later, and its recorded call is replaced here.
         for entry in library.folder.iterdir():
             (self._folder / entry.name).write_bytes(entry.read_bytes())
+        # The example prints whether results agree; with this it also writes them out.
         self._build = [*library.build, f'-DREPLAY_FILE="{RESULTS}"', "-o", "program"]
         program = self._folder / "program"
         self._command = [str(program)]
@@ -47,7 +49,7 @@ class Program:
         self._built: bytes | None = None
 
     def run(self, inputs: Sequence[np.ndarray] | None = None) -> list[np.ndarray]:
-        """Call the function once.
+        """Calls the function once.
 
         Args:
             inputs: its arguments, flattened; by default the recorded ones.
@@ -59,9 +61,11 @@ class Program:
             CLibraryError: if the program fails, or hangs.
         """
         recorded = self._recorded
+        # Inputs are first in the block, at the same places: the results after them stay.
         if inputs is not None:
             given = record(inputs, ()).blob
             recorded = given + recorded[len(given) :]
+        # Arguments are linked into the program (`.incbin`): others take another build.
         if recorded != self._built:
             (self._folder / "recorded.bin").write_bytes(recorded)
             call(self._build, self._folder)
@@ -80,6 +84,8 @@ class Program:
             )
         except subprocess.TimeoutExpired as error:
             raise CLibraryError(f"the program did not end within {TIMEOUT:g} s") from error
+        # The status says whether results are the recorded ones, which those of other arguments are
+        # not: what counts is that they were written.
         if not results.exists():
             said = (done.stderr + done.stdout).strip().splitlines() or ["it said nothing"]
             raise CLibraryError(f"the program failed with status {done.returncode}: {said[-1]}")

@@ -42,11 +42,12 @@ class CToolchain:
     board: Board | None = None
 
     def tool(self, name: str) -> str:
-        """One of the compiler's companions: ``ar``, ``nm``, ``size``, ``objcopy``.
+        """Finds one of the compiler's companions: ``ar``, ``nm``, ``size``, ``objcopy``.
 
         Raises:
           ToolchainError: if it is missing.
         """
+        # `arm-none-eabi-gcc` has `arm-none-eabi-ar`; plain `cc` has `ar`.
         prefix, dash, _ = Path(self.compiler).name.rpartition("-")
         found = shutil.which(f"{prefix}{dash}{name}") or shutil.which(name)
         if found is None:
@@ -70,7 +71,7 @@ _MICROCONTROLLERS = {
 
 
 def find_c_toolchain(target: Mapping[str, Any]) -> CToolchain:
-    """What compiles a C library for a target.
+    """Finds what compiles a C library for a target.
 
     Args:
       target: a TVM target dict.
@@ -106,8 +107,10 @@ def require_hard_float(target: Mapping[str, Any]) -> None:
     if not machine.startswith(("arm", "thumb", "riscv")):
         return  # part of every other architecture there are kernels for
     features = {str(f) for f in codegen.llvm_get_cpu_features(tvm.target.Target(dict(target)))}
+    # A unit of any precision will do; LLVM names those of ARM by version and registers.
     units = ("f",) if machine.startswith("riscv") else ("vfp2sp", "fp-armv8d16sp", "vfp4d16sp")
     soft = (
+        # The last letter of a RISC-V interface (lp64d) says which registers pass numbers.
         target.get("mfloat-abi", "hard") != "hard" or str(target.get("mabi", "d"))[-1] not in "fd"
     )
     if soft or features.isdisjoint(units):
@@ -119,7 +122,7 @@ def require_hard_float(target: Mapping[str, Any]) -> None:
 
 
 def emulation(core: str, target: Mapping[str, Any], program: Path) -> list[str]:
-    """The command that runs a program of another processor on this machine.
+    """Makes the command that runs a program of another processor on this machine.
 
     Args:
       core: a core's name.
@@ -138,8 +141,10 @@ def emulation(core: str, target: Mapping[str, Any], program: Path) -> list[str]:
                 "install it (Debian, Ubuntu: apt-get install qemu-system-arm)"
             )
         quiet = ["-display", "none", "-monitor", "none", "-serial", "none"]
+        # Semihosting: what the program prints, and its exit status, go through the emulator.
         host = ["-semihosting-config", "enable=on,target=native"]
         return [found, "-M", _MPS2[core].machine, *quiet, *host, "-kernel", str(program)]
     name = {"armv7a": "arm"}.get(machine, machine)
+    # LLVM's name of a general RISC-V core is none of qemu's, whose default has all of rv64gc.
     named = [] if machine == "riscv64" else ["-cpu", core]
     return [find_emulator(name), *named, str(program)]

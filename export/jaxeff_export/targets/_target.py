@@ -122,12 +122,12 @@ class TargetError(ValueError):
 
 
 def target_names() -> tuple[str, ...]:
-    """The names that `resolve_target` accepts."""
+    """Lists the names that `resolve_target` accepts."""
     return ("host", *_NAMED)
 
 
 def resolve_target(target: str | Mapping[str, Any]) -> Target:
-    """The TVM target dict of a name; a dict is checked and passed through.
+    """Resolves a name to a TVM target dict; a dict is checked and passed through.
 
     Args:
       target: ``"host"``, one of `ARM_TARGETS` or `C_TARGETS`, or a TVM target dict.
@@ -151,29 +151,30 @@ def resolve_target(target: str | Mapping[str, Any]) -> Target:
 
 
 def normalized_machine(name: str) -> str:
-    """One spelling per processor architecture: ``x86_64``, ``aarch64``, else as given."""
+    """Spells a processor architecture: ``x86_64``, ``aarch64``, else as given."""
     name = name.lower()
     return {"amd64": "x86_64", "arm64": "aarch64"}.get(name, name)
 
 
 def target_machine(target: Mapping[str, Any]) -> str:
-    """The processor architecture a target compiles for, as ``platform.machine`` would name it."""
+    """Returns the architecture a target compiles for, as ``platform.machine`` would name it."""
     triple = target.get("mtriple")
     return normalized_machine(triple.split("-")[0] if triple else platform.machine())
 
 
 def has_runtime(target: Mapping[str, Any]) -> bool:
-    """Whether TVM's runtime, which bundles run on, is there for a target's architecture."""
+    """Tells whether TVM's runtime, which bundles run on, is there for an architecture."""
     return target_machine(target) in ("x86_64", "aarch64")
 
 
 def missing_features(target: Mapping[str, Any]) -> tuple[str, ...]:
-    """CPU features that code for `target` may use and this machine does not report.
+    """Lists CPU features that code for `target` may use and this machine does not report.
 
     Returns:
       LLVM feature names; empty where the kernel publishes no list to compare with.
     """
     reported = _reported_features()
+    # A list of another architecture says nothing about this target.
     if not reported or target_machine(target) != normalized_machine(platform.machine()):
         return ()
     wanted = arithmetic_features(target)
@@ -181,7 +182,7 @@ def missing_features(target: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def arithmetic_features(target: Mapping[str, Any]) -> frozenset[str]:
-    """The features of `target`, as LLVM names them, that matter for dense arithmetic."""
+    """Lists the features of `target`, as LLVM names them, that matter for dense arithmetic."""
     import tvm
     from tvm.target import codegen
 
@@ -190,7 +191,7 @@ def arithmetic_features(target: Mapping[str, Any]) -> frozenset[str]:
 
 
 def kernel_features(target: Mapping[str, Any]) -> tuple[str, ...]:
-    """The features that code for `target` may use, as /proc/cpuinfo names them."""
+    """Lists the features that code for `target` may use, as /proc/cpuinfo names them."""
     return tuple(sorted(_KERNEL_NAMES[name] for name in arithmetic_features(target)))
 
 
@@ -206,12 +207,13 @@ def _host() -> Target:
     }
     masked = missing_features(target)
     if masked:
+        # Virtual machines may mask what the model has: using it would be an illegal instruction.
         target["mattr"] = [f"-{name}" for name in masked]
     return target
 
 
 def _reported_features() -> frozenset[str]:
-    """The feature flags of /proc/cpuinfo (``flags`` on x86, ``Features`` on ARM)."""
+    """Reads the feature flags of /proc/cpuinfo (``flags`` on x86, ``Features`` on ARM)."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as lines:
             for line in lines:
@@ -229,6 +231,7 @@ def _checked(target: Target) -> Target:
 
     if target.get("kind", "llvm") != "llvm":
         raise TargetError(f"targets are CPUs, of kind 'llvm', not {target['kind']!r}")
+    # First, for TVM ends the process at a triple that LLVM doesn't know.
     _require_backend(target)
     # The CPU is left out at first: given one it does not know, LLVM writes to standard error.
     bare = _accepted({key: value for key, value in target.items() if key not in ("mcpu", "mattr")})
@@ -242,6 +245,7 @@ def _checked(target: Target) -> Target:
                 f"it knows {', '.join(sorted(known)[:12])}, … ({len(known)} in all)"
             )
     checked = _accepted(target)
+    # LLVM ignores an unknown feature with a warning at most: a typing error would be lost.
     features = {str(name) for name in codegen.llvm_get_cpu_features(checked)}
     for attribute in target.get("mattr", ()):
         if attribute.startswith("+") and attribute[1:] not in features:
@@ -265,7 +269,7 @@ def _require_backend(target: Target) -> None:
 
 
 def _accepted(target: Target) -> Any:
-    """TVM's object of a target dict."""
+    """Makes TVM's object of a target dict."""
     import tvm
 
     try:

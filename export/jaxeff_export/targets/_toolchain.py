@@ -28,7 +28,7 @@ class ToolchainError(RuntimeError):
 
 
 def find_linker(target: Mapping[str, Any]) -> str:
-    """The command that links a shared library for `target`.
+    """Finds the command that links a shared library for `target`.
 
     Args:
       target: a TVM target dict.
@@ -40,6 +40,7 @@ def find_linker(target: Mapping[str, Any]) -> str:
       ToolchainError: if there is none, naming the Debian package that holds it.
     """
     machine = target_machine(target)
+    # Of this architecture any compiler will do: no cross compiler has to be installed.
     if machine == normalized_machine(platform.machine()):
         for command in ("cc", "gcc", "clang", "g++", "clang++"):
             if found := shutil.which(command):
@@ -60,7 +61,7 @@ def find_linker(target: Mapping[str, Any]) -> str:
 
 
 def packages(target: Mapping[str, Any]) -> tuple[str, ...]:
-    """The Debian packages with a C compiler for `target` and what emulates it.
+    """Lists the Debian packages with a C compiler for `target` and what emulates it.
 
     Args:
       target: a TVM target dict.
@@ -73,11 +74,12 @@ def packages(target: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def find_emulator(machine: str = "aarch64") -> str:
-    """The path of qemu's user-mode emulator for `machine`.
+    """Finds qemu's user-mode emulator for `machine`.
 
     Raises:
       ToolchainError: if it is not installed, naming the Debian package that holds it.
     """
+    # Debian's package has either name, by version.
     for command in (f"qemu-{machine}", f"qemu-{machine}-static"):
         if found := shutil.which(command):
             return found

@@ -69,14 +69,14 @@ SECTIONS
 
 
 def at_least(board: Board, flash: int | None, ram: int | None) -> Board:
-    """A board with the memories that are given, where these are larger than its own."""
+    """Enlarges a board to the memories that are given, where these are larger than its own."""
     (code, has), (data, holds) = board.flash, board.ram
     more = (code, max(has, flash or 0)), (data, max(holds, ram or 0))
     return dataclasses.replace(board, flash=more[0], ram=more[1])
 
 
 def linker_script(board: Board) -> str:
-    """Where the parts of a program lie."""
+    """Writes the linker script: where the parts of a program lie."""
     return _LINKER_SCRIPT.format(
         machine=board.machine,
         flash=board.flash[0],

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def header(library: Library) -> str:
-    """``NAME.h``."""
+    """Writes ``NAME.h``."""
     n, u, memory = library.name, library.upper, library.memory
     blob = []
     if not library.embedded:
@@ -25,6 +25,7 @@ def header(library: Library) -> str:
             f"{u}_PARAMETER_ALIGNMENT */",
             "    const void *parameters;",
         ]
+    # Only a library for several threads has the field, and needs POSIX threads for it.
     if library.threads > 1:
         blob += ["    /* NULL, or started */", f"    {n}_threads *{threads.FIELD};"]
     sizes = [
@@ -100,11 +101,12 @@ def header(library: Library) -> str:
 
 
 def source(library: Library) -> str:
-    """``NAME.c``."""
+    """Writes ``NAME.c``."""
     n, u = library.name, library.upper
     places = _places(library)
     (body, shared), copies = _calls(library, places), _copies(library, places)
     if library.threads > 1:
+        # Threads that another call has are not waited for: this call runs alone, to the same bits.
         body = [
             f"    {n}_threads *threads = inputs->{threads.FIELD};",
             "    if (threads != NULL && pthread_mutex_trylock(&threads->taken) != 0)",
@@ -119,6 +121,7 @@ def source(library: Library) -> str:
         declared = []
     unpacked = []
     if not library.embedded and library.parameters.blob:
+        # Under the name that the archive's own constants would have: calls are written once.
         unpacked = [f"    const unsigned char *const {n}_parameters = inputs->parameters;"]
     check = []
     if library.memory.size:
@@ -184,7 +187,7 @@ def _struct(fields: Sequence[Field], qualifier: str) -> list[str]:
 
 
 def _apart(inputs: Sequence[Field], outputs: Sequence[Field]) -> list[Field]:
-    """Fields of both structs; a result that has an argument's name is told apart."""
+    """Lists fields of both structs; a result that has an argument's name gets another one."""
     taken = {field.name.upper() for field in inputs}
     renamed = [
         dataclasses.replace(field, name=f"OUT_{field.name}")
@@ -196,9 +199,11 @@ def _apart(inputs: Sequence[Field], outputs: Sequence[Field]) -> list[Field]:
 
 
 def _places(library: Library) -> dict[int, str]:
-    """Where each array lies, as an expression in C."""
+    """Maps each array to the expression in C of where it lies."""
     program, n = library.program, library.name
     places = {number: f"at + {offset}" for number, offset in library.memory.arrays.items()}
+    # Of results that are one array the first has it; one that is an argument or a constant lies
+    # there. `_copies` fills the others.
     for number, field in zip(program.outputs, library.outputs, strict=True):
         places.setdefault(number, f"outputs->{field.name}")
     for number, field in zip(program.inputs, library.inputs, strict=True):
@@ -209,7 +214,7 @@ def _places(library: Library) -> dict[int, str]:
 
 
 def _calls(library: Library, places: Mapping[int, str]) -> tuple[list[str], list[str]]:
-    """The calls of a run, and those that its threads share."""
+    """Writes the calls of a run, and those that its threads share."""
     lines: list[str] = []
     shared: list[str] = []
     steps = zip(library.program.calls, library.memory.scratch, strict=True)
@@ -217,6 +222,7 @@ def _calls(library: Library, places: Mapping[int, str]) -> tuple[list[str], list
         kernel = library.kernels[call.kernel]
         arrays = [places[number] for number in (*call.arguments, *call.results)]
         alone = [*arrays, *(f"at + {offset}" for offset in scratch)]
+        # Scratch with a stride is one piece per thread; what has none all of them share.
         several = arrays + [
             f"at + {offset} + {piece.stride} * task" if piece.stride else f"at + {offset}"
             for offset, piece in zip(scratch, kernel.scratch, strict=True)
@@ -225,6 +231,7 @@ def _calls(library: Library, places: Mapping[int, str]) -> tuple[list[str], list
             if part.turns is None:
                 lines.append(f"    {part.symbol}({', '.join(alone)});")
                 continue
+            # Contiguous turns per thread: neighbours write to different lines of the cache.
             ends = [f"turn({part.turns}, task{more}, tasks)" for more in ("", " + 1")]
             lines.append(f"    share(threads, {len(shared)}, inputs, outputs, at);")
             shared.append(f"{part.symbol}({', '.join([*several, *ends])});")
@@ -232,7 +239,10 @@ def _calls(library: Library, places: Mapping[int, str]) -> tuple[list[str], list
 
 
 def _copies(library: Library, places: Mapping[int, str]) -> list[str]:
-    """Results that are no kernel's: arguments, constants, and a result that is there twice."""
+    """Writes the copies of results that no kernel writes.
+
+    They are arguments, constants, and results that are there twice.
+    """
     lines = []
     for number, field in zip(library.program.outputs, library.outputs, strict=True):
         here = f"outputs->{field.name}"
@@ -268,6 +278,7 @@ def _checks(library: Library) -> list[str]:
         alignment = f"{library.upper}_PARAMETER_ALIGNMENT"
         pointers.append(("inputs->parameters", alignment, len(library.parameters.blob)))
     lines = []
+    # An array of no bytes may be anywhere, NULL included.
     for pointer, alignment, size in pointers:
         if size:
             lines += [

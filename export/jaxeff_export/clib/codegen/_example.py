@@ -29,9 +29,10 @@ class Recorded:
 
 
 def record(inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> Recorded:
-    """The bytes of a recorded call."""
+    """Lays the arrays of a recorded call out as one block of bytes."""
     blob, places = bytearray(), []
     for value in (*inputs, *outputs):
+        # Aligned for any element, as the example casts pointers into the block.
         blob.extend(bytes(-len(blob) % _ALIGNMENT))
         places.append(len(blob))
         blob.extend(np.asarray(value).tobytes())
@@ -39,7 +40,7 @@ def record(inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> Recor
 
 
 def main_c(library: Library, recorded: Recorded, tolerances: Sequence[float]) -> str:
-    """The example.
+    """Writes the example.
 
     Args:
         library: what it calls.
@@ -47,6 +48,7 @@ def main_c(library: Library, recorded: Recorded, tolerances: Sequence[float]) ->
         tolerances: per output, what may differ relative to its largest magnitude.
     """
     n, u = library.name, library.upper
+    # C has no arrays of no elements.
     buffers = [
         f"static {field.kind} {field.name}_[{max(1, field.count)}];" for field in library.outputs
     ]
@@ -147,7 +149,7 @@ def main_c(library: Library, recorded: Recorded, tolerances: Sequence[float]) ->
 
 
 def _kind(name: str) -> str:
-    """How the example reads an element."""
+    """Chooses how the example reads an element."""
     dtype = dtype_of(name)
     if name in ("float16", "bfloat16"):
         return name.upper()

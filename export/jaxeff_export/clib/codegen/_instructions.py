@@ -14,7 +14,7 @@ BARE = ("startup.c", "-nostartfiles", "-T", "board.ld", *_LINK)
 
 
 def example_sources(library: Library) -> list[str]:
-    """The files of the example."""
+    """Lists the files of the example."""
     more = [] if library.embedded else [f"{library.name}_parameters.S"]
     return ["main.c", "recorded.S", *more]
 
@@ -22,7 +22,7 @@ def example_sources(library: Library) -> list[str]:
 def example_command(
     library: Library, tools: CToolchain, made: str, more: Sequence[str] = ()
 ) -> list[str]:
-    """The command that builds the example, in the library's folder.
+    """Makes the command that builds the example, in the library's folder.
 
     Args:
         library: what it calls.
@@ -30,6 +30,7 @@ def example_command(
         made: the program.
         more: flags.
     """
+    # Static: under an emulator no libraries of the other processor have to be found.
     placed = BARE if tools.board else ("-static",)
     shared = ("-pthread",) if library.threads > 1 else ()
     flags = ("-std=c11", "-O2", *tools.flags, *shared, *more)
@@ -40,10 +41,11 @@ def example_command(
 def readme(
     library: Library, tools: CToolchain, core: str, target: Mapping[str, Any], sizes: Sizes
 ) -> str:
-    """``README.md``."""
+    """Writes ``README.md``."""
     n, u = library.name, library.upper
     program = "./example.elf" if tools.board else "./example"
     build = example_command(library, tools, program[2:])
+    # The folder goes elsewhere: no path of this machine.
     build[0] = build[0].rpartition("/")[2]
     run = [program]
     if tools.board or not has_runtime(target) or target_machine(target) == "aarch64":
@@ -119,7 +121,7 @@ The example replays a recorded call and compares with what JAX computed:
 
 
 def cmake(library: Library, tools: CToolchain) -> str:
-    """``CMakeLists.txt``: the library as an imported target, and the example."""
+    """Writes ``CMakeLists.txt``: the library as an imported target, and the example."""
     n = library.name
     flags = " ".join(tools.flags)
     assembled = " ".join(name for name in example_sources(library) if name.endswith(".S"))
@@ -167,7 +169,7 @@ endif()
 
 
 def _compilers(tools: CToolchain, target: Mapping[str, Any]) -> str:
-    """Where the tools come from, and what clang has to be told."""
+    """Describes where the tools come from, and the flags that clang needs."""
     text = f"On Debian and Ubuntu the tools are in the packages {', '.join(packages(target))}. "
     compiler = tools.compiler.rpartition("/")[2]
     if tools.board:

@@ -63,7 +63,7 @@ class Field:
 def fields_of(
     specs: Sequence[TensorSpec], reserved: frozenset[str] = frozenset()
 ) -> tuple[Field, ...]:
-    """The fields of a struct, each with a name of its own and none of those that are `reserved`.
+    """Makes the fields of a struct, each with a name of its own and none that is `reserved`.
 
     Raises:
         CLibraryError: if an array's size varies, or C has no type for its elements.
@@ -84,10 +84,12 @@ def fields_of(
 
 
 def identifier(text: str, taken: set[str] | frozenset[str] = frozenset()) -> str:
-    """A name in C, which is none of those that are taken."""
+    """Makes a name in C that is none of those taken."""
+    # ASCII alone: other letters are allowed in C11, but not by every compiler.
     name = re.sub(r"\W+", "_", text, flags=re.ASCII).strip("_") or "value"
     if name[0].isdigit() or name in _KEYWORDS:
         name = f"_{name}" if name[0].isdigit() else f"{name}_"
+        # Names that begin with an underscore are the compiler's at file scope (C11, 7.1.3).
         name = f"n{name}" if name.startswith("_") else name
     made, number = name, 2
     while made in taken:
@@ -100,5 +102,6 @@ def _c_type(spec: TensorSpec) -> str:
         return _TYPES[spec.dtype]
     size = dtype_of(spec.dtype).itemsize
     if spec.dtype.startswith(("float", "bfloat")) and size <= 2:
+        # Half and 8-bit floats are no types of C11: their bits are.
         return f"uint{8 * size}_t"
     raise CLibraryError(f"{spec.name} is of dtype {spec.dtype}, which C has no type for")

@@ -45,7 +45,10 @@ def _checked(library: Library) -> list[Field]:
 
 
 def _function(dtype: str, library: Library) -> list[str]:
-    """Bits are compared, not floats: no flag of a compiler makes another thing of it."""
+    """Writes a function that looks for NaN.
+
+    Bits are compared, not floats: no flag of a compiler (``-ffast-math``) changes the result.
+    """
     if dtype not in _BITS:
         name = next(f.spec.name for f in library.inputs if f.spec.dtype == dtype)
         raise CLibraryError(

@@ -30,7 +30,7 @@ class Parameters:
 
 
 def pack(program: Program, operands: Sequence[np.ndarray], alignment: int) -> Parameters:
-    """Lay the operands and constants of a program one after the other.
+    """Lays the operands and constants of a program one after the other.
 
     Args:
         program: what reads them; those that nothing reads are left out.
@@ -38,12 +38,14 @@ def pack(program: Program, operands: Sequence[np.ndarray], alignment: int) -> Pa
         alignment: in bytes.
     """
     values = [*zip(program.operands, operands, strict=True), *program.constants]
+    # A function may have a result that is bound, which no kernel reads.
     read = {number for call in program.calls for number in call.arguments} | {*program.outputs}
     blob, offsets = bytearray(), {}
     for number, value in values:
         if number not in read:
             continue
         data = np.asarray(value).tobytes()
+        # C has no check of its own: a kernel would read past the end of what a damaged bundle has.
         if len(data) != program.sizes[number]:
             raise CLibraryError(
                 f"an array of {len(data)} bytes is bound where {program.sizes[number]} are read; "
@@ -56,7 +58,10 @@ def pack(program: Program, operands: Sequence[np.ndarray], alignment: int) -> Pa
 
 
 def assembly(symbol: str, file: str, alignment: int, *, arm: bool) -> str:
-    """An assembler file that puts a file's bytes into read-only memory, in a section of its own."""
+    """Writes an assembler file that puts a file's bytes into read-only memory.
+
+    They have a section of their own.
+    """
     sign = "%" if arm else "@"  # on ARM an @ begins a comment
     return "\n".join(
         [

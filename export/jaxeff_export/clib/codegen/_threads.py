@@ -17,7 +17,7 @@ FIELD = "threads"  # of the inputs
 
 
 def declarations(library: Library) -> list[str]:
-    """The struct and its functions, for the header."""
+    """Writes the struct and its functions, for the header."""
     n, u = library.name, library.upper
     return [
         "",
@@ -41,7 +41,7 @@ def declarations(library: Library) -> list[str]:
 
 
 def source(library: Library, steps: list[str]) -> list[str]:
-    """The functions, for what calls the kernels.
+    """Writes the functions, for what calls the kernels.
 
     Args:
         library: whose.
@@ -49,6 +49,7 @@ def source(library: Library, steps: list[str]) -> list[str]:
             `task` and `tasks`.
     """
     n, u, parameters = library.name, library.upper, ""
+    # The name by which embedded constants are known: the calls are the same text.
     if not library.embedded and library.parameters.blob:
         parameters = f"    const unsigned char *const {n}_parameters = inputs->parameters;\n"
     cases = "\n".join(

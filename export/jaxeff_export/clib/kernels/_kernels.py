@@ -65,7 +65,7 @@ class Kernel:
 def compile_kernels(
     mod: tvm.IRModule, where: Target, prefix: str, path: Path, threads: int = 1
 ) -> Mapping[str, Kernel]:
-    """Compile the kernels of a scheduled module into an object file.
+    """Compiles the kernels of a scheduled module into an object file.
 
     Args:
         mod: kernels in the form that `jaxeff_export.compiler.ready_to_lower` leaves
@@ -94,6 +94,7 @@ def compile_kernels(
                 plain[tvm.ir.GlobalVar(part.symbol)] = function
         finished = tvm.transform.Sequential(_after_the_interface())(tvm.IRModule(plain))
         code = tvm.get_global_func("target.build.llvm")(finished, where)
+    # LLVM writes into memory: on a full disk it would end the process, Python raises an error.
     with in_memory([path]) as to_disk:
         code.write_to_file(str(path))
         to_disk()
@@ -101,7 +102,10 @@ def compile_kernels(
 
 
 def _until_the_interface() -> list[tvm.transform.Pass]:
-    """TVM's default pipeline for a CPU (tvm.s_tir.pipeline) up to MakePackedAPI."""
+    """Lists TVM's default pipeline for a CPU (tvm.s_tir.pipeline) up to MakePackedAPI.
+
+    Its order is TVM's, so that kernels are those of a bundle, to the bit.
+    """
     return [
         s_tir.transform.CanonicalizeLoop(),
         s_tir.transform.LowerInitBlock(),
@@ -145,7 +149,7 @@ def _after_the_interface() -> list[tvm.transform.Pass]:
 def _with_pointers(
     function: tirx.PrimFunc, symbol: str, threads: int
 ) -> tuple[list[tirx.PrimFunc], Kernel]:
-    """A kernel's functions, whose arguments, results and larger arrays are pointers."""
+    """Makes a kernel's functions, whose arguments, results and larger arrays are pointers."""
     pointers, scratch = [], []
     known: list[tirx.Stmt] = []
     for parameter in function.params:
@@ -160,24 +164,30 @@ def _with_pointers(
         if 0 < size < least:  # of no bytes there can be none on the stack
             stack += size
             return node
+        # Of a vector dtype (float32x4) the element's, which is what C's pointers are to.
         pointer = _pointer(node.buffer.name, str(node.buffer.dtype).partition("x")[0])
         pointers.append(pointer)
+        # Whole lines of the cache per thread: two that write to one line would wait for each other.
         stride = -(-size // _LINE) * _LINE if copies > 1 else 0
+        # The next power of two: vectors are loaded from addresses that are multiples of theirs.
         alignment = 1 << max(0, unit - 1).bit_length()
         scratch.append(Scratch(stride * copies or size, alignment, stride))
         return tirx.DeclBuffer(node.buffer, data=pointer)
 
     first = declared(function.body)
     rest = phases(function.body) if threads > 1 else [function.body]
+    # Nothing to share: the kernel stays one function, which keeps its small arrays on the stack.
     if len(rest) == 1 and turns(rest[0]) is None:
         first, rest = [], [function.body]
     needs = [used(phase, first) for phase in rest]
+    # Functions have no stack in common: arrays of several parts lie in the workspace.
     common = [s for s in first if _allocates(s) and sum(s in n for n in needs) > 1]
     placed = {s: place(s, least=0, copies=1) for s in common}
     bodies, arguments, parts = [], [], []
     for number, (phase, needed) in enumerate(zip(rest, needs, strict=True)):
         shared = turns(phase) if threads > 1 else None
         body, more = some_turns(phase) if shared is not None else (phase, [])
+        # Each thread that takes turns of a loop needs its own copy of the loop's arrays.
         on_stack = functools.partial(place, least=STACK_BYTES, copies=threads if more else 1)
         body = tirx.SeqStmt([*(placed.get(s, s) for s in needed), body]) if needed else body
         body = tvm_ffi.structural_map(body, (tirx.AllocBuffer, on_stack))
@@ -187,6 +197,7 @@ def _with_pointers(
     made = []
     for part, body, more in zip(parts, bodies, arguments, strict=True):
         body = tirx.SeqStmt([*known, body]) if known else body
+        # MakePackedAPI, which is left out, would set these for LLVM's code generator.
         for attribute, value in (("device_type", _CPU), ("device_id", 0)):
             body = tirx.AttrStmt(0, attribute, value, body)
         plain = tirx.PrimFunc([*pointers, *more], body, function.ret_type, function.attrs)
@@ -203,7 +214,7 @@ def _pointer(name: str, dtype: str) -> tirx.Var:
 
 
 def _bytes(buffer: tirx.Buffer, symbol: str) -> tuple[int, int]:
-    """The size of an array that a kernel allocates, and that of an element of it."""
+    """Computes the size of an array that a kernel allocates, and that of its elements."""
     shape: Sequence[Any] = buffer.shape
     if not all(isinstance(n, tirx.IntImm) for n in shape):
         raise CLibraryError(
@@ -211,11 +222,13 @@ def _bytes(buffer: tirx.Buffer, symbol: str) -> tuple[int, int]:
             "a C library plans its memory in advance: deploy for a fixed batch"
         )
     dtype = tvm.DataType(str(buffer.dtype))
+    # Bits in whole bytes: booleans have one, as C reads them.
     unit = -(-dtype.bits // 8) * max(1, int(dtype.lanes))
     return math.prod(int(n) for n in shape) * unit, unit
 
 
 def _on_one_thread(node: tirx.For) -> tirx.For:
+    # The library's own threads take whole parts (`_sharing.py`); TVM's runtime isn't there.
     if node.kind != tirx.ForKind.PARALLEL:
         return node
     return tirx.For(node.loop_var, node.min, node.extent, tirx.ForKind.SERIAL, node.body)

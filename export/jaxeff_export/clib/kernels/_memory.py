@@ -36,7 +36,7 @@ class Piece:
     last: int
 
     def meets(self, other: Piece) -> bool:
-        """Whether both are needed at the same time."""
+        """Tells whether both are needed at the same time."""
         return self.first <= other.last and other.first <= self.last
 
 
@@ -60,7 +60,7 @@ class Memory:
 
 
 def plan(program: Program, kernels: Mapping[str, Kernel], alignment: int = ALIGNMENT) -> Memory:
-    """Plan the workspace of a program.
+    """Plans the workspace of a program.
 
     Args:
         program: its calls.
@@ -73,6 +73,7 @@ def plan(program: Program, kernels: Mapping[str, Kernel], alignment: int = ALIGN
     pieces = [*arrays.values()]
     for step, several in enumerate(scratch):
         pieces += [Piece(s.size, step, step) for s in several]
+    # With sizes that are multiples of the alignment, all offsets below are as well.
     pieces = [dataclasses.replace(p, size=_rounded(p.size, alignment)) for p in pieces]
     offsets = place(pieces)
     rest = iter(offsets[len(arrays) :])
@@ -82,17 +83,21 @@ def plan(program: Program, kernels: Mapping[str, Kernel], alignment: int = ALIGN
         arrays=dict(zip(arrays, offsets, strict=False)),
         scratch=tuple(tuple(next(rest) for _ in several) for several in scratch),
         size=max(ends, default=0),
+        # At each call the sum of what is needed: no plan can do with less than the largest.
         live=max((sum(p.size for p in pieces if p.first <= t <= p.last) for t in steps), default=0),
         alignment=alignment,
     )
 
 
 def place(pieces: Sequence[Piece]) -> list[int]:
-    """Offsets at which no two pieces that meet overlap."""
+    """Finds offsets at which no two pieces that meet overlap."""
     offsets = [0] * len(pieces)
     placed: list[int] = []
+    # Largest first, then earliest: what is left over are gaps that small ones fit in.
     for i in sorted(range(len(pieces)), key=lambda i: (-pieces[i].size, pieces[i].first)):
         neighbours = [j for j in placed if pieces[j].meets(pieces[i])]
+        # From the lowest neighbour upwards to the first gap that holds it. Neighbours may overlap
+        # each other, hence the maximum.
         for j in sorted(neighbours, key=lambda j: offsets[j]):
             if offsets[i] + pieces[i].size <= offsets[j]:
                 break
@@ -102,13 +107,14 @@ def place(pieces: Sequence[Piece]) -> list[int]:
 
 
 def _lives(program: Program) -> dict[int, Piece]:
-    """When the arrays of the workspace are needed: those that are not given, bound or results."""
+    """Finds when arrays of the workspace are needed: those not given, bound or results."""
     elsewhere = {*program.operands, *program.inputs, *program.outputs}
     elsewhere.update(number for number, _ in program.constants)
     lives: dict[int, Piece] = {}
     for step, call in enumerate(program.calls):
         for number in (*call.results, *call.arguments):
             if number not in elsewhere:
+                # Written before it is read: its first call is the one that makes it.
                 first = lives[number].first if number in lives else step
                 lives[number] = Piece(program.sizes[number], first, step)
     return lives

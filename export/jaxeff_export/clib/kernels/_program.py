@@ -55,14 +55,14 @@ class Program:
 
 
 def with_views(mod: tvm.IRModule) -> tvm.IRModule:
-    """Make views of what only changes its shape, and drop the kernels that this leaves unused."""
+    """Makes views of what only changes its shape, and drops the kernels that this leaves unused."""
     passes = [relax.transform.RewriteDataflowReshape(), relax.transform.DeadCodeElimination()]
     with tvm.transform.PassContext(opt_level=3):
         return tvm.transform.Sequential(passes)(mod)
 
 
 def program_of(mod: tvm.IRModule, bound: int) -> Program:
-    """Read the program of a module.
+    """Reads the program of a module.
 
     Args:
         mod: whose ``main`` calls kernels; of `with_views`.
@@ -105,8 +105,10 @@ class _Reader:
         if not isinstance(value, tvm.ir.Call):
             return self._of(value)
         name = getattr(value.op, "name", str(value.op))
+        # The same bytes in the same order: the view has the number of what it views.
         if name == "relax.reshape":
             return self._of(value.args[0])
+        # A third argument would be sizes that only a call tells.
         if name != "relax.call_tir" or len(value.args) != 2:
             raise CLibraryError(
                 f"{binding.var.name} is computed by {name}, which has no static kernel; "
@@ -150,6 +152,7 @@ class _Reader:
                 f"{name} has no fixed shape; a C library plans its memory in advance: deploy for a "
                 "fixed batch, without any_batch"
             )
+        # Booleans are stored as a byte each.
         bits = tvm.DataType(str(kind.dtype)).bits
         self._sizes.append(math.prod(int(n) for n in shape) * -(-int(bits) // 8))
         return len(self._sizes) - 1

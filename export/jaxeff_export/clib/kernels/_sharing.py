@@ -32,16 +32,17 @@ class Part:
 
 
 def declared(body: tirx.Stmt) -> list[tirx.Stmt]:
-    """What a kernel declares before it begins, with the arrays that all of its parts know."""
+    """Lists what a kernel declares before it begins, with the arrays that all of its parts know."""
     return list(itertools.takewhile(lambda s: isinstance(s, _DECLARATIONS), _flat(body)))
 
 
 def phases(body: tirx.Stmt) -> list[tirx.Stmt]:
-    """What follows, one after the other: loops to share, and all that lies between two of them.
+    """Splits what follows into loops to share, and all that lies between two of them.
 
     A kernel that declares anything later, or has no loop to share at its top, is one phase.
     """
     rest = _flat(body)[len(declared(body)) :]
+    # A variable that is bound in one function would be unknown in the next.
     later = any(isinstance(s, (*_DECLARATIONS, tirx.Bind)) for s in rest)
     if later or all(turns(s) is None for s in rest):
         return [_sequence(rest) if rest else tirx.Evaluate(0)]
@@ -53,9 +54,10 @@ def phases(body: tirx.Stmt) -> list[tirx.Stmt]:
 
 
 def used(phase: tirx.Stmt, declarations: Sequence[tirx.Stmt]) -> list[tirx.Stmt]:
-    """Those of a kernel's declarations that a phase needs, in their order."""
+    """Selects the declarations that a phase needs, in their order."""
     names = _names(phase)
     needed = []
+    # Backwards, since a declaration may refer to those before it.
     for declaration in reversed(declarations):
         if declaration.buffer in names:
             needed.append(declaration)
@@ -64,25 +66,26 @@ def used(phase: tirx.Stmt, declarations: Sequence[tirx.Stmt]) -> list[tirx.Stmt]
 
 
 def turns(statement: tirx.Stmt) -> int | None:
-    """How many turns a loop has that threads may share; None if it is none."""
+    """Counts the turns of a loop that threads may share; None if it is none."""
     if not isinstance(statement, tirx.For) or statement.kind != tirx.ForKind.PARALLEL:
         return None
     first, extent = statement.min, statement.extent
     known = isinstance(first, tirx.IntImm) and isinstance(extent, tirx.IntImm)
+    # Turns are counted from zero in 32 bits, as `NAME_run` divides them among threads.
     if not known or int(first) or str(statement.loop_var.ty.dtype) != "int32":
         return None
     return int(extent)
 
 
 def some_turns(loop: tirx.For) -> tuple[tirx.For, list[tirx.Var]]:
-    """A loop over turns that are given, and the arguments that say which: begin and end."""
+    """Makes a loop over turns that are given, and the arguments that say which: begin and end."""
     begin, end = (tirx.Var(name, "int32") for name in ("begin", "end"))
     kind = tirx.ForKind.SERIAL
     return tirx.For(loop.loop_var, begin, end - begin, kind, loop.body), [begin, end]
 
 
 def _names(tree: object) -> set[tirx.Var]:
-    """The variables and arrays of a statement."""
+    """Collects the variables and arrays of a statement."""
     found: set[tirx.Var] = set()
     tvm_ffi.structural_walk(tree, (tirx.Var, found.add), order="post")
     return found

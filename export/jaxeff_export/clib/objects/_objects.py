@@ -21,19 +21,22 @@ _MATH = re.compile(
 
 
 def compile_c(tools: CToolchain, source: Path, made: Path) -> None:
-    """Compile a C or assembler file into an object file, in the file's own folder."""
+    """Compiles a C or assembler file into an object file, in the file's own folder."""
     strict = WARNINGS if source.suffix == ".c" else ()
+    # Archives are linked into shared libraries too, except where there are none.
     anywhere = () if tools.board else ("-fPIC",)
     command = [tools.compiler, *tools.flags, *strict, "-O2", *anywhere, "-c", source.name]
     call([*command, "-o", str(made)], source.parent)
 
 
 def trim(tools: CToolchain, made: Path) -> None:
-    """Drop what only debuggers read, and conversions of half floats that nothing calls."""
+    """Removes what only debuggers read, and conversions of half floats that nothing calls."""
+    # Unwinding tables serve exceptions, of which C has none.
     unwinding = ("-R", ".eh_frame", "-R", ".rela.eh_frame")
     call([tools.tool("objcopy"), "--strip-debug", *unwinding, str(made)])
     section, half = "", re.compile(r"__(truncsfhf2|extendhfsf2)|\.text\.tvm\.fp16")
     for line in call([tools.tool("readelf"), "-rW", str(made)]).splitlines():
+        # A relocation elsewhere that names a conversion is a call of it: then both stay.
         if line.startswith("Relocation section"):
             section = line
         elsewhere = ".text" in section and "exidx" not in section and _HALF not in section
@@ -45,21 +48,23 @@ def trim(tools: CToolchain, made: Path) -> None:
 
 
 def archive(tools: CToolchain, members: Sequence[Path], made: Path) -> None:
-    """Put object files into an archive; the same members make the same bytes."""
+    """Puts object files into an archive; the same members make the same bytes."""
     made.unlink(missing_ok=True)
+    # D: neither times nor owners, which would make equal archives differ.
     call([tools.tool("ar"), "rcsD", str(made), *map(str, members)])
 
 
 def code_size(tools: CToolchain, members: Iterable[Path]) -> int:
-    """Bytes of code and its constants in object files."""
+    """Sums the bytes of code and its constants in object files."""
     lines = call([tools.tool("size"), *map(str, members)]).splitlines()[1:]
+    # The columns text and data; bss has none, for kernels keep no state.
     return sum(int(line.split()[0]) + int(line.split()[1]) for line in lines)
 
 
 def require_self_contained(
     tools: CToolchain, made: Path, *, threads: bool = False
 ) -> tuple[str, ...]:
-    """What an archive takes from elsewhere: functions of libm, copies, a compiler's own helpers.
+    """Lists what an archive takes from elsewhere: libm, copies, a compiler's own helpers.
 
     With `threads` those of POSIX threads too.
 
@@ -69,6 +74,7 @@ def require_self_contained(
     defined, wanted = set(), set()
     for line in call([tools.tool("nm"), str(made)]).splitlines():
         parts = line.split()
+        # Undefined symbols have no address, so their lines are a word shorter.
         if len(parts) == 2 and parts[0] in "Uw":
             wanted.add(parts[1])
         elif len(parts) == 3:
@@ -88,7 +94,7 @@ def require_self_contained(
 
 
 def call(command: Sequence[str], folder: Path | None = None) -> str:
-    """Run a tool and return what it prints.
+    """Runs a tool and returns what it prints.
 
     Raises:
         ToolchainError: if it fails, with the last line it printed.
@@ -101,7 +107,10 @@ def call(command: Sequence[str], folder: Path | None = None) -> str:
 
 
 def _allowed(name: str) -> bool:
-    """Whether every C compiler brings a function: helpers of its own begin with underscores."""
+    """Tells whether every C compiler brings a function.
+
+    Helpers of its own begin with underscores.
+    """
     return (
         name in _MEMORY
         or bool(_MATH.fullmatch(name))

@@ -32,7 +32,7 @@ class Sizes:
     stack: int
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data."""
+        """Returns the sizes as plain data."""
         return dataclasses.asdict(self)
 
     def __str__(self) -> str:
@@ -57,6 +57,7 @@ def require_room(
     Raises:
         CLibraryError: saying what is needed, what is there and what could be done.
     """
+    # Flash holds what never changes; parameters that a board loads lie wherever it puts them.
     constants = sizes.code + (sizes.parameters if embedded else 0)
     if flash is not None and constants > flash:
         raise CLibraryError(
@@ -74,7 +75,7 @@ def require_room(
 
 
 def bytes_of(text: str | int) -> int:
-    """A number of bytes: ``524288``, ``"512k"`` or ``"2M"``.
+    """Reads a number of bytes: ``524288``, ``"512k"`` or ``"2M"``.
 
     Raises:
         CLibraryError: if it is none.
