@@ -144,7 +144,7 @@ def _cifar_files(root: Path) -> tuple[Path, ...]:
         lacking = [name for name in names if not (folder / name).is_file()]
         if not lacking:
             return tuple(folder / name for name in names)
-        # The folder that has more of the files than none is the one that was meant.
+        # A folder that has some of the files is the one that was meant.
         if len(lacking) < len(missing):
             missing, folders = lacking, [folder]
             break

@@ -225,8 +225,7 @@ def log_mel(
     window = np.hanning(size).astype(np.float32) / 32768
     banks = _triangles(size, bands, low, high)
     found = np.empty((len(audio), frames, bands), np.float32)
-    # Frame by frame: the spectra of all recordings and frames at once would be 16 times the size of
-    # the recordings.
+    # Frame by frame: the spectra of all frames at once would be several times the recordings.
     for i, start in enumerate(starts):
         spectrum = np.fft.rfft(audio[:, start : start + size] * window, axis=1)
         found[:, i] = np.log1p((np.abs(spectrum) ** 2 @ banks) / 1e-3)

@@ -103,6 +103,6 @@ class Board(abc.ABC):
 
     def explain(self, error: Exception) -> str:
         """Explains in one sentence why a call on the board failed."""
-        # The last line: TVM puts a stack trace before the message.
+        # TVM's messages may begin with a stack trace; the reason is the last line.
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         return f"{type(error).__name__}: {lines[-1] if lines else 'no reason given'}"

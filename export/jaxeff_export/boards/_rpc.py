@@ -174,7 +174,7 @@ class RpcBoard(Board):
         try:
             self.__enter__()
         except BoardError as error:
-            # Of this kind so that it is tried again: a server needs a moment after a crash.
+            # Of this kind so that it is tried again: a network may need a moment.
             raise BoardLost(str(error)) from error
 
     def _connect(self) -> Session:

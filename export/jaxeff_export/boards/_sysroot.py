@@ -238,8 +238,7 @@ def _unpack_wheels(destination: Path, downloads: Path, version: str, say: Progre
     for wheel in sorted(downloads.glob("*.whl")):
         with zipfile.ZipFile(wheel) as archive:
             members = [
-                # TVM's compiler, headers and tests are nine tenths of the wheels; a board only
-                # runs.
+                # TVM's compiler alone has 240 MB; a board only runs.
                 name
                 for name in archive.namelist()
                 if not any(

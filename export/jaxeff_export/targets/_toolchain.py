@@ -79,7 +79,7 @@ def find_emulator(machine: str = "aarch64") -> str:
     Raises:
       ToolchainError: if it is not installed, naming the Debian package that holds it.
     """
-    # Debian's package has either name, by version.
+    # Of Debian's packages qemu-user has the first, qemu-user-static the second.
     for command in (f"qemu-{machine}", f"qemu-{machine}-static"):
         if found := shutil.which(command):
             return found

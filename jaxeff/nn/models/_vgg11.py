@@ -49,7 +49,7 @@ class VGG11(nnx.Module):
         self.batch_norm = batch_norm
         self.head = head
         channels = in_channels
-        # Without batch norm, eight layers of another scale would not train: He et al., eq. 10.
+        # Without batch norm, eight layers keep their variance by this scale: He et al., eq. 10.
         init = nnx.initializers.he_normal()
         for i, width in enumerate((width for stage in STAGES for width in stage), 1):
             conv = nnx.Conv(channels, width, (3, 3), padding=1, kernel_init=init, rngs=rngs)

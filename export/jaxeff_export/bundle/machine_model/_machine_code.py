@@ -119,7 +119,7 @@ def _multiplied(line: str) -> int:
     # Bytes times bytes, of half a vector: eight products of 16 bits each.
     if name in {"sdot", "udot"}:
         return 16
-    # x86: a product per byte (VNNI), per pair of bytes, or per float32.
+    # x86: a product per byte (VNNI), per 16-bit integer, or per float32.
     bits = next((n for register, n in _WIDTHS.items() if register in line), 0)
     if name.startswith("vpdpbusd"):
         return bits // 8

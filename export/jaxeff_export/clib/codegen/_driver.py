@@ -231,7 +231,7 @@ def _calls(library: Library, places: Mapping[int, str]) -> tuple[list[str], list
             if part.turns is None:
                 lines.append(f"    {part.symbol}({', '.join(alone)});")
                 continue
-            # Contiguous turns per thread: neighbours write to different lines of the cache.
+            # A thread's turns are contiguous: it shares lines of the cache at their ends alone.
             ends = [f"turn({part.turns}, task{more}, tasks)" for more in ("", " + 1")]
             lines.append(f"    share(threads, {len(shared)}, inputs, outputs, at);")
             shared.append(f"{part.symbol}({', '.join([*several, *ends])});")
