@@ -57,11 +57,11 @@ from jaxeff.core import (
     whole,
 )
 from jaxeff.pruning.scores import Score, l1
+from jaxeff.search._episodes import Episodes, Measurements, Row
 from jaxeff.search._refinement import Course, Refinement
 from jaxeff.search._result import Search
 from jaxeff.search.evaluation import (
     Absolute,
-    Candidate,
     Candidates,
     Latency,
     LatencyError,
@@ -69,7 +69,7 @@ from jaxeff.search.evaluation import (
     Sensitivity,
     sensitivity,
 )
-from jaxeff.search.searchers import Knapsack, Outcome, Problem, Searcher
+from jaxeff.search.searchers import Knapsack, Problem, Searcher
 from jaxeff.search.space import Actions, Legal, Policy, Space
 from jaxeff.store import Journal, run_identity
 from jaxeff.training import count_examples
@@ -248,7 +248,7 @@ def search_among(
     check_count("search: episodes", episodes)
     space = candidates.space
     _check_prunable(space, actions)
-    kept = None
+    journal = None
     if folder is not None:
         data = {"train": candidates.data, "validation": candidates.validation}
         identity = run_identity(key, data, {
@@ -256,99 +256,32 @@ def search_among(
             "reward": repr(reward), "steps": candidates.steps,
             "batch size": candidates.batch_size, "legal": repr(space.legal),
         }, candidates.described(key))  # fmt: skip
-        kept = Journal(Path(folder) / "episodes.jsonl", identity)
-
-    def remembered(task: Any, make: Callable[[], Any]) -> Any:
-        if kept is None:
-            return make()
-        if task not in kept:
-            kept.add(task, make())
-        return kept[task]
-
-    def measure(policy: Policy) -> float:
-        return _checked(latency(Candidate(policy, space, candidates.smaller)))
-
-    # Everything measured is written down at once: a killed search goes on with the same
-    # numbers.
-    whole = remembered("whole", lambda: measure(space.whole))
+        journal = Journal(Path(folder) / "episodes.jsonl", identity)
+    measurements = Measurements(candidates, latency, journal)
+    whole = measurements.measured_once("whole", space.whole)
     # Before the first episode: a target out of reach would cost all of them.
-    _check_reachable(
-        space, actions, target, whole,
-        lambda p: remembered(["least", p.plain()], lambda: measure(p)),
-    )  # fmt: skip
+    _check_reachable(space, actions, target, whole, measurements)
     if callable(known):
         known = known()
-    # A latency that is looked up costs nothing, so searchers may ask for any policy.
-    time = measure if getattr(latency, "looked_up", False) else None
-    fill, prepare = getattr(latency, "prepare", None), None
-    if fill is not None:
-
-        def prepare(policies: Sequence[Policy]) -> None:
-            fill([Candidate(policy, space, candidates.smaller) for policy in policies])
-
-    problem = Problem(space, actions, known, episodes, target, whole, time, prepare)
-    jitted = jax.jit(functools.partial(actions.policy, space))
-
-    def policy_of(proposed: Any) -> Policy:
-        found: Policy = jax.tree.map(np.asarray, jitted(jnp.asarray(proposed)))
-        return found
-
-    early = _Early(latency, agent, problem, lambda p: Candidate(p, space, candidates.smaller))
-    memory = agent.start(jax.random.fold_in(key, 0), problem)
-    rows: list[dict[str, Any]] = []
+    problem = Problem(
+        space, actions, known, episodes, target, whole,
+        measurements.predicted, measurements.prepare,
+    )  # fmt: skip
+    run = Episodes(key, agent, problem, measurements, reward)
     with progress_bar(progress, "episodes", episodes, 0) as advance:
-        for episode in range(episodes):
-            # By the episode's number: a resumed search draws the same, however much it reads.
-            keys = _keys(key, episode)
-            if kept is None or ["episode", episode] not in kept:
-                # Not for an episode that the journal has: its result is read, nothing is
-                # measured.
-                early.measure(key, episode, memory, policy_of)
-            proposed, memory = agent.propose(keys[0], problem, memory)
-            _check_finite(proposed, episode)
-            policy = policy_of(proposed)
-
-            def evaluate(
-                policy: Policy = policy, key: Any = keys[1], episode: int = episode
-            ) -> dict[str, Any]:
-                row: dict[str, Any] = {"episode": episode, "policy": policy.plain()}
-                try:
-                    time = early.taken(episode, policy, measure)
-                except LatencyError as error:
-                    return row | {"message": str(error)}
-                accuracy = candidates.accuracy(key, policy)
-                ratio = time / (target * whole)
-                return row | {
-                    "accuracy": accuracy, "latency": time, "ratio": ratio,
-                    "reward": reward(accuracy, time, target * whole),
-                }  # fmt: skip
-
-            row = remembered(["episode", episode], evaluate)
-            rows.append(row)
-            # What couldn't be measured has no reward to learn from.
-            if "reward" in row:
-                outcome = Outcome(
-                    np.asarray(proposed), row["accuracy"], row["ratio"], row["reward"]
-                )
-                memory = agent.learn(keys[2], problem, memory, outcome)
+        for _ in range(episodes):
+            row = run.run()
             advance(1, f"{row.get('accuracy', 0):.3f} at {row.get('ratio', 0) * target:.3f}")
-    measured = [row for row in rows if "reward" in row]
+    measured = [row for row in run.rows if "reward" in row]
     if not measured:
-        raise LatencyError(f"no candidate could be measured; the last said: {rows[-1]['message']}")
-    refined: list[dict[str, Any]] = []
+        raise LatencyError(
+            f"no candidate could be measured; the last said: {run.rows[-1]['message']}"
+        )
+    refined: list[Row] = []
     if refinement is not None:
         # A key that no episode has.
         after = jax.random.fold_in(key, 1 + episodes)
-        # A policy that was proposed twice keeps its first row.
-        of_policy = {str(row["policy"]): row for row in reversed(measured)}
-        refined = refinement.refine(Course(
-            space, actions, target, reward,
-            lambda policy: Candidate(policy, space, candidates.smaller),
-            None if time is None else lambda policy: measure(policy) / whole,
-            lambda policy: candidates.accuracy(after, policy), remembered,
-            [{"policy": row["policy"], "accuracy": row["accuracy"], "predicted": row["ratio"]}
-             for row in of_policy.values()],
-        ))  # fmt: skip
+        refined = refinement.refine(_course(after, problem, measurements, reward, measured))
         measured = [row for row in refined if "reward" in row]
         if not measured:
             raise LatencyError(
@@ -356,59 +289,31 @@ def search_among(
                 f"{refined[-1]['message']}"
             )
     best = Policy.from_plain(max(measured, key=lambda row: row["reward"])["policy"])
-    return Search(best, candidates.smaller(best), rows, whole, target, known, space, refined)
+    return Search(best, candidates.smaller(best), run.rows, whole, target, known, space, refined)
+
+
+def _course(
+    key: PRNGKeyArray,
+    problem: Problem,
+    measurements: Measurements,
+    reward: Reward,
+    measured: Sequence[Row],
+) -> Course:
+    """Collects what a refinement starts from: the episodes' candidates, each policy once."""
+    # A policy that was proposed twice keeps its first row.
+    of_policy = {str(row["policy"]): row for row in reversed(measured)}
+    predicted = measurements.predicted
+    return Course(
+        problem.space, problem.actions, problem.target, reward, measurements.candidate,
+        None if predicted is None else lambda policy: predicted(policy) / problem.whole,
+        lambda policy: measurements.candidates.accuracy(key, policy), measurements.remembered,
+        [{"policy": row["policy"], "accuracy": row["accuracy"], "predicted": row["ratio"]}
+         for row in of_policy.values()],
+    )  # fmt: skip
 
 
 _SPLIT = 2**32 - 1
 """What is folded into the key to split the data; episodes count from zero."""
-
-
-def _keys(key: PRNGKeyArray, episode: int) -> PRNGKeyArray:
-    """Derives an episode's keys to propose, to evaluate and to learn with."""
-    return jax.random.split(jax.random.fold_in(key, 1 + episode), 3)
-
-
-class _Early:
-    """Candidates of the next episodes, measured at once where there are several boards."""
-
-    def __init__(
-        self,
-        latency: Latency,
-        agent: Searcher,
-        problem: Problem,
-        candidate: Callable[[Policy], Candidate],
-    ) -> None:
-        self.many, self.boards = getattr(latency, "many", None), getattr(latency, "boards", 1)
-        self.ahead, self.problem = getattr(agent, "ahead", None), problem
-        self.candidate = candidate
-        self.known: dict[int, float | LatencyError] = {}
-
-    def measure(
-        self, key: PRNGKeyArray, episode: int, memory: Any, policy_of: Callable[[Any], Policy]
-    ) -> None:
-        """Measures from an episode on, unless that is known already."""
-        if self.many is None or self.ahead is None or self.boards < 2 or episode in self.known:
-            return
-        # One candidate per board: what agents can propose without having learned from the
-        # others.
-        last = min(episode + self.boards, self.problem.episodes)
-        keys = [_keys(key, i)[0] for i in range(episode, last)]
-        policies = [policy_of(one) for one in self.ahead(keys, self.problem, memory)]
-        if len(policies) > 1:
-            found = self.many([self.candidate(policy) for policy in policies])
-            self.known |= dict(enumerate(found, episode))
-
-    def taken(self, episode: int, policy: Policy, measure: Callable[[Policy], float]) -> float:
-        """Returns the latency of an episode's candidate."""
-        found = self.known.pop(episode, None)
-        if isinstance(found, LatencyError):
-            raise found
-        return measure(policy) if found is None else _checked(found)
-
-
-def _checked(found: float) -> float:
-    check_number("search: latency(candidate)", float(found), above=0)
-    return float(found)
 
 
 def _check_prunable(space: Space, actions: Actions) -> None:
@@ -417,16 +322,18 @@ def _check_prunable(space: Space, actions: Actions) -> None:
 
 
 def _check_reachable(
-    space: Space, actions: Actions, target: float, whole: float, measure: Callable[[Policy], float]
+    space: Space, actions: Actions, target: float, whole: float, measurements: Measurements
 ) -> None:
-    """Checks that a strongest policy meets the target; few bits needn't be the fastest."""
+    """Refuses a target that even the strongest policies miss."""
+    # Each width on its own: few bits needn't be faster than eight, or none.
     least = np.inf
     for bits in (1.0, actions.eight_below, 0.0) if actions.quantizes else (1.0,):
         strongest = jnp.ones((len(space.sites), actions.count))
         if actions.quantizes:
             strongest = strongest.at[:, -2:].set(bits)
-        found = measure(jax.tree.map(np.asarray, actions.policy(space, strongest))) / whole
-        least = min(least, found)
+        policy = jax.tree.map(np.asarray, actions.policy(space, strongest))
+        took = measurements.measured_once(["least", policy.plain()], policy)
+        least = min(least, took / whole)
         if least <= target:
             return
     raise ValueError(
@@ -434,15 +341,6 @@ def _check_reachable(
         f"{actions.of!r} actions leaves {least:.4g} of the latency. Raise the target, or allow "
         "more (Actions.round_to, Legal)."
     )
-
-
-def _check_finite(proposed: Any, episode: int) -> None:
-    """Refuses what a diverged agent proposes."""
-    if not np.isfinite(proposed).all():
-        raise FloatingPointError(
-            f"search: the agent diverged before episode {episode}; lower its rates. What was "
-            "measured is kept, if there is a folder."
-        )
 
 
 __all__ = ["search", "search_among"]
