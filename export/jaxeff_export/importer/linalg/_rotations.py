@@ -31,3 +31,25 @@ def rotate(code: Code, z: View, n: Index, i: Expr, j: Expr, c: Expr, s: Expr) ->
 def signed(x: Expr, sign: Expr) -> Expr:
     """Gives ``x``, which is positive, the sign of another number."""
     return tirx.Select(sign < tirx.const(0, str(sign.ty.dtype)), -x, x)
+
+
+class Sides:
+    """The left and right vectors, which rotations multiply."""
+
+    def __init__(self, code: Code, left: View, right: View, n: int, wanted: bool):
+        self.left, self.right, self.n, self.wanted = left, right, n, wanted
+        self._code = code
+
+    def rotate(self, side: View, i: Expr, j: Expr, c: View, s: View) -> None:
+        """Rotates columns ``i`` and ``j`` of one side."""
+        if self.wanted:
+            rotate(self._code, side, self.n, i, j, c[()], s[()])
+
+    def rotate_both(
+        self, step: Expr, i: Expr, first: tuple[View, View], second: tuple[View, View]
+    ) -> None:
+        """Rotates columns ``i`` and ``i + step``: by ``first`` on the right if going down."""
+        for going, one, other in ((step > 0, first, second), (step < 0, second, first)):
+            with self._code.when(going):
+                self.rotate(self.right, i, i + step, *one)
+                self.rotate(self.left, i, i + step, *other)

@@ -42,9 +42,7 @@ def _gesdd(e: Emitter, node: Node) -> Sequence[relax.Expr]:
                 _triangularize(code, work, (long, short), qr_taus, row)
                 # Only R is reduced further; Q's reflections, below it, are applied last.
                 reduced, height = square if tall else square.T, short
-                with code.loops((short, short)) as (i, j):
-                    zero = tirx.const(0, dtype)
-                    square[i, j] = tirx.if_then_else(i <= j, work[i, j], zero)
+                _copy_triangle(code, work, square, short)
             _bidiagonalize(code, reduced, (height, short), (d, off), (taus, right_taus), row)
             sides = Sides(code, u, vt.T, short, wanted)
             if wanted:
@@ -67,6 +65,13 @@ def _gesdd(e: Emitter, node: Node) -> Sequence[relax.Expr]:
                     _restore(code, longer, (long, many), work.T, qr_taus, row, short)
 
     return e.kernel(body, node, name="gesdd")
+
+
+def _copy_triangle(code: Code, source: View, target: View, n: int) -> None:
+    """Copies what is on and above the diagonal: below it are the reflections."""
+    with code.loops((n, n)) as (i, j):
+        zero = tirx.const(0, source.dtype)
+        target[i, j] = tirx.if_then_else(i <= j, source[i, j], zero)
 
 
 def _triangularize(code: Code, a: View, shape: tuple[int, int], taus: View, row: View) -> None:
