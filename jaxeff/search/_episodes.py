@@ -31,7 +31,7 @@ class Measurements:
     Attributes:
         candidates: Prepared candidates of the model.
         latency: How long a candidate takes.
-        journal: Where results are kept; None keeps none.
+        journal: File of finished results; None keeps none.
     """
 
     def __init__(self, candidates: Candidates, latency: Latency, journal: Journal | None) -> None:

@@ -7,7 +7,6 @@ from jaxeff.compression.post_training._adaround import adaround
 from jaxeff.compression.post_training._awq import awq
 from jaxeff.compression.post_training._batch_norm import fold_batch_norm
 from jaxeff.compression.post_training._bias_correction import correct_biases
-from jaxeff.compression.post_training._calibrate import calibrate
 from jaxeff.compression.post_training._equalization import equalize
 from jaxeff.compression.post_training._gptq import gptq
 from jaxeff.compression.post_training._layerwise import Problem, arguments, on_grids
@@ -16,8 +15,13 @@ from jaxeff.compression.post_training._multiplication import (
     Multiplication,
     multiplications,
 )
-from jaxeff.compression.post_training._ranges import clip_range
-from jaxeff.compression.post_training._running_range import RunningRange, initial_ranges, running
+from jaxeff.compression.post_training.ranges import (
+    RunningRange,
+    calibrate,
+    clip_range,
+    initial_ranges,
+    running,
+)
 
 __all__ = [
     "Matrix",

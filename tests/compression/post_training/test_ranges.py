@@ -15,7 +15,8 @@ from jaxeff.compression import (
     fake_quantize,
     quantized,
 )
-from jaxeff.compression.post_training._ranges import BINS, Histogram, clip_histogram, count
+from jaxeff.compression.post_training.ranges._clipping import clip_histogram
+from jaxeff.compression.post_training.ranges._histogram import BINS, Histogram, count
 
 
 def net(params, x):

@@ -17,33 +17,24 @@ Sharp edges:
 """
 
 import dataclasses
-import functools
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import io_callback
 
 from jaxeff.compression._quantized import applies, of_inputs, of_outputs
 from jaxeff.compression.numerics import LayerQuantization, Tensor
 from jaxeff.compression.numerics import parts as parts_of
-from jaxeff.compression.post_training._ranges import (
-    METHODS,
-    Histogram,
-    clip_histogram,
-    clip_range,
-    count,
-)
+from jaxeff.compression.post_training.ranges._clipping import METHODS, clip_range
+from jaxeff.compression.post_training.ranges._observer import Observer, known_width
 from jaxeff.compression.quantizers.uniform import Int, Uniform
 from jaxeff.core import (
     batches,
     check_choice,
     check_number,
     function,
-    is_concrete,
     number,
     settings,
     takes,
@@ -52,7 +43,6 @@ from jaxeff.core import (
 from jaxeff.program import Layer, Program, check_settings, evaluate, plain, resolve, trace
 
 Measured = Int | Uniform | LayerQuantization
-_Place = tuple[str, int]
 _Found = list[tuple[Uniform, Tensor, Any, int]]
 
 
@@ -98,34 +88,9 @@ def calibrate(
     kinds: Any = Measured
     check_settings(spec, kinds, "an Int, such as Int(8), a Uniform or a LayerQuantization of them")
     method, percentile = _method(method, percentile)
-    ends: dict[_Place, list[tuple[float, float]]] = defaultdict(list)
-    histograms: dict[_Place, Histogram] = {}
+    observer = Observer(method, percentile)
     settings: dict[str, Any] = {}
-    measured: dict[_Place, Uniform] = {}  # in order
-
-    def record(place: _Place, low: Any, high: Any) -> None:
-        ends[place].append((float(low), float(high)))
-
-    def record_counts(place: _Place, low: Any, high: Any, counts: Any, exponent: Any) -> None:
-        record(place, low, high)
-        here = Histogram(np.asarray(counts, np.float64), int(exponent), float(low), float(high))
-        # Borders are powers of two, so histograms of batches add exactly, whatever their ranges.
-        histograms[place] = histograms[place] + here if place in histograms else here
-
-    def measure(place: _Place, x: Any) -> None:
-        if not x.size:
-            raise ValueError(f"The layer {place[0]!r} reads an empty array while calibrating.")
-        if method == "percentile":
-            # On the device: only two numbers per batch and site leave it.
-            both = jnp.percentile(x, jnp.array([100 - percentile, percentile], x.dtype))
-            io_callback(functools.partial(record, place), None, both[0], both[1])
-            return
-        low, high = x.min(), x.max()
-        if method == "minmax":
-            # A callback, for layers inside loops are measured in every iteration.
-            io_callback(functools.partial(record, place), None, low, high)
-        else:
-            io_callback(functools.partial(record_counts, place), None, low, high, *count(x))
+    kept: dict[str, tuple[Uniform, tuple[int, ...]]] = {}
 
     @jax.jit
     def observe(*args: Any) -> dict[str, Any]:
@@ -143,8 +108,7 @@ def calibrate(
                 return outputs
             for quantizer, tensor, x, operand in _open(layer, setting, values, outputs):
                 if tensor.role == "activation":
-                    measured[layer.site, operand] = quantizer
-                    measure((layer.site, operand), x)
+                    observer.observe((layer.site, operand), quantizer, x)
                 elif weights and layer.site in outside:
                     kept[layer.site] = quantizer, tensor.axes(quantizer.per)
                     arrays[layer.site] = x
@@ -153,7 +117,21 @@ def calibrate(
         evaluate(program, rule, None, jax.tree.leaves((args, {})))
         return arrays
 
-    kept: dict[str, tuple[Uniform, tuple[int, ...]]] = {}
+    arrays = _run(observe, params, batches)
+    for site, found in observer.ranges().items():
+        settings[site] = _with_ranges(settings[site], found)
+    for site, (quantizer, axes) in kept.items():
+        both = _weight_range(site, arrays[site], axes, quantizer, method, percentile)
+        apart = parts_of(settings[site])
+        fixed = dataclasses.replace(quantizer, range=both)
+        settings[site] = dataclasses.replace(apart, weights=fixed)
+    return settings
+
+
+def _run(
+    observe: Callable[..., dict[str, Any]], params: Any, batches: Iterable[Any]
+) -> dict[str, Any]:
+    """Runs the model on all batches, and gives the arrays of the last: weights are equal in all."""
     arrays: dict[str, Any] | None = None
     for batch in batches:
         args = batch if isinstance(batch, tuple) else (batch,)
@@ -164,21 +142,7 @@ def calibrate(
     jax.effects_barrier()
     if arrays is None:
         raise ValueError("calibrate needs at least one batch, but there is none.")
-    ranges: dict[str, dict[int, Any]] = defaultdict(dict)
-    for place, quantizer in measured.items():
-        low, high = _ends(place[0], ends[place], method)
-        if place in histograms:
-            width = _width(place[0], quantizer)
-            low, high = clip_histogram(histograms[place], width, quantizer.symmetric, method)
-        ranges[place[0]][place[1]] = low, high
-    for site, found in ranges.items():
-        settings[site] = _with_ranges(settings[site], found)
-    for site, (quantizer, axes) in kept.items():
-        both = _weight_range(site, arrays[site], axes, quantizer, method, percentile)
-        apart = parts_of(settings[site])
-        fixed = dataclasses.replace(quantizer, range=both)
-        settings[site] = dataclasses.replace(apart, weights=fixed)
-    return settings
+    return arrays
 
 
 def _method(method: str | None, percentile: float | None) -> tuple[str, float]:
@@ -238,25 +202,13 @@ def _weight_range(
     shape = tuple(n if a in axes else 1 for a, n in enumerate(values.shape)) if axes else ()
     # One row per range.
     flat = values.transpose(axes + rest).reshape(int(np.prod(shape)), -1)
-    width = _width(site, grid) if method in {"mse", "kl"} else 8
+    width = known_width(site, grid) if method in {"mse", "kl"} else 8
     ends = [
         clip_range(row, width, symmetric=grid.symmetric, method=method, percentile=percentile)
         for row in flat
     ]
     low, high = (jnp.asarray(np.array(e).reshape(shape), w.dtype) for e in zip(*ends, strict=True))
     return low, high
-
-
-def _width(site: str, grid: Uniform) -> int:
-    """Returns the width of a grid as a Python number."""
-    if isinstance(grid.bits, int):
-        return grid.bits
-    if not is_concrete(grid.bits) or np.size(grid.bits) != 1:
-        raise ValueError(
-            f"The range of {site!r} depends on its bit width, which must be one known number; use "
-            'method="minmax" for widths that vary.'
-        )
-    return int(np.asarray(grid.bits).item())
 
 
 def _by_site(program: Program, found: Mapping[str, Measured]) -> dict[str, Measured | None]:
@@ -272,16 +224,3 @@ def _by_site(program: Program, found: Mapping[str, Measured]) -> dict[str, Measu
         site: found[site] if site in found and applies(layer, found[site]) else None
         for site, layer in chosen.items()
     }
-
-
-def _ends(site: str, seen: Sequence[tuple[float, float]], method: str) -> tuple[float, float]:
-    """Returns the smallest and largest value of all batches, or the mean of their percentiles."""
-    if not seen:
-        raise ValueError(f"The layer {site!r} was never reached while calibrating.")
-    both = np.array(seen)
-    if not np.isfinite(both).all():
-        raise ValueError(f"The layer {site!r} has activations that aren't finite numbers.")
-    # Of batches, not of all values: those would have to be kept.
-    if method == "percentile":
-        return float(both[:, 0].mean()), float(both[:, 1].mean())
-    return float(both[:, 0].min()), float(both[:, 1].max())
