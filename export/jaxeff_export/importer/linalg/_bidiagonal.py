@@ -91,7 +91,7 @@ class _Iteration:
         self.budget[()] = tirx.const(6 * n * n + 1, "int64")
 
     def _set_threshold(self, floor: Expr) -> None:
-        """Sets below what off-diagonals count as zero: the tolerance times the least value's bound."""
+        """Sets below what an off-diagonal is zero: the tolerance times the least value's bound."""
         code, d, e, n = self.code, self.d, self.e, self.sides.n
         # min(mu) / sqrt(n) bounds the least singular value from below: 1 / min(mu) is a norm of
         # the inverse (Demmel and Kahan, SIAM J. Sci. Stat. Comput. 11(5), 1990).
@@ -113,7 +113,7 @@ class _Iteration:
         least[()] = tirx.min(least[()], mu[()])
 
     def find_block(self) -> None:
-        """Finds the block above `bottom`, up to the first negligible off-diagonal, and zeroes it."""
+        """Finds the block above `bottom`, up to the first negligible off-diagonal; zeroes that."""
         # Rows after `bottom` have converged.
         code, d, e, top, largest = self.code, self.d, self.e, self.top, self.largest
         top[()] = self.bottom[()]

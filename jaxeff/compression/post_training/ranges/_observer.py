@@ -74,7 +74,7 @@ class Observer:
     ) -> None:
         self._ends[place].append((float(low), float(high)))
         if counts is not None:
-            # Borders are powers of two, so histograms of batches add exactly, whatever their ranges.
+            # Borders are powers of two: histograms of batches add exactly, whatever their ranges.
             here = Histogram(np.asarray(counts, np.float64), int(exponent), float(low), float(high))
             known = self._histograms.get(place)
             self._histograms[place] = here if known is None else known + here
