@@ -66,6 +66,7 @@ def reference(
     check_query("reference", query)
     design = design or Design()
     draw, chosen, noise = jax.random.split(key, 3)
+    # Sums from near zero to full drive, which tell a column's gain from its offset.
     w, a = random_weights(draw, design), random_inputs(chosen, design, vectors)
     counts = _mean(query, noise, w, a, repeats)
     return Reference(np.asarray(w), np.asarray(a), counts)
@@ -92,12 +93,14 @@ def compensate_drift(
     now = _mean(query, key, before.weights, before.inputs, repeats)
     centred, wanted = now - now.mean(0), before.counts - before.counts.mean(0)
     power = (centred**2).sum(0)
+    # With hardly any signal left, the gain below would amplify noise.
     dead = np.flatnonzero((power < 1e-3 * (wanted**2).sum(0)) | (power == 0))
     if len(dead):
         raise ValueError(
             f"compensate_drift: column {dead[0]} (and {len(dead) - 1} others) answers the same "
             "whatever is sent; a correction can't bring it back: leave its column out."
         )
+    # Least squares of then on now: cov(now, then) / var(now), through both means.
     scale = (centred * wanted).sum(0) / power
     shift = before.counts.mean(0) - scale * now.mean(0)
     return Correction(jnp.asarray(scale, jnp.float32), jnp.asarray(shift, jnp.float32))

@@ -140,10 +140,13 @@ def train_for_chip(
     keys = dict(zip((*STAGES, "measured"), jax.random.split(key, 4), strict=True))
     x, labels = data
     spec = {sites: array or Crossbar(gain=0.004)}
+    # Fixed ranges: the codes of a deployed network must not depend on its batch.
     spec = calibrate_ranges(f, params, [x[: max(batch_size, 256)]], spec)
     design = design or Design(rows=_one(spec).rows, columns=_one(spec).columns)
+    # Measured once: the white box then replaces the chip in all stages but the last.
     box = fit_white_box(characterize(keys["measured"], query, design))
     boxed = with_model(spec, box)
+    # The ramp ends halfway: the rest of the stage learns under the noise that was measured.
     steps = epochs[1] * (len(labels) // batch_size)
 
     losses: dict[str, Loss] = {
@@ -168,7 +171,7 @@ def train_for_chip(
 def growing_noise(
     f: Callable[..., Any], spec: Mapping[str, Crossbar], schedule: optax.Schedule
 ) -> Loss:
-    """Cross entropy through models whose noise follows a schedule of the step, from 0 to 1.
+    """Makes a cross entropy through models whose noise follows a schedule, from 0 to 1.
 
     "Incremental noise" of Klein's thesis, section 5.3.1; it doesn't give the shape of the ramp.
     """

@@ -157,7 +157,7 @@ def characterize(key: Any, query: Query, design: Design | None = None) -> Charac
 
 
 def read(query: Query, key: Any, weights: Any, inputs: Any, order: Any = None) -> np.ndarray:
-    """One compiled query, on the host."""
+    """Runs one compiled query, for the host."""
     given = (key, jnp.asarray(weights, jnp.int32), jnp.asarray(inputs, jnp.int32))
     orders = () if order is None else (jnp.asarray(order, jnp.int32),)
     if isinstance(query, Hardware):
@@ -171,13 +171,13 @@ def _compiled(query: Any, *given: Any) -> Any:
 
 
 def random_weights(key: Any, design: Design) -> Any:
-    """Codes of all sizes and both signs."""
+    """Draws codes of all sizes and both signs."""
     top = design.weight_top
     return jax.random.randint(key, (design.rows, design.columns), -top, top + 1)
 
 
 def random_inputs(key: Any, design: Design, vectors: int, active: Any = None) -> Any:
-    """Vectors of random codes, `active` rows of which aren't zero; of any number if None."""
+    """Draws vectors of codes with `active` rows that aren't zero; any number of them if None."""
     places, sizes, numbers = jax.random.split(key, 3)
     codes = jax.random.randint(sizes, (vectors, design.rows), 1, design.input_top + 1)
     if active is None:
@@ -192,6 +192,7 @@ def _singles(key: Any, query: Query, design: Design) -> Singles:
     one = np.eye(design.rows, dtype=np.int32)[:, None] * levels[None, :, None]
     vectors = np.repeat(one.reshape(-1, design.rows), design.averages, 0)
     weights, counts = [], []
+    # Each synapse under many weights: only then can its strength and the curve be told apart.
     for i in range(design.programs):
         draw, noise = jax.random.split(jax.random.fold_in(key, i))
         w = random_weights(draw, design)
@@ -217,6 +218,7 @@ def _drives(key: Any, query: Query, design: Design) -> Drives:
 
 
 def _noise(key: Any, query: Query, design: Design) -> Noise:
+    # Vectors per number of active rows, whose variances are averaged.
     different = 8
     variances = []
     for i, active in enumerate(design.active):

@@ -138,25 +138,30 @@ class Chip(Setting):
         level = jnp.sqrt(self.physics.noise**2 + self.physics.row_noise * active)
         level = level * jnp.abs(1 + self.physics.noise_mismatch * column["noise"])
         read = mean + level * jax.random.normal(key, mean.shape)
+        # The converter truncates, and clamps what lies beyond its ends.
         return jnp.clip(jnp.floor(read), *limits(BITS)).astype(jnp.int32)
 
     def _charge(self, weights: Any) -> Any:
         """Returns the charge per pulse length that each synapse adds, `[r, c]`."""
         rows, columns = weights.shape
         w = weights.astype(jnp.float32)
+        # The multiplier falls short of a linear one, by `weight_curve` at the largest weight.
         size = jnp.abs(w) * (1 - self.physics.weight_curve * jnp.abs(w) / WEIGHT_TOP)
         mismatch = self.pattern["synapse"][:, :rows, :columns]
+        # Excitatory and inhibitory synapses are different circuits, each with its mismatch.
         own = jnp.where(w > 0, mismatch[0], mismatch[1])
         return self.physics.gain * jnp.sign(w) * size * (1 + self.physics.synapse_mismatch * own)
 
     def _pulses(self, inputs: Any) -> Any:
         """Returns the lengths of pulses in codes, `[p, r]`; none for an input of zero."""
         offset = self.physics.pulse_offset * self.pattern["row"][: inputs.shape[1]][None]
+        # A row's driver adds the same to every pulse; where there is none, nothing.
         long = jnp.maximum(inputs.astype(jnp.float32) + offset, 0)
         return jnp.where(inputs > 0, long, 0)
 
     def _integrated(self, charge: Any, pulses: Any, order: Any) -> Any:
         """Returns what the integrators hold after the last event."""
+        # Time counts events: rows without a pulse send none and take no time.
         keep = jnp.exp(-1 / jnp.asarray(self.physics.leak, jnp.float32))
         memory = jnp.asarray(self.physics.memory, jnp.float32)
 
@@ -207,7 +212,7 @@ def check_codes(
     input_top: int = INPUT_TOP,
     weight_top: int = WEIGHT_TOP,
 ) -> None:
-    """Holds codes to the form that a chip takes.
+    """Checks that codes have the form that a chip takes.
 
     Raises:
         TypeError: They aren't integers.

@@ -90,6 +90,7 @@ def measure_events(
         order = np.asarray(random_orders(shuffled, vectors, design.rows))
         y = read(query, noise, w, a, order)[:, :columns]
         sent = np.take_along_axis(a, order, 1)
+        # A stable sort keeps the events in order and moves what isn't sent behind them.
         events = np.argsort(sent == 0, 1, kind="stable")[:, :length]
         inputs, rows = (np.take_along_axis(x, events, 1) for x in (sent, order))
         parts.append(

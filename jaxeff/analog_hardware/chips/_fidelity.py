@@ -87,6 +87,7 @@ def fidelity(
             y = read(query, own, w, np.repeat(np.asarray(a), repeats, 0))
             y = y.reshape(len(a), repeats, -1).astype(float)
             predicted = _mean(model, a.astype(jnp.float32), w.astype(jnp.float32), gain)
+            # From single read-outs, so that the chip's own noise is the floor to compare with.
             squared.append(((y - np.asarray(predicted)[:, None]) ** 2).mean())
             noise.append(y.var(1, ddof=1).mean())
         errors.append(float(np.sqrt(np.mean(squared))))

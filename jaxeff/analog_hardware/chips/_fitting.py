@@ -149,6 +149,7 @@ def partition(
     examples = np.shape(jax.tree.leaves(x)[0])[0]
 
     def rule(array: Crossbar, layer: Layer, values: Sequence[Any]) -> Sequence[Any]:
+        # On the host, where it can raise: in the compiled rule a negative input becomes NaN.
         if not array.signed:
             without_negatives(layer.site, _product(layer)(*values)[0])
         shapes: list[tuple[Any, Any]] = []
@@ -159,6 +160,7 @@ def partition(
 
         @jax.jit
         def run(*given: Any) -> Any:
+            # Filled while tracing: an earlier trace, of other shapes, mustn't leave its tracers here.
             clipped.clear()
             outputs = on_crossbar(array, layer, None, given, None, observe)
             return outputs, [jnp.stack([jnp.asarray(c) for c in each]) for each in clipped]
@@ -301,6 +303,7 @@ def read_out(
     found: dict[str, ReadOut] = {}
 
     def rule(array: Crossbar, layer: Layer, values: Sequence[Any]) -> Sequence[Any]:
+        # On the host, as in `partition`.
         if not array.signed:
             without_negatives(layer.site, _product(layer)(*values)[0])
 

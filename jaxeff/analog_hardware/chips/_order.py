@@ -80,6 +80,7 @@ def order_effect(
     a = random_inputs(chosen, design, vectors, design.rows if active is None else active)
     many = np.repeat(np.asarray(a), orders * repeats, 0)
     random = random_orders(shuffled, vectors * orders, design.rows)
+    # The control: as many groups of read-outs per vector, all in one order.
     same = np.repeat(np.asarray(random)[::orders], orders, 0)
 
     def spread(order: Any) -> tuple[float, float]:
@@ -87,6 +88,7 @@ def order_effect(
         y = y.reshape(vectors, orders, repeats, -1).astype(float)
         within = y.var(2, ddof=1).mean()
         between = y.mean(2).var(1, ddof=1).mean()
+        # Analysis of variance: means of repeats vary by within / repeats whatever the order does.
         return float(np.sqrt(max(between - within / repeats, 0))), float(np.sqrt(within))
 
     (rms, level), (control, _) = spread(random), spread(same)
@@ -94,5 +96,5 @@ def order_effect(
 
 
 def random_orders(key: Any, vectors: int, rows: int) -> Any:
-    """Permutations of the rows, int32 `[vectors, rows]`."""
+    """Draws permutations of the rows, int32 `[vectors, rows]`."""
     return jnp.argsort(jax.random.uniform(key, (vectors, rows)), 1).astype(jnp.int32)

@@ -17,7 +17,7 @@ class Hardware(Protocol):
     """A chip whose query is JAX, as a `Chip`'s is: it is traced, and vmapped over chips."""
 
     def query(self, key: Any, weights: Any, inputs: Any, order: Any = None) -> Any:
-        """Counts `[vectors, columns]` of integer codes; see `jaxeff.analog_hardware.Chip.query`."""
+        """Reads counts `[vectors, columns]` of integer codes, as `Chip.query` does."""
         ...
 
 
@@ -55,8 +55,10 @@ def ask(where: str, query: Query, key: Any, weights: Any, inputs: Any, order: An
     def call(seed: Any, w: Any, a: Any, *orders: Any) -> np.ndarray:
         return called(where, query, np.asarray(seed), np.asarray(w), np.asarray(a), *orders)
 
+    # Callbacks get NumPy arrays, and a key is none: its data goes instead.
     seed = jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
     given = (seed, weights, inputs, *(() if order is None else (order,)))
+    # One after the other under `vmap`: hardware holds one matrix at a time.
     return jax.pure_callback(call, shape, *given, vmap_method="sequential")
 
 

@@ -124,6 +124,7 @@ class SequenceModel(Setting):
                 f"{known[0]} events and {known[1]} columns that were measured; set "
                 "Crossbar(rows=, columns=), or measure_events(active=None, columns=)."
             )
+        # A narrower tile lies on the first columns of the array.
         params = jax.tree.map(lambda p: jnp.asarray(p, inputs.dtype)[:columns], self.params)
         return _predict(
             params, self.position, None, inputs / self.input_top,
@@ -131,7 +132,7 @@ class SequenceModel(Setting):
         )  # fmt: skip
 
     def variance(self, inputs: Any, weights: Any) -> Any:
-        """That of the columns."""
+        """Returns the variance of the columns."""
         return self.noise.variance(inputs, weights.shape[1])
 
 
@@ -249,6 +250,7 @@ def _predict(params: Any, position: str, key: Any, inputs: Any, weights: Any, ro
     # Time counts events: rows without a pulse send none and take no time.
     time = jnp.maximum(jnp.cumsum(there, 1) - 1, 0)
     if position == "permuted":
+        # Ranks of random numbers: events change places, and what isn't sent stays behind.
         draw = jnp.where(there, jax.random.uniform(key, inputs.shape), 2.0)
         time = jnp.argsort(jnp.argsort(draw, 1), 1)
     between = time[:, :, None] - time[:, None, :]
@@ -257,6 +259,7 @@ def _predict(params: Any, position: str, key: Any, inputs: Any, weights: Any, ro
         h, bias = p["row"][rows], jnp.zeros((), inputs.dtype)
         if position != "none":
             h = h + p["when"][time]
+            # A number per distance in time, learnt: a line's memory fades with it.
             bias = jnp.moveaxis(p["lag"][:, between + p["when"].shape[0] - 1], 0, 1)
         # No attention to events that were not sent.
         bias = jnp.where(there[:, None, None, :], bias, -1e9)
@@ -271,6 +274,7 @@ _predicted = jax.jit(_predict, static_argnums=1)
 def _column(p: Any, a: Any, w: Any, h: Any, bias: Any) -> Any:
     a, w = jnp.broadcast_arrays(a, w)
     charge = a * w
+    # With the product and its size, which so small a network would spend itself on.
     h = h + jnp.stack([a, w, charge, jnp.abs(charge)], -1) @ p["embed"]
     heads = p["lag"].shape[0]
     n, length, width = h.shape

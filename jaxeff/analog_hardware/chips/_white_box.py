@@ -60,6 +60,7 @@ class ReadOutNoise(Setting):
         still, per_row = (
             jnp.asarray(a, inputs.dtype)[:columns][None] for a in (self.still, self.per_row)
         )
+        # Eq. (5.2) with a variance linear in N: active rows add independent noise.
         return jnp.asarray(self.level, inputs.dtype) ** 2 * (still + per_row * active[:, None])
 
 
@@ -84,7 +85,7 @@ class LinearFit(Setting):
         return (inputs @ weights) * self.slope + self.offset
 
     def variance(self, inputs: Any, weights: Any) -> Any:
-        """That of the columns."""
+        """Returns the variance of the columns."""
         return self.noise.variance(inputs, weights.shape[1])
 
 
@@ -102,12 +103,12 @@ class Columnar(Setting):
     noise: ReadOutNoise
 
     def counts(self, inputs: Any, weights: Any, gain: Any) -> Any:
-        """Each column's spline of its ideal sum."""
+        """Evaluates each column's spline at its ideal sum."""
         del gain
         return self.splines(inputs @ weights)
 
     def variance(self, inputs: Any, weights: Any) -> Any:
-        """That of the columns."""
+        """Returns the variance of the columns."""
         return self.noise.variance(inputs, weights.shape[1])
 
 
@@ -158,7 +159,7 @@ class WhiteBox(Setting):
         return self.splines(self.sums(inputs, weights))
 
     def variance(self, inputs: Any, weights: Any) -> Any:
-        """That of the columns."""
+        """Returns the variance of the columns."""
         return self.noise.variance(inputs, weights.shape[1])
 
 
@@ -172,7 +173,7 @@ def _looked_up(table: Any, x: Any) -> Any:
 
 @takes(measured=an(Characterization))
 def fit_linear(measured: Characterization) -> LinearFit:
-    """One straight line for all columns, by least squares on full drive."""
+    """Fits one straight line for all columns, by least squares on full drive."""
     ideal, counts = _drive(measured)
     slope, offset = np.polyfit(ideal.ravel(), counts.ravel(), 1)
     return LinearFit(jnp.float32(slope), jnp.float32(offset), fit_noise(measured.noise))
@@ -196,6 +197,7 @@ def fit_white_box(measured: Characterization, intervals: int = 8) -> WhiteBox:
         ValueError: The measurement holds NaN, or too few values.
     """
     strength, pulse, curve = fit_table(measured)
+    # Any splines will do until the sums that they are fitted to are known.
     flat = Splines(
         jnp.zeros((strength.shape[2], 4)), *(jnp.full(strength.shape[2], x) for x in (0.0, 1.0))
     )
@@ -250,6 +252,7 @@ def fit_table(measured: Characterization) -> tuple[np.ndarray, np.ndarray, np.nd
             over = np.sum(own * charge * across, 0)
             strength[i] = over / np.maximum(np.sum(own * charge**2 * power, 0), 1e-9)
         scale = strength.mean()
+        # A synapse that no program gave a weight of this sign has no strength: take the mean.
         strength = np.where(strength > 0, strength, scale)
         # Lengths of pulses, one per row and level.
         charge = charge * np.where(positive, strength[0], strength[1])
@@ -273,7 +276,7 @@ def fit_table(measured: Characterization) -> tuple[np.ndarray, np.ndarray, np.nd
 
 
 def _all_codes(pulse: np.ndarray, levels: np.ndarray, top: int) -> np.ndarray:
-    """Lengths at every input code, by a straight line per row; none at zero."""
+    """Computes lengths at every input code, by a straight line per row; none at zero."""
     codes = np.arange(top + 1)
     slope, start = np.polyfit(levels, pulse.T, 1)
     lengths = np.maximum(start[:, None] + slope[:, None] * codes, 0)

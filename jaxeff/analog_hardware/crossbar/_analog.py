@@ -82,7 +82,7 @@ def analog(f: Callable[..., Any], spec: Mapping[str, Crossbar | None]) -> Callab
 def with_chip(
     f: Callable[..., Any], spec: Mapping[str, Crossbar | None], chip: ChipAt | None
 ) -> Callable[..., Any]:
-    """`analog`, with the counts of a chip where one is given and the gradients of the models."""
+    """Computes `analog` with the counts of a chip, if there is one, and the models' gradients."""
     check_function("analog: f", f)
     check_crossbars(spec)
 
@@ -102,6 +102,7 @@ def with_chip(
             counts = None if chip is None else chip(layer.site)
             outputs = on_crossbar(array, layer, site_key, values, counts)
             return [
+                # Marked, so that a transform around this one knows where products are read out.
                 y if v.spread else read_out(y, "analog")
                 for v, y in zip(layer.outputs, outputs, strict=True)
             ]

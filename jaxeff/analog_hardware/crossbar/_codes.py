@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 
 def through(value: Float[Array, "*shape"], like: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """`value` bit for bit, with the gradient of `like`."""
+    """Returns `value` bit for bit, with the gradient of `like`."""
     return jax.lax.stop_gradient(value) + (like - jax.lax.stop_gradient(like))
 
 
@@ -26,6 +26,7 @@ def encode(
         high: The largest code.
     """
     codes = x / step
+    # Up to half a code beyond the ends nothing is clamped, only rounded: the gradient stays.
     return through(jnp.round(jnp.clip(codes, low, high)), _inside(codes, low - 0.5, high + 0.5))
 
 
@@ -43,11 +44,12 @@ def convert(
     low, high = limits(bits)
     # Straight-through: the gradient of the voltage, where the converter doesn't clamp it.
     whole = jnp.floor(counts) if rounding == "floor" else jnp.round(counts)
+    # A converter that truncates gives its largest count up to high + 1.
     return through(jnp.clip(whole, low, high), _inside(counts, low - 0.5, high + 1.0))
 
 
 def _inside(x: Float[Array, "*shape"], low: float, high: float) -> Float[Array, "*shape"]:
-    """`x` with a gradient where it is between the bounds, both included.
+    """Keeps the gradient of `x` where it is between the bounds, both included.
 
     The largest weight lies on the largest code, and has to learn like any other.
     """

@@ -91,6 +91,7 @@ def _convolution(site: str, node: Node, x: Any, kernel: Any) -> Product:
     x = x.transpose(numbers.lhs_spec)
     kernel = kernel.transpose(numbers.rhs_spec)
     window = kernel.shape[2:]
+    # Patches are copies: at the default precision an accelerator would round them.
     patches = lax.conv_general_dilated_patches(
         x, window, told["window_strides"], told["padding"], told["lhs_dilation"],
         told["rhs_dilation"], precision=lax.Precision.HIGHEST,
@@ -138,7 +139,7 @@ def packed(product: Product, rows: int, columns: int) -> Product:
 
 
 def tiled(a: jax.Array, rows: int, axis: int) -> jax.Array:
-    """An axis split into tiles of so many entries; one that fits is a single tile of its length."""
+    """Splits an axis into tiles of so many entries; one that fits is a single tile."""
     axis %= a.ndim
     length = a.shape[axis]
     size = min(length, rows)

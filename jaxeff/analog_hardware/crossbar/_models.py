@@ -48,7 +48,7 @@ class TileModel(Protocol):
     def variance(
         self, inputs: Float[Array, "p r"], weights: Float[Array, "r c"]
     ) -> Float[Array, "p c"]:
-        """The variance of the read-out's noise in squared counts; the shape may broadcast."""
+        """Returns the variance of the read-out's noise in squared counts; it may broadcast."""
         ...
 
 

@@ -47,7 +47,7 @@ def on_crossbar(
     chip: Counts | None = None,
     observe: Callable[[Product, Tiles], None] | None = None,
 ) -> tuple[Any, ...]:
-    """A linear layer's outputs, its product computed by a crossbar; without noise if no key.
+    """Computes a linear layer with its product on a crossbar; without noise if there is no key.
 
     Args:
         crossbar: The setting.
@@ -75,7 +75,7 @@ def on_crossbar(
 
 
 def variance_of(crossbar: Crossbar, layer: Layer, values: Sequence[Any]) -> Any:
-    """The variance of a layer's result by the read-outs of its tiles, of the result's shape."""
+    """Computes the variance that read-outs of tiles give a layer's result, in its shape."""
     op = layer.op
     assert op is not None
     found: list[Any] = []
@@ -103,6 +103,7 @@ def variance_of(crossbar: Crossbar, layer: Layer, values: Sequence[Any]) -> Any:
         _multiplied(quiet, layer.site, None, product, None, observe)
         steps = _steps(crossbar, product)
         unit = steps[0] * steps[1] / (crossbar.gain * crossbar.sends)
+        # Signed inputs are read out twice: variances add, in squares of a count's value.
         found.append(product.restore(sum(spread) * unit**2))
         return _compat.bind(eqn, *operands)
 
@@ -111,7 +112,7 @@ def variance_of(crossbar: Crossbar, layer: Layer, values: Sequence[Any]) -> Any:
 
 
 def product_of(layer: Layer, values: Sequence[Any]) -> tuple[Any, Any]:
-    """What a linear layer multiplies, `[groups, vectors, rows]` and `[groups, rows, columns]`."""
+    """Returns a linear layer's factors, `[groups, vectors, rows]` and `[groups, rows, columns]`."""
     op = layer.op
     assert op is not None
     found: list[Any] = []
@@ -165,6 +166,7 @@ def _multiplied(
         results.append(part.restore(_summed(crossbar, tiles.counts, part.weights.shape[-1])))
     counts = results[0] - results[1] if crossbar.signed else results[0]
     gain = jnp.asarray(crossbar.gain, counts.dtype) * crossbar.sends
+    # A count is gain times a sum of products of codes, and codes count steps.
     return counts * (input_step * weight_step / gain)
 
 
@@ -195,6 +197,7 @@ def _tiles(
     counts = convert(counts, crossbar.output_bits, rounding)
     if chip is not None:
         measured = jnp.asarray(chip(key, weights, inputs), counts.dtype)
+        # Counts of a chip come clamped: at an end, what was held may have been beyond it.
         clipped = jnp.mean((measured <= low) | (measured >= high))
         # In the loop: the value of the chip, the gradient of the model.
         counts = through(measured, counts)
@@ -215,15 +218,16 @@ def _summed(crossbar: Crossbar, counts: Any, columns: int) -> Any:
 
 
 def _step(step: Any, x: Any, top: int) -> Any:
-    """What a code stands for: as set, or so that the largest magnitude has the largest code."""
+    """Returns the value of a code: as set, or such that the largest magnitude has the largest."""
     if step is not None:
         return jnp.asarray(step, x.dtype)
+    # No gradient through a scale, which would pull on the largest value alone.
     largest = jax.lax.stop_gradient(jnp.abs(x).max())
     return jnp.where(largest > 0, largest, 1) / top
 
 
 def without_negatives(site: str, x: Any) -> Any:
-    """Inputs as pulses can carry them: an error where one is negative, NaN where that is traced."""
+    """Refuses negative inputs, which pulses can't carry; where traced, the result is NaN."""
     least = jax.lax.stop_gradient(x.min())
     if is_concrete(least) and float(least) < 0:
         raise ValueError(
@@ -231,4 +235,5 @@ def without_negatives(site: str, x: Any) -> Any:
             f"{float(x.max()):.4g}), but an input is the length of a pulse: put a ReLU in front, "
             "scale the data from 0 on, or let Crossbar(signed=True) send them in a second pass."
         )
+    # Compiled code can't raise: NaN reaches the loss, whose training reports it.
     return x * jnp.where(least < 0, jnp.nan, 1).astype(x.dtype)
