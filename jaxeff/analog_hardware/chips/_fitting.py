@@ -160,7 +160,7 @@ def partition(
 
         @jax.jit
         def run(*given: Any) -> Any:
-            # Filled while tracing: an earlier trace, of other shapes, mustn't leave its tracers here.
+            # Filled while tracing: tracers of an earlier trace mustn't stay.
             clipped.clear()
             outputs = on_crossbar(array, layer, None, given, None, observe)
             return outputs, [jnp.stack([jnp.asarray(c) for c in each]) for each in clipped]
