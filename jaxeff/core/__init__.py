@@ -1,4 +1,4 @@
-"""What every room builds on: settings, checks of arguments, random keys, progress, tables.
+"""Foundation of all packages: settings, checks of arguments, random keys, progress, tables.
 
 `jax_internals` is the only module that touches JAX's internals, which move with each minor
 version. `functional` turns a Flax model into a pure function and its parameters.

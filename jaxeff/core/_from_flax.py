@@ -1,4 +1,4 @@
-"""Turn a Flax model into a pure function and a pytree of parameters.
+"""Flax models as pure functions with a pytree of parameters.
 
 Everything in jaxeff reads functions ``f(params, *args)``. `functional` makes one from a Flax NNX
 module or a Flax Linen module and its variables, so that both kinds look the same from here on:
@@ -242,7 +242,7 @@ def _read_nnx(
 
 
 def _layers_of(paths: Iterable[str]) -> list[str]:
-    """Returns the layers that hold state leaves; a random stream belongs to its holder."""
+    """Names the layers that hold state leaves; a random stream belongs to its holder."""
     return [path.rpartition("/")[0].removesuffix("/rngs") or path for path in paths]
 
 
@@ -319,7 +319,7 @@ def _read_linen(
 
 
 def _flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
-    """Returns the leaves of nested mappings by path; anything but a mapping is a leaf."""
+    """Flattens nested mappings to leaves by path; anything but a mapping is a leaf."""
     if not isinstance(tree, Mapping):
         return {prefix: tree}
     leaves: dict[str, Any] = {}
@@ -329,7 +329,7 @@ def _flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def _nest(leaves: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Returns nested dicts from (path, leaf) pairs."""
+    """Builds nested dicts from (path, leaf) pairs."""
     tree: dict[str, Any] = {}
     for path, leaf in leaves:
         *parents, last = path.split("/")
@@ -351,7 +351,7 @@ def _spec(leaf: Any) -> jax.ShapeDtypeStruct:
 def _fit(
     tree: Any, expected: dict[str, jax.ShapeDtypeStruct], what: str, name: str
 ) -> dict[str, jax.Array]:
-    """Returns the leaves of ``tree`` in the model's order; raises where they don't fit."""
+    """Sorts the leaves of ``tree`` in the model's order; raises where they don't fit."""
     if not isinstance(tree, Mapping):
         raise ValueError(
             f"{name}: the {what}s must be a nested dict of arrays, not {type(tree).__name__}."

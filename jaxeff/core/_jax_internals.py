@@ -92,7 +92,7 @@ def bind(eqn: JaxprEqn, *values: Any, **changed: Any) -> list[Any]:
 
 
 def at_size(value: Any, size: int) -> Any:
-    """Returns a shape, or an equation's parameter, with every size that may vary set to one."""
+    """Sets every size that may vary to one, in a shape or an equation's parameter."""
     if is_symbolic_dim(value):
         sizes: Any = dict.fromkeys(value._get_vars(), size)
         return int(value._evaluate(sizes))
@@ -138,7 +138,7 @@ class Derivative(NamedTuple):
 
 
 def derivatives(eqn: JaxprEqn) -> list[Derivative]:
-    """Returns the jaxprs of a custom derivative, with all operands differentiated.
+    """Reads the jaxprs of a custom derivative, with all operands differentiated.
 
     Returns:
         The rule of a `custom_jvp`; the forward and the backward pass of a `custom_vjp`.
@@ -181,7 +181,7 @@ def derivatives(eqn: JaxprEqn) -> list[Derivative]:
 
 
 def restated(eqn: JaxprEqn, restate: Callable[[Derivative], ClosedJaxpr]) -> dict[str, Any]:
-    """Returns the parameters of a custom derivative for operands of other shapes.
+    """Rewrites the parameters of a custom derivative for operands of other shapes.
 
     Args:
         eqn: A call of a function with a derivative of its own.
@@ -231,12 +231,12 @@ def restated(eqn: JaxprEqn, restate: Callable[[Derivative], ClosedJaxpr]) -> dic
 
 
 def as_closed(jaxpr: Jaxpr | ClosedJaxpr) -> ClosedJaxpr:
-    """Returns a closed jaxpr: remat and shard_map carry open ones."""
+    """Closes a jaxpr: remat and shard_map carry open ones."""
     return jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, ())
 
 
 def sub_jaxprs(eqn: JaxprEqn) -> list[ClosedJaxpr]:
-    """Returns every jaxpr an equation carries in its parameters, in parameter order."""
+    """Lists every jaxpr an equation carries in its parameters, in parameter order."""
     found: list[ClosedJaxpr] = []
     # The branches of `cond` are a tuple.
     for value in eqn.params.values():
@@ -254,7 +254,7 @@ def primitives_in(closed: ClosedJaxpr) -> Iterator[Any]:
 
 
 def call_name(eqn: JaxprEqn) -> str:
-    """Returns the name of the function a call equation came from, or the empty string."""
+    """Reads the name of the function a call equation came from, or the empty string."""
     name = eqn.params.get("name", "")
     if not isinstance(name, str):
         return ""
@@ -267,7 +267,7 @@ def call_name(eqn: JaxprEqn) -> str:
 
 
 def scopes(eqn: JaxprEqn) -> tuple[str, ...]:
-    """Returns the name scopes around an equation, outermost first, without `jvp` and `vmap`.
+    """Lists the name scopes around an equation, outermost first, without `jvp` and `vmap`.
 
     Scopes inside a transposition are left out too: they name what the backward pass was derived
     from, not what it is.
@@ -283,7 +283,7 @@ def scopes(eqn: JaxprEqn) -> tuple[str, ...]:
 
 
 def is_transposed(eqn: JaxprEqn) -> bool:
-    """Returns whether an equation is part of a backward pass, as far as its own name scope tells.
+    """Tells whether an equation is part of a backward pass, by its own name scope.
 
     The equations inside a transposed call (jit, scan, remat) don't say so themselves.
     """
@@ -291,12 +291,12 @@ def is_transposed(eqn: JaxprEqn) -> bool:
 
 
 def source_line(eqn: JaxprEqn) -> str:
-    """Returns where in the user's code an equation was written, as `file:line (function)`."""
+    """Finds where in the user's code an equation was written, as `file:line (function)`."""
     return source_info_util.summarize(eqn.source_info)
 
 
 def is_key(value: Any) -> bool:
-    """Returns whether a value is a PRNG key: a typed key, or a legacy `uint32[2]` array."""
+    """Tells whether a value is a PRNG key: a typed key, or a legacy `uint32[2]` array."""
     dtype = getattr(value, "dtype", None)
     if dtype is None:
         return False

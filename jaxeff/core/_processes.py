@@ -1,4 +1,4 @@
-"""A run over several processes: who writes, what the others learn, how arrays get there and back.
+"""Runs over several processes: the one that writes, sharing values, moving arrays.
 
 A script lets the processes find each other by ``jax.distributed.initialize()``, before it imports
 jaxeff: BlackJAX, which samplers import, computes as it is imported, and then JAX must know its
@@ -31,12 +31,12 @@ T = TypeVar("T")
 
 
 def is_first() -> bool:
-    """Returns whether this is the only process of its run, or the first one."""
+    """Tells whether this is the only process of its run, or the first one."""
     return not jax.distributed.is_initialized() or jax.process_index() == 0
 
 
 def span_processes(tree: Any) -> bool:
-    """Returns whether arrays lie on devices of several processes, which then have to act together.
+    """Tells whether arrays lie on devices of several processes, which then act together.
 
     Args:
         tree: Pytree of arrays.
@@ -46,7 +46,7 @@ def span_processes(tree: Any) -> bool:
 
 
 def is_writer(together: bool) -> bool:
-    """Returns whether this process writes a run's files.
+    """Tells whether this process writes a run's files.
 
     Args:
         together: Whether all processes make one run; otherwise each one is its own writer.

@@ -1,4 +1,4 @@
-"""How far a long run is: a bar on a terminal and in a notebook, lines in a log file if asked for.
+"""Progress of long runs: a bar on a terminal and in a notebook, lines in a log on request.
 
 ```python
 from jaxeff.core import progress_bar
@@ -139,7 +139,7 @@ def _log(console: Console) -> Callable[[str, float, str], None]:
 
 
 def _notebook_bar() -> Callable[[str, float, str], None]:
-    """Returns a bar that any notebook shows, without widgets."""
+    """Displays a bar that any notebook shows, without widgets."""
     from IPython.display import display
 
     handle = display({"text/plain": ""}, raw=True, display_id=True)

@@ -104,12 +104,12 @@ def register_setting(cls: type[T]) -> type[T]:
 
 
 def _is_plain(value: Any) -> bool:
-    """Returns whether a value is known when a program is traced: a Python number, or None."""
+    """Tells whether a value is known when a program is traced: a Python number, or None."""
     return value is None or isinstance(value, bool | int | float)
 
 
 def is_concrete(value: Any) -> bool:
-    """Returns whether `value` holds numbers that can be looked at now."""
+    """Tells whether `value` holds numbers that are known now, not traced."""
     return isinstance(value, int | float | np.ndarray | np.generic | jax.Array) and not isinstance(
         value, jax.core.Tracer
     )
@@ -162,7 +162,7 @@ def check_number(
 
 
 def _bounds(low: float, high: float, above: float, below: float) -> str:
-    """Returns the numbers that are allowed, in words."""
+    """Describes the numbers that are allowed."""
     if np.isfinite(low) and np.isfinite(high):
         return f"between {low:g} and {high:g}"
     words = [
@@ -264,7 +264,7 @@ Positive = Annotated[Float[Array, "..."] | float, Number(above=0)]
 
 
 class Setting:
-    """A frozen dataclass whose fields are held to what their types say.
+    """Frozen dataclass whose fields are checked against their types.
 
     A subclass with more to check than one field at a time extends `__post_init__`.
     """
@@ -285,7 +285,7 @@ class Setting:
 
 @functools.cache
 def _checked_fields(cls: type) -> list[tuple[str, bool, Any]]:
-    """Returns the fields with bounds, whether they may be None, and the bounds."""
+    """Lists the fields with bounds, whether they may be None, and the bounds."""
     found = []
     for name, hint in get_type_hints(cls, include_extras=True).items():
         if get_origin(hint) is Annotated:

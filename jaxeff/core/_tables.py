@@ -62,7 +62,7 @@ class Table:
         return cls(heads, cells, title=title, wrap=False)
 
     def __rich__(self) -> RenderableType:
-        """Returns the table, for `rich`."""
+        """Makes the table of `rich`."""
         table = RichTable(title=self.title or None)
         for column in self.columns:
             side: Literal["left", "right"] = "right" if column.endswith(">") else "left"
@@ -76,7 +76,7 @@ class Table:
         return Group(table, Text(self.caption)) if self.caption else table
 
     def __str__(self) -> str:
-        """Returns the table as plain text, wide enough for every cell."""
+        """Renders the table as plain text, wide enough for every cell."""
         # Neither terminal nor notebook, whatever runs this: the text is the same everywhere.
         console = Console(width=200, color_system=None, force_jupyter=False, force_terminal=False)
         with console.capture() as capture:
@@ -86,7 +86,7 @@ class Table:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        """Returns the table, for a notebook."""
+        """Renders the table as HTML, for a notebook."""
         right = [column.endswith(">") for column in self.columns]
 
         def row(cells: Sequence[str], tag: str) -> str:

@@ -1,4 +1,4 @@
-"""Which layers of a model depend on training mode, and what a function makes of them.
+"""Layers of a model that depend on training mode, and a warning of them.
 
 A dropout layer draws from a stream of random numbers that the model holds, and a batch norm in
 training normalizes by its batch and writes its statistics. A function that closes over the model's
@@ -13,11 +13,11 @@ from flax import nnx
 
 
 class TrainingModeWarning(UserWarning):
-    """A function was made of a model in training mode, and can't do what that means."""
+    """A function was made of a model in training mode, which it cannot follow."""
 
 
 def random_layers(model: nnx.Module) -> list[str]:
-    """Returns the paths of the layers of an NNX model that drop units, as they are set now."""
+    """Lists the paths of an NNX model's layers that drop units, as they are set now."""
     return [
         path
         for path, layer in _layers(model)
@@ -28,7 +28,7 @@ def random_layers(model: nnx.Module) -> list[str]:
 
 
 def batch_layers(model: nnx.Module) -> list[str]:
-    """Returns the paths of an NNX model's layers that normalize by their batch."""
+    """Lists the paths of an NNX model's layers that normalize by their batch."""
     return [
         path
         for path, layer in _layers(model)

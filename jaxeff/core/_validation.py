@@ -415,7 +415,7 @@ def _is_inexact(dtype: Any) -> bool:
 
 
 def _concrete(value: Any) -> bool:
-    """Returns whether numbers can be looked at: not traced, no mere shape, no other process's."""
+    """Tells whether values are known: not traced, no mere shape, no other process's."""
     if isinstance(value, jax.Array):
         return not isinstance(value, jax.core.Tracer) and value.is_fully_addressable
     return not isinstance(value, jax.ShapeDtypeStruct)

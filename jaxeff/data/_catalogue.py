@@ -98,7 +98,7 @@ def _root(name: str, root: str | os.PathLike[str] | None) -> Path:
 
 
 def _idx_files(name: str, root: Path) -> dict[str, Path]:
-    """Returns the four files, all from the first folder that holds any of them."""
+    """Finds the four files, all in the first folder that holds any of them."""
     folders = [root / folder for folder in _FOLDERS[name]]
     missing: list[str] = []
     for folder in folders:
@@ -136,7 +136,7 @@ def _load_idx(name: str, root: Path) -> Dataset:
 
 
 def _cifar_files(root: Path) -> tuple[Path, ...]:
-    """Returns the five training batches and the test batch, or the archive alone."""
+    """Finds the five training batches and the test batch, or the archive alone."""
     folders = [root / folder for folder in _FOLDERS["cifar-10"]]
     names = (*cifar.TRAIN_BATCHES, cifar.TEST_BATCH)
     missing = list(names)

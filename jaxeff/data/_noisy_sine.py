@@ -38,7 +38,7 @@ DENSITY = 16.0
 
 @dataclass(frozen=True)
 class Regime:
-    """A stretch of the input axis that bears data.
+    """Interval of the input axis that holds data.
 
     Attributes:
         start: Left border.
@@ -120,7 +120,7 @@ def noise_std(x: Float[Array, " n"], regimes: Sequence[Regime] = REGIMES) -> Flo
 
 
 def in_regime(x: Float[Array, " n"], regimes: Sequence[Regime] = REGIMES) -> Bool[Array, " n"]:
-    """Returns whether an input lies in a regime (borders included) rather than in a gap."""
+    """Tells whether an input lies in a regime (borders included) rather than in a gap."""
     return _membership(x, regimes).any(0)
 
 

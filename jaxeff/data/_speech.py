@@ -198,7 +198,7 @@ def log_mel(
     low: float = 60.0,
     high: float = 7600.0,
 ) -> Float[np.ndarray, "n frames bands"]:
-    """Log-mel spectra, non-negative, as the pulses of an analog chip have to be.
+    """Computes log-mel spectra, non-negative, as the pulses of an analog chip have to be.
 
     Frames are Hann windows of 1024 samples (64 ms), evenly spread over the recording; bands are
     triangles, evenly spaced on the mel scale ``2595 log10(1 + f / 700)``. Energies are compressed

@@ -1,4 +1,4 @@
-"""The steps of the recipe, each a function: mix codes, stretch contrast, judge, balance, label."""
+"""Steps of the recipe: mixing codes, stretching contrast, judging, balancing, labelling."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -49,7 +49,7 @@ def mix_codes(
 def is_ambiguous(
     logits: Float[Array, "members n classes"], largest_mi: float, smallest_entropy: float
 ) -> Bool[Array, " n"]:
-    """Returns whether an ensemble agrees that an image may be of several classes.
+    """Tells whether an ensemble agrees that an image may be of several classes.
 
     Args:
         logits: Logits of each member.

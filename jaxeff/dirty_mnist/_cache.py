@@ -77,5 +77,5 @@ def _read(path: Path, metadata: dict[str, Any]) -> Any:
 
 
 def _plain(recipe: Recipe) -> dict[str, Any]:
-    """Returns the recipe as it comes back from JSON."""
+    """Converts the recipe to what comes back from JSON."""
     return json.loads(json.dumps(dataclasses.asdict(recipe)))

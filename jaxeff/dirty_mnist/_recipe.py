@@ -1,4 +1,4 @@
-"""What a Dirty-MNIST is made by, and what it holds."""
+"""Recipe and content of a Dirty-MNIST."""
 
 import dataclasses
 import hashlib
@@ -70,7 +70,7 @@ class Recipe:
         check_count("Recipe.parts", min(self.parts, default=0))
 
     def digest(self, source: Dataset) -> str:
-        """Returns a short name for this recipe applied to these images."""
+        """Hashes this recipe and the images that it is applied to."""
         text = json.dumps(dataclasses.asdict(self), sort_keys=True)
         digest = hashlib.sha256(text.encode())
         for array in (
@@ -104,7 +104,7 @@ class DirtyMNIST:
     test_probs: Float[np.ndarray, "m classes"]
 
     def train(self) -> tuple[UInt8[np.ndarray, "all 28 28 1"], Int[np.ndarray, " all"]]:
-        """Returns the training set: the clean digits, then each ambiguous image once per label."""
+        """Joins the training set: the clean digits, then each ambiguous image once per label."""
         images = np.repeat(self.train_images, self.train_labels.shape[1], axis=0)
         return (
             np.concatenate([self.digits.train_images, images]),

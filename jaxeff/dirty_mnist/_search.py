@@ -64,7 +64,7 @@ def make_judge(recipe: Recipe, source: str, vae: Any, members: list[Any]) -> Jud
 
 
 def encode(vae: Any, images: UInt8[np.ndarray, "n 28 28 1"]) -> Float[np.ndarray, "n latents"]:
-    """Returns the codes of images: the encoder's means."""
+    """Encodes images: the means of their codes."""
     f, _ = functional(nnx.eval_shape(lambda: VAE(rngs=nnx.Rngs(0))), method="encode")
     return np.asarray(jax.jit(f)(vae, to_unit(images))[0])
 

@@ -69,7 +69,7 @@ def scaled(spec: Any, factor: Any) -> Any:
 
 
 def _names_levels(node: Any) -> bool:
-    """Returns whether this is a model that has other numbers than levels: a time, a device."""
+    """Tells whether a model has other numbers than levels: a time, a device."""
     return isinstance(node, Noise) and hasattr(node, "levels")
 
 

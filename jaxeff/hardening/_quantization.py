@@ -1,4 +1,4 @@
-"""What the source's quantization-aware training quantizes, as a spec for `quantized`.
+"""Settings of the source's quantization-aware training, as a spec for `quantized`.
 
 ```python
 from jaxeff.compression import initial_ranges, quantized, running

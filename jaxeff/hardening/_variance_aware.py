@@ -48,7 +48,7 @@ FORMS = ("half_normal", "normal")
 
 
 class Variable(NamedTuple):
-    """How the level varies; the setting of `variance_aware`, a pytree that can be swept.
+    """Distribution of the level: the setting of `variance_aware`, a pytree that can be swept.
 
     Attributes:
         sigma: The hardware's nominal noise level.

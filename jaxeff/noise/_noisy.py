@@ -87,7 +87,7 @@ def noisy(f: Callable[..., Any], spec: Mapping[str, Noise | None]) -> Callable[.
 
 
 def places(layer: Layer, model: Noise) -> list[int]:
-    """Returns the inputs of a layer that a model perturbs, as indices."""
+    """Finds the inputs of a layer that a model perturbs, as indices."""
     found: Sequence[int] = ()
     if place(model) == "input":
         found = layer.data if layer.kind != "input" else [0]
@@ -97,7 +97,7 @@ def places(layer: Layer, model: Noise) -> list[int]:
 
 
 def applies(layer: Layer, model: Noise) -> bool:
-    """Returns whether a model has something to perturb at a layer."""
+    """Tells whether a model has something to perturb at a layer."""
     return bool(layer.outputs if place(model) == "output" else places(layer, model))
 
 

@@ -1,4 +1,4 @@
-"""The source's accounting of noise: after which computations of a network noise is injected.
+"""Noise slots of a network: the computations after which the source injects noise.
 
 In a network that is a chain, every computation is a slot: the input, dense and convolution layers,
 normalizations, activations, poolings. In a residual network the accounting is that of folded
@@ -29,7 +29,7 @@ from jaxeff.program import Layer, Program, trace
 
 @takes(f=function, params=tree)
 def slots(f: Callable[..., Any], params: Any, *args: Any, **kwargs: Any) -> list[str]:
-    """Returns the sites of a network's noise slots, in order of execution.
+    """Lists the sites of a network's noise slots, in order of execution.
 
     Args:
         f: A pure function `f(params, *args)`.
@@ -58,7 +58,7 @@ def _slots(program: Program, is_residual: bool) -> list[str]:
 
 
 def _joins(layer: Layer) -> bool:
-    """Returns whether branches meet here."""
+    """Tells whether branches meet at a layer."""
     return layer.kind == "elementwise" and len(layer.data) > 1
 
 

@@ -48,7 +48,7 @@ def walking(
     levels: Float[np.ndarray, " levels"] | Float[np.ndarray, "levels parts"] | Sequence[Any],
     model: Callable[..., Noise],
 ) -> tuple[dict[str, Noise], list[tuple[str, Any]]]:
-    """Returns the settings of a walk: every site at every level, the other sites silent.
+    """Makes the settings of a walk: every site at every level, the other sites silent.
 
     Args:
         sites: Sites that the noise visits one by one, such as `slots(f, params, x)`; each exactly

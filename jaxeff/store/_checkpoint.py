@@ -135,7 +135,7 @@ def load_pytree(path: str | os.PathLike[str], like: Any = None) -> Any:
 
 @takes(path=a_path)
 def load_metadata(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Returns the metadata that was saved with a pytree.
+    """Reads the metadata that was saved with a pytree.
 
     Raises:
       FileNotFoundError: There is no such file.

@@ -1,4 +1,4 @@
-"""What a function computes, in a few words that are the same in every process.
+"""Descriptions of what a function computes, the same in every process.
 
 A run is told from others by its loss and its optimizer as well, and both are functions: a learning
 rate is a number inside of one. Traced for shapes, a function is a list of operations; their names,
@@ -58,7 +58,7 @@ def describe_computation(f: Callable[..., Any], *args: Any) -> dict[str, Any]:
 
 
 def array_hash(array: Any) -> str:
-    """Returns a hash of an array's values, dtype and shape; of random keys, of their data."""
+    """Hashes an array's values, dtype and shape; of random keys, their data."""
     if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         array = jax.random.key_data(array)
     plain = np.ascontiguousarray(array)
@@ -126,7 +126,7 @@ class _Reader:
         return array_hash(array)
 
     def _setting(self, value: Any) -> str:
-        """Returns a setting of an operation, without what differs from process to process."""
+        """Describes a setting of an operation, without what differs from process to process."""
         if isinstance(value, ClosedJaxpr):
             return self.closed(value)
         if isinstance(value, Jaxpr):

@@ -1,5 +1,5 @@
-"""What goes wrong with a file that was kept."""
+"""Errors of stored files."""
 
 
 class CheckpointError(ValueError):
-    """What was kept on disk is damaged, or belongs to something else."""
+    """A stored file is damaged, or belongs to another run."""

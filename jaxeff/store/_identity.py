@@ -1,4 +1,4 @@
-"""What makes a run the same run: a checkpoint is continued only by the run that wrote it."""
+"""Identity of a run: a checkpoint is continued only by the run that wrote it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def describe_arrays(name: str, tree: Any) -> dict[str, Any]:
 
 
 def _described(leaf: Any) -> dict[str, Any]:
-    """Returns an array as JAX has it, whichever kind it was given as."""
+    """Describes an array as JAX has it, whichever kind it was given as."""
     # With 64-bit types off, JAX computes on a float64 array as float32: identify it as that, so
     # that NumPy's and JAX's copy of the same data are the same.
     if not isinstance(leaf, jax.Array):
@@ -110,7 +110,7 @@ def require_same_run(
 
 
 def run_difference(stored: Any, given: Any) -> str:
-    """Returns the first difference between two identities, in words, or nothing."""
+    """Describes the first difference between two identities, or nothing."""
     # Through JSON first, so that tuples and lists compare equal.
     for name in [*stored, *(name for name in given if name not in stored)]:
         old, new = stored.get(name), _plain(given.get(name))

@@ -1,4 +1,4 @@
-"""`Journal`: what finished tasks found, in a file that outlives the process.
+"""`Journal`: results of finished tasks, in a file that survives the process.
 
 ```python
 from jaxeff.store import Journal
@@ -74,7 +74,7 @@ class Journal:
             pass  # fails now where it would after the first task
 
     def _is_cut_in_the_head(self, head: bytes) -> bool:
-        """Returns whether all there is is the beginning of what a new file would hold."""
+        """Tells whether the file is only a beginning of what a new one would hold."""
         content = file_content(self.path)
         return len(content) < len(head) and head.startswith(content)
 

@@ -24,7 +24,7 @@ from jaxeff.store._writing import named_errors
 
 @takes(path=a_path)
 def read_lines(path: str | os.PathLike[str]) -> list[Any]:
-    """Returns the values of a file's complete lines; none where there is no file.
+    """Reads the values of a file's complete lines; none where there is no file.
 
     Args:
       path: The file; empty lines in it are passed over.
@@ -37,7 +37,7 @@ def read_lines(path: str | os.PathLike[str]) -> list[Any]:
 
 
 def numbered_lines(path: str | os.PathLike[str]) -> list[tuple[int, Any]]:
-    """Returns the same values with the numbers of their lines, from 1."""
+    """Reads the same values with the numbers of their lines, from 1."""
     path = Path(path)
     whole, rest = _split(path)
     values = []
@@ -81,7 +81,7 @@ def mend_lines(path: str | os.PathLike[str]) -> None:
 
 @takes(path=a_path)
 def add_line(path: str | os.PathLike[str], value: Any) -> None:
-    """Adds a value to a file that ends with a whole line, and force it to disk.
+    """Adds a value to a file that ends with a whole line, and forces it to disk.
 
     Args:
       path: The file; made when missing, its folder isn't.
@@ -108,7 +108,7 @@ def add_line(path: str | os.PathLike[str], value: Any) -> None:
 
 
 def file_content(path: Path) -> bytes:
-    """Returns the bytes of a file; none where there is no file.
+    """Reads the bytes of a file; none where there is no file.
 
     Raises:
       CheckpointError: It is a folder, or cannot be read.
@@ -124,14 +124,14 @@ def file_content(path: Path) -> bytes:
 
 
 def _split(path: Path) -> tuple[bytes, bytes]:
-    """Returns the complete lines of a file, and what follows the last of them."""
+    """Splits a file into its complete lines and what follows the last of them."""
     data = file_content(path)
     end = data.rfind(b"\n") + 1
     return data[:end], data[end:]
 
 
 def _is_cut(line: bytes) -> bool:
-    """Returns whether a last line is the beginning of a value.
+    """Tells whether a last line is the beginning of a value.
 
     A value with something behind it is none: it was written whole, and damaged later.
     """

@@ -282,5 +282,5 @@ def _sync(path: Path) -> None:
 
 
 def _escaped(name: str) -> str:
-    """Returns a name as a glob pattern that matches it alone."""
+    """Escapes a name to a glob pattern that matches it alone."""
     return "".join(f"[{c}]" if c in "*?[" else c for c in name)

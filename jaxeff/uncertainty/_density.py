@@ -1,4 +1,4 @@
-"""How dense the training data are, and whether epistemic uncertainty follows it.
+"""Density of the training data, and its correlation with epistemic uncertainty.
 
 The density is a Gaussian kernel estimate with Scott's bandwidth, n^(-1/(d+4)) times the covariance
 of the data (Scott 1992; Klein's thesis, eqs. (7.15) and (7.17)). The epistemic uncertainty

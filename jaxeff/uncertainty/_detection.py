@@ -90,7 +90,7 @@ def fpr95(inside: Float[Array, " n_in"], outside: Float[Array, " n_out"]) -> Flo
 
 
 def _at_least(scores: Array, thresholds: Array) -> Array:
-    """Returns how many scores reach each threshold."""
+    """Counts the scores that reach each threshold."""
     return len(scores) - jnp.searchsorted(jnp.sort(scores), thresholds, side="left")
 
 

@@ -83,7 +83,7 @@ def predict_probs(
 
 
 def raw_variance(logits: Gaussian | JointGaussian) -> Float[Array, "*batch"]:
-    """Returns the mean of the logit variances over classes: an epistemic score without sampling.
+    """Averages the logit variances over classes: an epistemic score without sampling.
 
     Args:
         logits: Means and variances, ``[*batch, classes]``.

@@ -36,7 +36,7 @@ __all__ = [
 
 @takes(spec=an(str, Board), cpu=text)
 def make_board(spec: str | Board, *, cpu: str | None = None) -> Board:
-    """The board of a name, not yet connected; a `Board` is passed through.
+    """Makes the board of a name, not yet connected; a `Board` is passed through.
 
     Args:
       spec: ``"local"``, ``"rpc://host:port"``, ``"rpc://host:port/key"``, ``"emulated"``,

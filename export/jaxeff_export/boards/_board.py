@@ -1,4 +1,4 @@
-"""What every board offers: a place that takes a compiled library and runs it.
+"""Interface of boards: places that take a compiled library and run it.
 
 A board is a context manager. Entering it connects (and starts whatever has to be started), leaving
 it tears everything down. Between the two, `load` hands back the library as a TVM module that lives
@@ -71,7 +71,7 @@ class Board(abc.ABC):
         """Copies a library to the board and loads it there: a ``tvm.runtime.Module``."""
 
     def lacks(self, target: Mapping[str, Any]) -> tuple[str, ...]:
-        """CPU features that code for `target` may use and the board is known not to have."""
+        """Lists CPU features that code for `target` may use and the board is known not to have."""
         return ()
 
     def call(self, count: int, action: Callable[[], _T]) -> _T:
@@ -90,7 +90,7 @@ class Board(abc.ABC):
         raise BoardLost(f"{self.name} does not reconnect")
 
     def failure(self, error: Exception, started: float) -> BoardError:
-        """What a failed call says about the board.
+        """Interprets a failed call.
 
         Args:
           error: what the call raised.

@@ -1,4 +1,4 @@
-"""The kinds of boards there are, and which of them can be used on this machine."""
+"""Kinds of boards, and which of them can be used on this machine."""
 
 from __future__ import annotations
 

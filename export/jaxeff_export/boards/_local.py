@@ -1,4 +1,4 @@
-"""The board that is this very process."""
+"""Board that is this process itself."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jaxeff_export.targets import missing_features, normalized_machine
 _T = TypeVar("_T")
 
 _PROFILING = threading.Lock()
-"""An instrument is known to TVM by a name, which is one for all libraries of the process."""
+"""Held while profiling: TVM knows an instrument by a name, one for all libraries of a process."""
 
 
 class LocalBoard(Board):
@@ -39,7 +39,7 @@ class LocalBoard(Board):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Nothing to tear down."""
+        """Does nothing: there is nothing to tear down."""
 
     @property
     def device(self) -> Any:

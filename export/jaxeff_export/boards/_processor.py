@@ -1,4 +1,4 @@
-"""What a remote board's processor can do, from a file that its kernel offers: the CPU's modalias.
+"""Features of a remote board's processor, from a file of its kernel: the CPU's modalias.
 
 A library that uses an instruction the processor lacks does not fail, it kills the session, and
 TVM's RPC server does not recover from that. So the kernel is asked beforehand. One of another

@@ -60,7 +60,7 @@ class ProgramBoard(Board):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Nothing stays: a program ends with its call."""
+        """Does nothing: a program ends with its call."""
 
     @property
     def device(self) -> Any:

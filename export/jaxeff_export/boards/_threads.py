@@ -1,4 +1,4 @@
-"""How many threads of this process share a kernel's parallel loops.
+"""Threads of this process that share a kernel's parallel loops.
 
 Left alone, TVM's pool has half as many threads as an x86 processor has cores (it counts on two
 threads a core), whatever a library was compiled for, and keeps the thread that calls it, and all
@@ -62,7 +62,7 @@ def on_threads(count: int, action: Callable[[], _T]) -> _T:
 
 @contextlib.contextmanager
 def threads(count: int) -> Iterator[int]:
-    """Has kernels that this thread calls meanwhile run on several threads.
+    """Runs kernels that this thread calls meanwhile on several threads.
 
     On no more than the cores that this thread may use, or than ``TVM_NUM_THREADS`` or
     ``OMP_NUM_THREADS`` allow. If they take all these cores, each thread has one of its own until

@@ -31,7 +31,7 @@ _PROGRAM = Path(__file__).parent / "running" / "_device_runner.py"
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """What a bundle is put together from.
+    """Contents of a bundle.
 
     Attributes:
       library: the compiled library's file; it is copied.

@@ -1,4 +1,4 @@
-"""From an exported function and values for its inputs to a bundle: import, compile, link, write.
+"""Builds a bundle of an exported function and values for its inputs: import to writing.
 
 `deploy` builds what it has just exported, `tune` what a bundle was built from.
 """

@@ -1,4 +1,4 @@
-"""A deployed model: one folder with all that running it takes, and the proof that it runs right.
+"""Deployed models: a folder with all that running one takes, and recorded results to check it.
 
     library.so        the compiled function, taking what is bound and the data
     parameters.npz    the bound arrays (a trained posterior), no pickle
@@ -146,12 +146,12 @@ class Bundle:
 
     @property
     def derived(self) -> list[np.ndarray]:
-        """What was computed from the parameters when the bundle was made."""
+        """The arrays computed from the parameters when the bundle was made."""
         return self._arrays(DERIVED, self.manifest.derived)
 
     @property
     def operands(self) -> list[np.ndarray]:
-        """What the library takes before the data: parameters, and arrays derived from them."""
+        """The library's arguments before the data: parameters, and arrays derived from them."""
         bound = [*self.parameters, *self.derived]
         return [bound[index] for index in self.manifest.operands]
 
@@ -177,7 +177,7 @@ class Bundle:
 
     @property
     def example(self) -> Example:
-        """What the bundle was built from; zeros in place of parameters that it had no use for."""
+        """The example the bundle was built from; zeros for parameters that it had no use for."""
         artifact = self.artifact
         parameters = len(artifact.arguments) - len(self.manifest.arguments)
         names = (spec.name for spec in self.manifest.parameters)

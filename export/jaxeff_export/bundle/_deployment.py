@@ -1,4 +1,4 @@
-"""From a function and its trained parameters to a bundle: the whole road in one call.
+"""Deployment of a function with its trained parameters as a bundle, in one call.
 
 export (JAX to StableHLO), import (StableHLO to Relax), compute what depends on the parameters
 alone, compile the rest (Relax to machine code), link, and record what JAX itself computes, so that
@@ -178,7 +178,7 @@ def deploy_artifact(
 
 @dataclass(frozen=True)
 class _Order:
-    """What a bundle is ordered with, whatever its artifact comes from; found out before any work.
+    """Settings of a bundle, whatever its artifact comes from; checked before any work.
 
     Attributes:
       parameters: how many of the first arguments are parameters.

@@ -1,4 +1,4 @@
-"""What a bundle is built from: an exported function, values for its inputs, a target.
+"""Ingredients of a bundle: an exported function, values for its inputs, a target.
 
 A C library is ordered from the same (`c_order`), without the bundle that it is of.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NamedTarget:
-    """What is compiled for, and with which linker.
+    """Target of a compilation, with its linker.
 
     Attributes:
       name: the target as it was asked for.
@@ -107,7 +107,7 @@ def c_order(
     name: str,
     **more: Any,
 ) -> Order:
-    """What a C library of an example is made of.
+    """Describes the C library of an example, for `write_library`.
 
     Args:
       example: the function with a recorded call.

@@ -1,4 +1,4 @@
-"""The same work on several boards at once; one that fails does not cost the others' results."""
+"""Runs the same work on several boards at once, each with an outcome of its own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Outcome(Generic[_T]):
-    """What came of the work on one board.
+    """Outcome of the work on one board.
 
     Attributes:
       board: as it was asked for.
@@ -46,7 +46,7 @@ def on_boards(
     timed: bool = False,
     report: Callable[[Outcome[_T]], None] | None = None,
 ) -> tuple[Outcome[_T], ...]:
-    """Does the same with a bundle on several boards at once.
+    """Runs the same work with a bundle on several boards at once.
 
     Boards that are one machine (``local`` and a server on it) compete for its cores.
 

@@ -1,4 +1,4 @@
-"""``search``: how much of every layer should stay, for a share of the time."""
+"""``search``: channels and bits of every layer, for a share of the time."""
 
 from __future__ import annotations
 

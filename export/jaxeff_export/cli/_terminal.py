@@ -1,4 +1,4 @@
-"""How commands talk: tables and progress on standard output, one line per failure on the other."""
+"""Output of commands: tables and progress on standard output, a line per failure on the other."""
 
 from __future__ import annotations
 

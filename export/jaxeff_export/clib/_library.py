@@ -45,7 +45,7 @@ FACTS = "library.json"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Order:
-    """What a library is made of.
+    """Ingredients of a library.
 
     Attributes:
         name: what its names begin with.

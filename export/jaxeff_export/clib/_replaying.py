@@ -1,4 +1,4 @@
-"""A library's example as it runs: on this machine, or on another processor in software."""
+"""Runs a library's example, on this machine or on another processor in software."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ _KERNEL_NAMES: Mapping[str, str] = {
 
 
 class TargetError(ValueError):
-    """A target name nobody knows, or a dict that TVM cannot compile for."""
+    """An unknown target name, or a dict that TVM cannot compile for."""
 
 
 def target_names() -> tuple[str, ...]:

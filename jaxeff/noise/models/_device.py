@@ -1,4 +1,4 @@
-"""What the models of one device's imperfections share: draws that are the same in every call.
+"""Base of the models of a device's imperfections, whose draws are the same in every call.
 
 A device is an integer, its seed: the same device has the same imperfections in every call, at every
 time and for every sample of a batch, whatever the key of the call; another device, another site and
@@ -39,23 +39,23 @@ class DeviceModel(NoiseModel):
     device: Device = 0
 
     def perturb(self, key: PRNGKeyArray, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-        """Returns `x` as the device distorts it, at a site of its own; the key isn't used."""
+        """Distorts `x` as the device does at a site of its own; the key isn't used."""
         return self.perturb_site(key, NOWHERE, x)
 
     def perturb_site(
         self, key: PRNGKeyArray, site: int, x: Float[Array, "*shape"]
     ) -> Float[Array, "*shape"]:
-        """Returns `x` as the device distorts it at one site; the key isn't used."""
+        """Distorts `x` as the device does at one site; the key isn't used."""
         raise NotImplementedError
 
     def _device_key(self, site: int) -> PRNGKeyArray:
-        """Returns the key of the device's imperfections of one kind at one site."""
+        """Derives the key of the device's imperfections of one kind at one site."""
         # Two models at one site, or one at outputs and weights, have imperfections of their own.
         kind = zlib.crc32(f"{type(self).__name__} {self.at}".encode())
         return jax.random.fold_in(jax.random.fold_in(jax.random.key(self.device), kind), site)
 
     def _device_shape(self, x: Any) -> tuple[int, ...]:
-        """Returns the shape of the device's draws for an array, which broadcasts against it."""
+        """Computes the shape of the device's draws for an array, which broadcasts against it."""
         shape = jnp.shape(x)
         if self.per == "channel":
             return (1,) * (len(shape) - 1) + shape[-1:]

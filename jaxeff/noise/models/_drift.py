@@ -60,7 +60,7 @@ class Drift(DeviceModel):
     def perturb_site(
         self, key: PRNGKeyArray, site: int, x: Float[Array, "*shape"]
     ) -> Float[Array, "*shape"]:
-        """Returns `x` after the drift of one site; the key isn't used."""
+        """Applies the drift of one site; the key isn't used."""
         del key
         dtype = real_dtype(x)
         # Drawn without the time: a device that is read later is further along the same curve.

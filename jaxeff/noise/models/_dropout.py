@@ -69,7 +69,7 @@ class Dropout(NoiseModel):
             )
 
     def perturb(self, key: PRNGKeyArray, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-        """Returns `x` with fresh zeros."""
+        """Sets fresh random entries to zero and scales the others."""
         kept = 1 - self._level("rate", x)
         draws = jax.random.uniform(key, self._draw_shape(jnp.shape(x)), real_dtype(x))
         # Draws lie in [0, 1), so a rate of zero keeps every value exactly.
@@ -84,5 +84,5 @@ class Dropout(NoiseModel):
         return [(one, self._fitting("rate", rate / (1 - rate), shape))]
 
     def combine(self, x: Any, *parts: Any) -> Any:
-        """Returns the value times its factor."""
+        """Multiplies the value by its factor."""
         return x * parts[0]

@@ -55,7 +55,7 @@ class Additive(NoiseModel):
     relative: Flag = static(False)
 
     def perturb(self, key: PRNGKeyArray, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-        """Returns `x` plus fresh normal noise."""
+        """Adds fresh normal noise."""
         # Reparameterised: the draw depends on neither x nor sigma, so gradients reach both.
         return x + self._amount("sigma", x) * self._normal(key, x)
 
@@ -66,7 +66,7 @@ class Additive(NoiseModel):
         return [(jnp.zeros_like(variance), variance)]
 
     def combine(self, x: Any, *parts: Any) -> Any:
-        """Returns the value plus its noise."""
+        """Adds the noise to the value."""
         return x + parts[0]
 
 
@@ -92,7 +92,7 @@ class Multiplicative(NoiseModel):
     along: Axis = static(None)
 
     def perturb(self, key: PRNGKeyArray, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-        """Returns `x` times fresh noise, normal around one."""
+        """Multiplies `x` by fresh noise, normal around one."""
         return x * (1 + self._level("sigma", x) * self._normal(key, x))
 
     def terms(self, x: Any) -> Sequence[Part]:
@@ -102,7 +102,7 @@ class Multiplicative(NoiseModel):
         return [(jnp.ones_like(variance), variance)]
 
     def combine(self, x: Any, *parts: Any) -> Any:
-        """Returns the value times its factor."""
+        """Multiplies the value by its factor."""
         return x * parts[0]
 
 
@@ -134,7 +134,7 @@ class Mixed(NoiseModel):
     relative: Flag = static(False)
 
     def perturb(self, key: PRNGKeyArray, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-        """Returns `x` under both kinds of noise, in the given order."""
+        """Perturbs `x` by both kinds of noise, in the given order."""
         # Independent parts: from one key both would be the same draws.
         add_key, mul_key = jax.random.split(key)
         offset = self._amount("add", x) * self._normal(add_key, x)
@@ -150,6 +150,6 @@ class Mixed(NoiseModel):
         return [(jnp.zeros_like(add), add), (jnp.ones_like(mul), mul)]
 
     def combine(self, x: Any, *parts: Any) -> Any:
-        """Returns the value under both, in the given order."""
+        """Applies both to the value, in the given order."""
         offset, gain = parts
         return x * gain + offset if self.order == "mul_add" else (x + offset) * gain

@@ -53,7 +53,7 @@ class Mismatch(DeviceModel):
     def perturb_site(
         self, key: PRNGKeyArray, site: int, x: Float[Array, "*shape"]
     ) -> Float[Array, "*shape"]:
-        """Returns `x` as the columns of one site distort it; the key isn't used."""
+        """Distorts `x` by the columns of one site; the key isn't used."""
         del key
         dtype, columns = real_dtype(x), jnp.shape(x)[-1:]
         gain_key, offset_key = jax.random.split(self._device_key(site))
@@ -67,7 +67,7 @@ class Mismatch(DeviceModel):
 def correlated_normal(
     key: PRNGKeyArray, columns: tuple[int, ...], length: Float[Array, ""] | float
 ) -> Float[Array, "*columns"]:
-    """Returns a stationary Gaussian process over columns, of unit variance.
+    """Draws a stationary Gaussian process over columns, of unit variance.
 
     Its correlation `exp(-distance / length)` is that of a first-order autoregression.
     """

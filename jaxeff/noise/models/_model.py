@@ -1,4 +1,4 @@
-"""The base of the noise models: where they act, what shares a draw, what a level is given for.
+"""Base of the noise models: place, sharing of draws, axes of levels.
 
 `at` says where a layer is perturbed. `per` says which elements share one random draw: none
 ("element"), those of one channel of one sample ("channel"), or all of one sample ("sample").
@@ -60,7 +60,7 @@ class NoiseModel(Setting):
                 )
 
     def _aligned(self, field: str, x: Any) -> Array:
-        """Returns a number or array of the model, in a shape that broadcasts against `x`.
+        """Reshapes a number or array of the model so that it broadcasts against `x`.
 
         Raises:
             ValueError: Its shape doesn't fit `x`.
@@ -83,17 +83,17 @@ class NoiseModel(Setting):
         return jnp.reshape(value, (-1, *(1,) * (len(shape) - 1)))
 
     def _level(self, field: str, x: Any) -> Array:
-        """Returns a level in the dtype of `x`, so that it never promotes the result."""
+        """Converts a level to the dtype of `x`, so that it never promotes the result."""
         return self._aligned(field, x).astype(jnp.result_type(x))
 
     def _amount(self, field: str, x: Any) -> Array:
-        """Returns a level in the units of `x`: multiplied by its range if relative."""
+        """Converts a level to the units of `x`: times its range if relative."""
         value = self._level(field, x)
         # A measured range is no parameter: a gradient through it would reward a smaller signal.
         return value * jax.lax.stop_gradient(jnp.max(x) - jnp.min(x)) if self.relative else value
 
     def _draw_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Returns the shape of fresh draws for an array, which broadcasts against it."""
+        """Computes the shape of fresh draws for an array, which broadcasts against it."""
         if self.per == "element":
             return shape
         own = {0} if self.per == "sample" else {0, len(shape) - 1}
@@ -103,7 +103,7 @@ class NoiseModel(Setting):
         return tuple(n if axis in own else 1 for axis, n in enumerate(shape))
 
     def _fitting(self, field: str, variance: Array, shape: tuple[int, ...]) -> Array:
-        """Returns a variance in the shape of the draws that it belongs to.
+        """Broadcasts a variance to the shape of the draws that it belongs to.
 
         Raises:
             ValueError: Elements that share a draw have different levels, or an amount is relative.

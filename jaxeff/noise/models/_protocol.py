@@ -1,4 +1,4 @@
-"""What `jaxeff.noisy` asks of a noise model."""
+"""Protocols of noise models, as `jaxeff.noisy` and `jaxeff.moments` use them."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -12,7 +12,7 @@ PLACES = ("output", "weights", "input")
 
 @runtime_checkable
 class Noise(Protocol):
-    """What `jaxeff.noisy` asks of a noise model; any object with this method will do.
+    """Noise model of `jaxeff.noisy`; any object with this method is one.
 
     A model may also have an attribute `at`, one of "output" (the default), "weights" and "input",
     and, if not all its numbers are levels of noise, the names of those that are, `levels`.
@@ -25,7 +25,7 @@ class Noise(Protocol):
 
 @runtime_checkable
 class SiteNoise(Noise, Protocol):
-    """A noise model that wants to know where it acts, as what belongs to a device does.
+    """Noise model whose effect depends on the site, as that of a device does.
 
     `jaxeff.noisy` calls this method in the place of `perturb`, with a new key in every call but the
     same number for the same value of the same layer.

@@ -20,7 +20,7 @@ from jaxeff.core import NonNegative, Setting, register_setting
 @register_setting
 @dataclass(frozen=True)
 class ReadOut(Setting):
-    """What hardware does to one result on one batch, as noise that `jaxeff.moments` integrates.
+    """Effect of hardware on one result on one batch, as noise that `jaxeff.moments` integrates.
 
     Attributes:
         shift: What it changes on average; of the shape of the result.

@@ -52,13 +52,13 @@ class Repeated(Setting):
         return place(self.model)
 
     def perturb(self, key: PRNGKeyArray, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-        """Returns the mean of independently perturbed copies of `x`."""
+        """Averages independently perturbed copies of `x`."""
         return self.perturb_site(key, NOWHERE, x)
 
     def perturb_site(
         self, key: PRNGKeyArray, site: int, x: Float[Array, "*shape"]
     ) -> Float[Array, "*shape"]:
-        """Returns the mean of copies of `x` that were perturbed independently at one site."""
+        """Averages copies of `x` that were perturbed independently at one site."""
         # Keys differ from one execution to the next, the site doesn't: errors of the device are the
         # same in each, and averaging leaves them as they are.
         keys = jax.random.split(key, self.times)

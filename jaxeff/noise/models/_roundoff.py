@@ -42,7 +42,7 @@ class Uniform(NoiseModel):
     relative: Flag = static(False)
 
     def perturb(self, key: PRNGKeyArray, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-        """Returns `x` plus fresh uniform noise."""
+        """Adds fresh uniform noise."""
         return x + self._amount("width", x) * self._uniform(key, x)
 
 
@@ -71,7 +71,7 @@ class Quantization(NoiseModel):
     relative: Flag = static(False)
 
     def perturb(self, key: PRNGKeyArray, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-        """Returns `x` rounded; the key isn't used."""
+        """Rounds `x`; the key isn't used."""
         del key
         real_dtype(x)
         # A step of zero multiplies what follows by zero, so any divisor serves there.

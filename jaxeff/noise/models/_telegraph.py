@@ -77,7 +77,7 @@ class Telegraph(DeviceModel):
     def perturb_site(
         self, key: PRNGKeyArray, site: int, x: Float[Array, "*shape"]
     ) -> Float[Array, "*shape"]:
-        """Returns `x` as read at `time` at one site; the key isn't used."""
+        """Reads `x` at `time` at one site; the key isn't used."""
         del key
         dtype = real_dtype(x)
         return x + self._amount("amplitude", x) * self._occupied(site, x).astype(dtype)
@@ -85,7 +85,7 @@ class Telegraph(DeviceModel):
     def trace(
         self, times: Float[Array, " times"], shape: tuple[int, ...] = ()
     ) -> Bool[Array, " times *shape"]:
-        """Returns whether traps are occupied, over time.
+        """Follows traps over time: whether each is occupied.
 
         Args:
             times: When to look, in any order; the model's own `time` isn't used.

@@ -1,4 +1,4 @@
-"""The manifest of a bundle: what the files are, what goes in and out, and what made them."""
+"""Manifest of a bundle: its files, arguments and results, and the versions that made it."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class Manifest:
         return bool(self.batches)
 
     def recorded(self) -> list[TensorSpec]:
-        """What is recorded for the self-check, pair by pair: inputs, then outputs."""
+        """Lists the specs of what the self-check replays, pair by pair: inputs, then outputs."""
         return [*self.inputs, *self.outputs] * max(1, len(self.batches))
 
     def to_bytes(self) -> bytes:

@@ -1,4 +1,4 @@
-"""Whether a board computes what JAX computed: recorded pairs of inputs and outputs, replayed."""
+"""Self-check of a board: recorded pairs of inputs and JAX's outputs, replayed and compared."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxeff_export.artifact import TensorSpec
 
 
 class Pair(NamedTuple):
-    """What a self-check replays.
+    """Recorded call that a self-check replays.
 
     Attributes:
       inputs: flattened.

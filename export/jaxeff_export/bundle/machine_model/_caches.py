@@ -1,4 +1,4 @@
-"""What the caches of a core hold, and how fast they give it: the other half of a static model.
+"""Sizes and speeds of a core's caches: the other half of a static model.
 
 Sizes are those of the boards that the named targets are for (Raspberry Pi 3, 4 and 5), and of a
 core of AMD's Zen 5. Speeds are nominal, of a core that streams alone; nothing was measured. Those

@@ -1,4 +1,4 @@
-"""The machine code of a library: its functions, their innermost loops, and what is in them."""
+"""Machine code of a library: its functions, their innermost loops, and counts of instructions."""
 
 from __future__ import annotations
 

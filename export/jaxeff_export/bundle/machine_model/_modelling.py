@@ -1,4 +1,4 @@
-"""What a core would do with a bundle's kernels, read from their machine code: a model, no timing.
+"""Static model of a bundle's kernels on a core, from their machine code; nothing is timed.
 
 Of every kernel the innermost loop that multiplies most, or the longest with vectors, is given to
 llvm-mca (Debian: `llvm`), LLVM's static model of a core: instructions, ports and latencies; every
@@ -70,7 +70,7 @@ class LoopModel:
 
     @property
     def name(self) -> str:
-        """What profiles and the manifest call the kernel."""
+        """The kernel's name in profiles and in the manifest."""
         return _name(self.kernel)
 
     @property

@@ -53,7 +53,7 @@ FORMAT, FORMAT_VERSIONS = "jaxeff-bundle", (2, 3)  # 3 if the batch may vary
 
 
 class Refused(Exception):
-    """What this file cannot do, in one line."""
+    """A refusal with its reason, in one line."""
 
 
 def read_manifest(folder: Path) -> dict:

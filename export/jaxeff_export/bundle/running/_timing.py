@@ -1,4 +1,4 @@
-"""What timing a bundle on a board gives, whole and per compiled operator."""
+"""Times of a bundle on a board, whole and per compiled operator."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jaxeff_export.boards import Board, BoardError
 
 @dataclass(frozen=True)
 class Timing:
-    """How long one call takes on a board.
+    """Duration of one call on a board.
 
     Attributes:
       board: where it was measured.
@@ -37,7 +37,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class OperatorTime:
-    """The time spent in one compiled operator, per call of the whole function.
+    """Time spent in one compiled operator, per call of the whole function.
 
     Attributes:
       name: of the compiled operator.

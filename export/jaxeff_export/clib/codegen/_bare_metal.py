@@ -1,4 +1,4 @@
-"""What a program needs where there is no operating system: vectors, memories, a first function.
+"""Start of a program without an operating system: vectors, memories, a first function.
 
 For the example on an emulated board; a product has its own. Output goes through semihosting: the
 debugger, or the emulator, prints it.

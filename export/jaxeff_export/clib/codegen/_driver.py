@@ -1,4 +1,4 @@
-"""The C that users include and the C that calls the kernels."""
+"""Header that users include, and C source that calls the kernels."""
 
 from __future__ import annotations
 

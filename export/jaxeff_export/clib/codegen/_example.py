@@ -15,7 +15,7 @@ _ALIGNMENT = 16
 
 @dataclasses.dataclass(frozen=True)
 class Recorded:
-    """What is replayed, as one block of bytes.
+    """Recorded call as one block of bytes.
 
     Attributes:
         blob: inputs, then outputs.

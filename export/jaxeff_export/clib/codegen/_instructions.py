@@ -1,4 +1,4 @@
-"""What stands beside a library: how to build and run its example, in words and for CMake."""
+"""Instructions beside a library: building and running its example, in words and for CMake."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The names and types that C sees of a function's arguments and results."""
+"""Names and types in C of a function's arguments and results."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Field:
 
     @property
     def remark(self) -> str:
-        """What it is, for a comment."""
+        """Description of the array, for a comment."""
         shape = "x".join(map(str, self.spec.shape)) or "a single number"
         more = _REMARKS.get(self.spec.dtype, "")
         return f"{self.spec.name}: {self.spec.dtype}, {shape}" + (f", {more}" if more else "")

@@ -1,4 +1,4 @@
-"""The C that refuses NaN where arguments are rounded to codes, none of which could stand for it."""
+"""C that refuses NaN where arguments are rounded to codes, which have none for it."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _BITS = {
 
 
 def source(library: Library) -> list[str]:
-    """Returns the functions that look for NaN, one per dtype of the arguments."""
+    """Writes the functions that look for NaN, one per dtype of the arguments."""
     dtypes = dict.fromkeys(field.spec.dtype for field in _checked(library))
     return [line for dtype in dtypes for line in _function(dtype, library)]
 
 
 def checks(library: Library) -> list[str]:
-    """Returns the lines of a call that look through its arguments."""
+    """Writes the lines of a call that check its arguments for NaN."""
     lines = []
     for field in _checked(library):
         lines += [

@@ -1,4 +1,4 @@
-"""What is bound, as one block of constants: part of the archive, or a file that a board loads."""
+"""Parameters as one block of constants: part of the archive, or a file that a board loads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a library's C text is written from: its kernels, buffers and types."""
+"""Data that a library's C text is written from: kernels, buffers and types."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 CODES = {"OK": 0, "WORKSPACE_TOO_SMALL": 1, "MISALIGNED": 2, "NULL_POINTER": 3}
-"""What each call may return; others have numbers of their own, the same in all libraries."""
+"""Codes that each call may return; others have numbers of their own, the same in all libraries."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Library:
 
     @property
     def codes(self) -> Mapping[str, int]:
-        """What a call may return."""
+        """Codes that a call may return."""
         threads = {"NO_THREADS": 4} if self.threads > 1 else {}
         numbers = {"NOT_A_NUMBER": 5} if self.rounds_inputs else {}
         return CODES | threads | numbers

@@ -1,4 +1,4 @@
-"""Where arrays lie: a static plan by liveness.
+"""Memory of a library: a static plan by liveness.
 
 An array of the workspace lives from the call that writes it to the last that reads it; a kernel's
 scratch lives for its call. Arrays that live at the same time lie apart, others may lie in the same
@@ -42,7 +42,7 @@ class Piece:
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """A plan.
+    """Plan of a library's workspace.
 
     Attributes:
         arrays: the offset in the workspace of each array that lies there.

@@ -1,4 +1,4 @@
-"""What a library does: calls of kernels, one after the other, on arrays of known sizes.
+"""Program of a library: calls of kernels, one after the other, on arrays of known sizes.
 
 Loops and branches of the function lie within kernels (see `jaxeff_export.importer.rules`), so a
 program is a straight line.

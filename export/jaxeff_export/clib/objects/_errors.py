@@ -1,4 +1,4 @@
-"""What a C library can't be made of."""
+"""Error of C libraries."""
 
 
 class CLibraryError(RuntimeError):

@@ -1,4 +1,4 @@
-"""What a library takes of a device's memories, and whether they hold it."""
+"""Sizes of a library, and whether a device's memories hold it."""
 
 from __future__ import annotations
 
