@@ -103,6 +103,7 @@ class Ensemble:
             )
             return self.f(*whole, **kwargs)
 
+        # Only what depends on a leaf with members is batched: the shared part runs once.
         mapped = jax.vmap(one, in_axes=tuple(axes), out_axes=out_axes, axis_size=self.count)
         try:
             return mapped(*given)
@@ -155,7 +156,7 @@ class Ensemble:
         )
 
     def of(self, f: Callable[..., Any]) -> Ensemble:
-        """The same members of another function of the same parameters, such as a hidden layer's."""
+        """Gives the same members another function of the same parameters, as a hidden layer's."""
         return replace(self, f=f)
 
     def own(self, params: Any) -> list[Any]:
@@ -226,6 +227,7 @@ def ensemble(
         return g, started
     modules = {name.rpartition("/")[0] for name in chosen}
     leaves, structure = jax.tree.flatten(state)
+    # Copies: running statistics of all members start from the given ones.
     stacked = [
         jnp.broadcast_to(leaf, (count, *jnp.shape(leaf))) if name.rpartition("/")[0] in modules
         else leaf

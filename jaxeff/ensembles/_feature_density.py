@@ -70,7 +70,7 @@ class FeatureDensity:
         return logsumexp(self.log_joint(features), axis=1)
 
     def log_probs(self, features: Float[Array, "batch features"]) -> Float[Array, "batch classes"]:
-        """The log-probabilities of classes given features, as a discriminant analysis has them."""
+        """Computes log-probabilities of classes given features, as discriminant analysis does."""
         joint = self.log_joint(features)
         return joint - logsumexp(joint, axis=1, keepdims=True)
 
@@ -144,4 +144,5 @@ def _whitening(covariance: np.ndarray, c: int, examples: int, shrinkage: float) 
             f"features from {examples} examples; give shrinkage=0.01 or more, more examples, or "
             "fewer features"
         )
+    # With cov = L L^T, |L^-1 (h - mean)|^2 is the squared Mahalanobis distance.
     return np.linalg.solve(np.linalg.cholesky(covariance), np.eye(size))

@@ -92,6 +92,7 @@ def repulsion(
     distance = lengths**kernel.power
     width = bandwidth(distance, kernel)
     k = jnp.exp(-distance / width)
+    # -grad_i k = (k / width) grad_i D, which points away from the others.
     push = _push(points, k / width, lengths, kernel)
     count = jnp.asarray(len(points), points.dtype)
     # WGD: grad log sum_j k(x_i, x_j), the repulsion scaled by a kernel density estimate at
@@ -103,7 +104,7 @@ def repulsion(
 
 
 def bandwidth(distance: Float[Array, "members members"], kernel: RBF) -> Float[Array, ""]:
-    """The kernel's bandwidth, or the median rule's; the zeros of the diagonal don't count."""
+    """Returns the kernel's bandwidth, or the median rule's without the diagonal's zeros."""
     if kernel.bandwidth is not None:
         return jnp.asarray(kernel.bandwidth, distance.dtype)
     count = len(distance)
@@ -123,15 +124,17 @@ def _lengths(points: Array, norm: int) -> Array:
 
 
 def _push(points: Array, weight: Array, lengths: Array, kernel: RBF) -> Array:
-    """`sum_j weight_ij grad_i |x_i - x_j| ** power`."""
+    """Computes `sum_j weight_ij grad_i |x_i - x_j| ** power`."""
     if kernel.norm == 1:
         slope = weight if kernel.power == 1 else 2 * lengths * weight
+        # Signs don't factor, so row by row: no array of [members, members, dimensions].
         return jax.lax.map(
             lambda row: (row[1][:, None] * jnp.sign(row[0][None] - points)).sum(0), (points, slope)
         )
     if kernel.power == 2:
         slope = 2 * weight
     else:
+        # The gradient of |d| is d / |d|; members that coincide feel nothing instead of NaN.
         slope = jnp.where(lengths > 0, weight / jnp.where(lengths > 0, lengths, 1), 0)
     # sum_j s_ij (x_i - x_j) in two products: no array of [members, members, dimensions].
     return slope.sum(1)[:, None] * points - slope @ points

@@ -80,6 +80,7 @@ class MemberLoss:
         # their number.
         each = jax.vmap(lambda out: self._each(out, targets))(outputs)
         if weights:
+            # Data lead with examples, outputs with members.
             each = each * weights[0].T.astype(each.dtype)
         return each.mean(1).sum()
 
@@ -90,7 +91,7 @@ class MemberLoss:
         return {"accuracy": jnp.mean(jax.nn.softmax(outputs).mean(0).argmax(-1) == batch[1])}
 
     def check(self, key: Any, params: Any, state: Any, data: Any, batch_size: int) -> None:
-        """Hold data to the loss; runs nothing.
+        """Checks that data fit the loss; runs nothing.
 
         Raises:
             TypeError: Data are no tuple of inputs and targets, or labels of another dtype or shape.

@@ -96,7 +96,7 @@ def start(
     chosen: Mapping[str, Members],
     init: Callable[[PRNGKeyArray], Any] | None,
 ) -> Any:
-    """The parameters of an ensemble: chosen leaves with a first axis of members, others as given.
+    """Makes an ensemble's parameters: chosen leaves with an axis of members, others as given.
 
     Raises:
         ValueError: `init` makes parameters of another structure or other shapes.

@@ -118,10 +118,11 @@ class Mixture:
         """
         square = (x[None] - self.members.mean) ** 2 / self.members.var
         logs = -0.5 * (square + jnp.log(2 * jnp.pi * self.members.var))
+        # The log of the members' mean density, without underflow far from all of them.
         return logsumexp(logs, axis=0) - jnp.log(jnp.asarray(len(logs), logs.dtype))
 
     def sample(self, key: PRNGKeyArray, samples: int = 100) -> Float[Array, "members samples ..."]:
-        """Draws of every member.
+        """Draws from every member.
 
         Args:
             key: Random key.
@@ -131,7 +132,7 @@ class Mixture:
         return jnp.moveaxis(self.members.sample(key, (samples,)), 0, 1)
 
     def regression(self) -> MixtureUncertainty:
-        """Predictions of an aleatoric head: mean and log-variance on the last axis, in halves.
+        """Splits predictions of an aleatoric head: mean, then log-variance, on the last axis.
 
         Returns:
             Mean and variances, in closed form.
@@ -146,11 +147,12 @@ class Mixture:
             )
         mu, log_var = jnp.split(self.members.mean, 2, axis=-1)
         of_mu, of_log = jnp.split(self.members.var, 2, axis=-1)
+        # E[exp(s)] of a normal s, the mean of a lognormal.
         aleatoric = jnp.exp(log_var + of_log / 2).mean(0)
         return MixtureUncertainty(mu.mean(0), aleatoric, of_mu.mean(0), mu.var(0))
 
     def decompose(self, key: PRNGKeyArray, samples: int = 100) -> MixtureUncertainty:
-        """Entropies of logits, in nats, by drawing logits.
+        """Computes entropies of classes, in nats, by drawing logits.
 
         The total is the entropy of the mean prediction, the aleatoric part the mean entropy of a
         draw; within is the mutual information with the weights of a given member, between that with
@@ -166,6 +168,7 @@ class Mixture:
         probs = jax.nn.softmax(self.sample(key, samples))
         of_members = probs.mean(1)
         mean = of_members.mean(0)
+        # H(mean) = E H(draw) + I(y; weights | member) + I(y; member), the chain rule.
         total, each = entr(mean).sum(-1), entr(of_members).sum(-1).mean(0)
         aleatoric = entr(probs).sum(-1).mean((0, 1))
         return MixtureUncertainty(mean, aleatoric, each - aleatoric, total - each)
@@ -197,6 +200,7 @@ def mixture_moments(
             "one posterior jaxeff.moments(f)(posterior, x) has the moments"
         )
     propagated = moments(f, **options)
+    # One after the other: memory is that of one moment pass.
     out = jax.lax.map(lambda member: propagated(member, *args), posterior.gaussians())
     if not is_gaussian(out):
         raise TypeError("mixture_moments: f must return one floating-point array")

@@ -52,7 +52,7 @@ from jaxeff.core import (
 def bootstrap_weights(
     key: PRNGKeyArray, examples: int, members: int
 ) -> Float[Array, "examples members"]:
-    """How often each member sees each example: Poisson numbers of mean one, scaled to mean one.
+    """Draws how often each member sees each example: Poisson numbers, scaled to mean one.
 
     Args:
         key: Random key.

@@ -92,6 +92,7 @@ class RepulsiveLoss:
 
     def __call__(self, key: Any, params: Any, state: Any, batch: Any, step: Any) -> tuple[Any, Any]:
         """Returns the loss, as `jaxeff.training.make_epoch` calls it; the potential is a metric."""
+        # A key of its own, so that the wrapped loss draws what it would draw alone.
         at = jax.random.fold_in(key, zlib.crc32(b"repulsion"))
         points = self.points(at, params, state, batch[0])
         found = repulsion(points, self.kernel, self.method)
@@ -121,7 +122,7 @@ class RepulsiveLoss:
         return values.reshape(self.g.count, -1)
 
     def check(self, key: Any, params: Any, state: Any, data: Any, batch_size: int) -> None:
-        """Hold data to the loss.
+        """Checks that data fit the loss.
 
         Raises:
             ValueError: Repulsive samples are training inputs.
@@ -139,6 +140,7 @@ class RepulsiveLoss:
         # sum_j k_ij grad_j / n. Only the gradient changes: the value stays that of the
         # loss.
         mean = found.kernel / self.g.count
+        # The gradient is computed here and averaged: no other may pass to the parameters.
         held = jax.lax.stop_gradient((params, state))
 
         def averaged(gradient: Array) -> Array:

@@ -77,6 +77,7 @@ def sampled(
     leaves = jax.tree.leaves(to_gaussians(posterior), is_leaf=is_gaussian)
     random = [is_gaussian(leaf) for leaf in leaves]
     draws, structure = jax.tree.flatten(sample(key, posterior, count))
+    # A fixed parameter is the same in all draws: shared, so what it feeds runs once.
     params = [each if own else each[0] for each, own in zip(draws, random, strict=True)]
     tree = jax.tree.unflatten(structure, params)
     names = [name for name, own in zip(leaf_names(tree), random, strict=True) if own]
@@ -115,4 +116,5 @@ def affordable(f: Callable[..., Any], params: Any, x: Any, pattern: str, *, time
         return cost(g, jax.tree.unflatten(structure, stacked), x).macs
 
     single, two = cost(f, params, x).macs, macs(2)
+    # Cost is linear in members: one network, and as much again for each further member.
     return max(1, int(1 + (times - 1) * single / max(two - single, 1) + 1e-9))

@@ -192,6 +192,7 @@ def check_unlike(samples: Samples, inputs: Any, batch_size: int) -> None:
             f"repulsive: the samples have shape {rows.shape}, inputs of the training data "
             f"{where.shape}: they must agree but for the number of examples"
         )
+    # By bytes: a look-up per sample instead of a comparison with all of the data.
     seen = {row.tobytes() for row in where}
     alike = sum(row.tobytes() in seen for row in rows)
     if alike > _MOST_ALIKE * len(rows):

@@ -166,6 +166,7 @@ def _norm(
     apply: Callable[[Array, Array], Array], weight: Array, shape: tuple[int, ...], iterations: int
 ) -> Float[Array, ""]:
     held = jax.lax.stop_gradient(weight)
+    # Always the same start: no state between calls, and compiled functions stay pure.
     start = jax.random.normal(jax.random.key(0), shape, weight.dtype)
     like = jax.ShapeDtypeStruct(shape, weight.dtype)
     # Power iteration on A^T A; the transpose comes from JAX, for any dimension numbers.

@@ -38,6 +38,7 @@ def converge_batch_stats(train: Callable[..., Any], params: Any, state: Any, x: 
     def fixed(leaf: Array, zero: Array, one: Array) -> Array:
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             return leaf
+        # s' = m s + (1 - m) b is affine in s: two values give m, and its fixed point is b.
         stays = one - zero  # m
         moves = stays < 1 - 1e-4
         return jnp.where(moves, zero / jnp.where(moves, 1 - stays, 1), leaf)

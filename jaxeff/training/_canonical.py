@@ -111,7 +111,7 @@ def _convolve(eqn: JaxprEqn, inputs: jax.Array, kernel: jax.Array) -> jax.Array:
 
 
 def _product(eqn: JaxprEqn, inputs: jax.Array, kernel: jax.Array) -> jax.Array:
-    """A convolution over one channel: the kernel's columns times all patches of the input."""
+    """Computes a convolution over one channel as the kernel's columns times all patches."""
     params = eqn.params
     numbers = params["dimension_numbers"]
     dilated = any(n != 1 for n in (*params["lhs_dilation"], *params["rhs_dilation"]))

@@ -15,7 +15,8 @@ from jaxeff.store import Resume, load_metadata, load_pytree, require_same_run, s
 
 
 def even_parts(total: int, most: int) -> list[list[int]]:
-    """Split a range into parts of at most ``most``; the last is filled up to the others' length."""
+    """Splits a range into parts of at most ``most``, the last filled up to the others' length."""
+    # Of one size, so that one compiled program trains them all.
     count = math.ceil(total / most)
     size = math.ceil(total / count)
     return [[min(k, total - 1) for k in range(i * size, (i + 1) * size)] for i in range(count)]
@@ -73,6 +74,7 @@ class ChunkFolder:
         """Keeps what a finished chunk found."""
         if self.path is not None and is_writer(self._together):
             save_pytree(self.path / f"{name}.safetensors", found, self.identity)
+            # Once the result is written: a kill before that goes on from these checkpoints.
             for pattern in (f"running-{name}.*", f"running-{name}-*x*.*"):
                 for file in self.path.glob(pattern):
                     file.unlink()

@@ -125,6 +125,7 @@ def make_epoch(loss: Loss, optimizer: optax.GradientTransformation, batch_size: 
         if n < batch_size:
             raise ValueError(f"the data hold {n} examples, less than one batch of {batch_size}.")
         steps = n // batch_size
+        # The order of the examples doesn't depend on what the loss draws: losses can be compared.
         shuffle_key, loss_key = jax.random.split(key)
         # One permutation per epoch, and rows gathered in the scan: a shuffled copy of all
         # data would double their memory.

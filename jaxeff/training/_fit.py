@@ -167,7 +167,7 @@ def fit(
 
 
 def _check_loss(loss: Loss, key: jax.Array, start: TrainState, data: Any, batch_size: int) -> None:
-    """Hold a loss to its form on shapes alone, before anything is compiled."""
+    """Checks the form of a loss on shapes alone, before anything is compiled."""
     if count_examples(data) < batch_size:
         return  # the epoch says so
     if isinstance(loss, CheckedLoss):
@@ -185,6 +185,7 @@ def _check_loss(loss: Loss, key: jax.Array, start: TrainState, data: Any, batch_
         raise TypeError(f"{form} with a scalar loss, not one of shape {list(value.shape)}.")
     if not isinstance(metrics, dict):
         raise TypeError(f"{form} with a dict of metrics, not a {type(metrics).__name__}.")
+    # The state is carried by a scan, whose carry has one structure.
     given: Any = jax.tree.structure(start.state)
     returned: Any = jax.tree.structure(state)
     if returned != given:

@@ -181,6 +181,7 @@ def run_epochs(
             # uninterrupted one would.
             after, metrics = compiled(carry, _fold_in(key, index), data)
             record = {"epoch": index, **_numbers(metrics)}
+            # Parameters, too: a last update may overflow after a loss that was still finite.
             if on_nan == "raise" and not _finite(metrics["loss"], after.params):
                 raise DivergedError(
                     f"training diverged in epoch {index}: its loss is {record['loss']} and "
@@ -198,6 +199,7 @@ def run_epochs(
             stop = on_epoch is not None and on_epoch(index, carry, record) is True
             if checkpoint is not None and (last or stop or (index + 1) % checkpoint_every == 0):
                 run = {"identity": dict(identity), "history": history, "stopped": stop}
+                # All processes gather what lies on several, one of them writes.
                 kept = to_host(carry)
                 if is_writer(together):
                     save_pytree(checkpoint, kept, run)
@@ -235,6 +237,7 @@ def _fold_in(key: jax.Array, index: int) -> jax.Array:
     return fold(key, index)
 
 
+# One program that returns one number: parameters stay on the device.
 @jax.jit
 def _finite(loss: jax.Array, params: Any) -> jax.Array:
     leaves = [leaf for leaf in jax.tree.leaves(params) if jnp.issubdtype(leaf.dtype, jnp.inexact)]

@@ -52,7 +52,7 @@ class LabelledLoss:
         return self.loss(key, params, state, batch, step)
 
     def check(self, key: Any, params: Any, state: Any, data: Any, batch_size: int) -> None:
-        """Hold data to the loss; runs nothing.
+        """Checks that data fit the loss; runs nothing.
 
         Raises:
           TypeError: Data are no pair, or labels of another dtype or shape.
@@ -71,7 +71,7 @@ class LabelledLoss:
 
 
 def in_range(labels: Any, logits: Any) -> Any:
-    """One where labels are classes, NaN elsewhere, ``[batch]``: what multiplies a loss of them.
+    """Marks labels: one where they are classes, else NaN, ``[batch]``, to multiply a loss by.
 
     An index below zero would count from the last class.
     """
@@ -110,6 +110,7 @@ def cross_entropy(f: Callable[..., Any], *, keyed: bool = False, mutable: bool =
         x, labels = batch
         logits, state = call(key, params, state, x)
         each = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+        # Out of range, an index would wrap or be clamped and train another class: NaN shows it.
         value = (each * in_range(labels, logits).astype(each.dtype)).mean()
         accuracy = jnp.mean(jnp.argmax(logits, axis=-1) == labels)
         return value, ({"accuracy": accuracy}, state)
@@ -118,7 +119,7 @@ def cross_entropy(f: Callable[..., Any], *, keyed: bool = False, mutable: bool =
 
 
 def called(f: Callable[..., Any], *, keyed: bool, mutable: bool) -> Callable[..., tuple[Any, Any]]:
-    """``f`` as a function of (key, params, state, x) that returns (logits, new state)."""
+    """Wraps ``f`` as a function of (key, params, state, x) that returns (logits, new state)."""
 
     def call(key: Any, params: Any, state: Any, x: Any) -> tuple[Any, Any]:
         args = (*((key,) if keyed else ()), params, *((state,) if mutable else ()), x)

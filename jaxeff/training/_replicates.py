@@ -58,7 +58,7 @@ class _State(NamedTuple):
 def start_function(
     init: Init, optimizer: optax.GradientTransformation, sharding: Sharding | None = None
 ) -> Callable[[jax.Array, Any], TrainState]:
-    """``start(keys, settings) -> carry`` before the first epoch.
+    """Makes ``start(keys, settings) -> carry``, the state before the first epoch.
 
     Args:
         init: Initial parameters and state from a key.
@@ -70,6 +70,7 @@ def start_function(
         params, state = init(key)
         return init_state(params, optimizer, _State(setting, state))
 
+    # Seeds outside: initial parameters depend on the seed's key alone, so settings share them.
     return jax.jit(jax.vmap(jax.vmap(replicate, (None, 0)), (0, None)), out_shardings=sharding)
 
 
@@ -80,7 +81,7 @@ def epoch_function(
     seeds: int,
     settings: int,
 ) -> Epoch:
-    """``epoch(carry, keys, data) -> (carry, metrics)`` of so many seeds and settings.
+    """Makes ``epoch(carry, keys, data) -> (carry, metrics)`` of so many seeds and settings.
 
     Args:
         loss_at: The training loss of a setting.
@@ -95,13 +96,14 @@ def epoch_function(
         return value, (metrics, state._replace(model=model))
 
     epoch = make_epoch(loss, optimizer, batch_size)
+    # Keys have no axis of settings, so `vmap` draws once per seed what all settings see.
     return _over(_over(epoch, settings, (0, None, None)), seeds, (0, 0, None))
 
 
 def finish_function(
     score: Score | None, keep: bool, seeds: int, settings: int
 ) -> Callable[[jax.Array, TrainState], dict[str, Any]]:
-    """``finish(keys, carry) -> {"diverged", "scores", "params", "state"}``, what there is of them.
+    """Makes ``finish(keys, carry) -> {"diverged", "scores", "params", "state"}``, if they exist.
 
     Args:
         score: ``score(key, params, state, setting)`` of one replicate.
@@ -124,7 +126,7 @@ def finish_function(
 
 
 def _over(fn: Any, size: int, in_axes: tuple[int | None, ...]) -> Any:
-    """`vmap`, but an axis of one is taken away: a vmapped convolution is another, slower one."""
+    """Vmaps, or takes an axis of one away: a vmapped convolution is another, slower one."""
     if size > 1:
         return jax.vmap(fn, in_axes)
 

@@ -84,6 +84,7 @@ def map_changes(function: Callable[[Any], Any], changes: Any, at_once: int = 1) 
     """
     count = len(jax.tree.leaves(changes)[0])
     if at_once == 1:
+        # One at a time: convolutions vmapped over weights are slower, and take more memory.
         return jax.lax.map(quick_in_loops(function, products=True), changes)
     groups = -(-count // at_once)
     # The last entry fills up the last group.

@@ -192,6 +192,7 @@ def sweep(
     _check_labels(key, loss_at, init, settings, data, batch_size)
     # Chunks of one size: a single compiled program trains all of them.
     columns = even_parts(total, chunk)
+    # All settings of a seed together, as they share its draws; then as many seeds as fit.
     rows = even_parts(seeds, max(1, chunk // total))
     shape = len(rows[0]), len(columns[0])
     spread = spread_replicates(*shape)
@@ -235,6 +236,7 @@ def sweep(
                     start(keys.start, part),
                     data,
                     epochs=epochs,
+                    # One replicate that diverges mustn't stop the others of its chunk.
                     on_nan="keep",
                     on_epoch=_progress(advance, number, epochs, shape),
                     checkpoint=folder.running(name, None if filled == shape else filled),
@@ -261,7 +263,7 @@ def sweep(
 def _check_labels(
     key: jax.Array, loss_at: LossAt, init: Init, settings: Any, data: Any, batch_size: int
 ) -> None:
-    """Have a loss hold the data to what it can learn from, at the first setting."""
+    """Lets a loss check its data before training, at the first setting."""
 
     def check(key: Any, setting: Any) -> None:
         loss = loss_at(setting)
