@@ -19,7 +19,7 @@ from jaxeff_export.operators.integer import integer_operators
 def operators_for(
     target: Mapping[str, Any], any_batch: bool = False
 ) -> Mapping[str, Callable[..., Any]]:
-    """All operators for a TVM target dict; for any batch, those that know no batch."""
+    """Returns all operators for a TVM target dict; for any batch, those that fix no batch size."""
     integers = integer_operators(target, any_batch=any_batch)
     return integers if any_batch else {**OPERATORS, **integers}
 

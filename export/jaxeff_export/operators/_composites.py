@@ -36,6 +36,7 @@ def _dense(
     x, rest = list(tensors[: form.inputs]), _weights(bb, form, tensors)
     *leading, depth = (int(n) for n in x[0].ty.shape)
     columns = int(rest[0].ty.shape[1])
+    # A product has one axis of rows: leading dimensions become one and are restored after it.
     if len(leading) != 1:
         flat = (math.prod(leading), depth)
         x = [bb.emit(relax.op.reshape(tensor, flat)) for tensor in x]

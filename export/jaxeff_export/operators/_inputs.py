@@ -14,7 +14,7 @@ Element = Callable[[Callable[..., tirx.Expr], Sequence[tirx.Expr]], tirx.Expr]
 def input_tensors(
     form: Form, x: Moments, shape: Sequence[int] | None = None, element: Element | None = None
 ) -> list[te.Tensor]:
-    """The tensors that a contraction reads of its input, in the order ``moments_of_product`` takes.
+    """Lists the tensors a contraction reads of its input, in ``moments_of_product``'s order.
 
     Args:
         form: the layer's.
@@ -40,6 +40,7 @@ def input_tensors(
     assert spread is not None
     as_given = stage("spread", lambda *at: spread(*at), spread)
     if form.input == VARIANCE and form.weight == VARIANCE:
+        # Once per element of the input; in the product it would be computed for every feature.
         second = stage("second", lambda *at: mean(*at) * mean(*at) + spread(*at), None)
         return [*tensors, second, as_given]
     assert form.input in (RAW, VARIANCE)

@@ -11,7 +11,7 @@ DETERMINISTIC, VARIANCE, RAW, NONE = "deterministic", "variance", "raw", "none"
 
 
 def tensors_in(kind: str) -> int:
-    """How many tensors an operand of a form is."""
+    """Counts the tensors of an operand in a form."""
     return {NONE: 0, DETERMINISTIC: 1}.get(kind, 2)
 
 
@@ -77,7 +77,7 @@ class Form:
 def moments_of_product(
     form: Form, x: Sequence[tirx.Expr], w: Sequence[tirx.Expr]
 ) -> tuple[tirx.Expr, tirx.Expr]:
-    """The terms that one pair of entries adds to the mean and to the variance of a layer.
+    """Computes what one pair of entries adds to the mean and to the variance of a layer.
 
     Args:
         form: the layer's.
@@ -88,6 +88,7 @@ def moments_of_product(
     subtracted, and the product of the means is computed once for both.
     """
     product = x[0] * w[0]
+    # Var[x w] = w^2 Var[x]; with E[x^2] given, (E[x] w)^2 is subtracted.
     if form.weight == DETERMINISTIC:
         if form.input == RAW:
             return product, x[1] * (w[0] * w[0]) - product * product
@@ -96,4 +97,5 @@ def moments_of_product(
         return product, x[1] * w[1]
     if form.input == RAW:
         return product, x[1] * w[1] - product * product
+    # For independent x and w: Var[x w] = E[x^2] Var[w] + Var[x] E[w]^2.
     return product, x[1] * w[1] + x[2] * (w[0] * w[0])

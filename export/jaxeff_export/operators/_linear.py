@@ -24,7 +24,7 @@ At = Callable[[Sequence[tirx.Expr], Sequence[tirx.IterVar]], Sequence[tirx.Expr]
 
 
 def dense(form: Form, *operands: te.Tensor) -> list[te.Tensor]:
-    """A dense layer.
+    """Writes a dense layer in TE.
 
     Args:
         form: what the operands are.
@@ -55,7 +55,7 @@ def conv2d(
     dilation: Sequence[int],
     groups: int = 1,
 ) -> list[te.Tensor]:
-    """A two-dimensional convolution.
+    """Writes a two-dimensional convolution in TE.
 
     Args:
         form: what the operands are.
@@ -120,7 +120,7 @@ def _layer(
     at_input: At,
     at_weight: At,
 ) -> list[te.Tensor]:
-    """Both contractions, and the bias."""
+    """Writes both contractions, and adds the bias."""
     weights = [w.mean] if w.spread is None else [w.mean, w.spread]
 
     def contraction(part: int, name: str) -> te.Tensor:
@@ -136,6 +136,7 @@ def _layer(
 
         return te.compute(shape, element, name=name)
 
+    # Equal loops over equal operands: the compiler joins the two into one block.
     mean, var = contraction(0, "mean"), contraction(1, "var")
     if form.input == RAW:  # the difference may round below zero
         least = tirx.const(0, var.dtype)

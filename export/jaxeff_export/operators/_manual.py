@@ -49,7 +49,7 @@ def dense_kernel(
     lanes: int = 16,
     form: Form | None = None,
 ) -> tirx.PrimFunc:
-    """The joint dense operator under a choice of optimizations.
+    """Builds the joint dense operator under a choice of optimizations.
 
     Args:
         rows: batch size M.
@@ -98,6 +98,7 @@ def _schedule(sch: Schedule, block: SBlockRV, on: Optimizations, lanes: int) -> 
     if on.parallelization:
         sch.parallel(outer[0] if outer else i)
     if on.reordering or on.tiling:  # the sum is no longer innermost
+        # Sums have to start outside of all loops over their terms.
         init = sch.decompose_reduction(block, first_sum)
         if vector is not None:
             _vectorize_last(sch, init)

@@ -13,7 +13,7 @@ from jaxeff_export.operators._layers import Form, tensors_in
 def dense_module(
     rows: int, depth: int, columns: int, form: Form | None = None, *, joint: bool = True
 ) -> tvm.IRModule:
-    """A dense layer of random tensors.
+    """Builds a dense layer of random tensors.
 
     Args:
         rows: batch size M.

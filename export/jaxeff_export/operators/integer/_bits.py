@@ -23,7 +23,7 @@ _SIGNS = {32: "llvm.x86.avx2.pmovmskb", 16: "llvm.x86.sse2.pmovmskb.128"}
 def words_of_planes(
     code: Code, x: tirx.Buffer, at: Expr, count: int, planes: int, by_signs: bool
 ) -> list[Expr]:
-    """The words of some codes, as int32.
+    """Makes the words of some codes, as int32.
 
     Args:
         code: where to.
@@ -51,16 +51,17 @@ def words_of_planes(
 
 
 def packing(count: int, planes: int, by_signs: bool) -> int:
-    """Instructions that make the words of some codes."""
+    """Counts the instructions that make the words of some codes."""
     parts, words = len(_parts(count, by_signs)), -(-count // WORD)
     # A load; shift, gather, and join with the other parts or store.
     return parts * (1 + planes * (3 if by_signs else 5)) + words * planes
 
 
 def _parts(count: int, by_signs: bool) -> list[tuple[int, int]]:
-    """Where the parts of some codes start that are taken at once, and how long they are."""
+    """Splits some codes into parts taken at once: where each starts, and its length."""
     parts, done = [], 0
     while done < count:
+        # The widest gather that reads no code beyond the last: memory may end there.
         wide = [n for n in _SIGNS if by_signs and n <= count - done]
         many = max(wide, default=min(count - done, _EIGHT))
         parts.append((done, many))
@@ -69,7 +70,7 @@ def _parts(count: int, by_signs: bool) -> list[tuple[int, int]]:
 
 
 def _eight(x: tirx.Buffer, at: Expr, count: int) -> Expr:
-    """Eight codes, of which the last may be zeros."""
+    """Loads eight codes, of which the last may be zeros."""
     if count == _EIGHT:
         return tirx.reinterpret("uint64", load(x, at, _EIGHT))
     eight = const(0, "uint64")
@@ -79,20 +80,25 @@ def _eight(x: tirx.Buffer, at: Expr, count: int) -> Expr:
 
 
 def _signs(codes: Expr, many: int, plane: int) -> Expr:
-    """A plane's bits, moved to where signs are: what else moves within a pair of bytes is lower."""
+    """Gathers a plane's bits by the instruction that gathers the signs of bytes."""
     wide = max(many, 16)
     words = f"uint16x{wide // 2}"
     if many > _EIGHT:
         pairs = tirx.reinterpret(words, codes)
     else:
         pairs = tirx.reinterpret(words, splat(codes, 2))
+    # x86 shifts no bytes. In shifted words, bits that leave the lower byte stay below the upper
+    # one's sign bit.
     moved = tirx.reinterpret(f"int8x{wide}", pairs << const(7 - plane, "uint16", wide // 2))
     name = T.llvm_lookup_intrinsic_id(_SIGNS[wide])
     bits = tirx.reinterpret("uint32", T.call_llvm_pure_intrin(name, moved, dtype="int32"))
+    # Eight codes fill both halves of the vector; one half is enough.
     return bits if many > _EIGHT else bits & const((1 << _EIGHT) - 1, "uint32")
 
 
 def _product(codes: Expr, plane: int) -> Expr:
-    """A plane's bits, gathered in the uppermost byte of a product."""
+    """Gathers a plane's bits in the uppermost byte of a product."""
+    # Bit 8i times 2^(56 - 7i) is bit 56 + i. All 64 partial products fall on different bits, so
+    # nothing carries into the uppermost byte.
     ones = (codes >> const(plane, "uint64")) & const(_ONES, "uint64")
     return tirx.Cast("uint32", (ones * const(_GATHER, "uint64")) >> const(56, "uint64"))

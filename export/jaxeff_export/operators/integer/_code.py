@@ -19,43 +19,43 @@ Index = Any  # an integer, or an expression of one
 
 
 def index(n: Index) -> Expr:
-    """An index as TVM has them."""
+    """Returns an index as an expression of TVM."""
     return tirx.const(n, "int64") if isinstance(n, int) else n
 
 
 def declare(shape: Sequence[Index], dtype: str, name: str, scope: str = "global") -> tirx.Buffer:
-    """A buffer, which is read and written as if it were flat."""
+    """Declares a buffer, which is read and written as if it were flat."""
     return tirx.decl_buffer([index(n) for n in shape], dtype, name, scope=scope)
 
 
 def _flat(buffer: tirx.Buffer, at: Index, lanes: int) -> list[Expr]:
-    """A place in a buffer by its distance from the start, whatever the axes it ends on."""
+    """Indexes a buffer by the distance from its start, whatever axes it has."""
     place = index(at) if lanes == 1 else tirx.Ramp(index(at), index(1), lanes)
     return [index(0)] * (len(buffer.shape) - 1) + [place]
 
 
 def dtype_of(buffer: tirx.Buffer) -> str:
-    """The dtype of a buffer's elements."""
+    """Names the dtype of a buffer's elements."""
     return str(buffer.dtype)
 
 
 def load(buffer: tirx.Buffer, at: Index, lanes: int = 1) -> Expr:
-    """An element, or a vector of neighbours."""
+    """Loads an element, or a vector of neighbours."""
     return tirx.BufferLoad(buffer, _flat(buffer, at, lanes))
 
 
 def splat(x: Expr, lanes: int) -> Expr:
-    """A vector of one value."""
+    """Makes a vector of one value."""
     return tirx.Broadcast(x, lanes) if lanes > 1 else x
 
 
 def const(value: float, dtype: str, lanes: int = 1) -> Expr:
-    """A constant, or a vector of it."""
+    """Makes a constant, or a vector of it."""
     return splat(tirx.const(value, dtype), lanes)
 
 
 def cast(x: Expr, dtype: str, lanes: int) -> Expr:
-    """A conversion, vector by vector."""
+    """Converts a value or a vector."""
     return tirx.Cast(dtype if lanes == 1 else f"{dtype}x{lanes}", x)
 
 
@@ -74,13 +74,13 @@ class Code:
         self.write(tirx.BufferStore(buffer, value, _flat(buffer, at, lanes)))
 
     def local(self, size: int, dtype: str, name: str = "local", scope: str = "global") -> Any:
-        """A buffer that lives here: on the stack below 1024 bytes, as no other scope is."""
+        """Allocates a buffer here: in this scope, TVM puts it on the stack below 1024 bytes."""
         buffer = declare([max(size, 1)], dtype, name, scope)
         self.write(tirx.AllocBuffer(buffer))
         return buffer
 
     def vector(self, value: Expr, lanes: int, dtype: str, name: str = "v") -> Vector:
-        """A vector that may change: LLVM keeps it in a register."""
+        """Declares a vector that may change; LLVM keeps it in a register."""
         made = Vector(self, self.local(lanes, dtype, name), lanes)
         made.set(value)
         return made
@@ -114,7 +114,7 @@ class Code:
         self.write(tirx.IfThenElse(condition, parts[0], otherwise))
 
     def finish(self) -> tirx.Stmt:
-        """The statement written so far."""
+        """Returns the statement written so far."""
         return sequence(self._open[0])
 
 
@@ -125,16 +125,16 @@ class Vector:
         self._code, self.buffer, self.lanes = code, buffer, lanes
 
     def get(self) -> Expr:
-        """Its value."""
+        """Returns the value."""
         return load(self.buffer, 0, self.lanes)
 
     def set(self, value: Expr) -> None:
-        """Gives it another."""
+        """Assigns another value."""
         self._code.store(self.buffer, 0, value, self.lanes)
 
 
 def sequence(statements: Sequence[tirx.Stmt]) -> tirx.Stmt:
-    """Statements one after the other."""
+    """Joins statements one after the other."""
     if not statements:
         return tirx.Evaluate(tirx.const(0, "int32"))
     return statements[0] if len(statements) == 1 else tirx.SeqStmt(list(statements))
@@ -143,7 +143,8 @@ def sequence(statements: Sequence[tirx.Stmt]) -> tirx.Stmt:
 def function(
     parameters: Sequence[tirx.Buffer], body: tirx.Stmt, products: int | None = 0
 ) -> tirx.PrimFunc:
-    """A finished kernel of so many products, which is not scheduled; None if a call tells."""
+    """Finishes a kernel; ``products`` is None if only the call tells their number."""
+    # Opaque to fusion and marked as scheduled: TVM takes the statements as they are written.
     attributes = {"tirx.noalias": True, "tirx.is_scheduled": True, "op_pattern": 8}
     if products is not None:
         attributes[CHAINS] = products

@@ -58,7 +58,7 @@ def contraction(
     tile: Tile | None = None,
     kernel_of: Callable[..., Kernel] | None = None,
 ) -> tirx.PrimFunc:
-    """The kernel.
+    """Writes the kernel of a layer.
 
     Args:
         geometry: what it walks.
@@ -84,12 +84,12 @@ def contraction(
 
 
 def words_of(geometry: Geometry, dot: Dot) -> int:
-    """Groups of products in a stretch."""
+    """Counts the groups of products in a stretch."""
     return -(-geometry.stretch // dot.group)
 
 
 def vectors_of(geometry: Geometry, dot: Dot) -> int:
-    """Vectors of the features of a group."""
+    """Counts the vectors of the features of a group."""
     return -(-geometry.per_group // dot.lanes)
 
 
@@ -113,17 +113,20 @@ class Kernel:
         words = words_of(geometry, dot)
         taps = math.prod(count for count, _ in geometry.taps)
         self.words, self.steps = words, words * taps
+        # The last group of a stretch reads that far beyond it. Weights there are zero, so it
+        # matters only at the image's end, where a copy has room.
         self.slack = words * dot.group - geometry.stretch
         copied = any(geometry.padding) or dot.data != "uint8" or self.slack > 0
         self.copied, self.overlaps = copied, False
         self.width: Any = geometry.image[1]
 
     def write(self, sharing: Sharing) -> None:
-        """All images, one after the other or several at once."""
+        """Writes all images, one after the other or several at once."""
         g, code, batch = self.g, self.code, self.g.batch
         cores, least = sharing.cores, sharing.least
         if isinstance(batch, int):
             parallel = cores > 1 and batch * g.macs >= least
+            # Images are independent. Too few of them for all cores share their parts instead.
             over_images = parallel and batch >= cores
             with code.loop(batch, over_images) as n:
                 self._image(n, cores if parallel and not over_images else 1)
@@ -133,6 +136,7 @@ class Kernel:
             with code.loop(batch) as n:
                 self._image(n, cores)
             return
+        # Only the call tells whether the work is worth threads: both loops are written.
         with code.branch(count * each >= least) as otherwise:
             with code.loop(batch, True) as n:
                 self._image(n, 1)
@@ -141,7 +145,7 @@ class Kernel:
                 self._image(n, 1)
 
     def _image(self, n: Any, cores: int) -> None:
-        """An image, with its parts shared by so many cores."""
+        """Writes an image, with its parts shared by so many cores."""
         g, code = self.g, self.code
         inner = cores > 1
         self.width = self._width(n)
@@ -156,6 +160,8 @@ class Kernel:
         self.overlaps &= self.epilogue.added is None or g.pool == (1, 1)
         self.overlaps &= g.examples is None
         blocks = g.groups * whole
+        # Cores share blocks of features, each with weights of its own, unless tiles of rows are far
+        # more numerous and so divide the work more evenly.
         by_block = inner and blocks >= cores and blocks * 4 > g.rows // self.tile.rows
         with code.loop(blocks, by_block) as block:
             self._block(source, base, n, block, whole, inner and not by_block)
@@ -165,18 +171,20 @@ class Kernel:
             self.tile = kept
 
     def _width(self, n: Any) -> Any:
-        """Columns of an image that is given: of a dense layer its examples."""
+        """Returns the columns of the given image: of a dense layer, its examples."""
         if self.g.examples is None:
             return self.g.image[1]
         return tirx.min(index(BLOCK), self.g.examples - n * BLOCK)
 
     def _runs(self) -> list[tuple[int, Any, Any]]:
-        """Columns of a tile, how many such tiles there are side by side, and where they start."""
+        """Lists columns of a tile, how many such tiles lie side by side, and where they start."""
         tiled, wide = self.tile.columns, self.g.walked[1]
         if self.g.examples is None:
             full, left = divmod(wide, tiled)
             runs = [(tiled, full, 0), (left, 1, full * tiled)]
             return [run for run in runs if run[0] and run[1]]
+        # The rest of an unknown width in tiles of halving widths, each once at most: the binary
+        # digits of what is left.
         runs = [(tiled, tirx.indexdiv(self.width, tiled), 0)]
         while tiled > 1:
             start = tirx.indexdiv(self.width, tiled) * tiled
@@ -186,10 +194,11 @@ class Kernel:
         return runs
 
     def source(self, n: Any) -> tuple[Any, Any]:
-        """The buffer that an image is read from, and where it starts."""
+        """Returns the buffer that an image is read from, and where it starts."""
         size = math.prod(self.g.padded)
         if not self.copied:
             return self.x, n * size
+        # Room for a whole vector that is read from the last pixel on.
         made = self.code.local(size + self.slack + _WIDE, self.dot.data, "padded", "global")
         self._copy(made, n)
         return made, index(0)
@@ -204,7 +213,7 @@ class Kernel:
         parallel: bool,
         before: int = 0,
     ) -> None:
-        """All pixels of some vectors of features, after so many."""
+        """Writes all pixels of some vectors of features, after ``before`` of them."""
         g, tile = self.g, self.tile
         if g.groups == 1:
             group, part = 0, block
@@ -231,7 +240,7 @@ class Kernel:
         column: Any,
         columns: int,
     ) -> None:
-        """Sums of a tile, and what becomes of them."""
+        """Writes the sums of a tile, and the results made of them."""
         pixels = [(r, c) for r in range(self.tile.rows) for c in range(columns)]
         totals = self.sums(source, base, group, first, row, column, pixels)
         (down, right), tile = self.g.pool, self.tile
@@ -251,9 +260,11 @@ class Kernel:
         column: Any,
         pixels: list[tuple[int, int]],
     ) -> dict[tuple[int, int], Expr]:
-        """Sums of a tile by pixel and vector."""
+        """Writes the sums of a tile, by pixel and vector."""
         g, dot, code, tile = self.g, self.dot, self.code, self.tile
         places = list(itertools.product(range(len(pixels)), range(tile.vectors)))
+        # Chains are independent sums of one output: a step then need not wait for the last one.
+        # Their order is free, since int32 sums are exact modulo 2^32.
         zeros = const(0, "int32", dot.lanes)
         chains = [
             {place: code.vector(zeros, dot.lanes, "int32", "sum") for place in places}
@@ -268,7 +279,7 @@ class Kernel:
         return totals
 
     def _chains(self, pixels: int) -> int:
-        """Sums that an output is split into, in a tile of so many pixels."""
+        """Counts the sums that an output is split into, in a tile of so many pixels."""
         if pixels == self.tile.pixels:
             return self.tile.chains
         return chains_of(pixels, self.tile.vectors, self.dot.registers - 2)
@@ -284,7 +295,7 @@ class Kernel:
         row: Any,
         column: Any,
     ) -> None:
-        """Writes the largest of a window, of a vector of features."""
+        """Writes the largest result of a window, for a vector of features."""
         g, dot = self.g, self.dot
         (down, right), (rows, columns) = g.pool, g.walked
         within = (first + v) * dot.lanes
@@ -312,6 +323,8 @@ class Kernel:
         elif last and not self.overlaps:
             write(short)
         elif self.overlaps:
+            # A whole vector spills into the next pixel, which is written after this one. At the end
+            # of the image it would spill into another, which may be written already.
             end = (n + 1) * ((rows // down) * (columns // right) * g.features)
             with self.code.branch(at + dot.lanes <= end) as otherwise:
                 write(dot.lanes)
@@ -320,6 +333,7 @@ class Kernel:
         elif self.tile.vectors == vectors:
             write(short)
         else:
+            # Only the last vector of a group has lanes without a feature.
             with self.code.branch(first + v < vectors - 1) as otherwise:
                 write(dot.lanes)
                 next(otherwise)
@@ -358,9 +372,10 @@ class Kernel:
         pixels: list[tuple[int, int]],
         sums: dict[tuple[int, int], Vector],
     ) -> None:
-        """One group of products of a tile."""
+        """Writes one group of products of a tile."""
         g, dot = self.g, self.dot
         many = dot.lanes * dot.group
+        # Each weight vector is used for all pixels, each dword of the input for all vectors.
         weights = [
             load(self.w, ((at_weight + v * self.steps) + place) * many, many)
             for v in range(self.tile.vectors)
@@ -372,7 +387,7 @@ class Kernel:
                 sums[p, v].set(dot.step(sums[p, v].get(), value, weight))
 
     def _copy(self, target: tirx.Buffer, n: Any) -> None:
-        """An image with its padding, in the codes that the instructions take."""
+        """Copies an image with its padding, in the codes that the instructions take."""
         g, code, data = self.g, self.code, self.dot.data
         height, width, channels = g.image
         top, _, left, _ = g.padding
@@ -383,14 +398,17 @@ class Kernel:
         def moved(value: Expr) -> Expr:
             if data == "uint8":
                 return value
+            # Signed instructions take u8 - 128; the bias restores 128 sum(w) (`packed_bias`).
             wide = cast(value, "int32", 1) - const(self.dot.offset, "int32")
             return cast(wide, data, 1)
 
         if any(g.padding):
             size = math.prod(g.padded)
             with code.loop(size) as i:
+                # Padding is the code of zero, moved as all codes are.
                 code.store(target, i, const(self.zero - self.dot.offset, data))
         for i in range(self.slack):
+            # Meets zero weights only, but has to be defined.
             code.store(target, math.prod(g.padded) + i, const(0, data))
         with code.loop(height) as h, code.loop(given) as i:
             value = load(self.x, (n * height + h) * line + i)
@@ -398,14 +416,14 @@ class Kernel:
 
 
 def over(place: Any, step: int) -> Any:
-    """A place counted in windows."""
+    """Counts a place in windows."""
     if step == 1:
         return place
     return place // step if isinstance(place, int) else tirx.indexdiv(place, step)
 
 
 def _from(source: tirx.Buffer, here: Any, offset: int, count: int) -> Expr:
-    """Neighbours from an offset."""
+    """Loads neighbours from an offset."""
     return load(source, here + offset, count)
 
 

@@ -24,16 +24,17 @@ _PIXELS = 8
 
 
 def depthwise_dot(dot: Dot) -> Dot:
-    """The instructions for it; a group of one product where none are woven."""
+    """Adapts the instructions: groups of one product where rows can't be woven."""
     if dot.name in ("vpdpbusd", "vpmaddwd"):
         return dot
     return dataclasses.replace(dot, lanes=8, group=1, weight="int16")
 
 
 def depthwise_tile(geometry: Geometry) -> Tile:
-    """Neighbouring pixels of a row, or of the rows of a window of maxima."""
+    """Chooses neighbouring pixels of a row, or of the rows of a window of maxima."""
     down, right = geometry.pool
     _, wide = geometry.walked
+    # Whole windows of maxima, which no tile may split.
     columns = max(right, min(wide, _PIXELS // down) // right * right)
     return Tile(down, columns, 1)
 
@@ -57,13 +58,14 @@ class DepthwiseKernel(Kernel):
         column: Any,
         pixels: list[tuple[int, int]],
     ) -> dict[tuple[int, int], Expr]:
-        """Sums of a tile by pixel, of one vector of channels."""
+        """Writes the sums of a tile by pixel, of one vector of channels."""
         g, dot, code, lanes = self.g, self.dot, self.code, self.dot.lanes
         (high, below), (wide, beside) = g.taps
         zeros = const(0, "int32", lanes)
         totals = [code.vector(zeros, lanes, "int32", "sum") for _ in pixels]
         start = base + row * g.step[0] + column * g.step[1] + first * lanes
         chunks = -(-high // dot.group)
+        # A window's weights are loaded once for all pixels of the tile.
         weights = {}
         many = lanes * dot.group
         for j in range(wide):
@@ -84,6 +86,7 @@ class DepthwiseKernel(Kernel):
             for p, j, _ in readers[place, chunk]:
                 total, w = totals[p], weights[j, chunk].get()
                 if dot.group == 1:
+                    # Words of 16 bits: on ARM, LLVM makes a widening multiply-add of this.
                     product = cast(x, "int32", lanes) * cast(w, "int32", lanes)
                     total.set(total.get() + product)
                 else:
@@ -91,7 +94,7 @@ class DepthwiseKernel(Kernel):
         return {(p, 0): total.get() for p, total in enumerate(totals)}
 
     def _woven(self, source: Any, at: Any, below: int, used: int) -> Expr:
-        """Neighbouring channels of some rows, row by row within each channel."""
+        """Weaves neighbouring channels of some rows, row by row within each channel."""
         dot, code, lanes = self.dot, self.code, self.dot.lanes
         rows = [load(source, at + i * below, lanes) for i in range(used)]
         if dot.group == 1:
@@ -108,7 +111,7 @@ class DepthwiseKernel(Kernel):
 def depthwise_weights(
     bb: relax.BlockBuilder, w: relax.Expr, geometry: Geometry, dot: Dot
 ) -> relax.Expr:
-    """Weights HW1C as vectors of channels, columns, groups of rows, lanes and rows."""
+    """Packs weights HW1C as vectors of channels, columns, groups of rows, lanes and rows."""
     (high, _), (wide, _) = geometry.taps
     channels, lanes = geometry.features, dot.lanes
     shape = (-(-channels // lanes), wide, -(-high // dot.group), lanes, dot.group)

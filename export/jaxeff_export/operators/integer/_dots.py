@@ -64,8 +64,9 @@ class Dot:
 
 
 def dot_of(target: Target) -> Dot:
-    """The best there is on a processor."""
+    """Chooses the fastest instructions that a processor has."""
     has = llvm_cpu_has_features
+    # Of each architecture, the most products per instruction first.
     if has("avx512vnni", target) and has("avx512f", target):
         return vnni(16, "llvm.x86.avx512.vpdpbusd.512", 32)
     if has("avxvnni", target):
@@ -84,13 +85,14 @@ def dot_of(target: Target) -> Dot:
 
 
 def has_neon(target: Target) -> bool:
-    """Whether a processor has the vectors of 64-bit ARM; those of 32 bits go by other names."""
+    """Tells whether a processor has the vectors of 64-bit ARM (32-bit ones have other names)."""
     machine = target_machine(dict(target.attrs))
     return machine == "aarch64" and llvm_cpu_has_features("neon", target)
 
 
 def _broadcast(data: str, lanes: int, group: int) -> Callable[[Load], Expr]:
     def prepare(load: Load) -> Expr:
+        # A group is one dword, so that a single broadcast from memory fills all lanes.
         word = tirx.reinterpret("int32", load(0, group))
         return tirx.reinterpret(f"{data}x{lanes * group}", splat(word, lanes))
 
@@ -102,7 +104,7 @@ def _call(name: str, dtype: str, *operands: Expr) -> Expr:
 
 
 def vnni(lanes: int, intrinsic: str, registers: int) -> Dot:
-    """`vpdpbusd`."""
+    """Describes `vpdpbusd`."""
 
     def step(sums: Expr, x: Expr, w: Expr) -> Expr:
         return _call(intrinsic, f"int32x{lanes}", sums, x, w)
@@ -112,7 +114,7 @@ def vnni(lanes: int, intrinsic: str, registers: int) -> Dot:
 
 
 def multiply_words(lanes: int, intrinsic: str, registers: int) -> Dot:
-    """`vpmaddwd` and `vpaddd`, on words: exact, where `vpmaddubsw` saturates."""
+    """Describes `vpmaddwd` and `vpaddd`, on words: exact, where `vpmaddubsw` saturates."""
 
     def step(sums: Expr, x: Expr, w: Expr) -> Expr:
         return sums + _call(intrinsic, f"int32x{lanes}", x, w)
@@ -122,7 +124,7 @@ def multiply_words(lanes: int, intrinsic: str, registers: int) -> Dot:
 
 
 def signed_dot() -> Dot:
-    """`sdot`."""
+    """Describes `sdot`."""
 
     def step(sums: Expr, x: Expr, w: Expr) -> Expr:
         return _call("llvm.aarch64.neon.sdot.v4i32.v16i8", "int32x4", sums, x, w)
@@ -131,7 +133,7 @@ def signed_dot() -> Dot:
 
 
 def multiply_long() -> Dot:
-    """`smull`, `smlal2` and `sadalp`: two products of each lane, then the other two."""
+    """Describes `smull`, `smlal2` and `sadalp`: two products of each lane, then the other two."""
     long = "llvm.aarch64.neon.smull.v8i16"
 
     def prepare(load: Load) -> tuple[Expr, Expr]:
@@ -142,6 +144,7 @@ def multiply_long() -> Dot:
     def step(sums: Expr, x: tuple[Expr, Expr], w: Expr) -> Expr:
         first = _call(long, "int16x8", x[0], T.vectorlow(w, dtype="int8x8"))
         second = _call(long, "int16x8", x[1], T.vectorhigh(w, dtype="int8x8"))
+        # Two products of at most 128 * 127 come to 32,512, which int16 holds; four would not fit.
         pairs = _call("llvm.aarch64.neon.saddlp.v4i32.v8i16", "int32x4", first + second)
         return sums + pairs
 
@@ -150,12 +153,13 @@ def multiply_long() -> Dot:
 
 
 def multiply_dual() -> Dot:
-    """`smlad`: two products of words, taken from a dword of bytes by `sxtb16` and `uxtb16`.
+    """Describes `smlad`: two products of words, taken from dwords by `sxtb16` and `uxtb16`.
 
     There are no vectors: an output is a lane. Of fourteen registers some hold addresses.
     """
 
     def words(extend: str, dword: Expr) -> tuple[Expr, Expr]:
+        # The extensions take bytes 0 and 2; a rotation by eight bits brings 1 and 3 there.
         odd = _call("llvm.fshr", "int32", dword, dword, tirx.const(8, "int32"))
         even, odd = (_call(f"llvm.arm.{extend}", "int32", x) for x in (dword, odd))
         return even, odd
@@ -172,7 +176,7 @@ def multiply_dual() -> Dot:
 
 
 def plain() -> Dot:
-    """Sums and products in int32 of weights kept as bytes, for processors without any of these."""
+    """Describes products in int32 of weights kept as bytes, for all other processors."""
 
     def step(sums: Expr, x: Expr, w: Expr) -> Expr:
         return sums + tirx.Cast("int32x4", x) * tirx.Cast("int32x4", w)

@@ -62,7 +62,7 @@ class Epilogue:
         return "float32" if self.result == "float" else "int32"
 
     def value(self, sums: Expr, feature: Any, at: Any, lanes: int) -> Expr:
-        """The results of a vector of sums.
+        """Computes the results of a vector of sums.
 
         Args:
             sums: int32.
@@ -73,11 +73,11 @@ class Epilogue:
         return self.narrowed(self.rounded(self.scaled_at(sums, feature, at, lanes), lanes), lanes)
 
     def scaled_at(self, sums: Expr, feature: Any, at: Any, lanes: int) -> Expr:
-        """Sums with bias and shortcut in units of the result, of neighbouring features."""
+        """Scales sums of neighbouring features, with bias and shortcut, to units of the result."""
         return self.scaled(sums, feature, lambda buffer, lanes: load(buffer, at, lanes), lanes)
 
     def scaled(self, sums: Expr, feature: Any, added: Any, lanes: int, alone: bool = False) -> Expr:
-        """Sums with bias and shortcut in units of the result: the larger, the larger the code.
+        """Scales sums, with bias and shortcut, to units of the result; order is kept.
 
         Args:
             sums: int32.
@@ -90,6 +90,7 @@ class Epilogue:
         def of(buffer: tirx.Buffer) -> Expr:
             return splat(load(buffer, feature), lanes) if alone else load(buffer, feature, lanes)
 
+        # Bias and shortcut have more bits than products: sums are brought to their units first.
         if self.finer:
             sums = tirx.shift_left(sums, const(self.finer, "int32", lanes))
         total = sums + of(self.bias)
@@ -104,27 +105,30 @@ class Epilogue:
         return cast(total, "float32", lanes) * of(self.scale[0])
 
     def rounded(self, y: Expr, lanes: int) -> Expr:
-        """Scaled sums as codes in 32 bits, where the result is codes."""
+        """Rounds scaled sums to codes in 32 bits, where the result is codes."""
         if self.result != "codes":
             return y
         if len(self.scale) > 1:
             return _clamped(y, self.lower - self.zero, self.upper - self.zero, lanes) + const(
                 self.zero, "int32", lanes
             )
+        # Clamped as floats: casting a float beyond int32 is undefined.
         low, high = (float(end - self.zero) for end in (self.lower, self.upper))
         steps = cast(_clamped(tirx.nearbyint(y), low, high, lanes), "int32", lanes)
         return steps + const(self.zero, "int32", lanes)
 
     def narrowed(self, wide: Expr, lanes: int) -> Expr:
-        """Codes as bytes."""
+        """Converts codes to bytes."""
         return cast(wide, "uint8", lanes) if self.result == "codes" else wide
 
     def _units(self, value: Expr, factor: Sequence[Expr], lanes: int) -> Expr:
         if self.shortcut == "codes":
             whole = cast(value, "int32", lanes) - const(self.shortcut_zero, "int32", lanes)
             if len(factor) > 1:
+                # A code times a multiplier of at most 2^21: below 2^29, so rounding still fits.
                 return _shifted(whole * factor[0], factor[1], lanes)
             value = cast(whole, "float32", lanes)
+        # Limited to 2^29, so that it can't overflow int32 beside the products and the bias.
         units = tirx.nearbyint(value * factor[0])
         return cast(_clamped(units, -LIMIT, LIMIT, lanes), "int32", lanes)
 
@@ -138,11 +142,14 @@ class Epilogue:
             at: where they go.
             lanes: of a vector.
         """
+        # A shortcut must not be read beyond its last feature: with one, a vector that isn't full is
+        # written lane by lane.
         if taken.used >= lanes or self.added is None:
             scaled = [
                 self.scaled_at(total, taken.feature, there, lanes)
                 for total, there in zip(taken.sums, taken.places, strict=True)
             ]
+            # Rounding keeps the order, so that the largest is found first and only one is rounded.
             best = functools.reduce(tirx.max, scaled)
             value = self.narrowed(self.rounded(best, lanes), lanes)
             if taken.used >= lanes:
@@ -185,7 +192,7 @@ class Taken:
 
 
 def epilogue_of(attributes: Mapping[str, Any], *operands: tirx.Buffer) -> Epilogue:
-    """The epilogue of a composite's attributes, and its operands after the weights."""
+    """Reads an epilogue from a composite's attributes and its operands after the weights."""
     bias, *rest = operands
     is_fixed = attributes.get("scales") == "fixed"
     count = {"sums": 0, "float": 1, "codes": 3 if is_fixed else 1}[attributes["result"]]
@@ -212,8 +219,10 @@ def _clamped(x: Expr, low: float, high: float, lanes: int) -> Expr:
 
 
 def _multiplied(sums: Expr, multiplier: Expr, before: Expr, after: Expr, lanes: int) -> Expr:
-    """As `jaxeff.compression.integers` has it."""
+    """Scales sums in fixed point, bit for bit as `jaxeff.compression.integers` does."""
     zero, one = const(0, "int32", lanes), const(1, "int32", lanes)
+    # The uppermost bit that is shifted out rounds half up; adding half first could overflow.
+    # |short| <= 2^15 times 16 bits stays within int32.
     half = tirx.shift_right(sums, tirx.max(before - one, zero)) & tirx.min(before, one)
     short = _clamped(tirx.shift_right(sums, before) + half, -MOST, MOST, lanes)
     return _shifted(short * multiplier, after, lanes)
@@ -221,5 +230,6 @@ def _multiplied(sums: Expr, multiplier: Expr, before: Expr, after: Expr, lanes: 
 
 def _shifted(product: Expr, after: Expr, lanes: int) -> Expr:
     one = const(1, "int32", lanes)
+    # 2^(after - 1), and 0 where nothing is shifted out.
     half = tirx.shift_right(tirx.shift_left(one, after), one)
     return tirx.shift_right(product + half, after)

@@ -55,7 +55,7 @@ class Geometry:
 
     @classmethod
     def dense(cls, rows: int, depth: int, columns: int) -> Geometry:
-        """A dense layer."""
+        """Describes a dense layer."""
         image, none = (1, rows, depth), (0, 0, 0, 0)
         return cls(1, 1, rows, columns, 1, image, none, (rows * depth, depth), (), depth)
 
@@ -67,7 +67,7 @@ class Geometry:
         attributes: Mapping[str, Any],
         apart: bool = False,
     ) -> Geometry:
-        """A convolution of NHWC with HWIO, whose taps are always apart if it is said."""
+        """Describes a convolution of NHWC with HWIO; ``apart`` makes every tap a stretch."""
         batch, height, width, channels = x
         kernel_height, kernel_width, depth, features = w
         top, bottom, left, right = attributes["padding"]
@@ -76,6 +76,7 @@ class Geometry:
         padded = (height + top + bottom, width + left + right)
         sizes = [(padded[d] - dilation[d] * (taps[d] - 1) - 1) // strides[d] + 1 for d in (0, 1)]
         line = padded[1] * channels
+        # Contiguous taps of a row are one stretch: fewer loops, and no lanes lost to few channels.
         apart = apart or attributes["groups"] > 1 or (dilation[1] > 1 and kernel_width > 1)
         below, beside = dilation[0] * line, dilation[1] * channels
         distances = [(kernel_height, below)] + ([(kernel_width, beside)] if apart else [])
@@ -95,20 +96,21 @@ class Geometry:
         )
 
     def of_any(self, batch: Any) -> Geometry:
-        """The same for any number of images, or of examples of a dense layer."""
+        """Describes the layer for any number of images, or of examples of a dense layer."""
         if not self.is_dense:
             return dataclasses.replace(self, batch=batch)
         blocks = Geometry.dense(BLOCK, self.depth, self.features)
         return dataclasses.replace(blocks, batch=(batch + (BLOCK - 1)) // BLOCK, examples=batch)
 
     def in_parts(self, least: int) -> Geometry:
-        """The same, a dense layer's examples in as many parts of one size as are asked for.
+        """Splits a dense layer's examples into at least so many parts of equal size.
 
-        Or a few more, where these are of one size; it stays whole where none are, or parts would
-        have so few examples that fetching the weights takes as long as multiplying.
+        The layer stays whole if no such number of parts divides them, or parts would have so
+        few examples that fetching the weights takes as long as multiplying.
         """
         if not self.is_dense or least == 1:
             return self
+        # Equal parts keep all cores busy to the end; a few more than cores still do so nearly.
         for parts in range(least, 3 * least):
             if self.columns % parts == 0 and self.columns // parts >= FEW:
                 part = Geometry.dense(self.columns // parts, self.depth, self.features)
@@ -193,7 +195,7 @@ def tile_of(
     apart: int = 4,
     cost_of: Callable[[int, int], float] | None = None,
 ) -> Tile:
-    """The tile with the fewest loads for a step that fits the registers.
+    """Chooses the tile with the fewest loads for a step that fits the registers.
 
     Args:
         geometry: the layer's.
@@ -224,7 +226,7 @@ def tile_of(
 
 
 def tiles_of(geometry: Geometry, lanes: int, registers: int, apart: int = 4) -> list[Tile]:
-    """All tiles that fit the registers; the arguments are those of `tile_of`."""
+    """Lists all tiles that fit the registers; the arguments are those of `tile_of`."""
     across = -(-geometry.per_group // lanes)
     alone = geometry.groups == 1 and geometry.per_group < lanes
     (down, right), (high, wide) = geometry.pool, geometry.walked
@@ -233,11 +235,13 @@ def tiles_of(geometry: Geometry, lanes: int, registers: int, apart: int = 4) -> 
         widths = [1, 2, 4, 8]
     found = []
     for vectors in range(1, min(across, 8) + 1):
+        # Groups differ in their input, so a block of vectors can't reach from one into the next.
         if geometry.groups > 1 and across % vectors:
             continue
         for columns in widths:
             for rows in range(down, 1 + (down if alone else 4), down):
                 pixels = rows * columns
+                # Sums, a register for each vector of weights, and one for the broadcast input.
                 if high % rows == 0 and pixels * vectors + vectors + 1 <= registers:
                     chains = chains_of(pixels, vectors, registers, apart)
                     found.append(Tile(rows, columns, vectors, chains))
@@ -245,7 +249,9 @@ def tiles_of(geometry: Geometry, lanes: int, registers: int, apart: int = 4) -> 
 
 
 def chains_of(pixels: int, vectors: int, registers: int, apart: int = 4) -> int:
-    """Into how many sums each output of a tile is split."""
+    """Counts the sums that each output of a tile is split into."""
+    # About 2 * apart sums keep the pipelines busy. A tile of fewer splits its outputs, so that
+    # steps do not wait for each other.
     sums = pixels * vectors
     chains = max(1, min(4, 2 * apart // sums)) if sums < apart * 2 else 1
     while chains > 1 and chains * sums + vectors + 1 > registers:
@@ -254,7 +260,8 @@ def chains_of(pixels: int, vectors: int, registers: int, apart: int = 4) -> int:
 
 
 def _cost(pixels: int, vectors: int, apart: int) -> float:
-    """Instructions of a step."""
+    """Estimates the instructions of a step."""
+    # Too few sums take as long as the pipelines' depth; loads run beside products, so count less.
     return max(pixels * vectors, apart * 2) + 0.6 * (pixels + vectors)
 
 

@@ -48,7 +48,7 @@ _DTYPES = {"codes": "uint8", "float": "float32", "sums": "int32"}
 def integer_operators(
     target: Mapping[str, Any], by_planes: bool | None = None, any_batch: bool = False
 ) -> Mapping[str, Callable[..., Any]]:
-    """The composites of integer layers, lowered for a target.
+    """Returns the lowerings of the composites of integer layers for a target.
 
     Args:
         target: a TVM target dict.
@@ -113,7 +113,7 @@ class How:
     any_batch: bool = False
 
     def sharing(self, bits: tuple[int, int]) -> Sharing:
-        """Who does the work of a layer of such weights and activations."""
+        """Shares the work of a layer with weights and activations of such widths."""
         if self.planes is None:
             return Sharing(self.cores, STEPS_SHARED * self.dot.lanes * self.dot.group)
         return Sharing(self.cores, STEPS_SHARED * self.planes.lanes * WORD // math.prod(bits))
@@ -152,6 +152,7 @@ def _emit(
     elif geometry.batch * geometry.macs >= sharing.least:
         geometry = geometry.in_parts(sharing.cores)
     if planes is not None:
+        # Planes hold the codes as they are, so no bias has to make up for moved ones.
         dot = dataclasses.replace(dot, lanes=planes.lanes, offset=0)
         weights = packed_planes(bb, w, geometry, dot.lanes, bits[0])
         kernel_of = functools.partial(PlanesKernel, planes, bits)
@@ -162,8 +163,10 @@ def _emit(
         kernel_of, tile = DepthwiseKernel, depthwise_tile(geometry)
         weights = depthwise_weights(bb, w, geometry, dot)
     else:
+        # With few features most lanes would be empty, so lanes become pixels.
         kernel_of = PixelsKernel if suits(geometry, dot) else None
         weights = packed_weights(bb, w, geometry, dot)
+    # Depthwise channels are lanes of shared vectors, so what belongs to features has no groups.
     flat = dataclasses.replace(geometry, groups=1) if kernel_of is DepthwiseKernel else geometry
     finer = attributes.get("finer", 0)
     operands = [x, weights, packed_bias(bb, bias, w, flat, dot, finer)]

@@ -18,7 +18,7 @@ from jaxeff_export.operators.integer._planes import weight_planes
 def packed_weights(
     bb: relax.BlockBuilder, w: relax.Expr, geometry: Geometry, dot: Dot
 ) -> relax.Expr:
-    """Weights (K, N) or HWIO as groups, vectors of features, taps, words, lanes and products."""
+    """Packs weights (K, N) or HWIO as groups, vectors of features, taps, words, lanes, products."""
     taps = [count for count, _ in geometry.taps]
     shape = (geometry.groups, vectors_of(geometry, dot), *taps, words_of(geometry, dot))
     inner = (2, dot.lanes, dot.group // 2) if dot.halves else (dot.lanes, dot.group)
@@ -34,6 +34,7 @@ def packed_weights(
                 lane, product = at[len(shape) :]
             feature = vector * dot.lanes + lane
             along = word * dot.group + product
+            # Zeros beyond a stretch cancel what kernels read there of the input.
             inside = tirx.all(feature < geometry.per_group, along < geometry.stretch)
             column = group * geometry.per_group + feature
             found = w(*_source(w, tap, along), column)
@@ -48,7 +49,7 @@ def packed_weights(
 def packed_planes(
     bb: relax.BlockBuilder, w: relax.Expr, geometry: Geometry, lanes: int, bits: int
 ) -> relax.Expr:
-    """Bit planes of weights as groups, vectors of features, planes, taps, words and outputs."""
+    """Packs weights as groups, vectors of features, bit planes, taps, words and outputs."""
     vectors = -(-geometry.per_group // lanes)
     taps = [count for count, _ in geometry.taps]
     planes = weight_planes(bits)
@@ -84,7 +85,7 @@ def packed_bias(
     dot: Dot,
     finer: int = 0,
 ) -> relax.Expr:
-    """Biases in whole vectors, with what moving the input's codes takes from the sums.
+    """Packs biases in whole vectors, corrected for moved codes of the input.
 
     Products count 2^finer of their units.
     """
@@ -98,6 +99,7 @@ def packed_bias(
             lambda n: te.sum(tirx.Cast("int32", w(*axes, n)), axis=axes),
             name="sums",
         )
+        # sum x w = sum (x - offset) w + offset * sum w, in the units of the bias.
         return te.compute(
             bias.shape, lambda n: bias(n) + (dot.offset << finer) * sums(n), name="moved"
         )
@@ -110,7 +112,7 @@ def packed_bias(
 def packed_vector(
     bb: relax.BlockBuilder, vector: relax.Expr, geometry: Geometry, lanes: int
 ) -> relax.Expr:
-    """A number per feature in whole vectors."""
+    """Packs a number per feature in whole vectors."""
     vectors = -(-geometry.per_group // lanes)
     if vectors * lanes == geometry.per_group:
         return vector
@@ -126,7 +128,7 @@ def packed_vector(
 
 
 def _source(w: te.Tensor, tap: Sequence[Any], along: tirx.Expr) -> list[tirx.Expr]:
-    """Where a product's weight lies, but for its feature."""
+    """Indexes a product's weight, but for its feature."""
     if len(w.shape) == 2:
         return [along]
     if len(tap) == 2:

@@ -27,7 +27,7 @@ MOST_FEATURES = 8
 
 
 def suits(geometry: Geometry, dot: Dot) -> bool:
-    """Whether lanes are better pixels than features."""
+    """Tells whether pixels fill the lanes better than features."""
     return (
         geometry.groups == 1
         and not geometry.is_dense
@@ -40,14 +40,14 @@ def suits(geometry: Geometry, dot: Dot) -> bool:
 
 
 def _is_narrow(geometry: Geometry, dot: Dot) -> bool:
-    """Whether a group of products of every lane lies in one vector."""
+    """Tells whether the groups of products of all lanes lie in one vector."""
     bytes_of = 1 if dot.data in ("uint8", "int8") else 2
     reach = (dot.lanes - 1) * geometry.step[1] + dot.group
     return geometry.walked[1] >= dot.lanes // 2 and reach * bytes_of <= _BYTES
 
 
 def _is_turned(geometry: Geometry, dot: Dot) -> bool:
-    """Whether groups of channels can be copied side by side, pixel by pixel."""
+    """Tells whether groups of channels can be copied side by side, pixel by pixel."""
     channels = geometry.image[2]
     whole = channels % dot.group == 0 and geometry.step[1] == channels
     whole &= geometry.stretch > channels  # a window of one column would be read once, not more
@@ -63,10 +63,11 @@ class PixelsKernel(Kernel):
         self.turned = not _is_narrow(self.g, self.dot)
 
     def _image(self, n: Any, cores: int) -> None:
-        """An image, row by row."""
+        """Writes an image, row by row."""
         g, code, lanes = self.g, self.code, self.dot.lanes
         rows, columns = g.walked
         down, right = g.pool
+        # A window of maxima must not be cut by the end of a vector.
         lanes -= lanes % right
         source, base = self.source(n)
         with code.loop(rows // down, cores > 1) as i:
@@ -81,7 +82,7 @@ class PixelsKernel(Kernel):
                 self._row(source, base, n, i, 0, left)
 
     def _row(self, source: Any, base: Any, n: Any, i: Any, column: Any, count: int) -> None:
-        """Some neighbouring pixels of a row of results, with all their features."""
+        """Writes some neighbouring pixels of a row of results, with all their features."""
         g, code, lanes = self.g, self.code, self.dot.lanes
         down, right = g.pool
         zeros = const(0, "int32", lanes)
@@ -105,6 +106,8 @@ class PixelsKernel(Kernel):
                 if step == 1:
                     held = code.vector(best, lanes, self.epilogue.scale_dtype, "largest")
                     best = held.get()
+                # Rotated lanes bring neighbours together. Every `right`-th lane then holds a
+                # window's maximum; the others are dropped.
                 turned = [tirx.const((p + step) % lanes, "int32") for p in range(lanes)]
                 best = tirx.max(best, tirx.Shuffle([held.get()], turned))
             wide = self.epilogue.rounded(best, lanes)
@@ -118,6 +121,7 @@ class PixelsKernel(Kernel):
         ((taps, distance),) = g.taps
         apart = g.step[0] // distance if distance else 0  # input rows from one result to the next
         whole = _BYTES if dot.data in ("uint8", "int8") else _BYTES // 2
+        # One load serves all groups of a line if the vector reaches the last pixel's last group.
         several = (lanes - 1) * g.step[1] + self.words * dot.group <= whole
         for line in range((len(sums) - 1) * apart + taps):
             start = base + row * g.step[0] + line * distance + column * g.step[1]
@@ -155,10 +159,11 @@ class PixelsKernel(Kernel):
                     self._add(x, line, right * groups + k, apart, sums)
 
     def _add(self, x: Any, line: int, word: Any, apart: int, sums: Any) -> None:
-        """A group of products of every pixel and feature, of a row of the input."""
+        """Adds a group of products of every pixel and feature, of a row of the input."""
         ((taps, _),) = self.g.taps
         dot, lanes = self.dot, self.dot.lanes
         for r, row_sums in enumerate(sums):
+            # A row of the input is in the windows of several results: one load for all.
             tap = line - r * apart
             if not 0 <= tap < taps:
                 continue
@@ -169,7 +174,7 @@ class PixelsKernel(Kernel):
                 total.set(dot.step(total.get(), x.get(), w))
 
     def _copy(self, target: tirx.Buffer, n: Any) -> None:
-        """An image with its padding; turned, it is row, group of channels, pixel."""
+        """Copies an image with its padding; turned, its order is row, group of channels, pixel."""
         if not self.turned:
             super()._copy(target, n)
             return
@@ -182,11 +187,13 @@ class PixelsKernel(Kernel):
         with code.loop(height) as h:
             given = (n * height + h) * width * channels
             made = (h + top) * g.padded[1] * channels + left * group
+            # Sorting by halves needs a power of two; others are copied group by group.
             if width < lanes or groups & (groups - 1):
                 with code.loop(groups) as k, code.loop(width) as w:
                     found = load(self.x, given + w * channels + k * group, group)
                     code.store(target, made + (k * g.padded[1] + w) * group, found, group)
                 return
+            # The last vector overlaps the one before, which is cheaper than a shorter one.
             starts = [
                 *range(0, width - lanes + 1, lanes),
                 *([width - lanes] if width % lanes else []),
@@ -195,7 +202,7 @@ class PixelsKernel(Kernel):
                 self._turn(target, given + start * channels, made + start * group)
 
     def _turn(self, target: tirx.Buffer, given: Any, made: Any) -> None:
-        """The groups of as many pixels as there are lanes."""
+        """Sorts the groups of as many pixels as there are lanes."""
         g, code, lanes, group = self.g, self.code, self.dot.lanes, self.dot.group
         groups, many = g.image[2] // group, lanes * group
         vectors = []
@@ -207,13 +214,14 @@ class PixelsKernel(Kernel):
             if groups > 1:
                 picked = [tirx.const(i, "int32") for i in range(k, 2 * lanes, groups)]
                 parts, each = self._pairs(parts, picked)
+            # Every round joins vectors in pairs: log2(groups) shuffles deep.
             while len(parts) > 1:
                 parts, each = self._pairs(parts, [tirx.const(i, "int32") for i in range(2 * each)])
             words = tirx.reinterpret(f"uint8x{many}", parts[0])
             code.store(target, made + k * g.padded[1] * group, words, many)
 
     def _pairs(self, parts: list[Expr], picked: list[Expr]) -> tuple[list[Expr], int]:
-        """The same lanes of every two vectors."""
+        """Picks the same lanes of every two vectors."""
         lanes = len(picked)
         both = [
             tirx.Shuffle(list(pair), picked) for pair in zip(parts[::2], parts[1::2], strict=True)
@@ -221,12 +229,12 @@ class PixelsKernel(Kernel):
         return [self.code.vector(one, lanes, "int32", "part").get() for one in both], lanes
 
     def _strided(self, at: Any, feature: int, buffer: Any, lanes: int) -> Expr:
-        """Neighbouring pixels of one feature."""
+        """Loads neighbouring pixels of one feature."""
         place = tirx.Ramp(index(at + feature), index(self.g.features), lanes)
         return tirx.BufferLoad(buffer, [index(0)] * (len(buffer.shape) - 1) + [place])
 
     def _beside(self, at: Any, feature: int, buffer: Any, lanes: int) -> Expr:
-        """The same of whole vectors, none of whose pixels lies beyond the end."""
+        """Loads neighbouring pixels of one feature by a shuffle; none may lie beyond the end."""
         features = self.g.features
         whole = load(buffer, at, lanes * features)
         picked = [tirx.const(p * features + feature, "int32") for p in range(lanes)]
@@ -238,6 +246,7 @@ class PixelsKernel(Kernel):
         size = 1 if dtype == "uint8" else 4
         packed, per = list(made), 1
         if dtype == "uint8":
+            # Four features' bytes share a dword by shifts, which takes a quarter of the shuffles.
             per = 4
             packed = []
             for start in range(0, len(made), per):

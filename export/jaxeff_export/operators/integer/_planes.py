@@ -71,7 +71,7 @@ class Planes:
 
 
 def planes_of(target: Target, dot: Dot) -> Planes | None:
-    """How bits are counted on a processor; None if it has no instruction for it."""
+    """Chooses how bits are counted on a processor; None if it has no instruction for it."""
     if llvm_cpu_has_features("avx512vpopcntdq", target):
         return Planes("vpopcntd", 16, 14, False, 5 if dot.name == "vpdpbusd" else 8, True)
     if has_neon(target):
@@ -82,7 +82,7 @@ def planes_of(target: Target, dot: Dot) -> Planes | None:
 def are_faster(
     planes: Planes, bits: tuple[int, int], dot: Dot, of_bytes: Geometry, of_planes: Geometry
 ) -> bool:
-    """Whether a layer has fewer instructions by planes than by products of bytes.
+    """Tells whether a layer takes fewer instructions by planes than by products of bytes.
 
     Args:
         planes: how bits are counted.
@@ -105,7 +105,7 @@ def are_faster(
 
 
 def step_of(planes: Planes) -> Callable[[int, int], float] | None:
-    """Instructions of a tile's step by pixels and vectors; None: those of products of bytes.
+    """Counts the instructions of a tile's step; None: those of products of bytes.
 
     On NEON a number for all lanes comes through the pipes of vectors, as weights do not.
     """
@@ -118,12 +118,13 @@ def step_of(planes: Planes) -> Callable[[int, int], float] | None:
 
 
 def _steps(geometry: Geometry) -> int:
-    """Stretches in a sum."""
+    """Counts the stretches in a sum."""
     return math.prod(count for count, _ in geometry.taps)
 
 
 def weight_planes(bits: int) -> list[tuple[int, int]]:
-    """Shifts and sign of each plane of weights that is stored."""
+    """Lists the shift and the sign of each plane of weights that is stored."""
+    # Of -1 = 11 and 1 = 01 only the sign plane is stored; the other is all ones.
     if bits == 1:
         return [(1, -1)]
     return [(j, -1 if j == bits - 1 else 1) for j in range(bits)]
@@ -143,7 +144,7 @@ class PlanesKernel(Kernel):
         self.pixel = self.each * g.groups
 
     def source(self, n: Any) -> tuple[Any, Any]:
-        """Planes of an image: pixel, group, plane, word; after them the sum of the codes."""
+        """Makes the planes of an image: pixel, group, plane, word; then the sum of the codes."""
         g, code = self.g, self.code
         height, width, channels = g.image
         top, _, left, _ = g.padding
@@ -167,7 +168,7 @@ class PlanesKernel(Kernel):
         return made, index(0)
 
     def _border(self, made: tirx.Buffer, place: Any) -> None:
-        """The planes of a pixel of padding."""
+        """Writes the planes of a pixel of padding."""
         rest = self.g.stretch % WORD
         for plane, k in itertools.product(range(self.activation_bits), range(self.words)):
             # Only the bits of channels: those beyond would be counted with binary weights.
@@ -181,7 +182,7 @@ class PlanesKernel(Kernel):
     def _write(
         self, made: tirx.Buffer, base: Any, place: Any, k: Any, count: int, total: Vector
     ) -> None:
-        """The planes of up to 32 codes."""
+        """Writes the planes of up to 32 codes."""
         words = words_of_planes(
             self.code, self.x, base, count, self.activation_bits, self.planes.by_signs
         )
@@ -189,12 +190,13 @@ class PlanesKernel(Kernel):
             held = self.code.vector(word, 1, "int32", "word").get()
             self.code.store(made, place * self.each + plane * self.words + k, held)
             if self.summed:
+                # sum_i 2^i popcount(x_i) is the sum of the codes, from words that are at hand.
                 total.set(total.get() + (tirx.popcount(held) << const(plane, "int32")))
 
     def sums(
         self, source: Any, base: Any, group: Any, first: Any, row: Any, column: Any, pixels: Any
     ) -> dict[tuple[int, int], Expr]:
-        """Sums of a tile, one pair of planes after the other."""
+        """Writes the sums of a tile, one pair of planes after the other."""
         g, code, lanes = self.g, self.code, self.dot.lanes
         places = list(itertools.product(range(len(pixels)), range(self.tile.vectors)))
         planes = len(weight_planes(self.weight_bits))
@@ -212,6 +214,7 @@ class PlanesKernel(Kernel):
                     count.set(count.get() + count.get())
                 here = start + (self.activation_bits - 1 - i) * self.words
                 self._count(source, here, there, pixels, (down, right), counts)
+            # Two's complement: the uppermost plane has the weight -2^(b - 1).
             sign = tirx.Select(turn == 0, tirx.const(-1, "int32"), tirx.const(1, "int32"))
             for place, total in totals.items():
                 twice = total.get() + total.get()
@@ -219,12 +222,13 @@ class PlanesKernel(Kernel):
         if not self.summed:
             return {place: total.get() for place, total in totals.items()}
         return {
+            # w = 1 - 2 w_1: the window's codes less twice the counts of the sign plane.
             (p, v): splat(own[p].get(), lanes) - (counts[p, v].get() + counts[p, v].get())
             for p, v in places
         }
 
     def _own(self, source: Any, start: Any, pixels: Any, steps: tuple[int, int]) -> list[Vector]:
-        """What the lower plane of binary weights adds, which is all ones: codes of a window."""
+        """Sums the codes of a window: the lower plane of binary weights is all ones."""
         if not self.summed:
             return []
         code, (down, right) = self.code, steps
@@ -266,6 +270,8 @@ class PlanesKernel(Kernel):
             return
         for start, words in self._stretches():
             every = [*self._taps(), *words]
+            # The innermost loops of at most 31 turns count in bytes (31 * 8 < 256), which are added
+            # up to int32 once: a fraction of the instructions of widening every count.
             sizes = [math.prod(count for count, *_ in every[i:]) for i in range(len(every))]
             whole = next(i for i, size in enumerate(sizes) if size <= MOST_ADDED)
             with _walk(code, every[:whole], here + start, start) as (at, place):
@@ -276,7 +282,7 @@ class PlanesKernel(Kernel):
                     total.set(total.get() + _added_up(narrow[key].get()))
 
     def _taps(self) -> list[tuple[int, int, int]]:
-        """How many there are, and how far apart in the planes of the input and of the weights."""
+        """Lists taps: how many, and how far apart in the planes of the input and of the weights."""
         apart, found = self.words, []
         for count, distance in reversed(self.g.taps):
             found.append((count, distance * self.pixel // self.g.image[2], apart))
@@ -284,7 +290,8 @@ class PlanesKernel(Kernel):
         return found[::-1]
 
     def _stretches(self) -> Iterator[tuple[int, list[tuple[int, int, int]]]]:
-        """Words that are counted in bytes: where they start, and parts of them, of one size."""
+        """Yields runs of words counted in bytes: where each starts, and its equal parts."""
+        # Equal parts, so that one loop body serves nearly all words.
         size = -(-self.words // -(-self.words // MOST_ADDED))
         parts, left = divmod(self.words, size)
         yield 0, [(parts, size, size), (size, 1, 1)]
@@ -313,7 +320,7 @@ def _walk(
 
 
 def _added_up(counts: Expr) -> Expr:
-    """The counts of four bytes of every lane."""
+    """Adds up the counts of four bytes of every lane."""
     pairs = T.call_llvm_pure_intrin(
         T.llvm_lookup_intrinsic_id("llvm.aarch64.neon.uaddlp.v8i16.v16i8"), counts, dtype="int16x8"
     )
@@ -323,5 +330,5 @@ def _added_up(counts: Expr) -> Expr:
 
 
 def words_of(geometry: Geometry) -> int:
-    """Words of the channels of a pixel."""
+    """Counts the words of the channels of a pixel."""
     return -(-geometry.stretch // WORD)

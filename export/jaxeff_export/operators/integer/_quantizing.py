@@ -35,10 +35,10 @@ def write_codes(
     upper: int,
     any_batch: bool = False,
 ) -> relax.Expr:
-    """Codes of float32 values: one rounding of a product, clamped; of no number the smallest.
+    """Writes float32 values as codes: a product, rounded once and clamped; NaN as the smallest.
 
-    Many of them are shared by the cores. With `any_batch` the kernel takes any number of examples,
-    the first axis of `x`, on one.
+    Cores share large inputs. With `any_batch` the kernel takes any number of examples, the first
+    axis of `x`, and runs on one core.
     """
     shape = tuple(int(n) for n in x.ty.shape)
     several = any_batch and len(shape) > 0
@@ -60,6 +60,8 @@ def write_codes(
 
     with code.loop(batch) as n:
         first, done = n * size, 0
+        # Several vectors a turn while they last, then single ones, then scalars: nothing is read or
+        # written beyond the end.
         for many in (lanes * _UNROLLED, lanes):
             if turns := (size - done) // many:
                 start = first + done
