@@ -52,7 +52,7 @@ def digits_ood() -> Dataset:
     from sklearn.datasets import load_digits, load_sample_image
 
     sizes = {"train": len(load_digits().target) - TEST_SIZE, "test": TEST_SIZE}
-    #  A fixed seed: whoever names this data set has the same images.
+    # A fixed seed: whoever names this data set has the same images.
     rng = np.random.default_rng(_SEED)
     parts = {}
     for half, (part, size) in enumerate(sizes.items()):

@@ -47,7 +47,7 @@ def read_idx(path: Path, ndim: int) -> UInt8[np.ndarray, "..."]:
             f"{path}: expected idx magic number 0x{magic:08x} (uint8, {ndim} dimension"
             f"{'s' if ndim > 1 else ''}), found 0x{found:08x}; is it another file renamed?"
         )
-    #  Big-endian in the file, whatever the host is.
+    # Big-endian in the file, whatever the host is.
     shape = tuple(int(size) for size in np.frombuffer(content, ">u4", ndim, offset=4))
     # In Python's integers: sizes from a damaged header must not overflow to a matching product.
     expected = header + int(np.prod(shape, dtype=object))

@@ -101,7 +101,7 @@ def noisy_sine(
         ValueError: No regimes, or two that overlap.
     """
     starts, stops, noises = _borders(regimes)
-    #  Counts are NumPy's, known when the rest is traced: they are the sizes of arrays.
+    # Counts are NumPy's, known when the rest is traced: they are the sizes of arrays.
     counts = np.array([regime.count for regime in sorted(regimes, key=lambda r: r.start)])
     input_key, noise_key = jax.random.split(key)
     total = int(counts.sum())

@@ -56,7 +56,7 @@ def normalize(
         scaled = jnp.asarray(images)
     else:
         raise TypeError(f"expected uint8 or floating images, found {images.dtype}")
-    #  Ranks are made equal here: JAX's promotion of ranks may be refused.
+    # Ranks are made equal here: JAX's promotion of ranks may be refused.
     shape = (1,) * (scaled.ndim - 1) + (len(mean),)
     # In the dtype of the images, so that bfloat16 isn't promoted.
     centre, spread = (jnp.asarray(v, scaled.dtype).reshape(shape) for v in (mean, std))

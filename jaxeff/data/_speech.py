@@ -87,7 +87,7 @@ def speech_commands(root: str | os.PathLike[str] | None = None) -> Recordings:
         audios, labels = found[_held_out(name)]
         audios.append(audio)
         labels.append(label)
-    #  With few speakers, all of their hashes may fall on one side.
+    # With few speakers, all of their hashes may fall on one side.
     if not (found[True][0] and found[False][0]):
         raise DataError(f"speech-commands: {folder} holds too few recordings for a split")
     (test, test_labels), (train, train_labels) = found[True], found[False]

@@ -65,7 +65,7 @@ def dirty_mnist(
     if stored is None:
         stored = build(recipe, source, place, progress)
         save_pytree(path, stored, metadata)
-    #  The names of `DirtyMNIST`'s fields: train_images, train_labels and so on.
+    # The names of `DirtyMNIST`'s fields: train_images, train_labels and so on.
     parts = {f"{s}_{n}": np.asarray(a) for s, split in stored.items() for n, a in split.items()}
     return DirtyMNIST(digits=source, **parts)
 

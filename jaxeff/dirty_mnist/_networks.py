@@ -39,7 +39,7 @@ def train_vae(
     f, params = functional(VAE(rngs=nnx.Rngs(init_key)))
 
     def loss(key: Any, params: Any, batch: Any) -> jax.Array:
-        #  Bernoulli pixels are probabilities; the classifier below takes normalized ones.
+        # Bernoulli pixels are probabilities; the classifier below takes normalized ones.
         x = to_unit(batch[0])
         logits, mean, log_var = f(params, key, x)
         return negative_evidence_bound(logits, mean, log_var, x)
@@ -64,7 +64,7 @@ def train_member(
     init_key, fit_key = jax.random.split(key)
     f, params = functional(_lenet(init_key))
     steps = len(source.train_images) // recipe.batch_size
-    #  To zero at the last update, as often as an epoch has full batches.
+    # To zero at the last update, as often as an epoch has full batches.
     rate = optax.cosine_decay_schedule(1e-3, recipe.member_epochs * steps)
 
     return _fit(

@@ -66,7 +66,7 @@ def distilled(
         x, labels = batch
         logits, state = call(key, params, state, x)
         each = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-        #  A label that is no class makes NaN; as an index below zero it would count from the last
+        # A label that is no class makes NaN; as an index below zero it would count from the last
         # class.
         hard = (each * in_range(labels, logits).astype(each.dtype)).mean()
         # A target: no gradient reaches the teacher, even if it shares what is trained.
@@ -75,7 +75,7 @@ def distilled(
         soft = optax.losses.kl_divergence_with_log_targets(learned, taught).mean()
         # Gradients of the soft part fall as 1 / T**2 (Hinton et al., section 2): made up for here.
         value = (1 - weight) * hard + weight * temperature**2 * soft
-        #  Of the true labels, at temperature 1: what the student is used for.
+        # Of the true labels, at temperature 1: what the student is used for.
         accuracy = jnp.mean(jnp.argmax(logits, axis=-1) == labels)
         return value, ({"accuracy": accuracy, "divergence": soft}, state)
 

@@ -53,10 +53,10 @@ def scaled(spec: Any, factor: Any) -> Any:
         # A model that names its levels has other numbers too (a time, a device), which stay.
         if _names_levels(level):
             levels = {name: getattr(level, name) for name in level.levels}
-            #  `replace` calls the constructor, so scaled levels are checked as given ones are.
+            # `replace` calls the constructor, so scaled levels are checked as given ones are.
             return dataclasses.replace(level, **scaled(levels, factor))
         try:
-            #  An unregistered model is a single leaf, of which no dtype can be found.
+            # An unregistered model is a single leaf, of which no dtype can be found.
             numeric = jnp.issubdtype(jnp.result_type(level), jnp.number)
         except TypeError:
             numeric = False

@@ -95,7 +95,7 @@ def vant(
     normal = jax.random.normal(key, (batch,))
     if form == "half_normal":
         return alpha * sigma + theta * jnp.abs(normal)
-    #  Symmetric noise of a negative level is that of its absolute value.
+    # Symmetric noise of a negative level is that of its absolute value.
     return jnp.abs(alpha * sigma + theta * normal)
 
 

@@ -52,7 +52,7 @@ def lacking(modalias: str, target: Mapping[str, Any]) -> tuple[str, ...]:
     Returns:
       Names; empty where the file says nothing about this target.
     """
-    # The end of the line, and zero bytes that a download may add, are no part of a number.
+    # Neither the end of the line nor padding is part of the last number.
     kind, _, features = modalias.rstrip("\0\n").partition(":feature:")
     machine = target_machine(target)
     spoken_of = {"x86": "x86_64"}.get(_type_of(kind), _type_of(kind))

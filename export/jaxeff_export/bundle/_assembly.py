@@ -135,6 +135,6 @@ def _kept(bound: int, operands: Sequence[int]) -> tuple[list[int], tuple[int, ..
     """
     kept = sorted(index for index in set(operands) if index < bound)
     places = {index: place for place, index in enumerate(kept)}
-    # Derived arrays follow the parameters kept: they move up by those left out.
+    # Derived arrays follow the parameters: their indices fall by the number of those left out.
     derived = len(kept) - bound
     return kept, tuple(places[i] if i < bound else i + derived for i in operands)

@@ -44,7 +44,7 @@ def export_c(
     # Start-up time: the compiler loads TVM.
     from jaxeff_export.compiler import tuned_schedules
 
-    #  The bundle's own target, so that both have the same kernels.
+    # The bundle's own target, so that both have the same kernels.
     target = NamedTarget.of_manifest(manifest)
     tuned = None
     if database is not None:

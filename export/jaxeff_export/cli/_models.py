@@ -58,7 +58,7 @@ def _reason(error: BaseException) -> str:
     own = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame)]
     if not own:
         return said
-    #  The innermost is the one that failed; those around it only called it.
+    # The innermost is the one that failed; those around it only called it.
     last = own[-1]
     file = Path(last.filename)
     shown = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file

@@ -56,7 +56,7 @@ def failures_in_one_line() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        # By name: importing every room for its errors would load TVM for each command.
+        # By name: a list of the classes would import every package for each command.
         ours = type(error).__module__.partition(".")[0] == "jaxeff_export"
         if not ours and not isinstance(error, OSError):
             raise

@@ -196,7 +196,7 @@ def _compile(order: Order, tools: CToolchain, folder: Path) -> tuple[driver.Libr
     wide = 64 if machine in ("x86_64", "aarch64") else 16  # a line of the cache; a vector
     module, where = scheduled(order)
     program = program_of(module, len(order.operands))
-    #  Fields of its own that the struct may have: an argument of such a name gets another one.
+    # Fields of its own that the struct may have: an argument of such a name gets another one.
     ours = {"parameters": not order.embed, threads.FIELD: order.threads > 1}
     inputs = fields_of(order.inputs, frozenset(name for name, there in ours.items() if there))
     outputs = fields_of(order.outputs)

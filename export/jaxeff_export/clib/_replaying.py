@@ -97,7 +97,7 @@ def _split(data: bytes, outputs: Sequence[TensorSpec]) -> list[np.ndarray]:
     for spec in outputs:
         shape, dtype = tuple(int(n) for n in spec.shape), dtype_of(spec.dtype)
         count = int(np.prod(shape, dtype=int))
-        #  Copied, so that a result doesn't keep all of the file, and can be written to.
+        # Copied, so that a result doesn't keep all of the file, and can be written to.
         arrays.append(np.frombuffer(data, dtype, count, at).reshape(shape).copy())
         at += count * dtype.itemsize
     return arrays

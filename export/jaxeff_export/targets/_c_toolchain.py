@@ -82,7 +82,7 @@ def find_c_toolchain(target: Mapping[str, Any]) -> CToolchain:
     """
     machine, core = target_machine(target), str(target.get("mcpu", ""))
     require_hard_float(target)
-    #  What links for a target is a C compiler: one search, and one error, for both.
+    # What links for a target is a C compiler: one search, and one error, for both.
     compiler = find_linker(target)
     if machine.startswith("thumb"):
         if core not in _MICROCONTROLLERS:

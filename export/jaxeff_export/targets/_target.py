@@ -145,7 +145,7 @@ def resolve_target(target: str | Mapping[str, Any]) -> Target:
     if target == "host":
         return _host()
     if target in _NAMED:
-        #  A copy, for callers that add settings of their own.
+        # A copy, for callers that add settings of their own.
         return copy.deepcopy(dict(_NAMED[target]))
     names = ", ".join(target_names())
     raise TargetError(f"unknown target {target!r}: use one of {names}, or a TVM target dict")

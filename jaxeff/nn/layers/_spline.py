@@ -71,7 +71,7 @@ class SplineActivation(nnx.Module):
             )
         self.intervals, self.limits = intervals, limits
         units = () if features is None else (features,)
-        #  Splines of order 3 on n intervals: n + 3 of them are not zero somewhere in between.
+        # Splines of order 3 on n intervals: n + 3 of them are not zero somewhere in between.
         draw = jax.random.normal(rngs.params(), (intervals + 3, *units))
         self.base = nnx.Param(jnp.ones(units))
         self.coefficients = nnx.Param(scale * draw)
@@ -80,7 +80,7 @@ class SplineActivation(nnx.Module):
         """Applies the function to every element."""
         basis = cubic_basis(x, self.intervals, self.limits)
         coefficients = jnp.moveaxis(self.coefficients[...], 0, -1)
-        #  The last axis counts splines, the one before it units, if each has a function of its own.
+        # The last axis counts splines, the one before it units, if each has a function of its own.
         coefficients = jax.lax.broadcast_to_rank(coefficients, basis.ndim)
         base = jax.lax.broadcast_to_rank(self.base[...], x.ndim)
         return base * jax.nn.silu(x) + (basis * coefficients).sum(-1)

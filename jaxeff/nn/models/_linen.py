@@ -56,12 +56,12 @@ class LinenLeNet5(nn.Module):
 
         def activate(i: int, x: jax.Array) -> jax.Array:
             if self.batch_norm:
-                #  As the NNX model has them; Flax's own default momentum is another.
+                # As the NNX model has them; Flax's own default momentum is another.
                 norm = nn.BatchNorm(not train, momentum=0.9, epsilon=1e-5, name=f"bn{i}")
                 x = norm(x)
             return jax.nn.relu(x)
 
-        #  Shapes are inferred from the images, so nothing else would refuse another size.
+        # Shapes are inferred from the images, so nothing else would refuse another size.
         lenet5_features(self.size, self.padding)  # refuses what the NNX model refuses
         x = activate(1, nn.Conv(6, (5, 5), padding=self.padding, name="conv1")(x))
         x = nn.max_pool(x, (2, 2), strides=(2, 2))

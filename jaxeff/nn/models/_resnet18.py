@@ -75,5 +75,5 @@ class ResNet18(nnx.Module):
         for i in range(1, len(STAGES) + 1):
             for block in getattr(self, f"stage{i}"):
                 x = block(x)
-        #  Averaged over positions, so that images of any size give as many features.
+        # Averaged over positions, so that images of any size give as many features.
         return self.fc(jnp.mean(x, axis=(-3, -2)))

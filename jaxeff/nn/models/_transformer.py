@@ -25,7 +25,7 @@ class EncoderBlock(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Returns the block's output, of the shape of ``x``."""
-        #  Normalized inside the branch: the sum is not, so gradients pass all blocks unchanged.
+        # Normalized inside the branch: the sum is not, so gradients pass all blocks unchanged.
         x = x + self.attn(self.ln1(x))
         return x + self.fc2(jax.nn.gelu(self.fc1(self.ln2(x)), approximate=False))
 
@@ -73,7 +73,7 @@ class TransformerEncoder(nnx.Module):
     def __call__(self, x: Float[Array, "batch length ..."]) -> Float[Array, "batch classes"]:
         """Returns the logits; axes after the second are flattened into features."""
         x = x.reshape(*x.shape[:2], -1)
-        #  The axis of examples is explicit: promoting ranks may be refused.
+        # The axis of examples is explicit: promoting ranks may be refused.
         x = self.embed(x) + self.position[None]
         for block in self.blocks:
             x = block(x)

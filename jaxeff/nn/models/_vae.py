@@ -36,11 +36,11 @@ class VAE(nnx.Module):
         if len(widths) < 2:
             raise ValueError(f"VAE needs the input's and a hidden width, got {tuple(widths)}.")
         self.depth = len(widths) - 1
-        #  The decoder mirrors the encoder, so it has one layer more: from the code to the last
+        # The decoder mirrors the encoder, so it has one layer more: from the code to the last
         # width.
         back = (latents, *reversed(widths))
         for i in range(1, self.depth + 1):
-            #  Numbered names, not a list: the paths of parameters are the same as in Linen's
+            # Numbered names, not a list: the paths of parameters are the same as in Linen's
             # models.
             setattr(self, f"enc{i}", nnx.Linear(widths[i - 1], widths[i], rngs=rngs))
         self.mean = nnx.Linear(widths[-1], latents, rngs=rngs)

@@ -114,9 +114,9 @@ def _multiplied(line: str) -> int:
     # Lanes of a vector: four float32, or two float64, of 128 bits.
     if name in {"fmla", "fmls"}:
         return 4 if ".4s" in line else 2
+    # Bytes times bytes, of half a vector: eight products of 16 bits each.
     if name in {"smull", "smull2", "smlal", "smlal2"} and "b" in line.split(",")[-1]:
         return 8
-    # Bytes times bytes, of half a vector: eight products of 16 bits each.
     if name in {"sdot", "udot"}:
         return 16
     # x86: a product per byte (VNNI), per 16-bit integer, or per float32.

@@ -149,7 +149,7 @@ def require_fit(manifest: dict) -> None:
     if here != manifest["machine"]:
         raise Refused(f"the library is for {made_for}, this machine is {here}")
     reported = processor_features(here)
-    # A kernel that reports nothing isn't asked: the library is tried.
+    # Where the kernel reports nothing, the library is tried.
     if lacking := sorted(set(manifest["processor_features"]) - reported if reported else ()):
         raise Refused(f"the library is for {made_for}, this processor lacks {', '.join(lacking)}")
     made = manifest["versions"]["apache-tvm"]

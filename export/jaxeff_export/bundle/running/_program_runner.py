@@ -40,7 +40,6 @@ class ProgramRunner(Runner):
         self._recorded = recorded
         self._board = board
         self._treedef = treedef
-        #  Built once: a call only writes its arguments and links them in.
         self._program = Program(library, board.core)
         self._turn = threading.Lock()
 

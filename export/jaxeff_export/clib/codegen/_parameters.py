@@ -51,7 +51,7 @@ def pack(program: Program, operands: Sequence[np.ndarray], alignment: int) -> Pa
                 f"an array of {len(data)} bytes is bound where {program.sizes[number]} are read; "
                 "deploy the model again"
             )
-        #  Zeros up to the alignment: kernels load vectors from the beginning of every array.
+        # Zeros up to the alignment: kernels load vectors from the beginning of every array.
         blob.extend(bytes(-len(blob) % alignment))
         offsets[number] = len(blob)
         blob.extend(data)

@@ -60,7 +60,7 @@ class Library:
     @property
     def codes(self) -> Mapping[str, int]:
         """Codes that a call may return."""
-        #  Numbers are the same in all libraries, also where some of them can't occur.
+        # Numbers are the same in all libraries, also where some of them can't occur.
         threads = {"NO_THREADS": 4} if self.threads > 1 else {}
         numbers = {"NOT_A_NUMBER": 5} if self.rounds_inputs else {}
         return CODES | threads | numbers

@@ -84,7 +84,7 @@ def compile_kernels(
     """
     functions = {g: f for g, f in mod.functions_items() if isinstance(f, tirx.PrimFunc)}
     with where, tvm.transform.PassContext(opt_level=3):
-        #  Host and device are one: kernels are called from C, not launched.
+        # Host and device are one: kernels are called from C, not launched.
         lowered = tirx.transform.BindTarget(where.with_host(where))(tvm.IRModule(functions))
         lowered = tvm.transform.Sequential(_until_the_interface())(lowered)
         plain, kernels = {}, {}
@@ -197,7 +197,7 @@ def _with_pointers(
         parts.append(Part(symbol if len(rest) == 1 else f"{symbol}_part{number}", shared))
     made = []
     for part, body, more in zip(parts, bodies, arguments, strict=True):
-        #  Each part is a function, which has to declare on its own what its pointers are.
+        # Each part is a function, which has to declare on its own what its pointers are.
         body = tirx.SeqStmt([*known, body]) if known else body
         # MakePackedAPI, which is left out, would set these for LLVM's code generator.
         for attribute, value in (("device_type", _CPU), ("device_id", 0)):
@@ -217,7 +217,7 @@ def _pointer(name: str, dtype: str) -> tirx.Var:
 
 def _bytes(buffer: tirx.Buffer, symbol: str) -> tuple[int, int]:
     """Computes the size of an array that a kernel allocates, and that of its elements."""
-    #  Symbolic sizes are those of a batch that may vary.
+    # Symbolic sizes are those of a batch that may vary.
     shape: Sequence[Any] = buffer.shape
     if not all(isinstance(n, tirx.IntImm) for n in shape):
         raise CLibraryError(

@@ -72,7 +72,7 @@ def plan(program: Program, kernels: Mapping[str, Kernel], alignment: int = ALIGN
     arrays = _lives(program)
     pieces = [*arrays.values()]
     for step, several in enumerate(scratch):
-        #  Scratch is needed for its call alone: arrays of other calls may lie there.
+        # Scratch is needed for its call alone: arrays of other calls may lie there.
         pieces += [Piece(s.size, step, step) for s in several]
     # With sizes that are multiples of the alignment, all offsets below are as well.
     pieces = [dataclasses.replace(p, size=_rounded(p.size, alignment)) for p in pieces]

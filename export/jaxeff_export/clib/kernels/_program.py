@@ -114,7 +114,7 @@ class _Reader:
                 f"{binding.var.name} is computed by {name}, which has no static kernel; "
                 "a C library calls kernels of fixed shapes alone"
             )
-        #  The type of the results is the only place that says how many arrays the kernel writes.
+        # The type of the results is the only place that says how many arrays the kernel writes.
         made_of, name = value.ty_args[0], binding.var.name
         several = isinstance(made_of, relax.TupleType)
         made = [self._new(kind, name) for kind in (made_of.fields if several else [made_of])]

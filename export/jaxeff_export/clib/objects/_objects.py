@@ -79,7 +79,7 @@ def require_self_contained(
             wanted.add(parts[1])
         elif len(parts) == 3:
             defined.add(parts[2])
-    #  The linker makes the table of offsets itself.
+    # The linker makes the table of offsets itself.
     foreign = sorted(wanted - defined - {"_GLOBAL_OFFSET_TABLE_"})
     bad = [
         name
