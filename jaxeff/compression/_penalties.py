@@ -69,6 +69,7 @@ def penalty(
         made = [(q, t, outputs[i]) for q, t, i in of_outputs(layer, setting, outputs)]
         for quantizer, tensor, x in read + made:
             if _has_penalty(quantizer):
+                # Terms from a loop's body exist in its trace alone and can't be summed here.
                 _check_outside(layer in outside, quantizer, tensor)
                 terms.append(jnp.asarray(quantizer.penalty(x, tensor)))  # type: ignore[attr-defined]
         return outputs

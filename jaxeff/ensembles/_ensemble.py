@@ -166,12 +166,14 @@ class Ensemble:
 
     def _check_ties(self, position: int, args: Any, kwargs: Any) -> None:
         params = args[position]
+        # Where all leaves have members nothing is shared, so a tie changes nothing.
         free = all(setting.tied for setting in self.chosen.values())
         if free or len(self.own(params)) == len(jax.tree.leaves(params)):
             return
         shapes = [arg if is_key(arg) else jax.eval_shape(lambda tree: tree, arg) for arg in args]
         for i in (position, position + self.mutable):
             shapes[i] = jax.eval_shape(lambda tree: self.member(tree, 0), args[i])
+        # Of one member: the sites are those of `f`.
         readers = _readers(trace(self.f, *shapes, **kwargs))
         for name, setting in self.chosen.items():
             sites = readers.get(name, [])

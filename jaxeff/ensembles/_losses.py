@@ -186,6 +186,7 @@ def members_only(
         structure, own = jax.tree.structure(params), _labels(g, params)
         return jax.tree.unflatten(structure, own)
 
+    # What is shared has no optimizer state, which with Adam is twice its size.
     return optax.multi_transform({"own": optimizer, "shared": optax.set_to_zero()}, labels)
 
 

@@ -107,6 +107,7 @@ def start(
     fresh: list[Any] = [None] * len(leaves)
     if init is not None:
         check_function("ensemble: init", init, "init(key) -> params")
+        # Whole networks, of which only the chosen leaves are taken.
         made = jax.vmap(init)(jax.random.split(key, count))
         given: Any = structure
         if jax.tree.structure(made) != given:

@@ -81,6 +81,7 @@ def sampled(
     params = [each if own else each[0] for each, own in zip(draws, random, strict=True)]
     tree = jax.tree.unflatten(structure, params)
     names = [name for name, own in zip(leaf_names(tree), random, strict=True) if own]
+    # Tied: a weight that several sites read is one random number, with the same draws at all.
     return Ensemble(f, count, dict.fromkeys(names, Members(count, tied=True))), tree
 
 

@@ -156,6 +156,7 @@ def sngp(
         jax.random.normal(of_w, (inputs, features), dtype) / scale,
         jax.random.uniform(of_b, (features,), dtype, 0.0, 2 * np.pi),
     )  # fmt: skip
+    # A head of zeros: every class is as likely before training.
     return g, {"network": params, "head": {"kernel": jnp.zeros((features, outputs), dtype)}}
 
 

@@ -97,6 +97,7 @@ class Episodes:
         self._target = problem.target * problem.whole
         self._policy = jax.jit(functools.partial(problem.actions.policy, problem.space))
         self._early = _Early(agent, problem, measurements)
+        # A number of no episode: their keys are folded from 1 on.
         self._memory = agent.start(jax.random.fold_in(key, 0), problem)
 
     def run(self) -> Row:
@@ -161,6 +162,7 @@ class _Early:
         last = min(episode + self.boards, self.problem.episodes)
         keys = [_keys(key, i)[0] for i in range(episode, last)]
         policies = [policy_of(one) for one in self.ahead(keys, self.problem, memory)]
+        # A single candidate gains nothing from several boards.
         if len(policies) > 1:
             found = self.many([self.measurements.candidate(policy) for policy in policies])
             self.known |= dict(enumerate(found, episode))

@@ -251,6 +251,7 @@ def search_among(
     journal = None
     if folder is not None:
         data = {"train": candidates.data, "validation": candidates.validation}
+        # All that a row depends on, the traced model included: rows of another search are refused.
         identity = run_identity(key, data, {
             **(settings or {}), "target": target, "agent": repr(agent), "actions": repr(actions),
             "reward": repr(reward), "steps": candidates.steps,

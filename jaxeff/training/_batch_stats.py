@@ -40,6 +40,7 @@ def converge_batch_stats(train: Callable[..., Any], params: Any, state: Any, x: 
             return leaf
         # s' = m s + (1 - m) b is affine in s: two values give m, and its fixed point is b.
         stays = one - zero  # m
+        # With m = 1 nothing moves: it is no running mean, and stays as it is.
         moves = stays < 1 - 1e-4
         return jnp.where(moves, zero / jnp.where(moves, 1 - stays, 1), leaf)
 

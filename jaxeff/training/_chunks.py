@@ -84,6 +84,7 @@ def join_chunks(found: Any, rows: Any, columns: Any, seeds: int, total: int) -> 
     """Returns the chunks side by side, without what filled up the last ones."""
 
     def concatenate(*leaves: Any) -> Any:
+        # Chunks are in order of seeds, then settings.
         grid = [leaves[i * len(columns) : (i + 1) * len(columns)] for i in range(len(rows))]
         joined = np.concatenate([np.concatenate(row, axis=1) for row in grid], axis=0)
         return joined[:seeds, :total]

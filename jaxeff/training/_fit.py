@@ -144,6 +144,7 @@ def fit(
     start = init(params, optimizer, state)
     _check_loss(loss, key, start, data, batch_size)
     identity = None
+    # Hashing the data and tracing the loss cost: only for runs that are kept.
     if checkpoint is not None:
         described = describe_training(key, loss, optimizer, start, data, batch_size)
         given = {**(settings or {}), "batch_size": batch_size}

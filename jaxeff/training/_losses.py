@@ -66,6 +66,7 @@ class LabelledLoss:
             )
         x, labels = data
         first = jax.tree.map(lambda leaf: leaf[:batch_size], x)
+        # Classes are counted on shapes: no pass over the data.
         logits = jax.eval_shape(self.logits, key, params, state, first)
         check_labels("the data's labels", labels, logits.shape[-1])
 

@@ -68,6 +68,7 @@ def start_function(
 
     def replicate(key: Any, setting: Any) -> TrainState:
         params, state = init(key)
+        # As state the setting is an input of the epoch: one program for all chunks.
         return init_state(params, optimizer, _State(setting, state))
 
     # Seeds outside: initial parameters depend on the seed's key alone, so settings share them.
@@ -119,6 +120,7 @@ def finish_function(
         found: dict[str, Any] = {"diverged": ~finite}
         if score is not None:
             found["scores"] = dict(score(key, params, model, setting))
+        # Trees without leaves, such as the state None, have nothing to keep.
         models = {"params": params, "state": model} if keep else {}
         return found | {name: tree for name, tree in models.items() if jax.tree.leaves(tree)}
 

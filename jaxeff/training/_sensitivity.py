@@ -63,6 +63,7 @@ def divergences(
         found = g(params, x) if state is None else g(params, state, x)
         return jax.nn.log_softmax(found if state is None else found[0])
 
+    # Outside the loop over changes, which all compare with it.
     clean = log_probs(f)
 
     def divergence(change: Any) -> Float[Array, ...]:

@@ -78,6 +78,7 @@ def fidelity(
     errors, floors = [], []
     for i, n in enumerate(active):
         squared, noise = [], []
+        # Several weight matrices: errors differ from matrix to matrix.
         for j in range(4):
             draw, chosen, own = jax.random.split(
                 jax.random.fold_in(jax.random.fold_in(key, i), j), 3

@@ -66,6 +66,7 @@ class Linear(Setting):
 
     noise: NonNegative = 0.0
 
+    # Its counts are voltages, which a converter truncates.
     rounding = "floor"
 
     def counts(

@@ -63,6 +63,7 @@ class Full:
 
     def sample(self, key: PRNGKeyArray, n: int, prior: Any) -> Float[Array, "n features outputs"]:
         """Draws weights around zero."""
+        # Independent along eigenvectors: covariance V diag(1 / (values + prior)) V^T.
         noise = jax.random.normal(key, (n, len(self.values)), self.values.dtype)
         return jnp.einsum("dcm,nm->ndc", self.vectors, noise / jnp.sqrt(self.values + prior))
 

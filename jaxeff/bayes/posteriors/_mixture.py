@@ -112,4 +112,5 @@ def _drawn(key: PRNGKeyArray, member: Any) -> Any:
     leaves = jax.tree.leaves(member, is_leaf=is_gaussian)
     if isinstance(member, Posterior) or any(is_gaussian(leaf) for leaf in leaves):
         return draw(key, member)
+    # Plain parameters are a posterior without width.
     return jax.tree.map(jnp.asarray, member)

@@ -64,6 +64,7 @@ def prior_scales(
         rules |= {path: prior[pattern] for path, pattern in decided.items()}
     else:
         rules = dict.fromkeys(leaves, prior)
+    # A function is traced only where some fan-in is asked for.
     asked = any(isinstance(rule, str) and rule == "fan_in" for rule in rules.values())
     found = _fan_ins(params, f, args) if asked and f is not None else {}
     scales = {

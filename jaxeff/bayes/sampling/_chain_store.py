@@ -79,6 +79,7 @@ class ChainStore:
                 place="folder",
             )  # fmt: skip
         state = load_pytree(path, like)
+        # Files that the state names: any other is of a block that was cut off.
         self._files = list(metadata["files"])
         try:
             traces = [_numpy(load_pytree(self._folder / name)) for name in self._files]

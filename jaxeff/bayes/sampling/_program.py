@@ -149,6 +149,7 @@ def run_block(
     block = partial(_block, program, chains.number.shape[0])
     if program.mesh is None:
         return block(key, chains, first, count, phases, problem)
+    # Only chains are split: a transition needs no communication between devices.
     whole, of_chains = PartitionSpec(), _specs(program)
     return jax.shard_map(
         block,

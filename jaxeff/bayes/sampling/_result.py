@@ -159,6 +159,7 @@ class MCMCResult:
                 "choose a prior that is less wide"
             )
         for chain, rate in enumerate(self.acceptance):
+            # In this form NaN counts as stuck.
             if not rate > _STUCK:
                 found.append(
                     f"chain {chain} is stuck: it accepts {100 * rate:.1f} % of its moves. Warm up "
@@ -185,6 +186,7 @@ class MCMCResult:
             suspects = np.flatnonzero((rhat > RHAT) | ((ess < least) & ~np.isnan(rhat)))
             if not suspects.size:
                 continue
+            # Per chain: exchanged units raise R-hat between chains, and leave each one's own alone.
             alone = np.sum([mixing(chain[None][..., suspects]).ess for chain in flat], axis=0)
             # A number that never changes in a chain has no effective draws there.
             alone = np.where(np.ptp(flat[..., suspects], axis=1).all(0), alone, 0.0)

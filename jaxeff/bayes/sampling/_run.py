@@ -117,6 +117,7 @@ def _seconds(began: float, program: Program) -> float:
 def _kept(recorded: Recorded, count: int, sampled: int, thin: int) -> Trace:
     """Selects what to keep of a block that begins at iteration `sampled` of sampling."""
     number = sampled + np.arange(count)
+    # The last of every `thin`, so that statistics of kept draws are every `thin`-th, too.
     kept = np.flatnonzero((number >= 0) & (number % thin == thin - 1))
     positions = np.asarray(recorded.positions)[kept]
     stats = {name: np.asarray(a)[:count] for name, a in recorded.stats.items()}

@@ -167,6 +167,7 @@ def stochastic_step(
     else:
         step = blackjax.sgld.build_kernel()
         position = step(key, start, gradient, batch, size, temperature)
+    # The full density isn't computed: the next step takes a gradient on a batch of its own.
     return point._replace(position=position.astype(start.dtype))
 
 

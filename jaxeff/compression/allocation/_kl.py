@@ -79,6 +79,7 @@ def kl_sensitivity(
         raise ValueError(f"sites must be layers that differ, got {list(sites)}.")
     kl = np.asarray(_divergences(f, method, sites, widths, at_once, params, state, x), float)
     mean = kl.mean(-1).reshape(2, len(sites), len(widths))
+    # Over inputs. All policies share these, so damages are compared more exactly than this.
     scatter = kl.std(-1, ddof=1) if kl.shape[-1] > 1 else np.full(len(kl), np.nan)
     error = scatter.reshape(mean.shape) / math.sqrt(kl.shape[-1])
     return BitSensitivity(sites, widths, mean[0], mean[1], error[0], error[1])

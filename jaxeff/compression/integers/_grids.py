@@ -91,6 +91,7 @@ class Codes:
             made = grid(bits, low_end, high_end, quantizer.symmetric)
             numbers = (made.lower, made.upper, made.zero, made.step)
             lower, upper, zero, step = (float(number) for number in numbers)
+        # With q = u - half, (q + zero) step is (u - whole) step.
         whole = int(half - zero)
         if not 0 <= whole < 2**bits:  # the one value of a range without width
             raise IntegerError(f"{where}: its range [{low}, {high}] has no code for zero.")

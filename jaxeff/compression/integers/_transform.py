@@ -267,6 +267,7 @@ class _Store:
         self.given, self.made = given, made
 
     def put(self, site: str, name: str, make: Callable[[], Array]) -> Array:
+        # Conversion makes an array where inference looks it up: both name it alike.
         key = f"{site}/{name}"
         if self.given is not None:
             if key not in self.given:
@@ -375,6 +376,7 @@ class _Rule:
         with _named(layer) if isinstance(value, Plain) else contextlib.nullcontext():
             x = value.codes(grid)
         if read.is_convolution(layer):
+            # Padding stands for zeros, so it is filled with their code.
             told = functools.partial(told, input_zero=grid.zero)
         pools = read.is_convolution(layer)
         product = Product(told, x, grid, weights, bits, depth, pools, self.fixed)

@@ -80,6 +80,7 @@ class Tensor:
             ValueError: The output channels of a weight are unknown, because it reaches its product
                 in another shape; or the samples of an activation are (`samples`).
         """
+        # Looked for only here: a method per tensor works where channels are unknown.
         if per == "channel" and self.find_channels is not None:
             return self.find_channels()
         if per != "sample" or self.role != "activation" or self.rank < 2:

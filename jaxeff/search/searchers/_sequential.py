@@ -85,6 +85,7 @@ class Sequential(Setting):
         inner = self._inner(problem, state.episode)
         proposed, memory = self.agent.propose(key, inner, state.memory)
         columns = self._columns(problem, state.episode)
+        # The second method acts on top of the best that the first one found.
         base = state.best if self._is_second(problem, state.episode) else np.zeros(problem.shape)
         actions = jnp.asarray(base, jnp.float32).at[:, columns].set(proposed)
         return actions, state._replace(memory=memory)

@@ -142,6 +142,7 @@ class Space:
         names: list[str] = []
         sites = []
         for layer in found.program.layers:
+            # A second use of a weight would have to be pruned with the first: it stays as it is.
             if layer.kind == "linear" and layer.weights and not layer.occurrence:
                 sites.append(_site(layer, found, ids, names))
         if not sites:

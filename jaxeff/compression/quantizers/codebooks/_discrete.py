@@ -119,6 +119,7 @@ class Discrete(Quantization):
         p = jax.nn.softmax(jnp.asarray(own.logits, scale.dtype))
         values = self._values(p)
         mean = jnp.sum(p * values, -1)
+        # About the mean: E[v^2] - E[v]^2 would cancel for weights that are nearly sure.
         var = jnp.sum(p * (values - mean[..., None]) ** 2, -1)
         return Gaussian((scale * mean).astype(x.dtype), (scale**2 * var).astype(x.dtype))
 

@@ -158,6 +158,7 @@ class TrainedTernary(Quantization):
         threshold = tensor.fitted("TrainedTernary.threshold", self._threshold(x, tensor), x)
         above = _mean(x, x > threshold, axes, shape)
         below = _mean(x, x < -threshold, axes, shape)
+        # A side without values starts from the other's number, so that training may use it.
         up, down = jnp.where(above > 0, above, below), jnp.where(below > 0, below, above)
         up, down = map(or_one, (up, down))
         return replace(

@@ -157,6 +157,7 @@ def _sound(step: Array, maximum: Array) -> tuple[Array, Array]:
     tiny = jnp.finfo(step.dtype).tiny
     step = jnp.where(step > tiny, step, tiny)
     step, maximum = jnp.broadcast_arrays(step, jnp.asarray(maximum, step.dtype))
+    # At least one step, or zero would be the only value.
     maximum = jnp.where(maximum >= step, maximum, step)
     # Beyond this a code is no whole number of the dtype.
     return jnp.where(maximum > step * 2.0**MAX_WIDTH, maximum * 2.0**-MAX_WIDTH, step), maximum

@@ -197,14 +197,17 @@ def _rounded(
             "so no rounding is allowed; make them parameters that aren't random, or quantize them "
             "by another method."
         )
+    # Signal-to-noise pruning (Blundell et al.): even the sign of these weights is uncertain.
     removed = np.abs(mean) < threshold * np.sqrt(var)
     mean, var = np.where(removed, 0, mean), np.where(removed, 0, var)
     keep = {"tensor": (), "channel": (-1,), "weight": tuple(range(mean.ndim))}[per]
+    # A vector has no channels: all of it shares a step.
     axes, shape = kept_axes(leaf.mean, keep if mean.ndim > 1 or per == "weight" else ())
     # Original variances: those of removed weights are zero by now.
     precision = np.asarray(leaf.var, np.float64) ** -1
     # The mean KL of rounding, d^2 mean(1 / sigma^2) / 24, solved for d.
     step = np.sqrt(24 * nats / precision.mean(axes).reshape(shape))
+    # Rounded before codes are made: means then lie on the very grid that is returned.
     step = step.astype(np.dtype(leaf.dtype) if np.dtype(leaf.dtype).itemsize > 3 else np.float32)
     codes = np.rint(mean / step)
     largest = np.abs(codes).max(axes).reshape(shape)
