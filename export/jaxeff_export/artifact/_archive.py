@@ -18,19 +18,20 @@ _ROOM, _RATIO = 1 << 28, 64
 
 
 def digest(data: bytes) -> str:
-    """The SHA-256 of `data` in hexadecimal."""
+    """Returns the SHA-256 of `data` in hexadecimal."""
     return hashlib.sha256(data).hexdigest()
 
 
 def sealed(document: dict[str, Any]) -> bytes:
-    """A JSON document with a checksum of itself under ``sha256``."""
+    """Writes a JSON document with a checksum of itself under ``sha256``."""
     body = {key: value for key, value in document.items() if key != "sha256"}
+    # The checksum is of the canonical form: indentation and order of the file don't matter.
     body["sha256"] = digest(_canonical(body))
     return json.dumps(body, indent=2).encode()
 
 
 def unsealed(data: bytes) -> dict[str, Any]:
-    """The document of `sealed`.
+    """Reads the document of `sealed`.
 
     Raises:
       ValueError: if it is no JSON object, too large or too deep, or its checksum does not match.
@@ -50,7 +51,7 @@ def unsealed(data: bytes) -> dict[str, Any]:
 
 
 def most_inflated(size: int) -> int:
-    """The bytes that a file of `size` bytes may be inflated to.
+    """Limits the bytes that a file of `size` bytes may be inflated to.
 
     Codes of one bit, which take a byte each in memory, are eight times their file. What is small
     any computer has room for.
@@ -59,7 +60,7 @@ def most_inflated(size: int) -> int:
 
 
 def require_member(archive: zipfile.ZipFile, name: str) -> zipfile.ZipInfo:
-    """A member of a zip file, if reading a part of it inflates no more than that part.
+    """Finds a member of a zip file, if reading a part of it inflates no more than that part.
 
     Raises:
       ValueError: if there is none, or it is neither stored nor deflated.
@@ -74,12 +75,13 @@ def require_member(archive: zipfile.ZipFile, name: str) -> zipfile.ZipInfo:
 
 
 def read_member(archive: zipfile.ZipFile, name: str, most: int) -> bytes:
-    """The content of a zip file's member, of at most `most` bytes.
+    """Reads the content of a zip file's member, of at most `most` bytes.
 
     Raises:
       ValueError: if there is none, or it inflates to more.
     """
     with archive.open(require_member(archive, name)) as member:
+        # One byte more than allowed tells too large a member without inflating the rest of it.
         content = member.read(most + 1)
     if len(content) > most:
         raise ValueError(

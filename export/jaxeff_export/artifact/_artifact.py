@@ -95,9 +95,10 @@ class Artifact:
     versions: Mapping[str, str] = field(repr=False)
 
     def leaf_count(self, arguments: int) -> int:
-        """How many of the inputs are leaves of the first `arguments` arguments."""
+        """Counts the inputs that are leaves of the first `arguments` arguments."""
 
         def belongs(spec: TensorSpec, name: str) -> bool:
+            # What follows the name has to begin a path: `x` is no prefix of `x2`.
             return spec.name.startswith(name) and spec.name[len(name) :][:1] in ("", "[", ".")
 
         names = self.arguments[:arguments]
@@ -124,7 +125,7 @@ class Artifact:
         return list(jax.export.deserialize(bytearray(self.exported)).call(*leaves))
 
     def to_bytes(self) -> bytes:
-        """The content of the file that `save` writes."""
+        """Returns the content of the file that `save` writes."""
         files = {_MODULE: self.stablehlo, _CALLABLE: self.exported}
         index = {
             "format": FORMAT,
@@ -150,7 +151,7 @@ class Artifact:
 
     @classmethod
     def from_bytes(cls, data: bytes, name: str = "the artifact") -> Artifact:
-        """The artifact of `to_bytes`.
+        """Reads the artifact of `to_bytes`.
 
         Raises:
           ArtifactError: naming `name` and what is wrong with it.
@@ -167,6 +168,7 @@ class Artifact:
                     )
                 require_form(index, _FORM, "")
                 require_form(index["versions"], Each(str), "versions")
+                # Checked while reading: a small file must not fill the memory.
                 most = most_inflated(len(data))
                 files = {part: read_member(archive, part, most) for part in (_MODULE, _CALLABLE)}
             for part, content in files.items():
@@ -260,8 +262,9 @@ def export(
 def _of_any_batch(
     arguments: Sequence[Any], names: Sequence[str], batched: Collection[str]
 ) -> list[Any]:
-    """Abstract arguments with a batch that may vary in place of their own."""
+    """Replaces the batch of abstract arguments by one that may vary."""
     specs = flatten_named(arguments, names)[1]
+    # One symbol for all arguments: their batches are the same by construction.
     (size,) = jax.export.symbolic_shape(BATCH)
     owners = [
         name for name, tree in zip(names, arguments, strict=True) for _ in jax.tree.leaves(tree)
@@ -281,7 +284,7 @@ def _of_any_batch(
 
 
 def _lowered(f: Callable[..., Any], names: Sequence[str], arguments: Sequence[Any]) -> Artifact:
-    """The artifact of a function of abstract arguments."""
+    """Lowers a function of abstract arguments to an artifact."""
     leaves, inputs = flatten_named(arguments, names)
     treedef = jax.tree.structure(tuple(arguments))
 
@@ -291,6 +294,7 @@ def _lowered(f: Callable[..., Any], names: Sequence[str], arguments: Sequence[An
 
     result = jax.eval_shape(f, *arguments)
     _, outputs = flatten_named([result], ["result"])
+    # Unused arguments are kept, so that the module's signature is the function's.
     exported = jax.export.export(jax.jit(flat, keep_unused=True), platforms=["cpu"])(*leaves)
     return Artifact(
         stablehlo=exported.mlir_module_serialized,
@@ -314,5 +318,5 @@ def _zipped(members: Mapping[str, bytes], how: int) -> bytes:
 
 
 def package_versions(*names: str) -> dict[str, str]:
-    """The installed versions of packages."""
+    """Returns the installed versions of packages."""
     return {name: metadata.version(name) for name in names}

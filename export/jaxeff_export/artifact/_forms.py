@@ -62,8 +62,9 @@ def require_form(value: Any, form: Any, where: str) -> None:
 
 
 def _fits(value: Any, form: Any) -> bool:
-    """Whether a value is of a form without parts, or of one with parts."""
+    """Tells whether a value is of a form, with parts or without."""
     if form is COUNT:
+        # Exactly int: True is one of its instances, but no count.
         return type(value) is int and value in COUNT
     if isinstance(form, type):
         return type(value) is form

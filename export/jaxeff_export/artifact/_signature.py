@@ -48,24 +48,24 @@ class TensorSpec:
         return any(isinstance(size, str) for size in self.shape)
 
     def admits(self, shape: Sequence[int]) -> bool:
-        """Whether an array of that shape fits, as far as this array alone tells."""
+        """Tells whether an array of that shape fits, as far as this array alone tells."""
         return len(shape) == len(self.shape) and all(
             isinstance(own, str) or own == size for own, size in zip(self.shape, shape, strict=True)
         )
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data."""
+        """Writes the spec as plain data."""
         return {"name": self.name, "shape": list(self.shape), "dtype": self.dtype}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> TensorSpec:
-        """From plain data."""
+        """Reads a spec from plain data."""
         shape = tuple(n if isinstance(n, str) else int(n) for n in data["shape"])
         return cls(str(data["name"]), shape, str(data["dtype"]))
 
 
 def dtype_of(name: str) -> np.dtype:
-    """The numpy dtype of a name, ml_dtypes' (``bfloat16``, ``float8_e4m3fn``, …) included.
+    """Returns the numpy dtype of a name, including ml_dtypes' (``bfloat16``, …).
 
     Raises:
       SignatureError: if no dtype has that name.
@@ -84,7 +84,7 @@ def dtype_of(name: str) -> np.dtype:
 
 
 def specs_from_json(items: Any, where: str) -> tuple[TensorSpec, ...]:
-    """Several specs from plain data of any origin.
+    """Reads several specs from plain data of any origin.
 
     Args:
       items: a list of what `TensorSpec.to_json` gives.
@@ -103,7 +103,7 @@ def specs_from_json(items: Any, where: str) -> tuple[TensorSpec, ...]:
 
 
 def argument_names(f: Callable[..., Any], count: int) -> tuple[str, ...]:
-    """The names of the first `count` positional arguments of `f`, or made-up ones."""
+    """Returns the names of the first `count` positional arguments of `f`, or made-up ones."""
     kinds = inspect.Parameter
     names: list[str] = []
     try:
@@ -122,7 +122,7 @@ def argument_names(f: Callable[..., Any], count: int) -> tuple[str, ...]:
 
 
 def flatten_named(trees: Sequence[Any], names: Sequence[str]) -> tuple[list[Any], list[TensorSpec]]:
-    """The leaves of several pytrees as arrays, each with its spec.
+    """Flattens several pytrees to arrays, each with its spec.
 
     Args:
       trees: one pytree per argument; leaves are arrays, scalars or ``jax.ShapeDtypeStruct``.
@@ -164,7 +164,7 @@ def _as_array(leaf: Any, name: str) -> Any:
 def check_leaves(
     inputs: Sequence[Any], names: Sequence[str], expected: Sequence[TensorSpec]
 ) -> list[np.ndarray]:
-    """The leaves of `inputs` as numpy arrays, if they are what is expected.
+    """Flattens `inputs` to numpy arrays, if they are what is expected.
 
     Args:
       inputs: one pytree per argument.
@@ -199,7 +199,7 @@ def check_leaves(
 def batched_arguments(
     names: Sequence[str], parameters: int, any_batch: bool | Collection[str]
 ) -> tuple[str, ...]:
-    """The arguments whose batch may vary.
+    """Selects the arguments whose batch may vary.
 
     Args:
       names: of all arguments.
@@ -224,7 +224,7 @@ def batched_arguments(
 
 
 def batch_of(arrays: Sequence[np.ndarray], specs: Sequence[TensorSpec]) -> int | None:
-    """The batch that arrays have in common; None if none of them has one that may vary.
+    """Returns the batch that arrays have in common; None if none of them has one that varies.
 
     Raises:
       SignatureError: if it is 0, or another in one array than in another.
@@ -234,7 +234,7 @@ def batch_of(arrays: Sequence[np.ndarray], specs: Sequence[TensorSpec]) -> int |
 
 
 def common_batch(shapes: Sequence[tuple[str, Sequence[Any]]]) -> int | None:
-    """The first size that named shapes have in common; None if there are none.
+    """Returns the first size that named shapes have in common; None if there are none.
 
     Raises:
       SignatureError: if it is 0, or another in one shape than in another.
@@ -243,6 +243,7 @@ def common_batch(shapes: Sequence[tuple[str, Sequence[Any]]]) -> int | None:
         return None
     (first, (batch, *_)), *_ = shapes
     for name, shape in shapes:
+        # Modules for any batch hold for every size from one on.
         if shape[0] == 0:
             raise SignatureError(
                 f"input {name} has shape {tuple(shape)}, an empty batch; give at least one example"
@@ -258,7 +259,7 @@ def common_batch(shapes: Sequence[tuple[str, Sequence[Any]]]) -> int | None:
 def with_batch(
     arrays: Sequence[Any], specs: Sequence[TensorSpec], size: int | None
 ) -> list[np.ndarray]:
-    """Arrays with their batch repeated or cut to `size`; None leaves them as they are.
+    """Repeats or cuts the batch of arrays to `size`; None leaves them as they are.
 
     Raises:
       SignatureError: if no array has a batch that may vary and theirs isn't known to be `size`.
@@ -279,7 +280,7 @@ def with_batch(
 
 
 def check_array(array: np.ndarray, spec: TensorSpec) -> np.ndarray:
-    """The array, if it has the shape and the dtype of `spec`.
+    """Returns the array if it has the shape and the dtype of `spec`.
 
     Raises:
       SignatureError: naming the input and what it is instead.

@@ -28,7 +28,7 @@ _FORMS: dict[str, dict[str, Any]] = {
 
 
 def describe(tree: Any) -> Description:
-    """The description of a pytree's structure; leaves themselves are not looked at.
+    """Describes a pytree's structure; leaves themselves are not looked at.
 
     Raises:
       TypeError: if a dict key is neither a string nor an integer.
@@ -61,7 +61,7 @@ def describe(tree: Any) -> Description:
 
 
 def rebuild(description: Description, leaves: Sequence[Any]) -> Any:
-    """The pytree of a description with `leaves` in flattening order.
+    """Builds the pytree of a description with `leaves` in flattening order.
 
     Raises:
       ValueError: if the number of leaves differs, or the description is not one.
@@ -73,14 +73,14 @@ def rebuild(description: Description, leaves: Sequence[Any]) -> Any:
 
 
 def count_leaves(description: Description) -> int:
-    """How many leaves a described structure has."""
+    """Counts the leaves of a described structure."""
     if description["kind"] == "leaf":
         return 1
     return sum(count_leaves(item) for item in description.get("items", ()))
 
 
 def require_structure(description: Any) -> int:
-    """How many leaves a structure has that may come from anywhere, if it can be rebuilt.
+    """Counts the leaves of a structure of any origin, after checking that it can be rebuilt.
 
     Raises:
       ValueError: if it is no description; where it isn't is said.
@@ -102,6 +102,7 @@ def _require_node(node: Any, where: str) -> None:
     if kind not in _FORMS:
         raise ValueError(f"{where}.kind is {kind!r}, none of {', '.join(_FORMS)}")
     require_form(node, _FORMS[kind], where)
+    # A leaf or None with items would be counted by one reader and skipped by another.
     items = node.get("items", []) if _FORMS[kind] else []
     if items != node.get("items", []):
         raise ValueError(f"{where} is a {kind} with items")
@@ -130,6 +131,7 @@ def _rebuild(description: Description, leaves: Iterator[Any]) -> Any:
         return collections.namedtuple(description["name"], keys)(*items)
     if kind == "node":
         children = dict(zip(keys, items, strict=True))
+        # The only class that is imported: no other name in a file chooses code.
         if description["name"] == "Gaussian" and description["module"].startswith("jaxeff."):
             from jaxeff.moment_propagation import Gaussian
 
@@ -139,7 +141,8 @@ def _rebuild(description: Description, leaves: Iterator[Any]) -> Any:
 
 
 def _one_level(tree: Any) -> tuple[list[Any], list[Any]]:
-    """The keys and the children of a pytree's top node."""
+    """Returns the keys and the children of a pytree's top node."""
+    # Every node but the top one counts as a leaf, so flattening stops after one level.
     pairs, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda node: node is not tree)
     return [_bare(path[0]) for path, _ in pairs], [child for _, child in pairs]
 

@@ -33,7 +33,7 @@ class Call:
 def kernel_calls(
     bundle: Bundle, layers: Sequence[str], leaves: Sequence[str] = ()
 ) -> tuple[Call, ...]:
-    """The kernels that a bundle calls, in order, with their layers.
+    """Lists the kernels that a bundle calls, in order, with their layers.
 
     Args:
         bundle: A deployed model.
@@ -49,6 +49,7 @@ def kernel_calls(
     count = len(example.bound)
     names = [_named(spec.name, leaves) for spec in example.artifact.inputs[:count]]
     owners = [_owner(name, layers) for name in names]
+    # Derived arrays (packed or transposed weights) belong to the layer of their parameters.
     if lifted.derive is not None:
         derive = lifted.derive["main"]
         known = dict(zip(derive.params, owners, strict=True))
@@ -68,6 +69,7 @@ def kernel_calls(
         if called != "relax.call_tir" or sources.get(binding.var) is not None:
             continue  # a view, or what depends on parameters alone
         read = [v for a in value.args[1].fields for v in sources.get(a) or ()]
+        # A kernel that was fused of two layers' work reads weights of both; the first one owns it.
         own = _first(known[v] for v in read)
         last = last if own is None else own
         found.append(Call(str(value.args[0].name_hint), last))
@@ -75,21 +77,22 @@ def kernel_calls(
 
 
 def _values(function: Any) -> Any:
-    """The tuple that a function returns."""
+    """Returns the tuple that a function returns."""
     values = {b.var: b.value for b in function.body.blocks[0].bindings}
     result = function.body.body
     return values.get(result, result)
 
 
 def _named(name: str, leaves: Sequence[str]) -> str:
-    """The path of a parameter that was left in float."""
+    """Finds the path of a parameter that was left in float."""
     rest = _REST.search(name)
     return leaves[int(rest[1])] if rest and leaves else name
 
 
 def _owner(name: str, layers: Sequence[str]) -> int | None:
-    """The layer that an array's path names; of several the longest name."""
+    """Finds the layer that an array's path names; of several the longest name."""
     path = "/" + _BETWEEN.sub("/", name).replace("['", "/")
+    # Whole path components: `conv1` must not claim the weights of `conv10`.
     fitting = [i for i, layer in enumerate(layers) if f"/{layer}/" in path]
     return max(fitting, key=lambda i: len(layers[i]), default=None)
 

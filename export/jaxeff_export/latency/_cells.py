@@ -80,7 +80,7 @@ class Cells:
     def of(
         cls, space: Space, nodes: Sequence[int] | None, target: str | Mapping[str, Any]
     ) -> Cells:
-        """The cells of a space.
+        """Reads the cells of a space.
 
         Args:
             space: What can be chosen.
@@ -100,6 +100,7 @@ class Cells:
             tuple(g for g in groups(s.read) if g not in own)
             for s, own in zip(sites, made, strict=True)
         )
+        # A layer that adds to an earlier one's result has a shortcut in its kernel.
         adds = [bool(own) and own in made[:i] for i, own in enumerate(made)]  # to an earlier layer
         geometries = [
             (_geometry(s), *_sizes(space, made[i]), *_sizes(space, read[i]), adds[i])
@@ -111,7 +112,7 @@ class Cells:
         return cls(space, made, read, like, makers, chosen, worth_of_planes(target))
 
     def shares(self, policy: Policy) -> list[list[Share]]:
-        """The cells of every layer of a policy, and how much of each."""
+        """Splits every layer of a policy into cells, and the share of each."""
         weights, activations = np.asarray(policy.weights), np.asarray(policy.activations)
         kept, sizes = np.asarray(policy.kept).tolist(), self.space.sizes.tolist()
         found = []
@@ -121,13 +122,14 @@ class Cells:
             bits = self._bits(int(weights[i]), int(activations[i]))
             own = []
             for nodes, (of, share) in itertools.product(itertools.product(*channels), bits):
+                # Multilinear: the product of the shares along each group of channels and the bits.
                 weight = share * float(np.prod([w for _, w in nodes]))
                 own.append(Share(Cell(like, tuple(n for n, _ in nodes), *of), weight))
             found.append(own)
         return found
 
     def conversions(self, policy: Policy) -> list[float]:
-        """By layer of bits, how many numbers it writes once more for readers of other forms.
+        """Counts, by layer of bits, the numbers it writes once more for readers of other forms.
 
         Readers of other widths each take codes of their own, and those in float the widest form.
         What a dense layer reads was averaged before.
@@ -142,11 +144,12 @@ class Cells:
             site = self.space.sites[maker]
             left = [policy.kept[g] / self.space.sizes[g] for g in self.made[maker]]
             written = site.made.size * site.places**2 * float(np.prod(left))
+            # One form is written anyway; each more, and every one in float, is a conversion.
             found[maker] = (len(own) - 1 + (FLOAT in own)) * written
         return found
 
     def design(self, policy: Policy, missing: Iterable[Cell]) -> tuple[Policy, list[Cell]]:
-        """A policy that holds the first missing cell and many others, and its cell of each layer.
+        """Designs a policy that holds many missing cells, the first included; also lists its cells.
 
         Args:
             policy: What holds where nothing is missing; whole in a table with nodes.
@@ -154,6 +157,7 @@ class Cells:
         """
         missing = list(missing)
         first, whole = missing[0], missing[0].weights == FLOAT
+        # Float and integer layers slow each other by conversions, so a design holds one kind only.
         wanted: dict[tuple[int, tuple[int, ...]], tuple[int, int]] = {}
         for cell in missing:
             if (cell.weights == FLOAT) == whole:
@@ -171,6 +175,7 @@ class Cells:
             held = {n: self._held(kept | {group: n}, wanted) for n in options}
             kept[group] = max(held, key=held.__getitem__)
         rest = (FLOAT, FLOAT) if whole else (8, 8)
+        # Of layers with one geometry the first takes the missing bits: one measurement is enough.
         cells, taken = [], set()
         for i, like in enumerate(self.like):
             of = like, tuple(kept[g] for g in self._groups(i))
@@ -185,12 +190,12 @@ class Cells:
         return (*self.made[layer], *self.read[layer])
 
     def _held(self, kept: Mapping[int, int], wanted: Mapping[Any, Any]) -> int:
-        """How many layers have channels that are wanted."""
+        """Counts the layers that have channels that are wanted."""
         held = {(s, tuple(kept[g] for g in self._groups(i))) for i, s in enumerate(self.like)}
         return len(held & wanted.keys())
 
     def mixed(self) -> Policy:
-        """The whole model with every second layer in float, for conversions."""
+        """Returns the whole model with every second layer in float, for conversions."""
         whole = self.space.whole
         bits = np.where(np.arange(len(self.like)) % 2, FLOAT, 8).astype(np.int32)
         return Policy(whole.kept, whole.datatypes, bits, bits)
@@ -199,13 +204,13 @@ class Cells:
         return [n for n in self.nodes or () if n < size] + [size]
 
     def _next(self, count: int, size: int) -> list[tuple[int, float]]:
-        """The node that is made where so many channels are wanted."""
+        """Rounds channels that a layer makes up to the next node."""
         if self.nodes is None:
             return [(count, 1.0)]
         return [(next(n for n in self._grid(size) if n >= count), 1.0)]
 
     def _between(self, count: int, size: int) -> list[tuple[int, float]]:
-        """The nodes around a number of channels."""
+        """Interpolates channels that a layer reads between the nodes around them."""
         if self.nodes is None:
             return [(count, 1.0)]
         nodes = self._grid(size)
@@ -215,17 +220,19 @@ class Cells:
         if nodes[i] == count:
             return [(count, 1.0)]
         low, high = nodes[i - 1], nodes[i]
+        # Time is linear in what is read: products grow with the channels of the input.
         share = (count - low) / (high - low)
         return [(low, 1 - share), (high, share)]
 
     def _bits(self, weights: int, activations: int) -> list[tuple[tuple[int, int], float]]:
-        """The kernel that a layer has: float, bytes, or planes."""
+        """Finds the kernel that a layer has: float, bytes, or planes."""
         if FLOAT in (weights, activations):
             return [((FLOAT, FLOAT), 1.0)]
         if weights * activations > self.worth:
             return [((8, 8), 1.0)]
         if self.nodes is None or self.worth == 1:
             return [((weights, activations), 1.0)]
+        # Linear in both widths, through the corners (1, 1), (worth, 1) and (1, worth).
         of_weights, of_activations = (
             (width - 1) / (self.worth - 1) for width in (weights, activations)
         )
@@ -242,7 +249,7 @@ def _in_float(policy: Policy) -> np.ndarray:
 
 
 def _geometry(site: Site) -> tuple[int, ...]:
-    """What layers of one kernel have in common."""
+    """Lists the sizes that layers of one kernel have in common."""
     return (
         site.macs, site.made.size, site.read.size, site.weights, site.kernel, site.stride,
         site.places, site.blocks,
@@ -254,14 +261,14 @@ def _sizes(space: Space, groups: Iterable[int]) -> tuple[tuple[int, ...]]:
 
 
 def _maker(sites: Sequence[Site], i: int) -> int:
-    """The last layer before it that makes what it reads."""
+    """Finds the last layer before a layer that makes what it reads."""
     wanted = set(dimensions(sites[i].read))
     before = (j for j in range(i - 1, -1, -1) if wanted & set(dimensions(sites[j].made)))
     return next(before, -1)
 
 
 def worth_of_planes(target: str | Mapping[str, Any]) -> int:
-    """The largest product of widths that a target has kernels by planes for."""
+    """Returns the largest product of widths for which a target counts bits plane by plane."""
     from tvm.target import Target
 
     from jaxeff_export.operators.integer import dot_of, planes_of

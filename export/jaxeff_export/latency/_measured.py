@@ -77,7 +77,7 @@ class MeasuredLatency:
         self._first: float | None = None
 
     def __call__(self, candidate: Candidate) -> float:
-        """Seconds of a call.
+        """Measures the seconds of a call.
 
         Raises:
             LatencyError: It can't be compiled, or no board is left to measure it.
@@ -85,7 +85,7 @@ class MeasuredLatency:
         return self._taken(candidate, 0)
 
     def many(self, candidates: Sequence[Candidate]) -> list[float | LatencyError]:
-        """Seconds of several candidates, as many at once as there are boards.
+        """Measures the seconds of several candidates, as many at once as there are boards.
 
         Args:
             candidates: Candidates of one model.
@@ -93,6 +93,7 @@ class MeasuredLatency:
         Returns:
             Their times, or why one couldn't be measured.
         """
+        # Boards differ in speed: each takes the next candidate when it is done.
         todo: queue.SimpleQueue[int] = queue.SimpleQueue()
         for i in range(len(candidates)):
             todo.put(i)
@@ -114,12 +115,14 @@ class MeasuredLatency:
         return [found[i] for i in range(len(candidates))]
 
     def _taken(self, candidate: Candidate, first: int) -> float:
-        """Seconds on a board, or on the next where it is lost."""
+        """Measures seconds on a board, or on the next where it is lost."""
         with self._compiling:
+            # One after the other: boards measure meanwhile.
             bundle = self._compile(candidate, candidate.policy)
             if self._whole is None:
                 self._whole = self._compile(candidate, candidate.space.whole)
         lost = []
+        # The other boards take over in turn, each counting relative to its own whole model.
         for i in [*range(first, self.boards), *range(first)]:
             turns = self._turns[i]
             try:
@@ -132,7 +135,7 @@ class MeasuredLatency:
         raise LatencyError("; ".join(lost))
 
     def _start(self, turns: Turns) -> None:
-        """What the whole model took on the first board is the unit on all of them."""
+        """Times the whole model; what it took on the first board is the unit on all of them."""
         assert self._whole is not None
         turns.start(self._whole, self._first)
         with self._compiling:
@@ -154,7 +157,7 @@ def measured_latency(
     repeat: int = 11,
     database: str | Path | None = None,
 ) -> MeasuredLatency:
-    """A latency for `jaxeff.search.search`: the median time of a call on a board, in seconds.
+    """Makes a latency for `jaxeff.search.search`: the median seconds of a call on a board.
 
     Args:
         *inputs: An example of what the model reads; its batch is the one that is timed.

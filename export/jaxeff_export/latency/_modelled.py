@@ -18,7 +18,7 @@ from jaxeff_export.latency._turns import compiled
 def modelled_latency(
     *inputs: Any, target: str | Mapping[str, Any] = "cortex-a72"
 ) -> Callable[[Candidate], float]:
-    """A latency by the static model of a core (`Bundle.model`): cycles, and no measurement.
+    """Makes a latency by the static model of a core (`Bundle.model`): cycles, no measurement.
 
     The sum over the kernels that are called of the cycles of their innermost loops, or of bringing
     their arrays if that takes longer. What kernels do outside of those loops isn't in it, nor are

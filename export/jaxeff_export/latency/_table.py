@@ -85,7 +85,7 @@ class TableLatency:
         self._turns = Turns(board, number, repeat)
 
     def __call__(self, candidate: Candidate) -> float:
-        """Seconds of a call.
+        """Looks up the seconds of a call.
 
         Raises:
             LatencyError: What is new can't be measured.
@@ -93,7 +93,7 @@ class TableLatency:
         return sum(self.layers(candidate))
 
     def layers(self, candidate: Candidate) -> list[float]:
-        """Seconds of every layer of a candidate; what is new is measured first."""
+        """Looks up the seconds of every layer of a candidate; what is new is measured first."""
         apart = self._apart(candidate)
         cells = self._begin(candidate.space)
         conversions = cells.conversions(candidate.policy)
@@ -104,9 +104,10 @@ class TableLatency:
         ]
 
     def _apart(self, candidate: Candidate) -> list[float]:
-        """Seconds of every layer without conversions."""
+        """Looks up the seconds of every layer without conversions."""
         self.prepare([candidate])
         return [
+            # The median: a cell may be measured in several designs, some while the core was slow.
             sum(share.weight * statistics.median(self._known[share.cell]) for share in own)
             for own in self._begin(candidate.space).shares(candidate.policy)
         ]
@@ -158,6 +159,7 @@ class TableLatency:
         """Measures a candidate that holds as many of the missing cells as one can."""
         policy, held = cells.design(candidate.policy, missing)
         rows = list(zip(held, self._measure(candidate, policy), strict=True))
+        # Written down before it counts, so that a table on disk never lacks what was used.
         if self._kept is not None:
             self._kept.add([len(self._kept), "cells"], {"cells": rows})
         for cell, seconds in rows:
@@ -172,13 +174,14 @@ class TableLatency:
             mixed = Candidate(cells.mixed(), candidate.space, candidate.make)
             apart = sum(self._apart(mixed))
             took = sum(self._measure(candidate, mixed.policy))
+            # Noise may make the mixed model faster than its cells: no time is negative.
             self._conversion = max(took - apart, 0.0) / sum(cells.conversions(mixed.policy))
             if kept is not None:
                 kept.add("conversion", {"cells": [], "seconds": self._conversion})
         return self._conversion
 
     def _measure(self, candidate: Candidate, policy: Policy) -> list[float]:
-        """Seconds of every layer, in turns with the whole model."""
+        """Measures the seconds of every layer, in turns with the whole model."""
         self.fills += 1
         space = candidate.space
         inputs, target, database = self._inputs, self._target, self._database
@@ -196,7 +199,7 @@ class TableLatency:
         return _split(profiles, calls, len(space.sites), seconds)
 
     def _start(self, whole: Bundle) -> None:
-        """What the whole model took when the table was begun stays its unit."""
+        """Times the whole model; what it took when the table was begun stays the unit."""
         kept = self._kept
         known = kept["whole"]["seconds"] if kept is not None and "whole" in kept else None
         self._turns.start(whole, known)
@@ -222,7 +225,7 @@ def table_latency(
     repeat: int = 11,
     database: str | Path | None = None,
 ) -> TableLatency:
-    """A latency for `jaxeff.search.search` that is looked up, and measured where it is new.
+    """Makes a latency for `jaxeff.search.search`: looked up, and measured where it is new.
 
     Args:
         *inputs: An example of what the model reads.
@@ -244,7 +247,7 @@ def table_latency(
 def _split(
     profiles: Sequence[Sequence[OperatorTime]], calls: Sequence[Any], layers: int, seconds: float
 ) -> list[float]:
-    """A time over layers, by their kernels' times."""
+    """Splits a time over layers, by their kernels' times."""
     kernels = {o.name: o for profile in profiles for o in profile}
     spent = {
         name: statistics.median(o.ms for p in profiles for o in p if o.name == name) / o.calls
@@ -254,4 +257,5 @@ def _split(
     for call in calls:
         found[call.layer] += spent.get(call.kernel, 0.0)
     total = sum(found)
+    # Profiles run kernels one by one, with overheads of their own: only their ratios count.
     return [seconds * each / total for each in found]

@@ -36,14 +36,14 @@ class Turns:
         self._times = number, repeat
 
     def start(self, whole: Bundle, first: float | None = None) -> None:
-        """Times the whole model, unless it is known what it took."""
+        """Times the whole model, unless its time is known."""
         if first is None:
             times = [whole.benchmark(self.board, *self._times).median_ms for _ in range(ROUNDS)]
             first = statistics.median(times) / 1000
         self.whole, self.first = whole, first
 
     def seconds(self, bundle: Bundle, between: Callable[[], Any] = lambda: None) -> float:
-        """Times of a call, as it would have been when the whole model was timed.
+        """Times a call, scaled to the moment at which the whole model was timed.
 
         Args:
             bundle: What is timed.
@@ -53,6 +53,7 @@ class Turns:
         ratios = []
         for _ in range(ROUNDS):
             whole = self.whole.benchmark(self.board, *self._times).median_ms
+            # Neighbours in time see the same clock and load, so these cancel in the ratio.
             ratios.append(bundle.benchmark(self.board, *self._times).median_ms / whole)
             between()
         return statistics.median(ratios) * self.first
@@ -65,7 +66,7 @@ def compiled(
     target: str | Mapping[str, Any],
     database: str | Path | None = None,
 ) -> Bundle:
-    """The library of a policy, in integer codes.
+    """Compiles the library of a policy, in integer codes.
 
     Raises:
         LatencyError: The compiler can't.
@@ -78,5 +79,5 @@ def compiled(
 
 
 def leaves_of(params: Any) -> list[str]:
-    """Paths of parameters."""
+    """Lists the paths of parameters."""
     return [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(params)]

@@ -75,12 +75,13 @@ class TuningDatabase:
         self._check()
 
     def choices(self, target: Mapping[str, Any]) -> dict[str, Choice]:
-        """What was decided for a target: per kernel the latest choice."""
+        """Reads the choices for a target: of each kernel the latest one."""
         file = self.folder(target) / "choices.jsonl"
         try:
             found = [Choice(**value) for value in _lines(file)]
         except TypeError as error:
             raise TuningError(f"{file} is no list of choices: {error}") from error
+        # Lines are only ever added: of one kernel's the last one wins.
         return {choice.workload: choice for choice in found}
 
     def choose(self, target: Mapping[str, Any], choice: Choice) -> None:
@@ -88,7 +89,7 @@ class TuningDatabase:
         add_line(self._open(target) / "choices.jsonl", asdict(choice))
 
     def records(self, target: Mapping[str, Any], space: str) -> ms.database.JSONDatabase:
-        """MetaSchedule's database for a target and a design space, mended if it was cut short.
+        """Opens MetaSchedule's database for a target and a space, mended if it was cut short.
 
         Raises:
           TuningError: if it is damaged otherwise.
@@ -98,6 +99,7 @@ class TuningDatabase:
         folder = self._open(target) / space
         folder.mkdir(exist_ok=True)
         workloads, records = folder / "workloads.jsonl", folder / "records.jsonl"
+        # Records name their workload by its line, so that the two files have to fit.
         known = len(_mended(workloads))
         for number, value in enumerate(_mended(records), 1):
             if not isinstance(value, list) or not 0 <= value[0] < known:
@@ -114,7 +116,8 @@ class TuningDatabase:
             ) from error
 
     def folder(self, target: Mapping[str, Any]) -> Path:
-        """Where a target's measurements are."""
+        """Names the folder of a target's measurements."""
+        # The hash covers every setting of the target: another core count is another folder.
         text = _written(target)
         name = str(target.get("mcpu", target.get("kind", "target")))
         return self.path / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
@@ -137,7 +140,7 @@ class TuningDatabase:
             yield
 
     def _open(self, target: Mapping[str, Any]) -> Path:
-        """A target's folder, made if need be."""
+        """Opens a target's folder, and makes it if need be."""
         folder = self.folder(target)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -150,6 +153,7 @@ class TuningDatabase:
         return folder
 
     def _check(self) -> None:
+        # Hidden files may be left of a write that was killed before the header existed.
         if not self.path.exists() or (self.path.is_dir() and not _visible(self.path)):
             return
         try:
@@ -165,6 +169,7 @@ class TuningDatabase:
                 f"{self.path} has format {form} {number}, this jaxeff reads {_FORMAT} "
                 f"{_FORMAT_VERSION}; tune into another folder"
             )
+        # Structural hashes and traces hold for one version of TVM only.
         if made != (here := _header()["apache-tvm"]):
             raise TuningError(
                 f"{self.path} was made by TVM {made}, this is TVM {here}, whose kernels and "
@@ -174,6 +179,7 @@ class TuningDatabase:
 
 def has_failed(seconds: float) -> bool:
     """Tells whether a recorded time is that of a candidate that failed."""
+    # Well below FAILED, and still far above any real time.
     return seconds >= 0.1 * FAILED
 
 
@@ -190,13 +196,13 @@ def _written(target: Mapping[str, Any]) -> str:
 
 
 def _write_once(path: Path, text: str) -> None:
-    """Writes a small file whole or not at all, unless it is there."""
+    """Writes a small file whole or not at all, unless it exists."""
     if not path.exists():
         write_whole(path, text)
 
 
 def _visible(folder: Path) -> list[Path]:
-    """A folder's files but hidden ones, which a killed process may leave."""
+    """Lists a folder's files but hidden ones, which a killed process may leave."""
     return [path for path in folder.iterdir() if not path.name.startswith(".")]
 
 

@@ -26,7 +26,7 @@ class CandidateError(RuntimeError):
 
 
 def timed(module: Any, device: Any, draws: Sequence[Draw]) -> float:
-    """Checks a built kernel on every draw, and time it on the first.
+    """Checks a built kernel on every draw, and times it on the first.
 
     Raises:
       CandidateError: if an output differs from what is expected.
@@ -34,6 +34,7 @@ def timed(module: Any, device: Any, draws: Sequence[Draw]) -> float:
     put = [
         [tvm.runtime.tensor(array, device=device) for array in arguments] for arguments, _ in draws
     ]
+    # Checked before it is timed: a wrong candidate must not enter the database as fast.
     for tensors, (_, expected) in zip(put, draws, strict=True):
         module["main"](*tensors)
         for index, value in expected.items():
@@ -46,6 +47,7 @@ def timed(module: Any, device: Any, draws: Sequence[Draw]) -> float:
 
 def _require_close(computed: np.ndarray, expected: np.ndarray) -> None:
     if not np.issubdtype(expected.dtype, np.bool_) and not _is_integer(expected.dtype):
+        # Differences in double precision, so that the comparison adds no rounding of its own.
         wide = np.complex128 if np.iscomplexobj(expected) else np.float64
         epsilon = float(ml_dtypes.finfo(expected.dtype).eps)
         computed, expected = computed.astype(wide), expected.astype(wide)
@@ -64,20 +66,22 @@ def _is_integer(dtype: np.dtype) -> bool:
 
 
 def entry_module(mod: tvm.IRModule) -> tvm.IRModule:
-    """A kernel, scheduled or not, as a module to compile with one function, ``main``."""
+    """Makes a module to compile of a kernel, scheduled or not; its one function is ``main``."""
     function = mod["main"].with_attr("global_symbol", "main")
     return ready_to_lower(tvm.IRModule({"main": function}))
 
 
 def draws_of(kernel: Kernel) -> list[Draw]:
-    """Arguments of two kinds, positive and any sign, with what the plain loops make of them.
+    """Draws arguments of two kinds, positive and of any sign, and computes expected outputs.
 
     Variances are positive; on numbers of any sign, roots and logarithms have to give NaN where the
     plain loops do.
     """
+    # The plain loops, for TVM's generic CPU: neither schedules nor vectors that could be at fault.
     plain = tvm.compile(
         entry_module(kernel.module), target=tvm.target.Target({"kind": "llvm"})
     ).jit()
+    # A fixed seed: candidates of all sessions are checked and timed on the same numbers.
     rng = np.random.default_rng(0)
     draws = []
     for any_sign in (False, True):

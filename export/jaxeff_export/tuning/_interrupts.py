@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def held_interrupts() -> Iterator[None]:
-    """Lets Ctrl-C wait for the end of the block.
+    """Delays Ctrl-C to the end of the block.
 
     TVM's runners and builders come back to Python from C++, which turns a ``KeyboardInterrupt``
     into an error without a name. Their processes get the signal too, so the wait is short.

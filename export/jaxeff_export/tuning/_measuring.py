@@ -53,12 +53,13 @@ class Bench:
         )
 
     def take(self, kernel: Kernel) -> None:
-        """Puts a kernel on the bench: draw arguments, and compute what is to be expected."""
+        """Prepares a kernel's measurements: draws arguments and computes the expected outputs."""
         draws = draws_of(kernel)
+        # A file serves processes that are started anew, without sending arrays each time.
         (self._workspace / ARGUMENTS).write_bytes(pickle.dumps(draws))
 
     def build(self, schedules: Sequence[Schedule]) -> list[Path | None]:
-        """A library of each schedule, or None where TVM fails."""
+        """Builds a library of each schedule, None where TVM fails."""
         inputs = [
             ms.builder.BuilderInput(entry_module(schedule.mod), self._target)
             for schedule in schedules
@@ -69,7 +70,7 @@ class Bench:
         return [Path(str(r.artifact_path)) if r.artifact_path else None for r in results]
 
     def seconds(self, library: Path | None) -> float | None:
-        """How long one call takes; None if it could not be built, fails, or computes wrongly."""
+        """Times one call; None if the library could not be built, fails, or computes wrongly."""
         if library is None:
             return None
         try:
@@ -85,13 +86,14 @@ class Bench:
 
 
 def _builder(linker: str, workspace: Path) -> ms.builder.LocalBuilder:
-    """MetaSchedule's builder; what it runs in its processes travels by value."""
+    """Makes MetaSchedule's builder; the functions that its processes run are sent by value."""
 
     def build(mod: tvm.IRModule, target: tvm.target.Target, _: object) -> Any:
         with tvm.transform.PassContext(opt_level=3):
             return tvm.compile(mod, target=target)
 
     def export(built: Any) -> str:
+        # A name of its own: a process does not read a library again that it has loaded.
         path = workspace / f"{uuid.uuid4().hex}.so"
         built.export_library(str(path), cc=linker)
         return str(path)
@@ -103,7 +105,7 @@ def _builder(linker: str, workspace: Path) -> ms.builder.LocalBuilder:
 
 
 def local_timer(workspace: Path, cores: int) -> Callable[[Path], float]:
-    """Timing in a process that TVM starts anew whenever a candidate takes it down."""
+    """Makes a timer in a process, which TVM starts anew whenever a candidate takes it down."""
 
     def start() -> None:
         os.environ["TVM_NUM_THREADS"] = str(cores)  # read when the first kernel runs in parallel
@@ -129,7 +131,7 @@ def local_timer(workspace: Path, cores: int) -> Callable[[Path], float]:
 
 
 def remote_timer(board: Board, workspace: Path) -> Callable[[Path], float]:
-    """Timing on a board, where a crash ends the session and no more."""
+    """Makes a timer on a board, where a crash ends the session and no more."""
 
     def attempt(library: Path) -> float:
         started = time.monotonic()

@@ -43,13 +43,13 @@ class Display:
         self._progress.stop()
 
     def begin(self, kernel: str, done: int, trials: int) -> None:
-        """A new bar for a kernel."""
+        """Shows a new bar for a kernel."""
         self._trials = trials
         self._show_all(done)
         self._current = self._progress.add_task(kernel, total=trials, completed=done, best="")
 
     def advance(self, best: float | None, default: float) -> None:
-        """One candidate more."""
+        """Counts one candidate more."""
         self._progress.advance(self._all)
         self._progress.advance(self._current)
         text = f"default {_time(default)}"
@@ -58,7 +58,7 @@ class Display:
         self._progress.update(self._current, best=text)
 
     def decide(self, kernel: str, choice: Choice) -> None:
-        """A line that stays, in place of the bar."""
+        """Replaces the bar by a line that stays."""
         self._finished += 1
         if self._current != self._all:
             self._progress.remove_task(self._current)
@@ -75,7 +75,8 @@ class Display:
         )
 
     def _show_all(self, done: int) -> None:
-        """How far all kernels together are; some have fewer candidates than were asked for."""
+        """Shows the progress of all kernels; some have fewer candidates than were asked for."""
+        # Finished kernels count in full, whatever they tried: else the bar would never end.
         completed = self._finished * self._trials + done
         total = self._kernels * self._trials or None
         self._progress.update(self._all, completed=completed, total=total)

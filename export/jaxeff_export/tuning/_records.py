@@ -33,12 +33,13 @@ class Records:
         self.best: float | None = None
         self._workload = database.commit_workload(kernel.module)
         self._target = target
+        # Earlier sessions count: candidates are never measured twice, and `trials` is a total.
         for record in database.get_all_tuning_records():
             if record.workload.same_as(self._workload):
                 self._note(record)
 
     def key(self, schedule: Schedule) -> str:
-        """What tells schedules of the kernel apart."""
+        """Hashes a schedule, which tells schedules of the kernel apart."""
         return digest_of(self.kernel, schedule)
 
     def is_new(self, schedule: Schedule) -> bool:
@@ -49,10 +50,11 @@ class Records:
         return new
 
     def add(self, schedule: Schedule, seconds: float | None) -> None:
-        """Commit a measurement; None for a candidate that failed."""
+        """Commits a measurement; ``seconds`` is None for a candidate that failed."""
         record = ms.database.TuningRecord(
             schedule.trace,
             self._workload,
+            # Failures are kept too, or every session would try them again.
             [FAILED if seconds is None else seconds],
             self._target,
             ms.arg_info.ArgInfo.from_entry_func(schedule.mod, True),
@@ -61,7 +63,7 @@ class Records:
         self._note(record)
 
     def finalists(self, count: int) -> list[Any]:
-        """The traces of the fastest."""
+        """Returns the traces of the fastest candidates."""
         best = self.database.get_top_k(self._workload, count)
         return [record.as_json()[0] for record in best if not has_failed(_seconds(record))]
 
@@ -86,8 +88,9 @@ class Libraries:
         self._built: dict[str, Path | None] = {}
 
     def of(self, schedules: Sequence[Schedule]) -> list[Path | None]:
-        """A library of each schedule, or None where TVM fails."""
+        """Returns a library of each schedule, None where TVM fails."""
         keys = [self._records.key(schedule) for schedule in schedules]
+        # Schedules may coincide, and finalists were built as candidates: each is compiled once.
         missing = {
             key: schedule
             for key, schedule in zip(keys, schedules, strict=True)

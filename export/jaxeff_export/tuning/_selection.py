@@ -18,7 +18,7 @@ from jaxeff_export.schedules import TuningError
 def select(
     mod: tvm.IRModule, include: Sequence[str] | None, exclude: Sequence[str]
 ) -> list[Kernel]:
-    """The kernels of a fused module to tune, each workload once.
+    """Selects the kernels of a fused module to tune, each workload once.
 
     Args:
       mod: a module whose kernels are not scheduled.
@@ -56,6 +56,7 @@ def select(
             f"nothing is left to tune; the kernels are {_listed(functions)}, and without patterns "
             "those that multiply and accumulate are tuned"
         )
+    # Equal kernels of several layers share a workload, and so one tuning.
     found: dict[str, Kernel] = {}
     for name in sorted(chosen):
         kernel = kernel_of(name, functions[name])

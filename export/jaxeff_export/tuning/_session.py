@@ -28,13 +28,13 @@ class Watcher(Protocol):
     """Who is told of a session's progress."""
 
     def begin(self, kernel: str, done: int, trials: int) -> None:
-        """A kernel is taken up, of which `done` candidates are known from earlier sessions."""
+        """Starts a kernel, of which `done` candidates are known from earlier sessions."""
 
     def advance(self, best: float | None, default: float) -> None:
-        """Another candidate was measured; times are in seconds, None while all failed."""
+        """Notes that a candidate was measured; times are in seconds, None while all failed."""
 
     def decide(self, kernel: str, choice: Choice) -> None:
-        """The kernel is finished."""
+        """Notes that a kernel is finished."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Session:
     watcher: Watcher
 
     def tune(self, kernel: Kernel) -> Choice:
-        """Measures what is still to be measured, and let the best meet the default schedule.
+        """Measures the remaining candidates, and compares the best with the default schedule.
 
         Raises:
           TuningError: if not even the default schedule can be measured.
@@ -67,6 +67,7 @@ class Session:
         default = default_schedule(kernel, Machine.of(target))
         records = Records(kernel, self.database.records(self.target, self.space), target)
         key = records.key(default)
+        # Marks the default as met: a candidate that equals it is not worth a measurement.
         records.is_new(default)
         source = self._source(kernel, records, target)
         batch = self._next(source, records)
@@ -77,8 +78,10 @@ class Session:
             self.watcher.begin(kernel.name, records.count, self.trials)
             self._measure(source, batch, default, records, libraries)
             finalists = records.finalists(_FINALISTS)
+            # What won before competes again: a few candidates more must not lose a good schedule.
             if choice and choice.trace is not None and choice.trace not in finalists:
                 finalists.append(choice.trace)
+            # A candidate's time is the least of a moment, maybe a lucky one; only the duel decides.
             schedules = [default, *(replayed(kernel, trace) for trace in finalists)]
             times = self._duel(libraries.of(schedules))
             choice = chosen(kernel.workload, key, finalists, times, records.count, self.space)
@@ -87,7 +90,7 @@ class Session:
         return choice
 
     def _still_holds(self, choice: Choice, default: str, count: int) -> bool:
-        """Tells whether nothing was measured or changed since a choice was made."""
+        """Tells whether nothing was measured or changed since the choice was made."""
         made = (choice.space, choice.default, choice.trials)
         return made == (self.space, default, count)
 
@@ -100,6 +103,7 @@ class Session:
         libraries: Libraries,
     ) -> None:
         """Measures the default schedule, and candidates until there are enough."""
+        # Built along with the first batch, whose processes are started once for all.
         default_seconds = self.bench.seconds(libraries.of([default, *batch])[0])
         if default_seconds is None:
             raise TuningError(
@@ -110,6 +114,7 @@ class Session:
             seconds = []
             for schedule, library in zip(batch, libraries.of(batch), strict=True):
                 seconds.append(self.bench.seconds(library))
+                # Written down at once, so that an interruption loses a single measurement.
                 records.add(schedule, seconds[-1])
                 self.watcher.advance(records.best, default_seconds)
             source.learn(seconds)
@@ -126,7 +131,7 @@ class Session:
         return source.propose(min(left, _BATCH)) if left > 0 else []
 
     def _duel(self, libraries: Sequence[Path | None]) -> list[float]:
-        """Measures several in turn, so that whatever slows the machine slows all."""
+        """Measures several libraries in turns, so that a slower machine slows all of them."""
         rounds = [[self.bench.seconds(library) for library in libraries] for _ in range(_ROUNDS)]
         return [
             statistics.median(FAILED if seconds is None else seconds for seconds in column)
@@ -142,7 +147,7 @@ def chosen(
     trials: int,
     space: str,
 ) -> Choice:
-    """The decision for a kernel: the fastest finalist if it beats the default schedule.
+    """Decides for a kernel: the fastest finalist if it beats the default schedule.
 
     Args:
       workload: the kernel's hash.
@@ -154,6 +159,7 @@ def chosen(
     """
     untuned, *others = times
     best = min(others, default=untuned)
+    # The best of several noisy times is biased downwards; the margin keeps ties at the default.
     beats = best < _MARGIN * untuned
     return Choice(
         workload=workload,

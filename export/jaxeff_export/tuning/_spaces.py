@@ -30,7 +30,7 @@ class Space(Protocol):
     """A source of candidates that may learn from measurements."""
 
     def propose(self, count: int) -> list[Schedule]:
-        """At most `count` candidates that were not proposed before; none when there are no more."""
+        """Proposes at most `count` new candidates; none when there are no more."""
 
     def learn(self, seconds: Sequence[float | None]) -> None:
         """Takes the times of the last proposal; None for a candidate that failed."""
@@ -51,11 +51,11 @@ class Tiles:
         self._candidates = _tiled(kernel, machine, is_new)
 
     def propose(self, count: int) -> list[Schedule]:
-        """The next ones, in the order of promise."""
+        """Proposes the next candidates, the most promising first."""
         return list(itertools.islice(self._candidates, count))
 
     def learn(self, seconds: Sequence[float | None]) -> None:
-        """Nothing: the order is fixed."""
+        """Does nothing: the order is fixed."""
 
 
 class PostOrderApply:
@@ -86,18 +86,19 @@ class PostOrderApply:
             space_generator=ms.space_generator.PostOrderApply(),
             search_strategy=search,
             task_name=kernel.name,
+            # A later session draws other candidates than the one that it continues.
             rand_state=1 + len(database),
         )
         self._context.pre_tuning(trials, batch, database=database)
         self._proposed: list[ms.MeasureCandidate] = []
 
     def propose(self, count: int) -> list[Schedule]:
-        """The next generation."""
+        """Proposes the next generation."""
         self._proposed = list(self._context.generate_measure_candidates() or [])[:count]
         return [candidate.sch for candidate in self._proposed]
 
     def learn(self, seconds: Sequence[float | None]) -> None:
-        """Tells the search how fit the generation was."""
+        """Reports the generation's times to the search."""
         results = [
             ms.runner.RunnerResult([s], None) if s else ms.runner.RunnerResult(None, "failed")
             for s in seconds
@@ -108,7 +109,7 @@ class PostOrderApply:
 def tiles(
     extents: Sequence[int], machine: Machine, results: int, together: int | None = None
 ) -> list[Tile]:
-    """The tiles worth a measurement, the most promising first.
+    """Lists the tiles worth a measurement, the most promising first.
 
     A tile should fill the registers, and load little for each multiplication: so many rows and so
     many vectors that their sum is small for their product.
@@ -123,8 +124,10 @@ def tiles(
     found = []
     for width in (d for d in divisors(last) if d <= machine.lanes):
         for vectors in divisors(last // width):
+            # A tile must not reach from one block of columns into the next.
             if together is not None and together % (vectors * width):
                 continue
+            # An upper bound: operands need registers too, but measurements will tell.
             room = machine.registers // (vectors * results)
             for rows in itertools.product(*(_at_most(divisors(n), room) for n in outer)):
                 if math.prod(rows) <= room:
@@ -135,12 +138,13 @@ def tiles(
 def _decisions(
     extents: Sequence[int], machine: Machine, results: int, together: int | None
 ) -> Iterator[tuple[Tile, int]]:
-    """Tiles, each with both orders of the outer loops, and how many cores may share the work.
+    """Yields tiles, each with both orders of the outer loops and the cores that share the work.
 
     The most promising tiles are tried on one core too, for kernels that are not worth a thread.
     """
     for rank, tile in enumerate(tiles(extents, machine, results, together)):
         orders = [tile]
+        # A single tile across has no other order of loops.
         if tile.columns < extents[-1]:
             orders.append(dataclasses.replace(tile, columns_first=True))
         for ordered in orders:
@@ -150,7 +154,7 @@ def _decisions(
 
 
 def _loads(tile: Tile) -> float:
-    """Loads per product that a tile computes."""
+    """Estimates the loads per product that a tile computes."""
     rows = math.prod(tile.rows)
     return (rows + tile.vectors) / (rows * tile.columns)
 
@@ -162,13 +166,14 @@ def _at_most(numbers: Sequence[int], limit: int) -> list[int]:
 def _tiled(
     kernel: Kernel, machine: Machine, is_new: Callable[[Schedule], bool]
 ) -> Iterator[Schedule]:
-    """The kernel's schedules, one per tile; every contraction of a kernel is tiled alike."""
+    """Yields a kernel's schedules, one per tile; all contractions of a kernel are tiled alike."""
     asked: list[tuple[list[int], int, int | None]] = []
 
     def first(extents: list[int], _: Machine, results: int, together: int | None) -> Tile:
         asked.append((extents, results, together))
         return Tile([1] * (len(extents) - 1), 1, 1)
 
+    # A first run only asks for the extents: the scheduler alone knows which loops it tiles.
     schedule_kernel(kernel.function, dataclasses.replace(machine, tiling=first))
     if not asked:
         return
