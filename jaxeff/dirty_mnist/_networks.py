@@ -64,7 +64,7 @@ def train_member(
     init_key, fit_key = jax.random.split(key)
     f, params = functional(_lenet(init_key))
     steps = len(source.train_images) // recipe.batch_size
-    # To zero at the last update, as often as an epoch has full batches.
+    # Falls to zero at the last update; an epoch has as many as there are full batches.
     rate = optax.cosine_decay_schedule(1e-3, recipe.member_epochs * steps)
 
     return _fit(

@@ -148,8 +148,8 @@ class _Reader:
         if callable(value) and not isinstance(value, type):
             inner = getattr(value, "callback_func", None)  # of a host callback
             if inner is not None:
-                # By name: the `repr` of a function holds its address.
                 return self._setting(inner)
+            # By name: the `repr` of a function holds its address.
             named = value if hasattr(value, "__qualname__") else type(value)
             return f"{named.__module__}.{named.__qualname__}"
         return re.sub(r" at 0x[0-9a-f]+", "", repr(value))

@@ -35,8 +35,8 @@ def ece(
     confidence = probs.max(-1)
     correct = (probs.argmax(-1) == labels).astype(probs.dtype)
     inner_edges = jnp.linspace(0, 1, bins + 1, dtype=probs.dtype)[1:-1]
-    # "left": a confidence on an edge belongs to the bin below, as in Guo et al., whose bins are ((m
-    # - 1) / M, m / M].
+    # "left": a confidence on an edge belongs to the bin below; the bins of Guo et al., section 2,
+    # are open on the left.
     bin_of = jnp.searchsorted(inner_edges, confidence, side="left")
     # n_b |mean(correct) - mean(confidence)| is the absolute sum of the differences in the bin.
     return jnp.abs(segment_sum(correct - confidence, bin_of, bins)).sum() / len(labels)

@@ -73,7 +73,7 @@ def conv(
         width,
         (kernel, kernel),
         strides=stride,
-        # Symmetric, as the original pads: "SAME" pads a strided convolution at one end only.
+        # Symmetric, as the original pads: "SAME" pads strided convolutions more at the end.
         padding=kernel // 2,
         # Batch norm subtracts the mean, so a bias before it has no effect.
         use_bias=not batch_norm,

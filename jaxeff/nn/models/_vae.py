@@ -40,8 +40,6 @@ class VAE(nnx.Module):
         # width.
         back = (latents, *reversed(widths))
         for i in range(1, self.depth + 1):
-            # Numbered names, not a list: the paths of parameters are the same as in Linen's
-            # models.
             setattr(self, f"enc{i}", nnx.Linear(widths[i - 1], widths[i], rngs=rngs))
         self.mean = nnx.Linear(widths[-1], latents, rngs=rngs)
         self.log_var = nnx.Linear(widths[-1], latents, rngs=rngs)

@@ -58,7 +58,7 @@ class VGG11(nnx.Module):
                 bn = nnx.BatchNorm(width, momentum=0.9, epsilon=1e-5, rngs=rngs)
                 setattr(self, f"bn{i}", bn)
             channels = width
-        #  103 of the network's 129 million parameters are here: 25,088 features times 4,096.
+        # 103 of the network's 129 million parameters are here: 25,088 features times 4,096.
         self.fc1 = nnx.Linear(channels * head * head, 4096, kernel_init=init, rngs=rngs)
         self.fc2 = nnx.Linear(4096, 4096, kernel_init=init, rngs=rngs)
         self.fc3 = nnx.Linear(4096, num_classes, rngs=rngs)
