@@ -9,13 +9,13 @@ from jaxeff.nn import small_classifier
 
 f, params, (x, y) = small_classifier()
 posterior = jax.tree.map(lambda w: jaxeff.Gaussian(w, 0.01 * w**2), params)
-twice = lambda p, x: f(p, x) * f(p, x)[:, ::-1]              # whatever shares a posterior
+twice = lambda p, x: f(p, x) * f(p, x)[:, ::-1]              # both factors share a posterior
 print(assumptions(twice, posterior, x[:10]))                 # the places
 print(assumptions(twice, posterior, x[:10], key=jax.random.key(0)))  # and what each costs
 ```
 
-The second form runs the function on samples and holds the rule of each place against it, given the
-moments that its inputs have indeed, so that what one place gets wrong isn't blamed on the next.
+The second form runs the function on samples and compares the rule of each place with them. The rule
+gets the sampled moments of its inputs, so that errors of one place don't count for the next.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def assumptions(
     rules: Mapping[Any, Rule] | None = None,
     **kwargs: Any,
 ) -> Assumptions:
-    """The places where `moments(f)(*args, **kwargs)` assumes independence.
+    """Lists the places where `moments(f)(*args, **kwargs)` assumes independence.
 
     Args:
         f: A pure function `f(params, *args)`.
@@ -75,6 +75,7 @@ def assumptions(
         raise ValueError(f"assumptions: samples is {samples}; 2 or more are needed.")
     found: list[Assumption] = []
     propagation = Propagation(rules or {}, "variance", found.append)
+    # The places depend on the program and on shapes alone: nothing is computed to find them.
     jax.eval_shape(functools.partial(propagation.run, f), args, kwargs)
     places = Assumptions.merged(found)
     if key is None or not places:
@@ -111,6 +112,8 @@ def _ratios(
             result = layer.outputs[0]
             if layer.kind == "control flow" or not layer.nodes or result not in sampled:
                 continue
+            # Sampled moments of the inputs, not propagated ones: what is measured is each place's
+            # own error.
             inputs = [sampled.get(v, known.get(v)) for v in layer.inputs]
             if any(v is None for v in inputs):
                 continue  # made from constants alone, or discrete
@@ -126,6 +129,7 @@ def _ratios(
 
 
 def _summary(ratio: np.ndarray, samples: int) -> Ratio | None:
+    # Entries that never vary (a dead unit) have no ratio.
     values = ratio[np.isfinite(ratio)]
     if not values.size:
         return None

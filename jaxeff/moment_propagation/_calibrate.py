@@ -1,4 +1,4 @@
-"""`calibrate_moments`: variances that are right, for a factor per site and channel measured once.
+"""`calibrate_moments`: corrects variances by a factor per site and channel, measured once.
 
 ```python
 import jax
@@ -17,8 +17,8 @@ The diagonal covariance forgets what entries share (a kernel's noise over positi
 input, a residual stream), and variances are off by factors that depend on the network far more than
 on the input. So the function is run on samples once, and for every site that combines entries the
 ratio of the sampled variance to the rule's, given already calibrated inputs, is kept: one factor
-per channel. The source scales the variance of a whole network by one guessed factor (its
-calibration factor, 0.3 and 0.4); this is that factor derived.
+per channel. Klein's thesis, section 8.3, scales the variance of a whole network by one factor
+chosen by hand (its calibration factor, 0.3 and 0.4); here factors are measured.
 
 Sharp edges
 - Factors are averages over the batch they were measured on and over places; what is left is how
@@ -112,6 +112,8 @@ def calibrate_moments(
         factors: dict[str, Array] = {}
         errors: dict[str, Array] = {}
         if correlations:
+            # Those variances are of results alone, so there is one factor per result and none
+            # inside.
             full = correlated(replace(propagation, differentiable=False), f, args, kwargs)
             results = jax.tree.leaves(full, is_leaf=is_gaussian)
             for i, (atom, ours) in enumerate(zip(program.outputs, results, strict=True)):
@@ -127,6 +129,8 @@ def calibrate_moments(
                 return outputs
             ours = to_variance(outputs[0])
             factor, error = _factor(ours, sampled[result], samples)
+            # The calibrated variance goes on, so that a later factor corrects what its own layer
+            # adds and not what has been corrected before.
             factors[layer.site], errors[layer.site] = factor, error
             return [Gaussian(ours.mean, ours.var * factor), *outputs[1:]]
 
@@ -139,17 +143,20 @@ def calibrate_moments(
 
 
 def _factor(ours: Gaussian, sampled: Gaussian, samples: int) -> tuple[Array, Array]:
-    """The factor of each channel, and its standard error relative to it.
+    """Computes the factor of each channel, and its relative standard error.
 
-    The geometric mean of the entries' ratios, so that no entry counts for more than another. Its
+    The factor is the geometric mean of the entries' ratios, so that no entry dominates. Its
     error from sampling is at most that of one entry, for entries of a channel share their samples.
     Channels are drawn towards their common mean by as much as their spread is explained by that
     error (James and Stein 1961).
     """
+    # An entry without variance (masked, dead) has no ratio and is left out.
     known = (ours.var > 0) & (sampled.var > 0)
     ratio = jnp.where(known, sampled.var, 1) / jnp.where(known, ours.var, 1)
     axes = tuple(range(ours.ndim - 1))
     logs = jnp.sum(jnp.log(ratio), axes) / jnp.maximum(jnp.sum(known, axes), 1)
+    # The variance of the logarithm of a sample variance, for normal results. Its share in the
+    # spread of the channels is how far they are shrunk to their common mean.
     noise = 2 / samples
     spread = jnp.maximum(jnp.var(logs) - noise, 0)
     kept = spread / (spread + noise)

@@ -1,4 +1,4 @@
-"""A posterior together with what the variances of its network's layers have to be multiplied by.
+"""A posterior together with factors that correct the variances of its network's layers.
 
 The factors are measured once (`calibrate_moments`) and travel with the posterior: `moments(f)`
 takes the pair in place of the posterior, and so do `deploy` and bundles.
@@ -42,7 +42,7 @@ class Calibrated:
     errors: tuple[tuple[str, float], ...] = field(default=(), metadata={"static": True})
 
     def __repr__(self) -> str:
-        """How many sites, and the range of their factors where they are known."""
+        """Returns the number of sites and their names."""
         return f"Calibrated({len(self.factors)} sites: {', '.join(self.factors)})"
 
 
@@ -50,12 +50,14 @@ def is_scaled(layer: Layer, result: Any) -> bool:
     """Returns whether a layer's result may have a factor."""
     if not is_random(result) or isinstance(result, Activated) or not layer.site:
         return False
+    # A pointwise function of one array is exact; of several arrays (a residual sum) the shared
+    # noise is missing.
     joins = sum(v.is_data for v in layer.inputs) > 1
     return layer.kind in _SCALED or joins
 
 
 def uncalibrated(args: Sequence[Any]) -> tuple[tuple[Any, ...], Mapping[str, Array]]:
-    """Arguments with a posterior in the place of a `Calibrated`, and the factors."""
+    """Puts its posterior in the place of a `Calibrated` argument, and returns the factors."""
     found = [a for a in args if isinstance(a, Calibrated)]
     if len(found) > 1:
         raise TypeError(

@@ -78,7 +78,7 @@ def correlated(
     kwargs: Mapping[str, Any],
     full: bool = False,
 ) -> Any:
-    """Moments with variances of first order, correlations included.
+    """Computes moments with variances of first order, correlations included.
 
     Args:
         propagation: The moments that slopes are taken through; no derivative passes through a
@@ -110,6 +110,7 @@ def correlated(
 
         def one(examples: Sequence[Any]) -> Any:
             rows = iter(examples)
+            # An axis of size one stays: the function was written for batches.
             given = [
                 jax.tree.map(lambda a: a[None], next(rows)) if b else leaf
                 for leaf, b in zip(leaves, batched, strict=True)
@@ -117,12 +118,14 @@ def correlated(
             return jax.tree.map(lambda a: a[0], first_order(given))
 
         examples = [leaf for leaf, b in zip(leaves, batched, strict=True) if b]
+        # One example after the other: each has slopes of its own by every shared parameter, and
+        # memory for one set of them is enough.
         out = lax.map(one, examples)
     return _closed(_scaled(out, factors))
 
 
 def _closed(out: Any) -> Any:
-    """The results, whose spreads no other transform can act on."""
+    """Closes the results' spreads, so that no other transform acts on them."""
     return jax.tree.map(_closed_result, out, is_leaf=_is_result)
 
 
@@ -139,7 +142,7 @@ def _is_result(value: Any) -> bool:
 
 
 def _scaled(out: Any, factors: Mapping[str, Array]) -> Any:
-    """The results' variances times their factors."""
+    """Multiplies the results' variances by their factors."""
 
     def scaled(i: int, result: Any) -> Any:
         factor = factors.get(f"{RESULT}{i}")
@@ -147,6 +150,8 @@ def _scaled(out: Any, factors: Mapping[str, Array]) -> Any:
             return result
         if is_gaussian(result):
             return Gaussian(result.mean, result.var * factor)
+        # Standard deviations scale, correlations stay: the covariance remains positive
+        # semidefinite.
         root = jnp.broadcast_to(jnp.sqrt(factor), result.shape)
         return JointGaussian(result.mean, result.cov * root[..., None] * root[..., None, :])
 
@@ -165,6 +170,8 @@ def _first_order(
     program = propagation.prepare(program, values)
     known = dict(zip(program.inputs, values, strict=True))
     owned = _owned(program, [v for v in program.inputs if is_gaussian(known[v])])
+    # Kernels whose noise is new in each entry of one result are not differentiated: a step added to
+    # that result stands for all of their noise.
     apart = {v for inputs in owned.values() for v in inputs}
     followed = [v for v in program.inputs if is_gaussian(known[v]) and v not in apart]
 
@@ -178,6 +185,8 @@ def _first_order(
             outputs = propagation.layer({}, layer, key, *operands)
             if layer not in owned:
                 return outputs
+            # The layer once more with the other inputs certain: the part of its variance that its
+            # own kernel makes.
             only = [
                 x if v in apart or not is_random(x) else x.mean
                 for v, x in zip(layer.inputs, operands, strict=True)
@@ -191,6 +200,7 @@ def _first_order(
         found = jax.tree.leaves(out, is_leaf=is_gaussian)
         return [g.mean for g in found], (out, [alone[layer] for layer in owned])
 
+    # One trace forward serves all results: each then costs a pass backward.
     start = [known[v].mean for v in followed]
     still = [jnp.zeros(o.aval.shape, o.aval.dtype) for layer in owned for o in layer.outputs]
     y, pull, (out, alone) = jax.vjp(means, start, still, has_aux=True)
@@ -205,12 +215,12 @@ def _first_order(
 
 
 def _owned(program: Program, random: Sequence[Value]) -> dict[Layer, list[Value]]:
-    """Linear layers, with those of the random inputs whose noise is fresh in each of their results.
+    """Finds linear layers with random inputs whose noise is new in each entry of their result.
 
-    Nobody else reads such an input, and no two entries of the result share one of its entries (a
-    kernel of a dense layer, for one example). What it adds to a result's variance is its own part
-    of the layer's variance times the squared slope after the layer: nothing is derived by the
-    entries of the kernel.
+    No other layer reads such an input, and no two entries of the result share one of its entries (a
+    kernel of a dense layer, for one example). It adds to a result's variance its own part of the
+    layer's variance times the squared slope after the layer: no derivative is taken by the entries
+    of the kernel.
     """
     readers: dict[Value, list[Layer]] = {}
     for layer in program.layers:
@@ -227,6 +237,8 @@ def _owned(program: Program, random: Sequence[Value]) -> dict[Layer, list[Value]
         lineages, meetings = walk(layer.nodes, {value: {value: identity(value.aval.shape)}})
         labels = lineages.get(result, {}).get(value, ())
         sizes = result.aval.shape
+        # Each entry of the result depends on entries of its own, and the layer combines no
+        # dependent ones.
         fresh = all(isinstance(x, int) or n == 1 for x, n in zip(labels, sizes, strict=True))
         if labels and fresh and not meetings:
             found.setdefault(layer, []).append(value)
@@ -238,6 +250,7 @@ def _variance(pull: Callable[..., Any], y: Sequence[Array], number: int, spreads
     slopes = _slopes(pull, y, number)
 
     def spread(direction: Array) -> Array:
+        # First order of the Hermite expansion: sum_p v_p (d E y / d m_p)^2, the module's equation.
         parts = jax.tree.map(lambda v, s: jnp.sum(v * s * s), spreads, slopes(direction))
         return jnp.stack(jax.tree.leaves(parts)).sum()
 
@@ -258,6 +271,7 @@ def _covariance(
 
     def part(v: Array, s: Array) -> Array:
         flat = s.reshape(one.size, -1)
+        # J diag(v) J^T.
         return (flat * v.reshape(1, -1)) @ flat.T
 
     parts = jax.tree.leaves(jax.tree.map(part, spreads, found))
@@ -265,7 +279,7 @@ def _covariance(
 
 
 def _slopes(pull: Callable[..., Any], y: Sequence[Array], number: int) -> Callable[[Array], Any]:
-    """The expected slopes of a combination of one result's entries."""
+    """Makes a function of the expected slopes of a combination of one result's entries."""
     one = y[number]
     if one.size > MOST_RESULTS:
         raise MomentsError(
@@ -286,7 +300,7 @@ def _slopes(pull: Callable[..., Any], y: Sequence[Array], number: int) -> Callab
 
 
 def _batched(program: Program, count: int) -> list[bool]:
-    """Which leaves hold one example per place of their first axis; none if that isn't sure."""
+    """Returns which leaves hold an example per place of their first axis; none if in doubt."""
     inputs = program.inputs[:count]
     data = [v for v in inputs if v.is_data]
     none = [False] * count
@@ -298,6 +312,8 @@ def _batched(program: Program, count: int) -> list[bool]:
         return none
     if len({v.aval.shape[0] for v in data}) > 1:
         return none
+    # The first axis of every data argument is followed to the results. In doubt (a loop, a mixed
+    # axis) the answer is none: dearer, but never wrong.
     lineages: dict[Value, Lineage] = {v: {v: identity(v.aval.shape)} for v in data}
     for layer in program.layers:
         if not any(v in lineages for v in layer.inputs):

@@ -53,8 +53,9 @@ class Propagation:
     differentiable: bool = True
 
     def run(self, f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """What `moments(f)` returns."""
+        """Evaluates `moments(f)` at arguments."""
         if not any(is_gaussian(v) for v in jax.tree.leaves((args, kwargs), is_leaf=is_gaussian)):
+            # Nothing is random: the function itself, so that results are equal bit for bit.
             result = f(*args, **kwargs)
             check_certain(result)
             return jax.tree.map(_result, result)
@@ -63,7 +64,7 @@ class Propagation:
         return self.evaluated(program, functools.partial(self.layer, factors), values)
 
     def evaluated(self, program: Program, rule: Callable[..., Any], values: Sequence[Any]) -> Any:
-        """The results of a prepared program under a rule."""
+        """Evaluates a prepared program under a rule."""
 
         def prepare(part: Program, given: Sequence[Any]) -> Program:
             return part if part is program else self.prepare(part, given)
@@ -72,7 +73,7 @@ class Propagation:
         return jax.tree.unflatten(program.out_tree, [_result(v) for v in outputs])
 
     def prepare(self, program: Program, values: Sequence[Any]) -> Program:
-        """The program with what has to be integrated as a whole joined."""
+        """Fuses the layers that have to be integrated as a whole."""
         random = [v for v, x in zip(program.inputs, values, strict=True) if is_random(x)]
         if not random:
             return program
@@ -82,10 +83,11 @@ class Propagation:
     def layer(
         self, factors: Mapping[str, Any], layer: Layer, key: Any, *values: Any
     ) -> Sequence[Any]:
-        """Computes the moments of one layer: the rule `evaluate` calls."""
+        """Computes the moments of one layer: the rule that `evaluate` calls."""
         outputs = self._moments(layer, key, values)
         if not self.differentiable:
             outputs = [_held(value) for value in outputs]
+        # Factors come after the rule and before the next layer, as they were measured.
         if layer.site in factors and is_scaled(layer, outputs[0]):
             first = Gaussian(outputs[0].mean, outputs[0].var * factors[layer.site])
             return [first, *outputs[1:]]
@@ -107,11 +109,15 @@ class Propagation:
             )
         if layer.kind == "quantize":
             return _quantize(layer, values, self.differentiable)
+        # A layer that another transform has acted on holds a program of its own. Factors belong to
+        # sites outside of it, so it is evaluated without any.
         if layer.mark and layer.programs:
             rule = functools.partial(self.layer, {})
             return evaluate(layer.programs[0], rule, key, values, promote, self.prepare)
+        # Dependent entries may meet in these kinds: they are integrated as one function.
         if layer.kind in _REGIONS or isinstance(layer, FusedLayer):
             return region(layer, values, self.rules, self.note)
+        # Klein's thesis, eq. (8.9): dense layers take E[x^2] and give variances (section 8.4).
         if self.form == "raw" and layer.kind in {"linear", "contraction"}:
             values = tuple(
                 to_raw(v) if is_random(v) and i in layer.data else v for i, v in enumerate(values)
@@ -125,7 +131,7 @@ class Propagation:
 
 
 def _result(value: Any) -> Any:
-    """What leaves the function: a Gaussian for floating-point values, else an array."""
+    """Converts a value to a result: a Gaussian for floating-point values, else an array."""
     if is_random(value):
         return to_variance(value)
     value = at_mean(value)
@@ -151,7 +157,7 @@ def _random(value: Any) -> Any:
 
 
 def _discrete(layer: Layer, values: Sequence[Any]) -> list[Any]:
-    """A layer of values that are discrete functions of random ones, which stay so."""
+    """Evaluates a layer of discrete functions of random values, which stay discrete."""
     outputs = layer.fn(*(at_mean(v) for v in values))
     for output in outputs:
         if jnp.issubdtype(jnp.result_type(output), jnp.inexact):
@@ -160,11 +166,12 @@ def _discrete(layer: Layer, values: Sequence[Any]) -> list[Any]:
 
 
 def _held(value: Any) -> Any:
-    """A random value through whose variance no derivative passes."""
+    """Stops derivatives through the variance of a random value."""
     if not is_random(value):
         return value
     if isinstance(value, Gaussian):
         return replace(value, var=lax.stop_gradient(value.var))
+    # E[x^2] must still follow the mean: only the variance in it is held.
     return RawMoments(value.mean, value.mean**2 + lax.stop_gradient(value.var))
 
 
@@ -176,5 +183,6 @@ def _quantize(layer: Layer, values: Sequence[Any], differentiable: bool) -> list
         raise no_rule(layer.nodes[-1], layer.site, "quantizes several random values at once")
     if differentiable:
         return [Gaussian(outputs[0], random[0].var)]
+    # Straight through: the value is rounded, the slope is one.
     mean = random[0].mean
     return [Gaussian(mean + lax.stop_gradient(outputs[0] - mean), random[0].var)]

@@ -124,6 +124,8 @@ def moments(
 
     @functools.wraps(f)
     def propagated(*args: Any, **kwargs: Any) -> Any:
+        # A sampler's result or a model in the place of parameters is named before anything is
+        # traced.
         for position, argument in enumerate(args):
             check_params(f"moments: argument {position}", argument)
         found: list[Assumption] = []

@@ -1,8 +1,8 @@
-"""Monte Carlo over the layers of a function: what their moments are, beside what the rules give.
+"""Monte Carlo over the layers of a function: sampled moments, to compare rules with.
 
-The function is run on samples of its random arguments, and the mean and variance of everything its
-layers make is accumulated. That shows where a variance is off, and by how much
-(`assumptions`), and what to multiply it by (`calibrate_moments`).
+The function is run on samples of its random arguments, and the mean and variance of every value in
+it are accumulated. They show where a variance is off, and by how much (`assumptions`), and by which
+factor to correct it (`calibrate_moments`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Sampled = dict[Value, Gaussian]
 def sampled_moments(
     key: PRNGKeyArray, program: Program, values: Sequence[Any], samples: int, chunk: int
 ) -> Sampled:
-    """Sample moments of every floating-point value of a program that is random.
+    """Samples the moments of every random floating-point value of a program.
 
     Args:
         key: A PRNG key.
@@ -38,6 +38,8 @@ def sampled_moments(
         The mean and the unbiased variance by value, arrays of the value's shape.
     """
     means = [v.mean if is_gaussian(v) else v for v in values]
+    # Sums of offsets from the values at the means: sums of squares of the values themselves would
+    # cancel in float32.
     centre = _everything(program, means)
     random = [v for v in _random(program, values) if v in centre]
     chunks = max(1, -(-samples // chunk))
@@ -50,6 +52,7 @@ def sampled_moments(
         return [jnp.where(made[v] == centre[v], 0, made[v] - centre[v]) for v in random]
 
     def step(total: Any, chunk_key: PRNGKeyArray) -> tuple[Any, None]:
+        # A chunk side by side, chunks after each other: memory is bounded by a chunk.
         offsets = jax.vmap(draw)(jax.random.split(chunk_key, chunk))
         first = [t + o.sum(0) for t, o in zip(total[0], offsets, strict=True)]
         second = [t + (o * o).sum(0) for t, o in zip(total[1], offsets, strict=True)]
@@ -60,6 +63,7 @@ def sampled_moments(
     count = chunks * chunk
     found: Sampled = {}
     for value, total, squares in zip(random, first, second, strict=True):
+        # The unbiased variance from sums of offsets, whose mean is small against their spread.
         mean = total / count
         var = jnp.maximum(squares - count * mean * mean, 0) / (count - 1)
         found[value] = Gaussian(centre[value] + mean, var)
@@ -67,7 +71,7 @@ def sampled_moments(
 
 
 def _everything(program: Program, values: Sequence[Any]) -> dict[Value, Any]:
-    """Every value of a program, run as it is."""
+    """Evaluates a program as it is and returns every value."""
     env: dict[Any, Any] = dict(program.constants)
     env.update(zip(program.inputs, values, strict=True))
     for layer in program.layers:
@@ -78,7 +82,7 @@ def _everything(program: Program, values: Sequence[Any]) -> dict[Value, Any]:
 
 
 def _random(program: Program, values: Sequence[Any]) -> list[Value]:
-    """The floating-point values that depend on random inputs."""
+    """Returns the floating-point values that depend on random inputs."""
     reached = {v for v, x in zip(program.inputs, values, strict=True) if is_gaussian(x)}
     for layer in program.layers:
         if not reached.isdisjoint(layer.inputs):
@@ -88,7 +92,7 @@ def _random(program: Program, values: Sequence[Any]) -> list[Value]:
 
 
 def ratios(ours: Gaussian, sampled: Gaussian) -> Array:
-    """Our variances over sampled ones, entry by entry; NaN where nothing varied."""
+    """Divides variances by sampled ones, entry by entry; NaN where nothing varied."""
     return jnp.where(
         sampled.var > 0, ours.var / jnp.where(sampled.var > 0, sampled.var, 1), jnp.nan
     )

@@ -1,4 +1,4 @@
-"""Noise as random arguments: what makes the moments of a noisy network those of a function.
+"""Makes noise a random argument, so that moments of a noisy network are those of a function.
 
 A noise model whose draws have known means and variances (`jaxeff.noise.MomentNoise`) is a value and
 independent random arrays. Made arguments of the function, they are random values like any others:
@@ -26,7 +26,7 @@ def with_noise(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """The function with its noise as a last argument, and its arguments, random draws included.
+    """Gives a function its noise as a last argument; returns it with arguments, noise included.
 
     Raises:
         ValueError: A model has no moments, or acts inside a loop or branch.
@@ -80,7 +80,7 @@ def with_noise(
 
 
 def _perturbed(layer: Layer, model: Noise) -> list[tuple[str, Any]]:
-    """The values of a layer that a model perturbs, each under a name of its own."""
+    """Returns the values of a layer that a model perturbs, each under a name of its own."""
     if place(model) == "output":
         found = [(f"{layer.site}>{i}", v) for i, v in enumerate(layer.outputs) if not v.spread]
     else:

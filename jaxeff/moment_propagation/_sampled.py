@@ -1,4 +1,4 @@
-"""`sampled(f)`: the local reparametrization trick, draws of a layer's results in place of weights.
+"""`sampled(f)`: the local reparametrization trick, draws of results in place of weights.
 
 ```python
 import jax
@@ -78,7 +78,9 @@ def sampled(f: Callable[..., Any]) -> Callable[..., Any]:
                 return outputs
             return [_drawn(at, i, value) for i, value in enumerate(outputs)]
 
+        # A site's draw is certain for the next layer, so no variance passes through two sites.
         outputs = evaluate(program, rule, key, values)
+        # Results that no site has made (a random argument returned as it is) are drawn here.
         drawn = [_drawn(key, i, value) for i, value in enumerate(outputs)]
         return jax.tree.unflatten(program.out_tree, drawn)
 

@@ -2,7 +2,7 @@
 
 A rule of moment propagation is exact for independent operands. Where operands depend on one another
 and no exact rule is known, independence is assumed, and such a place is an `Assumption`. See
-`wholes` for how they are found.
+`_fusion` for how they are found.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Ratio(NamedTuple):
     error: float
 
     def __str__(self) -> str:
-        """Median and range."""
+        """Returns the median and the range."""
         return f"{self.median:.2f} ({self.low:.2f} to {self.high:.2f})"
 
 
@@ -63,7 +63,7 @@ class Assumption:
     def of(
         cls, layer: Layer, meeting: Meeting, leaves: Mapping[Value, Lineage] | None = None
     ) -> Assumption:
-        """The assumption made where a layer combines what depends on the source of a meeting.
+        """Makes the assumption that a layer combines independent entries where they meet.
 
         Args:
             layer: The layer.
@@ -81,7 +81,7 @@ class Assumption:
 
     @classmethod
     def in_a_loop(cls, layer: Layer, sources: Iterable[Any]) -> Assumption:
-        """The assumption that what a loop or branch reads is fresh at every step."""
+        """Makes the assumption that what a loop or branch reads is fresh at every step."""
         node = layer.nodes[0]
         reason = f"{node.primitive.name} takes what it reads as independent, at every step anew"
         line = _compat.source_line(node.eqn)
@@ -89,14 +89,14 @@ class Assumption:
 
     @classmethod
     def expanded(cls, layer: Layer, random: Iterable[Any]) -> Assumption:
-        """The assumption that a smooth function of several dependent entries is quadratic."""
+        """Makes the assumption that a smooth function of several dependent entries is quadratic."""
         reason = "dependent entries are combined, to second order about their means,"
         line = _compat.source_line(layer.nodes[-1].eqn)
         return cls(layer.site, layer.kind, reason, _names(random), line)
 
     @classmethod
     def approximated(cls, layer: Layer, node: Node, root: Value, name: str) -> Assumption:
-        """The assumption that a statistic has the distribution of its rule."""
+        """Makes the assumption that a statistic has the distribution of its rule."""
         reason = f"the {name} of so few entries is approximated, a statistic"
         if name == "logsumexp":
             reason = "pairs of a log-sum-exp are taken as Gaussian, a statistic"
@@ -104,7 +104,7 @@ class Assumption:
         return cls(layer.site, layer.kind, reason, _names([root]), line)
 
     def __str__(self) -> str:
-        """One line: where, what, and how far off."""
+        """Returns one line: where, what, and how far off."""
         where = self.site or "(operand)"
         off = "" if self.ratio is None else f", variance {self.ratio} of the true one"
         return f"{where}: {self.reason} of {', '.join(self.shares)}{off} [{self.line}]"
@@ -114,10 +114,12 @@ Note = Callable[[Assumption], None]
 
 
 def _shared(meeting: Meeting, leaves: Mapping[Value, Lineage]) -> list[Any]:
-    """The random arrays that dependent entries have in common."""
+    """Returns the random arrays that dependent entries have in common."""
     own = leaves.get(meeting.source, {})
     if meeting.partners:
         return [s for s in own if any(s in leaves.get(v, {}) for v in meeting.partners)]
+    # Within one value: the sources that several of its entries depend on; all of them where the
+    # labels cannot tell.
     return [s for s, labels in own.items() if SHARED in labels] or list(own)
 
 
@@ -132,7 +134,7 @@ class Assumptions(tuple[Assumption, ...]):
 
     @classmethod
     def merged(cls, found: Sequence[Assumption]) -> Assumptions:
-        """One entry per place and reason, with everything that is shared there."""
+        """Merges the assumptions of one place and reason, with everything that is shared there."""
         places: dict[tuple[str, ...], Assumption] = {}
         for one in found:
             place = (one.site, one.kind, one.reason, one.line)
@@ -142,7 +144,7 @@ class Assumptions(tuple[Assumption, ...]):
         return cls(places.values())
 
     def __str__(self) -> str:
-        """One line each."""
+        """Returns a line for each."""
         if not self:
             return "Nothing is assumed to be independent that may not be."
         return "\n".join(str(one) for one in self)

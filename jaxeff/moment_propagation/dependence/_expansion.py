@@ -12,7 +12,7 @@ the entries that are mixed (n: n + 1 evaluations of g for an affine one, n^2 for
 with the batch.
 
 Sharp edges
-- Anything but a polynomial is approximated; the caller is told.
+- Anything but a polynomial of degree two is approximated; the caller notes it.
 - Above `MOST_ENTRIES` intermediate entries there is no result: independence is cheaper then, and
   the caller says so.
 """
@@ -45,13 +45,13 @@ def has_rule(layer: Layer, random: Sequence[Value]) -> bool:
 
 
 def degree(layer: Layer, random: Sequence[Value]) -> float:
-    """The degree of a layer's results as polynomials of its random inputs; infinite if none."""
+    """Returns the degree of a layer's results in its random inputs; infinite if no polynomials."""
     found = degrees(layer.nodes, random)
     return max(found.get(v, 0.0) for v in layer.outputs)
 
 
 def is_gram(nodes: Sequence[Node]) -> bool:
-    """Whether equations only move entries of one array, and then contract two such views."""
+    """Returns whether equations only move entries of an array and then contract two such views."""
     *moves, last = nodes
     return last.primitive in prim.LINEAR and all(n.primitive in prim.SHAPE for n in moves)
 
@@ -61,6 +61,8 @@ def is_affordable(layer: Layer, random: Sequence[Value]) -> bool:
     sizes = [v.aval.size for v in (*layer.inputs, *(v for n in layer.nodes for v in n.outputs))]
     if not all(isinstance(size, int) for size in sizes):
         return False  # symbolic
+    # An affine function is differentiated once by each mixed entry, any other one twice; each
+    # derivative holds as many entries as the largest intermediate.
     largest = max(sizes)
     power = 1 if degree(layer, random) <= 1 else 2
     return all(
@@ -83,6 +85,7 @@ def second_order(layer: Layer, random: Sequence[Value], values: dict[Value, Any]
     """
     if not are_smooth(layer.nodes, random, layer.outputs) or not is_affordable(layer, random):
         return None
+    # A closure over everything certain, so that derivatives are taken by random inputs alone.
     fixed = {v: a for v, a in values.items() if v not in random}
     curved = degree(layer, random) > 1
     results = []
@@ -100,7 +103,7 @@ _OneLineage = list[tuple[Value, Labels]]
 
 
 def _lineages(layer: Layer, random: Sequence[Value]) -> list[_OneLineage]:
-    """For each result, the random inputs and the labels of its axes with respect to each."""
+    """Returns for each result the random inputs and the labels of its axes with respect to each."""
     found = walk(layer.nodes, fresh(random))[0]
     return [
         [(v, found[out].get(v, (SHARED,) * len(out.aval.shape))) for v in random]
@@ -120,6 +123,8 @@ def _expanded(
     fn: Callable[..., Array], lineage: _OneLineage, values: dict[Value, Any], curved: bool
 ) -> Gaussian:
     means = [values[v].mean for v, _ in lineage]
+    # Entries that meet no other share a tangent, as columns of a sparse Jacobian share a colour
+    # (Curtis, Powell and Reid 1974): a batch costs no more than one example.
     tangents = _side_by_side([_basis(v, labels, values[v].mean.dtype) for v, labels in lineage])
     spreads = [_spread(values[v].var, labels) for v, labels in lineage]
     layout = np.broadcast_shapes(*(s.shape[1:] for s in spreads))
@@ -135,8 +140,11 @@ def _expanded(
         def curvature(second: Sequence[Array]) -> Any:
             return jax.jvp(lambda *x: slope([*x], tangent), means, second)
 
+        # Affine: the mean is exact at the centre, and there are no second derivatives to take.
         if not curved:
             return (mean, var + v * slope(means, tangent) ** 2), None
+        # Row p of the Hessian: forward over forward, all q at once. The slope is the same for each
+        # q.
         first, bends = jax.vmap(curvature, out_axes=(None, 0))(tangents)
         mean = mean + 0.5 * v * bends[number]
         var = var + v * first**2 + 0.5 * v * jnp.sum(spread * bends * bends, 0)
@@ -144,12 +152,13 @@ def _expanded(
 
     centre = fn(*means)
     entries = (jnp.arange(len(spread)), tangents, spread)
+    # One p after the other, so that memory holds a row of the Hessian, not all of it.
     total, _ = jax.lax.scan(with_entry, (centre, jnp.zeros_like(centre)), entries)
     return Gaussian(*total)
 
 
 def _side_by_side(bases: Sequence[Array]) -> list[Array]:
-    """Tangents of all inputs: in each, one input's entry moves and the others stand still."""
+    """Extends the tangents of each input by zeros where an entry of another input moves."""
     counts = [len(basis) for basis in bases]
     before = [sum(counts[:k]) for k in range(len(counts))]
     after = [sum(counts[k + 1 :]) for k in range(len(counts))]
@@ -160,7 +169,7 @@ def _side_by_side(bases: Sequence[Array]) -> list[Array]:
 
 
 def _basis(value: Value, labels: Labels, dtype: Any) -> Array:
-    """Tangents `[mixed entries, *shape]`: one mixed entry each, at all places of the other axes."""
+    """Makes tangents `[mixed entries, *shape]`, each of one entry at all places of other axes."""
     shape = tuple(value.aval.shape)
     mixed = _mixed_axes(value, labels)
     count = _count(value, mixed)
@@ -169,9 +178,10 @@ def _basis(value: Value, labels: Labels, dtype: Any) -> Array:
 
 
 def _spread(var: Array, labels: Labels) -> Array:
-    """Variances `[mixed entries, *layout of the result]`, size 1 where a result's axis is new."""
+    """Arranges variances as `[mixed entries, *axes of the result]`, size 1 for its new axes."""
     mixed = [a for a in range(var.ndim) if a not in labels]
     kept = [a for a in labels if isinstance(a, int)]
+    # Axes that the result follows stay beside each other: there each place has its own variance.
     moved = jnp.transpose(var, [*mixed, *kept])
     sizes = iter(moved.shape[len(mixed) :])
     layout = [next(sizes) if isinstance(x, int) else 1 for x in labels]

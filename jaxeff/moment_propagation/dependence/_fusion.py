@@ -1,20 +1,19 @@
-"""Which parts of a program are integrated as a whole, and where independence is assumed.
+"""Fuses the layers that have to be integrated as a whole, and notes where independence is assumed.
 
-The program's layers are cut where names want it. For numbers another partition is right: a layer
-that combines entries which depend on one another (`x * sigmoid(x)` cut in two, the square of a
-centred tensor averaged, `x @ x.T`) is joined with the layers before it, back to values whose
-entries are independent of each other and from which everything between follows. The nearest such
-values are taken, so that a bottleneck (a centred tensor before a ReLU) stays one. A chain of
-pointwise functions is joined too, whatever cut it.
+The program's layers follow names. Moments need another partition: a layer that combines entries
+which depend on one another (`x * sigmoid(x)` as two layers, the mean square of a centred tensor,
+`x @ x.T`) is joined with the layers before it, back to values whose entries are independent of each
+other and from which everything between follows. The nearest such values are taken, so that a
+bottleneck (a centred tensor before a ReLU) stays one. A chain of pointwise functions is joined too.
 
-What lies behind a product with weights, a pooling or a loop isn't followed back: its result is an
-*atom*, unless following a product is exact and cheap (`x @ A @ x` of a few entries). Where entries
-of atoms depend on one another through noise they share further back, independence is assumed, and
-the place is noted.
+Products with weights, poolings and loops aren't followed back: their results are *atoms*, unless
+following a product is exact and cheap (`x @ A @ x` of a few entries). Where entries of atoms depend
+on one another through noise they share further back, independence is assumed, and the place is
+noted.
 
 Sharp edges
-- A site inside a whole isn't evaluated on its own unless others read it: a transform of the result
-  sees the last site of the whole only.
+- A site inside a fused layer isn't evaluated on its own unless others read it: a transform of the
+  result sees the last site of the fused layer only.
 - A loop's body is looked at by itself: what it reads is taken as independent, and that is noted.
 """
 
@@ -53,7 +52,7 @@ class FusedLayer(Layer):
 def fuse_dependent(
     program: Program, random: Collection[Value], note: Note, products: bool = True
 ) -> Program:
-    """The program with dependent layers joined.
+    """Joins layers that combine dependent values with those that make them.
 
     Args:
         program: A program or a loop's body.
@@ -69,6 +68,7 @@ def fuse_dependent(
     state = _State(note, products)
     for value in random:
         own = {value: identity(value.aval.shape)}
+        # Entries of the inputs are independent by definition: each input is its own source.
         state.atoms[value] = state.roots[value] = state.leaves[value] = own
     layers = [state.visit(layer) for layer in program.layers]
     if not any(isinstance(layer, FusedLayer) for layer in layers):
@@ -77,7 +77,7 @@ def fuse_dependent(
 
 
 def _read(layers: Sequence[Layer], program: Program) -> tuple[Layer, ...]:
-    """The layers whose results are read; those that nobody read to begin with are kept."""
+    """Drops layers that are read no more; those that nobody read to begin with are kept."""
     results = {v for v in program.outputs if isinstance(v, Value)}
     before = results.union(*(layer.inputs for layer in program.layers))
     after = set(results)
@@ -114,7 +114,7 @@ class _State:
     position: dict[Layer, int] = field(default_factory=dict)
 
     def visit(self, layer: Layer) -> Layer:
-        """The layer, or the whole that takes its place."""
+        """Returns the layer, or the fused layer that takes its place."""
         random = self._random(layer)
         if not random:
             return layer
@@ -126,7 +126,10 @@ class _State:
         if layer.kind == "control flow":
             self._pass(layer, random)
             return layer
+        # A layer that another transform has acted on is evaluated by its own program: never joined.
         whole = layer if layer.mark else self._joined(layer)
+        # After joining back to atoms, atoms may still share noise through products that were not
+        # followed. Only where they do is the dearer exact treatment tried.
         assumed = external(self._random(whole), whole.nodes, self.leaves)
         if assumed and not layer.mark and (exact := self._exact(layer)) is not None:
             whole, assumed = exact, []
@@ -139,20 +142,25 @@ class _State:
         return [v for v in layer.inputs if v in self.leaves]
 
     def _pass(self, layer: Layer, random: Sequence[Value]) -> None:
-        """A loop or branch: everything it makes depends on all it reads."""
+        """Passes a loop or branch: everything it makes depends on all that it reads."""
         sources = list(dict.fromkeys(s for v in random for s in self.leaves[v]))
         shared = shared_sources(random, self.leaves)
         if shared or _repeats(layer.nodes[0], random):
             self.note(Assumption.in_a_loop(layer, shared or sources))
         for value in layer.outputs:
+            # Conservative: a body may mix any entries. Towards later layers the results are atoms,
+            # so none of them is joined with a loop.
             self.leaves[value] = {s: (SHARED,) * len(value.aval.shape) for s in sources}
             self.atoms[value] = self.roots[value] = {value: identity(value.aval.shape)}
 
     def _joined(self, layer: Layer) -> Layer:
-        """The layer joined with those before it that it can't do without."""
+        """Joins a layer with those before it until its inputs are independent."""
         if layer.kind not in _JOINABLE | _PRODUCTS:
             return layer
         parts, whole = [layer], layer
+        # Invariant: `whole` is the join of `parts`, which are in program order. Each turn adds the
+        # nearest maker of an input that isn't independent, so that as few layers as possible are
+        # joined and a bottleneck on the way stays one.
         while wrong := self._wrong(whole):
             before = [self.made_by[v] for v in wrong if v in self.made_by]
             if not before or len(whole.nodes) > _MOST_NODES:
@@ -160,19 +168,25 @@ class _State:
             nearest = max(before, key=self.position.__getitem__)
             parts = [*sorted([nearest, *parts[:-1]], key=self.position.__getitem__), layer]
             whole = _join(parts)
+        # The rule of a product is exact for independent operands. For dependent ones a fused layer
+        # is worth its cost only if it is exact as well.
         if layer.kind in _PRODUCTS:
             if len(parts) == 1 and not internal(self._random(layer), layer.nodes):
                 return layer
             whole = _join(parts)
             return whole if has_rule(whole, self._random(whole)) else layer
+        # Two curved functions in a row are one integral instead of two approximations by a
+        # Gaussian.
         extended = self._extended(parts, whole)
         return layer if len(extended) == 1 else _join(extended)
 
     def _exact(self, layer: Layer) -> Layer | None:
-        """The layer joined with products before it, if the whole is exact and cheap."""
+        """Joins a layer with products before it, if the fused layer is exact and cheap."""
         if not self.products or layer.kind not in _JOINABLE | _PRODUCTS:
             return None
         parts, whole = [layer], layer
+        # As `_joined`, but back to roots: products are followed too. The cost is checked at each
+        # turn, for it only grows with more layers.
         while wrong := self._wrong(whole, self.roots):
             before = [
                 made for v in wrong if (made := self.made_by.get(v) or self.product_of.get(v))
@@ -187,11 +201,14 @@ class _State:
         return whole if len(parts) > 1 else None
 
     def _wrong(self, whole: Layer, lineages: dict[Value, Lineage] | None = None) -> list[Value]:
-        """The inputs that can't be taken as independent, or that are decisions by random values."""
+        """Returns the inputs that aren't independent, or that are decisions by random values."""
         random = self._random(whole)
+        # A discrete result is taken at the means, whatever its operands share.
         if _is_discrete(whole.outputs[0]):
             return []
         meetings = external(random, whole.nodes, self.atoms if lineages is None else lineages)
+        # A mask made by a random comparison has no moments of its own: joined with the comparison
+        # it becomes part of the function that is integrated.
         discrete = [v for v in random if _is_discrete(v)]
         return list(dict.fromkeys([*discrete, *(m.source for m in meetings)]))
 
@@ -199,6 +216,8 @@ class _State:
         """Goes back along a chain of pointwise functions to the first curved one."""
         if not _is_curved(whole, self._random(whole)):
             return parts
+        # Affine functions are exact one by one: those before the first curved layer of the chain
+        # stay out.
         chain: list[Layer] = []
         curved = 0
         random = self._random(whole)
@@ -218,7 +237,7 @@ class _State:
         return [*reversed(chain[:curved]), *parts]
 
     def _squares(self, value: Value) -> list[Layer]:
-        """The pointwise layer that makes what a reduction sums, if it is of degree two."""
+        """Returns the pointwise layer of degree two that makes the terms of a sum, if any."""
         before = self.made_by.get(value)
         if before is None or len(before.outputs) != 1 or not _is_chain(before.nodes):
             return []
@@ -247,6 +266,7 @@ class _State:
             if not leaves:
                 continue
             self.leaves[value] = leaves
+            # What isn't followed back is a source of its own: an atom.
             self.atoms[value] = atoms or {value: identity(value.aval.shape)}
             self.roots[value] = roots or {value: identity(value.aval.shape)}
             if joinable or product:
@@ -256,9 +276,11 @@ class _State:
 
 def _join(parts: Sequence[Layer]) -> Layer:
     last = parts[-1]
-    # A whole among the parts may have made what a part before it reads.
+    # A fused layer among the parts may have made what a part before it reads.
     nodes = _in_order(dict.fromkeys(n for part in parts for n in part.nodes))
     made = {v for n in nodes for v in n.outputs}
+    # Values made inside aren't inputs. Only the last part's results leave the fused layer: others
+    # that are read elsewhere keep their own layer as well, at the cost of evaluating it twice.
     inputs = tuple(dict.fromkeys(v for n in nodes for v in n.values if v not in made))
     return FusedLayer(last.kind, nodes, inputs, last.outputs, last.site, last.base, last.occurrence)
 
@@ -283,6 +305,7 @@ def _in_order(nodes: Iterable[Node]) -> tuple[Node, ...]:
 
 def _repeats(node: Node, random: Sequence[Value]) -> bool:
     """Returns whether a loop reads the same random value at every step."""
+    # A scan's carries and rows are new at every step; its constants are the same ones.
     if node.primitive is p.scan_p:
         fixed = node.inputs[: node.params["num_consts"]]
         return any(v in random for v in fixed if isinstance(v, Value))

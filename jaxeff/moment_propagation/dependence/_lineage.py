@@ -1,4 +1,4 @@
-"""What each random value depends on, entry by entry: the lineage that decides about independence.
+"""Follows which entries of random sources each value depends on, to decide about independence.
 
 The lineage of a value says for every *source* (a random array) how the value's entries depend on
 the source's entries, one label per axis of the value:
@@ -65,12 +65,12 @@ class Meeting:
 
 
 def identity(shape: Sequence[int]) -> Labels:
-    """The labels of a source with respect to itself."""
+    """Returns the labels of a source with respect to itself."""
     return tuple(range(len(shape)))
 
 
 def through(eqn: Any, lineages: Sequence[Lineage]) -> tuple[list[Lineage], list[Meeting]]:
-    """The lineages of an equation's results, and the dependent entries it combines.
+    """Follows lineages through an equation, and finds the dependent entries it combines.
 
     Args:
         eqn: An equation without control flow.
@@ -113,7 +113,9 @@ def _through_body(closed: Any, lineages: Sequence[Lineage]) -> tuple[list[Lineag
 
 
 def _crossings(eqn: Any, lineages: Sequence[Lineage]) -> Iterator[Meeting]:
-    """Two operands with one source, where entries of both meet."""
+    """Finds two operands with one source whose entries meet."""
+    # Put side by side, entries don't meet; but a selection by a random mask depends on mask and
+    # case.
     if eqn.primitive in PLACING and not (eqn.primitive is p.select_n_p and lineages[0]):
         return
     seen: set[Any] = set()
@@ -137,7 +139,7 @@ def _union(moved: Sequence[Lineage]) -> Lineage:
 
 
 def _combined_axes(eqn: Any, shapes: Sequence[tuple[int, ...]]) -> list[list[int]]:
-    """For each operand the axes along which its entries are combined into one result."""
+    """Returns for each operand the axes along which its entries are combined into one result."""
     q, primitive = eqn.params, eqn.primitive
     if primitive in _REDUCING:
         axes = list(q["axes"])
@@ -156,6 +158,7 @@ def _combined_axes(eqn: Any, shapes: Sequence[tuple[int, ...]]) -> list[list[int
         return [[a for a, n in enumerate(q["window_dimensions"]) if n != 1] for _ in shapes]
     if primitive in _SCATTERING:
         return [[], [], _scattered_axes(q, shapes)]
+    # An unknown primitive may combine anything: every axis counts, which errs on the safe side.
     known = _ALIGNED | _SLICING | prim.SHAPE | PLACING
     if primitive in known:
         return [[] for _ in shapes]
@@ -166,6 +169,7 @@ def _combined_in_convolution(q: Any, shapes: Sequence[tuple[int, ...]]) -> list[
     numbers = q["dimension_numbers"]
     (_, channel, *places), (_, inside, *taps) = numbers.lhs_spec, numbers.rhs_spec
     size = [shapes[1][t] for t in taps]
+    # Taps of size one see one place; input channels of size one (depthwise) aren't summed over.
     moving = [x for x, n in zip(places, size, strict=True) if n != 1]
     data = moving + ([channel] if shapes[1][inside] != 1 else [])
     weight = [t for t, n in zip(taps, size, strict=True) if n != 1]
@@ -175,7 +179,7 @@ def _combined_in_convolution(q: Any, shapes: Sequence[tuple[int, ...]]) -> list[
 def _labels(
     eqn: Any, operand: int, labels: Labels, shapes: Sequence[tuple[int, ...]], out: tuple[int, ...]
 ) -> Labels:
-    """Labels of a result with respect to one source of one operand."""
+    """Returns the labels of a result with respect to one source of one operand."""
     q, primitive, shape = eqn.params, eqn.primitive, shapes[operand]
     if primitive in _ALIGNED:
         if len(shape) != len(out):
@@ -240,7 +244,7 @@ def _unordered(label: Label) -> Label:
 
 
 def _reshaped(labels: Labels, shape: tuple[int, ...], out: tuple[int, ...]) -> Labels:
-    """Labels after a reshape, by the groups of axes that keep their product."""
+    """Returns the labels after a reshape, by the groups of axes that keep their product."""
     result: list[Label] = []
     i = j = 0
     while j < len(out):
@@ -258,6 +262,8 @@ def _reshaped(labels: Labels, shape: tuple[int, ...], out: tuple[int, ...]) -> L
         if group is None:
             return (SHARED,) * len(out)
         before, after = group
+        # A merged axis has different source entries at different places only if each of its parts
+        # has; which ones isn't followed further.
         merged = [x for x, n in zip(labels[i:], shape[i : i + before], strict=False) if n != 1]
         result += [SHARED if SHARED in merged else APART] * after
         i, j = i + before, j + after
@@ -265,7 +271,7 @@ def _reshaped(labels: Labels, shape: tuple[int, ...], out: tuple[int, ...]) -> L
 
 
 def _next_group(shape: tuple[int, ...], out: tuple[int, ...]) -> tuple[int, int] | None:
-    """The least number of leading axes of both with the same product; None if there is none.
+    """Returns the least numbers of leading axes with the same product; None if there are none.
 
     Symbolic sizes are compared for equality only, for they have no order.
     """
@@ -291,7 +297,7 @@ def _gathered(q: Any, labels: Labels, shape: tuple[int, ...], out: tuple[int, ..
 
 
 def _windows(q: Any, shapes: Sequence[tuple[int, ...]]) -> dict[int, int]:
-    """The axes of a scatter's updates that lie along a whole axis of its operand, and which."""
+    """Returns the axes of a scatter's updates that lie along a whole axis of its operand."""
     numbers = q["dimension_numbers"]
     inserted = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
     moved = set(numbers.scatter_dims_to_operand_dims)
@@ -304,13 +310,14 @@ def _windows(q: Any, shapes: Sequence[tuple[int, ...]]) -> dict[int, int]:
 
 
 def _scattered_axes(q: Any, shapes: Sequence[tuple[int, ...]]) -> list[int]:
-    """The axes of a scatter's updates along which entries may reach the same place."""
+    """Returns the axes of a scatter's updates along which entries may reach the same place."""
+    # Indices are unknown while tracing: entries at different indices may be added to one place.
     windows = _windows(q, shapes)
     return [a for a, n in enumerate(shapes[2]) if a not in windows and n != 1]
 
 
 def _scattered(q: Any, operand: int, labels: Labels, shapes: Sequence[tuple[int, ...]]) -> Labels:
-    """Labels of a scatter's result with respect to a source of its updates or indices."""
+    """Returns the labels of a scatter's result for a source of its updates or indices."""
     result: list[Label] = [SHARED] * len(shapes[0])
     if operand == 2:
         for axis, target in _windows(q, shapes).items():

@@ -1,4 +1,4 @@
-"""Which equations are functions of single entries, and which of those are affine or polynomial."""
+"""Classifies equations: pointwise or not, smooth, affine, polynomial, defined everywhere."""
 
 from __future__ import annotations
 
@@ -30,8 +30,10 @@ _LIMITED = {
     p.acos_p, p.acosh_p, p.asin_p, p.atanh_p, p.digamma_p, p.erf_inv_p, p.lgamma_p, p.log1p_p,
     p.log_p, p.pow_p, p.rsqrt_p, p.sqrt_p,
 }  # fmt: skip
+# Defined wherever the operand is positive: knowing its sign is enough.
 _LIMITED_BELOW = {p.log_p, p.log1p_p, p.pow_p, p.rsqrt_p, p.sqrt_p}
 _NEVER_NEGATIVE = {p.abs_p, p.cosh_p, p.exp2_p, p.exp_p, p.logistic_p, p.square_p}
+# Never negative if no operand is.
 _KEEPING_SIGN = {
     p.add_p, p.convert_element_type_p, p.copy_p, p.div_p, p.log1p_p, p.min_p, p.mul_p, p.name_p,
     p.sqrt_p, p.stop_gradient_p,
@@ -77,6 +79,8 @@ def _signs(eqn: Any, operands: Sequence[bool]) -> tuple[list[bool], bool]:
         a.val >= 0 if isinstance(a, Literal) and jnp.ndim(a.val) == 0 else known
         for a, known in zip(eqn.invars, operands, strict=True)
     ]
+    # A function that may be undefined costs a second evaluation at all nodes: hence the effort to
+    # derive that an operand is never negative.
     if eqn.primitive in _LIMITED and not (signs[0] and eqn.primitive in _LIMITED_BELOW):
         return [False], True
     even = eqn.primitive is p.integer_pow_p and eqn.params["y"] % 2 == 0
@@ -110,6 +114,7 @@ def are_smooth(nodes: Sequence[Node], variables: Sequence[Value], results: Seque
     for node in nodes:
         if not dependent.isdisjoint(node.values):
             dependent.update(node.outputs)
+    # Backwards from the results, so that a kink whose value nobody uses doesn't count.
     needed = set(results)
     for node in reversed(nodes):
         if needed.isdisjoint(node.outputs) or dependent.isdisjoint(node.outputs):
@@ -129,7 +134,7 @@ def _is_smooth(eqn: Any) -> bool:
 
 
 def degrees(nodes: Sequence[Node], variables: Sequence[Value]) -> dict[Value, float]:
-    """The degree of each value as a polynomial of the variables; infinite if it is none."""
+    """Returns the degree of each value as a polynomial of variables; infinite if it is none."""
     found: dict[Any, float] = dict.fromkeys(variables, 1.0)
     for node in nodes:
         operands = [found.get(a, 0.0) if isinstance(a, Value) else 0.0 for a in node.inputs]
@@ -148,6 +153,7 @@ def _degrees(eqn: Any, operands: Sequence[float]) -> list[float]:
 
 def _degree(eqn: Any, operands: Sequence[float]) -> float:
     primitive = eqn.primitive
+    # Chosen by a random mask, the result is no polynomial, whatever the cases are.
     if primitive is p.select_n_p and operands[0]:
         return math.inf
     if primitive in _SUMS or primitive in _SAME_DEGREE:

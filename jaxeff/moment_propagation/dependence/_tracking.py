@@ -19,7 +19,7 @@ from jaxeff.program.ir import Node, Value
 def walk(
     nodes: Sequence[Node], given: Mapping[Value, Lineage]
 ) -> tuple[dict[Value, Lineage], dict[Node, list[Meeting]]]:
-    """The lineages of everything nodes make, and the dependent entries that each combines."""
+    """Follows lineages through nodes, and finds the dependent entries that each node combines."""
     lineages = dict(given)
     meetings: dict[Node, list[Meeting]] = {}
     for node in nodes:
@@ -33,35 +33,37 @@ def walk(
 
 
 def fresh(values: Sequence[Value]) -> dict[Value, Lineage]:
-    """The lineages of values that are independent of each other, entries and all."""
+    """Returns the lineages of values that are independent of each other, entries and all."""
     return {v: {v: identity(v.aval.shape)} for v in values}
 
 
 def internal(values: Sequence[Value], nodes: Sequence[Node]) -> list[Meeting]:
-    """The dependent entries that nodes combine even where the values' entries are independent."""
+    """Finds the dependent entries that nodes combine even where the values are independent."""
     return [m for found in walk(nodes, fresh(values))[1].values() for m in found]
 
 
 def external(
     values: Sequence[Value], nodes: Sequence[Node], lineages: Mapping[Value, Lineage]
 ) -> list[Meeting]:
-    """The dependent entries that nodes combine because of what the values share further back.
+    """Finds the dependent entries that nodes combine because of what values share further back.
 
     Returns:
         Meetings whose source is one of the values.
     """
     clouded = {v: {v: _clouded(v, lineages[v])} for v in values}
+    # No value has dependent entries of its own: only pairs of values can meet.
     if not any(SHARED in labels for found in clouded.values() for labels in found.values()):
         return _across(values, nodes, lineages)
     found = [m for found in walk(nodes, clouded)[1].values() for m in found if m.along]
     if found:
+        # Meetings that even independent entries have are the layer's own: its rule sees them.
         known = {(id(m.eqn), m.source) for m in internal(values, nodes) if m.along}
         found = [m for m in found if (id(m.eqn), m.source) not in known]
     return [*found, *_across(values, nodes, lineages)]
 
 
 def shared_sources(values: Sequence[Value], lineages: Mapping[Value, Lineage]) -> list[Any]:
-    """The sources that more than one of the values depends on."""
+    """Returns the sources that more than one of the values depends on."""
     seen: set[Any] = set()
     shared: dict[Any, None] = {}
     for value in values:
@@ -71,7 +73,7 @@ def shared_sources(values: Sequence[Value], lineages: Mapping[Value, Lineage]) -
 
 
 def _clouded(value: Value, lineage: Lineage) -> tuple[Any, ...]:
-    """Identity labels, SHARED along the axes on which the entries depend on one another."""
+    """Returns identity labels, SHARED along axes on which entries depend on one another."""
     distinct = set(lineage.values())
     return tuple(
         SHARED if any(labels[axis] == SHARED for labels in distinct) else axis
@@ -82,10 +84,12 @@ def _clouded(value: Value, lineage: Lineage) -> tuple[Any, ...]:
 def _across(
     values: Sequence[Value], nodes: Sequence[Node], lineages: Mapping[Value, Lineage]
 ) -> list[Meeting]:
-    """Equations whose operands come from different ones of the values, which share a source."""
+    """Finds equations whose operands come from different values that share a source."""
     if not shared_sources(values, lineages):
         return []
     found: list[Meeting] = []
+    # For each value made the inputs it follows from: a meeting is an equation with two operands
+    # that follow from inputs with a common source.
     reached = {v: frozenset({v}) for v in values}
     # What was put side by side (`concatenate([x, relu(x)])`) may be combined later on.
     beside = walk(nodes, {v: lineages[v] for v in values})[1] if _places(nodes) else {}
@@ -120,5 +124,6 @@ def _meets(node: Node) -> bool:
     """Returns whether entries of different operands are combined, rather than put side by side."""
     if len(node.values) < 2:
         return False
+    # A trial with one common source: what meets then are operands, not entries of one of them.
     given = [{None: identity(getattr(a.aval, "shape", ()))} for a in node.inputs]
     return any(not m.along for m in through(node.eqn, given)[1])

@@ -34,21 +34,24 @@ class Deferred:
     nodes: list[Node] = field(default_factory=list)
 
     def take(self, node: Node) -> None:
-        """Evaluates an equation, or lets it wait."""
+        """Evaluates an equation, or defers it."""
         if self.wait(node):
             return
+        # The equation is no function of one random value alone: its operands are needed as moments.
         for value in node.values:
             self.settle(value)
         step(node, self.env)
 
     def wait(self, node: Node) -> bool:
-        """Lets an equation wait if it is a pointwise function of one random value."""
+        """Defers an equation that is a pointwise function of one random value."""
         values = self.env.values
+        # A rule of the user's own replaces one equation, so that one can't be part of an integral.
         if not is_pointwise(node.eqn) or node.primitive in self.env.rules:
             return False
         others = [v for v in node.values if v not in self.root_of]
         if any(v not in values or isinstance(values[v], AtMean) for v in others):
             return False
+        # An integral over two random values would cost the square: they are combined as moments.
         roots = {self.root_of[v] for v in node.values if v in self.root_of}
         roots.update(v for v in others if is_random(values[v]))
         if len(roots) != 1:
@@ -58,9 +61,10 @@ class Deferred:
         return True
 
     def settle(self, value: Value) -> None:
-        """Integrates what makes a value, if that waits."""
+        """Integrates the deferred equations that make a value, if there are any."""
         if value not in self.root_of or value in self.env.values:
             return
+        # Only the equations that this value follows from: others that wait may never be read.
         needed, made = {value}, []
         for node in reversed(self.nodes):
             if not needed.isdisjoint(node.outputs):

@@ -84,6 +84,9 @@ def region(layer: Layer, values: Sequence[Any], rules: Mapping[Any, Rule], note:
     Raises:
         MomentsError: Something in it has no rule.
     """
+    # First as if nothing were dependent: closed forms and statistics are exact and cheapest, and
+    # refuse with an error where dependent entries meet. Then exact treatments of dependence; and
+    # only if none applies, independence, which is noted.
     layer, values = split_slices(layer, values)
     try:
         return _noted(layer, values, rules, note)
@@ -101,11 +104,14 @@ def region(layer: Layer, values: Sequence[Any], rules: Mapping[Any, Rule], note:
             except DependenceError:
                 return None
 
+        # Views first: where they apply their cost is a few times that of the function, while the
+        # expansion differentiates by every mixed entry.
         found = by_views(layer, random, given, independent)
         if found is not None:
             return found
         found = second_order(layer, random, given)
         if found is not None:
+            # Exact for polynomials of degree two (Isserlis), an approximation for all else.
             if degree(layer, random) > 2:
                 note(Assumption.expanded(layer, random))
             return found
@@ -119,7 +125,7 @@ def _noted(
     note: Note,
     assume: Note | None = None,
 ) -> list[Any]:
-    """What `_known` finds; what it approximates is noted once it has found something."""
+    """Calls `_known`, and notes what it approximates only if it finds a result."""
     approximated: list[Assumption] = []
     known = _known(layer, values, rules, approximated, assume)
     for one in approximated:
@@ -134,13 +140,15 @@ def _known(
     approximated: list[Assumption],
     assume: Note | None = None,
 ) -> list[Any]:
-    """By statistics, closed forms and quadrature, equation by equation where none applies."""
+    """Integrates by statistics, closed forms and quadrature, else equation by equation."""
     env = Environment.of(layer, values, rules, assume)
     env.approximated = approximated
     root = _root(layer, env)
     if root is None:
         _apart(layer.nodes, layer.outputs, env)
         return [env.read(v) for v in layer.outputs]
+    # What the root doesn't reach comes first: scales and slopes are then known values, random or
+    # not, when the function of the root is read.
     inside = _dependent(layer.nodes, root)
     propagate([n for n in layer.nodes if n not in inside], env)
     nodes = [n for n in layer.nodes if n in inside]
@@ -152,8 +160,9 @@ def _known(
 
 
 def _root(layer: Layer, env: Environment) -> Value | None:
-    """The random input the layer is a function of; None if there are several to choose from."""
+    """Returns the random input that the layer is a function of; None if several could be."""
     random = [v for v in layer.inputs if is_random(env.values[v])]
+    # Random data beside random parameters (a normalization's scale): a function of the data.
     data = [v for v in random if v.is_data]
     candidates = data or random
     return candidates[0] if len(candidates) == 1 else None
@@ -172,6 +181,9 @@ def _with_statistics(nodes: Sequence[Node], root: Value, env: Environment) -> No
     """Follows the tensor's statistics symbolically until they make a known function."""
     tensor = env.values[root]
     deferred = _deferred(env)
+    # Invariant: a value is in `symbols` if it is a known statistic of the root, in `env.values`
+    # once it has moments, and it may be in both: a statistic is settled only where something other
+    # than a statistic reads it, because its moments alone lose what it shares with the root.
     symbols: dict[Any, statistics.Statistic] = {root: statistics.tensor(tensor)}
 
     def settle(atom: Any, node: Node) -> None:
@@ -203,6 +215,7 @@ def _with_statistics(nodes: Sequence[Node], root: Value, env: Environment) -> No
             continue
         for atom in node.inputs:
             settle(atom, node)
+        # An intermediate such as "exp of shifted" has no moments of its own: only the whole has.
         unknown = [a for a in node.values if a in symbols and a not in env.values]
         if any(a not in deferred.root_of for a in unknown):
             reason = "uses statistics of a random tensor in an unknown way"
@@ -214,7 +227,7 @@ def _with_statistics(nodes: Sequence[Node], root: Value, env: Environment) -> No
 
 
 def _apart(nodes: Sequence[Node], outputs: Sequence[Value], env: Environment) -> None:
-    """Evaluates equations one by one, but functions of one random value as wholes."""
+    """Evaluates equations one by one, but integrates functions of one random value whole."""
     deferred = _deferred(env)
     for node in nodes:
         deferred.take(node)
@@ -233,12 +246,16 @@ def _pointwise(
         propagate(nodes, env)
         return
     nodes = list(nodes)
+    # An affine step is exact on mean and variance, so it is taken off at both ends. What is left is
+    # more often a primitive or a polynomial that has a closed form, and quadrature sees entries at
+    # their own scale.
     while nodes and _is_affine(nodes[0], root, nodes, outputs, env):
         node = nodes.pop(0)
         step(node, env)
         (root,) = node.outputs
     tail: list[Node] = []
     end = outputs[0]
+    # From the end: the last equation reads one value that depends on the root, and only that one.
     while len(outputs) == 1 and nodes:
         last = nodes[-1]
         inner = [v for v in last.values if v is root or _made_by(v, nodes[:-1])]
@@ -282,6 +299,8 @@ def _core(nodes: list[Node], root: Value, outputs: Sequence[Value], env: Environ
     made = {v for n in nodes for v in n.outputs}
     others = list(dict.fromkeys(v for n in nodes for v in n.values if v not in made))
     others.remove(root)
+    # One more random operand makes a double integral. A second would make the cost cubic, and
+    # operands that share a source with the root aren't independent of it.
     random = [v for v in others if is_random(env.values[v])]
     shared = any(env.sources(v) & env.sources(root) for v in random)
     if shared or len(random) > 1 or not all(is_pointwise(n.eqn) for n in nodes):
@@ -298,14 +317,19 @@ def _core(nodes: list[Node], root: Value, outputs: Sequence[Value], env: Environ
         if len(nodes) == 1 and nodes[0].primitive in UNARY:
             env.write(nodes[0].outputs, [UNARY[nodes[0].primitive](x)])
             return
+        # 1/x and powers have no moments near zero: their rules leave that part out (`arithmetic`).
         if len(nodes) == 1 and _has_pole(nodes[0], root):
             step(nodes[0], env)
             return
+        # Exact where the function is a piecewise polynomial, and free of the error of quadrature at
+        # kinks and jumps.
         found, kinks = _closed_form(nodes, root, outputs, env)
         if found is not None:
             env.write(outputs, found)
             return
     limited = is_limited(nodes)
+    # Each kink is one more piece of 20 nodes. Without any, or with too many, the line is split at
+    # zero, where activations change fastest.
     points = tuple(sorted(kinks)) if 0 < len(kinks) <= _MAX_KINKS else (0.0,)
 
     if random:
@@ -319,7 +343,7 @@ def _core(nodes: list[Node], root: Value, outputs: Sequence[Value], env: Environ
 def _closed_form(
     nodes: Sequence[Node], root: Value, outputs: Sequence[Value], env: Environment
 ) -> tuple[list[Any] | None, set[float]]:
-    """The moments if the core is a piecewise polynomial; and the kinks found either way."""
+    """Computes the moments of a piecewise polynomial, else None; and the kinks in either case."""
     reader = Reader()
     symbols: dict[Any, Any] = {root: VARIABLE}
 
@@ -339,6 +363,7 @@ def _closed_form(
 def _moments(symbol: Any, value: Value, x: Any) -> Any:
     if not isinstance(symbol, Pieces):
         return None
+    # A comparison: discrete, hence taken at the mean.
     if any(isinstance(v, bool) for v in symbol.values):
         mask = jnp.full(x.shape, symbol.values[0])
         for knot, truth in zip(symbol.breaks, symbol.values[1:], strict=True):
@@ -347,12 +372,14 @@ def _moments(symbol: Any, value: Value, x: Any) -> Any:
     dtype = value.aval.dtype
 
     def apply(x: Gaussian) -> Gaussian:
+        # The commonest kinked function has a rule, and an operator, of its own.
         if symbol == Pieces((0.0,), ((0.0,), (0.0, 1.0))):
             return relu(x)
         moments = piecewise(x, symbol.breaks, symbol.values)
         return Gaussian(moments.mean.astype(dtype), moments.var.astype(dtype))
 
     result = apply(x)
+    # Kept with what it is a function of, so that a max pooling can be taken before it.
     if is_nondecreasing(symbol):
         return Activated(result.mean, result.var, to_variance(x), apply)
     return result

@@ -2,12 +2,12 @@
 
 The reader of programs gives a linear layer its bias as it is added, broadcast to the shape of the
 result. `with_bias_vectors` gives it the vector instead, so that the layer is one function of the
-arrays an operator wants; `linear` evaluates such a layer.
+arrays an operator takes; `linear_patterns` evaluates such a layer.
 
 Sharp edges
 - Only dot products `x (..., K) . w (K, N)` and 2-d convolutions NHWC, HWIO are recognised, with a
-  bias over the last axis or none. Anything else is left to `propagation`.
-- An average pooling divides by the window's size; one that counts what it averages is left too.
+  bias over the last axis or none. Anything else is left to `propagate`.
+- An average pooling divides by the window's size; one that counts its entries isn't recognised.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def with_bias_vectors(program: Program) -> None:
 
 
 def _absorb(program: Program, outside: Mapping[Value, Layer]) -> list[Value]:
-    """`with_bias_vectors`; returns the vectors that have to come from outside the program."""
+    """Absorbs bias vectors; returns those that have to come from outside the program."""
     made = {v: layer for layer in program.layers if not layer.site for v in layer.outputs}
     known = {v for layer in program.layers for v in layer.outputs} | set(program.inputs)
     needed: list[Value] = []
@@ -53,6 +53,7 @@ def _absorb(program: Program, outside: Mapping[Value, Layer]) -> list[Value]:
         add = _bias_sum(layer)
         for value in add.values if add else ():
             steps = _broadcast_of_vector(value, {**outside, **made})
+            # The broadcasts become equations of the layer, which then reads the vector itself.
             if value in layer.inputs and steps:
                 nodes = [step.nodes[0] for step in steps]
                 vector = nodes[0].values[0]
@@ -65,14 +66,14 @@ def _absorb(program: Program, outside: Mapping[Value, Layer]) -> list[Value]:
 
 
 def _bias_sum(layer: Layer) -> Node | None:
-    """The sum of a linear layer with its bias."""
+    """Returns the sum of a linear layer with its bias, or None."""
     if layer.kind != "linear" or layer.mark:
         return None
     return next((n for n in layer.nodes if n.primitive is p.add_p), None)
 
 
 def _broadcast_of_vector(value: Value, made: Mapping[Value, Layer]) -> list[Layer]:
-    """The layers that broadcast a vector over the last axis of `value`, or none."""
+    """Returns the layers that broadcast a vector over the last axis of `value`, or none."""
     steps: list[Layer] = []
     while (layer := made.get(value)) and value.aval.ndim > 1 and _is_broadcast(layer.nodes):
         steps.insert(0, layer)
@@ -133,6 +134,7 @@ def _average(layer: Layer, values: Sequence[Any]) -> list[Any] | None:
     if total.primitive is not p.reduce_window_sum_p or quotient.primitive is not p.div_p:
         return None
     window, count = read_window(total), quotient.inputs[1]
+    # A divisor computed from the padding (its entries counted) is no constant.
     if not isinstance(count, Literal) or count.val != math.prod(window.size):
         return None
     return [window_mean(to_variance(values[0]), window)]
@@ -145,6 +147,7 @@ def _linear(layer: Layer, values: Sequence[Any]) -> list[Any] | None:
     given = dict(zip(layer.inputs, values, strict=True))
     operands = [_forget(given[v]) for v in form.operands]
     x, w, *bias = operands
+    # Random through its bias alone: an addition, which needs no operator.
     if not (is_random(x) or is_random(w)):
         return None
     arrays, structure = jax.tree.flatten(operands)
@@ -167,7 +170,7 @@ def _linear(layer: Layer, values: Sequence[Any]) -> list[Any] | None:
 
 
 def _forget(value: Any) -> Any:
-    """A random array without what it was computed from, its form kept."""
+    """Drops what a random array was computed from; its form is kept."""
     return to_variance(value) if isinstance(value, Gaussian) else value
 
 
@@ -195,7 +198,7 @@ class _Form:
 
 
 def _form(layer: Layer) -> _Form | None:
-    """A linear layer's parts, or None where it has others than an operator covers."""
+    """Returns a linear layer's parts, or None where it has others than an operator covers."""
     op = layer.op
     known = None if op is None else _operator(op)
     if op is None or known is None or len(layer.outputs) != 1:
@@ -216,7 +219,7 @@ def _form(layer: Layer) -> _Form | None:
 
 
 def _operator(op: Node) -> tuple[str, dict[str, Attribute]] | None:
-    """The operator of a product of data and weights, and its attributes."""
+    """Returns the operator of a product of data and weights, with its attributes, or None."""
     if len(op.values) != 2 or not op.values[0].is_data:
         return None
     x, w = (v.aval for v in op.values)

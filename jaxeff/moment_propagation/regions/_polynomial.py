@@ -74,7 +74,7 @@ class Reader(symbolic.Reader):
         self.kinks: set[float] = set()
 
     def apply(self, eqn: Any, operands: Sequence[Any]) -> list[Any]:
-        """The symbols of an equation's results, those with too many pieces unknown."""
+        """Returns the symbols of an equation's results; one of too many pieces is unknown."""
         results = super().apply(eqn, operands)
         found = [r.breaks if isinstance(r, Pieces) else () for r in results]
         self.kinks.update(*found)
@@ -92,6 +92,7 @@ def is_nondecreasing(x: Pieces) -> bool:
     )
     if not linear or any(len(v) == 2 and v[1] < 0 for v in x.values):
         return False
+    # Jumps must go up; the tolerance is for coefficients rounded to float32, such as 1/6.
     steps = zip(x.breaks, itertools.pairwise(x.values), strict=True)
     return all(_at(above, b) >= _at(below, b) - 1e-6 for b, (below, above) in steps)
 
@@ -108,7 +109,7 @@ def _pieces(x: Symbol) -> Pieces:
 
 
 def _merge(x: Pieces, y: Pieces, extra: Sequence[float] = ()) -> list[tuple[float, Any, Any]]:
-    """Intervals of both with a point inside each, and what either is there."""
+    """Returns a point inside each interval of both, with the value of either there."""
     breaks = sorted({*x.breaks, *y.breaks, *extra})
     return [(t, _value(x, t), _value(y, t)) for t in _inside(breaks)]
 
@@ -116,6 +117,7 @@ def _merge(x: Pieces, y: Pieces, extra: Sequence[float] = ()) -> list[tuple[floa
 def _inside(breaks: Sequence[float]) -> list[float]:
     if not breaks:
         return [0.0]
+    # On open intervals alone: a point of measure zero has no influence on a moment.
     middle = [(a + b) / 2 for a, b in itertools.pairwise(breaks)]
     return [breaks[0] - 1, *middle, breaks[-1] + 1]
 
@@ -125,9 +127,10 @@ def _value(x: Pieces, t: float) -> Any:
 
 
 def _joined(breaks: Sequence[float], values: Sequence[Any]) -> Pieces:
-    """Pieces without the breakpoints at which nothing changes."""
+    """Joins neighbouring pieces that are equal."""
     kept_breaks: list[float] = []
     kept = [values[0]]
+    # Fewer pieces are fewer truncated moments, and equal functions get equal symbols.
     for b, value in zip(breaks, values[1:], strict=True):
         if not _same(kept[-1], value):
             kept_breaks.append(b)
@@ -138,6 +141,7 @@ def _joined(breaks: Sequence[float], values: Sequence[Any]) -> Pieces:
 def _same(a: Any, b: Any) -> bool:
     if isinstance(a, bool) or isinstance(b, bool):
         return a is b
+    # Array coefficients (a slope per channel) are compared by identity: they may be traced.
     return len(a) == len(b) and all(
         (isinstance(u, float) and isinstance(v, float) and u == v) or u is v
         for u, v in zip(a, b, strict=True)
@@ -162,6 +166,7 @@ def _polynomial(coefficients: Any) -> tuple:
 
 def _plus(a: Any, b: Any) -> tuple:
     pairs = itertools.zip_longest(_polynomial(a), _polynomial(b), fillvalue=0.0)
+    # Adding zero to an array would make another array, which is no longer identical to the first.
     return tuple(u if _is_zero(v) else v if _is_zero(u) else u + v for u, v in pairs)
 
 
@@ -171,6 +176,7 @@ def _is_zero(value: Any) -> bool:
 
 def _times(a: Any, b: Any) -> tuple:
     a, b = _trim(_polynomial(a)), _trim(_polynomial(b))
+    # Beyond degree two the variance needs moments above the fourth, which `piecewise` lacks.
     if len(a) + len(b) - 1 > 3:
         raise UnreadableError
     out: list[Any] = [0.0] * (len(a) + len(b) - 1)
@@ -191,11 +197,12 @@ def _negative(a: Any) -> tuple:
 
 
 def _crossings(x: Pieces, y: Pieces) -> list[float]:
-    """Where two piecewise linear functions with known coefficients meet."""
+    """Finds where two piecewise linear functions with known coefficients meet."""
     breaks = sorted({*x.breaks, *y.breaks})
     ends = [-math.inf, *breaks, math.inf]
     found = []
     for (lo, hi), (_, a, b) in zip(itertools.pairwise(ends), _merge(x, y), strict=True):
+        # Between breakpoints both are linear, so they meet once at most.
         difference = _trim(_plus(a, _negative(b)))
         if len(difference) > 2 or not all(isinstance(c, float) for c in difference):
             raise UnreadableError
@@ -207,11 +214,12 @@ def _crossings(x: Pieces, y: Pieces) -> list[float]:
 
 
 def _choose(compare: Callable[[float, float], Any]) -> Callable[..., Pieces]:
-    """A rule whose result on each interval is decided by comparing both operands inside it."""
+    """Makes a rule that compares both operands on each interval and chooses by the outcome."""
 
     def rule(eqn: Any, x: Symbol, y: Symbol) -> Pieces:
         del eqn
         x, y = _pieces(x), _pieces(y)
+        # After cutting where they meet, neither is the larger one on part of an interval only.
         cuts = _crossings(x, y)
         merged = _merge(x, y, cuts)
         return _joined(
@@ -251,6 +259,7 @@ def _divide(eqn: Any, x: Symbol, y: Symbol) -> Pieces:
 
 
 def _sign(eqn: Any, x: Pieces) -> Pieces:
+    # At zero itself the sign is zero, which has no influence on a moment.
     above = _choose(lambda u, v: u > v)(eqn, x, _ZERO)
     return _joined(above.breaks, [(1.0,) if v else (-1.0,) for v in above.values])
 

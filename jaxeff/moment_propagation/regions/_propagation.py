@@ -1,10 +1,10 @@
 """Propagates moments through the equations of a layer, watching what depends on what.
 
 `propagate` runs equations one after the other under the rules of `rules`, which take operands
-as independent. The layer's random inputs are independent of each other, entries and all (`wholes`
-has seen to that, or noted that it is assumed). Where dependent entries meet inside the layer a
-rule's answer would be wrong: that is an error, unless the environment is told to assume
-independence, and then it is noted.
+as independent. The layer's random inputs are independent of each other, entries and all
+(`fuse_dependent` has joined layers until they are, or noted that it is assumed). Where dependent
+entries meet inside the layer a rule would be wrong: that is an error, unless the environment allows
+to assume independence, which is then noted.
 """
 
 from __future__ import annotations
@@ -63,9 +63,11 @@ class Environment:
         rules: Mapping[Any, Rule],
         assume: Note | None = None,
     ) -> Environment:
-        """The environment of a layer's inputs."""
+        """Makes the environment of a layer from its inputs."""
         env = cls(layer, rules, assume, dict(zip(layer.inputs, values, strict=True)))
         random = [v for v in layer.inputs if is_random(env.values[v])]
+        # The lineages of all equations at once, before any is evaluated: they depend on shapes
+        # alone.
         env.lineages, env.meetings = walk(layer.nodes, fresh(random))
         return env
 
@@ -75,17 +77,17 @@ class Environment:
         return self.layer.site
 
     def read(self, atom: Any) -> Any:
-        """The value of an equation's operand."""
+        """Returns the value of an equation's operand."""
         return atom.val if isinstance(atom, Literal) else self.values[atom]
 
     def number(self, atom: Any) -> float | None:
-        """The number an operand is everywhere, where that is known while tracing."""
+        """Returns the number an operand is everywhere, or None where that isn't known."""
         if isinstance(atom, Literal):
             return float(atom.val) if np.ndim(atom.val) == 0 else None
         return self.numbers.get(atom)
 
     def sources(self, atom: Any) -> frozenset:
-        """The layer's random inputs that a value depends on."""
+        """Returns the layer's random inputs that a value depends on."""
         return frozenset(self.lineages.get(atom, ())) if isinstance(atom, Value) else frozenset()
 
     def write(self, outputs: Sequence[Value], results: Sequence[Any]) -> None:
@@ -112,6 +114,7 @@ def step(node: Node, env: Environment) -> None:
         raise no_rule(node, env.site, "computes with a discrete function of a random value")
     if not any(is_random(o) for o in operands):
         env.write(node.outputs, _compat.bind(node.eqn, *operands))
+        # An epsilon or a floor may have been computed: statistics and kinks need it as a number.
         number = known_number(node.eqn, [env.number(a) for a in node.inputs])
         if number is not None:
             env.numbers[node.outputs[0]] = number
@@ -123,15 +126,18 @@ def _apply(node: Node, operands: Sequence[Any], env: Environment) -> Sequence[An
     if node.primitive in env.rules:
         return env.rules[node.primitive](node, *operands)
     if node.primitive in DISCRETE:
+        # Discrete results have no variance: they are those of the means, and marked as such.
         means = [o.mean if is_random(o) else o for o in operands]
         return [AtMean(v) for v in _compat.bind(node.eqn, *means)]
     if node in env.meetings:
+        # x * x and the like: of one operand, for which there is a rule.
         same = twice(node, operands[0]) if _is_twice(node) else None
         if same is not None:
             return same
         if env.assume is None:
             reason = "combines values that depend on the same random input"
             raise no_rule(node, env.site, reason, DependenceError)
+        # The last resort of `region`: earlier attempts had no `assume` and failed here.
         for meeting in env.meetings[node]:
             env.assume(Assumption.of(env.layer, meeting))
     rule = RULES.get(node.primitive)

@@ -1,7 +1,7 @@
-"""Parts of one array that are only read apart: each is an independent value of its own.
+"""Makes disjoint slices of an array separate inputs: each is an independent value of its own.
 
-The gates of a recurrent cell are slices of one product. As entries of one array they look as if
-they were mixed wherever two of them meet; cut first, they are several arrays, entry by entry.
+The gates of a recurrent cell are slices of one product. As entries of one array they seem to be
+mixed wherever two gates meet. As separate arrays they are independent, entry by entry.
 """
 
 from __future__ import annotations
@@ -19,21 +19,24 @@ from jaxeff.program.ir import Node
 
 
 def split_slices(layer: Layer, values: Sequence[Any]) -> tuple[Layer, list[Any]]:
-    """The layer without the cuts of its random inputs, as a function of the parts.
+    """Replaces disjoint slices of a layer's random inputs by separate inputs.
 
     Args:
         layer: A layer.
         values: Its inputs; entries of random ones are independent.
 
     Returns:
-        A layer of fewer equations and more inputs, and these; what came in if nothing is cut.
+        A layer without the equations that slice, and its inputs; both as given if there are none.
     """
+    # LSTM gates are disjoint slices of one product: separate, they are independent.
     env = Environment(layer, {}, values=dict(zip(layer.inputs, values, strict=True)))
     cuts: list[Node] = []
     for value in layer.inputs:
         readers = [n for n in layer.nodes if value in n.values]
+        # A value that is also a result, or read as a whole, must stay one array.
         if is_random(env.values[value]) and value not in layer.outputs and _are_apart(readers):
             cuts += readers
+    # A layer that does nothing but slice would have no equations left.
     if not cuts or len(cuts) == len(layer.nodes):
         return layer, list(values)
     propagate(cuts, env)
@@ -53,6 +56,8 @@ def _are_apart(readers: Sequence[Node]) -> bool:
     boxes = [
         [*zip(n.params["start_indices"], n.params["limit_indices"], strict=True)] for n in readers
     ]
+    # Boxes are disjoint if they are along one axis at least. Strides are ignored: a box then covers
+    # more than the slice reads, which errs on the safe side.
     return all(
         any(high <= other_low or other_high <= low
             for (low, high), (other_low, other_high) in zip(one, other, strict=True))

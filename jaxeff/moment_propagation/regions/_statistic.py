@@ -1,4 +1,4 @@
-"""A reduction inside a region, such as the mean of a normalization, as an input of its own."""
+"""The symbol of a statistic of a tensor, such as the mean inside a normalization."""
 
 from __future__ import annotations
 
@@ -38,4 +38,5 @@ class Statistic:
     @property
     def is_plain(self) -> bool:
         """Whether it has neither gain nor factors."""
+        # A mean is a sum times 1/n: the gain returns to one up to the rounding of float32.
         return math.isclose(self.gain, 1.0, rel_tol=1e-5) and not self.factors

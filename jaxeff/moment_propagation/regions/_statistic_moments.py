@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def moments(s: Statistic, x: Any) -> Gaussian | None:
-    """The moments of a symbol, given the tensor's; None for one that is only an intermediate."""
+    """Computes the moments of a symbol from the tensor's; None for an intermediate one."""
     x = to_variance(x)
     fn = _MOMENTS.get(s.name)
     if fn is None:
@@ -35,21 +35,24 @@ def moments(s: Statistic, x: Any) -> Gaussian | None:
     if not s.is_plain:
         value = Gaussian(s.gain * value.mean, s.gain * s.gain * value.var)
     value = arithmetic.map_linear(lambda a: _arranged(a, s), value)
+    # Factors are independent of the tensor, random ones (a scale with a posterior) included.
     for factor in s.factors:
         value = arithmetic.multiply(value, factor)
     return value
 
 
 def is_exact(s: Statistic, x: Any) -> bool:
-    """Whether the variance of a symbol is within 5 % of the true one, whatever the tensor's."""
+    """Returns whether the variance of a symbol is within 5 % of the true one for any tensor."""
     if s.name in _OF_MANY:
         return extent(x.shape, s.axes) >= _MANY
     return s.name != "logsumexp"
 
 
 def _arranged(value: Array, s: Statistic) -> Array:
-    """An array in the tensor's layout (size 1 where reduced), in the layout of the symbol."""
+    """Brings an array from the tensor's layout (size 1 where reduced) to the symbol's."""
     present = [x for x in s.labels if x is not None]
+    # Axes that the symbol lacks have been reduced to size 1, so they can go to the end and be
+    # dropped.
     dropped = [i for i in range(value.ndim) if i not in present]
     value = jnp.transpose(value, [*present, *dropped])
     value = value.reshape([value.shape[i] for i in range(len(present))])
@@ -81,6 +84,7 @@ def _over(fn: Callable[[Gaussian, int], Gaussian], keep: bool) -> Callable[..., 
 
 
 def _average(s: Statistic, x: Gaussian) -> Gaussian:
+    # Var mean(x) = sum(v) / n^2 for independent entries.
     n = extent(x.shape, s.axes)
     mean = jnp.mean(x.mean, s.axes, keepdims=True)
     return Gaussian(mean, jnp.mean(x.var, s.axes, keepdims=True) / n)
@@ -92,12 +96,13 @@ def _maximum_of(s: Statistic, x: Gaussian) -> Gaussian:
 
 
 def _sum_of_exponentials(s: Statistic, x: Gaussian) -> Gaussian:
+    # Exact: exponentials of independent entries are independent log-normals, and sums of those add.
     y = exponential(x)
     return Gaussian(*(jnp.sum(m, s.axes, keepdims=True) for m in (y.mean, y.var)))
 
 
 def _power_of(s: Statistic, x: Gaussian) -> Gaussian:
-    """Computes the moments of the variance or mean square that the name ends with."""
+    """Computes the moments of the variance or mean square that the symbol's name ends with."""
     mean_square = s.name.endswith("mean square")
     rule = normalization.mean_square if mean_square else normalization.variance
     return rule(x, s.axes, s.eps)
@@ -117,6 +122,8 @@ def _root_of(s: Statistic, x: Gaussian) -> Gaussian:
 
 def _inverse_root(s: Statistic, x: Gaussian) -> Gaussian:
     if s.floor or s.shift:
+        # With a floor or a shift it is no gamma variable any more; log-normal, because it is
+        # positive.
         return arithmetic.power_of_log_normal(_root_of(s, x), -1.0)
     return normalization.inverse_root(_power_of(s, x))
 

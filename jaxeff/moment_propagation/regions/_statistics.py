@@ -43,7 +43,7 @@ Operand = Statistic | Constant | Independent
 
 
 def tensor(x: Any) -> Statistic:
-    """The symbol of the tensor itself."""
+    """Returns the symbol of the tensor itself."""
     return Statistic("x", tuple(range(len(x.shape))), tuple(x.shape))
 
 
@@ -86,7 +86,7 @@ _DIVISORS = {divisor for _, divisor in _QUOTIENTS}
 
 
 def read(node: Node, operands: Sequence[Any], numbers: Sequence[float | None]) -> Statistic | None:
-    """The symbol of an equation's result, or None where it isn't a known statistic.
+    """Reads the symbol of an equation's result; None where it isn't a known statistic.
 
     Args:
         node: An equation with at least one `Statistic` operand and one result; a call is read
@@ -113,14 +113,14 @@ class Reader(symbolic.Reader):
 
 
 def _known(name: str | None) -> str:
-    """A name that a table holds."""
+    """Returns a name that a table holds; an absent one makes the equation unreadable."""
     if name is None:
         raise UnreadableError
     return name
 
 
 def _plain(*symbols: Any) -> None:
-    """Goes on only with statistics that have neither gain nor factors."""
+    """Refuses statistics that have a gain or factors."""
     if not all(isinstance(s, Statistic) and s.is_plain for s in symbols):
         raise UnreadableError
 
@@ -133,7 +133,7 @@ def _move(eqn: Any, s: Statistic, *sizes: Any) -> Statistic:
 
 
 def _reduce(eqn: Any, s: Statistic, names: Mapping[str, str]) -> Statistic:
-    """A reduction, over the axes that it is a statistic of if it is one."""
+    """Reduces a symbol; if it is a statistic already, only over the same axes."""
     axes = tuple(a for i in eqn.params["axes"] if (a := s.labels[i]) is not None)
     apart = s.axes and set(s.axes) != set(axes)
     _plain(s)
@@ -148,11 +148,12 @@ def _sum(eqn: Any, s: Statistic) -> Statistic:
     result = _reduce(eqn, s, _REDUCED)
     if result.name.startswith("sum"):
         return result
+    # A sum over n entries is n times the mean; the division that follows takes the gain off again.
     return replace(result, gain=float(following.extent(s.shape, eqn.params["axes"])))
 
 
 def _renamed(names: Mapping[str, str]) -> symbolic.Rule:
-    """A function of a plain statistic that has a name of its own."""
+    """Makes the rule of a function that gives a plain statistic another name."""
 
     def rule(eqn: Any, s: Statistic) -> Statistic:
         _plain(s)
@@ -178,6 +179,8 @@ def _power(eqn: Any, s: Operand, exponent: Operand) -> Statistic:
 def _root(eqn: Any, s: Statistic) -> Statistic:
     if s.name not in _POWERS or s.factors or s.gain <= 0:
         raise UnreadableError
+    # sqrt(g (q + eps)) = sqrt(g) sqrt(q + eps): eps and floor are relative to the gain, so only the
+    # gain has to follow.
     return replace(s, name=f"root {s.name}", gain=math.sqrt(s.gain))
 
 
@@ -192,6 +195,7 @@ def _logarithm(eqn: Any, s: Statistic) -> Statistic:
         return _renamed(_LOGARITHMS)(eqn, s)
     if s.factors or s.floor or s.gain <= 0:
         raise UnreadableError
+    # log(g q) = log(g) + log(q): the gain becomes a shift.
     return replace(s, name=f"log {s.name}", gain=1.0, shift=math.log(s.gain))
 
 
@@ -216,7 +220,7 @@ def _is_finite(eqn: Any, s: Statistic) -> Statistic:
 
 
 def _select(eqn: Any, which: Operand, no: Operand, yes: Operand) -> Statistic:
-    """The guard that a maximum is finite is passed."""
+    """Reads `where(isfinite(max), max, 0)`, as in `jax.nn`, as the maximum."""
     guards = isinstance(which, Statistic) and which.name == "finite"
     zero = isinstance(no, Constant) and no.number == 0
     if not (guards and zero and isinstance(yes, Statistic) and yes.name == "max"):
@@ -225,7 +229,7 @@ def _select(eqn: Any, which: Operand, no: Operand, yes: Operand) -> Statistic:
 
 
 def _maximum(eqn: Any, a: Operand, b: Operand) -> Statistic:
-    """A maximum with a number: a floor, or one that is never met."""
+    """Reads a maximum with a number as a floor, or as nothing if the number is never met."""
     s, number = _with_number(a, b)
     if s.name == "max" and number == -math.inf:
         return s
@@ -235,6 +239,7 @@ def _maximum(eqn: Any, a: Operand, b: Operand) -> Statistic:
         return s
     if s.shift:
         raise UnreadableError
+    # A floor on a root is the square of it on what is under the root.
     floor = (number / s.gain) ** (2 if s.name in _ROOTS else 1)
     return replace(s, floor=max(s.floor, floor))
 
@@ -247,6 +252,8 @@ def _add(eqn: Any, a: Operand, b: Operand) -> Statistic:
     s, number = _with_number(a, b)
     if number == 0:
         return s
+    # Under a root an added number is an epsilon, beside it a shift: two attributes, which the rules
+    # treat apart. Added to a floor it is neither.
     if s.factors or s.floor or s.gain <= 0 or number < 0:
         raise UnreadableError
     if s.name in _POWERS:
@@ -270,6 +277,7 @@ def _subtract(eqn: Any, a: Operand, b: Operand) -> Statistic:
 
 def _multiply(eqn: Any, a: Operand, b: Operand) -> Statistic:
     if isinstance(a, Statistic) and isinstance(b, Statistic):
+        # x * x: symbols are equal only if they are the same function in the same layout.
         if not a.factors and a == b:
             return _square(eqn, a)
         a, b = (a, b) if (a.name, b.name) in _PRODUCTS else (b, a)
@@ -281,6 +289,8 @@ def _multiply(eqn: Any, a: Operand, b: Operand) -> Statistic:
         raise UnreadableError
     if isinstance(other, Constant) and other.number:
         return replace(s, gain=s.gain * other.number)
+    # A factor between the inverse root and the centred tensor (a scale) is kept aside: the
+    # normalization is a whole again once the tensor comes, and is scaled after that.
     if not s.name.startswith("1/root"):
         raise UnreadableError
     factor = other.array if isinstance(other, Constant) else other.value
@@ -305,7 +315,7 @@ def _divide(eqn: Any, a: Operand, b: Operand) -> Statistic:
 
 
 def _with_number(a: Operand, b: Operand) -> tuple[Statistic, float]:
-    """The statistic of a pair and the number that the other one is."""
+    """Returns the statistic of a pair, and the number that the other operand is."""
     s, other = (a, b) if isinstance(a, Statistic) else (b, a)
     if not isinstance(s, Statistic) or not isinstance(other, Constant) or other.number is None:
         raise UnreadableError
@@ -313,11 +323,13 @@ def _with_number(a: Operand, b: Operand) -> tuple[Statistic, float]:
 
 
 def _together(eqn: Any, a: Statistic, b: Statistic, name: str) -> Statistic:
-    """A pointwise function of two statistics of the one tensor, over the same axes."""
+    """Combines two statistics of the tensor, over the same axes, by a pointwise function."""
     shape = tuple(eqn.outvars[0].aval.shape)
     if a.axes and b.axes and set(a.axes) != set(b.axes):
         raise UnreadableError
     both = [s.labels or (None,) * len(shape) for s in (a, b)]  # a scalar lies along nothing
+    # Both must lie along the same axes of the tensor: x less the mean of its transpose, of the same
+    # shape if square, is no centred tensor.
     labels = following.united(*both)
     if any(following.crosses(own, labels) for own in both):
         raise UnreadableError

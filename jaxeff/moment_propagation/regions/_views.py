@@ -64,6 +64,8 @@ def by_views(
     sizes = [v.aval.size for n in layer.nodes for v in n.outputs]
     if not all(isinstance(size, int) and size <= _MOST_ENTRIES for size in sizes):
         return None
+    # Which entry is where is computed on arrays of numbers while tracing: that costs memory and
+    # time for each entry, hence the limit.
     index, moments, known = _views(layer.nodes, random, values)
     dependent = walk(layer.nodes, fresh(random))[0]
     rest = [n for n in layer.nodes if any(v in dependent and v not in index for v in n.outputs)]
@@ -81,7 +83,7 @@ def by_views(
 def _views(
     nodes: Sequence[Node], random: Sequence[Value], values: Mapping[Value, Any]
 ) -> tuple[dict[Value, Index], dict[Value, Gaussian], dict[Value, Any]]:
-    """Which entries views hold (random inputs numbered through), their moments; what is certain."""
+    """Returns which entries views hold, numbered over all inputs; their moments; certain values."""
     index: dict[Value, Index] = {}
     moments: dict[Value, Gaussian] = {}
     start = 0
@@ -100,6 +102,8 @@ def _views(
             continue
         if node.primitive not in _MOVES:
             continue
+        # The same operation moves the numbers of entries and their moments. Sums are left out of
+        # the moves: a sum holds more than one entry.
         moved = _moved_index(node, index, known)
         if moved is None:
             continue
@@ -128,9 +132,12 @@ def _moved_index(
         if value is None or isinstance(value, jax.core.Tracer):
             if value is None or not jnp.issubdtype(jnp.result_type(value), jnp.floating):
                 return None
+            # Constants beside moved entries may be traced, for only their places count, which get
+            # -1. Indices and masks must be known.
             value = np.zeros(value.shape)
         floating = jnp.issubdtype(jnp.result_type(value), jnp.floating)
         operands.append(np.full(np.shape(value), -1, np.int32) if floating else np.asarray(value))
+    # Under jit too the numbers are computed now, not traced.
     with jax.ensure_compile_time_eval():
         return [np.asarray(v) for v in _compat.bind(node.eqn, *operands)]
 
@@ -145,6 +152,7 @@ def _pointwise(
 ) -> list[Any] | None:
     read = dict.fromkeys(v for n in rest for v in n.values if v in index)
     first: dict[bytes, Value] = {}
+    # Views of the same entries in the same order are one variable: x and x, however they came.
     same = {v: first.setdefault(index[v].tobytes(), v) for v in read}
     views = list(dict.fromkeys(same.values()))
     shape = rest[-1].outputs[0].aval.shape
@@ -156,12 +164,16 @@ def _pointwise(
         return None
     overlaps = {(a, b): index[a] == index[b] for a, b in itertools.combinations(views, 2)}
     fixed = {v: known[v] for v in others}
+    # No entry stands at the same place of two views: place by place they are independent, and a
+    # function of them is as exact as one of independent inputs.
     if not any(overlap.any() for overlap in overlaps.values()):
         inputs = (*read, *others)
         whole = Layer("elementwise", tuple(rest), inputs, layer.outputs, layer.site)
         if len(views) < len(read):
             return None
         return independent(whole, {**{v: moments[v] for v in read}, **fixed})
+    # Overlapping views are correlated where they overlap, and of such a function only a polynomial
+    # of degree two has exact moments from means and covariances.
     found = degrees(rest, list(read))
     if len(views) > _MOST_VIEWS or max(found.get(v, 0.0) for v in layer.outputs) > 2:
         return None
@@ -188,6 +200,8 @@ def _covariances(
     def covariance(a: int, b: int) -> Array:
         if a == b:
             return gaussians[a].var
+        # Two views hold either the same entry at a place, with its variance as covariance, or
+        # independent ones.
         overlap = overlaps[views[min(a, b)], views[max(a, b)]]
         return jnp.where(overlap, gaussians[a].var, 0)
 
@@ -197,7 +211,7 @@ def _covariances(
 def _quadratic(
     fn: Callable[..., Array], x: Sequence[Gaussian], c: Sequence[Sequence[Array]]
 ) -> Gaussian:
-    """The exact moments of a pointwise quadratic function of correlated arrays."""
+    """Computes the exact moments of a pointwise quadratic function of correlated arrays."""
     at = [g.mean for g in x]
     count = range(len(at))
 
@@ -209,6 +223,8 @@ def _quadratic(
         return jax.jvp(lambda v: slope(a, *at[:b], v, *at[b + 1 :]), (at[b],), (one,))[1]
 
     slopes = [slope(a, *at) for a in count]
+    # Pointwise, so a Hessian is a few numbers per entry: nested jvp along ones, views squared of
+    # them, instead of differentiating by entries.
     hc = [[sum(curvature(a, b) * c[b][d] for b in count) for d in count] for a in count]
     mean = fn(*at) + 0.5 * sum(hc[a][a] for a in count)
     linear = sum(slopes[a] * c[a][b] * slopes[b] for a in count for b in count)
@@ -219,12 +235,14 @@ def _quadratic(
 def _gram(
     node: Node, index: Mapping[Value, Index], moments: Mapping[Value, Gaussian]
 ) -> list[Any] | None:
-    """A contraction of two views whose terms share nothing with one another."""
+    """Contracts two views whose terms share nothing with one another; None for others."""
     left, right = (index[v] for v in node.values)
     (lc, rc), (lb, rb) = node.params["dimension_numbers"]
     left, right = _terms(left, lb, lc), _terms(right, rb, rc)  # [batch, free, terms]
     if max(left.size * right.shape[1], right.size * left.shape[1]) > _MOST_ENTRIES:
         return None
+    # A sum of products is exact if each of its terms is a product of independent entries or a
+    # square, all terms alike, and no entry is in two different terms.
     pairs = left[:, :, None, :] == right[:, None, :, :]
     overlap = pairs[..., 0]
     if (pairs != overlap[..., None]).any() or _mixes(left, right):
@@ -239,6 +257,7 @@ def _gram(
     apart = bilinear(contract, x, y)
     assert is_random(apart)
     power = x.mean * x.mean
+    # Squares on the overlap: E x^2 = m^2 + v and Var x^2 = 2 v^2 + 4 m^2 v.
     mean = apart.mean + jnp.where(overlap, contract(x.var, one), 0)
     same = contract(2 * x.var * x.var + 4 * power * x.var, one)
     return [Gaussian(mean, jnp.where(overlap, same, apart.var))]
@@ -258,6 +277,8 @@ def _mixes(left: Index, right: Index) -> bool:
     both = np.concatenate([left.reshape(-1, left.shape[-1]), right.reshape(-1, right.shape[-1])])
     place = np.broadcast_to(np.arange(both.shape[-1]), both.shape)
     held = both >= 0
+    # Each entry gets the number of a term it is in: where another is found later, two terms share
+    # it. Constants (-1) are in no term.
     term = np.empty(both.max() + 1, int)
     term[both[held]] = place[held]
     return bool((term[both[held]] != place[held]).any())
