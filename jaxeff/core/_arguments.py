@@ -1,8 +1,8 @@
-"""Arguments of public functions, held to what they should be: one clear error each.
+"""Checks of the arguments of public functions, with one clear error each.
 
-What a function takes is told by duck typing deep inside, where an attribute error names nothing
-that the caller wrote. These checks stand at the doors. They look at types and shapes; at values
-only where they are concrete, so that everything still traces.
+Without them, a wrong argument fails deep inside, with an error that names nothing the caller
+wrote. Checks look at types and shapes, and at values only where they are concrete, so that
+everything still traces.
 """
 
 from collections.abc import Iterable

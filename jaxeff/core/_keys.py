@@ -1,4 +1,4 @@
-"""Random keys whose numbers cost a third: bits from a hashed counter instead of Threefry.
+"""Random keys whose numbers take a third of the time: a hashed counter instead of Threefry.
 
 ```python
 from jaxeff.core import fast_key
@@ -13,8 +13,8 @@ logits = noisy(f, {"*": Additive(0.3)})(key, params, x)
 A noisy network draws a normal number per activation and image; on a processor Threefry's bits then
 take longer than the network. Bits are a double round of an avalanche hash over the counter and
 both words of the key; keys themselves are made, split and folded by Threefry, so streams of
-different layers, steps and seeds are as separate as ever. Everything of `jax.random` takes such a
-key, and its distributions are those of `jax.random`.
+different layers, steps and seeds are as independent as Threefry's. Every function of `jax.random`
+takes such a key, and distributions are the same.
 
 Sharp edges:
     A hash is good enough for noise, dropout and shuffling, and no generator for cryptography.

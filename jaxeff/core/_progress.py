@@ -8,9 +8,9 @@ with progress_bar(None, "epoch", 20) as advance:
         advance(1, "loss 0.31")
 ```
 
-Functions that run for long take ``progress``: None shows it where somebody is looking, a terminal
-or a notebook, and keeps silent elsewhere; True shows it anyway, in a log file a line per half
-minute; False never does. Of several processes only the first shows it.
+Functions that run for long take ``progress``. None shows it on a terminal or in a notebook and
+nowhere else. True shows it anywhere, in a log file as one line per half minute. False never shows
+it. Of several processes only the first shows it.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ Nothing runs before all arguments have passed, and an error begins with the func
 argument: `scores: samples must be at least 1, but is 0.` None passes where it is the default or the
 annotation says so, and an argument annotated as `bool` takes True and False alone.
 
-A check is a function of what an error message calls the argument, and of its value. Checks look at
+A check is a function of the argument's name in error messages and of its value. Checks look at
 values only where they are concrete, so that everything still traces.
 """
 

@@ -8,10 +8,9 @@ x = data.normalize(digits.train_images, "digits")
 ood = data.normalize(data.load("digits-ood").test_images, "digits")
 ```
 
-Two small sets are drawn rather than loaded: `noisy_sine`, with its truth in `sine`, and
-`two_moons`.
-A third is built, by training, in a room of its own: `jaxeff.dirty_mnist`. Recordings of spoken
-words are `speech_commands`, their features `log_mel`.
+Two small sets are drawn rather than loaded: `noisy_sine`, whose exact target and noise are in
+`sine`, and `two_moons`. `jaxeff.dirty_mnist` builds a third by training networks.
+`speech_commands` loads recordings of spoken words; `log_mel` computes their features.
 """
 
 from jaxeff.data import _noisy_sine as sine

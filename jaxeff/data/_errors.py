@@ -1,4 +1,4 @@
-"""The one error every loader raises: it names the file, what was expected, and the way out."""
+"""Error of all loaders: it names the file, what was expected, and what to do."""
 
 
 class DataError(Exception):

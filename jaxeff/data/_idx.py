@@ -3,8 +3,8 @@
 A file is two zero bytes, a type byte (8 is uint8), the number of dimensions, each dimension as a
 big-endian uint32, then the values, last dimension fastest (http://yann.lecun.com/exdb/mnist).
 
-Sharp edge: the number of images is whatever the header says, so a subset in idx form loads. A file
-that holds more or fewer bytes than its own header promises does not.
+Sharp edge: the number of images is that of the header, so a subset in idx form loads. A file that
+holds more or fewer bytes than its header promises is refused.
 """
 
 import gzip

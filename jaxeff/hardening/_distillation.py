@@ -16,7 +16,7 @@ The loss is `(1 - weight) CE(labels, student) + weight T^2 KL(softmax(teacher / 
 softmax(student / T))`; T^2 keeps the gradient's size independent of the temperature T.
 
 Source: Hinton, Vinyals and Dean, "Distilling the Knowledge in a Neural Network", arXiv:1503.02531.
-(`jaxeff.bayes.distill` is another thing: it keeps a posterior's disagreement.)
+(`jaxeff.bayes.distill` is another method, which keeps a posterior's disagreement.)
 """
 
 from collections.abc import Callable

@@ -7,8 +7,8 @@ save_pytree("run.safetensors", {"w": 1.0}, {"epoch": 3})  # whole or not at all,
 kept = Journal("rows.jsonl", {"seed": 0})                    # a line per finished task
 ```
 
-The ground floor: it imports no other room. Chains, sweeps, posteriors, built data sets and tuning
-databases are kept by their own rooms with what is here.
+Other packages store chains, sweeps, posteriors, built data sets and tuning databases with these
+functions.
 """
 
 from jaxeff.store._cache import cache_folder

@@ -1,15 +1,15 @@
 """Descriptions of what a function computes, the same in every process.
 
-A run is told from others by its loss and its optimizer as well, and both are functions: a learning
-rate is a number inside of one. Traced for shapes, a function is a list of operations; their names,
-settings, literals and constants are hashed. Names that Python gives, addresses and places in source
-files are not, so that a function that is defined anew, or elsewhere, is the same one.
+A run is identified by its loss and its optimizer too, and both are functions: a learning rate is a
+number inside of one. Traced on shapes, a function is a list of operations; their names, settings,
+literals and constants are hashed. Python's names, addresses and places in source files are not, so
+a function that is defined again, or elsewhere, has the same hash.
 
 Sharp edges:
     Of a host callback (`jax.pure_callback`) only the name is seen.
-    A function that is traced in another order each time, by looping over a set of strings, is
-    another one each time.
-    JAX's versions trace differently: across them, functions can't be compared.
+    A function that is traced in another order each time, by looping over a set of strings, has
+    another hash each time.
+    Versions of JAX trace differently: functions can't be compared across them.
 """
 
 from __future__ import annotations

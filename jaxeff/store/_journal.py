@@ -33,9 +33,9 @@ from jaxeff.store._writing import write_whole
 class Journal:
     """Values by task, on disk as soon as they are known.
 
-    A task is whatever JSON says about it, whatever the order of its keys; one that is described
-    otherwise is another one. Of a task that was added twice the later value counts. Values come
-    back as JSON has them (tuples as lists), from this process or an earlier one alike.
+    A task is identified by its JSON, in which the order of keys doesn't matter. If a task was added
+    twice, the later value counts. Values come back as JSON has them (tuples as lists), whether this
+    process added them or an earlier one.
     """
 
     def __init__(

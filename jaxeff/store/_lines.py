@@ -3,10 +3,10 @@
 A process killed while it adds a line leaves the beginning of one. Readers pass over it; before the
 file is added to, `mend_lines` sets it aside, in a file of the same name with ``.cut`` at its end,
 so that all before it stays readable. Values are objects or lists, of which no proper beginning is
-JSON: a last line that only lacks its end counts as whole.
+JSON, so a last line that only lacks its line feed counts as whole.
 
-Any other damage is refused, and the file stays as it is. What an editor may add is none: white
-space around a value (so the line ends of Windows too) and a byte order mark.
+Any other damage is refused, and the file stays as it is. White space around a value (and so the
+line ends of Windows) and a byte order mark, which editors may add, are no damage.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def numbered_lines(path: str | os.PathLike[str]) -> list[tuple[int, Any]]:
 def mend_lines(path: str | os.PathLike[str]) -> None:
     """Sets a last line that was cut short aside; a file without one stays as it is.
 
-    Read the file first: what is no file of ours must be refused before it is changed.
+    Read the file first: another program's file must be refused before it is changed.
     """
     path = Path(path)
     whole, rest = _split(path)

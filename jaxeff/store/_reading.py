@@ -1,7 +1,7 @@
-"""Files that others made, opened only where reading them ends.
+"""Safe opening of files that others made: regular files alone.
 
-A folder from elsewhere may hold links, pipes and devices as well. A pipe that nobody writes to
-blocks its reader, ``/dev/zero`` has no end, and a link leads out of the folder.
+A folder from elsewhere may hold links, pipes and devices as well. A pipe without a writer blocks
+its reader, ``/dev/zero`` has no end, and a link leads out of the folder.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Interface of boards: places that take a compiled library and run it.
 
-A board is a context manager. Entering it connects (and starts whatever has to be started), leaving
-it tears everything down. Between the two, `load` hands back the library as a TVM module that lives
-on the board, whose functions run there.
+A board is a context manager. Entering it connects, and starts an emulator or server if need be;
+leaving it ends both. Between the two, `load` returns the library as a TVM module that lives on the
+board, whose functions run there.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _T = TypeVar("_T")
 
 
 class BoardError(RuntimeError):
-    """A board that cannot be set up, refuses, hangs, vanishes, or fails to run a library."""
+    """A board cannot be set up, refuses, hangs, is lost, or fails to run a library."""
 
 
 class BoardLost(BoardError):
@@ -75,9 +75,9 @@ class Board(abc.ABC):
         return ()
 
     def call(self, count: int, action: Callable[[], _T]) -> _T:
-        """Runs an action that calls libraries, on `count` threads where that is up to us.
+        """Runs an action that calls libraries, on `count` threads where this process decides.
 
-        A remote board's are its server's business.
+        The threads of a remote board are chosen by its server.
         """
         return action()
 

@@ -1,9 +1,9 @@
-"""Opening TVM RPC sessions within time limits, and ending those that outlive theirs.
+"""TVM RPC sessions with time limits, both for opening and for the whole session.
 
 TVM's client waits forever: for a silent peer while connecting, and for a board that hangs or was
-unplugged in the middle of a call. Here every wait has an end. A knock with a time limit goes before
-the connection (the server logs it as a mismatched key), and an open session's socket is watched:
-keep-alive probes notice a board that is gone, a timer one that is stuck.
+unplugged in the middle of a call. Here every wait has a limit. Before connecting, a probe with a
+time limit finds out whether the server is free (it logs a mismatched key). An open session's socket
+is watched: keep-alive probes notice a board that is gone, a timer one that is stuck.
 
 Sharp edge: TVM hands out no socket, so it is found among this process's open files, which works on
 Linux; elsewhere sessions are not watched from this side.
@@ -107,7 +107,7 @@ def _ended_after(
 ) -> Iterator[list[socket.socket]]:
     """Ends a connection that is still being opened when the time is up.
 
-    It is, although the server was free at the knock, if somebody else was faster since.
+    The server was free when it was probed, but another client may have connected since.
 
     Yields:
       A list that then holds the connection.

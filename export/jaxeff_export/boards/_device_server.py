@@ -1,8 +1,8 @@
-"""The program that runs on the emulated board: TVM's RPC server, bound to its parent's life.
+"""Program of the emulated board: TVM's RPC server, which ends when its parent ends.
 
 It is started with the emulated machine's Python, needs nothing but TVM's runtime, and imports
 nothing of this package. It prints the port it listens on, then waits for its standard input to
-close: when the parent ends, by whatever death, the pipe closes and the whole process group goes.
+close: however the parent ends, the pipe closes, and the whole process group is killed.
 
 Sharp edge: the server is built from the state object behind ``python -m tvm.exec.rpc_server``
 rather than through that command, because the command starts a second interpreter, and under

@@ -1,10 +1,11 @@
 """Threads of this process that share a kernel's parallel loops.
 
-Left alone, TVM's pool has half as many threads as an x86 processor has cores (it counts on two
-threads a core), whatever a library was compiled for, and keeps the thread that calls it, and all
-that this one starts later, from the other half. The pool belongs to the thread that calls kernels,
-and doesn't grow once it was used. Nor does it end with that thread: its own threads stay, and spin.
-So kernels with parallel loops are called by two threads at most, however many ask for it.
+By default TVM's pool has half as many threads as an x86 processor has cores (it assumes two threads
+per core), regardless of what a library was compiled for. It keeps the calling thread, and all that
+this one starts later, from the other half of the cores. The pool belongs to the thread that calls
+kernels, and doesn't grow once it was used. It doesn't end with that thread either: its own threads
+stay, and spin. So kernels with parallel loops are called by two threads at most; calls of all other
+threads are passed to one of these.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ def on_threads(count: int, action: Callable[[], _T]) -> _T:
 
     Args:
       count: how many; the library's ``num-cores``.
-      action: what calls kernels; it doesn't come back here.
+      action: function that calls kernels; it must not call `on_threads` again.
 
     Returns:
-      What that returns.
+      The result of the action.
 
     Warns:
       RuntimeWarning: as `threads` does.
@@ -64,11 +65,11 @@ def on_threads(count: int, action: Callable[[], _T]) -> _T:
 def threads(count: int) -> Iterator[int]:
     """Runs kernels that this thread calls meanwhile on several threads.
 
-    On no more than the cores that this thread may use, or than ``TVM_NUM_THREADS`` or
-    ``OMP_NUM_THREADS`` allow. If they take all these cores, each thread has one of its own until
-    the end, the calling one included (not with ``TVM_BIND_THREADS=0``, which is better where other
-    processes are busy, too): they wait for each other, and left to the system two that meet on a
-    core stay there for many milliseconds.
+    There are at most as many as this thread may use cores, and as ``TVM_NUM_THREADS`` or
+    ``OMP_NUM_THREADS`` allow. If they take all these cores, each thread, the calling one included,
+    is bound to one until the end: threads wait for each other, and two that the system puts on one
+    core stay there for many milliseconds. ``TVM_BIND_THREADS=0`` binds none, which is better where
+    other processes are busy too.
 
     Args:
       count: how many; the library's ``num-cores``.

@@ -1,6 +1,6 @@
-"""Builds a bundle of an exported function and values for its inputs: import to writing.
+"""Builds a bundle of an exported function: imports, compiles, links and writes it.
 
-`deploy` builds what it has just exported, `tune` what a bundle was built from.
+`deploy` builds what it has just exported; `tune` builds an existing bundle again.
 """
 
 from __future__ import annotations

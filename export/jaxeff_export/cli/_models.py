@@ -1,4 +1,4 @@
-"""Users' functions, named ``module:function``; a failure of theirs is told with file and line."""
+"""Users' functions, named ``module:function``; errors in them name file and line."""
 
 from __future__ import annotations
 

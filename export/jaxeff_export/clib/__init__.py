@@ -1,8 +1,8 @@
-"""A network as a C library: a header, an archive, and nothing that runs beneath them.
+"""Networks as C libraries: a header and an archive, without a runtime.
 
-Kernels are those of a bundle, compiled to functions of plain pointers (`kernels`). What calls
-them one after the other is written in C (`codegen`), with every array in between at a place planned
-in advance (`kernels/_memory.py`). There is no allocation, no state and no runtime.
+Kernels are those of a bundle, compiled to functions of plain pointers (`kernels`). A function in C
+calls them one after the other (`codegen`); the places of all arrays in between are planned in
+advance (`kernels/_memory.py`). There is no allocation, no state and no runtime.
 """
 
 from jaxeff_export.clib._library import CLibrary, Order, write_library

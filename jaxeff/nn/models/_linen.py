@@ -1,7 +1,7 @@
 """Linen twins of `jaxeff.nn.MLP` and `jaxeff.nn.LeNet5`: the same layers under the same names.
 
-They exist because Linen and NNX models look different to whoever reads a jaxpr. Parameters of a
-twin have the paths and shapes of the NNX model's, so either set fits both.
+The jaxprs of Linen and NNX models differ, so both kinds are needed for tests. Parameters of a twin
+have the paths and shapes of the NNX model's: either set fits both.
 """
 
 from __future__ import annotations

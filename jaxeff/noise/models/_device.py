@@ -1,12 +1,12 @@
 """Base of the models of a device's imperfections, whose draws are the same in every call.
 
-A device is an integer, its seed: the same device has the same imperfections in every call, at every
-time and for every sample of a batch, whatever the key of the call; another device, another site and
-another model have others. Outputs have no draws per sample: `per` is "element" or "channel". The
-device is a leaf, so ten devices are one vmapped program.
+A device is an integer, its seed. Its imperfections are the same in every call, at every time and
+for every sample of a batch; they don't depend on the call's key. Another device, another site and
+another model have other ones. Outputs have no draws per sample: `per` is "element" or "channel".
+The device is a leaf, so ten devices are one vmapped program.
 
 Sharp edges:
-    `jaxeff.noisy` tells a model its site; `perturb` called directly is a site of its own.
+    `jaxeff.noisy` gives a model its site; `perturb` called directly is one more site.
     A layer inside a loop is one piece of hardware, the same in every iteration.
     An integer has no gradient: differentiate with respect to a level, not to the whole setting.
     An array with a single axis holds the channels of one sample.

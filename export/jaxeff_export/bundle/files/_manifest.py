@@ -250,7 +250,7 @@ class Manifest:
 def own_files(data: bytes) -> frozenset[str]:
     """Lists the files beside a manifest, of any format version, that are its bundle's.
 
-    Those that it lists under a name that bundles give; whatever else it lists is not.
+    They are the listed files whose names bundles give; other listed names are ignored.
 
     Raises:
       BundleError: if it is damaged, or no bundle's.

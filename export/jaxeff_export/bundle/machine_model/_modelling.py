@@ -1,17 +1,17 @@
 """Static model of a bundle's kernels on a core, from their machine code; nothing is timed.
 
-Of every kernel the innermost loop that multiplies most, or the longest with vectors, is given to
-llvm-mca (Debian: `llvm`), LLVM's static model of a core: instructions, ports and latencies; every
-load hits the first cache. How often it turns follows from the work that the bundle's manifest has
-of the kernel. Arrays come once from the core's caches (`_caches.py`): a kernel's own from the level
-that holds them together, its parameters from the level that holds the parameters of all kernels,
-which have passed since they were last read.
+llvm-mca (Debian: `llvm`), LLVM's static model of a core, is given one loop of every kernel: the
+innermost one that multiplies most, or the longest with vectors. It models instructions, ports and
+latencies; every load hits the first cache. The number of turns follows from the kernel's work in
+the bundle's manifest. Arrays come once from the core's caches (`_caches.py`): a kernel's own from
+the level that holds them together, its parameters from the level that holds the parameters of all
+kernels, which were read since.
 
 Sharp edges:
-    Branches, and what a kernel does outside of that loop, aren't in it, nor is the call of it: it
-    bounds speed from above, and far so for kernels of less than a microsecond.
-    llvm-mca's models of cores differ in care. Where it has none, or another core's, the likest
-    core's stands in (`LIKEST`), with the divisions and roots of that one.
+    Branches, the call, and what a kernel does outside of that loop aren't modelled: the result is
+    an upper bound of speed, a loose one for kernels of less than a microsecond.
+    llvm-mca's models of cores differ in precision. Where it has none, or another core's, the most
+    similar core's is used (`LIKEST`), with its divisions and roots.
 """
 
 from __future__ import annotations

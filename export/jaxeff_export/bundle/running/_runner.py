@@ -1,4 +1,4 @@
-"""A bundle on a board: loaded once, what it binds resident there, ready to be called.
+"""Bundles loaded on a board, with their parameters resident there, for many calls.
 
 A call whose connection to the board is lost is repeated on a new one, with the library and the
 arrays uploaded again, as often as the board allows (``board.attempts``).

@@ -1,4 +1,4 @@
-"""Kernels as C functions: every argument a plain pointer, no runtime beneath.
+"""Kernels as C functions: every argument is a plain pointer, and no runtime is needed.
 
 TVM's own pipeline ends in functions that unpack an array of tagged arguments, allocate from its
 runtime and wake its threads. Here its passes stop before that. Arrays that a kernel allocates

@@ -2,8 +2,8 @@
 
 Schedules mark loops whose turns don't depend on each other as parallel. Such a loop becomes a
 function of its own with two more arguments, the turns it begins and ends with; what lies between
-two of them is a function too, which one thread calls. Each turn is computed by the same code
-whoever computes it, so the bits are the same for any number of threads.
+two of them is a function too, which one thread calls. All threads compute turns by the same code,
+so the bits are the same for any number of threads.
 """
 
 from __future__ import annotations
