@@ -5,7 +5,16 @@ from typing import Annotated, Any, Literal
 
 from experiments.classifiers import Classifier
 from experiments.harness import SELECTS, Least
-from jaxeff.search import DDPG, Actions, Evolution, Greedy, Knapsack, Random, Sequential, Uniform
+from jaxeff.search import (
+    DDPG,
+    Actions,
+    Evolution,
+    Greedy,
+    Knapsack,
+    RandomSearch,
+    Sequential,
+    UniformSearch,
+)
 
 AGENTS = ("pruning", "quantization", "joint")
 """The source's, all by reinforcement learning."""
@@ -89,7 +98,8 @@ def searcher_of(settings: Settings, name: str) -> Any:
     agent = DDPG(warm_up=settings.warm_up, updates=settings.updates, decay=settings.decay)
     half = DDPG(warm_up=settings.warm_up // 2, updates=settings.updates, decay=settings.decay)
     others: dict[str, Any] = {
-        "uniform": Uniform(), "random": Random(), "greedy": Greedy(), "knapsack": Knapsack(),
+        "uniform": UniformSearch(), "random": RandomSearch(), "greedy": Greedy(),
+        "knapsack": Knapsack(),
         "evolution": Evolution(population=max(4, min(10, settings.episodes // 4))),
         "pruning first": Sequential("pruning", half),
         "quantization first": Sequential("quantization", half),

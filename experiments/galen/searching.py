@@ -17,12 +17,12 @@ from experiments.trainable import load_images
 from jaxeff.search import (
     Candidate,
     Candidates,
+    CompressionSensitivity,
     Legal,
     Policy,
     Refinement,
     Search,
-    Sensitivity,
-    Space,
+    SearchSpace,
     bit_operations,
     search_among,
     sensitivity,
@@ -59,7 +59,7 @@ class Workshop:
         more = load_images(subject.data, subject.images + settings.validation, 1)
         held = tuple(part[subject.images :] for part in more.train)
         net, x = model.network, model.calibration(1)
-        space = Space.read(
+        space = SearchSpace.read(
             net.evaluate, model.params, model.state, x, legal=Legal(inputs=settings.inputs)
         )
         size = min(settings.step_images, len(held[0]))
@@ -107,7 +107,7 @@ class Workshop:
         return made
 
     @functools.cached_property
-    def known(self) -> Sensitivity:
+    def known(self) -> CompressionSensitivity:
         """Of joint actions."""
         model, settings = self.model, self.settings
         return sensitivity(

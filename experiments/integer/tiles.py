@@ -15,9 +15,9 @@ from jaxeff_export import resolve_target
 from jaxeff_export.compiler import compilation_target
 from jaxeff_export.operators.integer import (
     Dot,
+    DotTile,
     Geometry,
     Sharing,
-    Tile,
     contraction,
     dot_of,
     epilogue_of,
@@ -87,7 +87,7 @@ def tiles(rounds: int, name: str, batch: int) -> list[dict[str, Any]]:
     return [row | {"tile": _words(chosen), "best": _words(list(found)[int(best[4:])])}]
 
 
-def _words(tile: Tile) -> str:
+def _words(tile: DotTile) -> str:
     return f"{tile.rows}x{tile.columns} pixels, {tile.vectors} vectors, {tile.chains} chains"
 
 
@@ -104,7 +104,7 @@ def _geometry(layer: Any, batch: int) -> Geometry:
     return Geometry.conv2d((batch, *image), kernel, attributes)
 
 
-def _kernel(geometry: Geometry, dot: Dot, tile: Tile) -> Any:
+def _kernel(geometry: Geometry, dot: Dot, tile: DotTile) -> Any:
     wide = vectors_of(geometry, dot) * dot.lanes
     taps = [count for count, _ in geometry.taps]
     weights = (wide // dot.lanes, *taps, words_of(geometry, dot), dot.lanes, dot.group)

@@ -33,7 +33,7 @@ import jaxeff
 from experiments.harness import Least, Report, Row, Run, Study, Table
 from experiments.pruning.networks import NETWORKS, build
 from jaxeff.pruning import Channels, Group, Plan, channels, masked, pruned
-from jaxeff.pruning.dependencies import Axis, Dimension, Product, dimensions, resolve
+from jaxeff.pruning.dependencies import Axis, AxisProduct, Dimension, dimensions, resolve
 
 WRONG = 1e-3
 """An error from which on a pruned network isn't the masked one."""
@@ -127,7 +127,7 @@ def outer(axis: Axis) -> set[Dimension]:
     if isinstance(axis, Dimension):
         return set()
     inside = set().union(*map(outer, axis.parts)) if axis.parts else set()
-    if isinstance(axis, Product):
+    if isinstance(axis, AxisProduct):
         inside |= {d for part in axis.parts[:-1] for d in dimensions(part)}
     return inside
 

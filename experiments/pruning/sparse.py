@@ -14,7 +14,7 @@ from jaxeff.compression import init, quantized, update_statistics
 from jaxeff.pruning.sparsity import (
     Magnitude,
     NofM,
-    Random,
+    RandomMask,
     Surgery,
     cubic,
     optimal_brain_surgeon,
@@ -73,7 +73,7 @@ def sparse(run: Run[Settings], subject: Subject, model: Trained, method: str, sh
 
 def _setting(method: str, share: float) -> Any:
     if method == "random":
-        return Random(share)
+        return RandomMask(share)
     if method == BLOCKS:
         return NofM(2, 4)
     if method == "surgery":  # whose threshold lies so many deviations above the mean of |w|

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from jaxeff_export.artifact import export as export
     from jaxeff_export.boards import Board as Board
     from jaxeff_export.boards import BoardError as BoardError
+    from jaxeff_export.bundle import BoardResult as BoardResult
     from jaxeff_export.bundle import Bundle as Bundle
-    from jaxeff_export.bundle import Outcome as Outcome
     from jaxeff_export.bundle import deploy as deploy
     from jaxeff_export.bundle import deploy_artifact as deploy_artifact
     from jaxeff_export.bundle import on_boards as on_boards
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "artifact": ("Artifact", "ArtifactError", "SignatureError", "export"),
     "boards": ("Board", "BoardError"),
-    "bundle": ("Bundle", "Outcome", "deploy", "deploy_artifact", "on_boards"),
+    "bundle": ("Bundle", "BoardResult", "deploy", "deploy_artifact", "on_boards"),
     "bundle.files": ("BundleError",),
     "clib": ("CLibrary",),
     "clib.objects": ("CLibraryError",),

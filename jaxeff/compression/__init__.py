@@ -29,9 +29,9 @@ from jaxeff.compression.integers import (
     integer_aware,
 )
 from jaxeff.compression.numerics import (
+    BaseQuantizer,
     Grid,
     LayerQuantization,
-    Quantization,
     Quantizer,
     Tensor,
     dequantize,
@@ -90,6 +90,7 @@ from jaxeff.compression.quantizers.uniform import (
 __all__ = [
     "LSQ",
     "PACT",
+    "BaseQuantizer",
     "BayesianBits",
     "Binary",
     "BinaryBases",
@@ -113,7 +114,6 @@ __all__ = [
     "LearnedWidth",
     "PosteriorBits",
     "PowersOfTwo",
-    "Quantization",
     "QuantizationErrors",
     "Quantizer",
     "Relaxed",

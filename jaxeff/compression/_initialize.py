@@ -35,7 +35,7 @@ from jaxeff.compression._quantized import (
     quantized,
     settings_of,
 )
-from jaxeff.compression.numerics import LayerQuantization, Method, Quantization, Quantizer, Tensor
+from jaxeff.compression.numerics import BaseQuantizer, LayerQuantization, Method, Quantizer, Tensor
 from jaxeff.core import a_batch, function, takes, tree
 from jaxeff.program import Layer, evaluate, plain, trace
 
@@ -150,7 +150,7 @@ def _spec(
 
 
 def _started(quantizer: Quantizer, tensor: Tensor, x: Any) -> Quantizer:
-    if getattr(type(quantizer), "start", Quantization.start) is Quantization.start:
+    if getattr(type(quantizer), "start", BaseQuantizer.start) is BaseQuantizer.start:
         return quantizer  # has nothing to start from
     if x is None:
         raise ValueError(

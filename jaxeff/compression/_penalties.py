@@ -27,7 +27,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxeff.compression._quantized import check_spec, of_inputs, of_outputs, settings_of
-from jaxeff.compression.numerics import Method, Quantization, Quantizer, Tensor
+from jaxeff.compression.numerics import BaseQuantizer, Method, Quantizer, Tensor
 from jaxeff.core import check_choice, function, takes, tree
 from jaxeff.program import Layer, evaluate, plain, trace
 from jaxeff.program.reading import argument_leaves
@@ -134,13 +134,13 @@ def _storage(quantizer: Quantizer, tensor: Tensor, shape: tuple[int, ...]) -> An
     if not hasattr(quantizer, "storage"):
         raise TypeError(
             f"{type(quantizer).__name__} at {tensor.site}/{tensor.name} doesn't say what it takes; "
-            "give it a method storage(shape, tensor), as jaxeff.compression.Quantization has."
+            "give it a method storage(shape, tensor), as jaxeff.compression.BaseQuantizer has."
         )
     return quantizer.storage(shape, tensor)
 
 
 def _has_penalty(quantizer: Quantizer) -> bool:
-    default = Quantization.penalty
+    default = BaseQuantizer.penalty
     return getattr(type(quantizer), "penalty", default) is not default
 
 

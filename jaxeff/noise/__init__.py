@@ -1,8 +1,9 @@
 """Analog noise: what imprecise hardware does to a network's values.
 
-Models that draw anew in every call: `Additive`, `Multiplicative`, `Mixed`, `Uniform`, `Dropout`; a
-rounding, `Quantization`; models of one device, the same in every call: `Drift`, `Telegraph`,
-`Mismatch`; `Repeated`, the mean of several executions; `ReadOut`, what hardware was seen to do.
+Models that draw anew in every call: `Additive`, `Multiplicative`, `Mixed`, `UniformNoise`,
+`Dropout`; rounding, `Quantization`; models of one device, the same in every call: `Drift`,
+`Telegraph`, `Mismatch`; `Repeated`, the mean of several executions; `ReadOut`, what hardware
+was seen to do.
 `noisy` applies any of them, and any object with a method `perturb(key, x)`, at chosen layers;
 `monte_carlo` draws several times. Where noise enters an analog computation:
 
@@ -43,7 +44,7 @@ from jaxeff.noise.models import (
     Repeated,
     SiteNoise,
     Telegraph,
-    Uniform,
+    UniformNoise,
 )
 
 __all__ = [
@@ -60,7 +61,7 @@ __all__ = [
     "Repeated",
     "SiteNoise",
     "Telegraph",
-    "Uniform",
+    "UniformNoise",
     "applies",
     "monte_carlo",
     "noisy",

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
-from jaxeff.pruning.dependencies import Axis, Channels, Dimension, Product, dimensions, resolve
+from jaxeff.pruning.dependencies import Axis, AxisProduct, Channels, Dimension, dimensions, resolve
 
 
 class Made(NamedTuple):
@@ -80,7 +80,7 @@ def _products(axes: Sequence[Axis]) -> list[list[Dimension]]:
     for axis in map(resolve, axes):
         if isinstance(axis, Dimension):
             ways.append([[axis]])
-        elif isinstance(axis, Product):
+        elif isinstance(axis, AxisProduct):
             ways.append(_products(axis.parts))
         else:
             ways.append([way for part in axis.parts for way in _products([part])])

@@ -18,7 +18,7 @@ from jaxtyping import PRNGKeyArray
 
 from jaxeff.core import check_number
 from jaxeff.search.evaluation import Candidate, Candidates, Latency, LatencyError, Reward
-from jaxeff.search.searchers import Outcome, Problem, Searcher
+from jaxeff.search.searchers import EpisodeResult, Searcher, SearchProblem
 from jaxeff.search.space import Policy
 from jaxeff.store import Journal
 
@@ -87,7 +87,7 @@ class Episodes:
         self,
         key: PRNGKeyArray,
         agent: Searcher,
-        problem: Problem,
+        problem: SearchProblem,
         measurements: Measurements,
         reward: Reward,
     ) -> None:
@@ -118,7 +118,9 @@ class Episodes:
         self.rows.append(row)
         # What couldn't be measured has no reward to learn from.
         if "reward" in row:
-            outcome = Outcome(np.asarray(proposed), row["accuracy"], row["ratio"], row["reward"])
+            outcome = EpisodeResult(
+                np.asarray(proposed), row["accuracy"], row["ratio"], row["reward"]
+            )
             self._memory = self._agent.learn(to_learn, self._problem, self._memory, outcome)
         return row
 
@@ -144,7 +146,7 @@ class Episodes:
 class _Early:
     """Candidates of the next episodes, measured at once where there are several boards."""
 
-    def __init__(self, agent: Searcher, problem: Problem, measurements: Measurements) -> None:
+    def __init__(self, agent: Searcher, problem: SearchProblem, measurements: Measurements) -> None:
         latency = measurements.latency
         self.many, self.boards = getattr(latency, "many", None), getattr(latency, "boards", 1)
         self.ahead, self.problem = getattr(agent, "ahead", None), problem

@@ -38,7 +38,7 @@ import numpy as np
 from jaxeff.compression.allocation import FLOAT
 from jaxeff.core import check_count
 from jaxeff.search.evaluation import Candidate, Latency, LatencyError, Reward
-from jaxeff.search.space import FP32, INT8, MIX, Actions, Policy, Space
+from jaxeff.search.space import FP32, INT8, MIX, Actions, Policy, SearchSpace
 
 Row = dict[str, Any]
 
@@ -128,7 +128,7 @@ class Course:
         whole: What the whole model takes from end to end; None until it was measured.
     """
 
-    space: Space
+    space: SearchSpace
     actions: Actions
     target: float
     reward: Reward
@@ -205,7 +205,7 @@ def _shared(one: dict[str, Any], other: dict[str, Any]) -> int:
     return sum(int(np.sum(np.equal(one[key], other[key]))) for key in one)
 
 
-def _counts(space: Space, actions: Actions) -> list[np.ndarray]:
+def _counts(space: SearchSpace, actions: Actions) -> list[np.ndarray]:
     """Returns the numbers of channels that actions can leave of every group."""
     # Steps finer than a channel meet every number that rounding allows.
     levels = np.linspace(0, 1, 1 + int(space.sizes.max()))
@@ -230,7 +230,7 @@ def _widths(
                     yield MIX, bits
 
 
-def _legal(space: Space, policy: Policy, group: int, count: int) -> Policy:
+def _legal(space: SearchSpace, policy: Policy, group: int, count: int) -> Policy:
     """Returns the policy with another number of channels; few bits where a kernel takes them."""
     kept = np.array(policy.kept)
     kept[group] = count

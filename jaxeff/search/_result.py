@@ -9,8 +9,8 @@ import jax
 import numpy as np
 
 from jaxeff.core import Table
-from jaxeff.search.evaluation import Sensitivity, Small
-from jaxeff.search.space import Policy, Space
+from jaxeff.search.evaluation import CompressionSensitivity, Small
+from jaxeff.search.space import Policy, SearchSpace
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -36,8 +36,8 @@ class Search:
     episodes: list[dict[str, Any]]
     whole: float
     target: float
-    known: Sensitivity | None
-    space: Space
+    known: CompressionSensitivity | None
+    space: SearchSpace
     refined: list[dict[str, Any]] = field(default_factory=list)
 
     @property

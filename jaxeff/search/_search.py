@@ -63,14 +63,14 @@ from jaxeff.search._result import Search
 from jaxeff.search.evaluation import (
     Absolute,
     Candidates,
+    CompressionSensitivity,
     Latency,
     LatencyError,
     Reward,
-    Sensitivity,
     sensitivity,
 )
-from jaxeff.search.searchers import Knapsack, Problem, Searcher
-from jaxeff.search.space import Actions, Legal, Policy, Space
+from jaxeff.search.searchers import Knapsack, Searcher, SearchProblem
+from jaxeff.search.space import Actions, Legal, Policy, SearchSpace
 from jaxeff.store import Journal, run_identity
 from jaxeff.training import count_examples
 
@@ -175,7 +175,7 @@ def search(
         )
     one = jax.tree.map(lambda leaf: leaf[:1], data[0])
     before = (params,) if state is None else (params, state)
-    space = Space.read(f, *before, one, score=score, legal=legal)
+    space = SearchSpace.read(f, *before, one, score=score, legal=legal)
     _check_prunable(space, actions)
     candidates = Candidates(
         f, params, data, validation, space, state=state, train=train, steps=steps,
@@ -201,7 +201,7 @@ def search(
     actions=an(Actions),
     episodes=whole(),
     reward=of_form("reward(accuracy, ratio, target)"),
-    known=either(of_form("known()"), an(Sensitivity)),
+    known=either(of_form("known()"), an(CompressionSensitivity)),
     folder=a_path,
     settings=mapping,
     refinement=an(Refinement),
@@ -216,7 +216,7 @@ def search_among(
     actions: Actions = Actions(),  # noqa: B008
     episodes: int = 30,
     reward: Reward = Absolute(),  # noqa: B008
-    known: Sensitivity | Callable[[], Sensitivity] | None = None,
+    known: CompressionSensitivity | Callable[[], CompressionSensitivity] | None = None,
     folder: str | os.PathLike[str] | None = None,
     settings: Mapping[str, Any] | None = None,
     refinement: Refinement | None = None,
@@ -264,7 +264,7 @@ def search_among(
     _check_reachable(space, actions, target, whole, measurements)
     if callable(known):
         known = known()
-    problem = Problem(
+    problem = SearchProblem(
         space, actions, known, episodes, target, whole,
         measurements.predicted, measurements.prepare,
     )  # fmt: skip
@@ -295,7 +295,7 @@ def search_among(
 
 def _course(
     key: PRNGKeyArray,
-    problem: Problem,
+    problem: SearchProblem,
     measurements: Measurements,
     reward: Reward,
     measured: Sequence[Row],
@@ -317,13 +317,13 @@ _SPLIT = 2**32 - 1
 """What is folded into the key to split the data; episodes count from zero."""
 
 
-def _check_prunable(space: Space, actions: Actions) -> None:
+def _check_prunable(space: SearchSpace, actions: Actions) -> None:
     if actions.of == "pruning" and not space.groups:
         raise ValueError("search: no channel of the model can be pruned; see jaxeff.channels")
 
 
 def _check_reachable(
-    space: Space, actions: Actions, target: float, whole: float, measurements: Measurements
+    space: SearchSpace, actions: Actions, target: float, whole: float, measurements: Measurements
 ) -> None:
     """Refuses a target that even the strongest policies miss."""
     # Each width on its own: few bits needn't be faster than eight, or none.

@@ -52,7 +52,7 @@ def describe_computation(f: Callable[..., Any], *args: Any) -> dict[str, Any]:
     """
     # Traced on shapes alone: values of the arguments never enter, `describe_arrays` is for those.
     closed = jax.make_jaxpr(f)(*jax.tree.map(_shape, args))
-    reader = _Reader()
+    reader = _ProgramHasher()
     digest = reader.closed(closed)
     return {"jax": jax.__version__, "numbers": [*reader.numbers][:MOST_NUMBERS], "hash": digest}
 
@@ -78,7 +78,7 @@ def _shape(leaf: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(np.shape(leaf), dtype)
 
 
-class _Reader:
+class _ProgramHasher:
     """Reads programs into hashes, and gathers the numbers in them."""
 
     def __init__(self) -> None:

@@ -48,7 +48,7 @@ def replicate_keys(key: jax.Array, seed: jax.Array | int) -> ReplicateKeys:
     return ReplicateKeys(*jax.random.split(jax.random.fold_in(key, seed), 3))
 
 
-class _State(NamedTuple):
+class _ReplicateState(NamedTuple):
     """What a replicate carries in the place of its model's state."""
 
     setting: Any
@@ -69,7 +69,7 @@ def start_function(
     def replicate(key: Any, setting: Any) -> TrainState:
         params, state = init(key)
         # As state the setting is an input of the epoch: one program for all chunks.
-        return init_state(params, optimizer, _State(setting, state))
+        return init_state(params, optimizer, _ReplicateState(setting, state))
 
     # Seeds outside: initial parameters depend on the seed's key alone, so settings share them.
     return jax.jit(jax.vmap(jax.vmap(replicate, (None, 0)), (0, None)), out_shardings=sharding)
@@ -92,7 +92,7 @@ def epoch_function(
         settings: How many settings.
     """
 
-    def loss(key: Any, params: Any, state: _State, batch: Any, step: Any) -> Any:
+    def loss(key: Any, params: Any, state: _ReplicateState, batch: Any, step: Any) -> Any:
         value, (metrics, model) = loss_at(state.setting)(key, params, state.model, batch, step)
         return value, (metrics, state._replace(model=model))
 

@@ -27,7 +27,7 @@ from jaxeff.analog_hardware import (
     Linear,
     Reference,
 )
-from jaxeff.analog_hardware.chips._characterize import Noise as MeasuredNoise
+from jaxeff.analog_hardware.chips._characterize import NoiseMeasurement as MeasuredNoise
 from jaxeff.bayes import NUTS, Draws, MCMCResult, MixturePosterior
 from jaxeff.compression import (
     BitSensitivity,
@@ -45,9 +45,9 @@ from jaxeff.photonics import ChaoticLight, PhotonicWeights
 from jaxeff.program import Cost, Layer, Program
 from jaxeff.pruning import Budget, Channels, Plan, Prune
 from jaxeff.pruning.scores import l1
-from jaxeff.robustness import Sensitivity
-from jaxeff.search import Candidate, Candidates, Refinement, Space
-from jaxeff.search import Sensitivity as Known
+from jaxeff.robustness import NoiseSensitivity
+from jaxeff.search import Candidate, Candidates, Refinement, SearchSpace
+from jaxeff.search import CompressionSensitivity as Known
 from jaxeff.training import TrainState, cross_entropy
 from tests.bad_arguments import faces
 
@@ -104,7 +104,8 @@ COMMON: dict[str, Any] = {
     "intensity": SCORES, "light": LIGHT, "query": Chip(3), "design": Design(),
     "measured": empty(Characterization), "plan": empty(Plan), "channels": empty(Channels),
     "program": empty(Program), "layer": empty(Layer), "bundle": empty(Bundle),
-    "sensitivity": empty(Sensitivity), "errors": empty(QuantizationErrors), "space": empty(Space),
+    "sensitivity": empty(NoiseSensitivity), "errors": empty(QuantizationErrors),
+    "space": empty(SearchSpace),
     "checkpoint": Path("never-written"), "path": Path("never-written"),
     "folder": Path("never-written"), "database": Path("never-written"),
     "root": Path("never-written"), "monitor": (X,), "shared": (), "kernel": RBF(),

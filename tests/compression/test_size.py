@@ -11,9 +11,9 @@ from flax import nnx
 import jaxeff
 from jaxeff.compression import (
     LSQ,
+    BaseQuantizer,
     Int,
     LayerQuantization,
-    Quantization,
     Uniform,
     init,
     initial_ranges,
@@ -150,7 +150,7 @@ def test_parts_and_stacks_of_a_leaf():
 def test_what_takes_the_place_of_a_weight_is_stored():
     @register_setting
     @dataclass(frozen=True)
-    class Learnt(Quantization):
+    class Learnt(BaseQuantizer):
         values: jax.Array
 
         def quantize(self, x, tensor):

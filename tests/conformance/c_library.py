@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import tvm
 from jaxeff_export.artifact import TensorSpec
-from jaxeff_export.clib import Order, Program, write_library
+from jaxeff_export.clib import ExampleProgram, Order, write_library
 from jaxeff_export.targets import resolve_target
 
 
@@ -42,7 +42,7 @@ class CRun:
             tolerances=[0.0] * len(expected),
         )
         with tempfile.TemporaryDirectory(prefix="jaxeff-c-") as home:
-            self._program = Program(write_library(order, Path(home) / "program"), None)
+            self._program = ExampleProgram(write_library(order, Path(home) / "program"), None)
 
     def results(self) -> list[np.ndarray]:
         """What a call fills."""

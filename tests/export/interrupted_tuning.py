@@ -15,7 +15,7 @@ from jaxeff_export.importer import import_stablehlo
 from jaxeff_export.schedules import TuningDatabase
 from jaxeff_export.targets import resolve_target
 from jaxeff_export.tuning._selection import select
-from jaxeff_export.tuning._session import Session
+from jaxeff_export.tuning._session import TuningSession
 
 TARGET = {**resolve_target("host"), "num-cores": 1}
 
@@ -69,7 +69,7 @@ def layer():
 
 
 def session(folder, bench, trials):
-    return Session(TARGET, TuningDatabase(folder), bench, "tiles", trials, Silent())
+    return TuningSession(TARGET, TuningDatabase(folder), bench, "tiles", trials, Silent())
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jaxeff_export import Bundle, CLibraryError, TargetError, deploy, resolve_target
 from jaxeff_export.cli import app
-from jaxeff_export.clib import CLibrary, Program
+from jaxeff_export.clib import CLibrary, ExampleProgram
 from jaxeff_export.clib.codegen import identifier
 from jaxeff_export.clib.kernels import program_of
 from jaxeff_export.clib.kernels._memory import Piece, place
@@ -99,7 +99,7 @@ def assert_same_bits(ours, theirs):
 
 
 def test_the_bits_of_the_bundle(deployed_mlp, library):
-    program = Program(library, None)
+    program = ExampleProgram(library, None)
     for seed in (1, 5):
         given_now = [np.asarray(inputs(seed))]
         with deployed_mlp.on("local") as runner:
@@ -110,7 +110,7 @@ def test_loops_branches_noise_and_dtypes_too(all_of_it, tmp_path):
     library = all_of_it.export_c(tmp_path / "c", name="everything")
     recorded = all_of_it.recorded[0].inputs
     with all_of_it.on("local") as runner:
-        assert_same_bits(Program(library, None).run(), runner.run_leaves(recorded))
+        assert_same_bits(ExampleProgram(library, None).run(), runner.run_leaves(recorded))
     said = call(*library.build, "-o", "example", folder=library.folder)
     said = call("./example", folder=library.folder)
     assert "as JAX computed" in said
@@ -172,7 +172,7 @@ def test_parameters_in_a_file(deployed_mlp, library, tmp_path):
     assert size == blob.sizes.parameters == library.sizes.parameters
     code = blob.sizes.code  # parameters that are elsewhere take no flash
     deployed_mlp.export_c(tmp_path / "blob", name="net", embed=False, flash=code)
-    assert_same_bits(Program(blob, None).run(), Program(library, None).run())
+    assert_same_bits(ExampleProgram(blob, None).run(), ExampleProgram(library, None).run())
 
 
 def test_what_does_not_fit_is_said_with_sizes(deployed_mlp, tmp_path):
@@ -223,7 +223,7 @@ def test_an_operation_without_a_kernel(tmp_path):
 
 def test_arrays_of_no_bytes(tmp_path):
     bundle = deploy(lambda x: (x[:0] @ x, x.sum()), (np.ones((3, 3), np.float32),), parameters=0)
-    empty, total = Program(bundle.export_c(tmp_path / "c"), None).run()
+    empty, total = ExampleProgram(bundle.export_c(tmp_path / "c"), None).run()
     assert empty.shape == (0, 3)
     assert total == 9
 
@@ -278,6 +278,6 @@ def test_moments_of_an_ensemble_are_the_same_bits(tmp_path):
     g, params = jaxeff.ensemble(jax.random.key(0), f, params, {"fc2": Members(3)})
     random = jax.tree.map(lambda w: jaxeff.Gaussian(w, 0.01 * w**2), params)
     bundle = deploy(jaxeff.moments(g), (random, x), path=tmp_path / "b")
-    program = Program(bundle.export_c(tmp_path / "c"), None)
+    program = ExampleProgram(bundle.export_c(tmp_path / "c"), None)
     with bundle.on("local") as runner:
         assert_same_bits(program.run(), runner.run_leaves(bundle.recorded[0].inputs))

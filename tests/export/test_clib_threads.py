@@ -11,7 +11,7 @@ import pytest
 from c_programs import STRICT, call, instructions, require
 from jaxeff_export import Bundle, CLibraryError, deploy, resolve_target
 from jaxeff_export.cli import app
-from jaxeff_export.clib import Program
+from jaxeff_export.clib import ExampleProgram
 from typer.testing import CliRunner
 
 CALLERS = """
@@ -110,10 +110,10 @@ def test_the_bits_of_the_bundle(bundle, tmp_path, threads):
     assert "share(threads, 1, inputs, outputs, at);" in (library.folder / "net.c").read_text()
     with bundle.on("local") as runner:
         theirs = runner.run_leaves(bundle.recorded[0].inputs)
-    shared = Program(library, None).run()
+    shared = ExampleProgram(library, None).run()
     main = library.folder / "main.c"
     main.write_text(main.read_text().replace("inputs.threads = &threads", "inputs.threads = NULL"))
-    for a, b, c in zip(shared, Program(library, None).run(), theirs, strict=True):
+    for a, b, c in zip(shared, ExampleProgram(library, None).run(), theirs, strict=True):
         assert a.tobytes() == b.tobytes() == np.ascontiguousarray(c).tobytes()
 
 
@@ -139,7 +139,7 @@ def test_a_padded_image_is_a_threads_own(tmp_path):
     assert library.sizes.workspace < x.nbytes  # two images, not four
     with bundle.on("local") as runner:
         theirs = runner.run_leaves(bundle.recorded[0].inputs)
-    for ours, other in zip(Program(library, None).run(), theirs, strict=True):
+    for ours, other in zip(ExampleProgram(library, None).run(), theirs, strict=True):
         assert ours.tobytes() == np.ascontiguousarray(other).tobytes()
 
 
@@ -172,10 +172,10 @@ def test_readme_cmake_and_cpp(bundle, tmp_path):
 
 def test_nothing_to_share(tmp_path):
     bundle = deploy(lambda x: x * 2, (np.ones(3, np.float32),), parameters=0)
-    (twice,) = Program(bundle.export_c(tmp_path / "net", threads=2), None).run()
+    (twice,) = ExampleProgram(bundle.export_c(tmp_path / "net", threads=2), None).run()
     np.testing.assert_array_equal(twice, [2, 2, 2])
     bundle = deploy(lambda x: (x[:0] @ x, x.sum()), (np.ones((3, 3), np.float32),), parameters=0)
-    empty, total = Program(bundle.export_c(tmp_path / "empty", threads=2), None).run()
+    empty, total = ExampleProgram(bundle.export_c(tmp_path / "empty", threads=2), None).run()
     assert (empty.shape, total) == ((0, 3), 9)
 
 
@@ -203,7 +203,7 @@ def test_other_processors(tmp_path, core, tools):
     require(*tools)
     bundle = deployed(tmp_path / "b", core)
     one, two = (
-        Program(bundle.export_c(tmp_path / str(n), name="net", threads=n), core).run()
+        ExampleProgram(bundle.export_c(tmp_path / str(n), name="net", threads=n), core).run()
         for n in (1, 2)
     )
     for a, b in zip(one, two, strict=True):

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jaxeff_export.artifact import TensorSpec
-from jaxeff_export.bundle.files import Pair, compare, tolerance
+from jaxeff_export.bundle.files import RecordedPair, compare, tolerance
 
 
 def check(ours, theirs):
     ours, theirs = np.asarray(ours), np.asarray(theirs)
     spec = TensorSpec("y", theirs.shape, str(theirs.dtype))
-    return compare("board", [spec], [[ours]], [Pair([], [theirs])])
+    return compare("board", [spec], [[ours]], [RecordedPair([], [theirs])])
 
 
 @settings(max_examples=25, deadline=None)

@@ -22,7 +22,7 @@ def random(*shape, var=0.3):
 
 def symbol(f, x):
     """What a function of one tensor is read as."""
-    (found,) = st.Reader().body(jax.make_jaxpr(f)(x.mean), [st.tensor(x)])
+    (found,) = st.StatisticReader().body(jax.make_jaxpr(f)(x.mean), [st.tensor(x)])
     return found
 
 

@@ -8,7 +8,7 @@ from flax import nnx
 
 import jaxeff
 from jaxeff.nn import MLP
-from jaxeff.noise import Additive, Dropout, Mixed, Multiplicative, Uniform, monte_carlo
+from jaxeff.noise import Additive, Dropout, Mixed, Multiplicative, UniformNoise, monte_carlo
 
 KEY = jax.random.key(0)
 X = jax.random.normal(jax.random.key(1), (5, 6))
@@ -148,8 +148,8 @@ def test_a_rate_out_of_range_is_refused(rate):
 
 
 def test_what_has_no_moments_is_named():
-    with pytest.raises(ValueError, match=r"Uniform at silu has no moments.*jaxeff\.noisy"):
-        jaxeff.moments(F, noise={"silu": Uniform(0.1)})(PARAMS, X)
+    with pytest.raises(ValueError, match=r"UniformNoise at silu has no moments.*jaxeff\.noisy"):
+        jaxeff.moments(F, noise={"silu": UniformNoise(0.1)})(PARAMS, X)
     with pytest.raises(ValueError, match="units of the signal's range"):
         jaxeff.moments(F, noise={"silu": Additive(0.1, relative=True)})(PARAMS, X)
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxeff.noise import Quantization, Uniform
+from jaxeff.noise import Quantization, UniformNoise
 
 KEY = jax.random.key(0)
 X = jax.random.normal(jax.random.key(1), (50_000,))
@@ -16,7 +16,7 @@ def standard_error_of_variance(samples):
     return ((samples - samples.mean()) ** 2).std() / np.sqrt(samples.size)
 
 
-@pytest.mark.parametrize("model", [Uniform(0.3), Quantization(0.3)])
+@pytest.mark.parametrize("model", [UniformNoise(0.3), Quantization(0.3)])
 def test_the_error_is_uniform_over_one_step(model):
     error = np.asarray(model.perturb(KEY, X) - X, np.float64)
     assert np.abs(error).max() <= 0.15 + 1e-6
@@ -48,14 +48,14 @@ def test_gradients_pass_through_and_reach_the_step():
 
 def test_steps_are_swept_in_one_program():
     steps = jnp.array([0.0, 0.1, 1.0])
-    for kind in (Quantization, Uniform):
+    for kind in (Quantization, UniformNoise):
         swept = jax.jit(jax.vmap(lambda m: m.perturb(KEY, X[:9])))(kind(steps))
         each = [kind(s).perturb(KEY, X[:9]) for s in np.asarray(steps)]
         np.testing.assert_allclose(swept, each, rtol=1e-5, atol=1e-6)
 
 
 def test_mistakes_are_named():
-    for kind, name in ((Quantization, "step"), (Uniform, "width")):
+    for kind, name in ((Quantization, "step"), (UniformNoise, "width")):
         with pytest.raises(ValueError, match=rf"{kind.__name__}\.{name} must be at least 0"):
             kind(float("nan"))
         with pytest.raises(TypeError, match="dtype int32"):

@@ -4,10 +4,10 @@ import pytest
 
 from jaxeff.program.ir import axes
 from jaxeff.program.reading import UNKNOWN, Constant, known_number
-from jaxeff.program.reading._symbolic import Reader
+from jaxeff.program.reading._symbolic import SymbolicReader
 
 
-class Doubled(Reader):
+class Doubled(SymbolicReader):
     """A domain with one rule: symbols are how often a sum was doubled."""
 
     def __init__(self):

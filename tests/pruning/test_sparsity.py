@@ -17,7 +17,7 @@ from jaxeff.compression import (
     quantized,
     update_statistics,
 )
-from jaxeff.pruning.sparsity import Fixed, Magnitude, NofM, Random, Surgery, cubic
+from jaxeff.pruning.sparsity import FixedMask, Magnitude, NofM, RandomMask, Surgery, cubic
 from jaxeff.training import fit
 
 X = jax.random.normal(jax.random.key(0), (6, 4, 4, 2))
@@ -106,7 +106,7 @@ def test_blocks_run_along_the_inputs_of_a_convolution():
 
 
 def test_random_masks_depend_on_the_site_and_the_seed():
-    one, again, other = (weights({"fc": Random(0.5, seed)}) for seed in (0, 0, 1))
+    one, again, other = (weights({"fc": RandomMask(0.5, seed)}) for seed in (0, 0, 1))
     np.testing.assert_array_equal(one, again)
     assert ((one == 0) != (other == 0)).any()
     assert (one == 0).sum() == 120
@@ -135,8 +135,8 @@ def test_values_of_what_is_kept_are_quantized_and_zeros_stay_zeros():
         (NofM(2, 4), 120 * (32 + 2)),
         (NofM(1, 4, values=Uniform(8, True)), 60 * (8 + 2) + 3 * 32),
         (NofM(2, 4, stored="dense"), 240 * 32),
-        (Random(0.75), 240 + 60 * 32),
-        (Fixed(np.arange(240).reshape(80, 3) < 30), 240 + 30 * 32),
+        (RandomMask(0.75), 240 + 60 * 32),
+        (FixedMask(np.arange(240).reshape(80, 3) < 30), 240 + 30 * 32),
     ],
 )
 def test_what_sparse_arrays_take(method, bits):
@@ -197,7 +197,7 @@ def test_surgery_in_training_lets_weights_come_back():
 def test_sparse_methods_refuse_activations():
     with pytest.raises(ValueError, match=r"Magnitude removes weights, and fc/input_0"):
         quantized(net, {"fc": LayerQuantization(activations=Magnitude(0.5))})(drawn(), X)
-    with pytest.raises(ValueError, match=r"Fixed\.where at 'fc' has shape"):
-        quantized(net, {"fc": Fixed(np.ones((3, 80), bool))})(drawn(), X)
+    with pytest.raises(ValueError, match=r"FixedMask\.where at 'fc' has shape"):
+        quantized(net, {"fc": FixedMask(np.ones((3, 80), bool))})(drawn(), X)
     with pytest.raises(ValueError, match=r"Magnitude\.fraction must be between 0 and 1"):
         Magnitude(1.5)

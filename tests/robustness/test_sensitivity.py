@@ -8,7 +8,7 @@ import pytest
 
 from jaxeff.noise import Additive, Multiplicative, noisy
 from jaxeff.robustness import (
-    Sensitivity,
+    NoiseSensitivity,
     kl_sensitivity,
     learn_budget,
     spread_levels,
@@ -123,9 +123,9 @@ def test_joint_training_moves_the_weights(params):
 def test_tolerated_level_interpolates_and_says_beyond():
     levels = np.array([0.1, 1.0, 10.0])
     kl = np.array([[0.01, 1.0, 100.0], [1.0, 2.0, 3.0], [1e-4, 1e-3, 0.1]])
-    found = tolerated_level(Sensitivity(("a", "b", "c"), levels, kl, kl), threshold=0.1)
+    found = tolerated_level(NoiseSensitivity(("a", "b", "c"), levels, kl, kl), threshold=0.1)
     np.testing.assert_allclose(found, [10**-0.5, 0, 10], rtol=1e-6)
-    assert tolerated_level(Sensitivity(("c",), levels, kl[2:], kl[2:]))[0] == np.inf
+    assert tolerated_level(NoiseSensitivity(("c",), levels, kl[2:], kl[2:]))[0] == np.inf
     levels = spread_levels(0.3, jnp.array([0.0, 5.0, -2.0]))
     assert float(jnp.prod(levels)) == pytest.approx(0.3**3, rel=1e-5)
 

@@ -9,8 +9,8 @@ from jaxeff.search import (
     Actions,
     Evolution,
     LatencyError,
-    Random,
-    Uniform,
+    RandomSearch,
+    UniformSearch,
     bit_operations,
     search,
 )
@@ -54,10 +54,10 @@ def run(latency, agent, folder=None, episodes=7):
 @pytest.mark.parametrize(
     ("agent", "groups"),
     [
-        (Random(), [3, 3]),  # the last one is alone
+        (RandomSearch(), [3, 3]),  # the last one is alone
         (Evolution(population=5), [3, 2, 2]),  # within a generation
         (DDPG(warm_up=5, batch_size=8), [3, 2]),  # before it has learnt
-        (Uniform(), []),  # each depends on the one before
+        (UniformSearch(), []),  # each depends on the one before
     ],
     ids=["random", "evolution", "ddpg", "uniform"],
 )
@@ -69,9 +69,9 @@ def test_results_are_those_of_one_by_one(agent, groups):
 
 
 def test_what_is_lost_costs_one_measurement():
-    alone = run(bit_operations, Random())
+    alone = run(bit_operations, RandomSearch())
     lost = alone.episodes[1]["policy"]
-    found = run(Farm(lambda policy: policy.plain() == lost), Random())
+    found = run(Farm(lambda policy: policy.plain() == lost), RandomSearch())
     for ours, theirs in zip(found.episodes, alone.episodes, strict=True):
         if ours["policy"] == lost:
             assert ours["message"] == "a board is gone"
@@ -80,7 +80,7 @@ def test_what_is_lost_costs_one_measurement():
 
 
 def test_what_is_kept_is_not_measured_again(tmp_path):
-    run(bit_operations, Random(), tmp_path, episodes=7)
+    run(bit_operations, RandomSearch(), tmp_path, episodes=7)
     farm = Farm()
-    run(farm, Random(), tmp_path, episodes=7)
+    run(farm, RandomSearch(), tmp_path, episodes=7)
     assert farm.groups == []

@@ -13,7 +13,7 @@ import jaxeff
 from jaxeff.compression import quantized
 from jaxeff.nn import small_classifier
 from jaxeff.pruning import masked
-from jaxeff.search import Actions, Candidates, Legal, Policy, Space, sensitivity
+from jaxeff.search import Actions, Candidates, Legal, Policy, SearchSpace, sensitivity
 from jaxeff.training import cross_entropy, fit
 
 pytestmark = pytest.mark.promotes("dtype", "rank")
@@ -28,7 +28,7 @@ def trained():
     f, params, data = small_classifier(512)
     result = fit(KEY, cross_entropy(f), params, data, optimizer=optax.adam(1e-2), epochs=3,
                  batch_size=64, progress=False)  # fmt: skip
-    space = Space.read(f, result.params, data[0][:1], legal=Legal(last=True))
+    space = SearchSpace.read(f, result.params, data[0][:1], legal=Legal(last=True))
     return f, result.params, data, space
 
 
@@ -65,7 +65,7 @@ def test_smaller_models_have_the_statistics_that_were_measured():
 
     f, params = jaxeff.functional(Normed(nnx.Rngs(0)))
     x = jax.random.normal(KEY, (4, 6))
-    space = Space.read(f, params, x)
+    space = SearchSpace.read(f, params, x)
     policy = dataclasses.replace(space.whole, kept=np.array([5], np.int32))
     data = (x, np.arange(4) % 3)
     candidates = Candidates(f, params, data, data, space, steps=0, batch_size=4)
@@ -115,7 +115,7 @@ def test_states_are_carried():
     f, params, state = jaxeff.functional(model, mutable=True)
     x = jax.random.normal(KEY, (96, 5))
     data = x, jnp.argmax(x[:, :3], -1)
-    space = Space.read(f, params, state, x[:1])
+    space = SearchSpace.read(f, params, state, x[:1])
     candidates = Candidates(
         f, params, data, data, space, state=state, train=train, steps=3, batch_size=32
     )

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from jaxeff.nn import small_classifier
-from jaxeff.search import Actions, LatencyError, Random, Refinement, bit_operations, search
+from jaxeff.search import Actions, LatencyError, RandomSearch, Refinement, bit_operations, search
 from jaxeff.search._refinement import Course
 
 pytestmark = pytest.mark.promotes("dtype", "rank")
@@ -36,7 +36,7 @@ class Slower:
 
 def run(refinement, folder=None, **changed):
     given = {
-        "latency": Looked(), "target": 0.3, "agent": Random(), "actions": Actions(round_to=2),
+        "latency": Looked(), "target": 0.3, "agent": RandomSearch(), "actions": Actions(round_to=2),
         "episodes": 6, "steps": 0, "batch_size": 32, "sensitivities": False, "progress": False,
         "refinement": refinement, "folder": folder,
     }  # fmt: skip

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from jaxeff.nn import small_classifier
-from jaxeff.search import DDPG, Actions, LatencyError, Random, bit_operations, search
+from jaxeff.search import DDPG, Actions, LatencyError, RandomSearch, bit_operations, search
 from jaxeff.store import CheckpointError
 
 pytestmark = pytest.mark.promotes("dtype", "rank")
@@ -58,23 +58,23 @@ def test_killed_at_any_moment(tmp_path):
 
 
 def test_other_searches_are_refused(tmp_path):
-    run(tmp_path, agent=Random(), episodes=1, sensitivities=False)
+    run(tmp_path, agent=RandomSearch(), episodes=1, sensitivities=False)
     with pytest.raises(CheckpointError, match="target"):
-        run(tmp_path, agent=Random(), episodes=1, target=0.4)
+        run(tmp_path, agent=RandomSearch(), episodes=1, target=0.4)
     with pytest.raises(
         CheckpointError, match=r"the optimizer differs: it computes with .*0\.05 only"
     ):
-        run(tmp_path, agent=Random(), episodes=1, optimizer=optax.sgd(0.03, momentum=0.9))
+        run(tmp_path, agent=RandomSearch(), episodes=1, optimizer=optax.sgd(0.03, momentum=0.9))
     other = jax.tree.map(lambda p: p.at[..., 0].add(1e-3), PARAMS)
     with pytest.raises(CheckpointError, match=r"start\.params.* has other values"):
         search(
-            KEY, F, other, DATA, latency=bit_operations, target=0.3, agent=Random(), episodes=1,
-            actions=Actions(round_to=4), steps=1, batch_size=32, folder=tmp_path, images=32,
-            sensitivities=False, progress=False,
+            KEY, F, other, DATA, latency=bit_operations, target=0.3, agent=RandomSearch(),
+            episodes=1, actions=Actions(round_to=4), steps=1, batch_size=32, folder=tmp_path,
+            images=32, sensitivities=False, progress=False,
         )  # fmt: skip
     (tmp_path / "episodes.jsonl").write_text("nonsense\n")
     with pytest.raises(CheckpointError):
-        run(tmp_path, agent=Random(), episodes=1)
+        run(tmp_path, agent=RandomSearch(), episodes=1)
 
 
 def test_lost_boards_cost_a_measurement():
@@ -104,7 +104,7 @@ def test_lost_boards_cost_a_measurement():
 def test_an_agent_that_diverges(tmp_path):
     """What was measured before is kept."""
 
-    class Diverges(Random):
+    class Diverges(RandomSearch):
         def propose(self, key, problem, state):
             actions, state = super().propose(key, problem, state)
             return actions * (jnp.nan if (tmp_path / "now").exists() else 1.0), state
@@ -118,7 +118,7 @@ def test_an_agent_that_diverges(tmp_path):
 
 
 def test_the_best_has_the_highest_reward():
-    found = run(agent=Random(), sensitivities=False)
+    found = run(agent=RandomSearch(), sensitivities=False)
     rewards = [row["reward"] for row in found.episodes]
     assert found.best.plain() == found.episodes[int(np.argmax(rewards))]["policy"]
     for row in found.episodes:

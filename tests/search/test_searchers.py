@@ -13,19 +13,19 @@ from jaxeff.search import (
     DDPG,
     Absolute,
     Actions,
+    CompressionSensitivity,
+    EpisodeResult,
     Evolution,
     Exponential,
     Greedy,
     Knapsack,
     Legal,
     OneSided,
-    Outcome,
-    Problem,
-    Random,
-    Sensitivity,
+    RandomSearch,
+    SearchProblem,
+    SearchSpace,
     Sequential,
-    Space,
-    Uniform,
+    UniformSearch,
 )
 from jaxeff.search.searchers._features import Running, fixed
 from jaxeff.search.searchers._knapsack import _solved
@@ -43,11 +43,11 @@ def problem(of="both", known=True):
 
     shapes = {"a": (4, 8), "b": (8, 8), "c": (8, 3)}
     params = {name: jax.random.normal(KEY, shape) for name, shape in shapes.items()}
-    space = Space.read(f, params, jnp.ones((1, 4)), legal=Legal(last=True, outputs=1))
+    space = SearchSpace.read(f, params, jnp.ones((1, 4)), legal=Legal(last=True, outputs=1))
     strengths = np.linspace(0, 1, 10, endpoint=False)
     table = np.outer([1.0, 0.1, 10.0], strengths)
-    found = Sensitivity(strengths, table, table, table, table[:, 1])
-    return Problem(space, Actions(of, round_to=1), found if known else None, 60, 0.3)
+    found = CompressionSensitivity(strengths, table, table, table, table[:, 1])
+    return SearchProblem(space, Actions(of, round_to=1), found if known else None, 60, 0.3)
 
 
 def run(agent, problem, reward, episodes, ratio=lambda actions: 1.0):
@@ -61,7 +61,9 @@ def run(agent, problem, reward, episodes, ratio=lambda actions: 1.0):
         actions = np.asarray(actions)
         value = float(reward(actions))
         found.append((actions, value))
-        state = agent.learn(second, problem, state, Outcome(actions, 0.0, ratio(actions), value))
+        state = agent.learn(
+            second, problem, state, EpisodeResult(actions, 0.0, ratio(actions), value)
+        )
     return found, state
 
 
@@ -141,7 +143,9 @@ def test_running_numbers_are_numpys():
 
 
 def test_uniform_bisects():
-    found, _ = run(Uniform(), problem(), near, 12, ratio=lambda actions: 2 - actions.mean() / 0.3)
+    found, _ = run(
+        UniformSearch(), problem(), near, 12, ratio=lambda actions: 2 - actions.mean() / 0.3
+    )
     assert np.ptp(found[-1][0]) == 0
     assert found[-1][0][0, 0] == pytest.approx(0.3, abs=1e-3)
 
@@ -271,7 +275,7 @@ def test_a_knapsack_lands_above_eight_bits():
 
 @pytest.mark.parametrize(("first", "column"), [("pruning", 0), ("quantization", 1)])
 def test_one_method_after_the_other(first, column):
-    agent = Sequential(first, Random())
+    agent = Sequential(first, RandomSearch())
     found, state = run(agent, problem(), near, 60)
     early, late = found[:30], found[30:]
     rest = [c for c in range(3) if c not in ((0,) if column == 0 else (1, 2))]
@@ -285,17 +289,17 @@ def test_one_method_after_the_other(first, column):
 
 def test_the_first_method_goes_halfway():
     """Its target is the square root of the whole one, and its rewards are by that."""
-    agent = Sequential("pruning", Random())
+    agent = Sequential("pruning", RandomSearch())
     known = problem()
     state = agent.start(KEY, known)
     actions, state = agent.propose(KEY, known, state)
     ratio = known.target**-0.5  # exactly at the first stage's target
-    state = agent.learn(KEY, known, state, Outcome(np.asarray(actions), 0.8, ratio, -9.0))
+    state = agent.learn(KEY, known, state, EpisodeResult(np.asarray(actions), 0.8, ratio, -9.0))
     assert state.reward == pytest.approx(0.8)
 
 
 def test_random_is_random():
-    found, _ = run(Random(), problem(), near, 30)
+    found, _ = run(RandomSearch(), problem(), near, 30)
     assert np.mean([a for a, _ in found]) == pytest.approx(0.5, abs=4 / (12 * 270) ** 0.5)
 
 

@@ -11,7 +11,7 @@ from flax import nnx
 import jaxeff
 from jaxeff.nn import ResNet8
 from jaxeff.pruning import pruned
-from jaxeff.search import FLOAT, FP32, INT8, MIX, Actions, Legal, Policy, Space
+from jaxeff.search import FLOAT, FP32, INT8, MIX, Actions, Legal, Policy, SearchSpace
 
 X = jnp.zeros((1, 8, 8, 3))
 
@@ -21,7 +21,7 @@ def resnet():
     model = ResNet8(10, 3, widths=(8, 16, 32), rngs=nnx.Rngs(0))
     model.eval()
     f, params = jaxeff.functional(model)
-    return f, params, Space.read(f, params, X, legal=Legal(inputs=8))
+    return f, params, SearchSpace.read(f, params, X, legal=Legal(inputs=8))
 
 
 def test_who_decides():
@@ -86,7 +86,7 @@ def space_of_two():
         return jax.nn.relu(x @ params["a"]) @ params["b"]
 
     params = {"a": jnp.ones((4, 64)), "b": jnp.ones((64, 3))}
-    return Space.read(f, params, jnp.ones((1, 4)), legal=Legal(last=True, outputs=1))
+    return SearchSpace.read(f, params, jnp.ones((1, 4)), legal=Legal(last=True, outputs=1))
 
 
 def test_actions_by_hand():
@@ -108,8 +108,8 @@ def test_actions_by_hand():
 
 
 def test_illegal_few_bits_are_eight():
-    space = Space(*(getattr(space_of_two(), n) for n in ("channels", "sites", "groups", "ranks")),
-                  Legal(last=False))  # fmt: skip
+    two = space_of_two()
+    space = SearchSpace(two.channels, two.sites, two.groups, two.ranks, Legal(last=False))
     found = Actions("quantization").policy(space, jnp.ones((2, 2)))
     assert found.datatypes.tolist() == [MIX, INT8]
     assert found.weights.tolist() == [1, 8]
@@ -131,7 +131,7 @@ def test_policies_are_kept_as_text():
 
 def test_mistakes():
     with pytest.raises(ValueError, match="no layer to compress"):
-        Space.read(lambda p, x: x + p, jnp.ones(()), X)
+        SearchSpace.read(lambda p, x: x + p, jnp.ones(()), X)
     with pytest.raises(ValueError, match="no action would mean eight bits"):
         Actions(float_below=0.6)
     with pytest.raises(ValueError, match=r"Actions\.of"):

@@ -30,7 +30,7 @@ _KEEP_ALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
 _UNACKNOWLEDGED_MS = 30_000
 
 
-class Session:
+class WatchedSession:
     """An open session and the watch over it.
 
     Attributes:
@@ -70,7 +70,7 @@ class Session:
 
 def connect(
     address: Address, *, connect_timeout: float, session_timeout: float, key: str, name: str
-) -> Session:
+) -> WatchedSession:
     """Opens a TVM RPC session.
 
     Args:
@@ -98,7 +98,7 @@ def connect(
                 raise BoardError(_silent(name, address, connect_timeout)) from error
             reason = (str(error).strip().splitlines() or ["no reason given"])[-1]
             raise BoardError(f"{name}: {host}:{port} refuses the session: {reason}") from error
-    return Session(remote, _socket_to(address, _open_sockets() - before), session_timeout)
+    return WatchedSession(remote, _socket_to(address, _open_sockets() - before), session_timeout)
 
 
 @contextlib.contextmanager

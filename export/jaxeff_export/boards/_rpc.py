@@ -22,7 +22,7 @@ from typing import Any, Self
 from urllib.parse import parse_qsl, urlsplit
 
 from jaxeff_export.boards._board import Board, BoardError, BoardLost
-from jaxeff_export.boards._connecting import Session, connect
+from jaxeff_export.boards._connecting import WatchedSession, connect
 from jaxeff_export.boards._processor import MODALIAS, lacking
 from jaxeff_export.boards._tracker import request_board
 
@@ -64,7 +64,7 @@ class RpcBoard(Board):
         self._session_timeout = session_timeout
         self._key = key
         self._pause = pause
-        self._session: Session | None = None
+        self._session: WatchedSession | None = None
         self._ends = float("inf")
         self._uploaded: list[str] = []
 
@@ -177,7 +177,7 @@ class RpcBoard(Board):
             # Of this kind so that it is tried again: a network may need a moment.
             raise BoardLost(str(error)) from error
 
-    def _connect(self) -> Session:
+    def _connect(self) -> WatchedSession:
         return connect(
             self._address,
             connect_timeout=self._connect_timeout,
@@ -206,7 +206,7 @@ class TrackedBoard(RpcBoard):
         super().__init__(host, port, key=key, **limits)
         self.name = f"rpc://{host}:{port}/{key}"
 
-    def _connect(self) -> Session:
+    def _connect(self) -> WatchedSession:
         # Asked anew for every connection: after a loss the tracker names a board that is free.
         address, match_key = request_board(
             self._address, self._key, timeout=self._connect_timeout, name=self.name

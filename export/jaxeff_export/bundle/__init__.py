@@ -4,13 +4,13 @@ from jaxeff_export.bundle._building import build
 from jaxeff_export.bundle._bundle import Bundle
 from jaxeff_export.bundle._deployment import deploy, deploy_artifact
 from jaxeff_export.bundle._example import Example, NamedTarget, lift
-from jaxeff_export.bundle._fleet import Outcome, on_boards
+from jaxeff_export.bundle._fleet import BoardResult, on_boards
 
 __all__ = [
+    "BoardResult",
     "Bundle",
     "Example",
     "NamedTarget",
-    "Outcome",
     "build",
     "deploy",
     "deploy_artifact",

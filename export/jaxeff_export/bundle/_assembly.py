@@ -21,7 +21,7 @@ from jaxeff_export.bundle.files import (
     PROGRAM,
     SELFCHECK,
     Manifest,
-    Pair,
+    RecordedPair,
     own_files,
     pack_arrays,
 )
@@ -30,7 +30,7 @@ _PROGRAM = Path(__file__).parent / "running" / "_device_runner.py"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parts:
+class BundleParts:
     """Contents of a bundle.
 
     Attributes:
@@ -57,7 +57,7 @@ class Parts:
     parameters: Sequence[np.ndarray]
     derived: Sequence[np.ndarray]
     operands: tuple[int, ...]
-    recorded: Sequence[Pair]
+    recorded: Sequence[RecordedPair]
     target_name: str
     target: Mapping[str, Any]
     machine: str
@@ -67,7 +67,7 @@ class Parts:
     rounds_inputs: bool
 
 
-def write_bundle(parts: Parts, path: Path) -> Manifest:
+def write_bundle(parts: BundleParts, path: Path) -> Manifest:
     """Writes a bundle's parts into a folder, whole or not at all.
 
     Args:

@@ -20,7 +20,7 @@ import numpy as np
 from jaxeff.store import require_free
 from jaxeff_export.artifact import package_versions
 from jaxeff_export.boards import on_threads
-from jaxeff_export.bundle._assembly import Parts, write_bundle
+from jaxeff_export.bundle._assembly import BundleParts, write_bundle
 from jaxeff_export.bundle._bundle import Bundle
 from jaxeff_export.bundle._example import Example, NamedTarget, c_order, lift
 from jaxeff_export.bundle.files import MANIFEST, own_files
@@ -116,7 +116,7 @@ def build(
             )
             made = write_library(order, Path(workspace) / "c")
             library = made.folder / "libmodel.a"
-        parts = Parts(
+        parts = BundleParts(
             library=library,
             artifact=example.artifact,
             arguments=example.artifact.arguments[example.parameters :],

@@ -40,7 +40,7 @@ from jaxeff_export.bundle.files import (
     SELFCHECK,
     BundleError,
     Manifest,
-    Pair,
+    RecordedPair,
     SelfCheck,
     own_files,
     unpack_arrays,
@@ -156,13 +156,15 @@ class Bundle:
         return [bound[index] for index in self.manifest.operands]
 
     @property
-    def recorded(self) -> list[Pair]:
+    def recorded(self) -> list[RecordedPair]:
         """What the self-check replays: the example first, then other batches if they may vary."""
         manifest = self.manifest
         arrays = self._arrays(SELFCHECK, manifest.recorded())
         inputs, size = len(manifest.inputs), len(manifest.inputs) + len(manifest.outputs)
         pairs = [
-            Pair(arrays[i * size :][:inputs], arrays[i * size + inputs :][: size - inputs], batch)
+            RecordedPair(
+                arrays[i * size :][:inputs], arrays[i * size + inputs :][: size - inputs], batch
+            )
             for i, batch in enumerate(manifest.batches or (None,))
         ]
         # Checksums guard against damage; entries that contradict each other may be a stranger's.

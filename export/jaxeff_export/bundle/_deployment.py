@@ -42,7 +42,7 @@ from jaxeff_export.artifact import (
 from jaxeff_export.bundle._building import Progress, build
 from jaxeff_export.bundle._bundle import Bundle
 from jaxeff_export.bundle._example import Example, NamedTarget
-from jaxeff_export.bundle.files import Pair
+from jaxeff_export.bundle.files import RecordedPair
 from jaxeff_export.schedules import TuningDatabase
 
 
@@ -240,7 +240,7 @@ class _Order:
                 np.asarray(leaf).astype(dtype_of(spec.dtype), copy=False)
                 for leaf, spec in zip(given, specs, strict=True)
             ]
-            recorded.append(Pair(values[bound:], outputs, batch))
+            recorded.append(RecordedPair(values[bound:], outputs, batch))
         example = Example(artifact, self.parameters, values[:bound], recorded, treedef)
         return build(example, self.target, self.path, self.say, self.database)
 

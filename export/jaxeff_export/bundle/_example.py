@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxeff_export.artifact import Artifact
-from jaxeff_export.bundle.files import Manifest, Pair, tolerance
+from jaxeff_export.bundle.files import Manifest, RecordedPair, tolerance
 from jaxeff_export.clib import Order
 from jaxeff_export.clib.codegen import identifier
 from jaxeff_export.clib.objects import CLibraryError
@@ -76,7 +76,7 @@ class Example:
     artifact: Artifact
     parameters: int
     bound: Sequence[np.ndarray]
-    recorded: Sequence[Pair]
+    recorded: Sequence[RecordedPair]
     treedef: Any = None
     derived: Sequence[np.ndarray] | None = None
 

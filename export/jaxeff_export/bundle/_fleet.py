@@ -18,7 +18,7 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
-class Outcome(Generic[_T]):
+class BoardResult(Generic[_T]):
     """Outcome of the work on one board.
 
     Attributes:
@@ -44,8 +44,8 @@ def on_boards(
     work: Callable[[Runner], _T],
     *,
     timed: bool = False,
-    report: Callable[[Outcome[_T]], None] | None = None,
-) -> tuple[Outcome[_T], ...]:
+    report: Callable[[BoardResult[_T]], None] | None = None,
+) -> tuple[BoardResult[_T], ...]:
     """Runs the same work with a bundle on several boards at once.
 
     Boards that are one machine (``local`` and a server on it) compete for its cores.
@@ -62,14 +62,14 @@ def on_boards(
       One outcome per board, in order.
     """
 
-    def one(board: str | Board, future: Future[Outcome[_T]]) -> None:
+    def one(board: str | Board, future: Future[BoardResult[_T]]) -> None:
         try:
             future.set_result(_outcome(bundle, board, work, timed))
         # An error that is no board's belongs to the caller, who gets it where results are read.
         except BaseException as error:
             future.set_exception(error)
 
-    futures: list[Future[Outcome[_T]]] = [Future() for _ in boards]
+    futures: list[Future[BoardResult[_T]]] = [Future() for _ in boards]
     for pair in zip(boards, futures, strict=True):
         # Daemons: whoever interrupts the waiting does not want to wait for a board that hangs.
         Thread(target=one, args=pair, daemon=True).start()
@@ -81,12 +81,12 @@ def on_boards(
 
 def _outcome(
     bundle: Bundle, board: str | Board, work: Callable[[Runner], _T], timed: bool
-) -> Outcome[_T]:
+) -> BoardResult[_T]:
     name = board.name if isinstance(board, Board) else board
     try:
         if timed:
             require_timed(make_board(board))
         with bundle.on(board) as runner:
-            return Outcome(name, work(runner), None)
+            return BoardResult(name, work(runner), None)
     except (BoardError, BundleError) as error:
-        return Outcome(name, None, error)
+        return BoardResult(name, None, error)

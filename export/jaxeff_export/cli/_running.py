@@ -17,7 +17,7 @@ from jaxeff_export.cli._terminal import (
 )
 
 if TYPE_CHECKING:
-    from jaxeff_export.bundle import Outcome
+    from jaxeff_export.bundle import BoardResult
     from jaxeff_export.bundle.files import SelfCheck
 
 
@@ -58,7 +58,7 @@ def check(bundle: BundlePath, boards: BoardNames = ["local"]) -> None:  # noqa: 
         raise typer.Exit(code=1)
 
 
-def _announce(outcome: Outcome[SelfCheck]) -> None:
+def _announce(outcome: BoardResult[SelfCheck]) -> None:
     if outcome.result is None:
         complain(outcome.error)
     else:

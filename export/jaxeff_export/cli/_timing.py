@@ -19,7 +19,7 @@ from jaxeff_export.cli._terminal import (
 )
 
 if TYPE_CHECKING:
-    from jaxeff_export.bundle import Outcome
+    from jaxeff_export.bundle import BoardResult
     from jaxeff_export.bundle.running import Timing
 
 _BAR = 24  # characters of a whole
@@ -67,7 +67,7 @@ def benchmark(
         raise typer.Exit(code=1)
 
 
-def _announce(outcome: Outcome[Timing]) -> None:
+def _announce(outcome: BoardResult[Timing]) -> None:
     if (timing := outcome.result) is None:
         complain(outcome.error)
         return
@@ -80,7 +80,7 @@ def _announce(outcome: Outcome[Timing]) -> None:
     )
 
 
-def _comparison(title: str, outcomes: Sequence[Outcome[Timing]]) -> Table:
+def _comparison(title: str, outcomes: Sequence[BoardResult[Timing]]) -> Table:
     made = table("board", "median ms", "fastest ms", "slowest ms", title=title)
     for outcome in outcomes:
         if (timing := outcome.result) is None:

@@ -6,11 +6,11 @@ advance (`kernels/_memory.py`). There is no allocation, no state and no runtime.
 """
 
 from jaxeff_export.clib._library import CLibrary, Order, write_library
-from jaxeff_export.clib._replaying import Program
+from jaxeff_export.clib._replaying import ExampleProgram
 
 __all__ = [
     "CLibrary",
+    "ExampleProgram",
     "Order",
-    "Program",
     "write_library",
 ]

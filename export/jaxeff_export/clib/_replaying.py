@@ -21,7 +21,7 @@ RESULTS = "results.bin"
 TIMEOUT = 600.0  # seconds; an emulator takes long for large networks
 
 
-class Program:
+class ExampleProgram:
     """A library's example, built once, to be run on any arguments; `close` removes it.
 
     Args:

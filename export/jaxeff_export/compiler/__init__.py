@@ -20,10 +20,10 @@ from jaxeff_export.compiler._replaying import (
     tuned_schedules,
 )
 from jaxeff_export.compiler._work import Work, work_of
-from jaxeff_export.compiler._workloads import Kernel, kernel_of
+from jaxeff_export.compiler._workloads import UnscheduledKernel, kernel_of
 
 __all__ = [
-    "Kernel",
+    "UnscheduledKernel",
     "Work",
     "bind_parameters",
     "compilation",

@@ -12,7 +12,7 @@ from tvm.s_tir.schedule import Schedule, Trace
 
 from jaxeff_export.artifact import digest
 from jaxeff_export.compiler._compilation import compilation_target
-from jaxeff_export.compiler._workloads import Kernel, kernel_of
+from jaxeff_export.compiler._workloads import UnscheduledKernel, kernel_of
 from jaxeff_export.compiler.schedules import Machine, schedule_kernel
 from jaxeff_export.schedules import TuningDatabase, TuningError
 
@@ -44,12 +44,12 @@ def tuned_schedules(
     return tuned
 
 
-def default_schedule(kernel: Kernel, machine: Machine) -> Schedule:
+def default_schedule(kernel: UnscheduledKernel, machine: Machine) -> Schedule:
     """Schedules a kernel without tuning; plain loops if no rule applies to it."""
     return schedule_kernel(kernel.function, machine) or Schedule(kernel.module)
 
 
-def digest_of(kernel: Kernel, schedule: Schedule) -> str:
+def digest_of(kernel: UnscheduledKernel, schedule: Schedule) -> str:
     """Hashes a schedule's trace, which tells the schedules of a kernel apart."""
     if any(step.kind.name == "TransformLayout" for step in schedule.trace.insts):
         return digest(str(schedule.trace).encode())[:16]  # MetaSchedule writes no maps down
@@ -62,7 +62,7 @@ def trace_digest(trace: Any) -> str:
     return digest(json.dumps(trace).encode())[:16]
 
 
-def replayed(kernel: Kernel, trace: Any) -> Schedule:
+def replayed(kernel: UnscheduledKernel, trace: Any) -> Schedule:
     """Schedules a kernel as recorded.
 
     Args:

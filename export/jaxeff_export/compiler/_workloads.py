@@ -13,7 +13,7 @@ from jaxeff_export.compiler.schedules import merge_blocks
 
 
 @dataclass(frozen=True)
-class Kernel:
+class UnscheduledKernel:
     """A kernel, apart from the module it is of.
 
     Attributes:
@@ -45,11 +45,11 @@ class Kernel:
         ]
 
 
-def kernel_of(name: str, function: tirx.PrimFunc) -> Kernel:
+def kernel_of(name: str, function: tirx.PrimFunc) -> UnscheduledKernel:
     """Makes a kernel of a module's function that is not scheduled yet."""
     # Schedules apply to merged blocks, so these are what a record has to be matched by.
     merged = merge_blocks(function)
-    return Kernel(name, merged, workload_of(merged))
+    return UnscheduledKernel(name, merged, workload_of(merged))
 
 
 def workload_of(function: tirx.PrimFunc) -> str:

@@ -19,14 +19,14 @@ from jaxlib.mlir import ir
 from jaxeff_export.importer.emission import fold
 from jaxeff_export.importer.reading import (
     Complex,
-    Graph,
-    Node,
+    HloGraph,
+    HloNode,
+    HloValue,
     StableHLOParseError,
     TensorType,
     Unsupported,
     UnsupportedOp,
     UnsupportedOpError,
-    Value,
     attribute,
     constant_parts,
     dense_array,
@@ -54,25 +54,25 @@ _MOVES = ("stablehlo.broadcast_in_dim", "stablehlo.iota", "stablehlo.reshape")
 
 
 class GraphBuilder:
-    """Builds the :class:`Graph` of a module's public function, collecting what it cannot take."""
+    """Builds the :class:`HloGraph` of a module's public function, and what it cannot take."""
 
     def __init__(
         self,
         module: ir.Module,
         known_ops: Collection[str],
         composites: Collection[str],
-        rewrite_complex: Callable[..., list[Value]],
+        rewrite_complex: Callable[..., list[HloValue]],
     ):
         self._functions = functions_of(module)
         self._known_ops = known_ops
         self._composites = composites
         self._rewrite_complex = rewrite_complex
-        self._nodes: list[Node] = []
+        self._nodes: list[HloNode] = []
         self._templates: list[ir.Module] = []  # of operations that the module itself lacks
         self._turns = 0  # iterations unrolled, those that were given up included
         self.unsupported: list[UnsupportedOp] = []
 
-    def build(self) -> Graph:
+    def build(self) -> HloGraph:
         """Returns the graph of the public function.
 
         Raises:
@@ -84,17 +84,17 @@ class GraphBuilder:
             kinds = [tensor_type(a.type) for a in function.regions[0].blocks[0].arguments]
         except Unsupported as error:
             self.unsupported.append(describe(function, f"argument of the public function: {error}"))
-            return Graph((), [], ())
-        arguments = tuple(Value(kind) for kind in kinds)
+            return HloGraph((), [], ())
+        arguments = tuple(HloValue(kind) for kind in kinds)
         outputs = tuple(self._block(function.regions[0].blocks[0], arguments, {}))
         if any(isinstance(output, Complex) for output in outputs):
             reason = "result of the public function: TVM has no complex types"
             self.unsupported.append(describe(function, reason))
-        return Graph(arguments, self._nodes, outputs)
+        return HloGraph(arguments, self._nodes, outputs)
 
     def _block(
-        self, block: ir.Block, arguments: Sequence[Value], outer: dict[ir.Value, Value]
-    ) -> list[Value]:
+        self, block: ir.Block, arguments: Sequence[HloValue], outer: dict[ir.Value, HloValue]
+    ) -> list[HloValue]:
         """Adds the nodes of a block and returns the values of its terminator."""
         env = dict(outer)
         env.update(zip(block.arguments, arguments, strict=True))
@@ -120,12 +120,12 @@ class GraphBuilder:
         )
 
     def _operation(
-        self, op: ir.Operation, operands: tuple[Value, ...], env: dict[ir.Value, Value]
-    ) -> list[Value]:
+        self, op: ir.Operation, operands: tuple[HloValue, ...], env: dict[ir.Value, HloValue]
+    ) -> list[HloValue]:
         match op.name:
             case "stablehlo.constant" if is_complex(op.results[0].type):
                 kind = part_type(op.results[0].type)
-                real, imaginary = (Value(kind, constant=part) for part in constant_parts(op))
+                real, imaginary = (HloValue(kind, constant=part) for part in constant_parts(op))
                 return [Complex.of(real, imaginary)]
             case "stablehlo.constant":
                 kind = tensor_type(op.results[0].type)
@@ -172,34 +172,38 @@ class GraphBuilder:
         self,
         name: str,
         op: ir.Operation,
-        operands: tuple[Value, ...],
+        operands: tuple[HloValue, ...],
         kinds: Sequence[TensorType],
-    ) -> Node:
-        node = Node(name, op, operands)
-        node.results = tuple(Value(kind, node, i) for i, kind in enumerate(kinds))
+    ) -> HloNode:
+        node = HloNode(name, op, operands)
+        node.results = tuple(HloValue(kind, node, i) for i, kind in enumerate(kinds))
         self._nodes.append(node)
         return node
 
-    def _call(self, name: str, operands: tuple[Value, ...]) -> list[Value]:
+    def _call(self, name: str, operands: tuple[HloValue, ...]) -> list[HloValue]:
         return self._block(self._functions[name].regions[0].blocks[0], operands, {})
 
     def _region(
         self,
         op: ir.Operation,
         index: int,
-        arguments: Sequence[Value],
-        env: dict[ir.Value, Value],
-    ) -> list[Value]:
+        arguments: Sequence[HloValue],
+        env: dict[ir.Value, HloValue],
+    ) -> list[HloValue]:
         return self._block(op.regions[index].blocks[0], arguments, env)
 
     def _subgraph(
-        self, op: ir.Operation, index: int, arguments: Sequence[Value], env: dict[ir.Value, Value]
-    ) -> Graph:
+        self,
+        op: ir.Operation,
+        index: int,
+        arguments: Sequence[HloValue],
+        env: dict[ir.Value, HloValue],
+    ) -> HloGraph:
         """Builds region ``index`` as a graph of its own; arguments without a node are its own."""
         outer, self._nodes = self._nodes, []
         try:
             outputs = self._region(op, index, arguments, env)
-            return Graph(tuple(arguments), self._nodes, tuple(outputs))
+            return HloGraph(tuple(arguments), self._nodes, tuple(outputs))
         finally:
             self._nodes = outer
 
@@ -207,18 +211,22 @@ class GraphBuilder:
         self,
         name: str,
         op: ir.Operation,
-        operands: Sequence[Value],
-        bodies: Sequence[Graph],
+        operands: Sequence[HloValue],
+        bodies: Sequence[HloGraph],
         kinds: Sequence[TensorType],
-    ) -> list[Value]:
+    ) -> list[HloValue]:
         captured = dict.fromkeys(value for body in bodies for value in body.captured())
         node = self._node(name, op, (*operands, *captured), kinds)
         node.bodies = tuple(bodies)
         return list(node.results)
 
     def _branch(
-        self, op: ir.Operation, index: Value, regions: Sequence[int], env: dict[ir.Value, Value]
-    ) -> list[Value]:
+        self,
+        op: ir.Operation,
+        index: HloValue,
+        regions: Sequence[int],
+        env: dict[ir.Value, HloValue],
+    ) -> list[HloValue]:
         """Chooses between the results of regions; an index out of range means the last."""
         # Negative indices are out of range too, so they must not count from the end here.
         if index.constant is not None:
@@ -240,8 +248,8 @@ class GraphBuilder:
         return paired(results, chosen)
 
     def _select(
-        self, op: ir.Operation, index: Value, branches: Sequence[Sequence[Value]]
-    ) -> list[Value]:
+        self, op: ir.Operation, index: HloValue, branches: Sequence[Sequence[HloValue]]
+    ) -> list[HloValue]:
         # From the last branch backwards: what matches no earlier index falls to the last.
         chosen = list(branches[-1])
         for i, branch in reversed(list(enumerate(branches[:-1]))):
@@ -262,8 +270,8 @@ class GraphBuilder:
         return chosen
 
     def _unroll(
-        self, op: ir.Operation, operands: tuple[Value, ...], env: dict[ir.Value, Value]
-    ) -> list[Value] | None:
+        self, op: ir.Operation, operands: tuple[HloValue, ...], env: dict[ir.Value, HloValue]
+    ) -> list[HloValue] | None:
         """Returns a loop's results if its trip count is known and small, else None."""
         # Withdrawing an attempt restores nodes and complaints. The count of turns stays: nested
         # loops that are each tried in vain would otherwise take exponential time.
@@ -290,14 +298,14 @@ class GraphBuilder:
         return None
 
     def _loop(
-        self, op: ir.Operation, operands: tuple[Value, ...], env: dict[ir.Value, Value]
-    ) -> list[Value]:
+        self, op: ir.Operation, operands: tuple[HloValue, ...], env: dict[ir.Value, HloValue]
+    ) -> list[HloValue]:
         """Adds a loop; values that its body returns unchanged are not carried."""
         block = op.regions[1].blocks[0]
         returned = list(block.operations)[-1].operands
         # Loop-invariant values are captured instead: no state buffer, and no copy at each turn.
         unchanged = [a == r for a, r in zip(block.arguments, returned, strict=True)]
-        fresh = paired([Value(o.type) for o in flattened(operands)], operands)
+        fresh = paired([HloValue(o.type) for o in flattened(operands)], operands)
         arguments = [o if u else f for o, u, f in zip(operands, unchanged, fresh, strict=True)]
         bodies = [self._subgraph(op, i, arguments, env) for i in (0, 1)]
         carried = [i for i, u in enumerate(unchanged) if not u]
@@ -310,24 +318,24 @@ class GraphBuilder:
         return [o if u else next(final) for o, u in zip(operands, unchanged, strict=True)]
 
 
-def _is_cheap(node: Node) -> bool:
+def _is_cheap(node: HloNode) -> bool:
     return node.name in SCALAR_RULES or node.name in _MOVES
 
 
-def _constant(elements: Any, kind: TensorType) -> Value:
+def _constant(elements: Any, kind: TensorType) -> HloValue:
     if isinstance(elements, ir.DenseElementsAttr) and (elements.is_splat or kind.size == 1):
         # A splat stays one element: a large tensor of zeros costs nothing and still folds.
         scalar = ir.DenseElementsAttr.get_splat(
             ir.RankedTensorType.get([], elements.type.element_type), elements.get_splat_value()
         )
         return splat(dense_array(scalar), kind)
-    return Value(kind, constant=dense_array(elements))
+    return HloValue(kind, constant=dense_array(elements))
 
 
-def _placeholder(mlir_type: ir.Type) -> Value:
+def _placeholder(mlir_type: ir.Type) -> HloValue:
     """Makes a value for a result that could not be imported: the rest is still checked."""
     try:
         kind = tensor_type(mlir_type)
     except Unsupported:
         kind = TensorType((), "float32")
-    return Value(kind)
+    return HloValue(kind)

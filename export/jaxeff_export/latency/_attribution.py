@@ -18,7 +18,7 @@ _REST = re.compile(r"\['rest'\]\['(\d+)'\]$")
 
 
 @dataclass(frozen=True)
-class Call:
+class TimedCall:
     """A call of a kernel.
 
     Attributes:
@@ -32,7 +32,7 @@ class Call:
 
 def kernel_calls(
     bundle: Bundle, layers: Sequence[str], leaves: Sequence[str] = ()
-) -> tuple[Call, ...]:
+) -> tuple[TimedCall, ...]:
     """Lists the kernels that a bundle calls, in order, with their layers.
 
     Args:
@@ -61,7 +61,7 @@ def kernel_calls(
     operands = len(lifted.operands)
     known = {v: owners[i] for v, i in zip(main.params, lifted.operands, strict=False)}
     sources = sources_of(main, operands)
-    found: list[Call] = []
+    found: list[TimedCall] = []
     last = 0
     for binding in main.body.blocks[0].bindings:
         value = binding.value
@@ -72,7 +72,7 @@ def kernel_calls(
         # A kernel that was fused of two layers' work reads weights of both; the first one owns it.
         own = _first(known[v] for v in read)
         last = last if own is None else own
-        found.append(Call(str(value.args[0].name_hint), last))
+        found.append(TimedCall(str(value.args[0].name_hint), last))
     return tuple(found)
 
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxeff.pruning.dependencies import Axis, dimensions
-from jaxeff.search import FLOAT, Policy, Site, Space
+from jaxeff.search import FLOAT, Policy, SearchSpace, Site
 from jaxeff_export.targets import resolve_target
 
 
@@ -68,7 +68,7 @@ class Cells:
         worth: The largest product of widths that the target has kernels by planes for.
     """
 
-    space: Space
+    space: SearchSpace
     made: tuple[tuple[int, ...], ...]
     read: tuple[tuple[int, ...], ...]
     like: tuple[int, ...]
@@ -78,7 +78,7 @@ class Cells:
 
     @classmethod
     def of(
-        cls, space: Space, nodes: Sequence[int] | None, target: str | Mapping[str, Any]
+        cls, space: SearchSpace, nodes: Sequence[int] | None, target: str | Mapping[str, Any]
     ) -> Cells:
         """Reads the cells of a space.
 
@@ -256,7 +256,7 @@ def _geometry(site: Site) -> tuple[int, ...]:
     )  # fmt: skip
 
 
-def _sizes(space: Space, groups: Iterable[int]) -> tuple[tuple[int, ...]]:
+def _sizes(space: SearchSpace, groups: Iterable[int]) -> tuple[tuple[int, ...]]:
     return (tuple(int(space.sizes[g]) for g in groups),)
 
 

@@ -3,11 +3,11 @@
 ```python
 import jax.numpy as jnp
 from jaxeff.nn import small_classifier
-from jaxeff.search import Candidate, Candidates, Space
+from jaxeff.search import Candidate, Candidates, SearchSpace
 from jaxeff_export import table_latency
 
 f, params, (x, y) = small_classifier(32)
-space = Space.read(f, params, x[:1])
+space = SearchSpace.read(f, params, x[:1])
 candidates = Candidates(f, params, (x, y), (x, y), space, steps=0, batch_size=32)
 latency = table_latency(x[:1], number=2, repeat=3)
 latency(Candidate(space.whole, space, candidates.smaller))      # compiled and measured
@@ -40,7 +40,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxeff.core import a_batch, a_path, an, takes, whole
-from jaxeff.search import Candidate, LatencyError, Policy, Space
+from jaxeff.search import Candidate, LatencyError, Policy, SearchSpace
 from jaxeff.store import Journal
 from jaxeff_export.boards import Board, BoardError
 from jaxeff_export.bundle import Bundle
@@ -135,7 +135,7 @@ class TableLatency:
         wanted = [share.cell for own in cells.shares(candidate.policy) for share in own]
         return [cell for cell in dict.fromkeys(wanted) if cell not in self._known]
 
-    def _begin(self, space: Space) -> Cells:
+    def _begin(self, space: SearchSpace) -> Cells:
         if self._of is not None and self._of.space is space:
             return self._of
         self._of = Cells.of(space, self._nodes, self._target)

@@ -10,11 +10,11 @@ from jaxeff_export.schedules._errors import TuningError
 
 if TYPE_CHECKING:
     from jaxeff_export.schedules._database import FAILED as FAILED
-    from jaxeff_export.schedules._database import Choice as Choice
+    from jaxeff_export.schedules._database import ScheduleChoice as ScheduleChoice
     from jaxeff_export.schedules._database import TuningDatabase as TuningDatabase
     from jaxeff_export.schedules._database import has_failed as has_failed
 
-__all__ = ["FAILED", "Choice", "TuningDatabase", "TuningError", "has_failed"]
+__all__ = ["FAILED", "ScheduleChoice", "TuningDatabase", "TuningError", "has_failed"]
 
 
 def __getattr__(name: str) -> Any:

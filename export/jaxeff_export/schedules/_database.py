@@ -38,7 +38,7 @@ FAILED = 1e10  # seconds, MetaSchedule's sign of a candidate that failed
 
 
 @dataclass(frozen=True)
-class Choice:
+class ScheduleChoice:
     """What a session decided for one kernel.
 
     Attributes:
@@ -74,17 +74,17 @@ class TuningDatabase:
         self.path = Path(path)
         self._check()
 
-    def choices(self, target: Mapping[str, Any]) -> dict[str, Choice]:
+    def choices(self, target: Mapping[str, Any]) -> dict[str, ScheduleChoice]:
         """Reads the choices for a target: of each kernel the latest one."""
         file = self.folder(target) / "choices.jsonl"
         try:
-            found = [Choice(**value) for value in _lines(file)]
+            found = [ScheduleChoice(**value) for value in _lines(file)]
         except TypeError as error:
             raise TuningError(f"{file} is no list of choices: {error}") from error
         # Lines are only ever added: of one kernel's the last one wins.
         return {choice.workload: choice for choice in found}
 
-    def choose(self, target: Mapping[str, Any], choice: Choice) -> None:
+    def choose(self, target: Mapping[str, Any], choice: ScheduleChoice) -> None:
         """Adds a decision; it replaces earlier ones for that kernel."""
         add_line(self._open(target) / "choices.jsonl", asdict(choice))
 

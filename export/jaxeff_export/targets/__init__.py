@@ -1,7 +1,7 @@
 """Targets: what is compiled for, and the programs that linking and emulating need."""
 
 from jaxeff_export.targets import _toolchain as toolchain
-from jaxeff_export.targets._c_toolchain import Board, CToolchain, emulation, find_c_toolchain
+from jaxeff_export.targets._c_toolchain import BoardMemory, CToolchain, emulation, find_c_toolchain
 from jaxeff_export.targets._entry_points import OPERATOR_BY_OPERATOR
 from jaxeff_export.targets._extras import MissingExtraError, require_extra
 from jaxeff_export.targets._target import (
@@ -23,7 +23,7 @@ __all__ = [
     "ARM_TARGETS",
     "C_TARGETS",
     "OPERATOR_BY_OPERATOR",
-    "Board",
+    "BoardMemory",
     "CToolchain",
     "MissingExtraError",
     "TargetError",

@@ -13,7 +13,7 @@ from jaxeff_export.targets._toolchain import ToolchainError, find_emulator, find
 
 
 @dataclasses.dataclass(frozen=True)
-class Board:
+class BoardMemory:
     """A microcontroller's memories, for the emulated board and the example's linker script.
 
     Attributes:
@@ -39,7 +39,7 @@ class CToolchain:
 
     compiler: str
     flags: tuple[str, ...]
-    board: Board | None = None
+    board: BoardMemory | None = None
 
     def tool(self, name: str) -> str:
         """Finds one of the compiler's companions: ``ar``, ``nm``, ``size``, ``objcopy``.
@@ -56,8 +56,8 @@ class CToolchain:
 
 
 _MPS2 = {  # Arm's MPS2 boards: 4 MiB of each kind, far more than most microcontrollers have
-    "cortex-m4": Board("mps2-an386", (0x00000000, 4 << 20), (0x20000000, 4 << 20)),
-    "cortex-m7": Board("mps2-an500", (0x00000000, 4 << 20), (0x20000000, 4 << 20)),
+    "cortex-m4": BoardMemory("mps2-an386", (0x00000000, 4 << 20), (0x20000000, 4 << 20)),
+    "cortex-m7": BoardMemory("mps2-an500", (0x00000000, 4 << 20), (0x20000000, 4 << 20)),
 }
 _THUMB = ("-mthumb", "-mfloat-abi=hard")
 _FLAGS = {

@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 import tvm
 
-from jaxeff_export.compiler import Kernel, ready_to_lower
+from jaxeff_export.compiler import UnscheduledKernel, ready_to_lower
 
 _MILLISECONDS = 10  # one repetition lasts at least that
 _REPEAT = 3
@@ -71,7 +71,7 @@ def entry_module(mod: tvm.IRModule) -> tvm.IRModule:
     return ready_to_lower(tvm.IRModule({"main": function}))
 
 
-def draws_of(kernel: Kernel) -> list[Draw]:
+def draws_of(kernel: UnscheduledKernel) -> list[Draw]:
     """Draws arguments of two kinds, positive and of any sign, and computes expected outputs.
 
     Variances are positive; on numbers of any sign, roots and logarithms have to give NaN where the

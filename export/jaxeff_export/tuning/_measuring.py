@@ -20,7 +20,7 @@ from tvm.s_tir.schedule import Schedule
 
 from jaxeff_export.boards import Board, BoardLost
 from jaxeff_export.bundle import NamedTarget
-from jaxeff_export.compiler import Kernel, compilation_target
+from jaxeff_export.compiler import UnscheduledKernel, compilation_target
 from jaxeff_export.tuning._checking import CandidateError, draws_of, entry_module, timed
 from jaxeff_export.tuning._interrupts import held_interrupts
 
@@ -52,7 +52,7 @@ class Bench:
             else remote_timer(board, workspace)
         )
 
-    def take(self, kernel: Kernel) -> None:
+    def take(self, kernel: UnscheduledKernel) -> None:
         """Prepares a kernel's measurements: draws arguments and computes the expected outputs."""
         draws = draws_of(kernel)
         # A file serves processes that are started anew, without sending arrays each time.

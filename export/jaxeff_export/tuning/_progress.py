@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import TextColumn
 
 from jaxeff.core import bars
-from jaxeff_export.schedules import Choice
+from jaxeff_export.schedules import ScheduleChoice
 
 
 class Display:
@@ -57,7 +57,7 @@ class Display:
             text += f", best {_time(best)} ({default / best:.2f}× faster)"
         self._progress.update(self._current, best=text)
 
-    def decide(self, kernel: str, choice: Choice) -> None:
+    def decide(self, kernel: str, choice: ScheduleChoice) -> None:
         """Replaces the bar by a line that stays."""
         self._finished += 1
         if self._current != self._all:

@@ -10,7 +10,7 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.schedule import Schedule
 from tvm.target import Target
 
-from jaxeff_export.compiler import Kernel, digest_of, trace_digest
+from jaxeff_export.compiler import UnscheduledKernel, digest_of, trace_digest
 from jaxeff_export.schedules import FAILED, has_failed
 from jaxeff_export.tuning._measuring import Bench
 
@@ -25,7 +25,9 @@ class Records:
       best: seconds of the fastest, None if all failed.
     """
 
-    def __init__(self, kernel: Kernel, database: ms.database.JSONDatabase, target: Target) -> None:
+    def __init__(
+        self, kernel: UnscheduledKernel, database: ms.database.JSONDatabase, target: Target
+    ) -> None:
         self.kernel = kernel
         self.database = database
         self._met: set[str] = set()

@@ -10,14 +10,14 @@ from tvm import s_tir, tirx
 
 from jaxeff.program import SpecError, Target, decide
 from jaxeff.program import select as matching
-from jaxeff_export.compiler import Kernel, kernel_of
+from jaxeff_export.compiler import UnscheduledKernel, kernel_of
 from jaxeff_export.compiler.tir import contains, is_contraction
 from jaxeff_export.schedules import TuningError
 
 
 def select(
     mod: tvm.IRModule, include: Sequence[str] | None, exclude: Sequence[str]
-) -> list[Kernel]:
+) -> list[UnscheduledKernel]:
     """Selects the kernels of a fused module to tune, each workload once.
 
     Args:
@@ -57,7 +57,7 @@ def select(
             "those that multiply and accumulate are tuned"
         )
     # Equal kernels of several layers share a workload, and so one tuning.
-    found: dict[str, Kernel] = {}
+    found: dict[str, UnscheduledKernel] = {}
     for name in sorted(chosen):
         kernel = kernel_of(name, functions[name])
         found.setdefault(kernel.workload, kernel)

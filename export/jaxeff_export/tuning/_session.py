@@ -11,12 +11,12 @@ from typing import Any, Protocol
 from tvm.s_tir.schedule import Schedule
 from tvm.target import Target
 
-from jaxeff_export.compiler import Kernel, compilation_target, default_schedule, replayed
+from jaxeff_export.compiler import UnscheduledKernel, compilation_target, default_schedule, replayed
 from jaxeff_export.compiler.schedules import Machine
-from jaxeff_export.schedules import FAILED, Choice, TuningDatabase, TuningError
+from jaxeff_export.schedules import FAILED, ScheduleChoice, TuningDatabase, TuningError
 from jaxeff_export.tuning._measuring import Bench
 from jaxeff_export.tuning._records import Libraries, Records
-from jaxeff_export.tuning._spaces import PostOrderApply, Space, Tiles
+from jaxeff_export.tuning._spaces import CandidateSource, PostOrderApply, TileCandidates
 
 _BATCH = 32  # built at once: the processes that build are started anew for every batch
 _FINALISTS = 3
@@ -33,12 +33,12 @@ class Watcher(Protocol):
     def advance(self, best: float | None, default: float) -> None:
         """Notes that a candidate was measured; times are in seconds, None while all failed."""
 
-    def decide(self, kernel: str, choice: Choice) -> None:
+    def decide(self, kernel: str, choice: ScheduleChoice) -> None:
         """Notes that a kernel is finished."""
 
 
 @dataclass(frozen=True)
-class Session:
+class TuningSession:
     """Where and how kernels are tuned.
 
     Attributes:
@@ -57,7 +57,7 @@ class Session:
     trials: int
     watcher: Watcher
 
-    def tune(self, kernel: Kernel) -> Choice:
+    def tune(self, kernel: UnscheduledKernel) -> ScheduleChoice:
         """Measures the remaining candidates, and compares the best with the default schedule.
 
         Raises:
@@ -89,14 +89,14 @@ class Session:
         self.watcher.decide(kernel.name, choice)
         return choice
 
-    def _still_holds(self, choice: Choice, default: str, count: int) -> bool:
+    def _still_holds(self, choice: ScheduleChoice, default: str, count: int) -> bool:
         """Tells whether nothing was measured or changed since the choice was made."""
         made = (choice.space, choice.default, choice.trials)
         return made == (self.space, default, count)
 
     def _measure(
         self,
-        source: Space,
+        source: CandidateSource,
         batch: list[Schedule],
         default: Schedule,
         records: Records,
@@ -120,13 +120,15 @@ class Session:
             source.learn(seconds)
             batch = self._next(source, records)
 
-    def _source(self, kernel: Kernel, records: Records, target: Target) -> Space:
+    def _source(
+        self, kernel: UnscheduledKernel, records: Records, target: Target
+    ) -> CandidateSource:
         if self.space == "tiles":
-            return Tiles(kernel, Machine.of(target), records.is_new)
+            return TileCandidates(kernel, Machine.of(target), records.is_new)
         left = max(self.trials - records.count, 1)
         return PostOrderApply(kernel, target, records.database, left, min(left, _BATCH))
 
-    def _next(self, source: Space, records: Records) -> list[Schedule]:
+    def _next(self, source: CandidateSource, records: Records) -> list[Schedule]:
         left = self.trials - records.count
         return source.propose(min(left, _BATCH)) if left > 0 else []
 
@@ -146,7 +148,7 @@ def chosen(
     times: Sequence[float],
     trials: int,
     space: str,
-) -> Choice:
+) -> ScheduleChoice:
     """Decides for a kernel: the fastest finalist if it beats the default schedule.
 
     Args:
@@ -161,7 +163,7 @@ def chosen(
     best = min(others, default=untuned)
     # The best of several noisy times is biased downwards; the margin keeps ties at the default.
     beats = best < _MARGIN * untuned
-    return Choice(
+    return ScheduleChoice(
         workload=workload,
         trace=finalists[others.index(best)] if beats else None,
         microseconds=1e6 * (best if beats else untuned),

@@ -19,14 +19,14 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.schedule import Schedule
 from tvm.target import Target
 
-from jaxeff_export.compiler import Kernel
-from jaxeff_export.compiler.schedules import Machine, Tile, divisors, schedule_kernel
+from jaxeff_export.compiler import UnscheduledKernel
+from jaxeff_export.compiler.schedules import Machine, RegisterTile, divisors, schedule_kernel
 
 _POPULATION = 64  # more cost seconds a batch, and without a cost model they are drawn by chance
 _SERIAL = 4
 
 
-class Space(Protocol):
+class CandidateSource(Protocol):
     """A source of candidates that may learn from measurements."""
 
     def propose(self, count: int) -> list[Schedule]:
@@ -36,7 +36,7 @@ class Space(Protocol):
         """Takes the times of the last proposal; None for a candidate that failed."""
 
 
-class Tiles:
+class TileCandidates:
     """The own schedule of a kernel, with every tile worth a measurement.
 
     Args:
@@ -46,7 +46,7 @@ class Tiles:
     """
 
     def __init__(
-        self, kernel: Kernel, machine: Machine, is_new: Callable[[Schedule], bool]
+        self, kernel: UnscheduledKernel, machine: Machine, is_new: Callable[[Schedule], bool]
     ) -> None:
         self._candidates = _tiled(kernel, machine, is_new)
 
@@ -71,7 +71,7 @@ class PostOrderApply:
 
     def __init__(
         self,
-        kernel: Kernel,
+        kernel: UnscheduledKernel,
         target: Target,
         database: ms.database.Database,
         trials: int,
@@ -108,7 +108,7 @@ class PostOrderApply:
 
 def tiles(
     extents: Sequence[int], machine: Machine, results: int, together: int | None = None
-) -> list[Tile]:
+) -> list[RegisterTile]:
     """Lists the tiles worth a measurement, the most promising first.
 
     A tile should fill the registers, and load little for each multiplication: so many rows and so
@@ -131,13 +131,13 @@ def tiles(
             room = machine.registers // (vectors * results)
             for rows in itertools.product(*(_at_most(divisors(n), room) for n in outer)):
                 if math.prod(rows) <= room:
-                    found.append(Tile(list(rows), vectors, width))
+                    found.append(RegisterTile(list(rows), vectors, width))
     return sorted(found, key=lambda tile: (_loads(tile), -tile.rows[-1] if tile.rows else 0))
 
 
 def _decisions(
     extents: Sequence[int], machine: Machine, results: int, together: int | None
-) -> Iterator[tuple[Tile, int]]:
+) -> Iterator[tuple[RegisterTile, int]]:
     """Yields tiles, each with both orders of the outer loops and the cores that share the work.
 
     The most promising tiles are tried on one core too, for kernels that are not worth a thread.
@@ -153,7 +153,7 @@ def _decisions(
                 yield ordered, 1
 
 
-def _loads(tile: Tile) -> float:
+def _loads(tile: RegisterTile) -> float:
     """Estimates the loads per product that a tile computes."""
     rows = math.prod(tile.rows)
     return (rows + tile.vectors) / (rows * tile.columns)
@@ -164,14 +164,14 @@ def _at_most(numbers: Sequence[int], limit: int) -> list[int]:
 
 
 def _tiled(
-    kernel: Kernel, machine: Machine, is_new: Callable[[Schedule], bool]
+    kernel: UnscheduledKernel, machine: Machine, is_new: Callable[[Schedule], bool]
 ) -> Iterator[Schedule]:
     """Yields a kernel's schedules, one per tile; all contractions of a kernel are tiled alike."""
     asked: list[tuple[list[int], int, int | None]] = []
 
-    def first(extents: list[int], _: Machine, results: int, together: int | None) -> Tile:
+    def first(extents: list[int], _: Machine, results: int, together: int | None) -> RegisterTile:
         asked.append((extents, results, together))
-        return Tile([1] * (len(extents) - 1), 1, 1)
+        return RegisterTile([1] * (len(extents) - 1), 1, 1)
 
     # A first run only asks for the extents: the scheduler alone knows which loops it tiles.
     schedule_kernel(kernel.function, dataclasses.replace(machine, tiling=first))

@@ -20,7 +20,7 @@ from jaxeff_export.targets import require_extra, target_machine
 from jaxeff_export.tuning._progress import Display
 
 if TYPE_CHECKING:
-    from jaxeff_export.compiler import Kernel
+    from jaxeff_export.compiler import UnscheduledKernel
 
 SPACES = ("tiles", "metaschedule")
 
@@ -74,7 +74,7 @@ def tune(
     """
     require_extra("tvm", "tuning")
     from jaxeff_export.tuning._measuring import Bench
-    from jaxeff_export.tuning._session import Session
+    from jaxeff_export.tuning._session import TuningSession
 
     if space not in SPACES:
         raise TuningError(f"unknown space {space!r}; there are {' and '.join(SPACES)}")
@@ -98,7 +98,7 @@ def tune(
             stack.enter_context(place)
         display = stack.enter_context(Display(console or Console(quiet=True), len(kernels)))
         bench = Bench(target, place, Path(workspace))
-        session = Session(settings, records, bench, space, trials, display)
+        session = TuningSession(settings, records, bench, space, trials, display)
         for kernel in kernels:
             session.tune(kernel)
     return build(example, target, path, lambda _: None, records)
@@ -106,7 +106,7 @@ def tune(
 
 def _kernels(
     example: Example, target: NamedTarget, include: Sequence[str] | None, exclude: Sequence[str]
-) -> list[Kernel]:
+) -> list[UnscheduledKernel]:
     from jaxeff_export.compiler import compilation_target, fused_kernels
     from jaxeff_export.tuning._selection import select
 

@@ -110,7 +110,7 @@ class Drives(NamedTuple):
     counts: np.ndarray
 
 
-class Noise(NamedTuple):
+class NoiseMeasurement(NamedTuple):
     """Repeats.
 
     Attributes:
@@ -128,7 +128,7 @@ class Characterization(NamedTuple):
     design: Design
     singles: Singles
     drives: Drives
-    noise: Noise
+    noise: NoiseMeasurement
 
 
 @takes(key=one_key, design=an(Design))
@@ -217,7 +217,7 @@ def _drives(key: Any, query: Query, design: Design) -> Drives:
     return Drives(np.stack(weights), np.stack(inputs), np.stack(counts))
 
 
-def _noise(key: Any, query: Query, design: Design) -> Noise:
+def _noise(key: Any, query: Query, design: Design) -> NoiseMeasurement:
     # Vectors per number of active rows, whose variances are averaged.
     different = 8
     variances = []
@@ -230,4 +230,4 @@ def _noise(key: Any, query: Query, design: Design) -> Noise:
         # Within repeats of one vector, then averaged over vectors: signals don't count as
         # noise.
         variances.append(y.var(1, ddof=1).mean(0))
-    return Noise(np.asarray(design.active), np.stack(variances))
+    return NoiseMeasurement(np.asarray(design.active), np.stack(variances))

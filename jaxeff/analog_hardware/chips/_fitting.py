@@ -18,7 +18,7 @@ import numpy as np
 
 from jaxeff.analog_hardware.crossbar import (
     Crossbar,
-    Tiles,
+    TiledProduct,
     check_crossbars,
     crossbars,
     on_crossbar,
@@ -154,7 +154,7 @@ def partition(
             without_negatives(layer.site, _product(layer)(*values)[0])
         shapes: list[tuple[Any, Any]] = []
 
-        def observe(_: Any, tiles: Tiles) -> None:
+        def observe(_: Any, tiles: TiledProduct) -> None:
             shapes.append((tiles.inputs.shape, tiles.weights.shape))
             clipped.append(tiles.clipped)
 

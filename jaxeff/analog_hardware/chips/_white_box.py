@@ -30,7 +30,7 @@ import numpy as np
 from jaxtyping import Array, Float
 from scipy.optimize import nnls
 
-from jaxeff.analog_hardware.chips._characterize import Characterization, Noise
+from jaxeff.analog_hardware.chips._characterize import Characterization, NoiseMeasurement
 from jaxeff.analog_hardware.chips._splines import Splines, fit_splines
 from jaxeff.analog_hardware.crossbar import through
 from jaxeff.core import NonNegative, Setting, an, register_setting, takes, whole
@@ -291,8 +291,8 @@ def _smooth(curve: np.ndarray) -> np.ndarray:
     return (powers @ found).astype(np.float32)
 
 
-@takes(noise=an(Noise))
-def fit_noise(noise: Noise) -> ReadOutNoise:
+@takes(noise=an(NoiseMeasurement))
+def fit_noise(noise: NoiseMeasurement) -> ReadOutNoise:
     """Returns a variance per column without rows, and one per active row; neither is negative.
 
     Raises:

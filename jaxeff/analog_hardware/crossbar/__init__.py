@@ -6,7 +6,7 @@ from jaxeff.analog_hardware.crossbar._crossbar import Correction, Crossbar
 from jaxeff.analog_hardware.crossbar._models import Linear, TileModel
 from jaxeff.analog_hardware.crossbar._multiply import (
     Counts,
-    Tiles,
+    TiledProduct,
     on_crossbar,
     product_of,
     variance_of,
@@ -22,7 +22,7 @@ __all__ = [
     "Linear",
     "Physics",
     "TileModel",
-    "Tiles",
+    "TiledProduct",
     "analog",
     "check_crossbars",
     "crossbars",

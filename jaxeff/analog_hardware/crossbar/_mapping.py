@@ -17,7 +17,7 @@ from jaxeff.program.ir import Node
 from jaxeff.program.ir import primitives as prim
 
 
-class Product(NamedTuple):
+class MatrixProduct(NamedTuple):
     """A layer's operation as products of matrices.
 
     Attributes:
@@ -31,7 +31,7 @@ class Product(NamedTuple):
     restore: Callable[[Any], Any]
 
 
-def as_product(site: str, node: Node, left: Any, right: Any) -> Product:
+def as_product(site: str, node: Node, left: Any, right: Any) -> MatrixProduct:
     """Returns the products of an operation with one data operand.
 
     Raises:
@@ -53,7 +53,7 @@ def as_product(site: str, node: Node, left: Any, right: Any) -> Product:
     return _convolution(site, node, left, right)
 
 
-def _dot(node: Node, left: Any, right: Any, data_first: bool) -> Product:
+def _dot(node: Node, left: Any, right: Any, data_first: bool) -> MatrixProduct:
     (left_summed, right_summed), (left_batch, right_batch) = node.params["dimension_numbers"]
 
     def free(x: Any, *taken: Any) -> list[int]:
@@ -77,10 +77,10 @@ def _dot(node: Node, left: Any, right: Any, data_first: bool) -> Product:
         y = y if data_first else y.mT
         return y.reshape(*groups, *heights, *widths)
 
-    return Product(a, b, restore) if data_first else Product(b.mT, a.mT, restore)
+    return MatrixProduct(a, b, restore) if data_first else MatrixProduct(b.mT, a.mT, restore)
 
 
-def _convolution(site: str, node: Node, x: Any, kernel: Any) -> Product:
+def _convolution(site: str, node: Node, x: Any, kernel: Any) -> MatrixProduct:
     told = node.params
     if told["batch_group_count"] != 1:
         raise ValueError(
@@ -108,10 +108,10 @@ def _convolution(site: str, node: Node, x: Any, kernel: Any) -> Product:
         inverse = [numbers.out_spec.index(axis) for axis in range(y.ndim)]
         return y.transpose(inverse)
 
-    return Product(a, b, restore)
+    return MatrixProduct(a, b, restore)
 
 
-def packed(product: Product, rows: int, columns: int) -> Product:
+def packed(product: MatrixProduct, rows: int, columns: int) -> MatrixProduct:
     """Returns the same with as many groups per tile as fit along its diagonal."""
     groups, vectors, k = product.inputs.shape
     n = product.weights.shape[-1]
@@ -135,7 +135,7 @@ def packed(product: Product, rows: int, columns: int) -> Product:
         y = y.reshape(packs, vectors, together, n).transpose(0, 2, 1, 3)
         return product.restore(y.reshape(packs * together, vectors, n)[:groups])
 
-    return Product(a, b, restore)
+    return MatrixProduct(a, b, restore)
 
 
 def tiled(a: jax.Array, rows: int, axis: int) -> jax.Array:

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxeff.analog_hardware.crossbar._codes import convert, encode, limits, through
 from jaxeff.analog_hardware.crossbar._crossbar import Crossbar
-from jaxeff.analog_hardware.crossbar._mapping import Product, as_product, packed, tiled
+from jaxeff.analog_hardware.crossbar._mapping import MatrixProduct, as_product, packed, tiled
 from jaxeff.core import is_concrete
 from jaxeff.core import jax_internals as _compat
 from jaxeff.program import Layer
@@ -23,7 +23,7 @@ Counts = Callable[[Any, Any, Any], Any]
 codes, `[g, tr, p, r]` of input codes, `[g, tr, tc, p, c]` of counts."""
 
 
-class Tiles(NamedTuple):
+class TiledProduct(NamedTuple):
     """A product on tiles: `g` groups, `tr` by `tc` tiles of `r` rows and `c` columns.
 
     Attributes:
@@ -45,7 +45,7 @@ def on_crossbar(
     key: PRNGKeyArray | None,
     values: Sequence[Any],
     chip: Counts | None = None,
-    observe: Callable[[Product, Tiles], None] | None = None,
+    observe: Callable[[MatrixProduct, TiledProduct], None] | None = None,
 ) -> tuple[Any, ...]:
     """Computes a linear layer with its product on a crossbar; without noise if there is no key.
 
@@ -91,7 +91,7 @@ def variance_of(crossbar: Crossbar, layer: Layer, values: Sequence[Any]) -> Any:
         spread: list[Any] = []
         quiet = dataclasses.replace(crossbar, correction=None)
 
-        def observe(part: Product, tiles: Tiles) -> None:
+        def observe(part: MatrixProduct, tiles: TiledProduct) -> None:
             pairs = jax.vmap(jax.vmap(jax.vmap(crossbar.model.variance, (None, 0))))
             each = pairs(tiles.inputs, tiles.weights)
             each = jnp.broadcast_to(each, tiles.counts.shape)
@@ -127,7 +127,7 @@ def product_of(layer: Layer, values: Sequence[Any]) -> tuple[Any, Any]:
     return found[0].inputs, found[0].weights
 
 
-def _steps(crossbar: Crossbar, product: Product) -> tuple[Any, Any]:
+def _steps(crossbar: Crossbar, product: MatrixProduct) -> tuple[Any, Any]:
     """Returns what input and weight codes stand for."""
     return (
         _step(crossbar.input_step, product.inputs, crossbar.input_top),
@@ -139,9 +139,9 @@ def _multiplied(
     crossbar: Crossbar,
     site: str,
     key: PRNGKeyArray | None,
-    product: Product,
+    product: MatrixProduct,
     chip: Counts | None,
-    observe: Callable[[Product, Tiles], None] | None,
+    observe: Callable[[MatrixProduct, TiledProduct], None] | None,
 ) -> Any:
     inputs = product.inputs
     if not crossbar.signed:
@@ -152,7 +152,9 @@ def _multiplied(
     keys = [None] * 2 if key is None else list(jax.random.split(key))
     results = []
     for sign, own in zip(passes, keys, strict=False):
-        part = packed(Product(sign, product.weights, lambda y: y), crossbar.rows, crossbar.columns)
+        part = packed(
+            MatrixProduct(sign, product.weights, lambda y: y), crossbar.rows, crossbar.columns
+        )
         a = encode(part.inputs, input_step, 0, crossbar.input_top)
         w = encode(part.weights, weight_step, -crossbar.weight_top, crossbar.weight_top)
         tiles = _tiles(crossbar, own, a, w, chip)
@@ -172,7 +174,7 @@ def _multiplied(
 
 def _tiles(
     crossbar: Crossbar, key: PRNGKeyArray | None, a: Any, w: Any, chip: Counts | None
-) -> Tiles:
+) -> TiledProduct:
     """Returns the converted counts of every tile of `[g, p, k]` by `[g, k, n]` codes."""
     # Inputs are shared by the tiles of a row, weights are each tile's own.
     inputs = jnp.moveaxis(tiled(a, crossbar.rows, 2), 2, 1)
@@ -203,7 +205,7 @@ def _tiles(
         counts = through(measured, counts)
     if crossbar.correction is not None:
         counts = crossbar.correction.apply(counts)
-    return Tiles(inputs, weights, counts, (0.0, 0.0, clipped))
+    return TiledProduct(inputs, weights, counts, (0.0, 0.0, clipped))
 
 
 def _summed(crossbar: Crossbar, counts: Any, columns: int) -> Any:

@@ -62,7 +62,14 @@ from jaxeff.bayes.posteriors import (
 from jaxeff.bayes.sampling._chain_store import ChainStore, Trace
 from jaxeff.bayes.sampling._diagnostics import ConvergenceWarning, prediction_mixing
 from jaxeff.bayes.sampling._kernels import Kernel, StochasticGradient
-from jaxeff.bayes.sampling._program import AXIS, Chains, Problem, Program, start, to_vectors
+from jaxeff.bayes.sampling._program import (
+    AXIS,
+    Chains,
+    CompiledSampler,
+    SamplingProblem,
+    start,
+    to_vectors,
+)
 from jaxeff.bayes.sampling._result import MCMCResult
 from jaxeff.bayes.sampling._run import run_chains
 from jaxeff.bayes.sampling._starts import starting_points
@@ -193,11 +200,11 @@ def mcmc(
     _check_batch(kernel, data)
     # Checks come first: an error inside the compiled program would name no argument.
     scales = prior_scales(prior, params, f, *data[:-1], *shared)
-    problem = jax.tree.map(jnp.asarray, Problem(params, scales, data, shared))
+    problem = jax.tree.map(jnp.asarray, SamplingProblem(params, scales, data, shared))
     # Vectorized chains all take as many steps as the longest trajectory: worth it on
     # accelerators.
     together = jax.default_backend() != "cpu" if vectorized is None else vectorized
-    program = Program(f, likelihood, kernel, _mesh(chains, devices), together)
+    program = CompiledSampler(f, likelihood, kernel, _mesh(chains, devices), together)
     # The starts have a key of their own: iterations depend on the other one only.
     start_key, key = jax.random.split(key)
     starts = starting_points(start_key, params, scales, chains, init, jitter)
@@ -302,10 +309,12 @@ def _fixed(params: Any, scales: Scales) -> dict[str, Any]:
     return {path: leaf for path, leaf in named_leaves(params).items() if scales[path] is None}
 
 
-def _describe_functions(program: Program, positions: Any, problem: Problem) -> dict[str, Any]:
+def _describe_functions(
+    program: CompiledSampler, positions: Any, problem: SamplingProblem
+) -> dict[str, Any]:
     """Returns what the chains compute: the density, and the step size if that is a function."""
 
-    def density(position: Any, problem: Problem) -> Any:
+    def density(position: Any, problem: SamplingProblem) -> Any:
         # With the gradient, which samplers follow: it may be a custom one.
         return jax.value_and_grad(program.log_density(problem))(position, problem.data)
 

@@ -48,7 +48,7 @@ class Chains(NamedTuple):
     adaptation: warmup.Adaptation | None
 
 
-class Problem(NamedTuple):
+class SamplingProblem(NamedTuple):
     """What is sampled: the arrays among it.
 
     Attributes:
@@ -65,7 +65,7 @@ class Problem(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Program:
+class CompiledSampler:
     """What a compiled program depends on besides shapes.
 
     Attributes:
@@ -88,12 +88,12 @@ class Program:
         """Whether several processes make one run."""
         return self.mesh is not None and bool(self.mesh.is_multi_process)
 
-    def log_density(self, problem: Problem) -> LogDensity:
+    def log_density(self, problem: SamplingProblem) -> LogDensity:
         """Returns the log-density of a problem; of a position as a vector."""
         return _log_density(self, problem)
 
 
-class Recorded(NamedTuple):
+class BlockRecord(NamedTuple):
     """What a block leaves behind, one entry for each iteration.
 
     Attributes:
@@ -106,7 +106,9 @@ class Recorded(NamedTuple):
 
 
 @partial(jax.jit, static_argnames=("program",))
-def start(positions: Float[Array, "chains d"], problem: Problem, *, program: Program) -> Chains:
+def start(
+    positions: Float[Array, "chains d"], problem: SamplingProblem, *, program: CompiledSampler
+) -> Chains:
     """Makes the state before the first iteration; on one mini-batch if the kernel uses such."""
     log_density = _log_density(program, problem)
     data = problem.data
@@ -128,10 +130,10 @@ def run_block(
     first: Int[Array, ""],
     count: Int[Array, ""],
     phases: Int[Array, " block"],
-    problem: Problem,
+    problem: SamplingProblem,
     *,
-    program: Program,
-) -> tuple[Chains, Recorded]:
+    program: CompiledSampler,
+) -> tuple[Chains, BlockRecord]:
     """Runs up to a block of iterations.
 
     Args:
@@ -160,7 +162,7 @@ def run_block(
     )(key, chains, first, count, phases, problem)
 
 
-def spread(program: Program, chains: Chains) -> Chains:
+def spread(program: CompiledSampler, chains: Chains) -> Chains:
     """Returns the same chains, spread over the program's devices."""
     mesh = program.mesh
     if mesh is None:
@@ -173,14 +175,14 @@ def spread(program: Program, chains: Chains) -> Chains:
     )
 
 
-def copied(program: Program, tree: Any) -> Any:
+def copied(program: CompiledSampler, tree: Any) -> Any:
     """Returns the same arrays on each of the program's devices."""
     if program.mesh is None:
         return tree
     return to_devices(tree, NamedSharding(program.mesh, PartitionSpec()))
 
 
-def _specs(program: Program) -> Any:
+def _specs(program: CompiledSampler) -> Any:
     """Returns how a state lies on the devices, as a prefix of its tree."""
     whole: Any = PartitionSpec()
     split: Any = PartitionSpec(AXIS)
@@ -193,22 +195,22 @@ def _specs(program: Program) -> Any:
 
 
 def _block(
-    program: Program,
+    program: CompiledSampler,
     chains: int,
     key: PRNGKeyArray,
     state: Chains,
     first: Array,
     count: Array,
     phases: Array,
-    problem: Problem,
-) -> tuple[Chains, Recorded]:
+    problem: SamplingProblem,
+) -> tuple[Chains, BlockRecord]:
     iterate = _iteration(program, chains, key, problem)
     # Records have the block's full length whatever `count` is: one compiled program for all
     # blocks.
     empty = jax.eval_shape(iterate, state, first, phases[0])[1]
     records = jax.tree.map(lambda a: jnp.zeros((len(phases), *a.shape), a.dtype), empty)
 
-    def body(i: Array, carry: tuple[Chains, Recorded]) -> tuple[Chains, Recorded]:
+    def body(i: Array, carry: tuple[Chains, BlockRecord]) -> tuple[Chains, BlockRecord]:
         state, record = iterate(carry[0], first + i, phases[i])
         return state, jax.tree.map(lambda all_, one: all_.at[i].set(one), carry[1], record)
 
@@ -216,8 +218,8 @@ def _block(
 
 
 def _iteration(
-    program: Program, chains: int, key: PRNGKeyArray, problem: Problem
-) -> Callable[[Chains, Array, Array], tuple[Chains, Recorded]]:
+    program: CompiledSampler, chains: int, key: PRNGKeyArray, problem: SamplingProblem
+) -> Callable[[Chains, Array, Array], tuple[Chains, BlockRecord]]:
     kernel, mesh = program.kernel, program.mesh
     log_density = _log_density(program, problem)
 
@@ -232,7 +234,7 @@ def _iteration(
         mean = values.mean(0)
         return mean if mesh is None else jax.lax.pmean(mean, AXIS)
 
-    def hamiltonian(state: Chains, i: Array, phase: Array) -> tuple[Chains, Recorded]:
+    def hamiltonian(state: Chains, i: Array, phase: Array) -> tuple[Chains, BlockRecord]:
         assert isinstance(kernel, Hamiltonian)
         assert state.adaptation is not None
         shared_key, keys = _keys(key, i, state.number)
@@ -256,7 +258,7 @@ def _iteration(
         stats = {"log_density": point.log_density, "step_size": tuning[0], **step._asdict()}
         return Chains(point, state.number, adaptation), _record(point, stats)
 
-    def stochastic(state: Chains, i: Array, phase: Array) -> tuple[Chains, Recorded]:
+    def stochastic(state: Chains, i: Array, phase: Array) -> tuple[Chains, BlockRecord]:
         assert isinstance(kernel, StochasticGradient)
         _, keys = _keys(key, i, state.number)
         examples = len(jax.tree.leaves(problem.data)[0])
@@ -278,9 +280,9 @@ def _iteration(
     return hamiltonian if isinstance(kernel, Hamiltonian) else stochastic
 
 
-def _record(point: Point, stats: dict[str, Array]) -> Recorded:
+def _record(point: Point, stats: dict[str, Array]) -> BlockRecord:
     chains = point.position.shape[:1]
-    return Recorded(
+    return BlockRecord(
         point.position, {name: jnp.broadcast_to(a, chains) for name, a in stats.items()}
     )
 
@@ -293,7 +295,7 @@ def _keys(key: PRNGKeyArray, iteration: Array, index: Array) -> tuple[Any, Any]:
     return jax.random.fold_in(of_iteration, 0), of_chains
 
 
-def _log_density(program: Program, problem: Problem) -> LogDensity:
+def _log_density(program: CompiledSampler, problem: SamplingProblem) -> LogDensity:
     # Samplers see one vector of the random parameters; fixed ones are closed over.
     _, unravel = ravel_pytree(random_part(problem.params, problem.scales))
 

@@ -9,10 +9,10 @@ from jaxtyping import PRNGKeyArray
 from jaxeff.bayes.sampling import _warmup as warmup
 from jaxeff.bayes.sampling._chain_store import ChainStore, Trace
 from jaxeff.bayes.sampling._program import (
+    BlockRecord,
     Chains,
-    Problem,
-    Program,
-    Recorded,
+    CompiledSampler,
+    SamplingProblem,
     copied,
     run_block,
     spread,
@@ -32,8 +32,8 @@ class ChainsDivergedError(FloatingPointError):
 
 def run_chains(
     key: PRNGKeyArray,
-    program: Program,
-    problem: Problem,
+    program: CompiledSampler,
+    problem: SamplingProblem,
     start: Chains,
     *,
     warmup_iterations: int,
@@ -109,12 +109,12 @@ def run_chains(
     return jax.tree.map(lambda a: a[:total], whole)._replace(positions=whole.positions[:samples])
 
 
-def _seconds(began: float, program: Program) -> float:
+def _seconds(began: float, program: CompiledSampler) -> float:
     """Measures time by one clock for all processes, whose blocks must have one length."""
     return from_writer(lambda: time.perf_counter() - began, program.together)
 
 
-def _kept(recorded: Recorded, count: int, sampled: int, thin: int) -> Trace:
+def _kept(recorded: BlockRecord, count: int, sampled: int, thin: int) -> Trace:
     """Selects what to keep of a block that begins at iteration `sampled` of sampling."""
     number = sampled + np.arange(count)
     # The last of every `thin`, so that statistics of kept draws are every `thin`-th, too.

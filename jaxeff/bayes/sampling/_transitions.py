@@ -36,7 +36,7 @@ class Point(NamedTuple):
     gradient: Float[Array, " d"]
 
 
-class Step(NamedTuple):
+class TransitionInfo(NamedTuple):
     """What a transition reports.
 
     Attributes:
@@ -65,7 +65,7 @@ def hamiltonian_step(
     log_density: Callable[[Array], Array],
     step_size: Array,
     inverse_mass: Array,
-) -> tuple[Point, Step]:
+) -> tuple[Point, TransitionInfo]:
     """Moves a chain by `NUTS` or `HMC`.
 
     Args:
@@ -95,7 +95,9 @@ def hamiltonian_step(
     else:
         step = blackjax.hmc.build_kernel()
         state, info = step(key, state, log_density, step_size, inverse_mass, length)
-    report = Step(info.acceptance_rate, info.is_divergent, info.num_integration_steps, info.energy)
+    report = TransitionInfo(
+        info.acceptance_rate, info.is_divergent, info.num_integration_steps, info.energy
+    )
     return Point(*state), report
 
 
@@ -107,7 +109,7 @@ def _numpyro_step(
     step_size: Array,
     inverse_mass: Array,
     length: Array | None,
-) -> tuple[Point, Step]:
+) -> tuple[Point, TransitionInfo]:
     init, step = numpyro_hmc(
         lambda position: -log_density(position), algo="NUTS" if length is None else "HMC"
     )
@@ -126,7 +128,7 @@ def _numpyro_step(
         rng_key=key,
     )
     state = step(state)
-    report = Step(state.accept_prob, state.diverging, state.num_steps, state.energy)
+    report = TransitionInfo(state.accept_prob, state.diverging, state.num_steps, state.energy)
     return Point(state.z, -state.potential_energy, -state.z_grad), report
 
 

@@ -35,7 +35,13 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxeff.compression._quantized import of_inputs, quantized, settings_of
-from jaxeff.compression.numerics import MAX_BITS, LayerQuantization, Quantization, Quantizer, Tensor
+from jaxeff.compression.numerics import (
+    MAX_BITS,
+    BaseQuantizer,
+    LayerQuantization,
+    Quantizer,
+    Tensor,
+)
 from jaxeff.compression.quantizers import Switched
 from jaxeff.compression.quantizers.uniform import Uniform
 from jaxeff.core import (
@@ -211,7 +217,7 @@ def under_policies(
 
 @register_setting
 @dataclass(frozen=True)
-class _LookedUp(Quantization):
+class _LookedUp(BaseQuantizer):
     """Values that were computed before, of each array by its name, and which of them to take."""
 
     values: dict[str, Any]

@@ -60,7 +60,7 @@ from jaxeff.compression.integers._grids import (
 )
 from jaxeff.compression.integers._means import Addition
 from jaxeff.compression.integers._operators import LIMIT
-from jaxeff.compression.integers._values import Line, Mean, Plain, Product, Sums, Value
+from jaxeff.compression.integers._values import AffineMap, IntegerProduct, Mean, Plain, Sums, Value
 from jaxeff.compression.numerics import LayerQuantization, Method
 from jaxeff.compression.quantizers.uniform import Uniform
 from jaxeff.core import Literal as JaxprLiteral
@@ -131,11 +131,11 @@ class Integer:
         """Computes what `f` returns with codes."""
         if not isinstance(params, Converted):
             taken: dict[str, Any] = {}
-            return self._run((params, *args), kwargs, _Store(None, taken))[0]
+            return self._run((params, *args), kwargs, _ParameterCache(None, taken))[0]
         # The function is traced on float parameters' shapes; leaves that only became codes
         # are zeros that nothing reads.
         inner = jax.tree.unflatten(params.structure, params.leaves())
-        return self._run((inner, *args), kwargs, _Store(params.arrays, {}))[0]
+        return self._run((inner, *args), kwargs, _ParameterCache(params.arrays, {}))[0]
 
     def convert(self, params: Any, *args: Any, **kwargs: Any) -> Converted:
         """Converts parameters to codes, once and for all.
@@ -158,7 +158,7 @@ class Integer:
         @jax.jit
         def make(params: Any) -> dict[str, Any]:
             made: dict[str, Any] = {}
-            _, needed = self._run((params, *args), kwargs, _Store(None, made))
+            _, needed = self._run((params, *args), kwargs, _ParameterCache(None, made))
             kept[:] = needed
             return made
 
@@ -175,7 +175,9 @@ class Integer:
         rest = {str(i): jnp.asarray(leaves[i]) for i in kept}
         return Converted({n: jnp.asarray(a) for n, a in arrays.items()}, rest, shapes, structure)
 
-    def _run(self, args: tuple[Any, ...], kwargs: Any, store: _Store) -> tuple[Any, list[int]]:
+    def _run(
+        self, args: tuple[Any, ...], kwargs: Any, store: _ParameterCache
+    ) -> tuple[Any, list[int]]:
         program = trace(self._f, *args, **kwargs)
         _check_certain(program)
         check_open(program, "integer")
@@ -260,7 +262,7 @@ def _evaluate(program: Program, rule: _Rule, values: Sequence[Any]) -> list[Any]
     return [v.val if isinstance(v, JaxprLiteral) else _float(env[v]) for v in program.outputs]
 
 
-class _Store:
+class _ParameterCache:
     """Arrays that depend on parameters alone: made and kept, or taken as they were made."""
 
     def __init__(self, given: Mapping[str, Any] | None, made: dict[str, Any]):
@@ -293,7 +295,7 @@ class _Rule:
         self,
         program: Program,
         settings: Mapping[str, LayerQuantization],
-        store: _Store,
+        store: _ParameterCache,
         dynamic: bool,
         fixed: bool,
     ):
@@ -379,8 +381,10 @@ class _Rule:
             # Padding stands for zeros, so it is filled with their code.
             told = functools.partial(told, input_zero=grid.zero)
         pools = read.is_convolution(layer)
-        product = Product(told, x, grid, weights, bits, depth, pools, self.fixed)
-        line = Line(lambda: jnp.ones(w.shape[-1], jnp.float32), lambda: read.bias_of(layer, values))
+        product = IntegerProduct(told, x, grid, weights, bits, depth, pools, self.fixed)
+        line = AffineMap(
+            lambda: jnp.ones(w.shape[-1], jnp.float32), lambda: read.bias_of(layer, values)
+        )
         shape = layer.outputs[0].aval.shape
         return Sums(layer.site, shape, product, line, put)
 
@@ -446,7 +450,7 @@ class _Rule:
             a, b = read.line_of(layer, values)
             return before.offset() * a + b
 
-        return value.changed(line=Line(gain, offset))
+        return value.changed(line=AffineMap(gain, offset))
 
 
 def _named(layer: Layer) -> Any:

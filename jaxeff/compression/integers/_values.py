@@ -31,7 +31,7 @@ _FAR = 80
 
 
 @dataclass(frozen=True, eq=False)
-class Product:
+class IntegerProduct:
     """A dense layer or convolution of codes.
 
     Attributes:
@@ -61,7 +61,7 @@ class Product:
 
 
 @dataclass(frozen=True, eq=False)
-class Line:
+class AffineMap:
     """The line `gain * x + offset` of each channel, which depends on parameters alone."""
 
     gain: Callable[[], Array]
@@ -77,7 +77,9 @@ class Sums:
             them (`_forms.py`). With fixed-point scales, which know no floats, it is computed anew.
     """
 
-    def __init__(self, site: str, shape: Sequence[int], product: Product, line: Line, put: Put):
+    def __init__(
+        self, site: str, shape: Sequence[int], product: IntegerProduct, line: AffineMap, put: Put
+    ):
         self.site, self.shape = site, tuple(shape)
         self.product, self.line, self.put = product, line, put
         self.shortcut: Value | None = None

@@ -37,16 +37,16 @@ from jaxeff.compression.numerics._nearest_level import (
     sums,
     widened,
 )
-from jaxeff.compression.numerics._quantizer import Quantization, Quantizer, Tensor
+from jaxeff.compression.numerics._quantizer import BaseQuantizer, Quantizer, Tensor
 
 __all__ = [
     "MAX_BITS",
+    "BaseQuantizer",
     "Bits",
     "Grid",
     "HasParts",
     "LayerQuantization",
     "Method",
-    "Quantization",
     "Quantizer",
     "Tensor",
     "code_range",

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 
-from jaxeff.compression import Quantization, quantized, round_through
+from jaxeff.compression import BaseQuantizer, quantized, round_through
 from jaxeff.nn import small_classifier
 from jaxeff.core import Positive, register_setting
 
 @register_setting
 @dataclass(frozen=True)
-class Fixed(Quantization):
+class Fixed(BaseQuantizer):
     step: Positive
 
     def quantize(self, x, tensor):
@@ -130,7 +130,7 @@ class Tensor:
 class Quantizer(Protocol):
     """What `jaxeff.quantized` asks of a method; any object with this method will do.
 
-    `Quantization` has defaults for what else is asked, where it is there:
+    `BaseQuantizer` has defaults for what else is asked, where it is there:
 
     - `start(x, tensor)` returns the quantizer with its open numbers computed from an array, which
       `init` gives as it is, not traced;
@@ -143,7 +143,7 @@ class Quantizer(Protocol):
         ...
 
 
-class Quantization(Setting):
+class BaseQuantizer(Setting):
     """A quantizer with nothing to start from and nothing to penalise."""
 
     def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
@@ -168,4 +168,4 @@ class Quantization(Setting):
         return 0.0
 
 
-__all__ = ["Axes", "Quantization", "Quantizer", "Role", "Tensor"]
+__all__ = ["Axes", "BaseQuantizer", "Quantizer", "Role", "Tensor"]

@@ -9,7 +9,7 @@ from jaxeff.compression.post_training._batch_norm import fold_batch_norm
 from jaxeff.compression.post_training._bias_correction import correct_biases
 from jaxeff.compression.post_training._equalization import equalize
 from jaxeff.compression.post_training._gptq import gptq
-from jaxeff.compression.post_training._layerwise import Problem, arguments, on_grids
+from jaxeff.compression.post_training._layerwise import RoundingProblem, arguments, on_grids
 from jaxeff.compression.post_training._multiplication import (
     Matrix,
     Multiplication,
@@ -26,7 +26,7 @@ from jaxeff.compression.post_training.ranges import (
 __all__ = [
     "Matrix",
     "Multiplication",
-    "Problem",
+    "RoundingProblem",
     "RunningRange",
     "adaround",
     "arguments",

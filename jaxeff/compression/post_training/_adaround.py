@@ -37,7 +37,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from jaxeff.compression.numerics import Grid, LayerQuantization, Method, grid
-from jaxeff.compression.post_training._layerwise import Problem, on_grids
+from jaxeff.compression.post_training._layerwise import RoundingProblem, on_grids
 from jaxeff.compression.post_training._multiplication import Matrix
 from jaxeff.compression.quantizers.uniform import LSQ, Uniform
 from jaxeff.core import (
@@ -111,7 +111,7 @@ def adaround(
     for i, end in enumerate(beta):
         check_number(f"adaround: beta[{i}]", end, 1)
 
-    def solve(problem: Problem) -> Matrix:
+    def solve(problem: RoundingProblem) -> Matrix:
         to = _grid(problem)
         # E|x W - x' W'|^2 = W'^T E[x'^T x'] W' - 2 W'^T E[x'^T x] W + const: two moments
         # replace the batch, whatever its size.
@@ -201,7 +201,7 @@ def _learn(
     return value((v > 0).astype(w.dtype))
 
 
-def _grid(problem: Problem) -> Grid:
+def _grid(problem: RoundingProblem) -> Grid:
     """Returns the evenly spaced values of a method, for the matrices."""
     method, at = problem.quantizer, problem.at
     if isinstance(method, Uniform) and method.range is not None:

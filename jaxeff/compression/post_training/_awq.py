@@ -35,7 +35,7 @@ from jaxtyping import Array, Float, Int
 from jaxeff.compression._quantized import check_spec, of_inputs, settings_of
 from jaxeff.compression.numerics import LayerQuantization, Method, Quantizer, Tensor
 from jaxeff.compression.post_training._adaround import excess
-from jaxeff.compression.post_training._channels import Pair, pairs
+from jaxeff.compression.post_training._channels import LayerPair, pairs
 from jaxeff.compression.post_training._equalization import rescale, weights_of
 from jaxeff.compression.post_training._layerwise import (
     arguments,
@@ -110,7 +110,7 @@ def awq(
         raise ValueError("awq found no weights to quantize: no setting of the spec has any.")
     # Where a linear layer comes before, scales go into its outputs and cost nothing at run
     # time.
-    into: dict[str, Pair] = {}
+    into: dict[str, LayerPair] = {}
     if fold:
         into = {pair.second.layer.site: pair for pair in pairs(program, leaves)}
     scales: dict[str, np.ndarray] = {}

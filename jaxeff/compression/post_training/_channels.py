@@ -56,7 +56,7 @@ class Source:
 
 
 @dataclass(frozen=True, eq=False)
-class Pair:
+class LayerPair:
     """Two linear layers of which the second reads the first one's channels.
 
     Attributes:
@@ -70,7 +70,7 @@ class Pair:
     channels: Int[np.ndarray, "groups inputs"]
 
 
-def pairs(program: Program, leaves: Sequence[Any]) -> list[Pair]:
+def pairs(program: Program, leaves: Sequence[Any]) -> list[LayerPair]:
     """Returns every pair of linear layers between which channels can be rescaled.
 
     Args:
@@ -87,7 +87,7 @@ def pairs(program: Program, leaves: Sequence[Any]) -> list[Pair]:
         for v in layer.inputs:
             readers.setdefault(v, []).append(layer)
     results = {v for v in program.outputs if isinstance(v, Value)}
-    made: list[Pair] = []
+    made: list[LayerPair] = []
     for at in found.values():
         # Rescaling is only allowed where nothing else reads the channels in between.
         way = _way(at.layer, readers, results, found, env)
@@ -96,7 +96,7 @@ def pairs(program: Program, leaves: Sequence[Any]) -> list[Pair]:
         first = source(program, at, leaves, env)
         channels = None if first is None else _carried(first, *way, env)
         if first is not None and channels is not None:
-            made.append(Pair(first, way[1], channels))
+            made.append(LayerPair(first, way[1], channels))
     return made
 
 
@@ -266,4 +266,4 @@ def _zeros(value: Value) -> np.ndarray:
     return np.zeros(value.aval.shape, value.aval.dtype)
 
 
-__all__ = ["Pair", "Source", "output_channels", "pairs", "source"]
+__all__ = ["LayerPair", "Source", "output_channels", "pairs", "source"]

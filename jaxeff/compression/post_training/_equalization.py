@@ -32,7 +32,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from jaxeff.compression.post_training._channels import Pair, pairs
+from jaxeff.compression.post_training._channels import LayerPair, pairs
 from jaxeff.compression.post_training._multiplication import Multiplication
 from jaxeff.core import a_batch, check_count, function, takes, tree, whole
 from jaxeff.program import trace
@@ -70,7 +70,7 @@ def equalize(f: Callable[..., Any], params: Any, batch: Any, *, sweeps: int = 50
     return jax.tree.unflatten(jax.tree.structure(params), leaves[:count])
 
 
-def rescale(pair: Pair, leaves: list[Any], scale: Float[np.ndarray, " channels"]) -> None:
+def rescale(pair: LayerPair, leaves: list[Any], scale: Float[np.ndarray, " channels"]) -> None:
     """Divides the first layer's channels by a scale and multiplies it into the second's weights."""
     first, second = pair.first, pair.second
     w1, w2 = (weights_of(at, leaves) for at in (first.at, second))
@@ -100,7 +100,7 @@ def replace_weights(
     leaves[at.origin.leaf] = at.origin.to_leaf(new, leaf)
 
 
-def _equalized(pair: Pair, leaves: list[Any]) -> float:
+def _equalized(pair: LayerPair, leaves: list[Any]) -> float:
     """Equalizes one pair and returns how far from equal it was, as a logarithm."""
     first = np.abs(weights_of(pair.first.at, leaves)).max(1).reshape(-1)
     inputs = np.abs(weights_of(pair.second, leaves)).max(2)

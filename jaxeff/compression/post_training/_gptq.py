@@ -29,7 +29,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from jaxeff.compression.numerics import LayerQuantization, Method
-from jaxeff.compression.post_training._layerwise import Problem, on_grids
+from jaxeff.compression.post_training._layerwise import RoundingProblem, on_grids
 from jaxeff.compression.post_training._multiplication import Matrix
 from jaxeff.core import (
     a_batch,
@@ -80,7 +80,7 @@ def gptq(
     check_number("gptq: damping", damping, 0)
     check_count("gptq: block", block)
 
-    def solve(problem: Problem) -> Matrix:
+    def solve(problem: RoundingProblem) -> Matrix:
         hessian = problem.at.moment(problem.given, problem.given)
         width = min(block, problem.weights.shape[1])
         new = _solve(problem.weights, hessian, damping, width, sort, problem.nearest)

@@ -33,7 +33,7 @@ At = Callable[[Layer, Sequence[Any], Sequence[Any], Sequence[Any]], Sequence[Any
 
 
 @dataclass(frozen=True, eq=False)
-class Problem:
+class RoundingProblem:
     """One layer's weights to be put on their grid.
 
     Attributes:
@@ -66,7 +66,7 @@ class Problem:
         return self.at.matrix(rounded).astype(jnp.float32)
 
 
-Solve = Callable[[Problem], Matrix]
+Solve = Callable[[RoundingProblem], Matrix]
 
 
 def arguments(where: str, batch: Any) -> tuple[Any, ...]:
@@ -150,7 +150,7 @@ def on_grids(
             w = exact[i]
             check_finite(where, layer.site, weights=w, inputs=here.reads(inputs))
             quantizer = start(quantizer, w, tensor)
-            problem = Problem(
+            problem = RoundingProblem(
                 here,
                 tensor,
                 quantizer,
@@ -305,7 +305,7 @@ def check_kept(where: str, quantizer: Quantizer, new: Array, tensor: Tensor) -> 
 
 
 __all__ = [
-    "Problem",
+    "RoundingProblem",
     "Solve",
     "arguments",
     "check_finite",

@@ -10,13 +10,13 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxeff.compression.numerics import Quantization, Quantizer, Tensor, wide_dtype
+from jaxeff.compression.numerics import BaseQuantizer, Quantizer, Tensor, wide_dtype
 from jaxeff.core import Positive, check_broadcasts, lifted, register_setting
 
 
 @register_setting
 @dataclass(frozen=True)
-class Scaled(Quantization):
+class Scaled(BaseQuantizer):
     """Another method's values of an array times a scale, divided by it again.
 
     Attributes:

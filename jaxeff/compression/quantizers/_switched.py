@@ -12,13 +12,13 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxeff.compression.numerics import Quantization, Quantizer, Tensor
+from jaxeff.compression.numerics import BaseQuantizer, Quantizer, Tensor
 from jaxeff.core import register_setting, static_number
 
 
 @register_setting
 @dataclass(frozen=True)
-class Switched(Quantization):
+class Switched(BaseQuantizer):
     """A method and whether it acts: `Switched(Uniform(bits), bits <= 16)`.
 
     Attributes:

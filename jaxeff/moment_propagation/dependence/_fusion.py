@@ -65,7 +65,7 @@ def fuse_dependent(
         A program of the same inputs and outputs, with a `FusedLayer` in place of its last layer;
         layers that nobody reads any more are dropped.
     """
-    state = _State(note, products)
+    state = _DependenceState(note, products)
     for value in random:
         own = {value: identity(value.aval.shape)}
         # Entries of the inputs are independent by definition: each input is its own source.
@@ -90,7 +90,7 @@ def _read(layers: Sequence[Layer], program: Program) -> tuple[Layer, ...]:
 
 
 @dataclass
-class _State:
+class _DependenceState:
     """What is known of the values so far.
 
     Attributes:

@@ -38,7 +38,7 @@ from jaxeff.moment_propagation.regions._deferred import Deferred
 from jaxeff.moment_propagation.regions._polynomial import (
     VARIABLE,
     Pieces,
-    Reader,
+    PolynomialReader,
     is_nondecreasing,
 )
 from jaxeff.moment_propagation.regions._propagation import Environment, propagate, step
@@ -344,7 +344,7 @@ def _closed_form(
     nodes: Sequence[Node], root: Value, outputs: Sequence[Value], env: Environment
 ) -> tuple[list[Any] | None, set[float]]:
     """Computes the moments of a piecewise polynomial, else None; and the kinks in either case."""
-    reader = Reader()
+    reader = PolynomialReader()
     symbols: dict[Any, Any] = {root: VARIABLE}
 
     def read(atom: Any) -> Any:

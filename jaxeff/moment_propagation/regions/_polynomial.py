@@ -37,7 +37,7 @@ __all__ = [
     "VARIABLE",
     "Constant",
     "Pieces",
-    "Reader",
+    "PolynomialReader",
     "constant",
     "is_nondecreasing",
     "known_number",
@@ -59,7 +59,7 @@ VARIABLE = Pieces((), ((0.0, 1.0),))
 Symbol = Pieces | Constant
 
 
-class Reader(symbolic.Reader):
+class PolynomialReader(symbolic.SymbolicReader):
     """The domain of piecewise polynomials.
 
     Attributes:

@@ -29,7 +29,7 @@ from jaxeff.program.ir import Node
 from jaxeff.program.ir import axes as following
 from jaxeff.program.reading import Constant, UnreadableError, symbolic
 
-__all__ = ["Independent", "Reader", "Statistic", "is_exact", "moments", "read", "tensor"]
+__all__ = ["Independent", "Statistic", "StatisticReader", "is_exact", "moments", "read", "tensor"]
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def read(node: Node, operands: Sequence[Any], numbers: Sequence[float | None]) -
         numbers: For each operand the number it is everywhere, None where that isn't known.
     """
     symbols = [_symbol(o, n) for o, n in zip(operands, numbers, strict=True)]
-    (result,) = Reader().equation(node.eqn, symbols)
+    (result,) = StatisticReader().equation(node.eqn, symbols)
     return result if isinstance(result, Statistic) else None
 
 
@@ -105,7 +105,7 @@ def _symbol(operand: Any, number: float | None) -> Operand:
     return Independent(operand) if is_random(operand) else Constant(operand, number)
 
 
-class Reader(symbolic.Reader):
+class StatisticReader(symbolic.SymbolicReader):
     """The domain of statistics: what it reads is a `Statistic` or unknown."""
 
     def __init__(self) -> None:

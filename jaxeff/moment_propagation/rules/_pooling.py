@@ -26,7 +26,7 @@ from jaxeff.moment_propagation.values import Gaussian
 
 
 @dataclass(frozen=True)
-class Window:
+class PoolingWindow:
     """A sliding window over every axis of an array, as `lax.reduce_window` takes it.
 
     Attributes:
@@ -58,10 +58,10 @@ def window(
     padding: Sequence[tuple[int, int]] | None = None,
     base_dilation: Sequence[int] | None = None,
     window_dilation: Sequence[int] | None = None,
-) -> Window:
-    """Makes a `Window` with the usual defaults: stride and dilation 1, no padding."""
+) -> PoolingWindow:
+    """Makes a `PoolingWindow` with the usual defaults: stride and dilation 1, no padding."""
     ones = (1,) * len(size)
-    return Window(
+    return PoolingWindow(
         tuple(size),
         tuple(strides or ones),
         tuple((lo, hi) for lo, hi in padding) if padding else ((0, 0),) * len(size),
@@ -70,7 +70,7 @@ def window(
     )
 
 
-def window_sum(x: Gaussian, win: Window) -> Gaussian:
+def window_sum(x: Gaussian, win: PoolingWindow) -> Gaussian:
     """Computes the moments of `lax.reduce_window` with a sum."""
 
     def total(value: Array) -> Array:
@@ -89,7 +89,7 @@ def window_sum(x: Gaussian, win: Window) -> Gaussian:
     return Gaussian(total(x.mean), total(x.var))
 
 
-def window_max(x: Gaussian, win: Window) -> Gaussian:
+def window_max(x: Gaussian, win: PoolingWindow) -> Gaussian:
     """Computes the moments of `lax.reduce_window` with a maximum (max pooling)."""
 
     def rule(mean: Array, var: Array) -> Gaussian:
@@ -100,7 +100,7 @@ def window_max(x: Gaussian, win: Window) -> Gaussian:
     return composite("pfp_max_pool", rule, x.mean, x.var, **win.attributes)
 
 
-def window_mean(x: Gaussian, win: Window) -> Gaussian:
+def window_mean(x: Gaussian, win: PoolingWindow) -> Gaussian:
     """Computes the moments of average pooling: sums over windows divided by their size."""
     count = math.prod(win.size)
 
@@ -113,7 +113,7 @@ def window_mean(x: Gaussian, win: Window) -> Gaussian:
     return composite("pfp_avg_pool", rule, x.mean, x.var, **win.attributes)
 
 
-def _window_max(x: Gaussian, win: Window) -> Gaussian:
+def _window_max(x: Gaussian, win: PoolingWindow) -> Gaussian:
     config = [
         (lo, hi, dilation - 1)
         for (lo, hi), dilation in zip(win.padding, win.base_dilation, strict=True)
@@ -155,6 +155,6 @@ def _axis_max(x: Gaussian, axis: int, size: int, stride: int, dilation: int) -> 
     return level[0]
 
 
-def window_min(x: Gaussian, win: Window) -> Gaussian:
+def window_min(x: Gaussian, win: PoolingWindow) -> Gaussian:
     """Computes the moments of `lax.reduce_window` with a minimum."""
     return negate(window_max(negate(x), win))

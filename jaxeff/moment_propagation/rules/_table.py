@@ -107,7 +107,7 @@ def _axes(node: Node) -> tuple[int, ...]:
     return tuple(node.params["axes"])
 
 
-def read_window(node: Node) -> pooling.Window:
+def read_window(node: Node) -> pooling.PoolingWindow:
     """Reads the window of a windowed reduction."""
     q = node.params
     return pooling.window(

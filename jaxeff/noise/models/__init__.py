@@ -15,7 +15,7 @@ from jaxeff.noise.models._protocol import (
 )
 from jaxeff.noise.models._read_out import ReadOut
 from jaxeff.noise.models._repeated import Repeated
-from jaxeff.noise.models._roundoff import Quantization, Uniform
+from jaxeff.noise.models._roundoff import Quantization, UniformNoise
 from jaxeff.noise.models._telegraph import Telegraph
 
 __all__ = [
@@ -34,7 +34,7 @@ __all__ = [
     "Repeated",
     "SiteNoise",
     "Telegraph",
-    "Uniform",
+    "UniformNoise",
     "check_noise",
     "perturb_at",
     "place",

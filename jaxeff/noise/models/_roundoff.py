@@ -2,7 +2,7 @@
 
 An analog-to-digital converter rounds to multiples of its step. Where the signal covers many steps,
 the error is close to uniform over one step, independent of the signal, and has the standard
-deviation step / sqrt(12): `Quantization(step)` is the former, `Uniform(step)` the latter.
+deviation step / sqrt(12): `Quantization(step)` is the former, `UniformNoise(step)` the latter.
 
 References:
     Widrow and Kollár, "Quantization Noise", Cambridge University Press, 2008, chapter 4.
@@ -21,7 +21,7 @@ from jaxeff.noise.models._model import Axis, Flag, NoiseModel, Place, Sharing, r
 
 @register_setting
 @dataclass(frozen=True)
-class Uniform(NoiseModel):
+class UniformNoise(NoiseModel):
     """Uniform noise, `x + U(-width / 2, width / 2)`, of standard deviation `width / sqrt(12)`.
 
     Attributes:

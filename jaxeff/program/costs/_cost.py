@@ -138,7 +138,7 @@ def program_cost(program: Program, bits: Bits) -> Cost:
     for site, pair in bits.items():
         _check_bits(site, pair)
     widths = widths_of(program, bits)
-    store = _Store()
+    store = _ParameterBits()
     for v in program.inputs:
         if v.is_weight:
             store.add(v)
@@ -161,7 +161,7 @@ def _check_bits(site: str, pair: Any) -> None:
             check_number(f"bits of {site!r}", width, 0)
 
 
-class _Store:
+class _ParameterBits:
     """What of the parameters is still to be counted, and what is stored already."""
 
     def __init__(self) -> None:
@@ -202,7 +202,7 @@ class _Store:
 
 
 def _rows(
-    program: Program, widths: Mapping[Layer, Widths], store: _Store, times: int = 1
+    program: Program, widths: Mapping[Layer, Widths], store: _ParameterBits, times: int = 1
 ) -> list[LayerCost]:
     rows: list[LayerCost] = []
     carried = carried_widths(program, widths)
@@ -215,7 +215,7 @@ def _rows(
 
 
 def _control_rows(
-    layer: Layer, widths: Mapping[Layer, Widths], store: _Store, times: int
+    layer: Layer, widths: Mapping[Layer, Widths], store: _ParameterBits, times: int
 ) -> list[LayerCost]:
     (node,) = layer.nodes
     # A `while` has no known length: its body counts once.
@@ -231,7 +231,7 @@ def _control_rows(
 
 
 def _row(
-    layer: Layer, own: Widths, carried: Mapping[Value, float], store: _Store, times: int
+    layer: Layer, own: Widths, carried: Mapping[Value, float], store: _ParameterBits, times: int
 ) -> LayerCost:
     macs = times * sum(node_macs(n) for n in layer.nodes)
     # `read` pops: a leaf that two layers share counts for the first one only.

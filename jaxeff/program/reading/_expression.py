@@ -18,7 +18,7 @@ import numpy as np
 
 from jaxeff.program.ir import Axes, Layer, Role, Value, axes, flatten
 from jaxeff.program.ir import primitives as prim
-from jaxeff.program.reading._symbolic import Reader
+from jaxeff.program.reading._symbolic import SymbolicReader
 
 _IGNORED_PARAMS = {"sharding", "out_sharding", "name", "weak_type"}
 
@@ -86,7 +86,7 @@ def _text(arguments: tuple[Any, ...], shaped: bool) -> str:
     return ";".join(writer.lines) + "->" + " ".join(t.text for t in results)
 
 
-class _Writer(Reader):
+class _Writer(SymbolicReader):
     """The domain of texts: a line per primitive, which only axes have rules about."""
 
     def __init__(self, shaped: bool):

@@ -78,7 +78,7 @@ def known_number(eqn: Any, numbers: Sequence[float | None]) -> float | None:
         return float(_compat.bind(eqn, *scalars)[0])
 
 
-class Reader:
+class SymbolicReader:
     """Evaluates equations on symbols; a domain is a subclass with a table of rules.
 
     Attributes:

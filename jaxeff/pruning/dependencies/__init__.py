@@ -3,9 +3,9 @@
 from jaxeff.pruning.dependencies._channels import Channels, channels, leaf_path, read_channels
 from jaxeff.pruning.dependencies._dimensions import (
     Axis,
+    AxisProduct,
     Concatenation,
     Dimension,
-    Product,
     dimensions,
     is_held,
     kept,
@@ -14,7 +14,7 @@ from jaxeff.pruning.dependencies._dimensions import (
 )
 from jaxeff.pruning.dependencies._errors import UNKNOWN, PlanError, way_out
 from jaxeff.pruning.dependencies._groups import Group, Member
-from jaxeff.pruning.dependencies._labels import Axes, Labels, Reader, called
+from jaxeff.pruning.dependencies._labels import Axes, ChannelReader, Labels, called
 from jaxeff.pruning.dependencies._rules import RULES
 from jaxeff.pruning.dependencies._statistics import (
     KEEP,
@@ -33,6 +33,8 @@ __all__ = [
     "ZEROS",
     "Axes",
     "Axis",
+    "AxisProduct",
+    "ChannelReader",
     "Channels",
     "Concatenation",
     "Crossed",
@@ -42,8 +44,6 @@ __all__ = [
     "Labels",
     "Member",
     "PlanError",
-    "Product",
-    "Reader",
     "called",
     "channels",
     "check_crossed",

@@ -13,9 +13,9 @@ import numpy as np
 
 from jaxeff.pruning.dependencies._dimensions import (
     Axis,
+    AxisProduct,
     Concatenation,
     Dimension,
-    Product,
     dimensions,
     fresh,
     hold,
@@ -43,7 +43,7 @@ def unify(one: Axis, other: Axis, reason: str) -> None:
         if not isinstance(one, Dimension) or (both and one.number < other.number):  # type: ignore[union-attr]
             one, other = other, one
         _bind(one, other, reason)  # type: ignore[arg-type]
-    elif isinstance(one, Product) and isinstance(other, Product):
+    elif isinstance(one, AxisProduct) and isinstance(other, AxisProduct):
         _align(list(one.parts), list(other.parts), reason)
     else:
         # Concatenations are refined to the common refinement of both sides' boundaries,
@@ -89,7 +89,7 @@ def split(parts: list[Axis], sizes: list[int]) -> list[Axis] | None:
             taken.append(halves[0])
             rest.insert(0, halves[1])
             missing = 1
-        result.append(resolve(Product(tuple(taken))))
+        result.append(resolve(AxisProduct(tuple(taken))))
     return result if not rest else None
 
 
@@ -123,11 +123,11 @@ def cut(axis: Axis, start: int, stop: int) -> Axis | None:
     # Row-major: a range of a product is a range of its first factor times all of the
     # others, if both ends are multiples of their size.
     first, *others = axis.parts
-    stride = Product(tuple(others)).size
+    stride = AxisProduct(tuple(others)).size
     if start % stride or stop % stride:
         return None
     piece = cut(first, start // stride, stop // stride)
-    return None if piece is None else resolve(Product((piece, *others)))
+    return None if piece is None else resolve(AxisProduct((piece, *others)))
 
 
 def _bind(dimension: Dimension, axis: Axis, reason: str) -> None:
@@ -166,12 +166,12 @@ def _align(ones: list[Axis], others: list[Axis], reason: str) -> None:
 def _divided(axis: Axis, leading: int) -> tuple[Axis, Axis] | None:
     """Returns a factor as a product whose first part has a given size."""
     axis = resolve(axis)
-    if isinstance(axis, Product) or axis.size % leading:
+    if isinstance(axis, AxisProduct) or axis.size % leading:
         return None
     if isinstance(axis, Concatenation):
         return _stacked(axis, leading)
     halves = fresh(leading, *axis.held), fresh(axis.size // leading, *axis.held)
-    axis.bound = Product(halves)
+    axis.bound = AxisProduct(halves)
     return halves
 
 
@@ -190,7 +190,7 @@ def _stacked(axis: Concatenation, count: int) -> tuple[Axis, Axis] | None:
 
 def _factors(axis: Axis) -> tuple[Axis, ...]:
     axis = resolve(axis)
-    return axis.parts if isinstance(axis, Product) else (axis,)
+    return axis.parts if isinstance(axis, AxisProduct) else (axis,)
 
 
 def _bounds(axis: Axis) -> list[int]:

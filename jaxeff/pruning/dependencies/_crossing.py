@@ -27,7 +27,7 @@ from jaxeff.program.ir import Node
 from jaxeff.program.ir import primitives as prim
 from jaxeff.pruning.dependencies._dimensions import Axis, Dimension, dimensions
 from jaxeff.pruning.dependencies._errors import MEAN
-from jaxeff.pruning.dependencies._labels import Labels, Reader
+from jaxeff.pruning.dependencies._labels import ChannelReader, Labels
 from jaxeff.pruning.dependencies._numbers import Numbers
 
 p = prim.p
@@ -76,7 +76,7 @@ class Crossing:
             if not layer.nodes:
                 for value, made_value in zip(layer.inputs, layer.outputs, strict=True):
                     self.known[made_value] = self._of(value, self.labels, self.known)
-            reader = Reader(self.labels, layer.site, {})
+            reader = ChannelReader(self.labels, layer.site, {})
             for node in layer.nodes:
                 self._equation(node.eqn, node.inputs, node.outputs, reader, self.known)
         return [self._of(a, self.labels, self.known) for a in program.outputs]
@@ -92,7 +92,7 @@ class Crossing:
         eqn: Any,
         inputs: Sequence[Any],
         outputs: Sequence[Any],
-        reader: Reader,
+        reader: ChannelReader,
         known: dict[Any, Dimensions],
     ) -> None:
         labels = reader.labels
@@ -105,9 +105,9 @@ class Crossing:
         known.update(zip(outputs, made, strict=True))
 
     def _jaxpr(
-        self, closed: Any, given: Sequence[Dimensions], labels: Labels, outer: Reader
+        self, closed: Any, given: Sequence[Dimensions], labels: Labels, outer: ChannelReader
     ) -> list[Dimensions]:
-        reader = Reader(labels, outer.where, {})
+        reader = ChannelReader(labels, outer.where, {})
         known = dict(zip(closed.jaxpr.invars, given, strict=True))
         for var in closed.jaxpr.constvars:
             known[var] = every(labels, var)
@@ -121,7 +121,7 @@ class Crossing:
         inputs: Sequence[Any],
         outputs: Sequence[Any],
         given: Sequence[Dimensions],
-        reader: Reader,
+        reader: ChannelReader,
     ) -> list[Dimensions]:
         """Follows one equation and notes what crosses in it."""
         labels, primitive = reader.labels, eqn.primitive

@@ -36,7 +36,7 @@ class Dimension:
 
 
 @dataclass(frozen=True, eq=False)
-class Product:
+class AxisProduct:
     """Axes merged into one, the last running fastest; of none of them, the axis of one index."""
 
     parts: tuple[Axis, ...]
@@ -59,8 +59,8 @@ class Concatenation:
         return sum(part.size for part in self.parts)
 
 
-Axis: TypeAlias = Dimension | Product | Concatenation
-ONE = Product(())
+Axis: TypeAlias = Dimension | AxisProduct | Concatenation
+ONE = AxisProduct(())
 """The axis of a single index, which is never removed."""
 
 
@@ -77,7 +77,7 @@ def resolve(axis: Axis) -> Axis:
     for part in map(resolve, axis.parts):
         if type(part) is type(axis):
             parts += part.parts  # type: ignore[union-attr]
-        elif part.size or isinstance(axis, Product):
+        elif part.size or isinstance(axis, AxisProduct):
             parts.append(part)
     if len(parts) == 1:
         return parts[0]

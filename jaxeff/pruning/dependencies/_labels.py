@@ -63,11 +63,11 @@ class Labels:
             self.axes[value] = tuple(axes)
 
 
-Rule = Callable[[Any, Sequence[Axes], "Reader"], Sequence[Axes]]
+Rule = Callable[[Any, Sequence[Axes], "ChannelReader"], Sequence[Axes]]
 
 
 @dataclass
-class Reader:
+class ChannelReader:
     """Reads one layer's equations.
 
     Attributes:
@@ -170,7 +170,7 @@ def called(operands: Sequence[Axes], results: Sequence[Axes]) -> dict[tuple[str,
     return places | {("result", i): found for i, found in enumerate(results)}
 
 
-def read_jaxpr(closed: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
+def read_jaxpr(closed: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[Axes]:
     """Reads the equations of a jaxpr; gives the axes of its results."""
     labels, jaxpr = reader.labels, closed.jaxpr
     _scalars(labels, dict(zip(jaxpr.constvars, closed.consts, strict=True)))
@@ -188,7 +188,7 @@ def read_program(program: Program, labels: Labels, rules: Mapping[Any, Rule]) ->
         if layer.kind == "control flow":
             _control(layer, labels, rules)
             continue
-        reader = Reader(labels, layer.site, rules)
+        reader = ChannelReader(labels, layer.site, rules)
         if not layer.nodes:
             for value, made in zip(layer.inputs, layer.outputs, strict=True):
                 labels.set(made, labels.of(value))
@@ -207,7 +207,7 @@ def _control(layer: Layer, labels: Labels, rules: Mapping[Any, Rule]) -> None:
     """Unifies what goes into a body with its inputs, and what a loop carries with itself."""
     (node,) = layer.nodes
     axes = [labels.of(a) for a in node.inputs]
-    reader = Reader(labels, layer.site, rules)
+    reader = ChannelReader(labels, layer.site, rules)
     bodies = {p.scan_p: _scan, p.while_p: _while, p.cond_p: _cond, p.remat_p: _remat}
     for value, found in zip(
         node.outputs, bodies[node.primitive](node, layer.programs, axes, reader), strict=True
@@ -215,7 +215,7 @@ def _control(layer: Layer, labels: Labels, rules: Mapping[Any, Rule]) -> None:
         labels.set(value, found)
 
 
-def _body(program: Program, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
+def _body(program: Program, axes: Sequence[Axes], reader: ChannelReader) -> list[Axes]:
     for value, found in zip(program.inputs, axes, strict=True):
         reader.labels.set(value, found)
     read_program(program, reader.labels, reader.rules)
@@ -223,7 +223,7 @@ def _body(program: Program, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
 
 
 def _scan(
-    node: Node, programs: Sequence[Program], axes: Sequence[Axes], reader: Reader
+    node: Node, programs: Sequence[Program], axes: Sequence[Axes], reader: ChannelReader
 ) -> list[Axes]:
     consts, carried = node.params["num_consts"], node.params["num_carry"]
     reason = reader.reason(node.eqn, ALONG)
@@ -241,7 +241,7 @@ def _scan(
 
 
 def _while(
-    node: Node, programs: Sequence[Program], axes: Sequence[Axes], reader: Reader
+    node: Node, programs: Sequence[Program], axes: Sequence[Axes], reader: ChannelReader
 ) -> list[Axes]:
     tested, looped = node.params["cond_nconsts"], node.params["body_nconsts"]
     start = axes[tested + looped :]
@@ -252,7 +252,7 @@ def _while(
 
 
 def _cond(
-    node: Node, programs: Sequence[Program], axes: Sequence[Axes], reader: Reader
+    node: Node, programs: Sequence[Program], axes: Sequence[Axes], reader: ChannelReader
 ) -> list[Axes]:
     # Which branch runs isn't known: all of them lose the same indices.
     branches = [_body(program, axes[1:], reader) for program in programs]
@@ -262,7 +262,7 @@ def _cond(
 
 
 def _remat(
-    node: Node, programs: Sequence[Program], axes: Sequence[Axes], reader: Reader
+    node: Node, programs: Sequence[Program], axes: Sequence[Axes], reader: ChannelReader
 ) -> list[Axes]:
     del node
     return _body(programs[0], axes, reader)

@@ -10,12 +10,12 @@ from jaxeff.program.ir import primitives as prim
 from jaxeff.pruning.dependencies._alignment import cut, unify
 from jaxeff.pruning.dependencies._dimensions import Axis, Concatenation, fresh, hold, is_held
 from jaxeff.pruning.dependencies._errors import BLOCK
-from jaxeff.pruning.dependencies._labels import Axes, Reader, Rule
+from jaxeff.pruning.dependencies._labels import Axes, ChannelReader, Rule
 
 p = prim.p
 
 
-def slicing(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
+def slicing(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[Axes]:
     """Cuts ranges out of axes."""
     q = eqn.params
     strides = q["strides"] or (1,) * len(axes[0])
@@ -27,7 +27,7 @@ def slicing(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
     return [tuple(result)]
 
 
-def splitting(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
+def splitting(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[Axes]:
     """Cuts an axis into parts."""
     along, start = eqn.params["axis"], 0
     results = []
@@ -39,7 +39,7 @@ def splitting(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
     return results
 
 
-def _part(eqn: Any, axis: Axis, start: int, stop: int, stride: int, reader: Reader) -> Axis:
+def _part(eqn: Any, axis: Axis, start: int, stop: int, stride: int, reader: ChannelReader) -> Axis:
     if stride == 1 and (start, stop) == (0, axis.size):
         return axis
     size = len(range(start, stop, stride))
@@ -54,7 +54,7 @@ def _part(eqn: Any, axis: Axis, start: int, stop: int, stride: int, reader: Read
     return found
 
 
-def padding(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
+def padding(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[Axes]:
     """Puts constants around axes: a concatenation with ends that can't lose indices."""
     result: list[Axis] = []
     sizes = eqn.outvars[0].aval.shape
@@ -73,7 +73,7 @@ def padding(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
     return [tuple(result)]
 
 
-def gather(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
+def gather(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[Axes]:
     """Takes rows of a table: axes that are taken in full are the result's, others are held."""
     q = eqn.params
     numbers = q["dimension_numbers"]
@@ -101,7 +101,7 @@ def gather(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
     return [tuple(next(offsets) if i in places else next(rows) for i in range(rank))]
 
 
-def dynamic_slice(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
+def dynamic_slice(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[Axes]:
     """Holds axes whose range is known only when it runs."""
     result = []
     for axis, n in zip(axes[0], eqn.params["slice_sizes"], strict=True):
@@ -113,7 +113,7 @@ def dynamic_slice(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
     return [tuple(result)]
 
 
-def dynamic_update(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
+def dynamic_update(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[Axes]:
     """Relates an array to a part that is written into it."""
     for axis, part in zip(axes[0], axes[1], strict=True):
         if axis.size == part.size:
@@ -124,7 +124,7 @@ def dynamic_update(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]
     return [axes[0]]
 
 
-def sort(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
+def sort(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[Axes]:
     """Holds the axis whose entries change places."""
     first, *others = axes
     hold(first[eqn.params["dimension"]], reader.reason(eqn))
@@ -134,7 +134,7 @@ def sort(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
     return [first] * len(axes)
 
 
-def top(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
+def top(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[Axes]:
     """Holds the axis whose largest entries are taken."""
     along = eqn.params["axis"] % len(axes[0]) if "axis" in eqn.params else len(axes[0]) - 1
     hold(axes[0][along], reader.reason(eqn))

@@ -12,16 +12,23 @@ from typing import Any
 from jaxeff.program.ir import primitives as prim
 from jaxeff.pruning.dependencies import _parts as parts
 from jaxeff.pruning.dependencies._alignment import split, unify
-from jaxeff.pruning.dependencies._dimensions import ONE, Axis, Concatenation, Product, fresh, hold
+from jaxeff.pruning.dependencies._dimensions import (
+    ONE,
+    Axis,
+    AxisProduct,
+    Concatenation,
+    fresh,
+    hold,
+)
 from jaxeff.pruning.dependencies._errors import PLACE, RECTANGLE
-from jaxeff.pruning.dependencies._labels import Axes, Reader, Rule
+from jaxeff.pruning.dependencies._labels import Axes, ChannelReader, Rule
 
 p = prim.p
 _RUNNING = {p.cumsum_p, p.cumprod_p, p.cummax_p, p.cummin_p, p.cumlogsumexp_p}
 _PASSED = {p.name_p, p.copy_p, p.sharding_constraint_p, p.device_put_p, p.stop_gradient_p}
 
 
-def elementwise(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
+def elementwise(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[Axes]:
     """Unifies the axes of operands at the same position."""
     (result,) = eqn.outvars
     made: list[Axis] = []
@@ -36,7 +43,7 @@ def elementwise(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
     return [tuple(made)]
 
 
-def broadcast(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
+def broadcast(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[Axes]:
     """Makes new axes; they repeat what is there, so they may lose any index."""
     del reader
     shape = eqn.params["shape"]
@@ -47,7 +54,7 @@ def broadcast(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
     return [tuple(result)]
 
 
-def reshape(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
+def reshape(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[Axes]:
     """Makes merged axes products; an axis that is split becomes one."""
     sizes = [int(n) for n in eqn.params["new_sizes"]]
     kept_axes = _unchanged(list(axes[0]), sizes)
@@ -69,20 +76,20 @@ def _unchanged(axes: list[Axis], sizes: list[int]) -> list[Axis] | None:
     return [ONE if n == 1 else next(left) for n in sizes]
 
 
-def squeeze(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
+def squeeze(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[Axes]:
     """Drops axes of size one."""
     del reader
     gone = {d % len(axes[0]) for d in eqn.params["dimensions"]}
     return [tuple(axis for i, axis in enumerate(axes[0]) if i not in gone)]
 
 
-def transpose(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
+def transpose(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[Axes]:
     """Permutes axes."""
     del reader
     return [tuple(axes[0][i] for i in eqn.params["permutation"])]
 
 
-def reduction(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
+def reduction(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[Axes]:
     """Drops axes; those of argmax are held, for an index means nothing without the others."""
     gone = set(eqn.params["axes"])
     for i in gone:
@@ -91,13 +98,13 @@ def reduction(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
     return [tuple(axis for i, axis in enumerate(axes[0]) if i not in gone)]
 
 
-def running(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
+def running(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[Axes]:
     """Holds the axis: later entries depend on earlier ones."""
     hold(axes[0][eqn.params["axis"]], reader.reason(eqn))
     return [axes[0]]
 
 
-def dot(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
+def dot(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[Axes]:
     """Unifies summed axes and batch axes of both sides."""
     summed, paired = eqn.params["dimension_numbers"]
     for one, other in (*zip(*summed, strict=True), *zip(*paired, strict=True)):
@@ -111,7 +118,7 @@ def dot(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
     return [(*(axes[0][i] for i in paired[0]), *free[0], *free[1])]
 
 
-def convolution(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
+def convolution(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[Axes]:
     """Relates channels in and out; groups are a factor of both."""
     q = eqn.params
     numbers, groups = q["dimension_numbers"], q["feature_group_count"]
@@ -131,15 +138,15 @@ def convolution(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
         # groups lose the same inner channels, so that the kernel stays one rectangular
         # array.
         group = fresh(groups)
-        unify(channels, Product((group, inner)), reason)
-        unify(out, Product((group, fresh(out.size // groups))), reason)
+        unify(channels, AxisProduct((group, inner)), reason)
+        unify(out, AxisProduct((group, fresh(out.size // groups))), reason)
     shape = eqn.outvars[0].aval.shape
     result = [fresh(int(n), reason + PLACE) for n in shape]
     result[numbers.out_spec[0]], result[numbers.out_spec[1]] = batch, out
     return [tuple(result)]
 
 
-def window(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
+def window(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[Axes]:
     """Keeps axes along which the window has size one, holds the others."""
     q = eqn.params
     result = []
@@ -153,7 +160,7 @@ def window(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
     return [tuple(result)]
 
 
-def concatenation(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
+def concatenation(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[Axes]:
     """Concatenates along one axis and unifies the others."""
     along = eqn.params["dimension"]
     first, *others = axes
@@ -166,14 +173,14 @@ def concatenation(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
     return [tuple(result)]
 
 
-def reverse(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
+def reverse(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[Axes]:
     """Holds reversed axes."""
     for i in eqn.params["dimensions"]:
         hold(axes[0][i], reader.reason(eqn))
     return [axes[0]]
 
 
-def iota(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
+def iota(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[Axes]:
     """Holds the axis that is numbered; all others may lose indices."""
     del axes
     shape = eqn.params["shape"]
@@ -182,7 +189,7 @@ def iota(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
     return [tuple(result)]
 
 
-def random(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
+def random(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[Axes]:
     """Leaves drawn axes free: bits are drawn at the old shape; a key has no channels."""
     for found in axes:
         for axis in found:
@@ -190,14 +197,14 @@ def random(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
     return [tuple(fresh(int(n)) for n in v.aval.shape) for v in eqn.outvars]
 
 
-def bitcast(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
+def bitcast(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[Axes]:
     """Passes axes on if both types have the same width."""
     if eqn.outvars[0].aval.ndim != len(axes[0]):
         return reader.unknown(eqn, axes, "the types have other widths")
     return list(axes)
 
 
-def passed(eqn: Any, axes: Sequence[Axes], reader: Reader) -> list[Axes]:
+def passed(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[Axes]:
     """Passes axes on."""
     del eqn, reader
     return list(axes)

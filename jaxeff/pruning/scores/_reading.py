@@ -17,7 +17,7 @@ from jaxeff.program import Layer, evaluate, plain, trace
 from jaxeff.pruning.dependencies import Channels, Dimension, dimensions, membership, read_channels
 
 
-class Product(NamedTuple):
+class LinearStatistics(NamedTuple):
     """A linear layer on a batch.
 
     Attributes:
@@ -59,7 +59,7 @@ class Product(NamedTuple):
         return {d for i in self.summed for d in dimensions(axes[i])}
 
 
-def products(f: Callable[..., Any], params: Any, batch: Any, where: str) -> list[Product]:
+def products(f: Callable[..., Any], params: Any, batch: Any, where: str) -> list[LinearStatistics]:
     """Returns the linear layers of a network with the second moments of what they read.
 
     Args:
@@ -86,7 +86,7 @@ def products(f: Callable[..., Any], params: Any, batch: Any, where: str) -> list
     for site, (w, x) in read.items():
         matrix = found[site].matrix(np.asarray(w)).astype(np.float64)
         moment = np.asarray(found[site].moment(x, x), np.float64)
-        result.append(Product(found[site], matrix, moment, channels))
+        result.append(LinearStatistics(found[site], matrix, moment, channels))
     return result
 
 
@@ -155,7 +155,9 @@ def _evaluated(
     return read
 
 
-def readers(found: Sequence[Product]) -> Iterator[tuple[str, Dimension, list[Product]]]:
+def readers(
+    found: Sequence[LinearStatistics],
+) -> Iterator[tuple[str, Dimension, list[LinearStatistics]]]:
     """Yields the groups of a network, each with the products that read it."""
     if not found:
         return
@@ -169,4 +171,4 @@ def readers(found: Sequence[Product]) -> Iterator[tuple[str, Dimension, list[Pro
         )
 
 
-__all__ = ["Product", "activations", "products", "readers"]
+__all__ = ["LinearStatistics", "activations", "products", "readers"]

@@ -36,7 +36,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxeff.pruning.dependencies import Channels, Dimension, is_held, kept
-from jaxeff.pruning.scores._reading import Product, products, readers
+from jaxeff.pruning.scores._reading import LinearStatistics, products, readers
 from jaxeff.pruning.scores._summing import Score
 from jaxeff.pruning.shrinking import Plan
 
@@ -71,7 +71,7 @@ def reconstruction(f: Callable[..., Any], batch: Any, *, corrected: bool = False
     return score
 
 
-def gram(product: Product, dimension: Dimension) -> np.ndarray:
+def gram(product: LinearStatistics, dimension: Dimension) -> np.ndarray:
     """Computes G, the overlap of channels' contributions to a layer's result, `[c, c]`."""
     index = product.channel_of(dimension)
     total = np.zeros((dimension.size, dimension.size))
@@ -143,7 +143,7 @@ def corrected_weights(f: Callable[..., Any], params: Any, batch: Any, plan: Plan
     return jax.tree.unflatten(jax.tree.structure(params), leaves)
 
 
-def _removed(reading: Sequence[Product], dimension: Dimension) -> list[int]:
+def _removed(reading: Sequence[LinearStatistics], dimension: Dimension) -> list[int]:
     """Orders channels by removal, without correction."""
     overlap = np.zeros((dimension.size, dimension.size))
     for product in reading:
@@ -158,7 +158,9 @@ def _removed(reading: Sequence[Product], dimension: Dimension) -> list[int]:
     return order
 
 
-def _removed_with_correction(reading: Sequence[Product], dimension: Dimension) -> list[int]:
+def _removed_with_correction(
+    reading: Sequence[LinearStatistics], dimension: Dimension
+) -> list[int]:
     """Orders channels by removal, where the remaining weights make up for it."""
     states = [
         (
@@ -200,7 +202,7 @@ def _block(c: int, channel: np.ndarray, inverse: np.ndarray, w: np.ndarray) -> f
     return float(np.sum(rows * np.linalg.solve(inverse[np.ix_(inside, inside)], rows)))
 
 
-def _share(product: Product) -> float:
+def _share(product: LinearStatistics) -> float:
     """Computes 1 / |Y|^2, or zero where the layer's result is zero."""
     size = sum(
         float(np.sum(h * (w @ w.T))) for h, w in zip(product.moment, product.weights, strict=True)

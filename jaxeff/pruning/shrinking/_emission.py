@@ -26,10 +26,10 @@ from jaxeff.pruning.dependencies import (
     UNKNOWN,
     Axes,
     Axis,
+    ChannelReader,
     Dimension,
     Labels,
     PlanError,
-    Reader,
     called,
     kept,
     way_out,
@@ -190,7 +190,7 @@ class Emission:
     def _restated(self, places: dict[tuple[str, int], Axes], derivative: Any) -> Any:
         """Returns a derivative of a call for the new shapes."""
         closed = derivative.closed
-        labels = Reader(Labels(), "", RULES).derivative(derivative, places)
+        labels = ChannelReader(Labels(), "", RULES).derivative(derivative, places)
         shapes = [
             jax.ShapeDtypeStruct(tuple(map(self.size, places[at])), var.aval.dtype)
             for at, var in zip(derivative.given, closed.jaxpr.invars, strict=True)

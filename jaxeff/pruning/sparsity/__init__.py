@@ -17,17 +17,17 @@ print(jaxeff.cost(sparse, params, x).size, jaxeff.cost(both, params, x).size)
 """
 
 from jaxeff.pruning.sparsity._magnitude import Magnitude, cubic
-from jaxeff.pruning.sparsity._masked import Fixed, Random, Surgery
+from jaxeff.pruning.sparsity._masked import FixedMask, RandomMask, Surgery
 from jaxeff.pruning.sparsity._n_of_m import NofM
 from jaxeff.pruning.sparsity._protocol import Sparse
 from jaxeff.pruning.sparsity._surgeon import optimal_brain_surgeon
 from jaxeff.pruning.sparsity._variational_dropout import dropped, kept_weights, log_variances
 
 __all__ = [
-    "Fixed",
+    "FixedMask",
     "Magnitude",
     "NofM",
-    "Random",
+    "RandomMask",
     "Sparse",
     "Surgery",
     "cubic",

@@ -1,4 +1,4 @@
-"""`Fixed` masks, `Random` ones, and `Surgery`, whose masks follow the weights and may grow back.
+"""Masks: given (`FixedMask`), random (`RandomMask`), or following the weights (`Surgery`).
 
 ```python
 import jax
@@ -30,7 +30,7 @@ from jaxeff.pruning.sparsity._protocol import Sparse
 
 @register_setting
 @dataclass(frozen=True)
-class Fixed(Sparse):
+class FixedMask(Sparse):
     """A mask that is given.
 
     Attributes:
@@ -41,7 +41,7 @@ class Fixed(Sparse):
 
     def mask(self, x: Float[Array, "*shape"], tensor: Tensor) -> Bool[Array, "*shape"]:
         """Returns `where`, broadcast."""
-        check_broadcasts(f"Fixed.where at {tensor.site!r}", self.where, x.shape)
+        check_broadcasts(f"FixedMask.where at {tensor.site!r}", self.where, x.shape)
         return jnp.broadcast_to(jnp.asarray(self.where, bool), x.shape)
 
     def kept(self, shape: tuple[int, ...], tensor: Tensor) -> Any:
@@ -52,7 +52,7 @@ class Fixed(Sparse):
 
 @register_setting
 @dataclass(frozen=True)
-class Random(Sparse):
+class RandomMask(Sparse):
     """Any weights: what every other method has to be better than.
 
     Attributes:
@@ -134,4 +134,4 @@ class Surgery(Sparse):
         return replace(own, where=where)
 
 
-__all__ = ["Fixed", "Random", "Surgery"]
+__all__ = ["FixedMask", "RandomMask", "Surgery"]

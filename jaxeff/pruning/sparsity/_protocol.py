@@ -15,14 +15,14 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
-from jaxeff.compression import LayerQuantization, Quantization, Quantizer, Tensor, straight_through
+from jaxeff.compression import BaseQuantizer, LayerQuantization, Quantizer, Tensor, straight_through
 from jaxeff.core import Choice, static
 
 _POINTER = 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sparse(Quantization):
+class Sparse(BaseQuantizer):
     """A method that keeps some weights and sets the others to zero.
 
     Attributes:

@@ -38,7 +38,7 @@ from typing import Any
 import numpy as np
 
 from jaxeff.compression import LayerQuantization
-from jaxeff.compression.post_training import Matrix, Problem, on_grids
+from jaxeff.compression.post_training import Matrix, RoundingProblem, on_grids
 from jaxeff.core import check_number
 from jaxeff.pruning.sparsity._magnitude import Magnitude
 from jaxeff.pruning.sparsity._n_of_m import NofM
@@ -72,7 +72,7 @@ def optimal_brain_surgeon(
     """
     check_number("optimal_brain_surgeon: damping", damping, above=0)
 
-    def solve(problem: Problem) -> Matrix:
+    def solve(problem: RoundingProblem) -> Matrix:
         method, at = problem.quantizer, problem.at
         if not isinstance(method, Magnitude | NofM) or method.values is not None:
             raise TypeError(

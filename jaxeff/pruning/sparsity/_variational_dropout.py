@@ -44,7 +44,7 @@ from jaxeff.program import Layer, Program, Rule, evaluate, matching, plain, trac
 from jaxeff.program.ir import run_nodes
 from jaxeff.program.reading import argument_leaves
 from jaxeff.pruning.gates import THRESHOLD, dropout_divergence, log_rate
-from jaxeff.pruning.sparsity._masked import Fixed
+from jaxeff.pruning.sparsity._masked import FixedMask
 
 LogVariances = Mapping[str, Float[Array, "..."]]
 
@@ -155,7 +155,7 @@ def kept_weights(
         return found
 
     found = masks(argument_leaves((params, *args), {}), log_variance)
-    return {site: LayerQuantization(weights=Fixed(where)) for site, where in found.items()}
+    return {site: LayerQuantization(weights=FixedMask(where)) for site, where in found.items()}
 
 
 def _rule(program: Program, log_variance: LogVariances) -> tuple[Rule, list[Array]]:

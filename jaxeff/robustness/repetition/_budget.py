@@ -70,7 +70,7 @@ from jaxeff.noise import Additive, Noise, noisy
 from jaxeff.training import CheckedLoss, Loss, cross_entropy, fit
 
 
-class Budget(NamedTuple):
+class NoiseBudget(NamedTuple):
     """How noise was spread.
 
     Attributes:
@@ -124,7 +124,7 @@ def learn_budget(
     loss: Callable[[Callable[..., Any]], Loss] | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     progress: bool = True,
-) -> Budget:
+) -> NoiseBudget:
     """Learns which layers get how much of a fixed amount of noise.
 
     Args:
@@ -195,4 +195,4 @@ def learn_budget(
     )
     levels = np.asarray(spread_levels(level, result.params["logits"]), float)
     found = dict(zip(sites, levels.tolist(), strict=True))
-    return Budget(found, result.params["model"], result.state, result.history)
+    return NoiseBudget(found, result.params["model"], result.state, result.history)

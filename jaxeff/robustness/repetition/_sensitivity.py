@@ -63,7 +63,7 @@ from jaxeff.training import divergences
 ONE_BIT = math.log(2)
 
 
-class Sensitivity(NamedTuple):
+class NoiseSensitivity(NamedTuple):
     """How far noise at each layer moves the predictions.
 
     Attributes:
@@ -100,7 +100,7 @@ def kl_sensitivity(
     noise: Callable[[Any], Noise] = Additive,
     draws: int = 4,
     state: Any = None,
-) -> Sensitivity:
+) -> NoiseSensitivity:
     """Measures every layer at every level, as one compiled program.
 
     Args:
@@ -131,12 +131,12 @@ def kl_sensitivity(
     keys = jax.random.split(key, draws)
     kl = np.asarray(_divergences(f, noise, sites, keys, params, state, x, grid), float)
     scatter = np.std(kl, axis=-1, ddof=1) if draws > 1 else np.full(kl.shape[:-1], np.nan)
-    return Sensitivity(sites, np.asarray(grid), kl.mean(-1), scatter / math.sqrt(draws))
+    return NoiseSensitivity(sites, np.asarray(grid), kl.mean(-1), scatter / math.sqrt(draws))
 
 
-@takes(sensitivity=an(Sensitivity), threshold=positive)
+@takes(sensitivity=an(NoiseSensitivity), threshold=positive)
 def tolerated_level(
-    sensitivity: Sensitivity, threshold: float = ONE_BIT
+    sensitivity: NoiseSensitivity, threshold: float = ONE_BIT
 ) -> Float[np.ndarray, " sites"]:
     """Returns the noise level at which a layer's divergence reaches a threshold.
 

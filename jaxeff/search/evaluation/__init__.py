@@ -3,18 +3,18 @@
 from jaxeff.search.evaluation._candidates import Candidates, Small
 from jaxeff.search.evaluation._latency import Candidate, Latency, LatencyError, bit_operations
 from jaxeff.search.evaluation._reward import Absolute, Exponential, OneSided, Reward
-from jaxeff.search.evaluation._sensitivity import Sensitivity, sensitivity
+from jaxeff.search.evaluation._sensitivity import CompressionSensitivity, sensitivity
 
 __all__ = [
     "Absolute",
     "Candidate",
     "Candidates",
+    "CompressionSensitivity",
     "Exponential",
     "Latency",
     "LatencyError",
     "OneSided",
     "Reward",
-    "Sensitivity",
     "Small",
     "bit_operations",
     "sensitivity",

@@ -6,10 +6,10 @@ decides; shapes change for what is deployed alone (`smaller`).
 ```python
 import jax
 from jaxeff.nn import small_classifier
-from jaxeff.search import Candidates, Space
+from jaxeff.search import Candidates, SearchSpace
 
 f, params, data = small_classifier()
-space = Space.read(f, params, data[0][:1])
+space = SearchSpace.read(f, params, data[0][:1])
 candidates = Candidates(f, params, data, data, space, steps=2, batch_size=32)
 candidates.accuracy(jax.random.key(0), space.whole)
 ```
@@ -35,7 +35,7 @@ from jaxeff.compression import Int, calibrate, integer, integer_aware
 from jaxeff.compression.allocation import FLOAT
 from jaxeff.core import check_count
 from jaxeff.pruning import Plan, pruned
-from jaxeff.search.space import Policy, Space
+from jaxeff.search.space import Policy, SearchSpace
 from jaxeff.store import describe_arrays, describe_computation
 from jaxeff.training import (
     CheckedLoss,
@@ -168,7 +168,7 @@ class Candidates:
         params: Any,
         data: Any,
         validation: Any,
-        space: Space,
+        space: SearchSpace,
         *,
         state: Any = None,
         train: Callable[..., Any] | None = None,

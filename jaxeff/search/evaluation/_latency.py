@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from jaxeff.core import an, takes
 from jaxeff.search.evaluation._candidates import Small
-from jaxeff.search.space import Policy, Space
+from jaxeff.search.space import Policy, SearchSpace
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,7 +21,7 @@ class Candidate:
     """
 
     policy: Policy
-    space: Space
+    space: SearchSpace
     make: Callable[[Policy], Small] = field(repr=False)
 
     @property

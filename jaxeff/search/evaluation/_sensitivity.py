@@ -6,10 +6,10 @@ are policies of one compiled program.
 
 ```python
 from jaxeff.nn import small_classifier
-from jaxeff.search import Actions, Space, sensitivity
+from jaxeff.search import Actions, SearchSpace, sensitivity
 
 f, params, (x, y) = small_classifier()
-space = Space.read(f, params, x[:1])
+space = SearchSpace.read(f, params, x[:1])
 found = sensitivity(f, params, x[:64], space, Actions(round_to=4))
 found.pruning.shape                                             # [layers, strengths]
 ```
@@ -29,14 +29,14 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jaxeff.core import a_batch, an, function, takes, tree, whole
-from jaxeff.search.space import INT8, MIX, Actions, Policy, Space
+from jaxeff.search.space import INT8, MIX, Actions, Policy, SearchSpace
 from jaxeff.training import divergences
 
 STRENGTHS = 10
 """Strengths of each method, from 0 to below 1."""
 
 
-class Sensitivity(NamedTuple):
+class CompressionSensitivity(NamedTuple):
     """Mean divergences in nats, of predictions from those of the whole model.
 
     Attributes:
@@ -54,17 +54,24 @@ class Sensitivity(NamedTuple):
     eight: Float[np.ndarray, " layers"]
 
 
-@takes(f=function, params=tree, x=a_batch, space=an(Space), actions=an(Actions), strengths=whole(2))
+@takes(
+    f=function,
+    params=tree,
+    x=a_batch,
+    space=an(SearchSpace),
+    actions=an(Actions),
+    strengths=whole(2),
+)
 def sensitivity(
     f: Callable[..., Any],
     params: Any,
     x: Any,
-    space: Space,
+    space: SearchSpace,
     actions: Actions = Actions(),  # noqa: B008
     *,
     state: Any = None,
     strengths: int = STRENGTHS,
-) -> Sensitivity:
+) -> CompressionSensitivity:
     """Measures every layer by every method.
 
     Args:
@@ -85,10 +92,10 @@ def sensitivity(
     # Pruning is a sensitivity of the layer that decides; those that follow have none.
     deciding = np.array([site.group >= 0 for site in space.sites])[:, None]
     pruning, weights, activations = np.split(of_layer[:, :-1], 3, axis=1)
-    return Sensitivity(levels, pruning * deciding, weights, activations, of_layer[:, -1])
+    return CompressionSensitivity(levels, pruning * deciding, weights, activations, of_layer[:, -1])
 
 
-def _one_at_a_time(space: Space, actions: Actions, levels: np.ndarray) -> Policy:
+def _one_at_a_time(space: SearchSpace, actions: Actions, levels: np.ndarray) -> Policy:
     """Compresses every layer in turn: pruned, fewer bits of weights or activations, eight bits."""
     whole = space.whole
     # Strengths within MIX: weaker actions choose a datatype, not a number of bits.
@@ -116,10 +123,12 @@ def _alone(whole: Policy, i: int, datatype: int, **bits: int) -> Policy:
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _divergences(f: Any, space: Space, policies: Any, params: Any, state: Any, x: Any) -> Array:
+def _divergences(
+    f: Any, space: SearchSpace, policies: Any, params: Any, state: Any, x: Any
+) -> Array:
     changed = functools.partial(space.compressed, f)
     found = divergences(f, changed, policies, params, x, state=state)
     return found.reshape(len(found), -1)
 
 
-__all__ = ["STRENGTHS", "Sensitivity", "sensitivity"]
+__all__ = ["STRENGTHS", "CompressionSensitivity", "sensitivity"]

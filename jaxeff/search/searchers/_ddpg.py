@@ -37,8 +37,8 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jaxeff.core import Choice, Count, Number, Setting, register_setting, static
 from jaxeff.search.searchers._features import Running, fixed, moving
-from jaxeff.search.searchers._searcher import Outcome, Problem
-from jaxeff.search.space import Actions, Space
+from jaxeff.search.searchers._searcher import EpisodeResult, SearchProblem
+from jaxeff.search.space import Actions, SearchSpace
 
 
 class _Actor(linen.Module):
@@ -138,7 +138,7 @@ class DDPG(Setting):
     critic_decay: Annotated[float, Number(0)] = static(1e-2)
     baseline: Annotated[float, Number(0, high=1)] = static(0.5)
 
-    def start(self, key: PRNGKeyArray, problem: Problem) -> Agent:
+    def start(self, key: PRNGKeyArray, problem: SearchProblem) -> Agent:
         """Implements `Searcher`."""
         layers, count = problem.shape
         known = jnp.asarray(fixed(problem.space, problem.actions, problem.known))
@@ -160,20 +160,22 @@ class DDPG(Setting):
         )  # fmt: skip
 
     def propose(
-        self, key: PRNGKeyArray, problem: Problem, state: Agent
+        self, key: PRNGKeyArray, problem: SearchProblem, state: Agent
     ) -> tuple[Float[Array, "layers actions"], Agent]:
         """Implements `Searcher`."""
         actions, features = _walk(self, problem.space, problem.actions, key, state)
         return actions, state._replace(features=features)
 
     def ahead(
-        self, keys: Sequence[PRNGKeyArray], problem: Problem, state: Agent
+        self, keys: Sequence[PRNGKeyArray], problem: SearchProblem, state: Agent
     ) -> list[Float[Array, "layers actions"]]:
         """Implements `_searcher.py`: what is left of the warm-up."""
         left = max(self.warm_up - int(state.episode), 0)
         return [self.propose(key, problem, state)[0] for key in keys[:left]]
 
-    def learn(self, key: PRNGKeyArray, problem: Problem, state: Agent, outcome: Outcome) -> Agent:
+    def learn(
+        self, key: PRNGKeyArray, problem: SearchProblem, state: Agent, outcome: EpisodeResult
+    ) -> Agent:
         """Implements `Searcher`."""
         found: Agent = _learn(
             self, problem.shape, key, state, jnp.asarray(outcome.actions), outcome.reward
@@ -203,7 +205,7 @@ class DDPG(Setting):
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _walk(
-    agent: DDPG, space: Space, of: Actions, key: PRNGKeyArray, state: Agent
+    agent: DDPG, space: SearchSpace, of: Actions, key: PRNGKeyArray, state: Agent
 ) -> tuple[Float[Array, "layers actions"], Float[Array, "layers features"]]:
     """Returns the actions of an episode, and what was seen before each."""
     layers, count = len(space.sites), of.count

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxeff.core import Count, Number, Setting, register_setting, static
-from jaxeff.search.searchers._searcher import Outcome, Problem
+from jaxeff.search.searchers._searcher import EpisodeResult, SearchProblem
 
 
 class Generation(NamedTuple):
@@ -45,7 +45,7 @@ class Evolution(Setting):
     deviation: Annotated[float, Number(above=0)] = static(0.3)
     algorithm: str = static("CMA_ES")
 
-    def start(self, key: PRNGKeyArray, problem: Problem) -> Generation:
+    def start(self, key: PRNGKeyArray, problem: SearchProblem) -> Generation:
         """Implements `Searcher`."""
         strategy, options = self._strategy(problem)
         first, second = jax.random.split(key)
@@ -54,20 +54,20 @@ class Evolution(Setting):
         return self._asked(second, problem, state)
 
     def propose(
-        self, key: PRNGKeyArray, problem: Problem, state: Generation
+        self, key: PRNGKeyArray, problem: SearchProblem, state: Generation
     ) -> tuple[Float[Array, "layers actions"], Generation]:
         """Implements `Searcher`."""
         return jnp.clip(state.population[state.tried], 0, 1).reshape(problem.shape), state
 
     def ahead(
-        self, keys: Sequence[PRNGKeyArray], problem: Problem, state: Generation
+        self, keys: Sequence[PRNGKeyArray], problem: SearchProblem, state: Generation
     ) -> list[Float[Array, "layers actions"]]:
         """Implements `_searcher.py`: what is left of the generation."""
         left = [state._replace(tried=i) for i in range(state.tried, self.population)]
         return [self.propose(k, problem, s)[0] for k, s in zip(keys, left, strict=False)]
 
     def learn(
-        self, key: PRNGKeyArray, problem: Problem, state: Generation, outcome: Outcome
+        self, key: PRNGKeyArray, problem: SearchProblem, state: Generation, outcome: EpisodeResult
     ) -> Generation:
         """Implements `Searcher`."""
         # Strategies minimise, rewards are maximised.
@@ -82,12 +82,12 @@ class Evolution(Setting):
         told, _ = strategy.tell(first, state.population, state.losses, state.strategy, options)
         return self._asked(second, problem, told)
 
-    def _asked(self, key: PRNGKeyArray, problem: Problem, state: Any) -> Generation:
+    def _asked(self, key: PRNGKeyArray, problem: SearchProblem, state: Any) -> Generation:
         strategy, options = self._strategy(problem)
         population, state = strategy.ask(key, state, options)
         return Generation(state, population, jnp.zeros(self.population), 0)
 
-    def _strategy(self, problem: Problem) -> tuple[Any, Any]:
+    def _strategy(self, problem: SearchProblem) -> tuple[Any, Any]:
         try:
             from evosax import algorithms
         except ModuleNotFoundError as error:
@@ -105,6 +105,6 @@ class Evolution(Setting):
         return strategy, options
 
 
-def _numbers(problem: Problem) -> int:
+def _numbers(problem: SearchProblem) -> int:
     layers, count = problem.shape
     return layers * count

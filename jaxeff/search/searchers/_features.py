@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxeff.search.evaluation import Sensitivity
-from jaxeff.search.space import Actions, Policy, Space
+from jaxeff.search.evaluation import CompressionSensitivity
+from jaxeff.search.space import Actions, Policy, SearchSpace
 
 
 class Running(NamedTuple):
@@ -60,7 +60,7 @@ class Running(NamedTuple):
 
 
 def fixed(
-    space: Space, actions: Actions, known: Sensitivity | None
+    space: SearchSpace, actions: Actions, known: CompressionSensitivity | None
 ) -> Float[np.ndarray, "layers fixed"]:
     """Returns what is known of every layer before anything is decided."""
     whole = space.whole
@@ -86,7 +86,7 @@ def fixed(
     return found.astype(np.float32)
 
 
-def moving(space: Space, actions: Actions, policy: Policy) -> Float[Array, "layers moving"]:
+def moving(space: SearchSpace, actions: Actions, policy: Policy) -> Float[Array, "layers moving"]:
     """Computes shares of the model before and from every layer, if a policy held up to there."""
     whole = space.whole
     counts = [space.macs, space.bops] if actions.quantizes else [space.macs]

@@ -20,9 +20,9 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from jaxeff.core import Number, Setting, register_setting, static
-from jaxeff.search.evaluation import Sensitivity
-from jaxeff.search.searchers._searcher import Outcome, Problem
-from jaxeff.search.space import Actions, Policy, Space
+from jaxeff.search.evaluation import CompressionSensitivity
+from jaxeff.search.searchers._searcher import EpisodeResult, SearchProblem
+from jaxeff.search.space import Actions, Policy, SearchSpace
 
 
 class Progress(NamedTuple):
@@ -52,7 +52,7 @@ class Greedy(Setting):
     step: Annotated[float, Number(above=0, high=1)] = static(0.1)
     most: Annotated[float, Number(above=0, high=1)] = static(0.95)
 
-    def start(self, key: PRNGKeyArray, problem: Problem) -> Progress:
+    def start(self, key: PRNGKeyArray, problem: SearchProblem) -> Progress:
         """Implements `Searcher`.
 
         Raises:
@@ -70,13 +70,13 @@ class Greedy(Setting):
         return self._advanced(problem, actions, np.zeros(problem.shape, bool))
 
     def propose(
-        self, key: PRNGKeyArray, problem: Problem, state: Progress
+        self, key: PRNGKeyArray, problem: SearchProblem, state: Progress
     ) -> tuple[Float[Array, "layers actions"], Progress]:
         """Implements `Searcher`."""
         return jnp.asarray(state.tried), state
 
     def learn(
-        self, key: PRNGKeyArray, problem: Problem, state: Progress, outcome: Outcome
+        self, key: PRNGKeyArray, problem: SearchProblem, state: Progress, outcome: EpisodeResult
     ) -> Progress:
         """Implements `Searcher`."""
         if outcome.ratio > 1:
@@ -87,7 +87,7 @@ class Greedy(Setting):
 
     def _advanced(
         self,
-        problem: Problem,
+        problem: SearchProblem,
         actions: Float[np.ndarray, "layers actions"],
         closed: Bool[np.ndarray, "layers actions"],
     ) -> Progress:
@@ -105,7 +105,7 @@ class Greedy(Setting):
         return Progress(before, found, closed)
 
     def _stronger(
-        self, problem: Problem, actions: np.ndarray, closed: np.ndarray
+        self, problem: SearchProblem, actions: np.ndarray, closed: np.ndarray
     ) -> Float[np.ndarray, "layers actions"]:
         """Returns the actions with the best of all single steps that aren't closed."""
         of, known = problem.actions, problem.known
@@ -129,14 +129,14 @@ class Greedy(Setting):
                 best, chosen = worth, more
         return chosen
 
-    def _next(self, problem: Problem, action: float, j: int) -> float:
+    def _next(self, problem: SearchProblem, action: float, j: int) -> float:
         """Returns the next strength; skips those that do nothing, below the threshold of bits."""
         quantizes = problem.actions.quantizes and j >= problem.shape[1] - 2
         least = problem.actions.float_below + 1e-3 if quantizes and action == 0 else 0.0
         return float(min(max(action + self.step, least), self.most))
 
 
-def cost(problem: Problem, actions: np.ndarray) -> float:
+def cost(problem: SearchProblem, actions: np.ndarray) -> float:
     """Returns what actions leave: seconds where they can be looked up, else bit operations."""
     if problem.time is not None:
         return problem.time(policy(problem, actions))
@@ -144,18 +144,18 @@ def cost(problem: Problem, actions: np.ndarray) -> float:
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _operations(space: Space, of: Actions, actions: Array) -> tuple[Policy, Array]:
+def _operations(space: SearchSpace, of: Actions, actions: Array) -> tuple[Policy, Array]:
     policy = of.policy(space, actions)
     return policy, space.bops(policy).sum()
 
 
-def policy(problem: Problem, actions: np.ndarray) -> Policy:
+def policy(problem: SearchProblem, actions: np.ndarray) -> Policy:
     """Returns what actions come to."""
     found, _ = _operations(problem.space, problem.actions, actions)
     return jax.tree.map(np.asarray, found)
 
 
-def divergence(of: Actions, known: Sensitivity, action: float, i: int, j: int) -> float:
+def divergence(of: Actions, known: CompressionSensitivity, action: float, i: int, j: int) -> float:
     """Returns what action `j` of layer `i` alone is known to do, in nats."""
     if of.prunes and j == 0:
         return float(np.interp(action, known.strengths, known.pruning[i]))

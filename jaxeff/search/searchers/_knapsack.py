@@ -31,7 +31,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 
 from jaxeff.core import Count, Setting, register_setting, static
 from jaxeff.search.searchers._greedy import cost, divergence, policy
-from jaxeff.search.searchers._searcher import Outcome, Problem
+from jaxeff.search.searchers._searcher import EpisodeResult, SearchProblem
 
 NEAR = 0.1
 """Share of the budget that solutions after the first one leave at most, where there are such."""
@@ -78,7 +78,7 @@ class Knapsack(Setting):
 
     levels: Annotated[int, Count(2)] = static(6)
 
-    def start(self, key: PRNGKeyArray, problem: Problem) -> Items:
+    def start(self, key: PRNGKeyArray, problem: SearchProblem) -> Items:
         """Implements `Searcher`.
 
         Raises:
@@ -117,7 +117,7 @@ class Knapsack(Setting):
         )
 
     def propose(
-        self, key: PRNGKeyArray, problem: Problem, state: Items
+        self, key: PRNGKeyArray, problem: SearchProblem, state: Items
     ) -> tuple[Float[Array, "layers actions"], Items]:
         """Implements `Searcher`."""
         layers, tried, seen = np.arange(len(state.costs)), state.tried, state.seen
@@ -138,7 +138,9 @@ class Knapsack(Setting):
         state = state._replace(tried=tried, seen=seen | {found})
         return jnp.asarray(state.options[chosen]), state
 
-    def learn(self, key: PRNGKeyArray, problem: Problem, state: Items, outcome: Outcome) -> Items:
+    def learn(
+        self, key: PRNGKeyArray, problem: SearchProblem, state: Items, outcome: EpisodeResult
+    ) -> Items:
         """Implements `Searcher`."""
         least = state.whole + state.costs.min(1).sum()
         low, high = state.low, state.high

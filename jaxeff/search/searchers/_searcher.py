@@ -20,12 +20,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxeff.search.evaluation import Sensitivity
-from jaxeff.search.space import Actions, Policy, Space
+from jaxeff.search.evaluation import CompressionSensitivity
+from jaxeff.search.space import Actions, Policy, SearchSpace
 
 
 @dataclass(frozen=True, eq=False)
-class Problem:
+class SearchProblem:
     """What a searcher may know before it starts.
 
     Attributes:
@@ -40,9 +40,9 @@ class Problem:
             one; None where nothing is to be filled.
     """
 
-    space: Space
+    space: SearchSpace
     actions: Actions
-    known: Sensitivity | None
+    known: CompressionSensitivity | None
     episodes: int
     target: float
     whole: float = 1.0
@@ -55,7 +55,7 @@ class Problem:
         return len(self.space.sites), self.actions.count
 
 
-class Outcome(NamedTuple):
+class EpisodeResult(NamedTuple):
     """What became of an episode.
 
     Attributes:
@@ -75,41 +75,45 @@ class Outcome(NamedTuple):
 class Searcher(Protocol):
     """Proposes the actions of every episode."""
 
-    def start(self, key: PRNGKeyArray, problem: Problem) -> Any:
+    def start(self, key: PRNGKeyArray, problem: SearchProblem) -> Any:
         """Returns the state before the first episode."""
         ...
 
     def propose(
-        self, key: PRNGKeyArray, problem: Problem, state: Any
+        self, key: PRNGKeyArray, problem: SearchProblem, state: Any
     ) -> tuple[Float[Array, "layers actions"], Any]:
         """Returns the actions of the next episode, and the state."""
         ...
 
-    def learn(self, key: PRNGKeyArray, problem: Problem, state: Any, outcome: Outcome) -> Any:
+    def learn(
+        self, key: PRNGKeyArray, problem: SearchProblem, state: Any, outcome: EpisodeResult
+    ) -> Any:
         """Returns the state after an episode."""
         ...
 
 
 @dataclass(frozen=True)
-class Random:
+class RandomSearch:
     """Actions that are uniform between 0 and 1: what a search has to beat."""
 
-    def start(self, key: PRNGKeyArray, problem: Problem) -> None:
+    def start(self, key: PRNGKeyArray, problem: SearchProblem) -> None:
         """Implements `Searcher`."""
 
     def propose(
-        self, key: PRNGKeyArray, problem: Problem, state: None
+        self, key: PRNGKeyArray, problem: SearchProblem, state: None
     ) -> tuple[Float[Array, "layers actions"], None]:
         """Implements `Searcher`."""
         return jax.random.uniform(key, problem.shape), None
 
     def ahead(
-        self, keys: Sequence[PRNGKeyArray], problem: Problem, state: None
+        self, keys: Sequence[PRNGKeyArray], problem: SearchProblem, state: None
     ) -> list[Float[Array, "layers actions"]]:
         """Proposes all of them, as nothing is learnt from an outcome."""
         return [self.propose(key, problem, state)[0] for key in keys]
 
-    def learn(self, key: PRNGKeyArray, problem: Problem, state: None, outcome: Outcome) -> None:
+    def learn(
+        self, key: PRNGKeyArray, problem: SearchProblem, state: None, outcome: EpisodeResult
+    ) -> None:
         """Implements `Searcher`."""
 
 
@@ -128,21 +132,21 @@ class Bracket(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Uniform:
+class UniformSearch:
     """The same action everywhere, bisected until the latency is the target's."""
 
-    def start(self, key: PRNGKeyArray, problem: Problem) -> Bracket:
+    def start(self, key: PRNGKeyArray, problem: SearchProblem) -> Bracket:
         """Implements `Searcher`."""
         return Bracket(0.0, 1.0, 0.5)
 
     def propose(
-        self, key: PRNGKeyArray, problem: Problem, state: Bracket
+        self, key: PRNGKeyArray, problem: SearchProblem, state: Bracket
     ) -> tuple[Float[Array, "layers actions"], Bracket]:
         """Implements `Searcher`."""
         return jnp.full(problem.shape, state.now), state
 
     def learn(
-        self, key: PRNGKeyArray, problem: Problem, state: Bracket, outcome: Outcome
+        self, key: PRNGKeyArray, problem: SearchProblem, state: Bracket, outcome: EpisodeResult
     ) -> Bracket:
         """Implements `Searcher`."""
         # Latency falls as the strength rises, so the target stays between both ends.

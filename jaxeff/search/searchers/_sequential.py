@@ -26,7 +26,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from jaxeff.core import Choice, Setting, register_setting, static
 from jaxeff.search.evaluation import Absolute, Reward
 from jaxeff.search.searchers._ddpg import DDPG
-from jaxeff.search.searchers._searcher import Outcome, Problem, Searcher
+from jaxeff.search.searchers._searcher import EpisodeResult, Searcher, SearchProblem
 
 
 class Stage(NamedTuple):
@@ -60,7 +60,7 @@ class Sequential(Setting):
     agent: Searcher = static(DDPG())
     reward: Reward = static(Absolute())
 
-    def start(self, key: PRNGKeyArray, problem: Problem) -> Stage:
+    def start(self, key: PRNGKeyArray, problem: SearchProblem) -> Stage:
         """Implements `Searcher`.
 
         Raises:
@@ -75,7 +75,7 @@ class Sequential(Setting):
         return Stage(self.agent.start(key, self._inner(problem, 0)), 0, none, -np.inf)
 
     def propose(
-        self, key: PRNGKeyArray, problem: Problem, state: Stage
+        self, key: PRNGKeyArray, problem: SearchProblem, state: Stage
     ) -> tuple[Float[Array, "layers actions"], Stage]:
         """Implements `Searcher`."""
         if state.episode == problem.episodes // 2:  # the second agent starts
@@ -90,7 +90,9 @@ class Sequential(Setting):
         actions = jnp.asarray(base, jnp.float32).at[:, columns].set(proposed)
         return actions, state._replace(memory=memory)
 
-    def learn(self, key: PRNGKeyArray, problem: Problem, state: Stage, outcome: Outcome) -> Stage:
+    def learn(
+        self, key: PRNGKeyArray, problem: SearchProblem, state: Stage, outcome: EpisodeResult
+    ) -> Stage:
         """Implements `Searcher`."""
         inner, columns = self._inner(problem, state.episode), self._columns(problem, state.episode)
         best, reward = state.best, state.reward
@@ -106,14 +108,14 @@ class Sequential(Setting):
         memory = self.agent.learn(key, inner, state.memory, given)
         return Stage(memory, state.episode + 1, best, reward)
 
-    def _is_second(self, problem: Problem, episode: int) -> bool:
+    def _is_second(self, problem: SearchProblem, episode: int) -> bool:
         return episode >= problem.episodes // 2
 
-    def _columns(self, problem: Problem, episode: int) -> slice:
+    def _columns(self, problem: SearchProblem, episode: int) -> slice:
         prunes = (self.first == "pruning") != self._is_second(problem, episode)
         return slice(0, 1) if prunes else slice(1, 3)
 
-    def _inner(self, problem: Problem, episode: int) -> Problem:
+    def _inner(self, problem: SearchProblem, episode: int) -> SearchProblem:
         """Returns what the agent of a stage is asked."""
         second = self._is_second(problem, episode)
         prunes = (self.first == "pruning") != second

@@ -2,7 +2,7 @@
 
 from jaxeff.search.space._actions import Actions
 from jaxeff.search.space._policy import FP32, INT8, MIX, Policy
-from jaxeff.search.space._space import Legal, Site, Space
+from jaxeff.search.space._space import Legal, SearchSpace, Site
 
 __all__ = [
     "FP32",
@@ -11,6 +11,6 @@ __all__ = [
     "Actions",
     "Legal",
     "Policy",
+    "SearchSpace",
     "Site",
-    "Space",
 ]

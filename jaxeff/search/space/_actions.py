@@ -25,7 +25,7 @@ from jaxtyping import Array, Float, Int
 from jaxeff.compression.allocation import FLOAT
 from jaxeff.core import Choice, Count, Number, Setting, register_setting, static
 from jaxeff.search.space._policy import FP32, INT8, MIX, Policy
-from jaxeff.search.space._space import Space
+from jaxeff.search.space._space import SearchSpace
 
 
 @register_setting
@@ -76,7 +76,7 @@ class Actions(Setting):
         """Whether bits go."""
         return self.of != "pruning"
 
-    def policy(self, space: Space, actions: Float[Array, "sites count"]) -> Policy:
+    def policy(self, space: SearchSpace, actions: Float[Array, "sites count"]) -> Policy:
         """Returns the policy that actions stand for; it may be traced."""
         actions = jnp.asarray(actions)
         kept = self.kept(space, actions[:, 0]) if self.prunes else jnp.asarray(space.sizes)
@@ -104,7 +104,7 @@ class Actions(Setting):
         found = jnp.floor((1 - r) * self.bits) + 1
         return jnp.clip(found, 1, self.bits).astype(jnp.int32)
 
-    def kept(self, space: Space, p: Float[Array, " sites"]) -> Int[Array, " groups"]:
+    def kept(self, space: SearchSpace, p: Float[Array, " sites"]) -> Int[Array, " groups"]:
         """Counts the channels that stay of every group, by the layer that decides about it."""
         deciding = {site.group: i for i, site in enumerate(space.sites) if site.group >= 0}
         # Blocks of 32 keep the kernels of few bits legal (`Legal`).

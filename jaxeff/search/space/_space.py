@@ -1,12 +1,12 @@
-"""`Space`: what a search decides about a model, layer by layer, and what that makes of it.
+"""`SearchSpace`: what a search decides about a model, layer by layer, and what that makes of it.
 
 ```python
 import jaxeff
 from jaxeff.nn import small_classifier
-from jaxeff.search import Space
+from jaxeff.search import SearchSpace
 
 f, params, (x, y) = small_classifier()
-space = Space.read(f, params, x[:1])
+space = SearchSpace.read(f, params, x[:1])
 print(space)
 space.macs(space.whole).sum() / 10_000        # of a batch of one, in tens of thousands
 ```
@@ -38,7 +38,14 @@ from jaxeff.program import Layer
 from jaxeff.program.costs import node_macs
 from jaxeff.program.ir import primitives as prim
 from jaxeff.pruning import Channels, Plan, channels, masked, size_of
-from jaxeff.pruning.dependencies import Axis, Dimension, Product, counts_zeros, dimensions, resolve
+from jaxeff.pruning.dependencies import (
+    Axis,
+    AxisProduct,
+    Dimension,
+    counts_zeros,
+    dimensions,
+    resolve,
+)
 from jaxeff.pruning.scores import Score, l1
 from jaxeff.search.space._policy import FP32, Policy
 
@@ -99,7 +106,7 @@ class Site:
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Space:
+class SearchSpace:
     """What a policy decides.
 
     Attributes:
@@ -124,7 +131,7 @@ class Space:
         *args: Any,
         score: Score = l1,
         legal: Legal = Legal(),
-    ) -> Space:
+    ) -> SearchSpace:
         """Reads a model.
 
         Args:
@@ -306,4 +313,4 @@ def _site(layer: Layer, found: Channels, ids: Mapping[Dimension, Any], names: li
 
 
 def _merged(axes: list[Axis]) -> Axis:
-    return resolve(axes[0]) if len(axes) == 1 else resolve(Product(tuple(axes)))
+    return resolve(axes[0]) if len(axes) == 1 else resolve(AxisProduct(tuple(axes)))

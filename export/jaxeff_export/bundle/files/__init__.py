@@ -14,7 +14,7 @@ from jaxeff_export.bundle.files._manifest import (
     Manifest,
     own_files,
 )
-from jaxeff_export.bundle.files._selfcheck import Pair, SelfCheck, compare, tolerance
+from jaxeff_export.bundle.files._selfcheck import RecordedPair, SelfCheck, compare, tolerance
 
 __all__ = [
     "ARTIFACT",
@@ -27,7 +27,7 @@ __all__ = [
     "SELFCHECK",
     "BundleError",
     "Manifest",
-    "Pair",
+    "RecordedPair",
     "SelfCheck",
     "compare",
     "own_files",

@@ -12,7 +12,7 @@ import numpy as np
 from jaxeff_export.artifact import TensorSpec
 
 
-class Pair(NamedTuple):
+class RecordedPair(NamedTuple):
     """Recorded call that a self-check replays.
 
     Attributes:
@@ -94,7 +94,7 @@ def compare(
     board: str,
     specs: Sequence[TensorSpec],
     ours: Sequence[Sequence[np.ndarray]],
-    pairs: Sequence[Pair],
+    pairs: Sequence[RecordedPair],
 ) -> SelfCheck:
     """Compares a board's results with the recorded ones.
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from jaxeff_export.boards import BoardError, ProgramBoard
-from jaxeff_export.bundle.files import Manifest, Pair
+from jaxeff_export.bundle.files import Manifest, RecordedPair
 from jaxeff_export.bundle.running._runner import Runner
-from jaxeff_export.clib import CLibrary, Program
+from jaxeff_export.clib import CLibrary, ExampleProgram
 from jaxeff_export.clib.objects import CLibraryError
 from jaxeff_export.targets import ToolchainError
 
@@ -32,7 +32,7 @@ class ProgramRunner(Runner):
         self,
         manifest: Manifest,
         library: CLibrary,
-        recorded: Sequence[Pair],
+        recorded: Sequence[RecordedPair],
         board: ProgramBoard,
         treedef: Any = None,
     ) -> None:
@@ -40,7 +40,7 @@ class ProgramRunner(Runner):
         self._recorded = recorded
         self._board = board
         self._treedef = treedef
-        self._program = Program(library, board.core)
+        self._program = ExampleProgram(library, board.core)
         self._turn = threading.Lock()
 
     def close(self) -> None:

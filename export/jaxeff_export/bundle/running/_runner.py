@@ -32,7 +32,7 @@ from jaxeff_export.artifact import (
     with_batch,
 )
 from jaxeff_export.boards import Board, BoardError, BoardLost
-from jaxeff_export.bundle.files import BundleError, Manifest, Pair, SelfCheck, compare
+from jaxeff_export.bundle.files import BundleError, Manifest, RecordedPair, SelfCheck, compare
 from jaxeff_export.bundle.running._instrument import Instrument
 from jaxeff_export.bundle.running._numbers import require_numbers
 from jaxeff_export.bundle.running._timing import (
@@ -67,7 +67,7 @@ class Runner:
         manifest: Manifest,
         library: Path,
         operands: Sequence[np.ndarray],
-        recorded: Sequence[Pair],
+        recorded: Sequence[RecordedPair],
         board: Board,
         treedef: Any = None,
     ) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from jaxeff_export.targets import Board
+from jaxeff_export.targets import BoardMemory
 
 STARTUP = r"""/* Starts the example on a Cortex-M: memories, the floating-point unit, main. */
 #include <stdint.h>
@@ -68,14 +68,14 @@ SECTIONS
 """
 
 
-def at_least(board: Board, flash: int | None, ram: int | None) -> Board:
+def at_least(board: BoardMemory, flash: int | None, ram: int | None) -> BoardMemory:
     """Enlarges a board to the memories that are given, where these are larger than its own."""
     (code, has), (data, holds) = board.flash, board.ram
     more = (code, max(has, flash or 0)), (data, max(holds, ram or 0))
     return dataclasses.replace(board, flash=more[0], ram=more[1])
 
 
-def linker_script(board: Board) -> str:
+def linker_script(board: BoardMemory) -> str:
     """Writes the linker script: where the parts of a program lie."""
     return _LINKER_SCRIPT.format(
         machine=board.machine,

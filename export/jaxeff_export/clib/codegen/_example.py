@@ -14,7 +14,7 @@ _ALIGNMENT = 16
 
 
 @dataclasses.dataclass(frozen=True)
-class Recorded:
+class RecordedCall:
     """Recorded call as one block of bytes.
 
     Attributes:
@@ -28,7 +28,7 @@ class Recorded:
     outputs: tuple[int, ...]
 
 
-def record(inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> Recorded:
+def record(inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> RecordedCall:
     """Lays the arrays of a recorded call out as one block of bytes."""
     blob, places = bytearray(), []
     for value in (*inputs, *outputs):
@@ -36,10 +36,10 @@ def record(inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> Recor
         blob.extend(bytes(-len(blob) % _ALIGNMENT))
         places.append(len(blob))
         blob.extend(np.asarray(value).tobytes())
-    return Recorded(bytes(blob), tuple(places[: len(inputs)]), tuple(places[len(inputs) :]))
+    return RecordedCall(bytes(blob), tuple(places[: len(inputs)]), tuple(places[len(inputs) :]))
 
 
-def main_c(library: Library, recorded: Recorded, tolerances: Sequence[float]) -> str:
+def main_c(library: Library, recorded: RecordedCall, tolerances: Sequence[float]) -> str:
     """Writes the example.
 
     Args:

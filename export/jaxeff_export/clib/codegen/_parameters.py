@@ -11,7 +11,7 @@ import numpy as np
 from jaxeff_export.clib.objects import CLibraryError
 
 if TYPE_CHECKING:
-    from jaxeff_export.clib.kernels import Program
+    from jaxeff_export.clib.kernels import KernelProgram
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Parameters:
     alignment: int
 
 
-def pack(program: Program, operands: Sequence[np.ndarray], alignment: int) -> Parameters:
+def pack(program: KernelProgram, operands: Sequence[np.ndarray], alignment: int) -> Parameters:
     """Lays the operands and constants of a program one after the other.
 
     Args:

@@ -10,7 +10,7 @@ from jaxeff_export.clib.codegen._interface import Field
 
 if TYPE_CHECKING:
     from jaxeff_export.clib.codegen._parameters import Parameters
-    from jaxeff_export.clib.kernels import Kernel, Memory, Program
+    from jaxeff_export.clib.kernels import CKernel, KernelProgram, Memory
 
 
 CODES = {"OK": 0, "WORKSPACE_TOO_SMALL": 1, "MISALIGNED": 2, "NULL_POINTER": 3}
@@ -39,8 +39,8 @@ class Library:
     made_for: str
     inputs: tuple[Field, ...]
     outputs: tuple[Field, ...]
-    program: Program
-    kernels: Mapping[str, Kernel]
+    program: KernelProgram
+    kernels: Mapping[str, CKernel]
     memory: Memory
     parameters: Parameters
     embedded: bool = True

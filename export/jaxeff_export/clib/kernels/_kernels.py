@@ -48,7 +48,7 @@ class Scratch:
 
 
 @dataclasses.dataclass(frozen=True)
-class Kernel:
+class CKernel:
     """C functions that are called one after the other, mostly a single one.
 
     Attributes:
@@ -64,7 +64,7 @@ class Kernel:
 
 def compile_kernels(
     mod: tvm.IRModule, where: Target, prefix: str, path: Path, threads: int = 1
-) -> Mapping[str, Kernel]:
+) -> Mapping[str, CKernel]:
     """Compiles the kernels of a scheduled module into an object file.
 
     Args:
@@ -149,7 +149,7 @@ def _after_the_interface() -> list[tvm.transform.Pass]:
 
 def _with_pointers(
     function: tirx.PrimFunc, symbol: str, threads: int
-) -> tuple[list[tirx.PrimFunc], Kernel]:
+) -> tuple[list[tirx.PrimFunc], CKernel]:
     """Makes a kernel's functions, whose arguments, results and larger arrays are pointers."""
     pointers, scratch = [], []
     known: list[tirx.Stmt] = []
@@ -204,7 +204,7 @@ def _with_pointers(
             body = tirx.AttrStmt(0, attribute, value, body)
         plain = tirx.PrimFunc([*pointers, *more], body, function.ret_type, function.attrs)
         made.append(plain.with_attr("global_symbol", part.symbol))
-    return made, Kernel(tuple(parts), tuple(scratch), stack)
+    return made, CKernel(tuple(parts), tuple(scratch), stack)
 
 
 def _allocates(statement: tirx.Stmt) -> bool:

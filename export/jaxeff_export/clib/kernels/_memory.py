@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from jaxeff_export.clib.kernels._kernels import Kernel
-    from jaxeff_export.clib.kernels._program import Program
+    from jaxeff_export.clib.kernels._kernels import CKernel
+    from jaxeff_export.clib.kernels._program import KernelProgram
 
 
 ALIGNMENT = 16
@@ -59,7 +59,9 @@ class Memory:
     alignment: int
 
 
-def plan(program: Program, kernels: Mapping[str, Kernel], alignment: int = ALIGNMENT) -> Memory:
+def plan(
+    program: KernelProgram, kernels: Mapping[str, CKernel], alignment: int = ALIGNMENT
+) -> Memory:
     """Plans the workspace of a program.
 
     Args:
@@ -107,7 +109,7 @@ def place(pieces: Sequence[Piece]) -> list[int]:
     return offsets
 
 
-def _lives(program: Program) -> dict[int, Piece]:
+def _lives(program: KernelProgram) -> dict[int, Piece]:
     """Finds when arrays of the workspace are needed: those not given, bound or results."""
     elsewhere = {*program.operands, *program.inputs, *program.outputs}
     elsewhere.update(number for number, _ in program.constants)

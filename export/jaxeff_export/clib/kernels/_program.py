@@ -19,7 +19,7 @@ from jaxeff_export.clib.objects import CLibraryError
 
 
 @dataclasses.dataclass(frozen=True)
-class Call:
+class KernelCall:
     """A call of a kernel.
 
     Attributes:
@@ -34,7 +34,7 @@ class Call:
 
 
 @dataclasses.dataclass(frozen=True)
-class Program:
+class KernelProgram:
     """Calls of kernels on numbered arrays.
 
     Attributes:
@@ -51,7 +51,7 @@ class Program:
     inputs: tuple[int, ...]
     constants: tuple[tuple[int, np.ndarray], ...]
     outputs: tuple[int, ...]
-    calls: tuple[Call, ...]
+    calls: tuple[KernelCall, ...]
 
 
 def with_views(mod: tvm.IRModule) -> tvm.IRModule:
@@ -61,7 +61,7 @@ def with_views(mod: tvm.IRModule) -> tvm.IRModule:
         return tvm.transform.Sequential(passes)(mod)
 
 
-def program_of(mod: tvm.IRModule, bound: int) -> Program:
+def program_of(mod: tvm.IRModule, bound: int) -> KernelProgram:
     """Reads the program of a module.
 
     Args:
@@ -71,10 +71,10 @@ def program_of(mod: tvm.IRModule, bound: int) -> Program:
     Raises:
         CLibraryError: if a size is not known, or ``main`` does anything but call kernels.
     """
-    return _Reader(mod["main"]).read(bound)
+    return _ArrayNumbering(mod["main"]).read(bound)
 
 
-class _Reader:
+class _ArrayNumbering:
     """Numbers arrays; a view of an array has its number."""
 
     def __init__(self, main: relax.Function) -> None:
@@ -82,16 +82,16 @@ class _Reader:
         self._sizes: list[int] = []
         self._values: dict[relax.Var, int | list[int]] = {}
         self._constants: list[tuple[int, np.ndarray]] = []
-        self._calls: list[Call] = []
+        self._calls: list[KernelCall] = []
 
-    def read(self, bound: int) -> Program:
+    def read(self, bound: int) -> KernelProgram:
         arguments = [self._new(parameter.ty, parameter.name) for parameter in self._main.params]
         self._values.update(zip(self._main.params, arguments, strict=True))
         for block in self._main.body.blocks:
             for binding in block.bindings:
                 self._values[binding.var] = self._bound(binding)
         outputs = self._of(self._main.body.body)
-        return Program(
+        return KernelProgram(
             sizes=tuple(self._sizes),
             operands=tuple(arguments[:bound]),
             inputs=tuple(arguments[bound:]),
@@ -119,7 +119,7 @@ class _Reader:
         several = isinstance(made_of, relax.TupleType)
         made = [self._new(kind, name) for kind in (made_of.fields if several else [made_of])]
         read = [self._one(argument) for argument in value.args[1]]
-        self._calls.append(Call(value.args[0].name_hint, tuple(read), tuple(made)))
+        self._calls.append(KernelCall(value.args[0].name_hint, tuple(read), tuple(made)))
         return made if several else made[0]
 
     def _of(self, value: relax.Expr) -> int | list[int]:

@@ -5,7 +5,7 @@ from jaxeff_export.compiler.schedules._merging import merge_blocks
 from jaxeff_export.compiler.schedules._scheduling import (
     ANY_MACHINE,
     Machine,
-    Tile,
+    RegisterTile,
     divisors,
     schedule_cpu,
     schedule_kernel,
@@ -15,7 +15,7 @@ from jaxeff_export.compiler.schedules._scheduling import (
 __all__ = [
     "ANY_MACHINE",
     "Machine",
-    "Tile",
+    "RegisterTile",
     "divisors",
     "join_siblings",
     "merge_blocks",

@@ -249,7 +249,7 @@ def _tile_reduction(sch: Schedule, block: SBlockRV, machine: Machine) -> list[SB
 
 
 def _copied_by_image(
-    sch: Schedule, block: SBlockRV, images: int, tile: Tile, machine: Machine
+    sch: Schedule, block: SBlockRV, images: int, tile: RegisterTile, machine: Machine
 ) -> list[SBlockRV]:
     """Finds large padded copies that are best written image by image, just before they are read.
 
@@ -301,7 +301,7 @@ def _is_same(sch: Schedule, one: LoopRV, other: LoopRV) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
-class Tile:
+class RegisterTile:
     """What is computed in registers at once: rows of each outer dimension, and vectors."""
 
     rows: list[int]
@@ -316,10 +316,10 @@ class Tile:
 
 
 # Of extents, for so many results, of weights of which so many columns lie together.
-Tiling = Callable[[list[int], Machine, int, int | None], Tile]
+Tiling = Callable[[list[int], Machine, int, int | None], RegisterTile]
 
 
-def _in_registers(sch: Schedule, block: SBlockRV, loops: list[LoopRV], tile: Tile) -> None:
+def _in_registers(sch: Schedule, block: SBlockRV, loops: list[LoopRV], tile: RegisterTile) -> None:
     """Unrolls the loops over a tile and vectorises the innermost elements."""
     vectors, lanes = sch.split(loops[-1], [tile.vectors, tile.width])
     for loop in [*loops[:-1], vectors]:
@@ -338,7 +338,7 @@ def _accumulators(machine: Machine, depth: int) -> int:
     return (_ACCUMULATORS_UNROLLED if unrolled else _ACCUMULATORS) * machine.registers // 32
 
 
-def tile_of(blocks: Sequence[s_tir.SBlock], machine: Machine) -> Tile:
+def tile_of(blocks: Sequence[s_tir.SBlock], machine: Machine) -> RegisterTile:
     """Chooses the tile of contractions that will be one block and aren't scheduled yet."""
     extents: dict[bool, list[int]] = {False: [], True: []}
     for v in blocks[0].iter_vars:
@@ -350,7 +350,7 @@ def tile_of(blocks: Sequence[s_tir.SBlock], machine: Machine) -> Tile:
 
 def _register_tile(
     extents: list[int], machine: Machine, results: int, together: int | None, depth: int
-) -> Tile:
+) -> RegisterTile:
     """Chooses the tile of each result; ``together`` columns of the weights lie side by side.
 
     Vectors fill a register as well as they can; wider ones than a register are not promoted to
@@ -364,7 +364,7 @@ def _register_tile(
         across = [v for v in across if v * width == together] or across
     # rows * vectors sums have to stay within the budget; what vectors leave goes to rows.
     rows = {v: _rows(extents[:-1], max(1, budget // v)) for v in across}
-    tiles = [Tile(rows[v], v, width, columns_first=together is not None) for v in across]
+    tiles = [RegisterTile(rows[v], v, width, columns_first=together is not None) for v in across]
     return min(tiles, key=_loads)
 
 
@@ -377,7 +377,7 @@ def _rows(extents: list[int], most: int) -> list[int]:
     return rows
 
 
-def _loads(tile: Tile) -> float:
+def _loads(tile: RegisterTile) -> float:
     """Estimates loads per vector of products: an element of data a row, and vectors of weights.
 
     Weights count more, as they come from farther away. Too few sums wait for each other.

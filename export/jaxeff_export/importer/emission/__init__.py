@@ -16,17 +16,17 @@ from jaxeff_export.importer.emission._emitter import (
 )
 from jaxeff_export.importer.emission._folding import fold
 from jaxeff_export.importer.emission._in_place import write_over
-from jaxeff_export.importer.emission._kernel import Kernel, copy, declare
+from jaxeff_export.importer.emission._kernel import KernelBuilder, copy, declare
 from jaxeff_export.importer.emission._lanes import lanes_of
-from jaxeff_export.importer.emission._loops import Code, kernel
+from jaxeff_export.importer.emission._loops import CodeBuilder, kernel
 from jaxeff_export.importer.emission._views import Index, View, int64
 
 __all__ = [
-    "Code",
+    "CodeBuilder",
     "CompositeRule",
     "Emitter",
     "Index",
-    "Kernel",
+    "KernelBuilder",
     "View",
     "accumulator",
     "called_regions",

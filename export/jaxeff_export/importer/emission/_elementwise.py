@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from tvm import te, tirx
 from tvm.tirx import Expr
 
-from jaxeff_export.importer.reading import Node, Value, attribute, integers
+from jaxeff_export.importer.reading import HloNode, HloValue, attribute, integers
 from jaxeff_export.importer.scalar import (
     SCALAR_RULES,
     ScalarOp,
@@ -31,19 +31,19 @@ MAX_REGION = 128  # nodes; TVM walks nested lets recursively
 KEEP_COST = 8  # additions; dearer intermediates are stored rather than computed again
 
 
-def is_elementwise(value: Value) -> bool:
+def is_elementwise(value: HloValue) -> bool:
     """Tells whether the value is computed element by element, and so is lazily emitted."""
     return value.node is not None and (
         value.node.name in SCALAR_RULES or value.node.name in INDEXED
     )
 
 
-def region_of(root: Value, emitted: dict[Value, object]) -> list[Value]:
+def region_of(root: HloValue, emitted: dict[HloValue, object]) -> list[HloValue]:
     """Returns the unemitted elementwise ancestors of ``root``, in topological order, root last."""
     # Depth first with a stack of its own: chains of elementwise nodes exceed Python's recursion.
-    order: list[Value] = []
-    seen: set[Value] = set()
-    stack: list[tuple[Value, bool]] = [(root, False)]
+    order: list[HloValue] = []
+    seen: set[HloValue] = set()
+    stack: list[tuple[HloValue, bool]] = [(root, False)]
     while stack:
         value, done = stack.pop()
         if done:
@@ -65,7 +65,7 @@ def region_of(root: Value, emitted: dict[Value, object]) -> list[Value]:
     return order
 
 
-def _region_operands(value: Value) -> Sequence[Value]:
+def _region_operands(value: HloValue) -> Sequence[HloValue]:
     """Returns the operands that may be computed in the same loop (a broadcast's may not)."""
     if value.node is None or value.node.name in INDEXED:
         return ()
@@ -73,8 +73,8 @@ def _region_operands(value: Value) -> Sequence[Value]:
 
 
 def with_siblings(
-    region: list[Value], emitted: dict[Value, object]
-) -> tuple[list[Value], list[Value]]:
+    region: list[HloValue], emitted: dict[HloValue, object]
+) -> tuple[list[HloValue], list[HloValue]]:
     """Adds other values that are computed from a region's values and fit into the same loop.
 
     The mean and the variance of an activation share most of their terms, but neither needs the
@@ -94,9 +94,9 @@ def with_siblings(
     return list(order), roots
 
 
-def _needing_tensors(region: Sequence[Value], emitted: dict[Value, object]) -> list[Value]:
+def _needing_tensors(region: Sequence[HloValue], emitted: dict[HloValue, object]) -> list[HloValue]:
     """Finds elementwise values computed from a region that other operations need as tensors."""
-    found: list[Value] = []
+    found: list[HloValue] = []
     seen = set(region)
     stack = list(region)
     # A region holds no more than that; an unbounded search per region would be quadratic.
@@ -114,7 +114,7 @@ def _needing_tensors(region: Sequence[Value], emitted: dict[Value, object]) -> l
     return found
 
 
-def _in_loop(value: Value, other: Value) -> bool:
+def _in_loop(value: HloValue, other: HloValue) -> bool:
     """Tells whether a value is computed element by element, in the same loop as another."""
     return (
         is_elementwise(value)
@@ -123,13 +123,13 @@ def _in_loop(value: Value, other: Value) -> bool:
     )
 
 
-def kept_values(region: Sequence[Value], roots: Sequence[Value]) -> list[Value]:
+def kept_values(region: Sequence[HloValue], roots: Sequence[HloValue]) -> list[HloValue]:
     """Chooses which values of a region get a tensor: roots, and costly ones that others use.
 
     The last root to be computed comes last.
     """
     inside = {value.node for value in region}
-    costs: dict[Value, int] = {}
+    costs: dict[HloValue, int] = {}
     kept = []
     for value in region:
         entry = SCALAR_RULES.get(value.node.name) if value.node else None
@@ -144,10 +144,10 @@ def kept_values(region: Sequence[Value], roots: Sequence[Value]) -> list[Value]:
     return kept
 
 
-def leaves_of(region: Sequence[Value]) -> list[Value]:
+def leaves_of(region: Sequence[HloValue]) -> list[HloValue]:
     """Finds the tensors that a region reads: operands from outside and sources of broadcasts."""
     inside = set(region)
-    leaves: dict[Value, None] = {}
+    leaves: dict[HloValue, None] = {}
     for value in region:
         assert value.node is not None
         if value.node.name == "stablehlo.broadcast_in_dim":
@@ -161,12 +161,12 @@ def leaves_of(region: Sequence[Value]) -> list[Value]:
     return list(leaves)
 
 
-def is_immediate(value: Value) -> bool:
+def is_immediate(value: HloValue) -> bool:
     """Tells whether a value is a splat constant, which is written into the code."""
     return value.constant is not None and value.constant.ndim == 0
 
 
-def broadcast_source(value: Value) -> tuple[Value, tuple[int | None, ...]]:
+def broadcast_source(value: HloValue) -> tuple[HloValue, tuple[int | None, ...]]:
     """Follows a chain of broadcasts to its source.
 
     Returns:
@@ -187,7 +187,10 @@ def broadcast_source(value: Value) -> tuple[Value, tuple[int | None, ...]]:
 
 
 def compute_region(
-    region: Sequence[Value], kept: Sequence[Value], leaves: Sequence[Value], *tensors: te.Tensor
+    region: Sequence[HloValue],
+    kept: Sequence[HloValue],
+    leaves: Sequence[HloValue],
+    *tensors: te.Tensor,
 ) -> te.Tensor | Sequence[te.Tensor]:
     """Builds the loop of a region in TE; one output for each kept value."""
     tensor_of = dict(zip(leaves, tensors, strict=True))
@@ -201,17 +204,17 @@ def compute_region(
 
 
 def _element(
-    region: Sequence[Value],
-    root: Value,
-    tensor_of: dict[Value, te.Tensor],
+    region: Sequence[HloValue],
+    root: HloValue,
+    tensor_of: dict[HloValue, te.Tensor],
     indices: Sequence[Expr],
 ) -> Expr:
     """Writes the scalar expression of one kept value at one index."""
     needed = _needed(region, root)
     scope = Scope()
-    scalars: dict[Value, Expr] = {}
+    scalars: dict[HloValue, Expr] = {}
 
-    def scalar(value: Value) -> Expr:
+    def scalar(value: HloValue) -> Expr:
         if value in scalars:
             return scalars[value]
         if is_immediate(value):
@@ -246,13 +249,13 @@ def _apply(scope, value, scalar, tensor_of, indices) -> Expr:  # type: ignore[no
     )
 
 
-def scalar_op(node: Node, value: Value) -> ScalarOp:
+def scalar_op(node: HloNode, value: HloValue) -> ScalarOp:
     """Describes an elementwise node to its scalar rule."""
     same = len(node.operands) == 2 and node.operands[0] is node.operands[1]
     return ScalarOp(value.type.dtype, node.op, same)
 
 
-def immediate(value: Value) -> Expr:
+def immediate(value: HloValue) -> Expr:
     """Returns a splat constant as a scalar literal, as scopes hold it."""
     assert value.constant is not None
     kind = value.type.dtype
@@ -261,7 +264,7 @@ def immediate(value: Value) -> Expr:
     return literal(item, held(kind))
 
 
-def _needed(region: Sequence[Value], root: Value) -> set[Value]:
+def _needed(region: Sequence[HloValue], root: HloValue) -> set[HloValue]:
     inside = set(region)
     needed, stack = {root}, [root]
     while stack:
@@ -272,7 +275,7 @@ def _needed(region: Sequence[Value], root: Value) -> set[Value]:
     return needed
 
 
-def region_name(region: Sequence[Value]) -> str:
+def region_name(region: Sequence[HloValue]) -> str:
     """Names a region after its last operation."""
     names = [v.node.name.rpartition(".")[2] for v in region if v.node]
     return names[-1] if len(names) == 1 else f"region_{names[-1]}"

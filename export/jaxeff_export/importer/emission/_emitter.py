@@ -29,13 +29,13 @@ from jaxeff_export.importer.emission._elementwise import (
 )
 from jaxeff_export.importer.emission._loops import kernel
 from jaxeff_export.importer.reading import (
-    Graph,
-    Node,
+    HloGraph,
+    HloNode,
+    HloValue,
     TensorType,
     Unsupported,
     UnsupportedOp,
     UnsupportedOpError,
-    Value,
     attribute,
     describe,
     failure,
@@ -44,7 +44,7 @@ from jaxeff_export.importer.scalar import HELD_AS_FLOAT32, SCALAR_RULES, store
 
 MAX_STORED_SPLAT = 4096  # elements
 
-Rule = Callable[["Emitter", Node], Sequence[relax.Expr]]
+Rule = Callable[["Emitter", HloNode], Sequence[relax.Expr]]
 CompositeRule = Callable[..., "relax.Expr | Sequence[relax.Expr]"]
 RULES: dict[str, Rule] = {}
 _OPAQUE = 8  # TVM's OpPatternKind.kOpaque
@@ -78,15 +78,15 @@ class Emitter:
         self.bb = relax.BlockBuilder()
         self.unsupported: list[UnsupportedOp] = []
         self.composites = composites
-        self._emitted: dict[Value, relax.Expr] = {}
+        self._emitted: dict[HloValue, relax.Expr] = {}
         self._parameters: list[relax.Var] = []
 
-    def emit(self, graph: Graph) -> None:
+    def emit(self, graph: HloGraph) -> None:
         """Emits ``graph`` as the function ``main``."""
         self._function(graph, graph.arguments, graph.outputs, unpack=True)
 
     def emit_body(
-        self, graph: Graph, captured: Sequence[Value], outputs: Sequence[Value]
+        self, graph: HloGraph, captured: Sequence[HloValue], outputs: Sequence[HloValue]
     ) -> tvm.IRModule:
         """Emits the body of a loop or branch in a module of its own.
 
@@ -104,7 +104,12 @@ class Emitter:
         return body.bb.get()
 
     def _function(
-        self, graph: Graph, arguments: Sequence[Value], outputs: Sequence[Value], *, unpack: bool
+        self,
+        graph: HloGraph,
+        arguments: Sequence[HloValue],
+        outputs: Sequence[HloValue],
+        *,
+        unpack: bool,
     ) -> None:
         live = _live_nodes(graph, outputs)
         parameters = [
@@ -124,7 +129,7 @@ class Emitter:
                 result = self.bb.emit_output(tensors[0] if alone else relax.Tuple(tensors))
             self.bb.emit_func_output(result)
 
-    def tensor(self, value: Value) -> relax.Expr:
+    def tensor(self, value: HloValue) -> relax.Expr:
         """Returns the tensor of a value, emitting what it takes."""
         if value not in self._emitted:
             # First of all, since TVM loads no constant without elements either.
@@ -151,7 +156,7 @@ class Emitter:
 
         return self.bb.emit_te(nothing, self._parameters[0], primfunc_name_hint="empty")
 
-    def _constant(self, value: Value) -> relax.Expr:
+    def _constant(self, value: HloValue) -> relax.Expr:
         """Emits a constant; a large one whose elements are all the same is filled at run time."""
         assert value.constant is not None
         if value.constant.ndim or value.type.size <= MAX_STORED_SPLAT:
@@ -164,7 +169,9 @@ class Emitter:
 
         return self.bb.emit_te(fill, primfunc_name_hint="splat")
 
-    def te(self, function: Callable, *operands: Value, name: str, alone: bool = False) -> relax.Var:
+    def te(
+        self, function: Callable, *operands: HloValue, name: str, alone: bool = False
+    ) -> relax.Var:
         """Emits ``function``, which maps TE tensors of the operands to its result in TE.
 
         A kernel that is ``alone`` is not fused with its neighbours, nor is one of narrow floats.
@@ -176,7 +183,7 @@ class Emitter:
             function, *tensors, primfunc_name_hint=name, primfunc_attrs=attributes
         )
 
-    def kernel(self, body: Callable[..., None], node: Node, *, name: str) -> list[relax.Expr]:
+    def kernel(self, body: Callable[..., None], node: HloNode, *, name: str) -> list[relax.Expr]:
         """Emits an imperative kernel that reads all operands of a node and writes its results.
 
         Splat constants among the operands become literals.
@@ -203,7 +210,7 @@ class Emitter:
             return tensor
         return self.bb.emit(relax.op.reshape(tensor, tuple(shape)))
 
-    def _emit_node(self, node: Node) -> None:
+    def _emit_node(self, node: HloNode) -> None:
         try:
             if node.name == "stablehlo.composite":
                 results: Sequence[relax.Expr] = self._emit_composite(node)
@@ -221,14 +228,14 @@ class Emitter:
             raise failure(node.op, error) from error
         self._emitted.update(zip(node.results, results, strict=True))
 
-    def _emit_composite(self, node: Node) -> Sequence[relax.Expr]:
+    def _emit_composite(self, node: HloNode) -> Sequence[relax.Expr]:
         attributes = _composite_attributes(node.op)
         name = attribute(node.op, "name")
         operands = [self.tensor(operand) for operand in node.operands]
         results = self.composites[name](self.bb, *operands, **attributes)
         return results if isinstance(results, Sequence) else [results]
 
-    def _emit_region(self, root: Value) -> None:
+    def _emit_region(self, root: HloValue) -> None:
         # Small tensors that are broadcast into the region, and constants, come first.
         while True:
             # Emitting a leaf may emit values of this region as well, so it is found anew.
@@ -251,7 +258,7 @@ class Emitter:
         self._emit_kept(region, kept_values(region, roots))
 
     def _emit_kept(
-        self, region: Sequence[Value], kept: Sequence[Value], *, alone: bool = False
+        self, region: Sequence[HloValue], kept: Sequence[HloValue], *, alone: bool = False
     ) -> None:
         leaves = leaves_of(region)
         alone = alone or any(value.type.dtype in HELD_AS_FLOAT32 for value in kept)
@@ -276,13 +283,13 @@ def constant(array: np.ndarray) -> relax.Expr:
     return relax.const(runtime_tensor(data))
 
 
-def _live_nodes(graph: Graph, outputs: Sequence[Value]) -> list[Node]:
+def _live_nodes(graph: HloGraph, outputs: Sequence[HloValue]) -> list[HloNode]:
     """Drops nodes that no output needs, and records every value's users.
 
     A tensor of no elements needs no node.
     """
     inside = set(graph.nodes)
-    live: set[Node] = set()
+    live: set[HloNode] = set()
     stack = [value.node for value in outputs if value.type.size]
     while stack:
         node = stack.pop()

@@ -18,7 +18,7 @@ from jaxeff_export.compiler.tir import statements_of
 
 
 @dataclasses.dataclass
-class Step:
+class KernelStep:
     """One kernel of a body: its statement, and the buffers it takes and fills."""
 
     statement: tirx.Stmt
@@ -27,10 +27,10 @@ class Step:
 
 
 def write_over(
-    steps: Sequence[Step],
+    steps: Sequence[KernelStep],
     results: Sequence[tirx.Buffer],
     state: Sequence[tirx.Buffer | None],
-) -> tuple[list[Step], list[bool]]:
+) -> tuple[list[KernelStep], list[bool]]:
     """Makes steps write the next state over the old where no result changes.
 
     Args:

@@ -14,14 +14,14 @@ from tvm import relax, s_tir, tirx
 from jaxeff_export.compiler import fuse
 from jaxeff_export.compiler.schedules import ANY_MACHINE, schedule_cpu
 from jaxeff_export.compiler.tir import lets_to_locals, renamed
-from jaxeff_export.importer.emission._in_place import Step
-from jaxeff_export.importer.emission._loops import Code
+from jaxeff_export.importer.emission._in_place import KernelStep
+from jaxeff_export.importer.emission._loops import CodeBuilder
 from jaxeff_export.importer.emission._views import View
 from jaxeff_export.importer.reading import TensorType
 from jaxeff_export.importer.scalar import HELD_AS_FLOAT32
 
 
-class Kernel:
+class KernelBuilder:
     """A TIR function under construction.
 
     Attributes:
@@ -49,7 +49,7 @@ class Kernel:
 
     def inline(
         self, module: tvm.IRModule, inputs: Sequence[tirx.Buffer]
-    ) -> tuple[list[Step], list[tirx.Buffer]]:
+    ) -> tuple[list[KernelStep], list[tirx.Buffer]]:
         """Returns the kernels of a body and the buffers that hold its results.
 
         Args:
@@ -81,7 +81,7 @@ def copy(
     source: tirx.Buffer, target: tirx.Buffer, offsets: Sequence[tirx.Expr] | None = None
 ) -> tirx.Stmt:
     """Copies one buffer into all of another, or into its part from ``offsets`` on."""
-    code = Code()
+    code = CodeBuilder()
     part = View(code.write, target)
     if offsets is not None:
         part = part.shifted(*offsets)
@@ -98,13 +98,13 @@ def _scheduled(module: tvm.IRModule) -> tvm.IRModule:
 class _Body:
     """Walks the bindings of one Relax function."""
 
-    def __init__(self, kernel: Kernel, module: tvm.IRModule):
+    def __init__(self, kernel: KernelBuilder, module: tvm.IRModule):
         self._kernel = kernel
         self._module = module
         self._values: dict[relax.Var, tirx.Buffer | list[tirx.Buffer]] = {}
-        self._steps: list[Step] = []
+        self._steps: list[KernelStep] = []
 
-    def inline(self, inputs: Sequence[tirx.Buffer]) -> tuple[list[Step], list[tirx.Buffer]]:
+    def inline(self, inputs: Sequence[tirx.Buffer]) -> tuple[list[KernelStep], list[tirx.Buffer]]:
         main = self._module["main"]
         self._values.update(zip(main.params, inputs, strict=True))
         for block in main.body.blocks:
@@ -146,5 +146,5 @@ class _Body:
         place = dict(zip(function.params, [*taken, *results], strict=True))
         body = renamed(function.body, place)
         self._kernel.adopt(body.block.alloc_buffers)
-        self._steps.append(Step(body.block.body, tuple(taken), tuple(results)))  # type: ignore[arg-type]
+        self._steps.append(KernelStep(body.block.body, tuple(taken), tuple(results)))  # type: ignore[arg-type]
         return results if tuple_type else results[0]

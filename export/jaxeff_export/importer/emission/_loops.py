@@ -2,14 +2,14 @@
 
 Some operations are no pure function of the output's index: a scatter writes where its indices say,
 a sort moves elements about, a factorization overwrites a matrix. Their kernels are written by a
-function that is handed the :class:`Code` to write into and one :class:`View` per tensor:
+function that is handed the :class:`CodeBuilder` to write into and one :class:`View` per tensor:
 
 ```python
 from tvm import te
 
-from jaxeff_export.importer.emission import Code, View, kernel
+from jaxeff_export.importer.emission import CodeBuilder, View, kernel
 
-def body(code: Code, x: View, total: View) -> None:
+def body(code: CodeBuilder, x: View, total: View) -> None:
     total[()] = 0.0
     with code.loop(8) as i:
         total[()] = total[()] + x[i]
@@ -35,7 +35,7 @@ from jaxeff_export.importer.emission._views import Index, Splat, View, declare, 
 from jaxeff_export.importer.scalar import Scope, dtype_of, held
 
 
-class Code(Scope):
+class CodeBuilder(Scope):
     """A statement being written, and the scope of the scalars that it names."""
 
     def __init__(self) -> None:
@@ -156,7 +156,7 @@ def kernel(
     tensors = [x for x in operands if isinstance(x, te.Tensor)]
 
     def statement(ins: Sequence[tirx.Buffer], outs: Sequence[tirx.Buffer]) -> tirx.Stmt:
-        code = Code()
+        code = CodeBuilder()
         buffers = itertools.chain(ins, outs)
         reads = [
             View(code.write, next(buffers)) if isinstance(x, te.Tensor) else Splat(x)

@@ -6,7 +6,7 @@ import numpy as np
 from tvm import tirx
 from tvm.tirx import Expr
 
-from jaxeff_export.importer.emission import Code, View
+from jaxeff_export.importer.emission import CodeBuilder, View
 from jaxeff_export.importer.linalg._rotations import Sides, rotation
 from jaxeff_export.importer.linalg._sweeps import (
     choose_shift,
@@ -16,7 +16,7 @@ from jaxeff_export.importer.linalg._sweeps import (
 )
 
 
-def make_upper(code: Code, d: View, e: View, sides: Sides) -> None:
+def make_upper(code: CodeBuilder, d: View, e: View, sides: Sides) -> None:
     """Turns a lower bidiagonal matrix into an upper one by rotations from the left."""
     c, s, r = (code.local(d.dtype) for _ in range(3))
     with code.loop(sides.n - 1) as k:
@@ -27,7 +27,7 @@ def make_upper(code: Code, d: View, e: View, sides: Sides) -> None:
         sides.rotate(sides.left, k, k + 1, c, s)
 
 
-def diagonalize(code: Code, d: View, e: View, sides: Sides, info: View) -> None:
+def diagonalize(code: CodeBuilder, d: View, e: View, sides: Sides, info: View) -> None:
     """Finds the singular values of an upper bidiagonal matrix, descending, and their vectors.
 
     ``info`` becomes 1 if the iteration does not converge, else 0.
@@ -65,7 +65,7 @@ class _Iteration:
     and `budget` how many rotations are left.
     """
 
-    def __init__(self, code: Code, d: View, e: View, sides: Sides) -> None:
+    def __init__(self, code: CodeBuilder, d: View, e: View, sides: Sides) -> None:
         dtype, n = d.dtype, sides.n
         self.code, self.d, self.e, self.sides = code, d, e, sides
         self.epsilon, tiny = float(np.finfo(dtype).eps) / 2, float(np.finfo(dtype).tiny)
@@ -186,7 +186,7 @@ class _Iteration:
             e[final] = self.zero
 
 
-def _sort(code: Code, d: View, sides: Sides) -> None:
+def _sort(code: CodeBuilder, d: View, sides: Sides) -> None:
     """Makes singular values positive, then descending."""
     n = sides.n
     least = code.local("int64")

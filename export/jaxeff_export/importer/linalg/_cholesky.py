@@ -6,19 +6,19 @@ from collections.abc import Sequence
 
 from tvm import relax, te, tirx
 
-from jaxeff_export.importer.emission import Code, Emitter, View, accumulator, kernel, rule
+from jaxeff_export.importer.emission import CodeBuilder, Emitter, View, accumulator, kernel, rule
 from jaxeff_export.importer.linalg._precision import converted
-from jaxeff_export.importer.reading import Node, attribute, backend_integer
+from jaxeff_export.importer.reading import HloNode, attribute, backend_integer
 
 
 @rule("stablehlo.cholesky")
-def _cholesky(e: Emitter, node: Node) -> Sequence[relax.Expr]:
+def _cholesky(e: Emitter, node: HloNode) -> Sequence[relax.Expr]:
     lower = "lower" in node.op.attributes and attribute(node.op, "lower")
     *batch, n, _ = node.result.type.shape
     dtype = accumulator(node.result.type.dtype)
     nan = tirx.const(float("nan"), dtype)
 
-    def body(code: Code, matrices: View, factors: View) -> None:
+    def body(code: CodeBuilder, matrices: View, factors: View) -> None:
         failed = code.local("int32")
         with code.loops(batch) as at:
             a, factor = matrices.at(*at), factors.at(*at)
@@ -39,11 +39,11 @@ def _cholesky(e: Emitter, node: Node) -> Sequence[relax.Expr]:
 
 
 @rule("custom_call @lapack_spotrf_ffi", "custom_call @lapack_dpotrf_ffi")
-def _potrf(e: Emitter, node: Node) -> Sequence[relax.Expr]:
+def _potrf(e: Emitter, node: HloNode) -> Sequence[relax.Expr]:
     lower = backend_integer(node.op, "uplo") == ord("L")
     *batch, n, _ = node.results[0].type.shape
 
-    def body(code: Code, matrices: View, factors: View, infos: View) -> None:
+    def body(code: CodeBuilder, matrices: View, factors: View, infos: View) -> None:
         with code.loops(batch) as at:
             a, factor = matrices.at(*at), factors.at(*at)
             code.copy(a, factor, (n, n))
@@ -52,7 +52,7 @@ def _potrf(e: Emitter, node: Node) -> Sequence[relax.Expr]:
     return e.kernel(body, node, name="potrf")
 
 
-def factorize(code: Code, a: View, n: int, failed: View) -> None:
+def factorize(code: CodeBuilder, a: View, n: int, failed: View) -> None:
     """Writes the lower factor over the lower triangle of ``a``, the rest of which is not read.
 
     ``failed`` becomes 0, or k + 1 if the leading minor k is not positive definite: columns from

@@ -13,21 +13,21 @@ import numpy as np
 from tvm import relax, tirx
 from tvm.tirx import Expr
 
-from jaxeff_export.importer.emission import Code, Emitter, View, rule
+from jaxeff_export.importer.emission import CodeBuilder, Emitter, View, rule
 from jaxeff_export.importer.linalg._householder import identity, reflect, tridiagonalize
 from jaxeff_export.importer.linalg._rotations import rotate, rotation, signed
-from jaxeff_export.importer.reading import Node, backend_integer
+from jaxeff_export.importer.reading import HloNode, backend_integer
 
 _SWEEPS = 30  # per row, before the iteration is said to fail
 
 
 @rule("custom_call @lapack_ssyevd_ffi", "custom_call @lapack_dsyevd_ffi")
-def _syevd(e: Emitter, node: Node) -> Sequence[relax.Expr]:
+def _syevd(e: Emitter, node: HloNode) -> Sequence[relax.Expr]:
     lower = backend_integer(node.op, "uplo") == ord("L")
     *batch, n, _ = node.results[0].type.shape
     dtype = node.results[0].type.dtype
 
-    def body(code: Code, matrices: View, vectors: View, values: View, infos: View) -> None:
+    def body(code: CodeBuilder, matrices: View, vectors: View, values: View, infos: View) -> None:
         work, row = code.local(dtype, n, n), code.local(dtype, n)
         off, tau = code.local(dtype, n), code.local(dtype, n)
         with code.loops(batch) as at:
@@ -55,7 +55,7 @@ def _syevd(e: Emitter, node: Node) -> Sequence[relax.Expr]:
     return e.kernel(body, node, name="syevd")
 
 
-def diagonalize(code: Code, d: View, e: View, z: View, n: int, info: View) -> None:
+def diagonalize(code: CodeBuilder, d: View, e: View, z: View, n: int, info: View) -> None:
     """Finds the ascending eigenvalues of a tridiagonal matrix, and multiplies ``z`` by vectors.
 
     ``d`` is the diagonal, which they overwrite, and ``e`` the off-diagonal. ``info`` becomes 1 if
@@ -107,7 +107,7 @@ def diagonalize(code: Code, d: View, e: View, z: View, n: int, info: View) -> No
 
 
 def _sweep(
-    code: Code, d: View, e: View, z: View, n: int, head: Expr, length: Expr, step: Expr
+    code: CodeBuilder, d: View, e: View, z: View, n: int, head: Expr, length: Expr, step: Expr
 ) -> None:
     """Chases a bulge from ``head + length * step`` to the head, with Wilkinson's shift."""
     c, s, g, p, r = (code.local(d.dtype) for _ in range(5))
@@ -138,7 +138,7 @@ def _sweep(
     e[tirx.min(head, head + step)] = g[()]
 
 
-def _solve_pair(code: Code, d: View, e: View, z: View, n: int, k: Expr) -> None:
+def _solve_pair(code: CodeBuilder, d: View, e: View, z: View, n: int, k: Expr) -> None:
     """Diagonalizes rows ``k`` and ``k + 1`` by one rotation; the larger eigenvalue comes first."""
     dtype = d.dtype
     zero, one, half = (tirx.const(x, dtype) for x in (0, 1, 0.5))
@@ -166,7 +166,7 @@ def _solve_pair(code: Code, d: View, e: View, z: View, n: int, k: Expr) -> None:
     rotate(code, z, n, k, k + 1, code.let(c), code.let(s))
 
 
-def _sort(code: Code, d: View, z: View, n: int) -> None:
+def _sort(code: CodeBuilder, d: View, z: View, n: int) -> None:
     """Sorts eigenvalues and their vectors."""
     least = code.local("int64")
     with code.loop(n) as i:

@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from tvm import relax, tirx
 from tvm.tirx import Expr
 
-from jaxeff_export.importer.emission import Code, Emitter, Index, View, rule
-from jaxeff_export.importer.reading import Node, backend_integer
+from jaxeff_export.importer.emission import CodeBuilder, Emitter, Index, View, rule
+from jaxeff_export.importer.reading import HloNode, backend_integer
 
 
 @rule("custom_call @lapack_sgeqrf_ffi", "custom_call @lapack_dgeqrf_ffi")
-def _geqrf(e: Emitter, node: Node) -> Sequence[relax.Expr]:
+def _geqrf(e: Emitter, node: HloNode) -> Sequence[relax.Expr]:
     *batch, rows, columns = node.results[0].type.shape
 
-    def body(code: Code, matrices: View, factors: View, taus: View) -> None:
+    def body(code: CodeBuilder, matrices: View, factors: View, taus: View) -> None:
         row = code.local(matrices.dtype, columns)
         with code.loops(batch) as at:
             a, tau = factors.at(*at), taus.at(*at)
@@ -34,11 +34,11 @@ def _geqrf(e: Emitter, node: Node) -> Sequence[relax.Expr]:
 
 
 @rule("custom_call @lapack_sorgqr_ffi", "custom_call @lapack_dorgqr_ffi")
-def _orgqr(e: Emitter, node: Node) -> Sequence[relax.Expr]:
+def _orgqr(e: Emitter, node: HloNode) -> Sequence[relax.Expr]:
     *batch, rows, columns = node.result.type.shape
     count = node.operands[1].type.shape[-1]
 
-    def body(code: Code, matrices: View, taus: View, products: View) -> None:
+    def body(code: CodeBuilder, matrices: View, taus: View, products: View) -> None:
         row = code.local(matrices.dtype, columns)
         with code.loops(batch) as at:
             a, tau, q = matrices.at(*at), taus.at(*at), products.at(*at)
@@ -53,11 +53,11 @@ def _orgqr(e: Emitter, node: Node) -> Sequence[relax.Expr]:
 
 
 @rule("custom_call @lapack_sgehrd_ffi", "custom_call @lapack_dgehrd_ffi")
-def _gehrd(e: Emitter, node: Node) -> Sequence[relax.Expr]:
+def _gehrd(e: Emitter, node: HloNode) -> Sequence[relax.Expr]:
     *batch, n, _ = node.results[0].type.shape
     low, high = backend_integer(node.op, "low") - 1, backend_integer(node.op, "high")
 
-    def body(code: Code, matrices: View, factors: View, taus: View, infos: View) -> None:
+    def body(code: CodeBuilder, matrices: View, factors: View, taus: View, infos: View) -> None:
         row = code.local(matrices.dtype, n)
         with code.loops(batch) as at:
             a, tau = factors.at(*at), taus.at(*at)
@@ -77,11 +77,11 @@ def _gehrd(e: Emitter, node: Node) -> Sequence[relax.Expr]:
 
 
 @rule("custom_call @lapack_ssytrd_ffi", "custom_call @lapack_dsytrd_ffi")
-def _sytrd(e: Emitter, node: Node) -> Sequence[relax.Expr]:
+def _sytrd(e: Emitter, node: HloNode) -> Sequence[relax.Expr]:
     lower = backend_integer(node.op, "uplo") == ord("L")
     *batch, n, _ = node.results[0].type.shape
 
-    def body(code: Code, matrices: View, *results: View) -> None:
+    def body(code: CodeBuilder, matrices: View, *results: View) -> None:
         work = code.local(matrices.dtype, n, n)
         with code.loops(batch) as at:
             factors, d, e, tau, info = (view.at(*at) for view in results)
@@ -100,7 +100,7 @@ def _sytrd(e: Emitter, node: Node) -> Sequence[relax.Expr]:
     return e.kernel(body, node, name="sytrd")
 
 
-def tridiagonalize(code: Code, a: View, n: int, d: View, e: View, tau: View) -> None:
+def tridiagonalize(code: CodeBuilder, a: View, n: int, d: View, e: View, tau: View) -> None:
     """Reduces a symmetric matrix to the diagonal ``d`` and the off-diagonal ``e``.
 
     The reflections are left below the diagonal of ``a``.
@@ -119,7 +119,7 @@ def tridiagonalize(code: Code, a: View, n: int, d: View, e: View, tau: View) -> 
         d[k] = a[k, k]
 
 
-def reflector(code: Code, first: View, rest: View, length: Index, tau: View) -> None:
+def reflector(code: CodeBuilder, first: View, rest: View, length: Index, tau: View) -> None:
     """Finds the reflection that maps a vector to a multiple of the first unit vector.
 
     ``first`` is overwritten by that multiple, ``rest`` by the reflection.
@@ -145,7 +145,9 @@ def reflector(code: Code, first: View, rest: View, length: Index, tau: View) -> 
         first[()] = norm[()]
 
 
-def reflect(code: Code, a: View, shape: tuple[Index, Index], v: View, tau: Expr, row: View) -> None:
+def reflect(
+    code: CodeBuilder, a: View, shape: tuple[Index, Index], v: View, tau: Expr, row: View
+) -> None:
     """Reflects the rows of ``a``: the first, and ``shape[0]`` more whose weights are in ``v``.
 
     ``row`` is room for ``shape[1]`` elements.
@@ -165,7 +167,7 @@ def reflect(code: Code, a: View, shape: tuple[Index, Index], v: View, tau: Expr,
         rest[i, j] = rest[i, j] - v[i] * row[j]
 
 
-def identity(code: Code, a: View, shape: tuple[int, int]) -> None:
+def identity(code: CodeBuilder, a: View, shape: tuple[int, int]) -> None:
     """Writes the identity matrix."""
     with code.loops(shape) as (i, j):
         one, zero = tirx.const(1, a.dtype), tirx.const(0, a.dtype)

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 from tvm import relax, tirx
 
-from jaxeff_export.importer.emission import Code, Emitter, View, rule
-from jaxeff_export.importer.reading import Node
+from jaxeff_export.importer.emission import CodeBuilder, Emitter, View, rule
+from jaxeff_export.importer.reading import HloNode
 
 
 @rule("custom_call @lapack_sgetrf_ffi", "custom_call @lapack_dgetrf_ffi")
-def _getrf(e: Emitter, node: Node) -> Sequence[relax.Expr]:
+def _getrf(e: Emitter, node: HloNode) -> Sequence[relax.Expr]:
     *batch, rows, columns = node.results[0].type.shape
 
-    def body(code: Code, matrices: View, factors: View, pivots: View, infos: View) -> None:
+    def body(code: CodeBuilder, matrices: View, factors: View, pivots: View, infos: View) -> None:
         choice, largest = code.local("int64"), code.local(matrices.dtype)
         with code.loops(batch) as at:
             a, info = factors.at(*at), infos.at(*at)
@@ -45,14 +45,14 @@ def _getrf(e: Emitter, node: Node) -> Sequence[relax.Expr]:
 
 
 @rule("custom_call @lapack_sgtsv_ffi", "custom_call @lapack_dgtsv_ffi")
-def _gtsv(e: Emitter, node: Node) -> Sequence[relax.Expr]:
+def _gtsv(e: Emitter, node: HloNode) -> Sequence[relax.Expr]:
     """Solves by Gaussian elimination with partial pivoting; the factors overwrite the diagonals.
 
     The diagonals have equal lengths: the first element below and the last above are not used.
     """
     *batch, n, columns = node.results[3].type.shape
 
-    def body(code: Code, *views: View) -> None:
+    def body(code: CodeBuilder, *views: View) -> None:
         factor, fill = code.local(views[0].dtype), code.local(views[0].dtype)
         zero = tirx.const(0, factor.dtype)
         with code.loops(batch) as at:

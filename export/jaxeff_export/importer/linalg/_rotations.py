@@ -5,10 +5,10 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.tirx import Expr
 
-from jaxeff_export.importer.emission import Code, Index, View
+from jaxeff_export.importer.emission import CodeBuilder, Index, View
 
 
-def rotation(code: Code, f: Expr, g: Expr, c: View, s: View, r: View) -> None:
+def rotation(code: CodeBuilder, f: Expr, g: Expr, c: View, s: View, r: View) -> None:
     """Finds the rotation that maps (f, g) to (r, 0)."""
     zero, one = tirx.const(0, c.dtype), tirx.const(1, c.dtype)
     # lartg's signs: c is not negative, r has the sign of f. Its rescaling is left out, so entries
@@ -20,7 +20,7 @@ def rotation(code: Code, f: Expr, g: Expr, c: View, s: View, r: View) -> None:
     s[()] = tirx.if_then_else(g == zero, zero, g / r[()])
 
 
-def rotate(code: Code, z: View, n: Index, i: Expr, j: Expr, c: Expr, s: Expr) -> None:
+def rotate(code: CodeBuilder, z: View, n: Index, i: Expr, j: Expr, c: Expr, s: Expr) -> None:
     """Rotates columns ``i`` and ``j``."""
     with code.loop(n) as k:
         x, y = code.let(z[k, i]), code.let(z[k, j])
@@ -36,7 +36,7 @@ def signed(x: Expr, sign: Expr) -> Expr:
 class Sides:
     """The left and right vectors, which rotations multiply."""
 
-    def __init__(self, code: Code, left: View, right: View, n: int, wanted: bool):
+    def __init__(self, code: CodeBuilder, left: View, right: View, n: int, wanted: bool):
         self.left, self.right, self.n, self.wanted = left, right, n, wanted
         self._code = code
 

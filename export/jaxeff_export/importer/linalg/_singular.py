@@ -10,14 +10,14 @@ from collections.abc import Sequence
 
 from tvm import relax, tirx
 
-from jaxeff_export.importer.emission import Code, Emitter, View, rule
+from jaxeff_export.importer.emission import CodeBuilder, Emitter, View, rule
 from jaxeff_export.importer.linalg._bidiagonal import Sides, diagonalize, make_upper
 from jaxeff_export.importer.linalg._householder import identity, reflect, reflector
-from jaxeff_export.importer.reading import Node, backend_integer
+from jaxeff_export.importer.reading import HloNode, backend_integer
 
 
 @rule("custom_call @lapack_sgesdd_ffi", "custom_call @lapack_dgesdd_ffi")
-def _gesdd(e: Emitter, node: Node) -> Sequence[relax.Expr]:
+def _gesdd(e: Emitter, node: HloNode) -> Sequence[relax.Expr]:
     wanted = backend_integer(node.op, "mode") != ord("N")
     *batch, rows, columns = node.results[0].type.shape
     dtype = node.results[0].type.dtype
@@ -28,7 +28,7 @@ def _gesdd(e: Emitter, node: Node) -> Sequence[relax.Expr]:
     qr_first = long >= short * 11 // 6
     upper = tall or qr_first  # else what is reduced is the transpose
 
-    def body(code: Code, matrices: View, overwritten: View, *results: View) -> None:
+    def body(code: CodeBuilder, matrices: View, overwritten: View, *results: View) -> None:
         work, square = code.local(dtype, long, short), code.local(dtype, short, short)
         off, row = code.local(dtype, short), code.local(dtype, long)
         taus, right_taus, qr_taus = (code.local(dtype, short) for _ in range(3))
@@ -67,14 +67,16 @@ def _gesdd(e: Emitter, node: Node) -> Sequence[relax.Expr]:
     return e.kernel(body, node, name="gesdd")
 
 
-def _copy_triangle(code: Code, source: View, target: View, n: int) -> None:
+def _copy_triangle(code: CodeBuilder, source: View, target: View, n: int) -> None:
     """Copies what is on and above the diagonal: below it are the reflections."""
     with code.loops((n, n)) as (i, j):
         zero = tirx.const(0, source.dtype)
         target[i, j] = tirx.if_then_else(i <= j, source[i, j], zero)
 
 
-def _triangularize(code: Code, a: View, shape: tuple[int, int], taus: View, row: View) -> None:
+def _triangularize(
+    code: CodeBuilder, a: View, shape: tuple[int, int], taus: View, row: View
+) -> None:
     rows, columns = shape
     with code.loop(columns) as k:
         v = a.T.at(k).shifted(k + 1)
@@ -84,7 +86,7 @@ def _triangularize(code: Code, a: View, shape: tuple[int, int], taus: View, row:
 
 
 def _bidiagonalize(
-    code: Code,
+    code: CodeBuilder,
     a: View,
     shape: tuple[int, int],
     diagonals: tuple[View, View],
@@ -110,7 +112,7 @@ def _bidiagonalize(
 
 
 def _restore(
-    code: Code,
+    code: CodeBuilder,
     vectors: View,
     shape: tuple[int, int],
     reflections: View,

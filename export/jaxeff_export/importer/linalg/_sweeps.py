@@ -9,12 +9,12 @@ import numpy as np
 from tvm import tirx
 from tvm.tirx import Expr
 
-from jaxeff_export.importer.emission import Code, View
+from jaxeff_export.importer.emission import CodeBuilder, View
 from jaxeff_export.importer.linalg._rotations import Sides, rotation, signed
 
 
 def choose_shift(
-    code: Code, d: View, e: View, head: Expr, tail: Expr, step: Expr, shift: View
+    code: CodeBuilder, d: View, e: View, head: Expr, tail: Expr, step: Expr, shift: View
 ) -> None:
     """Computes the last two rows' smaller singular value, or zero where a shift does not help."""
     dtype = d.dtype
@@ -36,7 +36,7 @@ def choose_shift(
 
 
 def sweep_unshifted(
-    code: Code, d: View, e: View, sides: Sides, head: Expr, length: Expr, step: Expr
+    code: CodeBuilder, d: View, e: View, sides: Sides, head: Expr, length: Expr, step: Expr
 ) -> None:
     """Does one step of QR without a shift, which keeps tiny singular values accurate."""
     c, s, r, last_c, last_s = (code.local(d.dtype) for _ in range(5))
@@ -58,7 +58,14 @@ def sweep_unshifted(
 
 
 def sweep(
-    code: Code, d: View, e: View, sides: Sides, head: Expr, length: Expr, step: Expr, shift: Expr
+    code: CodeBuilder,
+    d: View,
+    e: View,
+    sides: Sides,
+    head: Expr,
+    length: Expr,
+    step: Expr,
+    shift: Expr,
 ) -> None:
     """Does one step of implicit QR: chases the bulge that the shift makes at the head."""
     f, g, r, c, s, other_c, other_s = (code.local(d.dtype) for _ in range(7))
@@ -90,7 +97,7 @@ def sweep(
     e[tirx.min(tail - step, tail)] = f[()]
 
 
-def solve_pair(code: Code, d: View, e: View, sides: Sides, k: Expr) -> None:
+def solve_pair(code: CodeBuilder, d: View, e: View, sides: Sides, k: Expr) -> None:
     """Diagonalizes rows ``k`` and ``k + 1``; the larger singular value comes first."""
     dtype = d.dtype
     zero, one, two = (tirx.const(x, dtype) for x in (0, 1, 2))

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from tvm import relax, te
 
-from jaxeff_export.importer.emission import Code, Emitter, View, accumulator, kernel, rule
+from jaxeff_export.importer.emission import CodeBuilder, Emitter, View, accumulator, kernel, rule
 from jaxeff_export.importer.linalg._precision import converted
-from jaxeff_export.importer.reading import Node, attribute, backend_integer, enumerator
+from jaxeff_export.importer.reading import HloNode, attribute, backend_integer, enumerator
 
 
 @rule("stablehlo.triangular_solve")
-def _triangular_solve(e: Emitter, node: Node) -> Sequence[relax.Expr]:
+def _triangular_solve(e: Emitter, node: HloNode) -> Sequence[relax.Expr]:
     return _solve(
         e,
         node,
@@ -24,7 +24,7 @@ def _triangular_solve(e: Emitter, node: Node) -> Sequence[relax.Expr]:
 
 
 @rule("custom_call @lapack_strsm_ffi", "custom_call @lapack_dtrsm_ffi")
-def _trsm(e: Emitter, node: Node) -> Sequence[relax.Expr]:
+def _trsm(e: Emitter, node: HloNode) -> Sequence[relax.Expr]:
     return _solve(
         e,
         node,
@@ -36,12 +36,12 @@ def _trsm(e: Emitter, node: Node) -> Sequence[relax.Expr]:
 
 
 def _solve(
-    e: Emitter, node: Node, *, left: bool, lower: bool, transposed: bool, unit: bool
+    e: Emitter, node: HloNode, *, left: bool, lower: bool, transposed: bool, unit: bool
 ) -> Sequence[relax.Expr]:
     *batch, rows, columns = node.result.type.shape
     dtype = accumulator(node.result.type.dtype)
 
-    def body(code: Code, matrices: View, right: View, solutions: View) -> None:
+    def body(code: CodeBuilder, matrices: View, right: View, solutions: View) -> None:
         with code.loops(batch) as at:
             a, b, x = matrices.at(*at), right.at(*at), solutions.at(*at)
             code.copy(b, x, (rows, columns))
@@ -63,7 +63,7 @@ def _solve(
 
 
 def substitute(
-    code: Code, a: View, x: View, shape: tuple[int, int], *, lower: bool, unit: bool
+    code: CodeBuilder, a: View, x: View, shape: tuple[int, int], *, lower: bool, unit: bool
 ) -> None:
     """Writes the solution of ``a @ y = x`` over ``x``, reading only one triangle of ``a``."""
     n, columns = shape

@@ -26,9 +26,9 @@ from jaxeff_export.importer.reading._functions import (
 )
 from jaxeff_export.importer.reading._graph import (
     Complex,
-    Graph,
-    Node,
-    Value,
+    HloGraph,
+    HloNode,
+    HloValue,
     flattened,
     paired,
     splat,
@@ -47,15 +47,15 @@ from jaxeff_export.importer.reading._types import (
 
 __all__ = [
     "Complex",
-    "Graph",
-    "Node",
+    "HloGraph",
+    "HloNode",
+    "HloValue",
     "Source",
     "StableHLOParseError",
     "TensorType",
     "Unsupported",
     "UnsupportedOp",
     "UnsupportedOpError",
-    "Value",
     "attribute",
     "backend_integer",
     "compares_total_order",

@@ -17,50 +17,52 @@ _BROADCAST = "stablehlo.broadcast_in_dim"
 
 
 @dataclasses.dataclass(eq=False, slots=True)
-class Value:
+class HloValue:
     """One tensor of the graph: result ``index`` of ``node``, or an argument (node is None)."""
 
     type: TensorType
-    node: Node | None = None
+    node: HloNode | None = None
     index: int = 0
     constant: np.ndarray | None = None  # set for constants; 0-d stands for a splat
-    users: list[Node] = dataclasses.field(default_factory=list)
+    users: list[HloNode] = dataclasses.field(default_factory=list)
     is_output: bool = False
 
 
 @dataclasses.dataclass(eq=False, slots=True)
-class Node:
+class HloNode:
     """One operation: its name, operands and results; ``op`` holds the attributes and regions."""
 
     name: str
     op: ir.Operation
-    operands: tuple[Value, ...]
-    results: tuple[Value, ...] = ()
-    bodies: tuple[Graph, ...] = ()  # of a loop or branch; its last operands are what these capture
+    operands: tuple[HloValue, ...]
+    results: tuple[HloValue, ...] = ()
+    bodies: tuple[
+        HloGraph, ...
+    ] = ()  # of a loop or branch; its last operands are what these capture
 
     @property
-    def result(self) -> Value:
+    def result(self) -> HloValue:
         """The only result."""
         (value,) = self.results
         return value
 
 
 @dataclasses.dataclass(eq=False, slots=True)
-class Graph:
+class HloGraph:
     """A program: its arguments, its nodes in topological order, its outputs."""
 
-    arguments: tuple[Value, ...]
-    nodes: list[Node]
-    outputs: tuple[Value, ...]
+    arguments: tuple[HloValue, ...]
+    nodes: list[HloNode]
+    outputs: tuple[HloValue, ...]
 
-    def captured(self) -> list[Value]:
+    def captured(self) -> list[HloValue]:
         """Lists the values from outside that the nodes and outputs use.
 
         Constants are left out, and broadcasts stand for their source: both are read in place. Some
         products read the operand of a transpose directly, so it is included as well.
         """
         inside = set(self.nodes)
-        found: dict[Value, None] = {}
+        found: dict[HloValue, None] = {}
         for value in [*(o for node in self.nodes for o in node.operands), *self.outputs]:
             while value.node and value.node not in inside and value.node.name == _BROADCAST:
                 value = value.node.operands[0]
@@ -72,36 +74,36 @@ class Graph:
 
 
 @dataclasses.dataclass(eq=False, slots=True)
-class Complex(Value):
+class Complex(HloValue):
     """The two parts of a complex tensor, each of which has its ``type``."""
 
-    parts: tuple[Value, ...] = ()
+    parts: tuple[HloValue, ...] = ()
 
     @classmethod
-    def of(cls, real: Value, imaginary: Value) -> Complex:
+    def of(cls, real: HloValue, imaginary: HloValue) -> Complex:
         """Pairs two parts."""
         return cls(real.type, parts=(real, imaginary))
 
     @property
-    def real(self) -> Value:
+    def real(self) -> HloValue:
         """The real part."""
         return self.parts[0]
 
     @property
-    def imaginary(self) -> Value:
+    def imaginary(self) -> HloValue:
         """The imaginary part."""
         return self.parts[1]
 
 
-def flattened(values: Iterable[Value]) -> list[Value]:
+def flattened(values: Iterable[HloValue]) -> list[HloValue]:
     """Returns values with pairs taken apart."""
-    flat: list[Value] = []
+    flat: list[HloValue] = []
     for value in values:
         flat += value.parts if isinstance(value, Complex) else [value]
     return flat
 
 
-def paired(flat: Iterable[Value], like: Iterable[Value]) -> list[Value]:
+def paired(flat: Iterable[HloValue], like: Iterable[HloValue]) -> list[HloValue]:
     """Puts values together again: the inverse of :func:`flattened`."""
     rest = iter(flat)
     return [
@@ -109,6 +111,6 @@ def paired(flat: Iterable[Value], like: Iterable[Value]) -> list[Value]:
     ]
 
 
-def splat(item: object, kind: TensorType) -> Value:
+def splat(item: object, kind: TensorType) -> HloValue:
     """Returns a constant whose elements are all ``value``."""
-    return Value(kind, constant=np.asarray(item, dtype=kind.numpy_dtype))
+    return HloValue(kind, constant=np.asarray(item, dtype=kind.numpy_dtype))

@@ -34,7 +34,7 @@ Json = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
-class Line:
+class LinearSize:
     """A number that is linear in the size."""
 
     slope: int
@@ -71,9 +71,9 @@ def _nodes(mod: tvm.IRModule) -> Json:
     return json.loads(tvm.ir.save_json(mod))
 
 
-def _lines(sizes: tuple[int, int], samples: Sequence[Json]) -> dict[int, Line]:
+def _lines(sizes: tuple[int, int], samples: Sequence[Json]) -> dict[int, LinearSize]:
     """Fits a line in the size to the number of each node that differs."""
-    lines: dict[int, Line] = {}
+    lines: dict[int, LinearSize] = {}
     pairs = zip(samples[0]["nodes"], samples[1]["nodes"], strict=True)
     for index, (one, other) in enumerate(pairs):
         if one == other:
@@ -85,7 +85,7 @@ def _lines(sizes: tuple[int, int], samples: Sequence[Json]) -> dict[int, Line]:
         offset = _number(one) - slope * sizes[0]
         if slope % 1 or offset % 1:
             raise Unsupported(f"{_number(one)} at the size {sizes[0]} is not linear in the size")
-        lines[index] = Line(int(slope), int(offset))
+        lines[index] = LinearSize(int(slope), int(offset))
     return lines
 
 
@@ -105,11 +105,11 @@ def _with_numbers(sample: Json, numbers: Mapping[int, float]) -> tvm.IRModule:
     return from_json_graph_str(json.dumps({**sample, "nodes": nodes}))
 
 
-def _fixed(sample: Json, lines: Mapping[int, Line], size: int) -> tvm.IRModule:
+def _fixed(sample: Json, lines: Mapping[int, LinearSize], size: int) -> tvm.IRModule:
     return _with_numbers(sample, {index: line.at(size) for index, line in lines.items()})
 
 
-def _symbolic(sample: Json, lines: Mapping[int, Line]) -> tvm.IRModule:
+def _symbolic(sample: Json, lines: Mapping[int, LinearSize]) -> tvm.IRModule:
     """Puts expressions of one variable in place of the numbers, by way of marks."""
     # JSON has no variables: unique numbers mark the places, and are replaced after loading.
     marks = {index: _FIRST_MARK + i for i, index in enumerate(lines)}

@@ -11,15 +11,22 @@ from collections.abc import Callable, Sequence
 from tvm import relax, tirx
 from tvm.tirx import Expr
 
-from jaxeff_export.importer.emission import Code, Emitter, View, accumulator, evaluate_region, rule
-from jaxeff_export.importer.reading import Node
+from jaxeff_export.importer.emission import (
+    CodeBuilder,
+    Emitter,
+    View,
+    accumulator,
+    evaluate_region,
+    rule,
+)
+from jaxeff_export.importer.reading import HloNode
 from jaxeff_export.importer.scalar import ScalarOp, apply_scalar, dtype_of
 
 Source = Callable[[Sequence[Expr], Sequence[Expr]], tuple[Expr | None, list[Expr]]]
 
 
 def accumulate(
-    e: Emitter, node: Node, extents: Sequence[int], source: Source
+    e: Emitter, node: HloNode, extents: Sequence[int], source: Source
 ) -> Sequence[relax.Expr]:
     """Reduces an operation's operands together, one element of the results after the other.
 
@@ -34,14 +41,14 @@ def accumulate(
         The results.
     """
 
-    def body(code: Code, *views: View) -> None:
+    def body(code: CodeBuilder, *views: View) -> None:
         fold(code, node, views, extents, source)
 
     return e.kernel(body, node, name=node.name.rpartition(".")[2])
 
 
 def fold(
-    code: Code, node: Node, views: Sequence[View], extents: Sequence[int], source: Source
+    code: CodeBuilder, node: HloNode, views: Sequence[View], extents: Sequence[int], source: Source
 ) -> None:
     """Writes what :func:`accumulate` does: ``views`` are the node's operands and results."""
     count = len(node.results)
@@ -64,18 +71,18 @@ def fold(
             y[*at] = converted(code, total[()], y.dtype)
 
 
-def widened(code: Code, starts: Sequence[View]) -> list[Expr]:
+def widened(code: CodeBuilder, starts: Sequence[View]) -> list[Expr]:
     """Reads initial values in the dtypes of accumulators."""
     return [code.let(converted(code, x[()], accumulator(x.dtype))) for x in starts]
 
 
-def _guarded(code: Code, inside: Expr, x: View, place: Sequence[Expr]) -> Expr:
+def _guarded(code: CodeBuilder, inside: Expr, x: View, place: Sequence[Expr]) -> Expr:
     """Reads an element, or some zero where the index is out of bounds."""
     element = x[*place]
     return code.let(tirx.if_then_else(inside, element, tirx.const(0, dtype_of(element))))
 
 
-def converted(code: Code, x: Expr, dtype: str) -> Expr:
+def converted(code: CodeBuilder, x: Expr, dtype: str) -> Expr:
     """Converts a scalar; to bfloat16, which scopes hold as float32, it is rounded."""
     if dtype_of(x) == dtype:
         return x
@@ -83,8 +90,8 @@ def converted(code: Code, x: Expr, dtype: str) -> Expr:
 
 
 @rule("stablehlo.map")
-def _map(e: Emitter, node: Node) -> Sequence[relax.Expr]:
-    def body(code: Code, *views: View) -> None:
+def _map(e: Emitter, node: HloNode) -> Sequence[relax.Expr]:
+    def body(code: CodeBuilder, *views: View) -> None:
         *reads, y = views
         with code.loops(node.result.type.shape) as at:
             arguments = [code.let(x[*at]) for x in reads]

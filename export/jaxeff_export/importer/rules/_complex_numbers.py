@@ -14,9 +14,9 @@ from jaxlib.mlir import ir
 
 from jaxeff_export.importer.reading import (
     Complex,
+    HloValue,
     TensorType,
     Unsupported,
-    Value,
     direction,
     is_complex,
     part_type,
@@ -27,7 +27,7 @@ from jaxeff_export.importer.reading import (
 _COMPLEX = re.compile(r"complex<(f32|f64)>")
 
 
-class Parts:
+class ComplexRewriter:
     """Writes real operations in the place of one complex operation."""
 
     def __init__(
@@ -42,24 +42,24 @@ class Parts:
     def __call__(
         self,
         name: str,
-        *operands: Value,
+        *operands: HloValue,
         kind: TensorType | None = None,
         op: ir.Operation | None = None,
-    ) -> Value:
+    ) -> HloValue:
         """Adds an operation; its result is of the first operand's type unless ``kind`` says."""
         kind = kind or operands[0].type
         node = self._add_node(f"stablehlo.{name}", op or self.op, operands, [kind])
-        result: Value = node.result
+        result: HloValue = node.result
         return result
 
-    def same(self, number: float, like: Value) -> Value:
+    def same(self, number: float, like: HloValue) -> HloValue:
         """Makes a constant of the type of ``like``."""
         return splat(number, like.type)
 
-    def equal(self, x: Value, y: Value) -> Value:
+    def equal(self, x: HloValue, y: HloValue) -> HloValue:
         """Compares two real tensors."""
         kind = TensorType(x.type.shape, "bool")
-        result: Value = self._add_node("importer.equal", self.op, (x, y), [kind]).result
+        result: HloValue = self._add_node("importer.equal", self.op, (x, y), [kind]).result
         return result
 
     def template(self) -> ir.Operation:
@@ -81,19 +81,19 @@ class Parts:
         found: ir.Operation = function.regions[0].blocks[0].operations[0].operation
         return found
 
-    def fft(self, operands: Sequence[Value], kinds: Sequence[TensorType]) -> Sequence[Value]:
+    def fft(self, operands: Sequence[HloValue], kinds: Sequence[TensorType]) -> Sequence[HloValue]:
         """Adds a Fourier transform."""
         node = self._add_node("importer.fft", self.op, tuple(operands), list(kinds))
-        results: Sequence[Value] = node.results
+        results: Sequence[HloValue] = node.results
         return results
 
 
 def rewrite(
     op: ir.Operation,
-    operands: Sequence[Value],
+    operands: Sequence[HloValue],
     add_node: Callable[..., Any],
     modules: list[ir.Module],
-) -> list[Value]:
+) -> list[HloValue]:
     """Returns the results of an operation on complex tensors.
 
     Args:
@@ -105,7 +105,7 @@ def rewrite(
     Raises:
         Unsupported: there is no rule for it.
     """
-    parts = Parts(op, add_node, modules)
+    parts = ComplexRewriter(op, add_node, modules)
     name = op.name.removeprefix("stablehlo.")
     pairs = [
         Complex.of(value, value) if is_complex(o.type) and not isinstance(value, Complex) else value
@@ -119,7 +119,7 @@ def rewrite(
 
 
 def _by_parts(
-    p: Parts, name: str, operands: Sequence[Value], op: ir.Operation | None = None
+    p: ComplexRewriter, name: str, operands: Sequence[HloValue], op: ir.Operation | None = None
 ) -> Complex:
     """Applies an operation to the real parts, and to the imaginary ones."""
     kind = part_type(p.op.results[0].type)
@@ -134,10 +134,10 @@ _MOVES = (
     "broadcast_in_dim", "reshape", "slice", "transpose", "concatenate", "reverse", "pad", "gather",
     "dynamic_slice", "dynamic_update_slice", "select",
 )  # fmt: skip
-_RULES: dict[str, Callable[..., Value]] = {}
+_RULES: dict[str, Callable[..., HloValue]] = {}
 
 
-_Rule = TypeVar("_Rule", bound=Callable[..., Value])
+_Rule = TypeVar("_Rule", bound=Callable[..., HloValue])
 
 
 def _complex_rule(name: str) -> Callable[[_Rule], _Rule]:
@@ -149,22 +149,22 @@ def _complex_rule(name: str) -> Callable[[_Rule], _Rule]:
 
 
 @_complex_rule("complex")
-def _complex(p: Parts, real: Value, imaginary: Value) -> Value:
+def _complex(p: ComplexRewriter, real: HloValue, imaginary: HloValue) -> HloValue:
     return Complex.of(real, imaginary)
 
 
 @_complex_rule("real")
-def _real(p: Parts, z: Complex) -> Value:
+def _real(p: ComplexRewriter, z: Complex) -> HloValue:
     return z.real
 
 
 @_complex_rule("imag")
-def _imag(p: Parts, z: Complex) -> Value:
+def _imag(p: ComplexRewriter, z: Complex) -> HloValue:
     return z.imaginary
 
 
 @_complex_rule("convert")
-def _convert(p: Parts, z: Value) -> Value:
+def _convert(p: ComplexRewriter, z: HloValue) -> HloValue:
     kind = part_type(p.op.results[0].type)
     real = p("convert", z.real if isinstance(z, Complex) else z, kind=kind)
     if not is_complex(p.op.results[0].type):
@@ -175,22 +175,22 @@ def _convert(p: Parts, z: Value) -> Value:
 
 
 @_complex_rule("add")
-def _add(p: Parts, x: Complex, y: Complex) -> Complex:
+def _add(p: ComplexRewriter, x: Complex, y: Complex) -> Complex:
     return Complex.of(p("add", x.real, y.real), p("add", x.imaginary, y.imaginary))
 
 
 @_complex_rule("subtract")
-def _subtract(p: Parts, x: Complex, y: Complex) -> Complex:
+def _subtract(p: ComplexRewriter, x: Complex, y: Complex) -> Complex:
     return Complex.of(p("subtract", x.real, y.real), p("subtract", x.imaginary, y.imaginary))
 
 
 @_complex_rule("negate")
-def _negate(p: Parts, z: Complex) -> Complex:
+def _negate(p: ComplexRewriter, z: Complex) -> Complex:
     return Complex.of(p("negate", z.real), p("negate", z.imaginary))
 
 
-def _bilinear(p: Parts, name: str, x: Complex, y: Complex, kind: TensorType) -> Complex:
-    def product(a: Value, b: Value) -> Value:
+def _bilinear(p: ComplexRewriter, name: str, x: Complex, y: Complex, kind: TensorType) -> Complex:
+    def product(a: HloValue, b: HloValue) -> HloValue:
         return p(name, a, b, kind=kind)
 
     return Complex.of(
@@ -200,22 +200,22 @@ def _bilinear(p: Parts, name: str, x: Complex, y: Complex, kind: TensorType) -> 
 
 
 @_complex_rule("multiply")
-def _multiply(p: Parts, x: Complex, y: Complex) -> Complex:
+def _multiply(p: ComplexRewriter, x: Complex, y: Complex) -> Complex:
     return _bilinear(p, "multiply", x, y, x.type)
 
 
 @_complex_rule("dot_general")
-def _dot_general(p: Parts, x: Complex, y: Complex) -> Complex:
+def _dot_general(p: ComplexRewriter, x: Complex, y: Complex) -> Complex:
     return _bilinear(p, "dot_general", x, y, part_type(p.op.results[0].type))
 
 
 @_complex_rule("convolution")
-def _convolution(p: Parts, x: Complex, y: Complex) -> Complex:
+def _convolution(p: ComplexRewriter, x: Complex, y: Complex) -> Complex:
     return _bilinear(p, "convolution", x, y, part_type(p.op.results[0].type))
 
 
 @_complex_rule("divide")
-def _divide(p: Parts, x: Complex, y: Complex) -> Complex:
+def _divide(p: ComplexRewriter, x: Complex, y: Complex) -> Complex:
     # x / y = x * conj(y) / |y|^2 with y scaled to at most sqrt(2), whose square cannot overflow.
     largest = p("maximum", p("abs", y.real), p("abs", y.imaginary))
     scaled = Complex.of(p("divide", y.real, largest), p("divide", y.imaginary, largest))
@@ -226,7 +226,7 @@ def _divide(p: Parts, x: Complex, y: Complex) -> Complex:
 
 
 @_complex_rule("abs")
-def _abs(p: Parts, z: Complex) -> Value:
+def _abs(p: ComplexRewriter, z: Complex) -> HloValue:
     """Computes the length of (real, imaginary), without overflow on the way."""
     a, b = p("abs", z.real), p("abs", z.imaginary)
     # max * sqrt(1 + (min / max)^2): the square of a large part itself would overflow.
@@ -238,7 +238,7 @@ def _abs(p: Parts, z: Complex) -> Value:
 
 
 @_complex_rule("sign")
-def _sign(p: Parts, z: Complex) -> Complex:
+def _sign(p: ComplexRewriter, z: Complex) -> Complex:
     size = _abs(p, z)
     is_zero = p.equal(size, p.same(0.0, size))
     divisor = p("select", is_zero, p.same(1.0, size), size, kind=size.type)
@@ -246,37 +246,37 @@ def _sign(p: Parts, z: Complex) -> Complex:
 
 
 @_complex_rule("exponential")
-def _exponential(p: Parts, z: Complex) -> Complex:
+def _exponential(p: ComplexRewriter, z: Complex) -> Complex:
     size = p("exponential", z.real)
     cosine, sine = p("cosine", z.imaginary), p("sine", z.imaginary)
     return Complex.of(p("multiply", size, cosine), p("multiply", size, sine))
 
 
 @_complex_rule("log")
-def _log(p: Parts, z: Complex) -> Complex:
+def _log(p: ComplexRewriter, z: Complex) -> Complex:
     return Complex.of(p("log", _abs(p, z)), p("atan2", z.imaginary, z.real))
 
 
 @_complex_rule("power")
-def _power(p: Parts, x: Complex, y: Complex) -> Complex:
+def _power(p: ComplexRewriter, x: Complex, y: Complex) -> Complex:
     return _exponential(p, _multiply(p, y, _log(p, x)))
 
 
 @_complex_rule("sine")
-def _sine(p: Parts, z: Complex) -> Complex:
+def _sine(p: ComplexRewriter, z: Complex) -> Complex:
     rising, falling = _hyperbolic(p, z.imaginary)
     real = p("multiply", p("sine", z.real), rising)
     return Complex.of(real, p("multiply", p("cosine", z.real), falling))
 
 
 @_complex_rule("cosine")
-def _cosine(p: Parts, z: Complex) -> Complex:
+def _cosine(p: ComplexRewriter, z: Complex) -> Complex:
     rising, falling = _hyperbolic(p, z.imaginary)
     real = p("multiply", p("cosine", z.real), rising)
     return Complex.of(real, p("negate", p("multiply", p("sine", z.real), falling)))
 
 
-def _hyperbolic(p: Parts, x: Value) -> tuple[Value, Value]:
+def _hyperbolic(p: ComplexRewriter, x: HloValue) -> tuple[HloValue, HloValue]:
     """Computes the hyperbolic cosine and sine."""
     # From exp(x) - 1, whose digits near zero survive in sinh; exp(x) - exp(-x) would cancel.
     up, down = (p("exponential_minus_one", y) for y in (x, p("negate", x)))
@@ -288,14 +288,14 @@ def _hyperbolic(p: Parts, x: Value) -> tuple[Value, Value]:
 
 
 @_complex_rule("rsqrt")
-def _rsqrt(p: Parts, z: Complex) -> Complex:
+def _rsqrt(p: ComplexRewriter, z: Complex) -> Complex:
     root = _sqrt(p, z)
     one = p.same(1.0, z.real)
     return _divide(p, Complex.of(one, p.same(0.0, one)), root)
 
 
 @_complex_rule("sqrt")
-def _sqrt(p: Parts, z: Complex) -> Complex:
+def _sqrt(p: ComplexRewriter, z: Complex) -> Complex:
     """Computes the square root whose real part is not negative."""
     half, zero = p.same(0.5, z.real), p.same(0.0, z.real)
     # (a + ib)^2 = z with a = sqrt((|z| + |Re z|) / 2) and b = Im z / (2 a). The sum has terms of
@@ -314,14 +314,14 @@ def _sqrt(p: Parts, z: Complex) -> Complex:
 
 
 @_complex_rule("compare")
-def _compare(p: Parts, x: Complex, y: Complex) -> Value:
+def _compare(p: ComplexRewriter, x: Complex, y: Complex) -> HloValue:
     kind = tensor_type(p.op.results[0].type)
     pairs = ((x.real, y.real), (x.imaginary, y.imaginary))
     both = [p("compare", *pair, kind=kind) for pair in pairs]
     return p("and" if direction(p.op) == "EQ" else "or", *both)
 
 
-def _accumulate(p: Parts, *operands: Value) -> Complex:
+def _accumulate(p: ComplexRewriter, *operands: HloValue) -> Complex:
     """Sums or replaces the two parts separately: a sum of complex numbers never mixes them."""
     body = {view.operation.name for view in p.op.regions[0].blocks[0].operations}
     if not body <= {"stablehlo.add", "stablehlo.return"}:
@@ -335,7 +335,7 @@ for _name in ("reduce", "reduce_window", "scatter"):
 
 
 @_complex_rule("fft")
-def _fft(p: Parts, x: Value) -> Value:
+def _fft(p: ComplexRewriter, x: HloValue) -> HloValue:
     result = p.op.results[0].type
     kind = part_type(result)
     operands = [x.real, x.imaginary] if isinstance(x, Complex) else [x]

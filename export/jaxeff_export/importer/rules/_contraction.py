@@ -11,14 +11,14 @@ from tvm import relax, te, tirx
 from tvm.tirx import Expr
 
 from jaxeff_export.importer.emission import Emitter, accumulator, constant, lanes_of, rounded, rule
-from jaxeff_export.importer.reading import Node, Value, integers
+from jaxeff_export.importer.reading import HloNode, HloValue, integers
 from jaxeff_export.importer.scalar import ScalarOp, Scope, apply_scalar, is_float, load
 
 _TRANSPOSED_ROWS = 8  # so many rows pay for transposing the other operand
 
 
 @rule("stablehlo.dot_general")
-def _dot_general(e: Emitter, node: Node) -> Sequence[relax.Expr]:
+def _dot_general(e: Emitter, node: HloNode) -> Sequence[relax.Expr]:
     numbers = stablehlo.DotDimensionNumbers(node.op.attributes["dot_dimension_numbers"])
     lhs, rhs = node.operands
     result = node.result.type
@@ -88,7 +88,7 @@ def _dot_general(e: Emitter, node: Node) -> Sequence[relax.Expr]:
 
 
 def _emit_inner(
-    e: Emitter, node: Node, lhs: Value, rhs: Value, contracted: int
+    e: Emitter, node: HloNode, lhs: HloValue, rhs: HloValue, contracted: int
 ) -> relax.Expr | None:
     """Emits a product of which both operands are contracted along their innermost dimension.
 

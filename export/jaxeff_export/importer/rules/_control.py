@@ -11,17 +11,17 @@ from collections.abc import Sequence
 
 from tvm import relax, tirx
 
-from jaxeff_export.importer.emission import Emitter, Kernel, copy, declare, rule, write_over
-from jaxeff_export.importer.reading import Graph, Node, TensorType, Value
+from jaxeff_export.importer.emission import Emitter, KernelBuilder, copy, declare, rule, write_over
+from jaxeff_export.importer.reading import HloGraph, HloNode, HloValue, TensorType
 from jaxeff_export.importer.rules._indexing import clamped
 
 
 @rule("importer.loop")
-def _loop(e: Emitter, node: Node) -> Sequence[relax.Expr]:
+def _loop(e: Emitter, node: HloNode) -> Sequence[relax.Expr]:
     cond, body = node.bodies
     count = len(body.arguments)
     inits, captured = node.operands[:count], node.operands[count:]
-    kernel = Kernel()
+    kernel = KernelBuilder()
     starts = [declare(v.type, f"init{i}") for i, v in enumerate(inits)]
     outside = [declare(v.type, f"captured{i}") for i, v in enumerate(captured)]
     state = [declare(v.type, f"state{i}") for i, v in enumerate(inits)]
@@ -47,16 +47,16 @@ def _loop(e: Emitter, node: Node) -> Sequence[relax.Expr]:
 
 def _advance(
     e: Emitter,
-    kernel: Kernel,
-    body: Graph,
-    captured: Sequence[Value],
+    kernel: KernelBuilder,
+    body: HloGraph,
+    captured: Sequence[HloValue],
     state: Sequence[tirx.Buffer],
     outside: Sequence[tirx.Buffer],
 ) -> list[tirx.Stmt]:
     """Writes one iteration: computes everything from the old state, then replaces the state."""
     # Of a value that is updated in place only the update and its position are computed.
     updates = [_update_in_place(body, i) for i in range(len(state))]
-    wanted: list[Value] = []
+    wanted: list[HloValue] = []
     replaces: list[tirx.Buffer | None] = []
     for output, update, carried in zip(body.outputs, updates, state, strict=True):
         wanted += [output] if update is None else update.operands[1:]
@@ -82,7 +82,7 @@ def _advance(
     return [*before, *(step.statement for step in steps), *written, *replaced]
 
 
-def _update_in_place(body: Graph, i: int) -> Node | None:
+def _update_in_place(body: HloGraph, i: int) -> HloNode | None:
     """Finds the update of carried value ``i``, if it may be written over the old value.
 
     The kernels of an iteration read the old value before it is written; so only what is handed on
@@ -110,9 +110,9 @@ def _write(new: tirx.Buffer, at: Sequence[tirx.Buffer], carried: tirx.Buffer) ->
 
 
 @rule("importer.branch")
-def _branch(e: Emitter, node: Node) -> Sequence[relax.Expr]:
+def _branch(e: Emitter, node: HloNode) -> Sequence[relax.Expr]:
     index, *captured = node.operands
-    kernel = Kernel()
+    kernel = KernelBuilder()
     chosen = declare(index.type, "index")
     outside = [declare(v.type, f"captured{i}") for i, v in enumerate(captured)]
     outputs = [declare(r.type, f"result{i}") for i, r in enumerate(node.results)]
@@ -136,8 +136,8 @@ def _call(
     e: Emitter,
     function: tirx.PrimFunc,
     name: str,
-    operands: Sequence[Value],
-    kernel: Kernel,
+    operands: Sequence[HloValue],
+    kernel: KernelBuilder,
     kinds: Sequence[TensorType],
 ) -> Sequence[relax.Expr]:
     arguments = [*(e.tensor(v) for v in operands), *kernel.constants]

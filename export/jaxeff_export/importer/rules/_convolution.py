@@ -11,14 +11,14 @@ from tvm import relax, te, tirx
 from tvm.tirx import Expr
 
 from jaxeff_export.importer.emission import Emitter, accumulator, rounded, rule
-from jaxeff_export.importer.reading import Node, attribute, integers, padding
+from jaxeff_export.importer.reading import HloNode, attribute, integers, padding
 from jaxeff_export.importer.rules._contraction import summation
 from jaxeff_export.importer.rules._shapes import padded_index
 from jaxeff_export.importer.scalar import dtype_of, load
 
 
 @dataclasses.dataclass(frozen=True)
-class Window:
+class ConvolutionWindow:
     """A convolution's attributes, defaults filled in; one entry for each spatial dimension."""
 
     strides: list[int]
@@ -30,7 +30,7 @@ class Window:
     batch_groups: int
 
     @classmethod
-    def of(cls, op: ir.Operation, spatial: int) -> Window:
+    def of(cls, op: ir.Operation, spatial: int) -> ConvolutionWindow:
         """Reads the attributes of a ``stablehlo.convolution``."""
         ones = [1] * spatial
         return cls(
@@ -45,9 +45,9 @@ class Window:
 
 
 @rule("stablehlo.convolution")
-def _convolution(e: Emitter, node: Node) -> Sequence[relax.Expr]:
+def _convolution(e: Emitter, node: HloNode) -> Sequence[relax.Expr]:
     numbers = stablehlo.ConvDimensionNumbers(node.op.attributes["dimension_numbers"])
-    window = Window.of(node.op, len(numbers.input_spatial_dimensions))
+    window = ConvolutionWindow.of(node.op, len(numbers.input_spatial_dimensions))
     layouts = _relax_layouts(node, numbers, window)
     if layouts is not None:
         data_layout, kernel_layout = layouts
@@ -69,7 +69,7 @@ def _convolution(e: Emitter, node: Node) -> Sequence[relax.Expr]:
     return [e.te(_direct(node, numbers, window), *node.operands, name="convolution")]
 
 
-def _relax_layouts(node: Node, numbers, window: Window) -> tuple[str, str] | None:  # type: ignore[no-untyped-def]
+def _relax_layouts(node: HloNode, numbers, window: ConvolutionWindow) -> tuple[str, str] | None:  # type: ignore[no-untyped-def]
     """Returns the layouts for ``relax.op.nn.conv2d``, or None where it has no such convolution."""
     lhs, rhs = node.operands
     # conv2d takes two spatial dimensions, one group, no dilated input, no reversal, no cropping.
@@ -106,7 +106,7 @@ def _layout(pair: str, first: int, second: int, spatial: Sequence[int]) -> str:
     return "".join(letters[d] for d in range(4))
 
 
-def _direct(node: Node, numbers, window: Window):  # type: ignore[no-untyped-def]
+def _direct(node: HloNode, numbers, window: ConvolutionWindow):  # type: ignore[no-untyped-def]
     """Writes a convolution of any rank and attributes as one reduction over a padded input."""
     lhs, rhs = node.operands
     result = node.result.type

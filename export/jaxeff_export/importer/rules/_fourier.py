@@ -11,12 +11,12 @@ from collections.abc import Sequence
 import numpy as np
 from tvm import relax, te, tirx
 
-from jaxeff_export.importer.emission import Code, Emitter, View, kernel, rule
-from jaxeff_export.importer.reading import Node, TensorType, Value, enumerator, integers
+from jaxeff_export.importer.emission import CodeBuilder, Emitter, View, kernel, rule
+from jaxeff_export.importer.reading import HloNode, HloValue, TensorType, enumerator, integers
 
 
 @rule("importer.fft")
-def _fft(e: Emitter, node: Node) -> Sequence[relax.Expr]:
+def _fft(e: Emitter, node: HloNode) -> Sequence[relax.Expr]:
     """Transforms a tensor given as its real and, unless it is real, its imaginary part."""
     kind = enumerator(node.op, "fft_type")
     lengths = integers(node.op, "fft_length")
@@ -57,12 +57,12 @@ def _along(
     # One table of roots in double precision: powers by repeated rotation would drift.
     angles = 2 * np.pi * np.arange(n) / n
     table = np.stack([np.cos(angles), np.sin(angles) * (1 if inverse else -1)])
-    roots = Value(TensorType(table.shape, "float64"), constant=table)
+    roots = HloValue(TensorType(table.shape, "float64"), constant=table)
     given = int(parts[0].ty.shape[axis])
     lines = [d for i, d in enumerate(result.shape) if i != axis]
     count = 1 if hermitian else 2
 
-    def body(code: Code, *views: View) -> None:
+    def body(code: CodeBuilder, *views: View) -> None:
         inputs, roots, outputs = views[: len(parts)], views[len(parts)], views[len(parts) + 1 :]
         buffers = [code.local("float64", 2, n) for _ in range(2)]
         with code.loops(lines) as at:
@@ -102,7 +102,7 @@ def _along(
     return e.unpack(written, count)
 
 
-def _pass(code: Code, x: View, y: View, roots: View, n: int, done: int, factor: int) -> None:
+def _pass(code: CodeBuilder, x: View, y: View, roots: View, n: int, done: int, factor: int) -> None:
     """Goes from transforms of length ``done`` to transforms ``factor`` times as long.
 
     ``x`` holds, at ``k * rest + r``, coefficient k of the signal that starts at r and takes every

@@ -9,11 +9,11 @@ from tvm import relax, te, tirx
 from tvm.tirx import Expr
 
 from jaxeff_export.importer.emission import Emitter, immediate, is_immediate, rule
-from jaxeff_export.importer.reading import Node, Value, integers
+from jaxeff_export.importer.reading import HloNode, HloValue, integers
 
 
 @rule("stablehlo.gather")
-def _gather(e: Emitter, node: Node) -> Sequence[relax.Expr]:
+def _gather(e: Emitter, node: HloNode) -> Sequence[relax.Expr]:
     numbers = stablehlo.GatherDimensionNumbers(node.op.attributes["dimension_numbers"])
     sizes = integers(node.op, "slice_sizes")
     operand, indices = node.operands
@@ -54,7 +54,7 @@ def _gather(e: Emitter, node: Node) -> Sequence[relax.Expr]:
 
 
 @rule("stablehlo.dynamic_slice")
-def _dynamic_slice(e: Emitter, node: Node) -> Sequence[relax.Expr]:
+def _dynamic_slice(e: Emitter, node: HloNode) -> Sequence[relax.Expr]:
     operand, *starts = node.operands
     result = node.result.type
 
@@ -71,7 +71,7 @@ def _dynamic_slice(e: Emitter, node: Node) -> Sequence[relax.Expr]:
 
 
 @rule("stablehlo.dynamic_update_slice")
-def _dynamic_update_slice(e: Emitter, node: Node) -> Sequence[relax.Expr]:
+def _dynamic_update_slice(e: Emitter, node: HloNode) -> Sequence[relax.Expr]:
     operand, update, *starts = node.operands
     shape, window = operand.type.shape, update.type.shape
     if update.type.size == 0:
@@ -108,12 +108,12 @@ def clamped(index: Expr, limit: int) -> Expr:
     return tirx.max(tirx.min(wide, tirx.const(limit, "int64")), tirx.const(0, "int64"))
 
 
-def _runtime(starts: Sequence[Value]) -> list[Value]:
+def _runtime(starts: Sequence[HloValue]) -> list[HloValue]:
     return [v for v in starts if not is_immediate(v)]
 
 
 def _starts(
-    starts: Sequence[Value], runtime: Sequence[te.Tensor], limits: Sequence[int]
+    starts: Sequence[HloValue], runtime: Sequence[te.Tensor], limits: Sequence[int]
 ) -> list[Expr]:
     remaining = iter(runtime)
     return [

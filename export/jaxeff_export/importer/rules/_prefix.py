@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from tvm import relax, tirx
 from tvm.tirx import Expr
 
-from jaxeff_export.importer.emission import Code, Emitter, View, accumulator, evaluate_region
-from jaxeff_export.importer.reading import Node, integers, padding
+from jaxeff_export.importer.emission import CodeBuilder, Emitter, View, accumulator, evaluate_region
+from jaxeff_export.importer.reading import HloNode, integers, padding
 from jaxeff_export.importer.rules._accumulation import converted, widened
 from jaxeff_export.importer.scalar import NARROW, ScalarOp, apply_scalar, compare, dtype_of
 
@@ -23,7 +23,7 @@ from jaxeff_export.importer.scalar import NARROW, ScalarOp, apply_scalar, compar
 _LITERAL = 64
 
 
-def running_dimension(node: Node) -> tuple[int, bool] | None:
+def running_dimension(node: HloNode) -> tuple[int, bool] | None:
     """The dimension along which a ``reduce_window`` runs on, and whether it runs backwards.
 
     Returns:
@@ -50,14 +50,14 @@ def running_dimension(node: Node) -> tuple[int, bool] | None:
 
 
 def emit_running(
-    e: Emitter, node: Node, operation: str, dimension: int, backwards: bool
+    e: Emitter, node: HloNode, operation: str, dimension: int, backwards: bool
 ) -> Sequence[relax.Expr]:
     """Emits a running sum, product, maximum or minimum, started from the operation's identity."""
     dtype = node.result.type.dtype
     summed = operation in ("stablehlo.add", "stablehlo.multiply")
     wide = ScalarOp("float64" if summed and dtype == "float32" else dtype, None)
 
-    def body(code: Code, x: View, start: View, y: View) -> None:
+    def body(code: CodeBuilder, x: View, start: View, y: View) -> None:
         def advance(total: Expr, new: Expr) -> list[Expr]:
             return [apply_scalar(operation, code, wide, total, converted(code, new, wide.dtype))]
 
@@ -68,7 +68,7 @@ def emit_running(
 
 
 def emit_running_body(
-    e: Emitter, node: Node, dimension: int, backwards: bool, literally: Callable[..., None]
+    e: Emitter, node: HloNode, dimension: int, backwards: bool, literally: Callable[..., None]
 ) -> Sequence[relax.Expr]:
     """Emits a window of any body, one pass over the elements if the padding makes no difference.
 
@@ -77,7 +77,7 @@ def emit_running_body(
     """
     count = len(node.results)
 
-    def body(code: Code, *views: View) -> None:
+    def body(code: CodeBuilder, *views: View) -> None:
         reads, writes = views[:count], views[2 * count :]
 
         def advance(*arguments: Expr) -> list[Expr]:
@@ -102,8 +102,8 @@ def emit_running_body(
 
 
 def _run(
-    code: Code,
-    node: Node,
+    code: CodeBuilder,
+    node: HloNode,
     views: tuple[Sequence[View], Sequence[View]],
     direction: tuple[int, bool],
     starts: Sequence[Expr],

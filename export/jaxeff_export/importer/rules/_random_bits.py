@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from tvm import relax, te, tirx
 from tvm.tirx import Expr
 
-from jaxeff_export.importer.emission import Code, Emitter, View, kernel, rule
-from jaxeff_export.importer.reading import Node, TensorType, Unsupported, enumerator
+from jaxeff_export.importer.emission import CodeBuilder, Emitter, View, kernel, rule
+from jaxeff_export.importer.reading import HloNode, TensorType, Unsupported, enumerator
 from jaxeff_export.importer.scalar import ScalarOp, apply_scalar, bits_of, is_float
 
 Words = list[Expr]  # of 32 bits
@@ -23,7 +23,7 @@ Place = Callable[[Sequence[Expr]], tuple[Expr, Expr]]  # index of an element -> 
 
 
 @rule("stablehlo.rng_bit_generator")
-def _rng_bit_generator(e: Emitter, node: Node) -> Sequence[relax.Expr]:
+def _rng_bit_generator(e: Emitter, node: HloNode) -> Sequence[relax.Expr]:
     (length,) = node.operands[0].type.shape
     result = node.results[1].type
     algorithm = enumerator(node.op, "rng_algorithm")
@@ -38,7 +38,7 @@ def _rng_bit_generator(e: Emitter, node: Node) -> Sequence[relax.Expr]:
     else:
         raise Unsupported(f"the algorithm {algorithm} with a state of {length} words")
 
-    def body(code: Code, state: View, new_state: View, words: View) -> None:
+    def body(code: CodeBuilder, state: View, new_state: View, words: View) -> None:
         # The key is the state's first word; the rest counts blocks, so any block can be made alone.
         key = _split(code, state[0])
         counter = [state[k] for k in range(1, length)]
@@ -63,7 +63,7 @@ def _rng_bit_generator(e: Emitter, node: Node) -> Sequence[relax.Expr]:
 
 
 @rule("stablehlo.rng")
-def _rng(e: Emitter, node: Node) -> Sequence[relax.Expr]:
+def _rng(e: Emitter, node: HloNode) -> Sequence[relax.Expr]:
     raise Unsupported(
         "it draws from a hidden state, so no two runs agree; use jax.random with a key"
     )
@@ -125,7 +125,7 @@ _THREEFRY_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _THREEFRY_PARITY = 0x1BD11BDA
 
 
-def _philox(code: Code, x: Words, key: Words) -> Words:
+def _philox(code: CodeBuilder, x: Words, key: Words) -> Words:
     """Applies Philox 4x32 with ten rounds (Salmon et al., SC 2011)."""
     for round_number in range(10):
         if round_number:
@@ -143,7 +143,7 @@ def _philox(code: Code, x: Words, key: Words) -> Words:
     return x
 
 
-def _threefry(code: Code, x: Words, key: Words) -> Words:
+def _threefry(code: CodeBuilder, x: Words, key: Words) -> Words:
     """Applies Threefry 2x32 with twenty rounds (Salmon et al., SC 2011)."""
     # The third key word is a parity, as in Skein: its constant makes one of the words nonzero.
     keys = [*key, code.let(key[0] ^ key[1] ^ tirx.const(_THREEFRY_PARITY, "uint32"))]
@@ -162,7 +162,7 @@ def _threefry(code: Code, x: Words, key: Words) -> Words:
     return x
 
 
-def _add(code: Code, a: Expr, b: Expr) -> Expr:
+def _add(code: CodeBuilder, a: Expr, b: Expr) -> Expr:
     """Adds two unsigned integers; the sum wraps around."""
     if str(a.ty.dtype) == "uint64":
         return apply_scalar("stablehlo.add", code, ScalarOp("uint64", None), a, b)
@@ -171,7 +171,7 @@ def _add(code: Code, a: Expr, b: Expr) -> Expr:
     return code.let(tirx.Cast("uint32", total & tirx.const(0xFFFFFFFF, "uint64")))
 
 
-def _advance(code: Code, counter: Sequence[Expr], amount: Expr) -> list[Expr]:
+def _advance(code: CodeBuilder, counter: Sequence[Expr], amount: Expr) -> list[Expr]:
     """Adds to a counter of one or two 64-bit words, the lower first."""
     low = _add(code, counter[0], amount)
     if len(counter) == 1:
@@ -181,7 +181,7 @@ def _advance(code: Code, counter: Sequence[Expr], amount: Expr) -> list[Expr]:
     return [low, _add(code, counter[1], carry)]
 
 
-def _split(code: Code, number: Expr) -> Words:
+def _split(code: CodeBuilder, number: Expr) -> Words:
     """Splits a 64-bit integer into its lower and its upper half."""
     number = code.let(number)
     mask, shift = tirx.const(0xFFFFFFFF, "uint64"), tirx.const(32, "uint64")

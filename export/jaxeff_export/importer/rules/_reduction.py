@@ -10,7 +10,7 @@ from tvm import relax, te, tirx
 from tvm.tirx import Expr
 
 from jaxeff_export.importer.emission import (
-    Code,
+    CodeBuilder,
     Emitter,
     View,
     evaluate_region,
@@ -20,7 +20,7 @@ from jaxeff_export.importer.emission import (
     rounded,
     rule,
 )
-from jaxeff_export.importer.reading import Node, Value, integers, padding
+from jaxeff_export.importer.reading import HloNode, HloValue, integers, padding
 from jaxeff_export.importer.rules._accumulation import accumulate, fold
 from jaxeff_export.importer.rules._prefix import (
     emit_running,
@@ -32,7 +32,7 @@ from jaxeff_export.importer.scalar import Scope, dtype_of, load
 
 
 @rule("stablehlo.reduce")
-def _reduce(e: Emitter, node: Node) -> Sequence[relax.Expr]:
+def _reduce(e: Emitter, node: HloNode) -> Sequence[relax.Expr]:
     operands, inits = _halves(node.operands)
     dims = sorted(integers(node.op, "dimensions"))
     shape = operands[0].type.shape
@@ -64,7 +64,7 @@ def _reduce(e: Emitter, node: Node) -> Sequence[relax.Expr]:
 
 
 @rule("stablehlo.reduce_window")
-def _reduce_window(e: Emitter, node: Node) -> Sequence[relax.Expr]:
+def _reduce_window(e: Emitter, node: HloNode) -> Sequence[relax.Expr]:
     operands, inits = _halves(node.operands)
     running = running_dimension(node)
     if running is not None and (operation := _plain_body(node, inits)):
@@ -97,7 +97,7 @@ def _reduce_window(e: Emitter, node: Node) -> Sequence[relax.Expr]:
     extents = [window[d] for d in dims]
     if running is not None:
 
-        def literally(code: Code, views: Sequence[View]) -> None:
+        def literally(code: CodeBuilder, views: Sequence[View]) -> None:
             fold(code, node, views, extents, source)
 
         return emit_running_body(e, node, *running, literally)
@@ -122,7 +122,7 @@ def _reduce_window(e: Emitter, node: Node) -> Sequence[relax.Expr]:
     return [e.te(reduce, operands[0], name="reduce_window")]
 
 
-def _is_plain(operands: Sequence[Value], inits: Sequence[Value]) -> bool:
+def _is_plain(operands: Sequence[HloValue], inits: Sequence[HloValue]) -> bool:
     """Tells whether TVM's reducers serve: one operand, its own dtype, a constant to start from."""
     same = len(operands) == 1 and operands[0].type.dtype == inits[0].type.dtype
     return same and is_immediate(inits[0])
@@ -145,7 +145,7 @@ def _highest(dtype: np.dtype) -> object:
 
 
 def _in_lanes(
-    node: Node, inits: Sequence[Value], dims: Sequence[int], shape: Sequence[int]
+    node: HloNode, inits: Sequence[HloValue], dims: Sequence[int], shape: Sequence[int]
 ) -> bool:
     """Tells whether partial results may be kept: there is a known identity to start from."""
     # Lanes are neighbours in memory, so the innermost dimension has to be reduced.
@@ -154,7 +154,7 @@ def _in_lanes(
     return inits[0].type.dtype in _LANE_DTYPES and _plain_body(node, inits) is not None
 
 
-def _plain_body(node: Node, inits: Sequence[Value]) -> str | None:
+def _plain_body(node: HloNode, inits: Sequence[HloValue]) -> str | None:
     """Names the operation that a body consists of, if it starts from the operation's identity."""
     body = [view.operation.name for view in node.op.regions[0].blocks[0].operations]
     if len(inits) != 1 or len(body) != 2 or body[0] not in _IDENTITY or not is_immediate(inits[0]):
@@ -169,7 +169,7 @@ _LANE_DTYPES = ("float32", "float64", "int32")
 
 
 def _reduce_in_lanes(
-    e: Emitter, node: Node, inits: Sequence[Value], dims: Sequence[int]
+    e: Emitter, node: HloNode, inits: Sequence[HloValue], dims: Sequence[int]
 ) -> Sequence[relax.Expr]:
     """Reduces to one partial result per lane, then reduces the lanes."""
     shape = node.operands[0].type.shape
@@ -197,7 +197,9 @@ def _reduce_in_lanes(
     return [e.te(reduce, node.operands[0], name="reduce")]
 
 
-def region_reducer(op: ir.Operation, init: Value) -> Callable[[Expr, Sequence[tirx.IterVar]], Expr]:
+def region_reducer(
+    op: ir.Operation, init: HloValue
+) -> Callable[[Expr, Sequence[tirx.IterVar]], Expr]:
     """Makes the reducer of a body, started from a constant."""
 
     def combine(accumulated: Expr, new: Expr) -> Expr:
@@ -214,13 +216,13 @@ def _wide(x: Expr) -> Expr:
     return tirx.Cast("float32", x) if dtype_of(x) == "float16" else x
 
 
-def _only_inits(e: Emitter, node: Node, inits: Sequence[Value]) -> Sequence[relax.Expr]:
+def _only_inits(e: Emitter, node: HloNode, inits: Sequence[HloValue]) -> Sequence[relax.Expr]:
     return [
         e.bb.emit(relax.op.broadcast_to(e.tensor(init), result.type.shape))
         for init, result in zip(inits, node.results, strict=True)
     ]
 
 
-def _halves(values: Sequence[Value]) -> tuple[Sequence[Value], Sequence[Value]]:
+def _halves(values: Sequence[HloValue]) -> tuple[Sequence[HloValue], Sequence[HloValue]]:
     half = len(values) // 2
     return values[:half], values[half:]

@@ -9,13 +9,21 @@ from jaxlib.mlir.dialects import stablehlo
 from tvm import relax, tirx
 from tvm.tirx import Expr
 
-from jaxeff_export.importer.emission import Code, Emitter, Index, View, evaluate_region, int64, rule
-from jaxeff_export.importer.reading import Node, integers, padding
+from jaxeff_export.importer.emission import (
+    CodeBuilder,
+    Emitter,
+    Index,
+    View,
+    evaluate_region,
+    int64,
+    rule,
+)
+from jaxeff_export.importer.reading import HloNode, integers, padding
 from jaxeff_export.importer.scalar import negation
 
 
 @rule("stablehlo.scatter")
-def _scatter(e: Emitter, node: Node) -> Sequence[relax.Expr]:
+def _scatter(e: Emitter, node: HloNode) -> Sequence[relax.Expr]:
     count = len(node.results)
     operands, updates = node.operands[:count], node.operands[count + 1 :]
     start_rank = len(node.operands[count].type.shape)
@@ -35,7 +43,7 @@ def _scatter(e: Emitter, node: Node) -> Sequence[relax.Expr]:
     index_map = list(numbers.scattered_dims_to_operand_dims)
     vector_dim = numbers.index_vector_dim
 
-    def body(code: Code, *views: View) -> None:
+    def body(code: CodeBuilder, *views: View) -> None:
         inputs, starts = views[:count], views[count]
         news, writes = views[count + 1 : 2 * count + 1], views[2 * count + 1 :]
         for x, y in zip(inputs, writes, strict=True):
@@ -68,7 +76,7 @@ def _scatter(e: Emitter, node: Node) -> Sequence[relax.Expr]:
 
 
 def _combine(
-    code: Code,
+    code: CodeBuilder,
     region: ir.Region,
     arguments: Sequence[Expr],
     results: Sequence[View],
@@ -81,7 +89,7 @@ def _combine(
 
 
 @rule("stablehlo.select_and_scatter")
-def _select_and_scatter(e: Emitter, node: Node) -> Sequence[relax.Expr]:
+def _select_and_scatter(e: Emitter, node: HloNode) -> Sequence[relax.Expr]:
     operand, source, _ = node.operands
     shape = operand.type.shape
     ones = [1] * len(shape)
@@ -90,7 +98,7 @@ def _select_and_scatter(e: Emitter, node: Node) -> Sequence[relax.Expr]:
     low = [before for before, _ in padding(node.op, len(shape))]
     select, scatter = node.op.regions
 
-    def body(code: Code, x: View, news: View, init: View, y: View) -> None:
+    def body(code: CodeBuilder, x: View, news: View, init: View, y: View) -> None:
         with code.loops(shape) as everywhere:
             y[*everywhere] = init[()]
         with code.loops(source.type.shape) as point:

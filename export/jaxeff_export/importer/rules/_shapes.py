@@ -8,17 +8,17 @@ from tvm import relax, te, tirx
 from tvm.tirx import Expr
 
 from jaxeff_export.importer.emission import Emitter, immediate, is_immediate, rule
-from jaxeff_export.importer.reading import Node, attribute, integers
+from jaxeff_export.importer.reading import HloNode, attribute, integers
 from jaxeff_export.importer.scalar import bits_of, store
 
 
 @rule("stablehlo.reshape")
-def _reshape(e: Emitter, node: Node) -> Sequence[relax.Expr]:
+def _reshape(e: Emitter, node: HloNode) -> Sequence[relax.Expr]:
     return [e.reshape(e.tensor(node.operands[0]), node.result.type.shape)]
 
 
 @rule("stablehlo.transpose")
-def _transpose(e: Emitter, node: Node) -> Sequence[relax.Expr]:
+def _transpose(e: Emitter, node: HloNode) -> Sequence[relax.Expr]:
     axes = integers(node.op, "permutation")
     operand = e.tensor(node.operands[0])
     if axes == list(range(len(axes))):
@@ -27,7 +27,7 @@ def _transpose(e: Emitter, node: Node) -> Sequence[relax.Expr]:
 
 
 @rule("stablehlo.slice")
-def _slice(e: Emitter, node: Node) -> Sequence[relax.Expr]:
+def _slice(e: Emitter, node: HloNode) -> Sequence[relax.Expr]:
     starts = integers(node.op, "start_indices")
     strides = integers(node.op, "strides")
 
@@ -42,7 +42,7 @@ def _slice(e: Emitter, node: Node) -> Sequence[relax.Expr]:
 
 
 @rule("stablehlo.reverse")
-def _reverse(e: Emitter, node: Node) -> Sequence[relax.Expr]:
+def _reverse(e: Emitter, node: HloNode) -> Sequence[relax.Expr]:
     dims = set(integers(node.op, "dimensions"))
     shape = node.result.type.shape
 
@@ -57,7 +57,7 @@ def _reverse(e: Emitter, node: Node) -> Sequence[relax.Expr]:
 
 
 @rule("stablehlo.concatenate")
-def _concatenate(e: Emitter, node: Node) -> Sequence[relax.Expr]:
+def _concatenate(e: Emitter, node: HloNode) -> Sequence[relax.Expr]:
     axis = attribute(node.op, "dimension")
     # TVM cannot load operands without elements, and they contribute nothing.
     tensors = [e.tensor(v) for v in node.operands if v.type.size]
@@ -67,7 +67,7 @@ def _concatenate(e: Emitter, node: Node) -> Sequence[relax.Expr]:
 
 
 @rule("stablehlo.pad")
-def _pad(e: Emitter, node: Node) -> Sequence[relax.Expr]:
+def _pad(e: Emitter, node: HloNode) -> Sequence[relax.Expr]:
     low = integers(node.op, "edge_padding_low")
     interior = integers(node.op, "interior_padding")
     operand, value = node.operands
@@ -129,7 +129,7 @@ def padded_index(
 
 
 @rule("stablehlo.bitcast_convert")
-def _bitcast_convert(e: Emitter, node: Node) -> Sequence[relax.Expr]:
+def _bitcast_convert(e: Emitter, node: HloNode) -> Sequence[relax.Expr]:
     source, target = node.operands[0].type, node.result.type
     narrow, wide = sorted((bits_of(source.dtype), bits_of(target.dtype)))
 

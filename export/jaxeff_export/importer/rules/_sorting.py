@@ -14,7 +14,7 @@ from tvm import relax, tirx
 from tvm.tirx import Expr
 
 from jaxeff_export.importer.emission import (
-    Code,
+    CodeBuilder,
     Emitter,
     View,
     called_regions,
@@ -22,13 +22,13 @@ from jaxeff_export.importer.emission import (
     int64,
     rule,
 )
-from jaxeff_export.importer.reading import Node, attribute, integers
+from jaxeff_export.importer.reading import HloNode, attribute, integers
 
 FEW = 64  # elements that may be kept by insertion, which for more may be slower than sorting
 
 
 @rule("stablehlo.sort")
-def _sort(e: Emitter, node: Node) -> Sequence[relax.Expr]:
+def _sort(e: Emitter, node: HloNode) -> Sequence[relax.Expr]:
     rank = len(node.results[0].type.shape)
     if not rank:
         return [e.tensor(operand) for operand in node.operands]
@@ -37,7 +37,7 @@ def _sort(e: Emitter, node: Node) -> Sequence[relax.Expr]:
 
 
 @rule("custom_call @ApproxTopK")
-def _approx_top_k(e: Emitter, node: Node) -> Sequence[relax.Expr]:
+def _approx_top_k(e: Emitter, node: HloNode) -> Sequence[relax.Expr]:
     """Selects exactly, which is allowed; the operands' second half would only fill gaps."""
     configuration: Any = node.op.attributes["mhlo.backend_config"]
     dimension = configuration["reduction_dim"].value
@@ -45,7 +45,7 @@ def _approx_top_k(e: Emitter, node: Node) -> Sequence[relax.Expr]:
     return _sorted(e, node, dimension, comparator, node.results[0].type.shape[dimension])
 
 
-def _used(node: Node, dimension: int) -> int:
+def _used(node: HloNode, dimension: int) -> int:
     """Counts the first elements along a dimension that other operations read."""
     users = [user for result in node.results for user in result.users]
     sliced = all(user.name == "stablehlo.slice" for user in users)
@@ -55,7 +55,7 @@ def _used(node: Node, dimension: int) -> int:
 
 
 def _sorted(
-    e: Emitter, node: Node, dimension: int, comparator: ir.Region, kept: int
+    e: Emitter, node: HloNode, dimension: int, comparator: ir.Region, kept: int
 ) -> Sequence[relax.Expr]:
     """Sorts operands together; of the results the first ``kept`` elements are written."""
     count = len(node.results)
@@ -64,7 +64,7 @@ def _sorted(
     few = kept < length and kept <= FEW
     first_of = _first_by_insertion if few else _first_by_merging
 
-    def body(code: Code, *views: View) -> None:
+    def body(code: CodeBuilder, *views: View) -> None:
         reads, writes = views[:count], views[-count:]
         with code.loops([n for d, n in enumerate(shape) if d != dimension]) as others:
 
@@ -79,7 +79,7 @@ def _sorted(
 
 
 def _first_by_insertion(
-    code: Code, comparator: ir.Region, row: Sequence[View], length: int, kept: int
+    code: CodeBuilder, comparator: ir.Region, row: Sequence[View], length: int, kept: int
 ) -> list[View]:
     """Inserts one element after the other among the first ones; what falls off the end is lost."""
     # One place more than is kept takes what falls off the end, without a test.
@@ -105,7 +105,7 @@ def _first_by_insertion(
 
 
 def _first_by_merging(
-    code: Code, comparator: ir.Region, row: Sequence[View], length: int, kept: int
+    code: CodeBuilder, comparator: ir.Region, row: Sequence[View], length: int, kept: int
 ) -> list[View]:
     # Two halves: each pass merges from one into the other.
     halves = [code.local(x.dtype, 2 * length) for x in row]
@@ -115,7 +115,9 @@ def _first_by_merging(
     return [half.shifted(start) for half in halves]
 
 
-def _merge_passes(code: Code, comparator: ir.Region, halves: Sequence[View], length: int) -> Expr:
+def _merge_passes(
+    code: CodeBuilder, comparator: ir.Region, halves: Sequence[View], length: int
+) -> Expr:
     """Merges sorted runs of doubling width; returns the start of the sorted half."""
     end = int64(length)
     width, source = code.variable(int64(1)), code.variable(int64(0))
@@ -133,7 +135,7 @@ def _merge_passes(code: Code, comparator: ir.Region, halves: Sequence[View], len
 
 
 def _merge(
-    code: Code,
+    code: CodeBuilder,
     comparator: ir.Region,
     halves: Sequence[View],
     offsets: tuple[Expr, Expr],

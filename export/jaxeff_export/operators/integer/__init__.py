@@ -8,7 +8,7 @@ from jaxeff_export.operators.integer._contraction import (
 )
 from jaxeff_export.operators.integer._dots import Dot, dot_of
 from jaxeff_export.operators.integer._epilogue import epilogue_of
-from jaxeff_export.operators.integer._geometry import Geometry, Tile, tile_of, tiles_of
+from jaxeff_export.operators.integer._geometry import DotTile, Geometry, tile_of, tiles_of
 from jaxeff_export.operators.integer._lowering import (
     COMPOSITES,
     IntegerKernelError,
@@ -19,10 +19,10 @@ from jaxeff_export.operators.integer._planes import planes_of
 __all__ = [
     "COMPOSITES",
     "Dot",
+    "DotTile",
     "Geometry",
     "IntegerKernelError",
     "Sharing",
-    "Tile",
     "contraction",
     "dot_of",
     "epilogue_of",

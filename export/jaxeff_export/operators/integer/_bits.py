@@ -12,7 +12,7 @@ from tvm import tirx
 from tvm.script import tirx as T
 from tvm.tirx import Expr
 
-from jaxeff_export.operators.integer._code import Code, const, load, splat
+from jaxeff_export.operators.integer._code import StatementBuilder, const, load, splat
 
 WORD = 32
 _ONES, _GATHER = 0x0101010101010101, 0x0102040810204080
@@ -21,7 +21,7 @@ _SIGNS = {32: "llvm.x86.avx2.pmovmskb", 16: "llvm.x86.sse2.pmovmskb.128"}
 
 
 def words_of_planes(
-    code: Code, x: tirx.Buffer, at: Expr, count: int, planes: int, by_signs: bool
+    code: StatementBuilder, x: tirx.Buffer, at: Expr, count: int, planes: int, by_signs: bool
 ) -> list[Expr]:
     """Makes the words of some codes, as int32.
 

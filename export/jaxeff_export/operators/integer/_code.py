@@ -59,7 +59,7 @@ def cast(x: Expr, dtype: str, lanes: int) -> Expr:
     return tirx.Cast(dtype if lanes == 1 else f"{dtype}x{lanes}", x)
 
 
-class Code:
+class StatementBuilder:
     """A statement being written."""
 
     def __init__(self) -> None:
@@ -121,7 +121,7 @@ class Code:
 class Vector:
     """A local vector."""
 
-    def __init__(self, code: Code, buffer: tirx.Buffer, lanes: int):
+    def __init__(self, code: StatementBuilder, buffer: tirx.Buffer, lanes: int):
         self._code, self.buffer, self.lanes = code, buffer, lanes
 
     def get(self) -> Expr:

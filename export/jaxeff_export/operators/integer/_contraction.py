@@ -18,7 +18,7 @@ from tvm import tirx
 from tvm.tirx import Expr
 
 from jaxeff_export.operators.integer._code import (
-    Code,
+    StatementBuilder,
     Vector,
     cast,
     const,
@@ -29,7 +29,7 @@ from jaxeff_export.operators.integer._code import (
 )
 from jaxeff_export.operators.integer._dots import Dot
 from jaxeff_export.operators.integer._epilogue import Epilogue, Taken
-from jaxeff_export.operators.integer._geometry import BLOCK, Geometry, Tile, chains_of, tile_of
+from jaxeff_export.operators.integer._geometry import BLOCK, DotTile, Geometry, chains_of, tile_of
 
 _WIDE = 64
 
@@ -55,8 +55,8 @@ def contraction(
     operands: Any,
     shape: Sequence[int],
     sharing: Sharing,
-    tile: Tile | None = None,
-    kernel_of: Callable[..., Kernel] | None = None,
+    tile: DotTile | None = None,
+    kernel_of: Callable[..., ContractionBuilder] | None = None,
 ) -> tirx.PrimFunc:
     """Writes the kernel of a layer.
 
@@ -76,7 +76,7 @@ def contraction(
     epilogue = epilogue_of(attributes, *rest)
     y = declare(shape, epilogue.dtype, "y")
     chosen = tile or tile_of(geometry, dot.lanes, dot.registers - 2)
-    make = kernel_of or Kernel
+    make = kernel_of or ContractionBuilder
     kernel = make(geometry, dot, epilogue, chosen, x, w, y, attributes.get("input_zero", 0))
     kernel.write(sharing)
     products = geometry.batch * geometry.macs if isinstance(geometry.batch, int) else None
@@ -93,7 +93,7 @@ def vectors_of(geometry: Geometry, dot: Dot) -> int:
     return -(-geometry.per_group // dot.lanes)
 
 
-class Kernel:
+class ContractionBuilder:
     """A kernel being written."""
 
     def __init__(
@@ -101,13 +101,13 @@ class Kernel:
         geometry: Geometry,
         dot: Dot,
         epilogue: Epilogue,
-        tile: Tile,
+        tile: DotTile,
         x: tirx.Buffer,
         w: tirx.Buffer,
         y: tirx.Buffer,
         zero: int,
     ):
-        self.code = Code()
+        self.code = StatementBuilder()
         self.g, self.dot, self.epilogue, self.tile = geometry, dot, epilogue, tile
         self.x, self.w, self.y, self.zero = x, w, y, zero
         words = words_of(geometry, dot)
@@ -430,7 +430,7 @@ def _from(source: tirx.Buffer, here: Any, offset: int, count: int) -> Expr:
 class nested:
     """Loops in each other."""
 
-    def __init__(self, code: Code, extents: list[int]):
+    def __init__(self, code: StatementBuilder, extents: list[int]):
         self.code, self.extents = code, extents
         self._open: list[Any] = []
 

@@ -16,9 +16,9 @@ from tvm.tirx import Expr
 
 from jaxeff_export.compiler.passes import PACKS
 from jaxeff_export.operators.integer._code import cast, const, load
-from jaxeff_export.operators.integer._contraction import Kernel
+from jaxeff_export.operators.integer._contraction import ContractionBuilder
 from jaxeff_export.operators.integer._dots import Dot
-from jaxeff_export.operators.integer._geometry import Geometry, Tile
+from jaxeff_export.operators.integer._geometry import DotTile, Geometry
 
 _PIXELS = 8
 
@@ -30,16 +30,16 @@ def depthwise_dot(dot: Dot) -> Dot:
     return dataclasses.replace(dot, lanes=8, group=1, weight="int16")
 
 
-def depthwise_tile(geometry: Geometry) -> Tile:
+def depthwise_tile(geometry: Geometry) -> DotTile:
     """Chooses neighbouring pixels of a row, or of the rows of a window of maxima."""
     down, right = geometry.pool
     _, wide = geometry.walked
     # Whole windows of maxima, which no tile may split.
     columns = max(right, min(wide, _PIXELS // down) // right * right)
-    return Tile(down, columns, 1)
+    return DotTile(down, columns, 1)
 
 
-class DepthwiseKernel(Kernel):
+class DepthwiseKernel(ContractionBuilder):
     """The kernel of such a layer; where it differs from that of other convolutions."""
 
     def __init__(self, geometry: Geometry, *rest: Any):

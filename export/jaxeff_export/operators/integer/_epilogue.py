@@ -10,7 +10,7 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx import Expr
 
-from jaxeff_export.operators.integer._code import Code, cast, const, load, splat
+from jaxeff_export.operators.integer._code import StatementBuilder, cast, const, load, splat
 
 LIMIT = 2.0**29  # what a shortcut may add, as `jaxeff.compression.integers` has it
 
@@ -132,7 +132,9 @@ class Epilogue:
         units = tirx.nearbyint(value * factor[0])
         return cast(_clamped(units, -LIMIT, LIMIT, lanes), "int32", lanes)
 
-    def write(self, code: Code, y: tirx.Buffer, taken: Taken, at: Any, lanes: int) -> None:
+    def write(
+        self, code: StatementBuilder, y: tirx.Buffer, taken: Taken, at: Any, lanes: int
+    ) -> None:
         """Writes a vector of results, of which the last may be of no use.
 
         Args:

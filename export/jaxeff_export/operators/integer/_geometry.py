@@ -167,7 +167,7 @@ class Geometry:
 
 
 @dataclasses.dataclass(frozen=True)
-class Tile:
+class DotTile:
     """What is summed in registers at once.
 
     Attributes:
@@ -194,7 +194,7 @@ def tile_of(
     registers: int,
     apart: int = 4,
     cost_of: Callable[[int, int], float] | None = None,
-) -> Tile:
+) -> DotTile:
     """Chooses the tile with the fewest loads for a step that fits the registers.
 
     Args:
@@ -207,7 +207,7 @@ def tile_of(
     across = -(-geometry.per_group // lanes)
     wide = geometry.walked[1]
     cost_of = cost_of or functools.partial(_cost, apart=apart)
-    found: dict[int, tuple[float, Tile]] = {}
+    found: dict[int, tuple[float, DotTile]] = {}
     for tile in tiles_of(geometry, lanes, registers, apart):
         left = wide % tile.columns
         # Loads and sums of a step, over all tiles of a row, idle pipelines counted.
@@ -215,7 +215,7 @@ def tile_of(
         cost += cost_of(tile.rows * left, tile.vectors) if left else 0
         if cost / tile.rows < found.get(tile.vectors, (math.inf,))[0]:
             found[tile.vectors] = cost / tile.rows, tile
-    best, least = Tile(*geometry.pool, 1), math.inf
+    best, least = DotTile(*geometry.pool, 1), math.inf
     for vectors, (cost, tile) in found.items():
         whole, left = divmod(across, vectors)
         # What is left has the rows and columns of the others.
@@ -225,7 +225,7 @@ def tile_of(
     return best
 
 
-def tiles_of(geometry: Geometry, lanes: int, registers: int, apart: int = 4) -> list[Tile]:
+def tiles_of(geometry: Geometry, lanes: int, registers: int, apart: int = 4) -> list[DotTile]:
     """Lists all tiles that fit the registers; the arguments are those of `tile_of`."""
     across = -(-geometry.per_group // lanes)
     alone = geometry.groups == 1 and geometry.per_group < lanes
@@ -244,7 +244,7 @@ def tiles_of(geometry: Geometry, lanes: int, registers: int, apart: int = 4) -> 
                 # Sums, a register for each vector of weights, and one for the broadcast input.
                 if high % rows == 0 and pixels * vectors + vectors + 1 <= registers:
                     chains = chains_of(pixels, vectors, registers, apart)
-                    found.append(Tile(rows, columns, vectors, chains))
+                    found.append(DotTile(rows, columns, vectors, chains))
     return found
 
 
@@ -265,7 +265,9 @@ def _cost(pixels: int, vectors: int, apart: int) -> float:
     return max(pixels * vectors, apart * 2) + 0.6 * (pixels + vectors)
 
 
-def _row_cost(tile: Tile, vectors: int, wide: int, cost_of: Callable[[int, int], float]) -> float:
+def _row_cost(
+    tile: DotTile, vectors: int, wide: int, cost_of: Callable[[int, int], float]
+) -> float:
     full, left = divmod(wide, tile.columns)
     cost = full * cost_of(tile.pixels, vectors)
     return (cost + (cost_of(tile.rows * left, vectors) if left else 0)) / tile.rows

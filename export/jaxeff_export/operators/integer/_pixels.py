@@ -18,7 +18,7 @@ from tvm import tirx
 from tvm.tirx import Expr
 
 from jaxeff_export.operators.integer._code import const, index, load, splat
-from jaxeff_export.operators.integer._contraction import Kernel, over
+from jaxeff_export.operators.integer._contraction import ContractionBuilder, over
 from jaxeff_export.operators.integer._dots import Dot
 from jaxeff_export.operators.integer._geometry import Geometry
 
@@ -54,7 +54,7 @@ def _is_turned(geometry: Geometry, dot: Dot) -> bool:
     return whole and dot.data == "uint8" and geometry.walked[1] >= dot.lanes
 
 
-class PixelsKernel(Kernel):
+class PixelsKernel(ContractionBuilder):
     """The kernel of such a layer; where it differs from that of other convolutions."""
 
     def __init__(self, *operands: Any):

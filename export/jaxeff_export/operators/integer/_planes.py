@@ -37,8 +37,15 @@ from tvm.target.codegen import llvm_cpu_has_features
 from tvm.tirx import Expr
 
 from jaxeff_export.operators.integer._bits import WORD, packing, words_of_planes
-from jaxeff_export.operators.integer._code import Code, Vector, const, index, load, splat
-from jaxeff_export.operators.integer._contraction import Kernel, nested, vectors_of
+from jaxeff_export.operators.integer._code import (
+    StatementBuilder,
+    Vector,
+    const,
+    index,
+    load,
+    splat,
+)
+from jaxeff_export.operators.integer._contraction import ContractionBuilder, nested, vectors_of
 from jaxeff_export.operators.integer._dots import Dot, has_neon
 from jaxeff_export.operators.integer._geometry import Geometry
 from jaxeff_export.operators.integer._pixels import suits
@@ -130,7 +137,7 @@ def weight_planes(bits: int) -> list[tuple[int, int]]:
     return [(j, -1 if j == bits - 1 else 1) for j in range(bits)]
 
 
-class PlanesKernel(Kernel):
+class PlanesKernel(ContractionBuilder):
     """The kernel of a layer by planes; where it differs from that of bytes."""
 
     def __init__(self, planes: Planes, bits: tuple[int, int], *operands: Any):
@@ -310,7 +317,7 @@ class PlanesKernel(Kernel):
 
 @contextmanager
 def _walk(
-    code: Code, dimensions: Sequence[tuple[int, int, int]], at: Any, place: Any = 0
+    code: StatementBuilder, dimensions: Sequence[tuple[int, int, int]], at: Any, place: Any = 0
 ) -> Iterator[tuple[Any, Any]]:
     """Loops over dimensions, with where that is in the planes of the input and of the weights."""
     with nested(code, [count for count, *_ in dimensions]) as loops:

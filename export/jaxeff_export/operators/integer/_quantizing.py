@@ -9,7 +9,7 @@ import numpy as np
 from tvm import relax, tirx
 
 from jaxeff_export.operators.integer._code import (
-    Code,
+    StatementBuilder,
     cast,
     const,
     declare,
@@ -47,7 +47,7 @@ def write_codes(
     source, target = declare(taken, "float32", "x"), declare(taken, "uint8", "y")
     # An operand, for TVM takes a kernel of one array and one result for a reshape.
     unit = declare((1,), "float32", "per_step")
-    code, size = Code(), math.prod(shape[1:] if several else shape)
+    code, size = StatementBuilder(), math.prod(shape[1:] if several else shape)
     factor = code.vector(load(unit, 0), 1, "float32", "factor")
 
     def write(at: Any, lanes: int) -> None:

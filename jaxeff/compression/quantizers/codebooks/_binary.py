@@ -26,13 +26,13 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from jaxeff.compression.numerics import Quantization, Tensor, kept_axes, straight_through
+from jaxeff.compression.numerics import BaseQuantizer, Tensor, kept_axes, straight_through
 from jaxeff.core import Choice, Number, register_setting, static
 
 
 @register_setting
 @dataclass(frozen=True)
-class Binary(Quantization):
+class Binary(BaseQuantizer):
     """One bit: `Binary()` is XNOR-Net's, `Binary(per="none")` the plain sign.
 
     Attributes:

@@ -23,7 +23,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from jaxeff.compression.numerics import (
-    Quantization,
+    BaseQuantizer,
     Tensor,
     kept_axes,
     least_squares,
@@ -37,7 +37,7 @@ MAX_BASES = 8
 
 @register_setting
 @dataclass(frozen=True)
-class BinaryBases(Quantization):
+class BinaryBases(BaseQuantizer):
     """Several binary bases: `BinaryBases(3)`.
 
     Attributes:

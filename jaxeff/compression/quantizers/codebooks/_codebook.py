@@ -24,7 +24,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from jaxeff.compression.numerics import (
-    Quantization,
+    BaseQuantizer,
     Tensor,
     kept_axes,
     look_up,
@@ -44,7 +44,7 @@ STILL = 1e-4
 
 @register_setting
 @dataclass(frozen=True)
-class Codebook(Quantization):
+class Codebook(BaseQuantizer):
     """Shared values: `Codebook(4)` has 16.
 
     Attributes:

@@ -44,7 +44,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from jaxeff.compression.numerics import (
-    Quantization,
+    BaseQuantizer,
     Tensor,
     kept_axes,
     or_one,
@@ -67,7 +67,7 @@ _LEAST = 0.05
 
 @register_setting
 @dataclass(frozen=True)
-class Discrete(Quantization):
+class Discrete(BaseQuantizer):
     """A distribution over discrete weights: `Discrete()` is ternary, `Discrete(2)` binary.
 
     Attributes:

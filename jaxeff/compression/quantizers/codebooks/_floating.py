@@ -20,7 +20,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from jaxeff.compression.numerics import (
-    Quantization,
+    BaseQuantizer,
     Tensor,
     keep_positive,
     magnitude,
@@ -42,7 +42,7 @@ _NAMES = ("e4m3", "e5m2")
 
 @register_setting
 @dataclass(frozen=True)
-class Floating(Quantization):
+class Floating(BaseQuantizer):
     """A floating-point format: `Floating("bfloat16")`, `Floating("e4m3", scaling="power_of_two")`.
 
     Attributes:

@@ -45,7 +45,7 @@ import optax
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
-from jaxeff.compression.numerics import Bits, Quantization, Tensor, power_of_two
+from jaxeff.compression.numerics import BaseQuantizer, Bits, Tensor, power_of_two
 from jaxeff.compression.quantizers.codebooks._powers_of_two import nearest_powers, top_exponent
 from jaxeff.core import (
     Number,
@@ -66,7 +66,7 @@ SHARES = (0.5, 0.75, 0.875, 1.0)
 
 @register_setting
 @dataclass(frozen=True)
-class Incremental(Quantization):
+class Incremental(BaseQuantizer):
     """A part of the weights as powers of two: `Incremental(5)`, of all weights.
 
     Attributes:

@@ -28,7 +28,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from jaxeff.compression.numerics import (
-    Quantization,
+    BaseQuantizer,
     Tensor,
     kept_axes,
     least_squares,
@@ -46,7 +46,7 @@ MIDDLE = 0.6745
 
 @register_setting
 @dataclass(frozen=True)
-class LearnedBasis(Quantization):
+class LearnedBasis(BaseQuantizer):
     """Learned quantization: `LearnedBasis(2)`.
 
     Attributes:

@@ -26,7 +26,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from jaxeff.compression.numerics import (
-    Quantization,
+    BaseQuantizer,
     Tensor,
     magnitude,
     or_one,
@@ -39,7 +39,7 @@ from jaxeff.core import Choice, Count, Number, register_setting, static, static_
 
 @register_setting
 @dataclass(frozen=True)
-class LearnedPowers(Quantization):
+class LearnedPowers(BaseQuantizer):
     """Signed powers of two whose range, and so width, is learnt: `LearnedPowers()`.
 
     Attributes:

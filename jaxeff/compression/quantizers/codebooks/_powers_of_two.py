@@ -22,8 +22,8 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from jaxeff.compression.numerics import (
+    BaseQuantizer,
     Bits,
-    Quantization,
     Tensor,
     infer_sign,
     kept_axes,
@@ -42,7 +42,7 @@ from jaxeff.core import (
 
 @register_setting
 @dataclass(frozen=True)
-class PowersOfTwo(Quantization):
+class PowersOfTwo(BaseQuantizer):
     """Zero and powers of two: `PowersOfTwo(4)`.
 
     Attributes:

@@ -23,7 +23,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float
 
 from jaxeff.compression.numerics import (
-    Quantization,
+    BaseQuantizer,
     Tensor,
     kept_axes,
     magnitude,
@@ -36,7 +36,7 @@ Open = Annotated[Float[Array, "..."] | float | None, Number(0)]
 
 @register_setting
 @dataclass(frozen=True)
-class Ternary(Quantization):
+class Ternary(BaseQuantizer):
     """Three values with a scale that follows the weights: `Ternary()`.
 
     Attributes:
@@ -95,7 +95,7 @@ class Ternary(Quantization):
 
 @register_setting
 @dataclass(frozen=True)
-class TrainedTernary(Quantization):
+class TrainedTernary(BaseQuantizer):
     """Three values, two of them learnt: `TrainedTernary()`.
 
     Attributes:

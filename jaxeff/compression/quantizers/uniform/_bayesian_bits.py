@@ -34,7 +34,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from jaxeff.compression.numerics import (
-    Quantization,
+    BaseQuantizer,
     Tensor,
     infer_sign,
     keep_positive,
@@ -54,7 +54,7 @@ _CLOSED = 0.34
 
 @register_setting
 @dataclass(frozen=True)
-class BayesianBits(Quantization):
+class BayesianBits(BaseQuantizer):
     """Learned powers of two of bits: `BayesianBits(price=0.01)`, in `quantized(..., keyed=True)`.
 
     Attributes:

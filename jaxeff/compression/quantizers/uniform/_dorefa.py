@@ -28,8 +28,8 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxeff.compression.numerics import (
     MAX_BITS,
+    BaseQuantizer,
     Bits,
-    Quantization,
     Tensor,
     or_one,
     power_of_two,
@@ -42,7 +42,7 @@ from jaxeff.core import Width, register_setting, static_number
 
 @register_setting
 @dataclass(frozen=True)
-class DoReFa(Quantization):
+class DoReFa(BaseQuantizer):
     """DoReFa-Net: `DoReFa(1)` for weights, `DoReFa(2, gradient_bits=6)` for activations.
 
     Attributes:

@@ -31,7 +31,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from jaxeff.compression.numerics import (
-    Quantization,
+    BaseQuantizer,
     Tensor,
     look_up,
     nearest,
@@ -45,7 +45,7 @@ MAX_BITS = 8
 
 @register_setting
 @dataclass(frozen=True)
-class HalfWave(Quantization):
+class HalfWave(BaseQuantizer):
     """Half-wave Gaussian quantization of activations: `HalfWave(2)`.
 
     Attributes:

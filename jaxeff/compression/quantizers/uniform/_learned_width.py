@@ -35,7 +35,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from jaxeff.compression.numerics import (
-    Quantization,
+    BaseQuantizer,
     Tensor,
     infer_sign,
     magnitude,
@@ -59,7 +59,7 @@ MAX_WIDTH = 24
 
 @register_setting
 @dataclass(frozen=True)
-class LearnedWidth(Quantization):
+class LearnedWidth(BaseQuantizer):
     """A uniform grid whose width is learnt: `LearnedWidth()`.
 
     Attributes:

@@ -16,9 +16,9 @@ from jaxtyping import Array, Float
 
 from jaxeff.compression.numerics import (
     MAX_BITS,
+    BaseQuantizer,
     Bits,
     Grid,
-    Quantization,
     Tensor,
     code_range,
     infer_sign,
@@ -42,7 +42,7 @@ _STARTS = 64
 
 @register_setting
 @dataclass(frozen=True)
-class LSQ(Quantization):
+class LSQ(BaseQuantizer):
     """Learned step size quantization: `LSQ(4)`.
 
     Attributes:

@@ -18,8 +18,8 @@ from jaxtyping import Array, Float
 
 from jaxeff.compression.numerics import (
     MAX_BITS,
+    BaseQuantizer,
     Bits,
-    Quantization,
     Tensor,
     code_range,
     infer_sign,
@@ -42,7 +42,7 @@ from jaxeff.core import (
 
 @register_setting
 @dataclass(frozen=True)
-class PACT(Quantization):
+class PACT(BaseQuantizer):
     """Parameterized clipping activation: `PACT(4)`.
 
     Attributes:

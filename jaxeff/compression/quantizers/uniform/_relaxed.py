@@ -27,8 +27,8 @@ from jaxtyping import Array, Float
 
 from jaxeff.compression.numerics import (
     MAX_BITS,
+    BaseQuantizer,
     Bits,
-    Quantization,
     Tensor,
     code_range,
     infer_sign,
@@ -52,7 +52,7 @@ from jaxeff.core import (
 
 @register_setting
 @dataclass(frozen=True)
-class Relaxed(Quantization):
+class Relaxed(BaseQuantizer):
     """Relaxed quantization: `Relaxed(4)`, in `quantized(..., keyed=True)`.
 
     Attributes:

@@ -18,8 +18,8 @@ from jaxtyping import Array, Float
 
 from jaxeff.compression.numerics import (
     MAX_BITS,
+    BaseQuantizer,
     Bits,
-    Quantization,
     Tensor,
     grid,
     straight_through,
@@ -32,7 +32,7 @@ from jaxeff.core import Choice, Width, check_number, register_setting, static, s
 
 @register_setting
 @dataclass(frozen=True)
-class Stochastic(Quantization):
+class Stochastic(BaseQuantizer):
     """Stochastic rounding on a uniform grid: `Stochastic(8)`, in `quantized(..., keyed=True)`.
 
     Attributes:

@@ -12,8 +12,8 @@ from jaxtyping import Array, Float
 
 from jaxeff.compression.numerics import (
     MAX_BITS,
+    BaseQuantizer,
     Bits,
-    Quantization,
     Tensor,
     fake_quantize,
     ranges,
@@ -24,7 +24,7 @@ from jaxeff.core import Choice, Width, check_number, register_setting, static, s
 
 @register_setting
 @dataclass(frozen=True)
-class Uniform(Quantization):
+class Uniform(BaseQuantizer):
     """A uniform grid: `(q + zero) * step`, with a straight-through gradient.
 
     Attributes:
