@@ -101,6 +101,7 @@ def _link(mod: tvm.IRModule, where: Target) -> relax.VMExecutable:
     functions = dict(mod.functions_items())
     kernels = {name: f for name, f in functions.items() if isinstance(f, tirx.PrimFunc)}
     interpreted = tvm.IRModule({**kernels, watched: functions.pop(watched)})
+    # Both functions go into one executable, so they share kernels and constants.
     vm_build._vmcodegen(builder, interpreted, "bytecode")
     compiled = vm_build._vmcodegen(builder, tvm.IRModule(functions, attrs=mod.attrs), "compiled")
     return vm_build._vmlink(

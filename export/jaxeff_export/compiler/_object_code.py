@@ -3,7 +3,7 @@
 Where LLVM cannot write a file (the disk is full), it ends the process. So it is given links to
 files in memory, and what it wrote there is written to the disk by Python, which raises an error.
 
-Sharp edge: only Linux has files in memory; elsewhere LLVM writes to the disk itself.
+Sharp edge: only Linux has files in memory. Elsewhere LLVM writes to the disk itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jaxeff.store import write_whole
 
 @contextlib.contextmanager
 def in_memory(paths: Sequence[Path]) -> Iterator[Callable[[], None]]:
-    """Lets LLVM write to paths without a disk.
+    """Redirects what LLVM writes to paths into memory.
 
     Args:
       paths: files that it may write, in a folder that is there.
@@ -33,11 +33,13 @@ def in_memory(paths: Sequence[Path]) -> Iterator[Callable[[], None]]:
         files = {}
         for path in paths:
             files[path] = stack.enter_context(os.fdopen(os.memfd_create(path.name), "rb"))
+            # LLVM opens files by name; this name leads to the memory.
             path.symlink_to(f"/proc/self/fd/{files[path].fileno()}")
 
         def to_disk() -> None:
             for path, file in files.items():
                 path.unlink()
+                # An empty file is one that LLVM did not write.
                 if content := file.read():
                     write_whole(path, content)
 

@@ -50,7 +50,7 @@ class Work:
 
     @property
     def facts(self) -> dict[str, int]:
-        """All but the name."""
+        """Returns all attributes but the name."""
         return {k: v for k, v in dataclasses.asdict(self).items() if k != "name"}
 
 
@@ -101,7 +101,7 @@ class _Counter:
         self._calls = {T.llvm_lookup_intrinsic_id(name): n for name, n in _PRODUCTS.items()}
 
     def products(self, statement: tirx.Stmt) -> int:
-        """Products of a statement; both sides of a branch count, starting values don't."""
+        """Counts the products of a statement: both sides of branches, no starting values."""
         if isinstance(statement, tirx.For):
             return int(statement.extent) * self.products(statement.body)
         if isinstance(statement, tirx.SeqStmt):
@@ -126,6 +126,7 @@ class _Counter:
 
     def _of(self, call: tvm.ir.Call) -> int:
         name = getattr(call.op, "name", "")
+        # A counted bit of two planes' conjunction is a product of two bits.
         if name.endswith("popcount"):
             return tvm.DataType(call.ty.dtype).bits * _lanes(call)
         if "llvm_pure_intrin" in name:

@@ -1,4 +1,4 @@
-"""Kernels as schedules are recorded for them, and how they are told apart."""
+"""Kernels as schedules are recorded for them, and the hashes that identify them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jaxeff_export.compiler.schedules import merge_blocks
 
 @dataclass(frozen=True)
 class UnscheduledKernel:
-    """A kernel, apart from the module it is of.
+    """A kernel on its own, without its module.
 
     Attributes:
       name: of its function in the module.
@@ -28,12 +28,12 @@ class UnscheduledKernel:
 
     @property
     def module(self) -> tvm.IRModule:
-        """The kernel alone, as MetaSchedule wants it."""
+        """Returns a module of the kernel alone, as MetaSchedule takes it."""
         return tvm.IRModule({"main": self.function})
 
     @property
     def outputs(self) -> list[int]:
-        """The positions of the arguments it writes."""
+        """Returns the positions of the arguments that it writes."""
         written: list[tirx.Var] = []
         tvm_ffi.structural_walk(
             self.function.body, (tirx.BufferStore, lambda store: written.append(store.buffer))

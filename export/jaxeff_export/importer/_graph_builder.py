@@ -5,8 +5,8 @@ unless they are known, and integer scalars known at import time are folded. Loop
 are unrolled, and branches that are cheap become selects; other loops and branches are nodes that
 hold graphs of their own.
 
-Sharp edge: both branches of a cheap ``if`` or ``case`` are computed (StableHLO is pure, so only
-time is lost).
+Sharp edge: both branches of a cheap ``if`` or ``case`` are computed. StableHLO is pure, so this
+costs time only.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _MOVES = ("stablehlo.broadcast_in_dim", "stablehlo.iota", "stablehlo.reshape")
 
 
 class GraphBuilder:
-    """Builds the :class:`HloGraph` of a module's public function, and what it cannot take."""
+    """Builds the :class:`Graph` of a module's public function; collects what is unsupported."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Calls of kernels exchanged for others, one binding of ``main`` after the other."""
+"""Replaces calls of kernels by others, one binding of ``main`` after the other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels that follow each other made one: a small network is a single call.
+"""Joins kernels that follow each other: a small network becomes a single call.
 
 Calling a kernel takes some tenths of a microsecond, for its arguments and for the array that it
 writes: as long as a dense layer of a small network. Kernels that are written statement by statement
@@ -48,7 +48,7 @@ def _rewritten(
     bindings: list[relax.Binding],
     main: relax.Function,
 ) -> list[relax.Binding]:
-    """Bindings with a call in the place of every run of kernels."""
+    """Replaces every run of kernels in a list of bindings by one call."""
     made: list[relax.Binding] = []
     run: list[relax.VarBinding] = []
 
@@ -88,6 +88,7 @@ def _rewritten(
 
 def _fits(mod: tvm.IRModule, run: Sequence[relax.VarBinding]) -> bool:
     kernels = [found for b in run if (found := _kernel(mod, b)) is not None]
+    # Long kernels gain nothing from a call less, and scratch memory adds to what a call needs.
     products = sum(int(kernel.attrs[CHAINS]) for kernel in kernels)
     scratch = sum(bytes_of(binding.var) for binding in run)
     return products <= _MOST_PRODUCTS and scratch <= _MOST_SCRATCH

@@ -52,6 +52,7 @@ def decode_where_read(mod: tvm.IRModule) -> tvm.IRModule:
     made_by = {b.var: b.value for b in block.bindings}
     # Decoding inside a kernel is for one reader: others would decode the same weights again.
     uses = Counter(v for b in block.bindings for v in relax.analysis.free_vars(b.value))
+    # The result of ``main`` is a use too, though no binding has it.
     uses.update([main.body.body])
     sources, parameters = sources_of(main, bound), set(main.params[:bound])
     builder = relax.BlockBuilder(mod)
@@ -170,6 +171,7 @@ def _inlined(
     made, kind = bindings[-1].var, calls[-1][1].ty
     result = relax.Var("result", kind)
     block = relax.DataflowBlock([*bindings, relax.VarBinding(result, made)])
+    # The form that FuseTIR turns into a kernel: a primitive function around several calls.
     group = relax.Function(
         [names[a] for a in arguments], relax.SeqExpr([block], result), kind
     ).with_attr("Primitive", True)

@@ -1,4 +1,4 @@
-"""What a function computes of its parameters alone, taken out of it.
+"""Takes out of a function what it computes of its parameters alone.
 
 A bundle binds the parameters, so the squares of weights, transposed and converted weights, and sums
 over them need computing once, when the bundle is made, and not in every call.
@@ -27,7 +27,7 @@ class Lifted:
         derive: a module whose ``main`` takes the parameters and returns a tuple of derived arrays;
             None if there are none.
         operands: what ``main`` takes first, as indices into parameters followed by derived arrays;
-            parameters it has no use for are left out.
+            unused parameters are left out.
     """
 
     main: tvm.IRModule

@@ -110,6 +110,7 @@ def _bits(x: Expr, dtype: str) -> Expr:
             return tirx.Select(x.condition, *arms)
         case tirx.Let():
             return tirx.Let(x.var, x.value, _bits(x.body, dtype))
+        # The branches stay branches: one of them may read out of bounds.
         case tvm.ir.Call() if x.op.name == "prim.if_then_else":
             condition, *arms = x.args
             return tirx.if_then_else(condition, *(_bits(arm, dtype) for arm in arms))

@@ -73,7 +73,7 @@ class _Nest:
 
     @property
     def walk(self) -> tuple[object, ...]:
-        """What two nests must have in common: extents and kinds of their loops."""
+        """Returns what two nests must have in common: extents and kinds of their loops."""
         return tuple(
             (int(loop.extent), int(v.iter_type))
             for loop, v in zip(self.loops, self.block.iter_vars, strict=True)
@@ -81,12 +81,12 @@ class _Nest:
 
     @property
     def sources(self) -> set[tirx.Var]:
-        """The buffers it reads."""
+        """Returns the buffers that it reads."""
         return {region.source for region in self.block.reads} - self.targets
 
     @property
     def targets(self) -> set[tirx.Var]:
-        """The buffers it writes."""
+        """Returns the buffers that it writes."""
         return {region.source for region in self.block.writes}
 
     def statement(self) -> tirx.Stmt:
@@ -167,6 +167,7 @@ def _are_siblings(first: _Nest, second: _Nest, others: Sequence[_Nest]) -> bool:
     # Of reductions only contractions are joined, whose sums then share the loads.
     if any(nest.block.init is not None for nest in (first, second)):
         return all(is_contraction(nest.block) for nest in (first, second))
+    # Without common inputs, one walk over both would only compete for the cache.
     related = first.sources & second.sources or any(
         other.targets & first.sources and other.targets & second.sources for other in others
     )

@@ -23,7 +23,7 @@ _STACK_FLOATS = 256  # TVM keeps a local buffer on the stack below 1024 bytes
 
 @dataclasses.dataclass(frozen=True)
 class Strip:
-    """What is computed at once: all features of a strip of pixels.
+    """All features of a strip of pixels, which are computed at once.
 
     Attributes:
         vectors: of pixels, side by side.
@@ -35,7 +35,7 @@ class Strip:
 
 
 def strip_of(block: s_tir.SBlock, lanes: int, accumulators: int) -> Strip | None:
-    """The strip to compute a contraction in; None if vectors of features serve it better.
+    """Chooses the strip to compute a contraction in; None if vectors of features are better.
 
     Args:
         block: the contraction.
@@ -101,7 +101,7 @@ def tile_strip(
     strip: Strip,
     epilogue: list[SBlockRV],
 ) -> LoopRV:
-    """Computes a convolution strip by strip.
+    """Schedules a convolution strip by strip.
 
     Args:
         sch: the schedule.
@@ -135,6 +135,7 @@ def tile_strip(
     for following in epilogue:
         sch.reverse_compute_at(following, outer, preserve_unit_loops=True)
         sch.unroll(sch.get_loops(following)[-1])
+    # Sums of all features and vectors are unrolled: registers need constant indices.
     for loop in (feature, vectors):
         sch.unroll(loop)
     sch.vectorize(lanes)

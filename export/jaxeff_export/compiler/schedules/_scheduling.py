@@ -1,6 +1,6 @@
 """Default CPU schedules: good loops without tuning.
 
-Three kinds of kernel, told apart by their blocks:
+There are three kinds of kernel, which differ in their blocks:
 
 - a contraction (a block that reduces a product: matmul, convolution) gets a register tile: the
   innermost output dimension in vectors, the next ones unrolled, the reduction around them, and
@@ -9,8 +9,8 @@ Three kinds of kernel, told apart by their blocks:
 - elementwise kernels are one vectorised loop.
 
 Outer loops run in parallel when the kernel is worth a thread. A loop over a batch that only the
-call tells is walked example by example: no tile reaches across it. A kernel whose shape the rules
-below do not foresee keeps its plain loops.
+call determines is walked example by example: no tile reaches across it. A kernel that no rule below
+fits keeps its plain loops.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _FAIR = 4  # images a core, from which on it matters little if one has one more
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """What the schedules need to know of the processor."""
+    """The properties of a processor that schedules depend on."""
 
     lanes: int  # float32 elements in a vector register
     registers: int
@@ -196,7 +196,7 @@ def _split(sch: Schedule, loop: LoopRV, size: int) -> tuple[LoopRV, LoopRV]:
 
 
 def _tile_reduction(sch: Schedule, block: SBlockRV, machine: Machine) -> list[SBlockRV]:
-    """Computes a reduction tile by tile in registers; returns the blocks it took along."""
+    """Tiles a reduction in registers; returns the blocks that were scheduled with it."""
     loops = _loops(sch, block)
     spatial = [loop for loop, kind in loops if kind == "S"]
     reduce_loops = [loop for loop, kind in loops if kind == "R"]
@@ -256,6 +256,7 @@ def _copied_by_image(
     Copies of all images at once would go to memory and come back. None are found where tiles of
     the same columns follow each other over all images, or images can't be shared evenly.
     """
+    # A core that has one image more than the others makes them wait, unless each has several.
     even = images % machine.cores == 0 or images >= _FAIR * machine.cores
     dimensions = len(tile.rows)
     if images < 2 or dimensions < 3 or tile.rows[0] > 1 or tile.columns_first or not even:
@@ -290,6 +291,7 @@ def _begun(
     around = next(i for i, x in enumerate(sch.get_loops(block)) if _is_same(sch, x, first))
     # Sums start in registers too: unrolled and in vectors, like the tile.
     init = sch.decompose_reduction(block, first)
+    # A loop over registers has to be unrolled, or LLVM keeps the sums in memory.
     for loop in sch.get_loops(init)[around:-1]:
         sch.unroll(loop)
     sch.vectorize(sch.get_loops(init)[-1])
@@ -302,7 +304,7 @@ def _is_same(sch: Schedule, one: LoopRV, other: LoopRV) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class RegisterTile:
-    """What is computed in registers at once: rows of each outer dimension, and vectors."""
+    """The part of a result that registers hold at once: rows of outer dimensions, and vectors."""
 
     rows: list[int]
     vectors: int
@@ -311,7 +313,7 @@ class RegisterTile:
 
     @property
     def columns(self) -> int:
-        """Elements of the last dimension."""
+        """Returns the elements of the last dimension."""
         return self.vectors * self.width
 
 
@@ -334,6 +336,7 @@ def _accumulators(machine: Machine, depth: int) -> int:
     LLVM unrolls a loop of few terms (the channels of an image) with the one around it. Where
     instructions take no operand from memory, the weights of all terms are in registers too.
     """
+    # x86 multiplies by a number in memory; NEON loads every weight into a register first.
     unrolled = machine.lanes == _LANED and depth < _LANED
     return (_ACCUMULATORS_UNROLLED if unrolled else _ACCUMULATORS) * machine.registers // 32
 
@@ -427,6 +430,7 @@ def _schedule_spatial(sch: Schedule, block: SBlockRV, machine: Machine) -> None:
     extents = _extents(sch, loops)
     if 0 in extents:  # fused, its index would be divided by nothing
         return
+    # Nodes of the expression stand for its time, in units of a multiply-add.
     work = _turns(sch, loops) * max(1, count(sch.get(block).body, object) // _NODES)
     threads = work >= PARALLEL_WORK and machine.cores > 1
     # LLVM vectorises the innermost loop. A short one it unrolls, to gather along the next.

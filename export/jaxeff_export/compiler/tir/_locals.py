@@ -79,6 +79,7 @@ def _store_to_locals(store: tirx.BufferStore) -> tirx.Stmt:
         return store
     stores, buffers = _flat(store)
     body = tirx.SeqStmt(stores)
+    # A block gives the locals a scope inside the loops; TVM wants its accesses declared.
     bare = s_tir.SBlock([], [], [], "chain", body, alloc_buffers=buffers)
     reads, writes, _ = get_sblock_access_region(bare, {})
     block = s_tir.SBlock([], reads, writes, "chain", body, alloc_buffers=buffers)
@@ -173,6 +174,7 @@ class _Chain:
         return tirx.BufferLoad(chosen, [_ZERO])
 
     def _branch(self, arm: Expr, chosen: tirx.Buffer) -> tirx.Stmt:
+        # Stores of a branch go into the branch.
         outer, self.stores = self.stores, []
         value = self.flatten(arm)
         stores, self.stores = self.stores, outer

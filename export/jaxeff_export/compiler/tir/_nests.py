@@ -58,12 +58,12 @@ class Nest:
 
     @property
     def width(self) -> int:
-        """How many columns there are."""
+        """Returns the number of columns."""
         return int(self.column.dom.extent)
 
     @property
     def written(self) -> set[tirx.Buffer]:
-        """The results."""
+        """Returns the buffers of the results."""
         return {region.source for region in self.block.writes}
 
     def rows(self, buffer: tirx.Buffer) -> int:

@@ -1,8 +1,8 @@
 """Sums of products, one product after the other, so that each is one fused instruction.
 
-The variance of a layer adds two products a turn, ``v + (a b + c d)``. As it stands that is a
-product, a fused multiply-add and a sum; as ``(v + a b) + c d`` it is two fused multiply-adds. LLVM
-may fuse (`fast-math-contract`), but never reorders a floating-point sum.
+The variance of a layer adds two products per iteration, ``v + (a b + c d)``. In this order that is
+a product, a fused multiply-add and a sum; ``(v + a b) + c d`` is two fused multiply-adds. LLVM may
+fuse (`fast-math-contract`), but never reorders a floating-point sum.
 """
 
 from __future__ import annotations

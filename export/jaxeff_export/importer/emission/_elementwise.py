@@ -2,9 +2,9 @@
 
 Nothing is emitted for an elementwise node until something else needs its tensor. Then the node and
 all elementwise ancestors that have no tensor yet are emitted as one ``te.compute`` whose body is a
-chain of scalar lets. Intermediates that others need too become further outputs of the same loop
-when they are dear, and are computed again when they are cheap. Broadcasts, splat constants and
-iotas are read in place: they never become tensors of their own unless another operation asks.
+chain of scalar lets. Intermediates that other operations need too become further outputs of the
+same loop if they are costly, and are computed again if they are cheap. Broadcasts, splat constants
+and iotas are read in place: they become tensors only if another operation needs one.
 """
 
 from __future__ import annotations

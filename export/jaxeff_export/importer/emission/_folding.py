@@ -1,4 +1,4 @@
-"""Fold small constants at import time: loop counters, trip counts, static indices, tables.
+"""Folds small constants at import time: loop counters, trip counts, static indices, tables.
 
 Only integers and booleans are computed with (their arithmetic is exact and the same everywhere);
 constants of any dtype are moved about.

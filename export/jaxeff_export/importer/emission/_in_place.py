@@ -1,8 +1,8 @@
 """Kernels that may write over the state that they read.
 
 The last kernels of a loop's body often compute the next state from the old, element by element, or
-change a few elements of it. Writing the result where the old state lies saves copying it, which for
-a scatter is most of the work.
+change a few elements of it. Writing the result over the old state saves a copy, which for a
+scatter is most of the work.
 """
 
 from __future__ import annotations

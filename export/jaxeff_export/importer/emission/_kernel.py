@@ -1,7 +1,7 @@
 """Sequences of compiled calls as one TIR function: what the bodies of loops become.
 
-A body is emitted like any function, fused and scheduled for any machine, and the kernels it calls
-are then laid one after the other, with buffers in the place of its tensors.
+A body is emitted like any function, fused and scheduled for any machine. The kernels that it calls
+then follow each other, with buffers in place of tensors.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from jaxeff_export.importer.scalar import HELD_AS_FLOAT32
 
 
 class KernelBuilder:
-    """A TIR function under construction.
+    """Builds a TIR function.
 
     Attributes:
         constants: tensors known at import time, which become parameters.

@@ -36,7 +36,7 @@ from jaxeff_export.importer.scalar import Scope, dtype_of, held
 
 
 class CodeBuilder(Scope):
-    """A statement being written, and the scope of the scalars that it names."""
+    """Writes a statement; also the scope of the scalars that it names."""
 
     def __init__(self) -> None:
         super().__init__()

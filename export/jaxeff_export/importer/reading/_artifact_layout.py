@@ -20,7 +20,7 @@ _WRITER = re.compile(rb"StableHLO_v(\d{1,6})\.(\d{1,6})\.(\d{1,6})")
 
 
 def layout_fault(data: bytes) -> str | None:
-    """Says what is wrong with the layout of an artifact and at which byte; None if nothing is."""
+    """Describes the first fault of an artifact's layout, and its byte; None if there is none."""
     try:
         version, at = _number(data, len(MAGIC))
         if version > _BYTECODE_VERSION:
@@ -37,7 +37,9 @@ def layout_fault(data: bytes) -> str | None:
                 alignment, at = _number(data, at)
                 if alignment == 0 or alignment & (alignment - 1):
                     return f"byte {start}: the section's alignment of {alignment} is none"
+                # Sections start at multiples of their alignment, with filling bytes before.
                 at += -at % alignment
+            # Checked before MLIR reads the section: it trusts the length.
             if at + size > len(data):
                 return (
                     f"byte {start}: the {_SECTIONS[kind & 0x7F]} section should have {size} bytes, "

@@ -1,4 +1,4 @@
-"""Read an operation's attributes as Python values."""
+"""Reads an operation's attributes as Python values."""
 
 from __future__ import annotations
 

@@ -47,6 +47,7 @@ class UnsupportedOpError(NotImplementedError):
     """
 
     def __init__(self, ops: Sequence[UnsupportedOp]):
+        # Inlined functions repeat their operations; each place is named once.
         self.ops = tuple(dict.fromkeys(ops))
         noun = "operation" if len(self.ops) == 1 else "operations"
         lines = "\n".join(f"  - {op}" for op in self.ops)
@@ -61,12 +62,12 @@ class Unsupported(Exception):
 
 
 def source_location(op: ir.Operation) -> str:
-    """Says where in the JAX source ``op`` came from, as ``file:line:column (name)``."""
+    """Formats where in the JAX source ``op`` came from, as ``file:line:column (name)``."""
     return position_of(op.location)
 
 
 def position_of(location: ir.Location) -> str:
-    """Says what a location tells: ``file:line:column (name)``, as much of it as there is.
+    """Formats a location as ``file:line:column (name)``, as far as it is known.
 
     The file is the innermost of a call stack, the name the outermost. A position in the module's
     own text, which has no file, is ``line 1, column 2``.
@@ -102,14 +103,14 @@ def _name(location: ir.NameLoc) -> str:
 
 
 def describe(op: ir.Operation, reason: str) -> UnsupportedOp:
-    """Describes why ``op`` was not taken."""
+    """Describes why ``op`` is unsupported."""
     operands = ", ".join(str(operand.type) for operand in op.operands)
     results = ", ".join(str(result.type) for result in op.results)
     return UnsupportedOp(op.name, f"({operands}) -> ({results})", source_location(op), reason)
 
 
 def failure(op: ir.Operation, error: Exception) -> UnsupportedOpError:
-    """Says that lowering ``op`` failed in a way that its rule did not foresee."""
+    """Describes an unforeseen failure to lower ``op``."""
     # TVM's messages end in the fault; a stack comes before it.
     reason = " ".join(f"{type(error).__name__}: {error}".split())[-300:]
     return UnsupportedOpError([describe(op, f"its lowering failed ({reason})")])

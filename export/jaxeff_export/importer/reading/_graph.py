@@ -1,6 +1,6 @@
 """A program as one flat dataflow graph: what the emitter reads.
 
-Loops and dear branches are nodes that hold graphs of their own; everything else is flat.
+Loops and costly branches are nodes that hold graphs of their own; everything else is flat.
 """
 
 from __future__ import annotations
@@ -112,5 +112,5 @@ def paired(flat: Iterable[HloValue], like: Iterable[HloValue]) -> list[HloValue]
 
 
 def splat(item: object, kind: TensorType) -> HloValue:
-    """Returns a constant whose elements are all ``value``."""
+    """Returns a constant whose elements are all ``item``."""
     return HloValue(kind, constant=np.asarray(item, dtype=kind.numpy_dtype))

@@ -76,7 +76,7 @@ def refuse_hazards(text: bytes, bare: bytes) -> None:
 
 
 def position(text: bytes, offset: int) -> str:
-    """Says where in ``text`` a byte is, as MLIR counts: lines and columns from one."""
+    """Formats where in ``text`` a byte is, as MLIR counts: lines and columns from one."""
     line, column = text.count(b"\n", 0, offset) + 1, offset - text.rfind(b"\n", 0, offset)
     return f"line {line}, column {column}"
 

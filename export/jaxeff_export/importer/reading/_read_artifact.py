@@ -1,4 +1,4 @@
-"""Run as a script: read a StableHLO portable artifact on stdin, write its text to stdout.
+"""Runs as a script: reads a StableHLO portable artifact on stdin, writes its text to stdout.
 
 This is a process of its own because MLIR's bytecode reader can corrupt memory on damaged input.
 It must not import jaxeff_export (or JAX), so that it starts in a fraction of a second.
@@ -11,7 +11,7 @@ from jaxlib.mlir.dialects import chlo, sdy, stablehlo
 
 
 def main() -> int:
-    """Converts stdin to stdout; return the exit status."""
+    """Converts stdin to stdout; returns the exit status."""
     context = ir.Context()
     for dialect in (stablehlo, chlo, sdy):
         dialect.register_dialect(context)

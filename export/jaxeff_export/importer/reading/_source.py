@@ -1,4 +1,4 @@
-"""Turn any accepted source into a verified MLIR module.
+"""Turns any accepted source into a verified MLIR module.
 
 Sharp edges: MLIR's bytecode reader is not safe on damaged bytes (it can corrupt the heap), so
 artifacts are read in a child process. Text is parsed in this one, after ``hazards`` has seen it.
@@ -124,6 +124,7 @@ def of_size(module: ir.Module, arguments: Sequence[ir.Type], size: int) -> ir.Mo
 
 def _parse(text: bytes) -> ir.Module:
     _refuse_other_encodings(text)
+    # Before the parser sees the text: it may crash the process rather than raise.
     refuse_hazards(text, without_strings(text))
     stablehlo.register_stablehlo_passes()
     with jax_mlir.make_ir_context(), ir.Location.unknown(), _diagnosed():
@@ -195,7 +196,7 @@ def _unreadable(data: bytes, reason: str) -> StableHLOParseError:
 
 
 def _diagnosis(error: ir.MLIRError) -> str:
-    """Says what MLIR found wrong and where: the first complaints, each with its position."""
+    """Formats MLIR's first diagnostics, each with its position."""
     found = [
         f"{position_of(ir.Location.from_attr(d.location.attr))}: {d.message}"
         for d in error.error_diagnostics[:3]

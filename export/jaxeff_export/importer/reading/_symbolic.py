@@ -2,8 +2,8 @@
 
 A module with dynamic dimensions is imported for a few fixed sizes, by the same rules as any other.
 Where the results differ in nothing but numbers that are linear in the size, these numbers become
-expressions of one symbolic variable, and the module holds for every size. That it does is checked
-against imports at the smallest sizes too, where a rule would first decide otherwise.
+expressions of one symbolic variable, and the module holds for every size. An import at the
+smallest size, where a rule would first decide otherwise, has to agree too.
 
 Sharp edges: all dynamic dimensions of the arguments are one and the same size. A number that is
 not linear in the size, such as a tensor of size squared, is refused.
@@ -110,7 +110,7 @@ def _fixed(sample: Json, lines: Mapping[int, LinearSize], size: int) -> tvm.IRMo
 
 
 def _symbolic(sample: Json, lines: Mapping[int, LinearSize]) -> tvm.IRModule:
-    """Puts expressions of one variable in place of the numbers, by way of marks."""
+    """Replaces the marked numbers by expressions of one variable."""
     # JSON has no variables: unique numbers mark the places, and are replaced after loading.
     marks = {index: _FIRST_MARK + i for i, index in enumerate(lines)}
     marked = {mark: lines[index] for index, mark in marks.items()}

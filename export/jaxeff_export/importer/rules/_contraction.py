@@ -40,6 +40,7 @@ def _dot_general(e: Emitter, node: HloNode) -> Sequence[relax.Expr]:
         emitted = _emit_inner(e, node, lhs, rhs, rhs_contract[0])
         if emitted is not None:
             return [emitted]
+    # What follows is Relax's form of a matmul: batches first, then [rows, k] and [k, columns].
     leading = list(range(batch))
     # Relax's matmul sums in the operands' dtype, which is right for full-width floats only.
     native = result.dtype in ("float32", "float64") and lhs.type.dtype == rhs.type.dtype

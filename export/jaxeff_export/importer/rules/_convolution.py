@@ -120,6 +120,7 @@ def _direct(node: HloNode, numbers, window: ConvolutionWindow):  # type: ignore[
     group_out = out_features // (window.feature_groups * window.batch_groups)
     batch_per_group = lhs.type.shape[in_batch] // window.batch_groups
 
+    # Padding and dilation first, in a tensor of their own: the sum then has no condition inside.
     padded_shape = list(lhs.type.shape)
     low, interior = [0] * len(padded_shape), [0] * len(padded_shape)
     for d, (lo, hi), dilation in zip(in_spatial, window.padding, window.lhs_dilation, strict=True):

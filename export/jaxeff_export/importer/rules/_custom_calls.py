@@ -34,7 +34,7 @@ _COMPLEX_LAPACK = ("lapack_c", "lapack_z")
 
 
 def is_annotation(op: ir.Operation) -> bool:
-    """Tells whether a custom call only says where or how its operands are held.
+    """Tells whether a custom call only annotates its operands, such as with a sharding.
 
     The checks of StableHLO's own tests (``check.expect_close`` and its like), which have no
     results, are taken for one too: an imported module computes, it does not test itself.

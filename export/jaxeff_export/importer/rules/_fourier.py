@@ -86,6 +86,7 @@ def _along(
                     x[0, i] = x[0, n - i]
                     x[1, i] = -x[1, n - i]
             done = 1
+            # Stockham's passes write to the other buffer in order: no index is reversed.
             for factor in factors(n):
                 _pass(code, x, y, roots, n, done, factor)
                 done *= factor
@@ -103,7 +104,7 @@ def _along(
 
 
 def _pass(code: CodeBuilder, x: View, y: View, roots: View, n: int, done: int, factor: int) -> None:
-    """Goes from transforms of length ``done`` to transforms ``factor`` times as long.
+    """Combines transforms of length ``done`` to transforms ``factor`` times as long.
 
     ``x`` holds, at ``k * rest + r``, coefficient k of the signal that starts at r and takes every
     ``rest``-th element; ``y`` becomes the same for the longer transforms.

@@ -24,7 +24,7 @@ _LITERAL = 64
 
 
 def running_dimension(node: HloNode) -> tuple[int, bool] | None:
-    """The dimension along which a ``reduce_window`` runs on, and whether it runs backwards.
+    """Finds the dimension of a running ``reduce_window``, and whether it runs backwards.
 
     Returns:
         None where the windows are of another form.

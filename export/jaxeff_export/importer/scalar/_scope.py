@@ -64,6 +64,7 @@ class Scope:
     def wrap(self, result: Expr) -> Expr:
         """Returns ``result`` inside all bindings made so far."""
         bindings = self._bindings
+        # The last name is the result itself: no let is needed for it.
         if bindings and result is bindings[-1][0]:
             *bindings, (_, result) = bindings
         for var, value in reversed(bindings):
