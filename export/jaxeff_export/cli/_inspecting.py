@@ -49,6 +49,7 @@ def _show_artifact(path: Path) -> None:
 def _show_bundle(path: Path) -> None:
     from jaxeff_export.bundle import Bundle
 
+    #  Loading checks every file, so those listed below are intact.
     manifest = Bundle.load(path).manifest
     groups = [
         ("parameter", manifest.parameters),

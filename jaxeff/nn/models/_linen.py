@@ -1,6 +1,6 @@
 """Linen twins of `jaxeff.nn.MLP` and `jaxeff.nn.LeNet5`: the same layers under the same names.
 
-The jaxprs of Linen and NNX models differ, so both kinds are needed for tests. Parameters of a twin
+The jaxprs of Linen and NNX models differ, and programs are read from both. Parameters of a twin
 have the paths and shapes of the NNX model's: either set fits both.
 """
 
