@@ -125,6 +125,7 @@ def within(budget: Budget, channels: Channels, allowed: Mapping[str, Allowed]) -
     Raises:
         PlanError: The budget is below the least that can be reached; the message says what that is.
     """
+    # Both ends first: cost is monotone in the level, so a budget between them can be bisected.
     search = _Search(budget, channels, allowed)
     what, share = budget.of
     whole, least = search.cost(search.at(0)), search.cost(search.at(search.levels))
@@ -152,6 +153,7 @@ class _Search:
         self._channels, self._allowed, self._measure = channels, allowed, budget.measure
         self._uniform = budget.uniform
         self._scores = {n: _normalized(n, a.scores, budget.normalize) for n, a in allowed.items()}
+        # Costs are counted on dimensions, plans are made of names.
         self._ids = {g.name: d for g, d in zip(channels, channels.dimensions, strict=True)}
         count = {"parameters": parameters, "macs": macs}.get(budget.of[0])
         self._count = None if count is None else count(channels)
@@ -161,6 +163,8 @@ class _Search:
             shares = {i / len(a.scores) for a in allowed.values() for i in range(len(a.scores))}
             self._thresholds = sorted(shares - {0.0})
         else:
+            # Between two neighbouring scores no channel changes sides: the scores are all
+            # thresholds there are.
             everything = [s for scores in self._scores.values() for s in scores]
             self._thresholds = [float(t) for t in np.unique(everything)]
 
@@ -261,6 +265,7 @@ def _normalized(name: str, scores: np.ndarray, by: str) -> np.ndarray:
             f"scores of {name!r} are negative, so that dividing by their {by} means nothing; use "
             'Budget(..., normalize="nothing").'
         )
+    # A group of zeros stays as it is: all of its channels are the first to go.
     scale = scores.mean() if by == "mean" else scores.max()
     return scores / scale if scale > 0 else scores
 

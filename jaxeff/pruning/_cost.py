@@ -21,7 +21,8 @@ Count = Callable[[Counts], float]
 
 
 def parameters(channels: Channels) -> Count:
-    """Entries of all parameters by how many channels stay; running statistics aren't parameters."""
+    """Returns a function from kept channels to entries of all parameters, without statistics."""
+    # Resolved once: a count is then a product of numbers, for thousands of plans.
     read = {v.path for v in channels.program.inputs if v.role & Role.PARAM}
     shapes = [[*map(resolve, axes)] for path, axes in channels.leaves.items() if path in read]
 
@@ -44,6 +45,7 @@ def _macs(program: Program, labels: Labels, times: int = 1) -> Count:
             repeated = times * (node.params["length"] if node.primitive is prim.p.scan_p else 1)
             bodies = [_macs(body, labels, repeated) for body in layer.programs]
             if node.primitive is prim.p.cond_p:
+                # As `jaxeff.cost`: a branch costs as much as the dearest one.
                 terms.append(_dearest(bodies))
             else:
                 terms += bodies

@@ -62,6 +62,7 @@ def chosen_factors(
             asked it ends, and what decides between equals.
     """
     wanted = [(m, names) for m in made if (names := [name for name in m.groups if name in allowed])]
+    # Where there is no choice it is made first: it may settle the choice of other layers.
     chosen = {names[0] for _, names in wanted if len(names) == 1}
     spared: set[str] = set()
     for m, names in wanted:

@@ -172,6 +172,7 @@ def prune_iteratively(
     }
     kept = None
     if folder is not None:
+        # What decides the result is hashed: a folder of another run must not be taken up.
         start = init(params, optimizer, state)
         parts = describe_training(key, loss(f), optimizer, start, data, batch_size)
         run = run_identity(key, data, described, parts)

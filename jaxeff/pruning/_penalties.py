@@ -70,8 +70,10 @@ def group_lasso(params: Any, channels: Channels) -> Float[Array, ""]:
             along = values.sum([i for i in range(values.ndim) if i != member.axis])
             inside = np.flatnonzero(index >= 0)
             squares = squares.at[index[inside]].add(along[inside])
+        # The root of zero has an infinite slope: a removed channel gets a gradient of zero instead.
         some = squares > 0
         norms = jnp.where(some, jnp.sqrt(jnp.where(some, squares, 1.0)), 0.0)
+        # sqrt(n_g) makes large and small channels comparable (Yuan and Lin, eq. 2.1).
         total = total + np.float32(np.sqrt(group.parameters)) * norms.sum()
     return total
 

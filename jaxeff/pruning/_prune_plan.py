@@ -155,6 +155,8 @@ def prune_plan(
     try:
         settings = resolve(spec, program, applies, "channels that can be removed")
     except ValueError as error:
+        # The pattern may name a layer whose channels are held: then the reason helps more than a
+        # list of sites.
         why = next((f" {held[s]}" for s in held if repr(s) in str(error) or s in spec), "")
         if not why and any(s is not None and s.crossed == KEEP for s in spec.values()):
             why = f' Statistics cross all others, which crossed="{KEEP}" leaves out.'
@@ -197,6 +199,8 @@ def _least(
 
     def missed(name: str, m: Made) -> tuple[float, bool, int]:
         group = groups[name]
+        # First how far from the share this factor ends, for heads only come whole; then a factor
+        # that no statistic crosses; then the larger one.
         ends = _kept(group, wanted[name], [m]) * (m.size // group.size)
         asked = wanted[name].left(m.size, name)
         return ends - asked, bool(group.crossed), -group.size
@@ -229,6 +233,8 @@ def _kept(
     needed = 1
     for m in made:
         share = setting.left(m.size, group.name) / m.size
+        # A share s spread over k factors is s^(1/k) of each. The tolerance is for roots that are
+        # whole but for rounding.
         needed = max(
             needed, math.ceil(group.size * share ** (1 / (factors or {}).get(m, 1)) - 1e-6)
         )
@@ -246,6 +252,7 @@ def _setting(group: Group, settings: Mapping[str, Prune]) -> Prune | None:
     """Returns what the layers of a group agree on."""
     chosen = {site: settings.get(site) for site in group.sites}
     wanted = {setting for setting in chosen.values() if setting is not None}
+    # A layer without a setting keeps its channels, hence all layers that share them do.
     if not wanted or None in chosen.values():
         return None
     if len(wanted) > 1:

@@ -147,6 +147,7 @@ def _align(ones: list[Axis], others: list[Axis], reason: str) -> None:
     """Unifies two products factor by factor, splitting dimensions where boundaries differ."""
     while ones and others:
         a, b = ones.pop(0), others.pop(0)
+        # Unifying may have split what is left on either side: factors are read anew.
         if a.size == b.size:
             unify(a, b, reason)
             ones = [p for axis in ones for p in _factors(axis)]
@@ -185,6 +186,7 @@ def _stacked(axis: Concatenation, count: int) -> tuple[Axis, Axis] | None:
         return None
     for block in blocks[1:]:
         unify(blocks[0], block, STACKED)  # type: ignore[arg-type]
+    # The outer factor counts blocks, none of which can go: the concatenation needs all of them.
     return fresh(count, STACKED), blocks[0]  # type: ignore[return-value]
 
 

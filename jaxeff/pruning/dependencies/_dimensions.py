@@ -75,8 +75,10 @@ def resolve(axis: Axis) -> Axis:
         return axis if axis.bound is None else resolve(axis.bound)
     parts: list[Axis] = []
     for part in map(resolve, axis.parts):
+        # Flat, so that two expressions of the same structure are compared part by part.
         if type(part) is type(axis):
             parts += part.parts  # type: ignore[union-attr]
+        # An empty part adds nothing to a concatenation; in a product it makes everything empty.
         elif part.size or isinstance(axis, AxisProduct):
             parts.append(part)
     if len(parts) == 1:
@@ -124,6 +126,7 @@ def kept(axis: Axis, keep: Mapping[Dimension, np.ndarray]) -> np.ndarray:
         return np.concatenate(parts) if parts else np.ones(0, bool)
     whole = np.ones(1, bool)
     for part in parts:
+        # Row-major: an index of the product stays where its indices of all factors do.
         whole = (whole[:, None] & part[None]).reshape(-1)
     return whole
 
@@ -138,5 +141,6 @@ def membership(axis: Axis, dimension: Dimension) -> np.ndarray:
         return np.concatenate(parts) if parts else np.zeros(0, int)
     whole = np.full(1, -1)
     for part in parts:
+        # -1 is no index: the maximum takes whichever factor has one.
         whole = np.maximum(whole[:, None], part[None]).reshape(-1)
     return whole

@@ -116,9 +116,11 @@ def grouped(
 
 
 def _rank(place: tuple[Value, int], sites: Sequence[str]) -> tuple[bool, int]:
-    """Returns a group is named by the weight that makes its channels."""
+    """Ranks a place: a group is named by the weight that makes its channels."""
     value, number = place
     made = any(value.path.startswith(site) for site in sites)
+    # First a last axis of the weights of layers that make the channels, then parameters of more
+    # axes.
     return (not (made and number == value.aval.ndim - 1), -value.aval.ndim)
 
 
@@ -128,6 +130,8 @@ def _sites(program: Program, labels: Labels) -> dict[Dimension, list[str]]:
     for layer in program.sites:
         if layer.kind != "linear" or not layer.weights:
             continue
+        # The product's result also has the data's axes (a batch): only those of the weight are its
+        # channels.
         weight = {
             d for i in layer.weights for a in labels.of(layer.inputs[i]) for d in dimensions(a)
         }
@@ -148,7 +152,7 @@ def _crossed(labels: Labels, dimension: Dimension) -> list[str]:
 
 
 def _entries(places: Sequence[tuple[Value, int]], labels: Labels, dimension: Dimension) -> int:
-    """Entries of parameters that hold one index of a dimension."""
+    """Counts the entries of parameters that hold one index of a dimension."""
     total = 0
     for value in {v for v, _ in places}:
         # One channel takes a slice along every axis that holds it: the product counts its
@@ -159,6 +163,7 @@ def _entries(places: Sequence[tuple[Value, int]], labels: Labels, dimension: Dim
 
 
 def _multiplicity(axis: Axis, dimension: Dimension) -> int:
-    """Indices of an axis that hold one index of a dimension; all if it has no part in it."""
+    """Counts the indices of an axis that hold one of a dimension; all if it isn't part of it."""
+    # Every index of a dimension is held equally often, so the first one counts for all.
     index = membership(axis, dimension)
     return int((index == 0).sum()) or int(index.size)

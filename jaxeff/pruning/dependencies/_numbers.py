@@ -49,7 +49,7 @@ class Numbers:
     def follow(
         self, eqn: Any, inputs: Sequence[Any], outputs: Sequence[Any], axes: Sequence[Any]
     ) -> None:
-        """What an equation makes of sums and known numbers."""
+        """Records what an equation makes of sums and known numbers."""
         if eqn.primitive is p.reduce_sum_p:
             self.summed[outputs[0]] = tuple(axes[0][i] for i in eqn.params["axes"])
         elif eqn.primitive is p.dot_general_p:
@@ -60,6 +60,8 @@ class Numbers:
         if eqn.primitive in prim.ELEMENTWISE and all(not a.aval.shape for a in inputs):
             values = [self.number(a) for a in inputs]
             if all(value is not None for value in values):
+                # A count may be computed (n - 1, the root of d): known scalars are followed through
+                # arithmetic.
                 with jax.ensure_compile_time_eval():
                     (found,) = _compat.bind(eqn, *values)
                 self.known[outputs[0]] = np.asarray(found)
@@ -103,8 +105,12 @@ class Numbers:
             number = self.number(inputs[j])
             if number is None or isinstance(inputs[i], Literal):
                 continue
+            # A sum divided by its count is a mean: the count follows what is left. Anything else
+            # stays.
             value = self._count(inputs[i], float(number), counted, eqn.primitive is p.mul_p)
             if value is None and rescale:
+                # The contracted axis first: in q k / sqrt(d) the scale is that of the sum before
+                # it.
                 sizes = (*self.contracted.get(inputs[i], ()), *reversed(axes(inputs[i])))
                 value = _root(float(number), sizes, size)
             if value is not None:
@@ -134,6 +140,7 @@ class Numbers:
             return None
         axes = self.summed[counted]
         new = int(np.prod([size(axis) for axis in axes], dtype=np.int64))
+        # Nothing removed, or too little left for an unbiased count: the old number stays.
         if new == np.prod([axis.size for axis in axes], dtype=np.int64) or new <= less:
             return None
         return 1 / new if inverse else float(new - less)
@@ -145,6 +152,7 @@ class Numbers:
         old = int(np.prod([axis.size for axis in self.summed[counted]], dtype=np.int64))
         if inverse:
             return 0 if abs(number * old - 1) <= 1e-6 else None
+        # The tolerance is that of float32. A sum of one entry less one would divide by zero.
         matching = (less for less in (0, 1) if abs(number - (old - less)) <= 1e-6 * old)
         return next((less for less in matching if old > less), None)
 

@@ -43,6 +43,8 @@ def _part(eqn: Any, axis: Axis, start: int, stop: int, stride: int, reader: Chan
     if stride == 1 and (start, stop) == (0, axis.size):
         return axis
     size = len(range(start, stop, stride))
+    # Nothing can go from it: the part needs no relation to the rest, and cutting it would split it
+    # for nothing.
     if is_held(axis):
         return fresh(size, reader.reason(eqn))
     # A strided slice takes every k-th index: no expression of dimensions describes that.
@@ -63,6 +65,7 @@ def padding(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[Axes]
     ):
         if (low, high, inside) == (0, 0, 0):
             result.append(axis)
+        # Interior padding and cropping move indices: no concatenation describes them.
         elif is_held(axis) or inside or low < 0 or high < 0:
             hold(axis, reader.reason(eqn))
             result.append(fresh(int(n), reader.reason(eqn)))
@@ -92,6 +95,7 @@ def gather(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[Axes]:
     for one, other in zip(
         numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True
     ):
+        # Batched look-ups pair rows of the table with rows of indices.
         unify(table[one], indices[other], reader.reason(eqn))
     # The last axis of the indices holds coordinates, one per indexed axis.
     hold(indices[-1], reader.reason(eqn))
@@ -136,6 +140,7 @@ def sort(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[Axes]:
 
 def top(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[Axes]:
     """Holds the axis whose largest entries are taken."""
+    # The places it returns are indices among all entries: with fewer they would mean others.
     along = eqn.params["axis"] % len(axes[0]) if "axis" in eqn.params else len(axes[0]) - 1
     hold(axes[0][along], reader.reason(eqn))
     found = list(axes[0])

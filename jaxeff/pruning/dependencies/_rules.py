@@ -91,6 +91,7 @@ def transpose(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[Axe
 
 def reduction(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[Axes]:
     """Drops axes; those of argmax are held, for an index means nothing without the others."""
+    # A sum may lose indices (`_crossing` notes where that changes it); a place may not.
     gone = set(eqn.params["axes"])
     for i in gone:
         if eqn.primitive in {p.argmax_p, p.argmin_p}:

@@ -35,6 +35,7 @@ class CrossedWarning(UserWarning):
 
 def counts_zeros(group: Group) -> bool:
     """Returns whether all that crosses a group can count its removed channels as zeros."""
+    # A mean of zeros needs its old count alone; no other crossing has a neutral zero.
     return all(f"({MEAN})" in note for note in group.crossed)
 
 
@@ -80,7 +81,7 @@ def warn_of_crossed(groups: Iterable[Group], stacklevel: int) -> None:
 
 
 def _places(group: Group) -> str:
-    """Primitives and sites that cross a group, without their lines."""
+    """Lists primitives and sites that cross a group, without their lines."""
     places = list(dict.fromkeys(note.split(" [")[0] for note in group.crossed))
     more = len(places) - _SHOWN
     return ", ".join(places[:_SHOWN]) + (f" and {more} more" if more > 0 else "")

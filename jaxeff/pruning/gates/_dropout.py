@@ -66,6 +66,8 @@ def dropout_divergence(log_alpha: Float[Array, "*shape"]) -> Float[Array, "*shap
     k1 - k1 sigmoid(k2 + k3 log alpha) + log(1 + 1 / alpha) / 2
     ```
     """
+    # k1 - k1 sigmoid(z) = k1 sigmoid(-z), and log(1 + 1/alpha) = softplus(-log alpha): neither
+    # cancels where the divergence is small.
     return _K1 * jax.nn.sigmoid(-_K2 - _K3 * log_alpha) + 0.5 * jax.nn.softplus(-log_alpha)
 
 
@@ -93,7 +95,7 @@ class DropoutGates(Setting):
         log_alpha: float = -5.0,
         groups: Collection[str] | None = None,
     ) -> DropoutGates:
-        """Gates around one.
+        """Makes gates around one.
 
         Args:
             channels: The model's groups.
@@ -118,10 +120,11 @@ class DropoutGates(Setting):
         return {name: log_rate(self.mean[name], v) for name, v in self.log_variance.items()}
 
     def draw(self, key: PRNGKeyArray) -> Plan:
-        """Gates of a step; a group's depend on the key and its name alone."""
+        """Draws the gates of a step; a group's depend on the key and its name alone."""
         drawn = {}
         for name, mean in self.mean.items():
             noise = jax.random.normal(group_key(key, name), mean.shape, mean.dtype)
+            # z = mu + sqrt(alpha mu^2) n: reparametrized, so mean and rate have gradients.
             drawn[name] = mean + jnp.exp(0.5 * self.log_variance[name]) * noise
         return Plan(drawn, self.channels)
 
@@ -147,6 +150,7 @@ def log_rate(
     mean: Float[Array, "*shape"], log_variance: Float[Array, "*shape"]
 ) -> Float[Array, "*shape"]:
     """Computes log alpha of a mean and a variance; finite with finite gradient at zero."""
+    # A mean of zero has an infinite rate: the term added keeps its gradient finite.
     least = jnp.asarray(1e-8, mean.dtype)
     return log_variance - jnp.log(least + jnp.square(mean))
 

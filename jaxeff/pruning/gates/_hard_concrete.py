@@ -80,7 +80,7 @@ class HardConcrete(Setting):
     def start(
         cls, channels: Channels, *, open: float = 0.9, groups: Collection[str] | None = None
     ) -> HardConcrete:
-        """Gates that aren't closed with a probability.
+        """Makes gates that are open with a probability.
 
         Args:
             channels: The model's groups.
@@ -97,7 +97,7 @@ class HardConcrete(Setting):
         return cls({g.name: jnp.full(g.size, phi, jnp.float32) for g in chosen}, channels)
 
     def draw(self, key: PRNGKeyArray) -> Plan:
-        """Gates of a step; a group's depend on the key and its name alone."""
+        """Draws the gates of a step; a group's depend on the key and its name alone."""
         drawn = {
             name: hard_concrete(group_key(key, name), phi) for name, phi in self.location.items()
         }
@@ -121,6 +121,7 @@ class HardConcrete(Setting):
         check_choice("HardConcrete.expected: of", of, ("parameters", "channels"))
         total = jnp.zeros((), jnp.float32)
         for name, probability in self.openness.items():
+            # The probability is a closed form of the location: its gradient needs no draw.
             price = self.channels[name].parameters if of == "parameters" else 1
             total = total + price * probability.sum().astype(jnp.float32)
         return total
@@ -144,6 +145,7 @@ def gated_groups(channels: Channels, groups: Collection[str] | None) -> list[Gro
 
 def group_key(key: PRNGKeyArray, name: str) -> PRNGKeyArray:
     """Returns a group's own key."""
+    # By name, not by position: other groups may come and go.
     return jax.random.fold_in(key, zlib.crc32(name.encode()))
 
 

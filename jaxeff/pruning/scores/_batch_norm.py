@@ -54,6 +54,8 @@ def scales(program: Program) -> frozenset[str]:
         for v in node.values
         if v.role == Role.PARAM and len(v.leaves) == 1 and sum(n > 1 for n in v.aval.shape) <= 1
     }
+    # A scale multiplies and is inside of a normalization: gates do the first alone, biases the
+    # second.
     normal: set[str] = set()
     for layer in program.walk():
         if layer.kind == "normalization":

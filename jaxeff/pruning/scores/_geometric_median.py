@@ -29,5 +29,5 @@ def geometric_median(params: Any, channels: Channels) -> dict[str, np.ndarray]:
 
 
 def _distances(rows: np.ndarray) -> np.ndarray:
-    """Distances between rows, without the cancellation of |a|^2 - 2 ab + |b|^2."""
+    """Computes distances between rows, without the cancellation of |a|^2 - 2 ab + |b|^2."""
     return np.stack([np.sqrt(np.square(rows - row).sum(1)) for row in rows])

@@ -85,6 +85,8 @@ def products(f: Callable[..., Any], params: Any, batch: Any, where: str) -> list
     result = []
     for site, (w, x) in read.items():
         matrix = found[site].matrix(np.asarray(w)).astype(np.float64)
+        # All that a score needs of the batch is the second moment: memory grows with inputs, not
+        # rows.
         moment = np.asarray(found[site].moment(x, x), np.float64)
         result.append(LinearStatistics(found[site], matrix, moment, channels))
     return result
@@ -120,6 +122,8 @@ def activations(
             for i, axis in enumerate(axes):
                 index = membership(axis, dimension)
                 if (index >= 0).any():
+                    # Channels in order, every one with equally many indices (as in `vectors`); the
+                    # first sorted are -1, no channel of this group.
                     order = np.argsort(index, kind="stable")[(index < 0).sum() :]
                     values = np.moveaxis(np.asarray(read[site], np.float64), i, 0)[order]
                     parts.append(values.reshape(group.size, -1))

@@ -35,6 +35,8 @@ def taylor(loss: Loss, batches: Iterable[Any]) -> Score:
         gradient = jax.jit(jax.grad(loss))
         total: dict[str, np.ndarray] = {}
         for batch in given:
+            # Summed over a channel before it is squared: the change of the loss if all of it goes,
+            # to first order.
             products = jax.tree.map(lambda w, g: w * g, params, gradient(params, batch))
             for name, change in summed(products, channels).items():
                 total[name] = total.get(name, 0) + change**2 / len(given)
@@ -66,6 +68,8 @@ def optimal_brain_damage(
                 for k, w in zip(keys, leaves, strict=True)
             ]
             v = jax.tree.unflatten(structure, signs)
+            # Hutchinson: E[v * (H v)] is the diagonal for random signs v. Forward over reverse, a
+            # Hessian product costs a few gradients.
             _, product = jax.jvp(jax.grad(lambda p: loss(p, batch)), (params,), (v,))
             return jax.tree.map(jnp.multiply, v, product)
 
@@ -77,6 +81,8 @@ def optimal_brain_damage(
         keys = jax.random.split(key, len(given))
         curvature = [diagonal(k, batch) for k, batch in zip(keys, given, strict=True)]
         mean = jax.tree.map(lambda *h: sum(h) / len(h), *curvature)
+        # At a minimum no curvature is negative: such values come from the estimate, or from
+        # training that stopped early.
         lost = jax.tree.map(lambda w, h: 0.5 * jnp.maximum(h, 0) * w * w, params, mean)
         return summed(lost, channels)
 

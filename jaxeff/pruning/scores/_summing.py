@@ -73,6 +73,7 @@ def _members(
     for keypath, leaf in jax.tree_util.tree_leaves_with_path(tree):
         path = channels.find(leaf_path(keypath))
         if path is not None:
+            # In float64: sums over large layers lose digits in float32.
             found[path] = np.asarray(leaf, np.float64)
     makes = making(channels) if outputs else frozenset()
     weights = {v.path for v in channels.program.inputs if v.is_weight}

@@ -99,6 +99,8 @@ class Gating(Emission):
     def rule(self, layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
         """Evaluates one layer of the program with gates."""
         random = any(v.spread for v in layer.inputs)
+        # A marked layer holds equations of moments or codes, where a factor on every sum would be
+        # wrong.
         if layer.mark and (random or layer.kind == "linear"):
             return self._marked(layer, values)
         return super().rule(layer, key, *values)

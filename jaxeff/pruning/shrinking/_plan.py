@@ -59,6 +59,8 @@ class Plan:
 
     def tree_flatten_with_keys(self) -> tuple[Any, Any]:
         """Splits the plan: booleans are leaves, groups are not."""
+        # Groups and choices are static: a plan is traced anew if they change, not if its numbers
+        # do.
         names = tuple(self.keep)
         keys = [(jax.tree_util.DictKey(n), self.keep[n]) for n in names]
         return keys, (names, self.channels, tuple(sorted(self.crossed.items())))
@@ -166,6 +168,7 @@ class Plan:
                 )
             for i, where in enumerate(cut[name]):
                 if not where.all():
+                    # Axis by axis: what stays is a rectangle, the product of what each axis keeps.
                     leaf = leaf[(slice(None),) * i + (np.flatnonzero(where),)]
             return leaf
 
@@ -303,7 +306,7 @@ def _shapes(channels: Channels) -> dict[str, list[int]]:
 
 
 def _traced_indices(axis: Axis, keep: Mapping[Dimension, Any]) -> Any:
-    """`kept` for booleans that may be traced; None where nothing is removed."""
+    """Does what `kept` does for traced booleans; None where nothing is removed."""
     axis = resolve(axis)
     if isinstance(axis, Dimension):
         found = keep.get(axis)

@@ -106,6 +106,7 @@ def pruned(f: Callable[..., Any], plan: Plan, *, rescale: bool = False) -> Calla
         CrossedWarning: A statistic is taken over channels of which some are removed, and the plan
             doesn't say whether over those left; the message names the sites.
     """
+    # A plan that keeps everything is the function itself, bit for bit.
     if all(keep.all() for keep in plan.concrete().values()):
         return f
     names = tuple(plan.keep)
@@ -116,6 +117,8 @@ def pruned(f: Callable[..., Any], plan: Plan, *, rescale: bool = False) -> Calla
 
     @functools.wraps(f)
     def g(*args: Any, **kwargs: Any) -> Any:
+        # The program is read at the old shapes, where its axes were related; then its equations are
+        # restated for the small arrays.
         whole = tuple(_enlarged(plan, argument) for argument in args)
         program = trace(f, *whole, **kwargs)
         check_open(program, "pruned")

@@ -53,6 +53,7 @@ def save_pruned(folder: str | os.PathLike[str], plan: Plan, small: Any) -> Path:
     text = plan.text()
     plan.check_small(small)
     with new_folder(Path(folder), PLAN, _listed) as temporary:
+        # The digest ties the numbers to their plan: two files can be replaced one at a time.
         save_pytree(temporary / NUMBERS, small, {"plan": _digest(text)})
         write_whole(temporary / PLAN, text)
     return Path(folder)

@@ -62,6 +62,7 @@ class Magnitude(Sparse):
     def kept(self, shape: tuple[int, ...], tensor: Tensor) -> Any:
         """Returns the share that stays, rounded to a whole number of weights."""
         del tensor
+        # A learnt or scheduled share may be traced; a number stays a number for reports.
         xp: Any = np if isinstance(self.fraction, float | int) else jnp
         return xp.round((1 - self.fraction) * int(np.prod(shape)))
 

@@ -129,6 +129,8 @@ class Surgery(Sparse):
         """Returns the mask after one look at the weights."""
         own = self.start(x, tensor)
         before = jnp.asarray(own.where)
+        # Two thresholds, for a weight near one would come and go with every step (Guo et al., eq.
+        # 3).
         size, t = jnp.abs(x), jnp.asarray(own.threshold, x.dtype)
         where = jnp.where(size < 0.9 * t, False, jnp.where(size >= 1.1 * t, True, before))
         return replace(own, where=where)

@@ -51,6 +51,7 @@ class NofM(Sparse):
         order = self._order(x.shape, tensor)
         moved = jnp.abs(x).transpose(order)
         blocks = moved.reshape(-1, self.m, self._outputs(x.shape, tensor))
+        # The argsort of an argsort is the rank; stable, so that of equal weights exactly n stay.
         rank = jnp.argsort(jnp.argsort(-blocks, axis=1, stable=True), axis=1)
         back = np.argsort(order)
         return (rank < self.n).reshape(moved.shape).transpose(back)
@@ -70,9 +71,10 @@ class NofM(Sparse):
         return math.prod(shape) * self.n // self.m
 
     def storage(self, shape: tuple[int, ...], tensor: Tensor) -> Any:
-        """Bits of the values, and their places."""
+        """Counts the bits of the values, and of their places."""
         if self.stored == "dense":
             return super().storage(shape, tensor)
+        # An index inside its block is all that has to be stored beside a value.
         place = math.ceil(math.log2(self.m))
         return self.kept(shape, tensor) * (self.width + place) + self._decoding(shape, tensor)
 
@@ -82,6 +84,8 @@ class NofM(Sparse):
     def _order(self, shape: tuple[int, ...], tensor: Tensor) -> tuple[int, ...]:
         """Returns the weight's axes, inputs before outputs."""
         outputs = tensor.axes("channel")
+        # A block is what the hardware reads for one output: inputs beside each other, which is why
+        # they come first.
         inputs = [axis for axis in range(len(shape)) if axis not in outputs]
         count = math.prod(shape[axis] for axis in inputs)
         if count % self.m:

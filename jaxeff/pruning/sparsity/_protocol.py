@@ -59,13 +59,14 @@ class Sparse(BaseQuantizer):
     def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
         """Returns the values that are kept, and zeros."""
         self._check_role(tensor)
+        # A mask is piecewise constant: all of the gradient is that of the values.
         mask = lax.stop_gradient(self.mask(lax.stop_gradient(x), tensor))
         value = x if self.values is None else self.values.quantize(x, tensor)
         sparse = jnp.where(mask, value, jnp.zeros_like(value))
         return straight_through(value, sparse) if self.gradient == "all" else sparse
 
     def parts(self) -> LayerQuantization:
-        """Weights alone: an activation has no weights to remove."""
+        """Returns the method for weights alone: an activation has no weights to remove."""
         return LayerQuantization(weights=self)
 
     def start(self, x: Float[Array, "*shape"], tensor: Tensor) -> Quantizer:
@@ -75,13 +76,14 @@ class Sparse(BaseQuantizer):
         return self if start is None else replace(self, values=start(x, tensor))
 
     def storage(self, shape: tuple[int, ...], tensor: Tensor) -> Any:
-        """Bits of an array, in the format that `stored` says."""
+        """Counts the bits of an array, in the format that `stored` says."""
         size, kept, bits = math.prod(shape), self.kept(shape, tensor), self.width
         if self.stored == "dense":
             return size * bits + self._decoding(shape, tensor)
         if self.stored == "bitmask":
             return size + kept * bits + self._decoding(shape, tensor)
         rows = max(tensor.count(shape, "channel"), 1)
+        # The narrowest integer that numbers a row's entries.
         column = next(b for b in (8, 16, 32) if size // rows <= 2**b or b == 32)
         found = kept * (bits + column) + (rows + 1) * _POINTER
         return found + self._decoding(shape, tensor)
@@ -92,8 +94,9 @@ class Sparse(BaseQuantizer):
         return 32 if self.values is None else getattr(self.values, "width", 32)
 
     def _decoding(self, shape: tuple[int, ...], tensor: Tensor) -> Any:
-        """Bits of scales and codebooks of the values."""
+        """Counts the bits of scales and codebooks of the values."""
         storage = getattr(self.values, "storage", None)
+        # What the method of values stores beyond its codes: that stays, however few codes are kept.
         return 0 if storage is None else storage(shape, tensor) - math.prod(shape) * self.width
 
     def _check_role(self, tensor: Tensor) -> None:

@@ -175,7 +175,10 @@ def _rule(program: Program, log_variance: LogVariances) -> tuple[Rule, list[Arra
             return plain(layer, key, *values)
         index = layer.weights[0]
         if layer.occurrence == 0:
+            # A layer that is used again has the same weights: their divergence counts once.
             divergences.append(dropout_divergence(log_rate(values[index], spread)).sum())
+        # Local reparametrization (Kingma et al., arXiv:1506.02557, section 2.3): the layer's own
+        # product of squared inputs and variances is the variance of its result.
         squares = [jnp.square(v) if i in layer.data else v for i, v in enumerate(values)]
         squares[index] = jnp.exp(spread)
 
@@ -183,10 +186,12 @@ def _rule(program: Program, log_variance: LogVariances) -> tuple[Rule, list[Arra
         result = layer.op.outputs[0]
         before = layer.nodes[: layer.nodes.index(layer.op) + 1]
         (variance,) = run_nodes(before, layer.inputs, squares, (result,))
+        # The root has no gradient at zero, where every input of an entry is zero.
         least = jnp.asarray(jnp.finfo(variance.dtype).tiny, variance.dtype)
         noise = jax.random.normal(key, variance.shape, variance.dtype)
         noise = jnp.sqrt(jnp.maximum(variance, least)) * noise
 
+        # The noise belongs to the product: a bias is added after it.
         def noisy(eqn: Any, *operands: Any) -> list[Any]:
             outputs = _compat.bind(eqn, *operands)
             is_op = layer.op is not None and eqn is layer.op.eqn
