@@ -77,7 +77,7 @@ _MODULES = {
 }
 """The public names by the package that offers them."""
 
-_NEED_TVM = ("compiler", "importer")
+_NEED_TVM = ("compiler", "importer", "latency")
 """Those of them that import TVM at once."""
 
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}

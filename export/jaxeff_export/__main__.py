@@ -13,6 +13,7 @@ def main() -> None:
         require_extra("typer", "jaxeff-export")
     except MissingExtraError as error:
         sys.exit(f"error: {error}")
+    # After the check: the commands are made with typer.
     from jaxeff_export.cli import app
 
     app(prog_name="jaxeff-export")

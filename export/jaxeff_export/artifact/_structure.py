@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 
+from jaxeff.moment_propagation import Gaussian
 from jaxeff_export.artifact._forms import require_form
 
 Description = dict[str, Any]
@@ -133,8 +134,6 @@ def _rebuild(description: Description, leaves: Iterator[Any]) -> Any:
         children = dict(zip(keys, items, strict=True))
         # The only class that is imported: no other name in a file chooses code.
         if description["name"] == "Gaussian" and description["module"].startswith("jaxeff."):
-            from jaxeff.moment_propagation import Gaussian
-
             return Gaussian(**children)
         return children
     raise ValueError(f"{kind!r} is no kind of structure; known are {', '.join(_FORMS)}")

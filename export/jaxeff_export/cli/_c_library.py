@@ -39,6 +39,7 @@ def c(
     With --flash or --ram, one that does not fit is refused before it is linked.
     """
     with failures_in_one_line():
+        # JAX takes seconds to import: `--help` and other commands do without.
         from jaxeff_export.bundle import Bundle
 
         loaded = Bundle.load(bundle)

@@ -78,6 +78,7 @@ def _compile(
     any_batch: bool,
     options: Mapping[str, Any],
 ) -> Bundle:
+    # JAX takes seconds to import: `--help` and other commands do without.
     from jaxeff_export.artifact import Artifact, SignatureError
     from jaxeff_export.bundle import deploy, deploy_artifact
     from jaxeff_export.cli._arrays import read_arrays

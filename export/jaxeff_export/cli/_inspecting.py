@@ -32,6 +32,7 @@ def inspect(
 
 
 def _show_artifact(path: Path) -> None:
+    # JAX takes seconds to import: `--help` and other commands do without.
     from jaxeff_export.artifact import Artifact
 
     artifact = Artifact.load(path)
@@ -47,6 +48,7 @@ def _show_artifact(path: Path) -> None:
 
 
 def _show_bundle(path: Path) -> None:
+    # JAX takes seconds to import: `--help` and other commands do without.
     from jaxeff_export.bundle import Bundle
 
     #  Loading checks every file, so those listed below are intact.

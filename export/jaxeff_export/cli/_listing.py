@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from jaxeff_export.cli._terminal import console, failures_in_one_line, table
+from jaxeff_export.targets import (
+    MissingExtraError,
+    ToolchainError,
+    find_linker,
+    require_extra,
+    resolve_target,
+    target_machine,
+    target_names,
+)
 
 
 def targets() -> None:
     """List the named targets, and whether this machine can compile for each."""
-    from jaxeff_export.targets import (
-        MissingExtraError,
-        ToolchainError,
-        find_linker,
-        require_extra,
-        resolve_target,
-        target_machine,
-        target_names,
-    )
-
     made = table("target", "architecture", "processor", "cores", "linker")
     with failures_in_one_line():
         for name in target_names():
@@ -34,6 +33,7 @@ def targets() -> None:
 
 def boards() -> None:
     """List the kinds of boards, and whether each can be used here."""
+    # JAX takes seconds to import: `--help` and other commands do without.
     from jaxeff_export.boards import CORES, PROGRAM_CORES, board_kinds
 
     made = table("board", "what it is", "usable here")

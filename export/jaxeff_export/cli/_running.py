@@ -29,6 +29,7 @@ def run(
 ) -> None:
     """Call the function on arrays from a file; `inspect` shows their names."""
     with failures_in_one_line():
+        # JAX takes seconds to import: `--help` and other commands do without.
         from jaxeff_export.bundle import Bundle
         from jaxeff_export.cli._arrays import read_arrays, require_place, write_arrays
 
@@ -49,6 +50,7 @@ def check(bundle: BundlePath, boards: BoardNames = ["local"]) -> None:  # noqa: 
     The exit status is 1 if a result disagrees or a board fails.
     """
     with failures_in_one_line():
+        # JAX takes seconds to import: `--help` and other commands do without.
         from jaxeff_export.bundle import Bundle, on_boards
 
         loaded = Bundle.load(bundle)

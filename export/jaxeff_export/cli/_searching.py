@@ -70,6 +70,7 @@ def _search(
 ) -> None:
     import jax
 
+    # JAX takes seconds to import: `--help` and other commands do without.
     from jaxeff.search import Actions, Knapsack, LatencyError, Refinement
     from jaxeff.search import search as search_policies
     from jaxeff.store import CheckpointError
@@ -125,6 +126,7 @@ def _search(
 
 def _require_place(bundle: Path, folder: Path | None) -> None:
     """Raises what would come after the search, when all of it would be lost."""
+    # JAX takes seconds to import: `--help` and other commands do without.
     from jaxeff.store import require_free
     from jaxeff_export.bundle.files import MANIFEST, own_files
 
@@ -137,6 +139,7 @@ def _classifier(model: str) -> tuple[Callable[..., Any], tuple[Any, Any, Any]]:
     """Loads a function, its parameters, inputs and labels, and checks that they fit."""
     import jax
 
+    # JAX takes seconds to import: `--help` and other commands do without.
     from jaxeff.core import check_labels
     from jaxeff.training import count_examples
     from jaxeff_export.artifact import SignatureError

@@ -50,6 +50,7 @@ def benchmark(
     others' results; the exit status is 1 then.
     """
     with failures_in_one_line():
+        # JAX takes seconds to import: `--help` and other commands do without.
         from jaxeff_export.bundle import Bundle, on_boards
 
         loaded = Bundle.load(bundle)
@@ -100,6 +101,7 @@ def profile(
 ) -> None:
     """Show the time per compiled operator on a board, slowest first."""
     with failures_in_one_line():
+        # JAX takes seconds to import: `--help` and other commands do without.
         from jaxeff_export.bundle import Bundle
 
         loaded = Bundle.load(bundle)

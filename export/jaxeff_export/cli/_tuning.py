@@ -52,6 +52,7 @@ def tune(
     """
     try:
         with failures_in_one_line():
+            # JAX takes seconds to import: `--help` and other commands do without.
             from jaxeff_export.bundle import Bundle
             from jaxeff_export.tuning import tune as tune_bundle
 

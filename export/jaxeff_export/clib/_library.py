@@ -179,6 +179,7 @@ def own_files(data: bytes) -> frozenset[str]:
 
 def scheduled(order: Order) -> tuple[tvm.IRModule, Any]:
     """Schedules the kernels as a bundle of the function runs them, and returns their target."""
+    # TVM only where kernels are compiled: a written library is opened and replayed without it.
     from jaxeff_export.clib.kernels import with_views
     from jaxeff_export.compiler import compilation
 
@@ -190,6 +191,7 @@ def scheduled(order: Order) -> tuple[tvm.IRModule, Any]:
 
 
 def _compile(order: Order, tools: CToolchain, folder: Path) -> tuple[driver.Library, Sizes]:
+    # TVM, as above.
     from jaxeff_export.clib.kernels import compile_kernels, plan, program_of
 
     n, machine = order.name, target_machine(order.target)

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxeff_export.bundle import Bundle, NamedTarget, lift
+from jaxeff_export.compiler import compilation_target, fused_kernels
+from jaxeff_export.compiler.passes import sources_of
 
 _BETWEEN = re.compile(r"'\]\['")
 _REST = re.compile(r"\['rest'\]\['(\d+)'\]$")
@@ -41,9 +43,6 @@ def kernel_calls(
         leaves: Paths of the model's parameters, if it was converted to codes: what stays in float
             is numbered there.
     """
-    from jaxeff_export.compiler import compilation_target, fused_kernels
-    from jaxeff_export.compiler.passes import sources_of
-
     example, target = bundle.example, NamedTarget.of_manifest(bundle.manifest)
     lifted = lift(example, target)
     count = len(example.bound)

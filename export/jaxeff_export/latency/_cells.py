@@ -19,9 +19,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from tvm.target import Target
 
 from jaxeff.pruning.dependencies import Axis, dimensions
 from jaxeff.search import FLOAT, Policy, SearchSpace, Site
+from jaxeff_export.operators.integer import dot_of, planes_of
 from jaxeff_export.targets import resolve_target
 
 
@@ -269,10 +271,6 @@ def _maker(sites: Sequence[Site], i: int) -> int:
 
 def worth_of_planes(target: str | Mapping[str, Any]) -> int:
     """Returns the largest product of widths for which a target counts bits plane by plane."""
-    from tvm.target import Target
-
-    from jaxeff_export.operators.integer import dot_of, planes_of
-
     where = Target(resolve_target(target))
     planes = planes_of(where, dot_of(where))
     return planes.worth - 1 if planes else 0

@@ -73,6 +73,7 @@ def tune(
       FileExistsError: if `path` holds anything but a bundle's own files.
     """
     require_extra("tvm", "tuning")
+    # They import TVM: the line above says what is missing.
     from jaxeff_export.tuning._measuring import Bench
     from jaxeff_export.tuning._session import TuningSession
 
@@ -107,6 +108,7 @@ def tune(
 def _kernels(
     example: Example, target: NamedTarget, include: Sequence[str] | None, exclude: Sequence[str]
 ) -> list[UnscheduledKernel]:
+    # TVM, which `tune` has asked for.
     from jaxeff_export.compiler import compilation_target, fused_kernels
     from jaxeff_export.tuning._selection import select
 
