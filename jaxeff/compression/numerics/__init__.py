@@ -4,7 +4,9 @@ from jaxeff.compression.numerics._entropy_coding import mean_length
 from jaxeff.compression.numerics._fitting import (
     code_range,
     infer_sign,
+    keep_ordered,
     keep_positive,
+    largest_magnitude,
     magnitude,
     or_one,
 )
@@ -54,8 +56,10 @@ __all__ = [
     "fake_quantize",
     "grid",
     "infer_sign",
+    "keep_ordered",
     "keep_positive",
     "kept_axes",
+    "largest_magnitude",
     "least_squares",
     "look_up",
     "magnitude",

@@ -1,5 +1,6 @@
 """What quantizers measure of an array before they quantize it: sign, magnitude, and codes."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -37,7 +38,20 @@ def magnitude(x: Float[Array, "*shape"], tensor: Tensor, per: str) -> Float[Arra
         An array that broadcasts against `x`: of shape () for the tensor, else of size one along
         the axes that share a number.
     """
-    axes, shape = kept_axes(x, tensor.axes(per))
+    return largest_magnitude(x, tensor.axes(per))
+
+
+def largest_magnitude(x: Float[Array, "*shape"], keep: Sequence[int] = ()) -> Float[Array, "..."]:
+    """Computes the largest magnitude along all axes but those kept.
+
+    Args:
+        x: Values.
+        keep: Axes whose entries have a magnitude each.
+
+    Returns:
+        An array that broadcasts against `x`, as of `magnitude`.
+    """
+    axes, shape = kept_axes(x, keep)
     return jnp.max(jnp.abs(x), axes).reshape(shape)
 
 
@@ -57,6 +71,24 @@ def keep_positive(value: Float[Array, "*shape"], factor: float = 1.0) -> Float[A
         factor: Smallest result, in the dtype's smallest normal numbers.
     """
     return jnp.maximum(value, jnp.asarray(jnp.finfo(value.dtype).tiny * factor, value.dtype))
+
+
+def keep_ordered(
+    low: Float[Array, "..."], high: Float[Array, "..."], factor: float = 1.0
+) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
+    """Keeps two learnt numbers positive and in order, wherever training has brought them.
+
+    Args:
+        low: The smaller number, such as a step.
+        high: The larger number, such as a maximum; it gives way.
+        factor: Smallest result, in the dtype's smallest normal numbers.
+
+    Returns:
+        Both, of one shape and of the first one's dtype.
+    """
+    low = keep_positive(low, factor)
+    low, high = jnp.broadcast_arrays(low, jnp.asarray(high, low.dtype))
+    return low, jnp.where(high >= low, high, low)
 
 
 def code_range(

@@ -28,6 +28,7 @@ from jaxtyping import Array, Float
 from jaxeff.compression.numerics import (
     BaseQuantizer,
     Tensor,
+    keep_ordered,
     magnitude,
     or_one,
     straight_through,
@@ -137,11 +138,9 @@ def nearest_power(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
 
 def _ends(least: Array, most: Array) -> tuple[Array, Array]:
     """Makes both ends powers of two in order, wherever training has brought them."""
-    tiny = 2.0 * jnp.finfo(least.dtype).tiny
-    least = jnp.where(least > tiny, least, tiny)
-    least, most = jnp.broadcast_arrays(least, jnp.asarray(most, least.dtype))
-    most = jnp.where(most >= least, most, least)
+    # Twice the smallest normal number: `low * 2**-0.5` is no subnormal then, which is flushed.
     least, most = (
-        straight_through(end, nearest_power(lax.stop_gradient(end))) for end in (least, most)
+        straight_through(end, nearest_power(lax.stop_gradient(end)))
+        for end in keep_ordered(least, most, 2.0)
     )
     return least, most

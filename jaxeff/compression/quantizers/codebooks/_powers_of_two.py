@@ -26,7 +26,7 @@ from jaxeff.compression.numerics import (
     Bits,
     Tensor,
     infer_sign,
-    kept_axes,
+    largest_magnitude,
     power_of_two,
     straight_through,
 )
@@ -104,8 +104,7 @@ def top_exponent(x: Float[Array, "*shape"], keep: tuple[int, ...] = ()) -> Float
         x: Any array.
         keep: Axes whose entries have exponents of their own.
     """
-    axes, shape = kept_axes(x, keep)
-    largest = jnp.max(jnp.abs(x), axes).reshape(shape)
+    largest = largest_magnitude(x, keep)
     fraction, exponent = jnp.frexp(largest)  # largest = fraction 2^exponent, fraction in [1/2, 1)
     # 4/3 fraction 2^e reaches 2^e from a fraction of 3/4 on.
     top = jnp.where(fraction < 0.75, exponent - 1, exponent)

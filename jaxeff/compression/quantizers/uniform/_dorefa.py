@@ -31,6 +31,7 @@ from jaxeff.compression.numerics import (
     BaseQuantizer,
     Bits,
     Tensor,
+    largest_magnitude,
     or_one,
     power_of_two,
     straight_through,
@@ -104,8 +105,7 @@ def _squashed(w: Array, bits: Bits) -> Array:
     # tanh limits the range before quantizing, so that single large weights don't set the
     # scale.
     squashed = jnp.tanh(w)
-    top = jnp.max(jnp.abs(squashed))
-    unit = squashed / jnp.where(top > 0, 2 * top, jnp.ones_like(top))
+    unit = squashed / or_one(2 * largest_magnitude(squashed))
     return 2 * _rounded(unit + 0.5, bits) - 1
 
 
@@ -129,10 +129,9 @@ def _forward(x: Array, steps: Array, key: PRNGKeyArray) -> tuple[Array, tuple[Ar
 def _backward(kept: tuple[Array, Any], gradient: Array) -> tuple[Array, None, None]:
     steps, key = kept
     dr = gradient.astype(wide_dtype(gradient))
-    axes = tuple(range(1, dr.ndim)) if dr.ndim > 1 else None
     # A scale per example: gradients differ by orders of magnitude between examples. Uniform
     # noise before rounding makes the coarse gradient unbiased.
-    top = jnp.max(jnp.abs(dr), axes, keepdims=True)
+    top = largest_magnitude(dr, (0,) if dr.ndim > 1 else ())
     scale = 2 * or_one(top)
     noise = jax.random.uniform(key, dr.shape, dr.dtype, -0.5, 0.5)
     codes = lax.round((dr / scale + 0.5) * steps + noise, lax.RoundingMethod.TO_NEAREST_EVEN)

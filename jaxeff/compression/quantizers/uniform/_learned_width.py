@@ -38,6 +38,7 @@ from jaxeff.compression.numerics import (
     BaseQuantizer,
     Tensor,
     infer_sign,
+    keep_ordered,
     magnitude,
     or_one,
     straight_through,
@@ -154,10 +155,7 @@ class LearnedWidth(BaseQuantizer):
 
 def _sound(step: Array, maximum: Array) -> tuple[Array, Array]:
     """Repairs a step and a maximum that training brought near zero, or past each other."""
-    tiny = jnp.finfo(step.dtype).tiny
-    step = jnp.where(step > tiny, step, tiny)
-    step, maximum = jnp.broadcast_arrays(step, jnp.asarray(maximum, step.dtype))
     # At least one step, or zero would be the only value.
-    maximum = jnp.where(maximum >= step, maximum, step)
+    step, maximum = keep_ordered(step, maximum)
     # Beyond this a code is no whole number of the dtype.
     return jnp.where(maximum > step * 2.0**MAX_WIDTH, maximum * 2.0**-MAX_WIDTH, step), maximum
