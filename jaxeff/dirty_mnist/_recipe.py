@@ -72,7 +72,7 @@ class Recipe:
     def digest(self, source: Dataset) -> str:
         """Hashes this recipe and the images that it is applied to."""
         text = json.dumps(dataclasses.asdict(self), sort_keys=True)
-        #  The images count as well: other digits under the same name make another data set.
+        # The images count as well: other digits under the same name make another data set.
         digest = hashlib.sha256(text.encode())
         for array in (
             source.train_images, source.train_labels, source.test_images, source.test_labels

@@ -54,7 +54,7 @@ def relu_quantization(
     largest = None
     if scale is not None:
         check_number("scale", scale, low=1e-30)
-        #  The source states largest values, not steps; at other widths neither follows from it.
+        # The source states largest values, not steps; at other widths neither follows from it.
         if bits not in LARGEST:
             raise ValueError(
                 f"A constant scale is defined for {sorted(LARGEST)} bits, not for {bits}; give the "

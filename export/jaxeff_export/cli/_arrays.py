@@ -23,7 +23,7 @@ def read_arrays(paths: Sequence[Path], specs: Sequence[TensorSpec]) -> list[np.n
         try:
             # No pickle: a file of somebody else's must not run code when it is read.
             with np.load(path, allow_pickle=False) as archive:
-                #  Only arrays that are asked for are inflated, whatever else the file holds.
+                # Only arrays that are asked for are inflated, whatever else the file holds.
                 found.update(
                     (spec.name, archive[spec.name]) for spec in specs if spec.name in archive
                 )

@@ -51,7 +51,7 @@ def _show_bundle(path: Path) -> None:
     # JAX takes seconds to import: `--help` and other commands do without.
     from jaxeff_export.bundle import Bundle
 
-    #  Loading checks every file, so those listed below are intact.
+    # Loading checks every file, so those listed below are intact.
     manifest = Bundle.load(path).manifest
     groups = [
         ("parameter", manifest.parameters),

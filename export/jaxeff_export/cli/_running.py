@@ -56,7 +56,7 @@ def check(bundle: BundlePath, boards: BoardNames = ["local"]) -> None:  # noqa: 
         loaded = Bundle.load(bundle)
         with console.status(f"checking on {', '.join(boards)}"):
             outcomes = on_boards(loaded, boards, lambda runner: runner.check(), report=_announce)
-    #  After all boards have answered: one that fails must not hide the others' results.
+    # After all boards have answered: one that fails must not hide the others' results.
     if not all(outcome.result is not None and outcome.result.passed for outcome in outcomes):
         raise typer.Exit(code=1)
 

@@ -95,7 +95,7 @@ def _search(
     try:
         found = search_policies(
             key, f, params, (x, labels), target=share, agent=Knapsack(),
-            #  A table of kernels ranks candidates quickly; the result alone is measured end to end.
+            # A table of kernels ranks candidates quickly; the result alone is measured end to end.
             latency=table_latency(
                 x[:1], target=target, board=board, folder=kernels, nodes=nodes
             ),
@@ -103,7 +103,7 @@ def _search(
             refinement=Refinement(measured_latency(x[:1], target=target, boards=board)),
             folder=folder,
         )  # fmt: skip
-    #  Errors of jaxeff itself are defects to the terminal; here they are about what was given.
+    # Errors of jaxeff itself are defects to the terminal; here they are about what was given.
     except (ValueError, CheckpointError) as error:
         raise SignatureError(str(error)) from error
     except LatencyError as error:
@@ -113,7 +113,7 @@ def _search(
     # Trained on only now: candidates are compared after a few updates each.
     if epochs:
         small = small.retrained(
-            #  Another key: the search has used this one.
+            # Another key: the search has used this one.
             jax.random.fold_in(key, 1),
             (x, labels),
             epochs=epochs,

@@ -237,7 +237,7 @@ def _compile(order: Order, tools: CToolchain, folder: Path) -> tuple[driver.Libr
         # A board's memories are known; elsewhere only what the caller names is a limit.
         flash = board.flash[1] if board and order.flash is None else order.flash
         ram = board.ram[1] if board and order.ram is None else order.ram
-        #  Before parameters are written and linked: a library that doesn't fit is never finished.
+        # Before parameters are written and linked: a library that doesn't fit is never finished.
         require_room(sizes, flash, ram, embedded=order.embed)
         _write_parameters(library, made if order.embed else folder, arm=_is_arm(order))
         if order.embed:

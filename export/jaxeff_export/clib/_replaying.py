@@ -71,7 +71,7 @@ class ExampleProgram:
             call(self._build, self._folder)
             self._built = recorded
         results = self._folder / RESULTS
-        #  Results of an earlier call must not pass for those of this one.
+        # Results of an earlier call must not pass for those of this one.
         results.unlink(missing_ok=True)
         try:
             done = subprocess.run(

@@ -18,7 +18,7 @@ def require_extra(module: str, what: str) -> None:
       module: ``"tvm"``, ``"flatbuffers"`` or ``"typer"``; it is not imported.
       what: what needs it, the sentence's subject.
     """
-    #  Looked for, not imported: importing TVM takes seconds.
+    # Looked for, not imported: importing TVM takes seconds.
     if importlib.util.find_spec(module) is None:
         raise MissingExtraError(
             f"{what} needs {_NAMES[module]}, which is not installed: pip install 'jaxeff[export]'",

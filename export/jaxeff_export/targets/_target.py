@@ -204,7 +204,7 @@ def _host() -> Target:
     target: Target = {
         "kind": "llvm",
         "mcpu": str(codegen.llvm_get_system_cpu()),
-        #  Two threads of one physical core would share its vector units.
+        # Two threads of one physical core would share its vector units.
         "num-cores": cpu_count(only_physical_cores=True),
     }
     masked = missing_features(target)

@@ -69,7 +69,7 @@ def packages(target: Mapping[str, Any]) -> tuple[str, ...]:
     machine = target_machine(target)
     if machine == normalized_machine(platform.machine()):
         return ("gcc",)
-    #  User-mode emulation passes system calls on, which a microcontroller's programs don't make.
+    # User-mode emulation passes system calls on, which a microcontroller's programs don't make.
     emulator = "qemu-system-arm" if machine.startswith("thumb") else "qemu-user"
     return (*_LINKERS[machine][1].split(), emulator)
 

@@ -34,8 +34,7 @@ class SmallCNN(nnx.Module):
         Args:
           rngs: Keys for the initial parameters.
         """
-        #  A stride of 4 leaves 7×7 positions, and 3×3 after pooling: 36 features, compiled in no
-        # time.
+        # A stride of 4 leaves 7×7 positions, 3×3 after pooling: 36 features, quick to compile.
         self.conv1 = nnx.Conv(1, 4, (5, 5), strides=4, rngs=rngs)
         self.fc1 = nnx.Linear(36, 32, rngs=rngs)
         self.fc2 = nnx.Linear(32, 10, rngs=rngs)

@@ -256,7 +256,7 @@ def _used(library: Library) -> list[str]:
 
 
 def _declarations(library: Library, name: str) -> list[str]:
-    #  All calls of a kernel pass as many arrays, so that any of them declares it.
+    # All calls of a kernel pass as many arrays, so that any of them declares it.
     call = next(c for c in library.program.calls if c.kernel == name)
     kernel = library.kernels[name]
     kinds = ["const void *"] * len(call.arguments)

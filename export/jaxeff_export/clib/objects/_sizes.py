@@ -65,7 +65,7 @@ def require_room(
             f"of parameters), {flash:,} are there; quantize the weights (jaxeff.compression), or "
             "load the parameters from elsewhere (embed=False)"
         )
-    #  A lower bound: spilled registers and the caller's own data come on top.
+    # A lower bound: spilled registers and the caller's own data come on top.
     data = sizes.workspace + sizes.arrays + sizes.stack
     if ram is not None and data > ram:
         raise CLibraryError(
