@@ -36,7 +36,7 @@ from jaxeff.core import an, check_key, one_key, takes, whole
 
 
 class Reference(NamedTuple):
-    """What a chip answered to known codes.
+    """Answers of a chip to known codes.
 
     Attributes:
         weights: int32 `[rows, columns]`.
@@ -76,7 +76,7 @@ def reference(
 def compensate_drift(
     key: Any, query: Query, before: Reference, design: Design | None = None, repeats: int = 8
 ) -> Correction:
-    """Returns a gain and an offset per column that bring a chip back to what it was.
+    """Fits a gain and an offset per column that undo a chip's drift.
 
     Args:
         key: Random key of a twin's noise.

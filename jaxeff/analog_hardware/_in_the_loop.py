@@ -70,7 +70,7 @@ def in_the_loop(
 
 
 def _counts(site: str, query: Query, key: Any, weights: Any, inputs: Any) -> Any:
-    """Returns the counts of every tile; codes become the integers that they are."""
+    """Reads the counts of every tile, with codes converted to integers."""
     # A chip has no gradient; that of the model takes its place once counts are back.
     w, a = (jnp.asarray(jax.lax.stop_gradient(x), jnp.int32) for x in (weights, inputs))
     groups, down, across = w.shape[:3]

@@ -184,13 +184,13 @@ def growing_noise(
 
 @takes(spec=settings(Crossbar))
 def with_model(spec: Mapping[str, Crossbar], model: Any) -> dict[str, Crossbar]:
-    """Returns a spec whose crossbars have this model."""
+    """Sets the model of a spec's crossbars."""
     return {site: dataclasses.replace(array, model=model) for site, array in spec.items()}
 
 
 @takes(spec=settings(Crossbar), level=non_negative)
 def at_noise(spec: Mapping[str, Crossbar], level: Any) -> dict[str, Crossbar]:
-    """Returns a spec of fitted models with a share of their measured noise, 0 to 1."""
+    """Sets the share of their measured noise for a spec's fitted models, 0 to 1."""
 
     def quieter(model: Any) -> Any:
         return dataclasses.replace(model, noise=dataclasses.replace(model.noise, level=level))

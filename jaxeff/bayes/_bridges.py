@@ -1,4 +1,4 @@
-"""What one inference method hands to another.
+"""Hand-overs between inference methods.
 
 ```python
 import jax
@@ -32,7 +32,7 @@ from jaxeff.moment_propagation import Gaussian
 
 @takes(result=an(MCMCResult), spread=non_negative)
 def around_best_draw(result: MCMCResult, spread: float = 0.3) -> Any:
-    """Returns where SVI may start from a sampler: its best draw, and a share of its chain's spread.
+    """Makes a start of SVI from a sampler: its best draw, and a share of its chain's spread.
 
     The draws' own mean won't do for a network: hidden units that may be exchanged or change sign
     average to one that is near zero, and SVI from there collapses. Nor is the whole standard

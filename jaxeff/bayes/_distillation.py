@@ -214,7 +214,7 @@ def distill(
 
 
 def _outputs(key: jax.Array, f: Callable[..., Any], teacher: Any, inputs: tuple[Any, ...]) -> Any:
-    """Returns a teacher's outputs, if it is not they themselves."""
+    """Computes a teacher's outputs, unless the teacher is given by them."""
     posterior = getattr(teacher, "posterior", teacher)
     if not is_posterior(posterior):
         if not isinstance(posterior, jax.Array | np.ndarray):
@@ -228,7 +228,7 @@ def _outputs(key: jax.Array, f: Callable[..., Any], teacher: Any, inputs: tuple[
 
 
 def energy_score(likelihood: Likelihood) -> Loss:
-    """Returns the energy score of a student's draws against a teacher's.
+    """Makes the energy score of a student's draws against a teacher's.
 
     Args:
         likelihood: What outputs mean.

@@ -60,7 +60,7 @@ def save_posterior(path: str | os.PathLike[str], posterior: Any) -> None:
 
 
 def _random(posterior: Any) -> list[str]:
-    """Returns the paths of the random leaves of a pytree of `Gaussian` and arrays."""
+    """Lists the paths of the random leaves of a pytree of `Gaussian` and arrays."""
     leaves = named_leaves(posterior, is_leaf=is_gaussian)
     if not any(is_gaussian(leaf) for leaf in leaves.values()):
         raise TypeError(

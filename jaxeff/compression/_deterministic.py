@@ -10,7 +10,7 @@ from jaxeff.core import settings, takes
 
 @takes(spec=settings())
 def deterministic(spec: Mapping[str, Method | None]) -> dict[str, Method | None]:
-    """Returns the same spec with methods that draw in the form that doesn't.
+    """Replaces methods that draw by the form of them that doesn't.
 
     A method says which that is in its `deterministic()`: `Relaxed` and `Stochastic` take the
     nearest value, `BayesianBits` opens or closes its gates, `Discrete` takes the most probable

@@ -1,4 +1,4 @@
-"""Tables that rows are looked up in, such as embeddings: weights, though nothing is summed.
+"""Look-up tables such as embeddings: they count as weights, though no product reads them.
 
 Sharp edge: a row is a channel, with a step of its own where `per="channel"`.
 """

@@ -1,4 +1,4 @@
-"""`init`: what a method learns from, computed from a model's parameters and a batch.
+"""`init`: fills in a method's open numbers from a model's parameters and a batch.
 
 ```python
 import optax
@@ -46,7 +46,7 @@ Found = dict[str, Quantizer]
 def init(
     f: Callable[..., Any], params: Any, batch: Any, spec: Mapping[str, Method | None]
 ) -> dict[str, LayerQuantization | None]:
-    """Returns a spec with the open numbers of every method filled in.
+    """Fills in the open numbers of every method of a spec.
 
     Args:
         f: A pure function `f(params, *args)`.
@@ -105,7 +105,7 @@ def init(
 
 @takes(f=function)
 def learned(f: Callable[..., Any], *, keyed: bool = False) -> Callable[..., Any]:
-    """Returns the quantized function with its spec among its parameters, for a training loop.
+    """Makes the spec a parameter of the quantized function, for a training loop.
 
     Args:
         f: A pure function `f(params, *args)`.

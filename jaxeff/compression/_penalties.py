@@ -1,4 +1,4 @@
-"""What a loss adds so that clipping levels, gates and widths are learnt: sums over all sites.
+"""Terms of a loss, summed over all sites, by which clipping levels, gates and widths are learnt.
 
 ```python
 import jax
@@ -37,7 +37,7 @@ from jaxeff.program.reading import argument_leaves
 def penalty(
     f: Callable[..., Any], spec: Mapping[str, Method | None], params: Any, *args: Any
 ) -> Float[Array, ""]:
-    """Returns the sum of what every quantizer of a spec asks a loss to add.
+    """Sums the penalties of all quantizers of a spec.
 
     Args:
         f: A pure function `f(params, *args)`.

@@ -91,7 +91,7 @@ def by_layer(
     keyed: bool,
     rule_of: Callable[[Program, dict[str, LayerQuantization]], Rule],
 ) -> Callable[..., Any]:
-    """Returns a model whose layers are computed by a rule, where the spec has settings for some.
+    """Makes a model whose layers are computed by a rule, if the spec has settings for any.
 
     Args:
         f: A pure function, as for `quantized`.
@@ -146,7 +146,7 @@ def check_spec(spec: Any) -> None:
 def settings_of(
     spec: Mapping[str, Method | None], program: Program
 ) -> dict[str, LayerQuantization]:
-    """Returns the setting of every site that has one, weights and activations apart."""
+    """Resolves a spec to one setting per site, with weights and activations separate."""
     found = resolve(spec, program, applies, "a quantizer")
     if found:
         find_samples(program)

@@ -16,7 +16,7 @@ from jaxeff.program import trace
 def random_weights(
     f: Callable[..., Any], spec: Mapping[str, Method | None], params: Any, *args: Any
 ) -> Any:
-    """Returns the parameters with the distributions of a spec in place of its discrete weights.
+    """Replaces discrete weights by the distributions that a spec has for them.
 
     Args:
         f: A pure function `f(params, *args)`.

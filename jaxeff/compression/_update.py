@@ -1,4 +1,4 @@
-"""`update_statistics`: numbers that a rule of their method keeps up to date, not a gradient.
+"""`update_statistics`: updates the numbers that a method learns by a rule instead of a gradient.
 
 ```python
 from jaxeff.compression import LearnedBasis, init, update_statistics
@@ -36,7 +36,7 @@ class Updates(Quantizer, Protocol):
 def update_statistics(
     f: Callable[..., Any], params: Any, batch: Any, spec: Mapping[str, Method | None]
 ) -> dict[str, Method | None]:
-    """Returns a spec after one more batch of the quantized model.
+    """Updates a spec by one more batch of the quantized model.
 
     Args:
         f: A pure function `f(params, *args)`.

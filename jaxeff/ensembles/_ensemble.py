@@ -117,7 +117,7 @@ class Ensemble:
             ) from error
 
     def axes(self, params: Any) -> Any:
-        """Returns where the axis of members is: 0 or None for each leaf, as `jax.vmap` takes it.
+        """Finds the axis of members: 0 or None for each leaf, as `jax.vmap` takes it.
 
         Args:
             params: The parameters of the ensemble, or its state.
@@ -128,7 +128,7 @@ class Ensemble:
         return jax.tree.unflatten(jax.tree.structure(params), self.leaf_axes(params))
 
     def leaf_axes(self, params: Any) -> list[int | None]:
-        """Returns the same as `axes`, in a list with one entry per leaf."""
+        """Finds the axis of members as `axes` does, in a list with one entry per leaf."""
         leaves, names = jax.tree.leaves(params), leaf_names(params)
         modules = {name.rpartition("/")[0] for name in self.chosen}
         has = [name in self.chosen for name in names]
@@ -143,7 +143,7 @@ class Ensemble:
         return [0 if chosen else None for chosen in has]
 
     def member(self, params: Any, index: Any) -> Any:
-        """Returns the parameters (or the state) of one network, for `f`.
+        """Selects the parameters (or the state) of one network, for `f`.
 
         Args:
             params: Those of the ensemble.
@@ -160,7 +160,7 @@ class Ensemble:
         return replace(self, f=f)
 
     def own(self, params: Any) -> list[Any]:
-        """Returns the leaves that have members, `[members, ...]` each."""
+        """Lists the leaves that have members, `[members, ...]` each."""
         pairs = zip(jax.tree.leaves(params), self.leaf_axes(params), strict=True)
         return [leaf for leaf, axis in pairs if axis == 0]
 
@@ -239,7 +239,7 @@ def ensemble(
 
 
 def _readers(program: Program) -> dict[str, list[str]]:
-    """Returns the sites that read each parameter."""
+    """Maps parameters to the sites that read them."""
     readers: dict[str, list[str]] = {}
     for layer in program.sites:
         if layer.kind == "control flow" or layer.auxiliary:

@@ -56,7 +56,7 @@ class FeatureDensity:
     offsets: Float[Array, " classes"]
 
     def log_joint(self, features: Float[Array, "batch features"]) -> Float[Array, "batch classes"]:
-        """Returns the log-density of features and class, in nats."""
+        """Computes the log-density of features and class, in nats."""
 
         def of_class(mean: Array, whitening: Array, offset: Array) -> Array:
             # Mahalanobis distance as a plain norm of whitened features.
@@ -66,7 +66,7 @@ class FeatureDensity:
         return jax.vmap(of_class, out_axes=1)(self.means, self.whitening, self.offsets)
 
     def log_density(self, features: Float[Array, "batch features"]) -> Float[Array, " batch"]:
-        """Returns the log-density of features, in nats; its negative is epistemic uncertainty."""
+        """Computes the log-density of features, in nats; its negative is epistemic uncertainty."""
         return logsumexp(self.log_joint(features), axis=1)
 
     def log_probs(self, features: Float[Array, "batch features"]) -> Float[Array, "batch classes"]:

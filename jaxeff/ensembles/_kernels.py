@@ -57,7 +57,7 @@ class RBF(Setting):
 
 
 class Repulsion(NamedTuple):
-    """What members feel of each other.
+    """Repulsion between members.
 
     Attributes:
         field: The direction in which each is pushed, `[members, dimensions]`.
@@ -75,7 +75,7 @@ class Repulsion(NamedTuple):
 def repulsion(
     points: Float[Array, "members dimensions"], kernel: RBF, method: str = "wgd"
 ) -> Repulsion:
-    """Returns the repulsive field between members.
+    """Computes the repulsive field between members.
 
     Args:
         points: One for each member; no gradient passes through what is returned.
@@ -116,10 +116,11 @@ def bandwidth(distance: Float[Array, "members members"], kernel: RBF) -> Float[A
 
 
 def _lengths(points: Array, norm: int) -> Array:
-    """Returns the norms of differences, without a gradient that is NaN where they are zero."""
+    """Computes the norms of differences between points."""
     difference = points[:, None] - points[None]
     if norm == 1:
         return jnp.abs(difference).sum(-1)
+    # Points carry no gradient, so that the root has none to make NaN on the diagonal.
     return jnp.sqrt((difference**2).sum(-1))
 
 

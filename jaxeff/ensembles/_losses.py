@@ -64,17 +64,17 @@ class MemberLoss:
     members: int
 
     def __call__(self, key: Any, params: Any, state: Any, batch: Any, step: Any) -> tuple[Any, Any]:
-        """Returns the loss, as `jaxeff.training.make_epoch` calls it."""
+        """Computes the loss, as `jaxeff.training.make_epoch` calls it."""
         del step
         outputs, state = self.outputs(key, params, state, batch[0])
         return self.of_outputs(outputs, batch), (self.metrics(outputs, batch), state)
 
     def outputs(self, key: Any, params: Any, state: Any, x: Any) -> tuple[Any, Any]:
-        """Returns what members predict, `[members, batch, ...]`, and the new state."""
+        """Computes members' predictions, `[members, batch, ...]`, and the new state."""
         return called(self.g, keyed=self.keyed, mutable=self.mutable)(key, params, state, x)
 
     def of_outputs(self, outputs: Any, batch: Any) -> Float[Array, ""]:
-        """Returns the loss of given outputs: members' means over the batch, summed."""
+        """Computes the loss of given outputs: members' means over the batch, summed."""
         _, targets, *weights = batch
         # Summed over members: each has the gradient that it would have alone, whatever
         # their number.
@@ -85,7 +85,7 @@ class MemberLoss:
         return each.mean(1).sum()
 
     def metrics(self, outputs: Any, batch: Any) -> dict[str, Any]:
-        """Returns the accuracy of the members' mean prediction, of a classifier."""
+        """Computes the accuracy of a classifier's mean prediction over members."""
         if self.likelihood != "categorical":
             return {}
         return {"accuracy": jnp.mean(jax.nn.softmax(outputs).mean(0).argmax(-1) == batch[1])}
@@ -134,7 +134,7 @@ def member_loss(
     keyed: bool = False,
     mutable: bool = False,
 ) -> MemberLoss:
-    """Returns the loss of an ensemble.
+    """Makes the loss of an ensemble.
 
     Args:
         g: What `ensemble` returned, or a transform of it: `g(params, x) -> [members, batch, ...]`.
@@ -157,7 +157,7 @@ def member_loss(
 
 
 def count_members(where: str, g: Any, members: int | None) -> int:
-    """Returns how many members an ensemble, or a transform of it, has.
+    """Counts the members of an ensemble, or of a transform of it.
 
     Raises:
         TypeError: Nothing says so.
@@ -175,7 +175,7 @@ def count_members(where: str, g: Any, members: int | None) -> int:
 def members_only(
     g: Ensemble, optimizer: optax.GradientTransformation
 ) -> optax.GradientTransformation:
-    """Returns an optimizer for members behind a trained network, which stays as it is.
+    """Makes an optimizer for members behind a trained network, which stays as it is.
 
     Args:
         g: What `ensemble` returned.

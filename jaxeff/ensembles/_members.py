@@ -33,7 +33,7 @@ from jaxeff.program.reading import leaf_names
 @register_setting
 @dataclass(frozen=True)
 class Members(Setting):
-    """So many members of a site.
+    """The number of members of a site, and their start.
 
     Attributes:
         count: How many, at least 1; the same at every site of an ensemble.
@@ -53,7 +53,7 @@ class Members(Setting):
 
 
 def chosen_leaves(spec: Mapping[str, Members | None], params: Any) -> dict[str, Members]:
-    """Returns the leaves that have members, by name.
+    """Finds the leaves that have members, by name.
 
     Args:
         spec: Settings by pattern of sites or parameters.

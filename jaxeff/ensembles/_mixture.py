@@ -111,7 +111,7 @@ class Mixture:
         return self.within + self.between
 
     def log_prob(self, x: Float[Array, ...]) -> Float[Array, ...]:
-        """Returns the log-density of each entry, in nats.
+        """Computes the log-density of each entry, in nats.
 
         Args:
             x: Values, of the shape of one member's.
@@ -178,7 +178,7 @@ class Mixture:
 def mixture_moments(
     f: Callable[..., Any], posterior: MixturePosterior, *args: Any, **options: Any
 ) -> Mixture:
-    """Returns what a mixture of posteriors predicts: one moment pass for each, one after the other.
+    """Predicts by a mixture of posteriors: one moment pass for each, one after the other.
 
     Args:
         f: `f(params, *args) -> outputs`, an array.

@@ -72,7 +72,7 @@ def bootstrap_weights(
 
 @takes(f=function)
 def with_prior(f: Callable[..., Any], scale: Any = 1.0) -> Callable[..., Any]:
-    """Returns a trained network plus a random one that stays as it is.
+    """Adds a random network that stays as it is to a trained one.
 
     Args:
         f: `f(params, *args) -> outputs`, an array; a random key may come first.

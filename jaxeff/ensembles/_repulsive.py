@@ -91,7 +91,7 @@ class RepulsiveLoss:
     mutable: bool
 
     def __call__(self, key: Any, params: Any, state: Any, batch: Any, step: Any) -> tuple[Any, Any]:
-        """Returns the loss, as `jaxeff.training.make_epoch` calls it; the potential is a metric."""
+        """Computes the loss as `jaxeff.training.make_epoch` calls it; the potential is a metric."""
         # A key of its own, so that the wrapped loss draws what it would draw alone.
         at = jax.random.fold_in(key, zlib.crc32(b"repulsion"))
         points = self.points(at, params, state, batch[0])
@@ -107,7 +107,7 @@ class RepulsiveLoss:
         return value + strength * pushed, ({**metrics, "repulsion": found.potential}, state)
 
     def points(self, key: Any, params: Any, state: Any, x: Any) -> Array:
-        """Returns what is pushed apart, one row for each member."""
+        """Computes the points that are pushed apart, one row for each member."""
         if self.space == "weights":
             own = self.g.own(params)
             return jnp.concatenate([leaf.reshape(self.g.count, -1) for leaf in own], axis=1)
@@ -135,7 +135,7 @@ class RepulsiveLoss:
     def _averaged(
         self, found: Repulsion, key: Any, params: Any, state: Any, batch: Any, step: Any
     ) -> tuple[Any, Any]:
-        """Returns the loss with Stein's average of the members' gradients."""
+        """Computes the loss with Stein's average of the members' gradients."""
         # SVGD: each member follows the kernel-weighted mean of all members' gradients,
         # sum_j k_ij grad_j / n. Only the gradient changes: the value stays that of the
         # loss.
@@ -244,7 +244,7 @@ def repulsive(
 
 
 def _with_gradient(value: Any, gradient: Any, at: Any) -> Any:
-    """Returns a value whose gradient at `at` is given."""
+    """Makes a value with a given gradient at `at`."""
     products = jax.tree.map(
         lambda slope, x: jnp.vdot(jax.lax.stop_gradient(slope), x), gradient, at
     )

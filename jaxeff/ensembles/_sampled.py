@@ -54,7 +54,7 @@ from jaxeff.program.reading import leaf_names
 def sampled(
     key: PRNGKeyArray, f: Callable[..., Any], posterior: Any, count: int
 ) -> tuple[Ensemble, Any]:
-    """Returns an ensemble of draws of a posterior.
+    """Makes an ensemble of draws of a posterior.
 
     Args:
         key: Random key.
@@ -87,7 +87,7 @@ def sampled(
 
 @takes(f=function, params=tree, x=a_batch, pattern=text, times=positive)
 def affordable(f: Callable[..., Any], params: Any, x: Any, pattern: str, *, times: float) -> int:
-    """Returns how many members of a site, or draws of its parameters, a budget buys.
+    """Computes how many members of a site, or draws of its parameters, fit a budget.
 
     Args:
         f: `f(params, x)`.

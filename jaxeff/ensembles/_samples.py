@@ -46,7 +46,7 @@ class Patches:
     def __call__(
         self, key: PRNGKeyArray, x: Float[Array, "batch height width channels"]
     ) -> Float[Array, "batch height width channels"]:
-        """Images in pieces.
+        """Shuffles the patches of images.
 
         Raises:
             ValueError: They are no images, or a single patch.
@@ -80,7 +80,7 @@ class ShuffledPixels:
     def __call__(
         self, key: PRNGKeyArray, x: Float[Array, "batch height width channels"]
     ) -> Float[Array, "batch height width channels"]:
-        """Images of the same pixels."""
+        """Shuffles the pixels of images."""
         _check_images("ShuffledPixels", x)
         pixels = x.reshape(len(x), -1, x.shape[-1])
         return jax.vmap(jax.random.permutation)(jax.random.split(key, len(x)), pixels).reshape(
@@ -93,7 +93,7 @@ class NoiseImages:
     """Normal noise with the batch's mean and standard deviation."""
 
     def __call__(self, key: PRNGKeyArray, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-        """Inputs of the batch's shape."""
+        """Draws inputs of the batch's shape."""
         return x.mean() + x.std() * jax.random.normal(key, x.shape, x.dtype)
 
 
@@ -118,7 +118,7 @@ class Interval:
             check_count("Interval.count", self.count)
 
     def __call__(self, key: PRNGKeyArray, x: Float[Array, ...]) -> Array:
-        """Inputs like those of the batch."""
+        """Draws inputs like those of the batch."""
         shape = x.shape if self.count is None else (self.count, *x.shape[1:])
         return jax.random.uniform(key, shape, x.dtype, self.low, self.high)
 
@@ -131,7 +131,7 @@ def batch_inputs(key: PRNGKeyArray, x: Any) -> Any:
 
 
 def chosen(key: PRNGKeyArray, samples: Any, x: Any) -> Any:
-    """Returns the repulsive samples of one step: drawn from a set, or made from the batch."""
+    """Chooses the repulsive samples of one step: drawn from a set, or made from the batch."""
     if callable(samples):
         return samples(key, x)
     size, count = len(jax.tree.leaves(samples)[0]), len(jax.tree.leaves(x)[0])
@@ -140,7 +140,7 @@ def chosen(key: PRNGKeyArray, samples: Any, x: Any) -> Any:
 
 
 def check_samples(samples: Any, *, wanted: bool) -> None:
-    """Checks repulsive samples as far as can be told without a batch.
+    """Checks repulsive samples as far as possible without a batch.
 
     Raises:
         TypeError: They are neither arrays nor a function.

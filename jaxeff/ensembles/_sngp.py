@@ -86,11 +86,11 @@ class RandomFeatures:
     phases: Float[Array, " features"]
 
     def __call__(self, params: Any, *args: Any) -> Float[Array, "batch outputs"]:
-        """Returns the mean of the process."""
+        """Computes the mean of the process."""
         return self.features(params, *args) @ params["head"]["kernel"]
 
     def features(self, params: Any, *args: Any) -> Float[Array, "batch features"]:
-        """Returns the random features."""
+        """Computes the random features."""
         hidden = inputs_of(self.f, self.site)(params["network"], *args)
         count = jnp.asarray(len(self.phases), hidden.dtype)
         # Random Fourier features: phi(x)^T phi(y) -> exp(-|x - y|^2 / (2 l^2)) for

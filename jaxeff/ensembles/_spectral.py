@@ -126,7 +126,7 @@ def _weights(layer: Layer) -> tuple[int, ...]:
 
 
 def layer_norm(layer: Layer, values: Sequence[Any], iterations: int) -> Float[Array, ""]:
-    """Returns the spectral norm of a layer's linear map, with a gradient to its weights.
+    """Computes the spectral norm of a layer's linear map, with a gradient to its weights.
 
     Args:
         layer: A dense or convolution layer.

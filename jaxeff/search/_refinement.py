@@ -45,7 +45,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, eq=False)
 class Refinement:
-    """How the best candidate is brought to the latency that was asked for.
+    """Settings of how the best candidate is brought to the target latency.
 
     Attributes:
         latency: Function that measures a candidate from end to end, such as
@@ -68,7 +68,7 @@ class Refinement:
             )
 
     def refine(self, course: Course) -> list[Row]:
-        """Returns a row per measurement, in order: policy, accuracy, predicted, ratio, reward."""
+        """Measures the best candidates in turn: policy, accuracy, predicted, ratio, reward."""
         refined: list[Row] = []
         for _ in range(self.rounds):
             best = self._nearest(course)
@@ -113,7 +113,7 @@ class Refinement:
 
 @dataclass(eq=False)
 class Course:
-    """What a refinement knows; it grows.
+    """State of a refinement: the candidates known so far.
 
     Attributes:
         space: The model's layers.
@@ -145,7 +145,7 @@ class Course:
         self._found = {str(row["policy"]): row for row in self.rows}
 
     def expected(self, row: Row) -> float:
-        """Its reward, by what it took or by the corrected prediction."""
+        """Computes a row's reward, by its measured ratio or the corrected prediction."""
         if "message" in row:
             return -np.inf
         return self.reward(row["accuracy"], self.corrected(row), 1.0)
@@ -163,7 +163,7 @@ class Course:
         return float(row["predicted"] * similar["ratio"] / similar["predicted"])
 
     def predict(self, policy: Policy) -> Row:
-        """Returns what is known without its accuracy."""
+        """Looks a policy up, or predicts its latency; its accuracy may be missing."""
         plain = policy.plain()
         if str(plain) in self._found:
             return self._found[str(plain)]
@@ -171,7 +171,7 @@ class Course:
         return {"policy": plain, "predicted": self.predicted(policy) / self.target}
 
     def known(self, row: Row) -> Row:
-        """Returns the same with its accuracy."""
+        """Adds the accuracy to a row."""
         if "accuracy" not in row and "message" not in row:
             plain = row["policy"]
             row |= self.remembered(
@@ -201,12 +201,12 @@ def neighbours(course: Course, plain: dict[str, Any]) -> Iterator[Policy]:
 
 
 def _shared(one: dict[str, Any], other: dict[str, Any]) -> int:
-    """Returns how many entries two policies share."""
+    """Counts the entries that two policies share."""
     return sum(int(np.sum(np.equal(one[key], other[key]))) for key in one)
 
 
 def _counts(space: SearchSpace, actions: Actions) -> list[np.ndarray]:
-    """Returns the numbers of channels that actions can leave of every group."""
+    """Lists the numbers of channels that actions can leave of every group."""
     # Steps finer than a channel meet every number that rounding allows.
     levels = np.linspace(0, 1, 1 + int(space.sizes.max()))
     sites = len(space.sites)
@@ -217,7 +217,7 @@ def _counts(space: SearchSpace, actions: Actions) -> list[np.ndarray]:
 def _widths(
     actions: Actions, datatype: int, now: tuple[int, int], few: bool
 ) -> Iterator[tuple[int, tuple[int, int]]]:
-    """Datatypes and bits a step from those of a layer."""
+    """Yields datatypes and bits a step from those of a layer."""
     if actions.float_below > 0:
         yield FP32, (FLOAT, FLOAT)
     yield INT8, (8, 8)
@@ -231,7 +231,7 @@ def _widths(
 
 
 def _legal(space: SearchSpace, policy: Policy, group: int, count: int) -> Policy:
-    """Returns the policy with another number of channels; few bits where a kernel takes them."""
+    """Changes a number of channels, and keeps few bits where a kernel takes them."""
     kept = np.array(policy.kept)
     kept[group] = count
     # Layers that lose their kernel of few bits take eight, as `Actions.policy` has it.

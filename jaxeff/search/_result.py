@@ -1,4 +1,4 @@
-"""`Search`: what a search came to."""
+"""`Search`: the result of a search."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jaxeff.search.space import Policy, SearchSpace
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Search:
-    """What a search came to.
+    """The result of a search.
 
     Attributes:
         best: The policy of the highest reward.

@@ -20,7 +20,7 @@ from jaxtyping import Array
 
 
 def converge_batch_stats(train: Callable[..., Any], params: Any, state: Any, x: Any) -> Any:
-    """Returns the state that training on one batch forever, with fixed parameters, would end with.
+    """Computes the limit of the state under training on one batch with fixed parameters.
 
     Args:
         train: The network in training form, `train(params, state, x) -> (logits, state)`; its

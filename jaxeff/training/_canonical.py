@@ -26,7 +26,7 @@ from jaxeff.core import ClosedJaxpr, JaxprEqn, Literal, bind, function, primitiv
 
 @takes(fn=function)
 def canonical_convolutions(fn: Callable[..., Any], *, products: bool = False) -> Callable[..., Any]:
-    """Returns ``fn`` with each convolution in it, also in scans, in channels-last layout.
+    """Rewrites each convolution in ``fn``, also in scans, to channels-last layout.
 
     Args:
       fn: Any function of pytrees of arrays. Calls with custom derivatives, conditionals and while
@@ -48,7 +48,7 @@ def canonical_convolutions(fn: Callable[..., Any], *, products: bool = False) ->
 
 
 def quick_in_loops(fn: Callable[..., Any], *, products: bool = False) -> Callable[..., Any]:
-    """Returns ``fn`` as it should stand in a loop: with canonical convolutions on a processor.
+    """Rewrites ``fn`` for use in a loop: with canonical convolutions on a processor.
 
     Inside a loop, XLA's CPU compiler has fast convolutions for that layout only; other compilers
     choose layouts themselves.
@@ -129,7 +129,7 @@ def _product(eqn: JaxprEqn, inputs: jax.Array, kernel: jax.Array) -> jax.Array:
     window = [kernel.shape[axis] for axis in taps]
 
     def seen(tap: tuple[int, ...]) -> jax.Array:
-        """Returns what one entry of the kernel is multiplied with."""
+        """Slices the part of the image that one entry of the kernel is multiplied with."""
         steps = list(zip(tap, size, strides, strict=True))
         ends = [start + (n - 1) * stride + 1 for start, n, stride in steps]
         return lax.slice(image, (0, *tap), (len(image), *ends), (1, *strides))

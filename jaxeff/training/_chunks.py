@@ -23,7 +23,7 @@ def even_parts(total: int, most: int) -> list[list[int]]:
 
 
 class ChunkFolder:
-    """Finished chunks on disk, and where the running one goes.
+    """Folder of finished chunks, and of the checkpoint of the running one.
 
     Of processes that make one run `together`, the first alone reads and writes them.
     """
@@ -41,7 +41,7 @@ class ChunkFolder:
         self._together = together
 
     def running(self, name: str, filled: tuple[int, int] | None = None) -> Path | None:
-        """Returns where the checkpoint of a chunk goes while it trains.
+        """Names the checkpoint of a chunk while it trains.
 
         Args:
             name: The chunk's.
@@ -52,7 +52,7 @@ class ChunkFolder:
         return None if self.path is None else self.path / f"running-{name}{size}.safetensors"
 
     def load(self, name: str, like: Any) -> Any:
-        """Returns what a finished chunk found, or None; ``like`` has its structure.
+        """Reads the results of a finished chunk, or None; ``like`` has their structure.
 
         Raises:
             CheckpointError: The file is damaged, or of another sweep.
@@ -71,7 +71,7 @@ class ChunkFolder:
         return jax.device_get(load_pytree(file, like))
 
     def save(self, name: str, found: Any) -> None:
-        """Keeps what a finished chunk found."""
+        """Writes the results of a finished chunk, and removes its checkpoints."""
         if self.path is not None and is_writer(self._together):
             save_pytree(self.path / f"{name}.safetensors", found, self.identity)
             # Once the result is written: a kill before that goes on from these checkpoints.
@@ -81,7 +81,7 @@ class ChunkFolder:
 
 
 def join_chunks(found: Any, rows: Any, columns: Any, seeds: int, total: int) -> Any:
-    """Returns the chunks side by side, without what filled up the last ones."""
+    """Joins chunks, without what filled up the last ones."""
 
     def concatenate(*leaves: Any) -> Any:
         # Chunks are in order of seeds, then settings.

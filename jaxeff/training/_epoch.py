@@ -53,7 +53,7 @@ Loss = Callable[[Any, Any, Any, Any, Any], tuple[Any, tuple[Metrics, Any]]]
 
 
 class TrainState(NamedTuple):
-    """What an epoch takes and returns.
+    """State of a training, which an epoch takes and returns.
 
     Attributes:
       params: The trained pytree.
@@ -70,7 +70,7 @@ class TrainState(NamedTuple):
 
 @takes(params=tree, optimizer=optimizer)
 def init(params: Any, optimizer: optax.GradientTransformation, state: Any = None) -> TrainState:
-    """Returns the state before the first update."""
+    """Makes the state before the first update."""
     return TrainState(params, state, optimizer.init(params), jnp.zeros((), jnp.int32))
 
 
@@ -78,7 +78,7 @@ def init(params: Any, optimizer: optax.GradientTransformation, state: Any = None
     loss=of_form("loss(key, params, state, batch, step)"), optimizer=optimizer, batch_size=whole()
 )
 def make_epoch(loss: Loss, optimizer: optax.GradientTransformation, batch_size: int) -> Epoch:
-    """Returns ``epoch(train_state, key, data) -> (train_state, metrics)``.
+    """Makes ``epoch(train_state, key, data) -> (train_state, metrics)``.
 
     Args:
       loss: ``loss(key, params, state, batch, step) -> (loss, (metrics, new_state))``: a scalar, a
@@ -145,7 +145,7 @@ def make_epoch(loss: Loss, optimizer: optax.GradientTransformation, batch_size: 
 
 
 def accepted(optimizer: optax.GradientTransformation, **extra: Any) -> dict[str, Any]:
-    """Returns the extra arguments that an optimizer's update takes; some take only their own."""
+    """Selects the extra arguments that an optimizer's update takes."""
     parameters = inspect.signature(optimizer.update).parameters.values()
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
         return extra
@@ -154,7 +154,7 @@ def accepted(optimizer: optax.GradientTransformation, **extra: Any) -> dict[str,
 
 
 def count_examples(data: Any) -> int:
-    """Returns the common length of the data's first axes.
+    """Counts the examples, the common length of the data's first axes.
 
     Raises:
       ValueError: There are no arrays, their first axes differ, or they hold no examples.

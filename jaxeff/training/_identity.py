@@ -1,4 +1,4 @@
-"""What makes a training the same one: its start, its loss and its optimizer, beside its data."""
+"""Identity of a training: its start, its loss and its optimizer, beside its data."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def describe_sweep(
     batch_size: int,
     score: Score | None,
 ) -> dict[str, Any]:
-    """Describes the trainings of a sweep likewise; the arguments are those of `sweep`."""
+    """Describes the trainings of a sweep, as `describe_training` does, from its arguments."""
 
     def begin(key: Any) -> TrainState:
         params, state = init(key)

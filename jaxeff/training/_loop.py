@@ -254,7 +254,7 @@ def _not_finite(params: Any) -> str:
 
 
 def _cause(data: Any) -> str:
-    """Returns what to do about it: data that aren't finite come first, then what may be labels."""
+    """Suggests a remedy: for data that aren't finite, then for integers that may be labels."""
     integers = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(data):
         name = "data" + jax.tree_util.keystr(path)

@@ -24,10 +24,10 @@ from jaxeff.training._epoch import Loss
 
 @runtime_checkable
 class CheckedLoss(Protocol):
-    """A loss that says before a training what is wrong with its data; `fit` and `sweep` ask it."""
+    """A loss that checks its data before training; `fit` and `sweep` call that check."""
 
     def __call__(self, key: Any, params: Any, state: Any, batch: Any, step: Any) -> tuple[Any, Any]:
-        """Returns the loss, as `jaxeff.training.make_epoch` calls it."""
+        """Computes the loss, as `jaxeff.training.make_epoch` calls it."""
         ...
 
     def check(self, key: Any, params: Any, state: Any, data: Any, batch_size: int) -> None:
@@ -48,7 +48,7 @@ class LabelledLoss:
     logits: Callable[[Any, Any, Any, Any], Any]
 
     def __call__(self, key: Any, params: Any, state: Any, batch: Any, step: Any) -> tuple[Any, Any]:
-        """Returns the loss, as `jaxeff.training.make_epoch` calls it."""
+        """Computes the loss, as `jaxeff.training.make_epoch` calls it."""
         return self.loss(key, params, state, batch, step)
 
     def check(self, key: Any, params: Any, state: Any, data: Any, batch_size: int) -> None:
@@ -93,7 +93,7 @@ def stateless(loss: Callable[[Any, Any, Any], Any]) -> Loss:
 
 @takes(f=function)
 def cross_entropy(f: Callable[..., Any], *, keyed: bool = False, mutable: bool = False) -> Loss:
-    """Returns the mean softmax cross entropy of a classifier, with its accuracy as a metric.
+    """Makes the mean softmax cross entropy of a classifier, with its accuracy as a metric.
 
     Args:
       f: ``f(params, x) -> logits`` of shape ``[batch, classes]``.

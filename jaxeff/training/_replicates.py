@@ -39,7 +39,7 @@ class ReplicateKeys(NamedTuple):
 
 
 def replicate_keys(key: jax.Array, seed: jax.Array | int) -> ReplicateKeys:
-    """Returns the keys of a seed's replicates.
+    """Derives the keys of a seed's replicates.
 
     Args:
         key: The sweep's key.
@@ -49,7 +49,7 @@ def replicate_keys(key: jax.Array, seed: jax.Array | int) -> ReplicateKeys:
 
 
 class _ReplicateState(NamedTuple):
-    """What a replicate carries in the place of its model's state."""
+    """State of a replicate: its setting beside its model's state."""
 
     setting: Any
     model: Any

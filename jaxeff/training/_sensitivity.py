@@ -1,4 +1,4 @@
-"""How far changes of a model move its predictions: many changes, one compiled program.
+"""Divergence of predictions under many changes of a model, in one compiled program.
 
 Sensitivities are measured so: change one layer alone, by noise, by fewer bits, by fewer channels,
 and compare the predictions with those of the model as it is. `divergences` is the loop that they
@@ -76,7 +76,7 @@ def divergences(
 
 
 def map_changes(function: Callable[[Any], Any], changes: Any, at_once: int = 1) -> Any:
-    """Returns a function of every entry of arrays with a common leading axis, so many side by side.
+    """Maps a function over arrays with a common leading axis, `at_once` entries side by side.
 
     Args:
         function: Function from one entry to arrays.

@@ -1,4 +1,4 @@
-"""How the replicates of a chunk lie on the devices: those of all processes."""
+"""Distribution of a chunk's replicates over the devices of all processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jaxeff.core import to_devices
 
 
 class Spread(NamedTuple):
-    """Where the replicates of a chunk go.
+    """Placement of a chunk's replicates.
 
     Attributes:
         seeds: Rows of the chunk as it is trained.
@@ -27,7 +27,7 @@ class Spread(NamedTuple):
     sharding: NamedSharding | None
 
     def whole(self, tree: Any) -> Any:
-        """Returns the same arrays on every device."""
+        """Copies arrays to every device."""
         if self.sharding is None:
             return tree
         return to_devices(tree, NamedSharding(self.sharding.mesh, PartitionSpec()))

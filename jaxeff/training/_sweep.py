@@ -95,7 +95,7 @@ from jaxeff.training._spreading import spread_replicates
 
 
 class SweepResult(NamedTuple):
-    """What a sweep found; every array leads with the axes of seeds and settings.
+    """Results of a sweep; every array leads with the axes of seeds and settings.
 
     Attributes:
         scores: What `score` returned, as numpy arrays `[seeds, settings, ...]`.
@@ -287,12 +287,12 @@ def _count_settings(settings: Any) -> int:
 
 
 def _fill(numbers: list[int], size: int) -> jax.Array:
-    """Returns a chunk's seeds or settings, the last one repeated."""
+    """Fills up a chunk's seeds or settings by repeating the last one."""
     return jnp.array([*numbers, *numbers[-1:] * (size - len(numbers))])
 
 
 def _cut(found: Any, seeds: int, settings: int) -> Any:
-    """Returns what a chunk found, without what filled it up."""
+    """Cuts away what filled up a chunk."""
     return jax.tree.map(lambda leaf: leaf[:seeds, :settings], found)
 
 

@@ -38,7 +38,7 @@ LEAST_REPEATS = 8
 
 @dataclass(frozen=True)
 class Design(Setting):
-    """How much is measured.
+    """Sizes of the measurements of a chip.
 
     Attributes:
         rows: Rows of the array.
@@ -80,7 +80,7 @@ class Design(Setting):
 
 
 class Singles(NamedTuple):
-    """One row at a time.
+    """Measurements with one row at a time.
 
     Attributes:
         weights: int32 `[programs, rows, columns]`.
@@ -97,7 +97,7 @@ class Singles(NamedTuple):
 
 
 class Drives(NamedTuple):
-    """Many rows at once.
+    """Measurements with many rows at once.
 
     Attributes:
         weights: int32 `[drives, rows, columns]`.
@@ -111,7 +111,7 @@ class Drives(NamedTuple):
 
 
 class NoiseMeasurement(NamedTuple):
-    """Repeats.
+    """Measurements of noise, from repeats.
 
     Attributes:
         active: Numbers of active rows, `[active]`.

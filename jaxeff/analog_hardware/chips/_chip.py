@@ -86,7 +86,7 @@ class Chip(Setting):
             object.__setattr__(self, "pattern", self._pattern())
 
     def after(self, hours: Float[Array, ""] | float) -> Chip:
-        """Returns the same chip so many hours after its calibration."""
+        """Lets time pass since the chip's calibration."""
         return dataclasses.replace(self, hours=hours)
 
     def query(
@@ -96,7 +96,7 @@ class Chip(Setting):
         inputs: Int[Array, "p r"],
         order: Int[Array, "p r"] | Int[Array, " r"] | None = None,
     ) -> Int[Array, "p c"]:
-        """Returns what the converters of all columns read for each vector.
+        """Reads the converters of all columns for each vector.
 
         Args:
             key: Random key of the read-out noise.
@@ -142,7 +142,7 @@ class Chip(Setting):
         return jnp.clip(jnp.floor(read), *limits(BITS)).astype(jnp.int32)
 
     def _charge(self, weights: Any) -> Any:
-        """Returns the charge per pulse length that each synapse adds, `[r, c]`."""
+        """Computes the charge per pulse length that each synapse adds, `[r, c]`."""
         rows, columns = weights.shape
         w = weights.astype(jnp.float32)
         # The multiplier falls short of a linear one, by `weight_curve` at the largest weight.
@@ -153,14 +153,14 @@ class Chip(Setting):
         return self.physics.gain * jnp.sign(w) * size * (1 + self.physics.synapse_mismatch * own)
 
     def _pulses(self, inputs: Any) -> Any:
-        """Returns the lengths of pulses in codes, `[p, r]`; none for an input of zero."""
+        """Computes the lengths of pulses in codes, `[p, r]`; none for an input of zero."""
         offset = self.physics.pulse_offset * self.pattern["row"][: inputs.shape[1]][None]
         # A row's driver adds the same to every pulse; where there is none, nothing.
         long = jnp.maximum(inputs.astype(jnp.float32) + offset, 0)
         return jnp.where(inputs > 0, long, 0)
 
     def _integrated(self, charge: Any, pulses: Any, order: Any) -> Any:
-        """Returns what the integrators hold after the last event."""
+        """Integrates the charge of all events."""
         # Time counts events: rows without a pulse send none and take no time.
         keep = jnp.exp(-1 / jnp.asarray(self.physics.leak, jnp.float32))
         memory = jnp.asarray(self.physics.memory, jnp.float32)

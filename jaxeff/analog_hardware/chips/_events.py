@@ -1,4 +1,4 @@
-"""What a chip answers to trains of events in random orders: the data of models of sequences.
+"""Answers of a chip to trains of events in random orders, for models of sequences.
 
 ```python
 import jax
@@ -28,7 +28,7 @@ from jaxeff.core import an, check_key, one_key, takes, whole
 
 
 class Events(NamedTuple):
-    """What columns read after trains of events.
+    """Read-outs of columns after trains of events.
 
     Attributes:
         inputs: Codes in the order of time over the largest, `[n, events]`; after the last event of
@@ -44,7 +44,7 @@ class Events(NamedTuple):
     counts: np.ndarray
 
     def split(self, share: float = 0.8) -> tuple[Events, Events]:
-        """Returns the first share, and the rest."""
+        """Splits the events into a first share and the rest."""
         at = int(share * len(self.counts))
         return Events(*(a[:at] for a in self)), Events(*(a[at:] for a in self))
 

@@ -1,4 +1,4 @@
-"""What crossbars do with a batch, layer by layer: the host's side of the transform.
+"""The effect of crossbars on a batch, layer by layer, measured on the host.
 
 `partition` reports it, `calibrate_ranges` measures ranges for it, and `read_out` hands it to
 `jaxeff.moments`. Each runs the model once, eagerly, layer by layer.
@@ -78,7 +78,7 @@ def _run(
 
 @dataclass(frozen=True)
 class Placement:
-    """How one layer lies on the array.
+    """Placement of one layer on the array.
 
     Attributes:
         site: The layer.
@@ -122,7 +122,7 @@ class Partition(tuple[Placement, ...]):
 
 
 def _product(layer: Layer) -> Callable[..., Any]:
-    """Returns what a layer multiplies, compiled: op by op it takes seconds."""
+    """Compiles the factors of a layer's product: op by op they take seconds."""
     return jax.jit(lambda *values: product_of(layer, values))
 
 
@@ -130,7 +130,7 @@ def _product(layer: Layer) -> Callable[..., Any]:
 def partition(
     f: Callable[..., Any], params: Any, x: Any, spec: Mapping[str, Crossbar | None], *args: Any
 ) -> Partition:
-    """Says how layers lie on their arrays, and what is clamped on a batch.
+    """Reports how layers lie on their arrays, and what is clamped on a batch.
 
     Args:
         f: A pure function `f(params, x, *args)`.
@@ -209,7 +209,7 @@ def calibrate_ranges(
     inputs: float = 99.9,
     weights: float = 100.0,
 ) -> dict[str, Crossbar]:
-    """Fixes what codes stand for, from the activations of the digital model and its weights.
+    """Fixes the value of codes by the activations of the digital model and its weights.
 
     Args:
         f: A pure function `f(params, *args)`.
@@ -283,7 +283,7 @@ def _kept(step: Any, measured: Any) -> Any:
 def read_out(
     f: Callable[..., Any], params: Any, x: Any, spec: Mapping[str, Crossbar | None], *args: Any
 ) -> dict[str, ReadOut]:
-    """Returns what crossbars add to each layer on a batch: a noise spec for `jaxeff.moments`.
+    """Measures the shift and noise of crossbars on a batch: a noise spec for `jaxeff.moments`.
 
     ``jaxeff.moments(f, noise=read_out(f, params, x, spec))(params, x)`` has the crossbars' results
     as means and their read-out noise, with whatever else is random, as variances.

@@ -35,7 +35,7 @@ from jaxeff.core import an, check_key, one_key, takes, whole
 
 @dataclass(frozen=True)
 class OrderEffect:
-    """How much order matters, in counts.
+    """Effect of the order of events, in counts.
 
     Attributes:
         rms: Standard deviation of the read-out over orders, its noise taken off.

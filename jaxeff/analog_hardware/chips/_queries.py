@@ -1,4 +1,4 @@
-"""What the room asks of hardware: a query, a twin's or a Python callable's, in one form."""
+"""The query of a chip, a synthetic one or a Python callable, in one form."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ codes; it returns integer counts `[vectors, columns]`."""
 
 
 def check_query(where: str, query: Any) -> None:
-    """Checks that something can be asked.
+    """Checks that a chip can be queried.
 
     Raises:
         TypeError: It is neither.
@@ -41,7 +41,7 @@ def check_query(where: str, query: Any) -> None:
 
 
 def ask(where: str, query: Query, key: Any, weights: Any, inputs: Any, order: Any = None) -> Any:
-    """Returns the counts that a chip gives, traced for a `Hardware`, by a callback for a function.
+    """Queries a chip, traced for a `Hardware`, by a callback for a function.
 
     Raises:
         RuntimeError: A function raised; under `jit` it comes as JAX's own error with this text.
@@ -63,7 +63,7 @@ def ask(where: str, query: Query, key: Any, weights: Any, inputs: Any, order: An
 
 
 def called(where: str, query: Any, seed: Any, weights: Any, inputs: Any, *order: Any) -> np.ndarray:
-    """Returns what a Python callable returns, held to its form."""
+    """Calls a Python callable and checks the form of its counts."""
     try:
         counts = np.asarray(query(seed, weights, inputs, *map(np.asarray, order)))
     except Exception as error:

@@ -92,20 +92,20 @@ class SequenceModel(Setting):
     weight_top: Annotated[int, Count(1)] = static(WEIGHT_TOP)
 
     def predict(self, events: Events, key: Any = None) -> Float[Array, "n columns"]:
-        """Returns the counts of each column; the key is that of permuted times."""
+        """Predicts the counts of each column; the key is that of permuted times."""
         weights = jnp.moveaxis(jnp.asarray(events.weights), 2, 0)
         key = jax.random.key(0) if key is None else key
         inputs, rows = jnp.asarray(events.inputs), jnp.asarray(events.rows)
         return _predicted(self.params, self.position, key, inputs, weights, rows)
 
     def error(self, events: Events) -> Float[Array, " columns"]:
-        """Returns the mean squared error of each column, noise of the read-out included."""
+        """Computes the mean squared error of each column, noise of the read-out included."""
         return jnp.mean((self.predict(events) - events.counts) ** 2, 0)
 
     def counts(
         self, inputs: Float[Array, "p r"], weights: Float[Array, "r c"], gain: Any
     ) -> Float[Array, "p c"]:
-        """Returns the counts of vectors whose events come in the order of the rows.
+        """Predicts the counts of vectors whose events come in the order of the rows.
 
         Raises:
             ValueError: The tile is larger than what was measured, or times are permuted.
@@ -213,7 +213,7 @@ def fit_sequence(
 
 
 def _straight_line(events: Events) -> dict[str, Any]:
-    """Returns the offset and the gain that each column starts from."""
+    """Fits the offset and the gain that each column starts from."""
     charge = np.einsum("ne,nec->nc", events.inputs, events.weights)
     fits = np.stack(
         [np.polyfit(charge[:, c], events.counts[:, c], 1) for c in range(charge.shape[1])]
@@ -241,7 +241,7 @@ def _init(key: Any, rows: int, length: int, width: int, heads: int) -> dict[str,
 
 
 def _predict(params: Any, position: str, key: Any, inputs: Any, weights: Any, rows: Any) -> Any:
-    """Returns every column's counts, `[n, columns]`.
+    """Predicts every column's counts, `[n, columns]`.
 
     `inputs` are `[n, events]`, of which zeros are none, `weights` `[columns, n, events]` and `rows`
     `[n, events]`; an axis `n` may be 1.

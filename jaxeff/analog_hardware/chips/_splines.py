@@ -1,4 +1,4 @@
-"""Monotone cubic splines, one per column: how what a column sums becomes what is read.
+"""Monotone cubic splines, one per column, from a column's sum to its read-out.
 
 A column's spline has evenly spaced knots over the range of its own data. Coefficients that don't
 fall make a function that doesn't fall, which every integrator is; they are fitted by non-negative
@@ -53,7 +53,7 @@ class Splines(Setting):
                 )
 
     def __call__(self, x: Float[Array, "p c"]) -> Float[Array, "p c"]:
-        """Returns the functions of the first columns, each at its own column of `x`."""
+        """Evaluates the functions of the first columns, each at its own column of `x`."""
         columns = x.shape[-1]
         coefficients = jnp.asarray(self.coefficients, x.dtype)[:columns]
         low, high = (jnp.asarray(a, x.dtype)[:columns][None] for a in (self.low, self.high))
@@ -81,7 +81,7 @@ class Splines(Setting):
 def fit_splines(
     x: Float[np.ndarray, "n columns"], y: Float[np.ndarray, "n columns"], intervals: int = 8
 ) -> Splines:
-    """Returns the monotone splines of least squares, one per column.
+    """Fits monotone splines by least squares, one per column.
 
     Args:
         x: What columns sum.
@@ -121,6 +121,6 @@ def _fit(x: Any, y: Any, low: float, high: float, intervals: int) -> np.ndarray:
 
 
 def _basis(u: np.ndarray, intervals: int) -> np.ndarray:
-    """Returns the B-splines at positions in units of the knots' spacing, `[n, intervals + 3]`."""
+    """Evaluates B-splines at positions in units of the knots' spacing, `[n, intervals + 3]`."""
     distance = np.abs(u[:, None] - np.arange(-1, intervals + 2))
     return (np.maximum(2 - distance, 0) ** 3 - 4 * np.maximum(1 - distance, 0) ** 3) / 6

@@ -55,7 +55,7 @@ class ReadOutNoise(Setting):
     level: NonNegative = 1.0
 
     def variance(self, inputs: Float[Array, "p r"], columns: int) -> Float[Array, "p c"]:
-        """Returns the variance of each read-out of the first columns."""
+        """Computes the variance of each read-out of the first columns."""
         active = jnp.sum(jax.lax.stop_gradient(inputs) > 0, axis=1).astype(inputs.dtype)
         still, per_row = (
             jnp.asarray(a, inputs.dtype)[:columns][None] for a in (self.still, self.per_row)
@@ -80,7 +80,7 @@ class LinearFit(Setting):
     noise: ReadOutNoise
 
     def counts(self, inputs: Any, weights: Any, gain: Any) -> Any:
-        """Returns the straight line of the ideal sum."""
+        """Evaluates the straight line at the ideal sum."""
         del gain
         return (inputs @ weights) * self.slope + self.offset
 
@@ -133,7 +133,7 @@ class WhiteBox(Setting):
     noise: ReadOutNoise
 
     def sums(self, inputs: Float[Array, "p r"], weights: Float[Array, "r c"]) -> Any:
-        """Returns what the table adds up to in each column, in counts."""
+        """Sums the table in each column, in counts."""
         rows, columns = weights.shape
         strength = jnp.asarray(self.strength, weights.dtype)[:, :rows, :columns]
         size = _looked_up(jnp.asarray(self.curve, weights.dtype), jnp.abs(weights))
@@ -154,7 +154,7 @@ class WhiteBox(Setting):
         return (low + (high - low) * (codes - first)) @ charge
 
     def counts(self, inputs: Any, weights: Any, gain: Any) -> Any:
-        """Returns the spline of each column's sum."""
+        """Evaluates each column's spline at its sum."""
         del gain
         return self.splines(self.sums(inputs, weights))
 
@@ -164,7 +164,7 @@ class WhiteBox(Setting):
 
 
 def _looked_up(table: Any, x: Any) -> Any:
-    """Returns a table at whole numbers, linear between them, which gives it a gradient."""
+    """Looks up a table, linear between whole numbers, which gives it a gradient."""
     x = jnp.clip(x, 0, len(table) - 1)
     first = jnp.minimum(jnp.floor(jax.lax.stop_gradient(x)), len(table) - 2)
     at = first.astype(jnp.int32)
@@ -181,13 +181,13 @@ def fit_linear(measured: Characterization) -> LinearFit:
 
 @takes(measured=an(Characterization), intervals=whole())
 def fit_columnar(measured: Characterization, intervals: int = 8) -> Columnar:
-    """Returns a spline per column on the ideal sum, from full drive."""
+    """Fits a spline per column on the ideal sum, from full drive."""
     return Columnar(fit_splines(*_drive(measured), intervals), fit_noise(measured.noise))
 
 
 @takes(measured=an(Characterization), intervals=whole())
 def fit_white_box(measured: Characterization, intervals: int = 8) -> WhiteBox:
-    """Returns the table from single rows, splines from full drive, noise from repeats.
+    """Fits the table to single rows, splines to full drive, and noise to repeats.
 
     Args:
         measured: What `characterize` found.
@@ -226,7 +226,7 @@ _sums = jax.jit(WhiteBox.sums)
 
 
 def fit_table(measured: Characterization) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the factors of the table: strengths, pulse lengths and the curve of weights.
+    """Fits the factors of the table: strengths, pulse lengths and the curve of weights.
 
     Raises:
         ValueError: A measurement isn't finite.
@@ -284,7 +284,7 @@ def _all_codes(pulse: np.ndarray, levels: np.ndarray, top: int) -> np.ndarray:
 
 
 def _smooth(curve: np.ndarray) -> np.ndarray:
-    """Returns the curve of weights as a cubic through zero, which averages its noise."""
+    """Smooths the curve of weights by a cubic through zero, which averages its noise."""
     code = np.arange(len(curve)) / (len(curve) - 1)
     powers = np.stack([code, code**2, code**3], 1)
     found = np.linalg.lstsq(powers, curve, rcond=None)[0]
@@ -293,7 +293,7 @@ def _smooth(curve: np.ndarray) -> np.ndarray:
 
 @takes(noise=an(NoiseMeasurement))
 def fit_noise(noise: NoiseMeasurement) -> ReadOutNoise:
-    """Returns a variance per column without rows, and one per active row; neither is negative.
+    """Fits a variance per column without rows, and one per active row; neither is negative.
 
     Raises:
         ValueError: A variance is NaN.

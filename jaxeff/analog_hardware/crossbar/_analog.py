@@ -122,7 +122,7 @@ def check_crossbars(spec: Any) -> None:
 
 
 def crossbars(spec: Mapping[str, Crossbar | None], program: Program) -> dict[str, Crossbar]:
-    """Returns the crossbar of every site that has one.
+    """Resolves a spec to one crossbar per site.
 
     Raises:
         SpecError: As `jaxeff.program.resolve`.

@@ -17,7 +17,7 @@ def through(value: Float[Array, "*shape"], like: Float[Array, "*shape"]) -> Floa
 def encode(
     x: Float[Array, "*shape"], step: Float[Array, ""], low: int, high: int
 ) -> Float[Array, "*shape"]:
-    """Returns the nearest code of each value, half to even, clamped to `low` to `high`.
+    """Rounds values to the nearest codes, half to even, clamped to `low` to `high`.
 
     Args:
         x: Real numbers.

@@ -16,7 +16,7 @@ from jaxeff.core import Count, Number, Positive, Setting, register_setting, stat
 @register_setting
 @dataclass(frozen=True)
 class Correction(Setting):
-    """What is done to the counts of each column after conversion: `scale * counts + shift`.
+    """Digital correction of the counts of each column: `scale * counts + shift`.
 
     Attributes:
         scale: `[columns]`, without unit.
@@ -27,7 +27,7 @@ class Correction(Setting):
     shift: Annotated[Float[Array, " columns"], Number()]
 
     def apply(self, counts: Float[Array, "*batch c"]) -> Float[Array, "*batch c"]:
-        """Returns the corrected counts of the first columns."""
+        """Corrects the counts of the first columns."""
         columns, axes = counts.shape[-1], (None,) * (counts.ndim - 1)
         scale, shift = (jnp.asarray(a, counts.dtype)[:columns] for a in (self.scale, self.shift))
         return counts * scale[axes] + shift[axes]

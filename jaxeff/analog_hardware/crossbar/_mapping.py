@@ -32,7 +32,7 @@ class MatrixProduct(NamedTuple):
 
 
 def as_product(site: str, node: Node, left: Any, right: Any) -> MatrixProduct:
-    """Returns the products of an operation with one data operand.
+    """Converts an operation with one data operand to products of matrices.
 
     Raises:
         ValueError: The operation has no such form, or an operand is empty.
@@ -112,7 +112,7 @@ def _convolution(site: str, node: Node, x: Any, kernel: Any) -> MatrixProduct:
 
 
 def packed(product: MatrixProduct, rows: int, columns: int) -> MatrixProduct:
-    """Returns the same with as many groups per tile as fit along its diagonal."""
+    """Packs as many groups into a tile as fit along its diagonal."""
     groups, vectors, k = product.inputs.shape
     n = product.weights.shape[-1]
     # Grouped convolutions have small matrices: a block diagonal of them fills a tile, and

@@ -1,4 +1,4 @@
-"""What a crossbar asks of a model of its analog part, and the simplest: a linear one.
+"""The protocol of models of a crossbar's analog part, and the simplest one, a linear one.
 
 A model gives the read-out of one tile in counts of its converter: the mean of what a column holds
 before conversion, and the variance of its noise. Any frozen dataclass that is a pytree and has the
@@ -36,7 +36,7 @@ class TileModel(Protocol):
     def counts(
         self, inputs: Float[Array, "p r"], weights: Float[Array, "r c"], gain: Any
     ) -> Float[Array, "p c"]:
-        """Returns the mean read-out, for input codes and signed weight codes.
+        """Computes the mean read-out, for input codes and signed weight codes.
 
         Args:
             inputs: Codes from 0 on, `[vectors, rows]`; fewer rows than the array has are its first.
@@ -48,7 +48,7 @@ class TileModel(Protocol):
     def variance(
         self, inputs: Float[Array, "p r"], weights: Float[Array, "r c"]
     ) -> Float[Array, "p c"]:
-        """Returns the variance of the read-out's noise in squared counts; it may broadcast."""
+        """Computes the variance of the read-out's noise in squared counts; it may broadcast."""
         ...
 
 
@@ -72,7 +72,7 @@ class Linear(Setting):
     def counts(
         self, inputs: Float[Array, "p r"], weights: Float[Array, "r c"], gain: Any
     ) -> Float[Array, "p c"]:
-        """Returns the products of codes times the gain; they are whole, so their sum is exact."""
+        """Computes products of codes times the gain; codes are whole, so sums are exact."""
         return (inputs @ weights) * jnp.asarray(gain, inputs.dtype)
 
     def variance(

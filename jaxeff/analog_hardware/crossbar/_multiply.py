@@ -128,7 +128,7 @@ def product_of(layer: Layer, values: Sequence[Any]) -> tuple[Any, Any]:
 
 
 def _steps(crossbar: Crossbar, product: MatrixProduct) -> tuple[Any, Any]:
-    """Returns what input and weight codes stand for."""
+    """Computes the values of one input code and one weight code."""
     return (
         _step(crossbar.input_step, product.inputs, crossbar.input_top),
         _step(crossbar.weight_step, product.weights, crossbar.weight_top),
@@ -175,7 +175,7 @@ def _multiplied(
 def _tiles(
     crossbar: Crossbar, key: PRNGKeyArray | None, a: Any, w: Any, chip: Counts | None
 ) -> TiledProduct:
-    """Returns the converted counts of every tile of `[g, p, k]` by `[g, k, n]` codes."""
+    """Computes the converted counts of every tile of `[g, p, k]` by `[g, k, n]` codes."""
     # Inputs are shared by the tiles of a row, weights are each tile's own.
     inputs = jnp.moveaxis(tiled(a, crossbar.rows, 2), 2, 1)
     weights = tiled(tiled(w, crossbar.columns, 2), crossbar.rows, 1)  # [g, tr, r, tc, c]
@@ -209,7 +209,7 @@ def _tiles(
 
 
 def _summed(crossbar: Crossbar, counts: Any, columns: int) -> Any:
-    """Returns the digital sum over row tiles, `[g, p, n]`."""
+    """Sums over row tiles digitally, `[g, p, n]`."""
     # Row tiles hold parts of one sum, column tiles different outputs.
     total = counts.sum(1)
     if crossbar.sum_bits is not None:

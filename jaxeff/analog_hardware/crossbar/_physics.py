@@ -22,7 +22,7 @@ Share = Annotated[Float[Array, ""] | float, Number(0, 1)]
 @register_setting
 @dataclass(frozen=True)
 class Physics(Setting):
-    """What the circuits of a chip do; counts are those of the converter.
+    """Effects of a chip's circuits; counts are those of the converter.
 
     Attributes:
         gain: Counts per product of an input and a weight code.

@@ -33,7 +33,7 @@ MOST = 16_384
 def outputs_curvature(
     likelihood: Likelihood, outputs: Float[Array, "batch outputs"], targets: Any
 ) -> Float[Array, "batch outputs outputs"]:
-    """Returns the second derivative of the negative log-likelihood by an example's outputs."""
+    """Computes the second derivative of the negative log-likelihood by an example's outputs."""
     if likelihood == "categorical":
         probs = jax.nn.softmax(outputs)
         # Generalized Gauss-Newton: for a softmax the outputs' Hessian is diag(p) - p p^T,
@@ -97,7 +97,7 @@ def _summed(likelihood: Likelihood, outputs: Array, targets: Any) -> Array:
 
 
 def _of_outputs(features: Array, curvature: Array) -> Array:
-    """Returns a matrix for each output, one after the other: together they would need room."""
+    """Computes a matrix for each output, one after the other to save memory."""
     return jax.lax.map(lambda own: (features * own[:, None]).T @ features, curvature.T)
 
 

@@ -147,7 +147,7 @@ class Laplace:
         return jax.nn.softmax(self.logits(x).sample(key, (samples,))).mean(0)
 
     def evidence(self, prior_precision: Any = None) -> Float[Array, ""]:
-        """Returns the logarithm of the marginal likelihood of the data, in nats.
+        """Computes the logarithm of the marginal likelihood of the data, in nats.
 
         ```text
         log p(y | W) - 1/2 (sum log(1 + value / prior) + prior |W|^2)
@@ -164,7 +164,7 @@ class Laplace:
         return self.log_likelihood - 0.5 * (ratio + prior * square)
 
     def tuned(self) -> Laplace:
-        """Returns the same posterior under the prior precision of the highest evidence."""
+        """Chooses the prior precision of the highest evidence."""
         from scipy.optimize import minimize_scalar
 
         # On the host in float64: a function of one number and the eigenvalues, no pass over data.
@@ -283,7 +283,7 @@ def laplace(
 
 
 def _chosen(f: Callable[..., Any], params: Any, x: Any, spec: Mapping[str, str]) -> tuple[str, str]:
-    """Returns the one site of a spec, and its structure."""
+    """Resolves a spec to its one site and its structure."""
     if not isinstance(spec, Mapping):
         raise TypeError(f'laplace: the spec must be such as {{"fc3": "kron"}}, not {spec!r}')
     for pattern, structure in spec.items():

@@ -25,13 +25,13 @@ class Precision(Protocol):
         """Its eigenvalues."""
 
     def covariance(self, features: Array, prior: Any) -> Float[Array, "batch outputs outputs"]:
-        """Returns the covariance of `features @ W`."""
+        """Computes the covariance of `features @ W`."""
 
     def variance(self, features: Array, prior: Any) -> Float[Array, "batch outputs"]:
-        """Its diagonal, without the rest of it."""
+        """Computes the diagonal of the covariance alone."""
 
     def weights_variance(self, prior: Any) -> Float[Array, "features outputs"]:
-        """Returns the variance of each weight."""
+        """Computes the variance of each weight."""
 
     def sample(self, key: PRNGKeyArray, n: int, prior: Any) -> Float[Array, "n features outputs"]:
         """Draws weights around zero."""
@@ -40,25 +40,25 @@ class Precision(Protocol):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class Full:
-    """Every weight with every other: eigenvalues `[n]`, eigenvectors `[features, outputs, n]`."""
+    """A full matrix over all weights: eigenvalues `[n]`, eigenvectors `[features, outputs, n]`."""
 
     values: Float[Array, " n"]
     vectors: Float[Array, "features outputs n"]
 
     def covariance(self, features: Array, prior: Any) -> Float[Array, "batch outputs outputs"]:
-        """Returns the covariance of `features @ W`."""
+        """Computes the covariance of `features @ W`."""
         # In the eigenbasis the prior only shifts eigenvalues: any prior precision reuses
         # one decomposition.
         turned = jnp.tensordot(features, self.vectors, 1) / jnp.sqrt(self.values + prior)
         return turned @ turned.swapaxes(1, 2)
 
     def variance(self, features: Array, prior: Any) -> Float[Array, "batch outputs"]:
-        """Its diagonal."""
+        """Computes the diagonal of the covariance."""
         turned = jnp.tensordot(features, self.vectors, 1)
         return (turned**2 / (self.values + prior)).sum(-1)
 
     def weights_variance(self, prior: Any) -> Float[Array, "features outputs"]:
-        """Returns the variance of each weight."""
+        """Computes the variance of each weight."""
         return (self.vectors**2 / (self.values + prior)).sum(-1)
 
     def sample(self, key: PRNGKeyArray, n: int, prior: Any) -> Float[Array, "n features outputs"]:
@@ -77,12 +77,12 @@ class Outputs:
     vectors: Float[Array, "outputs features n"]
 
     def covariance(self, features: Array, prior: Any) -> Float[Array, "batch outputs outputs"]:
-        """Returns the covariance of `features @ W`: outputs are independent."""
+        """Computes the covariance of `features @ W`: outputs are independent."""
         eye = jnp.eye(len(self.values), dtype=features.dtype)
         return self.variance(features, prior)[:, :, None] * eye
 
     def variance(self, features: Array, prior: Any) -> Float[Array, "batch outputs"]:
-        """Its diagonal."""
+        """Computes the diagonal of the covariance."""
 
         def one(of_output: tuple[Array, Array]) -> Array:
             values, vectors = of_output
@@ -92,7 +92,7 @@ class Outputs:
         return jax.lax.map(one, (self.values, self.vectors)).T
 
     def weights_variance(self, prior: Any) -> Float[Array, "features outputs"]:
-        """Returns the variance of each weight."""
+        """Computes the variance of each weight."""
         return jnp.einsum("cdn,cn->dc", self.vectors**2, 1 / (self.values + prior))
 
     def sample(self, key: PRNGKeyArray, n: int, prior: Any) -> Float[Array, "n features outputs"]:
@@ -117,21 +117,21 @@ class Kron:
         return self.left[:, None] * self.right[None]
 
     def _spread(self, features: Array, prior: Any) -> Float[Array, "batch outputs"]:
-        """Variances along the eigenvectors of the outputs."""
+        """Computes variances along the eigenvectors of the outputs."""
         # h^T U diag(1 / (l r_o + prior)) U^T h for each eigenvalue r_o of the outputs.
         return (features @ self.left_vectors) ** 2 @ (1 / (self.values + prior))
 
     def covariance(self, features: Array, prior: Any) -> Float[Array, "batch outputs outputs"]:
-        """Returns the covariance of `features @ W`."""
+        """Computes the covariance of `features @ W`."""
         spread, turn = self._spread(features, prior), self.right_vectors
         return jnp.einsum("co,no,ko->nck", turn, spread, turn)
 
     def variance(self, features: Array, prior: Any) -> Float[Array, "batch outputs"]:
-        """Its diagonal."""
+        """Computes the diagonal of the covariance."""
         return self._spread(features, prior) @ (self.right_vectors**2).T
 
     def weights_variance(self, prior: Any) -> Float[Array, "features outputs"]:
-        """Returns the variance of each weight."""
+        """Computes the variance of each weight."""
         return self.left_vectors**2 @ (1 / (self.values + prior)) @ (self.right_vectors**2).T
 
     def sample(self, key: PRNGKeyArray, n: int, prior: Any) -> Float[Array, "n features outputs"]:
@@ -145,21 +145,21 @@ class Kron:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class Diag:
-    """Every weight by itself."""
+    """A diagonal: one curvature for each weight."""
 
     values: Float[Array, "features outputs"]
 
     def covariance(self, features: Array, prior: Any) -> Float[Array, "batch outputs outputs"]:
-        """Returns the covariance of `features @ W`: outputs are independent."""
+        """Computes the covariance of `features @ W`: outputs are independent."""
         eye = jnp.eye(self.values.shape[1], dtype=features.dtype)
         return self.variance(features, prior)[:, :, None] * eye
 
     def variance(self, features: Array, prior: Any) -> Float[Array, "batch outputs"]:
-        """Its diagonal."""
+        """Computes the diagonal of the covariance."""
         return features**2 @ (1 / (self.values + prior))
 
     def weights_variance(self, prior: Any) -> Float[Array, "features outputs"]:
-        """Returns the variance of each weight."""
+        """Computes the variance of each weight."""
         return 1 / (self.values + prior)
 
     def sample(self, key: PRNGKeyArray, n: int, prior: Any) -> Float[Array, "n features outputs"]:
@@ -169,7 +169,7 @@ class Diag:
 
 
 def precision(structure: str, parts: Sequence[Array], examples: int, shape: Any) -> Precision:
-    """Returns the eigenvalues of a summed curvature.
+    """Decomposes a summed curvature into eigenvalues and eigenvectors.
 
     Args:
         structure: "full", "outputs", "kron" or "diag".

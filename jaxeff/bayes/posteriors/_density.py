@@ -32,7 +32,7 @@ Random = dict[str, Array]
 
 
 def random_part(params: Any, scales: Scales) -> Random:
-    """Returns the parameters that have a prior.
+    """Selects the parameters that have a prior.
 
     Args:
         params: Pytree of parameters.
@@ -50,7 +50,7 @@ def random_part(params: Any, scales: Scales) -> Random:
 
 
 def with_random(params: Any, random: Mapping[str, Any]) -> Any:
-    """Returns the parameters with others in the place of the random ones.
+    """Replaces random parameters by others.
 
     Args:
         params: Pytree of parameters; those that `random` doesn't name stay.
@@ -92,7 +92,7 @@ def draw_prior(key: PRNGKeyArray, params: Any, scales: Scales) -> Random:
 def log_joint(
     f: Callable[..., Any], params: Any, scales: Scales, likelihood: Likelihood
 ) -> Callable[..., Float[Array, ""]]:
-    """Returns the joint density of parameters and targets given the inputs.
+    """Makes the joint density of parameters and targets given the inputs.
 
     Args:
         f: ``f(params, *inputs) -> outputs``.

@@ -51,7 +51,7 @@ def carried_likelihood(*sources: Any) -> Likelihood | None:
 
 
 def require_likelihood(where: str, given: Likelihood | None, *sources: Any) -> Likelihood:
-    """Returns the likelihood that was given, or that posteriors carry.
+    """Chooses the likelihood that was given, or that posteriors carry.
 
     Args:
         where: What an error message calls the function.
@@ -79,7 +79,7 @@ def require_likelihood(where: str, given: Likelihood | None, *sources: Any) -> L
 
 
 def likelihood_name(likelihood: Likelihood) -> str:
-    """Returns what a checkpoint says of a likelihood; it can't see inside a function."""
+    """Names a likelihood for a checkpoint, which can't see inside a function."""
     return likelihood if isinstance(likelihood, str) else "custom"
 
 

@@ -44,7 +44,7 @@ class Posterior(Protocol):
         """
 
     def to_gaussians(self) -> Any:
-        """Returns the mean and variance of every parameter, as a pytree of `Gaussian`."""
+        """Computes the mean and variance of every parameter, as a pytree of `Gaussian`."""
 
 
 @jax.tree_util.register_dataclass
@@ -77,7 +77,7 @@ class Draws:
         return self.chains * self.draws_per_chain
 
     def __repr__(self) -> str:
-        """Returns what it is over; the arrays are in `random`."""
+        """Renders a table of its parameters; the arrays are in `random`."""
         return str(self._table())
 
     def _repr_html_(self) -> str:
@@ -91,7 +91,7 @@ class Draws:
         return parameter_table(f"Draws: {chains} chains of {draws}", self.params, own)
 
     def at(self, index: Any) -> Any:
-        """Returns the parameters of one draw, counted chain by chain."""
+        """Selects the parameters of one draw, counted chain by chain."""
         flat = {path: a.reshape(-1, *a.shape[2:])[index] for path, a in self.random.items()}
         return with_random(self.params, flat)
 
@@ -122,7 +122,7 @@ class Draws:
 
 
 def parameter_table(title: str, params: Any, random: Mapping[str, tuple[int, ...]]) -> Table:
-    """Returns the parameters that a posterior is over, random or not.
+    """Makes a table of the parameters that a posterior is over, random or not.
 
     Args:
         title: What it is.

@@ -37,7 +37,7 @@ def predict(
     samples: int | None = None,
     chunk: int = 1,
 ) -> Any:
-    """Outputs of ``f`` under weights drawn from a posterior.
+    """Computes outputs of ``f`` under weights drawn from a posterior.
 
     Compiled once for each ``f``, shape and number of samples.
 

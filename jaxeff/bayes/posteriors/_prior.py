@@ -87,7 +87,7 @@ def _fan_ins(params: Any, f: Callable[..., Any], args: tuple[Any, ...]) -> dict[
 
 
 def named_leaves(tree: Any, is_leaf: Any = None) -> dict[str, Any]:
-    """Returns the leaves of a pytree by path, path parts joined by slashes."""
+    """Names the leaves of a pytree by path, path parts joined by slashes."""
     leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_leaf)
     return {jax.tree_util.keystr(p, simple=True, separator="/"): leaf for p, leaf in leaves}
 
@@ -108,7 +108,7 @@ def _scale(rule: Any, path: str, shape: tuple[int, ...], fan_in: float | None) -
 
 
 def _fan_in_of_layout(path: str, shape: tuple[int, ...]) -> float:
-    """Returns the fan-in of an array in Flax's layout, as far as its name and shape tell."""
+    """Infers the fan-in of an array in Flax's layout from its name and shape."""
     if len(shape) < 2 or path.rpartition("/")[2] == "embedding":
         return 0.0
     if len(shape) == 3:

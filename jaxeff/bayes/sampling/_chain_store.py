@@ -25,7 +25,7 @@ _KIND = "jaxeff.mcmc"
 
 
 class Trace(NamedTuple):
-    """What chains leave behind, in NumPy arrays.
+    """Records of chains, in NumPy arrays.
 
     Attributes:
         positions: Kept draws, ``[draws, chains, d]``.

@@ -20,7 +20,7 @@ StepSize = float | Callable[..., float]
 
 @dataclass(frozen=True, kw_only=True)
 class Hamiltonian(Setting):
-    """What the samplers that integrate Hamilton's equations have in common.
+    """Common settings of the samplers that integrate Hamilton's equations.
 
     Attributes:
         step_size: The integrator's first step size; warm-up adapts it.
@@ -65,7 +65,7 @@ class HMC(Hamiltonian):
 
 @dataclass(frozen=True, kw_only=True)
 class StochasticGradient(Setting):
-    """What the samplers on mini-batches have in common.
+    """Common settings of the samplers on mini-batches.
 
     Attributes:
         step_size: Step size, or a schedule of the iteration, such as optax's.

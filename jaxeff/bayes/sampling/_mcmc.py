@@ -269,7 +269,7 @@ def mcmc(
 
 
 def _mesh(chains: int, devices: Sequence[Any] | None) -> Mesh | None:
-    """Returns the devices that the chains are spread over, as many of each process."""
+    """Chooses the devices that the chains are spread over, as many of each process."""
     given = jax.devices() if devices is None else list(devices)
     if devices is not None and chains % len(given):
         raise ValueError(
@@ -305,14 +305,14 @@ def _described(kernel: Kernel) -> dict[str, Any]:
 
 
 def _fixed(params: Any, scales: Scales) -> dict[str, Any]:
-    """Returns the parameters whose values play a part: those without a prior."""
+    """Selects the parameters without a prior: only their values matter to a run."""
     return {path: leaf for path, leaf in named_leaves(params).items() if scales[path] is None}
 
 
 def _describe_functions(
     program: CompiledSampler, positions: Any, problem: SamplingProblem
 ) -> dict[str, Any]:
-    """Returns what the chains compute: the density, and the step size if that is a function."""
+    """Describes what chains compute: the density, and the step size if it is a function."""
 
     def density(position: Any, problem: SamplingProblem) -> Any:
         # With the gradient, which samplers follow: it may be a custom one.

@@ -49,7 +49,7 @@ class Chains(NamedTuple):
 
 
 class SamplingProblem(NamedTuple):
-    """What is sampled: the arrays among it.
+    """The arrays of a sampling problem.
 
     Attributes:
         params: All parameters; those with a prior give shapes and dtypes.
@@ -66,7 +66,7 @@ class SamplingProblem(NamedTuple):
 
 @dataclass(frozen=True)
 class CompiledSampler:
-    """What a compiled program depends on besides shapes.
+    """The static part of a compiled program.
 
     Attributes:
         f: ``f(params, *inputs, *shared) -> outputs``.
@@ -89,12 +89,12 @@ class CompiledSampler:
         return self.mesh is not None and bool(self.mesh.is_multi_process)
 
     def log_density(self, problem: SamplingProblem) -> LogDensity:
-        """Returns the log-density of a problem; of a position as a vector."""
+        """Makes the log-density of a problem as a function of a vector."""
         return _log_density(self, problem)
 
 
 class BlockRecord(NamedTuple):
-    """What a block leaves behind, one entry for each iteration.
+    """Records of a block, one entry for each iteration.
 
     Attributes:
         positions: ``[block, chains, d]``.
@@ -163,7 +163,7 @@ def run_block(
 
 
 def spread(program: CompiledSampler, chains: Chains) -> Chains:
-    """Returns the same chains, spread over the program's devices."""
+    """Spreads chains over the program's devices."""
     mesh = program.mesh
     if mesh is None:
         return chains
@@ -176,14 +176,14 @@ def spread(program: CompiledSampler, chains: Chains) -> Chains:
 
 
 def copied(program: CompiledSampler, tree: Any) -> Any:
-    """Returns the same arrays on each of the program's devices."""
+    """Copies arrays to each of the program's devices."""
     if program.mesh is None:
         return tree
     return to_devices(tree, NamedSharding(program.mesh, PartitionSpec()))
 
 
 def _specs(program: CompiledSampler) -> Any:
-    """Returns how a state lies on the devices, as a prefix of its tree."""
+    """Describes how a state lies on the devices, as a prefix of its tree."""
     whole: Any = PartitionSpec()
     split: Any = PartitionSpec(AXIS)
     adaptation = None

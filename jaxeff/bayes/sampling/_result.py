@@ -1,4 +1,4 @@
-"""What sampling returns, and what it says when the chains have not converged."""
+"""The result of sampling, and its report of chains that have not converged."""
 
 import math
 import warnings
@@ -28,7 +28,7 @@ _ARVIZ = {
 
 @dataclass(frozen=True, eq=False)
 class MCMCResult:
-    """Draws, and how they came about.
+    """Draws of a sampler, with its statistics.
 
     Attributes:
         posterior: The draws.
@@ -72,11 +72,11 @@ class MCMCResult:
         return parameter_mixing(self.posterior)
 
     def __repr__(self) -> str:
-        """Returns a summary; the arrays are the attributes."""
+        """Renders a summary; the arrays are the attributes."""
         return str(self._table())
 
     def _repr_html_(self) -> str:
-        """Returns a summary, for a notebook."""
+        """Renders a summary for a notebook."""
         return self._table()._repr_html_()
 
     def _table(self) -> Table:
@@ -101,7 +101,7 @@ class MCMCResult:
         return Table(columns, rows, caption="\n".join(parts))
 
     def to_arviz(self) -> Any:
-        """Returns the draws and statistics for ArviZ, whose diagnostics and plots take them.
+        """Converts draws and statistics for ArviZ's diagnostics and plots.
 
         Parameters are named by their paths, with dots for slashes (``fc1.kernel``). Statistics go
         by ArviZ's names; of thinned chains they are those of the draws that were kept.

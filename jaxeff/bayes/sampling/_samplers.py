@@ -67,7 +67,7 @@ class ChainOptions(TypedDict, total=False):
 
 
 class HamiltonianOptions(ChainOptions, total=False):
-    """Those of `mcmc` and the settings that `NUTS` and `HMC` share."""
+    """The options of `mcmc` and the settings that `NUTS` and `HMC` share."""
 
     step_size: float
     target_acceptance: float
@@ -125,7 +125,7 @@ def _sampler(kernel: type[Kernel]) -> Callable[[F], F]:
 
 
 def _signature(kernel: type[Kernel]) -> inspect.Signature:
-    """Returns the arguments of `mcmc` with the kernel's settings in the place of the kernel."""
+    """Builds the signature of `mcmc` with the kernel's settings in the place of the kernel."""
     hints = get_type_hints(kernel)
     settings = [
         inspect.Parameter(

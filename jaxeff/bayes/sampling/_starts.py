@@ -1,4 +1,4 @@
-"""Where chains start."""
+"""Starting points of chains."""
 
 from functools import partial
 from typing import Any

@@ -22,7 +22,7 @@ LogDensity = Callable[..., Float[Array, ""]]
 
 
 class Point(NamedTuple):
-    """Where a chain is.
+    """Position of a chain.
 
     Attributes:
         position: Parameters as a vector.
@@ -37,7 +37,7 @@ class Point(NamedTuple):
 
 
 class TransitionInfo(NamedTuple):
-    """What a transition reports.
+    """Report of a transition.
 
     Attributes:
         acceptance: Probability, averaged over the trajectory.
@@ -53,7 +53,7 @@ class TransitionInfo(NamedTuple):
 
 
 def evaluate(log_density: LogDensity, position: Array, data: Any) -> Point:
-    """Returns the point at a position."""
+    """Evaluates density and gradient at a position."""
     return Point(position, *jax.value_and_grad(log_density)(position, data))
 
 

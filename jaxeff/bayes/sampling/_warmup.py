@@ -21,7 +21,7 @@ from jaxeff.bayes.sampling._kernels import Hamiltonian
 
 
 class Phase(IntEnum):
-    """What an iteration does to the adaptation."""
+    """Phase of warm-up: what an iteration does to the adaptation."""
 
     SAMPLE = 0
     FAST = 1
@@ -35,7 +35,7 @@ class Phase(IntEnum):
 
 
 class Adaptation(NamedTuple):
-    """What warm-up knows. The first axis of each array is that of the chains, unless shared.
+    """State of warm-up. The first axis of each array is that of the chains, unless shared.
 
     Attributes:
         step_size: The integrator's.
@@ -51,7 +51,7 @@ class Adaptation(NamedTuple):
 
 
 def phases(warmup: int) -> np.ndarray:
-    """Returns the phase of each iteration of warm-up."""
+    """Schedules the phase of each iteration of warm-up."""
     schedule = np.asarray(build_schedule(warmup), int).reshape(warmup, 2)
     phase = np.where(schedule[:, 0] == 0, Phase.FAST, np.where(schedule[:, 1], 3, Phase.SLOW))
     # The last iteration takes the averaged step size: single ones of dual averaging
@@ -61,7 +61,7 @@ def phases(warmup: int) -> np.ndarray:
 
 
 def init(kernel: Hamiltonian, positions: Float[Array, "chains d"]) -> Adaptation:
-    """Returns the adaptation before the first iteration: a mass matrix of one."""
+    """Makes the adaptation before the first iteration: a mass matrix of one."""
     dimensions, dtype = positions.shape[1], positions.dtype
     averaging_init, _, _ = dual_averaging_adaptation(kernel.target_acceptance)
     welford_init, _, _ = welford_algorithm(not kernel.dense)

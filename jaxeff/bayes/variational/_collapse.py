@@ -1,4 +1,4 @@
-"""Tells a run that collapsed into "I don't know" from one that learns.
+"""Detection of runs that collapsed to the prior.
 
 A posterior that is about the prior again predicts every example alike (Klein's thesis, section
 7.3.2): the objective is then at a local optimum, which more training doesn't leave.
@@ -20,11 +20,11 @@ standard deviation half of the prior's gives."""
 
 
 class CollapseWarning(UserWarning):
-    """A posterior that knows nothing."""
+    """A posterior that is about the prior, with predictions that ignore the inputs."""
 
 
 def guess_nll(likelihood: Likelihood, targets: Any) -> float | None:
-    """Returns the NLL of the best prediction that ignores the inputs.
+    """Computes the NLL of the best prediction that ignores the inputs.
 
     Args:
         likelihood: As `svi` takes it.
@@ -47,7 +47,7 @@ def guess_nll(likelihood: Likelihood, targets: Any) -> float | None:
 
 
 def warn_if_collapsed(record: Mapping[str, Any], guess: float | None, size: int) -> None:
-    """Warns if a run knows nothing.
+    """Warns if a run collapsed to the prior.
 
     Args:
         record: What training recorded of an epoch: ``epoch``, ``nll`` and ``kl``.

@@ -1,4 +1,4 @@
-"""Guides that know correlations: one distribution over all random parameters as one vector.
+"""Guides with correlations: one distribution over all random parameters as one vector.
 
 Its numbers are ``{"mean": params, "raw": [size], ...}``: where the distribution is centred, its
 scales ``softplus(raw)``, and what else the family has. The vector holds the random parameters in
@@ -36,7 +36,7 @@ class Family(Protocol):
     """A family of distributions over a vector."""
 
     def shape(self, key: PRNGKeyArray, size: int, dtype: Any) -> dict[str, Any]:
-        """Returns the family's own numbers to start with: about those of independent entries."""
+        """Makes the family's own numbers to start with: about those of independent entries."""
 
     def distribution(self, mean: Vector, std: Vector, shape: dict[str, Any]) -> dist.Distribution:
         """Makes the distribution of the vector; at a start, of about the given moments."""
@@ -44,7 +44,7 @@ class Family(Protocol):
 
 @dataclass(frozen=True)
 class CorrelatedGuide(Setting):
-    """What guides over a vector have in common; a subclass is a `Family`."""
+    """Base of guides over a vector; a subclass is a `Family`."""
 
     def start(self: Any, key: PRNGKeyArray, params: Any, stds: Random) -> dict[str, Any]:
         """Implements `Guide.start`."""
@@ -105,7 +105,7 @@ class CorrelatedPosterior:
     likelihood: Likelihood | None = field(default=None, metadata={"static": True})
 
     def __repr__(self) -> str:
-        """Returns what it is over; the arrays are in `numbers`."""
+        """Renders a table of its parameters; the arrays are in `numbers`."""
         return str(self._table())
 
     def _repr_html_(self) -> str:
@@ -122,7 +122,7 @@ class CorrelatedPosterior:
         return jax.random.split(key, n), lambda k: self.params_at(of_vector.sample(k))
 
     def to_gaussians(self) -> Any:
-        """Returns the mean and variance of every parameter; correlations are lost.
+        """Computes the mean and variance of every parameter; correlations are lost.
 
         They are exact for Gaussians. A flow's are those of 2,000 draws, always the same ones.
         """
@@ -148,11 +148,11 @@ class CorrelatedPosterior:
         return self.guide.distribution(mean, jax.nn.softplus(rest.pop("raw")), rest)
 
     def random_of_mean(self) -> Random:
-        """Returns where the random parameters are centred, by path."""
+        """Returns the centres of the random parameters, by path."""
         leaves = named_leaves(self.numbers["mean"])
         return {path: leaves[path] for path in self.paths}
 
     def params_at(self, vector: Vector) -> Any:
-        """Returns all parameters, the random ones from a vector."""
+        """Makes all parameters, the random ones from a vector."""
         _, unravel = ravel_pytree(self.random_of_mean())
         return with_random(self.numbers["mean"], unravel(vector))

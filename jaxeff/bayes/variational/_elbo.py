@@ -1,4 +1,4 @@
-"""What every variational method shares: an objective over a guide's numbers, and its training.
+"""The part that variational methods share: an objective over a guide's numbers, and training.
 
 The objective per example is a loss of the outputs under drawn parameters plus a weighted
 Kullback-Leibler divergence from the prior; training is `jaxeff.training`'s, each epoch one compiled
@@ -65,11 +65,11 @@ class SVIResult(NamedTuple):
         return np.array([record["loss"] for record in self.history])
 
     def __repr__(self) -> str:
-        """Returns a summary; the numbers are the attributes."""
+        """Renders a summary; the numbers are the attributes."""
         return str(self._table())
 
     def _repr_html_(self) -> str:
-        """Returns a summary, for a notebook."""
+        """Renders a summary for a notebook."""
         return self._table()._repr_html_()
 
     def _table(self) -> Table:
@@ -94,7 +94,7 @@ def start_from(
     f: Callable[..., Any] | None = None,
     inputs: tuple[Any, ...] = (),
 ) -> tuple[Any, dict[str, float | None], Random]:
-    """Returns where a guide starts: at parameters, or at the moments of another posterior.
+    """Starts a guide at parameters, or at the moments of another posterior.
 
     Args:
         params: Pytree of parameters, or any posterior.

@@ -1,4 +1,4 @@
-"""What a guide is, and the names that stand for one."""
+"""The protocol of guides, and their names."""
 
 from typing import Any, Protocol, runtime_checkable
 
@@ -20,7 +20,7 @@ class Guide(Protocol):
     """
 
     def start(self, key: PRNGKeyArray, params: Any, stds: Random) -> Any:
-        """Returns the numbers that training starts from.
+        """Makes the numbers that training starts from.
 
         Args:
             key: Random key.

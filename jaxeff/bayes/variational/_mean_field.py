@@ -18,13 +18,13 @@ from jaxeff.moment_propagation import Gaussian
 
 
 def inverse_softplus(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """Returns the y of ``softplus(y) = x`` for positive x, exact for small ones too."""
+    """Solves ``softplus(y) = x`` for y, exact for small x, too."""
     # log(e^x - 1) = x + log(1 - e^-x), which neither overflows nor cancels.
     return x + jnp.log(-jnp.expm1(-x))
 
 
 def own_arrays(params: Any) -> Any:
-    """Copies that are never weakly typed, so that training compiles once."""
+    """Copies parameters without weak types, so that training compiles once."""
     return jax.tree.map(lambda p: jnp.array(p, jnp.result_type(p)), params)
 
 

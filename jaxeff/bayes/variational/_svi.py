@@ -197,7 +197,7 @@ def svi(
 
 
 def mean_nll(likelihood: Likelihood) -> Loss:
-    """Returns the negative log-likelihood per example, averaged over draws."""
+    """Makes the negative log-likelihood per example, averaged over draws."""
     distribution = resolve_likelihood(likelihood)
 
     def nll(outputs: Any, targets: Any) -> Float[Array, ""]:

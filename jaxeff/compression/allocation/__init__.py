@@ -1,4 +1,4 @@
-"""Where bits go: what each layer loses by fewer of them, and what a budget buys."""
+"""Allocation of bits to layers: sensitivities to fewer bits, and the best choice in a budget."""
 
 from jaxeff.compression.allocation._errors import (
     QuantizationErrors,

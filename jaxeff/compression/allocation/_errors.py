@@ -1,4 +1,4 @@
-"""How far quantization moves the arrays of each site, and Lin's allocation of bits by that alone.
+"""Quantization errors of each site's arrays, and Lin's allocation of bits by these alone.
 
 The signal-to-quantization-noise ratio of a site is E[x^2] / E[(Q(x) - x)^2], about `slope` decibels
 per bit. Noise-to-signal ratios of the sites add up to that of the result (Lin et al., section 3),
@@ -111,7 +111,7 @@ def quantization_errors(
 
 @takes(errors=an(QuantizationErrors))
 def noise_to_signal(errors: QuantizationErrors) -> BitSensitivity:
-    """Returns the noise-to-signal ratio of every site in every width; 0 for an array of zeros.
+    """Computes the noise-to-signal ratio of every site in every width; 0 for an array of zeros.
 
     Args:
         errors: From `quantization_errors`.
@@ -133,7 +133,7 @@ def noise_to_signal(errors: QuantizationErrors) -> BitSensitivity:
 def signal_to_noise_bits(
     sizes: Mapping[str, float], decibels: float, *, slope: float = DECIBELS_PER_BIT
 ) -> dict[str, float]:
-    """Returns the bits of every site that take the least storage with a given ratio at the result.
+    """Computes the bits of every site with the least storage for a given ratio at the result.
 
     Args:
         sizes: Values to store, by site; or their products, for the least work.
@@ -206,7 +206,7 @@ def _squares(
 
 
 def multiplying(sites: Sequence[str], program: Any) -> dict[str, LayerQuantization]:
-    """Returns a setting that quantizes weights and activations, for every site.
+    """Makes a setting that quantizes weights and activations, for every site.
 
     Raises:
         ValueError: A site that there isn't, that multiplies nothing, or lies inside a loop.

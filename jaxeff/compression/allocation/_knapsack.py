@@ -54,7 +54,7 @@ def allocate_bits(
     together: bool = False,
     method: Callable[[int], Quantizer] = Uniform,
 ) -> dict[str, LayerQuantization | None]:
-    """Returns the spec with the least damage that a budget allows.
+    """Chooses the widths of least damage within a budget.
 
     Args:
         sensitivity: From `kl_sensitivity`, `hessian_sensitivity` or `noise_to_signal`; what it
@@ -254,7 +254,7 @@ class _Relaxation:
         self._saved = np.cumsum([0.0, *(damage for _, damage, _ in self._steps)])
 
     def least(self, budgets: np.ndarray) -> np.ndarray:
-        """Returns the bound for each budget; infinite where nothing fits."""
+        """Computes the bound for each budget; infinite where nothing fits."""
         room = budgets - self._cost
         # Greedy by gain per cost is optimal where the last step may be taken in part:
         # piecewise linear in the budget, so one interpolation bounds all states at once.
@@ -262,7 +262,7 @@ class _Relaxation:
         return np.where(room >= 0, bound, np.inf)
 
     def rounded(self, budget: float) -> float:
-        """Returns the damage of a choice that fits: of every step that does, in order."""
+        """Computes the damage of a greedy choice that fits the budget."""
         room, damage, ended = budget - self._cost, self._damage, set()
         for cost, saved, site in self._steps:
             # A site's steps build on each other: after one that doesn't fit its later ones are out.

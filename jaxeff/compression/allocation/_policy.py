@@ -77,7 +77,7 @@ def bit_policy(
     method: Method = Uniform,
     of_activations: Method | None = None,
 ) -> dict[str, LayerQuantization | None]:
-    """Returns the spec that gives sites their bits.
+    """Makes a spec from the bits of every site.
 
     Args:
         sites: The layers.
@@ -129,7 +129,7 @@ def each_policy(
     widths: Sequence[int] = (1, 2, 3, 4, 5, 6, 7, 8, FLOAT),
     at_once: int = 1,
 ) -> Float[Array, "policies ..."]:
-    """Returns the results of a model under many policies.
+    """Evaluates a model under many policies.
 
     One program for any policies of a shape: other bits compile nothing.
 
@@ -218,7 +218,7 @@ def under_policies(
 @register_setting
 @dataclass(frozen=True)
 class _LookedUp(BaseQuantizer):
-    """Values that were computed before, of each array by its name, and which of them to take."""
+    """Values of arrays computed in advance, by name, and the index of those to take."""
 
     values: dict[str, Any]
     index: Any
@@ -275,7 +275,7 @@ def _tables(
 
 
 def _switched(bits: Any, method: Method) -> Any:
-    """Returns a method that acts below 17 bits; one width that is known needs no switch."""
+    """Makes a method that acts below 17 bits; one known width needs no switch."""
     if is_concrete(bits) and np.ndim(bits) == 0:
         return None if bits > MAX_BITS else method(int(bits))
     bits = jnp.asarray(bits)

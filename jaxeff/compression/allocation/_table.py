@@ -1,4 +1,4 @@
-"""`BitSensitivity`: what bits cost in accuracy, by site and width, whatever measured it."""
+"""`BitSensitivity`: damage by site and width, in whatever unit it was measured."""
 
 from collections.abc import Iterable
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""`integer_aware`: what an integer network computes, in floating point and with gradients.
+"""`integer_aware`: simulates an integer network in floating point, with gradients.
 
 ```python
 from jaxeff.compression import Int, calibrate, integer, integer_aware
@@ -67,7 +67,7 @@ def integer_aware(
 
 
 def shortcuts(program: Program, settings: Mapping[str, LayerQuantization]) -> dict[Layer, Reader]:
-    """Returns the sums of a program that an integer network computes with codes.
+    """Finds the sums of a program that an integer network computes with codes.
 
     Args:
         program: The model.
@@ -120,7 +120,7 @@ def _as_codes(
     key: Any,
     values: Sequence[Any],
 ) -> tuple[Any, ...]:
-    """Returns what a sum reads, with its shortcut on the grid of another reader."""
+    """Quantizes a sum's shortcut on the grid of another reader."""
     i = reader.data[0]
     given = list(values)
     for quantizer, tensor, j in of_inputs(

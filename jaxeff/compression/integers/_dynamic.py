@@ -1,4 +1,4 @@
-"""Products of activations whose range is their own, found in every call.
+"""Products of activations whose range is measured in every call.
 
 Two passes over the activations come first, for the range and for the codes, and the steps are
 arrays. So the result goes through memory as int32 and nothing is folded into it but the bias.
@@ -32,7 +32,7 @@ def ranged_by_itself(
     tensor: Tensor,
     x: Float[Array, "*shape"],
 ) -> Float[Array, "*result"]:
-    """Returns a linear layer of activations on the grid of their own smallest and largest value.
+    """Computes a linear layer whose activations are quantized by their own range.
 
     Args:
         call: The composite.

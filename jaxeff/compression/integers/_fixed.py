@@ -32,7 +32,7 @@ Ints = Int32[Array, " columns"]
 
 
 def multiplier_of(scale: Float[Array, " columns"]) -> tuple[Ints, Ints, Ints]:
-    """Returns a scale's multiplier, and the shifts before and after it."""
+    """Converts a scale to a multiplier and the shifts before and after it."""
     part, exponent = jnp.frexp(scale)
     # M 2^before >= 2^-7: then t = a >> before has at most 15 bits where the code has 8.
     before = jnp.clip(1 - _CODES + 1 - exponent, 0, _BEFORE)
@@ -43,7 +43,7 @@ def multiplier_of(scale: Float[Array, " columns"]) -> tuple[Ints, Ints, Ints]:
 
 
 def factor_of(factor: Float[Array, " columns"]) -> tuple[Ints, Ints]:
-    """Returns the multiplier of a shortcut's codes, and the shift after it."""
+    """Converts a shortcut's factor to a multiplier and the shift after it."""
     part, exponent = jnp.frexp(factor)
     # A code of 8 bits times 21: below 2^29, which leaves room for the half that rounds.
     after = jnp.clip(_FACTOR_BITS - exponent, 0, _AFTER)
@@ -62,7 +62,7 @@ def multiplied(sums: Array, multiplier: Array, before: Array, after: Array) -> A
 
 
 def shifted(product: Array, after: Array) -> Array:
-    """Returns a product shifted to the nearest number."""
+    """Shifts a product, rounding to the nearest number."""
     # 2^(after - 1), and 0 where nothing is shifted out.
     half = lax.shift_right_arithmetic(
         lax.shift_left(jnp.ones_like(after), after), jnp.ones_like(after)

@@ -19,7 +19,7 @@ from jaxeff.program import Layer, Program
 
 
 def in_several_forms(program: Program, settings: Mapping[str, LayerQuantization]) -> set[Any]:
-    """Returns the values of a program that are read in more than one form.
+    """Finds the values of a program that are read in more than one form.
 
     Args:
         program: The model.

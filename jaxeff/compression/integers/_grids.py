@@ -54,7 +54,7 @@ class Codes:
 
     @classmethod
     def of(cls, quantizer: Any, tensor: Tensor) -> Codes:
-        """Returns the codes of an activation's grid.
+        """Converts an activation's grid to codes.
 
         Raises:
             IntegerError: It isn't a grid of at most 8 bits with a known range around zero.
@@ -98,7 +98,7 @@ class Codes:
         return cls(step, whole, int(lower) + half, int(upper) + half, bits)
 
     def write(self, x: Float[Array, "*shape"]) -> UInt8[Array, "*shape"]:
-        """Returns the codes of values; the smallest where they are no number."""
+        """Writes values as codes; NaN becomes the smallest."""
         return q_codes(
             x.astype(jnp.float32),
             per_step=float(self.per_step),
@@ -108,7 +108,7 @@ class Codes:
         )
 
     def read(self, codes: UInt8[Array, "*shape"]) -> Float[Array, "*shape"]:
-        """Returns the values of codes."""
+        """Reads codes as values."""
         return (codes.astype(jnp.int32) - self.zero).astype(jnp.float32) * jnp.float32(self.step)
 
 

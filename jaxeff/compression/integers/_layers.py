@@ -1,4 +1,4 @@
-"""Which layers integer arithmetic takes, and as what: read from what they compute."""
+"""Which layers integer arithmetic can compute, recognised by what they compute."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _convolution(params: Any, rank: int) -> Callable[..., Array] | str:
 
 
 def bias_of(layer: Layer, values: Sequence[Any]) -> Array:
-    """Returns what a linear layer adds to its product, one number for each output."""
+    """Computes what a linear layer adds to its product, one number for each output."""
     columns = layer.outputs[0].aval.shape[-1]
     if not layer.biases:
         return jnp.zeros(columns, jnp.float32)

@@ -1,4 +1,4 @@
-"""Means and sums over positions or windows, in integers: so the order of the sum is nothing.
+"""Means and sums over positions or windows, in integers: their order changes no bit.
 
 Float32 rounds every partial sum, so XLA and a compiled library, which add in other orders, differ
 in the last bits. A mean whose reader takes codes adds fractions of the reader's step. One that is
@@ -48,7 +48,7 @@ class Addition:
 
     @classmethod
     def of(cls, layer: Layer) -> Addition | None:
-        """Returns how a layer adds; None if it does anything else."""
+        """Recognises a layer that adds; None if it does anything else."""
         if layer.kind not in {"pooling", "reduction"}:
             return None
         if len(layer.inputs) != 1 or len(layer.outputs) != 1:
@@ -72,7 +72,7 @@ class Addition:
         return cls(layer, count, divisor)
 
     def total(self, x: Int32[Array, "*shape"]) -> Int32[Array, "*result"]:
-        """Returns the sums of whole numbers, exact where they fit int32."""
+        """Sums whole numbers, exactly where the sums fit int32."""
         layer = self.layer
         (y,) = run_nodes(layer.nodes, layer.inputs, [x], layer.outputs, _bound)
         return y

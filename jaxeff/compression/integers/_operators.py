@@ -1,4 +1,4 @@
-"""Dense layers and convolutions of integer codes, exact, and kept whole by an export.
+"""Exact dense layers and convolutions of integer codes, exported as single operations.
 
 A function lowered for export holds them as composites `jaxeff.q_dense` and `jaxeff.q_conv2d`, whose
 decomposition is the integer arithmetic below: the artifact runs wherever StableHLO runs, and an
@@ -83,7 +83,7 @@ def q_dense(
     *rest: Array,
     **attributes: Attribute,
 ) -> Array:
-    """Returns a dense layer of codes; the module says what of."""
+    """Computes a dense layer of codes, with the operands and attributes listed above."""
     return _call("q_dense", _products, (x, w, bias, *rest), attributes)
 
 
@@ -94,7 +94,7 @@ def q_conv2d(
     *rest: Array,
     **attributes: Attribute,
 ) -> Array:
-    """Returns a convolution of codes; the module says what of."""
+    """Computes a convolution of codes, with the operands and attributes listed above."""
     return _call("q_conv2d", _windows, (x, w, bias, *rest), attributes)
 
 
@@ -159,7 +159,7 @@ def _windows(x: Array, w: Array, attributes: Mapping[str, Any]) -> Array:
 
 
 def finer_units(depth: int, activation_bits: int, weight_levels: int) -> int:
-    """Returns how much finer than a product's its units may be: a power of two, for few bits more.
+    """Computes by how many bits an accumulator's units may be finer than a product's.
 
     Args:
         depth: Products in a sum.
@@ -171,7 +171,7 @@ def finer_units(depth: int, activation_bits: int, weight_levels: int) -> int:
 
 
 def parted(attributes: Mapping[str, Any], rest: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """Returns the operands after the bias: those of the scale, and the shortcut with its factor."""
+    """Splits the operands after the bias into those of the scale and of the shortcut."""
     is_fixed = attributes.get("scales") == "fixed"
     count = {"sums": 0, "float": 1, "codes": 3 if is_fixed else 1}[str(attributes["result"])]
     return list(rest[:count]), list(rest[count:])

@@ -263,7 +263,7 @@ def _evaluate(program: Program, rule: _Rule, values: Sequence[Any]) -> list[Any]
 
 
 class _ParameterCache:
-    """Arrays that depend on parameters alone: made and kept, or taken as they were made."""
+    """Store of arrays that depend on parameters alone: made once, or given."""
 
     def __init__(self, given: Mapping[str, Any] | None, made: dict[str, Any]):
         self.given, self.made = given, made
@@ -284,7 +284,7 @@ class _ParameterCache:
 
 
 class _Rule:
-    """How each layer is computed.
+    """The rule that computes each layer.
 
     Attributes:
         read: Paths of the parameters that layers in float have read.

@@ -1,4 +1,4 @@
-"""What flows through an integer network: codes, sums that are not rounded yet, and their means.
+"""Values in an integer network: codes, sums that are not rounded yet, and their means.
 
 A product of codes is not computed where it stands in the program but where it is read, as only the
 reader knows the grid it has to end on. Until then a `Sums` collects what happens to it: batch norm,
@@ -69,7 +69,7 @@ class AffineMap:
 
 
 class Sums:
-    """What a product of codes stands for, and what is done to it before it is written.
+    """A product of codes, with the operations to fuse into it before it is written.
 
     Attributes:
         shape: Shape of the array it stands for.
@@ -111,14 +111,14 @@ class Sums:
         return self.product.pools and self.pool is None and not self.moves
 
     def codes(self, to: Codes) -> Array:
-        """Returns the array on a grid."""
+        """Computes the array's codes on a grid."""
         if to not in self._made:
             apart = self.several and not self.product.fixed
             self._made[to] = self._moved(self._rounded(to) if apart else self._written(to))
         return self._made[to]
 
     def values(self) -> Array:
-        """Returns the array in float32: what a reader takes that knows no codes."""
+        """Computes the array in float32, for a reader that takes no codes."""
         if None not in self._made:
             # A ReLU after the scale, not in codes: the same floats serve several readers.
             y = self._floats
@@ -128,7 +128,7 @@ class Sums:
         return self._made[None]
 
     def unit(self) -> Array:
-        """Returns the power of two above the largest value of one in the accumulators."""
+        """Returns the power of two above the value of one in any channel's accumulator."""
 
         def unit() -> Array:
             _, exponent = jnp.frexp(jnp.abs(self._constants[2]).max())
@@ -189,7 +189,7 @@ class Sums:
         )
 
     def _scale(self, to: Codes | None) -> list[Array]:
-        """Returns what a sum is multiplied with."""
+        """Returns the operands that scale a sum."""
         if to is None:
             return [self.put("scale", lambda: self._constants[2])]
         step = np.float32(to.step)
@@ -280,19 +280,19 @@ class Mean:
         self._made: dict[Codes, Array] = {}
 
     def moved(self, move: Move, shape: Sequence[int]) -> Mean:
-        """Returns the same in another arrangement."""
+        """Moves the elements of the means."""
         new = Mean(self.of, shape, self.addition)
         new.moves = (*self.moves, move)
         return new
 
     def values(self) -> Array:
-        """Returns the means in float32, the same bits in any order of the sum."""
+        """Computes the means in float32, the same bits in any order of the sum."""
         if self._float is None:
             self._float = self._moved(self.addition.exact(self.of.values(), self.of.unit()))
         return self._float
 
     def codes(self, to: Codes) -> Array:
-        """Returns the means on a grid."""
+        """Computes the codes of the means on a grid."""
         if to not in self._made:
             # Fractions of a step as whole numbers whose sums stay below 2^24, float32's own.
             count = self.addition.count
@@ -336,7 +336,7 @@ class Plain:
         return self.x
 
     def codes(self, to: Codes) -> Array:
-        """Returns the array on a grid."""
+        """Computes the array's codes on a grid."""
         if to not in self._made:
             self._made[to] = to.write(self.x)
         return self._made[to]

@@ -1,4 +1,4 @@
-"""Bits of codes that are stored with lengths of their own, the frequent ones shorter (Huffman).
+"""Huffman codes: bits of codes whose lengths vary, the frequent ones shorter.
 
 Source: Huffman, "A Method for the Construction of Minimum-Redundancy Codes", Proc. IRE 40 (1952);
 used for weights by Han et al., "Deep Compression", arXiv:1510.00149, section 4.
@@ -13,7 +13,7 @@ import numpy as np
 
 
 def code_lengths(counts: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Returns the length of each symbol's code in a Huffman code.
+    """Computes the length of each symbol's code in a Huffman code.
 
     Args:
         counts: How often each symbol occurs.

@@ -1,4 +1,4 @@
-"""What quantizers measure of an array before they quantize it: sign, magnitude, and codes."""
+"""Measurements that quantizers share: the sign and magnitude of an array, and ranges of codes."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from jaxeff.core import is_concrete
 
 
 def infer_sign(x: Float[Array, "*shape"], tensor: Tensor) -> bool | Bool[Array, ""]:
-    """Returns whether codes reach below zero: for weights, and where an activation is negative.
+    """Decides whether codes reach below zero: for weights, and if an activation is negative.
 
     Args:
         x: Values to quantize.
@@ -27,7 +27,7 @@ def infer_sign(x: Float[Array, "*shape"], tensor: Tensor) -> bool | Bool[Array, 
 
 
 def magnitude(x: Float[Array, "*shape"], tensor: Tensor, per: str) -> Float[Array, "..."]:
-    """Returns the largest magnitude of the values that share a number.
+    """Computes the largest magnitude of the values that share a number.
 
     Args:
         x: Values to quantize.

@@ -70,7 +70,7 @@ class Grid:
 def grid(
     bits: Bits, low: Float[Array, "..."], high: Float[Array, "..."], symmetric: bool = False
 ) -> Grid:
-    """Returns the uniform grid of a range.
+    """Makes the uniform grid of a range.
 
     Args:
         bits: 1 to 16. An array broadcasts against the range; a traced one isn't checked.
@@ -162,7 +162,7 @@ def _grid(low: Array, high: Array, bits: Bits, symmetric: bool) -> Grid:
 
 @takes(x=reals(empty=True), grid=an(Grid))
 def quantize(x: Float[Array, "*shape"], grid: Grid) -> Integer[Array, "*shape"]:
-    """Returns the integer codes of the nearest grid values. NaN has no code; don't pass it.
+    """Computes the integer codes of the nearest grid values. NaN has no code; don't pass it.
 
     Args:
         x: Values to quantize.
@@ -179,7 +179,7 @@ def quantize(x: Float[Array, "*shape"], grid: Grid) -> Integer[Array, "*shape"]:
 
 @takes(codes=reals(nan=True, empty=True), grid=an(Grid))
 def dequantize(codes: Integer[Array, "*shape"], grid: Grid) -> Float[Array, "*shape"]:
-    """Returns the grid values of integer codes.
+    """Computes the grid values of integer codes.
 
     Args:
         codes: What `quantize` returned.
@@ -246,7 +246,7 @@ def straight_through(x: Float[Array, "*shape"], y: Float[Array, "*shape"]) -> Ar
 
 @takes(x=reals(nan=True, empty=True))
 def round_through(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """Returns the nearest whole number, half to even, with a gradient of one."""
+    """Rounds to the nearest whole number, half to even, with a gradient of one."""
     return straight_through(x, lax.round(x, lax.RoundingMethod.TO_NEAREST_EVEN))
 
 

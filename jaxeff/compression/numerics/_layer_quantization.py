@@ -66,15 +66,15 @@ class LayerQuantization(Setting):
 
 @runtime_checkable
 class HasParts(Protocol):
-    """A setting that says by itself what it does to weights and to activations, as `Int` does."""
+    """A setting with separate methods for weights and activations, such as `Int`."""
 
     def parts(self) -> LayerQuantization:
-        """Returns the methods apart."""
+        """Separates the methods of weights and of activations."""
         ...
 
 
 def parts(setting: Any) -> LayerQuantization:
-    """Returns what a setting of a layer does to its weights and activations."""
+    """Separates a setting into the methods of weights and of activations."""
     if isinstance(setting, LayerQuantization):
         return setting
     if isinstance(setting, HasParts):

@@ -1,4 +1,4 @@
-"""The nearest of a few given values: what a codebook, a learned basis or a table of levels share.
+"""The nearest of a few given levels, for codebooks, learned bases and tables of levels.
 
 Levels lie along a last axis of their own, `[..., levels]`, and are sorted along it: `[levels]` for
 one set, or of size one along every axis of the array but those that have sets of their own. A value
@@ -19,7 +19,7 @@ from jaxeff.core import lifted
 
 @jax.jit
 def nearest(x: Float[Array, "*shape"], levels: Float[Array, "..."]) -> Integer[Array, "*shape"]:
-    """Returns the index of the level that is nearest to each value. That of NaN is 0."""
+    """Finds the index of the level nearest to each value; for NaN it is 0."""
     # Halved before adding: the sum of two large levels would overflow.
     middles = levels[..., 1:] / 2 + levels[..., :-1] / 2
     count = middles.shape[-1]
@@ -33,7 +33,7 @@ def nearest(x: Float[Array, "*shape"], levels: Float[Array, "..."]) -> Integer[A
 
 
 def look_up(levels: Float[Array, "..."], codes: Integer[Array, "*shape"]) -> Array:
-    """Returns the levels of codes; the gradient of a level is the sum over its members."""
+    """Looks up the levels of codes; the gradient of a level is the sum over its members."""
     levels = lifted(levels, (*codes.shape, levels.shape[-1]))
     return jnp.take_along_axis(levels, codes[..., None], axis=-1, mode="clip")[..., 0]
 
@@ -42,7 +42,7 @@ def look_up(levels: Float[Array, "..."], codes: Integer[Array, "*shape"]) -> Arr
 def sums(
     x: Float[Array, "*shape"], codes: Integer[Array, "*shape"], count: int, shape: tuple[int, ...]
 ) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
-    """Returns how many values have each code, and their sum, in float32 at least.
+    """Counts the values of each code, and sums them in float32 at least.
 
     Args:
         x: Values.
@@ -71,12 +71,12 @@ def sums(
 
 
 def widened(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """Returns an array in float32 at least."""
+    """Casts an array to float32 at least."""
     return x.astype(wide_dtype(x))
 
 
 def least_squares(gram: Float[Array, "... n n"], right: Float[Array, "... n"]) -> Array:
-    """Returns the shortest solution of the normal equations, also where bases coincide."""
+    """Solves normal equations; where bases coincide, by the shortest solution."""
     # Two equal bases make the Gram matrix singular; the pseudoinverse still gives a finite
     # solution.
     inverse = jnp.linalg.pinv(gram, hermitian=True)

@@ -1,4 +1,4 @@
-"""What `jaxeff.quantized` asks of a quantizer, and what it tells it.
+"""The protocol between `jaxeff.quantized` and quantizers.
 
 A quantizer is a frozen dataclass with one method, `quantize`, that gives an array's value after
 quantization, with the gradient its method has. Its numbers (a step, a threshold, a codebook) are
@@ -48,7 +48,7 @@ Axes = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Tensor:
-    """What a quantizer is told about the array that it quantizes.
+    """Description of an array for its quantizer.
 
     Attributes:
         site: The layer's name.
@@ -95,7 +95,7 @@ class Tensor:
         return self.samples
 
     def count(self, shape: tuple[int, ...], per: str) -> int:
-        """Returns how many entries of an array of this shape have numbers of their own."""
+        """Counts the entries of an array of this shape that have numbers of their own."""
         return math.prod(shape[axis] for axis in self.axes(per))
 
     def fitted(self, name: str, value: Any, x: Float[Array, "*shape"]) -> Array:
@@ -128,7 +128,7 @@ class Tensor:
 
 @runtime_checkable
 class Quantizer(Protocol):
-    """What `jaxeff.quantized` asks of a method; any object with this method will do.
+    """A quantization method; any object with `quantize` is one.
 
     `BaseQuantizer` has defaults for what else is asked, where it is there:
 
@@ -151,7 +151,7 @@ class BaseQuantizer(Setting):
         raise NotImplementedError
 
     def start(self, x: Float[Array, "*shape"], tensor: Tensor) -> Quantizer:
-        """Returns the same method with its open numbers computed from an array."""
+        """Computes the method's open numbers from an array."""
         return self
 
     def storage(self, shape: tuple[int, ...], tensor: Tensor) -> Any:

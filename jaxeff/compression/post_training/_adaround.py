@@ -128,7 +128,7 @@ def adaround(
 
 
 def excess(new: Matrix, w: Matrix, second: Array, cross: Array) -> Float[Array, "groups outputs"]:
-    """Returns the squared error of each output, E|x w - x' new|^2, less what no weight changes."""
+    """Computes the squared error of each output, E|x w - x' new|^2, less what no weight changes."""
     target = jnp.einsum("gij,gjm->gim", cross, w, precision=lax.Precision.HIGHEST)
     product = jnp.einsum("gij,gjm->gim", second, new, precision=lax.Precision.HIGHEST)
     return jnp.sum(new * (product - 2 * target), 1)
@@ -202,7 +202,7 @@ def _learn(
 
 
 def _grid(problem: RoundingProblem) -> Grid:
-    """Returns the evenly spaced values of a method, for the matrices."""
+    """Finds the evenly spaced values of a method, for the matrices."""
     method, at = problem.quantizer, problem.at
     if isinstance(method, Uniform) and method.range is not None:
         low, high = (np.asarray(end, np.float32) for end in method.range)

@@ -149,7 +149,7 @@ def _search(
     channels: Int[np.ndarray, "groups inputs"],
     points: int,
 ) -> Float[np.ndarray, " channels"]:
-    """Returns the scale of each input channel with the smallest error of the layer's outputs."""
+    """Searches for the scale of each input channel with the smallest output error."""
     w = weights_of(at, leaves).astype(np.float32)
     dtype = at.layer.inputs[at.index].aval.dtype
     count = int(channels.max()) + 1
@@ -182,7 +182,7 @@ def _search(
 
 
 def _input_channels(at: Multiplication) -> Int[np.ndarray, "groups inputs"]:
-    """Returns a number for every input channel; the places in a kernel share theirs."""
+    """Numbers the input channels; the places of a kernel share a number."""
     groups, inputs, _ = at.matrix_shape
     places = 1
     if at.is_convolution:

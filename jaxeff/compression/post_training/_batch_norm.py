@@ -230,7 +230,7 @@ def _scale(fold: _Fold, leaves: list[Any]) -> None:
 
 
 def _axes(fold: _Fold) -> tuple[int, ...]:
-    """Returns the axes of a layer's output along which channels differ, counted from the end."""
+    """Finds the axes of a layer's output along which channels differ, counted from the end."""
     channels = fold.source.channels
     return tuple(
         axis - channels.ndim
@@ -240,7 +240,7 @@ def _axes(fold: _Fold) -> tuple[int, ...]:
 
 
 def _bias(fold: _Fold) -> Array:
-    """Returns a new bias: the shift, with the axes of the layer's channels."""
+    """Makes a new bias: the shift, with the axes of the layer's channels."""
     channels, axes = fold.source.channels, _axes(fold)
     first = channels[
         tuple(slice(None) if a - channels.ndim in axes else 0 for a in range(channels.ndim))
@@ -263,12 +263,12 @@ def _is_nested(tree: Any) -> bool:
 
 
 def _place(keys: Sequence[Any]) -> tuple[str, ...]:
-    """Returns where a leaf of nested dicts is."""
+    """Returns the keys that lead to a leaf of nested dicts."""
     return tuple(jax.tree_util.keystr((key,), simple=True) for key in keys)
 
 
 def _new(fold: _Fold, places: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
-    """Returns where the bias of a layer goes that has none."""
+    """Chooses a place for the bias of a layer that has none."""
     beside = places[fold.source.at.origin.leaf][:-1]
     taken = (*beside, "bias") in places
     return (*beside, "folded_bias" if taken else "bias")

@@ -1,4 +1,4 @@
-"""Which output channel of one layer is which input of another, and what lies between scales along.
+"""Pairs of layers whose common channels can be rescaled, with all that lies between them.
 
 Between two linear layers there may be anything that keeps channels apart and is positively
 homogeneous, g(s x) = s g(x) for s > 0: a ReLU, a leaky one, pooling, a mean, a reshape. Neither is
@@ -71,7 +71,7 @@ class LayerPair:
 
 
 def pairs(program: Program, leaves: Sequence[Any]) -> list[LayerPair]:
-    """Returns every pair of linear layers between which channels can be rescaled.
+    """Finds every pair of linear layers between which channels can be rescaled.
 
     Args:
         program: What `trace` returned.
@@ -122,7 +122,7 @@ def source(
 
 
 def output_channels(at: Multiplication) -> Labels | None:
-    """Returns the channel of every entry of a layer's output, counted over groups.
+    """Finds the channel of every entry of a layer's output, counted over groups.
 
     None where an entry is made of no weight, as between those of a dilated image.
     """
@@ -150,7 +150,7 @@ def _way(
     found: Mapping[str, Multiplication],
     env: Mapping[Value, Any],
 ) -> tuple[list[Layer], Multiplication] | None:
-    """Returns the layers between a linear layer and the one that alone reads what becomes of it."""
+    """Finds the layers between a linear layer and the next one, if that is its only reader."""
     between: list[Layer] = []
     layer = first
     while len(layer.outputs) == 1:
@@ -224,7 +224,7 @@ def _inputs(second: Multiplication, labels: Labels) -> Int[np.ndarray, "groups i
 
 
 def _labels(run: Callable[[Any], Array], count: int) -> Labels | None:
-    """Returns the channel that each entry of a result scales with: -1 where it is zero anyway.
+    """Finds the channel that each entry of a result scales with: -1 where it is zero anyway.
 
     Args:
         run: Gives the result for a factor of each channel.
@@ -262,7 +262,7 @@ def _alone(program: Program, at: Multiplication) -> bool:
 
 
 def _zeros(value: Value) -> np.ndarray:
-    """Zeros like a value."""
+    """Makes zeros like a value."""
     return np.zeros(value.aval.shape, value.aval.dtype)
 
 

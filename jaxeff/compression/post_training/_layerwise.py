@@ -70,7 +70,7 @@ Solve = Callable[[RoundingProblem], Matrix]
 
 
 def arguments(where: str, batch: Any) -> tuple[Any, ...]:
-    """Returns a batch as arguments.
+    """Converts a batch to arguments.
 
     Raises:
         ValueError: It is empty, or holds NaN or infinity.
@@ -217,7 +217,7 @@ def side_by_side(
 def started_spec(
     program: Program, settings: Mapping[str, LayerQuantization], started: Mapping[str, Quantizer]
 ) -> dict[str, LayerQuantization | None]:
-    """Returns the settings with started weights, one pattern per site.
+    """Puts started methods of weights into settings, one pattern per site.
 
     A later use of a layer that is left alone says so.
     """
@@ -233,19 +233,19 @@ def started_spec(
 
 
 def start(quantizer: Quantizer, w: Array, tensor: Tensor) -> Quantizer:
-    """Returns the method with the numbers it takes from a weight."""
+    """Computes a method's open numbers from a weight."""
     found: Quantizer = quantizer.start(w, tensor) if hasattr(quantizer, "start") else quantizer
     return found
 
 
 def compiled(quantizer: Quantizer, tensor: Tensor) -> Callable[[Array], Array]:
-    """Returns a method as a function of an array."""
+    """Compiles a method as a function of an array."""
     quantize: Callable[[Array], Array] = jax.jit(lambda x: quantizer.quantize(x, tensor))
     return quantize
 
 
 def evaluated(layer: Layer, values: Sequence[Any]) -> Sequence[Any]:
-    """Returns a layer's outputs."""
+    """Computes a layer's outputs."""
     outputs: Sequence[Any] = jax.jit(layer.fn)(*values)
     return outputs
 

@@ -55,7 +55,7 @@ class Origin:
     target: Value
 
     def to_input(self, leaf: Array) -> Array:
-        """Returns the layer's input for a value of the parameter."""
+        """Computes the layer's input for a value of the parameter."""
         if not self.nodes:
             return leaf
         made: Array = run_nodes(self.nodes, (self.value,), (leaf,), (self.target,))[0]
@@ -144,7 +144,7 @@ class Multiplication:
         return w.transpose(groups + summed + outputs).reshape(self.groups, inputs, -1)
 
     def weight(self, matrix: Any) -> Any:
-        """Returns the weight of a matrix; one with a single row gets axes of size one."""
+        """Reshapes a matrix to a weight; one with a single row gets axes of size one."""
         groups, summed, outputs = self._axes
         order = outputs + summed if self.is_convolution else groups + summed + outputs
         # A single row stands for any input: GPTQ rounds one input of all outputs at a time.
@@ -155,7 +155,7 @@ class Multiplication:
         return flat.reshape(sizes).transpose(back)
 
     def reads(self, values: Sequence[Any]) -> Array:
-        """Returns the data operand, of the layer's inputs."""
+        """Computes the data operand from the layer's inputs."""
         operand = self.node.inputs[1 - self._side]
         if operand in self.layer.inputs:
             at: Array = values[self.layer.inputs.index(operand)]
@@ -165,7 +165,7 @@ class Multiplication:
         return made
 
     def rows(self, x: Array) -> Float[Array, "groups rows inputs"]:
-        """Returns the data operand as matrices: patches of a convolution, padding as zeros."""
+        """Reshapes the data operand to matrices: patches of a convolution, padded by zeros."""
         params = self.node.params
         if not self.is_convolution:
             summed, batch = (list(d[1 - self._side]) for d in params["dimension_numbers"])
@@ -191,7 +191,7 @@ class Multiplication:
         return patches.transpose(1, 0, 3, 2).reshape(self.groups, -1, patches.shape[2])
 
     def moment(self, x: Array, y: Array) -> Float[Array, "groups inputs inputs"]:
-        """Returns the mean of x y^T over rows."""
+        """Computes the mean of x y^T over rows."""
 
         @jax.jit
         def sums(a: Array, b: Array) -> Array:
@@ -201,11 +201,11 @@ class Multiplication:
         return self._mean(sums, x, y)
 
     def magnitude(self, x: Array) -> Float[Array, "groups inputs"]:
-        """Returns the mean of |x| of every input."""
+        """Computes the mean of |x| of every input."""
         return self._mean(jax.jit(lambda x: jnp.abs(self.rows(x.astype(jnp.float32))).mean(1)), x)
 
     def _mean(self, of: Callable[..., Array], *xs: Array) -> Array:
-        """Returns the mean over parts of the batch, weighed by their sizes."""
+        """Averages over parts of the batch, weighted by their sizes."""
         # Parts are added on the host in float64: float32 sums of many parts lose digits.
         total: Any = 0.0
         for part, share in self.parts(*xs):
@@ -232,7 +232,7 @@ class Multiplication:
 
 
 def multiplications(program: Program) -> tuple[dict[str, Multiplication], dict[str, str]]:
-    """Returns the linear layers of a program, outside loops.
+    """Finds the linear layers of a program, outside loops.
 
     Returns:
         By site: those that multiply by a parameter, and why others don't.
@@ -251,14 +251,14 @@ def multiplications(program: Program) -> tuple[dict[str, Multiplication], dict[s
 
 
 def producers(program: Program) -> dict[Value, Node]:
-    """Returns which equation makes a value."""
+    """Maps values to the equations that make them."""
     return {v: n for layer in program.layers for n in layer.nodes for v in n.outputs}
 
 
 def origin(
     program: Program, value: Value, makers: dict[Value, Node], grows: bool = False
 ) -> Origin | None:
-    """Returns the parameter that a value consists of, if there is one.
+    """Finds the parameter that a value consists of, if there is one.
 
     Args:
         program: The program.
@@ -362,7 +362,7 @@ def _is_data(value: Any) -> bool:
 
 
 def parameter_values(program: Program, leaves: Sequence[Any]) -> dict[Value, Any]:
-    """Returns the values that depend on no data, at concrete arguments; those too."""
+    """Computes the values that depend on no data, and adds the arguments."""
     known: set[Value] = {*program.constants, *program.inputs}
     layers: list[Layer] = []
     for layer in program.layers:

@@ -31,14 +31,14 @@ class Switched(BaseQuantizer):
     on: bool | Array = static_number(True)
 
     def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
-        """Returns the method's values, or those that come."""
+        """Quantizes by the method, or returns the values unchanged."""
         if isinstance(self.on, bool):
             return self.method.quantize(x, tensor) if self.on else x
         # Both are computed: a traced number can't decide what is compiled.
         return jnp.where(self._is_on(), self.method.quantize(x, tensor), x)
 
     def start(self, x: Float[Array, "*shape"], tensor: Tensor) -> "Switched":
-        """Returns the same with its method started."""
+        """Computes the open numbers of its method."""
         started = getattr(self.method, "start", None)
         return self if started is None else replace(self, method=started(x, tensor))
 

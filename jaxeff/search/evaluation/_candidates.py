@@ -1,4 +1,4 @@
-"""`Candidates`: how accurate a policy leaves a model, after a little training on.
+"""`Candidates`: the accuracy of a policy's model, after some further training.
 
 Channels are masked and bits are numbers, so every policy is the same compiled program, whatever it
 decides; shapes change for what is deployed alone (`smaller`).
@@ -53,7 +53,7 @@ RANGES = 256
 
 
 class Small(NamedTuple):
-    """A model that a policy leaves, with new shapes.
+    """A model compressed by a policy, with new shapes.
 
     Attributes:
         f: A function like the model's, quantized; without its bits it is `whole_bits`.
@@ -82,7 +82,7 @@ class Small(NamedTuple):
         return f(params, x) if state is None else f(params, state, x)[0]
 
     def with_ranges(self, x: Any) -> Small:
-        """Returns the same with ranges of activations measured once, in the place of each sample's.
+        """Measures ranges of activations once, in the place of each sample's.
 
         It is what a library computes.
 
@@ -118,7 +118,7 @@ class Small(NamedTuple):
         optimizer: optax.GradientTransformation | None = None,
         progress: bool = True,
     ) -> Small:
-        """Trains on in its bits, with gradients that pass rounding straight through.
+        """Continues training with its bits; gradients pass rounding straight through.
 
         Ranges of activations are measured on the first inputs, so that what is trained is what a
         library computes.
@@ -143,7 +143,7 @@ class Small(NamedTuple):
         return kept._replace(params=result.params, state=result.state)
 
     def integer(self, x: Any) -> tuple[Callable[..., Any], Any]:
-        """Returns the same in integer codes, for a library: a function and its parameters.
+        """Converts it to integer codes, for a library: a function and its parameters.
 
         Args:
             x: Inputs that ranges of activations are measured on, and kept.
@@ -252,7 +252,7 @@ class Candidates:
         return float(found)
 
     def smaller(self, policy: Policy) -> Small:
-        """Returns the model of a policy with new shapes, without training it."""
+        """Compresses the model by a policy to new shapes, without training it."""
         plan = self.space.plan(policy)
         g, train = pruned(self.f, plan), pruned(self.train, plan)
         spec = {site: setting for site, setting in self.space.spec(policy).items() if setting}

@@ -12,7 +12,7 @@ from jaxeff.search.space import Policy, SearchSpace
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """What a latency is asked about.
+    """A candidate whose latency is asked for.
 
     Attributes:
         policy: Its numbers.
@@ -43,5 +43,5 @@ class LatencyError(RuntimeError):
 
 @takes(candidate=an(Candidate))
 def bit_operations(candidate: Candidate) -> float:
-    """Computes bit operations of a candidate: a stand-in for a measurement, and no time."""
+    """Computes bit operations of a candidate: a stand-in for a measured time."""
     return float(candidate.space.bops(candidate.policy).sum())

@@ -1,4 +1,4 @@
-"""How far the compression of one layer alone moves the predictions: by method and by strength.
+"""Sensitivity of predictions to the compression of one layer alone, by method and strength.
 
 S(l, q) = mean over inputs of KL(f || f with layer l compressed by q), as Galen feeds it to its
 agents (Klein's thesis, eq. (4.6); after ZeroQ, arXiv 2001.00281). All layers, methods and strengths

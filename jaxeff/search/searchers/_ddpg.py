@@ -207,7 +207,7 @@ class DDPG(Setting):
 def _walk(
     agent: DDPG, space: SearchSpace, of: Actions, key: PRNGKeyArray, state: Agent
 ) -> tuple[Float[Array, "layers actions"], Float[Array, "layers features"]]:
-    """Returns the actions of an episode, and what was seen before each."""
+    """Computes the actions of an episode, and the features before each."""
     layers, count = len(space.sites), of.count
     after = state.episode - agent.warm_up
     deviation = agent.deviation * agent.decay ** jnp.maximum(after, 0)

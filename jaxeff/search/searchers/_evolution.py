@@ -15,7 +15,7 @@ from jaxeff.search.searchers._searcher import EpisodeResult, SearchProblem
 
 
 class Generation(NamedTuple):
-    """Where an evolution is.
+    """State of an evolution.
 
     Attributes:
         strategy: Its state.

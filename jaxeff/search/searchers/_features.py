@@ -1,4 +1,4 @@
-"""What an agent is told about a layer, and numbers standardised as they come.
+"""Features of layers for an agent, and running standardisation.
 
 By layer (Klein's thesis, section 4.2; the list is that of the released code): its place,
 multiply-accumulates, bit operations, channels out and in, kernel, stride, parameters; of the whole
@@ -21,7 +21,7 @@ from jaxeff.search.space import Actions, Policy, SearchSpace
 
 
 class Running(NamedTuple):
-    """Mean and variance of what has come (Welford).
+    """Running mean and variance (Welford).
 
     Attributes:
         number: How many.
@@ -35,11 +35,11 @@ class Running(NamedTuple):
 
     @classmethod
     def start(cls, size: int) -> Running:
-        """Makes the statistics of nothing."""
+        """Makes empty statistics."""
         return cls(jnp.zeros(()), jnp.zeros(size), jnp.zeros(size))
 
     def add(self, x: Float[Array, "n features"]) -> Running:
-        """Returns what is known after more has come."""
+        """Updates the statistics by a batch."""
         number = self.number + len(x)
         mean, squares = x.mean(0), ((x - x.mean(0)) ** 2).sum(0)
         # Chan's update of mean and squares by a batch: stable for features of very
@@ -62,7 +62,7 @@ class Running(NamedTuple):
 def fixed(
     space: SearchSpace, actions: Actions, known: CompressionSensitivity | None
 ) -> Float[np.ndarray, "layers fixed"]:
-    """Returns what is known of every layer before anything is decided."""
+    """Computes the features of every layer that no decision changes."""
     whole = space.whole
     sites, count = space.sites, len(space.sites)
     columns = [

@@ -1,4 +1,4 @@
-"""`Greedy`: one more step where it is predicted to hurt least for what it saves, until fast enough.
+"""`Greedy`: the step of least predicted damage per saving, again and again until fast enough.
 
 After NetAdapt (Yang et al., arXiv 1804.03230), with sensitivities in the place of its trials: an
 episode strengthens actions one after the other, by what is known of the latency until it is halfway
@@ -91,7 +91,7 @@ class Greedy(Setting):
         actions: Float[np.ndarray, "layers actions"],
         closed: Bool[np.ndarray, "layers actions"],
     ) -> Progress:
-        """Steps that need no measurement, as far as half of what is too much, and at least one."""
+        """Takes steps until half of the excess cost is saved, at least one, without measuring."""
         before, found = actions, self._stronger(problem, actions, closed)
         if problem.time is not None:
             # Halfway in cost: the closer to the target, the smaller the steps between
@@ -107,7 +107,7 @@ class Greedy(Setting):
     def _stronger(
         self, problem: SearchProblem, actions: np.ndarray, closed: np.ndarray
     ) -> Float[np.ndarray, "layers actions"]:
-        """Returns the actions with the best of all single steps that aren't closed."""
+        """Takes the best of all single steps that aren't closed."""
         of, known = problem.actions, problem.known
         assert known is not None
         before = cost(problem, actions)
@@ -137,7 +137,7 @@ class Greedy(Setting):
 
 
 def cost(problem: SearchProblem, actions: np.ndarray) -> float:
-    """Returns what actions leave: seconds where they can be looked up, else bit operations."""
+    """Computes the cost of actions: seconds where they can be looked up, else bit operations."""
     if problem.time is not None:
         return problem.time(policy(problem, actions))
     return float(_operations(problem.space, problem.actions, actions)[1])
@@ -150,13 +150,13 @@ def _operations(space: SearchSpace, of: Actions, actions: Array) -> tuple[Policy
 
 
 def policy(problem: SearchProblem, actions: np.ndarray) -> Policy:
-    """Returns what actions come to."""
+    """Converts actions to a policy."""
     found, _ = _operations(problem.space, problem.actions, actions)
     return jax.tree.map(np.asarray, found)
 
 
 def divergence(of: Actions, known: CompressionSensitivity, action: float, i: int, j: int) -> float:
-    """Returns what action `j` of layer `i` alone is known to do, in nats."""
+    """Looks up the divergence that action `j` of layer `i` alone causes, in nats."""
     if of.prunes and j == 0:
         return float(np.interp(action, known.strengths, known.pruning[i]))
     if action <= of.float_below:

@@ -40,7 +40,7 @@ RETRIES = 20
 
 
 class Items(NamedTuple):
-    """What can be chosen.
+    """Options of the knapsack, with what was tried so far.
 
     Attributes:
         options: Actions of a layer.
@@ -159,7 +159,7 @@ class Knapsack(Setting):
 
 
 def _numbered(texts: Sequence[str]) -> list[int]:
-    """Returns the same number for the same text."""
+    """Numbers texts, the same ones alike."""
     return [texts.index(text) for text in texts]
 
 

@@ -1,4 +1,4 @@
-"""`Searcher`: what proposes actions, and learns from what became of them.
+"""`Searcher`: proposes actions, and learns from their outcomes.
 
 A searcher is a setting and pure functions of a state, a pytree: `start` makes it, `propose` asks
 for the actions of an episode, `learn` takes the reward. The same key gives the same result, which
@@ -26,7 +26,7 @@ from jaxeff.search.space import Actions, Policy, SearchSpace
 
 @dataclass(frozen=True, eq=False)
 class SearchProblem:
-    """What a searcher may know before it starts.
+    """Description of a search for its searcher.
 
     Attributes:
         space: The model's layers.
@@ -56,7 +56,7 @@ class SearchProblem:
 
 
 class EpisodeResult(NamedTuple):
-    """What became of an episode.
+    """Outcome of an episode.
 
     Attributes:
         actions: `[layers, actions]`.
@@ -76,19 +76,19 @@ class Searcher(Protocol):
     """Proposes the actions of every episode."""
 
     def start(self, key: PRNGKeyArray, problem: SearchProblem) -> Any:
-        """Returns the state before the first episode."""
+        """Makes the state before the first episode."""
         ...
 
     def propose(
         self, key: PRNGKeyArray, problem: SearchProblem, state: Any
     ) -> tuple[Float[Array, "layers actions"], Any]:
-        """Returns the actions of the next episode, and the state."""
+        """Proposes the actions of the next episode, and updates the state."""
         ...
 
     def learn(
         self, key: PRNGKeyArray, problem: SearchProblem, state: Any, outcome: EpisodeResult
     ) -> Any:
-        """Returns the state after an episode."""
+        """Updates the state after an episode."""
         ...
 
 
@@ -118,7 +118,7 @@ class RandomSearch:
 
 
 class Bracket(NamedTuple):
-    """Where the strength lies that meets the target.
+    """Bracket of the strength that meets the target.
 
     Attributes:
         low: A strength that is too slow.

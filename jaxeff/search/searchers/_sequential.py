@@ -116,7 +116,7 @@ class Sequential(Setting):
         return slice(0, 1) if prunes else slice(1, 3)
 
     def _inner(self, problem: SearchProblem, episode: int) -> SearchProblem:
-        """Returns what the agent of a stage is asked."""
+        """Makes the problem of one stage's agent."""
         second = self._is_second(problem, episode)
         prunes = (self.first == "pruning") != second
         of = problem.actions

@@ -31,7 +31,7 @@ from jaxeff.search.space._space import SearchSpace
 @register_setting
 @dataclass(frozen=True)
 class Actions(Setting):
-    """What actions mean.
+    """Mapping of actions to policies.
 
     Attributes:
         of: "pruning" (one action a layer), "quantization" (weights, activations) or "both" (all
@@ -77,7 +77,7 @@ class Actions(Setting):
         return self.of != "pruning"
 
     def policy(self, space: SearchSpace, actions: Float[Array, "sites count"]) -> Policy:
-        """Returns the policy that actions stand for; it may be traced."""
+        """Converts actions to a policy; they may be traced."""
         actions = jnp.asarray(actions)
         kept = self.kept(space, actions[:, 0]) if self.prunes else jnp.asarray(space.sizes)
         whole = space.whole

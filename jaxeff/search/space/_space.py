@@ -107,7 +107,7 @@ class Site:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class SearchSpace:
-    """What a policy decides.
+    """The decisions that a policy holds.
 
     Attributes:
         channels: The model's groups of channels.
@@ -195,7 +195,7 @@ class SearchSpace:
         return Plan(keep, self.channels, crossed)
 
     def spec(self, policy: Policy) -> Mapping[str, Any]:
-        """Returns the bits of every layer, for `integer_aware`.
+        """Makes the bits of every layer a spec for `integer_aware`.
 
         Weights have a symmetric range for each output channel, as kernels multiply them, and
         activations one for each sample.
@@ -231,7 +231,7 @@ class SearchSpace:
         return self._products(policy.kept, [site.weights for site in self.sites])
 
     def few_bits(self, kept: Counts) -> Bool[Array, " sites"]:
-        """Returns which layers a kernel of few bits takes, with the channels that stay."""
+        """Finds the layers that a kernel of few bits takes, with the channels that stay."""
         legal, inputs, outputs = self.legal, self.inputs(kept), self.outputs(kept)
         convolution = np.array([site.places > 0 for site in self.sites])
         fits = np.array([s.blocks == 1 and s.places >= legal.places for s in self.sites])

@@ -193,7 +193,7 @@ def _with_ranges(setting: Measured, found: Mapping[int, tuple[float, float]]) ->
 def _weight_range(
     site: str, w: Any, axes: Sequence[int], grid: Uniform, method: str, percentile: float
 ) -> tuple[Any, Any]:
-    """Returns the range of a weight, or of each of its output channels."""
+    """Measures the range of a weight, or of each of its output channels."""
     values = np.asarray(w, np.float64)
     if not np.isfinite(values).all():
         raise ValueError(f"The weight of {site!r} holds NaN or infinity.")

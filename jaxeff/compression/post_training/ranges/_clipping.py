@@ -52,7 +52,7 @@ def clip_range(
     percentile: float = 99.9,
     counts: Any = None,
 ) -> tuple[float, float]:
-    """Returns where to clip values before they are put on a uniform grid.
+    """Finds where to clip values before they are put on a uniform grid.
 
     Args:
         values: Numbers of any shape.
@@ -123,7 +123,7 @@ def _clipped(
 
 @partial(jax.jit, static_argnums=(3, 4))
 def _errors(values: Array, counts: Array, ends: Array, bits: int, symmetric: bool) -> Array:
-    """Returns the squared error for each factor of the range."""
+    """Computes the squared error for each factor of the range."""
 
     def error(factor: Array) -> Array:
         low, high = ends[0] * factor, ends[1] * factor

@@ -31,7 +31,7 @@ class Histogram:
     high: float
 
     def __add__(self, other: Histogram) -> Histogram:
-        """Returns the histogram of both."""
+        """Adds two histograms."""
         exponent = max(self.exponent, other.exponent)
         counts = self._widened(exponent) + other._widened(exponent)
         low, high = min(self.low, other.low), max(self.high, other.high)
@@ -54,7 +54,7 @@ class Histogram:
 
 
 def count(x: Float[Array, "*shape"]) -> tuple[Int[Array, " bins"], Int[Array, ""]]:
-    """Counts and exponent of a `Histogram`, traced; NaN and infinity are in no bin of it."""
+    """Computes counts and exponent of a `Histogram`, traced; NaN and infinity are in no bin."""
     x = x.reshape(-1).astype(jnp.float32)
     _, exponent = jnp.frexp(jnp.abs(x).max())
     # Scaled in two steps: the largest exponents have no reciprocal.

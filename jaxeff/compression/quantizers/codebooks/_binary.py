@@ -86,14 +86,14 @@ class Binary(BaseQuantizer):
         return replace(self, stochastic=False)
 
     def start(self, x: Float[Array, "*shape"], tensor: Tensor) -> "Binary":
-        """Returns the mean magnitude of an array, unless there is a scale, or it stays open."""
+        """Measures an open scale, the mean magnitude, unless it stays open."""
         stays = self.per == "none" or (self.follow and tensor.role == "weight")
         if self.scale is not None or stays:
             return self
         return replace(self, scale=self._mean(x, tensor))
 
     def storage(self, shape: tuple[int, ...], tensor: Tensor) -> int:
-        """Returns a bit for each value and a float for each scale."""
+        """Counts a bit for each value and a float for each scale."""
         scales = 0 if self.per == "none" else tensor.count(shape, self.per)
         return super().storage(shape, tensor) + 32 * scales
 

@@ -102,7 +102,7 @@ class BinaryBases(BaseQuantizer):
         return started
 
     def storage(self, shape: tuple[int, ...], tensor: Tensor) -> int:
-        """Returns a bit for each basis of a value, and a float for each scale."""
+        """Counts a bit for each basis of a value, and a float for each scale."""
         scales = self.bases * tensor.count(shape, self.per)
         return super().storage(shape, tensor) + 32 * scales
 

@@ -98,7 +98,7 @@ class Codebook(BaseQuantizer):
         return y + ((x if through else fixed) - fixed)
 
     def start(self, x: Float[Array, "*shape"], tensor: Tensor) -> "Codebook":
-        """Returns the codebook of an array, where it is open, and the length of its indices."""
+        """Computes an open codebook from an array, and the length of its indices."""
         values = self.values
         if values is None:
             values = self._k_means(x, tensor).astype(x.dtype)
@@ -140,7 +140,7 @@ class Codebook(BaseQuantizer):
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))
 def _lloyd(x: Array, count: int, axes: tuple[int, ...], shape: tuple[int, ...]) -> Array:
-    """Returns the shared values of k-means from evenly spaced ones."""
+    """Computes shared values by k-means, from evenly spaced ones."""
     wide = widened(x)
     low, high = (end(wide, axes).reshape(shape)[..., None] for end in (jnp.min, jnp.max))
     # Linear initialization: large weights, few but important, get shared values too (Han et

@@ -114,7 +114,7 @@ class Discrete(BaseQuantizer):
         return straight_through(mean, y).astype(x.dtype)
 
     def gaussian(self, x: Float[Array, "*shape"], tensor: Tensor) -> Gaussian:
-        """Returns the mean and variance of every weight, exactly."""
+        """Computes the mean and variance of every weight, exactly."""
         own, scale = self._fitted(x, tensor)
         p = jax.nn.softmax(jnp.asarray(own.logits, scale.dtype))
         values = self._values(p)

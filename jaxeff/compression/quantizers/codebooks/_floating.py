@@ -82,7 +82,7 @@ class Floating(BaseQuantizer):
         return (self._nearest(value / scale) * scale).astype(x.dtype)
 
     def start(self, x: Float[Array, "*shape"], tensor: Tensor) -> "Floating":
-        """Returns the scale of an array, where it is open and asked for."""
+        """Computes an open scale from an array, if there is to be one."""
         if self.scale is not None or self.scaling == "none":
             return self
         top = magnitude(x, tensor, self.per).astype(wide_dtype(x))

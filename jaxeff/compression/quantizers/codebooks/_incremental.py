@@ -100,7 +100,7 @@ class Incremental(BaseQuantizer):
         return jnp.where(done, own.values(fixed), x)
 
     def start(self, x: Float[Array, "*shape"], tensor: Tensor) -> "Incremental":
-        """Returns the largest exponent of an array, where it is open."""
+        """Computes an open largest exponent from an array."""
         if tensor.role == "activation":
             raise ValueError(
                 f"Incremental quantizes weights, and {tensor.site}/{tensor.name} is an activation: "
@@ -110,18 +110,18 @@ class Incremental(BaseQuantizer):
         return replace(self, top=top, fraction=jnp.asarray(self.fraction, jnp.float32))
 
     def values(self, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-        """Returns all of an array as powers of two."""
+        """Rounds all of an array to powers of two."""
         top = jnp.asarray(top_exponent(x) if self.top is None else self.top, x.dtype)
         return lax.stop_gradient(nearest_powers(x, top, power_of_two(self.bits, x.dtype) / 4))
 
     def storage(self, shape: tuple[int, ...], tensor: Tensor) -> Any:
-        """Returns the codes and 8 bits for the exponent, once all weights are quantized."""
+        """Counts codes and 8 bits for the exponent, once all weights are quantized."""
         return super().storage(shape, tensor) + 8
 
 
 @takes(every=whole())
 def shares(every: int, fractions: Sequence[float] = SHARES) -> optax.Schedule:
-    """Returns a schedule that goes on to the next share every so many updates.
+    """Makes a schedule with a constant number of updates between two shares.
 
     Args:
         every: Updates between two shares.
@@ -138,7 +138,7 @@ def shares(every: int, fractions: Sequence[float] = SHARES) -> optax.Schedule:
 
 
 class IncrementalState(NamedTuple):
-    """What `incrementally` knows.
+    """State of `incrementally`.
 
     Attributes:
         steps: Updates so far.

@@ -104,7 +104,7 @@ class LearnedBasis(BaseQuantizer):
         return replace(self, basis=basis.astype(x.dtype))
 
     def update_statistics(self, x: Float[Array, "*shape"], tensor: Tensor) -> "LearnedBasis":
-        """Returns the basis after a turn with another array, averaged with what it was."""
+        """Averages the basis with that of one turn on another array."""
         if self.basis is None:
             return self.start(x, tensor)
         x = lax.stop_gradient(x)
@@ -116,11 +116,11 @@ class LearnedBasis(BaseQuantizer):
         return replace(self, basis=mixed.astype(old.dtype))
 
     def storage(self, shape: tuple[int, ...], tensor: Tensor) -> int:
-        """Returns the codes, and a float for each number of a basis."""
+        """Counts codes, and a float for each number of a basis."""
         return super().storage(shape, tensor) + 32 * self.bits * tensor.count(shape, self.per)
 
     def _first(self, x: Array, tensor: Tensor) -> Array:
-        """Returns a basis of powers of two, whose levels are evenly spaced."""
+        """Makes a basis of powers of two, whose levels are evenly spaced."""
         axes, shape = kept_axes(x, tensor.axes(self.per))
         wide = widened(x)
         square = jnp.mean(wide**2, axes).reshape(shape)
@@ -141,7 +141,7 @@ class LearnedBasis(BaseQuantizer):
         return jnp.take_along_axis(levels, order, axis=-1), order
 
     def _turn(self, basis: Array, x: Array, tensor: Tensor) -> Array:
-        """Returns the basis of least error for the codes of the nearest levels."""
+        """Computes the basis of least error for the codes of the nearest levels."""
         x = x.astype(basis.dtype)
         _, shape = kept_axes(x, tensor.axes(self.per))
         basis = jnp.broadcast_to(basis, (*shape, self.bits))

@@ -1,4 +1,4 @@
-"""`LearnedPowers`: powers of two between two ends that are learnt, so that their number is, too.
+"""`LearnedPowers`: powers of two between two learnt ends, which also set the bit width.
 
 The magnitude of the value is the nearest power of two, 2^round(log2 |x|), between q_min and q_max
 (Uhlich et al., eq. 3 of its section 2), the sign that of x, and the width is that of as many codes:
@@ -90,7 +90,7 @@ class LearnedPowers(BaseQuantizer):
         return y.astype(x.dtype)
 
     def start(self, x: Float[Array, "*shape"], tensor: Tensor) -> "LearnedPowers":
-        """Returns the ends of an array's range, where they are open."""
+        """Computes open ends of the range from an array."""
         least, most = self.minimum, self.maximum
         if least is not None and most is not None:
             return self
@@ -129,7 +129,7 @@ class LearnedPowers(BaseQuantizer):
 
 
 def nearest_power(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """Returns the power of two nearest to positive numbers in terms of the logarithm, exactly."""
+    """Rounds positive numbers to powers of two, exactly at the middle of the logarithm."""
     fraction, exponent = jnp.frexp(x)
     # x = fraction 2^e with fraction in [1/2, 1), whose logarithm has its middle at 2^-1/2.
     half = jnp.ones_like(x) / 2

@@ -83,7 +83,7 @@ class PowersOfTwo(BaseQuantizer):
         return straight_through(x, jnp.where(keep, y, jnp.zeros_like(y)))
 
     def start(self, x: Float[Array, "*shape"], tensor: Tensor) -> "PowersOfTwo":
-        """Returns the largest exponent and the sign of an array, where they are open."""
+        """Computes an open largest exponent and sign from an array."""
         signed = self.signed
         if signed is None:
             signed = infer_sign(x, tensor)
@@ -91,12 +91,12 @@ class PowersOfTwo(BaseQuantizer):
         return replace(self, top=top, signed=signed)
 
     def storage(self, shape: tuple[int, ...], tensor: Tensor) -> Any:
-        """Returns the codes, and 8 bits for each exponent."""
+        """Counts codes, and 8 bits for each exponent."""
         return super().storage(shape, tensor) + 8 * tensor.count(shape, self.per)
 
 
 def top_exponent(x: Float[Array, "*shape"], keep: tuple[int, ...] = ()) -> Float[Array, "..."]:
-    """Returns the exponent of the power of two nearest to the largest magnitude; 0 for zeros.
+    """Computes the exponent of the power of two nearest to the largest magnitude; 0 for zeros.
 
     It is floor(log2(4/3 max|x|)), exactly.
 

@@ -70,7 +70,7 @@ class Ternary(BaseQuantizer):
         return replace(started, fraction=jnp.asarray(self.fraction, x.dtype))
 
     def storage(self, shape: tuple[int, ...], tensor: Tensor) -> int:
-        """Returns two bits for each value and a float for each scale."""
+        """Counts two bits for each value and a float for each scale."""
         return super().storage(shape, tensor) + 32 * tensor.count(shape, self.per)
 
     @property
@@ -133,14 +133,14 @@ class TrainedTernary(BaseQuantizer):
         return _three(x, threshold, up, down) + (passed - lax.stop_gradient(passed))
 
     def start(self, x: Float[Array, "*shape"], tensor: Tensor) -> "TrainedTernary":
-        """Returns the values of an array, where they are open; of activations the threshold too."""
+        """Computes open values from an array, and for activations the threshold."""
         started = replace(self._filled(x, tensor), fraction=jnp.asarray(self.fraction, x.dtype))
         if tensor.role == "activation":
             started = replace(started, threshold=self._threshold(x, tensor))
         return started
 
     def storage(self, shape: tuple[int, ...], tensor: Tensor) -> int:
-        """Returns two bits for each value and a float for each of the learnt."""
+        """Counts two bits for each value and a float for each learnt one."""
         return super().storage(shape, tensor) + 64 * tensor.count(shape, self.per)
 
     @property
@@ -176,7 +176,7 @@ def _three(x: Array, threshold: Array, up: Array, down: Array) -> Array:
 def _mean(
     x: Array, where: Bool[Array, "..."], axes: tuple[int, ...], shape: tuple[int, ...]
 ) -> Array:
-    """Returns the mean magnitude of some values, zero where there are none."""
+    """Computes the mean magnitude of some values, zero where there are none."""
     some = jnp.any(where, axes, keepdims=True)
     # An empty choice takes all values instead of 0 / 0, and is zero in the end.
     mean = jnp.mean(jnp.abs(x), axes, where=where | ~some).reshape(shape)

@@ -55,7 +55,7 @@ _CLOSED = 0.34
 @register_setting
 @dataclass(frozen=True)
 class BayesianBits(BaseQuantizer):
-    """Learned powers of two of bits: `BayesianBits(price=0.01)`, in `quantized(..., keyed=True)`.
+    """Learned widths of 2, 4, 8, 16 or 32 bits: `BayesianBits(price=0.01)`; needs a key.
 
     Attributes:
         price: What the penalty takes for a bit. A plain number isn't learnt.
@@ -96,7 +96,7 @@ class BayesianBits(BaseQuantizer):
             )
 
     def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
-        """Returns the sum of two bits and the residuals whose gates are open."""
+        """Sums the two-bit value and the residuals whose gates are open."""
         own = self.start(lax.stop_gradient(x), tensor)
         value = widened(x)
         beta = tensor.fitted("BayesianBits.maximum", own.maximum, value)
@@ -154,7 +154,7 @@ class BayesianBits(BaseQuantizer):
         return width
 
     def penalty(self, x: Float[Array, "*shape"], tensor: Tensor) -> Any:
-        """Returns the price of the bits whose gates are expected to be open."""
+        """Computes the price of the bits whose gates are expected to be open."""
         own = self.start(lax.stop_gradient(x), tensor)
         gates = jnp.asarray(own.gates)
         # A residual counts only if all gates before it are open: independent gates, so
@@ -188,7 +188,7 @@ class BayesianBits(BaseQuantizer):
         return y * hard_concrete(of_channels, kept)
 
     def _on_grid(self, x: Array, span: Array) -> Array:
-        """Returns the nearest values of the grid of the width that the gates open."""
+        """Rounds to the grid of the width that the gates open."""
         doublings = jnp.cumprod(_is_open(jnp.asarray(self.gates)), axis=-1).sum(-1)
         # 3 (2^2 + 1) (2^4 + 1) ... = 2^b - 1: residuals of open gates add up to one grid of b bits.
         shares = jnp.asarray([1 / (2.0**bits - 1) for bits in WIDTHS], x.dtype)
@@ -202,7 +202,7 @@ class BayesianBits(BaseQuantizer):
 
 
 def _is_open(phi: Any) -> Any:
-    """Gives one where a gate is open for good, else zero."""
+    """Marks gates that are open at test time by one, others by zero."""
     phi = jnp.asarray(phi)
     return (1 - openness(phi) < _CLOSED).astype(phi.dtype)
 

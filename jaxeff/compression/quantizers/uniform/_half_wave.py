@@ -90,7 +90,7 @@ class HalfWave(BaseQuantizer):
         return straight_through(passed, value) * scale
 
     def start(self, x: Float[Array, "*shape"], tensor: Tensor) -> "HalfWave":
-        """Returns the scale of an activation, where it is open."""
+        """Computes an open scale from an activation."""
         if tensor.role == "weight":
             raise ValueError(
                 f"HalfWave has no negative values, and {tensor.site}/{tensor.name} is a weight: "
@@ -101,14 +101,14 @@ class HalfWave(BaseQuantizer):
         return replace(self, scale=jnp.sqrt(2 * jnp.mean(jnp.maximum(x, 0) ** 2)))
 
     def storage(self, shape: tuple[int, ...], tensor: Tensor) -> int:
-        """Returns the codes and one float, the scale; levels are constants of the method."""
+        """Counts codes and one float, the scale; levels are constants of the method."""
         return super().storage(shape, tensor) + 32
 
 
 @takes(bits=whole())
 @functools.cache
 def half_wave_levels(bits: int, uniform: bool = True) -> np.ndarray:
-    """Returns the positive levels of least mean squared error for a rectified standard Gaussian.
+    """Computes the positive levels of least mean squared error for a rectified standard Gaussian.
 
     Args:
         bits: 1 to 8; there are 2^bits - 1 levels.

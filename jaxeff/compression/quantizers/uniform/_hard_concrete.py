@@ -1,4 +1,4 @@
-"""Gates between 0 and 1 that are exactly either with some probability, and learnt by gradients.
+"""Hard concrete gates: between 0 and 1, often exactly 0 or 1, and learnt by gradients.
 
 For a location phi and uniform u,
 
@@ -24,12 +24,12 @@ _SHIFT = TAU * math.log(-GAMMA / ZETA)
 
 
 def openness(phi: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """Returns the probability that a gate isn't closed."""
+    """Computes the probability that a gate isn't closed."""
     return jax.nn.sigmoid(phi - _SHIFT)
 
 
 def location(probability: float) -> float:
-    """Returns the phi of gates that aren't closed with a probability."""
+    """Computes the location of gates that aren't closed with a given probability."""
     return math.log(probability / (1 - probability)) + _SHIFT
 
 
@@ -42,7 +42,7 @@ def hard_concrete(key: PRNGKeyArray, phi: Float[Array, "*shape"]) -> Float[Array
 
 
 def at_test_time(phi: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """Returns the gate that is used once nothing is drawn any more (eq. 13)."""
+    """Computes the gate at test time, without a draw (eq. 13)."""
     return jnp.clip(jax.nn.sigmoid(phi) * (ZETA - GAMMA) + GAMMA, 0, 1)
 
 

@@ -145,7 +145,7 @@ class LSQ(BaseQuantizer):
 def _least_error(
     x: Array, axes: tuple[int, ...], shape: tuple[int, ...], lower: Any, upper: Any
 ) -> Array:
-    """Returns the step with the least squared error, of `_STARTS` even parts of the widest."""
+    """Searches for the step of least squared error, among `_STARTS` even parts of the widest."""
     # The step at which nothing is clipped; smaller ones clip more and round finer.
     below = jnp.where(lower < 0, x / jnp.minimum(lower, -1), jnp.zeros_like(x))
     above = jnp.maximum(x, 0) / jnp.maximum(upper, 1)
@@ -162,6 +162,6 @@ def _least_error(
 
 
 def _scaled(value: Array, scale: Array) -> Array:
-    """Returns the same value with its gradient multiplied."""
+    """Multiplies the gradient of a value."""
     fixed = jax.lax.stop_gradient(value)
     return fixed + scale * (value - fixed)

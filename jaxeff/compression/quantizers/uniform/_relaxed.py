@@ -1,4 +1,4 @@
-"""`Relaxed`: noise before rounding makes a distribution over the grid, which is drawn from softly.
+"""`Relaxed`: noise before rounding gives a distribution over the grid, sampled differentiably.
 
 Logistic noise of scale sigma takes x to the bin of the grid value g_i = step * i with probability
 
@@ -85,7 +85,7 @@ class Relaxed(BaseQuantizer):
     per: Annotated[str, Choice("channel", "tensor")] = static("tensor")
 
     def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
-        """Returns a draw of the grid's values, or the nearest."""
+        """Draws values of the grid, or takes the nearest."""
         own = self.start(lax.stop_gradient(x), tensor)
         value = widened(x)
         step = tensor.fitted("Relaxed.step", own.step, value)

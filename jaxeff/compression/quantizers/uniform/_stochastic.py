@@ -81,7 +81,7 @@ class Stochastic(BaseQuantizer):
         return Uniform(self.bits, self.symmetric, self.range, self.per)
 
     def start(self, x: Float[Array, "*shape"], tensor: Tensor) -> "Stochastic":
-        """Returns the range of an array, kept: of an activation it is that of the whole tensor."""
+        """Fixes an open range by an array; for an activation that of the whole tensor."""
         if self.range is not None:
             return self
         keep = tensor.axes("channel") if tensor.role == "weight" and self.per == "channel" else ()

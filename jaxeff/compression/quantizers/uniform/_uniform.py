@@ -61,7 +61,7 @@ class Uniform(BaseQuantizer):
         return fake_quantize(x, self.bits, low, high, self.symmetric, covered)
 
     def start(self, x: Float[Array, "*shape"], tensor: Tensor) -> "Uniform":
-        """Returns the range of an array, kept: of an activation it is that of the whole tensor."""
+        """Fixes an open range by an array; for an activation that of the whole tensor."""
         if self.range is not None:
             return self
         keep = tensor.axes("channel") if tensor.role == "weight" and self.per == "channel" else ()
