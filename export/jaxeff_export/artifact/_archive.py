@@ -1,7 +1,7 @@
 """Documents with a checksum of themselves, so that damage is noticed, and zip files from elsewhere.
 
-Checksums catch transmission errors and accidents, not an attacker, who can compute them as well. So
-whatever is read is bounded: deflated zeros take a thousandth of the memory they are inflated to.
+Checksums catch transmission errors and accidents. An attacker can compute them as well, so the size
+of everything read is bounded: zeros deflate to a thousandth of their size in memory.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ def unsealed(data: bytes) -> dict[str, Any]:
     Raises:
       ValueError: if it is no JSON object, too large or too deep, or its checksum does not match.
     """
+    # Before parsing: JSON takes many times its bytes as Python objects.
     if len(data) > MOST_TEXT:
         raise ValueError(f"it has {len(data)} bytes, more than the {MOST_TEXT} that are read")
     try:

@@ -69,7 +69,7 @@ _FORM = {
 
 
 class ArtifactError(ValueError):
-    """A file that is no artifact, a damaged one, or one of another format version."""
+    """Raised for a file that is no artifact, is damaged, or has another format version."""
 
 
 @dataclass(frozen=True)
@@ -106,18 +106,18 @@ class Artifact:
 
     @property
     def any_batch(self) -> bool:
-        """Whether the batch of its inputs may vary."""
+        """Tells whether the batch of the inputs may vary."""
         return any(spec.varies for spec in self.inputs)
 
     @property
     def rounds_inputs(self) -> bool:
-        """Whether the function rounds its data to codes: whether it has integer layers."""
+        """Tells whether the function has integer layers, which round data to codes."""
         # The names of composites stand in the portable bytes as they are, so nothing is parsed.
         return _INTEGER in self.stablehlo
 
     @property
     def text(self) -> str:
-        """The module as MLIR text, for reading."""
+        """Returns the module as MLIR text."""
         return str(jax.export.deserialize(bytearray(self.exported)).mlir_module())
 
     def call(self, *leaves: Any) -> list[Any]:
@@ -183,6 +183,7 @@ class Artifact:
                 structure=index["structure"],
                 versions=index["versions"],
             )
+            # A checksum does not prove that jaxeff wrote it: parts may contradict each other.
             if artifact.any_batch != (index["format_version"] == FORMAT_VERSION_ANY_BATCH):
                 raise ValueError("format_version and inputs differ in whether the batch may vary")
             if require_structure(artifact.structure) != len(artifact.outputs):
@@ -241,6 +242,7 @@ def export(
     require_extra("flatbuffers", "export")
     names = argument_names(f, len(example_args))
     batched = batched_arguments(names, parameters, any_batch)
+    # Refuses what is no array by name before JAX traces anything.
     leaves, _ = flatten_named(example_args, names)
     structs = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
     fixed = jax.tree.unflatten(jax.tree.structure(tuple(example_args)), structs)
@@ -290,6 +292,7 @@ def _lowered(f: Callable[..., Any], names: Sequence[str], arguments: Sequence[An
 
     def flat(*flat_args: Any) -> tuple[Any, ...]:
         result = f(*jax.tree.unflatten(treedef, flat_args))
+        # Python numbers among the results become arrays, as a compiled library returns.
         return tuple(jnp.asarray(leaf) for leaf in jax.tree.leaves(result))
 
     result = jax.eval_shape(f, *arguments)

@@ -1,4 +1,4 @@
-"""What a document from elsewhere has to look like, said once as data.
+"""Checks the form of documents of unknown origin; a form is described as data.
 
 A form is ``str``; ``bool``; `COUNT`, a whole number from 0; a list of one form, for a list of any
 length; a dict of names to forms, for an object that has these entries; `Each`, for an object with

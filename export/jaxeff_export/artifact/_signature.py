@@ -44,7 +44,7 @@ class TensorSpec:
 
     @property
     def varies(self) -> bool:
-        """Whether its shape depends on the batch."""
+        """Tells whether the shape depends on the batch."""
         return any(isinstance(size, str) for size in self.shape)
 
     def admits(self, shape: Sequence[int]) -> bool:
@@ -109,6 +109,7 @@ def argument_names(f: Callable[..., Any], count: int) -> tuple[str, ...]:
     try:
         parameters = list(inspect.signature(f).parameters.values())
     except (TypeError, ValueError):
+        # Builtins and some wrappers have no signature: their arguments are numbered.
         parameters = []
     for parameter in parameters:
         if parameter.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD):
@@ -191,6 +192,7 @@ def check_leaves(
             given[full] = check_array(np.asarray(leaf), wanted[full])
     if missing := [name for name in wanted if name not in given]:
         raise SignatureError(f"input {missing[0]} is missing; expected are {', '.join(wanted)}")
+    # By name, so that dicts may come in any order.
     arrays = [given[spec.name] for spec in expected]
     batch_of(arrays, expected)
     return arrays
@@ -210,6 +212,7 @@ def batched_arguments(
       SignatureError: if one is unknown or a parameter, or there are none.
     """
     data = tuple(names[parameters:])
+    # A single name would otherwise be taken for a collection of letters.
     if isinstance(any_batch, str):
         any_batch = (any_batch,)
     chosen = (data if any_batch else ()) if isinstance(any_batch, bool) else tuple(any_batch)
@@ -274,6 +277,7 @@ def with_batch(
             f"the batch cannot be set to {size}: the shapes are fixed; deploy with any_batch=True"
         )
     return [
+        # Examples are repeated from the first on, or cut.
         np.asarray(array)[np.arange(size) % len(array)] if spec.varies else array
         for array, spec in zip(arrays, specs, strict=True)
     ]

@@ -34,6 +34,7 @@ def describe(tree: Any) -> Description:
     Raises:
       TypeError: if a dict key is neither a string nor an integer.
     """
+    # To JAX, None is a node without children, and no leaf.
     if tree is not None and jax.tree_util.all_leaves([tree]):
         return {"kind": "leaf"}
     keys, children = _one_level(tree)
@@ -84,11 +85,12 @@ def require_structure(description: Any) -> int:
     """Counts the leaves of a structure of any origin, after checking that it can be rebuilt.
 
     Raises:
-      ValueError: if it is no description; where it isn't is said.
+      ValueError: if it is no description; the message names the place.
     """
     try:
         _require_node(description, "structure")
         count = count_leaves(description)
+        # A trial with numbers for leaves: a class with other fields shows now, not in a call.
         _rebuild(description, iter(range(count)))
     except RecursionError:
         raise ValueError("structure is nested deeper than any that jaxeff writes") from None

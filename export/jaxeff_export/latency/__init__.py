@@ -1,4 +1,4 @@
-"""What `jaxeff.search` is told of a candidate: measured, looked up by layer, or modelled."""
+"""Latencies of candidates for `jaxeff.search`: measured, looked up by layer, or modelled."""
 
 from jaxeff_export.latency._measured import MeasuredLatency, measured_latency
 from jaxeff_export.latency._modelled import modelled_latency

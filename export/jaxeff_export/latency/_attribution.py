@@ -1,4 +1,4 @@
-"""Whose kernels they are: which layer of a model each kernel of its library belongs to.
+"""Attributes kernels to layers: which layer of a model each kernel of its library belongs to.
 
 A kernel belongs to the layer whose weights it reads, whatever the compiler fused into it or laid
 out anew; one that reads no weights (a pooling, a conversion) to the layer before it.
@@ -25,7 +25,7 @@ class TimedCall:
 
     Attributes:
         kernel: Its name in the library.
-        layer: Number of the layer among those that were asked for.
+        layer: Number of the layer among the given ones.
     """
 
     kernel: str
@@ -43,6 +43,7 @@ def kernel_calls(
         leaves: Paths of the model's parameters, if it was converted to codes: what stays in float
             is numbered there.
     """
+    # The bundle's compilation is repeated up to its kernels: names and order are deterministic.
     example, target = bundle.example, NamedTarget.of_manifest(bundle.manifest)
     lifted = lift(example, target)
     count = len(example.bound)
@@ -58,6 +59,7 @@ def kernel_calls(
             owners.append(_first(known[v] for v in sources.get(field) or ()))
     main = fused_kernels(lifted.main, compilation_target(target.settings))["main"]
     operands = len(lifted.operands)
+    # Later parameters of ``main`` are data, which belong to no layer.
     known = {v: owners[i] for v, i in zip(main.params, lifted.operands, strict=False)}
     sources = sources_of(main, operands)
     found: list[TimedCall] = []

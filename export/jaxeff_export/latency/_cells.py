@@ -1,4 +1,4 @@
-"""The cells of a table of kernels' times: what of a layer decides how long its kernels take.
+"""The cells of a table of kernels' times, by what determines the time of a layer's kernels.
 
 A cell is a layer with the channels that it reads and makes and its bits; layers of one geometry
 share theirs. With `nodes` cells are those at the nodes alone. Kernels make whole vectors of
@@ -28,7 +28,7 @@ from jaxeff_export.targets import resolve_target
 
 
 class Cell(NamedTuple):
-    """What of a layer decides its time.
+    """The properties of a layer that determine its time.
 
     Attributes:
         layer: Number of the first layer of its geometry.
@@ -87,7 +87,7 @@ class Cells:
         Args:
             space: What can be chosen.
             nodes: Numbers of channels that have cells; None for all.
-            target: Whom kernels are for, as for `deploy`.
+            target: Target of the kernels, as for `deploy`.
         """
         number = {name: i for i, name in enumerate(space.groups)}
         found = zip(space.channels.dimensions, space.channels.groups, strict=True)

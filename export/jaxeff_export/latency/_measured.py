@@ -1,4 +1,4 @@
-"""`measured_latency`: what a search is told of a candidate, from a library on a board.
+"""`measured_latency`: the latency of a candidate, measured with a library on a board.
 
 ```python
 import jax
@@ -129,6 +129,7 @@ class MeasuredLatency:
                 with self._timing[i]:
                     if turns.whole is None:
                         self._start(turns)
+                    # Locked: two measurements on one board would disturb each other.
                     return turns.seconds(bundle)
             except (BoardError, BundleError) as error:
                 lost.append(f"{turns.board}: {error}")
@@ -161,7 +162,7 @@ def measured_latency(
 
     Args:
         *inputs: An example of what the model reads; its batch is the one that is timed.
-        target: Whom to compile for, as for `deploy`.
+        target: Target to compile for, as for `deploy`.
         boards: Boards to measure on, several candidates at once on several boards; where one is
             lost, the next one takes over. A tracker's boards may be named several times.
         number: Calls per measurement.

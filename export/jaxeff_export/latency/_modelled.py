@@ -20,9 +20,9 @@ def modelled_latency(
 ) -> Callable[[Candidate], float]:
     """Makes a latency by the static model of a core (`Bundle.model`): cycles, no measurement.
 
-    The sum over the kernels that are called of the cycles of their innermost loops, or of bringing
-    their arrays if that takes longer. What kernels do outside of those loops isn't in it, nor are
-    kernels that the model doesn't know: it bounds times from below.
+    The latency sums, over the called kernels, the cycles of their innermost loops, or of loading
+    their arrays if that takes longer. Code outside of those loops and kernels unknown to the model
+    are left out, so it bounds times from below.
 
     Args:
         *inputs: An example of what the model reads.

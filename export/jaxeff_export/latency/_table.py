@@ -144,6 +144,7 @@ class TableLatency:
                 [s.name, s.macs, s.weights, s.kernel, s.stride, s.places, s.blocks]
                 for s in space.sites
             ]
+            # The journal refuses a folder whose model, target or board differs from this key.
             self._kept = Journal(Path(self._folder) / "kernels.jsonl", {
                 "target": repr(dict(sorted(resolve_target(self._target).items()))),
                 "board": str(getattr(self._board, "name", self._board)),
@@ -191,6 +192,7 @@ class TableLatency:
                 self._start(compiled(candidate, space.whole, inputs, target, database))
             bundle = compiled(candidate, policy, inputs, target, database)
             calls = kernel_calls(bundle, space.names, leaves_of(candidate.make(policy).params))
+            # A profile after every turn: shares and total are of the same moments.
             seconds = self._turns.seconds(
                 bundle, lambda: profiles.append(bundle.profile(self._board, **self._times))
             )
@@ -229,7 +231,7 @@ def table_latency(
 
     Args:
         *inputs: An example of what the model reads.
-        target: Whom to compile for, as for `deploy`.
+        target: Target to compile for, as for `deploy`.
         board: Board to measure on.
         folder: Folder that keeps the table; None for as long as the object lives.
         nodes: Numbers of channels that are measured: a layer takes what it takes to make the next

@@ -38,6 +38,7 @@ class Turns:
     def start(self, whole: Bundle, first: float | None = None) -> None:
         """Times the whole model, unless its time is known."""
         if first is None:
+            # As often as in turns, so that the unit is no noisier than what is measured in it.
             times = [whole.benchmark(self.board, *self._times).median_ms for _ in range(ROUNDS)]
             first = statistics.median(times) / 1000
         self.whole, self.first = whole, first

@@ -64,9 +64,9 @@ def _conv2d(
 
 
 def _weights(bb: relax.BlockBuilder, form: Form, tensors: Sequence[relax.Expr]) -> list[relax.Expr]:
-    """Weights and bias, with E[w^2] for Var[w] in the raw form.
+    """Returns weights and bias, with E[w^2] in place of Var[w] in the raw form.
 
-    It is computed by a kernel of its own: where weights are parameters, once and for all.
+    A kernel of its own computes it. If the weights are parameters, it runs once, with the bundle.
     """
     mean, *rest = tensors[form.inputs :]
     if form.input != RAW or form.weight == DETERMINISTIC:

@@ -1,4 +1,4 @@
-"""The moments of a layer's input as its contraction wants them: computed once, not once per use."""
+"""The moments of a layer's input in the form its contraction reads, computed once for all uses."""
 
 from __future__ import annotations
 

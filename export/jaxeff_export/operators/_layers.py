@@ -1,4 +1,4 @@
-"""What the operands of a probabilistic layer are: its input, weights and bias, each in its form."""
+"""The operands of a probabilistic layer: input, weights and bias, each in one of several forms."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Form:
 
     @property
     def inputs(self) -> int:
-        """How many of the operands are the input's."""
+        """Counts the operands that belong to the input."""
         return tensors_in(self.input)
 
     def operands(self, tensors: Sequence[te.Tensor]) -> tuple[Moments, Moments, Moments | None]:

@@ -1,7 +1,7 @@
 """The textbook optimizations of the dense operator, each of which can be switched on and off.
 
-They are here to be measured one by one, as the source did (its table of manual optimizations);
-``jaxeff_export.compiler.schedules`` has what deployed networks run with.
+They exist to be measured one by one, like the source's table of manual optimizations. Deployed
+networks run with the schedules of ``jaxeff_export.compiler.schedules``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _UNROLLED = 8
 
 @dataclasses.dataclass(frozen=True)
 class Optimizations:
-    """Which of the optimizations are on.
+    """The optimizations that are on.
 
     Attributes:
         tiling: blocks of rows, columns and depth, so that operands are used again while cached.

@@ -1,13 +1,12 @@
-"""The folder that keeps what was measured, for whoever compiles the same kernels again.
+"""The folder that keeps measurements, for every later compilation of the same kernels.
 
     jaxeff-tuning.json             what this folder is, and the TVM that made it
     <target>/target.json           the target, in full
     <target>/choices.jsonl         per kernel, what a session found best
     <target>/<space>/*.jsonl       MetaSchedule's database: every candidate measured
 
-Everything below a target's folder was measured for that target: records of another one cannot be
-met by accident. Files are only added to, a line at a time, so a killed process loses nothing but
-the candidate it was measuring.
+Everything below a target's folder was measured for that target, so targets cannot be confused.
+Files only grow, a line at a time: a killed process loses only the candidate it was measuring.
 
 Sharp edge: traces are programs for TVM's scheduler, so a database of unknown origin should be
 treated like code of unknown origin.
@@ -39,7 +38,7 @@ FAILED = 1e10  # seconds, MetaSchedule's sign of a candidate that failed
 
 @dataclass(frozen=True)
 class ScheduleChoice:
-    """What a session decided for one kernel.
+    """A session's decision for one kernel.
 
     Attributes:
       workload: the structural hash of the kernel.

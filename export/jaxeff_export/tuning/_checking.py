@@ -1,4 +1,4 @@
-"""Whether a candidate computes what its kernel computes, and how long it takes to.
+"""Checks that a candidate computes what its kernel computes, and times it.
 
 TVM miscompiles some vectorised forms silently, so every candidate is held against the plain loops
 of the kernel, NaN included, before its time counts.
@@ -22,7 +22,7 @@ Draw = tuple[list[np.ndarray], dict[int, np.ndarray]]  # arguments, and the expe
 
 
 class CandidateError(RuntimeError):
-    """A candidate that fails, or computes something else than the kernel."""
+    """Raised for a candidate that fails, or computes something else than the kernel."""
 
 
 def timed(module: Any, device: Any, draws: Sequence[Draw]) -> float:

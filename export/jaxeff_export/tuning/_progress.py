@@ -1,4 +1,4 @@
-"""What is shown while kernels are tuned: per kernel a line, and how long the rest will take."""
+"""Shows the progress of tuning: a line per kernel, and the remaining time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of one kernel: its records in a database, and its libraries built so far."""
+"""The measurements of one kernel: its records in a database, and its libraries built so far."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jaxeff_export.tuning._measuring import Bench
 
 
 class Records:
-    """What a database knows of one kernel.
+    """A database's measurements of one kernel.
 
     Attributes:
       kernel: the kernel.

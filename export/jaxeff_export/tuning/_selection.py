@@ -1,4 +1,4 @@
-"""Which kernels of a module are tuned."""
+"""Selects the kernels of a module to tune."""
 
 from __future__ import annotations
 

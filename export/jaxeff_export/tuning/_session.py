@@ -1,4 +1,4 @@
-"""One kernel's tuning: measure candidates, then let the best of them meet the default schedule."""
+"""Tunes one kernel: measures candidates, then compares the best with the default schedule."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MARGIN = 0.98  # of the default's time; less of a gain is noise
 
 
 class Watcher(Protocol):
-    """Who is told of a session's progress."""
+    """Receives a session's progress."""
 
     def begin(self, kernel: str, done: int, trials: int) -> None:
         """Starts a kernel, of which `done` candidates are known from earlier sessions."""
@@ -39,7 +39,7 @@ class Watcher(Protocol):
 
 @dataclass(frozen=True)
 class TuningSession:
-    """Where and how kernels are tuned.
+    """The place and the settings of tuning.
 
     Attributes:
       target: the TVM target dict.
@@ -47,7 +47,7 @@ class TuningSession:
       bench: what measures.
       space: ``"tiles"`` or ``"metaschedule"``.
       trials: candidates per kernel, those of earlier sessions included.
-      watcher: told of every step.
+      watcher: receives every step.
     """
 
     target: Mapping[str, Any]
@@ -77,6 +77,7 @@ class TuningSession:
             self.bench.take(kernel)
             self.watcher.begin(kernel.name, records.count, self.trials)
             self._measure(source, batch, default, records, libraries)
+            # More than one, since times of candidates were measured minutes apart and are noisy.
             finalists = records.finalists(_FINALISTS)
             # What won before competes again: a few candidates more must not lose a good schedule.
             if choice and choice.trace is not None and choice.trace not in finalists:
@@ -135,6 +136,7 @@ class TuningSession:
     def _duel(self, libraries: Sequence[Path | None]) -> list[float]:
         """Measures several libraries in turns, so that a slower machine slows all of them."""
         rounds = [[self.bench.seconds(library) for library in libraries] for _ in range(_ROUNDS)]
+        # The median: a round that something disturbed has no say.
         return [
             statistics.median(FAILED if seconds is None else seconds for seconds in column)
             for column in zip(*rounds, strict=True)

@@ -4,7 +4,7 @@
 measurement, in both orders of the loops around it, the most promising first. It knows joint
 kernels and takes seconds to minutes.
 ``metaschedule`` is TVM's general space with its evolutionary search, for kernels that the own
-schedules do not foresee and for those who have hours; it tiles no kernel with several results.
+schedules do not cover, given hours of time. It tiles no kernel with several results.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class CandidateSource(Protocol):
 
 
 class TileCandidates:
-    """The own schedule of a kernel, with every tile worth a measurement.
+    """This project's schedule of a kernel, with every tile worth a measurement.
 
     Args:
       kernel: the kernel.
@@ -64,7 +64,7 @@ class PostOrderApply:
     Args:
       kernel: the kernel.
       target: as kernels are compiled for it.
-      database: what it has measured; the best of it are parents of what comes.
+      database: its measurements so far; the best are parents of new candidates.
       trials: how many candidates will be asked for in all.
       batch: how many at once.
     """

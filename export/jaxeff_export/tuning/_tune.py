@@ -93,8 +93,10 @@ def tune(
     example, target = bundle.example, NamedTarget.of_manifest(bundle.manifest)
     kernels = _kernels(example, target, _patterns(operators), _patterns(exclude) or [])
     with contextlib.ExitStack() as stack:
+        # One writer at a time: lines of two processes would mix in the same files.
         stack.enter_context(records.locked(settings))
         workspace = stack.enter_context(tempfile.TemporaryDirectory(prefix="jaxeff-tune-"))
+        # A board that the caller opened stays open.
         if not isinstance(board, Board):
             stack.enter_context(place)
         display = stack.enter_context(Display(console or Console(quiet=True), len(kernels)))
@@ -102,6 +104,7 @@ def tune(
         session = TuningSession(settings, records, bench, space, trials, display)
         for kernel in kernels:
             session.tune(kernel)
+    # Compiled anew: the new choices are found in the database like any others.
     return build(example, target, path, lambda _: None, records)
 
 

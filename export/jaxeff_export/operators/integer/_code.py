@@ -87,7 +87,8 @@ class StatementBuilder:
 
     @contextmanager
     def loop(self, extent: Index, parallel: bool = False) -> Iterator[Expr]:
-        """Repeats what is written inside; a loop of one turn is none."""
+        """Repeats what is written inside; a single turn needs no loop."""
+        # No loop: constant indices fold, and LLVM has nothing to unroll.
         if isinstance(extent, int) and extent == 1:
             yield index(0)
             return
@@ -100,7 +101,7 @@ class StatementBuilder:
 
     @contextmanager
     def branch(self, condition: Expr) -> Iterator[Iterator[None]]:
-        """Does one thing or another: what is written before and after the only `next`."""
+        """Branches: to what is written before the only `next`, or, otherwise, to the rest."""
         parts: list[tirx.Stmt] = []
 
         def turn() -> Iterator[None]:
@@ -119,7 +120,7 @@ class StatementBuilder:
 
 
 class Vector:
-    """A local vector."""
+    """Holds a vector that may change."""
 
     def __init__(self, code: StatementBuilder, buffer: tirx.Buffer, lanes: int):
         self._code, self.buffer, self.lanes = code, buffer, lanes

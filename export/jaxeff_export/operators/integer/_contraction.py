@@ -36,7 +36,7 @@ _WIDE = 64
 
 @dataclasses.dataclass(frozen=True)
 class Sharing:
-    """Who does the work of a kernel.
+    """The cores that share the work of a kernel.
 
     Attributes:
         cores: of the target.
@@ -428,7 +428,7 @@ def _from(source: tirx.Buffer, here: Any, offset: int, count: int) -> Expr:
 
 
 class nested:
-    """Loops in each other."""
+    """Opens loops inside each other."""
 
     def __init__(self, code: StatementBuilder, extents: list[int]):
         self.code, self.extents = code, extents

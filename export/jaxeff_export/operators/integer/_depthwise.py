@@ -40,7 +40,7 @@ def depthwise_tile(geometry: Geometry) -> DotTile:
 
 
 class DepthwiseKernel(ContractionBuilder):
-    """The kernel of such a layer; where it differs from that of other convolutions."""
+    """Writes the kernel of a depthwise convolution; only what differs from other convolutions."""
 
     def __init__(self, geometry: Geometry, *rest: Any):
         super().__init__(dataclasses.replace(geometry, groups=1), *rest)

@@ -36,7 +36,7 @@ Load = Callable[[int, int], Expr]
 
 @dataclasses.dataclass(frozen=True)
 class Dot:
-    """How products are added on a processor.
+    """The instructions that add products on a processor.
 
     Attributes:
         name: of the instruction.

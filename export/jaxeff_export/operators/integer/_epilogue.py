@@ -1,4 +1,4 @@
-"""From int32 sums to what a layer returns, while they are in registers."""
+"""Turns int32 sums into a layer's results while they are in registers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _RESULTS = {"codes": "uint8", "float": "float32", "sums": "int32"}
 
 @dataclasses.dataclass(frozen=True)
 class Epilogue:
-    """What is done to a vector of sums.
+    """The operations on a vector of sums.
 
     Attributes:
         result: "codes", "float" or "sums".
@@ -48,17 +48,17 @@ class Epilogue:
 
     @property
     def dtype(self) -> str:
-        """Of the result."""
+        """Names the dtype of the result."""
         return _RESULTS[self.result]
 
     @property
     def scale_dtype(self) -> str:
-        """Of sums once they are scaled."""
+        """Names the dtype of scaled sums."""
         return "float32" if len(self.scale) == 1 else "int32"
 
     @property
     def wide_dtype(self) -> str:
-        """Of results before codes become bytes."""
+        """Names the dtype of results before codes become bytes."""
         return "float32" if self.result == "float" else "int32"
 
     def value(self, sums: Expr, feature: Any, at: Any, lanes: int) -> Expr:
@@ -135,7 +135,7 @@ class Epilogue:
     def write(
         self, code: StatementBuilder, y: tirx.Buffer, taken: Taken, at: Any, lanes: int
     ) -> None:
-        """Writes a vector of results, of which the last may be of no use.
+        """Writes a vector of results, whose last lanes may be unused.
 
         Args:
             code: where to.

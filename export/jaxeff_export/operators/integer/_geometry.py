@@ -1,9 +1,8 @@
-"""What a kernel walks: pixels of the result, and for each the stretches of the input that it sums.
+"""The loops of a kernel: pixels of the result, and for each the stretches of the input it sums.
 
-A row of a window lies in one stretch of memory where nothing parts its taps (no dilation, one
-group): taps and channels are then one axis, and an image of one channel wastes no lanes. Otherwise
-every tap is a stretch of its own. A dense layer is a convolution of one row, whose pixels are its
-examples.
+Without dilation and groups, the taps of a window's row are contiguous in memory: one stretch. Taps
+and channels are then one axis, and an image of one channel wastes no lanes. Otherwise every tap is
+a stretch of its own. A dense layer is a convolution of one row, whose pixels are its examples.
 """
 
 from __future__ import annotations
@@ -119,56 +118,56 @@ class Geometry:
 
     @property
     def is_dense(self) -> bool:
-        """Whether there are no pixels but examples."""
+        """Tells whether the layer is dense: its only pixels are examples."""
         return self.image[0] == 1 and self.stretch == self.image[2] and not self.taps
 
     @property
     def walked(self) -> tuple[int, int]:
-        """Rows and columns that whole windows cover."""
+        """Returns the rows and columns that whole windows cover."""
         down, right = self.pool
         return self.rows - self.rows % down, self.columns - self.columns % right
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """Of the result."""
+        """Returns the shape of the result."""
         (down, right), (rows, columns) = self.pool, self.walked
         return self.batch, rows // down, columns // right, self.features
 
     @property
     def padded(self) -> tuple[int, int, int]:
-        """Height, width and channels of an image with its padding."""
+        """Returns height, width and channels of an image with its padding."""
         (height, width, channels), (top, bottom, left, right) = self.image, self.padding
         return height + top + bottom, width + left + right, channels
 
     @property
     def per_group(self) -> int:
-        """Features of a group."""
+        """Returns the features of a group."""
         return self.features // self.groups
 
     @property
     def depth(self) -> int:
-        """Products in a sum."""
+        """Returns the products in a sum."""
         return self.stretch * math.prod(count for count, _ in self.taps)
 
     @property
     def channels_per_group(self) -> int:
-        """Channels that a group reads."""
+        """Returns the channels that a group reads."""
         return self.image[2] // self.groups
 
     @property
     def macs(self) -> int:
-        """Multiply-accumulates of an image."""
+        """Counts the multiply-accumulates of an image."""
         return self.rows * self.columns * self.features * self.depth
 
     @property
     def is_depthwise(self) -> bool:
-        """Whether every feature reads one channel of its own."""
+        """Tells whether every feature reads one channel of its own."""
         return self.groups == self.features == self.image[2] and self.groups > 1
 
 
 @dataclasses.dataclass(frozen=True)
 class DotTile:
-    """What is summed in registers at once.
+    """The sums that registers hold at once.
 
     Attributes:
         rows: of pixels.
@@ -184,7 +183,7 @@ class DotTile:
 
     @property
     def pixels(self) -> int:
-        """Of a tile."""
+        """Returns the pixels of a tile."""
         return self.rows * self.columns
 
 

@@ -1,4 +1,4 @@
-"""From the composites of an integer network to kernels for a target."""
+"""Lowers the composites of an integer network to kernels for a target."""
 
 from __future__ import annotations
 
@@ -93,12 +93,12 @@ def integer_operators(
 
 
 class IntegerKernelError(ValueError):
-    """Kernels that a target has no instructions for."""
+    """Raised for kernels that a target has no instructions for."""
 
 
 @dataclasses.dataclass(frozen=True)
 class How:
-    """What a kernel is written for.
+    """The target and the form that a kernel is written for.
 
     Attributes:
         dot: products of bytes.

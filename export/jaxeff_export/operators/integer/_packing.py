@@ -1,4 +1,4 @@
-"""Weights and what belongs to features as a kernel reads them: laid out when a bundle is made."""
+"""Weights and numbers per feature in the order a kernel reads them, packed with the bundle."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def _is_turned(geometry: Geometry, dot: Dot) -> bool:
 
 
 class PixelsKernel(ContractionBuilder):
-    """The kernel of such a layer; where it differs from that of other convolutions."""
+    """Writes the kernel of a layer of few features; only what differs from other convolutions."""
 
     def __init__(self, *operands: Any):
         super().__init__(*operands)

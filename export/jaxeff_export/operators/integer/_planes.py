@@ -57,7 +57,7 @@ _MOST_SUMS = 8  # in a tile, of bytes and of lanes
 
 @dataclasses.dataclass(frozen=True)
 class Planes:
-    """How bits are counted on a processor.
+    """The instructions that count bits on a processor.
 
     Attributes:
         name: of the instruction.
@@ -138,7 +138,7 @@ def weight_planes(bits: int) -> list[tuple[int, int]]:
 
 
 class PlanesKernel(ContractionBuilder):
-    """The kernel of a layer by planes; where it differs from that of bytes."""
+    """Writes the kernel of a layer by planes; only what differs from products of bytes."""
 
     def __init__(self, planes: Planes, bits: tuple[int, int], *operands: Any):
         super().__init__(*operands)

@@ -1,4 +1,4 @@
-"""Values written as codes: what comes before the first product of a network."""
+"""Writes values as codes, before the first product of a network."""
 
 from __future__ import annotations
 
