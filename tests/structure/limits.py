@@ -15,5 +15,5 @@ LIMITS = {
     "pairs of places that share six lines": 38,
 }
 
-COMMENTS = 1.1
+COMMENTS = 3.0
 """Lines with nothing but a comment, at least, in a hundred; three are aimed at."""
