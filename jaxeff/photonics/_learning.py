@@ -83,6 +83,8 @@ def per_activation(
     for layer in program.sites:
         if layer.site in lights:
             (pooled,) = (v.aval for v in layer.outputs if not v.spread)
+            # A level per place, shared by all examples: the hardware is set once, not for each
+            # input.
             noise = jnp.full(pooled.shape[1:], level, pooled.dtype)
             found[layer.site] = replace(lights[layer.site], noise=noise)
     return found
@@ -90,7 +92,7 @@ def per_activation(
 
 @takes(spec=settings(ChaoticLight))
 def level_logits(spec: Lights) -> Raw:
-    """The numbers behind the levels of a spec, without bounds: logits, or logarithms if free."""
+    """Returns unbounded numbers for the levels of a spec: logits, or logarithms if free."""
     return {
         site: jnp.log(light.noise) - (0 if light.model == "free" else jnp.log1p(-light.noise))
         for site, light in spec.items()
@@ -99,7 +101,7 @@ def level_logits(spec: Lights) -> Raw:
 
 @takes(spec=settings(ChaoticLight), raw=mapping)
 def with_levels(spec: Lights, raw: Mapping[str, Float[Array, "..."]]) -> dict[str, ChaoticLight]:
-    """A spec with the levels that some numbers stand for: their sigmoid, or exponential if free.
+    """Sets the levels of a spec from unbounded numbers: their sigmoid, or exponential if free.
 
     Args:
         spec: A setting by site.
@@ -122,7 +124,7 @@ def with_levels(spec: Lights, raw: Mapping[str, Float[Array, "..."]]) -> dict[st
 def light_divergence(
     intensity: Float[Array, "*shape"], light: ChaoticLight
 ) -> Float[Array, "*shape"]:
-    """The Kullback-Leibler divergence of the Gaussian model from the noisiest light, in nats.
+    """Computes the KL divergence of the Gaussian model from the noisiest light, in nats.
 
     Args:
         intensity: Pooled activations.
@@ -141,7 +143,7 @@ def light_divergence(
 def divergence(
     f: Callable[..., Any], spec: Mapping[str, ChaoticLight | None]
 ) -> Callable[..., Any]:
-    """`jaxeff.photonic` with what its noise costs: the loss of variational inference has both.
+    """Adds to `jaxeff.photonic` the divergence of its noise, for the loss of variational inference.
 
     Args:
         f: A pure function `f(params, *args)`.
@@ -162,6 +164,7 @@ def divergence(
         check_key("the first argument, a key,", key)
         program = trace(f, *args, **kwargs)
         lights: Any = carried(spec, program)
+        # A value inside a loop can't leave it, so its divergence would be missing from the sum.
         _check_reachable(lights, program)
         nats: list[Array] = []
 
@@ -170,6 +173,8 @@ def divergence(
                 i, _, pool = pooling_of(layer, values)
                 intensity = pool(quant_relu(values[i], light.bits, light.full_scale))
                 each = light_divergence(intensity, light)
+                # Independent activations: their divergences add; the batch stays, for losses are
+                # means over it.
                 nats.append(each.sum(tuple(range(1, each.ndim))))
             return carry(lights, layer, site_key, *values)
 

@@ -54,7 +54,11 @@ def fit_light(mean: Values, variance: Values) -> Measured:
     if not (np.isfinite(x).all() and np.isfinite(y).all() and x.min() >= 0 and y.min() > 0):
         raise ValueError("fit_light needs finite means of zero or more and positive variances.")
     scale = max(x.max(), 1e-300)  # columns of one size
+    # Divided by the variances: each point counts by its relative error, so that small readings,
+    # which alone show the electronic noise, aren't drowned by large ones.
     columns = np.stack([np.ones_like(x), x / scale, (x / scale) ** 2], 1) / y[:, None]
+    # Non-negative: a source of noise takes no variance away, but scatter in the data could make its
+    # coefficient negative.
     floor, shot, excess = nnls(columns, np.ones_like(x))[0] / [1, scale, scale**2]
     modes, photons = (1 / float(v) if v > 0 else float("inf") for v in (excess, shot))
     return Measured(modes, photons, float(floor**0.5))

@@ -83,8 +83,10 @@ def read_out(
                 "(no method read); draw samples of jaxeff.photonic instead."
             )
         (at,) = (i for i, v in enumerate(layer.outputs) if not v.spread)
+        # The element's own pass at the noiseless values: shifts and variances to first order.
         mean, variance = jax.jit(lambda *given: element.read(layer, given))(*values)
         found[layer.site] = ReadOut(mean - outputs[at], variance)
+        # Later layers see what light makes of this one: shifts add up along the network.
         outputs[at] = mean
         return outputs
 

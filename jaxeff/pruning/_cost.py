@@ -63,7 +63,7 @@ def _dearest(bodies: list[Count]) -> Count:
 
 
 def _term(whole: int, node: Node, labels: Labels) -> Count:
-    """One product: its cost in proportion to the sizes of what it makes and sums."""
+    """Returns a product's cost, in proportion to the sizes of what it makes and sums."""
     made = labels.of(node.outputs[0])
     if node.primitive is prim.p.dot_general_p:
         (summed, _), _ = node.params["dimension_numbers"]

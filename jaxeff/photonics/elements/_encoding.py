@@ -49,6 +49,7 @@ def noise_for(
     smallest, largest = sigma_bounds(intensity, light)
     sigma = jnp.broadcast_to(lifted(sigma, smallest.shape), smallest.shape).astype(smallest.dtype)
     _check_within(sigma, intensity, smallest, largest, light)
+    # The inverse of sigma = L sigma_max + (1 - L) sigma_min (Klein's thesis, figure 10.4).
     span = largest - smallest
     return jnp.clip((sigma - smallest) / jnp.where(span > 0, span, 1), 0, 1)
 

@@ -67,7 +67,7 @@ _SCALES = {prim.p.div_p, prim.p.mul_p}
 def quant_relu(
     x: Float[Array, "*shape"], bits: int | None, top: Float[Array, ""] | float
 ) -> Float[Array, "*shape"]:
-    """A ReLU cut off at `top` and rounded to 2^bits evenly spaced values from zero to `top`.
+    """Applies a ReLU cut off at `top` and rounded to 2^bits evenly spaced values up to it.
 
     Args:
         x: Activations before the nonlinearity.
@@ -77,6 +77,7 @@ def quant_relu(
     Returns:
         Values in [0, top]; the gradient is one inside the range and zero outside.
     """
+    # Light is positive and its amplitude bounded: what lies outside can't be carried.
     clipped = jnp.minimum(jax.nn.relu(x), jnp.asarray(top, x.dtype))
     if bits is None:
         return clipped
@@ -105,7 +106,7 @@ def gaussian_noise(
 
 
 def _shared_noise(key: PRNGKeyArray, intensity: Array, pulses: Array, light: Carrier) -> Array:
-    """Gaussian noise with the covariances of wavelength channels, which the last axis counts."""
+    """Adds Gaussian noise with the covariances of wavelength channels, which are the last axis."""
     own_key, common_key = jax.random.split(key)
     # The common part of the light's variance is drawn once per slot for all channels; only
     # the rest is a channel's own. Var = own + channel * excess, as without channels.
@@ -155,7 +156,7 @@ def probabilistic_pooling(
     light: Carrier,
     pool: Callable[[Float[Array, "..."]], Float[Array, "..."]],
 ) -> Float[Array, "..."]:
-    """Average pooling carried by chaotic light.
+    """Carries an average pooling by chaotic light.
 
     Args:
         key: A PRNG key.
@@ -169,6 +170,7 @@ def probabilistic_pooling(
     Raises:
         ValueError: `light.noise` doesn't broadcast against the pooled activations.
     """
+    # Quantized before the pooling, as in Klein's thesis, figures 10.4 and 10.5.
     activations = quant_relu(x, light.bits, light.full_scale)
     intensity = pool(activations)
     check_broadcasts("ChaoticLight.noise", light.noise, intensity.shape)
@@ -187,13 +189,16 @@ def _pool_pulses(
     light: Carrier,
     pool: Callable[[Array], Array],
 ) -> Array:
-    """Pulse trains of single activations, pooled slot by slot."""
+    """Pools the pulse trains of single activations slot by slot."""
     each = replace(light, noise=_noise_before(activations, intensity, light, pool))
+    # One train per activation: `slots` times the memory of the activations.
     pulses = slot_pattern(activations, each)
     if light.model == "gaussian":
         if light.couples and intensity.ndim:
             return _shared_noise(key, intensity, jax.vmap(pool)(pulses), light)
         noise = jax.random.normal(key, intensity.shape, intensity.dtype)
+        # The crossbar is linear, so pulses of one slot add before the detector: noise is that of
+        # the pooled train, not a mean of noises.
         sigma = pattern_sigma(jax.vmap(pool)(pulses), light)
         return (intensity + sigma * noise).astype(intensity.dtype)
     round_key, count_key, read_key = jax.random.split(key, 3)
@@ -204,7 +209,7 @@ def _pool_pulses(
 def _noise_before(
     activations: Array, intensity: Array, light: Carrier, pool: Callable[[Array], Array]
 ) -> Any:
-    """The noise level of each activation: that of its window, the mean where it is in several."""
+    """Returns the noise level of each activation: the mean over the windows that hold it."""
     if jnp.ndim(light.noise) == 0:
         return light.noise
     # The pooling is linear, so its transpose spreads each window's level to its
@@ -249,7 +254,7 @@ def read_pooling(layer: Layer, values: Sequence[Any], light: Carrier) -> tuple[A
 
 
 def pooling_of(layer: Layer, values: Sequence[Any]) -> tuple[int, int, Callable[[Any], Any]]:
-    """Which input of a pooling layer is pooled, into which output, and the pooling itself."""
+    """Returns the index of the pooled input, that of its output, and the pooling as a function."""
     (i,) = _signals(layer)
     (result,) = (i for i, v in enumerate(layer.outputs) if not v.spread)
 

@@ -98,6 +98,8 @@ class PhotonicWeights(Setting):
     def carry(self, key: PRNGKeyArray, layer: Layer, values: Sequence[Any]) -> Sequence[Any]:
         """Implements `PhotonicElement`."""
         scale, weights, x, through = self._lit(layer, values)
+        # The carriers are drawn once, in front of the crossbar: outputs that read an input share
+        # its fluctuation, which separate draws per product would lose.
         light_key, read_key = jax.random.split(key)
         bright = _fluctuating(light_key, x, self.light)
         # The layer with zero weights leaves its bias, which is electronic and carries no
@@ -132,7 +134,7 @@ class PhotonicWeights(Setting):
         return through(weights * scale, x), carriers + self._detectors(total, scale)
 
     def _lit(self, layer: Layer, values: Sequence[Any]) -> tuple[Array, Array, Array, Through]:
-        """Scale, transmissions, inputs as light has them, and the layer of weights and inputs."""
+        """Returns scale, transmissions, inputs as light, and the layer of weights and inputs."""
         (i,), (w,), (result,) = signals(layer)
         scale, weights = transmissions(values[w], self)
 
@@ -156,6 +158,7 @@ class PhotonicWeights(Setting):
     def _detectors(self, total: Array, scale: Array) -> Array:
         """Returns the variance of shot noise and electronics, given the light on all rails."""
         rails = 2 if self.rails == "two" else 1
+        # Two detectors for two rails, each with noise of its own that the difference adds up.
         electronic = rails * self.light.slots * (scale * self.light.electronic) ** 2
         return jnp.maximum(total, 0) * scale / self.light.photons + electronic
 
@@ -173,7 +176,7 @@ def signals(layer: Layer) -> tuple[list[int], list[int], list[int]]:
 def transmissions(
     weights: Float[Array, "*shape"], setting: PhotonicWeights
 ) -> tuple[Float[Array, ""], Float[Array, "*shape"]]:
-    """The largest weight, and the transmissions that stand for all of them, with their rail's sign.
+    """Returns the largest weight, and the transmissions of all weights with the sign of their rail.
 
     Args:
         weights: Weights of a layer.
@@ -186,11 +189,12 @@ def transmissions(
     # The largest weight gets the full transmission: all levels of the cells are used.
     scale = jnp.maximum(jax.lax.stop_gradient(jnp.abs(weights).max()), jnp.finfo(jnp.float32).tiny)
     relative, steps = weights / scale, setting.levels - 1
+    # Straight-through: the value of the rounded transmission, the gradient of the weight.
     return scale, relative + jax.lax.stop_gradient(jnp.round(relative * steps) / steps - relative)
 
 
 def _fluctuating(key: PRNGKeyArray, x: Array, light: ChaoticLight) -> Array:
-    """Carriers, without the detectors' noise."""
+    """Draws carriers, without the detectors' noise."""
     if light.model != "physical":
         return jnp.maximum(gaussian_noise(key, x, _without_detectors(light)), 0)
     round_key, light_key = jax.random.split(key)
@@ -203,8 +207,10 @@ def _without_detectors(light: ChaoticLight) -> ChaoticLight:
 
 
 def _detected(key: PRNGKeyArray, intensity: Array, light: ChaoticLight) -> Array:
-    """One rail's reading of all slots."""
+    """Draws one rail's reading of all slots."""
     count_key, read_key = jax.random.split(key)
+    # The intensity already fluctuates; given it, photons are Poisson (the mixture is
+    # Bose-Einstein).
     counts = poisson_counts(count_key, jnp.maximum(intensity, 0) * light.photons)
     reading = counts.astype(intensity.dtype) / light.photons
     if light.saturation is not None:

@@ -62,6 +62,7 @@ class BoseEinstein(distrax.Distribution):
         check_number("BoseEinstein: modes", modes, above=0)
         super().__init__()
         given = jnp.result_type(mean, modes)
+        # At least float32: half precision has too few digits for the log-gammas of large counts.
         wide = jnp.issubdtype(given, jnp.floating) and jnp.finfo(given).bits > 32
         dtype = given if wide else jnp.float32
         shape = jnp.broadcast_shapes(jnp.shape(mean), jnp.shape(modes))
@@ -87,10 +88,11 @@ class BoseEinstein(distrax.Distribution):
         return photon_counts(key, self.mean()[None], self.modes[None], (n, *self.batch_shape))
 
     def log_prob(self, value: Int[Array, "..."]) -> Float[Array, "..."]:
-        """Log-probability of a photon count; minus infinity below zero and between integers."""
+        """Computes the log-probability of a photon count; minus infinity where it is no count."""
         k = jnp.asarray(value, self._mean.dtype)
         k, mean, modes = jnp.broadcast_arrays(k, self._mean, self._modes)
         counts = (k >= 0) & (k == jnp.floor(k))
+        # A stand-in inside the domain, so that no NaN comes through the branch that isn't taken.
         k = jnp.where(counts, k, 0)
         # M log(M/(M+n)) + k log(n/(M+n)) in n/M, accurate where n is much smaller than M.
         ratio = mean / modes

@@ -108,11 +108,13 @@ def effective_samples(
     # ones.
     apart = 1 + 2 * sum((1 - k / times) * time**k for k in range(1, times))
     common = 1 + (channels - 1) * channel
+    # Only the light's share is correlated; shot and electronic noise average out as ever. Time and
+    # channels multiply, as their correlations do.
     return float(times * channels / (1 - excess + excess * apart * common))
 
 
 def excess_share(mean: float, modes: float = MODES, electronic: float = 0.0) -> float:
-    """The light's share of the variance of a photon count: n²/M over n + n²/M + electronic².
+    """Computes the light's share of a photon count's variance: n²/M over n + n²/M + electronic².
 
     Args:
         mean: Mean photon number n.
@@ -133,7 +135,7 @@ def excess_share(mean: float, modes: float = MODES, electronic: float = 0.0) -> 
 def _process(
     key: PRNGKeyArray, modes: Float[Array, ""], shape: tuple[int, ...], time: Float[Array, ""]
 ) -> Float[Array, "times ..."]:
-    """A Gamma process with unit rate: a Beta-distributed part stays, and new light joins it."""
+    """Draws a Gamma process of unit rate: a Beta-distributed part stays, and new light joins it."""
     first, part, joining = jax.random.split(key, 3)
     light = _gamma(first, modes, shape[1:])
     later = (shape[0] - 1, *shape[1:])
@@ -149,10 +151,11 @@ def _process(
         light = now[0] * light + now[1]
         return light, light
 
+    # In sequence, for each reading keeps a part of the one before; memory is that of the result.
     return jnp.concatenate([light[None], jax.lax.scan(step, light, (kept, new))[1]])
 
 
 def _gamma(key: PRNGKeyArray, shape: Array, size: tuple[int, ...]) -> Array:
-    """Gamma numbers, zero where their shape is."""
+    """Draws Gamma numbers; zero where their shape is."""
     drawn = jax.random.gamma(key, jnp.broadcast_to(jnp.maximum(shape, TINY), size), size)
     return jnp.where(shape > 0, drawn, 0)

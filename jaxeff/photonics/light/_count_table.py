@@ -33,6 +33,8 @@ class CountTable(NamedTuple):
 
 def table_width(mean: float, modes: float) -> int:
     """Columns that hold all counts of a mean but about one in 10¹¹: a power of two."""
+    # Twelve deviations, and some for the longer tail of small means; a power of two, so that the
+    # leading bits of a random word number a column.
     top = mean + 12 * (mean + mean**2 / modes) ** 0.5 + 40
     return 1 << int(np.ceil(np.log2(top)))
 
@@ -51,9 +53,11 @@ def count_table(means: Float[np.ndarray, " means"], modes: float) -> CountTable:
         - scipy.special.gammaln(modes)
         - scipy.special.gammaln(counts + 1)
     )
+    # The density of `BoseEinstein.log_prob`, in float64: large terms cancel to order one.
     some = counts * np.log(np.where(ratio > 0, ratio, 1))
     logs = chosen - (modes + counts) * np.log1p(ratio) + np.where(ratio > 0, some, 0)
     mass = np.where(ratio > 0, np.exp(logs), counts == 0)
+    # The tail beyond the last column is spread by renormalizing.
     columns = [_aliases(row / row.sum()) for row in mass]
     share = np.minimum(np.round(np.array([c[0] for c in columns]) * 2.0**32), 2.0**32 - 1)
     return CountTable(share.astype(np.uint32), np.array([c[1] for c in columns], np.int32))
@@ -70,6 +74,8 @@ def tabled_counts(
         table: As `count_table` returns it.
     """
     width = table.share.shape[1]
+    # One word chooses the column, by its leading bits, the other one a side of it: uniform, without
+    # a division or a search.
     column, part = jax.random.bits(key, (2, *which.shape), jnp.uint32)
     own = (column >> np.uint32(33 - width.bit_length())).astype(jnp.int32)
     at = which * width + own
@@ -82,6 +88,8 @@ def tabled_counts(
 def _aliases(mass: Float[np.ndarray, " n"]) -> tuple[list[float], list[int]]:
     """Returns the share of each column's own count, and the other count of the column."""
     share, other = (mass * len(mass)).tolist(), list(range(len(mass)))
+    # Vose: each column below the mean is filled up from one above it, which then has less: n steps,
+    # no sorting.
     poor = [i for i, value in enumerate(share) if value < 1]
     rich = [i for i, value in enumerate(share) if value >= 1]
     while poor and rich:

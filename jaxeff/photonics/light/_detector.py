@@ -32,7 +32,7 @@ MOST_ENTRIES = 1 << 20
 def rounded_pulses(
     key: PRNGKeyArray, pulses: Float[Array, "slots ..."], light: Carrier
 ) -> Float[Array, "slots ..."]:
-    """Pulses at amplitudes that the modulator has, rounded up or down so that the mean stays.
+    """Rounds pulses to amplitudes that the modulator has, up or down so that the mean stays.
 
     Args:
         key: A PRNG key.
@@ -42,6 +42,8 @@ def rounded_pulses(
     if light.levels is None:
         return pulses
     step = light.cap / (light.levels - 1)
+    # Stochastic rounding, E floor(x + u) = x: a sum over slots has no bias (Klein's thesis, section
+    # 10.4).
     dither = jax.random.uniform(key, pulses.shape, pulses.dtype)
     return jnp.clip(jnp.floor(pulses / step + dither), 0, light.levels - 1) * step
 
@@ -62,6 +64,8 @@ def read_pulses(
         light: The setting.
         rounded: Whether pulses are at the setting's levels.
     """
+    # Correlated light can't come from a table or a count: its intensity is drawn first, photons
+    # given it.
     if light.remembers or light.couples:
         light_key, count_key = jax.random.split(count_key)
         rate = light.photons * fluctuating(light_key, pulses, light)
@@ -73,6 +77,7 @@ def read_pulses(
         counts = photon_counts(count_key, pulses * light.photons, light.modes, pulses.shape)
     reading = counts.astype(pulses.dtype) / light.photons
     if light.saturation is not None:
+        # Slot by slot, before the sum: a detector saturates at its momentary intensity.
         reading = jnp.minimum(reading, light.saturation)
     total = jnp.sum(reading, axis=0)  # as is the electronic noise of all slots, one Gaussian
     noise = jax.random.normal(read_key, total.shape, total.dtype)
@@ -82,7 +87,7 @@ def read_pulses(
 def fluctuating(
     key: PRNGKeyArray, pulses: Float[Array, "slots ..."], light: Carrier
 ) -> Float[Array, "slots ..."]:
-    """Pulses with the light's own fluctuations; the last axis counts wavelength channels.
+    """Draws the light's fluctuations of pulses; the last axis counts wavelength channels.
 
     Args:
         key: A PRNG key.

@@ -41,11 +41,14 @@ def photon_counts(
     check_broadcasts("photon_counts: mean", mean, tuple(shape))
     gamma_key, poisson_key = jax.random.split(key)
     modes = jnp.broadcast_to(jnp.asarray(modes, mean.dtype), shape)
+    # A Poisson count of a Gamma rate is the M-fold Bose-Einstein distribution, with variance n +
+    # n²/M (Klein's thesis, eq. (10.1)).
     intensity = jax.random.gamma(gamma_key, modes, shape, mean.dtype) / modes
     return poisson_counts(poisson_key, mean * intensity)
 
 
 def poisson_counts(key: PRNGKeyArray, rate: Float[Array, "*shape"]) -> Int[Array, "*shape"]:
     """Draws Poisson counts from a key of any kind; JAX has them for its default kind only."""
+    # JAX's Poisson sampler takes threefry keys alone: one is drawn from the key that is given.
     kind = jax.random.wrap_key_data(jax.random.bits(key, (2,), jnp.uint32), impl="threefry2x32")
     return jax.random.poisson(kind, rate, rate.shape)

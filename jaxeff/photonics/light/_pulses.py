@@ -60,7 +60,7 @@ def noise_sigma(intensity: Float[Array, "*shape"], light: Carrier) -> Float[Arra
 
 @takes(light=an(Carrier), intensity=reals(nan=True, empty=True))
 def slot_pattern(intensity: Float[Array, "*shape"], light: Carrier) -> Float[Array, "slots ..."]:
-    """The pulse train that carries an intensity with the deviation that `light.noise` picks.
+    """Makes the pulse train of an intensity, with the deviation that `light.noise` picks.
 
     Args:
         intensity: Pooled activations, between zero and `light.full_scale`; larger ones are cut off.
@@ -100,6 +100,8 @@ def pattern_sigma(pulses: Float[Array, "slots ..."], light: Carrier) -> Float[Ar
 
 def _patterns(intensity: Array, light: Carrier) -> tuple[Array, Array]:
     """Returns the pulses of an even split, and the fewest full slots."""
+    # Slots are filled one after the other, the last one in part: both trains are piecewise linear
+    # in the intensity, so they have gradients.
     slot = jnp.arange(light.slots, dtype=intensity.dtype).reshape(-1, *[1] * intensity.ndim)
     fewest = jnp.clip(intensity[None] - slot * light.cap, 0, light.cap)
     return jnp.broadcast_to(intensity[None] / light.slots, fewest.shape), fewest
@@ -108,6 +110,7 @@ def _patterns(intensity: Array, light: Carrier) -> tuple[Array, Array]:
 def _mixture(even: Array, fewest: Array, above: Array, smallest: Array, light: Carrier) -> Array:
     """Returns the share of the fewest slots that gives a deviation, where slots are correlated."""
     moved = fewest - even
+    # The excess of even + t moved is quadratic in t: excess(even) + 2 t cross + t^2 square.
     cross, square = excess(even, moved, light), excess(moved, moved, light)
     wanted = above * (2 * smallest + above)  # what variance it adds
     root = _root(jnp.maximum(cross**2 + square * wanted, 0)) + cross

@@ -75,7 +75,7 @@ def _number(n: float) -> str:
 
 
 def _bits(row: LayerCost) -> str:
-    """Of weights and of activations."""
+    """Returns the bits of weights and of activations."""
     if row.weight_bits is None or row.activation_bits is None:
         return ""
     return f"{row.weight_bits:.3g} x {row.activation_bits:.3g}"

@@ -47,6 +47,7 @@ def envelope(
         curves: Accuracy of the network of every training level at every evaluation level; NaN
             entries are left out.
     """
+    # A replicate that diverged is no upper bound: NaN is skipped, not passed on.
     return jnp.nanmax(jnp.asarray(curves), axis=-2)
 
 
@@ -77,6 +78,7 @@ def robustness_area(
         )
     if is_concrete(x) and not (np.diff(np.asarray(x)) > 0).all():
         raise ValueError(f"evaluation levels must rise, got {np.asarray(x).tolist()}.")
+    # Both areas over the same levels: their spacing, linear or not, weighs alike in both.
     return jnp.trapezoid(y, jnp.broadcast_to(x, y.shape), axis=-1) / jnp.trapezoid(best, x)
 
 
@@ -87,7 +89,7 @@ def preserved_accuracy(
     standard: Float[Array | np.ndarray, " levels"],
     level: float,
 ) -> Float[Array, "*leading"]:
-    """Accuracy at the level a network is meant for, relative to standard noisy training's.
+    """Computes accuracy at a network's nominal level, relative to standard noisy training.
 
     Args:
         levels: Evaluation levels.

@@ -166,7 +166,7 @@ def accuracy_curve(
 
 
 def _stacked(specs: list[Spec]) -> Spec:
-    """One spec for all levels."""
+    """Stacks the specs of all levels into one, with a leading axis."""
     for spec in specs:
         check_noise(spec)
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *(dict(spec) for spec in specs))
@@ -229,6 +229,8 @@ def noisy_accuracy(
     _check_classes(f, params, state, inputs, labels, size)
     real = jnp.arange(parts * size).reshape(parts, size) < total
     batches = (jax.tree.map(cut, inputs), jnp.where(real, cut(labels), -1))  # -1: never right
+    # One key per draw and batch, the same at every level: curves are compared under common random
+    # numbers, which takes the noise of the draws off their differences.
     keys = jax.random.split(key, (repeats, parts))
     hits = _hits(f, params, state, dict(specs), keys, batches, chunk)
     return hits / total
@@ -254,6 +256,8 @@ def _hits(
             key, (x, labels) = inputs
             found = perturbed(key, params, x) if state is None else perturbed(key, params, state, x)
             logits = found if state is None else found[0]
+            # Hits, not shares: sums of whole numbers are exact, whatever the size of the last
+            # batch.
             return (logits.argmax(-1) == labels).sum()
 
         quick = quick_in_loops(in_batch)
@@ -287,9 +291,11 @@ def summarize(
     count = found.sum(0)
     none = np.full(sigma.shape, np.nan)
     mean = np.divide(np.where(found, draws, 0).sum(0), count, out=none.copy(), where=count > 0)
+    # Divergence leaves holes, so each level counts its own replicates.
     squares = np.where(found, draws - mean, 0) ** 2
     freedom = count - 1
     variance = np.divide(squares.sum(0), freedom, out=none.copy(), where=freedom > 0)
     std = np.sqrt(variance)
+    # Student's t: the deviation is estimated from the same few replicates.
     half = stats.t.ppf((1 + CONFIDENCE) / 2, np.maximum(freedom, 1)) * std / np.sqrt(count.clip(1))
     return Curve(sigma, mean, std, mean - half, mean + half, count, draws)

@@ -51,6 +51,7 @@ def draw_curve(
     """
     levels = curve.levels
     positive = levels[levels > 0]
+    # Level zero is where a curve begins, and a logarithmic axis has no place for it.
     if not positive.size:
         axis.set_xscale("linear")
     elif positive.size < levels.size:
@@ -61,7 +62,7 @@ def draw_curve(
     points = "-"
     if midpoint is not None and midpoint.found:
         _draw_fit(axis, levels, midpoint, color)
-        points = "none"  # the fit leads the eye
+        points = "none"  # the fitted curve takes the place of the connecting line
         label += f"{', ' if label else ''}μ = {midpoint.mu:.3g} ± {midpoint.mu_std:.2g}"
     axis.plot(levels, curve.mean, ".", ls=points, color=color, label=label)
     axis.set_xlabel("noise level σ")
@@ -140,9 +141,11 @@ def draw_histograms(
         }
     edges = bin_edges(list(arrays.values()), bins=bins, scale=scale)
     for i, (label, array) in enumerate(arrays.items()):
+        # Shares, so that arrays of different sizes can be compared.
         weights = np.full(array.size, 1 / max(array.size, 1))
         axis.hist(array, edges.tolist(), weights=weights, alpha=0.6, label=label, color=f"C{i}")
     axis.set_xscale(scale)
+    # Values of a layer fall off over decades: the tails, where noise acts, would vanish otherwise.
     axis.set_yscale("log" if scale == "linear" else "linear")
     axis.set_xlabel("activation" if scale == "linear" else "|activation|")
     axis.set_ylabel("share of values")

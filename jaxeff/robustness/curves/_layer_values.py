@@ -103,6 +103,8 @@ def bin_edges(
         raise ValueError(f"a histogram on a {scale} scale needs {kind} values, found none.")
     low, high = float(values.min()), float(values.max())
     if scale == "log":
+        # A few values near zero would otherwise spread the bins over decades that hold nothing.
         low = max(low, floor * high)
+        # The upper edge is widened, for rounding in the logarithm may leave the largest value out.
         return np.geomspace(low, high * (1 + 1e-6), bins + 1)
     return np.linspace(low, high if high > low else low + 1, bins + 1)

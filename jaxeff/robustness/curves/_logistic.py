@@ -72,13 +72,16 @@ def regress(
         RuntimeError: The fit doesn't converge.
     """
     low, high = _position(np.array(bracket), scale)
+    # Level zero has no logarithm: a bracket that begins there starts a unit below its end.
     low = low if math.isfinite(low) else high - 1
     # In units of the starting guess, all parameters are of order one whatever the levels are.
     centre = (low + high) / 2
     unit = centre if scale == "linear" else 1.0
     x = _position(levels, scale) / unit
     top, bottom = accuracy.max(), max(accuracy.min(), 0.0)
+    # A logistic falls over about four slopes: the bracket's width over four is a fair start.
     start = [centre / unit, max((high - low) / unit, 1e-3) / 4, top - bottom, bottom]
+    # Bounds keep the curve a falling one: height and slope can't both change sign.
     lowest = [0.0 if scale == "linear" else -np.inf, 1e-6, 0.0, 0.0]
     free = 4 if chance is None else 3
 
@@ -107,4 +110,5 @@ def regress(
 def _position(sigma: Any, scale: str) -> Any:
     if scale == "linear":
         return sigma
+    # No level is minus infinity on a log scale: there the model takes its upper value.
     return np.log(sigma, out=np.full(np.shape(sigma), -np.inf), where=sigma > 0)

@@ -3,7 +3,7 @@
     F(sigma) = 2 / (1 + exp((sigma - mu) / s)) * da + a_min,    da = (a_max - a_min) / 2
 
 so that F(mu) is half-way between the accuracy without noise and that of guessing: the higher `mu`,
-the more noise a network or a layer tolerates.
+the more noise a network or a layer tolerates (Klein's thesis, eq. (6.1)).
 
 Sharp edges:
     Where the curve holds no midpoint (it is flat, never falls, falls beyond the levels) `mu` is NaN

@@ -89,7 +89,7 @@ def bimodality(
     least_share: float = 0.02,
     floor: float = 1e-6,
 ) -> Bimodality:
-    """Otsu's separability of a layer's values, at the best threshold.
+    """Computes Otsu's separability of a layer's values, at the best threshold.
 
     Args:
         values: Finite numbers, in any shape.
@@ -109,11 +109,13 @@ def bimodality(
         raise ValueError(f"{n} values can't be cut in two with {edge} on each side.")
     if scale == "log":
         magnitude = jnp.abs(flat)
+        # A floor relative to the largest: the result doesn't depend on the unit of the values.
         flat = jnp.log(jnp.maximum(magnitude, floor * magnitude.max()))
     # All cuts at once: after sorting, cumulative sums give the mean of either side.
     ordered = jnp.sort(flat)
     centred = ordered - ordered.mean()
     below = jnp.cumsum(centred)[edge - 1 : n - edge]
+    # Outliers are kept from being a side of their own: cuts too near an end aren't considered.
     share = jnp.arange(edge, n - edge + 1, dtype=flat.dtype) / n
     # The centred values sum to zero, so one side's sum gives both means.
     between = (below / n) ** 2 / (share * (1 - share))
@@ -122,6 +124,7 @@ def bimodality(
     lower = cut.astype(flat.dtype)  # how many values are below
     low = ordered.mean() + below[best] / lower
     high = ordered.mean() - below[best] / (n - lower)
+    # Any threshold between the two neighbours makes the same cut; the middle is the safest.
     threshold = (ordered[cut - 1] + ordered[cut]) / 2
     if scale == "log":
         threshold, low, high = jnp.exp(threshold), jnp.exp(low), jnp.exp(high)
@@ -157,12 +160,13 @@ class Binarized(Setting):
     def perturb_site(
         self, key: PRNGKeyArray, site: int, x: Float[Array, "*shape"]
     ) -> Float[Array, "*shape"]:
-        """The same, for noise that wants to know where it acts."""
+        """Returns an array of two values, with noise that depends on the site."""
         if self.after is not None:
             x = perturb_at(self.after, key, site, x)
         above = x > jnp.asarray(self.threshold, x.dtype)
 
         def mean(side: Array) -> Array:
+            # A side without values has no mean; nothing takes it, but its gradient must be finite.
             return jnp.where(side, x, 0).sum() / jnp.maximum(side.sum(), 1).astype(x.dtype)
 
         return jnp.where(above, mean(above), mean(~above))

@@ -78,13 +78,15 @@ def one_peak_pvalue(
         # The smoothed bootstrap draws from the kernel density estimate itself.
         chosen = rng.choice(flat, flat.size) + high * rng.normal(size=flat.size)
         several += _count(chosen / (1 + high**2) ** 0.5, high) > 1  # of the values' own variance
+    # The sample itself counts as one of the draws: the p-value is never zero, however few they are.
     return (several + 1) / (draws + 1)
 
 
 def _count(values: Float[np.ndarray, " n"], bandwidth: float) -> int:
-    """Peaks of the density, on a grid that reaches beyond all values."""
+    """Counts the peaks of the density, on a grid that reaches beyond all values."""
     low, high = values.min() - 4 * bandwidth, values.max() + 4 * bandwidth
     counts, edges = np.histogram(values, GRID, (low, high))
+    # A histogram and a filter on it in the place of a kernel per value: linear in their number.
     width = bandwidth / (edges[1] - edges[0])
     density = gaussian_filter1d(counts.astype(float), width, mode="constant", truncate=8.0)
     tops, _ = find_peaks(density, prominence=_NEGLIGIBLE * density.max())

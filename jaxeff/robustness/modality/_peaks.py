@@ -77,7 +77,10 @@ def peaks(values: Float[Array | np.ndarray, "..."], *, scale: str = "linear") ->
         flat = np.log(np.abs(flat[flat != 0]))
     if len(np.unique(flat)) < 10:
         raise ValueError(f"{len(np.unique(flat))} different values have no density; 10 are needed.")
+    # The density estimate takes time in proportion to values times grid points.
     flat = flat[:: -(-flat.size // MOST_VALUES)]
+    # The outermost thousandths are left out: a grid over far outliers would be too coarse for
+    # peaks.
     low, high = np.quantile(flat, [0.001, 0.999])
     grid = np.linspace(low, high, GRID)
     density = np.pad(gaussian_kde(flat)(grid), 1)  # so that an end can be a peak
@@ -85,6 +88,7 @@ def peaks(values: Float[Array | np.ndarray, "..."], *, scale: str = "linear") ->
     # By prominence, not height: a shoulder of the main peak is high but hardly a peak of
     # its own.
     chosen = np.sort(tops[np.argsort(-facts["prominences"], kind="stable")[:2]])
+    # A single peak is first and last at once, and the valley then is the peak: 1.
     first, last = chosen[0], chosen[-1]
     valley = density[first : last + 1].min() / density[chosen].min()
     places = grid[chosen - 1]

@@ -88,7 +88,7 @@ class NoiseBudget(NamedTuple):
 
 @takes(level=non_negative, logits=reals(1))
 def spread_levels(level: Any, logits: Float[Array, " sites"]) -> Float[Array, " sites"]:
-    """Levels with the geometric mean `level`, in the proportions of `exp(logits)`."""
+    """Computes levels with the geometric mean `level`, in proportion to `exp(logits)`."""
     # Centred logits: the product of the levels stays level^n whatever the gradient does.
     return level * jnp.exp(logits - logits.mean())
 
@@ -173,6 +173,8 @@ def learn_budget(
     if isinstance(first, CheckedLoss):
         first.check(key, params, state, data, batch_size)
 
+    # Two optimizers, for logits are few and of order one: a rate that suits weights hardly moves
+    # them.
     transform = optax.partition(
         {
             "model": optimizer or optax.set_to_zero(),

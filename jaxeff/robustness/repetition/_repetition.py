@@ -61,6 +61,7 @@ def allocate_repetitions(
             f"A budget of {budget} executions is less than one for each of {len(midpoints)} layers."
         )
     sensitivity = 1 / np.array(list(_tolerated(midpoints).values()), float)
+    # All midpoints infinite: no layer needs more than any other.
     if not sensitivity.any():
         sensitivity += 1
     exact = _proportional(sensitivity, budget)
@@ -110,12 +111,13 @@ def _level(midpoint: float | Midpoint | None) -> tuple[float, str]:
     if low == 0 and math.isfinite(high):
         return high, "the lowest level measured"
     if math.isfinite(low) and math.isfinite(high):
+        # The geometric middle: levels are usually spaced by ratios.
         return math.sqrt(low * high), "between the levels where its accuracy crosses the middle"
     return math.nan, ""
 
 
 def _proportional(weights: np.ndarray, budget: int) -> np.ndarray:
-    """Proportional shares of at least one: who would get less gets one, the others the rest."""
+    """Computes proportional shares; layers that would get less than one get one."""
     free = np.ones(len(weights), bool)
     while True:
         rest = budget - np.count_nonzero(~free)

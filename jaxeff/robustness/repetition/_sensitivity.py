@@ -150,6 +150,7 @@ def tolerated_level(
         threshold already, infinity where the highest doesn't reach it.
     """
     levels, found = np.log(sensitivity.levels), np.zeros(len(sensitivity.sites))
+    # A divergence of exactly zero (noise that changes nothing) has no logarithm.
     for i, row in enumerate(np.log(np.maximum(sensitivity.kl, 1e-30))):
         beyond = np.flatnonzero(row >= math.log(threshold))
         if not beyond.size:
@@ -194,6 +195,7 @@ def _divergences(
         spec = {s: _Switched(noise(level), index == i) for i, s in enumerate(sites)}
         return functools.partial(noisy(f, spec), key)
 
+    # One flat list of site, level and draw: the loop over it is compiled once for all of them.
     every = jnp.meshgrid(jnp.arange(len(sites)), grid, jnp.arange(len(keys)), indexing="ij")
     changes = (every[0].ravel(), every[1].ravel(), keys[every[2].ravel()])
     found = divergences(f, changed, changes, params, x, state=state)
