@@ -59,7 +59,7 @@ def reference(
         key: Random key of the codes, and of a twin's noise.
         query: The chip.
         design: The size of the array and its codes.
-        vectors: How many different ones.
+        vectors: Number of different vectors.
         repeats: Read-outs of each.
     """
     check_key("reference: key", key)
@@ -81,7 +81,7 @@ def compensate_drift(
     Args:
         key: Random key of a twin's noise.
         query: The chip as it is now.
-        before: What it answered when it was characterised.
+        before: Answers of the chip when it was characterised.
         design: The size of the array.
         repeats: Read-outs of each vector.
 

@@ -51,7 +51,8 @@ def in_the_loop(
 
     Args:
         f: A pure function `f(params, *args)`.
-        spec: As for `analog`; a crossbar's `correction` applies to the chip's counts.
+        spec: Crossbars by site, as for `analog`; a crossbar's `correction` applies to the chip's
+            counts.
         query: A chip, or a Python callable.
 
     Returns:

@@ -125,7 +125,7 @@ def train_for_chip(
         epochs: Epochs of quantization-aware training, of the white box, and in the loop; 0 leaves a
             stage out.
         batch_size: Examples per update.
-        design: What is measured of the chip.
+        design: Sizes of the measurements of the chip.
         checkpoints: Folder for a checkpoint of every stage, with which a call that failed goes on.
         progress: Whether to show bars.
 

@@ -138,12 +138,12 @@ def distill(
         epochs: Passes over the inputs.
         batch_size: Examples per step.
         guide: The family of the posterior, as for `svi`.
-        likelihood: What outputs mean, of teacher and student: class probabilities are compared
+        likelihood: Meaning of outputs, of teacher and student: class probabilities are compared
             for ``"categorical"``, else means and standard deviations. Left out, it is that of the
             teacher, or of ``params``, if it is a result, `Draws` or a guide; arrays and pytrees of
             `Gaussian` know none, so that it has to be named.
-        prior: Which parameters are random (see `jaxeff.bayes.posteriors`); its scales matter only
-            where ``kl`` isn't zero.
+        prior: Rule of which parameters are random (see `jaxeff.bayes.posteriors`); its scales
+            matter only where ``kl`` isn't zero.
         kl: Weight of a pull towards the prior, in units of the score per example.
         init_scale: Standard deviation that the posterior starts with. It may be larger than for
             `svi`, since nothing here rewards knowing nothing; from 0.01 a few hundred steps were
@@ -154,7 +154,7 @@ def distill(
         checkpoint_every: Epochs between checkpoints.
         resume: Whether to go on from ``checkpoint`` if it exists; ``"force"`` does so although it
             is of another run.
-        settings: What else defines the run, as JSON.
+        settings: Further facts that define the run, as JSON.
         progress: Whether to show a bar; see `jaxeff.core`.
 
     Returns:
@@ -231,7 +231,7 @@ def energy_score(likelihood: Likelihood) -> Loss:
     """Makes the energy score of a student's draws against a teacher's.
 
     Args:
-        likelihood: What outputs mean.
+        likelihood: Meaning of outputs.
 
     Returns:
         ``score(outputs, teacher)``, the mean over examples: outputs of the student

@@ -17,7 +17,7 @@ def deterministic(spec: Mapping[str, Method | None]) -> dict[str, Method | None]
     value, `DoReFa` leaves gradients alone and `Binary` draws no signs. Other methods stay.
 
     Args:
-        spec: As for `quantized`.
+        spec: Quantizers by site, as for `quantized`.
 
     Returns:
         A spec for `quantized` without a key.

@@ -52,7 +52,7 @@ def init(
         f: A pure function `f(params, *args)`.
         params: Its parameters.
         batch: `args` as a tuple, or the only one of them.
-        spec: As for `quantized`.
+        spec: Quantizers by site, as for `quantized`.
 
     Returns:
         One setting per quantized site, in which every array has a method of its own: numbers that
@@ -109,7 +109,7 @@ def learned(f: Callable[..., Any], *, keyed: bool = False) -> Callable[..., Any]
 
     Args:
         f: A pure function `f(params, *args)`.
-        keyed: As for `quantized`.
+        keyed: Whether it takes a random key first, as for `quantized`.
 
     Returns:
         A pure function `g((params, spec), *args)`, or `g(key, (params, spec), *args)`.

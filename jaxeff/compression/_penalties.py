@@ -41,7 +41,7 @@ def penalty(
 
     Args:
         f: A pure function `f(params, *args)`.
-        spec: As for `quantized`.
+        spec: Quantizers by site, as for `quantized`.
         params: Its parameters.
         *args: Its other arguments. Arrays are those of the model before quantization; of methods
             whose numbers are known only their shapes matter, and compiled nothing else is computed.
@@ -90,7 +90,7 @@ def memory(
 
     Args:
         f: A pure function `f(params, *args)`.
-        spec: As for `quantized`.
+        spec: Quantizers by site, as for `quantized`.
         params: Its parameters; of these and the arguments shapes are enough.
         *args: Its other arguments, with the batch that counts.
         of: "weights", each counted once; or "activations", together.

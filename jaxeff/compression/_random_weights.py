@@ -20,7 +20,7 @@ def random_weights(
 
     Args:
         f: A pure function `f(params, *args)`.
-        spec: As for `quantized`; what isn't `Discrete` plays no part.
+        spec: Quantizers by site, as for `quantized`; what isn't `Discrete` plays no part.
         params: Its parameters.
         *args: Its other arguments; shapes are enough.
 

@@ -42,7 +42,7 @@ def update_statistics(
         f: A pure function `f(params, *args)`.
         params: Its parameters.
         batch: `args` as a tuple, or the only one of them.
-        spec: What `init` returned.
+        spec: Result of `init`.
 
     Returns:
         The spec, of the same structure. Methods without a rule stay, and so do layers in a loop.

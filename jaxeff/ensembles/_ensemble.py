@@ -67,7 +67,7 @@ class Ensemble:
 
     Attributes:
         f: The function of one network.
-        count: How many members.
+        count: Number of members.
         chosen: Settings of the leaves that have members, by name.
         mutable: Whether `f` takes a state after its parameters and returns a new one.
     """
@@ -146,7 +146,7 @@ class Ensemble:
         """Selects the parameters (or the state) of one network, for `f`.
 
         Args:
-            params: Those of the ensemble.
+            params: Parameters of the ensemble.
             index: The member's number, from 0.
         """
         leaves, structure = jax.tree.flatten(params)

@@ -46,8 +46,8 @@ class FeatureDensity:
 
     Attributes:
         means: `[classes, features]`.
-        whitening: What makes a class's features uncorrelated, the inverse of the lower Cholesky
-            factor of its covariance, `[classes, features, features]`.
+        whitening: Matrix that makes a class's features uncorrelated, the inverse of the lower
+            Cholesky factor of its covariance, `[classes, features, features]`.
         offsets: The logarithms of prior and normalisation, `[classes]`.
     """
 
@@ -88,8 +88,8 @@ def feature_density(
     Args:
         features: Features of the training examples.
         labels: Their classes.
-        classes: How many classes there are.
-        shrinkage: How much of each covariance is replaced by its mean variance, equal in all
+        classes: Number of classes.
+        shrinkage: Share of each covariance that is replaced by its mean variance, equal in all
             directions, 0 to 1.
 
     Returns:

@@ -61,7 +61,7 @@ class Repulsion(NamedTuple):
 
     Attributes:
         field: The direction in which each is pushed, `[members, dimensions]`.
-        potential: What falls along the field; its gradient by one member's point, with the others
+        potential: Potential of the field; its gradient by one member's point, with the others
             held, is the negative field.
         kernel: The kernel between members, `[members, members]`.
     """

@@ -51,10 +51,10 @@ class MemberLoss:
 
     Attributes:
         g: The ensemble.
-        likelihood: What one member's outputs mean.
+        likelihood: Meaning of one member's outputs.
         keyed: Whether `g` takes a random key first.
         mutable: Whether `g` takes a state and returns a new one.
-        members: How many.
+        members: Number of members.
     """
 
     g: Callable[..., Any]
@@ -137,10 +137,10 @@ def member_loss(
     """Makes the loss of an ensemble.
 
     Args:
-        g: What `ensemble` returned, or a transform of it: `g(params, x) -> [members, batch, ...]`.
-        likelihood: What a member's outputs mean: "categorical" (logits and integer labels),
+        g: Result of `ensemble`, or a transform of it: `g(params, x) -> [members, batch, ...]`.
+        likelihood: Meaning of a member's outputs: "categorical" (logits and integer labels),
             "gaussian" (mean and log-variance), or a function to a NumPyro distribution.
-        members: How many; asked for only where `g` is a transform of an ensemble.
+        members: Number of members; asked for only where `g` is a transform of an ensemble.
         keyed: Whether `g` takes a random key first, as `noisy(g, spec)` does.
         mutable: Whether `g` takes a state after its parameters and returns a new one.
 
@@ -178,7 +178,7 @@ def members_only(
     """Makes an optimizer for members behind a trained network, which stays as it is.
 
     Args:
-        g: What `ensemble` returned.
+        g: Result of `ensemble`.
         optimizer: For the parameters that have members; what is shared has no state.
     """
 

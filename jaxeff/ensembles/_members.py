@@ -36,7 +36,7 @@ class Members(Setting):
     """The number of members of a site, and their start.
 
     Attributes:
-        count: How many, at least 1; the same at every site of an ensemble.
+        count: Number of members, at least 1; the same at every site of an ensemble.
         spread: Distance of the members' starts from the given parameters, in standard deviations of
             each leaf; None starts from fresh ones.
         tied: Whether a parameter that several sites read may have members all the same: those of

@@ -58,9 +58,9 @@ class MixtureUncertainty(NamedTuple):
 
     Attributes:
         mean: The predictive mean, or the class probabilities.
-        aleatoric: What no member's weights explain.
-        within: What the uncertain weights of each member explain.
-        between: What members disagree on.
+        aleatoric: Part that no member's weights explain.
+        within: Part that the uncertain weights of each member explain.
+        between: Part by which members disagree.
     """
 
     mean: Float[Array, ...]
@@ -126,7 +126,7 @@ class Mixture:
 
         Args:
             key: Random key.
-            samples: How many of each.
+            samples: Number of draws of each.
         """
         check_count("samples", samples)
         return jnp.moveaxis(self.members.sample(key, (samples,)), 0, 1)

@@ -56,8 +56,8 @@ def bootstrap_weights(
 
     Args:
         key: Random key.
-        examples: How many examples.
-        members: How many members.
+        examples: Number of examples.
+        members: Number of members.
 
     Returns:
         Weights, for the third part of the data of `member_loss`.
@@ -76,7 +76,7 @@ def with_prior(f: Callable[..., Any], scale: Any = 1.0) -> Callable[..., Any]:
 
     Args:
         f: `f(params, *args) -> outputs`, an array; a random key may come first.
-        scale: What the outputs of the random network are multiplied by.
+        scale: Factor of the random network's outputs.
 
     Returns:
         `h({"trained": params, "prior": params}, *args)`, to be given members by `ensemble`.

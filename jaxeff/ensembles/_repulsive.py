@@ -190,11 +190,11 @@ def repulsive(
 
     Args:
         loss: Any loss of the form that `jaxeff.training.fit` takes, such as `member_loss(g)`.
-        g: What `ensemble` returned.
+        g: Result of `ensemble`.
         samples: Repulsive samples: a set of inputs `[n, ...]`, of which every step draws as many as
             its batch has, or a function `samples(key, x)` of a batch's inputs.
-        strength: How strong, at least 0; it may be traced.
-        space: What is pushed apart: "function", "weights", or a function
+        strength: Factor of the repulsion, at least 0; it may be traced.
+        space: Space in which members are pushed apart: "function", "weights", or a function
             `features(params, x) -> [members, batch, ...]`.
         on: In function space, "outputs" as they are (logits) or "probabilities".
         kernel: Between members; an RBF kernel with the median rule if None.

@@ -60,7 +60,7 @@ def sampled(
         key: Random key.
         f: `f(params, *args)`.
         posterior: Any posterior; parameters that aren't random are shared by all draws.
-        count: How many draws.
+        count: Number of draws.
 
     Returns:
         The function and its parameters, as `jaxeff.ensemble` returns them.

@@ -104,7 +104,7 @@ class Interval:
     Attributes:
         low: Lower bound of every feature.
         high: Upper bound.
-        count: How many; as many as the batch has if None.
+        count: Number of inputs; as many as the batch has if None.
     """
 
     low: float

@@ -125,7 +125,7 @@ def sngp(
         params: Its parameters.
         site: Its last layer, a dense one.
         x: Inputs.
-        features: How many random features.
+        features: Number of random features.
         length_scale: Length scale of the kernel, in units of the distance between the layer's
             inputs; the median distance between those of `x` if None.
 

@@ -30,7 +30,7 @@ class Measurements:
 
     Attributes:
         candidates: Prepared candidates of the model.
-        latency: How long a candidate takes.
+        latency: Function that measures a candidate.
         journal: File of finished results; None keeps none.
     """
 
@@ -80,7 +80,7 @@ class Episodes:
     """The episodes of one search, run in order.
 
     Attributes:
-        rows: What became of each episode so far, as the journal has it.
+        rows: Row of each episode so far, as in the journal.
     """
 
     def __init__(

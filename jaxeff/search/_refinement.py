@@ -117,15 +117,15 @@ class Course:
 
     Attributes:
         space: The model's layers.
-        actions: What can be decided.
+        actions: Actions that may be taken.
         target: Share of the whole model's latency that is asked for.
         reward: Reward of accuracy and latency.
         candidate: Function that makes the candidate of a policy.
         predicted: Share of the whole model's latency that is predicted; None where asking costs.
         accuracy: Function that measures the accuracy of a policy.
-        remembered: What was measured for a task, now or before a kill.
+        remembered: Function that measures a task, or reads it from the journal.
         rows: Known candidates: policy, accuracy, predicted, and ratio once it was measured.
-        whole: What the whole model takes from end to end; None until it was measured.
+        whole: Latency of the whole model from end to end; None until it was measured.
     """
 
     space: SearchSpace

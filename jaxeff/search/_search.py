@@ -133,11 +133,12 @@ def search(
             state)`.
         params: Its trained parameters.
         data: Pairs of inputs and labels.
-        latency: How long a candidate takes; called once per episode, and for the whole model.
+        latency: Function that measures a candidate; called once per episode, and for the whole
+            model.
         target: Share of the whole model's latency that is asked for, above 0.
-        agent: What proposes actions; of those that `python -m experiments.galen`
+        agent: Searcher that proposes actions; of those that `python -m experiments.galen`
             compares, the default finds the best at a few dozen episodes.
-        actions: What they mean.
+        actions: Meaning of actions.
         episodes: Candidates; an agent that learns takes hundreds.
         reward: Reward of a candidate's accuracy and latency.
         validation: Pairs that accuracies are measured on; None shuffles the data by the key, since
@@ -150,11 +151,11 @@ def search(
         optimizer: Optimizer of that training; None takes momentum of .9 at a rate of .05.
         sensitivities: Whether to measure how sensitive layers are, and tell the agent.
         images: Number of images on which sensitivities are measured.
-        score: Which channels stay longest.
-        legal: Which layers may have few bits.
+        score: Score of channels: the highest stay longest.
+        legal: Rule of which layers may have few bits.
         folder: Folder that keeps the episodes; None keeps none.
-        settings: What else makes it the same search, such as the latency's target, as JSON.
-        refinement: How what is found is measured from end to end, and moved to the target; None
+        settings: Further facts that define the search, such as the latency's target, as JSON.
+        refinement: Refinement of the result by measurements from end to end; None
             returns the best candidate by `latency`.
         progress: Whether to show how far it is.
 
@@ -227,16 +228,16 @@ def search_among(
     Args:
         key: Random key of everything.
         candidates: Prepared candidates of the model.
-        latency: How long a candidate takes, as for `search`.
+        latency: Function that measures a candidate, as for `search`.
         target: Share of the whole model's latency, as for `search`.
-        agent: What proposes actions, as for `search`.
-        actions: What actions mean, as for `search`.
+        agent: Searcher that proposes actions, as for `search`.
+        actions: Meaning of actions, as for `search`.
         episodes: Number of candidates, as for `search`.
         reward: Reward of accuracy and latency, as for `search`.
         known: Sensitivities, or what measures them; None to do without.
         folder: Folder that keeps the episodes, as for `search`.
-        settings: What else makes it the same search, as for `search`.
-        refinement: How the best candidate is moved to the target, as for `search`.
+        settings: Further facts that define the search, as for `search`.
+        refinement: Refinement of the result, as for `search`.
         progress: Whether to show how far it is.
 
     Raises:

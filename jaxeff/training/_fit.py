@@ -121,7 +121,8 @@ def fit(
       checkpoint_every: Epochs between checkpoints.
       resume: Whether to go on from ``checkpoint`` if it exists. One of a run with another key,
         loss, start, optimizer, batch size or other data is refused, unless this is ``"force"``.
-      settings: What else defines the run, as JSON. A checkpoint with other settings is refused.
+      settings: Further facts that define the run, as JSON. A checkpoint with other settings is
+        refused.
       progress: Whether to show a bar; see `jaxeff.core`.
 
     Returns:

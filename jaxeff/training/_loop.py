@@ -115,7 +115,7 @@ def run_epochs(
         vmapped over replicates or not (then ``start`` and the metrics have a leading axis).
       start: The state before the first epoch. It stays valid.
       data: Pytree of arrays with a common first axis; moved to the device once.
-      epochs: How many epochs the run has in total, including those before a resume.
+      epochs: Total number of epochs of the run, including those before a resume.
       eval_fn: ``eval_fn(train_state) -> metrics``, added to the epoch's record.
       eval_every: Epochs between evaluations; the last epoch is always evaluated.
       on_epoch: Called with the epoch's index, state and record; returning True stops the run.
@@ -123,8 +123,9 @@ def run_epochs(
       checkpoint_every: Epochs between checkpoints; the last epoch is always kept.
       resume: Whether to go on from ``checkpoint`` if it exists; otherwise it is overwritten.
         ``"force"`` goes on although it is of another run, if only its shapes fit.
-      settings: What else defines the run, as JSON; a checkpoint with other settings is refused.
-      identity: What makes it the same run (`jaxeff.store.run_identity`); made from the key, the
+      settings: Further facts that define the run, as JSON; a checkpoint with other settings is
+        refused.
+      identity: Identity of the run (`jaxeff.store.run_identity`); made from the key, the
         data, the start, the epoch and the settings if None.
       progress: Whether to show a bar; see `jaxeff.core`.
       on_nan: Whether a loss or parameter that isn't finite stops the run. ``"keep"`` is for

@@ -88,8 +88,8 @@ def epoch_function(
         loss_at: The training loss of a setting.
         optimizer: Any optax optimizer.
         batch_size: Examples per update.
-        seeds: How many seeds; one key for each.
-        settings: How many settings.
+        seeds: Number of seeds; one key for each.
+        settings: Number of settings.
     """
 
     def loss(key: Any, params: Any, state: _ReplicateState, batch: Any, step: Any) -> Any:
@@ -109,8 +109,8 @@ def finish_function(
     Args:
         score: ``score(key, params, state, setting)`` of one replicate.
         keep: Whether to return the models.
-        seeds: How many seeds.
-        settings: How many settings.
+        seeds: Number of seeds.
+        settings: Number of settings.
     """
 
     def replicate(key: Any, carry: TrainState) -> dict[str, Any]:

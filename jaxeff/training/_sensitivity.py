@@ -56,7 +56,7 @@ def divergences(
         params: Its parameters.
         x: Inputs, which are evaluated at once.
         state: The model's state, which stays as it is.
-        at_once: How many changes are evaluated side by side, by `vmap`.
+        at_once: Number of changes evaluated side by side, by `vmap`.
     """
 
     def log_probs(g: Callable[..., Any]) -> Array:
@@ -81,7 +81,7 @@ def map_changes(function: Callable[[Any], Any], changes: Any, at_once: int = 1) 
     Args:
         function: Function from one entry to arrays.
         changes: A pytree of arrays.
-        at_once: How many are evaluated by `vmap`; the groups of them follow each other.
+        at_once: Number of entries evaluated together by `vmap`; the groups follow each other.
     """
     count = len(jax.tree.leaves(changes)[0])
     if at_once == 1:

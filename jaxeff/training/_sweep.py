@@ -98,7 +98,7 @@ class SweepResult(NamedTuple):
     """Results of a sweep; every array leads with the axes of seeds and settings.
 
     Attributes:
-        scores: What `score` returned, as numpy arrays `[seeds, settings, ...]`.
+        scores: Result of `score`, as numpy arrays `[seeds, settings, ...]`.
         loss: The mean training loss of every epoch, `[seeds, settings, epochs]`.
         diverged: Replicates whose last loss or parameters aren't finite, `[seeds, settings]`.
         params: The trained parameters, with `keep`; else None.
@@ -169,7 +169,7 @@ def sweep(
         resume: Whether to go on from what the folder holds. A folder of another run is refused
             (another key, init, loss, score, optimizer, other settings, data or sizes); ``"force"``
             takes what is there all the same.
-        identity: What else defines the run, as JSON.
+        identity: Further facts that define the run, as JSON.
         progress: Whether to show a bar of replicates; see `jaxeff.core`.
 
     Returns:

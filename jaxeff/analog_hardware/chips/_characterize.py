@@ -87,7 +87,7 @@ class Singles(NamedTuple):
         levels: Input codes, int32 `[levels]`.
         counts: Means of the read-outs without the column's offset,
             `[programs, rows, levels, columns]`.
-        offset: What columns read without an event, `[columns]`.
+        offset: Read-outs of columns without an event, `[columns]`.
     """
 
     weights: np.ndarray
@@ -138,7 +138,8 @@ def characterize(key: Any, query: Query, design: Design | None = None) -> Charac
     Args:
         key: Random key of the codes that are sent, and of a twin's noise.
         query: A `Chip`, or a function `query(key, weights, inputs)`; see `_queries.py`.
-        design: How much; the defaults take a few seconds with the twin on two cores.
+        design: Sizes of the measurements; the defaults take a few seconds with the twin on two
+            cores.
 
     Raises:
         TypeError: `query` can't be asked, or returns no integers.

@@ -59,12 +59,12 @@ class Chip(Setting):
     """A synthetic chip.
 
     Attributes:
-        device: Which one, an integer; its fixed pattern is a function of it.
+        device: Number of the chip, an integer; its fixed pattern is a function of it.
         hours: Since it was calibrated; gain and offsets drift with `log(1 + hours)`.
         rows: Inputs of its array.
         columns: Signed columns.
-        sends: How often the events of a vector are sent before the read-out.
-        physics: What its circuits do.
+        sends: Number of times that the events of a vector are sent before the read-out.
+        physics: Effects of its circuits.
         pattern: The fixed pattern, made from the device; not to be given.
 
     Raises:

@@ -34,7 +34,7 @@ class Events(NamedTuple):
         inputs: Codes in the order of time over the largest, `[n, events]`; after the last event of
             a shorter train are zeros.
         weights: Codes of the events' synapses over the largest, `[n, events, columns]`.
-        rows: Which row each event came by, int32 `[n, events]`.
+        rows: Row of each event, int32 `[n, events]`.
         counts: One read-out each, `[n, columns]`.
     """
 
@@ -73,7 +73,7 @@ def measure_events(
         key: Random key of codes and orders, and of a twin's noise.
         query: A chip that takes an order.
         design: The size of the array.
-        columns: How many columns are kept, the first ones.
+        columns: Number of columns to keep, the first ones.
         active: Events of a vector; any number from one to all rows if None.
         programs: Weight matrices.
         vectors: Vectors under each.

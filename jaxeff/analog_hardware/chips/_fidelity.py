@@ -23,7 +23,8 @@ class Fidelity:
     Attributes:
         active: Active rows.
         error: Root mean squared difference of single read-outs from the model's mean, in counts.
-        floor: The same of single read-outs from their own mean: the chip's noise.
+        floor: Root mean squared difference of single read-outs from their own mean: the chip's
+            noise.
     """
 
     active: tuple[int, ...]
@@ -64,13 +65,13 @@ def fidelity(
 
     Args:
         key: Random key of the codes, and of a twin's noise.
-        model: What is compared.
+        model: Model to compare with the chip.
         query: The chip.
         design: The size of the array and its codes.
         active: Numbers of active rows.
         vectors: Vectors of each, under four weight matrices.
         repeats: Read-outs of each vector, from which the noise is known.
-        gain: What the model is told of the gain; a fitted one has its own.
+        gain: Gain that the model is evaluated with; a fitted one has its own.
     """
     check_key("fidelity: key", key)
     check_query("fidelity", query)

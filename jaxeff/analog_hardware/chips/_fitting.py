@@ -136,7 +136,7 @@ def partition(
         f: A pure function `f(params, x, *args)`.
         params: Its parameters.
         x: A batch.
-        spec: As for `jaxeff.analog_hardware.analog`.
+        spec: Crossbars by site, as for `jaxeff.analog_hardware.analog`.
         *args: Further arguments of `f`.
 
     Returns:
@@ -297,7 +297,7 @@ def read_out(
         f: A pure function `f(params, x, *args)`.
         params: Its parameters.
         x: A batch.
-        spec: As for `jaxeff.analog_hardware.analog`.
+        spec: Crossbars by site, as for `jaxeff.analog_hardware.analog`.
         *args: Further arguments of `f`.
     """
     found: dict[str, ReadOut] = {}

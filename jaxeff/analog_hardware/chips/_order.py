@@ -39,7 +39,7 @@ class OrderEffect:
 
     Attributes:
         rms: Standard deviation of the read-out over orders, its noise taken off.
-        control: The same over repeats of one order, which has none.
+        control: Such a deviation over repeats of one order, where order has no effect.
         noise: Standard deviation of a single read-out.
     """
 

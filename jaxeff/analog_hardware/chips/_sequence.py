@@ -80,7 +80,7 @@ class SequenceModel(Setting):
     Attributes:
         params: Its numbers, each with a first axis of columns.
         noise: Noise of the read-out.
-        position: What it knows of time: "time", "permuted" or "none".
+        position: Knowledge of time: "time", "permuted" or "none".
         input_top: The largest input code.
         weight_top: The largest magnitude of a weight code.
     """
@@ -167,7 +167,7 @@ def fit_sequence(
 
     Args:
         key: Random key.
-        events: What was measured.
+        events: Measured events.
         design: Size of the array and its codes.
         noise: Noise of the read-out, as `fit_noise` finds it; none if None.
         position: "time", "permuted" or "none"; see the module.

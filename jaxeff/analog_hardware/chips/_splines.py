@@ -84,8 +84,8 @@ def fit_splines(
     """Fits monotone splines by least squares, one per column.
 
     Args:
-        x: What columns sum.
-        y: What was read.
+        x: Sums of the columns.
+        y: Read-outs.
         intervals: Between the knots.
 
     Raises:

@@ -46,7 +46,7 @@ class ReadOutNoise(Setting):
 
     Attributes:
         still: Variance without an active row, `[columns]`, squared counts.
-        per_row: What each active row adds.
+        per_row: Variance that each active row adds.
         level: Share of the standard deviation: 0 is silent, 1 what was measured.
     """
 
@@ -190,7 +190,7 @@ def fit_white_box(measured: Characterization, intervals: int = 8) -> WhiteBox:
     """Fits the table to single rows, splines to full drive, and noise to repeats.
 
     Args:
-        measured: What `characterize` found.
+        measured: Result of `characterize`.
         intervals: Between the knots of a spline.
 
     Raises:

@@ -21,7 +21,7 @@ def encode(
 
     Args:
         x: Real numbers.
-        step: What one code stands for, in the unit of `x`.
+        step: Value of one code, in the unit of `x`.
         low: The smallest code.
         high: The largest code.
     """

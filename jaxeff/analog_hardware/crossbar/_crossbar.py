@@ -49,10 +49,10 @@ class Crossbar(Setting):
         weight_bits: Width of a weight's magnitude: 6 bits are -63 to 63.
         output_bits: Width of the converter of each column, signed: 8 bits are -128 to 127.
         gain: Counts of the converter per product of an input and a weight code.
-        sends: How often a vector is sent before the read-out, which multiplies the gain.
-        input_step: What one input code stands for; None takes the largest input of every call.
+        sends: Number of times that a vector is sent before the read-out, which multiplies the gain.
+        input_step: Value of one input code; None takes the largest input of every call.
             `jaxeff.analog_hardware.calibrate_ranges` measures it.
-        weight_step: What one weight code stands for; None takes the largest weight.
+        weight_step: Value of one weight code; None takes the largest weight.
         sum_bits: Width of the digital sum over the tiles of a column; None is wide enough.
         signed: Whether negative inputs are sent as well, in a second pass that is subtracted.
         model: The analog part; see `jaxeff.analog_hardware.crossbar`.

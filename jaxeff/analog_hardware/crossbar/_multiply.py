@@ -55,7 +55,7 @@ def on_crossbar(
         key: For the read-out noise of the model, or for the chip.
         values: The layer's inputs.
         chip: Computes the counts in the model's place; the model has the gradient then.
-        observe: Is shown the product and what became of it.
+        observe: Function that is called with the product and its tiles.
     """
     op = layer.op
     assert op is not None

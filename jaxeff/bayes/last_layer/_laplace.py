@@ -84,7 +84,7 @@ class Laplace:
         log_likelihood: Log-likelihood of the data at the mean, in nats.
         f: The function.
         layer: Its last layer.
-        likelihood: What its outputs mean.
+        likelihood: Meaning of its outputs.
     """
 
     params: Any
@@ -100,7 +100,7 @@ class Laplace:
 
         Args:
             x: Inputs of the function.
-            params: Those of the other layers; the posterior's if None.
+            params: Parameters of the other layers; the posterior's if None.
 
         Returns:
             Means `[batch, outputs]` and covariances `[batch, outputs, outputs]`.
@@ -128,7 +128,7 @@ class Laplace:
             link: "probit", the closed form `softmax(mean / sqrt(1 + pi / 8 var))`, or "samples" of
                 the joint logits.
             key: Random key of the samples.
-            samples: How many.
+            samples: Number of samples.
 
         Raises:
             ValueError: The link is unknown, samples have no key, or the likelihood is none of
@@ -228,7 +228,7 @@ def laplace(
         data: `(x, targets)` that they were trained on.
         spec: The last layer's site and the structure of its curvature: "full", "outputs", "kron"
             or "diag".
-        likelihood: What the outputs mean, as `jaxeff.bayes.svi` takes it.
+        likelihood: Meaning of the outputs, as `jaxeff.bayes.svi` takes it.
         prior_precision: Precision of the normal prior of every weight; if None, the one of the
             highest evidence.
         batch_size: Examples at a time.

@@ -173,8 +173,8 @@ def precision(structure: str, parts: Sequence[Array], examples: int, shape: Any)
 
     Args:
         structure: "full", "outputs", "kron" or "diag".
-        parts: What `jaxeff.bayes.last_layer` summed over the data.
-        examples: How many they are.
+        parts: Sums over the data, by `batch_curvature`.
+        examples: Number of examples in the sums.
         shape: Shape of the weights, `(features, outputs)`.
     """
     if structure == "diag":

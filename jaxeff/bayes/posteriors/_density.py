@@ -98,7 +98,7 @@ def log_joint(
         f: ``f(params, *inputs) -> outputs``.
         params: Pytree of parameters; those without a prior keep these values.
         scales: Prior standard deviations by path.
-        likelihood: As `resolve_likelihood` takes it.
+        likelihood: Likelihood, as `resolve_likelihood` takes it.
 
     Returns:
         ``log_density(random, data, weight=1)``, in nats: the log-prior plus ``weight`` times the

@@ -54,8 +54,8 @@ def require_likelihood(where: str, given: Likelihood | None, *sources: Any) -> L
     """Chooses the likelihood that was given, or that posteriors carry.
 
     Args:
-        where: What an error message calls the function.
-        given: What the caller named, if anything.
+        where: Name of the function in error messages.
+        given: Likelihood that the caller named, if any.
         sources: Posteriors or results of an inference, which may carry one.
 
     Raises:
@@ -142,8 +142,8 @@ def check_likelihood(
         f: ``f(params, *inputs) -> outputs``.
         params: The parameters to start from.
         data: ``(*inputs, targets)``.
-        likelihood: As `resolve_likelihood` takes it.
-        batch: How many examples to evaluate.
+        likelihood: Likelihood, as `resolve_likelihood` takes it.
+        batch: Number of examples to evaluate.
 
     Raises:
         ValueError: Outputs or likelihood are not finite, labels are out of range, or outputs and
@@ -184,7 +184,7 @@ def check_targets(
         f: ``f(params, *inputs) -> outputs``.
         params: The parameters.
         data: ``(*inputs, targets)``.
-        likelihood: As `resolve_likelihood` takes it.
+        likelihood: Likelihood, as `resolve_likelihood` takes it.
 
     Raises:
         ValueError: Labels are out of range, or outputs and targets don't go together.

@@ -55,8 +55,8 @@ class Draws:
     Attributes:
         random: The random parameters by path, ``[chains, draws, *shape]``.
         params: All parameters, one set of them; gives those that are not random their values.
-        likelihood: What the outputs of the sampled function mean, as the sampler was told; None if
-            nobody knows.
+        likelihood: Meaning of the outputs of the sampled function, as given to the sampler; None if
+            unknown.
     """
 
     random: Random
@@ -125,7 +125,7 @@ def parameter_table(title: str, params: Any, random: Mapping[str, tuple[int, ...
     """Makes a table of the parameters that a posterior is over, random or not.
 
     Args:
-        title: What it is.
+        title: Title of the table.
         params: All parameters, or their shapes.
         random: The shapes of the random ones, by path.
     """

@@ -55,7 +55,7 @@ def prior_scales(
     Raises:
         ValueError: A standard deviation is not a positive number, a rule is unknown, a pattern
             matches or decides no parameter, two are equally specific for one, no parameter is
-            random, or a fan-in can't be told.
+            random, or a fan-in can't be inferred.
     """
     leaves = named_leaves(params)
     rules: dict[str, Any] = dict.fromkeys(leaves, "fan_in")

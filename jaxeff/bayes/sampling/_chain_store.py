@@ -93,7 +93,7 @@ class ChainStore:
         Args:
             state: After the block.
             iterations: Done so far, this block included.
-            trace: What the block left.
+            trace: Records of the block.
         """
         if not is_writer(self._together):
             return

@@ -106,8 +106,8 @@ def prediction_mixing(
         f: ``f(params, *inputs) -> outputs``.
         posterior: The draws.
         *inputs: Inputs at which to predict.
-        likelihood: As `resolve_likelihood` takes it: the prediction is the probability of each
-            class, or else the mean of its distribution. By default that of the draws.
+        likelihood: Likelihood, as `resolve_likelihood` takes it: the prediction is the probability
+            of each class, or else the mean of its distribution. By default that of the draws.
         chunk: Draws evaluated together.
 
     Returns:

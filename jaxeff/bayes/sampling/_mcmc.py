@@ -146,7 +146,7 @@ def mcmc(
         kernel: The sampler: `NUTS`, `HMC`, `SGLD` or `SGHMC`.
         warmup: Iterations that come first and aren't kept; `NUTS` and `HMC` adapt in them.
         samples: Draws to keep of each chain.
-        chains: How many chains.
+        chains: Number of chains.
         thin: Iterations for each kept draw; memory is ``chains * samples`` times the parameters.
         likelihood: ``"categorical"``, ``"gaussian"``, or a function from the outputs to a NumPyro
             distribution of the targets.
@@ -169,8 +169,8 @@ def mcmc(
             uninterrupted run, bit for bit. A run may be continued with more ``samples``. That of
             another run (another start, function, likelihood, kernel, other data or numbers) is
             refused, unless this is ``"force"``.
-        settings: What else defines the run, as JSON, such as the data's name; a checkpoint with
-            other settings is refused.
+        settings: Further facts that define the run, as JSON, such as the data's name; a checkpoint
+            with other settings is refused.
         progress: Whether to show a bar; see `jaxeff.core`.
 
     Returns:

@@ -40,7 +40,7 @@ class Chains(NamedTuple):
     Attributes:
         point: Current positions of the chains, ``[chains, ...]``.
         number: Number of each chain, ``[chains]``.
-        adaptation: What warm-up knows; None for a kernel that adapts nothing.
+        adaptation: State of warm-up; None for a kernel that adapts nothing.
     """
 
     point: Point
@@ -70,7 +70,7 @@ class CompiledSampler:
 
     Attributes:
         f: ``f(params, *inputs, *shared) -> outputs``.
-        likelihood: As `resolve_likelihood` takes it.
+        likelihood: Likelihood, as `resolve_likelihood` takes it.
         kernel: The sampler.
         mesh: Devices that the chains are spread over, of one process or several; None for one
             device.
@@ -140,9 +140,9 @@ def run_block(
         key: The run's.
         chains: The state.
         first: The first iteration's number.
-        count: How many iterations to run, at most the block's length.
-        phases: What each iteration does to the adaptation (`warmup.Phase`).
-        problem: What is sampled.
+        count: Number of iterations to run, at most the block's length.
+        phases: Phase of warm-up of each iteration (`warmup.Phase`).
+        problem: Arrays of the problem.
         program: The rest of it.
 
     Returns:

@@ -35,7 +35,7 @@ class MCMCResult:
         stats: Statistics of each iteration after warm-up, ``[chains, iterations]``: ``step_size``,
             and from `NUTS` and `HMC` also ``log_density`` and ``energy`` (nats), ``acceptance``
             (mean probability), ``steps`` (gradients) and ``divergent``.
-        warmup_stats: The same of warm-up.
+        warmup_stats: Such statistics of warm-up.
         predictions: R-hat and effective sample size of predictions for the monitored inputs;
             None where nothing was monitored.
         seconds: Wall time of warm-up, compilation included, and of sampling.

@@ -21,7 +21,7 @@ from jaxeff.core import from_writer, progress_bar, to_host
 from jaxeff.store import Resume
 
 MOST, BYTES = 100, 2**26
-"""A block has at most so many iterations, and its draws so many bytes."""
+"""Limits of a block: its iterations, and the bytes of its draws."""
 SECONDS = 5.0
 """How long a block should take: so often there are progress and a checkpoint."""
 
@@ -47,10 +47,10 @@ def run_chains(
 
     Args:
         key: Random key of the run.
-        program: What is compiled.
+        program: Program to compile.
         problem: Its arrays.
         start: The state before the first iteration.
-        warmup_iterations: How many come first, whose draws aren't kept.
+        warmup_iterations: Number of first iterations, whose draws aren't kept.
         samples: Draws to keep of each chain.
         thin: Iterations for each of them.
         store: Storage that keeps the run; None keeps nothing.

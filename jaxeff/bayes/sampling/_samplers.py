@@ -153,10 +153,10 @@ def nuts(
     """Samples by the no-U-turn sampler.
 
     Args:
-        key: As of `mcmc`.
-        f: As of `mcmc`.
-        params: As of `mcmc`.
-        data: As of `mcmc`.
+        key: Random key, as for `mcmc`.
+        f: Function, as for `mcmc`.
+        params: Parameters, as for `mcmc`.
+        data: Data, as for `mcmc`.
         **options: `step_size`, `target_acceptance`, `dense`, `pooled`, `engine` and `max_depth`,
             the settings of `NUTS`; all others are those of `mcmc`.
 
@@ -177,10 +177,10 @@ def hmc(
     """Samples by Hamiltonian Monte Carlo.
 
     Args:
-        key: As of `mcmc`.
-        f: As of `mcmc`.
-        params: As of `mcmc`.
-        data: As of `mcmc`.
+        key: Random key, as for `mcmc`.
+        f: Function, as for `mcmc`.
+        params: Parameters, as for `mcmc`.
+        data: Data, as for `mcmc`.
         **options: `step_size`, `target_acceptance`, `dense`, `pooled`, `engine` and `steps`, the
             settings of `HMC`; all others are those of `mcmc`.
 
@@ -201,10 +201,10 @@ def sgld(
     """Samples by stochastic gradient Langevin dynamics.
 
     Args:
-        key: As of `mcmc`.
-        f: As of `mcmc`.
-        params: As of `mcmc`.
-        data: As of `mcmc`.
+        key: Random key, as for `mcmc`.
+        f: Function, as for `mcmc`.
+        params: Parameters, as for `mcmc`.
+        data: Data, as for `mcmc`.
         **options: `step_size` and `batch_size`, which have no default, and `temperature`, the
             settings of `SGLD`; all others are those of `mcmc`.
 
@@ -225,10 +225,10 @@ def sghmc(
     """Samples by stochastic gradient Hamiltonian Monte Carlo.
 
     Args:
-        key: As of `mcmc`.
-        f: As of `mcmc`.
-        params: As of `mcmc`.
-        data: As of `mcmc`.
+        key: Random key, as for `mcmc`.
+        f: Function, as for `mcmc`.
+        params: Parameters, as for `mcmc`.
+        data: Data, as for `mcmc`.
         **options: `step_size` and `batch_size`, which have no default, `temperature`, `steps` and
             `friction`, the settings of `SGHMC`; all others are those of `mcmc`.
 

@@ -29,7 +29,7 @@ def starting_points(
         key: Random key.
         params: The model's parameters.
         scales: Prior standard deviations by path.
-        chains: How many starts.
+        chains: Number of starts.
         init: None for draws from the prior; a posterior for draws from it; parameters for one
             place that all chains start around; parameters with a leading axis of chains.
         jitter: Standard deviation of the starts around one place, in units of the prior's.

@@ -91,7 +91,7 @@ def update(
 
     Args:
         kernel: The settings.
-        chains: How many there are.
+        chains: Number of chains.
         pool_mean: Mean over the leading axis of all chains, wherever they are.
         phase: A `Phase`, traced and the same for all chains.
         state: The adaptation so far.

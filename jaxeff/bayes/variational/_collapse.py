@@ -13,7 +13,7 @@ import numpy as np
 from jaxeff.bayes.posteriors import Likelihood
 
 MARGIN = 0.05
-"""A run is no better than a guess unless its NLL is so many nats lower."""
+"""Nats by which the NLL of a run must be lower than that of a guess."""
 NEAR_PRIOR = 0.32
 """A posterior is about the prior if the KL is below so many nats for each random parameter: what a
 standard deviation half of the prior's gives."""
@@ -27,7 +27,7 @@ def guess_nll(likelihood: Likelihood, targets: Any) -> float | None:
     """Computes the NLL of the best prediction that ignores the inputs.
 
     Args:
-        likelihood: As `svi` takes it.
+        likelihood: Likelihood, as `svi` takes it.
         targets: All targets.
 
     Returns:
@@ -50,7 +50,7 @@ def warn_if_collapsed(record: Mapping[str, Any], guess: float | None, size: int)
     """Warns if a run collapsed to the prior.
 
     Args:
-        record: What training recorded of an epoch: ``epoch``, ``nll`` and ``kl``.
+        record: Record of an epoch of training: ``epoch``, ``nll`` and ``kl``.
         guess: The NLL of a prediction that ignores the inputs, or None if it isn't known.
         size: Number of random parameters.
     """

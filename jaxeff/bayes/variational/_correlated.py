@@ -96,7 +96,7 @@ class CorrelatedPosterior:
         numbers: The guide's, trained.
         guide: The guide.
         paths: Paths of the random parameters.
-        likelihood: What the outputs of the function mean, as `svi` was told; None if nobody knows.
+        likelihood: Meaning of the outputs of the function, as given to `svi`; None if unknown.
     """
 
     numbers: dict[str, Any]

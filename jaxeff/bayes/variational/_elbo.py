@@ -52,7 +52,7 @@ class SVIResult(NamedTuple):
         history: Per epoch one record: ``epoch``, ``loss`` (the objective per example), ``nll`` (its
             first term), ``kl`` (whole network, unweighted) and ``kl_weight``, all means over the
             epoch and in nats, and what ``eval_fn`` returned.
-        likelihood: What the outputs of the function mean.
+        likelihood: Meaning of the outputs of the function.
     """
 
     posterior: Any
@@ -208,7 +208,7 @@ def train(
         stds: Standard deviations to start with, by path.
         data: ``(*inputs, targets)``.
         of_outputs: Loss of the outputs.
-        likelihood: What the outputs mean.
+        likelihood: Meaning of the outputs.
         guide: The guide.
         scales: Prior standard deviations by path.
         epochs: Passes over the data.
@@ -222,7 +222,7 @@ def train(
         checkpoint: File to keep the run in.
         checkpoint_every: Epochs between checkpoints.
         resume: Whether to go on from the checkpoint; see `jaxeff.training.fit`.
-        settings: What else defines the run, as JSON.
+        settings: Further facts that define the run, as JSON.
         progress: Whether to show a bar; see `jaxeff.core`.
 
     Returns:

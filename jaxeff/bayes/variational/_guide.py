@@ -14,7 +14,7 @@ from jaxeff.bayes.variational._multivariate import FullRank, LowRank
 class Guide(Protocol):
     """A family of distributions over the random parameters.
 
-    Its members are told apart by *numbers*: a plain pytree of arrays that any optax optimizer takes
+    Its members are identified by *numbers*: a plain pytree of arrays that any optax optimizer takes
     and a checkpoint holds by path. The parameters that are not random are among them, as numbers
     that are trained like the others.
     """

@@ -135,7 +135,8 @@ def svi(
         resume: Whether to go on from ``checkpoint`` if it exists; the result is then that of an
             uninterrupted run, bit for bit. That of another run (another start, function,
             likelihood, optimizer, other data or numbers) is refused, unless this is ``"force"``.
-        settings: What else defines the run, as JSON; a checkpoint with other settings is refused.
+        settings: Further facts that define the run, as JSON; a checkpoint with other settings is
+            refused.
         progress: Whether to show a bar; see `jaxeff.core`.
 
     Returns:

@@ -64,9 +64,9 @@ class QuantizationErrors(NamedTuple):
         sites: The layers.
         widths: The bit widths.
         weights: Mean squared error of the weights in each width; 0 where there are none.
-        activations: The same of what the layers read.
+        activations: Mean squared error in the same form, of the layers' inputs.
         weights_signal: Mean square of the weights themselves.
-        activations_signal: The same of what the layers read.
+        activations_signal: Mean square of the layers' inputs themselves.
     """
 
     sites: tuple[str, ...]
@@ -95,7 +95,7 @@ def quantization_errors(
         args: Its further arguments as a tuple, or the only one of them.
         sites: The layers.
         widths: Bit widths, rising, 1 to 16.
-        method: How an array is quantized to a width.
+        method: Function from a bit width to a quantizer.
 
     Raises:
         ValueError: A width that isn't one, a site that there isn't, that multiplies nothing, or

@@ -99,7 +99,7 @@ def hessian_trace(
         args: Its further arguments, such as `(x, y)`, as a tuple, or the only one of them.
         sites: The model's layers, dot products and convolutions.
         probes: Random directions.
-        at_once: How many are evaluated side by side, by `vmap`.
+        at_once: Number of them evaluated side by side, by `vmap`.
 
     Raises:
         ValueError: The loss isn't a scalar, or a site isn't there, multiplies nothing, or lies

@@ -63,9 +63,9 @@ def kl_sensitivity(
         x: Inputs, a few hundred of them; they are evaluated at once.
         sites: The layers.
         widths: Bit widths, rising, 1 to 16.
-        method: How an array is quantized to a width.
+        method: Function from a bit width to a quantizer.
         state: The model's state, which stays as it is.
-        at_once: How many policies are evaluated side by side, by `vmap`.
+        at_once: Number of policies evaluated side by side, by `vmap`.
 
     Returns:
         Divergences in nats, mean over inputs, with the standard error over them.

@@ -60,14 +60,14 @@ def allocate_bits(
         sensitivity: From `kl_sensitivity`, `hessian_sensitivity` or `noise_to_signal`; what it
             hasn't measured, weights or activations, is left as it is.
         cost: The model's, from `jaxeff.cost`.
-        budget: What the sites of `sensitivity` may cost in all, for the batch that `cost` was
+        budget: Total cost that the sites of `sensitivity` may have, for the batch that `cost` was
             counted for. What "weights" doesn't count, activations, takes the width of least damage.
         of: "weights": bits of their codes. "bops": bit operations.
         weights: Allowed widths of weights by pattern of sites, such as `{"conv1": (8,), "fc*":
             range(2, 5)}`; the most specific pattern decides. Elsewhere all that were measured.
-        activations: The same of activations.
+        activations: Allowed widths of activations, in the same form.
         together: Whether the weights and the activations of a site have the same width.
-        method: How an array is quantized to a width.
+        method: Function from a bit width to a quantizer.
 
     Returns:
         `LayerQuantization(method(weight bits), method(activation bits))` by site.

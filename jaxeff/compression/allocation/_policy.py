@@ -83,9 +83,9 @@ def bit_policy(
         sites: The layers.
         weights: Bit widths, 1 to 16, or 32 to leave the weights of a site alone; None for all of
             them. They may be traced, and have leading axes for `vmap` to go over.
-        activations: The same for what the layers read.
-        method: How an array is quantized to a width.
-        of_activations: The same for activations; None takes `method`.
+        activations: Bit widths of the layers' inputs, in the same form.
+        method: Function from a bit width to a quantizer.
+        of_activations: Such a function for activations; None takes `method`.
 
     Raises:
         ValueError: There are no widths, not one per site, or one that is neither of these.
@@ -139,10 +139,10 @@ def each_policy(
         x: Inputs, which are evaluated at once.
         sites: The layers.
         weights: Bit widths of their weights, a row per policy.
-        activations: The same of what they read.
-        method: How an array is quantized to a width.
+        activations: Bit widths of their inputs, in the same form.
+        method: Function from a bit width to a quantizer.
         widths: The widths that policies may have; weights and inputs are kept in memory in each.
-        at_once: How many policies are evaluated side by side, by `vmap`.
+        at_once: Number of policies evaluated side by side, by `vmap`.
 
     Raises:
         ValueError: Widths that aren't a row per policy with one per site, or not among `widths`.
@@ -189,7 +189,7 @@ def under_policies(
 
     Args:
         f: The model.
-        method: How an array is quantized to a width.
+        method: Function from a bit width to a quantizer.
         sites: The layers.
         widths: The widths that policies may have.
         *args: The arguments that the model will be called with.

@@ -17,7 +17,7 @@ class BitSensitivity(NamedTuple):
         widths: The bit widths.
         weights: Damage of so many bits in the weights of a site; None where it wasn't measured, 0
             for a layer without weights.
-        activations: The same of what the layers read.
+        activations: Damage in the same form, of the layers' inputs.
         weights_error: Standard error of `weights`; None where there is none.
         activations_error: Standard error of `activations`.
     """

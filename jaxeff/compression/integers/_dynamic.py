@@ -36,13 +36,13 @@ def ranged_by_itself(
 
     Args:
         call: The composite.
-        weights: Gives codes of the weights and their steps.
+        weights: Function that returns codes of the weights and their steps.
         layer: The layer.
-        values: What it reads.
+        values: Inputs of the layer.
         put: Keeps what depends on parameters alone.
         weight_bits: Width of the weights' codes.
         quantizer: The activations' grid, of no range.
-        tensor: What it acts on.
+        tensor: Description of the activations for their grid.
         x: The activations.
     """
     bits = width(quantizer, layer.site)

@@ -1,7 +1,7 @@
 """The grids of an integer network: codes of activations that count from a zero, codes of weights.
 
 An activation's code u stands for `(u - zero) * step`, 0 <= u < 2^bits: the grid of
-`jaxeff.compression.grid` with its codes moved to start at nought. A weight's code stands for
+`jaxeff.compression.grid` with its codes shifted to start at 0. A weight's code stands for
 `code * step`, at most 127 either way, so that two products with 8-bit codes fit 16 bits.
 """
 

@@ -39,7 +39,7 @@ class Addition:
     Attributes:
         layer: The layer.
         count: Elements in a sum.
-        divisor: What sums are divided by: `count` for a mean, 1 for a sum.
+        divisor: Divisor of the sums: `count` for a mean, 1 for a sum.
     """
 
     layer: Layer

@@ -84,7 +84,7 @@ class Converted:
         arrays: By `site/name`: codes (int8), biases (int32) and scales (float32).
         rest: Leaves that layers in float read, by number.
         shapes: Shape and dtype of every leaf of the float parameters.
-        structure: Theirs.
+        structure: Tree structure of the float parameters.
     """
 
     arrays: Mapping[str, Any]
@@ -141,7 +141,7 @@ class Integer:
         """Converts parameters to codes, once and for all.
 
         Args:
-            params: Those of `f`.
+            params: Parameters of `f`.
             *args: Its other arguments; of data only shapes count.
             **kwargs: Keyword arguments of `f`; of data only shapes count.
 
@@ -202,13 +202,14 @@ def integer(
 
     Args:
         f: A pure function `f(params, *args)` in inference.
-        spec: As for `quantized`, of uniform grids of at most 8 bits: symmetric ones for weights
-            (`Int(8, symmetric="weights")`), with the ranges of activations that `calibrate` gives.
+        spec: Quantizers by site, as for `quantized`, of uniform grids of at most 8 bits: symmetric
+            ones for weights (`Int(8, symmetric="weights")`), with the ranges of activations that
+            `calibrate` gives.
         dynamic: Whether activations without a range take their own smallest and largest value in
             every call, which costs two passes over them.
-        requantize: How sums become codes: by a "float" scale, or by a "fixed"-point multiplier of
-            16 bits and shifts, for arithmetic of integers alone between the first codes and the
-            last sums (means but for). The codes of a layer differ by one at most.
+        requantize: Conversion of sums to codes: by a "float" scale, or by a "fixed"-point
+            multiplier of 16 bits and shifts, for arithmetic of integers alone between the first
+            codes and the last sums (means but for). The codes of a layer differ by one at most.
 
     NaN in data that is written as codes of a calibrated grid becomes the smallest code under JAX,
     and results are finite. A bundle deployed from it refuses arguments that hold NaN.

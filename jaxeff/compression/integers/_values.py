@@ -37,8 +37,8 @@ class IntegerProduct:
     Attributes:
         call: The composite: `call(x, w, bias, *rest, **attributes)`.
         x: Codes it reads.
-        grid: Theirs.
-        weights: Gives codes of the weights and their steps, one for each output.
+        grid: Grid of these codes.
+        weights: Function that returns codes of the weights and their steps, one for each output.
         bits: Bits of the weights.
         depth: Products in a sum.
         pools: Whether maxima over windows of its pixels can go into it.

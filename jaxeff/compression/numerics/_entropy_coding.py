@@ -16,7 +16,7 @@ def code_lengths(counts: Sequence[int] | np.ndarray) -> np.ndarray:
     """Computes the length of each symbol's code in a Huffman code.
 
     Args:
-        counts: How often each symbol occurs.
+        counts: Number of occurrences of each symbol.
 
     Returns:
         Whole numbers of bits, of the shape of `counts`; 0 for what doesn't occur, and for a symbol

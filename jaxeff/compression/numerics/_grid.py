@@ -182,7 +182,7 @@ def dequantize(codes: Integer[Array, "*shape"], grid: Grid) -> Float[Array, "*sh
     """Computes the grid values of integer codes.
 
     Args:
-        codes: What `quantize` returned.
+        codes: Result of `quantize`.
         grid: The grid they were made with.
 
     Returns:

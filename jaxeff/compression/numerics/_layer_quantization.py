@@ -21,8 +21,8 @@ class LayerQuantization(Setting):
         weights: The method for weights of a dot product or convolution; None leaves them alone.
         activations: The method for activations, or a tuple with one for each that the layer reads
             (or returns); None leaves them alone.
-        at: Which activations: those that a multiply-accumulate reads ("input"), or the result of
-            any layer ("output").
+        at: Activations that are quantized: those that a multiply-accumulate reads ("input"), or the
+            result of any layer ("output").
 
     Raises:
         TypeError: A method isn't a quantizer.

@@ -56,7 +56,7 @@ class Tensor:
         role: A weight, or an activation.
         rank: Number of axes.
         key: A key of this array's own, where the caller of `quantized` gave one.
-        find_channels: Gives the axes that make output channels; of a weight.
+        find_channels: Function that finds a weight's axes of output channels.
         samples: The axes that count samples, and draws of the parameters; of an activation. None if
             one axis counts draws and something else.
     """
@@ -102,9 +102,9 @@ class Tensor:
         """Shapes a method's number to broadcast against what it acts on, in its dtype.
 
         Args:
-            name: What an error message calls it, such as "Binary.scale".
+            name: Name of the number in error messages, such as "Binary.scale".
             value: The number, or an array of them.
-            x: What it acts on.
+            x: Array that it acts on.
 
         Raises:
             ValueError: It doesn't broadcast against the array, or would enlarge it.

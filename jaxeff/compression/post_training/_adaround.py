@@ -85,7 +85,8 @@ def adaround(
         f: A pure function `f(params, *args)`.
         params: Its parameters.
         batch: `args` as a tuple, or the only one of them: some hundred examples.
-        spec: As for `quantized`. Open numbers of weights are those of the original weights.
+        spec: Quantizers by site, as for `quantized`. Open numbers of weights are those of the
+            original weights.
         steps: Steps of Adam per layer.
         rate: Its rate.
         penalty: Weight of the term that makes decisions, in units of the error that rounding to

@@ -68,8 +68,9 @@ def awq(
         f: A pure function `f(params, *args)`.
         params: Its parameters.
         batch: `args` as a tuple, or the only one of them: some hundred examples.
-        spec: As for `quantized`. Open numbers of weights are those of the scaled weights.
-        points: How many values of alpha above 0 are tried.
+        spec: Quantizers by site, as for `quantized`. Open numbers of weights are those of the
+            scaled weights.
+        points: Number of values of alpha above 0 to try.
         fold: Whether scales move into the layer before, where that is possible.
 
     Returns:

@@ -57,7 +57,7 @@ def correct_biases(
         f: A pure function `f(params, *args)`.
         params: Its parameters, or those that `gptq` or `adaround` gave.
         batch: `args` as a tuple, or the only one of them: some hundred examples.
-        spec: As for `quantized`.
+        spec: Quantizers by site, as for `quantized`.
 
     Returns:
         New parameters; only biases of layers with a setting are different.

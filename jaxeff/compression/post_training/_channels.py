@@ -74,7 +74,7 @@ def pairs(program: Program, leaves: Sequence[Any]) -> list[LayerPair]:
     """Finds every pair of linear layers between which channels can be rescaled.
 
     Args:
-        program: What `trace` returned.
+        program: Result of `trace`.
         leaves: The flattened arguments; parameters are looked at, data isn't.
 
     Returns:
@@ -227,7 +227,7 @@ def _labels(run: Callable[[Any], Array], count: int) -> Labels | None:
     """Finds the channel that each entry of a result scales with: -1 where it is zero anyway.
 
     Args:
-        run: Gives the result for a factor of each channel.
+        run: Function from a factor of each channel to the result.
         count: Number of channels.
 
     Returns:

@@ -49,7 +49,7 @@ def equalize(f: Callable[..., Any], params: Any, batch: Any, *, sweeps: int = 50
         f: A pure function `f(params, *args)`.
         params: Its parameters.
         batch: `args` as a tuple, or the only one of them; their shapes count, not their values.
-        sweeps: How often all pairs are equalized at most.
+        sweeps: Largest number of rounds over all pairs.
 
     Returns:
         New parameters; where there are no pairs, the same.

@@ -64,8 +64,9 @@ def gptq(
         f: A pure function `f(params, *args)`.
         params: Its parameters.
         batch: `args` as a tuple, or the only one of them: some hundred examples.
-        spec: As for `quantized`; methods that quantize elementwise, with numbers per tensor or
-            output channel. Open numbers of weights are those of the original weights.
+        spec: Quantizers by site, as for `quantized`; methods that quantize elementwise, with
+            numbers per tensor or output channel. Open numbers of weights are those of the original
+            weights.
         damping: Added to the diagonal of H, in units of its mean.
         block: Inputs between two updates of all later ones; changes rounding errors only.
         sort: Whether inputs are taken by decreasing diagonal of H instead of in their order.

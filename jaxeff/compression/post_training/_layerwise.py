@@ -38,7 +38,7 @@ class RoundingProblem:
 
     Attributes:
         at: The layer.
-        tensor: What its quantizer is told.
+        tensor: Description of the weight for its quantizer.
         quantizer: The method, started.
         weights: The original weights, as matrices in float32.
         exact: The data that the original network feeds the layer.
@@ -100,9 +100,9 @@ def on_grids(
         f: A pure function `f(params, *args)`.
         params: Its parameters.
         batch: `args` as a tuple, or the only one of them.
-        spec: As for `quantized`. Open numbers of a weight's method are those of the original
-            weights; activations are quantized as they are set.
-        solve: Gives the new weights of a layer.
+        spec: Quantizers by site, as for `quantized`. Open numbers of a weight's method are those of
+            the original weights; activations are quantized as they are set.
+        solve: Function that finds the new weights of a layer.
 
     Returns:
         The parameters, and a spec for them with one setting per site.
@@ -183,7 +183,7 @@ def side_by_side(
     """Evaluates a program twice: as it is, and quantized.
 
     Args:
-        program: What `trace` returned.
+        program: Result of `trace`.
         settings: By site.
         leaves: The flattened arguments.
         at: `at(layer, exact inputs, exact outputs, quantized inputs)` may give the quantized

@@ -43,8 +43,8 @@ class Origin:
     Attributes:
         leaf: Position among the flattened arguments, parameters first.
         path: Its name.
-        value: It, in the program.
-        nodes: What happens to it on the way.
+        value: Its value in the program.
+        nodes: Operations on it on the way.
         target: The layer's input.
     """
 
@@ -263,7 +263,7 @@ def origin(
     Args:
         program: The program.
         value: An input of one of its layers.
-        makers: What `producers` returned.
+        makers: Result of `producers`.
         grows: Whether entries may be repeated, as those of a bias are.
     """
     nodes: list[Node] = []

@@ -59,11 +59,11 @@ class Small(NamedTuple):
         f: A function like the model's, quantized; without its bits it is `whole_bits`.
         params: Its parameters.
         state: Its state; None if it has none.
-        plan: What was kept.
+        plan: Channels that were kept.
         whole_bits: The smaller function in float32.
         spec: The bits of its layers.
         train: The smaller function in training form, quantized.
-        whole_train: The same in float32.
+        whole_train: The training form in float32.
         kept_ranges: Whether ranges of activations are numbers in `spec`, as a library has them.
     """
 
@@ -124,7 +124,7 @@ class Small(NamedTuple):
         library computes.
 
         Args:
-            key: Which examples, in which order.
+            key: Random key of the order of examples.
             data: Pairs of inputs and labels.
             epochs: Passes over them.
             batch_size: Images per update.
@@ -184,7 +184,7 @@ class Candidates:
             params: Its trained parameters.
             data: Pairs of inputs and labels that candidates train on.
             validation: Pairs that their accuracy is measured on; none of the test data.
-            space: What policies decide.
+            space: Space of the policies.
             state: The model's state; None if it has none.
             train: The model in training form; None takes `f`.
             steps: Updates of every candidate's training; None takes an epoch, 0 none.
@@ -244,8 +244,8 @@ class Candidates:
         """Measures a candidate's accuracy on the validation data; 0 if it diverged.
 
         Args:
-            key: Which examples it trains on, in which order.
-            policy: What is left of the model.
+            key: Random key of the examples it trains on, and of their order.
+            policy: Policy that compresses the model.
         """
         policy = jax.tree.map(jnp.asarray, policy)
         found = self._measured(key, policy, self.params, self.state, self.data, self.validation)

@@ -40,7 +40,7 @@ class CompressionSensitivity(NamedTuple):
     """Mean divergences in nats, of predictions from those of the whole model.
 
     Attributes:
-        strengths: How much goes, as an action says it.
+        strengths: Strengths of compression, as in actions.
         pruning: Channels that the layer decides about; 0 where it decides about none.
         weights: Bits of its weights.
         activations: Bits of what it reads.
@@ -80,9 +80,9 @@ def sensitivity(
         params: Its parameters.
         x: Inputs, a few hundred without augmentation; they are evaluated at once.
         space: The model's layers.
-        actions: What a strength means.
+        actions: Meaning of a strength.
         state: The model's state, which stays as it is.
-        strengths: How many strengths of each method.
+        strengths: Number of strengths of each method.
     """
     levels = np.linspace(0, 1, strengths, endpoint=False)
     policies = _one_at_a_time(space, actions, levels)

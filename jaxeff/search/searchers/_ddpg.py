@@ -83,9 +83,9 @@ class Agent(NamedTuple):
         memory: Steps of past episodes.
         known: Features that nothing changes.
         seen: Mean and variance of all features.
-        features: Those of the episode.
+        features: Features of the episode.
         baseline: Moving mean of the reward.
-        episode: How many have been.
+        episode: Number of episodes so far.
     """
 
     actor: Any

@@ -21,7 +21,7 @@ class Generation(NamedTuple):
         strategy: Its state.
         population: Candidates of the generation.
         losses: Losses of the candidates that were tried.
-        tried: How many were.
+        tried: Number of candidates tried.
     """
 
     strategy: Any

@@ -24,7 +24,7 @@ class Running(NamedTuple):
     """Running mean and variance (Welford).
 
     Attributes:
-        number: How many.
+        number: Number of values so far.
         mean: Running mean of each number.
         squares: Sums of squared deviations.
     """

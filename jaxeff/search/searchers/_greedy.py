@@ -29,9 +29,9 @@ class Progress(NamedTuple):
     """Where it is.
 
     Attributes:
-        actions: Those before the last step.
-        tried: Those of the episode.
-        closed: Which actions were too much a step further.
+        actions: Actions before the last step.
+        tried: Actions of the episode.
+        closed: Mask of actions whose next step was too much.
     """
 
     actions: Float[np.ndarray, "layers actions"]
@@ -45,7 +45,7 @@ class Greedy(Setting):
     """Steps by least predicted divergence per operation saved.
 
     Attributes:
-        step: How much an action grows in an episode.
+        step: Growth of an action in an episode.
         most: Largest value of an action.
     """
 

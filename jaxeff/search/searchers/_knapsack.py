@@ -45,12 +45,12 @@ class Items(NamedTuple):
     Attributes:
         options: Actions of a layer.
         damages: Predicted divergence, by layer and option.
-        costs: What the option leaves of the whole model, by layer and option, as its change.
+        costs: Change of the whole model's cost by an option, by layer and option.
         whole: Cost of the whole model.
-        budget: What the changes may leave.
+        budget: Cost that the changed model may have.
         low: The largest budget that was too small.
         high: The smallest that was too large.
-        duplicates: Which options of a layer come to the same, as numbers, by layer and option.
+        duplicates: Numbers of options by layer, equal where options give the same policy.
         tried: Options of the layers that were chosen so far, as such numbers.
         seen: Policies that were proposed.
     """

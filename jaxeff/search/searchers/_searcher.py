@@ -30,9 +30,9 @@ class SearchProblem:
 
     Attributes:
         space: The model's layers.
-        actions: What actions mean.
+        actions: Meaning of actions.
         known: Sensitivities of the layers, if they were measured.
-        episodes: How many there will be.
+        episodes: Number of episodes of the search.
         target: Share of the whole model's latency that is asked for.
         whole: Latency of the whole model.
         time: Latency of any policy, where it is looked up and costs no episode; else None.

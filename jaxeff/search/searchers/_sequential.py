@@ -34,7 +34,7 @@ class Stage(NamedTuple):
 
     Attributes:
         memory: The agent's.
-        episode: How many have been.
+        episode: Number of episodes so far.
         best: Actions of the first stage with its highest reward.
         reward: Highest reward of the first stage.
     """
@@ -52,7 +52,7 @@ class Sequential(Setting):
 
     Attributes:
         first: "pruning" or "quantization".
-        agent: What searches in both stages.
+        agent: Searcher of both stages.
         reward: Reward that judges the first stage, at its own target.
     """
 

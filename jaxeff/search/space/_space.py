@@ -114,7 +114,7 @@ class SearchSpace:
         sites: The layers in order.
         groups: Names of the groups that a layer decides about.
         ranks: By group, the rank of every channel by its score: 0 is the last to go.
-        legal: Which layers may have few bits.
+        legal: Rule of which layers may have few bits.
     """
 
     channels: Channels
@@ -138,8 +138,8 @@ class SearchSpace:
             f: A pure function `f(params, *args)`.
             params: Its parameters, whose channels are scored.
             *args: Its further arguments; the batch is that of latencies and operations.
-            score: Which channels stay longest (`jaxeff.pruning.scores`).
-            legal: Which layers may have few bits.
+            score: Score of channels: the highest stay longest (`jaxeff.pruning.scores`).
+            legal: Rule of which layers may have few bits.
 
         Raises:
             ValueError: The model has no layer that could be compressed.

@@ -61,7 +61,7 @@ def clip_range(
         method: "minmax", "percentile", "mse" or "kl".
         percentile: The upper percentile, above 50; the lower one is its counterpart. Of values,
             not of counts.
-        counts: How often each value occurs; once if None.
+        counts: Number of occurrences of each value; one if None.
 
     Returns:
         Smallest and largest value kept.

@@ -73,7 +73,7 @@ def running(
     Args:
         f: A pure function `f(params, *args)`.
         spec: Maps patterns of sites to `Int` settings, as for `quantized`.
-        decay: How much of a moving average remains after a batch, 0 to 1.
+        decay: Share of a moving average that remains after a batch, 0 to 1.
         training: Whether the ranges follow the batches; otherwise they stay as they are.
 
     Returns:
@@ -130,7 +130,7 @@ def initial_ranges(
 
     Args:
         f: The model.
-        spec: As for `running`.
+        spec: Settings by site, as for `running`.
         params: Its parameters; only shapes matter, here and below.
         *args: Its further arguments.
 

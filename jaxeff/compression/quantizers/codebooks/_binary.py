@@ -36,8 +36,8 @@ class Binary(BaseQuantizer):
     """One bit: `Binary()` is XNOR-Net's, `Binary(per="none")` the plain sign.
 
     Attributes:
-        scale: What signs are multiplied with. Open: the mean magnitude.
-        per: What has a scale of its own: the output "channel" of a weight, or the "tensor"; "none":
+        scale: Factor of the signs. Open: the mean magnitude.
+        per: Part with its own scale: the output "channel" of a weight, or the "tensor"; "none":
             there are no scales.
         gradient: "clipped", or "polynomial" (Bi-Real Net, of activations).
         stochastic: Whether signs are drawn; needs `quantized(..., keyed=True)`.

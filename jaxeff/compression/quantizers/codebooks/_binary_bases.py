@@ -41,12 +41,12 @@ class BinaryBases(BaseQuantizer):
     """Several binary bases: `BinaryBases(3)`.
 
     Attributes:
-        bases: How many, 1 to 8.
+        bases: Number of bases, 1 to 8.
         shifts: One for each. Open: for weights evenly spaced from -1 to 1, in standard deviations;
             for activations such that the thresholds 1/2 - shift divide their range evenly.
         scales: One for each, along the last axis, the others being of size one or those that have
             scales of their own. Open: those of least squares.
-        per: What has scales of its own: the output "channel" of a weight, or the "tensor".
+        per: Part with its own scales: the output "channel" of a weight, or the "tensor".
         follow: Whether the scales of weights stay open in `init`, and so follow the weights as in
             the paper; else they are learnt by their own gradient.
 

@@ -51,8 +51,8 @@ class Codebook(BaseQuantizer):
         bits: Bit width of an index, 1 to 8.
         values: The codebook along its last axis; the other axes are of size one, or those that
             have a codebook of their own. Open: by k-means.
-        per: What has a codebook of its own: the output "channel" of a weight, or the "tensor".
-        coding: How indices are stored: with "fixed" lengths, or by a "huffman" code.
+        per: Part with its own codebook: the output "channel" of a weight, or the "tensor".
+        coding: Storage of indices: with "fixed" lengths, or by a "huffman" code.
         length: Bits of an index by the Huffman code of the array that it started from, on average;
             has no gradient. Open: `bits`.
         reassign: Whether weights are trained too, and may change their shared value.

@@ -74,12 +74,12 @@ class Discrete(BaseQuantizer):
         levels: 2 for -1 and 1, or 3 with zero between.
         logits: Log-probabilities of the values but for a constant, ``[*shape, levels]``. Open: see
             above.
-        scale: What values are multiplied with, positive. Open: the standard deviation of what
+        scale: Factor of the values, positive. Open: the standard deviation of what
             shares it, or its mean magnitude where that is zero.
         draw: "sample" needs a key; "mode" takes the most probable value.
         decay: The penalty's factor, of the sum of squared logits (the paper's probability decay).
             A plain number isn't learnt.
-        per: What has a scale of its own: the output "channel" of a weight, or the "tensor".
+        per: Part with its own scale: the output "channel" of a weight, or the "tensor".
 
     Raises:
         TypeError, ValueError: A number is out of bounds, or a choice is unknown.

@@ -49,13 +49,13 @@ class Floating(BaseQuantizer):
         format: A dtype of `FORMATS`: those with a sign that `ml_dtypes` has. "e4m3" and "e5m2" are
             short for "float8_e4m3fn" and "float8_e5m2"; "fn" formats have no infinities, "fnuz" no
             negative zero either, and their own exponents.
-        scale: What values are divided by first, positive; learnt by its gradient. Open: by
+        scale: Divisor of values before rounding, positive; learnt by its gradient. Open: by
             `scaling`.
-        scaling: How an open scale is chosen: "none" has none; "real" takes the largest magnitude to
+        scaling: Choice of an open scale: "none" has none; "real" takes the largest magnitude to
             the format's largest value; "power_of_two" the smallest power of two that keeps it
             below, so that scaling is exact.
         saturate: Whether values beyond the largest become it.
-        per: What has a scale of its own: the output "channel" of a weight, or the "tensor".
+        per: Part with its own scale: the output "channel" of a weight, or the "tensor".
 
     Raises:
         TypeError, ValueError: The format or scaling is unknown, or the scale isn't positive.

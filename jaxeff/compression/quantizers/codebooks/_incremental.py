@@ -143,7 +143,7 @@ class IncrementalState(NamedTuple):
     Attributes:
         steps: Updates so far.
         top: The exponent n1 of each array.
-        done: Which of its weights are quantized.
+        done: Mask of its weights that are quantized.
     """
 
     steps: Array

@@ -53,9 +53,9 @@ class LearnedBasis(BaseQuantizer):
         bits: Bit width, 1 to 8.
         basis: Its last axis has one number for each bit; the others are of size one, or those that
             have a basis of their own. Open: by least squares.
-        per: What has a basis of its own: the output "channel" of a weight, or the "tensor".
-        turns: How often an open basis and codes are computed in turns.
-        momentum: How much of the basis stays in an update.
+        per: Part with its own basis: the output "channel" of a weight, or the "tensor".
+        turns: Number of turns in which an open basis and its codes are computed.
+        momentum: Share of the basis that stays in an update.
 
     Raises:
         TypeError, ValueError: A number is out of bounds, or the basis has none for some bit.

@@ -48,8 +48,8 @@ class LearnedPowers(BaseQuantizer):
         minimum: The smallest magnitude, q_min; positive. Open: what the initial width gives.
         maximum: The largest magnitude, q_max; positive. Open: that of the array, one if it is zero.
         zero: Whether zero is a value, for one code more.
-        price: What the penalty takes for a bit. A plain number isn't learnt.
-        per: What has ends of its own: the output "channel" of a weight, or the "tensor".
+        price: Price of a bit in the penalty. A plain number isn't learnt.
+        per: Part with its own ends: the output "channel" of a weight, or the "tensor".
 
     Raises:
         TypeError, ValueError: A number is out of bounds.

@@ -52,7 +52,7 @@ class PowersOfTwo(BaseQuantizer):
         signed: Whether there are negative values. Open: for weights there are, for activations if
             one is negative.
         nearest: Whether a magnitude is rounded by "value" or by "exponent".
-        per: What has an exponent of its own: the output "channel" of a weight, or the "tensor".
+        per: Part with its own exponent: the output "channel" of a weight, or the "tensor".
 
     Raises:
         TypeError, ValueError: `bits` is out of bounds or not whole, or `top` not finite.
@@ -119,7 +119,7 @@ def nearest_powers(
     Args:
         x: Values.
         top: The largest exponent; broadcasts against `x`.
-        count: How many exponents there are, likewise.
+        count: Number of exponents; broadcasts against `x`.
         by_exponent: Whether exponents are rounded, and not magnitudes.
     """
     size = jnp.abs(x)

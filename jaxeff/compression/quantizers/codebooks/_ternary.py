@@ -43,7 +43,7 @@ class Ternary(BaseQuantizer):
         fraction: The threshold over the mean magnitude.
         threshold: Largest magnitude that becomes zero. Open: by `fraction`.
         scale: The value a. Open: the mean magnitude beyond the threshold.
-        per: What has a scale of its own: the output "channel" of a weight, or the "tensor".
+        per: Part with its own scale: the output "channel" of a weight, or the "tensor".
 
     Raises:
         TypeError, ValueError: A number is negative or not finite.
@@ -104,7 +104,7 @@ class TrainedTernary(BaseQuantizer):
         positive: The value p above the threshold. Open: the mean there.
         negative: Minus the value below the other threshold. Open: the mean magnitude there. A side
             without values takes the number of the other side; one, if both have none.
-        per: What has values of its own: the output "channel" of a weight, or the "tensor".
+        per: Part with its own values: the output "channel" of a weight, or the "tensor".
 
     Raises:
         TypeError, ValueError: A number is negative or not finite.

@@ -58,9 +58,9 @@ class BayesianBits(BaseQuantizer):
     """Learned widths of 2, 4, 8, 16 or 32 bits: `BayesianBits(price=0.01)`; needs a key.
 
     Attributes:
-        price: What the penalty takes for a bit. A plain number isn't learnt.
-        pruned: What of a weight a gate z_2 removes: an output "channel", the whole "tensor", or
-            "nothing". Activations have no such gate.
+        price: Price of a bit in the penalty. A plain number isn't learnt.
+        pruned: Part of a weight that a gate z_2 removes: an output "channel", the whole "tensor",
+            or "nothing". Activations have no such gate.
         maximum: beta, where values are clipped; positive. Open: the largest magnitude.
         gates: phi of the gates of 4, 8, 16 and 32 bits, ``[4]``. Open: 6, nearly always open.
         kept: phi of z_2, one for each channel. Open: 6.

@@ -49,7 +49,8 @@ class Int(Setting):
             be an array with one entry per activation the layer reads.
         weights: Whether weights are quantized.
         activations: Whether activations are quantized.
-        at: Which activations of a layer: those it reads ("input") or its result ("output").
+        at: Activations of a layer that are quantized: those it reads ("input") or its result
+            ("output").
 
     Raises:
         TypeError: A bit width is neither an integer nor an array.

@@ -69,8 +69,8 @@ class LearnedWidth(BaseQuantizer):
         maximum: Largest value, q_max; positive. Open: the largest magnitude, one if that is zero.
         signed: Whether there are values below zero. Open: for weights there are, for activations if
             one is negative.
-        price: What the penalty takes for a bit. A plain number isn't learnt.
-        per: What has numbers of its own: the output "channel" of a weight, or the "tensor".
+        price: Price of a bit in the penalty. A plain number isn't learnt.
+        per: Part with its own numbers: the output "channel" of a weight, or the "tensor".
 
     Raises:
         TypeError, ValueError: A number is out of bounds.

@@ -53,8 +53,8 @@ class LSQ(BaseQuantizer):
         offset: The value of code zero; learnt where `asymmetric`. Open: the smallest value for
             unsigned codes (LSQ+, section 3).
         asymmetric: Whether there is an offset (LSQ+). Codes are then unsigned for activations.
-        per: What has a step of its own: the output "channel" of a weight, or the "tensor".
-        initial: What an open step starts from: the "mean" magnitude, as in the paper, or the least
+        per: Part with its own step: the output "channel" of a weight, or the "tensor".
+        initial: Start of an open step: the "mean" magnitude, as in the paper, or the least
             squared "error" of the array among steps that clip it less and less, which a short
             training on of activations needs.
         scaled: Whether the gradients of step and offset are divided by sqrt(n Qp), n the values

@@ -53,7 +53,7 @@ class PACT(BaseQuantizer):
         signed: Whether codes reach below zero. Open: for weights they do, for activations if one is
             negative.
         decay: The penalty's factor (`jaxeff.compression.penalty`). A plain number isn't learnt.
-        per: What has an alpha of its own: the output "channel" of a weight, or the "tensor".
+        per: Part with its own alpha: the output "channel" of a weight, or the "tensor".
 
     Raises:
         TypeError, ValueError: A number is out of bounds, or one bit has a sign.

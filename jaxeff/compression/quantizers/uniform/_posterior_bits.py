@@ -146,8 +146,8 @@ def posterior_bits(
     Args:
         posterior: A pytree of parameters with `Gaussian` leaves, which may not be traced; of other
             posteriors `jaxeff.bayes.to_gaussians`.
-        nats: What rounding may change a weight's distribution by, on average.
-        per: What has a step of its own: the "tensor"; the "channel", its last axis, in which Flax
+        nats: Allowed change of a weight's distribution by rounding, on average.
+        per: Part with its own step: the "tensor"; the "channel", its last axis, in which Flax
             keeps the outputs of a kernel; or the "weight", whose step then follows from its own
             variance and isn't counted.
         threshold: Weights with |mean| / std below are removed: zero for sure.

@@ -66,7 +66,7 @@ class Relaxed(BaseQuantizer):
             learnt.
         draw: "soft", "hard" or "deterministic", which needs no key.
         reach: Neighbours on each side.
-        per: What has a step of its own: the output "channel" of a weight, or the "tensor".
+        per: Part with its own step: the output "channel" of a weight, or the "tensor".
 
     Raises:
         TypeError, ValueError: A number is out of bounds, or a choice is unknown.

@@ -31,7 +31,7 @@ class Uniform(BaseQuantizer):
         bits: Bit width, 1 to 16; an array may be traced.
         symmetric: Whether the grid is centred on zero.
         range: Smallest and largest value; None takes those of the array on every call.
-        per: What has a range of its own: the output "channel" of a weight, the "sample" of an
+        per: Part with its own range: the output "channel" of a weight, the "sample" of an
             activation, or the "tensor". What an array hasn't counts as "tensor".
 
     Raises:
