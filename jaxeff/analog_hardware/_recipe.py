@@ -71,8 +71,8 @@ class ForChip(NamedTuple):
     """A network that was trained for a chip.
 
     Attributes:
-        params: Its parameters.
-        spec: Its crossbars, with ranges and the white box, for `analog` and `in_the_loop`.
+        params: The parameters.
+        spec: The crossbars, with ranges and the white box, for `analog` and `in_the_loop`.
         history: The records of each stage, by its name.
     """
 
@@ -120,7 +120,7 @@ def train_for_chip(
         data: Non-negative inputs, and integer labels.
         query: The chip, or a Python callable.
         sites: The layers that run on it.
-        array: Its size and gain; `Crossbar(gain=0.004)`, the twin's, if None.
+        array: The size and gain; `Crossbar(gain=0.004)`, the twin's, if None.
         optimizer: Optimizer of every stage, which starts it anew.
         epochs: Epochs of quantization-aware training, of the white box, and in the loop; 0 leaves a
             stage out.

@@ -50,7 +50,7 @@ def init(
 
     Args:
         f: A pure function `f(params, *args)`.
-        params: Its parameters.
+        params: The parameters of `f`.
         batch: `args` as a tuple, or the only one of them.
         spec: Quantizers by site, as for `quantized`.
 

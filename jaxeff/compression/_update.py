@@ -40,7 +40,7 @@ def update_statistics(
 
     Args:
         f: A pure function `f(params, *args)`.
-        params: Its parameters.
+        params: The parameters of `f`.
         batch: `args` as a tuple, or the only one of them.
         spec: Result of `init`.
 

@@ -22,7 +22,7 @@ def check_key(where: str, key: Any) -> None:
     """Checks a random key; an array of keys is one as well.
 
     Args:
-        where: What an error message calls it, such as `fit: key`.
+        where: name in error messages, such as `fit: key`.
         key: A typed key, or old-style numbers of dtype uint32.
 
     Raises:
@@ -39,7 +39,7 @@ def check_function(where: str, f: Any, form: str = "f(params, *inputs)") -> None
     """Checks a function.
 
     Args:
-        where: What an error message calls it.
+        where: name in error messages.
         f: A pure function.
         form: How it is called, for the error message.
 
@@ -59,7 +59,7 @@ def check_params(where: str, params: Any) -> None:
     """Checks a pytree of parameters, which may hold shapes or random values as well.
 
     Args:
-        where: What an error message calls it.
+        where: name in error messages.
         params: Any pytree.
 
     Raises:
@@ -92,7 +92,7 @@ def check_examples(where: str, data: Any) -> None:
     """Checks data of an inference: ``(*inputs, targets)``.
 
     Args:
-        where: What an error message calls it.
+        where: name in error messages.
         data: A tuple or list of arrays or pytrees of arrays.
 
     Raises:

@@ -76,7 +76,7 @@ def bind(eqn: JaxprEqn, *values: Any, **changed: Any) -> list[Any]:
 
     Args:
         eqn: The equation.
-        *values: Its operands.
+        *values: The operands.
         **changed: Parameters that replace its own.
     """
     params = eqn.primitive.get_bind_params(eqn.params | changed)
@@ -346,7 +346,7 @@ def export_composite(
         fn: Returns a sequence of arrays. It closes over no traced value.
         operands: Arrays.
         operator: The composite's name.
-        attributes: Its attributes: strings, integers, floats and tuples of them.
+        attributes: The attributes: strings, integers, floats and tuples of them.
     """
     if not isinstance(trace_ctx.trace, DynamicJaxprTrace):
         return fn(*operands)

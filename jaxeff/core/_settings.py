@@ -129,7 +129,7 @@ def check_number(
     """Checks a number or array of a setting where it is concrete.
 
     Args:
-        name: What an error message calls it, such as `Additive.sigma`.
+        name: name in error messages, such as `Additive.sigma`.
         value: A number, an array, or a traced array, which passes unchecked.
         low: The smallest value allowed.
         high: The largest value allowed.
@@ -178,7 +178,7 @@ def check_count(name: str, value: Any, low: int = 1, high: int | None = None) ->
     """Checks a whole number that is known when a program is traced.
 
     Args:
-        name: What an error message calls it.
+        name: name in error messages.
         value: The number.
         low: The smallest allowed.
         high: The largest allowed, if any.

@@ -22,7 +22,7 @@ def build(
     """Makes the ambiguous images of both splits.
 
     Args:
-        recipe: How.
+        recipe: Recipe of the data set.
         source: The digits.
         folder: Folder of the networks' checkpoints; an interrupted build goes on from them.
         say: Called with one line per step; None for silence.

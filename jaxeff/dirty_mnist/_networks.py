@@ -30,7 +30,7 @@ def train_vae(
 
     Args:
         key: Random key.
-        recipe: Its settings.
+        recipe: The settings of the networks.
         source: The digits.
         path: Checkpoint.
         progress: Whether to show a bar; see `jaxeff.core`.

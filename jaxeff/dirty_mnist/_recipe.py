@@ -25,7 +25,7 @@ class Recipe:
         test: Ambiguous test images, made from the source's test digits.
         labels: Labels drawn for each image.
         vae_epochs: Epochs of the autoencoder.
-        vae_rate: Its learning rate (Adam).
+        vae_rate: The learning rate (Adam).
         vae_drops: Epochs after which its learning rate falls to a fifth.
         members: LeNets in the ensemble.
         member_epochs: Epochs of each (ours; Adam at 1e-3 with cosine decay). After more, members
@@ -90,7 +90,7 @@ class DirtyMNIST:
         train_images: Ambiguous images, uint8, ``[n, 28, 28, 1]``.
         train_labels: int32, ``[n, labels]``: drawn independently from the image's class
             probabilities.
-        train_probs: Those probabilities, the ensemble's mean, ``[n, classes]``.
+        train_probs: Probabilities of the labels, the ensemble's mean, ``[n, classes]``.
         test_images: Ambiguous images made from test digits, ``[m, 28, 28, 1]``.
         test_labels: int32, ``[m, labels]``.
         test_probs: ``[m, classes]``.

@@ -201,7 +201,7 @@ def ensemble(
     Args:
         key: Random key; members start from it.
         f: A pure function `f(params, *args)`; a random key may come before `params`.
-        params: Its parameters. What is shared stays as it is here.
+        params: The parameters of `f`. What is shared stays as it is here.
         spec: Maps patterns of sites or parameters to `Members`, or to None for what is shared.
         init: `init(key) -> params` makes fresh parameters; see `Members` for what is done without.
         state: The mutable state of `f(params, state, *args) -> (outputs, new state)`, as

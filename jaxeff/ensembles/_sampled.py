@@ -91,7 +91,7 @@ def affordable(f: Callable[..., Any], params: Any, x: Any, pattern: str, *, time
 
     Args:
         f: `f(params, x)`.
-        params: Its parameters.
+        params: The parameters of `f`.
         x: Inputs; shapes are enough.
         pattern: Pattern of the sites that have members, as `jaxeff.ensemble` takes it.
         times: The budget, in multiples of the network's own multiplications.

@@ -122,8 +122,8 @@ def sngp(
     Args:
         key: Random key of the features.
         f: `f(params, x) -> outputs`, best with bounded layers (`spectral`).
-        params: Its parameters.
-        site: Its last layer, a dense one.
+        params: The parameters of `f`.
+        site: The last layer, a dense one.
         x: Inputs.
         features: Number of random features.
         length_scale: Length scale of the kernel, in units of the distance between the layer's

@@ -130,7 +130,7 @@ def layer_norm(layer: Layer, values: Sequence[Any], iterations: int) -> Float[Ar
 
     Args:
         layer: A dense or convolution layer.
-        values: Its inputs.
+        values: The inputs.
         iterations: Number of power iterations.
     """
     op = layer.op

@@ -54,13 +54,13 @@ def assumptions(
 
     Args:
         f: A pure function `f(params, *args)`.
-        *args: Its arguments, any leaf of which may be a `Gaussian`.
+        *args: The arguments, any leaf of which may be a `Gaussian`.
         key: A PRNG key, to estimate how far the variance of each place is off; nothing is estimated
             without one.
         samples: How many samples to estimate from: an entry's ratio has a standard error of about
             sqrt(2 / samples).
         chunk: How many samples are run at once.
-        rules: As for `moments`.
+        rules: Same as for `moments`.
         **kwargs: Further arguments.
 
     Returns:

@@ -81,7 +81,7 @@ def calibrate_moments(
         samples: How many samples to draw; a channel's factor has a relative standard error of at
             most about sqrt(2 / samples), less where it is averaged over independent entries.
         chunk: How many samples are run at once; memory is this many times that of `f`.
-        rules: As for `moments`.
+        rules: Same as for `moments`.
         correlations: Whether to measure factors for `moments(f, correlations=True)`, one per entry
             of a result's last axis, instead.
         **kwargs: Further arguments.

@@ -30,11 +30,11 @@ class Calibrated:
 
     Attributes:
         posterior: What `moments(f)` would take in its place: a pytree with `Gaussian` leaves.
-        factors: By site, what the variance of the site's result is multiplied by, `[channels]`: one
+        factors: Mapping from site to the factors of its result's variance, `[channels]`: one
             factor per entry of its last axis. For `moments(f, correlations=True)` those of the
             function's own results, `"result 0"`, ...
-        errors: By site, the median standard error of its factors, relative to them, that the number
-            of samples left; `()` if it isn't known.
+        errors: Mapping from site to the median standard error of its factors, relative to them,
+            that the number of samples left; `()` if it isn't known.
     """
 
     posterior: Any

@@ -18,7 +18,7 @@ class Reading(NamedTuple):
     """A function read for given arguments.
 
     Attributes:
-        program: Its program, with bias vectors.
+        program: The program, with bias vectors.
         values: One per input of the program; a `Gaussian` for random ones.
         factors: What the variances of its sites are multiplied by.
     """

@@ -33,9 +33,9 @@ def slots(f: Callable[..., Any], params: Any, *args: Any, **kwargs: Any) -> list
 
     Args:
         f: A pure function `f(params, *args)`.
-        params: Its parameters.
-        *args: Its other arguments; shapes are enough.
-        **kwargs: Its keyword arguments.
+        params: The parameters of `f`.
+        *args: Further arguments of `f`; shapes are enough.
+        **kwargs: Keyword arguments of `f`.
 
     Returns:
         Names of sites.

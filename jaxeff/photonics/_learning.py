@@ -62,8 +62,8 @@ def per_activation(
 
     Args:
         f: A pure function `f(params, *args)`.
-        params: Its parameters.
-        *args: Its other arguments, examples first; shapes are enough.
+        params: The parameters of `f`.
+        *args: Further arguments of `f`, examples first; shapes are enough.
         spec: Settings of average poolings, as `jaxeff.photonic` takes them.
         level: Starting value of all noise levels, in [0, 1].
 
@@ -105,7 +105,7 @@ def with_levels(spec: Lights, raw: Mapping[str, Float[Array, "..."]]) -> dict[st
 
     Args:
         spec: A setting by site.
-        raw: As `level_logits` returns it.
+        raw: Result of `level_logits`.
 
     Raises:
         ValueError: The two name different sites.
@@ -147,7 +147,7 @@ def divergence(
 
     Args:
         f: A pure function `f(params, *args)`.
-        spec: As `jaxeff.photonic` takes it, of average poolings.
+        spec: Spec for `jaxeff.photonic`, of average poolings.
 
     Returns:
         A pure function `g(key, params, *args) -> (outputs, nats)`, the divergence of each example,

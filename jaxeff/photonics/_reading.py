@@ -47,9 +47,9 @@ def read_out(
 
     Args:
         f: A pure function `f(params, x, *args)`.
-        params: Its parameters.
+        params: The parameters of `f`.
         x: A batch.
-        spec: As for `jaxeff.photonic`.
+        spec: Same as for `jaxeff.photonic`.
         *args: Further arguments of `f`.
 
     Returns:

@@ -51,7 +51,7 @@ def evaluate(
     """Runs a program's layers in order.
 
     Args:
-        program: What `trace` returned.
+        program: Result of `trace`.
         rule: Evaluates one layer.
         key: The transform's PRNG key, or None for a deterministic transform.
         values: One per flattened argument.

@@ -29,7 +29,7 @@ def interpret(
         key: The transform's PRNG key, if it has one.
         args: Positional arguments of `f`.
         kwargs: Keyword arguments of `f`.
-        transform: What errors call the transform.
+        transform: Name of the transform in error messages.
 
     Returns:
         A result of the structure that `f` returns.

@@ -36,7 +36,7 @@ class Target(NamedTuple):
     """What a pattern may select.
 
     Attributes:
-        name: Its name, which no other target has.
+        name: The name, which no other target has.
         shared: A name that it has in common with others, such as that of a layer used twice.
         kind: What a pattern's `:kind` is compared with.
         reserved: Whether only its exact name or its kind selects it.
@@ -52,13 +52,13 @@ class Pattern(NamedTuple):
     """A pattern taken apart.
 
     Attributes:
-        text: As it was given.
+        text: Text of the pattern.
         glob: Without the kind.
         kind: The kind it names, or empty.
         literals: Characters outside wildcards.
-        stars: How many `*`.
-        sets: How many `[...]`.
-        ones: How many `?`.
+        stars: Number of `*`.
+        sets: Number of `[...]`.
+        ones: Number of `?`.
     """
 
     text: str
@@ -127,9 +127,9 @@ def decide(
 
     Args:
         patterns: In any order.
-        targets: What there is to select.
-        what: What error messages call a target.
-        kinds: As for `parse`.
+        targets: Names to select from.
+        what: The name of a target in error messages.
+        kinds: Same as for `parse`.
         verdicts: What each pattern says, where several may say the same: those don't compete.
 
     Returns:
@@ -185,9 +185,9 @@ def select(
 
     Args:
         patterns: In any order.
-        targets: What there is to select.
-        what: What error messages call a target.
-        kinds: As for `parse`.
+        targets: Names to select from.
+        what: The name of a target in error messages.
+        kinds: Same as for `parse`.
 
     Raises:
         TypeError: `patterns` is a single string.

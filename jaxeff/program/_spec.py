@@ -61,9 +61,9 @@ def check_settings(spec: Any, kind: type, wanted: str) -> None:
     """Checks a spec before there is a program to apply it to.
 
     Args:
-        spec: What was given.
+        spec: The spec that was given.
         kind: The class or protocol of its settings; None is a setting too.
-        wanted: What error messages call such a setting, with an example.
+        wanted: The name of such a setting in error messages, with an example.
 
     Raises:
         TypeError: It isn't a mapping from patterns to such settings.

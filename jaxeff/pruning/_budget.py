@@ -118,9 +118,9 @@ def within(budget: Budget, channels: Channels, allowed: Mapping[str, Allowed]) -
     """Returns the plan that keeps as much as a budget allows.
 
     Args:
-        budget: What it may cost.
+        budget: Cost that is allowed.
         channels: The model's groups.
-        allowed: By group, what it may keep; the others keep everything.
+        allowed: Mapping from group to what it may keep; the others keep everything.
 
     Raises:
         PlanError: The budget is below the least that can be reached; the message says what that is.

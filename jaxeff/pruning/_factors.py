@@ -21,7 +21,7 @@ class Made(NamedTuple):
     """Channels that a layer makes.
 
     Attributes:
-        size: How many.
+        size: Number of channels.
         groups: The groups that are factors of them; one, where nothing is split.
     """
 

@@ -74,8 +74,8 @@ class Pruned(NamedTuple):
 
     Attributes:
         f: The smaller model, `f(params, *args)`.
-        params: Its parameters.
-        state: Its state; None if it has none.
+        params: The parameters of `f`.
+        state: The state of `f`; None if it has none.
         plan: What was kept of the whole model.
         rounds: One record per round: its share, how many parameters and MACs are left of the whole
             model, and the history of its training.
@@ -133,8 +133,8 @@ def prune_iteratively(
         key: Random key; round i trains with `fold_in(key, i)`.
         f: A pure function `f(params, x)`, or `f(params, state, x)` with a state.
         params: Trained parameters.
-        data: As for `jaxeff.training.fit`.
-        spec: As for `prune_plan`; ratios are the most that may go in one round.
+        data: Same as for `jaxeff.training.fit`.
+        spec: Same as for `prune_plan`; ratios are the most that may go in one round.
         budgets: A budget per round, each a share of what the whole model costs.
         loss: `loss(f)` gives the loss of a model, as `cross_entropy` does.
         optimizer: Any optax optimizer.
@@ -146,9 +146,9 @@ def prune_iteratively(
         inputs: What MACs are counted for: `x`, only shapes matter. One example of the first array
             of `data` without it.
         folder: Folder that keeps the run; None keeps nothing.
-        settings: What else defines the run, as JSON.
+        settings: Anything else that defines the run, as JSON.
         on_round: Called with a round's number and plan before it trains.
-        on_epoch: As for `fit`.
+        on_epoch: Same as for `fit`.
         progress: Whether to show bars.
 
     Returns:

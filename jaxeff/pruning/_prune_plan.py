@@ -85,7 +85,7 @@ class Prune(Setting):
         """Returns how many of a layer's channels stay, before rounding.
 
         Args:
-            size: How many it makes.
+            size: Number of channels it makes.
             name: The group that an error names.
 
         Raises:
@@ -121,13 +121,13 @@ def prune_plan(
 
     Args:
         f: A pure function `f(params, *args)`.
-        params: Its parameters.
+        params: The parameters of `f`.
         batch: `args` as a tuple, or the only one of them; only shapes matter.
         spec: Maps patterns of sites to `Prune`. A group of channels that several layers make is
             pruned where all of them say the same; a layer without a setting keeps its channels.
             Where a layer's channels are a product (heads, the blocks of a group norm), one factor
             loses channels (`jaxeff.pruning`); with a budget any may.
-        score: Which channels stay: those with the highest (`jaxeff.pruning.scores`).
+        score: Score of channels; those with the highest stay (`jaxeff.pruning.scores`).
         budget: How much the whole model may cost, which then decides how many channels each group
             keeps; ratios and counts of the spec are the most that may go.
 

@@ -131,7 +131,7 @@ def search(
         key: Random key of everything.
         f: A classifier `f(params, x) -> logits`; with a state `f(params, state, x) -> (logits,
             state)`.
-        params: Its trained parameters.
+        params: The trained parameters.
         data: Pairs of inputs and labels.
         latency: Function that measures a candidate; called once per episode, and for the whole
             model.

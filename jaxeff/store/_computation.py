@@ -45,7 +45,7 @@ def describe_computation(f: Callable[..., Any], *args: Any) -> dict[str, Any]:
 
     Args:
       f: A function that JAX can trace.
-      *args: Its arguments, of which only structure, shapes and dtypes matter.
+      *args: The arguments, of which only structure, shapes and dtypes matter.
 
     Returns:
       JAX's version, its different numbers (the first `MOST_NUMBERS`) and a hash of all of it.

@@ -29,7 +29,7 @@ def run_identity(
     Args:
       key: Random key of the run.
       data: Pytree of arrays.
-      settings: What else defines the run, as JSON.
+      settings: Anything else that defines the run, as JSON.
       parts: What else it is made of, by name: `describe_arrays` of where it starts, and
         `describe_computation` of its functions.
     """

@@ -155,7 +155,7 @@ def new_folder(path: Path, mark: str, listed: Listed) -> Iterator[Path]:
       path: The folder to write. One that is there is replaced only if all that it holds is the file
         ``mark`` and what that lists.
       mark: The file that lists the others.
-      listed: As for `require_free`.
+      listed: Same as for `require_free`.
 
     Yields:
       An empty folder beside it.

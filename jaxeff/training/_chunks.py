@@ -45,7 +45,7 @@ class ChunkFolder:
 
         Args:
             name: The chunk's.
-            filled: Its rows and columns if it was filled up for the devices; on another number of
+            filled: The rows and columns if it was filled up for the devices; on another number of
                 devices it starts anew.
         """
         size = "" if filled is None else "-{}x{}".format(*filled)

@@ -53,7 +53,7 @@ def divergences(
             state)`.
         changed: Makes a function like `f` from one entry of `changes`.
         changes: Arrays with a common leading axis, one entry per change.
-        params: Its parameters.
+        params: The parameters of `f`.
         x: Inputs, which are evaluated at once.
         state: The model's state, which stays as it is.
         at_once: Number of changes evaluated side by side, by `vmap`.

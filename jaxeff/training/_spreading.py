@@ -18,7 +18,7 @@ class Spread(NamedTuple):
 
     Attributes:
         seeds: Rows of the chunk as it is trained.
-        settings: Its columns.
+        settings: The number of columns, one for each setting.
         sharding: Sharding of arrays whose leading axes are seeds and settings; None for one device.
     """
 
@@ -41,7 +41,7 @@ def spread_replicates(seeds: int, settings: int, devices: Sequence[Any] | None =
 
     Args:
         seeds: Rows of the chunk.
-        settings: Its columns.
+        settings: The number of columns, one for each setting.
         devices: To spread it over; all that there are if None.
     """
     devices = jax.devices() if devices is None else devices

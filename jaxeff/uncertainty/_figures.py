@@ -109,7 +109,7 @@ def draw_plane(
         grid: Coordinates of the points, as ``np.meshgrid`` gives them.
         probability: Mean probability of class 1.
         epistemic: Mutual information in nats.
-        ood: Which points are out of domain.
+        ood: Mask of the points that are out of domain.
         train: Points and classes (0 or 1) of the training set.
 
     Returns:

@@ -72,7 +72,7 @@ def prediction_mse(
     Args:
         mean: Predictive mean.
         target: The target without noise.
-        inside: Which points lie where data are; the others don't count.
+        inside: Mask of the points where data lie; the others don't count.
     """
     _check_lengths("prediction_mse", mean=mean, target=target, inside=inside)
     return jnp.square(mean - target).mean(where=inside)
@@ -87,7 +87,7 @@ def aleatoric_mse(
     Args:
         std: Predicted: the square root of `RegressionUncertainty.aleatoric`.
         true_std: The noise that was added; may be anything, NaN too, where there are no data.
-        inside: Which points lie where data are.
+        inside: Mask of the points where data lie.
     """
     _check_lengths("aleatoric_mse", std=std, true_std=true_std, inside=inside)
     # Replaced before the difference too: NaN outside would reach the gradient past the mask.

@@ -106,8 +106,19 @@ def absent_references(modules: Modules) -> list[str]:
 
 
 def vague_arguments(modules: Modules) -> list[str]:
-    """Docs of an argument that begin with no noun: Of, That, With, Where, What, As, Likewise."""
-    return _places(modules, re.compile(r"^ +\*{0,2}\w+: (Of|That|With|Where|Likewise)\b"))
+    """Docs of an argument that begin with no noun: Of, That, With, Where, Its, As, By, Those."""
+    first = "Of|That|With|Where|Likewise|Its|As|By|Those|Which|Whose"
+    return _places(modules, re.compile(rf"^ +(?!\w+Error)\*{{0,2}}\w+: ({first})\b"))
+
+
+def shared_class_names(modules: Modules) -> list[str]:
+    """Classes that have the name of another class of the library."""
+    found: dict[str, list[str]] = {}
+    for module in modules.values():
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, []).append(f"{module.name}:{node.lineno}: {node.name}")
+    return [place for places in found.values() if len(places) > 1 for place in places]
 
 
 def _places(modules: Modules, pattern: re.Pattern[str]) -> list[str]:
@@ -182,6 +193,7 @@ COUNTS: dict[str, Callable[[Modules], list[str]]] = {
     "functions of more than 40 statements": longish_functions,
     "references into an absent text": absent_references,
     "docs of an argument without a noun": vague_arguments,
+    "classes that share a name": shared_class_names,
     "deferred imports without a reason": unexplained_deferred_imports,
     "pairs of places that share six lines": repeated_lines,
 }

@@ -83,7 +83,7 @@ class Artifact:
       inputs: the flattened arguments, in the module's order.
       outputs: the flattened results, in the module's order.
       structure: the description of the result's pytree.
-      versions: of the packages that made it.
+      versions: versions of the packages that made it.
     """
 
     stablehlo: bytes = field(repr=False)
@@ -223,12 +223,12 @@ def export(
 
     Args:
       f: a pure function of arrays and pytrees of arrays, jitted or not.
-      example_args: its arguments; only shapes and dtypes matter, so leaves may also be
+      example_args: the arguments; only shapes and dtypes matter, so leaves may also be
         ``jax.ShapeDtypeStruct``.
       any_batch: True if the first axis of everything that is data is a batch, the same for all,
         which may have any size from 1; or the names of the arguments that have one. Leaves without
         axes have none.
-      parameters: how many of the first arguments are no data.
+      parameters: number of leading arguments that are no data.
 
     Returns:
       The artifact, lowered for CPUs.

@@ -31,7 +31,7 @@ def require_form(value: Any, form: Any, where: str) -> None:
     Args:
       value: What JSON gave.
       form: What it has to be.
-      where: What an error message calls it, such as ``inputs[0].shape``.
+      where: name in error messages, such as ``inputs[0].shape``.
 
     Raises:
       ValueError: It is of another form; the first place where, and what is there, are named.

@@ -34,7 +34,7 @@ class TensorSpec:
 
     Attributes:
       name: the argument's name and the path into it.
-      shape: its shape; a size that may vary is text.
+      shape: the shape; a size that may vary is text.
       dtype: the name of its dtype, as numpy and ml_dtypes spell it.
     """
 
@@ -88,7 +88,7 @@ def specs_from_json(items: Any, where: str) -> tuple[TensorSpec, ...]:
 
     Args:
       items: a list of what `TensorSpec.to_json` gives.
-      where: what an error message calls it.
+      where: name in error messages.
 
     Raises:
       ValueError: if it is something else, or a dtype is unknown; the entry is named.
@@ -204,8 +204,8 @@ def batched_arguments(
     """Selects the arguments whose batch may vary.
 
     Args:
-      names: of all arguments.
-      parameters: how many of them, the first, are parameters.
+      names: names of all arguments.
+      parameters: number of them, from the first, that are parameters.
       any_batch: True for all the others, or which.
 
     Raises:

@@ -31,7 +31,7 @@ class Board(abc.ABC):
 
     Attributes:
       name: how the board was asked for, for messages and results.
-      machine: its processor architecture (``"x86_64"``, ``"aarch64"``), or None if unknown.
+      machine: the processor architecture (``"x86_64"``, ``"aarch64"``), or None if unknown.
       untimed_because: why its timings mean nothing, or None if they mean something.
       attempts: how often a call is tried in all when the connection to the board is lost.
       turn: held during a call. By default calls of several threads take turns: they share a

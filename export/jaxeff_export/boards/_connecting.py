@@ -78,7 +78,7 @@ def connect(
       connect_timeout: seconds until an unanswered connection is given up.
       session_timeout: seconds after which the session is ended; 0 for never.
       key: the server's device key, or the match key that a tracker handed out.
-      name: of the board, for messages.
+      name: name of the board, for messages.
 
     Raises:
       BoardError: if nobody listens there, nobody answers in time, or the answer is not TVM's.

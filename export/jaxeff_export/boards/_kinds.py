@@ -16,7 +16,7 @@ class BoardKind:
 
     Attributes:
       name: how boards of it are asked for.
-      what: where code runs on it.
+      what: place where code runs on it.
       missing: why it cannot be used here, and the way out; None if it can.
     """
 

@@ -199,7 +199,7 @@ class TrackedBoard(RpcBoard):
       host: the tracker's name or address.
       port: the tracker's TCP port.
       key: the device key that the boards registered under.
-      **limits: as for `RpcBoard`.
+      **limits: same as for `RpcBoard`.
     """
 
     def __init__(self, host: str, port: int, key: str, **limits: Any) -> None:

@@ -49,7 +49,7 @@ class Sysroot:
     """A prepared (or yet to be prepared) file system of the emulated board.
 
     Attributes:
-      folder: where it lives; its name holds the versions, so a new TVM gets a new one.
+      folder: path of the folder; its name holds the versions, so a new TVM gets a new one.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -38,7 +38,7 @@ def on_threads(count: int, action: Callable[[], _T]) -> _T:
     one that calls for all others.
 
     Args:
-      count: how many; the library's ``num-cores``.
+      count: number of threads; the library's ``num-cores``.
       action: function that calls kernels; it must not call `on_threads` again.
 
     Returns:
@@ -72,7 +72,7 @@ def threads(count: int) -> Iterator[int]:
     other processes are busy too.
 
     Args:
-      count: how many; the library's ``num-cores``.
+      count: number of threads; the library's ``num-cores``.
 
     Returns:
       How many there are.

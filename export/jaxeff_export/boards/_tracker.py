@@ -21,7 +21,7 @@ def request_board(tracker: Address, key: str, *, timeout: float, name: str) -> t
       tracker: host and port of TVM's RPC tracker.
       key: the boards' device key.
       timeout: seconds to wait for an answer, and for a board to become free.
-      name: of the board, for messages.
+      name: name of the board, for messages.
 
     Returns:
       The board's address and the match key it expects.

@@ -40,13 +40,14 @@ class BundleParts:
       parameters: the values of its first inputs, which the bundle binds; those that the library
         doesn't take are left out of it.
       derived: the arrays computed from them.
-      operands: what the library takes first, as indices into parameters followed by derived arrays.
+      operands: leading arguments of the library, as indices into parameters followed by derived
+        arrays.
       recorded: pairs of values of the others and what JAX computed from them, for the self-check.
       target_name: the target as it was asked for.
       target: the TVM target dict.
       machine: the library's processor architecture.
-      processor_features: what the library may use of it, as /proc/cpuinfo names it.
-      versions: of the packages that made it.
+      processor_features: features of the processor that the library may use, as in /proc/cpuinfo.
+      versions: versions of the packages that made it.
       kernels: per kernel what it has to do, as the manifest has it.
       rounds_inputs: whether the function rounds its data to codes.
     """

@@ -54,7 +54,7 @@ def build(
       target: what to build it for.
       path: the bundle's folder; None for a temporary one.
       say: called with one line per step.
-      database: whose schedules replace the default ones where it has better ones.
+      database: database of schedules, which replace the default ones where it has better ones.
 
     Raises:
       CLibraryError: if a target without TVM's runtime can't have the function as a C library.

@@ -68,7 +68,7 @@ class Bundle:
     """A compiled model in a folder; made by `deploy` or `Bundle.load`.
 
     Attributes:
-      folder: where its files are.
+      folder: path of the folder.
       manifest: what they hold.
       treedef: the exact structure of results, if this process knows it.
     """
@@ -255,10 +255,10 @@ class Bundle:
         """Times the function on a board; ``.median_ms`` is the figure to quote.
 
         Args:
-          board: as for `on`.
+          board: same as for `on`.
           number: calls per measurement.
           repeat: measurements.
-          batch: how many examples, where that may vary; the recorded ones are repeated. By default
+          batch: number of examples, where that may vary; the recorded ones are repeated. By default
             as many as the bundle was deployed with.
 
         Raises:
@@ -279,10 +279,10 @@ class Bundle:
         """Times every compiled operator on a board, slowest first.
 
         Args:
-          board: as for `on`.
+          board: same as for `on`.
           number: calls of the function per measurement.
           repeat: measurements.
-          batch: as for `benchmark`.
+          batch: same as for `benchmark`.
 
         Raises:
           BoardError: on the emulated board, whose timings mean nothing.
@@ -306,16 +306,16 @@ class Bundle:
         """Writes the function as a C library: a header, an archive, an example, no runtime.
 
         Args:
-          path: its folder, written whole or not at all.
+          path: the folder, written whole or not at all.
           name: what its names in C begin with; by default the folder's.
           embed: whether the archive has the parameters, as constants in a section of their own;
             if not, they are a file beside it, which a board loads.
           flash: bytes there are for code and parameters, as 524288 or ``"512k"``; by default those
             of the emulated board for microcontrollers, no matter elsewhere.
           ram: bytes there are for workspace, arguments, results and the arrays on the stack.
-          database: as for `deploy`; a bundle doesn't know what it was tuned by.
-          threads: how many may share the loops of a call, where there is an operating system; the
-            same bits for any number.
+          database: same as for `deploy`; a bundle doesn't know what it was tuned by.
+          threads: the most threads that may share the loops of a call, where there is an operating
+            system; the same bits for any number.
 
         Returns:
           The library, with what it takes of memories in ``.sizes``.
@@ -346,7 +346,7 @@ class Bundle:
         Never a measurement: `jaxeff_export.bundle.machine_model` says what is not in it.
 
         Args:
-          core: as LLVM names it; by default that of the bundle's target.
+          core: LLVM's name of the processor core; by default that of the bundle's target.
           like: the core whose instructions llvm-mca models, where it doesn't know `core`.
 
         Returns:

@@ -33,13 +33,13 @@ def export_c(
       example: what the bundle was built from.
       manifest: the bundle's.
       operands: the bound arrays that the function takes first.
-      path: as for `Bundle.export_c`, like all that follow.
-      name: as for `Bundle.export_c`.
-      embed: as for `Bundle.export_c`.
-      flash: as for `Bundle.export_c`.
-      ram: as for `Bundle.export_c`.
-      database: as for `Bundle.export_c`.
-      threads: as for `Bundle.export_c`.
+      path: same as for `Bundle.export_c`, like all that follow.
+      name: same as for `Bundle.export_c`.
+      embed: same as for `Bundle.export_c`.
+      flash: same as for `Bundle.export_c`.
+      ram: same as for `Bundle.export_c`.
+      database: same as for `Bundle.export_c`.
+      threads: same as for `Bundle.export_c`.
     """
     # Start-up time: the compiler loads TVM.
     from jaxeff_export.compiler import tuned_schedules

@@ -76,7 +76,7 @@ def deploy(
         or, for a C library alone, ``"cortex-a7"``, ``"cortex-m4"``, ``"cortex-m7"``, ``"riscv64"``.
       path: the bundle's folder, written whole or not at all; None for a temporary one that lives
         as long as the returned object.
-      parameters: how many of the first arguments are parameters: 0 for a function of data alone,
+      parameters: number of leading arguments that are parameters: 0 for a function of data alone,
         2 for parameters and batch statistics. By default 1; of a function of one argument nothing
         tells whether that is parameters or data, and it has to be said.
       any_batch: True if the bundle is to take any number of examples: the first axis of all inputs
@@ -147,11 +147,11 @@ def deploy_artifact(
       artifact: what `export` made.
       arrays: the parameters and an example of the inputs, one array per name in
         ``artifact.inputs``.
-      target: as for `deploy`.
-      path: as for `deploy`.
-      parameters: as for `deploy`.
-      database: as for `deploy`.
-      progress: as for `deploy`.
+      target: same as for `deploy`.
+      path: same as for `deploy`.
+      parameters: same as for `deploy`.
+      database: same as for `deploy`.
+      progress: same as for `deploy`.
 
     Returns:
       The bundle.
@@ -181,10 +181,10 @@ class _Order:
     """Settings of a bundle, whatever its artifact comes from; checked before any work.
 
     Attributes:
-      parameters: how many of the first arguments are parameters.
+      parameters: number of leading arguments that are parameters.
       target: what to compile for.
       path: the bundle's folder; None for a temporary one.
-      database: whose schedules to take.
+      database: database whose schedules are taken.
       say: called with one line per step.
     """
 

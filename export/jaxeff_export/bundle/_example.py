@@ -66,7 +66,7 @@ class Example:
 
     Attributes:
       artifact: the exported function.
-      parameters: how many of the artifact's first arguments are parameters.
+      parameters: number of leading arguments of the artifact that are parameters.
       bound: the values of their leaves; zeros for those that a bundle had no use for.
       recorded: pairs of values of the other inputs and what JAX computed from them.
       treedef: the exact structure of results, if this process knows it.
@@ -114,8 +114,8 @@ def c_order(
       target: what it is for.
       lifted: the function without what depends on its parameters alone.
       operands: what its module takes first.
-      name: of the library; made a name in C.
-      more: as for `jaxeff_export.clib.Order`.
+      name: name of the library; made a name in C.
+      more: same as for `jaxeff_export.clib.Order`.
 
     Raises:
       CLibraryError: if the batch may vary.

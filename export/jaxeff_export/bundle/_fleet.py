@@ -22,7 +22,7 @@ class BoardResult(Generic[_T]):
     """Outcome of the work on one board.
 
     Attributes:
-      board: as it was asked for.
+      board: name of the board, as given.
       result: what the work returned; None if it failed.
       error: why it failed; None if it did not.
     """

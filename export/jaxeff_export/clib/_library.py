@@ -48,21 +48,21 @@ class Order:
     """Ingredients of a library.
 
     Attributes:
-        name: what its names begin with.
+        name: prefix of the names in C.
         target_name: the processor, as it was asked for.
-        target: its TVM target dict.
+        target: the TVM target dict.
         module: the function, whose first arguments are bound.
         operands: their values.
-        inputs: its other arguments.
-        outputs: its results.
+        inputs: Further arguments.
+        outputs: the results.
         given: recorded values of its arguments.
         expected: what JAX computed from them.
         tolerances: what results may differ, each relative to its largest magnitude.
-        tuned: as for `jaxeff_export.compile_module`.
+        tuned: same as for `jaxeff_export.compile_module`.
         embed: whether the archive has the parameters.
         flash: bytes of it that are there.
         ram: bytes of it that are there.
-        threads: how many may share a loop.
+        threads: the most threads that may share a loop.
         rounds_inputs: whether arguments are rounded to codes, so that a call refuses NaN.
     """
 
@@ -89,11 +89,11 @@ class CLibrary:
     """A C library in a folder.
 
     Attributes:
-        folder: where it is.
-        name: what its names begin with.
+        folder: path of the folder.
+        name: prefix of the names in C.
         target_name: the processor.
-        target: its TVM target dict.
-        outputs: its results.
+        target: the TVM target dict.
+        outputs: the results.
         sizes: what it takes.
         needs: functions it takes from elsewhere: libm's, copies, the compiler's.
         build: the command that builds its example, in the folder, but for the program's name.

@@ -25,7 +25,7 @@ class ExampleProgram:
     """A library's example, built once, to be run on any arguments; `close` removes it.
 
     Args:
-        library: whose example it is.
+        library: library that the example belongs to.
         core: the processor that is emulated; None to run here.
 
     Raises:
@@ -52,7 +52,7 @@ class ExampleProgram:
         """Calls the function once.
 
         Args:
-            inputs: its arguments, flattened; by default the recorded ones.
+            inputs: the arguments, flattened; by default the recorded ones.
 
         Returns:
             The results, flattened.

@@ -120,8 +120,8 @@ def bind_parameters(
 
     Args:
         mod: a Relax module, such as ``import_stablehlo`` returns; it is not changed.
-        count: how many of the first arguments of ``main`` are parameters.
-        target: as for `compile_module`; weights are laid out for it.
+        count: number of leading arguments of ``main`` that are parameters.
+        target: same as for `compile_module`; weights are laid out for it.
 
     Returns:
         Both parts, each to be compiled.

@@ -33,12 +33,12 @@ class Work:
     """A kernel's work in one call.
 
     Attributes:
-        name: of the kernel.
+        name: name of the kernel.
         read: bytes of the arrays it is given.
         written: bytes of its results.
         products: what it adds up; 0 if it accumulates nothing.
         bound: bytes of what it reads that are the network's parameters.
-        calls: of it in a call of the network.
+        calls: number of calls in a call of the network.
     """
 
     name: str

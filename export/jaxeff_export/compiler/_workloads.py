@@ -17,9 +17,9 @@ class UnscheduledKernel:
     """A kernel on its own, without its module.
 
     Attributes:
-      name: of its function in the module.
+      name: name of its function in the module.
       function: the function, blocks merged and not scheduled.
-      workload: its structural hash, equal for equal kernels of other modules.
+      workload: the structural hash, equal for equal kernels of other modules.
     """
 
     name: str

@@ -61,11 +61,12 @@ class Cells:
     """The cells of a space's policies on a target.
 
     Attributes:
-        space: What can be chosen.
-        made: By layer, numbers of the groups of channels that it makes.
-        read: By layer, numbers of those that it reads and doesn't make.
-        like: By layer, number of the first layer of its geometry.
-        makers: By layer, number of the layer that writes what it reads; -1 if none does.
+        space: Search space of the policies.
+        made: For each layer, the numbers of the groups of channels that it makes.
+        read: For each layer, the numbers of those that it reads and doesn't make.
+        like: For each layer, the number of the first layer of its geometry.
+        makers: For each layer, the number of the layer that writes what it reads; -1 if none
+            does.
         nodes: Numbers of channels that have cells; None: all have.
         worth: The largest product of widths that the target has kernels by planes for.
     """
@@ -85,7 +86,7 @@ class Cells:
         """Reads the cells of a space.
 
         Args:
-            space: What can be chosen.
+            space: Search space of the policies.
             nodes: Numbers of channels that have cells; None for all.
             target: Target of the kernels, as for `deploy`.
         """

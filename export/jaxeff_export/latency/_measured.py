@@ -56,7 +56,7 @@ class MeasuredLatency:
     """A latency that is measured; made by `measured_latency`.
 
     Attributes:
-        boards: For searches: how many candidates can be measured at once.
+        boards: For searches: number of candidates can be measured at once.
     """
 
     def __init__(

@@ -26,7 +26,7 @@ def modelled_latency(
 
     Args:
         *inputs: An example of what the model reads.
-        target: Whose core, as for `deploy`.
+        target: Target whose core is modelled, as in `deploy`.
 
     Returns:
         The latency, in cycles of one core. It raises `LatencyError` where a candidate can't be

@@ -27,7 +27,7 @@ def dense(form: Form, *operands: te.Tensor) -> list[te.Tensor]:
     """Writes a dense layer in TE.
 
     Args:
-        form: what the operands are.
+        form: form of the operands.
         *operands: x (M, K), w (K, N), and a bias (N,), each a mean and what else its form has.
 
     Returns:
@@ -58,13 +58,13 @@ def conv2d(
     """Writes a two-dimensional convolution in TE.
 
     Args:
-        form: what the operands are.
+        form: form of the operands.
         *operands: x (N, H, W, C), w (KH, KW, C / groups, O), and a bias (O,), each a mean and what
             else its form has.
         strides: along height and width.
         padding: low and high along the height, low and high along the width.
-        dilation: of the kernel, along height and width.
-        groups: of channels that see only their own.
+        dilation: dilation of the kernel, along height and width.
+        groups: groups of channels that see only their own.
 
     Returns:
         Mean and variance, (N, H', W', O).

@@ -57,7 +57,7 @@ def dense_kernel(
         columns: outputs N.
         optimizations: what is on.
         lanes: float32 elements in a vector; the widest divisor of N up to it is used.
-        form: what the operands are.
+        form: form of the operands.
 
     Returns:
         A kernel of x (M, K) and w (K, N), each a mean and what else its form has, that writes

@@ -19,7 +19,7 @@ def dense_module(
         rows: batch size M.
         depth: inputs K.
         columns: outputs N.
-        form: what the operands are.
+        form: form of the operands.
         joint: whether one kernel computes mean and variance, or one kernel each.
 
     Returns:

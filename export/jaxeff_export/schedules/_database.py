@@ -46,8 +46,8 @@ class ScheduleChoice:
       microseconds: one call of the kernel so scheduled.
       default: a digest of the default schedule it was compared with.
       default_microseconds: one call with that, measured alternately.
-      trials: how many candidates had been measured by then.
-      space: where they came from.
+      trials: number of candidates measured by then.
+      space: source that proposed them.
     """
 
     workload: str

@@ -34,7 +34,7 @@ class CToolchain:
     Attributes:
       compiler: the command.
       flags: what names the processor to it.
-      board: of a microcontroller; None where there is an operating system.
+      board: board of a microcontroller; None where there is an operating system.
     """
 
     compiler: str
@@ -127,7 +127,7 @@ def emulation(core: str, target: Mapping[str, Any], program: Path) -> list[str]:
 
     Args:
       core: a core's name.
-      target: its TVM target dict.
+      target: the TVM target dict.
       program: a statically linked executable.
 
     Raises:

@@ -16,7 +16,7 @@ class Display:
     """A progress display; use it in a with statement.
 
     Args:
-      console: where it is drawn.
+      console: console that it is drawn on.
       kernels: how many will be tuned.
     """
 

@@ -21,7 +21,7 @@ class Records:
     Attributes:
       kernel: the kernel.
       database: MetaSchedule's.
-      count: how many candidates were measured, failures included.
+      count: number of candidates measured, failures included.
       best: seconds of the fastest, None if all failed.
     """
 

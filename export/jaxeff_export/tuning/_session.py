@@ -43,7 +43,7 @@ class TuningSession:
 
     Attributes:
       target: the TVM target dict.
-      database: where everything measured goes, at once.
+      database: database that every measurement is written to at once.
       bench: what measures.
       space: ``"tiles"`` or ``"metaschedule"``.
       trials: candidates per kernel, those of earlier sessions included.
@@ -158,8 +158,8 @@ def chosen(
       default: a digest of the default schedule.
       finalists: recorded schedules.
       times: seconds of the default schedule, and then of each finalist.
-      trials: how many candidates were measured.
-      space: where they came from.
+      trials: number of candidates measured.
+      space: source that proposed them.
     """
     untuned, *others = times
     best = min(others, default=untuned)

@@ -115,7 +115,7 @@ def tiles(
     many vectors that their sum is small for their product.
 
     Args:
-      extents: of the output's dimensions.
+      extents: extents of the output's dimensions.
       machine: the processor.
       results: how many outputs are computed at once; each needs registers of its own.
       together: columns of the weights that lie together, if not all of them.

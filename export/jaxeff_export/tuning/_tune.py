@@ -55,11 +55,11 @@ def tune(
         their names are asked for.
       exclude: glob patterns of kernel names to leave out; the more specific of two patterns
         decides (`jaxeff.program`).
-      board: where to measure, ``"local"`` or an ``"rpc://"`` board of the bundle's target.
+      board: board to measure on, ``"local"`` or an ``"rpc://"`` board of the bundle's target.
       space: ``"tiles"``, the register tiles of this project's own schedules, or
         ``"metaschedule"``, TVM's general space and evolutionary search.
       path: the folder of the new bundle (it may be the old one's); None for a temporary one.
-      console: where to show progress; None for silence.
+      console: console that shows progress; None for silence.
 
     Returns:
       The new bundle.

@@ -42,7 +42,7 @@ class Design(Setting):
 
     Attributes:
         rows: Rows of the array.
-        columns: Its columns.
+        columns: The number of columns.
         programs: Weight matrices under which single rows are measured.
         levels: Input codes of single rows.
         averages: Read-outs of each.

@@ -83,7 +83,7 @@ class Placement:
     Attributes:
         site: The layer.
         rows: Inputs of the layer's matrix, of one group.
-        columns: Its outputs.
+        columns: The number of outputs.
         groups: Matrices, of a grouped convolution.
         tiles: Weight matrices that the array is written with.
         calls: Vectors that are sent per example of the batch.
@@ -134,7 +134,7 @@ def partition(
 
     Args:
         f: A pure function `f(params, x, *args)`.
-        params: Its parameters.
+        params: The parameters of `f`.
         x: A batch.
         spec: Crossbars by site, as for `jaxeff.analog_hardware.analog`.
         *args: Further arguments of `f`.
@@ -213,7 +213,7 @@ def calibrate_ranges(
 
     Args:
         f: A pure function `f(params, *args)`.
-        params: Its parameters.
+        params: The parameters of `f`.
         batches: Batches: `args` as a tuple, or the only one of them.
         spec: Crossbars by pattern; those with a step keep it.
         inputs: Percentile of a layer's positive inputs that gets the largest code, averaged over
@@ -295,7 +295,7 @@ def read_out(
 
     Args:
         f: A pure function `f(params, x, *args)`.
-        params: Its parameters.
+        params: The parameters of `f`.
         x: A batch.
         spec: Crossbars by site, as for `jaxeff.analog_hardware.analog`.
         *args: Further arguments of `f`.

@@ -78,7 +78,7 @@ class SequenceModel(Setting):
     """A transformer per column.
 
     Attributes:
-        params: Its numbers, each with a first axis of columns.
+        params: The numbers, each with a first axis of columns.
         noise: Noise of the read-out.
         position: Knowledge of time: "time", "permuted" or "none".
         input_top: The largest input code.

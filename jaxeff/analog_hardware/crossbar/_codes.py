@@ -37,7 +37,7 @@ def convert(
 
     Args:
         counts: Voltages in units of one count.
-        bits: Its width.
+        bits: The width of the codes.
         rounding: "floor", as a converter truncates, or "nearest", for a voltage that was fitted to
             converted values and holds the half count already.
     """

@@ -32,7 +32,7 @@ class Physics(Setting):
         column_mismatch: Relative spread of the columns' gains.
         column_offset: Spread of the columns' offsets, in counts.
         limit: Level at which the integrator saturates, `limit * tanh(v / limit)`, in counts.
-        limit_mismatch: Its relative spread over columns.
+        limit_mismatch: The relative spread over columns.
         leak: Events after which the integrator has lost all but 1/e.
         memory: Share of a line's charge that is left one event later.
         line: Charge on a line, in counts, that halves the current of the next event.

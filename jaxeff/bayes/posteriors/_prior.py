@@ -46,7 +46,7 @@ def prior_scales(
             ``"fan_in"``.
         params: Pytree of parameters.
         f: ``f(params, *args)``, whose products tell fan-ins; without it shapes do.
-        *args: Its inputs; shapes are enough.
+        *args: The inputs; shapes are enough.
 
     Returns:
         Standard deviations by parameter path (``"conv1/kernel"``), in the order of the leaves;

@@ -29,7 +29,7 @@ class Trace(NamedTuple):
 
     Attributes:
         positions: Kept draws, ``[draws, chains, d]``.
-        stats: By name, ``[iterations, chains]``, warm-up included.
+        stats: Mapping from name to ``[iterations, chains]``, warm-up included.
         seconds: Wall time of each iteration.
     """
 

@@ -98,7 +98,7 @@ class BlockRecord(NamedTuple):
 
     Attributes:
         positions: ``[block, chains, d]``.
-        stats: By name, ``[block, chains]``; see `jaxeff.bayes.MCMCResult`.
+        stats: Mapping from name to ``[block, chains]``; see `jaxeff.bayes.MCMCResult`.
     """
 
     positions: Array

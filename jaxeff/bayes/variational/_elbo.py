@@ -101,7 +101,7 @@ def start_from(
         prior: See `jaxeff.bayes.posteriors`.
         init_scale: Standard deviation to start with; of a posterior, the least one.
         f: ``f(params, *inputs) -> outputs``, which tells fan-ins.
-        inputs: Its inputs; only their shapes play a part.
+        inputs: The inputs; only their shapes play a part.
 
     Returns:
         The means, the prior's standard deviations and those to start with, by path.

@@ -91,8 +91,8 @@ def quantization_errors(
 
     Args:
         f: A pure function `f(params, *args)`.
-        params: Its parameters.
-        args: Its further arguments as a tuple, or the only one of them.
+        params: The parameters of `f`.
+        args: Further arguments of `f` as a tuple, or the only one of them.
         sites: The layers.
         widths: Bit widths, rising, 1 to 16.
         method: Function from a bit width to a quantizer.

@@ -95,8 +95,8 @@ def hessian_trace(
     Args:
         key: Random key of the signs.
         loss: `loss(params, *args)`, a scalar that calls the model.
-        params: Its parameters.
-        args: Its further arguments, such as `(x, y)`, as a tuple, or the only one of them.
+        params: The parameters.
+        args: Further arguments, such as `(x, y)`, as a tuple, or the only one of them.
         sites: The model's layers, dot products and convolutions.
         probes: Random directions.
         at_once: Number of them evaluated side by side, by `vmap`.

@@ -59,7 +59,7 @@ def kl_sensitivity(
     Args:
         f: A classifier `f(params, x) -> logits`; with a state `f(params, state, x) -> (logits, new
             state)`.
-        params: Its parameters.
+        params: The parameters of `f`.
         x: Inputs, a few hundred of them; they are evaluated at once.
         sites: The layers.
         widths: Bit widths, rising, 1 to 16.

@@ -135,7 +135,7 @@ def each_policy(
 
     Args:
         f: A pure function `f(params, x)`.
-        params: Its parameters.
+        params: The parameters of `f`.
         x: Inputs, which are evaluated at once.
         sites: The layers.
         weights: Bit widths of their weights, a row per policy.

@@ -81,7 +81,7 @@ class Converted:
     """The parameters of an integer network.
 
     Attributes:
-        arrays: By `site/name`: codes (int8), biases (int32) and scales (float32).
+        arrays: Arrays by `site/name`: codes (int8), biases (int32) and scales (float32).
         rest: Leaves that layers in float read, by number.
         shapes: Shape and dtype of every leaf of the float parameters.
         structure: Tree structure of the float parameters.

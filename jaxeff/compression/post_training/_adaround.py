@@ -83,12 +83,12 @@ def adaround(
 
     Args:
         f: A pure function `f(params, *args)`.
-        params: Its parameters.
+        params: The parameters of `f`.
         batch: `args` as a tuple, or the only one of them: some hundred examples.
         spec: Quantizers by site, as for `quantized`. Open numbers of weights are those of the
             original weights.
         steps: Steps of Adam per layer.
-        rate: Its rate.
+        rate: The learning rate.
         penalty: Weight of the term that makes decisions, in units of the error that rounding to
             the nearest values adds per weight: so it means the same whatever the scale.
         beta: The first and the last exponent of that term.

@@ -66,7 +66,7 @@ def awq(
 
     Args:
         f: A pure function `f(params, *args)`.
-        params: Its parameters.
+        params: The parameters of `f`.
         batch: `args` as a tuple, or the only one of them: some hundred examples.
         spec: Quantizers by site, as for `quantized`. Open numbers of weights are those of the
             scaled weights.

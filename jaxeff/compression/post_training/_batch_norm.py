@@ -75,8 +75,9 @@ def fold_batch_norm(f: Callable[..., Any], params: Any, *args: Any) -> tuple[Any
 
     Args:
         f: A pure function `f(params, *args)` in inference: running statistics are used.
-        params: Its parameters.
-        *args: Its other arguments; shapes count, and the values of state, but not those of data.
+        params: The parameters of `f`.
+        *args: Further arguments of `f`; shapes count, and the values of state, but not those of
+            data.
 
     Returns:
         A function `g` and its parameters. `g` takes and returns what `f` does, and its layers have

@@ -55,7 +55,7 @@ def correct_biases(
 
     Args:
         f: A pure function `f(params, *args)`.
-        params: Its parameters, or those that `gptq` or `adaround` gave.
+        params: The parameters of `f`, or those that `gptq` or `adaround` gave.
         batch: `args` as a tuple, or the only one of them: some hundred examples.
         spec: Quantizers by site, as for `quantized`.
 

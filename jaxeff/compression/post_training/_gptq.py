@@ -62,7 +62,7 @@ def gptq(
 
     Args:
         f: A pure function `f(params, *args)`.
-        params: Its parameters.
+        params: The parameters of `f`.
         batch: `args` as a tuple, or the only one of them: some hundred examples.
         spec: Quantizers by site, as for `quantized`; methods that quantize elementwise, with
             numbers per tensor or output channel. Open numbers of weights are those of the original

@@ -98,7 +98,7 @@ def on_grids(
     Args:
         where: The function's name, for error messages.
         f: A pure function `f(params, *args)`.
-        params: Its parameters.
+        params: The parameters of `f`.
         batch: `args` as a tuple, or the only one of them.
         spec: Quantizers by site, as for `quantized`. Open numbers of a weight's method are those of
             the original weights; activations are quantized as they are set.

@@ -77,7 +77,7 @@ def second_order(layer: Layer, random: Sequence[Value], values: dict[Value, Any]
 
     Args:
         layer: Equations with floating-point results.
-        random: Its random inputs, independent of each other, entries and all.
+        random: The random inputs, independent of each other, entries and all.
         values: What each of its inputs is: a `Gaussian` for the random ones, else an array.
 
     Returns:

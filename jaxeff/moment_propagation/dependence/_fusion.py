@@ -56,7 +56,7 @@ def fuse_dependent(
 
     Args:
         program: A program or a loop's body.
-        random: Those of its inputs that are random.
+        random: Inputs of it that are random.
         note: Called for each place where independence is assumed.
         products: Whether to follow products with weights where that is exact: it costs more than
             the layers one by one.
@@ -97,8 +97,8 @@ class _DependenceState:
         note: Function that notes assumptions.
         products: Whether products are followed.
         atoms: Each random value's lineage from atoms.
-        roots: Its lineage from what not even products are followed through.
-        leaves: Its lineage from the program's random inputs.
+        roots: The lineage from what not even products are followed through.
+        leaves: The lineage from the program's random inputs.
         made_by: The layers that others can be joined with, by what they make, in order.
         product_of: The products that others can be joined with where that is exact.
         position: The order of those layers.

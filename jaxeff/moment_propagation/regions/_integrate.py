@@ -74,7 +74,7 @@ def region(layer: Layer, values: Sequence[Any], rules: Mapping[Any, Rule], note:
 
     Args:
         layer: A layer with at least one random input; those it has are taken as independent.
-        values: Its inputs, arrays or random arrays.
+        values: The inputs, arrays or random arrays.
         rules: The user's rules by primitive.
         note: Called where dependence inside the layer has to be assumed away or is approximated.
 

@@ -114,7 +114,7 @@ def linear_patterns(
 
     Args:
         layer: A layer with a random input, after `with_bias_vectors`.
-        values: Its inputs, arrays or random arrays; `RawMoments` are handed on as such.
+        values: The inputs, arrays or random arrays; `RawMoments` are handed on as such.
         rules: The user's rules by primitive.
 
     Returns:

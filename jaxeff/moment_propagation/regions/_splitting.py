@@ -23,7 +23,7 @@ def split_slices(layer: Layer, values: Sequence[Any]) -> tuple[Layer, list[Any]]
 
     Args:
         layer: A layer.
-        values: Its inputs; entries of random ones are independent.
+        values: The inputs; entries of random ones are independent.
 
     Returns:
         A layer without the equations that slice, and its inputs; both as given if there are none.

@@ -14,7 +14,7 @@ class Statistic:
     """A symbol: `gain` times a named function of the tensor, with its axes followed.
 
     Attributes:
-        name: Which function.
+        name: Name of the function.
         labels: For each axis of the value, the axis of the tensor it is, None if it is neither.
         shape: The value's shape.
         axes: The axes of the tensor that were reduced, if any.

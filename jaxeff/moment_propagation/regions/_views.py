@@ -53,8 +53,8 @@ def by_views(
     """Computes the moments of a layer that is a pointwise function, or one product, of views.
 
     Args:
-        layer: Its equations.
-        random: Its random inputs, independent of each other, entries and all.
+        layer: The layer, whose equations are read.
+        random: The random inputs, independent of each other, entries and all.
         values: What each input is.
         independent: Evaluates a pointwise layer whose inputs are independent.
 

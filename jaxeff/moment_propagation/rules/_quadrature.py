@@ -77,12 +77,12 @@ def gauss_legendre(
     """Computes the moments of `fn(x)` by Gauss-Legendre quadrature of each piece between kinks.
 
     Args:
-        fn: As for `gauss_hermite`.
+        fn: Same as for `gauss_hermite`.
         x: Random input.
         kinks: Ascending points where `fn` isn't smooth or changes fastest. Jumps give inaccurate
             gradients: use `piecewise` for those.
         nodes: Nodes per piece; there is one more piece than kinks.
-        limited: As for `gauss_hermite`.
+        limited: Same as for `gauss_hermite`.
         above: What lies below this counts as if it were at the mean, which is above it.
 
     Returns:
@@ -127,7 +127,7 @@ def gauss_pair(
         x: The operand in which `fn` may have kinks.
         y: The operand in which `fn` is close to a polynomial (a slope, a scale); 8 nodes.
         kinks: Kinks in `x`.
-        limited: As for `gauss_hermite`.
+        limited: Same as for `gauss_hermite`.
 
     Returns:
         `fn`'s output tree with a `Gaussian` for each floating-point leaf.

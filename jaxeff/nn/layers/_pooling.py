@@ -17,7 +17,7 @@ def avg_pool(
 
     Args:
       x: Images, channels last.
-      window: Its height and width.
+      window: The height and width.
       strides: Steps between windows.
     """
     # A Python integer is weakly typed: the quotient keeps the dtype of the images.

@@ -38,7 +38,7 @@ class Drift(DeviceModel):
         at: Place where a layer is perturbed: "output", "weights" or "input". Memory cells are
             weights.
         per: What shares one exponent: "element" (nothing) or "channel"; samples always do.
-        along: What arrays hold one entry for: "sample" (each was read at its own time) or
+        along: Axis that arrays have one entry along: "sample" (each was read at its own time) or
             "channel".
 
     Raises:

@@ -48,7 +48,7 @@ class Dropout(NoiseModel):
         at: Place where a layer is perturbed: "output", "weights" (DropConnect) or "input".
         per: What is dropped together: "element" (nothing), "channel" (a channel of one sample, over
             all positions) or "sample" (all of one sample).
-        along: What an array of rates holds one entry for: "sample" or "channel".
+        along: Axis that an array of rates has one entry along: "sample" or "channel".
 
     Raises:
         ValueError: The rate is out of range, or a choice is unknown.

@@ -40,8 +40,8 @@ class Additive(NoiseModel):
         sigma: Standard deviation in the units of `x`; a scalar, or an array that broadcasts
             against `x`, such as one level per channel.
         at: Place where a layer is perturbed: "output", "weights" or "input".
-        per: What shares one draw: "element" (nothing), "channel" or "sample".
-        along: What an array of levels holds one entry for: "sample" or "channel".
+        per: Scope of one draw: "element" (nothing), "channel" or "sample".
+        along: Axis that an array of levels has one entry along: "sample" or "channel".
         relative: Whether `sigma` is in units of the range of `x`.
 
     Raises:
@@ -79,8 +79,8 @@ class Multiplicative(NoiseModel):
         sigma: Standard deviation relative to `x`, without unit; a scalar or an array that
             broadcasts against `x`.
         at: Place where a layer is perturbed: "output", "weights" or "input".
-        per: What shares one draw: "element" (nothing), "channel" or "sample".
-        along: What an array of levels holds one entry for: "sample" or "channel".
+        per: Scope of one draw: "element" (nothing), "channel" or "sample".
+        along: Axis that an array of levels has one entry along: "sample" or "channel".
 
     Raises:
         ValueError: `sigma` is negative, NaN or infinite, or a choice is unknown.
@@ -117,8 +117,8 @@ class Mixed(NoiseModel):
         order: "mul_add" for `x * N(1, mul) + N(0, add)`; "add_mul" for
             `(x + N(0, add)) * N(1, mul)`.
         at: Place where a layer is perturbed: "output", "weights" or "input".
-        per: What shares one draw: "element" (nothing), "channel" or "sample".
-        along: What an array of levels holds one entry for: "sample" or "channel".
+        per: Scope of one draw: "element" (nothing), "channel" or "sample".
+        along: Axis that an array of levels has one entry along: "sample" or "channel".
         relative: Whether `add` is in units of the range of `x`.
 
     Raises:

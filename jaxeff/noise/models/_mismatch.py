@@ -32,7 +32,7 @@ class Mismatch(DeviceModel):
         length: Correlation length in columns; 0 makes them independent.
         device: The device, an integer; see `jaxeff.noise.models`.
         at: Place where a layer is perturbed: "output", "weights" or "input".
-        along: What an array of levels holds one entry for: "sample" or "channel".
+        along: Axis that an array of levels has one entry along: "sample" or "channel".
         relative: Whether `offset` is in units of the range of `x`.
 
     Raises:

@@ -33,8 +33,8 @@ class NoiseModel(Setting):
 
     Attributes:
         at: Place where a layer is perturbed: "output", "weights" or "input".
-        per: What shares one draw, in models that draw per element, channel or sample.
-        along: What an array of levels holds one entry for.
+        per: Scope of one draw, in models that draw per element, channel or sample.
+        along: Axis that an array of levels has one entry along.
         relative: Whether an amount of signal is in units of the signal's range.
     """
 

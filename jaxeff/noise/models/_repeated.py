@@ -23,7 +23,7 @@ class Repeated(Setting):
 
     Attributes:
         model: Any noise model, a user's own too.
-        times: How many executions, at least 1; static.
+        times: Number of executions, at least 1; static.
 
     Raises:
         TypeError: `model` isn't a noise model, or `times` no integer.

@@ -27,8 +27,8 @@ class UniformNoise(NoiseModel):
     Attributes:
         width: Width of the distribution in the units of `x`; a scalar or an array.
         at: Place where a layer is perturbed: "output", "weights" or "input".
-        per: What shares one draw: "element" (nothing), "channel" or "sample".
-        along: What an array of widths holds one entry for: "sample" or "channel".
+        per: Scope of one draw: "element" (nothing), "channel" or "sample".
+        along: Axis that an array of widths has one entry along: "sample" or "channel".
         relative: Whether `width` is in units of the range of `x`.
 
     Raises:
@@ -57,7 +57,7 @@ class Quantization(NoiseModel):
     Attributes:
         step: The step in the units of `x`; a scalar or an array.
         at: Place where a layer is perturbed: "output", "weights" or "input".
-        along: What an array of steps holds one entry for: "sample" or "channel".
+        along: Axis that an array of steps has one entry along: "sample" or "channel".
         relative: Whether `step` is in units of the range of `x`: 1 / (2**bits - 1) is a converter
             adjusted to its signal.
 

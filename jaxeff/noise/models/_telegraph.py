@@ -43,8 +43,8 @@ class Telegraph(DeviceModel):
         device: The device, an integer; see `jaxeff.noise.models`.
         at: Place where a layer is perturbed: "output", "weights" or "input". Memory cells are
             weights.
-        per: What shares one trap: "element" (nothing) or "channel"; samples always do.
-        along: What arrays hold one entry for: "sample" (each was read at its own time) or
+        per: Scope of one trap: "element" (nothing) or "channel"; samples always do.
+        along: Axis that arrays have one entry along: "sample" (each was read at its own time) or
             "channel".
         relative: Whether `amplitude` is in units of the range of `x`.
 

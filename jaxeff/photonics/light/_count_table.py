@@ -71,7 +71,7 @@ def tabled_counts(
     Args:
         key: Random key.
         which: The mean of each draw, as a row of the table; others than it has aren't noticed.
-        table: As `count_table` returns it.
+        table: Result of `count_table`.
     """
     width = table.share.shape[1]
     # One word chooses the column, by its leading bits, the other one a side of it: uniform, without

@@ -44,8 +44,8 @@ class LayerCost:
     """One layer's row.
 
     Attributes:
-        site: Its name.
-        kind: Its kind.
+        site: The name of the layer.
+        kind: The kind of the layer.
         shape: Shape of its result.
         params: Scalars in the parameters it reads, each leaf counted where it is first read.
         macs: Multiply-accumulates for the traced batch.
@@ -119,7 +119,7 @@ def cost(
         *args: Further arguments.
         bits: `(weight bits, activation bits)` or `jaxeff.program.Widths` by site, for layers that
             will be quantized.
-        **kwargs: As for `trace`.
+        **kwargs: Same as for `trace`.
 
     Raises:
         TypeError: `bits` is no mapping of pairs of numbers.

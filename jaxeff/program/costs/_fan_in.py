@@ -28,7 +28,7 @@ def fan_ins(program: Program) -> dict[str, float | None]:
     """Returns the fan-in of every parameter that a program reads.
 
     Args:
-        program: What `trace` returned.
+        program: Result of `trace`.
 
     Returns:
         By the parameter's path: the terms that a product sums for each of its outputs; 0 where no

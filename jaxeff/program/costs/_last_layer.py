@@ -28,7 +28,7 @@ class LastLayer(NamedTuple):
     """A dense layer whose result is the function's.
 
     Attributes:
-        site: Its name.
+        site: The name of the layer.
         kernel: The index of its kernel among the leaves of the parameters, `[features, outputs]`.
         bias: The index of its bias, `[outputs]`; None if it has none.
     """
@@ -94,8 +94,8 @@ def last_layer(f: Callable[..., Any], site: str, params: Any, *args: Any) -> Las
     Args:
         f: A pure function `f(params, *args)`.
         site: The layer's name.
-        params: Its parameters.
-        *args: Its inputs; shapes are enough.
+        params: The parameters of `f`.
+        *args: The inputs; shapes are enough.
 
     Raises:
         ValueError: The site isn't a dense layer of features `[batch, n]`, its result isn't the

@@ -98,10 +98,10 @@ def summary(
         f: A pure function `f(params, *args)`.
         params: Arrays or `jax.ShapeDtypeStruct`s.
         *args: Further arguments; a batch of one gives per-sample figures.
-        bits: As for `cost`: widths by site, of a network that will be quantized.
+        bits: Same as for `cost`: widths by site, of a network that will be quantized.
         spec: Settings by pattern, of any transform; a column says what each site gets. Costs are
             those of `f`; of `quantized(f, spec)` they are those in its bits.
-        **kwargs: As for `trace`.
+        **kwargs: Same as for `trace`.
 
     Raises:
         SpecError: As for the transform: a pattern of `spec` matches or decides no site, or two are

@@ -20,8 +20,8 @@ def moved(eqn: Any, axes: Axes, shape: Sequence[int]) -> Axes | None:
 
     Args:
         eqn: An equation of one operand.
-        axes: Its operand's axes.
-        shape: Its operand's shape.
+        axes: The operand's axes.
+        shape: The operand's shape.
 
     Returns:
         The axes of its result; None for any other operation, and for a reshape that joins or

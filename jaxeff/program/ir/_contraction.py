@@ -207,7 +207,7 @@ class Contraction:
 
         Args:
             x: The operand. Free axes may have other sizes than the node's.
-            side: Which operand of a dot product it is; by default, the one beside the matrix.
+            side: Position of the operand in a dot product; by default, the one beside the matrix.
         """
         side = 1 - self.side if side is None else side
         if self.is_convolution:

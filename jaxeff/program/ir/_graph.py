@@ -44,8 +44,8 @@ class Value:
     """One array of the flattened function. Compared by identity.
 
     Attributes:
-        aval: Its shape and dtype.
-        role: What it depends on.
+        aval: The shape and dtype.
+        role: Kinds of arguments that it depends on.
         path: For a value derived from parameters or state, the leaf it mainly came from.
         leaves: All leaves it came from.
         along: For each axis, the axis of the data arguments that it is, or a label of

@@ -44,10 +44,10 @@ class Layer:
 
     Attributes:
         kind: One of `KINDS`.
-        nodes: Its equations, in order.
+        nodes: The equations, in order.
         inputs: The values it reads, each once.
         outputs: The values others read; the first is the layer's result.
-        site: Its unique name, e.g. `blocks/1/attn/query`, `relu_1`, or `fc#1` for the second use of
+        site: The unique name, e.g. `blocks/1/attn/query`, `relu_1`, or `fc#1` for the second use of
             `fc`; empty for a layer that only prepares an operand.
         base: The name without the occurrence index.
         occurrence: How many layers with this base come before it.

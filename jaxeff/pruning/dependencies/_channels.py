@@ -119,7 +119,7 @@ def channels(f: Callable[..., Any], params: Any, *args: Any, **kwargs: Any) -> C
 
     Args:
         f: A pure function `f(params, *args)`.
-        params: Its parameters; only shapes matter, here and below.
+        params: The parameters of `f`; only shapes matter, here and below.
         *args: Further arguments, with a batch of any size.
         **kwargs: Keyword arguments of `f`.
 

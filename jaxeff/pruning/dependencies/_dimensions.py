@@ -23,10 +23,10 @@ class Dimension:
     """Indices without further structure. Compared by identity.
 
     Attributes:
-        size: How many.
+        size: Number of channels.
         held: Why none of them may be removed; free if there is no reason.
         bound: What this dimension turned out to be.
-        number: Which dimension it is, in the order in which they were made.
+        number: Number of the dimension, in order of creation.
     """
 
     size: int

@@ -25,7 +25,7 @@ class Member:
 
     Attributes:
         path: The parameter's leaf.
-        axis: Which axis.
+        axis: Number of the axis.
         whole: Whether the axis is the group's and nothing else's; otherwise it is a product or a
             concatenation that holds it.
     """

@@ -34,10 +34,10 @@ class Labels:
     """What is known of a program's axes.
 
     Attributes:
-        axes: Those of every value, also inside loops.
-        bodies: Those of the jaxprs of custom derivatives, by the equation that calls them: there a
+        axes: Axes of every value, also inside loops.
+        bodies: Axes of the jaxprs of custom derivatives, by the equation that calls them: there a
             variable may be called several times.
-        numbers: Which numbers came from sizes.
+        numbers: Numbers that came from sizes.
         crossed: Places where removing indices isn't the same as masking them (`_crossing.py`).
     """
 
@@ -73,7 +73,7 @@ class ChannelReader:
     Attributes:
         labels: What is found goes there.
         where: The site that errors and reasons name.
-        rules: By primitive.
+        rules: Mapping from primitive to rule.
         derived: Whether it's a derivative that is read, whose own derivatives aren't.
     """
 

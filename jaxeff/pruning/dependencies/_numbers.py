@@ -92,7 +92,7 @@ class Numbers:
 
         Args:
             eqn: The equation; only products and quotients have such numbers.
-            inputs: Its operands in the program.
+            inputs: The operands in the program.
             operands: Their values.
             axes: The axes of a value.
             size: How many indices of an axis are left.

@@ -65,7 +65,7 @@ def warn_of_crossed(groups: Iterable[Group], stacklevel: int) -> None:
     """Warns of groups whose statistics a smaller model takes over fewer channels, if any.
 
     Args:
-        groups: Those that lose channels, and of which nothing has been said.
+        groups: Groups that lose channels and that the plan says nothing of.
         stacklevel: Stack level of the caller, as `warnings.warn` counts.
     """
     told = [f"{group.name!r} by {_places(group)}" for group in groups if group.crossed]

@@ -22,7 +22,7 @@ class LinearStatistics(NamedTuple):
 
     Attributes:
         at: The layer.
-        weights: Its matrices, `[groups, inputs, outputs]` in float64.
+        weights: The matrices, `[groups, inputs, outputs]` in float64.
         moment: The mean of x x^T over rows, `[groups, inputs, inputs]` in float64.
         channels: The groups of the network at this batch.
     """
@@ -64,9 +64,9 @@ def products(f: Callable[..., Any], params: Any, batch: Any, where: str) -> list
 
     Args:
         f: A pure function `f(params, *args)`.
-        params: Its parameters.
+        params: The parameters of `f`.
         batch: `args` as a tuple, or the only one of them.
-        where: What error messages call the caller.
+        where: The name of the caller in error messages.
 
     Raises:
         ValueError: The batch is empty or not finite.

@@ -93,9 +93,9 @@ def corrected_weights(f: Callable[..., Any], params: Any, batch: Any, plan: Plan
 
     Args:
         f: A pure function `f(params, *args)`.
-        params: Its parameters.
+        params: The parameters of `f`.
         batch: `args` as a tuple, or the only one of them: some hundred examples.
-        plan: What stays.
+        plan: Channels that stay.
 
     Returns:
         Parameters of the same shapes; what reads removed channels is zero there. Shrink them with

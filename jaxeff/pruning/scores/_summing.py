@@ -48,7 +48,7 @@ def vectors(values: Any, channels: Channels, *, outputs: bool = False) -> dict[s
     Args:
         values: A tree of the parameters' shapes.
         channels: The groups.
-        outputs: As for `summed`.
+        outputs: Same as for `summed`.
 
     Returns:
         By group, `[channels, entries]` in float64.

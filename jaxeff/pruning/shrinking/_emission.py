@@ -45,9 +45,9 @@ class Emission:
 
     Attributes:
         labels: The axes of the program's values.
-        keep: Which indices stay.
+        keep: Mask of the indices that stay.
         rescale: Whether roots of sizes are those of the new ones.
-        zeros: Whose removed indices count in means, as zeros.
+        zeros: Dimensions whose removed indices count in means, as zeros.
     """
 
     labels: Labels

@@ -50,8 +50,8 @@ def gated(
 
     Args:
         f: A pure function `f(params, *args)`.
-        gates: By group, numbers `[channels]`; they may be traced.
-        groups: Those that they were made for.
+        gates: Mapping from group to numbers `[channels]`; they may be traced.
+        groups: Groups that the gates were made for.
         missing: The error for a group that the function doesn't have.
     """
 
@@ -91,7 +91,7 @@ class Gating(Emission):
     """A rule for `evaluate` that multiplies what is summed by gates.
 
     Attributes:
-        gates: By dimension.
+        gates: Mapping from dimension to gates.
     """
 
     gates: Mapping[Dimension, Array] = field(default_factory=dict)

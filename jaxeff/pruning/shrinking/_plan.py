@@ -45,12 +45,12 @@ class Plan:
     """What stays of every group.
 
     Attributes:
-        keep: By group, an array of booleans `[channels]`, or of numbers that multiply the channels;
-            groups that lose nothing may be left out.
+        keep: Mapping from group to an array of booleans `[channels]`, or of numbers that multiply
+            the channels; groups that lose nothing may be left out.
         channels: The groups that it is about.
-        crossed: By group that a statistic crosses, what `pruned` takes it of: the channels "left",
-            or all of them, the removed ones as "zeros". A group that isn't named has "left", and
-            `pruned` warns of it.
+        crossed: Mapping from group that a statistic crosses to the channels it is taken of: the
+            channels "left", or all of them, the removed ones as "zeros". A group that isn't named
+            has "left", and `pruned` warns of it.
     """
 
     keep: dict[str, Any]
@@ -256,7 +256,7 @@ class Plan:
         """Reads a plan for a model.
 
         Args:
-            path: What `save` wrote.
+            path: File that `save` wrote.
             channels: The model's groups, as `jaxeff.channels` reads them.
 
         Raises:

@@ -52,8 +52,8 @@ def masked(f: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
 
     Args:
         f: A pure function `f(params, *args)`; keys may stand before the parameters.
-        plan: What stays; its booleans may be traced. Where it holds numbers, they multiply the
-            channels wherever these are summed (`jaxeff.pruning.shrinking`).
+        plan: Channels that stay; its booleans may be traced. Where it holds numbers, they multiply
+            the channels wherever these are summed (`jaxeff.pruning.shrinking`).
 
     Returns:
         A pure function like `f`, of the old shapes.
@@ -89,7 +89,7 @@ def pruned(f: Callable[..., Any], plan: Plan, *, rescale: bool = False) -> Calla
 
     Args:
         f: A pure function `f(params, *args)`; running statistics may be an argument or closed over.
-        plan: What stays; known now.
+        plan: Channels that stay; known now.
         rescale: Whether to scale by the roots of the new sizes where the model scales by those of
             old ones, as attention does by 1/sqrt(d). It isn't the masked model then.
 

@@ -42,7 +42,7 @@ def save_pruned(folder: str | os.PathLike[str], plan: Plan, small: Any) -> Path:
 
     Args:
         folder: Folder of the model; made when missing.
-        plan: What was kept.
+        plan: Channels that were kept.
         small: A tree of what it leaves: parameters, with running statistics or an optimizer's state
             where these are to be kept as well.
 
@@ -64,7 +64,7 @@ def load_pruned(folder: str | os.PathLike[str], channels: Channels, like: Any) -
     """Reads a smaller model.
 
     Args:
-        folder: What `save_pruned` wrote.
+        folder: Folder that `save_pruned` wrote.
         channels: The groups of the whole model, as `jaxeff.channels` reads them.
         like: A tree of the whole model's shapes, of the structure that was saved; only shapes
             matter.

@@ -77,7 +77,7 @@ def cubic(final: float, *, begin: int, end: int, initial: float = 0.0) -> optax.
     Args:
         final: s_f, from `end` on.
         begin: The first update of the schedule.
-        end: Its last.
+        end: The last update.
         initial: s_i, until `begin`.
 
     Raises:

@@ -34,7 +34,7 @@ class FixedMask(Sparse):
     """A mask that is given.
 
     Attributes:
-        where: Which entries are kept, booleans of the weight's shape; a leaf.
+        where: Mask of the entries that are kept, booleans of the weight's shape; a leaf.
     """
 
     where: Bool[Array, "*shape"]
@@ -57,7 +57,7 @@ class RandomMask(Sparse):
 
     Attributes:
         fraction: The share that goes; a leaf.
-        seed: Which of the masks; a layer's depends on it and on its site alone.
+        seed: Number that the mask is drawn from; a layer's depends on it and on its site alone.
     """
 
     fraction: Annotated[Float[Array, ""] | float, Number(0, 1)]
@@ -90,7 +90,7 @@ class Surgery(Sparse):
     Attributes:
         spread: How far above the mean the thresholds lie, in standard deviations.
         threshold: t. Open: that of the array.
-        where: Which entries are kept. Open: those above t.
+        where: Mask of the entries that are kept. Open: those above t.
 
     References:
         Guo et al., "Dynamic Network Surgery for Efficient DNNs", arXiv:1608.04493, eq. 3 and

@@ -26,7 +26,7 @@ class Sparse(BaseQuantizer):
     """A method that keeps some weights and sets the others to zero.
 
     Attributes:
-        values: What quantizes the weights that are kept; None leaves them as they are.
+        values: Quantizer of the weights that are kept; None leaves them as they are.
         gradient: "all" weights have the gradient of the masked ones (straight-through), so that
             what has been removed may come back; or those that are "kept" alone.
         stored: How `storage`, and with it `memory` and `jaxeff.cost`, counts an array: "bitmask",

@@ -56,7 +56,7 @@ def optimal_brain_surgeon(
 
     Args:
         f: A pure function `f(params, *args)`.
-        params: Its parameters.
+        params: The parameters of `f`.
         batch: `args` as a tuple, or the only one of them: some hundred examples.
         spec: Maps patterns of sites to `Magnitude(fraction)` or `NofM(n, m)`, which say how many
             weights go; which, is found here.

@@ -61,7 +61,7 @@ def log_variances(
 
     Args:
         f: A pure function `f(params, *args)`.
-        params: Its parameters.
+        params: The parameters of `f`.
         batch: `args` as a tuple, or the only one of them.
         patterns: Sites; a layer that is used again has the numbers of its first use.
         start: The first log sigma^2.
@@ -133,8 +133,8 @@ def kept_weights(
 
     Args:
         f: A pure function `f(params, *args)`.
-        params: Its parameters.
-        log_variance: What was learnt.
+        params: The parameters of `f`.
+        log_variance: Result of training.
         batch: `args` as a tuple, or the only one of them.
         threshold: Largest log alpha of a kept weight; alpha is its variance over its square.
     """

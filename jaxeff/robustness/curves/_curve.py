@@ -73,7 +73,7 @@ class Curve(NamedTuple):
         mean: Mean accuracy over the replicates; NaN where there is none.
         std: Standard deviation of one replicate; NaN for fewer than two.
         low: Lower end of the confidence interval of the mean (Student's t, 95 %).
-        high: Its upper end; both NaN for fewer than two replicates.
+        high: The upper end; both NaN for fewer than two replicates.
         replicates: Replicates with a finite accuracy.
         draws: The accuracies themselves.
     """
@@ -139,7 +139,7 @@ def accuracy_curve(
     Args:
         key: Random key of the noise.
         f: `f(params, x) -> logits`; with a state `f(params, state, x) -> (logits, new state)`.
-        params: Its parameters.
+        params: The parameters of `f`.
         spec: The noise at a level, `spec(level) -> {pattern: model}`; or a spec whose numbers
             have a leading axis of levels.
         levels: The levels.
@@ -198,8 +198,8 @@ def noisy_accuracy(
 
     Args:
         key: Random key of the noise.
-        f: As for `accuracy_curve`.
-        params: Its parameters.
+        f: Same as for `accuracy_curve`.
+        params: The parameters of `f`.
         specs: A spec whose numbers have a leading axis of levels.
         data: Inputs and labels.
         repeats: Draws of the noise at every level.

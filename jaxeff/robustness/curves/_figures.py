@@ -45,7 +45,7 @@ def draw_curve(
     Args:
         axis: Gets a logarithmic noise axis, linear between zero and the lowest positive level.
         curve: From `accuracy_curve` or `summarize`.
-        midpoint: Its fit; one without a midpoint isn't drawn.
+        midpoint: The fit; one without a midpoint isn't drawn.
         label: Label of the curve; its midpoint is added.
         color: Color of everything that is drawn.
     """
@@ -94,7 +94,7 @@ def draw_midpoints(
 
     Args:
         axis: Gets a logarithmic axis of midpoints.
-        midpoints: By layer, in order.
+        midpoints: Midpoints by layer, in order.
         color: Color of the bars.
         offset: Shifts the bars, for several nets side by side.
         width: Width of the bars.
@@ -128,8 +128,8 @@ def draw_histograms(
 
     Args:
         axis: Gets the scale of the values.
-        values: By label. On the log scale magnitudes are shown, and the label says how many are
-            zero.
+        values: Values by label. On the log scale magnitudes are shown, and the label says how many
+            are zero.
         scale: "linear" or "log".
         bins: Number of bins.
     """
@@ -190,7 +190,7 @@ def draw_heatmap(
     """Draws a table of rAUC or preserved accuracy with its numbers.
 
     Args:
-        axis: Its labels are the caller's: which settings are rows, which columns.
+        axis: The labels are the caller's: which settings are rows, which columns.
         values: Shares; NaN cells stay empty.
         rows: Names of the rows, from bottom to top.
         columns: Names of the columns.

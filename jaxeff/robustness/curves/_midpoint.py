@@ -43,7 +43,7 @@ class Midpoint(NamedTuple):
 
     Attributes:
         mu: The midpoint noise level; NaN if there is none.
-        mu_std: Its standard error.
+        mu_std: The standard error.
         slope: The logistic's `s`, in the unit of the level (in natural logarithms of it on the log
             scale).
         a_max: Fitted accuracy without noise.

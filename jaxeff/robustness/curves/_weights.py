@@ -55,8 +55,8 @@ def weight_growth(params: Any, start: Any) -> dict[str, Float[Array, ""]]:
 
     Args:
         params: Pytree of parameters.
-        start: What to compare with, such as the initial parameters, or those of a network trained
-            without noise.
+        start: Parameters to compare with, such as the initial parameters, or those of a network
+            trained without noise.
 
     Returns:
         By layer, as `weight_rms`.

@@ -131,7 +131,7 @@ def learn_budget(
         key: Random key of the mini-batches and the noise.
         f: A classifier `f(params, x) -> logits`; with a state `f(params, state, x) -> (logits, new
             state)`.
-        params: Its parameters, to start from.
+        params: The parameters of `f`, to start from.
         data: Inputs and labels.
         sites: Patterns of layers, each with a level of its own; a layer that several match belongs
             to the most specific one.

@@ -107,7 +107,7 @@ def kl_sensitivity(
         key: Random key of the noise, the same for all layers and levels.
         f: A classifier `f(params, x) -> logits`; with a state `f(params, state, x) -> (logits, new
             state)`.
-        params: Its parameters.
+        params: The parameters of `f`.
         x: Inputs, a few hundred of them; they are evaluated at once.
         sites: Patterns of layers, each perturbed as a whole and on its own; a layer that several
             match belongs to the most specific one.

@@ -181,7 +181,7 @@ class Candidates:
         Args:
             f: A classifier `f(params, x) -> logits`; with a state `f(params, state, x) -> (logits,
                 state)`.
-            params: Its trained parameters.
+            params: The trained parameters.
             data: Pairs of inputs and labels that candidates train on.
             validation: Pairs that their accuracy is measured on; none of the test data.
             space: Space of the policies.

@@ -15,7 +15,7 @@ class Candidate:
     """A candidate whose latency is asked for.
 
     Attributes:
-        policy: Its numbers.
+        policy: The channels kept and the bits, as numbers.
         space: The model's layers.
         small: The function and parameters to deploy; made when it is asked for.
     """

@@ -77,7 +77,7 @@ def sensitivity(
     Args:
         f: A classifier `f(params, x) -> logits`; with a state `f(params, state, x) -> (logits,
             state)`.
-        params: Its parameters.
+        params: The parameters of `f`.
         x: Inputs, a few hundred without augmentation; they are evaluated at once.
         space: The model's layers.
         actions: Meaning of a strength.

@@ -78,8 +78,8 @@ class Agent(NamedTuple):
         actor: Parameters.
         critic: Parameters.
         targets: Both, slowly following.
-        actor_optimizer: Its state.
-        critic_optimizer: Its state.
+        actor_optimizer: The state of the actor's optimizer.
+        critic_optimizer: The state of the critic's optimizer.
         memory: Steps of past episodes.
         known: Features that nothing changes.
         seen: Mean and variance of all features.

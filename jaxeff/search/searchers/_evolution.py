@@ -18,7 +18,7 @@ class Generation(NamedTuple):
     """State of an evolution.
 
     Attributes:
-        strategy: Its state.
+        strategy: The state of the strategy.
         population: Candidates of the generation.
         losses: Losses of the candidates that were tried.
         tried: Number of candidates tried.

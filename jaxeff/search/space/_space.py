@@ -81,7 +81,7 @@ class Site:
     """A layer that a policy is about.
 
     Attributes:
-        name: Its site.
+        name: The site of the layer.
         group: Number of the group of channels whose count it decides; -1 if it decides none.
         macs: Multiply-accumulates of the whole layer, for the batch that was read.
         made: Axis of its output channels.

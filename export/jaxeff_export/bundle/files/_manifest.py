@@ -67,24 +67,24 @@ class Manifest:
       target_name: the target as it was asked for.
       target: the TVM target dict the library was compiled for.
       machine: the processor architecture of the library.
-      processor_features: what the library may use of it, as /proc/cpuinfo names it.
+      processor_features: features of the processor that the library may use, as in /proc/cpuinfo.
       arguments: the names of the data arguments, which `run` takes.
       parameters: the bound arrays.
       derived: the arrays computed from them when the bundle was made.
-      operands: what the library takes first, as indices into the parameters followed by the derived
-        arrays.
+      operands: leading arguments of the library, as indices into the parameters followed by the
+        derived arrays.
       inputs: the flattened data arguments, which come after them.
       outputs: the flattened results.
       structure: the description of the result's pytree.
       rounds_inputs: whether the function rounds its data to codes, which have no NaN, so that a
         call refuses data that hold it.
-      versions: of the packages that made the bundle.
+      versions: versions of the packages that made the bundle.
       files: per file name its size in bytes and SHA-256.
       kernels: per kernel whose sizes are known before the call the bytes `read` and `written`,
         those of parameters that are `bound`, the `products` it adds up and its `calls`; empty in
         bundles of older versions.
-      batches: of the pairs of inputs and outputs recorded for the self-check, the example's own
-        first, where the batch may vary; empty where it is fixed, and one pair is recorded.
+      batches: batches of the pairs of inputs and outputs recorded for the self-check, the example's
+        own first, where the batch may vary; empty where it is fixed, and one pair is recorded.
     """
 
     target_name: str

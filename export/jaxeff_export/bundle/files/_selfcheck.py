@@ -18,7 +18,7 @@ class RecordedPair(NamedTuple):
     Attributes:
       inputs: flattened.
       outputs: what JAX computed from them, flattened.
-      batch: of them, if that may vary.
+      batch: the number of examples in them, if that may vary.
     """
 
     inputs: Sequence[np.ndarray]
@@ -31,7 +31,7 @@ class OutputCheck:
     """The comparison of one result.
 
     Attributes:
-      name: which one.
+      name: name of the result.
       max_abs_error: the largest deviation from JAX's result; NaN if they differ in what is finite.
       scale: the largest finite magnitude in JAX's result.
       tolerance: the relative deviation that counts as rounding in this dtype.
@@ -54,7 +54,7 @@ class SelfCheck:
     """The replay of a bundle's recorded pairs on a board.
 
     Attributes:
-      board: where.
+      board: name of the board.
       outputs: one comparison per result, of every batch that is recorded.
     """
 
@@ -99,8 +99,8 @@ def compare(
     """Compares a board's results with the recorded ones.
 
     Args:
-      board: its name.
-      specs: of the results of a call.
+      board: the name of the board.
+      specs: specs of the results of a call.
       ours: the board's, one sequence per pair.
       pairs: what is recorded.
     """

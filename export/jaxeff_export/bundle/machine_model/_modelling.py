@@ -41,16 +41,16 @@ class LoopModel:
     """The innermost loop of a kernel that multiplies most.
 
     Attributes:
-        kernel: its function.
-        instructions: of one turn.
+        kernel: the name of the kernel's function.
+        instructions: number of instructions of one turn.
         products: multiply-accumulates of one turn; bit products where bits are counted.
-        cycles: of one turn, on average.
+        cycles: processor cycles of one turn, on average.
         spills: loads and stores of vectors on the stack in one turn.
         multiplies: instructions of one turn that make the products.
         loads: instructions of one turn that read memory, the stack apart.
         widths: how many instructions of one turn have a widest register of so many bits.
         turns: how often it turns in a call of the kernel; None where the bundle doesn't know.
-        bytes: of the kernel's arrays, read and written; None where the bundle doesn't know.
+        bytes: size of the kernel's arrays, read and written; None where the bundle doesn't know.
         level: the core's cache that holds them; empty for a core without figures.
         transfer: cycles they take from there, at the least.
     """
@@ -104,8 +104,8 @@ def model_library(
     """Models the kernels of a library by llvm-mca.
 
     Args:
-      library: its file.
-      machine: its processor architecture.
+      library: the file of the library.
+      machine: the processor architecture.
       core: a core as LLVM names it, such as `cortex-a72`.
       work: per kernel the bytes `read` and `written` and the `products`, as the manifest has it.
       like: the core whose instructions llvm-mca models; that of `LIKEST` or `core` by default.

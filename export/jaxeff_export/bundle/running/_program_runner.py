@@ -22,7 +22,7 @@ class ProgramRunner(Runner):
     Args:
       manifest: the bundle's.
       library: the bundle's C library; its folder is not needed any more afterwards.
-      recorded: what the self-check replays.
+      recorded: pairs that the self-check replays.
       board: what it runs on.
       treedef: the exact structure of results, where this process knows it.
 

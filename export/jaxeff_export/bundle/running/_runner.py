@@ -54,7 +54,7 @@ class Runner:
       manifest: the bundle's.
       library: the compiled library's file.
       operands: the arrays the library takes before the data.
-      recorded: what the self-check replays, the example first.
+      recorded: pairs that the self-check replays, the example first.
       board: an open board.
       treedef: the exact structure of results, where this process knows it.
 
@@ -147,7 +147,7 @@ class Runner:
         Args:
           number: calls per measurement.
           repeat: measurements.
-          batch: how many examples, where that may vary; the recorded ones are repeated.
+          batch: number of examples, where that may vary; the recorded ones are repeated.
 
         Raises:
           BoardError: if timings on this board mean nothing, or it fails.
@@ -174,7 +174,7 @@ class Runner:
         Args:
           number: calls of the function per measurement, of which the mean is taken.
           repeat: measurements, of which the median is taken.
-          batch: as for `benchmark`.
+          batch: same as for `benchmark`.
 
         Raises:
           BoardError: if timings on this board mean nothing, or it fails.

@@ -15,7 +15,7 @@ class Timing:
     """Duration of one call on a board.
 
     Attributes:
-      board: where it was measured.
+      board: name of the board that it was measured on.
       number: calls per measurement, of which the mean is taken.
       times_ms: one mean per repetition, in milliseconds.
     """
@@ -40,10 +40,10 @@ class OperatorTime:
     """Time spent in one compiled operator, per call of the whole function.
 
     Attributes:
-      name: of the compiled operator.
+      name: name of the compiled operator.
       calls: how often it runs per call of the function.
       ms: milliseconds, all its calls together.
-      share: of the sum over all operators, 0 to 1.
+      share: share of the sum over all operators, 0 to 1.
     """
 
     name: str

@@ -19,8 +19,8 @@ class RecordedCall:
 
     Attributes:
         blob: inputs, then outputs.
-        inputs: where each begins.
-        outputs: where each begins.
+        inputs: offset of each.
+        outputs: offset of each.
     """
 
     blob: bytes

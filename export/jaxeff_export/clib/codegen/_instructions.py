@@ -26,7 +26,7 @@ def example_command(
 
     Args:
         library: what it calls.
-        tools: of the target.
+        tools: tools of the target.
         made: the program.
         more: flags.
     """

@@ -38,7 +38,7 @@ class Field:
     Attributes:
         name: in C.
         kind: the C type of an element.
-        count: of elements of that type.
+        count: number of elements of that type.
         spec: what it is in the function.
     """
 

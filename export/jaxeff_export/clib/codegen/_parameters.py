@@ -19,8 +19,8 @@ class Parameters:
     """A block of constants.
 
     Attributes:
-        blob: its bytes.
-        offsets: where in it each array begins.
+        blob: the bytes.
+        offsets: offset of each array in it.
         alignment: in bytes, of the block and of every array in it.
     """
 

@@ -22,16 +22,16 @@ class Library:
     """All that a library's C is written from.
 
     Attributes:
-        name: what its names begin with.
+        name: prefix of the names in C.
         made_for: the processor, in words.
         inputs: what a call takes.
         outputs: what it fills.
         program: what it does.
-        kernels: with what.
-        memory: where.
+        kernels: kernels that it calls.
+        memory: plan of the workspace.
         parameters: what is bound, and the constants.
         embedded: whether these are part of the archive.
-        threads: how many may share a loop.
+        threads: the most threads that may share a loop.
         rounds_inputs: whether arguments are rounded to codes, and looked through for NaN before.
     """
 

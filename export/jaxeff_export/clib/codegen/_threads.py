@@ -44,7 +44,7 @@ def source(library: Library, steps: list[str]) -> list[str]:
     """Writes the functions, for what calls the kernels.
 
     Args:
-        library: whose.
+        library: library that the threads belong to.
         steps: the calls of the loops that are shared, in order, of `inputs`, `outputs`, `at`,
             `task` and `tasks`.
     """

@@ -71,9 +71,9 @@ def compile_kernels(
         mod: kernels in the form that `jaxeff_export.compiler.ready_to_lower` leaves
             them in; other functions are ignored.
         where: the target.
-        prefix: of the names of the functions.
+        prefix: prefix of the names of the functions.
         path: the object file to write.
-        threads: how many may share a loop.
+        threads: the most threads that may share a loop.
 
     Returns:
         The functions by the names of their kernels.

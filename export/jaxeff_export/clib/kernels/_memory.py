@@ -47,9 +47,9 @@ class Memory:
     Attributes:
         arrays: the offset in the workspace of each array that lies there.
         scratch: per call the offsets of its kernel's scratch.
-        size: of the workspace, in bytes.
+        size: size of the workspace, in bytes.
         live: the largest number of bytes that are needed at the same time, which no plan is below.
-        alignment: of the workspace, in bytes.
+        alignment: alignment of the workspace, in bytes.
     """
 
     arrays: Mapping[int, int]
@@ -65,9 +65,9 @@ def plan(
     """Plans the workspace of a program.
 
     Args:
-        program: its calls.
+        program: the calls.
         kernels: what they call.
-        alignment: of the workspace, at least.
+        alignment: alignment of the workspace, at least.
     """
     scratch = [kernels[call.kernel].scratch for call in program.calls]
     alignment = max([alignment, *(s.alignment for several in scratch for s in several)])

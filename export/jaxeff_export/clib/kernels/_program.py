@@ -23,7 +23,7 @@ class KernelCall:
     """A call of a kernel.
 
     Attributes:
-        kernel: its name.
+        kernel: the name of the kernel.
         arguments: the arrays it reads.
         results: the arrays it writes.
     """
@@ -38,7 +38,7 @@ class KernelProgram:
     """Calls of kernels on numbered arrays.
 
     Attributes:
-        sizes: of all arrays, in bytes.
+        sizes: sizes of all arrays, in bytes.
         operands: the arrays that hold what is bound: parameters, and what is derived from them.
         inputs: the arrays that a call is given.
         constants: the arrays that the function itself holds, with their values.
@@ -65,8 +65,8 @@ def program_of(mod: tvm.IRModule, bound: int) -> KernelProgram:
     """Reads the program of a module.
 
     Args:
-        mod: whose ``main`` calls kernels; of `with_views`.
-        bound: how many of its first arguments are bound.
+        mod: module that `with_views` returned; its ``main`` calls kernels.
+        bound: number of its leading arguments that are bound.
 
     Raises:
         CLibraryError: if a size is not known, or ``main`` does anything but call kernels.

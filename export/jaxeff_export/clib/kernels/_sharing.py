@@ -23,8 +23,8 @@ class Part:
     """A function of a kernel.
 
     Attributes:
-        symbol: its name.
-        turns: of its loop, which threads may share; None if one thread does all of it.
+        symbol: the name of the function in C.
+        turns: iterations of its loop, which threads may share; None if one thread does all of it.
     """
 
     symbol: str

@@ -19,7 +19,7 @@ class Sizes:
         code: machine code and its own constants.
         parameters: what is bound.
         workspace: what a call needs beside its arguments.
-        live: of these the largest number needed at the same time.
+        live: the largest part of these, the largest number needed at the same time.
         arrays: arguments and results, which the caller holds.
         stack: arrays on the stack of the kernel with most of them; spilled registers not counted.
     """

@@ -30,7 +30,7 @@ def block_weights(mod: tvm.IRModule, parameters: int, machine: Machine) -> tvm.I
 
     Args:
         mod: a module of kernels (operators are legalised); it is not changed.
-        parameters: how many of the first arguments of ``main`` are parameters.
+        parameters: number of leading arguments of ``main`` that are parameters.
         machine: what the kernels are scheduled for.
 
     Returns:

@@ -27,7 +27,7 @@ class CallRewriter(abc.ABC):
 
     Args:
         mod: a module of kernels (operators are legalised); it is not changed.
-        parameters: how many of the first arguments of ``main`` are parameters.
+        parameters: number of leading arguments of ``main`` that are parameters.
     """
 
     def __init__(self, mod: tvm.IRModule, parameters: int) -> None:
@@ -81,7 +81,7 @@ class CallRewriter(abc.ABC):
 
         Args:
             kernel: what is called.
-            weights: which of its operands depend on parameters alone.
+            weights: operands that depend on parameters alone.
         """
 
     @abc.abstractmethod

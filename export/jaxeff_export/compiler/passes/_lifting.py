@@ -26,8 +26,8 @@ class Lifted:
         main: a module whose ``main`` takes the `operands`, and after them the data.
         derive: a module whose ``main`` takes the parameters and returns a tuple of derived arrays;
             None if there are none.
-        operands: what ``main`` takes first, as indices into parameters followed by derived arrays;
-            unused parameters are left out.
+        operands: leading arguments of ``main``, as indices into parameters followed by derived
+            arrays; unused parameters are left out.
     """
 
     main: tvm.IRModule
@@ -43,7 +43,7 @@ def lift_parameters(mod: tvm.IRModule, count: int) -> Lifted:
 
     Args:
         mod: an imported module; it is not changed.
-        count: how many of the first arguments of ``main`` are parameters.
+        count: number of leading arguments of ``main`` that are parameters.
     """
     main = mod["main"]
     parameters, inputs = list(main.params[:count]), list(main.params[count:])

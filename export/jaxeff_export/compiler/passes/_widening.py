@@ -26,7 +26,7 @@ def widen_contractions(mod: tvm.IRModule, parameters: int, lanes: int) -> tvm.IR
 
     Args:
         mod: a module of kernels (operators are legalised); it is not changed.
-        parameters: how many of the first arguments of ``main`` are parameters.
+        parameters: number of leading arguments of ``main`` that are parameters.
         lanes: float32 elements in a vector register.
 
     Returns:

@@ -26,7 +26,7 @@ def join_siblings(function: tirx.PrimFunc, worth: Callable[[s_tir.SBlock], bool]
 
     Args:
         function: a kernel that is not scheduled yet.
-        worth: which blocks to join.
+        worth: test of whether to join two blocks.
 
     Returns:
         The kernel with fewer blocks and the same results.

@@ -26,7 +26,7 @@ class Strip:
     """All features of a strip of pixels, which are computed at once.
 
     Attributes:
-        vectors: of pixels, side by side.
+        vectors: number of vectors of pixels, side by side.
         width: pixels in a vector.
     """
 
@@ -39,7 +39,7 @@ def strip_of(block: s_tir.SBlock, lanes: int, accumulators: int) -> Strip | None
 
     Args:
         block: the contraction.
-        lanes: of a vector register.
+        lanes: number of lanes of a vector register.
         accumulators: how many registers may hold sums.
     """
     spatial = [v for v in block.iter_vars if v.iter_type == tirx.IterVar.DataPar]
@@ -106,7 +106,7 @@ def tile_strip(
     Args:
         sch: the schedule.
         block: the contraction.
-        loops: its spatial loops (image, row, pixel, feature), and those it reduces over.
+        loops: the spatial loops (image, row, pixel, feature), and those it reduces over.
         strip: what to compute at once.
         epilogue: what follows it, element by element.
 

@@ -22,7 +22,7 @@ class Nest:
     Attributes:
         statement: the loops.
         block: the contraction.
-        column: its iterator along the last dimension of the result.
+        column: the iterator along the last dimension of the result.
         loop: the loop over columns.
         across: the buffers it reads or writes from column to column.
     """

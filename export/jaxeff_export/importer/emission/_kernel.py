@@ -53,7 +53,7 @@ class KernelBuilder:
         """Returns the kernels of a body and the buffers that hold its results.
 
         Args:
-            module: as ``Emitter.emit_body`` returns it.
+            module: module that ``Emitter.emit_body`` returned.
             inputs: one buffer for each parameter of its ``main``.
 
         Returns:

@@ -148,7 +148,7 @@ def kernel(
         body: called as ``body(code, *views of the operands, *views of the results)``.
         operands: what it reads; a scalar stands for a tensor of such elements.
         results: the shapes and dtypes of what it writes.
-        name: of the kernel.
+        name: name of the kernel.
 
     Returns:
         The results.

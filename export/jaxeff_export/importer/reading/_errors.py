@@ -25,7 +25,7 @@ class UnsupportedOp:
 
     Attributes:
         name: the operation's full name, as in ``stablehlo.fft``.
-        signature: its operand and result types as StableHLO writes them.
+        signature: the operand and result types as StableHLO writes them.
         location: the JAX source position (``file:line:column (name)``) or ``unknown location``.
         reason: why it could not be taken.
     """

@@ -68,7 +68,7 @@ def refuse_endless_calls(function: ir.Operation, functions: Mapping[str, ir.Oper
     """Checks that inlining all calls of ``function`` ends, and soon.
 
     Args:
-        function: where the program starts.
+        function: function that the program starts in.
         functions: all functions of the module, by name.
 
     Raises:

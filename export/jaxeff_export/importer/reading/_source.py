@@ -101,7 +101,7 @@ def of_size(module: ir.Module, arguments: Sequence[ir.Type], size: int) -> ir.Mo
     Args:
         module: not yet legalized.
         arguments: the types of the public function's arguments.
-        size: of each of their dynamic dimensions.
+        size: size of each of their dynamic dimensions.
 
     Raises:
         Unsupported: the module does not accept that.

@@ -31,9 +31,9 @@ def accumulate(
     """Reduces an operation's operands together, one element of the results after the other.
 
     Args:
-        e: where to.
+        e: the emitter that the result is written with.
         node: has as many initial values as operands.
-        extents: of the loops over what one element of the results is made of.
+        extents: extents of the loops over what one element of the results is made of.
         source: maps an index of the results and one of those loops to an index of the operands,
             and to the condition that it is in bounds (the initial value is taken if not).
 

@@ -98,7 +98,7 @@ def rewrite(
 
     Args:
         op: the operation.
-        operands: its operands, the complex ones as pairs.
+        operands: the operands, the complex ones as pairs.
         add_node: adds a node of the graph for its name, operation, operands and result types.
         modules: takes what owns the operations that are made here.
 

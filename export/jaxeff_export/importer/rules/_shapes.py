@@ -102,7 +102,7 @@ def padded_index(
         index: the position in the padded tensor.
         low: elements of padding before the first, per dimension; may be negative.
         interior: elements of padding between neighbours, per dimension.
-        shape: of the tensor without its padding.
+        shape: shape of the tensor without its padding.
         extent: one more than the largest value of ``index``, where known: dimensions that need
             no check are left out.
 

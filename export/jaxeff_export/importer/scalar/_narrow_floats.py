@@ -26,7 +26,7 @@ class Format:
     Attributes:
         exponent: bits of the exponent.
         mantissa: bits of the mantissa.
-        bias: of the exponent.
+        bias: bias of the exponent.
         nan: the bits of NaN; 0x80 means that there is no negative zero.
         infinity: the bits of infinity, if there is one.
         largest: the bits of the largest number.

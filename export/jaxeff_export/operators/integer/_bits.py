@@ -26,10 +26,10 @@ def words_of_planes(
     """Makes the words of some codes, as int32.
 
     Args:
-        code: where to.
+        code: the code under construction, which statements are appended to.
         x: codes.
         at: the first of them.
-        count: of codes, at most 32.
+        count: number of codes, at most 32.
         planes: their width in bits.
         by_signs: whether the target has `vpmovmskb`.
     """

@@ -39,7 +39,7 @@ class Sharing:
     """The cores that share the work of a kernel.
 
     Attributes:
-        cores: of the target.
+        cores: number of cores of the target.
         least: multiply-accumulates that are worth waking threads for.
     """
 
@@ -66,9 +66,9 @@ def contraction(
         attributes: the composite's.
         epilogue_of: makes the epilogue of the attributes and the operands after the weights.
         operands: shapes and dtypes of x, the packed weights and what follows.
-        shape: of the result.
+        shape: shape of the result.
         sharing: among how many cores.
-        tile: of sums in registers; by default one with few loads.
+        tile: tile of sums in registers; by default one with few loads.
         kernel_of: what writes the kernel; by default that of bytes.
     """
     buffers = [declare(shape, dtype, f"x{i}") for i, (shape, dtype) in enumerate(operands)]

@@ -39,7 +39,7 @@ class Dot:
     """The instructions that add products on a processor.
 
     Attributes:
-        name: of the instruction.
+        name: name of the instruction.
         lanes: outputs in a vector.
         group: products of an output that one step adds.
         data: dtype that the input is kept in.

@@ -25,8 +25,8 @@ class Epilogue:
     Attributes:
         result: "codes", "float" or "sums".
         shortcut: "none", "codes" or "float".
-        zero: of the result's codes, `lower` and `upper` their ends.
-        shortcut_zero: of the shortcut's codes.
+        zero: zero point of the result's codes, `lower` and `upper` their ends.
+        shortcut_zero: zero point of the shortcut's codes.
         finer: bits by which bias and shortcut are finer than products.
         bias: for each feature, whole vectors of them.
         scale: likewise; or a multiplier and the shifts before and after it.
@@ -67,8 +67,8 @@ class Epilogue:
         Args:
             sums: int32.
             feature: the first of them, in vectors that are whole.
-            at: where they go in the result.
-            lanes: how many.
+            at: index of the first of them in the result.
+            lanes: number of lanes.
         """
         return self.narrowed(self.rounded(self.scaled_at(sums, feature, at, lanes), lanes), lanes)
 
@@ -83,7 +83,7 @@ class Epilogue:
             sums: int32.
             feature: the first of them, or the only one.
             added: takes as many of the shortcut's buffer, `added(buffer, lanes)`.
-            lanes: how many.
+            lanes: number of lanes.
             alone: whether they are many pixels of one feature.
         """
 
@@ -138,11 +138,11 @@ class Epilogue:
         """Writes a vector of results, whose last lanes may be unused.
 
         Args:
-            code: where to.
+            code: the code under construction, which statements are appended to.
             y: the result.
             taken: the sums, of one place or of several whose largest is taken.
-            at: where they go.
-            lanes: of a vector.
+            at: index of the first of them in the result.
+            lanes: number of lanes of a vector.
         """
         # A shortcut must not be read beyond its last feature: with one, a vector that isn't full is
         # written lane by lane.
@@ -181,8 +181,8 @@ class Taken:
     """Sums of a vector of features, at the places of a window.
 
     Attributes:
-        sums: of each place.
-        places: where each would go without a window: in a shortcut.
+        sums: sums of each place.
+        places: index of each without a window, for a shortcut.
         feature: the first, in vectors that are whole.
         used: how many features there are.
     """

@@ -25,18 +25,18 @@ class Geometry:
 
     Attributes:
         batch: images; an expression where any number may come.
-        rows: of the result.
-        columns: of the result.
-        features: of the result, of all groups.
-        groups: of channels that see only their own.
+        rows: number of rows of the result.
+        columns: number of columns of the result.
+        features: number of features of the result, of all groups.
+        groups: groups of channels that see only their own.
         image: height, width and channels of an image as it is given.
         padding: top, bottom, left, right.
         step: between neighbouring rows and columns of the result, in the padded image.
-        taps: of the window that are apart: how many, and how far.
+        taps: taps of the window that are apart: how many, and how far.
         stretch: length of one.
         pool: rows and columns of the windows of which the largest result is taken.
-        examples: of a dense layer of any number of them, an expression: images are then `BLOCK`
-            of them, the last one fewer.
+        examples: number of examples of a dense layer of any batch, an expression: images are then
+            `BLOCK` of them, the last one fewer.
     """
 
     batch: Any
@@ -170,9 +170,9 @@ class DotTile:
     """The sums that registers hold at once.
 
     Attributes:
-        rows: of pixels.
-        columns: of pixels.
-        vectors: of features.
+        rows: number of rows of pixels.
+        columns: number of columns of pixels.
+        vectors: number of vectors of features.
         chains: sums that one output is split into, so that instructions need not wait.
     """
 

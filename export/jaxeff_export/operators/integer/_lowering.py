@@ -102,7 +102,7 @@ class How:
 
     Attributes:
         dot: products of bytes.
-        cores: of the target.
+        cores: number of cores of the target.
         planes: counts of bits, where these are taken instead.
         any_batch: whether a kernel takes any number of examples.
     """

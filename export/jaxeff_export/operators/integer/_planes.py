@@ -60,7 +60,7 @@ class Planes:
     """The instructions that count bits on a processor.
 
     Attributes:
-        name: of the instruction.
+        name: name of the instruction.
         lanes: outputs in a vector.
         registers: vector registers for counts, weights and an input.
         bytewise: whether counts are of bytes, to be added up later.
@@ -93,7 +93,7 @@ def are_faster(
 
     Args:
         planes: how bits are counted.
-        bits: of weights and activations.
+        bits: bits of weights and activations.
         dot: products of bytes.
         of_bytes: the layer, as these walk it.
         of_planes: the layer, with its taps apart.

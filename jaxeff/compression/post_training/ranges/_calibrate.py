@@ -63,7 +63,7 @@ def calibrate(
 
     Args:
         f: A pure function `f(params, *args)`.
-        params: Its parameters.
+        params: The parameters of `f`.
         batches: Batches of one shape each: `args` as a tuple, or the only one of them.
         spec: Maps patterns of sites to `Int`, `Uniform` or `LayerQuantization` settings.
         method: "minmax" takes the smallest and largest value seen. "percentile" takes a percentile

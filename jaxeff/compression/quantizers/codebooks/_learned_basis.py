@@ -51,7 +51,7 @@ class LearnedBasis(BaseQuantizer):
 
     Attributes:
         bits: Bit width, 1 to 8.
-        basis: Its last axis has one number for each bit; the others are of size one, or those that
+        basis: The last axis has one number for each bit; the others are of size one, or those that
             have a basis of their own. Open: by least squares.
         per: Part with its own basis: the output "channel" of a weight, or the "tensor".
         turns: Number of turns in which an open basis and its codes are computed.

@@ -68,10 +68,10 @@ class PosteriorBits:
 
     Attributes:
         posterior: The posterior with its means rounded, leaf by leaf `Gaussian` as it was.
-        bits: By path of a random parameter, the bits of its codes: an array that broadcasts against
-            it, of whole numbers; zero where nothing is left.
-        steps: By path, the steps of its grid, likewise.
-        sizes: By path, the bits that its codes and steps take.
+        bits: Mapping from path of a random parameter to the bits of its codes: an array that
+            broadcasts against it, of whole numbers; zero where nothing is left.
+        steps: Mapping from path to the steps of its grid, likewise.
+        sizes: Mapping from path to the bits that its codes and steps take.
     """
 
     posterior: Any
@@ -89,7 +89,7 @@ class PosteriorBits:
 
         Args:
             f: A pure function `f(params, *args)` of the posterior's parameters.
-            *args: Its other arguments; shapes are enough.
+            *args: Further arguments of `f`; shapes are enough.
 
         Returns:
             `LSQ` for the weights of each layer that multiplies by a random parameter. A parameter
