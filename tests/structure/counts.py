@@ -118,7 +118,7 @@ def shared_class_names(modules: Modules) -> list[str]:
         for node in ast.walk(module.tree):
             if isinstance(node, ast.ClassDef):
                 found.setdefault(node.name, []).append(f"{module.name}:{node.lineno}: {node.name}")
-    return [place for places in found.values() if len(places) > 1 for place in places]
+    return [place for places in found.values() for place in places[1:]]
 
 
 def _places(modules: Modules, pattern: re.Pattern[str]) -> list[str]:

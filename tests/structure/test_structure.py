@@ -62,6 +62,7 @@ FAULTS = {
     "functions of more than 40 statements": {"p/_x.py": "def f():\n" + "    x = 1\n" * 41},
     "references into an absent text": {"p/_x.py": "# see T123" + "4"},
     "docs of an argument without a noun": {"p/_x.py": "    x: Of a kind."},
+    "classes that share a name": {"p/_x.py": "class A: ...", "p/_y.py": "class A: ..."},
     "deferred imports without a reason": {
         "p/_x.py": "def f():\n    # start-up time\n    import jaxeff\n\n\n    import jaxeff.nn"
     },
