@@ -46,7 +46,8 @@ class BundleParts:
       target_name: the target as it was asked for.
       target: the TVM target dict.
       machine: the library's processor architecture.
-      processor_features: features of the processor that the library may use, as in /proc/cpuinfo.
+      processor_features: number of features of the processor that the library may use, as in
+        /proc/cpuinfo.
       versions: versions of the packages that made it.
       kernels: per kernel what it has to do, as the manifest has it.
       rounds_inputs: whether the function rounds its data to codes.

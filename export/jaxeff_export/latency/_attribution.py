@@ -24,7 +24,7 @@ class TimedCall:
     """A call of a kernel.
 
     Attributes:
-        kernel: Its name in the library.
+        kernel: The name of the kernel in the library.
         layer: Number of the layer among the given ones.
     """
 

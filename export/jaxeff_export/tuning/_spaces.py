@@ -63,10 +63,10 @@ class PostOrderApply:
 
     Args:
       kernel: the kernel.
-      target: as kernels are compiled for it.
-      database: its measurements so far; the best are parents of new candidates.
-      trials: how many candidates will be asked for in all.
-      batch: how many at once.
+      target: target that kernels are compiled for.
+      database: the measurements so far; the best are parents of new candidates.
+      trials: number of candidates proposed in all.
+      batch: number of candidates proposed at once.
     """
 
     def __init__(

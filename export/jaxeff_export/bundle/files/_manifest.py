@@ -67,7 +67,8 @@ class Manifest:
       target_name: the target as it was asked for.
       target: the TVM target dict the library was compiled for.
       machine: the processor architecture of the library.
-      processor_features: features of the processor that the library may use, as in /proc/cpuinfo.
+      processor_features: number of features of the processor that the library may use, as in
+        /proc/cpuinfo.
       arguments: the names of the data arguments, which `run` takes.
       parameters: the bound arrays.
       derived: the arrays computed from them when the bundle was made.
