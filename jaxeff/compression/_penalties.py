@@ -42,9 +42,10 @@ def penalty(
     Args:
         f: A pure function `f(params, *args)`.
         spec: Quantizers by site, as for `quantized`.
-        params: Its parameters.
-        *args: Its other arguments. Arrays are those of the model before quantization; of methods
-            whose numbers are known only their shapes matter, and compiled nothing else is computed.
+        params: The parameters of `f`.
+        *args: Further arguments of `f`. Arrays are those of the model before quantization; of
+            methods whose numbers are known only their shapes matter, and compiled nothing else is
+            computed.
 
     Returns:
         A scalar, differentiable with respect to the spec.
@@ -91,8 +92,8 @@ def memory(
     Args:
         f: A pure function `f(params, *args)`.
         spec: Quantizers by site, as for `quantized`.
-        params: Its parameters; of these and the arguments shapes are enough.
-        *args: Its other arguments, with the batch that counts.
+        params: The parameters of `f`; of these and the arguments shapes are enough.
+        *args: Further arguments of `f`, with the batch that counts.
         of: "weights", each counted once; or "activations", together.
 
     Returns:

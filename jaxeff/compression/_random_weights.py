@@ -21,8 +21,8 @@ def random_weights(
     Args:
         f: A pure function `f(params, *args)`.
         spec: Quantizers by site, as for `quantized`; what isn't `Discrete` plays no part.
-        params: Its parameters.
-        *args: Its other arguments; shapes are enough.
+        params: The parameters of `f`.
+        *args: Further arguments of `f`; shapes are enough.
 
     Returns:
         A pytree like `params` with a `Gaussian` for each of them, for `jaxeff.moments`,

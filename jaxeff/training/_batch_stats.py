@@ -25,7 +25,7 @@ def converge_batch_stats(train: Callable[..., Any], params: Any, state: Any, x: 
     Args:
         train: The network in training form, `train(params, state, x) -> (logits, state)`; its
             result for `x` may not depend on the state.
-        params: Its parameters.
+        params: The parameters.
         state: State of the model; a running mean in it is replaced: elementwise s' = m s + (1 - m)
             b with m below 1. Anything else, such as a counter, stays as it is.
         x: A batch.

@@ -83,7 +83,7 @@ class Laplace:
         prior_precision: Precision of the zero-mean normal prior of every weight.
         log_likelihood: Log-likelihood of the data at the mean, in nats.
         f: The function.
-        layer: Its last layer.
+        layer: The last layer.
         likelihood: Meaning of its outputs.
     """
 

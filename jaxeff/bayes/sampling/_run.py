@@ -48,7 +48,7 @@ def run_chains(
     Args:
         key: Random key of the run.
         program: Program to compile.
-        problem: Its arrays.
+        problem: The arrays that are sampled.
         start: The state before the first iteration.
         warmup_iterations: Number of first iterations, whose draws aren't kept.
         samples: Draws to keep of each chain.

@@ -142,7 +142,7 @@ class Integer:
 
         Args:
             params: Parameters of `f`.
-            *args: Its other arguments; of data only shapes count.
+            *args: Further arguments; of data only shapes count.
             **kwargs: Keyword arguments of `f`; of data only shapes count.
 
         Returns:

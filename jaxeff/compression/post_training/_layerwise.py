@@ -184,7 +184,7 @@ def side_by_side(
 
     Args:
         program: Result of `trace`.
-        settings: By site.
+        settings: Mapping from site to setting.
         leaves: The flattened arguments.
         at: `at(layer, exact inputs, exact outputs, quantized inputs)` may give the quantized
             outputs; None leaves them to the layer's setting.

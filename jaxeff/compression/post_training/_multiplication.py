@@ -42,8 +42,8 @@ class Origin:
 
     Attributes:
         leaf: Position among the flattened arguments, parameters first.
-        path: Its name.
-        value: Its value in the program.
+        path: The path of the parameter.
+        value: The value in the program.
         nodes: Operations on it on the way.
         target: The layer's input.
     """

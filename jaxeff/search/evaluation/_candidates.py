@@ -57,8 +57,8 @@ class Small(NamedTuple):
 
     Attributes:
         f: A function like the model's, quantized; without its bits it is `whole_bits`.
-        params: Its parameters.
-        state: Its state; None if it has none.
+        params: The parameters of `f`.
+        state: The state of `f`; None if it has none.
         plan: Channels that were kept.
         whole_bits: The smaller function in float32.
         spec: The bits of its layers.

@@ -113,7 +113,7 @@ class SearchSpace:
         channels: The model's groups of channels.
         sites: The layers in order.
         groups: Names of the groups that a layer decides about.
-        ranks: By group, the rank of every channel by its score: 0 is the last to go.
+        ranks: Mapping from group to the rank of every channel by its score: 0 is the last to go.
         legal: Rule of which layers may have few bits.
     """
 
@@ -136,8 +136,8 @@ class SearchSpace:
 
         Args:
             f: A pure function `f(params, *args)`.
-            params: Its parameters, whose channels are scored.
-            *args: Its further arguments; the batch is that of latencies and operations.
+            params: The parameters of `f`, whose channels are scored.
+            *args: Further arguments of `f`; the batch is that of latencies and operations.
             score: Score of channels: the highest stay longest (`jaxeff.pruning.scores`).
             legal: Rule of which layers may have few bits.
 

@@ -131,8 +131,8 @@ def initial_ranges(
     Args:
         f: The model.
         spec: Settings by site, as for `running`.
-        params: Its parameters; only shapes matter, here and below.
-        *args: Its further arguments.
+        params: The parameters of `f`; only shapes matter, here and below.
+        *args: Further arguments of `f`.
 
     Returns:
         An empty moving average for every layer that is followed.
