@@ -54,8 +54,8 @@ def unsealed(data: bytes) -> dict[str, Any]:
 def most_inflated(size: int) -> int:
     """Limits the bytes that a file of `size` bytes may be inflated to.
 
-    Codes of one bit, which take a byte each in memory, are eight times their file. What is small
-    any computer has room for.
+    Codes of one bit take a byte each in memory, eight times their size in the file. Any computer
+    has room for small files.
     """
     return max(_ROOM, _RATIO * size)
 

@@ -29,8 +29,8 @@ def require_form(value: Any, form: Any, where: str) -> None:
     """Refuses a value of another form.
 
     Args:
-      value: What JSON gave.
-      form: What it has to be.
+      value: Value read from JSON.
+      form: Form that it has to have.
       where: name in error messages, such as ``inputs[0].shape``.
 
     Raises:

@@ -1,7 +1,7 @@
 """Names, shapes and dtypes of the flattened arguments and results of a function.
 
-A compiled function takes and returns flat lists of arrays; people think in arguments and pytrees.
-A `TensorSpec` ties one to the other: its name is the argument's name followed by the path into it,
+A compiled function takes and returns flat lists of arrays; users write arguments and pytrees. A
+`TensorSpec` connects the two: its name is the argument's name and the path into it,
 such as ``params['conv1']['kernel'].mean`` or ``x``. A size that may vary is written down as text:
 ``batch`` first in the shape of an input, and in those of results what follows from it, such as
 ``2*batch``.
@@ -87,7 +87,7 @@ def specs_from_json(items: Any, where: str) -> tuple[TensorSpec, ...]:
     """Reads several specs from plain data of any origin.
 
     Args:
-      items: a list of what `TensorSpec.to_json` gives.
+      items: a list of results of `TensorSpec.to_json`.
       where: name in error messages.
 
     Raises:

@@ -24,7 +24,7 @@ def in_memory(paths: Sequence[Path]) -> Iterator[Callable[[], None]]:
       paths: files that it may write, in a folder that is there.
 
     Yields:
-      What puts those it wrote on the disk; raises OSError naming one that cannot be written.
+      A function that writes its files to the disk; raises OSError naming one that fails.
     """
     if not hasattr(os, "memfd_create"):
         yield lambda: None

@@ -67,7 +67,7 @@ def replayed(kernel: UnscheduledKernel, trace: Any) -> Schedule:
 
     Args:
       kernel: the kernel.
-      trace: what MetaSchedule wrote down of a schedule.
+      trace: MetaSchedule's record of a schedule.
 
     Raises:
       TuningError: if TVM cannot apply it to this kernel.

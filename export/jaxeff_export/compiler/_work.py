@@ -1,8 +1,8 @@
-"""What each kernel of a scheduled module has to do: products to add up, and bytes it is given.
+"""The work of each kernel of a scheduled module: products to add up, and bytes it is given.
 
-Counted in its loops, so padding and what a tile computes twice are in it. Products are counted as
-instructions make them: a product and a sum of floats, a product of bytes in a dot product, a bit
-product where bits are counted. Only kernels that accumulate have any.
+It is counted in the kernel's loops, so padding and repeated computation are included. Products are
+counted as instructions make them: a product and a sum of floats, a product of bytes in a dot
+product, a bit product where bits are counted. Only kernels that accumulate have any.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Work:
         name: name of the kernel.
         read: bytes of the arrays it is given.
         written: bytes of its results.
-        products: what it adds up; 0 if it accumulates nothing.
-        bound: bytes of what it reads that are the network's parameters.
+        products: the products it adds up; 0 if it accumulates nothing.
+        bound: bytes of the network's parameters among those it reads.
         calls: number of calls in a call of the network.
     """
 

@@ -1,14 +1,15 @@
 """The cells of a table of kernels' times, by what determines the time of a layer's kernels.
 
 A cell is a layer with the channels that it reads and makes and its bits; layers of one geometry
-share theirs. With `nodes` cells are those at the nodes alone. Kernels make whole vectors of
-channels, so what a layer makes counts as the next node; what it reads lies between two nodes. Bits
-whose planes are counted lie between one bit each, and the most of either: planes of activations are
-packed in every call, those of weights once.
+share theirs. With `nodes` only channels at these nodes have cells. Kernels make whole vectors of
+channels, so the channels that a layer makes are rounded up to the next node; those that it reads
+are interpolated between two nodes. Widths that are counted by planes are interpolated between one
+bit each and the most of either: planes of activations are packed in every call, those of weights
+once.
 
-Layers in float are measured among layers in float, layers of bits among layers of bits. Where a
-layer of bits is read by one in float, or by two that want other widths, its result is written in a
-wider form or once more: a conversion, as long as the result is.
+Layers in float are measured among layers in float, layers of bits among layers of bits. If a layer
+of bits is read by one in float, or by two of different widths, its result is written in a wider
+form or a second time: a conversion, whose time is proportional to the result's size.
 """
 
 from __future__ import annotations
@@ -135,7 +136,7 @@ class Cells:
         """Counts, by layer of bits, the numbers it writes once more for readers of other forms.
 
         Readers of other widths each take codes of their own, and those in float the widest form.
-        What a dense layer reads was averaged before.
+        The input of a dense layer was averaged before, so it is small.
         """
         widths = np.where(_in_float(policy), FLOAT, policy.activations).tolist()
         forms: dict[int, set[int]] = {}
@@ -155,7 +156,7 @@ class Cells:
         """Designs a policy that holds many missing cells, the first included; also lists its cells.
 
         Args:
-            policy: What holds where nothing is missing; whole in a table with nodes.
+            policy: Settings wherever no cell is missing; the whole model in a table with nodes.
             missing: Cells that aren't known.
         """
         missing = list(missing)

@@ -88,12 +88,12 @@ class TableLatency:
         """Looks up the seconds of a call.
 
         Raises:
-            LatencyError: What is new can't be measured.
+            LatencyError: A new cell can't be measured.
         """
         return sum(self.layers(candidate))
 
     def layers(self, candidate: Candidate) -> list[float]:
-        """Looks up the seconds of every layer of a candidate; what is new is measured first."""
+        """Looks up the seconds of every layer of a candidate; new cells are measured first."""
         apart = self._apart(candidate)
         cells = self._begin(candidate.space)
         conversions = cells.conversions(candidate.policy)
@@ -113,10 +113,10 @@ class TableLatency:
         ]
 
     def prepare(self, candidates: Iterable[Candidate]) -> None:
-        """Measures what is new of several candidates of one space.
+        """Measures the new cells of several candidates of one space.
 
         Args:
-            candidates: What will be asked for.
+            candidates: Candidates to look up later.
 
         Raises:
             LatencyError: It can't be measured.
@@ -234,8 +234,8 @@ def table_latency(
         target: Target to compile for, as for `deploy`.
         board: Board to measure on.
         folder: Folder that keeps the table; None for as long as the object lives.
-        nodes: Numbers of channels that are measured: a layer takes what it takes to make the next
-            one, and as much between two as it reads. None measures every cell.
+        nodes: Numbers of channels that are measured: a layer's time is that of making the next
+            node's channels, interpolated by the channels it reads. None measures every cell.
         number: Calls per measurement.
         repeat: Measurements.
         database: Tuned schedules, as for `deploy`.

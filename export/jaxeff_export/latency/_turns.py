@@ -47,7 +47,7 @@ class Turns:
         """Times a call, scaled to the moment at which the whole model was timed.
 
         Args:
-            bundle: What is timed.
+            bundle: Library to time.
             between: Called after every turn.
         """
         assert self.whole is not None

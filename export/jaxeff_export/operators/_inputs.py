@@ -23,9 +23,9 @@ def input_tensors(
         element: how to read an element of that shape, given a function of an index of ``x``.
 
     Returns:
-        The mean, and what meets the weights' variance: x^2 of a deterministic input, E[x^2]
-        else; in the variance form with random weights also Var[x]. With fixed weights the mean
-        and the spread as it is.
+        The mean, and the factor of the weights' variance: x^2 of a deterministic input, E[x^2]
+        otherwise. In the variance form with random weights also Var[x]. With fixed weights the
+        mean and the given spread.
     """
     mean, spread = x.mean, x.spread
 

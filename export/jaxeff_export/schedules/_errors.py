@@ -1,4 +1,4 @@
-"""What tuning refuses."""
+"""The error of tuning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Building candidates and timing them on a board, after checking what they compute.
+"""Builds candidates and times them on a board, after checking their results.
 
 Builders and the local runner are MetaSchedule's: processes of their own, so that a candidate that
 crashes TVM or hangs takes nothing along.
@@ -35,7 +35,7 @@ class Bench:
       reason: why the last candidate that failed did so.
 
     Args:
-      target: what the kernels are compiled for.
+      target: the target that kernels are compiled for.
       board: an open board; candidates run on it, those for ``local`` in a process of their own.
       workspace: a folder for libraries and arguments.
     """

@@ -44,7 +44,7 @@ class TuningSession:
     Attributes:
       target: the TVM target dict.
       database: database that every measurement is written to at once.
-      bench: what measures.
+      bench: builds and times schedules.
       space: ``"tiles"`` or ``"metaschedule"``.
       trials: candidates per kernel, those of earlier sessions included.
       watcher: receives every step.

@@ -46,7 +46,7 @@ def tune(
     they win.
 
     Args:
-      bundle: what to tune; it stays as it is.
+      bundle: the bundle to tune; it is not changed.
       database: the folder that keeps the measurements, made if it does not exist.
         ``deploy(..., database=...)`` uses them for any function with the same kernels.
       trials: candidates to measure per kernel, those already in the database included.

@@ -1,10 +1,10 @@
 """Weights in blocks of columns, as a tile of a contraction reads them.
 
-A tile computes a few vectors of features and walks all weights of these. In a matrix of many
-columns those lie a row apart, and rows of a power of two bytes meet in few sets of a cache: what
-would fit is fetched again for every tile, from farther away. Weights belong to the bundle, so the
-columns of a tile can be laid side by side once, row after row: they are read as one stream, and
-stay in the cache while the tiles of other pixels or examples use them.
+A tile computes a few vectors of features and reads all of their weights. In a matrix of many
+columns these lie a row apart. Rows whose bytes are a power of two map to few sets of a cache, so
+that weights that would fit are fetched again for every tile. Weights belong to the bundle: the
+columns of a tile can be laid side by side once, row after row. They are then read as one stream,
+and stay in the cache while the tiles of other pixels or examples use them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def block_weights(mod: tvm.IRModule, parameters: int, machine: Machine) -> tvm.I
     Args:
         mod: a module of kernels (operators are legalised); it is not changed.
         parameters: number of leading arguments of ``main`` that are parameters.
-        machine: what the kernels are scheduled for.
+        machine: the processor that the kernels are scheduled for.
 
     Returns:
         A module that computes the same and lays weights out on the way, for `lift_parameters`.

@@ -80,7 +80,7 @@ class CallRewriter(abc.ABC):
         """Finds the kernel to call instead, if there is one.
 
         Args:
-            kernel: what is called.
+            kernel: the called kernel.
             weights: operands that depend on parameters alone.
         """
 

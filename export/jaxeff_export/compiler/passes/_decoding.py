@@ -1,11 +1,10 @@
 """Weights stored as codes, decoded where a layer reads them.
 
-A parameter of int8 codes becomes float32 weights in the call, for these would be four times its
-bytes in the bundle (`_lifting.py`). As a kernel of its own that takes memory for all weights of a
-layer, written once and read once: more than many a microcontroller has. Where a layer reads each
-weight a few times only, as a dense one of few rows does, the layer's kernel decodes it on the way
-into the product, with the same bits. A convolution reads its few weights often, and has them
-decoded before.
+A parameter of int8 codes becomes float32 weights in the call: float32 weights would take four times
+its bytes in the bundle (`_lifting.py`). Decoding by a kernel of its own needs memory for all
+weights of a layer, which many microcontrollers lack. Where a layer reads each weight only a few
+times, as a dense one of few rows does, its kernel decodes them within the product, with the same
+bits. A convolution reads its few weights often, so they are decoded before.
 """
 
 from __future__ import annotations

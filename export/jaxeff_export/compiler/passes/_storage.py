@@ -1,9 +1,9 @@
 """Narrow floats as bits, wherever a kernel keeps or chooses them.
 
 TVM's lowering turns a kernel's own bfloat16 (or 8-bit float) buffers into float32 ones, and a
-choice between two such numbers into one between two float32, and then stumbles over the bit casts
-of what was narrow. Loops keep their state in such buffers, and fusion makes both. So these buffers
-become integers, and the bit casts of a choice move into its branches.
+choice between two such numbers into one between two float32. It then fails on bit casts of the
+narrow type. Loops keep their state in such buffers, and fusion makes both. So these buffers become
+integers, and the bit casts of a choice move into its branches.
 """
 
 from __future__ import annotations

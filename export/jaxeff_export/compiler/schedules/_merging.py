@@ -1,8 +1,8 @@
 """Fewer blocks in a kernel before it is scheduled: producers inlined, siblings joined.
 
-A fused kernel comes as one block to an operation. Short producers are inlined into what reads them,
-so that no intermediate goes through memory; blocks that walk the same loops become one
-(``joining``). What is left is what the schedules are about.
+A fused kernel has one block per operation. Short producers are inlined into their consumers, so
+that no intermediate goes through memory. Blocks that walk the same loops become one (``joining``).
+The remaining blocks are scheduled.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ def tile_strip(
         sch: the schedule.
         block: the contraction.
         loops: the spatial loops (image, row, pixel, feature), and those it reduces over.
-        strip: what to compute at once.
+        strip: the pixels to compute at once.
         epilogue: what follows it, element by element.
 
     Returns:

@@ -71,7 +71,7 @@ class Emitter:
 
     Attributes:
         bb: the block builder; rules emit into it.
-        unsupported: what could not be taken, in program order.
+        unsupported: operations without a lowering, in program order.
     """
 
     def __init__(self, composites: Mapping[str, CompositeRule]):
@@ -92,7 +92,7 @@ class Emitter:
 
         Args:
             graph: the body.
-            captured: what it takes after its arguments.
+            captured: values that it takes after its arguments.
             outputs: the values to return.
 
         Returns:
@@ -130,7 +130,7 @@ class Emitter:
             self.bb.emit_func_output(result)
 
     def tensor(self, value: HloValue) -> relax.Expr:
-        """Returns the tensor of a value, emitting what it takes."""
+        """Returns the tensor of a value, and emits its operands as needed."""
         if value not in self._emitted:
             # First of all, since TVM loads no constant without elements either.
             if value.type.size == 0:

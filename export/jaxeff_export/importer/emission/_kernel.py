@@ -1,4 +1,4 @@
-"""Sequences of compiled calls as one TIR function: what the bodies of loops become.
+"""Sequences of compiled calls as one TIR function, for the bodies of loops.
 
 A body is emitted like any function, fused and scheduled for any machine. The kernels that it calls
 then follow each other, with buffers in place of tensors.

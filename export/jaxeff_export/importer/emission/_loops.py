@@ -1,7 +1,7 @@
 """Imperative kernels: loops and branches that read and write views of tensors.
 
 Some operations are no pure function of the output's index: a scatter writes where its indices say,
-a sort moves elements about, a factorization overwrites a matrix. Their kernels are written by a
+a sort moves elements, a factorization overwrites a matrix. Their kernels are written by a
 function that is handed the :class:`CodeBuilder` to write into and one :class:`View` per tensor:
 
 ```python
@@ -17,9 +17,9 @@ def body(code: CodeBuilder, x: View, total: View) -> None:
 total = kernel(body, [te.placeholder((8,), "float32")], [((), "float32")], name="total")
 ```
 
-What is written are ordinary statements of TVM, so nothing depends on the target, and a kernel may
-become part of a larger loop. Scalars live in one-element local buffers, which LLVM turns into
-registers; TVM takes time exponential in chains of named values (``Let`` and ``Bind`` alike).
+Kernels are ordinary statements of TVM: nothing depends on the target, and a kernel may become part
+of a larger loop. Scalars live in one-element local buffers, which LLVM turns into registers; TVM
+takes time exponential in chains of named values (``Let`` and ``Bind`` alike).
 """
 
 from __future__ import annotations
@@ -146,8 +146,8 @@ def kernel(
 
     Args:
         body: called as ``body(code, *views of the operands, *views of the results)``.
-        operands: what it reads; a scalar stands for a tensor of such elements.
-        results: the shapes and dtypes of what it writes.
+        operands: tensors that it reads; a scalar stands for a tensor of such elements.
+        results: shapes and dtypes of the tensors that it writes.
         name: name of the kernel.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Tensors as imperative kernels see them: what is read and written through an index map."""
+"""Tensors as imperative kernels see them: read and written through an index map."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Linear algebra: what StableHLO has of it, and what JAX asks of LAPACK by custom calls.
+"""Linear algebra: StableHLO's operations, and JAX's custom calls of LAPACK.
 
 Every algorithm is a kernel written with ``loops``, by LAPACK's conventions.
 """

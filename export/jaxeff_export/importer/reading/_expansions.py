@@ -32,7 +32,7 @@ _SYMBOL = re.compile(r"@([\w$.-]+)")
 
 
 def expansion(*names: str) -> Callable[[Expansion], Expansion]:
-    """Registers what one or more operations are written as."""
+    """Registers the expansion of one or more operations."""
 
     def register(function: Expansion) -> Expansion:
         for name in names:
@@ -79,7 +79,7 @@ def _replace(module: ir.Module, op: ir.Operation, prefix: str) -> None:
 
 
 def _untuple(op: ir.Operation) -> None:
-    """Uses what went into a tuple instead of taking it out again."""
+    """Replaces an element taken out of a tuple by the value that went into it."""
     owner: Any = op.operands[0].owner
     if not isinstance(owner, ir.Block) and owner.operation.name == "stablehlo.tuple":
         op.results[0].replace_all_uses_with(owner.operation.operands[attribute(op, "index")])
@@ -133,6 +133,7 @@ def _torch_index_select(op: ir.Operation, x: jax.Array, index: jax.Array) -> jax
 def _real_dynamic_slice(
     op: ir.Operation, x: jax.Array, start: jax.Array, limit: jax.Array, stride: jax.Array
 ) -> jax.Array:
+    # Sizes are static by now, so that a slice of unit strides is a dynamic_slice.
     if not (_constant(op.operands[3]) == 1).all():
         raise Unsupported("its strides are not known at import time")
     starts = [start[d] for d in range(x.ndim)]

@@ -1,7 +1,7 @@
 """A module's functions: which one is public, and which it calls, checked before they are inlined.
 
-The importer inlines every call, so that what it builds can be exponentially larger than the text,
-and recursion would never end. Both are found here in time linear in the text.
+The importer inlines every call, so its graph can be exponentially larger than the text, and
+recursion would never end. Both are found here in time linear in the text.
 """
 
 from __future__ import annotations

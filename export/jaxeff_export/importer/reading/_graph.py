@@ -1,4 +1,4 @@
-"""A program as one flat dataflow graph: what the emitter reads.
+"""A program as one flat dataflow graph, which the emitter reads.
 
 Loops and costly branches are nodes that hold graphs of their own; everything else is flat.
 """

@@ -64,6 +64,7 @@ def load_module(source: Source) -> ir.Module:
     if isinstance(source, Exported):
         text = source.mlir_module().encode()
     elif isinstance(source, ir.Module):
+        # By way of text, like all sources: the caller's module is neither changed nor kept alive.
         text = source.operation.get_asm(enable_debug_info=True).encode()
     elif isinstance(source, bytes | bytearray | memoryview):
         data = bytes(source)
@@ -127,6 +128,7 @@ def _parse(text: bytes) -> ir.Module:
     # Before the parser sees the text: it may crash the process rather than raise.
     refuse_hazards(text, without_strings(text))
     stablehlo.register_stablehlo_passes()
+    # A context of its own: unknown dialects of other modules can't leak into this one.
     with jax_mlir.make_ir_context(), ir.Location.unknown(), _diagnosed():
         return ir.Module.parse(text)
 

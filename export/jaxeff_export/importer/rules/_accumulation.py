@@ -1,7 +1,7 @@
 """Bodies applied in imperative loops: reductions of several operands together, and map.
 
-The operations themselves are in ``reduction``, which leaves to these loops what TVM's own reducers
-do not express well.
+The operations themselves are in ``reduction``, which uses these loops where TVM's own reducers do
+not fit.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def accumulate(
     Args:
         e: the emitter that the result is written with.
         node: has as many initial values as operands.
-        extents: extents of the loops over what one element of the results is made of.
+        extents: lengths of the loops over the elements that one result is reduced from.
         source: maps an index of the results and one of those loops to an index of the operands,
             and to the condition that it is in bounds (the initial value is taken if not).
 
@@ -50,7 +50,7 @@ def accumulate(
 def fold(
     code: CodeBuilder, node: HloNode, views: Sequence[View], extents: Sequence[int], source: Source
 ) -> None:
-    """Writes what :func:`accumulate` does: ``views`` are the node's operands and results."""
+    """Writes the loops of :func:`accumulate`; ``views`` are the node's operands and results."""
     count = len(node.results)
     values, starts, writes = views[:count], views[count : 2 * count], views[2 * count :]
     with code.loops(node.results[0].type.shape) as at:

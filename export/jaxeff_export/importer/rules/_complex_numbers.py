@@ -28,7 +28,7 @@ _COMPLEX = re.compile(r"complex<(f32|f64)>")
 
 
 class ComplexRewriter:
-    """Writes real operations in the place of one complex operation."""
+    """Writes real operations in place of one complex operation."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ def rewrite(
         op: the operation.
         operands: the operands, the complex ones as pairs.
         add_node: adds a node of the graph for its name, operation, operands and result types.
-        modules: takes what owns the operations that are made here.
+        modules: takes the modules that own the operations made here.
 
     Raises:
         Unsupported: there is no rule for it.

@@ -1,8 +1,8 @@
 """Loops and branches: one TIR function each, which holds the kernels of its bodies.
 
 A loop's state lies in buffers that live as long as the loop runs, so a million iterations take no
-more stack than one. What a body writes by ``dynamic_update_slice`` into the state it was given (the
-outputs of a scan) is written in place.
+more stack than one. A ``dynamic_update_slice`` of the state (the outputs of a scan) is written in
+place.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ def _advance(
 def _update_in_place(body: HloGraph, i: int) -> HloNode | None:
     """Finds the update of carried value ``i``, if it may be written over the old value.
 
-    The kernels of an iteration read the old value before it is written; so only what is handed on
-    as it is must not be read any more.
+    The kernels of an iteration read the old value before it is written. Only values that the body
+    returns unchanged would be read later.
     """
     argument, output = body.arguments[i], body.outputs[i]
     node = output.node

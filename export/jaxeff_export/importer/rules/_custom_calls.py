@@ -1,4 +1,4 @@
-"""Custom calls: which of them are annotations, which have a lowering, and what to do otherwise.
+"""Custom calls: annotations, those with a lowering, and advice on all others.
 
 A custom call with a lowering is a node named ``custom_call @target``; rules register under that
 name, as for operations.
@@ -69,7 +69,7 @@ def node_name(op: ir.Operation, known_ops: Collection[str]) -> str:
 
 
 def _check_layouts(op: ir.Operation, target: str) -> None:
-    """Checks that matrices are column-major, and so mean to LAPACK what the tensors say."""
+    """Checks that matrices are column-major, which LAPACK's kernels here assume."""
     layouts: list[list[int]] = []
     for name in ("operand_layouts", "result_layouts"):
         found: Any = op.attributes[name]

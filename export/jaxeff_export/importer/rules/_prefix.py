@@ -3,8 +3,8 @@
 JAX writes these as ``reduce_window`` over the whole dimension, which taken literally is quadratic.
 Here every element continues from its neighbour. Sums and products of float32 run in float64, so a
 long sum is no less accurate than one that adds in pairs; 16-bit floats are rounded at every step,
-as XLA does in windows. Bodies of several operations run in the dtypes of accumulators: forwards
-they give just what the windows taken literally give, backwards they are applied in another order.
+as XLA does in windows. Bodies of several operations run in the dtypes of accumulators. Forwards
+their results equal those of the literal windows; backwards they combine in another order.
 """
 
 from __future__ import annotations

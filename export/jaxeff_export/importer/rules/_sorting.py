@@ -82,7 +82,7 @@ def _sorted(
 def _first_by_insertion(
     code: CodeBuilder, comparator: ir.Region, row: Sequence[View], length: int, kept: int
 ) -> list[View]:
-    """Inserts one element after the other among the first ones; what falls off the end is lost."""
+    """Inserts the elements one by one into a sorted list of fixed length, and drops the last."""
     # One place more than is kept takes what falls off the end, without a test.
     first = [code.local(x.dtype, kept + 1) for x in row]
     place, moving = code.local("int64"), code.local("bool")

@@ -21,7 +21,7 @@ from jaxeff_export.importer.scalar._scope import Scope, dtype_of
 
 @dataclasses.dataclass(frozen=True)
 class Format:
-    """The bits of an 8-bit float, whose name ends in what it lacks.
+    """The bits of an 8-bit float; its name's suffix lists what it lacks (infinity, NaN, -0).
 
     Attributes:
         exponent: bits of the exponent.

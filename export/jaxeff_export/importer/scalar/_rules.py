@@ -23,7 +23,7 @@ from jaxeff_export.importer.scalar._scope import Scope, bits_of, dtype_of, liter
 
 @dataclasses.dataclass(frozen=True)
 class ScalarOp:
-    """What a scalar rule may ask of its operation."""
+    """The properties of an operation that scalar rules use."""
 
     dtype: str  # of the result
     op: Any

@@ -61,7 +61,7 @@ def contraction(
     """Writes the kernel of a layer.
 
     Args:
-        geometry: what it walks.
+        geometry: the layer's loops.
         dot: the instructions.
         attributes: the composite's.
         epilogue_of: makes the epilogue of the attributes and the operands after the weights.
@@ -69,7 +69,7 @@ def contraction(
         shape: shape of the result.
         sharing: among how many cores.
         tile: tile of sums in registers; by default one with few loads.
-        kernel_of: what writes the kernel; by default that of bytes.
+        kernel_of: the class that writes the kernel; by default that of bytes.
     """
     buffers = [declare(shape, dtype, f"x{i}") for i, (shape, dtype) in enumerate(operands)]
     x, w, *rest = buffers

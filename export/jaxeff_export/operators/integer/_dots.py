@@ -44,7 +44,7 @@ class Dot:
         group: products of an output that one step adds.
         data: dtype that the input is kept in.
         weight: dtype that weights are kept in.
-        offset: what is subtracted of the input's codes.
+        offset: number that is subtracted from the input's codes.
         registers: vector registers for sums, weights and an input.
         step: sums after a step, from the sums, the input of `prepare` and the weights.
         prepare: a group of the input in every lane.

@@ -15,9 +15,9 @@ kernels. Planes of the input are made in the kernel (`_bits.py`).
 | `vpand`, `vpopcntd`, `vpaddd` (AVX-512 VPOPCNTDQ) | 512 / 3 |
 | `and`, `cnt`, `add`, and `uadalp` now and then (NEON) | 128 / 3 |
 
-By this count a full word costs what its dot products of bytes cost where the product of both
-widths is 2.7 with VNNI, 10 with `smlal2` and 5 with `sdot`. Where cores count more vectors a cycle
-than they multiply it is more: 5 on Zen 5. A word that is not full is counted whole, planes have to
+By this count a full word costs as much as its dot products of bytes if the product of both widths
+is 2.7 with VNNI, 10 with `smlal2` and 5 with `sdot`. It is more on cores that count more vectors
+per cycle than they multiply: 5 on Zen 5. A word that is not full is counted whole, planes have to
 be made, and every plane of weights ends in a product: `are_faster` counts all of that.
 """
 
@@ -64,8 +64,8 @@ class Planes:
         lanes: outputs in a vector.
         registers: vector registers for counts, weights and an input.
         bytewise: whether counts are of bytes, to be added up later.
-        worth: the product of both widths for which a full word costs what its products of bytes
-            cost; from it on bytes are as fast.
+        worth: the product of both widths at which a full word costs as much as its products of
+            bytes; from it on bytes are as fast.
         by_signs: whether an instruction gathers the signs of bytes.
     """
 
@@ -319,7 +319,7 @@ class PlanesKernel(ContractionBuilder):
 def _walk(
     code: StatementBuilder, dimensions: Sequence[tuple[int, int, int]], at: Any, place: Any = 0
 ) -> Iterator[tuple[Any, Any]]:
-    """Loops over dimensions, with where that is in the planes of the input and of the weights."""
+    """Loops over dimensions, and tracks the place in the planes of the input and of the weights."""
     with nested(code, [count for count, *_ in dimensions]) as loops:
         for i, (_, distance, apart) in zip(loops, dimensions, strict=True):
             at, place = at + i * distance, place + i * apart
