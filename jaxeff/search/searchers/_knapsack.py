@@ -13,6 +13,10 @@ Knapsack(levels=10)      # search(..., agent=Knapsack(), latency=table_latency(x
 ```
 
 Sharp edges:
+    The solver isn't that of `jaxeff.compression.allocate_bits`, a dynamic program that drops states
+    which cost more and damage more: here a solution may be excluded, or have to lie near the
+    budget, and then a dropped state can be the best one. In return its optimum is one within the
+    relative gap of the solver, 1e-4, which is far below the errors of predicted divergences.
     Without a latency that is looked up, options cost bit operations.
     The key is not used: seeds differ in how candidates train alone.
 """
