@@ -1,6 +1,7 @@
 """Reads and writes what a bundle consists of: its manifest, its arrays, its recorded self-check."""
 
 from jaxeff_export.bundle.files._arrays import pack_arrays, unpack_arrays
+from jaxeff_export.bundle.files._folder import BundleFolder
 from jaxeff_export.bundle.files._manifest import (
     ARTIFACT,
     DERIVED,
@@ -26,6 +27,7 @@ __all__ = [
     "PROGRAM",
     "SELFCHECK",
     "BundleError",
+    "BundleFolder",
     "Manifest",
     "RecordedPair",
     "SelfCheck",
