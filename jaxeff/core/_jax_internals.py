@@ -47,7 +47,6 @@ __all__ = [
     "as_closed",
     "at_size",
     "bind",
-    "bind_at_size",
     "call_name",
     "composite_p",
     "derivatives",
@@ -99,27 +98,6 @@ def at_size(value: Any, size: int) -> Any:
     if isinstance(value, tuple | list):
         return type(value)(at_size(part, size) for part in value)
     return value
-
-
-def bind_at_size(eqn: JaxprEqn, size: int, *values: Any) -> list[Any]:
-    """Evaluates an equation with every size that may vary set to that of the values."""
-    inner = [param for param in eqn.params.values() if isinstance(param, ClosedJaxpr)]
-    if len(inner) != 1 or len(inner[0].in_avals) != len(values):
-        params = {name: at_size(value, size) for name, value in eqn.params.items()}
-        return bind(eqn, *values, **params)
-    # A call's body holds the sizes too: evaluate it equation by equation rather than change
-    # it.
-    (closed,) = inner
-    env: dict[Any, Any] = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
-    env.update(zip(closed.jaxpr.invars, values, strict=True))
-
-    def read(atom: Atom) -> Any:
-        return atom.val if isinstance(atom, Literal) else env[atom]
-
-    for one in closed.jaxpr.eqns:
-        made = bind_at_size(one, size, *map(read, one.invars))
-        env.update(zip(one.outvars, made, strict=True))
-    return [read(atom) for atom in closed.jaxpr.outvars]
 
 
 class Derivative(NamedTuple):

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxeff.core import Literal
-from jaxeff.program.ir import Layer, Program
+from jaxeff.program.ir import Layer, Node, Program, Scan, While, fixed_point
 from jaxeff.program.ir import primitives as prim
 from jaxeff.program.reading import UNNAMED
 
@@ -37,9 +37,8 @@ def run(
         prim.p.cond_p: _cond,
         prim.p.remat_p: _remat,
     }
-    outputs = builders[node.primitive](
-        node.params, layer.programs, key, arguments, body, promote or _keep
-    )
+    build = builders[node.primitive]
+    outputs = build(node, layer.programs, key, arguments, body, promote or _keep)
     by_value = dict(zip(node.outputs, outputs, strict=True))
     return [by_value[v] for v in layer.outputs]
 
@@ -58,27 +57,22 @@ def _promote_all(values: Sequence[Any], like: Sequence[Any], promote: Promote) -
     return [promote(v, w) for v, w in zip(values, like, strict=True)]
 
 
-def _structure(values: Any) -> Any:
-    return jax.tree.structure(values)
-
-
 def _fixed_point(
     carry: Sequence[Any], step: Callable[[list[Any]], list[Any]], promote: Promote
 ) -> list[Any]:
     """Promotes a carry until one step leaves its structure as it is."""
     # Promotion only ever turns an array into a random value and never back, so this ends
     # after at most one step per leaf of the carry. `eval_shape` traces without computing.
-    carry = list(carry)
-    while True:
-        after = jax.eval_shape(step, carry)
-        promoted = _promote_all(carry, after, promote)
-        if _structure(promoted) == _structure(carry):
-            return carry
-        carry = promoted
+    return fixed_point(
+        lambda state: (jax.eval_shape(step, state), None),
+        carry,
+        promote,
+        jax.tree.structure,
+    )[0]
 
 
 def _scan(
-    params: dict[str, Any],
+    node: Node,
     programs: tuple[Program, ...],
     key: Any,
     values: list[Any],
@@ -86,64 +80,49 @@ def _scan(
     promote: Promote,
 ) -> list[Any]:
     (program,) = programs
-    n_consts, n_carry = params["num_consts"], params["num_carry"]
-    length = params["length"]
-    consts, carry, xs = (
-        values[:n_consts],
-        values[n_consts : n_consts + n_carry],
-        values[n_consts + n_carry :],
-    )
+    loop = Scan.of(node, values)
     # Independent noise in each iteration: one key would repeat the same draw.
-    keys = None if key is None else jax.random.split(key, length)
+    keys = None if key is None else jax.random.split(key, loop.length)
 
     def step(state: list[Any], slices: tuple[list[Any], Any]) -> tuple[list[Any], list[Any]]:
         row, row_key = slices
-        outputs = body(program, row_key, [*consts, *state, *row])
-        return _promote_all(outputs[:n_carry], state, promote), outputs[n_carry:]
+        after, made = loop.split(body(program, row_key, loop.inputs(state, row)))
+        return _promote_all(after, state, promote), made
 
     def first_step(state: list[Any]) -> list[Any]:
         # The structure is the same in every iteration, so the first one settles it.
-        row = jax.tree.map(lambda x: x[0], xs)
+        row = jax.tree.map(lambda x: x[0], loop.xs)
         row_key = None if keys is None else keys[0]
-        return body(program, row_key, [*consts, *state, *row])[:n_carry]
+        return loop.split(body(program, row_key, loop.inputs(state, row)))[0]
 
     # With no iterations there is no row to trace with, and the carry leaves as it came.
-    if length:
-        carry = _fixed_point(carry, first_step, promote)
-    carry, ys = lax.scan(
-        step,
-        carry,
-        (xs, keys),
-        length=length,
-        reverse=params["reverse"],
-        unroll=params["unroll"],
-    )
+    carry = _fixed_point(loop.carry, first_step, promote) if loop.length else loop.carry
+    rows = (loop.xs, keys)
+    carry, ys = lax.scan(step, carry, rows, loop.length, loop.reverse, loop.unroll)
     return [*carry, *ys]
 
 
 def _while(
-    params: dict[str, Any],
+    node: Node,
     programs: tuple[Program, ...],
     key: Any,
     values: list[Any],
     body: Run,
     promote: Promote,
 ) -> list[Any]:
-    test, loop = programs
-    n_test, n_loop = params["cond_nconsts"], params["body_nconsts"]
-    test_consts, loop_consts = values[:n_test], values[n_test : n_test + n_loop]
-    carry = values[n_test + n_loop :]
+    test, program = programs
+    loop = While.of(node, values)
 
     # The number of iterations is unknown, so keys can't be split in advance: the count is
     # folded in.
     def step(state: list[Any], count: Any = 0) -> list[Any]:
         step_key = None if key is None else jax.random.fold_in(key, count)
-        return body(loop, step_key, [*loop_consts, *state])
+        return body(program, step_key, loop.inputs(state))
 
-    carry = _fixed_point(carry, step, promote)
+    carry = _fixed_point(loop.carry, step, promote)
 
     def cond_fun(state: tuple[list[Any], Any]) -> Any:
-        return body(test, key, [*test_consts, *state[0]])[0]
+        return body(test, key, loop.test_inputs(state[0]))[0]
 
     def body_fun(state: tuple[list[Any], Any]) -> tuple[list[Any], Any]:
         inner, count = state
@@ -158,14 +137,14 @@ def _while(
 
 
 def _cond(
-    params: dict[str, Any],
+    node: Node,
     programs: tuple[Program, ...],
     key: Any,
     values: list[Any],
     body: Run,
     promote: Promote,
 ) -> list[Any]:
-    del params
+    del node
     index, *operands = values
 
     def branch(program: Program) -> Callable[[list[Any]], list[Any]]:
@@ -187,7 +166,7 @@ def _cond(
 
 
 def _remat(
-    params: dict[str, Any],
+    node: Node,
     programs: tuple[Program, ...],
     key: Any,
     values: list[Any],
@@ -200,7 +179,7 @@ def _remat(
     # must draw the same noise as the forward pass.
     checkpointed = jax.checkpoint(
         lambda inner_key, inner: body(program, inner_key, inner),
-        prevent_cse=params["prevent_cse"],
-        policy=params["policy"],
+        prevent_cse=node.params["prevent_cse"],
+        policy=node.params["policy"],
     )
     return checkpointed(key, values)

@@ -12,7 +12,7 @@ from typing import Any
 
 from jaxeff.program import Program
 from jaxeff.program.costs import node_macs
-from jaxeff.program.ir import Node, Role
+from jaxeff.program.ir import Node, Role, repetitions
 from jaxeff.program.ir import primitives as prim
 from jaxeff.pruning.dependencies import Axis, Channels, Concatenation, Dimension, Labels, resolve
 
@@ -42,8 +42,7 @@ def _macs(program: Program, labels: Labels, times: int = 1) -> Count:
     for layer in program.layers:
         if layer.kind == "control flow":
             (node,) = layer.nodes
-            repeated = times * (node.params["length"] if node.primitive is prim.p.scan_p else 1)
-            bodies = [_macs(body, labels, repeated) for body in layer.programs]
+            bodies = [_macs(b, labels, times * repetitions(node)) for b in layer.programs]
             if node.primitive is prim.p.cond_p:
                 # As `jaxeff.cost`: a branch costs as much as the dearest one.
                 terms.append(_dearest(bodies))

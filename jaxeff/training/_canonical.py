@@ -21,7 +21,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxeff.core import ClosedJaxpr, JaxprEqn, Literal, bind, function, primitives, takes
+from jaxeff.core import ClosedJaxpr, JaxprEqn, bind, function, primitives, takes
+from jaxeff.program.ir import Scan, as_it_is, walk
 
 
 @takes(fn=function)
@@ -65,17 +66,7 @@ Convolve = Callable[..., jax.Array]
 
 
 def _evaluate(closed: ClosedJaxpr, values: list[Any], convolve: Convolve) -> list[Any]:
-    jaxpr = closed.jaxpr
-    env: dict[Any, Any] = dict(zip(jaxpr.constvars, closed.consts, strict=True))
-    env.update(zip(jaxpr.invars, values, strict=True))
-
-    def read(atom: Any) -> Any:
-        return atom.val if isinstance(atom, Literal) else env[atom]
-
-    for eqn in jaxpr.eqns:
-        values = [read(v) for v in eqn.invars]
-        env.update(zip(eqn.outvars, _apply(eqn, values, convolve), strict=True))
-    return [read(v) for v in jaxpr.outvars]
+    return walk(closed, values, lambda eqn, operands: _apply(eqn, operands, convolve), as_it_is)
 
 
 def _apply(eqn: JaxprEqn, values: list[Any], convolve: Convolve) -> list[Any]:
@@ -149,18 +140,11 @@ def _product(eqn: JaxprEqn, inputs: jax.Array, kernel: jax.Array) -> jax.Array:
 
 
 def _scan(eqn: JaxprEqn, values: list[Any], convolve: Convolve) -> list[Any]:
-    params = eqn.params
-    consts, carries = params["num_consts"], params["num_carry"]
-    fixed, carry, xs = (
-        values[:consts],
-        values[consts : consts + carries],
-        values[consts + carries :],
-    )
+    loop = Scan.of(eqn, values)
 
     def body(carry: Any, x: Any) -> tuple[Any, Any]:
-        outputs = _evaluate(params["jaxpr"], [*fixed, *carry, *x], convolve)
-        return outputs[:carries], outputs[carries:]
+        return loop.split(_evaluate(loop.body, loop.inputs(carry, x), convolve))
 
     # A new scan: the parameters of the primitive change between JAX's versions.
-    last, ys = lax.scan(body, carry, xs, params["length"], params["reverse"], params["unroll"])
+    last, ys = lax.scan(body, loop.carry, loop.xs, loop.length, loop.reverse, loop.unroll)
     return [*last, *ys]

@@ -16,8 +16,8 @@ from jaxeff.compression.integers._operators import q_conv2d, q_dense
 from jaxeff.compression.numerics import LayerQuantization
 from jaxeff.core import jax_internals as _compat
 from jaxeff.program import Layer
+from jaxeff.program.ir import as_it_is, entering, run_nodes
 from jaxeff.program.ir import primitives as prim
-from jaxeff.program.ir import run_nodes
 
 # On, between and far beyond the ends of usual clamps, all exact in float32.
 _PROBES = np.array([-50, -7.25, -6, -3, -1, -0.5, 0, 0.25, 1, 2.5, 3, 6, 7.25, 60], np.float32)
@@ -224,8 +224,19 @@ def arrays_like(layer: Layer) -> list[Any]:
     return [np.broadcast_to(np.zeros((), v.aval.dtype), shape_of(v.aval)) for v in layer.inputs]
 
 
+def bind_at_size(eqn: Any, size: int, *values: Any) -> list[Any]:
+    """Evaluates an equation with every size that may vary set to that of the values."""
+
+    def rule(inner: Any, operands: Sequence[Any]) -> list[Any]:
+        params = {name: _compat.at_size(value, size) for name, value in inner.params.items()}
+        return _compat.bind(inner, *operands, **params)
+
+    # A call's body holds the sizes too: it is evaluated equation by equation.
+    return list(entering(rule, as_it_is)(eqn, list(values)))
+
+
 def evaluated(
-    layer: Layer, x: np.ndarray, rule: Callable[..., list[Any]] = _compat.bind_at_size
+    layer: Layer, x: np.ndarray, rule: Callable[..., list[Any]] = bind_at_size
 ) -> np.ndarray:
     """Evaluates a layer of one input and result; `rule(eqn, size, *values)` does an equation."""
 

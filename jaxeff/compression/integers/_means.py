@@ -18,7 +18,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int32
 
 from jaxeff.compression.integers._grids import HALF_TO_EVEN
-from jaxeff.compression.integers._layers import evaluated, shape_of
+from jaxeff.compression.integers._layers import bind_at_size, evaluated, shape_of
 from jaxeff.core import jax_internals as _compat
 from jaxeff.program import Layer
 from jaxeff.program.ir import run_nodes
@@ -112,7 +112,7 @@ def _bound(eqn: Any, *values: Any) -> list[Any]:
 
 def _whole(eqn: Any, size: int, *values: Any) -> list[Any]:
     """Evaluates an equation likewise, at a batch of that size."""
-    return _undivided(eqn, values) or _compat.bind_at_size(eqn, size, *values)
+    return _undivided(eqn, values) or bind_at_size(eqn, size, *values)
 
 
 def _undivided(eqn: Any, values: Sequence[Any]) -> list[Any]:

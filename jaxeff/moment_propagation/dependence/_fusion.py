@@ -36,7 +36,7 @@ from jaxeff.moment_propagation.dependence._tracking import (
     walk,
 )
 from jaxeff.program import Layer, Program
-from jaxeff.program.ir import Node, Value
+from jaxeff.program.ir import Node, Scan, Value
 from jaxeff.program.reading import reduces
 
 _JOINABLE = {"elementwise", "normalization", "reduction", "shape", "other"}
@@ -307,7 +307,7 @@ def _repeats(node: Node, random: Sequence[Value]) -> bool:
     """Returns whether a loop reads the same random value at every step."""
     # A scan's carries and rows are new at every step; its constants are the same ones.
     if node.primitive is p.scan_p:
-        fixed = node.inputs[: node.params["num_consts"]]
+        fixed = Scan.of(node, node.inputs).consts
         return any(v in random for v in fixed if isinstance(v, Value))
     return node.primitive is p.while_p
 

@@ -23,10 +23,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from jaxeff.core import Literal as JaxprLiteral
-from jaxeff.core import jax_internals as _compat
 from jaxeff.core import primitives as p
 from jaxeff.core import split_p, stack_p, tile_p
+from jaxeff.program.ir import entering
 from jaxeff.program.ir import primitives as prim
 
 APART: Literal["apart"] = "apart"
@@ -76,8 +75,17 @@ def through(eqn: Any, lineages: Sequence[Lineage]) -> tuple[list[Lineage], list[
         eqn: An equation without control flow.
         lineages: One per operand; empty for a deterministic one.
     """
-    if eqn.primitive in prim.CALLS | prim.CUSTOM:
-        return _through_body(_compat.sub_jaxprs(eqn)[0], lineages)
+    meetings: list[Meeting] = []
+
+    def rule(inner: Any, given: Sequence[Lineage]) -> list[Lineage]:
+        results, found = _through(inner, given)
+        meetings.extend(found)
+        return results
+
+    return list(entering(rule, lambda *_: {})(eqn, lineages)), meetings
+
+
+def _through(eqn: Any, lineages: Sequence[Lineage]) -> tuple[list[Lineage], list[Meeting]]:
     if not any(lineages):
         return [{} for _ in eqn.outvars], []
     shapes = [tuple(getattr(v.aval, "shape", ())) for v in eqn.invars]
@@ -96,20 +104,6 @@ def through(eqn: Any, lineages: Sequence[Lineage]) -> tuple[list[Lineage], list[
             moved.append({s: to[x] for s, x in lineage.items()})
         outputs.append(_union(moved))
     return outputs, meetings
-
-
-def _through_body(closed: Any, lineages: Sequence[Lineage]) -> tuple[list[Lineage], list[Meeting]]:
-    env: dict[Any, Lineage] = dict(zip(closed.jaxpr.invars, lineages, strict=True))
-    meetings: list[Meeting] = []
-
-    def read(atom: Any) -> Lineage:
-        return {} if isinstance(atom, JaxprLiteral) else env.get(atom, {})
-
-    for eqn in closed.jaxpr.eqns:
-        results, found = through(eqn, [read(a) for a in eqn.invars])
-        meetings += found
-        env.update(zip(eqn.outvars, results, strict=True))
-    return [read(a) for a in closed.jaxpr.outvars], meetings
 
 
 def _crossings(eqn: Any, lineages: Sequence[Lineage]) -> Iterator[Meeting]:

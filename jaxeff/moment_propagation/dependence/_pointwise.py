@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
 
 from jaxeff.core import Literal
-from jaxeff.core import jax_internals as _compat
 from jaxeff.core import primitives as p
 from jaxeff.moment_propagation.rules import MOVING
-from jaxeff.program.ir import Node, Value
+from jaxeff.program.ir import Node, Value, entering, inside, walk_nodes
 from jaxeff.program.ir import primitives as prim
 
 # Affine in one operand while the others are deterministic.
@@ -48,8 +48,10 @@ _PRODUCTS = {p.mul_p, *prim.LINEAR}
 
 def is_pointwise(eqn: Any) -> bool:
     """Returns whether an equation is a function of single entries that quadrature can integrate."""
-    if eqn.primitive in prim.CALLS | prim.CUSTOM:
-        return all(is_pointwise(e) for e in _compat.sub_jaxprs(eqn)[0].jaxpr.eqns)
+    return all(map(_is_pointwise, inside(eqn)))
+
+
+def _is_pointwise(eqn: Any) -> bool:
     if eqn.primitive in _CONSTANT_MOVES:
         return all(getattr(a.aval, "shape", ()) == () for a in eqn.invars)
     known = eqn.primitive in prim.ELEMENTWISE or eqn.primitive is p.name_p
@@ -61,48 +63,33 @@ def is_limited(nodes: Sequence[Node]) -> bool:
 
     Logarithms and roots of what is never negative (a softplus) don't count.
     """
-    found: dict[Any, bool] = {}
-    for node in nodes:
-        operands = [isinstance(a, Value) and found.get(a, False) for a in node.inputs]
-        results, limited = _signs(node.eqn, operands)
-        if limited:
-            return True
-        found.update(zip(node.outputs, results, strict=True))
-    return False
+    limited: list[Any] = []
+
+    def rule(eqn: Any, signs: Sequence[bool]) -> list[bool]:
+        # A function that may be undefined costs a second evaluation at all nodes: hence the effort
+        # to derive that an operand is never negative.
+        if eqn.primitive in _LIMITED and not (signs[0] and eqn.primitive in _LIMITED_BELOW):
+            limited.append(eqn)
+        return [_is_never_negative(eqn, signs)] * len(eqn.outvars)
+
+    # Nothing is known of what the nodes are given: it may be negative.
+    walk_nodes(nodes, defaultdict(bool), (), entering(rule, _sign), _sign)
+    return bool(limited)
 
 
-def _signs(eqn: Any, operands: Sequence[bool]) -> tuple[list[bool], bool]:
-    """Returns whether each result is never negative, and whether an equation may be undefined."""
-    if eqn.primitive in prim.CALLS | prim.CUSTOM:
-        return _signs_of_body(_compat.sub_jaxprs(eqn)[0], operands)
-    signs = [
-        a.val >= 0 if isinstance(a, Literal) and jnp.ndim(a.val) == 0 else known
-        for a, known in zip(eqn.invars, operands, strict=True)
-    ]
-    # A function that may be undefined costs a second evaluation at all nodes: hence the effort to
-    # derive that an operand is never negative.
-    if eqn.primitive in _LIMITED and not (signs[0] and eqn.primitive in _LIMITED_BELOW):
-        return [False], True
+def _sign(atom: Any, value: Any) -> bool:
+    """Returns whether a literal is never negative."""
+    # Other constants aren't looked at: they may be traced.
+    return isinstance(atom, Literal) and jnp.ndim(value) == 0 and bool(value >= 0)
+
+
+def _is_never_negative(eqn: Any, signs: Sequence[bool]) -> bool:
+    """Returns whether an equation's results are never negative, given which operands are."""
     even = eqn.primitive is p.integer_pow_p and eqn.params["y"] % 2 == 0
     kept = eqn.primitive in _KEEPING_SIGN and all(signs)
     raised = eqn.primitive is p.max_p and any(signs)
     chosen = eqn.primitive is p.select_n_p and all(signs[1:])
-    result = even or kept or raised or chosen or eqn.primitive in _NEVER_NEGATIVE
-    return [bool(result)] * len(eqn.outvars), False
-
-
-def _signs_of_body(closed: Any, operands: Sequence[bool]) -> tuple[list[bool], bool]:
-    env = dict(zip(closed.jaxpr.invars, operands, strict=True))
-
-    def read(atom: Any) -> bool:
-        return not isinstance(atom, Literal) and env.get(atom, False)
-
-    for eqn in closed.jaxpr.eqns:
-        results, limited = _signs(eqn, [read(a) for a in eqn.invars])
-        if limited:
-            return [False] * len(closed.jaxpr.outvars), True
-        env.update(zip(eqn.outvars, results, strict=True))
-    return [read(a) for a in closed.jaxpr.outvars], False
+    return even or kept or raised or chosen or eqn.primitive in _NEVER_NEGATIVE
 
 
 def are_smooth(nodes: Sequence[Node], variables: Sequence[Value], results: Sequence[Value]) -> bool:
@@ -119,7 +106,7 @@ def are_smooth(nodes: Sequence[Node], variables: Sequence[Value], results: Seque
     for node in reversed(nodes):
         if needed.isdisjoint(node.outputs) or dependent.isdisjoint(node.outputs):
             continue
-        if not _is_smooth(node.eqn):
+        if not all(map(_is_smooth, inside(node.eqn))):
             return False
         if node.primitive is not p.stop_gradient_p:
             needed.update(node.values)
@@ -127,28 +114,22 @@ def are_smooth(nodes: Sequence[Node], variables: Sequence[Value], results: Seque
 
 
 def _is_smooth(eqn: Any) -> bool:
-    if eqn.primitive in prim.CALLS | prim.CUSTOM:
-        return all(_is_smooth(e) for e in _compat.sub_jaxprs(eqn)[0].jaxpr.eqns)
     floats = all(jnp.issubdtype(v.aval.dtype, jnp.inexact) for v in eqn.outvars)
     return floats and eqn.primitive not in _KINKED | _STAIRCASE
 
 
 def degrees(nodes: Sequence[Node], variables: Sequence[Value]) -> dict[Value, float]:
     """Returns the degree of each value as a polynomial of variables; infinite if it is none."""
-    found: dict[Any, float] = dict.fromkeys(variables, 1.0)
-    for node in nodes:
-        operands = [found.get(a, 0.0) if isinstance(a, Value) else 0.0 for a in node.inputs]
-        found.update(zip(node.outputs, _degrees(node.eqn, operands), strict=True))
+
+    def rule(eqn: Any, operands: Sequence[float]) -> list[float]:
+        return [_degree(eqn, operands) if any(operands) else 0.0] * len(eqn.outvars)
+
+    def constant(*_: Any) -> float:
+        return 0.0
+
+    found = defaultdict(float, dict.fromkeys(variables, 1.0))
+    walk_nodes(nodes, found, (), entering(rule, constant), constant)
     return found
-
-
-def _degrees(eqn: Any, operands: Sequence[float]) -> list[float]:
-    count = len(eqn.outvars)
-    if not any(operands):
-        return [0.0] * count
-    if eqn.primitive in prim.CALLS | prim.CUSTOM:
-        return _degrees_of_body(_compat.sub_jaxprs(eqn)[0], operands)
-    return [_degree(eqn, operands)] * count
 
 
 def _degree(eqn: Any, operands: Sequence[float]) -> float:
@@ -167,15 +148,3 @@ def _degree(eqn: Any, operands: Sequence[float]) -> float:
     if primitive is p.integer_pow_p and eqn.params["y"] > 0:
         return eqn.params["y"] * operands[0]
     return math.inf
-
-
-def _degrees_of_body(closed: Any, operands: Sequence[float]) -> list[float]:
-    env = dict(zip(closed.jaxpr.invars, operands, strict=True))
-
-    def read(atom: Any) -> float:
-        return 0.0 if isinstance(atom, Literal) else env.get(atom, 0.0)
-
-    for eqn in closed.jaxpr.eqns:
-        results = _degrees(eqn, [read(a) for a in eqn.invars])
-        env.update(zip(eqn.outvars, results, strict=True))
-    return [read(a) for a in closed.jaxpr.outvars]

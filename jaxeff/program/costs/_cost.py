@@ -34,7 +34,7 @@ from jaxeff.core import check_number, function, mapping, takes, tree
 from jaxeff.program._patterns import SpecError
 from jaxeff.program.costs._memory import carried_widths, peak_bits
 from jaxeff.program.costs._widths import Bits, Widths, dtype_bits, widths_of
-from jaxeff.program.ir import Contraction, Layer, Node, Program, Value
+from jaxeff.program.ir import Contraction, Layer, Node, Program, Value, repetitions
 from jaxeff.program.ir import primitives as prim
 from jaxeff.program.reading import trace
 
@@ -218,10 +218,7 @@ def _control_rows(
     layer: Layer, widths: Mapping[Layer, Widths], store: _ParameterBits, times: int
 ) -> list[LayerCost]:
     (node,) = layer.nodes
-    # A `while` has no known length: its body counts once.
-    if node.primitive is prim.p.scan_p:
-        times *= node.params["length"]
-    bodies = [_rows(p, widths, store, times) for p in layer.programs]
+    bodies = [_rows(p, widths, store, times * repetitions(node)) for p in layer.programs]
     if node.primitive is prim.p.cond_p:
         costliest = max(bodies, key=lambda rows: sum(r.macs for r in rows))
         # All branches are stored, but only one runs: the most expensive one counts.

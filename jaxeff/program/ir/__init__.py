@@ -6,6 +6,8 @@ from jaxeff.program.ir._axes import Axes, extent
 from jaxeff.program.ir._contraction import Contraction
 from jaxeff.program.ir._graph import SPREAD_TAG, Graph, Node, Role, Value, flatten
 from jaxeff.program.ir._layers import KINDS, Layer, Program, run_nodes
+from jaxeff.program.ir._loops import Scan, While, fixed_point, repetitions
+from jaxeff.program.ir._walk import as_it_is, entering, inside, walk, walk_nodes
 
 __all__ = [
     "KINDS",
@@ -17,10 +19,19 @@ __all__ = [
     "Node",
     "Program",
     "Role",
+    "Scan",
     "Value",
+    "While",
+    "as_it_is",
     "axes",
+    "entering",
     "extent",
+    "fixed_point",
     "flatten",
+    "inside",
     "primitives",
+    "repetitions",
     "run_nodes",
+    "walk",
+    "walk_nodes",
 ]

@@ -15,6 +15,7 @@ Sharp edges:
     The first argument that is not a PRNG key holds the parameters.
 """
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntFlag
@@ -25,6 +26,8 @@ import jax.numpy as jnp
 from jaxeff.core import STATE_TAG, ClosedJaxpr, JaxprEqn, Literal
 from jaxeff.core import jax_internals as _compat
 from jaxeff.program.ir import _primitives as prim
+from jaxeff.program.ir._loops import Scan, While, fixed_point
+from jaxeff.program.ir._walk import walk
 
 SPREAD_TAG = "jaxeff.spread"
 
@@ -140,17 +143,14 @@ class _Flattener:
         outer: tuple[str, ...],
         backward: bool,
     ) -> list[Atom]:
-        env: dict[Any, Atom] = dict(zip(closed.jaxpr.invars, arguments, strict=True))
-        for var, const in zip(closed.jaxpr.constvars, closed.consts, strict=True):
-            value = Value(var.aval)
-            self.constants[value] = const
-            env[var] = value
+        def constant(atom: Any, number: Any) -> Atom:
+            if isinstance(atom, Literal):
+                return atom
+            value = Value(atom.aval)
+            self.constants[value] = number
+            return value
 
-        def atom(a: Any) -> Atom:
-            return a if isinstance(a, Literal) else env[a]
-
-        for eqn in closed.jaxpr.eqns:
-            inputs = tuple(atom(a) for a in eqn.invars)
+        def rule(eqn: Any, inputs: list[Atom]) -> Sequence[Atom]:
             # What a backward pass holds isn't what it was derived from, whatever its scopes say.
             transposed = backward or _compat.is_transposed(eqn)
             names = outer if backward else outer + _compat.scopes(eqn)
@@ -159,9 +159,7 @@ class _Flattener:
                 self.call_count += 1
                 inner = (*calls, (_compat.call_name(eqn), self.call_count))
                 body = _compat.sub_jaxprs(eqn)[0]
-                results = self.read(body, inputs, inner, names, transposed)
-                env.update(zip(eqn.outvars, results, strict=True))
-                continue
+                return self.read(body, inputs, inner, names, transposed)
             role, path, leaves = _provenance(inputs)
             if eqn.primitive is prim.NAME and eqn.params["name"].startswith(STATE_TAG):
                 # Counters and keys feed random numbers; they are nobody's weights.
@@ -173,9 +171,10 @@ class _Flattener:
             outputs = tuple(Value(v.aval, role, path, spread, leaves) for v in eqn.outvars)
             # Sets the outputs' roles too: they follow from the bodies, not from the inputs alone.
             graphs = _sub_graphs(eqn, inputs, outputs, transposed)
-            env.update(zip(eqn.outvars, outputs, strict=True))
-            self.nodes.append(Node(eqn, inputs, outputs, calls, names, graphs))
-        return [atom(v) for v in closed.jaxpr.outvars]
+            self.nodes.append(Node(eqn, tuple(inputs), outputs, calls, names, graphs))
+            return outputs
+
+        return walk(closed, arguments, rule, constant)
 
 
 def flatten(closed: ClosedJaxpr, inputs: Sequence[Value], backward: bool = False) -> Graph:
@@ -195,11 +194,7 @@ def flatten(closed: ClosedJaxpr, inputs: Sequence[Value], backward: bool = False
 
 def has_site(closed: ClosedJaxpr) -> bool:
     """Returns whether a jaxpr holds, at any depth, a product or a pooling."""
-    sites = prim.LINEAR | set(prim.WINDOW)
-    return any(
-        eqn.primitive in sites or any(has_site(sub) for sub in _compat.sub_jaxprs(eqn))
-        for eqn in closed.jaxpr.eqns
-    )
+    return not (prim.LINEAR | prim.WINDOW.keys()).isdisjoint(_compat.primitives_in(closed))
 
 
 def _is_inlined(eqn: JaxprEqn) -> bool:
@@ -243,22 +238,13 @@ def _sub_graphs(
     elif eqn.primitive is prim.p.remat_p:
         graphs = [flatten(bodies[0], [_copy(v) for v in sources], backward)]
     elif eqn.primitive is prim.p.scan_p:
-        consts, carry = eqn.params["num_consts"], eqn.params["num_carry"]
-        graphs = [_loop_graph(bodies[0], sources, slice(consts, consts + carry), backward)]
+        graphs = [_loop_graph(Scan.of(eqn, sources), backward)]
     else:
-        n_cond, n_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+        loop = While.of(eqn, sources)
         # The body first: the test reads the carry, whose roles only the body raises.
-        state = sources[n_cond + n_body :]
-        body = _loop_graph(
-            eqn.params["body_jaxpr"],
-            sources[n_cond : n_cond + n_body] + state,
-            slice(n_body, None),
-            backward,
-        )
-        carried = list(body.inputs[n_body:])
-        tested = [_copy(v) for v in sources[:n_cond] + carried]
-        test = flatten(eqn.params["cond_jaxpr"], tested, backward)
-        graphs = [test, body]
+        body = _loop_graph(loop, backward)
+        tested = loop.test_inputs(body.inputs[len(loop.consts) :])
+        graphs = [flatten(loop.test, [*map(_copy, tested)], backward), body]
     for graph in graphs:
         if len(graph.outputs) == len(outputs):
             for inner, out in zip(graph.outputs, outputs, strict=True):
@@ -268,22 +254,23 @@ def _sub_graphs(
     return tuple(graphs)
 
 
-def _loop_graph(body: ClosedJaxpr, sources: Sequence[Value], carry: slice, backward: bool) -> Graph:
+def _loop_graph(loop: Scan[Value] | While[Value], backward: bool) -> Graph:
     """Flattens a loop body, raising the carry's roles until they are those it produces."""
-    avals = [v.aval for v in body.jaxpr.invars]
     values = [
-        Value(a, s.role, s.path, s.spread, s.leaves) for a, s in zip(avals, sources, strict=True)
+        Value(var.aval, s.role, s.path, s.spread, s.leaves)
+        for var, s in zip(loop.body.jaxpr.invars, loop.inputs(loop.carry), strict=True)
     ]
+    carry = values[len(loop.consts) :][: len(loop.carry)]
+
+    def iterate(roles: Sequence[Role]) -> tuple[list[Role], Graph]:
+        for value, role in zip(carry, roles, strict=True):
+            value.role = role
+        graph = flatten(loop.body, values, backward)
+        after, _ = loop.split(graph.outputs)
+        return [v.role if isinstance(v, Value) else Role.CONSTANT for v in after], graph
+
     # Roles only grow and are finitely many: the fixed point is reached in a few passes.
-    while True:
-        graph = flatten(body, values, backward)
-        changed = False
-        for inner, out in zip(values[carry], graph.outputs, strict=False):
-            role = inner.role | (out.role if isinstance(out, Value) else Role.CONSTANT)
-            if role != inner.role:
-                inner.role, changed = role, True
-        if not changed:
-            return graph
+    return fixed_point(iterate, [v.role for v in carry], operator.or_)[1]
 
 
 def _state_path(tag: str) -> str:

@@ -24,10 +24,10 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxeff.core import Literal
 from jaxeff.core import jax_internals as _compat
 from jaxeff.program.ir import _primitives as prim
 from jaxeff.program.ir._graph import Atom, Node, Value
+from jaxeff.program.ir._walk import as_it_is, walk_nodes
 
 KINDS = (
     "input", "linear", "contraction", "elementwise", "pooling", "reduction", "normalization",
@@ -171,15 +171,9 @@ def run_nodes(
     bind: Callable[..., list[Any]] = _compat.bind,
 ) -> tuple[Any, ...]:
     """Evaluates nodes on arrays; `bind(eqn, *values)` evaluates one equation."""
-    env: dict[Value, Any] = dict(zip(inputs, values, strict=True))
-
-    def read(a: Atom) -> Any:
-        return a.val if isinstance(a, Literal) else env[a]
-
-    for node in nodes:
-        results = bind(node.eqn, *(read(a) for a in node.inputs))
-        env.update(zip(node.outputs, results, strict=True))
-    return tuple(read(a) for a in outputs)
+    known = dict(zip(inputs, values, strict=True))
+    rule = lambda eqn, operands: bind(eqn, *operands)  # noqa: E731
+    return tuple(walk_nodes(nodes, known, outputs, rule, as_it_is))
 
 
 def _ancestors(nodes: Sequence[Node], target: Node) -> set[Value]:

@@ -21,10 +21,9 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
-from jaxeff.core import Literal
 from jaxeff.core import jax_internals as _compat
 from jaxeff.core import primitives as p
-from jaxeff.program.ir import Node
+from jaxeff.program.ir import Node, walk, walk_nodes
 from jaxeff.program.ir import primitives as prim
 
 Rule = Callable[..., Any]
@@ -123,29 +122,17 @@ class SymbolicReader:
 
     def body(self, closed: Any, operands: Sequence[Any]) -> list[Any]:
         """Returns the symbols of a jaxpr's results."""
-        symbols = dict(zip(closed.jaxpr.invars, operands, strict=True))
-        consts = zip(closed.jaxpr.constvars, closed.consts, strict=True)
-        symbols.update((var, self.constant(value)) for var, value in consts)
-        equations = ((e, e.invars, e.outvars) for e in closed.jaxpr.eqns)
-        return self._follow(equations, symbols, closed.jaxpr.outvars)
+        return walk(closed, operands, self.equation, self._constant)
 
     def nodes(
         self, nodes: Iterable[Node], symbols: Mapping[Any, Any], outputs: Sequence[Any]
     ) -> list[Any]:
         """Returns the symbols of `outputs`, given those of all that `nodes` read and don't make."""
-        equations = ((n.eqn, n.inputs, n.outputs) for n in nodes)
-        return self._follow(equations, dict(symbols), outputs)
+        return walk_nodes(nodes, dict(symbols), outputs, self.equation, self._constant)
 
-    def _follow(
-        self, equations: Iterable[tuple], symbols: dict[Any, Any], outputs: Sequence[Any]
-    ) -> list[Any]:
-        def read(atom: Any) -> Any:
-            return self.constant(atom.val) if isinstance(atom, Literal) else symbols[atom]
-
-        for eqn, inputs, made in equations:
-            results = self.equation(eqn, [read(a) for a in inputs])
-            symbols.update(zip(made, results, strict=True))
-        return [read(a) for a in outputs]
+    def _constant(self, atom: Any, value: Any) -> Any:
+        del atom
+        return self.constant(value)
 
 
 def _chosen(eqn: Any, operands: Sequence[Any]) -> Any:

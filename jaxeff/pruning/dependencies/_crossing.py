@@ -13,7 +13,8 @@ indices.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +24,7 @@ import numpy as np
 from jaxeff.core import Literal, split_p
 from jaxeff.core import jax_internals as _compat
 from jaxeff.program import Program
-from jaxeff.program.ir import Node
+from jaxeff.program.ir import Node, Scan, While, fixed_point, walk
 from jaxeff.program.ir import primitives as prim
 from jaxeff.pruning.dependencies._dimensions import Axis, Dimension, dimensions
 from jaxeff.pruning.dependencies._errors import MEAN
@@ -75,45 +76,38 @@ class Crossing:
                 continue
             if not layer.nodes:
                 for value, made_value in zip(layer.inputs, layer.outputs, strict=True):
-                    self.known[made_value] = self._of(value, self.labels, self.known)
+                    self.known[made_value] = self._of(value)
             reader = ChannelReader(self.labels, layer.site, {})
             for node in layer.nodes:
-                self._equation(node.eqn, node.inputs, node.outputs, reader, self.known)
-        return [self._of(a, self.labels, self.known) for a in program.outputs]
+                read = [self._of(a) for a in node.inputs]
+                made = self._equation(node.eqn, node.inputs, node.outputs, read, reader)
+                self.known.update(zip(node.outputs, made, strict=True))
+        return [self._of(a) for a in program.outputs]
 
-    def _of(self, atom: Any, labels: Labels, known: Mapping[Any, Dimensions]) -> Dimensions:
-        if isinstance(atom, Literal):
-            return frozenset()
-        found = known.get(atom)
-        return every(labels, atom) if found is None else found
+    def _of(self, atom: Any) -> Dimensions:
+        return frozenset() if isinstance(atom, Literal) else self.known[atom]
 
     def _equation(
         self,
         eqn: Any,
         inputs: Sequence[Any],
         outputs: Sequence[Any],
+        given: Sequence[Dimensions],
         reader: ChannelReader,
-        known: dict[Any, Dimensions],
-    ) -> None:
-        labels = reader.labels
-        given = [self._of(a, labels, known) for a in inputs]
-        if eqn.primitive in prim.CALLS | prim.CUSTOM:
-            closed = _compat.sub_jaxprs(eqn)[0]
-            made = self._jaxpr(closed, given, labels.bodies[id(eqn)], reader)
-        else:
-            made = self._made(eqn, inputs, outputs, given, reader)
-        known.update(zip(outputs, made, strict=True))
-
-    def _jaxpr(
-        self, closed: Any, given: Sequence[Dimensions], labels: Labels, outer: ChannelReader
     ) -> list[Dimensions]:
-        reader = ChannelReader(labels, outer.where, {})
-        known = dict(zip(closed.jaxpr.invars, given, strict=True))
-        for var in closed.jaxpr.constvars:
-            known[var] = every(labels, var)
-        for eqn in closed.jaxpr.eqns:
-            self._equation(eqn, eqn.invars, eqn.outvars, reader, known)
-        return [self._of(a, labels, known) for a in closed.jaxpr.outvars]
+        if eqn.primitive not in prim.CALLS | prim.CUSTOM:
+            return self._made(eqn, inputs, outputs, given, reader)
+        # Not `entering`: each call of a jaxpr has labels of its own.
+        inner = ChannelReader(reader.labels.bodies[id(eqn)], reader.where, {})
+
+        def rule(e: Any, read: Sequence[Dimensions]) -> list[Dimensions]:
+            return self._equation(e, e.invars, e.outvars, read, inner)
+
+        def constant(atom: Any, value: Any) -> Dimensions:
+            del value
+            return frozenset() if isinstance(atom, Literal) else every(inner.labels, atom)
+
+        return walk(_compat.sub_jaxprs(eqn)[0], given, rule, constant)
 
     def _made(
         self,
@@ -202,30 +196,23 @@ class Crossing:
 
     def _control(self, node: Node, programs: Sequence[Program]) -> list[Dimensions]:
         """Loops and branches; what a loop carries is followed until nothing more may differ."""
-        given = [self._of(a, self.labels, self.known) for a in node.inputs]
-        q = node.params
+        given = [self._of(a) for a in node.inputs]
         if node.primitive is p.remat_p:
             return self.program(programs[0], given)
         if node.primitive is p.cond_p:
             branches = [self.program(branch, given[1:]) for branch in programs]
             return [frozenset().union(*found) for found in zip(*branches, strict=True)]
-        if node.primitive is p.scan_p:
-            first, count, body = q["num_consts"], q["num_carry"], programs[0]
-            before, after = given[:first], given[first + count :]
-        else:
-            first, body = q["cond_nconsts"] + q["body_nconsts"], programs[1]
-            count, before, after = len(given) - first, given[q["cond_nconsts"] : first], []
-        carried = list(given[first : first + count])
-        while True:
-            made = self.program(body, [*before, *carried, *after])
-            # The sets only grow and are bounded by the carry's dimensions: this ends.
-            wider = [a | b for a, b in zip(carried, made, strict=False)]
-            if wider == carried:
-                break
-            carried = wider
-        if node.primitive is p.while_p:
-            self.program(programs[0], [*given[: q["cond_nconsts"]], *carried])
-        return [*carried, *made[count:]]
+        loop = (Scan if node.primitive is p.scan_p else While).of(node, given)
+        *test, body = programs
+        # The sets only grow and are bounded by the carry's dimensions: this ends.
+        carry, stacked = fixed_point(
+            lambda carry: loop.split(self.program(body, loop.inputs(carry))),
+            loop.carry,
+            operator.or_,
+        )
+        if isinstance(loop, While):
+            self.program(test[0], loop.test_inputs(carry))
+        return [*carry, *stacked]
 
 
 def _contracted(eqn: Any, axes: Sequence[Axis]) -> list[Axis]:

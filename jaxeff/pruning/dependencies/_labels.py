@@ -18,7 +18,7 @@ import numpy as np
 from jaxeff.core import Literal
 from jaxeff.core import jax_internals as _compat
 from jaxeff.program import Layer, Program
-from jaxeff.program.ir import Node
+from jaxeff.program.ir import Node, Scan, While
 from jaxeff.program.ir import primitives as prim
 from jaxeff.pruning.dependencies._alignment import unify
 from jaxeff.pruning.dependencies._dimensions import Axis, Dimension, dimensions, fresh, hold
@@ -225,30 +225,28 @@ def _body(program: Program, axes: Sequence[Axes], reader: ChannelReader) -> list
 def _scan(
     node: Node, programs: Sequence[Program], axes: Sequence[Axes], reader: ChannelReader
 ) -> list[Axes]:
-    consts, carried = node.params["num_consts"], node.params["num_carry"]
+    loop = Scan.of(node, axes)
     reason = reader.reason(node.eqn, ALONG)
-    along = fresh(node.params["length"], reason)
-    rows = []
-    for found in axes[consts + carried :]:
+    along = fresh(loop.length, reason)
+    for found in loop.xs:
         unify(along, found[0], reason)
-        rows.append(found[1:])
-    start = axes[consts : consts + carried]
-    made = _body(programs[0], [*axes[:consts], *start, *rows], reader)
+    rows = [found[1:] for found in loop.xs]
+    after, stacked = loop.split(_body(programs[0], loop.inputs(loop.carry, rows), reader))
     # An index that a step removes from the carry must be removed before the next step as
     # well: input and output of the body lose the same ones.
-    _same(start, made[:carried], reason)
-    return [*start, *((along, *found) for found in made[carried:])]
+    _same(loop.carry, after, reason)
+    return [*loop.carry, *((along, *found) for found in stacked)]
 
 
 def _while(
     node: Node, programs: Sequence[Program], axes: Sequence[Axes], reader: ChannelReader
 ) -> list[Axes]:
-    tested, looped = node.params["cond_nconsts"], node.params["body_nconsts"]
-    start = axes[tested + looped :]
-    made = _body(programs[1], [*axes[tested : tested + looped], *start], reader)
-    _body(programs[0], [*axes[:tested], *start], reader)
-    _same(start, made, reader.reason(node.eqn))
-    return list(start)
+    test, body = programs
+    loop = While.of(node, axes)
+    after = _body(body, loop.inputs(loop.carry), reader)
+    _body(test, loop.test_inputs(loop.carry), reader)
+    _same(loop.carry, after, reader.reason(node.eqn))
+    return loop.carry
 
 
 def _cond(

@@ -20,7 +20,7 @@ from jaxeff.core import Literal, split_p
 from jaxeff.core import jax_internals as _compat
 from jaxeff.program import Layer
 from jaxeff.program.ir import primitives as prim
-from jaxeff.program.ir import run_nodes
+from jaxeff.program.ir import run_nodes, walk
 from jaxeff.pruning.dependencies import (
     RULES,
     UNKNOWN,
@@ -199,18 +199,14 @@ class Emission:
 
     def jaxpr(self, closed: Any, values: Sequence[Any], labels: Labels) -> list[Any]:
         """Evaluates a jaxpr."""
-        env = dict(zip(closed.jaxpr.invars, values, strict=True))
-        for var, const in zip(closed.jaxpr.constvars, closed.consts, strict=True):
-            env[var] = self.cut(const, labels.of(var))
 
-        def read(atom: Any) -> Any:
-            return atom.val if isinstance(atom, Literal) else env[atom]
+        def rule(eqn: Any, operands: Sequence[Any]) -> list[Any]:
+            return self.equation(eqn, eqn.invars, eqn.outvars, operands, labels)
 
-        for eqn in closed.jaxpr.eqns:
-            operands = [read(a) for a in eqn.invars]
-            found = self.equation(eqn, eqn.invars, eqn.outvars, operands, labels)
-            env.update(zip(eqn.outvars, found, strict=True))
-        return [read(a) for a in closed.jaxpr.outvars]
+        def constant(atom: Any, value: Any) -> Any:
+            return value if isinstance(atom, Literal) else self.cut(value, labels.of(atom))
+
+        return walk(closed, values, rule, constant)
 
 
 __all__ = ["Emission", "Keep"]

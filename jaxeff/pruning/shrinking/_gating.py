@@ -110,9 +110,7 @@ class Gating(Emission):
         found = set[Dimension]()
         for layer in program.walk():
             for node in layer.nodes:
-                if node.primitive in prim.CALLS | prim.CUSTOM and self._sums_inside(
-                    node.eqn, self.labels
-                ):
+                if self._sums_inside(node.eqn, self.labels):
                     return set(self.gates)  # which, the call knows
                 for *_, which in self._summed(node.eqn, node.inputs, self.labels):
                     found |= which
@@ -207,16 +205,11 @@ class Gating(Emission):
         inside = labels.bodies.get(id(eqn))
         if inside is None:
             return False
-        return self._sums(_compat.sub_jaxprs(eqn)[0], inside)
-
-    def _sums(self, closed: Any, labels: Labels) -> bool:
-        for eqn in closed.jaxpr.eqns:
-            if eqn.primitive in prim.CALLS | prim.CUSTOM:
-                if self._sums_inside(eqn, labels):
-                    return True
-            elif self._summed(eqn, eqn.invars, labels):
-                return True
-        return False
+        # A call has labels of its own for each place it is called from, but no other equation.
+        return any(
+            self._sums_inside(e, inside) or bool(self._summed(e, e.invars, inside))
+            for e in _compat.sub_jaxprs(eqn)[0].jaxpr.eqns
+        )
 
 
 def _factors(axis: Axis, gates: Mapping[Dimension, Array], dtype: Any) -> Array:
