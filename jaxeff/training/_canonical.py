@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxeff.core import ClosedJaxpr, JaxprEqn, bind, function, primitives, takes
-from jaxeff.program.ir import Scan, as_it_is, walk
+from jaxeff.program.ir import Scan, walk
 
 
 @takes(fn=function)
@@ -66,7 +66,7 @@ Convolve = Callable[..., jax.Array]
 
 
 def _evaluate(closed: ClosedJaxpr, values: list[Any], convolve: Convolve) -> list[Any]:
-    return walk(closed, values, lambda eqn, operands: _apply(eqn, operands, convolve), as_it_is)
+    return walk(closed, values, lambda eqn, operands: _apply(eqn, operands, convolve))
 
 
 def _apply(eqn: JaxprEqn, values: list[Any], convolve: Convolve) -> list[Any]:

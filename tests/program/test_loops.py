@@ -13,7 +13,7 @@ from jax.extend.core import jaxpr_as_fun
 
 from jaxeff.core import bind
 from jaxeff.program import trace
-from jaxeff.program.ir import Role, Scan, While, as_it_is, fixed_point, repetitions, walk
+from jaxeff.program.ir import Role, Scan, While, fixed_point, repetitions, walk
 
 FEW = settings(max_examples=5, deadline=None)
 X = jnp.arange(6.0).reshape(3, 2)
@@ -33,7 +33,7 @@ def loop_of(f):
         return bind(eqn, *values)
 
     closed = jax.make_jaxpr(f)(PARAMS, X)
-    walk(closed, jax.tree.leaves((PARAMS, X)), rule, as_it_is)
+    walk(closed, jax.tree.leaves((PARAMS, X)), rule)
     return closed.jaxpr.eqns[-1], operands
 
 

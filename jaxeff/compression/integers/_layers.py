@@ -16,7 +16,7 @@ from jaxeff.compression.integers._operators import q_conv2d, q_dense
 from jaxeff.compression.numerics import LayerQuantization
 from jaxeff.core import jax_internals as _compat
 from jaxeff.program import Layer
-from jaxeff.program.ir import as_it_is, entering, run_nodes
+from jaxeff.program.ir import entering, run_nodes
 from jaxeff.program.ir import primitives as prim
 
 # On, between and far beyond the ends of usual clamps, all exact in float32.
@@ -232,7 +232,7 @@ def bind_at_size(eqn: Any, size: int, *values: Any) -> list[Any]:
         return _compat.bind(inner, *operands, **params)
 
     # A call's body holds the sizes too: it is evaluated equation by equation.
-    return list(entering(rule, as_it_is)(eqn, list(values)))
+    return list(entering(rule)(eqn, list(values)))
 
 
 def evaluated(

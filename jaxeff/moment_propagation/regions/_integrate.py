@@ -22,7 +22,6 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxeff.core import Literal
 from jaxeff.core import primitives as p
 from jaxeff.moment_propagation.dependence import (
     AFFINE,
@@ -64,7 +63,7 @@ from jaxeff.moment_propagation.values import (
 )
 from jaxeff.program import Layer
 from jaxeff.program.ir import Node, Value, run_nodes
-from jaxeff.program.reading import Constant, constant, reduces
+from jaxeff.program.reading import Constant, reduces
 
 _MAX_KINKS = 4
 
@@ -345,18 +344,11 @@ def _closed_form(
 ) -> tuple[list[Any] | None, set[float]]:
     """Computes the moments of a piecewise polynomial, else None; and the kinks in either case."""
     reader = PolynomialReader()
-    symbols: dict[Any, Any] = {root: VARIABLE}
-
-    def read(atom: Any) -> Any:
-        if isinstance(atom, Literal):
-            return constant(atom.val)
-        return symbols.get(atom) or Constant(env.values[atom], env.number(atom))
-
-    for node in nodes:
-        results = reader.equation(node.eqn, [read(a) for a in node.inputs])
-        symbols.update(zip(node.outputs, results, strict=True))
+    read = {v for n in nodes for v in n.values if v in env.values}
+    symbols = {v: Constant(env.values[v], env.number(v)) for v in read} | {root: VARIABLE}
+    made = reader.nodes(nodes, symbols, outputs)
     x = env.values[root]
-    found = [_moments(symbols[v], v, x) for v in outputs]
+    found = [_moments(symbol, v, x) for symbol, v in zip(made, outputs, strict=True)]
     return (None if None in found else found), reader.kinks
 
 

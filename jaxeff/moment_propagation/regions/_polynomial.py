@@ -28,7 +28,6 @@ from jaxeff.program.reading import (
     UNKNOWN,
     Constant,
     UnreadableError,
-    constant,
     known_number,
     symbolic,
 )
@@ -38,7 +37,6 @@ __all__ = [
     "Constant",
     "Pieces",
     "PolynomialReader",
-    "constant",
     "is_nondecreasing",
     "known_number",
 ]

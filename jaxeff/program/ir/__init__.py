@@ -7,7 +7,7 @@ from jaxeff.program.ir._contraction import Contraction
 from jaxeff.program.ir._graph import SPREAD_TAG, Graph, Node, Role, Value, flatten
 from jaxeff.program.ir._layers import KINDS, Layer, Program, run_nodes
 from jaxeff.program.ir._loops import Scan, While, fixed_point, repetitions
-from jaxeff.program.ir._walk import as_it_is, entering, inside, walk, walk_nodes
+from jaxeff.program.ir._walk import entering, inside, walk, walk_nodes
 
 __all__ = [
     "KINDS",
@@ -22,7 +22,6 @@ __all__ = [
     "Scan",
     "Value",
     "While",
-    "as_it_is",
     "axes",
     "entering",
     "extent",

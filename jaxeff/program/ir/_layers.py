@@ -27,7 +27,7 @@ import jax.numpy as jnp
 from jaxeff.core import jax_internals as _compat
 from jaxeff.program.ir import _primitives as prim
 from jaxeff.program.ir._graph import Atom, Node, Value
-from jaxeff.program.ir._walk import as_it_is, walk_nodes
+from jaxeff.program.ir._walk import walk_nodes
 
 KINDS = (
     "input", "linear", "contraction", "elementwise", "pooling", "reduction", "normalization",
@@ -173,7 +173,7 @@ def run_nodes(
     """Evaluates nodes on arrays; `bind(eqn, *values)` evaluates one equation."""
     known = dict(zip(inputs, values, strict=True))
     rule = lambda eqn, operands: bind(eqn, *operands)  # noqa: E731
-    return tuple(walk_nodes(nodes, known, outputs, rule, as_it_is))
+    return tuple(walk_nodes(nodes, known, outputs, rule))
 
 
 def _ancestors(nodes: Sequence[Node], target: Node) -> set[Value]:

@@ -28,14 +28,22 @@ class Step(Protocol):
     outputs: tuple[Any, ...]
 
 
-def walk(closed: ClosedJaxpr, values: Iterable[T], rule: Rule[T], constant: Constant[T]) -> list[T]:
+def _value(atom: Any, value: Any) -> Any:
+    del atom
+    return value
+
+
+def walk(
+    closed: ClosedJaxpr, values: Iterable[T], rule: Rule[T], constant: Constant[T] = _value
+) -> list[T]:
     """Follows values through a jaxpr.
 
     Args:
         closed: The jaxpr.
         values: One per input.
         rule: Called for every equation, calls too (`entering` makes one that enters them).
-        constant: Called for literals, and for the jaxpr's own constants.
+        constant: Called for literals, and for the jaxpr's own constants; takes their values if it
+            isn't given.
 
     Returns:
         One value per output.
@@ -52,7 +60,7 @@ def walk_nodes(
     known: MutableMapping[Any, T],
     outputs: Iterable[Any],
     rule: Rule[T],
-    constant: Constant[T],
+    constant: Constant[T] = _value,
 ) -> list[T]:
     """Follows values through nodes.
 
@@ -61,7 +69,7 @@ def walk_nodes(
         known: Holds the values of all that they read and don't make; the others' are added.
         outputs: Whose values to return.
         rule: Called for every node's equation.
-        constant: Called for literals.
+        constant: Called for literals, as in `walk`.
     """
     equations = ((node.eqn, node.inputs, node.outputs) for node in nodes)
     return _follow(equations, known, outputs, rule, constant)
@@ -82,7 +90,7 @@ def _follow(
     return [read(a) for a in outputs]
 
 
-def entering(rule: Rule[T], constant: Constant[T]) -> Rule[T]:
+def entering(rule: Rule[T], constant: Constant[T] = _value) -> Rule[T]:
     """Makes a rule that follows calls into their bodies, and leaves the rest to `rule`."""
 
     def entered(eqn: JaxprEqn, values: Sequence[T]) -> Sequence[T]:
@@ -92,12 +100,6 @@ def entering(rule: Rule[T], constant: Constant[T]) -> Rule[T]:
         return rule(eqn, list(values))
 
     return entered
-
-
-def as_it_is(atom: Any, value: Any) -> Any:
-    """Takes a constant's value: what evaluation needs to know of it."""
-    del atom
-    return value
 
 
 def inside(eqn: JaxprEqn) -> Iterator[JaxprEqn]:
