@@ -62,7 +62,7 @@ class Scan(_Loop[T]):
         """Splits a scan's operands.
 
         Args:
-            node: Its node or equation.
+            node: The node or equation of a scan.
             values: One per operand.
         """
         q = node.params

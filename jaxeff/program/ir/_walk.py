@@ -67,7 +67,7 @@ def walk_nodes(
     Args:
         nodes: Each after those whose results it reads.
         known: Holds the values of all that they read and don't make; the others' are added.
-        outputs: Whose values to return.
+        outputs: Values and literals whose values to return.
         rule: Called for every node's equation.
         constant: Called for literals, as in `walk`.
     """
