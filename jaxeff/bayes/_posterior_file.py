@@ -38,6 +38,7 @@ def save_posterior(path: str | os.PathLike[str], posterior: Any) -> None:
         return
     if isinstance(posterior, CorrelatedPosterior) and type(posterior.guide).__name__ in _GUIDES:
         numbers = posterior.numbers
+        # The mean is nested like the parameters and goes by their paths, the rest by name.
         rest = {name: array for name, array in numbers.items() if name != "mean"}
         guide = {"name": type(posterior.guide).__name__, **dataclasses.asdict(posterior.guide)}
         known = {"likelihood": _name(posterior.likelihood)}
@@ -48,6 +49,7 @@ def save_posterior(path: str | os.PathLike[str], posterior: Any) -> None:
         factors = list(posterior.factors.values())
         content = {
             "posterior": posterior.posterior,
+            # By number: names of sites hold slashes, which separate the paths of arrays.
             "factors": {str(i): f for i, f in enumerate(factors)},
         }
         sites = {"sites": list(posterior.factors), "errors": dict(posterior.errors)}

@@ -117,5 +117,5 @@ def affordable(f: Callable[..., Any], params: Any, x: Any, pattern: str, *, time
         return cost(g, jax.tree.unflatten(structure, stacked), x).macs
 
     single, two = cost(f, params, x).macs, macs(2)
-    # Cost is linear in members: one network, and as much again for each further member.
+    # Cost is linear in members: one network, then `two - single` for each further one.
     return max(1, int(1 + (times - 1) * single / max(two - single, 1) + 1e-9))

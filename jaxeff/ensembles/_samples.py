@@ -61,6 +61,7 @@ class Patches:
             )
         before = [n // 2 for n in missing]
         pads = [(b, n - b) for b, n in zip(before, missing, strict=True)]
+        # By the border's values: zeros would mark the patches that come from there.
         padded = jnp.pad(x, ((0, 0), *pads, (0, 0)), mode="edge")
         n, h, w, c = padded.shape
         rows, columns = h // self.size, w // self.size

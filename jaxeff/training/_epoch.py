@@ -147,6 +147,7 @@ def make_epoch(loss: Loss, optimizer: optax.GradientTransformation, batch_size: 
 def accepted(optimizer: optax.GradientTransformation, **extra: Any) -> dict[str, Any]:
     """Selects the extra arguments that an optimizer's update takes."""
     parameters = inspect.signature(optimizer.update).parameters.values()
+    # An update without `**extra_args` refuses arguments that it doesn't know.
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
         return extra
     names = {parameter.name for parameter in parameters}

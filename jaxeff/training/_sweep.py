@@ -208,6 +208,7 @@ def sweep(
     if checkpoint is not None:
         parts = describe_sweep(key, loss_at, init, settings, data, optimizer, batch_size, score)
         identified = run_identity(key, (settings, data), run, parts)
+    # Once: all chunks read the same data on every device.
     data = spread.whole(data)
     folder = ChunkFolder(checkpoint, identified, span_processes(data), resume)
 

@@ -231,6 +231,7 @@ def _init(key: Any, rows: int, length: int, width: int, heads: int) -> dict[str,
         "embed": dense(4, width),
         "row": 0.1 * jax.random.normal(next(keys), (rows, width)),
         "when": 0.1 * jax.random.normal(next(keys), (length, width)),
+        # With lags of zero and a small `charge` the model starts near the ideal sum.
         "lag": jnp.zeros((heads, 2 * length - 1)),
         "mix": dense(width, 3 * width),
         "out": dense(width, width),

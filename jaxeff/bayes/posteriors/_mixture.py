@@ -93,6 +93,7 @@ class MixturePosterior:
         # Stratified: equal shares of draws vary less than members chosen at random.
         entries = jnp.arange(n) % len(self), jax.random.split(key, n)
         drawn = [lambda k, member=member: _drawn(k, member) for member in self.members]
+        # Members are of one structure, so one compiled function draws from any of them.
         return entries, lambda entry: jax.lax.switch(entry[0], drawn, entry[1])
 
     def to_gaussians(self) -> NoReturn:

@@ -335,7 +335,7 @@ def _check_batch(kernel: Kernel, data: tuple[Any, ...]) -> None:
 
 
 def _check_start(chains: Chains) -> None:
-    # From such a start no proposal is ever accepted, or NaN is carried along.
+    # Without a finite energy to compare with, a trajectory can't be judged.
     finite = np.isfinite(np.asarray(chains.point.log_density))
     finite &= np.isfinite(np.asarray(chains.point.gradient)).all(1)
     if not finite.all():

@@ -75,6 +75,7 @@ def init(kernel: Hamiltonian, positions: Float[Array, "chains d"]) -> Adaptation
     # Dtypes as the updates leave them, so that a loop can carry them.
     one = jax.tree.map(lambda x: jnp.asarray(x, dtype if np.ndim(x) or _is_float(x) else int), one)
     every = jax.tree.map(lambda x: jnp.broadcast_to(x, (len(positions), *x.shape)), one)
+    # Variances stay each chain's own: pooled, they are averaged at the end of a window.
     return one._replace(variances=every.variances) if kernel.pooled else every
 
 

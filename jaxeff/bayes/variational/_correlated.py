@@ -65,6 +65,7 @@ class CorrelatedGuide(Setting):
         prior = dist.Normal(0.0, ravel_pytree(scale)[0])
         of_vector = posterior.distribution()
         vector, intermediates = of_vector.sample_with_intermediates(key)
+        # Without a closed form it is estimated at this draw, without bias.
         divergence = _divergence(of_vector, prior, vector, intermediates)
         return posterior.params_at(vector), divergence
 

@@ -158,6 +158,7 @@ def svi(
     check_key("svi: key", key)
     check_function("svi: f", f)
     check_examples("data", data)
+    # One batch, whose shapes tell fan-ins.
     inputs = jax.tree.map(lambda leaf: leaf[: max(batch_size, 1)], tuple(data[:-1]))
     params, scales, stds = start_from(params, prior, init_scale, f, inputs)
     check_data(params, data)

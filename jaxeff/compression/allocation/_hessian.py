@@ -139,7 +139,7 @@ def hessian_sensitivity(trace: HessianTrace, errors: QuantizationErrors) -> BitS
         )
 
     def times(of: np.ndarray, squares: np.ndarray) -> np.ndarray:
-        # The mean squared error has the 1 / n of (tr(H) / 2n) |Delta|^2 (Hutchinson's average).
+        # The mean squared error already has the 1 / n of (tr(H) / 2n) |Delta|^2.
         return 0.5 * of[:, None] * squares
 
     return BitSensitivity(

@@ -279,7 +279,7 @@ def _switched(bits: Any, method: Method) -> Any:
     if is_concrete(bits) and np.ndim(bits) == 0:
         return None if bits > MAX_BITS else method(int(bits))
     bits = jnp.asarray(bits)
-    # A traced width may mean "leave alone", which a number has to decide: the program is one.
+    # A traced width may mean "leave alone": a number decides, as there is one program.
     return Switched(method(jnp.clip(bits, 1, MAX_BITS)), (bits <= MAX_BITS).astype(jnp.float32))
 
 

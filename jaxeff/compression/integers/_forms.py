@@ -35,6 +35,7 @@ def in_several_forms(program: Program, settings: Mapping[str, LayerQuantization]
     returned = {v for v in program.outputs if not isinstance(v, Literal)}
     found = set()
     for v, layers in readers.items():
+        # With one reader the product is written in its form; None stands for floats.
         if len(layers) + (v in returned) > 1:
             forms = {form for layer in layers for form in _forms(layer, settings)}
             if len(forms | ({None} if v in returned else set())) > 1:

@@ -67,6 +67,7 @@ def _convolution(params: Any, rank: int) -> Callable[..., Array] | str:
     orders = (numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec)
     if rank != 4:
         return f"a convolution over {rank - 2} axes; kernels have two"
+    # Kernels read channels side by side.
     if orders != ((0, 3, 1, 2), (3, 2, 0, 1), (0, 3, 1, 2)):
         return "a convolution in another layout than NHWC with HWIO"
     if tuple(params["lhs_dilation"]) != (1, 1):

@@ -215,6 +215,7 @@ def _grid(problem: RoundingProblem) -> Grid:
             f"adaround needs evenly spaced values, but {problem.tensor.site!r} has "
             f"{type(method).__name__}; take Uniform, or gptq."
         )
+    # Numbers per tensor or output channel become one per column of the matrices.
     shape = at.weight(np.zeros((at.groups, 1, problem.weights.shape[2]))).shape
 
     def spread(number: Array) -> np.ndarray:

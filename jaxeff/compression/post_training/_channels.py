@@ -156,6 +156,7 @@ def _way(
     while len(layer.outputs) == 1:
         (value,) = layer.outputs
         reading = readers.get(value, [])
+        # Any other reader would see rescaled channels.
         if value in results or len(reading) != 1:
             return None
         (layer,) = reading

@@ -62,6 +62,7 @@ def equalize(f: Callable[..., Any], params: Any, batch: Any, *, sweeps: int = 50
     program = trace(f, params, *args)
     leaves = jax.tree.leaves((params, *args))
     found = pairs(program, leaves)
+    # Scaling one pair changes the ranges of its neighbours, so all are gone through again.
     for _ in range(sweeps):
         changes = [_equalized(pair, leaves) for pair in found]
         if max(changes, default=0.0) < _SETTLED:

@@ -85,6 +85,7 @@ def gptq(
         hessian = problem.at.moment(problem.given, problem.given)
         width = min(block, problem.weights.shape[1])
         new = _solve(problem.weights, hessian, damping, width, sort, problem.nearest)
+        # A Cholesky decomposition that fails gives NaN instead of an error.
         if not np.isfinite(new).all():
             raise ValueError(
                 f"gptq: the Hessian of {problem.tensor.site!r} is singular; raise damping or give "

@@ -366,6 +366,7 @@ def parameter_values(program: Program, leaves: Sequence[Any]) -> dict[Value, Any
     known: set[Value] = {*program.constants, *program.inputs}
     layers: list[Layer] = []
     for layer in program.layers:
+        # What parameters alone determine, such as a normalized weight, is computed in one program.
         passed = not layer.nodes or any(v.is_data for v in layer.outputs)
         if not passed and layer.kind != "control flow" and known.issuperset(layer.inputs):
             layers.append(layer)

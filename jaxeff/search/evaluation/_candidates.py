@@ -236,6 +236,7 @@ class Candidates:
         args = (self.params, batch) if self.state is None else (self.params, self.state, batch)
         return {
             **describe_training(key, loss, self.optimizer, start, self.data, size),
+            # Beside the loss, which is of the training form: accuracies are those of this one.
             "model": describe_computation(self.f, *args),
             **describe_arrays("ranks of channels", self.space.ranks),
         }

@@ -197,6 +197,7 @@ class DDPG(Setting):
             ) from error
 
         size = -(-self.capacity // layers) * layers  # whole episodes
+        # Steps of one episode are added together, so the capacity holds whole episodes.
         return flashbax.make_item_buffer(
             max_length=size, min_length=layers, sample_batch_size=self.batch_size,
             add_batches=True,
@@ -311,7 +312,7 @@ def _update(agent: DDPG, count: int, key: PRNGKeyArray, state: Agent) -> Agent:
         jax.grad(worth)(state.actor), state.actor_optimizer, state.actor
     )
     new_actor = optax.apply_updates(state.actor, change)
-    # Soft updates with tau = 1e-3 (Klein's thesis, section 4.2.7).
+    # Soft updates; tau is 1e-3 in Klein's thesis, section 4.2.7.
     targets = optax.incremental_update((new_actor, new_critic), state.targets, agent.follow)
     return state._replace(
         actor=new_actor, critic=new_critic, targets=targets, actor_optimizer=actor_optimizer,

@@ -100,6 +100,7 @@ class Evolution(Setting):
             raise ValueError(f"evosax has no algorithm {self.algorithm!r}; CMA_ES is one")
         strategy = make(population_size=self.population, solution=jnp.zeros(_numbers(problem)))
         options = strategy.default_params
+        # Not every strategy has a deviation to start from.
         if hasattr(options, "std_init"):
             options = options.replace(std_init=self.deviation)
         return strategy, options

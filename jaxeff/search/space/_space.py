@@ -281,6 +281,7 @@ def _site(layer: Layer, found: Channels, ids: Mapping[Dimension, Any], names: li
     (node,) = [node for node in layer.nodes if node_macs(node)]
     labels = found.labels
     out, shape = labels.of(node.outputs[0]), node.outputs[0].aval.shape
+    # A dot product may have its weight on either side, a convolution on the right.
     weight = next(i for i, v in enumerate(node.inputs) if getattr(v, "is_weight", False) or i == 1)
     if node.primitive is prim.p.dot_general_p:
         (first, second), _ = node.params["dimension_numbers"]
@@ -300,6 +301,7 @@ def _site(layer: Layer, found: Channels, ids: Mapping[Dimension, Any], names: li
         blocks = node.params["feature_group_count"]
     group = -1
     for dimension in dimensions(made):
+        # The first layer that makes a group decides about it; those that add to it have none.
         if dimension in ids and layer.site in ids[dimension].sites:
             name = ids[dimension].name
             if name not in names:

@@ -173,6 +173,7 @@ def _with_ranges(setting: Measured, found: Mapping[int, tuple[float, float]]) ->
     """Returns a setting with the ranges of its activations, by operand."""
     if isinstance(setting, Int):
         low, high = np.array([found[i] for i in sorted(found)], np.float32).T
+        # A single activation has plain numbers, several have arrays with an entry for each.
         if len(low) == 1:
             low, high = low[0], high[0]
         return dataclasses.replace(setting, range=(jnp.asarray(low), jnp.asarray(high)))

@@ -129,6 +129,7 @@ class BayesianBits(BaseQuantizer):
         if maximum is None:
             maximum = or_one(magnitude(x, tensor, "tensor"))
         if gates is None:
+            # q = sigmoid(6 + 1.6): open with a probability of 0.9995.
             gates = jnp.full(len(WIDTHS) - 1, 6.0, wide_dtype(x))
         if kept is None and prunes:
             shape = kept_axes(x, tensor.axes(self.pruned))[1]

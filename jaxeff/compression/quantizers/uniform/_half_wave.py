@@ -80,6 +80,7 @@ class HalfWave(BaseQuantizer):
         last = float(levels[-1])
         table = jnp.asarray(levels, x.dtype)
         value = jnp.where(unit > 0, look_up(table, nearest(unit, table)), jnp.zeros_like(unit))
+        # NaN has no level: it must not pass for a zero.
         value = jnp.where(jnp.isnan(unit), unit, value)
         passed = jnp.where((unit > 0) & (unit <= last), unit, 0)
         if self.gradient != "clipped":

@@ -110,6 +110,7 @@ class Int(Setting):
                 for i in range(max(counts, default=1))
             ]
         grids = tuple(Uniform(bits, symmetric, r, self.activations_per) for r in ranges)
+        # A tuple has a grid for each activation, a single grid serves any number of them.
         activations: Any = grids if _is_array(self.range) else grids[0]
         return LayerQuantization(
             Uniform(self.bits, self.is_symmetric("weights"), None, self.per)

@@ -116,6 +116,7 @@ class PosteriorBits:
                 )
             width = np.maximum(bits, 1)
             given: Any = int(width) if np.ndim(bits) == 0 else jnp.asarray(width, step.dtype)
+            # No bits: a step so large that all of the weight rounds to zero.
             step = jnp.where(jnp.asarray(bits) == 0, 1e3 * (step + 1), step)
             found[layer.site] = LayerQuantization(LSQ(given, step, signed=True, scaled=False))
         return found
