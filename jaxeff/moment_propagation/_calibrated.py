@@ -29,7 +29,7 @@ class Calibrated:
     """A posterior with factors for the variances that `moments` gives.
 
     Attributes:
-        posterior: What `moments(f)` would take in its place: a pytree with `Gaussian` leaves.
+        posterior: A pytree with `Gaussian` leaves, as `moments(f)` takes it.
         factors: Mapping from site to the factors of its result's variance, `[channels]`: one
             factor per entry of its last axis. For `moments(f, correlations=True)` those of the
             function's own results, `"result 0"`, ...

@@ -6,7 +6,7 @@ expansion of f), and the first is
     sum_p v_p (d E[y] / d E[w_p])^2,
 
 since the derivative of a mean by the mean of an input is the expected slope. Derived in reverse
-through the means that moments propagate, it knows of every path from a random entry to a result: a
+through the means that moments propagate, it follows every path from a random entry to a result: a
 kernel's noise over positions, a residual stream, attention, noise at the input. The orders left out
 are some per cent of a network's variance; `calibrate_moments(..., correlations=True)` measures them
 as one factor per result.
@@ -19,7 +19,7 @@ Sharp edges
   twice as many samples as there are logits, whatever the samples cost to draw.
 - Examples are derived one after the other, for on a processor that is up to forty times as fast as
   sixteen at once (each has slopes of its own for every kernel). On an accelerator vmap over them.
-- Examples are told apart by following the first axis of every data argument to the first of every
+- Examples are separated by following the first axis of every data argument to the first of every
   result. Where that fails (a loop over a batch), all entries of a result are derived one by one, up
   to `MOST_RESULTS`.
 - Variances inside the network, which the slopes are expected under, are those of the diagonal.
@@ -89,7 +89,7 @@ def correlated(
         full: Whether results carry the covariances of an example's entries.
 
     Returns:
-        What `moments(f)` returns; with `full` each floating-point leaf is a `JointGaussian`.
+        The result of `moments(f)`; with `full` each floating-point leaf is a `JointGaussian`.
 
     Raises:
         MomentsError: A result has more than `MOST_RESULTS` entries for an example, or, if `full`,

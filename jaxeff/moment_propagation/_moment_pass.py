@@ -42,7 +42,7 @@ class Propagation:
 
     Attributes:
         rules: The user's rules by primitive.
-        form: What layers hand to each other.
+        form: Moments that layers pass to each other, "variance" or "raw".
         note: Called for each place where independence is assumed.
         differentiable: Whether derivatives pass through variances; not those by expected slopes.
     """

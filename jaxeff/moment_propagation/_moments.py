@@ -87,7 +87,7 @@ def moments(
         rules: Rules for primitives that have none, or in place of the built-in ones: from the
             primitive to `rule(node, *values)`, which gets arrays and `Gaussian`s and returns a
             list with one of either per result. `node.params` holds the primitive's parameters.
-        form: What layers hand to each other: "variance" (the default, safe in float32) or "raw",
+        form: Moments that layers pass on: "variance" (the default, safe in float32) or "raw",
             E[x^2] between an activation and the next linear layer, as the source's operators do.
         correlations: Take into account everything that results share (see `correlated`), at the
             cost of one pass backward per result of an example. "full" returns what the entries

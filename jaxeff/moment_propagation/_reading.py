@@ -20,7 +20,7 @@ class Reading(NamedTuple):
     Attributes:
         program: The program, with bias vectors.
         values: One per input of the program; a `Gaussian` for random ones.
-        factors: What the variances of its sites are multiplied by.
+        factors: Factors of the variances of its sites.
     """
 
     program: Program

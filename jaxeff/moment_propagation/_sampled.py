@@ -19,8 +19,8 @@ and weights need no density: a Gaussian stands for whatever has that mean and va
 discrete weights (Shayer et al., section 3), by the central limit theorem.
 
 Sharp edges:
-    What results share of a weight is forgotten: entries of a convolution's result are drawn apart,
-    as are the uses of a layer that is used twice and the steps of a loop.
+    Results that share a weight are drawn independently: the entries of a convolution's result, the
+    uses of a layer that is used twice, the steps of a loop.
     Results of few products aren't normal; draw weights instead (`Gaussian.sample`) where that
     matters.
 

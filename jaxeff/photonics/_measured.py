@@ -18,7 +18,7 @@ Values = Float[Array | np.ndarray, " points"]
 
 
 class Measured(NamedTuple):
-    """What a source and its detector are like.
+    """The numbers of a light source and its detector.
 
     Attributes:
         modes: Degeneracy factor M; infinite if there is no excess noise.

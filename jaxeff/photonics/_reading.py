@@ -53,7 +53,7 @@ def read_out(
         *args: Further arguments of `f`.
 
     Returns:
-        What each carried layer's result is shifted by, and the variance of its reading.
+        By site, the shift of the layer's result and the variance of its reading.
 
     Raises:
         TypeError: The spec isn't a mapping from patterns to such settings.

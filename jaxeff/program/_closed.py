@@ -1,13 +1,13 @@
 """Functions whose layers no other transform can act on, and layers that are read out physically.
 
-Some transforms compute more than the layers of their function. `integer` hands codes from layer to
+Some transforms compute more than the layers of their function. `integer` passes codes from layer to
 layer; first-order variances are derived in reverse. Another transform would change such a program
 without an error and return wrong numbers. So these transforms *close* their results with a tag, and
-whoever reads a program refuses one that it can't act on, by name. A read-out is only told, for it
-is wrong to moments alone.
+a transform that reads a program refuses closed ones that it can't act on, by name. A physical
+read-out is only marked, for it misleads moments alone.
 
-Sharp edge: a closed result that nobody reads (only the means of first-order moments are used)
-closes nothing.
+Sharp edge: a closed result that isn't used (only the means of first-order moments are) closes
+nothing.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def check_open(program: Program, transform: str, allowed: Iterable[str] = ()) ->
 
     Args:
         program: The program.
-        transform: What the transform is called.
+        transform: Name of the transform.
         allowed: Kinds of closed functions that it acts on rightly.
 
     Raises:

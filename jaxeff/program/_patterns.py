@@ -12,8 +12,8 @@ that comes first in this list decides, and each line settles what the lines befo
 5. more sets over fewer (`fc[12]` over `fc?`);
 6. more question marks over fewer (`fc?` over `fc*`).
 
-Two patterns that are still equal are an error there, also if they say the same. So is a pattern
-that decides for no name: one that matches none, or always finds a more specific one.
+Two patterns that are still equal are an error there, also if their settings are the same. So is a
+pattern that decides for no name: one that matches none, or always finds a more specific one.
 
 This one rule serves sites (`jaxeff.program`), parameters (`jaxeff.bayes.posteriors`) and the
 kernels that `jaxeff_export.tune` takes.
@@ -33,12 +33,12 @@ class SpecError(ValueError):
 
 
 class Target(NamedTuple):
-    """What a pattern may select.
+    """An object that a pattern may select.
 
     Attributes:
         name: The name, which no other target has.
         shared: A name that it has in common with others, such as that of a layer used twice.
-        kind: What a pattern's `:kind` is compared with.
+        kind: Kind that a pattern's `:kind` is compared with.
         reserved: Whether only its exact name or its kind selects it.
     """
 

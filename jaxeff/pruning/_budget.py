@@ -19,8 +19,8 @@ light = prune_plan(f, params, x, spec, budget=Budget(measured=0.6, measure=opera
 
 Channels of all groups compete by their scores, each divided by its group's mean, since the sizes of
 weights differ between layers: those below a threshold go, and the threshold is the least that meets
-the budget, found by bisection. What rounding then leaves of the budget is given back, a block of
-channels at a time, the highest scores first, until no group's next block fits.
+the budget, found by bisection. The part of the budget that rounding leaves is given back, a block
+of channels at a time, the highest scores first, until no group's next block fits.
 
 Sharp edges:
     MACs are those of `jaxeff.cost` for the smaller model and the batch of `prune_plan`; they are
@@ -47,7 +47,7 @@ from jaxeff.pruning.shrinking import Plan
 @register_setting
 @dataclass(frozen=True)
 class Budget(Setting):
-    """What a pruned model may cost, as a share of what the whole one does: one of three.
+    """The cost of a pruned model, as a share of the whole model's: one of three.
 
     Attributes:
         parameters: Share of its parameters.
@@ -56,7 +56,7 @@ class Budget(Setting):
         measure: `measure(plan)` gives a positive number, such as a time.
         uniform: Whether every group keeps the same share, as far as rounding allows, and scores
             decide within groups only.
-        normalize: What scores of different groups are divided by to be compared: the group's
+        normalize: Divisor that makes scores of different groups comparable: the group's
             "mean", its "max", or "nothing".
 
     Raises:
@@ -85,7 +85,7 @@ class Budget(Setting):
 
     @property
     def of(self) -> tuple[str, float]:
-        """What is counted, and the share."""
+        """The counted quantity, and the share."""
         for name in ("parameters", "macs", "measured"):
             share = getattr(self, name)
             if share is not None:
@@ -94,13 +94,13 @@ class Budget(Setting):
 
 
 class Allowed(NamedTuple):
-    """What a group may keep.
+    """The channels that a group may keep.
 
     Attributes:
         scores: The higher the more, `[channels]`.
         least: The fewest channels.
-        round_to: What it keeps is a multiple, or all.
-        crossed: What a plan says of it (`Plan.crossed`), if anything.
+        round_to: Divisor of the number that it keeps, unless it keeps all.
+        crossed: Choice of a plan for it (`Plan.crossed`), if any.
     """
 
     scores: np.ndarray
@@ -123,7 +123,7 @@ def within(budget: Budget, channels: Channels, allowed: Mapping[str, Allowed]) -
         allowed: Mapping from group to what it may keep; the others keep everything.
 
     Raises:
-        PlanError: The budget is below the least that can be reached; the message says what that is.
+        PlanError: The budget is below the least that can be reached; the message states it.
     """
     # Both ends first: cost is monotone in the level, so a budget between them can be bisected.
     search = _Search(budget, channels, allowed)

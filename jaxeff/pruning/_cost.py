@@ -1,4 +1,4 @@
-"""What a pruned model costs, as a function of how many channels its groups keep.
+"""The cost of a pruned model, as a function of how many channels its groups keep.
 
 Counted on the axes of the program that was read, so that thousands of plans cost no trace: the
 entries of parameters, and the multiply-accumulates that `jaxeff.cost` counts for the smaller model.

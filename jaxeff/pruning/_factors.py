@@ -56,7 +56,7 @@ def chosen_factors(
     """Returns the groups that lose channels, one factor of what a layer makes.
 
     Args:
-        made: What the layers make.
+        made: Channels that the layers make.
         allowed: Groups that may.
         missed: For a group and what it is a factor of, what to minimise: how far from what was
             asked it ends, and what decides between equals.

@@ -25,8 +25,8 @@ numbers. A folder of another run is refused.
 
 Sharp edges:
     The optimizer starts anew in every round: its schedules count the updates of a round.
-    What sets a score, or a budget's own measure, can't be seen from outside: it belongs in
-    `settings`. Loss, optimizer and model are known.
+    The settings of a score, and a budget's own measure, can't be seen from outside: they belong in
+    `settings`. Loss, optimizer and model are read.
 """
 
 from __future__ import annotations
@@ -70,13 +70,13 @@ Model = Callable[..., Any]
 
 
 class Pruned(NamedTuple):
-    """What iterative pruning came to.
+    """The result of iterative pruning.
 
     Attributes:
         f: The smaller model, `f(params, *args)`.
         params: The parameters of `f`.
         state: The state of `f`; None if it has none.
-        plan: What was kept of the whole model.
+        plan: Channels kept of the whole model.
         rounds: One record per round: its share, how many parameters and MACs are left of the whole
             model, and the history of its training.
     """
@@ -143,8 +143,8 @@ def prune_iteratively(
         score: `score(f)` gives the score for a model, such as `lambda f: taylor(of(f), batches)`;
             `l1` without it.
         state: The model's state, from `functional(model, mutable=True)`.
-        inputs: What MACs are counted for: `x`, only shapes matter. One example of the first array
-            of `data` without it.
+        inputs: The `x` that MACs are counted for; only shapes matter. Without it one example of
+            the first array of `data`.
         folder: Folder that keeps the run; None keeps nothing.
         settings: Anything else that defines the run, as JSON.
         on_round: Called with a round's number and plan before it trains.

@@ -1,4 +1,4 @@
-"""What a loss adds so that whole channels become small: group lasso, and slimming's scales.
+"""Penalties that make whole channels small: group lasso, and slimming's scales.
 
 ```python
 import jax

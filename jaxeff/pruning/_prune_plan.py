@@ -60,8 +60,8 @@ class Prune(Setting):
     Attributes:
         ratio: The share, 0 to below 1.
         count: The number, in the place of a share.
-        round_to: What is kept is a multiple of it (rounded up), so that vectors stay full.
-        crossed: What is done where a statistic is taken over the channels (`Group.crossed`), as in
+        round_to: Divisor of the number that is kept (rounded up), so that vectors stay full.
+        crossed: Choice where a statistic is taken over the channels (`Group.crossed`), as in
             a layer norm: "keep" removes none of them. "left" takes it over those left, as in a
             narrower network. "zeros" counts removed channels as zeros, so that `pruned` is
             `masked`. None does what "left" does, and `pruned` warns (`CrossedWarning`).
@@ -190,7 +190,7 @@ def _least(
     """Returns how many channels of every group stay at least.
 
     Args:
-        made: What the layers make.
+        made: Channels that the layers make.
         wanted: The settings, by group.
         groups: All groups.
         all_factors: Whether all factors of what a layer makes may lose channels, as with a budget;
@@ -225,8 +225,8 @@ def _kept(
 
     Args:
         group: The group.
-        setting: What is asked.
-        made: What layers make of it.
+        setting: The setting of the group.
+        made: Channels that layers make of it.
         factors: How many factors share the loss of what a layer makes; one without it. Each then
             keeps at least the root of the share, so that their product keeps the share.
     """

@@ -44,7 +44,7 @@ class Assumption:
     Attributes:
         site: The layer's name; for one without a site, what it prepares an operand of is unnamed.
         kind: The layer's kind.
-        reason: What is taken as independent.
+        reason: The values taken as independent.
         shares: The random arrays that more than one entry of its operands depends on: parameter
             paths, `input`, or the site of a loop.
         line: Source line of the operation, `file:line (function)`.
@@ -68,7 +68,7 @@ class Assumption:
         Args:
             layer: The layer.
             meeting: The dependent entries it combines.
-            leaves: What the source itself depends on.
+            leaves: Lineage of the source from the random inputs.
         """
         name = meeting.eqn.primitive.name
         reason = (

@@ -13,8 +13,8 @@ with the batch.
 
 Sharp edges
 - Anything but a polynomial of degree two is approximated; the caller notes it.
-- Above `MOST_ENTRIES` intermediate entries there is no result: independence is cheaper then, and
-  the caller says so.
+- Above `MOST_ENTRIES` intermediate entries there is no result: the caller assumes independence,
+  which is cheaper, and notes it.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def second_order(layer: Layer, random: Sequence[Value], values: dict[Value, Any]
     Args:
         layer: Equations with floating-point results.
         random: The random inputs, independent of each other, entries and all.
-        values: What each of its inputs is: a `Gaussian` for the random ones, else an array.
+        values: The value of each input: a `Gaussian` for random ones, else an array.
 
     Returns:
         A `Gaussian` for each result, or None where a function has kinks or is too expensive.

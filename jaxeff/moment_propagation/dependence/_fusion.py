@@ -91,7 +91,7 @@ def _read(layers: Sequence[Layer], program: Program) -> tuple[Layer, ...]:
 
 @dataclass
 class _DependenceState:
-    """What is known of the values so far.
+    """The lineages and makers of the values so far.
 
     Attributes:
         note: Function that notes assumptions.

@@ -1,6 +1,6 @@
 """Follows which entries of random sources each value depends on, to decide about independence.
 
-The lineage of a value says for every *source* (a random array) how the value's entries depend on
+The lineage of a value holds for every *source* (a random array) how the value's entries depend on
 the source's entries, one label per axis of the value:
 
     an integer   entries at different places along this axis depend on different entries of the

@@ -95,7 +95,7 @@ def _is_never_negative(eqn: Any, signs: Sequence[bool]) -> bool:
 def are_smooth(nodes: Sequence[Node], variables: Sequence[Value], results: Sequence[Value]) -> bool:
     """Returns whether results are twice differentiable functions of variables, inside their domain.
 
-    What only enters through `stop_gradient`, as softmax's maximum, doesn't count.
+    Values that enter through `stop_gradient` only, as softmax's maximum, don't count.
     """
     dependent = set(variables)
     for node in nodes:

@@ -378,7 +378,7 @@ def _moments(symbol: Any, value: Value, x: Any) -> Any:
 
 
 def _has_pole(node: Node, root: Value) -> bool:
-    """Returns whether a function has a pole or a branch at zero, and a rule that knows it."""
+    """Returns whether a function has a pole or a branch at zero, which its rule treats."""
     if node.primitive is p.integer_pow_p:
         return node.eqn.params["y"] < 0
     if node.primitive is p.pow_p:

@@ -183,8 +183,8 @@ class _Form:
     """The parts of a linear layer.
 
     Attributes:
-        operator: What an operator library calls it.
-        attributes: What it needs to know beside the operands.
+        operator: Name in an operator library.
+        attributes: Attributes of the operator beside its operands.
         operands: Input, weight, and the bias vector if there is one.
         broadcast: The equations that broadcast the bias vector.
         sum: The operation and the addition of the bias.

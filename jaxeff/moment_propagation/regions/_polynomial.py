@@ -3,7 +3,7 @@
 `max(x, 0)`, `where(x > 0, x, 0.01 * x)`, `x * relu6(x + 3) / 6`, `sign(x) * max(abs(x) - 0.5, 0)`:
 however a kinked activation is written, evaluating it on symbols (comparisons and maxima cut the
 line, the four operations combine the pieces) gives breakpoints and polynomials, whose moments
-`piecewise` knows in closed form. What is not a polynomial becomes an unknown; the breakpoints met
+`piecewise` has in closed form. Anything but a polynomial becomes an unknown; the breakpoints met
 on the way are then the kinks that quadrature should split at.
 
 Sharp edges

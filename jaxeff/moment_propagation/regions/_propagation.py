@@ -39,8 +39,8 @@ class Environment:
         layer: The layer.
         rules: Rules of the user's own, by primitive; they come before the built-in ones.
         assume: Function that notes an assumption of independence; None where none may be made.
-        values: What each traced value is: an array or a random array.
-        lineages: What depends on which of the layer's random inputs.
+        values: Arrays and random arrays by traced value.
+        lineages: Dependence of values on the layer's random inputs.
         meetings: The equations that combine dependent entries.
         numbers: Deterministic values that are one known number everywhere.
         approximated: Places where a rule is known to be inexact.

@@ -19,9 +19,9 @@ class Statistic:
         shape: The value's shape.
         axes: The axes of the tensor that were reduced, if any.
         gain: A known factor.
-        eps: What was added under the root, relative to the gain.
-        floor: What is under the root is raised to this, relative to the gain.
-        shift: What was added to the root or the logarithm, relative to the gain.
+        eps: Number added under the root, relative to the gain.
+        floor: Least value under the root, relative to the gain.
+        shift: Number added to the root or the logarithm, relative to the gain.
         factors: Other operands it was multiplied by, of the value's shape.
     """
 

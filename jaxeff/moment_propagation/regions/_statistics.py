@@ -5,7 +5,7 @@ primitive, because the operands share every variable. Here a region's equations 
 ("the tensor less its mean", "mean square plus epsilon"), so that softmax, log-softmax, log-sum-exp,
 layer norm, batch norm in training, RMS norm, division by a norm or a standard deviation, variances
 and norms are recognised however they are written, with their axes, epsilon and scale, inside calls
-and under `vmap` too. As soon as a symbol is a whole function `statistic_moments` knows its moments,
+and under `vmap` too. As soon as a symbol is a whole function `_statistic_moments` has its moments,
 and the rest of the region is propagated as usual.
 
 Sharp edges

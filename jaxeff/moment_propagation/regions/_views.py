@@ -55,7 +55,7 @@ def by_views(
     Args:
         layer: The layer, whose equations are read.
         random: The random inputs, independent of each other, entries and all.
-        values: What each input is.
+        values: The value of each input.
         independent: Evaluates a pointwise layer whose inputs are independent.
 
     Returns:

@@ -5,11 +5,12 @@ where none is random.
 
 Sharp edges
 - Operands are taken as independent. `x * x` is not a product of independents: it is
-  `activations.square`. The interpreter tells the two apart; a caller of these functions must.
+  `square` of `_closed_forms`. The interpreter distinguishes the two; a caller of these functions
+  must.
 - 1/x of a Gaussian has no moments, however far its mean is from zero, and a logarithm or a root is
   undefined below it. The quotient and the functions of a positive argument (`log`, `sqrt`, `rsqrt`,
   `reciprocal`, powers) have those of an operand that keeps a tenth of its mean's distance from
-  zero: what samples show as long as none of them comes closer. With a mean of 5.5 standard
+  zero: as samples do while none of them comes closer. With a mean of 5.5 standard
   deviations or more they are within 3 % of the variances that 1e5 samples have; that of 1/x is
   1.5 % small at five and 7 % at 4.5, steeper powers' more. Below 3.5 no
   number is right; the operand is then taken as log-normal with the same mean and variance, which is

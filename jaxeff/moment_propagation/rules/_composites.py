@@ -1,8 +1,8 @@
-"""Names for what an operator library may want to compute as a whole, kept by an export.
+"""Named composites that an export keeps, for operator libraries that compute them as a whole.
 
 A rule called through `composite` runs as it is, under any transform. Only where the function is
 lowered for export (`jax.export`) does the call stay one, a `stablehlo.composite` whose
-decomposition is the rule: a consumer that knows its name calls an operator of its own there, any
+decomposition is the rule: a consumer that has an operator of its name calls that, any
 other one inlines the rule.
 
 Names, operands and attributes are a contract with `jaxeff_export.operators`:
@@ -60,7 +60,7 @@ def composite(
         name: The operator, such as "pfp_dense".
         rule: The moments of the result from arrays; closes over no traced value.
         *operands: Arrays. Unless all are of one dtype, float32 or float64, there is no composite.
-        **attributes: What an operator has to know beside the operands' shapes.
+        **attributes: Attributes of the operator beside the operands' shapes.
     """
     if not _is_uniform(operands):
         return rule(*operands)

@@ -61,9 +61,9 @@ def scatter_max(x: Value, indices: Array, updates: Value, **how: Any) -> Gaussia
     """Computes the moments of `lax.scatter_max`, a segment's maximum among them.
 
     Args:
-        x: What is written to, random or not; minus infinity where only updates count.
+        x: The array written to, random or not; minus infinity where only updates count.
         indices: Indices of the updates, as `lax.scatter_max` takes them.
-        updates: What is written, random or not, independent of `x`.
+        updates: The values written, random or not, independent of `x`.
         **how: Further arguments of `lax.scatter_max`.
     """
     # The array written to and the updates become one vector: each result is the maximum of its own

@@ -83,7 +83,7 @@ def layer_norm(
         axes: The axes the statistics are taken over.
         eps: Added to the variance.
         shift: Added to the standard deviation, non-negative.
-        floor: What `var(x) + eps` is raised to; only without a shift.
+        floor: Least value of `var(x) + eps`; only without a shift.
 
     Returns:
         Mean and variance, shaped like `x`, no scale or bias.
@@ -105,7 +105,7 @@ def rms_norm(
         axes: The axes the statistics are taken over.
         eps: Added to the mean square.
         shift: Added to the root, non-negative.
-        floor: What `mean(x^2) + eps` is raised to; only without a shift.
+        floor: Least value of `mean(x^2) + eps`; only without a shift.
 
     Returns:
         Mean and variance, shaped like `x`.

@@ -45,7 +45,7 @@ class PoolingWindow:
 
     @property
     def attributes(self) -> dict[str, Attribute] | None:
-        """What a composite says of it; None if it is dilated or cuts entries off."""
+        """The attributes of its composite; None if it is dilated or cuts entries off."""
         edges = tuple(edge for edges in self.padding for edge in edges)
         if {*self.base_dilation, *self.window_dilation} - {1} or any(edge < 0 for edge in edges):
             return None

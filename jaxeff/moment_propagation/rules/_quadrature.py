@@ -83,7 +83,7 @@ def gauss_legendre(
             gradients: use `piecewise` for those.
         nodes: Nodes per piece; there is one more piece than kinks.
         limited: Same as for `gauss_hermite`.
-        above: What lies below this counts as if it were at the mean, which is above it.
+        above: A bound below the mean; mass under the bound counts as if it were at the mean.
 
     Returns:
         As `gauss_hermite`.

@@ -8,7 +8,7 @@ deviations), so the rules work on variances directly.
 
 Sharp edges
 - Standardised arguments end at 40, where the density underflows in float64 too (10 in float32).
-- A standard deviation below one unit in the last place of 1 can't be told from zero:
+- A standard deviation below one unit in the last place of 1 counts as zero:
   `inverse_std` adds its square to the variance, so results and gradients stay finite at a
   variance of exactly zero. A rule multiplies by `var * inverse_std**2`, which is 0 there, instead
   of trusting `std`, whose gradient is infinite.

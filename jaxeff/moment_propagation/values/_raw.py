@@ -6,7 +6,7 @@ conversion happens only where producer and consumer disagree.
 
 `Activated` is a Gaussian that remembers it is a nondecreasing function of another one. A maximum
 commutes with such a function, so max pooling is taken before a ReLU instead of after it: the
-operands of Clark's rule are then Gaussian indeed (four rectified values pooled after the fact have
+operands of Clark's rule are then Gaussian (four rectified values pooled after the fact have
 their standard deviation underestimated by up to 40 %, pooled before by 9 %), and the ReLU is
 evaluated on a quarter of the entries.
 

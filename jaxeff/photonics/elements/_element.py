@@ -1,4 +1,4 @@
-"""What `jaxeff.photonic` asks of a setting."""
+"""The protocol of optical elements, the settings of `jaxeff.photonic`."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -23,7 +23,7 @@ class PhotonicElement(Protocol):
 
 @runtime_checkable
 class ReadElement(PhotonicElement, Protocol):
-    """One that knows the mean and the variance of what it reads, as `jaxeff.moments` needs them."""
+    """An element with the mean and variance of its reading, as `jaxeff.moments` needs them."""
 
     def read(self, layer: Layer, values: Sequence[Any]) -> tuple[Array, Array]:
         """Computes the mean and variance of the layer's reading, given its inputs."""

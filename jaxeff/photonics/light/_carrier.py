@@ -1,6 +1,6 @@
 """The numbers of chaotic light and its detector, which all that computes with light reads.
 
-They are the fields of `ChaoticLight`, which says what each is and carries poolings by them.
+They are the fields of `ChaoticLight`, which documents them and carries poolings by them.
 """
 
 from dataclasses import dataclass

@@ -3,7 +3,7 @@
 Light in k slots of equal intensity has excess noise I²/(kM): the same total in few strong pulses is
 noisier than in many weak ones. `sigma_bounds` gives the ends of that range, `noise_sigma` what
 `ChaoticLight.noise` picks of it, `slot_pattern` pulses of exactly this deviation, and
-`pattern_sigma` the deviation of any pulses. What is ours in it is said at `ChaoticLight`.
+`pattern_sigma` the deviation of any pulses. `ChaoticLight` lists what the source leaves open.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a program costs: multiplications, bits, memory, and what each layer reads."""
+"""The cost of a program: multiplications, bits, memory, and what each layer reads."""
 
 from jaxeff.program.costs._cost import Cost, LayerCost, cost, node_macs
 from jaxeff.program.costs._fan_in import fan_ins

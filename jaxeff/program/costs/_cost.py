@@ -1,4 +1,4 @@
-"""What a program costs: parameters, multiply-accumulates, bits and bit operations, layer by layer.
+"""The cost of a program: parameters, multiply-accumulates, bits and bit operations, by layer.
 
 MACs count the products of dot products and convolutions, the measure of the source work; pointwise
 functions, pooling and additions count nothing. Padding counts as work, as in the usual formula
@@ -162,7 +162,7 @@ def _check_bits(site: str, pair: Any) -> None:
 
 
 class _ParameterBits:
-    """What of the parameters is still to be counted, and what is stored already."""
+    """The parameter entries still to be counted, and the bits of those stored already."""
 
     def __init__(self) -> None:
         self.sizes: dict[str, int] = {}
@@ -171,22 +171,22 @@ class _ParameterBits:
         self._stored: set[Any] = set()
 
     def add(self, v: Value) -> None:
-        """Takes in a leaf; the two halves of a distribution share their path."""
+        """Adds a leaf; the mean and variance of a distribution share their path."""
         self.sizes[v.path] = self.unread[v.path] = self.sizes.get(v.path, 0) + v.aval.size
         self._bits[v.path] = self._bits.get(v.path, 0) + v.aval.size * dtype_bits(v)
 
     def read(self, paths: Iterable[str]) -> int:
-        """Scalars of leaves that nobody has read before."""
+        """Counts the scalars of leaves that no layer has read before."""
         return sum(self.unread.pop(path, 0) for path in paths)
 
     def as_they_are(self, paths: Iterable[str]) -> int:
-        """Bits of leaves that are stored in their dtypes, once each."""
+        """Counts the bits of leaves that are stored in their dtypes, once each."""
         new = set(paths) - self._stored
         self._stored |= new
         return sum(self._bits.get(path, 0) for path in new)
 
     def in_codes(self, v: Value, bits: float, times: int) -> float:
-        """Bits of a weight that is stored as codes, `bits` for all of it.
+        """Counts the bits of a weight that is stored as codes, `bits` for all of it.
 
         A weight that is used again in the same bits is stored once; parts of a leaf are others.
         """

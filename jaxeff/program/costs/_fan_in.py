@@ -1,6 +1,6 @@
-"""How many inputs a parameter feeds into each output, as the program knows: what products sum over.
+"""The fan-in of parameters: how many inputs each sums per output, read from the program.
 
-The axes of a dot product or convolution say it, whatever the layout of the parameter: an attention
+The axes of a dot product or convolution give it, whatever the layout of the parameter: an attention
 kernel `[in, heads, size]` has fan-in `in`, the projection after it `[heads, size, out]` has
 `heads * size`, a convolution window x channels of its group. Through reshapes, concatenation and
 fake quantization a parameter takes the fan-in of the product that its values reach.

@@ -18,7 +18,7 @@ class Summary:
 
     Attributes:
         cost: The same as numbers.
-        settings: What a spec says of each site, if one was given.
+        settings: Setting of each site, if a spec was given.
     """
 
     cost: Cost

@@ -1,8 +1,8 @@
 """How many bits the arrays of a layer take: given by site, or read from a quantized function.
 
-A transform that quantizes an array does so under a name scope that says its width, `bits_scope`, so
-a function that has been quantized knows its bits, also inside other transforms: nothing has to be
-told again to count them.
+A transform that quantizes an array does so under a name scope with its width, `bits_scope`. So the
+program of a quantized function holds its bits, also inside other transforms, and they are counted
+without a spec.
 
 Sharp edge: a width that is traced, as that of a policy swept by `vmap`, has no number to write
 down; such arrays count in their dtypes.

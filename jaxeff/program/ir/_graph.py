@@ -2,8 +2,8 @@
 
 Calls that only structure the source (`jit`, composites, custom derivatives around a site) are read
 in place; `scan`, `while`, `cond` and `remat` stay nodes of their own and carry graphs. Every value
-knows its *role*: whether it depends on data, on parameters, on a PRNG key, or on nothing but
-constants; and a parameter-derived value knows which leaf it came from, through any chain of
+has a *role*: whether it depends on data, on parameters, on a PRNG key, or on nothing but
+constants. A parameter-derived value holds the leaf that it came from, through any chain of
 reshapes, transposes, conversions and fake quantization.
 
 Sharp edges:
@@ -11,7 +11,7 @@ Sharp edges:
     of its primal; without one it stays a single node and keeps its gradient.
     The function inside a `shard_map` (and so a `pmap`) is not read: it stays one layer of kind
     `other` and runs as it is. Transform the function first and shard the result.
-    What a backward pass holds has no name scopes: they would name what it was derived from.
+    The equations of a backward pass have no name scopes: these would name the forward layers.
     The first argument that is not a PRNG key holds the parameters.
 """
 
@@ -33,7 +33,7 @@ SPREAD_TAG = "jaxeff.spread"
 
 
 class Role(IntFlag):
-    """What a value depends on; a value's role is the union of its inputs'."""
+    """The kinds of input that a value depends on: the union of its operands' roles."""
 
     CONSTANT = 0
     KEY = 1

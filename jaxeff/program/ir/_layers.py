@@ -1,4 +1,4 @@
-"""What a program is made of: layers with a site, a kind, inputs with roles, and a plain evaluation.
+"""The parts of a program: layers with a site, a kind, inputs with roles, and a plain evaluation.
 
 Kinds:
     input          a data argument of the whole function (identity)

@@ -1,4 +1,4 @@
-"""What a layer with parameters is called: its module, or one parameter of it.
+"""Names of layers with parameters: the module, or one parameter of it.
 
 A module is what the parameters `fc/kernel` and `fc/bias` have in common, `fc`. It is one site as
 long as one weight in it makes layers: `fc` then is that weight's name, in every use (`fc#1`). A

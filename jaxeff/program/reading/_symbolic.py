@@ -1,11 +1,12 @@
 """Reads equations on symbols in place of arrays: the one walker under every recognition.
 
-What a function is gets recognised by evaluating its equations on symbols: on text (`expression`),
-on piecewise polynomials of one variable, on the statistics of a tensor (both in `moments`). These
-are *domains*: a table from primitives to rules over the domain's symbols. What they share is here:
-calls and custom derivatives are followed into their bodies, deterministic operands are evaluated
-and remembered with the number they are everywhere, what leaves its operand as it is is passed over,
-a selection whose condition is known is the case it selects, and what has no rule is `UNKNOWN`.
+Functions are recognised by evaluating their equations on symbols: on text (`expression`), on
+piecewise polynomials of one variable, on the statistics of a tensor (both in `moments`). These
+are *domains*: a table from primitives to rules over the domain's symbols. Their common part is
+here. Calls and custom derivatives are followed into their bodies. Deterministic operands are
+evaluated, and remembered with the number they are everywhere. Equations that leave their operand as
+it is are passed over. A selection whose condition is known is the case it selects. Anything without
+a rule is `UNKNOWN`.
 
 Sharp edges
 - A function with derivatives of its own is read as its primal: what is recognised in it is

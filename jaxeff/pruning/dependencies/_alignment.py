@@ -1,8 +1,8 @@
 """Axes that are the same, cut, or split: the equations between expressions of dimensions.
 
-`unify` says that two axes lose the same indices. It binds dimensions to one another
-or to finer expressions until both sides are one. What can't be aligned (a cut through a product
-between its factors' boundaries) is *held*: none of its indices may be removed, with a reason.
+`unify` states that two axes lose the same indices. It binds dimensions to one another or to finer
+expressions until both sides are one. An axis that can't be aligned (a cut through a product between
+its factors' boundaries) is *held*: none of its indices may be removed, with a reason.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def unify(one: Axis, other: Axis, reason: str) -> None:
     Args:
         one: An axis.
         other: Another of the same size.
-        reason: What holds both where they can't be aligned.
+        reason: The reason that holds both where they can't be aligned.
     """
     one, other = resolve(one), resolve(other)
     if one.size != other.size:

@@ -1,6 +1,6 @@
 """Where a smaller model isn't the masked one: what is summed over channels that aren't zero.
 
-Masking zeroes the parameters of a channel. What is computed of them alone is zero as well, through
+Masking zeroes the parameters of a channel. Values computed of them alone are zero as well, through
 products with zero and functions that are zero at zero, up to a layer that would read it. A sum over
 channels of which every removed one is zero is the sum of those left. Any other crosses: a sum of
 what isn't zero (a softmax, features that are positive at zero), a maximum, and a mean, whose count

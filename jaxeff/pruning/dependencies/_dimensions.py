@@ -24,8 +24,8 @@ class Dimension:
 
     Attributes:
         size: Number of channels.
-        held: Why none of them may be removed; free if there is no reason.
-        bound: What this dimension turned out to be.
+        held: Reasons why none of them may be removed; free if there is none.
+        bound: The axis that this dimension turned out to be.
         number: Number of the dimension, in order of creation.
     """
 

@@ -64,7 +64,7 @@ class Group:
 
     @property
     def refusal(self) -> str:
-        """What keeps its channels, where, and what to do about it; empty if nothing does."""
+        """The reason why no channel can be removed, and the way out; empty if there is none."""
         if not self.held:
             return ""
         return f"{self.name!r} can't lose channels: {self.held[0]}. {way_out(self.held[0])}"

@@ -31,7 +31,7 @@ p = prim.p
 
 @dataclass
 class Labels:
-    """What is known of a program's axes.
+    """The axes of a program's values.
 
     Attributes:
         axes: Axes of every value, also inside loops.
@@ -71,7 +71,7 @@ class ChannelReader:
     """Reads one layer's equations.
 
     Attributes:
-        labels: What is found goes there.
+        labels: Axes found so far, which it adds to.
         where: The site that errors and reasons name.
         rules: Mapping from primitive to rule.
         derived: Whether it's a derivative that is read, whose own derivatives aren't.

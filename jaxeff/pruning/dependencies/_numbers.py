@@ -28,7 +28,7 @@ _MOVED = prim.BROADCAST_BACK | {p.convert_element_type_p}
 
 @dataclass
 class Numbers:
-    """What is followed through the equations of one scope.
+    """The numbers and sums followed through the equations of one scope.
 
     Attributes:
         known: Scalars whose value doesn't depend on the arguments.

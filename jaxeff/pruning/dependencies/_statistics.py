@@ -1,7 +1,7 @@
-"""What becomes of a statistic over channels of which some are removed: `Group.crossed`.
+"""Statistics over channels of which some are removed: `Group.crossed`.
 
 A layer norm's mean is one over channels. Masked, a removed channel is a zero that counts; removed,
-it doesn't count, as in a network that was built narrower. A plan says which of the two it wants:
+it doesn't count, as in a network that was built narrower. A plan chooses one of the two:
 
 - `"left"`: the statistic of the channels left;
 - `"zeros"`: that of all channels, the removed ones being zeros, so that `pruned` is `masked`.
@@ -40,7 +40,7 @@ def counts_zeros(group: Group) -> bool:
 
 
 def check_crossed(groups: Mapping[str, Group], crossed: Mapping[str, str]) -> None:
-    """Checks what a plan says of statistics.
+    """Checks the choices of a plan for statistics.
 
     Raises:
         PlanError: It is no choice, about no group, or removed channels can't count as zeros.

@@ -94,7 +94,7 @@ def chosen(kernel: np.ndarray, key: PRNGKeyArray | None = None) -> list[int]:
         key: Draws the order; without one it is greedy.
 
     Returns:
-        All channels. Those that nothing is left of given the others come last, by number.
+        All channels. Channels that the others determine come last, by number.
     """
     n = len(kernel)
     # `left` is the Schur complement's diagonal: each channel's variance given those chosen.

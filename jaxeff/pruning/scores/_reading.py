@@ -1,4 +1,4 @@
-"""What channels do on a batch: the products that read them, and their activations.
+"""Channels on a batch: the products that read them, and their activations.
 
 Host code, one program for the whole network: values are concrete. Layers in loops aren't read.
 """
@@ -54,7 +54,7 @@ class LinearStatistics(NamedTuple):
 
     @property
     def dimensions(self) -> set[Dimension]:
-        """Those that it reads."""
+        """The dimensions that it reads."""
         axes = self.channels.labels.of(self.at.layer.inputs[self.at.index])
         return {d for i in self.summed for d in dimensions(axes[i])}
 

@@ -42,7 +42,7 @@ _FORMAT = "jaxeff-plan-1"
 @jax.tree_util.register_pytree_with_keys_class
 @dataclass(frozen=True, repr=False)
 class Plan:
-    """What stays of every group.
+    """The channels that every group keeps.
 
     Attributes:
         keep: Mapping from group to an array of booleans `[channels]`, or of numbers that multiply
@@ -73,7 +73,7 @@ class Plan:
 
     @property
     def by_dimension(self) -> dict[Dimension, Any]:
-        """What stays of every dimension that loses something."""
+        """The indices kept of every dimension that loses some."""
         ids = {g.name: d for g, d in zip(self.channels, self.channels.dimensions, strict=True)}
         return {ids[name]: keep for name, keep in self.keep.items()}
 
@@ -216,7 +216,7 @@ class Plan:
 
     @property
     def table(self) -> Table:
-        """What every group loses."""
+        """A row per group: its channels, and how many are kept."""
         sizes = {group.name: group.size for group in self.channels}
         rows = []
         for name, keep in self.keep.items():

@@ -1,4 +1,4 @@
-"""What sparse methods share: a mask of an array's entries, as a method of `jaxeff.quantized`.
+"""The protocol of sparse methods: a mask of an array's entries, as a method of `quantized`.
 
 A sparse weight is a quantized one whose grid has a zero that many values go to. So a method here is
 a quantizer with one method more, `mask`; specs, `init`, `update_statistics`, `memory` and

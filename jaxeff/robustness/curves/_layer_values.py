@@ -82,7 +82,7 @@ def bin_edges(
     """Computes the common edges for histograms of several arrays.
 
     Args:
-        arrays: What is shown together.
+        arrays: Arrays that are shown together.
         bins: Number of bins.
         scale: "linear", or "log" for bins of equal ratio over the positive values.
         floor: On the log scale, no bin begins below this times the largest value.

@@ -16,7 +16,7 @@ budget = learn_budget(
 budget.levels                        # {"input": 0.5, ...}: sensitive layers get less
 ```
 
-The noise is reparameterised, so a level has a gradient like any weight. What is conserved is the
+The noise is reparameterised, so a level has a gradient like any weight. Conserved is the
 geometric mean of the levels (the sum of their logarithms): with logits z, layer i of n gets
 
     sigma_i = level * exp(z_i - mean(z)).
@@ -24,7 +24,7 @@ geometric mean of the levels (the sum of their logarithms): with logits z, layer
 Where noise is weak, the loss grows by sum_i c_i sigma_i^2. With the geometric mean fixed, its
 minimum is at c_i sigma_i^2 all equal: every layer does the same damage, and sigma_i, being
 proportional to 1 / sqrt(c_i), is a measure of robustness. A fixed sum of variances would instead
-put all of the noise into the one layer that minds it least.
+put all of the noise into the one layer that is least sensitive.
 
 It is one of two cheap replacements of walking noise that Klein's thesis, section 11.3, proposes;
 the other is `jaxeff.robustness.kl_sensitivity`.
