@@ -70,6 +70,7 @@ def require_member(archive: zipfile.ZipFile, name: str) -> zipfile.ZipInfo:
         member = archive.getinfo(name)
     except KeyError:
         raise ValueError(f"it has no {name}") from None
+    # Other methods inflate whole blocks, however little is read of them.
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise ValueError(f"its {name} is compressed in another way than deflated")
     return member

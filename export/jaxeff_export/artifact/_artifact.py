@@ -166,6 +166,7 @@ class Artifact:
                         f"{name} has format version {index.get('format_version')}, this jaxeff "
                         f"reads {FORMAT_VERSION} and {FORMAT_VERSION_ANY_BATCH}; export it again"
                     )
+                # A checksum doesn't tell who wrote it: its form is checked before it is used.
                 require_form(index, _FORM, "")
                 require_form(index["versions"], Each(str), "versions")
                 # Checked while reading: a small file must not fill the memory.

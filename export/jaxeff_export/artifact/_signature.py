@@ -194,6 +194,7 @@ def check_leaves(
         raise SignatureError(f"input {missing[0]} is missing; expected are {', '.join(wanted)}")
     # By name, so that dicts may come in any order.
     arrays = [given[spec.name] for spec in expected]
+    # Raises where arrays differ in the batch, which no array shows on its own.
     batch_of(arrays, expected)
     return arrays
 

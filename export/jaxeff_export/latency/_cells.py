@@ -110,6 +110,7 @@ class Cells:
             (_geometry(s), *_sizes(space, made[i]), *_sizes(space, read[i]), adds[i])
             for i, s in enumerate(sites)
         ]
+        # Equal geometries run equal kernels: the first such layer stands for all.
         like = tuple(geometries.index(own) for own in geometries)
         makers = tuple(_maker(sites, i) for i in range(len(sites)))
         chosen = None if nodes is None else tuple(sorted(nodes))
@@ -205,6 +206,7 @@ class Cells:
         return Policy(whole.kept, whole.datatypes, bits, bits)
 
     def _grid(self, size: int) -> list[int]:
+        # The full size is always a node, so that every number of channels lies below one.
         return [n for n in self.nodes or () if n < size] + [size]
 
     def _next(self, count: int, size: int) -> list[tuple[int, float]]:

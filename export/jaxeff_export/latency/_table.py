@@ -127,6 +127,7 @@ class TableLatency:
             if missing and cells.nodes is not None:  # of all of them: one design holds many
                 found = (cell for each in candidates for cell in self._missing(cells, each))
                 missing = list(dict.fromkeys(found))
+            # Every design holds the first missing cell at least, so this ends.
             while missing:
                 self._fill(one, cells, missing)
                 missing = [cell for cell in missing if cell not in self._known]

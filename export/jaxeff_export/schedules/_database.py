@@ -148,6 +148,7 @@ class TuningDatabase:
             _write_once(folder / "target.json", _written(target))
         except OSError as error:
             raise TuningError(f"{self.path} cannot be written to: {error.strerror}") from error
+        # A line cut short by a killed process would swallow the next one.
         _mend(folder / "choices.jsonl")
         return folder
 

@@ -98,6 +98,7 @@ def _builder(linker: str, workspace: Path) -> ms.builder.LocalBuilder:
         built.export_library(str(path), cc=linker)
         return str(path)
 
+    # Building in parallel is safe: nothing is timed meanwhile.
     workers = os.cpu_count() or 1
     return ms.builder.LocalBuilder(
         max_workers=workers, timeout_sec=_TIMEOUT, f_build=build, f_export=export

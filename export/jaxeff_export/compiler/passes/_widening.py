@@ -78,6 +78,7 @@ def _widened(function: tirx.PrimFunc, weights: Sequence[int], lanes: int) -> Oth
     if not padded <= paddable:
         return None
 
+    # Results and temporaries widen along, so that blocks between contractions need no conversion.
     wide = {buffer: _with_columns(buffer, columns) for buffer in across | written}
     for i, nest in nests.items():
         statements[i] = nest.over(columns, wide)

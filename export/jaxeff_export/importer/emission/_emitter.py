@@ -98,6 +98,7 @@ class Emitter:
         Returns:
             A module whose ``main`` takes arguments and captured values, and returns a tuple.
         """
+        # A module of its own: a body's values are no tensors of the outer function.
         body = Emitter(self.composites)
         body._function(graph, [*graph.arguments, *captured], outputs, unpack=False)
         self.unsupported += body.unsupported

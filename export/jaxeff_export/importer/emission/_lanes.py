@@ -18,6 +18,7 @@ def lanes_of(length: int) -> int | None:
 
     The lanes fill vectors as well as they can: 32 of 512, 50 of 500.
     """
+    # Whole lanes only: a remainder would need a loop of its own.
     divisors = [d for d in range(_VECTOR, _MOST + 1) if length % d == 0 and length >= _TURNS * d]
     if not divisors:
         return None

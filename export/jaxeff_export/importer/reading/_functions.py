@@ -53,6 +53,7 @@ def public_function(functions: Mapping[str, ir.Operation]) -> ir.Operation:
         for f in functions.values()
         if "sym_visibility" not in f.attributes or attribute(f, "sym_visibility") == "public"
     ]
+    # Of several, MLIR's convention makes `main` the entry.
     if len(public) > 1:
         public = [f for f in public if attribute(f, "sym_name") == "main"]
     if len(public) != 1 or not len(public[0].regions[0].blocks):
@@ -107,6 +108,7 @@ def refuse_endless_calls(function: ir.Operation, functions: Mapping[str, ir.Oper
                 raise Unsupported(f"@{name} calls itself; XLA has no recursion either")
             if name not in functions or not len(functions[name].regions[0].blocks):
                 raise Unsupported(f"the module has no body for the function @{name}")
+            # This check recurses into calls itself.
             if len(open_calls) >= MAX_DEPTH:
                 raise Unsupported(f"calls nest more than {MAX_DEPTH} deep")
             open_calls.add(name)

@@ -161,6 +161,7 @@ def _refuse_other_encodings(text: bytes) -> None:
 
 
 def _artifact_text(data: bytes) -> bytes:
+    # Cheap, and names the byte; the child process can only report that it failed.
     fault = layout_fault(data)
     if fault is not None:
         raise _unreadable(data, fault)

@@ -57,11 +57,14 @@ def generalize(at_size: Callable[[int], tvm.IRModule]) -> tvm.IRModule:
     """
     for sizes in _SIZES:
         samples = [_nodes(at_size(size)) for size in sizes]
+        # TVM stores equal numbers once. A size that meets another number of the module by chance
+        # changes the count of nodes; the next sizes then agree.
         if len(samples[0]["nodes"]) == len(samples[1]["nodes"]):
             break
     else:
         raise Unsupported("its code depends on the size in more than its shapes")
     lines = _lines(sizes, samples)
+    # A second import, at a size where rules for small shapes apply, must give the same code.
     if not _same(_fixed(samples[0], lines, _SMALL_SIZE), at_size(_SMALL_SIZE)):
         raise Unsupported(f"its code for the size {_SMALL_SIZE} is another than for {sizes[0]}")
     return _symbolic(samples[0], lines)

@@ -59,6 +59,7 @@ def _dynamic_slice(e: Emitter, node: HloNode) -> Sequence[relax.Expr]:
     result = node.result.type
 
     def take(x: te.Tensor, *runtime: te.Tensor) -> te.Tensor:
+        # StableHLO clamps starts so that the slice lies inside: no element is checked.
         limits = [n - s for n, s in zip(operand.type.shape, result.shape, strict=True)]
         begin = _starts(starts, runtime, limits)
         return te.compute(
