@@ -35,6 +35,8 @@ def with_noise(
     means, named = jax.tree.map(
         lambda v: v.mean if is_gaussian(v) else v, (tuple(args), dict(kwargs)), is_leaf=is_gaussian
     )
+    # Sites and shapes are all that is needed: a model's terms don't depend on the values it
+    # perturbs.
     program = trace(f, *means, **named)
     models = resolve(spec, program, applies, "noise to perturb")
     draws: dict[str, list[Gaussian]] = {}
@@ -74,6 +76,8 @@ def with_noise(
         def make_rule(_: Program) -> Any:
             return rule if models else None
 
+        # Noise becomes sums and products with arguments, which moments have rules for like any
+        # others.
         return interpret(f, make_rule, None, rest, keywords, "moments(noise=...)")
 
     return g, (*args, draws)

@@ -164,6 +164,7 @@ def decide(
             decided[target.name] = first
     for pattern in parsed:
         found = matched[pattern.text]
+        # A pattern without effect is more likely a slip than meant: refused, not ignored.
         if all(verdict[decided[t.name]] != verdict[pattern.text] for t in found):
             beaten = ", ".join(f"{decided[t.name]!r} at {t.name!r}" for t in found)
             raise SpecError(

@@ -85,7 +85,6 @@ def second_order(layer: Layer, random: Sequence[Value], values: dict[Value, Any]
     """
     if not are_smooth(layer.nodes, random, layer.outputs) or not is_affordable(layer, random):
         return None
-    # A closure over everything certain, so that derivatives are taken by random inputs alone.
     fixed = {v: a for v, a in values.items() if v not in random}
     curved = degree(layer, random) > 1
     results = []

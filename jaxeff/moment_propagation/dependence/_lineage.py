@@ -324,6 +324,7 @@ def _contracted(q: Any, operand: int, labels: Labels, shapes: Sequence[tuple[int
     free = [
         [a for a in range(len(shapes[k])) if a not in {*contracting[k], *batch[k]}] for k in (0, 1)
     ]
+    # An entry of one operand goes into the results of all free indices of the other.
     own = [labels[a] for a in free[operand]]
     left = own if operand == 0 else [SHARED] * len(free[0])
     right = own if operand == 1 else [SHARED] * len(free[1])
@@ -335,6 +336,8 @@ def _convolved(q: Any, operand: int, labels: Labels, shapes: Sequence[tuple[int,
     out_batch, out_channel, *out_places = numbers.out_spec
     result: list[Label] = [SHARED] * len(shapes[0])
     if operand == 1:
+        # A kernel is the same at all places and for all examples: only output channels have their
+        # own.
         result[out_channel] = labels[numbers.rhs_spec[0]]
         return tuple(result)
     batch, channel, *places = numbers.lhs_spec
@@ -342,8 +345,10 @@ def _convolved(q: Any, operand: int, labels: Labels, shapes: Sequence[tuple[int,
     taps = [shapes[1][t] for t in numbers.rhs_spec[2:]]
     windows = zip(places, out_places, taps, q["window_strides"], q["rhs_dilation"], strict=True)
     for place, target, size, stride, dilation in windows:
+        # Windows that don't overlap see different entries, up to a permutation that isn't followed.
         disjoint = size == 1 or (stride >= size and dilation == 1)
         result[target] = _unordered(labels[place]) if disjoint else SHARED
+    # Depthwise, one kernel per channel: a channel is made of itself alone.
     if q["feature_group_count"] == shapes[0][channel] == shapes[1][numbers.rhs_spec[0]]:
         result[out_channel] = labels[channel]
     return tuple(result)

@@ -254,7 +254,6 @@ def _pointwise(
         (root,) = node.outputs
     tail: list[Node] = []
     end = outputs[0]
-    # From the end: the last equation reads one value that depends on the root, and only that one.
     while len(outputs) == 1 and nodes:
         last = nodes[-1]
         inner = [v for v in last.values if v is root or _made_by(v, nodes[:-1])]

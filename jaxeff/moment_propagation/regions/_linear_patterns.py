@@ -205,6 +205,8 @@ def _form(layer: Layer) -> _Form | None:
         return None
     if layer.nodes == (op,):
         return _Form(*known, tuple(op.values), (), (op,))
+    # Operators take exactly a product and a bias: with anything between them or after them the
+    # layer is left to the rules of its equations.
     *broadcast, product, add = layer.nodes
     if product is not op or add.primitive is not p.add_p or add.outputs != layer.outputs:
         return None

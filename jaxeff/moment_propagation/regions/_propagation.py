@@ -130,7 +130,6 @@ def _apply(node: Node, operands: Sequence[Any], env: Environment) -> Sequence[An
         means = [o.mean if is_random(o) else o for o in operands]
         return [AtMean(v) for v in _compat.bind(node.eqn, *means)]
     if node in env.meetings:
-        # x * x and the like: of one operand, for which there is a rule.
         same = twice(node, operands[0]) if _is_twice(node) else None
         if same is not None:
             return same

@@ -65,6 +65,7 @@ def _over(fn: Callable[[Gaussian, int], Gaussian], keep: bool) -> Callable[..., 
     """Applies a function of one axis over several, flattened into one."""
 
     def apply(s: Statistic, x: Gaussian) -> Gaussian:
+        # The rules of softmax take one axis: several are merged to a last one, and split again.
         rest = [i for i in range(x.ndim) if i not in s.axes]
         order = [*rest, *s.axes]
         lead = [x.shape[i] for i in rest]

@@ -65,7 +65,6 @@ def composite(
     if not _is_uniform(operands):
         return rule(*operands)
 
-    # A composite returns arrays: the Gaussian is put together again outside of it.
     def moments(*values: Array) -> tuple[Array, Array]:
         result = rule(*values)
         return result.mean, result.var

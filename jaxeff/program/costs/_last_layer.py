@@ -143,6 +143,8 @@ def _what_is_wrong(program: Program, layer: Layer) -> str:
         bias = layer.inputs[i]
         if sizes.get(bias.path) != layer.outputs[0].aval.shape[-1]:
             return "its bias is not one number for each output"
+    # A kernel that is tied to another layer changes that one too: the model wouldn't be linear in
+    # it.
     path = layer.inputs[layer.weights[0]].path
     readers = [
         each.site for each in program.sites
@@ -173,7 +175,7 @@ def with_flat(params: Any, layer: LastLayer, matrix: Array) -> Any:
 
 
 def with_constant(features: Array, layer: LastLayer) -> Array:
-    """Features with a last one of 1 where the layer has a bias."""
+    """Appends a feature of 1 where the layer has a bias."""
     if layer.bias is None:
         return features
     ones = jax.numpy.ones((len(features), 1), features.dtype)

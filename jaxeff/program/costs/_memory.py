@@ -25,6 +25,7 @@ def peak_bits(program: Program, widths: Mapping[Layer, Widths]) -> float:
     """Returns the most bits of activations that are there at the same time."""
     over = _written_over(program)
     kept = kept_widths(program, widths)
+    # Results computed in place share an array with their operand, along whole chains of layers.
     place: dict[Value, Value] = {}  # the first array of each chain
     size: dict[Value, float] = {}
     for v, width in kept.items():
@@ -49,6 +50,8 @@ def kept_widths(program: Program, widths: Mapping[Layer, Widths]) -> dict[Value,
     over = _written_over(program)
     wanted: dict[Value, float] = {v: dtype_bits(v) for v in _results(program)}
     found: dict[Value, float] = {}
+    # Backwards: a value is kept in the widest format that any reader needs, and a reader that
+    # passes codes on needs what its own readers do.
     for layer in reversed(program.layers):
         own = widths[layer]
         for v in layer.outputs:

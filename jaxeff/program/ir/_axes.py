@@ -35,10 +35,12 @@ def moved(eqn: Any, axes: Axes, shape: Sequence[int]) -> Axes | None:
     if eqn.primitive is p.broadcast_in_dim_p:
         result: list[int | None] = [None] * len(after)
         for source, target in enumerate(eqn.params["broadcast_dimensions"]):
+            # A repeated axis lies along none of the tensor's.
             if shape[source] == after[target]:
                 result[target] = axes[source]
         return tuple(result)
     if eqn.primitive is p.reshape_p:
+        # Axes of size one may come and go; a merged or split axis has no single counterpart.
         if [n for n in shape if n != 1] != [n for n in after if n != 1]:
             return None
         left = iter([a for a, n in zip(axes, shape, strict=True) if n != 1])

@@ -98,6 +98,7 @@ def _what(layer: Layer, sizes: Counter[tuple[str, int]]) -> str:
         average = primitive is prim.p.reduce_window_sum_p and layer.nodes[-1] is not layer.head
         return "avg_pool" if average else prim.WINDOW[primitive]
     if layer.kind == "reduction":
+        # There is no primitive of a mean: it is a sum that is scaled afterwards.
         scaled = primitive is prim.p.reduce_sum_p and any(
             n.primitive in {prim.p.div_p, prim.p.mul_p} for n in layer.nodes
         )

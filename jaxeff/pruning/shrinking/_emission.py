@@ -60,6 +60,8 @@ class Emission:
         del key
         if not layer.nodes:
             return values
+        # Nodes have the operands' names, by which axes are known; an equation has its own
+        # variables.
         by_equation = {id(node.eqn): node for node in layer.nodes}
 
         def bind(eqn: Any, *operands: Any) -> list[Any]:

@@ -209,6 +209,7 @@ class Plan:
                 if where is not None:
                     shape = [1] * len(axes)
                     shape[i] = -1
+                    # A selection, not a product: zero times an infinite weight would be NaN.
                     leaf = jnp.where(where.reshape(shape), leaf, jnp.zeros_like(leaf))
             return leaf
 
@@ -272,6 +273,7 @@ class Plan:
             found = json.loads(text)
             if found["format"] != _FORMAT:
                 raise PlanError(f"{path} is no plan of this version ({found['format']!r})")
+            # Everything is read inside of the try: a file may be cut short or edited by hand.
             shapes = dict(found["shapes"])
             chosen = {name: [int(i) for i in indices] for name, indices in found["keep"].items()}
             crossed = {str(name): str(choice) for name, choice in found.get("crossed", {}).items()}

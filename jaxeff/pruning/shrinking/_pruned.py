@@ -74,6 +74,8 @@ def masked(f: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
 
     @functools.wraps(f)
     def g(*args: Any, **kwargs: Any) -> Any:
+        # Keys may come first, as in a function that `noisy` returns: the parameters are what
+        # follows.
         at = next((i for i, x in enumerate(args) if not is_key(x)), len(args))
         if at < len(args):
             _check_masked(plan, args[at])

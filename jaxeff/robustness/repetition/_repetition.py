@@ -86,6 +86,7 @@ def _tolerated(midpoints: Mapping[str, float | Midpoint | None]) -> dict[str, fl
     unknown = [site for site, level in levels.items() if math.isnan(level)]
     if unknown:
         known = [level for level in levels.values() if not math.isnan(level)]
+        # The median neither favours nor penalizes the layers that nothing is known of.
         middle = float(np.median(known)) if known else 1.0
         what = f"as {middle:.4g}, the median of the others" if known else "alike"
         notes.append(f"nothing is known of {', '.join(map(repr, unknown))}, counted {what}")
