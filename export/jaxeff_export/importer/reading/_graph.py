@@ -42,7 +42,7 @@ class HloNode:
 
     @property
     def result(self) -> HloValue:
-        """The only result."""
+        """Returns the only result."""
         (value,) = self.results
         return value
 
@@ -86,12 +86,12 @@ class Complex(HloValue):
 
     @property
     def real(self) -> HloValue:
-        """The real part."""
+        """Returns the real part."""
         return self.parts[0]
 
     @property
     def imaginary(self) -> HloValue:
-        """The imaginary part."""
+        """Returns the imaginary part."""
         return self.parts[1]
 
 

@@ -52,12 +52,12 @@ class TensorType:
 
     @property
     def size(self) -> int:
-        """The number of elements."""
+        """Counts the elements."""
         return math.prod(self.shape)
 
     @property
     def numpy_dtype(self) -> np.dtype:
-        """The numpy dtype (from ml_dtypes where numpy has none)."""
+        """Returns the numpy dtype (from ml_dtypes where numpy has none)."""
         return numpy_dtype(self.dtype)
 
 

@@ -41,18 +41,18 @@ class Format:
 
     @property
     def maximum(self) -> float:
-        """The largest number."""
+        """Returns the largest number."""
         fraction = self.largest % (1 << self.mantissa) / (1 << self.mantissa)
         return (1 + fraction) * 2.0 ** ((self.largest >> self.mantissa) - self.bias)
 
     @property
     def smallest_normal(self) -> float:
-        """The smallest number that is not subnormal."""
+        """Returns the smallest number that is not subnormal."""
         return 2.0 ** (1 - self.bias)
 
     @property
     def step(self) -> float:
-        """The distance between subnormal numbers."""
+        """Returns the distance between subnormal numbers."""
         return 2.0 ** (1 - self.bias - self.mantissa)
 
 

@@ -101,7 +101,7 @@ class StatementBuilder:
 
     @contextmanager
     def branch(self, condition: Expr) -> Iterator[Iterator[None]]:
-        """Branches: to what is written before the only `next`, or, otherwise, to the rest."""
+        """Writes a branch: statements before the only `next` run if the condition holds."""
         parts: list[tirx.Stmt] = []
 
         def turn() -> Iterator[None]:
