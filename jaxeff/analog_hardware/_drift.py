@@ -32,7 +32,7 @@ from jaxeff.analog_hardware.chips import (
     read,
 )
 from jaxeff.analog_hardware.crossbar import Correction
-from jaxeff.core import an, check_key, one_key, takes, whole
+from jaxeff.core import check_key, instance_of, single_key, static_integer, validate
 
 
 class Reference(NamedTuple):
@@ -49,7 +49,9 @@ class Reference(NamedTuple):
     counts: np.ndarray
 
 
-@takes(key=one_key, design=an(Design), vectors=whole(), repeats=whole())
+@validate(
+    key=single_key, design=instance_of(Design), vectors=static_integer(), repeats=static_integer()
+)
 def reference(
     key: Any, query: Query, design: Design | None = None, vectors: int = 128, repeats: int = 8
 ) -> Reference:
@@ -72,7 +74,12 @@ def reference(
     return Reference(np.asarray(w), np.asarray(a), counts)
 
 
-@takes(key=one_key, before=an(Reference), design=an(Design), repeats=whole())
+@validate(
+    key=single_key,
+    before=instance_of(Reference),
+    design=instance_of(Design),
+    repeats=static_integer(),
+)
 def compensate_drift(
     key: Any, query: Query, before: Reference, design: Design | None = None, repeats: int = 8
 ) -> Correction:

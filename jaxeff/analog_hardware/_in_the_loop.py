@@ -40,10 +40,10 @@ import numpy as np
 
 from jaxeff.analog_hardware.chips import Hardware, Query, ask, check_query
 from jaxeff.analog_hardware.crossbar import Counts, Crossbar, with_chip
-from jaxeff.core import function, takes
+from jaxeff.core import pure_function, validate
 
 
-@takes(f=function)
+@validate(f=pure_function)
 def in_the_loop(
     f: Callable[..., Any], spec: Mapping[str, Crossbar | None], query: Query
 ) -> Callable[..., Any]:

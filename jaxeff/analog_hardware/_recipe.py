@@ -43,23 +43,23 @@ from jaxeff.analog_hardware.chips import (
 )
 from jaxeff.analog_hardware.crossbar import Crossbar, analog
 from jaxeff.core import (
-    a_path,
-    an,
+    boolean,
     check_count,
     check_key,
-    flag,
-    function,
-    labelled,
+    function_of_form,
+    instance_of,
+    labelled_data,
     non_negative,
-    of_form,
-    one_key,
-    optimizer,
-    settings,
-    takes,
-    text,
-    tree,
-    whole,
-    whole_numbers,
+    optax_optimizer,
+    parameter_tree,
+    path_like,
+    pure_function,
+    single_key,
+    spec_of,
+    static_integer,
+    static_integers,
+    string,
+    validate,
 )
 from jaxeff.hardening import incremental
 from jaxeff.training import Loss, cross_entropy, fit
@@ -81,19 +81,19 @@ class ForChip(NamedTuple):
     history: dict[str, Any]
 
 
-@takes(
-    key=one_key,
-    f=function,
-    params=tree,
-    data=labelled,
-    sites=text,
-    array=an(Crossbar),
-    optimizer=optimizer,
-    epochs=whole_numbers(),
-    batch_size=whole(),
-    design=an(Design),
-    checkpoints=a_path,
-    progress=flag,
+@validate(
+    key=single_key,
+    f=pure_function,
+    params=parameter_tree,
+    data=labelled_data,
+    sites=string,
+    array=instance_of(Crossbar),
+    optimizer=optax_optimizer,
+    epochs=static_integers(),
+    batch_size=static_integer(),
+    design=instance_of(Design),
+    checkpoints=path_like,
+    progress=boolean,
 )
 def train_for_chip(
     key: Any,
@@ -167,7 +167,7 @@ def train_for_chip(
     return ForChip(params, boxed, history)
 
 
-@takes(f=function, spec=settings(Crossbar), schedule=of_form("schedule(step)"))
+@validate(f=pure_function, spec=spec_of(Crossbar), schedule=function_of_form("schedule(step)"))
 def growing_noise(
     f: Callable[..., Any], spec: Mapping[str, Crossbar], schedule: optax.Schedule
 ) -> Loss:
@@ -182,13 +182,13 @@ def growing_noise(
     return incremental(at, schedule)(1.0)
 
 
-@takes(spec=settings(Crossbar))
+@validate(spec=spec_of(Crossbar))
 def with_model(spec: Mapping[str, Crossbar], model: Any) -> dict[str, Crossbar]:
     """Sets the model of a spec's crossbars."""
     return {site: dataclasses.replace(array, model=model) for site, array in spec.items()}
 
 
-@takes(spec=settings(Crossbar), level=non_negative)
+@validate(spec=spec_of(Crossbar), level=non_negative)
 def at_noise(spec: Mapping[str, Crossbar], level: Any) -> dict[str, Crossbar]:
     """Sets the share of their measured noise for a spec's fitted models, 0 to 1."""
 

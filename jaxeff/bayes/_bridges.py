@@ -26,11 +26,11 @@ import numpy as np
 
 from jaxeff.bayes.posteriors import with_random
 from jaxeff.bayes.sampling import MCMCResult
-from jaxeff.core import an, check_number, non_negative, takes
+from jaxeff.core import check_number, instance_of, non_negative, validate
 from jaxeff.moment_propagation import Gaussian
 
 
-@takes(result=an(MCMCResult), spread=non_negative)
+@validate(result=instance_of(MCMCResult), spread=non_negative)
 def around_best_draw(result: MCMCResult, spread: float = 0.3) -> Any:
     """Makes a start of SVI from a sampler: its best draw, and a share of its chain's spread.
 

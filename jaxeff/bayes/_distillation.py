@@ -60,23 +60,23 @@ from jaxeff.bayes.posteriors import (
 )
 from jaxeff.bayes.variational import Guide, Loss, SVIResult, resolve_guide, start_from, train
 from jaxeff.core import (
-    a_path,
+    any_of,
+    boolean,
     check_count,
     check_function,
     check_key,
-    choice,
-    either,
-    flag,
-    function,
-    mapping,
+    function_of_form,
     non_negative,
-    of_form,
-    one_key,
-    optimizer,
+    one_of,
+    optax_optimizer,
+    parameter_tree,
+    path_like,
     positive,
-    takes,
-    tree,
-    whole,
+    pure_function,
+    single_key,
+    static_integer,
+    string_mapping,
+    validate,
 )
 from jaxeff.store import Resume
 
@@ -86,21 +86,21 @@ TEACHER = 2**32 - 2
 """Folded into a run's key to draw them; `START` of the variational run has the number above."""
 
 
-@takes(
-    kl=either(of_form("kl(step)"), non_negative),
-    key=one_key,
-    f=function,
-    params=tree,
-    epochs=whole(),
-    batch_size=whole(),
+@validate(
+    kl=any_of(function_of_form("kl(step)"), non_negative),
+    key=single_key,
+    f=pure_function,
+    params=parameter_tree,
+    epochs=static_integer(),
+    batch_size=static_integer(),
     init_scale=positive,
-    optimizer=optimizer,
-    particles=whole(),
-    checkpoint=a_path,
-    checkpoint_every=whole(),
-    settings=mapping,
-    progress=flag,
-    resume=choice(True, False, "force"),
+    optimizer=optax_optimizer,
+    particles=static_integer(),
+    checkpoint=path_like,
+    checkpoint_every=static_integer(),
+    settings=string_mapping,
+    progress=boolean,
+    resume=one_of(True, False, "force"),
 )
 def distill(
     key: jax.Array,

@@ -5,10 +5,10 @@ from dataclasses import replace
 from typing import Any
 
 from jaxeff.compression.numerics import LayerQuantization, Method
-from jaxeff.core import settings, takes
+from jaxeff.core import spec_of, validate
 
 
-@takes(spec=settings())
+@validate(spec=spec_of())
 def deterministic(spec: Mapping[str, Method | None]) -> dict[str, Method | None]:
     """Replaces methods that draw by the form of them that doesn't.
 

@@ -36,13 +36,13 @@ from jaxeff.compression._quantized import (
     settings_of,
 )
 from jaxeff.compression.numerics import BaseQuantizer, LayerQuantization, Method, Quantizer, Tensor
-from jaxeff.core import a_batch, function, takes, tree
+from jaxeff.core import input_batch, parameter_tree, pure_function, validate
 from jaxeff.program import Layer, evaluate, plain, trace
 
 Found = dict[str, Quantizer]
 
 
-@takes(f=function, params=tree, batch=a_batch)
+@validate(f=pure_function, params=parameter_tree, batch=input_batch)
 def init(
     f: Callable[..., Any], params: Any, batch: Any, spec: Mapping[str, Method | None]
 ) -> dict[str, LayerQuantization | None]:
@@ -103,7 +103,7 @@ def init(
     return _spec(program.sites, settings, started)
 
 
-@takes(f=function)
+@validate(f=pure_function)
 def learned(f: Callable[..., Any], *, keyed: bool = False) -> Callable[..., Any]:
     """Makes the spec a parameter of the quantized function, for a training loop.
 

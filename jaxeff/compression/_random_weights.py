@@ -8,11 +8,11 @@ import jax
 from jaxeff.compression._quantized import check_spec, of_inputs, settings_of
 from jaxeff.compression.numerics import Method
 from jaxeff.compression.quantizers.codebooks import Discrete
-from jaxeff.core import function, takes, tree
+from jaxeff.core import parameter_tree, pure_function, validate
 from jaxeff.program import trace
 
 
-@takes(f=function, params=tree)
+@validate(f=pure_function, params=parameter_tree)
 def random_weights(
     f: Callable[..., Any], spec: Mapping[str, Method | None], params: Any, *args: Any
 ) -> Any:

@@ -32,7 +32,9 @@ def check_key(where: str, key: Any) -> None:
     typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
     # Old-style keys are two words for Threefry, four for RBG.
     if not typed and (dtype != jnp.uint32 or np.shape(key)[-1:] not in {(2,), (4,)}):
-        raise TypeError(f"{where} must be a random key such as jax.random.key(0), not {told(key)}")
+        raise TypeError(
+            f"{where} must be a random key such as jax.random.key(0), not {describe_value(key)}"
+        )
 
 
 def check_function(where: str, f: Any, form: str = "f(params, *inputs)") -> None:
@@ -52,7 +54,7 @@ def check_function(where: str, f: Any, form: str = "f(params, *inputs)") -> None
             "f, params = jaxeff.functional(model) makes one"
         )
     if not callable(f):
-        raise TypeError(f"{where} must be a pure function {form}, not {told(f)}")
+        raise TypeError(f"{where} must be a pure function {form}, not {describe_value(f)}")
 
 
 def check_params(where: str, params: Any) -> None:
@@ -84,7 +86,7 @@ def check_params(where: str, params: Any) -> None:
         if not _is_array(leaf):
             name = jax.tree_util.keystr(path, simple=True, separator="/")
             raise TypeError(
-                f"{where} must be a pytree of arrays, but {name or 'it'} is {told(leaf)}"
+                f"{where} must be a pytree of arrays, but {name or 'it'} is {describe_value(leaf)}"
             )
 
 
@@ -101,7 +103,8 @@ def check_examples(where: str, data: Any) -> None:
     """
     if not isinstance(data, tuple | list):
         raise TypeError(
-            f"{where} must be (*inputs, targets), such as (images, labels), not {told(data)}"
+            f"{where} must be (*inputs, targets), such as (images, labels), "
+            f"not {describe_value(data)}"
         )
     if len(data) < 2:
         raise ValueError(f"{where} must be (*inputs, targets), such as (images, labels)")
@@ -124,7 +127,7 @@ def check_labels(
         ValueError: One is out of range.
     """
     if not _is_array(labels) and not isinstance(labels, list | tuple):
-        raise TypeError(f"{where} must be integer class labels, not {told(labels)}")
+        raise TypeError(f"{where} must be integer class labels, not {describe_value(labels)}")
     shape, dtype = np.shape(labels), jnp.result_type(labels)
     fits = len(shape) == 1 if batch is None else shape == batch
     if not jnp.issubdtype(dtype, jnp.integer) or not fits:
@@ -163,7 +166,9 @@ def check_probs(where: str, probs: Any, *, logs: bool = False) -> None:
     kind = "log-probabilities" if logs else "probabilities"
     array = isinstance(probs, jax.Array | np.ndarray) and np.ndim(probs) > 0
     if not array or not jnp.issubdtype(probs.dtype, jnp.floating):
-        raise TypeError(f"{where} must be an array of {kind}, not {told(probs)}; {way_out}")
+        raise TypeError(
+            f"{where} must be an array of {kind}, not {describe_value(probs)}; {way_out}"
+        )
     if not np.size(probs):
         raise ValueError(f"{where} is empty: its shape is {np.shape(probs)}")
     if isinstance(probs, jax.core.Tracer):
@@ -192,7 +197,8 @@ def check_scores(where: str, arrays: Iterable[tuple[str, Any]]) -> None:
         given = isinstance(array, jax.Array | np.ndarray)
         if not given or np.ndim(array) != 1 or not np.size(array):
             raise TypeError(
-                f"{where}: {name} must be scores of shape [n], at least one, not {told(array)}"
+                f"{where}: {name} must be scores of shape [n], at least one, "
+                f"not {describe_value(array)}"
             )
 
 
@@ -204,7 +210,7 @@ def _is_array(x: Any) -> bool:
     return scalar or (hasattr(x, "shape") and hasattr(x, "dtype") and not callable(x))
 
 
-def told(x: Any) -> str:
+def describe_value(x: Any) -> str:
     """Describes a value in a few words."""
     if x is None or isinstance(x, bool | int | float | str):
         return repr(x) if len(repr(x)) < 60 else f"a {type(x).__name__}"

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxeff.core._arguments import check_examples, told
-from jaxeff.core._checks import Check, tree
+from jaxeff.core._arguments import check_examples, describe_value
+from jaxeff.core._checks import Check, parameter_tree
 
 READERS: set[Check] = set()
 """Checks that read what arrays hold: `takes` runs them last."""
@@ -22,36 +22,40 @@ def _reads(check: Check) -> Check:
     return check
 
 
-def batches(where: str, value: Any) -> None:
+def input_batches(where: str, value: Any) -> None:
     """Checks batches of inputs; those of a list or tuple one by one."""
     alone = isinstance(value, str | Mapping) or hasattr(value, "dtype")
     if alone or not hasattr(value, "__iter__"):
-        raise TypeError(f"{where} must be a list of batches, or an iterator, not {told(value)}.")
+        raise TypeError(
+            f"{where} must be a list of batches, or an iterator, not {describe_value(value)}."
+        )
     # Anything else may be an iterator, which looking would use up.
     if isinstance(value, list | tuple):
         for i, one in enumerate(value):
-            a_batch(f"{where}[{i}]", one)
+            input_batch(f"{where}[{i}]", one)
 
 
-def mask(where: str, value: Any) -> None:
+def boolean_mask(where: str, value: Any) -> None:
     """Checks for an array of booleans with one axis."""
     if getattr(value, "dtype", None) != np.bool_ or np.ndim(value) != 1:
-        raise TypeError(f"{where} must be an array of booleans of one axis, not {told(value)}.")
+        raise TypeError(
+            f"{where} must be an array of booleans of one axis, not {describe_value(value)}."
+        )
 
 
 @_reads
-def a_batch(where: str, value: Any) -> None:
+def input_batch(where: str, value: Any) -> None:
     """Checks a pytree of inputs: none of its arrays is empty, none holds NaN."""
-    tree(where, value)
+    parameter_tree(where, value)
     for found, leaf in jax.tree_util.tree_leaves_with_path(value):
         name = jax.tree_util.keystr(found, simple=True, separator="/")
         _check_values(f"{where}{f', {name},' if name else ''}", leaf)
 
 
 @_reads
-def rows(where: str, value: Any) -> None:
+def aligned_arrays(where: str, value: Any) -> None:
     """Checks for at least one array, all with the same number of examples; NaN is allowed."""
-    tree(where, value)
+    parameter_tree(where, value)
     leaves = jax.tree.leaves(value)
     for leaf in leaves:
         _check_values(where, leaf, nan=True)
@@ -60,7 +64,7 @@ def rows(where: str, value: Any) -> None:
     _check_lengths(where, value)
 
 
-def reals(*ranks: int, nan: bool = False, empty: bool = False) -> Check:
+def real_array(*ranks: int, nan: bool = False, empty: bool = False) -> Check:
     """Makes a check for an array of real numbers, or nested lists of them.
 
     Args:
@@ -81,9 +85,9 @@ def reals(*ranks: int, nan: bool = False, empty: bool = False) -> Check:
     return _reads(check)
 
 
-def integers(*ranks: int) -> Check:
+def integer_array(*ranks: int) -> Check:
     """Makes a check for an array of whole numbers."""
-    numbers = reals(*ranks)
+    numbers = real_array(*ranks)
 
     def check(where: str, value: Any) -> None:
         shape, dtype = _shape_and_dtype(where, value)
@@ -94,23 +98,23 @@ def integers(*ranks: int) -> Check:
     return check
 
 
-_LABELS = integers(1)
+_LABELS = integer_array(1)
 
 
 @_reads
-def examples(where: str, value: Any) -> None:
+def supervised_data(where: str, value: Any) -> None:
     """Checks the data of an inference, `(*inputs, targets)`, at least one example."""
     check_examples(where, value)
-    a_batch(where, tuple(value))
+    input_batch(where, tuple(value))
     _check_lengths(where, value)
 
 
 @_reads
-def labelled(where: str, value: Any) -> None:
+def labelled_data(where: str, value: Any) -> None:
     """Checks a classifier's inputs and labels, at least one of each."""
     if not isinstance(value, tuple | list) or len(value) != 2:
-        raise TypeError(f"{where} must be a pair (inputs, labels), not {told(value)}.")
-    a_batch(where, tuple(value))
+        raise TypeError(f"{where} must be a pair (inputs, labels), not {describe_value(value)}.")
+    input_batch(where, tuple(value))
     _check_lengths(where, value)
     _LABELS(f"{where}, the labels,", value[1])
     if _concrete(value[1]) and (low := int(np.asarray(value[1]).min())) < 0:
@@ -122,9 +126,11 @@ def _shape_and_dtype(where: str, value: Any) -> tuple[tuple[int, ...], Any]:
         told_shape = np.shape(value)
         dtype = value.dtype if hasattr(value, "dtype") else np.asarray(value).dtype
     except (TypeError, ValueError):
-        raise TypeError(f"{where} must be an array of numbers, not {told(value)}.") from None
+        raise TypeError(
+            f"{where} must be an array of numbers, not {describe_value(value)}."
+        ) from None
     if value is None or isinstance(value, str):
-        raise TypeError(f"{where} must be an array of numbers, not {told(value)}.")
+        raise TypeError(f"{where} must be an array of numbers, not {describe_value(value)}.")
     return told_shape, dtype
 
 

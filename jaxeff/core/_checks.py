@@ -13,13 +13,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxeff.core._arguments import check_function, check_key, check_params, told
+from jaxeff.core._arguments import check_function, check_key, check_params, describe_value
 from jaxeff.core._settings import check_choice, check_count, check_number
 
 Check = Callable[[str, Any], None]
 
 
-def one_key(where: str, value: Any) -> None:
+def single_key(where: str, value: Any) -> None:
     """Checks for one random key, no array of them."""
     check_key(where, value)
     shape = np.shape(value)
@@ -31,17 +31,17 @@ def one_key(where: str, value: Any) -> None:
         )
 
 
-def function(where: str, value: Any) -> None:
+def pure_function(where: str, value: Any) -> None:
     """Checks for a pure function `f(params, *inputs)`."""
     check_function(where, value)
 
 
-def of_form(form: str) -> Check:
+def function_of_form(form: str) -> Check:
     """Makes a check for a function that is called in another way."""
     return lambda where, value: check_function(where, value, form)
 
 
-def whole(low: int = 1, high: int | None = None) -> Check:
+def static_integer(low: int = 1, high: int | None = None) -> Check:
     """Makes a check for a whole number that is known when a program is traced."""
     return lambda where, value: check_count(where, value, low, high)
 
@@ -60,12 +60,12 @@ non_negative = number(0)
 probability = number(0, 1)
 
 
-def choice(*options: Any) -> Check:
+def one_of(*options: Any) -> Check:
     """Makes a check for one of a few values."""
     return lambda where, value: check_choice(where, value, options)
 
 
-def either(*checks: Check) -> Check:
+def any_of(*checks: Check) -> Check:
     """Makes a check that passes if one of several does; the error is that of the last."""
 
     def check(where: str, value: Any) -> None:
@@ -79,7 +79,7 @@ def either(*checks: Check) -> Check:
     return check
 
 
-def both(*checks: Check) -> Check:
+def all_of(*checks: Check) -> Check:
     """Makes a check that passes if all of several do."""
 
     def check(where: str, value: Any) -> None:
@@ -89,60 +89,62 @@ def both(*checks: Check) -> Check:
     return check
 
 
-def flag(where: str, value: Any) -> None:
+def boolean(where: str, value: Any) -> None:
     """Checks for True or False."""
     if not isinstance(value, bool | np.bool_):
-        raise TypeError(f"{where} must be True or False, not {told(value)}.")
+        raise TypeError(f"{where} must be True or False, not {describe_value(value)}.")
 
 
-def text(where: str, value: Any) -> None:
+def string(where: str, value: Any) -> None:
     """Checks for a string that isn't empty."""
     if not isinstance(value, str) or not value:
-        raise TypeError(f"{where} must be a string, not {told(value)}.")
+        raise TypeError(f"{where} must be a string, not {describe_value(value)}.")
 
 
-def a_path(where: str, value: Any) -> None:
+def path_like(where: str, value: Any) -> None:
     """Checks for a path of a file or folder."""
     if not isinstance(value, str | os.PathLike):
-        raise TypeError(f"{where} must be a path, not {told(value)}.")
+        raise TypeError(f"{where} must be a path, not {describe_value(value)}.")
 
 
-def names(where: str, value: Any) -> None:
+def string_sequence(where: str, value: Any) -> None:
     """Checks for a sequence of names, such as patterns of sites."""
     # A lone string is a sequence of one-letter names: almost always a forgotten bracket.
     alone = isinstance(value, str | Mapping) or not hasattr(value, "__iter__")
     if alone or not all(isinstance(name, str) for name in value):
         raise TypeError(
-            f"{where} must be a sequence of strings such as ['fc1'], not {told(value)}."
+            f"{where} must be a sequence of strings such as ['fc1'], not {describe_value(value)}."
         )
 
 
-def whole_numbers(low: int = 0) -> Check:
+def static_integers(low: int = 0) -> Check:
     """Makes a check for a sequence of whole numbers, such as a shape."""
 
     def check(where: str, value: Any) -> None:
         if isinstance(value, str) or not isinstance(value, Sequence | np.ndarray):
-            raise TypeError(f"{where} must be a sequence of whole numbers, not {told(value)}.")
+            raise TypeError(
+                f"{where} must be a sequence of whole numbers, not {describe_value(value)}."
+            )
         for i, entry in enumerate(value):
             check_count(f"{where}[{i}]", entry, low)
 
     return check
 
 
-def mapping(where: str, value: Any) -> None:
+def string_mapping(where: str, value: Any) -> None:
     """Checks for a mapping whose keys are strings."""
     if not isinstance(value, Mapping):
-        raise TypeError(f"{where} must be a mapping by name, not {told(value)}.")
+        raise TypeError(f"{where} must be a mapping by name, not {describe_value(value)}.")
     for name in value:
         if not isinstance(name, str):
             raise TypeError(f"{where} must be a mapping by name, but {name!r} is no string.")
 
 
-def settings(*classes: type) -> Check:
+def spec_of(*classes: type) -> Check:
     """Makes a check for a spec: settings of some classes, or None, by pattern; no class itself."""
 
     def check(where: str, value: Any) -> None:
-        mapping(where, value)
+        string_mapping(where, value)
         for pattern, setting in value.items():
             if isinstance(setting, type):
                 raise TypeError(
@@ -150,23 +152,23 @@ def settings(*classes: type) -> Check:
                     f"{setting.__name__}(...)."
                 )
             if setting is not None and classes:
-                an(*classes)(f"{where} of {pattern!r}", setting)
+                instance_of(*classes)(f"{where} of {pattern!r}", setting)
 
     return check
 
 
-def each(check: Check) -> Check:
+def sequence_of(check: Check) -> Check:
     """Makes a check for a list or tuple whose entries pass a check."""
 
     def check_all(where: str, value: Any) -> None:
-        an(list, tuple)(where, value)
+        instance_of(list, tuple)(where, value)
         for i, one in enumerate(value):
             check(f"{where}[{i}]", one)
 
     return check_all
 
 
-def an(*classes: type) -> Check:
+def instance_of(*classes: type) -> Check:
     """Makes a check for an instance of some classes."""
     named = " or ".join(cls.__name__ for cls in classes)
 
@@ -174,28 +176,29 @@ def an(*classes: type) -> Check:
         if not isinstance(value, classes):
             is_class = isinstance(value, type) and issubclass(value, classes)
             hint = f": write {value.__name__}(...)" if is_class else ""
-            raise TypeError(f"{where} must be a {named}, not {told(value)}{hint}.")
+            raise TypeError(f"{where} must be a {named}, not {describe_value(value)}{hint}.")
 
     return check
 
 
-def optimizer(where: str, value: Any) -> None:
+def optax_optimizer(where: str, value: Any) -> None:
     """Checks for an Optax gradient transformation."""
     if not all(callable(getattr(value, name, None)) for name in ("init", "update")):
         uncalled = f": call it, {value.__name__}(...)" if inspect.isfunction(value) else ""
         raise TypeError(
-            f"{where} must be an optimizer such as optax.adam(1e-3), not {told(value)}{uncalled}."
+            f"{where} must be an optimizer such as optax.adam(1e-3), "
+            f"not {describe_value(value)}{uncalled}."
         )
 
 
-def tree(where: str, value: Any) -> None:
+def parameter_tree(where: str, value: Any) -> None:
     """Checks for a pytree of parameters."""
     if value is None:
         raise TypeError(f"{where} must be a pytree of arrays, not None.")
     check_params(where, value)
 
 
-def a_posterior(where: str, value: Any) -> None:
+def posterior_like(where: str, value: Any) -> None:
     """Checks for a posterior of any kind, or a pytree of Gaussians."""
     if not hasattr(value, "to_gaussians") or isinstance(value, type):
-        tree(where, value)
+        parameter_tree(where, value)

@@ -62,7 +62,7 @@ from jaxeff.core._training_mode import (
     random_layers,
     warn_of_training_mode,
 )
-from jaxeff.core._validation import takes
+from jaxeff.core._validation import validate
 
 __all__ = ["NEW_STATE_TAG", "STATE_TAG", "TrainingModeWarning", "functional"]
 
@@ -98,7 +98,7 @@ def functional(
 ) -> tuple[Callable[..., tuple[Any, State]], Params, State]: ...
 
 
-@takes()
+@validate()
 def functional(
     model: Any,
     variables: Mapping[str, Any] | None = None,

@@ -67,7 +67,7 @@ def progress_bar(
         yield lambda more, line: None
     elif console.is_terminal:
         line_column = TextColumn("{task.description}", markup=False)
-        with bars(console, TextColumn(unit), after=[line_column]) as bar:
+        with progress_bars(console, TextColumn(unit), after=[line_column]) as bar:
             task = bar.add_task("", total=total)
             bar.update(task, completed=done)
             yield lambda more, line: bar.update(task, advance=more, description=line)
@@ -81,7 +81,7 @@ def progress_bar(
             count.draw()
 
 
-def bars(
+def progress_bars(
     console: Console, *before: ProgressColumn, after: list[ProgressColumn] | None = None
 ) -> Progress:
     """Makes a display of one or more bars, all of the same look.

@@ -296,11 +296,11 @@ def _checked_fields(cls: type) -> list[tuple[str, bool, Any]]:
     return found
 
 
-def brief(setting: Any) -> str:
+def short_repr(setting: Any) -> str:
     """Describes a setting briefly: what isn't its default; of an array its dtype and shape."""
     if dataclasses.is_dataclass(setting) and not isinstance(setting, type):
         told = [
-            f"{field.name}={brief(value)}"
+            f"{field.name}={short_repr(value)}"
             for field in dataclasses.fields(setting)
             # Identity first: comparing an array with `==` gives an array, not a truth value.
             if (value := getattr(setting, field.name)) is not field.default
@@ -314,7 +314,7 @@ def brief(setting: Any) -> str:
     return repr(setting)
 
 
-def lifted(value: Any, shape: tuple[int, ...]) -> jax.Array:
+def with_leading_axes(value: Any, shape: tuple[int, ...]) -> jax.Array:
     """Adds leading axes of size one, so that an array broadcasts without rank promotion."""
     # Scalars broadcast as they are: JAX exempts rank 0 from its check of rank promotion.
     missing = range(len(shape) - jnp.ndim(value)) if jnp.ndim(value) else ()

@@ -1,9 +1,9 @@
-"""`takes`: checks the arguments of a public function before it runs.
+"""`validate`: checks the arguments of a public function before it runs.
 
 ```python
-from jaxeff.core import function, one_key, takes, tree, whole
+from jaxeff.core import parameter_tree, pure_function, single_key, static_integer, validate
 
-@takes(key=one_key, f=function, params=tree, samples=whole())
+@validate(key=single_key, f=pure_function, params=parameter_tree, samples=static_integer())
 def scores(key, f, params, samples=10, exact=False):
     ...
 ```
@@ -22,12 +22,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from jaxeff.core._array_checks import READERS
-from jaxeff.core._checks import Check, flag
+from jaxeff.core._checks import Check, boolean
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def takes(**checks: Check) -> Callable[[F], F]:
+def validate(**checks: Check) -> Callable[[F], F]:
     """Checks the arguments of a function before it runs.
 
     Args:
@@ -74,7 +74,7 @@ def _plan(
     plan = []
     for i, (name, parameter) in enumerate(parameters.items()):
         # Where annotations are not evaluated, one is its text: `"bool"`, `"int | None"`.
-        check = checks.get(name, flag if parameter.annotation in (bool, "bool") else None)
+        check = checks.get(name, boolean if parameter.annotation in (bool, "bool") else None)
         if check is not None:
             several = parameter.kind is parameter.VAR_POSITIONAL
             by_name = parameter.kind is parameter.KEYWORD_ONLY

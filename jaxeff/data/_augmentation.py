@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray, Shaped
 
-from jaxeff.core import one_key, reals, takes, whole
+from jaxeff.core import real_array, single_key, static_integer, validate
 
 
-@takes(key=one_key, images=reals(nan=True), pad=whole(0))
+@validate(key=single_key, images=real_array(nan=True), pad=static_integer(0))
 def augment(
     key: PRNGKeyArray,
     images: Shaped[Array, "batch height width channels"],

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxeff.core import a_path, takes, text
+from jaxeff.core import path_like, string, validate
 from jaxeff.data import _cifar as cifar
 from jaxeff.data._dataset import Dataset
 from jaxeff.data._digits import digits, digits_ood
@@ -37,7 +37,7 @@ _CLASSES = 10
 NAMES = (*_FOLDERS, *_EMBEDDED)
 
 
-@takes(name=text, root=a_path)
+@validate(name=string, root=path_like)
 def load(name: str, root: str | os.PathLike[str] | None = None) -> Dataset:
     """Loads a data set.
 
@@ -60,7 +60,7 @@ def load(name: str, root: str | os.PathLike[str] | None = None) -> Dataset:
     return _load_cifar(folder) if name == "cifar-10" else _load_idx(name, folder)
 
 
-@takes(root=a_path)
+@validate(root=path_like)
 def available(root: str | os.PathLike[str] | None = None) -> tuple[str, ...]:
     """Lists the data sets whose files are there (their content is not checked).
 

@@ -28,7 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from jaxeff.core import non_negative, one_key, takes
+from jaxeff.core import non_negative, single_key, validate
 
 DENSE_NOISE, MID_NOISE = 0.05, 0.25
 """Standard deviation of the noise in dense and in mid-density regimes (the source's)."""
@@ -84,7 +84,7 @@ def target(x: Float[Array, "*n"]) -> Float[Array, "*n"]:
     return jnp.sin(x) + 0.05 * x
 
 
-@takes(key=one_key)
+@validate(key=single_key)
 def noisy_sine(
     key: PRNGKeyArray, regimes: Sequence[Regime] = REGIMES
 ) -> tuple[Float[Array, "n 1"], Float[Array, " n"]]:
@@ -125,7 +125,7 @@ def in_regime(x: Float[Array, " n"], regimes: Sequence[Regime] = REGIMES) -> Boo
     return _membership(x, regimes).any(0)
 
 
-@takes(margin=non_negative)
+@validate(margin=non_negative)
 def span(regimes: Sequence[Regime] = REGIMES, margin: float = 0.0) -> tuple[float, float]:
     """Returns the first border and the last, moved outwards by ``margin``."""
     starts, stops, _ = _borders(regimes)

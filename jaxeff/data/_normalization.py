@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, UInt8
 
-from jaxeff.core import reals, takes, text
+from jaxeff.core import real_array, string, validate
 from jaxeff.data._errors import DataError
 
 # Of the training pixels scaled to [0, 1]; MNIST and Fashion-MNIST rounded as the source has them.
@@ -20,7 +20,7 @@ CONSTANTS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
 }
 
 
-@takes(images=reals(nan=True, empty=True), name=text)
+@validate(images=real_array(nan=True, empty=True), name=string)
 def normalize(
     images: UInt8[Array | np.ndarray, "*batch channels"]
     | Float[Array | np.ndarray, "*batch channels"],

@@ -30,7 +30,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 from jaxtyping import Float, Int, Int16
 
-from jaxeff.core import a_path, non_negative, positive, reals, takes, whole
+from jaxeff.core import non_negative, path_like, positive, real_array, static_integer, validate
 from jaxeff.data._errors import DataError
 
 RATE, LENGTH = 16_000, 16_000
@@ -66,7 +66,7 @@ class Recordings:
         )
 
 
-@takes(root=a_path)
+@validate(root=path_like)
 def speech_commands(root: str | os.PathLike[str] | None = None) -> Recordings:
     """Loads the twelve classes of Speech Commands.
 
@@ -177,7 +177,7 @@ def _held_out(name: str) -> bool:
     return hashlib.sha256(speaker.encode()).digest()[0] % HELD_OUT == 0
 
 
-@takes(count=whole(), seed=whole(0))
+@validate(count=static_integer(), seed=static_integer(0))
 def tones(count: int, seed: int = 0) -> Int16[np.ndarray, "count samples"]:
     """Makes tones in the form of recordings, for examples and tests.
 
@@ -191,7 +191,13 @@ def tones(count: int, seed: int = 0) -> Int16[np.ndarray, "count samples"]:
     return (8000 * np.sin(2 * np.pi * pitch * time)).astype(np.int16)
 
 
-@takes(audio=reals(2), bands=whole(), frames=whole(), low=non_negative, high=positive)
+@validate(
+    audio=real_array(2),
+    bands=static_integer(),
+    frames=static_integer(),
+    low=non_negative,
+    high=positive,
+)
 def log_mel(
     audio: Int16[np.ndarray, "n samples"],
     bands: int = 32,

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from jaxeff.core import non_negative, one_key, reals, takes, whole
+from jaxeff.core import non_negative, real_array, single_key, static_integer, validate
 
 NOISE = 0.31
 """Standard deviation of the points around their moon: with this much, the best possible classifier
@@ -13,7 +13,7 @@ reaches 90 %, which is where the accuracies in Klein's thesis, table 7.2, end. I
 noise."""
 
 
-@takes(key=one_key, samples=whole(2), noise=non_negative)
+@validate(key=single_key, samples=static_integer(2), noise=non_negative)
 def two_moons(
     key: PRNGKeyArray, samples: int = 200, noise: float = NOISE
 ) -> tuple[Float[np.ndarray, "samples 2"], Int[np.ndarray, " samples"]]:
@@ -39,7 +39,7 @@ def two_moons(
     return points.astype(np.float32), classes.astype(np.int32)
 
 
-@takes(points=reals(2), margin=non_negative, side=whole(2))
+@validate(points=real_array(2), margin=non_negative, side=static_integer(2))
 def plane(
     points: Float[Array, "samples 2"], margin: float, side: int
 ) -> tuple[tuple[Float[Array, "side side"], ...], Float[Array, "cells 2"]]:

@@ -4,11 +4,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxeff.core import integers, non_negative, positive, reals, takes, whole
+from jaxeff.core import integer_array, non_negative, positive, real_array, static_integer, validate
 from jaxeff.uncertainty import decompose_logits
 
 
-@takes(codes=reals(2), labels=integers(1), parts=whole(), n=whole())
+@validate(codes=real_array(2), labels=integer_array(1), parts=static_integer(), n=static_integer())
 def mix_codes(
     rng: np.random.Generator,
     codes: Float[np.ndarray, "digits latents"],
@@ -45,7 +45,7 @@ def mix_codes(
     return np.einsum("np,npl->nl", weights, codes[digits])
 
 
-@takes(logits=reals(3), largest_mi=non_negative, smallest_entropy=non_negative)
+@validate(logits=real_array(3), largest_mi=non_negative, smallest_entropy=non_negative)
 def is_ambiguous(
     logits: Float[Array, "members n classes"], largest_mi: float, smallest_entropy: float
 ) -> Bool[Array, " n"]:
@@ -63,8 +63,13 @@ def is_ambiguous(
     return (uncertainty.epistemic <= largest_mi) & (uncertainty.total >= smallest_entropy)
 
 
-@takes(
-    entropy=reals(1), n=whole(), low=non_negative, high=positive, bins=whole(), power=non_negative
+@validate(
+    entropy=real_array(1),
+    n=static_integer(),
+    low=non_negative,
+    high=positive,
+    bins=static_integer(),
+    power=non_negative,
 )
 def balance_entropy(
     rng: np.random.Generator,
@@ -110,7 +115,7 @@ def balance_entropy(
     return rng.choice(len(entropy), n, replace=False, p=weights / weights.sum())
 
 
-@takes(probs=reals(2), labels=whole())
+@validate(probs=real_array(2), labels=static_integer())
 def draw_labels(
     rng: np.random.Generator, probs: Float[np.ndarray, "n classes"], labels: int
 ) -> Int[np.ndarray, "n labels"]:
@@ -122,7 +127,7 @@ def draw_labels(
     return drawn.sum(-1).astype(np.int32)
 
 
-@takes(images=reals(nan=True, empty=True))
+@validate(images=real_array(nan=True, empty=True))
 def stretch_contrast(images: Float[Array, "..."]) -> Float[Array, "..."]:
     """Stretches decoded images, which are soft, to MNIST's contrast: clip(1.2 x - 0.15)."""
     return jnp.clip(1.2 * images - 0.15, 0, 1)

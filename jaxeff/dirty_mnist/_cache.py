@@ -10,14 +10,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxeff.core import a_path, of_form, takes
+from jaxeff.core import function_of_form, path_like, validate
 from jaxeff.data import load
 from jaxeff.dirty_mnist._build import Say, build
 from jaxeff.dirty_mnist._recipe import DirtyMNIST, Recipe
 from jaxeff.store import CheckpointError, cache_folder, load_metadata, load_pytree, save_pytree
 
 
-@takes(folder=a_path, root=a_path, progress=of_form("progress(line)"))
+@validate(folder=path_like, root=path_like, progress=function_of_form("progress(line)"))
 def dirty_mnist(
     recipe: Recipe | None = None,
     *,

@@ -49,12 +49,12 @@ from jaxeff.core import (
     check_function,
     check_key,
     check_params,
-    function,
+    function_of_form,
     is_key,
-    of_form,
-    one_key,
-    takes,
-    tree,
+    parameter_tree,
+    pure_function,
+    single_key,
+    validate,
 )
 from jaxeff.ensembles._members import Members, chosen_leaves, start
 from jaxeff.program import Program, trace
@@ -186,7 +186,9 @@ class Ensemble:
                 )
 
 
-@takes(key=one_key, f=function, params=tree, init=of_form("init(key)"))
+@validate(
+    key=single_key, f=pure_function, params=parameter_tree, init=function_of_form("init(key)")
+)
 def ensemble(
     key: PRNGKeyArray,
     f: Callable[..., Any],

@@ -36,7 +36,15 @@ import numpy as np
 from jax.scipy.special import logsumexp
 from jaxtyping import Array, Float, Int
 
-from jaxeff.core import check_count, check_labels, check_number, probability, reals, takes, whole
+from jaxeff.core import (
+    check_count,
+    check_labels,
+    check_number,
+    probability,
+    real_array,
+    static_integer,
+    validate,
+)
 
 
 @jax.tree_util.register_dataclass
@@ -75,7 +83,7 @@ class FeatureDensity:
         return joint - logsumexp(joint, axis=1, keepdims=True)
 
 
-@takes(features=reals(), classes=whole(), shrinkage=probability)
+@validate(features=real_array(), classes=static_integer(), shrinkage=probability)
 def feature_density(
     features: Float[Array, "examples features"],
     labels: Int[Array, " examples"],

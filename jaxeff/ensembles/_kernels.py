@@ -32,7 +32,17 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxeff.core import Choice, Number, Setting, an, choice, reals, register_setting, static, takes
+from jaxeff.core import (
+    Choice,
+    Number,
+    Setting,
+    instance_of,
+    one_of,
+    real_array,
+    register_setting,
+    static,
+    validate,
+)
 
 METHODS = ("wgd", "svgd")
 
@@ -71,7 +81,7 @@ class Repulsion(NamedTuple):
     kernel: Float[Array, "members members"]
 
 
-@takes(points=reals(2), kernel=an(RBF), method=choice(*METHODS))
+@validate(points=real_array(2), kernel=instance_of(RBF), method=one_of(*METHODS))
 def repulsion(
     points: Float[Array, "members dimensions"], kernel: RBF, method: str = "wgd"
 ) -> Repulsion:

@@ -37,7 +37,14 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
 
-from jaxeff.core import an, check_labels, function, optimizer, takes, whole
+from jaxeff.core import (
+    check_labels,
+    instance_of,
+    optax_optimizer,
+    pure_function,
+    static_integer,
+    validate,
+)
 from jaxeff.ensembles._ensemble import Ensemble
 from jaxeff.training import called, in_range
 
@@ -125,7 +132,7 @@ class MemberLoss:
         return each.reshape(len(each), -1).sum(1)
 
 
-@takes(g=function, members=whole())
+@validate(g=pure_function, members=static_integer())
 def member_loss(
     g: Ensemble | Callable[..., Any],
     likelihood: Likelihood = "categorical",
@@ -171,7 +178,7 @@ def count_members(where: str, g: Any, members: int | None) -> int:
     return found
 
 
-@takes(g=an(Ensemble), optimizer=optimizer)
+@validate(g=instance_of(Ensemble), optimizer=optax_optimizer)
 def members_only(
     g: Ensemble, optimizer: optax.GradientTransformation
 ) -> optax.GradientTransformation:

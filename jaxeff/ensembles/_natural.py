@@ -40,15 +40,15 @@ from jaxeff.core import (
     check_count,
     check_function,
     check_number,
-    function,
     is_key,
-    one_key,
-    takes,
-    whole,
+    pure_function,
+    single_key,
+    static_integer,
+    validate,
 )
 
 
-@takes(key=one_key, examples=whole(), members=whole())
+@validate(key=single_key, examples=static_integer(), members=static_integer())
 def bootstrap_weights(
     key: PRNGKeyArray, examples: int, members: int
 ) -> Float[Array, "examples members"]:
@@ -70,7 +70,7 @@ def bootstrap_weights(
     return counts / jnp.maximum(counts.mean(0, keepdims=True), 1 / examples)
 
 
-@takes(f=function)
+@validate(f=pure_function)
 def with_prior(f: Callable[..., Any], scale: Any = 1.0) -> Callable[..., Any]:
     """Adds a random network that stays as it is to a trained one.
 

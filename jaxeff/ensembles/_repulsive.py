@@ -59,14 +59,14 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from jaxeff.core import (
-    an,
+    any_of,
     check_choice,
     check_function,
     check_number,
-    either,
+    function_of_form,
+    instance_of,
     non_negative,
-    of_form,
-    takes,
+    validate,
 )
 from jaxeff.ensembles._ensemble import Ensemble
 from jaxeff.ensembles._kernels import METHODS, RBF, Repulsion, repulsion
@@ -168,10 +168,10 @@ class RepulsiveLoss:
         return _with_gradient(value, averaged(gradient), outputs), (metrics, state)
 
 
-@takes(
-    loss=of_form("loss(key, params, state, batch, step)"),
-    strength=either(of_form("strength(step)"), non_negative),
-    kernel=an(RBF),
+@validate(
+    loss=function_of_form("loss(key, params, state, batch, step)"),
+    strength=any_of(function_of_form("strength(step)"), non_negative),
+    kernel=instance_of(RBF),
 )
 def repulsive(
     loss: Loss,

@@ -30,18 +30,18 @@ import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
 from jaxeff.core import (
-    a_batch,
     check_count,
     check_function,
     check_key,
     check_number,
-    function,
-    one_key,
+    input_batch,
+    parameter_tree,
     positive,
-    takes,
-    text,
-    tree,
-    whole,
+    pure_function,
+    single_key,
+    static_integer,
+    string,
+    validate,
 )
 from jaxeff.ensembles._ensemble import Ensemble
 from jaxeff.ensembles._members import Members, chosen_leaves
@@ -50,7 +50,7 @@ from jaxeff.program import cost
 from jaxeff.program.reading import leaf_names
 
 
-@takes(key=one_key, f=function, count=whole())
+@validate(key=single_key, f=pure_function, count=static_integer())
 def sampled(
     key: PRNGKeyArray, f: Callable[..., Any], posterior: Any, count: int
 ) -> tuple[Ensemble, Any]:
@@ -85,7 +85,7 @@ def sampled(
     return Ensemble(f, count, dict.fromkeys(names, Members(count, tied=True))), tree
 
 
-@takes(f=function, params=tree, x=a_batch, pattern=text, times=positive)
+@validate(f=pure_function, params=parameter_tree, x=input_batch, pattern=string, times=positive)
 def affordable(f: Callable[..., Any], params: Any, x: Any, pattern: str, *, times: float) -> int:
     """Computes how many members of a site, or draws of its parameters, fit a budget.
 

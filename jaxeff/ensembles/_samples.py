@@ -22,7 +22,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxeff.core import Count, a_batch, check_count, check_number, check_params, one_key, takes
+from jaxeff.core import (
+    Count,
+    check_count,
+    check_number,
+    check_params,
+    input_batch,
+    single_key,
+    validate,
+)
 
 Samples: TypeAlias = Callable[[Any, Any], Any] | Any
 """A set of inputs, or a function of a key and a batch's inputs."""
@@ -124,7 +132,7 @@ class Interval:
         return jax.random.uniform(key, shape, x.dtype, self.low, self.high)
 
 
-@takes(key=one_key, x=a_batch)
+@validate(key=single_key, x=input_batch)
 def batch_inputs(key: PRNGKeyArray, x: Any) -> Any:
     """Returns the batch itself, for repulsion of features; predictions for it should agree."""
     del key

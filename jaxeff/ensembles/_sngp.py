@@ -50,19 +50,19 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxeff.core import (
-    a_batch,
     check_count,
     check_function,
     check_key,
     check_number,
     check_params,
-    function,
-    one_key,
+    input_batch,
+    parameter_tree,
     positive,
-    takes,
-    text,
-    tree,
-    whole,
+    pure_function,
+    single_key,
+    static_integer,
+    string,
+    validate,
 )
 from jaxeff.program.costs import inputs_of, last_layer
 
@@ -98,13 +98,13 @@ class RandomFeatures:
         return jnp.sqrt(2 / count) * jnp.cos(hidden @ self.frequencies + self.phases[None])
 
 
-@takes(
-    key=one_key,
-    f=function,
-    params=tree,
-    site=text,
-    x=a_batch,
-    features=whole(),
+@validate(
+    key=single_key,
+    f=pure_function,
+    params=parameter_tree,
+    site=string,
+    x=input_batch,
+    features=static_integer(),
     length_scale=positive,
 )
 def sngp(

@@ -46,10 +46,10 @@ from jaxeff.core import (
     Positive,
     Setting,
     check_function,
-    function,
+    pure_function,
     register_setting,
     static,
-    takes,
+    validate,
 )
 from jaxeff.core import jax_internals as _compat
 from jaxeff.program import Layer, Program, check_settings, interpret, plain, resolve
@@ -74,7 +74,7 @@ class Spectral(Setting):
     iterations: Annotated[int, Count()] = static(8)
 
 
-@takes(f=function)
+@validate(f=pure_function)
 def spectral(f: Callable[..., Any], spec: Mapping[str, Spectral | None]) -> Callable[..., Any]:
     """Bounds the spectral norms of dense and convolution layers.
 

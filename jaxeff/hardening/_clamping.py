@@ -27,10 +27,10 @@ from typing import Any
 import jax
 import optax
 
-from jaxeff.core import check_number, finite, takes
+from jaxeff.core import check_number, finite, validate
 
 
-@takes(low=finite, high=finite)
+@validate(low=finite, high=finite)
 def clamped(low: float, high: float) -> optax.GradientTransformation:
     """Keeps parameters between two bounds after each update.
 

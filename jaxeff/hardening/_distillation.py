@@ -26,11 +26,23 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxeff.core import check_number, function, of_form, positive, probability, takes
+from jaxeff.core import (
+    check_number,
+    function_of_form,
+    positive,
+    probability,
+    pure_function,
+    validate,
+)
 from jaxeff.training import LabelledLoss, Loss, called, in_range
 
 
-@takes(f=function, teacher=of_form("teacher(inputs)"), temperature=positive, weight=probability)
+@validate(
+    f=pure_function,
+    teacher=function_of_form("teacher(inputs)"),
+    temperature=positive,
+    weight=probability,
+)
 def distilled(
     f: Callable[..., Any],
     teacher: Callable[[Any], Any],

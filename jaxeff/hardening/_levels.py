@@ -27,12 +27,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxeff.core import non_negative, of_form, takes
+from jaxeff.core import function_of_form, non_negative, validate
 from jaxeff.noise import Noise
 from jaxeff.training import Loss
 
 
-@takes(factor=non_negative)
+@validate(factor=non_negative)
 def scaled(spec: Any, factor: Any) -> Any:
     """Multiplies every level of a noise specification.
 
@@ -75,7 +75,7 @@ def _names_levels(node: Any) -> bool:
     return isinstance(node, Noise) and hasattr(node, "levels")
 
 
-@takes(loss_at=of_form("loss_at(level)"), schedule=of_form("schedule(step)"))
+@validate(loss_at=function_of_form("loss_at(level)"), schedule=function_of_form("schedule(step)"))
 def incremental(loss_at: Callable[[Any], Loss], schedule: optax.Schedule) -> Callable[[Any], Loss]:
     """Makes noisy training whose levels follow a schedule of the training step.
 

@@ -25,13 +25,13 @@ Source: Wang et al., "Hardening neural networks against noise", arXiv:2501.14531
 """
 
 from jaxeff.compression import Int
-from jaxeff.core import check_number, positive, takes, text, whole
+from jaxeff.core import check_number, positive, static_integer, string, validate
 
 LARGEST = {4: 15.0, 8: 256.0}
 """Largest value of a constant scale of 1, by bit width, as published."""
 
 
-@takes(bits=whole(1, 16), last=text, scale=positive, activations=text)
+@validate(bits=static_integer(1, 16), last=string, scale=positive, activations=string)
 def relu_quantization(
     bits: int, *, last: str, scale: float | None = None, activations: str = "relu*"
 ) -> dict[str, Int | None]:

@@ -37,7 +37,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxeff.core import check_choice, check_number, non_negative, of_form, one_key, takes, whole
+from jaxeff.core import (
+    check_choice,
+    check_number,
+    function_of_form,
+    non_negative,
+    single_key,
+    static_integer,
+    validate,
+)
 from jaxeff.training import Loss, count_examples
 
 ALPHA = 0.45
@@ -62,7 +70,13 @@ class Variable(NamedTuple):
     alpha: Float[Array, ""] | float = ALPHA
 
 
-@takes(key=one_key, sigma=non_negative, theta=non_negative, batch=whole(), alpha=non_negative)
+@validate(
+    key=single_key,
+    sigma=non_negative,
+    theta=non_negative,
+    batch=static_integer(),
+    alpha=non_negative,
+)
 def vant(
     key: jax.Array,
     sigma: Float[Array, ""] | float,
@@ -99,7 +113,7 @@ def vant(
     return jnp.abs(alpha * sigma + theta * normal)
 
 
-@takes(loss_at=of_form("loss_at(sigma)"), ramp_steps=whole(0))
+@validate(loss_at=function_of_form("loss_at(sigma)"), ramp_steps=static_integer(0))
 def variance_aware(
     loss_at: Callable[[Float[Array, " batch"]], Loss],
     *,

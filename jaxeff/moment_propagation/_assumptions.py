@@ -29,7 +29,14 @@ import jax
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from jaxeff.core import a_batch, an, function, one_key, takes, whole
+from jaxeff.core import (
+    input_batch,
+    instance_of,
+    pure_function,
+    single_key,
+    static_integer,
+    validate,
+)
 from jaxeff.moment_propagation._calibrated import uncalibrated
 from jaxeff.moment_propagation._moment_pass import Propagation
 from jaxeff.moment_propagation._monte_carlo import ratios, sampled_moments
@@ -40,7 +47,14 @@ from jaxeff.moment_propagation.values import is_random, to_variance
 from jaxeff.program import Layer
 
 
-@takes(f=function, key=one_key, samples=whole(2), chunk=whole(), rules=an(Mapping), args=a_batch)
+@validate(
+    f=pure_function,
+    key=single_key,
+    samples=static_integer(2),
+    chunk=static_integer(),
+    rules=instance_of(Mapping),
+    args=input_batch,
+)
 def assumptions(
     f: Callable[..., Any],
     *args: Any,

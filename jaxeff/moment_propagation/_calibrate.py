@@ -38,7 +38,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxeff.core import a_batch, an, function, one_key, takes, whole
+from jaxeff.core import (
+    input_batch,
+    instance_of,
+    pure_function,
+    single_key,
+    static_integer,
+    validate,
+)
 from jaxeff.moment_propagation._calibrated import RESULT, Calibrated, is_scaled
 from jaxeff.moment_propagation._covariance import correlated
 from jaxeff.moment_propagation._moment_pass import Propagation, promote
@@ -50,14 +57,14 @@ from jaxeff.program import Layer, evaluate
 from jaxeff.program.ir import Value
 
 
-@takes(
-    key=one_key,
-    f=function,
-    posterior=a_batch,
-    args=a_batch,
-    samples=whole(2),
-    chunk=whole(),
-    rules=an(Mapping),
+@validate(
+    key=single_key,
+    f=pure_function,
+    posterior=input_batch,
+    args=input_batch,
+    samples=static_integer(2),
+    chunk=static_integer(),
+    rules=instance_of(Mapping),
 )
 def calibrate_moments(
     key: PRNGKeyArray,

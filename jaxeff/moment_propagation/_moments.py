@@ -58,7 +58,7 @@ from typing import Any, Literal
 
 import jax
 
-from jaxeff.core import an, check_function, check_params, mapping, takes
+from jaxeff.core import check_function, check_params, instance_of, string_mapping, validate
 from jaxeff.moment_propagation._covariance import correlated
 from jaxeff.moment_propagation._moment_pass import Propagation
 from jaxeff.moment_propagation._noise import with_noise
@@ -70,7 +70,7 @@ from jaxeff.noise.models import check_noise
 _FORMS = ("variance", "raw")
 
 
-@takes(rules=an(Mapping), noise=mapping)
+@validate(rules=instance_of(Mapping), noise=string_mapping)
 def moments(
     f: Callable[..., Any],
     *,

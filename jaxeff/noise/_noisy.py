@@ -33,13 +33,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
-from jaxeff.core import check_key, function, takes
+from jaxeff.core import check_key, pure_function, validate
 from jaxeff.noise.models import Noise, check_noise, perturb_at, place
 from jaxeff.program import Layer, Program, Rule, interpret, plain, resolve
 from jaxeff.program.ir import Value
 
 
-@takes(f=function)
+@validate(f=pure_function)
 def noisy(f: Callable[..., Any], spec: Mapping[str, Noise | None]) -> Callable[..., Any]:
     """Perturbs the layers of a model.
 

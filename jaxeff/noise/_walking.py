@@ -38,11 +38,15 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from jaxeff.core import an, either, names, of_form, reals, takes
+from jaxeff.core import any_of, function_of_form, instance_of, real_array, string_sequence, validate
 from jaxeff.noise.models import Noise
 
 
-@takes(sites=names, model=of_form("model(level)"), levels=either(reals(1, 2), an(list, tuple)))
+@validate(
+    sites=string_sequence,
+    model=function_of_form("model(level)"),
+    levels=any_of(real_array(1, 2), instance_of(list, tuple)),
+)
 def walking(
     sites: Sequence[str],
     levels: Float[np.ndarray, " levels"] | Float[np.ndarray, "levels parts"] | Sequence[Any],

@@ -39,7 +39,17 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxeff.core import an, check_key, check_number, function, mapping, reals, settings, takes, tree
+from jaxeff.core import (
+    check_key,
+    check_number,
+    instance_of,
+    parameter_tree,
+    pure_function,
+    real_array,
+    spec_of,
+    string_mapping,
+    validate,
+)
 from jaxeff.photonics._photonic import WANTED, carried, carry
 from jaxeff.photonics.elements import ChaoticLight, pooling_of, quant_relu
 from jaxeff.photonics.light import noise_sigma, sigma_bounds
@@ -50,7 +60,7 @@ Lights = Mapping[str, ChaoticLight]
 Raw = dict[str, Float[Array, "..."]]
 
 
-@takes(f=function, params=tree)
+@validate(f=pure_function, params=parameter_tree)
 def per_activation(
     f: Callable[..., Any],
     params: Any,
@@ -90,7 +100,7 @@ def per_activation(
     return found
 
 
-@takes(spec=settings(ChaoticLight))
+@validate(spec=spec_of(ChaoticLight))
 def level_logits(spec: Lights) -> Raw:
     """Returns unbounded numbers for the levels of a spec: logits, or logarithms if free."""
     return {
@@ -99,7 +109,7 @@ def level_logits(spec: Lights) -> Raw:
     }
 
 
-@takes(spec=settings(ChaoticLight), raw=mapping)
+@validate(spec=spec_of(ChaoticLight), raw=string_mapping)
 def with_levels(spec: Lights, raw: Mapping[str, Float[Array, "..."]]) -> dict[str, ChaoticLight]:
     """Sets the levels of a spec from unbounded numbers: their sigmoid, or exponential if free.
 
@@ -120,7 +130,7 @@ def with_levels(spec: Lights, raw: Mapping[str, Float[Array, "..."]]) -> dict[st
     }
 
 
-@takes(light=an(ChaoticLight), intensity=reals(nan=True, empty=True))
+@validate(light=instance_of(ChaoticLight), intensity=real_array(nan=True, empty=True))
 def light_divergence(
     intensity: Float[Array, "*shape"], light: ChaoticLight
 ) -> Float[Array, "*shape"]:
@@ -139,7 +149,7 @@ def light_divergence(
     return (jnp.square(ratio) - 1) / 2 - jnp.log(ratio)
 
 
-@takes(f=function)
+@validate(f=pure_function)
 def divergence(
     f: Callable[..., Any], spec: Mapping[str, ChaoticLight | None]
 ) -> Callable[..., Any]:

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxeff.core import reals, takes
+from jaxeff.core import real_array, validate
 
 Values = Float[Array | np.ndarray, " points"]
 
@@ -31,7 +31,7 @@ class Measured(NamedTuple):
     electronic: float
 
 
-@takes(mean=reals(1), variance=reals(1))
+@validate(mean=real_array(1), variance=real_array(1))
 def fit_light(mean: Values, variance: Values) -> Measured:
     """Fits the parabola, every point by its relative error, with coefficients that aren't negative.
 

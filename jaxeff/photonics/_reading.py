@@ -27,7 +27,14 @@ from typing import Any
 
 import jax
 
-from jaxeff.core import a_batch, check_function, check_params, function, takes, tree
+from jaxeff.core import (
+    check_function,
+    check_params,
+    input_batch,
+    parameter_tree,
+    pure_function,
+    validate,
+)
 from jaxeff.noise import ReadOut
 from jaxeff.photonics._photonic import WANTED, carried
 from jaxeff.photonics.elements import PhotonicElement, ReadElement
@@ -35,7 +42,7 @@ from jaxeff.program import Layer, check_settings, evaluate, plain, trace
 from jaxeff.program.reading import argument_leaves
 
 
-@takes(f=function, params=tree, x=a_batch)
+@validate(f=pure_function, params=parameter_tree, x=input_batch)
 def read_out(
     f: Callable[..., Any],
     params: Any,

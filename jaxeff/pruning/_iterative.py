@@ -43,18 +43,18 @@ import numpy as np
 import optax
 
 from jaxeff.core import (
-    a_batch,
-    a_path,
-    flag,
-    function,
-    mapping,
-    of_form,
-    one_key,
-    optimizer,
-    rows,
-    takes,
-    tree,
-    whole,
+    aligned_arrays,
+    boolean,
+    function_of_form,
+    input_batch,
+    optax_optimizer,
+    parameter_tree,
+    path_like,
+    pure_function,
+    single_key,
+    static_integer,
+    string_mapping,
+    validate,
 )
 from jaxeff.pruning._budget import Budget
 from jaxeff.pruning._cost import macs, parameters
@@ -88,23 +88,23 @@ class Pruned(NamedTuple):
     rounds: list[dict[str, Any]]
 
 
-@takes(
-    key=one_key,
-    f=function,
-    params=tree,
-    data=rows,
-    spec=mapping,
-    loss=of_form("loss(f)"),
-    optimizer=optimizer,
-    epochs=whole(0),
-    batch_size=whole(),
-    score=of_form("score(f)"),
-    inputs=a_batch,
-    folder=a_path,
-    settings=mapping,
-    on_round=of_form("on_round(round, plan)"),
-    on_epoch=of_form("on_epoch(epoch, train_state, row)"),
-    progress=flag,
+@validate(
+    key=single_key,
+    f=pure_function,
+    params=parameter_tree,
+    data=aligned_arrays,
+    spec=string_mapping,
+    loss=function_of_form("loss(f)"),
+    optimizer=optax_optimizer,
+    epochs=static_integer(0),
+    batch_size=static_integer(),
+    score=function_of_form("score(f)"),
+    inputs=input_batch,
+    folder=path_like,
+    settings=string_mapping,
+    on_round=function_of_form("on_round(round, plan)"),
+    on_epoch=function_of_form("on_epoch(epoch, train_state, row)"),
+    progress=boolean,
 )
 def prune_iteratively(
     key: jax.Array,

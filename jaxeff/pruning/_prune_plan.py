@@ -27,15 +27,15 @@ from jaxeff.core import (
     Count,
     Number,
     Setting,
-    a_batch,
-    an,
-    function,
-    mapping,
-    of_form,
+    function_of_form,
+    input_batch,
+    instance_of,
+    parameter_tree,
+    pure_function,
     register_setting,
     static,
-    takes,
-    tree,
+    string_mapping,
+    validate,
 )
 from jaxeff.program import check_settings, resolve, trace
 from jaxeff.pruning._budget import Allowed, Budget, kept_best, within
@@ -100,13 +100,13 @@ class Prune(Setting):
         return size - removed
 
 
-@takes(
-    f=function,
-    params=tree,
-    batch=a_batch,
-    spec=mapping,
-    score=of_form("score(params, channels)"),
-    budget=an(Budget),
+@validate(
+    f=pure_function,
+    params=parameter_tree,
+    batch=input_batch,
+    spec=string_mapping,
+    score=function_of_form("score(params, channels)"),
+    budget=instance_of(Budget),
 )
 def prune_plan(
     f: Callable[..., Any],

@@ -39,22 +39,22 @@ import optax
 from jaxtyping import PRNGKeyArray
 
 from jaxeff.core import (
-    a_path,
-    an,
+    any_of,
     check_count,
     check_number,
-    either,
-    function,
-    labelled,
-    mapping,
+    function_of_form,
+    instance_of,
+    labelled_data,
     number,
-    of_form,
-    one_key,
-    optimizer,
+    optax_optimizer,
+    parameter_tree,
+    path_like,
     progress_bar,
-    takes,
-    tree,
-    whole,
+    pure_function,
+    single_key,
+    static_integer,
+    string_mapping,
+    validate,
 )
 from jaxeff.pruning.scores import Score, l1
 from jaxeff.search._episodes import Episodes, Measurements, Row
@@ -75,28 +75,28 @@ from jaxeff.store import Journal, run_identity
 from jaxeff.training import count_examples
 
 
-@takes(
-    key=one_key,
-    f=function,
-    params=tree,
-    data=labelled,
-    latency=of_form("latency(candidate)"),
+@validate(
+    key=single_key,
+    f=pure_function,
+    params=parameter_tree,
+    data=labelled_data,
+    latency=function_of_form("latency(candidate)"),
     target=number(above=0, high=1),
-    agent=an(Searcher),
-    actions=an(Actions),
-    episodes=whole(),
-    reward=of_form("reward(accuracy, ratio, target)"),
-    validation=labelled,
-    train=function,
-    steps=whole(0),
-    batch_size=whole(),
-    optimizer=optimizer,
-    images=whole(),
-    score=of_form("score(params, channels)"),
-    legal=an(Legal),
-    folder=a_path,
-    settings=mapping,
-    refinement=an(Refinement),
+    agent=instance_of(Searcher),
+    actions=instance_of(Actions),
+    episodes=static_integer(),
+    reward=function_of_form("reward(accuracy, ratio, target)"),
+    validation=labelled_data,
+    train=pure_function,
+    steps=static_integer(0),
+    batch_size=static_integer(),
+    optimizer=optax_optimizer,
+    images=static_integer(),
+    score=function_of_form("score(params, channels)"),
+    legal=instance_of(Legal),
+    folder=path_like,
+    settings=string_mapping,
+    refinement=instance_of(Refinement),
 )
 def search(
     key: PRNGKeyArray,
@@ -193,19 +193,19 @@ def search(
     )  # fmt: skip
 
 
-@takes(
-    key=one_key,
-    candidates=an(Candidates),
-    latency=of_form("latency(candidate)"),
+@validate(
+    key=single_key,
+    candidates=instance_of(Candidates),
+    latency=function_of_form("latency(candidate)"),
     target=number(above=0, high=1),
-    agent=an(Searcher),
-    actions=an(Actions),
-    episodes=whole(),
-    reward=of_form("reward(accuracy, ratio, target)"),
-    known=either(of_form("known()"), an(CompressionSensitivity)),
-    folder=a_path,
-    settings=mapping,
-    refinement=an(Refinement),
+    agent=instance_of(Searcher),
+    actions=instance_of(Actions),
+    episodes=static_integer(),
+    reward=function_of_form("reward(accuracy, ratio, target)"),
+    known=any_of(function_of_form("known()"), instance_of(CompressionSensitivity)),
+    folder=path_like,
+    settings=string_mapping,
+    refinement=instance_of(Refinement),
 )
 def search_among(
     key: PRNGKeyArray,

@@ -21,11 +21,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxeff.core import ClosedJaxpr, JaxprEqn, bind, function, primitives, takes
+from jaxeff.core import ClosedJaxpr, JaxprEqn, bind, primitives, pure_function, validate
 from jaxeff.program.ir import Scan, walk
 
 
-@takes(fn=function)
+@validate(fn=pure_function)
 def canonical_convolutions(fn: Callable[..., Any], *, products: bool = False) -> Callable[..., Any]:
     """Rewrites each convolution in ``fn``, also in scans, to channels-last layout.
 

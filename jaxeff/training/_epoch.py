@@ -43,7 +43,14 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Int, Key
 
-from jaxeff.core import check_count, of_form, optimizer, takes, tree, whole
+from jaxeff.core import (
+    check_count,
+    function_of_form,
+    optax_optimizer,
+    parameter_tree,
+    static_integer,
+    validate,
+)
 from jaxeff.training._canonical import quick_in_loops
 
 Metrics = dict[str, Any]
@@ -68,14 +75,16 @@ class TrainState(NamedTuple):
     step: Int[Array, ""]
 
 
-@takes(params=tree, optimizer=optimizer)
+@validate(params=parameter_tree, optimizer=optax_optimizer)
 def init(params: Any, optimizer: optax.GradientTransformation, state: Any = None) -> TrainState:
     """Makes the state before the first update."""
     return TrainState(params, state, optimizer.init(params), jnp.zeros((), jnp.int32))
 
 
-@takes(
-    loss=of_form("loss(key, params, state, batch, step)"), optimizer=optimizer, batch_size=whole()
+@validate(
+    loss=function_of_form("loss(key, params, state, batch, step)"),
+    optimizer=optax_optimizer,
+    batch_size=static_integer(),
 )
 def make_epoch(loss: Loss, optimizer: optax.GradientTransformation, batch_size: int) -> Epoch:
     """Makes ``epoch(train_state, key, data) -> (train_state, metrics)``.

@@ -29,20 +29,20 @@ import jax
 import optax
 
 from jaxeff.core import (
-    a_path,
+    aligned_arrays,
+    boolean,
     check_function,
     check_key,
     check_params,
-    choice,
-    flag,
-    mapping,
-    of_form,
-    one_key,
-    optimizer,
-    rows,
-    takes,
-    tree,
-    whole,
+    function_of_form,
+    one_of,
+    optax_optimizer,
+    parameter_tree,
+    path_like,
+    single_key,
+    static_integer,
+    string_mapping,
+    validate,
 )
 from jaxeff.store import Resume, run_identity
 from jaxeff.training._epoch import Loss, TrainState, count_examples, init, make_epoch
@@ -67,21 +67,21 @@ class FitResult(NamedTuple):
     history: History
 
 
-@takes(
-    key=one_key,
-    params=tree,
-    data=rows,
-    optimizer=optimizer,
-    epochs=whole(0),
-    batch_size=whole(),
-    eval_fn=of_form("eval_fn(train_state)"),
-    eval_every=whole(),
-    on_epoch=of_form("on_epoch(epoch, train_state, row)"),
-    checkpoint=a_path,
-    checkpoint_every=whole(),
-    settings=mapping,
-    progress=flag,
-    resume=choice(True, False, "force"),
+@validate(
+    key=single_key,
+    params=parameter_tree,
+    data=aligned_arrays,
+    optimizer=optax_optimizer,
+    epochs=static_integer(0),
+    batch_size=static_integer(),
+    eval_fn=function_of_form("eval_fn(train_state)"),
+    eval_every=static_integer(),
+    on_epoch=function_of_form("on_epoch(epoch, train_state, row)"),
+    checkpoint=path_like,
+    checkpoint_every=static_integer(),
+    settings=string_mapping,
+    progress=boolean,
+    resume=one_of(True, False, "force"),
 )
 def fit(
     key: jax.Array,

@@ -25,24 +25,24 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxeff.core import (
-    a_path,
-    an,
+    aligned_arrays,
+    boolean,
     check_choice,
     check_count,
     check_key,
-    choice,
-    flag,
     from_writer,
+    function_of_form,
+    instance_of,
     is_writer,
-    mapping,
-    of_form,
+    one_of,
+    path_like,
     progress_bar,
-    rows,
     span_processes,
-    takes,
+    static_integer,
+    string_mapping,
     to_devices,
     to_host,
-    whole,
+    validate,
 )
 from jaxeff.store import (
     CheckpointError,
@@ -74,20 +74,20 @@ class DivergedError(FloatingPointError):
         self.history = history
 
 
-@takes(
+@validate(
     key=check_key,
-    epoch=of_form("epoch(train_state, key, data)"),
-    start=an(TrainState),
-    data=rows,
-    epochs=whole(0),
-    eval_fn=of_form("eval_fn(train_state)"),
-    eval_every=whole(),
-    on_epoch=of_form("on_epoch(epoch, train_state, row)"),
-    checkpoint=a_path,
-    checkpoint_every=whole(),
-    settings=mapping,
-    progress=flag,
-    resume=choice(True, False, "force"),
+    epoch=function_of_form("epoch(train_state, key, data)"),
+    start=instance_of(TrainState),
+    data=aligned_arrays,
+    epochs=static_integer(0),
+    eval_fn=function_of_form("eval_fn(train_state)"),
+    eval_every=static_integer(),
+    on_epoch=function_of_form("on_epoch(epoch, train_state, row)"),
+    checkpoint=path_like,
+    checkpoint_every=static_integer(),
+    settings=string_mapping,
+    progress=boolean,
+    resume=one_of(True, False, "force"),
 )
 def run_epochs(
     key: jax.Array,

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxeff.core import check_function, check_labels, function, of_form, takes
+from jaxeff.core import check_function, check_labels, function_of_form, pure_function, validate
 from jaxeff.training._epoch import Loss
 
 
@@ -79,7 +79,7 @@ def in_range(labels: Any, logits: Any) -> Any:
     return jnp.where((labels >= 0) & (labels < logits.shape[-1]), 1.0, jnp.nan)
 
 
-@takes(loss=of_form("loss(key, params, batch)"))
+@validate(loss=function_of_form("loss(key, params, batch)"))
 def stateless(loss: Callable[[Any, Any, Any], Any]) -> Loss:
     """Adapts ``loss(key, params, batch)``, which returns a scalar or (scalar, metrics)."""
 
@@ -91,7 +91,7 @@ def stateless(loss: Callable[[Any, Any, Any], Any]) -> Loss:
     return full
 
 
-@takes(f=function)
+@validate(f=pure_function)
 def cross_entropy(f: Callable[..., Any], *, keyed: bool = False, mutable: bool = False) -> Loss:
     """Makes the mean softmax cross entropy of a classifier, with its accuracy as a metric.
 

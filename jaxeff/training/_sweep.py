@@ -58,23 +58,23 @@ import optax
 from jaxtyping import Bool, Float
 
 from jaxeff.core import (
-    a_path,
+    aligned_arrays,
+    boolean,
     check_count,
     check_function,
     check_key,
     check_params,
-    choice,
-    flag,
-    mapping,
-    of_form,
-    one_key,
-    optimizer,
+    function_of_form,
+    one_of,
+    optax_optimizer,
+    path_like,
     progress_bar,
-    rows,
+    single_key,
     span_processes,
-    takes,
+    static_integer,
+    string_mapping,
     to_host,
-    whole,
+    validate,
 )
 from jaxeff.store import Resume, run_identity
 from jaxeff.training._chunks import ChunkFolder, even_parts, join_chunks
@@ -112,21 +112,21 @@ class SweepResult(NamedTuple):
     state: Any
 
 
-@takes(
-    key=one_key,
-    init=of_form("init(key)"),
-    data=rows,
-    optimizer=optimizer,
-    epochs=whole(),
-    batch_size=whole(),
-    score=of_form("score(params)"),
-    seeds=whole(),
-    chunk=whole(),
-    checkpoint=a_path,
-    checkpoint_every=whole(),
-    identity=mapping,
-    progress=flag,
-    resume=choice(True, False, "force"),
+@validate(
+    key=single_key,
+    init=function_of_form("init(key)"),
+    data=aligned_arrays,
+    optimizer=optax_optimizer,
+    epochs=static_integer(),
+    batch_size=static_integer(),
+    score=function_of_form("score(params)"),
+    seeds=static_integer(),
+    chunk=static_integer(),
+    checkpoint=path_like,
+    checkpoint_every=static_integer(),
+    identity=string_mapping,
+    progress=boolean,
+    resume=one_of(True, False, "force"),
 )
 def sweep(
     key: jax.Array,

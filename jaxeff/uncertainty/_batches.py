@@ -6,10 +6,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxeff.core import an, of_form, takes, tree, whole
+from jaxeff.core import function_of_form, instance_of, parameter_tree, static_integer, validate
 
 
-@takes(f=of_form("f(inputs)"), batch=whole(), axis=an(int), inputs=tree)
+@validate(
+    f=function_of_form("f(inputs)"),
+    batch=static_integer(),
+    axis=instance_of(int),
+    inputs=parameter_tree,
+)
 def in_batches(f: Callable[[Any], Any], inputs: Any, batch: int = 500, *, axis: int = 0) -> Any:
     """Applies a function to inputs a batch at a time.
 

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 from jax.ops import segment_sum
 from jaxtyping import Array, Float, Int
 
-from jaxeff.core import check_labels, check_probs, takes, whole
+from jaxeff.core import check_labels, check_probs, static_integer, validate
 
 
-@takes(bins=whole())
+@validate(bins=static_integer())
 def ece(
     probs: Float[Array, "batch classes"], labels: Int[Array, " batch"], bins: int = 15
 ) -> Float[Array, ""]:

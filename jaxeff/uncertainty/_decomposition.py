@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax.scipy.special import entr, logsumexp
 from jaxtyping import Array, Float
 
-from jaxeff.core import check_probs, reals, takes
+from jaxeff.core import check_probs, real_array, validate
 
 
 class Decomposition(NamedTuple):
@@ -105,7 +105,7 @@ def decompose(probs: Float[Array, "samples *batch classes"]) -> Decomposition:
     return Decomposition(total, aleatoric, jnp.maximum(total - aleatoric, 0))
 
 
-@takes(logits=reals(nan=True))
+@validate(logits=real_array(nan=True))
 def decompose_logits(logits: Float[Array, "samples *batch classes"]) -> Decomposition:
     """Computes total, aleatoric and epistemic uncertainty from logits.
 
@@ -124,7 +124,7 @@ def decompose_logits(logits: Float[Array, "samples *batch classes"]) -> Decompos
     return Decomposition(total, aleatoric, jnp.maximum(total - aleatoric, 0))
 
 
-@takes(logits=reals(nan=True))
+@validate(logits=real_array(nan=True))
 def predictive_log_probs(
     logits: Float[Array, "samples *batch classes"],
 ) -> Float[Array, "*batch classes"]:

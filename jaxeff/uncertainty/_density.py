@@ -15,14 +15,14 @@ import numpy as np
 from jax.scipy.stats import gaussian_kde
 from jaxtyping import Array, Bool, Float
 
-from jaxeff.core import check_number, number, reals, takes
+from jaxeff.core import check_number, number, real_array, validate
 
 OOD_QUANTILE = 0.05
 """Share of the training points themselves that lie in the region called out of domain. The source
 thresholds at "a chosen quantile" and doesn't say which."""
 
 
-@takes(x=reals(nan=True), train=reals(nan=True))
+@validate(x=real_array(nan=True), train=real_array(nan=True))
 def negative_log_density(
     x: Float[Array, "n features"], train: Float[Array, "examples features"]
 ) -> Float[Array, " n"]:
@@ -39,7 +39,7 @@ def negative_log_density(
     return -_kde(train).logpdf(jnp.asarray(x).T)
 
 
-@takes(x=reals(), train=reals(nan=True), quantile=number(0, 1))
+@validate(x=real_array(), train=real_array(nan=True), quantile=number(0, 1))
 def out_of_domain(
     x: Float[Array, "n features"],
     train: Float[Array, "examples features"],
@@ -61,7 +61,7 @@ def out_of_domain(
     return negative_log_density(x, train) > sparsity_threshold(train, quantile)
 
 
-@takes(train=reals(nan=True), quantile=number(0, 1))
+@validate(train=real_array(nan=True), quantile=number(0, 1))
 def sparsity_threshold(
     train: Float[Array, "examples features"], quantile: float = OOD_QUANTILE
 ) -> Float[Array, ""]:
@@ -71,7 +71,7 @@ def sparsity_threshold(
     return jnp.quantile(negative_log_density(train, train), 1 - quantile)
 
 
-@takes(epistemic=reals(1), sparsity=reals(1))
+@validate(epistemic=real_array(1), sparsity=real_array(1))
 def euc(epistemic: Float[Array, " n"], sparsity: Float[Array, " n"]) -> Float[Array, ""]:
     """Correlates epistemic uncertainty with the sparsity of the training data (Pearson).
 

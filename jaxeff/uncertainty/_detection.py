@@ -13,10 +13,10 @@ out-of-domain inputs accepted when 95 % of in-domain inputs are) call ``fpr95(-o
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxeff.core import check_scores, reals, takes
+from jaxeff.core import check_scores, real_array, validate
 
 
-@takes(inside=reals(nan=True, empty=True), outside=reals(nan=True, empty=True))
+@validate(inside=real_array(nan=True, empty=True), outside=real_array(nan=True, empty=True))
 def auroc(inside: Float[Array, " n_in"], outside: Float[Array, " n_out"]) -> Float[Array, ""]:
     """Computes the probability that an out-of-domain input scores higher than an in-domain one.
 
@@ -43,7 +43,7 @@ def auroc(inside: Float[Array, " n_in"], outside: Float[Array, " n_out"]) -> Flo
     return _nan_if_nan(wins.mean(), inside, outside)
 
 
-@takes(inside=reals(nan=True, empty=True), outside=reals(nan=True, empty=True))
+@validate(inside=real_array(nan=True, empty=True), outside=real_array(nan=True, empty=True))
 def aupr(inside: Float[Array, " n_in"], outside: Float[Array, " n_out"]) -> Float[Array, ""]:
     """Computes the area under the precision-recall curve (average precision).
 
@@ -68,7 +68,7 @@ def aupr(inside: Float[Array, " n_in"], outside: Float[Array, " n_out"]) -> Floa
     return _nan_if_nan((caught / (caught + false_alarms)).mean(), inside, outside)
 
 
-@takes(inside=reals(nan=True, empty=True), outside=reals(nan=True, empty=True))
+@validate(inside=real_array(nan=True, empty=True), outside=real_array(nan=True, empty=True))
 def fpr95(inside: Float[Array, " n_in"], outside: Float[Array, " n_out"]) -> Float[Array, ""]:
     """Computes the share of in-domain inputs flagged when 95 % of out-of-domain inputs are.
 

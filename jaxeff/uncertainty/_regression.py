@@ -15,7 +15,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from jaxeff.core import mask, reals, takes
+from jaxeff.core import boolean_mask, real_array, validate
 
 
 class RegressionUncertainty(NamedTuple):
@@ -37,7 +37,7 @@ class RegressionUncertainty(NamedTuple):
         return self.aleatoric + self.epistemic
 
 
-@takes(outputs=reals(nan=True))
+@validate(outputs=real_array(nan=True))
 def decompose_regression(
     outputs: Float[Array, "samples *batch outputs"],
 ) -> RegressionUncertainty:
@@ -63,7 +63,7 @@ def decompose_regression(
     return RegressionUncertainty(means.mean(0), jnp.exp(log_variances).mean(0), means.var(0))
 
 
-@takes(mean=reals(1, nan=True), target=reals(1, nan=True), inside=mask)
+@validate(mean=real_array(1, nan=True), target=real_array(1, nan=True), inside=boolean_mask)
 def prediction_mse(
     mean: Float[Array, " n"], target: Float[Array, " n"], inside: Bool[Array, " n"]
 ) -> Float[Array, ""]:
@@ -78,7 +78,7 @@ def prediction_mse(
     return jnp.square(mean - target).mean(where=inside)
 
 
-@takes(std=reals(1, nan=True), true_std=reals(1, nan=True), inside=mask)
+@validate(std=real_array(1, nan=True), true_std=real_array(1, nan=True), inside=boolean_mask)
 def aleatoric_mse(
     std: Float[Array, " n"], true_std: Float[Array, " n"], inside: Bool[Array, " n"]
 ) -> Float[Array, ""]:

@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxeff.core import check_labels, check_probs, reals, takes
+from jaxeff.core import check_labels, check_probs, real_array, validate
 
 
-@takes(probs=reals(2, nan=True))
+@validate(probs=real_array(2, nan=True))
 def accuracy(
     probs: Float[Array, "batch classes"], labels: Int[Array, " batch"]
 ) -> Float[Array, ""]:

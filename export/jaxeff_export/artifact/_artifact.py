@@ -27,7 +27,7 @@ import jax
 import jax.export
 import jax.numpy as jnp
 
-from jaxeff.core import either, flag, names, of_form, takes, whole
+from jaxeff.core import any_of, boolean, function_of_form, static_integer, string_sequence, validate
 from jaxeff.store import open_regular, write_whole
 from jaxeff_export.artifact._archive import (
     MOST_TEXT,
@@ -212,7 +212,11 @@ class Artifact:
         return cls.from_bytes(data, str(path))
 
 
-@takes(f=of_form("f(*args)"), parameters=whole(0), any_batch=either(flag, names))
+@validate(
+    f=function_of_form("f(*args)"),
+    parameters=static_integer(0),
+    any_batch=any_of(boolean, string_sequence),
+)
 def export(
     f: Callable[..., Any],
     example_args: Sequence[Any],

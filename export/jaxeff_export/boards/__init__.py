@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from jaxeff.core import an, takes, text
+from jaxeff.core import instance_of, string, validate
 from jaxeff_export.boards import _emulated as emulated
 from jaxeff_export.boards._board import Board, BoardError, BoardLost
 from jaxeff_export.boards._emulated import CORES, EmulatedBoard, require_emulator
@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 
-@takes(spec=an(str, Board), cpu=text)
+@validate(spec=instance_of(str, Board), cpu=string)
 def make_board(spec: str | Board, *, cpu: str | None = None) -> Board:
     """Makes the board of a name, not yet connected; a `Board` is passed through.
 

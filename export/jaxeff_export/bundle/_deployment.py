@@ -16,17 +16,17 @@ import jax
 import numpy as np
 
 from jaxeff.core import (
-    a_path,
-    an,
-    both,
-    either,
-    flag,
-    mapping,
-    names,
-    of_form,
-    takes,
-    tree,
-    whole,
+    all_of,
+    any_of,
+    boolean,
+    function_of_form,
+    instance_of,
+    parameter_tree,
+    path_like,
+    static_integer,
+    string_mapping,
+    string_sequence,
+    validate,
 )
 from jaxeff_export.artifact import (
     Artifact,
@@ -46,13 +46,13 @@ from jaxeff_export.bundle.files import RecordedPair
 from jaxeff_export.schedules import TuningDatabase
 
 
-@takes(
-    f=of_form("f(*args)"),
-    path=a_path,
-    parameters=whole(0),
-    database=a_path,
-    progress=of_form("progress(line)"),
-    any_batch=either(flag, names),
+@validate(
+    f=function_of_form("f(*args)"),
+    path=path_like,
+    parameters=static_integer(0),
+    database=path_like,
+    progress=function_of_form("progress(line)"),
+    any_batch=any_of(boolean, string_sequence),
 )
 def deploy(
     f: Callable[..., Any],
@@ -123,13 +123,13 @@ def deploy(
     return order.built(artifact, leaves, reference, treedef)
 
 
-@takes(
-    artifact=an(Artifact),
-    arrays=both(mapping, tree),
-    path=a_path,
-    parameters=whole(0),
-    database=a_path,
-    progress=of_form("progress(line)"),
+@validate(
+    artifact=instance_of(Artifact),
+    arrays=all_of(string_mapping, parameter_tree),
+    path=path_like,
+    parameters=static_integer(0),
+    database=path_like,
+    progress=function_of_form("progress(line)"),
 )
 def deploy_artifact(
     artifact: Artifact,

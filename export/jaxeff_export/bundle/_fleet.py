@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from threading import Thread
 from typing import Generic, TypeVar
 
-from jaxeff.core import an, each, of_form, takes
+from jaxeff.core import function_of_form, instance_of, sequence_of, validate
 from jaxeff_export.boards import Board, BoardError, make_board
 from jaxeff_export.bundle._bundle import Bundle
 from jaxeff_export.bundle.files import BundleError
@@ -32,11 +32,11 @@ class BoardResult(Generic[_T]):
     error: BoardError | BundleError | None
 
 
-@takes(
-    bundle=an(Bundle),
-    work=of_form("work(runner)"),
-    report=of_form("report(outcome)"),
-    boards=each(an(str, Board)),
+@validate(
+    bundle=instance_of(Bundle),
+    work=function_of_form("work(runner)"),
+    report=function_of_form("report(outcome)"),
+    boards=sequence_of(instance_of(str, Board)),
 )
 def on_boards(
     bundle: Bundle,

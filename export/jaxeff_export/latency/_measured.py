@@ -44,7 +44,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from jaxeff.core import a_batch, a_path, an, each, either, takes, whole
+from jaxeff.core import (
+    any_of,
+    input_batch,
+    instance_of,
+    path_like,
+    sequence_of,
+    static_integer,
+    validate,
+)
 from jaxeff.search import Candidate, LatencyError
 from jaxeff_export.boards import Board, BoardError
 from jaxeff_export.bundle import Bundle
@@ -143,12 +151,12 @@ class MeasuredLatency:
             self._first = turns.first = self._first or turns.first
 
 
-@takes(
-    inputs=a_batch,
-    number=whole(),
-    repeat=whole(),
-    database=a_path,
-    boards=either(an(str, Board), each(an(str, Board))),
+@validate(
+    inputs=input_batch,
+    number=static_integer(),
+    repeat=static_integer(),
+    database=path_like,
+    boards=any_of(instance_of(str, Board), sequence_of(instance_of(str, Board))),
 )
 def measured_latency(
     *inputs: Any,

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jaxeff.core import a_batch, takes
+from jaxeff.core import input_batch, validate
 from jaxeff.search import Candidate
 from jaxeff_export.latency._attribution import kernel_calls
 from jaxeff_export.latency._turns import compiled
 
 
-@takes(inputs=a_batch)
+@validate(inputs=input_batch)
 def modelled_latency(
     *inputs: Any, target: str | Mapping[str, Any] = "cortex-a72"
 ) -> Callable[[Candidate], float]:

@@ -39,7 +39,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxeff.core import a_batch, a_path, an, takes, whole
+from jaxeff.core import input_batch, instance_of, path_like, static_integer, validate
 from jaxeff.search import Candidate, LatencyError, Policy, SearchSpace
 from jaxeff.store import Journal
 from jaxeff_export.boards import Board, BoardError
@@ -210,13 +210,13 @@ class TableLatency:
             kept.add("whole", {"cells": [], "seconds": self._turns.first})
 
 
-@takes(
-    inputs=a_batch,
-    number=whole(),
-    repeat=whole(),
-    folder=a_path,
-    database=a_path,
-    board=an(str, Board),
+@validate(
+    inputs=input_batch,
+    number=static_integer(),
+    repeat=static_integer(),
+    folder=path_like,
+    database=path_like,
+    board=instance_of(str, Board),
 )
 def table_latency(
     *inputs: Any,

@@ -8,7 +8,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import TextColumn
 
-from jaxeff.core import bars
+from jaxeff.core import progress_bars
 from jaxeff_export.schedules import ScheduleChoice
 
 
@@ -23,7 +23,7 @@ class Display:
     def __init__(self, console: Console, kernels: int) -> None:
         kernel = TextColumn("{task.description}", markup=False)
         best = TextColumn("{task.fields[best]}", markup=False)
-        self._progress = bars(console, kernel, after=[best])
+        self._progress = progress_bars(console, kernel, after=[best])
         self._kernels = kernels
         self._trials = 0
         self._all = self._progress.add_task(f"all {kernels} kernels", total=None, best="")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from jaxeff.core import a_path, an, takes, whole
+from jaxeff.core import instance_of, path_like, static_integer, validate
 from jaxeff.store import require_free
 from jaxeff_export.boards import Board, BoardError, make_board
 from jaxeff_export.bundle import Bundle, Example, NamedTarget, build, lift
@@ -25,7 +25,13 @@ if TYPE_CHECKING:
 SPACES = ("tiles", "metaschedule")
 
 
-@takes(bundle=an(Bundle), database=a_path, trials=whole(), path=a_path, board=an(str, Board))
+@validate(
+    bundle=instance_of(Bundle),
+    database=path_like,
+    trials=static_integer(),
+    path=path_like,
+    board=instance_of(str, Board),
+)
 def tune(
     bundle: Bundle,
     database: str | Path,

@@ -30,7 +30,7 @@ import numpy as np
 
 from jaxeff.analog_hardware.chips._chip import INPUT_TOP, WEIGHT_TOP
 from jaxeff.analog_hardware.chips._queries import Hardware, Query, ask, check_query
-from jaxeff.core import Count, Setting, an, check_key, one_key, takes
+from jaxeff.core import Count, Setting, check_key, instance_of, single_key, validate
 
 LEAST_REPEATS = 8
 """Fewer leave a variance with a standard error above half of itself."""
@@ -131,7 +131,7 @@ class Characterization(NamedTuple):
     noise: NoiseMeasurement
 
 
-@takes(key=one_key, design=an(Design))
+@validate(key=single_key, design=instance_of(Design))
 def characterize(key: Any, query: Query, design: Design | None = None) -> Characterization:
     """Measures a chip.
 

@@ -24,7 +24,7 @@ import numpy as np
 from jaxeff.analog_hardware.chips._characterize import Design, random_inputs, random_weights, read
 from jaxeff.analog_hardware.chips._order import random_orders
 from jaxeff.analog_hardware.chips._queries import Query, check_query
-from jaxeff.core import an, check_key, one_key, takes, whole
+from jaxeff.core import check_key, instance_of, single_key, static_integer, validate
 
 
 class Events(NamedTuple):
@@ -49,13 +49,13 @@ class Events(NamedTuple):
         return Events(*(a[:at] for a in self)), Events(*(a[at:] for a in self))
 
 
-@takes(
-    key=one_key,
-    design=an(Design),
-    columns=whole(),
-    active=whole(),
-    programs=whole(),
-    vectors=whole(),
+@validate(
+    key=single_key,
+    design=instance_of(Design),
+    columns=static_integer(),
+    active=static_integer(),
+    programs=static_integer(),
+    vectors=static_integer(),
 )
 def measure_events(
     key: Any,

@@ -13,7 +13,16 @@ import numpy as np
 from jaxeff.analog_hardware.chips._characterize import Design, random_inputs, random_weights, read
 from jaxeff.analog_hardware.chips._queries import Query, check_query
 from jaxeff.analog_hardware.crossbar import TileModel
-from jaxeff.core import Table, an, check_key, one_key, positive, takes, whole, whole_numbers
+from jaxeff.core import (
+    Table,
+    check_key,
+    instance_of,
+    positive,
+    single_key,
+    static_integer,
+    static_integers,
+    validate,
+)
 
 
 @dataclass(frozen=True, repr=False)
@@ -41,13 +50,13 @@ class Fidelity:
     __repr__ = __str__
 
 
-@takes(
-    key=one_key,
-    model=an(TileModel),
-    design=an(Design),
-    active=whole_numbers(1),
-    vectors=whole(),
-    repeats=whole(),
+@validate(
+    key=single_key,
+    model=instance_of(TileModel),
+    design=instance_of(Design),
+    active=static_integers(1),
+    vectors=static_integer(),
+    repeats=static_integer(),
     gain=positive,
 )
 def fidelity(

@@ -28,16 +28,16 @@ from jaxeff.analog_hardware.crossbar import (
 )
 from jaxeff.core import (
     Table,
-    a_batch,
-    batches,
     check_function,
     check_number,
     check_params,
-    function,
-    mapping,
+    input_batch,
+    input_batches,
     number,
-    takes,
-    tree,
+    parameter_tree,
+    pure_function,
+    string_mapping,
+    validate,
 )
 from jaxeff.noise import ReadOut
 from jaxeff.program import Layer, evaluate, plain, trace
@@ -126,7 +126,7 @@ def _product(layer: Layer) -> Callable[..., Any]:
     return jax.jit(lambda *values: product_of(layer, values))
 
 
-@takes(f=function, params=tree, x=a_batch)
+@validate(f=pure_function, params=parameter_tree, x=input_batch)
 def partition(
     f: Callable[..., Any], params: Any, x: Any, spec: Mapping[str, Crossbar | None], *args: Any
 ) -> Partition:
@@ -192,13 +192,13 @@ def partition(
     return Partition(found)
 
 
-@takes(
-    f=function,
-    params=tree,
-    spec=mapping,
+@validate(
+    f=pure_function,
+    params=parameter_tree,
+    spec=string_mapping,
     inputs=number(0, 100),
     weights=number(0, 100),
-    batches=batches,
+    batches=input_batches,
 )
 def calibrate_ranges(
     f: Callable[..., Any],
@@ -279,7 +279,7 @@ def _kept(step: Any, measured: Any) -> Any:
     return jnp.float32(measured) if step is None else step
 
 
-@takes(f=function, params=tree, x=a_batch)
+@validate(f=pure_function, params=parameter_tree, x=input_batch)
 def read_out(
     f: Callable[..., Any], params: Any, x: Any, spec: Mapping[str, Crossbar | None], *args: Any
 ) -> dict[str, ReadOut]:

@@ -30,7 +30,7 @@ import numpy as np
 
 from jaxeff.analog_hardware.chips._characterize import Design, random_inputs, random_weights, read
 from jaxeff.analog_hardware.chips._queries import Query, check_query
-from jaxeff.core import an, check_key, one_key, takes, whole
+from jaxeff.core import check_key, instance_of, single_key, static_integer, validate
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,13 @@ class OrderEffect:
     noise: float
 
 
-@takes(
-    key=one_key, design=an(Design), active=whole(), vectors=whole(), orders=whole(), repeats=whole()
+@validate(
+    key=single_key,
+    design=instance_of(Design),
+    active=static_integer(),
+    vectors=static_integer(),
+    orders=static_integer(),
+    repeats=static_integer(),
 )
 def order_effect(
     key: Any,

@@ -55,17 +55,17 @@ from jaxeff.core import (
     Choice,
     Count,
     Setting,
-    an,
+    boolean,
     check_count,
     check_key,
-    choice,
-    flag,
-    one_key,
+    instance_of,
+    one_of,
     positive,
     register_setting,
+    single_key,
     static,
-    takes,
-    whole,
+    static_integer,
+    validate,
 )
 from jaxeff.training import fit, stateless
 
@@ -136,18 +136,18 @@ class SequenceModel(Setting):
         return self.noise.variance(inputs, weights.shape[1])
 
 
-@takes(
-    key=one_key,
-    events=an(Events),
-    design=an(Design),
-    noise=an(ReadOutNoise),
-    position=choice(*POSITIONS),
-    width=whole(),
-    heads=whole(),
+@validate(
+    key=single_key,
+    events=instance_of(Events),
+    design=instance_of(Design),
+    noise=instance_of(ReadOutNoise),
+    position=one_of(*POSITIONS),
+    width=static_integer(),
+    heads=static_integer(),
     rate=positive,
-    epochs=whole(),
-    batch_size=whole(),
-    progress=flag,
+    epochs=static_integer(),
+    batch_size=static_integer(),
+    progress=boolean,
 )
 def fit_sequence(
     key: Any,

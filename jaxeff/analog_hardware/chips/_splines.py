@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, Float
 from scipy.optimize import nnls
 
-from jaxeff.core import Setting, is_concrete, reals, register_setting, takes, whole
+from jaxeff.core import Setting, is_concrete, real_array, register_setting, static_integer, validate
 
 RIDGE = 1e-3
 """Weight of the squared second differences of coefficients, beside the mean squared error."""
@@ -77,7 +77,7 @@ class Splines(Setting):
         return value + beyond * slope
 
 
-@takes(x=reals(2), y=reals(2), intervals=whole())
+@validate(x=real_array(2), y=real_array(2), intervals=static_integer())
 def fit_splines(
     x: Float[np.ndarray, "n columns"], y: Float[np.ndarray, "n columns"], intervals: int = 8
 ) -> Splines:

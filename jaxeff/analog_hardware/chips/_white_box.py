@@ -33,7 +33,14 @@ from scipy.optimize import nnls
 from jaxeff.analog_hardware.chips._characterize import Characterization, NoiseMeasurement
 from jaxeff.analog_hardware.chips._splines import Splines, fit_splines
 from jaxeff.analog_hardware.crossbar import through
-from jaxeff.core import NonNegative, Setting, an, register_setting, takes, whole
+from jaxeff.core import (
+    NonNegative,
+    Setting,
+    instance_of,
+    register_setting,
+    static_integer,
+    validate,
+)
 
 SWEEPS = 4
 """Rounds of alternating least squares; a fifth changes the table by less than 1e-3."""
@@ -171,7 +178,7 @@ def _looked_up(table: Any, x: Any) -> Any:
     return table[at] + (table[at + 1] - table[at]) * (x - first)
 
 
-@takes(measured=an(Characterization))
+@validate(measured=instance_of(Characterization))
 def fit_linear(measured: Characterization) -> LinearFit:
     """Fits one straight line for all columns, by least squares on full drive."""
     ideal, counts = _drive(measured)
@@ -179,13 +186,13 @@ def fit_linear(measured: Characterization) -> LinearFit:
     return LinearFit(jnp.float32(slope), jnp.float32(offset), fit_noise(measured.noise))
 
 
-@takes(measured=an(Characterization), intervals=whole())
+@validate(measured=instance_of(Characterization), intervals=static_integer())
 def fit_columnar(measured: Characterization, intervals: int = 8) -> Columnar:
     """Fits a spline per column on the ideal sum, from full drive."""
     return Columnar(fit_splines(*_drive(measured), intervals), fit_noise(measured.noise))
 
 
-@takes(measured=an(Characterization), intervals=whole())
+@validate(measured=instance_of(Characterization), intervals=static_integer())
 def fit_white_box(measured: Characterization, intervals: int = 8) -> WhiteBox:
     """Fits the table to single rows, splines to full drive, and noise to repeats.
 
@@ -291,7 +298,7 @@ def _smooth(curve: np.ndarray) -> np.ndarray:
     return (powers @ found).astype(np.float32)
 
 
-@takes(noise=an(NoiseMeasurement))
+@validate(noise=instance_of(NoiseMeasurement))
 def fit_noise(noise: NoiseMeasurement) -> ReadOutNoise:
     """Fits a variance per column without rows, and one per active row; neither is negative.
 

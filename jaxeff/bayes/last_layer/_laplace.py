@@ -58,12 +58,12 @@ from jaxeff.core import (
     check_function,
     check_number,
     check_params,
-    examples,
-    function,
-    mapping,
-    takes,
-    tree,
-    whole,
+    parameter_tree,
+    pure_function,
+    static_integer,
+    string_mapping,
+    supervised_data,
+    validate,
 )
 from jaxeff.moment_propagation import Gaussian, JointGaussian
 from jaxeff.program import resolve, trace
@@ -209,7 +209,13 @@ class Laplace:
         return self.f(params, x), with_constant(features, self.layer)
 
 
-@takes(f=function, params=tree, data=examples, spec=mapping, batch_size=whole())
+@validate(
+    f=pure_function,
+    params=parameter_tree,
+    data=supervised_data,
+    spec=string_mapping,
+    batch_size=static_integer(),
+)
 def laplace(
     f: Callable[..., Any],
     params: Any,

@@ -17,18 +17,24 @@ from jaxtyping import PRNGKeyArray
 
 from jaxeff.bayes.posteriors._posterior import Draws, prepare_draws
 from jaxeff.core import (
-    a_batch,
     check_count,
     check_function,
     check_key,
-    function,
-    one_key,
-    takes,
-    whole,
+    input_batch,
+    pure_function,
+    single_key,
+    static_integer,
+    validate,
 )
 
 
-@takes(key=one_key, f=function, samples=whole(), chunk=whole(), args=a_batch)
+@validate(
+    key=single_key,
+    f=pure_function,
+    samples=static_integer(),
+    chunk=static_integer(),
+    args=input_batch,
+)
 def predict(
     key: PRNGKeyArray,
     f: Callable[..., Any],

@@ -24,7 +24,14 @@ from jaxeff.bayes.posteriors import (
     require_likelihood,
     resolve_likelihood,
 )
-from jaxeff.core import a_batch, an, function, reals, takes, whole
+from jaxeff.core import (
+    input_batch,
+    instance_of,
+    pure_function,
+    real_array,
+    static_integer,
+    validate,
+)
 
 RHAT = 1.05
 """Above it, chains are said not to have converged."""
@@ -61,7 +68,7 @@ class Mixing(NamedTuple):
         return float(changing.min()) if changing.size else float("nan")
 
 
-@takes(values=reals(nan=True))
+@validate(values=real_array(nan=True))
 def mixing(values: Float[Any, "chains draws *shape"]) -> Mixing:
     """Computes R-hat and effective sample size of any quantity.
 
@@ -86,13 +93,13 @@ def mixing(values: Float[Any, "chains draws *shape"]) -> Mixing:
     return Mixing(rhat, ess)
 
 
-@takes(posterior=an(Draws))
+@validate(posterior=instance_of(Draws))
 def parameter_mixing(posterior: Draws) -> dict[str, Mixing]:
     """Computes R-hat and effective sample size of each random parameter, by path."""
     return {path: mixing(values) for path, values in posterior.random.items()}
 
 
-@takes(f=function, posterior=an(Draws), inputs=a_batch, chunk=whole())
+@validate(f=pure_function, posterior=instance_of(Draws), inputs=input_batch, chunk=static_integer())
 def prediction_mixing(
     f: Callable[..., Any],
     posterior: Draws,

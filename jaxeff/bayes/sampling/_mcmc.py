@@ -74,21 +74,21 @@ from jaxeff.bayes.sampling._result import MCMCResult
 from jaxeff.bayes.sampling._run import run_chains
 from jaxeff.bayes.sampling._starts import starting_points
 from jaxeff.core import (
-    a_path,
+    boolean,
     check_count,
     check_function,
     check_key,
     check_params,
-    choice,
-    examples,
-    flag,
-    function,
-    mapping,
     non_negative,
-    one_key,
-    takes,
-    tree,
-    whole,
+    one_of,
+    parameter_tree,
+    path_like,
+    pure_function,
+    single_key,
+    static_integer,
+    string_mapping,
+    supervised_data,
+    validate,
 )
 from jaxeff.store import Resume, describe_arrays, describe_computation, run_identity
 from jaxeff.training import count_examples
@@ -96,20 +96,20 @@ from jaxeff.training import count_examples
 _MONITORED = 100
 
 
-@takes(
-    key=one_key,
-    f=function,
-    params=tree,
-    data=examples,
-    warmup=whole(0),
-    samples=whole(),
-    chains=whole(),
-    thin=whole(),
+@validate(
+    key=single_key,
+    f=pure_function,
+    params=parameter_tree,
+    data=supervised_data,
+    warmup=static_integer(0),
+    samples=static_integer(),
+    chains=static_integer(),
+    thin=static_integer(),
     jitter=non_negative,
-    checkpoint=a_path,
-    settings=mapping,
-    progress=flag,
-    resume=choice(True, False, "force"),
+    checkpoint=path_like,
+    settings=string_mapping,
+    progress=boolean,
+    resume=one_of(True, False, "force"),
 )
 def mcmc(
     key: jax.Array,

@@ -29,16 +29,16 @@ from jaxeff.bayes.sampling._kernels import HMC, NUTS, SGHMC, SGLD, Engine, Kerne
 from jaxeff.bayes.sampling._mcmc import mcmc
 from jaxeff.bayes.sampling._result import MCMCResult
 from jaxeff.core import (
-    a_path,
-    choice,
-    examples,
-    flag,
-    function,
-    mapping,
+    boolean,
     non_negative,
-    one_key,
-    takes,
-    tree,
+    one_of,
+    parameter_tree,
+    path_like,
+    pure_function,
+    single_key,
+    string_mapping,
+    supervised_data,
+    validate,
 )
 from jaxeff.store import Resume
 
@@ -107,18 +107,18 @@ def _sampler(kernel: type[Kernel]) -> Callable[[F], F]:
     """Gives a sampler the signature of its kernel's settings and of `mcmc`, and their checks."""
 
     def signed(run: F) -> F:
-        # `help` and `takes` read the signature, so every option is listed with its default.
+        # `help` and `validate` read the signature, so every option is listed with its default.
         run.__signature__ = _signature(kernel)  # type: ignore[attr-defined]
-        return takes(
-            key=one_key,
-            f=function,
-            params=tree,
-            data=examples,
+        return validate(
+            key=single_key,
+            f=pure_function,
+            params=parameter_tree,
+            data=supervised_data,
             jitter=non_negative,
-            checkpoint=a_path,
-            settings=mapping,
-            progress=flag,
-            resume=choice(True, False, "force"),
+            checkpoint=path_like,
+            settings=string_mapping,
+            progress=boolean,
+            resume=one_of(True, False, "force"),
         )(run)
 
     return signed

@@ -40,17 +40,17 @@ from jaxeff.compression.allocation._table import BitSensitivity, check_widths
 from jaxeff.compression.numerics import LayerQuantization
 from jaxeff.compression.quantizers.uniform import Uniform
 from jaxeff.core import (
-    a_batch,
-    an,
     check_number,
-    function,
-    mapping,
-    names,
+    function_of_form,
+    input_batch,
+    instance_of,
     non_negative,
-    of_form,
+    parameter_tree,
     positive,
-    takes,
-    tree,
+    pure_function,
+    string_mapping,
+    string_sequence,
+    validate,
 )
 from jaxeff.program import Layer, evaluate, plain, trace
 
@@ -77,7 +77,13 @@ class QuantizationErrors(NamedTuple):
     activations_signal: Float[np.ndarray, " sites"]
 
 
-@takes(f=function, params=tree, args=a_batch, sites=names, method=of_form("method(bits)"))
+@validate(
+    f=pure_function,
+    params=parameter_tree,
+    args=input_batch,
+    sites=string_sequence,
+    method=function_of_form("method(bits)"),
+)
 def quantization_errors(
     f: Callable[..., Any],
     params: Any,
@@ -109,7 +115,7 @@ def quantization_errors(
     )
 
 
-@takes(errors=an(QuantizationErrors))
+@validate(errors=instance_of(QuantizationErrors))
 def noise_to_signal(errors: QuantizationErrors) -> BitSensitivity:
     """Computes the noise-to-signal ratio of every site in every width; 0 for an array of zeros.
 
@@ -129,7 +135,7 @@ def noise_to_signal(errors: QuantizationErrors) -> BitSensitivity:
     )
 
 
-@takes(sizes=mapping, decibels=non_negative, slope=positive)
+@validate(sizes=string_mapping, decibels=non_negative, slope=positive)
 def signal_to_noise_bits(
     sizes: Mapping[str, float], decibels: float, *, slope: float = DECIBELS_PER_BIT
 ) -> dict[str, float]:

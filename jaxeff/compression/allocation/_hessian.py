@@ -47,7 +47,17 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from jaxeff.compression._quantized import of_inputs
 from jaxeff.compression.allocation._errors import QuantizationErrors, multiplying
 from jaxeff.compression.allocation._table import BitSensitivity
-from jaxeff.core import a_batch, an, check_count, names, of_form, one_key, takes, tree, whole
+from jaxeff.core import (
+    check_count,
+    function_of_form,
+    input_batch,
+    instance_of,
+    parameter_tree,
+    single_key,
+    static_integer,
+    string_sequence,
+    validate,
+)
 from jaxeff.program import Layer, Program, evaluate, plain, trace
 
 ROLES = ("weight", "activation")
@@ -71,14 +81,14 @@ class HessianTrace(NamedTuple):
     activations_error: Float[np.ndarray, " sites"]
 
 
-@takes(
-    key=one_key,
-    loss=of_form("loss(params, *args)"),
-    params=tree,
-    args=a_batch,
-    sites=names,
-    probes=whole(),
-    at_once=whole(),
+@validate(
+    key=single_key,
+    loss=function_of_form("loss(params, *args)"),
+    params=parameter_tree,
+    args=input_batch,
+    sites=string_sequence,
+    probes=static_integer(),
+    at_once=static_integer(),
 )
 def hessian_trace(
     key: PRNGKeyArray,
@@ -119,7 +129,7 @@ def hessian_trace(
     return HessianTrace(sites, *drawn.mean(0), *(error / math.sqrt(probes)))
 
 
-@takes(trace=an(HessianTrace), errors=an(QuantizationErrors))
+@validate(trace=instance_of(HessianTrace), errors=instance_of(QuantizationErrors))
 def hessian_sensitivity(trace: HessianTrace, errors: QuantizationErrors) -> BitSensitivity:
     """Computes the second-order rise of the loss, (tr(H) / 2) times the mean squared errors.
 

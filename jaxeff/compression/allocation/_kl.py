@@ -36,12 +36,25 @@ from jaxtyping import Array
 from jaxeff.compression.allocation._policy import FLOAT, Method, under_policies
 from jaxeff.compression.allocation._table import BitSensitivity, check_widths
 from jaxeff.compression.quantizers.uniform import Uniform
-from jaxeff.core import a_batch, function, names, of_form, takes, tree, whole
+from jaxeff.core import (
+    function_of_form,
+    input_batch,
+    parameter_tree,
+    pure_function,
+    static_integer,
+    string_sequence,
+    validate,
+)
 from jaxeff.training import divergences
 
 
-@takes(
-    f=function, params=tree, x=a_batch, sites=names, method=of_form("method(bits)"), at_once=whole()
+@validate(
+    f=pure_function,
+    params=parameter_tree,
+    x=input_batch,
+    sites=string_sequence,
+    method=function_of_form("method(bits)"),
+    at_once=static_integer(),
 )
 def kl_sensitivity(
     f: Callable[..., Any],

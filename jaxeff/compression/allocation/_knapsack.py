@@ -22,7 +22,15 @@ import numpy as np
 from jaxeff.compression.allocation._table import BitSensitivity
 from jaxeff.compression.numerics import LayerQuantization, Quantizer
 from jaxeff.compression.quantizers.uniform import Uniform
-from jaxeff.core import an, check_choice, check_number, mapping, of_form, positive, takes
+from jaxeff.core import (
+    check_choice,
+    check_number,
+    function_of_form,
+    instance_of,
+    positive,
+    string_mapping,
+    validate,
+)
 from jaxeff.program import Cost, LayerCost, SpecError, Target, decide
 
 Allowed = Mapping[str, Collection[int]]
@@ -35,13 +43,13 @@ class _Option(NamedTuple):
     cost: float
 
 
-@takes(
-    sensitivity=an(BitSensitivity),
-    cost=an(Cost),
+@validate(
+    sensitivity=instance_of(BitSensitivity),
+    cost=instance_of(Cost),
     budget=positive,
-    weights=mapping,
-    activations=mapping,
-    method=of_form("method(bits)"),
+    weights=string_mapping,
+    activations=string_mapping,
+    method=function_of_form("method(bits)"),
 )
 def allocate_bits(
     sensitivity: BitSensitivity,

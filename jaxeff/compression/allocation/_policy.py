@@ -45,17 +45,17 @@ from jaxeff.compression.numerics import (
 from jaxeff.compression.quantizers import Switched
 from jaxeff.compression.quantizers.uniform import Uniform
 from jaxeff.core import (
-    a_batch,
-    function,
-    integers,
+    function_of_form,
+    input_batch,
+    integer_array,
     is_concrete,
-    names,
-    of_form,
+    parameter_tree,
+    pure_function,
     register_setting,
     static,
-    takes,
-    tree,
-    whole,
+    static_integer,
+    string_sequence,
+    validate,
 )
 from jaxeff.program import Layer, evaluate, plain, trace
 from jaxeff.training import map_changes
@@ -68,7 +68,11 @@ Method = Callable[[Any], Quantizer]
 Widths = Int[Array | np.ndarray, "*policies sites"]
 
 
-@takes(sites=names, method=of_form("method(bits)"), of_activations=of_form("method(bits)"))
+@validate(
+    sites=string_sequence,
+    method=function_of_form("method(bits)"),
+    of_activations=function_of_form("method(bits)"),
+)
 def bit_policy(
     sites: Sequence[str],
     weights: Widths | None = None,
@@ -107,15 +111,15 @@ def bit_policy(
     return spec
 
 
-@takes(
-    f=function,
-    params=tree,
-    x=a_batch,
-    sites=names,
-    weights=integers(2),
-    activations=integers(2),
-    method=of_form("method(bits)"),
-    at_once=whole(),
+@validate(
+    f=pure_function,
+    params=parameter_tree,
+    x=input_batch,
+    sites=string_sequence,
+    weights=integer_array(2),
+    activations=integer_array(2),
+    method=function_of_form("method(bits)"),
+    at_once=static_integer(),
 )
 def each_policy(
     f: Callable[..., Any],

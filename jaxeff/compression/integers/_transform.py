@@ -64,7 +64,7 @@ from jaxeff.compression.integers._values import AffineMap, IntegerProduct, Mean,
 from jaxeff.compression.numerics import LayerQuantization, Method
 from jaxeff.compression.quantizers.uniform import Uniform
 from jaxeff.core import Literal as JaxprLiteral
-from jaxeff.core import function, takes
+from jaxeff.core import pure_function, validate
 from jaxeff.program import INTEGER, Layer, Program, check_open, closed, evaluate, plain, trace
 from jaxeff.program import control_flow as control
 from jaxeff.program.costs import bits_scope
@@ -190,7 +190,7 @@ class Integer:
         return jax.tree.unflatten(program.out_tree, done), needed
 
 
-@takes(f=function)
+@validate(f=pure_function)
 def integer(
     f: Callable[..., Any],
     spec: Mapping[str, Method | None],

@@ -38,7 +38,16 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int32, Integer
 
-from jaxeff.core import Width, an, check_number, flag, is_concrete, lifted, reals, takes
+from jaxeff.core import (
+    Width,
+    boolean,
+    check_number,
+    instance_of,
+    is_concrete,
+    real_array,
+    validate,
+    with_leading_axes,
+)
 
 MAX_BITS = 16
 
@@ -66,7 +75,7 @@ class Grid:
     upper: Float[Array, "..."]
 
 
-@takes(symmetric=flag)
+@validate(symmetric=boolean)
 def grid(
     bits: Bits, low: Float[Array, "..."], high: Float[Array, "..."], symmetric: bool = False
 ) -> Grid:
@@ -123,7 +132,7 @@ def _grid(low: Array, high: Array, bits: Bits, symmetric: bool) -> Grid:
         # A table instead of exp2: a traced width must give the same bits as a known one.
         table = np.array([number(2.0**b) for b in range(MAX_BITS)], low.dtype)
         entries = jnp.asarray(table)[jnp.asarray(bits, jnp.int32) - 1]
-        return jnp.broadcast_to(lifted(entries, low.shape), low.shape)
+        return jnp.broadcast_to(with_leading_axes(entries, low.shape), low.shape)
 
     # Steps are written so that fusing, and turning a division by a constant into a product, as
     # compilers do, changes no bit: a step off by an ulp would move every value of the grid.
@@ -160,7 +169,7 @@ def _grid(low: Array, high: Array, bits: Bits, symmetric: bool) -> Grid:
     )
 
 
-@takes(x=reals(empty=True), grid=an(Grid))
+@validate(x=real_array(empty=True), grid=instance_of(Grid))
 def quantize(x: Float[Array, "*shape"], grid: Grid) -> Integer[Array, "*shape"]:
     """Computes the integer codes of the nearest grid values. NaN has no code; don't pass it.
 
@@ -177,7 +186,7 @@ def quantize(x: Float[Array, "*shape"], grid: Grid) -> Integer[Array, "*shape"]:
     return codes.astype(jnp.int16 if wide else jnp.int8)
 
 
-@takes(codes=reals(nan=True, empty=True), grid=an(Grid))
+@validate(codes=real_array(nan=True, empty=True), grid=instance_of(Grid))
 def dequantize(codes: Integer[Array, "*shape"], grid: Grid) -> Float[Array, "*shape"]:
     """Computes the grid values of integer codes.
 
@@ -191,7 +200,7 @@ def dequantize(codes: Integer[Array, "*shape"], grid: Grid) -> Float[Array, "*sh
     return (jnp.asarray(codes, grid.step.dtype) + grid.zero) * grid.step
 
 
-@takes(x=reals(nan=True, empty=True))
+@validate(x=real_array(nan=True, empty=True))
 def fake_quantize(
     x: Float[Array, "*shape"],
     bits: Bits,
@@ -235,7 +244,7 @@ def fake_quantize(
     return straight_through(x, rounded)
 
 
-@takes(x=reals(nan=True, empty=True), y=reals(nan=True, empty=True))
+@validate(x=real_array(nan=True, empty=True), y=real_array(nan=True, empty=True))
 def straight_through(x: Float[Array, "*shape"], y: Float[Array, "*shape"]) -> Array:
     """Returns the value of `y` with the gradient of `x` (Bengio et al., arXiv:1308.3432).
 
@@ -244,13 +253,13 @@ def straight_through(x: Float[Array, "*shape"], y: Float[Array, "*shape"]) -> Ar
     return lax.stop_gradient(y) + (x - lax.stop_gradient(x))
 
 
-@takes(x=reals(nan=True, empty=True))
+@validate(x=real_array(nan=True, empty=True))
 def round_through(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """Rounds to the nearest whole number, half to even, with a gradient of one."""
     return straight_through(x, lax.round(x, lax.RoundingMethod.TO_NEAREST_EVEN))
 
 
-@takes(x=reals(nan=True))
+@validate(x=real_array(nan=True))
 def value_range(
     x: Float[Array, "*shape"], keep: Sequence[int] = ()
 ) -> tuple[Float[Array, "..."], Float[Array, "..."]]:

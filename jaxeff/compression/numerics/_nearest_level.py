@@ -14,7 +14,7 @@ from jax import lax
 from jaxtyping import Array, Float, Integer
 
 from jaxeff.compression.numerics._grid import wide_dtype
-from jaxeff.core import lifted
+from jaxeff.core import with_leading_axes
 
 
 @jax.jit
@@ -34,7 +34,7 @@ def nearest(x: Float[Array, "*shape"], levels: Float[Array, "..."]) -> Integer[A
 
 def look_up(levels: Float[Array, "..."], codes: Integer[Array, "*shape"]) -> Array:
     """Looks up the levels of codes; the gradient of a level is the sum over its members."""
-    levels = lifted(levels, (*codes.shape, levels.shape[-1]))
+    levels = with_leading_axes(levels, (*codes.shape, levels.shape[-1]))
     return jnp.take_along_axis(levels, codes[..., None], axis=-1, mode="clip")[..., 0]
 
 

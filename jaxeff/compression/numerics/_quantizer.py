@@ -40,7 +40,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxeff.core import Setting, check_broadcasts, lifted
+from jaxeff.core import Setting, check_broadcasts, with_leading_axes
 
 Role = Literal["weight", "activation"]
 Axes = tuple[int, ...]
@@ -110,7 +110,7 @@ class Tensor:
             ValueError: It doesn't broadcast against the array, or would enlarge it.
         """
         check_broadcasts(f"{name} at {self.site}/{self.name}", value, x.shape)
-        return lifted(jnp.asarray(value, x.dtype), x.shape)
+        return with_leading_axes(jnp.asarray(value, x.dtype), x.shape)
 
     def random(self, method: str) -> PRNGKeyArray:
         """Returns the key, for a method that draws.

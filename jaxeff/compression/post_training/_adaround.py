@@ -41,27 +41,27 @@ from jaxeff.compression.post_training._layerwise import RoundingProblem, on_grid
 from jaxeff.compression.post_training._multiplication import Matrix
 from jaxeff.compression.quantizers.uniform import LSQ, Uniform
 from jaxeff.core import (
-    a_batch,
     check_count,
     check_number,
-    function,
+    input_batch,
     non_negative,
+    parameter_tree,
     positive,
     probability,
-    takes,
-    tree,
-    whole,
+    pure_function,
+    static_integer,
+    validate,
 )
 
 ZETA, GAMMA = 1.1, -0.1
 """How far the sigmoid is stretched (section 3.2)."""
 
 
-@takes(
-    f=function,
-    params=tree,
-    batch=a_batch,
-    steps=whole(),
+@validate(
+    f=pure_function,
+    params=parameter_tree,
+    batch=input_batch,
+    steps=static_integer(),
     rate=positive,
     penalty=non_negative,
     warmup=probability,

@@ -48,11 +48,18 @@ from jaxeff.compression.post_training._layerwise import (
 )
 from jaxeff.compression.post_training._multiplication import Multiplication, multiplications
 from jaxeff.compression.quantizers import Scaled
-from jaxeff.core import a_batch, check_count, function, takes, tree, whole
+from jaxeff.core import (
+    check_count,
+    input_batch,
+    parameter_tree,
+    pure_function,
+    static_integer,
+    validate,
+)
 from jaxeff.program import Layer, evaluate, plain, trace
 
 
-@takes(f=function, params=tree, batch=a_batch, points=whole())
+@validate(f=pure_function, params=parameter_tree, batch=input_batch, points=static_integer())
 def awq(
     f: Callable[..., Any],
     params: Any,

@@ -48,7 +48,7 @@ from jaxeff.compression.post_training._multiplication import (
     parameter_values,
     users,
 )
-from jaxeff.core import a_batch, function, takes, tree
+from jaxeff.core import input_batch, parameter_tree, pure_function, validate
 from jaxeff.program import Layer, Program, Rule, interpret, plain, trace
 from jaxeff.program.ir import Value
 
@@ -69,7 +69,7 @@ class _Fold:
         return self.source.at.layer.site
 
 
-@takes(f=function, params=tree, args=a_batch)
+@validate(f=pure_function, params=parameter_tree, args=input_batch)
 def fold_batch_norm(f: Callable[..., Any], params: Any, *args: Any) -> tuple[Any, Any]:
     """Folds every batch norm that directly follows a linear layer.
 

@@ -43,11 +43,11 @@ from jaxeff.compression.post_training._multiplication import (
     producers,
     users,
 )
-from jaxeff.core import a_batch, function, takes, tree
+from jaxeff.core import input_batch, parameter_tree, pure_function, validate
 from jaxeff.program import Layer, Program, trace
 
 
-@takes(f=function, params=tree, batch=a_batch)
+@validate(f=pure_function, params=parameter_tree, batch=input_batch)
 def correct_biases(
     f: Callable[..., Any], params: Any, batch: Any, spec: Mapping[str, Method | None]
 ) -> Any:

@@ -34,14 +34,21 @@ from jaxtyping import Float
 
 from jaxeff.compression.post_training._channels import LayerPair, pairs
 from jaxeff.compression.post_training._multiplication import Multiplication
-from jaxeff.core import a_batch, check_count, function, takes, tree, whole
+from jaxeff.core import (
+    check_count,
+    input_batch,
+    parameter_tree,
+    pure_function,
+    static_integer,
+    validate,
+)
 from jaxeff.program import trace
 
 # Pairs whose scales all have logarithms below this count as equal.
 _SETTLED = 1e-4
 
 
-@takes(f=function, params=tree, batch=a_batch, sweeps=whole())
+@validate(f=pure_function, params=parameter_tree, batch=input_batch, sweeps=static_integer())
 def equalize(f: Callable[..., Any], params: Any, batch: Any, *, sweeps: int = 50) -> Any:
     """Equalizes the ranges of linear layers without changing the function.
 

@@ -32,20 +32,26 @@ from jaxeff.compression.numerics import LayerQuantization, Method
 from jaxeff.compression.post_training._layerwise import RoundingProblem, on_grids
 from jaxeff.compression.post_training._multiplication import Matrix
 from jaxeff.core import (
-    a_batch,
     check_count,
     check_number,
-    function,
+    input_batch,
     non_negative,
-    takes,
-    tree,
-    whole,
+    parameter_tree,
+    pure_function,
+    static_integer,
+    validate,
 )
 
 _EXACT = lax.Precision.HIGHEST
 
 
-@takes(f=function, params=tree, batch=a_batch, damping=non_negative, block=whole())
+@validate(
+    f=pure_function,
+    params=parameter_tree,
+    batch=input_batch,
+    damping=non_negative,
+    block=static_integer(),
+)
 def gptq(
     f: Callable[..., Any],
     params: Any,

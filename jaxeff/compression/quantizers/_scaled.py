@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxeff.compression.numerics import BaseQuantizer, Quantizer, Tensor, wide_dtype
-from jaxeff.core import Positive, check_broadcasts, lifted, register_setting
+from jaxeff.core import Positive, check_broadcasts, register_setting, with_leading_axes
 
 
 @register_setting
@@ -64,5 +64,5 @@ class Scaled(BaseQuantizer):
     def _scaled(self, x: Array, tensor: Tensor) -> tuple[Array, Array]:
         check_broadcasts(f"Scaled.scale at {tensor.site!r}", self.scale, x.shape)
         dtype = wide_dtype(x)
-        scale = lifted(jnp.asarray(self.scale, dtype), x.shape)
+        scale = with_leading_axes(jnp.asarray(self.scale, dtype), x.shape)
         return x.astype(dtype) * scale, scale

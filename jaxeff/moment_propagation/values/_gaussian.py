@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 from typing_extensions import TypeIs
 
-from jaxeff.core import an, takes, text
+from jaxeff.core import instance_of, string, validate
 
 
 @jax.tree_util.register_dataclass
@@ -104,7 +104,7 @@ def is_gaussian(x: Any) -> TypeIs[Gaussian]:
     return isinstance(x, Gaussian)
 
 
-@takes(x=an(Gaussian), name=text)
+@validate(x=instance_of(Gaussian), name=string)
 def check_gaussian(x: Gaussian, name: str = "Gaussian") -> None:
     """Checks shapes and dtypes of `x`, and its values where they are concrete.
 

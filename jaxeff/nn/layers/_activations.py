@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxeff.core import takes, text
+from jaxeff.core import string, validate
 
 Activation = Callable[[jax.Array], jax.Array]
 
@@ -92,7 +92,7 @@ ACTIVATIONS: dict[str, Activation] = {
 """In the order of Klein's thesis, table 7.1: by falling AUROC on the noisy sine."""
 
 
-@takes(name=text)
+@validate(name=string)
 def activation(name: str) -> Activation:
     """Finds an activation function.
 

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from jaxeff.core import functional, takes, whole
+from jaxeff.core import functional, static_integer, validate
 from jaxeff.nn.layers import avg_pool
 
 
@@ -45,7 +45,7 @@ class SmallCNN(nnx.Module):
         return self.fc2(jax.nn.relu(self.fc1(x.reshape(x.shape[0], -1))))
 
 
-@takes(examples=whole())
+@validate(examples=static_integer())
 def small_classifier(
     examples: int = 256,
 ) -> tuple[

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxeff.core import NonNegative, lifted, register_setting, static
+from jaxeff.core import NonNegative, register_setting, static, with_leading_axes
 from jaxeff.noise.models._device import Device, DeviceModel
 from jaxeff.noise.models._model import Axis, Flag, Place, real_dtype
 
@@ -59,7 +59,10 @@ class Mismatch(DeviceModel):
         gain_key, offset_key = jax.random.split(self._device_key(site))
         gain = correlated_normal(gain_key, columns, self.length).astype(dtype)
         offset = correlated_normal(offset_key, columns, self.length).astype(dtype)
-        gain, offset = lifted(gain, jnp.shape(x)), lifted(offset, jnp.shape(x))
+        gain, offset = (
+            with_leading_axes(gain, jnp.shape(x)),
+            with_leading_axes(offset, jnp.shape(x)),
+        )
         return x * (1 + self._level("gain", x) * gain) + self._amount("offset", x) * offset
 
 

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jaxeff.core import Choice, Setting, check_broadcasts, lifted
+from jaxeff.core import Choice, Setting, check_broadcasts, with_leading_axes
 from jaxeff.noise.models._protocol import PLACES
 
 Place = Annotated[str, Choice(*PLACES)]
@@ -70,7 +70,7 @@ class NoiseModel(Setting):
         if self.along is None or jnp.ndim(value) == 0:
             check_broadcasts(name, value, shape)
             # NumPy's rule, spelt out in the shape: leading axes of size one.
-            return lifted(value, shape)
+            return with_leading_axes(value, shape)
         wanted = shape[:1] if self.along == "sample" else shape[-1:]
         if jnp.shape(value) != wanted:
             raise ValueError(
@@ -79,7 +79,7 @@ class NoiseModel(Setting):
                 f"{jnp.shape(value)}."
             )
         if self.along == "channel":
-            return lifted(value, shape)
+            return with_leading_axes(value, shape)
         return jnp.reshape(value, (-1, *(1,) * (len(shape) - 1)))
 
     def _level(self, field: str, x: Any) -> Array:

@@ -18,7 +18,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxeff.core import an, check_number, is_concrete, lifted, reals, takes
+from jaxeff.core import (
+    check_number,
+    instance_of,
+    is_concrete,
+    real_array,
+    validate,
+    with_leading_axes,
+)
 from jaxeff.photonics.elements._chaotic_light import ChaoticLight
 from jaxeff.photonics.light import sigma_bounds
 
@@ -26,7 +33,11 @@ SLACK = 1e-5
 """What a deviation may miss its bounds by, relative to them: rounding."""
 
 
-@takes(sigma=reals(nan=True), light=an(ChaoticLight), intensity=reals(nan=True, empty=True))
+@validate(
+    sigma=real_array(nan=True),
+    light=instance_of(ChaoticLight),
+    intensity=real_array(nan=True, empty=True),
+)
 def noise_for(
     sigma: Float[Array, "..."] | float, intensity: Float[Array, "*shape"], light: ChaoticLight
 ) -> Float[Array, "*shape"]:
@@ -47,7 +58,9 @@ def noise_for(
     if is_concrete(light.full_scale):
         check_number("intensity", intensity, 0, float(light.full_scale) * (1 + SLACK))
     smallest, largest = sigma_bounds(intensity, light)
-    sigma = jnp.broadcast_to(lifted(sigma, smallest.shape), smallest.shape).astype(smallest.dtype)
+    sigma = jnp.broadcast_to(with_leading_axes(sigma, smallest.shape), smallest.shape).astype(
+        smallest.dtype
+    )
     _check_within(sigma, intensity, smallest, largest, light)
     # The inverse of sigma = L sigma_max + (1 - L) sigma_min (Klein's thesis, figure 10.4).
     span = largest - smallest

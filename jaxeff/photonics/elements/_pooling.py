@@ -35,15 +35,15 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxeff.compression import fake_quantize
 from jaxeff.core import (
-    an,
     check_broadcasts,
-    lifted,
-    of_form,
-    one_key,
+    function_of_form,
+    instance_of,
     positive,
-    reals,
-    takes,
-    whole,
+    real_array,
+    single_key,
+    static_integer,
+    validate,
+    with_leading_axes,
 )
 from jaxeff.photonics.light import (
     Carrier,
@@ -63,7 +63,7 @@ _SUMS = {prim.p.reduce_window_sum_p, prim.p.reduce_sum_p}
 _SCALES = {prim.p.div_p, prim.p.mul_p}
 
 
-@takes(x=reals(nan=True, empty=True), bits=whole(), top=positive)
+@validate(x=real_array(nan=True, empty=True), bits=static_integer(), top=positive)
 def quant_relu(
     x: Float[Array, "*shape"], bits: int | None, top: Float[Array, ""] | float
 ) -> Float[Array, "*shape"]:
@@ -85,7 +85,7 @@ def quant_relu(
         return fake_quantize(clipped, bits, 0.0, top)
 
 
-@takes(key=one_key, light=an(Carrier), intensity=reals(nan=True, empty=True))
+@validate(key=single_key, light=instance_of(Carrier), intensity=real_array(nan=True, empty=True))
 def gaussian_noise(
     key: PRNGKeyArray, intensity: Float[Array, "*shape"], light: Carrier
 ) -> Float[Array, "*shape"]:
@@ -123,7 +123,7 @@ def _shared_noise(key: PRNGKeyArray, intensity: Array, pulses: Array, light: Car
     return (intensity + noise + share * jnp.sum(pulses * common, 0)).astype(intensity.dtype)
 
 
-@takes(key=one_key, light=an(Carrier), intensity=reals(nan=True, empty=True))
+@validate(key=single_key, light=instance_of(Carrier), intensity=real_array(nan=True, empty=True))
 def physical_sample(
     key: PRNGKeyArray, intensity: Float[Array, "*shape"], light: Carrier
 ) -> Float[Array, "*shape"]:
@@ -149,7 +149,9 @@ def _straight_through(sample: Array, intensity: Array) -> Array:
     return jax.lax.stop_gradient(sample) + (intensity - jax.lax.stop_gradient(intensity))
 
 
-@takes(key=one_key, x=reals(), light=an(Carrier), pool=of_form("pool(x)"))
+@validate(
+    key=single_key, x=real_array(), light=instance_of(Carrier), pool=function_of_form("pool(x)")
+)
 def probabilistic_pooling(
     key: PRNGKeyArray,
     x: Float[Array, "..."],
@@ -214,7 +216,7 @@ def _noise_before(
         return light.noise
     # The pooling is linear, so its transpose spreads each window's level to its
     # activations; where windows overlap, the sum of weights normalizes the mean.
-    noise = jnp.broadcast_to(lifted(light.noise, intensity.shape), intensity.shape)
+    noise = jnp.broadcast_to(with_leading_axes(light.noise, intensity.shape), intensity.shape)
     _, spread = jax.vjp(pool, activations)
     (levels,), (weights,) = spread(noise.astype(intensity.dtype)), spread(jnp.ones_like(intensity))
     return levels / jnp.where(weights > 0, weights, 1)

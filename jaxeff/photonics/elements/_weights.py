@@ -32,12 +32,12 @@ from jaxeff.core import (
     Choice,
     Count,
     Setting,
-    an,
     check_broadcasts,
-    reals,
+    instance_of,
+    real_array,
     register_setting,
     static,
-    takes,
+    validate,
 )
 from jaxeff.photonics.elements._chaotic_light import ChaoticLight
 from jaxeff.photonics.elements._pooling import gaussian_noise, quant_relu
@@ -172,7 +172,7 @@ def signals(layer: Layer) -> tuple[list[int], list[int], list[int]]:
     )
 
 
-@takes(weights=reals(), setting=an(PhotonicWeights))
+@validate(weights=real_array(), setting=instance_of(PhotonicWeights))
 def transmissions(
     weights: Float[Array, "*shape"], setting: PhotonicWeights
 ) -> tuple[Float[Array, ""], Float[Array, "*shape"]]:

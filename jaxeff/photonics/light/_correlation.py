@@ -28,13 +28,21 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxeff.core import Number, check_count, check_key, check_number, one_key, takes, whole_numbers
+from jaxeff.core import (
+    Number,
+    check_count,
+    check_key,
+    check_number,
+    single_key,
+    static_integers,
+    validate,
+)
 from jaxeff.photonics.light._photon_counts import MODES, TINY
 
 Correlation = Annotated[Float[Array, ""] | float, Number(0, below=1)]
 
 
-@takes(key=one_key, shape=whole_numbers())
+@validate(key=single_key, shape=static_integers())
 def chaotic_intensity(
     key: PRNGKeyArray,
     shape: tuple[int, ...],

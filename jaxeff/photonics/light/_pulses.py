@@ -11,11 +11,11 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxeff.core import an, check_number, lifted, reals, takes
+from jaxeff.core import check_number, instance_of, real_array, validate, with_leading_axes
 from jaxeff.photonics.light._carrier import Carrier
 
 
-@takes(light=an(Carrier), intensity=reals(nan=True, empty=True))
+@validate(light=instance_of(Carrier), intensity=real_array(nan=True, empty=True))
 def sigma_bounds(
     intensity: Float[Array, "*shape"], light: Carrier
 ) -> tuple[Float[Array, "*shape"], Float[Array, "*shape"]]:
@@ -48,17 +48,17 @@ def sigma_bounds(
     return _root(smallest), _root(jnp.maximum(largest, smallest))
 
 
-@takes(light=an(Carrier), intensity=reals(nan=True, empty=True))
+@validate(light=instance_of(Carrier), intensity=real_array(nan=True, empty=True))
 def noise_sigma(intensity: Float[Array, "*shape"], light: Carrier) -> Float[Array, "*shape"]:
     """Returns the standard deviation that `light.noise` picks: L sigma_max + (1 - L) sigma_min."""
     smallest, largest = sigma_bounds(intensity, light)
-    noise = lifted(light.noise, jnp.shape(intensity))
+    noise = with_leading_axes(light.noise, jnp.shape(intensity))
     if light.model == "free":
         return noise * largest
     return noise * largest + (1 - noise) * smallest
 
 
-@takes(light=an(Carrier), intensity=reals(nan=True, empty=True))
+@validate(light=instance_of(Carrier), intensity=real_array(nan=True, empty=True))
 def slot_pattern(intensity: Float[Array, "*shape"], light: Carrier) -> Float[Array, "slots ..."]:
     """Makes the pulse train of an intensity, with the deviation that `light.noise` picks.
 
@@ -74,7 +74,7 @@ def slot_pattern(intensity: Float[Array, "*shape"], light: Carrier) -> Float[Arr
     """
     smallest, largest = sigma_bounds(intensity, light)
     even, fewest = _patterns(_carried(intensity, light), light)
-    noise = lifted(light.noise, jnp.shape(intensity))
+    noise = with_leading_axes(light.noise, jnp.shape(intensity))
     if light.remembers:
         t = _mixture(even, fewest, noise * (largest - smallest), smallest, light)
     else:
@@ -86,7 +86,7 @@ def slot_pattern(intensity: Float[Array, "*shape"], light: Carrier) -> Float[Arr
     return even + t[None] * (fewest - even)
 
 
-@takes(pulses=reals(), light=an(Carrier))
+@validate(pulses=real_array(), light=instance_of(Carrier))
 def pattern_sigma(pulses: Float[Array, "slots ..."], light: Carrier) -> Float[Array, "..."]:
     """Returns the standard deviation of a pulse train's summed readings, electronic noise included.
 

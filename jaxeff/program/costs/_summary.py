@@ -5,7 +5,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from jaxeff.core import Table, brief, function, mapping, settings, takes, tree
+from jaxeff.core import (
+    Table,
+    parameter_tree,
+    pure_function,
+    short_repr,
+    spec_of,
+    string_mapping,
+    validate,
+)
 from jaxeff.program._spec import resolve
 from jaxeff.program.costs._cost import Cost, LayerCost, program_cost
 from jaxeff.program.costs._widths import Bits
@@ -47,7 +55,7 @@ class Summary:
             columns.append("setting")
             for row, of_layer in zip(self.cost.layers, cells, strict=True):
                 known = row.site in self.settings
-                of_layer.append(brief(self.settings[row.site]) if known else "")
+                of_layer.append(short_repr(self.settings[row.site]) if known else "")
             total.append("")
         caption = (
             f"{len(cells)} layers, {self.cost.size:,} bytes of parameters, "
@@ -81,7 +89,7 @@ def _bits(row: LayerCost) -> str:
     return f"{row.weight_bits:.3g} x {row.activation_bits:.3g}"
 
 
-@takes(f=function, params=tree, bits=mapping, spec=settings())
+@validate(f=pure_function, params=parameter_tree, bits=string_mapping, spec=spec_of())
 def summary(
     f: Callable[..., Any],
     params: Any,
@@ -122,7 +130,7 @@ class Sites(tuple[str, ...]):
         return Table(("site", "kind"), list(zip(self, self.kinds, strict=True)))._repr_html_()
 
 
-@takes(f=function, params=tree)
+@validate(f=pure_function, params=parameter_tree)
 def sites(f: Callable[..., Any], params: Any, *args: Any, **kwargs: Any) -> Sites:
     """Returns the names of every layer of `f`, in order of execution."""
     layers = trace(f, params, *args, **kwargs).sites

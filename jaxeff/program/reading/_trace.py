@@ -12,7 +12,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxeff.core import STATE_TAG, check_function, check_params, function, takes, tree
+from jaxeff.core import (
+    STATE_TAG,
+    check_function,
+    check_params,
+    parameter_tree,
+    pure_function,
+    validate,
+)
 from jaxeff.core import jax_internals as _compat
 from jaxeff.program.ir import Graph, Layer, Program, Role, Value, flatten
 from jaxeff.program.ir import primitives as prim
@@ -24,7 +31,7 @@ _COLLECTIONS = {"params": Role.PARAM, "batch_stats": Role.STATE}
 _MOMENTS = ("mean", "var")
 
 
-@takes(f=function, params=tree)
+@validate(f=pure_function, params=parameter_tree)
 def trace(f: Callable[..., Any], params: Any, *args: Any, **kwargs: Any) -> Program:
     """Reads `f` into a program at the given argument shapes; values are not used.
 

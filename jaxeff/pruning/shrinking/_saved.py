@@ -28,7 +28,7 @@ from typing import Any
 
 import jax
 
-from jaxeff.core import a_path, an, takes, tree
+from jaxeff.core import instance_of, parameter_tree, path_like, validate
 from jaxeff.pruning.dependencies import Channels, PlanError
 from jaxeff.pruning.shrinking._plan import Plan
 from jaxeff.store import load_metadata, load_pytree, new_folder, save_pytree, write_whole
@@ -36,7 +36,7 @@ from jaxeff.store import load_metadata, load_pytree, new_folder, save_pytree, wr
 PLAN, NUMBERS = "plan.json", "params.safetensors"
 
 
-@takes(folder=a_path, plan=an(Plan), small=tree)
+@validate(folder=path_like, plan=instance_of(Plan), small=parameter_tree)
 def save_pruned(folder: str | os.PathLike[str], plan: Plan, small: Any) -> Path:
     """Writes a smaller model, replacing one that is there.
 
@@ -59,7 +59,7 @@ def save_pruned(folder: str | os.PathLike[str], plan: Plan, small: Any) -> Path:
     return Path(folder)
 
 
-@takes(folder=a_path, channels=an(Channels), like=tree)
+@validate(folder=path_like, channels=instance_of(Channels), like=parameter_tree)
 def load_pruned(folder: str | os.PathLike[str], channels: Channels, like: Any) -> tuple[Plan, Any]:
     """Reads a smaller model.
 

@@ -31,10 +31,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxeff.core import finite, is_concrete, reals, takes
+from jaxeff.core import finite, is_concrete, real_array, validate
 
 
-@takes(curves=reals(nan=True))
+@validate(curves=real_array(nan=True))
 def envelope(
     curves: Float[Array | np.ndarray, "*leading trainings levels"],
 ) -> Float[Array, "*leading levels"]:
@@ -51,7 +51,7 @@ def envelope(
     return jnp.nanmax(jnp.asarray(curves), axis=-2)
 
 
-@takes(levels=reals(1), accuracies=reals(nan=True), ideal=reals(1, nan=True))
+@validate(levels=real_array(1), accuracies=real_array(nan=True), ideal=real_array(1, nan=True))
 def robustness_area(
     levels: Float[Array | np.ndarray, " levels"],
     accuracies: Float[Array | np.ndarray, "*leading levels"],
@@ -82,7 +82,12 @@ def robustness_area(
     return jnp.trapezoid(y, jnp.broadcast_to(x, y.shape), axis=-1) / jnp.trapezoid(best, x)
 
 
-@takes(levels=reals(1), accuracies=reals(nan=True), standard=reals(1, nan=True), level=finite)
+@validate(
+    levels=real_array(1),
+    accuracies=real_array(nan=True),
+    standard=real_array(1, nan=True),
+    level=finite,
+)
 def preserved_accuracy(
     levels: Float[Array | np.ndarray, " levels"],
     accuracies: Float[Array | np.ndarray, "*leading levels"],

@@ -45,16 +45,16 @@ from scipy import stats
 
 from jaxeff.core import (
     Table,
+    any_of,
     check_labels,
-    either,
-    function,
-    labelled,
-    of_form,
-    one_key,
-    reals,
-    takes,
-    tree,
-    whole,
+    function_of_form,
+    labelled_data,
+    parameter_tree,
+    pure_function,
+    real_array,
+    single_key,
+    static_integer,
+    validate,
 )
 from jaxeff.noise import Noise, noisy
 from jaxeff.noise.models import check_noise
@@ -110,16 +110,16 @@ def _noise(_: str, spec: Any) -> None:
     check_noise(spec)
 
 
-@takes(
-    key=one_key,
-    f=function,
-    params=tree,
-    spec=either(of_form("spec(level)"), _noise),
-    levels=reals(),
-    data=labelled,
-    repeats=whole(),
-    batch=whole(),
-    chunk=whole(),
+@validate(
+    key=single_key,
+    f=pure_function,
+    params=parameter_tree,
+    spec=any_of(function_of_form("spec(level)"), _noise),
+    levels=real_array(),
+    data=labelled_data,
+    repeats=static_integer(),
+    batch=static_integer(),
+    chunk=static_integer(),
 )
 def accuracy_curve(
     key: PRNGKeyArray,
@@ -172,15 +172,15 @@ def _stacked(specs: list[Spec]) -> Spec:
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *(dict(spec) for spec in specs))
 
 
-@takes(
-    key=one_key,
-    f=function,
-    params=tree,
+@validate(
+    key=single_key,
+    f=pure_function,
+    params=parameter_tree,
     specs=_noise,
-    data=labelled,
-    repeats=whole(),
-    batch=whole(),
-    chunk=whole(),
+    data=labelled_data,
+    repeats=static_integer(),
+    batch=static_integer(),
+    chunk=static_integer(),
 )
 def noisy_accuracy(
     key: PRNGKeyArray,
@@ -267,7 +267,7 @@ def _hits(
     return jax.lax.map(at_level, specs, batch_size=chunk if chunk > 1 else None).T
 
 
-@takes(levels=reals(1), accuracies=reals(2, nan=True))
+@validate(levels=real_array(1), accuracies=real_array(2, nan=True))
 def summarize(
     levels: Float[Array | np.ndarray, " levels"],
     accuracies: Float[Array | np.ndarray, "replicates levels"],

@@ -25,12 +25,21 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxeff.core import check_choice, each, function, names, positive, reals, takes, whole
+from jaxeff.core import (
+    check_choice,
+    positive,
+    pure_function,
+    real_array,
+    sequence_of,
+    static_integer,
+    string_sequence,
+    validate,
+)
 from jaxeff.program import Layer, evaluate, matching, plain, trace
 from jaxeff.program.reading import argument_leaves
 
 
-@takes(f=function, sites=names)
+@validate(f=pure_function, sites=string_sequence)
 def activations(f: Callable[..., Any], sites: Sequence[str]) -> Callable[..., dict[str, Array]]:
     """Reads the outputs of chosen layers.
 
@@ -71,7 +80,9 @@ def activations(f: Callable[..., Any], sites: Sequence[str]) -> Callable[..., di
     return read
 
 
-@takes(bins=whole(), floor=positive, arrays=each(reals(nan=True, empty=True)))
+@validate(
+    bins=static_integer(), floor=positive, arrays=sequence_of(real_array(nan=True, empty=True))
+)
 def bin_edges(
     arrays: Sequence[Float[Array | np.ndarray, "..."]],
     *,

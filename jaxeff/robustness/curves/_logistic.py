@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 from scipy.optimize import OptimizeWarning, curve_fit
 from scipy.special import expit
 
-from jaxeff.core import choice, finite, number, reals, takes
+from jaxeff.core import finite, number, one_of, real_array, validate
 
 
 class Fit(NamedTuple):
@@ -29,13 +29,13 @@ class Fit(NamedTuple):
     r2: float
 
 
-@takes(
-    sigma=reals(),
+@validate(
+    sigma=real_array(),
     mu=number(finite=False),
     slope=finite,
     a_max=finite,
     a_min=finite,
-    scale=choice("linear", "log"),
+    scale=one_of("linear", "log"),
 )
 def logistic(
     sigma: Float[Array | np.ndarray, " levels"],

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxeff.core import check_choice, non_negative, probability, reals, takes
+from jaxeff.core import check_choice, non_negative, probability, real_array, validate
 from jaxeff.robustness.curves._logistic import regress
 
 LEAST_DROP = 0.05
@@ -91,10 +91,10 @@ class _NoMidpointError(Exception):
         self.bracket = bracket
 
 
-@takes(
-    levels=reals(1),
-    accuracies=reals(1, 2, nan=True),
-    sigma=reals(1),
+@validate(
+    levels=real_array(1),
+    accuracies=real_array(1, 2, nan=True),
+    sigma=real_array(1),
     chance=probability,
     least_drop=non_negative,
 )

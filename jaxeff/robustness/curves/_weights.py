@@ -21,10 +21,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxeff.core import takes, tree
+from jaxeff.core import parameter_tree, validate
 
 
-@takes(params=tree)
+@validate(params=parameter_tree)
 def weight_rms(params: Any) -> dict[str, Float[Array, ""]]:
     """Computes the root mean square of every layer's weights.
 
@@ -49,7 +49,7 @@ def weight_rms(params: Any) -> dict[str, Float[Array, ""]]:
     return found
 
 
-@takes(params=tree, start=tree)
+@validate(params=parameter_tree, start=parameter_tree)
 def weight_growth(params: Any, start: Any) -> dict[str, Float[Array, ""]]:
     """Computes the root mean square of every layer's weights relative to a start.
 

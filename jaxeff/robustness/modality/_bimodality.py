@@ -47,9 +47,9 @@ from jaxeff.core import (
     check_number,
     number,
     positive,
-    reals,
+    real_array,
     register_setting,
-    takes,
+    validate,
 )
 from jaxeff.noise import Noise
 from jaxeff.noise.models import perturb_at
@@ -81,7 +81,7 @@ class Bimodality(NamedTuple):
         return self.separability > UNIMODAL
 
 
-@takes(values=reals(), least_share=number(0, below=0.5), floor=positive)
+@validate(values=real_array(), least_share=number(0, below=0.5), floor=positive)
 def bimodality(
     values: Float[Array, "..."],
     *,

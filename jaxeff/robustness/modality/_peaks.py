@@ -27,7 +27,7 @@ from jaxtyping import Array, Float
 from scipy.signal import find_peaks
 from scipy.stats import gaussian_kde
 
-from jaxeff.core import check_choice, reals, takes
+from jaxeff.core import check_choice, real_array, validate
 
 GRID = 512
 LEAST_PROMINENCE = 0.05
@@ -57,7 +57,7 @@ class Peaks(NamedTuple):
         return self.valley < 1
 
 
-@takes(values=reals(nan=True))
+@validate(values=real_array(nan=True))
 def peaks(values: Float[Array | np.ndarray, "..."], *, scale: str = "linear") -> Peaks:
     """Finds the peaks of a kernel density estimate (Scott's bandwidth) and the valley between.
 

@@ -52,19 +52,19 @@ import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxeff.core import (
-    a_path,
+    aligned_arrays,
     check_number,
-    function,
-    names,
+    function_of_form,
     non_negative,
-    of_form,
-    one_key,
-    optimizer,
-    reals,
-    rows,
-    takes,
-    tree,
-    whole,
+    optax_optimizer,
+    parameter_tree,
+    path_like,
+    pure_function,
+    real_array,
+    single_key,
+    static_integer,
+    string_sequence,
+    validate,
 )
 from jaxeff.noise import Additive, Noise, noisy
 from jaxeff.training import CheckedLoss, Loss, cross_entropy, fit
@@ -86,26 +86,26 @@ class NoiseBudget(NamedTuple):
     history: list[dict[str, Any]]
 
 
-@takes(level=non_negative, logits=reals(1))
+@validate(level=non_negative, logits=real_array(1))
 def spread_levels(level: Any, logits: Float[Array, " sites"]) -> Float[Array, " sites"]:
     """Computes levels with the geometric mean `level`, in proportion to `exp(logits)`."""
     # Centred logits: the product of the levels stays level^n whatever the gradient does.
     return level * jnp.exp(logits - logits.mean())
 
 
-@takes(
-    key=one_key,
-    f=function,
-    params=tree,
-    data=rows,
-    sites=names,
-    epochs=whole(),
-    batch_size=whole(),
-    optimizer=optimizer,
-    budget_optimizer=optimizer,
-    noise=of_form("noise(level)"),
-    loss=of_form("loss(f)"),
-    checkpoint=a_path,
+@validate(
+    key=single_key,
+    f=pure_function,
+    params=parameter_tree,
+    data=aligned_arrays,
+    sites=string_sequence,
+    epochs=static_integer(),
+    batch_size=static_integer(),
+    optimizer=optax_optimizer,
+    budget_optimizer=optax_optimizer,
+    noise=function_of_form("noise(level)"),
+    loss=function_of_form("loss(f)"),
+    checkpoint=path_like,
 )
 def learn_budget(
     key: PRNGKeyArray,

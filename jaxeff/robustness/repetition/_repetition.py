@@ -26,11 +26,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from jaxeff.core import mapping, takes, whole
+from jaxeff.core import static_integer, string_mapping, validate
 from jaxeff.robustness.curves import Midpoint
 
 
-@takes(midpoints=mapping, budget=whole())
+@validate(midpoints=string_mapping, budget=static_integer())
 def allocate_repetitions(
     midpoints: Mapping[str, float | Midpoint | None], budget: int
 ) -> dict[str, int]:

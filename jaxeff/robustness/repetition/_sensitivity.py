@@ -44,17 +44,17 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxeff.core import (
-    a_batch,
-    an,
-    function,
-    names,
-    of_form,
-    one_key,
+    function_of_form,
+    input_batch,
+    instance_of,
+    parameter_tree,
     positive,
-    reals,
-    takes,
-    tree,
-    whole,
+    pure_function,
+    real_array,
+    single_key,
+    static_integer,
+    string_sequence,
+    validate,
 )
 from jaxeff.noise import Additive, Noise, noisy
 from jaxeff.noise.models import perturb_at
@@ -79,15 +79,15 @@ class NoiseSensitivity(NamedTuple):
     std_error: Float[np.ndarray, "sites levels"]
 
 
-@takes(
-    key=one_key,
-    f=function,
-    params=tree,
-    x=a_batch,
-    sites=names,
-    levels=reals(),
-    noise=of_form("noise(level)"),
-    draws=whole(),
+@validate(
+    key=single_key,
+    f=pure_function,
+    params=parameter_tree,
+    x=input_batch,
+    sites=string_sequence,
+    levels=real_array(),
+    noise=function_of_form("noise(level)"),
+    draws=static_integer(),
 )
 def kl_sensitivity(
     key: PRNGKeyArray,
@@ -134,7 +134,7 @@ def kl_sensitivity(
     return NoiseSensitivity(sites, np.asarray(grid), kl.mean(-1), scatter / math.sqrt(draws))
 
 
-@takes(sensitivity=an(NoiseSensitivity), threshold=positive)
+@validate(sensitivity=instance_of(NoiseSensitivity), threshold=positive)
 def tolerated_level(
     sensitivity: NoiseSensitivity, threshold: float = ONE_BIT
 ) -> Float[np.ndarray, " sites"]:

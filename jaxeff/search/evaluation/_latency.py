@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from jaxeff.core import an, takes
+from jaxeff.core import instance_of, validate
 from jaxeff.search.evaluation._candidates import Small
 from jaxeff.search.space import Policy, SearchSpace
 
@@ -41,7 +41,7 @@ class LatencyError(RuntimeError):
     """
 
 
-@takes(candidate=an(Candidate))
+@validate(candidate=instance_of(Candidate))
 def bit_operations(candidate: Candidate) -> float:
     """Computes bit operations of a candidate: a stand-in for a measured time."""
     return float(candidate.space.bops(candidate.policy).sum())

@@ -28,7 +28,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxeff.core import a_batch, an, function, takes, tree, whole
+from jaxeff.core import (
+    input_batch,
+    instance_of,
+    parameter_tree,
+    pure_function,
+    static_integer,
+    validate,
+)
 from jaxeff.search.space import INT8, MIX, Actions, Policy, SearchSpace
 from jaxeff.training import divergences
 
@@ -54,13 +61,13 @@ class CompressionSensitivity(NamedTuple):
     eight: Float[np.ndarray, " layers"]
 
 
-@takes(
-    f=function,
-    params=tree,
-    x=a_batch,
-    space=an(SearchSpace),
-    actions=an(Actions),
-    strengths=whole(2),
+@validate(
+    f=pure_function,
+    params=parameter_tree,
+    x=input_batch,
+    space=instance_of(SearchSpace),
+    actions=instance_of(Actions),
+    strengths=static_integer(2),
 )
 def sensitivity(
     f: Callable[..., Any],

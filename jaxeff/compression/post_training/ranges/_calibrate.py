@@ -31,14 +31,14 @@ from jaxeff.compression.post_training.ranges._clipping import METHODS, clip_rang
 from jaxeff.compression.post_training.ranges._observer import Observer, known_width
 from jaxeff.compression.quantizers.uniform import Int, Uniform
 from jaxeff.core import (
-    batches,
     check_choice,
     check_number,
-    function,
+    input_batches,
     number,
-    settings,
-    takes,
-    tree,
+    parameter_tree,
+    pure_function,
+    spec_of,
+    validate,
 )
 from jaxeff.program import Layer, Program, check_settings, evaluate, plain, resolve, trace
 
@@ -46,8 +46,12 @@ Measured = Int | Uniform | LayerQuantization
 _Found = list[tuple[Uniform, Tensor, Any, int]]
 
 
-@takes(
-    f=function, params=tree, percentile=number(above=0, high=100), batches=batches, spec=settings()
+@validate(
+    f=pure_function,
+    params=parameter_tree,
+    percentile=number(above=0, high=100),
+    batches=input_batches,
+    spec=spec_of(),
 )
 def calibrate(
     f: Callable[..., Any],

@@ -35,14 +35,22 @@ from jaxtyping import Array
 
 from jaxeff.compression.numerics import MAX_BITS, fake_quantize
 from jaxeff.compression.post_training.ranges._histogram import BINS, Histogram
-from jaxeff.core import Width, check_choice, check_number, number, reals, takes, whole
+from jaxeff.core import (
+    Width,
+    check_choice,
+    check_number,
+    number,
+    real_array,
+    static_integer,
+    validate,
+)
 
 METHODS = ("minmax", "percentile", "mse", "kl")
 _PEAK = 0.95
 _FACTORS = np.arange(1, 101) / 100
 
 
-@takes(values=reals(), bits=whole(1, 16), percentile=number(above=0, high=100))
+@validate(values=real_array(), bits=static_integer(1, 16), percentile=number(above=0, high=100))
 def clip_range(
     values: Any,
     bits: int,

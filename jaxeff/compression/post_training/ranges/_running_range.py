@@ -32,7 +32,15 @@ from jaxtyping import Array, Float
 from jaxeff.compression._quantized import quantized, quantizing
 from jaxeff.compression.numerics import Tensor, fake_quantize, value_range
 from jaxeff.compression.quantizers.uniform import Int, Uniform
-from jaxeff.core import NEW_STATE_TAG, STATE_TAG, check_number, function, probability, takes, tree
+from jaxeff.core import (
+    NEW_STATE_TAG,
+    STATE_TAG,
+    check_number,
+    parameter_tree,
+    probability,
+    pure_function,
+    validate,
+)
 from jaxeff.program import Layer, Program, Rule, check_settings, interpret, plain, resolve, trace
 
 
@@ -60,7 +68,7 @@ class RunningRange(NamedTuple):
 Ranges = dict[str, RunningRange]
 
 
-@takes(f=function, decay=probability)
+@validate(f=pure_function, decay=probability)
 def running(
     f: Callable[..., Any],
     spec: Mapping[str, Int | None],
@@ -122,7 +130,7 @@ def running(
     return g
 
 
-@takes(f=function, params=tree)
+@validate(f=pure_function, params=parameter_tree)
 def initial_ranges(
     f: Callable[..., Any], spec: Mapping[str, Int | None], params: Any, *args: Any
 ) -> Ranges:

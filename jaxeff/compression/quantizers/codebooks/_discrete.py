@@ -54,10 +54,10 @@ from jaxeff.compression.numerics import (
 from jaxeff.core import (
     Choice,
     Number,
-    lifted,
     register_setting,
     static,
     static_number,
+    with_leading_axes,
 )
 from jaxeff.moment_propagation import Gaussian
 
@@ -183,7 +183,7 @@ class Discrete(BaseQuantizer):
         return own, tensor.fitted("Discrete.scale", own.scale, value)
 
     def _values(self, like: Array) -> Array:
-        return lifted(jnp.linspace(-1, 1, self.levels, dtype=like.dtype), like.shape)
+        return with_leading_axes(jnp.linspace(-1, 1, self.levels, dtype=like.dtype), like.shape)
 
     def _check_role(self, tensor: Tensor) -> None:
         if tensor.role != "weight":

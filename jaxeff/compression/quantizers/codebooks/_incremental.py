@@ -50,14 +50,14 @@ from jaxeff.compression.quantizers.codebooks._powers_of_two import nearest_power
 from jaxeff.core import (
     Number,
     Width,
-    an,
     check_count,
     check_number,
-    of_form,
+    function_of_form,
+    instance_of,
     register_setting,
+    static_integer,
     static_number,
-    takes,
-    whole,
+    validate,
 )
 
 SHARES = (0.5, 0.75, 0.875, 1.0)
@@ -119,7 +119,7 @@ class Incremental(BaseQuantizer):
         return super().storage(shape, tensor) + 8
 
 
-@takes(every=whole())
+@validate(every=static_integer())
 def shares(every: int, fractions: Sequence[float] = SHARES) -> optax.Schedule:
     """Makes a schedule with a constant number of updates between two shares.
 
@@ -151,7 +151,7 @@ class IncrementalState(NamedTuple):
     done: Any
 
 
-@takes(method=an(Incremental), schedule=of_form("schedule(step)"))
+@validate(method=instance_of(Incremental), schedule=function_of_form("schedule(step)"))
 def incrementally(method: Incremental, schedule: optax.Schedule) -> optax.GradientTransformation:
     """Moves weights to powers of two by a schedule, and holds them there.
 

@@ -37,7 +37,7 @@ from jaxeff.compression.numerics import (
     sums,
     widened,
 )
-from jaxeff.core import Choice, Count, Number, lifted, register_setting, static
+from jaxeff.core import Choice, Count, Number, register_setting, static, with_leading_axes
 
 MAX_BITS = 8
 MIDDLE = 0.6745
@@ -129,7 +129,7 @@ class LearnedBasis(BaseQuantizer):
         else:  # the square of a rectified Gaussian is half its variance
             unit = 2 * MIDDLE * jnp.sqrt(2 * square) / (2**self.bits - 1)
         powers = jnp.asarray(2.0 ** np.arange(self.bits), wide.dtype)
-        return unit[..., None] * lifted(powers, (*shape, self.bits))
+        return unit[..., None] * with_leading_axes(powers, (*shape, self.bits))
 
     def _levels(self, basis: Array, tensor: Tensor) -> tuple[Array, Array]:
         """Sorts the levels, and returns which code each of them has."""

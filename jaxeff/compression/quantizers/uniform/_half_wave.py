@@ -38,7 +38,7 @@ from jaxeff.compression.numerics import (
     or_one,
     straight_through,
 )
-from jaxeff.core import Choice, Count, Number, register_setting, static, takes, whole
+from jaxeff.core import Choice, Count, Number, register_setting, static, static_integer, validate
 
 MAX_BITS = 8
 
@@ -106,7 +106,7 @@ class HalfWave(BaseQuantizer):
         return super().storage(shape, tensor) + 32
 
 
-@takes(bits=whole())
+@validate(bits=static_integer())
 @functools.cache
 def half_wave_levels(bits: int, uniform: bool = True) -> np.ndarray:
     """Computes the positive levels of least mean squared error for a rectified standard Gaussian.

@@ -51,12 +51,12 @@ from jaxeff.compression.numerics import MAX_BITS, LayerQuantization, kept_axes
 from jaxeff.compression.quantizers.uniform._lsq import LSQ
 from jaxeff.core import (
     Table,
-    a_posterior,
     check_choice,
     check_number,
     non_negative,
     positive,
-    takes,
+    posterior_like,
+    validate,
 )
 from jaxeff.moment_propagation import Gaussian, check_gaussian, is_gaussian
 from jaxeff.program import trace
@@ -138,7 +138,7 @@ class PosteriorBits:
         return Table(("parameter", "bits", "bytes"), rows, caption=caption)
 
 
-@takes(posterior=a_posterior, nats=positive, threshold=non_negative)
+@validate(posterior=posterior_like, nats=positive, threshold=non_negative)
 def posterior_bits(
     posterior: Any, nats: float = 1 / 24, per: str = "tensor", threshold: float = 0.0
 ) -> PosteriorBits:
