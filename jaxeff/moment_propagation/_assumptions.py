@@ -1,4 +1,4 @@
-"""`assumptions(f, params, x)`: where moments take dependent values as independent, and how far off.
+"""`assumptions(f, params, x)`: where moments assume independence, and the error that it causes.
 
 ```python
 import jax
@@ -111,7 +111,7 @@ def _ratios(
     samples: int,
     chunk: int,
 ) -> dict[tuple[str, str], Ratio | None]:
-    """Variances by the rule of each layer over sampled ones, given its inputs as sampled."""
+    """Divides the variances of each layer's rule, given sampled inputs, by sampled ones."""
     propagation = Propagation(rules, "variance", lambda one: None)
     plain_args, _ = uncalibrated(args)
 

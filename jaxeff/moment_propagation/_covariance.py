@@ -1,4 +1,4 @@
-"""Variances with everything that results share taken into account: `moments(f, correlations=True)`.
+"""Variances with correlations taken into account: `moments(f, correlations=True)`.
 
 The variance of y = f(w) for independent Gaussian w of variances v is a sum over orders (the Hermite
 expansion of f), and the first is

@@ -286,7 +286,7 @@ def _join(parts: Sequence[Layer]) -> Layer:
 
 
 def _in_order(nodes: Iterable[Node]) -> tuple[Node, ...]:
-    """Equations after those whose results they read, otherwise as given."""
+    """Sorts equations after those whose results they read, otherwise as given."""
     made_by = {v: n for n in nodes for v in n.outputs}
     ordered: dict[Node, None] = {}
 

@@ -45,7 +45,7 @@ def internal(values: Sequence[Value], nodes: Sequence[Node]) -> list[Meeting]:
 def external(
     values: Sequence[Value], nodes: Sequence[Node], lineages: Mapping[Value, Lineage]
 ) -> list[Meeting]:
-    """Finds the dependent entries that nodes combine because of what values share further back.
+    """Finds the dependent entries that nodes combine because values share sources further back.
 
     Returns:
         Meetings whose source is one of the values.

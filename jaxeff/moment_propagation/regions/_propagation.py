@@ -1,4 +1,4 @@
-"""Propagates moments through the equations of a layer, watching what depends on what.
+"""Propagates moments through the equations of a layer, and tracks dependence in it.
 
 `propagate` runs equations one after the other under the rules of `rules`, which take operands
 as independent. The layer's random inputs are independent of each other, entries and all

@@ -114,7 +114,7 @@ class BoseEinstein(distrax.Distribution):
         return jnp.sqrt(self.variance())
 
     def skewness(self) -> Float[Array, "..."]:
-        """Skewness (M + 2n) / √(n M (M + n)); 2/√M for large means, infinite at zero."""
+        """Computes the skewness (M + 2n) / √(n M (M + n)): 2/√M for large means, infinite at 0."""
         n, m = self.mean(), self.modes
         return (m + 2 * n) / jnp.sqrt(n * m * (m + n))
 

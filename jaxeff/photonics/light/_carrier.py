@@ -1,4 +1,4 @@
-"""The numbers of chaotic light and its detector, which all that computes with light reads.
+"""The numbers of chaotic light and its detector, for all functions of light.
 
 They are the fields of `ChaoticLight`, which documents them and carries poolings by them.
 """

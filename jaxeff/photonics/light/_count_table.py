@@ -32,7 +32,7 @@ class CountTable(NamedTuple):
 
 
 def table_width(mean: float, modes: float) -> int:
-    """Columns that hold all counts of a mean but about one in 10¹¹: a power of two."""
+    """Returns how many columns hold all counts but about one in 10¹¹: a power of two."""
     # Twelve deviations, and some for the longer tail of small means; a power of two, so that the
     # leading bits of a random word number a column.
     top = mean + 12 * (mean + mean**2 / modes) ** 0.5 + 40

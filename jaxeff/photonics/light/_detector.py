@@ -55,7 +55,7 @@ def read_pulses(
     light: Carrier,
     rounded: bool = False,
 ) -> Float[Array, "..."]:
-    """Returns what the detector makes of pulses, summed over slots.
+    """Draws the detector's reading of pulses, summed over slots.
 
     Args:
         count_key: Random key of the light.

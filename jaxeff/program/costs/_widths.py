@@ -96,5 +96,5 @@ def is_quantizing(node: Node) -> bool:
 
 
 def dtype_bits(value: Value) -> int:
-    """Bits of one number of an array as it is."""
+    """Returns the bits of one number of an array as it is."""
     return int(value.aval.dtype.itemsize * 8)

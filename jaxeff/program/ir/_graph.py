@@ -228,7 +228,7 @@ def _spreads(eqn: JaxprEqn, inputs: Sequence[Atom]) -> bool:
 def _sub_graphs(
     eqn: JaxprEqn, inputs: Sequence[Atom], outputs: Sequence[Value], backward: bool
 ) -> tuple[Graph, ...]:
-    """Graphs of a control-flow equation; sets the roles of its outputs from their bodies."""
+    """Returns the graphs of a control-flow equation; sets its outputs' roles from their bodies."""
     if eqn.primitive not in prim.CONTROL:
         return ()
     bodies = [_compat.as_closed(b) for b in _compat.sub_jaxprs(eqn)]

@@ -84,7 +84,7 @@ def _readers(graph: Graph) -> _Readers:
 
 
 def _state_updates(graph: Graph) -> set[Node]:
-    """Nodes that only serve a new-state result: computed, but nobody's layer."""
+    """Returns the nodes that only serve a new-state result: computed, but part of no layer."""
     readers = _readers(graph)
     found: set[Node] = set()
     # Backwards, so that a node's readers are classified before the node itself.

@@ -144,7 +144,7 @@ def _components(nodes: Sequence[Node], root: Value) -> list[list[Node]]:
 
 
 def _cut(nodes: Sequence[Node], root: Value) -> list[Segment]:
-    """Segments between the cuts of one connected component, those after the last one apart."""
+    """Returns the segments between the cuts of a connected component, the last ones apart."""
     # Liveness: where a single value is live, everything after depends on it alone. That is
     # a cut.
     last_use = {v: i for i, node in enumerate(nodes) for v in node.values}

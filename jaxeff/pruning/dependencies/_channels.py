@@ -158,7 +158,7 @@ def read_channels(program: Program) -> Channels:
 
 
 def _check_sizes(program: Program) -> None:
-    """Channels are indices, so there has to be a number of them."""
+    """Checks that sizes are numbers: channels are indices, which a symbol doesn't list."""
     for i, value in enumerate(program.inputs):
         if not all(isinstance(n, int | np.integer) for n in value.aval.shape):
             name = value.path or f"input {i}"
@@ -177,7 +177,7 @@ def leaf_path(keypath: Sequence[Any]) -> str:
 
 
 def _states(program: Program) -> dict[Value, str]:
-    """Inputs and constants that are mutable state, such as running statistics, with their paths."""
+    """Returns inputs and constants that are mutable state (running statistics), with paths."""
     found = {}
     for layer in program.layers:
         for node in layer.nodes:
@@ -188,7 +188,7 @@ def _states(program: Program) -> dict[Value, str]:
 
 
 def _updated(program: Program) -> set[Any]:
-    """Results that are new state."""
+    """Returns the results that are new state."""
     return {
         value
         for layer in program.layers

@@ -195,7 +195,7 @@ class Crossing:
         return self.zeros[key]
 
     def _control(self, node: Node, programs: Sequence[Program]) -> list[Dimensions]:
-        """Loops and branches; what a loop carries is followed until nothing more may differ."""
+        """Follows loops and branches; a loop's carry until nothing more may differ."""
         given = [self._of(a) for a in node.inputs]
         if node.primitive is p.remat_p:
             return self.program(programs[0], given)

@@ -67,7 +67,7 @@ class Numbers:
                 self.known[outputs[0]] = np.asarray(found)
 
     def give(self, atoms: Sequence[Any], to: Numbers, names: Sequence[Any]) -> None:
-        """Hands what is known of values to other names for them, as in the body of a call."""
+        """Copies what is known of values to other names for them, as in the body of a call."""
         for atom, name in zip(atoms, names, strict=True):
             if (number := self.number(atom)) is not None and not name.aval.shape:
                 to.known[name] = number

@@ -52,7 +52,7 @@ def _products(
 
 
 def _sorted(node: Node, side: int, axes: tuple[Axis, ...]) -> tuple[set[Dimension], set[Dimension]]:
-    """Dimensions of an operand that the result has, and those that are summed."""
+    """Returns the dimensions of an operand that the result has, and those that are summed."""
     if node.primitive is prim.p.dot_general_p:
         summed = set(node.params["dimension_numbers"][0][side])
     elif node.primitive is prim.p.conv_general_dilated_p:

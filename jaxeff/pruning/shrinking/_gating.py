@@ -175,7 +175,7 @@ class Gating(Emission):
     def _summed(
         self, eqn: Any, inputs: Sequence[Any], labels: Labels
     ) -> list[tuple[int, int, set[Dimension]]]:
-        """Operands and axes that an equation sums over, and which gates act there."""
+        """Returns operands and axes that an equation sums over, with the gates that act there."""
         found: list[tuple[int, int, Axis]] = []
         if eqn.primitive is p.dot_general_p:
             side = next((i for i, v in enumerate(inputs) if _is_data(v)), 0)

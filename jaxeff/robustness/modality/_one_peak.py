@@ -1,4 +1,4 @@
-"""Whether two peaks are more than the sample's accident: Silverman's test of one peak.
+"""Silverman's test of one peak: whether two peaks are more than chance.
 
 ```python
 import jax

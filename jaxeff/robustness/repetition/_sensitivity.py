@@ -164,7 +164,7 @@ def tolerated_level(
 
 
 class _Switched:
-    """A noise model that acts or doesn't; what doesn't act draws nothing either."""
+    """A noise model with a switch; switched off, it draws nothing either."""
 
     def __init__(self, model: Noise, active: Array) -> None:
         self.model = model
