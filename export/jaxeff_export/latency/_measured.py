@@ -6,14 +6,14 @@ import jax.numpy as jnp
 from flax import nnx
 import jaxeff
 from jaxeff.nn import ResNet8
-from jaxeff.search import Candidates, Candidate, Space
+from jaxeff.search import Candidates, Candidate, SearchSpace
 from jaxeff_export import measured_latency
 
 model = ResNet8(widths=(8, 8, 8), rngs=nnx.Rngs(0))
 model.eval()
 f, params = jaxeff.functional(model)
 x, y = jnp.zeros((2, 16, 16, 3)), jnp.zeros(2, int)
-space = Space.read(f, params, x[:1])
+space = SearchSpace.read(f, params, x[:1])
 candidates = Candidates(f, params, (x, y), (x, y), space, steps=0, batch_size=2)
 seconds = measured_latency(x[:1])(Candidate(space.whole, space, candidates.smaller))
 ```
