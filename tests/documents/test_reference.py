@@ -1,19 +1,42 @@
-"""What the reference is built of. The build itself, warnings as errors, is `.ci/run`'s."""
+"""What the site is built of. The build itself, warnings as errors, is `.ci/run`'s."""
 
 import re
 
 import pytest
+import yaml
 from documents import ROOT, markdown_files
 
+DOCS = ROOT / "docs"
+SETTINGS = re.sub(r"!\S+", "", (ROOT / "mkdocs.yml").read_text())
 FILES = [path.relative_to(ROOT).as_posix() for path in markdown_files()]
 
 
-@pytest.mark.parametrize("name", FILES)
+def pages(entries):
+    """The files of a navigation, in order."""
+    for entry in entries:
+        value = next(iter(entry.values())) if isinstance(entry, dict) else entry
+        yield from [value] if isinstance(value, str) else pages(value)
+
+
+PAGES = list(pages(yaml.safe_load(SETTINGS)["nav"]))
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if not name.startswith(".github/")])
 def test_every_markdown_file_is_a_page_of_it(name):
-    assert (ROOT / "docs" / name).resolve() == ROOT / name
-    pages = re.findall(r"^  - .+: (.+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
-    assert name in pages
+    page = name.removeprefix("docs/")
+    assert page in PAGES
+    assert (DOCS / page).resolve() == ROOT / name
 
 
-def test_nothing_is_written_for_it_alone():
-    assert all(path.is_symlink() for path in (ROOT / "docs").rglob("*") if not path.is_dir())
+def test_every_notebook_is_a_page_of_it():
+    for path in (ROOT / "notebooks").glob("*.ipynb"):
+        assert (DOCS / "notebooks" / path.name).resolve() == path
+        assert f"notebooks/{path.name}" in PAGES
+
+
+def test_a_page_is_in_the_navigation_once():
+    assert sorted(set(PAGES)) == sorted(PAGES)
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
