@@ -12,7 +12,7 @@ from experiments.analog.recipe import Settings
 from experiments.analog.source import ORDERED, UNORDERED
 from experiments.harness import Row, Run
 from jaxeff.analog_hardware import (
-    PUBLISHED,
+    PUBLISHED_PHYSICS,
     Chip,
     Design,
     WhiteBox,
@@ -32,12 +32,12 @@ MODELS: dict[str, Callable[..., Any]] = {
     "columnar": fit_columnar,
     "white box": fit_white_box,
 }
-STATIC = dataclasses.replace(PUBLISHED, ordered=False)
+STATIC = dataclasses.replace(PUBLISHED_PHYSICS, ordered=False)
 
 
 def make(device: int, ordered: bool = True) -> Chip:
     """A chip, or its control without leakage and memory."""
-    return Chip(device, physics=PUBLISHED if ordered else STATIC)
+    return Chip(device, physics=PUBLISHED_PHYSICS if ordered else STATIC)
 
 
 def measured(run: Run[Settings], chip: Chip) -> Any:
@@ -122,7 +122,7 @@ def column(run: Run[Settings], device: int, at: int = 5) -> dict[str, np.ndarray
     drives = found.drives
     inputs = jnp.asarray(drives.inputs[:6], jnp.float32)
     weights = jnp.asarray(drives.weights[:6], jnp.float32)
-    ideal = PUBLISHED.gain * jnp.einsum("dpr,drc->dpc", inputs, weights)
+    ideal = PUBLISHED_PHYSICS.gain * jnp.einsum("dpr,drc->dpc", inputs, weights)
     sums = jax.vmap(box.sums)(inputs, weights)
     means = jax.vmap(lambda a, w: box.counts(a, w, 1.0))(inputs, weights)
     parts = {"ideal": ideal, "table": sums, "spline": means, "counts": drives.counts[:6]}

@@ -19,15 +19,15 @@ from jaxeff.analog_hardware import (
     Crossbar,
     WhiteBox,
     analog,
-    at_noise,
     calibrate_ranges,
     compensate_drift,
     in_the_loop,
     read_out,
     reference,
     with_model,
+    with_noise_level,
 )
-from jaxeff.hardening import incremental
+from jaxeff.hardening import incremental_noise
 from jaxeff.noise import Additive, noisy
 from jaxeff.store import load_pytree, save_pytree
 from jaxeff.training import Loss, cross_entropy, init, make_epoch, run_epochs
@@ -100,7 +100,7 @@ class Trainer:
             return noisy(f, self.levels)
         if how == "loop":
             return in_the_loop(f, boxed, hardware["chip"])
-        return analog(f, at_noise(boxed, {"silent": 0.0, "box": 1.0}[how]))
+        return analog(f, with_noise_level(boxed, {"silent": 0.0, "box": 1.0}[how]))
 
     def loss(self, how: str, steps: int) -> Loss:
         """The loss of a stage; the state holds the hardware."""
@@ -110,11 +110,13 @@ class Trainer:
                 boxed = with_model(self.problem.spec, state["box"])
 
                 def at(level: Any) -> Loss:
-                    noisy_box = analog(self.problem.f, at_noise(boxed, level))
+                    noisy_box = analog(self.problem.f, with_noise_level(boxed, level))
                     return cross_entropy(noisy_box, keyed=True)
 
                 # All of it from half-way on: a rate that decays learns little of what comes later.
-                inner = incremental(at, optax.linear_schedule(0.0, 1.0, max(steps // 2, 1)))(1.0)
+                inner = incremental_noise(at, optax.linear_schedule(0.0, 1.0, max(steps // 2, 1)))(
+                    1.0
+                )
             else:
                 inner = cross_entropy(self.function(how, state), keyed=True)
             value, (metrics, _) = inner(key, params, None, batch, step)

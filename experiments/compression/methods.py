@@ -32,8 +32,8 @@ from jaxeff.compression import (
     Ternary,
     TrainedTernary,
     Uniform,
-    incrementally,
-    shares,
+    incremental_quantization,
+    share_schedule,
 )
 
 FLOAT = 32
@@ -117,7 +117,7 @@ def _inq(steps: int, ends: tuple[str, str]) -> optax.GradientTransformation:
 
         return jax.tree_util.tree_map_with_path(chosen, params)
 
-    return optax.masked(incrementally(Incremental(4), shares(every)), inner)
+    return optax.masked(incremental_quantization(Incremental(4), share_schedule(every)), inner)
 
 
 METHODS: dict[str, Method] = {

@@ -9,7 +9,7 @@ import jaxeff
 from experiments.ensembles.bench import Bench, judged, said
 from experiments.harness import Row
 from jaxeff.bayes import laplace, svi
-from jaxeff.ensembles import Members, affordable, member_loss, sampled
+from jaxeff.ensembles import Members, affordable_members, member_loss, sampled
 
 
 def rows(bench: Bench, site: str) -> Iterator[Row]:
@@ -22,7 +22,8 @@ def rows(bench: Bench, site: str) -> Iterator[Row]:
     x = bench.images.train[0][:1]
     alone = jaxeff.cost(bench.f, bench.networks[0], x).macs
     count = min(
-        affordable(bench.f, bench.networks[0], x, site, times=settings.times), settings.samples
+        affordable_members(bench.f, bench.networks[0], x, site, times=settings.times),
+        settings.samples,
     )
     for seed in range(settings.one):
         start = bench.networks[seed]

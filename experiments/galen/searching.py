@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import optax
 from jaxeff_export import deploy, measured_latency, resolve_target, table_latency
-from jaxeff_export.latency import Turns, compiled
+from jaxeff_export.latency import AlternatingTimer, compiled
 
 from experiments import classifiers
 from experiments.galen.recipe import AGENTS, BLIND, Settings, actions_of, searcher_of
@@ -97,9 +97,9 @@ class Workshop:
         return measured_latency(self.model.calibration(1), target=self.target)
 
     @functools.cached_property
-    def turns(self) -> Turns:
+    def turns(self) -> AlternatingTimer:
         """In turns with the whole model in float32."""
-        made = Turns("local", *TIMES)
+        made = AlternatingTimer("local", *TIMES)
         whole = self.candidates.space.whole
         made.start(
             compiled(self._candidate(whole), whole, (self.model.calibration(1),), self.target)

@@ -12,7 +12,7 @@ from experiments.hardening.networks import build, quantize
 from experiments.hardening.recipe import Family, Setting
 from experiments.harness import Row, Run
 from experiments.trainable import Images
-from jaxeff.hardening import Variable, sharpness_aware, variance_aware
+from jaxeff.hardening import VariableLevel, sharpness_aware, variance_aware
 from jaxeff.noise import Additive, noisy
 from jaxeff.robustness import noisy_accuracy
 from jaxeff.training import cross_entropy, sweep
@@ -57,7 +57,7 @@ def train(run: Run[Any], family: Family, images: Images) -> list[Row]:
             return cross_entropy(noisy(train, network.noise(levels)), keyed=True, mutable=True)
 
         varying = variance_aware(at, form=family.form, ramp_steps=int(family.ramp * steps))
-        return varying(Variable(setting.sigma, setting.theta, setting.alpha))
+        return varying(VariableLevel(setting.sigma, setting.theta, setting.alpha))
 
     def score(key: jax.Array, params: Any, state: Any, setting: Setting) -> dict[str, Any]:
         _, evaluate, _ = quantized(setting.scale)

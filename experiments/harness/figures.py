@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 from matplotlib.transforms import ScaledTranslation
 
-from jaxeff.store import new_file
+from jaxeff.store import atomic_file
 
 DPI = 120
 SMALL = 8
@@ -33,7 +33,7 @@ def save(figures: Mapping[str, Figure], folder: Path) -> list[Path]:
     for name, figure in figures.items():
         finish(figure)
         paths.append(folder / f"{name}.png")
-        with new_file(paths[-1]) as temporary:
+        with atomic_file(paths[-1]) as temporary:
             figure.savefig(temporary, dpi=DPI, format="png")
         plt.close(figure)
     return paths

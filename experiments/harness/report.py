@@ -20,7 +20,7 @@ from rich.console import Console
 
 from experiments.harness.command import SIZES
 from jaxeff.core import Table, cell_text
-from jaxeff.store import write_whole
+from jaxeff.store import write_atomically
 
 Row = dict[str, Any]
 _PACKAGES = ("jaxeff", "jax", "jaxlib", "flax", "optax", "numpyro", "apache-tvm", "numpy")
@@ -80,7 +80,7 @@ class Report:
             "differences": list(differences),
             **self.extra,
         }
-        write_whole(path, json.dumps(_finite(content), indent=1, allow_nan=False))
+        write_atomically(path, json.dumps(_finite(content), indent=1, allow_nan=False))
         return path
 
 

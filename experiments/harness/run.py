@@ -14,7 +14,7 @@ from rich.console import Console
 from experiments.harness.command import Order, Refused, find_options
 from experiments.harness.report import Row, plain
 from jaxeff.core import fast_key, progress_bar
-from jaxeff.store import CheckpointError, Journal, write_whole
+from jaxeff.store import CheckpointError, Journal, write_atomically
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -148,7 +148,7 @@ class Run(Generic[S]):
                 shutil.rmtree(self.work)
             for file in (path, order.json or order.results / f"{self.name}.json"):
                 file.parent.mkdir(parents=True, exist_ok=True)
-                write_whole(probe := file.with_name(f"{file.name}.probe"), "")
+                write_atomically(probe := file.with_name(f"{file.name}.probe"), "")
                 probe.unlink()
             return Journal(path, identity)
         except OSError as error:

@@ -22,7 +22,7 @@ from experiments.harness.command import SIZES, Order, Refused, read
 from experiments.harness.report import Report, Row, plain, show_checks
 from experiments.harness.run import Found, Run, S, make_console
 from jaxeff.core import Table
-from jaxeff.store import new_file
+from jaxeff.store import atomic_file
 
 
 def _all_rows(report: Report) -> list[Table]:
@@ -87,7 +87,7 @@ class Study(Generic[S]):
         self.judge(report)
         path = report.save(order.json or order.results / f"{run.name}.json", self.differences)
         if found.arrays:
-            with new_file(run.folder / "arrays.npz") as temporary, temporary.open("wb") as file:
+            with atomic_file(run.folder / "arrays.npz") as temporary, temporary.open("wb") as file:
                 np.savez_compressed(file, **found.arrays)  # type: ignore[arg-type]
         pictures = figures.save(self.draw(report), run.folder)
 

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import jaxeff_export
 from flax import nnx
 from jaxeff_export import Bundle, resolve_target
-from jaxeff_export.bundle.machine_model import LIKEST
+from jaxeff_export.bundle.machine_model import SIMILAR_CORES
 from jaxeff_export.targets import ToolchainError
 from scipy.stats import spearmanr
 
@@ -169,7 +169,7 @@ def _modelled(bundle: Bundle) -> tuple[str, Sequence[Any]]:
     own = str(bundle.manifest.target["mcpu"])
     for like in (None, *STAND_INS):
         try:
-            return like or LIKEST.get(own, own), bundle.model(own, like)
+            return like or SIMILAR_CORES.get(own, own), bundle.model(own, like)
         except ToolchainError:
             if like == STAND_INS[-1]:
                 raise

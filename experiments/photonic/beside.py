@@ -59,7 +59,7 @@ def time(run: Run[Settings]) -> list[Row]:
     (x, y), _, domains = network.load(settings)
     images = domains["known"][:BATCH]
     light = settings.light(bits=None)
-    spec = jaxeff.photonics.per_activation(f, params, images, spec={"avg_pool*": light})
+    spec = jaxeff.photonics.levels_per_activation(f, params, images, spec={"avg_pool*": light})
     model = network.Model(f, params, spec)
     key = run.key
     physical = model.carried(model="physical", levels=settings.levels)

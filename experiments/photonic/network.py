@@ -25,9 +25,9 @@ from jaxeff.photonics import (
     ChaoticLight,
     divergence,
     level_logits,
-    per_activation,
+    levels_per_activation,
     photonic,
-    with_levels,
+    replace_levels,
 )
 from jaxeff.robustness import one_peak_pvalue, peaks
 from jaxeff.training import fit, stateless
@@ -124,12 +124,12 @@ def train(
     light = settings.light(
         bits=bits or settings.activation_bits, model="free" if free else "gaussian"
     )
-    spec = per_activation(f, params, x[:1], spec={"avg_pool*": light})
+    spec = levels_per_activation(f, params, x[:1], spec={"avg_pool*": light})
     weight = settings.kl if kl is None else kl
 
     def loss(key: Any, numbers: Any, batch: Any) -> Any:
         inputs, labels = batch
-        logits, nats = divergence(f, with_levels(spec, numbers["raw"]))(
+        logits, nats = divergence(f, replace_levels(spec, numbers["raw"]))(
             key, numbers["params"], inputs
         )
         nll = optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
@@ -139,7 +139,7 @@ def train(
     few = {name: images[:250] for name, images in domains.items()}
 
     def watch(state: Any) -> dict[str, Any]:
-        model = Model(f, state.params["params"], with_levels(spec, state.params["raw"]))
+        model = Model(f, state.params["params"], replace_levels(spec, state.params["raw"]))
         logits = draw(run.fast_key, model, few, 10)
         found = figures(logits, labels[:250])
         return {name: float(found[name]) for name in ("accuracy", "auroc_nine")}
@@ -154,7 +154,7 @@ def train(
         checkpoint=run.work / f"{seed}-{short}-{bits}-{weight:g}-{free}.safetensors",
     )
     numbers = result.params
-    return Model(f, numbers["params"], with_levels(spec, numbers["raw"])), result.history
+    return Model(f, numbers["params"], replace_levels(spec, numbers["raw"])), result.history
 
 
 @cache

@@ -16,7 +16,7 @@ from jaxeff.pruning.sparsity import (
     NofM,
     RandomMask,
     Surgery,
-    cubic,
+    cubic_schedule,
     optimal_brain_surgeon,
 )
 from jaxeff.training import cross_entropy, fit
@@ -41,7 +41,7 @@ def sparse(run: Run[Settings], subject: Subject, model: Trained, method: str, sh
         spec = init(net.evaluate, params, (state, x), spec)
     data = tuple(part[: subject.retrain_images] for part in model.images.train)
     steps = subject.retrain * (len(data[1]) // settings.batch_size)
-    growing = cubic(share, begin=0, end=max(1, steps // 2))
+    growing = cubic_schedule(share, begin=0, end=max(1, steps // 2))
 
     def loss(key: Any, params: Any, carried: Any, batch: Any, step: Any) -> Any:
         state, spec = carried

@@ -16,7 +16,7 @@ from experiments.harness import Least, Row
 from experiments.trainable import Images, Network
 from experiments.walking_noise.findings import CHANCE
 from experiments.walking_noise.recipe import Settings, Sweep
-from jaxeff.noise import Additive, walking
+from jaxeff.noise import Additive, walking_noise
 from jaxeff.robustness import (
     Midpoint,
     fit_midpoint,
@@ -102,7 +102,7 @@ def evaluated(key: jax.Array, subject: Subject, model: Model) -> np.ndarray:
     """Midpoints under noise that walks at evaluation only: the same sweep without its trainings."""
     net = subject.network
     params, state = model
-    specs, _ = walking(net.slots, KL_LEVELS, Additive)
+    specs, _ = walking_noise(net.slots, KL_LEVELS, Additive)
     test = jax.tree.map(lambda leaf: leaf[: subject.settings.inputs], subject.images.test)
     found = noisy_accuracy(key, net.evaluate, params, specs, test, repeats=1, state=state)
     curves = np.asarray(found[0]).reshape(len(net.slots), len(KL_LEVELS))

@@ -14,7 +14,7 @@ from experiments.trainable import Images, Network
 from experiments.walking_noise.findings import CHANCE
 from experiments.walking_noise.recipe import Repetition, Settings
 from experiments.walking_noise.training import train_clean
-from jaxeff.noise import Additive, Repeated, walking
+from jaxeff.noise import Additive, Repeated, walking_noise
 from jaxeff.robustness import allocate_repetitions, fit_midpoint, noisy_accuracy
 
 LEVELS = np.logspace(-2, 3, 21)
@@ -62,7 +62,7 @@ def run(
         executions = zip(network.slots, times, strict=True)
         return measure({site: Repeated(noise, n) for site, n in executions})[:, 0]
 
-    spec, _ = walking(network.slots, LEVELS, Additive)
+    spec, _ = walking_noise(network.slots, LEVELS, Additive)
     few = tuple(part[:WALKED_IMAGES] for part in images.test)
     walked = measure(spec, few, 1).reshape(row.seeds, len(network.slots), len(LEVELS))
     midpoints = {

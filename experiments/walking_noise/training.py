@@ -12,7 +12,7 @@ import jaxeff
 from experiments.harness import Row
 from experiments.trainable import Images, Network
 from experiments.walking_noise.recipe import Case, Settings, Sweep
-from jaxeff.noise import Additive, Mixed, Multiplicative, walking
+from jaxeff.noise import Additive, Mixed, Multiplicative, walking_noise
 from jaxeff.robustness import noisy_accuracy, weight_rms
 from jaxeff.training import SweepResult, cross_entropy, sweep
 
@@ -122,7 +122,7 @@ def specs(plan: Sweep, network: Network) -> tuple[Any, list[Row]]:
     add, mul = _levels(plan)
     if plan.where == "layers":
         model = Additive if plan.kind == "add" else Multiplicative
-        spec, places = walking(network.slots, plan.levels, model)
+        spec, places = walking_noise(network.slots, plan.levels, model)
         return spec, [{"site": site, "level": float(level)} for site, level in places]
     label = [
         {"site": plan.where, "level": float(a if plan.kind == "add" else m), "add": a, "mul": m}

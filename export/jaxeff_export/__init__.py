@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from jaxeff_export.bundle import Bundle as Bundle
     from jaxeff_export.bundle import deploy as deploy
     from jaxeff_export.bundle import deploy_artifact as deploy_artifact
-    from jaxeff_export.bundle import on_boards as on_boards
+    from jaxeff_export.bundle import run_on_boards as run_on_boards
     from jaxeff_export.bundle.files import BundleError as BundleError
     from jaxeff_export.clib import CLibrary as CLibrary
     from jaxeff_export.clib.objects import CLibraryError as CLibraryError
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "artifact": ("Artifact", "ArtifactError", "SignatureError", "export"),
     "boards": ("Board", "BoardError"),
-    "bundle": ("Bundle", "BoardResult", "deploy", "deploy_artifact", "on_boards"),
+    "bundle": ("Bundle", "BoardResult", "deploy", "deploy_artifact", "run_on_boards"),
     "bundle.files": ("BundleError",),
     "clib": ("CLibrary",),
     "clib.objects": ("CLibraryError",),

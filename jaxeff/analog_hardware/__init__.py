@@ -30,10 +30,10 @@ from jaxeff.analog_hardware._drift import Reference, compensate_drift, reference
 from jaxeff.analog_hardware._in_the_loop import in_the_loop
 from jaxeff.analog_hardware._recipe import (
     ForChip,
-    at_noise,
     growing_noise,
     train_for_chip,
     with_model,
+    with_noise_level,
 )
 from jaxeff.analog_hardware.chips import (
     Characterization,
@@ -67,7 +67,7 @@ from jaxeff.analog_hardware.chips import (
     read_out,
 )
 from jaxeff.analog_hardware.crossbar import (
-    PUBLISHED,
+    PUBLISHED_PHYSICS,
     Correction,
     Crossbar,
     Linear,
@@ -78,7 +78,7 @@ from jaxeff.analog_hardware.crossbar import (
 from jaxeff.noise import ReadOut
 
 __all__ = [
-    "PUBLISHED",
+    "PUBLISHED_PHYSICS",
     "Characterization",
     "Chip",
     "Columnar",
@@ -104,7 +104,6 @@ __all__ = [
     "TileModel",
     "WhiteBox",
     "analog",
-    "at_noise",
     "calibrate_ranges",
     "characterize",
     "compensate_drift",
@@ -124,4 +123,5 @@ __all__ = [
     "reference",
     "train_for_chip",
     "with_model",
+    "with_noise_level",
 ]

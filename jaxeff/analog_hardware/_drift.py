@@ -29,7 +29,7 @@ from jaxeff.analog_hardware.chips import (
     check_query,
     random_inputs,
     random_weights,
-    read,
+    read_counts,
 )
 from jaxeff.analog_hardware.crossbar import Correction
 from jaxeff.core import check_key, instance_of, single_key, static_integer, validate
@@ -114,5 +114,5 @@ def compensate_drift(
 
 
 def _mean(query: Query, key: Any, weights: Any, inputs: Any, repeats: int) -> np.ndarray:
-    counts = read(query, key, weights, np.repeat(np.asarray(inputs), repeats, 0))
+    counts = read_counts(query, key, weights, np.repeat(np.asarray(inputs), repeats, 0))
     return counts.reshape(len(inputs), repeats, -1).mean(1)

@@ -38,7 +38,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxeff.analog_hardware.chips import Hardware, Query, ask, check_query
+from jaxeff.analog_hardware.chips import Hardware, Query, check_query, query_counts
 from jaxeff.analog_hardware.crossbar import Counts, Crossbar, with_chip
 from jaxeff.core import pure_function, validate
 
@@ -80,7 +80,7 @@ def _counts(site: str, query: Query, key: Any, weights: Any, inputs: Any) -> Any
     keys = keys.reshape(groups, down, across, *keys.shape[1:])
 
     def one(own: Any, tile: Any, vectors: Any) -> Any:
-        return ask(f"in_the_loop: {site!r}", query, own, tile, vectors)
+        return query_counts(f"in_the_loop: {site!r}", query, own, tile, vectors)
 
     if not isinstance(query, Hardware):  # nothing to be gained from a vmap
         places = [*np.ndindex(groups, down, across)]

@@ -61,7 +61,7 @@ from jaxeff.core import (
     string,
     validate,
 )
-from jaxeff.hardening import incremental
+from jaxeff.hardening import incremental_noise
 from jaxeff.training import Loss, cross_entropy, fit
 
 STAGES = ("quantized", "white_box", "in_the_loop")
@@ -177,9 +177,9 @@ def growing_noise(
     """
 
     def at(level: Any) -> Loss:
-        return cross_entropy(analog(f, at_noise(spec, level)), keyed=True)
+        return cross_entropy(analog(f, with_noise_level(spec, level)), keyed=True)
 
-    return incremental(at, schedule)(1.0)
+    return incremental_noise(at, schedule)(1.0)
 
 
 @validate(spec=spec_of(Crossbar))
@@ -189,7 +189,7 @@ def with_model(spec: Mapping[str, Crossbar], model: Any) -> dict[str, Crossbar]:
 
 
 @validate(spec=spec_of(Crossbar), level=non_negative)
-def at_noise(spec: Mapping[str, Crossbar], level: Any) -> dict[str, Crossbar]:
+def with_noise_level(spec: Mapping[str, Crossbar], level: Any) -> dict[str, Crossbar]:
     """Sets the share of their measured noise for a spec's fitted models, 0 to 1."""
 
     def quieter(model: Any) -> Any:
@@ -204,4 +204,4 @@ def _one(spec: Mapping[str, Crossbar]) -> Crossbar:
     return next(iter(spec.values()))
 
 
-__all__ = ["ForChip", "at_noise", "growing_noise", "train_for_chip", "with_model"]
+__all__ = ["ForChip", "growing_noise", "train_for_chip", "with_model", "with_noise_level"]

@@ -68,8 +68,8 @@ from jaxeff.compression.quantizers.codebooks import (
     PowersOfTwo,
     Ternary,
     TrainedTernary,
-    incrementally,
-    shares,
+    incremental_quantization,
+    share_schedule,
 )
 from jaxeff.compression.quantizers.uniform import (
     LSQ,
@@ -143,7 +143,7 @@ __all__ = [
     "half_wave_levels",
     "hessian_sensitivity",
     "hessian_trace",
-    "incrementally",
+    "incremental_quantization",
     "init",
     "initial_ranges",
     "integer",
@@ -160,7 +160,7 @@ __all__ = [
     "random_weights",
     "round_through",
     "running",
-    "shares",
+    "share_schedule",
     "signal_to_noise_bits",
     "straight_through",
     "update_statistics",

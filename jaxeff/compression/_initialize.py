@@ -37,7 +37,7 @@ from jaxeff.compression._quantized import (
 )
 from jaxeff.compression.numerics import BaseQuantizer, LayerQuantization, Method, Quantizer, Tensor
 from jaxeff.core import input_batch, parameter_tree, pure_function, validate
-from jaxeff.program import Layer, evaluate, plain, trace
+from jaxeff.program import Layer, evaluate, plain_rule, trace
 
 Found = dict[str, Quantizer]
 
@@ -77,7 +77,7 @@ def init(
         arrays: dict[str, dict[str, Any]] = {}
 
         def rule(layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
-            outputs = plain(layer, key, *values)
+            outputs = plain_rule(layer, key, *values)
             setting = settings.get(layer.site)
             if setting is None:
                 return outputs

@@ -29,7 +29,7 @@ from jaxtyping import Array, Float
 from jaxeff.compression._quantized import check_spec, of_inputs, of_outputs, settings_of
 from jaxeff.compression.numerics import BaseQuantizer, Method, Quantizer, Tensor
 from jaxeff.core import check_choice, parameter_tree, pure_function, validate
-from jaxeff.program import Layer, evaluate, plain, trace
+from jaxeff.program import Layer, evaluate, plain_rule, trace
 from jaxeff.program.reading import argument_leaves
 
 
@@ -62,7 +62,7 @@ def penalty(
     terms: list[Any] = []
 
     def rule(layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
-        outputs = plain(layer, key, *values)
+        outputs = plain_rule(layer, key, *values)
         setting = settings.get(layer.site)
         if setting is None:
             return outputs

@@ -48,7 +48,7 @@ from jaxeff.program import (
     Rule,
     check_settings,
     interpret,
-    plain,
+    plain_rule,
     read_out_by,
     resolve,
 )
@@ -124,11 +124,11 @@ def quantized_layer(
     """Computes one layer as its setting says: the rule of `quantized`."""
     setting = settings.get(layer.site)
     if setting is None:
-        return plain(layer, key, *values)
+        return plain_rule(layer, key, *values)
     inputs = list(values)
     for quantizer, tensor, i in of_inputs(layer, setting, values, key):
         inputs[i] = _quantize(quantizer, inputs[i], tensor)
-    outputs = list(plain(layer, key, *inputs))
+    outputs = list(plain_rule(layer, key, *inputs))
     for quantizer, tensor, i in of_outputs(layer, setting, outputs, key):
         outputs[i] = _quantize(quantizer, outputs[i], tensor)
     return outputs

@@ -20,7 +20,7 @@ from jaxtyping import Array, Float
 from jaxeff.compression._quantized import check_spec, of_inputs, of_outputs, settings_of
 from jaxeff.compression.numerics import LayerQuantization, Method, Quantizer, Tensor
 from jaxeff.core import input_batch, parameter_tree, pure_function, validate
-from jaxeff.program import Layer, evaluate, plain, trace
+from jaxeff.program import Layer, evaluate, plain_rule, trace
 
 
 @runtime_checkable
@@ -61,7 +61,7 @@ def update_statistics(
     def rule(layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
         setting = settings.get(layer.site)
         if setting is None:
-            return plain(layer, key, *values)
+            return plain_rule(layer, key, *values)
         of_layer: dict[str, Quantizer] = {}
 
         def quantized(arrays: Sequence[Any], read: Sequence[Any]) -> list[Any]:
@@ -77,7 +77,7 @@ def update_statistics(
             return arrays
 
         inputs = quantized(values, of_inputs(layer, setting, values, key))
-        outputs = list(plain(layer, key, *inputs))
+        outputs = list(plain_rule(layer, key, *inputs))
         outputs = quantized(outputs, of_outputs(layer, setting, outputs, key))
         if layer.site in outside:
             found[layer.site] = of_layer

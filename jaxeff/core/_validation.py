@@ -70,7 +70,7 @@ def _plan(
     parameters = inspect.signature(run).parameters
     unknown = checks.keys() - parameters.keys()
     if unknown:
-        raise TypeError(f"takes: {run.__name__} has no argument {sorted(unknown)[0]!r}.")
+        raise TypeError(f"validate: {run.__name__} has no argument {sorted(unknown)[0]!r}.")
     plan = []
     for i, (name, parameter) in enumerate(parameters.items()):
         # Where annotations are not evaluated, one is its text: `"bool"`, `"int | None"`.

@@ -9,12 +9,12 @@ has seen: `spectral` keeps distances, `feature_density` and `sngp` measure them.
 from jaxeff.ensembles._ensemble import Ensemble, ensemble
 from jaxeff.ensembles._feature_density import FeatureDensity, feature_density
 from jaxeff.ensembles._kernels import RBF, Repulsion, repulsion
-from jaxeff.ensembles._losses import MemberLoss, member_loss, members_only
+from jaxeff.ensembles._losses import MemberLoss, member_loss, optimize_members
 from jaxeff.ensembles._members import Members
 from jaxeff.ensembles._mixture import Mixture, MixtureUncertainty, mixture_moments
 from jaxeff.ensembles._natural import bootstrap_weights, with_prior
 from jaxeff.ensembles._repulsive import RepulsiveLoss, repulsive
-from jaxeff.ensembles._sampled import affordable, sampled
+from jaxeff.ensembles._sampled import affordable_members, sampled
 from jaxeff.ensembles._samples import Interval, NoiseImages, Patches, ShuffledPixels, batch_inputs
 from jaxeff.ensembles._sngp import RandomFeatures, sngp
 from jaxeff.ensembles._spectral import Spectral, spectral
@@ -35,14 +35,14 @@ __all__ = [
     "RepulsiveLoss",
     "ShuffledPixels",
     "Spectral",
-    "affordable",
+    "affordable_members",
     "batch_inputs",
     "bootstrap_weights",
     "ensemble",
     "feature_density",
     "member_loss",
-    "members_only",
     "mixture_moments",
+    "optimize_members",
     "repulsion",
     "repulsive",
     "sampled",

@@ -46,7 +46,7 @@ from jaxeff.core import (
     validate,
 )
 from jaxeff.ensembles._ensemble import Ensemble
-from jaxeff.training import called, in_range
+from jaxeff.training import normalized_call, valid_labels
 
 if TYPE_CHECKING:
     from jaxeff.bayes.posteriors import Likelihood
@@ -78,7 +78,9 @@ class MemberLoss:
 
     def outputs(self, key: Any, params: Any, state: Any, x: Any) -> tuple[Any, Any]:
         """Computes members' predictions, `[members, batch, ...]`, and the new state."""
-        return called(self.g, keyed=self.keyed, mutable=self.mutable)(key, params, state, x)
+        return normalized_call(self.g, keyed=self.keyed, mutable=self.mutable)(
+            key, params, state, x
+        )
 
     def of_outputs(self, outputs: Any, batch: Any) -> Float[Array, ""]:
         """Computes the loss of given outputs: members' means over the batch, summed."""
@@ -127,7 +129,7 @@ class MemberLoss:
             # A label out of range would read another class's logit: multiplied by NaN, it
             # shows.
             each = optax.softmax_cross_entropy_with_integer_labels(outputs, targets)
-            return each * in_range(targets, outputs).astype(each.dtype)
+            return each * valid_labels(targets, outputs).astype(each.dtype)
         each = -_resolved(self.likelihood)(outputs).log_prob(targets)
         return each.reshape(len(each), -1).sum(1)
 
@@ -179,7 +181,7 @@ def count_members(where: str, g: Any, members: int | None) -> int:
 
 
 @validate(g=instance_of(Ensemble), optimizer=optax_optimizer)
-def members_only(
+def optimize_members(
     g: Ensemble, optimizer: optax.GradientTransformation
 ) -> optax.GradientTransformation:
     """Makes an optimizer for members behind a trained network, which stays as it is.

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxeff.core import NonNegative, Number, Setting, check_function, register_setting, static
-from jaxeff.program import Target, check_settings, decide
+from jaxeff.program import Target, check_settings, deciding_patterns
 from jaxeff.program.reading import leaf_names
 
 
@@ -72,7 +72,7 @@ def chosen_leaves(spec: Mapping[str, Members | None], params: Any) -> dict[str, 
                 "or None for a shared one"
             )
     targets = [Target(name, name.rpartition("/")[0]) for name in leaf_names(params)]
-    decided = decide(spec, targets, what="parameter")
+    decided = deciding_patterns(spec, targets, what="parameter")
     found = {name: spec[pattern] for name, pattern in decided.items()}
     chosen = {name: setting for name, setting in found.items() if setting is not None}
     if not chosen:

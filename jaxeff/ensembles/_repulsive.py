@@ -72,7 +72,7 @@ from jaxeff.ensembles._ensemble import Ensemble
 from jaxeff.ensembles._kernels import METHODS, RBF, Repulsion, repulsion
 from jaxeff.ensembles._losses import MemberLoss
 from jaxeff.ensembles._samples import Samples, check_samples, check_unlike, chosen
-from jaxeff.training import CheckedLoss, Loss, called
+from jaxeff.training import CheckedLoss, Loss, normalized_call
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +116,7 @@ class RepulsiveLoss:
         if callable(self.space):
             values = self.space(params, samples)
         else:
-            call = called(self.g, keyed=self.keyed, mutable=self.mutable)
+            call = normalized_call(self.g, keyed=self.keyed, mutable=self.mutable)
             values, _ = call(call_key, params, state, samples)
             values = jax.nn.softmax(values) if self.on == "probabilities" else values
         return values.reshape(self.g.count, -1)

@@ -4,13 +4,13 @@
 import jax
 
 import jaxeff
-from jaxeff.ensembles import affordable, sampled
+from jaxeff.ensembles import affordable_members, sampled
 from jaxeff.nn import small_classifier
 
 f, params, (x, y) = small_classifier()
 last = jax.tree.map(lambda w: jaxeff.Gaussian(w, 0.01 * w**2), params["fc2"])
 posterior = {**params, "fc2": last}
-count = affordable(f, params, x[:1], "fc2", times=2.0)     # draws for twice the multiplications
+count = affordable_members(f, params, x[:1], "fc2", times=2.0)  # for twice the MACs
 g, draws = sampled(jax.random.key(0), f, posterior, count)
 logits = g(draws, x)                                       # [draws, batch, classes]
 ```
@@ -86,7 +86,9 @@ def sampled(
 
 
 @validate(f=pure_function, params=parameter_tree, x=input_batch, pattern=string, times=positive)
-def affordable(f: Callable[..., Any], params: Any, x: Any, pattern: str, *, times: float) -> int:
+def affordable_members(
+    f: Callable[..., Any], params: Any, x: Any, pattern: str, *, times: float
+) -> int:
     """Computes how many members of a site, or draws of its parameters, fit a budget.
 
     Args:
@@ -103,7 +105,7 @@ def affordable(f: Callable[..., Any], params: Any, x: Any, pattern: str, *, time
         SpecError: The pattern matches no parameter.
         ValueError: The budget is below one network.
     """
-    check_number("affordable: times", times, 1)
+    check_number("affordable_members: times", times, 1)
 
     def macs(count: int) -> int:
         chosen = chosen_leaves({pattern: Members(count, tied=True)}, params)

@@ -52,7 +52,7 @@ from jaxeff.core import (
     validate,
 )
 from jaxeff.core import jax_internals as _compat
-from jaxeff.program import Layer, Program, check_settings, interpret, plain, resolve
+from jaxeff.program import Layer, Program, check_settings, interpret, plain_rule, resolve
 from jaxeff.program.ir import primitives as prim
 from jaxeff.program.ir import run_nodes
 
@@ -100,14 +100,14 @@ def spectral(f: Callable[..., Any], spec: Mapping[str, Spectral | None]) -> Call
             def rule(layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
                 bound = bounds.get(layer.site)
                 if bound is None or not _weights(layer):
-                    return plain(layer, key, *values)
+                    return plain_rule(layer, key, *values)
                 norm = layer_norm(layer, values, bound.iterations)
                 limit = jnp.asarray(bound.bound, norm.dtype)
                 # A bound, not a normalization: smaller norms stay (Gouk et al.).
                 scale = jnp.where(norm > limit, limit / jnp.where(norm > 0, norm, 1), 1)
                 (at,) = layer.weights
                 inputs = [x * scale.astype(x.dtype) if i == at else x for i, x in enumerate(values)]
-                return plain(layer, key, *inputs)
+                return plain_rule(layer, key, *inputs)
 
             return rule if bounds else None
 

@@ -21,9 +21,9 @@ def noise_at(sigma, along=None):
     return cross_entropy(noisy(f, {"*": Additive(sigma, along=along)}), keyed=True)
 
 train(noise_at(0.5))                                                    # noisy training
-train(hardening.incremental(noise_at, ramp)(0.5))                       # growing noise
+train(hardening.incremental_noise(noise_at, ramp)(0.5))                       # growing noise
 noise_per_image = functools.partial(noise_at, along="sample")
-train(hardening.variance_aware(noise_per_image)(hardening.Variable(0.5, 0.2)))          # VANT
+train(hardening.variance_aware(noise_per_image)(hardening.VariableLevel(0.5, 0.2)))          # VANT
 teacher = functools.partial(f, train(cross_entropy(f)).params)
 g = noisy(f, {"*": Additive(0.5)})
 train(hardening.distilled(g, teacher, keyed=True))                      # a clean teacher
@@ -38,13 +38,13 @@ Everything is a loss, an optimizer or a spec, so that all of it combines.
 
 from jaxeff.hardening._clamping import clamped
 from jaxeff.hardening._distillation import distilled
-from jaxeff.hardening._levels import incremental, scaled
+from jaxeff.hardening._levels import incremental_noise, scale_levels
 from jaxeff.hardening._quantization import relu_quantization
 from jaxeff.hardening._sharpness import sharpness_aware
 from jaxeff.hardening._variance_aware import (
     ALPHA,
     THETA_PER_SIGMA,
-    Variable,
+    VariableLevel,
     vant,
     variance_aware,
 )
@@ -52,12 +52,12 @@ from jaxeff.hardening._variance_aware import (
 __all__ = [
     "ALPHA",
     "THETA_PER_SIGMA",
-    "Variable",
+    "VariableLevel",
     "clamped",
     "distilled",
-    "incremental",
+    "incremental_noise",
     "relu_quantization",
-    "scaled",
+    "scale_levels",
     "sharpness_aware",
     "vant",
     "variance_aware",

@@ -34,7 +34,7 @@ from jaxeff.core import (
     pure_function,
     validate,
 )
-from jaxeff.training import LabelledLoss, Loss, called, in_range
+from jaxeff.training import LabelledLoss, Loss, normalized_call, valid_labels
 
 
 @validate(
@@ -72,7 +72,7 @@ def distilled(
     check_number("temperature", temperature, low=1e-6)
     check_number("weight", weight, low=0, high=1)
 
-    call = called(f, keyed=keyed, mutable=mutable)
+    call = normalized_call(f, keyed=keyed, mutable=mutable)
 
     def loss(key: Any, params: Any, state: Any, batch: Any, step: Any) -> tuple[Any, Any]:
         x, labels = batch
@@ -80,7 +80,7 @@ def distilled(
         each = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
         # A label that is no class makes NaN; as an index below zero it would count from the last
         # class.
-        hard = (each * in_range(labels, logits).astype(each.dtype)).mean()
+        hard = (each * valid_labels(labels, logits).astype(each.dtype)).mean()
         # A target: no gradient reaches the teacher, even if it shares what is trained.
         taught = jax.nn.log_softmax(jax.lax.stop_gradient(teacher(x)) / temperature)
         learned = jax.nn.log_softmax(logits / temperature)

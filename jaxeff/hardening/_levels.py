@@ -4,14 +4,14 @@
 import jax
 import optax
 
-from jaxeff.hardening import incremental
+from jaxeff.hardening import incremental_noise
 from jaxeff.nn import small_classifier
 from jaxeff.noise import Additive, noisy
 from jaxeff.training import cross_entropy, fit
 
 f, params, data = small_classifier()
 loss_at = lambda spec: cross_entropy(noisy(f, spec), keyed=True)
-growing = incremental(loss_at, optax.linear_schedule(0.0, 1.0, 100))
+growing = incremental_noise(loss_at, optax.linear_schedule(0.0, 1.0, 100))
 loss = growing({"*": Additive(0.5)})
 fit(jax.random.key(0), loss, params, data, optimizer=optax.adam(1e-2), epochs=2, batch_size=32)
 ```
@@ -33,7 +33,7 @@ from jaxeff.training import Loss
 
 
 @validate(factor=non_negative)
-def scaled(spec: Any, factor: Any) -> Any:
+def scale_levels(spec: Any, factor: Any) -> Any:
     """Multiplies every level of a noise specification.
 
     Args:
@@ -54,7 +54,7 @@ def scaled(spec: Any, factor: Any) -> Any:
         if _names_levels(level):
             levels = {name: getattr(level, name) for name in level.levels}
             # `replace` calls the constructor, so scaled levels are checked as given ones are.
-            return dataclasses.replace(level, **scaled(levels, factor))
+            return dataclasses.replace(level, **scale_levels(levels, factor))
         try:
             # An unregistered model is a single leaf, of which no dtype can be found.
             numeric = jnp.issubdtype(jnp.result_type(level), jnp.number)
@@ -76,7 +76,9 @@ def _names_levels(node: Any) -> bool:
 
 
 @validate(loss_at=function_of_form("loss_at(level)"), schedule=function_of_form("schedule(step)"))
-def incremental(loss_at: Callable[[Any], Loss], schedule: optax.Schedule) -> Callable[[Any], Loss]:
+def incremental_noise(
+    loss_at: Callable[[Any], Loss], schedule: optax.Schedule
+) -> Callable[[Any], Loss]:
     """Makes noisy training whose levels follow a schedule of the training step.
 
     Args:
@@ -90,7 +92,7 @@ def incremental(loss_at: Callable[[Any], Loss], schedule: optax.Schedule) -> Cal
     def at(setting: Any) -> Loss:
         def loss(key: Any, params: Any, state: Any, batch: Any, step: Any) -> Any:
             # Levels are leaves and the step is traced: all steps are one compiled program.
-            now = scaled(setting, schedule(step))
+            now = scale_levels(setting, schedule(step))
             return loss_at(now)(key, params, state, batch, step)
 
         return loss

@@ -4,7 +4,7 @@
 import jax
 import optax
 
-from jaxeff.hardening import Variable, variance_aware
+from jaxeff.hardening import VariableLevel, variance_aware
 from jaxeff.nn import small_classifier
 from jaxeff.noise import Additive, noisy
 from jaxeff.training import cross_entropy, fit
@@ -15,7 +15,7 @@ def noise_per_image(levels):                               # [batch]
     spec = {"*": Additive(levels, along="sample")}
     return cross_entropy(noisy(f, spec), keyed=True)
 
-loss = variance_aware(noise_per_image)(Variable(sigma=1.0, theta=0.4))
+loss = variance_aware(noise_per_image)(VariableLevel(sigma=1.0, theta=0.4))
 fit(jax.random.key(0), loss, params, data, optimizer=optax.adam(1e-2), epochs=2, batch_size=32)
 ```
 
@@ -55,7 +55,7 @@ THETA_PER_SIGMA = 0.4
 FORMS = ("half_normal", "normal")
 
 
-class Variable(NamedTuple):
+class VariableLevel(NamedTuple):
     """Distribution of the level: the setting of `variance_aware`, a pytree that can be swept.
 
     Attributes:
@@ -119,7 +119,7 @@ def variance_aware(
     *,
     form: str = "half_normal",
     ramp_steps: int = 0,
-) -> Callable[[Variable], Loss]:
+) -> Callable[[VariableLevel], Loss]:
     """Makes noisy training with a level per image.
 
     Args:
@@ -129,11 +129,11 @@ def variance_aware(
             images grows evenly from 0 to `sigma`; the source trains ResNets so.
 
     Returns:
-        The loss of a `Variable`.
+        The loss of a `VariableLevel`.
     """
     check_choice("form", form, FORMS)
 
-    def at(setting: Variable) -> Loss:
+    def at(setting: VariableLevel) -> Loss:
         def loss(key: Any, params: Any, state: Any, batch: Any, step: Any) -> Any:
             # Levels have a key of their own: drawn with the noise's, they would be correlated with
             # it.

@@ -28,7 +28,7 @@ from jaxeff.moment_propagation.values import (
     to_raw,
     to_variance,
 )
-from jaxeff.program import Layer, Program, evaluate, plain, read_out_by
+from jaxeff.program import Layer, Program, evaluate, plain_rule, read_out_by
 
 _REGIONS = {"elementwise", "normalization", "reduction"}
 
@@ -96,7 +96,7 @@ class Propagation:
     def _moments(self, layer: Layer, key: Any, values: Sequence[Any]) -> Sequence[Any]:
         random = any(is_random(v) for v in values)
         if not layer.nodes or not (random or any(isinstance(v, AtMean) for v in values)):
-            return plain(layer, key, *values)
+            return plain_rule(layer, key, *values)
         if not random:
             return _discrete(layer, values)
         if any(isinstance(v, AtMean) for v in values):

@@ -16,7 +16,7 @@ from jax import lax
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxeff.moment_propagation.values import Gaussian, is_gaussian
-from jaxeff.program import Program, plain
+from jaxeff.program import Program, plain_rule
 from jaxeff.program.ir import Value
 
 Sampled = dict[Value, Gaussian]
@@ -76,7 +76,9 @@ def _everything(program: Program, values: Sequence[Any]) -> dict[Value, Any]:
     env.update(zip(program.inputs, values, strict=True))
     for layer in program.layers:
         env.update(
-            zip(layer.outputs, plain(layer, None, *(env[v] for v in layer.inputs)), strict=True)
+            zip(
+                layer.outputs, plain_rule(layer, None, *(env[v] for v in layer.inputs)), strict=True
+            )
         )
     return env
 

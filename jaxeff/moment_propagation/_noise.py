@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxeff.moment_propagation.values import Gaussian, is_gaussian
-from jaxeff.noise import MomentNoise, Noise, applies, places
+from jaxeff.noise import MomentNoise, Noise, perturbed_inputs, perturbs_layer
 from jaxeff.noise.models import place
-from jaxeff.program import Layer, Program, interpret, plain, resolve, trace
+from jaxeff.program import Layer, Program, interpret, plain_rule, resolve, trace
 
 
 def with_noise(
@@ -38,7 +38,7 @@ def with_noise(
     # Sites and shapes are all that is needed: a model's terms don't depend on the values it
     # perturbs.
     program = trace(f, *means, **named)
-    models = resolve(spec, program, applies, "noise to perturb")
+    models = resolve(spec, program, perturbs_layer, "noise to perturb")
     draws: dict[str, list[Gaussian]] = {}
     for layer in program.sites:
         if layer.site not in models:
@@ -64,13 +64,13 @@ def with_noise(
         def rule(layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
             model = models.get(layer.site)
             if model is None:
-                return plain(layer, key, *values)
+                return plain_rule(layer, key, *values)
 
             def noisy(name: str, x: Any) -> Any:
                 return model.combine(x, *drawn[name]) if name in drawn else x
 
             inputs = [noisy(f"{layer.site}<{i}", x) for i, x in enumerate(values)]
-            outputs = plain(layer, key, *inputs)
+            outputs = plain_rule(layer, key, *inputs)
             return [noisy(f"{layer.site}>{i}", y) for i, y in enumerate(outputs)]
 
         def make_rule(_: Program) -> Any:
@@ -88,5 +88,5 @@ def _perturbed(layer: Layer, model: Noise) -> list[tuple[str, Any]]:
     if place(model) == "output":
         found = [(f"{layer.site}>{i}", v) for i, v in enumerate(layer.outputs) if not v.spread]
     else:
-        found = [(f"{layer.site}<{i}", layer.inputs[i]) for i in places(layer, model)]
+        found = [(f"{layer.site}<{i}", layer.inputs[i]) for i in perturbed_inputs(layer, model)]
     return [(name, v) for name, v in found if jnp.issubdtype(v.aval.dtype, jnp.floating)]

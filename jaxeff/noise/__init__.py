@@ -27,9 +27,9 @@ evaluate = noisy(f, {"*": Additive(0.5)})                         # what the sco
 """
 
 from jaxeff.noise._monte_carlo import monte_carlo
-from jaxeff.noise._noisy import applies, noisy, places
+from jaxeff.noise._noisy import noisy, perturbed_inputs, perturbs_layer
 from jaxeff.noise._slots import slots
-from jaxeff.noise._walking import walking
+from jaxeff.noise._walking import walking_noise
 from jaxeff.noise.models import (
     Additive,
     Drift,
@@ -62,10 +62,10 @@ __all__ = [
     "SiteNoise",
     "Telegraph",
     "UniformNoise",
-    "applies",
     "monte_carlo",
     "noisy",
-    "places",
+    "perturbed_inputs",
+    "perturbs_layer",
     "slots",
-    "walking",
+    "walking_noise",
 ]

@@ -35,7 +35,7 @@ from jaxtyping import PRNGKeyArray
 
 from jaxeff.core import check_key, pure_function, validate
 from jaxeff.noise.models import Noise, check_noise, perturb_at, place
-from jaxeff.program import Layer, Program, Rule, interpret, plain, resolve
+from jaxeff.program import Layer, Program, Rule, interpret, plain_rule, resolve
 from jaxeff.program.ir import Value
 
 
@@ -62,7 +62,7 @@ def noisy(f: Callable[..., Any], spec: Mapping[str, Noise | None]) -> Callable[.
         check_key("the first argument, a key,", key)
 
         def make_rule(program: Program) -> Rule | None:
-            models = resolve(spec, program, applies, "noise to perturb")
+            models = resolve(spec, program, perturbs_layer, "noise to perturb")
             # Without a rule `interpret` gives f's own result, bit for bit.
             return functools.partial(rule, models) if models else None
 
@@ -72,10 +72,12 @@ def noisy(f: Callable[..., Any], spec: Mapping[str, Noise | None]) -> Callable[.
             model = models.get(layer.site)
             # The site's key is made of its name: a layer without noise changes no other's draws.
             if model is None:
-                return plain(layer, site_key, *values)
+                return plain_rule(layer, site_key, *values)
             inputs = list(values)
-            _perturb_all(model, site_key, layer, places(layer, model), layer.inputs, inputs)
-            outputs = list(plain(layer, site_key, *inputs))
+            _perturb_all(
+                model, site_key, layer, perturbed_inputs(layer, model), layer.inputs, inputs
+            )
+            outputs = list(plain_rule(layer, site_key, *inputs))
             if place(model) == "output":
                 numbers = [i for i, v in enumerate(layer.outputs) if not v.spread]
                 _perturb_all(model, site_key, layer, numbers, layer.outputs, outputs)
@@ -86,7 +88,7 @@ def noisy(f: Callable[..., Any], spec: Mapping[str, Noise | None]) -> Callable[.
     return g
 
 
-def places(layer: Layer, model: Noise) -> list[int]:
+def perturbed_inputs(layer: Layer, model: Noise) -> list[int]:
     """Finds the inputs of a layer that a model perturbs, as indices."""
     found: Sequence[int] = ()
     if place(model) == "input":
@@ -96,9 +98,9 @@ def places(layer: Layer, model: Noise) -> list[int]:
     return [i for i in found if not layer.inputs[i].spread]
 
 
-def applies(layer: Layer, model: Noise) -> bool:
+def perturbs_layer(layer: Layer, model: Noise) -> bool:
     """Tells whether a model has something to perturb at a layer."""
-    return bool(layer.outputs if place(model) == "output" else places(layer, model))
+    return bool(layer.outputs if place(model) == "output" else perturbed_inputs(layer, model))
 
 
 def _perturb_all(

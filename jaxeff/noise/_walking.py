@@ -6,11 +6,11 @@ import jax.numpy as jnp
 import optax
 
 from jaxeff.nn import small_classifier
-from jaxeff.noise import Additive, noisy, slots, walking
+from jaxeff.noise import Additive, noisy, slots, walking_noise
 from jaxeff.training import cross_entropy, sweep
 
 f, params, (x, y) = small_classifier()
-spec, rows = walking(slots(f, params, x), jnp.array([0.1, 1.0]), Additive)
+spec, rows = walking_noise(slots(f, params, x), jnp.array([0.1, 1.0]), Additive)
 
 def score(key, trained, state, spec):
     return {"accuracy": jnp.mean(noisy(f, spec)(key, trained, x).argmax(-1) == y)}
@@ -47,7 +47,7 @@ from jaxeff.noise.models import Noise
     model=function_of_form("model(level)"),
     levels=any_of(real_array(1, 2), instance_of(list, tuple)),
 )
-def walking(
+def walking_noise(
     sites: Sequence[str],
     levels: Float[np.ndarray, " levels"] | Float[np.ndarray, "levels parts"] | Sequence[Any],
     model: Callable[..., Noise],

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 from jaxeff.photonics._learning import (
     divergence,
     level_logits,
+    levels_per_activation,
     light_divergence,
-    per_activation,
-    with_levels,
+    replace_levels,
 )
 from jaxeff.photonics._measured import Measured, fit_light
 from jaxeff.photonics._photonic import photonic
@@ -55,21 +55,21 @@ __all__ = [
     "fit_light",
     "gaussian_noise",
     "level_logits",
+    "levels_per_activation",
     "light_divergence",
     "noise_for",
     "noise_sigma",
     "pattern_sigma",
-    "per_activation",
     "photon_counts",
     "photonic",
     "physical_sample",
     "probabilistic_pooling",
     "quant_relu",
     "read_out",
+    "replace_levels",
     "sigma_bounds",
     "slot_pattern",
     "transmissions",
-    "with_levels",
 ]
 
 

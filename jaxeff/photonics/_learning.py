@@ -4,14 +4,16 @@
 import jax
 
 from jaxeff.nn import small_classifier
-from jaxeff.photonics import ChaoticLight, divergence, level_logits, per_activation, with_levels
+from jaxeff.photonics import (
+    ChaoticLight, divergence, level_logits, levels_per_activation, replace_levels
+)
 
 f, params, (x, y) = small_classifier()
-spec = per_activation(f, params, x, spec={"avg_pool*": ChaoticLight(bits=4)})
+spec = levels_per_activation(f, params, x, spec={"avg_pool*": ChaoticLight(bits=4)})
 raw = level_logits(spec)                              # what an optimizer moves
 
 def loss(params, raw, key):                           # the likelihood's part is left to you
-    outputs, kl = divergence(f, with_levels(spec, raw))(key, params, x)
+    outputs, kl = divergence(f, replace_levels(spec, raw))(key, params, x)
     return kl.mean() + (outputs**2).mean()
 
 gradients = jax.grad(loss, (0, 1))(params, raw, jax.random.key(0))
@@ -61,7 +63,7 @@ Raw = dict[str, Float[Array, "..."]]
 
 
 @validate(f=pure_function, params=parameter_tree)
-def per_activation(
+def levels_per_activation(
     f: Callable[..., Any],
     params: Any,
     *args: Any,
@@ -110,7 +112,7 @@ def level_logits(spec: Lights) -> Raw:
 
 
 @validate(spec=spec_of(ChaoticLight), raw=string_mapping)
-def with_levels(spec: Lights, raw: Mapping[str, Float[Array, "..."]]) -> dict[str, ChaoticLight]:
+def replace_levels(spec: Lights, raw: Mapping[str, Float[Array, "..."]]) -> dict[str, ChaoticLight]:
     """Sets the levels of a spec from unbounded numbers: their sigmoid, or exponential if free.
 
     Args:

@@ -35,7 +35,7 @@ from jaxeff.program import (
     Rule,
     check_settings,
     interpret,
-    plain,
+    plain_rule,
     read_out_by,
     resolve,
 )
@@ -103,4 +103,4 @@ def carry(
 ) -> Sequence[Any]:
     """Evaluates a layer, by its element if it has one."""
     element = elements.get(layer.site)
-    return plain(layer, key, *values) if element is None else element.carry(key, layer, values)
+    return plain_rule(layer, key, *values) if element is None else element.carry(key, layer, values)

@@ -38,7 +38,7 @@ from jaxeff.core import (
 from jaxeff.noise import ReadOut
 from jaxeff.photonics._photonic import WANTED, carried
 from jaxeff.photonics.elements import PhotonicElement, ReadElement
-from jaxeff.program import Layer, check_settings, evaluate, plain, trace
+from jaxeff.program import Layer, check_settings, evaluate, plain_rule, trace
 from jaxeff.program.reading import argument_leaves
 
 
@@ -80,7 +80,7 @@ def read_out(
     found: dict[str, ReadOut] = {}
 
     def rule(layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
-        outputs = list(plain(layer, key, *values))
+        outputs = list(plain_rule(layer, key, *values))
         element = elements.get(layer.site)
         if element is None:
             return outputs

@@ -9,9 +9,9 @@ from jaxeff.program._closed import (
     read_out,
     read_out_by,
 )
-from jaxeff.program._evaluate import Rule, evaluate, plain, site_key
+from jaxeff.program._evaluate import Rule, evaluate, plain_rule, site_key
 from jaxeff.program._interpret import interpret
-from jaxeff.program._patterns import SpecError, Target, decide, select
+from jaxeff.program._patterns import SpecError, Target, deciding_patterns, select
 from jaxeff.program._spec import check_settings, matching, resolve
 from jaxeff.program.costs import Cost, LayerCost, Summary, Widths, cost, sites, summary
 from jaxeff.program.ir import KINDS, Layer, Program
@@ -35,13 +35,13 @@ __all__ = [
     "closed",
     "control_flow",
     "cost",
-    "decide",
+    "deciding_patterns",
     "evaluate",
     "expression",
     "expression_of",
     "interpret",
     "matching",
-    "plain",
+    "plain_rule",
     "read_out",
     "read_out_by",
     "resolve",

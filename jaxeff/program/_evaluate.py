@@ -96,7 +96,7 @@ def _tag_spread(value: Any) -> Any:
     return jax.tree.unflatten(structure, [leaves[0], *tagged])
 
 
-def plain(layer: Layer, key: PRNGKeyArray | None, *values: Any) -> Sequence[Any]:
+def plain_rule(layer: Layer, key: PRNGKeyArray | None, *values: Any) -> Sequence[Any]:
     """Returns the rule that changes nothing."""
     del key
     return layer.fn(*values) if layer.nodes else values

@@ -115,7 +115,7 @@ def parse(text: str, kinds: Collection[str] = ()) -> Pattern:
     return Pattern(text, glob, kind, *(found.count(n) for n in ("literal", "star", "set", "one")))
 
 
-def decide(
+def deciding_patterns(
     patterns: Iterable[str],
     targets: Sequence[Target],
     *,
@@ -197,7 +197,7 @@ def select(
     if isinstance(patterns, str):
         raise TypeError(f"A list of patterns is wanted, such as [{patterns!r}], not {patterns!r}.")
     taken = dict.fromkeys(patterns, True)
-    return list(decide(taken, targets, what=what, kinds=kinds, verdicts=taken))
+    return list(deciding_patterns(taken, targets, what=what, kinds=kinds, verdicts=taken))
 
 
 def _no_match(pattern: Pattern, targets: Sequence[Target], what: str) -> str:

@@ -14,7 +14,7 @@ operations and control flow are selected by naming their kind, or the site exact
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jaxeff.program._patterns import SpecError, Target, decide, select
+from jaxeff.program._patterns import SpecError, Target, deciding_patterns, select
 from jaxeff.program.ir import KINDS, Layer, Program
 
 
@@ -40,7 +40,7 @@ def resolve(
             names a kind that doesn't exist.
         ValueError: A pattern's setting acts on none of the layers that it decides.
     """
-    deciding = decide(spec, _targets(program), kinds=KINDS)
+    deciding = deciding_patterns(spec, _targets(program), kinds=KINDS)
     chosen = {s: p for s, p in deciding.items() if spec[p] is not None}
     if applies is not None:
         _check_applies(spec, program, chosen, applies, purpose)

@@ -22,7 +22,7 @@ g, small = jaxeff.pruned(f, plan), plan.shrink(params)
 """
 
 from jaxeff.pruning._budget import Budget
-from jaxeff.pruning._cost import size_of
+from jaxeff.pruning._cost import axis_size
 from jaxeff.pruning._iterative import Pruned, prune_iteratively
 from jaxeff.pruning._penalties import group_lasso, slimming
 from jaxeff.pruning._prune_plan import Prune, prune_plan
@@ -39,6 +39,7 @@ __all__ = [
     "PlanError",
     "Prune",
     "Pruned",
+    "axis_size",
     "channels",
     "group_lasso",
     "load_pruned",
@@ -47,6 +48,5 @@ __all__ = [
     "prune_plan",
     "pruned",
     "save_pruned",
-    "size_of",
     "slimming",
 ]

@@ -27,7 +27,7 @@ def parameters(channels: Channels) -> Count:
     shapes = [[*map(resolve, axes)] for path, axes in channels.leaves.items() if path in read]
 
     def count(counts: Counts) -> float:
-        return float(sum(math.prod(size_of(axis, counts) for axis in axes) for axes in shapes))
+        return float(sum(math.prod(axis_size(axis, counts) for axis in axes) for axes in shapes))
 
     return count
 
@@ -76,17 +76,17 @@ def _term(whole: int, node: Node, labels: Labels) -> Count:
     axes = [*map(resolve, axes)]
 
     def count(counts: Counts) -> float:
-        return per_entry * math.prod(size_of(axis, counts) for axis in axes)
+        return per_entry * math.prod(axis_size(axis, counts) for axis in axes)
 
     return count
 
 
-def size_of(axis: Axis, counts: Mapping[Dimension, Any]) -> Any:
+def axis_size(axis: Axis, counts: Mapping[Dimension, Any]) -> Any:
     """Returns how many indices of a resolved axis stay; counts may be traced."""
     if isinstance(axis, Dimension):
         return counts.get(axis, axis.size)
-    sizes = [size_of(part, counts) for part in axis.parts]
+    sizes = [axis_size(part, counts) for part in axis.parts]
     return sum(sizes) if isinstance(axis, Concatenation) else math.prod(sizes)
 
 
-__all__ = ["Counts", "macs", "parameters", "size_of"]
+__all__ = ["Counts", "axis_size", "macs", "parameters"]

@@ -23,29 +23,29 @@ from jaxeff.store._identity import (
     run_identity,
 )
 from jaxeff.store._journal import Journal
-from jaxeff.store._lines import add_line, mend_lines, read_lines
+from jaxeff.store._lines import add_line, read_lines, repair_lines
 from jaxeff.store._reading import open_regular
-from jaxeff.store._writing import new_file, new_folder, require_free, write_whole
+from jaxeff.store._writing import atomic_file, atomic_folder, require_absent, write_atomically
 
 __all__ = [
     "CheckpointError",
     "Journal",
     "Resume",
     "add_line",
+    "atomic_file",
+    "atomic_folder",
     "cache_folder",
     "describe_arrays",
     "describe_computation",
     "load_metadata",
     "load_pytree",
-    "mend_lines",
-    "new_file",
-    "new_folder",
     "open_regular",
     "read_lines",
-    "require_free",
+    "repair_lines",
+    "require_absent",
     "require_same_run",
     "run_difference",
     "run_identity",
     "save_pytree",
-    "write_whole",
+    "write_atomically",
 ]

@@ -30,7 +30,7 @@ from safetensors.numpy import save_file
 
 from jaxeff.core import FAST, path_like, string_mapping, validate
 from jaxeff.store._errors import CheckpointError
-from jaxeff.store._writing import new_file
+from jaxeff.store._writing import atomic_file
 
 FORMAT = 1
 _HEADER = "jaxeff"
@@ -91,7 +91,7 @@ def save_pytree(
     text = json.dumps(header)
     # One entry, checksum first: safetensors writes several in no fixed order.
     entries = {_HEADER: _digest(text, stored) + text}
-    with new_file(path) as temporary:
+    with atomic_file(path) as temporary:
         try:
             save_file(stored, temporary, metadata=entries)
         except SafetensorError as error:  # its way to say that the disk is full

@@ -26,8 +26,8 @@ from typing import Any
 
 from jaxeff.store._errors import CheckpointError
 from jaxeff.store._identity import require_same_run
-from jaxeff.store._lines import add_line, file_content, mend_lines, numbered_lines
-from jaxeff.store._writing import write_whole
+from jaxeff.store._lines import add_line, file_content, numbered_lines, repair_lines
+from jaxeff.store._writing import write_atomically
 
 
 class Journal:
@@ -65,11 +65,11 @@ class Journal:
         head = json.dumps({"run": dict(run or {})}) + "\n"
         # A head that is cut short has no values behind it: starting over loses nothing.
         if fresh or not self.path.exists() or self._is_cut_in_the_head(head.encode()):
-            write_whole(self.path, head)
+            write_atomically(self.path, head)
             return
         # Before anything is changed: a file that isn't understood is somebody's.
         self._read(numbered_lines(self.path), json.loads(head)["run"])
-        mend_lines(self.path)
+        repair_lines(self.path)
         with self.path.open("ab"):
             pass  # fails now where it would after the first task
 

@@ -1,7 +1,7 @@
 """Files of one JSON value per line, to which lines are only ever added.
 
 A process killed while it adds a line leaves the beginning of one. Readers pass over it; before the
-file is added to, `mend_lines` sets it aside, in a file of the same name with ``.cut`` at its end,
+file is added to, `repair_lines` sets it aside, in a file of the same name with ``.cut`` at its end,
 so that all before it stays readable. Values are objects or lists, of which no proper beginning is
 JSON, so a last line that only lacks its line feed counts as whole.
 
@@ -57,7 +57,7 @@ def numbered_lines(path: str | os.PathLike[str]) -> list[tuple[int, Any]]:
 
 
 @validate(path=path_like)
-def mend_lines(path: str | os.PathLike[str]) -> None:
+def repair_lines(path: str | os.PathLike[str]) -> None:
     """Sets a last line that was cut short aside; a file without one stays as it is.
 
     Read the file first: another program's file must be refused before it is changed.

@@ -39,7 +39,7 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 @validate(path=path_like)
 @contextlib.contextmanager
-def new_file(path: str | os.PathLike[str]) -> Iterator[Path]:
+def atomic_file(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yields a temporary path that takes the place of ``path`` when the block succeeds.
 
     Args:
@@ -63,7 +63,7 @@ def new_file(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 @validate(path=path_like, content=instance_of(str, bytes))
-def write_whole(path: str | os.PathLike[str], content: bytes | str) -> None:
+def write_atomically(path: str | os.PathLike[str], content: bytes | str) -> None:
     """Writes a file whole or not at all; text is written as UTF-8.
 
     Args:
@@ -74,7 +74,7 @@ def write_whole(path: str | os.PathLike[str], content: bytes | str) -> None:
       OSError: It cannot be written (the disk is full), and is named; what was there stays.
     """
     data = content.encode() if isinstance(content, str) else content
-    with new_file(path) as temporary:
+    with atomic_file(path) as temporary:
         temporary.write_bytes(data)
 
 
@@ -106,7 +106,7 @@ def named_errors(path: Path, temporary: Path | None = None) -> Iterator[None]:
         raise OSError(code, words, str(place)) from error
 
 
-def require_free(path: Path, mark: str, listed: Listed) -> frozenset[str]:
+def require_absent(path: Path, mark: str, listed: Listed) -> frozenset[str]:
     """Refuses a place where something would be lost.
 
     Args:
@@ -148,14 +148,14 @@ def require_free(path: Path, mark: str, listed: Listed) -> frozenset[str]:
 
 
 @contextlib.contextmanager
-def new_folder(path: Path, mark: str, listed: Listed) -> Iterator[Path]:
+def atomic_folder(path: Path, mark: str, listed: Listed) -> Iterator[Path]:
     """Yields a temporary folder that takes the place of ``path`` when the block succeeds.
 
     Args:
       path: The folder to write. One that is there is replaced only if all that it holds is the file
         ``mark`` and what that lists.
       mark: The file that lists the others.
-      listed: Same as for `require_free`.
+      listed: Same as for `require_absent`.
 
     Yields:
       An empty folder beside it.
@@ -165,7 +165,7 @@ def new_folder(path: Path, mark: str, listed: Listed) -> Iterator[Path]:
       OSError: A file cannot be written (the disk is full), and is named; what was there stays.
     """
     path = path.absolute()
-    require_free(path, mark, listed)
+    require_absent(path, mark, listed)
     path.parent.mkdir(parents=True, exist_ok=True)
     with _claimed(path, folder=True) as temporary:
         yield temporary
@@ -173,7 +173,7 @@ def new_folder(path: Path, mark: str, listed: Listed) -> Iterator[Path]:
             _sync(entry)
         _sync(temporary)
         # Checked a second time right before the exchange: writing may have taken minutes.
-        replaced = require_free(path, mark, listed)  # what came meanwhile counts as well
+        replaced = require_absent(path, mark, listed)  # what came meanwhile counts as well
         if replaced:
             temporary.chmod(path.stat().st_mode & 0o777)
             _exchange(temporary, path)

@@ -7,7 +7,7 @@ seed of a study.
 
 from jaxeff.store import CheckpointError, load_metadata, load_pytree, save_pytree
 from jaxeff.training._batch_stats import converge_batch_stats
-from jaxeff.training._canonical import canonical_convolutions, quick_in_loops
+from jaxeff.training._canonical import canonical_convolutions, canonical_in_loops
 from jaxeff.training._epoch import Loss, TrainState, count_examples, init, make_epoch
 from jaxeff.training._fit import FitResult, fit
 from jaxeff.training._identity import describe_training
@@ -15,10 +15,10 @@ from jaxeff.training._loop import DivergedError, run_epochs
 from jaxeff.training._losses import (
     CheckedLoss,
     LabelledLoss,
-    called,
     cross_entropy,
-    in_range,
+    normalized_call,
     stateless,
+    valid_labels,
 )
 from jaxeff.training._replicates import epoch_function, start_function
 from jaxeff.training._sensitivity import divergences, map_changes
@@ -34,8 +34,8 @@ __all__ = [
     "Loss",
     "SweepResult",
     "TrainState",
-    "called",
     "canonical_convolutions",
+    "canonical_in_loops",
     "converge_batch_stats",
     "count_examples",
     "cross_entropy",
@@ -43,17 +43,17 @@ __all__ = [
     "divergences",
     "epoch_function",
     "fit",
-    "in_range",
     "init",
     "load_metadata",
     "load_pytree",
     "make_epoch",
     "map_changes",
-    "quick_in_loops",
+    "normalized_call",
     "run_epochs",
     "save_pytree",
     "spread_replicates",
     "start_function",
     "stateless",
     "sweep",
+    "valid_labels",
 ]

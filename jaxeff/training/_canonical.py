@@ -48,7 +48,7 @@ def canonical_convolutions(fn: Callable[..., Any], *, products: bool = False) ->
     return canonical
 
 
-def quick_in_loops(fn: Callable[..., Any], *, products: bool = False) -> Callable[..., Any]:
+def canonical_in_loops(fn: Callable[..., Any], *, products: bool = False) -> Callable[..., Any]:
     """Rewrites ``fn`` for use in a loop: with canonical convolutions on a processor.
 
     Inside a loop, XLA's CPU compiler has fast convolutions for that layout only; other compilers

@@ -71,7 +71,7 @@ class LabelledLoss:
         check_labels("the data's labels", labels, logits.shape[-1])
 
 
-def in_range(labels: Any, logits: Any) -> Any:
+def valid_labels(labels: Any, logits: Any) -> Any:
     """Marks labels: one where they are classes, else NaN, ``[batch]``, to multiply a loss by.
 
     An index below zero would count from the last class.
@@ -105,21 +105,23 @@ def cross_entropy(f: Callable[..., Any], *, keyed: bool = False, mutable: bool =
       The loss; its batches are pairs of inputs and integer labels of shape ``[batch]``.
     """
     check_function("cross_entropy: f", f, "f(params, x)")
-    call = called(f, keyed=keyed, mutable=mutable)
+    call = normalized_call(f, keyed=keyed, mutable=mutable)
 
     def loss(key: Any, params: Any, state: Any, batch: Any, step: Any) -> tuple[Any, Any]:
         x, labels = batch
         logits, state = call(key, params, state, x)
         each = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
         # Out of range, an index would wrap or be clamped and train another class: NaN shows it.
-        value = (each * in_range(labels, logits).astype(each.dtype)).mean()
+        value = (each * valid_labels(labels, logits).astype(each.dtype)).mean()
         accuracy = jnp.mean(jnp.argmax(logits, axis=-1) == labels)
         return value, ({"accuracy": accuracy}, state)
 
     return LabelledLoss(loss, lambda *args: call(*args)[0])
 
 
-def called(f: Callable[..., Any], *, keyed: bool, mutable: bool) -> Callable[..., tuple[Any, Any]]:
+def normalized_call(
+    f: Callable[..., Any], *, keyed: bool, mutable: bool
+) -> Callable[..., tuple[Any, Any]]:
     """Wraps ``f`` as a function of (key, params, state, x) that returns (logits, new state)."""
 
     def call(key: Any, params: Any, state: Any, x: Any) -> tuple[Any, Any]:

@@ -33,7 +33,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxeff.training._canonical import quick_in_loops
+from jaxeff.training._canonical import canonical_in_loops
 
 
 def divergences(
@@ -86,10 +86,10 @@ def map_changes(function: Callable[[Any], Any], changes: Any, at_once: int = 1) 
     count = len(jax.tree.leaves(changes)[0])
     if at_once == 1:
         # One at a time: convolutions vmapped over weights are slower, and take more memory.
-        return jax.lax.map(quick_in_loops(function, products=True), changes)
+        return jax.lax.map(canonical_in_loops(function, products=True), changes)
     groups = -(-count // at_once)
     # The last entry fills up the last group.
     entries = jnp.minimum(jnp.arange(groups * at_once), count - 1).reshape(groups, at_once)
     grouped = jax.tree.map(lambda leaf: jnp.asarray(leaf)[entries], changes)
-    found = jax.lax.map(quick_in_loops(jax.vmap(function), products=True), grouped)
+    found = jax.lax.map(canonical_in_loops(jax.vmap(function), products=True), grouped)
     return jax.tree.map(lambda y: y.reshape(-1, *y.shape[2:])[:count], found)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxeff.analog_hardware import (
-    PUBLISHED,
+    PUBLISHED_PHYSICS,
     Chip,
     Design,
     compensate_drift,
@@ -17,7 +17,7 @@ from jaxeff.analog_hardware import (
 )
 
 SMALL = {"rows": 16, "columns": 8}
-STATIC = dataclasses.replace(PUBLISHED, ordered=False)
+STATIC = dataclasses.replace(PUBLISHED_PHYSICS, ordered=False)
 DESIGN = Design(**SMALL, active=(8,))
 
 
@@ -28,11 +28,11 @@ def codes(seed=0, vectors=40):
 
 
 def silent(**changes):
-    return dataclasses.replace(PUBLISHED, noise=0.0, row_noise=0.0, **changes)
+    return dataclasses.replace(PUBLISHED_PHYSICS, noise=0.0, row_noise=0.0, **changes)
 
 
 def test_its_numbers_are_those_that_were_published():
-    assert dataclasses.asdict(PUBLISHED) == {
+    assert dataclasses.asdict(PUBLISHED_PHYSICS) == {
         "gain": 0.004, "synapse_mismatch": 0.1, "weight_curve": 0.1, "pulse_offset": 0.5,
         "column_mismatch": 0.08, "column_offset": 3.0, "limit": 110.0, "limit_mismatch": 0.05,
         "leak": 500.0, "memory": 0.95, "line": 40.0, "noise": 0.6, "row_noise": 0.015,

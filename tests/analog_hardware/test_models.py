@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxeff.analog_hardware import (
-    PUBLISHED,
+    PUBLISHED_PHYSICS,
     Chip,
     Crossbar,
     Design,
@@ -28,7 +28,7 @@ from jaxeff.analog_hardware import (
 
 SMALL = {"rows": 24, "columns": 6}
 DESIGN = Design(**SMALL, programs=48, drives=24, vectors=64, averages=2, active=(1, 8, 24))
-STATIC = dataclasses.replace(PUBLISHED, ordered=False)
+STATIC = dataclasses.replace(PUBLISHED_PHYSICS, ordered=False)
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ WORDS = {
 SHAPES = (
     "channels", "cost", "sites", "summary", "trace", "compression.initial_ranges",
     "compression.memory", "compression.penalty", "compression.random_weights", "noise.slots",
-    "photonics.per_activation", "bayes.prior_scales",
+    "photonics.levels_per_activation", "bayes.prior_scales",
 )  # fmt: skip
 """Functions that read a program, not the numbers it is given."""
 
@@ -80,8 +80,8 @@ ACCEPTED: dict[tuple[str, str, str], str] = {
     ("jaxeff.hardening.relu_quantization", "*", "unknown"): "sites are known when it is applied",
     ("jaxeff.analog_hardware.train_for_chip", "sites", "unknown"): "known when a model is traced",
     ("jaxeff.moment_propagation.check_gaussian", "name", "unknown"): "any name",
-    ("jaxeff.store.write_whole", "content", "unknown"): "any text",
-    ("jaxeff.hardening.scaled", "spec", "*"): "any pytree",
+    ("jaxeff.store.write_atomically", "content", "unknown"): "any text",
+    ("jaxeff.hardening.scale_levels", "spec", "*"): "any pytree",
     ("*", "rules", "numbers as names"): "rules are those of primitives, no names",
     ("jaxeff.functional", "model", "a model"): "it is one",
     ("*", "variables", "*"): "Flax checks them",

@@ -13,11 +13,11 @@ from jaxeff.compression import (
     LayerQuantization,
     PowersOfTwo,
     Tensor,
-    incrementally,
+    incremental_quantization,
     quantized,
-    shares,
+    share_schedule,
 )
-from jaxeff.hardening import incremental
+from jaxeff.hardening import incremental_noise
 from jaxeff.training import cross_entropy, fit
 
 WEIGHT = Tensor("fc", "weights_1", "weight", 2, find_channels=lambda: (1,))
@@ -104,7 +104,7 @@ def test_the_largest_weights_first(fraction):
 
 
 def test_shares_follow_the_step_without_a_second_trace():
-    schedule, traces = shares(3), []
+    schedule, traces = share_schedule(3), []
 
     @jax.jit
     def share(step):
@@ -117,7 +117,7 @@ def test_shares_follow_the_step_without_a_second_trace():
 
 
 def test_weights_are_moved_and_held():
-    transform = incrementally(Incremental(4), shares(1, (0.5, 1.0)))
+    transform = incremental_quantization(Incremental(4), share_schedule(1, (0.5, 1.0)))
     params = {"kernel": X}
     state = transform.init(params)
     first, state = transform.update({"kernel": jnp.asarray(G)}, state, params)
@@ -153,7 +153,7 @@ def test_incremental_training_ends_with_powers_of_two():
         return jax.tree_util.tree_map_with_path(lambda path, w: "kernel" in str(path[-1]), params)
 
     each = 16  # updates, two epochs
-    inq = incrementally(Incremental(5), shares(each))
+    inq = incremental_quantization(Incremental(5), share_schedule(each))
     adam = optax.adam(1e-2)
     after = optax.chain(adam, optax.masked(inq, kernels))
     run = fit(jax.random.key(0), cross_entropy(f), params, (x, y),
@@ -164,11 +164,11 @@ def test_incremental_training_ends_with_powers_of_two():
         assert powers == ("kernel" in str(path[-1]))
     assert run.history[-1]["loss"] < run.history[0]["loss"]
     # A schedule of the step works for the quantizer as well, as one for noise does.
-    growing = incremental(
+    growing = incremental_noise(
         lambda share: cross_entropy(
             quantized(f, {"fc*": LayerQuantization(Incremental(5, share))})
         ),
-        shares(each),
+        share_schedule(each),
     )
     run = fit(jax.random.key(0), growing(1.0), params, (x, y),
               optimizer=adam, epochs=10, batch_size=8, progress=False)  # fmt: skip

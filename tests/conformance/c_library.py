@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import tvm
 from jaxeff_export.artifact import TensorSpec
-from jaxeff_export.clib import ExampleProgram, Order, write_library
+from jaxeff_export.clib import ExampleProgram, LibraryParts, write_library
 from jaxeff_export.targets import resolve_target
 
 
@@ -29,7 +29,7 @@ class CRun:
         arguments: Sequence[np.ndarray],
         expected: Sequence[np.ndarray],
     ):
-        order = Order(
+        order = LibraryParts(
             name="program",
             target_name="host",
             target=resolve_target("host"),

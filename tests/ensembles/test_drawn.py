@@ -8,7 +8,7 @@ from flax import nnx
 
 import jaxeff
 from jaxeff.bayes import laplace, predict, sample
-from jaxeff.ensembles import affordable, sampled
+from jaxeff.ensembles import affordable_members, sampled
 from jaxeff.nn import MLP
 
 KEY = jax.random.key(0)
@@ -44,9 +44,9 @@ def test_draws_of_a_laplace_approximation():
 def test_a_budget_buys_members():
     macs = jaxeff.cost(F, PARAMS, X[:1]).macs
     assert macs == 6 * 12 + 12 * 8 + 8 * 3
-    assert affordable(F, PARAMS, X[:1], "*", times=10.0) == 10
-    assert affordable(F, PARAMS, X[:1], "fc3", times=2.0) == 1 + macs // (8 * 3)
-    assert affordable(F, PARAMS, X[:1], "fc2", times=2.0) == 1 + macs // (12 * 8 + 8 * 3)
-    assert affordable(F, PARAMS, X[:1], "fc1", times=1.5) == 1
+    assert affordable_members(F, PARAMS, X[:1], "*", times=10.0) == 10
+    assert affordable_members(F, PARAMS, X[:1], "fc3", times=2.0) == 1 + macs // (8 * 3)
+    assert affordable_members(F, PARAMS, X[:1], "fc2", times=2.0) == 1 + macs // (12 * 8 + 8 * 3)
+    assert affordable_members(F, PARAMS, X[:1], "fc1", times=1.5) == 1
     with pytest.raises(ValueError, match="times must be at least 1"):
-        affordable(F, PARAMS, X[:1], "fc1", times=0.5)
+        affordable_members(F, PARAMS, X[:1], "fc1", times=0.5)

@@ -18,7 +18,7 @@ from jaxeff.ensembles import (
     batch_inputs,
     bootstrap_weights,
     member_loss,
-    members_only,
+    optimize_members,
     repulsion,
     repulsive,
     with_prior,
@@ -205,7 +205,8 @@ def test_a_prior_function_is_never_trained():
 @pytest.mark.promotes("dtype")
 def test_members_only_leaves_the_backbone_as_it_is():
     result = fit(
-        KEY, member_loss(G), HEADS, (X, Y), optimizer=members_only(G, optax.adam(1e-2)), epochs=1,
+        KEY, member_loss(G), HEADS, (X, Y), optimizer=optimize_members(G, optax.adam(1e-2)),
+        epochs=1,
         batch_size=16, progress=False,
     )  # fmt: skip
     for name in ("fc1", "fc2"):

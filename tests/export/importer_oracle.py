@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import tvm
 from jaxeff_export.compiler import compile_module
-from jaxeff_export.compiler.passes import Lifted, lift_parameters
+from jaxeff_export.compiler.passes import LiftedModule, lift_parameters
 from jaxeff_export.importer import import_stablehlo
 from jaxeff_export.targets import resolve_target
 from tvm import relax
@@ -67,7 +67,7 @@ def rewritten(
     parameter,
     *inputs,
     atol: float = 1e-5,
-) -> tuple[Lifted, list[np.ndarray]]:
+) -> tuple[LiftedModule, list[np.ndarray]]:
     """A function's kernels rewritten, in two parts that together agree with XLA; derived arrays."""
     exported = export(function, parameter, *inputs, keep_unused=True)
     with Target(resolve_target("host")):

@@ -19,7 +19,7 @@ from jaxeff_export import (
     BundleError,
     ToolchainError,
     deploy,
-    on_boards,
+    run_on_boards,
 )
 from jaxeff_export.boards import (
     EmulatedBoard,
@@ -27,7 +27,7 @@ from jaxeff_export.boards import (
     RpcBoard,
     emulated,
     make_board,
-    on_threads,
+    run_on_threads,
 )
 from jaxeff_export.boards import (
     _sysroot as sysroot,
@@ -123,7 +123,7 @@ def test_every_emulated_core_runs_the_oldest_ones_library_all_at_once(
 ):
     bundle = deploy(mlp, (parameters(), inputs()), target="cortex-a53", path=tmp_path / "a53")
     cores = [f"emulated:{core}" for core in emulated.CORES]
-    outcomes = on_boards(bundle, [*cores, "local"], lambda runner: runner.check())
+    outcomes = run_on_boards(bundle, [*cores, "local"], lambda runner: runner.check())
     assert [outcome.board for outcome in outcomes] == [*cores, "local"]
     assert all(outcome.result.passed for outcome in outcomes[:-1])
     assert isinstance(outcomes[-1].error, BundleError)
@@ -269,11 +269,11 @@ def test_kernels_on_several_threads_are_called_by_two_threads_however_many_ask()
     def caller(count):
         with ThreadPoolExecutor(1) as pool:
             asking = pool.submit(threading.current_thread).result()
-            return asking, pool.submit(on_threads, count, threading.current_thread).result()
+            return asking, pool.submit(run_on_threads, count, threading.current_thread).result()
 
     (one, first), (another, second) = caller(2), caller(2)
     assert first is second
     assert first not in (one, another)
-    assert on_threads(2, threading.current_thread) is threading.main_thread()
+    assert run_on_threads(2, threading.current_thread) is threading.main_thread()
     asking, called = caller(1)
     assert called is asking  # such calls run side by side

@@ -24,7 +24,7 @@ from jaxeff_export import (
     export,
     resolve_target,
 )
-from jaxeff_export.artifact import digest, sealed, unsealed
+from jaxeff_export.artifact import add_checksum, digest, verify_checksum
 from jaxeff_export.bundle.files import FILES, MANIFEST, pack_arrays
 from small_network import inputs, mlp, parameters
 
@@ -181,8 +181,8 @@ def test_a_library_damaged_after_loading_is_not_run(folder):
 
 
 def test_another_format_version_is_refused(folder):
-    content = unsealed((folder / MANIFEST).read_bytes())
-    (folder / MANIFEST).write_bytes(sealed({**content, "format_version": 4}))
+    content = verify_checksum((folder / MANIFEST).read_bytes())
+    (folder / MANIFEST).write_bytes(add_checksum({**content, "format_version": 4}))
     with pytest.raises(BundleError, match=r"format version 4, this jaxeff reads 2 and 3"):
         Bundle.load(folder)
 

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxeff_export import Artifact, ArtifactError, Bundle, BundleError, deploy
-from jaxeff_export.artifact import TensorSpec, digest, sealed, unsealed
+from jaxeff_export.artifact import TensorSpec, add_checksum, digest, verify_checksum
 from jaxeff_export.artifact import _archive as archive
 from jaxeff_export.bundle.files import (
     ARTIFACT,
@@ -90,10 +90,10 @@ def refused(folder):
 
 def rewrite(folder, name, content, **entries):
     """Replaces a file and what the manifest says of it."""
-    document = unsealed((folder / MANIFEST).read_bytes()) | entries
+    document = verify_checksum((folder / MANIFEST).read_bytes()) | entries
     document["files"][name] = {"size": len(content), "sha256": digest(content)}
     (folder / name).write_bytes(content)
-    (folder / MANIFEST).write_bytes(sealed(document))
+    (folder / MANIFEST).write_bytes(add_checksum(document))
 
 
 def zipped(members, how=zipfile.ZIP_DEFLATED):
@@ -158,11 +158,11 @@ def loaded(folder):
 
 
 def test_every_edit_of_a_manifest_is_refused_or_changes_nothing(original, folder):
-    document = unsealed((original.folder / MANIFEST).read_bytes())
+    document = verify_checksum((original.folder / MANIFEST).read_bytes())
     same, accepted, wrong = loaded(folder), set(), []
     assert not isinstance(same, str)
     for path, change, edited in edits(document):
-        (folder / MANIFEST).write_bytes(sealed(edited))
+        (folder / MANIFEST).write_bytes(add_checksum(edited))
         found = loaded(folder)
         if isinstance(found, str):
             names = NAMED.get(path[0], path)
@@ -177,12 +177,12 @@ def test_every_edit_of_a_manifest_is_refused_or_changes_nothing(original, folder
 
 
 def test_what_other_labels_leave_runs_as_before_or_is_refused(original, folder):
-    document = unsealed((original.folder / MANIFEST).read_bytes())
+    document = verify_checksum((original.folder / MANIFEST).read_bytes())
     x = np.float32([[1, 2], [3, 4], [5, 6]])
     expected, ran = jax.tree.leaves(original.run(x)), 0
     labels = {name: document[name] for name in LABELS if name != "kernels"}
     for _, _, edited in edits(labels):
-        (folder / MANIFEST).write_bytes(sealed(document | edited))
+        (folder / MANIFEST).write_bytes(add_checksum(document | edited))
         with contextlib.suppress(BundleError):
             found = jax.tree.leaves(Bundle.load(folder).run(x))
             jax.tree.map(np.testing.assert_array_equal, found, expected)
@@ -193,10 +193,10 @@ def test_what_other_labels_leave_runs_as_before_or_is_refused(original, folder):
 def test_the_device_refuses_every_edit_or_finds_what_jax_found(original, folder, monkeypatch):
     for name, value in (("TVM_USE_RUNTIME_LIB", "1"), ("TVM_NUM_THREADS", "1")):
         monkeypatch.setenv(name, value)  # so that what it sets is undone
-    document = unsealed((original.folder / MANIFEST).read_bytes())
+    document = verify_checksum((original.folder / MANIFEST).read_bytes())
     wrong, refused = [], 0
     for path, change, edited in itertools.islice(edits(document), 0, None, 2):
-        (folder / MANIFEST).write_bytes(sealed(edited))
+        (folder / MANIFEST).write_bytes(add_checksum(edited))
         try:
             with quietly():
                 if not device_runner.Model(folder).check():
@@ -322,10 +322,10 @@ def test_every_edit_of_an_artifacts_index_is_refused_or_changes_nothing(original
     data = (original.folder / ARTIFACT).read_bytes()
     with zipfile.ZipFile(io.BytesIO(data)) as members:
         contents = {name: members.read(name) for name in members.namelist()}
-    index = unsealed(contents["artifact.json"])
+    index = verify_checksum(contents["artifact.json"])
     for path, change, edited in edits(index):
         with contextlib.suppress(ArtifactError):
-            contents["artifact.json"] = sealed(edited)
+            contents["artifact.json"] = add_checksum(edited)
             found = Artifact.from_bytes(zipped(contents))
             free = ("arguments", "inputs", "outputs", "structure", "versions")
             assert path[0] in free, (path, change)

@@ -8,7 +8,7 @@ import sys
 import jaxeff_export
 import pytest
 from jaxeff_export import Bundle, deploy
-from jaxeff_export.artifact import digest, sealed
+from jaxeff_export.artifact import add_checksum, digest
 from jaxeff_export.bundle.files import FILES, MANIFEST, own_files
 from jaxeff_export.cli import app
 from small_network import inputs, mlp, parameters
@@ -68,14 +68,14 @@ def test_the_command_says_so_in_one_line(folder):
 
 
 def listing(*names, form="jaxeff-bundle"):
-    return sealed({"format": form, "files": {name: {} for name in names}})
+    return add_checksum({"format": form, "files": {name: {} for name in names}})
 
 
 @pytest.mark.parametrize(
     ("manifest", "match"),
     [
         (b'{"format": "jaxeff-bundle"}', "cannot tell: it is damaged"),
-        (sealed({"format": "jaxeff-bundle"}), "lists no files of a bundle"),
+        (add_checksum({"format": "jaxeff-bundle"}), "lists no files of a bundle"),
         (listing("run.py", form="another"), "lists no files of a bundle"),
         (b"notes on a manifest", "cannot tell"),
         (listing(), "parameters.npz, run.py, thesis.tex"),
@@ -124,7 +124,7 @@ def test_links_and_files_in_the_place_of_the_folder_stay(compiled, folder, tmp_p
 
 
 def test_a_bundle_of_an_older_format_may_be_replaced(compiled, folder):
-    content = sealed(
+    content = add_checksum(
         {"format": "jaxeff-bundle", "format_version": 1, "files": dict.fromkeys(FILES)}
     )
     (folder / MANIFEST).write_bytes(content)
@@ -145,7 +145,7 @@ def test_what_comes_while_a_bundle_is_built_is_kept(compiled, folder):
     before = contents(folder)
 
     def write():
-        with writing.new_folder(folder, MANIFEST, own_files) as new:
+        with writing.atomic_folder(folder, MANIFEST, own_files) as new:
             (new / MANIFEST).write_bytes(b"{}")
             (folder / "late.txt").write_text("late")
 

@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from jaxeff.hardening import distilled, incremental
+from jaxeff.hardening import distilled, incremental_noise
 from jaxeff.noise import Additive, noisy
 from jaxeff.training import fit
 
@@ -44,7 +44,7 @@ def test_a_noisy_student_learns_from_a_clean_teacher():
 
     ramp = optax.linear_schedule(0.0, 1.0, 200)
     result = fit(
-        KEY, incremental(loss_at, ramp)(0.1), PARAMS, (X, LABELS),
+        KEY, incremental_noise(loss_at, ramp)(0.1), PARAMS, (X, LABELS),
         optimizer=optax.adam(0.03), epochs=300, batch_size=16,
     )  # fmt: skip
     clean = distilled(f, teacher, temperature=2.0, weight=1.0)

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from jaxeff.compression import initial_ranges, quantized, running
-from jaxeff.hardening import Variable, incremental, relu_quantization, variance_aware
+from jaxeff.hardening import VariableLevel, incremental_noise, relu_quantization, variance_aware
 from jaxeff.noise import Additive, noisy
 from jaxeff.program import trace
 from jaxeff.training import cross_entropy, fit
@@ -99,7 +99,7 @@ def test_quantization_noise_ramp_and_vant_train_together():
         return cross_entropy(model, keyed=True, mutable=True)
 
     ramp = optax.linear_schedule(0.0, 1.0, 20)
-    loss = variance_aware(incremental(loss_at, ramp))(Variable(0.3, 0.1))
+    loss = variance_aware(incremental_noise(loss_at, ramp))(VariableLevel(0.3, 0.1))
     result = fit(
         KEY, loss, PARAMS, (X, LABELS), state=initial_ranges(f, spec, PARAMS, X),
         optimizer=optax.adam(0.03), epochs=60, batch_size=32,

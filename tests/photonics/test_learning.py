@@ -12,11 +12,11 @@ from jaxeff.photonics import (
     ChaoticLight,
     divergence,
     level_logits,
+    levels_per_activation,
     light_divergence,
     noise_sigma,
-    per_activation,
+    replace_levels,
     sigma_bounds,
-    with_levels,
 )
 
 pytestmark = pytest.mark.promotes("dtype")  # Flax's average pooling does
@@ -31,14 +31,14 @@ def pooled(params, x):
 
 
 def test_every_activation_has_a_level():
-    spec = per_activation(pooled, PARAMS, X, spec={"avg*": LIGHT["avg_pool"]}, level=0.25)
+    spec = levels_per_activation(pooled, PARAMS, X, spec={"avg*": LIGHT["avg_pool"]}, level=0.25)
     assert spec["avg_pool"].noise.shape == (2, 2, 2)
     raw = level_logits(spec)
-    again = with_levels(spec, raw)
+    again = replace_levels(spec, raw)
     np.testing.assert_allclose(again["avg_pool"].noise, 0.25, rtol=1e-6)
     free = {"avg_pool": ChaoticLight(noise=jnp.array([0.5, 3.0]), model="free")}
     np.testing.assert_allclose(
-        with_levels(free, level_logits(free))["avg_pool"].noise, [0.5, 3], rtol=1e-6
+        replace_levels(free, level_logits(free))["avg_pool"].noise, [0.5, 3], rtol=1e-6
     )
 
 
@@ -54,24 +54,24 @@ def test_the_divergence_is_that_of_two_normals(model):
 
 
 def test_the_outputs_are_those_of_the_transform_and_nats_are_counted():
-    spec = per_activation(pooled, PARAMS, X, spec=LIGHT)
+    spec = levels_per_activation(pooled, PARAMS, X, spec=LIGHT)
     outputs, nats = jax.jit(divergence(pooled, spec))(KEY, PARAMS, X)
     np.testing.assert_allclose(
         outputs, jax.jit(jaxeff.photonic(pooled, spec))(KEY, PARAMS, X), rtol=1e-6, atol=1e-6
     )
     assert nats.shape == (3,)
     assert (nats > 0).all()
-    loudest = with_levels(spec, {"avg_pool": jnp.full((2, 2, 2), 20.0)})
+    loudest = replace_levels(spec, {"avg_pool": jnp.full((2, 2, 2), 20.0)})
     assert float(divergence(pooled, loudest)(KEY, PARAMS, X)[1].max()) < 1e-4
     without = divergence(pooled, {})(KEY, PARAMS, X)
     np.testing.assert_array_equal(without[0], pooled(PARAMS, X))
 
 
 def test_its_gradient_turns_quiet_light_up():
-    spec = per_activation(pooled, PARAMS, X, spec=LIGHT)
+    spec = levels_per_activation(pooled, PARAMS, X, spec=LIGHT)
 
     def loss(raw):
-        return divergence(pooled, with_levels(spec, raw))(KEY, PARAMS, X)[1].mean()
+        return divergence(pooled, replace_levels(spec, raw))(KEY, PARAMS, X)[1].mean()
 
     gradient = jax.jit(jax.grad(loss))(level_logits(spec))["avg_pool"]
     assert (gradient <= 0).all()
@@ -89,11 +89,11 @@ def test_a_divergence_is_bounded_by_that_of_the_quietest_light():
 
 def test_mistakes_are_named():
     with pytest.raises(ValueError, match="level must be between 0 and 1, but is 2"):
-        per_activation(pooled, PARAMS, X, spec=LIGHT, level=2)
+        levels_per_activation(pooled, PARAMS, X, spec=LIGHT, level=2)
     with pytest.raises(
         ValueError, match=r"levels are those of \['b'\], settings of \['avg_pool'\]"
     ):
-        with_levels(LIGHT, {"b": jnp.zeros(3)})
+        replace_levels(LIGHT, {"b": jnp.zeros(3)})
     with pytest.raises(ValueError, match="is that of patterns after"):
         divergence(pooled, {"avg_pool": ChaoticLight(pattern="before")})(KEY, PARAMS, X)
     with pytest.raises(ValueError, match="'free' has no pulses"):

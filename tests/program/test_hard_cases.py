@@ -12,7 +12,7 @@ from jax import lax
 
 import jaxeff
 from jaxeff.noise import Additive
-from jaxeff.program import evaluate, plain, trace
+from jaxeff.program import evaluate, plain_rule, trace
 
 W = jax.random.normal(jax.random.key(0), (6, 6)) / 3
 X = jax.random.normal(jax.random.key(1), (4, 6))
@@ -23,7 +23,7 @@ PARAMS = {"w": W, "b": jnp.ones(6)}
 def interpreted(f):
     def g(*args):
         program = trace(f, *args)
-        outputs = evaluate(program, plain, None, jax.tree.leaves(args))
+        outputs = evaluate(program, plain_rule, None, jax.tree.leaves(args))
         return jax.tree.unflatten(program.out_tree, outputs)
 
     return g

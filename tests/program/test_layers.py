@@ -10,12 +10,12 @@ from flax import nnx
 
 from jaxeff.core import functional
 from jaxeff.nn import LeNet5, ResNet18, TransformerEncoder
-from jaxeff.program import evaluate, expression, expression_of, plain, trace
+from jaxeff.program import evaluate, expression, expression_of, plain_rule, trace
 
 
 def run(f, *args):
     program = trace(f, *args)
-    outputs = evaluate(program, plain, None, jax.tree.leaves(args))
+    outputs = evaluate(program, plain_rule, None, jax.tree.leaves(args))
     return jax.tree.unflatten(program.out_tree, outputs)
 
 

@@ -12,7 +12,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jaxeff.core import functional
 from jaxeff.nn import MLP, LeNet5
-from jaxeff.program import evaluate, plain, trace
+from jaxeff.program import evaluate, plain_rule, trace
 
 LENET_SITES = [
     "input", "conv1", "relu", "max_pool", "conv2", "relu_1", "max_pool_1",
@@ -38,7 +38,7 @@ def interpreted(f):
     def g(params, x):
         program = trace(f, params, x)
         values = jax.tree.leaves((params, x))
-        return jax.tree.unflatten(program.out_tree, evaluate(program, plain, None, values))
+        return jax.tree.unflatten(program.out_tree, evaluate(program, plain_rule, None, values))
 
     return g
 
@@ -348,7 +348,7 @@ def test_group_norm_and_dropout_are_one_site_each(name, x, affine):
     def reread(key, params, x):
         program = trace(f, key, params, x)
         values = jax.tree.leaves((key, params, x))
-        return jax.tree.unflatten(program.out_tree, evaluate(program, plain, None, values))
+        return jax.tree.unflatten(program.out_tree, evaluate(program, plain_rule, None, values))
 
     for again in (reread, jax.jit(reread), jax.checkpoint(f)):
         assert names(again, key, params, x) == expected

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import jaxeff
 from jaxeff.noise import Additive
-from jaxeff.program import SpecError, Target, decide, resolve, select, trace
+from jaxeff.program import SpecError, Target, deciding_patterns, resolve, select, trace
 
 NAMES = ["conv1", "conv2", "conv10", "fc", "fc#1", "fc#2", "relu", "relu_1", "block/w1", "block/w2"]
 KINDS = ("linear", "elementwise")
@@ -30,7 +30,7 @@ PATTERNS = st.sampled_from(
 
 
 def among(*patterns):
-    return decide(patterns, TARGETS, kinds=KINDS)
+    return deciding_patterns(patterns, TARGETS, kinds=KINDS)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_the_more_specific_pattern_decides(name, winner, loser):
     (target,) = (t for t in TARGETS if t.name == name)
     for patterns in ([winner, loser], [loser, winner]):
         with pytest.raises(SpecError, match="decides no site") as error:
-            decide(patterns, [target], kinds=KINDS)
+            deciding_patterns(patterns, [target], kinds=KINDS)
         assert f"{loser!r} decides no site" in str(error.value)
         assert f"({winner!r} at {name!r})" in str(error.value)
 

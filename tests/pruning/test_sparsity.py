@@ -17,7 +17,7 @@ from jaxeff.compression import (
     quantized,
     update_statistics,
 )
-from jaxeff.pruning.sparsity import FixedMask, Magnitude, NofM, RandomMask, Surgery, cubic
+from jaxeff.pruning.sparsity import FixedMask, Magnitude, NofM, RandomMask, Surgery, cubic_schedule
 from jaxeff.training import fit
 
 X = jax.random.normal(jax.random.key(0), (6, 4, 4, 2))
@@ -148,12 +148,12 @@ def test_what_sparse_arrays_take(method, bits):
 
 
 def test_the_cubic_schedule_is_the_papers():
-    share = cubic(0.9, begin=10, end=110, initial=0.1)
+    share = cubic_schedule(0.9, begin=10, end=110, initial=0.1)
     for t in (0, 10, 35, 60, 110, 200):
         done = min(max(t - 10, 0) / 100, 1)
         np.testing.assert_allclose(share(t), 0.9 + (0.1 - 0.9) * (1 - done) ** 3, rtol=1e-6)
-    with pytest.raises(ValueError, match="cubic: end"):
-        cubic(0.9, begin=10, end=10)
+    with pytest.raises(ValueError, match="cubic_schedule: end"):
+        cubic_schedule(0.9, begin=10, end=10)
 
 
 def test_surgery_removes_and_splices_with_a_margin():

@@ -8,7 +8,7 @@ import pytest
 
 from jaxeff.compression import quantized
 from jaxeff.pruning.gates import dropout_divergence
-from jaxeff.pruning.sparsity import dropped, kept_weights, log_variances
+from jaxeff.pruning.sparsity import kept_weights, log_variances, variational_dropout
 from jaxeff.training import fit, stateless
 
 KEY = jax.random.key(0)
@@ -32,7 +32,7 @@ def test_results_have_the_moments_of_drawn_weights():
     spread = {"a": jnp.linspace(-3.0, 0.0, 12).reshape(4, 3)}
     draws = 4000
     ys, divergence = jax.jit(
-        jax.vmap(lambda k: dropped(linear)(k, PARAMS, spread, X), out_axes=(0, None))
+        jax.vmap(lambda k: variational_dropout(linear)(k, PARAMS, spread, X), out_axes=(0, None))
     )(jax.random.split(KEY, draws))
     variance = jnp.square(X) @ jnp.exp(spread["a"])
     error = jnp.sqrt(variance / draws)
@@ -67,7 +67,7 @@ def test_training_drops_inputs_that_say_nothing():
     x = jax.random.normal(KEY, (256, 6))
     y = x[:, :2].sum(1, keepdims=True)
     params = {"a": {"w": 0.3 * jnp.ones((6, 1))}}
-    g = dropped(f)
+    g = variational_dropout(f)
 
     def loss(key, learnt, batch):
         result, divergence = g(key, *learnt, batch[0])
@@ -83,6 +83,6 @@ def test_training_drops_inputs_that_say_nothing():
 
 def test_variances_of_layers_that_are_not_there_are_refused():
     with pytest.raises(ValueError, match=r"variances for \['c'\].*those are \['a', 'b'\]"):
-        dropped(net)(KEY, PARAMS, {"c": jnp.ones(3)}, X)
+        variational_dropout(net)(KEY, PARAMS, {"c": jnp.ones(3)}, X)
     with pytest.raises(ValueError, match="multiplies by one weight"):
         log_variances(net, PARAMS, X, ["tanh"])

@@ -10,7 +10,14 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxeff.store import CheckpointError, Journal, load_pytree, new_folder, save_pytree, write_whole
+from jaxeff.store import (
+    CheckpointError,
+    Journal,
+    atomic_folder,
+    load_pytree,
+    save_pytree,
+    write_atomically,
+)
 
 STORE = str(Path(sys.modules["jaxeff.store"].__file__).parent)
 
@@ -41,12 +48,12 @@ def killed_at(line, work):
 
 
 def write_a_file(path):
-    write_whole(path, b"old" * 100)
+    write_atomically(path, b"old" * 100)
 
     def check():
         assert path.read_bytes() in (b"old" * 100, b"new" * 1000)
 
-    return lambda: write_whole(path, b"new" * 1000), check
+    return lambda: write_atomically(path, b"new" * 1000), check
 
 
 def write_a_checkpoint(path):
@@ -60,7 +67,7 @@ def write_a_checkpoint(path):
 
 def write_a_folder(path):
     def write(text):
-        with new_folder(path, "mark", lambda mark: ["file"]) as folder:
+        with atomic_folder(path, "mark", lambda mark: ["file"]) as folder:
             (folder / "mark").write_text(text)
             (folder / "file").write_text(text)
 

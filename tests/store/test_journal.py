@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from jaxeff.store import CheckpointError, Journal, add_line, mend_lines, read_lines
+from jaxeff.store import CheckpointError, Journal, add_line, read_lines, repair_lines
 
 RUN = {"seed": 0, "sizes": (1, 2)}
 
@@ -172,7 +172,7 @@ def test_a_cut_line_is_set_aside_before_lines_are_added(tmp_path):
     with path.open("a") as file:
         file.write('{"half')
     assert read_lines(path) == [[1]]
-    mend_lines(path)
+    repair_lines(path)
     add_line(path, [2])
     assert read_lines(path) == [[1], [2]]
     assert path.with_name("lines.cut").read_text() == '{"half\n'

@@ -13,12 +13,12 @@ import pytest
 
 from jaxeff.store import (
     Journal,
+    atomic_file,
+    atomic_folder,
     load_pytree,
-    new_file,
-    new_folder,
-    require_free,
+    require_absent,
     save_pytree,
-    write_whole,
+    write_atomically,
 )
 from jaxeff.store._writing import _exchange
 
@@ -38,8 +38,8 @@ def test_a_writer_can_be_killed_at_every_line(tmp_path):
 
 def test_a_failed_write_keeps_the_file_and_leaves_nothing(tmp_path):
     path = tmp_path / "new" / "file"
-    write_whole(path, "before")
-    with pytest.raises(RuntimeError), new_file(path) as temporary:  # noqa: PT012
+    write_atomically(path, "before")
+    with pytest.raises(RuntimeError), atomic_file(path) as temporary:  # noqa: PT012
         temporary.write_text("half")
         raise RuntimeError
     assert path.read_text() == "before"
@@ -49,10 +49,10 @@ def test_a_failed_write_keeps_the_file_and_leaves_nothing(tmp_path):
 def test_a_leftover_is_removed_unless_its_writer_lives(tmp_path):
     path = tmp_path / "file[1]"
     (tmp_path / ".file[1].0123.partial").write_text("of a writer that was killed")
-    with new_file(path) as first:
+    with atomic_file(path) as first:
         assert [p.name for p in tmp_path.iterdir()] == [first.name]
         first.write_text("slow")
-        threads = [threading.Thread(target=write_whole, args=(path, str(i))) for i in range(8)]
+        threads = [threading.Thread(target=write_atomically, args=(path, str(i))) for i in range(8)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -65,7 +65,7 @@ def test_a_leftover_is_removed_unless_its_writer_lives(tmp_path):
 def test_the_user_decides_who_may_read_it(tmp_path):
     before = os.umask(0o027)
     try:
-        write_whole(tmp_path / "file", "text")
+        write_atomically(tmp_path / "file", "text")
     finally:
         os.umask(before)
     assert (tmp_path / "file").stat().st_mode & 0o777 == 0o640
@@ -75,7 +75,7 @@ def test_a_folder_of_somebody_else_is_left_alone(tmp_path):
     (tmp_path / "notes").write_text("mine")
 
     def write(path):
-        with new_folder(path, "mark", lambda mark: mark.decode().split()) as folder:
+        with atomic_folder(path, "mark", lambda mark: mark.decode().split()) as folder:
             (folder / "mark").write_text("file")
 
     for path, message in ((tmp_path, "holds other files"), (tmp_path / "notes", "is not a folder")):
@@ -103,12 +103,12 @@ LARGE = np.arange(20_000.0)
 
 
 def write_arrays(path):
-    with new_file(path) as temporary, temporary.open("wb") as file:
+    with atomic_file(path) as temporary, temporary.open("wb") as file:
         np.savez(file, x=LARGE)
 
 
 def write_folder(path):
-    with new_folder(path, "mark", bytes.decode) as folder:
+    with atomic_folder(path, "mark", bytes.decode) as folder:
         (folder / "mark").write_text("")
         save_pytree(folder / "inner", {"x": LARGE})
 
@@ -118,7 +118,7 @@ def add_rows(path):
 
 
 WRITERS_OF_MUCH = [
-    lambda path: write_whole(path, LARGE.tobytes()),
+    lambda path: write_atomically(path, LARGE.tobytes()),
     lambda path: save_pytree(path, {"x": LARGE}),
     write_arrays,
     add_rows,
@@ -160,7 +160,7 @@ def test_a_full_disk_is_an_error_that_names_the_file(tmp_path, full_disk, write)
 
 
 def test_errors_of_other_files_keep_their_names(tmp_path):
-    with pytest.raises(FileNotFoundError, match="of-another"), new_file(tmp_path / "file"):
+    with pytest.raises(FileNotFoundError, match="of-another"), atomic_file(tmp_path / "file"):
         (tmp_path / "of-another").read_bytes()
 
 
@@ -171,4 +171,4 @@ def test_a_mark_that_is_no_file_is_not_read(tmp_path, kind):
         mark
     )
     with pytest.raises(FileExistsError, match=f"it is a {kind}, not a regular file"):
-        require_free(tmp_path, "mark", lambda content: [])
+        require_absent(tmp_path, "mark", lambda content: [])

@@ -2,14 +2,14 @@
 
 from jaxeff_export.artifact._archive import (
     MOST_TEXT,
+    add_checksum,
     digest,
-    most_inflated,
+    max_inflated_size,
     require_member,
-    sealed,
-    unsealed,
+    verify_checksum,
 )
 from jaxeff_export.artifact._artifact import Artifact, ArtifactError, export, package_versions
-from jaxeff_export.artifact._forms import COUNT, SPEC, Each, require_form
+from jaxeff_export.artifact._forms import COUNT, SPEC, MappingOf, require_form
 from jaxeff_export.artifact._signature import (
     SignatureError,
     TensorSpec,
@@ -31,9 +31,10 @@ __all__ = [
     "Artifact",
     "ArtifactError",
     "Description",
-    "Each",
+    "MappingOf",
     "SignatureError",
     "TensorSpec",
+    "add_checksum",
     "argument_names",
     "batch_of",
     "check_array",
@@ -42,14 +43,13 @@ __all__ = [
     "dtype_of",
     "export",
     "flatten_named",
-    "most_inflated",
+    "max_inflated_size",
     "package_versions",
     "rebuild",
     "require_form",
     "require_member",
     "require_structure",
-    "sealed",
     "specs_from_json",
-    "unsealed",
+    "verify_checksum",
     "with_batch",
 ]

@@ -22,7 +22,7 @@ def digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def sealed(document: dict[str, Any]) -> bytes:
+def add_checksum(document: dict[str, Any]) -> bytes:
     """Writes a JSON document with a checksum of itself under ``sha256``."""
     body = {key: value for key, value in document.items() if key != "sha256"}
     # The checksum is of the canonical form: indentation and order of the file don't matter.
@@ -30,8 +30,8 @@ def sealed(document: dict[str, Any]) -> bytes:
     return json.dumps(body, indent=2).encode()
 
 
-def unsealed(data: bytes) -> dict[str, Any]:
-    """Reads the document of `sealed`.
+def verify_checksum(data: bytes) -> dict[str, Any]:
+    """Reads the document of `add_checksum`.
 
     Raises:
       ValueError: if it is no JSON object, too large or too deep, or its checksum does not match.
@@ -51,7 +51,7 @@ def unsealed(data: bytes) -> dict[str, Any]:
     return body
 
 
-def most_inflated(size: int) -> int:
+def max_inflated_size(size: int) -> int:
     """Limits the bytes that a file of `size` bytes may be inflated to.
 
     Codes of one bit take a byte each in memory, eight times their size in the file. Any computer

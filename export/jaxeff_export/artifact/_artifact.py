@@ -28,16 +28,16 @@ import jax.export
 import jax.numpy as jnp
 
 from jaxeff.core import any_of, boolean, function_of_form, static_integer, string_sequence, validate
-from jaxeff.store import open_regular, write_whole
+from jaxeff.store import open_regular, write_atomically
 from jaxeff_export.artifact._archive import (
     MOST_TEXT,
+    add_checksum,
     digest,
-    most_inflated,
+    max_inflated_size,
     read_member,
-    sealed,
-    unsealed,
+    verify_checksum,
 )
-from jaxeff_export.artifact._forms import SPEC, Each, require_form
+from jaxeff_export.artifact._forms import SPEC, MappingOf, require_form
 from jaxeff_export.artifact._signature import (
     BATCH,
     SignatureError,
@@ -137,16 +137,16 @@ class Artifact:
             "structure": self.structure,
             "files": {name: digest(content) for name, content in files.items()},
         }
-        members = {**files, _INDEX: sealed(index)}
+        members = {**files, _INDEX: add_checksum(index)}
         data = _zipped(members, zipfile.ZIP_DEFLATED)
-        if max(map(len, files.values())) > most_inflated(len(data)):
+        if max(map(len, files.values())) > max_inflated_size(len(data)):
             return _zipped(members, zipfile.ZIP_STORED)  # otherwise nobody would read it
         return data
 
     def save(self, path: str | Path) -> Path:
         """Writes the artifact to one file, whole or not at all."""
         path = Path(path)
-        write_whole(path, self.to_bytes())
+        write_atomically(path, self.to_bytes())
         return path
 
     @classmethod
@@ -158,7 +158,7 @@ class Artifact:
         """
         try:
             with zipfile.ZipFile(io.BytesIO(data)) as archive:
-                index = unsealed(read_member(archive, _INDEX, MOST_TEXT))
+                index = verify_checksum(read_member(archive, _INDEX, MOST_TEXT))
                 if index.get("format") != FORMAT:
                     raise ArtifactError(f"{name} is a {index.get('format')!r}, not a {FORMAT}")
                 if index.get("format_version") not in (FORMAT_VERSION, FORMAT_VERSION_ANY_BATCH):
@@ -168,9 +168,9 @@ class Artifact:
                     )
                 # A checksum doesn't tell who wrote it: its form is checked before it is used.
                 require_form(index, _FORM, "")
-                require_form(index["versions"], Each(str), "versions")
+                require_form(index["versions"], MappingOf(str), "versions")
                 # Checked while reading: a small file must not fill the memory.
-                most = most_inflated(len(data))
+                most = max_inflated_size(len(data))
                 files = {part: read_member(archive, part, most) for part in (_MODULE, _CALLABLE)}
             for part, content in files.items():
                 if digest(content) != index["files"][part]:

@@ -1,8 +1,8 @@
 """Checks the form of documents of unknown origin; a form is described as data.
 
 A form is ``str``; ``bool``; `COUNT`, a whole number from 0; a list of one form, for a list of any
-length; a dict of names to forms, for an object that has these entries; `Each`, for an object with
-any names; or a tuple of forms, for one of them.
+length; a dict of names to forms, for an object that has these entries; `MappingOf`, for an object
+with any names; or a tuple of forms, for one of them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SPEC = {"name": str, "shape": [(COUNT, str)], "dtype": str}
 
 
 @dataclass(frozen=True)
-class Each:
+class MappingOf:
     """An object whose values are of one form, whatever their names."""
 
     form: Any
@@ -44,7 +44,7 @@ def require_form(value: Any, form: Any, where: str) -> None:
             _refuse(value, "a list", where)
         for index, item in enumerate(value):
             require_form(item, form[0], f"{where}[{index}]")
-    elif isinstance(form, Each):
+    elif isinstance(form, MappingOf):
         if not isinstance(value, dict):
             _refuse(value, "an object", where)
         for name, item in value.items():

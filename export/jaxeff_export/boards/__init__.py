@@ -15,7 +15,7 @@ from jaxeff_export.boards._kinds import board_kinds
 from jaxeff_export.boards._local import LocalBoard
 from jaxeff_export.boards._programs import PROGRAM_CORES, ProgramBoard, core_of
 from jaxeff_export.boards._rpc import RpcBoard, TrackedBoard
-from jaxeff_export.boards._threads import on_threads
+from jaxeff_export.boards._threads import run_on_threads
 
 __all__ = [
     "Board",
@@ -29,8 +29,8 @@ __all__ = [
     "board_kinds",
     "emulated",
     "make_board",
-    "on_threads",
     "require_emulator",
+    "run_on_threads",
 ]
 
 

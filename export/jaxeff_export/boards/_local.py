@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from jaxeff_export.boards._board import Board
-from jaxeff_export.boards._threads import on_threads
+from jaxeff_export.boards._threads import run_on_threads
 from jaxeff_export.targets import missing_features, normalized_machine
 
 _T = TypeVar("_T")
@@ -25,7 +25,7 @@ class LocalBoard(Board):
 
     def __init__(self) -> None:
         super().__init__()
-        # Nothing to share but cores, of which `on_threads` takes care.
+        # Nothing to share but cores, of which `run_on_threads` takes care.
         self.turn, self.profiling = contextlib.nullcontext(), _PROFILING
         self.name = "local"
         self.machine = normalized_machine(platform.machine())
@@ -60,4 +60,4 @@ class LocalBoard(Board):
 
     def call(self, count: int, action: Callable[[], _T]) -> _T:
         """Runs an action on as many threads as are asked for, may be used, and are allowed."""
-        return on_threads(count, action)
+        return run_on_threads(count, action)

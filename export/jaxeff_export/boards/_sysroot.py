@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 
-from jaxeff.store import write_whole
+from jaxeff.store import write_atomically
 from jaxeff_export.boards._board import BoardError
 from jaxeff_export.targets import find_emulator, require_extra
 
@@ -154,7 +154,7 @@ def prepare(progress: Progress | None = print) -> Sysroot:
         )
         if answer.split() != [metadata.version("apache-tvm"), "aarch64"]:
             raise BoardError(f"the emulated board answers {answer!r}; delete {sysroot.folder}")
-        write_whole(sysroot.folder / "ready", answer)
+        write_atomically(sysroot.folder / "ready", answer)
     say(f"the emulated board is ready in {sysroot.folder}")
     return sysroot
 

@@ -31,7 +31,7 @@ _CALLER = ThreadPoolExecutor(1, thread_name_prefix="jaxeff-kernels")
 """The thread that calls kernels for all threads but the main one; started when it is needed."""
 
 
-def on_threads(count: int, action: Callable[[], _T]) -> _T:
+def run_on_threads(count: int, action: Callable[[], _T]) -> _T:
     """Runs an action that calls kernels on several threads, from whatever thread it is asked for.
 
     On one thread calls run side by side. On several they take turns, in the main thread or in the
@@ -39,7 +39,7 @@ def on_threads(count: int, action: Callable[[], _T]) -> _T:
 
     Args:
       count: number of threads; the library's ``num-cores``.
-      action: function that calls kernels; it must not call `on_threads` again.
+      action: function that calls kernels; it must not call `run_on_threads` again.
 
     Returns:
       The result of the action.

@@ -4,7 +4,7 @@ from jaxeff_export.bundle._building import build
 from jaxeff_export.bundle._bundle import Bundle
 from jaxeff_export.bundle._deployment import deploy, deploy_artifact
 from jaxeff_export.bundle._example import Example, NamedTarget, lift
-from jaxeff_export.bundle._fleet import BoardResult, on_boards
+from jaxeff_export.bundle._fleet import BoardResult, run_on_boards
 
 __all__ = [
     "BoardResult",
@@ -15,5 +15,5 @@ __all__ = [
     "deploy",
     "deploy_artifact",
     "lift",
-    "on_boards",
+    "run_on_boards",
 ]

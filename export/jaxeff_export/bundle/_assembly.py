@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxeff.store import new_folder, write_whole
+from jaxeff.store import atomic_folder, write_atomically
 from jaxeff_export.artifact import Artifact, TensorSpec, digest
 from jaxeff_export.bundle.files import (
     ARTIFACT,
@@ -86,7 +86,7 @@ def write_bundle(parts: BundleParts, path: Path) -> Manifest:
     bound = len(parts.parameters)
     artifact = parts.artifact
     kept, operands = _kept(bound, parts.operands)
-    with new_folder(path, MANIFEST, own_files) as folder:
+    with atomic_folder(path, MANIFEST, own_files) as folder:
         # Pair by pair, inputs before outputs: the order of `Manifest.recorded`.
         recorded = [array for pair in parts.recorded for array in (*pair.inputs, *pair.outputs)]
         contents = {
@@ -101,7 +101,7 @@ def write_bundle(parts: BundleParts, path: Path) -> Manifest:
         for name in FILES:
             content = contents[name]()  # one in memory at a time
             files[name] = {"size": len(content), "sha256": digest(content)}
-            write_whole(folder / name, content)
+            write_atomically(folder / name, content)
         # After all other files, whose sizes and checksums it has.
         manifest = Manifest(
             target_name=parts.target_name,
@@ -124,7 +124,7 @@ def write_bundle(parts: BundleParts, path: Path) -> Manifest:
             batches=tuple(pair.batch for pair in parts.recorded if pair.batch is not None),
             rounds_inputs=parts.rounds_inputs,
         )
-        write_whole(folder / MANIFEST, manifest.to_bytes())
+        write_atomically(folder / MANIFEST, manifest.to_bytes())
     return manifest
 
 

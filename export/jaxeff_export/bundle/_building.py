@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxeff.store import require_free
+from jaxeff.store import require_absent
 from jaxeff_export.artifact import package_versions
-from jaxeff_export.boards import on_threads
+from jaxeff_export.boards import run_on_threads
 from jaxeff_export.bundle._assembly import BundleParts, write_bundle
 from jaxeff_export.bundle._bundle import Bundle
 from jaxeff_export.bundle._example import Example, NamedTarget, c_order, lift
@@ -35,7 +35,7 @@ from jaxeff_export.targets import (
 )
 
 if TYPE_CHECKING:
-    from jaxeff_export.compiler.passes import Lifted
+    from jaxeff_export.compiler.passes import LiftedModule
 
 Progress = Callable[[str], None]
 
@@ -79,7 +79,7 @@ def build(
         return bundle
     path = Path(path)
     # Before minutes of compiling; checked once more when the folder is written.
-    require_free(path, MANIFEST, own_files)
+    require_absent(path, MANIFEST, own_files)
     rounded = example.artifact.rounds_inputs
     if rounded:
         # Otherwise the bundle would refuse its own self-check.
@@ -143,14 +143,14 @@ def _link(executable: Any, library: Path, linker: str) -> None:
     from tvm.support.cc import create_shared
 
     # Start-up time: the compiler loads TVM.
-    from jaxeff_export.compiler import in_memory
+    from jaxeff_export.compiler import in_memory_files
 
     sources = instrument_sources()
     sources["options"] += _LEAN
     objects = [library.with_name(name) for name in ("lib0.o", "devc.o")]  # as TVM calls them
     # LLVM writes into memory, from where files are written: on a full disk this raises an error
     # that names the file.
-    with in_memory(objects) as to_disk:
+    with in_memory_files(objects) as to_disk:
 
         def link(made: str, files: Sequence[str], **options: Any) -> None:
             to_disk()
@@ -168,7 +168,7 @@ def _link(executable: Any, library: Path, linker: str) -> None:
             raise ToolchainError(f"{linker} could not link the library: {reason}") from error
 
 
-def _derived(lifted: Lifted, parameters: Sequence[np.ndarray]) -> list[np.ndarray]:
+def _derived(lifted: LiftedModule, parameters: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Computes what depends on the parameters alone, on this machine whatever the target."""
     import tvm
     from joblib import cpu_count
@@ -181,5 +181,5 @@ def _derived(lifted: Lifted, parameters: Sequence[np.ndarray]) -> list[np.ndarra
     machine = tvm.relax.VirtualMachine(compile_module(lifted.derive), tvm.cpu())
     given = [tvm.runtime.tensor(value) for value in parameters]
     # Two threads of one physical core would share its vector units.
-    arrays = on_threads(cpu_count(only_physical_cores=True), lambda: machine["main"](*given))
+    arrays = run_on_threads(cpu_count(only_physical_cores=True), lambda: machine["main"](*given))
     return [array.numpy() for array in arrays]

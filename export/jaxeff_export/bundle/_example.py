@@ -13,13 +13,13 @@ import numpy as np
 
 from jaxeff_export.artifact import Artifact
 from jaxeff_export.bundle.files import Manifest, RecordedPair, tolerance
-from jaxeff_export.clib import Order
+from jaxeff_export.clib import LibraryParts
 from jaxeff_export.clib.codegen import identifier
 from jaxeff_export.clib.objects import CLibraryError
 from jaxeff_export.targets import find_linker, require_extra, resolve_target
 
 if TYPE_CHECKING:
-    from jaxeff_export.compiler.passes import Lifted
+    from jaxeff_export.compiler.passes import LiftedModule
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Example:
     derived: Sequence[np.ndarray] | None = None
 
 
-def lift(example: Example, target: NamedTarget) -> Lifted:
+def lift(example: Example, target: NamedTarget) -> LiftedModule:
     """Imports the function, and separates what depends on its parameters alone.
 
     Raises:
@@ -101,12 +101,12 @@ def lift(example: Example, target: NamedTarget) -> Lifted:
 def c_order(
     example: Example,
     target: NamedTarget,
-    lifted: Lifted,
+    lifted: LiftedModule,
     operands: Sequence[np.ndarray],
     *,
     name: str,
     **more: Any,
-) -> Order:
+) -> LibraryParts:
     """Describes the C library of an example, for `write_library`.
 
     Args:
@@ -115,7 +115,7 @@ def c_order(
       lifted: the function without what depends on its parameters alone.
       operands: what its module takes first.
       name: name of the library; made a name in C.
-      more: same as for `jaxeff_export.clib.Order`.
+      more: same as for `jaxeff_export.clib.LibraryParts`.
 
     Raises:
       CLibraryError: if the batch may vary.
@@ -126,7 +126,7 @@ def c_order(
             "the function takes any batch, and a C library plans its memory in advance; deploy for "
             "a fixed batch, without any_batch"
         )
-    return Order(
+    return LibraryParts(
         name=identifier(name),
         target_name=target.name,
         target=target.settings,

@@ -38,7 +38,7 @@ class BoardResult(Generic[_T]):
     report=function_of_form("report(outcome)"),
     boards=sequence_of(instance_of(str, Board)),
 )
-def on_boards(
+def run_on_boards(
     bundle: Bundle,
     boards: Sequence[str | Board],
     work: Callable[[Runner], _T],

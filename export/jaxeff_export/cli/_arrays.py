@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxeff.store import new_file
+from jaxeff.store import atomic_file
 from jaxeff_export.artifact import SignatureError, TensorSpec, dtype_of
 
 
@@ -49,7 +49,7 @@ def require_place(path: Path) -> None:
 def write_arrays(path: Path, specs: Sequence[TensorSpec], arrays: Sequence[np.ndarray]) -> None:
     """Writes an npz file with one array per spec, whole or not at all."""
     named = {spec.name: array for spec, array in zip(specs, arrays, strict=True)}
-    with new_file(path.absolute()) as temporary, temporary.open("wb") as file:
+    with atomic_file(path.absolute()) as temporary, temporary.open("wb") as file:
         np.savez(file, allow_pickle=False, **named)  # type: ignore[arg-type]
 
 

@@ -51,11 +51,13 @@ def check(bundle: BundlePath, boards: BoardNames = ["local"]) -> None:  # noqa: 
     """
     with failures_in_one_line():
         # JAX takes seconds to import: `--help` and other commands do without.
-        from jaxeff_export.bundle import Bundle, on_boards
+        from jaxeff_export.bundle import Bundle, run_on_boards
 
         loaded = Bundle.load(bundle)
         with console.status(f"checking on {', '.join(boards)}"):
-            outcomes = on_boards(loaded, boards, lambda runner: runner.check(), report=_announce)
+            outcomes = run_on_boards(
+                loaded, boards, lambda runner: runner.check(), report=_announce
+            )
     # After all boards have answered: one that fails must not hide the others' results.
     if not all(outcome.result is not None and outcome.result.passed for outcome in outcomes):
         raise typer.Exit(code=1)

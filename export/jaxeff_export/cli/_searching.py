@@ -127,10 +127,10 @@ def _search(
 def _require_place(bundle: Path, folder: Path | None) -> None:
     """Raises what would come after the search, when all of it would be lost."""
     # JAX takes seconds to import: `--help` and other commands do without.
-    from jaxeff.store import require_free
+    from jaxeff.store import require_absent
     from jaxeff_export.bundle.files import MANIFEST, own_files
 
-    require_free(bundle, MANIFEST, own_files)
+    require_absent(bundle, MANIFEST, own_files)
     if folder is not None and folder.resolve().is_relative_to(bundle.resolve()):
         raise FileExistsError(f"{folder} lies in the bundle's folder; choose another --folder")
 

@@ -51,11 +51,11 @@ def benchmark(
     """
     with failures_in_one_line():
         # JAX takes seconds to import: `--help` and other commands do without.
-        from jaxeff_export.bundle import Bundle, on_boards
+        from jaxeff_export.bundle import Bundle, run_on_boards
 
         loaded = Bundle.load(bundle)
         with console.status(f"timing on {', '.join(boards)}"):
-            outcomes = on_boards(
+            outcomes = run_on_boards(
                 loaded,
                 boards,
                 lambda runner: runner.benchmark(number, repeat, batch),

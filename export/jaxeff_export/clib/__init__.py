@@ -5,12 +5,12 @@ calls them one after the other (`codegen`); the places of all arrays in between 
 advance (`kernels/_memory.py`). There is no allocation, no state and no runtime.
 """
 
-from jaxeff_export.clib._library import CLibrary, Order, write_library
+from jaxeff_export.clib._library import CLibrary, LibraryParts, write_library
 from jaxeff_export.clib._replaying import ExampleProgram
 
 __all__ = [
     "CLibrary",
     "ExampleProgram",
-    "Order",
+    "LibraryParts",
     "write_library",
 ]

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxeff.store import new_folder, write_whole
+from jaxeff.store import atomic_folder, write_atomically
 from jaxeff_export.artifact import TensorSpec
 from jaxeff_export.clib.codegen import (
     assembly,
@@ -44,7 +44,7 @@ FACTS = "library.json"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Order:
+class LibraryParts:
     """Ingredients of a library.
 
     Attributes:
@@ -112,7 +112,7 @@ class CLibrary:
         return f"{self.folder}: {self.sizes}"
 
 
-def write_library(order: Order, path: Path) -> CLibrary:
+def write_library(order: LibraryParts, path: Path) -> CLibrary:
     """Writes a library into a folder, whole or not at all.
 
     Raises:
@@ -135,7 +135,7 @@ def write_library(order: Order, path: Path) -> CLibrary:
             else f"threads={order.threads}: {order.target_name} has no operating system that would "
             "run them; leave threads at 1"
         )
-    with new_folder(path, FACTS, own_files) as folder:
+    with atomic_folder(path, FACTS, own_files) as folder:
         library, sizes = _compile(order, tools, folder)
         # A symbol that nobody has would show at the user's linker, and name no operation.
         needs = objects.require_self_contained(
@@ -148,7 +148,7 @@ def write_library(order: Order, path: Path) -> CLibrary:
         files = sorted([*written, "example.elf" if tools.board else "example"])  # as README builds
         facts = {"format": "jaxeff-c-library", "files": files, "sizes": sizes.to_json()}
         facts |= {"target_name": order.target_name, "target": dict(order.target), "needs": needs}
-        write_whole(folder / FACTS, json.dumps(facts, indent=2) + "\n")
+        write_atomically(folder / FACTS, json.dumps(facts, indent=2) + "\n")
     return CLibrary(
         folder=path,
         name=order.name,
@@ -177,7 +177,7 @@ def own_files(data: bytes) -> frozenset[str]:
         raise CLibraryError(f"{FACTS} lists no files of a C library: {error}") from error
 
 
-def scheduled(order: Order) -> tuple[tvm.IRModule, Any]:
+def scheduled(order: LibraryParts) -> tuple[tvm.IRModule, Any]:
     """Schedules the kernels as a bundle of the function runs them, and returns their target."""
     # TVM only where kernels are compiled: a written library is opened and replayed without it.
     from jaxeff_export.clib.kernels import with_views
@@ -190,7 +190,7 @@ def scheduled(order: Order) -> tuple[tvm.IRModule, Any]:
     return with_views(module), compilation.compilation_target(target)
 
 
-def _compile(order: Order, tools: CToolchain, folder: Path) -> tuple[driver.Library, Sizes]:
+def _compile(order: LibraryParts, tools: CToolchain, folder: Path) -> tuple[driver.Library, Sizes]:
     # TVM, as above.
     from jaxeff_export.clib.kernels import compile_kernels, plan, program_of
 
@@ -221,8 +221,8 @@ def _compile(order: Order, tools: CToolchain, folder: Path) -> tuple[driver.Libr
         )
         # Before sizes are taken: what is left out here takes no room on a device.
         objects.trim(tools, made / "kernels.o")
-        write_whole(folder / f"{n}.h", driver.header(library))
-        write_whole(folder / f"{n}.c", driver.source(library))
+        write_atomically(folder / f"{n}.h", driver.header(library))
+        write_atomically(folder / f"{n}.c", driver.source(library))
         objects.compile_c(tools, folder / f"{n}.c", made / "driver.o")
         code = [made / "kernels.o", made / "driver.o"]
         sizes = Sizes(
@@ -247,34 +247,34 @@ def _compile(order: Order, tools: CToolchain, folder: Path) -> tuple[driver.Libr
     return library, sizes
 
 
-def _is_arm(order: Order) -> bool:
+def _is_arm(order: LibraryParts) -> bool:
     """Tells whether it is 32-bit ARM, whose assembler has marks of its own."""
     return target_machine(order.target).startswith(("arm", "thumb"))
 
 
 def _write_parameters(library: driver.Library, folder: Path, *, arm: bool) -> None:
     symbol, parameters = f"{library.name}_parameters", library.parameters
-    write_whole(folder / f"{symbol}.bin", parameters.blob)
+    write_atomically(folder / f"{symbol}.bin", parameters.blob)
     text = assembly(symbol, f"{symbol}.bin", parameters.alignment, arm=arm)
-    write_whole(folder / f"{symbol}.S", text)
+    write_atomically(folder / f"{symbol}.S", text)
 
 
 def _write_example(
-    order: Order, library: driver.Library, tools: CToolchain, sizes: Sizes, folder: Path
+    order: LibraryParts, library: driver.Library, tools: CToolchain, sizes: Sizes, folder: Path
 ) -> None:
     recorded = example.record(order.given, order.expected)
-    write_whole(folder / "recorded.bin", recorded.blob)
+    write_atomically(folder / "recorded.bin", recorded.blob)
     text = assembly(
         f"{order.name}_recorded", "recorded.bin", library.memory.alignment, arm=_is_arm(order)
     )
-    write_whole(folder / "recorded.S", text)
-    write_whole(folder / "main.c", example.main_c(library, recorded, order.tolerances))
+    write_atomically(folder / "recorded.S", text)
+    write_atomically(folder / "main.c", example.main_c(library, recorded, order.tolerances))
     core = str(order.target.get("mcpu", order.target_name))
     readme = instructions.readme(library, tools, core, order.target, sizes)
-    write_whole(folder / "README.md", readme)
-    write_whole(folder / "CMakeLists.txt", instructions.cmake(library, tools))
+    write_atomically(folder / "README.md", readme)
+    write_atomically(folder / "CMakeLists.txt", instructions.cmake(library, tools))
     if tools.board:
-        write_whole(folder / "startup.c", bare_metal.STARTUP)
+        write_atomically(folder / "startup.c", bare_metal.STARTUP)
         # The linker script describes the emulated board; a caller who names more memory gets it.
         given = bare_metal.at_least(tools.board, order.flash, order.ram)
-        write_whole(folder / "board.ld", bare_metal.linker_script(given))
+        write_atomically(folder / "board.ld", bare_metal.linker_script(given))

@@ -11,11 +11,11 @@ from jaxeff_export.compiler._compilation import (
     ready_to_lower,
     schedule_module,
 )
-from jaxeff_export.compiler._object_code import in_memory
+from jaxeff_export.compiler._object_code import in_memory_files
 from jaxeff_export.compiler._replaying import (
     default_schedule,
     digest_of,
-    replayed,
+    replay_trace,
     trace_digest,
     tuned_schedules,
 )
@@ -33,11 +33,11 @@ __all__ = [
     "digest_of",
     "fuse",
     "fused_kernels",
-    "in_memory",
+    "in_memory_files",
     "kernel_of",
     "lower_module",
     "ready_to_lower",
-    "replayed",
+    "replay_trace",
     "schedule_module",
     "trace_digest",
     "tuned_schedules",

@@ -12,7 +12,7 @@ from tvm.target.codegen import llvm_cpu_has_features
 
 from jaxeff_export.compiler.passes import (
     BOUND,
-    Lifted,
+    LiftedModule,
     block_weights,
     chained,
     decode_where_read,
@@ -115,7 +115,7 @@ def _link(mod: tvm.IRModule, where: Target) -> relax.VMExecutable:
 
 def bind_parameters(
     mod: tvm.IRModule, count: int, target: Mapping[str, object] | None = None
-) -> Lifted:
+) -> LiftedModule:
     """Splits an imported module into what depends on its parameters alone and the rest.
 
     Args:

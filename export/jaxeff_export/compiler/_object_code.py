@@ -13,11 +13,11 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from jaxeff.store import write_whole
+from jaxeff.store import write_atomically
 
 
 @contextlib.contextmanager
-def in_memory(paths: Sequence[Path]) -> Iterator[Callable[[], None]]:
+def in_memory_files(paths: Sequence[Path]) -> Iterator[Callable[[], None]]:
     """Redirects what LLVM writes to paths into memory.
 
     Args:
@@ -41,6 +41,6 @@ def in_memory(paths: Sequence[Path]) -> Iterator[Callable[[], None]]:
                 path.unlink()
                 # An empty file is one that LLVM did not write.
                 if content := file.read():
-                    write_whole(path, content)
+                    write_atomically(path, content)
 
         yield to_disk

@@ -39,7 +39,7 @@ def tuned_schedules(
         choice = choices.get(kernel.workload)
         if choice is None or choice.default != digest_of(kernel, default_schedule(kernel, machine)):
             return function
-        return replayed(kernel, choice.trace).mod["main"].with_attr("tirx.is_scheduled", True)
+        return replay_trace(kernel, choice.trace).mod["main"].with_attr("tirx.is_scheduled", True)
 
     return tuned
 
@@ -62,7 +62,7 @@ def trace_digest(trace: Any) -> str:
     return digest(json.dumps(trace).encode())[:16]
 
 
-def replayed(kernel: UnscheduledKernel, trace: Any) -> Schedule:
+def replay_trace(kernel: UnscheduledKernel, trace: Any) -> Schedule:
     """Schedules a kernel as recorded.
 
     Args:

@@ -3,11 +3,11 @@
 from jaxeff_export.latency._measured import MeasuredLatency, measured_latency
 from jaxeff_export.latency._modelled import modelled_latency
 from jaxeff_export.latency._table import table_latency
-from jaxeff_export.latency._turns import Turns, compiled
+from jaxeff_export.latency._turns import AlternatingTimer, compiled
 
 __all__ = [
+    "AlternatingTimer",
     "MeasuredLatency",
-    "Turns",
     "compiled",
     "measured_latency",
     "modelled_latency",

@@ -57,7 +57,7 @@ from jaxeff.search import Candidate, LatencyError
 from jaxeff_export.boards import Board, BoardError
 from jaxeff_export.bundle import Bundle
 from jaxeff_export.bundle.files import BundleError
-from jaxeff_export.latency._turns import Turns, compiled
+from jaxeff_export.latency._turns import AlternatingTimer, compiled
 
 
 class MeasuredLatency:
@@ -78,7 +78,7 @@ class MeasuredLatency:
     ) -> None:
         self.boards = len(places)
         self._compile = functools.partial(compiled, inputs=inputs, target=target, database=database)
-        self._turns = [Turns(board, number, repeat) for board in places]
+        self._turns = [AlternatingTimer(board, number, repeat) for board in places]
         self._timing = [threading.Lock() for _ in places]
         self._compiling = threading.Lock()
         self._whole: Bundle | None = None
@@ -143,7 +143,7 @@ class MeasuredLatency:
                 lost.append(f"{turns.board}: {error}")
         raise LatencyError("; ".join(lost))
 
-    def _start(self, turns: Turns) -> None:
+    def _start(self, turns: AlternatingTimer) -> None:
         """Times the whole model; what it took on the first board is the unit on all of them."""
         assert self._whole is not None
         turns.start(self._whole, self._first)

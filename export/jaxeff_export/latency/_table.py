@@ -48,7 +48,7 @@ from jaxeff_export.bundle.files import BundleError
 from jaxeff_export.bundle.running import OperatorTime
 from jaxeff_export.latency._attribution import kernel_calls
 from jaxeff_export.latency._cells import Cell, Cells
-from jaxeff_export.latency._turns import Turns, compiled, leaves_of
+from jaxeff_export.latency._turns import AlternatingTimer, compiled, leaves_of
 from jaxeff_export.targets import resolve_target
 
 
@@ -82,7 +82,7 @@ class TableLatency:
         self._known: dict[Cell, list[float]] = {}
         self._conversion: float | None = None
         self._kept: Journal | None = None
-        self._turns = Turns(board, number, repeat)
+        self._turns = AlternatingTimer(board, number, repeat)
 
     def __call__(self, candidate: Candidate) -> float:
         """Looks up the seconds of a call.

@@ -22,7 +22,7 @@ ROUNDS = 9
 """Turns of the whole model and a candidate."""
 
 
-class Turns:
+class AlternatingTimer:
     """Candidates timed in turns with the whole model, on a board.
 
     Attributes:

@@ -24,7 +24,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxeff.store import CheckpointError, add_line, mend_lines, read_lines, write_whole
+from jaxeff.store import CheckpointError, add_line, read_lines, repair_lines, write_atomically
 from jaxeff_export.schedules._errors import TuningError
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ def _written(target: Mapping[str, Any]) -> str:
 def _write_once(path: Path, text: str) -> None:
     """Writes a small file whole or not at all, unless it exists."""
     if not path.exists():
-        write_whole(path, text)
+        write_atomically(path, text)
 
 
 def _visible(folder: Path) -> list[Path]:
@@ -215,7 +215,7 @@ def _lines(path: Path) -> list[Any]:
 
 def _mend(path: Path) -> None:
     try:
-        mend_lines(path)
+        repair_lines(path)
     except CheckpointError as error:
         raise TuningError(str(error)) from error
 

@@ -8,7 +8,7 @@ from typing import Any
 import tvm
 from tvm import s_tir, tirx
 
-from jaxeff.program import SpecError, Target, decide
+from jaxeff.program import SpecError, Target, deciding_patterns
 from jaxeff.program import select as matching
 from jaxeff_export.compiler import UnscheduledKernel, kernel_of
 from jaxeff_export.compiler.tir import contains, is_contraction
@@ -47,7 +47,7 @@ def select(
             }.difference(matching(exclude, targets, what="kernel"))
         else:
             taken = _verdicts(include, exclude)
-            decided = decide(taken, targets, what="kernel", verdicts=taken)
+            decided = deciding_patterns(taken, targets, what="kernel", verdicts=taken)
             chosen = {name for name, pattern in decided.items() if taken[pattern]}
     except SpecError as error:
         raise TuningError(str(error)) from error

@@ -11,7 +11,12 @@ from typing import Any, Protocol
 from tvm.s_tir.schedule import Schedule
 from tvm.target import Target
 
-from jaxeff_export.compiler import UnscheduledKernel, compilation_target, default_schedule, replayed
+from jaxeff_export.compiler import (
+    UnscheduledKernel,
+    compilation_target,
+    default_schedule,
+    replay_trace,
+)
 from jaxeff_export.compiler.schedules import Machine
 from jaxeff_export.schedules import FAILED, ScheduleChoice, TuningDatabase, TuningError
 from jaxeff_export.tuning._measuring import Bench
@@ -83,7 +88,7 @@ class TuningSession:
             if choice and choice.trace is not None and choice.trace not in finalists:
                 finalists.append(choice.trace)
             # A candidate's time is the least of a moment, maybe a lucky one; only the duel decides.
-            schedules = [default, *(replayed(kernel, trace) for trace in finalists)]
+            schedules = [default, *(replay_trace(kernel, trace) for trace in finalists)]
             times = self._duel(libraries.of(schedules))
             choice = chosen(kernel.workload, key, finalists, times, records.count, self.space)
             self.database.choose(self.target, choice)

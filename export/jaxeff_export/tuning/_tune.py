@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from jaxeff.core import instance_of, path_like, static_integer, validate
-from jaxeff.store import require_free
+from jaxeff.store import require_absent
 from jaxeff_export.boards import Board, BoardError, make_board
 from jaxeff_export.bundle import Bundle, Example, NamedTarget, build, lift
 from jaxeff_export.bundle.files import MANIFEST, own_files
@@ -87,7 +87,7 @@ def tune(
         raise TuningError(f"unknown space {space!r}; there are {' and '.join(SPACES)}")
     records = TuningDatabase(database)
     if path is not None:
-        require_free(Path(path), MANIFEST, own_files)
+        require_absent(Path(path), MANIFEST, own_files)
     if bundle.manifest.any_batch:
         raise TuningError(
             "the bundle takes any batch, and kernels are tuned for one; tune one deployed without "

@@ -6,7 +6,7 @@ from jaxeff.analog_hardware.chips._characterize import (
     characterize,
     random_inputs,
     random_weights,
-    read,
+    read_counts,
 )
 from jaxeff.analog_hardware.chips._chip import Chip
 from jaxeff.analog_hardware.chips._events import Events, measure_events
@@ -19,7 +19,7 @@ from jaxeff.analog_hardware.chips._fitting import (
     read_out,
 )
 from jaxeff.analog_hardware.chips._order import OrderEffect, order_effect
-from jaxeff.analog_hardware.chips._queries import Hardware, Query, ask, check_query
+from jaxeff.analog_hardware.chips._queries import Hardware, Query, check_query, query_counts
 from jaxeff.analog_hardware.chips._sequence import SequenceModel, fit_sequence
 from jaxeff.analog_hardware.chips._splines import Splines, fit_splines
 from jaxeff.analog_hardware.chips._white_box import (
@@ -50,7 +50,6 @@ __all__ = [
     "SequenceModel",
     "Splines",
     "WhiteBox",
-    "ask",
     "calibrate_ranges",
     "characterize",
     "check_query",
@@ -64,8 +63,9 @@ __all__ = [
     "measure_events",
     "order_effect",
     "partition",
+    "query_counts",
     "random_inputs",
     "random_weights",
-    "read",
+    "read_counts",
     "read_out",
 ]

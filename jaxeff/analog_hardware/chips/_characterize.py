@@ -29,7 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxeff.analog_hardware.chips._chip import INPUT_TOP, WEIGHT_TOP
-from jaxeff.analog_hardware.chips._queries import Hardware, Query, ask, check_query
+from jaxeff.analog_hardware.chips._queries import Hardware, Query, check_query, query_counts
 from jaxeff.core import Count, Setting, check_key, instance_of, single_key, validate
 
 LEAST_REPEATS = 8
@@ -157,13 +157,13 @@ def characterize(key: Any, query: Query, design: Design | None = None) -> Charac
     )
 
 
-def read(query: Query, key: Any, weights: Any, inputs: Any, order: Any = None) -> np.ndarray:
+def read_counts(query: Query, key: Any, weights: Any, inputs: Any, order: Any = None) -> np.ndarray:
     """Runs one compiled query, for the host."""
     given = (key, jnp.asarray(weights, jnp.int32), jnp.asarray(inputs, jnp.int32))
     orders = () if order is None else (jnp.asarray(order, jnp.int32),)
     if isinstance(query, Hardware):
         return np.asarray(_compiled(query, *given, *orders))
-    return np.asarray(ask("characterize", query, *given, *orders))
+    return np.asarray(query_counts("characterize", query, *given, *orders))
 
 
 @jax.jit
@@ -197,13 +197,15 @@ def _singles(key: Any, query: Query, design: Design) -> Singles:
     for i in range(design.programs):
         draw, noise = jax.random.split(jax.random.fold_in(key, i))
         w = random_weights(draw, design)
-        y = read(query, noise, w, vectors)
+        y = read_counts(query, noise, w, vectors)
         weights.append(np.asarray(w))
         counts.append(y.reshape(design.rows, len(levels), design.averages, -1).mean(2))
     # The offset is subtracted from single rows, so its own error enters all of them: read
     # often.
     silent = np.zeros((max(64, 2 * design.repeats), design.rows), np.int32)
-    offset = read(query, jax.random.fold_in(key, design.programs), weights[0], silent).mean(0)
+    offset = read_counts(query, jax.random.fold_in(key, design.programs), weights[0], silent).mean(
+        0
+    )
     return Singles(np.stack(weights), levels, np.stack(counts) - offset, offset)
 
 
@@ -214,7 +216,7 @@ def _drives(key: Any, query: Query, design: Design) -> Drives:
         w, a = random_weights(draw, design), random_inputs(vectors, design, design.vectors)
         weights.append(np.asarray(w))
         inputs.append(np.asarray(a))
-        counts.append(read(query, noise, w, a))
+        counts.append(read_counts(query, noise, w, a))
     return Drives(np.stack(weights), np.stack(inputs), np.stack(counts))
 
 
@@ -226,7 +228,7 @@ def _noise(key: Any, query: Query, design: Design) -> NoiseMeasurement:
         draw, vectors, noise = jax.random.split(jax.random.fold_in(key, i), 3)
         w = random_weights(draw, design)
         a = np.asarray(random_inputs(vectors, design, different, active))
-        y = read(query, noise, w, np.repeat(a, design.repeats, 0))
+        y = read_counts(query, noise, w, np.repeat(a, design.repeats, 0))
         y = y.reshape(different, design.repeats, -1)
         # Within repeats of one vector, then averaged over vectors: signals don't count as
         # noise.

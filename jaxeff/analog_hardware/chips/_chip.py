@@ -17,7 +17,7 @@ chips = jax.vmap(Chip)(jnp.arange(5))                     # five of them, in one
 A vector is a train of events, one for every row whose input isn't zero, in the order of the rows
 unless another is given. An event puts charge on the line of each column; the line remembers some of
 it and lets less through next time; the integrator leaks from event to event. So the sum depends on
-the order of its terms. The numbers are `jaxeff.analog_hardware.PUBLISHED`.
+the order of its terms. The numbers are `jaxeff.analog_hardware.PUBLISHED_PHYSICS`.
 
 A model of a chip shares nothing with it: it may `query` it, and nothing else.
 
@@ -37,7 +37,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from jaxeff.analog_hardware.crossbar import PUBLISHED, Physics, limits
+from jaxeff.analog_hardware.crossbar import PUBLISHED_PHYSICS, Physics, signed_range
 from jaxeff.core import (
     Count,
     NonNegative,
@@ -77,7 +77,7 @@ class Chip(Setting):
     rows: Annotated[int, Count(1)] = static(128)
     columns: Annotated[int, Count(1)] = static(256)
     sends: Annotated[int, Count(1)] = static(1)
-    physics: Physics = PUBLISHED
+    physics: Physics = PUBLISHED_PHYSICS
     pattern: Any = None
 
     def __post_init__(self) -> None:
@@ -139,7 +139,7 @@ class Chip(Setting):
         level = level * jnp.abs(1 + self.physics.noise_mismatch * column["noise"])
         read = mean + level * jax.random.normal(key, mean.shape)
         # The converter truncates, and clamps what lies beyond its ends.
-        return jnp.clip(jnp.floor(read), *limits(BITS)).astype(jnp.int32)
+        return jnp.clip(jnp.floor(read), *signed_range(BITS)).astype(jnp.int32)
 
     def _charge(self, weights: Any) -> Any:
         """Computes the charge per pulse length that each synapse adds, `[r, c]`."""

@@ -21,7 +21,12 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxeff.analog_hardware.chips._characterize import Design, random_inputs, random_weights, read
+from jaxeff.analog_hardware.chips._characterize import (
+    Design,
+    random_inputs,
+    random_weights,
+    read_counts,
+)
 from jaxeff.analog_hardware.chips._order import random_orders
 from jaxeff.analog_hardware.chips._queries import Query, check_query
 from jaxeff.core import check_key, instance_of, single_key, static_integer, validate
@@ -88,7 +93,7 @@ def measure_events(
         w = np.asarray(random_weights(draw, design))
         a = np.asarray(random_inputs(chosen, design, vectors, active))
         order = np.asarray(random_orders(shuffled, vectors, design.rows))
-        y = read(query, noise, w, a, order)[:, :columns]
+        y = read_counts(query, noise, w, a, order)[:, :columns]
         sent = np.take_along_axis(a, order, 1)
         # A stable sort keeps the events in order and moves what isn't sent behind them.
         events = np.argsort(sent == 0, 1, kind="stable")[:, :length]

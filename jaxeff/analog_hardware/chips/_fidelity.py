@@ -10,7 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxeff.analog_hardware.chips._characterize import Design, random_inputs, random_weights, read
+from jaxeff.analog_hardware.chips._characterize import (
+    Design,
+    random_inputs,
+    random_weights,
+    read_counts,
+)
 from jaxeff.analog_hardware.chips._queries import Query, check_query
 from jaxeff.analog_hardware.crossbar import TileModel
 from jaxeff.core import (
@@ -95,7 +100,7 @@ def fidelity(
             )
             w = random_weights(draw, design)
             a = random_inputs(chosen, design, -(-vectors // 4), n)
-            y = read(query, own, w, np.repeat(np.asarray(a), repeats, 0))
+            y = read_counts(query, own, w, np.repeat(np.asarray(a), repeats, 0))
             y = y.reshape(len(a), repeats, -1).astype(float)
             predicted = _mean(model, a.astype(jnp.float32), w.astype(jnp.float32), gain)
             # From single read-outs, so that the chip's own noise is the floor to compare with.

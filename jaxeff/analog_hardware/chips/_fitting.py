@@ -23,8 +23,8 @@ from jaxeff.analog_hardware.crossbar import (
     crossbars,
     on_crossbar,
     product_of,
+    require_non_negative,
     variance_of,
-    without_negatives,
 )
 from jaxeff.core import (
     Table,
@@ -40,7 +40,7 @@ from jaxeff.core import (
     validate,
 )
 from jaxeff.noise import ReadOut
-from jaxeff.program import Layer, evaluate, plain, trace
+from jaxeff.program import Layer, evaluate, plain_rule, trace
 from jaxeff.program.reading import argument_leaves
 
 SATURATED = 0.05
@@ -70,7 +70,7 @@ def _run(
 
     def at(layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
         if layer.site not in arrays:
-            return plain(layer, key, *values)
+            return plain_rule(layer, key, *values)
         return rule(arrays[layer.site], layer, values)
 
     evaluate(program, at, None, argument_leaves((params, *args), {}))
@@ -151,7 +151,7 @@ def partition(
     def rule(array: Crossbar, layer: Layer, values: Sequence[Any]) -> Sequence[Any]:
         # On the host, where it can raise: in the compiled rule a negative input becomes NaN.
         if not array.signed:
-            without_negatives(layer.site, _product(layer)(*values)[0])
+            require_non_negative(layer.site, _product(layer)(*values)[0])
         shapes: list[tuple[Any, Any]] = []
 
         def observe(_: Any, tiles: TiledProduct) -> None:
@@ -251,7 +251,7 @@ def calibrate_ranges(
         top = float(np.percentile(np.abs(w), weights))
         largest[site] = top if top > 0 else float(array.weight_top)
         settings[site] = array
-        return plain(layer, None, *values)
+        return plain_rule(layer, None, *values)
 
     count = 0
     for batch in batches:
@@ -305,14 +305,14 @@ def read_out(
     def rule(array: Crossbar, layer: Layer, values: Sequence[Any]) -> Sequence[Any]:
         # On the host, as in `partition`.
         if not array.signed:
-            without_negatives(layer.site, _product(layer)(*values)[0])
+            require_non_negative(layer.site, _product(layer)(*values)[0])
 
         @jax.jit
         def run(*given: Any) -> Any:
             outputs = on_crossbar(array, layer, None, given)
             # Moments of the digital layer plus a shift: what quantization, clamping and
             # mismatch do to the mean.
-            shift = outputs[0] - plain(layer, None, *given)[0]
+            shift = outputs[0] - plain_rule(layer, None, *given)[0]
             return outputs, shift, variance_of(array, layer, given)
 
         outputs, *both = run(*values)

@@ -4,12 +4,12 @@
 import dataclasses
 import jax
 
-from jaxeff.analog_hardware import PUBLISHED, Chip, Design, order_effect
+from jaxeff.analog_hardware import PUBLISHED_PHYSICS, Chip, Design, order_effect
 
 design = Design(rows=16, columns=8, active=(16,))
 chip = Chip(3, rows=16, columns=8)
 print(order_effect(jax.random.key(0), chip, design))                # order and control
-static = dataclasses.replace(chip, physics=dataclasses.replace(PUBLISHED, ordered=False))
+static = dataclasses.replace(chip, physics=dataclasses.replace(PUBLISHED_PHYSICS, ordered=False))
 print(order_effect(jax.random.key(0), static, design))              # zero but for noise
 ```
 
@@ -28,7 +28,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxeff.analog_hardware.chips._characterize import Design, random_inputs, random_weights, read
+from jaxeff.analog_hardware.chips._characterize import (
+    Design,
+    random_inputs,
+    random_weights,
+    read_counts,
+)
 from jaxeff.analog_hardware.chips._queries import Query, check_query
 from jaxeff.core import check_key, instance_of, single_key, static_integer, validate
 
@@ -89,7 +94,7 @@ def order_effect(
     same = np.repeat(np.asarray(random)[::orders], orders, 0)
 
     def spread(order: Any) -> tuple[float, float]:
-        y = read(query, noise, w, many, np.repeat(np.asarray(order), repeats, 0))
+        y = read_counts(query, noise, w, many, np.repeat(np.asarray(order), repeats, 0))
         y = y.reshape(vectors, orders, repeats, -1).astype(float)
         within = y.var(2, ddof=1).mean()
         between = y.mean(2).var(1, ddof=1).mean()

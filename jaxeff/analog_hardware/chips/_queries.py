@@ -40,7 +40,9 @@ def check_query(where: str, query: Any) -> None:
         )
 
 
-def ask(where: str, query: Query, key: Any, weights: Any, inputs: Any, order: Any = None) -> Any:
+def query_counts(
+    where: str, query: Query, key: Any, weights: Any, inputs: Any, order: Any = None
+) -> Any:
     """Queries a chip, traced for a `Hardware`, by a callback for a function.
 
     Raises:
@@ -85,4 +87,4 @@ def called(where: str, query: Any, seed: Any, weights: Any, inputs: Any, *order:
     return counts.astype(np.int32)
 
 
-__all__ = ["Hardware", "Query", "ask", "check_codes", "check_query"]
+__all__ = ["Hardware", "Query", "check_codes", "check_query", "query_counts"]

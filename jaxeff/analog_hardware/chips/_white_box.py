@@ -32,7 +32,7 @@ from scipy.optimize import nnls
 
 from jaxeff.analog_hardware.chips._characterize import Characterization, NoiseMeasurement
 from jaxeff.analog_hardware.chips._splines import Splines, fit_splines
-from jaxeff.analog_hardware.crossbar import through
+from jaxeff.analog_hardware.crossbar import with_gradient_of
 from jaxeff.core import (
     NonNegative,
     Setting,
@@ -151,7 +151,9 @@ class WhiteBox(Setting):
         unit = jnp.asarray(self.curve[1] - self.curve[0], weights.dtype)
         slope = unit * (strength[0] + strength[1]) / 2
         at_zero = jax.lax.stop_gradient(weights) == 0
-        charge = jnp.where(at_zero, through(jnp.zeros_like(weights), weights * slope), charge)
+        charge = jnp.where(
+            at_zero, with_gradient_of(jnp.zeros_like(weights), weights * slope), charge
+        )
         pulse = jnp.asarray(self.pulse, inputs.dtype)[:rows]
         codes = jnp.clip(inputs, 0, pulse.shape[1] - 1)
         # Linear between the measured lengths, which gives input codes a gradient.

@@ -1,7 +1,7 @@
 """Crossbar tiles: how a layer is mapped to tiles, multiplied and read out."""
 
 from jaxeff.analog_hardware.crossbar._analog import analog, check_crossbars, crossbars, with_chip
-from jaxeff.analog_hardware.crossbar._codes import limits, through
+from jaxeff.analog_hardware.crossbar._codes import signed_range, with_gradient_of
 from jaxeff.analog_hardware.crossbar._crossbar import Correction, Crossbar
 from jaxeff.analog_hardware.crossbar._models import Linear, TileModel
 from jaxeff.analog_hardware.crossbar._multiply import (
@@ -9,13 +9,13 @@ from jaxeff.analog_hardware.crossbar._multiply import (
     TiledProduct,
     on_crossbar,
     product_of,
+    require_non_negative,
     variance_of,
-    without_negatives,
 )
-from jaxeff.analog_hardware.crossbar._physics import PUBLISHED, Physics
+from jaxeff.analog_hardware.crossbar._physics import PUBLISHED_PHYSICS, Physics
 
 __all__ = [
-    "PUBLISHED",
+    "PUBLISHED_PHYSICS",
     "Correction",
     "Counts",
     "Crossbar",
@@ -26,11 +26,11 @@ __all__ = [
     "analog",
     "check_crossbars",
     "crossbars",
-    "limits",
     "on_crossbar",
     "product_of",
-    "through",
+    "require_non_negative",
+    "signed_range",
     "variance_of",
     "with_chip",
-    "without_negatives",
+    "with_gradient_of",
 ]

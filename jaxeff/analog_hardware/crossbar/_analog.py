@@ -48,7 +48,7 @@ from jaxeff.program import (
     Rule,
     check_settings,
     interpret,
-    plain,
+    plain_rule,
     read_out,
     read_out_by,
     resolve,
@@ -98,7 +98,7 @@ def with_chip(
         ) -> Sequence[Any]:
             array = arrays.get(layer.site)
             if array is None:
-                return plain(layer, site_key, *values)
+                return plain_rule(layer, site_key, *values)
             counts = None if chip is None else chip(layer.site)
             outputs = on_crossbar(array, layer, site_key, values, counts)
             return [

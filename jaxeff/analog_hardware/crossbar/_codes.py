@@ -9,7 +9,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 
-def through(value: Float[Array, "*shape"], like: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+def with_gradient_of(
+    value: Float[Array, "*shape"], like: Float[Array, "*shape"]
+) -> Float[Array, "*shape"]:
     """Returns `value` bit for bit, with the gradient of `like`."""
     return jax.lax.stop_gradient(value) + (like - jax.lax.stop_gradient(like))
 
@@ -27,7 +29,9 @@ def encode(
     """
     codes = x / step
     # Up to half a code beyond the ends nothing is clamped, only rounded: the gradient stays.
-    return through(jnp.round(jnp.clip(codes, low, high)), _inside(codes, low - 0.5, high + 0.5))
+    return with_gradient_of(
+        jnp.round(jnp.clip(codes, low, high)), _inside(codes, low - 0.5, high + 0.5)
+    )
 
 
 def convert(
@@ -41,11 +45,11 @@ def convert(
         rounding: "floor", as a converter truncates, or "nearest", for a voltage that was fitted to
             converted values and holds the half count already.
     """
-    low, high = limits(bits)
+    low, high = signed_range(bits)
     # Straight-through: the gradient of the voltage, where the converter doesn't clamp it.
     whole = jnp.floor(counts) if rounding == "floor" else jnp.round(counts)
     # A converter that truncates gives its largest count up to high + 1.
-    return through(jnp.clip(whole, low, high), _inside(counts, low - 0.5, high + 1.0))
+    return with_gradient_of(jnp.clip(whole, low, high), _inside(counts, low - 0.5, high + 1.0))
 
 
 def _inside(x: Float[Array, "*shape"], low: float, high: float) -> Float[Array, "*shape"]:
@@ -56,6 +60,6 @@ def _inside(x: Float[Array, "*shape"], low: float, high: float) -> Float[Array, 
     return jnp.where((x >= low) & (x <= high), x, jax.lax.stop_gradient(x))
 
 
-def limits(bits: int) -> tuple[int, int]:
+def signed_range(bits: int) -> tuple[int, int]:
     """Returns the smallest and the largest signed number of a width."""
     return -(2 ** (bits - 1)), 2 ** (bits - 1) - 1

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxeff.analog_hardware.crossbar._codes import convert, encode, limits, through
+from jaxeff.analog_hardware.crossbar._codes import convert, encode, signed_range, with_gradient_of
 from jaxeff.analog_hardware.crossbar._crossbar import Crossbar
 from jaxeff.analog_hardware.crossbar._mapping import MatrixProduct, as_product, packed, tiled
 from jaxeff.core import is_concrete
@@ -145,7 +145,7 @@ def _multiplied(
 ) -> Any:
     inputs = product.inputs
     if not crossbar.signed:
-        inputs = without_negatives(site, inputs)
+        inputs = require_non_negative(site, inputs)
     input_step, weight_step = _steps(crossbar, product)
     # A pulse has no sign: negative inputs go in a second pass, whose counts are subtracted.
     passes = [inputs, -inputs] if crossbar.signed else [inputs]
@@ -194,7 +194,7 @@ def _tiles(
         variance = over_tiles(model.variance)
         noise = jax.random.normal(key, counts.shape, counts.dtype)
         counts = counts + jnp.sqrt(variance) * noise
-    low, high = limits(crossbar.output_bits)
+    low, high = signed_range(crossbar.output_bits)
     clipped = jnp.mean((counts < low) | (counts >= high + 1))
     counts = convert(counts, crossbar.output_bits, rounding)
     if chip is not None:
@@ -202,7 +202,7 @@ def _tiles(
         # Counts of a chip come clamped: at an end, what was held may have been beyond it.
         clipped = jnp.mean((measured <= low) | (measured >= high))
         # In the loop: the value of the chip, the gradient of the model.
-        counts = through(measured, counts)
+        counts = with_gradient_of(measured, counts)
     if crossbar.correction is not None:
         counts = crossbar.correction.apply(counts)
     return TiledProduct(inputs, weights, counts, (0.0, 0.0, clipped))
@@ -213,7 +213,7 @@ def _summed(crossbar: Crossbar, counts: Any, columns: int) -> Any:
     # Row tiles hold parts of one sum, column tiles different outputs.
     total = counts.sum(1)
     if crossbar.sum_bits is not None:
-        low, high = limits(crossbar.sum_bits)
+        low, high = signed_range(crossbar.sum_bits)
         total = jnp.clip(total, low, high)
     groups, _, vectors, _ = total.shape
     return jnp.moveaxis(total, 1, 2).reshape(groups, vectors, -1)[..., :columns]
@@ -228,7 +228,7 @@ def _step(step: Any, x: Any, top: int) -> Any:
     return jnp.where(largest > 0, largest, 1) / top
 
 
-def without_negatives(site: str, x: Any) -> Any:
+def require_non_negative(site: str, x: Any) -> Any:
     """Refuses negative inputs, which pulses can't carry; where traced, the result is NaN."""
     least = jax.lax.stop_gradient(x.min())
     if is_concrete(least) and float(least) < 0:

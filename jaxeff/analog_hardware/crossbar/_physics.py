@@ -64,5 +64,5 @@ class Physics(Setting):
     ordered: bool = static(True)
 
 
-PUBLISHED = Physics()
+PUBLISHED_PHYSICS = Physics()
 """The chip of every result of this project."""

@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxeff.core import parameter_tree, pure_function, validate
-from jaxeff.program import Target, decide, trace
+from jaxeff.program import Target, deciding_patterns, trace
 from jaxeff.program.costs import fan_ins
 
 Prior = float | str | Mapping[str, float | str | None]
@@ -60,7 +60,7 @@ def prior_scales(
     leaves = named_leaves(params)
     rules: dict[str, Any] = dict.fromkeys(leaves, "fan_in")
     if isinstance(prior, Mapping):
-        decided = decide(prior, [Target(path) for path in leaves], what="parameter")
+        decided = deciding_patterns(prior, [Target(path) for path in leaves], what="parameter")
         rules |= {path: prior[pattern] for path, pattern in decided.items()}
     else:
         rules = dict.fromkeys(leaves, prior)

@@ -52,7 +52,7 @@ from jaxeff.core import (
     string_sequence,
     validate,
 )
-from jaxeff.program import Layer, evaluate, plain, trace
+from jaxeff.program import Layer, evaluate, plain_rule, trace
 
 DECIBELS_PER_BIT = 20 * math.log10(2)
 
@@ -195,7 +195,7 @@ def _squares(
             errors = jax.lax.map(square, jnp.asarray(widths))
             signal = jnp.sum(jnp.square(x.astype(jnp.float32)))[None]
             sums[layer.site][tensor.role].append((jnp.concatenate([signal, errors]), x.size))
-        return plain(layer, key, *values)
+        return plain_rule(layer, key, *values)
 
     evaluate(program, rule, None, jax.tree.leaves(((params, *args), {})))
 

@@ -58,7 +58,7 @@ from jaxeff.core import (
     string_sequence,
     validate,
 )
-from jaxeff.program import Layer, Program, evaluate, plain, trace
+from jaxeff.program import Layer, Program, evaluate, plain_rule, trace
 
 ROLES = ("weight", "activation")
 
@@ -180,7 +180,7 @@ def _products(
                     # A zero added to each array: the derivative by it is that by the array,
                     # also for activations, which are no arguments of the loss.
                     inputs[i] = inputs[i] + by[layer.site][f"{tensor.role} {i}"]
-            return plain(layer, key, *inputs)
+            return plain_rule(layer, key, *inputs)
 
         (found,) = evaluate(program, rule, None, leaves)
         return found

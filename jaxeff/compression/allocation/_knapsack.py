@@ -31,7 +31,7 @@ from jaxeff.core import (
     string_mapping,
     validate,
 )
-from jaxeff.program import Cost, LayerCost, SpecError, Target, decide
+from jaxeff.program import Cost, LayerCost, SpecError, Target, deciding_patterns
 
 Allowed = Mapping[str, Collection[int]]
 
@@ -148,7 +148,9 @@ def _widths(
     targets = [Target(row.site, row.site.rpartition("#")[0], row.kind) for row in rows]
     found: dict[str, tuple[list[int], list[int]]] = {}
     allowed = [dict(given or {}) for given in (weights, activations)]
-    deciding = [decide(given, targets, kinds=sorted({r.kind for r in rows})) for given in allowed]
+    deciding = [
+        deciding_patterns(given, targets, kinds=sorted({r.kind for r in rows})) for given in allowed
+    ]
     for row in rows:
         pair = []
         for given, decides in zip(allowed, deciding, strict=True):

@@ -57,7 +57,7 @@ from jaxeff.core import (
     string_sequence,
     validate,
 )
-from jaxeff.program import Layer, evaluate, plain, trace
+from jaxeff.program import Layer, evaluate, plain_rule, trace
 from jaxeff.training import map_changes
 
 FLOAT = 32
@@ -272,7 +272,7 @@ def _tables(
                 if tensor.role == "weight" or fixed:
                     of_site.setdefault(tensor.role, {})[tensor.name] = tabulate(values[i], tensor)
             found[layer.site] = of_site
-        return plain(layer, key, *values)
+        return plain_rule(layer, key, *values)
 
     evaluate(program, rule, None, jax.tree.leaves((tuple(args), {})))
     return found

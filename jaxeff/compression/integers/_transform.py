@@ -65,7 +65,7 @@ from jaxeff.compression.numerics import LayerQuantization, Method
 from jaxeff.compression.quantizers.uniform import Uniform
 from jaxeff.core import Literal as JaxprLiteral
 from jaxeff.core import pure_function, validate
-from jaxeff.program import INTEGER, Layer, Program, check_open, closed, evaluate, plain, trace
+from jaxeff.program import INTEGER, Layer, Program, check_open, closed, evaluate, plain_rule, trace
 from jaxeff.program import control_flow as control
 from jaxeff.program.costs import bits_scope
 from jaxeff.program.reading import argument_leaves, mark
@@ -330,7 +330,7 @@ class _Rule:
             return quantized_layer(self.settings, layer, key, *floats)
         if setting is None:
             with _named(layer):
-                made = plain(layer, key, *floats)
+                made = plain_rule(layer, key, *floats)
             several = [v.is_data and y.dtype == jnp.float32 for v, y in _with(layer, made)]
             # Kept with its codes, of which several readers take one.
             return [Plain(y) if s else y for s, y in zip(several, made, strict=True)]

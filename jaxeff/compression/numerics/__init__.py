@@ -8,7 +8,7 @@ from jaxeff.compression.numerics._fitting import (
     keep_positive,
     largest_magnitude,
     magnitude,
-    or_one,
+    safe_scale,
 )
 from jaxeff.compression.numerics._grid import (
     MAX_BITS,
@@ -33,11 +33,11 @@ from jaxeff.compression.numerics._layer_quantization import (
     parts,
 )
 from jaxeff.compression.numerics._nearest_level import (
+    at_least_float32,
     least_squares,
-    look_up,
+    lookup_levels,
     nearest,
     sums,
-    widened,
 )
 from jaxeff.compression.numerics._quantizer import BaseQuantizer, Quantizer, Tensor
 
@@ -51,6 +51,7 @@ __all__ = [
     "Method",
     "Quantizer",
     "Tensor",
+    "at_least_float32",
     "code_range",
     "dequantize",
     "fake_quantize",
@@ -61,19 +62,18 @@ __all__ = [
     "kept_axes",
     "largest_magnitude",
     "least_squares",
-    "look_up",
+    "lookup_levels",
     "magnitude",
     "mean_length",
     "nearest",
-    "or_one",
     "parts",
     "power_of_two",
     "quantize",
     "ranges",
     "round_through",
+    "safe_scale",
     "straight_through",
     "sums",
     "value_range",
     "wide_dtype",
-    "widened",
 ]

@@ -55,7 +55,7 @@ def largest_magnitude(x: Float[Array, "*shape"], keep: Sequence[int] = ()) -> Fl
     return jnp.max(jnp.abs(x), axes).reshape(shape)
 
 
-def or_one(scale: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+def safe_scale(scale: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """Replaces scales that aren't positive by one.
 
     An array of zeros has no scale, and any is right for it.

@@ -27,12 +27,12 @@ def nearest(x: Float[Array, "*shape"], levels: Float[Array, "..."]) -> Integer[A
     # By bisection, one bit at a time: an array of values by levels would be hundreds of times x.
     for bit in reversed(range(count.bit_length())):
         further = codes + 2**bit
-        at = look_up(middles, jnp.minimum(further, count) - 1)
+        at = lookup_levels(middles, jnp.minimum(further, count) - 1)
         codes = jnp.where((further <= count) & (x > at), further, codes)
     return codes
 
 
-def look_up(levels: Float[Array, "..."], codes: Integer[Array, "*shape"]) -> Array:
+def lookup_levels(levels: Float[Array, "..."], codes: Integer[Array, "*shape"]) -> Array:
     """Looks up the levels of codes; the gradient of a level is the sum over its members."""
     levels = with_leading_axes(levels, (*codes.shape, levels.shape[-1]))
     return jnp.take_along_axis(levels, codes[..., None], axis=-1, mode="clip")[..., 0]
@@ -53,7 +53,7 @@ def sums(
     Returns:
         Two arrays of the shape `(*shape, count)`.
     """
-    x = widened(x)
+    x = at_least_float32(x)
     # The number of the set (such as the channel) that each value belongs to: one segment
     # sum then serves all sets.
     sets: Any = jnp.zeros(x.shape, jnp.int32)
@@ -70,7 +70,7 @@ def sums(
     return add(jnp.ones_like(x)), add(x)
 
 
-def widened(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+def at_least_float32(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """Casts an array to float32 at least."""
     return x.astype(wide_dtype(x))
 

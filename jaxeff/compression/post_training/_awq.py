@@ -56,7 +56,7 @@ from jaxeff.core import (
     static_integer,
     validate,
 )
-from jaxeff.program import Layer, evaluate, plain, trace
+from jaxeff.program import Layer, evaluate, plain_rule, trace
 
 
 @validate(f=pure_function, params=parameter_tree, batch=input_batch, points=static_integer())
@@ -111,7 +111,7 @@ def awq(
             x = at.reads(values)
             check_finite("awq", layer.site, weights=values[at.index], inputs=x)
             sites[layer.site] = (at, *weights[0], at.moment(x, x), at.magnitude(x))
-        return plain(layer, key, *values)
+        return plain_rule(layer, key, *values)
 
     evaluate(program, measure, None, leaves)
     if not sites:

@@ -49,7 +49,7 @@ from jaxeff.compression.post_training._multiplication import (
     users,
 )
 from jaxeff.core import input_batch, parameter_tree, pure_function, validate
-from jaxeff.program import Layer, Program, Rule, interpret, plain, trace
+from jaxeff.program import Layer, Program, Rule, interpret, plain_rule, trace
 from jaxeff.program.ir import Value
 
 _DRAWS = 2
@@ -118,7 +118,7 @@ def fold_batch_norm(f: Callable[..., Any], params: Any, *args: Any) -> tuple[Any
         if layer.site in norms:
             (x,) = (values[i] for i in layer.data)
             return (x,)
-        outputs = list(plain(layer, key, *values))
+        outputs = list(plain_rule(layer, key, *values))
         if layer.site in new:
             bias, y = given[layer.site], outputs[0]
             outputs[0] = y + jnp.expand_dims(bias, _missing(axes[layer.site], y.ndim))

@@ -27,7 +27,7 @@ from jaxeff.compression.post_training._multiplication import (
     parameter_values,
     users,
 )
-from jaxeff.program import Layer, Program, Rule, evaluate, plain, trace
+from jaxeff.program import Layer, Program, Rule, evaluate, plain_rule, trace
 
 At = Callable[[Layer, Sequence[Any], Sequence[Any], Sequence[Any]], Sequence[Any] | None]
 
@@ -197,7 +197,7 @@ def side_by_side(
     for i, layer in enumerate(program.layers):
         if any(v not in exact for v in layer.outputs):
             values, others = ([env[v] for v in layer.inputs] for env in (exact, given))
-            run = jax.jit(partial(_run, layer, plain))
+            run = jax.jit(partial(_run, layer, plain_rule))
             outputs = run(values)
             exact.update(zip(layer.outputs, outputs, strict=True))
             changed = None

@@ -5,9 +5,9 @@ from jaxeff.moment_propagation.dependence._expansion import degree, second_order
 from jaxeff.moment_propagation.dependence._fusion import FusedLayer, fuse_dependent
 from jaxeff.moment_propagation.dependence._lineage import (
     SHARED,
+    DependentCombination,
     Labels,
     Lineage,
-    Meeting,
     identity,
 )
 from jaxeff.moment_propagation.dependence._pointwise import (
@@ -16,24 +16,24 @@ from jaxeff.moment_propagation.dependence._pointwise import (
     is_limited,
     is_pointwise,
 )
-from jaxeff.moment_propagation.dependence._tracking import fresh, walk
+from jaxeff.moment_propagation.dependence._tracking import independent_lineages, walk
 
 __all__ = [
     "AFFINE",
     "SHARED",
     "Assumption",
     "Assumptions",
+    "DependentCombination",
     "FusedLayer",
     "Labels",
     "Lineage",
-    "Meeting",
     "Note",
     "Ratio",
     "degree",
     "degrees",
-    "fresh",
     "fuse_dependent",
     "identity",
+    "independent_lineages",
     "is_limited",
     "is_pointwise",
     "second_order",

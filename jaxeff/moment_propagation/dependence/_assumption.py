@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from jaxeff.core import jax_internals as _compat
-from jaxeff.moment_propagation.dependence._lineage import SHARED, Lineage, Meeting
+from jaxeff.moment_propagation.dependence._lineage import SHARED, DependentCombination, Lineage
 from jaxeff.program import Layer
 from jaxeff.program.ir import Node, Value
 
@@ -61,7 +61,10 @@ class Assumption:
 
     @classmethod
     def of(
-        cls, layer: Layer, meeting: Meeting, leaves: Mapping[Value, Lineage] | None = None
+        cls,
+        layer: Layer,
+        meeting: DependentCombination,
+        leaves: Mapping[Value, Lineage] | None = None,
     ) -> Assumption:
         """Makes the assumption that a layer combines independent entries where they meet.
 
@@ -113,7 +116,7 @@ class Assumption:
 Note = Callable[[Assumption], None]
 
 
-def _shared(meeting: Meeting, leaves: Mapping[Value, Lineage]) -> list[Any]:
+def _shared(meeting: DependentCombination, leaves: Mapping[Value, Lineage]) -> list[Any]:
     """Returns the random arrays that dependent entries have in common."""
     own = leaves.get(meeting.source, {})
     if meeting.partners:

@@ -30,7 +30,7 @@ from jaxtyping import Array
 
 from jaxeff.moment_propagation.dependence._lineage import SHARED, Labels
 from jaxeff.moment_propagation.dependence._pointwise import are_smooth, degrees
-from jaxeff.moment_propagation.dependence._tracking import fresh, walk
+from jaxeff.moment_propagation.dependence._tracking import independent_lineages, walk
 from jaxeff.moment_propagation.values import Gaussian
 from jaxeff.program import Layer
 from jaxeff.program.ir import Node, Value
@@ -103,7 +103,7 @@ _OneLineage = list[tuple[Value, Labels]]
 
 def _lineages(layer: Layer, random: Sequence[Value]) -> list[_OneLineage]:
     """Returns for each result the random inputs and the labels of its axes with respect to each."""
-    found = walk(layer.nodes, fresh(random))[0]
+    found = walk(layer.nodes, independent_lineages(random))[0]
     return [
         [(v, found[out].get(v, (SHARED,) * len(out.aval.shape))) for v in random]
         for out in layer.outputs

@@ -46,7 +46,7 @@ _ALIGNED = prim.ELEMENTWISE | prim.IN_PLACE
 
 
 @dataclass(frozen=True)
-class Meeting:
+class DependentCombination:
     """A place where dependent entries are combined.
 
     Attributes:
@@ -68,14 +68,16 @@ def identity(shape: Sequence[int]) -> Labels:
     return tuple(range(len(shape)))
 
 
-def through(eqn: Any, lineages: Sequence[Lineage]) -> tuple[list[Lineage], list[Meeting]]:
+def through(
+    eqn: Any, lineages: Sequence[Lineage]
+) -> tuple[list[Lineage], list[DependentCombination]]:
     """Follows lineages through an equation, and finds the dependent entries it combines.
 
     Args:
         eqn: An equation without control flow.
         lineages: One per operand; empty for a deterministic one.
     """
-    meetings: list[Meeting] = []
+    meetings: list[DependentCombination] = []
 
     def rule(inner: Any, given: Sequence[Lineage]) -> list[Lineage]:
         results, found = _through(inner, given)
@@ -85,7 +87,9 @@ def through(eqn: Any, lineages: Sequence[Lineage]) -> tuple[list[Lineage], list[
     return list(entering(rule, lambda *_: {})(eqn, lineages)), meetings
 
 
-def _through(eqn: Any, lineages: Sequence[Lineage]) -> tuple[list[Lineage], list[Meeting]]:
+def _through(
+    eqn: Any, lineages: Sequence[Lineage]
+) -> tuple[list[Lineage], list[DependentCombination]]:
     if not any(lineages):
         return [{} for _ in eqn.outvars], []
     shapes = [tuple(getattr(v.aval, "shape", ())) for v in eqn.invars]
@@ -94,7 +98,9 @@ def _through(eqn: Any, lineages: Sequence[Lineage]) -> tuple[list[Lineage], list
     distinct = [set(lineage.values()) for lineage in lineages]
     for lineage, labels, axes in zip(lineages, distinct, _combined_axes(eqn, shapes), strict=True):
         met = {x for x in labels if any(x[a] == SHARED for a in axes)}
-        meetings += [Meeting(s, eqn, along=True) for s, x in lineage.items() if x in met]
+        meetings += [
+            DependentCombination(s, eqn, along=True) for s, x in lineage.items() if x in met
+        ]
     outputs = []
     for var in eqn.outvars:
         shape = tuple(var.aval.shape)
@@ -106,7 +112,7 @@ def _through(eqn: Any, lineages: Sequence[Lineage]) -> tuple[list[Lineage], list
     return outputs, meetings
 
 
-def _crossings(eqn: Any, lineages: Sequence[Lineage]) -> Iterator[Meeting]:
+def _crossings(eqn: Any, lineages: Sequence[Lineage]) -> Iterator[DependentCombination]:
     """Finds two operands with one source whose entries meet."""
     # Put side by side, entries don't meet; but a selection by a random mask depends on mask and
     # case.
@@ -116,7 +122,7 @@ def _crossings(eqn: Any, lineages: Sequence[Lineage]) -> Iterator[Meeting]:
     for lineage in lineages:
         for source in lineage:
             if source in seen:
-                yield Meeting(source, eqn, along=False)
+                yield DependentCombination(source, eqn, along=False)
         seen |= set(lineage)
 
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from jaxeff.core import Literal
 from jaxeff.core import primitives as p
-from jaxeff.moment_propagation.rules import MOVING
+from jaxeff.moment_propagation.rules import DATA_MOVEMENT
 from jaxeff.program.ir import Node, Value, entering, inside, walk_nodes
 from jaxeff.program.ir import primitives as prim
 
@@ -39,7 +39,7 @@ _KEEPING_SIGN = {
     p.sqrt_p, p.stop_gradient_p,
 }  # fmt: skip
 _CONSTANT_MOVES = {p.broadcast_in_dim_p, p.reshape_p, p.iota_p}
-_SAME_DEGREE = MOVING | {
+_SAME_DEGREE = DATA_MOVEMENT | {
     p.neg_p, p.convert_element_type_p, p.reduce_window_sum_p, p.select_n_p,
 }  # fmt: skip
 _SUMS = {p.add_p, p.sub_p, p.add_jaxvals_p}

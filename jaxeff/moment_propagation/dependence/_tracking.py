@@ -8,8 +8,8 @@ from typing import Any
 from jaxeff.moment_propagation.dependence._lineage import (
     PLACING,
     SHARED,
+    DependentCombination,
     Lineage,
-    Meeting,
     identity,
     through,
 )
@@ -18,10 +18,10 @@ from jaxeff.program.ir import Node, Value
 
 def walk(
     nodes: Sequence[Node], given: Mapping[Value, Lineage]
-) -> tuple[dict[Value, Lineage], dict[Node, list[Meeting]]]:
+) -> tuple[dict[Value, Lineage], dict[Node, list[DependentCombination]]]:
     """Follows lineages through nodes, and finds the dependent entries that each node combines."""
     lineages = dict(given)
-    meetings: dict[Node, list[Meeting]] = {}
+    meetings: dict[Node, list[DependentCombination]] = {}
     for node in nodes:
         operands = [lineages.get(a, {}) if isinstance(a, Value) else {} for a in node.inputs]
         if any(operands):
@@ -32,14 +32,14 @@ def walk(
     return lineages, meetings
 
 
-def fresh(values: Sequence[Value]) -> dict[Value, Lineage]:
+def independent_lineages(values: Sequence[Value]) -> dict[Value, Lineage]:
     """Returns the lineages of values that are independent of each other, entries and all."""
     return {v: {v: identity(v.aval.shape)} for v in values}
 
 
-def internal(values: Sequence[Value], nodes: Sequence[Node]) -> list[Meeting]:
+def internal(values: Sequence[Value], nodes: Sequence[Node]) -> list[DependentCombination]:
     """Finds the dependent entries that nodes combine even where the values are independent."""
-    return [m for found in walk(nodes, fresh(values))[1].values() for m in found]
+    return [m for found in walk(nodes, independent_lineages(values))[1].values() for m in found]
 
 
 def external(
@@ -83,11 +83,11 @@ def _clouded(value: Value, lineage: Lineage) -> tuple[Any, ...]:
 
 def _across(
     values: Sequence[Value], nodes: Sequence[Node], lineages: Mapping[Value, Lineage]
-) -> list[Meeting]:
+) -> list[DependentCombination]:
     """Finds equations whose operands come from different values that share a source."""
     if not shared_sources(values, lineages):
         return []
-    found: list[Meeting] = []
+    found: list[DependentCombination] = []
     # For each value made the inputs it follows from: a meeting is an equation with two operands
     # that follow from inputs with a common source.
     reached = {v: frozenset({v}) for v in values}
@@ -108,8 +108,8 @@ def _across(
                     b for b in other if a is not b and lineages[a].keys() & lineages[b].keys()
                 ]
                 if partners:
-                    found.append(Meeting(a, node.eqn, False, tuple(partners)))
-                    found += [Meeting(b, node.eqn, False, (a,)) for b in partners]
+                    found.append(DependentCombination(a, node.eqn, False, tuple(partners)))
+                    found += [DependentCombination(b, node.eqn, False, (a,)) for b in partners]
         if any(sets):
             reached.update(dict.fromkeys(node.outputs, frozenset().union(*sets)))
     return found

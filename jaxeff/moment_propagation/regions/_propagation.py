@@ -17,8 +17,15 @@ import numpy as np
 
 from jaxeff.core import Literal
 from jaxeff.core import jax_internals as _compat
-from jaxeff.moment_propagation.dependence import Assumption, Lineage, Meeting, Note, fresh, walk
-from jaxeff.moment_propagation.rules import DISCRETE, RULES, Rule, twice
+from jaxeff.moment_propagation.dependence import (
+    Assumption,
+    DependentCombination,
+    Lineage,
+    Note,
+    independent_lineages,
+    walk,
+)
+from jaxeff.moment_propagation.rules import DISCRETE, RULES, Rule, shared_operand
 from jaxeff.moment_propagation.values import (
     AtMean,
     DependenceError,
@@ -51,7 +58,7 @@ class Environment:
     assume: Note | None = None
     values: dict[Any, Any] = field(default_factory=dict)
     lineages: dict[Any, Lineage] = field(default_factory=dict)
-    meetings: dict[Node, list[Meeting]] = field(default_factory=dict)
+    meetings: dict[Node, list[DependentCombination]] = field(default_factory=dict)
     numbers: dict[Any, float] = field(default_factory=dict)
     approximated: list[Assumption] = field(default_factory=list)
 
@@ -68,7 +75,7 @@ class Environment:
         random = [v for v in layer.inputs if is_random(env.values[v])]
         # The lineages of all equations at once, before any is evaluated: they depend on shapes
         # alone.
-        env.lineages, env.meetings = walk(layer.nodes, fresh(random))
+        env.lineages, env.meetings = walk(layer.nodes, independent_lineages(random))
         return env
 
     @property
@@ -130,7 +137,7 @@ def _apply(node: Node, operands: Sequence[Any], env: Environment) -> Sequence[An
         means = [o.mean if is_random(o) else o for o in operands]
         return [AtMean(v) for v in _compat.bind(node.eqn, *means)]
     if node in env.meetings:
-        same = twice(node, operands[0]) if _is_twice(node) else None
+        same = shared_operand(node, operands[0]) if _is_twice(node) else None
         if same is not None:
             return same
         if env.assume is None:

@@ -30,8 +30,8 @@ from jaxtyping import Array
 from jaxeff.core import Literal
 from jaxeff.core import jax_internals as _compat
 from jaxeff.core import primitives as p
-from jaxeff.moment_propagation.dependence import degrees, fresh, is_pointwise, walk
-from jaxeff.moment_propagation.rules import MOVING, bilinear, moving
+from jaxeff.moment_propagation.dependence import degrees, independent_lineages, is_pointwise, walk
+from jaxeff.moment_propagation.rules import DATA_MOVEMENT, bilinear, data_movement
 from jaxeff.moment_propagation.values import Gaussian, is_random
 from jaxeff.program import Layer
 from jaxeff.program.ir import Node, Value, run_nodes
@@ -39,7 +39,7 @@ from jaxeff.program.ir import Node, Value, run_nodes
 _MOST_ENTRIES = 2**22
 _MOST_VIEWS = 4
 _SUMS = {p.reduce_sum_p, p.cumsum_p, p.reduce_window_sum_p, p.scatter_add_p, p.add_jaxvals_p}
-_MOVES = MOVING - _SUMS
+_MOVES = DATA_MOVEMENT - _SUMS
 
 Index = np.ndarray
 
@@ -67,7 +67,7 @@ def by_views(
     # Which entry is where is computed on arrays of numbers while tracing: that costs memory and
     # time for each entry, hence the limit.
     index, moments, known = _views(layer.nodes, random, values)
-    dependent = walk(layer.nodes, fresh(random))[0]
+    dependent = walk(layer.nodes, independent_lineages(random))[0]
     rest = [n for n in layer.nodes if any(v in dependent and v not in index for v in n.outputs)]
     if not rest:
         return None
@@ -112,7 +112,7 @@ def _views(
             moments[a] if is_view else _read(a, known)
             for a, is_view in zip(node.inputs, views, strict=True)
         ]
-        moments.update(zip(node.outputs, moving(node, *operands), strict=True))
+        moments.update(zip(node.outputs, data_movement(node, *operands), strict=True))
     return index, moments, known
 
 

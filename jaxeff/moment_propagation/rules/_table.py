@@ -46,7 +46,7 @@ from jaxeff.program.ir import Node
 
 Rule = Callable[..., Sequence[Any]]
 
-MOVING = {
+DATA_MOVEMENT = {
     p.add_jaxvals_p, p.broadcast_in_dim_p, p.concatenate_p, p.copy_p, p.cumsum_p,
     p.device_put_p, p.dynamic_slice_p, p.dynamic_update_slice_p, p.gather_p, p.name_p, p.pad_p,
     p.reduce_precision_p, p.reduce_sum_p, p.reduce_window_sum_p, p.reshape_p, p.rev_p,
@@ -55,7 +55,7 @@ MOVING = {
 }  # fmt: skip
 
 
-def moving(node: Node, *values: Any) -> list[Any]:
+def data_movement(node: Node, *values: Any) -> list[Any]:
     """Applies an operation that moves or sums entries to the means and to the variances."""
     # Linear with coefficients 0 and 1, which are their own squares.
     means = _compat.bind(node.eqn, *(arithmetic.mean_of(v) for v in values))
@@ -76,7 +76,7 @@ def _contraction(node: Node, x: Any, w: Any) -> list[Any]:
 
 
 def _convert(node: Node, x: Any) -> list[Any]:
-    return moving(node, x)
+    return data_movement(node, x)
 
 
 def _extremum(fn: Callable[..., Gaussian], describe: Callable[[Node], Any]) -> Rule:
@@ -187,7 +187,7 @@ def quadrature(node: Node, x: Any) -> list[Any]:
 
 
 RULES: dict[Any, Rule] = {
-    **{primitive: moving for primitive in MOVING},
+    **{primitive: data_movement for primitive in DATA_MOVEMENT},
     **{primitive: _single(fn) for primitive, fn in UNARY.items()},
     **{primitive: quadrature for primitive in SMOOTH},
     p.dot_general_p: _contraction,
@@ -226,7 +226,7 @@ DISCRETE = {
 }  # fmt: skip
 
 
-def twice(node: Node, x: Any) -> list[Any] | None:
+def shared_operand(node: Node, x: Any) -> list[Any] | None:
     """Computes the moments of a primitive whose two operands are the same random value, or None."""
     fn = _TWICE.get(node.primitive)
     return None if fn is None else [fn(x)]

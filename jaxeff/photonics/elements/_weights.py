@@ -43,11 +43,11 @@ from jaxeff.photonics.elements._chaotic_light import ChaoticLight
 from jaxeff.photonics.elements._pooling import gaussian_noise, quant_relu
 from jaxeff.photonics.light import (
     TINY,
-    fluctuating,
     noise_sigma,
     poisson_counts,
     rounded_pulses,
     slot_pattern,
+    with_intensity_noise,
 )
 from jaxeff.program import Layer, read_out
 
@@ -199,7 +199,7 @@ def _fluctuating(key: PRNGKeyArray, x: Array, light: ChaoticLight) -> Array:
         return jnp.maximum(gaussian_noise(key, x, _without_detectors(light)), 0)
     round_key, light_key = jax.random.split(key)
     pulses = rounded_pulses(round_key, slot_pattern(x, light), light)
-    return jnp.sum(fluctuating(light_key, pulses, light), axis=0).astype(x.dtype)
+    return jnp.sum(with_intensity_noise(light_key, pulses, light), axis=0).astype(x.dtype)
 
 
 def _without_detectors(light: ChaoticLight) -> ChaoticLight:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxeff.photonics.light._carrier import Carrier
 from jaxeff.photonics.light._correlation import chaotic_intensity, effective_samples, excess_share
-from jaxeff.photonics.light._detector import fluctuating, read_pulses, rounded_pulses
+from jaxeff.photonics.light._detector import read_pulses, rounded_pulses, with_intensity_noise
 from jaxeff.photonics.light._photon_counts import MODES, TINY, photon_counts, poisson_counts
 from jaxeff.photonics.light._pulses import (
     excess,
@@ -28,7 +28,6 @@ __all__ = [
     "effective_samples",
     "excess",
     "excess_share",
-    "fluctuating",
     "noise_sigma",
     "pattern_sigma",
     "photon_counts",
@@ -38,6 +37,7 @@ __all__ = [
     "sigma_bounds",
     "slot_correlation",
     "slot_pattern",
+    "with_intensity_noise",
 ]
 
 

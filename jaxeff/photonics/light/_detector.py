@@ -68,7 +68,7 @@ def read_pulses(
     # given it.
     if light.remembers or light.couples:
         light_key, count_key = jax.random.split(count_key)
-        rate = light.photons * fluctuating(light_key, pulses, light)
+        rate = light.photons * with_intensity_noise(light_key, pulses, light)
         counts = poisson_counts(count_key, rate)
     elif rounded and (table := _table(light)) is not None:
         step = light.cap / (len(table.share) - 1)
@@ -84,7 +84,7 @@ def read_pulses(
     return total + light.electronic * light.slots**0.5 * noise
 
 
-def fluctuating(
+def with_intensity_noise(
     key: PRNGKeyArray, pulses: Float[Array, "slots ..."], light: Carrier
 ) -> Float[Array, "slots ..."]:
     """Draws the light's fluctuations of pulses; the last axis counts wavelength channels.

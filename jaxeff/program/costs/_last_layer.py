@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import jax
 from jaxtyping import Array
 
-from jaxeff.program._evaluate import evaluate, plain
+from jaxeff.program._evaluate import evaluate, plain_rule
 from jaxeff.program.ir import Contraction, Layer, Program
 from jaxeff.program.ir import primitives as prim
 from jaxeff.program.reading import argument_leaves, trace
@@ -64,7 +64,7 @@ def inputs_of(f: Callable[..., Any], site: str) -> Callable[..., Array]:
         def rule(each: Layer, key: Any, *values: Any) -> Sequence[Any]:
             if each.site == site:
                 found.append(values[layer.data[0]])
-            return plain(each, key, *values)
+            return plain_rule(each, key, *values)
 
         evaluate(program, rule, None, argument_leaves(args, kwargs))
         return found[0]

@@ -12,9 +12,9 @@ from jaxeff.pruning.dependencies._dimensions import (
     membership,
     resolve,
 )
-from jaxeff.pruning.dependencies._errors import UNKNOWN, PlanError, way_out
+from jaxeff.pruning.dependencies._errors import UNKNOWN, PlanError, remedy
 from jaxeff.pruning.dependencies._groups import Group, Member
-from jaxeff.pruning.dependencies._labels import Axes, ChannelReader, Labels, called
+from jaxeff.pruning.dependencies._labels import Axes, ChannelReader, Labels, call_axes
 from jaxeff.pruning.dependencies._rules import RULES
 from jaxeff.pruning.dependencies._statistics import (
     KEEP,
@@ -44,7 +44,7 @@ __all__ = [
     "Labels",
     "Member",
     "PlanError",
-    "called",
+    "call_axes",
     "channels",
     "check_crossed",
     "counts_zeros",
@@ -54,7 +54,7 @@ __all__ = [
     "leaf_path",
     "membership",
     "read_channels",
+    "remedy",
     "resolve",
     "warn_of_crossed",
-    "way_out",
 ]

@@ -34,6 +34,6 @@ class PlanError(ValueError):
     """A plan that can't be carried out, or is of another model."""
 
 
-def way_out(reason: str) -> str:
+def remedy(reason: str) -> str:
     """Returns what to do about a reason."""
     return next((way for part, way in _WAYS.items() if part in reason), _OTHERWISE)

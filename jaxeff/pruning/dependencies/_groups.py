@@ -15,7 +15,7 @@ from jaxeff.pruning.dependencies._dimensions import (
     membership,
     resolve,
 )
-from jaxeff.pruning.dependencies._errors import PLACE, way_out
+from jaxeff.pruning.dependencies._errors import PLACE, remedy
 from jaxeff.pruning.dependencies._labels import Labels
 
 
@@ -67,7 +67,7 @@ class Group:
         """The reason why no channel can be removed, and the way out; empty if there is none."""
         if not self.held:
             return ""
-        return f"{self.name!r} can't lose channels: {self.held[0]}. {way_out(self.held[0])}"
+        return f"{self.name!r} can't lose channels: {self.held[0]}. {remedy(self.held[0])}"
 
 
 def grouped(

@@ -135,7 +135,7 @@ class ChannelReader:
         # The gradients of a custom derivative read the same channels: an axis that only its
         # backward pass would mix must be held in the forward pass as well.
         if eqn.primitive in prim.CUSTOM and not self.derived:
-            places = called(axes, results)
+            places = call_axes(axes, results)
             for derivative in _derivatives(eqn):
                 self.derivative(derivative, places)
         return results
@@ -164,7 +164,7 @@ def _derivatives(eqn: Any) -> list[Any]:
         return []
 
 
-def called(operands: Sequence[Axes], results: Sequence[Axes]) -> dict[tuple[str, int], Axes]:
+def call_axes(operands: Sequence[Axes], results: Sequence[Axes]) -> dict[tuple[str, int], Axes]:
     """Returns the axes of a call's operands and results, by what derivatives call them."""
     places = {("operand", i): found for i, found in enumerate(operands)}
     return places | {("result", i): found for i, found in enumerate(results)}

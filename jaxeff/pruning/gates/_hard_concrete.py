@@ -57,7 +57,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxeff.compression.quantizers.uniform import at_test_time, hard_concrete, location, openness
+from jaxeff.compression.quantizers.uniform import (
+    deterministic_gates,
+    gate_location,
+    hard_concrete,
+    open_probability,
+)
 from jaxeff.core import Setting, check_choice, check_number, register_setting, static
 from jaxeff.pruning.dependencies import Channels, Group, PlanError
 from jaxeff.pruning.shrinking import Plan
@@ -92,7 +97,7 @@ class HardConcrete(Setting):
             KeyError: There is no such group.
         """
         check_number("HardConcrete.start: open", open, above=0, below=1)
-        phi = location(open)
+        phi = gate_location(open)
         chosen = gated_groups(channels, groups)
         return cls({g.name: jnp.full(g.size, phi, jnp.float32) for g in chosen}, channels)
 
@@ -105,12 +110,14 @@ class HardConcrete(Setting):
 
     def deterministic(self) -> Plan:
         """Returns the gates that are used after training, with nothing drawn."""
-        return Plan({n: at_test_time(phi) for n, phi in self.location.items()}, self.channels)
+        return Plan(
+            {n: deterministic_gates(phi) for n, phi in self.location.items()}, self.channels
+        )
 
     @property
     def openness(self) -> dict[str, Float[Array, " channels"]]:
         """The probability of every channel that its gate isn't closed."""
-        return {name: openness(phi) for name, phi in self.location.items()}
+        return {name: open_probability(phi) for name, phi in self.location.items()}
 
     def expected(self, of: str = "parameters") -> Float[Array, ""]:
         """Returns what a loss adds: how much is expected to be left.

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxeff.compression.post_training import Multiplication, arguments, multiplications
-from jaxeff.program import Layer, evaluate, plain, trace
+from jaxeff.program import Layer, evaluate, plain_rule, trace
 from jaxeff.pruning.dependencies import Channels, Dimension, dimensions, membership, read_channels
 
 
@@ -146,7 +146,7 @@ def _evaluated(
         found: dict[str, Any] = {}
 
         def rule(layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
-            outputs = plain(layer, key, *values)
+            outputs = plain_rule(layer, key, *values)
             of_layer = seen(layer, values, outputs) if layer in outside else None
             if of_layer is not None:
                 found[layer.site] = of_layer

@@ -30,9 +30,9 @@ from jaxeff.pruning.dependencies import (
     Dimension,
     Labels,
     PlanError,
-    called,
+    call_axes,
     kept,
-    way_out,
+    remedy,
 )
 
 p = prim.p
@@ -75,7 +75,7 @@ class Emission:
                     raise
                 raise PlanError(
                     f"{eqn.primitive.name} at {layer.site!r} can't be restated for fewer channels "
-                    f"({error}). {way_out(UNKNOWN)}"
+                    f"({error}). {remedy(UNKNOWN)}"
                 ) from error
 
         return run_nodes(layer.nodes, layer.inputs, values, layer.outputs, bind)
@@ -106,7 +106,7 @@ class Emission:
             return self.jaxpr(closed, operands, labels.bodies[id(eqn)])
         if eqn.primitive in prim.CUSTOM:
             # The call keeps its derivative: all of its jaxprs are restated with it.
-            places = called([labels.of(a) for a in inputs], results)
+            places = call_axes([labels.of(a) for a in inputs], results)
             restate = functools.partial(self._restated, places)
             return _compat.bind(eqn, *operands, **_compat.restated(eqn, restate))
         return _compat.bind(eqn, *operands, **self._params(eqn, inputs, results, labels))

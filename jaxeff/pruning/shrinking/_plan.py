@@ -34,7 +34,7 @@ from jaxeff.pruning.dependencies import (
     leaf_path,
     resolve,
 )
-from jaxeff.store import write_whole
+from jaxeff.store import write_atomically
 
 _FORMAT = "jaxeff-plan-1"
 
@@ -234,7 +234,7 @@ class Plan:
         Raises:
             PlanError: It can't be carried out.
         """
-        write_whole(path, self.text())
+        write_atomically(path, self.text())
         return Path(path)
 
     def text(self) -> str:

@@ -31,7 +31,7 @@ import jax
 from jaxeff.core import instance_of, parameter_tree, path_like, validate
 from jaxeff.pruning.dependencies import Channels, PlanError
 from jaxeff.pruning.shrinking._plan import Plan
-from jaxeff.store import load_metadata, load_pytree, new_folder, save_pytree, write_whole
+from jaxeff.store import atomic_folder, load_metadata, load_pytree, save_pytree, write_atomically
 
 PLAN, NUMBERS = "plan.json", "params.safetensors"
 
@@ -52,10 +52,10 @@ def save_pruned(folder: str | os.PathLike[str], plan: Plan, small: Any) -> Path:
     """
     text = plan.text()
     plan.check_small(small)
-    with new_folder(Path(folder), PLAN, _listed) as temporary:
+    with atomic_folder(Path(folder), PLAN, _listed) as temporary:
         # The digest ties the numbers to their plan: two files can be replaced one at a time.
         save_pytree(temporary / NUMBERS, small, {"plan": _digest(text)})
-        write_whole(temporary / PLAN, text)
+        write_atomically(temporary / PLAN, text)
     return Path(folder)
 
 

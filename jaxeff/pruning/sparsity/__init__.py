@@ -16,12 +16,16 @@ print(jaxeff.cost(sparse, params, x).size, jaxeff.cost(both, params, x).size)
 ```
 """
 
-from jaxeff.pruning.sparsity._magnitude import Magnitude, cubic
+from jaxeff.pruning.sparsity._magnitude import Magnitude, cubic_schedule
 from jaxeff.pruning.sparsity._masked import FixedMask, RandomMask, Surgery
 from jaxeff.pruning.sparsity._n_of_m import NofM
 from jaxeff.pruning.sparsity._protocol import Sparse
 from jaxeff.pruning.sparsity._surgeon import optimal_brain_surgeon
-from jaxeff.pruning.sparsity._variational_dropout import dropped, kept_weights, log_variances
+from jaxeff.pruning.sparsity._variational_dropout import (
+    kept_weights,
+    log_variances,
+    variational_dropout,
+)
 
 __all__ = [
     "FixedMask",
@@ -30,9 +34,9 @@ __all__ = [
     "RandomMask",
     "Sparse",
     "Surgery",
-    "cubic",
-    "dropped",
+    "cubic_schedule",
     "kept_weights",
     "log_variances",
     "optimal_brain_surgeon",
+    "variational_dropout",
 ]

@@ -1,15 +1,15 @@
-"""`Magnitude`: the smallest weights of an array go; `cubic` is the schedule of how many.
+"""`Magnitude`: the smallest weights of an array go; `cubic_schedule` is the schedule of how many.
 
 ```python
 import jax
 import optax
 from jaxeff.compression import quantized
 from jaxeff.nn import small_classifier
-from jaxeff.pruning.sparsity import Magnitude, cubic
+from jaxeff.pruning.sparsity import Magnitude, cubic_schedule
 from jaxeff.training import cross_entropy, fit
 
 f, params, data = small_classifier()
-share = cubic(0.9, begin=4, end=12)
+share = cubic_schedule(0.9, begin=4, end=12)
 
 def loss(key, params, state, batch, step):
     sparse = quantized(f, {"*:linear": Magnitude(share(step))})
@@ -32,7 +32,7 @@ import optax
 from jaxtyping import Array, Bool, Float
 
 from jaxeff.compression import Tensor
-from jaxeff.compression.quantizers.codebooks import largest
+from jaxeff.compression.quantizers.codebooks import largest_mask
 from jaxeff.core import Number, check_count, check_number, register_setting
 from jaxeff.pruning.sparsity._protocol import Sparse
 
@@ -57,7 +57,7 @@ class Magnitude(Sparse):
     def mask(self, x: Float[Array, "*shape"], tensor: Tensor) -> Bool[Array, "*shape"]:
         """Returns the largest magnitudes."""
         del tensor
-        return largest(jnp.abs(x), 1 - jnp.asarray(self.fraction, jnp.float32))
+        return largest_mask(jnp.abs(x), 1 - jnp.asarray(self.fraction, jnp.float32))
 
     def kept(self, shape: tuple[int, ...], tensor: Tensor) -> Any:
         """Returns the share that stays, rounded to a whole number of weights."""
@@ -67,7 +67,7 @@ class Magnitude(Sparse):
         return xp.round((1 - self.fraction) * int(np.prod(shape)))
 
 
-def cubic(final: float, *, begin: int, end: int, initial: float = 0.0) -> optax.Schedule:
+def cubic_schedule(final: float, *, begin: int, end: int, initial: float = 0.0) -> optax.Schedule:
     """Returns the share that is removed after so many updates: fast first, when much can go.
 
     ```text
@@ -85,11 +85,11 @@ def cubic(final: float, *, begin: int, end: int, initial: float = 0.0) -> optax.
 
     Source: Zhu and Gupta, "To prune, or not to prune", arXiv:1710.01878, eq. 1.
     """
-    check_number("cubic: final", final, 0, 1)
-    check_number("cubic: initial", initial, 0, 1)
-    check_count("cubic: begin", begin, 0)
-    check_count("cubic: end", end, begin + 1)
+    check_number("cubic_schedule: final", final, 0, 1)
+    check_number("cubic_schedule: initial", initial, 0, 1)
+    check_count("cubic_schedule: begin", begin, 0)
+    check_count("cubic_schedule: end", end, begin + 1)
     return optax.polynomial_schedule(initial, final, 3, end - begin, begin)
 
 
-__all__ = ["Magnitude", "cubic"]
+__all__ = ["Magnitude", "cubic_schedule"]

@@ -23,7 +23,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from jaxeff.compression import Tensor
-from jaxeff.compression.quantizers.codebooks import largest
+from jaxeff.compression.quantizers.codebooks import largest_mask
 from jaxeff.core import Count, Number, check_broadcasts, register_setting, static
 from jaxeff.pruning.sparsity._protocol import Sparse
 
@@ -68,7 +68,7 @@ class RandomMask(Sparse):
         name = zlib.crc32(f"{tensor.site}/{tensor.name}".encode())
         key = jax.random.fold_in(jax.random.key(self.seed), name)
         draws = jax.random.uniform(key, x.shape)
-        return largest(draws, 1 - jnp.asarray(self.fraction, jnp.float32))
+        return largest_mask(draws, 1 - jnp.asarray(self.fraction, jnp.float32))
 
     def kept(self, shape: tuple[int, ...], tensor: Tensor) -> Any:
         """Returns the share that stays, rounded to a whole number of weights."""

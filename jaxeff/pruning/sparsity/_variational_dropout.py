@@ -1,4 +1,4 @@
-"""`dropped`: Gaussian dropout on every weight, with a rate that is learnt.
+"""`variational_dropout`: Gaussian dropout on every weight, with a rate that is learnt.
 
 A weight is N(theta, alpha theta^2). Theta is the parameter, and the logarithm of the variance is
 learnt beside it. Not weights are drawn but what they sum to, for every example anew (local
@@ -9,11 +9,11 @@ import jax
 import optax
 from jaxeff.compression import quantized
 from jaxeff.nn import small_classifier
-from jaxeff.pruning.sparsity import dropped, kept_weights, log_variances
+from jaxeff.pruning.sparsity import kept_weights, log_variances, variational_dropout
 from jaxeff.training import fit, stateless
 
 f, params, data = small_classifier()
-g = dropped(f)
+g = variational_dropout(f)
 
 def loss(key, learnt, batch):
     logits, divergence = g(key, *learnt, batch[0])
@@ -40,7 +40,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from jaxeff.compression import LayerQuantization
 from jaxeff.core import check_number
 from jaxeff.core import jax_internals as _compat
-from jaxeff.program import Layer, Program, Rule, evaluate, matching, plain, trace
+from jaxeff.program import Layer, Program, Rule, evaluate, matching, plain_rule, trace
 from jaxeff.program.ir import run_nodes
 from jaxeff.program.reading import argument_leaves
 from jaxeff.pruning.gates import THRESHOLD, dropout_divergence, log_rate
@@ -92,7 +92,7 @@ def log_variances(
     return found
 
 
-def dropped(f: Callable[..., Any]) -> Callable[..., Any]:
+def variational_dropout(f: Callable[..., Any]) -> Callable[..., Any]:
     """Returns the model with learnt Gaussian dropout on weights.
 
     Args:
@@ -149,7 +149,7 @@ def kept_weights(
             if layer.base in log_variance and _takes(layer) and layer.base not in found:
                 rate = log_rate(values[layer.weights[0]], log_variance[layer.base])
                 found[layer.base] = rate < threshold
-            return plain(layer, key, *values)
+            return plain_rule(layer, key, *values)
 
         evaluate(program, rule, None, leaves)
         return found
@@ -172,7 +172,7 @@ def _rule(program: Program, log_variance: LogVariances) -> tuple[Rule, list[Arra
     def rule(layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
         spread = log_variance.get(layer.base) if layer in outside and _takes(layer) else None
         if spread is None:
-            return plain(layer, key, *values)
+            return plain_rule(layer, key, *values)
         index = layer.weights[0]
         if layer.occurrence == 0:
             # A layer that is used again has the same weights: their divergence counts once.
@@ -206,4 +206,4 @@ def _takes(layer: Layer) -> bool:
     return layer.kind == "linear" and len(layer.weights) == 1 and len(layer.data) == 1
 
 
-__all__ = ["dropped", "kept_weights", "log_variances"]
+__all__ = ["kept_weights", "log_variances", "variational_dropout"]

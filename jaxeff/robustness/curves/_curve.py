@@ -58,7 +58,7 @@ from jaxeff.core import (
 )
 from jaxeff.noise import Noise, noisy
 from jaxeff.noise.models import check_noise
-from jaxeff.training import count_examples, quick_in_loops
+from jaxeff.training import canonical_in_loops, count_examples
 
 CONFIDENCE = 0.95
 
@@ -260,7 +260,7 @@ def _hits(
             # batch.
             return (logits.argmax(-1) == labels).sum()
 
-        quick = quick_in_loops(in_batch)
+        quick = canonical_in_loops(in_batch)
         return jax.lax.map(lambda k: jax.lax.map(quick, (k, batches)).sum(), keys)
 
     # A loop over one level at a time: vmapped convolutions are slow on a CPU.

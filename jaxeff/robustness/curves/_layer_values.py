@@ -35,7 +35,7 @@ from jaxeff.core import (
     string_sequence,
     validate,
 )
-from jaxeff.program import Layer, evaluate, matching, plain, trace
+from jaxeff.program import Layer, evaluate, matching, plain_rule, trace
 from jaxeff.program.reading import argument_leaves
 
 
@@ -69,7 +69,7 @@ def activations(f: Callable[..., Any], sites: Sequence[str]) -> Callable[..., di
         found: dict[str, Array] = {}
 
         def rule(layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
-            outputs = plain(layer, key, *values)
+            outputs = plain_rule(layer, key, *values)
             if layer.site in chosen:
                 found[layer.site] = outputs[0]
             return outputs

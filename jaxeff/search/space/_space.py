@@ -37,7 +37,7 @@ from jaxeff.core import Count, Setting, Table, register_setting, static
 from jaxeff.program import Layer
 from jaxeff.program.costs import node_macs
 from jaxeff.program.ir import primitives as prim
-from jaxeff.pruning import Channels, Plan, channels, masked, size_of
+from jaxeff.pruning import Channels, Plan, axis_size, channels, masked
 from jaxeff.pruning.dependencies import (
     Axis,
     AxisProduct,
@@ -211,11 +211,11 @@ class SearchSpace:
 
     def inputs(self, kept: Counts) -> Int[Array, " sites"]:
         """Computes input channels of every layer."""
-        return self._per_site(lambda site, counts: size_of(site.read, counts), kept)
+        return self._per_site(lambda site, counts: axis_size(site.read, counts), kept)
 
     def outputs(self, kept: Counts) -> Int[Array, " sites"]:
         """Computes output channels of every layer."""
-        return self._per_site(lambda site, counts: size_of(site.made, counts), kept)
+        return self._per_site(lambda site, counts: axis_size(site.made, counts), kept)
 
     def macs(self, policy: Policy) -> Float[Array, " sites"]:
         """Computes multiply-accumulates of every layer, for the batch that was read."""
@@ -245,8 +245,8 @@ class SearchSpace:
     def _products(self, kept: Counts, whole: list[int]) -> Float[Array, " sites"]:
         def share(site: Site, counts: Mapping[Dimension, Any]) -> Any:
             # Products are linear in outputs and inputs; a group's inputs go with its outputs.
-            made = size_of(site.made, counts) / site.made.size
-            return made if site.blocks > 1 else made * size_of(site.read, counts) / site.read.size
+            made = axis_size(site.made, counts) / site.made.size
+            return made if site.blocks > 1 else made * axis_size(site.read, counts) / site.read.size
 
         return self._per_site(share, kept) * jnp.asarray(whole, jnp.float32)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from jaxeff_export.artifact import TensorSpec, dtype_of, most_inflated, require_member
+from jaxeff_export.artifact import TensorSpec, dtype_of, max_inflated_size, require_member
 
 
 def pack_arrays(arrays: Sequence[np.ndarray]) -> bytes:
@@ -22,7 +22,7 @@ def pack_arrays(arrays: Sequence[np.ndarray]) -> bytes:
     # Codes take a byte each in memory, whole vectors of them, and in a file what they say.
     if any(array.dtype == np.int8 for array in stored.values()):
         data = _npz(np.savez_compressed, stored)
-        if sum(array.nbytes for array in stored.values()) <= most_inflated(len(data)):
+        if sum(array.nbytes for array in stored.values()) <= max_inflated_size(len(data)):
             return data  # otherwise nobody would read it
     return _npz(np.savez, stored)
 
@@ -39,7 +39,7 @@ def unpack_arrays(data: bytes, specs: Sequence[TensorSpec]) -> list[np.ndarray]:
             if len(archive.namelist()) != len(specs):
                 raise ValueError(f"it has {len(archive.namelist())} arrays, not {len(specs)}")
             # One budget for all: many arrays of allowed size could fill memory together.
-            left = most_inflated(len(data))
+            left = max_inflated_size(len(data))
             for index, spec in enumerate(specs):
                 arrays.append(_unpacked(archive, f"{index:05d}.npy", spec, left))
                 left -= arrays[-1].nbytes

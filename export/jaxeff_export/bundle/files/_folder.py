@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from jaxeff.store import new_folder, open_regular, write_whole
+from jaxeff.store import atomic_folder, open_regular, write_atomically
 from jaxeff_export.artifact import MOST_TEXT, Artifact, ArtifactError, digest
 from jaxeff_export.bundle.files._arrays import unpack_arrays
 from jaxeff_export.bundle.files._manifest import (
@@ -83,10 +83,10 @@ class BundleFolder:
           FileExistsError: if `path` holds anything but a bundle's own files.
         """
         path = Path(path)
-        with new_folder(path, MANIFEST, own_files) as folder:
+        with atomic_folder(path, MANIFEST, own_files) as folder:
             for name in FILES:
-                write_whole(folder / name, self._read(name))
-            write_whole(folder / MANIFEST, self.manifest.to_bytes())
+                write_atomically(folder / name, self._read(name))
+            write_atomically(folder / MANIFEST, self.manifest.to_bytes())
         return type(self)(path, self.manifest, self.treedef)
 
     @property

@@ -11,13 +11,13 @@ from jaxeff_export.artifact import (
     SPEC,
     Artifact,
     Description,
-    Each,
+    MappingOf,
     TensorSpec,
+    add_checksum,
     require_form,
     require_structure,
-    sealed,
     specs_from_json,
-    unsealed,
+    verify_checksum,
 )
 
 FORMAT = "jaxeff-bundle"
@@ -118,7 +118,7 @@ class Manifest:
         """Writes the content of ``manifest.json``, with a checksum of itself."""
         # Older readers refuse the newer version, so only a bundle that needs it carries it.
         more = {"batches": list(self.batches)} if self.any_batch else {}
-        return sealed(
+        return add_checksum(
             {
                 "format": FORMAT,
                 "format_version": FORMAT_VERSION_ANY_BATCH if more else FORMAT_VERSION,
@@ -149,7 +149,7 @@ class Manifest:
           BundleError: if it is damaged, of another kind, or of another format version.
         """
         try:
-            content = unsealed(data)
+            content = verify_checksum(data)
         except ValueError as error:
             raise BundleError(f"manifest.json is damaged: {error}") from error
         if content.get("format") != FORMAT:
@@ -169,8 +169,8 @@ class Manifest:
     def _checked(cls, content: dict[str, Any]) -> Manifest:
         """Checks a document of any origin; a ValueError names the entry that is wrong."""
         require_form(content, _FORM, "")
-        require_form(content["versions"], Each(str), "versions")
-        require_form(content.get("kernels", {}), Each(_WORK), "kernels")
+        require_form(content["versions"], MappingOf(str), "versions")
+        require_form(content.get("kernels", {}), MappingOf(_WORK), "kernels")
         require_form(content.get("batches", []), [COUNT], "batches")
         target = content["target"]
         # Settings of a target are optional, and TVM has more of them: those known are checked.
@@ -257,7 +257,7 @@ def own_files(data: bytes) -> frozenset[str]:
       BundleError: if it is damaged, or no bundle's.
     """
     try:
-        content = unsealed(data)
+        content = verify_checksum(data)
     except ValueError as error:
         raise BundleError(f"it is damaged: {error}") from error
     files = content.get("files")

@@ -11,7 +11,7 @@ Sharp edges:
     Branches, the call, and what a kernel does outside of that loop aren't modelled: the result is
     an upper bound of speed, a loose one for kernels of less than a microsecond.
     llvm-mca's models of cores differ in precision. Where it has none, or another core's, the most
-    similar core's is used (`LIKEST`), with its divisions and roots.
+    similar core's is used (`SIMILAR_CORES`), with its divisions and roots.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from jaxeff_export.bundle.machine_model import _machine_code as code
 from jaxeff_export.bundle.machine_model._caches import Level, level_of
 from jaxeff_export.targets import ToolchainError
 
-LIKEST: Mapping[str, str] = {"znver5": "sapphirerapids"}
+SIMILAR_CORES: Mapping[str, str] = {"znver5": "sapphirerapids"}
 """Cores by whose instructions others are modelled: up to LLVM 19 Zen 5 is unknown, or Zen 4, whose
 vectors are half as wide."""
 _ITERATIONS = 100
@@ -108,14 +108,14 @@ def model_library(
       machine: the processor architecture.
       core: a core as LLVM names it, such as `cortex-a72`.
       work: per kernel the bytes `read` and `written` and the `products`, as the manifest has it.
-      like: the core whose instructions llvm-mca models; that of `LIKEST` or `core` by default.
+      like: the core whose instructions llvm-mca models; `SIMILAR_CORES` or `core` by default.
 
     Raises:
       ToolchainError: if a program isn't installed, or llvm-mca doesn't know the core.
     """
     analyser = code.program("llvm-mca", "llvm")
     triple = code.TRIPLES.get(machine, machine)
-    like = like or LIKEST.get(core, core)
+    like = like or SIMILAR_CORES.get(core, core)
     # What all kernels read of parameters passes through the caches between two calls of one.
     parameters = sum(f.get("bound", 0) * f.get("calls", 1) for f in (work or {}).values())
     weights = level_of(core, parameters)

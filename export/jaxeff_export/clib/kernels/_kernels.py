@@ -23,7 +23,7 @@ from tvm.target import Target
 
 from jaxeff_export.clib.kernels._sharing import Part, declared, phases, some_turns, turns, used
 from jaxeff_export.clib.objects import CLibraryError
-from jaxeff_export.compiler import in_memory
+from jaxeff_export.compiler import in_memory_files
 
 STACK_BYTES = 1024
 """Arrays below this many bytes stay on the stack, as in TVM's own pipeline."""
@@ -96,7 +96,7 @@ def compile_kernels(
         finished = tvm.transform.Sequential(_after_the_interface())(tvm.IRModule(plain))
         code = tvm.get_global_func("target.build.llvm")(finished, where)
     # LLVM writes into memory: on a full disk it would end the process, Python raises an error.
-    with in_memory([path]) as to_disk:
+    with in_memory_files([path]) as to_disk:
         code.write_to_file(str(path))
         to_disk()
     return kernels

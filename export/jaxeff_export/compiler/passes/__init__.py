@@ -6,7 +6,7 @@ from jaxeff_export.compiler.passes._decoding import decode_where_read
 from jaxeff_export.compiler.passes._lifting import (
     BOUND,
     PACKS,
-    Lifted,
+    LiftedModule,
     lift_parameters,
     sources_of,
 )
@@ -17,7 +17,7 @@ __all__ = [
     "BOUND",
     "CHAINS",
     "PACKS",
-    "Lifted",
+    "LiftedModule",
     "block_weights",
     "chained",
     "decode_where_read",

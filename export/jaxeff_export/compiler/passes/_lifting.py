@@ -19,7 +19,7 @@ GROWTH = 2  # how many times the bytes it is computed from a derived array may t
 
 
 @dataclasses.dataclass(frozen=True)
-class Lifted:
+class LiftedModule:
     """A module in two parts.
 
     Attributes:
@@ -35,7 +35,7 @@ class Lifted:
     operands: tuple[int, ...]
 
 
-def lift_parameters(mod: tvm.IRModule, count: int) -> Lifted:
+def lift_parameters(mod: tvm.IRModule, count: int) -> LiftedModule:
     """Splits a module into what depends on its parameters alone and the rest.
 
     Derived arrays that are much larger than what they come from (a broadcast) stay where they are
@@ -65,7 +65,9 @@ def lift_parameters(mod: tvm.IRModule, count: int) -> Lifted:
     # Later passes tell weights from data by this count.
     rest = rest.with_attr(BOUND, len(operands))
     derive = _derivation(block.bindings, parameters, lifted)
-    return Lifted(_with_main(mod, rest), _with_main(mod, derive) if lifted else None, operands)
+    return LiftedModule(
+        _with_main(mod, rest), _with_main(mod, derive) if lifted else None, operands
+    )
 
 
 Sources = dict[relax.Var, frozenset[relax.Var] | None]

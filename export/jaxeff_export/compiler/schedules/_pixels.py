@@ -15,7 +15,7 @@ import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV, Schedule
 
-from jaxeff_export.compiler.tir import uses
+from jaxeff_export.compiler.tir import index_uses
 
 _BETTER = 1.3  # times more lanes in use make up for turning the tile
 _STACK_FLOATS = 256  # TVM keeps a local buffer on the stack below 1024 bytes
@@ -69,11 +69,11 @@ def _walks_rows(block: s_tir.SBlock, pixel: tirx.IterVar, feature: tirx.IterVar)
     for load in loads:
         if load.source in written:
             continue
-        moves = [i for i, index in enumerate(load.indices) if uses(index, pixel)]
+        moves = [i for i, index in enumerate(load.indices) if index_uses(index, pixel)]
         if not moves:
             continue
         # Data that differs by feature (a depthwise layer) is no shared vector of pixels.
-        if any(uses(index, feature) for index in load.indices):
+        if any(index_uses(index, feature) for index in load.indices):
             return False
         rank = len(load.indices)
         # One channel: the next pixel is the next element, so a row is a vector without gathering.
@@ -89,7 +89,7 @@ def _is_next(index: tirx.Expr, pixel: tirx.IterVar) -> bool:
     """Tells whether an index is the pixel plus something else."""
     if isinstance(index, tirx.Add):
         sides = [index.a, index.b]
-        using = [side for side in sides if uses(side, pixel)]
+        using = [side for side in sides if index_uses(side, pixel)]
         return len(using) == 1 and _is_next(using[0], pixel)
     return isinstance(index, tirx.Var) and bool(index.same_as(pixel.var))
 

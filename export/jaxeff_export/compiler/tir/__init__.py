@@ -1,7 +1,7 @@
 """Reads and builds tensor programs: loop nests, products, local buffers, entry points."""
 
 from jaxeff_export.compiler.tir._locals import becomes_locals, lets_to_locals, locals_to_lets
-from jaxeff_export.compiler.tir._nests import Nest, columns_of, uses
+from jaxeff_export.compiler.tir._nests import Nest, columns_of, index_uses
 from jaxeff_export.compiler.tir._products import unpair_products
 from jaxeff_export.compiler.tir._tir import (
     FUSES_WHAT_FOLLOWS,
@@ -24,6 +24,7 @@ __all__ = [
     "columns_of",
     "contains",
     "count",
+    "index_uses",
     "is_contraction",
     "lets_to_locals",
     "locals_to_lets",
@@ -33,5 +34,4 @@ __all__ = [
     "statements_of",
     "stores_of",
     "unpair_products",
-    "uses",
 ]

@@ -74,7 +74,7 @@ class Nest:
             int(v.dom.extent)
             for v in self.block.iter_vars
             if v.iter_type == tirx.IterVar.DataPar
-            and not any(uses(index, v) for at in indices for index in at)
+            and not any(index_uses(index, v) for at in indices for index in at)
         ]
         return math.prod(extents)
 
@@ -106,10 +106,10 @@ def _buffers_across(block: s_tir.SBlock, column: tirx.IterVar) -> frozenset[tirx
     """Finds the buffers accessed column by column; None if not by their last index alone."""
     found = set()
     for buffer, indices in accesses(block):
-        if not any(uses(index, column) for index in indices):
+        if not any(index_uses(index, column) for index in indices):
             continue
         *others, last = indices
-        if any(uses(index, column) for index in others) or not last.same_as(column.var):
+        if any(index_uses(index, column) for index in others) or not last.same_as(column.var):
             return None
         # A part of a wider row could not be padded at its end.
         if not tvm_ffi.structural_equal(buffer.shape[-1], column.dom.extent):
@@ -132,7 +132,7 @@ def accesses(block: s_tir.SBlock) -> list[tuple[tirx.Buffer, Any]]:
     return found
 
 
-def uses(index: Any, iterator: tirx.IterVar) -> bool:
+def index_uses(index: Any, iterator: tirx.IterVar) -> bool:
     """Tells whether an index depends on an iterator."""
     return contains(index, tirx.Var, lambda v: v.same_as(iterator.var))
 

@@ -15,7 +15,7 @@ from jaxeff_export.importer.emission._emitter import (
     rule,
 )
 from jaxeff_export.importer.emission._folding import fold
-from jaxeff_export.importer.emission._in_place import write_over
+from jaxeff_export.importer.emission._in_place import update_in_place
 from jaxeff_export.importer.emission._kernel import KernelBuilder, copy, declare
 from jaxeff_export.importer.emission._lanes import lanes_of
 from jaxeff_export.importer.emission._loops import CodeBuilder, kernel
@@ -43,5 +43,5 @@ __all__ = [
     "lanes_of",
     "rounded",
     "rule",
-    "write_over",
+    "update_in_place",
 ]

@@ -20,9 +20,9 @@ from jaxeff_export.importer.scalar import (
     ScalarOp,
     Scope,
     apply_scalar,
-    held,
     literal,
     load,
+    scalar_dtype,
     store,
 )
 
@@ -260,8 +260,8 @@ def immediate(value: HloValue) -> Expr:
     assert value.constant is not None
     kind = value.type.dtype
     # Exact: float32 represents every number of the narrow formats.
-    item = value.constant.item() if held(kind) == kind else float(value.constant)
-    return literal(item, held(kind))
+    item = value.constant.item() if scalar_dtype(kind) == kind else float(value.constant)
+    return literal(item, scalar_dtype(kind))
 
 
 def _needed(region: Sequence[HloValue], root: HloValue) -> set[HloValue]:

@@ -26,7 +26,7 @@ class KernelStep:
     writes: tuple[tirx.Buffer, ...]
 
 
-def write_over(
+def update_in_place(
     steps: Sequence[KernelStep],
     results: Sequence[tirx.Buffer],
     state: Sequence[tirx.Buffer | None],

@@ -32,7 +32,7 @@ from tvm import te, tirx
 from tvm.tirx import Expr
 
 from jaxeff_export.importer.emission._views import Index, Splat, View, declare, int64
-from jaxeff_export.importer.scalar import Scope, dtype_of, held
+from jaxeff_export.importer.scalar import Scope, dtype_of, scalar_dtype
 
 
 class CodeBuilder(Scope):
@@ -61,7 +61,7 @@ class CodeBuilder(Scope):
     def local(self, dtype: str, *shape: int) -> View:
         """Declares a local tensor, which holds elements as scopes do; a scalar without a shape."""
         scope = "global" if shape else "local"
-        buffer = declare([max(n, 1) for n in shape or (1,)], held(dtype), "local", scope)
+        buffer = declare([max(n, 1) for n in shape or (1,)], scalar_dtype(dtype), "local", scope)
         self.write(tirx.AllocBuffer(buffer))
         return View(self.write, buffer, None if shape else lambda *index: (*index, 0))
 

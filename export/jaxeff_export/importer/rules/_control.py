@@ -11,7 +11,14 @@ from collections.abc import Sequence
 
 from tvm import relax, tirx
 
-from jaxeff_export.importer.emission import Emitter, KernelBuilder, copy, declare, rule, write_over
+from jaxeff_export.importer.emission import (
+    Emitter,
+    KernelBuilder,
+    copy,
+    declare,
+    rule,
+    update_in_place,
+)
 from jaxeff_export.importer.reading import HloGraph, HloNode, HloValue, TensorType
 from jaxeff_export.importer.rules._indexing import clamped
 
@@ -62,7 +69,7 @@ def _advance(
         wanted += [output] if update is None else update.operands[1:]
         replaces += [carried] if update is None else [None] * (len(update.operands) - 1)
     steps, results = kernel.inline(e.emit_body(body, captured, wanted), [*state, *outside])
-    steps, done = write_over(steps, results, replaces)
+    steps, done = update_in_place(steps, results, replaces)
     before: list[tirx.Stmt] = []
     written: list[tirx.Stmt] = []
     replaced: list[tirx.Stmt] = []

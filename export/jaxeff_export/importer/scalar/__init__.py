@@ -9,8 +9,8 @@ from jaxeff_export.importer.scalar._comparison import compare, negation
 from jaxeff_export.importer.scalar._narrow_floats import (
     HELD_AS_FLOAT32,
     NARROW,
-    held,
     load,
+    scalar_dtype,
     store,
 )
 from jaxeff_export.importer.scalar._rules import SCALAR_RULES, ScalarOp, apply_scalar, narrow
@@ -31,11 +31,11 @@ __all__ = [
     "conversion",
     "dtype_of",
     "functions",
-    "held",
     "is_float",
     "literal",
     "load",
     "narrow",
     "negation",
+    "scalar_dtype",
     "store",
 ]

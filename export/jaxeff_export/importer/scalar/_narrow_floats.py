@@ -69,7 +69,7 @@ HELD_AS_FLOAT32 = ("bfloat16", *FLOAT8)
 NARROW = ("float16", *HELD_AS_FLOAT32)
 
 
-def held(dtype: str) -> str:
+def scalar_dtype(dtype: str) -> str:
     """Names the dtype of a scope's scalar that stands for an element of ``dtype``."""
     return "float32" if dtype in HELD_AS_FLOAT32 else dtype
 

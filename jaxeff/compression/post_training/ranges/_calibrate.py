@@ -40,7 +40,7 @@ from jaxeff.core import (
     spec_of,
     validate,
 )
-from jaxeff.program import Layer, Program, check_settings, evaluate, plain, resolve, trace
+from jaxeff.program import Layer, Program, check_settings, evaluate, plain_rule, resolve, trace
 
 Measured = Int | Uniform | LayerQuantization
 _Found = list[tuple[Uniform, Tensor, Any, int]]
@@ -107,7 +107,7 @@ def calibrate(
 
         def rule(layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
             setting = found.get(layer.site)
-            outputs = plain(layer, key, *values)
+            outputs = plain_rule(layer, key, *values)
             if setting is None:
                 return outputs
             for quantizer, tensor, x, operand in _open(layer, setting, values, outputs):

@@ -41,7 +41,16 @@ from jaxeff.core import (
     pure_function,
     validate,
 )
-from jaxeff.program import Layer, Program, Rule, check_settings, interpret, plain, resolve, trace
+from jaxeff.program import (
+    Layer,
+    Program,
+    Rule,
+    check_settings,
+    interpret,
+    plain_rule,
+    resolve,
+    trace,
+)
 
 
 class RunningRange(NamedTuple):
@@ -109,7 +118,7 @@ def running(
                 )
 
             def rule(layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
-                first, *others = plain(layer, key, *values)
+                first, *others = plain_rule(layer, key, *values)
                 setting = settings.get(layer.site)
                 if setting is None:
                     return [first, *others]

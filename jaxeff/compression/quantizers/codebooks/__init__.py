@@ -7,9 +7,9 @@ from jaxeff.compression.quantizers.codebooks._discrete import Discrete
 from jaxeff.compression.quantizers.codebooks._floating import Floating
 from jaxeff.compression.quantizers.codebooks._incremental import (
     Incremental,
-    incrementally,
-    largest,
-    shares,
+    incremental_quantization,
+    largest_mask,
+    share_schedule,
 )
 from jaxeff.compression.quantizers.codebooks._learned_basis import LearnedBasis
 from jaxeff.compression.quantizers.codebooks._learned_powers import LearnedPowers
@@ -28,7 +28,7 @@ __all__ = [
     "PowersOfTwo",
     "Ternary",
     "TrainedTernary",
-    "incrementally",
-    "largest",
-    "shares",
+    "incremental_quantization",
+    "largest_mask",
+    "share_schedule",
 ]

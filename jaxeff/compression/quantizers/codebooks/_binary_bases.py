@@ -25,10 +25,10 @@ from jaxtyping import Array, Float
 from jaxeff.compression.numerics import (
     BaseQuantizer,
     Tensor,
+    at_least_float32,
     kept_axes,
     least_squares,
     straight_through,
-    widened,
 )
 from jaxeff.core import Choice, Count, Number, register_setting, static
 
@@ -137,7 +137,7 @@ class BinaryBases(BaseQuantizer):
         return 0.5 - (low + (high - low) * parts)
 
     def _scales(self, x: Array, tensor: Tensor) -> Array:
-        wide = widened(x)
+        wide = at_least_float32(x)
         shifts = jnp.asarray(self.shifts, x.dtype)
         signs = [self._basis(x, shifts[..., i], tensor) for i in range(self.bases)]
         bases = [b.astype(wide.dtype) for b in signs]

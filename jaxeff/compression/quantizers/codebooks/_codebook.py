@@ -26,12 +26,12 @@ from jaxtyping import Array, Float
 from jaxeff.compression.numerics import (
     BaseQuantizer,
     Tensor,
+    at_least_float32,
     kept_axes,
-    look_up,
+    lookup_levels,
     mean_length,
     nearest,
     sums,
-    widened,
 )
 from jaxeff.core import Choice, Count, Number, is_concrete, register_setting, static
 
@@ -88,12 +88,12 @@ class Codebook(BaseQuantizer):
             ValueError: The codebook is larger than what it stands for.
         """
         # Assignments have no gradient; a shared value gets the sum of its members' (Han et
-        # al., section 3.3), through `look_up`.
+        # al., section 3.3), through `lookup_levels`.
         fixed = lax.stop_gradient(x)
         values = self.values if self.values is not None else self._k_means(fixed, tensor)
         tensor.fitted("Codebook.values", values[..., 0], x)
         levels = jnp.sort(jnp.asarray(values, x.dtype), axis=-1)
-        y = look_up(levels, nearest(fixed, lax.stop_gradient(levels)))
+        y = lookup_levels(levels, nearest(fixed, lax.stop_gradient(levels)))
         through = self.reassign or self.values is None or tensor.role == "activation"
         return y + ((x if through else fixed) - fixed)
 
@@ -141,7 +141,7 @@ class Codebook(BaseQuantizer):
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))
 def _lloyd(x: Array, count: int, axes: tuple[int, ...], shape: tuple[int, ...]) -> Array:
     """Computes shared values by k-means, from evenly spaced ones."""
-    wide = widened(x)
+    wide = at_least_float32(x)
     low, high = (end(wide, axes).reshape(shape)[..., None] for end in (jnp.min, jnp.max))
     # Linear initialization: large weights, few but important, get shared values too (Han et
     # al., section 3.2).
@@ -154,7 +154,7 @@ def _lloyd(x: Array, count: int, axes: tuple[int, ...], shape: tuple[int, ...]) 
         levels, _, turns = carry
         codes = nearest(wide, levels)
         # Sums of distances, which are small, lose less to rounding than sums of values.
-        counts, totals = sums(wide - look_up(levels, codes), codes, count, shape)
+        counts, totals = sums(wide - lookup_levels(levels, codes), codes, count, shape)
         # An empty cluster stays where it is.
         moved = levels + totals / jnp.maximum(counts, 1)
         return moved, jnp.any(jnp.abs(moved - levels) > still), turns + 1

@@ -46,10 +46,10 @@ from jaxtyping import Array, Float
 from jaxeff.compression.numerics import (
     BaseQuantizer,
     Tensor,
+    at_least_float32,
     kept_axes,
-    or_one,
+    safe_scale,
     straight_through,
-    widened,
 )
 from jaxeff.core import (
     Choice,
@@ -132,7 +132,7 @@ class Discrete(BaseQuantizer):
         self._check_role(tensor)
         if self.logits is not None and self.scale is not None:
             return self
-        value = widened(x)
+        value = at_least_float32(x)
         scale = self.scale
         if scale is None:
             axes, shape = kept_axes(value, tensor.axes(self.per))
@@ -141,7 +141,7 @@ class Discrete(BaseQuantizer):
             size = jnp.mean(jnp.abs(fixed), axes).reshape(shape)
             # A constant has no deviation but rounding errors; its magnitude serves.
             scale = jnp.where(std > 1e-6 * size, std, size)
-            scale = or_one(scale)
+            scale = safe_scale(scale)
         if self.logits is not None:
             return replace(self, scale=scale)
         unit = value / tensor.fitted("Discrete.scale", scale, value)
@@ -179,7 +179,7 @@ class Discrete(BaseQuantizer):
                 f"weight of shape {x.shape} with {self.levels} values; give it "
                 f"{(*x.shape, self.levels)}, or leave it to init."
             )
-        value = widened(x)
+        value = at_least_float32(x)
         return own, tensor.fitted("Discrete.scale", own.scale, value)
 
     def _values(self, like: Array) -> Array:

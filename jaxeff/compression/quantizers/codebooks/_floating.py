@@ -22,11 +22,11 @@ from jaxtyping import Array, Float
 from jaxeff.compression.numerics import (
     BaseQuantizer,
     Tensor,
+    at_least_float32,
     keep_positive,
     magnitude,
     straight_through,
     wide_dtype,
-    widened,
 )
 from jaxeff.core import Choice, Number, register_setting, static
 
@@ -74,7 +74,7 @@ class Floating(BaseQuantizer):
     def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
         """Returns the nearest values of the format, times the scale."""
         own = self.start(lax.stop_gradient(x), tensor)
-        value = widened(x)
+        value = at_least_float32(x)
         if own.scale is None:
             return self._nearest(value).astype(x.dtype)
         scale = tensor.fitted("Floating.scale", own.scale, value)

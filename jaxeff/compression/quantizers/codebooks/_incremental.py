@@ -6,14 +6,15 @@ With b bits the values are {0} and ±2^k for n2 <= k <= n1, n1 = floor(log2(4/3 
 n2 = n1 + 1 - 2^(b-2) (Zhou et al., eq. 1 to 4).
 
 `Incremental` quantizes the largest weights of an array as it is now; which these are may change as
-the others grow. `incrementally` keeps them, as the paper does (eq. 8): it moves weights to their
-values as their turn comes and holds them there, whatever the optimizer.
+the others grow. `incremental_quantization` keeps them, as the paper does (eq. 8): it moves weights
+to their values as their turn comes and holds them there, whatever the optimizer.
 
 ```python
 import jax
 import optax
 
-from jaxeff.compression import LayerQuantization, Incremental, incrementally, quantized, shares
+from jaxeff.compression import Incremental, LayerQuantization, quantized
+from jaxeff.compression import incremental_quantization, share_schedule
 from jaxeff.nn import small_classifier
 from jaxeff.training import cross_entropy, fit
 
@@ -22,7 +23,7 @@ f, params, data = small_classifier()
 def kernels(params):
     return jax.tree_util.tree_map_with_path(lambda path, w: "kernel" in str(path[-1]), params)
 
-inq = incrementally(Incremental(5), shares(every=4))
+inq = incremental_quantization(Incremental(5), share_schedule(every=4))
 optimizer = optax.chain(optax.adam(1e-3), optax.masked(inq, kernels))
 run = fit(jax.random.key(0), cross_entropy(f), params, data,
           optimizer=optimizer, epochs=4, batch_size=32)
@@ -30,7 +31,7 @@ g = quantized(f, {"*:linear": LayerQuantization(Incremental(5))})  # all weights
 ```
 
 Sharp edges:
-    `incrementally` must come last, after the learning rate.
+    `incremental_quantization` must come last, after the learning rate.
     Weights of equal magnitude become values together, so that a part may be larger than asked for.
     A share is of the weights of one array.
 """
@@ -95,7 +96,7 @@ class Incremental(BaseQuantizer):
         fixed = lax.stop_gradient(x)
         own = self.start(fixed, tensor)
         tensor.fitted("Incremental.top", own.top, x)
-        done = largest(jnp.abs(fixed), own.fraction)
+        done = largest_mask(jnp.abs(fixed), own.fraction)
         # Values are constants: the other weights alone are trained on (eq. 8).
         return jnp.where(done, own.values(fixed), x)
 
@@ -120,7 +121,7 @@ class Incremental(BaseQuantizer):
 
 
 @validate(every=static_integer())
-def shares(every: int, fractions: Sequence[float] = SHARES) -> optax.Schedule:
+def share_schedule(every: int, fractions: Sequence[float] = SHARES) -> optax.Schedule:
     """Makes a schedule with a constant number of updates between two shares.
 
     Args:
@@ -138,7 +139,7 @@ def shares(every: int, fractions: Sequence[float] = SHARES) -> optax.Schedule:
 
 
 class IncrementalState(NamedTuple):
-    """State of `incrementally`.
+    """State of `incremental_quantization`.
 
     Attributes:
         steps: Updates so far.
@@ -152,13 +153,15 @@ class IncrementalState(NamedTuple):
 
 
 @validate(method=instance_of(Incremental), schedule=function_of_form("schedule(step)"))
-def incrementally(method: Incremental, schedule: optax.Schedule) -> optax.GradientTransformation:
+def incremental_quantization(
+    method: Incremental, schedule: optax.Schedule
+) -> optax.GradientTransformation:
     """Moves weights to powers of two by a schedule, and holds them there.
 
     Args:
         method: The bit width, and the largest exponent if that isn't to be measured; its own
             fraction isn't used.
-        schedule: The share that is quantized after so many updates, such as `shares(1000)`.
+        schedule: The share that is quantized after so many updates, such as `share_schedule(1000)`.
 
     Returns:
         A transformation of updates, for weights alone (`optax.masked`); its `update` needs the
@@ -176,13 +179,15 @@ def incrementally(method: Incremental, schedule: optax.Schedule) -> optax.Gradie
         updates: Any, state: IncrementalState, params: Any = None
     ) -> tuple[Any, IncrementalState]:
         if params is None:
-            raise ValueError("incrementally moves weights: pass update the parameters too.")
+            raise ValueError(
+                "incremental_quantization moves weights: pass update the parameters too."
+            )
         share = schedule(state.steps)
 
         def partition(w: Array, done: Array) -> Array:
             # What is quantized stays so: its magnitude counts as infinite, so the share
             # includes it.
-            return done | largest(jnp.where(done, jnp.inf, jnp.abs(w)), share)
+            return done | largest_mask(jnp.where(done, jnp.inf, jnp.abs(w)), share)
 
         done = jax.tree.map(partition, params, state.done)
 
@@ -196,7 +201,7 @@ def incrementally(method: Incremental, schedule: optax.Schedule) -> optax.Gradie
     return optax.GradientTransformation(init, update)  # type: ignore[arg-type]
 
 
-def largest(x: Float[Array, "*shape"], fraction: Any) -> Bool[Array, "*shape"]:
+def largest_mask(x: Float[Array, "*shape"], fraction: Any) -> Bool[Array, "*shape"]:
     """Marks the largest values, a share of all, rounded to a whole number of them."""
     count = jnp.round(jnp.asarray(fraction, jnp.float32) * x.size).astype(jnp.int32)
     # A threshold instead of indices: the fraction may be traced, a shape may not.

@@ -30,12 +30,12 @@ from jaxtyping import Array, Float
 from jaxeff.compression.numerics import (
     BaseQuantizer,
     Tensor,
+    at_least_float32,
     kept_axes,
     least_squares,
-    look_up,
+    lookup_levels,
     nearest,
     sums,
-    widened,
 )
 from jaxeff.core import Choice, Count, Number, register_setting, static, with_leading_axes
 
@@ -87,7 +87,7 @@ class LearnedBasis(BaseQuantizer):
         basis = jnp.asarray(own.basis, x.dtype)
         tensor.fitted("LearnedBasis.basis", basis[..., 0], x)
         levels, _ = self._levels(basis, tensor)
-        value = look_up(levels, nearest(fixed, lax.stop_gradient(levels)))
+        value = lookup_levels(levels, nearest(fixed, lax.stop_gradient(levels)))
         passed = x
         if tensor.role == "activation":
             # Activations above the highest level have no gradient: they are clipped.
@@ -109,7 +109,7 @@ class LearnedBasis(BaseQuantizer):
             return self.start(x, tensor)
         x = lax.stop_gradient(x)
         old = lax.stop_gradient(jnp.asarray(self.basis))
-        wide = widened(old)
+        wide = at_least_float32(old)
         # One turn per training step: codes change little between steps (the paper's algorithm).
         new = self._turn(wide, x, tensor)
         mixed = self.momentum * wide + (1 - self.momentum) * new
@@ -122,7 +122,7 @@ class LearnedBasis(BaseQuantizer):
     def _first(self, x: Array, tensor: Tensor) -> Array:
         """Makes a basis of powers of two, whose levels are evenly spaced."""
         axes, shape = kept_axes(x, tensor.axes(self.per))
-        wide = widened(x)
+        wide = at_least_float32(x)
         square = jnp.mean(wide**2, axes).reshape(shape)
         if tensor.role == "weight":
             unit = MIDDLE * jnp.sqrt(square) / 2 ** (self.bits - 1)

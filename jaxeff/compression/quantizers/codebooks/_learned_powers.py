@@ -28,12 +28,12 @@ from jaxtyping import Array, Float
 from jaxeff.compression.numerics import (
     BaseQuantizer,
     Tensor,
+    at_least_float32,
     keep_ordered,
     magnitude,
-    or_one,
+    safe_scale,
     straight_through,
     wide_dtype,
-    widened,
 )
 from jaxeff.core import Choice, Count, Number, register_setting, static, static_number
 
@@ -69,7 +69,7 @@ class LearnedPowers(BaseQuantizer):
     def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
         """Returns the nearest powers of two in range, with the gradients above."""
         own = self.start(lax.stop_gradient(x), tensor)
-        value = widened(x)
+        value = at_least_float32(x)
         least = tensor.fitted("LearnedPowers.minimum", own.minimum, value)
         most = tensor.fitted("LearnedPowers.maximum", own.maximum, value)
         least, most = _ends(least, most)
@@ -95,7 +95,7 @@ class LearnedPowers(BaseQuantizer):
         if least is not None and most is not None:
             return self
         if most is None:
-            top = or_one(magnitude(x, tensor, self.per))
+            top = safe_scale(magnitude(x, tensor, self.per))
             most = nearest_power(top.astype(wide_dtype(x)))
         if least is None:
             # Powers per sign that fit the width; zero takes one code of them.

@@ -27,7 +27,7 @@ from jaxeff.compression.numerics import (
     Tensor,
     kept_axes,
     magnitude,
-    or_one,
+    safe_scale,
 )
 from jaxeff.core import Choice, NonNegative, Number, register_setting, static
 
@@ -160,7 +160,7 @@ class TrainedTernary(BaseQuantizer):
         below = _mean(x, x < -threshold, axes, shape)
         # A side without values starts from the other's number, so that training may use it.
         up, down = jnp.where(above > 0, above, below), jnp.where(below > 0, below, above)
-        up, down = map(or_one, (up, down))
+        up, down = map(safe_scale, (up, down))
         return replace(
             self,
             positive=up if self.positive is None else self.positive,

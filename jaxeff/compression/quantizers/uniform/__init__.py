@@ -4,10 +4,10 @@ from jaxeff.compression.quantizers.uniform._bayesian_bits import BayesianBits
 from jaxeff.compression.quantizers.uniform._dorefa import DoReFa
 from jaxeff.compression.quantizers.uniform._half_wave import HalfWave, half_wave_levels
 from jaxeff.compression.quantizers.uniform._hard_concrete import (
-    at_test_time,
+    deterministic_gates,
+    gate_location,
     hard_concrete,
-    location,
-    openness,
+    open_probability,
 )
 from jaxeff.compression.quantizers.uniform._int import Int
 from jaxeff.compression.quantizers.uniform._learned_width import LearnedWidth
@@ -30,10 +30,10 @@ __all__ = [
     "Relaxed",
     "Stochastic",
     "Uniform",
-    "at_test_time",
+    "deterministic_gates",
+    "gate_location",
     "half_wave_levels",
     "hard_concrete",
-    "location",
-    "openness",
+    "open_probability",
     "posterior_bits",
 ]

@@ -36,16 +36,16 @@ from jaxtyping import Array, Float
 from jaxeff.compression.numerics import (
     BaseQuantizer,
     Tensor,
+    at_least_float32,
     infer_sign,
     keep_positive,
     kept_axes,
     magnitude,
-    or_one,
     round_through,
+    safe_scale,
     wide_dtype,
-    widened,
 )
-from jaxeff.compression.quantizers.uniform._hard_concrete import hard_concrete, openness
+from jaxeff.compression.quantizers.uniform._hard_concrete import hard_concrete, open_probability
 from jaxeff.core import Choice, Number, register_setting, static, static_number
 
 WIDTHS = (2, 4, 8, 16, 32)
@@ -98,7 +98,7 @@ class BayesianBits(BaseQuantizer):
     def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
         """Sums the two-bit value and the residuals whose gates are open."""
         own = self.start(lax.stop_gradient(x), tensor)
-        value = widened(x)
+        value = at_least_float32(x)
         beta = tensor.fitted("BayesianBits.maximum", own.maximum, value)
         # The smallest step, of 32 bits, is about 2^-32 beta: it has to be a normal number too.
         beta = keep_positive(beta, 2.0**40)
@@ -127,7 +127,7 @@ class BayesianBits(BaseQuantizer):
         if signed is None:
             signed = infer_sign(x, tensor)
         if maximum is None:
-            maximum = or_one(magnitude(x, tensor, "tensor"))
+            maximum = safe_scale(magnitude(x, tensor, "tensor"))
         if gates is None:
             # q = sigmoid(6 + 1.6): open with a probability of 0.9995.
             gates = jnp.full(len(WIDTHS) - 1, 6.0, wide_dtype(x))
@@ -160,10 +160,10 @@ class BayesianBits(BaseQuantizer):
         gates = jnp.asarray(own.gates)
         # A residual counts only if all gates before it are open: independent gates, so
         # probabilities multiply.
-        open_ = jnp.cumprod(jnp.concatenate([jnp.ones(1, gates.dtype), openness(gates)]))
+        open_ = jnp.cumprod(jnp.concatenate([jnp.ones(1, gates.dtype), open_probability(gates)]))
         bits = jnp.sum(open_ * jnp.asarray(WIDTHS, gates.dtype))
         if own.kept is not None and self.pruned != "nothing":
-            bits = bits * jnp.mean(openness(jnp.asarray(own.kept, gates.dtype)))
+            bits = bits * jnp.mean(open_probability(jnp.asarray(own.kept, gates.dtype)))
         return jnp.asarray(self.price, gates.dtype) * bits
 
     def _gated(self, x: Array, span: Array, value: Array, tensor: Tensor) -> Array:
@@ -205,7 +205,7 @@ class BayesianBits(BaseQuantizer):
 def _is_open(phi: Any) -> Any:
     """Marks gates that are open at test time by one, others by zero."""
     phi = jnp.asarray(phi)
-    return (1 - openness(phi) < _CLOSED).astype(phi.dtype)
+    return (1 - open_probability(phi) < _CLOSED).astype(phi.dtype)
 
 
 __all__ = ["WIDTHS", "BayesianBits"]

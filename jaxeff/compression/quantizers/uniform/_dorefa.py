@@ -31,12 +31,12 @@ from jaxeff.compression.numerics import (
     BaseQuantizer,
     Bits,
     Tensor,
+    at_least_float32,
     largest_magnitude,
-    or_one,
     power_of_two,
+    safe_scale,
     straight_through,
     wide_dtype,
-    widened,
 )
 from jaxeff.core import Width, register_setting, static_number
 
@@ -64,7 +64,7 @@ class DoReFa(BaseQuantizer):
 
     def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
         """Returns the values above, of a weight or of an activation."""
-        value = widened(x)
+        value = at_least_float32(x)
         if tensor.role == "weight":
             return self._weights(value).astype(x.dtype)
         # Written by `where`: `jnp.clip` would halve the gradient at its ends.
@@ -105,7 +105,7 @@ def _squashed(w: Array, bits: Bits) -> Array:
     # tanh limits the range before quantizing, so that single large weights don't set the
     # scale.
     squashed = jnp.tanh(w)
-    unit = squashed / or_one(2 * largest_magnitude(squashed))
+    unit = squashed / safe_scale(2 * largest_magnitude(squashed))
     return 2 * _rounded(unit + 0.5, bits) - 1
 
 
@@ -132,7 +132,7 @@ def _backward(kept: tuple[Array, Any], gradient: Array) -> tuple[Array, None, No
     # A scale per example: gradients differ by orders of magnitude between examples. Uniform
     # noise before rounding makes the coarse gradient unbiased.
     top = largest_magnitude(dr, (0,) if dr.ndim > 1 else ())
-    scale = 2 * or_one(top)
+    scale = 2 * safe_scale(top)
     noise = jax.random.uniform(key, dr.shape, dr.dtype, -0.5, 0.5)
     codes = lax.round((dr / scale + 0.5) * steps + noise, lax.RoundingMethod.TO_NEAREST_EVEN)
     rounded = scale * (jnp.clip(codes, 0, steps) * (1 / steps) - 0.5)

@@ -33,9 +33,9 @@ from jaxtyping import Array, Float
 from jaxeff.compression.numerics import (
     BaseQuantizer,
     Tensor,
-    look_up,
+    lookup_levels,
     nearest,
-    or_one,
+    safe_scale,
     straight_through,
 )
 from jaxeff.core import Choice, Count, Number, register_setting, static, static_integer, validate
@@ -75,11 +75,13 @@ class HalfWave(BaseQuantizer):
         """
         own = self.start(lax.stop_gradient(x), tensor)
         scale = tensor.fitted("HalfWave.scale", own.scale, x)
-        unit = x / or_one(scale)
+        unit = x / safe_scale(scale)
         levels = half_wave_levels(self.bits, self.uniform)
         last = float(levels[-1])
         table = jnp.asarray(levels, x.dtype)
-        value = jnp.where(unit > 0, look_up(table, nearest(unit, table)), jnp.zeros_like(unit))
+        value = jnp.where(
+            unit > 0, lookup_levels(table, nearest(unit, table)), jnp.zeros_like(unit)
+        )
         # NaN has no level: it must not pass for a zero.
         value = jnp.where(jnp.isnan(unit), unit, value)
         passed = jnp.where((unit > 0) & (unit <= last), unit, 0)

@@ -23,12 +23,12 @@ TAU, GAMMA, ZETA = 2 / 3, -0.1, 1.1
 _SHIFT = TAU * math.log(-GAMMA / ZETA)
 
 
-def openness(phi: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+def open_probability(phi: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """Computes the probability that a gate isn't closed."""
     return jax.nn.sigmoid(phi - _SHIFT)
 
 
-def location(probability: float) -> float:
+def gate_location(probability: float) -> float:
     """Computes the location of gates that aren't closed with a given probability."""
     return math.log(probability / (1 - probability)) + _SHIFT
 
@@ -41,9 +41,17 @@ def hard_concrete(key: PRNGKeyArray, phi: Float[Array, "*shape"]) -> Float[Array
     return jnp.clip(s * (ZETA - GAMMA) + GAMMA, 0, 1)
 
 
-def at_test_time(phi: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+def deterministic_gates(phi: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """Computes the gate at test time, without a draw (eq. 13)."""
     return jnp.clip(jax.nn.sigmoid(phi) * (ZETA - GAMMA) + GAMMA, 0, 1)
 
 
-__all__ = ["GAMMA", "TAU", "ZETA", "at_test_time", "hard_concrete", "location", "openness"]
+__all__ = [
+    "GAMMA",
+    "TAU",
+    "ZETA",
+    "deterministic_gates",
+    "gate_location",
+    "hard_concrete",
+    "open_probability",
+]

@@ -37,13 +37,13 @@ from jaxtyping import Array, Float
 from jaxeff.compression.numerics import (
     BaseQuantizer,
     Tensor,
+    at_least_float32,
     infer_sign,
     keep_ordered,
     magnitude,
-    or_one,
+    safe_scale,
     straight_through,
     wide_dtype,
-    widened,
 )
 from jaxeff.core import (
     Choice,
@@ -90,7 +90,7 @@ class LearnedWidth(BaseQuantizer):
     def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
         """Returns the nearest values of the grid, with the gradients above."""
         own = self.start(lax.stop_gradient(x), tensor)
-        value = widened(x)
+        value = at_least_float32(x)
         step = tensor.fitted("LearnedWidth.step", own.step, value)
         maximum = tensor.fitted("LearnedWidth.maximum", own.maximum, value)
         step, maximum = _sound(step, maximum)
@@ -116,7 +116,7 @@ class LearnedWidth(BaseQuantizer):
         if signed is None:
             signed = infer_sign(x, tensor)
         if maximum is None:
-            maximum = or_one(magnitude(x, tensor, self.per))
+            maximum = safe_scale(magnitude(x, tensor, self.per))
         if step is None:
             # Eq. 2 solved for d: q_max / (2^(bits-1) - 1), and a bit more without a sign.
             with_sign, without = (1 / (2.0 ** (self.initial - s) - 1) for s in (1, 0))

@@ -24,9 +24,9 @@ from jaxeff.compression.numerics import (
     infer_sign,
     keep_positive,
     kept_axes,
-    or_one,
     ranges,
     round_through,
+    safe_scale,
 )
 from jaxeff.core import (
     Choice,
@@ -124,7 +124,7 @@ class LSQ(BaseQuantizer):
             mean = jnp.mean(jnp.abs(x), axes).reshape(shape)
             step = 2 * mean / jnp.sqrt(jnp.maximum(upper, 1))
         # An array of zeros has no scale, and any step is right for it.
-        step = or_one(jnp.asarray(step)).astype(x.dtype)
+        step = safe_scale(jnp.asarray(step)).astype(x.dtype)
         return replace(known, step=step, offset=offset)
 
     def storage(self, shape: tuple[int, ...], tensor: Tensor) -> Any:

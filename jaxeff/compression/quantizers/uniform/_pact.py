@@ -21,14 +21,14 @@ from jaxeff.compression.numerics import (
     BaseQuantizer,
     Bits,
     Tensor,
+    at_least_float32,
     code_range,
     infer_sign,
     keep_positive,
     magnitude,
-    or_one,
+    safe_scale,
     straight_through,
     wide_dtype,
-    widened,
 )
 from jaxeff.core import (
     Choice,
@@ -72,7 +72,7 @@ class PACT(BaseQuantizer):
     def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
         """Returns the nearest values of the grid, with the gradients above."""
         own = self.start(lax.stop_gradient(x), tensor)
-        value = widened(x)
+        value = at_least_float32(x)
         alpha = own._level(value, tensor)
         lower, upper = code_range(self.bits, own.signed, value.dtype)
         # The range is symmetric: one bit with a sign has the codes -1, 0 and 1.
@@ -100,7 +100,7 @@ class PACT(BaseQuantizer):
         if self.signed is not None and alpha is not None:
             return self
         if alpha is None:
-            alpha = or_one(magnitude(x, tensor, self.per))
+            alpha = safe_scale(magnitude(x, tensor, self.per))
         return replace(self, signed=signed, alpha=alpha)
 
     def storage(self, shape: tuple[int, ...], tensor: Tensor) -> Any:

@@ -30,14 +30,14 @@ from jaxeff.compression.numerics import (
     BaseQuantizer,
     Bits,
     Tensor,
+    at_least_float32,
     code_range,
     infer_sign,
     keep_positive,
     magnitude,
-    or_one,
+    safe_scale,
     straight_through,
     wide_dtype,
-    widened,
 )
 from jaxeff.core import (
     Choice,
@@ -87,7 +87,7 @@ class Relaxed(BaseQuantizer):
     def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
         """Draws values of the grid, or takes the nearest."""
         own = self.start(lax.stop_gradient(x), tensor)
-        value = widened(x)
+        value = at_least_float32(x)
         step = tensor.fitted("Relaxed.step", own.step, value)
         step = keep_positive(step)
         lower, upper = code_range(self.bits, own.signed, value.dtype)
@@ -125,7 +125,7 @@ class Relaxed(BaseQuantizer):
             signed = infer_sign(x, tensor)
         known = replace(self, signed=signed)
         if step is None:
-            top = or_one(magnitude(x, tensor, self.per)).astype(wide_dtype(x))
+            top = safe_scale(magnitude(x, tensor, self.per)).astype(wide_dtype(x))
             _, upper = code_range(self.bits, signed, top.dtype)
             # A product: compilers make one of a division by a constant, and move values by an ulp.
             step = top * (1 / jnp.maximum(upper, 1))
