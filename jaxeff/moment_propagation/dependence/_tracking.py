@@ -44,7 +44,7 @@ def internal(values: Sequence[Value], nodes: Sequence[Node]) -> list[DependentCo
 
 def external(
     values: Sequence[Value], nodes: Sequence[Node], lineages: Mapping[Value, Lineage]
-) -> list[Meeting]:
+) -> list[DependentCombination]:
     """Finds the dependent entries that nodes combine because values share sources further back.
 
     Returns:
