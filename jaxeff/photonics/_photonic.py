@@ -14,7 +14,7 @@ logits = g(jax.random.key(0), params, x)
 Each matched pooling layer becomes quantized ReLU, average pooling and noise; see
 `jaxeff.photonics.elements` for the two models and their limits. A matched dense or convolution
 layer becomes a crossbar (same package). A noise level per activation is learnt with
-`jaxeff.photonics.with_levels`.
+`jaxeff.photonics.replace_levels`.
 
 Sharp edges:
     Same key, same noise: split the key for another draw.

@@ -56,7 +56,7 @@ def test_boards_measure_at_once(monkeypatch):
             together.wait()
             return bundle
 
-    monkeypatch.setattr("jaxeff_export.latency._measured.Turns", Steady)
+    monkeypatch.setattr("jaxeff_export.latency._measured.AlternatingTimer", Steady)
     monkeypatch.setattr(
         "jaxeff_export.latency._measured.compiled",
         lambda candidate, policy, **rest: float(policy.kept.sum()),

@@ -32,7 +32,7 @@ plan = gates.plan()
 The divergence is Molchanov et al.'s approximation (eq. 14), within a hundredth of the integral.
 
 Sharp edge: a gate is drawn once for a batch; per weight, and per example by local
-reparametrization, it is `jaxeff.pruning.sparsity.dropped`.
+reparametrization, it is `jaxeff.pruning.sparsity.variational_dropout`.
 
 Sources: Molchanov et al., "Variational Dropout Sparsifies Deep Neural Networks", arXiv:1701.05369;
 of groups, Louizos et al., "Bayesian Compression for Deep Learning", arXiv:1705.08665, section 3.1.
