@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from importer_oracle import assert_agrees, export
+from importer_oracle import assert_agrees, export, run
 from jax import lax
 from jax.numpy import fft
 from jaxeff_export.importer import UnsupportedOpError, import_stablehlo
@@ -43,6 +43,24 @@ def test_roots_and_sizes_at_the_edges():
         return jnp.abs(lax.complex(x, y)), _parts(jnp.sqrt(lax.complex(x[:-1], y[:-1])))
 
     assert_agrees(edges, real, imaginary, rtol=1e-5)
+
+
+@pytest.mark.parametrize("imaginary", [0.0, -0.0, 3.0, -3.0])
+def test_roots_that_jax_did_not_expand(imaginary):
+    part, whole = "tensor<2xf32>", "tensor<2xcomplex<f32>>"
+    text = f"""func.func public @main(%x: {part}, %y: {part}) -> ({part}, {part}) {{
+      %z = stablehlo.complex %x, %y : {whole}
+      %root = stablehlo.sqrt %z : {whole}
+      %real = stablehlo.real %root : ({whole}) -> {part}
+      %imaginary = stablehlo.imag %root : ({whole}) -> {part}
+      return %real, %imaginary : {part}, {part}
+    }}"""
+    x = np.array([-4, 4], "float32")
+    y = np.full(2, imaginary, "float32")
+    expected = jax.jit(lambda x, y: _parts(jnp.sqrt(lax.complex(x, y))))(x, y)
+    got = run(import_stablehlo(text), x, y)
+    for ours, xla in zip(got, expected, strict=True):
+        np.testing.assert_allclose(ours, xla, rtol=1e-6)
 
 
 def test_sums_and_updates():

@@ -79,12 +79,12 @@ def through(
     """
     meetings: list[DependentCombination] = []
 
-    def rule(inner: Any, given: Sequence[Lineage]) -> list[Lineage]:
+    def rule(inner: Any, given: list[Lineage]) -> list[Lineage]:
         results, found = _through(inner, given)
         meetings.extend(found)
         return results
 
-    return list(entering(rule, lambda *_: {})(eqn, lineages)), meetings
+    return list(entering(rule, lambda *_: {})(eqn, list(lineages))), meetings
 
 
 def _through(

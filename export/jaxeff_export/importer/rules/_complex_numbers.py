@@ -307,6 +307,8 @@ def _sqrt(p: ComplexRewriter, z: Complex) -> Complex:
     right = p.equal(p("abs", z.real), z.real)
     lower = p.equal(p("abs", z.imaginary), p("negate", z.imaginary))
     turned = p("select", lower, p("negate", main), main, kind=main.type)
+    # On the cut, Im z = 0 of either sign, XLA gives +i sqrt(|z|).
+    turned = p("select", p.equal(z.imaginary, zero), main, turned, kind=main.type)
     return Complex.of(
         p("select", right, main, p("abs", other), kind=main.type),
         p("select", right, other, turned, kind=main.type),
