@@ -53,7 +53,7 @@ from jaxeff.program import (
     resolve,
 )
 from jaxeff.program.costs import bits_scope, is_scalar
-from jaxeff.program.ir import primitives as prim
+from jaxeff.program.ir import Contraction
 from jaxeff.program.reading import mark
 
 
@@ -281,9 +281,6 @@ def _channels(layer: Layer, index: int) -> tuple[int, ...]:
             f"{node.primitive.name} in another, so its output channels are unknown; use "
             'per="tensor".'
         )
-    if node.primitive is prim.p.dot_general_p:
-        # A step per axis that isn't summed factors out of the sum; one per summed axis wouldn't.
-        summed = node.params["dimension_numbers"][0][side]
-        return tuple(axis for axis in range(len(shape)) if axis not in summed)
-    numbers = node.params["dimension_numbers"]
-    return (numbers.rhs_spec[0] if side == 1 else numbers.lhs_spec[0],)
+    contraction = Contraction.of(node)
+    # A step per axis that isn't summed factors out of the sum; one per summed axis wouldn't.
+    return tuple(sorted(contraction.batch(side) + contraction.free(side)))

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 
 from jaxeff.moment_propagation.dependence import SHARED, Labels, Lineage, identity, walk
 from jaxeff.program import Layer, Program
-from jaxeff.program.ir import Value
+from jaxeff.program.ir import Contraction, Value
 from jaxeff.program.ir import primitives as prim
 
 
@@ -78,8 +78,8 @@ def _product_axes(layer: Layer, value: Value) -> tuple[tuple[int, ...], tuple[in
     if op is None or op.primitive is not prim.p.dot_general_p or value not in op.inputs:
         return (), ()
     side = op.inputs.index(value)
-    summed, batched = (tuple(axes[side]) for axes in op.params["dimension_numbers"])
-    return summed, batched if layer.kind == "linear" else ()
+    product = Contraction.of(op)
+    return product.summed(side), product.batch(side) if layer.kind == "linear" else ()
 
 
 def _merged(lineage: Lineage) -> Labels:

@@ -33,6 +33,7 @@ References:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -53,8 +54,8 @@ from jaxeff.core import (
 )
 from jaxeff.core import jax_internals as _compat
 from jaxeff.program import Layer, Program, check_settings, interpret, plain_rule, resolve
+from jaxeff.program.ir import Contraction, run_nodes
 from jaxeff.program.ir import primitives as prim
-from jaxeff.program.ir import run_nodes
 
 
 @register_setting
@@ -118,9 +119,7 @@ def spectral(f: Callable[..., Any], spec: Mapping[str, Spectral | None]) -> Call
 
 def _weights(layer: Layer) -> tuple[int, ...]:
     """Returns the one weight of a layer that has a norm."""
-    known = layer.op is not None and layer.op.primitive in (
-        prim.p.dot_general_p, prim.p.conv_general_dilated_p
-    )  # fmt: skip
+    known = layer.op is not None and layer.op.primitive in prim.LINEAR
     usable = layer.kind == "linear" and known and len(layer.weights) == 1
     return layer.weights if usable else ()
 
@@ -139,13 +138,12 @@ def layer_norm(layer: Layer, values: Sequence[Any], iterations: int) -> Float[Ar
     operand = op.inputs[side]
     before = layer.nodes[: layer.nodes.index(op)]
     (weight,) = run_nodes(before, layer.inputs, values, [operand])
-    if op.primitive is prim.p.dot_general_p:
-        contracted = op.params["dimension_numbers"][0][side]
-        matrix = jnp.moveaxis(weight, contracted, range(len(contracted)))
-        rows = 1
-        for axis in contracted:
-            rows *= weight.shape[axis]
-        matrix = matrix.reshape(rows, -1)
+    contraction = Contraction.of(op)
+    if not contraction.is_convolution:
+        summed = contraction.summed(side)
+        rows = math.prod(weight.shape[axis] for axis in summed)
+        # Batch axes count as outputs: the norm is that of all their matrices beside each other.
+        matrix = jnp.moveaxis(weight, summed, range(len(summed))).reshape(rows, -1)
 
         def apply(u: Array, w: Array) -> Array:
             return u @ w
@@ -154,7 +152,8 @@ def layer_norm(layer: Layer, values: Sequence[Any], iterations: int) -> Float[Ar
     shape = list(op.inputs[1 - side].aval.shape)
     # The norm of the convolution as a map of images, with its padding and strides:
     # reshaping the kernel to a matrix would only bound it.
-    shape[op.params["dimension_numbers"].lhs_spec[0]] = 1  # one example
+    (examples,) = contraction.free(0)
+    shape[examples] = 1
 
     def convolve(u: Array, w: Array) -> Array:
         return _compat.bind(op.eqn, u, w)[0]

@@ -12,7 +12,7 @@ from typing import Any
 
 from jaxeff.program import Program
 from jaxeff.program.costs import node_macs
-from jaxeff.program.ir import Node, Role, repetitions
+from jaxeff.program.ir import Contraction, Node, Role, repetitions
 from jaxeff.program.ir import primitives as prim
 from jaxeff.pruning.dependencies import Axis, Channels, Concatenation, Dimension, Labels, resolve
 
@@ -63,14 +63,10 @@ def _dearest(bodies: list[Count]) -> Count:
 
 def _term(whole: int, node: Node, labels: Labels) -> Count:
     """Returns a product's cost, in proportion to the sizes of what it makes and sums."""
-    made = labels.of(node.outputs[0])
-    if node.primitive is prim.p.dot_general_p:
-        (summed, _), _ = node.params["dimension_numbers"]
-        axes = [*made, *(labels.of(node.inputs[0])[i] for i in summed)]
-    else:
-        numbers = node.params["dimension_numbers"]
-        inner = labels.of(node.inputs[1])[numbers.rhs_spec[1]]
-        axes = [made[numbers.out_spec[0]], made[numbers.out_spec[1]], inner]
+    contraction = Contraction.of(node)
+    made, right = labels.of(node.outputs[0]), labels.of(node.inputs[1])
+    axes = [axis for i, axis in enumerate(made) if i not in contraction.window(2)]
+    axes += [right[i] for i in contraction.summed(1)]
     # A kernel's places and strides lose nothing: what is left over is the same for every plan.
     per_entry = whole / math.prod(axis.size for axis in axes)
     axes = [*map(resolve, axes)]

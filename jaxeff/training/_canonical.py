@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxeff.core import ClosedJaxpr, JaxprEqn, bind, primitives, pure_function, validate
-from jaxeff.program.ir import Scan, walk
+from jaxeff.program.ir import Contraction, Scan, walk
 
 
 @validate(fn=pure_function)
@@ -42,7 +42,9 @@ def canonical_convolutions(fn: Callable[..., Any], *, products: bool = False) ->
 
     def canonical(*args: Any) -> Any:
         closed, shapes = jax.make_jaxpr(fn, return_shape=True)(*args)
-        outputs = _evaluate(closed, jax.tree.leaves(args), _product if products else _convolve)
+        outputs = _evaluate(
+            closed, jax.tree.leaves(args), _product if products else Contraction.in_channels_last
+        )
         return jax.tree.unflatten(jax.tree.structure(shapes), outputs)
 
     return canonical
@@ -71,7 +73,7 @@ def _evaluate(closed: ClosedJaxpr, values: list[Any], convolve: Convolve) -> lis
 
 def _apply(eqn: JaxprEqn, values: list[Any], convolve: Convolve) -> list[Any]:
     if eqn.primitive is primitives.conv_general_dilated_p:
-        return [convolve(eqn, *values)]
+        return [convolve(Contraction.of(eqn), *values)]
     if eqn.primitive in (primitives.jit_p, primitives.closed_call_p):
         inner = eqn.params["jaxpr" if "jaxpr" in eqn.params else "call_jaxpr"]
         return _evaluate(inner, values, convolve)
@@ -80,43 +82,20 @@ def _apply(eqn: JaxprEqn, values: list[Any], convolve: Convolve) -> list[Any]:
     return bind(eqn, *values)
 
 
-def _convolve(eqn: JaxprEqn, inputs: jax.Array, kernel: jax.Array) -> jax.Array:
-    params = dict(eqn.params)
-    numbers = params.pop("dimension_numbers")
-    # Each spec is (batch, channels, *space), the kernel's (out, in, *space).
-    (batch, feature, *space), (out, into, *taps), (rows, columns, *places) = (
-        numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec
-    )  # fmt: skip
-    last = inputs.ndim - 1
-    middle = range(1, last)
-    params["dimension_numbers"] = lax.ConvDimensionNumbers(
-        (0, last, *middle), (last, last - 1, *range(last - 1)), (0, last, *middle)
-    )
-    # Transposes outside the convolution are cheap, and cancel between two layers of one
-    # layout.
-    inputs = lax.transpose(inputs, (batch, *space, feature))
-    kernel = lax.transpose(kernel, (*taps, into, out))
-    result = eqn.primitive.bind(inputs, kernel, **params)
-    order = (rows, *places, columns)
-    return lax.transpose(result, [order.index(axis) for axis in range(last + 1)])
-
-
-def _product(eqn: JaxprEqn, inputs: jax.Array, kernel: jax.Array) -> jax.Array:
+def _product(contraction: Contraction, inputs: jax.Array, kernel: jax.Array) -> jax.Array:
     """Computes a convolution over one channel as the kernel's columns times all patches."""
-    params = eqn.params
-    numbers = params["dimension_numbers"]
+    params = contraction.params
+    (batch, feature, *space), (out, into, *taps), result = contraction.layouts
     dilated = any(n != 1 for n in (*params["lhs_dilation"], *params["rhs_dilation"]))
     grouped = params["feature_group_count"] * params["batch_group_count"] > 1
-    if kernel.shape[numbers.rhs_spec[1]] != 1 or dilated or grouped:
-        return _convolve(eqn, inputs, kernel)
-    (batch, feature, *space), (out, into, *taps) = numbers.lhs_spec, numbers.rhs_spec
+    if kernel.shape[into] != 1 or dilated or grouped:
+        return contraction.in_channels_last(inputs, kernel)
     image = lax.squeeze(lax.transpose(inputs, (feature, batch, *space)), (0,))
     # Padding once, so that every tap is a plain strided slice of the same image.
     borders = [(0, 0, 0), *((*pad, 0) for pad in params["padding"])]
     image = lax.pad(image, jnp.zeros((), image.dtype), borders)
     strides = params["window_strides"]
-    result: Any = eqn.outvars[0].aval
-    size = [result.shape[axis] for axis in numbers.out_spec[2:]]
+    size = [contraction.shapes[2][axis] for axis in contraction.window(2)]
     window = [kernel.shape[axis] for axis in taps]
 
     def seen(tap: tuple[int, ...]) -> jax.Array:
@@ -135,7 +114,7 @@ def _product(eqn: JaxprEqn, inputs: jax.Array, kernel: jax.Array) -> jax.Array:
         precision=params["precision"],
         preferred_element_type=params["preferred_element_type"],
     )
-    order = [numbers.out_spec[i] for i in (1, 0, *range(2, len(numbers.out_spec)))]
+    order = (result[1], result[0], *result[2:])
     return lax.transpose(y, [order.index(axis) for axis in range(len(order))])
 
 

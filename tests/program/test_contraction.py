@@ -69,7 +69,8 @@ def test_a_dot_product_is_a_product_of_matrices(drawn):
     assert c.macs == expected.size * c.fan_in
     assert c.groups == math.prod(w.shape[a] for a in c.batch(1))
     assert not c.is_convolution
-    assert c.window(0) == ()
+    assert c.window(0) == c.window(2) == ()
+    assert c.taps == 1
 
 
 @pytest.mark.parametrize("sums", ["bi,oi->bo", "oi,bi->ob", "gio,bgi->gob", "ogij,jgbi->gob"])
@@ -136,7 +137,9 @@ def test_a_convolution_is_a_product_of_matrices(drawn):
     np.testing.assert_array_equal(c.weight(c.matrix(np.asarray(w))), w)
     assert c.matrix(w).shape == c.matrix_shape
     assert c.groups == options["feature_group_count"]
+    assert c.taps == w.size // (w.shape[c.free(1)[0]] * w.shape[c.summed(1)[0]])
     names = options["dimension_numbers"]
+    assert "".join(names[2][a] for a in c.window(2)) == "HW"
     assert "".join(names[0][a] for a in c.free(0) + c.summed(0) + c.window(0)) == "NCHW"
     assert "".join(names[1][a] for a in c.free(1) + c.summed(1) + c.window(1)) == "OIHW"
     assert "".join(names[2].replace("C", "O")[a] for a in c.layouts[2]) in {"NOHW", "COHW"}
@@ -166,14 +169,15 @@ def test_a_batch_of_another_size_and_a_kernel_without_inputs(drawn):
 @given(convolutions())
 def test_channels_last_is_the_same_convolution(drawn):
     image, kernel, options = drawn
-    c = equation(functools.partial(lax.conv_general_dilated, **options), image, kernel)
+    f = functools.partial(lax.conv_general_dilated, **options)
+    c = equation(f, image, kernel)
     x, w = whole_numbers(image, 0), whole_numbers(kernel, 1)
-    (n, i, *places), (o, k, *taps), out = c.layouts
-    y = lax.conv_general_dilated_p.bind(
-        x.transpose(n, *places, i), w.transpose(*taps, k, o), **c.with_channels_last()
-    )
-    expected = lax.conv_general_dilated(x, w, **options)
-    np.testing.assert_array_equal(y, expected.transpose(out[0], *out[2:], out[1]))
+    np.testing.assert_array_equal(c.in_channels_last(x, w), f(x, w))
+    (inside,) = [
+        eqn for eqn in jax.make_jaxpr(c.in_channels_last)(x, w).eqns
+        if eqn.primitive is lax.conv_general_dilated_p
+    ]  # fmt: skip
+    assert Contraction.of(inside).is_channels_last
 
 
 @pytest.mark.parametrize("stride", [2, 3])

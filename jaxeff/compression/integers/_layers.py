@@ -16,7 +16,7 @@ from jaxeff.compression.integers._operators import q_conv2d, q_dense
 from jaxeff.compression.numerics import LayerQuantization
 from jaxeff.core import jax_internals as _compat
 from jaxeff.program import Layer
-from jaxeff.program.ir import entering, run_nodes
+from jaxeff.program.ir import Contraction, entering, run_nodes
 from jaxeff.program.ir import primitives as prim
 
 # On, between and far beyond the ends of usual clamps, all exact in float32.
@@ -39,15 +39,12 @@ def kernel_of(layer: Layer, setting: LayerQuantization) -> Callable[..., Array] 
     x, w = layer.inputs[layer.data[0]], layer.inputs[layer.weights[0]]
     if [node.inputs[0], node.inputs[1]] != [x, w] or node.primitive not in prim.LINEAR:
         return "a product whose operands are rearranged or have another order"
-    if node.primitive is prim.p.dot_general_p:
-        (summed, batch) = node.params["dimension_numbers"]
-        rank = len(x.aval.shape)
-        if batch != ((), ()) or summed != ((rank - 1,), (0,)) or len(w.aval.shape) != 2:
-            return "a product over other axes than the input's last and the weight's first"
-        return _dense
-    if node.primitive is prim.p.conv_general_dilated_p:
-        return _convolution(node.params, len(x.aval.shape))
-    return f"a {node.primitive.name}"
+    contraction = Contraction.of(node)
+    if contraction.is_convolution:
+        return _convolution(contraction)
+    if not contraction.is_channels_last:
+        return "a product over other axes than the input's last and the weight's first"
+    return _dense
 
 
 def is_convolution(layer: Layer) -> bool:
@@ -62,13 +59,12 @@ def _dense(x: Array, w: Array, bias: Array, *rest: Array, **attributes: Any) -> 
     return q_dense(flat, w, bias, *more, **attributes).reshape(shape)
 
 
-def _convolution(params: Any, rank: int) -> Callable[..., Array] | str:
-    numbers = params["dimension_numbers"]
-    orders = (numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec)
-    if rank != 4:
-        return f"a convolution over {rank - 2} axes; kernels have two"
+def _convolution(contraction: Contraction) -> Callable[..., Array] | str:
+    params, places = contraction.params, len(contraction.window(0))
+    if places != 2:
+        return f"a convolution over {places} axes; kernels have two"
     # Kernels read channels side by side.
-    if orders != ((0, 3, 1, 2), (3, 2, 0, 1), (0, 3, 1, 2)):
+    if not contraction.is_channels_last:
         return "a convolution in another layout than NHWC with HWIO"
     if tuple(params["lhs_dilation"]) != (1, 1):
         return "a transposed convolution"
@@ -82,7 +78,7 @@ def _convolution(params: Any, rank: int) -> Callable[..., Array] | str:
         strides=tuple(params["window_strides"]),
         padding=(top, bottom, left, right),
         dilation=tuple(params["rhs_dilation"]),
-        groups=params["feature_group_count"],
+        groups=contraction.groups,
     )
 
 

@@ -216,10 +216,11 @@ def _grid(problem: RoundingProblem) -> Grid:
             f"{type(method).__name__}; take Uniform, or gptq."
         )
     # Numbers per tensor or output channel become one per column of the matrices.
-    shape = at.weight(np.zeros((at.groups, 1, problem.weights.shape[2]))).shape
+    contraction = at.contraction
+    shape = contraction.weight(np.zeros((contraction.groups, 1, problem.weights.shape[2]))).shape
 
     def spread(number: Array) -> np.ndarray:
-        return at.matrix(np.broadcast_to(np.asarray(number), shape))
+        return contraction.matrix(np.broadcast_to(np.asarray(number), shape))
 
     return jax.tree.map(spread, to)
 

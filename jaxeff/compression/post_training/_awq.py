@@ -170,11 +170,11 @@ def _search(
     @jax.jit
     def error(scale: Array) -> Array:
         rows = scale[channels][:, :, None]
-        scaled = at.weight(w * rows).astype(dtype)
+        scaled = at.contraction.weight(w * rows).astype(dtype)
         # The range follows the scaled weights, as it will in the result.
         rounded = start(quantizer, scaled, tensor).quantize(scaled, tensor)
         # The error of Q(w s) / s against w, as the layer's inputs weigh it.
-        difference = at.matrix(rounded).astype(jnp.float32) / rows - w
+        difference = at.contraction.matrix(rounded).astype(jnp.float32) / rows - w
         return excess(difference, jnp.zeros(w.shape), second, second).sum()
 
     best, lowest = np.ones(count, np.float32), np.inf
@@ -191,17 +191,14 @@ def _search(
 
 def _input_channels(at: Multiplication) -> Int[np.ndarray, "groups inputs"]:
     """Numbers the input channels; the places of a kernel share a number."""
-    groups, inputs, _ = at.matrix_shape
-    places = 1
-    if at.is_convolution:
-        numbers = at.node.params["dimension_numbers"]
-        places = inputs // at.shape[numbers.rhs_spec[1]]
-    return (np.arange(groups * inputs) // places).reshape(groups, inputs)
+    groups, inputs, _ = at.contraction.matrix_shape
+    # The taps of a channel lie beside each other among the matrix's inputs.
+    return (np.arange(groups * inputs) // at.contraction.taps).reshape(groups, inputs)
 
 
 def _narrow(at: Multiplication, scale: Float[np.ndarray, "groups inputs"]) -> Array:
     """Shapes a scale like the weight, with one entry along axes where it is constant."""
-    wide = at.weight(np.broadcast_to(scale[:, :, None], at.matrix_shape))
+    wide = at.contraction.weight(np.broadcast_to(scale[:, :, None], at.contraction.matrix_shape))
     for axis in range(wide.ndim):
         first = wide.take([0], axis)
         wide = first if (wide == first).all() else wide

@@ -126,7 +126,7 @@ def output_channels(at: Multiplication) -> Labels | None:
 
     None where an entry is made of no weight, as between those of a dilated image.
     """
-    groups, inputs, outputs = at.matrix_shape
+    groups, inputs, outputs = at.contraction.matrix_shape
     # With data of ones and columns that hold one factor, an output scales with its own channel.
     zeros = [z + 1 if v.is_data else z for v in at.layer.inputs for z in (_zeros(v),)]
 
@@ -135,7 +135,7 @@ def output_channels(at: Multiplication) -> Labels | None:
         rows = scales.reshape(groups, 1, outputs)
         matrix = jnp.broadcast_to(rows, (groups, inputs, outputs))
         values = list(zeros)
-        values[at.index] = at.weight(matrix).astype(zeros[at.index].dtype)
+        values[at.index] = at.contraction.weight(matrix).astype(zeros[at.index].dtype)
         made: Array = at.layer.fn(*values)[0]
         return made
 
@@ -212,7 +212,7 @@ def _inputs(second: Multiplication, labels: Labels) -> Int[np.ndarray, "groups i
     """Finds the label of each input of a layer, if all rows agree; padding counts as none."""
     # First the label of each input, then a check of all rows: they agree, but for the padding.
     highest: Any = None
-    rows = jax.jit(second.rows)
+    rows = jax.jit(second.contraction.rows)
     marked = jnp.asarray(labels + 1, jnp.float32)
     for part, _ in second.parts(marked):
         here = np.rint(np.asarray(rows(*part))).astype(int)

@@ -95,7 +95,7 @@ def weights_of(
 ) -> Float[np.ndarray, "groups inputs outputs"]:
     """Returns the weights of a layer as matrices."""
     w = np.asarray(at.origin.to_input(leaves[at.origin.leaf]))
-    return np.asarray(at.matrix(w)).astype(np.float64)
+    return np.asarray(at.contraction.matrix(w)).astype(np.float64)
 
 
 def replace_weights(
@@ -104,7 +104,7 @@ def replace_weights(
     """Puts matrices in the place of a layer's weights, among the flattened arguments."""
     leaf = leaves[at.origin.leaf]
     dtype = at.layer.inputs[at.index].aval.dtype
-    new = jnp.asarray(np.asarray(at.weight(matrix)).astype(dtype))
+    new = jnp.asarray(np.asarray(at.contraction.weight(matrix)).astype(dtype))
     leaves[at.origin.leaf] = at.origin.to_leaf(new, leaf)
 
 

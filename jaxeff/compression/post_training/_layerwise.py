@@ -61,9 +61,9 @@ class RoundingProblem:
 
     def nearest(self, matrix: Matrix) -> Matrix:
         """Rounds to values of the grid; weights of all inputs, or of a single one."""
-        weight = self.at.weight(matrix).astype(self.dtype)
+        weight = self.at.contraction.weight(matrix).astype(self.dtype)
         rounded = self.quantizer.quantize(weight, self.tensor)
-        return self.at.matrix(rounded).astype(jnp.float32)
+        return self.at.contraction.matrix(rounded).astype(jnp.float32)
 
 
 Solve = Callable[[RoundingProblem], Matrix]
@@ -154,12 +154,12 @@ def on_grids(
                 here,
                 tensor,
                 quantizer,
-                here.matrix(np.asarray(w)).astype(np.float32),
+                here.contraction.matrix(np.asarray(w)).astype(np.float32),
                 here.reads(exact),
                 here.reads(inputs),
                 w.dtype,
             )
-            new = jnp.asarray(here.weight(np.asarray(solve(problem))).astype(w.dtype))
+            new = jnp.asarray(here.contraction.weight(np.asarray(solve(problem))).astype(w.dtype))
             # The returned spec must reproduce these weights: quantizing them again changes
             # nothing.
             check_kept(where, quantizer, new, tensor)

@@ -1,14 +1,12 @@
-"""Dot products and convolutions as one matrix product, with the parameter that is their weight.
+"""Dot products and convolutions with the parameter that is their weight.
 
-Every linear layer is `Y[g] = X[g] @ W[g]`: X `[groups, rows, inputs]`, W
-`[groups, inputs, outputs]`. Groups are the batch dimensions of a dot product, or the feature groups
-of a convolution, whose rows are its patches. Which parameter a weight is, is followed through what
-only moves or converts entries; any other weight (a product of two, one that is fake-quantized
-already) is no parameter that could be replaced, and is refused by name.
+As matrices (`Contraction`), every linear layer is `Y[g] = X[g] @ W[g]`: X
+`[groups, rows, inputs]`, W `[groups, inputs, outputs]`. Which parameter a weight is, is followed
+through what only moves or converts entries; any other weight (a product of two, one that is
+fake-quantized already) is no parameter that could be replaced, and is refused by name.
 """
 
 import functools
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,15 +18,13 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from jaxeff.program import Layer, Program
-from jaxeff.program.ir import Node, Role, Value, run_nodes
+from jaxeff.program.ir import Contraction, Node, Role, Value, run_nodes
 from jaxeff.program.ir import primitives as prim
 
 _CONVERSIONS = {prim.p.convert_element_type_p, prim.p.copy_p, prim.NAME}
 _MOVES = _CONVERSIONS | {
     prim.p.reshape_p, prim.p.transpose_p, prim.p.rev_p, prim.p.squeeze_p, prim.p.broadcast_in_dim_p,
 }  # fmt: skip
-
-_EXACT = lax.Precision.HIGHEST
 
 _ROWS = 1 << 24
 """Entries of X at once; more are taken in parts, for a convolution has each value many times."""
@@ -91,72 +87,14 @@ class Multiplication:
         assert node is not None
         return node
 
-    @property
-    def is_convolution(self) -> bool:
-        """Whether it is one."""
-        return self.node.primitive is prim.p.conv_general_dilated_p
-
     @functools.cached_property
-    def _side(self) -> int:
-        return next(i for i, v in enumerate(self.node.inputs) if not _is_data(v))
-
-    @functools.cached_property
-    def _axes(self) -> tuple[list[int], list[int], list[int]]:
-        """The weight's axes: groups, inputs, outputs; those of a convolution share the first."""
-        if self.is_convolution:
-            out, *summed = self.node.params["dimension_numbers"].rhs_spec
-            return [], list(summed), [out]
-        # What is neither summed nor paired makes outputs.
-        summed, batch = (d[self._side] for d in self.node.params["dimension_numbers"])
-        rest = [a for a in range(self._shape_rank) if a not in {*summed, *batch}]
-        return list(batch), list(summed), rest
-
-    @property
-    def _shape_rank(self) -> int:
-        return len(self.layer.inputs[self.index].aval.shape)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the weight as the layer reads it."""
-        shape: tuple[int, ...] = self.layer.inputs[self.index].aval.shape
-        return shape
-
-    @property
-    def groups(self) -> int:
-        """How many matrices there are."""
-        if self.is_convolution:
-            return int(self.node.params["feature_group_count"])
-        return math.prod(self.shape[a] for a in self._axes[0])
-
-    @property
-    def matrix_shape(self) -> tuple[int, int, int]:
-        """Groups, inputs, outputs."""
-        inputs = math.prod(self.shape[a] for a in self._axes[1])
-        return self.groups, inputs, math.prod(self.shape) // (self.groups * inputs)
-
-    def matrix(self, w: Any) -> Any:
-        """Reshapes a weight, or one with inputs of size one, to matrices; of NumPy or JAX."""
-        groups, summed, outputs = self._axes
-        inputs = math.prod(w.shape[a] for a in summed)
-        if self.is_convolution:  # [outputs, inputs], outputs of a group beside each other
-            flat = w.transpose(outputs + summed).reshape(self.groups, -1, inputs)
-            return flat.swapaxes(1, 2)
-        return w.transpose(groups + summed + outputs).reshape(self.groups, inputs, -1)
-
-    def weight(self, matrix: Any) -> Any:
-        """Reshapes a matrix to a weight; one with a single row gets axes of size one."""
-        groups, summed, outputs = self._axes
-        order = outputs + summed if self.is_convolution else groups + summed + outputs
-        # A single row stands for any input: GPTQ rounds one input of all outputs at a time.
-        whole = matrix.shape[1] > 1 or all(self.shape[a] == 1 for a in summed)
-        sizes = [self.shape[a] if whole or a not in summed else 1 for a in order]
-        flat = matrix.swapaxes(1, 2) if self.is_convolution else matrix
-        back = sorted(range(len(order)), key=order.__getitem__)
-        return flat.reshape(sizes).transpose(back)
+    def contraction(self) -> Contraction:
+        """Its axes and matrices: `matrix` is for the weight, `rows` for the data."""
+        return Contraction.of(self.node)
 
     def reads(self, values: Sequence[Any]) -> Array:
         """Computes the data operand from the layer's inputs."""
-        operand = self.node.inputs[1 - self._side]
+        operand = self.node.inputs[1 - self.contraction.side]
         if operand in self.layer.inputs:
             at: Array = values[self.layer.inputs.index(operand)]
             return at
@@ -164,45 +102,20 @@ class Multiplication:
         made: Array = run_nodes(nodes, self.layer.inputs, values, (operand,))[0]
         return made
 
-    def rows(self, x: Array) -> Float[Array, "groups rows inputs"]:
-        """Reshapes the data operand to matrices: patches of a convolution, padded by zeros."""
-        params = self.node.params
-        if not self.is_convolution:
-            summed, batch = (list(d[1 - self._side]) for d in params["dimension_numbers"])
-            rest = [a for a in range(x.ndim) if a not in {*summed, *batch}]
-            inputs = math.prod(x.shape[a] for a in summed)
-            return x.transpose(batch + rest + summed).reshape(self.groups, -1, inputs)
-        numbers = params["dimension_numbers"]
-        # At the highest precision: patches are copies of inputs, and a TPU's or GPU's
-        # default product would round them.
-        patches = lax.conv_general_dilated_patches(
-            x.transpose(numbers.lhs_spec),
-            [self.shape[a] for a in numbers.rhs_spec[2:]],
-            params["window_strides"],
-            params["padding"],
-            params["lhs_dilation"],
-            params["rhs_dilation"],
-            precision=_EXACT,
-        )
-        # Patches come as channels x taps, channels slowest: the order of `matrix`, groups
-        # outermost.
-        patches = patches.reshape(x.shape[numbers.lhs_spec[0]], self.groups, -1, *patches.shape[2:])
-        patches = patches.reshape(*patches.shape[:3], -1)
-        return patches.transpose(1, 0, 3, 2).reshape(self.groups, -1, patches.shape[2])
-
     def moment(self, x: Array, y: Array) -> Float[Array, "groups inputs inputs"]:
         """Computes the mean of x y^T over rows."""
 
         @jax.jit
         def sums(a: Array, b: Array) -> Array:
-            a, b = (self.rows(v.astype(jnp.float32)) for v in (a, b))
-            return jnp.einsum("gni,gnj->gij", a, b, precision=_EXACT) / a.shape[1]
+            a, b = (self.contraction.rows(v.astype(jnp.float32)) for v in (a, b))
+            return jnp.einsum("gni,gnj->gij", a, b, precision=lax.Precision.HIGHEST) / a.shape[1]
 
         return self._mean(sums, x, y)
 
     def magnitude(self, x: Array) -> Float[Array, "groups inputs"]:
         """Computes the mean of |x| of every input."""
-        return self._mean(jax.jit(lambda x: jnp.abs(self.rows(x.astype(jnp.float32))).mean(1)), x)
+        rows = self.contraction.rows
+        return self._mean(jax.jit(lambda x: jnp.abs(rows(x.astype(jnp.float32))).mean(1)), x)
 
     def _mean(self, of: Callable[..., Array], *xs: Array) -> Array:
         """Averages over parts of the batch, weighted by their sizes."""
@@ -214,15 +127,14 @@ class Multiplication:
 
     def parts(self, *xs: Array) -> Iterator[tuple[tuple[Array, ...], float]]:
         """Splits data operands into parts whose rows fit into memory, with their shares."""
-        if not self.is_convolution:
+        contraction = self.contraction
+        if not contraction.is_convolution:
             yield xs, 1.0
             return
-        numbers = self.node.params["dimension_numbers"]
-        axis = numbers.lhs_spec[0]
-        patch = math.prod(self.shape[a] for a in numbers.rhs_spec[2:])
+        (axis,) = contraction.free(0)
         images = xs[0].shape[axis]
         # Each value stands in as many patches as the kernel has taps.
-        split = min(images, 1 + xs[0].size * patch // _ROWS)
+        split = min(images, 1 + xs[0].size * contraction.taps // _ROWS)
         if split == 1:
             yield xs, 1.0
             return

@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 from jaxeff.core import primitives as p
 from jaxeff.core import split_p, stack_p, tile_p
-from jaxeff.program.ir import entering
+from jaxeff.program.ir import Contraction, entering
 from jaxeff.program.ir import primitives as prim
 
 APART: Literal["apart"] = "apart"
@@ -146,14 +146,13 @@ def _combined_axes(eqn: Any, shapes: Sequence[tuple[int, ...]]) -> list[list[int
         return [[a for a in axes if shape[a] != 1] for shape in shapes]
     if primitive in _RUNNING:
         return [[q["axis"]] if shapes[0][q["axis"]] != 1 else []]
-    if primitive is p.dot_general_p:
-        (left, right), _ = q["dimension_numbers"]
-        return [
-            [a for a in axes if shape[a] != 1]
-            for axes, shape in zip((left, right), shapes, strict=True)
-        ]
-    if primitive is p.conv_general_dilated_p:
-        return _combined_in_convolution(q, shapes)
+    if primitive in prim.LINEAR:
+        c = Contraction.of(eqn)
+        # A kernel tells how many terms there are: an image has the channels of all groups, and
+        # more places than a window covers.
+        pairs = zip(c.summed(0) + c.window(0), c.summed(1) + c.window(1), strict=True)
+        several = [pair for pair in pairs if shapes[1][pair[1]] != 1]
+        return [[pair[side] for pair in several] for side in (0, 1)]
     if primitive in prim.WINDOW and "window_dimensions" in q:
         return [[a for a, n in enumerate(q["window_dimensions"]) if n != 1] for _ in shapes]
     if primitive in _SCATTERING:
@@ -163,17 +162,6 @@ def _combined_axes(eqn: Any, shapes: Sequence[tuple[int, ...]]) -> list[list[int
     if primitive in known:
         return [[] for _ in shapes]
     return [[a for a, n in enumerate(shape) if n != 1] for shape in shapes]
-
-
-def _combined_in_convolution(q: Any, shapes: Sequence[tuple[int, ...]]) -> list[list[int]]:
-    numbers = q["dimension_numbers"]
-    (_, channel, *places), (_, inside, *taps) = numbers.lhs_spec, numbers.rhs_spec
-    size = [shapes[1][t] for t in taps]
-    # Taps of size one see one place; input channels of size one (depthwise) aren't summed over.
-    moving = [x for x, n in zip(places, size, strict=True) if n != 1]
-    data = moving + ([channel] if shapes[1][inside] != 1 else [])
-    weight = [t for t, n in zip(taps, size, strict=True) if n != 1]
-    return [data, weight + ([inside] if shapes[1][inside] != 1 else [])]
 
 
 def _labels(
@@ -225,9 +213,9 @@ def _labels(
     if primitive in _SCATTERING | {p.scatter_p}:
         return labels if operand == 0 else _scattered(q, operand, labels, shapes)
     if primitive is p.dot_general_p:
-        return _contracted(q, operand, labels, shapes)
+        return _contracted(Contraction.of(eqn), operand, labels)
     if primitive is p.conv_general_dilated_p:
-        return _convolved(q, operand, labels, shapes)
+        return _convolved(Contraction.of(eqn), operand, labels)
     if primitive in prim.WINDOW and "window_dimensions" in q and operand == 0:
         windows = zip(
             q["window_dimensions"], q["window_strides"], q["window_dilation"], labels, strict=True
@@ -325,36 +313,32 @@ def _scattered(q: Any, operand: int, labels: Labels, shapes: Sequence[tuple[int,
     return tuple(result)
 
 
-def _contracted(q: Any, operand: int, labels: Labels, shapes: Sequence[tuple[int, ...]]) -> Labels:
-    contracting, batch = q["dimension_numbers"]
-    free = [
-        [a for a in range(len(shapes[k])) if a not in {*contracting[k], *batch[k]}] for k in (0, 1)
-    ]
+def _contracted(c: Contraction, operand: int, labels: Labels) -> Labels:
     # An entry of one operand goes into the results of all free indices of the other.
-    own = [labels[a] for a in free[operand]]
-    left = own if operand == 0 else [SHARED] * len(free[0])
-    right = own if operand == 1 else [SHARED] * len(free[1])
-    return (*(labels[a] for a in batch[operand]), *left, *right)
+    left, right = (
+        [labels[a] if side == operand else SHARED for a in c.free(side)] for side in (0, 1)
+    )
+    return (*(labels[a] for a in c.batch(operand)), *left, *right)
 
 
-def _convolved(q: Any, operand: int, labels: Labels, shapes: Sequence[tuple[int, ...]]) -> Labels:
-    numbers = q["dimension_numbers"]
-    out_batch, out_channel, *out_places = numbers.out_spec
-    result: list[Label] = [SHARED] * len(shapes[0])
+def _convolved(c: Contraction, operand: int, labels: Labels) -> Labels:
+    q, (image, kernel, result) = c.params, c.layouts
+    out: list[Label] = [SHARED] * len(result)
     if operand == 1:
         # A kernel is the same at all places and for all examples: only output channels have their
         # own.
-        result[out_channel] = labels[numbers.rhs_spec[0]]
-        return tuple(result)
-    batch, channel, *places = numbers.lhs_spec
-    result[out_batch] = labels[batch] if q["batch_group_count"] == 1 else SHARED
-    taps = [shapes[1][t] for t in numbers.rhs_spec[2:]]
-    windows = zip(places, out_places, taps, q["window_strides"], q["rhs_dilation"], strict=True)
+        out[result[1]] = labels[kernel[0]]
+        return tuple(out)
+    out[result[0]] = labels[image[0]] if q["batch_group_count"] == 1 else SHARED
+    taps = [c.shapes[1][t] for t in c.window(1)]
+    windows = zip(
+        c.window(0), c.window(2), taps, q["window_strides"], q["rhs_dilation"], strict=True
+    )
     for place, target, size, stride, dilation in windows:
         # Windows that don't overlap see different entries, up to a permutation that isn't followed.
         disjoint = size == 1 or (stride >= size and dilation == 1)
-        result[target] = _unordered(labels[place]) if disjoint else SHARED
+        out[target] = _unordered(labels[place]) if disjoint else SHARED
     # Depthwise, one kernel per channel: a channel is made of itself alone.
-    if q["feature_group_count"] == shapes[0][channel] == shapes[1][numbers.rhs_spec[0]]:
-        result[out_channel] = labels[channel]
-    return tuple(result)
+    if c.groups == c.shapes[0][image[1]] == c.shapes[1][kernel[0]]:
+        out[result[1]] = labels[image[1]]
+    return tuple(out)

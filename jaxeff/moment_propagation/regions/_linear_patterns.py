@@ -25,11 +25,8 @@ from jaxeff.moment_propagation.regions._propagation import Environment, propagat
 from jaxeff.moment_propagation.rules import Attribute, Rule, composite, read_window, window_mean
 from jaxeff.moment_propagation.values import Gaussian, RawMoments, is_random, to_variance
 from jaxeff.program import Layer, Program
-from jaxeff.program.ir import Node, Value
+from jaxeff.program.ir import Contraction, Node, Value
 from jaxeff.program.reading import UNNAMED
-
-_NHWC = (0, 3, 1, 2)
-_HWIO = (3, 2, 0, 1)
 
 
 def with_bias_vectors(program: Program) -> None:
@@ -224,15 +221,14 @@ def _operator(op: Node) -> tuple[str, dict[str, Attribute]] | None:
     """Returns the operator of a product of data and weights, with its attributes, or None."""
     if len(op.values) != 2 or not op.values[0].is_data:
         return None
-    x, w = (v.aval for v in op.values)
-    if op.outputs[0].aval.dtype != x.dtype:
+    if op.outputs[0].aval.dtype != op.values[0].aval.dtype:
         return None
-    q = op.params
-    if op.primitive is p.dot_general_p:
-        matrix = (((x.ndim - 1,), (0,)), ((), ()))
-        return ("pfp_dense", {}) if w.ndim == 2 and q["dimension_numbers"] == matrix else None
-    layout = (_NHWC, _HWIO, _NHWC)
-    plain = tuple(q["dimension_numbers"]) == layout and q["batch_group_count"] == 1
+    contraction, q = Contraction.of(op), op.params
+    if not contraction.is_channels_last:
+        return None
+    if not contraction.is_convolution:
+        return "pfp_dense", {}
+    plain = len(contraction.window(0)) == 2 and q["batch_group_count"] == 1
     padding = tuple(edge for edges in q["padding"] for edge in edges)
     if not plain or any(d != 1 for d in q["lhs_dilation"]) or any(edge < 0 for edge in padding):
         return None
@@ -240,5 +236,5 @@ def _operator(op: Node) -> tuple[str, dict[str, Attribute]] | None:
         "strides": tuple(q["window_strides"]),
         "padding": padding,
         "dilation": tuple(q["rhs_dilation"]),
-        "groups": q["feature_group_count"],
+        "groups": contraction.groups,
     }

@@ -34,7 +34,7 @@ from jaxeff.moment_propagation.dependence import degrees, independent_lineages, 
 from jaxeff.moment_propagation.rules import DATA_MOVEMENT, bilinear, data_movement
 from jaxeff.moment_propagation.values import Gaussian, is_random
 from jaxeff.program import Layer
-from jaxeff.program.ir import Node, Value, run_nodes
+from jaxeff.program.ir import Contraction, Node, Value, run_nodes
 
 _MOST_ENTRIES = 2**22
 _MOST_VIEWS = 4
@@ -236,9 +236,8 @@ def _gram(
     node: Node, index: Mapping[Value, Index], moments: Mapping[Value, Gaussian]
 ) -> list[Any] | None:
     """Contracts two views whose terms share nothing with one another; None for others."""
-    left, right = (index[v] for v in node.values)
-    (lc, rc), (lb, rb) = node.params["dimension_numbers"]
-    left, right = _terms(left, lb, lc), _terms(right, rb, rc)  # [batch, free, terms]
+    contraction = Contraction.of(node)
+    left, right = (contraction.rows(index[v], side) for side, v in enumerate(node.values))
     if max(left.size * right.shape[1], right.size * left.shape[1]) > _MOST_ENTRIES:
         return None
     # A sum of products is exact if each of its terms is a product of independent entries or a
@@ -261,15 +260,6 @@ def _gram(
     mean = apart.mean + jnp.where(overlap, contract(x.var, one), 0)
     same = contract(2 * x.var * x.var + 4 * power * x.var, one)
     return [Gaussian(mean, jnp.where(overlap, same, apart.var))]
-
-
-def _terms(index: Index, batch: Sequence[int], contracted: Sequence[int]) -> Index:
-    free = [a for a in range(index.ndim) if a not in {*batch, *contracted}]
-    sizes = [
-        int(np.prod([index.shape[a] for a in axes], dtype=int))
-        for axes in (batch, free, contracted)
-    ]
-    return np.transpose(index, [*batch, *free, *contracted]).reshape(sizes)
 
 
 def _mixes(left: Index, right: Index) -> bool:

@@ -81,7 +81,10 @@ class Contraction:
         return tuple(self.params["dimension_numbers"][0][side])
 
     def window(self, side: int) -> _Axes:
-        """Returns a convolution's axes of places (0) or taps (1); none for a dot product."""
+        """Returns a convolution's axes of places (0), taps (1) or the result's places (2).
+
+        A dot product has none.
+        """
         return self.layouts[side][2:] if self.is_convolution else ()
 
     def free(self, side: int) -> _Axes:
@@ -93,6 +96,11 @@ class Contraction:
             return (self.layouts[side][0],)
         taken = {*self.summed(side), *self.batch(side)}
         return tuple(axis for axis in range(len(self.shapes[side])) if axis not in taken)
+
+    @property
+    def taps(self) -> int:
+        """How many entries of a kernel each channel meets; one for a dot product."""
+        return math.prod(self.shapes[1][axis] for axis in self.window(1))
 
     @property
     def layouts(self) -> tuple[_Axes, _Axes, _Axes]:
@@ -117,10 +125,19 @@ class Contraction:
         plain = self.summed(0) == (last,) and self.summed(1) == (0,)
         return plain and not self.batch(0) and len(self.shapes[1]) == 2
 
-    def with_channels_last(self) -> dict[str, Any]:
-        """Returns a convolution's parameters for image, kernel and result with channels last."""
-        numbers = _channels_last(len(self.shapes[0]))
-        return {**self.params, "dimension_numbers": numbers}
+    def in_channels_last(self, x: Any, kernel: Any) -> Any:
+        """Computes a convolution with channels last, of operands in its own layout.
+
+        Returns:
+            The result, in its own layout.
+        """
+        # Transposed outside of the convolution: those of two layers of one layout cancel.
+        (n, c, *places), (o, i, *taps), (rows, columns, *made) = self.layouts
+        params = {**self.params, "dimension_numbers": _channels_last(len(places) + 2)}
+        y = prim.p.conv_general_dilated_p.bind(
+            lax.transpose(x, (n, *places, c)), lax.transpose(kernel, (*taps, i, o)), **params
+        )
+        return lax.transpose(y, _inverse((rows, *made, columns)))
 
     @property
     def groups(self) -> int:

@@ -24,9 +24,9 @@ import numpy as np
 from jaxeff.core import Literal, split_p
 from jaxeff.core import jax_internals as _compat
 from jaxeff.program import Program
-from jaxeff.program.ir import Node, Scan, While, fixed_point, walk
+from jaxeff.program.ir import Contraction, Node, Scan, While, fixed_point, walk
 from jaxeff.program.ir import primitives as prim
-from jaxeff.pruning.dependencies._dimensions import Axis, Dimension, dimensions
+from jaxeff.pruning.dependencies._dimensions import Dimension, dimensions
 from jaxeff.pruning.dependencies._errors import MEAN
 from jaxeff.pruning.dependencies._labels import ChannelReader, Labels
 from jaxeff.pruning.dependencies._numbers import Numbers
@@ -127,8 +127,9 @@ class Crossing:
             # A product is zero at a removed index if either factor is: x_c w_c with w_c
             # masked.
             zero = (has[0] - given[0]) | (has[1] - given[1])
-            for axis in _contracted(eqn, labels.of(inputs[1])):
-                for dimension in dimensions(axis):
+            right = labels.of(inputs[1])
+            for i in Contraction.of(eqn).summed(1):
+                for dimension in dimensions(right[i]):
                     if dimension not in zero:
                         reader.crosses(eqn, dimension)
             return [made[0] - zero]
@@ -213,12 +214,3 @@ class Crossing:
         if isinstance(loop, While):
             self.program(test[0], loop.test_inputs(carry))
         return [*carry, *stacked]
-
-
-def _contracted(eqn: Any, axes: Sequence[Axis]) -> list[Axis]:
-    """Returns the axes of the second operand that a product sums over."""
-    numbers = eqn.params["dimension_numbers"]
-    if eqn.primitive is p.dot_general_p:
-        (_, summed), _ = numbers
-        return [axes[i] for i in summed]
-    return [axes[numbers.rhs_spec[1]]]

@@ -19,6 +19,7 @@ import numpy as np
 
 from jaxeff.core import Literal
 from jaxeff.core import jax_internals as _compat
+from jaxeff.program.ir import Contraction
 from jaxeff.program.ir import primitives as prim
 from jaxeff.pruning.dependencies._dimensions import Axis
 
@@ -53,8 +54,8 @@ class Numbers:
         if eqn.primitive is p.reduce_sum_p:
             self.summed[outputs[0]] = tuple(axes[0][i] for i in eqn.params["axes"])
         elif eqn.primitive is p.dot_general_p:
-            (one, _), _ = eqn.params["dimension_numbers"]
-            self.contracted[outputs[0]] = tuple(axes[0][i] for i in one)
+            summed = Contraction.of(eqn).summed(0)
+            self.contracted[outputs[0]] = tuple(axes[0][i] for i in summed)
         elif eqn.primitive in _MOVED:
             self.give(inputs, self, outputs)
         if eqn.primitive in prim.ELEMENTWISE and all(not a.aval.shape for a in inputs):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from jaxeff.program.ir import Contraction
 from jaxeff.program.ir import primitives as prim
 from jaxeff.pruning.dependencies import _parts as parts
 from jaxeff.pruning.dependencies._alignment import split, unify
@@ -107,26 +108,23 @@ def running(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[Axes]
 
 def dot(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[Axes]:
     """Unifies summed axes and batch axes of both sides."""
-    summed, paired = eqn.params["dimension_numbers"]
-    for one, other in (*zip(*summed, strict=True), *zip(*paired, strict=True)):
+    c = Contraction.of(eqn)
+    for one, other in zip(c.summed(0) + c.batch(0), c.summed(1) + c.batch(1), strict=True):
         unify(axes[0][one], axes[1][other], reader.reason(eqn))
     # Result axes in JAX's order: batch, then the free axes of the left and of the right
     # operand.
-    free = [
-        [axis for i, axis in enumerate(axes[k]) if i not in {*summed[k], *paired[k]}]
-        for k in (0, 1)
-    ]
-    return [(*(axes[0][i] for i in paired[0]), *free[0], *free[1])]
+    left = (axes[0][i] for i in c.batch(0) + c.free(0))
+    return [(*left, *(axes[1][i] for i in c.free(1)))]
 
 
 def convolution(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[Axes]:
     """Relates channels in and out; groups are a factor of both."""
-    q = eqn.params
-    numbers, groups = q["dimension_numbers"], q["feature_group_count"]
-    if q["batch_group_count"] != 1:
+    if eqn.params["batch_group_count"] != 1:
         return reader.unknown(eqn, axes, "groups of a batch")
-    batch, channels, *places = (axes[0][i] for i in numbers.lhs_spec)
-    out, inner, *taps = (axes[1][i] for i in numbers.rhs_spec)
+    contraction = Contraction.of(eqn)
+    groups, (of_image, of_kernel, of_result) = contraction.groups, contraction.layouts
+    batch, channels, *places = (axes[0][i] for i in of_image)
+    out, inner, *taps = (axes[1][i] for i in of_kernel)
     reason = reader.reason(eqn)
     # Positions and taps are paired by arithmetic on indices: removing one would shift the
     # others.
@@ -143,7 +141,7 @@ def convolution(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[A
         unify(out, AxisProduct((group, fresh(out.size // groups))), reason)
     shape = eqn.outvars[0].aval.shape
     result = [fresh(int(n), reason + PLACE) for n in shape]
-    result[numbers.out_spec[0]], result[numbers.out_spec[1]] = batch, out
+    result[of_result[0]], result[of_result[1]] = batch, out
     return [tuple(result)]
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from jaxeff.program.ir import Node, Value
+from jaxeff.program.ir import Contraction, Node, Value
 from jaxeff.program.ir import primitives as prim
 from jaxeff.pruning.dependencies import Axis, Channels, Dimension, dimensions
 
@@ -53,13 +53,11 @@ def _products(
 
 def _sorted(node: Node, side: int, axes: tuple[Axis, ...]) -> tuple[set[Dimension], set[Dimension]]:
     """Returns the dimensions of an operand that the result has, and those that are summed."""
-    if node.primitive is prim.p.dot_general_p:
-        summed = set(node.params["dimension_numbers"][0][side])
-    elif node.primitive is prim.p.conv_general_dilated_p:
-        numbers = node.params["dimension_numbers"]
-        summed = set(numbers.rhs_spec[1:] if side else [numbers.lhs_spec[1]])
-    else:
+    if node.primitive is prim.p.gather_p:
         summed = set(node.params["dimension_numbers"].start_index_map)
+    else:
+        contraction = Contraction.of(node)
+        summed = {*contraction.summed(side), *(contraction.window(1) if side else ())}
     return (
         _of(axis for i, axis in enumerate(axes) if i not in summed),
         _of(axis for i, axis in enumerate(axes) if i in summed),

@@ -19,8 +19,8 @@ import numpy as np
 from jaxeff.core import Literal, split_p
 from jaxeff.core import jax_internals as _compat
 from jaxeff.program import Layer
+from jaxeff.program.ir import Contraction, run_nodes, walk
 from jaxeff.program.ir import primitives as prim
-from jaxeff.program.ir import run_nodes, walk
 from jaxeff.pruning.dependencies import (
     RULES,
     UNKNOWN,
@@ -177,8 +177,9 @@ class Emission:
             return {"sizes": tuple(self.size(axes[q["axis"]]) for axes in results)}
         if primitive is p.conv_general_dilated_p:
             # Groups = input channels / channels per group: whole groups may have gone.
-            channels = labels.of(inputs[0])[q["dimension_numbers"].lhs_spec[1]]
-            inner = labels.of(inputs[1])[q["dimension_numbers"].rhs_spec[1]]
+            contraction = Contraction.of(eqn)
+            (image,), (kernel,) = contraction.summed(0), contraction.summed(1)
+            channels, inner = labels.of(inputs[0])[image], labels.of(inputs[1])[kernel]
             return {"feature_group_count": self.size(channels) // self.size(inner)}
         if primitive in {p.gather_p, p.dynamic_slice_p}:
             return {"slice_sizes": self._slices(q["slice_sizes"], labels.of(inputs[0]))}

@@ -21,7 +21,7 @@ from jaxtyping import Array
 from jaxeff.core import Literal
 from jaxeff.core import jax_internals as _compat
 from jaxeff.program import Layer, Program, interpret
-from jaxeff.program.ir import Value
+from jaxeff.program.ir import Contraction, Value
 from jaxeff.program.ir import primitives as prim
 from jaxeff.pruning.dependencies import (
     Axis,
@@ -177,15 +177,14 @@ class Gating(Emission):
     ) -> list[tuple[int, int, set[Dimension]]]:
         """Returns operands and axes that an equation sums over, with the gates that act there."""
         found: list[tuple[int, int, Axis]] = []
-        if eqn.primitive is p.dot_general_p:
-            side = next((i for i, v in enumerate(inputs) if _is_data(v)), 0)
-            for axis in eqn.params["dimension_numbers"][0][side]:
-                found.append((side, axis, labels.of(inputs[side])[axis]))
-        elif eqn.primitive is p.conv_general_dilated_p:
-            numbers = eqn.params["dimension_numbers"]
+        if eqn.primitive in prim.LINEAR:
+            contraction = Contraction.of(eqn)
+            data = next((i for i, v in enumerate(inputs) if _is_data(v)), 0)
             # Of grouped convolutions only the channels of a group are summed, as the kernel says.
-            inner = labels.of(inputs[1])[numbers.rhs_spec[1]]
-            found.append((0, numbers.lhs_spec[1], inner))
+            side, told = (0, 1) if contraction.is_convolution else (data, data)
+            axes = labels.of(inputs[told])
+            pairs = zip(contraction.summed(side), contraction.summed(told), strict=True)
+            found += [(side, axis, axes[i]) for axis, i in pairs]
         elif eqn.primitive in prim.REDUCTION and _is_real(inputs[0]):
             axes = labels.of(inputs[0])
             found += [(0, axis, axes[axis]) for axis in eqn.params["axes"]]

@@ -36,7 +36,7 @@ from jaxeff.compression.allocation import FLOAT
 from jaxeff.core import Count, Setting, Table, register_setting, static
 from jaxeff.program import Layer
 from jaxeff.program.costs import node_macs
-from jaxeff.program.ir import primitives as prim
+from jaxeff.program.ir import Contraction
 from jaxeff.pruning import Channels, Plan, axis_size, channels, masked
 from jaxeff.pruning.dependencies import (
     Axis,
@@ -283,22 +283,19 @@ def _site(layer: Layer, found: Channels, ids: Mapping[Dimension, Any], names: li
     out, shape = labels.of(node.outputs[0]), node.outputs[0].aval.shape
     # A dot product may have its weight on either side, a convolution on the right.
     weight = next(i for i, v in enumerate(node.inputs) if getattr(v, "is_weight", False) or i == 1)
-    if node.primitive is prim.p.dot_general_p:
-        (first, second), _ = node.params["dimension_numbers"]
-        of_weight = labels.of(node.inputs[weight])
-        summed = (first, second)[weight]
+    contraction = Contraction.of(node)
+    if not contraction.is_convolution:
+        of_weight, summed = labels.of(node.inputs[weight]), contraction.summed(weight)
         made: Axis = _merged([a for i, a in enumerate(of_weight) if i not in summed])
         read: Axis = _merged([a for i, a in enumerate(of_weight) if i in summed])
         kernel, stride, places, blocks = 1, 1, 0, 1
     else:
-        numbers = node.params["dimension_numbers"]
-        made = resolve(out[numbers.out_spec[1]])
-        read = resolve(labels.of(node.inputs[0])[numbers.lhs_spec[1]])
-        right = node.inputs[1].aval.shape
-        kernel = math.prod(right[i] for i in numbers.rhs_spec[2:])
+        image, _, result = contraction.layouts
+        made = resolve(out[result[1]])
+        read = resolve(labels.of(node.inputs[0])[image[1]])
+        kernel, blocks = contraction.taps, contraction.groups
         stride = max(node.params["window_strides"], default=1)
-        places = min((shape[i] for i in numbers.out_spec[2:]), default=0)
-        blocks = node.params["feature_group_count"]
+        places = min((shape[i] for i in contraction.window(2)), default=0)
     group = -1
     for dimension in dimensions(made):
         # The first layer that makes a group decides about it; those that add to it have none.

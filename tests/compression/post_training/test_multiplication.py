@@ -31,11 +31,11 @@ def test_a_convolution_is_patches_times_a_matrix(name):
     f, params = functional(model)
     x = _normal(1, 2, 7, 6, 4)
     at, w = _only(f, params, x)
-    rows, matrix = at.rows(x), at.matrix(w)
+    rows, matrix = at.contraction.rows(x), at.contraction.matrix(w)
     made = jnp.einsum("gni,gim->ngm", rows, matrix, precision="highest")
     y = f(params, x)
     np.testing.assert_allclose(made.reshape(y.shape), y, atol=1e-5)
-    np.testing.assert_array_equal(at.weight(matrix), w)
+    np.testing.assert_array_equal(at.contraction.weight(matrix), w)
 
 
 def test_dot_products_of_all_kinds():
@@ -44,11 +44,11 @@ def test_dot_products_of_all_kinds():
 
     params, x = {"w": _normal(0, 5, 4, 3)}, _normal(1, 2, 3, 5)
     at, w = _only(f, params, x)
-    assert at.groups == 3
-    made = at.rows(x) @ at.matrix(w)
+    assert at.contraction.groups == 3
+    made = at.contraction.rows(x) @ at.contraction.matrix(w)
     np.testing.assert_allclose(made.transpose(1, 0, 2), f(params, x), rtol=1e-5, atol=1e-5)
     # Back to the parameter, whose axes are in another order.
-    leaf = at.origin.to_leaf(at.weight(at.matrix(w) * 2), params["w"])
+    leaf = at.origin.to_leaf(at.contraction.weight(at.contraction.matrix(w) * 2), params["w"])
     np.testing.assert_array_equal(leaf, 2 * params["w"])
 
 
@@ -57,9 +57,9 @@ def test_linen_and_heads():
     x = _normal(1, 4, 5, 6)
     f, params = functional(model, model.init(jax.random.key(0), x))
     at, w = _only(f, params, x)
-    made = (at.rows(x) @ at.matrix(w)).reshape(4, 2, 3)
+    made = (at.contraction.rows(x) @ at.contraction.matrix(w)).reshape(4, 2, 3)
     np.testing.assert_allclose(made, f(params, x), rtol=1e-5, atol=1e-5)
-    np.testing.assert_array_equal(at.weight(at.matrix(w)), w)
+    np.testing.assert_array_equal(at.contraction.weight(at.contraction.matrix(w)), w)
 
 
 def test_a_moment_in_parts_is_the_whole_one(monkeypatch):
@@ -67,7 +67,7 @@ def test_a_moment_in_parts_is_the_whole_one(monkeypatch):
     f, params = functional(model)
     x = _normal(1, 5, 6, 6, 2)
     at, _ = _only(f, params, x)
-    rows = np.asarray(at.rows(x), np.float64)[0]
+    rows = np.asarray(at.contraction.rows(x), np.float64)[0]
     expected = rows.T @ rows / len(rows)
     monkeypatch.setattr("jaxeff.compression.post_training._multiplication._ROWS", 1000)
     assert len(list(at.parts(x))) > 1
