@@ -78,7 +78,7 @@ _MODULES = {
 """The public names by the package that offers them."""
 
 _NEED_TVM = ("compiler", "importer", "latency")
-"""Those of them that import TVM at once."""
+"""Packages among them whose import loads TVM."""
 
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

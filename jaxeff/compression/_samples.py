@@ -1,4 +1,4 @@
-"""Which axes of an activation count samples: those that have a range each under per="sample".
+"""Axes of an activation that count samples: each sample has a range under per="sample".
 
 In most programs it is the first. A `vmap` over draws of the parameters (an ensemble, a posterior's
 samples) puts an axis of draws in front of it or behind it, and a transposed array has it elsewhere.

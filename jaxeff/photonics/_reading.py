@@ -50,7 +50,7 @@ def read_out(
     spec: Mapping[str, PhotonicElement | None],
     *args: Any,
 ) -> dict[str, ReadOut]:
-    """Returns what light adds to each layer on a batch: a noise spec for `jaxeff.moments`.
+    """Measures the noise that light adds to each layer: a noise spec for `jaxeff.moments`.
 
     Args:
         f: A pure function `f(params, x, *args)`.

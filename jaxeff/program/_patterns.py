@@ -1,4 +1,4 @@
-"""Which pattern decides for a name: the most specific one that matches it, whatever its position.
+"""Choice of a pattern for a name: the most specific match, whatever its position.
 
 A pattern is a glob (`fnmatch`, case-sensitive: `*` any characters, `?` one, `[ab]` one of a set,
 `[!ab]` one outside it), optionally followed by `:kind`. Of two patterns that match a name, the one

@@ -1,4 +1,4 @@
-"""Which setting a transform applies where.
+"""Resolution of a spec: the setting of every site.
 
 A spec maps patterns to settings: `{"conv*": Additive(0.3), "*:linear": Int(8), "fc3": None}`. A
 pattern is a glob over site names, optionally followed by `:kind`, and **the most specific pattern

@@ -78,7 +78,7 @@ def _term(whole: int, node: Node, labels: Labels) -> Count:
 
 
 def axis_size(axis: Axis, counts: Mapping[Dimension, Any]) -> Any:
-    """Returns how many indices of a resolved axis stay; counts may be traced."""
+    """Computes the number of indices of a resolved axis that stay; it may be traced."""
     if isinstance(axis, Dimension):
         return counts.get(axis, axis.size)
     sizes = [axis_size(part, counts) for part in axis.parts]

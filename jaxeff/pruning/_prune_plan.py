@@ -55,7 +55,7 @@ from jaxeff.pruning.shrinking import Plan
 @register_setting
 @dataclass(frozen=True)
 class Prune(Setting):
-    """How many of the channels that a layer makes are removed.
+    """Setting of `prune_plan`: the share or number of a layer's channels to remove.
 
     Attributes:
         ratio: The share, 0 to below 1.

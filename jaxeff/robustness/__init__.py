@@ -1,4 +1,4 @@
-"""How robust a network is to noise: curves, midpoints, areas, activations, sensitivities.
+"""Robustness of a network to noise: curves, midpoints, areas, activations, sensitivities.
 
 ```python
 import jax

@@ -1,4 +1,4 @@
-"""How much of each layer should stay: policies found by agents that see latencies.
+"""Search for policies, channels and bits of every layer, by accuracy and latency.
 
 After Galen (Krieger et al., arXiv 2212.07818): an agent says how much goes of every layer, channels
 and bits; the candidate is measured, rewarded for its accuracy and for meeting a target latency, and

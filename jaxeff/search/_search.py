@@ -315,7 +315,7 @@ def _course(
 
 
 _SPLIT = 2**32 - 1
-"""What is folded into the key to split the data; episodes count from zero."""
+"""Number folded into the key that splits the data; episodes count from zero."""
 
 
 def _check_prunable(space: SearchSpace, actions: Actions) -> None:

@@ -1,4 +1,4 @@
-"""How uncertain predictions are, how good that uncertainty is, and whether it detects OOD inputs.
+"""Uncertainty of predictions, its quality, and detection of OOD inputs.
 
 All are pure functions of arrays that jit and vmap. Samples come first: ``[samples, batch,
 classes]``. Entropies and likelihoods are in nats.

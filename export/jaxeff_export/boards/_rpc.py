@@ -193,7 +193,7 @@ class RpcBoard(Board):
 
 
 class TrackedBoard(RpcBoard):
-    """Whichever board of a device key is free at a tracker; another one if it is lost.
+    """A free board of a device key from a tracker; replaced by another one if it is lost.
 
     Args:
       host: the tracker's name or address.

@@ -29,7 +29,7 @@ class BoardMemory:
 
 @dataclasses.dataclass(frozen=True)
 class CToolchain:
-    """What compiles C for a target.
+    """Compiler, flags and tools that build C for a target.
 
     Attributes:
       compiler: the command.

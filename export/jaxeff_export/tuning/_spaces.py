@@ -1,4 +1,4 @@
-"""Where candidates come from.
+"""Sources of tuning candidates.
 
 ``tiles`` is the space of this project's own schedules: every register tile that could be worth a
 measurement, in both orders of the loops around it, the most promising first. It knows joint

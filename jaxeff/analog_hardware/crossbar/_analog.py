@@ -55,7 +55,7 @@ from jaxeff.program import (
 )
 
 ChipAt = Callable[[str], Counts]
-"""What computes the counts of a site in the model's place."""
+"""Function that computes the counts of a site in place of the model."""
 
 
 @validate(f=pure_function)

@@ -73,7 +73,7 @@ class MixturePosterior:
 
     @property
     def likelihood(self) -> Likelihood | None:
-        """What outputs mean, if a member knows."""
+        """The likelihood of the outputs, if a member has one."""
         return carried_likelihood(*self.members)
 
     def gaussians(self) -> Any:

@@ -242,7 +242,7 @@ def check_posterior(posterior: Any, params: Any) -> None:
 
 
 def is_posterior(tree: Any) -> bool:
-    """Returns whether it is any posterior, rather than a pytree of plain arrays."""
+    """Returns whether a tree is a posterior rather than a pytree of plain arrays."""
     if hasattr(tree, "posterior"):  # a result, not its posterior
         return False
     leaves = jax.tree.leaves(tree, is_leaf=is_gaussian)

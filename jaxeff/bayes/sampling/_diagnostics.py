@@ -45,7 +45,7 @@ class ConvergenceWarning(UserWarning):
 
 
 class Mixing(NamedTuple):
-    """How well chains mix, for each of a number of quantities.
+    """Convergence of several chains, for each of a number of quantities.
 
     Attributes:
         rhat: Split, rank-normalised R-hat; NaN for a quantity that never changes, infinite for

@@ -14,7 +14,7 @@ from jaxeff.bayes.sampling._diagnostics import RHAT, Mixing, mixing, parameter_m
 from jaxeff.core import Table
 
 LEAST_DRAWS = 25
-"""So many effective draws of each chain a parameter must have: of fewer, R-hat can't tell."""
+"""Least effective draws of a parameter per chain; R-hat is unreliable for fewer."""
 # Shares of iterations: more divergent ones, or fewer accepted ones, are reported.
 _DIVERGENT = 0.01
 _STUCK = 0.05
@@ -49,7 +49,7 @@ class MCMCResult:
 
     @property
     def likelihood(self) -> Likelihood | None:
-        """What the outputs of the sampled function mean."""
+        """The likelihood of the outputs of the sampled function."""
         return self.posterior.likelihood
 
     @property
@@ -138,7 +138,7 @@ class MCMCResult:
 
     @property
     def problems(self) -> list[str]:
-        """What speaks against convergence, in words."""
+        """Reasons, in words, to doubt convergence; empty if there are none."""
         found = []
         if self.predictions is not None and self.predictions.max_rhat > RHAT:
             above = int((self.predictions.rhat > RHAT).sum())

@@ -23,7 +23,7 @@ from jaxeff.store import Resume
 MOST, BYTES = 100, 2**26
 """Limits of a block: its iterations, and the bytes of its draws."""
 SECONDS = 5.0
-"""How long a block should take: so often there are progress and a checkpoint."""
+"""Seconds that a block should take; progress and a checkpoint follow each block."""
 
 
 class ChainsDivergedError(FloatingPointError):

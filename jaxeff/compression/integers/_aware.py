@@ -30,7 +30,7 @@ from jaxeff.core import pure_function, validate
 from jaxeff.program import Layer, Program, Rule
 
 Reader = tuple[int, Layer]
-"""Which input of a sum takes codes, and the layer on whose grid they are."""
+"""Input of a sum that takes codes, and the layer that their grid belongs to."""
 
 
 @validate(f=pure_function)

@@ -1,4 +1,4 @@
-"""Which values of an integer network are read in several forms: on several grids, or as floats too.
+"""Values of an integer network read in several forms: on several grids, or as floats too.
 
 A product is computed where its result is written. In two forms that would be twice, with all the
 multiplications, so such a result is written as floats once, and the codes of its readers are made

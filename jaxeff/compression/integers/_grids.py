@@ -31,10 +31,10 @@ class IntegerError(ValueError):
 
 @dataclass(frozen=True)
 class Codes:
-    """How activations are written as codes.
+    """Codes of activations: the grid they lie on and the bits they take.
 
     Attributes:
-        step: The value of one, float32.
+        step: Distance between the values of neighbouring codes, float32.
         zero: The code of zero.
         lower: The smallest code.
         upper: The largest.

@@ -1,4 +1,4 @@
-"""Which layers integer arithmetic can compute, recognised by what they compute."""
+"""Recognition of the layers that integer arithmetic can compute."""
 
 from __future__ import annotations
 

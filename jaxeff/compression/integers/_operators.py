@@ -53,7 +53,7 @@ from jaxeff.compression.integers import _fixed as fixed
 from jaxeff.core import jax_internals as _compat
 
 LIMIT = 2**29
-"""What a bias and a shortcut may add to an accumulator, either way; products may add twice it."""
+"""Largest magnitude of bias plus shortcut in an accumulator; products may add twice it."""
 FILLED = 26
 """Bits that products may fill with finer units; a bias beside them has eight times as much."""
 

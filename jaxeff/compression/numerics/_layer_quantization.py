@@ -15,7 +15,7 @@ from jaxeff.core import Choice, Setting, register_setting, static
 @register_setting
 @dataclass(frozen=True)
 class LayerQuantization(Setting):
-    """How the weights and the activations of a layer are quantized.
+    """Quantizers for the weights and the activations of a layer.
 
     Attributes:
         weights: The method for weights of a dot product or convolution; None leaves them alone.
@@ -83,4 +83,4 @@ def parts(setting: Any) -> LayerQuantization:
 
 
 Method = LayerQuantization | Quantizer | HasParts
-"""What a spec may map a pattern to."""
+"""Values that a spec may map a pattern to."""

@@ -54,7 +54,7 @@ from jaxeff.core import (
 )
 
 ZETA, GAMMA = 1.1, -0.1
-"""How far the sigmoid is stretched (section 3.2)."""
+"""Bounds of the stretched sigmoid (section 3.2)."""
 
 
 @validate(

@@ -18,7 +18,7 @@ from jaxeff.program.ir import Node, Value
 
 
 class Ratio(NamedTuple):
-    """How far a variance is off: the rule's over Monte Carlo's, over the entries of a result.
+    """Ratio of a rule's variance to Monte Carlo's, over the entries of a result.
 
     Attributes:
         median: Half of the entries are below.

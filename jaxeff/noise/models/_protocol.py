@@ -77,7 +77,7 @@ def perturb_at(model: Noise, key: PRNGKeyArray, site: int, x: Any) -> Any:
 
 
 def place(model: Noise) -> str:
-    """Returns where a model perturbs a layer.
+    """Returns the place of a layer that a model perturbs: "input", "output" or "weights".
 
     Raises:
         ValueError: Its `at` is none of the three.

@@ -48,7 +48,7 @@ class Repeated(Setting):
 
     @property
     def at(self) -> str:
-        """Where the repeated model perturbs a layer."""
+        """The place at which the repeated model perturbs a layer."""
         return place(self.model)
 
     def perturb(self, key: PRNGKeyArray, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:

@@ -30,7 +30,7 @@ from jaxeff.photonics.elements._chaotic_light import ChaoticLight
 from jaxeff.photonics.light import sigma_bounds
 
 SLACK = 1e-5
-"""What a deviation may miss its bounds by, relative to them: rounding."""
+"""Relative tolerance of a deviation at its bounds, for rounding."""
 
 
 @validate(

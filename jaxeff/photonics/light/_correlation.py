@@ -91,7 +91,7 @@ def effective_samples(
     channel: float = 0.0,
     excess: float = 1.0,
 ) -> float:
-    """Returns how many independent readings tell as much about a mean as so many correlated ones.
+    """Computes the number of independent readings worth as much as correlated ones.
 
     Args:
         times: Readings in a row, in each channel.

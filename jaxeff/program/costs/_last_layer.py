@@ -39,7 +39,7 @@ class LastLayer(NamedTuple):
 
 
 def inputs_of(f: Callable[..., Any], site: str) -> Callable[..., Array]:
-    """Returns what a layer reads: the features in front of a last layer.
+    """Makes a function that returns the features that a last layer reads.
 
     Args:
         f: A pure function `f(params, *args)`.

@@ -1,4 +1,4 @@
-"""How much memory a program's activations take at once, by the life of every array.
+"""Peak memory of a program's activations, from the lifetime of every array.
 
 An array lives from the layer that makes it to the last one that reads it; while a layer runs, what
 it reads and what it makes are there. As a deployed network has it,

@@ -1,4 +1,4 @@
-"""How many bits the arrays of a layer take: given by site, or read from a quantized function.
+"""Bit widths of the arrays of a layer: given by site, or read from a quantized function.
 
 A transform that quantizes an array does so under a name scope with its width, `bits_scope`. So the
 program of a quantized function holds its bits, also inside other transforms, and they are counted

@@ -141,7 +141,7 @@ class Contraction:
 
     @property
     def groups(self) -> int:
-        """How many matrices there are."""
+        """The number of matrices."""
         if self.is_convolution:
             return int(self.params["feature_group_count"])
         return math.prod(self.shapes[0][axis] for axis in self.batch(0))

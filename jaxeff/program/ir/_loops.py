@@ -20,7 +20,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class _Loop(Generic[T]):
-    """What scans and while loops have in common.
+    """Base of scans and while loops.
 
     Attributes:
         consts: What every iteration reads.
@@ -98,7 +98,7 @@ class While(_Loop[T]):
 
 
 def repetitions(node: Any) -> int:
-    """Returns how often a loop's body runs: once, for a `while` has no known length."""
+    """Returns the number of runs of a loop's body: one for a `while`, whose length isn't known."""
     return node.params["length"] if node.primitive is prim.p.scan_p else 1
 
 

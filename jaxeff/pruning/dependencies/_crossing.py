@@ -1,4 +1,4 @@
-"""Where a smaller model isn't the masked one: what is summed over channels that aren't zero.
+"""Statistics over channels, for which a smaller model differs from the masked one.
 
 Masking zeroes the parameters of a channel. Values computed of them alone are zero as well, through
 products with zero and functions that are zero at zero, up to a layer that would read it. A sum over
@@ -39,7 +39,7 @@ _KEPT = (
     (prim.SHAPE | set(prim.WINDOW) | {p.copy_p, p.sort_p, p.top_k_p, p.bitcast_convert_type_p})
     | {p.cumsum_p, p.cumprod_p, p.cummax_p, p.cummin_p}
 ) - {p.pad_p}
-"""Whose results are zero where their operands are."""
+"""Primitives whose results are zero where their operands are."""
 _NEUTRAL = {p.reduce_sum_p}
 
 

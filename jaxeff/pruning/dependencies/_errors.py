@@ -14,9 +14,9 @@ ALONG = "the axis that it runs along"
 STACKED = "the parts of a concatenation, taken as blocks by a reshape"
 UNKNOWN = "no rule says which channels it reads"
 MEAN = "a mean"
-"""What crosses channels by its count alone."""
+"""Reason of a statistic that depends on the number of channels alone."""
 PLACE = ": a place, not a channel"
-"""How reasons end that hold an axis which has no channels."""
+"""Ending of the reasons for an axis that has no channels."""
 
 _WAYS = {
     INPUT: "Slice what goes in, and train a narrower model on it; or prune the next layer.",
@@ -35,5 +35,5 @@ class PlanError(ValueError):
 
 
 def remedy(reason: str) -> str:
-    """Returns what to do about a reason."""
+    """Returns advice, for an error message, on a reason why channels stay."""
     return next((way for part, way in _WAYS.items() if part in reason), _OTHERWISE)

@@ -1,4 +1,4 @@
-"""How each primitive relates the axes of its operands to those of its results.
+"""Rules of primitives: relations between the axes of operands and results.
 
 A rule is `rule(eqn, axes, reader) -> axes of each result`. It unifies what loses the same indices
 and holds what can't lose any, with a reason that names the primitive, the site and the line.

@@ -1,4 +1,4 @@
-"""Which channels matter: scores by group, the higher the more; one file each."""
+"""Scores of channels by group, higher for more important ones; one file each."""
 
 from jaxeff.pruning.scores._batch_norm import batch_norm_scale, scales
 from jaxeff.pruning.scores._determinantal import determinantal

@@ -1,4 +1,4 @@
-"""Which axes of which parameters make channels, and which read them: what products sum is read.
+"""Axes of parameters that make channels, and axes that read them: those a product sums.
 
 A kernel of shape [in, heads, width] makes the channels of its last two axes, a transposed one those
 of its first; the program says it, no convention does. A table that is looked up makes what it holds

@@ -57,7 +57,7 @@ def log_variances(
     *,
     start: float = -8.0,
 ) -> dict[str, Float[Array, "..."]]:
-    """Returns what is learnt besides the parameters: log sigma^2 of the weights of some layers.
+    """Initializes the learned log variances, log sigma^2, of the weights of some layers.
 
     Args:
         f: A pure function `f(params, *args)`.

@@ -35,7 +35,7 @@ LEAST_DROP = 0.05
 LEAST_POINTS = 5
 LEAST_R2 = 0.5
 LARGEST_GAP = 0.1
-"""How far from its middle the measured curve may be at the fitted midpoint, in heights of it."""
+"""Largest distance of the measured curve from its middle at the fitted midpoint, relative."""
 
 
 class Midpoint(NamedTuple):

@@ -1,4 +1,4 @@
-"""How weights grow: networks answer additive noise with larger weights.
+"""Growth of weights: networks answer additive noise with larger weights.
 
 ```python
 >>> import jax

@@ -58,7 +58,7 @@ UNIMODAL = 8 / 9
 
 
 class Bimodality(NamedTuple):
-    """How well two values describe a layer's values.
+    """Fit of two values to a layer's values, by Otsu's threshold.
 
     Attributes:
         separability: Share of the variance between the two sides, 0 to 1; NaN for values that are

@@ -1,4 +1,4 @@
-"""How often to repeat a noisy computation: sensitivities and budgets by layer."""
+"""Repetition of noisy computations: sensitivities and budgets by layer."""
 
 from jaxeff.robustness.repetition._budget import NoiseBudget, learn_budget, spread_levels
 from jaxeff.robustness.repetition._repetition import allocate_repetitions

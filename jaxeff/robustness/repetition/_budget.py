@@ -71,7 +71,7 @@ from jaxeff.training import CheckedLoss, Loss, cross_entropy, fit
 
 
 class NoiseBudget(NamedTuple):
-    """How noise was spread.
+    """A learned distribution of a fixed amount of noise over layers.
 
     Attributes:
         levels: Noise level by site.

@@ -64,7 +64,7 @@ ONE_BIT = math.log(2)
 
 
 class NoiseSensitivity(NamedTuple):
-    """How far noise at each layer moves the predictions.
+    """Divergence of the predictions under noise at each layer.
 
     Attributes:
         sites: The layers.

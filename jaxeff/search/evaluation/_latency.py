@@ -31,7 +31,7 @@ class Candidate:
 
 
 Latency = Callable[[Candidate], float]
-"""How long a call of a candidate takes, in any unit; above zero."""
+"""Function from a candidate to the duration of a call, in any unit; above zero."""
 
 
 class LatencyError(RuntimeError):

@@ -15,7 +15,7 @@ from jaxeff.core import Number, Setting, register_setting, static
 
 
 class Reward(Protocol):
-    """How good a candidate is."""
+    """Protocol of rewards: the value of a candidate."""
 
     def __call__(self, accuracy: float, latency: float, target: float) -> float:
         """Returns the reward.

@@ -26,7 +26,7 @@ from jaxeff.search.space import Actions, Policy, SearchSpace
 
 
 class Progress(NamedTuple):
-    """Where it is.
+    """State of the search.
 
     Attributes:
         actions: Actions before the last step.

@@ -30,7 +30,7 @@ from jaxeff.search.searchers._searcher import EpisodeResult, Searcher, SearchPro
 
 
 class Stage(NamedTuple):
-    """Where it is.
+    """State of the search.
 
     Attributes:
         memory: The agent's.

@@ -16,7 +16,7 @@ FP32, INT8, MIX = 0, 1, 2
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Policy:
-    """How much of a model stays; arrays that may be traced, with leading axes for many policies.
+    """Channels and bits of every layer, as arrays: traced or not, with leading axes for many.
 
     Attributes:
         kept: Channels of every group.

@@ -59,12 +59,12 @@ _OF_SAMPLES = functools.partial(Uniform, per="sample")
 @register_setting
 @dataclass(frozen=True)
 class Legal(Setting):
-    """Which layers a kernel of few bits takes, by the channels that are left of them.
+    """Requirements that a layer meets if a kernel of few bits can compute it.
 
     Attributes:
-        inputs: A convolution's input channels are a multiple of it.
-        outputs: The output channels of any layer are a multiple of it.
-        places: A convolution's result has at least so many rows and columns.
+        inputs: Divisor of a convolution's input channels.
+        outputs: Divisor of the output channels of any layer.
+        places: Least number of rows and columns of a convolution's result.
         last: Whether the last layer may have few bits.
 
     The defaults are those of the source's bit-serial kernels (Krieger et al., arXiv 2212.07818).

@@ -115,7 +115,7 @@ class BundleFolder:
 
     @property
     def recorded(self) -> list[RecordedPair]:
-        """What the self-check replays: the example first, then other batches if they may vary."""
+        """Pairs that the self-check replays: the example first, then other batch sizes."""
         manifest = self.manifest
         arrays = self._arrays(SELFCHECK, manifest.recorded())
         inputs, size = len(manifest.inputs), len(manifest.inputs) + len(manifest.outputs)

@@ -1,4 +1,4 @@
-"""How many partial results a reduction along the innermost dimension keeps.
+"""Number of partial results that a reduction along the innermost dimension keeps.
 
 Vector units need independent partial results, and sums of many terms are more accurate so.
 """

@@ -85,7 +85,7 @@ def running(
     decay: float = 0.9,
     training: bool = True,
 ) -> Callable[..., Any]:
-    """Fake-quantizes a model by ranges that follow its activations.
+    """Quantizes a model, in floating point, with ranges that follow its activations.
 
     Args:
         f: A pure function `f(params, *args)`.
