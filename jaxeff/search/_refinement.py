@@ -3,12 +3,12 @@
 ```python
 import jax
 from jaxeff.nn import small_classifier
-from jaxeff.search import Actions, Refinement, Random, bit_operations, search
+from jaxeff.search import Actions, Refinement, RandomSearch, bit_operations, search
 
 f, params, data = small_classifier()
 slow = lambda candidate: 1.2 * bit_operations(candidate) + 1e5   # the search does not know it
 found = search(
-    jax.random.key(0), f, params, data, agent=Random(), latency=bit_operations, target=0.3,
+    jax.random.key(0), f, params, data, agent=RandomSearch(), latency=bit_operations, target=0.3,
     actions=Actions(round_to=4), episodes=4, steps=0, batch_size=32, refinement=Refinement(slow),
 )
 print(found.refined[-1]["ratio"])

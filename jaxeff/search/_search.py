@@ -3,11 +3,11 @@
 ```python
 import jax
 from jaxeff.nn import small_classifier
-from jaxeff.search import Actions, Legal, Random, bit_operations, search
+from jaxeff.search import Actions, Legal, RandomSearch, bit_operations, search
 
 f, params, data = small_classifier()
 found = search(
-    jax.random.key(0), f, params, data, agent=Random(), latency=bit_operations, target=0.3,
+    jax.random.key(0), f, params, data, agent=RandomSearch(), latency=bit_operations, target=0.3,
     actions=Actions(round_to=4), episodes=4, steps=2, batch_size=32,
 )
 print(found)
