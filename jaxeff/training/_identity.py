@@ -61,6 +61,7 @@ def describe_sweep(
     setting = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf)[1:], jnp.result_type(leaf)), settings
     )
+    # Shapes of a start are enough: its values follow from the key and `init`, described below.
     start = jax.eval_shape(begin, key)
     # The setting is an input of the traced loss, not a constant: its values belong to the
     # settings.

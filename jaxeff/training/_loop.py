@@ -172,6 +172,7 @@ def run_epochs(
         )
         if found is not None:
             carry, history, stopped = found
+            # Where the started arrays lie, so that the epoch is compiled for the same layout.
             carry = jax.tree.map(lambda x, at: to_devices(x, at.sharding), carry, like)
             if stopped:
                 return carry, history

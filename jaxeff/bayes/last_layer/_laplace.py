@@ -186,6 +186,7 @@ class Laplace:
     def draws(self, key: PRNGKeyArray, n: int) -> tuple[Any, Callable[[Any], Any]]:
         """Prepares ``n`` draws, as `jaxeff.bayes.Posterior.draws`."""
         weights = flat(self.params, self.layer)
+        # Only the last layer's weights are drawn; `with_flat` puts them among the fixed others.
         drawn = weights[None] + self.precision.sample(key, n, self.prior_precision)
         return drawn, lambda matrix: with_flat(self.params, self.layer, matrix)
 

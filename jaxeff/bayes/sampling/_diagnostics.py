@@ -125,6 +125,7 @@ def prediction_mixing(
     outputs = predict(jax.random.key(0), f, posterior, *inputs, chunk=chunk)
     means = _means(outputs, likelihood=likelihood)
     means = np.reshape(means, (posterior.chains, posterior.draws_per_chain, *means.shape[1:]))
+    # Of predictions: weights of exchanged hidden units differ where the functions agree.
     found = mixing(means)
     if likelihood == "categorical":
         # Probabilities of almost 0 or 1 differ between chains in digits that no decision
