@@ -25,6 +25,7 @@ from jax._src.interpreters.ad import Zero
 from jax._src.interpreters.partial_eval import (
     DynamicJaxprTrace,
     dce_jaxpr,
+    dce_rules,
     trace_to_jaxpr_dynamic,
 )
 from jax._src.lax.lax import composite_p, split_p, stack_p, tile_p
@@ -43,12 +44,15 @@ __all__ = [
     "Jaxpr",
     "JaxprEqn",
     "Literal",
+    "Primitive",
     "Var",
     "as_closed",
     "at_size",
     "bind",
     "call_name",
     "composite_p",
+    "dce_jaxpr",
+    "dce_rules",
     "derivatives",
     "eval_jaxpr",
     "export_composite",
@@ -407,12 +411,3 @@ def _composite(jaxpr: Any, operator: str, attributes: Any) -> Callable[..., Sequ
 
 
 mlir.register_lowering(export_composite_p, _lower_export_composite, cacheable=False)
-
-
-def without_dead_code(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """Removes what no result depends on, such as loop carries that are never read.
-
-    Inputs stay, used or not; so do equations with effects.
-    """
-    live, _ = dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)
-    return closed.replace(jaxpr=live)

@@ -347,7 +347,7 @@ def test_bad_gaussians_are_named(bad, message):
         moments(lambda p, x: p["fc"]["kernel"] * x)({"fc": {"kernel": bad}}, 1.0)
 
 
-@pytest.mark.parametrize("loop", ["scan", "fori_loop"])
+@pytest.mark.parametrize("loop", ["scan", "fori_loop", "while_loop"])
 def test_what_a_loop_carries_and_nothing_reads_needs_no_rule(loop):
     """The vector of the likeliest entry: a discrete function of what is random."""
     random = Gaussian(jnp.ones((4, 4)), 0.1 * jnp.ones((4, 4)))
@@ -357,16 +357,18 @@ def test_what_a_loop_carries_and_nothing_reads_needs_no_rule(loop):
         return jax.nn.one_hot(jnp.argmax(s, -1), 4), s * 1.1 + token if reads else s * 1.1
 
     def carried(reads):
-        def f(params, s):
+        def f(params, s, count):
             start = (jnp.zeros((4, 4)), s)
             if loop == "scan":
                 end = jax.lax.scan(lambda c, _: (step(c, reads), None), start, length=2)[0]
             else:
-                end = jax.lax.fori_loop(0, 2, lambda i, c: step(c, reads), start)
+                times = 2 if loop == "fori_loop" else count
+                end = jax.lax.fori_loop(0, times, lambda i, c: step(c, reads), start)
             return end[1]
 
         return f
 
-    np.testing.assert_allclose(moments(carried(False))({}, random).var, 0.1 * 1.1**4, rtol=1e-5)
+    args = {}, random, jnp.int32(2)
+    np.testing.assert_allclose(moments(carried(False))(*args).var, 0.1 * 1.1**4, rtol=1e-5)
     with pytest.raises(MomentsError, match="discrete function of a random value"):
-        moments(carried(True))({}, random)
+        moments(carried(True))(*args)

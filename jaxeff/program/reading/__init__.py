@@ -1,6 +1,7 @@
 """Reads a jaxpr into named layers: grouping, regions, names of sites."""
 
 from jaxeff.program.reading import _symbolic as symbolic
+from jaxeff.program.reading._dead_code import without_dead_code
 from jaxeff.program.reading._expression import expression, expression_of
 from jaxeff.program.reading._grouping import UNNAMED, mark
 from jaxeff.program.reading._regions import reduces
@@ -29,4 +30,5 @@ __all__ = [
     "symbolic",
     "trace",
     "trace_live",
+    "without_dead_code",
 ]

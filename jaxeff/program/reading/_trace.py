@@ -23,6 +23,7 @@ from jaxeff.core import (
 from jaxeff.core import jax_internals as _compat
 from jaxeff.program.ir import Graph, Layer, Program, Role, Value, flatten
 from jaxeff.program.ir import primitives as prim
+from jaxeff.program.reading._dead_code import without_dead_code
 from jaxeff.program.reading._grouping import group
 from jaxeff.program.reading._naming import name_layers
 
@@ -54,8 +55,7 @@ def trace(f: Callable[..., Any], params: Any, *args: Any, **kwargs: Any) -> Prog
 def trace_live(f: Callable[..., Any], params: Any, *args: Any, **kwargs: Any) -> Program:
     """Reads what `f`'s results depend on, as `trace` reads all of it.
 
-    A loop may carry what nothing reads; what it computes then needs no rule. Of `while_loop` with a
-    traced number of rounds, JAX leaves nothing out.
+    A loop may carry what nothing reads; what it computes then needs no rule.
     """
     return _read(f, (params, *args), kwargs, live=True)
 
@@ -76,7 +76,7 @@ def _read(
     # cost.
     closed, shape = jax.make_jaxpr(call, return_shape=True)(everything, arrays)
     if live:
-        closed = _compat.without_dead_code(closed)
+        closed = without_dead_code(closed)
     in_tree = jax.tree.structure((everything, arrays))
     out_tree = jax.tree.structure(shape)
     inputs = _input_values(everything, arrays, closed.jaxpr.invars)
