@@ -227,9 +227,9 @@ def sub_jaxprs(eqn: JaxprEqn) -> list[ClosedJaxpr]:
     return found
 
 
-def primitives_in(closed: ClosedJaxpr) -> Iterator[Any]:
+def primitives_in(jaxpr: Jaxpr | ClosedJaxpr) -> Iterator[Any]:
     """Yields the primitives of a jaxpr at any depth."""
-    for eqn in closed.jaxpr.eqns:
+    for eqn in jaxpr.eqns:
         yield eqn.primitive
         for sub in sub_jaxprs(eqn):
             yield from primitives_in(sub)

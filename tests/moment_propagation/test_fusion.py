@@ -9,6 +9,7 @@ from flax import nnx
 from jaxeff.core import functional
 from jaxeff.moment_propagation import Gaussian, MomentsError, assumptions, moments
 from jaxeff.nn import MLP
+from tests.pruning.networks import NETWORKS
 
 ATTENTION = nnx.MultiHeadAttention(2, 8, decode=False, rngs=nnx.Rngs(0))
 
@@ -298,3 +299,11 @@ def test_a_scaled_tensor_is_rectified_and_averaged():
     np.testing.assert_allclose(found.var, expected.var, rtol=1e-5)
     with pytest.raises(MomentsError, match="reduce_sum combines entries of one array that share"):
         moments(pooled, strict=True)(Gaussian(scale, 0.1 * scale), kernel)
+
+
+def test_assumptions_are_listed_in_one_order():
+    network = NETWORKS["shufflenet1"]()
+    params = jax.tree.map(lambda w: Gaussian(w, 0.01 * jnp.ones_like(w)), network.params)
+    # Reading anew puts its values at other addresses, by which sets of them are ordered.
+    first, *others = (str(assumptions(network.f, params, *network.args)) for _ in range(4))
+    assert all(other == first for other in others)

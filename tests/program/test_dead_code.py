@@ -13,6 +13,7 @@ from jaxeff.program.reading import without_dead_code
 
 X = jnp.array([1.0, -2.0, 3.0])
 COUNT = jnp.int32(4)
+TABLE = jnp.array([1.0, 0.5, 2.0])
 
 
 def rounds(w, x, count, start=None):
@@ -20,7 +21,8 @@ def rounds(w, x, count, start=None):
 
     def body(state):
         i, h, feeds, alone, _, limit = state
-        return i + 1, jnp.tanh(h * w + feeds), feeds * 0.5, jnp.sort(alone), alone + h, limit
+        made = jnp.tanh(h * w + feeds * TABLE)
+        return i + 1, made, feeds * 0.5, jnp.sort(alone), alone + h, limit
 
     start = (0, x, x, x, x, count) if start is None else start
     return lax.while_loop(lambda s: s[0] < s[5], body, start)

@@ -240,3 +240,13 @@ def test_a_function_that_needs_what_the_plan_removes_is_refused():
 
     with pytest.raises(PlanError, match="cumsum"):
         pruned(ordered, plan)(plan.shrink(params), x)
+
+
+def test_a_result_may_be_a_number():
+    f, params, (x,) = network("linen mlp")
+    counted = lambda p, x: (f(p, x), 3.0)  # noqa: E731
+    (group,) = (found := channels(counted, params, x)).free
+    plan = Plan({group.name: np.arange(16) < 3}, found)
+    smaller, count = pruned(counted, plan)(plan.shrink(params), x)
+    np.testing.assert_array_equal(smaller, pruned(f, plan)(plan.shrink(params), x))
+    assert count == 3

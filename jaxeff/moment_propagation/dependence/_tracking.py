@@ -90,11 +90,12 @@ def _across(
     found: list[DependentCombination] = []
     # For each value made the inputs it follows from: a meeting is an equation with two operands
     # that follow from inputs with a common source.
-    reached = {v: frozenset({v}) for v in values}
+    # Dictionaries for sets: what is reported has the order of the values in every process.
+    reached = {v: {v: None} for v in values}
     # What was put side by side (`concatenate([x, relu(x)])`) may be combined later on.
     beside = walk(nodes, {v: lineages[v] for v in values})[1] if _places(nodes) else {}
     for node in nodes:
-        sets = [reached.get(a, frozenset()) for a in node.inputs if isinstance(a, Value)]
+        sets = [reached.get(a, {}) for a in node.inputs if isinstance(a, Value)]
         pairs = [
             (one, other)
             for i, one in enumerate(sets)
@@ -111,7 +112,7 @@ def _across(
                     found.append(DependentCombination(a, node.eqn, False, tuple(partners)))
                     found += [DependentCombination(b, node.eqn, False, (a,)) for b in partners]
         if any(sets):
-            reached.update(dict.fromkeys(node.outputs, frozenset().union(*sets)))
+            reached.update(dict.fromkeys(node.outputs, dict.fromkeys(v for s in sets for v in s)))
     return found
 
 

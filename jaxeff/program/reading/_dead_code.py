@@ -45,7 +45,7 @@ def _exchanged(jaxpr: Jaxpr, old: Any, new: Any) -> Jaxpr:
         return eqn.replace(primitive=primitive, params=params)
 
     # A copy is another jaxpr to JAX's caches: those without the primitive are left alone.
-    if old not in _compat.primitives_in(_compat.as_closed(jaxpr)):
+    if old not in _compat.primitives_in(jaxpr):
         return jaxpr
     return jaxpr.replace(eqns=[*map(equation, jaxpr.eqns)])
 

@@ -148,9 +148,9 @@ def read_channels(program: Program) -> Channels:
     Crossing(labels).program(program, given)
     # Results keep their size, except new state, which shrinks like the state it replaces.
     updated = _updated(program)
-    for result in program.outputs:
-        for axis in labels.of(result) if result not in updated else ():
-            hold(axis, RESULT)
+    results = [v for v in program.outputs if isinstance(v, Value) and v not in updated]
+    for axis in (axis for result in results for axis in labels.of(result)):
+        hold(axis, RESULT)
     leaves = {v: v.path for v in program.inputs if v.is_weight and v.path} | states
     groups = grouped(program, labels, leaves)
     axes = {path: labels.of(v) for v, path in leaves.items()}
