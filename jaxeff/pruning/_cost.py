@@ -65,6 +65,7 @@ def _term(whole: int, node: Node, labels: Labels) -> Count:
     """Returns a product's cost, in proportion to the sizes of what it makes and sums."""
     contraction = Contraction.of(node)
     made, right = labels.of(node.outputs[0]), labels.of(node.inputs[1])
+    # Without the places of the result: the cost per entry stays a whole number, and exact.
     axes = [axis for i, axis in enumerate(made) if i not in contraction.window(2)]
     axes += [right[i] for i in contraction.summed(1)]
     # A kernel's places and strides lose nothing: what is left over is the same for every plan.

@@ -123,14 +123,18 @@ def convolutions(draw):
     return *shapes, options
 
 
+def read(drawn):
+    """The function of a drawn convolution, its axes and both operands."""
+    image, kernel, options = drawn
+    f = functools.partial(lax.conv_general_dilated, **options)
+    return f, equation(f, image, kernel), whole_numbers(image, 0), whole_numbers(kernel, 1)
+
+
 @FEW
 @given(convolutions())
 def test_a_convolution_is_a_product_of_matrices(drawn):
-    image, kernel, options = drawn
-    f = functools.partial(lax.conv_general_dilated, **options)
-    c = equation(f, image, kernel)
-    x, w = whole_numbers(image, 0), whole_numbers(kernel, 1)
-    expected = f(x, w)
+    f, c, x, w = read(drawn)
+    options, expected = f.keywords, f(x, w)
     y = jnp.matmul(c.rows(x), c.matrix(w), precision="highest")
     np.testing.assert_array_equal(c.restore(y), expected)
     np.testing.assert_array_equal(c.weight(c.matrix(w)), w)
@@ -153,11 +157,8 @@ def test_a_convolution_is_a_product_of_matrices(drawn):
 @FEW
 @given(convolutions())
 def test_a_batch_of_another_size_and_a_kernel_without_inputs(drawn):
-    image, kernel, options = drawn
-    f = functools.partial(lax.conv_general_dilated, **options)
-    c = equation(f, image, kernel)
-    other = tuple(3 if a == c.free(0)[0] else n for a, n in enumerate(image))
-    x, w = whole_numbers(other, 0), whole_numbers(kernel, 1)
+    f, c, image, w = read(drawn)
+    x = image.repeat(2, c.free(0)[0])
     np.testing.assert_array_equal(c.restore(c.rows(x) @ c.matrix(w)), f(x, w))
     summed = (*c.summed(1), *c.window(1))
     narrow = w.max(summed, keepdims=True)
@@ -168,10 +169,7 @@ def test_a_batch_of_another_size_and_a_kernel_without_inputs(drawn):
 @FEW
 @given(convolutions())
 def test_channels_last_is_the_same_convolution(drawn):
-    image, kernel, options = drawn
-    f = functools.partial(lax.conv_general_dilated, **options)
-    c = equation(f, image, kernel)
-    x, w = whole_numbers(image, 0), whole_numbers(kernel, 1)
+    f, c, x, w = read(drawn)
     np.testing.assert_array_equal(c.in_channels_last(x, w), f(x, w))
     (inside,) = [
         eqn for eqn in jax.make_jaxpr(c.in_channels_last)(x, w).eqns

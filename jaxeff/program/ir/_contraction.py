@@ -211,6 +211,7 @@ class Contraction:
         batch, inputs, free = self.batch(self.side), self._inputs, self.free(self.side)
         order = free + inputs if self.is_convolution else batch + inputs + free
         shape = self.shapes[self.side]
+        # A single input stands for any: where one is rounded at a time, or a scale shared by all.
         is_full = matrix.shape[1] > 1 or all(shape[axis] == 1 for axis in inputs)
         sizes = [shape[axis] if is_full or axis not in inputs else 1 for axis in order]
         flat = matrix.swapaxes(1, 2) if self.is_convolution else matrix
