@@ -187,7 +187,7 @@ def tables(report: Report) -> Sequence[Table]:
 STUDY = Study(
     "gaussian_limits", __doc__,
     {"fast": Settings(40_000), "default": Settings(400_000), "full": Settings(4_000_000)},
-    run, judge, draw, tables,
+    (run,), (judge,), (draw,), (tables,),
     (
         "The source states no distributions; these were found from its numbers.",
         f"The noise of {NOISE} is ours. In the low regime the source's total of 1.5008 lies .0006 "

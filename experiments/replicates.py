@@ -213,7 +213,7 @@ def tables(report: Report) -> list[Table]:
 STUDY = Study(
     "replicates", __doc__,
     {"fast": Settings(20, 3), "default": Settings(100, 11), "full": Settings(400, 21)},
-    run, judge, draw, tables,
+    (run,), (judge,), (draw,), (tables,),
 )  # fmt: skip
 
 if __name__ == "__main__":

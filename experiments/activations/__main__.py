@@ -102,8 +102,9 @@ def _comparisons(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 STUDY = Study(
-    "activations", __doc__, recipe.SIZES, run, judging.judge, figure.draw, tables, DIFFERENCES
-)
+    "activations", __doc__, recipe.SIZES,
+    (run,), (judging.judge,), (figure.draw,), (tables,), DIFFERENCES,
+)  # fmt: skip
 
 if __name__ == "__main__":
     STUDY.main()

@@ -115,7 +115,7 @@ def tables(report: Report) -> Sequence[Table]:
 
 
 STUDY = Study(
-    "analog", __doc__, SIZES, run, judging.judge, figure.draw, tables, DIFFERENCES
+    "analog", __doc__, SIZES, (run,), (judging.judge,), (figure.draw,), (tables,), DIFFERENCES
 )  # fmt: skip
 
 if __name__ == "__main__":

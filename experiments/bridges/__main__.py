@@ -76,7 +76,7 @@ def tables(report: Report) -> Sequence[Table]:
     return found
 
 
-STUDY = Study("bridges", __doc__, recipe.SIZES, run, judge, figure.draw, tables)
+STUDY = Study("bridges", __doc__, recipe.SIZES, (run,), (judge,), (figure.draw,), (tables,))
 
 if __name__ == "__main__":
     STUDY.main()

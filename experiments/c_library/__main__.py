@@ -259,7 +259,7 @@ STUDY = Study(
         "default": Settings(),
         "full": Settings(rounds=201),
     },
-    run, judge, draw, tables,
+    (run,), (judge,), (draw,), (tables,),
     differences=(
         "The source's code is LiteRT for Microcontrollers' core runtime on a Cortex-M3, as its "
         "guide says; operators and the model's arena come on top. It was not built here.",

@@ -102,7 +102,8 @@ def _measure(
 
 
 STUDY = Study(
-    "compression", __doc__, recipe.SIZES, run, judging.judge, figure.draw, judging.tables,
+    "compression", __doc__, recipe.SIZES,
+    (run,), (judging.judge,), (figure.draw,), (judging.tables,),
     DIFFERENCES,
 )  # fmt: skip
 

@@ -283,7 +283,7 @@ STUDY = Study(
         "default": Settings(),
         "full": Settings(images=60_000, epochs=20, retrain=10, seeds=5, rounds=50),
     },
-    run, judge, draw, tables,
+    (run,), (judge,), (draw,), (tables,),
     differences=(
         "batches are drawn by each framework, so trainings differ as two seeds do",
         "Brevitas starts the steps of activations from statistics that it collects over its first "

@@ -38,7 +38,7 @@ def tables(report: Report) -> Sequence[Table]:
 
 
 STUDY = Study(
-    "dirty_mnist", __doc__, recipe.SIZES, study.run, study.judge, figures.draw, tables,
+    "dirty_mnist", __doc__, recipe.SIZES, (study.run,), (study.judge,), (figures.draw,), (tables,),
     (
         "The ambiguous digits are made here by the published recipe; they are not the published "
         "ones.",

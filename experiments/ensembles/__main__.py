@@ -117,8 +117,9 @@ def _table(made: bench.Bench, method: Method) -> list[Row]:
 
 
 STUDY = Study(
-    "ensembles", __doc__, recipe.SIZES, run, judging.judge, figure.draw, judging.tables, DIFFERENCES
-)
+    "ensembles", __doc__, recipe.SIZES,
+    (run,), (judging.judge,), (figure.draw,), (judging.tables,), DIFFERENCES,
+)  # fmt: skip
 
 if __name__ == "__main__":
     STUDY.main()

@@ -171,7 +171,7 @@ STUDY = Study(
         "default": Settings(),
         "full": Settings(trials=100),
     },
-    run, judge, draw, tables,
+    (run,), (judge,), (draw,), (tables,),
     differences=("both see the same logits; probabilities are each library's own",),
 )  # fmt: skip
 

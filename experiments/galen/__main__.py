@@ -66,7 +66,7 @@ def run(run: Run[recipe.Settings]) -> list[Row]:
 
 
 STUDY = Study(
-    "galen", __doc__, recipe.SIZES, run, judging.judge, figure.draw, judging.tables,
+    "galen", __doc__, recipe.SIZES, (run,), (judging.judge,), (figure.draw,), (judging.tables,),
     source.DIFFERENCES,
 )  # fmt: skip
 

@@ -63,8 +63,9 @@ def tables(report: Report) -> Sequence[Table]:
 
 
 STUDY = Study(
-    "hardening", __doc__, recipe.SIZES, run, judging.judge, figure.draw, tables, DIFFERENCES
-)
+    "hardening", __doc__, recipe.SIZES,
+    (run,), (judging.judge,), (figure.draw,), (tables,), DIFFERENCES,
+)  # fmt: skip
 
 if __name__ == "__main__":
     STUDY.main()

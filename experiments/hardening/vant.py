@@ -144,8 +144,9 @@ def tables(report: Report) -> Sequence[Table]:
 
 
 STUDY = Study(
-    "vant", __doc__, SIZES, run, vant_judging.judge, vant_figure.draw, tables, DIFFERENCES
-)
+    "vant", __doc__, SIZES,
+    (run,), (vant_judging.judge,), (vant_figure.draw,), (tables,), DIFFERENCES,
+)  # fmt: skip
 
 if __name__ == "__main__":
     STUDY.main()

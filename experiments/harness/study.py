@@ -8,8 +8,8 @@ or other settings have other names; one that finds rows of other settings under 
 """
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic
 
@@ -20,40 +20,90 @@ from matplotlib.figure import Figure
 from experiments.harness import figures
 from experiments.harness.command import SIZES, Order, Refused, read
 from experiments.harness.report import Report, Row, plain, show_checks
-from experiments.harness.run import Found, Run, S, make_console
+from experiments.harness.rows import Entry, Selection, cell, every
+from experiments.harness.run import Found, Run, S, T, make_console
 from jaxeff.core import Table
 from jaxeff.store import atomic_file
 
 
-def _all_rows(report: Report) -> list[Table]:
-    return [Table.from_rows(report.name, report.rows)]
+@dataclass(frozen=True)
+class Part(Generic[S, T]):
+    """Rows that tasks make, each kept as soon as it is made.
+
+    Attributes:
+        tasks: The tasks for a run: dataclasses or what JSON can say, different in all parts.
+        make: Makes the rows of one.
+        when: Whether the settings ask for it.
+        mark: Columns that all its rows begin with.
+    """
+
+    tasks: Callable[[Run[S]], Sequence[T]]
+    make: Callable[[Run[S], T], Iterable[Row]]
+    when: Callable[[S], bool] = lambda settings: True
+    mark: Mapping[str, Any] = field(default_factory=dict)
+
+    def __call__(self, run: Run[S]) -> list[Row]:
+        """Makes what an earlier run hasn't kept."""
+        if not self.when(run.settings):
+            return []
+        rows = run.each(self.tasks(run), lambda task: self.make(run, task))
+        return [{**self.mark, **row} for row in rows]
+
+
+@dataclass(frozen=True)
+class Listing:
+    """A printed table.
+
+    Attributes:
+        title: Above it; the study's name if empty.
+        columns: Their names, or heads with the column, template or function that fills them; all
+            columns if empty.
+        of: Selection of rows; without rows there is no table.
+    """
+
+    title: str = ""
+    columns: Sequence[str] | Mapping[str, Entry] = ()
+    of: Selection = every
+
+    def __call__(self, report: Report) -> list[Table]:
+        """Makes the table."""
+        rows, columns = list(self.of(report)), self.columns
+        if isinstance(columns, Mapping):
+            rows = [{head: cell(row, what) for head, what in columns.items()} for row in rows]
+            columns = ()
+        return [Table.from_rows(self.title or report.name, rows, columns)] if rows else []
 
 
 @dataclass(frozen=True)
 class Study(Generic[S]):
     """A study's science; the rest is the harness's.
 
+    Parts, claims, plots and tables are functions, of which `Part`, `Claim`, `Plot` and `Listing`
+    are the declared ones; what these can't say is a function of the study's own.
+
     Attributes:
         name: As in the names of its results.
         about: What it does and what its source is; the command's help.
         sizes: Settings at `fast`, `default` and `full`, of one dataclass.
-        run: Measures. What it passes through `Run.keep` or `Run.each` outlives a kill.
-        judge: Adds checks to the report, from its rows.
-        draw: Makes figures by name, from the report alone.
-        tables: What is printed; all rows unless told otherwise.
+        parts: Measure. What they pass through `Run.keep` or `Run.each` outlives a kill.
+        claims: Add checks to the report, from its rows.
+        plots: Make figures by name, from the report alone.
+        tables: Make what is printed; all rows unless told otherwise.
         differences: From the source, in words.
         settle: Fills in what depends on the machine: processors, data sets, engines.
+        derive: Changes what all parts have found, before it is judged.
     """
 
     name: str
     about: str
     sizes: Mapping[str, S]
-    run: Callable[[Run[S]], Found | Sequence[Row]]
-    judge: Callable[[Report], None]
-    draw: Callable[[Report], Mapping[str, Figure]]
-    tables: Callable[[Report], Sequence[Table]] = _all_rows
+    parts: Sequence[Callable[[Run[S]], Found | Sequence[Row]]]
+    claims: Sequence[Callable[[Report], None]]
+    plots: Sequence[Callable[[Report], Mapping[str, Figure]]]
+    tables: Sequence[Callable[[Report], Sequence[Table]]] = (Listing(),)
     differences: tuple[str, ...] = ()
     settle: Callable[[S], S] = lambda settings: settings
+    derive: Callable[[Run[S], Found], Found] = lambda run, found: found
 
     def __post_init__(self) -> None:
         if set(self.sizes) != set(SIZES):
@@ -74,14 +124,39 @@ class Study(Generic[S]):
             print(f"{self.name}: {error}", file=sys.stderr)
             sys.exit(2)
 
+    def measure(self, run: Run[S]) -> Found:
+        """Runs all parts, whose findings are joined."""
+        rows: list[Row] = []
+        extra: dict[str, Any] = {}
+        arrays: dict[str, np.ndarray] = {}
+        for part in self.parts:
+            found = part(run)
+            found = found if isinstance(found, Found) else Found(found)
+            rows += found.rows
+            extra |= found.extra
+            arrays |= found.arrays
+        return self.derive(run, Found(rows, extra, arrays))
+
+    def judge(self, report: Report) -> None:
+        """Adds the checks of all claims to a report."""
+        for claim in self.claims:
+            claim(report)
+
+    def draw(self, report: Report) -> dict[str, Figure]:
+        """Draws all figures of a report."""
+        return {name: figure for plot in self.plots for name, figure in plot(report).items()}
+
+    def show(self, report: Report) -> list[Table]:
+        """Makes all tables of a report."""
+        return [table for listing in self.tables for table in listing(report)]
+
     def execute(self, order: Order) -> Report:
         """Runs, judges, draws and prints."""
         mpl.use("Agg")
         console = make_console()
         run = Run(_stem(self.name, order), order, self.settle(order.settings), console)
         console.rule(run.name)
-        found = self.run(run)
-        found = found if isinstance(found, Found) else Found(found)
+        found = self.measure(run)
         rows, extra = plain([*found.rows]), plain(found.extra)
         report = Report(self.name, run.size, run.config, rows, extra, found.arrays)
         self.judge(report)
@@ -91,7 +166,7 @@ class Study(Generic[S]):
                 np.savez_compressed(file, **found.arrays)  # type: ignore[arg-type]
         pictures = figures.save(self.draw(report), run.folder)
 
-        for table in self.tables(report):
+        for table in self.show(report):
             console.print(table)
         show_checks(console, report.checks)
         for difference in self.differences:

@@ -265,7 +265,7 @@ STUDY = Study(
         "default": Settings(),
         "full": Settings(rounds=201),
     },
-    run, judging.judge, judging.draw, judging.tables,
+    (run,), (judging.judge,), (judging.draw,), (judging.tables,),
     differences=(
         "The source deploys on ARM boards; these are times of an x86 processor.",
         "Parameters are random: speed doesn't depend on them, accuracy isn't looked at here.",

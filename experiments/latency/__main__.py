@@ -34,7 +34,7 @@ def run(run: Run[tasks.Settings]) -> Found:
 
 
 STUDY = Study(
-    "latency", __doc__, tasks.SIZES, run, judging.judge, figure.draw, tables.tables,
+    "latency", __doc__, tasks.SIZES, (run,), (judging.judge,), (figure.draw,), (tables.tables,),
     source.DIFFERENCES, tasks.settle,
 )  # fmt: skip
 

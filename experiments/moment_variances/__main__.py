@@ -71,7 +71,7 @@ def tables(report: Report) -> Sequence[Table]:
 
 
 STUDY = Study(
-    "moment_variances", __doc__, recipe.SIZES, run, judge, figure.draw, tables,
+    "moment_variances", __doc__, recipe.SIZES, (run,), (judge,), (figure.draw,), (tables,),
     (
         "The one factor is fitted to the very inputs it is judged on, so it is the best there is.",
         "The cost of n samples is n / 30 of that of 30.",

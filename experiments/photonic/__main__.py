@@ -140,8 +140,9 @@ def _read(
 
 
 STUDY = Study(
-    "photonic", __doc__, recipe.SIZES, run, judging.judge, figure.draw, judging.tables, DIFFERENCES
-)
+    "photonic", __doc__, recipe.SIZES,
+    (run,), (judging.judge,), (figure.draw,), (judging.tables,), DIFFERENCES,
+)  # fmt: skip
 
 if __name__ == "__main__":
     STUDY.main()

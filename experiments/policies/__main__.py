@@ -17,16 +17,27 @@ The source searches bits per layer with one compiled model per policy (arXiv 221
 """
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib.figure import Figure
 
 import jaxeff
-from experiments.harness import Found, Least, Report, Row, Run, Study, Table
+from experiments.harness import (
+    Claim,
+    Curves,
+    Least,
+    Listing,
+    Part,
+    Plot,
+    Row,
+    Study,
+    at_least,
+    at_most,
+    below,
+    equals,
+    having,
+)
 from experiments.policies import counts, speed
 from experiments.transforms import cost
 from jaxeff.compression import BitSensitivity, allocate_bits
@@ -58,21 +69,6 @@ class Settings:
     steps: tuple[Net, ...] = ("lenet5", "resnet18-imagenet")
 
 
-def run(run: Run[Settings]) -> Found:
-    """Times, counts; each row is kept."""
-    settings = run.settings
-    counted = run.each(
-        [(net, method) for net in settings.steps for method in counts.METHODS],
-        lambda task: [counts.compare(task[0], 8, task[1])],
-    )
-    timed = run.each(
-        [(net, batch) for net in settings.nets for batch in settings.batches],
-        lambda task: [speed.measure(*task, settings.policies, settings.rounds, settings.at_once)],
-    )
-    allocated = run.keep("allocation", lambda: [allocate(of) for of in ("weights", "bops")])
-    return Found([*counted, *timed, *allocated])
-
-
 def allocate(of: str) -> Row:
     """Times an allocation for ResNet-18, weights and activations of 1 to 8 bits each."""
     net = cost.subject("resnet18-cifar", 1)
@@ -94,62 +90,66 @@ def allocate(of: str) -> Row:
     return {"budget": of, "sites": len(rows), "seconds": time.perf_counter() - start}
 
 
-def judge(report: Report) -> None:
-    """Holds counts and ratios to the targets; few rounds decide no timing."""
-    for row in report.rows:
-        if "method" in row:
-            for what in ("flops", "bytes"):
-                claim = f"{what} of a step of {row['net']}, {row['method']}, over hand-written"
-                ratio = row[f"{what}_ratio"]
-                report.check(f"{claim}: at most {LIMIT}", None, ratio, ratio <= LIMIT)
-        elif "policies" in row:
-            of = f"{row['policies']} policies of {row['net']}, batch {row['batch']}"
-            traces = row["traces"]
-            report.check(f"{of}: traces for other bits", 0, traces, traces == 0)
-            ratio = row["ratio"]
-            claim = f"{of}: throughput over a loop's, at least {TARGET:g}"
-            report.check(claim, None, ratio, ratio >= TARGET, needs="default")
-        else:
-            seconds = row["seconds"]
-            claim = f"seconds to allocate ResNet-18's bits by {row['budget']}: under {SECONDS:g}"
-            report.check(claim, None, seconds, seconds < SECONDS, needs="default")
+PARTS = (
+    Part[Settings, tuple[str, str]](
+        lambda run: [(net, method) for net in run.settings.steps for method in counts.METHODS],
+        lambda run, task: [counts.compare(task[0], 8, task[1])],
+    ),
+    Part[Settings, tuple[str, int]](
+        lambda run: [(net, batch) for net in run.settings.nets for batch in run.settings.batches],
+        lambda run, task: [
+            speed.measure(*task, run.settings.policies, run.settings.rounds, run.settings.at_once)
+        ],
+    ),
+    Part[Settings, str](lambda run: ("weights", "bops"), lambda run, of: [allocate(of)]),
+)
 
+STEPS, TIMED, ALLOCATED = having("method"), having("policies"), having("budget")
+OF = "{policies} policies of {net}, batch {batch}"
+CLAIMS = (
+    *(
+        Claim(
+            f"{what} of a step of {{net}}, {{method}}, over hand-written: at most {{bound}}",
+            f"{what}_ratio", at_most(LIMIT), of=STEPS,
+        )
+        for what in ("flops", "bytes")
+    ),
+    Claim(f"{OF}: traces for other bits", "traces", equals(0), 0, of=TIMED),
+    Claim(
+        f"{OF}: throughput over a loop's, at least {{bound:g}}",
+        "ratio", at_least(TARGET), of=TIMED, needs="default",
+    ),
+    Claim(
+        "seconds to allocate ResNet-18's bits by {budget}: under {bound:g}",
+        "seconds", below(SECONDS), of=ALLOCATED, needs="default",
+    ),
+)  # fmt: skip
 
-def draw(report: Report) -> dict[str, Figure]:
-    """Throughput over that of the loop."""
-    timed = [row for row in report.rows if "policies" in row]
-    figure, axis = plt.subplots()
-    for net in dict.fromkeys(row["net"] for row in timed):
-        rows = [row for row in timed if row["net"] == net]
-        axis.plot([r["batch"] for r in rows], [r["ratio"] for r in rows], "o-", label=net)
-    axis.axhline(TARGET, color="grey", linestyle=":")
-    axis.set(xscale="log", xlabel="images", ylabel="policies per second, over a jitted loop's")
-    return {"throughput": figure}
-
-
-def tables(report: Report) -> Sequence[Table]:
-    """Throughput, counts and the allocation."""
-    timed = [row for row in report.rows if "policies" in row]
-    steps = [
+TABLES = (
+    Listing(
+        "microseconds per policy, and throughput over the loop's",
+        ("net", "batch", "policies", "loop_us", "at_once", "ratio", "traces", "same"),
+        TIMED,
+    ),
+    Listing(
+        "a training step by XLA's count, ours over hand-written",
         {
-            "net": f"{row['net']} x {row['batch']}",
-            "method": row["method"],
-            "MFLOPs": row["flops"] / 1e6,
-            "ratio": row["flops_ratio"],
-            "MB": row["bytes"] / 1e6,
-            "ratio ": row["bytes_ratio"],
-            "losses differ by": row["difference"],
-        }
-        for row in report.rows
-        if "method" in row
-    ]
-    columns = ("net", "batch", "policies", "loop_us", "at_once", "ratio", "traces", "same")
-    return [
-        Table.from_rows("microseconds per policy, and throughput over the loop's", timed, columns),
-        Table.from_rows("a training step by XLA's count, ours over hand-written", steps),
-        Table.from_rows("allocation", [row for row in report.rows if "budget" in row]),
-    ]
+            "net": "{net} x {batch}", "method": "method",
+            "MFLOPs": lambda row: row["flops"] / 1e6, "ratio": "flops_ratio",
+            "MB": lambda row: row["bytes"] / 1e6, "ratio ": "bytes_ratio",
+            "losses differ by": "difference",
+        },
+        STEPS,
+    ),
+    Listing("allocation", of=ALLOCATED),
+)  # fmt: skip
 
+THROUGHPUT = Curves(
+    "batch", "ratio", TIMED, hue="{net}", guides=(TARGET,),
+    axes={
+        "xscale": "log", "xlabel": "images", "ylabel": "policies per second, over a jitted loop's"
+    },
+)  # fmt: skip
 
 STUDY = Study(
     "policies", __doc__,
@@ -158,7 +158,7 @@ STUDY = Study(
         "default": Settings(),
         "full": Settings(51, batches=(1, 10, 100), at_once=(1, 10, 100)),
     },
-    run, judge, draw, tables,
+    PARTS, CLAIMS, (Plot("throughput", THROUGHPUT),), TABLES,
     differences=("Policies are random; nothing is searched.",),
 )  # fmt: skip
 

@@ -102,8 +102,9 @@ def _measure(
 
 
 STUDY = Study(
-    "pruning", __doc__, recipe.SIZES, run, judging.judge, figure.draw, judging.tables, DIFFERENCES
-)
+    "pruning", __doc__, recipe.SIZES,
+    (run,), (judging.judge,), (figure.draw,), (judging.tables,), DIFFERENCES,
+)  # fmt: skip
 
 if __name__ == "__main__":
     STUDY.main()

@@ -219,7 +219,7 @@ STUDY = Study(
     "pruning.peer",
     __doc__,
     {"fast": Settings(1), "default": Settings(), "full": Settings(10)},
-    run, judge, draw, tables,
+    (run,), (judge,), (draw,), (tables,),
     differences=(
         "Torch-Pruning ignores the output layer because it is told to; here outputs are held.",
     ),

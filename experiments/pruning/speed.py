@@ -221,7 +221,7 @@ STUDY = Study(
         "default": Settings(),
         "full": Settings(rounds=51),
     },
-    run, judge, draw, tables,
+    (run,), (judge,), (draw,), (tables,),
     differences=("The source times a Cortex-A72; this is the host, with default schedules.",),
 )  # fmt: skip
 

@@ -54,7 +54,7 @@ def tables(report: Report) -> Sequence[Table]:
 
 
 STUDY = Study(
-    "quickstart", __doc__, recipe.SIZES, run, evaluation.judge, figure.draw, tables,
+    "quickstart", __doc__, recipe.SIZES, (run,), (evaluation.judge,), (figure.draw,), (tables,),
     (
         "The source trains on Dirty-MNIST (MNIST with ambiguous digits) for 1000 epochs; here it "
         "is the data set and the epochs of `config`, warm-started from a trained point estimate.",

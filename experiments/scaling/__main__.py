@@ -58,7 +58,8 @@ def tables(report: Report) -> list[Table]:
 
 
 STUDY = Study(
-    "scaling", __doc__, SIZES, run, judging.judge, figure.draw, tables, judging.DIFFERENCES,
+    "scaling", __doc__, SIZES,
+    (run,), (judging.judge,), (figure.draw,), (tables,), judging.DIFFERENCES,
     Plan.settled,
 )  # fmt: skip
 

@@ -145,7 +145,7 @@ def tables(report: Report) -> list[Table]:
     ]
 
 
-STUDY = Study("ess", __doc__, SIZES, run, judge, draw, tables)
+STUDY = Study("ess", __doc__, SIZES, (run,), (judge,), (draw,), (tables,))
 
 if __name__ == "__main__":
     STUDY.main()

@@ -129,7 +129,8 @@ STUDY = Study(
         "default": Settings(25),
         "full": Settings(101, batches=(1, 5, 10, 100)),
     },
-    run, judge, lambda report: figure.draw(report.rows, (FRESH_TARGET, DRAWN_TARGET)), tables,
+    (run,), (judge,), (lambda report: figure.draw(report.rows, (FRESH_TARGET, DRAWN_TARGET)),),
+    (tables,),
 )  # fmt: skip
 
 if __name__ == "__main__":

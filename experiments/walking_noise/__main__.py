@@ -98,7 +98,10 @@ def tables(report: Report) -> Sequence[Table]:
     ]
 
 
-STUDY = Study("walking_noise", __doc__, recipe.SIZES, run, findings.judge, figures.draw, tables)
+STUDY = Study(
+    "walking_noise", __doc__, recipe.SIZES,
+    (run,), (findings.judge,), (figures.draw,), (tables,),
+)  # fmt: skip
 
 if __name__ == "__main__":
     STUDY.main()

@@ -97,8 +97,9 @@ def tables(report: Report) -> Sequence[Table]:
 
 
 STUDY = Study(
-    "sensitivity", __doc__, SIZES, run, ranking.judge, ranking_figure.draw, tables, DIFFERENCES
-)
+    "sensitivity", __doc__, SIZES,
+    (run,), (ranking.judge,), (ranking_figure.draw,), (tables,), DIFFERENCES,
+)  # fmt: skip
 
 if __name__ == "__main__":
     STUDY.main()

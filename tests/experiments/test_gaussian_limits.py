@@ -33,7 +33,7 @@ def test_draws_have_the_exact_uncertainties(regime):
 def test_a_full_run_outlives_a_fast_one(tmp_path):
     """Both had one name once."""
     small = {size: gaussian_limits.Settings(200 * n) for n, size in enumerate(SIZES, 1)}
-    study = replace(gaussian_limits.STUDY, sizes=small, draw=lambda report: {})
+    study = replace(gaussian_limits.STUDY, sizes=small, plots=())
     for option in ([], ["--fast"], ["--full"]):
         study.main([*option, "--results", str(tmp_path)])
     found = {path.name: json.loads(path.read_text())["config"] for path in tmp_path.glob("*.json")}

@@ -30,7 +30,7 @@ def coins(tmp_path_factory):
 @pytest.fixture
 def quiet(coins):
     """Without its figure, which takes most of its time."""
-    return replace(coins, draw=lambda report: {})
+    return replace(coins, plots=())
 
 
 def refused(study, *arguments, capsys):
@@ -98,7 +98,7 @@ def test_a_run_goes_on_where_it_was_killed(quiet, tmp_path):
 
         return run.each(run.settings.tosses, toss)
 
-    study, arguments = replace(quiet, run=killed), ["--results", str(tmp_path)]
+    study, arguments = replace(quiet, parts=(killed,)), ["--results", str(tmp_path)]
     with pytest.raises(KeyboardInterrupt):
         study.main(arguments)
     assert not (tmp_path / "coins.json").exists()
@@ -124,7 +124,7 @@ def test_rows_of_other_settings_are_refused(quiet, tmp_path, capsys):
 
 
 def test_results_that_cannot_be_written_are_found_first(coins, tmp_path, capsys):
-    never = replace(coins, run=lambda run: pytest.fail("it was run"))
+    never = replace(coins, parts=(lambda run: pytest.fail("it was run"),))
     (tmp_path / "file").touch()
     for option in ("--results", "--json"):
         place = tmp_path / "file" / ("x.json" if option == "--json" else "")
@@ -222,8 +222,7 @@ def test_what_selects_belongs_to_no_run(tmp_path):
         seen.append(run.each(run.settings.only, lambda name: [{"name": name, "n": len(seen)}]))
         return Found(seen[-1])
 
-    study = Study("any", "About.", dict.fromkeys(command.SIZES, Outer()), run,
-                  lambda report: None, lambda report: {})  # fmt: skip
+    study = Study("any", "About.", dict.fromkeys(command.SIZES, Outer()), (run,), (), ())
     for names in (["a"], ["b", "a"]):
         study.main(["--only", *names, "--results", str(tmp_path)])
     assert [(row["name"], row["n"]) for row in seen[1]] == [("b", 1), ("a", 0)]

@@ -65,7 +65,7 @@ def test_judges_from_its_rows(study):
             decided = command.SIZES.index(size) >= command.SIZES.index(needed)
             assert lower["passed"] == (check["passed"] if decided else None)
     report = open_can(study.name)
-    json.dumps([plain(study.tables(report)), report.extra], allow_nan=False)
+    json.dumps([plain(study.show(report)), report.extra], allow_nan=False)
 
 
 def faults(figure):
@@ -98,6 +98,10 @@ def test_draws_from_its_rows(study):
         figures.plt.close(figure)
 
 
+def _as_found(run, found):
+    return found
+
+
 def test_goes_on_after_a_cut(study, tmp_path, capsys):
     """Its rows, judging and tables go through the harness; a run cut in the middle ends alike."""
     can = open_can(study.name)
@@ -117,7 +121,7 @@ def test_goes_on_after_a_cut(study, tmp_path, capsys):
         open_ones = [f.name for f in fields(settings) if getattr(settings, f.name) == "auto"]
         return replace(settings, **{name: can.config[name] for name in open_ones})
 
-    replayed = replace(study, run=run, draw=lambda report: {}, settle=settled)
+    replayed = replace(study, parts=(run,), plots=(), derive=_as_found, settle=settled)
     arguments = ["--fast", "--results", str(tmp_path)]
     with pytest.raises(KeyboardInterrupt):
         replayed.main(arguments)

@@ -1,0 +1,101 @@
+"""What a study claims, as data: `Claim("{net}: speedup", "ratio", at_least(3))`."""
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from experiments.harness.report import Report, Row
+from experiments.harness.rows import Entry, Selection, cell, entry, every, text
+
+
+class Rule(NamedTuple):
+    """A comparison with a bound.
+
+    Attributes:
+        compare: Of the value and the bound.
+        bound: A number, or what an entry of the row says.
+    """
+
+    compare: Callable[[Any, Any], Any]
+    bound: Any
+
+    def of(self, row: Row) -> Any:
+        """Evaluates the bound for a row."""
+        return entry(row, self.bound) if callable(self.bound) else row.get(self.bound, self.bound)
+
+    def __call__(self, row: Row, value: Any) -> bool:
+        """Compares; false where there is no value."""
+        return value is not None and bool(self.compare(value, self.of(row)))
+
+
+def at_least(bound: Any) -> Rule:
+    """Requires a value to be no less than a number or column."""
+    return Rule(operator.ge, bound)
+
+
+def at_most(bound: Any) -> Rule:
+    """Requires a value to be no more than a number or column."""
+    return Rule(operator.le, bound)
+
+
+def above(bound: Any) -> Rule:
+    """Requires a value to exceed a number or column."""
+    return Rule(operator.gt, bound)
+
+
+def below(bound: Any) -> Rule:
+    """Requires a value to stay under a number or column."""
+    return Rule(operator.lt, bound)
+
+
+def equals(bound: Any) -> Rule:
+    """Requires a value to be that of a number, text or column."""
+    return Rule(operator.eq, bound)
+
+
+def within(least: float, most: float) -> Rule:
+    """Requires a value to lie in an interval, whose ends belong to it."""
+    return Rule(lambda value, ends: ends[0] <= value <= ends[1], (least, most))
+
+
+def true(row: Row, value: Any) -> bool:
+    """Requires a value to be true."""
+    return bool(value)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim about every row of a selection, one check for each.
+
+    Attributes:
+        text: What is claimed, with the row's columns in braces and the rule's ``{bound}``.
+        value: The column or function of the row that is judged.
+        holds: Rule, called with the row and the value.
+        source: The source's value: a function of the row, a text with columns in braces, or what
+            it is; None where it reports none.
+        of: Selection of rows.
+        needs: The smallest size that can decide it.
+        shown: What the report says in place of the value, if that is another column.
+    """
+
+    text: str
+    value: Entry
+    holds: Callable[[Row, Any], Any]
+    source: Any = None
+    of: Selection = every
+    needs: str = "fast"
+    shown: Entry | None = None
+
+    def __call__(self, report: Report) -> None:
+        """Adds a check for every row."""
+        bounded = isinstance(self.holds, Rule)
+        for row in self.of(report):
+            value = entry(row, self.value)
+            known = {**row, "bound": self.holds.of(row)} if bounded else row
+            source = self.source(row) if callable(self.source) else self.source
+            if isinstance(source, str):
+                source = text(known, source)
+            shown = value if self.shown is None else cell(row, self.shown)
+            passed = self.holds(row, value)
+            report.check(text(known, self.text), source, shown, passed, self.needs)

@@ -1,0 +1,205 @@
+"""Figures as data: a `Plot` has panels, each made from rows by `Curves`, `Dots` or `Bars`.
+
+    Plot("speed", Curves("batch", "speedup", hue="{net}", axes={"xscale": "log"}))
+
+A study's own panels are a function from the report to `Panel`s.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeAlias
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from experiments.harness.report import Report, Row
+from experiments.harness.rows import Entry, Selection, entry, every, text
+
+
+class Panel(NamedTuple):
+    """One set of axes.
+
+    Attributes:
+        title: Above it; none if empty.
+        paint: Draws into the axes.
+    """
+
+    title: str
+    paint: Callable[[Axes], Any]
+
+
+Panels: TypeAlias = Callable[[Report], Iterable[Panel]]
+
+
+class Plot:
+    """A figure of panels, left to right; nothing is drawn where there are no rows.
+
+    Attributes:
+        name: Of the file.
+        panels: Functions that make its panels from the report.
+        columns: Panels of a line; all of them if None.
+        size: Inches of a panel.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *panels: Panels,
+        columns: int | None = None,
+        size: tuple[float, float] = (4.6, 3.6),
+    ) -> None:
+        self.name, self.panels, self.columns, self.size = name, panels, columns, size
+
+    def __call__(self, report: Report) -> dict[str, Figure]:
+        """Draws the figure."""
+        found = [panel for panels in self.panels for panel in panels(report)]
+        if not found:
+            return {}
+        columns = min(self.columns or len(found), len(found))
+        lines = -(-len(found) // columns)
+        width, height = self.size
+        figure, grid = plt.subplots(
+            lines, columns, figsize=(width * columns, height * lines), squeeze=False,
+            layout="constrained",
+        )  # fmt: skip
+        axes = grid.ravel()
+        for panel, axis in zip(found, axes, strict=False):
+            panel.paint(axis)
+            if panel.title:
+                axis.set_title(panel.title, fontsize=9)
+        for axis in axes[len(found) :]:
+            axis.set_visible(False)
+        return {self.name: figure}
+
+
+@dataclass(frozen=True)
+class _Marks:
+    """What the kinds of panels share.
+
+    Attributes:
+        x: Column or function of the places.
+        y: Column of the values, or several with their labels.
+        of: Selection of rows.
+        hue: Label of a row's line, with its columns in braces; rows of one label are one line.
+        facet: Title of a row's panel, likewise.
+        error: Whether rows have the spread of `y` as ``<y> error``.
+        style: Of the lines, one for all or by label.
+        guides: Values that a grey line marks.
+        axes: Given to `Axes.set`, such as ``xlabel``.
+    """
+
+    x: Entry
+    y: str | Mapping[str, str]
+    of: Selection = every
+    hue: Entry = ""
+    facet: Entry = ""
+    error: bool = False
+    style: str | Mapping[str, str] = "o-"
+    guides: Sequence[float] = ()
+    axes: Mapping[str, Any] = field(default_factory=dict)
+
+    def __call__(self, report: Report) -> list[Panel]:
+        """Makes a panel for every facet."""
+        facets = _grouped(self.of(report), self.facet)
+        return [
+            Panel(title, lambda axis, rows=rows: self._paint(axis, rows, report))
+            for title, rows in facets.items()
+        ]
+
+    def _paint(self, axis: Axes, rows: Sequence[Row], report: Report) -> None:
+        self._marks(axis, rows, report)
+        axis.set(**self.axes)
+
+    def _marks(self, axis: Axes, rows: Sequence[Row], report: Report) -> None:
+        raise NotImplementedError
+
+    def _lines(self, rows: Sequence[Row]) -> Iterable[tuple[str, str, list[Row]]]:
+        """Splits a panel's rows into lines: a label, a column, and the rows that have it."""
+        several = not isinstance(self.y, str)
+        columns = self.y if isinstance(self.y, Mapping) else {self.y: ""}
+        for hue, same in _grouped(rows, self.hue).items():
+            for column, label in columns.items():
+                found = [row for row in same if row.get(column) is not None]
+                if found:
+                    yield ", ".join(filter(None, (hue, label if several else ""))), column, found
+
+    def _format(self, label: str) -> str:
+        return self.style if isinstance(self.style, str) else self.style.get(label, "o-")
+
+    def _errors(self, rows: Sequence[Row], column: str) -> list[float] | None:
+        return [row.get(f"{column} error") or 0.0 for row in rows] if self.error else None
+
+
+class Curves(_Marks):
+    """A line per hue over a numeric column; a row may hold a whole curve in lists.
+
+    Its places then are a list of the row, or of the settings.
+    """
+
+    def _marks(self, axis: Axes, rows: Sequence[Row], report: Report) -> None:
+        for label, column, same in self._lines(rows):
+            for x, y, error in self._points(same, column, report):
+                axis.errorbar(
+                    x, y, error, fmt=self._format(label), ms=4, lw=1, label=label or None
+                )  # fmt: skip
+        for value in self.guides:
+            axis.axhline(value, color="grey", linestyle=":")
+
+    def _points(self, rows: Sequence[Row], column: str, report: Report) -> Iterable[Any]:
+        if isinstance(rows[0][column], list):
+            for row in rows:
+                places = entry(row, self.x)
+                yield (places if places is not None else report.config[self.x]), row[column], None
+        else:
+            yield (
+                [entry(row, self.x) for row in rows],
+                [row[column] for row in rows],
+                self._errors(rows, column),
+            )
+
+
+class Dots(_Marks):
+    """Values along the horizontal axis, named places (`x`) along the vertical one."""
+
+    def _marks(self, axis: Axes, rows: Sequence[Row], report: Report) -> None:
+        names = list(dict.fromkeys(str(entry(row, self.x)) for row in rows))[::-1]
+        lines = list(self._lines(rows))
+        for i, (label, column, same) in enumerate(lines):
+            offset = 0.2 * (0.5 * (len(lines) - 1) - i)
+            places = [names.index(str(entry(row, self.x))) + offset for row in same]
+            axis.errorbar(
+                [row[column] for row in same], places, xerr=self._errors(same, column),
+                fmt="o", ms=4, lw=1, label=label or None,
+            )  # fmt: skip
+        axis.set_yticks(range(len(names)), names, fontsize=8)
+        axis.margins(y=0.2 if len(names) < 6 else 0.05)
+        axis.grid(axis="x", alpha=0.3)
+        for value in self.guides:
+            axis.axvline(value, color="grey", linestyle=":")
+
+
+class Bars(_Marks):
+    """Bars side by side at named places."""
+
+    def _marks(self, axis: Axes, rows: Sequence[Row], report: Report) -> None:
+        names = list(dict.fromkeys(str(entry(row, self.x)) for row in rows))
+        lines = list(self._lines(rows))
+        width = 0.8 / max(1, len(lines))
+        for i, (label, column, same) in enumerate(lines):
+            places = np.array([names.index(str(entry(row, self.x))) for row in same])
+            axis.bar(
+                places + width * (i - 0.5 * (len(lines) - 1)), [row[column] for row in same], width,
+                yerr=self._errors(same, column), label=label or None,
+            )  # fmt: skip
+        axis.set_xticks(range(len(names)), names, fontsize=8)
+        for value in self.guides:
+            axis.axhline(value, color="grey", linestyle=":")
+
+
+def _grouped(rows: Iterable[Row], template: Entry) -> dict[str, list[Row]]:
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(text(row, template) if template else "", []).append(row)
+    return found

@@ -1,0 +1,114 @@
+"""Claims, plots and tables that a study declares, on rows with known answers."""
+
+import matplotlib.pyplot as plt
+import pytest
+
+from experiments.harness import (
+    Bars,
+    Claim,
+    Curves,
+    Dots,
+    Listing,
+    Plot,
+    Report,
+    above,
+    at_least,
+    at_most,
+    having,
+    means,
+    true,
+    where,
+    within,
+)
+
+ROWS = [
+    {"net": net, "bits": bits, "seed": seed, "score": score + seed, "source_score": 2.0}
+    for net, scores in (("a", (1.0, 2.0)), ("b", (3.0, 4.0)))
+    for bits, score in zip((4, 8), scores, strict=True)
+    for seed in (0, 1)
+]
+
+
+@pytest.fixture
+def report():
+    return Report("any", "default", {"levels": [0, 1, 2]}, [dict(row) for row in ROWS])
+
+
+def checks(report, *claims):
+    for claim in claims:
+        claim(report)
+    return [(c["name"], c["source"], c["ours"], c["passed"]) for c in report.checks]
+
+
+def test_a_claim_is_judged_for_every_row(report):
+    claim = Claim(
+        "{net}, {bits} bits: at least {bound:g}", "score", at_least(3.5), "{source_score:g}",
+        means(where(net="b"), ("net", "bits"), ("score", "source_score")),
+    )  # fmt: skip
+    assert checks(report, claim) == [
+        ("b, 4 bits: at least 3.5", "2", 3.5, True),
+        ("b, 8 bits: at least 3.5", "2", 4.5, True),
+    ]
+
+
+def test_a_bound_may_be_a_column_and_a_value_a_function(report):
+    over = Claim(
+        "{bits}", "score", above("source_score"), of=where(net="a", seed=0),
+        shown="{score:g} over {source_score:g}",
+    )  # fmt: skip
+    assert checks(report, over) == [("4", None, "1 over 2", False), ("8", None, "2 over 2", False)]
+    report.checks.clear()
+    least = Claim(
+        "{net}", lambda row: row["score"] / 2, at_most(lambda row: row["bits"] / 4),
+        lambda row: row["seed"], where(bits=4, seed=1),
+    )  # fmt: skip
+    assert checks(report, least) == [("a", 1, 1.0, True), ("b", 1, 2.0, False)]
+
+
+def test_rules_hold_where_there_is_a_value(report):
+    row = {"bound": 1.0}
+    assert within(0.5, 1.5)(row, 1.5)
+    assert not within(0.5, 1.5)(row, 1.6)
+    assert not at_least(0.0)(row, None)
+    assert true(row, [0])
+
+
+def test_what_a_size_cannot_decide_is_undecided(report):
+    Claim("any", "score", at_least(0), of=where(net="a", bits=4, seed=0), needs="full")(report)
+    assert report.checks[0]["passed"] is None
+
+
+def test_a_listing_fills_templates_and_leaves_out_what_has_no_rows(report):
+    (table,) = Listing("scores", {"net": "{net}{bits}", "half": lambda r: r["score"] / 2})(report)
+    assert table.rows[0] == ["a4", "0.5"]
+    assert Listing("none", of=having("nothing"))(report) == []
+
+
+def test_a_plot_has_a_panel_per_facet_and_a_line_per_hue(report):
+    averages = means(where(), ("net", "bits"), ("score",))
+    plot = Plot(
+        "scores",
+        Curves("bits", "score", averages, hue="{net}", error=True, axes={"xlabel": "bits"}),
+        Dots("net", {"score": "score", "source_score": "source"}, where(seed=0), facet="{bits}"),
+        Bars("bits", "score", where(seed=0), hue="{net}"),
+        columns=3,
+    )
+    (figure,) = plot(report).values()
+    visible = [axis for axis in figure.axes if axis.get_visible()]
+    assert [axis.get_title() for axis in visible] == ["", "4", "8", ""]
+    assert visible[0].get_legend_handles_labels()[1] == ["a", "b"]
+    assert visible[1].get_legend_handles_labels()[1] == ["score", "source"]
+    assert [label.get_text() for label in visible[1].get_yticklabels()] == ["b", "a"]
+    assert len(visible[3].patches) == 4
+    plt.close(figure)
+    assert Plot("none", Curves("bits", "score", having("nothing")))(report) == {}
+
+
+def test_a_row_may_hold_a_curve(report):
+    report.rows[:] = [{"curve": [1, 2, 3], "name": n, "own": [4, 5, 6]} for n in "ab"]
+    for x, places in (("levels", [0, 1, 2]), ("own", [4, 5, 6])):
+        (panel,) = Curves(x, "curve", hue="{name}")(report)
+        figure, axis = plt.subplots()
+        panel.paint(axis)
+        assert [list(line.get_xdata()) for line in axis.lines[:2]] == [places] * 2
+        plt.close(figure)
