@@ -12,7 +12,6 @@ import contextlib
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 _T = TypeVar("_T")
@@ -53,12 +52,7 @@ class Board(abc.ABC):
         """Connects; raises `BoardError` if that fails, leaving nothing behind."""
 
     @abc.abstractmethod
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *failure: Any) -> None:
         """Disconnects and removes whatever was put on the board."""
 
     @property

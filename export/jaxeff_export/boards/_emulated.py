@@ -23,7 +23,6 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Self
 
 from jaxeff_export.boards._board import Board, BoardError
@@ -106,16 +105,11 @@ class EmulatedBoard(Board):
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *failure: Any) -> None:
         """Ends the session and kills the emulator with everything it started."""
         try:
             if self._remote is not None:
-                self._remote.__exit__(kind, error, traceback)
+                self._remote.__exit__(*failure)
         finally:
             self._stop()
 

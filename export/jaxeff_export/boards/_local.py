@@ -7,7 +7,6 @@ import platform
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from jaxeff_export.boards._board import Board
@@ -33,12 +32,7 @@ class LocalBoard(Board):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *failure: Any) -> None:
         """Does nothing: there is nothing to tear down."""
 
     @property

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from jaxeff_export.boards._board import Board, BoardError
@@ -54,12 +53,7 @@ class ProgramBoard(Board):
             raise BoardError(f"{self.name}: {error}") from error
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *failure: Any) -> None:
         """Does nothing: a program ends with its call."""
 
     @property

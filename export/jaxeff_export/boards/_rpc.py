@@ -17,7 +17,6 @@ import contextlib
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 from urllib.parse import parse_qsl, urlsplit
 
@@ -105,12 +104,7 @@ class RpcBoard(Board):
         self._ends = time.monotonic() + (self._session_timeout or float("inf"))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *failure: Any) -> None:
         """Removes what was uploaded and drops the session, even if the board is gone by now."""
         session, self._session = self._session, None
         uploaded, self._uploaded = self._uploaded, []

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import TextColumn
@@ -34,12 +33,7 @@ class Display:
         self._progress.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *failure: Any) -> None:
         self._progress.stop()
 
     def begin(self, kernel: str, done: int, trials: int) -> None:

@@ -175,6 +175,11 @@ class Contraction:
         return taps * right[self.summed(1)[0]]
 
     @property
+    def weight_shape(self) -> tuple[int, ...]:
+        """The shape of the operand that `matrix` is for."""
+        return self.shapes[self.side]
+
+    @property
     def matrix_shape(self) -> tuple[int, int, int]:
         """The groups, inputs and outputs of `matrix`."""
         shape = self.shapes[self.side]

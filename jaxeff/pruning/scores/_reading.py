@@ -35,20 +35,20 @@ class LinearStatistics(NamedTuple):
     def channel_of(self, dimension: Dimension) -> np.ndarray:
         """Returns which channel of a dimension each input reads, or -1: `[groups, inputs]`."""
         axes = self.channels.labels.of(self.at.layer.inputs[self.at.index])
-        whole = np.full(self.at.shape, -1)
+        whole = np.full(self.at.contraction.weight_shape, -1)
         for i, axis in enumerate(axes):
             if i in self.summed:
                 shape = [-1 if j == i else 1 for j in range(len(axes))]
                 whole = np.maximum(whole, membership(axis, dimension).reshape(shape))
-        found: np.ndarray = self.at.matrix(whole)[:, :, 0]
+        found: np.ndarray = self.at.contraction.matrix(whole)[:, :, 0]
         return found
 
     @property
     def summed(self) -> frozenset[int]:
         """The axes of the weight that are summed over."""
         # One number per input, in the place of the weight: what varies along an axis is an input.
-        rows = np.arange(self.at.matrix_shape[1])[None, :, None]
-        marks = self.at.weight(np.broadcast_to(rows, self.at.matrix_shape))
+        rows = np.arange(self.at.contraction.matrix_shape[1])[None, :, None]
+        marks = self.at.contraction.weight(np.broadcast_to(rows, self.at.contraction.matrix_shape))
         varies = [np.ptp(marks, axis=i).any() for i in range(marks.ndim)]
         return frozenset(np.flatnonzero(varies).tolist())
 
@@ -84,7 +84,7 @@ def products(f: Callable[..., Any], params: Any, batch: Any, where: str) -> list
     read = _evaluated(channels, (params, *args), seen)
     result = []
     for site, (w, x) in read.items():
-        matrix = found[site].matrix(np.asarray(w)).astype(np.float64)
+        matrix = found[site].contraction.matrix(np.asarray(w)).astype(np.float64)
         # All that a score needs of the batch is the second moment: memory grows with inputs, not
         # rows.
         moment = np.asarray(found[site].moment(x, x), np.float64)

@@ -127,18 +127,18 @@ def corrected_weights(f: Callable[..., Any], params: Any, batch: Any, plan: Plan
         axes = product.channels.labels.of(at.layer.inputs[at.index])
         # An entry stays if all of the indices that it is summed over do; the result's own
         # channels keep their rows, which shrinking removes.
-        stays = np.ones(at.shape, bool)
+        stays = np.ones(at.contraction.weight_shape, bool)
         for i in product.summed:
             shape = [-1 if j == i else 1 for j in range(len(axes))]
             stays = stays & kept(axes[i], keep).reshape(shape)
         new = np.zeros_like(product.weights)
-        rows = at.matrix(stays)[:, :, 0]
+        rows = at.contraction.matrix(stays)[:, :, 0]
         for g, (h, w, row) in enumerate(zip(product.moment, product.weights, rows, strict=True)):
             # Normal equations: H_SS W' = H_S: W, with S the inputs that stay.
             left = _damped(h)
             new[g][row] = np.linalg.solve(left[np.ix_(row, row)], left[row] @ w)
         leaf = at.origin.leaf
-        value = jnp.asarray(at.weight(new), leaves[leaf].dtype)
+        value = jnp.asarray(at.contraction.weight(new), leaves[leaf].dtype)
         leaves[leaf] = at.origin.to_leaf(value, leaves[leaf])
     return jax.tree.unflatten(jax.tree.structure(params), leaves)
 

@@ -89,7 +89,9 @@ def optimal_brain_surgeon(
             (h, w[:, o]) for h, w in zip(hessian, weights, strict=True) for o in range(w.shape[1])
         ]
         if isinstance(method, NofM):
-            blocks = at.matrix(method.blocks(at.shape, problem.tensor))
+            blocks = at.contraction.matrix(
+                method.blocks(at.contraction.weight_shape, problem.tensor)
+            )
             numbers = [b[:, o] for b in blocks for o in range(b.shape[1])]
             gone = [
                 removal(h, w, number, method.m - method.n)[0]
