@@ -461,7 +461,7 @@ def evaluated(outer: Case, inner: Case):
 
 
 @pytest.mark.parametrize(("outer", "inner"), list(itertools.product(CASES, repeat=2)))
-@pytest.mark.filterwarnings("ignore::jaxeff.compression.integers._transform.IntegerFallbackWarning")
+@pytest.mark.filterwarnings("ignore::jaxeff.compression.integers._rule.IntegerFallbackWarning")
 def test_a_pair_is_right_or_refused(outer, inner):
     if message := REFUSED.get((outer, inner)):
         with pytest.raises((ValueError, NotImplementedError), match=f"(?s){message}"):

@@ -3,12 +3,8 @@
 from jaxeff.compression.integers._aware import integer_aware
 from jaxeff.compression.integers._grids import Codes, IntegerError, weight_codes
 from jaxeff.compression.integers._operators import q_conv2d
-from jaxeff.compression.integers._transform import (
-    Converted,
-    Integer,
-    IntegerFallbackWarning,
-    integer,
-)
+from jaxeff.compression.integers._rule import IntegerFallbackWarning
+from jaxeff.compression.integers._transform import Converted, Integer, integer
 
 __all__ = [
     "Codes",

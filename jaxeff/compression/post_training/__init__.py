@@ -10,11 +10,7 @@ from jaxeff.compression.post_training._bias_correction import correct_biases
 from jaxeff.compression.post_training._equalization import equalize
 from jaxeff.compression.post_training._gptq import gptq
 from jaxeff.compression.post_training._layerwise import RoundingProblem, arguments, on_grids
-from jaxeff.compression.post_training._multiplication import (
-    Matrix,
-    Multiplication,
-    multiplications,
-)
+from jaxeff.compression.post_training._multiplication import Matrix, Multiplication, multiplications
 from jaxeff.compression.post_training.ranges import (
     RunningRange,
     calibrate,

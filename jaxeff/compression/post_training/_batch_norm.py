@@ -43,11 +43,8 @@ from jaxtyping import Array, Float
 
 from jaxeff.compression.post_training._channels import Source, source
 from jaxeff.compression.post_training._equalization import replace_weights, weights_of
-from jaxeff.compression.post_training._multiplication import (
-    multiplications,
-    parameter_values,
-    users,
-)
+from jaxeff.compression.post_training._multiplication import multiplications
+from jaxeff.compression.post_training._origins import parameter_values, users
 from jaxeff.core import input_batch, parameter_tree, pure_function, validate
 from jaxeff.program import Layer, Program, Rule, interpret, plain_rule, trace
 from jaxeff.program.ir import Value

@@ -37,12 +37,7 @@ from jaxtyping import Array
 from jaxeff.compression._quantized import check_spec, quantized_layer, settings_of
 from jaxeff.compression.numerics import Method
 from jaxeff.compression.post_training._layerwise import arguments, check_finite, side_by_side
-from jaxeff.compression.post_training._multiplication import (
-    mean_per_entry,
-    origin,
-    producers,
-    users,
-)
+from jaxeff.compression.post_training._origins import mean_per_entry, origin, producers, users
 from jaxeff.core import input_batch, parameter_tree, pure_function, validate
 from jaxeff.program import Layer, Program, trace
 

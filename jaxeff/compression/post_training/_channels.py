@@ -19,11 +19,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxeff.compression.post_training._multiplication import (
-    Multiplication,
+from jaxeff.compression.post_training._multiplication import Multiplication, multiplications
+from jaxeff.compression.post_training._origins import (
     Origin,
     mean_per_entry,
-    multiplications,
     origin,
     parameter_values,
     producers,

@@ -20,13 +20,8 @@ from jaxtyping import Array
 
 from jaxeff.compression._quantized import check_spec, of_inputs, quantized_layer, settings_of
 from jaxeff.compression.numerics import LayerQuantization, Method, Quantizer, Tensor
-from jaxeff.compression.post_training._multiplication import (
-    Matrix,
-    Multiplication,
-    multiplications,
-    parameter_values,
-    users,
-)
+from jaxeff.compression.post_training._multiplication import Matrix, Multiplication, multiplications
+from jaxeff.compression.post_training._origins import parameter_values, users
 from jaxeff.program import Layer, Program, Rule, evaluate, plain_rule, trace
 
 At = Callable[[Layer, Sequence[Any], Sequence[Any], Sequence[Any]], Sequence[Any] | None]

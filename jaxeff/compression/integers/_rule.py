@@ -1,0 +1,294 @@
+"""The rule that computes each layer with codes, and the store of the arrays it converts."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from jaxeff.compression import _embedding as tables
+from jaxeff.compression._quantized import of_inputs, quantized_layer
+from jaxeff.compression.integers import _layers as read
+from jaxeff.compression.integers._dynamic import ranged_by_itself
+from jaxeff.compression.integers._forms import in_several_forms
+from jaxeff.compression.integers._grids import (
+    Codes,
+    IntegerError,
+    levels,
+    weight_bits,
+    weight_codes,
+    width,
+)
+from jaxeff.compression.integers._means import Addition
+from jaxeff.compression.integers._operators import LIMIT
+from jaxeff.compression.integers._values import AffineMap, IntegerProduct, Mean, Plain, Sums, Value
+from jaxeff.compression.numerics import LayerQuantization
+from jaxeff.compression.quantizers.uniform import Uniform
+from jaxeff.program import Layer, Program, plain_rule
+from jaxeff.program.costs import bits_scope
+from jaxeff.program.reading import mark
+
+
+class IntegerFallbackWarning(UserWarning):
+    """A layer that the spec quantizes, but that no integer kernel takes."""
+
+
+class ParameterCache:
+    """Store of arrays that depend on parameters alone: made once, or given."""
+
+    def __init__(self, given: Mapping[str, Any] | None, made: dict[str, Any]):
+        self.given, self.made = given, made
+
+    def put(self, site: str, name: str, make: Callable[[], Array]) -> Array:
+        # Conversion makes an array where inference looks it up: both name it alike.
+        key = f"{site}/{name}"
+        if self.given is not None:
+            if key not in self.given:
+                raise IntegerError(
+                    f"The converted parameters have no {key}: they were made by another spec or "
+                    "for another function; call convert again."
+                )
+            return self.given[key]  # type: ignore[no-any-return]
+        if key not in self.made:
+            self.made[key] = make()
+        return self.made[key]  # type: ignore[no-any-return]
+
+
+class IntegerRule:
+    """The rule that computes each layer.
+
+    Attributes:
+        read: Paths of the parameters that layers in float have read.
+        several: Values that are read in several forms.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        settings: Mapping[str, LayerQuantization],
+        store: ParameterCache,
+        dynamic: bool,
+        fixed: bool,
+    ):
+        self.settings, self.store, self.dynamic, self.fixed = settings, store, dynamic, fixed
+        self.outside = set(program.layers)
+        self.read: set[str] = set()
+        loops = [layer for layer in program.layers if layer.kind == "control flow"]
+        # Bodies of loops stay in float: all that they read is kept.
+        self.read.update(path for layer in loops for v in layer.inputs for path in v.leaves)
+        self.several = in_several_forms(program, settings)
+
+    def __call__(self, layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
+        """Computes one layer."""
+        setting = self.settings.get(layer.site)
+        if setting is not None and layer.kind in {"linear", "contraction"}:
+            found = self._product(layer, setting, values)
+            if found is not None:
+                return [found]
+        elif setting is not None and layer in self.outside and tables.is_look_up(layer):
+            return [self._rows(layer, setting, values)]
+        # Activations, batch norms, poolings and moves after a product: followed, so that
+        # they go into its kernel instead of being arrays of their own.
+        elif setting is None:
+            found = self._followed(layer, values)
+            if found is not None:
+                return [found]
+        if layer.site and layer.kind != "input":
+            self.read.update(path for v in layer.inputs for path in v.leaves)
+        floats = [to_float(v) for v in values]
+        if layer not in self.outside:
+            return quantized_layer(self.settings, layer, key, *floats)
+        if setting is None:
+            with _named(layer):
+                made = plain_rule(layer, key, *floats)
+            several = [v.is_data and y.dtype == jnp.float32 for v, y in _with(layer, made)]
+            # Kept with its codes, of which several readers take one.
+            return [Plain(y) if s else y for s, y in zip(several, made, strict=True)]
+        with _named(layer):
+            return quantized_layer(self.settings, layer, key, *floats)
+
+    def _product(
+        self, layer: Layer, setting: LayerQuantization, values: Sequence[Any]
+    ) -> Value | None:
+        inside = layer not in self.outside
+        kernel = "inside a loop or branch" if inside else read.kernel_of(layer, setting)
+        if isinstance(kernel, str):
+            warnings.warn(
+                f"{layer.site!r} is {kernel}, which no integer kernel takes; it is computed in "
+                "floating point on the values of its grid, as jaxeff.quantized does. Give it None "
+                "in the spec to leave it in float.",
+                IntegerFallbackWarning,
+                stacklevel=2,
+            )
+            return None
+        both = {t.role: (q, t, i) for q, t, i in of_inputs(layer, setting, read.arrays_like(layer))}
+        (of_x, x_tensor, x_at), (of_w, w_tensor, w_at) = both["activation"], both["weight"]
+        # The widths decide whether int32 accumulators suffice, so they have to be known.
+        bits = weight_bits(of_w, f"{layer.site}/{w_tensor.name}")
+        w, depth = values[w_at], read.depth_of(layer)
+        put = functools.partial(self.store.put, layer.site)
+
+        @functools.cache
+        def weights() -> tuple[Array, Array]:
+            codes, steps = weight_codes(of_w, w, w_tensor)
+            return codes, jnp.broadcast_to(steps, (1,) * (w.ndim - 1) + w.shape[-1:]).reshape(-1)
+
+        widths = [_bits(of_x, x_tensor, layer, x_at), _bits(of_w, w_tensor, layer, w_at)]
+        told = _told(kernel, layer, widths)
+        if self.dynamic and isinstance(of_x, Uniform) and of_x.range is None:
+            made = functools.partial(ranged_by_itself, told, weights, layer, values, put, bits)
+            _check_depth(layer.site, depth, width(of_x, layer.site), bits)
+            with _named(layer):
+                return Plain(made(of_x, x_tensor, to_float(values[x_at])))
+        # The codes of the input: taken as they are where the producer writes this grid
+        # already.
+        grid = Codes.of(of_x, x_tensor)
+        _check_depth(layer.site, depth, grid.bits, bits)
+        # Scopes tell `summary` and `cost` the widths.
+        value = _value(values[x_at])
+        with _named(layer) if isinstance(value, Plain) else contextlib.nullcontext():
+            x = value.codes(grid)
+        if read.is_convolution(layer):
+            # Padding stands for zeros, so it is filled with their code.
+            told = functools.partial(told, input_zero=grid.zero)
+        pools = read.is_convolution(layer)
+        product = IntegerProduct(told, x, grid, weights, bits, depth, pools, self.fixed)
+        line = AffineMap(
+            lambda: jnp.ones(w.shape[-1], jnp.float32), lambda: read.bias_of(layer, values)
+        )
+        shape = layer.outputs[0].aval.shape
+        return Sums(layer.site, shape, product, line, put)
+
+    def _rows(self, layer: Layer, setting: LayerQuantization, values: Sequence[Any]) -> Value:
+        """Looks rows up in a table of codes."""
+        ((quantizer, tensor, i),) = of_inputs(layer, setting, read.arrays_like(layer))
+        weight_bits(quantizer, f"{layer.site}/{tensor.name}")
+
+        @functools.cache
+        def made() -> tuple[Array, Array]:
+            return weight_codes(quantizer, values[i], tensor)
+
+        codes = self.store.put(layer.site, "codes", lambda: made()[0])
+        steps = self.store.put(layer.site, "steps", lambda: made()[1])
+        call = _told(tables.looked_up, layer, [_bits(quantizer, tensor, layer, i)])
+        return Plain(call(layer, codes, steps, to_float(values[1 - i])))
+
+    def _followed(self, layer: Layer, values: Sequence[Any]) -> Value | None:
+        """Fuses a layer without a setting into sums or means that are not rounded yet."""
+        ours = [v for v in values if isinstance(v, Sums | Mean)]
+        if not ours:
+            return None
+        shape = layer.outputs[0].aval.shape
+        if read.is_sum(layer):
+            return _added(values)
+        (value, *others) = ours
+        if others:
+            return None
+        if isinstance(value, Sums):
+            if value.takes_lines and (found := self._line(layer, values, value)) is not None:
+                return found
+            # A ReLU is a clip of codes: its bounds go into the clamp that writing codes
+            # needs anyway.
+            bounds = read.bounds_of(layer)
+            if bounds is not None and value.low is None and not value.moves:
+                return value.changed(low=bounds[0], high=bounds[1])
+            window = read.pool_of(layer) if value.takes_pool else None
+            if window is not None:
+                return value.changed(pool=window, shape=tuple(shape))
+            addition = Addition.of(layer)
+            if addition is not None:
+                return Mean(value, shape, addition)
+        if read.is_move(layer):
+            move: Any = lambda x: layer.fn(x)[0]  # noqa: E731
+            if isinstance(value, Mean):
+                return value.moved(move, shape)
+            return value.changed(moves=(*value.moves, move), shape=tuple(shape))
+        return None
+
+    def _line(self, layer: Layer, values: Sequence[Any], value: Sums) -> Sums | None:
+        """Folds a batch norm into the product before it."""
+        (i,) = layer.data if len(layer.data) == 1 else (None,)
+        if i is None or values[i] is not value:
+            return None
+        if not read.is_line(layer):
+            return None
+        before = value.line
+
+        def gain() -> Array:
+            return before.gain() * read.line_of(layer, values)[0]
+
+        def offset() -> Array:
+            a, b = read.line_of(layer, values)
+            return before.offset() * a + b
+
+        return value.changed(line=AffineMap(gain, offset))
+
+
+def _named(layer: Layer) -> Any:
+    """Returns the name scope of a layer, by which a later transform and `summary` know it."""
+    if not layer.site or layer.kind == "input":
+        return contextlib.nullcontext()
+    return jax.named_scope(mark(layer.kind, layer.site, layer.occurrence))
+
+
+def _bits(quantizer: Any, tensor: Any, layer: Layer, i: int) -> str | None:
+    """Returns the name scope that tells `summary` and `cost` the width of an array."""
+    storage = quantizer.storage(read.shape_of(layer.inputs[i].aval), tensor)
+    return bits_scope(tensor.name, quantizer.width, storage)
+
+
+def _told(kernel: Any, layer: Layer, widths: Sequence[str | None]) -> Callable[..., Array]:
+    """Wraps a kernel in the name scopes of its layer and of its operands' widths."""
+
+    def call(*operands: Array, **attributes: Any) -> Array:
+        with contextlib.ExitStack() as scopes:
+            scopes.enter_context(_named(layer))
+            for scope in widths:
+                if scope is not None:
+                    scopes.enter_context(jax.named_scope(scope))
+            y: Array = kernel(*operands, **attributes)
+        return y
+
+    return call
+
+
+def _added(values: Sequence[Any]) -> Sums | None:
+    """Adds a shortcut to the product that has the longest sums."""
+    # A residual sum is added in the accumulator of one of its products, before rounding.
+    able = [v for v in values if isinstance(v, Sums) and v.takes_lines]
+    if not able:
+        return None
+    first = max(able, key=lambda v: v.product.depth)
+    other = values[1] if values[0] is first else values[0]
+    other = _value(other)
+    return first.changed(shortcut=other) if other.shape == first.shape else None
+
+
+def _check_depth(site: str, depth: int, activation_bits: int, bits: int) -> None:
+    # Half of int32 for the products, the other half for bias and shortcut.
+    most = (2**activation_bits - 1) * levels(bits)
+    deepest = 2 * LIMIT // most
+    if depth > deepest:
+        raise IntegerError(
+            f"{site!r} sums {depth} products of {activation_bits} and {bits} bits, which can "
+            f"overflow int32: from {deepest + 1} on, as a bias and a shortcut need room; take "
+            "fewer bits, or None to leave it in float."
+        )
+
+
+def _value(value: Any) -> Value:
+    return value if isinstance(value, Sums | Mean | Plain) else Plain(value)
+
+
+def to_float(value: Any) -> Any:
+    return value.values() if isinstance(value, Sums | Mean | Plain) else value
+
+
+def _with(layer: Layer, made: Sequence[Any]) -> list[tuple[Any, Any]]:
+    return list(zip(layer.outputs, made, strict=True))
