@@ -16,6 +16,7 @@ from jaxeff_export import Bundle, CLibraryError, TargetError, deploy, resolve_ta
 from jaxeff_export.cli import app
 from jaxeff_export.clib import CLibrary, ExampleProgram
 from jaxeff_export.clib.codegen import identifier
+from jaxeff_export.clib.codegen._rendering import render
 from jaxeff_export.clib.kernels import program_of
 from jaxeff_export.clib.kernels._memory import Piece, place
 from jaxeff_export.clib.objects import bytes_of
@@ -281,3 +282,17 @@ def test_moments_of_an_ensemble_are_the_same_bits(tmp_path):
     program = ExampleProgram(bundle.export_c(tmp_path / "c"), None)
     with bundle.on("local") as runner:
         assert_same_bits(program.run(), runner.run_leaves(bundle.recorded[0].inputs))
+
+
+def test_templates_drop_empty_blocks_and_miss_no_value():
+    number = {"dtype": "float32", "element": "float", "kind": "uint32_t", "size": 4}
+    text = render("not_a_number.c", **number, magnitude="0x7fffffffu", infinity="0x7f800000u")
+    assert "$" not in text and "memcpy(&bits, values + i, 4);" in text
+    with pytest.raises(KeyError, match="magnitude"):
+        render("not_a_number.c", **number, infinity="0x7f800000u")
+
+    def step(parameters):
+        return render("threads.c", name="n", NAME="N", parameters=parameters, cases="    case 0:")
+
+    without, alone = step([]).splitlines(), step(["    only;"]).splitlines()
+    assert [line for line in alone if line != "    only;"] == without

@@ -274,7 +274,7 @@ def _write_example(
     write_atomically(folder / "README.md", readme)
     write_atomically(folder / "CMakeLists.txt", instructions.cmake(library, tools))
     if tools.board:
-        write_atomically(folder / "startup.c", bare_metal.STARTUP)
+        write_atomically(folder / "startup.c", bare_metal.startup())
         # The linker script describes the emulated board; a caller who names more memory gets it.
         given = bare_metal.at_least(tools.board, order.flash, order.ram)
         write_atomically(folder / "board.ld", bare_metal.linker_script(given))

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from jaxeff_export.clib.codegen import _numbers as numbers
 from jaxeff_export.clib.codegen import _threads as threads
 from jaxeff_export.clib.codegen._interface import Field
+from jaxeff_export.clib.codegen._rendering import render
 from jaxeff_export.clib.codegen._sources import Library
-
-if TYPE_CHECKING:
-    pass
 
 
 def header(library: Library) -> str:
@@ -40,63 +37,23 @@ def header(library: Library) -> str:
             f"   {u}_NOT_A_NUMBER where one holds it, before it writes anything. An infinity",
             "   becomes an end of its range. */",
         ]
-    return "\n".join(
-        [
-            f"/* {n}: compiled for {library.made_for}. No allocation, no state: calls from several",
-            "   threads need an own workspace each, and nothing else. */",
-            f"#ifndef {u}_H",
-            f"#define {u}_H",
-            "",
-            *(["#include <pthread.h>"] if library.threads > 1 else []),
-            "#include <stddef.h>",
-            "#include <stdint.h>",
-            "",
-            "#ifdef __cplusplus",
-            'extern "C" {',
-            "#endif",
-            "",
-            "/* What a call needs beside its arguments; known in advance, aligned as said. */",
-            f"#define {u}_WORKSPACE_BYTES {memory.size}",
-            f"#define {u}_WORKSPACE_ALIGNMENT {memory.alignment}",
-            f"#define {u}_PARAMETER_BYTES {len(library.parameters.blob)}",
-            f"#define {u}_PARAMETER_ALIGNMENT {library.parameters.alignment}",
-            "",
-            *sizes,
-            "",
-            "/* What is returned. The size of the workspace is checked in every call, pointers are",
-            "   where NDEBUG is not defined. */",
-            "enum {",
-            codes,
-            "};",
-            *(threads.declarations(library) if library.threads > 1 else []),
-            "",
-            *rounded,
-            "/* Arrays lie row by row, the last axis innermost, aligned as their elements are. */",
-            "typedef struct {",
-            *_struct(library.inputs, "const "),
-            *blob,
-            f"}} {n}_inputs;",
-            "",
-            "/* Results overlap neither each other nor the arguments nor the workspace. */",
-            "typedef struct {",
-            *_struct(library.outputs, ""),
-            f"}} {n}_outputs;",
-            "",
-            f"int {n}_run(const {n}_inputs *inputs, const {n}_outputs *outputs, void *workspace,",
-            f"{' ' * len(n)}         size_t workspace_bytes);",
-            f"int {n}_run_checked(const {n}_inputs *inputs, const {n}_outputs *outputs,",
-            f"{' ' * len(n)}                 void *workspace, size_t workspace_bytes);",
-            "",
-            "#ifndef NDEBUG",
-            f"#define {n}_run {n}_run_checked",
-            "#endif",
-            "",
-            "#ifdef __cplusplus",
-            "}",
-            "#endif",
-            "#endif",
-            "",
-        ]
+    return render(
+        "library.h",
+        name=n,
+        NAME=u,
+        indent=" " * len(n),
+        made_for=library.made_for,
+        pthread=["#include <pthread.h>"] if library.threads > 1 else [],
+        workspace=memory.size,
+        workspace_alignment=memory.alignment,
+        parameters=len(library.parameters.blob),
+        parameter_alignment=library.parameters.alignment,
+        sizes=sizes,
+        codes=codes,
+        threads=threads.declarations(library) if library.threads > 1 else [],
+        rounded=rounded,
+        inputs=[*_struct(library.inputs, "const "), *blob],
+        outputs=_struct(library.outputs, ""),
     )
 
 
@@ -129,51 +86,22 @@ def source(library: Library) -> str:
             f"    if (workspace_bytes < {u}_WORKSPACE_BYTES)",
             f"        return {u}_WORKSPACE_TOO_SMALL;",
         ]
-    return "\n".join(
-        [
-            "#ifndef NDEBUG",
-            "#define NDEBUG /* both functions of the header by their own names */",
-            "#endif",
-            f'#include "{n}.h"',
-            "",
-            "#include <string.h>",
-            "",
+    return render(
+        "library.c",
+        name=n,
+        NAME=u,
+        indent=" " * len(n),
+        declared=[
             *declared,
             *(line for name in _used(library) for line in _declarations(library, name)),
-            *(threads.source(library, shared) if library.threads > 1 else []),
-            *numbers.source(library),
-            "",
-            f"int {n}_run(const {n}_inputs *inputs, const {n}_outputs *outputs, void *workspace,",
-            f"{' ' * len(n)}         size_t workspace_bytes)",
-            "{",
-            "    unsigned char *const at = workspace;",
-            *unpacked,
-            "    (void)inputs, (void)outputs, (void)at, (void)workspace_bytes;",
-            *check,
-            *numbers.checks(library),  # before threads are taken, which a return would keep
-            *body,
-            *copies,
-            f"    return {u}_OK;",
-            "}",
-            "",
-            "static int bad(const void *pointer, size_t alignment)",
-            "{",
-            "    return pointer == NULL ? 2 : (uintptr_t)pointer % alignment != 0;",
-            "}",
-            "",
-            f"int {n}_run_checked(const {n}_inputs *inputs, const {n}_outputs *outputs,",
-            f"{' ' * len(n)}                 void *workspace, size_t workspace_bytes)",
-            "{",
-            "    int worst = 0, found;",
-            "    if (inputs == NULL || outputs == NULL)",
-            f"        return {u}_NULL_POINTER;",
-            *_checks(library),
-            "    if (worst != 0)",
-            f"        return worst > 1 ? {u}_NULL_POINTER : {u}_MISALIGNED;",
-            f"    return {n}_run(inputs, outputs, workspace, workspace_bytes);",
-            "}",
-            "",
-        ]
+        ],
+        threads=threads.source(library, shared) if library.threads > 1 else [],
+        numbers=numbers.source(library),
+        unpacked=unpacked,
+        # NaN is looked for before threads are taken, which a return would keep.
+        refused=[*check, *numbers.checks(library)],
+        body=[*body, *copies],
+        checks=_checks(library),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from jaxeff_export.clib.codegen._sources import Library
@@ -49,8 +50,6 @@ def readme(
     build[0] = build[0].rpartition("/")[2]
     run = [program]
     if tools.board or not has_runtime(target) or target_machine(target) == "aarch64":
-        from pathlib import Path
-
         run = emulation(core, target, Path(program[2:]))
         run[0] = run[0].rpartition("/")[2]
     arrays = [

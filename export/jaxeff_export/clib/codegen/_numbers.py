@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from jaxeff_export.artifact import dtype_of
+from jaxeff_export.clib.codegen._rendering import render
 from jaxeff_export.clib.objects import CLibraryError
 
 if TYPE_CHECKING:
@@ -57,16 +58,13 @@ def _function(dtype: str, library: Library) -> list[str]:
         )
     kind, magnitude, infinity = _BITS[dtype]
     element = next(f.kind for f in library.inputs if f.spec.dtype == dtype)
-    return [
-        "",
-        f"static int has_nan_{dtype}(const {element} *values, size_t count)",
-        "{",
-        "    size_t i;",
-        f"    {kind} bits, found = 0;",
-        "    for (i = 0; i < count; i++) {",
-        f"        memcpy(&bits, values + i, {dtype_of(dtype).itemsize});",
-        f"        found |= ({kind})((bits & {magnitude}) > {infinity});",
-        "    }",
-        "    return found != 0;",
-        "}",
-    ]
+    text = render(
+        "not_a_number.c",
+        dtype=dtype,
+        element=element,
+        kind=kind,
+        size=dtype_of(dtype).itemsize,
+        magnitude=magnitude,
+        infinity=infinity,
+    )
+    return text.splitlines()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from jaxeff_export.clib.codegen._rendering import render
 from jaxeff_export.clib.objects import CLibraryError
 
 if TYPE_CHECKING:
@@ -64,17 +65,4 @@ def assembly(symbol: str, file: str, alignment: int, *, arm: bool) -> str:
     They have a section of their own.
     """
     sign = "%" if arm else "@"  # on ARM an @ begins a comment
-    return "\n".join(
-        [
-            f'    .section .rodata.{symbol}, "a", {sign}progbits',
-            f"    .balign {alignment}",
-            f"    .global {symbol}",
-            f"    .type {symbol}, {sign}object",
-            f"{symbol}:",
-            f'    .incbin "{file}"',
-            "    .byte 0 /* a block of no bytes has an address too */",
-            f"    .size {symbol}, . - {symbol}",
-            f'    .section .note.GNU-stack, "", {sign}progbits',
-            "",
-        ]
-    )
+    return render("block.S", symbol=symbol, file=file, alignment=alignment, sign=sign)
