@@ -12,7 +12,7 @@ from jaxeff_export import deploy
 from jaxeff_export.compiler import bind_parameters, fused_kernels
 from jaxeff_export.compiler.passes import block_weights
 from jaxeff_export.compiler.schedules import Machine, merge_blocks, schedule_kernel
-from jaxeff_export.compiler.schedules._scheduling import _register_tile
+from jaxeff_export.compiler.schedules._register_tiles import register_tile
 from jaxeff_export.importer import import_stablehlo
 from jaxeff_export.targets import resolve_target
 from jaxeff_export.tuning._spaces import tiles
@@ -101,7 +101,7 @@ def test_a_tile_has_the_columns_of_a_block(machine):
     chosen = []
 
     def choose(extents, machine, results, together):
-        chosen.append((together, _register_tile(extents, machine, results, together, 300)))
+        chosen.append((together, register_tile(extents, machine, results, together, 300)))
         return chosen[-1][1]
 
     assert schedule_kernel(merge_blocks(kernel), replace(machine, tiling=choose))

@@ -10,7 +10,7 @@ from jaxeff_export.compiler import compilation_target, compile_module, schedule_
 from jaxeff_export.compiler.schedules import Machine
 from jaxeff_export.compiler.schedules import _pixels as pixels
 from jaxeff_export.compiler.schedules import _scheduling as scheduling
-from jaxeff_export.compiler.schedules._scheduling import _register_tile
+from jaxeff_export.compiler.schedules._register_tiles import register_tile
 from jaxeff_export.compiler.tir import root_of, statements_of
 from jaxeff_export.importer import import_stablehlo
 from jaxeff_export.operators import Form, dense_module
@@ -49,15 +49,15 @@ def test_vectors_are_whole_where_there_is_avx_512(said, prefers):
     [(112, 16, (10, 1)), (64, 16, (5, 4)), (84, 4, (5, 3)), (16, 4, (5, 4)), (6, 4, (10, 2))],
 )
 def test_tiles_need_few_loads(columns, lanes, tile):
-    chosen = _register_tile([10, columns], Machine(lanes, 32, 1), 1, None, 100)
+    chosen = register_tile([10, columns], Machine(lanes, 32, 1), 1, None, 100)
     assert (*chosen.rows, chosen.vectors) == tile
 
 
 def test_few_channels_leave_registers_for_their_weights_on_arm():
-    wide, image = (_register_tile([32, 64], Machine(4, 32, 1), 1, None, depth) for depth in (64, 3))
+    wide, image = (register_tile([32, 64], Machine(4, 32, 1), 1, None, depth) for depth in (64, 3))
     assert wide.vectors * wide.rows[0] == 16
     assert image.vectors * image.rows[0] <= 12
-    memory = _register_tile(
+    memory = register_tile(
         [32, 64], Machine(16, 32, 1), 1, None, 3
     )  # weights are operands in memory
     assert memory.vectors * memory.rows[0] == 16

@@ -2,15 +2,14 @@
 
 from jaxeff_export.compiler.schedules._joining import join_siblings
 from jaxeff_export.compiler.schedules._merging import merge_blocks
-from jaxeff_export.compiler.schedules._scheduling import (
+from jaxeff_export.compiler.schedules._register_tiles import (
     ANY_MACHINE,
     Machine,
     RegisterTile,
     divisors,
-    schedule_cpu,
-    schedule_kernel,
     tile_of,
 )
+from jaxeff_export.compiler.schedules._scheduling import schedule_cpu, schedule_kernel
 
 __all__ = [
     "ANY_MACHINE",

@@ -15,20 +15,23 @@ fits keeps its plain loops.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
 
 import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV, Schedule
-from tvm.target import Target
-from tvm.target.codegen import llvm_cpu_has_features
 
 from jaxeff_export.compiler.schedules._merging import LONG, is_dear, merge_blocks
 from jaxeff_export.compiler.schedules._pixels import strip_of, tile_strip
+from jaxeff_export.compiler.schedules._register_tiles import (
+    LANED,
+    Machine,
+    RegisterTile,
+    register_tile,
+    sum_registers,
+)
 from jaxeff_export.compiler.tir import (
     becomes_locals,
     bytes_of,
@@ -42,36 +45,9 @@ from jaxeff_export.compiler.tir import (
 PARALLEL_WORK = 60_000  # multiply-adds; waking a thread costs some microseconds
 _UNKNOWN = 16  # what a size that only the call tells counts as, when work is estimated
 _NODES = 16  # expression nodes of a multiply-add: two loads and their indices
-_ACCUMULATORS = 20  # of 32 registers; the rest hold operands
-_ACCUMULATORS_UNROLLED = 12
 _SPARE = 4  # registers more for sums where weights are operands in memory
-_LANED = 4  # elements of NEON's vectors, one of which a product may take of each
-_IN_FLIGHT = 8  # sums that hide the latency of a fused multiply-add
-_FARTHER = 2.25  # a load of weights, in loads of data
 _FAR = 1 << 20  # bytes of a copy that doesn't stay in the second cache
 _FAIR = 4  # images a core, from which on it matters little if one has one more
-
-
-@dataclasses.dataclass(frozen=True)
-class Machine:
-    """The properties of a processor that schedules depend on."""
-
-    lanes: int  # float32 elements in a vector register
-    registers: int
-    cores: int
-    tiling: Tiling | None = None  # what tuning tries; the rules below by default
-
-    @classmethod
-    def of(cls, target: Target) -> Machine:
-        """Reads a target by its features: TVM's own vector width is AVX-512's on every x86."""
-        cores = int(target.attrs.get("num-cores", 1))
-        for feature, lanes, registers in (("avx512f", 16, 32), ("avx", 8, 16), ("neon", 4, 32)):
-            if llvm_cpu_has_features(feature, target):
-                return cls(lanes, registers, cores)
-        return cls(4, 16, cores)
-
-
-ANY_MACHINE = Machine(lanes=8, registers=16, cores=1)
 
 
 def schedule_cpu(mod: tvm.IRModule, machine: Machine) -> tvm.IRModule:
@@ -210,12 +186,12 @@ def _tile_reduction(sch: Schedule, block: SBlockRV, machine: Machine) -> list[SB
         return []
     epilogue = _epilogue(sch, block)
     depth = _extents(sch, reduce_loops)[-1]
-    accumulators = _accumulators(machine, depth)
+    accumulators = sum_registers(machine, depth)
     strip = strip_of(sch.get(block), machine.lanes, accumulators + _SPARE)
     if strip and not machine.tiling:
         fused = tile_strip(sch, block, (spatial, reduce_loops), strip, epilogue)
         return _begun(sch, block, fused, reduce_loops[0], work, machine, epilogue)
-    choose = machine.tiling or functools.partial(_register_tile, depth=depth)
+    choose = machine.tiling or functools.partial(register_tile, depth=depth)
     tile = choose(extents, machine, len(sch.get(block).writes), columns_of(sch.get(block)))
 
     # Tiles divide the extents, so that no iteration is guarded and all loads are whole vectors.
@@ -228,9 +204,9 @@ def _tile_reduction(sch: Schedule, block: SBlockRV, machine: Machine) -> list[SB
     if tile.columns_first:
         outer = [outer[-1], *outer[:-1]]
     # NEON multiplies by a lane of a vector: four neighbouring terms of data are one load.
-    if machine.lanes == _LANED and depth % _LANED == 0:
+    if machine.lanes == LANED and depth % LANED == 0:
         # Two results bring twice the operands, all of which LLVM loads first: half as many terms.
-        several, each = _split(sch, reduce_loops[-1], _LANED // len(sch.get(block).writes))
+        several, each = _split(sch, reduce_loops[-1], LANED // len(sch.get(block).writes))
         reduce_loops = [*reduce_loops[:-1], several]
         inner = [each, *inner]
     # Reductions run outside the tile: each step loads operands once for all sums in registers.
@@ -302,25 +278,6 @@ def _is_same(sch: Schedule, one: LoopRV, other: LoopRV) -> bool:
     return bool(sch.get(one).same_as(sch.get(other)))
 
 
-@dataclasses.dataclass(frozen=True)
-class RegisterTile:
-    """The part of a result that registers hold at once: rows of outer dimensions, and vectors."""
-
-    rows: list[int]
-    vectors: int
-    width: int  # elements of the last dimension in a vector
-    columns_first: bool = False  # walk the last dimension outermost: its weights stay in the cache
-
-    @property
-    def columns(self) -> int:
-        """Returns the elements of the last dimension."""
-        return self.vectors * self.width
-
-
-# Of extents, for so many results, of weights of which so many columns lie together.
-Tiling = Callable[[list[int], Machine, int, int | None], RegisterTile]
-
-
 def _in_registers(sch: Schedule, block: SBlockRV, loops: list[LoopRV], tile: RegisterTile) -> None:
     """Unrolls the loops over a tile and vectorises the innermost elements."""
     vectors, lanes = sch.split(loops[-1], [tile.vectors, tile.width])
@@ -328,71 +285,6 @@ def _in_registers(sch: Schedule, block: SBlockRV, loops: list[LoopRV], tile: Reg
         sch.unroll(loop)
     if _vectorizable(sch, block):
         sch.vectorize(lanes)
-
-
-def _accumulators(machine: Machine, depth: int) -> int:
-    """Counts the registers that may hold sums, given the terms of the innermost loop.
-
-    LLVM unrolls a loop of few terms (the channels of an image) with the one around it. Where
-    instructions take no operand from memory, the weights of all terms are in registers too.
-    """
-    # x86 multiplies by a number in memory; NEON loads every weight into a register first.
-    unrolled = machine.lanes == _LANED and depth < _LANED
-    return (_ACCUMULATORS_UNROLLED if unrolled else _ACCUMULATORS) * machine.registers // 32
-
-
-def tile_of(blocks: Sequence[s_tir.SBlock], machine: Machine) -> RegisterTile:
-    """Chooses the tile of contractions that will be one block and aren't scheduled yet."""
-    extents: dict[bool, list[int]] = {False: [], True: []}
-    for v in blocks[0].iter_vars:
-        n = int(v.dom.extent) if isinstance(v.dom.extent, tirx.IntImm) else 1
-        extents[v.iter_type == tirx.IterVar.CommReduce].append(n)
-    results = sum(len(block.writes) for block in blocks)
-    return _register_tile(extents[False], machine, results, None, extents[True][-1])
-
-
-def _register_tile(
-    extents: list[int], machine: Machine, results: int, together: int | None, depth: int
-) -> RegisterTile:
-    """Chooses the tile of each result; ``together`` columns of the weights lie side by side.
-
-    Vectors fill a register as well as they can; wider ones than a register are not promoted to
-    registers unless their width is a power of two, which costs a factor of ten.
-    """
-    # The widest equal vectors: a divisor, so that no remainder is left.
-    width = max(d for d in divisors(extents[-1]) if d <= machine.lanes)
-    budget = _accumulators(machine, depth) // results
-    across = [d for d in divisors(extents[-1] // width) if d == 1 or d <= budget]
-    if together is not None:
-        across = [v for v in across if v * width == together] or across
-    # rows * vectors sums have to stay within the budget; what vectors leave goes to rows.
-    rows = {v: _rows(extents[:-1], max(1, budget // v)) for v in across}
-    tiles = [RegisterTile(rows[v], v, width, columns_first=together is not None) for v in across]
-    return min(tiles, key=_loads)
-
-
-def _rows(extents: list[int], most: int) -> list[int]:
-    """Chooses how many rows of each dimension to compute at once, from the last on."""
-    rows = [1] * len(extents)
-    for d in reversed(range(len(rows))):
-        rows[d] = max(n for n in divisors(extents[d]) if n <= most)
-        most //= rows[d]
-    return rows
-
-
-def _loads(tile: RegisterTile) -> float:
-    """Estimates loads per vector of products: an element of data a row, and vectors of weights.
-
-    Weights count more, as they come from farther away. Too few sums wait for each other.
-    """
-    rows = math.prod(tile.rows)
-    loads = 1 / tile.vectors + _FARTHER / rows
-    return loads * max(1.0, _IN_FLIGHT / (rows * tile.vectors))
-
-
-def divisors(n: int) -> list[int]:
-    """Lists the divisors of `n` in rising order."""
-    return [d for d in range(1, n + 1) if n % d == 0]
 
 
 def _schedule_reduction(sch: Schedule, block: SBlockRV, machine: Machine) -> None:

@@ -1,0 +1,123 @@
+"""Tiles of results that registers hold at once, chosen for a processor."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+
+from tvm import s_tir, tirx
+from tvm.target import Target
+from tvm.target.codegen import llvm_cpu_has_features
+
+_ACCUMULATORS = 20  # of 32 registers; the rest hold operands
+_ACCUMULATORS_UNROLLED = 12
+LANED = 4  # elements of NEON's vectors, one of which a product may take of each
+_IN_FLIGHT = 8  # sums that hide the latency of a fused multiply-add
+_FARTHER = 2.25  # a load of weights, in loads of data
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """The properties of a processor that schedules depend on."""
+
+    lanes: int  # float32 elements in a vector register
+    registers: int
+    cores: int
+    tiling: Tiling | None = None  # what tuning tries; the rules below by default
+
+    @classmethod
+    def of(cls, target: Target) -> Machine:
+        """Reads a target by its features: TVM's own vector width is AVX-512's on every x86."""
+        cores = int(target.attrs.get("num-cores", 1))
+        for feature, lanes, registers in (("avx512f", 16, 32), ("avx", 8, 16), ("neon", 4, 32)):
+            if llvm_cpu_has_features(feature, target):
+                return cls(lanes, registers, cores)
+        return cls(4, 16, cores)
+
+
+ANY_MACHINE = Machine(lanes=8, registers=16, cores=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class RegisterTile:
+    """The part of a result that registers hold at once: rows of outer dimensions, and vectors."""
+
+    rows: list[int]
+    vectors: int
+    width: int  # elements of the last dimension in a vector
+    columns_first: bool = False  # walk the last dimension outermost: its weights stay in the cache
+
+    @property
+    def columns(self) -> int:
+        """Returns the elements of the last dimension."""
+        return self.vectors * self.width
+
+
+# Of extents, for so many results, of weights of which so many columns lie together.
+Tiling = Callable[[list[int], Machine, int, int | None], RegisterTile]
+
+
+def sum_registers(machine: Machine, depth: int) -> int:
+    """Counts the registers that may hold sums, given the terms of the innermost loop.
+
+    LLVM unrolls a loop of few terms (the channels of an image) with the one around it. Where
+    instructions take no operand from memory, the weights of all terms are in registers too.
+    """
+    # x86 multiplies by a number in memory; NEON loads every weight into a register first.
+    unrolled = machine.lanes == LANED and depth < LANED
+    return (_ACCUMULATORS_UNROLLED if unrolled else _ACCUMULATORS) * machine.registers // 32
+
+
+def tile_of(blocks: Sequence[s_tir.SBlock], machine: Machine) -> RegisterTile:
+    """Chooses the tile of contractions that will be one block and aren't scheduled yet."""
+    extents: dict[bool, list[int]] = {False: [], True: []}
+    for v in blocks[0].iter_vars:
+        n = int(v.dom.extent) if isinstance(v.dom.extent, tirx.IntImm) else 1
+        extents[v.iter_type == tirx.IterVar.CommReduce].append(n)
+    results = sum(len(block.writes) for block in blocks)
+    return register_tile(extents[False], machine, results, None, extents[True][-1])
+
+
+def register_tile(
+    extents: list[int], machine: Machine, results: int, together: int | None, depth: int
+) -> RegisterTile:
+    """Chooses the tile of each result; ``together`` columns of the weights lie side by side.
+
+    Vectors fill a register as well as they can; wider ones than a register are not promoted to
+    registers unless their width is a power of two, which costs a factor of ten.
+    """
+    # The widest equal vectors: a divisor, so that no remainder is left.
+    width = max(d for d in divisors(extents[-1]) if d <= machine.lanes)
+    budget = sum_registers(machine, depth) // results
+    across = [d for d in divisors(extents[-1] // width) if d == 1 or d <= budget]
+    if together is not None:
+        across = [v for v in across if v * width == together] or across
+    # rows * vectors sums have to stay within the budget; what vectors leave goes to rows.
+    rows = {v: _rows(extents[:-1], max(1, budget // v)) for v in across}
+    tiles = [RegisterTile(rows[v], v, width, columns_first=together is not None) for v in across]
+    return min(tiles, key=_loads)
+
+
+def _rows(extents: list[int], most: int) -> list[int]:
+    """Chooses how many rows of each dimension to compute at once, from the last on."""
+    rows = [1] * len(extents)
+    for d in reversed(range(len(rows))):
+        rows[d] = max(n for n in divisors(extents[d]) if n <= most)
+        most //= rows[d]
+    return rows
+
+
+def _loads(tile: RegisterTile) -> float:
+    """Estimates loads per vector of products: an element of data a row, and vectors of weights.
+
+    Weights count more, as they come from farther away. Too few sums wait for each other.
+    """
+    rows = math.prod(tile.rows)
+    loads = 1 / tile.vectors + _FARTHER / rows
+    return loads * max(1.0, _IN_FLIGHT / (rows * tile.vectors))
+
+
+def divisors(n: int) -> list[int]:
+    """Lists the divisors of `n` in rising order."""
+    return [d for d in range(1, n + 1) if n % d == 0]
