@@ -240,7 +240,7 @@ def _folded(key: Any, i: int) -> Any:
 
 
 def _multiplies(layer: Layer) -> bool:
-    return layer.kind in {"linear", "contraction"}
+    return layer.kind in {"linear", "matmul"}
 
 
 def _weights(layer: Layer, setting: LayerQuantization) -> list[int]:

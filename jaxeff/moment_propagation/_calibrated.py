@@ -20,7 +20,7 @@ from jaxeff.program import Layer
 RESULT = "result "
 
 # A pointwise function of one array gets its moments right from its input's.
-_SCALED = {"linear", "contraction", "pooling", "reduction", "normalization"}
+_SCALED = {"linear", "matmul", "pooling", "reduction", "normalization"}
 
 
 @jax.tree_util.register_dataclass

@@ -118,7 +118,7 @@ class Propagation:
         if layer.kind in _REGIONS or isinstance(layer, FusedLayer):
             return region(layer, values, self.rules, self.note)
         # Klein's thesis, eq. (8.9): dense layers take E[x^2] and give variances (section 8.4).
-        if self.form == "raw" and layer.kind in {"linear", "contraction"}:
+        if self.form == "raw" and layer.kind in {"linear", "matmul"}:
             values = tuple(
                 to_raw(v) if is_random(v) and i in layer.data else v for i, v in enumerate(values)
             )

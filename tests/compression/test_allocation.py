@@ -303,7 +303,7 @@ def test_no_choice_is_better(of, together):
 
 def test_limits_and_what_was_not_measured():
     rng = np.random.default_rng(0)
-    cost = rows([100, 200, 0], [10, 20, 30], ["linear", "linear", "contraction"])
+    cost = rows([100, 200, 0], [10, 20, 30], ["linear", "linear", "matmul"])
     found = table(rng, 3, (2, 4, 8))
     spec = allocate_bits(found, cost, 1e9, of="bops", weights={"l0": (4,), "l*": (2, 8)})
     assert bits_of(spec, "weights") == [4, 8, None]

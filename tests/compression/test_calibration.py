@@ -105,7 +105,7 @@ def test_contractions_have_a_range_per_operand():
         return q @ (10 * x).T
 
     params = {"q": {"kernel": jnp.eye(5)}}
-    spec = calibrate(f, params, BATCHES, {"*:contraction": Int(8)})
+    spec = calibrate(f, params, BATCHES, {"*:matmul": Int(8)})
     (setting,) = spec.values()
     data = jnp.concatenate(BATCHES)
     ends = np.sort(np.abs(np.asarray(setting.range[1])))

@@ -173,11 +173,11 @@ def test_attention_contractions_are_quantized():
     module = TransformerEncoder(rngs=nnx.Rngs(0))
     f, params = functional(module)
     x = jax.random.normal(jax.random.key(0), (2, 8, 8))
-    sites = [s.site for s in trace(f, params, x).sites if s.kind == "contraction"]
+    sites = [s.site for s in trace(f, params, x).sites if s.kind == "matmul"]
     assert sites
     clean = jax.jit(f)(params, x)
     for bits in (2, 8):
-        out = jax.jit(quantized(f, {"*:contraction": Int(bits)}))(params, x)
+        out = jax.jit(quantized(f, {"*:matmul": Int(bits)}))(params, x)
         assert (out != clean).any()
     np.testing.assert_allclose(out, clean, atol=0.1 * float(jnp.abs(clean).max()))
 

@@ -250,8 +250,8 @@ def test_a_loop_that_reads_its_weights_at_every_step_is_listed():
 def test_attention_is_listed_where_its_values_meet_its_weights():
     f, params, x = network(ATTENTION, 2, 4, 8)
     sites = [one.site for one in assumptions(f, params, x)]
-    assert "contraction" not in sites  # queries and keys share an input that is certain
-    assert "contraction_1" in sites  # a row of attention sums to one
+    assert "matmul" not in sites  # queries and keys share an input that is certain
+    assert "matmul_1" in sites  # a row of attention sums to one
 
 
 def test_too_few_samples_are_refused():

@@ -148,7 +148,7 @@ def test_attention_of_a_transformer():
     f, params = functional(TransformerEncoder(rngs=nnx.Rngs(0)))
     found = kinds(f, params, jnp.ones((2, 8, 8)))
     assert found["blocks/1/attn/query"] == "linear"
-    assert found["contraction"] == "contraction"
+    assert found["matmul"] == "matmul"
     assert found["softmax"] == found["blocks/0/ln1"] == "normalization"
     assert found["gelu_exact_1"] == "elementwise"
 

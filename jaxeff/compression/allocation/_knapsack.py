@@ -176,7 +176,7 @@ def _options(
     together: bool,
 ) -> list[_Option]:
     """Lists a site's options by rising cost, without those that another one dominates."""
-    has_weights = sensitivity.weights is not None and row.kind != "contraction"
+    has_weights = sensitivity.weights is not None and row.kind != "matmul"
     has_activations = sensitivity.activations is not None
     first: list[int | None] = [*weights] if has_weights else [None]
     second: list[int | None] = [*activations] if has_activations else [None]
@@ -198,7 +198,7 @@ def _options(
             second_bits = row.activation_bits or 32 if a is None else a
             first_bits = row.weight_bits or 32 if w is None else w
             # Both factors are activations, of the same width.
-            if row.kind == "contraction" and a is not None:
+            if row.kind == "matmul" and a is not None:
                 first_bits = a
             cost = row.macs * first_bits * second_bits
         options.append(_Option(w, a, damage, cost))

@@ -40,7 +40,7 @@ from jaxeff.program.ir import Node, Scan, Value
 from jaxeff.program.reading import reduces
 
 _JOINABLE = {"elementwise", "normalization", "reduction", "shape", "other"}
-_PRODUCTS = {"linear", "contraction"}
+_PRODUCTS = {"linear", "matmul"}
 _POWERS = {p.sqrt_p, p.rsqrt_p, p.pow_p, p.integer_pow_p, p.div_p, p.log_p}
 _MOST_NODES = 96
 

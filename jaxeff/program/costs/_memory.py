@@ -60,7 +60,7 @@ def kept_widths(program: Program, widths: Mapping[Layer, Widths]) -> dict[Value,
                 found[v] = min(wanted.get(v, most), own.results or most)
         for v in (layer.inputs[i] for i in layer.data):
             width: float = dtype_bits(v)
-            if layer.kind in {"linear", "contraction"}:
+            if layer.kind in {"linear", "matmul"}:
                 width = own.activations or width
             elif passes_codes(layer) or any(over.get(out) is v for out in layer.outputs):
                 width = max((found[out] for out in layer.outputs if out in found), default=width)

@@ -83,7 +83,7 @@ def read(layer: Layer) -> Widths:
         ]
     first = max((width for width, _ in weights), default=None)
     return Widths(
-        min(inputs, default=None) if layer.kind == "contraction" else first,
+        min(inputs, default=None) if layer.kind == "matmul" else first,
         max(inputs, default=None),
         max(results, default=None),
         sum(storage for _, storage in weights) if weights else None,

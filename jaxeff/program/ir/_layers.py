@@ -3,7 +3,7 @@
 Kinds:
     input          a data argument of the whole function (identity)
     linear         one dot product or convolution with a weight operand, its bias included
-    contraction    one with two data operands, as in attention
+    matmul         one with two data operands, as in attention
     elementwise    a maximal connected region of pointwise functions of one data input, or one
                    pointwise function of several
     pooling        a windowed reduction, with its division when it is an average
@@ -30,7 +30,7 @@ from jaxeff.program.ir._graph import Atom, Node, Value
 from jaxeff.program.ir._walk import walk_nodes
 
 KINDS = (
-    "input", "linear", "contraction", "elementwise", "pooling", "reduction", "normalization",
+    "input", "linear", "matmul", "elementwise", "pooling", "reduction", "normalization",
     "shape", "quantize", "control flow", "other",
 )  # fmt: skip
 
@@ -98,7 +98,7 @@ class Layer:
 
     @property
     def op(self) -> Node | None:
-        """The dot product or convolution of a linear layer or contraction."""
+        """The dot product or convolution of a linear or matmul layer."""
         # A product of two weights (a low-rank factorization) may precede that with the
         # data.
         for node in self.nodes:

@@ -105,8 +105,8 @@ def _what(layer: Layer, sizes: Counter[tuple[str, int]]) -> str:
         return "mean" if scaled else prim.REDUCTION.get(primitive, "reduction")
     if layer.kind in {"elementwise", "normalization"}:
         return _function_name(layer, sizes)
-    if layer.kind == "contraction":
-        return "contraction"
+    if layer.kind == "matmul":
+        return "matmul"
     if layer.kind == "linear":
         return "linear"
     return primitive.name

@@ -189,7 +189,7 @@ def test_operands_and_outputs_of_apart():
         params,
         BATCHES,
         {
-            "*:contraction": LayerQuantization(None, Uniform(8)),
+            "*:matmul": LayerQuantization(None, Uniform(8)),
             "relu": LayerQuantization(None, Uniform(8), at="output"),
         },
     )

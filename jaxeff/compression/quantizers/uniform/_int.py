@@ -2,7 +2,7 @@
 
 Sharp edges:
     Activations are quantized where multiply-accumulates read them: `at="input"` acts on linear
-    layers and contractions. `at="output"` acts on the result of any layer, such as a ReLU.
+    layers and matrix products. `at="output"` acts on the result of any layer, such as a ReLU.
     Weights always use their own smallest and largest value; `range` is for activations.
     A range per sample takes the first axis of an array as the batch; an array of one axis is one
     sample. Biases stay as they are.

@@ -105,7 +105,7 @@ class PosteriorBits:
         found: dict[str, LayerQuantization] = {}
         for layer in program.sites:
             read = [layer.inputs[i] for i in layer.weights if layer.inputs[i].path in self.bits]
-            if not read or layer.kind not in {"linear", "contraction"}:
+            if not read or layer.kind not in {"linear", "matmul"}:
                 continue
             (path, shape) = read[0].path, read[0].aval.shape
             bits, step = self.bits[path], jnp.asarray(self.steps[path])
