@@ -61,7 +61,7 @@ def allocate(run: Run[Settings], model: Trained) -> list[Row]:
             "uniform": {s: LayerQuantization(Uniform(bits), Uniform(bits)) for s in sites}
         }
         policies |= {
-            name: allocate_bits(_finite(table), found, budget, of="bops")
+            name: allocate_bits(_finite(table), found, budget, unit="bops")
             for name, table in sensitivities.items()
         }
         policies["closed form"] = _closed_form(macs, budget)

@@ -114,7 +114,7 @@ def measured(
         boards = [stack.enter_context(SlowBoard(port, delay)) for port in ports]
         latency = Compiled(bundles, whole, boards)
         start = time.perf_counter()
-        for found in latency.many(many):
+        for found in latency.measure_many(many):
             if isinstance(found, Exception):
                 raise found
         return time.perf_counter() - start

@@ -86,7 +86,7 @@ def allocate(of: str) -> Row:
     sensitivity = BitSensitivity(tuple(row.site for row in rows), tuple(range(1, 9)), *damages)
     budget = 4 * sum(row.weights for row in rows) if of == "weights" else 16 * found.macs
     start = time.perf_counter()
-    allocate_bits(sensitivity, found, budget, of=of)
+    allocate_bits(sensitivity, found, budget, unit=of)
     return {"budget": of, "sites": len(rows), "seconds": time.perf_counter() - start}
 
 

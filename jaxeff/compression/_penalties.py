@@ -85,7 +85,7 @@ def memory(
     spec: Mapping[str, Method | None],
     params: Any,
     *args: Any,
-    of: str = "weights",
+    arrays: str = "weights",
 ) -> Any:
     """Counts the bits of all arrays that a spec quantizes, with what decodes them.
 
@@ -94,7 +94,7 @@ def memory(
         spec: Quantizers by site, as for `quantized`.
         params: The parameters of `f`; of these and the arguments shapes are enough.
         *args: Further arguments of `f`, with the batch that counts.
-        of: "weights", each counted once; or "activations", together.
+        arrays: "weights", each counted once; or "activations", together.
 
     Returns:
         Their sum, differentiable with respect to the spec where a method learns its width.
@@ -104,7 +104,7 @@ def memory(
         ValueError: A pattern matches or decides no site.
     """
     check_spec(spec)
-    check_choice("memory: of", of, ("weights", "activations"))
+    check_choice("memory: arrays", arrays, ("weights", "activations"))
     program = trace(f, params, *args)
     settings = settings_of(spec, program)
     counted: set[frozenset[str]] = set()
@@ -116,17 +116,17 @@ def memory(
         inputs = [v.aval for v in layer.inputs]
         outputs = [v.aval for v in layer.outputs]
         read = of_inputs(layer, setting, inputs)
-        for quantizer, tensor, i in read if of == "weights" else ():
+        for quantizer, tensor, i in read if arrays == "weights" else ():
             # Stored once however many layers read it: known by the parameters it is made of.
             paths = layer.inputs[i].leaves
             if tensor.role == "weight" and paths not in counted:
                 counted.add(paths)
                 total = total + _storage(quantizer, tensor, inputs[i].shape)
-        for quantizer, tensor, i in read if of == "activations" else ():
+        for quantizer, tensor, i in read if arrays == "activations" else ():
             if tensor.role == "activation":
                 total = total + _storage(quantizer, tensor, inputs[i].shape)
         for quantizer, tensor, i in of_outputs(layer, setting, outputs):
-            if of == "activations":
+            if arrays == "activations":
                 total = total + _storage(quantizer, tensor, outputs[i].shape)
     return total
 

@@ -225,9 +225,9 @@ def quantizing(quantizer: Quantizer, tensor: Tensor, shape: tuple[int, ...]) -> 
         with jax.ensure_compile_time_eval():  # a width may be a number that is held by an array
             width, storage = (getattr(quantizer, name, None) for name in ("width", "storage"))
             bits = storage(shape, tensor) if is_scalar(width) and storage is not None else None
-            told = bits_scope(tensor.name, width, bits)
-        if told is not None:
-            scopes.enter_context(jax.named_scope(told))
+            scope = bits_scope(tensor.name, width, bits)
+        if scope is not None:
+            scopes.enter_context(jax.named_scope(scope))
         yield
 
 

@@ -299,14 +299,14 @@ def _checked_fields(cls: type) -> list[tuple[str, bool, Any]]:
 def short_repr(setting: Any) -> str:
     """Describes a setting briefly: what isn't its default; of an array its dtype and shape."""
     if dataclasses.is_dataclass(setting) and not isinstance(setting, type):
-        told = [
+        changed = [
             f"{field.name}={short_repr(value)}"
             for field in dataclasses.fields(setting)
             # Identity first: comparing an array with `==` gives an array, not a truth value.
             if (value := getattr(setting, field.name)) is not field.default
             and not (isinstance(value, str | bool | int | float) and value == field.default)
         ]
-        return f"{type(setting).__name__}({', '.join(told)})"
+        return f"{type(setting).__name__}({', '.join(changed)})"
     if isinstance(setting, np.ndarray | jax.Array) and np.ndim(setting):
         return f"{setting.dtype}[{','.join(map(str, setting.shape))}]"
     if isinstance(setting, jax.Array) and not isinstance(setting, jax.core.Tracer):

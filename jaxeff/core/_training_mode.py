@@ -55,10 +55,10 @@ def warn_of_training_mode(name: str, dropping: Iterable[str], batching: Iterable
     found = [(_listed(paths), what, way) for paths, what, way in frozen if paths]
     if not found:
         return
-    told = "; ".join(f"{paths} {what}" for paths, what, _ in found)
+    listed = "; ".join(f"{paths} {what}" for paths, what, _ in found)
     ways = "; ".join(way for *_, way in found)
     warnings.warn(
-        f"{name} is in training mode: {told}. For inference call model.eval() first (Linen: pass "
+        f"{name} is in training mode: {listed}. For inference call model.eval() first (Linen: pass "
         f"train=False or the like); for training, functional(model, ...) with {ways}.",
         TrainingModeWarning,
         stacklevel=3,

@@ -131,7 +131,7 @@ def within(budget: Budget, channels: Channels, allowed: Mapping[str, Allowed]) -
     whole, least = search.cost(search.at(0)), search.cost(search.at(search.levels))
     if least > share * whole:
         raise PlanError(
-            f"a budget of {share:g} of the {_told(what)} can't be reached: what the spec allows "
+            f"a budget of {share:g} of the {_words(what)} can't be reached: what the spec allows "
             f"to be removed leaves {least / whole:.4g} ({least:.6g} of {whole:.6g}); raise the "
             "budget, or the ratios and the layers of the spec."
         )
@@ -270,7 +270,7 @@ def _normalized(name: str, scores: np.ndarray, by: str) -> np.ndarray:
     return scores / scale if scale > 0 else scores
 
 
-def _told(what: str) -> str:
+def _words(what: str) -> str:
     return {"macs": "multiply-accumulates", "measured": "measured cost"}.get(what, what)
 
 

@@ -148,8 +148,11 @@ class _Early:
 
     def __init__(self, agent: Searcher, problem: SearchProblem, measurements: Measurements) -> None:
         latency = measurements.latency
-        self.many, self.boards = getattr(latency, "many", None), getattr(latency, "boards", 1)
-        self.ahead, self.problem = getattr(agent, "ahead", None), problem
+        self.measure_many, self.boards = (
+            getattr(latency, "measure_many", None),
+            getattr(latency, "boards", 1),
+        )
+        self.propose_many, self.problem = getattr(agent, "propose_many", None), problem
         self.measurements = measurements
         self.known: dict[int, float | LatencyError] = {}
 
@@ -157,16 +160,21 @@ class _Early:
         self, key: PRNGKeyArray, episode: int, memory: Any, policy_of: Callable[[Any], Policy]
     ) -> None:
         """Measures from an episode on, unless that is known already."""
-        if self.many is None or self.ahead is None or self.boards < 2 or episode in self.known:
+        if (
+            self.measure_many is None
+            or self.propose_many is None
+            or self.boards < 2
+            or episode in self.known
+        ):
             return
         # One candidate per board: what agents can propose without having learned from the
         # others.
         last = min(episode + self.boards, self.problem.episodes)
         keys = [_keys(key, i)[0] for i in range(episode, last)]
-        policies = [policy_of(one) for one in self.ahead(keys, self.problem, memory)]
+        policies = [policy_of(one) for one in self.propose_many(keys, self.problem, memory)]
         # A single candidate gains nothing from several boards.
         if len(policies) > 1:
-            found = self.many([self.measurements.candidate(policy) for policy in policies])
+            found = self.measure_many([self.measurements.candidate(policy) for policy in policies])
             self.known |= dict(enumerate(found, episode))
 
     def taken(self, episode: int, policy: Policy) -> float:

@@ -319,7 +319,7 @@ _SPLIT = 2**32 - 1
 
 
 def _check_prunable(space: SearchSpace, actions: Actions) -> None:
-    if actions.of == "pruning" and not space.groups:
+    if actions.methods == "pruning" and not space.groups:
         raise ValueError("search: no channel of the model can be pruned; see jaxeff.channels")
 
 
@@ -340,8 +340,8 @@ def _check_reachable(
             return
     raise ValueError(
         f"search: a target of {target:g} can't be reached: the strongest policy of "
-        f"{actions.of!r} actions leaves {least:.4g} of the latency. Raise the target, or allow "
-        "more (Actions.round_to, Legal)."
+        f"{actions.methods!r} actions leaves {least:.4g} of the latency. Raise the target, or "
+        "allow more (Actions.round_to, Legal)."
     )
 
 

@@ -140,8 +140,8 @@ def _part_difference(name: str, old: dict[str, Any], new: dict[str, Any]) -> str
     if part == "numbers":
         both = ((there, here, "there"), (here, there, "here"))
         alone = [(", ".join([n for n in a if n not in b][:3]), where) for a, b, where in both]
-        told = ", ".join(f"with {numbers} only {where}" for numbers, where in alone if numbers)
-        return f"the {name} differs: it computes {told or 'in another order'}"
+        details = ", ".join(f"with {numbers} only {where}" for numbers, where in alone if numbers)
+        return f"the {name} differs: it computes {details or 'in another order'}"
     if part == "hash" and "numbers" in old:
         return f"the {name} differs: it computes something else"
     if part == "hash":

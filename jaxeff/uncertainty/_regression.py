@@ -97,5 +97,5 @@ def aleatoric_mse(
 def _check_lengths(where: str, **arrays: Array) -> None:
     """Checks that there is one entry for each point."""
     if len({len(array) for array in arrays.values()}) > 1:
-        told = ", ".join(f"{name} {len(array)}" for name, array in arrays.items())
-        raise ValueError(f"{where}: one entry for each point is wanted, but there are {told}.")
+        lengths = ", ".join(f"{name} {len(array)}" for name, array in arrays.items())
+        raise ValueError(f"{where}: one entry per point is needed, but there are {lengths}.")

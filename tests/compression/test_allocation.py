@@ -294,7 +294,7 @@ def test_no_choice_is_better(of, together):
         every = [of_choice(c) for c in itertools.product(pairs, repeat=3)]
         spent = sorted(s for s, _ in every)
         budget = spent[rng.integers(len(spent))]
-        spec = allocate_bits(found, cost, budget, of=of, together=together)
+        spec = allocate_bits(found, cost, budget, unit=of, together=together)
         chosen = of_choice(zip(bits_of(spec, "weights"), bits_of(spec, "activations"), strict=True))
         assert chosen[0] <= budget
         best = min(d for s, d in every if s <= budget)
@@ -305,7 +305,7 @@ def test_limits_and_what_was_not_measured():
     rng = np.random.default_rng(0)
     cost = rows([100, 200, 0], [10, 20, 30], ["linear", "linear", "matmul"])
     found = table(rng, 3, (2, 4, 8))
-    spec = allocate_bits(found, cost, 1e9, of="bops", weights={"l0": (4,), "l*": (2, 8)})
+    spec = allocate_bits(found, cost, 1e9, unit="bops", weights={"l0": (4,), "l*": (2, 8)})
     assert bits_of(spec, "weights") == [4, 8, None]
     assert bits_of(spec, "activations") == [8, 8, 8]
     spec = allocate_bits(found._replace(activations=None), cost, 300 * 4)
@@ -313,9 +313,9 @@ def test_limits_and_what_was_not_measured():
     assert spec["l2"] is None
     # Products of two activations cost the square of their bits.
     least = 10 * 2 * 2 + 20 * 2 * 2 + 30 * 2 * 2
-    allocate_bits(found, cost, least, of="bops")
+    allocate_bits(found, cost, least, unit="bops")
     with pytest.raises(ValueError, match=rf"below the least that these widths can cost, {least}"):
-        allocate_bits(found, cost, least - 1, of="bops")
+        allocate_bits(found, cost, least - 1, unit="bops")
     spec = allocate_bits(found, cost, 1e9, method=lambda b: Uniform(b, symmetric=True))
     assert all(s.activations.symmetric for s in spec.values())
 
@@ -368,7 +368,7 @@ def test_the_budget_holds_in_the_spec_itself(params):
     found = kl_sensitivity(chain, params, X, SITES, (1, 2, 3, 4, 8))
     cost = jaxeff.cost(chain, params, X[:1])
     budget = 4 * 4 * cost.macs
-    spec = allocate_bits(found, cost, budget, of="bops")
+    spec = allocate_bits(found, cost, budget, unit="bops")
     assert jaxeff.cost(quantized(chain, spec), params, X[:1]).bops <= budget
     even = {"*:linear": Int(4, activations_per="tensor")}
     assert jaxeff.cost(quantized(chain, even), params, X[:1]).bops == budget
@@ -402,5 +402,5 @@ def test_resnet18_takes_seconds():
         ("bops", 16 * cost.macs),
     ):
         found = table(rng, 21, range(1, 9))._replace(sites=sites)
-        allocate_bits(found, cost, budget, of=of)
+        allocate_bits(found, cost, budget, unit=of)
     assert time.perf_counter() - start < 2 * 5

@@ -49,7 +49,7 @@ def test_memory_counts_each_weight_once():
     spec = {"*:linear": LayerQuantization(LearnedWidth(5))}
     assert memory(twice, spec, params, x) == 16 * 5 + 64
     spec = {"*:linear": LayerQuantization(activations=LearnedWidth(5))}
-    assert memory(twice, spec, params, x, of="activations") == 2 * (8 * 5 + 64)
+    assert memory(twice, spec, params, x, arrays="activations") == 2 * (8 * 5 + 64)
     shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), params)
     assert memory(twice, {"*:linear": LayerQuantization(LSQ(4))}, shapes, x) == 16 * 4 + 32
 

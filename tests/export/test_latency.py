@@ -64,13 +64,13 @@ def test_boards_measure_at_once(monkeypatch):
     latency = measured_latency(X[:1], boards=["a", "b", "c"])
     assert latency.boards == 3
     many = [candidate(strength) for strength in (0.0, 0.1, 0.3, 0.5, 0.7, 0.9)]
-    assert latency.many(many) == [float(one.policy.kept.sum()) for one in many]
+    assert latency.measure_many(many) == [float(one.policy.kept.sum()) for one in many]
 
 
 def test_many_where_boards_are_lost():
     latency = measured_latency(X[:1], boards=[NOWHERE, "local"], number=2, repeat=3)
-    assert all(0 < found < 1 for found in latency.many([candidate(0.0), candidate(0.4)]))
-    (lost,) = measured_latency(X[:1], boards=NOWHERE).many([candidate(0.0)])
+    assert all(0 < found < 1 for found in latency.measure_many([candidate(0.0), candidate(0.4)]))
+    (lost,) = measured_latency(X[:1], boards=NOWHERE).measure_many([candidate(0.0)])
     assert isinstance(lost, LatencyError)
 
 

@@ -32,7 +32,7 @@ class Farm:
             raise LatencyError("a board is gone")
         return bit_operations(candidate)
 
-    def many(self, candidates):
+    def measure_many(self, candidates):
         self.groups.append(len(candidates))
         found = []
         for candidate in candidates:

@@ -283,7 +283,7 @@ def test_one_method_after_the_other(first, column):
     mine = [c for c in range(3) if c not in rest]
     assert all((actions[:, mine] == state.best[:, mine]).all() for actions, _ in late)
     assert len({tuple(actions[:, rest].ravel()) for actions, _ in late}) == 30
-    with pytest.raises(ValueError, match="of='both', not 'pruning'"):
+    with pytest.raises(ValueError, match="methods='both', not 'pruning'"):
         agent.start(KEY, problem("pruning"))
 
 

@@ -64,7 +64,7 @@ class Board(abc.ABC):
     def load(self, library: Path) -> Any:
         """Copies a library to the board and loads it there: a ``tvm.runtime.Module``."""
 
-    def lacks(self, target: Mapping[str, Any]) -> tuple[str, ...]:
+    def missing_features(self, target: Mapping[str, Any]) -> tuple[str, ...]:
         """Lists CPU features that code for `target` may use and the board is known not to have."""
         return ()
 

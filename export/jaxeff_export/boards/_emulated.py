@@ -122,7 +122,7 @@ class EmulatedBoard(Board):
         """Uploads the library and loads it into the emulated machine."""
         return self._connected().load(library)
 
-    def lacks(self, target: Mapping[str, Any]) -> tuple[str, ...]:
+    def missing_features(self, target: Mapping[str, Any]) -> tuple[str, ...]:
         """Lists what the emulated core does not have."""
         return tuple(sorted(arithmetic_features(target) - arithmetic_features(self._target)))
 

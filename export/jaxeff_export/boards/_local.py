@@ -48,7 +48,7 @@ class LocalBoard(Board):
 
         return tvm.runtime.load_module(str(library))
 
-    def lacks(self, target: Mapping[str, Any]) -> tuple[str, ...]:
+    def missing_features(self, target: Mapping[str, Any]) -> tuple[str, ...]:
         """Lists what the kernel of this machine does not report."""
         return missing_features(target)
 

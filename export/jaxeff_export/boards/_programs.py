@@ -65,7 +65,7 @@ class ProgramBoard(Board):
         """Refuses: there is nothing that a library could be loaded into."""
         raise BoardError(f"{self.name} runs whole programs and loads no library")
 
-    def lacks(self, target: Mapping[str, Any]) -> tuple[str, ...]:
+    def missing_features(self, target: Mapping[str, Any]) -> tuple[str, ...]:
         """Lists what code for another core of this architecture needs and this core lacks."""
         import tvm
         from tvm.target import codegen

@@ -129,7 +129,7 @@ class RpcBoard(Board):
         self._uploaded.append(file_name)
         return session.load_module(file_name)
 
-    def lacks(self, target: Mapping[str, Any]) -> tuple[str, ...]:
+    def missing_features(self, target: Mapping[str, Any]) -> tuple[str, ...]:
         """Lists what the board's kernel says its processor lacks, if it says anything."""
         if self._session is None:
             return ()

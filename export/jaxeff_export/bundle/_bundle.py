@@ -299,7 +299,7 @@ class Bundle(BundleFolder):
                 "runs the named cores), or deploy for this one"
             )
         try:
-            lacking = board.lacks(manifest.target)
+            lacking = board.missing_features(manifest.target)
         except Exception as error:  # TVM has several kinds for a target it doesn't know
             reason = (str(error).strip().splitlines() or ["it gives no reason"])[-1]
             raise BundleError(f"TVM does not know the target of {MANIFEST}: {reason}") from error

@@ -92,7 +92,7 @@ class MeasuredLatency:
         """
         return self._taken(candidate, 0)
 
-    def many(self, candidates: Sequence[Candidate]) -> list[float | LatencyError]:
+    def measure_many(self, candidates: Sequence[Candidate]) -> list[float | LatencyError]:
         """Measures the seconds of several candidates, as many at once as there are boards.
 
         Args:

@@ -142,7 +142,7 @@ def _require_timings(bundle: Bundle, board: Board) -> None:
         raise TuningError(
             f"kernels for {wanted} cannot be measured on {board.name} ({board.machine}); {way_out}"
         )
-    if lacking := board.lacks(target):
+    if lacking := board.missing_features(target):
         raise TuningError(
             f"kernels for {wanted} need {', '.join(lacking)}, which {board.name} lacks; {way_out}"
         )

@@ -39,16 +39,16 @@ def as_product(site: str, node: Node, left: Any, right: Any) -> MatrixProduct:
             f"analog: {site!r} multiplies an empty array ({left.shape} by {right.shape}), so there "
             "is no tile to fill; leave the site out with None."
         )
-    contraction, told = Contraction.of(node), node.params
+    contraction, params = Contraction.of(node), node.params
     if contraction.is_convolution and not node.inputs[0].is_data:
         raise ValueError(
             f"analog: the convolution {site!r} has its weight on the left, as a gradient has; a "
             "crossbar takes a convolution of data with a kernel only."
         )
-    if contraction.is_convolution and told["batch_group_count"] != 1:
+    if contraction.is_convolution and params["batch_group_count"] != 1:
         raise ValueError(
             f"analog: {site!r} is a convolution with batch_group_count="
-            f"{told['batch_group_count']}, the form of a gradient; a crossbar takes none."
+            f"{params['batch_group_count']}, the form of a gradient; a crossbar takes none."
         )
     # The weight is what the tiles hold, on whichever side of the product it is.
     data, weight = (left, right) if contraction.side else (right, left)

@@ -12,7 +12,7 @@ from jaxeff.nn import small_classifier
 f, params, (x, y) = small_classifier()
 found = kl_sensitivity(f, params, x[:64], ("conv1", "fc1", "fc2"), widths=(2, 4, 8))
 cost = jaxeff.cost(f, params, x[:1])
-spec = allocate_bits(found, cost, 4 * 4 * cost.macs, of="bops")    # what 4 x 4 bits everywhere cost
+spec = allocate_bits(found, cost, 4 * 4 * cost.macs, unit="bops")  # what 4 x 4 bits would cost
 quantized(f, spec)(params, x)
 ```
 

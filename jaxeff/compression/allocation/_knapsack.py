@@ -56,7 +56,7 @@ def allocate_bits(
     cost: Cost,
     budget: float,
     *,
-    of: str = "weights",
+    unit: str = "weights",
     weights: Allowed | None = None,
     activations: Allowed | None = None,
     together: bool = False,
@@ -70,7 +70,7 @@ def allocate_bits(
         cost: The model's, from `jaxeff.cost`.
         budget: Total cost that the sites of `sensitivity` may have, for the batch that `cost` was
             counted for. What "weights" doesn't count, activations, takes the width of least damage.
-        of: "weights": bits of their codes. "bops": bit operations.
+        unit: "weights": bits of their codes. "bops": bit operations.
         weights: Allowed widths of weights by pattern of sites, such as `{"conv1": (8,), "fc*":
             range(2, 5)}`; the most specific pattern decides. Elsewhere all that were measured.
         activations: Allowed widths of activations, in the same form.
@@ -85,18 +85,18 @@ def allocate_bits(
             multiplies nothing, a pattern that matches none, widths that weren't measured, or a
             budget below the least that the sites can cost.
     """
-    check_choice("of", of, ("weights", "bops"))
+    check_choice("unit", unit, ("weights", "bops"))
     check_number("budget", budget)
     _check(sensitivity)
     rows = _rows(sensitivity, cost)
     choices = _widths(sensitivity, rows, weights, activations)
     options = [
-        _options(sensitivity, i, row, of, *choices[row.site], together)
+        _options(sensitivity, i, row, unit, *choices[row.site], together)
         for i, row in enumerate(rows)
     ]
     least = sum(min(option.cost for option in site) for site in options)
     if least > budget:
-        what = "bits of weights" if of == "weights" else "bit operations"
+        what = "bits of weights" if unit == "weights" else "bit operations"
         raise ValueError(
             f"a budget of {budget:,.15g} {what} is below the least that these widths can cost, "
             f"{least:,.15g}; allow fewer bits or raise it."
@@ -170,7 +170,7 @@ def _options(
     sensitivity: BitSensitivity,
     i: int,
     row: LayerCost,
-    of: str,
+    unit: str,
     weights: list[int],
     activations: list[int],
     together: bool,
@@ -192,7 +192,7 @@ def _options(
     for w, a in pairs:
         damage = _damage(sensitivity.weights, sensitivity, i, w)
         damage += _damage(sensitivity.activations, sensitivity, i, a)
-        if of == "weights":
+        if unit == "weights":
             cost = row.weights * (w if w is not None else row.weight_bits or 32)
         else:
             second_bits = row.activation_bits or 32 if a is None else a

@@ -98,8 +98,8 @@ def awq(
 
     def measure(layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
         setting = settings.get(layer.site)
-        told = [] if setting is None else of_inputs(layer, setting, values)
-        weights = [(q, t) for q, t, _ in told if t.role == "weight"]
+        operands = [] if setting is None else of_inputs(layer, setting, values)
+        weights = [(q, t) for q, t, _ in operands if t.role == "weight"]
         if weights and layer.site in {la.site for la in program.layers}:
             if layer.site not in found:
                 raise ValueError(

@@ -135,9 +135,9 @@ def on_grids(
         here = found[layer.site]
         # The weight is fitted to what the layer will read: quantized activations of
         # quantized layers.
-        for method, told, j in of_inputs(layer, setting, given):
-            if told.role == "activation":
-                inputs[j] = compiled(method, told)(inputs[j])
+        for method, tensor_read, j in of_inputs(layer, setting, given):
+            if tensor_read.role == "activation":
+                inputs[j] = compiled(method, tensor_read)(inputs[j])
         path = here.origin.path
         # Two uses of one weight share its solution, that of the first use.
         if path not in solved:

@@ -68,11 +68,11 @@ def warn_of_crossed(groups: Iterable[Group], stacklevel: int) -> None:
         groups: Groups that lose channels and that the plan says nothing of.
         stacklevel: Stack level of the caller, as `warnings.warn` counts.
     """
-    told = [f"{group.name!r} by {_places(group)}" for group in groups if group.crossed]
-    if told:
+    places = [f"{group.name!r} by {_places(group)}" for group in groups if group.crossed]
+    if places:
         warnings.warn(
             "the pruned model isn't the masked one, since statistics are taken over the channels "
-            f'left of {"; ".join(told)}. Say what is meant: Prune(..., crossed="{LEFT}") takes '
+            f'left of {"; ".join(places)}. Say what is meant: Prune(..., crossed="{LEFT}") takes '
             f'this, crossed="{ZEROS}" counts removed channels as zeros, as masked does, and '
             f'crossed="{KEEP}" leaves them out; a Plan has crossed={{group: choice}}.',
             CrossedWarning,

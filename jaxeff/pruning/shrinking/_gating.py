@@ -181,9 +181,9 @@ class Gating(Emission):
             contraction = Contraction.of(eqn)
             data = next((i for i, v in enumerate(inputs) if _is_data(v)), 0)
             # Of grouped convolutions only the channels of a group are summed, as the kernel says.
-            side, told = (0, 1) if contraction.is_convolution else (data, data)
-            axes = labels.of(inputs[told])
-            pairs = zip(contraction.summed(side), contraction.summed(told), strict=True)
+            side, operand = (0, 1) if contraction.is_convolution else (data, data)
+            axes = labels.of(inputs[operand])
+            pairs = zip(contraction.summed(side), contraction.summed(operand), strict=True)
             found += [(side, axis, axes[i]) for axis, i in pairs]
         elif eqn.primitive in prim.REDUCTION and _is_real(inputs[0]):
             axes = labels.of(inputs[0])

@@ -166,7 +166,7 @@ class DDPG(Setting):
         actions, features = _walk(self, problem.space, problem.actions, key, state)
         return actions, state._replace(features=features)
 
-    def ahead(
+    def propose_many(
         self, keys: Sequence[PRNGKeyArray], problem: SearchProblem, state: Agent
     ) -> list[Float[Array, "layers actions"]]:
         """Implements `_searcher.py`: what is left of the warm-up."""

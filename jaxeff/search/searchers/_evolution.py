@@ -59,7 +59,7 @@ class Evolution(Setting):
         """Implements `Searcher`."""
         return jnp.clip(state.population[state.tried], 0, 1).reshape(problem.shape), state
 
-    def ahead(
+    def propose_many(
         self, keys: Sequence[PRNGKeyArray], problem: SearchProblem, state: Generation
     ) -> list[Float[Array, "layers actions"]]:
         """Implements `_searcher.py`: what is left of the generation."""
@@ -79,8 +79,8 @@ class Evolution(Setting):
             return state
         strategy, options = self._strategy(problem)
         first, second = jax.random.split(key)
-        told, _ = strategy.tell(first, state.population, state.losses, state.strategy, options)
-        return self._asked(second, problem, told)
+        updated, _ = strategy.tell(first, state.population, state.losses, state.strategy, options)
+        return self._asked(second, problem, updated)
 
     def _asked(self, key: PRNGKeyArray, problem: SearchProblem, state: Any) -> Generation:
         strategy, options = self._strategy(problem)

@@ -4,9 +4,9 @@ A searcher is a setting and pure functions of a state, a pytree: `start` makes i
 for the actions of an episode, `learn` takes the reward. The same key gives the same result, which
 is how a search that was killed goes on: what was measured is read, what was learnt is learnt again.
 
-One that knows the actions of several episodes before the outcome of the first has `ahead`, too:
-`ahead(keys, problem, state)` gives those of as many of the next episodes, at most one by key, as
-`propose` will give them. Where a latency has several boards they are measured at once.
+A searcher that knows the actions of several episodes before the outcome of the first also has
+`propose_many(keys, problem, state)`: the actions of the next episodes, at most one per key, as
+`propose` will give them. A latency with several boards measures them at once.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class RandomSearch:
         """Implements `Searcher`."""
         return jax.random.uniform(key, problem.shape), None
 
-    def ahead(
+    def propose_many(
         self, keys: Sequence[PRNGKeyArray], problem: SearchProblem, state: None
     ) -> list[Float[Array, "layers actions"]]:
         """Proposes all of them, as nothing is learnt from an outcome."""

@@ -64,12 +64,12 @@ class Sequential(Setting):
         """Implements `Searcher`.
 
         Raises:
-            ValueError: The actions are not `of="both"`.
+            ValueError: The actions are not `methods="both"`.
         """
-        if problem.actions.of != "both":
+        if problem.actions.methods != "both":
             raise ValueError(
-                f"Sequential searches for channels and bits: its actions are of='both', not "
-                f"{problem.actions.of!r}"
+                f"Sequential searches for channels and bits: its actions are methods=.both., not "
+                f"{problem.actions.methods!r}"
             )
         none = np.zeros(problem.shape, np.float32)
         return Stage(self.agent.start(key, self._inner(problem, 0)), 0, none, -np.inf)
@@ -121,7 +121,7 @@ class Sequential(Setting):
         prunes = (self.first == "pruning") != second
         of = problem.actions
         actions = dataclasses.replace(
-            of, of="pruning" if prunes else "quantization", round_to=of.round_to or 32
+            of, methods="pruning" if prunes else "quantization", round_to=of.round_to or 32
         )
         half = problem.episodes // 2
         return dataclasses.replace(

@@ -34,10 +34,10 @@ class Actions(Setting):
     """Mapping of actions to policies.
 
     Attributes:
-        of: "pruning" (one action a layer), "quantization" (weights, activations) or "both" (all
-            three, pruning first).
-        round_to: Channels that stay are a multiple of it; None takes the source's, 32 if `of` is
-            "both" and 1 else. A group with fewer keeps all.
+        methods: "pruning" (one action a layer), "quantization" (weights, activations) or "both"
+            (all three, pruning first).
+        round_to: Divisor of the channels that stay; None takes the source's, 32 if `methods` is
+            "both" and 1 otherwise. A group with fewer keeps all.
         bits: The most bits of MIX. The source's text has 8, its released searches 6.
         float_below: An action up to this leaves a layer in float32.
         eight_below: One up to this gives it eight bits.
@@ -46,7 +46,7 @@ class Actions(Setting):
         ValueError: A number is out of bounds, or the thresholds aren't in order.
     """
 
-    of: Annotated[str, Choice("pruning", "quantization", "both")] = static("both")
+    methods: Annotated[str, Choice("pruning", "quantization", "both")] = static("both")
     round_to: Annotated[int | None, Count(1)] = static(None)
     bits: Annotated[int, Count(1, 8)] = static(8)
     float_below: Annotated[float, Number(0, below=1)] = static(0.2)
@@ -64,17 +64,17 @@ class Actions(Setting):
     @property
     def count(self) -> int:
         """Actions of a layer."""
-        return {"pruning": 1, "quantization": 2, "both": 3}[self.of]
+        return {"pruning": 1, "quantization": 2, "both": 3}[self.methods]
 
     @property
     def prunes(self) -> bool:
         """Whether channels go."""
-        return self.of != "quantization"
+        return self.methods != "quantization"
 
     @property
     def quantizes(self) -> bool:
         """Whether bits go."""
-        return self.of != "pruning"
+        return self.methods != "pruning"
 
     def policy(self, space: SearchSpace, actions: Float[Array, "sites count"]) -> Policy:
         """Converts actions to a policy; they may be traced."""
@@ -108,7 +108,7 @@ class Actions(Setting):
         """Counts the channels that stay of every group, by the layer that decides about it."""
         deciding = {site.group: i for i, site in enumerate(space.sites) if site.group >= 0}
         # Blocks of 32 keep the kernels of few bits legal (`Legal`).
-        step = self.round_to or (32 if self.of == "both" else 1)
+        step = self.round_to or (32 if self.methods == "both" else 1)
         sizes = jnp.asarray(space.sizes)
         if not space.groups:
             return sizes

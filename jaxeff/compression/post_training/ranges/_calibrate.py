@@ -164,11 +164,11 @@ def _method(method: str | None, percentile: float | None) -> tuple[str, float]:
 def _open(layer: Layer, setting: Measured, values: Sequence[Any], outputs: Sequence[Any]) -> _Found:
     """Lists a layer's uniform grids without a range, with their arrays and operands' numbers."""
     apart = parts_of(setting)
-    told = [(q, t, values[i]) for q, t, i in of_inputs(layer, apart, values)]
-    told += [(q, t, outputs[i]) for q, t, i in of_outputs(layer, apart, outputs)]
+    arrays = [(q, t, values[i]) for q, t, i in of_inputs(layer, apart, values)]
+    arrays += [(q, t, outputs[i]) for q, t, i in of_outputs(layer, apart, outputs)]
     return [
         (q, t, x, int(t.name.rpartition("_")[2]))
-        for q, t, x in told
+        for q, t, x in arrays
         if isinstance(q, Uniform) and q.range is None
     ]
 
