@@ -27,7 +27,7 @@ from jaxeff_export.boards import RpcBoard
 from jaxeff_export.latency import MeasuredLatency, compiled
 
 from jaxeff.nn import small_classifier
-from jaxeff.search import Actions, Candidate, Candidates, Legal, SearchSpace
+from jaxeff.search import Actions, Candidate, Candidates, FewBitLayers, SearchSpace
 
 SERVER = Path(jaxeff_export.boards.__file__).with_name("_device_server.py")
 FIRST_PORT, PORTS = 21000, 100
@@ -88,7 +88,7 @@ def servers(count: int) -> Iterator[list[int]]:
 def candidates(count: int) -> tuple[list[Candidate], dict[str, Bundle], Bundle]:
     """Candidates, their libraries, and that of the whole model."""
     f, params, (x, y) = small_classifier(32)
-    space = SearchSpace.read(f, params, x[:1], legal=Legal(inputs=1, outputs=1))
+    space = SearchSpace.read(f, params, x[:1], few_bit_layers=FewBitLayers(inputs=1, outputs=1))
     made = Candidates(f, params, (x, y), (x, y), space, steps=0, batch_size=32)
     actions = Actions(round_to=1)
     found = [

@@ -18,7 +18,7 @@ from jaxeff.search import (
     Candidate,
     Candidates,
     CompressionSensitivity,
-    Legal,
+    FewBitLayers,
     Policy,
     Refinement,
     Search,
@@ -60,7 +60,11 @@ class Workshop:
         held = tuple(part[subject.images :] for part in more.train)
         net, x = model.network, model.calibration(1)
         space = SearchSpace.read(
-            net.evaluate, model.params, model.state, x, legal=Legal(inputs=settings.inputs)
+            net.evaluate,
+            model.params,
+            model.state,
+            x,
+            few_bit_layers=FewBitLayers(inputs=settings.inputs),
         )
         size = min(settings.step_images, len(held[0]))
         steps = settings.steps or len(model.images.train[0]) // size

@@ -35,7 +35,7 @@ from jaxeff.search.searchers import (
     Sequential,
     UniformSearch,
 )
-from jaxeff.search.space import FP32, INT8, MIX, Actions, Legal, Policy, SearchSpace, Site
+from jaxeff.search.space import FP32, INT8, MIX, Actions, FewBitLayers, Policy, SearchSpace, Site
 
 __all__ = [
     "DDPG",
@@ -51,11 +51,11 @@ __all__ = [
     "EpisodeResult",
     "Evolution",
     "Exponential",
+    "FewBitLayers",
     "Greedy",
     "Knapsack",
     "Latency",
     "LatencyError",
-    "Legal",
     "OneSided",
     "Policy",
     "RandomSearch",

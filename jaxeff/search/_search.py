@@ -3,7 +3,7 @@
 ```python
 import jax
 from jaxeff.nn import small_classifier
-from jaxeff.search import Actions, Legal, RandomSearch, bit_operations, search
+from jaxeff.search import Actions, FewBitLayers, RandomSearch, bit_operations, search
 
 f, params, data = small_classifier()
 found = search(
@@ -70,7 +70,7 @@ from jaxeff.search.evaluation import (
     sensitivity,
 )
 from jaxeff.search.searchers import Knapsack, Searcher, SearchProblem
-from jaxeff.search.space import Actions, Legal, Policy, SearchSpace
+from jaxeff.search.space import Actions, FewBitLayers, Policy, SearchSpace
 from jaxeff.store import Journal, run_identity
 from jaxeff.training import count_examples
 
@@ -93,7 +93,7 @@ from jaxeff.training import count_examples
     optimizer=optax_optimizer,
     images=static_integer(),
     score=function_of_form("score(params, channels)"),
-    legal=instance_of(Legal),
+    few_bit_layers=instance_of(FewBitLayers),
     folder=path_like,
     settings=string_mapping,
     refinement=instance_of(Refinement),
@@ -119,7 +119,7 @@ def search(
     sensitivities: bool = True,
     images: int = 256,
     score: Score = l1,
-    legal: Legal = Legal(),  # noqa: B008
+    few_bit_layers: FewBitLayers = FewBitLayers(),  # noqa: B008
     folder: str | os.PathLike[str] | None = None,
     settings: Mapping[str, Any] | None = None,
     refinement: Refinement | None = None,
@@ -152,7 +152,7 @@ def search(
         sensitivities: Whether to measure how sensitive layers are, and tell the agent.
         images: Number of images on which sensitivities are measured.
         score: Score of channels: the highest stay longest.
-        legal: Rule of which layers may have few bits.
+        few_bit_layers: Rule of which layers may have few bits.
         folder: Folder that keeps the episodes; None keeps none.
         settings: Further facts that define the search, such as the latency's target, as JSON.
         refinement: Refinement of the result by measurements from end to end; None
@@ -176,7 +176,7 @@ def search(
         )
     one = jax.tree.map(lambda leaf: leaf[:1], data[0])
     before = (params,) if state is None else (params, state)
-    space = SearchSpace.read(f, *before, one, score=score, legal=legal)
+    space = SearchSpace.read(f, *before, one, score=score, few_bit_layers=few_bit_layers)
     _check_prunable(space, actions)
     candidates = Candidates(
         f, params, data, validation, space, state=state, train=train, steps=steps,
@@ -256,7 +256,7 @@ def search_among(
         identity = run_identity(key, data, {
             **(settings or {}), "target": target, "agent": repr(agent), "actions": repr(actions),
             "reward": repr(reward), "steps": candidates.steps,
-            "batch size": candidates.batch_size, "legal": repr(space.legal),
+            "batch size": candidates.batch_size, "few-bit layers": repr(space.few_bit_layers),
         }, candidates.described(key))  # fmt: skip
         journal = Journal(Path(folder) / "episodes.jsonl", identity)
     measurements = Measurements(candidates, latency, journal)
@@ -341,7 +341,7 @@ def _check_reachable(
     raise ValueError(
         f"search: a target of {target:g} can't be reached: the strongest policy of "
         f"{actions.methods!r} actions leaves {least:.4g} of the latency. Raise the target, or "
-        "allow more (Actions.round_to, Legal)."
+        "allow more (Actions.round_to, FewBitLayers)."
     )
 
 

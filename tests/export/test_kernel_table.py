@@ -16,11 +16,11 @@ from jaxeff_export.latency._table import _split
 
 import jaxeff
 from jaxeff.nn import ResNet8, small_classifier
-from jaxeff.search import Candidate, Candidates, LatencyError, Legal, Policy, SearchSpace
+from jaxeff.search import Candidate, Candidates, FewBitLayers, LatencyError, Policy, SearchSpace
 from jaxeff.store import CheckpointError
 
 F, PARAMS, (X, Y) = small_classifier(32)
-SPACE = SearchSpace.read(F, PARAMS, X[:1], legal=Legal(inputs=1, outputs=1))
+SPACE = SearchSpace.read(F, PARAMS, X[:1], few_bit_layers=FewBitLayers(inputs=1, outputs=1))
 CANDIDATES = Candidates(F, PARAMS, (X, Y), (X, Y), SPACE, steps=0, batch_size=32)
 FEW = {"number": 2, "repeat": 3}
 
@@ -126,7 +126,9 @@ def test_layers_of_one_geometry_share_cells():
     model = ResNet8(widths=(8, 8, 8), rngs=nnx.Rngs(0))
     model.eval()
     f, params = jaxeff.functional(model)
-    space = SearchSpace.read(f, params, jnp.zeros((1, 16, 16, 3)), legal=Legal(inputs=1, outputs=1))
+    space = SearchSpace.read(
+        f, params, jnp.zeros((1, 16, 16, 3)), few_bit_layers=FewBitLayers(inputs=1, outputs=1)
+    )
     cells = Cells.of(space, None, "host")
     names, like = space.names, cells.like
     makers = {names[i]: names[j] for i, j in enumerate(cells.makers) if j >= 0}

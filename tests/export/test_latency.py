@@ -9,10 +9,10 @@ import pytest
 from jaxeff_export import UnsupportedOpError, measured_latency
 
 from jaxeff.nn import small_classifier
-from jaxeff.search import Actions, Candidate, Candidates, LatencyError, Legal, SearchSpace
+from jaxeff.search import Actions, Candidate, Candidates, FewBitLayers, LatencyError, SearchSpace
 
 F, PARAMS, (X, Y) = small_classifier(32)
-SPACE = SearchSpace.read(F, PARAMS, X[:1], legal=Legal(inputs=1, outputs=1))
+SPACE = SearchSpace.read(F, PARAMS, X[:1], few_bit_layers=FewBitLayers(inputs=1, outputs=1))
 CANDIDATES = Candidates(F, PARAMS, (X, Y), (X, Y), SPACE, steps=0, batch_size=32)
 NOWHERE = "rpc://127.0.0.1:9"
 

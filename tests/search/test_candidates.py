@@ -13,7 +13,7 @@ import jaxeff
 from jaxeff.compression import quantized
 from jaxeff.nn import small_classifier
 from jaxeff.pruning import masked
-from jaxeff.search import Actions, Candidates, Legal, Policy, SearchSpace, sensitivity
+from jaxeff.search import Actions, Candidates, FewBitLayers, Policy, SearchSpace, sensitivity
 from jaxeff.training import cross_entropy, fit
 
 pytestmark = pytest.mark.promotes("dtype", "rank")
@@ -28,7 +28,7 @@ def trained():
     f, params, data = small_classifier(512)
     result = fit(KEY, cross_entropy(f), params, data, optimizer=optax.adam(1e-2), epochs=3,
                  batch_size=64, progress=False)  # fmt: skip
-    space = SearchSpace.read(f, result.params, data[0][:1], legal=Legal(last=True))
+    space = SearchSpace.read(f, result.params, data[0][:1], few_bit_layers=FewBitLayers(last=True))
     return f, result.params, data, space
 
 

@@ -17,9 +17,9 @@ from jaxeff.search import (
     EpisodeResult,
     Evolution,
     Exponential,
+    FewBitLayers,
     Greedy,
     Knapsack,
-    Legal,
     OneSided,
     RandomSearch,
     SearchProblem,
@@ -43,7 +43,9 @@ def problem(of="both", known=True):
 
     shapes = {"a": (4, 8), "b": (8, 8), "c": (8, 3)}
     params = {name: jax.random.normal(KEY, shape) for name, shape in shapes.items()}
-    space = SearchSpace.read(f, params, jnp.ones((1, 4)), legal=Legal(last=True, outputs=1))
+    space = SearchSpace.read(
+        f, params, jnp.ones((1, 4)), few_bit_layers=FewBitLayers(last=True, outputs=1)
+    )
     strengths = np.linspace(0, 1, 10, endpoint=False)
     table = np.outer([1.0, 0.1, 10.0], strengths)
     found = CompressionSensitivity(strengths, table, table, table, table[:, 1])

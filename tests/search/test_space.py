@@ -11,7 +11,7 @@ from flax import nnx
 import jaxeff
 from jaxeff.nn import ResNet8
 from jaxeff.pruning import pruned
-from jaxeff.search import FLOAT, FP32, INT8, MIX, Actions, Legal, Policy, SearchSpace
+from jaxeff.search import FLOAT, FP32, INT8, MIX, Actions, FewBitLayers, Policy, SearchSpace
 
 X = jnp.zeros((1, 8, 8, 3))
 
@@ -21,7 +21,7 @@ def resnet():
     model = ResNet8(10, 3, widths=(8, 16, 32), rngs=nnx.Rngs(0))
     model.eval()
     f, params = jaxeff.functional(model)
-    return f, params, SearchSpace.read(f, params, X, legal=Legal(inputs=8))
+    return f, params, SearchSpace.read(f, params, X, few_bit_layers=FewBitLayers(inputs=8))
 
 
 def test_who_decides():
@@ -86,7 +86,9 @@ def space_of_two():
         return jax.nn.relu(x @ params["a"]) @ params["b"]
 
     params = {"a": jnp.ones((4, 64)), "b": jnp.ones((64, 3))}
-    return SearchSpace.read(f, params, jnp.ones((1, 4)), legal=Legal(last=True, outputs=1))
+    return SearchSpace.read(
+        f, params, jnp.ones((1, 4)), few_bit_layers=FewBitLayers(last=True, outputs=1)
+    )
 
 
 def test_actions_by_hand():
@@ -109,7 +111,7 @@ def test_actions_by_hand():
 
 def test_illegal_few_bits_are_eight():
     two = space_of_two()
-    space = SearchSpace(two.channels, two.sites, two.groups, two.ranks, Legal(last=False))
+    space = SearchSpace(two.channels, two.sites, two.groups, two.ranks, FewBitLayers(last=False))
     found = Actions("quantization").policy(space, jnp.ones((2, 2)))
     assert found.datatypes.tolist() == [MIX, INT8]
     assert found.weights.tolist() == [1, 8]

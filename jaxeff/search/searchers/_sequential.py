@@ -68,7 +68,7 @@ class Sequential(Setting):
         """
         if problem.actions.methods != "both":
             raise ValueError(
-                f"Sequential searches for channels and bits: its actions are methods=.both., not "
+                f"Sequential searches for channels and bits: its actions are methods='both', not "
                 f"{problem.actions.methods!r}"
             )
         none = np.zeros(problem.shape, np.float32)

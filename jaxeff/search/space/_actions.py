@@ -107,7 +107,7 @@ class Actions(Setting):
     def kept(self, space: SearchSpace, p: Float[Array, " sites"]) -> Int[Array, " groups"]:
         """Counts the channels that stay of every group, by the layer that decides about it."""
         deciding = {site.group: i for i, site in enumerate(space.sites) if site.group >= 0}
-        # Blocks of 32 keep the kernels of few bits legal (`Legal`).
+        # Blocks of 32 keep the kernels of few bits possible (`FewBitLayers`).
         step = self.round_to or (32 if self.methods == "both" else 1)
         sizes = jnp.asarray(space.sizes)
         if not space.groups:

@@ -58,7 +58,7 @@ _OF_SAMPLES = functools.partial(Uniform, per="sample")
 
 @register_setting
 @dataclass(frozen=True)
-class Legal(Setting):
+class FewBitLayers(Setting):
     """Requirements that a layer meets if a kernel of few bits can compute it.
 
     Attributes:
@@ -114,14 +114,14 @@ class SearchSpace:
         sites: The layers in order.
         groups: Names of the groups that a layer decides about.
         ranks: Mapping from group to the rank of every channel by its score: 0 is the last to go.
-        legal: Rule of which layers may have few bits.
+        few_bit_layers: Rule of which layers may have few bits.
     """
 
     channels: Channels
     sites: tuple[Site, ...]
     groups: tuple[str, ...]
     ranks: dict[str, Int[np.ndarray, " channels"]]
-    legal: Legal
+    few_bit_layers: FewBitLayers
 
     @classmethod
     def read(
@@ -130,7 +130,7 @@ class SearchSpace:
         params: Any,
         *args: Any,
         score: Score = l1,
-        legal: Legal = Legal(),
+        few_bit_layers: FewBitLayers = FewBitLayers(),
     ) -> SearchSpace:
         """Reads a model.
 
@@ -139,7 +139,7 @@ class SearchSpace:
             params: The parameters of `f`, whose channels are scored.
             *args: Further arguments of `f`; the batch is that of latencies and operations.
             score: Score of channels: the highest stay longest (`jaxeff.pruning.scores`).
-            legal: Rule of which layers may have few bits.
+            few_bit_layers: Rule of which layers may have few bits.
 
         Raises:
             ValueError: The model has no layer that could be compressed.
@@ -165,7 +165,7 @@ class SearchSpace:
             order = np.argsort(-np.asarray(scores[name], np.float64), kind="stable")
             # The argsort of a permutation is its inverse: here the rank of every channel.
             ranks[name] = np.argsort(order, kind="stable").astype(np.int32)
-        return cls(found, tuple(sites), tuple(names), ranks, legal)
+        return cls(found, tuple(sites), tuple(names), ranks, few_bit_layers)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -232,7 +232,7 @@ class SearchSpace:
 
     def few_bits(self, kept: Counts) -> Bool[Array, " sites"]:
         """Finds the layers that a kernel of few bits takes, with the channels that stay."""
-        legal, inputs, outputs = self.legal, self.inputs(kept), self.outputs(kept)
+        legal, inputs, outputs = self.few_bit_layers, self.inputs(kept), self.outputs(kept)
         convolution = np.array([site.places > 0 for site in self.sites])
         fits = np.array([s.blocks == 1 and s.places >= legal.places for s in self.sites])
         # Bit-serial kernels pack channels into words, so their numbers have to fit.
