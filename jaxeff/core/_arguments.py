@@ -43,7 +43,7 @@ def check_function(where: str, f: Any, form: str = "f(params, *inputs)") -> None
     Args:
         where: name in error messages.
         f: A pure function.
-        form: How it is called, for the error message.
+        form: Form of the call, for the error message.
 
     Raises:
         TypeError: It is a Flax model, or cannot be called.
@@ -119,7 +119,7 @@ def check_labels(
     Args:
         where: What an error message calls them.
         labels: Integers, one for each example.
-        classes: How many classes there are.
+        classes: Number of classes.
         batch: The shape of the examples; one axis of any length if None.
 
     Raises:

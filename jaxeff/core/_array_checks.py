@@ -68,7 +68,7 @@ def real_array(*ranks: int, nan: bool = False, empty: bool = False) -> Check:
     """Makes a check for an array of real numbers, or nested lists of them.
 
     Args:
-        *ranks: How many axes it may have; any if none is given.
+        *ranks: Numbers of axes that it may have; any if none is given.
         nan: Whether it may hold NaN, which then shows in the result.
         empty: Whether it may have no entries.
     """

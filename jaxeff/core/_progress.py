@@ -52,8 +52,8 @@ def progress_bar(
     Args:
       show: None shows it on a terminal and in a notebook, True anywhere, False nowhere.
       unit: What is counted.
-      total: How many there are.
-      done: How many are done already.
+      total: Number of units in all.
+      done: Number of units done already.
       console: Console to show it on instead.
 
     Yields:

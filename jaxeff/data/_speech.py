@@ -182,7 +182,7 @@ def tones(count: int, seed: int = 0) -> Int16[np.ndarray, "count samples"]:
     """Makes tones in the form of recordings, for examples and tests.
 
     Args:
-        count: How many.
+        count: Number of recordings.
         seed: Seed of their frequencies.
     """
     rng = np.random.default_rng(seed)

@@ -47,8 +47,8 @@ def plane(
 
     Args:
         points: What they surround.
-        margin: How far they reach beyond the extreme ones, in each coordinate.
-        side: How many there are along each coordinate.
+        margin: Distance that they reach beyond the extreme ones, in each coordinate.
+        side: Number of points along each coordinate.
 
     Returns:
         Both coordinates as ``np.meshgrid`` gives them, and the same as a list, ``side**2`` long.

@@ -89,7 +89,7 @@ def balance_entropy(
     Args:
         rng: Source of randomness.
         entropy: Entropy of each candidate's prediction, in nats.
-        n: How many to choose, without repetition.
+        n: Number of candidates to choose, without repetition.
         low: Lower edge of the bins.
         high: Upper edge; candidates outside the bins are never chosen.
         bins: Number of bins.

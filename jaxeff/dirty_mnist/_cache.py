@@ -33,7 +33,7 @@ def dirty_mnist(
     damaged or of another recipe is built anew, with a warning.
 
     Args:
-        recipe: How the images are made; the published recipe if None. The same recipe makes the
+        recipe: Recipe of the images; the published recipe if None. The same recipe makes the
             same images on the same machine and versions.
         folder: Folder that keeps the data set; ``dirty-mnist`` in `jaxeff.store.cache_folder` if
             None.

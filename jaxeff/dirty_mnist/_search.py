@@ -86,7 +86,7 @@ def search(
         judge: From `make_judge`.
         codes: Latent codes of the digits that are mixed.
         labels: Their classes.
-        wanted: How many ambiguous images to find at least.
+        wanted: Least number of ambiguous images to find.
         tell: Called with one line per round.
 
     Returns:

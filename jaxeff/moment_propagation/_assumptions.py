@@ -71,9 +71,9 @@ def assumptions(
         *args: The arguments, any leaf of which may be a `Gaussian`.
         key: A PRNG key, to estimate how far the variance of each place is off; nothing is estimated
             without one.
-        samples: How many samples to estimate from: an entry's ratio has a standard error of about
+        samples: Number of samples to estimate from: an entry's ratio has a standard error of about
             sqrt(2 / samples).
-        chunk: How many samples are run at once.
+        chunk: Number of samples that run at once.
         rules: Same as for `moments`.
         **kwargs: Further arguments.
 

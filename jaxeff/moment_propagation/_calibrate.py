@@ -85,9 +85,9 @@ def calibrate_moments(
         posterior: A pytree in the place of `params`; its `Gaussian` leaves are random.
         *args: Further arguments: a batch of inputs like those to come, 64 or so; they may hold
             `Gaussian` leaves too.
-        samples: How many samples to draw; a channel's factor has a relative standard error of at
+        samples: Number of samples to draw; a channel's factor has a relative standard error of at
             most about sqrt(2 / samples), less where it is averaged over independent entries.
-        chunk: How many samples are run at once; memory is this many times that of `f`.
+        chunk: Number of samples that run at once; memory is this many times that of `f`.
         rules: Same as for `moments`.
         correlations: Whether to measure factors for `moments(f, correlations=True)`, one per entry
             of a result's last axis, instead.

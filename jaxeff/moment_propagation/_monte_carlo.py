@@ -31,8 +31,8 @@ def sampled_moments(
         key: A PRNG key.
         program: A program; loops are run as they are, and what is inside isn't looked at.
         values: One per input; a `Gaussian` for random ones, which are sampled.
-        samples: How many samples to draw, at least 2; rounded up to a multiple of `chunk`.
-        chunk: How many are run at once: memory is this many times that of the function.
+        samples: Number of samples to draw, at least 2; rounded up to a multiple of `chunk`.
+        chunk: Number of samples that run at once: memory is this many times that of the function.
 
     Returns:
         The mean and the unbiased variance by value, arrays of the value's shape.

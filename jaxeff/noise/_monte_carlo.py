@@ -33,7 +33,7 @@ def monte_carlo(
 
     Args:
         g: `g(key, *args)`, as `jaxeff.noisy` returns it.
-        samples: How many draws.
+        samples: Number of draws.
         chunk: Draws evaluated together, for less memory; all of them if None.
 
     Returns:

@@ -128,7 +128,7 @@ def prune_plan(
             Where a layer's channels are a product (heads, the blocks of a group norm), one factor
             loses channels (`jaxeff.pruning`); with a budget any may.
         score: Score of channels; those with the highest stay (`jaxeff.pruning.scores`).
-        budget: How much the whole model may cost, which then decides how many channels each group
+        budget: Cost allowed for the whole model, which then decides how many channels each group
             keeps; ratios and counts of the spec are the most that may go.
 
     Returns:
@@ -227,8 +227,8 @@ def _kept(
         group: The group.
         setting: The setting of the group.
         made: Channels that layers make of it.
-        factors: How many factors share the loss of what a layer makes; one without it. Each then
-            keeps at least the root of the share, so that their product keeps the share.
+        factors: Number of factors that share the loss of what a layer makes; one without it. Each
+            then keeps at least the root of the share, so that their product keeps the share.
     """
     needed = 1
     for m in made:

@@ -97,7 +97,7 @@ def require_same_run(
       given: The identity of the run that wants to go on.
       run: What a run is called here.
       place: What to choose another of.
-      overwrite: How to do away with what is there.
+      overwrite: Way to overwrite what is there.
 
     Raises:
       CheckpointError: They differ; the message names the first difference and the ways out.

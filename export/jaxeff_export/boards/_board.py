@@ -29,10 +29,10 @@ class Board(abc.ABC):
     """A place to run compiled libraries.
 
     Attributes:
-      name: how the board was asked for, for messages and results.
+      name: name that the board was requested by, for messages and results.
       machine: the processor architecture (``"x86_64"``, ``"aarch64"``), or None if unknown.
       untimed_because: why its timings mean nothing, or None if they mean something.
-      attempts: how often a call is tried in all when the connection to the board is lost.
+      attempts: number of tries of a call in all when the connection to the board is lost.
       turn: held during a call. By default calls of several threads take turns: they share a
         session, which one of them may have to open again.
       profiling: held while operators are timed.

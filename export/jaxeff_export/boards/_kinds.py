@@ -15,7 +15,7 @@ class BoardKind:
     """A kind of board.
 
     Attributes:
-      name: how boards of it are asked for.
+      name: form of the name that requests such a board.
       what: place where code runs on it.
       missing: why it cannot be used here, and the way out; None if it can.
     """

@@ -40,7 +40,7 @@ class RpcBoard(Board):
       connect_timeout: seconds until an unanswered connection is given up.
       session_timeout: seconds after which the session is ended; 0 for never.
       key: the server's device key, if it was started with one.
-      attempts: how often a call is tried in all when the connection is lost.
+      attempts: number of tries of a call in all when the connection is lost.
       pause: seconds between two attempts.
     """
 

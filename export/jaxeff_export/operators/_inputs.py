@@ -20,7 +20,8 @@ def input_tensors(
         form: the layer's.
         x: the input.
         shape: the shape that is read, if it is another (a padded one).
-        element: how to read an element of that shape, given a function of an index of ``x``.
+        element: function that reads an element of that shape, given a function of an index of
+          ``x``.
 
     Returns:
         The mean, and the factor of the weights' variance: x^2 of a deterministic input, E[x^2]

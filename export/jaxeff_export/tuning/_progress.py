@@ -16,7 +16,7 @@ class Display:
 
     Args:
       console: console that it is drawn on.
-      kernels: how many will be tuned.
+      kernels: number of kernels to tune.
     """
 
     def __init__(self, console: Console, kernels: int) -> None:

@@ -117,7 +117,7 @@ def tiles(
     Args:
       extents: extents of the output's dimensions.
       machine: the processor.
-      results: how many outputs are computed at once; each needs registers of its own.
+      results: number of outputs computed at once; each needs registers of its own.
       together: columns of the weights that lie together, if not all of them.
     """
     *outer, last = extents

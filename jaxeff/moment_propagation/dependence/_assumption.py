@@ -48,7 +48,7 @@ class Assumption:
         shares: The random arrays that more than one entry of its operands depends on: parameter
             paths, `input`, or the site of a loop.
         line: Source line of the operation, `file:line (function)`.
-        ratio: How far the variance of the layer's result is off, given its inputs' true moments;
+        ratio: Ratio of the rule's variance to Monte Carlo's, given its inputs' true moments;
             None until it was estimated.
     """
 

@@ -110,7 +110,7 @@ def check_gaussian(x: Gaussian, name: str = "Gaussian") -> None:
 
     Args:
         x: The value to check. Traced arrays are checked for shape and dtype only.
-        name: How an error message names it, such as a parameter path.
+        name: Name in error messages, such as a parameter path.
 
     Raises:
         TypeError: The mean or variance isn't a floating-point array.

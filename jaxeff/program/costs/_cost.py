@@ -50,7 +50,7 @@ class LayerCost:
         params: Scalars in the parameters it reads, each leaf counted where it is first read.
         macs: Multiply-accumulates for the traced batch.
         bops: Bit operations for the traced batch.
-        weights: How many of `params` its products read: what a quantizer of weights acts on.
+        weights: Number of `params` that its products read: what a quantizer of weights acts on.
         storage: Bits of `params` as they are stored. A leaf that is read in other bits elsewhere
             is stored, and counted, there too.
         weight_bits: Bits of one weight, where the layer multiplies; for a product of two

@@ -50,7 +50,7 @@ class Layer:
         site: The unique name, e.g. `blocks/1/attn/query`, `relu_1`, or `fc#1` for the second use of
             `fc`; empty for a layer that only prepares an operand.
         base: The name without the occurrence index.
-        occurrence: How many layers with this base come before it.
+        occurrence: Number of layers with this base before it.
         programs: Sub-programs: a control-flow layer's bodies, or the layers inside a layer that
             another transform has already been applied to.
         mark: The site that transform gave it, or empty.

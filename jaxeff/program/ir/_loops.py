@@ -48,9 +48,9 @@ class Scan(_Loop[T]):
     """The parts of a `lax.scan`.
 
     Attributes:
-        length: How often the body runs.
+        length: Number of runs of the body.
         reverse: Whether it begins with the last row.
-        unroll: How many iterations one step of the compiled loop takes.
+        unroll: Number of iterations that one step of the compiled loop takes.
     """
 
     length: int

@@ -42,7 +42,7 @@ def group(graph: Graph, depth: int = 0) -> Program:
 
     Args:
         graph: Nodes with roles.
-        depth: How many marks around a node have been read already (inside a marked layer).
+        depth: Number of marks around a node that have been read already (inside a marked layer).
     """
     updates = _state_updates(graph)
     auxiliary = updates | {n for n in graph.nodes if UNNAMED in n.scopes and not n.graphs}

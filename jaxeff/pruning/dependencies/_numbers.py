@@ -96,8 +96,8 @@ class Numbers:
             inputs: The operands in the program.
             operands: Their values.
             axes: The axes of a value.
-            size: How many indices of an axis are left.
-            counted: How many of them count in a mean.
+            size: Number of indices of an axis that are left.
+            counted: Number of them that count in a mean.
             rescale: Whether roots of sizes follow, too.
         """
         if eqn.primitive not in {p.div_p, p.mul_p}:

@@ -48,8 +48,8 @@ def determinantal(
         f: A pure function `f(params, *args)`.
         batch: `args` as a tuple, or the only one of them: some hundred examples.
         key: Draws the order; without one it is greedy.
-        beta: How fast similarity falls with distance. Without it 10 over the number of a channel's
-            activations, for activations of unit variance.
+        beta: Rate at which similarity falls with distance. Without it 10 over the number of a
+            channel's activations, for activations of unit variance.
         epsilon: Added to the diagonal: a channel is never quite another.
 
     Raises:

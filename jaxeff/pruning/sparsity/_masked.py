@@ -88,7 +88,7 @@ class Surgery(Sparse):
     often, less and less as training goes on, is the caller's.
 
     Attributes:
-        spread: How far above the mean the thresholds lie, in standard deviations.
+        spread: Distance of the thresholds above the mean, in standard deviations.
         threshold: t. Open: that of the array.
         where: Mask of the entries that are kept. Open: those above t.
 

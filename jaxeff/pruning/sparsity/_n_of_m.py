@@ -26,7 +26,7 @@ class NofM(Sparse):
     `stored` is "dense".
 
     Attributes:
-        n: How many of a block are kept.
+        n: Number of weights of a block that are kept.
         m: The size of a block.
 
     Raises:

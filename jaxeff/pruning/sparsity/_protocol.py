@@ -29,9 +29,9 @@ class Sparse(BaseQuantizer):
         values: Quantizer of the weights that are kept; None leaves them as they are.
         gradient: "all" weights have the gradient of the masked ones (straight-through), so that
             what has been removed may come back; or those that are "kept" alone.
-        stored: How `storage`, and with it `memory` and `jaxeff.cost`, counts an array: "bitmask",
-            a bit for every entry and the values that are kept; "csr", for every value kept its
-            column in 8, 16 or 32 bits, and 32 bits per row and one more, rows being output
+        stored: Format in which `storage`, and with it `memory` and `jaxeff.cost`, counts an array:
+            "bitmask", a bit for every entry and the values that are kept; "csr", for every value
+            kept its column in 8, 16 or 32 bits, and 32 bits per row and one more, rows being output
             channels; "dense", every entry.
     """
 

@@ -117,7 +117,7 @@ def removal(
         h: H, `[inputs, inputs]`, regular.
         w: The weights.
         blocks: The block of each input; all are one without it, and all go.
-        most: How many of a block may go.
+        most: Largest number of weights of a block that may go.
     """
     inverse, w = np.linalg.inv(h), w.copy()
     left = {} if blocks is None else dict.fromkeys(blocks.tolist(), most)

@@ -48,8 +48,8 @@ class LoopModel:
         spills: loads and stores of vectors on the stack in one turn.
         multiplies: instructions of one turn that make the products.
         loads: instructions of one turn that read memory, the stack apart.
-        widths: how many instructions of one turn have a widest register of so many bits.
-        turns: how often it turns in a call of the kernel; None where the bundle doesn't know.
+        widths: number of instructions of one turn by the width of their widest register.
+        turns: number of turns in a call of the kernel; None where the bundle doesn't know.
         bytes: size of the kernel's arrays, read and written; None where the bundle doesn't know.
         level: the core's cache that holds them; empty for a core without figures.
         transfer: cycles they take from there, at the least.

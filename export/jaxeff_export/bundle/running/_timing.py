@@ -41,7 +41,7 @@ class OperatorTime:
 
     Attributes:
       name: name of the compiled operator.
-      calls: how often it runs per call of the function.
+      calls: number of runs per call of the function.
       ms: milliseconds, all its calls together.
       share: share of the sum over all operators, 0 to 1.
     """

@@ -40,7 +40,7 @@ def strip_of(block: s_tir.SBlock, lanes: int, accumulators: int) -> Strip | None
     Args:
         block: the contraction.
         lanes: number of lanes of a vector register.
-        accumulators: how many registers may hold sums.
+        accumulators: number of registers that may hold sums.
     """
     spatial = [v for v in block.iter_vars if v.iter_type == tirx.IterVar.DataPar]
     if len(spatial) != 4 or not all(isinstance(v.dom.extent, tirx.IntImm) for v in block.iter_vars):

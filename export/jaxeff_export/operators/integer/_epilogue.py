@@ -184,7 +184,7 @@ class Taken:
         sums: sums of each place.
         places: index of each without a window, for a shortcut.
         feature: the first, in vectors that are whole.
-        used: how many features there are.
+        used: number of features.
     """
 
     sums: list[Expr]

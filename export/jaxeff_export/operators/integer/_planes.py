@@ -92,7 +92,7 @@ def are_faster(
     """Tells whether a layer takes fewer instructions by planes than by products of bytes.
 
     Args:
-        planes: how bits are counted.
+        planes: method that counts bits.
         bits: bits of weights and activations.
         dot: products of bytes.
         of_bytes: the layer, as these walk it.
