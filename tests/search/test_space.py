@@ -136,5 +136,5 @@ def test_mistakes():
         SearchSpace.read(lambda p, x: x + p, jnp.ones(()), X)
     with pytest.raises(ValueError, match="no action would mean eight bits"):
         Actions(float_below=0.6)
-    with pytest.raises(ValueError, match=r"Actions\.of"):
+    with pytest.raises(ValueError, match=r"Actions\.methods"):
         Actions("everything")
