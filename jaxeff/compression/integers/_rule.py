@@ -87,7 +87,7 @@ class IntegerRule:
     def __call__(self, layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
         """Computes one layer."""
         setting = self.settings.get(layer.site)
-        if setting is not None and layer.kind in {"linear", "contraction"}:
+        if setting is not None and layer.kind in {"linear", "matmul"}:
             found = self._product(layer, setting, values)
             if found is not None:
                 return [found]

@@ -120,7 +120,7 @@ def linear_layer(node: Node, readers: Readers, free: set[Node], taken: set[Node]
     if not operands:
         return layer_of("linear", [node], readers)
     if len(operands) == 2:
-        return layer_of("contraction", [node], readers)
+        return layer_of("matmul", [node], readers)
     nodes, value = [node], node.outputs[0]
     # Look for the bias through conversions and moves of axes (NHWC to NCHW) that only this
     # product feeds. If none comes, these nodes are left to the layers after it.
