@@ -74,6 +74,7 @@ def _evaluate(closed: ClosedJaxpr, values: list[Any], convolve: Convolve) -> lis
 def _apply(eqn: JaxprEqn, values: list[Any], convolve: Convolve) -> list[Any]:
     if eqn.primitive is primitives.conv_general_dilated_p:
         return [convolve(Contraction.of(eqn), *values)]
+    # Not custom derivatives: evaluated inside, they would lose theirs.
     if eqn.primitive in (primitives.jit_p, primitives.closed_call_p):
         inner = eqn.params["jaxpr" if "jaxpr" in eqn.params else "call_jaxpr"]
         return _evaluate(inner, values, convolve)

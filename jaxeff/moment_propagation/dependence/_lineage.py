@@ -77,6 +77,7 @@ def through(
         eqn: An equation without control flow.
         lineages: One per operand; empty for a deterministic one.
     """
+    # Beside the lineages: what meets inside a call belongs to no result of it.
     meetings: list[DependentCombination] = []
 
     def rule(inner: Any, given: list[Lineage]) -> list[Lineage]:

@@ -127,6 +127,7 @@ def degrees(nodes: Sequence[Node], variables: Sequence[Value]) -> dict[Value, fl
     def constant(*_: Any) -> float:
         return 0.0
 
+    # Whatever else the nodes read is a constant to the variables: of degree zero.
     found = defaultdict(float, dict.fromkeys(variables, 1.0))
     walk_nodes(nodes, found, (), entering(rule, constant), constant)
     return found

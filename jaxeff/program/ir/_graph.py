@@ -245,6 +245,7 @@ def _sub_graphs(
         body = _loop_graph(loop, backward)
         tested = loop.test_inputs(body.inputs[len(loop.consts) :])
         graphs = [flatten(loop.test, [*map(_copy, tested)], backward), body]
+    # A result may come from any branch: it depends on what each of them reads.
     for graph in graphs:
         if len(graph.outputs) == len(outputs):
             for inner, out in zip(graph.outputs, outputs, strict=True):
@@ -260,6 +261,7 @@ def _loop_graph(loop: Scan[Value] | While[Value], backward: bool) -> Graph:
         Value(var.aval, s.role, s.path, s.spread, s.leaves)
         for var, s in zip(loop.body.jaxpr.invars, loop.inputs(loop.carry), strict=True)
     ]
+    # The values themselves, not copies: `flatten` reads the roles that an iteration sets.
     carry = values[len(loop.consts) :][: len(loop.carry)]
 
     def iterate(roles: Sequence[Role]) -> tuple[list[Role], Graph]:

@@ -14,6 +14,7 @@ from jaxeff.core import jax_internals as _compat
 from jaxeff.program.ir import _primitives as prim
 
 T = TypeVar("T")
+_ENTERED = prim.CALLS | prim.CUSTOM
 Rule = Callable[[JaxprEqn, list[T]], Sequence[T]]
 """Gives one result per output of an equation, for one operand per input."""
 Constant = Callable[[Any, Any], T]
@@ -94,7 +95,7 @@ def entering(rule: Rule[T], constant: Constant[T] = _value) -> Rule[T]:
     """Makes a rule that follows calls into their bodies, and leaves the rest to `rule`."""
 
     def entered(eqn: JaxprEqn, values: Sequence[T]) -> Sequence[T]:
-        if eqn.primitive in prim.CALLS | prim.CUSTOM:
+        if eqn.primitive in _ENTERED:
             # The first jaxpr is the primal function's: a custom derivative's rules come later.
             return walk(_compat.sub_jaxprs(eqn)[0], values, entered, constant)
         return rule(eqn, list(values))
@@ -104,7 +105,7 @@ def entering(rule: Rule[T], constant: Constant[T] = _value) -> Rule[T]:
 
 def inside(eqn: JaxprEqn) -> Iterator[JaxprEqn]:
     """Yields an equation, or of a call those of its body, at any depth."""
-    if eqn.primitive not in prim.CALLS | prim.CUSTOM:
+    if eqn.primitive not in _ENTERED:
         yield eqn
         return
     for inner in _compat.sub_jaxprs(eqn)[0].jaxpr.eqns:

@@ -211,6 +211,7 @@ class Crossing:
             loop.carry,
             operator.or_,
         )
+        # After the body: the test reads the carry of every iteration.
         if isinstance(loop, While):
             self.program(test[0], loop.test_inputs(carry))
         return [*carry, *stacked]
