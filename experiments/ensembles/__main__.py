@@ -15,14 +15,16 @@ Finished trainings are kept: a run that was killed goes on. `--full` trains a Re
 Klein's thesis, chapter 9 (arXiv 2412.15758); the numbers of its table 9.1 are not public.
 """
 
+import functools
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 
-from experiments.ensembles import bench, combined, cost, figure, images, judging, partial, recipe
+from experiments.ensembles import bench, combined, cost, findings, images, partial, recipe
 from experiments.ensembles import sine as sine_task
-from experiments.ensembles.methods import Method, choose, methods
-from experiments.harness import Found, Row, Run, Study
+from experiments.ensembles.methods import choose, methods
+from experiments.harness import Found, Part, Row, Run, Study
 
 DIFFERENCES = (
     "the networks see a part of Dirty-MNIST, and for fewer epochs; its ambiguous digits are made "
@@ -40,71 +42,32 @@ DIFFERENCES = (
 )
 
 
-def run(run: Run[recipe.Settings]) -> Found:
-    """Every part that is asked for."""
-    settings = run.settings
-    rows = _sine(run) if settings.runs("sine") else []
-    if any(settings.runs(part) for part in recipe.PARTS[1:]):
-        rows += _digits(run)
-    return Found(
-        [{k: v for k, v in row.items() if k != "curves"} for row in rows], {}, _curves(rows)
+@functools.cache
+def _bench(run: Run[recipe.Settings]) -> bench.Bench:
+    return bench.build(run, images.load(run.settings, run.say))
+
+
+def _part(
+    name: str,
+    whats: Callable[[bench.Bench], Iterable[str]],
+    make: Callable[[bench.Bench, str], Iterable[Row]],
+    option: recipe.Part | None = None,
+) -> Part[recipe.Settings, tuple[str, str]]:
+    """Declares a part of the digits, which `option` asks for."""
+    return Part(
+        lambda run: [(name, what) for what in whats(_bench(run))],
+        lambda run, task: make(_bench(run), task[1]),
+        lambda settings: settings.runs(option or name),  # type: ignore[arg-type]
+        {"part": name},
     )
 
 
-def _curves(rows: list[Row]) -> dict[str, np.ndarray]:
-    """What figures show of single rows, by part and method."""
-    arrays = {}
-    for row in rows:
-        place = "/".join(str(row[k]) for k in ("part", "method", "activation") if k in row)
-        for name, values in (row.get("curves") or {}).items():
-            arrays[f"{place}/{name}"] = np.asarray(values, np.float32)
-    return arrays
+def _cost(name: str, make: Callable[[bench.Bench], Iterable[Row]]) -> Part[Any, Any]:
+    return _part(name, lambda made: ("",), lambda made, _: make(made), "cost")
 
 
-def _sine(run: Run[recipe.Settings]) -> list[Row]:
-    own = run.settings.sine
-    tasks = [("sine", m, a) for m in sine_task.methods(own) for a in own.activations]
-
-    def make(task: tuple[str, str, str]) -> list[Row]:
-        return [{"part": "sine", **row} for row in sine_task.rows(own, run.key, *task[1:])]
-
-    return run.each(tasks, make)
-
-
-def _digits(run: Run[recipe.Settings]) -> list[Row]:
-    settings = run.settings
-    made = bench.build(run, images.load(settings, run.say))
-    by_name = {method.name: method for method in methods(made)}
-    tasks: list[tuple[str, str]] = []
-    if settings.runs("table"):
-        tasks += [("table", name) for name in by_name]
-    if settings.runs("combined"):
-        tasks += [("combined", kind) for kind in combined.KINDS]
-    if settings.runs("partial"):
-        tasks += [("partial", s) for s in settings.sites or (*made.hidden, made.last, "*")]
-    if settings.runs("cost"):
-        tasks += [(what, "") for what in ("prediction", "training", "members")]
-
-    def make(task: tuple[str, str]) -> list[Row]:
-        part, what = task
-        makers: dict[str, Callable[[], Iterable[Row]]] = {
-            "table": lambda: _table(made, by_name[what]),
-            "combined": lambda: combined.KINDS[what](made),
-            "partial": lambda: partial.rows(made, what),
-            "prediction": lambda: cost.predictions(made),
-            "training": lambda: cost.trainings(made),
-            "members": lambda: cost.members(made),
-        }
-        return [{"part": part, **row} for row in makers[part]()]
-
-    rows = run.each(tasks, make)
-    if settings.runs("table"):
-        tried = run.keep("strengths", lambda: choose(made))
-        rows += [{"part": "strengths", **row} for row in tried]
-    return rows
-
-
-def _table(made: bench.Bench, method: Method) -> list[Row]:
+def _table(made: bench.Bench, name: str) -> list[Row]:
+    method = next(method for method in methods(made) if method.name == name)
     seeds = made.settings.seeds if method.main else min(made.settings.some, made.settings.seeds)
     return [
         {
@@ -116,9 +79,46 @@ def _table(made: bench.Bench, method: Method) -> list[Row]:
     ]  # fmt: skip
 
 
+def _with_curves(run: Run[recipe.Settings], found: Found) -> Found:
+    """Moves what figures show of single rows to the arrays, by part and method."""
+    rows, arrays = [], {}
+    for row in found.rows:
+        curves = row.get("curves")
+        rows.append({key: value for key, value in row.items() if key != "curves"})
+        place = "/".join(str(row[k]) for k in ("part", "method", "activation") if k in row)
+        for name, values in (curves or {}).items():
+            arrays[f"{place}/{name}"] = np.asarray(values, np.float32)
+    return Found(rows, {}, arrays)
+
+
+PARTS = (
+    Part[recipe.Settings, tuple[str, str, str]](
+        lambda run: [
+            ("sine", method, activation)
+            for method in sine_task.methods(run.settings.sine)
+            for activation in run.settings.sine.activations
+        ],
+        lambda run, task: sine_task.rows(run.settings.sine, run.key, *task[1:]),
+        lambda settings: settings.runs("sine"),
+        {"part": "sine"},
+    ),
+    _part("table", lambda made: (method.name for method in methods(made)), _table),
+    _part("combined", lambda made: combined.KINDS, lambda made, kind: combined.KINDS[kind](made)),
+    _part(
+        "partial", lambda made: made.settings.sites or (*made.hidden, made.last, "*"), partial.rows
+    ),
+    _cost("prediction", cost.predictions),
+    _cost("training", cost.trainings),
+    _cost("members", cost.members),
+    Part[recipe.Settings, str](
+        lambda run: ("strengths",), lambda run, _: choose(_bench(run)),
+        lambda settings: settings.runs("table"), {"part": "strengths"},
+    ),
+)  # fmt: skip
+
 STUDY = Study(
     "ensembles", __doc__, recipe.SIZES,
-    (run,), (judging.judge,), (figure.draw,), (judging.tables,), DIFFERENCES,
+    PARTS, findings.CLAIMS, findings.PLOTS, findings.TABLES, DIFFERENCES, derive=_with_curves,
 )  # fmt: skip
 
 if __name__ == "__main__":

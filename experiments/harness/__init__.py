@@ -32,6 +32,7 @@ from experiments.harness.rows import every as every
 from experiments.harness.rows import extra as extra
 from experiments.harness.rows import having as having
 from experiments.harness.rows import means as means
+from experiments.harness.rows import plus_minus as plus_minus
 from experiments.harness.rows import where as where
 from experiments.harness.run import Found as Found
 from experiments.harness.run import Run as Run

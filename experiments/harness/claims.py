@@ -3,13 +3,14 @@
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from experiments.harness.report import Report, Row
 from experiments.harness.rows import Entry, Selection, cell, entry, every, text
 
 
-class Rule(NamedTuple):
+@dataclass(frozen=True)
+class Rule:
     """A comparison with a bound.
 
     Attributes:
@@ -77,6 +78,7 @@ class Claim:
         of: Selection of rows.
         needs: The smallest size that can decide it.
         shown: What the report says in place of the value, if that is another column.
+        when: Which of the selected rows count.
     """
 
     text: str
@@ -86,13 +88,15 @@ class Claim:
     of: Selection = every
     needs: str = "fast"
     shown: Entry | None = None
+    when: Callable[[Row], Any] = lambda row: True
 
     def __call__(self, report: Report) -> None:
         """Adds a check for every row."""
-        bounded = isinstance(self.holds, Rule)
-        for row in self.of(report):
+        for row in filter(self.when, self.of(report)):
             value = entry(row, self.value)
-            known = {**row, "bound": self.holds.of(row)} if bounded else row
+            known = row
+            if isinstance(self.holds, Rule):
+                known = {**row, "bound": self.holds.of(row)}
             source = self.source(row) if callable(self.source) else self.source
             if isinstance(source, str):
                 source = text(known, source)

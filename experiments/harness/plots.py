@@ -5,6 +5,7 @@
 A study's own panels are a function from the report to `Panel`s.
 """
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
@@ -15,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.harness.report import Report, Row
-from experiments.harness.rows import Entry, Selection, entry, every, text
+from experiments.harness.rows import Entry, Selection, cell, every, text
 
 
 class Panel(NamedTuple):
@@ -79,7 +80,7 @@ class _Marks:
     """What the kinds of panels share.
 
     Attributes:
-        x: Column or function of the places.
+        x: Column, template or function of the places.
         y: Column of the values, or several with their labels.
         of: Selection of rows.
         hue: Label of a row's line, with its columns in braces; rows of one label are one line.
@@ -104,11 +105,11 @@ class _Marks:
         """Makes a panel for every facet."""
         facets = _grouped(self.of(report), self.facet)
         return [
-            Panel(title, lambda axis, rows=rows: self._paint(axis, rows, report))
+            Panel(title, functools.partial(self._paint, rows, report))
             for title, rows in facets.items()
         ]
 
-    def _paint(self, axis: Axes, rows: Sequence[Row], report: Report) -> None:
+    def _paint(self, rows: Sequence[Row], report: Report, axis: Axes) -> None:
         self._marks(axis, rows, report)
         axis.set(**self.axes)
 
@@ -150,11 +151,15 @@ class Curves(_Marks):
     def _points(self, rows: Sequence[Row], column: str, report: Report) -> Iterable[Any]:
         if isinstance(rows[0][column], list):
             for row in rows:
-                places = entry(row, self.x)
-                yield (places if places is not None else report.config[self.x]), row[column], None
+                places = cell(row, self.x)
+                yield (
+                    (places if places is not None else report.config[str(self.x)]),
+                    row[column],
+                    None,
+                )
         else:
             yield (
-                [entry(row, self.x) for row in rows],
+                [cell(row, self.x) for row in rows],
                 [row[column] for row in rows],
                 self._errors(rows, column),
             )
@@ -164,11 +169,11 @@ class Dots(_Marks):
     """Values along the horizontal axis, named places (`x`) along the vertical one."""
 
     def _marks(self, axis: Axes, rows: Sequence[Row], report: Report) -> None:
-        names = list(dict.fromkeys(str(entry(row, self.x)) for row in rows))[::-1]
+        names = list(dict.fromkeys(str(cell(row, self.x)) for row in rows))[::-1]
         lines = list(self._lines(rows))
         for i, (label, column, same) in enumerate(lines):
             offset = 0.2 * (0.5 * (len(lines) - 1) - i)
-            places = [names.index(str(entry(row, self.x))) + offset for row in same]
+            places = [names.index(str(cell(row, self.x))) + offset for row in same]
             axis.errorbar(
                 [row[column] for row in same], places, xerr=self._errors(same, column),
                 fmt="o", ms=4, lw=1, label=label or None,
@@ -184,11 +189,11 @@ class Bars(_Marks):
     """Bars side by side at named places."""
 
     def _marks(self, axis: Axes, rows: Sequence[Row], report: Report) -> None:
-        names = list(dict.fromkeys(str(entry(row, self.x)) for row in rows))
+        names = list(dict.fromkeys(str(cell(row, self.x)) for row in rows))
         lines = list(self._lines(rows))
         width = 0.8 / max(1, len(lines))
         for i, (label, column, same) in enumerate(lines):
-            places = np.array([names.index(str(entry(row, self.x))) for row in same])
+            places = np.array([names.index(str(cell(row, self.x))) for row in same])
             axis.bar(
                 places + width * (i - 0.5 * (len(lines) - 1)), [row[column] for row in same], width,
                 yerr=self._errors(same, column), label=label or None,

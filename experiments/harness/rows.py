@@ -72,3 +72,14 @@ def text(row: Mapping[str, Any], template: Entry) -> str:
 def cell(row: Row, what: Entry) -> Any:
     """Evaluates a column, a function or a template."""
     return text(row, what) if isinstance(what, str) and "{" in what else entry(row, what)
+
+
+def plus_minus(column: str, digits: int = 4) -> Callable[[Row], str]:
+    """Formats a mean with its standard error, where the row has one."""
+
+    def shown(row: Row) -> str:
+        spread = row.get(f"{column} error")
+        error = "" if spread is None else f" ± {spread:.{digits}f}"
+        return f"{row[column]:.{digits}f}{error}"
+
+    return shown

@@ -1,0 +1,355 @@
+"""What the study claims, prints and draws, from means over seeds."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import jax.numpy as jnp
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.figure import Figure
+
+from experiments.ensembles.sine import GAMMA, SOURCE, grid
+from experiments.harness import (
+    Claim,
+    Curves,
+    Dots,
+    Listing,
+    Plot,
+    Report,
+    Row,
+    above,
+    at_least,
+    at_most,
+    equals,
+    grouped,
+    means,
+    plus_minus,
+    true,
+    where,
+)
+from jaxeff.data import sine as noisy_sine
+from jaxeff.uncertainty import RegressionUncertainty, draw_regression, negative_log_density
+
+COLUMNS = (
+    "accuracy", "nll", "ece", "accuracy_ambiguous", "auroc_aleatoric", "auroc", "auroc_ambiguous",
+)  # fmt: skip
+SINE_COLUMNS = (
+    "auroc", "mse_prediction", "mse_aleatoric", "euc", "epistemic_inside", "epistemic_middle",
+    "epistemic_beyond",
+)  # fmt: skip
+RLLE = ("RLLE, other", "RLLE, patches 8")
+FREE = (
+    "heads, weights repel", "heads, bootstrap", "heads, priors", "last two layers, features repel"
+)  # fmt: skip
+"""Heads that are kept apart without images from elsewhere."""
+SOURCE_AUROC, LEAST_AUROC, NEAR = 0.995, 0.99, 0.003
+GOOD = 0.9
+"""An AUROC on the sine with which a method works."""
+HEADS_OVER_ONE, SPEEDUP, TRAINING_SHARE = 1.1, 4.0, 0.2
+NETWORKS_OVER_HEADS = {"sine": 3.4, "lenet5": 8.6}
+"""How many times faster a network with ten heads is than ten: Klein's thesis, table 9.2."""
+DOMAINS = {"clean": "C0", "ambiguous": "C1", "ood": "C3"}
+SHOWN = ("MAP", "DDU", "DE, few", "heads", "RLLE, patches 8", "RLLE, other")
+AUROCS = {
+    "auroc_aleatoric": "clean, ambiguous (aleatoric)",
+    "auroc": "clean, out of domain (epistemic)",
+    "auroc_ambiguous": "ambiguous, out of domain (epistemic)",
+}
+
+every_sine = means(where(part="sine"), ("method", "activation"), SINE_COLUMNS, SINE_COLUMNS)
+table = means(where(part="table"), ("method", "source"), COLUMNS, COLUMNS)
+combined = means(where(part="combined"), ("kind", "method"), COLUMNS, COLUMNS)
+partly = means(where(part="partial"), ("site", "method", "members"), COLUMNS, COLUMNS)
+
+
+def sine(report: Report) -> list[Row]:
+    """Selects a row per method and activation; RLLE once, of the strength that serves it best."""
+    rows = every_sine(report)
+    strengths = {
+        method: np.mean([row["auroc"] for row in same])
+        for (method,), same in grouped(rows, "method").items()
+        if method.startswith(GAMMA)
+    }
+    best = max(strengths, key=strengths.__getitem__, default=None)
+    return [
+        {**row, "method": "RLLE" if row["method"] == best else row["method"], "is": row["method"]}
+        for row in rows
+        if not row["method"].startswith(GAMMA) or row["method"] == best
+    ]
+
+
+def best(rows: Iterable[Row]) -> list[Row]:
+    """Finds each method's activation of the highest AUROC, and how many are good."""
+    return [
+        {
+            **max(same, key=lambda row: row["auroc"]),
+            "works": sum(row["auroc"] > GOOD for row in same),
+            "mean": float(np.mean([row["auroc"] for row in same])),
+        }
+        for same in grouped(rows, "method").values()
+    ]
+
+
+def favourites(report: Report) -> list[Row]:
+    """Selects the best activation of each of the source's methods, if all were run."""
+    rows = best(sine(report))
+    if SOURCE.keys() > {row["method"] for row in rows}:
+        return []
+    return [{**row, "theirs": SOURCE[row["method"]]} for row in rows]
+
+
+def compared_on_the_sine(report: Report) -> list[Row]:
+    """Selects one row: the order of the source's three methods."""
+    if not (rows := favourites(report)):
+        return []
+    works = {row["method"]: row["works"] for row in rows}
+    return [
+        {
+            "lowest": min(rows, key=lambda row: row["auroc"])["method"],
+            "aurocs": ", ".join(f"{row['method']} {row['auroc']:.3f}" for row in rows),
+            "works": ", ".join(f"{method} {count}" for method, count in works.items()),
+            "ordered": works["DE"] >= works["RLLE"] >= works["MC dropout"],
+        }
+    ]
+
+
+def repelled(report: Report) -> list[Row]:
+    """Selects the main RLLE rows, each beside MAP and the small deep ensemble."""
+    rows = {row["method"]: row for row in table(report)}
+    if not {"MAP", "DE, few", *RLLE} <= rows.keys():
+        return []
+    return [
+        {
+            **rows[name],
+            "gain": rows[name]["auroc"] - rows["DE, few"]["auroc"],
+            "lost": rows["MAP"]["accuracy"] - rows[name]["accuracy"],
+        }
+        for name in RLLE
+    ]
+
+
+def free(report: Report) -> list[Row]:
+    """Selects one row: the most that heads gain without images from elsewhere."""
+    auroc = {row["method"]: row["auroc"] for row in table(report)}
+    if not {"heads", *FREE} <= auroc.keys():
+        return []
+    return [{"gain": max(auroc[name] for name in FREE) - auroc["heads"]}]
+
+
+def over_parents(report: Report) -> list[Row]:
+    """Selects a row per kind of ensemble: what moment passes of its members gain."""
+    found = []
+    for (kind,), same in grouped(combined(report), "kind").items():
+        by = {row["method"]: row["auroc"] for row in same}
+        gain = by["PFP x ensemble"] - max(by["PFP"], by["ensemble"])
+        found.append({"kind": kind, "gain": gain})
+    return found
+
+
+def predictions(report: Report) -> list[Row]:
+    """Selects the timed predictions, with the least that networks should cost over heads."""
+    return [
+        {**row, "least": NETWORKS_OVER_HEADS.get(row["network"], 1.0)}
+        for row in report.rows
+        if row["part"] == "prediction"
+    ]
+
+
+def trainings(report: Report) -> list[Row]:
+    """Selects the main RLLE rows, with their training's share of a large deep ensemble's."""
+    over: dict[str, Any] = {
+        row["method"]: row["over_one"] for row in report.rows if row["part"] == "training"
+    }
+    if not over:
+        return []
+    deep = min(over["DE, many, one program"], report.config["members"])
+    return [{"method": name, "share": over[name] / deep} for name in RLLE]
+
+
+claim = partial(Claim, needs="default")
+CLAIMS = (
+    claim(
+        "sine: the lowest AUROC at its best activation", "lowest", equals("MC dropout"),
+        "MC dropout", compared_on_the_sine, shown="aurocs",
+    ),
+    claim(
+        f"sine: activations above {GOOD}", "ordered", true, "DE, RLLE, MC dropout",
+        compared_on_the_sine, shown="works",
+    ),
+    claim(
+        "sine: best activation of {method}", "activation", equals("theirs"), "{theirs}",
+        favourites, when=lambda row: row["method"] != "DE",  # which works with several
+    ),
+    claim(
+        "{method}: AUROC at least {bound}", "auroc", at_least(LEAST_AUROC), SOURCE_AUROC, repelled
+    ),
+    claim("{method}: AUROC over that of DE, few", "gain", above(0), "> 0", repelled),
+    claim("{method}: accuracy that MAP has more", "lost", at_most(NEAR), NEAR, repelled),
+    claim(
+        "best AUROC without images from elsewhere, over plain heads", "gain", above(0), of=free
+    ),
+    claim(
+        "{kind}: AUROC of moment passes of members over both parents", "gain", at_least(0),
+        of=over_parents,
+    ),
+    Claim(
+        "{network}, {form}: million multiplications", "MMACs",
+        # The source prints one digit, cut off.
+        lambda row, ours: abs(ours - row["source_MMACs"]) <= 0.051,
+        lambda row: row["source_MMACs"], predictions,
+        when=lambda row: row.get("source_MMACs") is not None and row["members"] == 10,
+    ),
+    claim(
+        "{network}, {form}: time over one network's", "over_one", at_most(HEADS_OVER_ONE),
+        HEADS_OVER_ONE, predictions,
+        when=lambda row: row["form"] == "heads" and row["network"] != "sine",
+    ),
+    claim(
+        "{network}, {form}: time over that of heads", "over_heads", at_least("least"),
+        lambda row: row["least"], predictions, when=lambda row: row["form"] == "networks",
+    ),
+    claim(
+        "{method}: training over that of DE, many", "share", at_most(TRAINING_SHARE),
+        TRAINING_SHARE, trainings,
+    ),
+    claim(
+        "{network}: members as one program over a loop", "speedup", at_least(SPEEDUP), SPEEDUP,
+        where(part="members"),
+    ),
+)  # fmt: skip
+
+
+def _scores(*keys: str) -> dict[str, Any]:
+    return {k: k for k in (*keys, "seeds")} | {c: plus_minus(c) for c in COLUMNS}
+
+
+TABLES = (
+    Listing(
+        "noisy sine: each method at its best activation",
+        {
+            "method": "method", "best activation": "activation", "AUROC": plus_minus("auroc"),
+            "MSE": "mse_prediction", "MSE of noise": "mse_aleatoric",
+            f"activations above {GOOD}": "works", "mean AUROC": "mean",
+        },
+        lambda report: best(every_sine(report)),
+    ),
+    Listing(
+        "Dirty-MNIST: means and standard errors over seeds", _scores("method", "source"), table
+    ),
+    Listing("strengths, on held-out images", of=where(part="strengths")),
+    Listing("moment passes of ensembles", _scores("kind", "method"), combined),
+    Listing("which layers are random", _scores("site", "method", "members"), partly),
+    Listing("a prediction, milliseconds", of=where(part="prediction")),
+    Listing("an epoch of the same images, milliseconds", of=where(part="training")),
+    Listing("members trained as one program", of=where(part="members")),
+)  # fmt: skip
+
+
+def bands(report: Report) -> Mapping[str, Figure]:
+    """Draws the source's configurations on the sine: predictions, their errors and the doubt."""
+    places: dict[str, str] = {}
+    for row in sine(report):
+        place = f"sine/{row['is']}/{row['activation']}"
+        if SOURCE.get(row["method"]) == row["activation"] and f"{place}/x" in report.arrays:
+            places[f"{row['is']}, {row['activation']}: AUROC {row['auroc']:.3f}"] = place
+    if not places:
+        return {}
+    at = grid(report.config["sine"]["margin"], report.config["sine"]["points"])
+    figure = plt.figure(figsize=(4.6 * len(places), 4.4), layout="constrained")
+    panels = np.ravel(np.asarray(figure.subfigures(1, len(places), squeeze=False)))
+    for panel, (title, place) in zip(panels, places.items(), strict=True):
+        axes = panel.subplots(3, 1, sharex=True, gridspec_kw={"height_ratios": (2, 1, 1)})
+        arrays = {
+            name: jnp.asarray(report.arrays[f"{place}/{name}"])
+            for name in ("x", "y", *RegressionUncertainty._fields)
+        }
+        train = arrays.pop("x")[:, None], arrays.pop("y")
+        draw_regression(
+            axes, at, RegressionUncertainty(**arrays), train, noisy_sine.noise_std(at),
+            negative_log_density(at[:, None], train[0]), noisy_sine.target(at),
+        )  # fmt: skip
+        for axis in panel.axes:
+            axis.xaxis.label.set_fontsize(7)
+            axis.yaxis.label.set_fontsize(7)
+            axis.tick_params(labelsize=7)
+        panel.suptitle(title, fontsize=9)
+    found = [axis.get_legend_handles_labels() for axis in panel.axes]
+    handles, labels = ([one for own in part for one in own] for part in zip(*found, strict=True))
+    figure.legend(handles, labels, loc="outside lower center", fontsize=7, ncols=len(labels))
+    return {"sine": figure}
+
+
+def histograms(report: Report) -> Mapping[str, Figure]:
+    """Draws the shares of images by uncertainty: aleatoric above, epistemic below."""
+    arrays = report.arrays
+    names = [name for name in SHOWN if f"table/{name}/epistemic/edges" in arrays]
+    if not names:
+        return {}
+    figure, axes = plt.subplots(2, len(names), figsize=(2.4 * len(names), 4.2), squeeze=False)
+    for row, part in zip(axes, ("aleatoric", "epistemic"), strict=True):
+        for axis, name in zip(row, names, strict=True):
+            place = f"table/{name}/{part}"
+            for domain, colour in DOMAINS.items():
+                axis.stairs(
+                    arrays[f"{place}/{domain}"], arrays[f"{place}/edges"], color=colour, fill=True,
+                    alpha=0.5, label=domain,
+                )  # fmt: skip
+            unit = "-log density" if (name, part) == ("DDU", "epistemic") else "nats"
+            axis.set(yscale="log", ylim=(1e-4, 1.5))
+            axis.set_xlabel(f"{part} / {unit}", fontsize=8)
+            axis.tick_params(labelsize=7)
+            axis.set_title(name if part == "aleatoric" else "", fontsize=9)
+        row[0].set_ylabel("share of images")
+    return {"histograms": figure}
+
+
+def activations(report: Report) -> Sequence[Row]:
+    """Selects the rows of the sine, the best activations of deep ensembles first."""
+    rows = sine(report)
+    order = sorted((r for r in rows if r["method"] == "DE"), key=lambda row: -row["auroc"])
+    names = [row["activation"] for row in order]
+    shown = [row for row in rows if not names or row["activation"] in names]
+    return sorted(shown, key=lambda row: names.index(row["activation"]) if names else 0)
+
+
+PLOTS = (
+    Plot(
+        "activations",
+        Dots(
+            "activation", "auroc", activations, hue="{is}", error=True,
+            axes={"xlabel": "AUROC of the epistemic uncertainty, gaps against data"},
+        ),
+        size=(6, 7),
+    ),
+    bands,
+    Plot(
+        "table",
+        Dots(
+            "method", {"accuracy": "clean digits"}, table, error=True,
+            axes={"xlabel": "accuracy"},
+        ),
+        Dots("method", AUROCS, table, error=True, axes={"xlabel": "AUROC"}),
+        size=(5.5, 6),
+    ),
+    histograms,
+    Plot(
+        "combined",
+        Dots(
+            "method", AUROCS, combined, facet="{kind} ensemble", error=True,
+            axes={"xlabel": "AUROC"},
+        ),
+        size=(4.6, 2.6),
+    ),
+    Plot(
+        "partial",
+        *(
+            Curves(
+                "{site}\n{members}", column, partly, hue="{method}", error=True,
+                axes={"xlabel": "random layer, and its members or draws", "ylabel": label},
+            )
+            for column, label in (("accuracy", "accuracy"), ("auroc", "AUROC, out of domain"))
+        ),
+        size=(4, 3),
+    ),
+)  # fmt: skip
