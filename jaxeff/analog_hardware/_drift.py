@@ -32,7 +32,7 @@ from jaxeff.analog_hardware.chips import (
     read_counts,
 )
 from jaxeff.analog_hardware.crossbar import Correction
-from jaxeff.core import check_key, instance_of, single_key, static_integer, validate
+from jaxeff.core import check_key, instance_of, static_integer, validate
 
 
 class Reference(NamedTuple):
@@ -49,9 +49,7 @@ class Reference(NamedTuple):
     counts: np.ndarray
 
 
-@validate(
-    key=single_key, design=instance_of(Design), vectors=static_integer(), repeats=static_integer()
-)
+@validate(design=instance_of(Design), vectors=static_integer())
 def reference(
     key: Any, query: Query, design: Design | None = None, vectors: int = 128, repeats: int = 8
 ) -> Reference:
@@ -74,12 +72,7 @@ def reference(
     return Reference(np.asarray(w), np.asarray(a), counts)
 
 
-@validate(
-    key=single_key,
-    before=instance_of(Reference),
-    design=instance_of(Design),
-    repeats=static_integer(),
-)
+@validate(before=instance_of(Reference), design=instance_of(Design))
 def compensate_drift(
     key: Any, query: Query, before: Reference, design: Design | None = None, repeats: int = 8
 ) -> Correction:

@@ -40,10 +40,10 @@ import numpy as np
 
 from jaxeff.analog_hardware.chips import Hardware, Query, check_query, query_counts
 from jaxeff.analog_hardware.crossbar import Counts, Crossbar, with_chip
-from jaxeff.core import pure_function, validate
+from jaxeff.core import validate
 
 
-@validate(f=pure_function)
+@validate()
 def in_the_loop(
     f: Callable[..., Any], spec: Mapping[str, Crossbar | None], query: Query
 ) -> Callable[..., Any]:

@@ -43,20 +43,14 @@ from jaxeff.analog_hardware.chips import (
 )
 from jaxeff.analog_hardware.crossbar import Crossbar, analog
 from jaxeff.core import (
-    boolean,
     check_count,
     check_key,
     function_of_form,
     instance_of,
     labelled_data,
     non_negative,
-    optax_optimizer,
-    parameter_tree,
     path_like,
-    pure_function,
-    single_key,
     spec_of,
-    static_integer,
     static_integers,
     string,
     validate,
@@ -82,18 +76,12 @@ class ForChip(NamedTuple):
 
 
 @validate(
-    key=single_key,
-    f=pure_function,
-    params=parameter_tree,
     data=labelled_data,
     sites=string,
     array=instance_of(Crossbar),
-    optimizer=optax_optimizer,
     epochs=static_integers(),
-    batch_size=static_integer(),
     design=instance_of(Design),
     checkpoints=path_like,
-    progress=boolean,
 )
 def train_for_chip(
     key: Any,
@@ -167,7 +155,7 @@ def train_for_chip(
     return ForChip(params, boxed, history)
 
 
-@validate(f=pure_function, spec=spec_of(Crossbar), schedule=function_of_form("schedule(step)"))
+@validate(spec=spec_of(Crossbar), schedule=function_of_form("schedule(step)"))
 def growing_noise(
     f: Callable[..., Any], spec: Mapping[str, Crossbar], schedule: optax.Schedule
 ) -> Loss:

@@ -61,21 +61,13 @@ from jaxeff.bayes.posteriors import (
 from jaxeff.bayes.variational import Guide, Loss, SVIResult, resolve_guide, start_from, train
 from jaxeff.core import (
     any_of,
-    boolean,
     check_count,
     check_function,
     check_key,
     function_of_form,
     non_negative,
-    one_of,
-    optax_optimizer,
-    parameter_tree,
-    path_like,
     positive,
-    pure_function,
-    single_key,
     static_integer,
-    string_mapping,
     validate,
 )
 from jaxeff.store import Resume
@@ -88,19 +80,8 @@ TEACHER = 2**32 - 2
 
 @validate(
     kl=any_of(function_of_form("kl(step)"), non_negative),
-    key=single_key,
-    f=pure_function,
-    params=parameter_tree,
-    epochs=static_integer(),
-    batch_size=static_integer(),
     init_scale=positive,
-    optimizer=optax_optimizer,
     particles=static_integer(),
-    checkpoint=path_like,
-    checkpoint_every=static_integer(),
-    settings=string_mapping,
-    progress=boolean,
-    resume=one_of(True, False, "force"),
 )
 def distill(
     key: jax.Array,

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jaxeff.bayes.posteriors import Draws, Likelihood, check_posterior, named_leaves
 from jaxeff.bayes.variational import CorrelatedPosterior, Flow, FullRank, LowRank
-from jaxeff.core import check_params, parameter_tree, path_like, posterior_like, validate
+from jaxeff.core import check_params, posterior_like, validate
 from jaxeff.moment_propagation import Calibrated, Gaussian, is_gaussian
 from jaxeff.store import CheckpointError, load_metadata, load_pytree, save_pytree
 
@@ -18,7 +18,7 @@ _DRAWS, _GAUSSIANS, _JOINT, _CALIBRATED = "draws", "gaussians", "joint", "calibr
 _GUIDES = {guide.__name__: guide for guide in (LowRank, FullRank, Flow)}
 
 
-@validate(path=path_like, posterior=posterior_like)
+@validate(posterior=posterior_like)
 def save_posterior(path: str | os.PathLike[str], posterior: Any) -> None:
     """Writes a posterior, replacing the file there in one step.
 
@@ -72,7 +72,7 @@ def _random(posterior: Any) -> list[str]:
     return [name for name, leaf in leaves.items() if is_gaussian(leaf)]
 
 
-@validate(path=path_like, params=parameter_tree)
+@validate()
 def load_posterior(path: str | os.PathLike[str], params: Any) -> Any:
     """Reads a posterior that `save_posterior` wrote.
 

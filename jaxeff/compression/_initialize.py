@@ -36,13 +36,13 @@ from jaxeff.compression._quantized import (
     settings_of,
 )
 from jaxeff.compression.numerics import BaseQuantizer, LayerQuantization, Method, Quantizer, Tensor
-from jaxeff.core import input_batch, parameter_tree, pure_function, validate
+from jaxeff.core import input_batch, validate
 from jaxeff.program import Layer, evaluate, plain_rule, trace
 
 Found = dict[str, Quantizer]
 
 
-@validate(f=pure_function, params=parameter_tree, batch=input_batch)
+@validate(batch=input_batch)
 def init(
     f: Callable[..., Any], params: Any, batch: Any, spec: Mapping[str, Method | None]
 ) -> dict[str, LayerQuantization | None]:
@@ -103,7 +103,7 @@ def init(
     return _spec(program.sites, settings, started)
 
 
-@validate(f=pure_function)
+@validate()
 def learned(f: Callable[..., Any], *, keyed: bool = False) -> Callable[..., Any]:
     """Makes the spec a parameter of the quantized function, for a training loop.
 

@@ -28,12 +28,12 @@ from jaxtyping import Array, Float
 
 from jaxeff.compression._quantized import check_spec, of_inputs, of_outputs, settings_of
 from jaxeff.compression.numerics import BaseQuantizer, Method, Quantizer, Tensor
-from jaxeff.core import check_choice, parameter_tree, pure_function, validate
+from jaxeff.core import check_choice, validate
 from jaxeff.program import Layer, evaluate, plain_rule, trace
 from jaxeff.program.reading import argument_leaves
 
 
-@validate(f=pure_function, params=parameter_tree)
+@validate()
 def penalty(
     f: Callable[..., Any], spec: Mapping[str, Method | None], params: Any, *args: Any
 ) -> Float[Array, ""]:
@@ -79,7 +79,7 @@ def penalty(
     return sum((term.astype(jnp.float32) for term in terms), jnp.zeros((), jnp.float32))
 
 
-@validate(f=pure_function, params=parameter_tree)
+@validate()
 def memory(
     f: Callable[..., Any],
     spec: Mapping[str, Method | None],

@@ -41,7 +41,7 @@ from jaxeff.compression.numerics import (
     Tensor,
     parts,
 )
-from jaxeff.core import check_key, pure_function, validate
+from jaxeff.core import check_key, validate
 from jaxeff.program import (
     Layer,
     Program,
@@ -57,7 +57,7 @@ from jaxeff.program.ir import Contraction
 from jaxeff.program.reading import mark
 
 
-@validate(f=pure_function)
+@validate()
 def quantized(
     f: Callable[..., Any], spec: Mapping[str, Method | None], *, keyed: bool = False
 ) -> Callable[..., Any]:

@@ -8,11 +8,11 @@ import jax
 from jaxeff.compression._quantized import check_spec, of_inputs, settings_of
 from jaxeff.compression.numerics import Method
 from jaxeff.compression.quantizers.codebooks import Discrete
-from jaxeff.core import parameter_tree, pure_function, validate
+from jaxeff.core import validate
 from jaxeff.program import trace
 
 
-@validate(f=pure_function, params=parameter_tree)
+@validate()
 def random_weights(
     f: Callable[..., Any], spec: Mapping[str, Method | None], params: Any, *args: Any
 ) -> Any:

@@ -19,7 +19,7 @@ from jaxtyping import Array, Float
 
 from jaxeff.compression._quantized import check_spec, of_inputs, of_outputs, settings_of
 from jaxeff.compression.numerics import LayerQuantization, Method, Quantizer, Tensor
-from jaxeff.core import input_batch, parameter_tree, pure_function, validate
+from jaxeff.core import input_batch, validate
 from jaxeff.program import Layer, evaluate, plain_rule, trace
 
 
@@ -32,7 +32,7 @@ class Updates(Quantizer, Protocol):
         ...
 
 
-@validate(f=pure_function, params=parameter_tree, batch=input_batch)
+@validate(batch=input_batch)
 def update_statistics(
     f: Callable[..., Any], params: Any, batch: Any, spec: Mapping[str, Method | None]
 ) -> dict[str, Method | None]:

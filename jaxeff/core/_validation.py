@@ -1,12 +1,15 @@
 """`validate`: checks the arguments of a public function before it runs.
 
 ```python
-from jaxeff.core import parameter_tree, pure_function, single_key, static_integer, validate
+from jaxeff.core import positive, validate
 
-@validate(key=single_key, f=pure_function, params=parameter_tree, samples=static_integer())
-def scores(key, f, params, samples=10, exact=False):
+@validate(scale=positive)
+def scores(key, f, params, samples=10, scale=1.0, exact=False):
     ...
 ```
+
+An argument name means the same in every room, so `BY_NAME` says how those that many functions share
+are checked: `key`, `f`, `params` and `samples` above. A decorator names the others only.
 
 Nothing runs before all arguments have passed, and an error begins with the function and the
 argument: `scores: samples must be at least 1, but is 0.` None passes where it is the default or the
@@ -22,16 +25,51 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from jaxeff.core._array_checks import READERS
-from jaxeff.core._checks import Check, boolean
+from jaxeff.core._checks import (
+    Check,
+    boolean,
+    one_of,
+    optax_optimizer,
+    parameter_tree,
+    path_like,
+    pure_function,
+    single_key,
+    static_integer,
+    string_mapping,
+    string_sequence,
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+BY_NAME: Mapping[str, Check] = {
+    "batch_size": static_integer(),
+    "checkpoint": path_like,
+    "checkpoint_every": static_integer(),
+    "chunk": static_integer(),
+    "epochs": static_integer(),
+    "eval_every": static_integer(),
+    "f": pure_function,
+    "folder": path_like,
+    "key": single_key,
+    "optimizer": optax_optimizer,
+    "params": parameter_tree,
+    "path": path_like,
+    "progress": boolean,
+    "repeats": static_integer(),
+    "resume": one_of(True, False, "force"),
+    "samples": static_integer(),
+    "settings": string_mapping,
+    "sites": string_sequence,
+}
+"""The checks of arguments that have one meaning everywhere."""
 
-def validate(**checks: Check) -> Callable[[F], F]:
+
+def validate(**checks: Check | None) -> Callable[[F], F]:
     """Checks the arguments of a function before it runs.
 
     Args:
-        **checks: A check for each argument by name; of `*args` it is one for each of them.
+        **checks: A check for each argument by name, beside those of `BY_NAME`; None leaves one
+            unchecked. Of `*args` the check is one for each of them.
 
     Raises:
         TypeError: The function has no argument of such a name.
@@ -64,7 +102,7 @@ def validate(**checks: Check) -> Callable[[F], F]:
 
 
 def _plan(
-    run: Callable[..., Any], checks: Mapping[str, Check]
+    run: Callable[..., Any], checks: Mapping[str, Check | None]
 ) -> list[tuple[str, Any, bool, bool, Check]]:
     """Lists the checks: name, position, whether it is `*args`, whether None passes, the check."""
     parameters = inspect.signature(run).parameters
@@ -74,7 +112,8 @@ def _plan(
     plan = []
     for i, (name, parameter) in enumerate(parameters.items()):
         # Where annotations are not evaluated, one is its text: `"bool"`, `"int | None"`.
-        check = checks.get(name, boolean if parameter.annotation in (bool, "bool") else None)
+        usual = boolean if parameter.annotation in (bool, "bool") else BY_NAME.get(name)
+        check = checks.get(name, usual)
         if check is not None:
             several = parameter.kind is parameter.VAR_POSITIONAL
             by_name = parameter.kind is parameter.KEYWORD_ONLY

@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray, Shaped
 
-from jaxeff.core import real_array, single_key, static_integer, validate
+from jaxeff.core import real_array, static_integer, validate
 
 
-@validate(key=single_key, images=real_array(nan=True), pad=static_integer(0))
+@validate(images=real_array(nan=True), pad=static_integer(0))
 def augment(
     key: PRNGKeyArray,
     images: Shaped[Array, "batch height width channels"],

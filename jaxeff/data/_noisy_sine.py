@@ -28,7 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from jaxeff.core import non_negative, single_key, validate
+from jaxeff.core import non_negative, validate
 
 DENSE_NOISE, MID_NOISE = 0.05, 0.25
 """Standard deviation of the noise in dense and in mid-density regimes (the source's)."""
@@ -84,7 +84,7 @@ def target(x: Float[Array, "*n"]) -> Float[Array, "*n"]:
     return jnp.sin(x) + 0.05 * x
 
 
-@validate(key=single_key)
+@validate()
 def noisy_sine(
     key: PRNGKeyArray, regimes: Sequence[Regime] = REGIMES
 ) -> tuple[Float[Array, "n 1"], Float[Array, " n"]]:

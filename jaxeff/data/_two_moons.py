@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from jaxeff.core import non_negative, real_array, single_key, static_integer, validate
+from jaxeff.core import non_negative, real_array, static_integer, validate
 
 NOISE = 0.31
 """Standard deviation of the points around their moon: with this much, the best possible classifier
@@ -13,7 +13,7 @@ reaches 90 %, which is where the accuracies in Klein's thesis, table 7.2, end. I
 noise."""
 
 
-@validate(key=single_key, samples=static_integer(2), noise=non_negative)
+@validate(samples=static_integer(2), noise=non_negative)
 def two_moons(
     key: PRNGKeyArray, samples: int = 200, noise: float = NOISE
 ) -> tuple[Float[np.ndarray, "samples 2"], Int[np.ndarray, " samples"]]:

@@ -17,7 +17,7 @@ from jaxeff.dirty_mnist._recipe import DirtyMNIST, Recipe
 from jaxeff.store import CheckpointError, cache_folder, load_metadata, load_pytree, save_pytree
 
 
-@validate(folder=path_like, root=path_like, progress=function_of_form("progress(line)"))
+@validate(root=path_like, progress=function_of_form("progress(line)"))
 def dirty_mnist(
     recipe: Recipe | None = None,
     *,

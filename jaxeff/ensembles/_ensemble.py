@@ -51,9 +51,6 @@ from jaxeff.core import (
     check_params,
     function_of_form,
     is_key,
-    parameter_tree,
-    pure_function,
-    single_key,
     validate,
 )
 from jaxeff.ensembles._members import Members, chosen_leaves, start
@@ -186,9 +183,7 @@ class Ensemble:
                 )
 
 
-@validate(
-    key=single_key, f=pure_function, params=parameter_tree, init=function_of_form("init(key)")
-)
+@validate(init=function_of_form("init(key)"))
 def ensemble(
     key: PRNGKeyArray,
     f: Callable[..., Any],

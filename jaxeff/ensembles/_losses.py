@@ -40,7 +40,6 @@ from jaxtyping import Array, Float
 from jaxeff.core import (
     check_labels,
     instance_of,
-    optax_optimizer,
     pure_function,
     static_integer,
     validate,
@@ -180,7 +179,7 @@ def count_members(where: str, g: Any, members: int | None) -> int:
     return found
 
 
-@validate(g=instance_of(Ensemble), optimizer=optax_optimizer)
+@validate(g=instance_of(Ensemble))
 def optimize_members(
     g: Ensemble, optimizer: optax.GradientTransformation
 ) -> optax.GradientTransformation:

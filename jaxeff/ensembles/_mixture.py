@@ -46,7 +46,7 @@ import jax.numpy as jnp
 from jax.scipy.special import entr, logsumexp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxeff.core import check_count, input_batch, pure_function, validate
+from jaxeff.core import check_count, input_batch, validate
 from jaxeff.moment_propagation import Gaussian, is_gaussian, moments
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ class Mixture:
         return MixtureUncertainty(mean, aleatoric, each - aleatoric, total - each)
 
 
-@validate(f=pure_function, args=input_batch)
+@validate(args=input_batch)
 def mixture_moments(
     f: Callable[..., Any], posterior: MixturePosterior, *args: Any, **options: Any
 ) -> Mixture:

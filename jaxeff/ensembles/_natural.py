@@ -41,14 +41,12 @@ from jaxeff.core import (
     check_function,
     check_number,
     is_key,
-    pure_function,
-    single_key,
     static_integer,
     validate,
 )
 
 
-@validate(key=single_key, examples=static_integer(), members=static_integer())
+@validate(examples=static_integer(), members=static_integer())
 def bootstrap_weights(
     key: PRNGKeyArray, examples: int, members: int
 ) -> Float[Array, "examples members"]:
@@ -70,7 +68,7 @@ def bootstrap_weights(
     return counts / jnp.maximum(counts.mean(0, keepdims=True), 1 / examples)
 
 
-@validate(f=pure_function)
+@validate()
 def with_prior(f: Callable[..., Any], scale: Any = 1.0) -> Callable[..., Any]:
     """Adds a random network that stays as it is to a trained one.
 

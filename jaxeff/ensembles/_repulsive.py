@@ -172,6 +172,7 @@ class RepulsiveLoss:
     loss=function_of_form("loss(key, params, state, batch, step)"),
     strength=any_of(function_of_form("strength(step)"), non_negative),
     kernel=instance_of(RBF),
+    samples=None,
 )
 def repulsive(
     loss: Loss,

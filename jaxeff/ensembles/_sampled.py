@@ -35,10 +35,7 @@ from jaxeff.core import (
     check_key,
     check_number,
     input_batch,
-    parameter_tree,
     positive,
-    pure_function,
-    single_key,
     static_integer,
     string,
     validate,
@@ -50,7 +47,7 @@ from jaxeff.program import cost
 from jaxeff.program.reading import leaf_names
 
 
-@validate(key=single_key, f=pure_function, count=static_integer())
+@validate(count=static_integer())
 def sampled(
     key: PRNGKeyArray, f: Callable[..., Any], posterior: Any, count: int
 ) -> tuple[Ensemble, Any]:
@@ -85,7 +82,7 @@ def sampled(
     return Ensemble(f, count, dict.fromkeys(names, Members(count, tied=True))), tree
 
 
-@validate(f=pure_function, params=parameter_tree, x=input_batch, pattern=string, times=positive)
+@validate(x=input_batch, pattern=string, times=positive)
 def affordable_members(
     f: Callable[..., Any], params: Any, x: Any, pattern: str, *, times: float
 ) -> int:

@@ -28,7 +28,6 @@ from jaxeff.core import (
     check_number,
     check_params,
     input_batch,
-    single_key,
     validate,
 )
 
@@ -132,7 +131,7 @@ class Interval:
         return jax.random.uniform(key, shape, x.dtype, self.low, self.high)
 
 
-@validate(key=single_key, x=input_batch)
+@validate(x=input_batch)
 def batch_inputs(key: PRNGKeyArray, x: Any) -> Any:
     """Returns the batch itself, for repulsion of features; predictions for it should agree."""
     del key

@@ -56,10 +56,7 @@ from jaxeff.core import (
     check_number,
     check_params,
     input_batch,
-    parameter_tree,
     positive,
-    pure_function,
-    single_key,
     static_integer,
     string,
     validate,
@@ -98,15 +95,7 @@ class RandomFeatures:
         return jnp.sqrt(2 / count) * jnp.cos(hidden @ self.frequencies + self.phases[None])
 
 
-@validate(
-    key=single_key,
-    f=pure_function,
-    params=parameter_tree,
-    site=string,
-    x=input_batch,
-    features=static_integer(),
-    length_scale=positive,
-)
+@validate(site=string, x=input_batch, features=static_integer(), length_scale=positive)
 def sngp(
     key: PRNGKeyArray,
     f: Callable[..., Any],

@@ -47,7 +47,6 @@ from jaxeff.core import (
     Positive,
     Setting,
     check_function,
-    pure_function,
     register_setting,
     static,
     validate,
@@ -75,7 +74,7 @@ class Spectral(Setting):
     iterations: Annotated[int, Count()] = static(8)
 
 
-@validate(f=pure_function)
+@validate()
 def spectral(f: Callable[..., Any], spec: Mapping[str, Spectral | None]) -> Callable[..., Any]:
     """Bounds the spectral norms of dense and convolution layers.
 

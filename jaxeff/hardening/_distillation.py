@@ -31,18 +31,12 @@ from jaxeff.core import (
     function_of_form,
     positive,
     probability,
-    pure_function,
     validate,
 )
 from jaxeff.training import LabelledLoss, Loss, normalized_call, valid_labels
 
 
-@validate(
-    f=pure_function,
-    teacher=function_of_form("teacher(inputs)"),
-    temperature=positive,
-    weight=probability,
-)
+@validate(teacher=function_of_form("teacher(inputs)"), temperature=positive, weight=probability)
 def distilled(
     f: Callable[..., Any],
     teacher: Callable[[Any], Any],

@@ -30,10 +30,10 @@ import jax.numpy as jnp
 import optax
 from optax.contrib import sam
 
-from jaxeff.core import check_number, non_negative, optax_optimizer, validate
+from jaxeff.core import check_number, non_negative, validate
 
 
-@validate(optimizer=optax_optimizer, rho=non_negative, eta=non_negative)
+@validate(rho=non_negative, eta=non_negative)
 def sharpness_aware(
     optimizer: optax.GradientTransformation,
     rho: float,

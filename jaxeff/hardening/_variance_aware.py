@@ -42,7 +42,6 @@ from jaxeff.core import (
     check_number,
     function_of_form,
     non_negative,
-    single_key,
     static_integer,
     validate,
 )
@@ -70,13 +69,7 @@ class VariableLevel(NamedTuple):
     alpha: Float[Array, ""] | float = ALPHA
 
 
-@validate(
-    key=single_key,
-    sigma=non_negative,
-    theta=non_negative,
-    batch=static_integer(),
-    alpha=non_negative,
-)
+@validate(sigma=non_negative, theta=non_negative, batch=static_integer(), alpha=non_negative)
 def vant(
     key: jax.Array,
     sigma: Float[Array, ""] | float,

@@ -32,8 +32,6 @@ from jaxtyping import PRNGKeyArray
 from jaxeff.core import (
     input_batch,
     instance_of,
-    pure_function,
-    single_key,
     static_integer,
     validate,
 )
@@ -47,14 +45,7 @@ from jaxeff.moment_propagation.values import is_random, to_variance
 from jaxeff.program import Layer
 
 
-@validate(
-    f=pure_function,
-    key=single_key,
-    samples=static_integer(2),
-    chunk=static_integer(),
-    rules=instance_of(Mapping),
-    args=input_batch,
-)
+@validate(samples=static_integer(2), rules=instance_of(Mapping), args=input_batch)
 def assumptions(
     f: Callable[..., Any],
     *args: Any,

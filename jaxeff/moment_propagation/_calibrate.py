@@ -41,8 +41,6 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxeff.core import (
     input_batch,
     instance_of,
-    pure_function,
-    single_key,
     static_integer,
     validate,
 )
@@ -58,13 +56,7 @@ from jaxeff.program.ir import Value
 
 
 @validate(
-    key=single_key,
-    f=pure_function,
-    posterior=input_batch,
-    args=input_batch,
-    samples=static_integer(2),
-    chunk=static_integer(),
-    rules=instance_of(Mapping),
+    posterior=input_batch, args=input_batch, samples=static_integer(2), rules=instance_of(Mapping)
 )
 def calibrate_moments(
     key: PRNGKeyArray,

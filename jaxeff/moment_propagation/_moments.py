@@ -70,7 +70,7 @@ from jaxeff.noise.models import check_noise
 _FORMS = ("variance", "raw")
 
 
-@validate(rules=instance_of(Mapping), noise=string_mapping)
+@validate(rules=instance_of(Mapping), noise=string_mapping, f=None)
 def moments(
     f: Callable[..., Any],
     *,

@@ -39,14 +39,14 @@ from typing import Any
 import jax
 from jaxtyping import PRNGKeyArray
 
-from jaxeff.core import check_function, check_key, check_params, pure_function, validate
+from jaxeff.core import check_function, check_key, check_params, validate
 from jaxeff.moment_propagation._moment_pass import Propagation
 from jaxeff.moment_propagation._reading import read
 from jaxeff.moment_propagation.values import is_random, to_variance
 from jaxeff.program import Layer, evaluate
 
 
-@validate(f=pure_function)
+@validate()
 def sampled(f: Callable[..., Any]) -> Callable[..., Any]:
     """Draws the results of layers whose parameters are random.
 

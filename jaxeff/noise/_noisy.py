@@ -33,13 +33,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
-from jaxeff.core import check_key, pure_function, validate
+from jaxeff.core import check_key, validate
 from jaxeff.noise.models import Noise, check_noise, perturb_at, place
 from jaxeff.program import Layer, Program, Rule, interpret, plain_rule, resolve
 from jaxeff.program.ir import Value
 
 
-@validate(f=pure_function)
+@validate()
 def noisy(f: Callable[..., Any], spec: Mapping[str, Noise | None]) -> Callable[..., Any]:
     """Perturbs the layers of a model.
 

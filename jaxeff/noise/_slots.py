@@ -23,11 +23,11 @@ References:
 from collections.abc import Callable
 from typing import Any
 
-from jaxeff.core import parameter_tree, pure_function, validate
+from jaxeff.core import validate
 from jaxeff.program import Layer, Program, trace
 
 
-@validate(f=pure_function, params=parameter_tree)
+@validate()
 def slots(f: Callable[..., Any], params: Any, *args: Any, **kwargs: Any) -> list[str]:
     """Lists the sites of a network's noise slots, in order of execution.
 

@@ -38,12 +38,11 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from jaxeff.core import any_of, function_of_form, instance_of, real_array, string_sequence, validate
+from jaxeff.core import any_of, function_of_form, instance_of, real_array, validate
 from jaxeff.noise.models import Noise
 
 
 @validate(
-    sites=string_sequence,
     model=function_of_form("model(level)"),
     levels=any_of(real_array(1, 2), instance_of(list, tuple)),
 )

@@ -45,8 +45,6 @@ from jaxeff.core import (
     check_key,
     check_number,
     instance_of,
-    parameter_tree,
-    pure_function,
     real_array,
     spec_of,
     string_mapping,
@@ -62,7 +60,7 @@ Lights = Mapping[str, ChaoticLight]
 Raw = dict[str, Float[Array, "..."]]
 
 
-@validate(f=pure_function, params=parameter_tree)
+@validate()
 def levels_per_activation(
     f: Callable[..., Any],
     params: Any,
@@ -151,7 +149,7 @@ def light_divergence(
     return (jnp.square(ratio) - 1) / 2 - jnp.log(ratio)
 
 
-@validate(f=pure_function)
+@validate()
 def divergence(
     f: Callable[..., Any], spec: Mapping[str, ChaoticLight | None]
 ) -> Callable[..., Any]:

@@ -27,7 +27,7 @@ from typing import Any
 
 from jaxtyping import PRNGKeyArray
 
-from jaxeff.core import check_key, pure_function, validate
+from jaxeff.core import check_key, validate
 from jaxeff.photonics.elements import PhotonicElement
 from jaxeff.program import (
     Layer,
@@ -43,7 +43,7 @@ from jaxeff.program import (
 WANTED = "a ChaoticLight, such as ChaoticLight(0.5), or a PhotonicWeights"
 
 
-@validate(f=pure_function)
+@validate()
 def photonic(
     f: Callable[..., Any], spec: Mapping[str, PhotonicElement | None]
 ) -> Callable[..., Any]:

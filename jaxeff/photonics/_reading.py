@@ -31,8 +31,6 @@ from jaxeff.core import (
     check_function,
     check_params,
     input_batch,
-    parameter_tree,
-    pure_function,
     validate,
 )
 from jaxeff.noise import ReadOut
@@ -42,7 +40,7 @@ from jaxeff.program import Layer, check_settings, evaluate, plain_rule, trace
 from jaxeff.program.reading import argument_leaves
 
 
-@validate(f=pure_function, params=parameter_tree, x=input_batch)
+@validate(x=input_batch)
 def read_out(
     f: Callable[..., Any],
     params: Any,

@@ -44,14 +44,8 @@ import optax
 
 from jaxeff.core import (
     aligned_arrays,
-    boolean,
     function_of_form,
     input_batch,
-    optax_optimizer,
-    parameter_tree,
-    path_like,
-    pure_function,
-    single_key,
     static_integer,
     string_mapping,
     validate,
@@ -89,22 +83,14 @@ class Pruned(NamedTuple):
 
 
 @validate(
-    key=single_key,
-    f=pure_function,
-    params=parameter_tree,
     data=aligned_arrays,
     spec=string_mapping,
     loss=function_of_form("loss(f)"),
-    optimizer=optax_optimizer,
     epochs=static_integer(0),
-    batch_size=static_integer(),
     score=function_of_form("score(f)"),
     inputs=input_batch,
-    folder=path_like,
-    settings=string_mapping,
     on_round=function_of_form("on_round(round, plan)"),
     on_epoch=function_of_form("on_epoch(epoch, train_state, row)"),
-    progress=boolean,
 )
 def prune_iteratively(
     key: jax.Array,

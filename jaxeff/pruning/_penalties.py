@@ -30,12 +30,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxeff.core import instance_of, parameter_tree, validate
+from jaxeff.core import instance_of, validate
 from jaxeff.pruning.dependencies import Channels, leaf_path, membership
 from jaxeff.pruning.scores import scales
 
 
-@validate(params=parameter_tree, channels=instance_of(Channels))
+@validate(channels=instance_of(Channels))
 def group_lasso(params: Any, channels: Channels) -> Float[Array, ""]:
     """Returns the l2 norms of what every channel takes along, weighed by the roots of their sizes.
 
@@ -78,7 +78,7 @@ def group_lasso(params: Any, channels: Channels) -> Float[Array, ""]:
     return total
 
 
-@validate(params=parameter_tree, channels=instance_of(Channels))
+@validate(channels=instance_of(Channels))
 def slimming(params: Any, channels: Channels) -> Float[Array, ""]:
     """Returns the magnitudes of all scales of normalizations: the l1 penalty of network slimming.
 

@@ -30,8 +30,6 @@ from jaxeff.core import (
     function_of_form,
     input_batch,
     instance_of,
-    parameter_tree,
-    pure_function,
     register_setting,
     static,
     string_mapping,
@@ -101,8 +99,6 @@ class Prune(Setting):
 
 
 @validate(
-    f=pure_function,
-    params=parameter_tree,
     batch=input_batch,
     spec=string_mapping,
     score=function_of_form("score(params, channels)"),

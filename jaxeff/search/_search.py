@@ -46,14 +46,9 @@ from jaxeff.core import (
     instance_of,
     labelled_data,
     number,
-    optax_optimizer,
-    parameter_tree,
-    path_like,
     progress_bar,
     pure_function,
-    single_key,
     static_integer,
-    string_mapping,
     validate,
 )
 from jaxeff.pruning.scores import Score, l1
@@ -76,9 +71,6 @@ from jaxeff.training import count_examples
 
 
 @validate(
-    key=single_key,
-    f=pure_function,
-    params=parameter_tree,
     data=labelled_data,
     latency=function_of_form("latency(candidate)"),
     target=number(above=0, high=1),
@@ -89,14 +81,11 @@ from jaxeff.training import count_examples
     validation=labelled_data,
     train=pure_function,
     steps=static_integer(0),
-    batch_size=static_integer(),
-    optimizer=optax_optimizer,
     images=static_integer(),
     score=function_of_form("score(params, channels)"),
     few_bit_layers=instance_of(FewBitLayers),
-    folder=path_like,
-    settings=string_mapping,
     refinement=instance_of(Refinement),
+    progress=None,
 )
 def search(
     key: PRNGKeyArray,
@@ -194,7 +183,6 @@ def search(
 
 
 @validate(
-    key=single_key,
     candidates=instance_of(Candidates),
     latency=function_of_form("latency(candidate)"),
     target=number(above=0, high=1),
@@ -203,9 +191,8 @@ def search(
     episodes=static_integer(),
     reward=function_of_form("reward(accuracy, ratio, target)"),
     known=any_of(function_of_form("known()"), instance_of(CompressionSensitivity)),
-    folder=path_like,
-    settings=string_mapping,
     refinement=instance_of(Refinement),
+    progress=None,
 )
 def search_among(
     key: PRNGKeyArray,

@@ -28,7 +28,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from jaxeff.core import FAST, path_like, string_mapping, validate
+from jaxeff.core import FAST, string_mapping, validate
 from jaxeff.store._errors import CheckpointError
 from jaxeff.store._writing import atomic_file
 
@@ -48,7 +48,7 @@ class _File(NamedTuple):
     metadata: dict[str, Any]
 
 
-@validate(path=path_like, metadata=string_mapping)
+@validate(metadata=string_mapping)
 def save_pytree(
     path: str | os.PathLike[str], tree: Any, metadata: Mapping[str, Any] | None = None
 ) -> None:
@@ -101,7 +101,7 @@ def save_pytree(
             raise OSError(int(code[1]), os.strerror(int(code[1])), str(temporary)) from error
 
 
-@validate(path=path_like)
+@validate()
 def load_pytree(path: str | os.PathLike[str], like: Any = None) -> Any:
     """Reads a pytree that `save_pytree` wrote.
 
@@ -133,7 +133,7 @@ def load_pytree(path: str | os.PathLike[str], like: Any = None) -> Any:
     return tree
 
 
-@validate(path=path_like)
+@validate()
 def load_metadata(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Reads the metadata that was saved with a pytree.
 

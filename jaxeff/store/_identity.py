@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxeff.core import FAST, check_key, string_mapping, validate
+from jaxeff.core import FAST, check_key, validate
 from jaxeff.store._computation import array_hash
 from jaxeff.store._errors import CheckpointError
 
@@ -17,7 +17,7 @@ Resume = bool | Literal["force"]
 """Whether to go on from what is there; ``"force"`` does so although another run left it."""
 
 
-@validate(key=check_key, settings=string_mapping)
+@validate(key=check_key)
 def run_identity(
     key: jax.Array,
     data: Any,

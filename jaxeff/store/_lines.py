@@ -17,12 +17,12 @@ import os
 from pathlib import Path
 from typing import Any
 
-from jaxeff.core import path_like, validate
+from jaxeff.core import validate
 from jaxeff.store._errors import CheckpointError
 from jaxeff.store._writing import named_errors
 
 
-@validate(path=path_like)
+@validate()
 def read_lines(path: str | os.PathLike[str]) -> list[Any]:
     """Reads the values of a file's complete lines; none where there is no file.
 
@@ -56,7 +56,7 @@ def numbered_lines(path: str | os.PathLike[str]) -> list[tuple[int, Any]]:
     return values
 
 
-@validate(path=path_like)
+@validate()
 def repair_lines(path: str | os.PathLike[str]) -> None:
     """Sets a last line that was cut short aside; a file without one stays as it is.
 
@@ -79,7 +79,7 @@ def repair_lines(path: str | os.PathLike[str]) -> None:
         file.truncate(len(whole))
 
 
-@validate(path=path_like)
+@validate()
 def add_line(path: str | os.PathLike[str], value: Any) -> None:
     """Adds a value to a file that ends with a whole line, and forces it to disk.
 

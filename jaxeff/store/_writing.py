@@ -24,7 +24,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from jaxeff.core import instance_of, path_like, validate
+from jaxeff.core import instance_of, validate
 from jaxeff.store._reading import open_regular
 
 try:
@@ -37,7 +37,7 @@ Listed = Callable[[bytes], Iterable[str]]
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 
-@validate(path=path_like)
+@validate()
 @contextlib.contextmanager
 def atomic_file(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yields a temporary path that takes the place of ``path`` when the block succeeds.
@@ -62,7 +62,7 @@ def atomic_file(path: str | os.PathLike[str]) -> Iterator[Path]:
         _sync(path.parent)
 
 
-@validate(path=path_like, content=instance_of(str, bytes))
+@validate(content=instance_of(str, bytes))
 def write_atomically(path: str | os.PathLike[str], content: bytes | str) -> None:
     """Writes a file whole or not at all; text is written as UTF-8.
 

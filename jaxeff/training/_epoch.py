@@ -46,9 +46,6 @@ from jaxtyping import Array, Int, Key
 from jaxeff.core import (
     check_count,
     function_of_form,
-    optax_optimizer,
-    parameter_tree,
-    static_integer,
     validate,
 )
 from jaxeff.training._canonical import canonical_in_loops
@@ -75,17 +72,13 @@ class TrainState(NamedTuple):
     step: Int[Array, ""]
 
 
-@validate(params=parameter_tree, optimizer=optax_optimizer)
+@validate()
 def init(params: Any, optimizer: optax.GradientTransformation, state: Any = None) -> TrainState:
     """Makes the state before the first update."""
     return TrainState(params, state, optimizer.init(params), jnp.zeros((), jnp.int32))
 
 
-@validate(
-    loss=function_of_form("loss(key, params, state, batch, step)"),
-    optimizer=optax_optimizer,
-    batch_size=static_integer(),
-)
+@validate(loss=function_of_form("loss(key, params, state, batch, step)"))
 def make_epoch(loss: Loss, optimizer: optax.GradientTransformation, batch_size: int) -> Epoch:
     """Makes ``epoch(train_state, key, data) -> (train_state, metrics)``.
 

@@ -30,18 +30,11 @@ import optax
 
 from jaxeff.core import (
     aligned_arrays,
-    boolean,
     check_function,
     check_key,
     check_params,
     function_of_form,
-    one_of,
-    optax_optimizer,
-    parameter_tree,
-    path_like,
-    single_key,
     static_integer,
-    string_mapping,
     validate,
 )
 from jaxeff.store import Resume, run_identity
@@ -68,20 +61,10 @@ class FitResult(NamedTuple):
 
 
 @validate(
-    key=single_key,
-    params=parameter_tree,
     data=aligned_arrays,
-    optimizer=optax_optimizer,
     epochs=static_integer(0),
-    batch_size=static_integer(),
     eval_fn=function_of_form("eval_fn(train_state)"),
-    eval_every=static_integer(),
     on_epoch=function_of_form("on_epoch(epoch, train_state, row)"),
-    checkpoint=path_like,
-    checkpoint_every=static_integer(),
-    settings=string_mapping,
-    progress=boolean,
-    resume=one_of(True, False, "force"),
 )
 def fit(
     key: jax.Array,

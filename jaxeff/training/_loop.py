@@ -26,7 +26,6 @@ import numpy as np
 
 from jaxeff.core import (
     aligned_arrays,
-    boolean,
     check_choice,
     check_count,
     check_key,
@@ -34,12 +33,9 @@ from jaxeff.core import (
     function_of_form,
     instance_of,
     is_writer,
-    one_of,
-    path_like,
     progress_bar,
     span_processes,
     static_integer,
-    string_mapping,
     to_devices,
     to_host,
     validate,
@@ -81,13 +77,7 @@ class DivergedError(FloatingPointError):
     data=aligned_arrays,
     epochs=static_integer(0),
     eval_fn=function_of_form("eval_fn(train_state)"),
-    eval_every=static_integer(),
     on_epoch=function_of_form("on_epoch(epoch, train_state, row)"),
-    checkpoint=path_like,
-    checkpoint_every=static_integer(),
-    settings=string_mapping,
-    progress=boolean,
-    resume=one_of(True, False, "force"),
 )
 def run_epochs(
     key: jax.Array,

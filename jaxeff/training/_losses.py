@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxeff.core import check_function, check_labels, function_of_form, pure_function, validate
+from jaxeff.core import check_function, check_labels, function_of_form, validate
 from jaxeff.training._epoch import Loss
 
 
@@ -91,7 +91,7 @@ def stateless(loss: Callable[[Any, Any, Any], Any]) -> Loss:
     return full
 
 
-@validate(f=pure_function)
+@validate()
 def cross_entropy(f: Callable[..., Any], *, keyed: bool = False, mutable: bool = False) -> Loss:
     """Makes the mean softmax cross entropy of a classifier, with its accuracy as a metric.
 

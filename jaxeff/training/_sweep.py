@@ -59,17 +59,12 @@ from jaxtyping import Bool, Float
 
 from jaxeff.core import (
     aligned_arrays,
-    boolean,
     check_count,
     check_function,
     check_key,
     check_params,
     function_of_form,
-    one_of,
-    optax_optimizer,
-    path_like,
     progress_bar,
-    single_key,
     span_processes,
     static_integer,
     string_mapping,
@@ -113,20 +108,12 @@ class SweepResult(NamedTuple):
 
 
 @validate(
-    key=single_key,
     init=function_of_form("init(key)"),
     data=aligned_arrays,
-    optimizer=optax_optimizer,
-    epochs=static_integer(),
-    batch_size=static_integer(),
     score=function_of_form("score(params)"),
     seeds=static_integer(),
-    chunk=static_integer(),
-    checkpoint=path_like,
-    checkpoint_every=static_integer(),
     identity=string_mapping,
-    progress=boolean,
-    resume=one_of(True, False, "force"),
+    settings=None,
 )
 def sweep(
     key: jax.Array,

@@ -21,12 +21,12 @@ from typing import Any
 import jax
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxeff.core import single_key, static_integer, validate
+from jaxeff.core import validate
 from jaxeff.moment_propagation import Gaussian, JointGaussian, is_gaussian, is_joint_gaussian
 from jaxeff.uncertainty._decomposition import Decomposition, decompose_logits
 
 
-@validate(key=single_key, samples=static_integer())
+@validate()
 def sample_logits(
     key: PRNGKeyArray, logits: Gaussian | JointGaussian, samples: int = 100
 ) -> Float[Array, "samples *batch classes"]:
@@ -47,7 +47,7 @@ def sample_logits(
     return logits.sample(key, (samples,))
 
 
-@validate(key=single_key, samples=static_integer())
+@validate()
 def from_gaussian(
     key: PRNGKeyArray, logits: Gaussian | JointGaussian, samples: int = 100
 ) -> Decomposition:
@@ -64,7 +64,7 @@ def from_gaussian(
     return decompose_logits(sample_logits(key, logits, samples))
 
 
-@validate(key=single_key, samples=static_integer())
+@validate()
 def predict_probs(
     key: PRNGKeyArray, logits: Gaussian | JointGaussian, samples: int = 100
 ) -> Float[Array, "*batch classes"]:

@@ -48,7 +48,6 @@ from jaxeff_export.schedules import TuningDatabase
 
 @validate(
     f=function_of_form("f(*args)"),
-    path=path_like,
     parameters=static_integer(0),
     database=path_like,
     progress=function_of_form("progress(line)"),
@@ -126,7 +125,6 @@ def deploy(
 @validate(
     artifact=instance_of(Artifact),
     arrays=all_of(string_mapping, parameter_tree),
-    path=path_like,
     parameters=static_integer(0),
     database=path_like,
     progress=function_of_form("progress(line)"),

@@ -214,7 +214,6 @@ class TableLatency:
     inputs=input_batch,
     number=static_integer(),
     repeat=static_integer(),
-    folder=path_like,
     database=path_like,
     board=instance_of(str, Board),
 )

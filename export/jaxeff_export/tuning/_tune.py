@@ -29,7 +29,6 @@ SPACES = ("tiles", "metaschedule")
     bundle=instance_of(Bundle),
     database=path_like,
     trials=static_integer(),
-    path=path_like,
     board=instance_of(str, Board),
 )
 def tune(

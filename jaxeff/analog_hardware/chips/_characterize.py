@@ -30,7 +30,7 @@ import numpy as np
 
 from jaxeff.analog_hardware.chips._chip import INPUT_TOP, WEIGHT_TOP
 from jaxeff.analog_hardware.chips._queries import Hardware, Query, check_query, query_counts
-from jaxeff.core import Count, Setting, check_key, instance_of, single_key, validate
+from jaxeff.core import Count, Setting, check_key, instance_of, validate
 
 LEAST_REPEATS = 8
 """Fewer leave a variance with a standard error above half of itself."""
@@ -131,7 +131,7 @@ class Characterization(NamedTuple):
     noise: NoiseMeasurement
 
 
-@validate(key=single_key, design=instance_of(Design))
+@validate(design=instance_of(Design))
 def characterize(key: Any, query: Query, design: Design | None = None) -> Characterization:
     """Measures a chip.
 

@@ -29,7 +29,7 @@ from jaxeff.analog_hardware.chips._characterize import (
 )
 from jaxeff.analog_hardware.chips._order import random_orders
 from jaxeff.analog_hardware.chips._queries import Query, check_query
-from jaxeff.core import check_key, instance_of, single_key, static_integer, validate
+from jaxeff.core import check_key, instance_of, static_integer, validate
 
 
 class Events(NamedTuple):
@@ -55,7 +55,6 @@ class Events(NamedTuple):
 
 
 @validate(
-    key=single_key,
     design=instance_of(Design),
     columns=static_integer(),
     active=static_integer(),

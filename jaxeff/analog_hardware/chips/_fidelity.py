@@ -23,7 +23,6 @@ from jaxeff.core import (
     check_key,
     instance_of,
     positive,
-    single_key,
     static_integer,
     static_integers,
     validate,
@@ -56,12 +55,10 @@ class Fidelity:
 
 
 @validate(
-    key=single_key,
     model=instance_of(TileModel),
     design=instance_of(Design),
     active=static_integers(1),
     vectors=static_integer(),
-    repeats=static_integer(),
     gain=positive,
 )
 def fidelity(

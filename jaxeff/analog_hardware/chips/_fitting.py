@@ -34,8 +34,6 @@ from jaxeff.core import (
     input_batch,
     input_batches,
     number,
-    parameter_tree,
-    pure_function,
     string_mapping,
     validate,
 )
@@ -126,7 +124,7 @@ def _product(layer: Layer) -> Callable[..., Any]:
     return jax.jit(lambda *values: product_of(layer, values))
 
 
-@validate(f=pure_function, params=parameter_tree, x=input_batch)
+@validate(x=input_batch)
 def partition(
     f: Callable[..., Any], params: Any, x: Any, spec: Mapping[str, Crossbar | None], *args: Any
 ) -> Partition:
@@ -192,14 +190,7 @@ def partition(
     return Partition(found)
 
 
-@validate(
-    f=pure_function,
-    params=parameter_tree,
-    spec=string_mapping,
-    inputs=number(0, 100),
-    weights=number(0, 100),
-    batches=input_batches,
-)
+@validate(spec=string_mapping, inputs=number(0, 100), weights=number(0, 100), batches=input_batches)
 def calibrate_ranges(
     f: Callable[..., Any],
     params: Any,
@@ -279,7 +270,7 @@ def _kept(step: Any, measured: Any) -> Any:
     return jnp.float32(measured) if step is None else step
 
 
-@validate(f=pure_function, params=parameter_tree, x=input_batch)
+@validate(x=input_batch)
 def read_out(
     f: Callable[..., Any], params: Any, x: Any, spec: Mapping[str, Crossbar | None], *args: Any
 ) -> dict[str, ReadOut]:

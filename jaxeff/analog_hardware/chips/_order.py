@@ -35,7 +35,7 @@ from jaxeff.analog_hardware.chips._characterize import (
     read_counts,
 )
 from jaxeff.analog_hardware.chips._queries import Query, check_query
-from jaxeff.core import check_key, instance_of, single_key, static_integer, validate
+from jaxeff.core import check_key, instance_of, static_integer, validate
 
 
 @dataclass(frozen=True)
@@ -54,12 +54,10 @@ class OrderEffect:
 
 
 @validate(
-    key=single_key,
     design=instance_of(Design),
     active=static_integer(),
     vectors=static_integer(),
     orders=static_integer(),
-    repeats=static_integer(),
 )
 def order_effect(
     key: Any,

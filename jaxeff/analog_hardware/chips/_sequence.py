@@ -55,14 +55,12 @@ from jaxeff.core import (
     Choice,
     Count,
     Setting,
-    boolean,
     check_count,
     check_key,
     instance_of,
     one_of,
     positive,
     register_setting,
-    single_key,
     static,
     static_integer,
     validate,
@@ -137,7 +135,6 @@ class SequenceModel(Setting):
 
 
 @validate(
-    key=single_key,
     events=instance_of(Events),
     design=instance_of(Design),
     noise=instance_of(ReadOutNoise),
@@ -145,9 +142,6 @@ class SequenceModel(Setting):
     width=static_integer(),
     heads=static_integer(),
     rate=positive,
-    epochs=static_integer(),
-    batch_size=static_integer(),
-    progress=boolean,
 )
 def fit_sequence(
     key: Any,

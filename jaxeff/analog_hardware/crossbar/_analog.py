@@ -41,7 +41,7 @@ from jaxtyping import PRNGKeyArray
 
 from jaxeff.analog_hardware.crossbar._crossbar import Crossbar
 from jaxeff.analog_hardware.crossbar._multiply import Counts, on_crossbar
-from jaxeff.core import check_function, check_key, pure_function, validate
+from jaxeff.core import check_function, check_key, validate
 from jaxeff.program import (
     Layer,
     Program,
@@ -58,7 +58,7 @@ ChipAt = Callable[[str], Counts]
 """Function that computes the counts of a site in place of the model."""
 
 
-@validate(f=pure_function)
+@validate()
 def analog(f: Callable[..., Any], spec: Mapping[str, Crossbar | None]) -> Callable[..., Any]:
     """Runs dense and convolution layers of a model on analog crossbars.
 

@@ -58,9 +58,6 @@ from jaxeff.core import (
     check_function,
     check_number,
     check_params,
-    parameter_tree,
-    pure_function,
-    static_integer,
     string_mapping,
     supervised_data,
     validate,
@@ -210,13 +207,7 @@ class Laplace:
         return self.f(params, x), with_constant(features, self.layer)
 
 
-@validate(
-    f=pure_function,
-    params=parameter_tree,
-    data=supervised_data,
-    spec=string_mapping,
-    batch_size=static_integer(),
-)
+@validate(data=supervised_data, spec=string_mapping)
 def laplace(
     f: Callable[..., Any],
     params: Any,

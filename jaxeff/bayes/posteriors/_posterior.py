@@ -27,7 +27,7 @@ from jaxtyping import PRNGKeyArray
 from jaxeff.bayes.posteriors._density import Random, with_random
 from jaxeff.bayes.posteriors._likelihood import Likelihood
 from jaxeff.bayes.posteriors._prior import named_leaves
-from jaxeff.core import Table, parameter_tree, posterior_like, single_key, static_integer, validate
+from jaxeff.core import Table, posterior_like, static_integer, validate
 from jaxeff.moment_propagation import Gaussian, is_gaussian
 
 
@@ -174,7 +174,7 @@ def prepare_draws(key: PRNGKeyArray, posterior: Any, n: int) -> tuple[Any, Calla
     return jax.random.split(key, n), lambda k: draw(k, posterior)
 
 
-@validate(key=single_key, posterior=posterior_like, n=static_integer())
+@validate(posterior=posterior_like, n=static_integer())
 def sample(key: PRNGKeyArray, posterior: Any, n: int) -> Any:
     """Draws parameters.
 
@@ -191,7 +191,7 @@ def sample(key: PRNGKeyArray, posterior: Any, n: int) -> Any:
     return jax.vmap(at)(entries)
 
 
-@validate(key=single_key, posterior=posterior_like)
+@validate(posterior=posterior_like)
 def draw(key: PRNGKeyArray, posterior: Any) -> Any:
     """Draws one set of parameters.
 
@@ -214,7 +214,7 @@ def draw(key: PRNGKeyArray, posterior: Any) -> Any:
     return jax.tree.unflatten(treedef, drawn)
 
 
-@validate(params=parameter_tree)
+@validate()
 def check_posterior(posterior: Any, params: Any) -> None:
     """Checks that a posterior is over the parameters of a model.
 

@@ -21,20 +21,11 @@ from jaxeff.core import (
     check_function,
     check_key,
     input_batch,
-    pure_function,
-    single_key,
-    static_integer,
     validate,
 )
 
 
-@validate(
-    key=single_key,
-    f=pure_function,
-    samples=static_integer(),
-    chunk=static_integer(),
-    args=input_batch,
-)
+@validate(args=input_batch)
 def predict(
     key: PRNGKeyArray,
     f: Callable[..., Any],

@@ -26,14 +26,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxeff.core import parameter_tree, pure_function, validate
+from jaxeff.core import parameter_tree, validate
 from jaxeff.program import Target, deciding_patterns, trace
 from jaxeff.program.costs import fan_ins
 
 Prior = float | str | Mapping[str, float | str | None]
 
 
-@validate(params=parameter_tree, f=pure_function, args=parameter_tree)
+@validate(args=parameter_tree)
 def prior_scales(
     prior: Prior, params: Any, f: Callable[..., Any] | None = None, *args: Any
 ) -> dict[str, float | None]:

@@ -27,9 +27,7 @@ from jaxeff.bayes.posteriors import (
 from jaxeff.core import (
     input_batch,
     instance_of,
-    pure_function,
     real_array,
-    static_integer,
     validate,
 )
 
@@ -99,7 +97,7 @@ def parameter_mixing(posterior: Draws) -> dict[str, Mixing]:
     return {path: mixing(values) for path, values in posterior.random.items()}
 
 
-@validate(f=pure_function, posterior=instance_of(Draws), inputs=input_batch, chunk=static_integer())
+@validate(posterior=instance_of(Draws), inputs=input_batch)
 def prediction_mixing(
     f: Callable[..., Any],
     posterior: Draws,

@@ -74,19 +74,12 @@ from jaxeff.bayes.sampling._result import MCMCResult
 from jaxeff.bayes.sampling._run import run_chains
 from jaxeff.bayes.sampling._starts import starting_points
 from jaxeff.core import (
-    boolean,
     check_count,
     check_function,
     check_key,
     check_params,
     non_negative,
-    one_of,
-    parameter_tree,
-    path_like,
-    pure_function,
-    single_key,
     static_integer,
-    string_mapping,
     supervised_data,
     validate,
 )
@@ -97,19 +90,11 @@ _MONITORED = 100
 
 
 @validate(
-    key=single_key,
-    f=pure_function,
-    params=parameter_tree,
     data=supervised_data,
     warmup=static_integer(0),
-    samples=static_integer(),
     chains=static_integer(),
     thin=static_integer(),
     jitter=non_negative,
-    checkpoint=path_like,
-    settings=string_mapping,
-    progress=boolean,
-    resume=one_of(True, False, "force"),
 )
 def mcmc(
     key: jax.Array,

@@ -40,21 +40,13 @@ from jaxeff.bayes.variational._elbo import Loss, SVIResult, start_from, train
 from jaxeff.bayes.variational._guide import Guide, resolve_guide
 from jaxeff.core import (
     any_of,
-    boolean,
     check_examples,
     check_function,
     check_key,
     function_of_form,
     non_negative,
-    one_of,
-    optax_optimizer,
-    parameter_tree,
-    path_like,
     positive,
-    pure_function,
-    single_key,
     static_integer,
-    string_mapping,
     supervised_data,
     validate,
 )
@@ -63,22 +55,10 @@ from jaxeff.store import Resume
 
 @validate(
     kl=any_of(function_of_form("kl(step)"), non_negative),
-    key=single_key,
-    f=pure_function,
-    params=parameter_tree,
     data=supervised_data,
-    epochs=static_integer(),
-    batch_size=static_integer(),
     init_scale=positive,
-    optimizer=optax_optimizer,
     particles=static_integer(),
     eval_fn=function_of_form("eval_fn(posterior)"),
-    eval_every=static_integer(),
-    checkpoint=path_like,
-    checkpoint_every=static_integer(),
-    settings=string_mapping,
-    progress=boolean,
-    resume=one_of(True, False, "force"),
 )
 def svi(
     key: jax.Array,

@@ -45,11 +45,8 @@ from jaxeff.core import (
     input_batch,
     instance_of,
     non_negative,
-    parameter_tree,
     positive,
-    pure_function,
     string_mapping,
-    string_sequence,
     validate,
 )
 from jaxeff.program import Layer, evaluate, plain_rule, trace
@@ -77,13 +74,7 @@ class QuantizationErrors(NamedTuple):
     activations_signal: Float[np.ndarray, " sites"]
 
 
-@validate(
-    f=pure_function,
-    params=parameter_tree,
-    args=input_batch,
-    sites=string_sequence,
-    method=function_of_form("method(bits)"),
-)
+@validate(args=input_batch, method=function_of_form("method(bits)"))
 def quantization_errors(
     f: Callable[..., Any],
     params: Any,

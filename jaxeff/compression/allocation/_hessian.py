@@ -52,10 +52,7 @@ from jaxeff.core import (
     function_of_form,
     input_batch,
     instance_of,
-    parameter_tree,
-    single_key,
     static_integer,
-    string_sequence,
     validate,
 )
 from jaxeff.program import Layer, Program, evaluate, plain_rule, trace
@@ -82,11 +79,8 @@ class HessianTrace(NamedTuple):
 
 
 @validate(
-    key=single_key,
     loss=function_of_form("loss(params, *args)"),
-    params=parameter_tree,
     args=input_batch,
-    sites=string_sequence,
     probes=static_integer(),
     at_once=static_integer(),
 )

@@ -39,23 +39,13 @@ from jaxeff.compression.quantizers.uniform import Uniform
 from jaxeff.core import (
     function_of_form,
     input_batch,
-    parameter_tree,
-    pure_function,
     static_integer,
-    string_sequence,
     validate,
 )
 from jaxeff.training import divergences
 
 
-@validate(
-    f=pure_function,
-    params=parameter_tree,
-    x=input_batch,
-    sites=string_sequence,
-    method=function_of_form("method(bits)"),
-    at_once=static_integer(),
-)
+@validate(x=input_batch, method=function_of_form("method(bits)"), at_once=static_integer())
 def kl_sensitivity(
     f: Callable[..., Any],
     params: Any,

@@ -49,12 +49,9 @@ from jaxeff.core import (
     input_batch,
     integer_array,
     is_concrete,
-    parameter_tree,
-    pure_function,
     register_setting,
     static,
     static_integer,
-    string_sequence,
     validate,
 )
 from jaxeff.program import Layer, evaluate, plain_rule, trace
@@ -68,11 +65,7 @@ Method = Callable[[Any], Quantizer]
 Widths = Int[Array | np.ndarray, "*policies sites"]
 
 
-@validate(
-    sites=string_sequence,
-    method=function_of_form("method(bits)"),
-    of_activations=function_of_form("method(bits)"),
-)
+@validate(method=function_of_form("method(bits)"), of_activations=function_of_form("method(bits)"))
 def bit_policy(
     sites: Sequence[str],
     weights: Widths | None = None,
@@ -112,10 +105,7 @@ def bit_policy(
 
 
 @validate(
-    f=pure_function,
-    params=parameter_tree,
     x=input_batch,
-    sites=string_sequence,
     weights=integer_array(2),
     activations=integer_array(2),
     method=function_of_form("method(bits)"),

@@ -26,14 +26,14 @@ from typing import Any
 from jaxeff.compression._quantized import by_layer, of_inputs, quantized_layer
 from jaxeff.compression.integers import _layers as read
 from jaxeff.compression.numerics import LayerQuantization, Method
-from jaxeff.core import pure_function, validate
+from jaxeff.core import validate
 from jaxeff.program import Layer, Program, Rule
 
 Reader = tuple[int, Layer]
 """Input of a sum that takes codes, and the layer that their grid belongs to."""
 
 
-@validate(f=pure_function)
+@validate()
 def integer_aware(
     f: Callable[..., Any], spec: Mapping[str, Method | None], *, keyed: bool = False
 ) -> Callable[..., Any]:

@@ -51,7 +51,7 @@ from jaxeff.compression.integers._rule import IntegerRule, ParameterCache, to_fl
 from jaxeff.compression.integers._values import Sums
 from jaxeff.compression.numerics import Method
 from jaxeff.core import Literal as JaxprLiteral
-from jaxeff.core import pure_function, validate
+from jaxeff.core import validate
 from jaxeff.program import INTEGER, Program, check_open, closed, evaluate, trace
 from jaxeff.program import control_flow as control
 from jaxeff.program.reading import argument_leaves
@@ -172,7 +172,7 @@ class Integer:
         return jax.tree.unflatten(program.out_tree, done), needed
 
 
-@validate(f=pure_function)
+@validate()
 def integer(
     f: Callable[..., Any],
     spec: Mapping[str, Method | None],

@@ -45,10 +45,8 @@ from jaxeff.core import (
     check_number,
     input_batch,
     non_negative,
-    parameter_tree,
     positive,
     probability,
-    pure_function,
     static_integer,
     validate,
 )
@@ -58,8 +56,6 @@ ZETA, GAMMA = 1.1, -0.1
 
 
 @validate(
-    f=pure_function,
-    params=parameter_tree,
     batch=input_batch,
     steps=static_integer(),
     rate=positive,

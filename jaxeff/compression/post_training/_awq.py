@@ -51,15 +51,13 @@ from jaxeff.compression.quantizers import Scaled
 from jaxeff.core import (
     check_count,
     input_batch,
-    parameter_tree,
-    pure_function,
     static_integer,
     validate,
 )
 from jaxeff.program import Layer, evaluate, plain_rule, trace
 
 
-@validate(f=pure_function, params=parameter_tree, batch=input_batch, points=static_integer())
+@validate(batch=input_batch, points=static_integer())
 def awq(
     f: Callable[..., Any],
     params: Any,

@@ -45,7 +45,7 @@ from jaxeff.compression.post_training._channels import Source, source
 from jaxeff.compression.post_training._equalization import replace_weights, weights_of
 from jaxeff.compression.post_training._multiplication import multiplications
 from jaxeff.compression.post_training._origins import parameter_values, users
-from jaxeff.core import input_batch, parameter_tree, pure_function, validate
+from jaxeff.core import input_batch, validate
 from jaxeff.program import Layer, Program, Rule, interpret, plain_rule, trace
 from jaxeff.program.ir import Value
 
@@ -66,7 +66,7 @@ class _Fold:
         return self.source.at.layer.site
 
 
-@validate(f=pure_function, params=parameter_tree, args=input_batch)
+@validate(args=input_batch)
 def fold_batch_norm(f: Callable[..., Any], params: Any, *args: Any) -> tuple[Any, Any]:
     """Folds every batch norm that directly follows a linear layer.
 

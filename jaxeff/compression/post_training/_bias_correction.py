@@ -38,11 +38,11 @@ from jaxeff.compression._quantized import check_spec, quantized_layer, settings_
 from jaxeff.compression.numerics import Method
 from jaxeff.compression.post_training._layerwise import arguments, check_finite, side_by_side
 from jaxeff.compression.post_training._origins import mean_per_entry, origin, producers, users
-from jaxeff.core import input_batch, parameter_tree, pure_function, validate
+from jaxeff.core import input_batch, validate
 from jaxeff.program import Layer, Program, trace
 
 
-@validate(f=pure_function, params=parameter_tree, batch=input_batch)
+@validate(batch=input_batch)
 def correct_biases(
     f: Callable[..., Any], params: Any, batch: Any, spec: Mapping[str, Method | None]
 ) -> Any:

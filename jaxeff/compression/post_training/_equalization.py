@@ -37,8 +37,6 @@ from jaxeff.compression.post_training._multiplication import Multiplication
 from jaxeff.core import (
     check_count,
     input_batch,
-    parameter_tree,
-    pure_function,
     static_integer,
     validate,
 )
@@ -48,7 +46,7 @@ from jaxeff.program import trace
 _SETTLED = 1e-4
 
 
-@validate(f=pure_function, params=parameter_tree, batch=input_batch, sweeps=static_integer())
+@validate(batch=input_batch, sweeps=static_integer())
 def equalize(f: Callable[..., Any], params: Any, batch: Any, *, sweeps: int = 50) -> Any:
     """Equalizes the ranges of linear layers without changing the function.
 

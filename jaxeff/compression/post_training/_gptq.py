@@ -36,8 +36,6 @@ from jaxeff.core import (
     check_number,
     input_batch,
     non_negative,
-    parameter_tree,
-    pure_function,
     static_integer,
     validate,
 )
@@ -45,13 +43,7 @@ from jaxeff.core import (
 _EXACT = lax.Precision.HIGHEST
 
 
-@validate(
-    f=pure_function,
-    params=parameter_tree,
-    batch=input_batch,
-    damping=non_negative,
-    block=static_integer(),
-)
+@validate(batch=input_batch, damping=non_negative, block=static_integer())
 def gptq(
     f: Callable[..., Any],
     params: Any,

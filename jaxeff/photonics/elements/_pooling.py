@@ -40,7 +40,6 @@ from jaxeff.core import (
     instance_of,
     positive,
     real_array,
-    single_key,
     static_integer,
     validate,
     with_leading_axes,
@@ -85,7 +84,7 @@ def quant_relu(
         return fake_quantize(clipped, bits, 0.0, top)
 
 
-@validate(key=single_key, light=instance_of(Carrier), intensity=real_array(nan=True, empty=True))
+@validate(light=instance_of(Carrier), intensity=real_array(nan=True, empty=True))
 def gaussian_noise(
     key: PRNGKeyArray, intensity: Float[Array, "*shape"], light: Carrier
 ) -> Float[Array, "*shape"]:
@@ -123,7 +122,7 @@ def _shared_noise(key: PRNGKeyArray, intensity: Array, pulses: Array, light: Car
     return (intensity + noise + share * jnp.sum(pulses * common, 0)).astype(intensity.dtype)
 
 
-@validate(key=single_key, light=instance_of(Carrier), intensity=real_array(nan=True, empty=True))
+@validate(light=instance_of(Carrier), intensity=real_array(nan=True, empty=True))
 def physical_sample(
     key: PRNGKeyArray, intensity: Float[Array, "*shape"], light: Carrier
 ) -> Float[Array, "*shape"]:
@@ -149,9 +148,7 @@ def _straight_through(sample: Array, intensity: Array) -> Array:
     return jax.lax.stop_gradient(sample) + (intensity - jax.lax.stop_gradient(intensity))
 
 
-@validate(
-    key=single_key, x=real_array(), light=instance_of(Carrier), pool=function_of_form("pool(x)")
-)
+@validate(x=real_array(), light=instance_of(Carrier), pool=function_of_form("pool(x)"))
 def probabilistic_pooling(
     key: PRNGKeyArray,
     x: Float[Array, "..."],

@@ -33,7 +33,6 @@ from jaxeff.core import (
     check_count,
     check_key,
     check_number,
-    single_key,
     static_integers,
     validate,
 )
@@ -42,7 +41,7 @@ from jaxeff.photonics.light._photon_counts import MODES, TINY
 Correlation = Annotated[Float[Array, ""] | float, Number(0, below=1)]
 
 
-@validate(key=single_key, shape=static_integers())
+@validate(shape=static_integers())
 def chaotic_intensity(
     key: PRNGKeyArray,
     shape: tuple[int, ...],

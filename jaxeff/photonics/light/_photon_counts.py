@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from jaxeff.core import check_broadcasts, check_number, single_key, static_integers, validate
+from jaxeff.core import check_broadcasts, check_number, static_integers, validate
 
 MODES = 10.64  # measurement time over coherence time of the published set-up
 TINY = float(jnp.finfo(jnp.float32).tiny)
 
 
-@validate(key=single_key, shape=static_integers())
+@validate(shape=static_integers())
 def photon_counts(
     key: PRNGKeyArray,
     mean: Float[Array, "..."],

@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jaxeff.core import check_number, parameter_tree, pure_function, string_mapping, validate
+from jaxeff.core import check_number, string_mapping, validate
 from jaxeff.program._patterns import SpecError
 from jaxeff.program.costs._memory import carried_widths, peak_bits
 from jaxeff.program.costs._widths import Bits, Widths, dtype_bits, widths_of
@@ -103,7 +103,7 @@ class Cost:
         return sum(row.bops for row in self.layers)
 
 
-@validate(f=pure_function, params=parameter_tree, bits=string_mapping)
+@validate(bits=string_mapping)
 def cost(
     f: Callable[..., Any],
     params: Any,

@@ -7,8 +7,6 @@ from typing import Any
 
 from jaxeff.core import (
     Table,
-    parameter_tree,
-    pure_function,
     short_repr,
     spec_of,
     string_mapping,
@@ -89,7 +87,7 @@ def _bits(row: LayerCost) -> str:
     return f"{row.weight_bits:.3g} x {row.activation_bits:.3g}"
 
 
-@validate(f=pure_function, params=parameter_tree, bits=string_mapping, spec=spec_of())
+@validate(bits=string_mapping, spec=spec_of())
 def summary(
     f: Callable[..., Any],
     params: Any,
@@ -130,7 +128,7 @@ class Sites(tuple[str, ...]):
         return Table(("site", "kind"), list(zip(self, self.kinds, strict=True)))._repr_html_()
 
 
-@validate(f=pure_function, params=parameter_tree)
+@validate()
 def sites(f: Callable[..., Any], params: Any, *args: Any, **kwargs: Any) -> Sites:
     """Returns the names of every layer of `f`, in order of execution."""
     layers = trace(f, params, *args, **kwargs).sites

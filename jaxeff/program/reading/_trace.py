@@ -16,8 +16,6 @@ from jaxeff.core import (
     STATE_TAG,
     check_function,
     check_params,
-    parameter_tree,
-    pure_function,
     validate,
 )
 from jaxeff.core import jax_internals as _compat
@@ -32,7 +30,7 @@ _COLLECTIONS = {"params": Role.PARAM, "batch_stats": Role.STATE}
 _MOMENTS = ("mean", "var")
 
 
-@validate(f=pure_function, params=parameter_tree)
+@validate()
 def trace(f: Callable[..., Any], params: Any, *args: Any, **kwargs: Any) -> Program:
     """Reads `f` into a program at the given argument shapes; values are not used.
 

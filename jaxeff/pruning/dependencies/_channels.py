@@ -29,7 +29,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxeff.core import NEW_STATE_TAG, STATE_TAG, Table, parameter_tree, pure_function, validate
+from jaxeff.core import NEW_STATE_TAG, STATE_TAG, Table, validate
 from jaxeff.program import Program, trace
 from jaxeff.program.ir import Value
 from jaxeff.program.ir import primitives as prim
@@ -113,7 +113,7 @@ class Channels:
         return self.table._repr_html_()
 
 
-@validate(f=pure_function, params=parameter_tree)
+@validate()
 def channels(f: Callable[..., Any], params: Any, *args: Any, **kwargs: Any) -> Channels:
     """Reads which channels of a model can only be removed together.
 

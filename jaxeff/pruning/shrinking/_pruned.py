@@ -37,7 +37,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxeff.core import instance_of, is_key, pure_function, validate
+from jaxeff.core import instance_of, is_key, validate
 from jaxeff.program import Program, check_open, evaluate, read_out_by, trace
 from jaxeff.program.reading import argument_leaves
 from jaxeff.pruning.dependencies import ZEROS, PlanError, leaf_path, read_channels, warn_of_crossed
@@ -46,7 +46,7 @@ from jaxeff.pruning.shrinking._gating import gated
 from jaxeff.pruning.shrinking._plan import Plan
 
 
-@validate(f=pure_function, plan=instance_of(Plan))
+@validate(plan=instance_of(Plan))
 def masked(f: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
     """Returns the model with zeros in the place of what is removed.
 
@@ -85,7 +85,7 @@ def masked(f: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
     return g
 
 
-@validate(f=pure_function, plan=instance_of(Plan))
+@validate(plan=instance_of(Plan))
 def pruned(f: Callable[..., Any], plan: Plan, *, rescale: bool = False) -> Callable[..., Any]:
     """Returns the smaller model.
 

@@ -28,7 +28,7 @@ from typing import Any
 
 import jax
 
-from jaxeff.core import instance_of, parameter_tree, path_like, validate
+from jaxeff.core import instance_of, parameter_tree, validate
 from jaxeff.pruning.dependencies import Channels, PlanError
 from jaxeff.pruning.shrinking._plan import Plan
 from jaxeff.store import atomic_folder, load_metadata, load_pytree, save_pytree, write_atomically
@@ -36,7 +36,7 @@ from jaxeff.store import atomic_folder, load_metadata, load_pytree, save_pytree,
 PLAN, NUMBERS = "plan.json", "params.safetensors"
 
 
-@validate(folder=path_like, plan=instance_of(Plan), small=parameter_tree)
+@validate(plan=instance_of(Plan), small=parameter_tree)
 def save_pruned(folder: str | os.PathLike[str], plan: Plan, small: Any) -> Path:
     """Writes a smaller model, replacing one that is there.
 
@@ -59,7 +59,7 @@ def save_pruned(folder: str | os.PathLike[str], plan: Plan, small: Any) -> Path:
     return Path(folder)
 
 
-@validate(folder=path_like, channels=instance_of(Channels), like=parameter_tree)
+@validate(channels=instance_of(Channels), like=parameter_tree)
 def load_pruned(folder: str | os.PathLike[str], channels: Channels, like: Any) -> tuple[Plan, Any]:
     """Reads a smaller model.
 

@@ -49,10 +49,7 @@ from jaxeff.core import (
     check_labels,
     function_of_form,
     labelled_data,
-    parameter_tree,
-    pure_function,
     real_array,
-    single_key,
     static_integer,
     validate,
 )
@@ -111,15 +108,10 @@ def _noise(_: str, spec: Any) -> None:
 
 
 @validate(
-    key=single_key,
-    f=pure_function,
-    params=parameter_tree,
     spec=any_of(function_of_form("spec(level)"), _noise),
     levels=real_array(),
     data=labelled_data,
-    repeats=static_integer(),
     batch=static_integer(),
-    chunk=static_integer(),
 )
 def accuracy_curve(
     key: PRNGKeyArray,
@@ -172,16 +164,7 @@ def _stacked(specs: list[Spec]) -> Spec:
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *(dict(spec) for spec in specs))
 
 
-@validate(
-    key=single_key,
-    f=pure_function,
-    params=parameter_tree,
-    specs=_noise,
-    data=labelled_data,
-    repeats=static_integer(),
-    batch=static_integer(),
-    chunk=static_integer(),
-)
+@validate(specs=_noise, data=labelled_data, batch=static_integer())
 def noisy_accuracy(
     key: PRNGKeyArray,
     f: Callable[..., Any],

@@ -28,18 +28,16 @@ from jaxtyping import Array, Float
 from jaxeff.core import (
     check_choice,
     positive,
-    pure_function,
     real_array,
     sequence_of,
     static_integer,
-    string_sequence,
     validate,
 )
 from jaxeff.program import Layer, evaluate, matching, plain_rule, trace
 from jaxeff.program.reading import argument_leaves
 
 
-@validate(f=pure_function, sites=string_sequence)
+@validate()
 def activations(f: Callable[..., Any], sites: Sequence[str]) -> Callable[..., dict[str, Array]]:
     """Reads the outputs of chosen layers.
 

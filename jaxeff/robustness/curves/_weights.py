@@ -24,7 +24,7 @@ from jaxtyping import Array, Float
 from jaxeff.core import parameter_tree, validate
 
 
-@validate(params=parameter_tree)
+@validate()
 def weight_rms(params: Any) -> dict[str, Float[Array, ""]]:
     """Computes the root mean square of every layer's weights.
 
@@ -49,7 +49,7 @@ def weight_rms(params: Any) -> dict[str, Float[Array, ""]]:
     return found
 
 
-@validate(params=parameter_tree, start=parameter_tree)
+@validate(start=parameter_tree)
 def weight_growth(params: Any, start: Any) -> dict[str, Float[Array, ""]]:
     """Computes the root mean square of every layer's weights relative to a start.
 

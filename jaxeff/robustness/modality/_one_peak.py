@@ -32,7 +32,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from scipy.ndimage import gaussian_filter1d
 from scipy.signal import find_peaks
 
-from jaxeff.core import check_count, check_key, real_array, single_key, static_integer, validate
+from jaxeff.core import check_count, check_key, real_array, static_integer, validate
 
 GRID = 1024
 _STEPS = 30
@@ -40,7 +40,7 @@ _NEGLIGIBLE = 1e-6
 """Of the highest peak: bumps that are the filter's rounding."""
 
 
-@validate(key=single_key, values=real_array(nan=True), draws=static_integer())
+@validate(values=real_array(nan=True), draws=static_integer())
 def one_peak_pvalue(
     key: PRNGKeyArray, values: Float[Array | np.ndarray, "..."], *, draws: int = 200
 ) -> float:

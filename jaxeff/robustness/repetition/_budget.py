@@ -57,13 +57,7 @@ from jaxeff.core import (
     function_of_form,
     non_negative,
     optax_optimizer,
-    parameter_tree,
-    path_like,
-    pure_function,
     real_array,
-    single_key,
-    static_integer,
-    string_sequence,
     validate,
 )
 from jaxeff.noise import Additive, Noise, noisy
@@ -94,18 +88,11 @@ def spread_levels(level: Any, logits: Float[Array, " sites"]) -> Float[Array, " 
 
 
 @validate(
-    key=single_key,
-    f=pure_function,
-    params=parameter_tree,
     data=aligned_arrays,
-    sites=string_sequence,
-    epochs=static_integer(),
-    batch_size=static_integer(),
-    optimizer=optax_optimizer,
     budget_optimizer=optax_optimizer,
     noise=function_of_form("noise(level)"),
     loss=function_of_form("loss(f)"),
-    checkpoint=path_like,
+    progress=None,
 )
 def learn_budget(
     key: PRNGKeyArray,

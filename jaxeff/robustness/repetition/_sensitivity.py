@@ -47,13 +47,9 @@ from jaxeff.core import (
     function_of_form,
     input_batch,
     instance_of,
-    parameter_tree,
     positive,
-    pure_function,
     real_array,
-    single_key,
     static_integer,
-    string_sequence,
     validate,
 )
 from jaxeff.noise import Additive, Noise, noisy
@@ -80,11 +76,7 @@ class NoiseSensitivity(NamedTuple):
 
 
 @validate(
-    key=single_key,
-    f=pure_function,
-    params=parameter_tree,
     x=input_batch,
-    sites=string_sequence,
     levels=real_array(),
     noise=function_of_form("noise(level)"),
     draws=static_integer(),

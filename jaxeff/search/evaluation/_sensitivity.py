@@ -31,8 +31,6 @@ from jaxtyping import Array, Float
 from jaxeff.core import (
     input_batch,
     instance_of,
-    parameter_tree,
-    pure_function,
     static_integer,
     validate,
 )
@@ -62,8 +60,6 @@ class CompressionSensitivity(NamedTuple):
 
 
 @validate(
-    f=pure_function,
-    params=parameter_tree,
     x=input_batch,
     space=instance_of(SearchSpace),
     actions=instance_of(Actions),

@@ -35,8 +35,6 @@ from jaxeff.core import (
     check_number,
     input_batches,
     number,
-    parameter_tree,
-    pure_function,
     spec_of,
     validate,
 )
@@ -46,13 +44,7 @@ Measured = Int | Uniform | LayerQuantization
 _Found = list[tuple[Uniform, Tensor, Any, int]]
 
 
-@validate(
-    f=pure_function,
-    params=parameter_tree,
-    percentile=number(above=0, high=100),
-    batches=input_batches,
-    spec=spec_of(),
-)
+@validate(percentile=number(above=0, high=100), batches=input_batches, spec=spec_of())
 def calibrate(
     f: Callable[..., Any],
     params: Any,

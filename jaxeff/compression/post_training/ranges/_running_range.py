@@ -36,9 +36,7 @@ from jaxeff.core import (
     NEW_STATE_TAG,
     STATE_TAG,
     check_number,
-    parameter_tree,
     probability,
-    pure_function,
     validate,
 )
 from jaxeff.program import (
@@ -77,7 +75,7 @@ class RunningRange(NamedTuple):
 Ranges = dict[str, RunningRange]
 
 
-@validate(f=pure_function, decay=probability)
+@validate(decay=probability)
 def running(
     f: Callable[..., Any],
     spec: Mapping[str, Int | None],
@@ -139,7 +137,7 @@ def running(
     return g
 
 
-@validate(f=pure_function, params=parameter_tree)
+@validate()
 def initial_ranges(
     f: Callable[..., Any], spec: Mapping[str, Int | None], params: Any, *args: Any
 ) -> Ranges:
