@@ -85,7 +85,6 @@ from jaxeff.training import count_examples
     score=function_of_form("score(params, channels)"),
     few_bit_layers=instance_of(FewBitLayers),
     refinement=instance_of(Refinement),
-    progress=None,
 )
 def search(
     key: PRNGKeyArray,
@@ -192,7 +191,6 @@ def search(
     reward=function_of_form("reward(accuracy, ratio, target)"),
     known=any_of(function_of_form("known()"), instance_of(CompressionSensitivity)),
     refinement=instance_of(Refinement),
-    progress=None,
 )
 def search_among(
     key: PRNGKeyArray,

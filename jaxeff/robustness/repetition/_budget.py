@@ -92,7 +92,6 @@ def spread_levels(level: Any, logits: Float[Array, " sites"]) -> Float[Array, " 
     budget_optimizer=optax_optimizer,
     noise=function_of_form("noise(level)"),
     loss=function_of_form("loss(f)"),
-    progress=None,
 )
 def learn_budget(
     key: PRNGKeyArray,
