@@ -38,7 +38,7 @@ def render(template: str, **values: str | int | Sequence[str]) -> str:
         return found[0].removesuffix("\n") if found[1] in blocks else found[0]
 
     text = _ALONE.sub(line, text)
-    return Template(text).substitute(values | blocks)
+    return Template(text).substitute({**values, **blocks})
 
 
 __all__ = ["render"]
