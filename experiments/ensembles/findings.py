@@ -9,25 +9,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
 
+from experiments import harness as h
 from experiments.ensembles.sine import GAMMA, SOURCE, grid
-from experiments.harness import (
-    Claim,
-    Curves,
-    Dots,
-    Listing,
-    Plot,
-    Report,
-    Row,
-    above,
-    at_least,
-    at_most,
-    equals,
-    grouped,
-    means,
-    plus_minus,
-    true,
-    where,
-)
+from experiments.harness import Report, Row
 from jaxeff.data import sine as noisy_sine
 from jaxeff.uncertainty import RegressionUncertainty, draw_regression, negative_log_density
 
@@ -57,10 +41,10 @@ AUROCS = {
     "auroc_ambiguous": "ambiguous, out of domain (epistemic)",
 }
 
-every_sine = means(where(part="sine"), ("method", "activation"), SINE_COLUMNS, SINE_COLUMNS)
-table = means(where(part="table"), ("method", "source"), COLUMNS, COLUMNS)
-combined = means(where(part="combined"), ("kind", "method"), COLUMNS, COLUMNS)
-partly = means(where(part="partial"), ("site", "method", "members"), COLUMNS, COLUMNS)
+every_sine = h.means(h.where(part="sine"), ("method", "activation"), SINE_COLUMNS, SINE_COLUMNS)
+table = h.means(h.where(part="table"), ("method", "source"), COLUMNS, COLUMNS)
+combined = h.means(h.where(part="combined"), ("kind", "method"), COLUMNS, COLUMNS)
+partly = h.means(h.where(part="partial"), ("site", "method", "members"), COLUMNS, COLUMNS)
 
 
 def sine(report: Report) -> list[Row]:
@@ -68,7 +52,7 @@ def sine(report: Report) -> list[Row]:
     rows = every_sine(report)
     strengths = {
         method: np.mean([row["auroc"] for row in same])
-        for (method,), same in grouped(rows, "method").items()
+        for (method,), same in h.grouped(rows, "method").items()
         if method.startswith(GAMMA)
     }
     best = max(strengths, key=strengths.__getitem__, default=None)
@@ -87,7 +71,7 @@ def best(rows: Iterable[Row]) -> list[Row]:
             "works": sum(row["auroc"] > GOOD for row in same),
             "mean": float(np.mean([row["auroc"] for row in same])),
         }
-        for same in grouped(rows, "method").values()
+        for same in h.grouped(rows, "method").values()
     ]
 
 
@@ -140,7 +124,7 @@ def free(report: Report) -> list[Row]:
 def over_parents(report: Report) -> list[Row]:
     """Selects a row per kind of ensemble: what moment passes of its members gain."""
     found = []
-    for (kind,), same in grouped(combined(report), "kind").items():
+    for (kind,), same in h.grouped(combined(report), "kind").items():
         by = {row["method"]: row["auroc"] for row in same}
         gain = by["PFP x ensemble"] - max(by["PFP"], by["ensemble"])
         found.append({"kind": kind, "gain": gain})
@@ -167,33 +151,33 @@ def trainings(report: Report) -> list[Row]:
     return [{"method": name, "share": over[name] / deep} for name in RLLE]
 
 
-claim = partial(Claim, needs="default")
+claim = partial(h.Claim, needs="default")
 CLAIMS = (
     claim(
-        "sine: the lowest AUROC at its best activation", "lowest", equals("MC dropout"),
+        "sine: the lowest AUROC at its best activation", "lowest", h.equals("MC dropout"),
         "MC dropout", compared_on_the_sine, shown="aurocs",
     ),
     claim(
-        f"sine: activations above {GOOD}", "ordered", true, "DE, RLLE, MC dropout",
+        f"sine: activations above {GOOD}", "ordered", h.true, "DE, RLLE, MC dropout",
         compared_on_the_sine, shown="works",
     ),
     claim(
-        "sine: best activation of {method}", "activation", equals("theirs"), "{theirs}",
+        "sine: best activation of {method}", "activation", h.equals("theirs"), "{theirs}",
         favourites, when=lambda row: row["method"] != "DE",  # which works with several
     ),
     claim(
-        "{method}: AUROC at least {bound}", "auroc", at_least(LEAST_AUROC), SOURCE_AUROC, repelled
+        "{method}: AUROC at least {bound}", "auroc", h.at_least(LEAST_AUROC), SOURCE_AUROC, repelled
     ),
-    claim("{method}: AUROC over that of DE, few", "gain", above(0), "> 0", repelled),
-    claim("{method}: accuracy that MAP has more", "lost", at_most(NEAR), NEAR, repelled),
+    claim("{method}: AUROC over that of DE, few", "gain", h.above(0), "> 0", repelled),
+    claim("{method}: accuracy that MAP has more", "lost", h.at_most(NEAR), NEAR, repelled),
     claim(
-        "best AUROC without images from elsewhere, over plain heads", "gain", above(0), of=free
+        "best AUROC without images from elsewhere, over plain heads", "gain", h.above(0), of=free
     ),
     claim(
-        "{kind}: AUROC of moment passes of members over both parents", "gain", at_least(0),
+        "{kind}: AUROC of moment passes of members over both parents", "gain", h.at_least(0),
         of=over_parents,
     ),
-    Claim(
+    h.Claim(
         "{network}, {form}: million multiplications", "MMACs",
         # The source prints one digit, cut off.
         lambda row, ours: abs(ours - row["source_MMACs"]) <= 0.051,
@@ -201,48 +185,48 @@ CLAIMS = (
         when=lambda row: row.get("source_MMACs") is not None and row["members"] == 10,
     ),
     claim(
-        "{network}, {form}: time over one network's", "over_one", at_most(HEADS_OVER_ONE),
+        "{network}, {form}: time over one network's", "over_one", h.at_most(HEADS_OVER_ONE),
         HEADS_OVER_ONE, predictions,
         when=lambda row: row["form"] == "heads" and row["network"] != "sine",
     ),
     claim(
-        "{network}, {form}: time over that of heads", "over_heads", at_least("least"),
+        "{network}, {form}: time over that of heads", "over_heads", h.at_least("least"),
         lambda row: row["least"], predictions, when=lambda row: row["form"] == "networks",
     ),
     claim(
-        "{method}: training over that of DE, many", "share", at_most(TRAINING_SHARE),
+        "{method}: training over that of DE, many", "share", h.at_most(TRAINING_SHARE),
         TRAINING_SHARE, trainings,
     ),
     claim(
-        "{network}: members as one program over a loop", "speedup", at_least(SPEEDUP), SPEEDUP,
-        where(part="members"),
+        "{network}: members as one program over a loop", "speedup", h.at_least(SPEEDUP), SPEEDUP,
+        h.where(part="members"),
     ),
 )  # fmt: skip
 
 
 def _scores(*keys: str) -> dict[str, Any]:
-    return {k: k for k in (*keys, "seeds")} | {c: plus_minus(c) for c in COLUMNS}
+    return {k: k for k in (*keys, "seeds")} | {c: h.plus_minus(c) for c in COLUMNS}
 
 
 TABLES = (
-    Listing(
+    h.Listing(
         "noisy sine: each method at its best activation",
         {
-            "method": "method", "best activation": "activation", "AUROC": plus_minus("auroc"),
+            "method": "method", "best activation": "activation", "AUROC": h.plus_minus("auroc"),
             "MSE": "mse_prediction", "MSE of noise": "mse_aleatoric",
             f"activations above {GOOD}": "works", "mean AUROC": "mean",
         },
         lambda report: best(every_sine(report)),
     ),
-    Listing(
+    h.Listing(
         "Dirty-MNIST: means and standard errors over seeds", _scores("method", "source"), table
     ),
-    Listing("strengths, on held-out images", of=where(part="strengths")),
-    Listing("moment passes of ensembles", _scores("kind", "method"), combined),
-    Listing("which layers are random", _scores("site", "method", "members"), partly),
-    Listing("a prediction, milliseconds", of=where(part="prediction")),
-    Listing("an epoch of the same images, milliseconds", of=where(part="training")),
-    Listing("members trained as one program", of=where(part="members")),
+    h.Listing("strengths, on held-out images", of=h.where(part="strengths")),
+    h.Listing("moment passes of ensembles", _scores("kind", "method"), combined),
+    h.Listing("which layers are random", _scores("site", "method", "members"), partly),
+    h.Listing("a prediction, milliseconds", of=h.where(part="prediction")),
+    h.Listing("an epoch of the same images, milliseconds", of=h.where(part="training")),
+    h.Listing("members trained as one program", of=h.where(part="members")),
 )  # fmt: skip
 
 
@@ -314,37 +298,37 @@ def activations(report: Report) -> Sequence[Row]:
 
 
 PLOTS = (
-    Plot(
+    h.Plot(
         "activations",
-        Dots(
+        h.Dots(
             "activation", "auroc", activations, hue="{is}", error=True,
             axes={"xlabel": "AUROC of the epistemic uncertainty, gaps against data"},
         ),
         size=(6, 7),
     ),
     bands,
-    Plot(
+    h.Plot(
         "table",
-        Dots(
+        h.Dots(
             "method", {"accuracy": "clean digits"}, table, error=True,
             axes={"xlabel": "accuracy"},
         ),
-        Dots("method", AUROCS, table, error=True, axes={"xlabel": "AUROC"}),
+        h.Dots("method", AUROCS, table, error=True, axes={"xlabel": "AUROC"}),
         size=(5.5, 6),
     ),
     histograms,
-    Plot(
+    h.Plot(
         "combined",
-        Dots(
+        h.Dots(
             "method", AUROCS, combined, facet="{kind} ensemble", error=True,
             axes={"xlabel": "AUROC"},
         ),
         size=(4.6, 2.6),
     ),
-    Plot(
+    h.Plot(
         "partial",
         *(
-            Curves(
+            h.Curves(
                 "{site}\n{members}", column, partly, hue="{method}", error=True,
                 axes={"xlabel": "random layer, and its members or draws", "ylabel": label},
             )

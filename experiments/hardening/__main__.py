@@ -14,11 +14,8 @@ one by the epoch: a run that was killed goes on. Source: Klein's thesis, section
 2501.14531.
 """
 
-from collections.abc import Sequence
-
-from experiments.hardening import figure, judging, networks, recipe, training
-from experiments.harness import Found, Report, Run, Study, Table
-from experiments.trainable import load_images
+from experiments.hardening import findings, networks, recipe, training
+from experiments.harness import Found, Part, Run, Study
 
 DIFFERENCES = (
     "the source trains 500 epochs on 50,000 images; `config` says what was run here",
@@ -30,41 +27,28 @@ DIFFERENCES = (
     "a dynamic scale is a moving average over batches that stays fixed at evaluation",
     "weights of all layers but the last have a range per output channel, dense ones too",
 )
-TABLES = {
-    "quantization": ("network", "bits", "scaling", "peak", "mu"),
-    "architectures": ("network", "property", "ours", "source"),
-    "matched": ("network", "scaling", "bits", "scale", "peak", "mu", "mu_std", "message"),
-}
 
 
-def run(run: Run[recipe.Settings]) -> Found:
-    """Trains by every method and tests under noise."""
-    settings = run.settings
-    images = load_images(settings.data, settings.images, settings.test_images)
-    rows = training.run_all(run, images, settings.families)
-    judging.add_midpoints(rows, settings.levels)
-    matched = judging.matched_curves(rows, settings.levels)
+def _with_tables(run: Run[recipe.Settings], found: Found) -> Found:
+    """Adds midpoints, the source's two tables beside ours, and the curves of matched noise."""
+    rows, levels = list(found.rows), run.settings.levels
+    findings.add_midpoints(rows, levels)
+    matched = findings.matched_curves(rows, levels)
+    shape = training.images(run).shape
     tables = {
-        "quantization": judging.quantization_table(rows),
-        "architectures": judging.architecture_table(
-            rows, matched, lambda network: networks.build(network, images.shape)
+        "quantization": findings.quantization_table(rows),
+        "architectures": findings.architecture_table(
+            rows, matched, lambda network: networks.build(network, shape)
         ),
         "matched": matched,
     }
     return Found(rows, {"tables": tables})
 
 
-def tables(report: Report) -> Sequence[Table]:
-    """The source's two tables beside ours, and the curves of matched noise."""
-    return [
-        Table.from_rows(name, report.extra["tables"][name], columns)
-        for name, columns in TABLES.items()
-    ]
-
-
 STUDY = Study(
     "hardening", __doc__, recipe.SIZES,
-    (run,), (judging.judge,), (figure.draw,), (tables,), DIFFERENCES,
+    (Part(lambda run: run.settings.families, training.train),),
+    findings.CLAIMS, findings.PLOTS, findings.TABLES, DIFFERENCES, derive=_with_tables,
 )  # fmt: skip
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Trains a family of networks as one sweep and measures their curves."""
 
-from collections.abc import Sequence
+import functools
 from typing import Any
 
 import jax
@@ -11,7 +11,7 @@ import optax
 from experiments.hardening.networks import build, quantize
 from experiments.hardening.recipe import Family, Setting
 from experiments.harness import Row, Run
-from experiments.trainable import Images
+from experiments.trainable import Images, load_images
 from jaxeff.hardening import VariableLevel, sharpness_aware, variance_aware
 from jaxeff.noise import Additive, noisy
 from jaxeff.robustness import noisy_accuracy
@@ -23,30 +23,31 @@ ACCELERATOR_CHUNKS = {"lenet5": 64, "lenet5-bn": 64, "vgg11": 4, "resnet18": 16}
 """Networks trained at once there; on a processor one, since vmapped convolutions are slow."""
 
 
-def run_all(run: Run[Any], images: Images, families: Sequence[Family]) -> list[Row]:
-    """Trains and tests every network of all families; those that are finished are kept.
+@functools.cache
+def images(run: Run[Any]) -> Images:
+    """Loads the data of a run."""
+    return load_images(run.settings.data, run.settings.images, run.settings.test_images)
+
+
+def train(run: Run[Any], family: Family) -> list[Row]:
+    """Trains and tests every network of a family, from the epoch where it was killed.
 
     Args:
         run: The study's; networks of one seed start alike and see the same batches and noise.
-        images: The data.
-        families: What to train.
+        family: What to train.
 
     Returns:
         A row per network; "curve" holds its accuracies at the levels.
     """
-    return run.each(families, lambda family: train(run, family, images))
-
-
-def train(run: Run[Any], family: Family, images: Images) -> list[Row]:
-    """Trains and tests every network of a family, from the epoch where it was killed; see above."""
+    data = images(run)
     size = run.settings
-    network = build(family.network, images.shape)
+    network = build(family.network, data.shape)
     settings = jax.tree.map(lambda *column: jnp.array(column, jnp.float32), *family.settings)
-    steps = size.epochs * (len(images.train[1]) // size.batch_size)
+    steps = size.epochs * (len(data.train[1]) // size.batch_size)
     rate = family.rate or size.rate
 
     def quantized(scale: Any) -> Any:
-        return quantize(network, family.scaling, family.bits, scale, images.shape)
+        return quantize(network, family.scaling, family.bits, scale, data.shape)
 
     def loss_at(setting: Setting) -> Any:
         train, _, _ = quantized(setting.scale)
@@ -63,7 +64,7 @@ def train(run: Run[Any], family: Family, images: Images) -> list[Row]:
         _, evaluate, _ = quantized(setting.scale)
         specs = dict.fromkeys(network.slots, Additive(jnp.asarray(size.levels, jnp.float32)))
         found = noisy_accuracy(
-            key, evaluate, params, specs, images.test,
+            key, evaluate, params, specs, data.test,
             repeats=size.repeats, batch=BATCH, state=state,
         )  # fmt: skip
         return {"accuracy": found.mean(axis=0)}
@@ -73,7 +74,7 @@ def train(run: Run[Any], family: Family, images: Images) -> list[Row]:
         loss_at,
         quantized(1.0)[2],
         settings,
-        images.train,
+        data.train,
         score=score,
         optimizer=_optimizer(optax.cosine_decay_schedule(rate, steps), size.decay, family.rho),
         epochs=size.epochs,
@@ -83,7 +84,7 @@ def train(run: Run[Any], family: Family, images: Images) -> list[Row]:
         checkpoint=run.work / family.name,
         identity={
             "family": family.name, "rate": rate, "decay": size.decay, "ramp": family.ramp,
-            "levels": size.levels, "test": [len(images.test[1]), size.repeats],
+            "levels": size.levels, "test": [len(data.test[1]), size.repeats],
         },
     )  # fmt: skip
     return [

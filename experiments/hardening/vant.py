@@ -16,14 +16,12 @@ Trainings of a kind are one compiled sweep. Finished networks are kept, so is th
 epoch: a run that was killed goes on. Source: Klein's thesis, section 6.4; arXiv 2503.16183.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from experiments.hardening import recipe, training, vant_figure, vant_judging
+from experiments.hardening import recipe, training, vant_findings
 from experiments.hardening.recipe import Family, Setting
-from experiments.harness import Found, Report, Run, Study, Table
-from experiments.trainable import load_images
+from experiments.harness import Found, Part, Run, Study
 from jaxeff.hardening import ALPHA, THETA_PER_SIGMA
 
 DIFFERENCES = (
@@ -33,9 +31,6 @@ DIFFERENCES = (
     "the ideal is interpolated between the levels that were trained at",
     "a dynamic scale (QAT) is a moving average over batches that stays fixed at evaluation",
 )
-COLUMNS = (
-    "method", "bits", "rho", "sigma", "theta", "alpha", "peak", "rauc", "preserved", "diverged",
-)  # fmt: skip
 LEVELS = (0.1, 0.3, 0.5, 0.7, 0.9, 1.1, 1.3, 1.5, 1.7, 1.9, 2.1, 2.4, 2.7, 3.0)
 """Noise of the source's evaluation."""
 SHORT_LEVELS = (0.1, 0.3, 0.5, 0.7, 0.9, 1.1, 1.3, 1.5)
@@ -123,29 +118,22 @@ SIZES = {
 }  # fmt: skip
 
 
-def run(run: Run[Settings]) -> Found:
-    """Trains with fixed and with varying noise and tests over noise levels."""
-    settings = run.settings
-    images = load_images(settings.data, settings.images, settings.test_images)
-    families = [replace(family, network=settings.network) for family in settings.families]
-    rows = training.run_all(run, images, families)
-    vant_judging.add_robustness(rows, settings.levels)
-    ideal = vant_judging.ideal(rows, settings.levels)
-    return Found(rows, {"ideal": ideal, "tables": {"comparison": vant_judging.comparison(rows)}})
+def _with_robustness(run: Run[Settings], found: Found) -> Found:
+    rows, levels = list(found.rows), run.settings.levels
+    vant_findings.add_robustness(rows, levels)
+    tables = {"comparison": vant_findings.comparison(rows)}
+    return Found(rows, {"ideal": vant_findings.ideal(rows, levels), "tables": tables})
 
 
-def tables(report: Report) -> Sequence[Table]:
-    """All networks, and VANT beside noisy training."""
-    compared = report.extra["tables"]["comparison"]
-    return [
-        Table.from_rows("all networks", report.rows, COLUMNS),
-        Table.from_rows("rAUC of noisy training and of VANT", compared),
-    ]
-
-
+PARTS = (
+    Part[Settings, Family](
+        lambda run: [replace(f, network=run.settings.network) for f in run.settings.families],
+        training.train,
+    ),
+)
 STUDY = Study(
-    "vant", __doc__, SIZES,
-    (run,), (vant_judging.judge,), (vant_figure.draw,), (tables,), DIFFERENCES,
+    "vant", __doc__, SIZES, PARTS, vant_findings.CLAIMS, vant_findings.PLOTS, vant_findings.TABLES,
+    DIFFERENCES, derive=_with_robustness,
 )  # fmt: skip
 
 if __name__ == "__main__":

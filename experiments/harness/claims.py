@@ -26,8 +26,8 @@ class Rule:
         return entry(row, self.bound) if callable(self.bound) else row.get(self.bound, self.bound)
 
     def __call__(self, row: Row, value: Any) -> bool:
-        """Compares; false where there is no value."""
-        return value is not None and bool(self.compare(value, self.of(row)))
+        """Compares."""
+        return bool(self.compare(value, self.of(row)))
 
 
 def at_least(bound: Any) -> Rule:
@@ -71,7 +71,7 @@ class Claim:
 
     Attributes:
         text: What is claimed, with the row's columns in braces and the rule's ``{bound}``.
-        value: The column or function of the row that is judged.
+        value: The column or function of the row that is judged; a row without it doesn't count.
         holds: Rule, called with the row and the value.
         source: The source's value: a function of the row, a text with columns in braces, or what
             it is; None where it reports none.
@@ -94,6 +94,8 @@ class Claim:
         """Adds a check for every row."""
         for row in filter(self.when, self.of(report)):
             value = entry(row, self.value)
+            if value is None:
+                continue
             known = row
             if isinstance(self.holds, Rule):
                 known = {**row, "bound": self.holds.of(row)}

@@ -86,9 +86,10 @@ class _Marks:
         hue: Label of a row's line, with its columns in braces; rows of one label are one line.
         facet: Title of a row's panel, likewise.
         error: Whether rows have the spread of `y` as ``<y> error``.
-        style: Of the lines, one for all or by label.
+        style: Format of a line, with columns of its first row in braces.
         guides: Values that a grey line marks.
         axes: Given to `Axes.set`, such as ``xlabel``.
+        then: Called with the axes and the report once all is drawn.
     """
 
     x: Entry
@@ -97,9 +98,10 @@ class _Marks:
     hue: Entry = ""
     facet: Entry = ""
     error: bool = False
-    style: str | Mapping[str, str] = "o-"
+    style: Entry = "o-"
     guides: Sequence[float] = ()
     axes: Mapping[str, Any] = field(default_factory=dict)
+    then: Callable[[Axes, Report], Any] | None = None
 
     def __call__(self, report: Report) -> list[Panel]:
         """Makes a panel for every facet."""
@@ -112,6 +114,8 @@ class _Marks:
     def _paint(self, rows: Sequence[Row], report: Report, axis: Axes) -> None:
         self._marks(axis, rows, report)
         axis.set(**self.axes)
+        if self.then:
+            self.then(axis, report)
 
     def _marks(self, axis: Axes, rows: Sequence[Row], report: Report) -> None:
         raise NotImplementedError
@@ -125,9 +129,6 @@ class _Marks:
                 found = [row for row in same if row.get(column) is not None]
                 if found:
                     yield ", ".join(filter(None, (hue, label if several else ""))), column, found
-
-    def _format(self, label: str) -> str:
-        return self.style if isinstance(self.style, str) else self.style.get(label, "o-")
 
     def _errors(self, rows: Sequence[Row], column: str) -> list[float] | None:
         return [row.get(f"{column} error") or 0.0 for row in rows] if self.error else None
@@ -143,7 +144,7 @@ class Curves(_Marks):
         for label, column, same in self._lines(rows):
             for x, y, error in self._points(same, column, report):
                 axis.errorbar(
-                    x, y, error, fmt=self._format(label), ms=4, lw=1, label=label or None
+                    x, y, error, fmt=text(same[0], self.style), ms=4, lw=1, label=label or None
                 )  # fmt: skip
         for value in self.guides:
             axis.axhline(value, color="grey", linestyle=":")

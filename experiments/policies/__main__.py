@@ -23,21 +23,8 @@ from typing import Annotated, Literal
 import numpy as np
 
 import jaxeff
-from experiments.harness import (
-    Claim,
-    Curves,
-    Least,
-    Listing,
-    Part,
-    Plot,
-    Row,
-    Study,
-    at_least,
-    at_most,
-    below,
-    equals,
-    having,
-)
+from experiments import harness as h
+from experiments.harness import Row
 from experiments.policies import counts, speed
 from experiments.transforms import cost
 from jaxeff.compression import BitSensitivity, allocate_bits
@@ -61,11 +48,11 @@ class Settings:
         steps: Networks whose training step is counted.
     """
 
-    rounds: Annotated[int, Least(1)] = 7
-    policies: Annotated[int, Least(1)] = 1000
+    rounds: Annotated[int, h.Least(1)] = 7
+    policies: Annotated[int, h.Least(1)] = 1000
     nets: tuple[Net, ...] = ("mlp", "lenet5")
-    batches: tuple[Annotated[int, Least(1)], ...] = (1, 10)
-    at_once: tuple[Annotated[int, Least(1)], ...] = (1, 10)
+    batches: tuple[Annotated[int, h.Least(1)], ...] = (1, 10)
+    at_once: tuple[Annotated[int, h.Least(1)], ...] = (1, 10)
     steps: tuple[Net, ...] = ("lenet5", "resnet18-imagenet")
 
 
@@ -91,47 +78,47 @@ def allocate(of: str) -> Row:
 
 
 PARTS = (
-    Part[Settings, tuple[str, str]](
+    h.Part[Settings, tuple[str, str]](
         lambda run: [(net, method) for net in run.settings.steps for method in counts.METHODS],
         lambda run, task: [counts.compare(task[0], 8, task[1])],
     ),
-    Part[Settings, tuple[str, int]](
+    h.Part[Settings, tuple[str, int]](
         lambda run: [(net, batch) for net in run.settings.nets for batch in run.settings.batches],
         lambda run, task: [
             speed.measure(*task, run.settings.policies, run.settings.rounds, run.settings.at_once)
         ],
     ),
-    Part[Settings, str](lambda run: ("weights", "bops"), lambda run, of: [allocate(of)]),
+    h.Part[Settings, str](lambda run: ("weights", "bops"), lambda run, of: [allocate(of)]),
 )
 
-STEPS, TIMED, ALLOCATED = having("method"), having("policies"), having("budget")
+STEPS, TIMED, ALLOCATED = h.having("method"), h.having("policies"), h.having("budget")
 OF = "{policies} policies of {net}, batch {batch}"
 CLAIMS = (
     *(
-        Claim(
+        h.Claim(
             f"{what} of a step of {{net}}, {{method}}, over hand-written: at most {{bound}}",
-            f"{what}_ratio", at_most(LIMIT), of=STEPS,
+            f"{what}_ratio", h.at_most(LIMIT), of=STEPS,
         )
         for what in ("flops", "bytes")
     ),
-    Claim(f"{OF}: traces for other bits", "traces", equals(0), 0, of=TIMED),
-    Claim(
+    h.Claim(f"{OF}: traces for other bits", "traces", h.equals(0), 0, of=TIMED),
+    h.Claim(
         f"{OF}: throughput over a loop's, at least {{bound:g}}",
-        "ratio", at_least(TARGET), of=TIMED, needs="default",
+        "ratio", h.at_least(TARGET), of=TIMED, needs="default",
     ),
-    Claim(
+    h.Claim(
         "seconds to allocate ResNet-18's bits by {budget}: under {bound:g}",
-        "seconds", below(SECONDS), of=ALLOCATED, needs="default",
+        "seconds", h.below(SECONDS), of=ALLOCATED, needs="default",
     ),
 )  # fmt: skip
 
 TABLES = (
-    Listing(
+    h.Listing(
         "microseconds per policy, and throughput over the loop's",
         ("net", "batch", "policies", "loop_us", "at_once", "ratio", "traces", "same"),
         TIMED,
     ),
-    Listing(
+    h.Listing(
         "a training step by XLA's count, ours over hand-written",
         {
             "net": "{net} x {batch}", "method": "method",
@@ -141,24 +128,24 @@ TABLES = (
         },
         STEPS,
     ),
-    Listing("allocation", of=ALLOCATED),
+    h.Listing("allocation", of=ALLOCATED),
 )  # fmt: skip
 
-THROUGHPUT = Curves(
+THROUGHPUT = h.Curves(
     "batch", "ratio", TIMED, hue="{net}", guides=(TARGET,),
     axes={
         "xscale": "log", "xlabel": "images", "ylabel": "policies per second, over a jitted loop's"
     },
 )  # fmt: skip
 
-STUDY = Study(
+STUDY = h.Study(
     "policies", __doc__,
     {
         "fast": Settings(3, 50, batches=(1, 10), at_once=(1,), steps=("lenet5",)),
         "default": Settings(),
         "full": Settings(51, batches=(1, 10, 100), at_once=(1, 10, 100)),
     },
-    PARTS, CLAIMS, (Plot("throughput", THROUGHPUT),), TABLES,
+    PARTS, CLAIMS, (h.Plot("throughput", THROUGHPUT),), TABLES,
     differences=("Policies are random; nothing is searched.",),
 )  # fmt: skip
 

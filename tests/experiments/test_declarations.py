@@ -65,12 +65,19 @@ def test_a_bound_may_be_a_column_and_a_value_a_function(report):
     assert checks(report, least) == [("a", 1, 1.0, True), ("b", 1, 2.0, False)]
 
 
-def test_rules_hold_where_there_is_a_value(report):
+def test_rules():
     row = {"bound": 1.0}
     assert within(0.5, 1.5)(row, 1.5)
     assert not within(0.5, 1.5)(row, 1.6)
-    assert not at_least(0.0)(row, None)
     assert true(row, [0])
+
+
+def test_rows_without_a_value_do_not_count(report):
+    report.rows[0]["score"] = None
+    assert (
+        len(checks(report, Claim("{net}", "score", at_least(0), when=lambda r: r["bits"] == 4)))
+        == 3
+    )
 
 
 def test_what_a_size_cannot_decide_is_undecided(report):

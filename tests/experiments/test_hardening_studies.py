@@ -1,12 +1,14 @@
 """The hardening studies: what they train, and what they conclude from curves they are given."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from experiments.hardening import judging, training, vant, vant_judging
+from experiments.hardening import findings, training, vant, vant_findings
 from experiments.hardening import recipe as hardening
+from experiments.hardening.__main__ import STUDY
 from experiments.hardening.source import TABLE
 from experiments.harness import Refused, Report
 from jaxeff.hardening import ALPHA
@@ -54,12 +56,12 @@ def test_levels_that_are_trained_at_are_tested_at():
 def test_the_network_that_is_asked_for_is_trained(size, tmp_path, monkeypatch):
     trained = []
 
-    def train(run, family, images):
-        trained.append(family.network)
+    def build(network, shape):
+        trained.append(network)
         raise Refused("enough")
 
-    monkeypatch.setattr(training, "train", train)
-    monkeypatch.setattr(vant, "load_images", lambda *_: None)
+    monkeypatch.setattr(training, "build", build)
+    monkeypatch.setattr(training, "images", lambda run: SimpleNamespace(shape=()))
     with pytest.raises(SystemExit):
         vant.STUDY.main([size, "--network", "lenet5", "--results", str(tmp_path)])
     assert trained == ["lenet5"]
@@ -74,25 +76,25 @@ def test_midpoints_and_checks_follow_from_the_curves():
     quantized = {"scaling": "dynamic", "bits": 4}
     rows.append(row("qat", falls_at(0.15, 0.85), **quantized))
     rows.append(row("qat", falls_at(0.4, 0.8), **quantized | {"scaling": "constant"}))
-    judging.add_midpoints(rows, LEVELS)
+    findings.add_midpoints(rows, LEVELS)
     assert rows[0]["mu"] == pytest.approx(0.2, rel=0.05)
     assert rows[1]["mu"] is None
     assert rows[1]["message"]
 
-    matched = judging.matched_curves(rows, LEVELS)
+    matched = findings.matched_curves(rows, LEVELS)
     assert [m["scaling"] for m in matched] == ["none"]
     assert matched[0]["mu"] == pytest.approx(1.5, rel=0.1)
 
     report = Report("hardening", "default", {}, rows, {"tables": {"matched": matched}})
-    judging.judge(report)
+    STUDY.judge(report)
     assert len(report.checks) == 4
     assert all(check["passed"] for check in report.checks)
     rows[0]["mu"] = 0.5
     report.checks = []
-    judging.judge(report)
+    STUDY.judge(report)
     assert [check["passed"] for check in report.checks] == [False, True, True, True]
 
-    table = judging.quantization_table(rows)
+    table = findings.quantization_table(rows)
     assert [line["scaling"] for line in table] == ["none", "dynamic", 1.0]
 
 
@@ -107,22 +109,22 @@ def test_vant_is_judged_against_the_envelope():
     ]  # fmt: skip
     between = np.interp(LEVELS, [0.1, 2.0], [0.9, 0.4], left=0, right=0)  # the levels trained at
     best = np.maximum(np.maximum(narrow, wide), between)
-    np.testing.assert_allclose(vant_judging.ideal(rows, LEVELS), best, rtol=1e-6)
-    vant_judging.add_robustness(rows, LEVELS)
+    np.testing.assert_allclose(vant_findings.ideal(rows, LEVELS), best, rtol=1e-6)
+    vant_findings.add_robustness(rows, LEVELS)
     area = np.trapezoid(varied, LEVELS) / np.trapezoid(best, LEVELS)
     assert rows[2]["rauc"] == pytest.approx(area, rel=1e-5)
     assert rows[2]["preserved"] == pytest.approx(1.0)
-    table, ratios, sigmas = vant_judging.heatmap(rows, "rauc")
+    table, ratios, sigmas = vant_findings.heatmap(rows, "rauc")
     assert (ratios, sigmas) == ([0.4], [0.1])
     assert table[0, 0] == rows[2]["rauc"]
 
     report = Report("vant", "default", {"levels": list(LEVELS)}, rows)
-    vant_judging.judge(report)
+    vant.STUDY.judge(report)
     assert len(report.checks) == 6
     assert all(check["passed"] for check in report.checks)
     rows[2]["curve"] = narrow
-    vant_judging.add_robustness(rows, LEVELS)
+    vant_findings.add_robustness(rows, LEVELS)
     report.checks = []
-    vant_judging.judge(report)
+    vant.STUDY.judge(report)
     # No better than noisy training, which is what the check is about.
     assert [check["passed"] for check in report.checks] == [True, True, True, False, True, True]

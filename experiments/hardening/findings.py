@@ -1,0 +1,256 @@
+"""Midpoints of trained networks, the source's two tables beside ours, its findings and figure."""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator, StrMethodFormatter
+
+from experiments import harness as h
+from experiments.hardening.networks import Network
+from experiments.hardening.source import ARCHITECTURES, TABLE
+from experiments.harness import Report, Row
+from jaxeff.robustness import fit_midpoint
+
+CHANCE = 0.1
+GAIN = 5.0
+"""Least factor by which noisy training must raise the midpoint."""
+COLLAPSED = 0.15
+"""A peak accuracy below this counts as no training at all."""
+MARKERS = {"none": "*", "qat": "o", "noise": "s", "qat+noise": "D"}
+
+
+def add_midpoints(rows: Sequence[Row], levels: Sequence[float]) -> None:
+    """Gives every row the midpoint of its curve, or why it has none."""
+    for row in rows:
+        row |= _midpoint(levels, row["curve"])
+
+
+def matched_curves(rows: Sequence[Row], levels: Sequence[float]) -> list[Row]:
+    """Computes accuracy where training and inference noise are the same, and its midpoint.
+
+    Every network is tested at the level it was trained at, the one trained without noise at the
+    least one.
+    """
+    found = []
+    least = min(level for level in levels if level)
+    trained = [row for row in rows if row["method"] in ("noise", "qat+noise")]
+    for network, scaling, bits in h.grouped(trained, "network", "scaling", "bits"):
+        kind = {"network": network, "scaling": scaling, "bits": bits, "scale": 1.0}
+        points: dict[float, list[float]] = {}
+        for row in rows:
+            if all(row[name] == value for name, value in kind.items()):
+                sigma = max(row["sigma"], least)
+                points.setdefault(sigma, []).append(row["curve"][levels.index(sigma)])
+        sigmas = sorted(points)
+        accuracies = np.array([points[sigma] for sigma in sigmas]).T
+        mean = accuracies.mean(axis=0).tolist()
+        fit = _midpoint(sigmas, accuracies)
+        found.append({**kind, "sigmas": sigmas, "curve": mean, "peak": max(mean), **fit})
+    return found
+
+
+def _midpoint(levels: Sequence[float], accuracies: Any) -> Row:
+    """Fits the midpoint on the logarithmic scale of the levels.
+
+    The logistic of the level itself, the source's, has no place for the long tails of noisy
+    training: its best fit then is an exponential decay, without a midpoint.
+    """
+    fit = fit_midpoint(np.array(levels), accuracies, scale="log", chance=CHANCE).record()
+    return {name: fit[name] for name in ("mu", "mu_std", "message")}
+
+
+def quantization_table(rows: Sequence[Row]) -> list[Row]:
+    """Sets bit width and scale against peak accuracy and midpoint, the source's beside ours."""
+    table = []
+    for row in _seeds_averaged([r for r in rows if r["method"] in ("none", "qat")]):
+        scaling = row["scale"] if row["scaling"] == "constant" else row["scaling"]
+        theirs = TABLE.get((row["network"], row["bits"], scaling))
+        table.append(
+            {
+                "network": row["network"], "bits": row["bits"], "scaling": scaling,
+                "peak": row["peak"], "source_peak": theirs.peak / 100 if theirs else None,
+                "mu": row["mu"], "source_mu": theirs.mu if theirs else None,
+                "message": row["message"], "size": row["size"],
+            }
+        )  # fmt: skip
+    return table
+
+
+def architecture_table(
+    rows: Sequence[Row], matched: Sequence[Row], build: Callable[[str], Network]
+) -> list[Row]:
+    """Lists what each network costs and how robust it is with and without noisy training."""
+    table = []
+    for plain in _seeds_averaged([r for r in rows if r["method"] == "none"]):
+        name = plain["network"]
+        theirs = ARCHITECTURES[name]
+        noisy = next((m for m in matched if (m["network"], m["scaling"]) == (name, "none")), None)
+        ours = {
+            **build(name).facts, "peak": plain["peak"], "mu": plain["mu"],
+            "mu_noisy": noisy["mu"] if noisy else None,
+        }  # fmt: skip
+        reported = theirs._asdict() | {"peak": theirs.peak / 100}
+        table += [
+            {"network": name, "property": key, "ours": ours[key], "source": reported[key]}
+            for key in ours
+        ]
+    return table
+
+
+def _seeds_averaged(rows: Sequence[Row]) -> list[Row]:
+    """Averages over seeds that have the number; one row per setting."""
+    names = ("network", "method", "scaling", "bits", "rho", "sigma", "theta", "alpha", "scale")
+    return [
+        {**group[0], **{name: h.mean(row[name] for row in group) for name in ("peak", "mu")}}
+        for group in h.grouped(rows, *names).values()
+    ]
+
+
+matched = h.extra("tables", "matched")
+
+
+def networks(report: Report) -> Iterator[Row]:
+    """Selects a row per network: the midpoints that are compared."""
+    curves = {(m["network"], m["scaling"], m["bits"]): m["mu"] for m in matched(report)}
+    for (network,), own in h.grouped(_seeds_averaged(report.rows), "network").items():
+        by = {(method): same for (method,), same in h.grouped(own, "method").items()}
+        plain, noisy = by["none"][0]["mu"], curves[network, "none", 32]
+        single = [row for row in by.get("noise", ()) if row["mu"]]
+        quantized = [row["mu"] for row in by.get("qat", ()) if row["mu"]]
+        theirs = ARCHITECTURES[network]
+        row = {
+            "network": network, "noisy": noisy, "their_gain": theirs.mu_noisy / theirs.mu,
+            "their_mu": theirs.mu_noisy, "gain": noisy / plain if plain and noisy else None,
+            "own_gain": None, "strongest": max(quantized) if quantized and noisy else None,
+        }  # fmt: skip
+        if plain and single:
+            enough = [one for one in single if one["mu"] >= GAIN * plain]
+            best = max(enough or single, key=lambda one: one["peak"])
+            row |= {k: best[k] for k in ("sigma", "peak")} | {"own_gain": best["mu"] / plain}
+        yield row
+
+
+def combined(report: Report) -> Iterator[Row]:
+    """Selects a row per quantized network under noisy training, if there is one without noise."""
+    strongest = {row["network"]: row["strongest"] for row in networks(report)}
+    for row in matched(report):
+        if row["scaling"] != "none" and row["mu"] and strongest[row["network"]] is not None:
+            yield {**row, "strongest": strongest[row["network"]]}
+
+
+def scales(report: Report) -> Iterator[Row]:
+    """Selects a row per network and bit width: the best constant scale beside the dynamic one."""
+    rows = [row for row in _seeds_averaged(report.rows) if row["method"] == "qat" and row["mu"]]
+    for (network, bits), own in h.grouped(rows, "network", "bits").items():
+        dynamic = next((row for row in own if row["scaling"] == "dynamic"), None)
+        constant = [row for row in own if row["scaling"] == "constant" and row["peak"] > COLLAPSED]
+        if dynamic and constant:
+            best = max(constant, key=lambda row: row["mu"])
+            yield {
+                "network": network, "bits": bits, **{k: best[k] for k in ("mu", "peak", "scale")},
+                "dynamic_mu": dynamic["mu"], "dynamic_peak": dynamic["peak"],
+            }  # fmt: skip
+
+
+claim = partial(h.Claim, needs="default")
+CLAIMS = (
+    claim(
+        "{network}: noisy training raises the midpoint at least {bound:g} times (same noise in "
+        "training and test)",
+        "gain", h.at_least(GAIN), "{their_gain:.1f} times", networks,
+    ),
+    claim(
+        "{network}: a single network's, on its own curve (trained at {sigma:g}, peak {peak:.2f})",
+        "own_gain", h.at_least(GAIN), "{their_gain:.1f} times", networks,
+    ),
+    claim(
+        "{network}, {bits} bits: a constant scale raises the midpoint over the dynamic one",
+        "mu", h.above("dynamic_mu"), "0.23 over 0.031 (VGG-11, 4 bits)", scales,
+        shown="{mu:.3g} (scale {scale:g}) over {dynamic_mu:.3g}",
+    ),
+    claim(
+        "{network}, {bits} bits: which costs accuracy (peak, constant under dynamic)",
+        "peak", h.below("dynamic_peak"), "0.783 under 0.865 (VGG-11, 4 bits)", scales,
+        shown="{peak:.3g} under {dynamic_peak:.3g}",
+    ),
+    claim(
+        "{network}: noisy training beats all quantization-aware training (midpoint)",
+        "noisy", h.above("strongest"), "{their_mu} over less than 0.7", networks,
+        shown="{noisy:.3g} over {strongest:.3g}", when=lambda row: row["strongest"],
+    ),
+    claim(
+        "{network}: with {bits} bits, {scaling} scale, noisy training decides (midpoint over the "
+        "best without)",
+        "mu", h.above("strongest"), "dominates", combined, shown="{mu:.3g} over {strongest:.3g}",
+    ),
+)  # fmt: skip
+
+TABLES = tuple(
+    h.Listing(name, columns, h.extra("tables", name))
+    for name, columns in {
+        "quantization": ("network", "bits", "scaling", "peak", "mu"),
+        "architectures": ("network", "property", "ours", "source"),
+        "matched": ("network", "scaling", "bits", "scale", "peak", "mu", "mu_std", "message"),
+    }.items()
+)
+
+
+def curves(report: Report) -> Iterator[Row]:
+    """Selects the drawn curves of each network, with their panel, label and places."""
+    first = [row for row in report.rows if row["seed"] == 0]
+    bits = sorted({row["bits"] for row in first if row["method"] == "qat"}, reverse=True)
+    panels = [(f"{b} bits, trained without noise", "qat", b) for b in bits]
+    for (network,), own in h.grouped(first, "network").items():
+        for panel, method, b in (*panels, ("noisy training", "noise", 32)):
+            for row in own:
+                if row["method"] == "none" or (row["method"], row["bits"]) == (method, b):
+                    yield _drawn(row, panel, report.config["levels"])
+        for row in matched(report):
+            if row["network"] == network:
+                yield _drawn(row, "same noise in training and test", row["sigmas"])
+
+
+def _drawn(row: Row, panel: str, places: Sequence[float]) -> Row:
+    scale = f" {row['scale']:g}" if row["scaling"] == "constant" else ""
+    name = "fp32" if row["scaling"] == "none" else f"{row['bits']} bits, {row['scaling']}{scale}"
+    if row.get("method") == "noise":
+        name = f"σ = {row['sigma']:g}"
+    mu = "no μ" if row["mu"] is None else f"μ = {row['mu']:.2f}"
+    style = "k.--" if row.get("method") == "none" else ".-"
+    return {**row, "panel": panel, "label": f"{name}, {mu}", "style": style, "places": places}
+
+
+def _levels(axis: Axes, report: Report) -> None:
+    """Scales the noise levels, of which one is zero."""
+    least = min(report.config["levels"][1:])
+    axis.set_xscale("symlog", linthresh=least)
+    axis.set_xticks([0, *(10.0**n for n in range(-2, 2) if 10.0**n > 1.5 * least)])
+
+
+def _midpoints(axis: Axes, report: Report) -> None:
+    axis.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axis.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
+
+
+PLOTS = (
+    h.Plot(
+        "curves",
+        h.Curves(
+            "places", "curve", curves, "{label}", "{network}, {panel}", style="{style}",
+            axes={"xlabel": "noise level σ", "ylabel": "accuracy"}, then=_levels,
+        ),
+        h.Curves(
+            "mu", "peak",
+            lambda report: [r for r in report.rows if r["seed"] == 0 and r["mu"] is not None],
+            "{method}", "{network}, trade-off", style=lambda row: MARKERS[row["method"]],
+            axes={
+                "xscale": "log", "xlabel": "midpoint noise level μ", "ylabel": "peak accuracy"
+            },
+            then=_midpoints,
+        ),
+        columns=5,
+    ),
+)  # fmt: skip
