@@ -11,8 +11,8 @@ from experiments.harness.claims import at_least as at_least
 from experiments.harness.claims import at_most as at_most
 from experiments.harness.claims import below as below
 from experiments.harness.claims import equals as equals
+from experiments.harness.claims import near as near
 from experiments.harness.claims import true as true
-from experiments.harness.claims import within as within
 from experiments.harness.command import SELECTS as SELECTS
 from experiments.harness.command import Least as Least
 from experiments.harness.command import Refused as Refused
@@ -28,11 +28,16 @@ from experiments.harness.plots import Panel as Panel
 from experiments.harness.plots import Plot as Plot
 from experiments.harness.report import Report as Report
 from experiments.harness.report import Row as Row
+from experiments.harness.rows import Chosen as Chosen
+from experiments.harness.rows import average as average
 from experiments.harness.rows import every as every
 from experiments.harness.rows import extra as extra
 from experiments.harness.rows import having as having
+from experiments.harness.rows import least as least
 from experiments.harness.rows import means as means
+from experiments.harness.rows import most as most
 from experiments.harness.rows import plus_minus as plus_minus
+from experiments.harness.rows import summary as summary
 from experiments.harness.rows import where as where
 from experiments.harness.run import Found as Found
 from experiments.harness.run import Run as Run

@@ -55,9 +55,9 @@ def equals(bound: Any) -> Rule:
     return Rule(operator.eq, bound)
 
 
-def within(least: float, most: float) -> Rule:
-    """Requires a value to lie in an interval, whose ends belong to it."""
-    return Rule(lambda value, ends: ends[0] <= value <= ends[1], (least, most))
+def near(bound: Any, tolerance: float) -> Rule:
+    """Requires a value to be no farther than a tolerance from a number or column."""
+    return Rule(lambda value, expected: abs(value - expected) <= tolerance, bound)
 
 
 def true(row: Row, value: Any) -> bool:

@@ -86,7 +86,7 @@ class _Marks:
         hue: Label of a row's line, with its columns in braces; rows of one label are one line.
         facet: Title of a row's panel, likewise.
         error: Whether rows have the spread of `y` as ``<y> error``.
-        style: Format of a line, with columns of its first row in braces.
+        style: Format of a line, with columns of its first row in braces; or by the column of `y`.
         guides: Values that a grey line marks.
         axes: Given to `Axes.set`, such as ``xlabel``.
         then: Called with the axes and the report once all is drawn.
@@ -98,7 +98,7 @@ class _Marks:
     hue: Entry = ""
     facet: Entry = ""
     error: bool = False
-    style: Entry = "o-"
+    style: Entry | Mapping[str, str] = "o-"
     guides: Sequence[float] = ()
     axes: Mapping[str, Any] = field(default_factory=dict)
     then: Callable[[Axes, Report], Any] | None = None
@@ -130,6 +130,11 @@ class _Marks:
                 if found:
                     yield ", ".join(filter(None, (hue, label if several else ""))), column, found
 
+    def _format(self, row: Row, column: str) -> str:
+        if isinstance(self.style, Mapping):
+            return self.style.get(column, "o-")
+        return text(row, self.style)
+
     def _errors(self, rows: Sequence[Row], column: str) -> list[float] | None:
         return [row.get(f"{column} error") or 0.0 for row in rows] if self.error else None
 
@@ -144,7 +149,7 @@ class Curves(_Marks):
         for label, column, same in self._lines(rows):
             for x, y, error in self._points(same, column, report):
                 axis.errorbar(
-                    x, y, error, fmt=text(same[0], self.style), ms=4, lw=1, label=label or None
+                    x, y, error, fmt=self._format(same[0], column), ms=4, lw=1, label=label or None
                 )  # fmt: skip
         for value in self.guides:
             axis.axhline(value, color="grey", linestyle=":")

@@ -7,10 +7,11 @@ A selection is a function from the report to rows: `every`, `where(part="train")
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from experiments.harness.means import averaged
+from experiments.harness.means import averaged, grouped, mean
 from experiments.harness.report import Report, Row
 
 Selection: TypeAlias = Callable[[Report], Iterable[Row]]
+Chosen: TypeAlias = Callable[[Report], list[Row]]
 Entry: TypeAlias = str | Callable[[Row], Any]
 """A column's name, or a function of the row."""
 
@@ -20,7 +21,7 @@ def every(report: Report) -> list[Row]:
     return report.rows
 
 
-def where(**columns: Any) -> Selection:
+def where(**columns: Any) -> Chosen:
     """Selects the rows that have these values."""
 
     def select(report: Report) -> list[Row]:
@@ -30,7 +31,7 @@ def where(**columns: Any) -> Selection:
     return select
 
 
-def having(*columns: str) -> Selection:
+def having(*columns: str) -> Chosen:
     """Selects the rows in which these columns aren't None."""
 
     def select(report: Report) -> list[Row]:
@@ -39,7 +40,7 @@ def having(*columns: str) -> Selection:
     return select
 
 
-def extra(*path: str) -> Selection:
+def extra(*path: str) -> Chosen:
     """Selects the rows that are a further entry of the JSON."""
 
     def select(report: Report) -> list[Row]:
@@ -54,9 +55,38 @@ def extra(*path: str) -> Selection:
 
 def means(
     of: Selection, by: Sequence[str], columns: Sequence[str], errors: Sequence[str] | None = None
-) -> Selection:
+) -> Chosen:
     """Selects a row per group of another selection, see `averaged`."""
     return lambda report: averaged(of(report), by, columns, errors)
+
+
+def summary(of: Selection, *by: str, **columns: Callable[[list[Row]], Any]) -> Chosen:
+    """Selects a row per group of another selection.
+
+    Args:
+        of: The selection.
+        by: Columns that the rows of a group agree in.
+        **columns: What the rows of a group make of a column, such as ``auroc=average("auroc")``.
+    """
+    return lambda report: [
+        {**dict(zip(by, key, strict=True)), **{name: f(rows) for name, f in columns.items()}}
+        for key, rows in grouped(of(report), *by).items()
+    ]
+
+
+def most(what: Entry) -> Callable[[list[Row]], Any]:
+    """Reduces rows to the largest value of a column."""
+    return lambda rows: max(entry(row, what) for row in rows)
+
+
+def least(what: Entry) -> Callable[[list[Row]], Any]:
+    """Reduces rows to the least value of a column."""
+    return lambda rows: min(entry(row, what) for row in rows)
+
+
+def average(what: Entry) -> Callable[[list[Row]], float | None]:
+    """Reduces rows to the mean of a column, of the values that there are."""
+    return lambda rows: mean(entry(row, what) for row in rows)
 
 
 def entry(row: Row, name: Entry) -> Any:

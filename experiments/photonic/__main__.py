@@ -17,12 +17,13 @@ Source: Klein's thesis, chapter 10; Brückerhoff-Plückelmann et al., Nature Com
 (2024).
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
-from experiments.harness import Row, Run, Study
-from experiments.photonic import beside, figure, judging, light, network, recipe
+from experiments.harness import Part, Row, Run, Study
+from experiments.photonic import beside, findings, light, network, recipe
 
 DIFFERENCES = (
     "the source's slots, levels, widths, bit widths and epochs are not public: those of `config` "
@@ -39,83 +40,45 @@ BUDGET = (0.0, 0.25, 0.5, 0.75, 1.0)
 READINGS = (2, 5, 10, 20, 50, 100)
 
 
-@dataclass(frozen=True)
-class Task:
-    """What is kept once it is done.
-
-    Attributes:
-        part: Of the study.
-        what: Within the part.
-        number: A seed, a bit width, or the weight of a divergence.
-    """
-
-    part: str
-    what: str = ""
-    number: float = 0
-
-    @property
-    def name(self) -> str:
-        """For the progress bar."""
-        return f"{self.part} {self.what} {self.number:g}"
-
-
-def run(run: Run[recipe.Settings]) -> list[Row]:
-    """Measures all parts."""
-    settings = run.settings
-    tasks = [
-        Task("light"),
-        *(Task("digits", "", seed) for seed in settings.seeds[:1]),
-        *(Task("digits", what, settings.seeds[0]) for what in ("samples", "budget")),
-        *(Task("bits", "", bits) for bits in settings.bits),
-        Task("time"),
-        Task("beside"),
-        *(Task("guides", guide, kl) for kl in settings.guides for guide in ("bounded", "free")),
-        *(Task("digits", "", seed) for seed in settings.seeds[1:]),
-        *(Task("dark", "", seed) for seed in settings.seeds),
-    ]
-    chosen = [task for task in tasks if settings.runs(task.part)]
-    return run.each(chosen, lambda task: _measure(run, task))
-
-
-def _measure(run: Run[recipe.Settings], task: Task) -> list[Row]:
-    if task.part == "light":
-        return light.measure(run)
-    if task.part == "beside":
-        return beside.measure(run)
-    if task.part == "time":
-        return beside.time(run)
-    if task.part == "dark":
-        model, _ = network.train(run, int(task.number), short=False)
-        _, labels, domains = network.load(run.settings)
-        found = network.figures(network.dark(model, domains), labels)
-        return [{"part": "dark", "seed": int(task.number), **found}]
-    if task.part == "digits":
-        return _digits(run, task.what, int(task.number))
-    if task.part == "bits":
-        bits = int(task.number)
-        model, _ = network.train(run, 0, bits=bits)
-        return [{"part": "bits", "bits": bits, **_read(run, model, "gaussian")}]
-    model, history = network.train(run, 0, kl=task.number, free=task.what == "free")
-    own = {"guide": task.what, "kl": task.number, "nats": history[-1]["nats"]}
-    return [{"part": "guides", **own, **_read(run, model, model.spec["avg_pool"].model)}]
-
-
-def _digits(run: Run[recipe.Settings], what: str, seed: int) -> list[Row]:
-    model, history = network.train(run, seed, short=False)  # the second time from its checkpoint
-    _, labels, domains = network.load(run.settings)
-    if what == "budget":
-        read = [_read(run, model, "gaussian", noise=level) for level in BUDGET]
-        return [{"part": what, "level": L, **row} for L, row in zip(BUDGET, read, strict=True)]
-    if what == "samples":
-        logits = network.draw(run.fast_key, model, domains, READINGS[-1])
-        few = [{name: v[:count] for name, v in logits.items()} for count in READINGS]
-        read = [network.figures(values, labels) for values in few]
-        return [{"part": what, "samples": n, **r} for n, r in zip(READINGS, read, strict=True)]
+def _digits(run: Run[recipe.Settings], seed: int) -> list[Row]:
+    model, history = network.train(run, seed, short=False)
     rows: list[Row] = [{"part": "training", "seed": seed, **record} for record in history]
     for kind in ("gaussian", "physical"):
         found = _read(run, model, kind, shown=True)
         rows.append({"part": "digits", "seed": seed, "model": kind, **found})
     return rows
+
+
+def _samples(run: Run[recipe.Settings], seed: int) -> list[Row]:
+    model, _ = network.train(run, seed, short=False)  # the second time from its checkpoint
+    _, labels, domains = network.load(run.settings)
+    logits = network.draw(run.fast_key, model, domains, READINGS[-1])
+    few = [{name: v[:count] for name, v in logits.items()} for count in READINGS]
+    read = [network.figures(values, labels) for values in few]
+    return [{"samples": n, **row} for n, row in zip(READINGS, read, strict=True)]
+
+
+def _budget(run: Run[recipe.Settings], seed: int) -> list[Row]:
+    model, _ = network.train(run, seed, short=False)
+    return [{"level": level, **_read(run, model, "gaussian", noise=level)} for level in BUDGET]
+
+
+def _bits(run: Run[recipe.Settings], bits: int) -> list[Row]:
+    model, _ = network.train(run, 0, bits=bits)
+    return [{"bits": bits, **_read(run, model, "gaussian")}]
+
+
+def _guides(run: Run[recipe.Settings], task: tuple[str, float]) -> list[Row]:
+    guide, kl = task
+    model, history = network.train(run, 0, kl=kl, free=guide == "free")
+    own = {"guide": guide, "kl": kl, "nats": history[-1]["nats"]}
+    return [{**own, **_read(run, model, model.spec["avg_pool"].model)}]
+
+
+def _dark(run: Run[recipe.Settings], seed: int) -> list[Row]:
+    model, _ = network.train(run, seed, short=False)
+    _, labels, domains = network.load(run.settings)
+    return [{"seed": seed, **network.figures(network.dark(model, domains), labels)}]
 
 
 def _read(
@@ -139,9 +102,36 @@ def _read(
     }
 
 
+def _part(
+    name: str,
+    whats: Callable[[recipe.Settings], Sequence[Any]],
+    make: Callable[[Run[recipe.Settings], Any], Iterable[Row]],
+    option: str = "",
+) -> Part[recipe.Settings, Any]:
+    """Declares a part, whose rows bear its name unless they say another."""
+    return Part(
+        lambda run: [(name, what) for what in whats(run.settings)],
+        lambda run, task: make(run, task[1]),
+        lambda settings: settings.runs(option or name),
+        {"part": name},
+    )
+
+
+PARTS = (
+    _part("light", lambda s: ("",), lambda run, _: light.measure(run)),
+    _part("digits", lambda s: s.seeds[:1], _digits),
+    _part("samples", lambda s: s.seeds[:1], _samples, "digits"),
+    _part("budget", lambda s: s.seeds[:1], _budget, "digits"),
+    _part("bits", lambda s: s.bits, _bits),
+    _part("time", lambda s: ("",), lambda run, _: beside.time(run)),
+    _part("beside", lambda s: ("",), lambda run, _: beside.measure(run)),
+    _part("guides", lambda s: [(g, kl) for kl in s.guides for g in ("bounded", "free")], _guides),
+    _part("digits", lambda s: s.seeds[1:], _digits),
+    _part("dark", lambda s: s.seeds, _dark),
+)
 STUDY = Study(
     "photonic", __doc__, recipe.SIZES,
-    (run,), (judging.judge,), (figure.draw,), (judging.tables,), DIFFERENCES,
+    PARTS, findings.CLAIMS, findings.PLOTS, findings.TABLES, DIFFERENCES,
 )  # fmt: skip
 
 if __name__ == "__main__":

@@ -14,11 +14,15 @@ from experiments.harness import (
     above,
     at_least,
     at_most,
+    average,
     having,
+    least,
     means,
+    most,
+    near,
+    summary,
     true,
     where,
-    within,
 )
 
 ROWS = [
@@ -66,10 +70,17 @@ def test_a_bound_may_be_a_column_and_a_value_a_function(report):
 
 
 def test_rules():
-    row = {"bound": 1.0}
-    assert within(0.5, 1.5)(row, 1.5)
-    assert not within(0.5, 1.5)(row, 1.6)
-    assert true(row, [0])
+    assert near("expected", 0.5)({"expected": 2.0}, 1.5)
+    assert not near("expected", 0.5)({"expected": 2.0}, 2.6)
+    assert true({}, [0])
+
+
+def test_a_summary_has_a_row_per_group(report):
+    of = summary(where(bits=4), "net", mean=average("score"), top=most("score"), low=least("seed"))
+    assert of(report) == [
+        {"net": "a", "mean": 1.5, "top": 2.0, "low": 0},
+        {"net": "b", "mean": 3.5, "top": 4.0, "low": 0},
+    ]
 
 
 def test_rows_without_a_value_do_not_count(report):

@@ -1,0 +1,273 @@
+"""What the study claims, prints and draws."""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.figure import Figure
+
+from experiments import harness as h
+from experiments.harness import Report, Row
+from experiments.photonic import light, network
+
+CHANCE = 0.01
+COLLAPSED = 0.5
+"""What is left of the way from chance to the best, where a figure has collapsed."""
+LOST = {"accuracy": 0.003, "auroc_nine": 0.02}
+"""Bounds of what the physical model may differ by."""
+LEVELS = ("level_1", "level_2")
+COLUMNS = (
+    "accuracy", "auroc_nine", "entropy_nine", "auroc_other", "entropy_other", "mi_known", "mi_nine",
+    "valley", "one_peak",
+)  # fmt: skip
+NAMES = {"known": "digits 0 to 8", "nine": "digit 9", "other": "other images"}
+METRICS = {"accuracy": "accuracy", "auroc_nine": "AUROC, 9", "auroc_other": "AUROC, other"}
+
+
+def _light(what: str) -> h.Chosen:
+    return h.where(part="light", what=what)
+
+
+def between_models(report: Report) -> Iterator[Row]:
+    """Selects a row per figure: most that the models differ by, over seeds."""
+    seeds = h.grouped(h.where(part="digits")(report), "seed").values()
+    for name, bound in LOST.items():
+        pairs = [{row["model"]: row[name] for row in rows} for rows in seeds]
+        off = [abs(pair["gaussian"] - pair["physical"]) for pair in pairs]
+        if off:
+            yield {"name": name, "off": max(off), "limit": bound}
+
+
+def collapses(report: Report) -> list[Row]:
+    """Selects one row: the bits at which accuracy collapses, less those at which detection does."""
+    found = h.where(part="bits")(report)
+    if len(found) < 2:
+        return []
+    fewest = []
+    for name, chance in (("accuracy", 1 / 9), ("auroc_nine", 0.5)):
+        best = max(r[name] for r in found)
+        good = [r["bits"] for r in found if r[name] - chance > COLLAPSED * (best - chance)]
+        fewest.append(min(good))
+    return [{"apart": fewest[0] - fewest[1]}]
+
+
+def _spread(rows: Sequence[Row]) -> float:
+    values = np.array([row["mean"] / row["carriers"] for row in rows])
+    return float(np.ptp(values) / values.mean())
+
+
+claim = partial(h.Claim, needs="default")
+digits = h.summary(
+    h.where(part="digits"), "model", accuracy=h.average("accuracy"), auroc=h.average("auroc_nine"),
+    valley=h.most("valley"), one_peak=h.most("one_peak"),
+)  # fmt: skip
+sums = h.summary(
+    _light("sum"), split=h.most(lambda row: abs(row["split"] - 1)), spread=_spread
+)  # fmt: skip
+CLAIMS = (
+    h.Claim(
+        "least p of {n} chi-square tests against the negative binomial (Bonferroni)", "pvalue",
+        h.above("level"), "> {bound:g}",
+        h.summary(
+            _light("variance"), n=len, pvalue=h.least("pvalue"),
+            level=lambda rows: 0.01 / len(rows),
+        ),
+    ),
+    claim(
+        "fitted modes", "modes", h.near("source_modes", 0.1), lambda row: row["source_modes"],
+        _light("fit"),
+    ),
+    claim(
+        "variance of a split intensity over I + I²/(kM), largest deviation", "split",
+        h.at_most(0.02), "<= {bound}", sums,
+    ),
+    claim(
+        "means add linearly, spread of mean over carriers", "spread", h.at_most(0.02),
+        "<= {bound}", sums,
+    ),
+    claim(
+        "effective samples over theory, largest deviation", "off", h.at_most(0.05), "<= {bound}",
+        h.summary(
+            _light("correlation"),
+            off=h.most(lambda row: abs(row["effective"] / row["source_effective"] - 1)),
+        ),
+    ),
+    claim(
+        "deviations of encoded intensities over those asked for, largest deviation", "off",
+        h.at_most(0.05), "<= {bound}",
+        h.summary(_light("range"), off=h.most(lambda row: abs(row["std"] / row["source_std"] - 1))),
+    ),
+    claim(
+        "digits 0 to 8, {model} model: accuracy, mean over seeds", "accuracy", h.at_least(0.99),
+        ">= {bound}", digits,
+    ),
+    claim(
+        "digit 9, {model} model: AUROC of mutual information, mean over seeds", "auroc",
+        h.at_least(0.95), ">= {bound}", digits,
+    ),
+    claim(
+        "two peaks of the logarithm of mutual information, {model} model: shallowest valley",
+        "valley", h.below(1), "< {bound}", digits,
+    ),
+    claim(
+        "one peak would do, {model} model: largest p of Silverman's test", "one_peak",
+        h.below(CHANCE), "< {bound}", digits,
+    ),
+    claim(
+        "{name}: most that the physical model differs from the surrogate", "off",
+        h.at_most("limit"), "<= {limit}", between_models,
+    ),
+    claim(
+        "bits at which accuracy collapses, less those at which detection does", "apart",
+        h.near(0, 1), "within 1", collapses,
+    ),
+    h.Claim(
+        "operations of a training step with the surrogate over one without", "ratio",
+        h.at_most(1.3), "<= {bound}", h.where(part="time"),
+    ),
+    h.Claim(
+        "physical samples of a batch in one program", "samples", h.equals(100), 100,
+        h.where(part="time", method="physical"),
+    ),
+)  # fmt: skip
+
+TABLES = (
+    *(
+        h.Listing(what, columns, _light(of))
+        for what, of, columns in (
+            ("variance", "variance", ("intensity", "mean", "variance", "skewness", "pvalue")),
+            ("fit", "fit", ("modes", "photons", "electronic")),
+            ("sums", "sum", ("carriers", "mean", "std", "without", "split")),
+            ("correlation", "correlation", ("times", "channels", "time", "channel", "effective")),
+        )
+    ),
+    *(
+        h.Listing(title, columns, h.where(part=part))
+        for title, part, columns in (
+            ("digits", "digits", ("seed", "model", *COLUMNS, *LEVELS)),
+            ("without light", "dark", ("seed", *COLUMNS)),
+            ("beside", "beside", ("method", *COLUMNS)),
+            ("noise budget", "budget", ("level", *COLUMNS)),
+            ("samples", "samples", ("samples", *COLUMNS)),
+            ("bits", "bits", ("bits", *COLUMNS)),
+            ("guides", "guides", ("guide", "kl", "nats", *COLUMNS, *LEVELS)),
+            ("time", "time", ("method", "samples", "ms", "random share", "readings", "ratio")),
+        )
+    ),
+)
+
+
+def variances(report: Report) -> list[Row]:
+    """Selects the variance over the intensity, with the law of the fitted modes."""
+    rows = _light("variance")(report)
+    if not rows:
+        return []
+    (fit,) = _light("fit")(report)
+    return [
+        {
+            **row,
+            "law": row["intensity"] ** 2 / fit["modes"] + row["intensity"] / fit["photons"]
+            + fit["electronic"] ** 2,
+        }
+        for row in rows
+    ]  # fmt: skip
+
+
+def encoding(report: Report) -> dict[str, Figure]:
+    """Draws the range of encoded intensities, and readings at the levels of noise."""
+    found = _light("range")(report)
+    if not found:
+        return {}
+    figure, (ranges, shapes) = plt.subplots(1, 2, figsize=(9, 3.6))
+    ends = [r for r in found if r["level"] == found[0]["level"]]
+    ranges.fill_between(
+        [r["intensity"] for r in ends], [r["smallest"] for r in ends],
+        [r["largest"] for r in ends], color="0.88", label="bounds",
+    )  # fmt: skip
+    for i, level in enumerate(sorted({r["level"] for r in found})):
+        own = [r for r in found if r["level"] == level]
+        ranges.plot([r["intensity"] for r in own], [r["std"] for r in own], "o", ms=4,
+                    color=f"C{i}", label=f"L = {level:g}")  # fmt: skip
+        (row,) = (r for r in _light("encoded")(report) if r["level"] == level)
+        shapes.plot(_middle(light.EDGES), row["density"], color=f"C{i}", label=f"L = {level:g}")
+    ranges.set(xlabel="intensity", ylabel="standard deviation")
+    shapes.set(xlabel=f"readings of intensity {row['intensity']:.2f}", ylabel="density")
+    return {"encoding": figure}
+
+
+def information(report: Report) -> list[Row]:
+    """Selects the histograms of the first seed's models and of what stands beside them."""
+    rows = h.where(part="digits")(report)
+    found = [
+        {**row, "title": f"light, {row['model']} model"}
+        for row in rows
+        if row["seed"] == rows[0]["seed"]
+    ]
+    beside = [row for row in h.where(part="beside")(report) if row["method"] != "plain"]
+    return [*found, *({**row, "title": row["method"]} for row in beside)] if rows else []
+
+
+def _middle(edges: np.ndarray) -> list[float]:
+    middle: list[float] = ((edges[1:] + edges[:-1]) / 2).tolist()
+    return middle
+
+
+PLOTS = (
+    h.Plot(
+        "light",
+        h.Curves(
+            lambda row: _middle(light.EDGES), "density", _light("distribution"),
+            "mean {intensity:.2g}", style="-",
+            axes={
+                "xlabel": "reading", "ylabel": "density", "xlim": (-0.3, 7.5), "yscale": "log",
+                "ylim": (1e-3, 10),
+            },
+        ),
+        h.Curves(
+            "intensity",
+            {"variance": "sampled", "law": "fit of the modes", "saturated": "saturating detector"},
+            variances, style={"variance": "o", "law": "k-", "saturated": "s"},
+            axes={"xlabel": "mean intensity", "ylabel": "variance"},
+        ),
+        h.Curves(
+            "carriers",
+            {"mean": "mean", "std": "standard deviation", "without": "without electronics"},
+            _light("sum"), style={"without": "--"},
+            axes={"xlabel": "carriers added", "ylabel": "reading"},
+        ),
+    ),
+    encoding,
+    h.Plot(
+        "information",
+        h.Curves(
+            lambda row: _middle(network.EDGES),
+            {f"histogram_{name}": label for name, label in NAMES.items()}, information,
+            facet="{title}: AUROC {auroc_nine:.3f}", style="-",
+            axes={"xlabel": "log₁₀ of mutual information (nats)", "ylabel": "share of images"},
+        ),
+    ),
+    h.Plot(
+        "training",
+        *(
+            h.Curves(
+                lambda row: row["epoch"] + 1, name, h.where(part="training"), "seed {seed}",
+                axes={"xlabel": "epoch", "ylabel": METRICS[name]},
+            )
+            for name in LOST
+        ),
+    ),
+    h.Plot(
+        "limits",
+        *(
+            h.Curves(
+                column, METRICS, h.where(part=part), axes={"xlabel": label, "xscale": scale}
+            )
+            for part, column, label, scale in (
+                ("bits", "bits", "bits of weights and activations", "linear"),
+                ("budget", "level", "noise level L", "linear"),
+                ("samples", "samples", "readings", "log"),
+            )
+        ),
+    ),
+)  # fmt: skip
