@@ -30,7 +30,6 @@ Sharp edges
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -44,8 +43,9 @@ from jaxeff.core import (
     static_integer,
     validate,
 )
-from jaxeff.moment_propagation._calibrated import RESULT, Calibrated, is_scaled
+from jaxeff.moment_propagation._calibrated import Calibrated, is_scaled, result_name
 from jaxeff.moment_propagation._covariance import correlated
+from jaxeff.moment_propagation._linear import check_method, first_order_pass
 from jaxeff.moment_propagation._moment_pass import Propagation, promote
 from jaxeff.moment_propagation._monte_carlo import sampled_moments
 from jaxeff.moment_propagation._reading import read
@@ -67,6 +67,7 @@ def calibrate_moments(
     chunk: int = 20,
     rules: Mapping[Any, Rule] | None = None,
     correlations: bool = False,
+    method: str = "layers",
     **kwargs: Any,
 ) -> Calibrated:
     """Measures what the variances of `moments(f)` have to be multiplied by, per site and channel.
@@ -83,17 +84,20 @@ def calibrate_moments(
         rules: Same as for `moments`.
         correlations: Whether to measure factors for `moments(f, correlations=True)`, one per entry
             of a result's last axis, instead.
+        method: As `moments` takes it: "linear" measures factors for `moments(f, method="linear")`,
+            one per entry of a result's last axis, instead.
         **kwargs: Further arguments.
 
     Returns:
         The posterior with its factors, for `moments(f)`, `deploy` and files.
 
     Raises:
-        ValueError: Fewer than 2 samples, or nothing in the arguments is random.
+        ValueError: Fewer than 2 samples, an unknown method, or nothing in the arguments is random.
         MomentsError: As `moments`.
     """
     if samples < 2:
         raise ValueError(f"calibrate_moments: samples is {samples}; 2 or more are needed.")
+    check_method("calibrate_moments", method)
     if isinstance(posterior, Calibrated):
         posterior = posterior.posterior
     everything = (posterior, *args, *kwargs.values())
@@ -103,6 +107,7 @@ def calibrate_moments(
             "svi(...).posterior, or a Gaussian input."
         )
     propagation = Propagation(rules or {}, "variance", lambda one: None)
+    first_order = first_order_pass(propagation, method)
 
     @jax.jit
     def measure(key: PRNGKeyArray, args: Any, kwargs: Any) -> tuple[dict[str, Array], ...]:
@@ -110,14 +115,14 @@ def calibrate_moments(
         sampled = sampled_moments(key, program, values, samples, chunk)
         factors: dict[str, Array] = {}
         errors: dict[str, Array] = {}
-        if correlations:
+        if correlations or method == "linear":
             # Those variances are of results alone, so there is one factor per result and none
             # inside.
-            full = correlated(replace(propagation, differentiable=False), f, args, kwargs)
+            full = correlated(first_order, f, args, kwargs)
             results = jax.tree.leaves(full, is_leaf=is_gaussian)
             for i, (atom, ours) in enumerate(zip(program.outputs, results, strict=True)):
                 if isinstance(atom, Value) and atom in sampled:
-                    site = f"{RESULT}{i}"
+                    site = result_name(first_order.expected_slopes, i)
                     factors[site], errors[site] = _factor(ours, sampled[atom], samples)
             return factors, errors
 

@@ -16,8 +16,11 @@ from jaxtyping import Array
 from jaxeff.moment_propagation.values import Activated, is_random
 from jaxeff.program import Layer
 
-# The key of the factors of a whole result, by its place among the results.
-RESULT = "result "
+
+def result_name(expected_slopes: bool, number: int | str = "") -> str:
+    """Returns the name of the factors of a whole result, by its place among the results."""
+    return f"{'result' if expected_slopes else 'linear result'} {number}"
+
 
 # A pointwise function of one array gets its moments right from its input's.
 _SCALED = {"linear", "matmul", "pooling", "reduction", "normalization"}
@@ -32,7 +35,8 @@ class Calibrated:
         posterior: A pytree with `Gaussian` leaves, as `moments(f)` takes it.
         factors: Mapping from site to the factors of its result's variance, `[channels]`: one
             factor per entry of its last axis. For `moments(f, correlations=True)` those of the
-            function's own results, `"result 0"`, ...
+            function's own results, `"result 0"`, ..., and for `moments(f, method="linear")`
+            `"linear result 0"`, ...
         errors: Mapping from site to the median standard error of its factors, relative to them,
             that the number of samples left; `()` if it isn't known.
     """

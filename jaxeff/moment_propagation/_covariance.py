@@ -28,14 +28,14 @@ Sharp edges
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
-from jaxeff.moment_propagation._calibrated import RESULT, uncalibrated
+from jaxeff.moment_propagation._calibrated import result_name, uncalibrated
 from jaxeff.moment_propagation._reading import read
 from jaxeff.moment_propagation.dependence import Lineage, identity, walk
 from jaxeff.moment_propagation.values import (
@@ -51,10 +51,18 @@ from jaxeff.program import CORRELATIONS, Layer, Program, closed
 from jaxeff.program.ir import Value
 
 MOST_RESULTS = 256
+CHUNK_ENTRIES = 2**25
+"""Slopes and activations that are held at once: 128 MiB in float32."""
 
 
 class Pass(Protocol):
-    """The pass over a program that slopes are taken through."""
+    """The pass over a program that slopes are taken through.
+
+    Attributes:
+        expected_slopes: Whether slopes are those of means under noise, and not those at the means.
+    """
+
+    expected_slopes: ClassVar[bool]
 
     def prepare(self, program: Program, values: Sequence[Any]) -> Program:
         """Returns the program with the layers grouped that have to be integrated together."""
@@ -63,7 +71,11 @@ class Pass(Protocol):
     def layer(
         self, factors: Mapping[str, Any], layer: Layer, key: Any, *values: Any
     ) -> Sequence[Any]:
-        """Returns the moments of one layer."""
+        """Returns the moments of one layer, or its values."""
+        ...
+
+    def own_variance(self, layer: Layer, *values: Any) -> Array:
+        """Returns the variance of a linear layer's one result."""
         ...
 
     def evaluated(self, program: Program, rule: Callable[..., Any], values: Sequence[Any]) -> Any:
@@ -92,7 +104,7 @@ def correlated(
         The result of `moments(f)`; with `full` each floating-point leaf is a `JointGaussian`.
 
     Raises:
-        MomentsError: A result has more than `MOST_RESULTS` entries for an example, or, if `full`,
+        MomentsError: A result has more entries for an example than the pass allows, or, if `full`,
             more than one axis of them.
     """
     program = read(f, args, kwargs).program
@@ -121,7 +133,7 @@ def correlated(
         # One example after the other: each has slopes of its own by every shared parameter, and
         # memory for one set of them is enough.
         out = lax.map(one, examples)
-    return _closed(_scaled(out, factors))
+    return _closed(_scaled(out, factors, result_name(propagation.expected_slopes)))
 
 
 def _closed(out: Any) -> Any:
@@ -141,11 +153,11 @@ def _is_result(value: Any) -> bool:
     return is_gaussian(value) or is_joint_gaussian(value)
 
 
-def _scaled(out: Any, factors: Mapping[str, Array]) -> Any:
+def _scaled(out: Any, factors: Mapping[str, Array], name: str) -> Any:
     """Multiplies the results' variances by their factors."""
 
     def scaled(i: int, result: Any) -> Any:
-        factor = factors.get(f"{RESULT}{i}")
+        factor = factors.get(f"{name}{i}")
         if factor is None or not _is_result(result):
             return result
         if is_gaussian(result):
@@ -188,16 +200,18 @@ def _first_order(
             # The layer once more with the other inputs certain: the part of its variance that its
             # own kernel makes.
             only = [
-                x if v in apart or not is_random(x) else x.mean
+                known[v] if v in apart else x.mean if is_random(x) else x
                 for v, x in zip(layer.inputs, operands, strict=True)
             ]
-            (out,), (own,) = outputs, propagation.layer({}, layer, key, *only)
-            alone[layer] = to_variance(own).var
+            alone[layer] = propagation.own_variance(layer, *only)
+            (out,) = outputs
+            if not is_random(out):
+                return [out + steps[layer]]
             moments = to_variance(out)
             return [Gaussian(moments.mean + steps[layer], moments.var)]
 
         out = propagation.evaluated(program, rule, given)
-        found = jax.tree.leaves(out, is_leaf=is_gaussian)
+        found = filter(is_gaussian, jax.tree.leaves(out, is_leaf=is_gaussian))
         return [g.mean for g in found], (out, [alone[layer] for layer in owned])
 
     # One trace forward serves all results: each then costs a pass backward.
@@ -205,13 +219,18 @@ def _first_order(
     still = [jnp.zeros(o.aval.shape, o.aval.dtype) for layer in owned for o in layer.outputs]
     y, pull, (out, alone) = jax.vjp(means, start, still, has_aux=True)
     spreads = ([known[v].var for v in followed], alone)
+    if propagation.expected_slopes:
+        _check_sizes(y)
+    numbers = range(len(y))
     if vector_axes:
-        numbers = range(len(y))
-        shared = iter([_covariance(pull, y, n, spreads, vector_axes) for n in numbers])
-        make = lambda r: JointGaussian(r.mean, next(shared))  # noqa: E731
-        return jax.tree.map(make, out, is_leaf=is_gaussian)
-    variances = iter([_variance(pull, y, number, spreads) for number in range(len(y))])
-    return jax.tree.map(lambda r: Gaussian(r.mean, next(variances)), out, is_leaf=is_gaussian)
+        found = iter([_covariance(pull, y, n, spreads, vector_axes) for n in numbers])
+    else:
+        chunk = _chunk(program, spreads)
+        found = iter([_variance(pull, y, n, spreads, chunk) for n in numbers])
+    make = JointGaussian if vector_axes else Gaussian
+    return jax.tree.map(
+        lambda r: make(r.mean, next(found)) if is_gaussian(r) else r, out, is_leaf=is_gaussian
+    )
 
 
 def _owned(program: Program, random: Sequence[Value]) -> dict[Layer, list[Value]]:
@@ -245,16 +264,41 @@ def _owned(program: Program, random: Sequence[Value]) -> dict[Layer, list[Value]
     return found
 
 
-def _variance(pull: Callable[..., Any], y: Sequence[Array], number: int, spreads: Any) -> Array:
+def _check_sizes(y: Sequence[Array]) -> None:
+    for number, one in enumerate(y):
+        if one.size > MOST_RESULTS:
+            raise MomentsError(
+                f"moments: correlations=True derives every entry of a result, and result {number} "
+                f"has {one.size} for one example, more than {MOST_RESULTS}. Leave it out, return "
+                "less, take method='linear', or, if these are examples, vmap over them: "
+                "jax.vmap(moments(f, correlations=True), in_axes=(None, 0))."
+            )
+
+
+def _chunk(program: Program, spreads: Any) -> int:
+    """Returns how many entries of a result are derived at once."""
+    made = sum(v.aval.size for layer in program.layers for v in layer.outputs)
+    slopes = sum(v.size for v in jax.tree.leaves(spreads))
+    return min(max(CHUNK_ENTRIES // (made + slopes + 1), 1), MOST_RESULTS)
+
+
+def _variance(
+    pull: Callable[..., Any], y: Sequence[Array], number: int, spreads: Any, chunk: int
+) -> Array:
     one = y[number]
     slopes = _slopes(pull, y, number)
 
-    def spread(direction: Array) -> Array:
+    def spread(entry: Array) -> Array:
         # First order of the Hermite expansion: sum_p v_p (d E y / d m_p)^2, the module's equation.
+        direction = jnp.zeros(one.size, one.dtype).at[entry].set(1)
         parts = jax.tree.map(lambda v, s: jnp.sum(v * s * s), spreads, slopes(direction))
         return jnp.stack(jax.tree.leaves(parts)).sum()
 
-    return jax.vmap(spread)(jnp.eye(one.size, dtype=one.dtype)).reshape(one.shape)
+    # Whole chunks, the last one filled up: the rest of a chunk would be compiled a second time.
+    chunk = min(chunk, max(one.size, 1))
+    entries = jnp.arange(-(-one.size // chunk) * chunk) % max(one.size, 1)
+    found = lax.map(spread, entries, batch_size=chunk)
+    return found[: one.size].reshape(one.shape)
 
 
 def _covariance(
@@ -280,14 +324,6 @@ def _covariance(
 
 def _slopes(pull: Callable[..., Any], y: Sequence[Array], number: int) -> Callable[[Array], Any]:
     """Makes a function of the expected slopes of a combination of one result's entries."""
-    one = y[number]
-    if one.size > MOST_RESULTS:
-        raise MomentsError(
-            f"moments: correlations=True derives every entry of a result, and result {number} has "
-            f"{one.size} for one example, more than {MOST_RESULTS}. Leave correlations out, return "
-            "less, or, if these are examples, vmap over them: "
-            "jax.vmap(moments(f, correlations=True), in_axes=(None, 0))."
-        )
 
     def slopes(direction: Array) -> Any:
         seeds = [

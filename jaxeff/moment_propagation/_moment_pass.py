@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Array
 
 from jaxeff.moment_propagation._calibrated import is_scaled
 from jaxeff.moment_propagation._reading import check_certain, read
@@ -45,12 +46,14 @@ class Propagation:
         form: Moments that layers pass to each other, "variance" or "raw".
         note: Called for each place where independence is assumed.
         differentiable: Whether derivatives pass through variances; not those by expected slopes.
+        expected_slopes: Whether derivatives of its results are expected slopes.
     """
 
     rules: Mapping[Any, Rule]
     form: str
     note: Note
     differentiable: bool = True
+    expected_slopes: ClassVar[bool] = True
 
     def run(self, f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Evaluates `moments(f)` at arguments."""
@@ -70,7 +73,7 @@ class Propagation:
             return part if part is program else self.prepare(part, given)
 
         outputs = evaluate(program, rule, None, values, promote, prepare)
-        return jax.tree.unflatten(program.out_tree, [_result(v) for v in outputs])
+        return gaussian_results(program, outputs)
 
     def prepare(self, program: Program, values: Sequence[Any]) -> Program:
         """Fuses the layers that have to be integrated as a whole."""
@@ -92,6 +95,11 @@ class Propagation:
             first = Gaussian(outputs[0].mean, outputs[0].var * factors[layer.site])
             return [first, *outputs[1:]]
         return outputs
+
+    def own_variance(self, layer: Layer, *values: Any) -> Array:
+        """Computes the variance of a linear layer's one result."""
+        (out,) = self.layer({}, layer, None, *values)
+        return to_variance(out).var
 
     def _moments(self, layer: Layer, key: Any, values: Sequence[Any]) -> Sequence[Any]:
         random = any(is_random(v) for v in values)
@@ -128,6 +136,11 @@ class Propagation:
         env = Environment.of(layer, values, self.rules, self.note)
         propagate(layer.nodes, env)
         return [env.read(v) for v in layer.outputs]
+
+
+def gaussian_results(program: Program, outputs: Sequence[Any]) -> Any:
+    """Returns a program's results with a Gaussian for each floating-point one."""
+    return jax.tree.unflatten(program.out_tree, [_result(v) for v in outputs])
 
 
 def _result(value: Any) -> Any:
