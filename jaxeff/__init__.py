@@ -32,7 +32,13 @@ from typing import TYPE_CHECKING, Any
 from jaxeff.compression import Int, integer, quantized
 from jaxeff.core import functional
 from jaxeff.ensembles import ensemble
-from jaxeff.moment_propagation import Gaussian, assumptions, calibrate_moments, moments
+from jaxeff.moment_propagation import (
+    Gaussian,
+    assumptions,
+    calibrate_moments,
+    moments,
+    moments_check,
+)
 from jaxeff.noise import Additive, Mixed, Multiplicative, noisy
 from jaxeff.photonics import ChaoticLight, photonic
 from jaxeff.program import cost, sites, summary, trace
@@ -61,6 +67,7 @@ __all__ = [
     "integer",
     "masked",
     "moments",
+    "moments_check",
     "noisy",
     "photonic",
     "prune_plan",

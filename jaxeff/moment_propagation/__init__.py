@@ -4,6 +4,7 @@ from jaxeff.moment_propagation._assumptions import assumptions
 from jaxeff.moment_propagation._calibrate import calibrate_moments
 from jaxeff.moment_propagation._calibrated import Calibrated
 from jaxeff.moment_propagation._moments import moments
+from jaxeff.moment_propagation._moments_check import MomentsCheck, moments_check
 from jaxeff.moment_propagation._sampled import sampled
 from jaxeff.moment_propagation.dependence import Assumption, Assumptions
 from jaxeff.moment_propagation.values import (
@@ -21,6 +22,7 @@ __all__ = [
     "Calibrated",
     "Gaussian",
     "JointGaussian",
+    "MomentsCheck",
     "MomentsError",
     "assumptions",
     "calibrate_moments",
@@ -28,5 +30,6 @@ __all__ = [
     "is_gaussian",
     "is_joint_gaussian",
     "moments",
+    "moments_check",
     "sampled",
 ]

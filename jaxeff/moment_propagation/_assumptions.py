@@ -41,8 +41,12 @@ from jaxeff.moment_propagation._monte_carlo import ratios, sampled_moments
 from jaxeff.moment_propagation._reading import read
 from jaxeff.moment_propagation.dependence import Assumption, Assumptions, Ratio
 from jaxeff.moment_propagation.rules import Rule
-from jaxeff.moment_propagation.values import is_random, to_variance
+from jaxeff.moment_propagation.values import Gaussian, is_random, to_variance
 from jaxeff.program import Layer
+from jaxeff.program.ir import Value
+
+Place = tuple[str, str]
+"""Site and kind of a layer."""
 
 
 @validate(samples=static_integer(2), rules=instance_of(Mapping), args=input_batch)
@@ -78,22 +82,37 @@ def assumptions(
     """
     if samples < 2:
         raise ValueError(f"assumptions: samples is {samples}; 2 or more are needed.")
-    found: list[Assumption] = []
-    propagation = Propagation(rules or {}, "variance", found.append)
-    # The places depend on the program and on shapes alone: nothing is computed to find them.
-    jax.eval_shape(functools.partial(propagation.run, f), args, kwargs)
-    places = Assumptions.merged(found)
+    places = places_of(f, args, kwargs, rules or {})
     if key is None or not places:
         return places
-    errors = _ratios(key, f, args, kwargs, rules or {}, samples, chunk)
+    errors, _ = site_ratios(key, f, args, kwargs, rules or {}, samples, chunk)
+    return with_ratios(places, errors)
+
+
+def places_of(
+    f: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    rules: Mapping[Any, Rule],
+) -> Assumptions:
+    """Lists the places, without how far each is off."""
+    found: list[Assumption] = []
+    propagation = Propagation(rules, "variance", found.append)
+    # The places depend on the program and on shapes alone: nothing is computed to find them.
+    jax.eval_shape(functools.partial(propagation.run, f), tuple(args), dict(kwargs))
+    return Assumptions.merged(found)
+
+
+def with_ratios(places: Assumptions, errors: Mapping[Place, Ratio | None]) -> Assumptions:
+    """Adds to assumptions how far the variances of their layers are off."""
     return Assumptions(replace(one, ratio=errors.get(_place(one))) for one in places)
 
 
-def _place(one: Assumption | Layer) -> tuple[str, str]:
+def _place(one: Assumption | Layer) -> Place:
     return one.site, one.kind
 
 
-def _ratios(
+def site_ratios(
     key: PRNGKeyArray,
     f: Callable[..., Any],
     args: Sequence[Any],
@@ -101,15 +120,21 @@ def _ratios(
     rules: Mapping[Any, Rule],
     samples: int,
     chunk: int,
-) -> dict[tuple[str, str], Ratio | None]:
-    """Divides the variances of each layer's rule, given sampled inputs, by sampled ones."""
+) -> tuple[dict[Place, Ratio | None], list[Gaussian | None]]:
+    """Divides the variances of each layer's rule, given sampled inputs, by sampled ones.
+
+    Returns:
+        The ratios by site and kind, and the sampled moments of the function's results; None for
+        results that aren't random.
+    """
     propagation = Propagation(rules, "variance", lambda one: None)
     plain_args, _ = uncalibrated(args)
 
     @jax.jit
-    def run(key: PRNGKeyArray, args: Any, kwargs: Any) -> dict[str, Any]:
+    def run(key: PRNGKeyArray, args: Any, kwargs: Any) -> tuple[dict[str, Any], list[Any]]:
         program, values, _ = read(f, args, kwargs)
         sampled = sampled_moments(key, program, values, samples, chunk)
+        results = [sampled.get(v) if isinstance(v, Value) else None for v in program.outputs]
         program = propagation.prepare(program, values)
         known = dict(zip(program.inputs, values, strict=True))
         found = {}
@@ -126,20 +151,22 @@ def _ratios(
             if is_random(outputs[0]):
                 places[str(number)] = _place(layer)
                 found[str(number)] = ratios(to_variance(outputs[0]), sampled[result])
-        return found
+        return found, results
 
-    places: dict[str, tuple[str, str]] = {}
-    measured = run(key, plain_args, dict(kwargs))
-    return {places[n]: _summary(np.asarray(r), samples) for n, r in measured.items()}
+    places: dict[str, Place] = {}
+    measured, results = run(key, plain_args, dict(kwargs))
+    error = float(np.sqrt(2 / samples))
+    return {places[n]: summary_of(np.asarray(r), error) for n, r in measured.items()}, results
 
 
-def _summary(ratio: np.ndarray, samples: int) -> Ratio | None:
+def summary_of(ratio: np.ndarray, error: float) -> Ratio | None:
+    """Summarizes ratios of entries, or returns None if no entry varies."""
     # Entries that never vary (a dead unit) have no ratio.
     values = ratio[np.isfinite(ratio)]
     if not values.size:
         return None
     low, median, high = (float(q) for q in np.quantile(values, (0.05, 0.5, 0.95)))
-    return Ratio(median, low, high, float(np.sqrt(2 / samples)))
+    return Ratio(median, low, high, error)
 
 
 __all__ = ["Assumption", "Assumptions", "Ratio", "assumptions"]

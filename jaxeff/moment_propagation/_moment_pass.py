@@ -98,7 +98,8 @@ class Propagation:
 
     def own_variance(self, layer: Layer, *values: Any) -> Array:
         """Computes the variance of a linear layer's one result."""
-        (out,) = self.layer({}, layer, None, *values)
+        # No slope is taken through it, so it may have derivatives by the kernel's variances.
+        (out,) = replace(self, differentiable=True).layer({}, layer, None, *values)
         return to_variance(out).var
 
     def _moments(self, layer: Layer, key: Any, values: Sequence[Any]) -> Sequence[Any]:

@@ -1,0 +1,271 @@
+"""`moments_check(key, f, params, x)`: whether the variances of `moments(f)` are right.
+
+```python
+import jax
+
+import jaxeff
+from jaxeff.nn import small_classifier
+
+f, params, (x, y) = small_classifier()
+posterior = jax.tree.map(lambda w: jaxeff.Gaussian(w, 0.01 * w**2), params)
+print(jaxeff.moments_check(jax.random.key(0), f, posterior, x[:10]))
+```
+
+The results' moments are compared with a reference that knows what results share: the delta method
+where noise is small, draws of the function elsewhere. The layers that lose most are found as
+`assumptions` finds them: each one's rule is given the sampled moments of its inputs.
+
+Sharp edges
+- The delta method's own error is that of the networks it was measured on, 6 % up to noise of 10 %;
+  a function with bends (a threshold, a softmax that is nearly one-hot) may have more. Give `draws`
+  to be sure.
+- What a layer loses by itself may cancel further on: the table of sites says where to look, the
+  ratio of the results whether it matters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax
+import numpy as np
+from jaxtyping import PRNGKeyArray
+
+from jaxeff.core import (
+    Table,
+    input_batch,
+    pure_function,
+    single_key,
+    static_integer,
+    validate,
+)
+from jaxeff.moment_propagation._assumptions import (
+    places_of,
+    site_ratios,
+    summary_of,
+    with_ratios,
+)
+from jaxeff.moment_propagation._calibrated import uncalibrated
+from jaxeff.moment_propagation._moments import moments
+from jaxeff.moment_propagation.dependence import Assumption, Ratio
+from jaxeff.moment_propagation.values import Gaussian, is_gaussian
+
+# Noise, relative to the spread of its arrays, up to which the delta method is a reference, and the
+# error of its variances up to there.
+SMALL_NOISE = 0.1
+LINEAR_ERROR = 0.06
+DRAWS = 200
+# Variances are called right if their median and nine in ten of them lie in these bounds.
+_MEDIAN = 0.13
+_LOW, _HIGH = 0.75, 1.3
+# Ratios that spread by no more than this are mostly one factor, which calibration measures.
+_COMMON = 2.0
+_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class MomentsCheck:
+    """How far the moments of a function's results are off. It prints as a table.
+
+    Attributes:
+        ratio: The variances of `moments(f)` over those of the reference: median, 5 and 95 % over
+            the entries of results, and the reference's own relative error in one variance. None
+            if no entry varies.
+        mean_error: The difference of the means, in standard deviations, that 95 % of the entries
+            stay below.
+        undefined: Share of the entries whose variance is NaN or infinite.
+        reference: "linear" (the delta method) or "draws".
+        draws: How many samples of the function the reference, or the table of sites, is made of.
+        noise: Standard deviation of the random arguments over the spread of their arrays.
+        sites: The places where independence is assumed, the one whose variance is off most first.
+    """
+
+    ratio: Ratio | None
+    mean_error: float
+    undefined: float
+    reference: Literal["linear", "draws"]
+    draws: int
+    noise: float
+    sites: tuple[Assumption, ...]
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the variances are right, as far as the reference can tell."""
+        if self.undefined or self.ratio is None:
+            return not self.undefined
+        # Nine in ten ratios that are one scatter by this much from the reference's error alone.
+        slack = 1.64 * self.ratio.error
+        return (
+            abs(self.ratio.median - 1) <= _MEDIAN + self.ratio.error
+            and self.ratio.low >= _LOW * (1 - slack)
+            and self.ratio.high <= _HIGH * (1 + slack)
+        )
+
+    @property
+    def advice(self) -> str:
+        """One sentence: what to do."""
+        if self.ratio is None and not self.undefined:
+            return "Nothing that is random reaches the results."
+        if self.agrees:
+            return "The variances agree: take moments(f) as it is."
+        spread = self.ratio.high / self.ratio.low if self.ratio and self.ratio.low > 0 else np.inf
+        if not self.undefined and spread <= _COMMON:
+            return (
+                "The variances are off by nearly one factor: measure it with "
+                "calibrate_moments(key, f, params, x)."
+            )
+        if self.noise <= SMALL_NOISE:
+            return 'The variances are off: take moments(f, method="linear"), for noise is small.'
+        first = f", first {', '.join(self.sites[0].shares[:3])}" if self.sites else ""
+        other = "draw samples" if self.undefined else "take moments(f, correlations=True)"
+        return f"The variances are off: {other}, or make fewer parameters random{first}."
+
+    def __repr__(self) -> str:
+        """Renders the table."""
+        return str(self._table())
+
+    def _repr_html_(self) -> str:
+        """Renders the table for a notebook."""
+        return self._table()._repr_html_()
+
+    def _table(self) -> Table:
+        rows = [_row("results", self.ratio)]
+        rows += [_row(one.site or "(operand)", one.ratio) for one in self.sites[:_SHOWN]]
+        source = 'method="linear"' if self.reference == "linear" else f"{self.draws} draws of f"
+        error = "" if self.ratio is None else f", whose own error is {self.ratio.error:.0%}"
+        parts = [
+            f"results against {source}{error}; noise {self.noise:.1%}",
+            f"sites against {self.draws} draws, whose own error is {(2 / self.draws) ** 0.5:.0%}",
+            f"means within {self.mean_error:.2g} standard deviations (95 % of entries)",
+            self.advice,
+        ]
+        if not self.sites:
+            del parts[1]
+        if self.undefined:
+            parts.insert(0, f"{self.undefined:.1%} of the variances are NaN or infinite")
+        columns = ("variance, divided by the true one", "median>", "5 %>", "95 %>")
+        return Table(columns, rows, caption="\n".join(parts))
+
+
+def _row(name: str, ratio: Ratio | None) -> tuple[str, ...]:
+    if ratio is None:
+        return name, "", "", ""
+    return name, f"{ratio.median:.2f}", f"{ratio.low:.2f}", f"{ratio.high:.2f}"
+
+
+@validate(
+    key=single_key,
+    f=pure_function,
+    params=input_batch,
+    x=input_batch,
+    draws=static_integer(2),
+)
+def moments_check(
+    key: PRNGKeyArray,
+    f: Callable[..., Any],
+    params: Any,
+    x: Any,
+    draws: int | None = None,
+) -> MomentsCheck:
+    """Compares the moments of a function's results with a reference, and finds what is lost where.
+
+    Args:
+        key: A PRNG key, for draws.
+        f: A pure function `f(params, x)`.
+        params: Parameters with `Gaussian` leaves, or with factors (`calibrate_moments`).
+        x: Inputs, a few like those to come; they may hold `Gaussian` leaves.
+        draws: How many samples of `f` to compare with; a variance is then known to
+            sqrt(2 / draws), 10 % for 200. None compares with `moments(f, method="linear")` where
+            noise is at most 10 % of the spread of its arrays, and with 200 draws elsewhere.
+
+    Returns:
+        The ratio of the variances, the error of the means, the sites that lose most, and one
+        sentence on what to do.
+
+    Raises:
+        ValueError: Fewer than 2 draws, or nothing in the arguments is random.
+        TypeError: `f` is a Flax model.
+        MomentsError: As `moments`.
+    """
+    plain, _ = uncalibrated((params, x))
+    noise = _relative_noise(plain)
+    linear = draws is None and noise <= SMALL_NOISE
+    count = DRAWS if draws is None else draws
+    places = places_of(f, plain, {}, {})
+    errors, sampled = {}, []
+    if places or not linear:
+        errors, sampled = site_ratios(key, f, plain, {}, {}, count, min(count, 20))
+    ours = jax.tree.leaves(jax.jit(moments(f))(params, x), is_leaf=is_gaussian)
+    truth = (
+        jax.tree.leaves(jax.jit(moments(f, method="linear"))(*plain), is_leaf=is_gaussian)
+        if linear
+        else sampled
+    )
+    pairs = [(a, b) for a, b in zip(ours, truth, strict=True) if is_gaussian(a) and is_gaussian(b)]
+    error = LINEAR_ERROR if linear else float(np.sqrt(2 / count))
+    ratio, mean_error, undefined = _compared(pairs, error)
+    return MomentsCheck(
+        ratio=ratio,
+        mean_error=mean_error,
+        undefined=undefined,
+        reference="linear" if linear else "draws",
+        draws=count,
+        noise=noise,
+        sites=_worst_first(with_ratios(places, errors)),
+    )
+
+
+def _relative_noise(args: Any) -> float:
+    """Computes the root mean square of noise over the spread of its array, over all entries."""
+    leaves = [v for v in jax.tree.leaves(args, is_leaf=is_gaussian) if is_gaussian(v)]
+    if not leaves:
+        raise ValueError(
+            "moments_check: nothing is random; give params with Gaussian leaves, as "
+            "svi(...).posterior, or a Gaussian input."
+        )
+    total = size = 0.0
+    for leaf in leaves:
+        mean, var = np.asarray(leaf.mean, float), np.asarray(leaf.var, float)
+        # A constant array (biases at zero) has no spread of its own to compare with.
+        if mean.size and np.var(mean) > 0:
+            total += mean.size * float(np.mean(var) / np.var(mean))
+            size += mean.size
+    return float(np.sqrt(total / size)) if size else float("inf")
+
+
+def _compared(
+    pairs: list[tuple[Gaussian, Gaussian]], error: float
+) -> tuple[Ratio | None, float, float]:
+    """Compares results with the reference: variances, means, and the share that is undefined."""
+    if not pairs:
+        return None, 0.0, 0.0
+    ours, truth = (
+        Gaussian(_flat([g.mean for g in side]), _flat([g.var for g in side]))
+        for side in zip(*pairs, strict=True)
+    )
+    finite = np.isfinite(ours.var)
+    varies = finite & (truth.var > 0)
+    undefined = float(np.mean(~finite)) if finite.size else 0.0
+    if not varies.any():
+        return None, 0.0, undefined
+    off = np.abs(ours.mean - truth.mean)[varies] / np.sqrt(truth.var[varies])
+    ratio = summary_of(ours.var[varies] / truth.var[varies], error)
+    return ratio, float(np.quantile(off, 0.95)), undefined
+
+
+def _flat(parts: Sequence[Any]) -> np.ndarray:
+    return np.concatenate([np.ravel(part).astype(float) for part in parts])
+
+
+def _worst_first(places: tuple[Assumption, ...]) -> tuple[Assumption, ...]:
+    """Orders places by how far their variances are off, one of each layer."""
+
+    def loss(one: Assumption) -> float:
+        if one.ratio is None:
+            return -1.0
+        return abs(float(np.log(max(one.ratio.median, 1e-12))))
+
+    layers = {(one.site, one.kind): one for one in reversed(places)}
+    return tuple(sorted(reversed(layers.values()), key=loss, reverse=True))

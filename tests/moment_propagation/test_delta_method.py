@@ -1,0 +1,188 @@
+"""`moments(f, method="linear")` against Monte Carlo over the function itself."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import jaxeff
+from jaxeff.moment_propagation import Gaussian, JointGaussian, is_gaussian, moments
+from jaxeff.nn import MLP
+
+KEY = jax.random.key(0)
+SAMPLES = 4_000
+
+
+def normal(seed, *shape):
+    return jax.random.normal(jax.random.key(seed), shape) / max(shape[-2], 1) ** 0.5
+
+
+def conv(p, x):
+    for kernel in p["kernels"]:
+        x = jax.lax.conv_general_dilated(
+            x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+        x = jax.nn.relu(x)
+    return x.mean((1, 2)) @ p["head"]
+
+
+def attention(p, x):
+    q, k, v = (x @ p[name] for name in "qkv")
+    x = x + jax.nn.softmax(q @ k.mT / q.shape[-1] ** 0.5) @ v
+    x = x + jax.nn.gelu(x @ p["up"]) @ p["down"]
+    return x.mean(1) @ p["head"]
+
+
+def lstm(p, x):
+    def step(carry, x_t):
+        h, c = carry
+        i, g, f, o = jnp.split(x_t @ p["input"] + h @ p["hidden"] + p["bias"], 4, -1)
+        c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+        h = jax.nn.sigmoid(o) * jnp.tanh(c)
+        return (h, c), None
+
+    start = jnp.zeros((len(x), p["hidden"].shape[0]))
+    (h, _), _ = jax.lax.scan(step, (start, start), x.swapaxes(0, 1))
+    return h @ p["head"]
+
+
+MLP_F, MLP_PARAMS = jaxeff.functional(MLP((16, 32, 32, 5), rngs=nnx.Rngs(0)))
+NETS = {
+    "mlp": (MLP_F, MLP_PARAMS, jax.random.normal(KEY, (4, 16))),
+    "conv and mean": (
+        conv,
+        {"kernels": [normal(1, 3, 3, 2, 8), normal(2, 3, 3, 8, 8) / 2], "head": normal(3, 8, 4)},
+        jax.random.normal(KEY, (3, 8, 8, 2)),
+    ),
+    "attention": (
+        attention,
+        {name: normal(i, 16, 16) for i, name in enumerate("qkv")}
+        | {"up": normal(4, 16, 32), "down": normal(5, 32, 16), "head": normal(6, 16, 4)},
+        jax.random.normal(KEY, (3, 6, 16)),
+    ),
+    "lstm": (
+        lstm,
+        {"input": normal(1, 4, 32), "hidden": normal(2, 8, 32), "head": normal(3, 8, 3)}
+        | {"bias": jax.random.normal(KEY, (32,)) / 4},
+        jax.random.normal(KEY, (3, 7, 4)),
+    ),
+}
+
+
+def noisy(params, noise):
+    """Every array's noise relative to its own spread."""
+    return jax.tree.map(
+        lambda w: Gaussian(w, jnp.full_like(w, noise**2 * (jnp.var(w) + 1e-6))), params
+    )
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_variances_are_those_of_samples_at_small_noise(name, oracle):
+    f, params, x = NETS[name]
+    args = (noisy(params, 0.03), x)
+    ours = jax.jit(moments(f, method="linear"))(*args)
+    samples = oracle.monte_carlo(f, args, SAMPLES, 500)
+    ratio = np.asarray(ours.var) / samples.var
+    # One entry's sampled variance has a standard error of sqrt(2 / 4000) = 2.2 %.
+    assert np.median(np.abs(ratio - 1)) <= 0.06
+    # A ReLU near its bend is worth more than its slope says.
+    low, high = np.quantile(ratio, (0.05, 0.95))
+    assert low > 0.85
+    assert high < 1.15
+    np.testing.assert_allclose(ours.mean, f(params, x), rtol=1e-5, atol=1e-6)
+
+
+def test_noise_at_the_input_and_what_layers_share(oracle):
+    f, params, x = NETS["mlp"]
+    twice = lambda p, x: f(p, x) * f(p, x)[:, ::-1]  # noqa: E731
+    args = (noisy(params, 0.02), Gaussian(x, jnp.full_like(x, 4e-4)))
+    ours = jax.jit(moments(twice, method="linear"))(*args)
+    samples = oracle.monte_carlo(twice, args, SAMPLES, 500)
+    assert np.median(np.abs(ours.var / samples.var - 1)) <= 0.06
+
+
+def test_a_function_without_rules():
+    weights = Gaussian(jnp.array([0.3, -0.2]), jnp.array([1e-4, 4e-4]))
+    f = lambda w, x: jnp.linalg.det(x * jnp.outer(w, w) + jnp.eye(2))  # noqa: E731
+    found = moments(f, method="linear")(weights, 2.0)
+    slope = jax.grad(f)(weights.mean, 2.0)
+    np.testing.assert_allclose(found.var, (weights.var * slope**2).sum(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("chunk", [1, 1_000])
+def test_chunks_change_nothing(chunk, monkeypatch):
+    f, params, x = NETS["conv and mean"]
+    args = (noisy(params, 0.03), x)
+    whole = moments(f, method="linear")(*args)
+    monkeypatch.setattr("jaxeff.moment_propagation._covariance.CHUNK_ENTRIES", chunk * 3)
+    found = moments(f, method="linear")(*args)
+    np.testing.assert_allclose(found.var, whole.var, rtol=1e-5)
+
+
+def test_transforms_of_jax():
+    f, params, x = NETS["mlp"]
+    args = noisy(params, 0.03), x
+    g = moments(f, method="linear")
+    plain = g(*args)
+    np.testing.assert_allclose(jax.jit(g)(*args).var, plain.var, rtol=1e-5)
+    apart = jax.vmap(g, in_axes=(None, 0))(args[0], x[:, None])
+    np.testing.assert_allclose(apart.var[:, 0], plain.var, rtol=1e-5)
+
+    def total(scale):
+        scaled = jax.tree.map(
+            lambda v: Gaussian(v.mean, v.var * scale), args[0], is_leaf=is_gaussian
+        )
+        return g(scaled, x).var.sum()
+
+    # Linear in the variances.
+    np.testing.assert_allclose(jax.grad(total)(1.0), plain.var.sum(), rtol=1e-5)
+
+
+def test_results_that_do_not_vary():
+    f, params, x = NETS["mlp"]
+
+    def several(p, x):
+        y = f(p, x)
+        return {"class": y.argmax(-1), "above": y > 0, "fixed": jnp.ones(3), "y": y}
+
+    found = jax.jit(moments(several, method="linear"))(noisy(params, 0.03), x)
+    expected = several(params, x)
+    np.testing.assert_array_equal(found["class"], expected["class"])
+    np.testing.assert_array_equal(found["above"], expected["above"])
+    np.testing.assert_array_equal(found["fixed"].var, 0)
+    np.testing.assert_array_equal(moments(f, method="linear")(params, x).mean, f(params, x))
+    keyed = lambda p, x: f(p["w"], x) + jax.random.normal(p["key"], (4, 5))  # noqa: E731
+    given = {"w": noisy(params, 0.03), "key": KEY}
+    var = moments(keyed, method="linear")(given, x).var
+    np.testing.assert_allclose(var, found["y"].var, rtol=1e-5)
+
+
+def test_covariances_have_the_same_diagonal():
+    f, params, x = NETS["mlp"]
+    args = (noisy(params, 0.03), x)
+    joint = moments(f, method="linear", correlations="full")(*args)
+    assert isinstance(joint, JointGaussian)
+    np.testing.assert_allclose(joint.var, moments(f, method="linear")(*args).var, rtol=1e-5)
+
+
+def test_factors_are_those_of_the_linear_method():
+    f, params, x = NETS["mlp"]
+    given = noisy(params, 0.3)
+    calibrated = jaxeff.calibrate_moments(KEY, f, given, x, samples=400, method="linear")
+    linear = moments(f, method="linear")
+    factor = np.asarray(calibrated.factors["linear result 0"])
+    np.testing.assert_allclose(linear(calibrated, x).var, linear(given, x).var * factor, rtol=1e-5)
+    # Expected slopes have factors of their own.
+    expected = moments(f, correlations=True)
+    np.testing.assert_array_equal(expected(calibrated, x).var, expected(given, x).var)
+
+
+def test_mistakes_are_named():
+    f, params, x = NETS["mlp"]
+    with pytest.raises(ValueError, match="method 'delta' is unknown"):
+        moments(f, method="delta")
+    with pytest.raises(ValueError, match="takes no rules and no form"):
+        moments(f, method="linear", form="raw")
+    with pytest.raises(ValueError, match="method 'delta' is unknown"):
+        jaxeff.calibrate_moments(KEY, f, noisy(params, 0.1), x, method="delta")

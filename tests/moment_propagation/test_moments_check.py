@@ -1,0 +1,89 @@
+"""What `moments_check` says of networks whose variances are right, or wrong in a known way."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxeff
+from jaxeff.moment_propagation import Gaussian
+
+KEY = jax.random.key(0)
+X = jax.random.normal(jax.random.key(1), (6, 8, 8, 2))
+
+
+def dense(p, x):
+    return jnp.tanh(x.reshape(len(x), -1) @ p["first"]) @ p["head"]
+
+
+def conv(p, x):
+    """Positions share their kernel, which the mean over rectified ones forgets."""
+    for _ in range(2):
+        y = jax.lax.conv_general_dilated(
+            x, p["first"], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+        x = x + jax.nn.relu(y)
+    return x.mean((1, 2)) @ p["head"]
+
+
+def posterior(noise, *first):
+    keys = jax.random.split(KEY)
+    means = {
+        "first": jax.random.normal(keys[0], first) / 5,
+        "head": jax.random.normal(keys[1], (first[-1], 4)) / 4,
+    }
+    return jax.tree.map(lambda w: Gaussian(w, jnp.full_like(w, noise**2 * jnp.var(w))), means)
+
+
+def test_right_variances_are_called_right():
+    check = jaxeff.moments_check(KEY, dense, posterior(0.05, 128, 32), X)
+    assert check.reference == "linear"
+    assert check.agrees
+    assert check.advice == "The variances agree: take moments(f) as it is."
+    np.testing.assert_allclose(check.noise, 0.05, rtol=1e-3)
+    assert check.ratio.error == pytest.approx(0.06)
+    assert check.mean_error < 0.3
+
+
+def test_draws_state_their_error_and_agree_with_the_linear_method():
+    given = posterior(0.05, 128, 32)
+    check = jaxeff.moments_check(KEY, dense, given, X, draws=800)
+    assert check.reference == "draws"
+    assert check.ratio.error == pytest.approx(0.05)
+    linear = jaxeff.moments_check(KEY, dense, given, X)
+    # 24 entries, each of them known to 5 %.
+    assert abs(check.ratio.median / linear.ratio.median - 1) < 0.06
+    assert jaxeff.moments_check(KEY, dense, posterior(0.3, 128, 32), X).reference == "draws"
+
+
+def test_wrong_variances_have_a_place_and_an_advice():
+    given = posterior(0.05, 3, 3, 2, 2)
+    given["head"] = given["head"].mean
+    check = jaxeff.moments_check(KEY, conv, given, X)
+    assert not check.agrees
+    losses = [abs(np.log(one.ratio.median)) for one in check.sites if one.ratio]
+    assert losses == sorted(losses, reverse=True)
+    assert losses[0] > np.log(1.3)
+    assert "first" in check.sites[0].shares
+    assert "calibrate_moments" in check.advice or "linear" in check.advice
+    text = str(check)
+    assert check.advice in text
+    assert "own error is 6%" in text
+    assert "<table>" in check._repr_html_()
+
+
+def test_calibrated_variances_are_checked_as_calibrated():
+    given = posterior(0.05, 3, 3, 2, 2)
+    calibrated = jaxeff.calibrate_moments(KEY, conv, given, X, samples=400)
+    before = jaxeff.moments_check(KEY, conv, given, X).ratio.median
+    after = jaxeff.moments_check(KEY, conv, calibrated, X).ratio.median
+    assert abs(after - 1) < abs(before - 1)
+
+
+def test_several_results_and_undefined_ones():
+    given = posterior(0.05, 128, 32)
+    f = lambda p, x: (dense(p, x), dense(p, x).argmax(-1), jnp.ones(3))  # noqa: E731
+    assert jaxeff.moments_check(KEY, f, given, X).agrees
+    assert jaxeff.moments_check(KEY, lambda p, x: x, given, X).ratio is None
+    with pytest.raises(ValueError, match="nothing is random"):
+        jaxeff.moments_check(KEY, dense, {n: g.mean for n, g in given.items()}, X)
