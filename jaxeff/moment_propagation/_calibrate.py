@@ -84,7 +84,7 @@ def calibrate_moments(
         rules: Same as for `moments`.
         correlations: Whether to measure factors for `moments(f, correlations=True)`, one per entry
             of a result's last axis, instead.
-        method: As `moments` takes it: "linear" measures factors for `moments(f, method="linear")`,
+        method: Method of `moments`: "linear" measures factors for `moments(f, method="linear")`,
             one per entry of a result's last axis, instead.
         **kwargs: Further arguments.
 
