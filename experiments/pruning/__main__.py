@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from experiments import classifiers
 from experiments.harness import Row, Run, Study
-from experiments.pruning import figure, judging, recipe, sparse, structured, times
+from experiments.pruning import findings, recipe, sparse, structured, times
 
 DIFFERENCES = (
     "the source surveys methods and gives no numbers for them; networks, data and trainings are "
@@ -70,7 +70,7 @@ def _tasks(settings: recipe.Settings, subject: recipe.Subject, seed: int) -> lis
             Task(*own, "scores", name, macs, uniform)
             for macs in subject.macs
             for uniform in (False, True)
-            for name in judging.SCORES
+            for name in structured.SCORES
         ]
     if settings.runs("sparsity"):
         found += [
@@ -103,7 +103,7 @@ def _measure(
 
 STUDY = Study(
     "pruning", __doc__, recipe.SIZES,
-    (run,), (judging.judge,), (figure.draw,), (judging.tables,), DIFFERENCES,
+    (run,), findings.CLAIMS, findings.PLOTS, findings.TABLES, DIFFERENCES,
 )  # fmt: skip
 
 if __name__ == "__main__":

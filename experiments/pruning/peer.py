@@ -19,18 +19,29 @@ hold what jaxeff does alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
+from operator import itemgetter
 from typing import Annotated, Any
 
 import jax
-import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib.figure import Figure
 
 import jaxeff
-from experiments.harness import Least, Report, Row, Run, Study, Table
+from experiments.harness import (
+    Bars,
+    Claim,
+    Least,
+    Listing,
+    Plot,
+    Report,
+    Row,
+    Rule,
+    Run,
+    Study,
+    below,
+)
 from experiments.pruning.networks import NETWORKS, build
 from jaxeff.pruning import Channels, Group, Plan, channels, masked, pruned
 from jaxeff.pruning.dependencies import Axis, AxisProduct, Dimension, dimensions, resolve
@@ -38,11 +49,6 @@ from jaxeff.pruning.dependencies import Axis, AxisProduct, Dimension, dimensions
 WRONG = 1e-3
 """An error from which on a pruned network isn't the masked one."""
 ATTENTION = ("ViT", "grouped queries")
-GROUPS = ("network", "heads_told", "groups", "more", "their_groups", "relation", "their_failure")
-SIZES = (
-    "network", "heads_told", "macs_left", "their_macs_left", "params_left", "their_params_left",
-    "error_to_masked", "their_error",
-)  # fmt: skip
 Partition = frozenset[frozenset[tuple[str, int]]]
 
 
@@ -174,52 +180,63 @@ def _size(params: Any) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
-def judge(report: Report) -> None:
-    """The same groups and sizes wherever both can; ours exact everywhere."""
-    for row in report.rows:
-        name = f"{row['network']}{', heads told' if row['heads_told'] else ''}"
-        error = row["error_to_masked"]
-        report.check(f"{name}: pruned is masked", 0.0, error, error < 1e-5, needs="fast")
-        if "their_groups" not in row or row["their_failure"]:
-            continue
-        if (row["their_error"] or 0) > WRONG:
-            continue  # it runs, but has taken channels for others
-        same = row["relation"] in ("same", "finer")
-        claim = f"{name}: the groups are {row['relation']}"
-        report.check(claim, row["their_groups"], row["groups"], same, needs="fast")
-        for kind in ("macs", "params"):
-            ours, theirs = row[f"{kind}_left"], row[f"their_{kind}_left"]
-            claim = f"{name}: {kind} left at a half"
-            report.check(claim, theirs, ours, abs(ours - theirs) < 1e-9, needs="fast")
-
-
-def draw(report: Report) -> Mapping[str, Figure]:
-    """What is left of the multiply-accumulates, by both."""
-    figure, axis = plt.subplots(figsize=(7.5, 3.4))
-    names = [f"{r['network']}, heads" if r["heads_told"] else r["network"] for r in report.rows]
-    places = np.arange(len(names))
-    for offset, key, label in ((-0.2, "macs_left", "ours"), (0.2, "their_macs_left", "theirs")):
-        left = [row.get(key) or 0.0 for row in report.rows]
-        axis.bar(places + offset, left, 0.36, label=label)
-    axis.set_xticks(places, names)
-    axis.set_ylabel("MACs left")
-    return {"peer": figure}
-
-
-def tables(report: Report) -> list[Table]:
-    """Ours and theirs."""
-    rows = report.rows
+def named(report: Report) -> list[Row]:
+    """Selects all rows, by the network's name and what is told of it."""
     return [
-        Table.from_rows("groups of channels", rows, GROUPS),
-        Table.from_rows("half of them gone", rows, SIZES),
+        row | {"name": f"{row['network']}{', heads told' if row['heads_told'] else ''}"}
+        for row in report.rows
     ]
 
+
+def comparable(report: Report) -> list[Row]:
+    """Selects the networks of which Torch-Pruning takes what it says that it takes."""
+    return [
+        row
+        for row in named(report)
+        if "their_groups" in row
+        and not row["their_failure"]
+        and (row["their_error"] or 0) <= WRONG  # beyond, it has taken channels for others
+    ]
+
+
+near = partial(Rule, lambda left, theirs: abs(left - theirs) < 1e-9)
+CLAIMS = (
+    Claim("{name}: pruned is masked", "error_to_masked", below(1e-5), 0.0, named),
+    Claim(
+        "{name}: the groups are {relation}", "groups",
+        lambda row, _: row["relation"] in ("same", "finer"), itemgetter("their_groups"),
+        comparable,
+    ),
+    *(
+        Claim(
+            f"{{name}}: {kind} left at a half", f"{kind}_left", near(f"their_{kind}_left"),
+            itemgetter(f"their_{kind}_left"), comparable,
+        )
+        for kind in ("macs", "params")
+    ),
+)  # fmt: skip
+LEFT = Bars(
+    "name", {"macs_left": "ours", "their_macs_left": "theirs"}, named, axes={"ylabel": "MACs left"}
+)
+TABLES = (
+    Listing(
+        "groups of channels",
+        ("network", "heads_told", "groups", "more", "their_groups", "relation", "their_failure"),
+    ),
+    Listing(
+        "half of them gone",
+        (
+            "network", "heads_told", "macs_left", "their_macs_left", "params_left",
+            "their_params_left", "error_to_masked", "their_error",
+        ),
+    ),
+)  # fmt: skip
 
 STUDY = Study(
     "pruning.peer",
     __doc__,
     {"fast": Settings(1), "default": Settings(), "full": Settings(10)},
-    (run,), (judge,), (draw,), (tables,),
+    (run,), CLAIMS, (Plot("peer", LEFT, size=(7.5, 3.4)),), TABLES,
     differences=(
         "Torch-Pruning ignores the output layer because it is told to; here outputs are held.",
     ),

@@ -23,29 +23,30 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import jax
-import matplotlib.pyplot as plt
 import numpy as np
 from flax import nnx
-from matplotlib.figure import Figure
 
 import jaxeff
-from experiments.harness import Least, Report, Row, Run, Study, Table
+from experiments.harness import (
+    Bars,
+    Claim,
+    Least,
+    Listing,
+    Part,
+    Plot,
+    Report,
+    Row,
+    Run,
+    Study,
+    at_most,
+    below,
+    having,
+)
 from experiments.pruning.networks import ResNet50
 from experiments.timing import measure_rounds, ratio, summary
 from jaxeff.nn import ResNet18
 from jaxeff.pruning import Plan, Prune, channels, prune_plan, pruned
 from jaxeff.pruning.scores import l1
-
-COLUMNS = (
-    "network",
-    "round_to",
-    "macs_left",
-    "params_left",
-    "time_left",
-    "ms",
-    "spread",
-    "gmacs_per_s",
-)
 
 
 @dataclass(frozen=True)
@@ -63,11 +64,6 @@ class Settings:
     round_to: tuple[Annotated[int, Least(1)], ...] = (8, 16)
     rounds: Annotated[int, Least(1)] = 15
     image: Annotated[int, Least(8)] = 32
-
-
-def run(run: Run[Settings]) -> list[Row]:
-    """Planning of ResNet-50, then the clock."""
-    return [*run.keep("planning", planning), *run.keep("time", lambda: timed(run))]
 
 
 def planning() -> list[Row]:
@@ -177,40 +173,45 @@ def _size(params: Any) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
-def judge(report: Report) -> None:
-    """.36 of the time at .30 of the multiply-accumulates, and ten seconds for ResNet-50."""
-    for row in report.rows:
-        if "planning_s" in row:
-            seconds = row["planning_s"] + row["shrinking_s"]
-            claim = "planning and shrinking ResNet-50 (s)"
-            report.check(claim, 10.0, seconds, seconds < 10, needs="fast")
-    pruned_rows = [row for row in report.rows if row.get("round_to")]
-    best = min(pruned_rows, key=lambda row: row["time_left"])
-    claim = f"time left at {best['macs_left']:.3f} of the multiply-accumulates"
-    report.check(claim, 0.36, best["time_left"], best["time_left"] <= 0.36, needs="default")
+def narrow(report: Report) -> list[Row]:
+    """Selects the pruned networks."""
+    return [row for row in report.rows if row.get("round_to")]
 
 
-def draw(report: Report) -> Mapping[str, Figure]:
-    """Time left beside what is left of the multiply-accumulates."""
-    rows = [row for row in report.rows if row.get("round_to")]
-    figure, axis = plt.subplots(figsize=(4.4, 3.2))
-    places = np.arange(len(rows))
-    for offset, name, label in ((-0.2, "macs_left", "MACs"), (0.2, "time_left", "time")):
-        axis.bar(places + offset, [row[name] for row in rows], 0.36, label=label)
-    axis.set_xticks(places, [f"multiples of {row['round_to']}" for row in rows])
-    axis.set_ylabel("left of ResNet-18")
-    return {"time": figure}
+def fastest(report: Report) -> list[Row]:
+    """Selects the pruned network that takes the least time."""
+    return [min(narrow(report), key=lambda row: row["time_left"])]
 
 
-def tables(report: Report) -> list[Table]:
-    """The clock and the planning."""
-    planned = [row for row in report.rows if "planning_s" in row]
-    rows = [row for row in report.rows if "ms" in row]
-    columns = ("network", "groups", "planning_s", "shrinking_s", "processor_s", "macs_left")
-    return [
-        Table.from_rows("time, one thread", rows, COLUMNS),
-        Table.from_rows("planning", planned, columns),
-    ]
+CLAIMS = (
+    Claim(
+        "planning and shrinking ResNet-50 (s)",
+        lambda row: row["planning_s"] + row["shrinking_s"], below(10), 10.0, having("planning_s"),
+    ),
+    Claim(
+        "time left at {macs_left:.3f} of the multiply-accumulates", "time_left", at_most(0.36),
+        0.36, fastest, "default",
+    ),
+)  # fmt: skip
+LEFT = Bars(
+    "multiples of {round_to}", {"macs_left": "MACs", "time_left": "time"}, narrow,
+    axes={"ylabel": "left of ResNet-18"},
+)  # fmt: skip
+TABLES = (
+    Listing(
+        "time, one thread",
+        (
+            "network", "round_to", "macs_left", "params_left", "time_left", "ms", "spread",
+            "gmacs_per_s",
+        ),
+        having("ms"),
+    ),
+    Listing(
+        "planning",
+        ("network", "groups", "planning_s", "shrinking_s", "processor_s", "macs_left"),
+        having("planning_s"),
+    ),
+)  # fmt: skip
 
 
 STUDY = Study(
@@ -221,7 +222,11 @@ STUDY = Study(
         "default": Settings(),
         "full": Settings(rounds=51),
     },
-    (run,), (judge,), (draw,), (tables,),
+    (
+        Part[Settings, str](lambda run: ("planning",), lambda run, _: planning()),
+        Part[Settings, str](lambda run: ("time",), lambda run, _: timed(run)),
+    ),
+    CLAIMS, (Plot("time", LEFT),), TABLES,
     differences=("The source times a Cortex-A72; this is the host, with default schedules.",),
 )  # fmt: skip
 

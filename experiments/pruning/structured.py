@@ -15,6 +15,10 @@ from jaxeff.pruning import Budget, Plan, Prune, prune_iteratively, prune_plan, p
 from jaxeff.pruning import scores as scoring
 from jaxeff.training import cross_entropy, fit
 
+SCORES = (
+    "random", "l1", "l2", "geometric median", "slimming", "taylor", "brain damage",
+    "reconstruction", "determinantal",
+)  # fmt: skip
 MOST = 0.9
 """Of a layer's channels, at most so many go."""
 ROUNDS = 3
