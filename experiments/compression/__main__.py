@@ -17,14 +17,7 @@ import functools
 from dataclasses import dataclass
 
 from experiments import classifiers
-from experiments.compression import (
-    allocation,
-    figure,
-    judging,
-    recipe,
-    training,
-    without_training,
-)
+from experiments.compression import allocation, figure, judging, recipe, training, without_training
 from experiments.compression.methods import FLOAT, METHODS, at_bits
 from experiments.harness import Row, Run, Study
 

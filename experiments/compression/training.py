@@ -11,15 +11,7 @@ from experiments.classifiers import Trained, accuracy, how_to_train
 from experiments.compression.methods import Method
 from experiments.compression.recipe import Settings, Subject
 from experiments.harness import Row, Run
-from jaxeff.compression import (
-    calibrate,
-    deterministic,
-    init,
-    learned,
-    memory,
-    penalty,
-    quantized,
-)
+from jaxeff.compression import calibrate, deterministic, init, learned, memory, penalty, quantized
 from jaxeff.training import DivergedError, cross_entropy, fit
 
 PRESSURE = 1.0

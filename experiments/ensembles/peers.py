@@ -86,11 +86,7 @@ def _ours(logits: Any, labels: Any, outside: Any) -> dict[str, Any]:
 def _theirs(logits: np.ndarray, labels: np.ndarray, outside: np.ndarray) -> dict[str, float]:
     import torch
     from torch_uncertainty import metrics
-    from torchmetrics.classification import (
-        BinaryAUROC,
-        BinaryAveragePrecision,
-        MulticlassAccuracy,
-    )
+    from torchmetrics.classification import BinaryAUROC, BinaryAveragePrecision, MulticlassAccuracy
 
     targets = torch.tensor(labels).long()
     # [examples, members, classes], as its metrics of ensembles take it

@@ -17,15 +17,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from experiments.engines import available
 from experiments.harness import SELECTS, Least, Refused
-from experiments.latency import (
-    contest,
-    machine,
-    modelled,
-    networks,
-    operators,
-    pooling,
-    profiling,
-)
+from experiments.latency import contest, machine, modelled, networks, operators, pooling, profiling
 from experiments.latency.engines import ENGINES, Setup
 
 NETS = ("mlp", "lenet5")

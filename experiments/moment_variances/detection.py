@@ -15,14 +15,7 @@ from flax import nnx
 
 import jaxeff
 from experiments.harness import Refused, Row, Run
-from experiments.moment_variances.methods import (
-    BASE,
-    BOTH,
-    CALIBRATED,
-    DIAGONAL,
-    JOINT,
-    passes,
-)
+from experiments.moment_variances.methods import BASE, BOTH, CALIBRATED, DIAGONAL, JOINT, passes
 from experiments.moment_variances.networks import Case
 from experiments.moment_variances.recipe import OUTSIDE, Settings
 from jaxeff import data

@@ -22,14 +22,7 @@ from collections.abc import Sequence
 import jax
 
 from experiments.harness import Found, Refused, Report, Row, Run, Study, Table
-from experiments.walking_noise import (
-    measures,
-    network,
-    ranking,
-    ranking_figure,
-    recipe,
-    reference,
-)
+from experiments.walking_noise import measures, network, ranking, ranking_figure, recipe, reference
 from experiments.walking_noise.measures import Effort
 from experiments.walking_noise.recipe import Sweep
 

@@ -45,14 +45,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
-from jaxeff.core import (
-    check_function,
-    check_key,
-    check_params,
-    function_of_form,
-    is_key,
-    validate,
-)
+from jaxeff.core import check_function, check_key, check_params, function_of_form, is_key, validate
 from jaxeff.ensembles._members import Members, chosen_leaves, start
 from jaxeff.program import Program, trace
 from jaxeff.program.reading import leaf_names

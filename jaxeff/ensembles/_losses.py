@@ -37,13 +37,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
 
-from jaxeff.core import (
-    check_labels,
-    instance_of,
-    pure_function,
-    static_integer,
-    validate,
-)
+from jaxeff.core import check_labels, instance_of, pure_function, static_integer, validate
 from jaxeff.ensembles._ensemble import Ensemble
 from jaxeff.training import normalized_call, valid_labels
 

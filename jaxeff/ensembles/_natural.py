@@ -36,14 +36,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxeff.core import (
-    check_count,
-    check_function,
-    check_number,
-    is_key,
-    static_integer,
-    validate,
-)
+from jaxeff.core import check_count, check_function, check_number, is_key, static_integer, validate
 
 
 @validate(examples=static_integer(), members=static_integer())

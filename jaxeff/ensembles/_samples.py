@@ -22,14 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxeff.core import (
-    Count,
-    check_count,
-    check_number,
-    check_params,
-    input_batch,
-    validate,
-)
+from jaxeff.core import Count, check_count, check_number, check_params, input_batch, validate
 
 Samples: TypeAlias = Callable[[Any, Any], Any] | Any
 """A set of inputs, or a function of a key and a batch's inputs."""

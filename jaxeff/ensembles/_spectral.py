@@ -42,15 +42,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxeff.core import (
-    Count,
-    Positive,
-    Setting,
-    check_function,
-    register_setting,
-    static,
-    validate,
-)
+from jaxeff.core import Count, Positive, Setting, check_function, register_setting, static, validate
 from jaxeff.core import jax_internals as _compat
 from jaxeff.program import Layer, Program, check_settings, interpret, plain_rule, resolve
 from jaxeff.program.ir import Contraction, run_nodes

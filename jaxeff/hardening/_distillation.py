@@ -26,13 +26,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxeff.core import (
-    check_number,
-    function_of_form,
-    positive,
-    probability,
-    validate,
-)
+from jaxeff.core import check_number, function_of_form, positive, probability, validate
 from jaxeff.training import LabelledLoss, Loss, normalized_call, valid_labels
 
 

@@ -29,12 +29,7 @@ import jax
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from jaxeff.core import (
-    input_batch,
-    instance_of,
-    static_integer,
-    validate,
-)
+from jaxeff.core import input_batch, instance_of, static_integer, validate
 from jaxeff.moment_propagation._calibrated import uncalibrated
 from jaxeff.moment_propagation._moment_pass import Propagation
 from jaxeff.moment_propagation._monte_carlo import ratios, sampled_moments

@@ -37,12 +37,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxeff.core import (
-    input_batch,
-    instance_of,
-    static_integer,
-    validate,
-)
+from jaxeff.core import input_batch, instance_of, static_integer, validate
 from jaxeff.moment_propagation._calibrated import Calibrated, is_scaled, result_name
 from jaxeff.moment_propagation._covariance import correlated
 from jaxeff.moment_propagation._linear import check_method, first_order_pass

@@ -33,20 +33,8 @@ import jax
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from jaxeff.core import (
-    Table,
-    input_batch,
-    pure_function,
-    single_key,
-    static_integer,
-    validate,
-)
-from jaxeff.moment_propagation._assumptions import (
-    places_of,
-    site_ratios,
-    summary_of,
-    with_ratios,
-)
+from jaxeff.core import Table, input_batch, pure_function, single_key, static_integer, validate
+from jaxeff.moment_propagation._assumptions import places_of, site_ratios, summary_of, with_ratios
 from jaxeff.moment_propagation._calibrated import uncalibrated
 from jaxeff.moment_propagation._moments import moments
 from jaxeff.moment_propagation.dependence import Assumption, Ratio

@@ -27,12 +27,7 @@ from typing import Any
 
 import jax
 
-from jaxeff.core import (
-    check_function,
-    check_params,
-    input_batch,
-    validate,
-)
+from jaxeff.core import check_function, check_params, input_batch, validate
 from jaxeff.noise import ReadOut
 from jaxeff.photonics._photonic import WANTED, carried
 from jaxeff.photonics.elements import PhotonicElement, ReadElement

@@ -1,14 +1,7 @@
 """A Flax model's function, read once as a program of named layers."""
 
 from jaxeff.program import _control_flow as control_flow
-from jaxeff.program._closed import (
-    CORRELATIONS,
-    INTEGER,
-    check_open,
-    closed,
-    read_out,
-    read_out_by,
-)
+from jaxeff.program._closed import CORRELATIONS, INTEGER, check_open, closed, read_out, read_out_by
 from jaxeff.program._evaluate import Rule, evaluate, plain_rule, site_key
 from jaxeff.program._interpret import interpret
 from jaxeff.program._patterns import SpecError, Target, deciding_patterns, select

@@ -43,11 +43,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Int, Key
 
-from jaxeff.core import (
-    check_count,
-    function_of_form,
-    validate,
-)
+from jaxeff.core import check_count, function_of_form, validate
 from jaxeff.training._canonical import canonical_in_loops
 
 Metrics = dict[str, Any]

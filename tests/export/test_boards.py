@@ -14,13 +14,7 @@ import numpy as np
 import psutil
 import pytest
 import tvm
-from jaxeff_export import (
-    BoardError,
-    BundleError,
-    ToolchainError,
-    deploy,
-    run_on_boards,
-)
+from jaxeff_export import BoardError, BundleError, ToolchainError, deploy, run_on_boards
 from jaxeff_export.boards import (
     EmulatedBoard,
     LocalBoard,
@@ -29,9 +23,7 @@ from jaxeff_export.boards import (
     make_board,
     run_on_threads,
 )
-from jaxeff_export.boards import (
-    _sysroot as sysroot,
-)
+from jaxeff_export.boards import _sysroot as sysroot
 from jaxeff_export.boards._threads import threads
 from small_network import inputs, mlp, parameters
 

@@ -11,15 +11,7 @@ from flax import nnx
 from scipy import integrate
 
 import jaxeff
-from jaxeff.pruning import (
-    Plan,
-    PlanError,
-    channels,
-    group_lasso,
-    masked,
-    pruned,
-    slimming,
-)
+from jaxeff.pruning import Plan, PlanError, channels, group_lasso, masked, pruned, slimming
 from jaxeff.pruning.gates import DropoutGates, HardConcrete, dropout_divergence
 from jaxeff.training import fit, stateless
 

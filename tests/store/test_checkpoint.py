@@ -10,12 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from safetensors.numpy import save_file
 
-from jaxeff.store import (
-    CheckpointError,
-    load_metadata,
-    load_pytree,
-    save_pytree,
-)
+from jaxeff.store import CheckpointError, load_metadata, load_pytree, save_pytree
 
 
 def same(a, b):

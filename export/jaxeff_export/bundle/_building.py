@@ -27,12 +27,7 @@ from jaxeff_export.bundle.files import MANIFEST, own_files
 from jaxeff_export.bundle.running import instrument_sources, require_numbers
 from jaxeff_export.clib import write_library
 from jaxeff_export.schedules import TuningDatabase
-from jaxeff_export.targets import (
-    ToolchainError,
-    has_runtime,
-    kernel_features,
-    target_machine,
-)
+from jaxeff_export.targets import ToolchainError, has_runtime, kernel_features, target_machine
 
 if TYPE_CHECKING:
     from jaxeff_export.compiler.passes import LiftedModule

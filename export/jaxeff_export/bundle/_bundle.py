@@ -38,13 +38,7 @@ from jaxeff_export.bundle.files import (
     SelfCheck,
 )
 from jaxeff_export.bundle.machine_model import LoopModel, model_library
-from jaxeff_export.bundle.running import (
-    OperatorTime,
-    ProgramRunner,
-    Runner,
-    Timing,
-    require_timed,
-)
+from jaxeff_export.bundle.running import OperatorTime, ProgramRunner, Runner, Timing, require_timed
 from jaxeff_export.clib.objects import CLibraryError
 from jaxeff_export.targets import ToolchainError, require_extra
 

@@ -16,13 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
 from jaxeff.bayes.posteriors._posterior import Draws, prepare_draws
-from jaxeff.core import (
-    check_count,
-    check_function,
-    check_key,
-    input_batch,
-    validate,
-)
+from jaxeff.core import check_count, check_function, check_key, input_batch, validate
 
 
 @validate(args=input_batch)

@@ -13,13 +13,7 @@ import numpy as np
 
 from jaxeff.bayes.sampling._program import Chains
 from jaxeff.core import from_writer, is_writer
-from jaxeff.store import (
-    CheckpointError,
-    load_metadata,
-    load_pytree,
-    require_same_run,
-    save_pytree,
-)
+from jaxeff.store import CheckpointError, load_metadata, load_pytree, require_same_run, save_pytree
 
 _KIND = "jaxeff.mcmc"
 

@@ -24,12 +24,7 @@ from jaxeff.bayes.posteriors import (
     require_likelihood,
     resolve_likelihood,
 )
-from jaxeff.core import (
-    input_batch,
-    instance_of,
-    real_array,
-    validate,
-)
+from jaxeff.core import input_batch, instance_of, real_array, validate
 
 RHAT = 1.05
 """Above it, chains are said not to have converged."""

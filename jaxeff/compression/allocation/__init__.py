@@ -6,11 +6,7 @@ from jaxeff.compression.allocation._errors import (
     quantization_errors,
     signal_to_noise_bits,
 )
-from jaxeff.compression.allocation._hessian import (
-    HessianTrace,
-    hessian_sensitivity,
-    hessian_trace,
-)
+from jaxeff.compression.allocation._hessian import HessianTrace, hessian_sensitivity, hessian_trace
 from jaxeff.compression.allocation._kl import kl_sensitivity
 from jaxeff.compression.allocation._knapsack import allocate_bits
 from jaxeff.compression.allocation._policy import FLOAT, bit_policy, each_policy

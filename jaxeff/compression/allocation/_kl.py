@@ -36,12 +36,7 @@ from jaxtyping import Array
 from jaxeff.compression.allocation._policy import FLOAT, Method, under_policies
 from jaxeff.compression.allocation._table import BitSensitivity, check_widths
 from jaxeff.compression.quantizers.uniform import Uniform
-from jaxeff.core import (
-    function_of_form,
-    input_batch,
-    static_integer,
-    validate,
-)
+from jaxeff.core import function_of_form, input_batch, static_integer, validate
 from jaxeff.training import divergences
 
 

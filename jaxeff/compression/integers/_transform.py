@@ -44,9 +44,7 @@ import numpy as np
 from jaxtyping import Array
 
 from jaxeff.compression._quantized import check_spec, settings_of
-from jaxeff.compression.integers._grids import (
-    IntegerError,
-)
+from jaxeff.compression.integers._grids import IntegerError
 from jaxeff.compression.integers._rule import IntegerRule, ParameterCache, to_float
 from jaxeff.compression.integers._values import Sums
 from jaxeff.compression.numerics import Method

@@ -48,12 +48,7 @@ from jaxeff.compression.post_training._layerwise import (
 )
 from jaxeff.compression.post_training._multiplication import Multiplication, multiplications
 from jaxeff.compression.quantizers import Scaled
-from jaxeff.core import (
-    check_count,
-    input_batch,
-    static_integer,
-    validate,
-)
+from jaxeff.core import check_count, input_batch, static_integer, validate
 from jaxeff.program import Layer, evaluate, plain_rule, trace
 
 

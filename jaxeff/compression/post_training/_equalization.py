@@ -34,12 +34,7 @@ from jaxtyping import Float
 
 from jaxeff.compression.post_training._channels import LayerPair, pairs
 from jaxeff.compression.post_training._multiplication import Multiplication
-from jaxeff.core import (
-    check_count,
-    input_batch,
-    static_integer,
-    validate,
-)
+from jaxeff.core import check_count, input_batch, static_integer, validate
 from jaxeff.program import trace
 
 # Pairs whose scales all have logarithms below this count as equal.

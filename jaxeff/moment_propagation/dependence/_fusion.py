@@ -29,12 +29,7 @@ from jaxeff.moment_propagation.dependence._assumption import Assumption, Note
 from jaxeff.moment_propagation.dependence._expansion import has_rule
 from jaxeff.moment_propagation.dependence._lineage import SHARED, Labels, Lineage, identity
 from jaxeff.moment_propagation.dependence._pointwise import degrees, is_pointwise
-from jaxeff.moment_propagation.dependence._tracking import (
-    external,
-    internal,
-    shared_sources,
-    walk,
-)
+from jaxeff.moment_propagation.dependence._tracking import external, internal, shared_sources, walk
 from jaxeff.program import Layer, Program
 from jaxeff.program.ir import Node, Scan, Value
 from jaxeff.program.reading import reduces

@@ -24,13 +24,7 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 
 from jaxeff.core import primitives as p
-from jaxeff.program.reading import (
-    UNKNOWN,
-    Constant,
-    UnreadableError,
-    known_number,
-    symbolic,
-)
+from jaxeff.program.reading import UNKNOWN, Constant, UnreadableError, known_number, symbolic
 
 __all__ = [
     "VARIABLE",

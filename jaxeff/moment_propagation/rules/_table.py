@@ -24,21 +24,11 @@ import jax.numpy as jnp
 from jaxeff.core import jax_internals as _compat
 from jaxeff.core import primitives as p
 from jaxeff.core import pvary_p, reshard_p, split_p, stack_p, tile_p
-from jaxeff.moment_propagation.rules import (
-    _arithmetic as arithmetic,
-)
-from jaxeff.moment_propagation.rules import (
-    _clark as clark,
-)
-from jaxeff.moment_propagation.rules import (
-    _closed_forms as closed_forms,
-)
-from jaxeff.moment_propagation.rules import (
-    _extremes as extremes,
-)
-from jaxeff.moment_propagation.rules import (
-    _pooling as pooling,
-)
+from jaxeff.moment_propagation.rules import _arithmetic as arithmetic
+from jaxeff.moment_propagation.rules import _clark as clark
+from jaxeff.moment_propagation.rules import _closed_forms as closed_forms
+from jaxeff.moment_propagation.rules import _extremes as extremes
+from jaxeff.moment_propagation.rules import _pooling as pooling
 from jaxeff.moment_propagation.rules._linear import bilinear
 from jaxeff.moment_propagation.rules._quadrature import gauss_legendre
 from jaxeff.moment_propagation.values import Activated, Gaussian, is_random, to_variance

@@ -28,14 +28,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxeff.core import (
-    Number,
-    check_count,
-    check_key,
-    check_number,
-    static_integers,
-    validate,
-)
+from jaxeff.core import Number, check_count, check_key, check_number, static_integers, validate
 from jaxeff.photonics.light._photon_counts import MODES, TINY
 
 Correlation = Annotated[Float[Array, ""] | float, Number(0, below=1)]

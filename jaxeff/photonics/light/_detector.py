@@ -17,12 +17,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from jaxeff.core import is_concrete
 from jaxeff.photonics.light._carrier import Carrier
 from jaxeff.photonics.light._correlation import chaotic_intensity
-from jaxeff.photonics.light._count_table import (
-    CountTable,
-    count_table,
-    table_width,
-    tabled_counts,
-)
+from jaxeff.photonics.light._count_table import CountTable, count_table, table_width, tabled_counts
 from jaxeff.photonics.light._photon_counts import photon_counts, poisson_counts
 
 MOST_ENTRIES = 1 << 20

@@ -5,13 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from jaxeff.core import (
-    Table,
-    short_repr,
-    spec_of,
-    string_mapping,
-    validate,
-)
+from jaxeff.core import Table, short_repr, spec_of, string_mapping, validate
 from jaxeff.program._spec import resolve
 from jaxeff.program.costs._cost import Cost, LayerCost, program_cost
 from jaxeff.program.costs._widths import Bits

@@ -12,12 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxeff.core import (
-    STATE_TAG,
-    check_function,
-    check_params,
-    validate,
-)
+from jaxeff.core import STATE_TAG, check_function, check_params, validate
 from jaxeff.core import jax_internals as _compat
 from jaxeff.program.ir import Graph, Layer, Program, Role, Value, flatten
 from jaxeff.program.ir import primitives as prim

@@ -8,13 +8,7 @@ from dataclasses import dataclass
 
 from jaxeff.program import Program
 from jaxeff.program.ir import Value
-from jaxeff.pruning.dependencies._dimensions import (
-    Axis,
-    Dimension,
-    dimensions,
-    membership,
-    resolve,
-)
+from jaxeff.pruning.dependencies._dimensions import Axis, Dimension, dimensions, membership, resolve
 from jaxeff.pruning.dependencies._errors import PLACE, remedy
 from jaxeff.pruning.dependencies._labels import Labels
 

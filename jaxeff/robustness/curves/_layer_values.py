@@ -25,14 +25,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxeff.core import (
-    check_choice,
-    positive,
-    real_array,
-    sequence_of,
-    static_integer,
-    validate,
-)
+from jaxeff.core import check_choice, positive, real_array, sequence_of, static_integer, validate
 from jaxeff.program import Layer, evaluate, matching, plain_rule, trace
 from jaxeff.program.reading import argument_leaves
 

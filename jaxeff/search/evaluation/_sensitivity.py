@@ -28,12 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxeff.core import (
-    input_batch,
-    instance_of,
-    static_integer,
-    validate,
-)
+from jaxeff.core import input_batch, instance_of, static_integer, validate
 from jaxeff.search.space import INT8, MIX, Actions, Policy, SearchSpace
 from jaxeff.training import divergences
 

@@ -9,15 +9,7 @@ import numpy as np
 from flax import nnx
 
 from jaxeff.nn import LinenMLP
-from tests.pruning.networks.making import (
-    IMAGE,
-    SEQUENCE,
-    TOKENS,
-    Network,
-    drawn,
-    of_linen,
-    of_nnx,
-)
+from tests.pruning.networks.making import IMAGE, SEQUENCE, TOKENS, Network, drawn, of_linen, of_nnx
 
 
 class Attention(nnx.Module):

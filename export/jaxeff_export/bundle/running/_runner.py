@@ -35,12 +35,7 @@ from jaxeff_export.boards import Board, BoardError, BoardLost
 from jaxeff_export.bundle.files import BundleError, Manifest, RecordedPair, SelfCheck, compare
 from jaxeff_export.bundle.running._instrument import Instrument
 from jaxeff_export.bundle.running._numbers import require_numbers
-from jaxeff_export.bundle.running._timing import (
-    OperatorTime,
-    Timing,
-    operator_times,
-    require_timed,
-)
+from jaxeff_export.bundle.running._timing import OperatorTime, Timing, operator_times, require_timed
 from jaxeff_export.targets import OPERATOR_BY_OPERATOR
 
 _log = logging.getLogger(__name__)

@@ -8,12 +8,7 @@ from tvm.tirx import Expr
 
 from jaxeff_export.importer.emission import CodeBuilder, View
 from jaxeff_export.importer.linalg._rotations import Sides, rotation
-from jaxeff_export.importer.linalg._sweeps import (
-    choose_shift,
-    solve_pair,
-    sweep,
-    sweep_unshifted,
-)
+from jaxeff_export.importer.linalg._sweeps import choose_shift, solve_pair, sweep, sweep_unshifted
 
 
 def make_upper(code: CodeBuilder, d: View, e: View, sides: Sides) -> None:

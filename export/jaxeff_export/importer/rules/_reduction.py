@@ -22,11 +22,7 @@ from jaxeff_export.importer.emission import (
 )
 from jaxeff_export.importer.reading import HloNode, HloValue, integers, padding
 from jaxeff_export.importer.rules._accumulation import accumulate, fold
-from jaxeff_export.importer.rules._prefix import (
-    emit_running,
-    emit_running_body,
-    running_dimension,
-)
+from jaxeff_export.importer.rules._prefix import emit_running, emit_running_body, running_dimension
 from jaxeff_export.importer.rules._shapes import padded_index
 from jaxeff_export.importer.scalar import Scope, dtype_of, load
 

@@ -51,14 +51,7 @@ from jaxeff.compression.numerics import (
     safe_scale,
     straight_through,
 )
-from jaxeff.core import (
-    Choice,
-    Number,
-    register_setting,
-    static,
-    static_number,
-    with_leading_axes,
-)
+from jaxeff.core import Choice, Number, register_setting, static, static_number, with_leading_axes
 from jaxeff.moment_propagation import Gaussian
 
 _LEAST = 0.05

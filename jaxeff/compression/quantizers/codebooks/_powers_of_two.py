@@ -30,14 +30,7 @@ from jaxeff.compression.numerics import (
     power_of_two,
     straight_through,
 )
-from jaxeff.core import (
-    Choice,
-    Number,
-    Width,
-    register_setting,
-    static,
-    static_number,
-)
+from jaxeff.core import Choice, Number, Width, register_setting, static, static_number
 
 
 @register_setting

@@ -22,13 +22,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
-from jaxeff.compression.numerics import (
-    BaseQuantizer,
-    Tensor,
-    kept_axes,
-    magnitude,
-    safe_scale,
-)
+from jaxeff.compression.numerics import BaseQuantizer, Tensor, kept_axes, magnitude, safe_scale
 from jaxeff.core import Choice, NonNegative, Number, register_setting, static
 
 Open = Annotated[Float[Array, "..."] | float | None, Number(0)]

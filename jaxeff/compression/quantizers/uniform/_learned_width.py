@@ -45,14 +45,7 @@ from jaxeff.compression.numerics import (
     straight_through,
     wide_dtype,
 )
-from jaxeff.core import (
-    Choice,
-    Count,
-    Number,
-    register_setting,
-    static,
-    static_number,
-)
+from jaxeff.core import Choice, Count, Number, register_setting, static, static_number
 
 MAX_WIDTH = 24
 """A code of more bits is none of float32's whole numbers."""

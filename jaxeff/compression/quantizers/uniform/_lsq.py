@@ -28,14 +28,7 @@ from jaxeff.compression.numerics import (
     round_through,
     safe_scale,
 )
-from jaxeff.core import (
-    Choice,
-    Number,
-    Width,
-    register_setting,
-    static,
-    static_number,
-)
+from jaxeff.core import Choice, Number, Width, register_setting, static, static_number
 
 _STARTS = 64
 

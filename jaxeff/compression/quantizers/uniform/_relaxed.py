@@ -39,15 +39,7 @@ from jaxeff.compression.numerics import (
     straight_through,
     wide_dtype,
 )
-from jaxeff.core import (
-    Choice,
-    Count,
-    Number,
-    Width,
-    register_setting,
-    static,
-    static_number,
-)
+from jaxeff.core import Choice, Count, Number, Width, register_setting, static, static_number
 
 
 @register_setting
